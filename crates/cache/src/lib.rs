@@ -1,0 +1,2 @@
+#![forbid(unsafe_code)]
+//! Keys and values of a language model in small blocks.

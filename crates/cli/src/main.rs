@@ -1,0 +1,4 @@
+#![forbid(unsafe_code)]
+//! The `haversack` command.
+
+fn main() {}

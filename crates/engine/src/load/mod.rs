@@ -1,0 +1,2 @@
+//! From a file on disk to a model ready to run.
+pub mod gguf;

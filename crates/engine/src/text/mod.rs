@@ -1,0 +1,3 @@
+//! Between text and token ids: tokenizers, detokenizing, stop strings, chat templates.
+pub mod template;
+pub mod tokenizer;

@@ -1,0 +1,1 @@
+//! Chat templates: Jinja programs from a model file, run in a sandbox.

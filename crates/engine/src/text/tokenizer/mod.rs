@@ -1,0 +1,1 @@
+//! Tokenizers built from the vocabulary inside a GGUF file.

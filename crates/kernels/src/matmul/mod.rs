@@ -1,0 +1,1 @@
+//! Matrix products of packed weights with one row or many.

@@ -1,0 +1,1 @@
+//! Small vector operations: norms, rope, activations, softmax, rounding to int8.

@@ -1,0 +1,2 @@
+//! The worker threads: spin, then park.
+pub struct Pool;

@@ -1,0 +1,1 @@
+//! Private anonymous memory in slabs, zero until touched.

@@ -1,0 +1,1 @@
+//! Read-only private maps of files.

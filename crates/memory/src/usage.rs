@@ -1,0 +1,1 @@
+//! What this process and this machine use, in bytes.
