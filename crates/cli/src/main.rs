@@ -1,4 +1,98 @@
 #![forbid(unsafe_code)]
-//! The `haversack` command.
+//! The `haversack` command: arguments in, one answer out.
+//!
+//! What lives here: commands, fetching, progress, the terminal, JSON. What does not: anything about
+//! tokens, models or memory, which is the library's. The command line is a contract (exit codes,
+//! JSON fields, one-line errors); `tests/` holds it.
 
-fn main() {}
+mod args;
+mod bytes;
+mod catalogue;
+mod commands;
+mod config;
+mod error;
+mod fetch;
+mod home;
+mod interrupt;
+mod logger;
+mod out;
+mod progress;
+mod resolve;
+
+use anyhow::Result;
+use args::{Cli, Command};
+use clap::Parser;
+use std::ffi::OsString;
+use std::panic::{self, AssertUnwindSafe};
+use std::process::exit;
+use std::sync::Mutex;
+
+fn main() {
+    catch_panics();
+    interrupt::install();
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let result = panic::catch_unwind(AssertUnwindSafe(|| parse(&words).and_then(|cli| run(&cli))));
+    let code = match result {
+        Ok(Ok(())) => 0,
+        Ok(Err(error)) => {
+            let (code, line) = error::ending(&error);
+            if let Some(line) = line {
+                out::note(&line);
+            }
+            code
+        }
+        Err(_) => {
+            let what = PANIC.lock().ok().and_then(|mut what| what.take());
+            out::note(&what.unwrap_or_else(|| "error: internal error".into()));
+            1
+        }
+    };
+    exit(code);
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    logger::install(cli.global.log);
+    let json = cli.global.json;
+    match &cli.command {
+        Command::Pull(args) => commands::pull::pull(args, json),
+        _ => anyhow::bail!("this command is not there yet"),
+    }
+}
+
+fn parse(words: &[OsString]) -> Result<Cli> {
+    match Cli::try_parse_from(words) {
+        Ok(cli) => config::apply(cli, words),
+        // Help and version are answers, not errors.
+        Err(error) if !error.use_stderr() => {
+            out::text(&error.render().to_string())?;
+            exit(0);
+        }
+        Err(error) => {
+            let line = args::one_line(&error);
+            Err(error::usage(line.trim_start_matches("error: ")))
+        }
+    }
+}
+
+static PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+/// A panic is a bug of ours, and still one line. On the main thread it is only noted: template
+/// rendering contains panics itself, and what nobody contains arrives in `main`. On any other
+/// thread nobody would tell, so it ends the program here.
+fn catch_panics() {
+    panic::set_hook(Box::new(|info| {
+        let place = info.location().map_or(String::new(), |at| {
+            format!(" at {}:{}", at.file(), at.line())
+        });
+        let what = info.payload_as_str().unwrap_or("panic");
+        let line = format!("error: internal error: {}{place}", error::one_line(what));
+        if std::thread::current().name() == Some("main") {
+            if let Ok(mut slot) = PANIC.lock() {
+                *slot = Some(line);
+            }
+        } else {
+            out::note(&line);
+            exit(1);
+        }
+    }));
+}

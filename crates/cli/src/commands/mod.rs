@@ -1,0 +1,4 @@
+//! One file per command. A command takes its arguments, prints, and returns an error for `main` to
+//! print.
+
+pub mod pull;

@@ -1,0 +1,84 @@
+//! `pull`: fetch a catalogue model.
+
+use crate::args;
+use crate::bytes::human;
+use crate::catalogue::catalogue;
+use crate::error::usage;
+use crate::fetch::{self, Fetched, Options};
+use crate::home::Home;
+use crate::{out, resolve};
+use anyhow::{Context, Result};
+use serde_json::json;
+
+pub fn pull(args: &args::Pull, as_json: bool) -> Result<()> {
+    if args.list {
+        return list(as_json);
+    }
+    if let Some(name) = &args.name
+        && catalogue().find(name).is_none()
+    {
+        return Err(usage(format!(
+            "'{name}' is not in the catalogue; it has: {}",
+            catalogue().names()
+        )));
+    }
+    let model = resolve::named(args.name.as_deref())?;
+    let fetched = fetch::model(&Home::find()?, model, &Options::from_environment())?;
+    let main = fetched
+        .first()
+        .with_context(|| format!("{} has no files", model.name))?;
+    if !as_json {
+        for file in &fetched {
+            out::line(&format!("{}", file.path.display()))?;
+        }
+        return Ok(());
+    }
+    let file = |file: &Fetched| {
+        json!({
+            "path": file.path,
+            "sha256": file.sha256,
+            "bytes": file.bytes,
+            "source": file.source,
+        })
+    };
+    out::json(&json!({
+        "name": model.name,
+        "licence": model.licence,
+        "path": main.path,
+        "sha256": main.sha256,
+        "bytes": main.bytes,
+        "source": main.source,
+        "files": fetched.iter().map(file).collect::<Vec<_>>(),
+    }))
+}
+
+fn list(as_json: bool) -> Result<()> {
+    let models = &catalogue().models;
+    if as_json {
+        let rows: Vec<_> = models
+            .iter()
+            .map(|model| {
+                json!({
+                    "name": model.name,
+                    "aliases": model.aliases,
+                    "default": model.default,
+                    "title": model.title,
+                    "licence": model.licence,
+                    "bytes": model.bytes(),
+                })
+            })
+            .collect();
+        return out::json(&json!({ "models": rows }));
+    }
+    for model in models {
+        let default = if model.default { " (default)" } else { "" };
+        out::line(&format!(
+            "{:24} {:>10}  {}, {}{default}",
+            model.name,
+            human(model.bytes()),
+            model.title,
+            model.licence
+        ))?;
+    }
+    Ok(())
+}

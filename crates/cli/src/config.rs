@@ -1,0 +1,126 @@
+//! Defaults from a TOML file (`--config`): the flags' long names with `_` or `-`, the flags' values.
+//!
+//! ```toml
+//! threads = 2
+//! memory = "1500M"
+//! temperature = 0.7
+//! ```
+//!
+//! A key that is no flag, or a value the flag would refuse, is a usage error naming file and key.
+
+use crate::args::{Cli, Command};
+use crate::error::usage;
+use anyhow::Result;
+use clap::{CommandFactory, Parser};
+use std::ffi::OsString;
+use std::path::Path;
+
+/// Flags that a file may set: those whose value says how to run, not what to run.
+const KEYS: [&str; 17] = [
+    "memory",
+    "threads",
+    "context",
+    "kv",
+    "policy",
+    "activations",
+    "repack",
+    "temperature",
+    "top-k",
+    "top-p",
+    "min-p",
+    "repetition-penalty",
+    "presence-penalty",
+    "frequency-penalty",
+    "seed",
+    "log",
+    "system",
+];
+
+/// Parses the command line again with the file's values put before the user's own for each flag
+/// that the command has and the user did not give. One parser, so one set of rules.
+pub fn apply(cli: Cli, words: &[OsString]) -> Result<Cli> {
+    let Some(path) = cli.global.config.clone() else {
+        return Ok(cli);
+    };
+    let extra = flags(&path, command_name(&cli.command), words)?;
+    let mut all = words.to_vec();
+    // After the subcommand's words: flags may stand anywhere, unless `--` ended them.
+    let end = all
+        .iter()
+        .position(|word| word == "--")
+        .unwrap_or(all.len());
+    all.splice(end..end, extra.into_iter().map(OsString::from));
+    Cli::try_parse_from(all).map_err(|error| {
+        let text = crate::args::one_line(&error);
+        usage(format!(
+            "{}: {}",
+            path.display(),
+            text.trim_start_matches("error: ")
+        ))
+    })
+}
+
+fn flags(path: &Path, command: &str, words: &[OsString]) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| usage(format!("cannot read --config {}: {error}", path.display())))?;
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        usage(format!("{}: {}", path.display(), error.message()))
+    })?;
+    let definition = Cli::command();
+    let has = |name: &str| {
+        let own = definition
+            .find_subcommand(command)
+            .into_iter()
+            .flat_map(|sub| sub.get_arguments());
+        own.chain(definition.get_arguments())
+            .any(|arg| arg.get_long() == Some(name))
+    };
+    let mut flags = Vec::new();
+    for (key, value) in &table {
+        let name = key.replace('_', "-");
+        if !KEYS.contains(&name.as_str()) {
+            return Err(usage(format!(
+                "{}: unknown key '{key}'; accepted: {}",
+                path.display(),
+                KEYS.join(", ")
+            )));
+        }
+        let flag = format!("--{name}");
+        let given = words.iter().any(|word| {
+            let word = word.to_string_lossy();
+            word == flag.as_str() || word.starts_with(&format!("{flag}="))
+        });
+        if given || !has(&name) {
+            continue;
+        }
+        let value = match value {
+            toml::Value::String(text) => text.clone(),
+            toml::Value::Integer(number) => number.to_string(),
+            toml::Value::Float(number) => number.to_string(),
+            other => {
+                return Err(usage(format!(
+                    "{}: '{key}' is a {}; accepted: a number or a string",
+                    path.display(),
+                    other.type_str()
+                )));
+            }
+        };
+        flags.push(format!("{flag}={value}"));
+    }
+    Ok(flags)
+}
+
+fn command_name(command: &Command) -> &'static str {
+    match command {
+        Command::Pull(_) => "pull",
+        Command::Run(_) => "run",
+        Command::Chat(_) => "chat",
+        Command::Score(_) => "score",
+        Command::Tokenize(_) => "tokenize",
+        Command::Detokenize(_) => "detokenize",
+        Command::Inspect(_) => "inspect",
+        Command::Verify(_) => "verify",
+        Command::Doctor => "doctor",
+        Command::Bench(_) => "bench",
+    }
+}

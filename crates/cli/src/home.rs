@@ -1,0 +1,87 @@
+//! Where fetched models, caches and history live.
+//!
+//! ```text
+//! $HAVERSACK_HOME
+//!   models/           fetched models under their final names, and `.part` files to resume
+//!   packed/           weights repacked for this CPU, keyed by fingerprint
+//!   tmp/              one folder per running fetch, removed when it ends
+//!   chat-history      lines typed into `chat`
+//! ```
+
+use crate::error::usage;
+use anyhow::{Context, Result};
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[derive(Clone, Debug)]
+pub struct Home(PathBuf);
+
+impl Home {
+    /// `$HAVERSACK_HOME`, else the platform's data directory. Creates nothing.
+    pub fn find() -> Result<Home> {
+        if let Some(path) = set("HAVERSACK_HOME") {
+            return Ok(Home(path));
+        }
+        platform().map(Home).ok_or_else(|| {
+            usage("no data directory: HAVERSACK_HOME is not set, and neither is the user's home")
+        })
+    }
+
+    /// A data directory at `path`, whatever the environment says.
+    #[cfg(test)]
+    pub fn at(path: &Path) -> Home {
+        Home(path.to_path_buf())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn models(&self) -> PathBuf {
+        self.0.join("models")
+    }
+
+    pub fn packed(&self) -> PathBuf {
+        self.0.join("packed")
+    }
+
+    pub fn tmp(&self) -> PathBuf {
+        self.0.join("tmp")
+    }
+
+    pub fn chat_history(&self) -> PathBuf {
+        self.0.join("chat-history")
+    }
+}
+
+/// Creates a directory and those above it, naming it when that fails.
+pub fn create(directory: &Path) -> Result<()> {
+    fs::create_dir_all(directory)
+        .with_context(|| format!("cannot create directory {}", directory.display()))
+}
+
+fn set(name: &str) -> Option<PathBuf> {
+    env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
+}
+
+#[cfg(target_os = "macos")]
+fn platform() -> Option<PathBuf> {
+    Some(set("HOME")?.join("Library/Application Support/haversack"))
+}
+
+#[cfg(windows)]
+fn platform() -> Option<PathBuf> {
+    Some(set("LOCALAPPDATA")?.join("haversack"))
+}
+
+#[cfg(not(any(target_os = "macos", windows)))]
+fn platform() -> Option<PathBuf> {
+    // A relative XDG_DATA_HOME is to be ignored, says the XDG specification.
+    match set("XDG_DATA_HOME").filter(|path| path.is_absolute()) {
+        Some(data) => Some(data.join("haversack")),
+        None => Some(set("HOME")?.join(".local/share/haversack")),
+    }
+}

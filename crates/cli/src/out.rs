@@ -1,0 +1,51 @@
+//! Standard output, without `println!`.
+//!
+//! `println!` panics when the reader has gone away. Everything a command says on stdout passes here
+//! and becomes [`Closed`], which ends the program quietly.
+
+use crate::error::Closed;
+use anyhow::Result;
+use std::io::{self, Write};
+
+/// Writes `text` as it stands and flushes, so that a stream of tokens is seen as it comes.
+pub fn text(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    check(
+        stdout
+            .write_all(text.as_bytes())
+            .and_then(|()| stdout.flush()),
+    )
+}
+
+/// Writes `text` and a line end.
+pub fn line(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    check(
+        stdout
+            .write_all(text.as_bytes())
+            .and_then(|()| stdout.write_all(b"\n"))
+            .and_then(|()| stdout.flush()),
+    )
+}
+
+/// Writes the one JSON document of a command.
+pub fn json(value: &impl serde::Serialize) -> Result<()> {
+    line(&serde_json::to_string_pretty(value)?)
+}
+
+/// A note for the user on stderr; nobody listening is no reason to stop.
+pub fn note(text: &str) {
+    // `eprintln!` panics on a closed stderr, but only it is captured by the test harness.
+    #[cfg(test)]
+    eprintln!("{text}");
+    #[cfg(not(test))]
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+fn check(result: io::Result<()>) -> Result<()> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Closed.into()),
+        Err(error) => Err(anyhow::Error::new(error).context("cannot write to standard output")),
+    }
+}

@@ -1,0 +1,82 @@
+//! Progress on stderr: a bar on a terminal, a line now and then in a log.
+
+use crate::bytes::human;
+use crate::out::note;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+/// In a log, a line each time this share more is done, but not more often than [`LOG_EVERY`].
+const LOG_STEPS: u64 = 10;
+const LOG_EVERY: Duration = Duration::from_secs(2);
+
+/// Progress through a known number of bytes.
+pub struct Bytes {
+    total: u64,
+    done: u64,
+    bar: Option<ProgressBar>,
+    step_logged: u64,
+    logged_at: Instant,
+}
+
+impl Bytes {
+    pub fn new(total: u64) -> Bytes {
+        let bar = io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            let style = "  {bar:30} {binary_bytes:>11} of {binary_total_bytes} {binary_bytes_per_sec:>13} {eta:>4} {wide_msg}";
+            if let Ok(style) = ProgressStyle::with_template(style) {
+                bar.set_style(style);
+            }
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        Bytes {
+            total,
+            done: 0,
+            bar,
+            step_logged: 0,
+            logged_at: Instant::now(),
+        }
+    }
+
+    /// What is happening now, shown beside the bar.
+    pub fn say(&mut self, message: &'static str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(message);
+        }
+    }
+
+    /// So much is done, absolutely: a download that starts again moves the bar back.
+    pub fn set(&mut self, done: u64) {
+        self.done = done.min(self.total);
+        if let Some(bar) = &self.bar {
+            bar.set_position(self.done);
+            return;
+        }
+        let step = (self.done.saturating_mul(LOG_STEPS))
+            .checked_div(self.total)
+            .unwrap_or(0);
+        let due = self.logged_at.elapsed() >= LOG_EVERY || step == LOG_STEPS;
+        if step > self.step_logged && due {
+            self.step_logged = step;
+            self.logged_at = Instant::now();
+            note(&format!(
+                "  {:3} % of {}",
+                step * (100 / LOG_STEPS),
+                human(self.total)
+            ));
+        }
+    }
+
+    pub fn add(&mut self, bytes: u64) {
+        self.set(self.done.saturating_add(bytes));
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

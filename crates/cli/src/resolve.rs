@@ -1,0 +1,61 @@
+//! What `MODEL` means: an existing path first, else a catalogue name; nothing is the default model.
+
+use crate::catalogue::{Model, catalogue};
+use crate::fetch::{self, Options};
+use crate::home::Home;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+
+/// The path of the model, fetched first if it has to be.
+pub fn model(argument: Option<&str>) -> Result<PathBuf> {
+    if let Some(path) = existing(argument)? {
+        return Ok(path);
+    }
+    let model = named(argument)?;
+    let home = Home::find()?;
+    let main = model
+        .files
+        .first()
+        .with_context(|| format!("{} has no files", model.name))?;
+    let path = home.models().join(&main.name);
+    // The hash was checked when the file got its name; here its size is enough.
+    let whole = path
+        .metadata()
+        .is_ok_and(|found| found.is_file() && found.len() == main.bytes);
+    if !whole {
+        fetch::model(&home, model, &Options::from_environment())?;
+    }
+    Ok(path)
+}
+
+/// `argument` as a path, if there is such a file.
+fn existing(argument: Option<&str>) -> Result<Option<PathBuf>> {
+    let Some(path) = argument.map(PathBuf::from) else {
+        return Ok(None);
+    };
+    match path.metadata() {
+        Ok(found) if found.is_dir() => bail!("{} is a directory, not a model", path.display()),
+        Ok(_) => Ok(Some(path)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot open {}", path.display())),
+    }
+}
+
+/// The catalogue model of that name, or the default one.
+pub fn named(argument: Option<&str>) -> Result<&'static Model> {
+    let Some(name) = argument else {
+        return catalogue()
+            .default()
+            .context("the catalogue has no default model");
+    };
+    if let Some(model) = catalogue().find(name) {
+        return Ok(model);
+    }
+    if Path::new(name).components().count() > 1 || name.to_ascii_lowercase().ends_with(".gguf") {
+        bail!("no such file: {name}");
+    }
+    bail!(
+        "no file and no catalogue model is called '{name}'; the catalogue has: {}",
+        catalogue().names()
+    );
+}
