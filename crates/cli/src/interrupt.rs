@@ -6,8 +6,9 @@
 //! between two tokens; a second signal before it has done so ends the program.
 
 use std::fs;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::process::{Child, exit};
+use std::process::{Child, Command, ExitStatus, exit};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,8 +18,11 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 static REGISTERED: Mutex<Vec<(u64, Tidy)>> = Mutex::new(Vec::new());
 
 enum Tidy {
-    Folder(PathBuf),
     Child(Arc<Mutex<Child>>),
+    Folder(PathBuf),
+    File(PathBuf),
+    /// To be removed only if nothing is in it.
+    Empty(PathBuf),
 }
 
 /// Installs the handler; called once by `main`.
@@ -34,21 +38,51 @@ fn on_signal() {
     }
     let mut registered = lock(&REGISTERED);
     // Children first: a child must not go on writing into a folder that is being removed.
-    registered.sort_by_key(|(_, tidy)| matches!(tidy, Tidy::Folder(_)));
+    registered.sort_by_key(|(_, tidy)| !matches!(tidy, Tidy::Child(_)));
     for (_, tidy) in registered.drain(..) {
         match tidy {
             Tidy::Child(child) => end(&mut lock(&child)),
-            Tidy::Folder(path) => drop(fs::remove_dir_all(path)),
+            Tidy::Folder(path) => remove_folder(&path),
+            Tidy::File(path) => drop(fs::remove_file(path)),
+            Tidy::Empty(path) => remove_empty(&path),
         }
     }
-    crate::out::note("\nerror: interrupted");
+    // A terminal has just echoed ^C.
+    let begin = if io::stderr().is_terminal() { "\n" } else { "" };
+    crate::out::note(&format!("{begin}error: interrupted"));
     // The lock stays held: nobody registers anything new while the process ends.
     exit(1);
 }
 
+/// Ends a child and whatever it started: `python3` is often a script that starts the real one.
 fn end(child: &mut Child) {
+    // Once waited for, the number may belong to somebody else.
+    if let Ok(Some(_)) = child.try_wait() {
+        return;
+    }
+    #[cfg(unix)]
+    if let Some(group) = i32::try_from(child.id())
+        .ok()
+        .and_then(rustix::process::Pid::from_raw)
+    {
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
     let _ = child.kill();
     let _ = child.wait();
+}
+
+/// Removes a folder, and the one above it if that is then empty.
+fn remove_folder(path: &Path) {
+    let _ = fs::remove_dir_all(path);
+    if let Some(parent) = path.parent() {
+        let _ = fs::remove_dir(parent);
+    }
+}
+
+fn remove_empty(path: &Path) {
+    if fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0) {
+        let _ = fs::remove_file(path);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -107,26 +141,69 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
+        remove_folder(&self.path);
         forget(self.id);
     }
 }
 
-/// A child process that is ended when this is dropped or the program is interrupted.
+/// A file that is removed when this is dropped or the program is interrupted.
+pub struct TemporaryFile {
+    path: PathBuf,
+    id: u64,
+}
+
+impl TemporaryFile {
+    pub fn new(path: PathBuf) -> TemporaryFile {
+        let id = register(Tidy::File(path.clone()));
+        TemporaryFile { path, id }
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+        forget(self.id);
+    }
+}
+
+/// A file worth keeping as soon as it has a byte: only an empty one is removed.
+pub struct Growing {
+    path: PathBuf,
+    id: u64,
+}
+
+impl Growing {
+    pub fn new(path: PathBuf) -> Growing {
+        let id = register(Tidy::Empty(path.clone()));
+        Growing { path, id }
+    }
+}
+
+impl Drop for Growing {
+    fn drop(&mut self) {
+        remove_empty(&self.path);
+        forget(self.id);
+    }
+}
+
+/// A child process, the leader of its own group, that is ended with the group when this is dropped
+/// or the program is interrupted.
 pub struct Process {
     child: Arc<Mutex<Child>>,
     id: u64,
 }
 
 impl Process {
-    pub fn new(child: Child) -> Process {
-        let child = Arc::new(Mutex::new(child));
+    pub fn spawn(command: &mut Command) -> io::Result<Process> {
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(command, 0);
+        let child = Arc::new(Mutex::new(command.spawn()?));
         let id = register(Tidy::Child(child.clone()));
-        Process { child, id }
+        Ok(Process { child, id })
     }
 
     /// The exit status, once there is one.
-    pub fn poll(&self) -> std::io::Result<Option<std::process::ExitStatus>> {
+    pub fn poll(&self) -> io::Result<Option<ExitStatus>> {
         lock(&self.child).try_wait()
     }
 }

@@ -23,7 +23,7 @@ impl Bytes {
     pub fn new(total: u64) -> Bytes {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-            let style = "  {bar:30} {binary_bytes:>11} of {binary_total_bytes} {binary_bytes_per_sec:>13} {eta:>4} {wide_msg}";
+            let style = "  {bar:20} {binary_bytes:>11} of {binary_total_bytes} {binary_bytes_per_sec:>12} {eta:>4} {wide_msg}";
             if let Ok(style) = ProgressStyle::with_template(style) {
                 bar.set_style(style);
             }
@@ -66,10 +66,6 @@ impl Bytes {
                 human(self.total)
             ));
         }
-    }
-
-    pub fn add(&mut self, bytes: u64) {
-        self.set(self.done.saturating_add(bytes));
     }
 }
 

@@ -3,17 +3,19 @@
 //! The lock file is removed by its holder. Whoever waited on the removed file finds out by comparing
 //! it with the name again, and starts over: so nothing is left behind and two holders cannot exist.
 
+use crate::interrupt::TemporaryFile;
 use crate::out::note;
 use anyhow::{Context, Result};
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
 const POLL: Duration = Duration::from_millis(100);
 
+/// Fields are dropped in order: the name goes while the lock is still held.
 pub struct Lock {
-    path: PathBuf,
+    _name: TemporaryFile,
     _file: File,
 }
 
@@ -32,7 +34,7 @@ impl Lock {
             match file.try_lock() {
                 Ok(()) if still_named(&file, path) => {
                     return Ok(Lock {
-                        path: path.to_path_buf(),
+                        _name: TemporaryFile::new(path.to_path_buf()),
                         _file: file,
                     });
                 }
@@ -51,12 +53,6 @@ impl Lock {
                 }
             }
         }
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
     }
 }
 

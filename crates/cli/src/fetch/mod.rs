@@ -173,7 +173,6 @@ fn one_file(
             break;
         }
     }
-    part.discard_if_empty();
     bail!(
         "{}; if the file is at hand, give its path as MODEL or put it at {}",
         reasons.join("; "),

@@ -5,6 +5,7 @@
 //! has compared the hash.
 
 use super::Failure;
+use crate::interrupt::Growing;
 use anyhow::{Context, Result, anyhow};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
@@ -23,6 +24,7 @@ pub struct Part {
     total: u64,
     /// Whether bytes of an earlier fetch are in it.
     resumed: bool,
+    _tidy: Growing,
 }
 
 impl Part {
@@ -42,6 +44,7 @@ impl Part {
             len: 0,
             total,
             resumed: false,
+            _tidy: Growing::new(path.to_path_buf()),
         };
         let found = part.file.metadata().with_context(|| part.name())?.len();
         if found > total {
@@ -137,13 +140,6 @@ impl Part {
     /// Removes the file: nothing of it is worth keeping.
     pub fn discard(&self) {
         let _ = fs::remove_file(&self.path);
-    }
-
-    /// Removes the file if nothing would be resumed from it.
-    pub fn discard_if_empty(&self) {
-        if self.len == 0 {
-            self.discard();
-        }
     }
 
     fn rehash(&mut self, len: u64) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::home::create;
 use crate::interrupt::Folder;
 use anyhow::{Context, Result};
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 const LOCK: &str = "lock";
@@ -18,7 +18,6 @@ const YOUNG: Duration = Duration::from_secs(60);
 pub struct Scratch {
     folder: Folder,
     _lock: File,
-    parent: PathBuf,
 }
 
 impl Scratch {
@@ -34,20 +33,11 @@ impl Scratch {
         Ok(Scratch {
             folder,
             _lock: lock,
-            parent: parent.to_path_buf(),
         })
     }
 
     pub fn path(&self) -> &Path {
         self.folder.path()
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(self.folder.path());
-        // Goes only if nobody else has a folder in it.
-        let _ = fs::remove_dir(&self.parent);
     }
 }
 

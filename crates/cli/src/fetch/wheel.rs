@@ -165,7 +165,8 @@ fn spawn(
         let log = File::create(log)
             .with_context(|| format!("cannot write {}", log.display()))
             .map_err(Failure::Local)?;
-        let child = Command::new(python)
+        let mut command = Command::new(python);
+        command
             .args(["-m", "pip", "download"])
             .args([
                 "--no-deps",
@@ -186,10 +187,9 @@ fn spawn(
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log)
-            .spawn();
-        match child {
-            Ok(child) => return Ok(Process::new(child)),
+            .stderr(log);
+        match Process::spawn(&mut command) {
+            Ok(child) => return Ok(child),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Failure::Source(format!("cannot start {python}: {error}"))),
         }
