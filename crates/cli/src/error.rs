@@ -30,18 +30,6 @@ impl fmt::Display for Closed {
 
 impl std::error::Error for Closed {}
 
-/// The user pressed Ctrl-C while a command could not do anything useful with it.
-#[derive(Debug)]
-pub struct Interrupted;
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("interrupted")
-    }
-}
-
-impl std::error::Error for Interrupted {}
-
 /// A usage error as an `anyhow::Error`.
 pub fn usage(message: impl Into<String>) -> anyhow::Error {
     Usage(message.into()).into()

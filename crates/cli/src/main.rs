@@ -55,6 +55,8 @@ fn run(cli: &Cli) -> Result<()> {
     let json = cli.global.json;
     match &cli.command {
         Command::Pull(args) => commands::pull::pull(args, json),
+        Command::Inspect(args) => commands::inspect::inspect(args, json),
+        Command::Verify(args) => commands::verify::verify(args, json),
         _ => anyhow::bail!("this command is not there yet"),
     }
 }

@@ -1,0 +1,120 @@
+//! `verify`: is this file whole, and is it the file it claims to be?
+//!
+//! The table is checked as for running; then every byte is read once, which finds what a disk
+//! cannot give back. A file named like one of the catalogue must also have its sha256.
+
+use crate::args;
+use crate::bytes::human;
+use crate::catalogue::catalogue;
+use crate::fetch::sha256_file;
+use crate::{out, resolve};
+use anyhow::{Result, anyhow, bail};
+use haversack::load::gguf::Gguf;
+use serde_json::{Value as Json, json};
+use std::path::{Path, PathBuf};
+
+pub fn verify(args: &args::Verify, as_json: bool) -> Result<()> {
+    let mut rows = Vec::new();
+    let mut failures: Vec<anyhow::Error> = Vec::new();
+    for name in &args.files {
+        let result = resolve::model(Some(name)).and_then(|path| Ok((one(&path)?, path)));
+        match result {
+            Ok((good, path)) => {
+                if !as_json {
+                    out::line(&good.line(&path))?;
+                }
+                rows.push(good.json(&path));
+            }
+            Err(error) => {
+                rows.push(json!({ "path": name, "ok": false, "error": format!("{error:#}") }));
+                failures.push(error);
+            }
+        }
+    }
+    if as_json {
+        out::json(&json!({ "ok": failures.is_empty(), "files": rows }))?;
+    }
+    match (failures.pop(), failures.len()) {
+        (None, _) => Ok(()),
+        (Some(error), 0) => Err(error),
+        (Some(last), _) => {
+            let all: Vec<String> = failures
+                .iter()
+                .chain([&last])
+                .map(|error| format!("{error:#}"))
+                .collect();
+            Err(anyhow!(
+                "{} of {} files: {}",
+                all.len(),
+                args.files.len(),
+                all.join("; ")
+            ))
+        }
+    }
+}
+
+struct Good {
+    parts: Vec<(PathBuf, String)>,
+    tensors: usize,
+    bytes: u64,
+    catalogue: bool,
+}
+
+fn one(path: &Path) -> Result<Good> {
+    let gguf = Gguf::open(path)?;
+    let mut parts = Vec::new();
+    let mut known = false;
+    for part in gguf.part_paths() {
+        let found = sha256_file(part)?;
+        if let Some(file) = catalogue().file_named(part) {
+            known = true;
+            if file.sha256 != found {
+                bail!(
+                    "{}: sha256 is {found}, the catalogue has {}",
+                    part.display(),
+                    file.sha256
+                );
+            }
+        }
+        parts.push((part.to_path_buf(), found));
+    }
+    Ok(Good {
+        parts,
+        tensors: gguf.tensors().len(),
+        bytes: gguf.file_bytes(),
+        catalogue: known,
+    })
+}
+
+impl Good {
+    fn line(&self, path: &Path) -> String {
+        let claim = if self.catalogue {
+            ", sha256 as in the catalogue"
+        } else {
+            ""
+        };
+        format!(
+            "{}: good, {} tensors, {}{claim}",
+            path.display(),
+            self.tensors,
+            human(self.bytes)
+        )
+    }
+
+    fn json(&self, path: &Path) -> Json {
+        let parts: Vec<Json> = self
+            .parts
+            .iter()
+            .map(|(path, sha256)| json!({ "path": path, "sha256": sha256 }))
+            .collect();
+        json!({
+            "path": path,
+            "ok": true,
+            "tensors": self.tensors,
+            "bytes": self.bytes,
+            "sha256": self.parts.first().map(|(_, sha256)| sha256),
+            "parts": parts,
+            "catalogue": self.catalogue,
+        })
+    }
+}

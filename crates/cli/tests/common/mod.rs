@@ -1,0 +1,118 @@
+//! Running the built program the way a stranger would, with a data directory of its own.
+
+#![allow(dead_code)]
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A private `$HAVERSACK_HOME` and no way to the network.
+pub struct Sandbox {
+    pub directory: tempfile::TempDir,
+}
+
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Sandbox {
+    pub fn new() -> Sandbox {
+        Sandbox {
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    pub fn home(&self) -> PathBuf {
+        self.directory.path().join("home")
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// The program with nothing to fetch from: the hub refuses, and pip knows no index.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_haversack"));
+        command
+            .args(arguments)
+            .env("HAVERSACK_HOME", self.home())
+            .env("HAVERSACK_HUB", "http://127.0.0.1:1")
+            .env("PIP_NO_INDEX", "1")
+            .env_remove("PIP_FIND_LINKS")
+            .env("PIP_CONFIG_FILE", "/dev/null")
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Ended {
+        ended(self.command(arguments).output().unwrap())
+    }
+}
+
+pub fn ended(output: Output) -> Ended {
+    Ended {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+impl Ended {
+    /// Success, and exactly one JSON document.
+    pub fn json(&self) -> Value {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.stdout))
+    }
+
+    /// The error line, the only one, with this exit code; nothing on stdout.
+    pub fn error(&self, code: i32) -> &str {
+        assert_eq!(self.code, Some(code), "{}", self.stderr);
+        assert_eq!(self.stdout, "", "nothing belongs on stdout");
+        let line = self.stderr.trim_end_matches('\n');
+        assert!(line.starts_with("error: "), "{line}");
+        assert!(!line.contains('\n'), "more than one line: {line}");
+        line
+    }
+}
+
+/// SmolLM2, where a test run may find it: `$HAVERSACK_TEST_MODELS`, else the data directory of the
+/// user. Tests that need it say so when it is not there, and pass.
+pub fn smollm2() -> Option<PathBuf> {
+    let name = "smollm2-135m-instruct-q4_1.gguf";
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let home = set("HOME").unwrap_or_default();
+    let places = [
+        set("HAVERSACK_TEST_MODELS"),
+        set("HAVERSACK_HOME").map(|path| path.join("models")),
+        set("XDG_DATA_HOME").map(|path| path.join("haversack/models")),
+        set("LOCALAPPDATA").map(|path| path.join("haversack/models")),
+        Some(home.join(".local/share/haversack/models")),
+        Some(home.join("Library/Application Support/haversack/models")),
+    ];
+    let found = places
+        .into_iter()
+        .flatten()
+        .map(|place| place.join(name))
+        .find(|path| path.exists());
+    if found.is_none() {
+        println!("SKIPPED: {name} is not here; `haversack pull` fetches it");
+    }
+    found
+}
+
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
