@@ -179,6 +179,11 @@ fn check(name: &str, base: &Base, rows: usize) -> Result<Tokenizer, String> {
     outcome(&path)
 }
 
+/// A sound file to start from.
+type Start = fn() -> Base;
+/// Keys and their new values; none removes the key.
+type Edits<'a> = Vec<(&'a str, Option<Item>)>;
+
 const T: &str = "tokenizer.ggml.tokens";
 
 #[test]
@@ -213,7 +218,7 @@ fn refused_with_the_key() {
         list[20] = name.as_bytes().to_vec();
         strs(&list)
     };
-    let cases: Vec<(&str, fn() -> Base, &str, Option<Item>)> = vec![
+    let cases: Vec<(&str, Start, &str, Option<Item>)> = vec![
         ("no model", bpe, model, None),
         ("unknown model", bpe, model, Some(text("quux\u{1b}[31m\n"))),
         (
@@ -316,7 +321,7 @@ fn odd_but_harmless() {
         list[258] = piece;
         strs(&list)
     };
-    let cases: Vec<(&str, fn() -> Base, Vec<(&str, Option<Item>)>)> = vec![
+    let cases: Vec<(&str, Start, Edits<'_>)> = vec![
         (
             "pre unknown",
             bpe,
