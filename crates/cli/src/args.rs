@@ -330,10 +330,6 @@ pub struct Detokenize {
     /// Token ids: "1,2,3"
     #[arg(long, value_name = "IDS", value_parser = Ids::from_str, allow_hyphen_values = true)]
     pub ids: Ids,
-
-    /// Write special tokens as their text
-    #[arg(long)]
-    pub special: bool,
 }
 
 #[derive(Debug, Args)]

@@ -90,8 +90,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// While one of these lives, Ctrl-C raises the flag instead of ending the program.
+#[allow(dead_code)]
 pub struct Cooperative(());
 
+#[allow(dead_code)]
 impl Cooperative {
     pub fn begin() -> Cooperative {
         RAISED.store(false, Ordering::SeqCst);

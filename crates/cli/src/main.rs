@@ -13,6 +13,7 @@ mod config;
 mod error;
 mod fetch;
 mod home;
+mod input;
 mod interrupt;
 mod logger;
 mod out;
@@ -56,9 +57,20 @@ fn run(cli: &Cli) -> Result<()> {
     match &cli.command {
         Command::Pull(args) => commands::pull::pull(args, json),
         Command::Inspect(args) => commands::inspect::inspect(args, json),
+        Command::Tokenize(args) => commands::tokenize::tokenize(args, json),
+        Command::Detokenize(args) => commands::tokenize::detokenize(args, json),
         Command::Verify(args) => commands::verify::verify(args, json),
-        _ => anyhow::bail!("this command is not there yet"),
+        Command::Run(args) => unfinished(args.model.as_deref()),
+        Command::Chat(args) => unfinished(args.model.as_deref()),
+        Command::Score(args) => unfinished(args.model.as_deref()),
+        Command::Bench(args) => unfinished(args.model.as_deref()),
+        Command::Doctor => anyhow::bail!("this command is not there yet"),
     }
+}
+
+fn unfinished(model: Option<&str>) -> Result<()> {
+    haversack::load::gguf::Gguf::open(resolve::model(model)?)?;
+    anyhow::bail!("this command is not there yet")
 }
 
 fn parse(words: &[OsString]) -> Result<Cli> {

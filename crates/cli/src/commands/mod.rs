@@ -3,4 +3,5 @@
 
 pub mod inspect;
 pub mod pull;
+pub mod tokenize;
 pub mod verify;
