@@ -1,1 +1,333 @@
-//! Read-only private maps of files.
+//! Read-only private maps of files: weights are read where they lie and never copied to the heap.
+//!
+//! A map is not a copy. Clean pages belong to the page cache, the kernel may take them back at any
+//! time, and the next read fetches them again: they cost no private memory.
+//!
+//! Invariants:
+//!
+//! - only regular files are mapped. A directory, pipe, socket or device is refused by name, and
+//!   opening one never waits (a FIFO without a writer would otherwise block for ever);
+//! - the length is taken once, from the opened file, and never grows;
+//! - an empty file is an empty slice, without a map.
+//!
+//! **A limit we document and do not remove.** If another process *truncates* a mapped file, reading
+//! a page beyond its new end raises SIGBUS and ends the process; if it *rewrites* the file, the
+//! bytes change under us. Checked offsets stay inside the map either way, and what is read is
+//! checked where it is used, but model files must not be edited while they are open. Replacing a
+//! file by `rename` is safe: the map keeps the old one.
+//!
+//! Where there is no `mmap` the file is read into memory instead; the interface is the same and
+//! [`FileMap::is_mapped`] tells the difference.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+
+/// What the kernel should expect, for [`FileMap::advise`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Start reading these pages now.
+    WillNeed,
+    /// Drop them from this process; the next read fetches them again.
+    DontNeed,
+    /// Read once, front to back.
+    Sequential,
+    /// No read-ahead.
+    Random,
+}
+
+/// A file's bytes, read-only.
+pub struct FileMap {
+    inner: imp::Map,
+}
+
+impl FileMap {
+    /// Maps the whole file. Fails with a sentence for anything that is not a regular file.
+    pub fn open(path: impl AsRef<Path>) -> io::Result<FileMap> {
+        let path = path.as_ref();
+        // Asking first keeps us from opening devices, where `open` alone may have effects.
+        refuse_irregular(&fs::metadata(path)?)?;
+        let file = imp::open_without_waiting(path)?;
+        // The answer that counts: the name may have changed hands since.
+        let meta = file.metadata()?;
+        refuse_irregular(&meta)?;
+        let len = usize::try_from(meta.len()).map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!(
+                    "{} bytes do not fit this machine's address space",
+                    meta.len()
+                ),
+            )
+        })?;
+        Ok(FileMap {
+            inner: imp::Map::new(&file, len)?,
+        })
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        self.inner.as_slice()
+    }
+
+    pub fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.as_slice().is_empty()
+    }
+
+    /// True where reading costs page cache, false where the file was copied to the heap.
+    pub fn is_mapped(&self) -> bool {
+        imp::MAPPED
+    }
+
+    /// Tells the kernel what to expect of `range`, widened to whole pages and cut at the end of the
+    /// file. Advice changes speed and residency, never what is read.
+    pub fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
+        let end = range.end.min(self.len());
+        if range.start >= end {
+            return Ok(());
+        }
+        self.inner.advise(range.start, end, advice)
+    }
+}
+
+impl std::fmt::Debug for FileMap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FileMap({} bytes)", self.len())
+    }
+}
+
+fn refuse_irregular(meta: &fs::Metadata) -> io::Result<()> {
+    if meta.is_file() {
+        return Ok(());
+    }
+    let what = if meta.is_dir() {
+        "it is a directory, not a file"
+    } else {
+        "it is a pipe, socket or device, not a regular file"
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+}
+
+#[cfg(unix)]
+mod imp {
+    use super::*;
+    use rustix::fs::OFlags;
+    use rustix::mm::{self, MapFlags, ProtFlags};
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::ptr::{self, NonNull};
+
+    pub const MAPPED: bool = true;
+
+    pub fn open_without_waiting(path: &Path) -> io::Result<File> {
+        // NONBLOCK means nothing to a regular file and keeps `open` of a FIFO from waiting.
+        fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(path)
+    }
+
+    pub struct Map {
+        /// Dangling when `len` is 0.
+        start: NonNull<u8>,
+        len: usize,
+    }
+
+    // SAFETY: the map is read-only for its whole life and freed only by `drop`; nothing about it
+    // belongs to the thread that made it.
+    unsafe impl Send for Map {}
+    // SAFETY: as above; shared reads of read-only pages.
+    unsafe impl Sync for Map {}
+
+    impl Map {
+        pub fn new(file: &File, len: usize) -> io::Result<Map> {
+            if len == 0 {
+                return Ok(Map {
+                    start: NonNull::dangling(),
+                    len: 0,
+                });
+            }
+            // SAFETY: a fresh private read-only map at an address the kernel chooses; no existing
+            // memory is touched, and the descriptor is open for the call.
+            let start = unsafe {
+                mm::mmap(
+                    ptr::null_mut(),
+                    len,
+                    ProtFlags::READ,
+                    MapFlags::PRIVATE,
+                    file,
+                    0,
+                )
+            }?;
+            match NonNull::new(start.cast::<u8>()) {
+                Some(start) => Ok(Map { start, len }),
+                None => Err(io::Error::other("the kernel mapped the file at address 0")),
+            }
+        }
+
+        pub fn as_slice(&self) -> &[u8] {
+            // SAFETY: `start` is either dangling with `len` 0 or the first of `len` mapped readable
+            // bytes that live until `drop`. Nothing in this process writes to them; writes by
+            // others are the documented limit of the module.
+            unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        }
+
+        /// `begin < end <= len`, as the caller has checked.
+        pub fn advise(&self, begin: usize, end: usize, advice: Advice) -> io::Result<()> {
+            let page = rustix::param::page_size();
+            let begin = begin / page * page;
+            let advice = match advice {
+                Advice::WillNeed => mm::Advice::WillNeed,
+                #[cfg(target_os = "linux")]
+                Advice::DontNeed => mm::Advice::LinuxDontNeed,
+                #[cfg(not(target_os = "linux"))]
+                Advice::DontNeed => mm::Advice::DontNeed,
+                Advice::Sequential => mm::Advice::Sequential,
+                Advice::Random => mm::Advice::Random,
+            };
+            // SAFETY: the range lies inside our own map, whose start is on a page. The pages are
+            // clean and backed by the file, so dropping them changes nothing a reader can see.
+            unsafe { mm::madvise(self.start.as_ptr().add(begin).cast(), end - begin, advice) }?;
+            Ok(())
+        }
+    }
+
+    impl Drop for Map {
+        fn drop(&mut self) {
+            if self.len > 0 {
+                // SAFETY: exactly the range that `new` mapped, and no borrow outlives `self`.
+                // Unmapping a whole map does not fail; if it did, leaking it is all one could do.
+                let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.len) };
+            }
+        }
+    }
+}
+
+#[cfg(not(unix))]
+mod imp {
+    use super::*;
+    use std::io::Read;
+
+    pub const MAPPED: bool = false;
+
+    pub fn open_without_waiting(path: &Path) -> io::Result<File> {
+        File::open(path)
+    }
+
+    pub struct Map {
+        bytes: Vec<u8>,
+    }
+
+    impl Map {
+        pub fn new(file: &File, len: usize) -> io::Result<Map> {
+            let mut bytes = Vec::new();
+            bytes
+                .try_reserve_exact(len)
+                .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+            file.take(len as u64).read_to_end(&mut bytes)?;
+            Ok(Map { bytes })
+        }
+
+        pub fn as_slice(&self) -> &[u8] {
+            &self.bytes
+        }
+
+        pub fn advise(&self, _begin: usize, _end: usize, _advice: Advice) -> io::Result<()> {
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_shows_the_bytes_of_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
+        fs::write(&path, &bytes).unwrap();
+        let map = FileMap::open(&path).unwrap();
+        assert_eq!(map.as_slice(), bytes);
+        assert_eq!(map.len(), bytes.len());
+        // The map outlives the name.
+        fs::remove_file(&path).unwrap();
+        assert_eq!(map.as_slice(), bytes);
+    }
+
+    #[test]
+    fn advice_of_every_kind_and_range_changes_no_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let bytes: Vec<u8> = (0..50_000u32).map(|i| (i / 3) as u8).collect();
+        fs::write(&path, &bytes).unwrap();
+        let map = FileMap::open(&path).unwrap();
+        for advice in [
+            Advice::WillNeed,
+            Advice::DontNeed,
+            Advice::Sequential,
+            Advice::Random,
+        ] {
+            for range in [
+                0..50_000,
+                1..2,
+                4095..4097,
+                49_999..usize::MAX,
+                60_000..70_000,
+            ] {
+                map.advise(range.clone(), advice)
+                    .unwrap_or_else(|e| panic!("{advice:?} {range:?}: {e}"));
+            }
+            #[allow(clippy::reversed_empty_ranges)]
+            map.advise(9..3, advice).unwrap();
+            assert_eq!(map.as_slice(), bytes, "{advice:?}");
+        }
+    }
+
+    #[test]
+    fn an_empty_file_is_an_empty_slice() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let map = FileMap::open(file.path()).unwrap();
+        assert!(map.is_empty());
+        map.advise(0..10, Advice::WillNeed).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_a_regular_file_is_refused_in_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let e = FileMap::open(dir.path()).unwrap_err();
+        assert!(e.to_string().contains("directory"), "{e}");
+        let e = FileMap::open(dir.path().join("absent")).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::NotFound);
+    }
+
+    /// A FIFO without a writer blocks an ordinary `open` for ever; /dev/zero has no end.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pipes_and_devices_are_refused_without_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        for path in [fifo.as_path(), Path::new("/dev/zero")] {
+            let e = FileMap::open(path).unwrap_err();
+            assert!(e.to_string().contains("not a regular file"), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_map_travels_between_threads() {
+        fn travels<T: Send + Sync>() {}
+        travels::<FileMap>();
+    }
+}
