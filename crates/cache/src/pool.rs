@@ -5,7 +5,7 @@
 //! generation, so that a stale [`BlockId`] is recognised.
 
 use crate::error::{CacheError, CannotFit};
-use haversack_memory::arena::Arena;
+use haversack_memory::arena::{Arena, SlabIndex};
 
 /// One block, by index and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +29,6 @@ pub struct Pool {
     arena: Arena,
     block_bytes: usize,
     blocks_per_slab: usize,
-    slabs: usize,
     /// (block): how many tables hold it; 0 = free.
     references: Vec<u32>,
     /// (block): raised each time the block is freed.
@@ -47,7 +46,6 @@ impl Pool {
             arena: Arena::new(blocks_per_slab * block_bytes),
             block_bytes,
             blocks_per_slab,
-            slabs: 0,
             references: Vec::new(),
             generations: Vec::new(),
             free: Vec::new(),
@@ -149,9 +147,9 @@ impl Pool {
         self.bytes_mut(to).copy_from_slice(&bytes);
     }
 
-    fn place(&self, id: BlockId) -> (usize, usize) {
+    fn place(&self, id: BlockId) -> (SlabIndex, usize) {
         let i = id.index as usize;
-        (i / self.blocks_per_slab, i % self.blocks_per_slab * self.block_bytes)
+        (SlabIndex(i / self.blocks_per_slab), i % self.blocks_per_slab * self.block_bytes)
     }
 
     fn check(&self, id: BlockId) {
@@ -164,10 +162,9 @@ impl Pool {
 
     fn add_slab(&mut self) -> Result<(), CacheError> {
         let bytes = self.blocks_per_slab * self.block_bytes;
-        self.arena.add_slab().map_err(|_| CacheError::OutOfMemory { bytes })?;
-        let first = (self.slabs * self.blocks_per_slab) as u32;
+        let slab = self.arena.add_slab().map_err(|_| CacheError::OutOfMemory { bytes })?;
+        let first = (slab.0 * self.blocks_per_slab) as u32;
         let end = first + self.blocks_per_slab as u32;
-        self.slabs += 1;
         self.references.resize(end as usize, 0);
         self.generations.resize(end as usize, 0);
         // Lowest index last, so that it is taken first and memory fills from the front.

@@ -146,6 +146,15 @@ impl Gguf {
         self.parts.iter().map(|p| &p.map)
     }
 
+    /// Each part's table: what stands before its first tensor.
+    pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().map(|p| {
+            let bytes = p.map.as_slice();
+            let data = p.table.tensors.iter().map(|t| t.extent.start() as usize).min();
+            &bytes[..data.unwrap_or(bytes.len()).min(bytes.len())]
+        })
+    }
+
     /// Of all parts together.
     pub fn file_bytes(&self) -> u64 {
         self.maps().map(|m| m.len() as u64).sum()
