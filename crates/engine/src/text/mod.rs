@@ -1,3 +1,5 @@
 //! Between text and token ids: tokenizers, detokenizing, stop strings, chat templates.
+pub mod detokenize;
+pub mod stop;
 pub mod template;
 pub mod tokenizer;

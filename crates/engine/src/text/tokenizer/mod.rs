@@ -1,1 +1,347 @@
-//! Tokenizers built from the vocabulary inside a GGUF file.
+//! Text to token ids and back: byte-level BPE and SentencePiece-style vocabularies as GGUF files
+//! carry them.
+//!
+//! What this is not: no template, no chat roles, no sampling; it does not decide what is shown
+//! ([`super::detokenize`]) nor when a text ends ([`super::stop`]).
+//!
+//! The path of a text:
+//!
+//! ```text
+//! text ── special ──> spans of text and of whole tokens
+//!           text ── pre ──> words ── bpe ──> ids        (model gpt2)
+//!           text ──────────────────── spm ──> ids        (model llama, gemma)
+//! ```
+//!
+//! Invariants:
+//!
+//! - Every id handed out is below [`Tokenizer::len`]; an id from outside is looked up, never
+//!   indexed.
+//! - Text never becomes a control token unless the caller asks with
+//!   [`EncodeOptions::parse_special`]: merging refuses to build one.
+//! - Time is O(n log n) in the text, whatever the text and the vocabulary say; the one factor in
+//!   front is [`special::SPECIAL_BYTES_MAX`].
+//! - Text whose bytes have no token at all (SmolLM2 lacks 21 byte tokens) is left out, as the
+//!   reference does; everything else survives [`Tokenizer::decode`].
+
+mod bpe;
+mod from_gguf;
+pub mod pre;
+mod special;
+mod spm;
+pub mod vocab;
+
+use std::borrow::Cow;
+
+use pre::Pre;
+use special::{Span, Specials};
+use vocab::{Kind, NO_ID, VocabError};
+pub use vocab::{Model, Vocab};
+
+/// Longest text taken in one call. Encoding needs up to 40 bytes of scratch per byte of text, and
+/// positions are 32 bits.
+pub const TEXT_BYTES_MAX: usize = 64 << 20;
+
+/// Texts that end a generation when a vocabulary has them as special tokens. The metadata often
+/// names only one of several (a base model's `<|endoftext|>` beside the chat's `<|im_end|>`).
+const END_MARKERS: &[&str] = &[
+    "<|im_end|>",
+    "<end_of_turn>",
+    "</s>",
+    "<|eot_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<eos>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<end_of_utterance>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+];
+
+/// HTML's strike-through. Gemma has it as a user-defined token among other tags, so it ends a
+/// text only where the file says control.
+const ALSO_A_TAG: &str = "</s>";
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EncodeOptions {
+    /// Add BOS (and EOS) where the model asks for it.
+    pub add_special: bool,
+    /// Read the text of special tokens as those tokens; otherwise it stays text.
+    pub parse_special: bool,
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum TokenizeError {
+    #[error("the text is not UTF-8 (byte {at})")]
+    NotUtf8 { at: usize },
+    #[error("the text has {bytes} bytes, at most {TEXT_BYTES_MAX} are taken at once")]
+    TooLong { bytes: usize },
+    #[error("token id {id} is outside the vocabulary (0..={last})")]
+    UnknownId { id: u32, last: u32 },
+}
+
+/// A vocabulary ready for use. Immutable and shared between threads.
+pub struct Tokenizer {
+    vocab: Vocab,
+    pre: Pre,
+    specials: Specials,
+    /// Sorted.
+    ends: Vec<u32>,
+    /// Token of each single byte, [`NO_ID`] where there is none.
+    byte_ids: Box<[u32; 256]>,
+}
+
+impl Tokenizer {
+    pub fn new(mut vocab: Vocab) -> Result<Tokenizer, VocabError> {
+        vocab.check()?;
+        let ends = mark_ends(&mut vocab);
+        let pre = match vocab.model {
+            Model::Bpe => Pre::from_name(&vocab.pre),
+            Model::Spm => Pre::Gpt2,
+        };
+        let byte_ids = match vocab.model {
+            Model::Bpe => bpe::byte_ids(&vocab.pieces, &vocab.kinds),
+            Model::Spm => spm::byte_ids(&vocab),
+        };
+        let specials = Specials::new(&vocab.pieces, &vocab.kinds);
+        Ok(Tokenizer {
+            vocab,
+            pre,
+            specials,
+            ends,
+            byte_ids,
+        })
+    }
+
+    /// Ids of a text.
+    pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, TokenizeError> {
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(TokenizeError::TooLong { bytes: text.len() });
+        }
+        let mut ids = Vec::with_capacity(text.len() / 4 + 2);
+        if options.add_special && self.vocab.add_bos {
+            ids.extend(self.vocab.bos);
+        }
+        let spans = self
+            .specials
+            .split(&self.vocab.pieces, text, options.parse_special);
+        match self.vocab.model {
+            Model::Bpe => {
+                let mut words = bpe::Scratch::default();
+                for span in spans {
+                    match span {
+                        Span::Token(id) => ids.push(id),
+                        Span::Text(text) => self.pre.split(text, |word| {
+                            bpe::encode_word(
+                                &self.vocab,
+                                &self.byte_ids,
+                                word,
+                                &mut words,
+                                &mut ids,
+                            );
+                        }),
+                    }
+                }
+            }
+            Model::Spm => {
+                let mut scratch = spm::Scratch::default();
+                let mut after_token = true;
+                for span in spans {
+                    match span {
+                        Span::Token(id) => ids.push(id),
+                        Span::Text(text) => {
+                            let space = after_token && self.vocab.add_space_prefix;
+                            spm::encode(
+                                &self.vocab,
+                                &self.byte_ids,
+                                space,
+                                text,
+                                &mut scratch,
+                                &mut ids,
+                            );
+                        }
+                    }
+                    after_token = matches!(span, Span::Token(_));
+                }
+            }
+        }
+        if options.add_special && self.vocab.add_eos {
+            ids.extend(self.vocab.eos);
+        }
+        Ok(ids)
+    }
+
+    /// Ids of bytes that ought to be UTF-8.
+    pub fn encode_bytes(
+        &self,
+        text: &[u8],
+        options: EncodeOptions,
+    ) -> Result<Vec<u32>, TokenizeError> {
+        match std::str::from_utf8(text) {
+            Ok(text) => self.encode(text, options),
+            Err(e) => Err(TokenizeError::NotUtf8 {
+                at: e.valid_up_to(),
+            }),
+        }
+    }
+
+    /// The bytes a token stands for, possibly part of a character. Control tokens give their own
+    /// text; whether that is shown is the detokenizer's choice. An id outside the vocabulary
+    /// gives nothing.
+    pub fn piece_bytes(&self, id: u32) -> Cow<'_, [u8]> {
+        let Some(piece) = self.vocab.pieces.get(id) else {
+            return Cow::Borrowed(&[]);
+        };
+        match (self.kind(id), self.vocab.model) {
+            (Kind::Control | Kind::Unknown | Kind::UserDefined | Kind::HiddenTag, _) => {
+                Cow::Borrowed(piece)
+            }
+            (Kind::Byte, _) => match spm::byte_of(piece) {
+                Some(byte) => Cow::Owned(vec![byte]),
+                None => Cow::Borrowed(piece),
+            },
+            (_, Model::Bpe) => bpe::unmap(piece),
+            (_, Model::Spm) => spm::unescape(piece),
+        }
+    }
+
+    /// The piece as the vocabulary spells it.
+    pub fn piece_raw(&self, id: u32) -> Option<&[u8]> {
+        self.vocab.pieces.get(id)
+    }
+
+    /// The id whose piece is exactly this text.
+    pub fn id_of(&self, text: &str) -> Option<u32> {
+        self.vocab.pieces.find(text.as_bytes())
+    }
+
+    /// Does this token end a generation?
+    pub fn is_end(&self, id: u32) -> bool {
+        self.ends.binary_search(&id).is_ok()
+    }
+
+    /// Every id for which [`Tokenizer::is_end`] holds, ascending.
+    pub fn ends(&self) -> &[u32] {
+        &self.ends
+    }
+
+    /// Control and unknown tokens: no part of the text unless asked for.
+    pub fn is_control(&self, id: u32) -> bool {
+        matches!(self.kind(id), Kind::Control | Kind::Unknown)
+    }
+
+    /// Kind of a token; ids outside the vocabulary are unused.
+    pub fn kind(&self, id: u32) -> Kind {
+        self.vocab
+            .kinds
+            .get(id as usize)
+            .copied()
+            .unwrap_or(Kind::Unused)
+    }
+
+    /// Number of tokens; at least one.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.vocab.pieces.len()
+    }
+
+    pub fn bos(&self) -> Option<u32> {
+        self.vocab.bos
+    }
+
+    pub fn eos(&self) -> Option<u32> {
+        self.vocab.eos
+    }
+
+    pub fn unk(&self) -> Option<u32> {
+        self.vocab.unk
+    }
+
+    pub fn add_bos(&self) -> bool {
+        self.vocab.add_bos && self.vocab.bos.is_some()
+    }
+
+    pub fn add_eos(&self) -> bool {
+        self.vocab.add_eos && self.vocab.eos.is_some()
+    }
+
+    /// Does encoding put a space in front of text (and detokenizing take it away)?
+    pub fn add_space_prefix(&self) -> bool {
+        self.vocab.model == Model::Spm && self.vocab.add_space_prefix
+    }
+
+    pub fn model(&self) -> Model {
+        self.vocab.model
+    }
+
+    /// Heap bytes held, for the memory report.
+    pub fn heap_bytes(&self) -> usize {
+        self.vocab.heap_bytes()
+            + self.specials.heap_bytes()
+            + self.ends.capacity() * 4
+            + size_of::<[u32; 256]>()
+    }
+
+    /// Refuses an id outside the vocabulary.
+    pub fn check_id(&self, id: u32) -> Result<(), TokenizeError> {
+        if (id as usize) < self.len() {
+            Ok(())
+        } else {
+            Err(TokenizeError::UnknownId {
+                id,
+                last: (self.len() - 1) as u32,
+            })
+        }
+    }
+}
+
+/// Finds the ids that end a generation, and makes control tokens of end markers that a file lists
+/// as text: converters lose the flag, and `<|im_end|>` written by a user must stay text.
+fn mark_ends(vocab: &mut Vocab) -> Vec<u32> {
+    let mut ends: Vec<u32> = [vocab.eos, vocab.eot, vocab.eom]
+        .into_iter()
+        .flatten()
+        .collect();
+    for marker in END_MARKERS {
+        let Some(id) = vocab.pieces.find(marker.as_bytes()) else {
+            continue;
+        };
+        let Some(kind) = vocab.kinds.get_mut(id as usize) else {
+            continue;
+        };
+        if *kind == Kind::UserDefined && *marker == ALSO_A_TAG {
+            *kind = Kind::HiddenTag;
+        } else {
+            *kind = Kind::Control;
+            ends.push(id);
+        }
+    }
+    // In the vocabularies that have both of these, `<|end|>` closes a message, not the answer.
+    let has = |text: &str| vocab.pieces.find(text.as_bytes()).is_some();
+    let closes_a_message =
+        (has("<|return|>") && has("<|call|>")) || (has("<|flush|>") && has("<|calls|>"));
+    if closes_a_message && let Some(end) = vocab.pieces.find(b"<|end|>") {
+        ends.retain(|&id| id != end || vocab.eos == Some(end) || vocab.eot == Some(end));
+    }
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+/// The id of a piece that plain text may become.
+fn find_text(pieces: &vocab::Pieces, kinds: &[Kind], piece: &[u8]) -> u32 {
+    match pieces.find(piece) {
+        Some(id) if kinds.get(id as usize).is_some_and(|kind| kind.is_text()) => id,
+        _ => NO_ID,
+    }
+}
