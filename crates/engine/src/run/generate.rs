@@ -2,8 +2,8 @@
 
 use super::runtime::{Runtime, StepError};
 use crate::sample::{SampleError, Sampler};
-use crate::text::detokenize::Detokenizer;
-use crate::text::stop::{StopError, StopMatcher};
+use crate::text::detokenize::{DetokenizeOptions, Detokenizer};
+use crate::text::stop::{StopError, Stops};
 use haversack_cache::SequenceId;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -78,8 +78,8 @@ pub fn generate(
 ) -> Result<Generation, GenerateError> {
     let model = runtime.model().clone();
     let tokenizer = model.tokenizer();
-    let mut stop = StopMatcher::new(&options.stop)?;
-    let mut detokenizer = Detokenizer::continuing(tokenizer);
+    let mut stops = Stops::new(options.stop.iter().cloned())?;
+    let mut detokenizer = Detokenizer::new(DetokenizeOptions::default());
     let mut history = prompt.to_vec();
     let mut tokens = Vec::new();
     let mut text = String::new();
@@ -102,11 +102,14 @@ pub fn generate(
         tokens.push(id);
         history.push(id);
         let ended = tokenizer.is_end(id) && !options.ignore_end;
-        let piece = if ended { String::new() } else { detokenizer.push(id) };
-        let shown = stop.push(&piece);
-        text.push_str(&shown.text);
-        let flow = tell(Event::Token { id, text: &shown.text });
-        if ended || shown.stopped {
+        let mut piece = String::new();
+        if !ended {
+            detokenizer.push(tokenizer, id, &mut piece);
+        }
+        let shown = text.len();
+        let stopped = stops.push(&piece, &mut text);
+        let flow = tell(Event::Token { id, text: &text[shown..] });
+        if ended || stopped {
             break Finish::Stop;
         }
         if flow.is_break() {
@@ -123,18 +126,17 @@ pub fn generate(
     };
     let decode = started.elapsed();
 
-    if !stop.is_stopped() {
-        let rest = detokenizer.finish();
-        let shown = stop.push(&rest);
-        let mut rest = shown.text;
-        if !shown.stopped {
-            rest.push_str(&stop.finish());
-        }
-        if !rest.is_empty() {
-            text.push_str(&rest);
-            let last = tokens.last().copied().unwrap_or_default();
-            let _ = tell(Event::Token { id: last, text: &rest });
-        }
+    // What was held back: half a character, or the beginning of a stop string that never came.
+    let shown = text.len();
+    let mut rest = String::new();
+    detokenizer.finish(&mut rest);
+    if stops.stopped().is_none() && !stops.push(&rest, &mut text) {
+        stops.finish(&mut text);
+    }
+    if let Some(&id) = tokens.last()
+        && text.len() > shown
+    {
+        let _ = tell(Event::Token { id, text: &text[shown..] });
     }
     Ok(Generation { text, tokens, finish, prefill, decode })
 }
