@@ -21,12 +21,15 @@ mod extent;
 mod ggml;
 mod parse;
 mod split;
+pub mod synth;
 pub mod value;
+pub mod write;
 
 pub use error::{GgufError, Problem, shown};
 pub use extent::Extent;
 pub use parse::Tensor;
 pub use value::{Array, Value, ValueType};
+pub use write::{GgufWriter, Meta};
 
 use haversack_memory::FileMap;
 use parse::Parsed;
