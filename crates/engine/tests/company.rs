@@ -5,7 +5,7 @@ mod common;
 
 use common::{SMOLLM2, load, packed_dir, real_model};
 use haversack::cpu::Table;
-use haversack::load::gguf::synth;
+use haversack::load::gguf::synth::Spec;
 use haversack::model::forward::{Span, Want};
 use haversack::{Activations, Model, Repack, Runtime, RuntimeOptions};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl Dice {
 fn tiny(variant: &str) -> (tempfile::TempDir, Arc<Model>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tiny.gguf");
-    synth::write_variant(variant, &path).unwrap();
+    Spec::named(variant).unwrap().write_file(&path).unwrap();
     let model = load(&path, Repack::Off);
     (dir, model)
 }
