@@ -8,6 +8,7 @@
 //!   --seed N        other weights (default 1)
 //!   --parts N       a split set OUT-00001-of-0000N.gguf
 //! make_model --ids N NAME                    the test text of a model, as ids
+//! make_model --hash NAME                     BLAKE3 of the file, as fixtures name it
 //! ```
 
 use haversack::load::gguf::synth::{Mix, Spec};
@@ -23,6 +24,7 @@ fn main() {
 
 fn run(args: Vec<String>) -> Result<(), String> {
     let mut plain = Vec::new();
+    let mut hash = false;
     let (mut preset, mut ty, mut seed, mut parts, mut ids) = (None, None, 1, None, None);
     let mut args = args.into_iter();
     while let Some(arg) = args.next() {
@@ -35,6 +37,7 @@ fn run(args: Vec<String>) -> Result<(), String> {
                 }
                 return Ok(());
             }
+            "--hash" => hash = true,
             "--preset" => preset = Some(next()?),
             "--type" => ty = Some(mix(&next()?)?),
             "--seed" => seed = number(&next()?)?,
@@ -59,6 +62,11 @@ fn run(args: Vec<String>) -> Result<(), String> {
     if let Some(count) = ids {
         let ids: Vec<String> = spec.ids(count).iter().map(u32::to_string).collect();
         println!("{}", ids.join(" "));
+        return Ok(());
+    }
+    if hash {
+        let bytes = spec.to_bytes().map_err(|e| e.to_string())?;
+        println!("{}", blake3::hash(&bytes));
         return Ok(());
     }
     let out = plain.next().ok_or("a file to write")?;

@@ -334,7 +334,8 @@ impl Spec {
             _ => 0,
         };
         w.set("general.architecture", arch)
-            .set("general.name", format!("synthetic {}", self.name))
+            // Some runtimes look for a family in this text and then expect its special tokens.
+            .set("general.name", "synthetic")
             .set("general.file_type", file_type)
             .set("general.quantization_version", 2u32)
             .set("synth.variant", self.name.as_str())
@@ -504,12 +505,23 @@ impl Spec {
     /// Spreads that keep activations near 1 and logits a few units apart.
     fn look(&self, name: &str, cols: u64) -> Look {
         let unit = 1.0 / (cols as f32).sqrt();
-        if name.ends_with("norm.weight") {
+        // A tied embedding must be small beside what the layers add, or every token would predict
+        // itself; the output norm makes up for it. Gemma multiplies its embedding by √dim.
+        let faint = match self.arch {
+            _ if !self.tied => 2.0,
+            Arch::Gemma3 => 0.25,
+            _ => 1.0,
+        };
+        if name == "output_norm.weight" && self.tied {
+            Look::Between(1.0 / faint, 3.0 / faint)
+        } else if name.ends_with("norm.weight") {
             Look::Between(0.5, 1.5)
         } else if name.ends_with(".bias") {
             Look::Between(-0.5, 0.5)
-        } else if name == "output.weight" || (name == "token_embd.weight" && self.tied) {
+        } else if name == "output.weight" {
             Look::Spread(2.0 * unit)
+        } else if name == "token_embd.weight" && self.tied {
+            Look::Spread(faint * unit)
         } else if name == "token_embd.weight" {
             Look::Spread(1.0)
         } else if name.contains("attn_q") || name.contains("attn_k") {
