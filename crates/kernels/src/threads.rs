@@ -98,9 +98,7 @@ impl Pool {
             body: UnsafeCell::new(None),
             quit: AtomicBool::new(false),
             panic: Mutex::new(None),
-            parked: (0..wanted)
-                .map(|_| Apart(AtomicBool::new(false)))
-                .collect(),
+            parked: (0..wanted).map(|_| Apart(AtomicBool::new(false))).collect(),
         });
         let mut workers = Vec::with_capacity(wanted);
         for index in 0..wanted {
