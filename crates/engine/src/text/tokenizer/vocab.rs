@@ -13,6 +13,8 @@
 use std::hash::{BuildHasher, RandomState};
 
 use super::bpe::Merges;
+use super::pre::asks_llama3;
+use crate::load::gguf::GgufError;
 
 /// "No token": no vocabulary is that large ([`TOKENS_MAX`]).
 pub(super) const NO_ID: u32 = u32::MAX;
@@ -44,7 +46,7 @@ pub enum Kind {
 
 impl Kind {
     /// From `tokenizer.ggml.token_type`; values from outside the list are taken as normal.
-    pub fn from_file(value: i64) -> Kind {
+    pub fn from_file(value: i32) -> Kind {
         match value {
             2 => Kind::Unknown,
             3 => Kind::Control,
@@ -67,9 +69,11 @@ pub enum VocabError {
     Missing { key: &'static str },
     #[error("{key}: {why}")]
     Bad { key: &'static str, why: String },
-    /// The file's own complaint; it names the key.
-    #[error("{0}")]
-    File(String),
+    /// The file's own complaint; it names file and key.
+    #[error(transparent)]
+    File(#[from] GgufError),
+    #[error("{file}: {what}")]
+    In { file: String, what: Box<VocabError> },
 }
 
 impl VocabError {
@@ -85,15 +89,15 @@ impl VocabError {
 pub struct Vocab {
     pub model: Model,
     /// Name of the pre-tokenizer, for BPE.
-    pub pre: String,
+    pub(super) pre: String,
     pub pieces: Pieces,
     /// (token)
     pub kinds: Vec<Kind>,
     /// (token), empty for BPE
     pub scores: Vec<f32>,
-    pub merges: Merges,
+    pub(super) merges: Merges,
     /// A word that is a token is that token, whatever the merges say.
-    pub ignore_merges: bool,
+    pub(super) ignore_merges: bool,
     pub bos: Option<u32>,
     pub eos: Option<u32>,
     pub eot: Option<u32>,
@@ -125,6 +129,23 @@ impl Vocab {
             add_eos: false,
             add_space_prefix: false,
         }
+    }
+
+    /// Merges from lines `left right`; kinds must be known before.
+    pub fn set_merges<'a>(
+        &mut self,
+        lines: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), VocabError> {
+        self.merges = Merges::new(lines, &self.pieces, &self.kinds)?;
+        Ok(())
+    }
+
+    /// The pre-tokenizer's name, and with it the habits of the models that have it. Flags of the
+    /// file come after and win.
+    pub fn set_pre(&mut self, name: &str) {
+        self.pre = name.to_string();
+        self.ignore_merges = asks_llama3(name);
+        self.add_bos = asks_llama3(name);
     }
 
     /// What encoding relies on. A special id outside the vocabulary becomes "none".
