@@ -7,13 +7,16 @@ use crate::error::CacheError;
 use crate::pool::{Pool, Reservation, fit};
 use crate::size::LayerShape;
 use crate::table::{Table, TableView};
-use haversack_kernels::attention::{BLOCK_SLOTS, write_rows};
+use haversack_kernels::attention::{BLOCK_SLOTS, write_k_rows, write_v_rows};
+use haversack_kernels::cpu::Table as Kernels;
 
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     pub layers: Vec<LayerShape>,
     /// Ceiling for the bytes of all blocks; `None` = what the system gives.
     pub budget_bytes: Option<usize>,
+    /// Which kernels round rows into blocks; all give the same bytes.
+    pub kernels: Kernels,
 }
 
 /// One sequence of one store, by slot and generation.
@@ -65,6 +68,7 @@ pub struct Store {
     pool_of: Vec<usize>,
     sequences: Vec<Sequence>,
     budget_bytes: Option<usize>,
+    kernels: Kernels,
 }
 
 impl Store {
@@ -87,6 +91,7 @@ impl Store {
             pool_of,
             sequences: Vec::new(),
             budget_bytes: options.budget_bytes,
+            kernels: options.kernels,
         }
     }
 
@@ -253,7 +258,10 @@ impl Store {
             let rows = (BLOCK_SLOTS - slot).min(member.tokens - done);
             let from = done * shape.width()..(done + rows) * shape.width();
             if let Some(&block) = table.blocks.last() {
-                write_rows(shape.kernel(), pool.bytes_mut(block), slot, &k[from.clone()], &v[from]);
+                let shape = shape.kernel();
+                let (block_k, block_v) = pool.bytes_mut(block).split_at_mut(shape.k_bytes());
+                write_k_rows(self.kernels, shape, block_k, slot, &k[from.clone()]);
+                write_v_rows(self.kernels, shape, block_v, slot, &v[from]);
             }
             table.rows += rows;
             done += rows;

@@ -2,13 +2,14 @@
 
 use haversack_cache::{CacheError, LayerShape, SequenceId, Store, StoreOptions};
 use haversack_kernels::attention::{BLOCK_SLOTS, KvView};
+use haversack_kernels::cpu::Table;
 use proptest::prelude::*;
 
 const LAYERS: usize = 2;
 const SHAPE: LayerShape = LayerShape { kv_heads: 2, head_dim: 16 };
 
 fn store(budget_bytes: Option<usize>) -> Store {
-    Store::new(StoreOptions { layers: vec![SHAPE; LAYERS], budget_bytes })
+    Store::new(StoreOptions { layers: vec![SHAPE; LAYERS], budget_bytes, kernels: Table::best() })
 }
 
 /// A row whose values say which token and layer it is; exact in f16.

@@ -6,6 +6,7 @@ pub mod model;
 pub mod pack;
 
 
+use crate::text::tokenizer::vocab::VocabError;
 pub use model::Model;
 use std::path::{Path, PathBuf};
 
@@ -20,6 +21,8 @@ pub enum LoadError {
         field: String,
         what: String,
     },
+    #[error(transparent)]
+    Vocab(#[from] VocabError),
 }
 
 impl LoadError {

@@ -51,7 +51,10 @@ impl Model {
         let gguf = Gguf::open(path)?;
         let config = Config::read(&gguf, options.context)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
-        let special = |id: Option<u32>| id.map_or(String::new(), |id| tokenizer.special_text(id));
+        let special = |id: Option<u32>| {
+            let piece = id.and_then(|id| tokenizer.piece_raw(id)).unwrap_or_default();
+            String::from_utf8_lossy(piece).into_owned()
+        };
         let source = gguf.str("tokenizer.chat_template").ok().flatten();
         let template = ChatTemplate::new(source, &special(tokenizer.bos()), &special(tokenizer.eos()));
         let fingerprint = fingerprint::fingerprint(&gguf);

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! 0     magic "HAVERPAK", u32 version, u32 reserved, u64 total bytes, 32 bytes key
-//! 4096  matrices in the order of Weights::matrices, each at a multiple of 64
+//! 4096  matrices, each at the multiple of 64 that `Weight::packed` says
 //! ```
 //! The file appears under its final name only when it is complete (temporary name, fsync, rename).
 //! The key covers the content of the model and the layout, so a stale copy is never used.
@@ -18,7 +18,7 @@ use haversack_kernels::format::packed::{STRIP, pack_strip, strip_bytes};
 use haversack_kernels::threads::{Pool, chunks_mut};
 use haversack_memory::file::FileMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Room for the header; a page, so that matrices start page-aligned.
@@ -79,8 +79,7 @@ fn write(
         let row_bytes = source.len() / w.rows;
         let strips = w.rows.div_ceil(STRIP);
         let at_once = (BATCH_BYTES / strip).max(1);
-        let padding = w.packed().start - done;
-        file.write_all(&[0; HEADER_BYTES][..padding])?;
+        file.seek(SeekFrom::Start(w.packed().start as u64))?;
         for first in (0..strips).step_by(at_once) {
             batch.resize(at_once.min(strips - first) * strip, 0);
             chunks_mut(pool, &mut batch, strip, &|i, out: &mut [u8]| {
@@ -89,11 +88,11 @@ fn write(
                 pack_strip(w.ty, w.cols, &source[row * row_bytes..(row + rows) * row_bytes], rows, out);
             });
             file.write_all(&batch)?;
-            progress((w.packed().start + first * strip + batch.len()) as u64, total as u64);
+            done += batch.len();
+            progress(done as u64, total as u64);
         }
-        done = w.packed().end;
     }
-    file.write_all(&vec![0; total - done])?;
+    file.set_len(total as u64)?;
     file.sync_all()?;
     fs::rename(&temporary.0, path)
 }

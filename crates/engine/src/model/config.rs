@@ -86,8 +86,9 @@ pub struct Config {
 const LAYERS_MAX: u64 = 1024;
 const DIM_MAX: u64 = 1 << 17;
 const HEADS_MAX: u64 = 1 << 12;
-const HEAD_DIM_MAX: u64 = 1 << 10;
+pub(super) const HEAD_DIM_MAX: usize = 1 << 10;
 const FFN_MAX: u64 = 1 << 20;
+const VOCAB_MAX: usize = 1 << 22;
 
 /// Gemma 3: every sixth layer sees everything, the others a window; the windowed ones rotate with
 /// the base of the earlier models. Files that do not say otherwise mean these.
@@ -120,7 +121,7 @@ impl Config {
         let heads = keys.per_layer("attention.head_count", layers, HEADS_MAX)?.ok_or_else(|| keys.missing("attention.head_count"))?;
         let kv_heads = keys.per_layer("attention.head_count_kv", layers, HEADS_MAX)?.unwrap_or_else(|| heads.clone());
         let ffn = keys.per_layer("feed_forward_length", layers, FFN_MAX)?.ok_or_else(|| keys.missing("feed_forward_length"))?;
-        let head_dim = match keys.optional("attention.key_length", 1, HEAD_DIM_MAX)? {
+        let head_dim = match keys.optional("attention.key_length", 1, HEAD_DIM_MAX as u64)? {
             Some(n) => n,
             None => {
                 if !dim.is_multiple_of(heads[0]) {
@@ -129,16 +130,16 @@ impl Config {
                 dim / heads[0]
             }
         };
-        if !(1..=HEAD_DIM_MAX as usize).contains(&head_dim) || !head_dim.is_multiple_of(2) {
+        if !(1..=HEAD_DIM_MAX).contains(&head_dim) || !head_dim.is_multiple_of(2) {
             return Err(keys.wrong("attention.key_length", &format!("head size {head_dim} is not accepted: even numbers from 2 to {HEAD_DIM_MAX}")));
         }
-        if let Some(n) = keys.optional("attention.value_length", 1, HEAD_DIM_MAX)?
+        if let Some(n) = keys.optional("attention.value_length", 1, HEAD_DIM_MAX as u64)?
             && n != head_dim
         {
             return Err(keys.wrong("attention.value_length", &format!("{n} differs from the key length {head_dim}, which is not supported")));
         }
 
-        let rope_dims = keys.optional("rope.dimension_count", 2, HEAD_DIM_MAX)?.unwrap_or(head_dim);
+        let rope_dims = keys.optional("rope.dimension_count", 2, HEAD_DIM_MAX as u64)?.unwrap_or(head_dim);
         if rope_dims > head_dim || !rope_dims.is_multiple_of(2) {
             return Err(keys.wrong("rope.dimension_count", &format!("{rope_dims} is not accepted: even numbers from 2 to the head size {head_dim}")));
         }
@@ -197,9 +198,9 @@ impl Config {
 /// Rows of the embedding: what the vocabulary really is, whatever the metadata says.
 fn vocab_rows(g: &Gguf) -> Result<usize, LoadError> {
     let t = g.tensor("token_embd.weight").ok_or_else(|| missing("token_embd.weight"))?;
-    match usize::try_from(t.rows()) {
-        Ok(rows) if (1..=1 << 22).contains(&rows) => Ok(rows),
-        _ => Err(LoadError::field("token_embd.weight", format!("{} rows; accepted: 1 to {}", t.rows(), 1 << 22))),
+    match t.rows() {
+        rows @ 1..=VOCAB_MAX => Ok(rows),
+        rows => Err(LoadError::field("token_embd.weight", format!("has {rows} rows; accepted: 1 to {VOCAB_MAX}"))),
     }
 }
 

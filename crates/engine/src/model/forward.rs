@@ -3,11 +3,11 @@
 //! Rows of all spans go through the matrices together, so the weights are read once; attention is
 //! per span, over its own tables. A row's result does not depend on its neighbours.
 
-use super::config::{Activation, Config, LayerConfig};
+use super::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use super::weights::{LayerWeights, Weight, Weights};
 use haversack_cache::{CacheError, SequenceId, Step, Store};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{self, Attend, KvShape};
+use haversack_kernels::attention::{self, Attend, KvShape, Need};
 use haversack_kernels::matmul::{Input, Int8Rows, Product, matmul};
 use haversack_kernels::ops::{self, rope};
 use haversack_kernels::threads::chunks_mut;
@@ -51,7 +51,7 @@ pub fn forward(
     spans: &[Span<'_>],
 ) -> Result<(), CacheError> {
     let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-    s.begin(config, rows);
+    s.begin(config, exec, spans, rows);
     embed(config, weights, exec, spans, &mut s.x);
     angles(config, spans, &mut s.angles);
 
@@ -135,7 +135,10 @@ fn rotate(exec: Exec<'_>, config: &Config, c: &LayerConfig, x: &mut [f32], norm:
         let angles = &angles[row * spec.dims..(row + 1) * spec.dims];
         for head in x.chunks_exact_mut(c.head_dim) {
             if let Some(weight) = norm {
-                ops::rms_norm_in_place(exec.table, head, weight, config.norm_eps);
+                let mut copy = [0.0; HEAD_DIM_MAX];
+                let copy = &mut copy[..c.head_dim];
+                copy.copy_from_slice(head);
+                ops::rms_norm(exec.table, copy, weight, config.norm_eps, head);
             }
             rope::rotate(exec.table, head, angles, spec);
         }
@@ -227,7 +230,7 @@ impl Scratch {
             rows: 0,
             int8_wanted: int8,
             int8: Int8Rows::with_capacity(0, 0),
-            attention: attention::Scratch::new(),
+            attention: attention::Scratch::new(Need { threads: 1, jobs: 1, heads: 1, kv_heads: 1, head_dim: 1, slots: 0 }),
             x: Vec::new(),
             y: Vec::new(),
             normed: Vec::new(),
@@ -257,8 +260,20 @@ impl Scratch {
         (3 * config.dim + 2 * q + 2 * kv + 2 * ffn) * size_of::<f32>() + int8
     }
 
-    fn begin(&mut self, config: &Config, rows: usize) {
+    fn begin(&mut self, config: &Config, exec: Exec<'_>, spans: &[Span<'_>], rows: usize) {
         self.rows = rows;
+        let longest = spans.iter().map(|s| s.position as usize + s.tokens.len()).max().unwrap_or(0);
+        for c in &config.layers {
+            self.attention.reserve(Need {
+                threads: exec.pool.threads(),
+                jobs: spans.len(),
+                heads: c.heads,
+                kv_heads: c.kv_heads,
+                head_dim: c.head_dim,
+                // Grown in large steps, so that a long answer does not move it often.
+                slots: longest.next_multiple_of(1024),
+            });
+        }
         for v in [&mut self.x, &mut self.y, &mut self.normed] {
             v.resize(rows * config.dim, 0.0);
         }

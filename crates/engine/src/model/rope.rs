@@ -82,7 +82,7 @@ fn factors(g: &Gguf, name: &str, pairs: usize) -> Result<Option<Vec<f32>>, LoadE
     let Some(t) = g.tensor(name) else {
         return Ok(None);
     };
-    if t.ty != WeightType::F32 || t.cols() != pairs as u64 || t.rows() != 1 {
+    if t.ty != WeightType::F32 || t.cols() != pairs || t.rows() != 1 {
         return Err(LoadError::field(name, format!("must be {pairs} values of F32")));
     }
     let mut values = vec![0.0; pairs];

@@ -208,7 +208,7 @@ impl<'a> Finder<'a> {
     fn split<const N: usize>(&mut self, name: &str, rows: [usize; N], cols: usize) -> Result<[Weight; N], LoadError> {
         let (index, t) = self.find(name)?;
         let total: usize = rows.iter().sum();
-        if t.cols() != cols as u64 || t.rows() != total as u64 {
+        if t.cols() != cols || t.rows() != total {
             return Err(LoadError::field(name, format!("is {} × {}, expected {cols} × {total}", t.cols(), t.rows())));
         }
         let Some(row_bytes) = t.ty.row_bytes(cols) else {
@@ -227,7 +227,7 @@ impl<'a> Finder<'a> {
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let (_, t) = self.find(name)?;
-        if t.cols() != len as u64 || t.rows() != 1 {
+        if t.cols() != len || t.rows() != 1 {
             return Err(LoadError::field(name, format!("is {} × {}, expected {len} values", t.cols(), t.rows())));
         }
         if t.ty.row_bytes(len).is_none() {

@@ -56,7 +56,7 @@ pub struct Generation {
     pub decode: Duration,
 }
 
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
     #[error(transparent)]
     Step(#[from] StepError),

@@ -79,6 +79,7 @@ impl Runtime {
         let store = Store::new(StoreOptions {
             layers: config.layers.iter().map(shape).collect(),
             budget_bytes: options.budget_bytes,
+            kernels: options.table,
         });
         let scratch = Scratch::new(config, options.activations == Activations::Int8);
         let chunk = options.chunk.unwrap_or_else(|| {
