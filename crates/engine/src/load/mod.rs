@@ -1,2 +1,44 @@
 //! From a file on disk to a model ready to run.
+
+pub mod fingerprint;
 pub mod gguf;
+pub mod model;
+pub mod pack;
+
+
+use crate::text::tokenizer::vocab::VocabError;
+pub use model::Model;
+use std::path::{Path, PathBuf};
+
+/// Why a model file was refused. One line, naming the file and the field.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Gguf(#[from] gguf::GgufError),
+    #[error("{}: {field}: {what}", path.display())]
+    Field {
+        path: PathBuf,
+        field: String,
+        what: String,
+    },
+    #[error(transparent)]
+    Vocab(#[from] VocabError),
+}
+
+impl LoadError {
+    pub(crate) fn field(field: impl Into<String>, what: impl Into<String>) -> LoadError {
+        LoadError::Field {
+            path: PathBuf::new(),
+            field: field.into(),
+            what: what.into(),
+        }
+    }
+
+    /// Names the file, for errors found by code that does not know it.
+    pub(crate) fn at(mut self, file: &Path) -> LoadError {
+        if let LoadError::Field { path, .. } = &mut self {
+            *path = file.to_owned();
+        }
+        self
+    }
+}

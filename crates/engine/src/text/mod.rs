@@ -1,4 +1,5 @@
 //! Between text and token ids: tokenizers, detokenizing, stop strings, chat templates.
+pub mod chat;
 pub mod detokenize;
 pub mod stop;
 pub mod template;

@@ -1,1 +1,140 @@
 //! Attention over blocks of keys and values.
+//!
+//! What it computes, for each query row and head: scores against every slot the query may see,
+//! their softmax, the weighted sum of the values; and, if asked, how much attention each slot got
+//! ([`Mass`]). What it is not: it neither ropes nor projects, stores nothing, and knows no session;
+//! it reads blocks through [`KvView`].
+//!
+//! # The order of every sum
+//!
+//! A *span* is 256 slots, counted from slot 0 of the table. For one query row and head, with the
+//! query multiplied by the softmax scale first:
+//!
+//! ```text
+//! score[slot]   chain of fused multiply-adds over dimensions 0, 1, …
+//! m             the greatest score
+//! p[slot]       exp(score - m), 0 where the query must not look
+//! sum           per span: sixteen lanes and their tree; spans added in order from 0
+//! o[dim]        per span: chain of fused multiply-adds over slots; spans added in order from 0
+//! out[dim]      o[dim] * (1 / sum)
+//! ```
+//!
+//! Nothing in this depends on other rows, on how rows were grouped, on the thread count or on which
+//! of the two paths ran. A slot that must not be seen adds an exact zero, so leaving out a block or
+//! a span that nobody sees changes nothing.
+//!
+//! # Two paths
+//!
+//! *Tiles*: a unit is some queries of one KV head from first to last step ([`tile`]). *Split*: one
+//! query at depth, where one KV head is too big a unit: scores, values and the rest are three
+//! regions whose units are single spans ([`split`]).
+
+mod block;
+mod kernel;
+mod scratch;
+mod split;
+mod step;
+mod tile;
+
+pub use block::{
+    BLOCK_SLOTS, Block, KvShape, KvView, write_k, write_k_rows, write_v, write_v_rows,
+};
+pub use scratch::{Need, Scratch};
+
+use crate::Exec;
+
+/// Blocks of a span: 256 slots.
+pub const SPAN_BLOCKS: usize = 8;
+/// Slots of a span.
+pub const SPAN_SLOTS: usize = SPAN_BLOCKS * BLOCK_SLOTS;
+
+/// Units per thread below which queries at depth are split into spans: with four units each, the
+/// thread that ends last wastes a fifth at most.
+const UNITS_PER_THREAD: usize = 4;
+/// Spans from which splitting pays for its three regions.
+const SPLIT_SPANS: usize = 3;
+
+/// One sequence's part of a step: its new queries against its blocks, which hold the new keys
+/// already.
+pub struct Attend<'a> {
+    pub shape: KvShape,
+    /// Query heads, a multiple of `shape.kv_heads`.
+    pub heads: usize,
+    /// Multiplied into the query: usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// A query at `p` sees positions above `p - window` only.
+    pub window: Option<u64>,
+    /// (row, head, dim), roped.
+    pub q: &'a [f32],
+    /// Position of row 0; the others follow by one. Row `i` sees positions up to its own.
+    pub first_position: u64,
+    pub view: &'a dyn KvView,
+    /// (row, head, dim)
+    pub out: &'a mut [f32],
+    pub mass: Option<Mass<'a>>,
+}
+
+/// Where attention mass is added: (kv_head, slot) with all slots of the table, 32 per block.
+///
+/// For each query and KV head, `a` is the attention probability of a slot averaged over the query
+/// heads of the group. `sum` gets `a` and `sum_sq` gets `a^2`, for slots whose `position / 32`
+/// differs from the query's. Units of 2^-40, so that additions commute.
+pub struct Mass<'a> {
+    pub sum: &'a mut [u64],
+    pub sum_sq: &'a mut [u64],
+}
+
+impl Attend<'_> {
+    /// Query heads of one KV head.
+    fn group(&self) -> usize {
+        self.heads / self.shape.kv_heads
+    }
+
+    fn rows(&self) -> usize {
+        self.q.len() / (self.heads * self.shape.head_dim)
+    }
+
+    fn spans(&self) -> usize {
+        self.view.blocks().div_ceil(SPAN_BLOCKS)
+    }
+
+    fn check(&self) {
+        let (shape, heads) = (self.shape, self.heads);
+        assert!(heads > 0 && shape.kv_heads > 0 && shape.head_dim > 0);
+        assert_eq!(heads % shape.kv_heads, 0, "whole groups of heads");
+        assert_eq!(self.q.len(), self.out.len(), "an output for each query");
+        assert_eq!(self.q.len() % (heads * shape.head_dim), 0, "whole rows");
+        if let Some(mass) = &self.mass {
+            let slots = shape.kv_heads * self.view.blocks() * BLOCK_SLOTS;
+            assert!(mass.sum.len() >= slots && mass.sum_sq.len() >= slots);
+        }
+    }
+}
+
+/// Attention of all sequences of a batch. Never allocates: `scratch` was reserved for these jobs.
+pub fn attend(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]) {
+    for job in jobs.iter() {
+        job.check();
+    }
+    let at_once = scratch.jobs_max();
+    for jobs in jobs.chunks_mut(at_once) {
+        if prefers_split(exec.pool.threads(), jobs) && scratch.fits_split(jobs) {
+            split::run(exec, scratch, jobs);
+        } else {
+            tile::run(exec, scratch, jobs);
+        }
+    }
+}
+
+/// Single queries, deep, and too few to occupy the threads otherwise. Decides the time a step
+/// takes, never its bits.
+fn prefers_split(threads: usize, jobs: &[Attend<'_>]) -> bool {
+    let units: usize = jobs.iter().map(|job| job.shape.kv_heads).sum();
+    let spans = jobs.iter().map(Attend::spans).max().unwrap_or(0);
+    threads > 1
+        && jobs.iter().all(|job| job.rows() == 1)
+        && units < UNITS_PER_THREAD * threads
+        && spans >= SPLIT_SPANS
+}

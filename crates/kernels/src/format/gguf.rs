@@ -1,1 +1,297 @@
 //! Blocks as they lie in a GGUF file, and the plain way to read them back as f32.
+//!
+//! A quantised row is a run of blocks of 32 or 256 values. Whatever the type, a *group* of 32
+//! values is: 32 unsigned codes, and for each 16 of them a scale and perhaps a minimum,
+//!
+//! ```text
+//! value = scale * integer(code) + minimum
+//! ```
+//!
+//! where `integer` subtracts a constant or looks the code up. [`codes`] and [`scales`] read one
+//! group from a block; unpacking a row and packing a strip ([`super::packed`]) are both built on
+//! these two, so a bit is picked out of the file in one place only.
+//!
+//! This is not the path of a token: nothing here is fast, and nothing here can panic on the
+//! contents of a block. Scales may be infinite or NaN; they come out as such.
+
+use half::{bf16, f16};
+
+use super::WeightType::{self, *};
+
+/// Values per group: all types have their scales on 16 or 32 values.
+pub const GROUP: usize = 32;
+
+/// The 16 values of the non-linear 4-bit types.
+pub const IQ4_VALUES: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
+
+/// The scales of one group, in the exact small form of the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scales {
+    /// f16 bits of the block's scale.
+    pub d: u16,
+    /// f16 bits of the block's minimum (`_1`: added) or of the scale of its minima (K: subtracted).
+    pub m: u16,
+    /// K types: the small scales of the first and second 16 values.
+    pub sub: [i8; 2],
+    /// K types with minima: the small minima of the first and second 16 values.
+    pub sub_min: [u8; 2],
+}
+
+/// What the integers of a type mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Integer {
+    /// code - zero
+    Minus(u8),
+    /// the byte read as i8
+    Signed,
+    /// [`IQ4_VALUES`]
+    Table,
+}
+
+impl WeightType {
+    pub(crate) const fn integer(self) -> Integer {
+        match self {
+            Q4_0 => Integer::Minus(8),
+            Q5_0 => Integer::Minus(16),
+            Q6_K => Integer::Minus(32),
+            Q3_K => Integer::Minus(4),
+            Q8_0 => Integer::Signed,
+            IQ4_NL | IQ4_XS => Integer::Table,
+            _ => Integer::Minus(0),
+        }
+    }
+
+    /// Superblocks of 256 with small integer scales per group.
+    pub(crate) const fn has_sub_scales(self) -> bool {
+        self.block_len() == 256
+    }
+
+    pub(crate) const fn has_min(self) -> bool {
+        matches!(self, Q4_1 | Q5_1 | Q2_K | Q4_K | Q5_K)
+    }
+}
+
+impl Integer {
+    pub(crate) fn of(self, code: u8) -> i32 {
+        match self {
+            Integer::Minus(zero) => i32::from(code) - i32::from(zero),
+            Integer::Signed => i32::from(code as i8),
+            Integer::Table => i32::from(IQ4_VALUES[usize::from(code & 15)]),
+        }
+    }
+}
+
+impl Scales {
+    /// The f32 scale of the first or second half of the group. One rounding, as in the product
+    /// `d * sub` of the reference.
+    pub(crate) fn scale(self, ty: WeightType, half: usize) -> f32 {
+        let d = f16::from_bits(self.d).to_f32();
+        if ty.has_sub_scales() {
+            d * f32::from(self.sub[half])
+        } else {
+            d
+        }
+    }
+
+    /// What is added to `scale * integer`.
+    pub(crate) fn min(self, ty: WeightType, half: usize) -> f32 {
+        let m = f16::from_bits(self.m).to_f32();
+        if ty.has_sub_scales() {
+            -(m * f32::from(self.sub_min[half]))
+        } else {
+            m
+        }
+    }
+}
+
+/// The 32 codes of group `group` of a block, unsigned and unshifted.
+///
+/// `block` is one whole block of a quantised type (the caller cuts the row), `group` is below
+/// `block_len / 32`.
+pub(crate) fn codes(ty: WeightType, block: &[u8], group: usize) -> [u8; GROUP] {
+    assert_eq!(block.len(), ty.block_bytes());
+    // K types: groups 0..4 live in the first half of the quants, 4..8 in the second.
+    let (half, quarter) = (group / 4, group % 4);
+    let mut out = [0; GROUP];
+    match ty {
+        Q4_0 | IQ4_NL => halves(&block[2..18], &mut out),
+        Q4_1 => halves(&block[4..20], &mut out),
+        IQ4_XS => halves(&block[8 + 16 * group..][..16], &mut out),
+        Q5_0 | Q5_1 => {
+            let (high, low) = block[if ty == Q5_0 { 2 } else { 4 }..].split_at(4);
+            halves(low, &mut out);
+            for k in 0..GROUP {
+                out[k] |= (high[k / 8] >> (k % 8) & 1) << 4;
+            }
+        }
+        Q8_0 => out.copy_from_slice(&block[2..34]),
+        Q4_K | Q5_K => {
+            let at = if ty == Q4_K { 16 } else { 48 };
+            let low = &block[at + 32 * (group / 2)..][..32];
+            for k in 0..GROUP {
+                out[k] = low[k] >> (4 * (group % 2)) & 15;
+            }
+            if ty == Q5_K {
+                for k in 0..GROUP {
+                    out[k] |= (block[16 + k] >> group & 1) << 4;
+                }
+            }
+        }
+        Q6_K => {
+            let low = &block[64 * half + 32 * (quarter % 2)..][..32];
+            let high = &block[128 + 32 * half..][..32];
+            for k in 0..GROUP {
+                let (l, h) = (low[k] >> (4 * (quarter / 2)), high[k] >> (2 * quarter));
+                out[k] = l & 15 | (h & 3) << 4;
+            }
+        }
+        Q2_K | Q3_K => {
+            let at = if ty == Q2_K { 16 } else { 32 };
+            let low = &block[at + 32 * half..][..32];
+            for k in 0..GROUP {
+                out[k] = low[k] >> (2 * quarter) & 3;
+            }
+            if ty == Q3_K {
+                for k in 0..GROUP {
+                    out[k] |= (block[k] >> group & 1) << 2;
+                }
+            }
+        }
+        F32 | F16 | BF16 => unreachable!("{ty} has no codes"),
+    }
+    out
+}
+
+/// 16 bytes: the low nibbles are values 0..16, the high ones 16..32.
+fn halves(bytes: &[u8], out: &mut [u8; GROUP]) {
+    for k in 0..16 {
+        out[k] = bytes[k] & 15;
+        out[k + 16] = bytes[k] >> 4;
+    }
+}
+
+/// The scales of group `group` of a block; same conditions as [`codes`].
+pub(crate) fn scales(ty: WeightType, block: &[u8], group: usize) -> Scales {
+    assert_eq!(block.len(), ty.block_bytes());
+    let half = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
+    let plain = Scales {
+        d: half(0),
+        ..Scales::default()
+    };
+    match ty {
+        Q4_0 | Q5_0 | Q8_0 | IQ4_NL => plain,
+        Q4_1 | Q5_1 => Scales {
+            m: half(2),
+            ..plain
+        },
+        Q4_K | Q5_K => {
+            // 8 scales and 8 minima of 6 bits in 12 bytes: the first four of each whole, of the
+            // last four the low nibbles together and the high pairs on top of the first four.
+            let s = &block[4..16];
+            let (scale, min) = if group < 4 {
+                (s[group] & 63, s[group + 4] & 63)
+            } else {
+                (
+                    s[group + 4] & 15 | s[group - 4] >> 6 << 4,
+                    s[group + 4] >> 4 | s[group] >> 6 << 4,
+                )
+            };
+            Scales {
+                m: half(2),
+                sub: [scale as i8; 2],
+                sub_min: [min; 2],
+                ..plain
+            }
+        }
+        Q6_K => Scales {
+            d: half(208),
+            sub: [block[192 + 2 * group] as i8, block[193 + 2 * group] as i8],
+            ..plain
+        },
+        Q2_K => {
+            let s = [block[2 * group], block[2 * group + 1]];
+            Scales {
+                d: half(80),
+                m: half(82),
+                sub: s.map(|b| (b & 15) as i8),
+                sub_min: s.map(|b| b >> 4),
+            }
+        }
+        Q3_K => {
+            // 16 scales of 6 bits in 12 bytes: nibbles in the first 8, bit pairs in the last 4.
+            let s = &block[96..108];
+            let one = |i: usize| {
+                let low = s[i % 8] >> (4 * (i / 8)) & 15;
+                let high = s[8 + i % 4] >> (2 * (i / 4)) & 3;
+                (low | high << 4) as i8 - 32
+            };
+            Scales {
+                d: half(108),
+                sub: [one(2 * group), one(2 * group + 1)],
+                ..plain
+            }
+        }
+        IQ4_XS => {
+            let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+            let high = (half(2) >> (2 * group) & 3) as u8;
+            Scales {
+                sub: [(low | high << 4) as i8 - 32; 2],
+                ..plain
+            }
+        }
+        F32 | F16 | BF16 => unreachable!("{ty} has no scales"),
+    }
+}
+
+/// One row back as f32: the values the file means, with the roundings of the format's reference
+/// (`scale` rounded once, the product once, the sum once).
+///
+/// `bytes` is exactly the row's bytes: `ty.row_bytes(out.len())`.
+pub fn unpack_row(ty: WeightType, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(
+        Some(bytes.len()),
+        ty.row_bytes(out.len()),
+        "{ty} row of {} values",
+        out.len()
+    );
+    match ty {
+        F32 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *o = f32::from_le_bytes(*b);
+            }
+        }
+        F16 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *o = f16::from_le_bytes(*b).to_f32();
+            }
+        }
+        BF16 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *o = bf16::from_le_bytes(*b).to_f32();
+            }
+        }
+        _ => {
+            let blocks = bytes.chunks_exact(ty.block_bytes());
+            for (block, out) in blocks.zip(out.chunks_exact_mut(ty.block_len())) {
+                for (group, out) in out.chunks_exact_mut(GROUP).enumerate() {
+                    unpack_group(ty, block, group, out);
+                }
+            }
+        }
+    }
+}
+
+fn unpack_group(ty: WeightType, block: &[u8], group: usize, out: &mut [f32]) {
+    let codes = codes(ty, block, group);
+    let scales = scales(ty, block, group);
+    for (k, o) in out.iter_mut().enumerate() {
+        let value = scales.scale(ty, k / 16) * ty.integer().of(codes[k]) as f32;
+        *o = if ty.has_min() {
+            value + scales.min(ty, k / 16)
+        } else {
+            value
+        };
+    }
+}

@@ -21,12 +21,15 @@ mod extent;
 mod ggml;
 mod parse;
 mod split;
+pub mod synth;
 pub mod value;
+pub mod write;
 
 pub use error::{GgufError, Problem, shown};
 pub use extent::Extent;
 pub use parse::Tensor;
 pub use value::{Array, Value, ValueType};
+pub use write::{GgufWriter, Meta};
 
 use haversack_memory::FileMap;
 use parse::Parsed;
@@ -144,6 +147,15 @@ impl Gguf {
     /// The maps themselves, for advice to the kernel and for fingerprints.
     pub fn maps(&self) -> impl ExactSizeIterator<Item = &FileMap> {
         self.parts.iter().map(|p| &p.map)
+    }
+
+    /// Each part's table: what stands before its first tensor.
+    pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().map(|p| {
+            let bytes = p.map.as_slice();
+            let data = p.table.tensors.iter().map(|t| t.extent.start() as usize).min();
+            &bytes[..data.unwrap_or(bytes.len()).min(bytes.len())]
+        })
     }
 
     /// Of all parts together.

@@ -24,6 +24,7 @@
 //!   reference does; everything else survives [`Tokenizer::decode`].
 
 mod bpe;
+pub mod guard;
 mod from_gguf;
 pub mod pre;
 mod special;
@@ -125,6 +126,18 @@ impl Tokenizer {
 
     /// Ids of a text.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, TokenizeError> {
+        self.encode_guarded(text, options, None)
+    }
+
+    /// The same, without the guard characters that kept some text from being read as special
+    /// tokens ([`guard`]).
+    fn encode_guarded(
+        &self,
+        text: &str,
+        options: EncodeOptions,
+        guard: Option<char>,
+    ) -> Result<Vec<u32>, TokenizeError> {
+        let unguarded = |text| guard::strip(text, guard);
         if text.len() > TEXT_BYTES_MAX {
             return Err(TokenizeError::TooLong { bytes: text.len() });
         }
@@ -141,7 +154,7 @@ impl Tokenizer {
                 for span in spans {
                     match span {
                         Span::Token(id) => ids.push(id),
-                        Span::Text(text) => self.pre.split(text, |word| {
+                        Span::Text(text) => self.pre.split(&unguarded(text), |word| {
                             bpe::encode_word(
                                 &self.vocab,
                                 &self.byte_ids,
@@ -165,7 +178,7 @@ impl Tokenizer {
                                 &self.vocab,
                                 &self.byte_ids,
                                 space,
-                                text,
+                                &unguarded(text),
                                 &mut scratch,
                                 &mut ids,
                             );

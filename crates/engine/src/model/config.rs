@@ -1,0 +1,282 @@
+//! From GGUF metadata to one description per layer.
+//!
+//! Architectures differ in data, not in code: everything `forward` branches on is a field here.
+//! All numbers come from a file, so each is checked against its range and named when it is wrong.
+//! Shapes are compared with the tensors later, by [`super::weights`].
+
+use super::rope;
+use crate::load::LoadError;
+use crate::load::gguf::Gguf;
+use haversack_kernels::ops::rope::{Pairing, RopeSpec};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arch {
+    Llama,
+    Qwen2,
+    Qwen3,
+    Gemma3,
+    Phi3,
+}
+
+impl Arch {
+    pub const ALL: [Arch; 5] = [Arch::Llama, Arch::Qwen2, Arch::Qwen3, Arch::Gemma3, Arch::Phi3];
+
+    /// The value of `general.architecture`, which is also the prefix of its keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arch::Llama => "llama",
+            Arch::Qwen2 => "qwen2",
+            Arch::Qwen3 => "qwen3",
+            Arch::Gemma3 => "gemma3",
+            Arch::Phi3 => "phi3",
+        }
+    }
+
+    fn pairing(self) -> Pairing {
+        match self {
+            // Files of this architecture store Q and K permuted for neighbouring pairs.
+            Arch::Llama => Pairing::Interleaved,
+            _ => Pairing::Halves,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    Gelu,
+}
+
+/// What `forward` needs to know of one layer.
+#[derive(Clone, Debug)]
+pub struct LayerConfig {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub ffn: usize,
+    /// Index into [`Config::ropes`].
+    pub rope: usize,
+    /// Sees only this many positions back, itself included.
+    pub window: Option<u64>,
+    /// Multiplies q·k.
+    pub score_scale: f32,
+}
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub arch: Arch,
+    pub name: String,
+    pub dim: usize,
+    pub vocab: usize,
+    /// Positions the model was trained for.
+    pub context_trained: usize,
+    /// Positions this load may use: the same or fewer.
+    pub context: usize,
+    pub norm_eps: f32,
+    /// Embeddings are multiplied by this.
+    pub embed_scale: f32,
+    pub activation: Activation,
+    /// Logits are squashed to ±cap.
+    pub logit_cap: Option<f32>,
+    pub layers: Vec<LayerConfig>,
+    pub ropes: Vec<RopeSpec>,
+}
+
+/// Ceilings for numbers from a file: far above any model, far below where products overflow.
+const LAYERS_MAX: u64 = 1024;
+const DIM_MAX: u64 = 1 << 17;
+const HEADS_MAX: u64 = 1 << 12;
+pub(super) const HEAD_DIM_MAX: usize = 1 << 10;
+const FFN_MAX: u64 = 1 << 20;
+const VOCAB_MAX: usize = 1 << 22;
+
+/// Gemma 3: every sixth layer sees everything, the others a window; the windowed ones rotate with
+/// the base of the earlier models. Files that do not say otherwise mean these.
+const GEMMA3_PATTERN: u64 = 6;
+const GEMMA3_LOCAL_BASE: f64 = 10_000.0;
+/// Gemma 3 27B is the one size whose scores are scaled by the embedding's share of a head.
+const GEMMA3_27B_LAYERS: usize = 62;
+
+impl Config {
+    /// `context` is what the caller means to use at most; some models rotate differently beyond
+    /// the length they were first trained for.
+    pub fn read(g: &Gguf, context: Option<usize>) -> Result<Config, LoadError> {
+        let arch_name = g.str("general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
+        let arch = Arch::ALL.into_iter().find(|a| a.name() == arch_name).ok_or_else(|| {
+            let known = Arch::ALL.map(Arch::name).join(", ");
+            LoadError::field("general.architecture", format!("{:?} is not supported; supported: {known}", clip(arch_name)))
+        })?;
+        let keys = Keys { g, prefix: arch.name() };
+
+        let layers = keys.count("block_count", 1, LAYERS_MAX)?;
+        let dim = keys.count("embedding_length", 1, DIM_MAX)?;
+        let trained = keys.count("context_length", 1, u32::MAX as u64)?;
+        let context = context.unwrap_or(trained).min(trained);
+        let norm_eps = keys.float("attention.layer_norm_rms_epsilon", 0.0, 1.0)?.unwrap_or(1e-5);
+        if keys.optional("expert_count", 0, u32::MAX as u64)?.unwrap_or(0) > 0 {
+            return Err(keys.wrong("expert_count", "mixtures of experts are not supported; accepted: 0"));
+        }
+        let vocab = vocab_rows(g)?;
+
+        let heads = keys.per_layer("attention.head_count", layers, HEADS_MAX)?.ok_or_else(|| keys.missing("attention.head_count"))?;
+        let kv_heads = keys.per_layer("attention.head_count_kv", layers, HEADS_MAX)?.unwrap_or_else(|| heads.clone());
+        let ffn = keys.per_layer("feed_forward_length", layers, FFN_MAX)?.ok_or_else(|| keys.missing("feed_forward_length"))?;
+        let head_dim = match keys.optional("attention.key_length", 1, HEAD_DIM_MAX as u64)? {
+            Some(n) => n,
+            None => {
+                if !dim.is_multiple_of(heads[0]) {
+                    return Err(keys.wrong("attention.head_count", &format!("{} does not divide embedding_length {dim}", heads[0])));
+                }
+                dim / heads[0]
+            }
+        };
+        if !(1..=HEAD_DIM_MAX).contains(&head_dim) || !head_dim.is_multiple_of(2) {
+            return Err(keys.wrong("attention.key_length", &format!("head size {head_dim} is not accepted: even numbers from 2 to {HEAD_DIM_MAX}")));
+        }
+        if let Some(n) = keys.optional("attention.value_length", 1, HEAD_DIM_MAX as u64)?
+            && n != head_dim
+        {
+            return Err(keys.wrong("attention.value_length", &format!("{n} differs from the key length {head_dim}, which is not supported")));
+        }
+
+        let rope_dims = keys.optional("rope.dimension_count", 2, HEAD_DIM_MAX as u64)?.unwrap_or(head_dim);
+        if rope_dims > head_dim || !rope_dims.is_multiple_of(2) {
+            return Err(keys.wrong("rope.dimension_count", &format!("{rope_dims} is not accepted: even numbers from 2 to the head size {head_dim}")));
+        }
+        let ropes = rope::read(g, &keys, arch.pairing(), rope_dims, trained, context)?;
+
+        let window = match arch {
+            Arch::Gemma3 => keys.optional("attention.sliding_window", 1, u32::MAX as u64)?.map(|n| n as u64),
+            _ => None,
+        };
+        let pattern = keys.optional("attention.sliding_window_pattern", 1, LAYERS_MAX)?.unwrap_or(GEMMA3_PATTERN as usize);
+
+        let mut layer_configs = Vec::new();
+        for layer in 0..layers {
+            let (heads, kv_heads) = (heads[layer], kv_heads[layer]);
+            if !heads.is_multiple_of(kv_heads) {
+                return Err(keys.wrong("attention.head_count_kv", &format!("{kv_heads} does not divide head_count {heads} in layer {layer}")));
+            }
+            let local = window.is_some() && !(layer + 1).is_multiple_of(pattern);
+            let score_dim = match arch {
+                Arch::Gemma3 if layers == GEMMA3_27B_LAYERS => dim as f32 / heads as f32,
+                _ => head_dim as f32,
+            };
+            layer_configs.push(LayerConfig {
+                heads,
+                kv_heads,
+                head_dim,
+                ffn: ffn[layer],
+                rope: usize::from(local),
+                window: if local { window } else { None },
+                score_scale: 1.0 / score_dim.sqrt(),
+            });
+        }
+
+        Ok(Config {
+            arch,
+            name: g.str("general.name")?.map_or_else(|| arch.name().to_owned(), clip),
+            dim,
+            vocab,
+            context_trained: trained,
+            context,
+            norm_eps,
+            embed_scale: if arch == Arch::Gemma3 { (dim as f32).sqrt() } else { 1.0 },
+            activation: if arch == Arch::Gemma3 { Activation::Gelu } else { Activation::Silu },
+            logit_cap: keys.float("final_logit_softcapping", 0.0, f32::MAX)?.filter(|&c| c > 0.0),
+            layers: layer_configs,
+            ropes,
+        })
+    }
+
+    /// Base of the windowed layers' rotation.
+    pub(super) fn local_base(keys: &Keys<'_>) -> Result<f64, LoadError> {
+        Ok(keys.float("rope.freq_base_swa", f32::MIN_POSITIVE, f32::MAX)?.map_or(GEMMA3_LOCAL_BASE, f64::from))
+    }
+}
+
+/// Rows of the embedding: what the vocabulary really is, whatever the metadata says.
+fn vocab_rows(g: &Gguf) -> Result<usize, LoadError> {
+    let t = g.tensor("token_embd.weight").ok_or_else(|| missing("token_embd.weight"))?;
+    match t.rows() {
+        rows @ 1..=VOCAB_MAX => Ok(rows),
+        rows => Err(LoadError::field("token_embd.weight", format!("has {rows} rows; accepted: 1 to {VOCAB_MAX}"))),
+    }
+}
+
+/// Metadata keys of one architecture, with their ranges.
+pub(super) struct Keys<'a> {
+    g: &'a Gguf,
+    prefix: &'static str,
+}
+
+impl Keys<'_> {
+    pub fn full(&self, key: &str) -> String {
+        format!("{}.{key}", self.prefix)
+    }
+
+    pub fn missing(&self, key: &str) -> LoadError {
+        missing(&self.full(key))
+    }
+
+    pub fn wrong(&self, key: &str, what: &str) -> LoadError {
+        LoadError::field(self.full(key), what)
+    }
+
+    pub fn str(&self, key: &str) -> Result<Option<&str>, LoadError> {
+        Ok(self.g.str(&self.full(key))?)
+    }
+
+    pub fn count(&self, key: &str, min: u64, max: u64) -> Result<usize, LoadError> {
+        self.optional(key, min, max)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub fn optional(&self, key: &str, min: u64, max: u64) -> Result<Option<usize>, LoadError> {
+        let Some(n) = self.g.u64(&self.full(key))? else {
+            return Ok(None);
+        };
+        self.in_range(key, n, min, max).map(Some)
+    }
+
+    pub fn float(&self, key: &str, min: f32, max: f32) -> Result<Option<f32>, LoadError> {
+        let Some(x) = self.g.f32(&self.full(key))? else {
+            return Ok(None);
+        };
+        // NaN is in no range.
+        if !(min..=max).contains(&x) {
+            return Err(self.wrong(key, &format!("{x} is out of range; accepted: {min} to {max}")));
+        }
+        Ok(Some(x))
+    }
+
+    /// One number for all layers, or an array with one per layer.
+    fn per_layer(&self, key: &str, layers: usize, max: u64) -> Result<Option<Vec<usize>>, LoadError> {
+        let full = self.full(key);
+        let Some(array) = self.g.array(&full).ok().flatten() else {
+            return Ok(self.optional(key, 1, max)?.map(|n| vec![n; layers]));
+        };
+        if array.len() != layers {
+            return Err(self.wrong(key, &format!("has {} entries for {layers} layers", array.len())));
+        }
+        let numbers: Result<Vec<usize>, LoadError> =
+            array.u32s()?.map(|n| self.in_range(key, n as u64, 1, max)).collect();
+        numbers.map(Some)
+    }
+
+    fn in_range(&self, key: &str, n: u64, min: u64, max: u64) -> Result<usize, LoadError> {
+        if (min..=max).contains(&n) {
+            Ok(n as usize)
+        } else {
+            Err(self.wrong(key, &format!("{n} is out of range; accepted: {min} to {max}")))
+        }
+    }
+}
+
+pub(super) fn missing(key: &str) -> LoadError {
+    LoadError::field(key, "is missing")
+}
+
+/// Text from a file, short enough for a message.
+fn clip(text: &str) -> String {
+    text.chars().take(64).collect()
+}

@@ -1,0 +1,262 @@
+//! Where the weights lie: names and shapes of every tensor, checked once at load.
+//!
+//! Matrices stay where they are, in the mapped model file or in its packed copy; a [`Weight`] only
+//! says where. Small vectors (norms, biases) are copied out as f32. Fused tensors (phi3's qkv and
+//! gate/up) are seen as the row ranges they are made of, so that `forward` knows one shape only.
+
+use super::config::{Arch, Config, missing};
+use crate::load::LoadError;
+use crate::load::gguf::{Gguf, Tensor};
+use crate::load::pack::HEADER_BYTES;
+use haversack_kernels::format::WeightType;
+use haversack_kernels::format::gguf::unpack_row;
+use haversack_kernels::format::packed::{STRIP, strip_bytes};
+use haversack_kernels::matmul::{Layout, Matrix};
+use haversack_memory::file::FileMap;
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// A matrix of `rows` outputs by `cols` inputs.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    pub ty: WeightType,
+    pub rows: usize,
+    pub cols: usize,
+    /// Index of the tensor, and which of its bytes.
+    tensor: usize,
+    bytes: Range<usize>,
+    /// Where it lies in the packed copy.
+    packed: Range<usize>,
+}
+
+pub struct LayerWeights {
+    pub attn_norm: Vec<f32>,
+    pub q: Weight,
+    pub k: Weight,
+    pub v: Weight,
+    pub q_bias: Option<Vec<f32>>,
+    pub k_bias: Option<Vec<f32>>,
+    pub v_bias: Option<Vec<f32>>,
+    pub q_norm: Option<Vec<f32>>,
+    pub k_norm: Option<Vec<f32>>,
+    pub o: Weight,
+    pub o_bias: Option<Vec<f32>>,
+    pub post_attn_norm: Option<Vec<f32>>,
+    pub ffn_norm: Vec<f32>,
+    pub gate: Weight,
+    pub up: Weight,
+    pub down: Weight,
+    pub post_ffn_norm: Option<Vec<f32>>,
+}
+
+pub struct Weights {
+    gguf: Gguf,
+    packed: Option<FileMap>,
+    embedding: Weight,
+    pub layers: Vec<LayerWeights>,
+    pub output_norm: Vec<f32>,
+    pub output: Weight,
+    packed_bytes: usize,
+}
+
+/// Matrices in the packed copy start at multiples of a cache line.
+const ALIGN: usize = 64;
+
+impl Weights {
+    pub fn find(gguf: Gguf, config: &Config) -> Result<Weights, LoadError> {
+        let mut finder = Finder::new(&gguf);
+        let embedding = finder.matrix("token_embd.weight", config.vocab, config.dim)?;
+        let output_norm = finder.vector("output_norm.weight", config.dim)?;
+        let output = match gguf.tensor("output.weight") {
+            Some(_) => {
+                // The embedding itself is read row by row from the model file: no packed copy.
+                finder.packed_end = HEADER_BYTES;
+                finder.matrix("output.weight", config.vocab, config.dim)?
+            }
+            None => embedding.clone(),
+        };
+        let mut layers = Vec::new();
+        for layer in 0..config.layers.len() {
+            layers.push(finder.layer(config, layer)?);
+        }
+        finder.warn_unused(config);
+        let packed_bytes = finder.packed_end;
+        Ok(Weights { gguf, packed: None, embedding, layers, output_norm, output, packed_bytes })
+    }
+
+    pub fn gguf(&self) -> &Gguf {
+        &self.gguf
+    }
+
+    pub fn use_packed(&mut self, map: FileMap) {
+        self.packed = Some(map);
+    }
+
+    pub fn is_packed(&self) -> bool {
+        self.packed.is_some()
+    }
+
+    /// Bytes of the packed copy.
+    pub fn packed_bytes(&self) -> usize {
+        self.packed_bytes
+    }
+
+    /// Bytes a single token reads: every matrix once.
+    pub fn bytes_per_token(&self) -> usize {
+        self.matrices().map(|w| w.bytes.len()).sum()
+    }
+
+    /// Every matrix that is multiplied with, in the order of the packed copy.
+    pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
+        let layers = self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
+        std::iter::once(&self.output).chain(layers)
+    }
+
+    /// The bytes of a matrix as they lie in the model file.
+    pub fn source(&self, w: &Weight) -> &[u8] {
+        &self.gguf.bytes(&self.gguf.tensors()[w.tensor])[w.bytes.clone()]
+    }
+
+    pub fn matrix(&self, w: &Weight) -> Matrix<'_> {
+        let (layout, bytes) = match &self.packed {
+            Some(map) => (Layout::Packed, &map.as_slice()[w.packed.clone()]),
+            None => (Layout::Gguf, self.source(w)),
+        };
+        Matrix { ty: w.ty, rows: w.rows, cols: w.cols, layout, bytes }
+    }
+
+    /// One row of the embedding as f32.
+    pub fn embed(&self, token: usize, out: &mut [f32]) {
+        let w = &self.embedding;
+        let row = w.bytes.len() / w.rows;
+        unpack_row(w.ty, &self.source(w)[token * row..(token + 1) * row], out);
+    }
+}
+
+impl Weight {
+    pub fn packed(&self) -> Range<usize> {
+        self.packed.clone()
+    }
+}
+
+struct Finder<'a> {
+    g: &'a Gguf,
+    index: HashMap<&'a str, usize>,
+    used: Vec<bool>,
+    packed_end: usize,
+}
+
+impl<'a> Finder<'a> {
+    fn new(g: &'a Gguf) -> Finder<'a> {
+        let index = g.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
+        Finder { g, index, used: vec![false; g.tensors().len()], packed_end: HEADER_BYTES }
+    }
+
+    fn layer(&mut self, config: &Config, layer: usize) -> Result<LayerWeights, LoadError> {
+        let c = &config.layers[layer];
+        let dim = config.dim;
+        let (q_rows, kv_rows) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let name = |part: &str| format!("blk.{layer}.{part}");
+
+        let fused = name("attn_qkv.weight");
+        let [q, k, v] = if self.g.tensor(&fused).is_some() {
+            self.split(&fused, [q_rows, kv_rows, kv_rows], dim)?
+        } else {
+            [
+                self.matrix(&name("attn_q.weight"), q_rows, dim)?,
+                self.matrix(&name("attn_k.weight"), kv_rows, dim)?,
+                self.matrix(&name("attn_v.weight"), kv_rows, dim)?,
+            ]
+        };
+        let [gate, up] = if config.arch == Arch::Phi3 {
+            self.split(&name("ffn_up.weight"), [c.ffn, c.ffn], dim)?
+        } else {
+            [
+                self.matrix(&name("ffn_gate.weight"), c.ffn, dim)?,
+                self.matrix(&name("ffn_up.weight"), c.ffn, dim)?,
+            ]
+        };
+        let qk_norm = matches!(config.arch, Arch::Qwen3 | Arch::Gemma3);
+        let post_norm = config.arch == Arch::Gemma3;
+        Ok(LayerWeights {
+            attn_norm: self.vector(&name("attn_norm.weight"), dim)?,
+            q,
+            k,
+            v,
+            q_bias: self.optional(&name("attn_q.bias"), q_rows)?,
+            k_bias: self.optional(&name("attn_k.bias"), kv_rows)?,
+            v_bias: self.optional(&name("attn_v.bias"), kv_rows)?,
+            q_norm: self.when(qk_norm, &name("attn_q_norm.weight"), c.head_dim)?,
+            k_norm: self.when(qk_norm, &name("attn_k_norm.weight"), c.head_dim)?,
+            o: self.matrix(&name("attn_output.weight"), dim, q_rows)?,
+            o_bias: self.optional(&name("attn_output.bias"), dim)?,
+            post_attn_norm: self.when(post_norm, &name("post_attention_norm.weight"), dim)?,
+            ffn_norm: self.vector(&name("ffn_norm.weight"), dim)?,
+            gate,
+            up,
+            down: self.matrix(&name("ffn_down.weight"), dim, c.ffn)?,
+            post_ffn_norm: self.when(post_norm, &name("post_ffw_norm.weight"), dim)?,
+        })
+    }
+
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, LoadError> {
+        let [w] = self.split(name, [rows], cols)?;
+        Ok(w)
+    }
+
+    /// One tensor as several matrices, one below the other.
+    fn split<const N: usize>(&mut self, name: &str, rows: [usize; N], cols: usize) -> Result<[Weight; N], LoadError> {
+        let (index, t) = self.find(name)?;
+        let total: usize = rows.iter().sum();
+        if t.cols() != cols || t.rows() != total {
+            return Err(LoadError::field(name, format!("is {} × {}, expected {cols} × {total}", t.cols(), t.rows())));
+        }
+        let Some(row_bytes) = t.ty.row_bytes(cols) else {
+            return Err(LoadError::field(name, format!("rows of {cols} values are not whole blocks of {}", t.ty)));
+        };
+        let ty = t.ty;
+        let mut start = 0;
+        Ok(rows.map(|rows| {
+            let bytes = start..start + rows * row_bytes;
+            start = bytes.end;
+            let packed = self.packed_end..self.packed_end + rows.div_ceil(STRIP) * strip_bytes(ty, cols);
+            self.packed_end = packed.end.next_multiple_of(ALIGN);
+            Weight { ty, rows, cols, tensor: index, bytes, packed }
+        }))
+    }
+
+    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+        let (_, t) = self.find(name)?;
+        if t.cols() != len || t.rows() != 1 {
+            return Err(LoadError::field(name, format!("is {} × {}, expected {len} values", t.cols(), t.rows())));
+        }
+        if t.ty.row_bytes(len).is_none() {
+            return Err(LoadError::field(name, format!("{len} values are not whole blocks of {}", t.ty)));
+        }
+        let mut out = vec![0.0; len];
+        unpack_row(t.ty, self.g.bytes(t), &mut out);
+        Ok(out)
+    }
+
+    fn optional(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, LoadError> {
+        let present = self.g.tensor(name).is_some();
+        self.when(present, name, len)
+    }
+
+    fn when(&mut self, needed: bool, name: &str, len: usize) -> Result<Option<Vec<f32>>, LoadError> {
+        needed.then(|| self.vector(name, len)).transpose()
+    }
+
+    fn find(&mut self, name: &str) -> Result<(usize, &'a Tensor), LoadError> {
+        let index = *self.index.get(name).ok_or_else(|| missing(name))?;
+        self.used[index] = true;
+        Ok((index, &self.g.tensors()[index]))
+    }
+
+    /// A tensor of a layer that nothing reads means that the file says more than we compute.
+    fn warn_unused(&self, config: &Config) {
+        for (t, _) in self.g.tensors().iter().zip(&self.used).filter(|(t, used)| !**used && t.name.starts_with("blk.")) {
+            log::warn!("tensor {} is not part of architecture {} as we know it and is ignored", t.name.escape_debug(), config.arch.name());
+        }
+    }
+}

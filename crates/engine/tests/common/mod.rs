@@ -1,0 +1,39 @@
+//! Shared by the tests: where real models are, and loading them.
+#![allow(dead_code)]
+
+use haversack::{Activations, LoadOptions, Model, Repack, Runtime, RuntimeOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub const SMOLLM2: &str = "smollm2-135m-instruct-q4_1.gguf";
+pub const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
+
+/// A real model, if it was fetched: `$HAVERSACK_TEST_MODELS`, `$HAVERSACK_HOME/models`, or the
+/// data directory. Skipping is loud.
+pub fn real_model(file: &str) -> Option<PathBuf> {
+    let dirs = [
+        std::env::var_os("HAVERSACK_TEST_MODELS").map(PathBuf::from),
+        std::env::var_os("HAVERSACK_HOME").map(|h| PathBuf::from(h).join("models")),
+        std::env::var_os("XDG_DATA_HOME").map(|h| PathBuf::from(h).join("haversack/models")),
+        std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".local/share/haversack/models")),
+    ];
+    let found = dirs.into_iter().flatten().map(|d| d.join(file)).find(|p| p.is_file());
+    if found.is_none() {
+        println!("SKIPPED: {file} is not here; `haversack pull` fetches it");
+    }
+    found
+}
+
+/// A directory for packed copies that outlives one test and is shared by all of them.
+pub fn packed_dir() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("packed")
+}
+
+pub fn load(path: &Path, repack: Repack) -> Arc<Model> {
+    let options = LoadOptions { repack, threads: 2, ..Default::default() };
+    Model::load(path, &options, &mut |_, _| ()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+pub fn runtime(model: &Arc<Model>, activations: Activations) -> Runtime {
+    Runtime::new(model.clone(), &RuntimeOptions { activations, threads: 2, ..Default::default() })
+}

@@ -1,0 +1,279 @@
+//! Memory attention works in, reserved before a step.
+//!
+//! ```text
+//! per thread:  q (row, dim)  total (row, dim)  partial (row, dim)  max, inverse (row)
+//!              scores (span, row, 256 + pad)
+//! split:       per (job, kv_head, span): scores (row, 256 + pad)  partial (row, dim)  max, sum (row)
+//! ```
+//!
+//! `row` is a query and a head of one group: at most [`TILE_ROWS`], or one query's group if that is
+//! larger.
+
+use super::{Attend, Mass, SPAN_BLOCKS, SPAN_SLOTS, UNITS_PER_THREAD};
+use crate::attention::BLOCK_SLOTS;
+
+/// Rows of a tile: two register tiles of the widest table, so that a block is read from the second
+/// cache half as often as it is from the first.
+pub(super) const TILE_ROWS: usize = 24;
+
+/// Distance between rows of scores of one span. Not 256: at a power of two the rows would share
+/// cache sets.
+pub(super) const SCORE_STRIDE: usize = SPAN_SLOTS + 16;
+
+/// The largest step [`Scratch`] must serve. Layers that differ are reserved for one after another.
+#[derive(Clone, Copy, Debug)]
+pub struct Need {
+    /// Threads of the pool.
+    pub threads: usize,
+    /// Sequences of a batch. More are worked off in several rounds.
+    pub jobs: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Slots of the longest table.
+    pub slots: usize,
+}
+
+impl Need {
+    fn group(self) -> usize {
+        self.heads.div_ceil(self.kv_heads.max(1)).max(1)
+    }
+
+    fn spans(self) -> usize {
+        self.slots.div_ceil(SPAN_SLOTS)
+    }
+
+    /// Floats of one thread's area.
+    fn area(self) -> usize {
+        let rows = queries_per_tile(self.group()) * self.group();
+        area_floats(rows, self.head_dim, self.spans())
+    }
+
+    /// Floats of all spans' records when queries are split: of as many sequences as leave threads
+    /// idle otherwise.
+    fn records(self) -> usize {
+        if self.threads < 2 {
+            return 0;
+        }
+        let jobs = (UNITS_PER_THREAD * self.threads)
+            .div_ceil(self.kv_heads.max(1))
+            .min(self.jobs);
+        jobs * self.kv_heads * self.spans() * record_floats(self.group(), self.head_dim)
+    }
+
+    /// Bytes [`Scratch`] holds after reserving for this alone:
+    /// `threads * tile_rows * (slots rounded up to 256) * 4.25` and a little, and with more than
+    /// one thread up to `heads * slots * 4.25` for each split sequence.
+    pub fn bytes(self) -> usize {
+        let area = self.area().div_ceil(16) * self.threads.max(1);
+        64 * (area + self.records().div_ceil(16)) + self.jobs * size_of::<Outlet>()
+    }
+}
+
+/// Queries of one tile.
+pub(super) fn queries_per_tile(group: usize) -> usize {
+    (TILE_ROWS / group).max(1)
+}
+
+fn area_floats(rows: usize, head_dim: usize, spans: usize) -> usize {
+    3 * rows * head_dim + 2 * rows.next_multiple_of(16) + spans * rows * SCORE_STRIDE
+}
+
+/// A cache line, so that areas start on one.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+/// Reserved memory. Grows in [`Scratch::reserve`] only.
+pub struct Scratch {
+    areas: Vec<Line>,
+    area_lines: usize,
+    threads: usize,
+    records: Vec<Line>,
+    outlets: Vec<Outlet>,
+    jobs: usize,
+}
+
+/// Where a job's results go: its mutable slices taken apart, because units of several threads
+/// write into them.
+#[derive(Clone, Copy)]
+pub(super) struct Outlet {
+    pub out: *mut f32,
+    pub mass: Option<(*mut u64, *mut u64)>,
+    /// First unit of the job in a region.
+    pub first_unit: usize,
+    /// First float of the job's records.
+    pub first_float: usize,
+}
+
+// SAFETY: the pointers come from slices that are borrowed for the whole call of `attend`; units
+// write disjoint rows of `out` and touch the masses atomically.
+unsafe impl Send for Outlet {}
+// SAFETY: as above.
+unsafe impl Sync for Outlet {}
+
+/// What a region works with: the outlets, the areas and the records.
+pub(super) struct Parts<'a> {
+    pub outlets: &'a [Outlet],
+    /// (thread, area)
+    pub areas: &'a mut [f32],
+    pub area_len: usize,
+    pub records: &'a mut [f32],
+}
+
+impl Scratch {
+    pub fn new(need: Need) -> Scratch {
+        let mut scratch = Scratch {
+            areas: Vec::new(),
+            area_lines: 0,
+            threads: 1,
+            records: Vec::new(),
+            outlets: Vec::new(),
+            jobs: 1,
+        };
+        scratch.reserve(need);
+        scratch
+    }
+
+    /// Makes room for `need`, keeping what was reserved before.
+    pub fn reserve(&mut self, need: Need) {
+        const ZERO: Line = Line([0.0; 16]);
+        self.threads = self.threads.max(need.threads);
+        self.jobs = self.jobs.max(need.jobs);
+        self.area_lines = self.area_lines.max(need.area().div_ceil(16));
+        let lines = self.area_lines * self.threads;
+        if lines > self.areas.len() {
+            self.areas.reserve_exact(lines - self.areas.len());
+            self.areas.resize(lines, ZERO);
+        }
+        let lines = need.records().div_ceil(16);
+        if lines > self.records.len() {
+            self.records.reserve_exact(lines - self.records.len());
+            self.records.resize(lines, ZERO);
+        }
+        self.outlets.clear();
+        self.outlets.reserve_exact(self.jobs);
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        64 * (self.areas.capacity() + self.records.capacity())
+            + self.outlets.capacity() * size_of::<Outlet>()
+    }
+
+    pub(super) fn jobs_max(&self) -> usize {
+        self.jobs
+    }
+
+    /// The records of these jobs fit.
+    pub(super) fn fits_split(&self, jobs: &[Attend<'_>]) -> bool {
+        let floats: usize = jobs.iter().map(split_floats).sum();
+        floats <= 16 * self.records.len()
+    }
+
+    /// Takes the jobs apart for a region on `threads` threads, with `units` units in each job.
+    pub(super) fn parts(
+        &mut self,
+        threads: usize,
+        jobs: &mut [Attend<'_>],
+        units: fn(&Attend<'_>) -> usize,
+    ) -> (Parts<'_>, usize) {
+        assert!(
+            threads <= self.threads,
+            "scratch was reserved for fewer threads"
+        );
+        assert!(
+            jobs.len() <= self.jobs,
+            "scratch was reserved for fewer jobs"
+        );
+        self.outlets.clear();
+        let (mut first_unit, mut first_float) = (0, 0);
+        for job in jobs {
+            let rows = queries_per_tile(job.group()) * job.group();
+            let area = area_floats(rows, job.shape.head_dim, job.spans());
+            assert!(
+                area <= 16 * self.area_lines,
+                "scratch was reserved for less"
+            );
+            let mass = job
+                .mass
+                .as_mut()
+                .map(|Mass { sum, sum_sq }| (sum.as_mut_ptr(), sum_sq.as_mut_ptr()));
+            self.outlets.push(Outlet {
+                out: job.out.as_mut_ptr(),
+                mass,
+                first_unit,
+                first_float,
+            });
+            first_unit += units(job);
+            first_float += split_floats(job);
+        }
+        let parts = Parts {
+            outlets: &self.outlets,
+            areas: floats(&mut self.areas),
+            area_len: 16 * self.area_lines,
+            records: floats(&mut self.records),
+        };
+        (parts, first_unit)
+    }
+}
+
+fn floats(lines: &mut [Line]) -> &mut [f32] {
+    // SAFETY: a `Line` is sixteen floats and nothing else.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), 16 * lines.len()) }
+}
+
+fn split_floats(job: &Attend<'_>) -> usize {
+    job.shape.kv_heads * job.spans() * record_floats(job.group(), job.shape.head_dim)
+}
+
+/// One thread's area, taken apart for a unit of `rows` rows.
+pub(super) struct Area<'a> {
+    /// (row, dim), scaled
+    pub q: &'a mut [f32],
+    /// (row, dim)
+    pub total: &'a mut [f32],
+    /// (row, dim)
+    pub partial: &'a mut [f32],
+    /// (row)
+    pub max: &'a mut [f32],
+    /// (row)
+    pub inverse: &'a mut [f32],
+    /// (span, row, 256 + pad)
+    pub scores: &'a mut [f32],
+}
+
+impl<'a> Area<'a> {
+    pub(super) fn new(floats: &'a mut [f32], rows: usize, head_dim: usize) -> Area<'a> {
+        let (q, floats) = floats.split_at_mut(rows * head_dim);
+        let (total, floats) = floats.split_at_mut(rows * head_dim);
+        let (partial, floats) = floats.split_at_mut(rows * head_dim);
+        let (max, floats) = floats.split_at_mut(rows.next_multiple_of(16));
+        let (inverse, scores) = floats.split_at_mut(rows.next_multiple_of(16));
+        Area {
+            q,
+            total,
+            partial,
+            max: &mut max[..rows],
+            inverse: &mut inverse[..rows],
+            scores,
+        }
+    }
+}
+
+/// What one span of one KV head leaves for the next region of the split path, in this order:
+/// scores (row, 256 + pad), partial (row, dim), max (row), sum (row). Whole cache lines, so that
+/// records of two threads share none.
+pub(super) fn record_floats(rows: usize, head_dim: usize) -> usize {
+    (rows * (SCORE_STRIDE + head_dim + 2)).next_multiple_of(16)
+}
+
+/// Spans' blocks in the table.
+pub(super) fn span_blocks(span: usize, blocks: usize) -> std::ops::Range<usize> {
+    span * SPAN_BLOCKS..((span + 1) * SPAN_BLOCKS).min(blocks)
+}
+
+/// Scores of a span that are in use: whole blocks.
+pub(super) fn span_slots(span: usize, blocks: usize) -> usize {
+    span_blocks(span, blocks).len() * BLOCK_SLOTS
+}

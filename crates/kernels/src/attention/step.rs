@@ -1,0 +1,230 @@
+//! The steps both paths are made of, for one span and the rows of one unit.
+
+use super::block::{BLOCK_SLOTS, Block};
+use super::kernel::{self, Rows};
+use super::scratch::{SCORE_STRIDE, span_blocks};
+use super::{Attend, SPAN_SLOTS};
+use crate::cpu::Table;
+use crate::ops;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The rows of a unit: `queries` queries from `first` on, each with the heads of one group.
+/// Row `r` is query `r / group`, head `r % group` of the group.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    pub kv_head: usize,
+    pub first: usize,
+    pub queries: usize,
+    pub group: usize,
+}
+
+impl Unit {
+    pub(super) fn rows(&self) -> usize {
+        self.queries * self.group
+    }
+
+    fn position(&self, job: &Attend<'_>, query: usize) -> u64 {
+        job.first_position
+            .saturating_add((self.first + query) as u64)
+    }
+
+    /// Where row `r` lies in (row, head, dim).
+    pub(super) fn offset(&self, job: &Attend<'_>, r: usize) -> usize {
+        let head = self.kv_head * self.group + r % self.group;
+        ((self.first + r / self.group) * job.heads + head) * job.shape.head_dim
+    }
+}
+
+/// The slots of a block that a query at `position` sees.
+fn visible(job: &Attend<'_>, block: &Block<'_>, position: u64) -> std::ops::Range<usize> {
+    let upto = |p: u64| {
+        p.saturating_sub(block.first_position)
+            .min(block.rows as u64) as usize
+    };
+    let next = position.saturating_add(1);
+    let lowest = job.window.map_or(0, |w| next.saturating_sub(w));
+    upto(lowest)..upto(next).max(upto(lowest))
+}
+
+/// Any query of the unit sees any slot of the block: the last query sees furthest ahead, the first
+/// furthest back.
+fn sees(job: &Attend<'_>, unit: &Unit, block: &Block<'_>) -> bool {
+    let first = visible(job, block, unit.position(job, 0));
+    let last = visible(job, block, unit.position(job, unit.queries - 1));
+    first.start < last.end
+}
+
+pub(super) fn sees_span(job: &Attend<'_>, unit: &Unit, span: usize) -> bool {
+    span_blocks(span, job.view.blocks()).any(|b| sees(job, unit, &job.view.block(b)))
+}
+
+/// The unit's queries, scaled, as (row, dim).
+pub(super) fn load_queries(job: &Attend<'_>, unit: &Unit, q: &mut [f32]) {
+    let dim = job.shape.head_dim;
+    for (r, to) in q.chunks_exact_mut(dim).take(unit.rows()).enumerate() {
+        let from = &job.q[unit.offset(job, r)..][..dim];
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = from * job.scale;
+        }
+    }
+}
+
+/// Scores of a span, minus infinity where a query must not look; `scores` is (row, 256 + pad).
+pub(super) fn score_span(
+    table: Table,
+    job: &Attend<'_>,
+    unit: &Unit,
+    span: usize,
+    q: &[f32],
+    scores: &mut [f32],
+) {
+    let dim = job.shape.head_dim;
+    let bytes = job.shape.head_bytes();
+    for (i, b) in span_blocks(span, job.view.blocks()).enumerate() {
+        let block = job.view.block(b);
+        let scores = &mut scores[i * BLOCK_SLOTS..];
+        if !sees(job, unit, &block) {
+            for r in 0..unit.rows() {
+                scores[r * SCORE_STRIDE..][..BLOCK_SLOTS].fill(f32::NEG_INFINITY);
+            }
+            continue;
+        }
+        let q = Rows {
+            values: q,
+            stride: dim,
+            count: unit.rows(),
+        };
+        let k = &block.k[unit.kv_head * bytes..][..bytes];
+        kernel::score(table, q, dim, k, scores, SCORE_STRIDE);
+        for query in 0..unit.queries {
+            let seen = visible(job, &block, unit.position(job, query));
+            for r in query * unit.group..(query + 1) * unit.group {
+                let scores = &mut scores[r * SCORE_STRIDE..][..BLOCK_SLOTS];
+                if let Some(cap) = job.softcap {
+                    kernel::soft_cap(table, scores, cap);
+                }
+                scores[..seen.start].fill(f32::NEG_INFINITY);
+                scores[seen.end..].fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
+/// The greater; for rows in which nothing is seen it stays minus infinity.
+pub(super) fn greater(a: f32, b: f32) -> f32 {
+    if a < b { b } else { a }
+}
+
+/// What is subtracted from a row's scores before the exponential.
+pub(super) fn shift(max: f32) -> f32 {
+    if max == f32::NEG_INFINITY { 0.0 } else { max }
+}
+
+/// The factor of a row's output; a query that sees nothing gets zeros.
+pub(super) fn inverse(sum: f32) -> f32 {
+    if sum == 0.0 { 0.0 } else { 1.0 / sum }
+}
+
+/// `partial (row, dim)` = the span's values weighted by `p` (row, 256 + pad).
+pub(super) fn weigh_span(
+    table: Table,
+    job: &Attend<'_>,
+    unit: &Unit,
+    span: usize,
+    p: &[f32],
+    partial: &mut [f32],
+) {
+    let dim = job.shape.head_dim;
+    let bytes = job.shape.head_bytes();
+    let last = unit.position(job, unit.queries - 1);
+    partial[..unit.rows() * dim].fill(0.0);
+    for (i, b) in span_blocks(span, job.view.blocks()).enumerate() {
+        let block = job.view.block(b);
+        if !sees(job, unit, &block) {
+            continue;
+        }
+        // Slots that no query of the unit sees yet may not have been written.
+        let slots = visible(job, &block, last).end;
+        let p = Rows {
+            values: &p[i * BLOCK_SLOTS..],
+            stride: SCORE_STRIDE,
+            count: unit.rows(),
+        };
+        let v = &block.v[unit.kv_head * bytes..][..bytes];
+        kernel::weigh(table, p, slots, v, dim, partial);
+    }
+}
+
+/// Adds the unit's attention mass in one span to the job's counters.
+///
+/// # Safety
+/// - `mass` are the job's mass slices, used by other threads only through this function.
+pub(super) unsafe fn mass_span(
+    table: Table,
+    job: &Attend<'_>,
+    unit: &Unit,
+    span: usize,
+    p: &[f32],
+    inverse: &[f32],
+    mass: (*mut u64, *mut u64),
+) {
+    let blocks = job.view.blocks();
+    for (i, b) in span_blocks(span, blocks).enumerate() {
+        let block = job.view.block(b);
+        if !sees(job, unit, &block) {
+            continue;
+        }
+        let mut counts = [[0u64; BLOCK_SLOTS]; 2];
+        for query in 0..unit.queries {
+            let position = unit.position(job, query);
+            let own = position - position % BLOCK_SLOTS as u64;
+            let others = own.saturating_sub(block.first_position).min(32) as usize;
+            if others == 0 {
+                continue;
+            }
+            let at = query * unit.group;
+            let p = &p[at * SCORE_STRIDE + i * BLOCK_SLOTS..];
+            add_mass(table, p, &inverse[at..at + unit.group], others, &mut counts);
+        }
+        let first = (unit.kv_head * blocks + b) * BLOCK_SLOTS;
+        for (to, counts) in [mass.0, mass.1].into_iter().zip(&counts) {
+            for (slot, count) in counts.iter().enumerate().filter(|(_, c)| **c != 0) {
+                // SAFETY: `Attend::check` saw that the slices have (kv_head, slot) of all blocks;
+                // the caller promises that every access is through here.
+                let to = unsafe { AtomicU64::from_ptr(to.add(first + slot)) };
+                to.fetch_add(*count, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// One query's mass in one block, in its first `others` slots.
+fn add_mass(
+    table: Table,
+    p: &[f32],
+    inverse: &[f32],
+    others: usize,
+    counts: &mut [[u64; BLOCK_SLOTS]; 2],
+) {
+    let [sums, squares] = counts;
+    for lane in (0..others).step_by(16) {
+        let p = Rows {
+            values: &p[lane..],
+            stride: SCORE_STRIDE,
+            count: inverse.len(),
+        };
+        let mut sum = [0; 16];
+        let mut sum_sq = [0; 16];
+        kernel::mass_lanes(table, p, inverse, &mut sum, &mut sum_sq);
+        for (i, slot) in (lane..others.min(lane + 16)).enumerate() {
+            sums[slot] = sums[slot].wrapping_add(sum[i]);
+            squares[slot] = squares[slot].wrapping_add(sum_sq[i]);
+        }
+    }
+}
+
+/// The exponentials and the sum of one row of a span.
+pub(super) fn exp_row(table: Table, row: &mut [f32], slots: usize, max: f32) -> f32 {
+    debug_assert!(slots <= SPAN_SLOTS);
+    ops::exp::exp_sub_sum(table, &mut row[..slots], shift(max))
+}

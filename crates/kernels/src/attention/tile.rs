@@ -1,0 +1,94 @@
+//! The tile path: a unit is a few queries of one KV head, from scores to output.
+
+use super::Attend;
+use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, queries_per_tile, span_slots};
+use super::step::{self, Unit};
+use crate::cpu::Table;
+use crate::threads::Shareable;
+use crate::{Exec, ops};
+
+/// Tiles of one KV head.
+fn tiles(job: &Attend<'_>) -> usize {
+    job.rows().div_ceil(queries_per_tile(job.group()))
+}
+
+fn units(job: &Attend<'_>) -> usize {
+    job.shape.kv_heads * tiles(job)
+}
+
+pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]) {
+    let (parts, count) = scratch.parts(exec.pool.threads(), jobs, units);
+    let (outlets, area_len) = (parts.outlets, parts.area_len);
+    let areas = Shareable(parts.areas.as_mut_ptr());
+    let jobs = &*jobs;
+    exec.pool.run_indexed(count, &|worker, unit| {
+        let index = outlets.partition_point(|o| o.first_unit <= unit) - 1;
+        let (job, outlet) = (&jobs[index], &outlets[index]);
+        let unit = unit_at(job, unit - outlet.first_unit);
+        // SAFETY: `worker` is below the thread count the areas were made for, and no other thread
+        // of the region has the same.
+        let area =
+            unsafe { std::slice::from_raw_parts_mut(areas.get().add(worker * area_len), area_len) };
+        let area = Area::new(area, unit.rows(), job.shape.head_dim);
+        attend_tile(exec.table, job, outlet, &unit, area);
+    });
+}
+
+/// Last tiles first: causal ones see most, and the longest units should not start last.
+fn unit_at(job: &Attend<'_>, unit: usize) -> Unit {
+    let queries = queries_per_tile(job.group());
+    let tile = tiles(job) - 1 - unit / job.shape.kv_heads;
+    Unit {
+        kv_head: unit % job.shape.kv_heads,
+        first: tile * queries,
+        queries: queries.min(job.rows() - tile * queries),
+        group: job.group(),
+    }
+}
+
+fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, area: Area<'_>) {
+    let dim = job.shape.head_dim;
+    let blocks = job.view.blocks();
+    let rows = unit.rows();
+    let per_span = rows * SCORE_STRIDE;
+
+    step::load_queries(job, unit, area.q);
+    area.max.fill(f32::NEG_INFINITY);
+    for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
+        let scores = &mut area.scores[span * per_span..][..per_span];
+        step::score_span(table, job, unit, span, area.q, scores);
+        for (row, max) in scores.chunks_exact(SCORE_STRIDE).zip(&mut *area.max) {
+            let row = &row[..span_slots(span, blocks)];
+            *max = step::greater(*max, ops::max(table, row));
+        }
+    }
+
+    let sum = area.inverse;
+    sum.fill(0.0);
+    area.total.fill(0.0);
+    for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
+        let scores = &mut area.scores[span * per_span..][..per_span];
+        for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
+            sum[r] += step::exp_row(table, row, span_slots(span, blocks), area.max[r]);
+        }
+        step::weigh_span(table, job, unit, span, scores, area.partial);
+        ops::add_assign(table, area.total, area.partial);
+    }
+
+    for (r, total) in area.total.chunks_exact_mut(dim).enumerate() {
+        sum[r] = step::inverse(sum[r]);
+        ops::scale(table, total, sum[r]);
+        // SAFETY: the rows of a unit are its own, and `Attend::check` saw that `out` has them all.
+        let out =
+            unsafe { std::slice::from_raw_parts_mut(outlet.out.add(unit.offset(job, r)), dim) };
+        out.copy_from_slice(total);
+    }
+
+    if let Some(mass) = outlet.mass {
+        for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
+            let p = &area.scores[span * per_span..][..per_span];
+            // SAFETY: `mass` is this job's, and every unit uses it only so.
+            unsafe { step::mass_span(table, job, unit, span, p, sum, mass) };
+        }
+    }
+}

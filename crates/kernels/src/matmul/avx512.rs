@@ -1,0 +1,193 @@
+//! `x86-avx512-vnni`: a strip's 16 rows in one register, `vpdpbusd` for the dot products.
+
+use std::arch::x86_64::*;
+
+use super::Task;
+use super::isa::{Float, Isa, Quant, for_type};
+use super::kernel;
+
+/// Proof that the CPU has the features of [`crate::cpu::Kind::Avx512`].
+#[derive(Clone, Copy)]
+struct Avx512(());
+
+/// All strips of a task.
+///
+/// # Safety
+/// The CPU has the features of [`crate::cpu::Kind::Avx512`].
+pub(super) unsafe fn strips(task: &Task<'_>) {
+    // SAFETY: the caller's.
+    unsafe { for_type!(task.ty, quant, float, (task)) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni")]
+fn quant<T: Quant>(task: &Task<'_>) {
+    kernel::quant_strips::<Avx512, T>(Avx512(()), task);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni")]
+fn float<T: Float>(task: &Task<'_>) {
+    kernel::float_strips::<Avx512, T>(Avx512(()), task);
+}
+
+// SAFETY of every block below: an `Avx512` exists only inside the two functions above, which run
+// only where the features are; loads and stores pass on their caller's promise.
+macro_rules! op {
+    ($e:expr) => {
+        // SAFETY: see above the macro.
+        unsafe { $e }
+    };
+}
+
+impl Isa for Avx512 {
+    const LANES: usize = 16;
+    const BIASED: bool = true;
+    // 8 vectors of codes, scale, minimum, and per row a sum and a dot: 26 of 32 registers.
+    const INT8_ROWS_MAX: usize = 8;
+    // 4 sums per row: 16 registers, the rest for unpacking.
+    const F32_ROWS_MAX: usize = 4;
+
+    type F = __m512;
+    type I = __m512i;
+    type B = __m512i;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        op!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    fn neg(self, a: __m512) -> __m512 {
+        op!(_mm512_xor_ps(a, _mm512_set1_ps(-0.0)))
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        op!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> __m512i {
+        op!(_mm512_set1_epi32(x))
+    }
+    #[inline(always)]
+    fn add_i(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn and_i(self, a: __m512i, mask: i32) -> __m512i {
+        op!(_mm512_and_si512(a, _mm512_set1_epi32(mask)))
+    }
+    #[inline(always)]
+    fn shr4_i(self, a: __m512i) -> __m512i {
+        op!(_mm512_srli_epi32::<4>(a))
+    }
+    #[inline(always)]
+    fn to_f32(self, a: __m512i) -> __m512 {
+        op!(_mm512_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn splat_b(self, x: u8) -> __m512i {
+        op!(_mm512_set1_epi8(x as i8))
+    }
+    #[inline(always)]
+    fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_and_si512(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn xor(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_xor_si512(a, b))
+    }
+    #[inline(always)]
+    fn shl(self, a: __m512i, n: usize) -> __m512i {
+        match n {
+            1 => op!(_mm512_slli_epi16::<1>(a)),
+            2 => op!(_mm512_slli_epi16::<2>(a)),
+            3 => op!(_mm512_slli_epi16::<3>(a)),
+            _ => op!(_mm512_slli_epi16::<4>(a)),
+        }
+    }
+    #[inline(always)]
+    fn shr(self, a: __m512i, n: usize) -> __m512i {
+        match n {
+            1 => op!(_mm512_srli_epi16::<1>(a)),
+            2 => op!(_mm512_srli_epi16::<2>(a)),
+            3 => op!(_mm512_srli_epi16::<3>(a)),
+            4 => op!(_mm512_srli_epi16::<4>(a)),
+            5 => op!(_mm512_srli_epi16::<5>(a)),
+            _ => op!(_mm512_srli_epi16::<6>(a)),
+        }
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[i8; 16], a: __m512i) -> __m512i {
+        op!({
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, a)
+        })
+    }
+    #[inline(always)]
+    fn byte(self, a: __m512i, j: usize, _signed: bool) -> __m512 {
+        // Codes are always unsigned here.
+        let low = match j {
+            0 => a,
+            1 => op!(_mm512_srli_epi32::<8>(a)),
+            2 => op!(_mm512_srli_epi32::<16>(a)),
+            _ => op!(_mm512_srli_epi32::<24>(a)),
+        };
+        op!(_mm512_cvtepi32_ps(_mm512_and_si512(
+            low,
+            _mm512_set1_epi32(255)
+        )))
+    }
+    #[inline(always)]
+    fn dot(self, acc: __m512i, codes: __m512i, quad: i32, _signed: bool) -> __m512i {
+        op!(_mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(quad)))
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const u8) -> __m512i {
+        op!(_mm512_loadu_si512(p.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_f32(self, p: *const u8) -> __m512 {
+        op!(_mm512_loadu_ps(p.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u8) -> __m512 {
+        op!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u8) -> __m512 {
+        op!({
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> __m512i {
+        op!(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const u8) -> __m512i {
+        op!(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn store(self, a: __m512, p: *mut f32) {
+        op!(_mm512_storeu_ps(p, a))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
+}

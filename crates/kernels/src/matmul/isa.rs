@@ -1,0 +1,138 @@
+//! What the product needs from an instruction set.
+//!
+//! A value of a type that implements [`Isa`] is proof that the CPU has the instructions: it is
+//! made only by the dispatch, from a [`crate::cpu::Table`]. Everything here is `inline(always)`
+//! and ends up inside one function per weight type that has the target features switched on; a
+//! closure or a call that is not inlined would compute in plain scalar code, so there are none.
+
+use crate::format::WeightType;
+use crate::format::packed::Shape;
+
+/// A quantised weight type as a type, so that the kernels are compiled once for each.
+pub(super) trait Quant {
+    const TY: WeightType;
+    const SHAPE: Shape = Shape::of(Self::TY);
+}
+
+/// A float weight type as a type.
+pub(super) trait Float {
+    const TY: WeightType;
+}
+
+macro_rules! types {
+    ($kind:ident: $($name:ident)*) => { $(
+        pub(in crate::matmul) struct $name;
+        impl super::$kind for $name {
+            const TY: crate::format::WeightType = crate::format::WeightType::$name;
+        }
+    )* };
+}
+
+/// The weight types as types.
+#[allow(non_camel_case_types)]
+pub(super) mod types {
+    types!(Quant: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS);
+    types!(Float: F32 F16 BF16);
+}
+
+/// Calls `$quant::<T>($args)` or `$float::<T>($args)` for the run-time type `$ty`.
+macro_rules! for_type {
+    ($ty:expr, $quant:ident, $float:ident, $args:tt) => {{
+        use crate::format::WeightType as W;
+        use crate::matmul::isa::types as t;
+        match $ty {
+            W::F32 => $float::<t::F32> $args,
+            W::F16 => $float::<t::F16> $args,
+            W::BF16 => $float::<t::BF16> $args,
+            W::Q4_0 => $quant::<t::Q4_0> $args,
+            W::Q4_1 => $quant::<t::Q4_1> $args,
+            W::Q5_0 => $quant::<t::Q5_0> $args,
+            W::Q5_1 => $quant::<t::Q5_1> $args,
+            W::Q8_0 => $quant::<t::Q8_0> $args,
+            W::Q2_K => $quant::<t::Q2_K> $args,
+            W::Q3_K => $quant::<t::Q3_K> $args,
+            W::Q4_K => $quant::<t::Q4_K> $args,
+            W::Q5_K => $quant::<t::Q5_K> $args,
+            W::Q6_K => $quant::<t::Q6_K> $args,
+            W::IQ4_NL => $quant::<t::IQ4_NL> $args,
+            W::IQ4_XS => $quant::<t::IQ4_XS> $args,
+        }
+    }};
+}
+pub(super) use for_type;
+
+/// Vector operations over `LANES` rows of a strip.
+pub(super) trait Isa: Copy {
+    /// Rows per register: a divisor of 16. A strip is then walked `16 / LANES` times.
+    const LANES: usize;
+    /// The dot product wants unsigned codes: signed ones are shifted up by 128, which is taken
+    /// out again through the sum of the activations.
+    const BIASED: bool;
+    /// Activation rows that share an unpacked group; more would spill.
+    const INT8_ROWS_MAX: usize;
+    const F32_ROWS_MAX: usize;
+
+    /// `LANES` f32.
+    type F: Copy;
+    /// `LANES` i32.
+    type I: Copy;
+    /// `LANES` times four bytes.
+    type B: Copy;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn neg(self, a: Self::F) -> Self::F;
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+
+    fn splat_i(self, x: i32) -> Self::I;
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn and_i(self, a: Self::I, mask: i32) -> Self::I;
+    /// Logical shift right by 4.
+    fn shr4_i(self, a: Self::I) -> Self::I;
+    fn to_f32(self, a: Self::I) -> Self::F;
+
+    fn splat_b(self, x: u8) -> Self::B;
+    fn and(self, a: Self::B, b: Self::B) -> Self::B;
+    fn or(self, a: Self::B, b: Self::B) -> Self::B;
+    fn xor(self, a: Self::B, b: Self::B) -> Self::B;
+    /// Shift left by 1 to 4; what crosses into a byte from its neighbour is masked by the caller.
+    fn shl(self, a: Self::B, n: usize) -> Self::B;
+    /// Shift right by 1 to 6, likewise.
+    fn shr(self, a: Self::B, n: usize) -> Self::B;
+    /// `table[a]` for bytes below 16.
+    fn lookup(self, table: &[i8; 16], a: Self::B) -> Self::B;
+    /// Byte `j` of each lane as a number, unsigned or signed.
+    fn byte(self, a: Self::B, j: usize, signed: bool) -> Self::F;
+    /// Adds the dot product of four codes of each lane with the four i8 activations in `quad`
+    /// (little-endian).
+    /// `signed`: the codes are i8; only asked for when `BIASED` is false. Unsigned codes are at
+    /// most 63, or anything when `BIASED` is true. Exact.
+    fn dot(self, acc: Self::I, codes: Self::B, quad: i32, signed: bool) -> Self::I;
+
+    /// # Safety
+    /// `4 * LANES` bytes at `p` are readable.
+    unsafe fn load(self, p: *const u8) -> Self::B;
+    /// # Safety
+    /// `4 * LANES` bytes at `p` are readable.
+    unsafe fn load_f32(self, p: *const u8) -> Self::F;
+    /// # Safety
+    /// `2 * LANES` bytes at `p` are readable.
+    unsafe fn load_f16(self, p: *const u8) -> Self::F;
+    /// # Safety
+    /// `2 * LANES` bytes at `p` are readable.
+    unsafe fn load_bf16(self, p: *const u8) -> Self::F;
+    /// # Safety
+    /// `LANES` bytes at `p` are readable.
+    unsafe fn load_u8(self, p: *const u8) -> Self::I;
+    /// # Safety
+    /// `LANES` bytes at `p` are readable.
+    unsafe fn load_i8(self, p: *const u8) -> Self::I;
+    /// # Safety
+    /// `LANES` f32 at `p` are writable.
+    unsafe fn store(self, a: Self::F, p: *mut f32);
+
+    /// Asks for the cache line at `p`, which may be no address at all.
+    fn prefetch(self, p: *const u8);
+}

@@ -1,0 +1,64 @@
+//! Root-mean-square norm of one row: a hidden state, or one head for models that norm their
+//! queries and keys.
+
+use super::lanes::simd_dot_self;
+use super::simd::{Simd, simd_fn};
+use crate::cpu::Table;
+
+simd_fn! {
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`, in this order: the row's factor first, then the
+    /// weight.
+    pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32])
+        = scalar_rms_norm, simd_rms_norm;
+}
+
+/// The factor a row is multiplied with, from the sum of its squares.
+#[inline(always)]
+fn factor(squares: f32, len: usize, eps: f32) -> f32 {
+    1.0 / (squares / len as f32 + eps).sqrt()
+}
+
+fn scalar_rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let by = factor(super::dot_self(Table::SCALAR, x), x.len(), eps);
+    apply(x, weight, by, out);
+}
+
+#[inline(always)]
+fn apply(x: &[f32], weight: &[f32], by: f32, out: &mut [f32]) {
+    assert_eq!(x.len(), weight.len());
+    assert_eq!(x.len(), out.len());
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * by * weight;
+    }
+}
+
+#[inline(always)]
+fn simd_rms_norm<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let by = factor(simd_dot_self(s, x), x.len(), eps);
+    apply(x, weight, by, out);
+}
+
+simd_fn! {
+    /// [`rms_norm`] in place.
+    pub fn rms_norm_assign(x: &mut [f32], weight: &[f32], eps: f32)
+        = scalar_rms_norm_assign, simd_rms_norm_assign;
+}
+
+fn scalar_rms_norm_assign(x: &mut [f32], weight: &[f32], eps: f32) {
+    let by = factor(super::dot_self(Table::SCALAR, x), x.len(), eps);
+    apply_assign(x, weight, by);
+}
+
+#[inline(always)]
+fn apply_assign(x: &mut [f32], weight: &[f32], by: f32) {
+    assert_eq!(x.len(), weight.len());
+    for (x, weight) in x.iter_mut().zip(weight) {
+        *x = *x * by * weight;
+    }
+}
+
+#[inline(always)]
+fn simd_rms_norm_assign<S: Simd>(s: S, x: &mut [f32], weight: &[f32], eps: f32) {
+    let by = factor(simd_dot_self(s, x), x.len(), eps);
+    apply_assign(x, weight, by);
+}

@@ -1,0 +1,102 @@
+//! Sixteen f32 lanes on any instruction set.
+//!
+//! [`Simd`] is a proof and a vocabulary: a value of an implementing type exists only where its
+//! instructions do, and its methods are the few operations the kernels are written in. One vector
+//! is sixteen lanes everywhere: one AVX-512 register, two of AVX2, four of NEON. So a kernel has
+//! one body, and the lanes it sums over are the same on each machine.
+//!
+//! The bodies are `#[inline(always)]` and hold no closures: they must melt into the function that
+//! enables the instructions ([`simd_fn`] writes it), or every operation becomes a call.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+
+/// Sixteen lanes of f32 and what kernels do with them. Every operation rounds once per lane as
+/// IEEE 754 says, so that lanes agree with the scalar twins.
+pub(crate) trait Simd: Copy {
+    /// Sixteen lanes.
+    type V: Copy;
+
+    /// Rows of a product's register tile: the accumulators are `ROWS * COLS` vectors.
+    const ROWS: usize;
+    /// Vectors side by side in a register tile.
+    const COLS: usize;
+
+    fn splat(self, x: f32) -> Self::V;
+    fn load(self, x: &[f32; 16]) -> Self::V;
+    fn store(self, v: Self::V, to: &mut [f32; 16]);
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The greater of each pair; which, where one is not a number, is not defined.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `yes` where `a < b`, else `no` (also where either is not a number).
+    fn if_less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
+    /// `2^n` for `t = 1.5 * 2^23 + n` with `-126 <= n <= 127`: see [`super::exp`].
+    fn power_of_two(self, t: Self::V) -> Self::V;
+    /// Sixteen f16 as they lie in memory.
+    fn load_half(self, x: &[u8; 32]) -> Self::V;
+    /// To f16, nearest, ties to even. Lanes are within f16's range or not numbers.
+    fn store_half(self, v: Self::V, to: &mut [u8; 32]);
+    /// The tree of [`super::lanes`].
+    fn sum(self, v: Self::V) -> f32;
+    fn max_lane(self, v: Self::V) -> f32;
+    /// Adds each lane to its counter in units of 2^-40, rounded to nearest, ties to even. Lanes
+    /// are in `0.0..=2.0`.
+    fn add_fixed(self, v: Self::V, to: &mut [u64; 16]);
+}
+
+/// The public face of a kernel: picks the table. `$scalar` and `$body` are the twins; `$body` is
+/// generic over [`Simd`] and takes the token first.
+macro_rules! simd_fn {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?
+        = $scalar:path, $body:path;) => {
+        $(#[$meta])*
+        $vis fn $name(table: $crate::cpu::Table, $($arg: $ty),*) $(-> $ret)? {
+            match table.kind() {
+                #[cfg(target_arch = "x86_64")]
+                $crate::cpu::Kind::Avx512 => {
+                    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+                    fn enabled($($arg: $ty),*) $(-> $ret)? {
+                        // SAFETY: this function runs only where the features are enabled.
+                        let token = unsafe { $crate::ops::simd::avx512::Avx512::assume() };
+                        $body(token, $($arg),*)
+                    }
+                    // SAFETY: a table of this kind exists only where the features were found.
+                    unsafe { enabled($($arg),*) }
+                }
+                #[cfg(target_arch = "x86_64")]
+                $crate::cpu::Kind::Avx2 => {
+                    #[target_feature(enable = "avx2,fma,f16c")]
+                    fn enabled($($arg: $ty),*) $(-> $ret)? {
+                        // SAFETY: this function runs only where the features are enabled.
+                        let token = unsafe { $crate::ops::simd::avx2::Avx2::assume() };
+                        $body(token, $($arg),*)
+                    }
+                    // SAFETY: a table of this kind exists only where the features were found.
+                    unsafe { enabled($($arg),*) }
+                }
+                #[cfg(target_arch = "aarch64")]
+                $crate::cpu::Kind::Neon | $crate::cpu::Kind::NeonDot => {
+                    #[target_feature(enable = "neon")]
+                    fn enabled($($arg: $ty),*) $(-> $ret)? {
+                        // SAFETY: this function runs only where the features are enabled.
+                        let token = unsafe { $crate::ops::simd::neon::Neon::assume() };
+                        $body(token, $($arg),*)
+                    }
+                    // SAFETY: a table of this kind exists only where the features were found.
+                    unsafe { enabled($($arg),*) }
+                }
+                _ => $scalar($($arg),*),
+            }
+        }
+    };
+}
+pub(crate) use simd_fn;

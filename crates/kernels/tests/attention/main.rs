@@ -1,0 +1,348 @@
+//! Attention: every table, chunking, batch and thread count gives the bits of the scalar table on
+//! one thread, and those are near the f64 ideal.
+
+mod kv;
+
+use haversack_kernels::attention::*;
+use haversack_kernels::cpu::Table;
+use haversack_kernels::threads::Pool;
+use kv::*;
+
+/// Distance from the f64 ideal for values in -1..1 and scores up to about ±12: two f32 sums of a
+/// few hundred terms and an exponential.
+const OUT_ERROR_MAX: f64 = 5e-6;
+/// Distance of a slot's summed mass per query.
+const MASS_ERROR_MAX: f64 = 2e-6;
+
+/// Heads, KV heads, head size: grouped, one to one, one for all; sizes with and without a partial
+/// vector.
+const SHAPES: [(usize, usize, usize); 9] = [
+    (9, 3, 64),
+    (4, 4, 16),
+    (4, 1, 256),
+    (5, 1, 80),
+    (8, 2, 96),
+    (2, 1, 128),
+    (3, 3, 20),
+    (14, 2, 64),
+    (26, 1, 16),
+];
+
+fn variants(s: Sequence) -> Vec<(&'static str, Sequence)> {
+    let plain = s.clone();
+    let mut window = s.clone();
+    window.window = Some(37);
+    let mut cap = s.clone();
+    cap.softcap = Some(5.0);
+    let mut late = s;
+    late.first_position = 1_000_003;
+    late.window = Some(64);
+    late.softcap = Some(30.0);
+    vec![
+        ("plain", plain),
+        ("window", window),
+        ("softcap", cap),
+        ("late", late),
+    ]
+}
+
+#[test]
+fn every_table_gives_the_scalar_bits() {
+    let one = Pool::new(1);
+    for (heads, kv_heads, dim) in SHAPES {
+        for (name, s) in variants(Sequence::new(heads, kv_heads, dim, 75, 1)) {
+            let expected = run(Table::SCALAR, &one, &[&s], 0, 75, true);
+            assert!(expected[0].out.iter().all(|x| x.is_finite()));
+            for table in tables() {
+                let got = run(table, &one, &[&s], 0, 75, true);
+                assert!(
+                    got[0].bits() == expected[0].bits(),
+                    "{} {name} {heads}/{kv_heads}/{dim}",
+                    table.name()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn near_the_ideal() {
+    let pool = Pool::new(2);
+    for (heads, kv_heads, dim) in SHAPES {
+        for (name, s) in variants(Sequence::new(heads, kv_heads, dim, 101, 2)) {
+            let (out, sum, sum_sq) = ideal(&s, 0);
+            let got = &run(Table::best(), &pool, &[&s], 0, 101, true)[0];
+            let what = format!("{name} {heads}/{kv_heads}/{dim}");
+            let worst = out
+                .iter()
+                .zip(&got.out)
+                .map(|(a, b)| (a - f64::from(*b)).abs())
+                .fold(0.0, f64::max);
+            assert!(worst <= OUT_ERROR_MAX, "{what}: {worst}");
+            let unit = 2f64.powi(-40);
+            for (ideal, got) in [(&sum, &got.sum), (&sum_sq, &got.sum_sq)] {
+                for (a, b) in ideal.iter().zip(got) {
+                    let error = (a - *b as f64 * unit).abs();
+                    assert!(error <= MASS_ERROR_MAX * 101.0, "{what}: mass {a}, {error}");
+                }
+            }
+        }
+    }
+}
+
+/// A token's output does not depend on how many tokens were computed with it. The tables of short
+/// chunks hold poison where later tokens will be.
+#[test]
+fn chunking_changes_nothing() {
+    let pools = [Pool::new(1), Pool::new(2)];
+    for (heads, kv_heads, dim) in [(9, 3, 64), (4, 1, 80), (2, 2, 16)] {
+        for (name, s) in variants(Sequence::new(heads, kv_heads, dim, 140, 3)) {
+            let expected = run(Table::best(), &pools[0], &[&s], 0, 140, true);
+            for pool in &pools {
+                for chunk in [1, 7, 64, 140] {
+                    let got = run(Table::best(), pool, &[&s], 0, chunk, true);
+                    assert!(
+                        got[0].bits() == expected[0].bits(),
+                        "{name} {heads}/{kv_heads}/{dim}, chunk {chunk}, {} threads",
+                        pool.threads()
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Deep enough for the split path (more than two spans), which only more than one thread takes.
+#[test]
+fn split_spans_give_the_bits_of_tiles() {
+    for (heads, kv_heads, dim) in [(9, 3, 64), (3, 1, 80), (4, 1, 16)] {
+        for (name, mut s) in variants(Sequence::new(heads, kv_heads, dim, 1203, 4)) {
+            if s.window.is_some() {
+                s.window = Some(300);
+            }
+            let from = s.len - 3;
+            let tiles = run(Table::best(), &Pool::new(1), &[&s], from, 3, true);
+            for table in [Table::SCALAR, Table::best()] {
+                for threads in [1, 2, 5] {
+                    let pool = Pool::new(threads);
+                    let got = run(table, &pool, &[&s], from, 1, true);
+                    assert!(
+                        got[0].bits() == tiles[0].bits(),
+                        "{name} {heads}/{kv_heads}/{dim}, {} on {threads} threads",
+                        table.name()
+                    );
+                    let without = run(table, &pool, &[&s], from, 1, false);
+                    assert!(without[0].bits().0 == tiles[0].bits().0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn company_changes_nothing() {
+    let sequences = [
+        Sequence::new(9, 3, 64, 700, 5),
+        Sequence::new(9, 3, 64, 1100, 6),
+        Sequence::new(4, 1, 80, 33, 7),
+        Sequence::new(9, 3, 64, 64, 8),
+        Sequence::new(2, 2, 16, 1, 9),
+    ];
+    let pool = Pool::new(2);
+    let one = Pool::new(1);
+    for chunk in [1, 40] {
+        // From 0 for the short ones; the long ones would take a while token by token.
+        for from in [0, 690] {
+            let some: Vec<&Sequence> = sequences
+                .iter()
+                .filter(|s| s.len > from && (from > 0 || s.len < 100))
+                .collect();
+            let together = run(Table::best(), &pool, &some, from, chunk, true);
+            for (s, together) in some.iter().zip(&together) {
+                let alone = &run(Table::best(), &one, &[s], from, chunk, true)[0];
+                assert!(alone.bits() == together.bits());
+            }
+        }
+    }
+}
+
+#[test]
+fn mass_is_one_per_query_less_its_own_block() {
+    let s = Sequence::new(6, 2, 64, 130, 10);
+    let all = &run(Table::best(), &Pool::new(1), &[&s], 0, 130, true)[0];
+    // Block 0's queries see nothing but their own block.
+    let first = Sequence {
+        len: 32,
+        ..s.clone()
+    };
+    let first = Sequence {
+        q: s.q[..32 * 6 * 64].to_vec(),
+        ..first
+    };
+    let none = &run(Table::best(), &Pool::new(1), &[&first], 0, 32, true)[0];
+    assert!(none.sum.iter().chain(&none.sum_sq).all(|m| *m == 0));
+
+    // A query at the start of a block has one slot of its own: nearly all its mass counts. With a
+    // window of one it sees itself alone, and nothing counts.
+    let start = &run(Table::best(), &Pool::new(1), &[&s], 128, 1, true)[0];
+    let (_, ideal_sum, _) = ideal(&s, 128);
+    for head in 0..2 {
+        let got: u64 = start.sum[head * 160..(head + 1) * 160].iter().sum();
+        let want: f64 = ideal_sum[head * 160..(head + 1) * 160].iter().sum();
+        assert!((got as f64 / 2f64.powi(40) - want).abs() < 1e-5);
+        assert!(want > 1.9 && want < 2.0);
+        let total: u64 = all.sum[head * 160..(head + 1) * 160].iter().sum();
+        assert!(total > got);
+    }
+    let blind = Sequence {
+        window: Some(1),
+        ..s.clone()
+    };
+    let blind = &run(Table::best(), &Pool::new(1), &[&blind], 0, 130, true)[0];
+    assert!(blind.sum.iter().all(|m| *m == 0));
+}
+
+/// With a window of one a token sees itself: the output is its own value, as stored.
+#[test]
+fn a_token_alone_returns_its_value() {
+    let mut s = Sequence::new(4, 2, 64, 70, 11);
+    s.window = Some(1);
+    let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 70, false)[0];
+    for token in 0..70 {
+        for head in 0..4 {
+            for d in 0..64 {
+                let v = s.v[(token * 2 + head / 2) * 64 + d];
+                let out = got.out[(token * 4 + head) * 64 + d];
+                assert_eq!(half::f16::from_f32(v).to_f32(), out);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_query_that_sees_nothing_gets_zeros() {
+    let mut s = Sequence::new(4, 2, 64, 5, 12);
+    s.window = Some(0);
+    let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 5, true)[0];
+    assert!(got.out.iter().all(|x| *x == 0.0));
+}
+
+/// Positions decide, not slots: a table whose first blocks were dropped gives the same as a window
+/// that ends there.
+#[test]
+fn dropped_blocks_equal_a_window() {
+    let s = Sequence::new(3, 1, 64, 641, 13);
+    let pool = Pool::new(1);
+    let row = 3 * 64;
+    let mut blocks = s.table(Table::best(), s.len);
+    blocks.0.drain(..8);
+    let need = Need {
+        threads: 1,
+        jobs: 1,
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 64,
+        slots: 641,
+    };
+    let mut out = vec![0.0; row];
+    let mut job = [Attend {
+        shape: s.shape,
+        heads: 3,
+        scale: s.scale(),
+        softcap: None,
+        window: None,
+        q: &s.q[640 * row..],
+        first_position: 640,
+        view: &blocks,
+        out: &mut out,
+        mass: None,
+    }];
+    let exec = haversack_kernels::Exec {
+        table: Table::best(),
+        pool: &pool,
+    };
+    attend(exec, &mut Scratch::new(need), &mut job);
+    let mut window = s.clone();
+    window.window = Some(641 - 256);
+    let expected = &run(Table::best(), &pool, &[&window], 640, 1, false)[0];
+    assert_eq!(out, expected.out[640 * row..]);
+}
+
+#[test]
+fn writing_one_slot_at_a_time_equals_writing_many() {
+    for (_, kv_heads, dim) in SHAPES {
+        let shape = KvShape {
+            kv_heads,
+            head_dim: dim,
+        };
+        let mut noise = Noise(14);
+        let mut rows = noise.values(32 * shape.row());
+        // Ties, subnormals of f16, overflow.
+        let odd = [
+            0.0,
+            -0.0,
+            1e9,
+            -1e9,
+            65520.0,
+            1.0 + 2f32.powi(-11),
+            3e-8,
+            1e-5,
+        ];
+        rows[..8].copy_from_slice(&odd);
+        let mut expected = (vec![0; shape.k_bytes()], vec![0; shape.v_bytes()]);
+        write_k_rows(Table::SCALAR, shape, &mut expected.0, 0, &rows);
+        write_v_rows(Table::SCALAR, shape, &mut expected.1, 0, &rows);
+        for table in tables() {
+            for step in [1, 5, 32] {
+                let mut k = vec![0xff; shape.k_bytes()];
+                let mut v = vec![0xff; shape.v_bytes()];
+                for (i, rows) in rows.chunks(step * shape.row()).enumerate() {
+                    write_k_rows(table, shape, &mut k, i * step, rows);
+                    write_v_rows(table, shape, &mut v, i * step, rows);
+                }
+                assert!((k, v) == expected, "{} by {step}", table.name());
+            }
+        }
+        // Saturated, not infinite.
+        assert_eq!(expected.0[2 * 64..2 * 64 + 2], half::f16::MAX.to_le_bytes());
+    }
+}
+
+/// Writing a slot leaves the others alone.
+#[test]
+fn a_written_slot_is_the_only_one() {
+    let shape = KvShape {
+        kv_heads: 2,
+        head_dim: 24,
+    };
+    let row = vec![1.0; shape.row()];
+    for table in tables() {
+        for slot in [0, 15, 31] {
+            let mut k = vec![0; shape.k_bytes()];
+            let mut v = vec![0; shape.v_bytes()];
+            write_k(table, shape, &mut k, slot, &row);
+            write_v(table, shape, &mut v, slot, &row);
+            for bytes in [&k, &v] {
+                let ones = bytes.chunks(2).filter(|h| **h == [0x00, 0x3c]).count();
+                assert_eq!(ones, shape.row());
+                assert_eq!(bytes.iter().filter(|b| **b != 0).count(), ones);
+            }
+        }
+    }
+}
+
+#[test]
+fn scratch_holds_what_it_says() {
+    let need = Need {
+        threads: 2,
+        jobs: 3,
+        heads: 9,
+        kv_heads: 3,
+        head_dim: 64,
+        slots: 8000,
+    };
+    let mut scratch = Scratch::new(need);
+    assert_eq!(scratch.bytes(), need.bytes());
+    scratch.reserve(Need { slots: 100, ..need });
+    assert_eq!(scratch.bytes(), need.bytes());
+}
