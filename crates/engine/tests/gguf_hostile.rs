@@ -428,6 +428,33 @@ fn crowds_are_bounded_and_sorted_out() {
     );
 }
 
+/// Holes cost nothing on disk: a small download may unfold to gigabytes of zeros, all of them empty
+/// strings or false. Walking those took three seconds before there was a bound.
+#[test]
+fn a_table_of_gigabytes_is_not_walked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sparse.gguf");
+    for (elem, count) in [
+        (ValueType::Str, 100_000_000u64),
+        (ValueType::Bool, 800_000_000),
+    ] {
+        let mut head = b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0".to_vec();
+        head.extend(1u64.to_le_bytes());
+        head.push(b'k');
+        head.extend(ValueType::Array.id().to_le_bytes());
+        head.extend(elem.id().to_le_bytes());
+        head.extend(count.to_le_bytes());
+        fs::write(&path, &head).unwrap();
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(800_000_000 + head.len() as u64).unwrap();
+        let said = Gguf::open(&path).unwrap_err().to_string();
+        assert!(
+            said.contains("accepted: the first 134217728 bytes"),
+            "{said}"
+        );
+    }
+}
+
 #[test]
 fn nested_arrays_are_walked_to_their_end() {
     let dir = tempfile::tempdir().unwrap();
