@@ -6,6 +6,8 @@ use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+mod tokenizer_common;
+
 /// A metadata value as it lies in the file: type id and bytes.
 #[derive(Clone)]
 struct Item(u32, Vec<u8>);
@@ -179,6 +181,11 @@ fn check(name: &str, base: &Base, rows: usize) -> Result<Tokenizer, String> {
     outcome(&path)
 }
 
+/// A sound file to start from.
+type Start = fn() -> Base;
+/// Keys and their new values; none removes the key.
+type Edits<'a> = Vec<(&'a str, Option<Item>)>;
+
 const T: &str = "tokenizer.ggml.tokens";
 
 #[test]
@@ -213,7 +220,7 @@ fn refused_with_the_key() {
         list[20] = name.as_bytes().to_vec();
         strs(&list)
     };
-    let cases: Vec<(&str, fn() -> Base, &str, Option<Item>)> = vec![
+    let cases: Vec<(&str, Start, &str, Option<Item>)> = vec![
         ("no model", bpe, model, None),
         ("unknown model", bpe, model, Some(text("quux\u{1b}[31m\n"))),
         (
@@ -316,7 +323,7 @@ fn odd_but_harmless() {
         list[258] = piece;
         strs(&list)
     };
-    let cases: Vec<(&str, fn() -> Base, Vec<(&str, Option<Item>)>)> = vec![
+    let cases: Vec<(&str, Start, Edits<'_>)> = vec![
         (
             "pre unknown",
             bpe,
@@ -468,7 +475,7 @@ fn odd_but_harmless() {
 #[test]
 fn a_folder_of_hostile_files() {
     let Some(folder) = std::env::var_os("HAVERSACK_TEST_HOSTILE") else {
-        eprintln!("SKIPPED: HAVERSACK_TEST_HOSTILE names no folder");
+        tokenizer_common::skipped("HAVERSACK_TEST_HOSTILE names no folder");
         return;
     };
     let folder = Path::new(&folder);

@@ -18,8 +18,8 @@
 //!   indexed.
 //! - Text never becomes a control token unless the caller asks with
 //!   [`EncodeOptions::parse_special`]: merging refuses to build one.
-//! - Time is O(n log n) in the text, whatever the text and the vocabulary say; the one factor in
-//!   front is [`special::SPECIAL_BYTES_MAX`].
+//! - Time is O(n log n) in the text, whatever the text and the vocabulary say; the factors in
+//!   front are bounded by `PIECE_BYTES_MAX` and `SPECIAL_BYTES_MAX`.
 //! - Text whose bytes have no token at all (SmolLM2 lacks 21 byte tokens) is left out, as the
 //!   reference does; everything else survives [`Tokenizer::decode`].
 
@@ -351,8 +351,15 @@ fn mark_ends(vocab: &mut Vocab) -> Vec<u32> {
     ends
 }
 
+/// Pieces longer than this are not made from text (the longest of SmolLM2 has 162 bytes, of Gemma
+/// 48). It bounds the hashing per merge against files with giant pieces.
+const PIECE_BYTES_MAX: usize = 1024;
+
 /// The id of a piece that plain text may become.
 fn find_text(pieces: &vocab::Pieces, kinds: &[Kind], piece: &[u8]) -> u32 {
+    if piece.len() > PIECE_BYTES_MAX {
+        return NO_ID;
+    }
     match pieces.find(piece) {
         Some(id) if kinds.get(id as usize).is_some_and(|kind| kind.is_text()) => id,
         _ => NO_ID,
