@@ -1,1 +1,379 @@
 //! From logits to a token.
+//!
+//! The chain, always in this order (documented because the order changes the text):
+//!
+//! ```text
+//! logits ─► bias ─► repetition, frequency, presence penalties ─► greedy if temperature = 0
+//!        ─► top-k ─► temperature ─► softmax ─► top-p ─► min-p ─► one draw
+//! ```
+//!
+//! Dividing by a temperature does not change an order, so top-k before or after it is the same set; top-p and
+//! min-p see the tempered distribution of the top-k set, renormalised. Ties go to the lowest id everywhere.
+//!
+//! A sampler owns its generator and its scratch: one draw per sampled token and none when greedy, so the
+//! same seed gives the same text for ever, and no allocation after the first token of a vocabulary. A NaN never
+//! comes out: it is an error, as is a distribution in which nothing is possible.
+
+mod rng;
+mod score;
+
+pub use score::{logprob_of, logprobs_top};
+
+use rng::Rng;
+use std::cmp::Ordering;
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    #[error("{option} is {value}, accepted is {range}")]
+    Option {
+        option: &'static str,
+        value: f64,
+        range: &'static str,
+    },
+    #[error("logit_bias has {0} entries, accepted are at most {LOGIT_BIAS_MAX}")]
+    BiasCount(usize),
+    #[error("logit_bias names token {id}, the vocabulary has {vocabulary}")]
+    BiasToken { id: u32, vocabulary: usize },
+    #[error("the logit of token {0} is not a number")]
+    Nan(usize),
+    #[error("no token is possible: every logit is minus infinity")]
+    Nothing,
+    #[error("there are no logits")]
+    Empty,
+    #[error("token {id} is outside of the vocabulary of {vocabulary}")]
+    Token { id: u32, vocabulary: usize },
+}
+
+/// Most entries of `logit_bias`: more is a vocabulary, not a bias.
+pub const LOGIT_BIAS_MAX: usize = 4096;
+/// Longest window of the penalties.
+pub const PENALTY_LAST_N_MAX: usize = 1 << 20;
+
+/// How to choose; the default is greedy without penalties.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SampleOptions {
+    /// 0 takes the likeliest token; accepted 0 to 100.
+    pub temperature: f32,
+    /// Keep the `k` likeliest; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the smallest set of likeliest tokens with at least this probability; 1 keeps all; above 0 to 1.
+    pub top_p: f32,
+    /// Keep tokens at least this times as likely as the likeliest; 0 keeps all; 0 to 1.
+    pub min_p: f32,
+    /// A positive logit of a seen token is divided by it, a negative one multiplied; 1 is off; above 0 to 100.
+    pub repetition_penalty: f32,
+    /// Subtracted once from a seen token; -100 to 100.
+    pub presence_penalty: f32,
+    /// Subtracted once per occurrence; -100 to 100.
+    pub frequency_penalty: f32,
+    /// How many of the last tokens count as seen; 0 is off.
+    pub penalty_last_n: usize,
+    /// Added to single logits, entries of one token add up; -100 forbids in practice, minus infinity strictly.
+    pub logit_bias: Vec<(u32, f32)>,
+    pub seed: u64,
+}
+
+impl Default for SampleOptions {
+    fn default() -> Self {
+        SampleOptions {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            penalty_last_n: 64,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+impl SampleOptions {
+    fn check(&self) -> Result<(), SampleError> {
+        let within = |option, value: f32, good: bool, range| {
+            if good {
+                Ok(())
+            } else {
+                Err(SampleError::Option {
+                    option,
+                    value: f64::from(value),
+                    range,
+                })
+            }
+        };
+        // Written so that a NaN fails every one of them.
+        within(
+            "temperature",
+            self.temperature,
+            (0.0..=100.0).contains(&self.temperature),
+            "0 to 100",
+        )?;
+        within(
+            "top_p",
+            self.top_p,
+            self.top_p > 0.0 && self.top_p <= 1.0,
+            "above 0, up to 1",
+        )?;
+        within(
+            "min_p",
+            self.min_p,
+            (0.0..=1.0).contains(&self.min_p),
+            "0 to 1",
+        )?;
+        let repetition = self.repetition_penalty;
+        within(
+            "repetition_penalty",
+            repetition,
+            repetition > 0.0 && repetition <= 100.0,
+            "above 0, up to 100",
+        )?;
+        let signed = -100.0..=100.0;
+        within(
+            "presence_penalty",
+            self.presence_penalty,
+            signed.contains(&self.presence_penalty),
+            "-100 to 100",
+        )?;
+        within(
+            "frequency_penalty",
+            self.frequency_penalty,
+            signed.contains(&self.frequency_penalty),
+            "-100 to 100",
+        )?;
+        if self.penalty_last_n > PENALTY_LAST_N_MAX {
+            let value = self.penalty_last_n as f64;
+            return Err(SampleError::Option {
+                option: "penalty_last_n",
+                value,
+                range: "0 to 1048576",
+            });
+        }
+        if self.logit_bias.len() > LOGIT_BIAS_MAX {
+            return Err(SampleError::BiasCount(self.logit_bias.len()));
+        }
+        for &(_, bias) in &self.logit_bias {
+            let good = signed.contains(&bias) || bias == f32::NEG_INFINITY;
+            within("logit_bias", bias, good, "-100 to 100, or minus infinity")?;
+        }
+        Ok(())
+    }
+
+    fn penalises(&self) -> bool {
+        self.penalty_last_n > 0
+            && (self.repetition_penalty != 1.0
+                || self.presence_penalty != 0.0
+                || self.frequency_penalty != 0.0)
+    }
+}
+
+/// A token that may still be drawn; its probability is not normalised.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+    weight: f64,
+}
+
+/// Likeliest first, ties by id. Logits are never NaN here.
+fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit
+        .partial_cmp(&a.logit)
+        .unwrap_or(Ordering::Equal)
+        .then(a.id.cmp(&b.id))
+}
+
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    options: SampleOptions,
+    rng: Rng,
+    /// Logits after bias and penalties.
+    adjusted: Vec<f32>,
+    /// The last tokens, sorted, so that equal ones are neighbours.
+    recent: Vec<u32>,
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    pub fn new(options: SampleOptions) -> Result<Sampler, SampleError> {
+        options.check()?;
+        let rng = Rng::new(options.seed);
+        Ok(Sampler {
+            options,
+            rng,
+            adjusted: Vec::new(),
+            recent: Vec::new(),
+            candidates: Vec::new(),
+        })
+    }
+
+    pub fn options(&self) -> &SampleOptions {
+        &self.options
+    }
+
+    /// The next token, given the logits of the vocabulary and the tokens before it, oldest first.
+    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
+        if logits.is_empty() {
+            return Err(SampleError::Empty);
+        }
+        if let Some(at) = logits.iter().position(|l| l.is_nan()) {
+            return Err(SampleError::Nan(at));
+        }
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        adjusted.clear();
+        adjusted.extend_from_slice(logits);
+        let result = self.choose(&mut adjusted, history);
+        self.adjusted = adjusted;
+        result
+    }
+
+    fn choose(&mut self, logits: &mut [f32], history: &[u32]) -> Result<u32, SampleError> {
+        let vocabulary = logits.len();
+        for &(id, bias) in &self.options.logit_bias {
+            let Some(logit) = logits.get_mut(id as usize) else {
+                return Err(SampleError::BiasToken { id, vocabulary });
+            };
+            *logit = finite_sum(*logit, bias);
+        }
+        if self.options.penalises() {
+            self.penalise(logits, history);
+        }
+        let best = greedy(logits);
+        let top = logits.get(best).copied().unwrap_or(f32::NEG_INFINITY);
+        if top == f32::NEG_INFINITY {
+            return Err(SampleError::Nothing);
+        }
+        // An infinite logit leaves nothing to chance; nor does a temperature of zero.
+        if self.options.temperature == 0.0 || top == f32::INFINITY {
+            return Ok(best as u32);
+        }
+        self.shortlist(logits, top);
+        Ok(self.draw().unwrap_or(best as u32))
+    }
+
+    /// Tokens outside of the vocabulary are passed over: a history may come from another stream of ids.
+    fn penalise(&mut self, logits: &mut [f32], history: &[u32]) {
+        let from = history.len().saturating_sub(self.options.penalty_last_n);
+        self.recent.clear();
+        self.recent
+            .extend_from_slice(history.get(from..).unwrap_or(&[]));
+        self.recent.sort_unstable();
+        for same in self.recent.chunk_by(|a, b| a == b) {
+            let Some(logit) = same.first().and_then(|&id| logits.get_mut(id as usize)) else {
+                continue;
+            };
+            let penalty = self.options.repetition_penalty;
+            let repeated = if *logit > 0.0 {
+                *logit / penalty
+            } else {
+                *logit * penalty
+            };
+            let down =
+                self.options.frequency_penalty * same.len() as f32 + self.options.presence_penalty;
+            *logit = finite_sum(repeated, -down);
+        }
+    }
+
+    /// Fills the candidates: top-k, temperature, top-p, min-p; likeliest first when a cut needed an order.
+    fn shortlist(&mut self, logits: &[f32], top: f32) {
+        let options = &self.options;
+        let temperature = f64::from(options.temperature);
+        let weigh = |logit: f32| ((f64::from(logit) - f64::from(top)) / temperature).exp();
+        let candidates = &mut self.candidates;
+        candidates.clear();
+        let all = logits
+            .iter()
+            .enumerate()
+            .filter(|(_, l)| **l > f32::NEG_INFINITY);
+        candidates.extend(all.map(|(id, &logit)| Candidate {
+            id: id as u32,
+            logit,
+            weight: 0.0,
+        }));
+        if options.top_k > 0 && options.top_k < candidates.len() {
+            candidates.select_nth_unstable_by(options.top_k, likelier);
+            candidates.truncate(options.top_k);
+            // Back in the order of ids, so that a draw does not depend on how the selection went.
+            candidates.sort_unstable_by_key(|c| c.id);
+        }
+        for candidate in candidates.iter_mut() {
+            candidate.weight = weigh(candidate.logit);
+        }
+        if options.top_p < 1.0 {
+            nucleus(candidates, f64::from(options.top_p));
+        }
+        if options.min_p > 0.0 {
+            // The likeliest weighs exactly 1.
+            let least = f64::from(options.min_p);
+            candidates.retain(|c| c.weight >= least);
+        }
+    }
+
+    fn draw(&mut self) -> Option<u32> {
+        let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
+        let mut left = self.rng.uniform() * total;
+        let mut last = None;
+        for candidate in &self.candidates {
+            if candidate.weight > 0.0 {
+                last = Some(candidate.id);
+                left -= candidate.weight;
+                if left < 0.0 {
+                    break;
+                }
+            }
+        }
+        last
+    }
+}
+
+/// A sum that stays ordered: infinities of opposite sign would make a NaN, the forbidding one wins.
+fn finite_sum(a: f32, b: f32) -> f32 {
+    let sum = a + b;
+    if sum.is_nan() { f32::NEG_INFINITY } else { sum }
+}
+
+/// The first of the largest.
+fn greedy(logits: &[f32]) -> usize {
+    let mut best = 0;
+    let mut top = f32::NEG_INFINITY;
+    for (at, &logit) in logits.iter().enumerate() {
+        if logit > top {
+            (best, top) = (at, logit);
+        }
+    }
+    best
+}
+
+/// How many candidates the first guess of the nucleus sorts. Most nuclei of a trained model are smaller.
+const NUCLEUS_GUESS: usize = 64;
+
+/// Keeps the smallest prefix, likeliest first, whose probability reaches `p`. Selects and sorts ever larger
+/// heads instead of everything: a vocabulary has 262 thousand entries and a nucleus a handful.
+fn nucleus(candidates: &mut Vec<Candidate>, p: f64) {
+    let total: f64 = candidates.iter().map(|c| c.weight).sum();
+    let enough = p * total;
+    let mut sorted = 0;
+    let mut mass = 0.0;
+    let mut head = NUCLEUS_GUESS;
+    while sorted < candidates.len() {
+        let end = head.min(candidates.len());
+        let (_, rest) = candidates.split_at_mut(sorted);
+        if end - sorted < rest.len() {
+            rest.select_nth_unstable_by(end - sorted, likelier);
+        }
+        let Some(fresh) = rest.get_mut(..end - sorted) else {
+            return;
+        };
+        fresh.sort_unstable_by(likelier);
+        for (i, candidate) in fresh.iter().enumerate() {
+            mass += candidate.weight;
+            if mass >= enough {
+                candidates.truncate(sorted + i + 1);
+                return;
+            }
+        }
+        sorted = end;
+        head = head.saturating_mul(8);
+    }
+}
