@@ -14,11 +14,13 @@
 //! same seed gives the same text for ever, and no allocation after the first token of a vocabulary. A NaN never
 //! comes out: it is an error, as is a distribution in which nothing is possible.
 
+mod exp;
 mod rng;
 mod score;
 
 pub use score::{logprob_of, logprobs_top};
 
+use exp::exp_nonpositive;
 use rng::Rng;
 use std::cmp::Ordering;
 
@@ -173,7 +175,7 @@ impl SampleOptions {
 struct Candidate {
     id: u32,
     logit: f32,
-    weight: f64,
+    weight: f32,
 }
 
 /// Likeliest first, ties by id. Logits are never NaN here.
@@ -193,6 +195,9 @@ pub struct Sampler {
     /// The last tokens, sorted, so that equal ones are neighbours.
     recent: Vec<u32>,
     candidates: Vec<Candidate>,
+    /// exp of every logit, relative to the largest, and their sums by block.
+    weights: Vec<f32>,
+    blocks: Vec<f64>,
 }
 
 impl Sampler {
@@ -205,6 +210,8 @@ impl Sampler {
             adjusted: Vec::new(),
             recent: Vec::new(),
             candidates: Vec::new(),
+            weights: Vec::new(),
+            blocks: Vec::new(),
         })
     }
 
@@ -217,8 +224,10 @@ impl Sampler {
         if logits.is_empty() {
             return Err(SampleError::Empty);
         }
-        if let Some(at) = logits.iter().position(|l| l.is_nan()) {
-            return Err(SampleError::Nan(at));
+        // Without an early end the search is a few instructions per eight logits.
+        if logits.iter().fold(false, |nan, l| nan | l.is_nan()) {
+            let at = logits.iter().position(|l| l.is_nan());
+            return Err(SampleError::Nan(at.unwrap_or(0)));
         }
         let mut adjusted = std::mem::take(&mut self.adjusted);
         adjusted.clear();
@@ -248,8 +257,13 @@ impl Sampler {
         if self.options.temperature == 0.0 || top == f32::INFINITY {
             return Ok(best as u32);
         }
-        self.shortlist(logits, top);
-        Ok(self.draw().unwrap_or(best as u32))
+        let k = self.options.top_k;
+        let drawn = if k > 0 && k < vocabulary {
+            self.draw_from_top(logits, top, k)
+        } else {
+            self.draw_from_all(logits, top)
+        };
+        Ok(drawn.unwrap_or(best as u32))
     }
 
     /// Tokens outside of the vocabulary are passed over: a history may come from another stream of ids.
@@ -275,56 +289,136 @@ impl Sampler {
         }
     }
 
-    /// Fills the candidates: top-k, temperature, top-p, min-p; likeliest first when a cut needed an order.
-    fn shortlist(&mut self, logits: &[f32], top: f32) {
-        let options = &self.options;
-        let temperature = f64::from(options.temperature);
-        let weigh = |logit: f32| ((f64::from(logit) - f64::from(top)) / temperature).exp();
-        let candidates = &mut self.candidates;
-        candidates.clear();
-        let all = logits
-            .iter()
-            .enumerate()
-            .filter(|(_, l)| **l > f32::NEG_INFINITY);
-        candidates.extend(all.map(|(id, &logit)| Candidate {
-            id: id as u32,
-            logit,
-            weight: 0.0,
-        }));
-        if options.top_k > 0 && options.top_k < candidates.len() {
-            candidates.select_nth_unstable_by(options.top_k, likelier);
-            candidates.truncate(options.top_k);
-            // Back in the order of ids, so that a draw does not depend on how the selection went.
-            candidates.sort_unstable_by_key(|c| c.id);
+    /// Draws from the whole vocabulary, or from what top-p and min-p leave of it.
+    fn draw_from_all(&mut self, logits: &[f32], top: f32) -> Option<u32> {
+        let inverse = 1.0 / self.options.temperature;
+        self.weights.clear();
+        self.weights
+            .extend(logits.iter().map(|&l| exp_nonpositive((l - top) * inverse)));
+        self.blocks.clear();
+        self.blocks
+            .extend(self.weights.chunks(BLOCK).map(block_sum));
+        let total: f64 = self.blocks.iter().sum();
+        let (top_p, min_p) = (f64::from(self.options.top_p), self.options.min_p);
+        if top_p == 1.0 && min_p == 0.0 {
+            return self.draw_by_blocks(total);
         }
-        for candidate in candidates.iter_mut() {
-            candidate.weight = weigh(candidate.logit);
+        // What weighs less than this sums to less than 1 - p, so the nucleus is among the others; and min-p
+        // keeps a prefix of the same order, so both cuts may be made before anything is sorted.
+        let negligible = (1.0 - top_p) * total / logits.len() as f64 * 0.999;
+        let least = (negligible as f32).max(min_p).max(f32::MIN_POSITIVE);
+        let weighed = self.weights.iter().zip(logits).enumerate();
+        let kept = weighed.filter(|(_, (weight, _))| **weight >= least);
+        self.candidates.clear();
+        self.candidates
+            .extend(kept.map(|(id, (&weight, &logit))| Candidate {
+                id: id as u32,
+                logit,
+                weight,
+            }));
+        if top_p < 1.0 {
+            nucleus(&mut self.candidates, top_p * total);
         }
-        if options.top_p < 1.0 {
-            nucleus(candidates, f64::from(options.top_p));
-        }
-        if options.min_p > 0.0 {
-            // The likeliest weighs exactly 1.
-            let least = f64::from(options.min_p);
-            candidates.retain(|c| c.weight >= least);
-        }
+        self.draw_candidate()
     }
 
-    fn draw(&mut self) -> Option<u32> {
-        let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
-        let mut left = self.rng.uniform() * total;
-        let mut last = None;
-        for candidate in &self.candidates {
-            if candidate.weight > 0.0 {
-                last = Some(candidate.id);
-                left -= candidate.weight;
-                if left < 0.0 {
-                    break;
-                }
+    /// Draws from the `k` likeliest, or from what top-p and min-p leave of them.
+    fn draw_from_top(&mut self, logits: &[f32], top: f32, k: usize) -> Option<u32> {
+        let candidates = &mut self.candidates;
+        select_top(candidates, logits, k);
+        // In the order of ids, so that a draw does not depend on how the selection went.
+        candidates.sort_unstable_by_key(|c| c.id);
+        let inverse = 1.0 / self.options.temperature;
+        for candidate in candidates.iter_mut() {
+            candidate.weight = exp_nonpositive((candidate.logit - top) * inverse);
+        }
+        if self.options.top_p < 1.0 {
+            let total: f64 = candidates.iter().map(|c| f64::from(c.weight)).sum();
+            nucleus(candidates, f64::from(self.options.top_p) * total);
+        }
+        if self.options.min_p > 0.0 {
+            // The likeliest weighs exactly 1.
+            candidates.retain(|c| c.weight >= self.options.min_p);
+        }
+        self.draw_candidate()
+    }
+
+    fn draw_candidate(&mut self) -> Option<u32> {
+        let total: f64 = self.candidates.iter().map(|c| f64::from(c.weight)).sum();
+        let aim = self.rng.uniform() * total;
+        let at = walk(aim, self.candidates.iter().map(|c| f64::from(c.weight)));
+        at.and_then(|(at, _)| self.candidates.get(at)).map(|c| c.id)
+    }
+
+    fn draw_by_blocks(&mut self, total: f64) -> Option<u32> {
+        let aim = self.rng.uniform() * total;
+        let (block, before) = walk(aim, self.blocks.iter().copied())?;
+        let start = block * BLOCK;
+        let end = (start + BLOCK).min(self.weights.len());
+        let weights = self.weights.get(start..end)?;
+        let (at, _) = walk(aim - before, weights.iter().map(|&w| f64::from(w)))?;
+        Some((start + at) as u32)
+    }
+}
+
+/// The first place where the running sum passes `aim`, else the last that weighs anything; and the sum before it.
+fn walk(aim: f64, weights: impl Iterator<Item = f64>) -> Option<(usize, f64)> {
+    let mut last = None;
+    let mut sum = 0.0;
+    for (at, weight) in weights.enumerate() {
+        if weight > 0.0 {
+            last = Some((at, sum));
+            sum += weight;
+            if sum > aim {
+                break;
             }
         }
-        last
     }
+    last
+}
+
+/// Weights per partial sum: a draw walks the sums first, then one block.
+const BLOCK: usize = 1024;
+
+/// Eight running sums, always in the same order: fast, and the same on every machine.
+fn block_sum(weights: &[f32]) -> f64 {
+    let mut lanes = [0f32; 8];
+    let (whole, rest) = weights.as_chunks::<8>();
+    for chunk in whole {
+        for (lane, weight) in lanes.iter_mut().zip(chunk) {
+            *lane += weight;
+        }
+    }
+    lanes.iter().chain(rest).map(|&w| f64::from(w)).sum()
+}
+
+/// The `k` likeliest in one pass: a buffer a few times as long as `k`, cut back to `k` whenever it is full,
+/// after which only what beats the least of them is looked at. Ids rise, so a later equal never wins.
+fn select_top(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
+    let room = k.saturating_mul(4).max(256);
+    let mut least = f32::NEG_INFINITY;
+    let cut = |candidates: &mut Vec<Candidate>| {
+        if k < candidates.len() {
+            candidates.select_nth_unstable_by(k - 1, likelier);
+            candidates.truncate(k);
+        }
+    };
+    candidates.clear();
+    for (id, &logit) in logits.iter().enumerate() {
+        if logit > least {
+            candidates.push(Candidate {
+                id: id as u32,
+                logit,
+                weight: 0.0,
+            });
+            if candidates.len() >= room {
+                cut(candidates);
+                // The selection left the k-th last.
+                least = candidates.last().map_or(least, |c| c.logit);
+            }
+        }
+    }
+    cut(candidates);
 }
 
 /// A sum that stays ordered: infinities of opposite sign would make a NaN, the forbidding one wins.
@@ -333,26 +427,28 @@ fn finite_sum(a: f32, b: f32) -> f32 {
     if sum.is_nan() { f32::NEG_INFINITY } else { sum }
 }
 
-/// The first of the largest.
+/// The first of the largest: the maximum in eight lanes, then where it is.
 fn greedy(logits: &[f32]) -> usize {
-    let mut best = 0;
-    let mut top = f32::NEG_INFINITY;
-    for (at, &logit) in logits.iter().enumerate() {
-        if logit > top {
-            (best, top) = (at, logit);
+    let mut lanes = [f32::NEG_INFINITY; 8];
+    let (whole, rest) = logits.as_chunks::<8>();
+    for chunk in whole {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = if logit > *lane { logit } else { *lane };
         }
     }
-    best
+    let top = lanes
+        .iter()
+        .chain(rest)
+        .fold(f32::NEG_INFINITY, |top, &l| top.max(l));
+    logits.iter().position(|&l| l == top).unwrap_or(0)
 }
 
 /// How many candidates the first guess of the nucleus sorts. Most nuclei of a trained model are smaller.
 const NUCLEUS_GUESS: usize = 64;
 
-/// Keeps the smallest prefix, likeliest first, whose probability reaches `p`. Selects and sorts ever larger
+/// Keeps the smallest prefix, likeliest first, that weighs `enough`. Selects and sorts ever larger
 /// heads instead of everything: a vocabulary has 262 thousand entries and a nucleus a handful.
-fn nucleus(candidates: &mut Vec<Candidate>, p: f64) {
-    let total: f64 = candidates.iter().map(|c| c.weight).sum();
-    let enough = p * total;
+fn nucleus(candidates: &mut Vec<Candidate>, enough: f64) {
     let mut sorted = 0;
     let mut mass = 0.0;
     let mut head = NUCLEUS_GUESS;
@@ -367,7 +463,7 @@ fn nucleus(candidates: &mut Vec<Candidate>, p: f64) {
         };
         fresh.sort_unstable_by(likelier);
         for (i, candidate) in fresh.iter().enumerate() {
-            mass += candidate.weight;
+            mass += f64::from(candidate.weight);
             if mass >= enough {
                 candidates.truncate(sorted + i + 1);
                 return;
