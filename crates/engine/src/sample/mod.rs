@@ -198,6 +198,9 @@ pub struct Sampler {
     /// exp of every logit, relative to the largest, and their sums by block.
     weights: Vec<f32>,
     blocks: Vec<f64>,
+    /// Mass by class of weight, and the class in which a nucleus ends.
+    masses: Vec<f64>,
+    edge: Vec<Candidate>,
 }
 
 impl Sampler {
@@ -212,6 +215,8 @@ impl Sampler {
             candidates: Vec::new(),
             weights: Vec::new(),
             blocks: Vec::new(),
+            masses: Vec::new(),
+            edge: Vec::new(),
         })
     }
 
@@ -303,23 +308,57 @@ impl Sampler {
         if top_p == 1.0 && min_p == 0.0 {
             return self.draw_by_blocks(total);
         }
-        // What weighs less than this sums to less than 1 - p, so the nucleus is among the others; and min-p
-        // keeps a prefix of the same order, so both cuts may be made before anything is sorted.
-        let negligible = (1.0 - top_p) * total / logits.len() as f64 * 0.999;
-        let least = (negligible as f32).max(min_p).max(f32::MIN_POSITIVE);
-        let weighed = self.weights.iter().zip(logits).enumerate();
-        let kept = weighed.filter(|(_, (weight, _))| **weight >= least);
-        self.candidates.clear();
-        self.candidates
-            .extend(kept.map(|(id, (&weight, &logit))| Candidate {
-                id: id as u32,
-                logit,
-                weight,
-            }));
-        if top_p < 1.0 {
-            nucleus(&mut self.candidates, top_p * total);
-        }
+        let enough = if top_p < 1.0 {
+            top_p * total
+        } else {
+            f64::INFINITY
+        };
+        self.gather_nucleus(logits, enough, min_p.max(f32::MIN_POSITIVE));
         self.draw_candidate()
+    }
+
+    /// The nucleus without sorting a vocabulary: the mass by class of weight tells in which class it ends;
+    /// what is above belongs to it, and only that class is sorted. What weighs less than `least` is left out:
+    /// min-p keeps a prefix of the same order, so both cuts may be made at once.
+    fn gather_nucleus(&mut self, logits: &[f32], enough: f64, least: f32) {
+        self.masses.clear();
+        self.masses.resize(CLASSES, 0.0);
+        for &weight in &self.weights {
+            if let Some(mass) = self.masses.get_mut(class_of(weight)) {
+                *mass += f64::from(weight);
+            }
+        }
+        let mut mass = 0.0;
+        let mut edge_class = 0;
+        for (class, in_class) in self.masses.iter().enumerate().rev() {
+            if mass + in_class >= enough {
+                edge_class = class;
+                break;
+            }
+            mass += in_class;
+        }
+        self.candidates.clear();
+        self.edge.clear();
+        for (id, (&weight, &logit)) in self.weights.iter().zip(logits).enumerate() {
+            let class = class_of(weight);
+            if weight >= least && class >= edge_class {
+                let id = id as u32;
+                let side = if class > edge_class {
+                    &mut self.candidates
+                } else {
+                    &mut self.edge
+                };
+                side.push(Candidate { id, logit, weight });
+            }
+        }
+        self.edge.sort_unstable_by(likelier);
+        for candidate in &self.edge {
+            if mass >= enough {
+                break;
+            }
+            mass += f64::from(candidate.weight);
+            self.candidates.push(*candidate);
+        }
     }
 
     /// Draws from the `k` likeliest, or from what top-p and min-p leave of them.
@@ -375,6 +414,14 @@ fn walk(aim: f64, weights: impl Iterator<Item = f64>) -> Option<(usize, f64)> {
         }
     }
     last
+}
+
+/// Classes of weights from 0 to 1: the exponent and three bits more, so a class spans an eighth of an octave.
+const CLASSES: usize = (1f32.to_bits() >> CLASS_SHIFT) as usize + 1;
+const CLASS_SHIFT: u32 = 20;
+
+fn class_of(weight: f32) -> usize {
+    (weight.to_bits() >> CLASS_SHIFT) as usize
 }
 
 /// Weights per partial sum: a draw walks the sums first, then one block.
@@ -443,33 +490,13 @@ fn greedy(logits: &[f32]) -> usize {
     logits.iter().position(|&l| l == top).unwrap_or(0)
 }
 
-/// How many candidates the first guess of the nucleus sorts. Most nuclei of a trained model are smaller.
-const NUCLEUS_GUESS: usize = 64;
-
-/// Keeps the smallest prefix, likeliest first, that weighs `enough`. Selects and sorts ever larger
-/// heads instead of everything: a vocabulary has 262 thousand entries and a nucleus a handful.
+/// Keeps the smallest prefix, likeliest first, that weighs `enough`.
 fn nucleus(candidates: &mut Vec<Candidate>, enough: f64) {
-    let mut sorted = 0;
+    candidates.sort_unstable_by(likelier);
     let mut mass = 0.0;
-    let mut head = NUCLEUS_GUESS;
-    while sorted < candidates.len() {
-        let end = head.min(candidates.len());
-        let (_, rest) = candidates.split_at_mut(sorted);
-        if end - sorted < rest.len() {
-            rest.select_nth_unstable_by(end - sorted, likelier);
-        }
-        let Some(fresh) = rest.get_mut(..end - sorted) else {
-            return;
-        };
-        fresh.sort_unstable_by(likelier);
-        for (i, candidate) in fresh.iter().enumerate() {
-            mass += f64::from(candidate.weight);
-            if mass >= enough {
-                candidates.truncate(sorted + i + 1);
-                return;
-            }
-        }
-        sorted = end;
-        head = head.saturating_mul(8);
-    }
+    let reached = candidates.iter().position(|candidate| {
+        mass += f64::from(candidate.weight);
+        mass >= enough
+    });
+    candidates.truncate(reached.map_or(candidates.len(), |at| at + 1));
 }
