@@ -14,6 +14,8 @@ mod kernel;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 
 use std::cell::RefCell;
@@ -236,6 +238,9 @@ impl Task<'_> {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the table exists, so the CPU has its features.
             Kind::Avx512 => unsafe { avx512::strips(self) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Kind::Avx2 => unsafe { avx2::strips(self) },
             _ => scalar::strips(self),
         }
     }

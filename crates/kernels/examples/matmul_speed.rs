@@ -1,0 +1,99 @@
+//! How fast the matrix product is here: one row in GB/s of packed weights (what decoding needs),
+//! many rows in GOPS (what prefill needs). Each number is the best of several repetitions, because
+//! machines are shared; every type and shape is timed in turn, round after round.
+//!
+//! `cargo run --release -p haversack-kernels --example matmul_speed [-- TABLE [ROWS]]`
+
+use std::time::Instant;
+
+use haversack_kernels::Exec;
+use haversack_kernels::cpu::{Kind, Table};
+use haversack_kernels::format::WeightType::{self, *};
+use haversack_kernels::format::packed::{packed_bytes, strip_bytes};
+use haversack_kernels::matmul::{Input, Int8Rows, Layout, Matrix, Product, matmul};
+use haversack_kernels::threads::Pool;
+
+const TYPES: [WeightType; 5] = [Q4_1, Q4_0, Q4_K, Q6_K, Q8_0];
+/// (rows, cols): SmolLM2's feed-forward and output, and a 1B model's feed-forward. 576 columns are
+/// no whole superblocks: K types take 512 instead.
+const SHAPES: [(usize, usize); 4] = [(1536, 576), (576, 1536), (49152, 576), (8192, 2048)];
+const ROUNDS: usize = 7;
+/// A matrix is repeated in memory up to this size, so that one row reads what is not in L2.
+const FOOTPRINT: usize = 64 << 20;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let table = match args.first().map(String::as_str) {
+        None | Some("best") => Table::best(),
+        Some(name) => Kind::ALL
+            .into_iter()
+            .find(|kind| kind.name().contains(name))
+            .and_then(Table::new)
+            .expect("no such table on this CPU"),
+    };
+    let many: usize = args
+        .get(1)
+        .map_or(128, |n| n.parse().expect("ROWS is a number"));
+    println!("table {}", table.name());
+    println!("type      rows   cols | 1 row, GB/s: 1 thread, 2 | {many} rows, GOPS: 1 thread, 2");
+    for ty in TYPES {
+        for (rows, cols) in SHAPES {
+            let cols = cols / ty.block_len() * ty.block_len();
+            let speed = measure(table, ty, rows, cols, many);
+            println!(
+                "{ty:8} {rows:5} {cols:6} | {:9.1} {:9.1}      | {:9.0} {:9.0}",
+                speed[0], speed[1], speed[2], speed[3]
+            );
+        }
+    }
+}
+
+/// `[one row on 1 thread, on 2 (GB/s), many rows on 1 thread, on 2 (GOPS)]`
+fn measure(table: Table, ty: WeightType, rows: usize, cols: usize, many: usize) -> [f64; 4] {
+    let bytes = packed_bytes(ty, rows, cols);
+    let copies = (FOOTPRINT / bytes).clamp(1, 100);
+    let mut weights: Vec<u8> = (0..copies * bytes).map(|i| ((i * 31) >> 3) as u8).collect();
+    // Scales of a packed strip are f16 here and there: keep every byte pair below infinity.
+    for pair in weights.chunks_exact_mut(2) {
+        pair[1] &= 0xBB;
+    }
+    let pools = [Pool::new(1), Pool::new(2)];
+    let mut best = [0f64; 4];
+    for n in [1, many] {
+        let x: Vec<f32> = (0..n * cols).map(|i| (i % 17) as f32 - 8.0).collect();
+        let mut int8 = Int8Rows::with_capacity(n, cols);
+        int8.quantise(table, &x, n, cols);
+        let mut out = vec![0.0; n * rows];
+        for _ in 0..ROUNDS {
+            for (p, pool) in pools.iter().enumerate() {
+                let exec = Exec { table, pool };
+                let input = Input {
+                    rows: n,
+                    cols,
+                    x: &x,
+                    int8: Some(&int8),
+                };
+                let calls = if n == 1 { copies } else { copies.min(2) };
+                let start = Instant::now();
+                for copy in 0..calls {
+                    let w = Matrix {
+                        ty,
+                        rows,
+                        cols,
+                        layout: Layout::Packed,
+                        bytes: &weights[copy * bytes..][..bytes],
+                    };
+                    matmul(exec, input, &mut [Product { w, out: &mut out }]);
+                }
+                let seconds = start.elapsed().as_secs_f64();
+                let (slot, work) = match n {
+                    1 => (p, (calls * bytes) as f64),
+                    _ => (2 + p, (calls * 2 * n * rows * cols) as f64),
+                };
+                best[slot] = best[slot].max(work / seconds / 1e9);
+            }
+        }
+        assert!(strip_bytes(ty, cols) > 0 && out.iter().all(|v| !v.is_nan()));
+    }
+    best
+}
