@@ -197,6 +197,19 @@ fn bytes_that_are_no_text_and_ids_that_are_no_tokens() {
     }
 }
 
+#[test]
+fn vocabularies_put_together_wrongly_are_refused() {
+    let pieces = || Pieces::new([&b"a"[..], b"b"].into_iter()).unwrap();
+    let refused = |vocab: Vocab| Tokenizer::new(vocab).err().unwrap().to_string();
+
+    let mut vocab = Vocab::new(Model::Bpe, pieces());
+    vocab.kinds.pop();
+    assert!(refused(vocab).contains("token_type"));
+    assert!(refused(Vocab::new(Model::Spm, pieces())).contains("scores"));
+    let none = Pieces::new(std::iter::empty()).unwrap();
+    assert!(refused(Vocab::new(Model::Bpe, none)).contains("no tokens"));
+}
+
 /// Quadratic merging would take many minutes here, not the moment it takes.
 #[test]
 fn long_words_of_one_letter() {

@@ -6,6 +6,8 @@ use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+mod tokenizer_common;
+
 /// A metadata value as it lies in the file: type id and bytes.
 #[derive(Clone)]
 struct Item(u32, Vec<u8>);
@@ -473,7 +475,7 @@ fn odd_but_harmless() {
 #[test]
 fn a_folder_of_hostile_files() {
     let Some(folder) = std::env::var_os("HAVERSACK_TEST_HOSTILE") else {
-        eprintln!("SKIPPED: HAVERSACK_TEST_HOSTILE names no folder");
+        tokenizer_common::skipped("HAVERSACK_TEST_HOSTILE names no folder");
         return;
     };
     let folder = Path::new(&folder);

@@ -1,1 +1,502 @@
 //! From logits to a token.
+//!
+//! The chain, always in this order (documented because the order changes the text):
+//!
+//! ```text
+//! logits ─► bias ─► repetition, frequency, presence penalties ─► greedy if temperature = 0
+//!        ─► top-k ─► temperature ─► softmax ─► top-p ─► min-p ─► one draw
+//! ```
+//!
+//! Dividing by a temperature does not change an order, so top-k before or after it is the same set; top-p and
+//! min-p see the tempered distribution of the top-k set, renormalised. Ties go to the lowest id everywhere.
+//!
+//! A sampler owns its generator and its scratch: one draw per sampled token and none when greedy, so the
+//! same seed gives the same text for ever, and no allocation after the first token of a vocabulary. A NaN never
+//! comes out: it is an error, as is a distribution in which nothing is possible.
+
+mod exp;
+mod rng;
+mod score;
+
+pub use score::{logprob_of, logprobs_top};
+
+use exp::exp_nonpositive;
+use rng::Rng;
+use std::cmp::Ordering;
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    #[error("{option} is {value}, accepted is {range}")]
+    Option {
+        option: &'static str,
+        value: f64,
+        range: &'static str,
+    },
+    #[error("logit_bias has {0} entries, accepted are at most {LOGIT_BIAS_MAX}")]
+    BiasCount(usize),
+    #[error("logit_bias names token {id}, the vocabulary has {vocabulary}")]
+    BiasToken { id: u32, vocabulary: usize },
+    #[error("the logit of token {0} is not a number")]
+    Nan(usize),
+    #[error("no token is possible: every logit is minus infinity")]
+    Nothing,
+    #[error("there are no logits")]
+    Empty,
+    #[error("token {id} is outside of the vocabulary of {vocabulary}")]
+    Token { id: u32, vocabulary: usize },
+}
+
+/// Most entries of `logit_bias`: more is a vocabulary, not a bias.
+pub const LOGIT_BIAS_MAX: usize = 4096;
+/// Longest window of the penalties.
+pub const PENALTY_LAST_N_MAX: usize = 1 << 20;
+
+/// How to choose; the default is greedy without penalties.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SampleOptions {
+    /// 0 takes the likeliest token; accepted 0 to 100.
+    pub temperature: f32,
+    /// Keep the `k` likeliest; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the smallest set of likeliest tokens with at least this probability; 1 keeps all; above 0 to 1.
+    pub top_p: f32,
+    /// Keep tokens at least this times as likely as the likeliest; 0 keeps all; 0 to 1.
+    pub min_p: f32,
+    /// A positive logit of a seen token is divided by it, a negative one multiplied; 1 is off; above 0 to 100.
+    pub repetition_penalty: f32,
+    /// Subtracted once from a seen token; -100 to 100.
+    pub presence_penalty: f32,
+    /// Subtracted once per occurrence; -100 to 100.
+    pub frequency_penalty: f32,
+    /// How many of the last tokens count as seen; 0 is off.
+    pub penalty_last_n: usize,
+    /// Added to single logits, entries of one token add up; -100 forbids in practice, minus infinity strictly.
+    pub logit_bias: Vec<(u32, f32)>,
+    pub seed: u64,
+}
+
+impl Default for SampleOptions {
+    fn default() -> Self {
+        SampleOptions {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            penalty_last_n: 64,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+impl SampleOptions {
+    fn check(&self) -> Result<(), SampleError> {
+        let within = |option, value: f32, good: bool, range| {
+            if good {
+                Ok(())
+            } else {
+                Err(SampleError::Option {
+                    option,
+                    value: f64::from(value),
+                    range,
+                })
+            }
+        };
+        // Written so that a NaN fails every one of them.
+        within(
+            "temperature",
+            self.temperature,
+            (0.0..=100.0).contains(&self.temperature),
+            "0 to 100",
+        )?;
+        within(
+            "top_p",
+            self.top_p,
+            self.top_p > 0.0 && self.top_p <= 1.0,
+            "above 0, up to 1",
+        )?;
+        within(
+            "min_p",
+            self.min_p,
+            (0.0..=1.0).contains(&self.min_p),
+            "0 to 1",
+        )?;
+        let repetition = self.repetition_penalty;
+        within(
+            "repetition_penalty",
+            repetition,
+            repetition > 0.0 && repetition <= 100.0,
+            "above 0, up to 100",
+        )?;
+        let signed = -100.0..=100.0;
+        within(
+            "presence_penalty",
+            self.presence_penalty,
+            signed.contains(&self.presence_penalty),
+            "-100 to 100",
+        )?;
+        within(
+            "frequency_penalty",
+            self.frequency_penalty,
+            signed.contains(&self.frequency_penalty),
+            "-100 to 100",
+        )?;
+        if self.penalty_last_n > PENALTY_LAST_N_MAX {
+            let value = self.penalty_last_n as f64;
+            return Err(SampleError::Option {
+                option: "penalty_last_n",
+                value,
+                range: "0 to 1048576",
+            });
+        }
+        if self.logit_bias.len() > LOGIT_BIAS_MAX {
+            return Err(SampleError::BiasCount(self.logit_bias.len()));
+        }
+        for &(_, bias) in &self.logit_bias {
+            let good = signed.contains(&bias) || bias == f32::NEG_INFINITY;
+            within("logit_bias", bias, good, "-100 to 100, or minus infinity")?;
+        }
+        Ok(())
+    }
+
+    fn penalises(&self) -> bool {
+        self.penalty_last_n > 0
+            && (self.repetition_penalty != 1.0
+                || self.presence_penalty != 0.0
+                || self.frequency_penalty != 0.0)
+    }
+}
+
+/// A token that may still be drawn; its probability is not normalised.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+    weight: f32,
+}
+
+/// Likeliest first, ties by id. Logits are never NaN here.
+fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit
+        .partial_cmp(&a.logit)
+        .unwrap_or(Ordering::Equal)
+        .then(a.id.cmp(&b.id))
+}
+
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    options: SampleOptions,
+    rng: Rng,
+    /// Logits after bias and penalties.
+    adjusted: Vec<f32>,
+    /// The last tokens, sorted, so that equal ones are neighbours.
+    recent: Vec<u32>,
+    candidates: Vec<Candidate>,
+    /// exp of every logit, relative to the largest, and their sums by block.
+    weights: Vec<f32>,
+    blocks: Vec<f64>,
+    /// Mass by class of weight, and the class in which a nucleus ends.
+    masses: Vec<f64>,
+    edge: Vec<Candidate>,
+}
+
+impl Sampler {
+    pub fn new(options: SampleOptions) -> Result<Sampler, SampleError> {
+        options.check()?;
+        let rng = Rng::new(options.seed);
+        Ok(Sampler {
+            options,
+            rng,
+            adjusted: Vec::new(),
+            recent: Vec::new(),
+            candidates: Vec::new(),
+            weights: Vec::new(),
+            blocks: Vec::new(),
+            masses: Vec::new(),
+            edge: Vec::new(),
+        })
+    }
+
+    pub fn options(&self) -> &SampleOptions {
+        &self.options
+    }
+
+    /// The next token, given the logits of the vocabulary and the tokens before it, oldest first.
+    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
+        if logits.is_empty() {
+            return Err(SampleError::Empty);
+        }
+        // Without an early end the search is a few instructions per eight logits.
+        if logits.iter().fold(false, |nan, l| nan | l.is_nan()) {
+            let at = logits.iter().position(|l| l.is_nan());
+            return Err(SampleError::Nan(at.unwrap_or(0)));
+        }
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        adjusted.clear();
+        adjusted.extend_from_slice(logits);
+        let result = self.choose(&mut adjusted, history);
+        self.adjusted = adjusted;
+        result
+    }
+
+    fn choose(&mut self, logits: &mut [f32], history: &[u32]) -> Result<u32, SampleError> {
+        let vocabulary = logits.len();
+        for &(id, bias) in &self.options.logit_bias {
+            let Some(logit) = logits.get_mut(id as usize) else {
+                return Err(SampleError::BiasToken { id, vocabulary });
+            };
+            *logit = finite_sum(*logit, bias);
+        }
+        if self.options.penalises() {
+            self.penalise(logits, history);
+        }
+        let best = greedy(logits);
+        let top = logits.get(best).copied().unwrap_or(f32::NEG_INFINITY);
+        if top == f32::NEG_INFINITY {
+            return Err(SampleError::Nothing);
+        }
+        // An infinite logit leaves nothing to chance; nor does a temperature of zero.
+        if self.options.temperature == 0.0 || top == f32::INFINITY {
+            return Ok(best as u32);
+        }
+        let k = self.options.top_k;
+        let drawn = if k > 0 && k < vocabulary {
+            self.draw_from_top(logits, top, k)
+        } else {
+            self.draw_from_all(logits, top)
+        };
+        Ok(drawn.unwrap_or(best as u32))
+    }
+
+    /// Tokens outside of the vocabulary are passed over: a history may come from another stream of ids.
+    fn penalise(&mut self, logits: &mut [f32], history: &[u32]) {
+        let from = history.len().saturating_sub(self.options.penalty_last_n);
+        self.recent.clear();
+        self.recent
+            .extend_from_slice(history.get(from..).unwrap_or(&[]));
+        self.recent.sort_unstable();
+        for same in self.recent.chunk_by(|a, b| a == b) {
+            let Some(logit) = same.first().and_then(|&id| logits.get_mut(id as usize)) else {
+                continue;
+            };
+            let penalty = self.options.repetition_penalty;
+            let repeated = if *logit > 0.0 {
+                *logit / penalty
+            } else {
+                *logit * penalty
+            };
+            let down =
+                self.options.frequency_penalty * same.len() as f32 + self.options.presence_penalty;
+            *logit = finite_sum(repeated, -down);
+        }
+    }
+
+    /// Draws from the whole vocabulary, or from what top-p and min-p leave of it.
+    fn draw_from_all(&mut self, logits: &[f32], top: f32) -> Option<u32> {
+        let inverse = 1.0 / self.options.temperature;
+        self.weights.clear();
+        self.weights
+            .extend(logits.iter().map(|&l| exp_nonpositive((l - top) * inverse)));
+        self.blocks.clear();
+        self.blocks
+            .extend(self.weights.chunks(BLOCK).map(block_sum));
+        let total: f64 = self.blocks.iter().sum();
+        let (top_p, min_p) = (f64::from(self.options.top_p), self.options.min_p);
+        if top_p == 1.0 && min_p == 0.0 {
+            return self.draw_by_blocks(total);
+        }
+        let enough = if top_p < 1.0 {
+            top_p * total
+        } else {
+            f64::INFINITY
+        };
+        self.gather_nucleus(logits, enough, min_p.max(f32::MIN_POSITIVE));
+        self.draw_candidate()
+    }
+
+    /// The nucleus without sorting a vocabulary: the mass by class of weight tells in which class it ends;
+    /// what is above belongs to it, and only that class is sorted. What weighs less than `least` is left out:
+    /// min-p keeps a prefix of the same order, so both cuts may be made at once.
+    fn gather_nucleus(&mut self, logits: &[f32], enough: f64, least: f32) {
+        self.masses.clear();
+        self.masses.resize(CLASSES, 0.0);
+        for &weight in &self.weights {
+            if let Some(mass) = self.masses.get_mut(class_of(weight)) {
+                *mass += f64::from(weight);
+            }
+        }
+        let mut mass = 0.0;
+        let mut edge_class = 0;
+        for (class, in_class) in self.masses.iter().enumerate().rev() {
+            if mass + in_class >= enough {
+                edge_class = class;
+                break;
+            }
+            mass += in_class;
+        }
+        self.candidates.clear();
+        self.edge.clear();
+        for (id, (&weight, &logit)) in self.weights.iter().zip(logits).enumerate() {
+            let class = class_of(weight);
+            if weight >= least && class >= edge_class {
+                let id = id as u32;
+                let side = if class > edge_class {
+                    &mut self.candidates
+                } else {
+                    &mut self.edge
+                };
+                side.push(Candidate { id, logit, weight });
+            }
+        }
+        self.edge.sort_unstable_by(likelier);
+        for candidate in &self.edge {
+            if mass >= enough {
+                break;
+            }
+            mass += f64::from(candidate.weight);
+            self.candidates.push(*candidate);
+        }
+    }
+
+    /// Draws from the `k` likeliest, or from what top-p and min-p leave of them.
+    fn draw_from_top(&mut self, logits: &[f32], top: f32, k: usize) -> Option<u32> {
+        let candidates = &mut self.candidates;
+        select_top(candidates, logits, k);
+        // In the order of ids, so that a draw does not depend on how the selection went.
+        candidates.sort_unstable_by_key(|c| c.id);
+        let inverse = 1.0 / self.options.temperature;
+        for candidate in candidates.iter_mut() {
+            candidate.weight = exp_nonpositive((candidate.logit - top) * inverse);
+        }
+        if self.options.top_p < 1.0 {
+            let total: f64 = candidates.iter().map(|c| f64::from(c.weight)).sum();
+            nucleus(candidates, f64::from(self.options.top_p) * total);
+        }
+        if self.options.min_p > 0.0 {
+            // The likeliest weighs exactly 1.
+            candidates.retain(|c| c.weight >= self.options.min_p);
+        }
+        self.draw_candidate()
+    }
+
+    fn draw_candidate(&mut self) -> Option<u32> {
+        let total: f64 = self.candidates.iter().map(|c| f64::from(c.weight)).sum();
+        let aim = self.rng.uniform() * total;
+        let at = walk(aim, self.candidates.iter().map(|c| f64::from(c.weight)));
+        at.and_then(|(at, _)| self.candidates.get(at)).map(|c| c.id)
+    }
+
+    fn draw_by_blocks(&mut self, total: f64) -> Option<u32> {
+        let aim = self.rng.uniform() * total;
+        let (block, before) = walk(aim, self.blocks.iter().copied())?;
+        let start = block * BLOCK;
+        let end = (start + BLOCK).min(self.weights.len());
+        let weights = self.weights.get(start..end)?;
+        let (at, _) = walk(aim - before, weights.iter().map(|&w| f64::from(w)))?;
+        Some((start + at) as u32)
+    }
+}
+
+/// The first place where the running sum passes `aim`, else the last that weighs anything; and the sum before it.
+fn walk(aim: f64, weights: impl Iterator<Item = f64>) -> Option<(usize, f64)> {
+    let mut last = None;
+    let mut sum = 0.0;
+    for (at, weight) in weights.enumerate() {
+        if weight > 0.0 {
+            last = Some((at, sum));
+            sum += weight;
+            if sum > aim {
+                break;
+            }
+        }
+    }
+    last
+}
+
+/// Classes of weights from 0 to 1: the exponent and three bits more, so a class spans an eighth of an octave.
+const CLASSES: usize = (1f32.to_bits() >> CLASS_SHIFT) as usize + 1;
+const CLASS_SHIFT: u32 = 20;
+
+fn class_of(weight: f32) -> usize {
+    (weight.to_bits() >> CLASS_SHIFT) as usize
+}
+
+/// Weights per partial sum: a draw walks the sums first, then one block.
+const BLOCK: usize = 1024;
+
+/// Eight running sums, always in the same order: fast, and the same on every machine.
+fn block_sum(weights: &[f32]) -> f64 {
+    let mut lanes = [0f32; 8];
+    let (whole, rest) = weights.as_chunks::<8>();
+    for chunk in whole {
+        for (lane, weight) in lanes.iter_mut().zip(chunk) {
+            *lane += weight;
+        }
+    }
+    lanes.iter().chain(rest).map(|&w| f64::from(w)).sum()
+}
+
+/// The `k` likeliest in one pass: a buffer a few times as long as `k`, cut back to `k` whenever it is full,
+/// after which only what beats the least of them is looked at. Ids rise, so a later equal never wins.
+fn select_top(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
+    let room = k.saturating_mul(4).max(256);
+    let mut least = f32::NEG_INFINITY;
+    let cut = |candidates: &mut Vec<Candidate>| {
+        if k < candidates.len() {
+            candidates.select_nth_unstable_by(k - 1, likelier);
+            candidates.truncate(k);
+        }
+    };
+    candidates.clear();
+    for (id, &logit) in logits.iter().enumerate() {
+        if logit > least {
+            candidates.push(Candidate {
+                id: id as u32,
+                logit,
+                weight: 0.0,
+            });
+            if candidates.len() >= room {
+                cut(candidates);
+                // The selection left the k-th last.
+                least = candidates.last().map_or(least, |c| c.logit);
+            }
+        }
+    }
+    cut(candidates);
+}
+
+/// A sum that stays ordered: infinities of opposite sign would make a NaN, the forbidding one wins.
+fn finite_sum(a: f32, b: f32) -> f32 {
+    let sum = a + b;
+    if sum.is_nan() { f32::NEG_INFINITY } else { sum }
+}
+
+/// The first of the largest: the maximum in eight lanes, then where it is.
+fn greedy(logits: &[f32]) -> usize {
+    let mut lanes = [f32::NEG_INFINITY; 8];
+    let (whole, rest) = logits.as_chunks::<8>();
+    for chunk in whole {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = if logit > *lane { logit } else { *lane };
+        }
+    }
+    let top = lanes
+        .iter()
+        .chain(rest)
+        .fold(f32::NEG_INFINITY, |top, &l| top.max(l));
+    logits.iter().position(|&l| l == top).unwrap_or(0)
+}
+
+/// Keeps the smallest prefix, likeliest first, that weighs `enough`.
+fn nucleus(candidates: &mut Vec<Candidate>, enough: f64) {
+    candidates.sort_unstable_by(likelier);
+    let mut mass = 0.0;
+    let reached = candidates.iter().position(|candidate| {
+        mass += f64::from(candidate.weight);
+        mass >= enough
+    });
+    candidates.truncate(reached.map_or(candidates.len(), |at| at + 1));
+}

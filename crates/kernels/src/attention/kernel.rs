@@ -26,12 +26,18 @@ pub(crate) struct Rows<'a> {
 
 simd_fn! {
     /// Scores of one block: `out` is (row, slot) with `out_stride` between rows, 32 slots written
-    /// in each; `q` is (row, dim); `k` is (dim, slot).
-    pub(crate) fn score(q: Rows<'_>, dim: usize, k: &[u8], out: &mut [f32], out_stride: usize)
-        = scalar_score, simd_score;
+    /// in each; `q` is (row, dim); `k` is (dim, slot), and `ahead` what will be read next.
+    pub(crate) fn score(
+        q: Rows<'_>,
+        dim: usize,
+        k: &[u8],
+        ahead: &[u8],
+        out: &mut [f32],
+        out_stride: usize,
+    ) = scalar_score, simd_score;
 }
 
-fn scalar_score(q: Rows<'_>, dim: usize, k: &[u8], out: &mut [f32], out_stride: usize) {
+fn scalar_score(q: Rows<'_>, dim: usize, k: &[u8], _: &[u8], out: &mut [f32], out_stride: usize) {
     for r in 0..q.count {
         let q = &q.values[r * q.stride..][..dim];
         let out = &mut out[r * out_stride..][..BLOCK_SLOTS];
@@ -55,20 +61,27 @@ fn simd_score<S: Simd>(
     q: Rows<'_>,
     dim: usize,
     k: &[u8],
+    ahead: &[u8],
     out: &mut [f32],
     out_stride: usize,
 ) {
-    product::<S, false>(s, q, dim, k, BLOCK_SLOTS, out, out_stride);
+    product::<S, false>(s, q, dim, k, ahead, BLOCK_SLOTS, out, out_stride);
 }
 
 simd_fn! {
     /// Adds one block's values: `out` is (row, dim) without gaps; `p` is (row, slot), of which the
-    /// first `slots` are used; `v` is (slot, dim).
-    pub(crate) fn weigh(p: Rows<'_>, slots: usize, v: &[u8], dim: usize, out: &mut [f32])
-        = scalar_weigh, simd_weigh;
+    /// first `slots` are used; `v` is (slot, dim), and `ahead` what will be read next.
+    pub(crate) fn weigh(
+        p: Rows<'_>,
+        slots: usize,
+        v: &[u8],
+        ahead: &[u8],
+        dim: usize,
+        out: &mut [f32],
+    ) = scalar_weigh, simd_weigh;
 }
 
-fn scalar_weigh(p: Rows<'_>, slots: usize, v: &[u8], dim: usize, out: &mut [f32]) {
+fn scalar_weigh(p: Rows<'_>, slots: usize, v: &[u8], _: &[u8], dim: usize, out: &mut [f32]) {
     for r in 0..p.count {
         let p = &p.values[r * p.stride..][..slots];
         let out = &mut out[r * dim..][..dim];
@@ -81,18 +94,30 @@ fn scalar_weigh(p: Rows<'_>, slots: usize, v: &[u8], dim: usize, out: &mut [f32]
 }
 
 #[inline(always)]
-fn simd_weigh<S: Simd>(s: S, p: Rows<'_>, slots: usize, v: &[u8], dim: usize, out: &mut [f32]) {
-    product::<S, true>(s, p, slots, v, dim, out, dim);
+fn simd_weigh<S: Simd>(
+    s: S,
+    p: Rows<'_>,
+    slots: usize,
+    v: &[u8],
+    ahead: &[u8],
+    dim: usize,
+    out: &mut [f32],
+) {
+    product::<S, true>(s, p, slots, v, ahead, dim, out, dim);
 }
 
 /// `out (row, column) = [out +] sum over i  a (row, i) * b (i, column)`, `b` of f16 with `width`
 /// columns and no gaps.
+///
+/// A head's part of a block is about one page, where the hardware's prefetcher stops, and the next
+/// one is elsewhere: so while `b` is read, the same lines of `ahead` are asked for.
 #[inline(always)]
 fn product<S: Simd, const ADD: bool>(
     s: S,
     a: Rows<'_>,
     inner: usize,
     b: &[u8],
+    ahead: &[u8],
     width: usize,
     out: &mut [f32],
     out_stride: usize,
@@ -121,9 +146,15 @@ fn product<S: Simd, const ADD: bool>(
             // inside its slice.
             unsafe {
                 let a = (a.values.as_ptr().add(row * a.stride), a.stride);
+                // Once for all rows; without anything ahead, what is being read anyway.
+                let ahead = if row == 0 && ahead.len() == b.len() {
+                    ahead.as_ptr().wrapping_add(2 * column)
+                } else {
+                    b.as_ptr().add(2 * column)
+                };
                 let b = (b.as_ptr().add(2 * column), 2 * width);
                 let out = (out.as_mut_ptr().add(row * out_stride + column), out_stride);
-                tiles::<S, ADD>(s, rows, cols, inner, a, b, out);
+                tiles::<S, ADD>(s, rows, cols, inner, a, b, ahead, out);
             }
             row += rows;
         }
@@ -157,6 +188,7 @@ unsafe fn tiles<S: Simd, const ADD: bool>(
     inner: usize,
     a: (*const f32, usize),
     b: (*const u8, usize),
+    ahead: *const u8,
     out: (*mut f32, usize),
 ) {
     macro_rules! pick {
@@ -165,11 +197,11 @@ unsafe fn tiles<S: Simd, const ADD: bool>(
                 $(
                     ($r, 2) if S::COLS >= 2 && $r <= S::ROWS => {
                         // SAFETY: the caller's promise.
-                        unsafe { tile::<S, $r, 2, ADD>(s, inner, a, b, out) }
+                        unsafe { tile::<S, $r, 2, ADD>(s, inner, a, b, ahead, out) }
                     }
                     ($r, 1) if $r <= S::ROWS => {
                         // SAFETY: the caller's promise.
-                        unsafe { tile::<S, $r, 1, ADD>(s, inner, a, b, out) }
+                        unsafe { tile::<S, $r, 1, ADD>(s, inner, a, b, ahead, out) }
                     }
                 )*
                 _ => unreachable!("no tile of {rows} rows and {cols} columns"),
@@ -191,6 +223,7 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const ADD: bool>(
     inner: usize,
     a: (*const f32, usize),
     b: (*const u8, usize),
+    ahead: *const u8,
     out: (*mut f32, usize),
 ) {
     let mut acc = [[s.splat(0.0); C]; R];
@@ -203,6 +236,7 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const ADD: bool>(
         }
     }
     for i in 0..inner {
+        s.prefetch(ahead.wrapping_add(i * b.1));
         let mut line = [s.splat(0.0); C];
         for c in 0..C {
             // SAFETY: row `i` of `b` has vector `c`.

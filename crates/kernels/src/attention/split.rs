@@ -179,10 +179,10 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         if let Some(mass) = place.outlet.mass
             && step::sees_span(job, unit, span)
         {
-            // SAFETY: in region 3 scores belong to their unit; `mass` is this job's, and every
-            // unit uses it only so.
+            // SAFETY: in region 3 scores belong to their unit, and so does the part of `mass`.
             unsafe {
-                step::mass_span(table, job, unit, span, place.scores(span), inverse, mass);
+                let p = place.scores(span);
+                step::mass_span(table, job, unit, span, p, inverse, mass, false);
             }
         }
         if span == 0 {

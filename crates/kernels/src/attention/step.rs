@@ -79,7 +79,6 @@ pub(super) fn score_span(
     scores: &mut [f32],
 ) {
     let dim = job.shape.head_dim;
-    let bytes = job.shape.head_bytes();
     for (i, b) in span_blocks(span, job.view.blocks()).enumerate() {
         let block = job.view.block(b);
         let scores = &mut scores[i * BLOCK_SLOTS..];
@@ -94,8 +93,8 @@ pub(super) fn score_span(
             stride: dim,
             count: unit.rows(),
         };
-        let k = &block.k[unit.kv_head * bytes..][..bytes];
-        kernel::score(table, q, dim, k, scores, SCORE_STRIDE);
+        let (k, ahead) = head(job, unit, b, |b| b.k);
+        kernel::score(table, q, dim, k, ahead, scores, SCORE_STRIDE);
         for query in 0..unit.queries {
             let seen = visible(job, &block, unit.position(job, query));
             for r in query * unit.group..(query + 1) * unit.group {
@@ -108,6 +107,24 @@ pub(super) fn score_span(
             }
         }
     }
+}
+
+/// One head's part of the keys or values of a block, and of the block after it.
+fn head<'a>(
+    job: &'a Attend<'_>,
+    unit: &Unit,
+    block: usize,
+    part: fn(Block<'a>) -> &'a [u8],
+) -> (&'a [u8], &'a [u8]) {
+    let bytes = job.shape.head_bytes();
+    let of = |b: usize| &part(job.view.block(b))[unit.kv_head * bytes..][..bytes];
+    let here = of(block);
+    let next = if block + 1 < job.view.blocks() {
+        of(block + 1)
+    } else {
+        &[]
+    };
+    (here, next)
 }
 
 /// The greater; for rows in which nothing is seen it stays minus infinity.
@@ -135,7 +152,6 @@ pub(super) fn weigh_span(
     partial: &mut [f32],
 ) {
     let dim = job.shape.head_dim;
-    let bytes = job.shape.head_bytes();
     let last = unit.position(job, unit.queries - 1);
     partial[..unit.rows() * dim].fill(0.0);
     for (i, b) in span_blocks(span, job.view.blocks()).enumerate() {
@@ -150,15 +166,17 @@ pub(super) fn weigh_span(
             stride: SCORE_STRIDE,
             count: unit.rows(),
         };
-        let v = &block.v[unit.kv_head * bytes..][..bytes];
-        kernel::weigh(table, p, slots, v, dim, partial);
+        let (v, ahead) = head(job, unit, b, |b| b.v);
+        kernel::weigh(table, p, slots, v, ahead, dim, partial);
     }
 }
 
-/// Adds the unit's attention mass in one span to the job's counters.
+/// Adds the unit's attention mass in one span to the job's counters. With `shared`, other units add
+/// to the same counters meanwhile.
 ///
 /// # Safety
 /// - `mass` are the job's mass slices, used by other threads only through this function.
+/// - Unless `shared`, no other thread uses the counters of this KV head and span.
 pub(super) unsafe fn mass_span(
     table: Table,
     job: &Attend<'_>,
@@ -167,6 +185,7 @@ pub(super) unsafe fn mass_span(
     p: &[f32],
     inverse: &[f32],
     mass: (*mut u64, *mut u64),
+    shared: bool,
 ) {
     let blocks = job.view.blocks();
     for (i, b) in span_blocks(span, blocks).enumerate() {
@@ -188,11 +207,21 @@ pub(super) unsafe fn mass_span(
         }
         let first = (unit.kv_head * blocks + b) * BLOCK_SLOTS;
         for (to, counts) in [mass.0, mass.1].into_iter().zip(&counts) {
-            for (slot, count) in counts.iter().enumerate().filter(|(_, c)| **c != 0) {
-                // SAFETY: `Attend::check` saw that the slices have (kv_head, slot) of all blocks;
-                // the caller promises that every access is through here.
-                let to = unsafe { AtomicU64::from_ptr(to.add(first + slot)) };
-                to.fetch_add(*count, Ordering::Relaxed);
+            // SAFETY: `Attend::check` saw that the slices have (kv_head, slot) of all blocks; the
+            // caller promises that every access is through here, and that there is no other one
+            // unless `shared`.
+            unsafe {
+                let to = to.add(first);
+                if shared {
+                    for (slot, count) in counts.iter().enumerate().filter(|(_, c)| **c != 0) {
+                        AtomicU64::from_ptr(to.add(slot)).fetch_add(*count, Ordering::Relaxed);
+                    }
+                } else {
+                    let to = std::slice::from_raw_parts_mut(to, BLOCK_SLOTS);
+                    for (to, count) in to.iter_mut().zip(counts) {
+                        *to = to.wrapping_add(*count);
+                    }
+                }
             }
         }
     }

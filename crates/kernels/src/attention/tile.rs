@@ -87,8 +87,9 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, are
     if let Some(mass) = outlet.mass {
         for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
             let p = &area.scores[span * per_span..][..per_span];
-            // SAFETY: `mass` is this job's, and every unit uses it only so.
-            unsafe { step::mass_span(table, job, unit, span, p, sum, mass) };
+            // SAFETY: `mass` is this job's, and every unit uses it only so. A single tile of a KV
+            // head has its counters to itself.
+            unsafe { step::mass_span(table, job, unit, span, p, sum, mass, tiles(job) > 1) };
         }
     }
 }

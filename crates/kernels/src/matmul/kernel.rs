@@ -46,54 +46,74 @@ const IQ4_BIASED: [i8; 16] = {
     table
 };
 
-/// All strips of a task, quantised weights.
+/// The body once for each `$i` below `$n`, which is at most 2, 4 or 8, written out: the compiler's
+/// own unrolling gives up on the longer bodies, and then sums live in memory, not in registers.
+macro_rules! each {
+    ($i:ident < $n:expr, of 2, $body:block) => {
+        each!(@ $i, $n, $body, 0 1)
+    };
+    ($i:ident < $n:expr, of 4, $body:block) => {
+        each!(@ $i, $n, $body, 0 1 2 3)
+    };
+    ($i:ident < $n:expr, of 8, $body:block) => {
+        each!(@ $i, $n, $body, 0 1 2 3 4 5 6 7)
+    };
+    (@ $i:ident, $n:expr, $body:block, $($at:literal)*) => {
+        {
+            $( if $at < $n { let $i: usize = $at; $body } )*
+        }
+    };
+}
+
+/// All strips of a task, quantised weights. A block of activation rows stays in L1 while all
+/// strips pass.
 #[inline(always)]
 pub(super) fn quant_strips<S: Isa, T: Quant>(s: S, task: &Task<'_>) {
-    for (i, strip) in task.strips(strip_bytes(T::TY, task.cols)).enumerate() {
-        let mut row = 0;
-        if let Some(lines) = task.lines {
-            while row + 8 <= task.x_rows && S::INT8_ROWS_MAX >= 8 {
-                int8_block::<S, T, 8>(s, task, lines, strip, i, row);
-                row += 8;
-            }
-            while row + 4 <= task.x_rows && S::INT8_ROWS_MAX >= 4 {
-                int8_block::<S, T, 4>(s, task, lines, strip, i, row);
-                row += 4;
-            }
-            while row + 2 <= task.x_rows {
-                int8_block::<S, T, 2>(s, task, lines, strip, i, row);
-                row += 2;
-            }
-            while row < task.x_rows {
-                int8_block::<S, T, 1>(s, task, lines, strip, i, row);
-                row += 1;
-            }
-        } else {
-            while row + 4 <= task.x_rows && S::F32_ROWS_MAX >= 4 {
-                f32_block::<S, T, 4>(s, task, strip, i, row);
-                row += 4;
-            }
-            while row < task.x_rows {
-                f32_block::<S, T, 1>(s, task, strip, i, row);
-                row += 1;
+    let strip_bytes = strip_bytes(T::TY, task.cols);
+    let mut row = 0;
+    while row < task.x_rows {
+        let left = task.x_rows - row;
+        let block = match task.lines {
+            Some(_) if left >= 8 && S::INT8_ROWS_MAX >= 8 => 8,
+            _ if left >= 4 && S::F32_ROWS_MAX >= 4 => 4,
+            Some(_) if left >= 4 && S::INT8_ROWS_MAX >= 4 => 4,
+            _ if left >= 2 => 2,
+            _ => 1,
+        };
+        for (i, strip) in task.strips(strip_bytes).enumerate() {
+            match (task.lines, block) {
+                (Some(lines), 8) => int8_block::<S, T, 8>(s, task, lines, strip, i, row),
+                (Some(lines), 4) => int8_block::<S, T, 4>(s, task, lines, strip, i, row),
+                (Some(lines), 2) => int8_block::<S, T, 2>(s, task, lines, strip, i, row),
+                (Some(lines), _) => int8_block::<S, T, 1>(s, task, lines, strip, i, row),
+                (None, 4) => f32_block::<S, T, 4>(s, task, strip, i, row),
+                (None, 2) => f32_block::<S, T, 2>(s, task, strip, i, row),
+                (None, _) => f32_block::<S, T, 1>(s, task, strip, i, row),
             }
         }
+        row += block;
     }
 }
 
 /// All strips of a task, float weights.
 #[inline(always)]
 pub(super) fn float_strips<S: Isa, T: Float>(s: S, task: &Task<'_>) {
-    for (i, strip) in task.strips(strip_bytes(T::TY, task.cols)).enumerate() {
-        let mut row = 0;
-        while row + 4 <= task.x_rows && S::F32_ROWS_MAX >= 4 {
-            float_block::<S, T, 4>(s, task, strip, i, row);
-            row += 4;
+    let strip_bytes = strip_bytes(T::TY, task.cols);
+    let mut row = 0;
+    while row < task.x_rows {
+        let block = match task.x_rows - row {
+            4.. if S::F32_ROWS_MAX >= 4 => 4,
+            2.. => 2,
+            _ => 1,
+        };
+        for (i, strip) in task.strips(strip_bytes).enumerate() {
+            match block {
+                4 => float_block::<S, T, 4>(s, task, strip, i, row),
+                2 => float_block::<S, T, 2>(s, task, strip, i, row),
+                _ => float_block::<S, T, 1>(s, task, strip, i, row),
+            }
         }
-        while row < task.x_rows {
-            float_block::<S, T, 1>(s, task, strip, i, row);
-            row += 1;
-        }
+        row += block;
     }
 }
 
@@ -110,7 +130,6 @@ fn int8_block<S: Isa, T: Quant, const R: usize>(
     let groups = task.cols / GROUP;
     assert!(strip.len() == strip_bytes(T::TY, task.cols));
     let lines = lines[row * groups..(row + R) * groups].as_ptr();
-    let (halves, log2_zero) = (halves(T::TY), log2_zero::<S>(T::TY));
     let mut out = [[0.0; STRIP]; R];
     let mut lane = 0;
     while lane < STRIP {
@@ -119,9 +138,7 @@ fn int8_block<S: Isa, T: Quant, const R: usize>(
             // SAFETY: the strip has the length of its shape, which covers every group, and
             // `lane` is a multiple of LANES below 16.
             let (codes, scales, mins) = unsafe {
-                let record = strip
-                    .as_ptr()
-                    .add(group / T::SHAPE.groups * T::SHAPE.record_bytes);
+                let record = record::<T>(strip, group);
                 let g = group % T::SHAPE.groups;
                 if R == 1 && lane == 0 {
                     prefetch_group::<S, T>(s, record, g);
@@ -132,63 +149,71 @@ fn int8_block<S: Isa, T: Quant, const R: usize>(
                     load_mins::<S, T>(s, record, g, lane),
                 )
             };
-            let mut r = 0;
-            while r < R {
+            each!(r < R, of 8, {
                 // SAFETY: the slice above has R * groups lines.
                 let line = unsafe { &*lines.add(r * groups + group) };
                 let scale = s.splat(line.scale);
-                let mut half = 0;
-                while half < halves {
-                    let per_half = QUADS / halves;
-                    let neg_sum = if halves == 1 {
-                        line.neg_sum
-                    } else {
-                        line.neg_sums[half]
-                    };
-                    let mut dot = match log2_zero {
-                        Some(n) => s.splat_i(neg_sum << n),
-                        None => s.splat_i(0),
-                    };
-                    let mut second = s.splat_i(0);
-                    let mut q = 0;
-                    while q < per_half {
-                        let quad = half * per_half + q;
-                        let code = codes[quad];
-                        let x = quad_of(line, quad);
-                        let signed = !S::BIASED && is_signed(T::TY);
-                        if q < 4 {
-                            dot = s.dot(dot, code, x, signed);
-                        } else {
-                            second = s.dot(second, code, x, signed);
-                        }
-                        q += 1;
-                    }
-                    if per_half > 4 {
-                        dot = s.add_i(dot, second);
-                    }
+                each!(half < halves(T::TY), of 2, {
+                    let dot = half_dot::<S, T, R>(s, &codes, line, half);
                     acc[r] = s.fma(s.mul(s.to_f32(dot), scale), scales[half], acc[r]);
                     if T::TY.has_min() {
-                        let offset = if halves == 1 {
+                        let whole = halves(T::TY) == 1;
+                        let offset = if whole {
                             line.offset
                         } else {
                             line.offsets[half]
                         };
                         acc[r] = s.fma(mins[half], s.splat(offset), acc[r]);
                     }
-                    half += 1;
-                }
-                r += 1;
-            }
+                });
+            });
         }
-        let mut r = 0;
-        while r < R {
+        each!(r < R, of 8, {
             // SAFETY: lane + LANES is at most 16, the length of out[r].
             unsafe { s.store(acc[r], out[r].as_mut_ptr().add(lane)) };
-            r += 1;
-        }
+        });
         lane += S::LANES;
     }
     task.write(strip_index, row, &out);
+}
+
+/// The exact dot product of one half of a group, or of the whole where it has one scale.
+#[inline(always)]
+fn half_dot<S: Isa, T: Quant, const R: usize>(
+    s: S,
+    codes: &[S::B; QUADS],
+    line: &Line,
+    half: usize,
+) -> S::I {
+    let quads = QUADS / halves(T::TY);
+    let whole = halves(T::TY) == 1;
+    let signed = !S::BIASED && is_signed(T::TY);
+    let neg_sum = if whole {
+        line.neg_sum
+    } else {
+        line.neg_sums[half]
+    };
+    let mut dot = match log2_zero::<S>(T::TY) {
+        Some(n) => s.splat_i(neg_sum << n),
+        None => s.splat_i(0),
+    };
+    // A row alone has nothing to overlap its chain of dots with: two chains.
+    let chains = if R == 1 { 2 } else { 1 };
+    let mut second = s.splat_i(0);
+    each!(q < quads, of 8, {
+        let quad = half * quads + q;
+        let x = quad_of(line, quad);
+        if q * chains < quads {
+            dot = s.dot(dot, codes[quad], x, signed);
+        } else {
+            second = s.dot(second, codes[quad], x, signed);
+        }
+    });
+    if chains == 2 {
+        s.add_i(dot, second)
+    } else {
+        dot
+    }
 }
 
 /// `R` activation rows from `row` on through one strip of quantised weights, f32.
@@ -203,12 +228,7 @@ fn f32_block<S: Isa, T: Quant, const R: usize>(
     let cols = task.cols;
     assert!(strip.len() == strip_bytes(T::TY, cols));
     let x = task.x[row * cols..(row + R) * cols].as_ptr();
-    let halves = halves(T::TY);
     let signed = !S::BIASED && is_signed(T::TY);
-    let zero = match log2_zero::<S>(T::TY) {
-        Some(n) => s.splat(-((1 << n) as f32)),
-        None => s.splat(0.0),
-    };
     let mut out = [[0.0; STRIP]; R];
     let mut lane = 0;
     while lane < STRIP {
@@ -216,9 +236,7 @@ fn f32_block<S: Isa, T: Quant, const R: usize>(
         for group in 0..cols / GROUP {
             // SAFETY: as in `int8_block`.
             let (codes, scales, mins) = unsafe {
-                let record = strip
-                    .as_ptr()
-                    .add(group / T::SHAPE.groups * T::SHAPE.record_bytes);
+                let record = record::<T>(strip, group);
                 let g = group % T::SHAPE.groups;
                 (
                     load_codes::<S, T>(s, record, g, lane),
@@ -226,26 +244,24 @@ fn f32_block<S: Isa, T: Quant, const R: usize>(
                     load_mins::<S, T>(s, record, g, lane),
                 )
             };
-            let mut k = 0;
-            while k < GROUP {
-                let half = k * halves / GROUP;
-                let mut w = s.byte(codes[k / 4], k % 4, signed);
-                if log2_zero::<S>(T::TY).is_some() {
-                    w = s.add(w, zero);
-                }
-                w = s.mul(scales[half], w);
-                if T::TY.has_min() {
-                    w = s.add(w, mins[half]);
-                }
-                let mut r = 0;
-                while r < R {
-                    // SAFETY: the slice above has R * cols values.
-                    let x = unsafe { *x.add(r * cols + group * GROUP + k) };
-                    acc[r][k % 4] = s.fma(w, s.splat(x), acc[r][k % 4]);
-                    r += 1;
-                }
-                k += 1;
-            }
+            each!(q < QUADS, of 8, {
+                let half = q * halves(T::TY) / QUADS;
+                each!(j < 4, of 4, {
+                    let mut w = s.byte(codes[q], j, signed);
+                    if let Some(n) = log2_zero::<S>(T::TY) {
+                        w = s.add(w, s.splat(-((1 << n) as f32)));
+                    }
+                    w = s.mul(scales[half], w);
+                    if T::TY.has_min() {
+                        w = s.add(w, mins[half]);
+                    }
+                    each!(r < R, of 8, {
+                        // SAFETY: the slice above has R * cols values.
+                        let x = unsafe { *x.add(r * cols + group * GROUP + 4 * q + j) };
+                        acc[r][j] = s.fma(w, s.splat(x), acc[r][j]);
+                    });
+                });
+            });
         }
         store_sums(s, &acc, &mut out, lane);
         lane += S::LANES;
@@ -270,24 +286,24 @@ fn float_block<S: Isa, T: Float, const R: usize>(
     while lane < STRIP {
         let mut acc = [[s.splat(0.0); 4]; R];
         let whole = cols / 4 * 4;
-        let mut k = 0;
-        while k < whole {
-            let mut j = 0;
-            while j < 4 {
+        for k in (0..whole).step_by(4) {
+            if R == 1 && lane == 0 {
+                let at = k * STRIP * T::TY.block_bytes() + AHEAD;
+                each!(line < T::TY.block_bytes(), of 4, {
+                    s.prefetch(strip.as_ptr().wrapping_add(at + line * VECTOR));
+                });
+            }
+            each!(j < 4, of 4, {
                 // SAFETY: k + j < cols, the strip holds 16 weights for each and x R * cols.
                 unsafe { float_step::<S, T, R>(s, strip, x, cols, lane, k + j, j, &mut acc) };
-                j += 1;
-            }
-            k += 4;
+            });
         }
-        let mut j = 0;
-        while j < 3 {
+        each!(j < 3, of 4, {
             if whole + j < cols {
                 // SAFETY: as above.
                 unsafe { float_step::<S, T, R>(s, strip, x, cols, lane, whole + j, j, &mut acc) };
             }
-            j += 1;
-        }
+        });
         store_sums(s, &acc, &mut out, lane);
         lane += S::LANES;
     }
@@ -317,11 +333,9 @@ unsafe fn float_step<S: Isa, T: Float, const R: usize>(
             F16 => s.load_f16(p),
             _ => s.load_bf16(p),
         };
-        let mut r = 0;
-        while r < R {
+        each!(r < R, of 8, {
             acc[r][j] = s.fma(w, s.splat(*x.add(r * cols + k)), acc[r][j]);
-            r += 1;
-        }
+        });
     }
 }
 
@@ -333,15 +347,13 @@ fn store_sums<S: Isa, const R: usize>(
     out: &mut [[f32; STRIP]; R],
     lane: usize,
 ) {
-    let mut r = 0;
-    while r < R {
+    each!(r < R, of 8, {
         let a = acc[r];
         let sum = s.add(s.add(a[0], a[1]), s.add(a[2], a[3]));
         let place = &mut out[r][lane..lane + S::LANES];
         // SAFETY: the slice has LANES places.
         unsafe { s.store(sum, place.as_mut_ptr()) };
-        r += 1;
-    }
+    });
 }
 
 /// Scales per group: one, or one for each 16 values.
@@ -381,6 +393,20 @@ fn quad_of(line: &Line, quad: usize) -> i32 {
     }
 }
 
+/// The record that holds a group.
+///
+/// # Safety
+/// `strip` is a whole strip of `T`, `group` a group of its rows.
+#[inline(always)]
+unsafe fn record<T: Quant>(strip: &[u8], group: usize) -> *const u8 {
+    // SAFETY: the caller's.
+    unsafe {
+        strip
+            .as_ptr()
+            .add(group / T::SHAPE.groups * T::SHAPE.record_bytes)
+    }
+}
+
 #[inline(always)]
 fn prefetch_group<S: Isa, T: Quant>(s: S, record: *const u8, g: usize) {
     let ahead = record.wrapping_add(g * T::SHAPE.code_bytes + AHEAD);
@@ -412,39 +438,28 @@ unsafe fn load_codes<S: Isa, T: Quant>(
     // SAFETY: the caller's; a vector is 64 bytes and 4 * (lane + LANES) <= 64.
     let at = unsafe { record.add(g * T::SHAPE.code_bytes + 4 * lane) };
     let mut codes = [s.splat_b(0); QUADS];
-    let mut i = 0;
     match T::SHAPE.bits {
-        Bits::Eight => {
-            while i < 8 {
-                // SAFETY: eight vectors of codes.
-                let v = unsafe { s.load(at.add(i * VECTOR)) };
-                codes[i] = if S::BIASED {
-                    s.xor(v, s.splat_b(0x80))
-                } else {
-                    v
-                };
-                i += 1;
-            }
-        }
-        Bits::Two | Bits::Three => {
-            while i < 8 {
-                // SAFETY: two vectors of pairs.
-                let v = unsafe { s.load(at.add(i / 4 * VECTOR)) };
-                codes[i] = s.and(shift(s, v, 2 * (i % 4), 0), s.splat_b(3));
-                i += 1;
-            }
-        }
-        Bits::Four | Bits::Five | Bits::Six => {
-            while i < 4 {
-                // SAFETY: four vectors of nibbles.
-                let v = unsafe { s.load(at.add(i * VECTOR)) };
-                codes[i] = s.and(v, s.splat_b(15));
-                codes[i + 4] = s.and(s.shr(v, 4), s.splat_b(15));
-                i += 1;
-            }
-        }
+        Bits::Eight => each!(i < QUADS, of 8, {
+            // SAFETY: eight vectors of codes.
+            let v = unsafe { s.load(at.add(i * VECTOR)) };
+            codes[i] = if S::BIASED {
+                s.xor(v, s.splat_b(0x80))
+            } else {
+                v
+            };
+        }),
+        Bits::Two | Bits::Three => each!(i < QUADS, of 8, {
+            // SAFETY: two vectors of pairs.
+            let v = unsafe { s.load(at.add(i / 4 * VECTOR)) };
+            codes[i] = s.and(shift(s, v, 2 * (i % 4), 0), s.splat_b(3));
+        }),
+        Bits::Four | Bits::Five | Bits::Six => each!(i < 4, of 4, {
+            // SAFETY: four vectors of nibbles.
+            let v = unsafe { s.load(at.add(i * VECTOR)) };
+            codes[i] = s.and(v, s.splat_b(15));
+            codes[i + 4] = s.and(s.shr(v, 4), s.splat_b(15));
+        }),
     }
-    i = 0;
     match T::SHAPE.bits {
         Bits::Five | Bits::Three => {
             let (plane, to) = if matches!(T::SHAPE.bits, Bits::Five) {
@@ -454,30 +469,22 @@ unsafe fn load_codes<S: Isa, T: Quant>(
             };
             // SAFETY: the one-bit plane is the last vector.
             let v = unsafe { s.load(at.add(plane * VECTOR)) };
-            while i < 8 {
+            each!(i < QUADS, of 8, {
                 let bit = s.and(shift(s, v, i, to), s.splat_b(1 << to));
                 codes[i] = s.or(codes[i], bit);
-                i += 1;
-            }
+            });
         }
-        Bits::Six => {
-            while i < 8 {
-                // SAFETY: the two vectors of pairs after the nibbles.
-                let v = unsafe { s.load(at.add((4 + i / 4) * VECTOR)) };
-                let pair = s.and(shift(s, v, 2 * (i % 4), 4), s.splat_b(0x30));
-                codes[i] = s.or(codes[i], pair);
-                i += 1;
-            }
-        }
+        Bits::Six => each!(i < QUADS, of 8, {
+            // SAFETY: the two vectors of pairs after the nibbles.
+            let v = unsafe { s.load(at.add((4 + i / 4) * VECTOR)) };
+            let pair = s.and(shift(s, v, 2 * (i % 4), 4), s.splat_b(0x30));
+            codes[i] = s.or(codes[i], pair);
+        }),
         _ => {}
     }
     if matches!(T::TY.integer(), Integer::Table) {
         let table = if S::BIASED { &IQ4_BIASED } else { &IQ4_VALUES };
-        i = 0;
-        while i < 8 {
-            codes[i] = s.lookup(table, codes[i]);
-            i += 1;
-        }
+        each!(i < QUADS, of 8, { codes[i] = s.lookup(table, codes[i]) });
     }
     codes
 }

@@ -72,9 +72,11 @@ const UNIT_BYTES: usize = 32 << 10;
 /// Products that share a parallel region at most; more are done region by region.
 const PRODUCTS_MAX: usize = 8;
 
-/// Activation bytes that pass through all strips of a unit before the next ones: a share of L2.
-const TILE_BYTES: usize = 256 << 10;
-
+/// Strips a thread takes at a time when many rows run through them, so that an activation row is
+/// read, and a piece of an output row written, for more than 16 outputs at once …
+const UNIT_STRIPS_MANY_ROWS: usize = 4;
+/// … as long as they fit beside the activations in L2.
+const UNIT_BYTES_MANY_ROWS: usize = 512 << 10;
 /// Computes all products of one input in one parallel region.
 ///
 /// Shapes are the caller's to get right, and asserted: `w.cols == input.cols`, `w.bytes` of exactly
@@ -145,9 +147,15 @@ impl<'a> Job<'a> {
 
         let strips = w.rows.div_ceil(STRIP);
         let strip_bytes = strip_bytes(w.ty, w.cols);
+        let by_bytes = |bytes: usize| bytes / strip_bytes.max(1);
+        let wanted = if input.rows < 8 {
+            by_bytes(UNIT_BYTES)
+        } else {
+            by_bytes(UNIT_BYTES).max(by_bytes(UNIT_BYTES_MANY_ROWS).min(UNIT_STRIPS_MANY_ROWS))
+        };
         // At least two units for each thread, if there are as many strips.
         let fair = strips.div_ceil(2 * threads).max(1);
-        let unit_strips = (UNIT_BYTES / strip_bytes.max(1)).clamp(1, fair);
+        let unit_strips = wanted.clamp(1, fair);
         let mut units = strips.div_ceil(unit_strips);
         if input.rows == 0 || input.cols == 0 {
             product.out.fill(0.0);
@@ -170,7 +178,7 @@ impl<'a> Job<'a> {
             Layout::Packed => {
                 let at = unit * self.unit_strips * self.strip_bytes;
                 let bytes = &self.w.bytes[at..][..rows.div_ceil(STRIP) * self.strip_bytes];
-                self.tiles(table, input, bytes, first_row, rows);
+                self.strips(table, input, bytes, first_row, rows);
             }
             Layout::Gguf => SCRATCH.with_borrow_mut(|scratch| {
                 let strip = bytes_of(scratch, self.strip_bytes);
@@ -179,45 +187,32 @@ impl<'a> Job<'a> {
                     let row_bytes = self.w.bytes.len() / self.w.rows;
                     let bytes = &self.w.bytes[row * row_bytes..][..n * row_bytes];
                     pack_strip(self.w.ty, self.w.cols, bytes, n, strip);
-                    self.tiles(table, input, strip, row, n);
+                    self.strips(table, input, strip, row, n);
                 }
             }),
         }
     }
 
-    /// Strips with `rows` rows from `first_row` on, a tile of activations at a time.
-    fn tiles(&self, table: Table, input: Input<'_>, bytes: &[u8], first_row: usize, rows: usize) {
+    /// Strips with `rows` rows from `first_row` on.
+    fn strips(&self, table: Table, input: Input<'_>, bytes: &[u8], first_row: usize, rows: usize) {
         let lines = input.int8.filter(|_| !self.w.ty.is_float());
-        let row_lines = input.cols / 32;
-        let row_bytes = if lines.is_some() {
-            2 * input.cols
-        } else {
-            4 * input.cols
+        let task = Task {
+            ty: self.w.ty,
+            cols: self.w.cols,
+            bytes,
+            rows,
+            x_rows: input.rows,
+            x: input.x,
+            lines: lines.map(Int8Rows::lines),
+            // SAFETY: within `out`, whose (input.rows, w.rows) was asserted.
+            out: unsafe { self.out.add(first_row) },
+            out_stride: self.w.rows,
         };
-        let tile = (TILE_BYTES / row_bytes.max(1) / 8).max(1) * 8;
-        for x_row in (0..input.rows).step_by(tile) {
-            let x_rows = (input.rows - x_row).min(tile);
-            let task = Task {
-                ty: self.w.ty,
-                cols: self.w.cols,
-                bytes,
-                rows,
-                x_rows,
-                x: match lines {
-                    Some(_) => &[],
-                    None => &input.x[x_row * input.cols..][..x_rows * input.cols],
-                },
-                lines: lines.map(|l| &l.lines()[x_row * row_lines..][..x_rows * row_lines]),
-                // SAFETY: within `out`, whose (input.rows, w.rows) was asserted.
-                out: unsafe { self.out.add(x_row * self.w.rows + first_row) },
-                out_stride: self.w.rows,
-            };
-            task.run(table);
-        }
+        task.run(table);
     }
 }
 
-/// A run of strips against a tile of activation rows: what a table computes on one thread.
+/// A run of strips against all activation rows: what a table computes on one thread.
 struct Task<'a> {
     ty: WeightType,
     cols: usize,
@@ -225,7 +220,7 @@ struct Task<'a> {
     /// Rows of the matrix in these strips; the last strip may have fewer than 16.
     rows: usize,
     x_rows: usize,
-    x: &'a [f32],              // (x_rows, cols), unless there are lines
+    x: &'a [f32],              // (x_rows, cols); not used if there are lines
     lines: Option<&'a [Line]>, // (x_rows, cols / 32)
     /// Where output (0, 0) goes; `(x_rows, rows)` places at `out_stride` are this task's alone.
     out: *mut f32,

@@ -13,7 +13,7 @@
 //! - every number from the file goes through [`Extent`] before it is used as a size or a place;
 //! - a count is compared with the bytes left (each item has a least size) before anything is
 //!   reserved, so memory is bounded by a small multiple of the file, and by [`ENTRIES_MAX`];
-//! - one pass forward, no recursion: nested arrays are walked with a stack of [`DEPTH_MAX`] counts;
+//! - one pass forward over at most [`TABLE_BYTES_MAX`] bytes, no recursion: nested arrays are walked with a stack of [`DEPTH_MAX`] counts;
 //! - duplicates and overlaps are found by sorting, never by comparing all pairs.
 
 use super::error::{Problem, shown};
@@ -26,6 +26,9 @@ use std::path::Path;
 
 /// Keys, and tensors. The largest models published have a few thousand tensors.
 pub const ENTRIES_MAX: u64 = 1 << 16;
+/// Everything before the tensor data. The largest vocabularies take some 20 MiB; walking what is
+/// allowed here takes a fraction of a second.
+const TABLE_BYTES_MAX: u64 = 128 << 20;
 /// What the format allows a key.
 const KEY_BYTES_MAX: u64 = (1 << 16) - 1;
 /// What the format allows a tensor's name.
@@ -220,6 +223,13 @@ impl<'a> Cursor<'a> {
                 needs: len,
                 left: self.left(),
             })?;
+        if extent.end() > TABLE_BYTES_MAX {
+            return Err(Problem::value(
+                format!("the end of {field}"),
+                extent.end(),
+                format!("the first {TABLE_BYTES_MAX} bytes of the file"),
+            ));
+        }
         self.at = extent.end();
         Ok(extent)
     }

@@ -167,4 +167,8 @@ impl Simd for Avx2 {
             }
         })
     }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
 }

@@ -121,4 +121,8 @@ impl Simd for Avx512 {
             _mm512_storeu_si512(p.add(1), b);
         })
     }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
 }

@@ -51,6 +51,8 @@ pub(crate) trait Simd: Copy {
     /// Adds each lane to its counter in units of 2^-40, rounded to nearest, ties to even. Lanes
     /// are in `0.0..=2.0`.
     fn add_fixed(self, v: Self::V, to: &mut [u64; 16]);
+    /// Asks for the cache line at `p`, which need not be a valid address.
+    fn prefetch(self, p: *const u8);
 }
 
 /// The public face of a kernel: picks the table. `$scalar` and `$body` are the twins; `$body` is

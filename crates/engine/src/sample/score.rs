@@ -1,0 +1,77 @@
+//! Log-probabilities of tokens, for scoring. Sums in f64: a vocabulary of small terms loses digits in f32.
+
+use super::SampleError;
+
+/// Largest logit and the logarithm of the sum of exp(logit - largest).
+fn normaliser(logits: &[f32]) -> Result<(f64, f64), SampleError> {
+    let mut top = f32::NEG_INFINITY;
+    for (at, &logit) in logits.iter().enumerate() {
+        if logit.is_nan() {
+            return Err(SampleError::Nan(at));
+        }
+        top = top.max(logit);
+    }
+    if logits.is_empty() {
+        return Err(SampleError::Empty);
+    }
+    if top == f32::NEG_INFINITY {
+        return Err(SampleError::Nothing);
+    }
+    if top == f32::INFINITY {
+        // Certain tokens share the probability.
+        let certain = logits.iter().filter(|l| **l == f32::INFINITY).count();
+        return Ok((f64::INFINITY, (certain as f64).ln()));
+    }
+    let top = f64::from(top);
+    let sum: f64 = logits.iter().map(|&l| (f64::from(l) - top).exp()).sum();
+    Ok((top, sum.ln()))
+}
+
+fn logprob(logit: f32, (top, log_sum): (f64, f64)) -> f64 {
+    let logit = f64::from(logit);
+    if logit == top {
+        -log_sum
+    } else {
+        logit - top - log_sum
+    }
+}
+
+/// The log-probability of one token; minus infinity when it is impossible.
+pub fn logprob_of(logits: &[f32], id: u32) -> Result<f64, SampleError> {
+    let normaliser = normaliser(logits)?;
+    match logits.get(id as usize) {
+        Some(&logit) => Ok(logprob(logit, normaliser)),
+        None => Err(SampleError::Token {
+            id,
+            vocabulary: logits.len(),
+        }),
+    }
+}
+
+/// The `k` likeliest tokens with their log-probabilities, likeliest first, ties by id.
+pub fn logprobs_top(logits: &[f32], k: usize) -> Result<Vec<(u32, f64)>, SampleError> {
+    let normaliser = normaliser(logits)?;
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    let at = |id: u32| {
+        logits
+            .get(id as usize)
+            .copied()
+            .unwrap_or(f32::NEG_INFINITY)
+    };
+    // total_cmp would part -0.0 from 0.0; there is no NaN left.
+    let order = |a: &u32, b: &u32| {
+        at(*b)
+            .partial_cmp(&at(*a))
+            .unwrap_or(std::cmp::Ordering::Equal)
+            .then(a.cmp(b))
+    };
+    if k < ids.len() {
+        ids.select_nth_unstable_by(k, order);
+        ids.truncate(k);
+    }
+    ids.sort_unstable_by(order);
+    Ok(ids
+        .into_iter()
+        .map(|id| (id, logprob(at(id), normaliser)))
+        .collect())
+}

@@ -1,0 +1,157 @@
+//! What a template may use, and the meter that counts it.
+//!
+//! A template is a program from a stranger's file. Every limit is a count kept by the interpreter
+//! itself, none is a clock: the same template and the same messages always end in the same way.
+//! Two meters are enough. *Steps* bound time: one for every node evaluated, every element visited
+//! and every [`WORK_PER_STEP`] bytes copied, compared or searched. *Live bytes* bound memory: strings,
+//! lists and mappings are charged when they are made and credited when they are dropped, so that a
+//! long honest conversation is not refused for what it has already given back.
+
+use super::TemplateError;
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Longest template source. The longest templates in use are about 40 KiB; a parsed template takes up
+/// to 60 times its source, so this also bounds the tree at some 15 MiB.
+pub const SOURCE_BYTES_MAX: usize = 256 << 10;
+/// Longest sum of the contents and roles of the messages: more than a million tokens.
+pub const INPUT_BYTES_MAX: usize = 4 << 20;
+/// What a message counts beyond its text: the mapping it becomes. So a chat has at most 16384 messages.
+pub const MESSAGE_BYTES: usize = 256;
+/// Most bytes emitted by one render, captured text (`set` blocks, macros) included; so also the longest output.
+pub const OUTPUT_BYTES_MAX: usize = 8 << 20;
+/// Most bytes of values alive at once, the messages themselves not counted.
+pub const LIVE_BYTES_MAX: usize = 12 << 20;
+/// Most steps of one render; about a third of a second on a slow core. A turn costs about 100.
+pub const STEPS_MAX: u64 = 5_000_000;
+/// Bytes copied or searched that count as one step.
+pub const WORK_PER_STEP: usize = 32;
+/// Deepest nesting of an expression, or of blocks, in the source. People write below 20.
+pub const SOURCE_DEPTH_MAX: usize = 120;
+/// Deepest evaluation: blocks, expressions and macro calls together.
+pub const CALL_DEPTH_MAX: usize = 500;
+/// Deepest nesting of a value (a list in a list…), so that printing, comparing and dropping may recurse.
+pub const VALUE_DEPTH_MAX: usize = 64;
+/// Longest `range()`, as in Jinja's own sandbox.
+pub const RANGE_MAX: i64 = 100_000;
+/// Widest padding of one formatted field.
+pub const WIDTH_MAX: usize = 4096;
+/// Stack of the render thread: `CALL_DEPTH_MAX` frames of an unoptimised build, with room. Only touched pages count.
+pub const STACK_BYTES: usize = 16 << 20;
+/// What a list element or a mapping entry is charged, beyond the value's own bytes.
+pub const SLOT_BYTES: usize = 32;
+/// Longest error message, in characters.
+pub const MESSAGE_CHARS_MAX: usize = 200;
+
+pub type Outcome<T> = Result<T, TemplateError>;
+
+pub fn limit(what: &'static str) -> TemplateError {
+    TemplateError::Limit(what)
+}
+
+pub fn fail<T>(message: impl Into<String>) -> Outcome<T> {
+    Err(TemplateError::Render(message.into()))
+}
+
+/// Live bytes, shared with every value so that dropping one credits it.
+#[derive(Default)]
+pub struct Live(Cell<usize>);
+
+/// A charge on the live bytes; dropping it gives them back.
+pub struct Charge {
+    live: Rc<Live>,
+    bytes: usize,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.live
+            .0
+            .set(self.live.0.get().saturating_sub(self.bytes));
+    }
+}
+
+/// The two meters of one render.
+#[derive(Default)]
+pub struct Meter {
+    live: Rc<Live>,
+    steps: Cell<u64>,
+}
+
+impl Meter {
+    pub fn step(&self, count: usize) -> Outcome<()> {
+        let steps = self.steps.get().saturating_add(count as u64);
+        self.steps.set(steps);
+        if steps > STEPS_MAX {
+            Err(limit("too many steps"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Counts work proportional to `bytes`.
+    pub fn work(&self, bytes: usize) -> Outcome<()> {
+        self.step(1 + bytes / WORK_PER_STEP)
+    }
+
+    /// Would a value of `bytes` still fit? Asked before it is built.
+    pub fn fits(&self, bytes: usize) -> Outcome<()> {
+        match self.live.0.get().checked_add(bytes) {
+            Some(sum) if sum <= LIVE_BYTES_MAX => Ok(()),
+            _ => Err(limit("values take too much memory")),
+        }
+    }
+
+    pub fn charge(&self, bytes: usize) -> Outcome<Charge> {
+        self.fits(bytes)?;
+        // An allocation takes about as long as three nodes.
+        self.step(2)?;
+        self.work(bytes)?;
+        self.live.0.set(self.live.0.get() + bytes);
+        Ok(Charge {
+            live: Rc::clone(&self.live),
+            bytes,
+        })
+    }
+}
+
+/// A string under construction that never outgrows the live bytes.
+pub struct Buffer<'m> {
+    meter: &'m Meter,
+    text: String,
+}
+
+impl<'m> Buffer<'m> {
+    pub fn new(meter: &'m Meter) -> Self {
+        Buffer {
+            meter,
+            text: String::new(),
+        }
+    }
+
+    pub fn push(&mut self, piece: &str) -> Outcome<()> {
+        // `fits` before growing; the work is counted when the string becomes a value.
+        self.meter
+            .fits(self.text.len().saturating_add(piece.len()))?;
+        self.text.push_str(piece);
+        Ok(())
+    }
+
+    pub fn push_char(&mut self, c: char) -> Outcome<()> {
+        self.push(c.encode_utf8(&mut [0; 4]))
+    }
+
+    pub fn pad(&mut self, c: char, count: usize) -> Outcome<()> {
+        self.meter.fits(
+            self.text
+                .len()
+                .saturating_add(count.saturating_mul(c.len_utf8())),
+        )?;
+        self.text.extend(std::iter::repeat_n(c, count));
+        Ok(())
+    }
+
+    pub fn into_string(self) -> String {
+        self.text
+    }
+}
