@@ -263,6 +263,11 @@ fn over_items(
             sorted(meter, keyed, reverse.is_some_and(|r| r.truth()))?,
         );
     }
+    let lenient = ["map", "select", "reject", "selectattr", "rejectattr"];
+    if lenient.contains(&name) && !value.truth() {
+        // These ask for truth before they iterate; templates select from `tools` when it is none.
+        return Value::list(meter, Vec::new());
+    }
     let list = value.iterate(meter)?;
     let items = &list.items;
     meter.step(items.len() / 4)?;
