@@ -55,8 +55,11 @@ impl Model {
             let piece = id.and_then(|id| tokenizer.piece_raw(id)).unwrap_or_default();
             String::from_utf8_lossy(piece).into_owned()
         };
-        let source = gguf.str("tokenizer.chat_template").ok().flatten();
-        let template = ChatTemplate::new(source, &special(tokenizer.bos()), &special(tokenizer.eos()));
+        // A broken template spoils chats, not completions.
+        let template = match gguf.str("tokenizer.chat_template") {
+            Ok(source) => ChatTemplate::new(source, &special(tokenizer.bos()), &special(tokenizer.eos())),
+            Err(e) => ChatTemplate::unusable(&e.to_string()),
+        };
         let fingerprint = fingerprint::fingerprint(&gguf);
         let mut weights = Weights::find(gguf, &config)?;
         if let Repack::Into(dir) = &options.repack

@@ -37,8 +37,8 @@ pub fn score(
             for (i, row) in logits.chunks_exact(vocab).enumerate() {
                 let next = &mut scored[position + i + 1];
                 let not_finite = StepError::NotFinite { position: (position + i) as u64 };
-                next.logprob = Some(sample::logprob_of(row, next.id).ok_or(not_finite.clone())?);
-                next.top = sample::logprobs_top(row, top).ok_or(not_finite)?;
+                next.logprob = Some(sample::logprob_of(row, next.id).map_err(|_| not_finite.clone())?);
+                next.top = sample::logprobs_top(row, top).map_err(|_| not_finite)?;
             }
             position += part.len();
             if progress(position).is_break() {
