@@ -121,7 +121,7 @@ pub struct Sampling {
     pub top_k: Option<usize>,
 
     /// Only the likeliest that together have this probability; 1 is off
-    #[arg(long, value_name = "P", value_parser = between::<0, 1>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "P", value_parser = share, allow_hyphen_values = true)]
     pub top_p: Option<f32>,
 
     /// Only those with this share of the likeliest one's probability; 0 is off
@@ -486,6 +486,13 @@ fn above_zero(text: &str) -> Result<f32, String> {
     }
 }
 
+fn share(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value > 0.0 && value <= 1.0 => Ok(value),
+        _ => Err("accepted: a number above 0, up to 1".into()),
+    }
+}
+
 fn bias(text: &str) -> Result<(u32, f32), String> {
     const ACCEPTED: &str = "accepted: ID=BIAS with a token id and a number from -100 to 100";
     let (id, bias) = text.split_once('=').ok_or(ACCEPTED)?;
@@ -573,7 +580,10 @@ mod tests {
                 "run --prompt x --temperature -1",
                 vec!["--temperature", "0 to 100"],
             ),
-            ("run --prompt x --top-p 1.5", vec!["--top-p", "0 to 1"]),
+            (
+                "run --prompt x --top-p 1.5",
+                vec!["--top-p", "above 0, up to 1"],
+            ),
             ("run --prompt x --seed -1", vec!["--seed"]),
             ("run --prompt x --context 0", vec!["--context", "1..="]),
             (

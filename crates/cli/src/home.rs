@@ -34,7 +34,6 @@ impl Home {
         Home(path.to_path_buf())
     }
 
-    #[allow(dead_code)]
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -43,7 +42,6 @@ impl Home {
         self.0.join("models")
     }
 
-    #[allow(dead_code)]
     pub fn packed(&self) -> PathBuf {
         self.0.join("packed")
     }
@@ -52,7 +50,6 @@ impl Home {
         self.0.join("tmp")
     }
 
-    #[allow(dead_code)]
     pub fn chat_history(&self) -> PathBuf {
         self.0.join("chat-history")
     }

@@ -3,17 +3,17 @@
 //! Two manners. Normally a signal ends the program at once: what was registered here (temporary
 //! folders, child processes) is removed by the signal thread, then one line and exit 1. While an
 //! answer is being generated ([`Cooperative`]) a signal only raises a flag, and the generation stops
-//! between two tokens; a second signal before it has done so ends the program.
+//! between two tokens; further signals before it has done so end the program.
 
 use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, exit};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-static COOPERATIVE: AtomicUsize = AtomicUsize::new(0);
-static RAISED: AtomicBool = AtomicBool::new(false);
+static PATIENCE: AtomicUsize = AtomicUsize::new(0);
+static RAISED: AtomicUsize = AtomicUsize::new(0);
 static NEXT: AtomicU64 = AtomicU64::new(0);
 static REGISTERED: Mutex<Vec<(u64, Tidy)>> = Mutex::new(Vec::new());
 
@@ -23,6 +23,8 @@ enum Tidy {
     File(PathBuf),
     /// To be removed only if nothing is in it.
     Empty(PathBuf),
+    /// Every file of the folder whose name ends so.
+    Ending(PathBuf, String),
 }
 
 /// Installs the handler; called once by `main`.
@@ -32,8 +34,8 @@ pub fn install() {
 }
 
 fn on_signal() {
-    let first = !RAISED.swap(true, Ordering::SeqCst);
-    if first && COOPERATIVE.load(Ordering::SeqCst) > 0 {
+    let before = RAISED.fetch_add(1, Ordering::SeqCst);
+    if before < PATIENCE.load(Ordering::SeqCst) {
         return;
     }
     let mut registered = lock(&REGISTERED);
@@ -45,6 +47,7 @@ fn on_signal() {
             Tidy::Folder(path) => remove_folder(&path),
             Tidy::File(path) => drop(fs::remove_file(path)),
             Tidy::Empty(path) => remove_empty(&path),
+            Tidy::Ending(folder, ending) => remove_ending(&folder, &ending),
         }
     }
     // A terminal has just echoed ^C.
@@ -79,6 +82,14 @@ fn remove_folder(path: &Path) {
     }
 }
 
+fn remove_ending(folder: &Path, ending: &str) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().ends_with(ending) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 fn remove_empty(path: &Path) {
     if fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0) {
         let _ = fs::remove_file(path);
@@ -89,28 +100,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// While one of these lives, Ctrl-C raises the flag instead of ending the program.
-#[allow(dead_code)]
+/// While one of these lives, Ctrl-C raises the flag instead of ending the program; only more of
+/// them than `patience` end it.
 pub struct Cooperative(());
 
-#[allow(dead_code)]
 impl Cooperative {
-    pub fn begin() -> Cooperative {
-        RAISED.store(false, Ordering::SeqCst);
-        COOPERATIVE.fetch_add(1, Ordering::SeqCst);
+    pub fn begin(patience: usize) -> Cooperative {
+        RAISED.store(0, Ordering::SeqCst);
+        PATIENCE.store(patience, Ordering::SeqCst);
         Cooperative(())
     }
 
     /// Whether Ctrl-C was pressed since this began.
     pub fn raised(&self) -> bool {
-        RAISED.load(Ordering::SeqCst)
+        RAISED.load(Ordering::SeqCst) > 0
     }
 }
 
 impl Drop for Cooperative {
     fn drop(&mut self) {
-        COOPERATIVE.fetch_sub(1, Ordering::SeqCst);
-        RAISED.store(false, Ordering::SeqCst);
+        PATIENCE.store(0, Ordering::SeqCst);
     }
 }
 
@@ -165,6 +174,21 @@ impl Drop for TemporaryFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
         forget(self.id);
+    }
+}
+
+/// Files of a folder that somebody else creates and removes, unless the program is interrupted.
+pub struct Endings(u64);
+
+impl Endings {
+    pub fn new(folder: PathBuf, ending: String) -> Endings {
+        Endings(register(Tidy::Ending(folder, ending)))
+    }
+}
+
+impl Drop for Endings {
+    fn drop(&mut self) {
+        forget(self.0);
     }
 }
 

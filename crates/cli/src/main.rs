@@ -10,6 +10,7 @@ mod bytes;
 mod catalogue;
 mod commands;
 mod config;
+mod engine;
 mod error;
 mod fetch;
 mod home;
@@ -60,17 +61,12 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Tokenize(args) => commands::tokenize::tokenize(args, json),
         Command::Detokenize(args) => commands::tokenize::detokenize(args, json),
         Command::Verify(args) => commands::verify::verify(args, json),
-        Command::Run(args) => unfinished(args.model.as_deref()),
-        Command::Chat(args) => unfinished(args.model.as_deref()),
-        Command::Score(args) => unfinished(args.model.as_deref()),
-        Command::Bench(args) => unfinished(args.model.as_deref()),
-        Command::Doctor => anyhow::bail!("this command is not there yet"),
+        Command::Run(args) => commands::run::run(args, json),
+        Command::Chat(args) => commands::chat::chat(args, json),
+        Command::Score(args) => commands::score::score(args, json),
+        Command::Bench(args) => commands::bench::bench(args, json),
+        Command::Doctor => commands::doctor::doctor(json),
     }
-}
-
-fn unfinished(model: Option<&str>) -> Result<()> {
-    haversack::load::gguf::Gguf::open(resolve::model(model)?)?;
-    anyhow::bail!("this command is not there yet")
 }
 
 fn parse(words: &[OsString]) -> Result<Cli> {
@@ -90,9 +86,9 @@ fn parse(words: &[OsString]) -> Result<Cli> {
 
 static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
-/// A panic is a bug of ours, and still one line. On the main thread it is only noted: template
-/// rendering contains panics itself, and what nobody contains arrives in `main`. On any other
-/// thread nobody would tell, so it ends the program here.
+/// A panic is a bug of ours, and still one line. On the main thread it is only noted: it arrives in
+/// `main`. The thread that renders templates contains its panics itself. On any other thread nobody
+/// would tell, so it ends the program here.
 fn catch_panics() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map_or(String::new(), |at| {
@@ -100,13 +96,17 @@ fn catch_panics() {
         });
         let what = info.payload_as_str().unwrap_or("panic");
         let line = format!("error: internal error: {}{place}", error::one_line(what));
-        if std::thread::current().name() == Some("main") {
-            if let Ok(mut slot) = PANIC.lock() {
-                *slot = Some(line);
+        match std::thread::current().name() {
+            Some("main") => {
+                if let Ok(mut slot) = PANIC.lock() {
+                    *slot = Some(line);
+                }
             }
-        } else {
-            out::note(&line);
-            exit(1);
+            Some("template") => log::debug!("{line}"),
+            _ => {
+                out::note(&line);
+                exit(1);
+            }
         }
     }));
 }

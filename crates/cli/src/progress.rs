@@ -76,3 +76,34 @@ impl Drop for Bytes {
         }
     }
 }
+
+/// Progress through a number of things, on a terminal only: in a log it would say nothing new.
+pub struct Count(Option<ProgressBar>);
+
+impl Count {
+    pub fn new(total: usize, what: &'static str) -> Count {
+        Count(io::stderr().is_terminal().then(|| {
+            let bar =
+                ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
+            if let Ok(style) = ProgressStyle::with_template("  {bar:20} {pos} of {len} {msg}") {
+                bar.set_style(style);
+            }
+            bar.set_message(what);
+            bar
+        }))
+    }
+
+    pub fn set(&mut self, done: usize) {
+        if let Some(bar) = &self.0 {
+            bar.set_position(done as u64);
+        }
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

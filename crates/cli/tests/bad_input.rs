@@ -46,7 +46,7 @@ const USAGE: &[(&[&str], &[&str])] = &[
     ),
     (
         &["run", "--prompt", "x", "--top-p", "-0.1"],
-        &["--top-p", "0 to 1"],
+        &["--top-p", "above 0, up to 1"],
     ),
     (
         &["run", "--prompt", "x", "--logit-bias", "5"],

@@ -1,7 +1,12 @@
 //! One file per command. A command takes its arguments, prints, and returns an error for `main` to
 //! print.
 
+pub mod bench;
+pub mod chat;
+pub mod doctor;
 pub mod inspect;
 pub mod pull;
+pub mod run;
+pub mod score;
 pub mod tokenize;
 pub mod verify;

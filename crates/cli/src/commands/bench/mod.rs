@@ -1,0 +1,339 @@
+//! `bench`: speed, alone or beside llama-bench.
+//!
+//! A row is measured in rounds, ours and the other program's by turns, so that a busy machine slows
+//! both; the medians count. The other program gets the same threads, depth and number of tokens, and
+//! the better of its two attention paths.
+
+mod peer;
+mod record;
+mod roofline;
+
+use crate::args;
+use crate::engine::{self, Engine};
+use crate::error::usage;
+use crate::{out, resolve};
+use anyhow::Result;
+use haversack::model::forward::{Span, Want};
+use haversack::run::SequenceId;
+use peer::Peer;
+use serde_json::{Value as Json, json};
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+/// Tokens decoded in one measurement.
+const DECODE_TOKENS: usize = 64;
+/// Tokens of each sequence before batched decoding begins, and decoded then.
+const BATCH_PROMPT: usize = 128;
+const BATCH_TOKENS: usize = 32;
+
+/// What a row measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Reading a prompt of so many tokens.
+    Prefill(usize),
+    /// One token after the other, with so many before.
+    Decode { depth: usize },
+    /// A token of each of so many sequences at a time.
+    Batch(usize),
+}
+
+const ROWS: [(&str, Work); 13] = [
+    ("prefill_512", Work::Prefill(512)),
+    ("prefill_8000", Work::Prefill(8000)),
+    ("decode_d0", Work::Decode { depth: 0 }),
+    ("decode_d2048", Work::Decode { depth: 2048 }),
+    ("decode_d8000", Work::Decode { depth: 8000 }),
+    ("batch_1", Work::Batch(1)),
+    ("batch_2", Work::Batch(2)),
+    ("batch_3", Work::Batch(3)),
+    ("batch_4", Work::Batch(4)),
+    ("batch_5", Work::Batch(5)),
+    ("batch_6", Work::Batch(6)),
+    ("batch_7", Work::Batch(7)),
+    ("batch_8", Work::Batch(8)),
+];
+
+impl Work {
+    /// Positions a sequence reaches.
+    fn context(self) -> usize {
+        match self {
+            Work::Prefill(tokens) => tokens,
+            Work::Decode { depth } => depth.max(1) + DECODE_TOKENS,
+            Work::Batch(_) => BATCH_PROMPT + BATCH_TOKENS,
+        }
+    }
+}
+
+/// A measured row.
+pub struct Row {
+    pub name: &'static str,
+    /// Tokens per second.
+    pub value: f64,
+    pub against: Option<f64>,
+}
+
+impl Row {
+    pub fn ratio(&self) -> Option<f64> {
+        self.against
+            .filter(|against| *against > 0.0)
+            .map(|against| self.value / against)
+    }
+}
+
+pub fn bench(args: &args::Bench, as_json: bool) -> Result<()> {
+    let chosen = chosen(&args.only)?;
+    let path = resolve::model(args.model.as_deref())?;
+    let threads = engine::threads(&args.compute);
+    let peer = match &args.against {
+        Some(program) => Some(Peer::new(program, &path, threads, &args.against_kv)?),
+        None => None,
+    };
+    let mut engine = engine::load(path.to_str(), &args.compute)?;
+    if cfg!(debug_assertions) {
+        out::note("this build is not optimised; measure with --release");
+    }
+    let mut rows = Vec::new();
+    let mut skipped = Vec::new();
+    for (name, work) in chosen {
+        let context = engine.model.config().context;
+        if work.context() > context {
+            out::note(&format!(
+                "{name}: skipped, it needs {} tokens of context and there are {context}",
+                work.context()
+            ));
+            skipped.push(name);
+            continue;
+        }
+        let row = measure(&mut engine, peer.as_ref(), name, work, args.repeat)?;
+        if !as_json {
+            out::line(&line(&row))?;
+        }
+        rows.push(row);
+    }
+    let weight_bytes = engine.model.weights().bytes_per_token() as u64;
+    drop(engine);
+    let decode = rows.iter().find(|row| row.name == "decode_d0");
+    let roofline = roofline::measure(
+        threads,
+        weight_bytes,
+        decode.map(|row| row.value),
+        decode.and_then(|row| row.against),
+    );
+    if !as_json {
+        out::line(&roofline.line())?;
+    }
+    let setting = record::Setting::now(&path, threads, args);
+    if let Some(csv) = &args.csv {
+        record::append(csv, &setting, &rows, &roofline)?;
+    }
+    if !as_json {
+        return Ok(());
+    }
+    let rows: Vec<Json> = rows
+        .iter()
+        .map(|row| {
+            json!({
+                "name": row.name,
+                "value": row.value,
+                "unit": "tokens/s",
+                "against": row.against,
+                "ratio": row.ratio(),
+            })
+        })
+        .collect();
+    out::json(&json!({
+        "rows": rows,
+        "skipped": skipped,
+        "roofline": roofline.json(),
+        "setting": setting.json(),
+    }))
+}
+
+fn chosen(only: &[String]) -> Result<Vec<(&'static str, Work)>> {
+    for name in only {
+        if !ROWS.iter().any(|(known, _)| known == name) {
+            let names: Vec<&str> = ROWS.iter().map(|(name, _)| *name).collect();
+            return Err(usage(format!(
+                "--only has no row '{name}'; accepted: {}",
+                names.join(", ")
+            )));
+        }
+    }
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
+    Ok(ROWS.into_iter().filter(|(name, _)| wanted(name)).collect())
+}
+
+fn line(row: &Row) -> String {
+    match (row.against, row.ratio()) {
+        (Some(against), Some(ratio)) => {
+            format!(
+                "{:14} {:>9.1} tokens/s {:>9.1} theirs {ratio:>6.2} x",
+                row.name, row.value, against
+            )
+        }
+        _ => format!("{:14} {:>9.1} tokens/s", row.name, row.value),
+    }
+}
+
+fn measure(
+    engine: &mut Engine,
+    peer: Option<&Peer>,
+    name: &'static str,
+    work: Work,
+    repeat: usize,
+) -> Result<Row> {
+    let mut bed = Bed::prepare(engine, work)?;
+    // Once without counting: pages come in, threads wake up.
+    bed.run(engine)?;
+    let mut ours = Vec::new();
+    let mut theirs = peer::Samples::default();
+    for round in 1..=repeat {
+        ours.push(bed.run(engine)?);
+        if let Some(peer) = peer {
+            theirs.add(&peer.run(work)?);
+        }
+        let against = theirs
+            .best()
+            .map_or(String::new(), |against| format!(", theirs {against:.1}"));
+        out::note(&format!(
+            "  {name} {round}/{repeat}: {:.1} tokens/s{against}",
+            median(&ours)
+        ));
+    }
+    bed.close(engine)?;
+    Ok(Row {
+        name,
+        value: median(&ours),
+        against: theirs.best(),
+    })
+}
+
+/// Sequences ready to be measured again and again.
+struct Bed {
+    work: Work,
+    sequences: Vec<SequenceId>,
+    /// Where each stands before a round.
+    depth: usize,
+}
+
+impl Bed {
+    fn prepare(engine: &mut Engine, work: Work) -> Result<Bed> {
+        let (count, depth) = match work {
+            Work::Prefill(_) => (1, 0),
+            // The first token needs one before it; it is what a beginning token is for.
+            Work::Decode { depth } => (1, depth.max(1)),
+            Work::Batch(count) => (count, BATCH_PROMPT),
+        };
+        let sequences: Vec<SequenceId> = (0..count).map(|_| engine.runtime.open()).collect();
+        for (index, &sequence) in sequences.iter().enumerate() {
+            if depth > 0 {
+                let prompt = ids(engine, index as u64, depth);
+                engine
+                    .runtime
+                    .feed(sequence, &prompt, &mut |_| ControlFlow::Continue(()))?;
+            }
+        }
+        Ok(Bed {
+            work,
+            sequences,
+            depth,
+        })
+    }
+
+    /// One measurement in tokens per second; the sequences stand where they stood.
+    fn run(&mut self, engine: &mut Engine) -> Result<f64> {
+        let per_sequence = match self.work {
+            Work::Prefill(tokens) => tokens,
+            Work::Decode { .. } => DECODE_TOKENS,
+            Work::Batch(_) => BATCH_TOKENS,
+        };
+        let tokens: Vec<Vec<u32>> = (0..self.sequences.len())
+            .map(|index| ids(engine, 1000 + index as u64, per_sequence))
+            .collect();
+        let started = Instant::now();
+        if let Work::Prefill(_) = self.work {
+            engine
+                .runtime
+                .feed(self.sequences[0], &tokens[0], &mut |_| {
+                    ControlFlow::Continue(())
+                })?;
+        } else {
+            for step in 0..per_sequence {
+                let spans: Vec<Span<'_>> = self
+                    .sequences
+                    .iter()
+                    .zip(&tokens)
+                    .map(|(&sequence, tokens)| Span {
+                        sequence,
+                        position: (self.depth + step) as u64,
+                        tokens: &tokens[step..=step],
+                        want: Want::Last,
+                    })
+                    .collect();
+                engine.runtime.step(&spans)?;
+            }
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        for &sequence in &self.sequences {
+            engine.runtime.truncate(sequence, self.depth as u64)?;
+        }
+        Ok((per_sequence * self.sequences.len()) as f64 / seconds)
+    }
+
+    fn close(self, engine: &mut Engine) -> Result<()> {
+        for sequence in self.sequences {
+            engine.runtime.close(sequence)?;
+        }
+        Ok(())
+    }
+}
+
+/// Token ids without meaning, the same every time.
+fn ids(engine: &Engine, seed: u64, count: usize) -> Vec<u32> {
+    let vocabulary = engine.model.config().vocab as u64;
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..count)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % vocabulary) as u32
+        })
+        .collect()
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => values[middle],
+        _ => (values[middle - 1] + values[middle]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), 0.0);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0]), 2.5);
+    }
+
+    #[test]
+    fn rows_are_chosen_by_name() {
+        assert_eq!(chosen(&[]).unwrap().len(), ROWS.len());
+        let one = chosen(&["decode_d0".into()]).unwrap();
+        assert_eq!(one, [("decode_d0", Work::Decode { depth: 0 })]);
+        assert!(
+            chosen(&["decode".into()])
+                .unwrap_err()
+                .to_string()
+                .contains("decode_d2048")
+        );
+    }
+}

@@ -1,0 +1,153 @@
+//! Measurements kept with where they come from: CPU, compiler, command and commit in every line.
+
+use super::Row;
+use super::roofline::Roofline;
+use crate::args;
+use crate::commands::doctor::cpu_model;
+use anyhow::{Context, Result};
+use haversack::cpu::Table;
+use serde_json::{Value as Json, json};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const HEADER: &str = "name,value,unit,against,ratio,model,threads,activations,roofline_fraction,roofline_fraction_against,read_bandwidth_gbs,weight_bytes_per_token,cpu,table,compiler,commit,command\n";
+
+pub struct Setting {
+    model: String,
+    threads: usize,
+    activations: &'static str,
+    cpu: String,
+    commit: String,
+    command: String,
+}
+
+impl Setting {
+    pub fn now(model: &Path, threads: usize, args: &args::Bench) -> Setting {
+        let words: Vec<String> = std::env::args()
+            .skip(1)
+            .map(|word| without_folder(&word))
+            .collect();
+        Setting {
+            model: model
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+            threads,
+            activations: match args.compute.activations.unwrap_or_default() {
+                args::Activations::Int8 => "int8",
+                args::Activations::F32 => "f32",
+            },
+            cpu: cpu_model().unwrap_or_else(|| "unknown".into()),
+            commit: commit().unwrap_or_else(|| "unknown".into()),
+            command: format!("haversack {}", words.join(" ")),
+        }
+    }
+
+    pub fn json(&self) -> Json {
+        json!({
+            "model": self.model,
+            "threads": self.threads,
+            "activations": self.activations,
+            "cpu": self.cpu,
+            "table": Table::best().name(),
+            "compiler": env!("HAVERSACK_COMPILER"),
+            "commit": self.commit,
+            "command": self.command,
+        })
+    }
+}
+
+/// A record is read on other machines: of a path only its last part means anything there.
+fn without_folder(word: &str) -> String {
+    let path = Path::new(word);
+    match path.file_name() {
+        Some(name) if path.is_absolute() => name.to_string_lossy().into_owned(),
+        _ => word.to_owned(),
+    }
+}
+
+/// The commit of the working folder, `+` if files differ from it.
+fn commit() -> Option<String> {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git")
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| text.trim().to_owned())
+    };
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changed =
+        git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|text| !text.is_empty());
+    Some(format!("{commit}{}", if changed { "+" } else { "" }))
+}
+
+/// Appends the rows, with a header if the file is new.
+pub fn append(path: &Path, setting: &Setting, rows: &[Row], roofline: &Roofline) -> Result<()> {
+    let name = || format!("cannot write {}", path.display());
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .with_context(name)?;
+    let mut text = String::new();
+    if file.metadata().with_context(name)?.len() == 0 {
+        text.push_str(HEADER);
+    }
+    for row in rows {
+        let decode = row.name == "decode_d0";
+        let number =
+            |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.3}"));
+        let cells = [
+            row.name.to_owned(),
+            format!("{:.2}", row.value),
+            "tokens/s".to_owned(),
+            number(row.against),
+            number(row.ratio()),
+            setting.model.clone(),
+            setting.threads.to_string(),
+            setting.activations.to_owned(),
+            number(roofline.fraction.filter(|_| decode)),
+            number(roofline.against_fraction.filter(|_| decode)),
+            format!("{:.2}", roofline.read_bandwidth_gbs),
+            roofline.weight_bytes_per_token.to_string(),
+            setting.cpu.clone(),
+            Table::best().name().to_owned(),
+            env!("HAVERSACK_COMPILER").to_owned(),
+            setting.commit.clone(),
+            setting.command.clone(),
+        ];
+        let cells: Vec<String> = cells.iter().map(|cell| quoted(cell)).collect();
+        text.push_str(&cells.join(","));
+        text.push('\n');
+    }
+    file.write_all(text.as_bytes()).with_context(name)
+}
+
+fn quoted(cell: &str) -> String {
+    if cell.contains([',', '"', '\n']) {
+        format!("\"{}\"", cell.replace('"', "\"\""))
+    } else {
+        cell.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_and_paths() {
+        assert_eq!(quoted("a b"), "a b");
+        assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
+        assert_eq!(without_folder("bench"), "bench");
+        assert_eq!(without_folder("-n"), "-n");
+        #[cfg(unix)]
+        assert_eq!(without_folder("/some/where/llama-bench"), "llama-bench");
+        assert_eq!(HEADER.trim_end().split(',').count(), 17);
+    }
+}

@@ -1,0 +1,345 @@
+//! `chat`: a conversation in the terminal, or over pipes.
+//!
+//! The whole conversation is rendered by the model's template at every turn, and only what differs
+//! from what the model has already read is fed: the next question costs its own tokens, and
+//! `/system` or `/clear` just make more of it differ. Ctrl-C stops an answer, which is then kept as
+//! far as it came.
+
+mod lines;
+
+use crate::args;
+use crate::bytes::human;
+use crate::engine::{self, Engine, per_second};
+use crate::error::{one_line, usage};
+use crate::home::Home;
+use crate::interrupt::Cooperative;
+use crate::out;
+use anyhow::{Result, anyhow, bail};
+use haversack::run::{Event, Finish, GenerateOptions, Generation, generate};
+use haversack::sample::Sampler;
+use haversack::text::template::Message;
+use lines::{Input, Lines};
+use std::ops::ControlFlow;
+
+/// Warm enough to talk, cool enough for a small model.
+const TEMPERATURE: f32 = 0.7;
+/// Presses of Ctrl-C that an answer may ignore while it reads a long prompt.
+const PATIENCE: usize = 3;
+
+const HELP: &str = "\
+/help          this
+/system TEXT   set the system message (without TEXT: none) and keep the conversation
+/clear         forget the conversation
+/stats         numbers of the last answer and of the context
+/quit          end (also Ctrl-D)
+
+A line ending in \\ goes on in the next; \"\"\" begins and ends a text of several lines.
+Ctrl-C stops an answer.";
+
+pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
+    if as_json {
+        return Err(usage("chat has no JSON form; run has"));
+    }
+    let engine = engine::load(args.model.as_deref(), &args.compute)?;
+    if let Some(error) = engine.model.template().source_error() {
+        bail!("the model's chat template: {error}");
+    }
+    let history = if args.no_save {
+        None
+    } else {
+        Home::find().ok().map(|home| home.chat_history())
+    };
+    let mut lines = Lines::new(history)?;
+    let mut conversation = Conversation::new(engine, args)?;
+    if lines.is_terminal() {
+        out::note(&conversation.greeting());
+    }
+    loop {
+        let text = match lines.next()? {
+            Input::Text(text) => text,
+            Input::Nothing => continue,
+            Input::End => return Ok(()),
+        };
+        match command(&text) {
+            Some(Slash::Quit) => return Ok(()),
+            Some(Slash::Help) => out::line(HELP)?,
+            Some(Slash::Clear) => conversation.clear(),
+            Some(Slash::System(text)) => conversation.system = text.map(str::to_owned),
+            Some(Slash::Stats) => out::line(&conversation.stats()?)?,
+            Some(Slash::Unknown(name)) => {
+                out::note(&format!("no command {name}; /help lists them"))
+            }
+            None => match conversation.answer(&text) {
+                Ok(()) => {}
+                // A person may try something else; a pipe cannot.
+                Err(error) if lines.is_terminal() && !error.is::<crate::error::Closed>() => {
+                    out::note(&format!("error: {}", one_line(&format!("{error:#}"))));
+                }
+                Err(error) => return Err(error),
+            },
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Slash<'a> {
+    Help,
+    System(Option<&'a str>),
+    Clear,
+    Stats,
+    Quit,
+    Unknown(&'a str),
+}
+
+/// A line that begins with `/` and a letter is a command; `/ ` or a path in a text block is not.
+fn command(text: &str) -> Option<Slash<'_>> {
+    let rest = text.strip_prefix('/')?;
+    if text.contains('\n') || !rest.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        return None;
+    }
+    let (name, argument) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    let argument = Some(argument.trim()).filter(|text| !text.is_empty());
+    Some(match name {
+        "/help" => Slash::Help,
+        "/system" => Slash::System(argument),
+        "/clear" => Slash::Clear,
+        "/stats" => Slash::Stats,
+        "/quit" | "/exit" | "/bye" => Slash::Quit,
+        _ => Slash::Unknown(name),
+    })
+}
+
+struct Conversation {
+    engine: Engine,
+    sequence: haversack::run::SequenceId,
+    sampler: Sampler,
+    options: GenerateOptions,
+    system: Option<String>,
+    turns: Vec<Message>,
+    /// What the model has read, token by token.
+    read: Vec<u32>,
+    last: Option<Last>,
+    show_stats: bool,
+    explain: bool,
+}
+
+/// Numbers of the last answer.
+struct Last {
+    prompt: usize,
+    reused: usize,
+    generation: Generation,
+}
+
+impl Conversation {
+    fn new(mut engine: Engine, args: &args::Chat) -> Result<Conversation> {
+        let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
+        let stop = engine.model.template().stop_strings();
+        let options = GenerateOptions {
+            tokens_max: args.max_tokens,
+            stop: stop.iter().map(|text| text.to_string()).collect(),
+            ignore_end: false,
+        };
+        Ok(Conversation {
+            sequence: engine.runtime.open(),
+            engine,
+            sampler,
+            options,
+            system: args.system.clone(),
+            turns: Vec::new(),
+            read: Vec::new(),
+            last: None,
+            show_stats: args.stats,
+            explain: args.explain,
+        })
+    }
+
+    fn greeting(&self) -> String {
+        let config = self.engine.model.config();
+        let name = if config.name.is_empty() {
+            config.arch.name()
+        } else {
+            &config.name
+        };
+        format!(
+            "{}, context {} tokens. /help for help.",
+            one_line(name),
+            config.context
+        )
+    }
+
+    fn clear(&mut self) {
+        // What was read stays until the next turn shows what of it still holds.
+        self.turns.clear();
+        self.last = None;
+    }
+
+    /// One turn. On an error the conversation is as it was.
+    fn answer(&mut self, text: &str) -> Result<()> {
+        self.turns.push(Message::new("user", text));
+        let result = self.generate();
+        let keep = matches!(&result, Ok(generation) if !generation.text.is_empty());
+        if !keep {
+            self.turns.pop();
+        }
+        let generation = result?;
+        let finish = generation.finish;
+        if keep {
+            self.turns
+                .push(Message::new("assistant", generation.text.trim_end()));
+        }
+        out::text("\n")?;
+        match finish {
+            Finish::Cancelled => out::note("(stopped)"),
+            Finish::Length if self.is_full() => out::note(&format!(
+                "(the context of {} tokens is full; /clear begins anew)",
+                self.engine.model.config().context
+            )),
+            Finish::Length => out::note("(stopped by -n)"),
+            Finish::Stop => {}
+        }
+        if self.show_stats {
+            out::note(&self.stats()?);
+        }
+        if self.explain {
+            out::note(&self.context()?);
+        }
+        Ok(())
+    }
+
+    fn generate(&mut self) -> Result<Generation> {
+        let ids = self.prompt()?;
+        let context = self.engine.model.config().context;
+        if ids.len() >= context {
+            return Err(anyhow!(
+                "the conversation would have {} tokens and the context is full at {context}; /clear begins anew",
+                ids.len()
+            ));
+        }
+        let reused = self.rewind(&ids)?;
+        let new = &ids[reused..];
+
+        let interrupt = Cooperative::begin(PATIENCE);
+        let mut writing = Ok(());
+        let result = generate(
+            &mut self.engine.runtime,
+            self.sequence,
+            new,
+            &mut self.sampler,
+            &self.options,
+            &mut |event| {
+                if let Event::Token { text, .. } = event
+                    && !text.is_empty()
+                    && writing.is_ok()
+                {
+                    writing = out::text(text);
+                }
+                if writing.is_err() || interrupt.raised() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            },
+        );
+        drop(interrupt);
+
+        // Whatever happened, what has been read is a prefix of this.
+        self.read.truncate(reused);
+        self.read.extend_from_slice(new);
+        if let Ok(generation) = &result {
+            self.read.extend_from_slice(&generation.tokens);
+        }
+        let position = self.engine.runtime.stats(self.sequence)?.position;
+        self.read.truncate(usize::try_from(position)?);
+        writing?;
+        let generation = result?;
+        self.last = Some(Last {
+            prompt: ids.len(),
+            reused,
+            generation: generation.clone(),
+        });
+        Ok(generation)
+    }
+
+    fn prompt(&self) -> Result<Vec<u32>> {
+        let system = self.system.iter().map(|text| Message::new("system", text));
+        let messages: Vec<Message> = system.chain(self.turns.iter().cloned()).collect();
+        self.engine.chat_ids(&messages)
+    }
+
+    /// Forgets what the prompt does not begin with; returns how much of it has been read already.
+    /// At least one token is left to feed, because the next one comes from its logits.
+    fn rewind(&mut self, ids: &[u32]) -> Result<usize> {
+        let same = self
+            .read
+            .iter()
+            .zip(ids)
+            .take_while(|(read, id)| read == id)
+            .count();
+        let reused = same.min(ids.len().saturating_sub(1));
+        self.engine.runtime.truncate(self.sequence, reused as u64)?;
+        self.read.truncate(reused);
+        Ok(reused)
+    }
+
+    fn is_full(&self) -> bool {
+        let stats = self.engine.runtime.stats(self.sequence);
+        stats.is_ok_and(|stats| stats.position >= self.engine.model.config().context as u64)
+    }
+
+    fn stats(&self) -> Result<String> {
+        let stats = self.engine.runtime.stats(self.sequence)?;
+        let context = self.engine.model.config().context;
+        let mut text = match &self.last {
+            Some(last) => format!(
+                "{} tokens at {:.1}/s; prompt {} tokens ({} reused) at {:.1}/s; ",
+                last.generation.tokens.len(),
+                per_second(
+                    last.generation.tokens.len().saturating_sub(1),
+                    last.generation.decode
+                ),
+                last.prompt,
+                last.reused,
+                per_second(last.prompt - last.reused, last.generation.prefill),
+            ),
+            None => String::new(),
+        };
+        text.push_str(&format!(
+            "context {} of {context} tokens, keys and values {}",
+            stats.position,
+            human(self.engine.runtime.store().bytes_live() as u64)
+        ));
+        Ok(text)
+    }
+
+    fn context(&self) -> Result<String> {
+        let stats = self.engine.runtime.stats(self.sequence)?;
+        let (reused, computed) = self
+            .last
+            .as_ref()
+            .map_or((0, 0), |last| (last.reused, last.prompt - last.reused));
+        Ok(format!(
+            "context: kept {}, evicted 0, spilled 0, cached {reused}, computed {computed}",
+            stats.rows
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slash_commands() {
+        assert_eq!(command("/help"), Some(Slash::Help));
+        assert_eq!(
+            command("/system  Be brief. "),
+            Some(Slash::System(Some("Be brief.")))
+        );
+        assert_eq!(command("/system"), Some(Slash::System(None)));
+        assert_eq!(command("/exit"), Some(Slash::Quit));
+        assert_eq!(command("/frob x"), Some(Slash::Unknown("/frob")));
+        for text in ["hello", "/", "/ x", "/1", " /help", "/help\nme", ""] {
+            assert_eq!(command(text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! `doctor`: what this device offers, and what is missing.
+
+use crate::bytes::human;
+use crate::catalogue::catalogue;
+use crate::fetch::free_bytes;
+use crate::home::Home;
+use crate::out;
+use anyhow::Result;
+use haversack::cpu::{Kind, Table};
+use haversack::memory::usage;
+use serde_json::{Value as Json, json};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+pub fn doctor(as_json: bool) -> Result<()> {
+    let report = report();
+    if as_json {
+        return out::json(&report);
+    }
+    let mut page = String::new();
+    let null = Json::Null;
+    for (section, values) in report.as_object().into_iter().flatten() {
+        page.push_str(&format!("{section}\n"));
+        for (name, value) in values.as_object().into_iter().flatten() {
+            let value = match value {
+                value if *value == null => "-".into(),
+                Json::Number(number) if name.ends_with("_bytes") => {
+                    human(number.as_u64().unwrap_or(0))
+                }
+                Json::String(text) => text.clone(),
+                Json::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(", "),
+                other => other.to_string(),
+            };
+            page.push_str(&format!(
+                "  {:20} {value}\n",
+                name.trim_end_matches("_bytes").replace('_', " ")
+            ));
+        }
+    }
+    out::text(&page)
+}
+
+fn plain(value: &Json) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn report() -> Json {
+    let available: Vec<&str> = Table::available().map(Table::name).collect();
+    let other: Vec<&str> = Kind::ALL
+        .iter()
+        .map(|kind| kind.name())
+        .filter(|name| !available.contains(name))
+        .collect();
+    let cgroup = usage::cgroup_memory();
+    json!({
+        "cpu": {
+            "model": cpu_model(),
+            "cores": std::thread::available_parallelism().map(|count| count.get()).ok(),
+            "tables": available,
+            "used": Table::best().name(),
+            "tables_not_here": other,
+        },
+        "memory": {
+            "total_bytes": usage::mem_total(),
+            "available_bytes": usage::mem_available(),
+            "cgroup_version": cgroup.map(|group| group.version),
+            "cgroup_limit_bytes": cgroup.and_then(|group| group.max_bytes),
+            "cgroup_high_bytes": cgroup.and_then(|group| group.high_bytes),
+            "cgroup_used_bytes": cgroup.and_then(|group| group.used_bytes),
+            "huge_pages": chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
+            "same_page_merging": ksm(),
+            "pressure_stall": Path::new("/proc/pressure/memory").exists(),
+        },
+        "storage": storage(),
+        "fetching": {
+            "hub": crate::fetch::Options::from_environment().hub,
+            "python": version("python3", &["--version"]),
+            "pip": version("python3", &["-m", "pip", "--version"]),
+        },
+        "haversack": {
+            "version": env!("CARGO_PKG_VERSION"),
+            "compiler": env!("HAVERSACK_COMPILER"),
+            "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            "optimised": !cfg!(debug_assertions),
+        },
+    })
+}
+
+fn storage() -> Json {
+    let Ok(home) = Home::find() else {
+        return json!({ "home": null });
+    };
+    // The folder may not be there yet; the one above it is as good.
+    let existing = home.path().ancestors().find(|path| path.exists());
+    let models: Vec<&str> = catalogue()
+        .models
+        .iter()
+        .filter(|model| {
+            model
+                .files
+                .iter()
+                .all(|file| home.models().join(&file.name).exists())
+        })
+        .map(|model| model.name.as_str())
+        .collect();
+    json!({
+        "home": home.path(),
+        "free_bytes": existing.and_then(free_bytes),
+        "packed_bytes": folder_bytes(&home.packed()),
+        "models": models,
+    })
+}
+
+fn folder_bytes(path: &Path) -> u64 {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.metadata().ok())
+        .map(|metadata| metadata.len())
+        .sum()
+}
+
+/// The CPU as its maker calls it.
+pub fn cpu_model() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("model name") || line.starts_with("Model"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// `always [madvise] never` → `madvise`.
+fn chosen(path: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
+}
+
+fn ksm() -> Option<&'static str> {
+    let text = fs::read_to_string("/sys/kernel/mm/ksm/run").ok()?;
+    Some(if text.trim() == "1" { "on" } else { "off" })
+}
+
+fn version(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    // pip goes on with the folder it lives in.
+    let line = text
+        .lines()
+        .next()?
+        .split(" from ")
+        .next()?
+        .trim()
+        .to_owned();
+    (output.status.success() && !line.is_empty()).then_some(line)
+}

@@ -1,0 +1,162 @@
+//! `run`: one completion, streamed.
+
+use crate::args;
+use crate::engine::{self, Engine, milliseconds, per_second};
+use crate::error::{Closed, usage};
+use crate::input::Text;
+use crate::interrupt::Cooperative;
+use crate::out;
+use anyhow::Result;
+use haversack::run::{Event, GenerateOptions, generate};
+use haversack::text::template::Message;
+use haversack::text::tokenizer::EncodeOptions;
+use serde_json::json;
+use std::ops::ControlFlow;
+
+pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
+    let prompt = Text::given(
+        args.prompt.prompt.as_deref(),
+        args.prompt.prompt_file.as_deref(),
+    )?;
+    let mut engine = engine::load(args.model.as_deref(), &args.compute)?;
+    let ids = prompt_ids(args, prompt, &engine)?;
+    if ids.is_empty() {
+        return Err(usage("the prompt is empty; accepted: at least one token"));
+    }
+    engine.check_fits(ids.len())?;
+
+    let vocabulary = engine.model.config().vocab;
+    let mut sampler = engine::sampler(&args.sampling, 0.0, vocabulary)?;
+    let mut stop = args.stop.clone();
+    if !is_plain_text(args) {
+        stop.extend(
+            engine
+                .model
+                .template()
+                .stop_strings()
+                .iter()
+                .map(|text| text.to_string()),
+        );
+    }
+    let options = GenerateOptions {
+        tokens_max: args.max_tokens,
+        stop,
+        ignore_end: args.ignore_eos,
+    };
+
+    let sequence = engine.runtime.open();
+    let interrupt = Cooperative::begin(1);
+    let mut writing: Result<()> = Ok(());
+    let mut count = 0;
+    let (runtime, memory) = (&mut engine.runtime, &mut engine.memory);
+    let generation = generate(
+        runtime,
+        sequence,
+        &ids,
+        &mut sampler,
+        &options,
+        &mut |event| {
+            match event {
+                Event::Prompt { .. } => memory.poll(),
+                Event::Token { text, .. } => {
+                    memory.poll_token(count);
+                    count += 1;
+                    if !as_json && !text.is_empty() {
+                        writing = out::text(text);
+                    }
+                }
+            }
+            if writing.is_err() || interrupt.raised() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        },
+    )?;
+    drop(interrupt);
+    writing?;
+    engine.memory.poll();
+
+    let stats = engine.runtime.stats(sequence)?;
+    let kept = stats.rows;
+    if args.explain {
+        out::note(&format!(
+            "context: kept {kept}, evicted 0, spilled 0, cached 0, recomputed 0; prompt {} tokens, {} seen, {} at most",
+            ids.len(),
+            stats.position,
+            engine.model.config().context
+        ));
+    }
+    if !as_json {
+        return out::text("\n");
+    }
+    let completion = generation.tokens.len();
+    out::json(&json!({
+        "text": generation.text,
+        "token_ids": generation.tokens,
+        "finish_reason": generation.finish.name(),
+        "usage": {
+            "prompt_tokens": ids.len(),
+            "completion_tokens": completion,
+            "cached_tokens": 0,
+        },
+        "timing": {
+            "load_ms": milliseconds(engine.load),
+            "prefill_ms": milliseconds(generation.prefill),
+            "decode_ms": milliseconds(generation.decode),
+            "prefill_tokens_per_second": per_second(ids.len(), generation.prefill),
+            // The first token comes with the prompt.
+            "decode_tokens_per_second": per_second(completion.saturating_sub(1), generation.decode),
+        },
+        "kv": engine.kv_json(stats.position, stats.rows),
+        "memory": engine.memory.json(),
+        "context": {
+            "kept": kept,
+            "evicted": 0,
+            "spilled": 0,
+            "cached": 0,
+            "recomputed": 0,
+            "limit": engine.model.config().context,
+        },
+    }))
+    .or_else(|error| {
+        if error.is::<Closed>() {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
+}
+
+/// Whether the prompt is continued rather than answered.
+fn is_plain_text(args: &args::Run) -> bool {
+    args.raw || args.prompt.ids.is_some()
+}
+
+fn prompt_ids(args: &args::Run, prompt: Text, engine: &Engine) -> Result<Vec<u32>> {
+    let tokenizer = engine.model.tokenizer();
+    if let Some(ids) = &args.prompt.ids {
+        super::tokenize::check_ids(tokenizer, &ids.0)?;
+        return Ok(ids.0.clone());
+    }
+    let text = prompt.read()?;
+    if args.raw {
+        let options = EncodeOptions {
+            add_special: !args.no_bos,
+            parse_special: args.special,
+        };
+        return Ok(tokenizer.encode(&text, options)?);
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = &args.system {
+        messages.push(Message::new("system", system));
+    }
+    messages.push(Message::new("user", text));
+    let ids = engine.chat_ids(&messages)?;
+    Ok(match (args.no_bos, ids.split_first()) {
+        (true, Some((first, rest))) if tokenizer.bos() == Some(*first) && tokenizer.add_bos() => {
+            rest.to_vec()
+        }
+        _ => ids,
+    })
+}

@@ -1,0 +1,99 @@
+//! `score`: what the model thought of each token of a given text.
+
+use crate::args;
+use crate::engine;
+use crate::error::usage;
+use crate::input::Text;
+use crate::interrupt::Cooperative;
+use crate::progress;
+use crate::{error, out};
+use anyhow::{Result, anyhow};
+use haversack::run::{ScoredToken, score as score_tokens};
+use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
+use serde_json::{Value as Json, json};
+use std::ops::ControlFlow;
+
+/// The likeliest tokens listed at every place.
+const TOP: usize = 5;
+
+pub fn score(args: &args::Score, as_json: bool) -> Result<()> {
+    let text = Text::given(args.text.text.as_deref(), args.text.text_file.as_deref())?;
+    let mut engine = engine::load(args.model.as_deref(), &args.compute)?;
+    let model = engine.model.clone();
+    let tokenizer = model.tokenizer();
+    let ids = match &args.text.ids {
+        Some(ids) => {
+            super::tokenize::check_ids(tokenizer, &ids.0)?;
+            ids.0.clone()
+        }
+        None => {
+            let options = EncodeOptions {
+                add_special: !args.no_bos,
+                parse_special: args.special,
+            };
+            tokenizer.encode(&text.read()?, options)?
+        }
+    };
+    if ids.is_empty() {
+        return Err(usage("the text is empty; accepted: at least one token"));
+    }
+    engine.check_fits(ids.len())?;
+
+    let interrupt = Cooperative::begin(1);
+    let mut bar = progress::Count::new(ids.len(), "tokens");
+    let scored = score_tokens(&mut engine.runtime, &ids, TOP, &mut |done| {
+        bar.set(done);
+        if interrupt.raised() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })?;
+    drop(bar);
+    if interrupt.raised() {
+        return Err(anyhow!("interrupted"));
+    }
+
+    let known: Vec<f64> = scored.iter().filter_map(|token| token.logprob).collect();
+    let nll_mean = (!known.is_empty()).then(|| -known.iter().sum::<f64>() / known.len() as f64);
+    if as_json {
+        let tokens: Vec<Json> = scored
+            .iter()
+            .map(|token| token_json(tokenizer, token))
+            .collect();
+        return out::json(&json!({ "tokens": tokens, "nll_mean": nll_mean }));
+    }
+    let mut page = String::new();
+    for token in &scored {
+        let piece = super::tokenize::piece(tokenizer, token.id);
+        let logprob = token
+            .logprob
+            .map_or("-".into(), |logprob| format!("{logprob:.4}"));
+        page.push_str(&format!(
+            "{:>8} {logprob:>10}  {}\n",
+            token.id,
+            error::one_line(&format!("{piece:?}"))
+        ));
+    }
+    if let Some(nll) = nll_mean {
+        page.push_str(&format!(
+            "nll_mean {nll:.6}, perplexity {:.4}, {} tokens\n",
+            nll.exp(),
+            known.len()
+        ));
+    }
+    out::text(&page)
+}
+
+fn token_json(tokenizer: &Tokenizer, token: &ScoredToken) -> Json {
+    let piece = super::tokenize::piece(tokenizer, token.id);
+    let Some(logprob) = token.logprob else {
+        return json!({ "id": token.id, "piece": piece });
+    };
+    let top: Vec<Json> = token
+        .top
+        .iter()
+        .map(|(id, logprob)| json!({ "id": id, "logprob": logprob }))
+        .collect();
+    json!({ "id": token.id, "piece": piece, "logprob": logprob, "top": top })
+}

@@ -1,0 +1,212 @@
+//! From flags to a model that is ready to run, and its numbers afterwards.
+
+use crate::args::{self, Compute, Sampling};
+use crate::error::usage;
+use crate::home::Home;
+use crate::interrupt::Endings;
+use crate::{progress, resolve};
+use anyhow::{Context, Result};
+use haversack::memory::{PeakMeter, Usage};
+use haversack::run::{Runtime, RuntimeOptions};
+use haversack::sample::{SampleOptions, Sampler};
+use haversack::text::chat::encode_chat;
+use haversack::text::template::{Message, RenderOptions};
+use haversack::{Activations, LoadOptions, Model, Repack};
+use serde_json::{Value as Json, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+pub struct Engine {
+    pub model: Arc<Model>,
+    pub runtime: Runtime,
+    pub load: Duration,
+    pub memory: Memory,
+    pub budget_bytes: Option<u64>,
+}
+
+/// Loads what `MODEL` means, fetching it first if need be.
+pub fn load(model: Option<&str>, compute: &Compute) -> Result<Engine> {
+    let path = resolve::model(model)?;
+    let started = Instant::now();
+    let threads = threads(compute);
+    let (repack, _tidy) = repack(compute);
+    let options = LoadOptions {
+        context: compute.context,
+        repack,
+        threads,
+    };
+    let mut bar: Option<progress::Bytes> = None;
+    let model = Model::load(&path, &options, &mut |done, total| {
+        let bar = bar.get_or_insert_with(|| {
+            crate::out::note("packing the weights for this machine, once");
+            progress::Bytes::new(total)
+        });
+        bar.set(done);
+    })?;
+    drop(bar);
+    let runtime = Runtime::new(
+        model.clone(),
+        &RuntimeOptions {
+            threads,
+            activations: match compute.activations.unwrap_or_default() {
+                args::Activations::Int8 => Activations::Int8,
+                args::Activations::F32 => Activations::F32,
+            },
+            budget_bytes: compute
+                .memory
+                .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+            ..RuntimeOptions::default()
+        },
+    );
+    Ok(Engine {
+        model,
+        runtime,
+        load: started.elapsed(),
+        memory: Memory::after_load(),
+        budget_bytes: compute.memory,
+    })
+}
+
+pub fn threads(compute: &Compute) -> usize {
+    compute
+        .threads
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |count| count.get()))
+}
+
+/// Where packed weights are kept, and what removes a half-written copy if Ctrl-C ends the load.
+fn repack(compute: &Compute) -> (Repack, Option<Endings>) {
+    match (compute.repack.unwrap_or_default(), Home::find()) {
+        (args::Repack::Auto, Ok(home)) => {
+            let ending = format!(".{}.tmp", std::process::id());
+            let tidy = Endings::new(home.packed(), ending);
+            (Repack::Into(home.packed()), Some(tidy))
+        }
+        _ => (Repack::Off, None),
+    }
+}
+
+/// A sampler from the flags; `temperature` is the default of the command.
+pub fn sampler(flags: &Sampling, temperature: f32, vocabulary: usize) -> Result<Sampler> {
+    if let Some((id, _)) = flags
+        .logit_bias
+        .iter()
+        .find(|(id, _)| *id as usize >= vocabulary)
+    {
+        return Err(usage(format!(
+            "--logit-bias names token {id}; accepted: 0 to {}",
+            vocabulary.saturating_sub(1)
+        )));
+    }
+    let default = SampleOptions::default();
+    let options = SampleOptions {
+        temperature: flags.temperature.unwrap_or(temperature),
+        top_k: flags.top_k.unwrap_or(default.top_k),
+        top_p: flags.top_p.unwrap_or(default.top_p),
+        min_p: flags.min_p.unwrap_or(default.min_p),
+        repetition_penalty: flags
+            .repetition_penalty
+            .unwrap_or(default.repetition_penalty),
+        presence_penalty: flags.presence_penalty.unwrap_or(default.presence_penalty),
+        frequency_penalty: flags.frequency_penalty.unwrap_or(default.frequency_penalty),
+        logit_bias: flags.logit_bias.clone(),
+        seed: flags.seed.unwrap_or(default.seed),
+        ..default
+    };
+    Sampler::new(options).map_err(|error| usage(error.to_string()))
+}
+
+/// What the process takes: after loading, and at most since then.
+pub struct Memory {
+    baseline: Option<Usage>,
+    meter: PeakMeter,
+}
+
+/// A reading costs tens of microseconds: often enough to see a peak, rarely enough not to be seen.
+const POLL_TOKENS: usize = 64;
+
+impl Memory {
+    fn after_load() -> Memory {
+        let mut meter = PeakMeter::new();
+        Memory {
+            baseline: meter.poll(),
+            meter,
+        }
+    }
+
+    pub fn poll(&mut self) {
+        let _ = self.meter.poll();
+    }
+
+    /// For the path of a token: reads now and then.
+    pub fn poll_token(&mut self, number: usize) {
+        if number.is_multiple_of(POLL_TOKENS) {
+            self.poll();
+        }
+    }
+
+    /// Numbers are `null` where the system does not tell them.
+    pub fn json(&self) -> Json {
+        let peak = self.meter.peak();
+        json!({
+            "private_bytes": peak.map(|peak| peak.private_bytes),
+            "baseline_bytes": self.baseline.map(|baseline| baseline.private_bytes),
+            "pss_bytes": peak.map(|peak| peak.pss_bytes),
+        })
+    }
+}
+
+impl Engine {
+    /// The `kv` object of the contract.
+    pub fn kv_json(&self, tokens_seen: u64, rows: usize) -> Json {
+        let store = self.runtime.store();
+        json!({
+            "codec": "f16",
+            "policy": "full",
+            "bytes_live": store.bytes_live(),
+            "bytes_peak": store.bytes_peak(),
+            "bytes_budget": self.budget_bytes,
+            "bits_effective": 16.0,
+            "tokens_seen": tokens_seen,
+            "rows_live": rows,
+            "rows_peak": rows,
+            "rows_evicted": 0,
+        })
+    }
+
+    /// The ids of a conversation, up to the opening of the assistant's turn. Nothing a message says
+    /// can become a special token.
+    pub fn chat_ids(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            now_unix_seconds: i64::try_from(now.as_secs()).unwrap_or(0),
+            ..RenderOptions::default()
+        };
+        let (template, tokenizer) = (self.model.template(), self.model.tokenizer());
+        encode_chat(template, tokenizer, messages, &options).context("chat template")
+    }
+
+    /// Refuses a prompt that cannot fit, before anything is computed.
+    pub fn check_fits(&self, tokens: usize) -> Result<()> {
+        let context = self.model.config().context;
+        if tokens > context {
+            return Err(anyhow::anyhow!("{tokens} tokens do not fit"))
+                .with_context(|| format!("the prompt is longer than the context; accepted: at most {context} tokens (--context)"));
+        }
+        Ok(())
+    }
+}
+
+/// Tokens per second; 0 where nothing was measured.
+pub fn per_second(tokens: usize, time: Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if tokens == 0 || seconds <= 0.0 {
+        0.0
+    } else {
+        tokens as f64 / seconds
+    }
+}
+
+pub fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
