@@ -11,12 +11,15 @@ use haversack::run::{Runtime, RuntimeOptions};
 use haversack::sample::{SampleOptions, Sampler};
 use haversack::text::chat::encode_chat;
 use haversack::text::template::{Message, RenderOptions};
+use haversack::text::tokenizer::EncodeOptions;
 use haversack::{Activations, LoadOptions, Model, Repack};
 use serde_json::{Value as Json, json};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 pub struct Engine {
+    pub path: PathBuf,
     pub model: Arc<Model>,
     pub runtime: Runtime,
     pub load: Duration,
@@ -59,6 +62,7 @@ pub fn load(model: Option<&str>, compute: &Compute) -> Result<Engine> {
         },
     );
     Ok(Engine {
+        path,
         model,
         runtime,
         load: started.elapsed(),
@@ -174,8 +178,8 @@ impl Engine {
     }
 
     /// The ids of a conversation, up to the opening of the assistant's turn. Nothing a message says
-    /// can become a special token.
-    pub fn chat_ids(&self, messages: &[Message]) -> Result<Vec<u32>> {
+    /// can become a special token, unless the messages are `trusted` to mean it.
+    pub fn chat_ids(&self, messages: &[Message], trusted: bool) -> Result<Vec<u32>> {
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let options = RenderOptions {
             add_generation_prompt: true,
@@ -183,15 +187,43 @@ impl Engine {
             ..RenderOptions::default()
         };
         let (template, tokenizer) = (self.model.template(), self.model.tokenizer());
-        encode_chat(template, tokenizer, messages, &options).context("chat template")
+        let name = || format!("{}: tokenizer.chat_template", self.name());
+        if !trusted {
+            return encode_chat(template, tokenizer, messages, &options).with_context(name);
+        }
+        let text = template.render(messages, &options).with_context(name)?;
+        let special = EncodeOptions {
+            add_special: true,
+            parse_special: true,
+        };
+        let mut ids = tokenizer.encode(&text, special)?;
+        // Templates that write the beginning token themselves would give two.
+        if let (Some(bos), [first, second, ..]) = (tokenizer.bos(), ids.as_slice())
+            && (*first, *second) == (bos, bos)
+        {
+            ids.remove(0);
+        }
+        Ok(ids)
+    }
+
+    /// For errors of computing: whose numbers they were.
+    pub fn name(&self) -> String {
+        self.path.display().to_string()
     }
 
     /// Refuses a prompt that cannot fit, before anything is computed.
     pub fn check_fits(&self, tokens: usize) -> Result<()> {
+        if tokens == 0 {
+            return Err(anyhow::anyhow!(
+                "{}: its tokenizer makes nothing of this text",
+                self.name()
+            ));
+        }
         let context = self.model.config().context;
         if tokens > context {
-            return Err(anyhow::anyhow!("{tokens} tokens do not fit"))
-                .with_context(|| format!("the prompt is longer than the context; accepted: at most {context} tokens (--context)"));
+            return Err(anyhow::anyhow!(
+                "the text has {tokens} tokens, more than the context; accepted: at most {context}"
+            ));
         }
         Ok(())
     }

@@ -2,11 +2,11 @@
 
 use crate::args;
 use crate::engine::{self, Engine, milliseconds, per_second};
-use crate::error::{Closed, usage};
+use crate::error::usage;
 use crate::input::Text;
 use crate::interrupt::Cooperative;
 use crate::out;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use haversack::run::{Event, GenerateOptions, generate};
 use haversack::text::template::Message;
 use haversack::text::tokenizer::EncodeOptions;
@@ -20,9 +20,6 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
     )?;
     let mut engine = engine::load(args.model.as_deref(), &args.compute)?;
     let ids = prompt_ids(args, prompt, &engine)?;
-    if ids.is_empty() {
-        return Err(usage("the prompt is empty; accepted: at least one token"));
-    }
     engine.check_fits(ids.len())?;
 
     let vocabulary = engine.model.config().vocab;
@@ -48,6 +45,7 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
     let interrupt = Cooperative::begin(1);
     let mut writing: Result<()> = Ok(());
     let mut count = 0;
+    let name = engine.name();
     let (runtime, memory) = (&mut engine.runtime, &mut engine.memory);
     let generation = generate(
         runtime,
@@ -72,7 +70,8 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
                 ControlFlow::Continue(())
             }
         },
-    )?;
+    )
+    .with_context(|| name)?;
     drop(interrupt);
     writing?;
     engine.memory.poll();
@@ -119,13 +118,6 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
             "limit": engine.model.config().context,
         },
     }))
-    .or_else(|error| {
-        if error.is::<Closed>() {
-            Ok(())
-        } else {
-            Err(error)
-        }
-    })
 }
 
 /// Whether the prompt is continued rather than answered.
@@ -140,6 +132,11 @@ fn prompt_ids(args: &args::Run, prompt: Text, engine: &Engine) -> Result<Vec<u32
         return Ok(ids.0.clone());
     }
     let text = prompt.read()?;
+    if text.is_empty() {
+        return Err(usage(
+            "the prompt is empty; accepted: at least one character",
+        ));
+    }
     if args.raw {
         let options = EncodeOptions {
             add_special: !args.no_bos,
@@ -152,7 +149,7 @@ fn prompt_ids(args: &args::Run, prompt: Text, engine: &Engine) -> Result<Vec<u32
         messages.push(Message::new("system", system));
     }
     messages.push(Message::new("user", text));
-    let ids = engine.chat_ids(&messages)?;
+    let ids = engine.chat_ids(&messages, args.special)?;
     Ok(match (args.no_bos, ids.split_first()) {
         (true, Some((first, rest))) if tokenizer.bos() == Some(*first) && tokenizer.add_bos() => {
             rest.to_vec()

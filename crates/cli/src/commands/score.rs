@@ -7,7 +7,7 @@ use crate::input::Text;
 use crate::interrupt::Cooperative;
 use crate::progress;
 use crate::{error, out};
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use haversack::run::{ScoredToken, score as score_tokens};
 use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value as Json, json};
@@ -31,14 +31,16 @@ pub fn score(args: &args::Score, as_json: bool) -> Result<()> {
                 add_special: !args.no_bos,
                 parse_special: args.special,
             };
-            tokenizer.encode(&text.read()?, options)?
+            let text = text.read()?;
+            if text.is_empty() {
+                return Err(usage("the text is empty; accepted: at least one character"));
+            }
+            tokenizer.encode(&text, options)?
         }
     };
-    if ids.is_empty() {
-        return Err(usage("the text is empty; accepted: at least one token"));
-    }
     engine.check_fits(ids.len())?;
 
+    let name = engine.name();
     let interrupt = Cooperative::begin(1);
     let mut bar = progress::Count::new(ids.len(), "tokens");
     let scored = score_tokens(&mut engine.runtime, &ids, TOP, &mut |done| {
@@ -48,7 +50,8 @@ pub fn score(args: &args::Score, as_json: bool) -> Result<()> {
         } else {
             ControlFlow::Continue(())
         }
-    })?;
+    })
+    .with_context(|| name)?;
     drop(bar);
     if interrupt.raised() {
         return Err(anyhow!("interrupted"));

@@ -14,7 +14,7 @@ use crate::error::{one_line, usage};
 use crate::home::Home;
 use crate::interrupt::Cooperative;
 use crate::out;
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use haversack::run::{Event, Finish, GenerateOptions, Generation, generate};
 use haversack::sample::Sampler;
 use haversack::text::template::Message;
@@ -42,7 +42,7 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
     }
     let engine = engine::load(args.model.as_deref(), &args.compute)?;
     if let Some(error) = engine.model.template().source_error() {
-        bail!("the model's chat template: {error}");
+        bail!("{}: tokenizer.chat_template: {error}", engine.name());
     }
     let history = if args.no_save {
         None
@@ -251,7 +251,7 @@ impl Conversation {
         let position = self.engine.runtime.stats(self.sequence)?.position;
         self.read.truncate(usize::try_from(position)?);
         writing?;
-        let generation = result?;
+        let generation = result.with_context(|| self.engine.name())?;
         self.last = Some(Last {
             prompt: ids.len(),
             reused,
@@ -263,7 +263,7 @@ impl Conversation {
     fn prompt(&self) -> Result<Vec<u32>> {
         let system = self.system.iter().map(|text| Message::new("system", text));
         let messages: Vec<Message> = system.chain(self.turns.iter().cloned()).collect();
-        self.engine.chat_ids(&messages)
+        self.engine.chat_ids(&messages, false)
     }
 
     /// Forgets what the prompt does not begin with; returns how much of it has been read already.
