@@ -7,7 +7,7 @@ mod size;
 mod store;
 mod table;
 
-pub use error::{CannotFit, CacheError};
+pub use error::{CacheError, CannotFit};
 pub use pool::{BlockId, Pool, Reservation};
 pub use size::{LayerShape, bytes_per_token};
 pub use store::{SequenceId, SequenceStats, Step, Store, StoreOptions};

@@ -88,10 +88,16 @@ impl Pool {
     /// Panics when the reservation is empty: the caller computed the worst case wrongly, which is a
     /// bug and not a shortage.
     pub fn acquire(&mut self, reservation: &mut Reservation) -> BlockId {
-        assert!(reservation.blocks > 0, "a step took more blocks than it reserved");
+        assert!(
+            reservation.blocks > 0,
+            "a step took more blocks than it reserved"
+        );
         reservation.blocks -= 1;
         self.promised -= 1;
-        let index = self.free.pop().unwrap_or_else(|| unreachable!("promised blocks are free"));
+        let index = self
+            .free
+            .pop()
+            .unwrap_or_else(|| unreachable!("promised blocks are free"));
         self.references[index as usize] = 1;
         self.live += 1;
         self.live_peak = self.live_peak.max(self.live);
@@ -149,7 +155,10 @@ impl Pool {
 
     fn place(&self, id: BlockId) -> (SlabIndex, usize) {
         let i = id.index as usize;
-        (SlabIndex(i / self.blocks_per_slab), i % self.blocks_per_slab * self.block_bytes)
+        (
+            SlabIndex(i / self.blocks_per_slab),
+            i % self.blocks_per_slab * self.block_bytes,
+        )
     }
 
     fn check(&self, id: BlockId) {
@@ -162,7 +171,10 @@ impl Pool {
 
     fn add_slab(&mut self) -> Result<(), CacheError> {
         let bytes = self.blocks_per_slab * self.block_bytes;
-        let slab = self.arena.add_slab().map_err(|_| CacheError::OutOfMemory { bytes })?;
+        let slab = self
+            .arena
+            .add_slab()
+            .map_err(|_| CacheError::OutOfMemory { bytes })?;
         let first = (slab.0 * self.blocks_per_slab) as u32;
         let end = first + self.blocks_per_slab as u32;
         self.references.resize(end as usize, 0);
@@ -174,14 +186,21 @@ impl Pool {
 }
 
 /// How far `committed + needed` bytes exceed `budget_bytes`, as an answer.
-pub(crate) fn fit(committed: usize, needed: usize, budget_bytes: Option<usize>) -> Result<(), CannotFit> {
+pub(crate) fn fit(
+    committed: usize,
+    needed: usize,
+    budget_bytes: Option<usize>,
+) -> Result<(), CannotFit> {
     let Some(budget_bytes) = budget_bytes else {
         return Ok(());
     };
     let wanted = committed.saturating_add(needed);
     match wanted.checked_sub(budget_bytes) {
         None | Some(0) => Ok(()),
-        Some(short_by) => Err(CannotFit { short_by, budget_bytes }),
+        Some(short_by) => Err(CannotFit {
+            short_by,
+            budget_bytes,
+        }),
     }
 }
 
@@ -231,7 +250,13 @@ mod tests {
     #[test]
     fn budget_is_an_answer() {
         assert_eq!(fit(10, 5, Some(15)), Ok(()));
-        assert_eq!(fit(10, 6, Some(15)), Err(CannotFit { short_by: 1, budget_bytes: 15 }));
+        assert_eq!(
+            fit(10, 6, Some(15)),
+            Err(CannotFit {
+                short_by: 1,
+                budget_bytes: 15
+            })
+        );
         assert_eq!(fit(10, usize::MAX, None), Ok(()));
     }
 }

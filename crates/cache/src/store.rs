@@ -79,10 +79,13 @@ impl Store {
             .iter()
             .map(|layer| {
                 let bytes = layer.block_bytes();
-                pools.iter().position(|p| p.block_bytes() == bytes).unwrap_or_else(|| {
-                    pools.push(Pool::new(bytes));
-                    pools.len() - 1
-                })
+                pools
+                    .iter()
+                    .position(|p| p.block_bytes() == bytes)
+                    .unwrap_or_else(|| {
+                        pools.push(Pool::new(bytes));
+                        pools.len() - 1
+                    })
             })
             .collect();
         Store {
@@ -109,7 +112,10 @@ impl Store {
     }
 
     pub fn bytes_peak(&self) -> usize {
-        self.pools.iter().map(|p| p.live_peak() * p.block_bytes()).sum()
+        self.pools
+            .iter()
+            .map(|p| p.live_peak() * p.block_bytes())
+            .sum()
     }
 
     pub fn open(&mut self) -> SequenceId {
@@ -155,7 +161,10 @@ impl Store {
         let i = self.idle(id)?;
         let stands = self.sequences[i].position;
         if position > stands {
-            return Err(CacheError::Truncate { asked: position, position: stands });
+            return Err(CacheError::Truncate {
+                asked: position,
+                position: stands,
+            });
         }
         self.cut(i, position as usize);
         self.sequences[i].position = position;
@@ -175,19 +184,32 @@ impl Store {
             }
             let sequence = &self.sequences[i];
             if sequence.position != position {
-                return Err(CacheError::Position { expected: sequence.position, found: position });
+                return Err(CacheError::Position {
+                    expected: sequence.position,
+                    found: position,
+                });
             }
             for (layer, table) in sequence.tables.iter().enumerate() {
                 let pool = self.pool_of[layer];
                 needed[pool] += table.blocks_to_grow(&self.pools[pool], tokens);
             }
             let rows_before = sequence.tables.first().map_or(0, Table::rows);
-            members.push(Member { id, tokens, rows_before });
+            members.push(Member {
+                id,
+                tokens,
+                rows_before,
+            });
         }
         let sum = |count: &dyn Fn(usize) -> usize| -> usize {
-            (0..self.pools.len()).map(|p| count(p) * self.pools[p].block_bytes()).sum()
+            (0..self.pools.len())
+                .map(|p| count(p) * self.pools[p].block_bytes())
+                .sum()
         };
-        fit(sum(&|p| self.pools[p].committed()), sum(&|p| needed[p]), self.budget_bytes)?;
+        fit(
+            sum(&|p| self.pools[p].committed()),
+            sum(&|p| needed[p]),
+            self.budget_bytes,
+        )?;
 
         let mut reservations = Vec::with_capacity(self.pools.len());
         for (pool, &blocks) in self.pools.iter_mut().zip(&needed) {
@@ -204,7 +226,10 @@ impl Store {
         for member in &members {
             self.sequences[member.id.index as usize].in_step = true;
         }
-        Ok(Step { reservations, members })
+        Ok(Step {
+            reservations,
+            members,
+        })
     }
 
     /// Appends rows to one layer: `k` and `v` are (row, kv_head, dim), keys already rotated.
@@ -222,21 +247,30 @@ impl Store {
             .iter()
             .find(|m| m.id == id)
             .ok_or(CacheError::NotInStep { index: i })?;
-        let shape = *self
-            .layers
-            .get(layer)
-            .ok_or(CacheError::NoSuchLayer { layer, layers: self.layers.len() })?;
+        let shape = *self.layers.get(layer).ok_or(CacheError::NoSuchLayer {
+            layer,
+            layers: self.layers.len(),
+        })?;
         let expected = member.tokens * shape.width();
         for values in [k, v] {
             if values.len() != expected {
                 let rows = member.tokens;
-                return Err(CacheError::Shape { layer, rows, expected, found: values.len() });
+                return Err(CacheError::Shape {
+                    layer,
+                    rows,
+                    expected,
+                    found: values.len(),
+                });
             }
         }
         let table = &mut self.sequences[i].tables[layer];
         if table.rows != member.rows_before {
             let found = table.rows - member.rows_before + member.tokens;
-            return Err(CacheError::Growth { layer, expected: member.tokens, found });
+            return Err(CacheError::Growth {
+                layer,
+                expected: member.tokens,
+                found,
+            });
         }
         let pool = &mut self.pools[self.pool_of[layer]];
         let reservation = &mut step.reservations[self.pool_of[layer]];
@@ -279,7 +313,11 @@ impl Store {
                 if found != member.tokens {
                     let expected = member.tokens;
                     self.rollback(step);
-                    return Err(CacheError::Growth { layer, expected, found });
+                    return Err(CacheError::Growth {
+                        layer,
+                        expected,
+                        found,
+                    });
                 }
             }
         }
@@ -305,10 +343,10 @@ impl Store {
     /// One layer as attention reads it, rows of the step under way included.
     pub fn view(&self, id: SequenceId, layer: usize) -> Result<TableView<'_>, CacheError> {
         let i = self.find(id)?;
-        let shape = self
-            .layers
-            .get(layer)
-            .ok_or(CacheError::NoSuchLayer { layer, layers: self.layers.len() })?;
+        let shape = self.layers.get(layer).ok_or(CacheError::NoSuchLayer {
+            layer,
+            layers: self.layers.len(),
+        })?;
         Ok(TableView {
             table: &self.sequences[i].tables[layer],
             pool: &self.pools[self.pool_of[layer]],
@@ -317,21 +355,28 @@ impl Store {
     }
 
     fn admit(&mut self, tables: Vec<Table>, position: u64) -> SequenceId {
-        let index = self.sequences.iter().position(|s| !s.open).unwrap_or_else(|| {
-            self.sequences.push(Sequence {
-                generation: 0,
-                tables: Vec::new(),
-                position: 0,
-                open: false,
-                in_step: false,
+        let index = self
+            .sequences
+            .iter()
+            .position(|s| !s.open)
+            .unwrap_or_else(|| {
+                self.sequences.push(Sequence {
+                    generation: 0,
+                    tables: Vec::new(),
+                    position: 0,
+                    open: false,
+                    in_step: false,
+                });
+                self.sequences.len() - 1
             });
-            self.sequences.len() - 1
-        });
         let sequence = &mut self.sequences[index];
         sequence.tables = tables;
         sequence.position = position;
         sequence.open = true;
-        SequenceId { index: index as u32, generation: sequence.generation }
+        SequenceId {
+            index: index as u32,
+            generation: sequence.generation,
+        }
     }
 
     fn find(&self, id: SequenceId) -> Result<usize, CacheError> {

@@ -50,7 +50,10 @@ impl KvView for TableView<'_> {
     }
 
     fn block(&self, i: usize) -> Block<'_> {
-        let (k, v) = self.pool.bytes(self.table.blocks[i]).split_at(self.shape.k_bytes());
+        let (k, v) = self
+            .pool
+            .bytes(self.table.blocks[i])
+            .split_at(self.shape.k_bytes());
         Block {
             k,
             v,

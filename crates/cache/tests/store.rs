@@ -6,15 +6,24 @@ use haversack_kernels::cpu::Table;
 use proptest::prelude::*;
 
 const LAYERS: usize = 2;
-const SHAPE: LayerShape = LayerShape { kv_heads: 2, head_dim: 16 };
+const SHAPE: LayerShape = LayerShape {
+    kv_heads: 2,
+    head_dim: 16,
+};
 
 fn store(budget_bytes: Option<usize>) -> Store {
-    Store::new(StoreOptions { layers: vec![SHAPE; LAYERS], budget_bytes, kernels: Table::best() })
+    Store::new(StoreOptions {
+        layers: vec![SHAPE; LAYERS],
+        budget_bytes,
+        kernels: Table::best(),
+    })
 }
 
 /// A row whose values say which token and layer it is; exact in f16.
 fn row(token: u32, layer: usize) -> Vec<f32> {
-    (0..SHAPE.width()).map(|i| ((token * 7 + layer as u32 * 3 + i as u32) % 2048) as f32).collect()
+    (0..SHAPE.width())
+        .map(|i| ((token * 7 + layer as u32 * 3 + i as u32) % 2048) as f32)
+        .collect()
 }
 
 fn feed(store: &mut Store, id: SequenceId, tokens: &[u32]) -> Result<(), CacheError> {
@@ -54,7 +63,10 @@ fn rows_of(store: &Store, id: SequenceId, layer: usize) -> Vec<Vec<f32>> {
 
 fn assert_holds(store: &Store, id: SequenceId, tokens: &[u32]) {
     let stats = store.stats(id).unwrap();
-    assert_eq!((stats.position, stats.rows), (tokens.len() as u64, tokens.len()));
+    assert_eq!(
+        (stats.position, stats.rows),
+        (tokens.len() as u64, tokens.len())
+    );
     for layer in 0..LAYERS {
         let expected: Vec<_> = tokens.iter().map(|&t| row(t, layer)).collect();
         assert_eq!(rows_of(store, id, layer), expected, "layer {layer}");
@@ -139,9 +151,18 @@ fn a_layer_that_does_not_grow_is_named_and_undone() {
     let id = store.open();
     feed(&mut store, id, &[1, 2, 3]).unwrap();
     let mut step = store.begin(&[(id, 3, 1)]).unwrap();
-    store.write(&mut step, id, 0, &row(4, 0), &row(4, 0)).unwrap();
+    store
+        .write(&mut step, id, 0, &row(4, 0), &row(4, 0))
+        .unwrap();
     let error = store.commit(step).unwrap_err();
-    assert_eq!(error, CacheError::Growth { layer: 1, expected: 1, found: 0 });
+    assert_eq!(
+        error,
+        CacheError::Growth {
+            layer: 1,
+            expected: 1,
+            found: 0
+        }
+    );
     assert_holds(&store, id, &[1, 2, 3]);
 }
 
@@ -154,10 +175,31 @@ fn double_accumulation_is_refused() {
     let mut step = store.begin(&[(id, 3, 1)]).unwrap();
     let whole: Vec<f32> = [1, 2, 3, 4].iter().flat_map(|&t| row(t, 0)).collect();
     let error = store.write(&mut step, id, 0, &whole, &whole).unwrap_err();
-    assert!(matches!(error, CacheError::Shape { layer: 0, rows: 1, .. }), "{error}");
-    store.write(&mut step, id, 0, &row(4, 0), &row(4, 0)).unwrap();
-    let error = store.write(&mut step, id, 0, &row(4, 0), &row(4, 0)).unwrap_err();
-    assert_eq!(error, CacheError::Growth { layer: 0, expected: 1, found: 2 });
+    assert!(
+        matches!(
+            error,
+            CacheError::Shape {
+                layer: 0,
+                rows: 1,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    store
+        .write(&mut step, id, 0, &row(4, 0), &row(4, 0))
+        .unwrap();
+    let error = store
+        .write(&mut step, id, 0, &row(4, 0), &row(4, 0))
+        .unwrap_err();
+    assert_eq!(
+        error,
+        CacheError::Growth {
+            layer: 0,
+            expected: 1,
+            found: 2
+        }
+    );
     store.rollback(step);
     assert_holds(&store, id, &[1, 2, 3]);
 }
@@ -169,7 +211,13 @@ fn a_wrong_position_is_refused() {
     let id = store.open();
     feed(&mut store, id, &[1, 2, 3]).unwrap();
     let error = store.begin(&[(id, 0, 1)]).err().unwrap();
-    assert_eq!(error, CacheError::Position { expected: 3, found: 0 });
+    assert_eq!(
+        error,
+        CacheError::Position {
+            expected: 3,
+            found: 0
+        }
+    );
 }
 
 #[test]
@@ -180,7 +228,9 @@ fn the_budget_is_checked_before_anything_is_taken() {
     feed(&mut store, a, &[1; 64]).unwrap();
     feed(&mut store, b, &[2; 32]).unwrap();
     let error = feed(&mut store, b, &[3]).unwrap_err();
-    let CacheError::CannotFit(short) = error else { panic!("{error}") };
+    let CacheError::CannotFit(short) = error else {
+        panic!("{error}")
+    };
     assert_eq!(short.short_by, LAYERS * block);
     assert_holds(&store, a, &[1; 64]);
     assert_holds(&store, b, &[2; 32]);
@@ -199,5 +249,9 @@ fn a_fork_never_writes_into_the_other() {
     feed(&mut store, a, &[3]).unwrap();
     assert_holds(&store, a, &[&[1; 40][..], &[3]].concat());
     assert_holds(&store, b, &[&[1; 40][..], &[2]].concat());
-    assert_eq!(store.bytes_live(), shared + LAYERS * SHAPE.block_bytes(), "one private tail per layer");
+    assert_eq!(
+        store.bytes_live(),
+        shared + LAYERS * SHAPE.block_bytes(),
+        "one private tail per layer"
+    );
 }

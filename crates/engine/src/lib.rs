@@ -31,7 +31,7 @@ pub mod run;
 pub mod sample;
 pub mod text;
 
-pub use haversack_kernels::cpu;
+pub use haversack_kernels::{cpu, format};
 pub use haversack_memory as memory;
 pub use load::LoadError;
 pub use load::model::{LoadOptions, Model, Repack};

@@ -31,22 +31,44 @@ fn tiny(variant: &str) -> (tempfile::TempDir, Arc<Model>) {
 }
 
 fn runtime(model: &Arc<Model>, threads: usize, activations: Activations) -> Runtime {
-    Runtime::new(model.clone(), &RuntimeOptions { threads, activations, ..Default::default() })
+    Runtime::new(
+        model.clone(),
+        &RuntimeOptions {
+            threads,
+            activations,
+            ..Default::default()
+        },
+    )
 }
 
 fn prompt(model: &Model, seed: u64, len: usize) -> Vec<u32> {
     let mut dice = Dice(seed * 2 + 1);
-    (0..len).map(|_| dice.roll(model.config().vocab) as u32).collect()
+    (0..len)
+        .map(|_| dice.roll(model.config().vocab) as u32)
+        .collect()
 }
 
 /// Logits of every position, alone, in chunks of `chunk`.
-fn alone(model: &Arc<Model>, threads: usize, activations: Activations, tokens: &[u32], chunk: usize) -> Vec<u32> {
+fn alone(
+    model: &Arc<Model>,
+    threads: usize,
+    activations: Activations,
+    tokens: &[u32],
+    chunk: usize,
+) -> Vec<u32> {
     let mut rt = runtime(model, threads, activations);
     let sequence = rt.open();
     let mut bits = Vec::new();
     let mut position = 0;
     for part in tokens.chunks(chunk) {
-        let logits = rt.step(&[Span { sequence, position, tokens: part, want: Want::All }]).unwrap();
+        let logits = rt
+            .step(&[Span {
+                sequence,
+                position,
+                tokens: part,
+                want: Want::All,
+            }])
+            .unwrap();
         bits.extend(logits.iter().map(|l| l.to_bits()));
         position += part.len() as u64;
     }
@@ -60,7 +82,11 @@ fn chunks_and_threads(model: &Arc<Model>, tokens: &[u32], chunks: &[usize]) {
         for &chunk in &chunks[1..] {
             for threads in [1, 2] {
                 let found = alone(model, threads, activations, tokens, chunk);
-                assert!(found == truth, "{activations:?}: chunk {chunk} on {threads} threads differs from chunk {}", chunks[0]);
+                assert!(
+                    found == truth,
+                    "{activations:?}: chunk {chunk} on {threads} threads differs from chunk {}",
+                    chunks[0]
+                );
             }
         }
     }
@@ -81,9 +107,14 @@ fn chunk_and_thread_count_change_nothing() {
 fn random_schedules_give_what_each_gets_alone() {
     let (_dir, model) = tiny("llama");
     let vocab = model.config().vocab;
-    let prompts: Vec<Vec<u32>> = (0..5).map(|i| prompt(&model, 100 + i, 20 + 23 * i as usize)).collect();
+    let prompts: Vec<Vec<u32>> = (0..5)
+        .map(|i| prompt(&model, 100 + i, 20 + 23 * i as usize))
+        .collect();
     for activations in [Activations::Int8, Activations::F32] {
-        let truths: Vec<Vec<u32>> = prompts.iter().map(|p| alone(&model, 1, activations, p, 512)).collect();
+        let truths: Vec<Vec<u32>> = prompts
+            .iter()
+            .map(|p| alone(&model, 1, activations, p, 512))
+            .collect();
         for schedule in 0..100 {
             let mut dice = Dice(schedule * 77 + 5);
             let mut rt = runtime(&model, 1 + dice.roll(2), activations);
@@ -96,7 +127,12 @@ fn random_schedules_give_what_each_gets_alone() {
                     let left = prompts[i].len() - done[i];
                     let take = [0, 1, 1, 2 + dice.roll(40)][dice.roll(4)].min(left);
                     if take > 0 {
-                        spans.push(Span { sequence: ids[i], position: done[i] as u64, tokens: &prompts[i][done[i]..done[i] + take], want: Want::All });
+                        spans.push(Span {
+                            sequence: ids[i],
+                            position: done[i] as u64,
+                            tokens: &prompts[i][done[i]..done[i] + take],
+                            want: Want::All,
+                        });
                         members.push((i, take));
                     }
                 }
@@ -106,9 +142,15 @@ fn random_schedules_give_what_each_gets_alone() {
                 let logits = rt.step(&spans).unwrap();
                 let mut row = 0;
                 for (i, take) in members {
-                    let found = logits[row * vocab..(row + take) * vocab].iter().map(|l| l.to_bits());
+                    let found = logits[row * vocab..(row + take) * vocab]
+                        .iter()
+                        .map(|l| l.to_bits());
                     let truth = &truths[i][done[i] * vocab..(done[i] + take) * vocab];
-                    assert!(found.eq(truth.iter().copied()), "schedule {schedule}, sequence {i}, position {}", done[i]);
+                    assert!(
+                        found.eq(truth.iter().copied()),
+                        "schedule {schedule}, sequence {i}, position {}",
+                        done[i]
+                    );
                     row += take;
                     done[i] += take;
                 }
@@ -126,13 +168,38 @@ fn reused_rows_equal_computed_rows() {
     let truth = alone(&model, 1, Activations::Int8, &tokens, 90);
     let mut rt = runtime(&model, 2, Activations::Int8);
     let a = rt.open();
-    rt.step(&[Span { sequence: a, position: 0, tokens: &tokens[..70], want: Want::Nothing }]).unwrap();
+    rt.step(&[Span {
+        sequence: a,
+        position: 0,
+        tokens: &tokens[..70],
+        want: Want::Nothing,
+    }])
+    .unwrap();
     let b = rt.fork(a).unwrap();
-    rt.step(&[Span { sequence: a, position: 70, tokens: &[1, 2, 3], want: Want::Nothing }]).unwrap();
+    rt.step(&[Span {
+        sequence: a,
+        position: 70,
+        tokens: &[1, 2, 3],
+        want: Want::Nothing,
+    }])
+    .unwrap();
     rt.truncate(a, 41).unwrap();
     for (id, from) in [(b, 70), (a, 41)] {
-        let logits = rt.step(&[Span { sequence: id, position: from as u64, tokens: &tokens[from..], want: Want::All }]).unwrap();
-        assert!(logits.iter().map(|l| l.to_bits()).eq(truth[from * vocab..].iter().copied()), "from {from}");
+        let logits = rt
+            .step(&[Span {
+                sequence: id,
+                position: from as u64,
+                tokens: &tokens[from..],
+                want: Want::All,
+            }])
+            .unwrap();
+        assert!(
+            logits
+                .iter()
+                .map(|l| l.to_bits())
+                .eq(truth[from * vocab..].iter().copied()),
+            "from {from}"
+        );
     }
 }
 
@@ -142,15 +209,35 @@ fn every_table_gives_the_same_logits() {
     let (_dir, model) = tiny("llama");
     let tokens = prompt(&model, 9, 70);
     let logits = |table: Table, activations| {
-        let mut rt = Runtime::new(model.clone(), &RuntimeOptions { table, activations, ..Default::default() });
+        let mut rt = Runtime::new(
+            model.clone(),
+            &RuntimeOptions {
+                table,
+                activations,
+                ..Default::default()
+            },
+        );
         let sequence = rt.open();
-        let span = Span { sequence, position: 0, tokens: &tokens, want: Want::All };
-        rt.step(&[span]).unwrap().iter().map(|l| l.to_bits()).collect::<Vec<_>>()
+        let span = Span {
+            sequence,
+            position: 0,
+            tokens: &tokens,
+            want: Want::All,
+        };
+        rt.step(&[span])
+            .unwrap()
+            .iter()
+            .map(|l| l.to_bits())
+            .collect::<Vec<_>>()
     };
     for activations in [Activations::Int8, Activations::F32] {
         let truth = logits(Table::SCALAR, activations);
         for table in Table::available() {
-            assert!(logits(table, activations) == truth, "{} differs from scalar", table.name());
+            assert!(
+                logits(table, activations) == truth,
+                "{} differs from scalar",
+                table.name()
+            );
         }
     }
 }
@@ -158,7 +245,9 @@ fn every_table_gives_the_same_logits() {
 /// A packed copy on disk and packing on the fly give the same logits, on the real model.
 #[test]
 fn real_model_chunks_threads_batch_and_packing() {
-    let Some(path) = real_model(SMOLLM2) else { return };
+    let Some(path) = real_model(SMOLLM2) else {
+        return;
+    };
     let model = load(&path, Repack::Into(packed_dir()));
     let tokens = prompt(&model, 11, 40);
     chunks_and_threads(&model, &tokens, &[40, 1, 7, 64]);
@@ -167,16 +256,37 @@ fn real_model_chunks_threads_batch_and_packing() {
     assert!(model.weights().is_packed() && !unpacked.weights().is_packed());
     let activations = Activations::Int8;
     let truth = alone(&model, 2, activations, &tokens, 512);
-    assert!(alone(&unpacked, 2, activations, &tokens, 7) == truth, "packing on the fly differs");
+    assert!(
+        alone(&unpacked, 2, activations, &tokens, 7) == truth,
+        "packing on the fly differs"
+    );
 
     let vocab = model.config().vocab;
     let mut rt = runtime(&model, 2, activations);
-    let others: Vec<Vec<u32>> = (0..4).map(|i| prompt(&model, 50 + i, 9 + 5 * i as usize)).collect();
+    let others: Vec<Vec<u32>> = (0..4)
+        .map(|i| prompt(&model, 50 + i, 9 + 5 * i as usize))
+        .collect();
     let ids: Vec<_> = (0..5).map(|_| rt.open()).collect();
-    let mut spans = vec![Span { sequence: ids[0], position: 0, tokens: &tokens, want: Want::All }];
+    let mut spans = vec![Span {
+        sequence: ids[0],
+        position: 0,
+        tokens: &tokens,
+        want: Want::All,
+    }];
     for (id, other) in ids[1..].iter().zip(&others) {
-        spans.push(Span { sequence: *id, position: 0, tokens: other, want: Want::Last });
+        spans.push(Span {
+            sequence: *id,
+            position: 0,
+            tokens: other,
+            want: Want::Last,
+        });
     }
     let logits = rt.step(&spans).unwrap();
-    assert!(logits[..tokens.len() * vocab].iter().map(|l| l.to_bits()).eq(truth), "a batch of five differs");
+    assert!(
+        logits[..tokens.len() * vocab]
+            .iter()
+            .map(|l| l.to_bits())
+            .eq(truth),
+        "a batch of five differs"
+    );
 }

@@ -12,13 +12,23 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 fn records(file: &str) -> Vec<Value> {
-    let path = format!("{}/tests/fixtures/golden/{file}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!(
+        "{}/tests/fixtures/golden/{file}",
+        env!("CARGO_MANIFEST_DIR")
+    );
     let text = std::fs::read_to_string(&path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_u64().unwrap() as u32)
+        .collect()
 }
 
 /// How far a path is from the truth, over all texts.
@@ -75,19 +85,42 @@ fn measure(model: &Arc<Model>, activations: Activations, files: &[&str]) -> Dist
         }
         let greedy = ids(&record["greedy"]);
         let sequence = rt.open();
-        let mut sampler = Sampler::new(SampleOptions { temperature: 0.0, ..Default::default() }).unwrap();
-        let options = GenerateOptions { tokens_max: Some(greedy.len().min(20)), ..Default::default() };
-        let answer = generate(&mut rt, sequence, &ids_in, &mut sampler, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+        let mut sampler = Sampler::new(SampleOptions {
+            temperature: 0.0,
+            ..Default::default()
+        })
+        .unwrap();
+        let options = GenerateOptions {
+            tokens_max: Some(greedy.len().min(20)),
+            ..Default::default()
+        };
+        let answer = generate(
+            &mut rt,
+            sequence,
+            &ids_in,
+            &mut sampler,
+            &options,
+            &mut |_| ControlFlow::Continue(()),
+        )
+        .unwrap();
         d.texts += 1;
         let equal = answer.tokens == greedy[..greedy.len().min(20)];
         d.texts_greedy_equal += usize::from(equal);
         if !equal {
-            println!("{}: {:?}\n  expected {greedy:?}", record["file"], answer.tokens);
+            println!(
+                "{}: {:?}\n  expected {greedy:?}",
+                record["file"], answer.tokens
+            );
         }
     }
     println!(
         "{activations:?}: top-1 {:.2} % of {}, |Δ logprob| {:.5}, NLL drift {:.3} %, greedy {}/{}",
-        100.0 * d.top1_share(), d.positions, d.mean_error(), 100.0 * d.nll_drift(), d.texts_greedy_equal, d.texts
+        100.0 * d.top1_share(),
+        d.positions,
+        d.mean_error(),
+        100.0 * d.nll_drift(),
+        d.texts_greedy_equal,
+        d.texts
     );
     d
 }
@@ -99,7 +132,10 @@ fn exact(file: &str, goldens: &[&str]) {
     let Some(path) = real_model(file) else { return };
     let model = load(&path, Repack::Into(packed_dir()));
     let d = measure(&model, Activations::F32, goldens);
-    assert!(d.top1_share() >= 0.995 && d.mean_error() <= 0.005 && d.greedy_share() >= 0.9, "{d:?}");
+    assert!(
+        d.top1_share() >= 0.995 && d.mean_error() <= 0.005 && d.greedy_share() >= 0.9,
+        "{d:?}"
+    );
 }
 
 /// No further from the truth than llama.cpp's own int8 path is.
@@ -107,7 +143,10 @@ fn fast(file: &str, goldens: &[&str], top1: f64, error: f64) {
     let Some(path) = real_model(file) else { return };
     let model = load(&path, Repack::Into(packed_dir()));
     let d = measure(&model, Activations::Int8, goldens);
-    assert!(d.top1_share() >= top1 && d.mean_error() <= error && d.nll_drift() <= 0.005, "{d:?}");
+    assert!(
+        d.top1_share() >= top1 && d.mean_error() <= error && d.nll_drift() <= 0.005,
+        "{d:?}"
+    );
 }
 
 #[test]

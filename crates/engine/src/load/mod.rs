@@ -5,7 +5,6 @@ pub mod gguf;
 pub mod model;
 pub mod pack;
 
-
 use crate::text::tokenizer::vocab::VocabError;
 pub use model::Model;
 use std::path::{Path, PathBuf};

@@ -44,20 +44,30 @@ impl Model {
         options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Arc<Model>, LoadError> {
-        Model::read(path, options, progress).map(Arc::new).map_err(|e| e.at(path))
+        Model::read(path, options, progress)
+            .map(Arc::new)
+            .map_err(|e| e.at(path))
     }
 
-    fn read(path: &Path, options: &LoadOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, LoadError> {
+    fn read(
+        path: &Path,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Model, LoadError> {
         let gguf = Gguf::open(path)?;
         let config = Config::read(&gguf, options.context)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let special = |id: Option<u32>| {
-            let piece = id.and_then(|id| tokenizer.piece_raw(id)).unwrap_or_default();
+            let piece = id
+                .and_then(|id| tokenizer.piece_raw(id))
+                .unwrap_or_default();
             String::from_utf8_lossy(piece).into_owned()
         };
         // A broken template spoils chats, not completions.
         let template = match gguf.str("tokenizer.chat_template") {
-            Ok(source) => ChatTemplate::new(source, &special(tokenizer.bos()), &special(tokenizer.eos())),
+            Ok(source) => {
+                ChatTemplate::new(source, &special(tokenizer.bos()), &special(tokenizer.eos()))
+            }
             Err(e) => ChatTemplate::unusable(&e.to_string()),
         };
         let fingerprint = fingerprint::fingerprint(&gguf);
@@ -68,10 +78,19 @@ impl Model {
             let pool = Pool::new(options.threads.max(1));
             match pack::open_or_write(&weights, &fingerprint, dir, &pool, progress) {
                 Ok(map) => weights.use_packed(map),
-                Err(e) => log::warn!("no packed copy of the weights in {}: {e}; decoding will be slower", dir.display()),
+                Err(e) => log::warn!(
+                    "no packed copy of the weights in {}: {e}; decoding will be slower",
+                    dir.display()
+                ),
             }
         }
-        Ok(Model { config, weights, tokenizer, template, fingerprint })
+        Ok(Model {
+            config,
+            weights,
+            tokenizer,
+            template,
+            fingerprint,
+        })
     }
 
     pub fn config(&self) -> &Config {

@@ -54,8 +54,13 @@ pub fn open_or_write(
 fn open(weights: &Weights, key: &blake3::Hash, path: &Path) -> io::Result<FileMap> {
     let map = FileMap::open(path)?;
     let bytes = map.as_slice();
-    if bytes.len() != weights.packed_bytes() || bytes.get(..HEADER_BYTES) != Some(&header(weights, key)[..]) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not the packed copy of this model"));
+    if bytes.len() != weights.packed_bytes()
+        || bytes.get(..HEADER_BYTES) != Some(&header(weights, key)[..])
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "not the packed copy of this model",
+        ));
     }
     Ok(map)
 }
@@ -85,7 +90,13 @@ fn write(
             chunks_mut(pool, &mut batch, strip, &|i, out: &mut [u8]| {
                 let row = (first + i) * STRIP;
                 let rows = STRIP.min(w.rows - row);
-                pack_strip(w.ty, w.cols, &source[row * row_bytes..(row + rows) * row_bytes], rows, out);
+                pack_strip(
+                    w.ty,
+                    w.cols,
+                    &source[row * row_bytes..(row + rows) * row_bytes],
+                    rows,
+                    out,
+                );
             });
             file.write_all(&batch)?;
             done += batch.len();

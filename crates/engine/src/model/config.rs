@@ -19,7 +19,13 @@ pub enum Arch {
 }
 
 impl Arch {
-    pub const ALL: [Arch; 5] = [Arch::Llama, Arch::Qwen2, Arch::Qwen3, Arch::Gemma3, Arch::Phi3];
+    pub const ALL: [Arch; 5] = [
+        Arch::Llama,
+        Arch::Qwen2,
+        Arch::Qwen3,
+        Arch::Gemma3,
+        Arch::Phi3,
+    ];
 
     /// The value of `general.architecture`, which is also the prefix of its keys.
     pub fn name(self) -> &'static str {
@@ -101,61 +107,112 @@ impl Config {
     /// `context` is what the caller means to use at most; some models rotate differently beyond
     /// the length they were first trained for.
     pub fn read(g: &Gguf, context: Option<usize>) -> Result<Config, LoadError> {
-        let arch_name = g.str("general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
-        let arch = Arch::ALL.into_iter().find(|a| a.name() == arch_name).ok_or_else(|| {
-            let known = Arch::ALL.map(Arch::name).join(", ");
-            LoadError::field("general.architecture", format!("{:?} is not supported; supported: {known}", clip(arch_name)))
-        })?;
-        let keys = Keys { g, prefix: arch.name() };
+        let arch_name = g
+            .str("general.architecture")?
+            .ok_or_else(|| missing("general.architecture"))?;
+        let arch = Arch::ALL
+            .into_iter()
+            .find(|a| a.name() == arch_name)
+            .ok_or_else(|| {
+                let known = Arch::ALL.map(Arch::name).join(", ");
+                LoadError::field(
+                    "general.architecture",
+                    format!("{:?} is not supported; supported: {known}", clip(arch_name)),
+                )
+            })?;
+        let keys = Keys {
+            g,
+            prefix: arch.name(),
+        };
 
         let layers = keys.count("block_count", 1, LAYERS_MAX)?;
         let dim = keys.count("embedding_length", 1, DIM_MAX)?;
         let trained = keys.count("context_length", 1, u32::MAX as u64)?;
         let context = context.unwrap_or(trained).min(trained);
-        let norm_eps = keys.float("attention.layer_norm_rms_epsilon", 0.0, 1.0)?.unwrap_or(1e-5);
-        if keys.optional("expert_count", 0, u32::MAX as u64)?.unwrap_or(0) > 0 {
-            return Err(keys.wrong("expert_count", "mixtures of experts are not supported; accepted: 0"));
+        let norm_eps = keys
+            .float("attention.layer_norm_rms_epsilon", 0.0, 1.0)?
+            .unwrap_or(1e-5);
+        if keys
+            .optional("expert_count", 0, u32::MAX as u64)?
+            .unwrap_or(0)
+            > 0
+        {
+            return Err(keys.wrong(
+                "expert_count",
+                "mixtures of experts are not supported; accepted: 0",
+            ));
         }
         let vocab = vocab_rows(g)?;
 
-        let heads = keys.per_layer("attention.head_count", layers, HEADS_MAX)?.ok_or_else(|| keys.missing("attention.head_count"))?;
-        let kv_heads = keys.per_layer("attention.head_count_kv", layers, HEADS_MAX)?.unwrap_or_else(|| heads.clone());
-        let ffn = keys.per_layer("feed_forward_length", layers, FFN_MAX)?.ok_or_else(|| keys.missing("feed_forward_length"))?;
+        let heads = keys
+            .per_layer("attention.head_count", layers, HEADS_MAX)?
+            .ok_or_else(|| keys.missing("attention.head_count"))?;
+        let kv_heads = keys
+            .per_layer("attention.head_count_kv", layers, HEADS_MAX)?
+            .unwrap_or_else(|| heads.clone());
+        let ffn = keys
+            .per_layer("feed_forward_length", layers, FFN_MAX)?
+            .ok_or_else(|| keys.missing("feed_forward_length"))?;
         let head_dim = match keys.optional("attention.key_length", 1, HEAD_DIM_MAX as u64)? {
             Some(n) => n,
             None => {
                 if !dim.is_multiple_of(heads[0]) {
-                    return Err(keys.wrong("attention.head_count", &format!("{} does not divide embedding_length {dim}", heads[0])));
+                    return Err(keys.wrong(
+                        "attention.head_count",
+                        &format!("{} does not divide embedding_length {dim}", heads[0]),
+                    ));
                 }
                 dim / heads[0]
             }
         };
         if !(1..=HEAD_DIM_MAX).contains(&head_dim) || !head_dim.is_multiple_of(2) {
-            return Err(keys.wrong("attention.key_length", &format!("head size {head_dim} is not accepted: even numbers from 2 to {HEAD_DIM_MAX}")));
+            return Err(keys.wrong(
+                "attention.key_length",
+                &format!(
+                    "head size {head_dim} is not accepted: even numbers from 2 to {HEAD_DIM_MAX}"
+                ),
+            ));
         }
         if let Some(n) = keys.optional("attention.value_length", 1, HEAD_DIM_MAX as u64)?
             && n != head_dim
         {
-            return Err(keys.wrong("attention.value_length", &format!("{n} differs from the key length {head_dim}, which is not supported")));
+            return Err(keys.wrong(
+                "attention.value_length",
+                &format!("{n} differs from the key length {head_dim}, which is not supported"),
+            ));
         }
 
-        let rope_dims = keys.optional("rope.dimension_count", 2, HEAD_DIM_MAX as u64)?.unwrap_or(head_dim);
+        let rope_dims = keys
+            .optional("rope.dimension_count", 2, HEAD_DIM_MAX as u64)?
+            .unwrap_or(head_dim);
         if rope_dims > head_dim || !rope_dims.is_multiple_of(2) {
-            return Err(keys.wrong("rope.dimension_count", &format!("{rope_dims} is not accepted: even numbers from 2 to the head size {head_dim}")));
+            return Err(keys.wrong(
+                "rope.dimension_count",
+                &format!(
+                    "{rope_dims} is not accepted: even numbers from 2 to the head size {head_dim}"
+                ),
+            ));
         }
         let ropes = rope::read(g, &keys, arch.pairing(), rope_dims, trained, context)?;
 
         let window = match arch {
-            Arch::Gemma3 => keys.optional("attention.sliding_window", 1, u32::MAX as u64)?.map(|n| n as u64),
+            Arch::Gemma3 => keys
+                .optional("attention.sliding_window", 1, u32::MAX as u64)?
+                .map(|n| n as u64),
             _ => None,
         };
-        let pattern = keys.optional("attention.sliding_window_pattern", 1, LAYERS_MAX)?.unwrap_or(GEMMA3_PATTERN as usize);
+        let pattern = keys
+            .optional("attention.sliding_window_pattern", 1, LAYERS_MAX)?
+            .unwrap_or(GEMMA3_PATTERN as usize);
 
         let mut layer_configs = Vec::new();
         for layer in 0..layers {
             let (heads, kv_heads) = (heads[layer], kv_heads[layer]);
             if !heads.is_multiple_of(kv_heads) {
-                return Err(keys.wrong("attention.head_count_kv", &format!("{kv_heads} does not divide head_count {heads} in layer {layer}")));
+                return Err(keys.wrong(
+                    "attention.head_count_kv",
+                    &format!("{kv_heads} does not divide head_count {heads} in layer {layer}"),
+                ));
             }
             let local = window.is_some() && !(layer + 1).is_multiple_of(pattern);
             let score_dim = match arch {
@@ -175,15 +232,27 @@ impl Config {
 
         Ok(Config {
             arch,
-            name: g.str("general.name")?.map_or_else(|| arch.name().to_owned(), clip),
+            name: g
+                .str("general.name")?
+                .map_or_else(|| arch.name().to_owned(), clip),
             dim,
             vocab,
             context_trained: trained,
             context,
             norm_eps,
-            embed_scale: if arch == Arch::Gemma3 { (dim as f32).sqrt() } else { 1.0 },
-            activation: if arch == Arch::Gemma3 { Activation::Gelu } else { Activation::Silu },
-            logit_cap: keys.float("final_logit_softcapping", 0.0, f32::MAX)?.filter(|&c| c > 0.0),
+            embed_scale: if arch == Arch::Gemma3 {
+                (dim as f32).sqrt()
+            } else {
+                1.0
+            },
+            activation: if arch == Arch::Gemma3 {
+                Activation::Gelu
+            } else {
+                Activation::Silu
+            },
+            logit_cap: keys
+                .float("final_logit_softcapping", 0.0, f32::MAX)?
+                .filter(|&c| c > 0.0),
             layers: layer_configs,
             ropes,
         })
@@ -191,16 +260,23 @@ impl Config {
 
     /// Base of the windowed layers' rotation.
     pub(super) fn local_base(keys: &Keys<'_>) -> Result<f64, LoadError> {
-        Ok(keys.float("rope.freq_base_swa", f32::MIN_POSITIVE, f32::MAX)?.map_or(GEMMA3_LOCAL_BASE, f64::from))
+        Ok(keys
+            .float("rope.freq_base_swa", f32::MIN_POSITIVE, f32::MAX)?
+            .map_or(GEMMA3_LOCAL_BASE, f64::from))
     }
 }
 
 /// Rows of the embedding: what the vocabulary really is, whatever the metadata says.
 fn vocab_rows(g: &Gguf) -> Result<usize, LoadError> {
-    let t = g.tensor("token_embd.weight").ok_or_else(|| missing("token_embd.weight"))?;
+    let t = g
+        .tensor("token_embd.weight")
+        .ok_or_else(|| missing("token_embd.weight"))?;
     match t.rows() {
         rows @ 1..=VOCAB_MAX => Ok(rows),
-        rows => Err(LoadError::field("token_embd.weight", format!("has {rows} rows; accepted: 1 to {VOCAB_MAX}"))),
+        rows => Err(LoadError::field(
+            "token_embd.weight",
+            format!("has {rows} rows; accepted: 1 to {VOCAB_MAX}"),
+        )),
     }
 }
 
@@ -228,7 +304,8 @@ impl Keys<'_> {
     }
 
     pub fn count(&self, key: &str, min: u64, max: u64) -> Result<usize, LoadError> {
-        self.optional(key, min, max)?.ok_or_else(|| self.missing(key))
+        self.optional(key, min, max)?
+            .ok_or_else(|| self.missing(key))
     }
 
     pub fn optional(&self, key: &str, min: u64, max: u64) -> Result<Option<usize>, LoadError> {
@@ -244,22 +321,35 @@ impl Keys<'_> {
         };
         // NaN is in no range.
         if !(min..=max).contains(&x) {
-            return Err(self.wrong(key, &format!("{x} is out of range; accepted: {min} to {max}")));
+            return Err(self.wrong(
+                key,
+                &format!("{x:?} is out of range; accepted: {min:?} to {max:?}"),
+            ));
         }
         Ok(Some(x))
     }
 
     /// One number for all layers, or an array with one per layer.
-    fn per_layer(&self, key: &str, layers: usize, max: u64) -> Result<Option<Vec<usize>>, LoadError> {
+    fn per_layer(
+        &self,
+        key: &str,
+        layers: usize,
+        max: u64,
+    ) -> Result<Option<Vec<usize>>, LoadError> {
         let full = self.full(key);
         let Some(array) = self.g.array(&full).ok().flatten() else {
             return Ok(self.optional(key, 1, max)?.map(|n| vec![n; layers]));
         };
         if array.len() != layers {
-            return Err(self.wrong(key, &format!("has {} entries for {layers} layers", array.len())));
+            return Err(self.wrong(
+                key,
+                &format!("has {} entries for {layers} layers", array.len()),
+            ));
         }
-        let numbers: Result<Vec<usize>, LoadError> =
-            array.u32s()?.map(|n| self.in_range(key, n as u64, 1, max)).collect();
+        let numbers: Result<Vec<usize>, LoadError> = array
+            .u32s()?
+            .map(|n| self.in_range(key, n as u64, 1, max))
+            .collect();
         numbers.map(Some)
     }
 
@@ -267,7 +357,10 @@ impl Keys<'_> {
         if (min..=max).contains(&n) {
             Ok(n as usize)
         } else {
-            Err(self.wrong(key, &format!("{n} is out of range; accepted: {min} to {max}")))
+            Err(self.wrong(
+                key,
+                &format!("{n} is out of range; accepted: {min} to {max}"),
+            ))
         }
     }
 }

@@ -104,7 +104,9 @@ fn embed(config: &Config, weights: &Weights, exec: Exec<'_>, spans: &[Span<'_>],
 /// (rope, row, 2 × pair): one rotation for all layers and heads of a row.
 fn angles(config: &Config, spans: &[Span<'_>], out: &mut [Vec<f32>]) {
     for (spec, out) in config.ropes.iter().zip(out) {
-        let positions = spans.iter().flat_map(|span| (0..span.tokens.len()).map(|i| span.position + i as u64));
+        let positions = spans
+            .iter()
+            .flat_map(|span| (0..span.tokens.len()).map(|i| span.position + i as u64));
         for (row, position) in out.chunks_exact_mut(spec.dims).zip(positions) {
             spec.angles(position, row);
         }
@@ -114,7 +116,13 @@ fn angles(config: &Config, spans: &[Span<'_>], out: &mut [Vec<f32>]) {
 fn norm(exec: Exec<'_>, x: &[f32], weight: &[f32], config: &Config, out: &mut [f32]) {
     let dim = config.dim;
     chunks_mut(exec.pool, out, dim, &|row, out: &mut [f32]| {
-        ops::rms_norm(exec.table, &x[row * dim..(row + 1) * dim], weight, config.norm_eps, out);
+        ops::rms_norm(
+            exec.table,
+            &x[row * dim..(row + 1) * dim],
+            weight,
+            config.norm_eps,
+            out,
+        );
     });
 }
 
@@ -127,7 +135,14 @@ fn bias(x: &mut [f32], bias: &Option<Vec<f32>>) {
 }
 
 /// Norm (where the model has one) and rotation of every head. `x` is (row, head, dim).
-fn rotate(exec: Exec<'_>, config: &Config, c: &LayerConfig, x: &mut [f32], norm: &Option<Vec<f32>>, angles: &[f32]) {
+fn rotate(
+    exec: Exec<'_>,
+    config: &Config,
+    c: &LayerConfig,
+    x: &mut [f32],
+    norm: &Option<Vec<f32>>,
+    angles: &[f32],
+) {
     let spec = &config.ropes[c.rope];
     let rows = angles.len() / spec.dims;
     let width = x.len() / rows;
@@ -145,9 +160,19 @@ fn rotate(exec: Exec<'_>, config: &Config, c: &LayerConfig, x: &mut [f32], norm:
     });
 }
 
-fn attend(c: &LayerConfig, exec: Exec<'_>, store: &Store, layer: usize, s: &mut Scratch, spans: &[Span<'_>]) -> Result<(), CacheError> {
+fn attend(
+    c: &LayerConfig,
+    exec: Exec<'_>,
+    store: &Store,
+    layer: usize,
+    s: &mut Scratch,
+    spans: &[Span<'_>],
+) -> Result<(), CacheError> {
     let width = c.heads * c.head_dim;
-    let views: Vec<_> = spans.iter().map(|span| store.view(span.sequence, layer)).collect::<Result<_, _>>()?;
+    let views: Vec<_> = spans
+        .iter()
+        .map(|span| store.view(span.sequence, layer))
+        .collect::<Result<_, _>>()?;
     let (mut q, mut out) = (&s.q[..], &mut s.att[..]);
     let mut jobs = Vec::with_capacity(spans.len());
     for (span, view) in spans.iter().zip(&views) {
@@ -155,7 +180,10 @@ fn attend(c: &LayerConfig, exec: Exec<'_>, store: &Store, layer: usize, s: &mut 
         let (out_here, out_rest) = out.split_at_mut(span.tokens.len() * width);
         (q, out) = (q_rest, out_rest);
         jobs.push(Attend {
-            shape: KvShape { kv_heads: c.kv_heads, head_dim: c.head_dim },
+            shape: KvShape {
+                kv_heads: c.kv_heads,
+                head_dim: c.head_dim,
+            },
             heads: c.heads,
             scale: c.score_scale,
             softcap: None,
@@ -230,7 +258,14 @@ impl Scratch {
             rows: 0,
             int8_wanted: int8,
             int8: Int8Rows::with_capacity(0, 0),
-            attention: attention::Scratch::new(Need { threads: 1, jobs: 1, heads: 1, kv_heads: 1, head_dim: 1, slots: 0 }),
+            attention: attention::Scratch::new(Need {
+                threads: 1,
+                jobs: 1,
+                heads: 1,
+                kv_heads: 1,
+                head_dim: 1,
+                slots: 0,
+            }),
             x: Vec::new(),
             y: Vec::new(),
             normed: Vec::new(),
@@ -252,7 +287,8 @@ impl Scratch {
 
     /// What one more row costs.
     pub fn bytes_per_row(config: &Config) -> usize {
-        let widest = |f: &dyn Fn(&LayerConfig) -> usize| config.layers.iter().map(f).max().unwrap_or(0);
+        let widest =
+            |f: &dyn Fn(&LayerConfig) -> usize| config.layers.iter().map(f).max().unwrap_or(0);
         let q = widest(&|c| c.heads * c.head_dim);
         let kv = widest(&|c| c.kv_heads * c.head_dim);
         let ffn = widest(&|c| c.ffn);
@@ -262,7 +298,11 @@ impl Scratch {
 
     fn begin(&mut self, config: &Config, exec: Exec<'_>, spans: &[Span<'_>], rows: usize) {
         self.rows = rows;
-        let longest = spans.iter().map(|s| s.position as usize + s.tokens.len()).max().unwrap_or(0);
+        let longest = spans
+            .iter()
+            .map(|s| s.position as usize + s.tokens.len())
+            .max()
+            .unwrap_or(0);
         for c in &config.layers {
             self.attention.reserve(Need {
                 threads: exec.pool.threads(),
@@ -286,28 +326,62 @@ impl Scratch {
     fn multiply(&mut self, exec: Exec<'_>, weights: &Weights, side: Side, w: &LayerWeights) {
         let rows = self.rows;
         let cols = w.q.cols;
-        let input = input(exec, self.int8_wanted, &mut self.int8, &self.normed, rows, cols);
+        let input = input(
+            exec,
+            self.int8_wanted,
+            &mut self.int8,
+            &self.normed,
+            rows,
+            cols,
+        );
         let product = |w: &Weight, out: &'_ mut Vec<f32>| out.resize(rows * w.rows, 0.0);
         match side {
             Side::Attention => {
                 self.att.resize(rows * w.q.rows, 0.0);
-                for (w, out) in [(&w.q, &mut self.q), (&w.k, &mut self.k), (&w.v, &mut self.v)] {
+                for (w, out) in [
+                    (&w.q, &mut self.q),
+                    (&w.k, &mut self.k),
+                    (&w.v, &mut self.v),
+                ] {
                     product(w, out);
                 }
-                matmul(exec, input, &mut [
-                    Product { w: weights.matrix(&w.q), out: &mut self.q },
-                    Product { w: weights.matrix(&w.k), out: &mut self.k },
-                    Product { w: weights.matrix(&w.v), out: &mut self.v },
-                ]);
+                matmul(
+                    exec,
+                    input,
+                    &mut [
+                        Product {
+                            w: weights.matrix(&w.q),
+                            out: &mut self.q,
+                        },
+                        Product {
+                            w: weights.matrix(&w.k),
+                            out: &mut self.k,
+                        },
+                        Product {
+                            w: weights.matrix(&w.v),
+                            out: &mut self.v,
+                        },
+                    ],
+                );
             }
             Side::FeedForward => {
                 for (w, out) in [(&w.gate, &mut self.gate), (&w.up, &mut self.up)] {
                     product(w, out);
                 }
-                matmul(exec, input, &mut [
-                    Product { w: weights.matrix(&w.gate), out: &mut self.gate },
-                    Product { w: weights.matrix(&w.up), out: &mut self.up },
-                ]);
+                matmul(
+                    exec,
+                    input,
+                    &mut [
+                        Product {
+                            w: weights.matrix(&w.gate),
+                            out: &mut self.gate,
+                        },
+                        Product {
+                            w: weights.matrix(&w.up),
+                            out: &mut self.up,
+                        },
+                    ],
+                );
             }
         }
     }
@@ -320,7 +394,14 @@ impl Scratch {
         };
         let input = input(exec, self.int8_wanted, &mut self.int8, x, self.rows, w.cols);
         self.y.resize(self.rows * w.rows, 0.0);
-        matmul(exec, input, &mut [Product { w: weights.matrix(w), out: &mut self.y }]);
+        matmul(
+            exec,
+            input,
+            &mut [Product {
+                w: weights.matrix(w),
+                out: &mut self.y,
+            }],
+        );
     }
 
     /// Moves the rows that want logits to the front of `y`.
@@ -344,20 +425,48 @@ impl Scratch {
         if self.rows == 0 {
             return;
         }
-        let input = input(exec, self.int8_wanted, &mut self.int8, &self.normed, self.rows, config.dim);
-        matmul(exec, input, &mut [Product { w: weights.matrix(&weights.output), out: &mut self.logits }]);
+        let input = input(
+            exec,
+            self.int8_wanted,
+            &mut self.int8,
+            &self.normed,
+            self.rows,
+            config.dim,
+        );
+        matmul(
+            exec,
+            input,
+            &mut [Product {
+                w: weights.matrix(&weights.output),
+                out: &mut self.logits,
+            }],
+        );
         if let Some(cap) = config.logit_cap {
-            self.logits.iter_mut().for_each(|l| *l = cap * (*l / cap).tanh());
+            self.logits
+                .iter_mut()
+                .for_each(|l| *l = cap * (*l / cap).tanh());
         }
     }
 }
 
 /// What a product reads: the f32 rows, and their int8 form on the fast path.
-fn input<'a>(exec: Exec<'_>, wanted: bool, int8: &'a mut Int8Rows, x: &'a [f32], rows: usize, cols: usize) -> Input<'a> {
+fn input<'a>(
+    exec: Exec<'_>,
+    wanted: bool,
+    int8: &'a mut Int8Rows,
+    x: &'a [f32],
+    rows: usize,
+    cols: usize,
+) -> Input<'a> {
     // Only whole groups of 32 have an int8 form; products of other widths have float weights anyway.
     let int8 = (wanted && cols.is_multiple_of(32)).then(|| {
         int8.quantise(exec.table, x, rows, cols);
         &*int8
     });
-    Input { rows, cols, x, int8 }
+    Input {
+        rows,
+        cols,
+        x,
+        int8,
+    }
 }

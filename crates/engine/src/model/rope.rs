@@ -17,9 +17,21 @@ const YARN_FAST: f64 = 32.0;
 const YARN_SLOW: f64 = 1.0;
 
 /// Global rotation first, then that of windowed layers (the same where there are none).
-pub(super) fn read(g: &Gguf, keys: &Keys<'_>, pairing: Pairing, dims: usize, trained: usize, context: usize) -> Result<Vec<RopeSpec>, LoadError> {
-    let base = f64::from(keys.float("rope.freq_base", f32::MIN_POSITIVE, f32::MAX)?.unwrap_or(10_000.0));
-    let original = keys.optional("rope.scaling.original_context_length", 1, u32::MAX as u64)?.unwrap_or(trained);
+pub(super) fn read(
+    g: &Gguf,
+    keys: &Keys<'_>,
+    pairing: Pairing,
+    dims: usize,
+    trained: usize,
+    context: usize,
+) -> Result<Vec<RopeSpec>, LoadError> {
+    let base = f64::from(
+        keys.float("rope.freq_base", f32::MIN_POSITIVE, f32::MAX)?
+            .unwrap_or(10_000.0),
+    );
+    let original = keys
+        .optional("rope.scaling.original_context_length", 1, u32::MAX as u64)?
+        .unwrap_or(trained);
     // `rope.scale_linear` is the older spelling.
     let factor = match keys.float("rope.scaling.factor", 0.0, 1e6)? {
         Some(factor) => factor,
@@ -28,7 +40,10 @@ pub(super) fn read(g: &Gguf, keys: &Keys<'_>, pairing: Pairing, dims: usize, tra
     let factor = f64::from(factor);
     // Some converters write 0 for "no scaling".
     let factor = if factor == 0.0 { 1.0 } else { factor };
-    let attn_factor = keys.float("rope.scaling.attn_factor", 0.0, 1e6)?.filter(|&f| f > 0.0).unwrap_or(1.0);
+    let attn_factor = keys
+        .float("rope.scaling.attn_factor", 0.0, 1e6)?
+        .filter(|&f| f > 0.0)
+        .unwrap_or(1.0);
 
     let mut freqs = frequencies(base, dims);
     let mut magnitude = attn_factor;
@@ -36,7 +51,12 @@ pub(super) fn read(g: &Gguf, keys: &Keys<'_>, pairing: Pairing, dims: usize, tra
         Some("none") => {}
         None | Some("linear" | "longrope") => freqs.iter_mut().for_each(|f| *f /= factor),
         Some("yarn") => {
-            let (low, high) = (correction(dims, original, YARN_FAST, base).floor().max(0.0), correction(dims, original, YARN_SLOW, base).ceil().min(dims as f64 - 1.0));
+            let (low, high) = (
+                correction(dims, original, YARN_FAST, base).floor().max(0.0),
+                correction(dims, original, YARN_SLOW, base)
+                    .ceil()
+                    .min(dims as f64 - 1.0),
+            );
             for (pair, f) in freqs.iter_mut().enumerate() {
                 let keep = 1.0 - ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                 *f *= keep + (1.0 - keep) / factor;
@@ -44,12 +64,22 @@ pub(super) fn read(g: &Gguf, keys: &Keys<'_>, pairing: Pairing, dims: usize, tra
             magnitude *= (1.0 + 0.1 * factor.max(1.0).ln()) as f32;
         }
         Some(other) => {
-            return Err(keys.wrong("rope.scaling.type", &format!("{:?} is not supported; supported: none, linear, yarn, longrope", other.chars().take(32).collect::<String>())));
+            return Err(keys.wrong(
+                "rope.scaling.type",
+                &format!(
+                    "{:?} is not supported; supported: none, linear, yarn, longrope",
+                    other.chars().take(32).collect::<String>()
+                ),
+            ));
         }
     }
 
     // Longer than the original context: the long factors, as the model's authors intend.
-    let name = if context > original { "rope_factors_long.weight" } else { "rope_factors_short.weight" };
+    let name = if context > original {
+        "rope_factors_long.weight"
+    } else {
+        "rope_factors_short.weight"
+    };
     for tensor in ["rope_freqs.weight", name] {
         if let Some(factors) = factors(g, tensor, dims / 2)? {
             for (f, factor) in freqs.iter_mut().zip(factors) {
@@ -58,7 +88,12 @@ pub(super) fn read(g: &Gguf, keys: &Keys<'_>, pairing: Pairing, dims: usize, tra
         }
     }
 
-    let spec = |freqs, magnitude| RopeSpec { dims, pairing, freqs, magnitude };
+    let spec = |freqs, magnitude| RopeSpec {
+        dims,
+        pairing,
+        freqs,
+        magnitude,
+    };
     let global = spec(freqs, magnitude);
     let local = if keys.full("").starts_with(Arch::Gemma3.name()) {
         spec(frequencies(Config::local_base(keys)?, dims), 1.0)
@@ -69,7 +104,9 @@ pub(super) fn read(g: &Gguf, keys: &Keys<'_>, pairing: Pairing, dims: usize, tra
 }
 
 fn frequencies(base: f64, dims: usize) -> Vec<f64> {
-    (0..dims / 2).map(|pair| base.powf(-2.0 * pair as f64 / dims as f64)).collect()
+    (0..dims / 2)
+        .map(|pair| base.powf(-2.0 * pair as f64 / dims as f64))
+        .collect()
 }
 
 /// The pair that turns `rotations` times within `context` positions.
@@ -83,12 +120,18 @@ fn factors(g: &Gguf, name: &str, pairs: usize) -> Result<Option<Vec<f32>>, LoadE
         return Ok(None);
     };
     if t.ty != WeightType::F32 || t.cols() != pairs || t.rows() != 1 {
-        return Err(LoadError::field(name, format!("must be {pairs} values of F32")));
+        return Err(LoadError::field(
+            name,
+            format!("must be {pairs} values of F32"),
+        ));
     }
     let mut values = vec![0.0; pairs];
     unpack_row(t.ty, g.bytes(t), &mut values);
     if let Some(bad) = values.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
-        return Err(LoadError::field(name, format!("holds {bad}; accepted: positive numbers")));
+        return Err(LoadError::field(
+            name,
+            format!("holds {bad}; accepted: positive numbers"),
+        ));
     }
     Ok(Some(values))
 }

@@ -81,7 +81,15 @@ impl Weights {
         }
         finder.warn_unused(config);
         let packed_bytes = finder.packed_end;
-        Ok(Weights { gguf, packed: None, embedding, layers, output_norm, output, packed_bytes })
+        Ok(Weights {
+            gguf,
+            packed: None,
+            embedding,
+            layers,
+            output_norm,
+            output,
+            packed_bytes,
+        })
     }
 
     pub fn gguf(&self) -> &Gguf {
@@ -108,7 +116,10 @@ impl Weights {
 
     /// Every matrix that is multiplied with, in the order of the packed copy.
     pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
-        let layers = self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
+        let layers = self
+            .layers
+            .iter()
+            .flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
         std::iter::once(&self.output).chain(layers)
     }
 
@@ -122,7 +133,13 @@ impl Weights {
             Some(map) => (Layout::Packed, &map.as_slice()[w.packed.clone()]),
             None => (Layout::Gguf, self.source(w)),
         };
-        Matrix { ty: w.ty, rows: w.rows, cols: w.cols, layout, bytes }
+        Matrix {
+            ty: w.ty,
+            rows: w.rows,
+            cols: w.cols,
+            layout,
+            bytes,
+        }
     }
 
     /// One row of the embedding as f32.
@@ -148,8 +165,18 @@ struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     fn new(g: &'a Gguf) -> Finder<'a> {
-        let index = g.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
-        Finder { g, index, used: vec![false; g.tensors().len()], packed_end: HEADER_BYTES }
+        let index = g
+            .tensors()
+            .iter()
+            .enumerate()
+            .map(|(i, t)| (t.name.as_str(), i))
+            .collect();
+        Finder {
+            g,
+            index,
+            used: vec![false; g.tensors().len()],
+            packed_end: HEADER_BYTES,
+        }
     }
 
     fn layer(&mut self, config: &Config, layer: usize) -> Result<LayerWeights, LoadError> {
@@ -205,33 +232,58 @@ impl<'a> Finder<'a> {
     }
 
     /// One tensor as several matrices, one below the other.
-    fn split<const N: usize>(&mut self, name: &str, rows: [usize; N], cols: usize) -> Result<[Weight; N], LoadError> {
+    fn split<const N: usize>(
+        &mut self,
+        name: &str,
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<[Weight; N], LoadError> {
         let (index, t) = self.find(name)?;
         let total: usize = rows.iter().sum();
         if t.cols() != cols || t.rows() != total {
-            return Err(LoadError::field(name, format!("is {} × {}, expected {cols} × {total}", t.cols(), t.rows())));
+            return Err(LoadError::field(
+                name,
+                format!("is {} × {}, expected {cols} × {total}", t.cols(), t.rows()),
+            ));
         }
         let Some(row_bytes) = t.ty.row_bytes(cols) else {
-            return Err(LoadError::field(name, format!("rows of {cols} values are not whole blocks of {}", t.ty)));
+            return Err(LoadError::field(
+                name,
+                format!("rows of {cols} values are not whole blocks of {}", t.ty),
+            ));
         };
         let ty = t.ty;
         let mut start = 0;
         Ok(rows.map(|rows| {
             let bytes = start..start + rows * row_bytes;
             start = bytes.end;
-            let packed = self.packed_end..self.packed_end + rows.div_ceil(STRIP) * strip_bytes(ty, cols);
+            let packed =
+                self.packed_end..self.packed_end + rows.div_ceil(STRIP) * strip_bytes(ty, cols);
             self.packed_end = packed.end.next_multiple_of(ALIGN);
-            Weight { ty, rows, cols, tensor: index, bytes, packed }
+            Weight {
+                ty,
+                rows,
+                cols,
+                tensor: index,
+                bytes,
+                packed,
+            }
         }))
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let (_, t) = self.find(name)?;
         if t.cols() != len || t.rows() != 1 {
-            return Err(LoadError::field(name, format!("is {} × {}, expected {len} values", t.cols(), t.rows())));
+            return Err(LoadError::field(
+                name,
+                format!("is {} × {}, expected {len} values", t.cols(), t.rows()),
+            ));
         }
         if t.ty.row_bytes(len).is_none() {
-            return Err(LoadError::field(name, format!("{len} values are not whole blocks of {}", t.ty)));
+            return Err(LoadError::field(
+                name,
+                format!("{len} values are not whole blocks of {}", t.ty),
+            ));
         }
         let mut out = vec![0.0; len];
         unpack_row(t.ty, self.g.bytes(t), &mut out);
@@ -243,7 +295,12 @@ impl<'a> Finder<'a> {
         self.when(present, name, len)
     }
 
-    fn when(&mut self, needed: bool, name: &str, len: usize) -> Result<Option<Vec<f32>>, LoadError> {
+    fn when(
+        &mut self,
+        needed: bool,
+        name: &str,
+        len: usize,
+    ) -> Result<Option<Vec<f32>>, LoadError> {
         needed.then(|| self.vector(name, len)).transpose()
     }
 
@@ -255,8 +312,18 @@ impl<'a> Finder<'a> {
 
     /// A tensor of a layer that nothing reads means that the file says more than we compute.
     fn warn_unused(&self, config: &Config) {
-        for (t, _) in self.g.tensors().iter().zip(&self.used).filter(|(t, used)| !**used && t.name.starts_with("blk.")) {
-            log::warn!("tensor {} is not part of architecture {} as we know it and is ignored", t.name.escape_debug(), config.arch.name());
+        for (t, _) in self
+            .g
+            .tensors()
+            .iter()
+            .zip(&self.used)
+            .filter(|(t, used)| !**used && t.name.starts_with("blk."))
+        {
+            log::warn!(
+                "tensor {} is not part of architecture {} as we know it and is ignored",
+                t.name.escape_debug(),
+                config.arch.name()
+            );
         }
     }
 }

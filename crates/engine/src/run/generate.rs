@@ -87,7 +87,11 @@ pub fn generate(
 
     let started = Instant::now();
     let total = prompt.len();
-    let fed = runtime.feed(sequence, prompt, &mut |done| tell(Event::Prompt { done, total }))?.is_some();
+    let fed = runtime
+        .feed(sequence, prompt, &mut |done| {
+            tell(Event::Prompt { done, total })
+        })?
+        .is_some();
     let prefill = started.elapsed();
 
     let started = Instant::now();
@@ -108,7 +112,10 @@ pub fn generate(
         }
         let shown = text.len();
         let stopped = stops.push(&piece, &mut text);
-        let flow = tell(Event::Token { id, text: &text[shown..] });
+        let flow = tell(Event::Token {
+            id,
+            text: &text[shown..],
+        });
         if ended || stopped {
             break Finish::Stop;
         }
@@ -136,7 +143,16 @@ pub fn generate(
     if let Some(&id) = tokens.last()
         && text.len() > shown
     {
-        let _ = tell(Event::Token { id, text: &text[shown..] });
+        let _ = tell(Event::Token {
+            id,
+            text: &text[shown..],
+        });
     }
-    Ok(Generation { text, tokens, finish, prefill, decode })
+    Ok(Generation {
+        text,
+        tokens,
+        finish,
+        prefill,
+        decode,
+    })
 }

@@ -75,7 +75,10 @@ const CHUNK_MAX: usize = 512;
 impl Runtime {
     pub fn new(model: Arc<Model>, options: &RuntimeOptions) -> Runtime {
         let config = model.config();
-        let shape = |c: &crate::model::LayerConfig| LayerShape { kv_heads: c.kv_heads, head_dim: c.head_dim };
+        let shape = |c: &crate::model::LayerConfig| LayerShape {
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
+        };
         let store = Store::new(StoreOptions {
             layers: config.layers.iter().map(shape).collect(),
             budget_bytes: options.budget_bytes,
@@ -83,7 +86,8 @@ impl Runtime {
         });
         let scratch = Scratch::new(config, options.activations == Activations::Int8);
         let chunk = options.chunk.unwrap_or_else(|| {
-            (SCRATCH_BYTES / Scratch::bytes_per_row(config)).clamp(CHUNK_MIN, CHUNK_MAX) / CHUNK_MIN * CHUNK_MIN
+            (SCRATCH_BYTES / Scratch::bytes_per_row(config)).clamp(CHUNK_MIN, CHUNK_MAX) / CHUNK_MIN
+                * CHUNK_MIN
         });
         Runtime {
             pool: Pool::new(options.threads.max(1)),
@@ -136,11 +140,25 @@ impl Runtime {
     /// (wanted row, vocab), span after span.
     pub fn step(&mut self, spans: &[Span<'_>]) -> Result<&[f32], StepError> {
         self.check(spans)?;
-        let grow: Vec<_> = spans.iter().map(|s| (s.sequence, s.position, s.tokens.len())).collect();
+        let grow: Vec<_> = spans
+            .iter()
+            .map(|s| (s.sequence, s.position, s.tokens.len()))
+            .collect();
         let mut step = self.store.begin(&grow)?;
-        let exec = Exec { table: self.table, pool: &self.pool };
+        let exec = Exec {
+            table: self.table,
+            pool: &self.pool,
+        };
         let (config, weights) = (self.model.config(), self.model.weights());
-        if let Err(error) = forward(config, weights, exec, &mut self.store, &mut step, &mut self.scratch, spans) {
+        if let Err(error) = forward(
+            config,
+            weights,
+            exec,
+            &mut self.store,
+            &mut step,
+            &mut self.scratch,
+            spans,
+        ) {
             self.store.rollback(step);
             return Err(error.into());
         }
@@ -163,8 +181,17 @@ impl Runtime {
         let mut done = 0;
         for part in tokens.chunks(chunk) {
             done += part.len();
-            let want = if done == tokens.len() { Want::Last } else { Want::Nothing };
-            self.step(&[Span { sequence: id, position, tokens: part, want }])?;
+            let want = if done == tokens.len() {
+                Want::Last
+            } else {
+                Want::Nothing
+            };
+            self.step(&[Span {
+                sequence: id,
+                position,
+                tokens: part,
+                want,
+            }])?;
             position += part.len() as u64;
             if progress(done).is_break() {
                 return Ok(None);
@@ -184,7 +211,12 @@ impl Runtime {
     /// One new token of one sequence.
     pub fn decode(&mut self, id: SequenceId, token: u32) -> Result<&[f32], StepError> {
         let position = self.stats(id)?.position;
-        self.step(&[Span { sequence: id, position, tokens: &[token], want: Want::Last }])
+        self.step(&[Span {
+            sequence: id,
+            position,
+            tokens: &[token],
+            want: Want::Last,
+        }])
     }
 
     fn check(&self, spans: &[Span<'_>]) -> Result<(), StepError> {
@@ -198,12 +230,20 @@ impl Runtime {
             }
             self.check_context(span.position + span.tokens.len() as u64)?;
         }
-        if spans.is_empty() { Err(StepError::Empty) } else { Ok(()) }
+        if spans.is_empty() {
+            Err(StepError::Empty)
+        } else {
+            Ok(())
+        }
     }
 
     fn check_context(&self, end: u64) -> Result<(), StepError> {
         let context = self.model.config().context;
-        if end > context as u64 { Err(StepError::Context { end, context }) } else { Ok(()) }
+        if end > context as u64 {
+            Err(StepError::Context { end, context })
+        } else {
+            Ok(())
+        }
     }
 
     fn trace(&self, spans: &[Span<'_>]) {
@@ -215,7 +255,14 @@ impl Runtime {
             if let Ok(stats) = self.store.stats(span.sequence) {
                 log::trace!(
                     "step: tokens {} from position {} -> position {}, rows {} in each of {} layers, hidden [{} × {}], logits {:?}",
-                    span.tokens.len(), span.position, stats.position, stats.rows, config.layers.len(), span.tokens.len(), config.dim, span.want
+                    span.tokens.len(),
+                    span.position,
+                    stats.position,
+                    stats.rows,
+                    config.layers.len(),
+                    span.tokens.len(),
+                    config.dim,
+                    span.want
                 );
             }
         }

@@ -27,17 +27,32 @@ pub fn score(
     let vocab = runtime.model().config().vocab;
     let chunk = (LOGITS_BYTES / (vocab * size_of::<f32>())).clamp(1, runtime.chunk());
     let sequence = runtime.open();
-    let mut scored: Vec<ScoredToken> = tokens.iter().map(|&id| ScoredToken { id, logprob: None, top: Vec::new() }).collect();
+    let mut scored: Vec<ScoredToken> = tokens
+        .iter()
+        .map(|&id| ScoredToken {
+            id,
+            logprob: None,
+            top: Vec::new(),
+        })
+        .collect();
     let mut run = || -> Result<(), StepError> {
         let mut position = 0;
         // The last token is not fed: nothing follows it.
         for part in tokens[..tokens.len().saturating_sub(1)].chunks(chunk) {
-            let span = Span { sequence, position: position as u64, tokens: part, want: Want::All };
+            let span = Span {
+                sequence,
+                position: position as u64,
+                tokens: part,
+                want: Want::All,
+            };
             let logits = runtime.step(&[span])?;
             for (i, row) in logits.chunks_exact(vocab).enumerate() {
                 let next = &mut scored[position + i + 1];
-                let not_finite = StepError::NotFinite { position: (position + i) as u64 };
-                next.logprob = Some(sample::logprob_of(row, next.id).map_err(|_| not_finite.clone())?);
+                let not_finite = StepError::NotFinite {
+                    position: (position + i) as u64,
+                };
+                next.logprob =
+                    Some(sample::logprob_of(row, next.id).map_err(|_| not_finite.clone())?);
                 next.top = sample::logprobs_top(row, top).map_err(|_| not_finite)?;
             }
             position += part.len();

@@ -21,14 +21,22 @@ pub fn encode_chat(
     messages: &[Message],
     options: &RenderOptions,
 ) -> Result<Vec<u32>, ChatError> {
-    let texts = messages.iter().flat_map(|m| [m.role.as_str(), m.content.as_str()]);
+    let texts = messages
+        .iter()
+        .flat_map(|m| [m.role.as_str(), m.content.as_str()]);
     let guard = guard::choose(texts).ok_or(ChatError::NoGuard)?;
     let guarded: Vec<Message> = messages
         .iter()
-        .map(|m| Message { role: m.role.clone(), content: tokenizer.guard(&m.content, guard) })
+        .map(|m| Message {
+            role: m.role.clone(),
+            content: tokenizer.guard(&m.content, guard),
+        })
         .collect();
     let text = template.render(&guarded, options)?;
     // Templates that write BOS themselves would otherwise get it twice.
-    let has_bos = tokenizer.bos().and_then(|id| tokenizer.piece_raw(id)).is_some_and(|bos| text.as_bytes().starts_with(bos));
+    let has_bos = tokenizer
+        .bos()
+        .and_then(|id| tokenizer.piece_raw(id))
+        .is_some_and(|bos| text.as_bytes().starts_with(bos));
     Ok(tokenizer.encode_rendered(&text, !has_bos, guard)?)
 }

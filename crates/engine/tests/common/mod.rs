@@ -17,7 +17,11 @@ pub fn real_model(file: &str) -> Option<PathBuf> {
         std::env::var_os("XDG_DATA_HOME").map(|h| PathBuf::from(h).join("haversack/models")),
         std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".local/share/haversack/models")),
     ];
-    let found = dirs.into_iter().flatten().map(|d| d.join(file)).find(|p| p.is_file());
+    let found = dirs
+        .into_iter()
+        .flatten()
+        .map(|d| d.join(file))
+        .find(|p| p.is_file());
     if found.is_none() {
         println!("SKIPPED: {file} is not here; `haversack pull` fetches it");
     }
@@ -30,10 +34,27 @@ pub fn packed_dir() -> PathBuf {
 }
 
 pub fn load(path: &Path, repack: Repack) -> Arc<Model> {
-    let options = LoadOptions { repack, threads: 2, ..Default::default() };
-    Model::load(path, &options, &mut |_, _| ()).unwrap_or_else(|e| panic!("{e}"))
+    load_with(
+        path,
+        &LoadOptions {
+            repack,
+            threads: 2,
+            ..Default::default()
+        },
+    )
+}
+
+pub fn load_with(path: &Path, options: &LoadOptions) -> Arc<Model> {
+    Model::load(path, options, &mut |_, _| ()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 pub fn runtime(model: &Arc<Model>, activations: Activations) -> Runtime {
-    Runtime::new(model.clone(), &RuntimeOptions { activations, threads: 2, ..Default::default() })
+    Runtime::new(
+        model.clone(),
+        &RuntimeOptions {
+            activations,
+            threads: 2,
+            ..Default::default()
+        },
+    )
 }

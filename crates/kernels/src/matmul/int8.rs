@@ -12,9 +12,9 @@
 //! a weight's minimum is multiplied with. A row is a run of lines, row after row: also what an AMX
 //! A tile is loaded from, with the row as stride.
 //!
-//! Rounding: scale = absmax / 127, code = x * (127 / absmax) to the nearest even. A group with a
-//! NaN or an infinity gets a NaN or infinite scale, so a broken model shows in the output and does
-//! not pass for a small number.
+//! Rounding: scale = absmax / 127, code = x * (127 / absmax) to the nearest even; zeros below
+//! [`TINY`]. A group with a NaN or an infinity gets a NaN or infinite scale and unspecified codes,
+//! so a broken model shows in the output and does not pass for a small number.
 
 use crate::cpu::{Kind, Table};
 use crate::format::gguf::GROUP;
@@ -78,11 +78,11 @@ impl Int8Rows {
         match table.kind() {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the table exists, so the CPU has the features.
-            Kind::Avx512 => unsafe { lines_avx512(groups, lines) },
+            Kind::Avx512 => unsafe { x86::lines_avx512(groups, lines) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Kind::Avx2 => unsafe { lines_avx2(groups, lines) },
-            _ => lines_plain(groups, lines),
+            Kind::Avx2 => unsafe { x86::lines_avx2(groups, lines) },
+            _ => lines_scalar(groups, lines),
         }
     }
 
@@ -92,50 +92,124 @@ impl Int8Rows {
     }
 }
 
-// One source for every table: elementwise IEEE operations, an order-free maximum and integer sums
-// give the same bits however wide the compiler makes them.
+/// Below it a group is all zeros: the inverse of its scale would be infinite.
+const TINY: f32 = 1e-36;
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn lines_avx512(groups: &[[f32; GROUP]], lines: &mut [Line]) {
-    lines_plain(groups, lines);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn lines_avx2(groups: &[[f32; GROUP]], lines: &mut [Line]) {
-    lines_plain(groups, lines);
-}
-
+/// Scale and inverse of a group whose largest magnitude has these bits. The maximum is taken over
+/// bits because there NaN is above infinity, so neither is lost.
 #[inline(always)]
-fn lines_plain(groups: &[[f32; GROUP]], lines: &mut [Line]) {
-    for (group, line) in groups.iter().zip(lines) {
-        quantise_group(group, line);
-    }
-}
-
-#[inline(always)]
-fn quantise_group(x: &[f32; GROUP], line: &mut Line) {
-    // The largest magnitude by its bits: NaN is above infinity, so neither is lost.
-    let mut max_bits = 0;
-    for k in 0..GROUP {
-        max_bits = max_bits.max(x[k].to_bits() & 0x7FFF_FFFF);
-    }
+fn scale_of(max_bits: u32) -> (f32, f32) {
     let absmax = f32::from_bits(max_bits);
-    let scale = absmax / 127.0;
-    let inverse = if absmax > 0.0 { 127.0 / absmax } else { 0.0 };
-    let mut sums = [0; 2];
-    for k in 0..GROUP {
-        // |x * inverse| is at most 127 and a little, which rounds to 127; a subnormal group whose
-        // inverse overflows saturates in the clamp.
-        let code = (x[k] * inverse).round_ties_even().clamp(-127.0, 127.0) as i32;
-        line.codes[k] = code as i8;
-        sums[k / 16] += i32::from(code as i8);
+    let inverse = if absmax < TINY { 0.0 } else { 127.0 / absmax };
+    (absmax / 127.0, inverse)
+}
+
+impl Line {
+    #[inline(always)]
+    fn set_sums(&mut self, scale: f32, sums: [i32; 2]) {
+        let sum = sums[0] + sums[1];
+        self.scale = scale;
+        self.neg_sum = -sum;
+        self.neg_sums = [-sums[0], -sums[1]];
+        self.offset = scale * sum as f32;
+        self.offsets = [scale * sums[0] as f32, scale * sums[1] as f32];
     }
-    let sum = sums[0] + sums[1];
-    line.scale = scale;
-    line.neg_sum = -sum;
-    line.neg_sums = sums.map(|s| -s);
-    line.offset = scale * sum as f32;
-    line.offsets = sums.map(|s| scale * s as f32);
+}
+
+/// The definition.
+fn lines_scalar(groups: &[[f32; GROUP]], lines: &mut [Line]) {
+    for (x, line) in groups.iter().zip(lines) {
+        let bits = x.iter().map(|x| x.to_bits() & 0x7FFF_FFFF);
+        let (scale, inverse) = scale_of(bits.fold(0, u32::max));
+        let mut sums = [0; 2];
+        for k in 0..GROUP {
+            // At most 127 and a few ulp, which rounds to 127.
+            line.codes[k] = (x[k] * inverse).round_ties_even() as i32 as i8;
+            sums[k / 16] += i32::from(line.codes[k]);
+        }
+        line.set_sums(scale, sums);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{GROUP, Line, scale_of};
+
+    /// Sums of the first and second 16 of 32 signed bytes.
+    #[target_feature(enable = "avx2")]
+    fn sums(codes: __m256i) -> [i32; 2] {
+        let up = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+        let eights = _mm256_sad_epu8(up, _mm256_setzero_si256());
+        let (a, b) = (
+            _mm256_castsi256_si128(eights),
+            _mm256_extracti128_si256::<1>(eights),
+        );
+        let sum = |v: __m128i| _mm_cvtsi128_si32(v) + _mm_extract_epi32::<2>(v) - 16 * 128;
+        [sum(a), sum(b)]
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    pub(super) fn lines_avx512(groups: &[[f32; GROUP]], lines: &mut [Line]) {
+        let magnitude = _mm512_set1_epi32(0x7FFF_FFFF);
+        for (x, line) in groups.iter().zip(lines) {
+            // SAFETY: a group is 32 values, a line has 32 codes.
+            let (a, b) = unsafe {
+                (
+                    _mm512_loadu_ps(x.as_ptr()),
+                    _mm512_loadu_ps(x.as_ptr().add(16)),
+                )
+            };
+            let max = _mm512_max_epu32(
+                _mm512_and_si512(_mm512_castps_si512(a), magnitude),
+                _mm512_and_si512(_mm512_castps_si512(b), magnitude),
+            );
+            let (scale, inverse) = scale_of(_mm512_reduce_max_epu32(max));
+            let inverse = _mm512_set1_ps(inverse);
+            let low = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)));
+            let high = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(b, inverse)));
+            let codes = _mm256_set_m128i(high, low);
+            // SAFETY: as above.
+            unsafe { _mm256_storeu_si256(line.codes.as_mut_ptr().cast(), codes) };
+            line.set_sums(scale, sums(codes));
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn lines_avx2(groups: &[[f32; GROUP]], lines: &mut [Line]) {
+        let magnitude = _mm256_set1_epi32(0x7FFF_FFFF);
+        for (x, line) in groups.iter().zip(lines) {
+            let mut v = [_mm256_setzero_ps(); 4];
+            let mut max = _mm256_setzero_si256();
+            for i in 0..4 {
+                // SAFETY: a group is 32 values.
+                v[i] = unsafe { _mm256_loadu_ps(x.as_ptr().add(8 * i)) };
+                let bits = _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude);
+                max = _mm256_max_epu32(max, bits);
+            }
+            let max = _mm_max_epu32(
+                _mm256_castsi256_si128(max),
+                _mm256_extracti128_si256::<1>(max),
+            );
+            let max = _mm_max_epu32(max, _mm_shuffle_epi32::<0b01_00_11_10>(max));
+            let max = _mm_max_epu32(max, _mm_shuffle_epi32::<0b10_11_00_01>(max));
+            let (scale, inverse) = scale_of(_mm_cvtsi128_si32(max) as u32);
+            let inverse = _mm256_set1_ps(inverse);
+            let mut i32s = [_mm256_setzero_si256(); 4];
+            for i in 0..4 {
+                i32s[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+            }
+            // Packing works within 128-bit halves; the permutation restores the order.
+            let packed = _mm256_packs_epi16(
+                _mm256_packs_epi32(i32s[0], i32s[1]),
+                _mm256_packs_epi32(i32s[2], i32s[3]),
+            );
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let codes = _mm256_permutevar8x32_epi32(packed, order);
+            // SAFETY: a line has 32 codes.
+            unsafe { _mm256_storeu_si256(line.codes.as_mut_ptr().cast(), codes) };
+            line.set_sums(scale, sums(codes));
+        }
+    }
 }

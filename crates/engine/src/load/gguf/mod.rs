@@ -153,7 +153,12 @@ impl Gguf {
     pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().map(|p| {
             let bytes = p.map.as_slice();
-            let data = p.table.tensors.iter().map(|t| t.extent.start() as usize).min();
+            let data = p
+                .table
+                .tensors
+                .iter()
+                .map(|t| t.extent.start() as usize)
+                .min();
             &bytes[..data.unwrap_or(bytes.len()).min(bytes.len())]
         })
     }

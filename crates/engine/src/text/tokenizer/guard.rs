@@ -17,7 +17,9 @@ const NONCHARACTERS: std::ops::RangeInclusive<char> = '\u{FDD0}'..='\u{FDEF}';
 
 /// A guard that none of the texts contains, or `None` if they contain all of them.
 pub fn choose<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> Option<char> {
-    NONCHARACTERS.into_iter().find(|&c| texts.clone().all(|t| !t.contains(c)))
+    NONCHARACTERS
+        .into_iter()
+        .find(|&c| texts.clone().all(|t| !t.contains(c)))
 }
 
 pub(super) fn strip(text: &str, guard: Option<char>) -> Cow<'_, str> {
@@ -68,7 +70,10 @@ impl Tokenizer {
         add_special: bool,
         guard: char,
     ) -> Result<Vec<u32>, TokenizeError> {
-        let options = EncodeOptions { add_special, parse_special: true };
+        let options = EncodeOptions {
+            add_special,
+            parse_special: true,
+        };
         self.encode_guarded(text, options, Some(guard))
     }
 }

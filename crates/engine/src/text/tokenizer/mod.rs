@@ -24,8 +24,8 @@
 //!   reference does; everything else survives [`Tokenizer::decode`].
 
 mod bpe;
-pub mod guard;
 mod from_gguf;
+pub mod guard;
 pub mod pre;
 mod special;
 mod spm;

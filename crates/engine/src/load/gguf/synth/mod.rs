@@ -474,7 +474,7 @@ impl Spec {
         }
     }
 
-    fn fill(&self, t: &Planned, out: &mut dyn Write) -> io::Result<()> {
+    pub fn fill(&self, t: &Planned, out: &mut dyn Write) -> io::Result<()> {
         let cols = t.dims.first().copied().unwrap_or(0);
         let values: u64 = t.dims.iter().product();
         if let Some(list) = self.divisors(&t.name, cols) {
