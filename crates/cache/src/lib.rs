@@ -7,6 +7,8 @@ mod size;
 mod store;
 mod table;
 
+pub use haversack_kernels::attention::Precision;
+
 pub use error::{CacheError, CannotFit};
 pub use pool::{BlockId, Pool, Reservation};
 pub use size::{LayerShape, bytes_per_token};

@@ -1,19 +1,22 @@
 //! How many bytes a token costs. Planner, ledger and documents all ask here.
 
-use haversack_kernels::attention::{BLOCK_SLOTS, KvShape};
+use haversack_kernels::attention::{BLOCK_SLOTS, KvShape, Precision};
 
 /// What one layer keeps of each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerShape {
     pub kv_heads: usize,
     pub head_dim: usize,
+    pub precision: Precision,
 }
 
 impl LayerShape {
-    pub(crate) fn kernel(self) -> KvShape {
+    /// The same as the kernels say it.
+    pub fn kernel(self) -> KvShape {
         KvShape {
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
+            precision: self.precision,
         }
     }
 
@@ -39,7 +42,17 @@ mod tests {
 
     #[test]
     fn known_models() {
-        let layers = |n, kv_heads, head_dim| vec![LayerShape { kv_heads, head_dim }; n];
+        let layers = |n, kv_heads, head_dim| {
+            let precision = Precision::F16;
+            vec![
+                LayerShape {
+                    kv_heads,
+                    head_dim,
+                    precision
+                };
+                n
+            ]
+        };
         assert_eq!(bytes_per_token(&layers(30, 3, 64)), 23_040, "SmolLM2-135M");
         assert_eq!(bytes_per_token(&layers(32, 32, 128)), 512 << 10, "LLaMA-7B");
     }

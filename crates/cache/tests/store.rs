@@ -1,7 +1,7 @@
 //! The store against a dumb twin: every sequence as a plain list of rows.
 
 use haversack_cache::{CacheError, LayerShape, SequenceId, Store, StoreOptions};
-use haversack_kernels::attention::{BLOCK_SLOTS, KvView};
+use haversack_kernels::attention::{BLOCK_SLOTS, KvView, Precision};
 use haversack_kernels::cpu::Table;
 use proptest::prelude::*;
 
@@ -9,6 +9,7 @@ const LAYERS: usize = 2;
 const SHAPE: LayerShape = LayerShape {
     kv_heads: 2,
     head_dim: 16,
+    precision: Precision::F16,
 };
 
 fn store(budget_bytes: Option<usize>) -> Store {

@@ -31,6 +31,7 @@ pub mod run;
 pub mod sample;
 pub mod text;
 
+pub use haversack_cache::Precision;
 pub use haversack_kernels::{cpu, format};
 pub use haversack_memory as memory;
 pub use load::LoadError;

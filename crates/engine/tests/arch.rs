@@ -8,11 +8,19 @@ use haversack::load::gguf::synth::Spec;
 use haversack::run::{GenerateOptions, generate, score};
 use haversack::sample::{SampleOptions, Sampler};
 use haversack::{Activations, LoadOptions};
+use haversack::{Precision, Runtime, RuntimeOptions};
 use serde_json::Value;
 use std::ops::ControlFlow;
 
-/// Mean |Δ log-probability| on f32 weights: what is left is f16 keys and values.
-const ERROR_MAX: f64 = 1e-3;
+/// Mean |Δ log-probability|: the order of f32 sums. The reference reads GELU from a table of f16,
+/// which is what gemma3 differs by.
+fn error_max(name: &str) -> f64 {
+    if name.starts_with("gemma3") {
+        1e-3
+    } else {
+        2e-5
+    }
+}
 
 fn fixtures() -> Vec<Value> {
     let dir = format!("{}/tests/fixtures/arch", env!("CARGO_MANIFEST_DIR"));
@@ -57,7 +65,15 @@ fn every_variant_agrees_with_the_reference() {
                 ..Default::default()
             },
         );
-        let mut rt = runtime(&model, Activations::F32);
+        // Exact keys and values too: random models are peaked, and f16 alone costs up to 0.0014.
+        let mut rt = Runtime::new(
+            model.clone(),
+            &RuntimeOptions {
+                activations: Activations::F32,
+                kv: Precision::F32,
+                ..Default::default()
+            },
+        );
         let text = ids(&f["ids"]);
         let scored = score(&mut rt, &text, 1, &mut |_| ControlFlow::Continue(())).unwrap();
 
@@ -102,7 +118,7 @@ fn every_variant_agrees_with_the_reference() {
             "{name:22} mean |Δ logprob| {mean:.6}, top-1 {top1}/{}, greedy equal for {equal} of 20",
             errors.len()
         );
-        assert!(mean <= ERROR_MAX, "{name}: {mean}");
+        assert!(mean <= error_max(name), "{name}: {mean}");
         // Near ties of a random model may fall either way once in a text.
         assert!(
             top1 + 1 >= errors.len(),

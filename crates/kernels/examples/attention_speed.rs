@@ -14,6 +14,7 @@ const HEADS: usize = 9;
 const SHAPE: KvShape = KvShape {
     kv_heads: 3,
     head_dim: 64,
+    precision: Precision::F16,
 };
 /// Layers whose blocks are walked in turn, so that decode reads memory and not a cache.
 const LAYERS: usize = 30;

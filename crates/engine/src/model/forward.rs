@@ -7,7 +7,7 @@ use super::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use super::weights::{LayerWeights, Weight, Weights};
 use haversack_cache::{CacheError, SequenceId, Step, Store};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{self, Attend, KvShape, Need};
+use haversack_kernels::attention::{self, Attend, Need};
 use haversack_kernels::matmul::{Input, Int8Rows, Product, matmul};
 use haversack_kernels::ops::{self, rope};
 use haversack_kernels::threads::chunks_mut;
@@ -180,10 +180,7 @@ fn attend(
         let (out_here, out_rest) = out.split_at_mut(span.tokens.len() * width);
         (q, out) = (q_rest, out_rest);
         jobs.push(Attend {
-            shape: KvShape {
-                kv_heads: c.kv_heads,
-                head_dim: c.head_dim,
-            },
+            shape: store.layers()[layer].kernel(),
             heads: c.heads,
             scale: c.score_scale,
             softcap: None,

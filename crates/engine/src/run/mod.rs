@@ -4,7 +4,7 @@ pub mod generate;
 pub mod runtime;
 pub mod score;
 
-pub use haversack_cache::SequenceId;
 pub use generate::{Event, Finish, GenerateOptions, Generation, generate};
+pub use haversack_cache::SequenceId;
 pub use runtime::{Runtime, RuntimeOptions, StepError};
 pub use score::{ScoredToken, score};

@@ -6,7 +6,9 @@
 
 use crate::load::Model;
 use crate::model::forward::{Scratch, Span, Want, forward};
-use haversack_cache::{CacheError, LayerShape, SequenceId, SequenceStats, Store, StoreOptions};
+use haversack_cache::{
+    CacheError, LayerShape, Precision, SequenceId, SequenceStats, Store, StoreOptions,
+};
 use haversack_kernels::Exec;
 use haversack_kernels::cpu::Table;
 use haversack_kernels::threads::Pool;
@@ -26,6 +28,8 @@ pub struct RuntimeOptions {
     pub activations: Activations,
     /// Tokens per pass while reading a prompt; `None` = by the size of the model.
     pub chunk: Option<usize>,
+    /// How keys and values are stored.
+    pub kv: Precision,
     /// Ceiling for keys and values.
     pub budget_bytes: Option<usize>,
     pub table: Table,
@@ -37,6 +41,7 @@ impl Default for RuntimeOptions {
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
             activations: Activations::Int8,
             chunk: None,
+            kv: Precision::F16,
             budget_bytes: None,
             table: Table::best(),
         }
@@ -78,6 +83,7 @@ impl Runtime {
         let shape = |c: &crate::model::LayerConfig| LayerShape {
             kv_heads: c.kv_heads,
             head_dim: c.head_dim,
+            precision: options.kv,
         };
         let store = Store::new(StoreOptions {
             layers: config.layers.iter().map(shape).collect(),

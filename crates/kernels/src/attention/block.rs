@@ -9,7 +9,8 @@
 //! the dimensions in order. Values are not, so that each lane owns a dimension and walks the slots
 //! in order.
 //!
-//! Values beyond f16's range are stored as the greatest f16: an infinity in a slot that a query
+//! Values are f16, or f32 where the cache itself must not be in the way of a comparison
+//! ([`Precision`]). Values beyond f16's range are stored as the greatest f16: an infinity in a slot that a query
 //! must not see would still turn its zero weight into not-a-number.
 
 use crate::cpu::Table;
@@ -22,6 +23,24 @@ pub const BLOCK_SLOTS: usize = 32;
 /// Bytes of one f16.
 const HALF: usize = 2;
 
+/// How a block stores one number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    #[default]
+    F16,
+    /// As computed: the reference that other forms are measured against.
+    F32,
+}
+
+impl Precision {
+    pub const fn bytes(self) -> usize {
+        match self {
+            Precision::F16 => HALF,
+            Precision::F32 => 4,
+        }
+    }
+}
+
 /// The greatest finite f16.
 const HALF_MAX: f32 = 65504.0;
 
@@ -30,6 +49,7 @@ const HALF_MAX: f32 = 65504.0;
 pub struct KvShape {
     pub kv_heads: usize,
     pub head_dim: usize,
+    pub precision: Precision,
 }
 
 impl KvShape {
@@ -40,7 +60,7 @@ impl KvShape {
 
     /// Bytes of one head's keys (or values) in a block.
     pub(crate) const fn head_bytes(self) -> usize {
-        self.head_dim * BLOCK_SLOTS * HALF
+        self.head_dim * BLOCK_SLOTS * self.precision.bytes()
     }
 
     /// Bytes of a block's keys.
@@ -93,14 +113,44 @@ pub fn write_v(table: Table, shape: KvShape, v: &mut [u8], slot: usize, row: &[f
 pub fn write_k_rows(table: Table, shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
     check(shape, k.len(), first_slot, rows.len());
     let k = &mut k[..shape.k_bytes()];
-    store_k(table, shape, k, first_slot, rows);
+    match shape.precision {
+        Precision::F16 => store_k(table, shape, k, first_slot, rows),
+        Precision::F32 => store_k_exact(shape, k, first_slot, rows),
+    }
 }
 
 /// Writes the values of consecutive slots from `first_slot` on; `rows` is (slot, kv_head, dim).
 pub fn write_v_rows(table: Table, shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
     check(shape, v.len(), first_slot, rows.len());
     let v = &mut v[..shape.v_bytes()];
-    store_v(table, shape, v, first_slot, rows);
+    match shape.precision {
+        Precision::F16 => store_v(table, shape, v, first_slot, rows),
+        Precision::F32 => store_v_exact(shape, v, first_slot, rows),
+    }
+}
+
+/// Copies need no table: there is nothing to round.
+fn store_k_exact(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
+    let (lines, _) = k.as_chunks_mut::<{ BLOCK_SLOTS * 4 }>();
+    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
+        let at = (first_slot + i) * 4;
+        for (line, x) in lines.iter_mut().zip(row) {
+            line[at..at + 4].copy_from_slice(&x.to_le_bytes());
+        }
+    }
+}
+
+fn store_v_exact(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
+    let (bytes, line) = (shape.head_bytes(), shape.head_dim * 4);
+    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
+        for (head, x) in row.chunks_exact(shape.head_dim).enumerate() {
+            let at = head * bytes + (first_slot + i) * line;
+            let (to, _) = v[at..at + line].as_chunks_mut::<4>();
+            to.iter_mut()
+                .zip(x)
+                .for_each(|(to, x)| *to = x.to_le_bytes());
+        }
+    }
 }
 
 fn check(shape: KvShape, bytes: usize, first_slot: usize, values: usize) {

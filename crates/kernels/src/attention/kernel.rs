@@ -1,6 +1,6 @@
 //! The inner loops of attention, over one block and one KV head, each with its scalar twin.
 //!
-//! Both products are of one kind: rows of f32 times a matrix of f16 that lies in memory in the
+//! Both products are of one kind: rows of f32 times a matrix of f16 or f32 that lies in memory in the
 //! order it is used, each output lane a chain of fused multiply-adds along the inner index:
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //!
 //! So a row's bits depend neither on the rows beside it nor on how many were computed at once.
 
-use super::block::BLOCK_SLOTS;
+use super::block::{BLOCK_SLOTS, Precision};
 use crate::ops::exp::{exp, exp_lanes};
 use crate::ops::lanes::to_fixed;
 use crate::ops::simd::{Simd, simd_fn};
@@ -28,6 +28,7 @@ simd_fn! {
     /// Scores of one block: `out` is (row, slot) with `out_stride` between rows, 32 slots written
     /// in each; `q` is (row, dim); `k` is (dim, slot), and `ahead` what will be read next.
     pub(crate) fn score(
+        precision: Precision,
         q: Rows<'_>,
         dim: usize,
         k: &[u8],
@@ -37,27 +38,40 @@ simd_fn! {
     ) = scalar_score, simd_score;
 }
 
-fn scalar_score(q: Rows<'_>, dim: usize, k: &[u8], _: &[u8], out: &mut [f32], out_stride: usize) {
+fn scalar_score(
+    precision: Precision,
+    q: Rows<'_>,
+    dim: usize,
+    k: &[u8],
+    _: &[u8],
+    out: &mut [f32],
+    out_stride: usize,
+) {
     for r in 0..q.count {
         let q = &q.values[r * q.stride..][..dim];
         let out = &mut out[r * out_stride..][..BLOCK_SLOTS];
         for (slot, out) in out.iter_mut().enumerate() {
             let mut sum = 0.0f32;
             for (d, q) in q.iter().enumerate() {
-                sum = q.mul_add(half_at(k, d * BLOCK_SLOTS + slot), sum);
+                sum = q.mul_add(value_at(precision, k, d * BLOCK_SLOTS + slot), sum);
             }
             *out = sum;
         }
     }
 }
 
-fn half_at(bytes: &[u8], index: usize) -> f32 {
-    f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32_const()
+fn value_at(precision: Precision, bytes: &[u8], index: usize) -> f32 {
+    let at = &bytes[index * precision.bytes()..];
+    match precision {
+        Precision::F16 => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
+        Precision::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+    }
 }
 
 #[inline(always)]
 fn simd_score<S: Simd>(
     s: S,
+    precision: Precision,
     q: Rows<'_>,
     dim: usize,
     k: &[u8],
@@ -65,13 +79,21 @@ fn simd_score<S: Simd>(
     out: &mut [f32],
     out_stride: usize,
 ) {
-    product::<S, false>(s, q, dim, k, ahead, BLOCK_SLOTS, out, out_stride);
+    match precision {
+        Precision::F16 => {
+            product::<S, false, false>(s, q, dim, k, ahead, BLOCK_SLOTS, out, out_stride);
+        }
+        Precision::F32 => {
+            product::<S, false, true>(s, q, dim, k, ahead, BLOCK_SLOTS, out, out_stride);
+        }
+    }
 }
 
 simd_fn! {
     /// Adds one block's values: `out` is (row, dim) without gaps; `p` is (row, slot), of which the
     /// first `slots` are used; `v` is (slot, dim), and `ahead` what will be read next.
     pub(crate) fn weigh(
+        precision: Precision,
         p: Rows<'_>,
         slots: usize,
         v: &[u8],
@@ -81,13 +103,21 @@ simd_fn! {
     ) = scalar_weigh, simd_weigh;
 }
 
-fn scalar_weigh(p: Rows<'_>, slots: usize, v: &[u8], _: &[u8], dim: usize, out: &mut [f32]) {
+fn scalar_weigh(
+    precision: Precision,
+    p: Rows<'_>,
+    slots: usize,
+    v: &[u8],
+    _: &[u8],
+    dim: usize,
+    out: &mut [f32],
+) {
     for r in 0..p.count {
         let p = &p.values[r * p.stride..][..slots];
         let out = &mut out[r * dim..][..dim];
         for (d, out) in out.iter_mut().enumerate() {
             for (slot, p) in p.iter().enumerate() {
-                *out = p.mul_add(half_at(v, slot * dim + d), *out);
+                *out = p.mul_add(value_at(precision, v, slot * dim + d), *out);
             }
         }
     }
@@ -96,6 +126,7 @@ fn scalar_weigh(p: Rows<'_>, slots: usize, v: &[u8], _: &[u8], dim: usize, out: 
 #[inline(always)]
 fn simd_weigh<S: Simd>(
     s: S,
+    precision: Precision,
     p: Rows<'_>,
     slots: usize,
     v: &[u8],
@@ -103,16 +134,19 @@ fn simd_weigh<S: Simd>(
     dim: usize,
     out: &mut [f32],
 ) {
-    product::<S, true>(s, p, slots, v, ahead, dim, out, dim);
+    match precision {
+        Precision::F16 => product::<S, true, false>(s, p, slots, v, ahead, dim, out, dim),
+        Precision::F32 => product::<S, true, true>(s, p, slots, v, ahead, dim, out, dim),
+    }
 }
 
-/// `out (row, column) = [out +] sum over i  a (row, i) * b (i, column)`, `b` of f16 with `width`
-/// columns and no gaps.
+/// `out (row, column) = [out +] sum over i  a (row, i) * b (i, column)`, `b` of f16 (`WIDE`: f32) with
+/// `width` columns and no gaps.
 ///
 /// A head's part of a block is about one page, where the hardware's prefetcher stops, and the next
 /// one is elsewhere: so while `b` is read, the same lines of `ahead` are asked for.
 #[inline(always)]
-fn product<S: Simd, const ADD: bool>(
+fn product<S: Simd, const ADD: bool, const WIDE: bool>(
     s: S,
     a: Rows<'_>,
     inner: usize,
@@ -127,7 +161,9 @@ fn product<S: Simd, const ADD: bool>(
     }
     // Every address below is within these: checked once here, not in the loop.
     assert!((a.count - 1) * a.stride + inner <= a.values.len());
-    assert!(2 * inner * width <= b.len());
+    let precision = if WIDE { Precision::F32 } else { Precision::F16 };
+    let size = precision.bytes();
+    assert!(size * inner * width <= b.len());
     assert!((a.count - 1) * out_stride + width <= out.len());
 
     let whole = width / 16 * 16;
@@ -148,13 +184,13 @@ fn product<S: Simd, const ADD: bool>(
                 let a = (a.values.as_ptr().add(row * a.stride), a.stride);
                 // Once for all rows; without anything ahead, what is being read anyway.
                 let ahead = if row == 0 && ahead.len() == b.len() {
-                    ahead.as_ptr().wrapping_add(2 * column)
+                    ahead.as_ptr().wrapping_add(size * column)
                 } else {
-                    b.as_ptr().add(2 * column)
+                    b.as_ptr().add(size * column)
                 };
-                let b = (b.as_ptr().add(2 * column), 2 * width);
+                let b = (b.as_ptr().add(size * column), size * width);
                 let out = (out.as_mut_ptr().add(row * out_stride + column), out_stride);
-                tiles::<S, ADD>(s, rows, cols, inner, a, b, ahead, out);
+                tiles::<S, ADD, WIDE>(s, rows, cols, inner, a, b, ahead, out);
             }
             row += rows;
         }
@@ -169,7 +205,8 @@ fn product<S: Simd, const ADD: bool>(
                 0.0
             };
             for i in 0..inner {
-                sum = a.values[r * a.stride + i].mul_add(half_at(b, i * width + column), sum);
+                sum = a.values[r * a.stride + i]
+                    .mul_add(value_at(precision, b, i * width + column), sum);
             }
             out[r * out_stride + column] = sum;
         }
@@ -181,7 +218,7 @@ fn product<S: Simd, const ADD: bool>(
 /// # Safety
 /// - As for [`tile`], with `rows` and `cols` for `R` and `C`; `rows <= S::ROWS`, `cols <= S::COLS`.
 #[inline(always)]
-unsafe fn tiles<S: Simd, const ADD: bool>(
+unsafe fn tiles<S: Simd, const ADD: bool, const WIDE: bool>(
     s: S,
     rows: usize,
     cols: usize,
@@ -197,11 +234,11 @@ unsafe fn tiles<S: Simd, const ADD: bool>(
                 $(
                     ($r, 2) if S::COLS >= 2 && $r <= S::ROWS => {
                         // SAFETY: the caller's promise.
-                        unsafe { tile::<S, $r, 2, ADD>(s, inner, a, b, ahead, out) }
+                        unsafe { tile::<S, $r, 2, ADD, WIDE>(s, inner, a, b, ahead, out) }
                     }
                     ($r, 1) if $r <= S::ROWS => {
                         // SAFETY: the caller's promise.
-                        unsafe { tile::<S, $r, 1, ADD>(s, inner, a, b, ahead, out) }
+                        unsafe { tile::<S, $r, 1, ADD, WIDE>(s, inner, a, b, ahead, out) }
                     }
                 )*
                 _ => unreachable!("no tile of {rows} rows and {cols} columns"),
@@ -215,10 +252,10 @@ unsafe fn tiles<S: Simd, const ADD: bool>(
 /// pointer and the distance of rows: in values, for `b` in bytes.
 ///
 /// # Safety
-/// - `a` has `R` rows of `inner` values; `b` has `inner` rows of `32 * C` bytes; `out` has `R` rows
+/// - `a` has `R` rows of `inner` values; `b` has `inner` rows of `32 * C` bytes (`WIDE`: `64 * C`); `out` has `R` rows
 ///   of `16 * C` values that nothing else refers to.
 #[inline(always)]
-unsafe fn tile<S: Simd, const R: usize, const C: usize, const ADD: bool>(
+unsafe fn tile<S: Simd, const R: usize, const C: usize, const ADD: bool, const WIDE: bool>(
     s: S,
     inner: usize,
     a: (*const f32, usize),
@@ -240,7 +277,17 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const ADD: bool>(
         let mut line = [s.splat(0.0); C];
         for c in 0..C {
             // SAFETY: row `i` of `b` has vector `c`.
-            line[c] = s.load_half(unsafe { &*b.0.add(i * b.1 + 32 * c).cast() });
+            line[c] = unsafe {
+                if WIDE {
+                    s.load(
+                        &b.0.add(i * b.1 + 64 * c)
+                            .cast::<[f32; 16]>()
+                            .read_unaligned(),
+                    )
+                } else {
+                    s.load_half(&*b.0.add(i * b.1 + 32 * c).cast())
+                }
+            };
         }
         for r in 0..R {
             // SAFETY: row `r` of `a` has value `i`.

@@ -37,7 +37,7 @@ mod step;
 mod tile;
 
 pub use block::{
-    BLOCK_SLOTS, Block, KvShape, KvView, write_k, write_k_rows, write_v, write_v_rows,
+    BLOCK_SLOTS, Block, KvShape, KvView, Precision, write_k, write_k_rows, write_v, write_v_rows,
 };
 pub use scratch::{Need, Scratch};
 

@@ -94,7 +94,16 @@ pub(super) fn score_span(
             count: unit.rows(),
         };
         let (k, ahead) = head(job, unit, b, |b| b.k);
-        kernel::score(table, q, dim, k, ahead, scores, SCORE_STRIDE);
+        kernel::score(
+            table,
+            job.shape.precision,
+            q,
+            dim,
+            k,
+            ahead,
+            scores,
+            SCORE_STRIDE,
+        );
         for query in 0..unit.queries {
             let seen = visible(job, &block, unit.position(job, query));
             for r in query * unit.group..(query + 1) * unit.group {
@@ -167,7 +176,7 @@ pub(super) fn weigh_span(
             count: unit.rows(),
         };
         let (v, ahead) = head(job, unit, b, |b| b.v);
-        kernel::weigh(table, p, slots, v, ahead, dim, partial);
+        kernel::weigh(table, job.shape.precision, p, slots, v, ahead, dim, partial);
     }
 }
 

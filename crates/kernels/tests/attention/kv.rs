@@ -46,7 +46,11 @@ pub struct Sequence {
 impl Sequence {
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize, len: usize, seed: u64) -> Sequence {
         let mut noise = Noise(seed);
-        let shape = KvShape { kv_heads, head_dim };
+        let shape = KvShape {
+            kv_heads,
+            head_dim,
+            precision: Precision::F16,
+        };
         Sequence {
             shape,
             heads,
@@ -211,7 +215,10 @@ pub fn run(
 pub fn ideal(s: &Sequence, from: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let dim = s.shape.head_dim;
     let group = s.heads / s.shape.kv_heads;
-    let stored = |x: f32| half::f16::from_f32(x).to_f64();
+    let stored = |x: f32| match s.shape.precision {
+        Precision::F16 => half::f16::from_f32(x).to_f64(),
+        Precision::F32 => f64::from(x),
+    };
     let all = s.len.next_multiple_of(32);
     let mut out = vec![f64::NAN; s.q.len()];
     let mut sum = vec![0.0; s.shape.kv_heads * all];

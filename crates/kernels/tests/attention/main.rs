@@ -38,11 +38,14 @@ fn variants(s: Sequence) -> Vec<(&'static str, Sequence)> {
     late.first_position = 1_000_003;
     late.window = Some(64);
     late.softcap = Some(30.0);
+    let mut exact = plain.clone();
+    exact.shape.precision = Precision::F32;
     vec![
         ("plain", plain),
         ("window", window),
         ("softcap", cap),
         ("late", late),
+        ("exact", exact),
     ]
 }
 
@@ -274,6 +277,7 @@ fn writing_one_slot_at_a_time_equals_writing_many() {
         let shape = KvShape {
             kv_heads,
             head_dim: dim,
+            precision: Precision::F16,
         };
         let mut noise = Noise(14);
         let mut rows = noise.values(32 * shape.row());
@@ -314,6 +318,7 @@ fn a_written_slot_is_the_only_one() {
     let shape = KvShape {
         kv_heads: 2,
         head_dim: 24,
+        precision: Precision::F16,
     };
     let row = vec![1.0; shape.row()];
     for table in tables() {
