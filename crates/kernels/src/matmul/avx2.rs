@@ -48,7 +48,7 @@ impl Isa for Avx2 {
     const BIASED: bool = false;
     // 16 registers: the codes of a group already spill, and are read back from L1.
     const INT8_ROWS_MAX: usize = 4;
-    const F32_ROWS_MAX: usize = 2;
+    const F32_ROWS: usize = 2;
 
     type F = __m256;
     type I = __m256i;

@@ -44,7 +44,7 @@ impl Isa for Avx512 {
     // 8 vectors of codes, scale, minimum, and per row a sum and a dot: 26 of 32 registers.
     const INT8_ROWS_MAX: usize = 8;
     // 4 sums per row: 16 registers, the rest for unpacking.
-    const F32_ROWS_MAX: usize = 4;
+    const F32_ROWS: usize = 4;
 
     type F = __m512;
     type I = __m512i;

@@ -82,6 +82,8 @@ impl Int8Rows {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Kind::Avx2 => unsafe { x86::lines_avx2(groups, lines) },
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon | Kind::NeonDot => arm::lines_neon(groups, lines),
             _ => lines_scalar(groups, lines),
         }
     }
@@ -210,6 +212,42 @@ mod x86 {
             // SAFETY: a line has 32 codes.
             unsafe { _mm256_storeu_si256(line.codes.as_mut_ptr().cast(), codes) };
             line.set_sums(scale, sums(codes));
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::aarch64::*;
+
+    use super::{GROUP, Line, scale_of};
+
+    pub(super) fn lines_neon(groups: &[[f32; GROUP]], lines: &mut [Line]) {
+        for (x, line) in groups.iter().zip(lines) {
+            // SAFETY: NEON is part of every aarch64 we compile for; a group is 32 values, a line
+            // has 32 codes.
+            unsafe {
+                let mut max = vdupq_n_u32(0);
+                for i in 0..8 {
+                    let bits = vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(x.as_ptr().add(4 * i))));
+                    max = vmaxq_u32(max, bits);
+                }
+                let (scale, inverse) = scale_of(vmaxvq_u32(max));
+                let mut sums = [0; 2];
+                for half in 0..2 {
+                    let mut i16s = [vdupq_n_s16(0); 2];
+                    for (i, i16s) in i16s.iter_mut().enumerate() {
+                        let at = x.as_ptr().add(16 * half + 8 * i);
+                        let low = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(at), inverse));
+                        let high = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(at.add(4)), inverse));
+                        *i16s = vcombine_s16(vmovn_s32(low), vmovn_s32(high));
+                    }
+                    let codes = vcombine_s8(vmovn_s16(i16s[0]), vmovn_s16(i16s[1]));
+                    vst1q_s8(line.codes.as_mut_ptr().add(16 * half), codes);
+                    sums[half] = i32::from(vaddlvq_s8(codes));
+                }
+                line.set_sums(scale, sums);
+            }
         }
     }
 }

@@ -63,14 +63,15 @@ pub(super) use for_type;
 
 /// Vector operations over `LANES` rows of a strip.
 pub(super) trait Isa: Copy {
-    /// Rows per register: a divisor of 16. A strip is then walked `16 / LANES` times.
+    /// Rows per vector: 16, or 8 and a strip is done in two parts.
     const LANES: usize;
     /// The dot product wants unsigned codes: signed ones are shifted up by 128, which is taken
     /// out again through the sum of the activations.
     const BIASED: bool;
-    /// Activation rows that share an unpacked group; more would spill.
+    /// Activation rows that share an unpacked group, 4 or 8: more would spill.
     const INT8_ROWS_MAX: usize;
-    const F32_ROWS_MAX: usize;
+    /// The same for f32, 2 or 4.
+    const F32_ROWS: usize;
 
     /// `LANES` f32.
     type F: Copy;

@@ -47,7 +47,8 @@ const IQ4_BIASED: [i8; 16] = {
 };
 
 /// The body once for each `$i` below `$n`, which is at most 2, 4 or 8, written out: the compiler's
-/// own unrolling gives up on the longer bodies, and then sums live in memory, not in registers.
+/// own unrolling gives up on the longer bodies, and then sums live in memory, not in registers. The
+/// conditions are constants, so what is beyond `$n` is never compiled (a matter of minutes).
 macro_rules! each {
     ($i:ident < $n:expr, of 2, $body:block) => {
         each!(@ $i, $n, $body, 0 1)
@@ -60,7 +61,7 @@ macro_rules! each {
     };
     (@ $i:ident, $n:expr, $body:block, $($at:literal)*) => {
         {
-            $( if $at < $n { let $i: usize = $at; $body } )*
+            $( if const { $at < $n } { let $i: usize = $at; $body } )*
         }
     };
 }
@@ -69,112 +70,150 @@ macro_rules! each {
 /// strips pass.
 #[inline(always)]
 pub(super) fn quant_strips<S: Isa, T: Quant>(s: S, task: &Task<'_>) {
-    let strip_bytes = strip_bytes(T::TY, task.cols);
-    let mut row = 0;
-    while row < task.x_rows {
-        let left = task.x_rows - row;
-        let block = match task.lines {
-            Some(_) if left >= 8 && S::INT8_ROWS_MAX >= 8 => 8,
-            _ if left >= 4 && S::F32_ROWS_MAX >= 4 => 4,
-            Some(_) if left >= 4 && S::INT8_ROWS_MAX >= 4 => 4,
-            _ if left >= 2 => 2,
-            _ => 1,
-        };
-        for (i, strip) in task.strips(strip_bytes).enumerate() {
-            match (task.lines, block) {
-                (Some(lines), 8) => int8_block::<S, T, 8>(s, task, lines, strip, i, row),
-                (Some(lines), 4) => int8_block::<S, T, 4>(s, task, lines, strip, i, row),
-                (Some(lines), 2) => int8_block::<S, T, 2>(s, task, lines, strip, i, row),
-                (Some(lines), _) => int8_block::<S, T, 1>(s, task, lines, strip, i, row),
-                (None, 4) => f32_block::<S, T, 4>(s, task, strip, i, row),
-                (None, 2) => f32_block::<S, T, 2>(s, task, strip, i, row),
-                (None, _) => f32_block::<S, T, 1>(s, task, strip, i, row),
+    if let Some(lines) = task.lines {
+        let mut row = 0;
+        if const { S::INT8_ROWS_MAX >= 8 } {
+            while row + 8 <= task.x_rows {
+                int8_strips::<S, T, 8, 1>(s, task, lines, row);
+                row += 8;
             }
         }
-        row += block;
+        while row + 4 <= task.x_rows {
+            int8_strips::<S, T, 4, 1>(s, task, lines, row);
+            row += 4;
+        }
+        if row + 2 <= task.x_rows {
+            int8_strips::<S, T, 2, 1>(s, task, lines, row);
+            row += 2;
+        }
+        if row < task.x_rows {
+            // All rows of the strip together, so that it streams by once.
+            if const { S::LANES == STRIP } {
+                int8_strips::<S, T, 1, 1>(s, task, lines, row);
+            } else {
+                int8_strips::<S, T, 1, 2>(s, task, lines, row);
+            }
+        }
+    } else {
+        let mut row = 0;
+        while row + S::F32_ROWS <= task.x_rows {
+            if const { S::F32_ROWS == 4 } {
+                f32_strips::<S, T, 4>(s, task, row);
+            } else {
+                f32_strips::<S, T, 2>(s, task, row);
+            }
+            row += S::F32_ROWS;
+        }
+        while row < task.x_rows {
+            f32_strips::<S, T, 1>(s, task, row);
+            row += 1;
+        }
     }
 }
 
 /// All strips of a task, float weights.
 #[inline(always)]
 pub(super) fn float_strips<S: Isa, T: Float>(s: S, task: &Task<'_>) {
-    let strip_bytes = strip_bytes(T::TY, task.cols);
     let mut row = 0;
-    while row < task.x_rows {
-        let block = match task.x_rows - row {
-            4.. if S::F32_ROWS_MAX >= 4 => 4,
-            2.. => 2,
-            _ => 1,
-        };
-        for (i, strip) in task.strips(strip_bytes).enumerate() {
-            match block {
-                4 => float_block::<S, T, 4>(s, task, strip, i, row),
-                2 => float_block::<S, T, 2>(s, task, strip, i, row),
-                _ => float_block::<S, T, 1>(s, task, strip, i, row),
-            }
+    while row + S::F32_ROWS <= task.x_rows {
+        if const { S::F32_ROWS == 4 } {
+            float_rows::<S, T, 4>(s, task, row);
+        } else {
+            float_rows::<S, T, 2>(s, task, row);
         }
-        row += block;
+        row += S::F32_ROWS;
+    }
+    while row < task.x_rows {
+        float_rows::<S, T, 1>(s, task, row);
+        row += 1;
     }
 }
 
-/// `R` activation rows from `row` on through one strip, int8.
+/// `R` activation rows from `row` on through all strips, int8, `P` parts of a strip's 16 rows at a
+/// time.
 #[inline(always)]
-fn int8_block<S: Isa, T: Quant, const R: usize>(
+fn int8_strips<S: Isa, T: Quant, const R: usize, const P: usize>(
     s: S,
     task: &Task<'_>,
     lines: &[Line],
-    strip: &[u8],
-    strip_index: usize,
     row: usize,
 ) {
     let groups = task.cols / GROUP;
-    assert!(strip.len() == strip_bytes(T::TY, task.cols));
     let lines = lines[row * groups..(row + R) * groups].as_ptr();
-    let mut out = [[0.0; STRIP]; R];
-    let mut lane = 0;
-    while lane < STRIP {
-        let mut acc = [s.splat(0.0); R];
-        for group in 0..groups {
-            // SAFETY: the strip has the length of its shape, which covers every group, and
-            // `lane` is a multiple of LANES below 16.
-            let (codes, scales, mins) = unsafe {
-                let record = record::<T>(strip, group);
+    for (i, strip) in task.strips(strip_bytes(T::TY, task.cols)).enumerate() {
+        let mut out = [[0.0; STRIP]; R];
+        let mut lane = 0;
+        while lane < STRIP {
+            let mut acc = [[s.splat(0.0); R]; P];
+            for group in 0..groups {
+                // SAFETY: a strip has the length of its shape, which covers every group.
+                let record = unsafe { record::<T>(strip, group) };
                 let g = group % T::SHAPE.groups;
-                if R == 1 && lane == 0 {
+                if const { R == 1 } {
                     prefetch_group::<S, T>(s, record, g);
                 }
-                (
-                    load_codes::<S, T>(s, record, g, lane),
-                    load_scales::<S, T>(s, record, g, lane),
-                    load_mins::<S, T>(s, record, g, lane),
-                )
-            };
-            each!(r < R, of 8, {
-                // SAFETY: the slice above has R * groups lines.
-                let line = unsafe { &*lines.add(r * groups + group) };
-                let scale = s.splat(line.scale);
-                each!(half < halves(T::TY), of 2, {
-                    let dot = half_dot::<S, T, R>(s, &codes, line, half);
-                    acc[r] = s.fma(s.mul(s.to_f32(dot), scale), scales[half], acc[r]);
-                    if T::TY.has_min() {
-                        let whole = halves(T::TY) == 1;
-                        let offset = if whole {
-                            line.offset
-                        } else {
-                            line.offsets[half]
-                        };
-                        acc[r] = s.fma(mins[half], s.splat(offset), acc[r]);
-                    }
+                each!(p < P, of 2, {
+                    let lane = lane + p * S::LANES;
+                    // SAFETY: as above; `lane` is a multiple of LANES below 16.
+                    let weights = unsafe { Group::load::<T>(s, record, g, lane) };
+                    each!(r < R, of 8, {
+                        // SAFETY: the slice above has R * groups lines.
+                        let line = unsafe { &*lines.add(r * groups + group) };
+                        acc[p][r] = weights.int8_step::<T, R>(s, line, acc[p][r]);
+                    });
+                });
+            }
+            each!(p < P, of 2, {
+                each!(r < R, of 8, {
+                    let place = &mut out[r][lane + p * S::LANES..][..S::LANES];
+                    // SAFETY: the slice has LANES places.
+                    unsafe { s.store(acc[p][r], place.as_mut_ptr()) };
                 });
             });
+            lane += P * S::LANES;
         }
-        each!(r < R, of 8, {
-            // SAFETY: lane + LANES is at most 16, the length of out[r].
-            unsafe { s.store(acc[r], out[r].as_mut_ptr().add(lane)) };
-        });
-        lane += S::LANES;
+        task.write(i, row, &out);
     }
-    task.write(strip_index, row, &out);
+}
+
+/// A group of `LANES` rows in registers.
+struct Group<S: Isa> {
+    codes: [S::B; QUADS],
+    scales: [S::F; 2],
+    mins: [S::F; 2],
+}
+
+impl<S: Isa> Group<S> {
+    /// # Safety
+    /// `record` is a whole record of `T`, `g` a group of it, `lane + LANES <= 16`.
+    #[inline(always)]
+    unsafe fn load<T: Quant>(s: S, record: *const u8, g: usize, lane: usize) -> Group<S> {
+        // SAFETY: the caller's.
+        unsafe {
+            Group {
+                codes: load_codes::<S, T>(s, record, g, lane),
+                scales: load_scales::<S, T>(s, record, g, lane),
+                mins: load_mins::<S, T>(s, record, g, lane),
+            }
+        }
+    }
+
+    /// One activation row's group added to its sums.
+    #[inline(always)]
+    fn int8_step<T: Quant, const R: usize>(&self, s: S, line: &Line, acc: S::F) -> S::F {
+        let scale = s.splat(line.scale);
+        let mut acc = acc;
+        each!(half < halves(T::TY), of 2, {
+            let dot = half_dot::<S, T, R>(s, &self.codes, line, half);
+            acc = s.fma(s.mul(s.to_f32(dot), scale), self.scales[half], acc);
+            if const { T::TY.has_min() } {
+                let whole = const { halves(T::TY) == 1 };
+                let offset = if whole { line.offset } else { line.offsets[half] };
+                acc = s.fma(self.mins[half], s.splat(offset), acc);
+            }
+        });
+        acc
+    }
 }
 
 /// The exact dot product of one half of a group, or of the whole where it has one scale.
@@ -185,129 +224,115 @@ fn half_dot<S: Isa, T: Quant, const R: usize>(
     line: &Line,
     half: usize,
 ) -> S::I {
-    let quads = QUADS / halves(T::TY);
-    let whole = halves(T::TY) == 1;
-    let signed = !S::BIASED && is_signed(T::TY);
+    let quads = const { QUADS / halves(T::TY) };
+    let signed = const { !S::BIASED && is_signed(T::TY) };
+    let whole = const { halves(T::TY) == 1 };
     let neg_sum = if whole {
         line.neg_sum
     } else {
         line.neg_sums[half]
     };
-    let mut dot = match log2_zero::<S>(T::TY) {
+    let mut dot = match const { log2_zero::<S>(T::TY) } {
         Some(n) => s.splat_i(neg_sum << n),
         None => s.splat_i(0),
     };
-    // A row alone has nothing to overlap its chain of dots with: two chains.
-    let chains = if R == 1 { 2 } else { 1 };
-    let mut second = s.splat_i(0);
-    each!(q < quads, of 8, {
-        let quad = half * quads + q;
-        let x = quad_of(line, quad);
-        if q * chains < quads {
-            dot = s.dot(dot, codes[quad], x, signed);
-        } else {
-            second = s.dot(second, codes[quad], x, signed);
-        }
-    });
-    if chains == 2 {
-        s.add_i(dot, second)
-    } else {
-        dot
-    }
-}
-
-/// `R` activation rows from `row` on through one strip of quantised weights, f32.
-#[inline(always)]
-fn f32_block<S: Isa, T: Quant, const R: usize>(
-    s: S,
-    task: &Task<'_>,
-    strip: &[u8],
-    strip_index: usize,
-    row: usize,
-) {
-    let cols = task.cols;
-    assert!(strip.len() == strip_bytes(T::TY, cols));
-    let x = task.x[row * cols..(row + R) * cols].as_ptr();
-    let signed = !S::BIASED && is_signed(T::TY);
-    let mut out = [[0.0; STRIP]; R];
-    let mut lane = 0;
-    while lane < STRIP {
-        let mut acc = [[s.splat(0.0); 4]; R];
-        for group in 0..cols / GROUP {
-            // SAFETY: as in `int8_block`.
-            let (codes, scales, mins) = unsafe {
-                let record = record::<T>(strip, group);
-                let g = group % T::SHAPE.groups;
-                (
-                    load_codes::<S, T>(s, record, g, lane),
-                    load_scales::<S, T>(s, record, g, lane),
-                    load_mins::<S, T>(s, record, g, lane),
-                )
-            };
-            each!(q < QUADS, of 8, {
-                let half = q * halves(T::TY) / QUADS;
-                each!(j < 4, of 4, {
-                    let mut w = s.byte(codes[q], j, signed);
-                    if let Some(n) = log2_zero::<S>(T::TY) {
-                        w = s.add(w, s.splat(-((1 << n) as f32)));
-                    }
-                    w = s.mul(scales[half], w);
-                    if T::TY.has_min() {
-                        w = s.add(w, mins[half]);
-                    }
-                    each!(r < R, of 8, {
-                        // SAFETY: the slice above has R * cols values.
-                        let x = unsafe { *x.add(r * cols + group * GROUP + 4 * q + j) };
-                        acc[r][j] = s.fma(w, s.splat(x), acc[r][j]);
-                    });
-                });
-            });
-        }
-        store_sums(s, &acc, &mut out, lane);
-        lane += S::LANES;
-    }
-    task.write(strip_index, row, &out);
-}
-
-/// `R` activation rows from `row` on through one strip of float weights.
-#[inline(always)]
-fn float_block<S: Isa, T: Float, const R: usize>(
-    s: S,
-    task: &Task<'_>,
-    strip: &[u8],
-    strip_index: usize,
-    row: usize,
-) {
-    let cols = task.cols;
-    assert!(strip.len() == strip_bytes(T::TY, cols));
-    let x = task.x[row * cols..(row + R) * cols].as_ptr();
-    let mut out = [[0.0; STRIP]; R];
-    let mut lane = 0;
-    while lane < STRIP {
-        let mut acc = [[s.splat(0.0); 4]; R];
-        let whole = cols / 4 * 4;
-        for k in (0..whole).step_by(4) {
-            if R == 1 && lane == 0 {
-                let at = k * STRIP * T::TY.block_bytes() + AHEAD;
-                each!(line < T::TY.block_bytes(), of 4, {
-                    s.prefetch(strip.as_ptr().wrapping_add(at + line * VECTOR));
-                });
-            }
-            each!(j < 4, of 4, {
-                // SAFETY: k + j < cols, the strip holds 16 weights for each and x R * cols.
-                unsafe { float_step::<S, T, R>(s, strip, x, cols, lane, k + j, j, &mut acc) };
-            });
-        }
-        each!(j < 3, of 4, {
-            if whole + j < cols {
-                // SAFETY: as above.
-                unsafe { float_step::<S, T, R>(s, strip, x, cols, lane, whole + j, j, &mut acc) };
-            }
+    if const { R > 1 } {
+        each!(q < QUADS / halves(T::TY), of 8, {
+            let quad = half * quads + q;
+            dot = s.dot(dot, codes[quad], quad_of(line, quad), signed);
         });
-        store_sums(s, &acc, &mut out, lane);
-        lane += S::LANES;
+        return dot;
     }
-    task.write(strip_index, row, &out);
+    // A row alone has nothing to overlap its chain of dots with: two chains.
+    let mut second = s.splat_i(0);
+    each!(q < QUADS / halves(T::TY) / 2, of 4, {
+        let quad = half * quads + 2 * q;
+        dot = s.dot(dot, codes[quad], quad_of(line, quad), signed);
+        second = s.dot(second, codes[quad + 1], quad_of(line, quad + 1), signed);
+    });
+    s.add_i(dot, second)
+}
+
+/// `R` activation rows from `row` on through all strips of quantised weights, f32.
+#[inline(always)]
+fn f32_strips<S: Isa, T: Quant, const R: usize>(s: S, task: &Task<'_>, row: usize) {
+    let cols = task.cols;
+    let x = task.x[row * cols..(row + R) * cols].as_ptr();
+    let signed = const { !S::BIASED && is_signed(T::TY) };
+    for (i, strip) in task.strips(strip_bytes(T::TY, cols)).enumerate() {
+        let mut out = [[0.0; STRIP]; R];
+        let mut lane = 0;
+        while lane < STRIP {
+            let mut acc = [[s.splat(0.0); 4]; R];
+            for group in 0..cols / GROUP {
+                // SAFETY: as in `int8_strips`.
+                let weights = unsafe {
+                    let record = record::<T>(strip, group);
+                    Group::load::<T>(s, record, group % T::SHAPE.groups, lane)
+                };
+                // A loop, so that the codes go through memory: nothing beside 32 R products.
+                for q in 0..QUADS {
+                    let half = q * const { halves(T::TY) } / QUADS;
+                    let k = group * GROUP + 4 * q;
+                    each!(j < 4, of 4, {
+                        let mut w = s.byte(weights.codes[q], j, signed);
+                        if let Some(n) = const { log2_zero::<S>(T::TY) } {
+                            w = s.add(w, s.splat(-((1 << n) as f32)));
+                        }
+                        w = s.mul(weights.scales[half], w);
+                        if const { T::TY.has_min() } {
+                            w = s.add(w, weights.mins[half]);
+                        }
+                        each!(r < R, of 4, {
+                            // SAFETY: the slice above has R * cols values.
+                            let x = unsafe { *x.add(r * cols + k + j) };
+                            acc[r][j] = s.fma(w, s.splat(x), acc[r][j]);
+                        });
+                    });
+                }
+            }
+            store_sums(s, &acc, &mut out, lane);
+            lane += S::LANES;
+        }
+        task.write(i, row, &out);
+    }
+}
+
+/// `R` activation rows from `row` on through all strips of float weights.
+#[inline(always)]
+fn float_rows<S: Isa, T: Float, const R: usize>(s: S, task: &Task<'_>, row: usize) {
+    let cols = task.cols;
+    let x = task.x[row * cols..(row + R) * cols].as_ptr();
+    for (i, strip) in task.strips(strip_bytes(T::TY, cols)).enumerate() {
+        let mut out = [[0.0; STRIP]; R];
+        let mut lane = 0;
+        while lane < STRIP {
+            let mut acc = [[s.splat(0.0); 4]; R];
+            let whole = cols / 4 * 4;
+            for k in (0..whole).step_by(4) {
+                if R == 1 && lane == 0 {
+                    let at = k * STRIP * T::TY.block_bytes() + AHEAD;
+                    each!(line < T::TY.block_bytes(), of 4, {
+                        s.prefetch(strip.as_ptr().wrapping_add(at + line * VECTOR));
+                    });
+                }
+                each!(j < 4, of 4, {
+                    // SAFETY: k + j < cols; a strip holds 16 weights for each, x has R * cols.
+                    unsafe { float_step::<S, T, R>(s, strip, x, cols, lane, k + j, j, &mut acc) };
+                });
+            }
+            each!(j < 3, of 4, {
+                let k = whole + j;
+                if k < cols {
+                    // SAFETY: as above.
+                    unsafe { float_step::<S, T, R>(s, strip, x, cols, lane, k, j, &mut acc) };
+                }
+            });
+            store_sums(s, &acc, &mut out, lane);
+            lane += S::LANES;
+        }
+        task.write(i, row, &out);
+    }
 }
 
 /// Column `k` of a float strip into the sums number `j`.
@@ -333,7 +358,7 @@ unsafe fn float_step<S: Isa, T: Float, const R: usize>(
             F16 => s.load_f16(p),
             _ => s.load_bf16(p),
         };
-        each!(r < R, of 8, {
+        each!(r < R, of 4, {
             acc[r][j] = s.fma(w, s.splat(*x.add(r * cols + k)), acc[r][j]);
         });
     }
@@ -347,7 +372,7 @@ fn store_sums<S: Isa, const R: usize>(
     out: &mut [[f32; STRIP]; R],
     lane: usize,
 ) {
-    each!(r < R, of 8, {
+    each!(r < R, of 4, {
         let a = acc[r];
         let sum = s.add(s.add(a[0], a[1]), s.add(a[2], a[3]));
         let place = &mut out[r][lane..lane + S::LANES];

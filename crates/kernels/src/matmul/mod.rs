@@ -17,6 +17,8 @@ mod scalar;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use std::cell::RefCell;
 
@@ -236,6 +238,11 @@ impl Task<'_> {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Kind::Avx2 => unsafe { avx2::strips(self) },
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => neon::strips(self),
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Kind::NeonDot => unsafe { neon::strips_dot(self) },
             _ => scalar::strips(self),
         }
     }

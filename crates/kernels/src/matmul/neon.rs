@@ -1,0 +1,272 @@
+//! `arm-neon` and `arm-neon-dot`: a strip in two parts of 8 rows, two registers each, so that a
+//! group's codes (16 registers) stay where they are while activation rows pass.
+//!
+//! Without the dot product a quad is two widening multiplies, a pairwise addition in i16 (at most
+//! 2 * 128 * 127 = 32,512: exact) and a pairwise accumulation in i32.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use super::Task;
+use super::isa::{Float, Isa, Quant, for_type};
+use super::kernel;
+
+/// A value with `DOT` is proof that the CPU has the features of [`crate::cpu::Kind::NeonDot`]; plain
+/// NEON is part of every aarch64 we compile for.
+#[derive(Clone, Copy)]
+struct Neon<const DOT: bool>(());
+
+/// All strips of a task, without dot product.
+pub(super) fn strips(task: &Task<'_>) {
+    for_type!(task.ty, quant, float, (task));
+}
+
+/// All strips of a task.
+///
+/// # Safety
+/// The CPU has the features of [`crate::cpu::Kind::NeonDot`].
+pub(super) unsafe fn strips_dot(task: &Task<'_>) {
+    // SAFETY: the caller's.
+    unsafe { for_type!(task.ty, quant_dot, float, (task)) }
+}
+
+fn quant<T: Quant>(task: &Task<'_>) {
+    kernel::quant_strips::<Neon<false>, T>(Neon(()), task);
+}
+
+#[target_feature(enable = "dotprod")]
+fn quant_dot<T: Quant>(task: &Task<'_>) {
+    if task.lines.is_some() {
+        kernel::quant_strips::<Neon<true>, T>(Neon(()), task);
+    } else {
+        quant::<T>(task);
+    }
+}
+
+fn float<T: Float>(task: &Task<'_>) {
+    kernel::float_strips::<Neon<false>, T>(Neon(()), task);
+}
+
+// SAFETY of every block below: NEON is always there, and the dot product where `DOT` is; loads and
+// stores pass on their caller's promise.
+macro_rules! op {
+    ($e:expr) => {
+        // SAFETY: see above the macro.
+        unsafe { $e }
+    };
+}
+
+/// The expression for each of the two registers.
+macro_rules! both {
+    ($i:ident, $e:expr) => {
+        [
+            {
+                let $i = 0;
+                $e
+            },
+            {
+                let $i = 1;
+                $e
+            },
+        ]
+    };
+}
+
+/// `acc + codes · quad` in each lane.
+#[inline(always)]
+fn dot4<const DOT: bool>(acc: int32x4_t, codes: uint8x16_t, quad: int8x16_t) -> int32x4_t {
+    if DOT {
+        let mut acc = acc;
+        // SAFETY: `DOT` says the instruction exists; it touches only these registers.
+        unsafe {
+            asm!(
+                "sdot {acc:v}.4s, {codes:v}.16b, {quad:v}.16b",
+                acc = inout(vreg) acc,
+                codes = in(vreg) codes,
+                quad = in(vreg) quad,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        return acc;
+    }
+    op!({
+        let codes = vreinterpretq_s8_u8(codes);
+        let low = vmull_s8(vget_low_s8(codes), vget_low_s8(quad));
+        let high = vmull_high_s8(codes, quad);
+        vpadalq_s16(acc, vpaddq_s16(low, high))
+    })
+}
+
+impl<const DOT: bool> Isa for Neon<DOT> {
+    const LANES: usize = 8;
+    const BIASED: bool = false;
+    // 2 registers for each row's sum, 16 for the codes.
+    const INT8_ROWS_MAX: usize = 4;
+    // 8 registers for each row's four sums.
+    const F32_ROWS: usize = 2;
+
+    type F = [float32x4_t; 2];
+    type I = [int32x4_t; 2];
+    type B = [uint8x16_t; 2];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        [op!(vdupq_n_f32(x)); 2]
+    }
+    #[inline(always)]
+    fn neg(self, a: Self::F) -> Self::F {
+        both!(i, op!(vnegq_f32(a[i])))
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(i, op!(vaddq_f32(a[i], b[i])))
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(i, op!(vmulq_f32(a[i], b[i])))
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        both!(i, op!(vfmaq_f32(c[i], a[i], b[i])))
+    }
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> Self::I {
+        [op!(vdupq_n_s32(x)); 2]
+    }
+    #[inline(always)]
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I {
+        both!(i, op!(vaddq_s32(a[i], b[i])))
+    }
+    #[inline(always)]
+    fn and_i(self, a: Self::I, mask: i32) -> Self::I {
+        both!(i, op!(vandq_s32(a[i], vdupq_n_s32(mask))))
+    }
+    #[inline(always)]
+    fn shr4_i(self, a: Self::I) -> Self::I {
+        // Only asked of bytes, so the sign does not matter.
+        both!(i, op!(vshrq_n_s32::<4>(a[i])))
+    }
+    #[inline(always)]
+    fn to_f32(self, a: Self::I) -> Self::F {
+        both!(i, op!(vcvtq_f32_s32(a[i])))
+    }
+
+    #[inline(always)]
+    fn splat_b(self, x: u8) -> Self::B {
+        [op!(vdupq_n_u8(x)); 2]
+    }
+    #[inline(always)]
+    fn and(self, a: Self::B, b: Self::B) -> Self::B {
+        both!(i, op!(vandq_u8(a[i], b[i])))
+    }
+    #[inline(always)]
+    fn or(self, a: Self::B, b: Self::B) -> Self::B {
+        both!(i, op!(vorrq_u8(a[i], b[i])))
+    }
+    #[inline(always)]
+    fn xor(self, a: Self::B, b: Self::B) -> Self::B {
+        both!(i, op!(veorq_u8(a[i], b[i])))
+    }
+    #[inline(always)]
+    fn shl(self, a: Self::B, n: usize) -> Self::B {
+        match n {
+            1 => both!(i, op!(vshlq_n_u8::<1>(a[i]))),
+            2 => both!(i, op!(vshlq_n_u8::<2>(a[i]))),
+            3 => both!(i, op!(vshlq_n_u8::<3>(a[i]))),
+            _ => both!(i, op!(vshlq_n_u8::<4>(a[i]))),
+        }
+    }
+    #[inline(always)]
+    fn shr(self, a: Self::B, n: usize) -> Self::B {
+        match n {
+            1 => both!(i, op!(vshrq_n_u8::<1>(a[i]))),
+            2 => both!(i, op!(vshrq_n_u8::<2>(a[i]))),
+            3 => both!(i, op!(vshrq_n_u8::<3>(a[i]))),
+            4 => both!(i, op!(vshrq_n_u8::<4>(a[i]))),
+            5 => both!(i, op!(vshrq_n_u8::<5>(a[i]))),
+            _ => both!(i, op!(vshrq_n_u8::<6>(a[i]))),
+        }
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[i8; 16], a: Self::B) -> Self::B {
+        let table = op!(vld1q_u8(table.as_ptr().cast()));
+        both!(i, op!(vqtbl1q_u8(table, a[i])))
+    }
+    #[inline(always)]
+    fn byte(self, a: Self::B, j: usize, signed: bool) -> Self::F {
+        // To the top of the lane, then down with or without the sign.
+        both!(i, {
+            let a = op!(vreinterpretq_s32_u8(a[i]));
+            let top = match j {
+                0 => op!(vshlq_n_s32::<24>(a)),
+                1 => op!(vshlq_n_s32::<16>(a)),
+                2 => op!(vshlq_n_s32::<8>(a)),
+                _ => a,
+            };
+            if signed {
+                op!(vcvtq_f32_s32(vshrq_n_s32::<24>(top)))
+            } else {
+                op!(vcvtq_f32_u32(vshrq_n_u32::<24>(vreinterpretq_u32_s32(top))))
+            }
+        })
+    }
+    #[inline(always)]
+    fn dot(self, acc: Self::I, codes: Self::B, quad: i32, _signed: bool) -> Self::I {
+        // Unsigned codes are below 64, so they are signed ones as well.
+        let quad = op!(vreinterpretq_s8_s32(vdupq_n_s32(quad)));
+        both!(i, dot4::<DOT>(acc[i], codes[i], quad))
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const u8) -> Self::B {
+        both!(i, op!(vld1q_u8(p.add(16 * i))))
+    }
+    #[inline(always)]
+    unsafe fn load_f32(self, p: *const u8) -> Self::F {
+        both!(i, op!(vreinterpretq_f32_u8(vld1q_u8(p.add(16 * i)))))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u8) -> Self::F {
+        both!(
+            i,
+            op!(vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p.add(8 * i)))))
+        )
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u8) -> Self::F {
+        both!(i, {
+            let half = op!(vreinterpret_u16_u8(vld1_u8(p.add(8 * i))));
+            op!(vreinterpretq_f32_u32(vshll_n_u16::<16>(half)))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> Self::I {
+        both!(i, {
+            let four = op!(p.add(4 * i).cast::<u32>().read_unaligned());
+            let wide = op!(vget_low_u16(vmovl_u8(vcreate_u8(u64::from(four)))));
+            op!(vreinterpretq_s32_u32(vmovl_u16(wide)))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const u8) -> Self::I {
+        both!(i, {
+            let four = op!(p.add(4 * i).cast::<u32>().read_unaligned());
+            let wide = op!(vget_low_s16(vmovl_s8(vcreate_s8(u64::from(four)))));
+            op!(vmovl_s16(wide))
+        })
+    }
+    #[inline(always)]
+    unsafe fn store(self, a: Self::F, p: *mut f32) {
+        op!(vst1q_f32(p, a[0]));
+        op!(vst1q_f32(p.add(4), a[1]));
+    }
+
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        // SAFETY: a hint; it reads nothing and faults on no address.
+        unsafe {
+            asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly));
+        }
+    }
+}
