@@ -25,7 +25,12 @@ pub struct Engine {
     pub load: Duration,
     pub memory: Memory,
     pub budget_bytes: Option<u64>,
+    /// Tokens a sequence can hold: the context, or less if the budget ends first.
+    pub room: usize,
 }
+
+/// Slots of a block: a sequence grows by so many at a time.
+const BLOCK_SLOTS: usize = 32;
 
 /// Loads what `MODEL` means, fetching it first if need be.
 pub fn load(model: Option<&str>, compute: &Compute) -> Result<Engine> {
@@ -61,13 +66,29 @@ pub fn load(model: Option<&str>, compute: &Compute) -> Result<Engine> {
             ..RuntimeOptions::default()
         },
     );
+    let room = room(&runtime, compute.memory);
     Ok(Engine {
+        room,
         path,
         model,
         runtime,
         load: started.elapsed(),
         memory: Memory::after_load(),
         budget_bytes: compute.memory,
+    })
+}
+
+fn room(runtime: &Runtime, budget: Option<u64>) -> usize {
+    let context = runtime.model().config().context;
+    let block: usize = runtime
+        .store()
+        .layers()
+        .iter()
+        .map(|layer| layer.block_bytes())
+        .sum();
+    let blocks = budget.and_then(|budget| usize::try_from(budget).ok()?.checked_div(block));
+    blocks.map_or(context, |blocks| {
+        context.min(blocks.saturating_mul(BLOCK_SLOTS))
     })
 }
 
@@ -219,13 +240,40 @@ impl Engine {
                 self.name()
             ));
         }
-        let context = self.model.config().context;
-        if tokens > context {
+        if self.room == 0 {
+            let least = self
+                .runtime
+                .store()
+                .layers()
+                .iter()
+                .map(|layer| layer.block_bytes())
+                .sum::<usize>();
             return Err(anyhow::anyhow!(
-                "the text has {tokens} tokens, more than the context; accepted: at most {context}"
+                "--memory holds not one block of keys and values; accepted: at least {}",
+                crate::bytes::human(least as u64)
+            ));
+        }
+        if tokens > self.room {
+            let limit = if self.room < self.model.config().context {
+                "--memory"
+            } else {
+                "the context"
+            };
+            return Err(anyhow::anyhow!(
+                "the text has {tokens} tokens, more than {limit} allows; accepted: at most {}",
+                self.room
             ));
         }
         Ok(())
+    }
+}
+
+impl Engine {
+    /// Tokens that can be generated after a prompt, at most `wanted`. The last one needs no room: it
+    /// is not read any more.
+    pub fn tokens_max(&self, prompt: usize, wanted: Option<usize>) -> Option<usize> {
+        let possible = self.room.saturating_sub(prompt) + 1;
+        Some(wanted.map_or(possible, |wanted| wanted.min(possible)))
     }
 }
 

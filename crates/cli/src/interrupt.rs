@@ -6,11 +6,12 @@
 //! between two tokens; further signals before it has done so end the program.
 
 use std::fs;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, exit};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 static PATIENCE: AtomicUsize = AtomicUsize::new(0);
 static RAISED: AtomicUsize = AtomicUsize::new(0);
@@ -217,21 +218,57 @@ impl Drop for Growing {
 pub struct Process {
     child: Arc<Mutex<Child>>,
     id: u64,
+    /// Reads what it says on stderr, if that is a pipe.
+    listener: Mutex<Option<JoinHandle<String>>>,
 }
+
+/// What is kept of a child's stderr: the end, where errors are.
+const COMPLAINT_BYTES: usize = 64 << 10;
 
 impl Process {
     pub fn spawn(command: &mut Command) -> io::Result<Process> {
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(command, 0);
-        let child = Arc::new(Mutex::new(command.spawn()?));
+        let mut child = command.spawn()?;
+        let listener = child
+            .stderr
+            .take()
+            .map(|stderr| std::thread::spawn(|| listen(stderr)));
+        let child = Arc::new(Mutex::new(child));
         let id = register(Tidy::Child(child.clone()));
-        Ok(Process { child, id })
+        Ok(Process {
+            child,
+            id,
+            listener: Mutex::new(listener),
+        })
     }
 
     /// The exit status, once there is one.
     pub fn poll(&self) -> io::Result<Option<ExitStatus>> {
         lock(&self.child).try_wait()
     }
+}
+
+impl Process {
+    /// The end of what it said on stderr; waits until it has said all.
+    pub fn complaint(&self) -> String {
+        let listener = lock(&self.listener).take();
+        listener
+            .and_then(|listener| listener.join().ok())
+            .unwrap_or_default()
+    }
+}
+
+/// Reads to the end and keeps the last [`COMPLAINT_BYTES`].
+fn listen(mut pipe: impl Read) -> String {
+    let mut kept = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = pipe.read(&mut buffer) {
+        kept.extend_from_slice(&buffer[..count]);
+        let excess = kept.len().saturating_sub(COMPLAINT_BYTES);
+        kept.drain(..excess);
+    }
+    String::from_utf8_lossy(&kept).into_owned()
 }
 
 impl Drop for Process {

@@ -36,7 +36,7 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
         );
     }
     let options = GenerateOptions {
-        tokens_max: args.max_tokens,
+        tokens_max: engine.tokens_max(ids.len(), args.max_tokens),
         stop,
         ignore_end: args.ignore_eos,
     };
@@ -83,7 +83,7 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
             "context: kept {kept}, evicted 0, spilled 0, cached 0, recomputed 0; prompt {} tokens, {} seen, {} at most",
             ids.len(),
             stats.position,
-            engine.model.config().context
+            engine.room
         ));
     }
     if !as_json {
@@ -115,7 +115,7 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
             "spilled": 0,
             "cached": 0,
             "recomputed": 0,
-            "limit": engine.model.config().context,
+            "limit": engine.room,
         },
     }))
 }

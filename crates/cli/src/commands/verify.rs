@@ -1,15 +1,18 @@
 //! `verify`: is this file whole, and is it the file it claims to be?
 //!
-//! The table is checked as for running; then every byte is read once, which finds what a disk
-//! cannot give back. A file named like one of the catalogue must also have its sha256.
+//! The table is checked as for running; then every byte is read, which finds what a disk cannot
+//! give back, and every weight is unpacked, which finds numbers that are none. A file named like one
+//! of the catalogue must also have its sha256. Last it is loaded, as `run` would.
 
 use crate::args;
 use crate::bytes::human;
 use crate::catalogue::catalogue;
 use crate::fetch::sha256_file;
 use crate::{out, resolve};
-use anyhow::{Result, anyhow, bail};
-use haversack::load::gguf::Gguf;
+use anyhow::{Context, Result, anyhow, bail};
+use haversack::format::gguf::unpack_row;
+use haversack::load::gguf::{Gguf, Tensor, shown};
+use haversack::{LoadOptions, Model};
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
@@ -78,12 +81,46 @@ fn one(path: &Path) -> Result<Good> {
         }
         parts.push((part.to_path_buf(), found));
     }
+    for tensor in gguf.tensors() {
+        check_finite(&gguf, tensor)?;
+    }
+    Model::load(path, &LoadOptions::default(), &mut |_, _| ())?;
     Ok(Good {
         parts,
         tensors: gguf.tensors().len(),
         bytes: gguf.file_bytes(),
         catalogue: known,
     })
+}
+
+fn check_finite(gguf: &Gguf, tensor: &Tensor) -> Result<()> {
+    let Some(row_bytes) = tensor
+        .ty
+        .row_bytes(tensor.cols())
+        .filter(|bytes| *bytes > 0)
+    else {
+        return Ok(());
+    };
+    let mut row = Vec::new();
+    row.try_reserve_exact(tensor.cols()).with_context(|| {
+        format!(
+            "{}: tensor {}",
+            gguf.path().display(),
+            shown(tensor.name.as_bytes())
+        )
+    })?;
+    row.resize(tensor.cols(), 0.0);
+    for (index, bytes) in gguf.bytes(tensor).chunks_exact(row_bytes).enumerate() {
+        unpack_row(tensor.ty, bytes, &mut row);
+        if let Some(column) = row.iter().position(|weight| !weight.is_finite()) {
+            bail!(
+                "{}: tensor {}: the weight in row {index}, column {column} is not a finite number",
+                gguf.path().display(),
+                shown(tensor.name.as_bytes())
+            );
+        }
+    }
+    Ok(())
 }
 
 impl Good {

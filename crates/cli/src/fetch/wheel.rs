@@ -128,12 +128,11 @@ fn pip_download(
 ) -> Result<PathBuf, Failure> {
     let folder = scratch.join(&wheel.package);
     let (temporary, destination) = (folder.join("tmp"), folder.join("wheel"));
-    let log = folder.join("log");
     create(&temporary)
         .and_then(|()| create(&destination))
         .map_err(Failure::Local)?;
 
-    let child = spawn(wheel, environment, &temporary, &destination, &log)?;
+    let child = spawn(wheel, environment, &temporary, &destination)?;
     let status = loop {
         let poll = child.poll().context("cannot wait for pip");
         if let Some(status) = poll.map_err(Failure::Local)? {
@@ -143,7 +142,7 @@ fn pip_download(
         sleep(POLL);
     };
     if !status.success() {
-        return Err(why(status, &fs::read_to_string(&log).unwrap_or_default()));
+        return Err(why(status, &child.complaint()));
     }
     let found = fs::read_dir(&destination)
         .ok()
@@ -159,12 +158,8 @@ fn spawn(
     environment: &[(String, String)],
     temporary: &Path,
     destination: &Path,
-    log: &Path,
 ) -> Result<Process, Failure> {
     for python in PYTHONS {
-        let log = File::create(log)
-            .with_context(|| format!("cannot write {}", log.display()))
-            .map_err(Failure::Local)?;
         let mut command = Command::new(python);
         command
             .args(["-m", "pip", "download"])
@@ -187,7 +182,7 @@ fn spawn(
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log);
+            .stderr(Stdio::piped());
         match Process::spawn(&mut command) {
             Ok(child) => return Ok(child),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

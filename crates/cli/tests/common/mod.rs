@@ -9,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 /// A private `$HAVERSACK_HOME` and no way to the network.
 pub struct Sandbox {
     pub directory: tempfile::TempDir,
+    home: PathBuf,
 }
 
 pub struct Ended {
@@ -19,13 +20,22 @@ pub struct Ended {
 
 impl Sandbox {
     pub fn new() -> Sandbox {
+        let directory = tempfile::tempdir().unwrap();
+        let home = directory.path().join("home");
+        Sandbox { directory, home }
+    }
+
+    /// With a data directory that tests share: weights are packed once for all of them.
+    pub fn shared() -> Sandbox {
+        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("home");
         Sandbox {
-            directory: tempfile::tempdir().unwrap(),
+            home,
+            ..Sandbox::new()
         }
     }
 
     pub fn home(&self) -> PathBuf {
-        self.directory.path().join("home")
+        self.home.clone()
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

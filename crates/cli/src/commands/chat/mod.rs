@@ -10,15 +10,16 @@ mod lines;
 use crate::args;
 use crate::bytes::human;
 use crate::engine::{self, Engine, per_second};
-use crate::error::{one_line, usage};
+use crate::error::{Closed, one_line, usage};
 use crate::home::Home;
 use crate::interrupt::Cooperative;
 use crate::out;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use haversack::run::{Event, Finish, GenerateOptions, Generation, generate};
 use haversack::sample::Sampler;
 use haversack::text::template::Message;
 use lines::{Input, Lines};
+use std::fmt;
 use std::ops::ControlFlow;
 
 /// Warm enough to talk, cool enough for a small model.
@@ -50,6 +51,7 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
         Home::find().ok().map(|home| home.chat_history())
     };
     let mut lines = Lines::new(history)?;
+    engine.check_fits(1)?;
     let mut conversation = Conversation::new(engine, args)?;
     if lines.is_terminal() {
         out::note(&conversation.greeting());
@@ -71,8 +73,9 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
             }
             None => match conversation.answer(&text) {
                 Ok(()) => {}
+                Err(error) if error.is::<Full>() => out::note(&format!("({error})")),
                 // A person may try something else; a pipe cannot.
-                Err(error) if lines.is_terminal() && !error.is::<crate::error::Closed>() => {
+                Err(error) if lines.is_terminal() && !error.is::<Closed>() => {
                     out::note(&format!("error: {}", one_line(&format!("{error:#}"))));
                 }
                 Err(error) => return Err(error),
@@ -80,6 +83,25 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
         }
     }
 }
+
+/// The conversation does not fit any more. It is as it was before the question.
+#[derive(Debug)]
+struct Full {
+    tokens: usize,
+    room: usize,
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Full { tokens, room } = self;
+        write!(
+            f,
+            "the conversation would have {tokens} tokens and the context is full at {room}; /clear begins anew"
+        )
+    }
+}
+
+impl std::error::Error for Full {}
 
 #[derive(Debug, PartialEq, Eq)]
 enum Slash<'a> {
@@ -114,6 +136,7 @@ struct Conversation {
     sequence: haversack::run::SequenceId,
     sampler: Sampler,
     options: GenerateOptions,
+    tokens_max: Option<usize>,
     system: Option<String>,
     turns: Vec<Message>,
     /// What the model has read, token by token.
@@ -135,7 +158,7 @@ impl Conversation {
         let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
         let stop = engine.model.template().stop_strings();
         let options = GenerateOptions {
-            tokens_max: args.max_tokens,
+            tokens_max: None,
             stop: stop.iter().map(|text| text.to_string()).collect(),
             ignore_end: false,
         };
@@ -144,6 +167,7 @@ impl Conversation {
             engine,
             sampler,
             options,
+            tokens_max: args.max_tokens,
             system: args.system.clone(),
             turns: Vec::new(),
             read: Vec::new(),
@@ -192,7 +216,7 @@ impl Conversation {
             Finish::Cancelled => out::note("(stopped)"),
             Finish::Length if self.is_full() => out::note(&format!(
                 "(the context of {} tokens is full; /clear begins anew)",
-                self.engine.model.config().context
+                self.engine.room
             )),
             Finish::Length => out::note("(stopped by -n)"),
             Finish::Stop => {}
@@ -208,13 +232,15 @@ impl Conversation {
 
     fn generate(&mut self) -> Result<Generation> {
         let ids = self.prompt()?;
-        let context = self.engine.model.config().context;
-        if ids.len() >= context {
-            return Err(anyhow!(
-                "the conversation would have {} tokens and the context is full at {context}; /clear begins anew",
-                ids.len()
-            ));
+        let room = self.engine.room;
+        if ids.len() >= room {
+            return Err(Full {
+                tokens: ids.len(),
+                room,
+            }
+            .into());
         }
+        self.options.tokens_max = self.engine.tokens_max(ids.len(), self.tokens_max);
         let reused = self.rewind(&ids)?;
         let new = &ids[reused..];
 
@@ -283,12 +309,12 @@ impl Conversation {
 
     fn is_full(&self) -> bool {
         let stats = self.engine.runtime.stats(self.sequence);
-        stats.is_ok_and(|stats| stats.position >= self.engine.model.config().context as u64)
+        stats.is_ok_and(|stats| stats.position >= self.engine.room as u64)
     }
 
     fn stats(&self) -> Result<String> {
         let stats = self.engine.runtime.stats(self.sequence)?;
-        let context = self.engine.model.config().context;
+        let context = self.engine.room;
         let mut text = match &self.last {
             Some(last) => format!(
                 "{} tokens at {:.1}/s; prompt {} tokens ({} reused) at {:.1}/s; ",

@@ -1,0 +1,154 @@
+//! `chat` over pipes: what a script, or a person without a terminal, sees.
+
+mod common;
+
+use common::{Ended, Sandbox, ended, smollm2, text};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+fn start(sandbox: &Sandbox, model: &Path, arguments: &[&str]) -> Child {
+    let mut all = vec!["chat", text(model), "--temperature", "0"];
+    all.extend(arguments);
+    sandbox
+        .command(&all)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn talk(sandbox: &Sandbox, model: &Path, arguments: &[&str], input: &str) -> Ended {
+    let mut child = start(sandbox, model, arguments);
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
+    ended(child.wait_with_output().unwrap())
+}
+
+#[test]
+fn a_conversation_with_all_commands() {
+    let Some(model) = smollm2() else { return };
+    let sandbox = Sandbox::new();
+    let input = "/help\nHi there\n/stats\n/frob\n/system Be brief.\nAnd\\\nnow?\n/clear\n\"\"\"\nOne\nTwo\n\"\"\"\n\n/quit\nnever read\n";
+    let ended = talk(
+        &sandbox,
+        &model,
+        &["-n", "6", "--stats", "--repack", "off"],
+        input,
+    );
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.contains("/system TEXT"), "{}", ended.stdout);
+    assert!(
+        ended.stderr.contains("no command /frob"),
+        "{}",
+        ended.stderr
+    );
+    let stats: Vec<&str> = ended
+        .stderr
+        .lines()
+        .filter(|line| line.contains("tokens at"))
+        .collect();
+    assert_eq!(stats.len(), 3, "three answers: {}", ended.stderr);
+    assert!(stats[0].contains("(0 reused)"), "{}", stats[0]);
+    assert!(!sandbox.home().exists(), "a pipe leaves no history");
+}
+
+/// The second question costs its own tokens only: the conversation before it has been read.
+#[test]
+fn a_conversation_is_read_once() {
+    let Some(model) = smollm2() else { return };
+    let sandbox = Sandbox::shared();
+    let ended = talk(
+        &sandbox,
+        &model,
+        &["-n", "8", "--explain"],
+        "Count to three.\nNow to five.\n",
+    );
+    let lines: Vec<&str> = ended
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with("context:"))
+        .collect();
+    assert_eq!(lines.len(), 2, "{}", ended.stderr);
+    let number = |line: &str, name: &str| -> u64 {
+        let after = line.split_once(&format!("{name} ")).unwrap().1;
+        after.split([',', ' ']).next().unwrap().parse().unwrap()
+    };
+    assert_eq!(number(lines[0], "cached"), 0);
+    let before = number(lines[0], "kept");
+    assert!(number(lines[1], "cached") + 2 >= before, "{lines:?}");
+    assert!(number(lines[1], "computed") < 40, "{lines:?}");
+}
+
+#[test]
+fn a_full_context_is_said_and_can_be_cleared() {
+    let Some(model) = smollm2() else { return };
+    let sandbox = Sandbox::shared();
+    let input = "Tell me a long story.\nGo on.\n/clear\nHi\n";
+    let ended = talk(&sandbox, &model, &["--context", "64"], input);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("the context of 64 tokens is full"),
+        "{}",
+        ended.stderr
+    );
+    assert!(
+        ended.stderr.contains("the context is full at 64; /clear"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn input_that_is_not_text() {
+    let Some(model) = smollm2() else { return };
+    let sandbox = Sandbox::shared();
+    let mut child = start(&sandbox, &model, &["-n", "4"]);
+    child.stdin.take().unwrap().write_all(b"caf\xe9\n").unwrap();
+    assert!(
+        ended(child.wait_with_output().unwrap())
+            .error(1)
+            .contains("UTF-8")
+    );
+    let ended = sandbox.run(&["chat", text(&model), "--json"]);
+    assert!(ended.error(2).contains("JSON"));
+}
+
+/// Ctrl-C stops the answer and not the program: the next question is answered.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_stops_the_answer_only() {
+    let Some(model) = smollm2() else { return };
+    let sandbox = Sandbox::shared();
+    let mut child = start(&sandbox, &model, &["--log", "trace", "--stats"]);
+    let mut stdin = child.stdin.take().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut stdout = child.stdout.take().unwrap();
+    let answers = std::thread::spawn(move || {
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).map(|_| text)
+    });
+    stdin
+        .write_all(b"Write a very long story about the sea and everything in it.\n")
+        .unwrap();
+    for _ in 0..8 {
+        stderr.next().unwrap().unwrap();
+    }
+    let pid = child.id().to_string();
+    std::process::Command::new("kill")
+        .args(["-INT", &pid])
+        .status()
+        .unwrap();
+    let stopped = stderr.find(|line| line.as_ref().is_ok_and(|line| line == "(stopped)"));
+    assert!(stopped.is_some(), "the answer went on");
+    stdin.write_all(b"/quit\n").unwrap();
+    drop(stdin);
+    stderr.for_each(drop);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(!answers.join().unwrap().unwrap().is_empty());
+}
