@@ -62,7 +62,8 @@ fn measure(table: Table, ty: WeightType, rows: usize, cols: usize, many: usize) 
     for n in [1, many] {
         let x: Vec<f32> = (0..n * cols).map(|i| (i % 17) as f32 - 8.0).collect();
         let mut int8 = Int8Rows::with_capacity(n, cols);
-        int8.quantise(table, &x, n, cols);
+        let pool = &pools[0];
+        int8.quantise(Exec { table, pool }, &x, n, cols);
         let mut out = vec![0.0; n * rows];
         for _ in 0..ROUNDS {
             for (p, pool) in pools.iter().enumerate() {

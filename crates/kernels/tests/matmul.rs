@@ -145,7 +145,8 @@ impl Case {
         let x = &self.x[first * self.cols..(first + n) * self.cols];
         let mut int8 = Int8Rows::with_capacity(n, self.cols);
         if path == Path::Int8 {
-            int8.quantise(table, x, n, self.cols);
+            let pool = &Pool::new(1);
+            int8.quantise(Exec { table, pool }, x, n, self.cols);
         }
         let mut out = vec![f32::NAN; n * self.rows];
         matmul(
@@ -293,7 +294,7 @@ fn products_of_one_call_are_independent() {
     let x = &cases[0].x;
     for table in Table::available() {
         let mut int8 = Int8Rows::with_capacity(3, cols);
-        int8.quantise(table, x, 3, cols);
+        int8.quantise(Exec { table, pool: &pool }, x, 3, cols);
         let input = Input {
             rows: 3,
             cols,
@@ -392,10 +393,12 @@ fn int8_rounding_is_the_same_everywhere() {
     // Half steps: 127 is the largest, so the rest are codes themselves.
     x.extend((0..32).map(|i| if i == 0 { 127.0 } else { i as f32 - 16.5 }));
     let mut scalar = Int8Rows::with_capacity(1, x.len());
-    scalar.quantise(Table::SCALAR, &x, 1, x.len());
+    let pool = &Pool::new(2);
+    let table = Table::SCALAR;
+    scalar.quantise(Exec { table, pool }, &x, 1, x.len());
     for table in Table::available() {
         let mut other = Int8Rows::with_capacity(0, 0);
-        other.quantise(table, &x, 1, x.len());
+        other.quantise(Exec { table, pool }, &x, 1, x.len());
         assert_eq!(
             format!("{scalar:?}"),
             format!("{other:?}"),

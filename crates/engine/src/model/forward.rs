@@ -196,6 +196,9 @@ fn attend(
     Ok(())
 }
 
+/// Rows of the stream that one thread adds to at a time.
+const RESIDUAL_ROWS: usize = 16;
+
 /// x += y, through the model's norm after the block where it has one.
 fn residual(exec: Exec<'_>, config: &Config, s: &mut Scratch, post_norm: &Option<Vec<f32>>) {
     let y = match post_norm {
@@ -205,7 +208,15 @@ fn residual(exec: Exec<'_>, config: &Config, s: &mut Scratch, post_norm: &Option
         }
         None => &s.y,
     };
-    ops::add_assign(exec.table, &mut s.x, y);
+    let dim = config.dim;
+    chunks_mut(
+        exec.pool,
+        &mut s.x,
+        RESIDUAL_ROWS * dim,
+        &|i, x: &mut [f32]| {
+            ops::add_assign(exec.table, x, &y[i * RESIDUAL_ROWS * dim..][..x.len()]);
+        },
+    );
 }
 
 fn activate(exec: Exec<'_>, config: &Config, c: &LayerConfig, gate: &mut [f32], up: &[f32]) {
@@ -457,7 +468,7 @@ fn input<'a>(
 ) -> Input<'a> {
     // Only whole groups of 32 have an int8 form; products of other widths have float weights anyway.
     let int8 = (wanted && cols.is_multiple_of(32)).then(|| {
-        int8.quantise(exec.table, x, rows, cols);
+        int8.quantise(exec, x, rows, cols);
         &*int8
     });
     Input {

@@ -28,7 +28,7 @@ pub fn encode_chat(
     let guarded: Vec<Message> = messages
         .iter()
         .map(|m| Message {
-            role: m.role.clone(),
+            role: tokenizer.guard(&m.role, guard),
             content: tokenizer.guard(&m.content, guard),
         })
         .collect();

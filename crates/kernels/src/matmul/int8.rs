@@ -16,8 +16,10 @@
 //! [`TINY`]. A group with a NaN or an infinity gets a NaN or infinite scale and unspecified codes,
 //! so a broken model shows in the output and does not pass for a small number.
 
-use crate::cpu::{Kind, Table};
+use crate::Exec;
+use crate::cpu::Kind;
 use crate::format::gguf::GROUP;
+use crate::threads::chunks_mut;
 
 /// One group of a row; see the module's drawing.
 #[repr(C, align(64))]
@@ -65,7 +67,7 @@ impl Int8Rows {
 
     /// Rounds `x` (rows, cols) to int8. `cols` is a multiple of 32. Allocates only beyond the
     /// capacity.
-    pub fn quantise(&mut self, table: Table, x: &[f32], rows: usize, cols: usize) {
+    pub fn quantise(&mut self, exec: Exec<'_>, x: &[f32], rows: usize, cols: usize) {
         assert_eq!(x.len(), rows * cols);
         assert!(cols.is_multiple_of(GROUP), "{cols} columns");
         let count = x.len() / GROUP;
@@ -74,18 +76,25 @@ impl Int8Rows {
         }
         (self.rows, self.cols) = (rows, cols);
         let groups = x.as_chunks::<GROUP>().0;
-        let lines = &mut self.lines[..count];
-        match table.kind() {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the table exists, so the CPU has the features.
-            Kind::Avx512 => unsafe { x86::lines_avx512(groups, lines) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Kind::Avx2 => unsafe { x86::lines_avx2(groups, lines) },
-            #[cfg(target_arch = "aarch64")]
-            Kind::Neon | Kind::NeonDot => arm::lines_neon(groups, lines),
-            _ => lines_scalar(groups, lines),
-        }
+        chunks_mut(
+            exec.pool,
+            &mut self.lines[..count],
+            UNIT_LINES,
+            &|i, lines: &mut [Line]| {
+                let groups = &groups[i * UNIT_LINES..][..lines.len()];
+                match exec.table.kind() {
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: the table exists, so the CPU has the features.
+                    Kind::Avx512 => unsafe { x86::lines_avx512(groups, lines) },
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: as above.
+                    Kind::Avx2 => unsafe { x86::lines_avx2(groups, lines) },
+                    #[cfg(target_arch = "aarch64")]
+                    Kind::Neon | Kind::NeonDot => arm::lines_neon(groups, lines),
+                    _ => lines_scalar(groups, lines),
+                }
+            },
+        );
     }
 
     /// All lines, (rows, cols / 32).
@@ -93,6 +102,9 @@ impl Int8Rows {
         &self.lines[..self.rows * self.cols / GROUP]
     }
 }
+
+/// Groups a thread rounds at a time. One row of a small model is less, and is not worth waking anyone.
+const UNIT_LINES: usize = 512;
 
 /// Below it a group is all zeros: the inverse of its scale would be infinite.
 const TINY: f32 = 1e-36;
