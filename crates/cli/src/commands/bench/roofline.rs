@@ -41,28 +41,33 @@ pub fn measure(
 /// halves is a read of both by the system's own fastest loop, in every build profile.
 fn read_bandwidth(threads: usize, bytes: usize) -> f64 {
     let half = bytes / threads / 2;
-    let barrier = Barrier::new(threads + 1);
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                let (left, right) = (vec![1_u8; half], vec![1_u8; half]);
-                for _ in 0..PASSES {
-                    barrier.wait();
-                    black_box(black_box(&left) == black_box(&right));
-                    barrier.wait();
-                }
-            });
-        }
-        let mut best = 0.0_f64;
+    let barrier = Barrier::new(threads);
+    // Each thread notes when it began and ended; a watcher on a busy machine would come too late.
+    let read = || {
+        let (left, right) = (vec![1_u8; half], vec![1_u8; half]);
+        let mut passes = Vec::with_capacity(PASSES);
         for _ in 0..PASSES {
             barrier.wait();
-            let started = Instant::now();
-            barrier.wait();
-            let seconds = started.elapsed().as_secs_f64();
-            best = best.max((half * 2 * threads) as f64 / seconds);
+            let began = Instant::now();
+            black_box(black_box(&left) == black_box(&right));
+            passes.push((began, Instant::now()));
         }
-        best
-    })
+        passes
+    };
+    let threads_passes: Vec<Vec<(Instant, Instant)>> = thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
+        handles
+            .into_iter()
+            .filter_map(|handle| handle.join().ok())
+            .collect()
+    });
+    let speed = |pass: usize| {
+        let times = || threads_passes.iter().filter_map(|passes| passes.get(pass));
+        let began = times().map(|(began, _)| *began).min()?;
+        let ended = times().map(|(_, ended)| *ended).max()?;
+        Some((half * 2 * threads) as f64 / ended.duration_since(began).as_secs_f64())
+    };
+    (0..PASSES).filter_map(speed).fold(0.0, f64::max)
 }
 
 impl Roofline {
