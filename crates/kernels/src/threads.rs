@@ -24,7 +24,7 @@
 //! ```
 
 use std::any::Any;
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -77,13 +77,9 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     handles: Vec<Thread>,
-    /// A region is running. A second caller then works alone instead of waiting.
+    /// A region is running. Whoever asks for another, from inside or outside, then works alone
+    /// instead of waiting.
     busy: AtomicBool,
-}
-
-thread_local! {
-    /// This thread is inside a region, so that a region it asks for runs serially.
-    static INSIDE_REGION: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Pool {
@@ -133,7 +129,7 @@ impl Pool {
     /// Like [`Pool::run`], and tells `f` which thread it is on: `f(worker, unit)` with `worker <
     /// threads()`, so that each may have its own scratch.
     pub fn run_indexed(&self, units: usize, f: &(dyn Fn(usize, usize) + Sync)) {
-        let alone = units <= 1 || self.workers.is_empty() || INSIDE_REGION.get();
+        let alone = units <= 1 || self.workers.is_empty();
         if alone || self.busy.swap(true, Ordering::Acquire) {
             for unit in 0..units {
                 f(0, unit);
@@ -217,7 +213,6 @@ fn lock(
 /// caller and ends the claiming on every thread.
 fn claim(shared: &Shared, worker: usize, f: &(dyn Fn(usize, usize) + Sync)) {
     let units = shared.units.load(Ordering::Relaxed);
-    INSIDE_REGION.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         loop {
             let unit = shared.next.0.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +222,6 @@ fn claim(shared: &Shared, worker: usize, f: &(dyn Fn(usize, usize) + Sync)) {
             f(worker, unit);
         }
     }));
-    INSIDE_REGION.set(false);
     if let Err(payload) = outcome {
         // Half the range, so that the claims still to come cannot wrap it round.
         shared.next.0.store(usize::MAX / 2, Ordering::Relaxed);

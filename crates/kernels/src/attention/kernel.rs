@@ -1,12 +1,16 @@
 //! The inner loops of attention, over one block and one KV head, each with its scalar twin.
 //!
-//! Both products are of one kind: rows of f32 times a matrix of f16 or f32 that lies in memory in the
+//! Both products are of one kind: rows of f32 times a matrix of f16 (or f32) that lies in memory in the
 //! order it is used, each output lane a chain of fused multiply-adds along the inner index:
 //!
 //! ```text
 //! score  (row, slot) = sum over dim   q (row, dim)  * k (dim, slot)     dim in order, from 0
-//! weigh  (row, dim) += sum over slot  p (row, slot) * v (slot, dim)     slot in order, going on
+//! weigh  (row, dim)  = sum over slot  p (row, slot) * v (slot, dim)     slot in order, from 0
 //! ```
+//!
+//! f16 is widened on its way into the registers, again for every dozen rows. Widening a block or a
+//! span into scratch once for all rows of a tile was tried and is slower: the products gain less
+//! than the extra pass over memory costs.
 //!
 //! So a row's bits depend neither on the rows beside it nor on how many were computed at once.
 
@@ -24,15 +28,44 @@ pub(crate) struct Rows<'a> {
     pub count: usize,
 }
 
+/// A piece of the right-hand matrix: `inner` lines without gaps, which the values of the rows from
+/// `at` on are multiplied with.
+#[derive(Clone, Copy)]
+pub(crate) struct Panel<'a> {
+    pub lines: &'a [u8],
+    /// Lines of the same shape that will be read after these, or nothing. A head's part of a
+    /// block is about one page, where the hardware's prefetcher stops, and the next is elsewhere:
+    /// so it is asked for while this one is multiplied.
+    pub ahead: &'a [u8],
+    pub at: usize,
+    pub inner: usize,
+}
+
+impl<'a> Panel<'a> {
+    pub(crate) const NONE: Panel<'a> = Panel {
+        lines: &[],
+        ahead: &[],
+        at: 0,
+        inner: 0,
+    };
+
+    /// For the dumb twin.
+    fn value(&self, precision: Precision, index: usize) -> f32 {
+        let at = &self.lines[index * precision.bytes()..];
+        match precision {
+            Precision::F16 => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
+            Precision::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+        }
+    }
+}
+
 simd_fn! {
     /// Scores of one block: `out` is (row, slot) with `out_stride` between rows, 32 slots written
-    /// in each; `q` is (row, dim); `k` is (dim, slot), and `ahead` what will be read next.
+    /// in each; `q` is (row, dim); `k` is (dim, slot).
     pub(crate) fn score(
         precision: Precision,
         q: Rows<'_>,
-        dim: usize,
-        k: &[u8],
-        ahead: &[u8],
+        k: Panel<'_>,
         out: &mut [f32],
         out_stride: usize,
     ) = scalar_score, simd_score;
@@ -41,30 +74,20 @@ simd_fn! {
 fn scalar_score(
     precision: Precision,
     q: Rows<'_>,
-    dim: usize,
-    k: &[u8],
-    _: &[u8],
+    k: Panel<'_>,
     out: &mut [f32],
     out_stride: usize,
 ) {
     for r in 0..q.count {
-        let q = &q.values[r * q.stride..][..dim];
+        let q = &q.values[r * q.stride..][..k.inner];
         let out = &mut out[r * out_stride..][..BLOCK_SLOTS];
         for (slot, out) in out.iter_mut().enumerate() {
             let mut sum = 0.0f32;
             for (d, q) in q.iter().enumerate() {
-                sum = q.mul_add(value_at(precision, k, d * BLOCK_SLOTS + slot), sum);
+                sum = q.mul_add(k.value(precision, d * BLOCK_SLOTS + slot), sum);
             }
             *out = sum;
         }
-    }
-}
-
-fn value_at(precision: Precision, bytes: &[u8], index: usize) -> f32 {
-    let at = &bytes[index * precision.bytes()..];
-    match precision {
-        Precision::F16 => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
-        Precision::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
     }
 }
 
@@ -73,52 +96,40 @@ fn simd_score<S: Simd>(
     s: S,
     precision: Precision,
     q: Rows<'_>,
-    dim: usize,
-    k: &[u8],
-    ahead: &[u8],
+    k: Panel<'_>,
     out: &mut [f32],
     out_stride: usize,
 ) {
     match precision {
-        Precision::F16 => {
-            product::<S, false, false>(s, q, dim, k, ahead, BLOCK_SLOTS, out, out_stride);
-        }
-        Precision::F32 => {
-            product::<S, false, true>(s, q, dim, k, ahead, BLOCK_SLOTS, out, out_stride);
-        }
+        Precision::F16 => product::<S, false>(s, q, &[k], BLOCK_SLOTS, out, out_stride),
+        Precision::F32 => product::<S, true>(s, q, &[k], BLOCK_SLOTS, out, out_stride),
     }
 }
 
 simd_fn! {
-    /// Adds one block's values: `out` is (row, dim) without gaps; `p` is (row, slot), of which the
-    /// first `slots` are used; `v` is (slot, dim), and `ahead` what will be read next.
+    /// The values of some blocks, weighted: `out` is (row, dim) without gaps; `p` is (row, slot);
+    /// each panel of `v` is (slot, dim).
     pub(crate) fn weigh(
         precision: Precision,
         p: Rows<'_>,
-        slots: usize,
-        v: &[u8],
-        ahead: &[u8],
+        v: &[Panel<'_>],
         dim: usize,
         out: &mut [f32],
     ) = scalar_weigh, simd_weigh;
 }
 
-fn scalar_weigh(
-    precision: Precision,
-    p: Rows<'_>,
-    slots: usize,
-    v: &[u8],
-    _: &[u8],
-    dim: usize,
-    out: &mut [f32],
-) {
+fn scalar_weigh(precision: Precision, p: Rows<'_>, v: &[Panel<'_>], dim: usize, out: &mut [f32]) {
     for r in 0..p.count {
-        let p = &p.values[r * p.stride..][..slots];
+        let p = &p.values[r * p.stride..];
         let out = &mut out[r * dim..][..dim];
         for (d, out) in out.iter_mut().enumerate() {
-            for (slot, p) in p.iter().enumerate() {
-                *out = p.mul_add(value_at(precision, v, slot * dim + d), *out);
+            let mut sum = 0.0f32;
+            for v in v {
+                for slot in 0..v.inner {
+                    sum = p[v.at + slot].mul_add(v.value(precision, slot * dim + d), sum);
+                }
             }
+            *out = sum;
         }
     }
 }
@@ -128,30 +139,23 @@ fn simd_weigh<S: Simd>(
     s: S,
     precision: Precision,
     p: Rows<'_>,
-    slots: usize,
-    v: &[u8],
-    ahead: &[u8],
+    v: &[Panel<'_>],
     dim: usize,
     out: &mut [f32],
 ) {
     match precision {
-        Precision::F16 => product::<S, true, false>(s, p, slots, v, ahead, dim, out, dim),
-        Precision::F32 => product::<S, true, true>(s, p, slots, v, ahead, dim, out, dim),
+        Precision::F16 => product::<S, false>(s, p, v, dim, out, dim),
+        Precision::F32 => product::<S, true>(s, p, v, dim, out, dim),
     }
 }
 
-/// `out (row, column) = [out +] sum over i  a (row, i) * b (i, column)`, `b` of f16 (`WIDE`: f32) with
-/// `width` columns and no gaps.
-///
-/// A head's part of a block is about one page, where the hardware's prefetcher stops, and the next
-/// one is elsewhere: so while `b` is read, the same lines of `ahead` are asked for.
+/// `out (row, column) = sum over panels and i  a (row, at + i) * panel (i, column)`, panels of
+/// `width` columns of f16 (`WIDE`: f32).
 #[inline(always)]
-fn product<S: Simd, const ADD: bool, const WIDE: bool>(
+fn product<S: Simd, const WIDE: bool>(
     s: S,
     a: Rows<'_>,
-    inner: usize,
-    b: &[u8],
-    ahead: &[u8],
+    panels: &[Panel<'_>],
     width: usize,
     out: &mut [f32],
     out_stride: usize,
@@ -159,12 +163,13 @@ fn product<S: Simd, const ADD: bool, const WIDE: bool>(
     if a.count == 0 {
         return;
     }
-    // Every address below is within these: checked once here, not in the loop.
-    assert!((a.count - 1) * a.stride + inner <= a.values.len());
     let precision = if WIDE { Precision::F32 } else { Precision::F16 };
-    let size = precision.bytes();
-    assert!(size * inner * width <= b.len());
+    // Every address of a tile is within these: checked once here, not in the loop.
     assert!((a.count - 1) * out_stride + width <= out.len());
+    for panel in panels {
+        assert!((a.count - 1) * a.stride + panel.at + panel.inner <= a.values.len());
+        assert!(precision.bytes() * panel.inner * width <= panel.lines.len());
+    }
 
     let whole = width / 16 * 16;
     let mut column = 0;
@@ -178,19 +183,11 @@ fn product<S: Simd, const ADD: bool, const WIDE: bool>(
         while row < a.count {
             let rows = (a.count - row).min(S::ROWS);
             // SAFETY: rows `row..row + rows` are below `a.count`, columns `column..column + 16
-            // * cols` below `width`; with the assertions above every address of the tile is
-            // inside its slice.
+            // * cols` below `width`, and the sizes were asserted above.
             unsafe {
                 let a = (a.values.as_ptr().add(row * a.stride), a.stride);
-                // Once for all rows; without anything ahead, what is being read anyway.
-                let ahead = if row == 0 && ahead.len() == b.len() {
-                    ahead.as_ptr().wrapping_add(size * column)
-                } else {
-                    b.as_ptr().add(size * column)
-                };
-                let b = (b.as_ptr().add(size * column), size * width);
                 let out = (out.as_mut_ptr().add(row * out_stride + column), out_stride);
-                tiles::<S, ADD, WIDE>(s, rows, cols, inner, a, b, ahead, out);
+                tiles::<S, WIDE>(s, rows, cols, a, panels, width, column, row == 0, out);
             }
             row += rows;
         }
@@ -199,14 +196,12 @@ fn product<S: Simd, const ADD: bool, const WIDE: bool>(
     // Head sizes that are not whole vectors: the same chain, one column at a time.
     for r in 0..a.count {
         for column in whole..width {
-            let mut sum = if ADD {
-                out[r * out_stride + column]
-            } else {
-                0.0
-            };
-            for i in 0..inner {
-                sum = a.values[r * a.stride + i]
-                    .mul_add(value_at(precision, b, i * width + column), sum);
+            let mut sum = 0.0f32;
+            for panel in panels {
+                for i in 0..panel.inner {
+                    let a = a.values[r * a.stride + panel.at + i];
+                    sum = a.mul_add(panel.value(precision, i * width + column), sum);
+                }
             }
             out[r * out_stride + column] = sum;
         }
@@ -218,28 +213,29 @@ fn product<S: Simd, const ADD: bool, const WIDE: bool>(
 /// # Safety
 /// - As for [`tile`], with `rows` and `cols` for `R` and `C`; `rows <= S::ROWS`, `cols <= S::COLS`.
 #[inline(always)]
-unsafe fn tiles<S: Simd, const ADD: bool, const WIDE: bool>(
+unsafe fn tiles<S: Simd, const WIDE: bool>(
     s: S,
     rows: usize,
     cols: usize,
-    inner: usize,
     a: (*const f32, usize),
-    b: (*const u8, usize),
-    ahead: *const u8,
+    panels: &[Panel<'_>],
+    width: usize,
+    column: usize,
+    first: bool,
     out: (*mut f32, usize),
 ) {
     macro_rules! pick {
         ($($r:literal)*) => {
             match (rows, cols) {
                 $(
-                    ($r, 2) if S::COLS >= 2 && $r <= S::ROWS => {
-                        // SAFETY: the caller's promise.
-                        unsafe { tile::<S, $r, 2, ADD, WIDE>(s, inner, a, b, ahead, out) }
-                    }
-                    ($r, 1) if $r <= S::ROWS => {
-                        // SAFETY: the caller's promise.
-                        unsafe { tile::<S, $r, 1, ADD, WIDE>(s, inner, a, b, ahead, out) }
-                    }
+                    // SAFETY: the caller's promise.
+                    ($r, 2) if S::COLS >= 2 && $r <= S::ROWS => unsafe {
+                        tile::<S, $r, 2, WIDE>(s, a, panels, width, column, first, out)
+                    },
+                    // SAFETY: the caller's promise.
+                    ($r, 1) if $r <= S::ROWS => unsafe {
+                        tile::<S, $r, 1, WIDE>(s, a, panels, width, column, first, out)
+                    },
                 )*
                 _ => unreachable!("no tile of {rows} rows and {cols} columns"),
             }
@@ -248,52 +244,55 @@ unsafe fn tiles<S: Simd, const ADD: bool, const WIDE: bool>(
     pick!(1 2 3 4 5 6 7 8 9 10 11 12);
 }
 
-/// `R` rows by `C` vectors of [`product`], accumulated in registers. `a`, `b` and `out` are a
-/// pointer and the distance of rows: in values, for `b` in bytes.
+/// `R` rows by `C` vectors of [`product`], accumulated in registers over all panels. `a` and `out`
+/// are a pointer and the distance of rows. The `first` tile of some columns asks for what is ahead.
 ///
 /// # Safety
-/// - `a` has `R` rows of `inner` values; `b` has `inner` rows of `32 * C` bytes (`WIDE`: `64 * C`); `out` has `R` rows
-///   of `16 * C` values that nothing else refers to.
+/// - `a` has `R` rows as long as the panels ask; panels have lines of `width` values, of which the
+///   tile takes `16 * C` from `column` on; `out` has `R` rows of `16 * C` values that nothing else
+///   refers to.
 #[inline(always)]
-unsafe fn tile<S: Simd, const R: usize, const C: usize, const ADD: bool, const WIDE: bool>(
+unsafe fn tile<S: Simd, const R: usize, const C: usize, const WIDE: bool>(
     s: S,
-    inner: usize,
     a: (*const f32, usize),
-    b: (*const u8, usize),
-    ahead: *const u8,
+    panels: &[Panel<'_>],
+    width: usize,
+    column: usize,
+    first: bool,
     out: (*mut f32, usize),
 ) {
+    let size = if WIDE { 4 } else { 2 };
     let mut acc = [[s.splat(0.0); C]; R];
-    if ADD {
-        for r in 0..R {
+    for panel in panels {
+        let b = panel.lines.as_ptr().wrapping_add(size * column);
+        // With nothing ahead, what is being read anyway.
+        let ahead = if first && !panel.ahead.is_empty() {
+            panel.ahead.as_ptr().wrapping_add(size * column)
+        } else {
+            b
+        };
+        // SAFETY: the rows of `a` reach to the panel's end.
+        let a = (unsafe { a.0.add(panel.at) }, a.1);
+        for i in 0..panel.inner {
+            s.prefetch(ahead.wrapping_add(i * size * width));
+            let mut line = [s.splat(0.0); C];
             for c in 0..C {
-                // SAFETY: row `r` of `out` has vector `c`.
-                acc[r][c] = s.load(unsafe { &*out.0.add(r * out.1 + 16 * c).cast() });
+                // SAFETY: line `i` of the panel has vector `c`.
+                line[c] = unsafe {
+                    let at = b.add(size * (i * width + 16 * c));
+                    if WIDE {
+                        s.load(&at.cast::<[f32; 16]>().read_unaligned())
+                    } else {
+                        s.load_half(&*at.cast())
+                    }
+                };
             }
-        }
-    }
-    for i in 0..inner {
-        s.prefetch(ahead.wrapping_add(i * b.1));
-        let mut line = [s.splat(0.0); C];
-        for c in 0..C {
-            // SAFETY: row `i` of `b` has vector `c`.
-            line[c] = unsafe {
-                if WIDE {
-                    s.load(
-                        &b.0.add(i * b.1 + 64 * c)
-                            .cast::<[f32; 16]>()
-                            .read_unaligned(),
-                    )
-                } else {
-                    s.load_half(&*b.0.add(i * b.1 + 32 * c).cast())
+            for r in 0..R {
+                // SAFETY: row `r` of `a` has value `i`.
+                let x = s.splat(unsafe { *a.0.add(r * a.1 + i) });
+                for c in 0..C {
+                    acc[r][c] = s.fma(x, line[c], acc[r][c]);
                 }
-            };
-        }
-        for r in 0..R {
-            // SAFETY: row `r` of `a` has value `i`.
-            let x = s.splat(unsafe { *a.0.add(r * a.1 + i) });
-            for c in 0..C {
-                acc[r][c] = s.fma(x, line[c], acc[r][c]);
             }
         }
     }

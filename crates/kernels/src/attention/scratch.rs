@@ -1,8 +1,8 @@
 //! Memory attention works in, reserved before a step.
 //!
 //! ```text
-//! per thread:  q (row, dim)  total (row, dim)  partial (row, dim)  max, inverse (row)
-//!              scores (span, row, 256 + pad)
+//! per thread:  q (row, dim)  total (row, dim)  partial (row, dim)
+//!              max, inverse (row)  scores (span, row, 256 + pad)
 //! split:       per (job, kv_head, span): scores (row, 256 + pad)  partial (row, dim)  max, sum (row)
 //! ```
 //!

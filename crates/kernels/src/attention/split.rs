@@ -126,7 +126,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         let seen = step::sees_span(job, unit, span);
         if seen {
             let q = area(worker, &place).q;
-            step::load_queries(job, unit, q);
+            step::load_queries(table, job, unit, q);
             step::score_span(table, job, unit, span, q, scores);
         }
         for (r, row) in scores.chunks_exact(SCORE_STRIDE).enumerate() {

@@ -1,9 +1,9 @@
 //! The steps both paths are made of, for one span and the rows of one unit.
 
 use super::block::{BLOCK_SLOTS, Block};
-use super::kernel::{self, Rows};
+use super::kernel::{self, Panel, Rows};
 use super::scratch::{SCORE_STRIDE, span_blocks};
-use super::{Attend, SPAN_SLOTS};
+use super::{Attend, SPAN_BLOCKS, SPAN_SLOTS};
 use crate::cpu::Table;
 use crate::ops;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,18 +54,24 @@ fn sees(job: &Attend<'_>, unit: &Unit, block: &Block<'_>) -> bool {
     first.start < last.end
 }
 
+/// Every query of the unit sees every slot of the block.
+fn sees_all(job: &Attend<'_>, unit: &Unit, block: &Block<'_>) -> bool {
+    let first = visible(job, block, unit.position(job, 0));
+    let last = visible(job, block, unit.position(job, unit.queries - 1));
+    last.start == 0 && first.end == BLOCK_SLOTS
+}
+
 pub(super) fn sees_span(job: &Attend<'_>, unit: &Unit, span: usize) -> bool {
     span_blocks(span, job.view.blocks()).any(|b| sees(job, unit, &job.view.block(b)))
 }
 
 /// The unit's queries, scaled, as (row, dim).
-pub(super) fn load_queries(job: &Attend<'_>, unit: &Unit, q: &mut [f32]) {
+pub(super) fn load_queries(table: Table, job: &Attend<'_>, unit: &Unit, q: &mut [f32]) {
     let dim = job.shape.head_dim;
     for (r, to) in q.chunks_exact_mut(dim).take(unit.rows()).enumerate() {
         let from = &job.q[unit.offset(job, r)..][..dim];
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = from * job.scale;
-        }
+        to.copy_from_slice(from);
+        ops::scale(table, to, job.scale);
     }
 }
 
@@ -93,17 +99,16 @@ pub(super) fn score_span(
             stride: dim,
             count: unit.rows(),
         };
-        let (k, ahead) = head(job, unit, b, |b| b.k);
-        kernel::score(
-            table,
-            job.shape.precision,
-            q,
-            dim,
-            k,
-            ahead,
-            scores,
-            SCORE_STRIDE,
-        );
+        let k = Panel {
+            lines: head(job, unit, b, |b| b.k),
+            ahead: head(job, unit, b + 1, |b| b.k),
+            at: 0,
+            inner: dim,
+        };
+        kernel::score(table, job.shape.precision, q, k, scores, SCORE_STRIDE);
+        if job.softcap.is_none() && sees_all(job, unit, &block) {
+            continue;
+        }
         for query in 0..unit.queries {
             let seen = visible(job, &block, unit.position(job, query));
             for r in query * unit.group..(query + 1) * unit.group {
@@ -118,22 +123,19 @@ pub(super) fn score_span(
     }
 }
 
-/// One head's part of the keys or values of a block, and of the block after it.
+/// One head's part of the keys or values of a block; nothing beyond the table.
 fn head<'a>(
     job: &'a Attend<'_>,
     unit: &Unit,
     block: usize,
     part: fn(Block<'a>) -> &'a [u8],
-) -> (&'a [u8], &'a [u8]) {
+) -> &'a [u8] {
     let bytes = job.shape.head_bytes();
-    let of = |b: usize| &part(job.view.block(b))[unit.kv_head * bytes..][..bytes];
-    let here = of(block);
-    let next = if block + 1 < job.view.blocks() {
-        of(block + 1)
+    if block < job.view.blocks() {
+        &part(job.view.block(block))[unit.kv_head * bytes..][..bytes]
     } else {
         &[]
-    };
-    (here, next)
+    }
 }
 
 /// The greater; for rows in which nothing is seen it stays minus infinity.
@@ -162,22 +164,35 @@ pub(super) fn weigh_span(
 ) {
     let dim = job.shape.head_dim;
     let last = unit.position(job, unit.queries - 1);
-    partial[..unit.rows() * dim].fill(0.0);
+    let mut panels = [Panel::NONE; SPAN_BLOCKS];
+    let mut count = 0;
     for (i, b) in span_blocks(span, job.view.blocks()).enumerate() {
         let block = job.view.block(b);
         if !sees(job, unit, &block) {
             continue;
         }
-        // Slots that no query of the unit sees yet may not have been written.
-        let slots = visible(job, &block, last).end;
-        let p = Rows {
-            values: &p[i * BLOCK_SLOTS..],
-            stride: SCORE_STRIDE,
-            count: unit.rows(),
+        panels[count] = Panel {
+            lines: head(job, unit, b, |b| b.v),
+            ahead: head(job, unit, b + 1, |b| b.v),
+            at: i * BLOCK_SLOTS,
+            // Slots that no query of the unit sees yet may not have been written.
+            inner: visible(job, &block, last).end,
         };
-        let (v, ahead) = head(job, unit, b, |b| b.v);
-        kernel::weigh(table, job.shape.precision, p, slots, v, ahead, dim, partial);
+        count += 1;
     }
+    let p = Rows {
+        values: p,
+        stride: SCORE_STRIDE,
+        count: unit.rows(),
+    };
+    kernel::weigh(
+        table,
+        job.shape.precision,
+        p,
+        &panels[..count],
+        dim,
+        partial,
+    );
 }
 
 /// Adds the unit's attention mass in one span to the job's counters. With `shared`, other units add

@@ -52,7 +52,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, are
     let rows = unit.rows();
     let per_span = rows * SCORE_STRIDE;
 
-    step::load_queries(job, unit, area.q);
+    step::load_queries(table, job, unit, area.q);
     area.max.fill(f32::NEG_INFINITY);
     for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
         let scores = &mut area.scores[span * per_span..][..per_span];

@@ -60,6 +60,13 @@ pub fn exp(x: f32) -> f32 {
 /// [`exp`] of sixteen lanes.
 #[inline(always)]
 pub(crate) fn exp_lanes<S: Simd>(s: S, x: S::V) -> S::V {
+    let y = exp_lanes_low(s, x);
+    s.if_less(s.splat(HIGHEST), x, s.splat(f32::INFINITY), y)
+}
+
+/// [`exp`] of lanes that are not above [`HIGHEST`].
+#[inline(always)]
+fn exp_lanes_low<S: Simd>(s: S, x: S::V) -> S::V {
     let round = s.splat(ROUND);
     let t = s.fma(x, s.splat(LOG2_E), round);
     let n = s.sub(t, round);
@@ -74,8 +81,7 @@ pub(crate) fn exp_lanes<S: Simd>(s: S, x: S::V) -> S::V {
     q = s.fma(q, r, one);
     q = s.fma(q, r, one);
     let y = s.mul(q, s.power_of_two(t));
-    let y = s.if_less(x, s.splat(LOWEST), s.splat(0.0), y);
-    s.if_less(s.splat(HIGHEST), x, s.splat(f32::INFINITY), y)
+    s.if_less(x, s.splat(LOWEST), s.splat(0.0), y)
 }
 
 simd_fn! {
@@ -101,8 +107,8 @@ fn simd_exp_row<S: Simd>(s: S, x: &mut [f32]) {
 }
 
 simd_fn! {
-    /// `x = e^(x - shift)`; returns the sum over sixteen lanes. With the row's greatest value as
-    /// shift nothing overflows; minus infinity becomes 0.
+    /// `x = e^(x - shift)`; returns the sum over sixteen lanes. `shift` is not below the row's
+    /// greatest value; minus infinity becomes 0.
     pub fn exp_sub_sum(x: &mut [f32], shift: f32) -> f32 = scalar_exp_sub_sum, simd_exp_sub_sum;
 }
 
@@ -121,14 +127,14 @@ fn simd_exp_sub_sum<S: Simd>(s: S, x: &mut [f32], shift: f32) -> f32 {
     let mut acc = s.splat(0.0);
     let (whole, tail) = x.as_chunks_mut::<LANES>();
     for x in whole {
-        let y = exp_lanes(s, s.sub(s.load(x), shift));
+        let y = exp_lanes_low(s, s.sub(s.load(x), shift));
         s.store(y, x);
         acc = s.add(acc, y);
     }
     if !tail.is_empty() {
         // Minus infinity: what is missing adds exactly 0.
         let mut last = super::lanes::padded(tail, f32::NEG_INFINITY);
-        let y = exp_lanes(s, s.sub(s.load(&last), shift));
+        let y = exp_lanes_low(s, s.sub(s.load(&last), shift));
         s.store(y, &mut last);
         tail.copy_from_slice(&last[..tail.len()]);
         acc = s.add(acc, y);

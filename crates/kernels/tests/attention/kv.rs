@@ -274,12 +274,13 @@ pub fn ideal(s: &Sequence, from: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     (out, sum, sum_sq)
 }
 
-/// Tables beyond the scalar one; prints what this CPU cannot run.
+/// The tables of this CPU; prints once what it cannot run.
 pub fn tables() -> Vec<Table> {
-    for kind in Kind::ALL {
-        if Table::new(kind).is_none() {
+    static PRINTED: std::sync::Once = std::sync::Once::new();
+    PRINTED.call_once(|| {
+        for kind in Kind::ALL.into_iter().filter(|k| Table::new(*k).is_none()) {
             println!("not run here: table {}", kind.name());
         }
-    }
+    });
     Table::available().collect()
 }
