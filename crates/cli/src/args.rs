@@ -408,6 +408,8 @@ pub enum Kv {
     #[default]
     Auto,
     F16,
+    /// As computed: for judging the other forms.
+    F32,
 }
 
 impl FromStr for Kv {
@@ -418,10 +420,11 @@ impl FromStr for Kv {
         match text {
             "auto" => Ok(Kv::Auto),
             "f16" => Ok(Kv::F16),
+            "f32" => Ok(Kv::F32),
             _ if LATER.contains(&text) || text.starts_with("k=") || text.starts_with("v=") => {
-                Err("not in this version yet; available now: f16, auto (which is f16)".into())
+                Err("not in this version yet; available now: f16, f32, auto (which is f16)".into())
             }
-            _ => Err("accepted: f16, auto".into()),
+            _ => Err("accepted: f16, f32, auto".into()),
         }
     }
 }
@@ -561,13 +564,13 @@ mod tests {
             ("run --prompt x --memory -4G", vec!["--memory", "4GiB"]),
             (
                 "run --prompt x --kv int4",
-                vec!["--kv", "f16, auto", "not in this version"],
+                vec!["--kv", "f16, f32, auto", "not in this version"],
             ),
             (
                 "run --prompt x --kv k=int8,v=int4",
                 vec!["--kv", "not in this version"],
             ),
-            ("run --prompt x --kv seven", vec!["--kv", "f16, auto"]),
+            ("run --prompt x --kv seven", vec!["--kv", "f16, f32, auto"]),
             (
                 "run --prompt x --policy window",
                 vec!["--policy", "full", "not in this version"],

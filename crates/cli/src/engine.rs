@@ -12,7 +12,7 @@ use haversack::sample::{SampleOptions, Sampler};
 use haversack::text::chat::encode_chat;
 use haversack::text::template::{Message, RenderOptions};
 use haversack::text::tokenizer::EncodeOptions;
-use haversack::{Activations, LoadOptions, Model, Repack};
+use haversack::{Activations, LoadOptions, Model, Precision, Repack};
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -63,6 +63,7 @@ pub fn load(model: Option<&str>, compute: &Compute) -> Result<Engine> {
             budget_bytes: compute
                 .memory
                 .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+            kv: precision(compute),
             ..RuntimeOptions::default()
         },
     );
@@ -90,6 +91,13 @@ fn room(runtime: &Runtime, budget: Option<u64>) -> usize {
     blocks.map_or(context, |blocks| {
         context.min(blocks.saturating_mul(BLOCK_SLOTS))
     })
+}
+
+fn precision(compute: &Compute) -> Precision {
+    match compute.kv.unwrap_or_default() {
+        args::Kv::Auto | args::Kv::F16 => Precision::F16,
+        args::Kv::F32 => Precision::F32,
+    }
 }
 
 pub fn threads(compute: &Compute) -> usize {
@@ -184,13 +192,17 @@ impl Engine {
     /// The `kv` object of the contract.
     pub fn kv_json(&self, tokens_seen: u64, rows: usize) -> Json {
         let store = self.runtime.store();
+        let (codec, bits) = match self.runtime.precision() {
+            Precision::F16 => ("f16", 16.0),
+            Precision::F32 => ("f32", 32.0),
+        };
         json!({
-            "codec": "f16",
+            "codec": codec,
             "policy": "full",
             "bytes_live": store.bytes_live(),
             "bytes_peak": store.bytes_peak(),
             "bytes_budget": self.budget_bytes,
-            "bits_effective": 16.0,
+            "bits_effective": bits,
             "tokens_seen": tokens_seen,
             "rows_live": rows,
             "rows_peak": rows,

@@ -113,6 +113,14 @@ impl Runtime {
         &self.store
     }
 
+    /// How keys and values are stored.
+    pub fn precision(&self) -> Precision {
+        self.store
+            .layers()
+            .first()
+            .map_or(Precision::F16, |l| l.precision)
+    }
+
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
