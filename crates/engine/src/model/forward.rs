@@ -4,7 +4,7 @@
 //! per span, over its own tables. A row's result does not depend on its neighbours.
 
 use super::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
-use super::weights::{LayerWeights, Weight, Weights};
+use super::weights::{Weight, Weights};
 use haversack_cache::{CacheError, SequenceId, Step, Store};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, Attend, Need};
@@ -58,7 +58,8 @@ pub fn forward(
     for (layer, (c, w)) in config.layers.iter().zip(&weights.layers).enumerate() {
         // Attention.
         norm(exec, &s.x, &w.attn_norm, config, &mut s.normed);
-        s.multiply(exec, weights, Side::Attention, w);
+        let qkv = [(&w.q, &mut s.q), (&w.k, &mut s.k), (&w.v, &mut s.v)];
+        multiply(exec, weights, &mut s.int8, &s.normed, qkv);
         bias(&mut s.q, &w.q_bias);
         bias(&mut s.k, &w.k_bias);
         bias(&mut s.v, &w.v_bias);
@@ -72,22 +73,29 @@ pub fn forward(
             row += span.tokens.len();
         }
         attend(c, exec, store, layer, s, spans)?;
-        s.project(exec, weights, &w.o, Side::Attention);
+        multiply(exec, weights, &mut s.int8, &s.att, [(&w.o, &mut s.y)]);
         bias(&mut s.y, &w.o_bias);
         residual(exec, config, s, &w.post_attn_norm);
 
         // Feed-forward.
         norm(exec, &s.x, &w.ffn_norm, config, &mut s.normed);
-        s.multiply(exec, weights, Side::FeedForward, w);
+        let gate_up = [(&w.gate, &mut s.gate), (&w.up, &mut s.up)];
+        multiply(exec, weights, &mut s.int8, &s.normed, gate_up);
         activate(exec, config, c, &mut s.gate, &s.up);
-        s.project(exec, weights, &w.down, Side::FeedForward);
+        multiply(exec, weights, &mut s.int8, &s.gate, [(&w.down, &mut s.y)]);
         residual(exec, config, s, &w.post_ffn_norm);
     }
 
     // Logits of the rows that were asked for.
     s.gather(config, spans);
     norm(exec, &s.y, &weights.output_norm, config, &mut s.normed);
-    s.logits(exec, config, weights);
+    let logits = [(&weights.output, &mut s.logits)];
+    multiply(exec, weights, &mut s.int8, &s.normed, logits);
+    if let Some(cap) = config.logit_cap {
+        s.logits
+            .iter_mut()
+            .for_each(|l| *l = cap * (*l / cap).tanh());
+    }
     Ok(())
 }
 
@@ -173,6 +181,7 @@ fn attend(
         .iter()
         .map(|span| store.view(span.sequence, layer))
         .collect::<Result<_, _>>()?;
+    s.att.resize(s.q.len(), 0.0);
     let (mut q, mut out) = (&s.q[..], &mut s.att[..]);
     let mut jobs = Vec::with_capacity(spans.len());
     for (span, view) in spans.iter().zip(&views) {
@@ -230,17 +239,40 @@ fn activate(exec: Exec<'_>, config: &Config, c: &LayerConfig, gate: &mut [f32], 
     });
 }
 
-#[derive(Clone, Copy)]
-enum Side {
-    Attention,
-    FeedForward,
+/// All products of one input, in one pass over the threads; each output is (row, w.rows).
+fn multiply<const N: usize>(
+    exec: Exec<'_>,
+    weights: &Weights,
+    int8: &mut Option<Int8Rows>,
+    x: &[f32],
+    outputs: [(&Weight, &mut Vec<f32>); N],
+) {
+    let cols = outputs[0].0.cols;
+    let rows = x.len() / cols;
+    // Only whole groups of 32 have an int8 form; products of other widths have float weights anyway.
+    let int8 = int8.as_mut().filter(|_| cols.is_multiple_of(32));
+    let int8 = int8.map(|int8| {
+        int8.quantise(exec, x, rows, cols);
+        &*int8
+    });
+    let mut products = outputs.map(|(w, out)| {
+        out.resize(rows * w.rows, 0.0);
+        let w = weights.matrix(w);
+        Product { w, out }
+    });
+    let input = Input {
+        rows,
+        cols,
+        x,
+        int8,
+    };
+    matmul(exec, input, &mut products);
 }
 
 /// Everything a step computes in, allocated once for `rows_max` rows.
 pub struct Scratch {
-    rows: usize,
-    int8_wanted: bool,
-    int8: Int8Rows,
+    /// Present on the fast path.
+    int8: Option<Int8Rows>,
     attention: attention::Scratch,
     /// (row, dim): the residual stream, and what a block adds to it.
     x: Vec<f32>,
@@ -263,9 +295,7 @@ pub struct Scratch {
 impl Scratch {
     pub fn new(config: &Config, int8: bool) -> Scratch {
         Scratch {
-            rows: 0,
-            int8_wanted: int8,
-            int8: Int8Rows::with_capacity(0, 0),
+            int8: int8.then(|| Int8Rows::with_capacity(0, 0)),
             attention: attention::Scratch::new(Need {
                 threads: 1,
                 jobs: 1,
@@ -305,7 +335,6 @@ impl Scratch {
     }
 
     fn begin(&mut self, config: &Config, exec: Exec<'_>, spans: &[Span<'_>], rows: usize) {
-        self.rows = rows;
         let longest = spans
             .iter()
             .map(|s| s.position as usize + s.tokens.len())
@@ -330,88 +359,6 @@ impl Scratch {
         }
     }
 
-    /// The products that read the normed stream: q, k, v or gate, up, in one pass.
-    fn multiply(&mut self, exec: Exec<'_>, weights: &Weights, side: Side, w: &LayerWeights) {
-        let rows = self.rows;
-        let cols = w.q.cols;
-        let input = input(
-            exec,
-            self.int8_wanted,
-            &mut self.int8,
-            &self.normed,
-            rows,
-            cols,
-        );
-        let product = |w: &Weight, out: &'_ mut Vec<f32>| out.resize(rows * w.rows, 0.0);
-        match side {
-            Side::Attention => {
-                self.att.resize(rows * w.q.rows, 0.0);
-                for (w, out) in [
-                    (&w.q, &mut self.q),
-                    (&w.k, &mut self.k),
-                    (&w.v, &mut self.v),
-                ] {
-                    product(w, out);
-                }
-                matmul(
-                    exec,
-                    input,
-                    &mut [
-                        Product {
-                            w: weights.matrix(&w.q),
-                            out: &mut self.q,
-                        },
-                        Product {
-                            w: weights.matrix(&w.k),
-                            out: &mut self.k,
-                        },
-                        Product {
-                            w: weights.matrix(&w.v),
-                            out: &mut self.v,
-                        },
-                    ],
-                );
-            }
-            Side::FeedForward => {
-                for (w, out) in [(&w.gate, &mut self.gate), (&w.up, &mut self.up)] {
-                    product(w, out);
-                }
-                matmul(
-                    exec,
-                    input,
-                    &mut [
-                        Product {
-                            w: weights.matrix(&w.gate),
-                            out: &mut self.gate,
-                        },
-                        Product {
-                            w: weights.matrix(&w.up),
-                            out: &mut self.up,
-                        },
-                    ],
-                );
-            }
-        }
-    }
-
-    /// Back to the width of the stream, into `y`.
-    fn project(&mut self, exec: Exec<'_>, weights: &Weights, w: &Weight, side: Side) {
-        let x = match side {
-            Side::Attention => &self.att,
-            Side::FeedForward => &self.gate,
-        };
-        let input = input(exec, self.int8_wanted, &mut self.int8, x, self.rows, w.cols);
-        self.y.resize(self.rows * w.rows, 0.0);
-        matmul(
-            exec,
-            input,
-            &mut [Product {
-                w: weights.matrix(w),
-                out: &mut self.y,
-            }],
-        );
-    }
-
     /// Moves the rows that want logits to the front of `y`.
     fn gather(&mut self, config: &Config, spans: &[Span<'_>]) {
         let dim = config.dim;
@@ -423,58 +370,7 @@ impl Scratch {
             kept += wanted.len();
             first += span.tokens.len();
         }
-        self.rows = kept;
         self.y.truncate(kept * dim);
         self.normed.truncate(kept * dim);
-    }
-
-    fn logits(&mut self, exec: Exec<'_>, config: &Config, weights: &Weights) {
-        self.logits.resize(self.rows * config.vocab, 0.0);
-        if self.rows == 0 {
-            return;
-        }
-        let input = input(
-            exec,
-            self.int8_wanted,
-            &mut self.int8,
-            &self.normed,
-            self.rows,
-            config.dim,
-        );
-        matmul(
-            exec,
-            input,
-            &mut [Product {
-                w: weights.matrix(&weights.output),
-                out: &mut self.logits,
-            }],
-        );
-        if let Some(cap) = config.logit_cap {
-            self.logits
-                .iter_mut()
-                .for_each(|l| *l = cap * (*l / cap).tanh());
-        }
-    }
-}
-
-/// What a product reads: the f32 rows, and their int8 form on the fast path.
-fn input<'a>(
-    exec: Exec<'_>,
-    wanted: bool,
-    int8: &'a mut Int8Rows,
-    x: &'a [f32],
-    rows: usize,
-    cols: usize,
-) -> Input<'a> {
-    // Only whole groups of 32 have an int8 form; products of other widths have float weights anyway.
-    let int8 = (wanted && cols.is_multiple_of(32)).then(|| {
-        int8.quantise(exec, x, rows, cols);
-        &*int8
-    });
-    Input {
-        rows,
-        cols,
-        x,
-        int8,
     }
 }

@@ -19,27 +19,7 @@ use std::path::{Path, PathBuf};
 use vocab::Vocab;
 use weights::{Look, stream};
 
-/// The architectures, by their names in files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arch {
-    Llama,
-    Qwen2,
-    Qwen3,
-    Gemma3,
-    Phi3,
-}
-
-impl Arch {
-    pub fn name(self) -> &'static str {
-        match self {
-            Arch::Llama => "llama",
-            Arch::Qwen2 => "qwen2",
-            Arch::Qwen3 => "qwen3",
-            Arch::Gemma3 => "gemma3",
-            Arch::Phi3 => "phi3",
-        }
-    }
-}
+pub use crate::model::config::Arch;
 
 /// How positions are stretched.
 #[derive(Clone, Copy, Debug, PartialEq)]
