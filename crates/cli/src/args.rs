@@ -6,7 +6,6 @@
 //! `Option`s: the command line wins, then the file, then the default.
 
 use crate::bytes;
-use clap::builder::RangedU64ValueParser;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -105,8 +104,14 @@ pub const CONTEXT_MAX: u64 = 1 << 24;
 /// A completion this long outlives its context; the number only has to be an honest one.
 pub const TOKENS_MAX: u64 = (1 << 31) - 1;
 
-fn count(min: u64, max: u64) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(min..=max)
+/// A whole number in a range; whatever else it is, the error says the range.
+fn count(min: u64, max: u64) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync {
+    move |text| {
+        let number = text.parse::<u64>().ok().filter(|n| (min..=max).contains(n));
+        number
+            .and_then(|n| usize::try_from(n).ok())
+            .ok_or_else(|| format!("accepted: a whole number in {min}..={max}"))
+    }
 }
 
 /// Sampling flags of `run` and `chat`.
@@ -557,8 +562,14 @@ mod tests {
     fn refusals_name_the_flag_and_what_it_accepts() {
         for (line, names) in [
             ("run --prompt x -n 0", vec!["max-tokens", "1..=2147483647"]),
-            ("run --prompt x -n -5", vec!["max-tokens", "-5"]),
-            ("run --prompt x -n 99999999999999999999", vec!["max-tokens"]),
+            (
+                "run --prompt x -n -5",
+                vec!["max-tokens", "-5", "1..=2147483647"],
+            ),
+            (
+                "run --prompt x -n 99999999999999999999",
+                vec!["max-tokens", "1..=2147483647"],
+            ),
             ("run --prompt x --threads 0", vec!["--threads", "1..=256"]),
             ("run --prompt x --memory 4GB", vec!["--memory", "4GiB"]),
             ("run --prompt x --memory -4G", vec!["--memory", "4GiB"]),
