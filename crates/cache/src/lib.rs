@@ -1,4 +1,5 @@
 #![forbid(unsafe_code)]
+//! Keys and values of a language model in small blocks. The page below says the whole idea.
 #![doc = include_str!("../README.md")]
 
 mod error;
