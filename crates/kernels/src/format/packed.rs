@@ -49,7 +49,7 @@
 //! ```
 
 use super::WeightType::{self, *};
-use super::gguf::{self, GROUP, Scales};
+use super::gguf::{self, GROUP, Quad, Scales};
 
 /// Rows of a strip, one per lane of a reduction.
 pub const STRIP: usize = 16;
@@ -176,6 +176,19 @@ pub fn pack_strip(ty: WeightType, cols: usize, rows: &[u8], n_rows: usize, out: 
     if row_bytes == 0 {
         return;
     }
+    // The type is a constant in each arm, so that its loop is compiled for it alone.
+    macro_rules! one_loop_each {
+        ($($ty:ident)*) => {
+            match ty {
+                $( $ty => pack_rows($ty, row_bytes, rows, out), )*
+            }
+        };
+    }
+    one_loop_each!(F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS);
+}
+
+#[inline(always)]
+fn pack_rows(ty: WeightType, row_bytes: usize, rows: &[u8], out: &mut [u8]) {
     for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
         if ty.is_float() {
             pack_float_row(ty.block_bytes(), row, r, out);
@@ -185,6 +198,7 @@ pub fn pack_strip(ty: WeightType, cols: usize, rows: &[u8], n_rows: usize, out: 
     }
 }
 
+#[inline(always)]
 fn pack_float_row(width: usize, row: &[u8], r: usize, out: &mut [u8]) {
     let places = out.chunks_exact_mut(width * STRIP);
     for (value, place) in row.chunks_exact(width).zip(places) {
@@ -192,6 +206,7 @@ fn pack_float_row(width: usize, row: &[u8], r: usize, out: &mut [u8]) {
     }
 }
 
+#[inline(always)]
 fn pack_row(ty: WeightType, row: &[u8], r: usize, out: &mut [u8]) {
     let shape = Shape::of(ty);
     let groups_per_block = ty.block_len() / GROUP;
@@ -200,69 +215,67 @@ fn pack_row(ty: WeightType, row: &[u8], r: usize, out: &mut [u8]) {
             let group = b * groups_per_block + g;
             let record =
                 &mut out[group / shape.groups * shape.record_bytes..][..shape.record_bytes];
-            let codes = gguf::codes(ty, block, g);
+            let quads = gguf::codes(ty, block, g);
             let place = &mut record[group % shape.groups * shape.code_bytes..][..shape.code_bytes];
-            pack_codes(shape.bits, &codes, r, place);
-            pack_scales(
-                ty,
-                &gguf::scales(ty, block, g),
-                group % shape.groups,
-                r,
-                record,
-            );
+            pack_codes(shape.bits, &quads, r, place);
+            let scales = gguf::scales(ty, block, g);
+            pack_scales(ty, &scales, group % shape.groups, r, record);
         }
     }
 }
 
 /// Spreads a row's 32 codes over the planes of a group.
-fn pack_codes(bits: Bits, codes: &[u8; GROUP], r: usize, out: &mut [u8]) {
+#[inline(always)]
+fn pack_codes(bits: Bits, quads: &[Quad; GROUP / 4], r: usize, out: &mut [u8]) {
     let (vectors, _) = out.as_chunks_mut::<VECTOR>();
-    let quads = codes.as_chunks::<4>().0;
-    let at = 4 * r;
+    let mut put = |vector: usize, quad: Quad| {
+        vectors[vector][4 * r..4 * r + 4].copy_from_slice(&quad.to_le_bytes());
+    };
+    // Bit `from` of each code, a bit for each quad.
+    let bit = |from: u32| {
+        let bits = quads.iter().enumerate();
+        bits.fold(0, |v, (q, quad)| v | (quad >> from & 0x0101_0101) << q)
+    };
+    // Bits `from` and `from + 1` of each code, a pair for each quad of the first or second four.
+    let pairs = |from: u32, four: usize| {
+        let pairs = quads[4 * four..4 * four + 4].iter().enumerate();
+        pairs.fold(0, |v, (j, quad)| {
+            v | (quad >> from & 0x0303_0303) << (2 * j)
+        })
+    };
     match bits {
         Bits::Eight => {
-            for (quad, vector) in quads.iter().zip(vectors) {
-                vector[at..at + 4].copy_from_slice(quad);
+            for (vector, quad) in quads.iter().enumerate() {
+                put(vector, *quad);
             }
         }
         Bits::Four | Bits::Five | Bits::Six => {
             for i in 0..4 {
-                for b in 0..4 {
-                    vectors[i][at + b] = quads[i][b] & 15 | quads[i + 4][b] << 4;
-                }
+                put(
+                    i,
+                    quads[i] & 0x0F0F_0F0F | (quads[i + 4] & 0x0F0F_0F0F) << 4,
+                );
             }
             match bits {
-                Bits::Five => pack_bit(quads, 4, &mut vectors[4], at),
-                Bits::Six => pack_pairs(quads, 4, &mut vectors[4..6], at),
+                Bits::Five => put(4, bit(4)),
+                Bits::Six => {
+                    put(4, pairs(4, 0));
+                    put(5, pairs(4, 1));
+                }
                 _ => {}
             }
         }
-        Bits::Two => pack_pairs(quads, 0, &mut vectors[0..2], at),
-        Bits::Three => {
-            pack_pairs(quads, 0, &mut vectors[0..2], at);
-            pack_bit(quads, 2, &mut vectors[2], at);
+        Bits::Two | Bits::Three => {
+            put(0, pairs(0, 0));
+            put(1, pairs(0, 1));
+            if bits == Bits::Three {
+                put(2, bit(2));
+            }
         }
     }
 }
 
-/// Bit `from` of each code into a 1-bit plane.
-fn pack_bit(quads: &[[u8; 4]], from: u32, vector: &mut [u8; VECTOR], at: usize) {
-    for b in 0..4 {
-        let bits = quads.iter().enumerate();
-        vector[at + b] = bits.fold(0, |v, (i, quad)| v | (quad[b] >> from & 1) << i);
-    }
-}
-
-/// Bits `from` and `from + 1` of each code into a 2-bit plane.
-fn pack_pairs(quads: &[[u8; 4]], from: u32, vectors: &mut [[u8; VECTOR]], at: usize) {
-    for (quads, vector) in quads.chunks_exact(4).zip(vectors) {
-        for b in 0..4 {
-            let pairs = quads.iter().enumerate();
-            vector[at + b] = pairs.fold(0, |v, (j, quad)| v | (quad[b] >> from & 3) << (2 * j));
-        }
-    }
-}
-
+#[inline(always)]
 fn pack_scales(ty: WeightType, scales: &Scales, g: usize, r: usize, record: &mut [u8]) {
     let shape = Shape::of(ty);
     let at = shape.halves_at(g) + 2 * r;
@@ -375,8 +388,9 @@ mod tests {
                         let per_block = ty.block_len() / GROUP;
                         let at = r * row_bytes + group / per_block * ty.block_bytes();
                         let block = &rows[at..at + ty.block_bytes()];
+                        let codes = gguf::codes(ty, block, group % per_block);
                         let expected = (
-                            gguf::codes(ty, block, group % per_block),
+                            codes.map(Quad::to_le_bytes).concat().try_into().unwrap(),
                             gguf::scales(ty, block, group % per_block),
                         );
                         assert_eq!(
