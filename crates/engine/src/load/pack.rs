@@ -13,7 +13,7 @@
 //! The file appears under its final name only when it is complete (temporary name, fsync, rename).
 //! The key covers the content of the model and the layout, so a stale copy is never used.
 
-use crate::model::weights::Weights;
+use crate::model::weights::{PACKED_START, Weights};
 use haversack_kernels::format::packed::{STRIP, pack_strip, strip_bytes};
 use haversack_kernels::threads::{Pool, chunks_mut};
 use haversack_memory::file::FileMap;
@@ -21,8 +21,6 @@ use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Room for the header; a page, so that matrices start page-aligned.
-pub const HEADER_BYTES: usize = 4096;
 const MAGIC: &[u8; 8] = b"HAVERPAK";
 /// Raised whenever the layout of `format::packed` changes.
 const VERSION: u32 = 1;
@@ -55,7 +53,7 @@ fn open(weights: &Weights, key: &blake3::Hash, path: &Path) -> io::Result<FileMa
     let map = FileMap::open(path)?;
     let bytes = map.as_slice();
     if bytes.len() != weights.packed_bytes()
-        || bytes.get(..HEADER_BYTES) != Some(&header(weights, key)[..])
+        || bytes.get(..PACKED_START) != Some(&header(weights, key)[..])
     {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
@@ -76,7 +74,7 @@ fn write(
     let total = weights.packed_bytes();
     let mut file = File::create(&temporary.0)?;
     file.write_all(&header(weights, key))?;
-    let mut done = HEADER_BYTES;
+    let mut done = PACKED_START;
     let mut batch = Vec::new();
     for w in weights.matrices() {
         let strip = strip_bytes(w.ty, w.cols);
@@ -109,13 +107,13 @@ fn write(
 }
 
 fn header(weights: &Weights, key: &blake3::Hash) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEADER_BYTES);
+    let mut bytes = Vec::with_capacity(PACKED_START);
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&0u32.to_le_bytes());
     bytes.extend_from_slice(&(weights.packed_bytes() as u64).to_le_bytes());
     bytes.extend_from_slice(key.as_bytes());
-    bytes.resize(HEADER_BYTES, 0);
+    bytes.resize(PACKED_START, 0);
     bytes
 }
 

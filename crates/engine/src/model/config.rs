@@ -4,6 +4,7 @@
 //! All numbers come from a file, so each is checked against its range and named when it is wrong.
 //! Shapes are compared with the tensors later, by [`super::weights`].
 
+use super::keys::{Keys, missing};
 use super::rope;
 use crate::load::LoadError;
 use crate::load::gguf::Gguf;
@@ -120,10 +121,7 @@ impl Config {
                     format!("{:?} is not supported; supported: {known}", clip(arch_name)),
                 )
             })?;
-        let keys = Keys {
-            g,
-            prefix: arch.name(),
-        };
+        let keys = Keys::new(g, arch.name());
 
         let layers = keys.count("block_count", 1, LAYERS_MAX)?;
         let dim = keys.count("embedding_length", 1, DIM_MAX)?;
@@ -193,7 +191,23 @@ impl Config {
                 ),
             ));
         }
-        let ropes = rope::read(g, &keys, arch.pairing(), rope_dims, trained, context)?;
+        // Gemma 3's windowed layers turn with the base of the earlier models.
+        let local_base = match arch {
+            Arch::Gemma3 => Some(
+                keys.float("rope.freq_base_swa", f32::MIN_POSITIVE, f32::MAX)?
+                    .map_or(GEMMA3_LOCAL_BASE, f64::from),
+            ),
+            _ => None,
+        };
+        let ropes = rope::read(
+            g,
+            &keys,
+            arch.pairing(),
+            rope_dims,
+            trained,
+            context,
+            local_base,
+        )?;
 
         let window = match arch {
             Arch::Gemma3 => keys
@@ -257,13 +271,6 @@ impl Config {
             ropes,
         })
     }
-
-    /// Base of the windowed layers' rotation.
-    pub(super) fn local_base(keys: &Keys<'_>) -> Result<f64, LoadError> {
-        Ok(keys
-            .float("rope.freq_base_swa", f32::MIN_POSITIVE, f32::MAX)?
-            .map_or(GEMMA3_LOCAL_BASE, f64::from))
-    }
 }
 
 /// Rows of the embedding: what the vocabulary really is, whatever the metadata says.
@@ -278,95 +285,6 @@ fn vocab_rows(g: &Gguf) -> Result<usize, LoadError> {
             format!("has {rows} rows; accepted: 1 to {VOCAB_MAX}"),
         )),
     }
-}
-
-/// Metadata keys of one architecture, with their ranges.
-pub(super) struct Keys<'a> {
-    g: &'a Gguf,
-    prefix: &'static str,
-}
-
-impl Keys<'_> {
-    pub fn full(&self, key: &str) -> String {
-        format!("{}.{key}", self.prefix)
-    }
-
-    pub fn missing(&self, key: &str) -> LoadError {
-        missing(&self.full(key))
-    }
-
-    pub fn wrong(&self, key: &str, what: &str) -> LoadError {
-        LoadError::field(self.full(key), what)
-    }
-
-    pub fn str(&self, key: &str) -> Result<Option<&str>, LoadError> {
-        Ok(self.g.str(&self.full(key))?)
-    }
-
-    pub fn count(&self, key: &str, min: u64, max: u64) -> Result<usize, LoadError> {
-        self.optional(key, min, max)?
-            .ok_or_else(|| self.missing(key))
-    }
-
-    pub fn optional(&self, key: &str, min: u64, max: u64) -> Result<Option<usize>, LoadError> {
-        let Some(n) = self.g.u64(&self.full(key))? else {
-            return Ok(None);
-        };
-        self.in_range(key, n, min, max).map(Some)
-    }
-
-    pub fn float(&self, key: &str, min: f32, max: f32) -> Result<Option<f32>, LoadError> {
-        let Some(x) = self.g.f32(&self.full(key))? else {
-            return Ok(None);
-        };
-        // NaN is in no range.
-        if !(min..=max).contains(&x) {
-            return Err(self.wrong(
-                key,
-                &format!("{x:?} is out of range; accepted: {min:?} to {max:?}"),
-            ));
-        }
-        Ok(Some(x))
-    }
-
-    /// One number for all layers, or an array with one per layer.
-    fn per_layer(
-        &self,
-        key: &str,
-        layers: usize,
-        max: u64,
-    ) -> Result<Option<Vec<usize>>, LoadError> {
-        let full = self.full(key);
-        let Some(array) = self.g.array(&full).ok().flatten() else {
-            return Ok(self.optional(key, 1, max)?.map(|n| vec![n; layers]));
-        };
-        if array.len() != layers {
-            return Err(self.wrong(
-                key,
-                &format!("has {} entries for {layers} layers", array.len()),
-            ));
-        }
-        let numbers: Result<Vec<usize>, LoadError> = array
-            .u32s()?
-            .map(|n| self.in_range(key, n as u64, 1, max))
-            .collect();
-        numbers.map(Some)
-    }
-
-    fn in_range(&self, key: &str, n: u64, min: u64, max: u64) -> Result<usize, LoadError> {
-        if (min..=max).contains(&n) {
-            Ok(n as usize)
-        } else {
-            Err(self.wrong(
-                key,
-                &format!("{n} is out of range; accepted: {min} to {max}"),
-            ))
-        }
-    }
-}
-
-pub(super) fn missing(key: &str) -> LoadError {
-    LoadError::field(key, "is missing")
 }
 
 /// Text from a file, short enough for a message.

@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod forward;
+mod keys;
 pub mod rope;
 pub mod weights;
 

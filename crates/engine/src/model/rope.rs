@@ -4,7 +4,7 @@
 //! number that depends on the pair only. So all of them end here, as `freqs`, and nothing later
 //! knows which one it was.
 
-use super::config::{Arch, Config, Keys};
+use super::keys::Keys;
 use crate::load::LoadError;
 use crate::load::gguf::Gguf;
 use haversack_kernels::format::{WeightType, gguf::unpack_row};
@@ -16,7 +16,8 @@ use std::f64::consts::TAU;
 const YARN_FAST: f64 = 32.0;
 const YARN_SLOW: f64 = 1.0;
 
-/// Global rotation first, then that of windowed layers (the same where there are none).
+/// Global rotation first, then that of windowed layers: with `local_base` and unscaled, or the same
+/// where there is none.
 pub(super) fn read(
     g: &Gguf,
     keys: &Keys<'_>,
@@ -24,6 +25,7 @@ pub(super) fn read(
     dims: usize,
     trained: usize,
     context: usize,
+    local_base: Option<f64>,
 ) -> Result<Vec<RopeSpec>, LoadError> {
     let base = f64::from(
         keys.float("rope.freq_base", f32::MIN_POSITIVE, f32::MAX)?
@@ -95,10 +97,9 @@ pub(super) fn read(
         magnitude,
     };
     let global = spec(freqs, magnitude);
-    let local = if keys.full("").starts_with(Arch::Gemma3.name()) {
-        spec(frequencies(Config::local_base(keys)?, dims), 1.0)
-    } else {
-        global.clone()
+    let local = match local_base {
+        Some(base) => spec(frequencies(base, dims), 1.0),
+        None => global.clone(),
     };
     Ok(vec![global, local])
 }

@@ -4,10 +4,10 @@
 //! says where. Small vectors (norms, biases) are copied out as f32. Fused tensors (phi3's qkv and
 //! gate/up) are seen as the row ranges they are made of, so that `forward` knows one shape only.
 
-use super::config::{Arch, Config, missing};
+use super::config::{Arch, Config};
+use super::keys::missing;
 use crate::load::LoadError;
 use crate::load::gguf::{Gguf, Tensor};
-use crate::load::pack::HEADER_BYTES;
 use haversack_kernels::format::WeightType;
 use haversack_kernels::format::gguf::unpack_row;
 use haversack_kernels::format::packed::{STRIP, strip_bytes};
@@ -59,7 +59,9 @@ pub struct Weights {
     packed_bytes: usize,
 }
 
-/// Matrices in the packed copy start at multiples of a cache line.
+/// Where matrices begin in the packed copy: behind a page for its header.
+pub const PACKED_START: usize = 4096;
+/// They start at multiples of a cache line.
 const ALIGN: usize = 64;
 
 impl Weights {
@@ -70,7 +72,7 @@ impl Weights {
         let output = match gguf.tensor("output.weight") {
             Some(_) => {
                 // The embedding itself is read row by row from the model file: no packed copy.
-                finder.packed_end = HEADER_BYTES;
+                finder.packed_end = PACKED_START;
                 finder.matrix("output.weight", config.vocab, config.dim)?
             }
             None => embedding.clone(),
@@ -175,7 +177,7 @@ impl<'a> Finder<'a> {
             g,
             index,
             used: vec![false; g.tensors().len()],
-            packed_end: HEADER_BYTES,
+            packed_end: PACKED_START,
         }
     }
 
