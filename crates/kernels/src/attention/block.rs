@@ -1,256 +1,47 @@
-//! A block: thirty-two slots of keys and values of one layer, as bytes.
-//!
-//! ```text
-//! k: (kv_head, dim, slot)   one dimension of 32 slots side by side: 64 bytes of f16
-//! v: (kv_head, slot, dim)   one slot's values of a head side by side
-//! ```
-//!
-//! Keys are transposed so that a score needs no horizontal sum: each lane owns a slot and walks
-//! the dimensions in order. Values are not, so that each lane owns a dimension and walks the slots
-//! in order.
-//!
-//! Values are f16, or f32 where the cache itself must not be in the way of a comparison
-//! ([`Precision`]). Values beyond f16's range are stored as the greatest f16: an infinity in a slot that a query
-//! must not see would still turn its zero weight into not-a-number.
+//! Blocks as attention reads them. How they lie in memory is [`crate::format::kv`]'s business.
 
-use crate::cpu::Table;
-use crate::ops::simd::{Simd, simd_fn};
-use half::f16;
+use crate::format::kv::Form;
+use std::ops::Range;
 
-/// Slots of a block.
-pub const BLOCK_SLOTS: usize = 32;
-
-/// Bytes of one f16.
-const HALF: usize = 2;
-
-/// How a block stores one number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Precision {
-    #[default]
-    F16,
-    /// As computed: the reference that other forms are measured against.
-    F32,
+/// One side of a block: all its heads.
+#[derive(Clone, Copy)]
+pub struct Coded<'a> {
+    pub form: Form,
+    pub bytes: &'a [u8],
 }
 
-impl Precision {
-    pub const fn bytes(self) -> usize {
-        match self {
-            Precision::F16 => HALF,
-            Precision::F32 => 4,
-        }
-    }
+/// The first rows of a sequence, exact: they stand in for the same slots of the block.
+///
+/// Both sides are f16, (kv_head, slot, dim), in the layer's basis.
+#[derive(Clone, Copy)]
+pub struct Sinks<'a> {
+    pub rows: usize,
+    pub k: &'a [u8],
+    pub v: &'a [u8],
 }
 
-/// The greatest finite f16.
-const HALF_MAX: f32 = 65504.0;
-
-/// What a layer stores per slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub precision: Precision,
-}
-
-impl KvShape {
-    /// Values of one slot's keys (as many as its values): `(kv_head, dim)`.
-    pub const fn row(self) -> usize {
-        self.kv_heads * self.head_dim
-    }
-
-    /// Bytes of one head's keys (or values) in a block.
-    pub(crate) const fn head_bytes(self) -> usize {
-        self.head_dim * BLOCK_SLOTS * self.precision.bytes()
-    }
-
-    /// Bytes of a block's keys.
-    pub const fn k_bytes(self) -> usize {
-        self.kv_heads * self.head_bytes()
-    }
-
-    /// Bytes of a block's values.
-    pub const fn v_bytes(self) -> usize {
-        self.k_bytes()
-    }
-
-    /// Bytes of a block.
-    pub const fn block_bytes(self) -> usize {
-        self.k_bytes() + self.v_bytes()
-    }
-}
-
-/// One block as attention reads it.
+/// One block as queries of one query block see it.
 #[derive(Clone, Copy)]
 pub struct Block<'a> {
-    /// (kv_head, dim, slot)
-    pub k: &'a [u8],
-    /// (kv_head, slot, dim)
-    pub v: &'a [u8],
-    /// Slots written, `1..=32`.
+    pub k: Coded<'a>,
+    pub v: Coded<'a>,
+    /// Only ever in the block of position 0.
+    pub sinks: Option<Sinks<'a>>,
+    /// Slots that may be seen, `1..=32`.
     pub rows: usize,
-    /// Position of slot 0; the others follow by one.
+    /// Position of slot 0, a multiple of 32; the others follow by one.
     pub first_position: u64,
+    /// Which of [`super::Attend::q`] meets these keys.
+    pub segment: usize,
 }
 
-/// A table of blocks, read by attention. Slot `i` of the table is slot `i % 32` of block `i / 32`.
+/// A table of blocks, read by attention. Positions grow along the table.
 pub trait KvView: Sync {
     fn blocks(&self) -> usize;
-    /// Block `i < blocks()`.
-    fn block(&self, i: usize) -> Block<'_>;
-}
-
-/// Writes the keys of one slot; `row` is (kv_head, dim), `k` the keys of a whole block.
-pub fn write_k(table: Table, shape: KvShape, k: &mut [u8], slot: usize, row: &[f32]) {
-    write_k_rows(table, shape, k, slot, row);
-}
-
-/// Writes the values of one slot; `row` is (kv_head, dim), `v` the values of a whole block.
-pub fn write_v(table: Table, shape: KvShape, v: &mut [u8], slot: usize, row: &[f32]) {
-    write_v_rows(table, shape, v, slot, row);
-}
-
-/// Writes the keys of consecutive slots from `first_slot` on; `rows` is (slot, kv_head, dim).
-pub fn write_k_rows(table: Table, shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
-    check(shape, k.len(), first_slot, rows.len());
-    let k = &mut k[..shape.k_bytes()];
-    match shape.precision {
-        Precision::F16 => store_k(table, shape, k, first_slot, rows),
-        Precision::F32 => store_k_exact(shape, k, first_slot, rows),
-    }
-}
-
-/// Writes the values of consecutive slots from `first_slot` on; `rows` is (slot, kv_head, dim).
-pub fn write_v_rows(table: Table, shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
-    check(shape, v.len(), first_slot, rows.len());
-    let v = &mut v[..shape.v_bytes()];
-    match shape.precision {
-        Precision::F16 => store_v(table, shape, v, first_slot, rows),
-        Precision::F32 => store_v_exact(shape, v, first_slot, rows),
-    }
-}
-
-/// Copies need no table: there is nothing to round.
-fn store_k_exact(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
-    let (lines, _) = k.as_chunks_mut::<{ BLOCK_SLOTS * 4 }>();
-    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        let at = (first_slot + i) * 4;
-        for (line, x) in lines.iter_mut().zip(row) {
-            line[at..at + 4].copy_from_slice(&x.to_le_bytes());
-        }
-    }
-}
-
-fn store_v_exact(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
-    let (bytes, line) = (shape.head_bytes(), shape.head_dim * 4);
-    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        for (head, x) in row.chunks_exact(shape.head_dim).enumerate() {
-            let at = head * bytes + (first_slot + i) * line;
-            let (to, _) = v[at..at + line].as_chunks_mut::<4>();
-            to.iter_mut()
-                .zip(x)
-                .for_each(|(to, x)| *to = x.to_le_bytes());
-        }
-    }
-}
-
-fn check(shape: KvShape, bytes: usize, first_slot: usize, values: usize) {
-    assert!(bytes >= shape.k_bytes(), "the block is too short");
-    let slots = values / shape.row().max(1);
-    assert_eq!(slots * shape.row(), values, "whole rows");
-    assert!(
-        first_slot + slots <= BLOCK_SLOTS,
-        "the rows leave the block"
-    );
-}
-
-simd_fn! {
-    fn store_k(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32])
-        = scalar_store_k, simd_store_k;
-}
-
-/// To f16: nearest, ties to even, within the finite range.
-fn to_half(x: f32) -> [u8; 2] {
-    let x = if x > HALF_MAX { HALF_MAX } else { x };
-    let x = if x < -HALF_MAX { -HALF_MAX } else { x };
-    f16::from_f32_const(x).to_le_bytes()
-}
-
-fn scalar_store_k(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
-    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        // (kv_head, dim) is the order of both, so the row's index is the line's.
-        for (line, x) in k.chunks_exact_mut(BLOCK_SLOTS * HALF).zip(row) {
-            let at = (first_slot + i) * HALF;
-            line[at..at + HALF].copy_from_slice(&to_half(*x));
-        }
-    }
-}
-
-/// Sixteen values clamped and converted.
-#[inline(always)]
-fn half_lanes<S: Simd>(s: S, x: &[f32; 16]) -> [u8; 32] {
-    let (low, high) = (s.splat(-HALF_MAX), s.splat(HALF_MAX));
-    let x = s.load(x);
-    let x = s.if_less(high, x, high, x);
-    let x = s.if_less(x, low, low, x);
-    let mut out = [0; 32];
-    s.store_half(x, &mut out);
-    out
-}
-
-/// Sixteen dimensions of up to 32 slots at a time: the source is read once and in order, and a
-/// line of the block is written while it is in the nearest cache.
-#[inline(always)]
-fn simd_store_k<S: Simd>(s: S, shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
-    let row = shape.row();
-    let slots = rows.len() / row;
-    let mut tile = [[0u8; 32]; BLOCK_SLOTS];
-    for dim in (0..row).step_by(16) {
-        let dims = (row - dim).min(16);
-        for slot in 0..slots {
-            let from = &rows[slot * row + dim..slot * row + dim + dims];
-            tile[slot] = half_lanes(s, &crate::ops::lanes::padded(from, 0.0));
-        }
-        for d in 0..dims {
-            let at = ((dim + d) * BLOCK_SLOTS + first_slot) * HALF;
-            let line = &mut k[at..at + slots * HALF];
-            let (line, _) = line.as_chunks_mut::<HALF>();
-            for (to, from) in line.iter_mut().zip(&tile) {
-                *to = [from[2 * d], from[2 * d + 1]];
-            }
-        }
-    }
-}
-
-simd_fn! {
-    fn store_v(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32])
-        = scalar_store_v, simd_store_v;
-}
-
-fn scalar_store_v(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
-    let (bytes, line) = (shape.head_bytes(), shape.head_dim * HALF);
-    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        for (head, x) in row.chunks_exact(shape.head_dim).enumerate() {
-            let at = head * bytes + (first_slot + i) * line;
-            for (to, x) in v[at..at + line].chunks_exact_mut(HALF).zip(x) {
-                to.copy_from_slice(&to_half(*x));
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn simd_store_v<S: Simd>(s: S, shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
-    let (bytes, line) = (shape.head_bytes(), shape.head_dim * HALF);
-    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        for (head, x) in row.chunks_exact(shape.head_dim).enumerate() {
-            let at = head * bytes + (first_slot + i) * line;
-            let (to, to_tail) = v[at..at + line].as_chunks_mut::<32>();
-            let (x, x_tail) = x.as_chunks::<16>();
-            for (to, x) in to.iter_mut().zip(x) {
-                *to = half_lanes(s, x);
-            }
-            let last = half_lanes(s, &crate::ops::lanes::padded(x_tail, 0.0));
-            to_tail.copy_from_slice(&last[..to_tail.len()]);
-        }
-    }
+    /// Block `i < blocks()` as the queries at positions `32 * query_block ..` see it.
+    fn block(&self, i: usize, query_block: u64) -> Block<'_>;
+    /// Runs of blocks whose positions are in the same 256.
+    fn spans(&self) -> usize;
+    /// Blocks of span `i < spans()`, one to eight of them.
+    fn span(&self, i: usize) -> Range<usize>;
 }

@@ -14,7 +14,8 @@
 //!
 //! So a row's bits depend neither on the rows beside it nor on how many were computed at once.
 
-use super::block::{BLOCK_SLOTS, Precision};
+use super::BLOCK_SLOTS;
+use crate::format::kv::Codec;
 use crate::ops::exp::{exp, exp_lanes};
 use crate::ops::lanes::to_fixed;
 use crate::ops::simd::{Simd, simd_fn};
@@ -50,20 +51,25 @@ impl<'a> Panel<'a> {
     };
 
     /// For the dumb twin.
-    fn value(&self, precision: Precision, index: usize) -> f32 {
-        let at = &self.lines[index * precision.bytes()..];
-        match precision {
-            Precision::F16 => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
-            Precision::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+    fn value(&self, codec: Codec, index: usize) -> f32 {
+        let at = &self.lines[index * width_of(codec)..];
+        match codec {
+            Codec::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+            _ => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
         }
     }
+}
+
+/// Bytes of one float.
+fn width_of(codec: Codec) -> usize {
+    codec.planes()[0] / 8
 }
 
 simd_fn! {
     /// Scores of one block: `out` is (row, slot) with `out_stride` between rows, 32 slots written
     /// in each; `q` is (row, dim); `k` is (dim, slot).
     pub(crate) fn score(
-        precision: Precision,
+        codec: Codec,
         q: Rows<'_>,
         k: Panel<'_>,
         out: &mut [f32],
@@ -71,20 +77,14 @@ simd_fn! {
     ) = scalar_score, simd_score;
 }
 
-fn scalar_score(
-    precision: Precision,
-    q: Rows<'_>,
-    k: Panel<'_>,
-    out: &mut [f32],
-    out_stride: usize,
-) {
+fn scalar_score(codec: Codec, q: Rows<'_>, k: Panel<'_>, out: &mut [f32], out_stride: usize) {
     for r in 0..q.count {
         let q = &q.values[r * q.stride..][..k.inner];
         let out = &mut out[r * out_stride..][..BLOCK_SLOTS];
         for (slot, out) in out.iter_mut().enumerate() {
             let mut sum = 0.0f32;
             for (d, q) in q.iter().enumerate() {
-                sum = q.mul_add(k.value(precision, d * BLOCK_SLOTS + slot), sum);
+                sum = q.mul_add(k.value(codec, d * BLOCK_SLOTS + slot), sum);
             }
             *out = sum;
         }
@@ -94,15 +94,15 @@ fn scalar_score(
 #[inline(always)]
 fn simd_score<S: Simd>(
     s: S,
-    precision: Precision,
+    codec: Codec,
     q: Rows<'_>,
     k: Panel<'_>,
     out: &mut [f32],
     out_stride: usize,
 ) {
-    match precision {
-        Precision::F16 => product::<S, false>(s, q, &[k], BLOCK_SLOTS, out, out_stride),
-        Precision::F32 => product::<S, true>(s, q, &[k], BLOCK_SLOTS, out, out_stride),
+    match codec {
+        Codec::F32 => product::<S, true>(s, q, &[k], BLOCK_SLOTS, out, out_stride),
+        _ => product::<S, false>(s, q, &[k], BLOCK_SLOTS, out, out_stride),
     }
 }
 
@@ -110,7 +110,7 @@ simd_fn! {
     /// The values of some blocks, weighted: `out` is (row, dim) without gaps; `p` is (row, slot);
     /// each panel of `v` is (slot, dim).
     pub(crate) fn weigh(
-        precision: Precision,
+        codec: Codec,
         p: Rows<'_>,
         v: &[Panel<'_>],
         dim: usize,
@@ -118,7 +118,7 @@ simd_fn! {
     ) = scalar_weigh, simd_weigh;
 }
 
-fn scalar_weigh(precision: Precision, p: Rows<'_>, v: &[Panel<'_>], dim: usize, out: &mut [f32]) {
+fn scalar_weigh(codec: Codec, p: Rows<'_>, v: &[Panel<'_>], dim: usize, out: &mut [f32]) {
     for r in 0..p.count {
         let p = &p.values[r * p.stride..];
         let out = &mut out[r * dim..][..dim];
@@ -126,7 +126,7 @@ fn scalar_weigh(precision: Precision, p: Rows<'_>, v: &[Panel<'_>], dim: usize, 
             let mut sum = 0.0f32;
             for v in v {
                 for slot in 0..v.inner {
-                    sum = p[v.at + slot].mul_add(v.value(precision, slot * dim + d), sum);
+                    sum = p[v.at + slot].mul_add(v.value(codec, slot * dim + d), sum);
                 }
             }
             *out = sum;
@@ -137,15 +137,15 @@ fn scalar_weigh(precision: Precision, p: Rows<'_>, v: &[Panel<'_>], dim: usize, 
 #[inline(always)]
 fn simd_weigh<S: Simd>(
     s: S,
-    precision: Precision,
+    codec: Codec,
     p: Rows<'_>,
     v: &[Panel<'_>],
     dim: usize,
     out: &mut [f32],
 ) {
-    match precision {
-        Precision::F16 => product::<S, false>(s, p, v, dim, out, dim),
-        Precision::F32 => product::<S, true>(s, p, v, dim, out, dim),
+    match codec {
+        Codec::F32 => product::<S, true>(s, p, v, dim, out, dim),
+        _ => product::<S, false>(s, p, v, dim, out, dim),
     }
 }
 
@@ -163,12 +163,12 @@ fn product<S: Simd, const WIDE: bool>(
     if a.count == 0 {
         return;
     }
-    let precision = if WIDE { Precision::F32 } else { Precision::F16 };
+    let codec = if WIDE { Codec::F32 } else { Codec::F16 };
     // Every address of a tile is within these: checked once here, not in the loop.
     assert!((a.count - 1) * out_stride + width <= out.len());
     for panel in panels {
         assert!((a.count - 1) * a.stride + panel.at + panel.inner <= a.values.len());
-        assert!(precision.bytes() * panel.inner * width <= panel.lines.len());
+        assert!(width_of(codec) * panel.inner * width <= panel.lines.len());
     }
 
     let whole = width / 16 * 16;
@@ -200,7 +200,7 @@ fn product<S: Simd, const WIDE: bool>(
             for panel in panels {
                 for i in 0..panel.inner {
                     let a = a.values[r * a.stride + panel.at + i];
-                    sum = a.mul_add(panel.value(precision, i * width + column), sum);
+                    sum = a.mul_add(panel.value(codec, i * width + column), sum);
                 }
             }
             out[r * out_stride + column] = sum;

@@ -7,8 +7,9 @@
 //!
 //! # The order of every sum
 //!
-//! A *span* is 256 slots, counted from slot 0 of the table. For one query row and head, with the
-//! query multiplied by the softmax scale first:
+//! A *span* is the blocks of 256 positions, counted from position 0, so that it holds the same
+//! whether or not blocks before it are still kept. For one query row and head, with the query of
+//! the block's segment turned into the layer's basis and multiplied by the softmax scale first:
 //!
 //! ```text
 //! score[slot]   chain of fused multiply-adds over dimensions 0, 1, …
@@ -36,12 +37,12 @@ mod split;
 mod step;
 mod tile;
 
-pub use block::{
-    BLOCK_SLOTS, Block, KvShape, KvView, Precision, write_k, write_k_rows, write_v, write_v_rows,
-};
+pub use crate::format::kv::BLOCK_SLOTS;
+pub use block::{Block, Coded, KvView, Sinks};
 pub use scratch::{Need, Scratch};
 
 use crate::Exec;
+use crate::format::kv::Basis;
 
 /// Blocks of a span: 256 slots.
 pub const SPAN_BLOCKS: usize = 8;
@@ -57,17 +58,23 @@ const SPLIT_SPANS: usize = 3;
 /// One sequence's part of a step: its new queries against its blocks, which hold the new keys
 /// already.
 pub struct Attend<'a> {
-    pub shape: KvShape,
-    /// Query heads, a multiple of `shape.kv_heads`.
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Query heads, a multiple of `kv_heads`.
     pub heads: usize,
+    /// The basis the blocks are in. Queries and outputs are in the model's own.
+    pub basis: Basis,
+    /// (kv_head, dim), in the basis: what was taken from every key before it was stored. Its share
+    /// of a score is added back.
+    pub mean: Option<&'a [f32]>,
     /// Multiplied into the query: usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// A query at `p` sees positions above `p - window` only.
     pub window: Option<u64>,
-    /// (row, head, dim), roped.
-    pub q: &'a [f32],
+    /// Per segment: (row, head, dim), roped to where the segment's keys count as standing.
+    pub q: &'a [&'a [f32]],
     /// Position of row 0; the others follow by one. Row `i` sees positions up to its own.
     pub first_position: u64,
     pub view: &'a dyn KvView,
@@ -89,25 +96,36 @@ pub struct Mass<'a> {
 impl Attend<'_> {
     /// Query heads of one KV head.
     fn group(&self) -> usize {
-        self.heads / self.shape.kv_heads
+        self.heads / self.kv_heads
     }
 
     fn rows(&self) -> usize {
-        self.q.len() / (self.heads * self.shape.head_dim)
+        self.out.len() / (self.heads * self.head_dim)
     }
 
     fn spans(&self) -> usize {
-        self.view.blocks().div_ceil(SPAN_BLOCKS)
+        self.view.spans()
+    }
+
+    /// Scores of a span that are in use: whole blocks.
+    fn span_slots(&self, span: usize) -> usize {
+        self.view.span(span).len() * BLOCK_SLOTS
     }
 
     fn check(&self) {
-        let (shape, heads) = (self.shape, self.heads);
-        assert!(heads > 0 && shape.kv_heads > 0 && shape.head_dim > 0);
-        assert_eq!(heads % shape.kv_heads, 0, "whole groups of heads");
-        assert_eq!(self.q.len(), self.out.len(), "an output for each query");
-        assert_eq!(self.q.len() % (heads * shape.head_dim), 0, "whole rows");
+        let heads = self.heads;
+        assert!(heads > 0 && self.kv_heads > 0 && self.head_dim > 0);
+        assert_eq!(heads % self.kv_heads, 0, "whole groups of heads");
+        assert!(!self.q.is_empty(), "a segment at least");
+        for q in self.q {
+            assert_eq!(q.len(), self.out.len(), "an output for each query");
+        }
+        assert_eq!(self.out.len() % (heads * self.head_dim), 0, "whole rows");
+        if let Some(mean) = self.mean {
+            assert_eq!(mean.len(), self.kv_heads * self.head_dim);
+        }
         if let Some(mass) = &self.mass {
-            let slots = shape.kv_heads * self.view.blocks() * BLOCK_SLOTS;
+            let slots = self.kv_heads * self.view.blocks() * BLOCK_SLOTS;
             assert!(mass.sum.len() >= slots && mass.sum_sq.len() >= slots);
         }
     }
@@ -131,7 +149,7 @@ pub fn attend(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]) {
 /// Single queries, deep, and too few to occupy the threads otherwise. Decides the time a step
 /// takes, never its bits.
 fn prefers_split(threads: usize, jobs: &[Attend<'_>]) -> bool {
-    let units: usize = jobs.iter().map(|job| job.shape.kv_heads).sum();
+    let units: usize = jobs.iter().map(|job| job.kv_heads).sum();
     let spans = jobs.iter().map(Attend::spans).max().unwrap_or(0);
     threads > 1
         && jobs.iter().all(|job| job.rows() == 1)

@@ -9,12 +9,11 @@
 //! `row` is a query and a head of one group: at most [`TILE_ROWS`], or one query's group if that is
 //! larger.
 
-use super::{Attend, Mass, SPAN_BLOCKS, SPAN_SLOTS, UNITS_PER_THREAD};
-use crate::attention::BLOCK_SLOTS;
+use super::{Attend, Mass, SPAN_SLOTS, UNITS_PER_THREAD};
 
-/// Rows of a tile: two register tiles of the widest table, so that a block is read from the second
-/// cache half as often as it is from the first.
-pub(super) const TILE_ROWS: usize = 24;
+/// Rows of a tile at most: two or three register tiles of the widest table, so that a block is read
+/// from the second cache less often than it is from the first.
+pub(super) const TILE_ROWS: usize = 32;
 
 /// Distance between rows of scores of one span. Not 256: at a power of two the rows would share
 /// cache sets.
@@ -40,7 +39,8 @@ impl Need {
     }
 
     fn spans(self) -> usize {
-        self.slots.div_ceil(SPAN_SLOTS)
+        // What is kept may begin and end inside 256 positions, behind the anchors.
+        self.slots.div_ceil(SPAN_SLOTS) + 2
     }
 
     /// Floats of one thread's area.
@@ -70,9 +70,12 @@ impl Need {
     }
 }
 
-/// Queries of one tile.
+/// Queries of one tile: a power of two, so that tiles end where query blocks do.
 pub(super) fn queries_per_tile(group: usize) -> usize {
-    (TILE_ROWS / group).max(1)
+    match TILE_ROWS / group {
+        0 => 1,
+        queries => 1 << queries.ilog2(),
+    }
 }
 
 fn area_floats(rows: usize, head_dim: usize, spans: usize) -> usize {
@@ -190,7 +193,7 @@ impl Scratch {
         let (mut first_unit, mut first_float) = (0, 0);
         for job in jobs {
             let rows = queries_per_tile(job.group()) * job.group();
-            let area = area_floats(rows, job.shape.head_dim, job.spans());
+            let area = area_floats(rows, job.head_dim, job.spans());
             assert!(
                 area <= 16 * self.area_lines,
                 "scratch was reserved for less"
@@ -224,7 +227,7 @@ fn floats(lines: &mut [Line]) -> &mut [f32] {
 }
 
 fn split_floats(job: &Attend<'_>) -> usize {
-    job.shape.kv_heads * job.spans() * record_floats(job.group(), job.shape.head_dim)
+    job.kv_heads * job.spans() * record_floats(job.group(), job.head_dim)
 }
 
 /// One thread's area, taken apart for a unit of `rows` rows.
@@ -266,14 +269,4 @@ impl<'a> Area<'a> {
 /// records of two threads share none.
 pub(super) fn record_floats(rows: usize, head_dim: usize) -> usize {
     (rows * (SCORE_STRIDE + head_dim + 2)).next_multiple_of(16)
-}
-
-/// Spans' blocks in the table.
-pub(super) fn span_blocks(span: usize, blocks: usize) -> std::ops::Range<usize> {
-    span * SPAN_BLOCKS..((span + 1) * SPAN_BLOCKS).min(blocks)
-}
-
-/// Scores of a span that are in use: whole blocks.
-pub(super) fn span_slots(span: usize, blocks: usize) -> usize {
-    span_blocks(span, blocks).len() * BLOCK_SLOTS
 }

@@ -7,14 +7,14 @@
 //! ```
 
 use super::Attend;
-use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, record_floats, span_slots};
+use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, record_floats};
 use super::step::{self, Unit};
 use crate::threads::Shareable;
 use crate::{Exec, ops};
 use std::slice::from_raw_parts_mut;
 
 fn units(job: &Attend<'_>) -> usize {
-    job.shape.kv_heads * job.spans()
+    job.kv_heads * job.spans()
 }
 
 /// One unit of a region: a job, a KV head and a span, with the records of all spans of the head.
@@ -33,7 +33,7 @@ impl<'a> Place<'a> {
         let (job, outlet) = (&jobs[index], &outlets[index]);
         let unit = unit - outlet.first_unit;
         let (kv_head, span) = (unit / job.spans(), unit % job.spans());
-        let head_floats = job.spans() * record_floats(job.group(), job.shape.head_dim);
+        let head_floats = job.spans() * record_floats(job.group(), job.head_dim);
         Place {
             job,
             outlet,
@@ -51,7 +51,7 @@ impl<'a> Place<'a> {
 
     /// A part of a span's record.
     fn part(&self, span: usize, offset: usize) -> *mut f32 {
-        let floats = record_floats(self.unit.group, self.job.shape.head_dim);
+        let floats = record_floats(self.unit.group, self.job.head_dim);
         // SAFETY: inside the records; callers pass offsets below `floats`.
         unsafe { self.records.add(span * floats + offset) }
     }
@@ -70,7 +70,7 @@ impl<'a> Place<'a> {
     /// # Safety
     /// - No other reference to this partial is alive.
     unsafe fn partial(&self, span: usize) -> &'a mut [f32] {
-        let (group, dim) = (self.unit.group, self.job.shape.head_dim);
+        let (group, dim) = (self.unit.group, self.job.head_dim);
         // SAFETY: in the record, and exclusive by the promise.
         unsafe { from_raw_parts_mut(self.part(span, group * SCORE_STRIDE), group * dim) }
     }
@@ -78,16 +78,13 @@ impl<'a> Place<'a> {
     /// The greatest score of row `r` in a span: written in region 1, read in region 2.
     fn max(&self, span: usize, r: usize) -> *mut f32 {
         let group = self.unit.group;
-        self.part(span, group * (SCORE_STRIDE + self.job.shape.head_dim) + r)
+        self.part(span, group * (SCORE_STRIDE + self.job.head_dim) + r)
     }
 
     /// The sum of row `r` in a span: written in region 2, read in region 3.
     fn sum(&self, span: usize, r: usize) -> *mut f32 {
         let group = self.unit.group;
-        self.part(
-            span,
-            group * (SCORE_STRIDE + self.job.shape.head_dim + 1) + r,
-        )
+        self.part(span, group * (SCORE_STRIDE + self.job.head_dim + 1) + r)
     }
 
     /// One over the sum of row `r` over all spans, in order.
@@ -115,7 +112,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         // SAFETY: `worker` is below the thread count the areas were made for, and no other thread
         // of the region has the same.
         let area = unsafe { from_raw_parts_mut(areas.get().add(worker * area_len), area_len) };
-        Area::new(area, place.unit.group, place.job.shape.head_dim)
+        Area::new(area, place.unit.group, place.job.head_dim)
     };
 
     exec.pool.run_indexed(count, &|worker, unit| {
@@ -130,7 +127,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
             step::score_span(table, job, unit, span, q, scores);
         }
         for (r, row) in scores.chunks_exact(SCORE_STRIDE).enumerate() {
-            let row = &row[..span_slots(span, job.view.blocks())];
+            let row = &row[..job.span_slots(span)];
             let max = if seen {
                 ops::max(table, row)
             } else {
@@ -154,7 +151,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
                     // SAFETY: in the record; nobody writes it any more.
                     step::greater(max, unsafe { *place.max(other, r) })
                 });
-                sum = step::exp_row(table, row, span_slots(span, job.view.blocks()), max);
+                sum = step::exp_row(table, row, job.span_slots(span), max);
             }
             // SAFETY: in region 2 a record's sums belong to its unit.
             unsafe { *place.sum(span, r) = sum };
@@ -191,7 +188,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
                 // SAFETY: in region 3 the partials of a head belong to its unit of span 0.
                 ops::add_assign(table, total, unsafe { place.partial(span) });
             }
-            let dim = job.shape.head_dim;
+            let dim = job.head_dim;
             for (r, total) in total.chunks_exact_mut(dim).enumerate() {
                 ops::scale(table, total, inverse[r]);
                 // SAFETY: the rows of a head are written by its unit of span 0 alone, and

@@ -1,10 +1,11 @@
 //! The steps both paths are made of, for one span and the rows of one unit.
 
-use super::block::{BLOCK_SLOTS, Block};
+use super::block::{Block, Coded};
 use super::kernel::{self, Panel, Rows};
-use super::scratch::{SCORE_STRIDE, span_blocks};
-use super::{Attend, SPAN_BLOCKS, SPAN_SLOTS};
+use super::scratch::SCORE_STRIDE;
+use super::{Attend, BLOCK_SLOTS, SPAN_BLOCKS, SPAN_SLOTS};
 use crate::cpu::Table;
+use crate::format::kv::Codec;
 use crate::ops;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,6 +24,15 @@ impl Unit {
         self.queries * self.group
     }
 
+    /// The block of positions that all queries of the unit are in.
+    fn query_block(&self, job: &Attend<'_>) -> u64 {
+        self.position(job, 0) / BLOCK_SLOTS as u64
+    }
+
+    fn block<'a>(&self, job: &'a Attend<'_>, i: usize) -> Block<'a> {
+        job.view.block(i, self.query_block(job))
+    }
+
     fn position(&self, job: &Attend<'_>, query: usize) -> u64 {
         job.first_position
             .saturating_add((self.first + query) as u64)
@@ -31,7 +41,7 @@ impl Unit {
     /// Where row `r` lies in (row, head, dim).
     pub(super) fn offset(&self, job: &Attend<'_>, r: usize) -> usize {
         let head = self.kv_head * self.group + r % self.group;
-        ((self.first + r / self.group) * job.heads + head) * job.shape.head_dim
+        ((self.first + r / self.group) * job.heads + head) * job.head_dim
     }
 }
 
@@ -62,14 +72,17 @@ fn sees_all(job: &Attend<'_>, unit: &Unit, block: &Block<'_>) -> bool {
 }
 
 pub(super) fn sees_span(job: &Attend<'_>, unit: &Unit, span: usize) -> bool {
-    span_blocks(span, job.view.blocks()).any(|b| sees(job, unit, &job.view.block(b)))
+    job.view
+        .span(span)
+        .any(|b| sees(job, unit, &unit.block(job, b)))
 }
 
 /// The unit's queries, scaled, as (row, dim).
 pub(super) fn load_queries(table: Table, job: &Attend<'_>, unit: &Unit, q: &mut [f32]) {
-    let dim = job.shape.head_dim;
+    let dim = job.head_dim;
+    let queries = job.q[0];
     for (r, to) in q.chunks_exact_mut(dim).take(unit.rows()).enumerate() {
-        let from = &job.q[unit.offset(job, r)..][..dim];
+        let from = &queries[unit.offset(job, r)..][..dim];
         to.copy_from_slice(from);
         ops::scale(table, to, job.scale);
     }
@@ -84,9 +97,9 @@ pub(super) fn score_span(
     q: &[f32],
     scores: &mut [f32],
 ) {
-    let dim = job.shape.head_dim;
-    for (i, b) in span_blocks(span, job.view.blocks()).enumerate() {
-        let block = job.view.block(b);
+    let dim = job.head_dim;
+    for (i, b) in job.view.span(span).enumerate() {
+        let block = unit.block(job, b);
         let scores = &mut scores[i * BLOCK_SLOTS..];
         if !sees(job, unit, &block) {
             for r in 0..unit.rows() {
@@ -105,7 +118,7 @@ pub(super) fn score_span(
             at: 0,
             inner: dim,
         };
-        kernel::score(table, job.shape.precision, q, k, scores, SCORE_STRIDE);
+        kernel::score(table, block.k.form.codec, q, k, scores, SCORE_STRIDE);
         if job.softcap.is_none() && sees_all(job, unit, &block) {
             continue;
         }
@@ -128,11 +141,12 @@ fn head<'a>(
     job: &'a Attend<'_>,
     unit: &Unit,
     block: usize,
-    part: fn(Block<'a>) -> &'a [u8],
+    part: fn(Block<'a>) -> Coded<'a>,
 ) -> &'a [u8] {
-    let bytes = job.shape.head_bytes();
     if block < job.view.blocks() {
-        &part(job.view.block(block))[unit.kv_head * bytes..][..bytes]
+        let part = part(unit.block(job, block));
+        let bytes = part.form.head_bytes(job.head_dim);
+        &part.bytes[unit.kv_head * bytes..][..bytes]
     } else {
         &[]
     }
@@ -162,15 +176,17 @@ pub(super) fn weigh_span(
     p: &[f32],
     partial: &mut [f32],
 ) {
-    let dim = job.shape.head_dim;
+    let dim = job.head_dim;
     let last = unit.position(job, unit.queries - 1);
     let mut panels = [Panel::NONE; SPAN_BLOCKS];
     let mut count = 0;
-    for (i, b) in span_blocks(span, job.view.blocks()).enumerate() {
-        let block = job.view.block(b);
+    let mut codec = Codec::F16;
+    for (i, b) in job.view.span(span).enumerate() {
+        let block = unit.block(job, b);
         if !sees(job, unit, &block) {
             continue;
         }
+        codec = block.v.form.codec;
         panels[count] = Panel {
             lines: head(job, unit, b, |b| b.v),
             ahead: head(job, unit, b + 1, |b| b.v),
@@ -185,14 +201,7 @@ pub(super) fn weigh_span(
         stride: SCORE_STRIDE,
         count: unit.rows(),
     };
-    kernel::weigh(
-        table,
-        job.shape.precision,
-        p,
-        &panels[..count],
-        dim,
-        partial,
-    );
+    kernel::weigh(table, codec, p, &panels[..count], dim, partial);
 }
 
 /// Adds the unit's attention mass in one span to the job's counters. With `shared`, other units add
@@ -212,8 +221,8 @@ pub(super) unsafe fn mass_span(
     shared: bool,
 ) {
     let blocks = job.view.blocks();
-    for (i, b) in span_blocks(span, blocks).enumerate() {
-        let block = job.view.block(b);
+    for (i, b) in job.view.span(span).enumerate() {
+        let block = unit.block(job, b);
         if !sees(job, unit, &block) {
             continue;
         }

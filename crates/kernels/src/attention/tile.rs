@@ -1,19 +1,25 @@
 //! The tile path: a unit is a few queries of one KV head, from scores to output.
 
 use super::Attend;
-use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, queries_per_tile, span_slots};
+use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, queries_per_tile};
 use super::step::{self, Unit};
 use crate::cpu::Table;
 use crate::threads::Shareable;
 use crate::{Exec, ops};
 
+/// How far into its query block a job starts: tiles are counted from that block's border, so that
+/// none crosses one.
+fn lead(job: &Attend<'_>) -> usize {
+    (job.first_position % queries_per_tile(job.group()) as u64) as usize
+}
+
 /// Tiles of one KV head.
 fn tiles(job: &Attend<'_>) -> usize {
-    job.rows().div_ceil(queries_per_tile(job.group()))
+    (lead(job) + job.rows()).div_ceil(queries_per_tile(job.group()))
 }
 
 fn units(job: &Attend<'_>) -> usize {
-    job.shape.kv_heads * tiles(job)
+    job.kv_heads * tiles(job)
 }
 
 pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]) {
@@ -29,7 +35,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         // of the region has the same.
         let area =
             unsafe { std::slice::from_raw_parts_mut(areas.get().add(worker * area_len), area_len) };
-        let area = Area::new(area, unit.rows(), job.shape.head_dim);
+        let area = Area::new(area, unit.rows(), job.head_dim);
         attend_tile(exec.table, job, outlet, &unit, area);
     });
 }
@@ -37,18 +43,19 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
 /// Last tiles first: causal ones see most, and the longest units should not start last.
 fn unit_at(job: &Attend<'_>, unit: usize) -> Unit {
     let queries = queries_per_tile(job.group());
-    let tile = tiles(job) - 1 - unit / job.shape.kv_heads;
+    let tile = tiles(job) - 1 - unit / job.kv_heads;
+    let first = (tile * queries).saturating_sub(lead(job));
+    let end = ((tile + 1) * queries - lead(job)).min(job.rows());
     Unit {
-        kv_head: unit % job.shape.kv_heads,
-        first: tile * queries,
-        queries: queries.min(job.rows() - tile * queries),
+        kv_head: unit % job.kv_heads,
+        first,
+        queries: end - first,
         group: job.group(),
     }
 }
 
 fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, area: Area<'_>) {
-    let dim = job.shape.head_dim;
-    let blocks = job.view.blocks();
+    let dim = job.head_dim;
     let rows = unit.rows();
     let per_span = rows * SCORE_STRIDE;
 
@@ -58,7 +65,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, are
         let scores = &mut area.scores[span * per_span..][..per_span];
         step::score_span(table, job, unit, span, area.q, scores);
         for (row, max) in scores.chunks_exact(SCORE_STRIDE).zip(&mut *area.max) {
-            let row = &row[..span_slots(span, blocks)];
+            let row = &row[..job.span_slots(span)];
             *max = step::greater(*max, ops::max(table, row));
         }
     }
@@ -69,7 +76,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, are
     for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
         let scores = &mut area.scores[span * per_span..][..per_span];
         for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
-            sum[r] += step::exp_row(table, row, span_slots(span, blocks), area.max[r]);
+            sum[r] += step::exp_row(table, row, job.span_slots(span), area.max[r]);
         }
         step::weigh_span(table, job, unit, span, scores, area.partial);
         ops::add_assign(table, area.total, area.partial);

@@ -1,7 +1,8 @@
 //! Byte layouts: how weights lie in a GGUF file ([`gguf`]) and how they lie once packed for the
-//! matrix product ([`packed`]).
+//! matrix product ([`packed`]); how keys and values lie in a block ([`kv`]).
 
 pub mod gguf;
+pub mod kv;
 pub mod packed;
 
 /// The tensor types we read, by their GGUF names.

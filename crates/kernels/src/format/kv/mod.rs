@@ -1,0 +1,280 @@
+//! How keys and values lie in a block: which codec, in groups of how many, in which basis.
+//!
+//! A block is thirty-two slots of one layer. For each KV head, keys first and then values:
+//!
+//! ```text
+//! block   k: (kv_head) { planes  scales }     v: (kv_head) { planes  scales }
+//!
+//! plane of b bits, `per = 8 / b` values to a byte
+//!   k     (line j, slot)    byte: dimensions per*j + i at bit b*i
+//!   v     (slot, byte j)    byte: dimensions n*i + j at bit b*i, n = bytes of a slot
+//! scales  (group, slot)     f16, group by group along the head
+//! ```
+//!
+//! Every byte of a plane belongs to one slot, so a slot can be written alone and no group spans
+//! tokens. A code wider than its first plane has its high bits in a second one: 5 = 4 + 1 and
+//! 3 = 2 + 1. `f16` and `f32` are one plane of whole numbers, `k: (dim, slot)`, `v: (slot, dim)`,
+//! and have no scales.
+//!
+//! A value is `level[code] * scale`, where levels are whole numbers that fit a byte. This file knows
+//! sizes and names; [`code`] turns numbers into codes and back.
+
+pub mod code;
+
+use std::str::FromStr;
+
+/// Slots of a block.
+pub const BLOCK_SLOTS: usize = 32;
+
+/// How a number is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codec {
+    /// As computed: the reference that other forms are measured against.
+    F32,
+    F16,
+    /// Uniform, -127 to 127, `scale = absmax / 127`.
+    Int8,
+    /// Thirty-two levels for a normal distribution.
+    Int5,
+    /// Sixteen levels for a normal distribution.
+    Int4,
+    /// The textbook: uniform, -8 to 7, `scale = absmax / 7`, nothing removed and nothing rotated.
+    Int4Plain,
+    /// Eight levels for a normal distribution.
+    Int3,
+    /// Four levels for a normal distribution.
+    Int2,
+}
+
+use Codec::*;
+
+impl Codec {
+    pub const ALL: [Codec; 8] = [F32, F16, Int8, Int5, Int4, Int4Plain, Int3, Int2];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            F32 => "f32",
+            F16 => "f16",
+            Int8 => "int8",
+            Int5 => "int5",
+            Int4 => "int4",
+            Int4Plain => "int4-plain",
+            Int3 => "int3",
+            Int2 => "int2",
+        }
+    }
+
+    /// Bits of each plane; their sum is the bits of one value, scales apart.
+    pub const fn planes(self) -> &'static [usize] {
+        match self {
+            F32 => &[32],
+            F16 => &[16],
+            Int8 => &[8],
+            Int5 => &[4, 1],
+            Int4 | Int4Plain => &[4],
+            Int3 => &[2, 1],
+            Int2 => &[2],
+        }
+    }
+
+    /// A floating-point number, without scale and without basis.
+    pub const fn is_float(self) -> bool {
+        matches!(self, F32 | F16)
+    }
+
+    /// Values that share a scale unless something else is asked for.
+    pub const fn default_group(self) -> usize {
+        match self {
+            Int4Plain => 32,
+            _ => 64,
+        }
+    }
+
+    /// In its usual group.
+    pub const fn form(self) -> Form {
+        Form {
+            codec: self,
+            group: self.default_group(),
+        }
+    }
+}
+
+impl std::fmt::Display for Codec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No codec has this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownCodec;
+
+impl FromStr for Codec {
+    type Err = UnknownCodec;
+
+    fn from_str(name: &str) -> Result<Codec, UnknownCodec> {
+        Codec::ALL
+            .into_iter()
+            .find(|codec| codec.name() == name)
+            .ok_or(UnknownCodec)
+    }
+}
+
+/// A codec and how many values share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Form {
+    pub codec: Codec,
+    /// Meaningless for floats. A head that is no multiple of it ends in a smaller group.
+    pub group: usize,
+}
+
+impl Form {
+    pub const F16: Form = F16.form();
+    pub const F32: Form = F32.form();
+
+    /// Scales of one slot and head.
+    pub const fn groups(self, head_dim: usize) -> usize {
+        if self.codec.is_float() {
+            0
+        } else {
+            head_dim.div_ceil(self.group)
+        }
+    }
+
+    /// Bytes of one slot in plane `i`.
+    pub const fn plane_bytes(self, i: usize, head_dim: usize) -> usize {
+        (head_dim * self.codec.planes()[i]).div_ceil(8)
+    }
+
+    /// Bytes of one slot of one head: all planes and scales.
+    pub const fn slot_bytes(self, head_dim: usize) -> usize {
+        let mut bytes = 2 * self.groups(head_dim);
+        let mut i = 0;
+        while i < self.codec.planes().len() {
+            bytes += self.plane_bytes(i, head_dim);
+            i += 1;
+        }
+        bytes
+    }
+
+    /// Bytes of one head of a block.
+    pub const fn head_bytes(self, head_dim: usize) -> usize {
+        BLOCK_SLOTS * self.slot_bytes(head_dim)
+    }
+}
+
+/// Keys and values may be stored differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvForm {
+    pub k: Form,
+    pub v: Form,
+}
+
+impl KvForm {
+    pub const F16: KvForm = KvForm::both(Form::F16);
+    pub const F32: KvForm = KvForm::both(Form::F32);
+
+    pub const fn both(form: Form) -> KvForm {
+        KvForm { k: form, v: form }
+    }
+}
+
+/// What a block of one layer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvShape {
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub form: KvForm,
+}
+
+impl KvShape {
+    /// Values of one slot's keys (as many as its values): `(kv_head, dim)`.
+    pub const fn row(self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Bytes of a block's keys.
+    pub const fn k_bytes(self) -> usize {
+        self.kv_heads * self.form.k.head_bytes(self.head_dim)
+    }
+
+    /// Bytes of a block's values.
+    pub const fn v_bytes(self) -> usize {
+        self.kv_heads * self.form.v.head_bytes(self.head_dim)
+    }
+
+    /// Bytes of a block.
+    pub const fn block_bytes(self) -> usize {
+        self.k_bytes() + self.v_bytes()
+    }
+}
+
+/// What is done to the values of a head before they are coded, and undone on what attention makes of
+/// them. Each is orthogonal, so products with a query turned the same way are what they were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Turn {
+    #[default]
+    None,
+    /// Hadamard: outliers are spread over the head. Heads that are no power of two are turned in
+    /// pieces, the greatest power of two first.
+    Hadamard,
+    /// `(0, 2, 4, …, 1, 3, 5, …)`: puts neighbours into one byte where values are stored by halves.
+    Pairs,
+}
+
+/// The basis of a layer's keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Basis {
+    pub k: Turn,
+    pub v: Turn,
+}
+
+impl Basis {
+    /// What a codec asks for.
+    pub const fn of(form: KvForm) -> Basis {
+        Basis {
+            k: match form.k.codec {
+                F32 | F16 | Int4Plain => Turn::None,
+                _ => Turn::Hadamard,
+            },
+            v: match form.v.codec {
+                F32 | F16 => Turn::None,
+                Int4Plain => Turn::Pairs,
+                _ => Turn::Hadamard,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_of_known_forms() {
+        let bits = |codec: Codec, group, dim| {
+            let form = Form { codec, group };
+            form.slot_bytes(dim) as f64 * 8.0 / dim as f64
+        };
+        assert_eq!(bits(F16, 64, 64), 16.0);
+        assert_eq!(bits(Int8, 64, 64), 8.25);
+        assert_eq!(bits(Int8, 32, 128), 8.5);
+        assert_eq!(bits(Int5, 64, 64), 5.25);
+        assert_eq!(bits(Int4, 64, 128), 4.25);
+        assert_eq!(bits(Int4Plain, 32, 128), 4.5);
+        assert_eq!(bits(Int3, 64, 64), 3.25);
+        assert_eq!(bits(Int2, 64, 64), 2.25);
+        assert_eq!(bits(Int4, 64, 16), 5.0, "a small head is one group");
+        assert_eq!(bits(Int4, 64, 80), 4.4, "64 and 16");
+    }
+
+    #[test]
+    fn names_are_exact() {
+        for codec in Codec::ALL {
+            assert_eq!(codec.name().parse(), Ok(codec));
+        }
+        for name in ["", "INT4", "int4 ", "q4_0", "int6"] {
+            assert_eq!(name.parse::<Codec>(), Err(UnknownCodec));
+        }
+    }
+}
