@@ -25,15 +25,18 @@
 //! # }
 //! ```
 
+pub mod device;
 pub mod load;
 pub mod model;
 pub mod run;
 pub mod sample;
 pub mod text;
 
-pub use haversack_cache::Precision;
+pub use haversack_cache::{Positions, Zones};
+pub use haversack_kernels::format::kv::{Codec, Form, KvForm};
 pub use haversack_kernels::{cpu, format};
 pub use haversack_memory as memory;
 pub use load::LoadError;
 pub use load::model::{LoadOptions, Model, Repack};
-pub use run::runtime::{Activations, Runtime, RuntimeOptions, StepError};
+pub use run::options::{Activations, KvOptions, Policy, Retention, RuntimeOptions};
+pub use run::runtime::{Runtime, RuntimeError, StepError};

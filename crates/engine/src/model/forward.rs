@@ -51,9 +51,13 @@ pub fn forward(
     spans: &[Span<'_>],
 ) -> Result<(), CacheError> {
     let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-    s.begin(config, exec, spans, rows);
+    s.begin(config, rows);
     embed(config, weights, exec, spans, &mut s.x);
-    angles(config, spans, &mut s.angles);
+    let shifts = spans
+        .iter()
+        .map(|span| store.shifts(span.sequence).map(<[u64]>::to_vec))
+        .collect::<Result<Vec<_>, _>>()?;
+    s.turn(config, spans, &shifts);
 
     for (layer, (c, w)) in config.layers.iter().zip(&weights.layers).enumerate() {
         // Attention.
@@ -63,16 +67,22 @@ pub fn forward(
         bias(&mut s.q, &w.q_bias);
         bias(&mut s.k, &w.k_bias);
         bias(&mut s.v, &w.v_bias);
-        rotate(exec, config, c, &mut s.q, &w.q_norm, &s.angles[c.rope]);
-        rotate(exec, config, c, &mut s.k, &w.k_norm, &s.angles[c.rope]);
+        head_norm(exec, config, c, &mut s.q, &w.q_norm);
+        head_norm(exec, config, c, &mut s.k, &w.k_norm);
+        if let Some(keys) = &mut s.keys {
+            keys.push(s.k.clone());
+        }
+        s.rotate(exec, config, c);
         let kv = c.kv_heads * c.head_dim;
         let mut row = 0;
         for span in spans {
             let range = row * kv..(row + span.tokens.len()) * kv;
-            store.write(step, span.sequence, layer, &s.k[range.clone()], &s.v[range])?;
+            let (k, v) = (&s.k[range.clone()], &s.v[range]);
+            store.write(exec, step, span.sequence, layer, k, v)?;
             row += span.tokens.len();
         }
-        attend(c, exec, store, layer, s, spans)?;
+        attend(c, exec, store, layer, s, spans, &shifts)?;
+        store.settle(step, layer);
         multiply(exec, weights, &mut s.int8, &s.att, [(&w.o, &mut s.y)]);
         bias(&mut s.y, &w.o_bias);
         residual(exec, config, s, &w.post_attn_norm);
@@ -109,18 +119,6 @@ fn embed(config: &Config, weights: &Weights, exec: Exec<'_>, spans: &[Span<'_>],
     }
 }
 
-/// (rope, row, 2 × pair): one rotation for all layers and heads of a row.
-fn angles(config: &Config, spans: &[Span<'_>], out: &mut [Vec<f32>]) {
-    for (spec, out) in config.ropes.iter().zip(out) {
-        let positions = spans
-            .iter()
-            .flat_map(|span| (0..span.tokens.len()).map(|i| span.position + i as u64));
-        for (row, position) in out.chunks_exact_mut(spec.dims).zip(positions) {
-            spec.angles(position, row);
-        }
-    }
-}
-
 fn norm(exec: Exec<'_>, x: &[f32], weight: &[f32], config: &Config, out: &mut [f32]) {
     let dim = config.dim;
     chunks_mut(exec.pool, out, dim, &|row, out: &mut [f32]| {
@@ -142,27 +140,32 @@ fn bias(x: &mut [f32], bias: &Option<Vec<f32>>) {
     }
 }
 
-/// Norm (where the model has one) and rotation of every head. `x` is (row, head, dim).
-fn rotate(
+/// The norm of every head, where the model has one. `x` is (row, head, dim).
+fn head_norm(
     exec: Exec<'_>,
     config: &Config,
     c: &LayerConfig,
     x: &mut [f32],
-    norm: &Option<Vec<f32>>,
-    angles: &[f32],
+    weight: &Option<Vec<f32>>,
 ) {
-    let spec = &config.ropes[c.rope];
+    let Some(weight) = weight else {
+        return;
+    };
+    chunks_mut(exec.pool, x, c.head_dim, &|_, head: &mut [f32]| {
+        let mut copy = [0.0; HEAD_DIM_MAX];
+        let copy = &mut copy[..c.head_dim];
+        copy.copy_from_slice(head);
+        ops::rms_norm(exec.table, copy, weight, config.norm_eps, head);
+    });
+}
+
+/// Rotates every head. `x` is (row, head, dim), `angles` (row, 2 × pair).
+fn rotate(exec: Exec<'_>, spec: &rope::RopeSpec, head_dim: usize, x: &mut [f32], angles: &[f32]) {
     let rows = angles.len() / spec.dims;
     let width = x.len() / rows;
     chunks_mut(exec.pool, x, width, &|row, x: &mut [f32]| {
         let angles = &angles[row * spec.dims..(row + 1) * spec.dims];
-        for head in x.chunks_exact_mut(c.head_dim) {
-            if let Some(weight) = norm {
-                let mut copy = [0.0; HEAD_DIM_MAX];
-                let copy = &mut copy[..c.head_dim];
-                copy.copy_from_slice(head);
-                ops::rms_norm(exec.table, copy, weight, config.norm_eps, head);
-            }
+        for head in x.chunks_exact_mut(head_dim) {
             rope::rotate(exec.table, head, angles, spec);
         }
     });
@@ -175,6 +178,7 @@ fn attend(
     layer: usize,
     s: &mut Scratch,
     spans: &[Span<'_>],
+    shifts: &[Vec<u64>],
 ) -> Result<(), CacheError> {
     let width = c.heads * c.head_dim;
     let views: Vec<_> = spans
@@ -182,19 +186,36 @@ fn attend(
         .map(|span| store.view(span.sequence, layer))
         .collect::<Result<_, _>>()?;
     s.att.resize(s.q.len(), 0.0);
-    let (mut q, mut out) = (&s.q[..], &mut s.att[..]);
+    let mut row = 0;
+    let mut queries: Vec<Vec<&[f32]>> = Vec::with_capacity(spans.len());
+    for (span, shifts) in spans.iter().zip(shifts) {
+        let range = row * width..(row + span.tokens.len()) * width;
+        let near = &s.q[range.clone()];
+        let far = s.moved.iter().map(|q| &q[range.clone()]);
+        queries.push(
+            far.zip(shifts)
+                .map(|(q, &shift)| if shift == 0 { near } else { q })
+                .chain(shifts.get(s.moved.len()..).unwrap_or(&[]).iter().map(|_| near))
+                .collect(),
+        );
+        row += span.tokens.len();
+    }
+    let shape = store.layers()[layer];
+    let mut out = &mut s.att[..];
     let mut jobs = Vec::with_capacity(spans.len());
-    for (span, view) in spans.iter().zip(&views) {
-        let (q_here, q_rest) = q.split_at(span.tokens.len() * width);
+    for ((span, view), q) in spans.iter().zip(&views).zip(&queries) {
         let (out_here, out_rest) = out.split_at_mut(span.tokens.len() * width);
-        (q, out) = (q_rest, out_rest);
+        out = out_rest;
         jobs.push(Attend {
-            shape: store.layers()[layer].kernel(),
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
             heads: c.heads,
+            basis: shape.basis(),
+            mean: store.mean(layer),
             scale: c.score_scale,
             softcap: None,
             window: c.window,
-            q: q_here,
+            q,
             first_position: span.position,
             view,
             out: out_here,
@@ -269,8 +290,67 @@ fn multiply<const N: usize>(
     matmul(exec, input, &mut products);
 }
 
-/// Everything a step computes in, allocated once for `rows_max` rows.
+/// How large a step is: what scratch memory is reserved for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepSize {
+    pub rows: usize,
+    /// Rows that get logits.
+    pub wanted: usize,
+    /// Spans.
+    pub jobs: usize,
+    /// Rows of the longest table at the end of the step.
+    pub slots: usize,
+    /// Segments of keys that have moved.
+    pub moved: usize,
+}
+
+impl StepSize {
+    /// Slots are reserved in large steps, so that a long answer does not move scratch often.
+    const SLOTS_STEP: usize = 1024;
+
+    /// Both fit.
+    fn max(self, other: StepSize) -> StepSize {
+        StepSize {
+            rows: self.rows.max(other.rows),
+            wanted: self.wanted.max(other.wanted),
+            jobs: self.jobs.max(other.jobs),
+            slots: self.slots.max(other.slots),
+            moved: self.moved.max(other.moved),
+        }
+    }
+}
+
+/// The greatest widths of a model's layers.
+struct Widths {
+    q: usize,
+    kv: usize,
+    ffn: usize,
+    /// (row, 2 × pair) of all rotations
+    angles: usize,
+}
+
+impl Widths {
+    fn of(config: &Config) -> Widths {
+        let widest =
+            |f: &dyn Fn(&LayerConfig) -> usize| config.layers.iter().map(f).max().unwrap_or(0);
+        Widths {
+            q: widest(&|c| c.heads * c.head_dim),
+            kv: widest(&|c| c.kv_heads * c.head_dim),
+            ffn: widest(&|c| c.ffn),
+            angles: config.ropes.iter().map(|spec| spec.dims).sum(),
+        }
+    }
+
+    /// The widest input of a product.
+    fn input(&self, config: &Config) -> usize {
+        self.ffn.max(self.q).max(config.dim)
+    }
+}
+
+/// Everything a step computes in. Grows in [`Scratch::reserve`] only, before a step.
 pub struct Scratch {
+    /// What is reserved.
+    size: StepSize,
     /// Present on the fast path.
     int8: Option<Int8Rows>,
     attention: attention::Scratch,
@@ -278,8 +358,10 @@ pub struct Scratch {
     x: Vec<f32>,
     y: Vec<f32>,
     normed: Vec<f32>,
-    /// (row, head, dim)
+    /// (row, head, dim), roped to where each row stands.
     q: Vec<f32>,
+    /// (segment)(row, head, dim): roped to where a row stands for a segment that was moved.
+    moved: Vec<Vec<f32>>,
     k: Vec<f32>,
     v: Vec<f32>,
     att: Vec<f32>,
@@ -288,13 +370,18 @@ pub struct Scratch {
     up: Vec<f32>,
     /// (rope)(row, 2 × pair)
     angles: Vec<Vec<f32>>,
+    /// (segment)(rope)(row, 2 × pair)
+    moved_angles: Vec<Vec<Vec<f32>>>,
     /// (wanted row, vocab)
     logits: Vec<f32>,
+    /// (layer)(row, kv_head, dim): the step's keys before RoPE, if someone asked for them.
+    pub(crate) keys: Option<Vec<Vec<f32>>>,
 }
 
 impl Scratch {
     pub fn new(config: &Config, int8: bool) -> Scratch {
         Scratch {
+            size: StepSize::default(),
             int8: int8.then(|| Int8Rows::with_capacity(0, 0)),
             attention: attention::Scratch::new(Need {
                 threads: 1,
@@ -308,13 +395,16 @@ impl Scratch {
             y: Vec::new(),
             normed: Vec::new(),
             q: Vec::new(),
+            moved: Vec::new(),
             k: Vec::new(),
             v: Vec::new(),
             att: Vec::new(),
             gate: Vec::new(),
             up: Vec::new(),
             angles: vec![Vec::new(); config.ropes.len()],
+            moved_angles: Vec::new(),
             logits: Vec::new(),
+            keys: None,
         }
     }
 
@@ -323,40 +413,119 @@ impl Scratch {
         &self.logits
     }
 
-    /// What one more row costs.
+    /// What one more row costs, attention apart.
     pub fn bytes_per_row(config: &Config) -> usize {
-        let widest =
-            |f: &dyn Fn(&LayerConfig) -> usize| config.layers.iter().map(f).max().unwrap_or(0);
-        let q = widest(&|c| c.heads * c.head_dim);
-        let kv = widest(&|c| c.kv_heads * c.head_dim);
-        let ffn = widest(&|c| c.ffn);
-        let int8 = ffn.max(q).max(config.dim) * 5 / 4;
-        (3 * config.dim + 2 * q + 2 * kv + 2 * ffn) * size_of::<f32>() + int8
+        let one = |rows| StepSize {
+            rows,
+            ..StepSize::default()
+        };
+        Scratch::floats(config, one(1)) * size_of::<f32>() + Scratch::int8_bytes(config, 1)
     }
 
-    fn begin(&mut self, config: &Config, exec: Exec<'_>, spans: &[Span<'_>], rows: usize) {
-        let longest = spans
-            .iter()
-            .map(|s| s.position as usize + s.tokens.len())
-            .max()
-            .unwrap_or(0);
-        for c in &config.layers {
-            self.attention.reserve(Need {
-                threads: exec.pool.threads(),
-                jobs: spans.len(),
-                heads: c.heads,
-                kv_heads: c.kv_heads,
-                head_dim: c.head_dim,
-                // Grown in large steps, so that a long answer does not move it often.
-                slots: longest.next_multiple_of(1024),
-            });
+    fn floats(config: &Config, size: StepSize) -> usize {
+        let w = Widths::of(config);
+        let row = 3 * config.dim + (2 + size.moved) * w.q + 2 * w.kv + 2 * w.ffn;
+        let angles = (1 + size.moved) * w.angles;
+        size.rows * (row + angles) + size.wanted * config.vocab
+    }
+
+    fn int8_bytes(config: &Config, rows: usize) -> usize {
+        Int8Rows::bytes_for(rows, Widths::of(config).input(config))
+    }
+
+    fn needs(config: &Config, threads: usize, size: StepSize) -> impl Iterator<Item = Need> {
+        config.layers.iter().map(move |c| Need {
+            threads,
+            jobs: size.jobs,
+            heads: c.heads,
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
+            slots: size.slots.next_multiple_of(StepSize::SLOTS_STEP),
+        })
+    }
+
+    /// Bytes that a scratch holds which was reserved for this and nothing greater.
+    pub fn bytes_for(config: &Config, threads: usize, int8: bool, size: StepSize) -> usize {
+        let int8 = if int8 {
+            Scratch::int8_bytes(config, size.rows)
+        } else {
+            0
+        };
+        Scratch::floats(config, size) * size_of::<f32>()
+            + int8
+            + attention::Scratch::bytes_for(Scratch::needs(config, threads, size))
+    }
+
+    /// Bytes it will hold once it serves `size` too.
+    pub fn bytes_with(&self, config: &Config, threads: usize, size: StepSize) -> usize {
+        Scratch::bytes_for(config, threads, self.int8.is_some(), self.size.max(size))
+    }
+
+    /// Makes room for a step of that size, keeping what was reserved before.
+    pub fn reserve(&mut self, config: &Config, threads: usize, size: StepSize) {
+        let size = self.size.max(size);
+        if size == self.size {
+            return;
         }
+        let w = Widths::of(config);
+        for need in Scratch::needs(config, threads, size) {
+            self.attention.reserve(need);
+        }
+        let rows = size.rows;
+        for v in [&mut self.x, &mut self.y, &mut self.normed] {
+            grow(v, rows * config.dim);
+        }
+        self.moved.resize_with(size.moved, Vec::new);
+        let none = || vec![Vec::new(); config.ropes.len()];
+        self.moved_angles.resize_with(size.moved, none);
+        for q in [&mut self.q, &mut self.att].into_iter().chain(&mut self.moved) {
+            grow(q, rows * w.q);
+        }
+        for v in [&mut self.k, &mut self.v] {
+            grow(v, rows * w.kv);
+        }
+        for v in [&mut self.gate, &mut self.up] {
+            grow(v, rows * w.ffn);
+        }
+        for angles in [&mut self.angles].into_iter().chain(&mut self.moved_angles) {
+            for (spec, v) in config.ropes.iter().zip(angles) {
+                grow(v, rows * spec.dims);
+            }
+        }
+        grow(&mut self.logits, size.wanted * config.vocab);
+        if let Some(int8) = &mut self.int8 {
+            int8.reserve(rows, w.input(config));
+        }
+        self.size = size;
+    }
+
+    fn begin(&mut self, config: &Config, rows: usize) {
         for v in [&mut self.x, &mut self.y, &mut self.normed] {
             v.resize(rows * config.dim, 0.0);
         }
-        for (spec, v) in config.ropes.iter().zip(&mut self.angles) {
-            v.resize(rows * spec.dims, 0.0);
+    }
+
+    /// The angles of every row: one rotation for all layers and heads, and one more for each segment
+    /// of keys that has moved.
+    fn turn(&mut self, config: &Config, spans: &[Span<'_>], shifts: &[Vec<u64>]) {
+        fill_angles(config, spans, |_| 0, &mut self.angles);
+        for (segment, angles) in self.moved_angles.iter_mut().enumerate() {
+            let shift = |span: usize| shifts[span].get(segment).copied().unwrap_or(0);
+            fill_angles(config, spans, shift, angles);
         }
+    }
+
+    /// Rotates queries and keys of one layer.
+    fn rotate(&mut self, exec: Exec<'_>, config: &Config, c: &LayerConfig) {
+        let spec = &config.ropes[c.rope];
+        for (q, angles) in self.moved.iter_mut().zip(&self.moved_angles) {
+            q.clear();
+            q.extend_from_slice(&self.q);
+            rotate(exec, spec, c.head_dim, q, &angles[c.rope]);
+        }
+        let angles = &self.angles[c.rope];
+        rotate(exec, spec, c.head_dim, &mut self.q, angles);
+        rotate(exec, spec, c.head_dim, &mut self.k, angles);
     }
 
     /// Moves the rows that want logits to the front of `y`.
@@ -372,5 +541,30 @@ impl Scratch {
         }
         self.y.truncate(kept * dim);
         self.normed.truncate(kept * dim);
+    }
+}
+
+/// Room for `len` values, no more than that.
+fn grow(v: &mut Vec<f32>, len: usize) {
+    v.reserve_exact(len.saturating_sub(v.len()));
+}
+
+/// `out` is (rope)(row, 2 × pair). The rows of a span stand `shift` before their positions.
+fn fill_angles(
+    config: &Config,
+    spans: &[Span<'_>],
+    shift: impl Fn(usize) -> u64,
+    out: &mut [Vec<f32>],
+) {
+    let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+    for (spec, out) in config.ropes.iter().zip(out) {
+        out.resize(rows * spec.dims, 0.0);
+        let positions = spans.iter().enumerate().flat_map(|(i, span)| {
+            let first = span.position.saturating_sub(shift(i));
+            (0..span.tokens.len() as u64).map(move |row| first + row)
+        });
+        for (row, position) in out.chunks_exact_mut(spec.dims).zip(positions) {
+            spec.angles(position, row);
+        }
     }
 }

@@ -1,10 +1,16 @@
-//! Running a model: one step ([`runtime`]), a completion ([`generate`]), a judgement ([`score`]).
+//! Running a model: one step ([`runtime`]), a completion ([`generate`]), a judgement ([`score`],
+//! [`perplexity`]); what may be asked for ([`options`]) and what follows from it ([`bounds`]).
 
+pub mod bounds;
+pub mod calibrate;
 pub mod generate;
+pub mod options;
+pub mod perplexity;
 pub mod runtime;
 pub mod score;
 
 pub use generate::{Event, Finish, GenerateOptions, Generation, generate};
 pub use haversack_cache::SequenceId;
-pub use runtime::{Runtime, RuntimeOptions, StepError};
+pub use options::RuntimeOptions;
+pub use runtime::{Runtime, RuntimeError, StepError};
 pub use score::{ScoredToken, score};

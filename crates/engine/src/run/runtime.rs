@@ -3,50 +3,32 @@
 //! The contract of a step, checked and not assumed: spans continue where their sequences stand,
 //! each token adds exactly one row to every layer, and the position after the step is the number of
 //! tokens seen. A violation is an error that names the layer; the sequences are then as before.
+//!
+//! Under a bounded policy rows leave at positions that are multiples of 32 and nowhere else, so that
+//! what a token sees does not depend on how a prompt was portioned; a span may then not cross such a
+//! position. [`Runtime::feed`] and [`Runtime::decode`] see to both.
 
+use super::bounds::{Bounds, BoundsError, bounds};
+use super::calibrate::{self, KeyMeans};
+use super::options::{Activations, KvOptions, Retention, RuntimeOptions};
+use crate::device::{Governor, WindowChange};
 use crate::load::Model;
-use crate::model::forward::{Scratch, Span, Want, forward};
+use crate::model::forward::{Scratch, Span, StepSize, Want, forward};
+use crate::plan;
+use haversack_cache::policy::{self, WindowParams};
 use haversack_cache::{
-    CacheError, LayerShape, Precision, SequenceId, SequenceStats, Store, StoreOptions,
+    Account, CacheError, CannotFit, Grow, LayerShape, Ledger, SequenceId, SequenceStats, Store,
+    StoreOptions,
 };
 use haversack_kernels::Exec;
+use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::cpu::Table;
+use haversack_kernels::format::kv::Turn;
 use haversack_kernels::threads::Pool;
+use haversack_memory::Reading;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activations {
-    /// Rounded to 8 bits before each product: the fast path.
-    Int8,
-    /// Exact: quantised weights unpacked, f32 arithmetic.
-    F32,
-}
-
-#[derive(Clone, Debug)]
-pub struct RuntimeOptions {
-    pub threads: usize,
-    pub activations: Activations,
-    /// Tokens per pass while reading a prompt; `None` = by the size of the model.
-    pub chunk: Option<usize>,
-    /// How keys and values are stored.
-    pub kv: Precision,
-    /// Ceiling for keys and values.
-    pub budget_bytes: Option<usize>,
-    pub table: Table,
-}
-
-impl Default for RuntimeOptions {
-    fn default() -> RuntimeOptions {
-        RuntimeOptions {
-            threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
-            activations: Activations::Int8,
-            chunk: None,
-            kv: Precision::F16,
-            budget_bytes: None,
-            table: Table::best(),
-        }
-    }
-}
+use std::time::Duration;
 
 /// Why a step did not happen. The sequences are as they were.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,6 +43,33 @@ pub enum StepError {
     Empty,
     #[error("the model computed a number that is not finite at position {position}")]
     NotFinite { position: u64 },
+    #[error(
+        "tokens {from} to {to} lie in two blocks, between which rows may leave; accepted: spans within 32 positions"
+    )]
+    Crosses { from: u64, to: u64 },
+}
+
+impl From<CannotFit> for StepError {
+    fn from(error: CannotFit) -> StepError {
+        StepError::Cache(CacheError::CannotFit(error))
+    }
+}
+
+/// Why there is no runtime.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RuntimeError {
+    #[error(transparent)]
+    Bounds(#[from] BoundsError),
+    #[error("measuring the mean keys: {0}")]
+    Means(#[from] Box<StepError>),
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+impl From<StepError> for RuntimeError {
+    fn from(error: StepError) -> RuntimeError {
+        RuntimeError::Means(Box::new(error))
+    }
 }
 
 pub struct Runtime {
@@ -70,39 +79,77 @@ pub struct Runtime {
     store: Store,
     scratch: Scratch,
     chunk: usize,
+    kv: KvOptions,
+    retention: Retention,
+    bounds: Bounds,
+    /// The window in force; [`Bounds::window`] is what it may be at most.
+    window: usize,
+    governor: Option<Governor>,
+    changes: Vec<WindowChange>,
 }
 
 /// Scratch memory that choosing a chunk aims at.
 const SCRATCH_BYTES: usize = 16 << 20;
-const CHUNK_MIN: usize = 32;
+pub(crate) const CHUNK_MIN: usize = BLOCK_SLOTS;
 const CHUNK_MAX: usize = 512;
 
 impl Runtime {
-    pub fn new(model: Arc<Model>, options: &RuntimeOptions) -> Runtime {
+    pub fn new(model: Arc<Model>, options: &RuntimeOptions) -> Result<Runtime, RuntimeError> {
         let config = model.config();
-        let shape = |c: &crate::model::LayerConfig| LayerShape {
-            kv_heads: c.kv_heads,
-            head_dim: c.head_dim,
-            precision: options.kv,
+        if let Some((&layer, _)) = options.kv.layers.range(config.layers.len()..).next() {
+            let last = config.layers.len() - 1;
+            return Err(BoundsError::NoSuchLayer { layer, last }.into());
+        }
+        let int8 = options.activations == Activations::Int8;
+        let threads = options.threads.max(1);
+        let setting = plan::Setting {
+            threads,
+            int8,
+            chunk: CHUNK_MIN,
         };
-        let store = Store::new(StoreOptions {
-            layers: config.layers.iter().map(shape).collect(),
+        let need = |rows| plan::needs(config, &options.kv, setting, rows).total();
+        let retention = options.retention.clone();
+        let bounds = bounds(config.context, &retention, options.budget_bytes, &need)?;
+
+        let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
+        let means = means(&model, options, &layers)?;
+        let mut store = Store::new(StoreOptions {
+            layers,
+            zones: options.kv.zones(),
+            means,
+            positions: retention.positions,
             budget_bytes: options.budget_bytes,
-            kernels: options.table,
+            ..StoreOptions::default()
         });
-        let scratch = Scratch::new(config, options.activations == Activations::Int8);
+        let side = plan::side_bytes(config, &options.kv);
+        store.charge(Account::Side, side).map_err(CacheError::from)?;
         let chunk = options.chunk.unwrap_or_else(|| {
-            (SCRATCH_BYTES / Scratch::bytes_per_row(config)).clamp(CHUNK_MIN, CHUNK_MAX) / CHUNK_MIN
-                * CHUNK_MIN
+            let room = options.budget_bytes.map_or(usize::MAX, |budget| budget / 4);
+            let rows = SCRATCH_BYTES.min(room) / Scratch::bytes_per_row(config);
+            rows.clamp(CHUNK_MIN, CHUNK_MAX) / CHUNK_MIN * CHUNK_MIN
         });
-        Runtime {
-            pool: Pool::new(options.threads.max(1)),
+        let window = bounds.window.unwrap_or(0);
+        let governor = bounds
+            .window
+            .filter(|_| retention.replay.is_empty())
+            .map(|window| {
+                let per_token = plan::bytes_per_token(config, &options.kv);
+                Governor::new(window, per_token, model.weights().file_bytes())
+            });
+        Ok(Runtime {
+            pool: Pool::new(threads),
             table: options.table,
             store,
-            scratch,
+            scratch: Scratch::new(config, int8),
             chunk: chunk.max(1),
+            kv: options.kv.clone(),
+            retention,
+            bounds,
+            window,
+            governor,
+            changes: Vec::new(),
             model,
-        }
+        })
     }
 
     pub fn model(&self) -> &Arc<Model> {
@@ -113,12 +160,17 @@ impl Runtime {
         &self.store
     }
 
-    /// How keys and values are stored.
-    pub fn precision(&self) -> Precision {
-        self.store
-            .layers()
-            .first()
-            .map_or(Precision::F16, |l| l.precision)
+    pub fn kv(&self) -> &KvOptions {
+        &self.kv
+    }
+
+    /// What a sequence may keep.
+    pub fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    pub fn ledger(&self) -> Ledger {
+        self.store.ledger()
     }
 
     pub fn threads(&self) -> usize {
@@ -141,7 +193,8 @@ impl Runtime {
         Ok(self.store.close(id)?)
     }
 
-    /// Forgets every token from `position` on.
+    /// Forgets every token from `position` on. Refused where the state of then is not there any more:
+    /// a fork taken in time keeps it.
     pub fn truncate(&mut self, id: SequenceId, position: u64) -> Result<(), StepError> {
         Ok(self.store.truncate(id, position)?)
     }
@@ -150,29 +203,72 @@ impl Runtime {
         Ok(self.store.stats(id)?)
     }
 
+    /// Every change of the window so far, in order. Told to [`Retention::replay`], they give the same
+    /// tokens again.
+    pub fn changes(&self) -> &[WindowChange] {
+        &self.changes
+    }
+
+    /// The window in force, if rows leave at all.
+    pub fn window(&self) -> Option<usize> {
+        self.bounds.window.map(|_| self.window)
+    }
+
+    /// Tells the runtime what the device says. A shortage may shrink the window, from the next
+    /// multiple of 32 tokens on; what changes is recorded.
+    pub fn observe(&mut self, id: SequenceId, reading: &Reading, now: Duration) {
+        let Some(governor) = &mut self.governor else {
+            return;
+        };
+        if let Some((window, reason)) = governor.decide(reading, now) {
+            let position = self.store.stats(id).map_or(0, |stats| stats.position);
+            let position = position.next_multiple_of(BLOCK_SLOTS as u64);
+            log::info!("window {} -> {window} from position {position}, {reason}", self.window);
+            self.window = window;
+            self.changes.push(WindowChange {
+                position,
+                window,
+                reason,
+            });
+        }
+    }
+
     /// Feeds every span its tokens in one pass and returns the logits that were wanted,
     /// (wanted row, vocab), span after span.
     pub fn step(&mut self, spans: &[Span<'_>]) -> Result<&[f32], StepError> {
         self.check(spans)?;
-        let grow: Vec<_> = spans
+        for span in spans {
+            self.make_room(span)?;
+        }
+        let grow: Vec<Grow> = spans
             .iter()
-            .map(|s| (s.sequence, s.position, s.tokens.len()))
+            .map(|s| Grow {
+                id: s.sequence,
+                position: s.position,
+                tokens: s.tokens.len(),
+            })
             .collect();
-        let mut step = self.store.begin(&grow)?;
+        let size = self.step_size(spans)?;
+        let (config, threads) = (self.model.config(), self.pool.threads());
+        let scratch_bytes = self.scratch.bytes_with(config, threads, size);
+        let before = self.store.ledger().scratch_bytes;
+        self.store.charge(Account::Scratch, scratch_bytes)?;
+        let mut step = match self.store.begin(&grow) {
+            Ok(step) => step,
+            Err(error) => {
+                // What was held before fitted before.
+                self.store.charge(Account::Scratch, before)?;
+                return Err(error.into());
+            }
+        };
+        self.scratch.reserve(config, threads, size);
         let exec = Exec {
             table: self.table,
             pool: &self.pool,
         };
-        let (config, weights) = (self.model.config(), self.model.weights());
-        if let Err(error) = forward(
-            config,
-            weights,
-            exec,
-            &mut self.store,
-            &mut step,
-            &mut self.scratch,
-            spans,
-        ) {
+        let weights = self.model.weights();
+        let (store, scratch) = (&mut self.store, &mut self.scratch);
+        if let Err(error) = forward(config, weights, exec, store, &mut step, scratch, spans) {
             self.store.rollback(step);
             return Err(error.into());
         }
@@ -181,40 +277,128 @@ impl Runtime {
         Ok(self.scratch.last_logits())
     }
 
+    fn step_size(&self, spans: &[Span<'_>]) -> Result<StepSize, StepError> {
+        let mut size = StepSize {
+            jobs: spans.len(),
+            ..StepSize::default()
+        };
+        for span in spans {
+            size.rows += span.tokens.len();
+            size.wanted += span.wanted().len();
+            let rows = self.stats(span.sequence)?.rows + span.tokens.len();
+            size.slots = size.slots.max(rows);
+            let shifts = self.store.shifts(span.sequence)?;
+            let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
+            size.moved = size.moved.max(moved);
+        }
+        Ok(size)
+    }
+
+    /// Asks the policy which rows leave before these tokens come.
+    fn make_room(&mut self, span: &Span<'_>) -> Result<(), StepError> {
+        if self.bounds.window.is_none() || !span.position.is_multiple_of(BLOCK_SLOTS as u64) {
+            return Ok(());
+        }
+        for &(position, window) in &self.retention.replay {
+            let known = |change: &WindowChange| (change.position, change.window) == (position, window);
+            if position <= span.position && !self.changes.iter().any(known) {
+                self.window = window;
+                self.changes.push(WindowChange {
+                    position,
+                    window,
+                    reason: "replayed".into(),
+                });
+            }
+        }
+        let params = WindowParams {
+            anchors: self.bounds.anchors,
+            window: self.window,
+        };
+        let plan = policy::window::plan(&self.store.snapshot(span.sequence)?, &params);
+        if !plan.is_empty() {
+            log::debug!("{plan}");
+            self.store.apply(span.sequence, &plan)?;
+        }
+        Ok(())
+    }
+
+    /// How many of `left` tokens the next step of a sequence may take.
+    fn portion(&self, position: u64, left: usize, most: usize) -> usize {
+        let take = left.min(most);
+        let free = self.bounds.free_until();
+        if position + take as u64 <= free {
+            return take;
+        }
+        let to_border = BLOCK_SLOTS - (position % BLOCK_SLOTS as u64) as usize;
+        let free_left = free.saturating_sub(position) / BLOCK_SLOTS as u64 * BLOCK_SLOTS as u64;
+        take.min(to_border.max(free_left as usize))
+    }
+
+    /// Feeds tokens step by step and hands over the logits of each step: all of them, or only those of
+    /// the last token. `tell` hears how many tokens are done and may stop.
+    fn walk(
+        &mut self,
+        id: SequenceId,
+        tokens: &[u32],
+        all: bool,
+        tell: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
+    ) -> Result<bool, StepError> {
+        if tokens.is_empty() {
+            return Err(StepError::Empty);
+        }
+        let mut position = self.stats(id)?.position;
+        self.check_context(position + tokens.len() as u64)?;
+        let mut chunk = self.chunk;
+        let mut done = 0;
+        while done < tokens.len() {
+            let take = self.portion(position, tokens.len() - done, chunk);
+            let want = match (all, done + take == tokens.len()) {
+                (true, _) => Want::All,
+                (false, true) => Want::Last,
+                (false, false) => Want::Nothing,
+            };
+            let step = self.step(&[Span {
+                sequence: id,
+                position,
+                tokens: &tokens[done..done + take],
+                want,
+            }]);
+            match step {
+                // A smaller portion needs less beside what it leaves; the bits are the same.
+                Err(StepError::Cache(CacheError::CannotFit(_))) if take > CHUNK_MIN => {
+                    chunk = (take / 2 / CHUNK_MIN * CHUNK_MIN).max(CHUNK_MIN);
+                    continue;
+                }
+                step => step?,
+            };
+            done += take;
+            position += take as u64;
+            if tell(done, self.scratch.last_logits()).is_break() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Reads a prompt in chunks; returns the logits after its last token.
     pub fn feed(
         &mut self,
         id: SequenceId,
         tokens: &[u32],
-        progress: &mut dyn FnMut(usize) -> std::ops::ControlFlow<()>,
+        progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<&[f32]>, StepError> {
-        let mut position = self.stats(id)?.position;
-        let end = position + tokens.len() as u64;
-        self.check_context(end)?;
-        let chunk = self.chunk;
-        let mut done = 0;
-        for part in tokens.chunks(chunk) {
-            done += part.len();
-            let want = if done == tokens.len() {
-                Want::Last
-            } else {
-                Want::Nothing
-            };
-            self.step(&[Span {
-                sequence: id,
-                position,
-                tokens: part,
-                want,
-            }])?;
-            position += part.len() as u64;
-            if progress(done).is_break() {
-                return Ok(None);
-            }
-        }
-        if tokens.is_empty() {
-            return Err(StepError::Empty);
-        }
-        Ok(Some(self.scratch.last_logits()))
+        let whole = self.walk(id, tokens, false, &mut |done, _| progress(done))?;
+        Ok(whole.then(|| self.scratch.last_logits()))
+    }
+
+    /// Feeds tokens and returns the logits after each, (token, vocab).
+    pub fn all_logits(&mut self, id: SequenceId, tokens: &[u32]) -> Result<Vec<f32>, StepError> {
+        let mut all = Vec::with_capacity(tokens.len() * self.model.config().vocab);
+        self.walk(id, tokens, true, &mut |_, logits| {
+            all.extend_from_slice(logits);
+            ControlFlow::Continue(())
+        })?;
+        Ok(all)
     }
 
     /// Logits of the last step.
@@ -233,6 +417,16 @@ impl Runtime {
         }])
     }
 
+    /// Keeps the keys of the next steps, before RoPE, for [`Runtime::captured_keys`].
+    pub(crate) fn capture_keys(&mut self) {
+        self.scratch.keys = Some(Vec::new());
+    }
+
+    /// (layer)(row, kv_head, dim)
+    pub(crate) fn captured_keys(&mut self) -> Vec<Vec<f32>> {
+        self.scratch.keys.take().unwrap_or_default()
+    }
+
     fn check(&self, spans: &[Span<'_>]) -> Result<(), StepError> {
         let vocab = self.model.config().vocab;
         for span in spans {
@@ -242,7 +436,15 @@ impl Runtime {
             if let Some(&token) = span.tokens.iter().find(|&&t| t as usize >= vocab) {
                 return Err(StepError::Token { token, vocab });
             }
-            self.check_context(span.position + span.tokens.len() as u64)?;
+            let end = span.position + span.tokens.len() as u64;
+            self.check_context(end)?;
+            let block = |position: u64| position / BLOCK_SLOTS as u64;
+            if end > self.bounds.free_until() && block(span.position) != block(end - 1) {
+                return Err(StepError::Crosses {
+                    from: span.position,
+                    to: end - 1,
+                });
+            }
         }
         if spans.is_empty() {
             Err(StepError::Empty)
@@ -251,9 +453,10 @@ impl Runtime {
         }
     }
 
+    /// Without a bounded policy the context is the end.
     fn check_context(&self, end: u64) -> Result<(), StepError> {
-        let context = self.model.config().context;
-        if end > context as u64 {
+        let context = self.bounds.rows_max;
+        if self.bounds.window.is_none() && end > context as u64 {
             Err(StepError::Context { end, context })
         } else {
             Ok(())
@@ -281,4 +484,25 @@ impl Runtime {
             }
         }
     }
+}
+
+/// The means to take from keys, where a codec asks for them and they can be had.
+fn means(
+    model: &Arc<Model>,
+    options: &RuntimeOptions,
+    layers: &[LayerShape],
+) -> Result<Vec<Option<Vec<f32>>>, RuntimeError> {
+    let wanted = |layer: &LayerShape| layer.basis().k == Turn::Hadamard;
+    let tokens = calibrate::tokens_affordable(model.weights().file_bytes());
+    let (true, true, Some(tokens)) = (options.kv.centre, layers.iter().any(wanted), tokens) else {
+        return Ok(Vec::new());
+    };
+    let dir = options.cache_dir.as_deref();
+    let means = KeyMeans::load_or_measure(model, options.threads, tokens, dir)?;
+    let config = model.config();
+    Ok(layers
+        .iter()
+        .enumerate()
+        .map(|(i, layer)| wanted(layer).then(|| means.roped(config, i, config.context as u64)))
+        .collect())
 }

@@ -52,6 +52,20 @@ impl Int8Rows {
         }
     }
 
+    /// Room for as much, keeping what there is.
+    pub fn reserve(&mut self, rows: usize, cols: usize) {
+        let count = rows * cols.div_ceil(GROUP);
+        if let Some(more) = count.checked_sub(self.lines.len()) {
+            self.lines.reserve_exact(more);
+            self.lines.resize(count, Line::default());
+        }
+    }
+
+    /// Bytes of so much room.
+    pub fn bytes_for(rows: usize, cols: usize) -> usize {
+        rows * cols.div_ceil(GROUP) * size_of::<Line>()
+    }
+
     /// Bytes held, for the ledger.
     pub fn bytes(&self) -> usize {
         self.lines.capacity() * size_of::<Line>()

@@ -1,0 +1,238 @@
+//! The window follows what the device has: smaller in a real shortage, larger again when memory
+//! returns.
+//!
+//! ```text
+//! headroom = least of  MemAvailable - floor
+//!                      cgroup limit - anonymous pages - weights
+//! below LOW            shrink by what is missing, at once if the device changed, else every 10 s
+//! above HIGH           grow by what is spare, at most to what was asked for, every 10 s
+//! in between           nothing: the hysteresis
+//! ```
+//!
+//! A window shrinks by eighths of what was asked for, so that small movements of a reading change
+//! nothing. Every change has a reason in words and a position; a run that is told the same changes
+//! gives the same tokens.
+
+use haversack_memory::Reading;
+use std::time::Duration;
+
+/// A change of the window, as it is reported and replayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowChange {
+    /// From this position on.
+    pub position: u64,
+    pub window: usize,
+    pub reason: String,
+}
+
+/// Below this much room the window shrinks.
+pub const LOW_BYTES: u64 = 16 << 20;
+/// Above this much room it grows again.
+pub const HIGH_BYTES: u64 = 48 << 20;
+/// RAM left to everybody else.
+pub const FLOOR_BYTES: u64 = 64 << 20;
+/// The least time between two changes while the device says the same.
+pub const CALM: Duration = Duration::from_secs(10);
+/// How often a reading is worth taking.
+pub const INTERVAL: Duration = Duration::from_millis(500);
+/// Share of time, in percent, that tasks stood still for memory (PSI): above it the machine thrashes
+/// whatever the byte counts say.
+const STALL_PERCENT: f32 = 20.0;
+/// Steps between the whole window and none.
+const STEPS: usize = 8;
+
+/// What the decisions are about.
+#[derive(Clone, Debug)]
+pub struct Governor {
+    /// The window that was asked for.
+    asked: usize,
+    /// The least that is worth anything.
+    least: usize,
+    bytes_per_token: usize,
+    weights_bytes: u64,
+    window: usize,
+    last_change: Option<Duration>,
+    last_limit: Option<u64>,
+}
+
+impl Governor {
+    pub fn new(asked: usize, bytes_per_token: usize, weights_bytes: u64) -> Governor {
+        Governor {
+            asked,
+            least: (asked / STEPS).max(32).min(asked),
+            bytes_per_token: bytes_per_token.max(1),
+            weights_bytes,
+            window: asked,
+            last_change: None,
+            last_limit: None,
+        }
+    }
+
+    pub fn window(&self) -> usize {
+        self.window
+    }
+
+    /// Room that is left, and which bound it is.
+    pub fn headroom(&self, reading: &Reading) -> Option<(i64, &'static str)> {
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let system = reading
+            .mem_available_bytes
+            .map(|bytes| (signed(bytes) - signed(FLOOR_BYTES), "available memory"));
+        let group = reading.cgroup.as_ref().and_then(|group| {
+            let used = signed(group.anon_bytes) + signed(self.weights_bytes);
+            Some((signed(group.limit_bytes?) - used, "the memory group"))
+        });
+        system.into_iter().chain(group).min()
+    }
+
+    /// What a reading at time `now` changes, if anything: the new window and why.
+    pub fn decide(&mut self, reading: &Reading, now: Duration) -> Option<(usize, String)> {
+        let (headroom, bound) = self.headroom(reading)?;
+        let limit = reading.cgroup.as_ref().and_then(|group| group.limit_bytes);
+        let moved = self.last_limit.is_some() && self.last_limit != limit;
+        self.last_limit = limit;
+        let calm = self
+            .last_change
+            .is_none_or(|then| now.saturating_sub(then) >= CALM);
+        let stalled = reading
+            .psi
+            .as_ref()
+            .is_some_and(|psi| psi.full_avg10 >= STALL_PERCENT);
+
+        let target = if headroom < LOW_BYTES as i64 || stalled {
+            let missing = (LOW_BYTES as i64 - headroom).max(1) as u64;
+            self.down(missing)
+        } else if headroom > HIGH_BYTES as i64 {
+            self.up((headroom - HIGH_BYTES as i64) as u64)
+        } else {
+            return None;
+        };
+        if target == self.window || !(calm || moved) {
+            return None;
+        }
+        let verb = if target < self.window {
+            "shrunk"
+        } else {
+            "grown"
+        };
+        let reason = if stalled && headroom >= LOW_BYTES as i64 {
+            format!("{verb}: tasks stand still for memory")
+        } else {
+            format!("{verb}: {bound} leaves {} MiB", headroom >> 20)
+        };
+        self.window = target;
+        self.last_change = Some(now);
+        Some((target, reason))
+    }
+
+    /// One of the eight sizes, rounded down.
+    fn step(&self, window: usize) -> usize {
+        let step = (self.asked / STEPS).max(32);
+        if window >= self.asked {
+            self.asked
+        } else {
+            (window / step * step).max(self.least)
+        }
+    }
+
+    fn down(&self, missing: u64) -> usize {
+        let tokens = usize::try_from(missing / self.bytes_per_token as u64).unwrap_or(usize::MAX);
+        let target = self.step(self.window.saturating_sub(tokens.max(1)));
+        target.min(self.window)
+    }
+
+    fn up(&self, spare: u64) -> usize {
+        let tokens = usize::try_from(spare / self.bytes_per_token as u64).unwrap_or(usize::MAX);
+        self.step(self.window.saturating_add(tokens)).max(self.window)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use haversack_memory::reading::{Group, Pressure};
+
+    const TOKEN: usize = 64 << 10;
+
+    fn reading(limit: u64, anon: u64) -> Reading {
+        Reading {
+            mem_available_bytes: Some(8 << 30),
+            mem_total_bytes: Some(16 << 30),
+            cgroup: Some(Group {
+                limit_bytes: Some(limit),
+                usage_bytes: anon,
+                anon_bytes: anon,
+                file_bytes: 0,
+            }),
+            psi: None,
+        }
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_lowered_limit_shrinks_at_once_and_a_raised_one_grows_again() {
+        let mut governor = Governor::new(512, TOKEN, 0);
+        assert_eq!(governor.decide(&reading(200 << 20, 64 << 20), at(0)), None);
+        let (small, why) = governor
+            .decide(&reading(70 << 20, 64 << 20), at(1))
+            .unwrap();
+        assert!(small < 512 && why.contains("memory group"), "{small} {why}");
+        let (large, _) = governor
+            .decide(&reading(200 << 20, 64 << 20), at(2))
+            .unwrap();
+        assert_eq!(large, 512);
+    }
+
+    #[test]
+    fn a_steady_limit_changes_once_in_ten_seconds_at_most() {
+        let mut governor = Governor::new(512, TOKEN, 0);
+        governor.decide(&reading(200 << 20, 64 << 20), at(0));
+        let mut changes = Vec::new();
+        for tenth in 10..1000 {
+            let now = Duration::from_millis(100 * tenth);
+            // The reading trembles across both borders.
+            let anon = if tenth % 2 == 0 { 10 << 20 } else { 64 << 20 };
+            if governor.decide(&reading(70 << 20, anon), now).is_some() {
+                changes.push(now);
+            }
+        }
+        assert!(changes.len() > 2);
+        assert!(changes.windows(2).all(|w| w[1] - w[0] >= CALM));
+    }
+
+    #[test]
+    fn never_above_what_was_asked_nor_below_the_least() {
+        let mut governor = Governor::new(512, TOKEN, 0);
+        governor.decide(&reading(1 << 30, 0), at(0));
+        for second in 1..100 {
+            let limit = if second % 3 == 0 { 1 << 30 } else { 1 << 20 };
+            governor.decide(&reading(limit, 64 << 20), at(second));
+            assert!((64..=512).contains(&governor.window()));
+        }
+    }
+
+    #[test]
+    fn between_the_borders_nothing_changes() {
+        let mut governor = Governor::new(512, TOKEN, 0);
+        for (second, room) in [20u64, 30, 47, 17, 40].into_iter().enumerate() {
+            let reading = reading((64 + room) << 20, 64 << 20);
+            assert_eq!(governor.decide(&reading, at(20 * second as u64)), None);
+        }
+    }
+
+    #[test]
+    fn standing_still_counts_as_a_shortage() {
+        let mut governor = Governor::new(512, TOKEN, 0);
+        let mut stalled = reading(1 << 30, 0);
+        stalled.psi = Some(Pressure {
+            some_avg10: 50.0,
+            full_avg10: 40.0,
+            full_total_us: 1,
+        });
+        let (window, why) = governor.decide(&stalled, at(0)).unwrap();
+        assert!(window < 512 && why.contains("stand still"));
+    }
+}

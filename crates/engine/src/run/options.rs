@@ -1,0 +1,193 @@
+//! What a runtime may be told: threads, arithmetic, how keys and values are kept, and for how long.
+//!
+//! Plain data. Nothing here looks at a device or a model; [`super::bounds`] makes figures of it.
+
+use haversack_cache::{LayerShape, Positions, Zones};
+use haversack_kernels::cpu::Table;
+use haversack_kernels::format::kv::{Codec, Form, KvForm};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::model::LayerConfig;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    /// Rounded to 8 bits before each product: the fast path.
+    Int8,
+    /// Exact: quantised weights unpacked, f32 arithmetic.
+    F32,
+}
+
+#[derive(Clone, Debug)]
+pub struct RuntimeOptions {
+    pub threads: usize,
+    pub activations: Activations,
+    /// Tokens per pass while reading a prompt; `None` = by the size of the model and the budget.
+    pub chunk: Option<usize>,
+    pub kv: KvOptions,
+    pub retention: Retention,
+    /// Where measurements of a model are kept; `None` = nowhere.
+    pub cache_dir: Option<PathBuf>,
+    /// Ceiling for everything the runtime allocates: blocks, tables, scratch, side data.
+    pub budget_bytes: Option<usize>,
+    pub table: Table,
+}
+
+impl Default for RuntimeOptions {
+    fn default() -> RuntimeOptions {
+        RuntimeOptions {
+            threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
+            activations: Activations::Int8,
+            chunk: None,
+            kv: KvOptions::default(),
+            retention: Retention::default(),
+            cache_dir: None,
+            budget_bytes: None,
+            table: Table::best(),
+        }
+    }
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvOptions {
+    /// Of every layer that has no entry below.
+    pub form: KvForm,
+    pub layers: BTreeMap<usize, KvForm>,
+    /// First tokens kept as f16.
+    pub sinks: usize,
+    /// Last tokens kept in `near`, besides the current block. 0 with `sinks` 0 means everything in
+    /// `form`.
+    pub recent: usize,
+    /// Codec of the recent tokens: int8 or f16.
+    pub near: Codec,
+    /// Take the mean from keys before they are coded, where the codec gains by it and the model is
+    /// small enough to be measured.
+    pub centre: bool,
+}
+
+impl Default for KvOptions {
+    fn default() -> KvOptions {
+        KvOptions::new(KvForm::both(Codec::Int4.form()))
+    }
+}
+
+impl KvOptions {
+    pub const SINKS: usize = 4;
+    pub const RECENT: usize = 64;
+
+    /// With the usual zones.
+    pub fn new(form: KvForm) -> KvOptions {
+        KvOptions {
+            form,
+            layers: BTreeMap::new(),
+            sinks: KvOptions::SINKS,
+            recent: KvOptions::RECENT,
+            near: Codec::Int8,
+            centre: true,
+        }
+    }
+
+    /// Everything in one form.
+    pub fn plain(form: KvForm) -> KvOptions {
+        KvOptions {
+            sinks: 0,
+            recent: 0,
+            ..KvOptions::new(form)
+        }
+    }
+
+    /// What layer `index` stores.
+    pub fn layer(&self, index: usize, config: &LayerConfig) -> LayerShape {
+        let far = self.layers.get(&index).copied().unwrap_or(self.form);
+        LayerShape {
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            near: KvForm {
+                k: self.near_form(far.k),
+                v: self.near_form(far.v),
+            },
+            far,
+            window: config.window,
+        }
+    }
+
+    /// A form as good as `near`, or the far one where that is better already.
+    fn near_form(&self, far: Form) -> Form {
+        let is_near = far.codec.is_float() || far.codec == Codec::Int8;
+        if self.recent == 0 || is_near {
+            far
+        } else {
+            self.near.form()
+        }
+    }
+
+    pub fn zones(&self) -> Zones {
+        // Rows that are floats anyway need no second copy.
+        let floats = |form: &KvForm| form.k.codec.is_float() && form.v.codec.is_float();
+        let all_floats = floats(&self.form) && self.layers.values().all(floats);
+        Zones {
+            sinks: if all_floats { 0 } else { self.sinks },
+            recent: self.recent,
+        }
+    }
+
+    /// `int4`, or `k=int8,v=int4`, and how many layers differ.
+    pub fn name(&self) -> String {
+        let KvForm { k, v } = self.form;
+        let name = if k.codec == v.codec {
+            k.codec.name().to_owned()
+        } else {
+            format!("k={},v={}", k.codec, v.codec)
+        };
+        match self.layers.len() {
+            0 => name,
+            n => format!("{name}+{n}"),
+        }
+    }
+}
+
+/// Which rows stay when the budget or the context ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Everything while there is room, then anchors and the longest window that fits.
+    #[default]
+    Auto,
+    /// Everything; the context ends the answer.
+    Full,
+    /// The first tokens and the last ones.
+    Window,
+}
+
+impl Policy {
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Auto => "auto",
+            Policy::Full => "full",
+            Policy::Window => "window",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    pub policy: Policy,
+    /// First tokens that never leave; `None` = [`Retention::ANCHORS`], or less in a small context.
+    pub anchors: Option<usize>,
+    /// Last tokens that stay; `None` = as many as fit.
+    pub window: Option<usize>,
+    pub positions: Positions,
+    /// Changes of the window to make again, each at its position, instead of asking the device.
+    pub replay: Vec<(u64, usize)>,
+}
+
+impl Retention {
+    pub const ANCHORS: usize = 64;
+
+    pub fn full() -> Retention {
+        Retention {
+            policy: Policy::Full,
+            ..Retention::default()
+        }
+    }
+}
