@@ -29,6 +29,21 @@ fn status_bytes(key: &str) -> u64 {
     kib.parse::<u64>().unwrap() * 1024
 }
 
+/// What the kernel noted about the map of slab `i`: `hg` is asked for huge pages, `mg` for merging.
+fn has_flag(arena: &Arena, i: SlabIndex, flag: &str) -> bool {
+    let address = arena.slab(i).as_ptr() as usize;
+    let text = fs::read_to_string("/proc/self/smaps").unwrap();
+    let holds = |line: &str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        let start = usize::from_str_radix(start, 16).ok()?;
+        let end = usize::from_str_radix(end, 16).ok()?;
+        Some((start..end).contains(&address))
+    };
+    let mut lines = text.lines().skip_while(|l| holds(l) != Some(true));
+    let flags = lines.find_map(|l| l.strip_prefix("VmFlags:")).unwrap();
+    flags.split_whitespace().any(|f| f == flag)
+}
+
 fn filled(backing: Backing) -> Arena {
     let mut arena = Arena::with_backing(SLAB, backing).unwrap();
     for _ in 0..SLABS {
@@ -253,6 +268,10 @@ fn huge_pages_are_reported_as_the_kernel_has_them() {
     let i = arena.add_slab().unwrap();
     let before = arena.ask(Hint::HugePages);
     assert!(!matches!(before, Effect::Active { .. }), "{before}");
+    let later = arena.add_slab().unwrap();
+    if !matches!(before, Effect::NotPossible { .. }) {
+        assert!(has_flag(&arena, i, "hg") && has_flag(&arena, later, "hg"));
+    }
     arena.slab_mut(i).fill(1);
     let after = arena.effect(Hint::HugePages).unwrap();
     eprintln!("huge pages: before {before}; after {after}");
@@ -338,6 +357,10 @@ fn equal_private_pages_merge_when_ksmd_runs() {
     }
     let before = arena.ask(Hint::Merge);
     eprintln!("merge before: {before}");
+    if !matches!(before, Effect::NotPossible { .. }) {
+        let later = arena.add_slab().unwrap();
+        assert!(has_flag(&arena, SlabIndex(0), "mg") && has_flag(&arena, later, "mg"));
+    }
     let Some(_ksmd) = Ksmd::start() else {
         eprintln!("SKIPPED: /sys/kernel/mm/ksm/run cannot be written; merging said: {before}");
         assert!(!matches!(before, Effect::Active { .. }), "{before}");
