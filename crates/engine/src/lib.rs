@@ -28,6 +28,7 @@
 pub mod device;
 pub mod load;
 pub mod model;
+pub mod plan;
 pub mod run;
 pub mod sample;
 pub mod text;

@@ -79,7 +79,7 @@ impl Governor {
             .mem_available_bytes
             .map(|bytes| (signed(bytes) - signed(FLOOR_BYTES), "available memory"));
         let group = reading.cgroup.as_ref().and_then(|group| {
-            let used = signed(group.anon_bytes) + signed(self.weights_bytes);
+            let used = signed(group.anon_bytes?).saturating_add(signed(self.weights_bytes));
             Some((signed(group.limit_bytes?) - used, "the memory group"))
         });
         system.into_iter().chain(group).min()
@@ -94,10 +94,10 @@ impl Governor {
         let calm = self
             .last_change
             .is_none_or(|then| now.saturating_sub(then) >= CALM);
-        let stalled = reading
-            .psi
-            .as_ref()
-            .is_some_and(|psi| psi.full_avg10 >= STALL_PERCENT);
+        let stalled = [reading.psi, reading.cgroup_psi]
+            .into_iter()
+            .flatten()
+            .any(|psi| psi.full_avg10 >= STALL_PERCENT);
 
         let target = if headroom < LOW_BYTES as i64 || stalled {
             let missing = (LOW_BYTES as i64 - headroom).max(1) as u64;
@@ -150,7 +150,7 @@ impl Governor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use haversack_memory::reading::{Group, Pressure};
+    use haversack_memory::{Cgroup, Psi};
 
     const TOKEN: usize = 64 << 10;
 
@@ -158,13 +158,14 @@ mod tests {
         Reading {
             mem_available_bytes: Some(8 << 30),
             mem_total_bytes: Some(16 << 30),
-            cgroup: Some(Group {
+            cgroup: Some(Cgroup {
+                version: 2,
                 limit_bytes: Some(limit),
-                usage_bytes: anon,
-                anon_bytes: anon,
-                file_bytes: 0,
+                usage_bytes: Some(anon),
+                anon_bytes: Some(anon),
+                ..Cgroup::default()
             }),
-            psi: None,
+            ..Reading::default()
         }
     }
 
@@ -227,7 +228,7 @@ mod tests {
     fn standing_still_counts_as_a_shortage() {
         let mut governor = Governor::new(512, TOKEN, 0);
         let mut stalled = reading(1 << 30, 0);
-        stalled.psi = Some(Pressure {
+        stalled.psi = Some(Psi {
             some_avg10: 50.0,
             full_avg10: 40.0,
             full_total_us: 1,

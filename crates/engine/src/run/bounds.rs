@@ -104,15 +104,18 @@ pub fn bounds(
                 most: context.saturating_sub(BLOCK_SLOTS),
             });
         }
+        // Blocks stay whole: the last anchor and the oldest of the window may cost one each.
+        let slots = anchors.next_multiple_of(BLOCK_SLOTS)
+            + (window + BLOCK_SLOTS).next_multiple_of(BLOCK_SLOTS);
         if let Some(budget_bytes) = budget_bytes
-            && !fits(rows)
+            && !fits(slots)
         {
             return Err(BoundsError::Window {
                 anchors,
                 window,
                 rows,
                 budget_bytes,
-                least_bytes: need(rows),
+                least_bytes: need(slots),
             });
         }
         return Ok(Bounds {

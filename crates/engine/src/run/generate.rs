@@ -83,7 +83,9 @@ pub fn generate(
     let mut history = prompt.to_vec();
     let mut tokens = Vec::new();
     let mut text = String::new();
-    let room = model.config().context as u64;
+    // Bounded policies have no end; the others end where nothing more fits.
+    let bounds = runtime.bounds();
+    let room = bounds.window.is_none().then_some(bounds.rows_max as u64);
 
     let started = Instant::now();
     let total = prompt.len();
@@ -122,7 +124,8 @@ pub fn generate(
         if flow.is_break() {
             break Finish::Cancelled;
         }
-        if runtime.stats(sequence)?.position >= room {
+        let position = runtime.stats(sequence)?.position;
+        if room.is_some_and(|room| position >= room) {
             break Finish::Length;
         }
         // The last token of a limited answer need not be computed further.

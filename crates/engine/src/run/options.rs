@@ -26,6 +26,9 @@ pub struct RuntimeOptions {
     pub chunk: Option<usize>,
     pub kv: KvOptions,
     pub retention: Retention,
+    /// Let the window follow what this machine has left. Off, only [`super::Runtime::observe`] moves
+    /// it: where readings come from elsewhere.
+    pub follow_device: bool,
     /// Where measurements of a model are kept; `None` = nowhere.
     pub cache_dir: Option<PathBuf>,
     /// Ceiling for everything the runtime allocates: blocks, tables, scratch, side data.
@@ -41,6 +44,7 @@ impl Default for RuntimeOptions {
             chunk: None,
             kv: KvOptions::default(),
             retention: Retention::default(),
+            follow_device: false,
             cache_dir: None,
             budget_bytes: None,
             table: Table::best(),

@@ -4,14 +4,14 @@
 //! each token adds exactly one row to every layer, and the position after the step is the number of
 //! tokens seen. A violation is an error that names the layer; the sequences are then as before.
 //!
-//! Under a bounded policy rows leave at positions that are multiples of 32 and nowhere else, so that
-//! what a token sees does not depend on how a prompt was portioned; a span may then not cross such a
-//! position. [`Runtime::feed`] and [`Runtime::decode`] see to both.
+//! Under a bounded policy rows leave every 32 positions, at places that depend on the window alone, so
+//! that what a token sees does not depend on how a prompt was portioned; a span may then not cross such
+//! a place. [`Runtime::feed`] and [`Runtime::decode`] see to both.
 
 use super::bounds::{Bounds, BoundsError, bounds};
 use super::calibrate::{self, KeyMeans};
 use super::options::{Activations, KvOptions, Retention, RuntimeOptions};
-use crate::device::{Governor, WindowChange};
+use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
 use crate::model::forward::{Scratch, Span, StepSize, Want, forward};
 use crate::plan;
@@ -25,10 +25,10 @@ use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::Turn;
 use haversack_kernels::threads::Pool;
-use haversack_memory::Reading;
+use haversack_memory::{Reading, Readings};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Why a step did not happen. The sequences are as they were.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,7 +44,7 @@ pub enum StepError {
     #[error("the model computed a number that is not finite at position {position}")]
     NotFinite { position: u64 },
     #[error(
-        "tokens {from} to {to} lie in two blocks, between which rows may leave; accepted: spans within 32 positions"
+        "tokens {from} to {to} lie on both sides of a place where rows may leave; accepted: spans that end there"
     )]
     Crosses { from: u64, to: u64 },
 }
@@ -85,7 +85,16 @@ pub struct Runtime {
     /// The window in force; [`Bounds::window`] is what it may be at most.
     window: usize,
     governor: Option<Governor>,
+    device: Option<Device>,
     changes: Vec<WindowChange>,
+}
+
+/// The device this runs on, read now and then.
+struct Device {
+    readings: Readings,
+    started: Instant,
+    /// When the next reading is due.
+    due: Duration,
 }
 
 /// Scratch memory that choosing a chunk aims at.
@@ -134,7 +143,7 @@ impl Runtime {
             .filter(|_| retention.replay.is_empty())
             .map(|window| {
                 let per_token = plan::bytes_per_token(config, &options.kv);
-                Governor::new(window, per_token, model.weights().file_bytes())
+                Governor::new(window, per_token, model.weights().bytes_per_token() as u64)
             });
         Ok(Runtime {
             pool: Pool::new(threads),
@@ -147,6 +156,11 @@ impl Runtime {
             bounds,
             window,
             governor,
+            device: options.follow_device.then(|| Device {
+                readings: Readings::open(),
+                started: Instant::now(),
+                due: Duration::ZERO,
+            }),
             changes: Vec::new(),
             model,
         })
@@ -222,7 +236,7 @@ impl Runtime {
         };
         if let Some((window, reason)) = governor.decide(reading, now) {
             let position = self.store.stats(id).map_or(0, |stats| stats.position);
-            let position = position.next_multiple_of(BLOCK_SLOTS as u64);
+            let position = position + (self.to_border(position) % BLOCK_SLOTS) as u64;
             log::info!("window {} -> {window} from position {position}, {reason}", self.window);
             self.window = window;
             self.changes.push(WindowChange {
@@ -230,6 +244,19 @@ impl Runtime {
                 window,
                 reason,
             });
+        }
+    }
+
+    /// Reads the device if it is time to.
+    fn look(&mut self, id: SequenceId) {
+        let Some(device) = &mut self.device else {
+            return;
+        };
+        let now = device.started.elapsed();
+        if now >= device.due {
+            device.due = now + governor::INTERVAL;
+            let reading = device.readings.now();
+            self.observe(id, &reading, now);
         }
     }
 
@@ -296,9 +323,10 @@ impl Runtime {
 
     /// Asks the policy which rows leave before these tokens come.
     fn make_room(&mut self, span: &Span<'_>) -> Result<(), StepError> {
-        if self.bounds.window.is_none() || !span.position.is_multiple_of(BLOCK_SLOTS as u64) {
+        if self.bounds.window.is_none() || self.to_border(span.position) != BLOCK_SLOTS {
             return Ok(());
         }
+        self.look(span.sequence);
         for &(position, window) in &self.retention.replay {
             let known = |change: &WindowChange| (change.position, change.window) == (position, window);
             if position <= span.position && !self.changes.iter().any(known) {
@@ -322,6 +350,14 @@ impl Runtime {
         Ok(())
     }
 
+    /// Tokens from `position` to the next place where rows may leave, `1..=32`: the places where the
+    /// oldest block of a full window has just become older than the window.
+    fn to_border(&self, position: u64) -> usize {
+        let slots = BLOCK_SLOTS as u64;
+        let since = (position + slots - self.window as u64 % slots) % slots;
+        BLOCK_SLOTS - since as usize
+    }
+
     /// How many of `left` tokens the next step of a sequence may take.
     fn portion(&self, position: u64, left: usize, most: usize) -> usize {
         let take = left.min(most);
@@ -329,9 +365,8 @@ impl Runtime {
         if position + take as u64 <= free {
             return take;
         }
-        let to_border = BLOCK_SLOTS - (position % BLOCK_SLOTS as u64) as usize;
-        let free_left = free.saturating_sub(position) / BLOCK_SLOTS as u64 * BLOCK_SLOTS as u64;
-        take.min(to_border.max(free_left as usize))
+        let free_left = free.saturating_sub(position) as usize;
+        take.min(free_left.max(self.to_border(position)))
     }
 
     /// Feeds tokens step by step and hands over the logits of each step: all of them, or only those of
@@ -438,8 +473,8 @@ impl Runtime {
             }
             let end = span.position + span.tokens.len() as u64;
             self.check_context(end)?;
-            let block = |position: u64| position / BLOCK_SLOTS as u64;
-            if end > self.bounds.free_until() && block(span.position) != block(end - 1) {
+            let within = self.to_border(span.position);
+            if end > self.bounds.free_until() && span.tokens.len() > within {
                 return Err(StepError::Crosses {
                     from: span.position,
                     to: end - 1,
@@ -493,7 +528,7 @@ fn means(
     layers: &[LayerShape],
 ) -> Result<Vec<Option<Vec<f32>>>, RuntimeError> {
     let wanted = |layer: &LayerShape| layer.basis().k == Turn::Hadamard;
-    let tokens = calibrate::tokens_affordable(model.weights().file_bytes());
+    let tokens = calibrate::tokens_affordable(model.weights().bytes_per_token() as u64);
     let (true, true, Some(tokens)) = (options.kv.centre, layers.iter().any(wanted), tokens) else {
         return Ok(Vec::new());
     };

@@ -1,7 +1,6 @@
 //! Teacher-forced log-probabilities: what the model thought of each token of a given text.
 
 use super::runtime::{Runtime, StepError};
-use crate::model::forward::{Span, Want};
 use crate::sample;
 use std::ops::ControlFlow;
 
@@ -39,13 +38,7 @@ pub fn score(
         let mut position = 0;
         // The last token is not fed: nothing follows it.
         for part in tokens[..tokens.len().saturating_sub(1)].chunks(chunk) {
-            let span = Span {
-                sequence,
-                position: position as u64,
-                tokens: part,
-                want: Want::All,
-            };
-            let logits = runtime.step(&[span])?;
+            let logits = runtime.all_logits(sequence, part)?;
             for (i, row) in logits.chunks_exact(vocab).enumerate() {
                 let next = &mut scored[position + i + 1];
                 let not_finite = StepError::NotFinite {

@@ -1,0 +1,137 @@
+//! What a model takes, from its metadata alone: the figures that the ledger shows later.
+//!
+//! Pure. Blocks are counted by `cache::size`, scratch by the code that reserves it; nothing is
+//! estimated twice. Tables are the one upper bound: their lists grow by halves.
+
+use crate::model::Config;
+use crate::model::forward::{Scratch, StepSize};
+use crate::run::options::KvOptions;
+use haversack_cache::size::Kept;
+use haversack_cache::{Entry, LayerShape, kv_bytes, reserve_bytes};
+use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_kernels::format::kv::Turn;
+
+/// How a step is computed, as far as it takes memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    pub threads: usize,
+    /// Activations rounded to int8 have a copy of their own.
+    pub int8: bool,
+    /// Tokens per pass while reading a prompt.
+    pub chunk: usize,
+}
+
+/// What one sequence takes at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Blocks, those of a step under way included.
+    pub kv_bytes: usize,
+    pub tables_bytes: usize,
+    pub scratch_bytes: usize,
+    pub side_bytes: usize,
+}
+
+impl Needs {
+    pub fn total(&self) -> usize {
+        [self.tables_bytes, self.scratch_bytes, self.side_bytes]
+            .into_iter()
+            .fold(self.kv_bytes, usize::saturating_add)
+    }
+}
+
+/// What each layer stores.
+pub fn layers(config: &Config, kv: &KvOptions) -> Vec<LayerShape> {
+    config
+        .layers
+        .iter()
+        .enumerate()
+        .map(|(i, layer)| kv.layer(i, layer))
+        .collect()
+}
+
+/// Bytes of keys and values per token once it is no longer recent.
+pub fn bytes_per_token(config: &Config, kv: &KvOptions) -> usize {
+    haversack_cache::bytes_per_token(&layers(config, kv))
+}
+
+/// Bytes of the blocks of a sequence that has seen `tokens` tokens and kept them all.
+pub fn blocks_bytes(config: &Config, kv: &KvOptions, tokens: usize) -> u64 {
+    kv_bytes(&layers(config, kv), kv.zones(), Kept::All, tokens as u64)
+}
+
+/// Bits per value of such a sequence, everything counted.
+pub fn bits_effective(config: &Config, kv: &KvOptions, tokens: usize) -> f64 {
+    let values: usize = layers(config, kv).iter().map(|l| 2 * l.width()).sum();
+    blocks_bytes(config, kv, tokens) as f64 * 8.0 / (values * tokens.max(1)) as f64
+}
+
+/// What is kept beside blocks: the mean keys.
+pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
+    if !kv.centre {
+        return 0;
+    }
+    layers(config, kv)
+        .iter()
+        .filter(|layer| layer.basis().k == Turn::Hadamard)
+        .map(|layer| layer.width() * size_of::<f32>())
+        .sum()
+}
+
+/// Scratch of a step of `setting.chunk` tokens at the end of `slots` slots.
+pub fn scratch_bytes(config: &Config, setting: Setting, slots: usize) -> usize {
+    let size = StepSize {
+        rows: setting.chunk,
+        wanted: 1,
+        jobs: 1,
+        slots,
+        moved: 1,
+    };
+    Scratch::bytes_for(config, setting.threads, setting.int8, size)
+}
+
+/// What a sequence of `slots` slots takes at most, one step under way.
+pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) -> Needs {
+    let layers = layers(config, kv);
+    let (zones, chunk) = (kv.zones(), setting.chunk.min(slots));
+    let before = ((slots - chunk) / BLOCK_SLOTS * BLOCK_SLOTS) as u64;
+    let live = kv_bytes(&layers, zones, Kept::All, before);
+    let step = reserve_bytes(&layers, zones, before, chunk);
+    // A list has room for half as many again, and for a few.
+    let entries = slots.div_ceil(BLOCK_SLOTS) * 3 / 2 + 16;
+    let tables = layers.len() * (entries * (size_of::<Entry>() + 8) + TABLE_BYTES);
+    Needs {
+        kv_bytes: usize::try_from(live.saturating_add(step)).unwrap_or(usize::MAX),
+        tables_bytes: tables,
+        scratch_bytes: scratch_bytes(config, setting, slots),
+        side_bytes: side_bytes(config, kv),
+    }
+}
+
+/// A layer's share of lists that do not grow with rows.
+const TABLE_BYTES: usize = 1024;
+
+/// The most slots whose needs are within `budget_bytes`: whole blocks.
+pub fn slots_max(config: &Config, kv: &KvOptions, setting: Setting, budget_bytes: usize) -> usize {
+    let fits =
+        |blocks: usize| needs(config, kv, setting, blocks * BLOCK_SLOTS).total() <= budget_bytes;
+    if !fits(1) {
+        return 0;
+    }
+    let mut high = 2;
+    while fits(high) && high < SLOTS_MAX / BLOCK_SLOTS {
+        high *= 2;
+    }
+    let mut low = high / 2;
+    while low + 1 < high {
+        let middle = (low + high) / 2;
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low * BLOCK_SLOTS
+}
+
+/// Longer than any context; a search has to end.
+const SLOTS_MAX: usize = 1 << 30;
