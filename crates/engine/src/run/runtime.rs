@@ -86,6 +86,8 @@ pub struct Runtime {
     window: usize,
     governor: Option<Governor>,
     device: Option<Device>,
+    /// A change of the window that waits for a place where rows may leave.
+    pending: Option<(usize, String)>,
     changes: Vec<WindowChange>,
 }
 
@@ -161,6 +163,7 @@ impl Runtime {
                 started: Instant::now(),
                 due: Duration::ZERO,
             }),
+            pending: None,
             changes: Vec::new(),
             model,
         })
@@ -228,27 +231,19 @@ impl Runtime {
         self.bounds.window.map(|_| self.window)
     }
 
-    /// Tells the runtime what the device says. A shortage may shrink the window, from the next
-    /// multiple of 32 tokens on; what changes is recorded.
-    pub fn observe(&mut self, id: SequenceId, reading: &Reading, now: Duration) {
+    /// Tells the runtime what the device says. A shortage may shrink the window, from the next place
+    /// on where rows may leave; what changes is recorded.
+    pub fn observe(&mut self, reading: &Reading, now: Duration) {
         let Some(governor) = &mut self.governor else {
             return;
         };
-        if let Some((window, reason)) = governor.decide(reading, now) {
-            let position = self.store.stats(id).map_or(0, |stats| stats.position);
-            let position = position + (self.to_border(position) % BLOCK_SLOTS) as u64;
-            log::info!("window {} -> {window} from position {position}, {reason}", self.window);
-            self.window = window;
-            self.changes.push(WindowChange {
-                position,
-                window,
-                reason,
-            });
+        if let Some(change) = governor.decide(reading, now) {
+            self.pending = Some(change);
         }
     }
 
     /// Reads the device if it is time to.
-    fn look(&mut self, id: SequenceId) {
+    fn look(&mut self) {
         let Some(device) = &mut self.device else {
             return;
         };
@@ -256,7 +251,7 @@ impl Runtime {
         if now >= device.due {
             device.due = now + governor::INTERVAL;
             let reading = device.readings.now();
-            self.observe(id, &reading, now);
+            self.observe(&reading, now);
         }
     }
 
@@ -326,17 +321,23 @@ impl Runtime {
         if self.bounds.window.is_none() || self.to_border(span.position) != BLOCK_SLOTS {
             return Ok(());
         }
-        self.look(span.sequence);
-        for &(position, window) in &self.retention.replay {
-            let known = |change: &WindowChange| (change.position, change.window) == (position, window);
-            if position <= span.position && !self.changes.iter().any(known) {
-                self.window = window;
-                self.changes.push(WindowChange {
-                    position,
-                    window,
-                    reason: "replayed".into(),
-                });
+        self.look();
+        let replay = self.retention.replay.get(self.changes.len());
+        let change = match replay {
+            Some(&(position, window)) if position <= span.position => {
+                Some((window, "replayed".to_owned()))
             }
+            _ => self.pending.take(),
+        };
+        if let Some((window, reason)) = change {
+            let position = span.position;
+            log::info!("window {} -> {window} from position {position}, {reason}", self.window);
+            self.window = window;
+            self.changes.push(WindowChange {
+                position,
+                window,
+                reason,
+            });
         }
         let params = WindowParams {
             anchors: self.bounds.anchors,

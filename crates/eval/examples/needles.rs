@@ -1,0 +1,66 @@
+//! Needles with several caches side by side:
+//! `cargo run --release -p haversack-eval --example needles -- MODEL.gguf TEXT [CASES] [CODEC…]`
+
+use haversack::text::tokenizer::EncodeOptions;
+use haversack::{
+    Activations, Codec, KvForm, KvOptions, LoadOptions, Model, Repack, Retention, Runtime,
+    RuntimeOptions,
+};
+use haversack_eval::needles;
+use std::path::Path;
+
+/// Filler of a case.
+const TOKENS: usize = 1536;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let (model, text) = (args.next(), args.next());
+    let (Some(model), Some(text)) = (model, text) else {
+        return Err("usage: needles MODEL.gguf TEXT [CASES] [CODEC…]".into());
+    };
+    let count: usize = args.next().map_or(Ok(20), |n| n.parse())?;
+    let mut codecs: Vec<Codec> = vec![Codec::F16];
+    for name in args {
+        codecs.push(name.parse().map_err(|_| format!("no codec '{name}'"))?);
+    }
+    let load = LoadOptions {
+        repack: Repack::Into(std::env::temp_dir().join("haversack-needles")),
+        threads: 2,
+        ..LoadOptions::default()
+    };
+    let model = Model::load(Path::new(&model), &load, &mut |_, _| ())?;
+    let plain = EncodeOptions {
+        add_special: false,
+        parse_special: false,
+    };
+    let filler = model
+        .tokenizer()
+        .encode(&std::fs::read_to_string(text)?, plain)?;
+    let cases = needles::cases(model.tokenizer(), &filler, TOKENS, count);
+    let mut runtimes = Vec::new();
+    for &codec in &codecs {
+        let options = RuntimeOptions {
+            activations: Activations::F32,
+            kv: KvOptions::new(KvForm::both(codec.form())),
+            retention: Retention::full(),
+            ..RuntimeOptions::default()
+        };
+        runtimes.push((codec, Runtime::new(model.clone(), &options)?, 0.0, 0));
+    }
+    for (done, case) in cases.iter().enumerate() {
+        for (_, runtime, sum, right) in &mut runtimes {
+            let verdict = needles::judge(runtime, case)?;
+            *sum += verdict.logprob;
+            *right += usize::from(verdict.right);
+        }
+        eprint!("\r{}/{}", done + 1, cases.len());
+    }
+    eprintln!();
+    let n = cases.len() as f64;
+    println!("codec       log p(right)   right");
+    for (codec, _, sum, right) in &runtimes {
+        let share = 100.0 * *right as f64 / n;
+        println!("{:11} {:12.3} {share:6.1} %", codec.name(), sum / n);
+    }
+    Ok(())
+}
