@@ -10,7 +10,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let model = Model::load("model.gguf".as_ref(), &LoadOptions::default(), &mut |_, _| ())?;
-//! let mut runtime = Runtime::new(model.clone(), &RuntimeOptions::default());
+//! let mut runtime = Runtime::new(model.clone(), &RuntimeOptions::default())?;
 //! let prompt = model.tokenizer().encode("Once upon a time", EncodeOptions { add_special: true, parse_special: false })?;
 //! let chat = runtime.open();
 //! let mut sampler = Sampler::new(SampleOptions::default())?;

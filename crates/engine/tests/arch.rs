@@ -8,7 +8,7 @@ use haversack::load::gguf::synth::Spec;
 use haversack::run::{GenerateOptions, generate, score};
 use haversack::sample::{SampleOptions, Sampler};
 use haversack::{Activations, LoadOptions};
-use haversack::{Precision, Runtime, RuntimeOptions};
+use haversack::{KvForm, KvOptions, Retention, Runtime, RuntimeOptions};
 use serde_json::Value;
 use std::ops::ControlFlow;
 
@@ -70,10 +70,12 @@ fn every_variant_agrees_with_the_reference() {
             model.clone(),
             &RuntimeOptions {
                 activations: Activations::F32,
-                kv: Precision::F32,
+                kv: KvOptions::plain(KvForm::F32),
+                retention: Retention::full(),
                 ..Default::default()
             },
-        );
+        )
+        .unwrap();
         let text = ids(&f["ids"]);
         let scored = score(&mut rt, &text, 1, &mut |_| ControlFlow::Continue(())).unwrap();
 

@@ -7,7 +7,10 @@ use common::{SMOLLM2, load, packed_dir, real_model};
 use haversack::cpu::Table;
 use haversack::load::gguf::synth::Spec;
 use haversack::model::forward::{Span, Want};
-use haversack::{Activations, Model, Repack, Runtime, RuntimeOptions};
+use haversack::{
+    Activations, Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime,
+    RuntimeOptions,
+};
 use std::sync::Arc;
 
 /// A small deterministic generator for schedules.
@@ -30,15 +33,69 @@ fn tiny(variant: &str) -> (tempfile::TempDir, Arc<Model>) {
     (dir, model)
 }
 
-fn runtime(model: &Arc<Model>, threads: usize, activations: Activations) -> Runtime {
-    Runtime::new(
-        model.clone(),
-        &RuntimeOptions {
-            threads,
+/// How a runtime is set up, company apart.
+#[derive(Clone)]
+struct Setup {
+    activations: Activations,
+    kv: KvOptions,
+    retention: Retention,
+}
+
+impl Setup {
+    fn new(activations: Activations, kv: KvOptions) -> Setup {
+        Setup {
             activations,
-            ..Default::default()
-        },
-    )
+            kv,
+            retention: Retention::default(),
+        }
+    }
+
+    fn name(&self) -> String {
+        let KvOptions { sinks, recent, .. } = self.kv;
+        let name = self.kv.name();
+        format!(
+            "{:?}, {name}, {sinks} sinks, {recent} recent",
+            self.activations
+        )
+    }
+}
+
+fn coded(codec: Codec) -> KvOptions {
+    KvOptions::new(KvForm::both(codec.form()))
+}
+
+/// Every codec with the usual zones, and zones that are not the usual ones.
+fn kinds() -> Vec<KvOptions> {
+    let mut kinds: Vec<KvOptions> = Codec::ALL.into_iter().map(coded).collect();
+    let k8v4 = KvForm {
+        k: Codec::Int8.form(),
+        v: Codec::Int4.form(),
+    };
+    kinds.push(KvOptions::new(k8v4));
+    kinds.push(KvOptions::plain(KvForm::both(Codec::Int4.form())));
+    kinds.push(KvOptions {
+        near: Codec::F16,
+        recent: 1,
+        sinks: 1,
+        ..coded(Codec::Int3)
+    });
+    kinds.push(KvOptions {
+        layers: [(1, k8v4), (0, KvForm::F16)].into(),
+        recent: 32,
+        ..coded(Codec::Int2)
+    });
+    kinds
+}
+
+fn runtime(model: &Arc<Model>, threads: usize, setup: &Setup) -> Runtime {
+    let options = RuntimeOptions {
+        threads,
+        activations: setup.activations,
+        kv: setup.kv.clone(),
+        retention: setup.retention.clone(),
+        ..Default::default()
+    };
+    Runtime::new(model.clone(), &options).unwrap()
 }
 
 fn prompt(model: &Model, seed: u64, len: usize) -> Vec<u32> {
@@ -52,42 +109,32 @@ fn prompt(model: &Model, seed: u64, len: usize) -> Vec<u32> {
 fn alone(
     model: &Arc<Model>,
     threads: usize,
-    activations: Activations,
+    setup: &Setup,
     tokens: &[u32],
     chunk: usize,
 ) -> Vec<u32> {
-    let mut rt = runtime(model, threads, activations);
+    let mut rt = runtime(model, threads, setup);
     let sequence = rt.open();
     let mut bits = Vec::new();
-    let mut position = 0;
     for part in tokens.chunks(chunk) {
-        let logits = rt
-            .step(&[Span {
-                sequence,
-                position,
-                tokens: part,
-                want: Want::All,
-            }])
-            .unwrap();
+        let logits = rt.all_logits(sequence, part).unwrap();
         bits.extend(logits.iter().map(|l| l.to_bits()));
-        position += part.len() as u64;
     }
     bits
 }
 
-fn chunks_and_threads(model: &Arc<Model>, tokens: &[u32], chunks: &[usize]) {
-    for activations in [Activations::Int8, Activations::F32] {
-        let truth = alone(model, 1, activations, tokens, chunks[0]);
-        assert!(truth.iter().all(|&b| f32::from_bits(b).is_finite()));
-        for &chunk in &chunks[1..] {
-            for threads in [1, 2] {
-                let found = alone(model, threads, activations, tokens, chunk);
-                assert!(
-                    found == truth,
-                    "{activations:?}: chunk {chunk} on {threads} threads differs from chunk {}",
-                    chunks[0]
-                );
-            }
+fn chunks_and_threads(model: &Arc<Model>, setup: &Setup, tokens: &[u32], chunks: &[usize]) {
+    let truth = alone(model, 1, setup, tokens, chunks[0]);
+    assert!(truth.iter().all(|&b| f32::from_bits(b).is_finite()));
+    for &chunk in &chunks[1..] {
+        for threads in [1, 2] {
+            let found = alone(model, threads, setup, tokens, chunk);
+            assert!(
+                found == truth,
+                "{}: chunk {chunk} on {threads} threads differs from chunk {}",
+                setup.name(),
+                chunks[0]
+            );
         }
     }
 }
@@ -96,8 +143,34 @@ fn chunks_and_threads(model: &Arc<Model>, tokens: &[u32], chunks: &[usize]) {
 fn chunk_and_thread_count_change_nothing() {
     for variant in ["llama", "gemma3", "qwen3"] {
         let (_dir, model) = tiny(variant);
-        let tokens = prompt(&model, 7, 150);
-        chunks_and_threads(&model, &tokens, &[1, 7, 64, 512]);
+        let tokens = prompt(&model, 7, 230);
+        for kv in kinds() {
+            let setup = Setup::new(Activations::Int8, kv);
+            chunks_and_threads(&model, &setup, &tokens, &[1, 7, 64, 512]);
+        }
+        let exact = Setup::new(Activations::F32, coded(Codec::F16));
+        chunks_and_threads(&model, &exact, &tokens, &[1, 7, 64, 512]);
+    }
+}
+
+/// Far past the context, with rows leaving: still the same however the tokens come.
+#[test]
+fn bounded_sequences_do_not_depend_on_portions() {
+    for variant in ["llama", "gemma3"] {
+        let (_dir, model) = tiny(variant);
+        let tokens = prompt(&model, 5, 2 * model.config().context + 100);
+        for (anchors, window) in [(64, 96), (10, 100), (0, 33), (33, 1)] {
+            for kv in [coded(Codec::F16), coded(Codec::Int4), coded(Codec::Int8)] {
+                let mut setup = Setup::new(Activations::Int8, kv);
+                setup.retention = Retention {
+                    policy: Policy::Window,
+                    anchors: Some(anchors),
+                    window: Some(window),
+                    ..Retention::default()
+                };
+                chunks_and_threads(&model, &setup, &tokens, &[1, 50, 512]);
+            }
+        }
     }
 }
 
@@ -108,16 +181,21 @@ fn random_schedules_give_what_each_gets_alone() {
     let (_dir, model) = tiny("llama");
     let vocab = model.config().vocab;
     let prompts: Vec<Vec<u32>> = (0..5)
-        .map(|i| prompt(&model, 100 + i, 20 + 23 * i as usize))
+        .map(|i| prompt(&model, 100 + i, 20 + 43 * i as usize))
         .collect();
-    for activations in [Activations::Int8, Activations::F32] {
+    for setup in [
+        Setup::new(Activations::Int8, coded(Codec::F16)),
+        Setup::new(Activations::F32, coded(Codec::F16)),
+        Setup::new(Activations::Int8, coded(Codec::Int4)),
+        Setup::new(Activations::F32, coded(Codec::Int3)),
+    ] {
         let truths: Vec<Vec<u32>> = prompts
             .iter()
-            .map(|p| alone(&model, 1, activations, p, 512))
+            .map(|p| alone(&model, 1, &setup, p, 512))
             .collect();
-        for schedule in 0..100 {
+        for schedule in 0..50 {
             let mut dice = Dice(schedule * 77 + 5);
-            let mut rt = runtime(&model, 1 + dice.roll(2), activations);
+            let mut rt = runtime(&model, 1 + dice.roll(2), &setup);
             let ids: Vec<_> = prompts.iter().map(|_| rt.open()).collect();
             let mut done = [0usize; 5];
             while (0..5).any(|i| done[i] < prompts[i].len()) {
@@ -163,79 +241,73 @@ fn random_schedules_give_what_each_gets_alone() {
 #[test]
 fn reused_rows_equal_computed_rows() {
     let (_dir, model) = tiny("llama");
-    let vocab = model.config().vocab;
-    let tokens = prompt(&model, 3, 90);
-    let truth = alone(&model, 1, Activations::Int8, &tokens, 90);
-    let mut rt = runtime(&model, 2, Activations::Int8);
-    let a = rt.open();
-    rt.step(&[Span {
-        sequence: a,
-        position: 0,
-        tokens: &tokens[..70],
-        want: Want::Nothing,
-    }])
-    .unwrap();
-    let b = rt.fork(a).unwrap();
-    rt.step(&[Span {
-        sequence: a,
-        position: 70,
-        tokens: &[1, 2, 3],
-        want: Want::Nothing,
-    }])
-    .unwrap();
-    rt.truncate(a, 41).unwrap();
-    for (id, from) in [(b, 70), (a, 41)] {
-        let logits = rt
-            .step(&[Span {
-                sequence: id,
-                position: from as u64,
-                tokens: &tokens[from..],
-                want: Want::All,
-            }])
-            .unwrap();
-        assert!(
-            logits
-                .iter()
-                .map(|l| l.to_bits())
-                .eq(truth[from * vocab..].iter().copied()),
-            "from {from}"
-        );
+    let tokens = prompt(&model, 3, 200);
+    for kv in kinds() {
+        let setup = Setup::new(Activations::Int8, kv);
+        let truth = alone(&model, 1, &setup, &tokens, 90);
+        let mut rt = runtime(&model, 2, &setup);
+        let a = rt.open();
+        rt.all_logits(a, &tokens[..170]).unwrap();
+        let b = rt.fork(a).unwrap();
+        rt.all_logits(a, &[1, 2, 3]).unwrap();
+        rt.truncate(a, 165).unwrap();
+        for (id, from) in [(b, 170), (a, 165)] {
+            let logits = rt.all_logits(id, &tokens[from..]).unwrap();
+            let truth = &truth[from * model.config().vocab..];
+            let found = logits.iter().map(|l| l.to_bits());
+            let name = setup.name();
+            assert!(found.eq(truth.iter().copied()), "{name}: from {from}");
+        }
     }
+}
+
+/// What cannot be restored exactly is refused, and nothing changes.
+#[test]
+fn a_cut_is_exact_or_refused() {
+    let (_dir, model) = tiny("llama");
+    let tokens = prompt(&model, 3, 200);
+    let setup = Setup::new(Activations::Int8, coded(Codec::Int4));
+    let truth = alone(&model, 1, &setup, &tokens, 200);
+    let mut rt = runtime(&model, 1, &setup);
+    let a = rt.open();
+    rt.all_logits(a, &tokens[..170]).unwrap();
+    let refused = rt.truncate(a, 100).unwrap_err();
+    assert!(refused.to_string().contains("100"), "{refused}");
+    let logits = rt.all_logits(a, &tokens[170..]).unwrap();
+    let truth = &truth[170 * model.config().vocab..];
+    assert!(logits.iter().map(|l| l.to_bits()).eq(truth.iter().copied()));
 }
 
 /// Every table of this CPU gives the same bits: a model's answer does not depend on the instruction set.
 #[test]
 fn every_table_gives_the_same_logits() {
     let (_dir, model) = tiny("llama");
-    let tokens = prompt(&model, 9, 70);
-    let logits = |table: Table, activations| {
-        let mut rt = Runtime::new(
-            model.clone(),
-            &RuntimeOptions {
-                table,
-                activations,
-                ..Default::default()
-            },
-        );
-        let sequence = rt.open();
-        let span = Span {
-            sequence,
-            position: 0,
-            tokens: &tokens,
-            want: Want::All,
+    let tokens = prompt(&model, 9, 150);
+    let logits = |table: Table, setup: &Setup| {
+        let options = RuntimeOptions {
+            table,
+            activations: setup.activations,
+            kv: setup.kv.clone(),
+            ..Default::default()
         };
-        rt.step(&[span])
-            .unwrap()
-            .iter()
-            .map(|l| l.to_bits())
-            .collect::<Vec<_>>()
+        let mut rt = Runtime::new(model.clone(), &options).unwrap();
+        let id = rt.open();
+        let logits = rt.all_logits(id, &tokens).unwrap();
+        logits.iter().map(|l| l.to_bits()).collect::<Vec<_>>()
     };
-    for activations in [Activations::Int8, Activations::F32] {
-        let truth = logits(Table::SCALAR, activations);
+    let mut setups = vec![Setup::new(Activations::F32, coded(Codec::F16))];
+    setups.extend(
+        kinds()
+            .into_iter()
+            .map(|kv| Setup::new(Activations::Int8, kv)),
+    );
+    for setup in setups {
+        let truth = logits(Table::SCALAR, &setup);
         for table in Table::available() {
             assert!(
-                logits(table, activations) == truth,
-                "{} differs from scalar",
+                logits(table, &setup) == truth,
+                "{}: {} differs from scalar",
+                setup.name(),
                 table.name()
             );
         }
@@ -249,20 +321,26 @@ fn real_model_chunks_threads_batch_and_packing() {
         return;
     };
     let model = load(&path, Repack::Into(packed_dir()));
-    let tokens = prompt(&model, 11, 40);
-    chunks_and_threads(&model, &tokens, &[40, 1, 7, 64]);
+    let tokens = prompt(&model, 11, 150);
+    for setup in [
+        Setup::new(Activations::Int8, coded(Codec::F16)),
+        Setup::new(Activations::Int8, coded(Codec::Int4)),
+        Setup::new(Activations::F32, coded(Codec::Int8)),
+    ] {
+        chunks_and_threads(&model, &setup, &tokens, &[150, 1, 7, 64]);
+    }
 
     let unpacked = load(&path, Repack::Off);
     assert!(model.weights().is_packed() && !unpacked.weights().is_packed());
-    let activations = Activations::Int8;
-    let truth = alone(&model, 2, activations, &tokens, 512);
+    let setup = Setup::new(Activations::Int8, coded(Codec::Int4));
+    let truth = alone(&model, 2, &setup, &tokens, 512);
     assert!(
-        alone(&unpacked, 2, activations, &tokens, 7) == truth,
+        alone(&unpacked, 2, &setup, &tokens, 7) == truth,
         "packing on the fly differs"
     );
 
     let vocab = model.config().vocab;
-    let mut rt = runtime(&model, 2, activations);
+    let mut rt = runtime(&model, 2, &setup);
     let others: Vec<Vec<u32>> = (0..4)
         .map(|i| prompt(&model, 50 + i, 9 + 5 * i as usize))
         .collect();

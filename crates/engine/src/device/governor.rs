@@ -143,7 +143,8 @@ impl Governor {
 
     fn up(&self, spare: u64) -> usize {
         let tokens = usize::try_from(spare / self.bytes_per_token as u64).unwrap_or(usize::MAX);
-        self.step(self.window.saturating_add(tokens)).max(self.window)
+        self.step(self.window.saturating_add(tokens))
+            .max(self.window)
     }
 }
 

@@ -195,7 +195,13 @@ fn attend(
         queries.push(
             far.zip(shifts)
                 .map(|(q, &shift)| if shift == 0 { near } else { q })
-                .chain(shifts.get(s.moved.len()..).unwrap_or(&[]).iter().map(|_| near))
+                .chain(
+                    shifts
+                        .get(s.moved.len()..)
+                        .unwrap_or(&[])
+                        .iter()
+                        .map(|_| near),
+                )
                 .collect(),
         );
         row += span.tokens.len();
@@ -478,7 +484,10 @@ impl Scratch {
         self.moved.resize_with(size.moved, Vec::new);
         let none = || vec![Vec::new(); config.ropes.len()];
         self.moved_angles.resize_with(size.moved, none);
-        for q in [&mut self.q, &mut self.att].into_iter().chain(&mut self.moved) {
+        for q in [&mut self.q, &mut self.att]
+            .into_iter()
+            .chain(&mut self.moved)
+        {
             grow(q, rows * w.q);
         }
         for v in [&mut self.k, &mut self.v] {

@@ -133,7 +133,9 @@ impl Runtime {
             ..StoreOptions::default()
         });
         let side = plan::side_bytes(config, &options.kv);
-        store.charge(Account::Side, side).map_err(CacheError::from)?;
+        store
+            .charge(Account::Side, side)
+            .map_err(CacheError::from)?;
         let chunk = options.chunk.unwrap_or_else(|| {
             let room = options.budget_bytes.map_or(usize::MAX, |budget| budget / 4);
             let rows = SCRATCH_BYTES.min(room) / Scratch::bytes_per_row(config);
@@ -331,7 +333,10 @@ impl Runtime {
         };
         if let Some((window, reason)) = change {
             let position = span.position;
-            log::info!("window {} -> {window} from position {position}, {reason}", self.window);
+            log::info!(
+                "window {} -> {window} from position {position}, {reason}",
+                self.window
+            );
             self.window = window;
             self.changes.push(WindowChange {
                 position,

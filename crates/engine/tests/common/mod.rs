@@ -1,7 +1,9 @@
 //! Shared by the tests: where real models are, and loading them.
 #![allow(dead_code)]
 
-use haversack::{Activations, LoadOptions, Model, Repack, Runtime, RuntimeOptions};
+use haversack::{
+    Activations, KvForm, KvOptions, LoadOptions, Model, Repack, Retention, Runtime, RuntimeOptions,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -48,13 +50,14 @@ pub fn load_with(path: &Path, options: &LoadOptions) -> Arc<Model> {
     Model::load(path, options, &mut |_, _| ()).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// Everything kept as f16: what the reference figures were made with.
 pub fn runtime(model: &Arc<Model>, activations: Activations) -> Runtime {
-    Runtime::new(
-        model.clone(),
-        &RuntimeOptions {
-            activations,
-            threads: 2,
-            ..Default::default()
-        },
-    )
+    let options = RuntimeOptions {
+        activations,
+        threads: 2,
+        kv: KvOptions::plain(KvForm::F16),
+        retention: Retention::full(),
+        ..Default::default()
+    };
+    Runtime::new(model.clone(), &options).unwrap_or_else(|e| panic!("{e}"))
 }

@@ -78,7 +78,9 @@ impl KeyMeans {
                 let skip = SKIP.saturating_sub(position);
                 let width = sum.len();
                 for row in keys.chunks_exact(width).skip(skip) {
-                    sum.iter_mut().zip(row).for_each(|(s, k)| *s += f64::from(*k));
+                    sum.iter_mut()
+                        .zip(row)
+                        .for_each(|(s, k)| *s += f64::from(*k));
                 }
             }
             position += part.len();
