@@ -450,12 +450,20 @@ mod tests {
     /// A file longer than any of the kernel's is cut, and never in the middle of a number.
     #[test]
     fn a_file_without_end_is_cut_at_a_line() {
+        // The buffer ends behind the 3 of 123456.
         let mut text = "x 1\n".repeat(TEXT_BYTES_MAX / 4 - 2);
-        text.push_str("MemTotal: 123456 kB\nMemAvailable: 5 kB\n");
-        let dir = device(&[("meminfo", &text)]);
-        assert!(text.len() > TEXT_BYTES_MAX);
-        let reading = Readings::under(dir.path()).now();
-        assert_eq!(reading.mem_total_bytes, None);
+        text.push_str("anon 123456\nfile 5\n");
+        let dir = device(&[
+            ("self/mountinfo", V2),
+            ("self/cgroup", "0::/\n"),
+            ("groups/memory.current", "9\n"),
+            ("groups/memory.stat", &text),
+        ]);
+        let group = Readings::under(dir.path()).now().cgroup.unwrap();
+        assert_eq!((group.anon_bytes, group.file_bytes), (None, None));
+        let path = dir.path().join("groups/memory.stat");
+        let cut = crate::usage::read_capped(&path).unwrap();
+        assert_eq!(cut.len(), TEXT_BYTES_MAX - 8);
         let sum = Stat::parse(2, "inactive_file 18446744073709551615\nactive_file 1\n");
         assert_eq!(sum, Stat::default());
     }

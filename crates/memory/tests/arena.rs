@@ -107,6 +107,29 @@ fn half_of_a_shared_arena_goes_back() {
     }
 }
 
+/// The kernel does not take locked pages back; the slab is cleared instead, and says so.
+#[test]
+fn a_locked_slab_is_cleared_and_stays() {
+    let _alone = alone();
+    let mut arena = Arena::new(64 << 10);
+    let i = arena.add_slab().unwrap();
+    arena.slab_mut(i).fill(3);
+    let start = arena.slab(i).as_ptr() as *mut std::ffi::c_void;
+    // SAFETY: locking our own pages changes no byte.
+    if let Err(e) = unsafe { rustix::mm::mlock(start, 64 << 10) } {
+        eprintln!("SKIPPED: nothing can be locked: {e}");
+        return;
+    }
+    assert!(!arena.release(i));
+    assert_eq!(arena.release_range(i, 0..usize::MAX), 0);
+    assert!(arena.slab(i).iter().all(|&x| x == 0));
+    assert_eq!(arena.resident_bytes(), Some(64 << 10));
+    // SAFETY: as above.
+    unsafe { rustix::mm::munlock(start, 64 << 10) }.unwrap();
+    assert!(arena.release(i));
+    assert_eq!(arena.resident_bytes(), Some(0));
+}
+
 #[test]
 fn slabs_cost_no_page_before_they_are_touched() {
     let _alone = alone();

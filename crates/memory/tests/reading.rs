@@ -30,9 +30,14 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if let Err(e) = fs::remove_dir(&self.0) {
-            eprintln!("{} stays behind: {e}", self.0.display());
+        // The kernel may still be busy with a process that has just ended.
+        for _ in 0..50 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
         }
+        eprintln!("{} stays behind", self.0.display());
     }
 }
 
