@@ -39,5 +39,6 @@ pub use haversack_kernels::{cpu, format};
 pub use haversack_memory as memory;
 pub use load::LoadError;
 pub use load::model::{LoadOptions, Model, Repack};
+pub use load::residence::Residence;
 pub use run::options::{Activations, KvOptions, Policy, Retention, RuntimeOptions};
 pub use run::runtime::{Runtime, RuntimeError, StepError};

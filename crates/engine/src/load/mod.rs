@@ -4,6 +4,7 @@ pub mod fingerprint;
 pub mod gguf;
 pub mod model;
 pub mod pack;
+pub mod residence;
 
 use crate::text::tokenizer::vocab::VocabError;
 pub use model::Model;
@@ -20,6 +21,11 @@ pub enum LoadError {
         field: String,
         what: String,
     },
+    #[error("{}: the weights could not be locked in memory: {error}", path.display())]
+    Lock {
+        path: PathBuf,
+        error: std::io::Error,
+    },
     #[error(transparent)]
     Vocab(#[from] VocabError),
 }
@@ -35,7 +41,7 @@ impl LoadError {
 
     /// Names the file, for errors found by code that does not know it.
     pub(crate) fn at(mut self, file: &Path) -> LoadError {
-        if let LoadError::Field { path, .. } = &mut self {
+        if let LoadError::Field { path, .. } | LoadError::Lock { path, .. } = &mut self {
             *path = file.to_owned();
         }
         self

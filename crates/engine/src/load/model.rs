@@ -1,6 +1,7 @@
 //! A model ready to run: what it is, where its weights lie, and how it reads and writes text.
 
 use super::gguf::Gguf;
+use super::residence::Residence;
 use super::{LoadError, fingerprint, pack};
 use crate::model::config::Config;
 use crate::model::weights::Weights;
@@ -25,6 +26,7 @@ pub struct LoadOptions {
     /// Positions to use at most; `None` = what the model was trained for.
     pub context: Option<usize>,
     pub repack: Repack,
+    pub residence: Residence,
     pub threads: usize,
 }
 
@@ -34,6 +36,7 @@ pub struct Model {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     fingerprint: blake3::Hash,
+    residence: Residence,
 }
 
 impl Model {
@@ -84,7 +87,15 @@ impl Model {
                 ),
             }
         }
+        let reading = haversack_memory::Reading::now();
+        let bytes = weights.bytes_per_token() as u64;
+        let residence = options.residence.choose(bytes, &reading);
+        weights.reside(residence).map_err(|error| LoadError::Lock {
+            path: PathBuf::new(),
+            error,
+        })?;
         Ok(Model {
+            residence,
             config,
             weights,
             tokenizer,
@@ -107,6 +118,11 @@ impl Model {
 
     pub fn template(&self) -> &ChatTemplate {
         &self.template
+    }
+
+    /// Where the weights are while the model runs.
+    pub fn residence(&self) -> Residence {
+        self.residence
     }
 
     pub fn fingerprint(&self) -> blake3::Hash {

@@ -60,6 +60,7 @@ pub fn forward(
     s.turn(config, spans, &shifts);
 
     for (layer, (c, w)) in config.layers.iter().zip(&weights.layers).enumerate() {
+        weights.prefetch_after(layer);
         // Attention.
         norm(exec, &s.x, &w.attn_norm, config, &mut s.normed);
         let qkv = [(&w.q, &mut s.q), (&w.k, &mut s.k), (&w.v, &mut s.v)];

@@ -8,11 +8,12 @@ use super::config::{Arch, Config};
 use super::keys::missing;
 use crate::load::LoadError;
 use crate::load::gguf::{Gguf, Tensor};
+use crate::load::residence::Residence;
 use haversack_kernels::format::WeightType;
 use haversack_kernels::format::gguf::unpack_row;
 use haversack_kernels::format::packed::{STRIP, strip_bytes};
 use haversack_kernels::matmul::{Layout, Matrix};
-use haversack_memory::file::FileMap;
+use haversack_memory::file::{Advice, FileMap};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -57,6 +58,8 @@ pub struct Weights {
     pub output_norm: Vec<f32>,
     pub output: Weight,
     packed_bytes: usize,
+    /// Ask for the next layer while one is computed.
+    prefetch: bool,
 }
 
 /// Where matrices begin in the packed copy: behind a page for its header.
@@ -91,6 +94,7 @@ impl Weights {
             output_norm,
             output,
             packed_bytes,
+            prefetch: false,
         })
     }
 
@@ -100,6 +104,41 @@ impl Weights {
 
     pub fn use_packed(&mut self, map: FileMap) {
         self.packed = Some(map);
+    }
+
+    /// Locks the file that products read, or has layers asked for ahead of time.
+    pub fn reside(&mut self, residence: Residence) -> std::io::Result<()> {
+        self.prefetch = residence == Residence::Prefetch;
+        if residence != Residence::Locked {
+            return Ok(());
+        }
+        match &self.packed {
+            Some(map) => map.lock(),
+            None => self.gguf.maps().try_for_each(FileMap::lock),
+        }
+    }
+
+    /// Before a layer is computed: the one after it will be needed.
+    pub fn prefetch_after(&self, layer: usize) {
+        if !self.prefetch {
+            return;
+        }
+        let next = self.layers.get(layer + 1);
+        let matrices = match next {
+            Some(l) => vec![&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down],
+            None => vec![&self.output],
+        };
+        for w in matrices {
+            match &self.packed {
+                Some(map) => {
+                    // A hint: what fails is slow, not wrong.
+                    let _ = map.advise(w.packed.clone(), Advice::WillNeed);
+                }
+                None => self
+                    .gguf
+                    .prefetch(&self.gguf.tensors()[w.tensor], w.bytes.clone()),
+            }
+        }
     }
 
     pub fn is_packed(&self) -> bool {

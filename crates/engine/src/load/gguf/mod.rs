@@ -31,7 +31,7 @@ pub use parse::Tensor;
 pub use value::{Array, Value, ValueType};
 pub use write::{GgufWriter, Meta};
 
-use haversack_memory::FileMap;
+use haversack_memory::{Advice, FileMap};
 use parse::Parsed;
 use std::path::{Path, PathBuf};
 
@@ -267,6 +267,16 @@ impl Gguf {
             .binary_search_by(|&i| self.tensors[i as usize].name.as_str().cmp(name))
             .ok()?;
         self.tensors.get(self.by_name[i] as usize)
+    }
+
+    /// Asks the system to bring in some bytes of a tensor. A hint: what fails is slow, not wrong.
+    pub fn prefetch(&self, tensor: &Tensor, bytes: std::ops::Range<usize>) {
+        if let Some(part) = self.parts.get(tensor.part as usize) {
+            let first = part.map.as_slice().as_ptr().addr();
+            let at = self.bytes(tensor).as_ptr().addr().saturating_sub(first);
+            let range = at.saturating_add(bytes.start)..at.saturating_add(bytes.end);
+            let _ = part.map.advise(range, Advice::WillNeed);
+        }
     }
 
     /// The weights of a tensor of *this* set, as they lie in the file.
