@@ -163,6 +163,18 @@ impl Scratch {
         self.outlets.reserve_exact(self.jobs);
     }
 
+    /// Bytes held after reserving for all of these and nothing else.
+    pub fn bytes_for(needs: impl Iterator<Item = Need>) -> usize {
+        let (mut area, mut records, mut threads, mut jobs) = (0, 0, 1, 1);
+        for need in needs {
+            area = area.max(need.area().div_ceil(16));
+            records = records.max(need.records().div_ceil(16));
+            threads = threads.max(need.threads);
+            jobs = jobs.max(need.jobs);
+        }
+        64 * (area * threads + records) + jobs * size_of::<Outlet>()
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         64 * (self.areas.capacity() + self.records.capacity())
