@@ -6,8 +6,12 @@
 
 pub mod arena;
 pub mod file;
+#[cfg(unix)]
+mod resident;
 pub mod usage;
 
-pub use arena::{Arena, ArenaError, SlabIndex};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub use arena::SharedSlabs;
+pub use arena::{Arena, ArenaError, Backing, Effect, Faults, Hint, Refusal, ShareError, SlabIndex};
 pub use file::{Advice, FileMap};
 pub use usage::{PeakMeter, Usage};

@@ -18,7 +18,7 @@
 //! processes that map them, in `pss_bytes`.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
 /// One reading of this process.
@@ -85,6 +85,28 @@ impl PeakMeter {
     pub fn peak(&self) -> Option<Usage> {
         (self.polls > 0).then_some(self.peak)
     }
+}
+
+/// The most that is read of one small file of the kernel. The largest, `memory.stat` of a group,
+/// has a few KiB.
+pub(crate) const TEXT_BYTES_MAX: usize = 32 << 10;
+
+/// A small text file of the kernel, or `None`. What lies beyond [`TEXT_BYTES_MAX`] is cut at a line.
+pub(crate) fn read_capped(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).ok()?;
+    file.take(TEXT_BYTES_MAX as u64)
+        .read_to_end(&mut bytes)
+        .ok()?;
+    if bytes.len() == TEXT_BYTES_MAX {
+        bytes.truncate(whole_lines(&bytes));
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// How many of `bytes` are whole lines: half a number is no number.
+pub(crate) fn whole_lines(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|&b| b == b'\n').map_or(0, |n| n + 1)
 }
 
 /// What the kernel thinks can be used without swapping.
