@@ -92,6 +92,33 @@ impl FileMap {
         }
         self.inner.advise(range.start, end, advice)
     }
+
+    /// Reads the whole file into memory and keeps it there until [`FileMap::unlock`]. Pages of the
+    /// page cache are locked where they are: this costs no private memory, but nobody gets them back
+    /// under pressure. The error names the limit of the process where that is the cause.
+    pub fn lock(&self) -> io::Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        self.inner.lock()
+    }
+
+    pub fn unlock(&self) -> io::Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        self.inner.unlock()
+    }
+
+    /// Bytes of the file that are in memory, in whole pages and at most its length, whoever brought
+    /// them there. `None` where the system does not say. Linux tells the truth to those who own the
+    /// file or may write to it; to anybody else every page is in memory.
+    pub fn resident_bytes(&self) -> Option<u64> {
+        if self.is_empty() {
+            return Some(0);
+        }
+        Some(self.inner.resident_bytes()?.min(self.len() as u64))
+    }
 }
 
 impl std::fmt::Debug for FileMap {
@@ -110,6 +137,18 @@ fn refuse_irregular(meta: &fs::Metadata) -> io::Result<()> {
         "it is a pipe, socket or device, not a regular file"
     };
     Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+}
+
+/// The limit of the process, where that is the cause, said in words.
+#[cfg_attr(not(unix), allow(dead_code))]
+fn lock_refused(cause: io::Error, bytes: u64, limit: Option<u64>) -> io::Error {
+    let why = match limit {
+        Some(limit) if limit < bytes => format!(
+            "{bytes} bytes cannot be locked: RLIMIT_MEMLOCK lets this process lock {limit} ({cause})"
+        ),
+        _ => format!("{bytes} bytes cannot be locked: {cause}"),
+    };
+    io::Error::new(cause.kind(), why)
 }
 
 #[cfg(unix)]
@@ -181,9 +220,9 @@ mod imp {
             let begin = begin / page * page;
             let advice = match advice {
                 Advice::WillNeed => mm::Advice::WillNeed,
-                #[cfg(target_os = "linux")]
+                #[cfg(any(target_os = "linux", target_os = "android"))]
                 Advice::DontNeed => mm::Advice::LinuxDontNeed,
-                #[cfg(not(target_os = "linux"))]
+                #[cfg(not(any(target_os = "linux", target_os = "android")))]
                 Advice::DontNeed => mm::Advice::DontNeed,
                 Advice::Sequential => mm::Advice::Sequential,
                 Advice::Random => mm::Advice::Random,
@@ -193,6 +232,31 @@ mod imp {
             unsafe { mm::madvise(self.start.as_ptr().add(begin).cast(), end - begin, advice) }?;
             Ok(())
         }
+    }
+
+    impl Map {
+        pub fn lock(&self) -> io::Result<()> {
+            // SAFETY: locking changes where our own pages may go, never what they hold.
+            unsafe { mm::mlock(self.start.as_ptr().cast(), self.len) }
+                .map_err(|e| lock_refused(e.into(), self.len as u64, memlock_limit()))
+        }
+
+        pub fn unlock(&self) -> io::Result<()> {
+            // SAFETY: as above.
+            Ok(unsafe { mm::munlock(self.start.as_ptr().cast(), self.len) }?)
+        }
+
+        pub fn resident_bytes(&self) -> Option<u64> {
+            crate::resident::resident_bytes(self.start.as_ptr(), self.len)
+        }
+    }
+
+    /// What this process may lock; `None` is no limit.
+    fn memlock_limit() -> Option<u64> {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        return rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        None
     }
 
     impl Drop for Map {
@@ -237,6 +301,18 @@ mod imp {
 
         pub fn advise(&self, _begin: usize, _end: usize, _advice: Advice) -> io::Result<()> {
             Ok(())
+        }
+
+        pub fn lock(&self) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        pub fn unlock(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        pub fn resident_bytes(&self) -> Option<u64> {
+            None
         }
     }
 }
@@ -289,11 +365,27 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_lock_names_the_limit() {
+        let cause = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let e = lock_refused(cause(), 1 << 30, Some(65_536));
+        assert!(e.to_string().contains("RLIMIT_MEMLOCK"), "{e}");
+        assert!(e.to_string().contains("65536"), "{e}");
+        assert_eq!(e.kind(), io::ErrorKind::OutOfMemory);
+        for limit in [None, Some(1 << 31)] {
+            let e = lock_refused(cause(), 1 << 30, limit);
+            assert!(!e.to_string().contains("RLIMIT"), "{e}");
+        }
+    }
+
+    #[test]
     fn an_empty_file_is_an_empty_slice() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let map = FileMap::open(file.path()).unwrap();
         assert!(map.is_empty());
         map.advise(0..10, Advice::WillNeed).unwrap();
+        map.lock().unwrap();
+        map.unlock().unwrap();
+        assert_eq!(map.resident_bytes(), Some(0));
     }
 
     #[test]

@@ -5,7 +5,10 @@
 //! the choice of what to release live above.
 
 pub mod arena;
+mod cgroup;
 pub mod file;
+pub mod pressure;
+pub mod reading;
 #[cfg(unix)]
 mod resident;
 pub mod usage;
@@ -14,4 +17,6 @@ pub mod usage;
 pub use arena::SharedSlabs;
 pub use arena::{Arena, ArenaError, Backing, Effect, Faults, Hint, Refusal, ShareError, SlabIndex};
 pub use file::{Advice, FileMap};
+pub use pressure::{PressureTrigger, Psi, Stall};
+pub use reading::{Cgroup, Reading, Readings};
 pub use usage::{PeakMeter, Usage};

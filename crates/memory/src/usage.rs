@@ -19,7 +19,9 @@
 
 use std::fs;
 use std::io::{self, Read};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
+
+use crate::cgroup;
 
 /// One reading of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,12 +113,12 @@ pub(crate) fn whole_lines(bytes: &[u8]) -> usize {
 
 /// What the kernel thinks can be used without swapping.
 pub fn mem_available() -> Option<u64> {
-    field_kib(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
+    field_kib(&read_capped(Path::new("/proc/meminfo"))?, "MemAvailable")
 }
 
 /// All memory of the machine.
 pub fn mem_total() -> Option<u64> {
-    field_kib(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal")
+    field_kib(&read_capped(Path::new("/proc/meminfo"))?, "MemTotal")
 }
 
 /// What the control group of this process allows and uses.
@@ -135,12 +137,11 @@ pub struct CgroupMemory {
 
 /// `None` where there are no control groups for memory.
 pub fn cgroup_memory() -> Option<CgroupMemory> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    cgroup_memory_under(Path::new("/sys/fs/cgroup"), &groups)
+    cgroup_memory_in(&cgroup::find(Path::new("/proc"))?)
 }
 
 /// `key:   1234 kB` → bytes.
-fn field_kib(text: &str, key: &str) -> Option<u64> {
+pub(crate) fn field_kib(text: &str, key: &str) -> Option<u64> {
     let rest = text
         .lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
@@ -162,48 +163,26 @@ fn parse_rollup(text: &str) -> Option<Usage> {
 
 /// A limit as the kernel writes it: a number, or `max`. Version 1 has no word for "none" and writes
 /// the largest multiple of a page below 2^63.
-fn parse_limit(text: &str) -> Option<u64> {
+pub(crate) fn parse_limit(text: &str) -> Option<u64> {
     const UNLIMITED: u64 = (1 << 63) - (1 << 20);
     text.trim().parse::<u64>().ok().filter(|&n| n < UNLIMITED)
 }
 
-/// `groups` is the text of /proc/self/cgroup: `0::/path` for version 2, `4:memory:/path` for 1.
-/// Inside a container the path may not exist under `root`; the root itself is then the group.
-fn cgroup_memory_under(root: &Path, groups: &str) -> Option<CgroupMemory> {
-    let mut v1 = None;
-    let mut v2 = None;
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (Some(id), Some(names), Some(path)) = (fields.next(), fields.next(), fields.next())
-        else {
-            continue;
-        };
-        if names.split(',').any(|n| n == "memory") {
-            v1 = Some(path);
-        } else if id == "0" && names.is_empty() {
-            v2 = Some(path);
-        }
-    }
+fn cgroup_memory_in(dirs: &cgroup::Dirs) -> Option<CgroupMemory> {
     // With both mounted, the version that has a memory controller is the one that limits.
-    if let Some(path) = v1 {
-        let found = Files {
-            version: 1,
-            max: "memory.limit_in_bytes",
-            high: None,
-            used: "memory.usage_in_bytes",
-        }
-        .read(&root.join("memory"), path);
-        if found.is_some() {
-            return found;
-        }
-    }
-    Files {
+    let v1 = Files {
+        version: 1,
+        max: "memory.limit_in_bytes",
+        high: None,
+        used: "memory.usage_in_bytes",
+    };
+    let v2 = Files {
         version: 2,
         max: "memory.max",
         high: Some("memory.high"),
         used: "memory.current",
-    }
-    .read(root, v2?)
+    };
+    v1.read(&dirs.v1).or_else(|| v2.read(&dirs.v2))
 }
 
 struct Files {
@@ -214,21 +193,19 @@ struct Files {
 }
 
 impl Files {
-    fn read(&self, root: &Path, group: &str) -> Option<CgroupMemory> {
+    fn read(&self, dirs: &[PathBuf]) -> Option<CgroupMemory> {
         let mut found = None;
-        for dir in upwards(root, group) {
+        for dir in dirs {
             // The root group of version 2 has no memory.max but may have memory.current.
-            let max = fs::read_to_string(dir.join(self.max)).ok();
-            let used = fs::read_to_string(dir.join(self.used))
-                .ok()
-                .and_then(|t| parse_limit(&t));
+            let max = read_capped(&dir.join(self.max));
+            let used = read_capped(&dir.join(self.used)).and_then(|t| parse_limit(&t));
             if max.is_none() && used.is_none() {
                 continue;
             }
             let max = max.and_then(|t| parse_limit(&t));
             let high = self
                 .high
-                .and_then(|name| fs::read_to_string(dir.join(name)).ok())
+                .and_then(|name| read_capped(&dir.join(name)))
                 .and_then(|t| parse_limit(&t));
             let all = found.get_or_insert(CgroupMemory {
                 version: self.version,
@@ -246,26 +223,6 @@ impl Files {
         }
         found
     }
-}
-
-/// `root/a/b`, `root/a`, `root`. `..` (a group outside our namespace) is dropped, so that nothing
-/// outside `root` is read.
-fn upwards(root: &Path, group: &str) -> Vec<PathBuf> {
-    let names: Vec<_> = Path::new(group)
-        .components()
-        .filter_map(|c| match c {
-            Component::Normal(name) => Some(name),
-            _ => None,
-        })
-        .collect();
-    (0..=names.len())
-        .rev()
-        .map(|n| {
-            let mut dir = root.to_path_buf();
-            dir.extend(&names[..n]);
-            dir
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -337,6 +294,11 @@ SwapPss:              24 kB
         assert!(during.rss_bytes >= during.private_bytes / 2);
         assert_eq!(meter.peak(), Some(during));
         assert!(mem_available().unwrap() <= mem_total().unwrap());
+    }
+
+    /// As if `root` were /sys/fs/cgroup.
+    fn cgroup_memory_under(root: &Path, groups: &str) -> Option<CgroupMemory> {
+        cgroup_memory_in(&cgroup::dirs(groups, &cgroup::Mounts::usual(root)))
     }
 
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {

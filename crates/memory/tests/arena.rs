@@ -29,6 +29,21 @@ fn status_bytes(key: &str) -> u64 {
     kib.parse::<u64>().unwrap() * 1024
 }
 
+/// What the kernel noted about the map of slab `i`: `hg` is asked for huge pages, `mg` for merging.
+fn has_flag(arena: &Arena, i: SlabIndex, flag: &str) -> bool {
+    let address = arena.slab(i).as_ptr() as usize;
+    let text = fs::read_to_string("/proc/self/smaps").unwrap();
+    let holds = |line: &str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        let start = usize::from_str_radix(start, 16).ok()?;
+        let end = usize::from_str_radix(end, 16).ok()?;
+        Some((start..end).contains(&address))
+    };
+    let mut lines = text.lines().skip_while(|l| holds(l) != Some(true));
+    let flags = lines.find_map(|l| l.strip_prefix("VmFlags:")).unwrap();
+    flags.split_whitespace().any(|f| f == flag)
+}
+
 fn filled(backing: Backing) -> Arena {
     let mut arena = Arena::with_backing(SLAB, backing).unwrap();
     for _ in 0..SLABS {
@@ -90,6 +105,29 @@ fn half_of_a_shared_arena_goes_back() {
         let expected = if i % 2 == 0 { 0 } else { 1 + i as u8 };
         assert!(arena.slab(SlabIndex(i)).iter().all(|&x| x == expected));
     }
+}
+
+/// The kernel does not take locked pages back; the slab is cleared instead, and says so.
+#[test]
+fn a_locked_slab_is_cleared_and_stays() {
+    let _alone = alone();
+    let mut arena = Arena::new(64 << 10);
+    let i = arena.add_slab().unwrap();
+    arena.slab_mut(i).fill(3);
+    let start = arena.slab(i).as_ptr() as *mut std::ffi::c_void;
+    // SAFETY: locking our own pages changes no byte.
+    if let Err(e) = unsafe { rustix::mm::mlock(start, 64 << 10) } {
+        eprintln!("SKIPPED: nothing can be locked: {e}");
+        return;
+    }
+    assert!(!arena.release(i));
+    assert_eq!(arena.release_range(i, 0..usize::MAX), 0);
+    assert!(arena.slab(i).iter().all(|&x| x == 0));
+    assert_eq!(arena.resident_bytes(), Some(64 << 10));
+    // SAFETY: as above.
+    unsafe { rustix::mm::munlock(start, 64 << 10) }.unwrap();
+    assert!(arena.release(i));
+    assert_eq!(arena.resident_bytes(), Some(0));
 }
 
 #[test]
@@ -253,6 +291,10 @@ fn huge_pages_are_reported_as_the_kernel_has_them() {
     let i = arena.add_slab().unwrap();
     let before = arena.ask(Hint::HugePages);
     assert!(!matches!(before, Effect::Active { .. }), "{before}");
+    let later = arena.add_slab().unwrap();
+    if !matches!(before, Effect::NotPossible { .. }) {
+        assert!(has_flag(&arena, i, "hg") && has_flag(&arena, later, "hg"));
+    }
     arena.slab_mut(i).fill(1);
     let after = arena.effect(Hint::HugePages).unwrap();
     eprintln!("huge pages: before {before}; after {after}");
@@ -338,6 +380,10 @@ fn equal_private_pages_merge_when_ksmd_runs() {
     }
     let before = arena.ask(Hint::Merge);
     eprintln!("merge before: {before}");
+    if !matches!(before, Effect::NotPossible { .. }) {
+        let later = arena.add_slab().unwrap();
+        assert!(has_flag(&arena, SlabIndex(0), "mg") && has_flag(&arena, later, "mg"));
+    }
     let Some(_ksmd) = Ksmd::start() else {
         eprintln!("SKIPPED: /sys/kernel/mm/ksm/run cannot be written; merging said: {before}");
         assert!(!matches!(before, Effect::Active { .. }), "{before}");
