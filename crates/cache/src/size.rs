@@ -103,7 +103,7 @@ impl Zones {
 pub enum Kept {
     /// All of them.
     All,
-    /// What the window policy leaves when it is asked at every multiple of 32.
+    /// What the window policy leaves when it is asked wherever a block may leave.
     Window(WindowParams),
 }
 
@@ -174,8 +174,7 @@ impl Kept {
         match self {
             Kept::All => (0..0, 0..end),
             Kept::Window(params) => {
-                // The policy was last asked at the last multiple of 32.
-                let gap = params.gap(position / SLOTS * SLOTS);
+                let gap = params.gap(position);
                 if gap.is_empty() {
                     (0..0, 0..end)
                 } else {

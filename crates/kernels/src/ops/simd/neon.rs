@@ -169,13 +169,6 @@ impl Simd for Neon {
             _ => Quad(v.2, v.3, v.0, v.1),
         }
     }
-}
-
-/// # Safety
-/// - The CPU has NEON.
-#[inline(always)]
-unsafe fn swap_pairs(v: float32x4_t) -> float32x4_t {
-    op!(vextq_f32::<2>(v, v))
 
     // Codes of keys and values.
 
@@ -216,6 +209,13 @@ unsafe fn swap_pairs(v: float32x4_t) -> float32x4_t {
             )
         })
     }
+}
+
+/// # Safety
+/// - The CPU has NEON.
+#[inline(always)]
+unsafe fn swap_pairs(v: float32x4_t) -> float32x4_t {
+    op!(vextq_f32::<2>(v, v))
 }
 
 /// # Safety
