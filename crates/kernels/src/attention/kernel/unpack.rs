@@ -22,7 +22,7 @@ const CACHE_LINE: usize = 64;
 const CODES_MAX: usize = 512;
 
 /// The levels of a codec, as long as the longest.
-fn levels(codec: Codec) -> [i8; 32] {
+pub(super) fn levels(codec: Codec) -> [i8; 32] {
     let mut all = [0; 32];
     let levels = code::levels(codec);
     all[..levels.len()].copy_from_slice(levels);
