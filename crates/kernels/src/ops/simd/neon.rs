@@ -160,6 +160,15 @@ impl Simd for Neon {
             std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, readonly));
         }
     }
+    #[inline(always)]
+    fn swap_lanes<const H: usize>(self, v: Quad) -> Quad {
+        match H {
+            1 => quarters!(vrev64q_f32, v),
+            2 => quarters!(swap_pairs, v),
+            4 => Quad(v.1, v.0, v.3, v.2),
+            _ => Quad(v.2, v.3, v.0, v.1),
+        }
+    }
 
     // Codes of keys and values.
 
@@ -187,6 +196,7 @@ impl Simd for Neon {
             vqtbl2q_u8(uint8x16x2_t(vld1q_u8(p), vld1q_u8(p.add(16))), codes)
         })
     }
+
     type Levels = uint8x16_t;
     // 4 x 1 x 4 accumulator registers, 8 of levels, their table, a mask and a broadcast.
     const FUSED_ROWS: usize = 4;
@@ -217,6 +227,13 @@ impl Simd for Neon {
             )
         })
     }
+}
+
+/// # Safety
+/// - The CPU has NEON.
+#[inline(always)]
+unsafe fn swap_pairs(v: float32x4_t) -> float32x4_t {
+    op!(vextq_f32::<2>(v, v))
 }
 
 /// # Safety
