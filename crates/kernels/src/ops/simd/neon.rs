@@ -196,6 +196,24 @@ impl Simd for Neon {
             vqtbl2q_u8(uint8x16x2_t(vld1q_u8(p), vld1q_u8(p.add(16))), codes)
         })
     }
+
+    type Levels = uint8x16_t;
+    // 4 x 1 x 4 accumulator registers, 8 of levels, their table, a mask and a broadcast.
+    const FUSED_ROWS: usize = 4;
+
+    #[inline(always)]
+    fn levels(self, levels: &[i8; 16]) -> uint8x16_t {
+        op!(vld1q_u8(levels.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn nibbles(self, levels: uint8x16_t, x: &[u8; 16]) -> (Quad, Quad) {
+        op!({
+            let x = vld1q_u8(x.as_ptr());
+            let low = vqtbl1q_u8(levels, vandq_u8(x, vdupq_n_u8(15)));
+            let high = vqtbl1q_u8(levels, vshrq_n_u8::<4>(x));
+            (self.widen(low), self.widen(high))
+        })
+    }
     #[inline(always)]
     fn widen(self, x: uint8x16_t) -> Quad {
         op!({
