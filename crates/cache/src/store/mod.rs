@@ -99,9 +99,9 @@ struct Sequence {
     segments: Segments,
 }
 
-/// Gaps that every sequence has room for: with anchors and a window there is one, and the next one
-/// before they merge.
-const GAPS: usize = 2;
+/// Gaps that every sequence has room for, so that making room does not ask for room. With anchors and
+/// a window there is one, and a few when their numbers change on the way.
+const GAPS: usize = 8;
 
 pub struct Store {
     shapes: Vec<LayerShape>,
