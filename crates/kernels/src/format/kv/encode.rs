@@ -38,15 +38,25 @@ const TRIES: ([f32; 3], [f32; 3]) = ([0.85, 1.0, 1.15], [0.8, 0.9, 1.0]);
 const MAGIC: f32 = 12_582_912.0;
 
 /// Vectors of the greatest group.
-pub(super) const VECTORS: usize = GROUP_MAX / LANES;
+const VECTORS: usize = GROUP_MAX / LANES;
 
-/// A cleaned group: `len` values in whole vectors, zeros behind them.
+/// A cleaned group: `len` values in whole vectors, zeros up to the end of the last.
 pub(super) struct Group {
-    pub x: [[f32; LANES]; VECTORS],
-    pub len: usize,
+    x: [[f32; LANES]; VECTORS],
+    len: usize,
 }
 
 impl Group {
+    pub(super) const EMPTY: Group = Group {
+        x: [[0.0; LANES]; VECTORS],
+        len: 0,
+    };
+
+    /// The values alone.
+    fn values(&self) -> &[f32] {
+        &self.x.as_flattened()[..self.len]
+    }
+
     #[inline(always)]
     fn vectors(&self) -> &[[f32; LANES]] {
         &self.x[..self.len.div_ceil(LANES)]
@@ -55,11 +65,12 @@ impl Group {
 
 /// Codes of a group, one per byte; what lies behind the group is arbitrary.
 pub(super) type Codes = [[u8; LANES]; VECTORS];
+pub(super) const NO_CODES: Codes = [[0; LANES]; VECTORS];
 
 /// The operations of the encoder: a plain way and one over lanes, with equal bits.
 pub(super) trait Coder: Copy {
     /// NaN to 0, within [`VALUE_MAX`].
-    fn clean(self, x: &[f32]) -> Group;
+    fn clean(self, x: &[f32], group: &mut Group);
     fn absmax(self, group: &Group) -> f32;
     fn squares(self, group: &Group) -> f32;
     /// `Σ |l|·|x|` and `Σ l²` with the levels nearest under `scale`.
@@ -72,6 +83,8 @@ pub(super) trait Coder: Copy {
     fn nearest<const N: usize>(self, x: &[f32; LANES], book: &Book<N>, scale: f32) -> [u8; LANES];
     /// Thirty-two f16: a line of keys, or one group's scales of all slots.
     fn widen(self, x: &[u8; 64]) -> [f32; 32];
+    /// Number `i` of some f16.
+    fn half_at(self, x: &[u8], i: usize) -> f32;
 }
 
 /// `scale` as a divisor: a scale of zero says that everything is zero.
@@ -86,10 +99,11 @@ pub(super) fn uniform<C: Coder>(
     c: C,
     x: &[f32],
     (low, high): (f32, f32),
+    group: &mut Group,
     codes: &mut Codes,
 ) -> [u8; 2] {
-    let group = c.clean(x);
-    let scale = c.absmax(&group) / high;
+    c.clean(x, group);
+    let scale = c.absmax(group) / high;
     let (scale, bytes) = c.half(if scale > HALF_MAX { HALF_MAX } else { scale });
     for (codes, x) in codes.iter_mut().zip(group.vectors()) {
         *codes = c.uniform(x, divisor(scale), low, high);
@@ -103,11 +117,12 @@ pub(super) fn codebook<C: Coder, const N: usize>(
     c: C,
     x: &[f32],
     book: &Book<N>,
+    group: &mut Group,
     codes: &mut Codes,
 ) -> [u8; 2] {
-    let group = c.clean(x);
-    let rms = (c.squares(&group) / group.len as f32).sqrt();
-    let (from_rms, from_max) = (rms * book.unit, c.absmax(&group) / 127.0);
+    c.clean(x, group);
+    let rms = (c.squares(group) / group.len as f32).sqrt();
+    let (from_rms, from_max) = (rms * book.unit, c.absmax(group) / 127.0);
     let (by_rms, by_max) = TRIES;
     let tries = [
         from_rms * by_rms[0],
@@ -119,7 +134,7 @@ pub(super) fn codebook<C: Coder, const N: usize>(
     ];
     let (mut worth, mut scale) = (-1.0, 0.0);
     for first in tries {
-        let (lx, ll) = c.products(&group, book, first);
+        let (lx, ll) = c.products(group, book, first);
         let gain = lx * lx / ll;
         if gain > worth {
             (worth, scale) = (gain, lx / ll);
@@ -152,27 +167,24 @@ impl Plain {
 }
 
 impl Coder for Plain {
-    fn clean(self, x: &[f32]) -> Group {
-        let mut group = Group {
-            x: [[0.0; LANES]; VECTORS],
-            len: x.len(),
-        };
+    fn clean(self, x: &[f32], group: &mut Group) {
+        *group = Group::EMPTY;
+        group.len = x.len();
         for (to, x) in group.x.as_flattened_mut().iter_mut().zip(x) {
             if !x.is_nan() {
                 *to = x.clamp(-VALUE_MAX, VALUE_MAX);
             }
         }
-        group
     }
 
     fn absmax(self, group: &Group) -> f32 {
-        let values = group.x.as_flattened().iter();
+        let values = group.values().iter();
         values.fold(0.0, |m, x| if m < x.abs() { x.abs() } else { m })
     }
 
     fn squares(self, group: &Group) -> f32 {
         let mut lanes = [0.0f32; LANES];
-        for (i, x) in group.x.as_flattened()[..group.len].iter().enumerate() {
+        for (i, x) in group.values().iter().enumerate() {
             lanes[i % LANES] = x.mul_add(*x, lanes[i % LANES]);
         }
         lanes::fold(lanes)
@@ -180,7 +192,7 @@ impl Coder for Plain {
 
     fn products<const N: usize>(self, group: &Group, book: &Book<N>, scale: f32) -> (f32, f32) {
         let (mut lx, mut ll) = ([0.0f32; LANES], [0.0f32; LANES]);
-        for (i, x) in group.x.as_flattened()[..group.len].iter().enumerate() {
+        for (i, x) in group.values().iter().enumerate() {
             let level = book.levels[Plain::index(*x, book, scale)];
             let lane = i % LANES;
             lx[lane] = x.abs().mul_add(level, lx[lane]);
@@ -209,6 +221,10 @@ impl Coder for Plain {
         let (halves, _) = x.as_chunks::<2>();
         std::array::from_fn(|i| f16::from_le_bytes(halves[i]).to_f32_const())
     }
+
+    fn half_at(self, x: &[u8], i: usize) -> f32 {
+        f16::from_le_bytes([x[2 * i], x[2 * i + 1]]).to_f32_const()
+    }
 }
 
 /// Sixteen lanes at a time.
@@ -220,6 +236,19 @@ impl<S: Simd> Lanes<S> {
     fn abs(self, x: S::V) -> S::V {
         let s = self.0;
         s.max(x, s.sub(s.splat(0.0), x))
+    }
+
+    #[inline(always)]
+    fn clean_lanes(self, x: &[f32; LANES]) -> S::V {
+        let s = self.0;
+        let (zero, top, bottom) = (s.splat(0.0), s.splat(VALUE_MAX), s.splat(-VALUE_MAX));
+        let x = s.load(x);
+        // What is not a number is neither above nor below zero.
+        let above = s.if_less(zero, x, x, zero);
+        let below = s.if_less(x, zero, x, zero);
+        let above = s.if_less(top, above, top, above);
+        let below = s.if_less(below, bottom, bottom, below);
+        s.add(above, below)
     }
 
     /// The bounds under a scale.
@@ -260,30 +289,17 @@ impl<S: Simd> Lanes<S> {
 
 impl<S: Simd> Coder for Lanes<S> {
     #[inline(always)]
-    fn clean(self, x: &[f32]) -> Group {
-        let s = self.0;
-        let (zero, top, bottom) = (s.splat(0.0), s.splat(VALUE_MAX), s.splat(-VALUE_MAX));
-        let mut group = Group {
-            x: [[0.0; LANES]; VECTORS],
-            len: x.len(),
-        };
+    fn clean(self, x: &[f32], group: &mut Group) {
+        group.len = x.len();
         let (whole, tail) = x.as_chunks::<LANES>();
         for (to, x) in group.x.iter_mut().zip(whole) {
-            *to = *x;
+            self.0.store(self.clean_lanes(x), to);
         }
         if !tail.is_empty() {
-            group.x[whole.len()][..tail.len()].copy_from_slice(tail);
+            let x = lanes::padded(tail, 0.0);
+            self.0
+                .store(self.clean_lanes(&x), &mut group.x[whole.len()]);
         }
-        for x in &mut group.x[..x.len().div_ceil(LANES)] {
-            let v = s.load(x);
-            // What is not a number is neither above nor below zero.
-            let above = s.if_less(zero, v, v, zero);
-            let below = s.if_less(v, zero, v, zero);
-            let above = s.if_less(top, above, top, above);
-            let below = s.if_less(below, bottom, bottom, below);
-            s.store(s.add(above, below), x);
-        }
-        group
     }
 
     #[inline(always)]
@@ -378,6 +394,15 @@ impl<S: Simd> Coder for Lanes<S> {
         let mut out = [0.0; 32];
         out.copy_from_slice(wide.as_flattened());
         out
+    }
+
+    #[inline(always)]
+    fn half_at(self, x: &[u8], i: usize) -> f32 {
+        let mut bytes = [0; 32];
+        bytes[..2].copy_from_slice(&x[2 * i..2 * i + 2]);
+        let mut wide = [0.0; LANES];
+        self.0.store(self.0.load_half(&bytes), &mut wide);
+        wide[0]
     }
 }
 
