@@ -55,6 +55,31 @@ pub(crate) trait Simd: Copy {
     fn prefetch(self, p: *const u8);
     /// Lane `i` gets lane `i ^ H`, for `H` of 1, 2, 4 and 8.
     fn swap_lanes<const H: usize>(self, v: Self::V) -> Self::V;
+
+    // Codes of keys and values.
+
+    /// Sixteen bytes.
+    type Bytes: Copy;
+
+    fn bytes(self, x: &[u8; 16]) -> Self::Bytes;
+    /// `x >> shift & mask` of each byte, `shift < 8`.
+    fn field(self, x: Self::Bytes, shift: usize, mask: u8) -> Self::Bytes;
+    /// `low | high << shift` of each byte, where nothing leaves a byte.
+    fn join(self, low: Self::Bytes, high: Self::Bytes, shift: usize) -> Self::Bytes;
+    /// The level of each code below 32.
+    fn level(self, levels: &[i8; 32], codes: Self::Bytes) -> Self::Bytes;
+    /// Signed bytes as f32.
+    fn widen(self, x: Self::Bytes) -> Self::V;
+
+    /// Sixteen levels, where look-ups find them.
+    type Levels: Copy;
+    /// Rows of a product that unpacks codes in registers: beside the accumulators, two vectors of
+    /// levels and what makes them.
+    const FUSED_ROWS: usize;
+
+    fn levels(self, levels: &[i8; 16]) -> Self::Levels;
+    /// The levels of the low and of the high four bits of each byte.
+    fn nibbles(self, levels: Self::Levels, x: &[u8; 16]) -> (Self::V, Self::V);
 }
 
 /// The public face of a kernel: picks the table. `$scalar` and `$body` are the twins; `$body` is

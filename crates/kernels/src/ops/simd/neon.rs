@@ -169,6 +169,64 @@ impl Simd for Neon {
             _ => Quad(v.2, v.3, v.0, v.1),
         }
     }
+
+    // Codes of keys and values.
+
+    type Bytes = uint8x16_t;
+
+    #[inline(always)]
+    fn bytes(self, x: &[u8; 16]) -> uint8x16_t {
+        op!(vld1q_u8(x.as_ptr()))
+    }
+    #[inline(always)]
+    fn field(self, x: uint8x16_t, shift: usize, mask: u8) -> uint8x16_t {
+        op!(vandq_u8(
+            vshlq_u8(x, vdupq_n_s8(-(shift as i8))),
+            vdupq_n_u8(mask)
+        ))
+    }
+    #[inline(always)]
+    fn join(self, low: uint8x16_t, high: uint8x16_t, shift: usize) -> uint8x16_t {
+        op!(vorrq_u8(low, vshlq_u8(high, vdupq_n_s8(shift as i8))))
+    }
+    #[inline(always)]
+    fn level(self, levels: &[i8; 32], codes: uint8x16_t) -> uint8x16_t {
+        op!({
+            let p: *const u8 = levels.as_ptr().cast();
+            vqtbl2q_u8(uint8x16x2_t(vld1q_u8(p), vld1q_u8(p.add(16))), codes)
+        })
+    }
+
+    type Levels = uint8x16_t;
+    // 4 x 1 x 4 accumulator registers, 8 of levels, their table, a mask and a broadcast.
+    const FUSED_ROWS: usize = 4;
+
+    #[inline(always)]
+    fn levels(self, levels: &[i8; 16]) -> uint8x16_t {
+        op!(vld1q_u8(levels.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn nibbles(self, levels: uint8x16_t, x: &[u8; 16]) -> (Quad, Quad) {
+        op!({
+            let x = vld1q_u8(x.as_ptr());
+            let low = vqtbl1q_u8(levels, vandq_u8(x, vdupq_n_u8(15)));
+            let high = vqtbl1q_u8(levels, vshrq_n_u8::<4>(x));
+            (self.widen(low), self.widen(high))
+        })
+    }
+    #[inline(always)]
+    fn widen(self, x: uint8x16_t) -> Quad {
+        op!({
+            let x = vreinterpretq_s8_u8(x);
+            let (low, high) = (vmovl_s8(vget_low_s8(x)), vmovl_high_s8(x));
+            Quad(
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_high_s16(low)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_high_s16(high)),
+            )
+        })
+    }
 }
 
 /// # Safety
