@@ -85,8 +85,8 @@ pub fn fit(
 /// No budget asks for more: 2^45 tokens.
 const MOST_BLOCKS: u64 = 1 << 40;
 
-/// The most block bytes that a sequence has live or promised, however long it goes on: right before
-/// an eviction, and in the step after one.
+/// The most block bytes that a sequence ever has live or promised when it is fed `tokens` at a time,
+/// however long it goes on.
 pub fn steady_bytes(
     layers: &[LayerShape],
     zones: Zones,
@@ -94,25 +94,26 @@ pub fn steady_bytes(
     tokens: usize,
 ) -> u64 {
     let tokens = tokens.clamp(1, SLOTS as usize);
-    // Far enough that nothing of the start but the anchors is left, and every layer's own window is
-    // full.
-    let widest = layers.iter().filter_map(|l| l.window).max().unwrap_or(0);
-    let position = params
-        .anchors
-        .saturating_add(params.window)
-        .saturating_add(widest)
-        .saturating_add(zones.recent as u64)
-        .saturating_add(4 * SLOTS)
-        / SLOTS
-        * SLOTS;
     let kept = Kept::Window(params);
     let step = |at: u64| {
         let live = kv_bytes(layers, zones, kept, at);
         live.saturating_add(reserve_bytes(layers, zones, at, tokens))
     };
-    (position..position + SLOTS)
-        .step_by(tokens)
-        .map(step)
-        .max()
-        .unwrap_or(0)
+    let peak = |turn: u64| {
+        let from = (turn / SLOTS).saturating_sub(2) * SLOTS;
+        let steps = (from..from.saturating_add(6 * SLOTS)).step_by(tokens);
+        steps.map(step).max().unwrap_or(0)
+    };
+    // Bytes grow until the policy's window is full and shrink where a layer's own window passes the
+    // anchors; in between and after nothing changes but the place inside a block.
+    let full = params.anchors.saturating_add(params.window);
+    let mut most = peak(full).max(peak(full.saturating_add(zones.recent as u64 + SLOTS)));
+    let mut seen = None;
+    for own in layers.iter().filter_map(|layer| layer.window) {
+        if seen.replace(own) != Some(own) {
+            most = most.max(peak(own));
+            most = most.max(peak(own.saturating_add(full)));
+        }
+    }
+    most
 }
