@@ -12,7 +12,7 @@
 //! let model = Model::load("model.gguf".as_ref(), &LoadOptions::default(), &mut |_, _| ())?;
 //! let mut runtime = Runtime::new(model.clone(), &RuntimeOptions::default())?;
 //! let prompt = model.tokenizer().encode("Once upon a time", EncodeOptions { add_special: true, parse_special: false })?;
-//! let chat = runtime.open();
+//! let chat = runtime.open()?;
 //! let mut sampler = Sampler::new(SampleOptions::default())?;
 //! let options = GenerateOptions { tokens_max: Some(64), ..Default::default() };
 //! generate(&mut runtime, chat, &prompt, &mut sampler, &options, &mut |event| {
@@ -33,12 +33,12 @@ pub mod run;
 pub mod sample;
 pub mod text;
 
-pub use haversack_cache::{Positions, Zones};
+pub use haversack_cache::{Ledger, Zones};
 pub use haversack_kernels::format::kv::{Codec, Form, KvForm};
 pub use haversack_kernels::{cpu, format};
 pub use haversack_memory as memory;
 pub use load::LoadError;
 pub use load::model::{LoadOptions, Model, Repack};
 pub use load::residence::Residence;
-pub use run::options::{Activations, KvOptions, Policy, Retention, RuntimeOptions};
+pub use run::options::{Activations, KvOptions, Policy, Positions, Retention, RuntimeOptions};
 pub use run::runtime::{Runtime, RuntimeError, StepError};

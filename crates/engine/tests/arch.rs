@@ -94,7 +94,7 @@ fn every_variant_agrees_with_the_reference() {
             .filter(|(truth, here)| here.top[0].0 as u64 == truth["top"][0][0].as_u64().unwrap())
             .count();
 
-        let sequence = rt.open();
+        let sequence = rt.open().unwrap();
         let mut sampler = Sampler::new(SampleOptions::default()).unwrap();
         let options = GenerateOptions {
             tokens_max: Some(20),

@@ -114,7 +114,7 @@ fn alone(
     chunk: usize,
 ) -> Vec<u32> {
     let mut rt = runtime(model, threads, setup);
-    let sequence = rt.open();
+    let sequence = rt.open().unwrap();
     let mut bits = Vec::new();
     for part in tokens.chunks(chunk) {
         let logits = rt.all_logits(sequence, part).unwrap();
@@ -196,7 +196,7 @@ fn random_schedules_give_what_each_gets_alone() {
         for schedule in 0..50 {
             let mut dice = Dice(schedule * 77 + 5);
             let mut rt = runtime(&model, 1 + dice.roll(2), &setup);
-            let ids: Vec<_> = prompts.iter().map(|_| rt.open()).collect();
+            let ids: Vec<_> = prompts.iter().map(|_| rt.open().unwrap()).collect();
             let mut done = [0usize; 5];
             while (0..5).any(|i| done[i] < prompts[i].len()) {
                 let mut spans = Vec::new();
@@ -246,7 +246,7 @@ fn reused_rows_equal_computed_rows() {
         let setup = Setup::new(Activations::Int8, kv);
         let truth = alone(&model, 1, &setup, &tokens, 90);
         let mut rt = runtime(&model, 2, &setup);
-        let a = rt.open();
+        let a = rt.open().unwrap();
         rt.all_logits(a, &tokens[..170]).unwrap();
         let b = rt.fork(a).unwrap();
         rt.all_logits(a, &[1, 2, 3]).unwrap();
@@ -269,7 +269,7 @@ fn a_cut_is_exact_or_refused() {
     let setup = Setup::new(Activations::Int8, coded(Codec::Int4));
     let truth = alone(&model, 1, &setup, &tokens, 200);
     let mut rt = runtime(&model, 1, &setup);
-    let a = rt.open();
+    let a = rt.open().unwrap();
     rt.all_logits(a, &tokens[..170]).unwrap();
     let refused = rt.truncate(a, 100).unwrap_err();
     assert!(refused.to_string().contains("100"), "{refused}");
@@ -291,7 +291,7 @@ fn every_table_gives_the_same_logits() {
             ..Default::default()
         };
         let mut rt = Runtime::new(model.clone(), &options).unwrap();
-        let id = rt.open();
+        let id = rt.open().unwrap();
         let logits = rt.all_logits(id, &tokens).unwrap();
         logits.iter().map(|l| l.to_bits()).collect::<Vec<_>>()
     };
@@ -344,7 +344,7 @@ fn real_model_chunks_threads_batch_and_packing() {
     let others: Vec<Vec<u32>> = (0..4)
         .map(|i| prompt(&model, 50 + i, 9 + 5 * i as usize))
         .collect();
-    let ids: Vec<_> = (0..5).map(|_| rt.open()).collect();
+    let ids: Vec<_> = (0..5).map(|_| rt.open().unwrap()).collect();
     let mut spans = vec![Span {
         sequence: ids[0],
         position: 0,

@@ -84,7 +84,7 @@ fn measure(model: &Arc<Model>, activations: Activations, files: &[&str]) -> Dist
             }
         }
         let greedy = ids(&record["greedy"]);
-        let sequence = rt.open();
+        let sequence = rt.open().unwrap();
         let mut sampler = Sampler::new(SampleOptions {
             temperature: 0.0,
             ..Default::default()

@@ -100,7 +100,7 @@ pub fn cases(tokenizer: &Tokenizer, filler: &[u32], tokens: usize, count: usize)
 
 /// Reads the case once and tries every answer on a fork.
 pub fn judge(runtime: &mut Runtime, case: &Case) -> Result<Verdict, StepError> {
-    let base = runtime.open();
+    let base = runtime.open()?;
     let result = judge_on(runtime, base, case);
     runtime.close(base)?;
     result

@@ -53,10 +53,10 @@ pub fn forward(
     let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
     s.begin(config, rows);
     embed(config, weights, exec, spans, &mut s.x);
-    let shifts = spans
+    let shifts: Vec<Vec<u64>> = spans
         .iter()
-        .map(|span| store.shifts(span.sequence).map(<[u64]>::to_vec))
-        .collect::<Result<Vec<_>, _>>()?;
+        .map(|span| store.shifts(span.sequence).to_vec())
+        .collect();
     s.turn(config, spans, &shifts);
 
     for (layer, (c, w)) in config.layers.iter().zip(&weights.layers).enumerate() {

@@ -2,7 +2,7 @@
 //!
 //! Plain data. Nothing here looks at a device or a model; [`super::bounds`] makes figures of it.
 
-use haversack_cache::{LayerShape, Positions, Zones};
+use haversack_cache::{LayerShape, Zones};
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::{Codec, Form, KvForm};
 use std::collections::BTreeMap;
@@ -169,6 +169,28 @@ impl Policy {
             Policy::Auto => "auto",
             Policy::Full => "full",
             Policy::Window => "window",
+        }
+    }
+}
+
+/// How far apart tokens count as standing once those between them have left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Positions {
+    /// What the policy does best with. For anchors and a window that is `Compact`, from the first
+    /// row on that leaves: `docs/bounded-cache.md` has the figures.
+    #[default]
+    Auto,
+    /// Gaps close.
+    Compact,
+    /// Where they were. Fails past the trained context.
+    Original,
+}
+
+impl Positions {
+    pub(crate) fn in_store(self) -> haversack_cache::Positions {
+        match self {
+            Positions::Auto | Positions::Compact => haversack_cache::Positions::Compact,
+            Positions::Original => haversack_cache::Positions::Original,
         }
     }
 }

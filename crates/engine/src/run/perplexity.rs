@@ -110,8 +110,8 @@ pub fn window(
     from: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Option<Tally>, StepError> {
-    let id = runtime.open();
-    let truth_id = reference.as_mut().map(|r| r.open());
+    let id = runtime.open()?;
+    let truth_id = reference.as_mut().map(|r| r.open()).transpose()?;
     let mut tally = Tally::default();
     let rows = rows_at_once(runtime);
     let vocab = runtime.model().config().vocab;
@@ -224,7 +224,7 @@ pub fn recompute(
         } else {
             tokens[..at].to_vec()
         };
-        let id = runtime.open();
+        let id = runtime.open()?;
         let mut run = || -> Result<(), StepError> {
             if !context.is_empty() {
                 runtime.feed(id, &context, &mut |_| ControlFlow::Continue(()))?;

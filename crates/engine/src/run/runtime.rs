@@ -15,7 +15,7 @@ use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
 use crate::model::forward::{Scratch, Span, StepSize, Want, forward};
 use crate::plan;
-use haversack_cache::policy::{self, WindowParams};
+use haversack_cache::policy::window::{self, WindowParams};
 use haversack_cache::{
     Account, CacheError, CannotFit, Grow, LayerShape, Ledger, SequenceId, SequenceStats, Store,
     StoreOptions,
@@ -128,10 +128,9 @@ impl Runtime {
             layers,
             zones: options.kv.zones(),
             means,
-            positions: retention.positions,
             budget_bytes: options.budget_bytes,
             ..StoreOptions::default()
-        });
+        })?;
         let side = plan::side_bytes(config, &options.kv);
         store
             .charge(Account::Side, side)
@@ -200,8 +199,11 @@ impl Runtime {
         self.chunk
     }
 
-    pub fn open(&mut self) -> SequenceId {
-        self.store.open()
+    pub fn open(&mut self) -> Result<SequenceId, StepError> {
+        let id = self.store.open()?;
+        self.store
+            .set_positions(id, self.retention.positions.in_store())?;
+        Ok(id)
     }
 
     pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, StepError> {
@@ -275,7 +277,7 @@ impl Runtime {
         let size = self.step_size(spans)?;
         let (config, threads) = (self.model.config(), self.pool.threads());
         let scratch_bytes = self.scratch.bytes_with(config, threads, size);
-        let before = self.store.ledger().scratch_bytes;
+        let before = self.store.ledger().scratch;
         self.store.charge(Account::Scratch, scratch_bytes)?;
         let mut step = match self.store.begin(&grow) {
             Ok(step) => step,
@@ -311,7 +313,7 @@ impl Runtime {
             size.wanted += span.wanted().len();
             let rows = self.stats(span.sequence)?.rows + span.tokens.len();
             size.slots = size.slots.max(rows);
-            let shifts = self.store.shifts(span.sequence)?;
+            let shifts = self.store.shifts(span.sequence);
             let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
             size.moved = size.moved.max(moved);
         }
@@ -345,10 +347,10 @@ impl Runtime {
             });
         }
         let params = WindowParams {
-            anchors: self.bounds.anchors,
-            window: self.window,
+            anchors: self.bounds.anchors as u64,
+            window: self.window as u64,
         };
-        let plan = policy::window::plan(&self.store.snapshot(span.sequence)?, &params);
+        let plan = window::plan(&self.store.snapshot(span.sequence)?, &params);
         if !plan.is_empty() {
             log::debug!("{plan}");
             self.store.apply(span.sequence, &plan)?;

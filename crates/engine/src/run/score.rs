@@ -25,7 +25,7 @@ pub fn score(
 ) -> Result<Vec<ScoredToken>, StepError> {
     let vocab = runtime.model().config().vocab;
     let chunk = (LOGITS_BYTES / (vocab * size_of::<f32>())).clamp(1, runtime.chunk());
-    let sequence = runtime.open();
+    let sequence = runtime.open()?;
     let mut scored: Vec<ScoredToken> = tokens
         .iter()
         .map(|&id| ScoredToken {

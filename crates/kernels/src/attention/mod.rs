@@ -8,21 +8,28 @@
 //! # The order of every sum
 //!
 //! A *span* is the blocks of 256 positions, counted from position 0, so that it holds the same
-//! whether or not blocks before it are still kept. For one query row and head, with the query of
-//! the block's segment turned into the layer's basis and multiplied by the softmax scale first:
+//! whether or not blocks before it are still kept. A *group* is the dimensions that share a scale;
+//! floats and sinks are one of scale 1 (sinks: one for each group of the block they stand in). For
+//! one query row and head:
 //!
 //! ```text
-//! score[slot]   chain of fused multiply-adds over dimensions 0, 1, …
+//! q             the query of the block's segment, turned into the blocks' basis, times the scale
+//! bias          q · mean: sixteen lanes of fused multiply-adds and their tree; 0 without a mean
+//! chain[group]  fused multiply-adds of q and levels over the group's dimensions, in order from 0
+//! score[slot]   bias, then for each group in order fused: chain[group] * scale[group][slot] + score
+//!               softcap(score), if there is one
 //! m             the greatest score
 //! p[slot]       exp(score - m), 0 where the query must not look
 //! sum           per span: sixteen lanes and their tree; spans added in order from 0
-//! o[dim]        per span: chain of fused multiply-adds over slots; spans added in order from 0
-//! out[dim]      o[dim] * (1 / sum)
+//! o[dim]        per span: chain of fused multiply-adds over slots, in order from 0, of level and
+//!               p[slot] * scale[group of dim][slot], rounded; spans added in order from 0
+//! out           o * (1 / sum), turned back
 //! ```
 //!
 //! Nothing in this depends on other rows, on how rows were grouped, on the thread count or on which
-//! of the two paths ran. A slot that must not be seen adds an exact zero, so leaving out a block or
-//! a span that nobody sees changes nothing.
+//! of the two paths ran. What form a block has for a query is a matter of the query's block of 32
+//! positions alone, which no unit leaves. A slot that must not be seen adds an exact zero, so leaving
+//! out a block or a span that nobody sees changes nothing.
 //!
 //! # Two paths
 //!
@@ -34,6 +41,8 @@ mod block;
 mod kernel;
 mod scratch;
 mod split;
+#[doc(hidden)]
+pub mod stand_in;
 mod step;
 mod tile;
 

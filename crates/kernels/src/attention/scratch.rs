@@ -1,15 +1,17 @@
 //! Memory attention works in, reserved before a step.
 //!
 //! ```text
-//! per thread:  q (row, dim)  total (row, dim)  partial (row, dim)
-//!              max, inverse (row)  scores (span, row, 256 + pad)
+//! per thread:  tile (32, dim)  scaled (row, 32)  max, inverse, bias (row)
+//!              q (row, dim)  total (row, dim)  partial (row, dim)  scores (span, row, 256 + pad)
 //! split:       per (job, kv_head, span): scores (row, 256 + pad)  partial (row, dim)  max, sum (row)
 //! ```
 //!
 //! `row` is a query and a head of one group: at most [`TILE_ROWS`], or one query's group if that is
 //! larger.
 
-use super::{Attend, Mass, SPAN_SLOTS, UNITS_PER_THREAD};
+use super::kernel::Room;
+use super::step::Queries;
+use super::{Attend, BLOCK_SLOTS, Mass, SPAN_SLOTS, UNITS_PER_THREAD};
 
 /// Rows of a tile at most: two or three register tiles of the widest table, so that a block is read
 /// from the second cache less often than it is from the first.
@@ -79,7 +81,10 @@ pub(super) fn queries_per_tile(group: usize) -> usize {
 }
 
 fn area_floats(rows: usize, head_dim: usize, spans: usize) -> usize {
-    3 * rows * head_dim + 2 * rows.next_multiple_of(16) + spans * rows * SCORE_STRIDE
+    BLOCK_SLOTS * (head_dim + rows)
+        + 3 * rows.next_multiple_of(16)
+        + 3 * rows * head_dim
+        + spans * rows * SCORE_STRIDE
 }
 
 /// A cache line, so that areas start on one.
@@ -158,6 +163,18 @@ impl Scratch {
         self.outlets.reserve_exact(self.jobs);
     }
 
+    /// Bytes held after reserving for all of these and nothing else.
+    pub fn bytes_for(needs: impl Iterator<Item = Need>) -> usize {
+        let (mut area, mut records, mut threads, mut jobs) = (0, 0, 1, 1);
+        for need in needs {
+            area = area.max(need.area().div_ceil(16));
+            records = records.max(need.records().div_ceil(16));
+            threads = threads.max(need.threads);
+            jobs = jobs.max(need.jobs);
+        }
+        64 * (area * threads + records) + jobs * size_of::<Outlet>()
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         64 * (self.areas.capacity() + self.records.capacity())
@@ -232,8 +249,8 @@ fn split_floats(job: &Attend<'_>) -> usize {
 
 /// One thread's area, taken apart for a unit of `rows` rows.
 pub(super) struct Area<'a> {
-    /// (row, dim), scaled
-    pub q: &'a mut [f32],
+    pub queries: Queries<'a>,
+    pub room: Room<'a>,
     /// (row, dim)
     pub total: &'a mut [f32],
     /// (row, dim)
@@ -248,13 +265,17 @@ pub(super) struct Area<'a> {
 
 impl<'a> Area<'a> {
     pub(super) fn new(floats: &'a mut [f32], rows: usize, head_dim: usize) -> Area<'a> {
+        let (tile, floats) = floats.split_at_mut(BLOCK_SLOTS * head_dim);
+        let (scaled, floats) = floats.split_at_mut(BLOCK_SLOTS * rows);
+        let (max, floats) = floats.split_at_mut(rows.next_multiple_of(16));
+        let (inverse, floats) = floats.split_at_mut(rows.next_multiple_of(16));
+        let (bias, floats) = floats.split_at_mut(rows.next_multiple_of(16));
         let (q, floats) = floats.split_at_mut(rows * head_dim);
         let (total, floats) = floats.split_at_mut(rows * head_dim);
-        let (partial, floats) = floats.split_at_mut(rows * head_dim);
-        let (max, floats) = floats.split_at_mut(rows.next_multiple_of(16));
-        let (inverse, scores) = floats.split_at_mut(rows.next_multiple_of(16));
+        let (partial, scores) = floats.split_at_mut(rows * head_dim);
         Area {
-            q,
+            queries: Queries::new(q, &mut bias[..rows]),
+            room: Room { tile, scaled },
             total,
             partial,
             max: &mut max[..rows],

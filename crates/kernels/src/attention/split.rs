@@ -122,9 +122,12 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         let scores = unsafe { place.scores(span) };
         let seen = step::sees_span(job, unit, span);
         if seen {
-            let q = area(worker, &place).q;
-            step::load_queries(table, job, unit, q);
-            step::score_span(table, job, unit, span, q, scores);
+            let Area {
+                mut queries,
+                mut room,
+                ..
+            } = area(worker, &place);
+            step::score_span(table, job, unit, span, &mut queries, &mut room, scores);
         }
         for (r, row) in scores.chunks_exact(SCORE_STRIDE).enumerate() {
             let row = &row[..job.span_slots(span)];
@@ -138,7 +141,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         }
     });
 
-    exec.pool.run(count, &|unit| {
+    exec.pool.run_indexed(count, &|worker, unit| {
         let place = Place::new(jobs, outlets, records.get(), unit);
         let (job, unit, span) = (place.job, &place.unit, place.span);
         // SAFETY: in region 2 a record belongs to its unit, but for the maxima, which all read.
@@ -157,7 +160,8 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
             unsafe { *place.sum(span, r) = sum };
         }
         if seen {
-            step::weigh_span(table, job, unit, span, scores, partial);
+            let room = &mut area(worker, &place).room;
+            step::weigh_span(table, job, unit, span, scores, room, partial);
         }
     });
 
@@ -190,7 +194,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
             }
             let dim = job.head_dim;
             for (r, total) in total.chunks_exact_mut(dim).enumerate() {
-                ops::scale(table, total, inverse[r]);
+                step::finish_row(table, job, total, inverse[r]);
                 // SAFETY: the rows of a head are written by its unit of span 0 alone, and
                 // `Attend::check` saw that `out` has them all.
                 let out =

@@ -1,11 +1,11 @@
 //! The steps both paths are made of, for one span and the rows of one unit.
 
-use super::block::{Block, Coded};
-use super::kernel::{self, Panel, Rows};
+use super::block::Block;
+use super::kernel::{self, Head, Piece, Room, Rows};
 use super::scratch::SCORE_STRIDE;
+use super::stand_in::{turn, turn_back};
 use super::{Attend, BLOCK_SLOTS, SPAN_BLOCKS, SPAN_SLOTS};
 use crate::cpu::Table;
-use crate::format::kv::Codec;
 use crate::ops;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -77,15 +77,47 @@ pub(super) fn sees_span(job: &Attend<'_>, unit: &Unit, span: usize) -> bool {
         .any(|b| sees(job, unit, &unit.block(job, b)))
 }
 
-/// The unit's queries, scaled, as (row, dim).
-pub(super) fn load_queries(table: Table, job: &Attend<'_>, unit: &Unit, q: &mut [f32]) {
-    let dim = job.head_dim;
-    let queries = job.q[0];
-    for (r, to) in q.chunks_exact_mut(dim).take(unit.rows()).enumerate() {
-        let from = &queries[unit.offset(job, r)..][..dim];
-        to.copy_from_slice(from);
-        ops::scale(table, to, job.scale);
+/// A unit's queries as blocks of one segment meet them.
+pub(super) struct Queries<'a> {
+    /// (row, dim), in the basis of the blocks and scaled
+    q: &'a mut [f32],
+    /// (row): what the mean adds to every score
+    bias: &'a mut [f32],
+    segment: Option<usize>,
+}
+
+impl<'a> Queries<'a> {
+    pub(super) fn new(q: &'a mut [f32], bias: &'a mut [f32]) -> Queries<'a> {
+        Queries {
+            q,
+            bias,
+            segment: None,
+        }
     }
+
+    /// Loads those of a segment, unless they are there already. Segments follow each other along
+    /// the table, so each is loaded once.
+    fn load(&mut self, table: Table, job: &Attend<'_>, unit: &Unit, segment: usize) {
+        if self.segment == Some(segment) {
+            return;
+        }
+        self.segment = Some(segment);
+        let dim = job.head_dim;
+        let mean = job.mean.map(|mean| &mean[unit.kv_head * dim..][..dim]);
+        let rows = self.q.chunks_exact_mut(dim).zip(&mut *self.bias);
+        for (r, (q, bias)) in rows.enumerate().take(unit.rows()) {
+            q.copy_from_slice(&job.q[segment][unit.offset(job, r)..][..dim]);
+            turn(table, job.basis.k, q);
+            ops::scale(table, q, job.scale);
+            *bias = mean.map_or(0.0, |mean| kernel::dot(table, q, mean));
+        }
+    }
+}
+
+/// A row's sum over all spans becomes its output: divided, and back in the model's basis.
+pub(super) fn finish_row(table: Table, job: &Attend<'_>, total: &mut [f32], inverse: f32) {
+    ops::scale(table, total, inverse);
+    turn_back(table, job.basis.v, total);
 }
 
 /// Scores of a span, minus infinity where a query must not look; `scores` is (row, 256 + pad).
@@ -94,10 +126,10 @@ pub(super) fn score_span(
     job: &Attend<'_>,
     unit: &Unit,
     span: usize,
-    q: &[f32],
+    queries: &mut Queries<'_>,
+    room: &mut Room<'_>,
     scores: &mut [f32],
 ) {
-    let dim = job.head_dim;
     for (i, b) in job.view.span(span).enumerate() {
         let block = unit.block(job, b);
         let scores = &mut scores[i * BLOCK_SLOTS..];
@@ -107,18 +139,14 @@ pub(super) fn score_span(
             }
             continue;
         }
+        queries.load(table, job, unit, block.segment);
         let q = Rows {
-            values: q,
-            stride: dim,
+            values: queries.q,
+            stride: job.head_dim,
             count: unit.rows(),
         };
-        let k = Panel {
-            lines: head(job, unit, b, |b| b.k),
-            ahead: head(job, unit, b + 1, |b| b.k),
-            at: 0,
-            inner: dim,
-        };
-        kernel::score(table, block.k.form.codec, q, k, scores, SCORE_STRIDE);
+        let k = head(job, unit, b, Side::K);
+        kernel::score(table, q, queries.bias, k, room, scores, SCORE_STRIDE);
         if job.softcap.is_none() && sees_all(job, unit, &block) {
             continue;
         }
@@ -136,19 +164,43 @@ pub(super) fn score_span(
     }
 }
 
-/// One head's part of the keys or values of a block; nothing beyond the table.
-fn head<'a>(
-    job: &'a Attend<'_>,
-    unit: &Unit,
-    block: usize,
-    part: fn(Block<'a>) -> Coded<'a>,
-) -> &'a [u8] {
-    if block < job.view.blocks() {
-        let part = part(unit.block(job, block));
-        let bytes = part.form.head_bytes(job.head_dim);
-        &part.bytes[unit.kv_head * bytes..][..bytes]
-    } else {
-        &[]
+/// Which of a block's two halves.
+#[derive(Clone, Copy)]
+enum Side {
+    K,
+    V,
+}
+
+/// One head's part of the keys or values of a block.
+fn head<'a>(job: &'a Attend<'_>, unit: &Unit, block: usize, side: Side) -> Head<'a> {
+    let dim = job.head_dim;
+    let mut head = part(&unit.block(job, block), unit.kv_head, dim, side);
+    if block + 1 < job.view.blocks() {
+        head.ahead = part(&unit.block(job, block + 1), unit.kv_head, dim, side).bytes;
+    }
+    head
+}
+
+fn part<'a>(block: &Block<'a>, kv_head: usize, dim: usize, side: Side) -> Head<'a> {
+    let coded = match side {
+        Side::K => block.k,
+        Side::V => block.v,
+    };
+    let bytes = coded.form.head_bytes(dim);
+    let sinks: &[u8] = block.sinks.map_or(&[], |sinks| {
+        let rows = match side {
+            Side::K => sinks.k,
+            Side::V => sinks.v,
+        };
+        let bytes = 2 * dim * sinks.rows;
+        &rows[kv_head * bytes..][..bytes]
+    });
+    Head {
+        form: coded.form,
+        dim,
+        bytes: &coded.bytes[kv_head * bytes..][..bytes],
+        ahead: &[],
+        sinks,
     }
 }
 
@@ -174,25 +226,22 @@ pub(super) fn weigh_span(
     unit: &Unit,
     span: usize,
     p: &[f32],
+    room: &mut Room<'_>,
     partial: &mut [f32],
 ) {
-    let dim = job.head_dim;
     let last = unit.position(job, unit.queries - 1);
-    let mut panels = [Panel::NONE; SPAN_BLOCKS];
+    let mut pieces = [Piece::NONE; SPAN_BLOCKS];
     let mut count = 0;
-    let mut codec = Codec::F16;
     for (i, b) in job.view.span(span).enumerate() {
         let block = unit.block(job, b);
         if !sees(job, unit, &block) {
             continue;
         }
-        codec = block.v.form.codec;
-        panels[count] = Panel {
-            lines: head(job, unit, b, |b| b.v),
-            ahead: head(job, unit, b + 1, |b| b.v),
+        pieces[count] = Piece {
+            head: head(job, unit, b, Side::V),
             at: i * BLOCK_SLOTS,
             // Slots that no query of the unit sees yet may not have been written.
-            inner: visible(job, &block, last).end,
+            slots: visible(job, &block, last).end,
         };
         count += 1;
     }
@@ -201,7 +250,7 @@ pub(super) fn weigh_span(
         stride: SCORE_STRIDE,
         count: unit.rows(),
     };
-    kernel::weigh(table, codec, p, &panels[..count], dim, partial);
+    kernel::weigh(table, p, &pieces[..count], job.head_dim, room, partial);
 }
 
 /// Adds the unit's attention mass in one span to the job's counters. With `shared`, other units add

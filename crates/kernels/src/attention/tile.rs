@@ -54,16 +54,23 @@ fn unit_at(job: &Attend<'_>, unit: usize) -> Unit {
     }
 }
 
-fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, area: Area<'_>) {
+fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut area: Area<'_>) {
     let dim = job.head_dim;
     let rows = unit.rows();
     let per_span = rows * SCORE_STRIDE;
 
-    step::load_queries(table, job, unit, area.q);
     area.max.fill(f32::NEG_INFINITY);
     for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
         let scores = &mut area.scores[span * per_span..][..per_span];
-        step::score_span(table, job, unit, span, area.q, scores);
+        step::score_span(
+            table,
+            job,
+            unit,
+            span,
+            &mut area.queries,
+            &mut area.room,
+            scores,
+        );
         for (row, max) in scores.chunks_exact(SCORE_STRIDE).zip(&mut *area.max) {
             let row = &row[..job.span_slots(span)];
             *max = step::greater(*max, ops::max(table, row));
@@ -78,13 +85,13 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, are
         for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
             sum[r] += step::exp_row(table, row, job.span_slots(span), area.max[r]);
         }
-        step::weigh_span(table, job, unit, span, scores, area.partial);
+        step::weigh_span(table, job, unit, span, scores, &mut area.room, area.partial);
         ops::add_assign(table, area.total, area.partial);
     }
 
     for (r, total) in area.total.chunks_exact_mut(dim).enumerate() {
         sum[r] = step::inverse(sum[r]);
-        ops::scale(table, total, sum[r]);
+        step::finish_row(table, job, total, sum[r]);
         // SAFETY: the rows of a unit are its own, and `Attend::check` saw that `out` has them all.
         let out =
             unsafe { std::slice::from_raw_parts_mut(outlet.out.add(unit.offset(job, r)), dim) };

@@ -1,9 +1,16 @@
-//! A table of blocks for tests, and the dumb twin of attention in f64.
+//! Tables of blocks for tests: any forms, near and far, sinks, segments, gaps.
+//!
+//! Codes are drawn, not encoded: what attention must do with a block depends on its bytes alone.
+//! Whatever was not written yet, and whatever a sink stands in for, is poison: bytes that are not
+//! numbers.
 
 use haversack_kernels::attention::*;
 use haversack_kernels::cpu::{Kind, Table};
+use haversack_kernels::format::kv::code::{write_k_rows, write_v_rows};
+use haversack_kernels::format::kv::*;
 use haversack_kernels::threads::Pool;
 use haversack_kernels::{Exec, attention};
+use std::ops::Range;
 
 /// A small generator of its own, so that a test's numbers never change under it.
 pub struct Noise(pub u64);
@@ -26,90 +33,377 @@ impl Noise {
     }
 }
 
-/// One sequence: shape, queries, and keys and values of `len` tokens.
-#[derive(Clone)]
-pub struct Sequence {
-    pub shape: KvShape,
-    pub heads: usize,
-    pub softcap: Option<f32>,
-    pub window: Option<u64>,
-    /// Position of token 0.
+/// Consecutive positions of one segment.
+#[derive(Clone, Copy)]
+pub struct Run {
+    /// A multiple of 32.
     pub first_position: u64,
     pub len: usize,
-    /// (token, head, dim)
-    pub q: Vec<f32>,
-    /// (token, kv_head, dim)
+}
+
+/// One sequence: its shape, what is kept of it, and queries for the tokens of the last run.
+#[derive(Clone)]
+pub struct Sequence {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub basis: Basis,
+    /// (kv_head, dim)
+    pub mean: Option<Vec<f32>>,
+    pub near: KvForm,
+    pub far: KvForm,
+    /// Blocks further than this from a query's are seen in the far form.
+    pub near_blocks: u64,
+    /// Exact rows in the block of position 0.
+    pub sinks: usize,
+    pub softcap: Option<f32>,
+    pub window: Option<u64>,
+    /// One segment each; the last one holds the tokens that ask.
+    pub runs: Vec<Run>,
+    /// Tokens of the last run.
+    pub len: usize,
+    /// Per segment: (token, head, dim)
+    pub q: Vec<Vec<f32>>,
+    /// (token, kv_head, dim) of all runs
     pub k: Vec<f32>,
     pub v: Vec<f32>,
+    pub seed: u64,
 }
 
 impl Sequence {
+    /// One run of f16 from position 0 on.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize, len: usize, seed: u64) -> Sequence {
         let mut noise = Noise(seed);
-        let shape = KvShape {
+        let row = kv_heads * head_dim;
+        Sequence {
+            heads,
             kv_heads,
             head_dim,
-            precision: Precision::F16,
-        };
-        Sequence {
-            shape,
-            heads,
+            basis: Basis::default(),
+            mean: None,
+            near: KvForm::F16,
+            far: KvForm::F16,
+            near_blocks: 0,
+            sinks: 0,
             softcap: None,
             window: None,
-            first_position: 0,
+            runs: vec![Run {
+                first_position: 0,
+                len,
+            }],
             len,
             // Six times: scores spread over several units, so that the softmax is not flat.
-            q: noise
-                .values(len * heads * head_dim)
-                .iter()
-                .map(|x| 6.0 * x)
-                .collect(),
-            k: noise.values(len * shape.row()),
-            v: noise.values(len * shape.row()),
+            q: vec![
+                noise
+                    .values(len * heads * head_dim)
+                    .iter()
+                    .map(|x| 6.0 * x)
+                    .collect(),
+            ],
+            k: noise.values(len * row),
+            v: noise.values(len * row),
+            seed,
         }
+    }
+
+    /// The same with runs before its own, which moves to `position`. Each run is a segment.
+    pub fn behind(mut self, before: &[Run], position: u64) -> Sequence {
+        let mut noise = Noise(self.seed ^ 0x5eed);
+        let tokens: usize = before.iter().map(|run| run.len).sum();
+        for side in [&mut self.k, &mut self.v] {
+            let mut all = noise.values(tokens * self.kv_heads * self.head_dim);
+            all.append(side);
+            *side = all;
+        }
+        for _ in before {
+            let q = noise.values(self.len * self.heads * self.head_dim);
+            self.q.push(q.iter().map(|x| 6.0 * x).collect());
+        }
+        self.runs[0].first_position = position;
+        self.runs.splice(0..0, before.iter().copied());
+        self
+    }
+
+    pub fn forms(mut self, near: KvForm, far: KvForm, near_blocks: u64) -> Sequence {
+        (self.near, self.far, self.near_blocks) = (near, far, near_blocks);
+        self
+    }
+
+    /// A mean as large as the keys themselves.
+    pub fn with_mean(mut self) -> Sequence {
+        let mut noise = Noise(self.seed ^ 0x3ea7);
+        self.mean = Some(noise.values(self.kv_heads * self.head_dim));
+        self
     }
 
     pub fn scale(&self) -> f32 {
-        1.0 / (self.shape.head_dim as f32).sqrt()
+        1.0 / (self.head_dim as f32).sqrt()
     }
 
-    /// Blocks holding the first `len` tokens. What is not written yet is poison: bytes that are
-    /// not numbers.
-    pub fn table(&self, table: Table, len: usize) -> Blocks {
-        let (shape, row) = (self.shape, self.shape.row());
+    pub fn shape(&self, form: KvForm) -> KvShape {
+        KvShape {
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            form,
+        }
+    }
+
+    /// Position of token 0 of the last run.
+    pub fn first_position(&self) -> u64 {
+        self.runs[self.runs.len() - 1].first_position
+    }
+
+    /// Blocks holding all runs, the last with its first `len` tokens.
+    pub fn table(&self, len: usize) -> Blocks<'_> {
         let mut blocks = Vec::new();
-        for first in (0..len).step_by(BLOCK_SLOTS) {
-            let rows = (len - first).min(BLOCK_SLOTS);
-            let mut k = vec![0xff; shape.k_bytes()];
-            let mut v = vec![0xff; shape.v_bytes()];
-            let range = first * row..(first + rows) * row;
-            write_k_rows(table, shape, &mut k, 0, &self.k[range.clone()]);
-            write_v_rows(table, shape, &mut v, 0, &self.v[range]);
-            blocks.push((k, v, rows, self.first_position + first as u64));
+        let mut token = 0;
+        for (segment, run) in self.runs.iter().enumerate() {
+            let last = segment + 1 == self.runs.len();
+            let here = if last { len } else { run.len };
+            for first in (0..here).step_by(BLOCK_SLOTS) {
+                let rows = (here - first).min(BLOCK_SLOTS);
+                let first_position = run.first_position + first as u64;
+                let sinks = if first_position == 0 { self.sinks } else { 0 };
+                blocks.push(OneBlock {
+                    near: self.bytes(self.near, token + first, rows, sinks, 1),
+                    far: self.bytes(self.far, token + first, rows, sinks, 2),
+                    sinks: (
+                        self.sink_rows(&self.k, rows, sinks),
+                        self.sink_rows(&self.v, rows, sinks),
+                    ),
+                    rows,
+                    first_position,
+                    segment,
+                });
+            }
+            token += run.len;
         }
-        Blocks(blocks)
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        for (i, block) in blocks.iter().enumerate() {
+            match spans.last_mut() {
+                Some(span)
+                    if blocks[span.start].first_position / 256 == block.first_position / 256 =>
+                {
+                    span.end = i + 1;
+                }
+                _ => spans.push(i..i + 1),
+            }
+        }
+        Blocks {
+            sequence: self,
+            blocks,
+            spans,
+        }
+    }
+
+    /// Keys and values of one block. The bytes of a slot are the same whatever `rows` is.
+    fn bytes(
+        &self,
+        form: KvForm,
+        token: usize,
+        rows: usize,
+        sinks: usize,
+        salt: u64,
+    ) -> (Vec<u8>, Vec<u8>) {
+        let shape = self.shape(form);
+        let mut k = vec![0; shape.k_bytes()];
+        let mut v = vec![0; shape.v_bytes()];
+        let values = token * shape.row()..(token + rows) * shape.row();
+        let seed = self.seed + 1000 * token as u64 + salt;
+        if form.k.codec.is_float() {
+            write_k_rows(Table::SCALAR, shape, &mut k, 0, &self.k[values.clone()]);
+        } else {
+            draw(&mut Noise(seed), form.k, self.head_dim, &mut k);
+        }
+        if form.v.codec.is_float() {
+            write_v_rows(Table::SCALAR, shape, &mut v, 0, &self.v[values]);
+        } else {
+            draw(&mut Noise(seed ^ 0x7a1), form.v, self.head_dim, &mut v);
+        }
+        for slot in (0..sinks).chain(rows..BLOCK_SLOTS) {
+            poison(Side::K, form.k, self.head_dim, slot, &mut k);
+            poison(Side::V, form.v, self.head_dim, slot, &mut v);
+        }
+        (k, v)
+    }
+
+    /// (kv_head, slot, dim) in f16.
+    fn sink_rows(&self, rows: &[f32], written: usize, sinks: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for head in 0..self.kv_heads {
+            for slot in 0..sinks {
+                for d in 0..self.head_dim {
+                    let half = if slot < written {
+                        let x = rows[(slot * self.kv_heads + head) * self.head_dim + d];
+                        half::f16::from_f32(x).to_le_bytes()
+                    } else {
+                        [0xff, 0xff]
+                    };
+                    bytes.extend(half);
+                }
+            }
+        }
+        bytes
     }
 }
 
-/// (k, v, rows, first position)
-pub struct Blocks(pub Vec<(Vec<u8>, Vec<u8>, usize, u64)>);
+#[derive(Clone, Copy)]
+pub enum Side {
+    K,
+    V,
+}
 
-impl KvView for Blocks {
+/// Random codes, and scales that make values of up to about one.
+fn draw(noise: &mut Noise, form: Form, dim: usize, bytes: &mut [u8]) {
+    let planes = form.head_bytes(dim) - 2 * BLOCK_SLOTS * form.groups(dim);
+    let top = match form.codec {
+        Codec::Int4Plain => 7.0,
+        _ => 127.0,
+    };
+    for head in bytes.chunks_exact_mut(form.head_bytes(dim)) {
+        let (planes, scales) = head.split_at_mut(planes);
+        planes.fill_with(|| (noise.next() >> 32) as u8);
+        for scale in scales.chunks_exact_mut(2) {
+            let x = (1.0 + 0.5 * noise.value()) / top;
+            scale.copy_from_slice(&half::f16::from_f32(x).to_le_bytes());
+        }
+    }
+}
+
+/// Where the parts of a value lie in its head: per plane the byte and the bit, then the scale.
+fn places(
+    side: Side,
+    form: Form,
+    dim: usize,
+    slot: usize,
+    d: usize,
+) -> (Vec<(usize, usize)>, usize) {
+    let mut parts = Vec::new();
+    let mut first = 0;
+    for (i, bits) in form.codec.planes().iter().enumerate() {
+        let bytes = form.plane_bytes(i, dim);
+        if *bits > 8 {
+            let width = bits / 8;
+            let at = match side {
+                Side::K => (d * BLOCK_SLOTS + slot) * width,
+                Side::V => (slot * dim + d) * width,
+            };
+            parts.push((first + at, 0));
+        } else {
+            let per = 8 / bits;
+            let (at, nth) = match side {
+                Side::K => (d / per * BLOCK_SLOTS + slot, d % per),
+                Side::V => (slot * bytes + d % bytes, d / bytes),
+            };
+            parts.push((first + at, bits * nth));
+        }
+        first += BLOCK_SLOTS * bytes;
+    }
+    (parts, first + 2 * (d / form.group * BLOCK_SLOTS + slot))
+}
+
+/// Makes a slot's bytes those of no number, in all heads.
+fn poison(side: Side, form: Form, dim: usize, slot: usize, bytes: &mut [u8]) {
+    for head in bytes.chunks_exact_mut(form.head_bytes(dim)) {
+        for d in 0..dim {
+            let (parts, scale) = places(side, form, dim, slot, d);
+            let width = form.codec.planes()[0].div_ceil(8);
+            for (at, _) in parts {
+                head[at..at + width].fill(0xff);
+            }
+            if !form.codec.is_float() {
+                head[scale..scale + 2].fill(0xff);
+            }
+        }
+    }
+}
+
+/// One value as stored.
+pub fn value(side: Side, form: Form, dim: usize, head: &[u8], slot: usize, d: usize) -> f64 {
+    let (parts, scale) = places(side, form, dim, slot, d);
+    let at = parts[0].0;
+    let half = |at: usize| half::f16::from_le_bytes([head[at], head[at + 1]]).to_f64();
+    let level = match form.codec {
+        Codec::F32 => {
+            return f64::from(f32::from_le_bytes([
+                head[at],
+                head[at + 1],
+                head[at + 2],
+                head[at + 3],
+            ]));
+        }
+        Codec::F16 => return half(at),
+        Codec::Int8 => head[at] as i8,
+        codec => {
+            let mut code = 0;
+            let mut above = 0;
+            for ((at, shift), bits) in parts.iter().zip(codec.planes()) {
+                code |= (usize::from(head[*at]) >> shift & ((1 << bits) - 1)) << above;
+                above += bits;
+            }
+            haversack_kernels::attention::stand_in::levels(codec)[code]
+        }
+    };
+    f64::from(level) * half(scale)
+}
+
+pub struct OneBlock {
+    pub near: (Vec<u8>, Vec<u8>),
+    pub far: (Vec<u8>, Vec<u8>),
+    pub sinks: (Vec<u8>, Vec<u8>),
+    pub rows: usize,
+    pub first_position: u64,
+    pub segment: usize,
+}
+
+pub struct Blocks<'a> {
+    pub sequence: &'a Sequence,
+    pub blocks: Vec<OneBlock>,
+    pub spans: Vec<Range<usize>>,
+}
+
+impl KvView for Blocks<'_> {
     fn blocks(&self) -> usize {
-        self.0.len()
+        self.blocks.len()
     }
-    fn block(&self, i: usize) -> Block<'_> {
-        let (k, v, rows, first_position) = &self.0[i];
+    fn block(&self, i: usize, query_block: u64) -> Block<'_> {
+        let (s, block) = (self.sequence, &self.blocks[i]);
+        let distance = query_block.saturating_sub(block.first_position / 32);
+        let ((k, v), form) = if distance <= s.near_blocks {
+            (&block.near, s.near)
+        } else {
+            (&block.far, s.far)
+        };
+        let sinks = (block.first_position == 0 && s.sinks > 0).then_some(Sinks {
+            rows: s.sinks,
+            k: &block.sinks.0,
+            v: &block.sinks.1,
+        });
         Block {
-            k,
-            v,
-            rows: *rows,
-            first_position: *first_position,
+            k: Coded {
+                form: form.k,
+                bytes: k,
+            },
+            v: Coded {
+                form: form.v,
+                bytes: v,
+            },
+            sinks,
+            rows: block.rows,
+            first_position: block.first_position,
+            segment: block.segment,
         }
+    }
+    fn spans(&self) -> usize {
+        self.spans.len()
+    }
+    fn span(&self, i: usize) -> Range<usize> {
+        self.spans[i].clone()
     }
 }
 
-/// What a run leaves: outputs of all tokens, and the mass as (kv_head, slot) of the whole length.
+/// What a run leaves: outputs of the asking tokens, and the mass as (kv_head, slot) of the whole
+/// table.
 #[derive(Clone, PartialEq)]
 pub struct Outcome {
     pub out: Vec<f32>,
@@ -144,17 +438,19 @@ pub fn run(
     });
     let mut outcomes = Vec::new();
     for s in sequences {
+        let blocks = s.table(s.len).blocks.len();
         scratch.reserve(Need {
             threads: pool.threads(),
             jobs: sequences.len(),
             heads: s.heads,
-            kv_heads: s.shape.kv_heads,
-            head_dim: s.shape.head_dim,
-            slots: s.len,
+            kv_heads: s.kv_heads,
+            head_dim: s.head_dim,
+            // Every run may begin and end inside a span.
+            slots: (blocks + SPAN_BLOCKS * s.runs.len()) * BLOCK_SLOTS,
         });
-        let slots = s.shape.kv_heads * s.len.next_multiple_of(BLOCK_SLOTS);
+        let slots = s.kv_heads * blocks * BLOCK_SLOTS;
         outcomes.push(Outcome {
-            out: vec![f32::NAN; s.q.len()],
+            out: vec![f32::NAN; s.q[0].len()],
             sum: vec![0; slots],
             sum_sq: vec![0; slots],
         });
@@ -166,40 +462,45 @@ pub fn run(
         for (s, outcome) in sequences.iter().zip(&mut outcomes) {
             if start < s.len {
                 let end = (start + chunk).min(s.len);
-                let blocks = s.table(table, end);
-                let slots = s.shape.kv_heads * blocks.0.len() * BLOCK_SLOTS;
+                let row = s.heads * s.head_dim;
+                let blocks = s.table(end);
+                let slots = s.kv_heads * blocks.blocks.len() * BLOCK_SLOTS;
+                let q: Vec<&[f32]> = s.q.iter().map(|q| &q[start * row..end * row]).collect();
                 parts.push((
                     *s,
+                    start * row..end * row,
                     start,
-                    end,
+                    q,
                     blocks,
-                    vec![0; slots],
-                    vec![0; slots],
+                    (vec![0; slots], vec![0; slots]),
                     outcome,
                 ));
             }
         }
         let mut jobs = Vec::new();
-        for (s, start, end, blocks, sum, sum_sq, outcome) in &mut parts {
-            let row = s.heads * s.shape.head_dim;
+        for (s, range, start, q, blocks, (sum, sum_sq), outcome) in &mut parts {
             jobs.push(Attend {
-                shape: s.shape,
+                kv_heads: s.kv_heads,
+                head_dim: s.head_dim,
                 heads: s.heads,
+                basis: s.basis,
+                mean: s.mean.as_deref(),
                 scale: s.scale(),
                 softcap: s.softcap,
                 window: s.window,
-                q: &s.q[*start * row..*end * row],
-                first_position: s.first_position + *start as u64,
+                q,
+                first_position: s.first_position() + *start as u64,
                 view: blocks,
-                out: &mut outcome.out[*start * row..*end * row],
+                out: &mut outcome.out[range.clone()],
                 mass: with_mass.then_some(Mass { sum, sum_sq }),
             });
         }
         attention::attend(Exec { table, pool }, &mut scratch, &mut jobs);
         drop(jobs);
-        for (s, _, _, blocks, sum, sum_sq, outcome) in parts {
-            let (here, all) = (blocks.0.len() * 32, s.len.next_multiple_of(32));
-            for head in 0..s.shape.kv_heads {
+        for (s, _, _, _, blocks, (sum, sum_sq), outcome) in parts {
+            let here = blocks.blocks.len() * BLOCK_SLOTS;
+            let all = outcome.sum.len() / s.kv_heads;
+            for head in 0..s.kv_heads {
                 for slot in 0..here {
                     outcome.sum[head * all + slot] += sum[head * here + slot];
                     outcome.sum_sq[head * all + slot] += sum_sq[head * here + slot];
@@ -209,69 +510,6 @@ pub fn run(
     }
     assert_eq!(bytes, scratch.bytes(), "attend allocates nothing");
     outcomes
-}
-
-/// Attention in f64 over the keys and values as stored: (out, Σa, Σa²).
-pub fn ideal(s: &Sequence, from: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
-    let dim = s.shape.head_dim;
-    let group = s.heads / s.shape.kv_heads;
-    let stored = |x: f32| match s.shape.precision {
-        Precision::F16 => half::f16::from_f32(x).to_f64(),
-        Precision::F32 => f64::from(x),
-    };
-    let all = s.len.next_multiple_of(32);
-    let mut out = vec![f64::NAN; s.q.len()];
-    let mut sum = vec![0.0; s.shape.kv_heads * all];
-    let mut sum_sq = sum.clone();
-    for token in from..s.len {
-        let position = s.first_position + token as u64;
-        for kv in 0..s.shape.kv_heads {
-            let mut mean = vec![0.0; s.len];
-            for head in kv * group..(kv + 1) * group {
-                let at = (token * s.heads + head) * dim;
-                let mut p = vec![0.0; s.len];
-                let mut total = 0.0;
-                for slot in 0..=token {
-                    let far = s.first_position + slot as u64;
-                    if s.window.is_some_and(|w| far + w <= position) {
-                        continue;
-                    }
-                    let key = &s.k[(slot * s.shape.kv_heads + kv) * dim..][..dim];
-                    let dot: f64 = s.q[at..at + dim]
-                        .iter()
-                        .zip(key)
-                        .map(|(q, k)| f64::from(*q) * stored(*k))
-                        .sum();
-                    let mut score = dot * f64::from(s.scale());
-                    if let Some(cap) = s.softcap {
-                        score = f64::from(cap) * (score / f64::from(cap)).tanh();
-                    }
-                    p[slot] = score.exp();
-                    total += p[slot];
-                }
-                for d in 0..dim {
-                    let weighted: f64 = (0..=token)
-                        .map(|slot| {
-                            let v = s.v[(slot * s.shape.kv_heads + kv) * dim + d];
-                            p[slot] * stored(v)
-                        })
-                        .sum();
-                    out[at + d] = weighted / total;
-                }
-                for (mean, p) in mean.iter_mut().zip(&p) {
-                    *mean += p / total / group as f64;
-                }
-            }
-            for (slot, a) in mean.iter().enumerate() {
-                let far = s.first_position + slot as u64;
-                if far / 32 != position / 32 {
-                    sum[kv * all + slot] += a;
-                    sum_sq[kv * all + slot] += a * a;
-                }
-            }
-        }
-    }
-    (out, sum, sum_sq)
 }
 
 /// The tables of this CPU; prints once what it cannot run.

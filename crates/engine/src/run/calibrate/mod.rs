@@ -64,7 +64,7 @@ impl KeyMeans {
         let config = model.config();
         let widths = config.layers.iter().map(|c| c.kv_heads * c.head_dim);
         let mut sums: Vec<Vec<f64>> = widths.map(|width| vec![0.0; width]).collect();
-        let id = runtime.open();
+        let id = runtime.open()?;
         let mut position = 0;
         for part in ids.chunks(runtime.chunk()) {
             runtime.capture_keys();

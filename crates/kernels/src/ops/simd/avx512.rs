@@ -125,4 +125,46 @@ impl Simd for Avx512 {
     fn prefetch(self, p: *const u8) {
         op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
     }
+
+    // Codes of keys and values.
+
+    type Bytes = __m128i;
+
+    #[inline(always)]
+    fn bytes(self, x: &[u8; 16]) -> __m128i {
+        op!(_mm_loadu_si128(x.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn field(self, x: __m128i, shift: usize, mask: u8) -> __m128i {
+        // Shifted by pairs of bytes: what comes over from the neighbour is masked away.
+        op!(_mm_and_si128(
+            _mm_srl_epi16(x, _mm_cvtsi32_si128(shift as i32)),
+            _mm_set1_epi8(mask as i8)
+        ))
+    }
+    #[inline(always)]
+    fn join(self, low: __m128i, high: __m128i, shift: usize) -> __m128i {
+        op!(_mm_or_si128(
+            low,
+            _mm_sll_epi16(high, _mm_cvtsi32_si128(shift as i32))
+        ))
+    }
+    #[inline(always)]
+    fn level(self, levels: &[i8; 32], codes: __m128i) -> __m128i {
+        op!({
+            let low = _mm_loadu_si128(levels.as_ptr().cast());
+            let high = _mm_loadu_si128(levels.as_ptr().add(16).cast());
+            // Bit 4 of a code becomes the top bit, which chooses.
+            let which = _mm_slli_epi16::<3>(codes);
+            _mm_blendv_epi8(
+                _mm_shuffle_epi8(low, codes),
+                _mm_shuffle_epi8(high, codes),
+                which,
+            )
+        })
+    }
+    #[inline(always)]
+    fn widen(self, x: __m128i) -> __m512 {
+        op!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)))
+    }
 }

@@ -53,6 +53,21 @@ pub(crate) trait Simd: Copy {
     fn add_fixed(self, v: Self::V, to: &mut [u64; 16]);
     /// Asks for the cache line at `p`, which need not be a valid address.
     fn prefetch(self, p: *const u8);
+
+    // Codes of keys and values.
+
+    /// Sixteen bytes.
+    type Bytes: Copy;
+
+    fn bytes(self, x: &[u8; 16]) -> Self::Bytes;
+    /// `x >> shift & mask` of each byte, `shift < 8`.
+    fn field(self, x: Self::Bytes, shift: usize, mask: u8) -> Self::Bytes;
+    /// `low | high << shift` of each byte, where nothing leaves a byte.
+    fn join(self, low: Self::Bytes, high: Self::Bytes, shift: usize) -> Self::Bytes;
+    /// The level of each code below 32.
+    fn level(self, levels: &[i8; 32], codes: Self::Bytes) -> Self::Bytes;
+    /// Signed bytes as f32.
+    fn widen(self, x: Self::Bytes) -> Self::V;
 }
 
 /// The public face of a kernel: picks the table. `$scalar` and `$body` are the twins; `$body` is

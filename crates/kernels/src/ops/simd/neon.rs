@@ -160,6 +160,46 @@ impl Simd for Neon {
             std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, readonly));
         }
     }
+
+    // Codes of keys and values.
+
+    type Bytes = uint8x16_t;
+
+    #[inline(always)]
+    fn bytes(self, x: &[u8; 16]) -> uint8x16_t {
+        op!(vld1q_u8(x.as_ptr()))
+    }
+    #[inline(always)]
+    fn field(self, x: uint8x16_t, shift: usize, mask: u8) -> uint8x16_t {
+        op!(vandq_u8(
+            vshlq_u8(x, vdupq_n_s8(-(shift as i8))),
+            vdupq_n_u8(mask)
+        ))
+    }
+    #[inline(always)]
+    fn join(self, low: uint8x16_t, high: uint8x16_t, shift: usize) -> uint8x16_t {
+        op!(vorrq_u8(low, vshlq_u8(high, vdupq_n_s8(shift as i8))))
+    }
+    #[inline(always)]
+    fn level(self, levels: &[i8; 32], codes: uint8x16_t) -> uint8x16_t {
+        op!({
+            let p: *const u8 = levels.as_ptr().cast();
+            vqtbl2q_u8(uint8x16x2_t(vld1q_u8(p), vld1q_u8(p.add(16))), codes)
+        })
+    }
+    #[inline(always)]
+    fn widen(self, x: uint8x16_t) -> Quad {
+        op!({
+            let x = vreinterpretq_s8_u8(x);
+            let (low, high) = (vmovl_s8(vget_low_s8(x)), vmovl_high_s8(x));
+            Quad(
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_high_s16(low)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_high_s16(high)),
+            )
+        })
+    }
 }
 
 /// # Safety

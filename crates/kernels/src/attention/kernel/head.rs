@@ -1,0 +1,79 @@
+//! One head of one side of a block, as it lies in memory.
+
+use crate::attention::BLOCK_SLOTS;
+use crate::format::kv::Form;
+use half::f16;
+use std::ops::Range;
+
+/// The planes and scales of one head, and what stands in for its first slots.
+#[derive(Clone, Copy)]
+pub(crate) struct Head<'a> {
+    pub form: Form,
+    pub dim: usize,
+    pub bytes: &'a [u8],
+    /// What will be read after this, or nothing. Never looked into, only asked for.
+    pub ahead: &'a [u8],
+    /// f16, (slot, dim): the first slots, exact.
+    pub sinks: &'a [u8],
+}
+
+impl<'a> Head<'a> {
+    /// Floats and nothing else: read as they lie.
+    pub(super) fn is_plain(&self) -> bool {
+        self.form.codec.is_float() && self.sinks.is_empty()
+    }
+
+    /// Slots that the planes do not speak for.
+    pub(super) fn sink_rows(&self) -> usize {
+        (self.sinks.len() / (2 * self.dim)).min(BLOCK_SLOTS)
+    }
+
+    /// f16 values of a sink.
+    pub(super) fn sink(&self, slot: usize) -> &'a [u8] {
+        &self.sinks[2 * slot * self.dim..][..2 * self.dim]
+    }
+
+    /// Plane `i`, all slots.
+    pub(super) fn plane(&self, i: usize) -> &'a [u8] {
+        let before: usize = (0..i).map(|i| self.form.plane_bytes(i, self.dim)).sum();
+        let bytes = self.form.plane_bytes(i, self.dim);
+        &self.bytes[BLOCK_SLOTS * before..][..BLOCK_SLOTS * bytes]
+    }
+
+    /// Scales of a slot; floats count as one group with the scale 1.
+    pub(super) fn groups(&self) -> usize {
+        self.form.groups(self.dim).max(1)
+    }
+
+    /// Dimensions of a group.
+    pub(super) fn group(&self, group: usize) -> Range<usize> {
+        if self.form.codec.is_float() {
+            return 0..self.dim;
+        }
+        let first = group * self.form.group;
+        first..(first + self.form.group).min(self.dim)
+    }
+
+    /// f16 scales of a coded group: (slot).
+    pub(super) fn scales(&self, group: usize) -> &'a [u8; 2 * BLOCK_SLOTS] {
+        let end = self.form.head_bytes(self.dim);
+        let first = end - (self.groups() - group) * 2 * BLOCK_SLOTS;
+        match self.bytes[first..end].first_chunk() {
+            Some(scales) => scales,
+            None => unreachable!("groups are counted from the end"),
+        }
+    }
+
+    /// The scale of one slot, for the dumb twins.
+    pub(super) fn scale(&self, group: usize, slot: usize) -> f32 {
+        if self.form.codec.is_float() || slot < self.sink_rows() {
+            return 1.0;
+        }
+        half_at(self.scales(group), slot)
+    }
+}
+
+/// One f16 of many.
+pub(super) fn half_at(halves: &[u8], i: usize) -> f32 {
+    f16::from_le_bytes([halves[2 * i], halves[2 * i + 1]]).to_f32_const()
+}

@@ -1,0 +1,364 @@
+//! The inner loops of attention, over one block and one KV head, each with its scalar twin.
+//!
+//! Both products are of one kind: rows of f32 times a matrix that lies in memory in the order it is
+//! used, each output lane a chain of fused multiply-adds along the inner index ([`product`]). With
+//! levels for `k` and `v`, scales apart, and groups of dimensions in order:
+//!
+//! ```text
+//! score  (row, slot) = bias (row) + sum over groups  scale (group, slot)
+//!                                 * sum over dim     q (row, dim) * k (dim, slot)
+//! weigh  (row, dim)  = sum over slot  (p (row, slot) * scale (group of dim, slot)) * v (slot, dim)
+//! ```
+//!
+//! Each `*` and the `+` after it round once, but for `p * scale`, which rounds by itself. Floats are
+//! one group with the scale 1, and so are sinks, whatever form their block has.
+//!
+//! Floats are widened on their way into the registers, again for every dozen rows: widening a block
+//! into scratch once for all rows of a tile was tried and is slower. Codes are unpacked into a tile of
+//! levels ([`unpack`]) that all rows share.
+
+mod head;
+mod product;
+mod unpack;
+
+pub(crate) use head::Head;
+
+use super::{BLOCK_SLOTS, SPAN_BLOCKS};
+use crate::LANES;
+use crate::cpu::Table;
+use crate::format::kv::{Codec, Form};
+use crate::ops::exp::{exp, exp_lanes};
+use crate::ops::lanes::{fold, padded, to_fixed};
+use crate::ops::simd::{Simd, simd_fn};
+use product::{End, Panel, product};
+use unpack::{unpack_k, unpack_v};
+
+/// Rows of f32 at a common distance: `row(r) = values[r * stride ..]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub values: &'a [f32],
+    pub stride: usize,
+    pub count: usize,
+}
+
+/// The values of one block: slot 0 has the weights at `at`, and `slots` of them are read.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    pub head: Head<'a>,
+    pub at: usize,
+    pub slots: usize,
+}
+
+impl<'a> Piece<'a> {
+    pub(crate) const NONE: Piece<'a> = Piece {
+        head: Head {
+            form: Form::F16,
+            dim: 0,
+            bytes: &[],
+            ahead: &[],
+            sinks: &[],
+        },
+        at: 0,
+        slots: 0,
+    };
+}
+
+/// Room for the work on one block.
+pub(crate) struct Room<'a> {
+    /// (dim, slot) or (slot, dim)
+    pub tile: &'a mut [f32],
+    /// (row, slot)
+    pub scaled: &'a mut [f32],
+}
+
+/// Scores of one block: `out` is (row, slot) with `out_stride` between rows, 32 slots written in
+/// each; `q` is (row, dim), `bias` (row).
+pub(crate) fn score(
+    table: Table,
+    q: Rows<'_>,
+    bias: &[f32],
+    k: Head<'_>,
+    room: &mut Room<'_>,
+    out: &mut [f32],
+    out_stride: usize,
+) {
+    if k.is_plain() {
+        let panel = Panel {
+            lines: k.bytes,
+            ahead: k.ahead,
+            at: 0,
+            inner: k.dim,
+        };
+        let (codec, end) = (k.form.codec, End::First(&[1.0; BLOCK_SLOTS], bias));
+        let slots = 0..BLOCK_SLOTS;
+        product(
+            table,
+            codec,
+            q,
+            &[panel],
+            BLOCK_SLOTS,
+            slots,
+            out,
+            out_stride,
+            end,
+        );
+        return;
+    }
+    unpack_k(table, k, room.tile);
+    for group in 0..k.groups() {
+        let dims = k.group(group);
+        let panel = Panel {
+            lines: bytes_of(&room.tile[dims.start * BLOCK_SLOTS..]),
+            ahead: &[],
+            at: dims.start,
+            inner: dims.len(),
+        };
+        let scales = &slot_scales(table, k, group);
+        let end = match group {
+            0 => End::First(scales, bias),
+            _ => End::Next(scales),
+        };
+        let slots = 0..BLOCK_SLOTS;
+        product(
+            table,
+            Codec::F32,
+            q,
+            &[panel],
+            BLOCK_SLOTS,
+            slots,
+            out,
+            out_stride,
+            end,
+        );
+    }
+}
+
+/// The values of the blocks of one span, weighted: `out` is (row, dim) without gaps; `p` is
+/// (row, slot). `pieces` are in order, and there is one at least.
+pub(crate) fn weigh(
+    table: Table,
+    p: Rows<'_>,
+    pieces: &[Piece<'_>],
+    dim: usize,
+    room: &mut Room<'_>,
+    out: &mut [f32],
+) {
+    let mut end = End::Store;
+    let mut rest = pieces;
+    while let Some(piece) = rest.first() {
+        let codec = piece.head.form.codec;
+        let alike = |other: &&Piece<'_>| other.head.is_plain() && other.head.form.codec == codec;
+        let run = rest.iter().take_while(alike).count().min(SPAN_BLOCKS);
+        if run > 0 {
+            let mut panels = [Panel::NONE; SPAN_BLOCKS];
+            for (panel, piece) in panels.iter_mut().zip(&rest[..run]) {
+                *panel = Panel {
+                    lines: piece.head.bytes,
+                    ahead: piece.head.ahead,
+                    at: piece.at,
+                    inner: piece.slots,
+                };
+            }
+            product(table, codec, p, &panels[..run], dim, 0..dim, out, dim, end);
+            rest = &rest[run..];
+        } else {
+            weigh_tile(table, p, piece, room, out, end);
+            rest = &rest[1..];
+        }
+        end = End::Resume;
+    }
+}
+
+/// The values of one block by way of a tile of levels.
+fn weigh_tile(
+    table: Table,
+    p: Rows<'_>,
+    piece: &Piece<'_>,
+    room: &mut Room<'_>,
+    out: &mut [f32],
+    end: End<'_>,
+) {
+    let Piece { head, at, slots } = *piece;
+    unpack_v(table, head, slots, room.tile);
+    for group in 0..head.groups() {
+        scale_weights(table, p, at, slot_scales(table, head, group), room.scaled);
+        let scaled = Rows {
+            values: room.scaled,
+            stride: BLOCK_SLOTS,
+            count: p.count,
+        };
+        let panel = Panel {
+            lines: bytes_of(room.tile),
+            ahead: &[],
+            at: 0,
+            inner: slots,
+        };
+        let dims = head.group(group);
+        product(
+            table,
+            Codec::F32,
+            scaled,
+            &[panel],
+            head.dim,
+            dims,
+            out,
+            head.dim,
+            end,
+        );
+    }
+}
+
+/// Floats as the bytes they are.
+fn bytes_of(floats: &[f32]) -> &[u8] {
+    // SAFETY: any bytes are bytes, and there are four to a float.
+    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
+}
+
+simd_fn! {
+    /// The scales of a group: one for floats and sinks.
+    fn slot_scales(head: Head<'_>, group: usize) -> [f32; BLOCK_SLOTS]
+        = scalar_slot_scales, simd_slot_scales;
+}
+
+fn scalar_slot_scales(head: Head<'_>, group: usize) -> [f32; BLOCK_SLOTS] {
+    std::array::from_fn(|slot| head.scale(group, slot))
+}
+
+#[inline(always)]
+fn simd_slot_scales<S: Simd>(s: S, head: Head<'_>, group: usize) -> [f32; BLOCK_SLOTS] {
+    let mut scales = [1.0; BLOCK_SLOTS];
+    if !head.form.codec.is_float() {
+        let (to, _) = scales.as_chunks_mut::<16>();
+        for (to, from) in to.iter_mut().zip(head.scales(group).as_chunks::<32>().0) {
+            s.store(s.load_half(from), to);
+        }
+        scales[..head.sink_rows()].fill(1.0);
+    }
+    scales
+}
+
+simd_fn! {
+    /// `out (row, slot) = p (row, at + slot) * scales (slot)`, 32 slots.
+    fn scale_weights(p: Rows<'_>, at: usize, scales: [f32; BLOCK_SLOTS], out: &mut [f32])
+        = each_scale_weights, simd_scale_weights;
+}
+
+#[inline(always)]
+fn each_scale_weights(p: Rows<'_>, at: usize, scales: [f32; BLOCK_SLOTS], out: &mut [f32]) {
+    let (out, _) = out.as_chunks_mut::<BLOCK_SLOTS>();
+    for (r, out) in out.iter_mut().enumerate().take(p.count) {
+        let p = &p.values[r * p.stride + at..][..BLOCK_SLOTS];
+        for ((out, p), scale) in out.iter_mut().zip(p).zip(&scales) {
+            *out = p * scale;
+        }
+    }
+}
+
+// Element by element with nothing to reorder: the compiler vectorises the scalar loop itself.
+#[inline(always)]
+fn simd_scale_weights<S: Simd>(
+    _: S,
+    p: Rows<'_>,
+    at: usize,
+    scales: [f32; BLOCK_SLOTS],
+    out: &mut [f32],
+) {
+    each_scale_weights(p, at, scales, out);
+}
+
+simd_fn! {
+    /// The product of two rows: sixteen lanes of fused multiply-adds and their tree.
+    pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 = scalar_dot, simd_dot;
+}
+
+fn scalar_dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    for i in 0..a.len().next_multiple_of(LANES) {
+        let (a, b) = (a.get(i).unwrap_or(&0.0), b.get(i).unwrap_or(&0.0));
+        lanes[i % LANES] = a.mul_add(*b, lanes[i % LANES]);
+    }
+    fold(lanes)
+}
+
+#[inline(always)]
+fn simd_dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
+    let (a, a_tail) = a.as_chunks::<LANES>();
+    let (b, b_tail) = b.as_chunks::<LANES>();
+    let mut acc = s.splat(0.0);
+    for (a, b) in a.iter().zip(b) {
+        acc = s.fma(s.load(a), s.load(b), acc);
+    }
+    if !a_tail.is_empty() {
+        let (a, b) = (padded(a_tail, 0.0), padded(b_tail, 0.0));
+        acc = s.fma(s.load(&a), s.load(&b), acc);
+    }
+    s.sum(acc)
+}
+
+simd_fn! {
+    /// Soft cap of scores: `cap * tanh(x / cap)`, with `tanh y = 1 - 2 / (1 + e^2y)`. Its absolute
+    /// error is within `cap * 2^-22`.
+    pub(crate) fn soft_cap(x: &mut [f32], cap: f32) = scalar_soft_cap, simd_soft_cap;
+}
+
+fn scalar_soft_cap(x: &mut [f32], cap: f32) {
+    let by = 2.0 / cap;
+    for x in x {
+        *x = (-2.0 / (1.0 + exp(*x * by))).mul_add(cap, cap);
+    }
+}
+
+#[inline(always)]
+fn simd_soft_cap<S: Simd>(s: S, x: &mut [f32], cap: f32) {
+    let (by, cap) = (s.splat(2.0 / cap), s.splat(cap));
+    let (whole, tail) = x.as_chunks_mut::<16>();
+    assert!(tail.is_empty(), "scores come by the block");
+    for x in whole {
+        let e = exp_lanes(s, s.mul(s.load(x), by));
+        let t = s.div(s.splat(-2.0), s.add(s.splat(1.0), e));
+        s.store(s.fma(t, cap, cap), x);
+    }
+}
+
+simd_fn! {
+    /// Attention mass of one query and sixteen slots: `a` is the mean over the rows of
+    /// `p (row, slot) * inverse (row)`; `a` and `a^2` are added to the counters in fixed point.
+    /// Rows of `p` are at least sixteen slots.
+    pub(crate) fn mass_lanes(
+        p: Rows<'_>,
+        inverse: &[f32],
+        sum: &mut [u64; 16],
+        sum_sq: &mut [u64; 16],
+    ) = scalar_mass_lanes, simd_mass_lanes;
+}
+
+fn scalar_mass_lanes(p: Rows<'_>, inverse: &[f32], sum: &mut [u64; 16], sum_sq: &mut [u64; 16]) {
+    for slot in 0..16 {
+        let mut a = 0.0f32;
+        for r in 0..p.count {
+            a = p.values[r * p.stride + slot].mul_add(inverse[r], a);
+        }
+        a *= 1.0 / p.count as f32;
+        sum[slot] = sum[slot].wrapping_add(to_fixed(a));
+        sum_sq[slot] = sum_sq[slot].wrapping_add(to_fixed(a * a));
+    }
+}
+
+#[inline(always)]
+fn simd_mass_lanes<S: Simd>(
+    s: S,
+    p: Rows<'_>,
+    inverse: &[f32],
+    sum: &mut [u64; 16],
+    sum_sq: &mut [u64; 16],
+) {
+    let mut a = s.splat(0.0);
+    for r in 0..p.count {
+        if let Some(p) = p.values[r * p.stride..].first_chunk::<16>() {
+            a = s.fma(s.load(p), s.splat(inverse[r]), a);
+        }
+    }
+    let a = s.mul(a, s.splat(1.0 / p.count as f32));
+    s.add_fixed(a, sum);
+    s.add_fixed(s.mul(a, a), sum_sq);
+}

@@ -1,0 +1,318 @@
+//! Rows of f32 times lines of floats, in register tiles.
+//!
+//! ```text
+//! out (row, column) <- sum over panels and i  a (row, at + i) * panel (i, column)
+//! ```
+//!
+//! Each output lane is a chain of fused multiply-adds along the inner index, in order. [`End`] says
+//! what it starts from and what becomes of it. So a row's bits depend neither on the rows beside it
+//! nor on how many were computed at once.
+
+use super::Rows;
+use crate::attention::BLOCK_SLOTS;
+use crate::format::kv::Codec;
+use crate::ops::simd::{Simd, simd_fn};
+use half::f16;
+use std::ops::Range;
+
+/// A piece of the right-hand matrix: `inner` lines of floats without gaps, which the values of the
+/// rows from `at` on are multiplied with.
+#[derive(Clone, Copy)]
+pub(crate) struct Panel<'a> {
+    pub lines: &'a [u8],
+    /// Lines of the same shape that will be read after these, or nothing. A head's part of a
+    /// block is about one page, where the hardware's prefetcher stops, and the next is elsewhere:
+    /// so it is asked for while this one is multiplied.
+    pub ahead: &'a [u8],
+    pub at: usize,
+    pub inner: usize,
+}
+
+impl<'a> Panel<'a> {
+    pub(crate) const NONE: Panel<'a> = Panel {
+        lines: &[],
+        ahead: &[],
+        at: 0,
+        inner: 0,
+    };
+
+    /// For the dumb twin.
+    fn value(&self, codec: Codec, index: usize) -> f32 {
+        let at = &self.lines[index * width_of(codec)..];
+        match codec {
+            Codec::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+            _ => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
+        }
+    }
+}
+
+/// Bytes of one float.
+fn width_of(codec: Codec) -> usize {
+    codec.planes()[0] / 8
+}
+
+/// What a chain starts from, and what becomes of it. Scales are one per column.
+#[derive(Clone, Copy)]
+pub(crate) enum End<'a> {
+    /// From 0, and stored.
+    Store,
+    /// From what is in `out`, and stored.
+    Resume,
+    /// From 0; `out = chain * scale + bias (row)`, fused.
+    First(&'a [f32; BLOCK_SLOTS], &'a [f32]),
+    /// From 0; `out = chain * scale + out`, fused.
+    Next(&'a [f32; BLOCK_SLOTS]),
+}
+
+simd_fn! {
+    /// The columns `columns` of `out (row, column)`, for panels of lines of `width` floats.
+    pub(crate) fn product(
+        codec: Codec,
+        a: Rows<'_>,
+        panels: &[Panel<'_>],
+        width: usize,
+        columns: Range<usize>,
+        out: &mut [f32],
+        out_stride: usize,
+        end: End<'_>,
+    ) = scalar_product, simd_product;
+}
+
+fn scalar_product(
+    codec: Codec,
+    a: Rows<'_>,
+    panels: &[Panel<'_>],
+    width: usize,
+    columns: Range<usize>,
+    out: &mut [f32],
+    out_stride: usize,
+    end: End<'_>,
+) {
+    for r in 0..a.count {
+        let a = &a.values[r * a.stride..];
+        for column in columns.clone() {
+            let out = &mut out[r * out_stride + column];
+            let mut sum = match end {
+                End::Resume => *out,
+                _ => 0.0f32,
+            };
+            for panel in panels {
+                for i in 0..panel.inner {
+                    sum = a[panel.at + i].mul_add(panel.value(codec, i * width + column), sum);
+                }
+            }
+            *out = match end {
+                End::Store | End::Resume => sum,
+                End::First(scales, bias) => sum.mul_add(scales[column], bias[r]),
+                End::Next(scales) => sum.mul_add(scales[column], *out),
+            };
+        }
+    }
+}
+
+#[inline(always)]
+fn simd_product<S: Simd>(
+    s: S,
+    codec: Codec,
+    a: Rows<'_>,
+    panels: &[Panel<'_>],
+    width: usize,
+    columns: Range<usize>,
+    out: &mut [f32],
+    out_stride: usize,
+    end: End<'_>,
+) {
+    match codec {
+        Codec::F32 => columns_of::<S, true>(s, a, panels, width, columns, out, out_stride, end),
+        _ => columns_of::<S, false>(s, a, panels, width, columns, out, out_stride, end),
+    }
+}
+
+/// Panels of f16 (`WIDE`: f32).
+#[inline(always)]
+fn columns_of<S: Simd, const WIDE: bool>(
+    s: S,
+    a: Rows<'_>,
+    panels: &[Panel<'_>],
+    width: usize,
+    columns: Range<usize>,
+    out: &mut [f32],
+    out_stride: usize,
+    end: End<'_>,
+) {
+    if a.count == 0 || columns.is_empty() {
+        return;
+    }
+    let codec = if WIDE { Codec::F32 } else { Codec::F16 };
+    // Every address of a tile is within these: checked once here, not in the loop.
+    assert!(columns.end <= width && (a.count - 1) * out_stride + columns.end <= out.len());
+    for panel in panels {
+        assert!((a.count - 1) * a.stride + panel.at + panel.inner <= a.values.len());
+        assert!(width_of(codec) * panel.inner * width <= panel.lines.len());
+    }
+    match end {
+        End::Store | End::Resume => {}
+        End::First(_, bias) => assert!(columns.end <= BLOCK_SLOTS && a.count <= bias.len()),
+        End::Next(_) => assert!(columns.end <= BLOCK_SLOTS),
+    }
+
+    let whole = columns.start + columns.len() / 16 * 16;
+    let mut column = columns.start;
+    while column < whole {
+        let cols = if S::COLS == 2 && column + 32 <= whole {
+            2
+        } else {
+            1
+        };
+        let mut row = 0;
+        while row < a.count {
+            let rows = (a.count - row).min(S::ROWS);
+            let end = match end {
+                End::First(scales, bias) => End::First(scales, &bias[row..]),
+                other => other,
+            };
+            // SAFETY: rows `row..row + rows` are below `a.count`, columns `column..column + 16
+            // * cols` below `columns.end`, and the sizes were asserted above.
+            unsafe {
+                let a = (a.values.as_ptr().add(row * a.stride), a.stride);
+                let out = (out.as_mut_ptr().add(row * out_stride + column), out_stride);
+                tiles::<S, WIDE>(s, rows, cols, a, panels, width, column, row == 0, out, end);
+            }
+            row += rows;
+        }
+        column += 16 * cols;
+    }
+    // Columns that are not whole vectors: the same chain, one at a time.
+    scalar_product(
+        codec,
+        a,
+        panels,
+        width,
+        whole..columns.end,
+        out,
+        out_stride,
+        end,
+    );
+}
+
+/// The register tile of the right size.
+///
+/// # Safety
+/// - As for [`tile`], with `rows` and `cols` for `R` and `C`; `rows <= S::ROWS`, `cols <= S::COLS`.
+#[inline(always)]
+unsafe fn tiles<S: Simd, const WIDE: bool>(
+    s: S,
+    rows: usize,
+    cols: usize,
+    a: (*const f32, usize),
+    panels: &[Panel<'_>],
+    width: usize,
+    column: usize,
+    first: bool,
+    out: (*mut f32, usize),
+    end: End<'_>,
+) {
+    macro_rules! pick {
+        ($($r:literal)*) => {
+            match (rows, cols) {
+                $(
+                    // SAFETY: the caller's promise.
+                    ($r, 2) if S::COLS >= 2 && $r <= S::ROWS => unsafe {
+                        tile::<S, $r, 2, WIDE>(s, a, panels, width, column, first, out, end)
+                    },
+                    // SAFETY: the caller's promise.
+                    ($r, 1) if $r <= S::ROWS => unsafe {
+                        tile::<S, $r, 1, WIDE>(s, a, panels, width, column, first, out, end)
+                    },
+                )*
+                _ => unreachable!("no tile of {rows} rows and {cols} columns"),
+            }
+        };
+    }
+    pick!(1 2 3 4 5 6 7 8 9 10 11 12);
+}
+
+/// `R` rows by `C` vectors of [`product`], accumulated in registers over all panels. `a` and `out`
+/// are a pointer and the distance of rows. The `first` tile of some columns asks for what is ahead.
+///
+/// # Safety
+/// - `a` has `R` rows as long as the panels ask; panels have lines of `width` values, of which the
+///   tile takes `16 * C` from `column` on; `out` has `R` rows of `16 * C` values that nothing else
+///   refers to; the scales of `end` have these columns and its bias these rows.
+#[inline(always)]
+unsafe fn tile<S: Simd, const R: usize, const C: usize, const WIDE: bool>(
+    s: S,
+    a: (*const f32, usize),
+    panels: &[Panel<'_>],
+    width: usize,
+    column: usize,
+    first: bool,
+    out: (*mut f32, usize),
+    end: End<'_>,
+) {
+    let size = if WIDE { 4 } else { 2 };
+    let mut acc = [[s.splat(0.0); C]; R];
+    if let End::Resume = end {
+        for r in 0..R {
+            for c in 0..C {
+                // SAFETY: row `r` of `out` has vector `c`.
+                acc[r][c] = s.load(unsafe { &*out.0.add(r * out.1 + 16 * c).cast() });
+            }
+        }
+    }
+    for panel in panels {
+        let b = panel.lines.as_ptr().wrapping_add(size * column);
+        // With nothing ahead, what is being read anyway.
+        let ahead = if first && !panel.ahead.is_empty() {
+            panel.ahead.as_ptr().wrapping_add(size * column)
+        } else {
+            b
+        };
+        // SAFETY: the rows of `a` reach to the panel's end.
+        let a = (unsafe { a.0.add(panel.at) }, a.1);
+        for i in 0..panel.inner {
+            s.prefetch(ahead.wrapping_add(i * size * width));
+            let mut line = [s.splat(0.0); C];
+            for c in 0..C {
+                // SAFETY: line `i` of the panel has vector `c`.
+                line[c] = unsafe {
+                    let at = b.add(size * (i * width + 16 * c));
+                    if WIDE {
+                        s.load(&at.cast::<[f32; 16]>().read_unaligned())
+                    } else {
+                        s.load_half(&*at.cast())
+                    }
+                };
+            }
+            for r in 0..R {
+                // SAFETY: row `r` of `a` has value `i`.
+                let x = s.splat(unsafe { *a.0.add(r * a.1 + i) });
+                for c in 0..C {
+                    acc[r][c] = s.fma(x, line[c], acc[r][c]);
+                }
+            }
+        }
+    }
+    let mut scale = [s.splat(1.0); C];
+    if let End::First(scales, _) | End::Next(scales) = end {
+        for c in 0..C {
+            // SAFETY: the scales have the tile's columns.
+            scale[c] = s.load(unsafe { &*scales.as_ptr().add(column + 16 * c).cast() });
+        }
+    }
+    for r in 0..R {
+        for c in 0..C {
+            // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
+            let out: &mut [f32; 16] = unsafe { &mut *out.0.add(r * out.1 + 16 * c).cast() };
+            let sum = match end {
+                End::Store | End::Resume => acc[r][c],
+                // SAFETY: the bias has the tile's rows.
+                End::First(_, bias) => s.fma(acc[r][c], scale[c], unsafe {
+                    s.splat(*bias.get_unchecked(r))
+                }),
+                End::Next(_) => s.fma(acc[r][c], scale[c], s.load(out)),
+            };
+            s.store(sum, out);
+        }
+    }
+}

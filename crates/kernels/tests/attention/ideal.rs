@@ -1,0 +1,180 @@
+//! The dumb twin of attention, in f64 over the numbers as stored.
+
+use super::kv::{Sequence, Side, value};
+use haversack_kernels::attention::{BLOCK_SLOTS, KvView};
+use haversack_kernels::format::kv::{Form, Turn};
+
+/// A head in another basis. Hadamard and its inverse are the same; the other is told by `back`.
+pub fn turned(turn: Turn, x: &[f64], back: bool) -> Vec<f64> {
+    match turn {
+        Turn::None => x.to_vec(),
+        Turn::Pairs => {
+            let half = x.len().div_ceil(2);
+            let from = |i: usize| if i < half { 2 * i } else { 2 * (i - half) + 1 };
+            let mut y = vec![0.0; x.len()];
+            for i in 0..x.len() {
+                if back {
+                    y[from(i)] = x[i];
+                } else {
+                    y[i] = x[from(i)];
+                }
+            }
+            y
+        }
+        Turn::Hadamard => {
+            let mut y = Vec::new();
+            while y.len() < x.len() {
+                let rest = &x[y.len()..];
+                let n = 1 << rest.len().ilog2();
+                for i in 0..n {
+                    let signed = |(j, x): (usize, &f64)| {
+                        if (i & j).count_ones() % 2 == 0 {
+                            *x
+                        } else {
+                            -x
+                        }
+                    };
+                    let sum: f64 = rest[..n].iter().enumerate().map(signed).sum();
+                    y.push(sum / (n as f64).sqrt());
+                }
+            }
+            y
+        }
+    }
+}
+
+/// One head of one slot, in the basis of the blocks.
+fn row(form: Form, side: Side, bytes: &[u8], dim: usize, head: usize, slot: usize) -> Vec<f64> {
+    let size = form.head_bytes(dim);
+    let head = &bytes[head * size..][..size];
+    (0..dim)
+        .map(|d| value(side, form, dim, head, slot, d))
+        .collect()
+}
+
+/// (out, Σa, Σa²) of the tokens from `from` on.
+pub fn ideal(s: &Sequence, from: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    let (dim, group) = (s.head_dim, s.heads / s.kv_heads);
+    let table = s.table(s.len);
+    let all = table.blocks() * BLOCK_SLOTS;
+    let mut out = vec![f64::NAN; s.q[0].len()];
+    let mut sum = vec![0.0; s.kv_heads * all];
+    let mut sum_sq = sum.clone();
+    // The rows as the last query block saw them; tokens ask in order.
+    let mut rows = Vec::new();
+    let mut of_block = None;
+    for token in from..s.len {
+        let position = s.first_position() + token as u64;
+        if of_block != Some(position / 32) {
+            of_block = Some(position / 32);
+            rows = stored_rows(s, &table, position / 32);
+        }
+        for kv in 0..s.kv_heads {
+            let mut mean = vec![0.0; all];
+            for head in kv * group..(kv + 1) * group {
+                let at = (token * s.heads + head) * dim;
+                let mut p = vec![0.0; all];
+                let mut total = 0.0;
+                let queries: Vec<Vec<f64>> = s
+                    .q
+                    .iter()
+                    .map(|q| {
+                        let q: Vec<f64> = q[at..at + dim].iter().map(|x| f64::from(*x)).collect();
+                        turned(s.basis.k, &q, false)
+                    })
+                    .collect();
+                let seen =
+                    |far: u64| far <= position && s.window.is_none_or(|w| far + w > position);
+                for slot in &rows {
+                    if slot.kv != kv || !seen(slot.position) {
+                        continue;
+                    }
+                    let dot: f64 = queries[slot.segment]
+                        .iter()
+                        .zip(&slot.k)
+                        .map(|(q, k)| q * k)
+                        .sum();
+                    let mut score = dot * f64::from(s.scale());
+                    if let Some(cap) = s.softcap {
+                        score = f64::from(cap) * (score / f64::from(cap)).tanh();
+                    }
+                    p[slot.index] = score.exp();
+                    total += p[slot.index];
+                }
+                let mut weighted = vec![0.0; dim];
+                for slot in rows.iter().filter(|slot| slot.kv == kv) {
+                    if seen(slot.position) {
+                        for (to, v) in weighted.iter_mut().zip(&slot.v) {
+                            *to += p[slot.index] * v / total;
+                        }
+                    }
+                }
+                out[at..at + dim].copy_from_slice(&turned(s.basis.v, &weighted, true));
+                for (mean, p) in mean.iter_mut().zip(&p) {
+                    *mean += p / total / group as f64;
+                }
+            }
+            for slot in rows.iter().filter(|slot| slot.kv == kv) {
+                if slot.position / 32 != position / 32 {
+                    sum[kv * all + slot.index] += mean[slot.index];
+                    sum_sq[kv * all + slot.index] += mean[slot.index] * mean[slot.index];
+                }
+            }
+        }
+    }
+    (out, sum, sum_sq)
+}
+
+/// One kept slot of one KV head.
+struct Slot {
+    kv: usize,
+    /// In the table.
+    index: usize,
+    position: u64,
+    segment: usize,
+    k: Vec<f64>,
+    v: Vec<f64>,
+}
+
+fn stored_rows(s: &Sequence, table: &dyn KvView, query_block: u64) -> Vec<Slot> {
+    let dim = s.head_dim;
+    let mut slots = Vec::new();
+    for b in 0..table.blocks() {
+        let block = table.block(b, query_block);
+        for kv in 0..s.kv_heads {
+            for slot in 0..block.rows {
+                let (mut k, v) = match block.sinks {
+                    Some(sinks) if slot < sinks.rows => {
+                        let exact = |bytes: &[u8]| -> Vec<f64> {
+                            let at = 2 * (kv * sinks.rows + slot) * dim;
+                            bytes[at..at + 2 * dim]
+                                .chunks(2)
+                                .map(|h| half::f16::from_le_bytes([h[0], h[1]]).to_f64())
+                                .collect()
+                        };
+                        (exact(sinks.k), exact(sinks.v))
+                    }
+                    _ => (
+                        row(block.k.form, Side::K, block.k.bytes, dim, kv, slot),
+                        row(block.v.form, Side::V, block.v.bytes, dim, kv, slot),
+                    ),
+                };
+                if let Some(mean) = &s.mean {
+                    let mean = &mean[kv * dim..][..dim];
+                    k.iter_mut()
+                        .zip(mean)
+                        .for_each(|(k, m)| *k += f64::from(*m));
+                }
+                slots.push(Slot {
+                    kv,
+                    index: b * BLOCK_SLOTS + slot,
+                    position: block.first_position + slot as u64,
+                    segment: block.segment,
+                    k,
+                    v,
+                });
+            }
+        }
+    }
+    slots
+}
