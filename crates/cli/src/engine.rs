@@ -217,7 +217,7 @@ fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
         anchors: flags.anchors,
         window: flags.window,
         positions: match flags.positions.unwrap_or_default() {
-            args::Positions::Auto => Positions::default(),
+            args::Positions::Auto => Positions::Auto,
             args::Positions::Compact => Positions::Compact,
             args::Positions::Original => Positions::Original,
         },
