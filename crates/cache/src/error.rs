@@ -1,6 +1,6 @@
 //! What can go wrong, by name. Running out of budget is an answer ([`CannotFit`]), not a fault.
 
-/// The step does not fit the budget. Nothing was changed.
+/// It does not fit the budget. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("does not fit: {short_by} bytes short of the budget of {budget_bytes} bytes")]
 pub struct CannotFit {
@@ -8,13 +8,35 @@ pub struct CannotFit {
     pub budget_bytes: usize,
 }
 
-/// A broken contract between the caller and the cache. None of these leaves a partial state.
+impl CannotFit {
+    /// The least budget that would do.
+    pub fn minimum_bytes(self) -> usize {
+        self.budget_bytes.saturating_add(self.short_by)
+    }
+}
+
+/// A broken contract between the caller and the cache, or no memory. None of these leaves a partial
+/// state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CacheError {
     #[error(transparent)]
     CannotFit(#[from] CannotFit),
-    #[error("the system refused memory for a slab of {bytes} bytes")]
+    #[error("the system refused {bytes} bytes of memory")]
     OutOfMemory { bytes: usize },
+    #[error("the system has no memory of this kind: {why}")]
+    NoBacking { why: &'static str },
+    #[error("{what} is {found}; it may be at most {most}")]
+    TooMany {
+        what: &'static str,
+        found: usize,
+        most: usize,
+    },
+    #[error("the mean keys of layer {layer} have {found} values, expected {expected}")]
+    Mean {
+        layer: usize,
+        expected: usize,
+        found: usize,
+    },
     #[error("sequence {index} is closed")]
     Closed { index: usize },
     #[error("sequence {index} is in the middle of a step")]
@@ -38,6 +60,15 @@ pub enum CacheError {
         expected: usize,
         found: usize,
     },
+    #[error("layer {layer} was written and not settled before the next one")]
+    Unsettled { layer: usize },
     #[error("cannot cut back to position {asked}: the sequence stands at {position}")]
     Truncate { asked: u64, position: u64 },
+    /// What the sequence held at `asked` is not kept in the form it had; from `oldest` on it is.
+    #[error("position {asked} cannot be restored any more; the oldest that can is {oldest}")]
+    Gone { asked: u64, oldest: u64 },
+    #[error("the plan was made at position {planned}, the sequence stands at {position}")]
+    StalePlan { planned: u64, position: u64 },
+    #[error("the plan drops positions {start} to {end}, which is not the end of whole blocks")]
+    BadPlan { start: u64, end: u64 },
 }

@@ -2,16 +2,23 @@
 //! Keys and values of a language model in small blocks. The page below says the whole idea.
 #![doc = include_str!("../README.md")]
 
+mod coding;
 mod error;
+mod ledger;
+pub mod policy;
 mod pool;
-mod size;
+mod segments;
+pub mod size;
 mod store;
 mod table;
 
-pub use haversack_kernels::attention::Precision;
+pub use haversack_kernels::format::kv::{Basis, Codec, Form, KvForm, KvShape};
+pub use haversack_memory::{Backing, Faults};
 
 pub use error::{CacheError, CannotFit};
-pub use pool::{BlockId, Pool, Reservation};
-pub use size::{LayerShape, bytes_per_token};
-pub use store::{SequenceId, SequenceStats, Step, Store, StoreOptions};
-pub use table::{Table, TableView};
+pub use ledger::{Account, Ledger};
+pub use policy::Positions;
+pub use pool::{BlockId, Census, Pool, Reservation};
+pub use size::{LayerShape, Zones, bytes_per_token, kv_bytes, reserve_bytes};
+pub use store::{Applied, Grow, SequenceId, SequenceStats, Step, Store, StoreOptions};
+pub use table::{Entry, Table, TableView};

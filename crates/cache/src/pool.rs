@@ -1,17 +1,28 @@
 //! Blocks of one size in slabs: reserve → acquire → forfeit.
 //!
 //! A [`Reservation`] is a promise of blocks. Taking one out of the pool can fail; using it cannot.
-//! Blocks are counted, not owned: the last `release` puts a block on the free list and raises its
-//! generation, so that a stale [`BlockId`] is recognised.
+//! Blocks are counted, not owned: the last `release` frees a block and raises its generation, so
+//! that a stale [`BlockId`] is recognised.
+//!
+//! The lowest free block is taken first. So the high slabs run empty when a sequence shrinks, and an
+//! empty slab's pages go back to the system.
 
-use crate::error::{CacheError, CannotFit};
-use haversack_memory::arena::{Arena, SlabIndex};
+use crate::error::CacheError;
+use haversack_memory::{Arena, ArenaError, Backing, Faults, Refusal, SlabIndex};
+use std::num::NonZeroU32;
 
 /// One block, by index and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockId {
     index: u32,
-    generation: u32,
+    generation: NonZeroU32,
+}
+
+impl BlockId {
+    /// A key to sort by.
+    pub(crate) fn order(self) -> (u32, u32) {
+        (self.index, self.generation.get())
+    }
 }
 
 /// Blocks promised to one step and not yet taken. Give it back with [`Pool::forfeit`].
@@ -21,9 +32,20 @@ pub struct Reservation {
     blocks: usize,
 }
 
-/// Slabs of at least this many bytes: large enough that the system call does not show, small
-/// enough that a short chat stays small.
-const SLAB_BYTES_MIN: usize = 1 << 20;
+/// The blocks of a pool, counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Census {
+    pub block_bytes: usize,
+    pub total: usize,
+    pub free: usize,
+    pub live: usize,
+    pub promised: usize,
+    /// The sum of all reference counts.
+    pub references: usize,
+    pub slabs: usize,
+    /// Slabs whose pages may be in memory.
+    pub slabs_touched: usize,
+}
 
 pub struct Pool {
     arena: Arena,
@@ -31,28 +53,49 @@ pub struct Pool {
     blocks_per_slab: usize,
     /// (block): how many tables hold it; 0 = free.
     references: Vec<u32>,
-    /// (block): raised each time the block is freed.
-    generations: Vec<u32>,
-    free: Vec<u32>,
+    /// (block): raised each time the block is freed; never 0.
+    generations: Vec<NonZeroU32>,
+    /// (block / 64): a bit is set where the block is free.
+    free: Vec<u64>,
+    /// No word of `free` before this one has a bit set.
+    first_free: usize,
+    /// (slab): blocks in use.
+    slab_live: Vec<u32>,
+    /// (slab): a block was taken since its pages were last given back.
+    slab_touched: Vec<bool>,
     promised: usize,
     live: usize,
-    live_peak: usize,
 }
 
 impl Pool {
-    pub fn new(block_bytes: usize) -> Pool {
-        let blocks_per_slab = SLAB_BYTES_MIN.div_ceil(block_bytes.max(1));
-        Pool {
-            arena: Arena::new(blocks_per_slab * block_bytes),
+    /// `slab_bytes` is rounded up to whole blocks.
+    pub fn new(
+        block_bytes: usize,
+        slab_bytes: usize,
+        backing: Backing,
+        faults: Option<Faults>,
+    ) -> Result<Pool, CacheError> {
+        let block_bytes = block_bytes.max(1);
+        let blocks_per_slab = slab_bytes.div_ceil(block_bytes).max(1);
+        let bytes = blocks_per_slab.saturating_mul(block_bytes);
+        let arena = match faults {
+            Some(faults) => Arena::with_faults(bytes, backing, faults),
+            None => Arena::with_backing(bytes, backing),
+        }
+        .map_err(refused)?;
+        Ok(Pool {
+            arena,
             block_bytes,
             blocks_per_slab,
             references: Vec::new(),
             generations: Vec::new(),
             free: Vec::new(),
+            first_free: 0,
+            slab_live: Vec::new(),
+            slab_touched: Vec::new(),
             promised: 0,
             live: 0,
-            live_peak: 0,
-        }
+        })
     }
 
     pub fn block_bytes(&self) -> usize {
@@ -64,19 +107,64 @@ impl Pool {
         self.live
     }
 
-    pub fn live_peak(&self) -> usize {
-        self.live_peak
+    pub fn promised(&self) -> usize {
+        self.promised
     }
 
-    /// Blocks in use or promised: what the budget is held against.
-    pub fn committed(&self) -> usize {
-        self.live + self.promised
+    /// Blocks there are, in use or not.
+    pub fn total(&self) -> usize {
+        self.references.len()
     }
 
-    /// Promises `blocks` blocks, growing the arena if the free list is short. On failure nothing is
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    pub fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+
+    /// Counted one by one, for tests and reports.
+    pub fn census(&self) -> Census {
+        Census {
+            block_bytes: self.block_bytes,
+            total: self.total(),
+            free: self.free.iter().map(|w| w.count_ones() as usize).sum(),
+            live: self.references.iter().filter(|&&r| r > 0).count(),
+            promised: self.promised,
+            references: self.references.iter().map(|&r| r as usize).sum(),
+            slabs: self.slab_live.len(),
+            slabs_touched: self.slab_touched.iter().filter(|&&t| t).count(),
+        }
+    }
+
+    /// Bytes of the lists that say which block is free.
+    pub fn list_bytes(&self) -> usize {
+        self.references.capacity() * size_of::<u32>()
+            + self.generations.capacity() * size_of::<NonZeroU32>()
+            + self.free.capacity() * size_of::<u64>()
+            + self.slab_live.capacity() * size_of::<u32>()
+            + self.slab_touched.capacity()
+    }
+
+    /// How much longer the lists become when `blocks` more are promised.
+    pub fn list_bytes_to_reserve(&self, blocks: usize) -> usize {
+        let slabs = self.slabs_to_reserve(blocks);
+        let total = self
+            .total()
+            .saturating_add(slabs.saturating_mul(self.blocks_per_slab));
+        let per_block = size_of::<u32>() + size_of::<NonZeroU32>();
+        let lists = total
+            .saturating_mul(per_block)
+            .saturating_add(total.div_ceil(64).saturating_mul(size_of::<u64>()))
+            .saturating_add((self.slab_live.len() + slabs).saturating_mul(size_of::<u32>() + 1));
+        lists.saturating_sub(self.list_bytes())
+    }
+
+    /// Promises `blocks` blocks, growing the arena if too few are free. On failure nothing is
     /// promised; slabs that were added stay for the next call.
     pub fn reserve(&mut self, blocks: usize) -> Result<Reservation, CacheError> {
-        while self.free.len() < self.promised + blocks {
+        for _ in 0..self.slabs_to_reserve(blocks) {
             self.add_slab()?;
         }
         self.promised += blocks;
@@ -95,16 +183,18 @@ impl Pool {
         reservation.blocks -= 1;
         self.promised -= 1;
         let index = self
-            .free
-            .pop()
+            .lowest_free()
             .unwrap_or_else(|| unreachable!("promised blocks are free"));
-        self.references[index as usize] = 1;
-        self.live += 1;
-        self.live_peak = self.live_peak.max(self.live);
-        BlockId {
-            index,
-            generation: self.generations[index as usize],
-        }
+        self.occupy(index, 1);
+        self.id(index)
+    }
+
+    /// Puts a block that only this step holds back into its reservation.
+    pub fn put_back(&mut self, reservation: &mut Reservation, id: BlockId) {
+        debug_assert!(!self.is_shared(id));
+        self.release(id);
+        reservation.blocks += 1;
+        self.promised += 1;
     }
 
     /// Gives back what a step did not take.
@@ -124,9 +214,7 @@ impl Pool {
         let i = id.index as usize;
         self.references[i] -= 1;
         if self.references[i] == 0 {
-            self.generations[i] = self.generations[i].wrapping_add(1);
-            self.free.push(id.index);
-            self.live -= 1;
+            self.vacate(i);
         }
     }
 
@@ -137,27 +225,137 @@ impl Pool {
 
     pub fn bytes(&self, id: BlockId) -> &[u8] {
         self.check(id);
-        let (slab, at) = self.place(id);
+        let (slab, at) = self.place(id.index as usize);
         &self.arena.slab(slab)[at..at + self.block_bytes]
     }
 
     pub fn bytes_mut(&mut self, id: BlockId) -> &mut [u8] {
         self.check(id);
-        let (slab, at) = self.place(id);
+        self.raw_mut(id.index as usize)
+    }
+
+    /// Copies one block's bytes into another.
+    pub fn copy(&mut self, from: BlockId, to: BlockId) {
+        self.check(from);
+        self.check(to);
+        self.copy_raw(from.index as usize, to.index as usize);
+    }
+
+    /// Gives the pages of slabs back that hold no block and that no promise needs. Returns the
+    /// slabs.
+    pub fn release_empty_slabs(&mut self) -> usize {
+        let mut free_below = 0;
+        let mut released = 0;
+        for slab in 0..self.slab_live.len() {
+            let live = self.slab_live[slab] as usize;
+            if live == 0 && self.slab_touched[slab] && free_below >= self.promised {
+                self.arena.release(SlabIndex(slab));
+                self.slab_touched[slab] = false;
+                released += 1;
+            }
+            free_below += self.blocks_per_slab - live;
+        }
+        released
+    }
+
+    /// Moves blocks out of slabs of which less than `percent` is in use, the highest first, into
+    /// free places below. Returns where each went. Whoever holds ids must follow.
+    ///
+    /// Must not run while blocks are promised to a step: a step keeps ids of its own.
+    pub fn compact(&mut self, percent: usize) -> Result<Vec<(BlockId, BlockId)>, CacheError> {
+        let sparse = |live: u32, blocks: usize| {
+            live > 0 && (live as usize).saturating_mul(100) < percent.saturating_mul(blocks)
+        };
+        let count: usize = self
+            .slab_live
+            .iter()
+            .filter(|&&live| sparse(live, self.blocks_per_slab))
+            .map(|&live| live as usize)
+            .sum();
+        let mut moves = Vec::new();
+        reserve_exact(&mut moves, count)?;
+        for slab in (0..self.slab_live.len()).rev() {
+            if !sparse(self.slab_live[slab], self.blocks_per_slab) {
+                continue;
+            }
+            let first = slab * self.blocks_per_slab;
+            for from in (first..first + self.blocks_per_slab).rev() {
+                if self.references[from] == 0 {
+                    continue;
+                }
+                match self.lowest_free() {
+                    Some(to) if to < first => moves.push(self.shift(from, to)),
+                    _ => return Ok(moves),
+                }
+            }
+        }
+        Ok(moves)
+    }
+
+    fn shift(&mut self, from: usize, to: usize) -> (BlockId, BlockId) {
+        let old = self.id(from);
+        self.copy_raw(from, to);
+        let references = std::mem::take(&mut self.references[from]);
+        self.vacate(from);
+        self.occupy(to, references);
+        (old, self.id(to))
+    }
+
+    fn id(&self, index: usize) -> BlockId {
+        BlockId {
+            index: index as u32,
+            generation: self.generations[index],
+        }
+    }
+
+    fn lowest_free(&mut self) -> Option<usize> {
+        while *self.free.get(self.first_free)? == 0 {
+            self.first_free += 1;
+        }
+        Some(self.first_free * 64 + self.free[self.first_free].trailing_zeros() as usize)
+    }
+
+    fn occupy(&mut self, index: usize, references: u32) {
+        self.free[index / 64] &= !(1 << (index % 64));
+        self.references[index] = references;
+        let slab = index / self.blocks_per_slab;
+        self.slab_live[slab] += 1;
+        self.slab_touched[slab] = true;
+        self.live += 1;
+    }
+
+    fn vacate(&mut self, index: usize) {
+        let next = self.generations[index].checked_add(1);
+        self.generations[index] = next.unwrap_or(NonZeroU32::MIN);
+        self.free[index / 64] |= 1 << (index % 64);
+        self.first_free = self.first_free.min(index / 64);
+        self.slab_live[index / self.blocks_per_slab] -= 1;
+        self.live -= 1;
+    }
+
+    fn raw_mut(&mut self, index: usize) -> &mut [u8] {
+        let (slab, at) = self.place(index);
         &mut self.arena.slab_mut(slab)[at..at + self.block_bytes]
     }
 
-    /// Copies one block's bytes into another: the private tail after a fork.
-    pub fn copy(&mut self, from: BlockId, to: BlockId) {
-        let bytes = self.bytes(from).to_vec();
-        self.bytes_mut(to).copy_from_slice(&bytes);
+    /// Through the stack: two slabs cannot be borrowed at once, and nothing is allocated here.
+    fn copy_raw(&mut self, from: usize, to: usize) {
+        let (from_slab, from_at) = self.place(from);
+        let mut some = [0u8; 4096];
+        let mut at = 0;
+        while at < self.block_bytes {
+            let n = some.len().min(self.block_bytes - at);
+            let source = &self.arena.slab(from_slab)[from_at + at..from_at + at + n];
+            some[..n].copy_from_slice(source);
+            self.raw_mut(to)[at..at + n].copy_from_slice(&some[..n]);
+            at += n;
+        }
     }
 
-    fn place(&self, id: BlockId) -> (SlabIndex, usize) {
-        let i = id.index as usize;
+    fn place(&self, index: usize) -> (SlabIndex, usize) {
         (
-            SlabIndex(i / self.blocks_per_slab),
-            i % self.blocks_per_slab * self.block_bytes,
+            SlabIndex(index / self.blocks_per_slab),
+            index % self.blocks_per_slab * self.block_bytes,
         )
     }
 
@@ -169,38 +367,53 @@ impl Pool {
         );
     }
 
+    fn slabs_to_reserve(&self, blocks: usize) -> usize {
+        let wanted = self.promised.saturating_add(blocks);
+        let free = self.total() - self.live;
+        wanted.saturating_sub(free).div_ceil(self.blocks_per_slab)
+    }
+
     fn add_slab(&mut self) -> Result<(), CacheError> {
-        let bytes = self.blocks_per_slab * self.block_bytes;
-        let slab = self
-            .arena
-            .add_slab()
-            .map_err(|_| CacheError::OutOfMemory { bytes })?;
-        let first = (slab.0 * self.blocks_per_slab) as u32;
-        let end = first + self.blocks_per_slab as u32;
-        self.references.resize(end as usize, 0);
-        self.generations.resize(end as usize, 0);
-        // Lowest index last, so that it is taken first and memory fills from the front.
-        self.free.splice(0..0, (first..end).rev());
+        let first = self.total();
+        let end = first + self.blocks_per_slab;
+        if u32::try_from(end).is_err() {
+            let bytes = self.arena.slab_bytes();
+            return Err(CacheError::OutOfMemory { bytes });
+        }
+        reserve_exact(&mut self.references, self.blocks_per_slab)?;
+        reserve_exact(&mut self.generations, self.blocks_per_slab)?;
+        let words = end.div_ceil(64);
+        reserve_exact(&mut self.free, words - first.div_ceil(64))?;
+        reserve_exact(&mut self.slab_live, 1)?;
+        reserve_exact(&mut self.slab_touched, 1)?;
+        self.arena.add_slab().map_err(refused)?;
+        self.references.resize(end, 0);
+        self.generations.resize(end, NonZeroU32::MIN);
+        self.free.resize(words, 0);
+        for index in first..end {
+            self.free[index / 64] |= 1 << (index % 64);
+        }
+        self.first_free = self.first_free.min(first / 64);
+        self.slab_live.push(0);
+        self.slab_touched.push(false);
         Ok(())
     }
 }
 
-/// How far `committed + needed` bytes exceed `budget_bytes`, as an answer.
-pub(crate) fn fit(
-    committed: usize,
-    needed: usize,
-    budget_bytes: Option<usize>,
-) -> Result<(), CannotFit> {
-    let Some(budget_bytes) = budget_bytes else {
-        return Ok(());
-    };
-    let wanted = committed.saturating_add(needed);
-    match wanted.checked_sub(budget_bytes) {
-        None | Some(0) => Ok(()),
-        Some(short_by) => Err(CannotFit {
-            short_by,
-            budget_bytes,
-        }),
+/// Room for exactly `more` elements, or an answer.
+pub(crate) fn reserve_exact<T>(list: &mut Vec<T>, more: usize) -> Result<(), CacheError> {
+    list.try_reserve_exact(more)
+        .map_err(|_| CacheError::OutOfMemory {
+            bytes: more.saturating_mul(size_of::<T>()),
+        })
+}
+
+fn refused(error: ArenaError) -> CacheError {
+    match error.why {
+        Refusal::NoBacking(why) => CacheError::NoBacking { why },
+        Refusal::OutOfMemory | Refusal::Injected => CacheError::OutOfMemory {
+            bytes: error.slab_bytes,
+        },
     }
 }
 
@@ -208,22 +421,26 @@ pub(crate) fn fit(
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_reservation_is_a_promise_and_forfeit_returns_it() {
-        let mut pool = Pool::new(4096);
-        let mut r = pool.reserve(3).unwrap();
-        assert_eq!(pool.committed(), 3);
-        let a = pool.acquire(&mut r);
-        assert_eq!((pool.live(), pool.committed()), (1, 3));
-        pool.forfeit(r);
-        assert_eq!((pool.live(), pool.committed()), (1, 1));
-        pool.release(a);
-        assert_eq!((pool.live(), pool.live_peak()), (0, 1));
+    fn pool(block_bytes: usize, blocks: usize) -> Pool {
+        Pool::new(block_bytes, blocks * block_bytes, Backing::Private, None).unwrap()
     }
 
     #[test]
-    fn no_block_is_handed_out_twice() {
-        let mut pool = Pool::new(64 << 10);
+    fn a_reservation_is_a_promise_and_forfeit_returns_it() {
+        let mut pool = pool(4096, 8);
+        let mut r = pool.reserve(3).unwrap();
+        assert_eq!((pool.live(), pool.promised()), (0, 3));
+        let a = pool.acquire(&mut r);
+        assert_eq!((pool.live(), pool.promised()), (1, 2));
+        pool.put_back(&mut r, a);
+        assert_eq!((pool.live(), pool.promised()), (0, 3));
+        pool.forfeit(r);
+        assert_eq!((pool.live(), pool.promised()), (0, 0));
+    }
+
+    #[test]
+    fn blocks_do_not_overlap() {
+        let mut pool = pool(640, 7);
         let mut r = pool.reserve(100).unwrap();
         let ids: Vec<_> = (0..100).map(|_| pool.acquire(&mut r)).collect();
         pool.forfeit(r);
@@ -233,12 +450,15 @@ mod tests {
         for (i, &id) in ids.iter().enumerate() {
             assert!(pool.bytes(id).iter().all(|&b| b == i as u8));
         }
+        let census = pool.census();
+        assert_eq!(census.free + census.live, census.total);
+        assert_eq!((census.slabs, census.live), (15, 100));
     }
 
     #[test]
     #[should_panic(expected = "was freed")]
     fn a_stale_id_is_recognised() {
-        let mut pool = Pool::new(4096);
+        let mut pool = pool(4096, 8);
         let mut r = pool.reserve(2).unwrap();
         let a = pool.acquire(&mut r);
         pool.release(a);
@@ -248,15 +468,39 @@ mod tests {
     }
 
     #[test]
-    fn budget_is_an_answer() {
-        assert_eq!(fit(10, 5, Some(15)), Ok(()));
-        assert_eq!(
-            fit(10, 6, Some(15)),
-            Err(CannotFit {
-                short_by: 1,
-                budget_bytes: 15
-            })
-        );
-        assert_eq!(fit(10, usize::MAX, None), Ok(()));
+    fn lists_grow_by_what_was_said() {
+        let mut pool = pool(64, 100);
+        for blocks in [1, 99, 1, 250, 3] {
+            let said = pool.list_bytes_to_reserve(blocks);
+            let before = pool.list_bytes();
+            let r = pool.reserve(blocks).unwrap();
+            assert_eq!(pool.list_bytes() - before, said);
+            std::mem::forget(r);
+        }
+    }
+
+    #[test]
+    fn the_lowest_place_is_taken_and_high_slabs_run_empty() {
+        let mut pool = pool(4096, 4);
+        let mut r = pool.reserve(12).unwrap();
+        let ids: Vec<_> = (0..12).map(|_| pool.acquire(&mut r)).collect();
+        pool.forfeit(r);
+        for &id in &ids[1..9] {
+            pool.release(id);
+        }
+        assert_eq!(pool.release_empty_slabs(), 1, "only the middle slab");
+        for (i, &id) in [ids[0], ids[9], ids[10], ids[11]].iter().enumerate() {
+            pool.bytes_mut(id).fill(i as u8);
+        }
+        let moves = pool.compact(25).unwrap();
+        assert_eq!(moves, [], "a quarter is not below a quarter");
+        pool.release(ids[9]);
+        pool.release(ids[10]);
+        let moves = pool.compact(50).unwrap();
+        assert_eq!(moves.len(), 1);
+        assert_eq!((moves[0].0, moves[0].1.index), (ids[11], 1));
+        assert!(pool.bytes(moves[0].1).iter().all(|&b| b == 3));
+        assert_eq!(pool.release_empty_slabs(), 1);
+        assert_eq!(pool.census().slabs_touched, 1);
     }
 }

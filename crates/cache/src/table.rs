@@ -1,65 +1,237 @@
-//! One layer of one sequence: which blocks hold it, and how many rows of them are filled.
+//! One layer of one sequence: which blocks hold it, in which form, and how many rows of them count.
+//!
+//! Positions grow along the table and a block's first is a multiple of 32: slot `i` of an entry holds
+//! position `first_position + i`, always. Blocks may be missing where they were evicted. Between
+//! steps an entry has one form, in a step it may have both.
 
-use crate::pool::{BlockId, Pool};
-use haversack_kernels::attention::{BLOCK_SLOTS, Block, KvShape, KvView};
+use crate::error::CacheError;
+use crate::pool::{BlockId, Pool, reserve_exact};
+use crate::size::{LayerShape, SLOTS};
+use haversack_kernels::attention::{Block, Coded, KvView, SPAN_SLOTS, Sinks};
+use haversack_kernels::format::kv::KvShape;
+use std::ops::Range;
 
-/// Blocks in order; all but the last are full.
-#[derive(Clone, Debug, Default)]
-pub struct Table {
-    pub(crate) blocks: Vec<BlockId>,
-    pub(crate) rows: usize,
+/// A block and what counts of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub near: Option<BlockId>,
+    /// Never set where near and far are the same form.
+    pub far: Option<BlockId>,
+    pub first_position: u64,
+    /// `1..=32`
+    pub rows: u32,
 }
+
+impl Entry {
+    pub(crate) fn block(&self) -> u64 {
+        self.first_position / SLOTS
+    }
+
+    fn span(&self) -> u64 {
+        self.first_position / SPAN_SLOTS as u64
+    }
+
+    pub fn positions(&self) -> Range<u64> {
+        self.first_position..self.first_position + u64::from(self.rows)
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Table {
+    pub(crate) entries: Vec<Entry>,
+    /// Where runs of entries in the same 256 positions start.
+    pub(crate) spans: Vec<u32>,
+    /// The exact copy of the first tokens.
+    pub(crate) sinks: Option<BlockId>,
+    pub(crate) rows: usize,
+    /// Positions below were dropped because the layer's window has passed them.
+    pub(crate) passed: u64,
+}
+
+/// Entries by which a full list grows at least.
+const GROWTH_MIN: usize = 8;
 
 impl Table {
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Blocks a step must take to append `rows`, a private copy of a shared tail included.
-    pub(crate) fn blocks_to_grow(&self, pool: &Pool, rows: usize) -> usize {
-        let fresh = (self.rows + rows).div_ceil(BLOCK_SLOTS) - self.blocks.len();
-        fresh + usize::from(rows > 0 && self.tail_is_shared(pool))
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
     }
 
-    /// A partly filled last block that another table holds too: writing needs a copy first.
-    pub(crate) fn tail_is_shared(&self, pool: &Pool) -> bool {
-        !self.rows.is_multiple_of(BLOCK_SLOTS)
-            && self.blocks.last().is_some_and(|&tail| pool.is_shared(tail))
+    pub(crate) fn bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>() + self.spans.capacity() * size_of::<u32>()
     }
 
-    /// Drops rows from the end and releases blocks that hold none any more.
-    pub(crate) fn truncate(&mut self, pool: &mut Pool, rows: usize) {
-        debug_assert!(rows <= self.rows);
-        for id in self.blocks.drain(rows.div_ceil(BLOCK_SLOTS)..) {
-            pool.release(id);
+    /// Capacities that hold `more` entries, grown in steps so that decoding seldom asks.
+    fn room(&self, more: usize) -> (usize, usize) {
+        let grown = |capacity: usize, wanted: usize| {
+            if wanted <= capacity {
+                capacity
+            } else {
+                wanted.max(capacity + (capacity / 2).max(GROWTH_MIN))
+            }
+        };
+        let entries = self.entries.len() + more;
+        // A run that goes on, and then at least eight blocks to a run unless some are missing; one
+        // more entry never starts more than one more run.
+        let spans = self.spans.len() + more;
+        (
+            grown(self.entries.capacity(), entries),
+            grown(
+                self.spans.capacity(),
+                spans.min(self.spans.len() + more / 8 + 2),
+            ),
+        )
+    }
+
+    /// How many bytes larger the lists become when `more` entries are made room for.
+    pub(crate) fn bytes_to_grow(&self, more: usize) -> usize {
+        let (entries, spans) = self.room(more);
+        (entries - self.entries.capacity()) * size_of::<Entry>()
+            + (spans - self.spans.capacity()) * size_of::<u32>()
+    }
+
+    pub(crate) fn reserve(&mut self, more: usize) -> Result<(), CacheError> {
+        let (entries, spans) = self.room(more);
+        let (have, had) = (self.entries.len(), self.spans.len());
+        reserve_exact(&mut self.entries, entries - have)?;
+        reserve_exact(&mut self.spans, spans - had)
+    }
+
+    /// Appends an entry. Its room was reserved.
+    pub(crate) fn push(&mut self, entry: Entry) {
+        debug_assert!(self.entries.len() < self.entries.capacity());
+        let goes_on = self
+            .entries
+            .last()
+            .is_some_and(|e| e.span() == entry.span());
+        if !goes_on {
+            debug_assert!(self.spans.len() < self.spans.capacity());
+            self.spans.push(self.entries.len() as u32);
         }
-        self.rows = rows;
+        self.rows += entry.rows as usize;
+        self.entries.push(entry);
+    }
+
+    /// Adds rows to the last entry.
+    pub(crate) fn extend_last(&mut self, rows: usize) {
+        if let Some(last) = self.entries.last_mut() {
+            last.rows += rows as u32;
+            self.rows += rows;
+        }
+    }
+
+    /// After entries were taken out or cut: rows and runs anew. Needs no room that was not there.
+    pub(crate) fn recount(&mut self) {
+        self.rows = self.entries.iter().map(|e| e.rows as usize).sum();
+        self.spans.clear();
+        let mut last = None;
+        for (i, entry) in self.entries.iter().enumerate() {
+            if last.replace(entry.span()) != Some(entry.span()) {
+                self.spans.push(i as u32);
+            }
+        }
+    }
+
+    /// Near blocks that become far when the near zone starts at block `near_from`.
+    pub(crate) fn leaving(&self, near_from: u64) -> usize {
+        let near = self.entries.iter().rev().take_while(|e| e.near.is_some());
+        near.filter(|e| e.block() < near_from).count()
+    }
+
+    /// The last entry if it is partly filled at `position`.
+    pub(crate) fn tail(&self, position: u64) -> Option<&Entry> {
+        let last = self.entries.last()?;
+        (last.positions().end == position && !position.is_multiple_of(SLOTS)).then_some(last)
+    }
+
+    /// The end of the last block that has only the far form and starts before `position`; 0 if
+    /// there is none.
+    pub(crate) fn far_end(&self, position: u64) -> u64 {
+        let far_only = |e: &&Entry| e.near.is_none() && e.first_position < position;
+        let last = self.entries.iter().rev().find(far_only);
+        last.map_or(0, |e| e.first_position + SLOTS)
     }
 }
 
 /// A table as attention reads it.
 pub struct TableView<'a> {
     pub(crate) table: &'a Table,
-    pub(crate) pool: &'a Pool,
-    pub(crate) shape: KvShape,
+    pub(crate) near: &'a Pool,
+    pub(crate) far: &'a Pool,
+    pub(crate) sinks: Option<&'a Pool>,
+    pub(crate) shape: LayerShape,
+    pub(crate) sink_rows: usize,
+    pub(crate) recent_blocks: u64,
+    /// First positions of the segments after the first.
+    pub(crate) cuts: &'a [u64],
+}
+
+impl TableView<'_> {
+    pub fn entries(&self) -> &[Entry] {
+        &self.table.entries
+    }
+
+    fn sinks(&self) -> Option<Sinks<'_>> {
+        let bytes = self.sinks?.bytes(self.table.sinks?);
+        let (k, v) = bytes.split_at(bytes.len() / 2);
+        Some(Sinks {
+            rows: self.sink_rows,
+            k,
+            v,
+        })
+    }
 }
 
 impl KvView for TableView<'_> {
     fn blocks(&self) -> usize {
-        self.table.blocks.len()
+        self.table.entries.len()
     }
 
-    fn block(&self, i: usize) -> Block<'_> {
-        let (k, v) = self
-            .pool
-            .bytes(self.table.blocks[i])
-            .split_at(self.shape.k_bytes());
-        Block {
-            k,
-            v,
-            rows: (self.table.rows - i * BLOCK_SLOTS).min(BLOCK_SLOTS),
-            // Rows and positions coincide while nothing is evicted; they are still two counters.
-            first_position: (i * BLOCK_SLOTS) as u64,
+    /// The near form up to the recent distance, the far one beyond. A block that no such query sees
+    /// may have lost the form they would see; then the other is shown.
+    fn block(&self, i: usize, query_block: u64) -> Block<'_> {
+        let entry = &self.table.entries[i];
+        let is_near =
+            !self.shape.zoned() || query_block.saturating_sub(entry.block()) <= self.recent_blocks;
+        let near = entry
+            .near
+            .map(|id| (self.near, id, self.shape.near_shape()));
+        let far = entry.far.map(|id| (self.far, id, self.shape.far_shape()));
+        let (pool, id, shape): (&Pool, BlockId, KvShape) = match is_near {
+            true => near.or(far),
+            false => far.or(near),
         }
+        .unwrap_or_else(|| unreachable!("an entry has a form"));
+        let (k, v) = pool.bytes(id).split_at(shape.k_bytes());
+        Block {
+            k: Coded {
+                form: shape.form.k,
+                bytes: k,
+            },
+            v: Coded {
+                form: shape.form.v,
+                bytes: v,
+            },
+            sinks: if entry.first_position == 0 {
+                self.sinks()
+            } else {
+                None
+            },
+            rows: entry.rows as usize,
+            first_position: entry.first_position,
+            segment: self.cuts.partition_point(|&c| c <= entry.first_position),
+        }
+    }
+
+    fn spans(&self) -> usize {
+        self.table.spans.len()
+    }
+
+    fn span(&self, i: usize) -> Range<usize> {
+        let end = self.table.spans.get(i + 1).map(|&s| s as usize);
+        self.table.spans[i] as usize..end.unwrap_or(self.table.entries.len())
     }
 }

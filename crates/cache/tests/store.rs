@@ -1,160 +1,57 @@
-//! The store against a dumb twin: every sequence as a plain list of rows.
+//! The store in small stories: steps, forks, budgets, zones, windows and eviction.
 
-use haversack_cache::{CacheError, LayerShape, SequenceId, Store, StoreOptions};
-use haversack_kernels::attention::{BLOCK_SLOTS, KvView, Precision};
-use haversack_kernels::cpu::Table;
-use proptest::prelude::*;
+mod common;
 
-const LAYERS: usize = 2;
-const SHAPE: LayerShape = LayerShape {
-    kv_heads: 2,
-    head_dim: 16,
-    precision: Precision::F16,
+use common::*;
+use haversack_cache::policy::window::{WindowParams, plan};
+use haversack_cache::{
+    Account, CacheError, Codec, Grow, KvForm, LayerShape, Positions, Store, StoreOptions, Zones,
 };
+use haversack_kernels::attention::KvView;
 
-fn store(budget_bytes: Option<usize>) -> Store {
+const SHAPE: LayerShape = LayerShape::plain(2, 16, KvForm::F16);
+
+fn store_of(layers: Vec<LayerShape>, zones: Zones, budget_bytes: Option<usize>) -> Store {
     Store::new(StoreOptions {
-        layers: vec![SHAPE; LAYERS],
+        layers,
+        zones,
         budget_bytes,
-        kernels: Table::best(),
+        ..StoreOptions::default()
     })
+    .unwrap()
 }
 
-/// A row whose values say which token and layer it is; exact in f16.
-fn row(token: u32, layer: usize) -> Vec<f32> {
-    (0..SHAPE.width())
-        .map(|i| ((token * 7 + layer as u32 * 3 + i as u32) % 2048) as f32)
-        .collect()
+fn store() -> Store {
+    store_of(vec![SHAPE; 2], Zones::default(), None)
 }
 
-fn feed(store: &mut Store, id: SequenceId, tokens: &[u32]) -> Result<(), CacheError> {
-    let position = store.stats(id)?.position;
-    let mut step = store.begin(&[(id, position, tokens.len())])?;
-    for layer in 0..LAYERS {
-        let rows: Vec<f32> = tokens.iter().flat_map(|&t| row(t, layer)).collect();
-        store.write(&mut step, id, layer, &rows, &rows)?;
-    }
-    store.commit(step)
+fn model(tokens: &[u32]) -> Model {
+    let mut model = Model::default();
+    model.feed(tokens);
+    model
 }
 
-/// Reads every row of a layer back, from V, which is stored row by row.
-fn rows_of(store: &Store, id: SequenceId, layer: usize) -> Vec<Vec<f32>> {
-    let view = store.view(id, layer).unwrap();
-    let mut rows = Vec::new();
-    for b in 0..view.blocks() {
-        let block = view.block(b);
-        assert_eq!(block.first_position, (b * BLOCK_SLOTS) as u64);
-        for slot in 0..block.rows {
-            let mut values = Vec::new();
-            for head in 0..SHAPE.kv_heads {
-                for dim in 0..SHAPE.head_dim {
-                    let at = ((head * BLOCK_SLOTS + slot) * SHAPE.head_dim + dim) * 2;
-                    let v = half::f16::from_le_bytes([block.v[at], block.v[at + 1]]);
-                    let at = ((head * SHAPE.head_dim + dim) * BLOCK_SLOTS + slot) * 2;
-                    let k = half::f16::from_le_bytes([block.k[at], block.k[at + 1]]);
-                    assert_eq!(k, v, "the same row was written to both");
-                    values.push(v.to_f32());
-                }
-            }
-            rows.push(values);
-        }
-    }
-    rows
+fn count(n: u32) -> Vec<u32> {
+    (1..=n).collect()
 }
 
-fn assert_holds(store: &Store, id: SequenceId, tokens: &[u32]) {
-    let stats = store.stats(id).unwrap();
-    assert_eq!(
-        (stats.position, stats.rows),
-        (tokens.len() as u64, tokens.len())
-    );
-    for layer in 0..LAYERS {
-        let expected: Vec<_> = tokens.iter().map(|&t| row(t, layer)).collect();
-        assert_eq!(rows_of(store, id, layer), expected, "layer {layer}");
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Op {
-    Open,
-    Feed(usize, Vec<u32>),
-    Fork(usize),
-    Truncate(usize, usize),
-    Close(usize),
-    Abandon(usize, usize),
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![
-        1 => Just(Op::Open),
-        6 => (0..8usize, prop::collection::vec(0..100_000u32, 1..80)).prop_map(|(s, t)| Op::Feed(s, t)),
-        2 => (0..8usize).prop_map(Op::Fork),
-        2 => (0..8usize, 0..120usize).prop_map(|(s, n)| Op::Truncate(s, n)),
-        1 => (0..8usize).prop_map(Op::Close),
-        1 => (0..8usize, 1..70usize).prop_map(|(s, n)| Op::Abandon(s, n)),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
-    /// Forks, cuts and abandoned steps in any order: each sequence holds exactly what it was fed,
-    /// and in the end no block is lost.
-    #[test]
-    fn every_sequence_holds_what_it_was_fed(ops in prop::collection::vec(op(), 1..60)) {
-        let mut store = store(None);
-        let mut twin: Vec<(SequenceId, Vec<u32>)> = Vec::new();
-        for op in ops {
-            let pick = |i: usize| (!twin.is_empty()).then(|| i % twin.len().max(1));
-            match op {
-                Op::Open => twin.push((store.open(), Vec::new())),
-                Op::Feed(i, tokens) => if let Some(i) = pick(i) {
-                    feed(&mut store, twin[i].0, &tokens).unwrap();
-                    twin[i].1.extend(tokens);
-                },
-                Op::Fork(i) => if let Some(i) = pick(i) {
-                    let fork = store.fork(twin[i].0).unwrap();
-                    let tokens = twin[i].1.clone();
-                    twin.push((fork, tokens));
-                },
-                Op::Truncate(i, n) => if let Some(i) = pick(i) {
-                    let n = n.min(twin[i].1.len());
-                    store.truncate(twin[i].0, n as u64).unwrap();
-                    twin[i].1.truncate(n);
-                },
-                Op::Close(i) => if let Some(i) = pick(i) {
-                    let (id, _) = twin.remove(i);
-                    store.close(id).unwrap();
-                    prop_assert!(store.stats(id).is_err(), "a closed id is an error");
-                },
-                Op::Abandon(i, n) => if let Some(i) = pick(i) {
-                    let (id, tokens) = &twin[i];
-                    let mut step = store.begin(&[(*id, tokens.len() as u64, n)]).unwrap();
-                    let rows = vec![9.0; n * SHAPE.width()];
-                    store.write(&mut step, *id, 0, &rows, &rows).unwrap();
-                    store.rollback(step);
-                },
-            }
-            for (id, tokens) in &twin {
-                assert_holds(&store, *id, tokens);
-            }
-        }
-        for (id, _) in twin {
-            store.close(id).unwrap();
-        }
-        prop_assert_eq!(store.bytes_live(), 0);
+fn grow(store: &Store, id: haversack_cache::SequenceId, tokens: usize) -> Grow {
+    let position = store.stats(id).unwrap().position;
+    Grow {
+        id,
+        position,
+        tokens,
     }
 }
 
 #[test]
 fn a_layer_that_does_not_grow_is_named_and_undone() {
-    let mut store = store(None);
-    let id = store.open();
+    let mut store = store();
+    let id = store.open().unwrap();
     feed(&mut store, id, &[1, 2, 3]).unwrap();
-    let mut step = store.begin(&[(id, 3, 1)]).unwrap();
-    store
-        .write(&mut step, id, 0, &row(4, 0), &row(4, 0))
-        .unwrap();
+    let before = store.ledger();
+    let mut step = store.begin(&[grow(&store, id, 1)]).unwrap();
+    write(&mut store, &mut step, id, 0, &[4]).unwrap();
     let error = store.commit(step).unwrap_err();
     assert_eq!(
         error,
@@ -164,18 +61,18 @@ fn a_layer_that_does_not_grow_is_named_and_undone() {
             found: 0
         }
     );
-    assert_holds(&store, id, &[1, 2, 3]);
+    check(&store, id, &model(&[1, 2, 3]));
+    assert_eq!(store.ledger(), before);
 }
 
 /// The bug others shipped: a step that appends the whole sequence instead of the new token.
 #[test]
 fn double_accumulation_is_refused() {
-    let mut store = store(None);
-    let id = store.open();
+    let mut store = store();
+    let id = store.open().unwrap();
     feed(&mut store, id, &[1, 2, 3]).unwrap();
-    let mut step = store.begin(&[(id, 3, 1)]).unwrap();
-    let whole: Vec<f32> = [1, 2, 3, 4].iter().flat_map(|&t| row(t, 0)).collect();
-    let error = store.write(&mut step, id, 0, &whole, &whole).unwrap_err();
+    let mut step = store.begin(&[grow(&store, id, 1)]).unwrap();
+    let error = write(&mut store, &mut step, id, 0, &[1, 2, 3, 4]).unwrap_err();
     assert!(
         matches!(
             error,
@@ -187,12 +84,8 @@ fn double_accumulation_is_refused() {
         ),
         "{error}"
     );
-    store
-        .write(&mut step, id, 0, &row(4, 0), &row(4, 0))
-        .unwrap();
-    let error = store
-        .write(&mut step, id, 0, &row(4, 0), &row(4, 0))
-        .unwrap_err();
+    write(&mut store, &mut step, id, 0, &[4]).unwrap();
+    let error = write(&mut store, &mut step, id, 0, &[4]).unwrap_err();
     assert_eq!(
         error,
         CacheError::Growth {
@@ -202,16 +95,21 @@ fn double_accumulation_is_refused() {
         }
     );
     store.rollback(step);
-    assert_holds(&store, id, &[1, 2, 3]);
+    check(&store, id, &model(&[1, 2, 3]));
 }
 
 /// The bug others shipped: positions that restart at 0.
 #[test]
 fn a_wrong_position_is_refused() {
-    let mut store = store(None);
-    let id = store.open();
+    let mut store = store();
+    let id = store.open().unwrap();
     feed(&mut store, id, &[1, 2, 3]).unwrap();
-    let error = store.begin(&[(id, 0, 1)]).err().unwrap();
+    let wrong = Grow {
+        id,
+        position: 0,
+        tokens: 1,
+    };
+    let error = store.begin(&[wrong]).err().unwrap();
     assert_eq!(
         error,
         CacheError::Position {
@@ -223,36 +121,275 @@ fn a_wrong_position_is_refused() {
 
 #[test]
 fn the_budget_is_checked_before_anything_is_taken() {
-    let block = SHAPE.block_bytes();
-    let mut store = store(Some(3 * LAYERS * block));
-    let (a, b) = (store.open(), store.open());
+    let block = SHAPE.near_shape().block_bytes();
+    let mut store = store();
+    let (a, b) = (store.open().unwrap(), store.open().unwrap());
     feed(&mut store, a, &[1; 64]).unwrap();
     feed(&mut store, b, &[2; 32]).unwrap();
+    // Less than the two blocks that the next token of b takes, one per layer.
+    let held = store.ledger().total();
+    store.set_budget(Some(held + 2 * block - 1)).unwrap();
+    let before = store.ledger();
     let error = feed(&mut store, b, &[3]).unwrap_err();
     let CacheError::CannotFit(short) = error else {
         panic!("{error}")
     };
-    assert_eq!(short.short_by, LAYERS * block);
-    assert_holds(&store, a, &[1; 64]);
-    assert_holds(&store, b, &[2; 32]);
+    assert_eq!(short.short_by, 1);
+    assert_eq!(store.ledger(), before);
+    check(&store, a, &model(&[1; 64]));
+    check(&store, b, &model(&[2; 32]));
     store.close(a).unwrap();
     feed(&mut store, b, &[3]).unwrap();
+    check(&store, b, &model(&[&[2; 32][..], &[3]].concat()));
+}
+
+#[test]
+fn other_accounts_share_the_budget() {
+    let mut store = store();
+    let id = store.open().unwrap();
+    feed(&mut store, id, &[1]).unwrap();
+    let held = store.ledger().total();
+    assert_eq!(store.set_budget(Some(held - 1)).unwrap_err().short_by, 1);
+    store.set_budget(Some(held + 100)).unwrap();
+    store.charge(Account::Scratch, 60).unwrap();
+    store.charge(Account::Side, 40).unwrap();
+    assert_eq!(store.charge(Account::Side, 41).unwrap_err().short_by, 1);
+    store.charge(Account::Scratch, 10).unwrap();
+    store.charge(Account::Side, 90).unwrap();
+    assert_eq!(store.ledger().total(), held + 100);
 }
 
 #[test]
 fn a_fork_never_writes_into_the_other() {
-    let mut store = store(None);
-    let a = store.open();
+    let mut store = store();
+    let a = store.open().unwrap();
     feed(&mut store, a, &[1; 40]).unwrap();
     let b = store.fork(a).unwrap();
-    let shared = store.bytes_live();
+    let shared = store.ledger().kv_live;
     feed(&mut store, b, &[2]).unwrap();
     feed(&mut store, a, &[3]).unwrap();
-    assert_holds(&store, a, &[&[1; 40][..], &[3]].concat());
-    assert_holds(&store, b, &[&[1; 40][..], &[2]].concat());
+    check(&store, a, &model(&[&[1; 40][..], &[3]].concat()));
+    check(&store, b, &model(&[&[1; 40][..], &[2]].concat()));
     assert_eq!(
-        store.bytes_live(),
-        shared + LAYERS * SHAPE.block_bytes(),
+        store.ledger().kv_live,
+        shared + 2 * SHAPE.near_shape().block_bytes(),
         "one private tail per layer"
     );
+}
+
+/// Blocks change form when they leave the recent zone; inside a step both forms are there, so that
+/// early queries of a chunk see what single steps would have seen.
+#[test]
+fn a_chunk_shows_each_query_block_what_it_would_see_alone() {
+    let zoned = codec_layer(2, 8, Codec::F32, Codec::F16);
+    let zones = Zones {
+        sinks: 0,
+        recent: 64,
+    };
+    let mut store = store_of(vec![zoned; 2], zones, None);
+    let id = store.open().unwrap();
+    feed(&mut store, id, &count(70)).unwrap();
+    check(&store, id, &model(&count(70)));
+    let mut step = store.begin(&[grow(&store, id, 200)]).unwrap();
+    let tokens: Vec<u32> = (71..=270).collect();
+    write(&mut store, &mut step, id, 0, &tokens).unwrap();
+    let view = store.view(id, 0).unwrap();
+    assert_eq!(view.blocks(), 9);
+    for query in 2..9u64 {
+        for block in 0..=query {
+            let shown = view.block(block as usize, query);
+            let form = if query - block <= 2 {
+                zoned.near
+            } else {
+                zoned.far
+            };
+            assert_eq!(shown.k.form, form.k, "block {block} from {query}");
+        }
+    }
+    let unsettled = write(&mut store, &mut step, id, 1, &tokens).unwrap_err();
+    assert_eq!(unsettled, CacheError::Unsettled { layer: 0 });
+    let promised = store.ledger();
+    store.settle(&mut step, 0);
+    assert_eq!(store.ledger().total(), promised.total(), "back to the step");
+    assert!(store.ledger().kv_live < promised.kv_live);
+    write(&mut store, &mut step, id, 1, &tokens).unwrap();
+    store.settle(&mut step, 1);
+    store.commit(step).unwrap();
+    check(&store, id, &model(&count(270)));
+}
+
+#[test]
+fn a_rolled_back_chunk_restores_near_forms() {
+    let zones = Zones {
+        sinks: 0,
+        recent: 32,
+    };
+    let layer = codec_layer(1, 8, Codec::F32, Codec::F16);
+    let mut store = store_of(vec![layer; 2], zones, None);
+    let a = store.open().unwrap();
+    feed(&mut store, a, &count(50)).unwrap();
+    let b = store.fork(a).unwrap();
+    let before = store.ledger();
+    for settle in [false, true] {
+        let mut step = store
+            .begin(&[grow(&store, a, 100), grow(&store, b, 7)])
+            .unwrap();
+        write(&mut store, &mut step, a, 0, &count(100)).unwrap();
+        write(&mut store, &mut step, b, 0, &count(7)).unwrap();
+        if settle {
+            store.settle(&mut step, 0);
+        }
+        store.rollback(step);
+        check(&store, a, &model(&count(50)));
+        check(&store, b, &model(&count(50)));
+        let after = store.ledger();
+        assert_eq!((after.kv_live, after.kv_promised), (before.kv_live, 0));
+    }
+}
+
+#[test]
+fn a_sliding_layer_keeps_its_window() {
+    let sliding = LayerShape {
+        window: Some(40),
+        ..SHAPE
+    };
+    let mut store = store_of(vec![SHAPE, sliding], Zones::default(), None);
+    let id = store.open().unwrap();
+    let mut twin = Model::default();
+    for n in [10, 100, 1, 1, 33, 200] {
+        feed(&mut store, id, &vec![n; n as usize]).unwrap();
+        twin.feed(&vec![n; n as usize]);
+        check(&store, id, &twin);
+    }
+    assert_eq!(store.view(id, 1).unwrap().blocks(), 2);
+    let oldest = store.oldest_restorable(id).unwrap();
+    let gone = store.truncate(id, oldest - 1).unwrap_err();
+    assert_eq!(
+        gone,
+        CacheError::Gone {
+            asked: oldest - 1,
+            oldest
+        }
+    );
+    store.truncate(id, oldest).unwrap();
+    twin.tokens.truncate(oldest as usize);
+    check(&store, id, &twin);
+}
+
+#[test]
+fn a_far_block_cannot_become_near_again() {
+    let zones = Zones {
+        sinks: 0,
+        recent: 32,
+    };
+    let layer = codec_layer(1, 8, Codec::F32, Codec::F16);
+    let mut store = store_of(vec![layer], zones, None);
+    let id = store.open().unwrap();
+    feed(&mut store, id, &count(64)).unwrap();
+    store.truncate(id, 3).unwrap();
+    check(&store, id, &model(&count(3)));
+    feed(&mut store, id, &(4..=97).collect::<Vec<_>>()).unwrap();
+    store.truncate(id, 97).unwrap();
+    let gone = store.truncate(id, 96).unwrap_err();
+    assert_eq!(
+        gone,
+        CacheError::Gone {
+            asked: 96,
+            oldest: 97
+        }
+    );
+    check(&store, id, &model(&count(97)));
+    store.truncate(id, 0).unwrap();
+    assert_eq!(store.ledger().kv_live, 0);
+}
+
+#[test]
+fn eviction_leaves_anchors_and_window_and_closes_the_gap() {
+    let mut store = store();
+    let id = store.open().unwrap();
+    let mut twin = Model::default();
+    let params = WindowParams {
+        anchors: 40,
+        window: 64,
+    };
+    for at in 0..20u32 {
+        feed(&mut store, id, &vec![at; 32]).unwrap();
+        twin.feed(&vec![at; 32]);
+        let plan = plan(&store.snapshot(id).unwrap(), &params);
+        let applied = store.apply(id, &plan).unwrap();
+        for gap in &plan.drop {
+            twin.gone[gap.start as usize..gap.end as usize].fill(true);
+        }
+        check(&store, id, &twin);
+        let stats = store.stats(id).unwrap();
+        assert_eq!(stats.bytes as u64, plan.bytes_after);
+        assert_eq!(stats.rows as u64, plan.rows_after);
+        assert_eq!(
+            plan.bytes_before - plan.bytes_after,
+            applied.bytes_freed as u64
+        );
+        assert!(stats.rows <= 40 + 64 + 31, "{plan}");
+    }
+    assert_eq!(store.shifts(id), [20 * 32 - 64 - 40, 0]);
+    let view = store.view(id, 0).unwrap();
+    let segments: Vec<_> = (0..view.blocks())
+        .map(|i| view.block(i, 19).segment)
+        .collect();
+    assert_eq!(segments, [0, 0, 1, 1]);
+    store.set_positions(id, Positions::Original).unwrap();
+    assert_eq!(store.shifts(id), [0]);
+    let view = store.view(id, 0).unwrap();
+    assert!((0..view.blocks()).all(|i| view.block(i, 19).segment == 0));
+    // Cut back to where nothing was evicted since, and into the anchors.
+    feed(&mut store, id, &[7; 5]).unwrap();
+    store.truncate(id, 640).unwrap();
+    check(&store, id, &twin);
+    assert!(matches!(
+        store.truncate(id, 639),
+        Err(CacheError::Gone { oldest: 640, .. })
+    ));
+    store.truncate(id, 38).unwrap();
+    assert_eq!(store.shifts(id), [0]);
+    feed(&mut store, id, &[9; 10]).unwrap();
+    let mut short = model(&twin.tokens[..38]);
+    short.feed(&[9; 10]);
+    check(&store, id, &short);
+}
+
+#[test]
+fn plans_that_leave_holes_or_are_old_are_refused() {
+    let mut store = store();
+    let id = store.open().unwrap();
+    feed(&mut store, id, &count(96)).unwrap();
+    let plan = plan(
+        &store.snapshot(id).unwrap(),
+        &WindowParams {
+            anchors: 0,
+            window: 32,
+        },
+    );
+    assert_eq!(plan.drop, [0..64]);
+    let before = store.ledger();
+    for drop in [
+        vec![0..63],
+        vec![0..128],
+        vec![32..32],
+        vec![32..64, 0..32],
+        vec![0..64, 32..96],
+    ] {
+        let bad = haversack_cache::policy::Plan {
+            drop,
+            ..plan.clone()
+        };
+        let error = store.apply(id, &bad).unwrap_err();
+        assert!(matches!(error, CacheError::BadPlan { .. }), "{error}");
+    }
+    feed(&mut store, id, &[97]).unwrap();
+    let stale = store.apply(id, &plan).unwrap_err();
+    assert!(matches!(stale, CacheError::StalePlan { .. }), "{stale}");
+    store.truncate(id, 96).unwrap();
+    assert_eq!(store.ledger().kv_live, before.kv_live);
+    check(&store, id, &model(&count(96)));
+    store.apply(id, &plan).unwrap();
+    assert_eq!(store.shifts(id), [0], "nothing is left before the gap");
 }

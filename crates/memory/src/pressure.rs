@@ -44,6 +44,7 @@ pub enum Stall {
 /// The line that arms a trigger, with the NUL that the kernel asks for. The window becomes a
 /// multiple of 2 s up to 10 s, which is all that an unprivileged process may ask for, and the stall
 /// lies between a microsecond and the window.
+#[cfg_attr(not(any(target_os = "linux", target_os = "android")), allow(dead_code))]
 fn arming(stall: Stall, lost: Duration, window: Duration) -> Vec<u8> {
     const STEP_US: u128 = 2_000_000;
     const WINDOW_US_MAX: u128 = 10_000_000;

@@ -14,11 +14,13 @@ pub mod lanes;
 pub mod norm;
 pub mod rope;
 pub(crate) mod simd;
+pub mod turn;
 
 pub use activation::{gelu_mul, silu_mul};
 pub use lanes::{add_assign, dot_self, max, scale, sum};
 pub use norm::rms_norm;
 pub use rope::{Pairing, RopeSpec, rotate};
+pub use turn::{turn, turn_back};
 
 use crate::cpu::Table;
 

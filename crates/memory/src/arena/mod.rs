@@ -174,7 +174,7 @@ impl Arena {
     /// Whole pages that the slabs hold now. Private: pages in memory (`mincore`; a page that was
     /// only read counts although the kernel lends one page of zeros for all of them, a page in swap
     /// does not). Shared: pages of the file (`st_blocks`), whoever touched them, swap included.
-    /// `None` where the system does not say. Costs about a microsecond per slab of 16 MiB.
+    /// `None` where the system does not say. 7 µs for 16 MiB of private memory, well below one shared.
     pub fn resident_bytes(&self) -> Option<u64> {
         match &self.shared {
             Some(memory) => memory.allocated_bytes(),

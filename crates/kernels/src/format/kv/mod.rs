@@ -17,14 +17,21 @@
 //! and have no scales.
 //!
 //! A value is `level[code] * scale`, where levels are whole numbers that fit a byte. This file knows
-//! sizes and names; [`code`] turns numbers into codes and back.
+//! sizes and names; [`levels`] has the numbers, [`code`] turns numbers into codes and back.
 
 pub mod code;
+mod encode;
+mod float;
+pub mod levels;
+mod plane;
 
 use std::str::FromStr;
 
 /// Slots of a block.
 pub const BLOCK_SLOTS: usize = 32;
+
+/// Values that may share a scale.
+pub const GROUP_MAX: usize = 256;
 
 /// How a number is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,6 +138,18 @@ pub struct Form {
 impl Form {
     pub const F16: Form = F16.form();
     pub const F32: Form = F32.form();
+
+    /// Whether heads of this size can be stored so: groups start at whole bytes of every plane and
+    /// are of no more than [`GROUP_MAX`] values.
+    pub const fn fits(self, head_dim: usize) -> bool {
+        let used = if self.group < head_dim {
+            self.group
+        } else {
+            head_dim
+        };
+        let whole_bytes = self.group.is_multiple_of(8) || self.group >= head_dim;
+        self.codec.is_float() || (self.group > 0 && used <= GROUP_MAX && whole_bytes)
+    }
 
     /// Scales of one slot and head.
     pub const fn groups(self, head_dim: usize) -> usize {

@@ -171,6 +171,24 @@ impl Simd for Avx2 {
     fn prefetch(self, p: *const u8) {
         op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
     }
+    #[inline(always)]
+    fn swap_lanes<const H: usize>(self, v: Pair) -> Pair {
+        op!(match H {
+            1 => (
+                _mm256_permute_ps::<0b10_11_00_01>(v.0),
+                _mm256_permute_ps::<0b10_11_00_01>(v.1),
+            ),
+            2 => (
+                _mm256_permute_ps::<0b01_00_11_10>(v.0),
+                _mm256_permute_ps::<0b01_00_11_10>(v.1),
+            ),
+            4 => (
+                _mm256_permute2f128_ps::<1>(v.0, v.0),
+                _mm256_permute2f128_ps::<1>(v.1, v.1),
+            ),
+            _ => (v.1, v.0),
+        })
+    }
 
     // Codes of keys and values.
 

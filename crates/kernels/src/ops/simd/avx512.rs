@@ -125,6 +125,15 @@ impl Simd for Avx512 {
     fn prefetch(self, p: *const u8) {
         op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
     }
+    #[inline(always)]
+    fn swap_lanes<const H: usize>(self, v: __m512) -> __m512 {
+        op!(match H {
+            1 => _mm512_permute_ps::<0b10_11_00_01>(v),
+            2 => _mm512_permute_ps::<0b01_00_11_10>(v),
+            4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v),
+            _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v),
+        })
+    }
 
     // Codes of keys and values.
 

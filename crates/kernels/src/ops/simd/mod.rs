@@ -53,6 +53,8 @@ pub(crate) trait Simd: Copy {
     fn add_fixed(self, v: Self::V, to: &mut [u64; 16]);
     /// Asks for the cache line at `p`, which need not be a valid address.
     fn prefetch(self, p: *const u8);
+    /// Lane `i` gets lane `i ^ H`, for `H` of 1, 2, 4 and 8.
+    fn swap_lanes<const H: usize>(self, v: Self::V) -> Self::V;
 
     // Codes of keys and values.
 

@@ -160,6 +160,22 @@ impl Simd for Neon {
             std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, readonly));
         }
     }
+    #[inline(always)]
+    fn swap_lanes<const H: usize>(self, v: Quad) -> Quad {
+        match H {
+            1 => quarters!(vrev64q_f32, v),
+            2 => quarters!(swap_pairs, v),
+            4 => Quad(v.1, v.0, v.3, v.2),
+            _ => Quad(v.2, v.3, v.0, v.1),
+        }
+    }
+}
+
+/// # Safety
+/// - The CPU has NEON.
+#[inline(always)]
+unsafe fn swap_pairs(v: float32x4_t) -> float32x4_t {
+    op!(vextq_f32::<2>(v, v))
 
     // Codes of keys and values.
 

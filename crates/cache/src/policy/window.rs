@@ -1,0 +1,118 @@
+//! Anchors and a window: the first tokens stay for ever, the last ones while they are recent,
+//! everything between leaves first in, first out.
+//!
+//! ```text
+//! position   0        anchors                 position - window     position
+//!            [ stays )[ leaves, in whole blocks )[ stays, its whole first block too )
+//! ```
+//!
+//! Blocks leave only when the position is a multiple of 32, so that what is left never depends on
+//! how the tokens were fed. An anchor count inside a block cuts that block's rows. Right after an
+//! eviction at most `anchors + window + 31` rows are kept, and never more than 31 above that before
+//! the next.
+
+use super::{Plan, Snapshot};
+use crate::error::CannotFit;
+use crate::size::{Kept, LayerShape, SLOTS, Zones, kv_bytes, reserve_bytes};
+use std::ops::Range;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowParams {
+    /// First tokens that never leave.
+    pub anchors: u64,
+    /// Last tokens that stay.
+    pub window: u64,
+}
+
+impl WindowParams {
+    /// The positions that are gone once the policy was asked at `position`, a multiple of 32.
+    pub fn gap(self, position: u64) -> Range<u64> {
+        let start = self.anchors;
+        let end = position.saturating_sub(self.window) / SLOTS * SLOTS;
+        start..end.max(start)
+    }
+}
+
+/// What leaves now.
+pub fn plan(snapshot: &Snapshot, params: &WindowParams) -> Plan {
+    let gap = params.gap(snapshot.position);
+    if !snapshot.position.is_multiple_of(SLOTS) || gap.is_empty() {
+        return Plan::nothing(snapshot);
+    }
+    Plan::without(snapshot, gap)
+}
+
+/// The largest window, in whole blocks, with which an endless sequence stays within `budget_bytes`
+/// of blocks when it is fed `tokens` at a time, one block at least. `CannotFit` names what the
+/// smallest window, one block, would take.
+pub fn fit(
+    layers: &[LayerShape],
+    zones: Zones,
+    anchors: u64,
+    tokens: usize,
+    budget_bytes: usize,
+) -> Result<WindowParams, CannotFit> {
+    let with = |blocks: u64| WindowParams {
+        anchors,
+        window: blocks.saturating_mul(SLOTS),
+    };
+    let fits = |blocks| steady_bytes(layers, zones, with(blocks), tokens) <= budget_bytes as u64;
+    if !fits(1) {
+        let least = steady_bytes(layers, zones, with(1), tokens);
+        let least = usize::try_from(least).unwrap_or(usize::MAX);
+        return Err(CannotFit {
+            short_by: least - budget_bytes,
+            budget_bytes,
+        });
+    }
+    // Bytes grow with the window: the largest that fits lies between one that does and one that
+    // does not.
+    let (mut low, mut high) = (1, 2);
+    while fits(high) && high < MOST_BLOCKS {
+        (low, high) = (high, high * 2);
+    }
+    while low + 1 < high {
+        let middle = low + (high - low) / 2;
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(with(low))
+}
+
+/// No budget asks for more: 2^45 tokens.
+const MOST_BLOCKS: u64 = 1 << 40;
+
+/// The most block bytes that a sequence has live or promised, however long it goes on: right before
+/// an eviction, and in the step after one.
+pub fn steady_bytes(
+    layers: &[LayerShape],
+    zones: Zones,
+    params: WindowParams,
+    tokens: usize,
+) -> u64 {
+    let tokens = tokens.clamp(1, SLOTS as usize);
+    // Far enough that nothing of the start but the anchors is left, and every layer's own window is
+    // full.
+    let widest = layers.iter().filter_map(|l| l.window).max().unwrap_or(0);
+    let position = params
+        .anchors
+        .saturating_add(params.window)
+        .saturating_add(widest)
+        .saturating_add(zones.recent as u64)
+        .saturating_add(4 * SLOTS)
+        / SLOTS
+        * SLOTS;
+    let kept = Kept::Window(params);
+    let step = |at: u64| {
+        let live = kv_bytes(layers, zones, kept, at);
+        live.saturating_add(reserve_bytes(layers, zones, at, tokens))
+    };
+    (position..position + SLOTS)
+        .step_by(tokens)
+        .map(step)
+        .max()
+        .unwrap_or(0)
+}

@@ -1,0 +1,526 @@
+//! Sequences over pools of blocks: the one place where tables change.
+//!
+//! [`step`] grows sequences (`begin` → `write` → `settle` → `commit`, or `rollback`), [`evict`] makes
+//! them shorter, [`tidy`] gives memory back. This file holds what they share, and opens, forks and
+//! closes sequences.
+//!
+//! Invariants between steps: an entry has one form; near forms are exactly those within the recent
+//! zone of the last position; a layer with a window holds no block that its next query cannot see;
+//! the sum of all accounts is within the budget.
+
+mod evict;
+mod step;
+mod tidy;
+
+pub use evict::Applied;
+pub use step::{Grow, Step};
+
+use crate::coding::{Mean, Staging};
+use crate::error::{CacheError, CannotFit};
+use crate::ledger::{Account, Ledger};
+use crate::policy::{Held, Positions, Snapshot};
+use crate::pool::{BlockId, Census, Pool, reserve_exact};
+use crate::segments::Segments;
+use crate::size::{LayerShape, Zones};
+use crate::table::{Entry, Table, TableView};
+use haversack_kernels::format::kv::BLOCK_SLOTS;
+use haversack_memory::{Backing, Faults};
+
+/// Slabs of this many bytes: large enough that the system call does not show, small enough that a
+/// short chat stays small.
+const SLAB_BYTES: usize = 1 << 20;
+
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    pub layers: Vec<LayerShape>,
+    pub zones: Zones,
+    /// (layer): the mean key, (kv_head, dim), in the model's own basis. An empty list = none.
+    pub means: Vec<Option<Vec<f32>>>,
+    /// Ceiling for everything in the [`Ledger`]; `None` = what the system gives.
+    pub budget_bytes: Option<usize>,
+    /// Where the pages of blocks come from.
+    pub backing: Backing,
+    /// Arena calls that fail, for tests.
+    pub faults: Option<Faults>,
+    /// Rounded up to whole blocks.
+    pub slab_bytes: usize,
+}
+
+impl Default for StoreOptions {
+    fn default() -> StoreOptions {
+        StoreOptions {
+            layers: Vec::new(),
+            zones: Zones::default(),
+            means: Vec::new(),
+            budget_bytes: None,
+            backing: Backing::default(),
+            faults: None,
+            slab_bytes: SLAB_BYTES,
+        }
+    }
+}
+
+/// One sequence of one store, by slot and generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SequenceId {
+    index: u32,
+    generation: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceStats {
+    /// Tokens seen.
+    pub position: u64,
+    /// Rows kept, in the fullest layer.
+    pub rows: usize,
+    /// Bytes of the blocks this sequence holds; shared blocks count for each holder.
+    pub bytes: usize,
+}
+
+/// What is fixed about a layer.
+struct Layer {
+    shape: LayerShape,
+    near_pool: usize,
+    /// The same as `near_pool` where near and far are one form.
+    far_pool: usize,
+    sink_pool: Option<usize>,
+    mean: Option<Mean>,
+}
+
+#[derive(Default)]
+struct Sequence {
+    generation: u32,
+    /// (layer); empty when the slot is free.
+    tables: Vec<Table>,
+    position: u64,
+    open: bool,
+    in_step: bool,
+    segments: Segments,
+}
+
+/// Gaps that every sequence has room for: with anchors and a window there is one, and the next one
+/// before they merge.
+const GAPS: usize = 2;
+
+pub struct Store {
+    shapes: Vec<LayerShape>,
+    layers: Vec<Layer>,
+    zones: Zones,
+    /// One pool per block size.
+    pools: Vec<Pool>,
+    sequences: Vec<Sequence>,
+    staging: Staging,
+    budget_bytes: Option<usize>,
+    scratch: usize,
+    side: usize,
+    kv_peak: usize,
+    steps_under_way: usize,
+}
+
+impl Store {
+    /// A store without sequences. It takes memory for staging and none for blocks.
+    pub fn new(options: StoreOptions) -> Result<Store, CacheError> {
+        let StoreOptions { layers, zones, .. } = options;
+        if zones.sinks > BLOCK_SLOTS {
+            return Err(CacheError::TooMany {
+                what: "the number of sinks",
+                found: zones.sinks,
+                most: BLOCK_SLOTS,
+            });
+        }
+        let mut means = options.means;
+        means.resize_with(layers.len(), || None);
+        let mut pools: Vec<Pool> = Vec::new();
+        let mut pool_of = |block_bytes: usize| {
+            let known = pools.iter().position(|p| p.block_bytes() == block_bytes);
+            if let Some(pool) = known {
+                return Ok(pool);
+            }
+            let faults = options.faults.clone();
+            let pool = Pool::new(block_bytes, options.slab_bytes, options.backing, faults)?;
+            pools.push(pool);
+            Ok::<usize, CacheError>(pools.len() - 1)
+        };
+        let mut made = Vec::new();
+        for (i, (&shape, mean)) in layers.iter().zip(means).enumerate() {
+            let sink_bytes = shape.sink_bytes(zones);
+            made.push(Layer {
+                shape,
+                near_pool: pool_of(shape.near_shape().block_bytes())?,
+                far_pool: pool_of(shape.far_shape().block_bytes())?,
+                sink_pool: match sink_bytes {
+                    0 => None,
+                    bytes => Some(pool_of(bytes)?),
+                },
+                mean: mean.map(|mean| mean_of(i, shape, mean)).transpose()?,
+            });
+        }
+        let centred = made.iter().any(|l| l.mean.is_some());
+        let store = Store {
+            staging: Staging::new(&layers, centred)?,
+            shapes: layers,
+            layers: made,
+            zones,
+            pools,
+            sequences: Vec::new(),
+            budget_bytes: options.budget_bytes,
+            scratch: 0,
+            side: 0,
+            kv_peak: 0,
+            steps_under_way: 0,
+        };
+        store.ledger().fit(0)?;
+        Ok(store)
+    }
+
+    pub fn layers(&self) -> &[LayerShape] {
+        &self.shapes
+    }
+
+    pub fn zones(&self) -> Zones {
+        self.zones
+    }
+
+    /// The layer's mean key in its basis, (kv_head, dim): what attention adds back.
+    pub fn mean(&self, layer: usize) -> Option<&[f32]> {
+        Some(&self.layers.get(layer)?.mean.as_ref()?.turned)
+    }
+
+    pub fn ledger(&self) -> Ledger {
+        let sum = |f: &dyn Fn(&Pool) -> usize| self.pools.iter().map(f).sum::<usize>();
+        Ledger {
+            budget: self.budget_bytes,
+            kv_live: sum(&|p| p.live() * p.block_bytes()),
+            kv_promised: sum(&|p| p.promised() * p.block_bytes()),
+            kv_peak: self.kv_peak,
+            tables: self.table_bytes() + sum(&|p| p.list_bytes()),
+            scratch: self.scratch,
+            side: self.side,
+            mapped: sum(&|p| p.arena().mapped_bytes()),
+        }
+    }
+
+    /// (pool): its blocks, counted one by one. For tests and reports.
+    pub fn census(&self) -> Vec<Census> {
+        self.pools.iter().map(Pool::census).collect()
+    }
+
+    /// Bytes of slabs in memory, as the system says; `None` where it does not.
+    pub fn resident_bytes(&self) -> Option<u64> {
+        let mut pools = self.pools.iter();
+        pools.try_fold(0, |sum, p| Some(sum + p.arena().resident_bytes()?))
+    }
+
+    /// The pools, for hints and readings of their arenas.
+    pub fn pools_mut(&mut self) -> &mut [Pool] {
+        &mut self.pools
+    }
+
+    /// Sets the level of an account that others keep. It is refused where the sum would pass the
+    /// budget.
+    pub fn charge(&mut self, account: Account, bytes: usize) -> Result<(), CannotFit> {
+        let ledger = self.ledger();
+        let level = match account {
+            Account::Scratch => &mut self.scratch,
+            Account::Side => &mut self.side,
+        };
+        if let Some(more) = bytes.checked_sub(*level).filter(|&more| more > 0) {
+            ledger.fit(more)?;
+        }
+        *level = bytes;
+        Ok(())
+    }
+
+    /// Another ceiling from now on. A ceiling below what is held is refused: evict first.
+    pub fn set_budget(&mut self, budget_bytes: Option<usize>) -> Result<(), CannotFit> {
+        let budget = budget_bytes;
+        Ledger {
+            budget,
+            ..self.ledger()
+        }
+        .fit(0)?;
+        self.budget_bytes = budget_bytes;
+        Ok(())
+    }
+
+    pub fn open(&mut self) -> Result<SequenceId, CacheError> {
+        let slot = self.free_slot(Segments::bytes_for(GAPS))?;
+        let mut sequence = Sequence {
+            segments: Segments::with_room(GAPS)?,
+            ..Sequence::default()
+        };
+        reserve_exact(&mut sequence.tables, self.layers.len())?;
+        let tables = self.layers.iter().map(|_| Table::default());
+        sequence.tables.extend(tables);
+        Ok(self.admit(slot, sequence))
+    }
+
+    /// A second sequence that shares every block with the first. What is partly filled is copied
+    /// when either writes to it.
+    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, CacheError> {
+        let from = self.idle(id)?;
+        let lists: usize = self.sequences[from].tables.iter().map(list_bytes).sum();
+        let segments = Segments::bytes_for(self.sequences[from].segments.room());
+        let slot = self.free_slot(lists + segments)?;
+        let source = &self.sequences[from];
+        let mut sequence = Sequence {
+            position: source.position,
+            segments: source.segments.copy()?,
+            ..Sequence::default()
+        };
+        reserve_exact(&mut sequence.tables, self.layers.len())?;
+        for table in &source.tables {
+            let mut copy = Table {
+                sinks: table.sinks,
+                rows: table.rows,
+                passed: table.passed,
+                ..Table::default()
+            };
+            reserve_exact(&mut copy.entries, table.entries.len())?;
+            reserve_exact(&mut copy.spans, table.spans.len())?;
+            copy.entries.extend_from_slice(&table.entries);
+            copy.spans.extend_from_slice(&table.spans);
+            sequence.tables.push(copy);
+        }
+        for (layer, table) in self.layers.iter().zip(&sequence.tables) {
+            for entry in &table.entries {
+                for (pool, id) in layer.forms(entry) {
+                    self.pools[pool].share(id);
+                }
+            }
+            if let (Some(pool), Some(id)) = (layer.sink_pool, table.sinks) {
+                self.pools[pool].share(id);
+            }
+        }
+        Ok(self.admit(slot, sequence))
+    }
+
+    pub fn close(&mut self, id: SequenceId) -> Result<(), CacheError> {
+        let i = self.idle(id)?;
+        let tables = std::mem::take(&mut self.sequences[i].tables);
+        for (layer, table) in self.layers.iter().zip(tables) {
+            for entry in &table.entries {
+                release(&mut self.pools, layer, entry);
+            }
+            release_sinks(&mut self.pools, layer, table.sinks);
+        }
+        self.sequences[i] = Sequence {
+            generation: self.sequences[i].generation.wrapping_add(1),
+            ..Sequence::default()
+        };
+        self.release_empty_slabs();
+        Ok(())
+    }
+
+    pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, CacheError> {
+        let sequence = &self.sequences[self.find(id)?];
+        let mut bytes = 0;
+        for (layer, table) in self.layers.iter().zip(&sequence.tables) {
+            bytes += table
+                .entries
+                .iter()
+                .map(|e| self.entry_bytes(layer, e))
+                .sum::<usize>();
+            bytes += self.sink_bytes(layer, table);
+        }
+        Ok(SequenceStats {
+            position: sequence.position,
+            rows: sequence.tables.iter().map(Table::rows).max().unwrap_or(0),
+            bytes,
+        })
+    }
+
+    /// What a policy decides on.
+    pub fn snapshot(&self, id: SequenceId) -> Result<Snapshot, CacheError> {
+        let sequence = &self.sequences[self.find(id)?];
+        let mut blocks: Vec<Held> = Vec::new();
+        for (layer, table) in self.layers.iter().zip(&sequence.tables) {
+            for entry in &table.entries {
+                let mut bytes = self.entry_bytes(layer, entry) as u64;
+                if entry.first_position == 0 {
+                    bytes += self.sink_bytes(layer, table) as u64;
+                }
+                let at = blocks.partition_point(|b| b.first_position < entry.first_position);
+                match blocks.get_mut(at) {
+                    Some(held) if held.first_position == entry.first_position => {
+                        held.bytes += bytes;
+                    }
+                    _ => {
+                        let held = Held {
+                            first_position: entry.first_position,
+                            rows: entry.rows,
+                            bytes,
+                        };
+                        reserve_exact(&mut blocks, 1)?;
+                        blocks.insert(at, held);
+                    }
+                }
+            }
+        }
+        Ok(Snapshot {
+            position: sequence.position,
+            blocks,
+        })
+    }
+
+    /// One layer as attention reads it, rows of the step under way included.
+    pub fn view(&self, id: SequenceId, layer: usize) -> Result<TableView<'_>, CacheError> {
+        let sequence = &self.sequences[self.find(id)?];
+        let made = self.layer(layer)?;
+        Ok(TableView {
+            table: &sequence.tables[layer],
+            near: &self.pools[made.near_pool],
+            far: &self.pools[made.far_pool],
+            sinks: made.sink_pool.map(|pool| &self.pools[pool]),
+            shape: made.shape,
+            sink_rows: self.zones.sinks,
+            recent_blocks: self.zones.recent_blocks(),
+            cuts: &sequence.segments.cuts,
+        })
+    }
+
+    /// (segment): how far back the query stands for its keys. `[0]` where nothing was evicted.
+    pub fn shifts(&self, id: SequenceId) -> &[u64] {
+        let shifts = self
+            .find(id)
+            .map(|i| &self.sequences[i].segments.shifts[..]);
+        shifts.ok().filter(|s| !s.is_empty()).unwrap_or(&[0])
+    }
+
+    /// Whether gaps close from now on.
+    pub fn set_positions(&mut self, id: SequenceId, to: Positions) -> Result<(), CacheError> {
+        let i = self.idle(id)?;
+        self.sequences[i].segments.positions = to;
+        self.sequences[i].segments.cut();
+        Ok(())
+    }
+
+    fn layer(&self, layer: usize) -> Result<&Layer, CacheError> {
+        self.layers.get(layer).ok_or(CacheError::NoSuchLayer {
+            layer,
+            layers: self.layers.len(),
+        })
+    }
+
+    /// A slot for a sequence with `more` bytes of lists, if the budget has room for it.
+    fn free_slot(&mut self, more: usize) -> Result<usize, CacheError> {
+        let tables = self.layers.len() * size_of::<Table>();
+        let free = self.sequences.iter().position(|s| !s.open);
+        let slot = match free {
+            Some(_) => 0,
+            None => size_of::<Sequence>(),
+        };
+        self.ledger().fit(tables + more + slot)?;
+        if let Some(slot) = free {
+            return Ok(slot);
+        }
+        reserve_exact(&mut self.sequences, 1)?;
+        self.sequences.push(Sequence::default());
+        Ok(self.sequences.len() - 1)
+    }
+
+    fn admit(&mut self, slot: usize, sequence: Sequence) -> SequenceId {
+        let generation = self.sequences[slot].generation;
+        self.sequences[slot] = Sequence {
+            generation,
+            open: true,
+            ..sequence
+        };
+        SequenceId {
+            index: slot as u32,
+            generation,
+        }
+    }
+
+    fn find(&self, id: SequenceId) -> Result<usize, CacheError> {
+        let index = id.index as usize;
+        match self.sequences.get(index) {
+            Some(s) if s.open && s.generation == id.generation => Ok(index),
+            _ => Err(CacheError::Closed { index }),
+        }
+    }
+
+    fn idle(&self, id: SequenceId) -> Result<usize, CacheError> {
+        let index = self.find(id)?;
+        if self.sequences[index].in_step {
+            return Err(CacheError::Busy { index });
+        }
+        Ok(index)
+    }
+
+    fn entry_bytes(&self, layer: &Layer, entry: &Entry) -> usize {
+        let forms = layer.forms(entry);
+        forms.map(|(pool, _)| self.pools[pool].block_bytes()).sum()
+    }
+
+    fn sink_bytes(&self, layer: &Layer, table: &Table) -> usize {
+        let pool = table.sinks.and(layer.sink_pool);
+        pool.map_or(0, |pool| self.pools[pool].block_bytes())
+    }
+
+    /// Everything on the heap but the pools' lists.
+    fn table_bytes(&self) -> usize {
+        let sequences = self.sequences.iter().map(Sequence::bytes).sum::<usize>();
+        let means = self.layers.iter().filter_map(|l| l.mean.as_ref());
+        self.sequences.capacity() * size_of::<Sequence>()
+            + sequences
+            + self.staging.bytes()
+            + means.map(Mean::bytes).sum::<usize>()
+    }
+
+    fn release_empty_slabs(&mut self) -> usize {
+        let pools = self.pools.iter_mut();
+        pools.map(Pool::release_empty_slabs).sum()
+    }
+
+    fn note_peak(&mut self) {
+        let live = self.pools.iter().map(|p| p.live() * p.block_bytes()).sum();
+        self.kv_peak = self.kv_peak.max(live);
+    }
+}
+
+impl Layer {
+    /// Which block of which pool: the forms an entry has.
+    fn forms(&self, entry: &Entry) -> impl Iterator<Item = (usize, BlockId)> + use<> {
+        let near = entry.near.map(|id| (self.near_pool, id));
+        let far = entry.far.map(|id| (self.far_pool, id));
+        near.into_iter().chain(far)
+    }
+}
+
+impl Sequence {
+    fn bytes(&self) -> usize {
+        self.tables.capacity() * size_of::<Table>()
+            + self.tables.iter().map(Table::bytes).sum::<usize>()
+            + self.segments.bytes()
+    }
+}
+
+fn mean_of(layer: usize, shape: LayerShape, mean: Vec<f32>) -> Result<Mean, CacheError> {
+    if mean.len() != shape.width() {
+        return Err(CacheError::Mean {
+            layer,
+            expected: shape.width(),
+            found: mean.len(),
+        });
+    }
+    Mean::new(shape, mean)
+}
+
+/// Bytes of a copy of the table's lists.
+fn list_bytes(table: &Table) -> usize {
+    table.entries.len() * size_of::<Entry>() + table.spans.len() * size_of::<u32>()
+}
+
+/// One table less holds what the entry names.
+fn release(pools: &mut [Pool], layer: &Layer, entry: &Entry) {
+    for (pool, id) in layer.forms(entry) {
+        pools[pool].release(id);
+    }
+}
+
+fn release_sinks(pools: &mut [Pool], layer: &Layer, sinks: Option<BlockId>) {
+    if let (Some(pool), Some(id)) = (layer.sink_pool, sinks) {
+        pools[pool].release(id);
+    }
+}

@@ -1,0 +1,312 @@
+//! What the tests of the store share: rows that say which token they are, and what their bytes must
+//! be when the same rows are coded alone.
+
+#![allow(dead_code)]
+
+use haversack_cache::{
+    CacheError, Codec, Entry, Form, Grow, KvForm, KvShape, LayerShape, SequenceId, Step, Store,
+    Zones,
+};
+use haversack_kernels::Exec;
+use haversack_kernels::attention::KvView;
+use haversack_kernels::cpu::Table;
+use haversack_kernels::format::kv::BLOCK_SLOTS;
+use haversack_kernels::format::kv::code::{write_k_rows, write_v_rows};
+use haversack_kernels::threads::Pool;
+use std::sync::OnceLock;
+
+/// One thread: the tests are about bytes, and cores are few.
+pub fn exec() -> Exec<'static> {
+    static POOL: OnceLock<Pool> = OnceLock::new();
+    Exec {
+        table: Table::best(),
+        pool: POOL.get_or_init(|| Pool::new(1)),
+    }
+}
+
+/// Keys of a token in a layer, as the model would compute them: a few mixed numbers, the same for the
+/// same token.
+pub fn fill(token: u32, layer: usize, side: u32, row: &mut [f32]) {
+    let mut x = token
+        .wrapping_mul(0x9E37_79B9)
+        .wrapping_add(layer as u32 * 0x85EB_CA6B)
+        .wrapping_add(side * 0xC2B2_AE35)
+        | 1;
+    for value in row {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        // Whole multiples of 1/64 within (-4, 4): exact in f16.
+        *value = ((x >> 8) % 512) as f32 / 64.0 - 4.0;
+    }
+}
+
+/// (token, kv_head, dim)
+pub fn rows(shape: LayerShape, layer: usize, side: u32, tokens: &[u32]) -> Vec<f32> {
+    let mut rows = vec![0.0; tokens.len() * shape.width()];
+    for (row, &token) in rows.chunks_exact_mut(shape.width()).zip(tokens) {
+        fill(token, layer, side, row);
+    }
+    rows
+}
+
+/// Writes one layer of a step.
+pub fn write(
+    store: &mut Store,
+    step: &mut Step,
+    id: SequenceId,
+    layer: usize,
+    tokens: &[u32],
+) -> Result<(), CacheError> {
+    let shape = store.layers()[layer];
+    let (k, v) = (rows(shape, layer, 0, tokens), rows(shape, layer, 1, tokens));
+    store.write(exec(), step, id, layer, &k, &v)
+}
+
+/// A whole step of one sequence.
+pub fn feed(store: &mut Store, id: SequenceId, tokens: &[u32]) -> Result<(), CacheError> {
+    let position = store.stats(id)?.position;
+    let mut step = store.begin(&[Grow {
+        id,
+        position,
+        tokens: tokens.len(),
+    }])?;
+    for layer in 0..store.layers().len() {
+        if let Err(error) = write(store, &mut step, id, layer, tokens) {
+            store.rollback(step);
+            return Err(error);
+        }
+        store.settle(&mut step, layer);
+    }
+    store.commit(step)
+}
+
+/// The bytes of both forms of a block that holds exactly these tokens, and of the sinks.
+pub struct Twin {
+    pub near: Vec<u8>,
+    pub far: Vec<u8>,
+}
+
+pub fn turned(store: &Store, layer: usize, side: u32, tokens: &[u32]) -> Vec<f32> {
+    let shape = store.layers()[layer];
+    let mut rows = rows(shape, layer, side, tokens);
+    let _ = (&mut rows, side);
+    rows
+}
+
+/// Codes the tokens of one block alone.
+pub fn twin(store: &Store, layer: usize, tokens: &[u32]) -> Twin {
+    let shape = store.layers()[layer];
+    let table = Table::best();
+    let near_shape = shape.near_shape();
+    let mut near = vec![0; near_shape.block_bytes()];
+    let (k, v) = near.split_at_mut(near_shape.k_bytes());
+    write_k_rows(table, near_shape, k, 0, &turned(store, layer, 0, tokens));
+    write_v_rows(table, near_shape, v, 0, &turned(store, layer, 1, tokens));
+    let far = if shape.zoned() {
+        recoded(shape, &near)
+    } else {
+        Vec::new()
+    };
+    Twin { near, far }
+}
+
+fn recoded(shape: LayerShape, near: &[u8]) -> Vec<u8> {
+    assert_eq!((shape.near, shape.far), (KvForm::F32, KvForm::F16));
+    let halves = near.chunks_exact(4).flat_map(|x| {
+        let x = f32::from_le_bytes([x[0], x[1], x[2], x[3]]);
+        half::f16::from_f32(x).to_le_bytes()
+    });
+    halves.collect()
+}
+
+/// Where the bytes of one slot of one head lie: (start, len) pieces.
+fn slot_pieces(
+    form: Form,
+    head_dim: usize,
+    keys: bool,
+    slot: usize,
+    f: &mut dyn FnMut(usize, usize),
+) {
+    let mut at = 0;
+    for (i, &bits) in form.codec.planes().iter().enumerate() {
+        let bytes = form.plane_bytes(i, head_dim);
+        let unit = (bits / 8).max(1);
+        if keys {
+            for line in 0..bytes / unit {
+                f(at + (line * BLOCK_SLOTS + slot) * unit, unit);
+            }
+        } else {
+            f(at + slot * bytes, bytes);
+        }
+        at += BLOCK_SLOTS * bytes;
+    }
+    for group in 0..form.groups(head_dim) {
+        f(at + (group * BLOCK_SLOTS + slot) * 2, 2);
+    }
+}
+
+/// The first `rows` slots of two blocks are the same.
+pub fn same_slots(shape: KvShape, a: &[u8], b: &[u8], rows: usize) -> bool {
+    let sides = [
+        (shape.form.k, 0, true),
+        (shape.form.v, shape.k_bytes(), false),
+    ];
+    let mut same = true;
+    for (form, start, keys) in sides {
+        for head in 0..shape.kv_heads {
+            let start = start + head * form.head_bytes(shape.head_dim);
+            for slot in 0..rows {
+                slot_pieces(form, shape.head_dim, keys, slot, &mut |at, n| {
+                    same &= a[start + at..start + at + n] == b[start + at..start + at + n];
+                });
+            }
+        }
+    }
+    same
+}
+
+/// A dumb sequence: every token ever fed, and which positions were evicted.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    pub tokens: Vec<u32>,
+    /// (position): was evicted.
+    pub gone: Vec<bool>,
+}
+
+impl Model {
+    pub fn feed(&mut self, tokens: &[u32]) {
+        self.tokens.extend_from_slice(tokens);
+        self.gone.resize(self.tokens.len(), false);
+    }
+
+    pub fn position(&self) -> u64 {
+        self.tokens.len() as u64
+    }
+
+    /// The blocks a layer must hold: (block, rows).
+    pub fn blocks(&self, shape: LayerShape) -> Vec<(usize, usize)> {
+        let position = self.tokens.len();
+        let mut blocks = Vec::new();
+        for block in 0..position.div_ceil(BLOCK_SLOTS) {
+            let first = block * BLOCK_SLOTS;
+            let end = position.min(first + BLOCK_SLOTS);
+            let rows = (first..end).take_while(|&p| !self.gone[p]).count();
+            let last = (first + BLOCK_SLOTS - 1) as u64;
+            let passed = shape.window.is_some_and(|w| last + w <= position as u64);
+            if rows > 0 && !passed {
+                blocks.push((block, rows));
+            }
+        }
+        blocks
+    }
+}
+
+/// Everything about one sequence that can be seen.
+pub fn check(store: &Store, id: SequenceId, model: &Model) {
+    let stats = store.stats(id).unwrap();
+    assert_eq!(stats.position, model.position(), "position");
+    let zones = store.zones();
+    let mut most_rows = 0;
+    let mut bytes = 0;
+    for (layer, &shape) in store.layers().iter().enumerate() {
+        let view = store.view(id, layer).unwrap();
+        let blocks = model.blocks(shape);
+        let entries: Vec<Entry> = view.entries().to_vec();
+        let found: Vec<(usize, usize)> = entries
+            .iter()
+            .map(|e| (e.first_position as usize / BLOCK_SLOTS, e.rows as usize))
+            .collect();
+        assert_eq!(found, blocks, "blocks of layer {layer}");
+        most_rows = most_rows.max(blocks.iter().map(|b| b.1).sum());
+        check_spans(&view);
+        let last = model.position().saturating_sub(1) / 32;
+        for (i, &(block, rows)) in blocks.iter().enumerate() {
+            let first = block * BLOCK_SLOTS;
+            let is_near = !shape.zoned() || last - block as u64 <= zones.recent_blocks();
+            assert_eq!(
+                entries[i].near.is_some(),
+                is_near,
+                "near form of block {block}"
+            );
+            assert_eq!(
+                entries[i].far.is_none(),
+                is_near,
+                "far form of block {block}"
+            );
+            let shown = view.block(i, last);
+            assert_eq!((shown.rows, shown.first_position), (rows, first as u64));
+            // A far block was full when it was made; a near one may have more than is kept.
+            let end = model.tokens.len().min(first + BLOCK_SLOTS);
+            let twin = twin(store, layer, &model.tokens[first..end]);
+            let (form, expected) = match is_near {
+                true => (shape.near_shape(), &twin.near),
+                false => (shape.far_shape(), &twin.far),
+            };
+            bytes += form.block_bytes();
+            assert_eq!((shown.k.form, shown.v.form), (form.form.k, form.form.v));
+            let content = [shown.k.bytes, shown.v.bytes].concat();
+            assert!(
+                same_slots(form, &content, expected, rows),
+                "content of block {block} of layer {layer}"
+            );
+            bytes += check_sinks(store, layer, shape, zones, model, block, &shown);
+        }
+    }
+    assert_eq!(stats.rows, most_rows, "rows");
+    assert_eq!(stats.bytes, bytes, "bytes");
+}
+
+fn check_sinks(
+    store: &Store,
+    layer: usize,
+    shape: LayerShape,
+    zones: Zones,
+    model: &Model,
+    block: usize,
+    shown: &haversack_kernels::attention::Block<'_>,
+) -> usize {
+    let sink_bytes = shape.sink_bytes(zones);
+    let Some(sinks) = shown.sinks else {
+        assert!(block > 0 || sink_bytes == 0, "sinks are there");
+        return 0;
+    };
+    assert_eq!((block, sinks.rows), (0, zones.sinks));
+    let written = zones.sinks.min(model.tokens.len());
+    for (side, bytes) in [(0, sinks.k), (1, sinks.v)] {
+        let rows = turned(store, layer, side, &model.tokens[..written]);
+        for (slot, row) in rows.chunks_exact(shape.width()).enumerate() {
+            for (head, values) in row.chunks_exact(shape.head_dim).enumerate() {
+                let at = (head * zones.sinks + slot) * shape.head_dim * 2;
+                for (d, &x) in values.iter().enumerate() {
+                    let stored = [bytes[at + 2 * d], bytes[at + 2 * d + 1]];
+                    assert_eq!(stored, half::f16::from_f32(x).to_le_bytes(), "sink {slot}");
+                }
+            }
+        }
+    }
+    sink_bytes
+}
+
+fn check_spans(view: &dyn KvView) {
+    let mut next = 0;
+    let mut last = None;
+    for i in 0..view.spans() {
+        let span = view.span(i);
+        assert_eq!(span.start, next, "spans follow each other");
+        assert!((1..=8).contains(&span.len()));
+        let of = |i| view.block(i, 0).first_position / 256;
+        assert!(span.clone().all(|b| of(b) == of(span.start)), "one 256");
+        assert_ne!(last.replace(of(span.start)), Some(of(span.start)));
+        next = span.end;
+    }
+    assert_eq!(next, view.blocks(), "spans cover the table");
+}
+
+pub fn codec_layer(kv_heads: usize, head_dim: usize, near: Codec, far: Codec) -> LayerShape {
+    LayerShape {
+        near: KvForm::both(near.form()),
+        far: KvForm::both(far.form()),
+        ..LayerShape::plain(kv_heads, head_dim, KvForm::F16)
+    }
+}

@@ -1,0 +1,261 @@
+//! Floats in blocks and beside them: `f16` and `f32` keys and values, and the sinks.
+//!
+//! To f16 means nearest, ties to even, within the finite range; what is not a number stays so. To
+//! f32 is a copy.
+
+use super::code::Side;
+use super::encode::{Coder, HALF_MAX, to_half};
+use super::{BLOCK_SLOTS, KvShape};
+use crate::cpu::Table;
+use crate::ops::lanes::padded;
+use crate::ops::simd::{Simd, simd_fn};
+use half::f16;
+
+/// Bytes of one f16.
+const HALF: usize = 2;
+/// Bytes of one f32.
+const WORD: usize = 4;
+
+/// Copies need no table: there is nothing to round.
+pub(super) fn store_k_exact(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
+    let (lines, _) = k.as_chunks_mut::<{ BLOCK_SLOTS * 4 }>();
+    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
+        let at = (first_slot + i) * 4;
+        for (line, x) in lines.iter_mut().zip(row) {
+            line[at..at + 4].copy_from_slice(&x.to_le_bytes());
+        }
+    }
+}
+
+pub(super) fn store_v_exact(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
+    let line = shape.head_dim * 4;
+    let bytes = BLOCK_SLOTS * line;
+    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
+        for (head, x) in row.chunks_exact(shape.head_dim).enumerate() {
+            let at = head * bytes + (first_slot + i) * line;
+            let (to, _) = v[at..at + line].as_chunks_mut::<4>();
+            to.iter_mut()
+                .zip(x)
+                .for_each(|(to, x)| *to = x.to_le_bytes());
+        }
+    }
+}
+
+simd_fn! {
+    pub(super) fn store_k(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32])
+        = scalar_store_k, simd_store_k;
+}
+
+fn scalar_store_k(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
+    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
+        // (kv_head, dim) is the order of both, so the row's index is the line's.
+        for (line, x) in k.chunks_exact_mut(BLOCK_SLOTS * HALF).zip(row) {
+            let at = (first_slot + i) * HALF;
+            line[at..at + HALF].copy_from_slice(&to_half(*x));
+        }
+    }
+}
+
+/// Sixteen values clamped and converted.
+#[inline(always)]
+fn half_lanes<S: Simd>(s: S, x: &[f32; 16]) -> [u8; 32] {
+    let (low, high) = (s.splat(-HALF_MAX), s.splat(HALF_MAX));
+    let x = s.load(x);
+    let x = s.if_less(high, x, high, x);
+    let x = s.if_less(x, low, low, x);
+    let mut out = [0; 32];
+    s.store_half(x, &mut out);
+    out
+}
+
+/// Sixteen dimensions of up to 32 slots at a time: the source is read once and in order, and a
+/// line of the block is written while it is in the nearest cache.
+#[inline(always)]
+fn simd_store_k<S: Simd>(s: S, shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
+    let row = shape.row();
+    let slots = rows.len() / row;
+    let mut tile = [[0u8; 32]; BLOCK_SLOTS];
+    for dim in (0..row).step_by(16) {
+        let dims = (row - dim).min(16);
+        for slot in 0..slots {
+            let from = &rows[slot * row + dim..slot * row + dim + dims];
+            tile[slot] = half_lanes(s, &padded(from, 0.0));
+        }
+        for d in 0..dims {
+            let at = ((dim + d) * BLOCK_SLOTS + first_slot) * HALF;
+            let line = &mut k[at..at + slots * HALF];
+            let (line, _) = line.as_chunks_mut::<HALF>();
+            for (to, from) in line.iter_mut().zip(&tile) {
+                *to = [from[2 * d], from[2 * d + 1]];
+            }
+        }
+    }
+}
+
+simd_fn! {
+    pub(super) fn store_v(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32])
+        = scalar_store_v, simd_store_v;
+}
+
+fn scalar_store_v(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
+    let line = shape.head_dim * HALF;
+    let bytes = BLOCK_SLOTS * line;
+    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
+        for (head, x) in row.chunks_exact(shape.head_dim).enumerate() {
+            let at = head * bytes + (first_slot + i) * line;
+            for (to, x) in v[at..at + line].chunks_exact_mut(HALF).zip(x) {
+                to.copy_from_slice(&to_half(*x));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn simd_store_v<S: Simd>(s: S, shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
+    let line = shape.head_dim * HALF;
+    let bytes = BLOCK_SLOTS * line;
+    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
+        for (head, x) in row.chunks_exact(shape.head_dim).enumerate() {
+            let at = head * bytes + (first_slot + i) * line;
+            let (to, to_tail) = v[at..at + line].as_chunks_mut::<32>();
+            let (x, x_tail) = x.as_chunks::<16>();
+            for (to, x) in to.iter_mut().zip(x) {
+                *to = half_lanes(s, x);
+            }
+            let last = half_lanes(s, &padded(x_tail, 0.0));
+            to_tail.copy_from_slice(&last[..to_tail.len()]);
+        }
+    }
+}
+
+/// Values of one dimension of all slots.
+#[inline(always)]
+pub(super) fn k_line<C: Coder>(c: C, half: bool, head: &[u8], dim: usize) -> [f32; BLOCK_SLOTS] {
+    if half {
+        let (lines, _) = head.as_chunks::<{ BLOCK_SLOTS * HALF }>();
+        c.widen(&lines[dim])
+    } else {
+        let (words, _) = head[dim * BLOCK_SLOTS * WORD..].as_chunks::<WORD>();
+        std::array::from_fn(|slot| f32::from_le_bytes(words[slot]))
+    }
+}
+
+/// One number of a head.
+#[inline(always)]
+fn at(side: Side, head_dim: usize, slot: usize, dim: usize) -> usize {
+    match side {
+        Side::K => dim * BLOCK_SLOTS + slot,
+        Side::V => slot * head_dim + dim,
+    }
+}
+
+/// Some dimensions of one slot of one head.
+#[inline(always)]
+pub(super) fn put(
+    side: Side,
+    half: bool,
+    head_dim: usize,
+    head: &mut [u8],
+    slot: usize,
+    first: usize,
+    x: &[f32],
+) {
+    for (i, x) in x.iter().enumerate() {
+        let at = at(side, head_dim, slot, first + i);
+        if half {
+            head[at * HALF..][..HALF].copy_from_slice(&to_half(*x));
+        } else {
+            head[at * WORD..][..WORD].copy_from_slice(&x.to_le_bytes());
+        }
+    }
+}
+
+/// Some dimensions of one slot's values.
+#[inline(always)]
+pub(super) fn get_v(
+    half: bool,
+    head_dim: usize,
+    head: &[u8],
+    slot: usize,
+    first: usize,
+    out: &mut [f32],
+) {
+    let at = at(Side::V, head_dim, slot, first);
+    if half {
+        let (x, _) = head[at * HALF..].as_chunks::<HALF>();
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = f16::from_le_bytes(*x).to_f32_const();
+        }
+    } else {
+        let (x, _) = head[at * WORD..].as_chunks::<WORD>();
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = f32::from_le_bytes(*x);
+        }
+    }
+}
+
+/// Bytes of one side of a layer's sinks.
+pub const fn sink_bytes(kv_heads: usize, head_dim: usize, slots: usize) -> usize {
+    kv_heads * head_dim * slots * HALF
+}
+
+/// Writes one row of one side of the sinks. `row` is (kv_head, dim); `sinks` is f16, (kv_head, slot,
+/// dim) with `slots` slots.
+pub fn write_sink_row(
+    table: Table,
+    head_dim: usize,
+    slots: usize,
+    slot: usize,
+    row: &[f32],
+    sinks: &mut [u8],
+) {
+    assert!(slot < slots, "no such sink");
+    let heads = row.len() / head_dim;
+    assert_eq!(heads * head_dim, row.len(), "whole heads");
+    let sinks = &mut sinks[..sink_bytes(heads, head_dim, slots)];
+    let line = head_dim * HALF;
+    for (head, x) in sinks
+        .chunks_exact_mut(slots * line)
+        .zip(row.chunks_exact(head_dim))
+    {
+        narrow(table, x, &mut head[slot * line..][..line]);
+    }
+}
+
+/// Reads what [`write_sink_row`] wrote.
+pub fn read_sink_row(head_dim: usize, slots: usize, slot: usize, sinks: &[u8], row: &mut [f32]) {
+    assert!(slot < slots, "no such sink");
+    let line = head_dim * HALF;
+    for (head, x) in sinks
+        .chunks_exact(slots * line)
+        .zip(row.chunks_exact_mut(head_dim))
+    {
+        let (halves, _) = head[slot * line..][..line].as_chunks::<HALF>();
+        for (x, half) in x.iter_mut().zip(halves) {
+            *x = f16::from_le_bytes(*half).to_f32_const();
+        }
+    }
+}
+
+simd_fn! {
+    fn narrow(x: &[f32], to: &mut [u8]) = scalar_narrow, simd_narrow;
+}
+
+fn scalar_narrow(x: &[f32], to: &mut [u8]) {
+    let (to, _) = to.as_chunks_mut::<HALF>();
+    for (to, x) in to.iter_mut().zip(x) {
+        *to = to_half(*x);
+    }
+}
+
+/// A row to f16, in order.
+#[inline(always)]
+fn simd_narrow<S: Simd>(s: S, x: &[f32], to: &mut [u8]) {
+    let (to, to_tail) = to.as_chunks_mut::<32>();
+    let (x, x_tail) = x.as_chunks::<16>();
+    for (to, x) in to.iter_mut().zip(x) {
+        *to = half_lanes(s, x);
+    }
+    let last = half_lanes(s, &padded(x_tail, 0.0));
+    to_tail.copy_from_slice(&last[..to_tail.len()]);
+}
