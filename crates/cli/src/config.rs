@@ -167,9 +167,12 @@ fn layers(value: &toml::Value) -> Result<BTreeMap<usize, KvPair>, String> {
         let layer: usize = name
             .parse()
             .map_err(|_| format!("'{name}' is no layer; accepted: numbers from 0 on"))?;
-        let codec = codec
-            .as_str()
-            .ok_or_else(|| format!("layer {layer} is a {}; accepted: a string", codec.type_str()))?;
+        let codec = codec.as_str().ok_or_else(|| {
+            format!(
+                "layer {layer} is a {}; accepted: a string",
+                codec.type_str()
+            )
+        })?;
         let pair = codec
             .parse()
             .map_err(|what| format!("layer {layer} is '{codec}'; {what}"))?;

@@ -80,11 +80,7 @@ pub fn load(model: Option<&str>, compute: &Compute, habits: Habits) -> Result<En
     })
 }
 
-fn open(
-    path: &Path,
-    compute: &Compute,
-    options: &RuntimeOptions,
-) -> Result<(Arc<Model>, Runtime)> {
+fn open(path: &Path, compute: &Compute, options: &RuntimeOptions) -> Result<(Arc<Model>, Runtime)> {
     let (repack, _tidy) = repack(compute);
     let load = LoadOptions {
         context: compute.context,

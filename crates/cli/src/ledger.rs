@@ -41,7 +41,7 @@ impl Holding {
         Ok(Holding {
             tokens_seen: stats.position,
             rows_live: stats.rows,
-            rows_peak: stats.rows_peak,
+            rows_peak: rows_peak(runtime, stats.position, stats.rows),
             bits_effective: (values > 0).then(|| held * 8.0 / values as f64),
             sinks_bytes: stats.bytes.saturating_sub(near_bytes + far_bytes),
             near_bytes,
@@ -54,6 +54,15 @@ impl Holding {
     }
 }
 
+/// Rows only grow until some have left; from then on every 32 tokens they reach the bound again.
+fn rows_peak(runtime: &Runtime, position: u64, rows: usize) -> usize {
+    if position > rows as u64 {
+        runtime.bounds().rows_max.max(rows)
+    } else {
+        rows
+    }
+}
+
 /// The `kv` object of the contract.
 pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
     let ledger = runtime.ledger();
@@ -61,7 +70,7 @@ pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
         "codec": runtime.kv().name(),
         "policy": runtime.bounds().policy_name(),
         "bytes_live": ledger.kv_live,
-        "bytes_peak": ledger.peak,
+        "bytes_peak": ledger.kv_peak + ledger.tables + ledger.scratch + ledger.side,
         "bytes_budget": ledger.budget,
         "bits_effective": holding.bits_effective,
         "tokens_seen": holding.tokens_seen,
@@ -169,7 +178,10 @@ pub fn bar(runtime: &Runtime, holding: &Holding) -> String {
         .filter(|((_, bytes), _)| *bytes > 0)
         .map(|((name, bytes), mark)| format!("{mark} {name} {}", human(*bytes as u64)))
         .collect();
-    format!("{head}{drawn}\n   {}", legend.join(&format!(" {} ", marks.between)))
+    format!(
+        "{head}{drawn}\n   {}",
+        legend.join(&format!(" {} ", marks.between))
+    )
 }
 
 /// How a bar is drawn.
@@ -238,6 +250,9 @@ mod tests {
         // A hair is no cell, and what it adds is not lost.
         assert_eq!(draw(&[1, 1, 23_998], 24_000), "[========================]");
         assert_eq!(draw(&[], 0), "[                        ]");
-        assert_eq!(draw(&[usize::MAX, usize::MAX], 1), format!("[{}]", "*".repeat(24)));
+        assert_eq!(
+            draw(&[usize::MAX, usize::MAX], 1),
+            format!("[{}]", "*".repeat(24))
+        );
     }
 }

@@ -201,17 +201,6 @@ pub enum Weights {
     Locked,
 }
 
-impl Weights {
-    pub fn name(self) -> &'static str {
-        match self {
-            Weights::Auto => "auto",
-            Weights::Mapped => "mapped",
-            Weights::Prefetch => "prefetch",
-            Weights::Locked => "locked",
-        }
-    }
-}
-
 /// Windows from positions on, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WindowPlan(pub Vec<(u64, usize)>);
@@ -256,13 +245,33 @@ mod tests {
     fn codecs_of_keys_and_values() {
         let pair = |k, v| Ok(Kv::Named(KvPair { k, v }));
         assert_eq!("auto".parse(), Ok(Kv::Auto));
-        assert_eq!("int4-plain".parse(), pair(Codec::Int4Plain, Codec::Int4Plain));
+        assert_eq!(
+            "int4-plain".parse(),
+            pair(Codec::Int4Plain, Codec::Int4Plain)
+        );
         assert_eq!("k=int8,v=int4".parse(), pair(Codec::Int8, Codec::Int4));
         assert_eq!("v=int4,k=int8".parse(), pair(Codec::Int8, Codec::Int4));
         for text in [
-            "", "INT4", "Int4", "int6", "q4_0", "k=", "k=int4", "v=int4", "k=int4,", "k=int4,k=int4",
-            "v=int4,v=int8,k=f16", "k=int4;v=int4", "k=int4,v=", "k=auto,v=int4", "k=int4, v=int4",
-            "K=int4,V=int4", " int4", "int4,int8", "=int4", "k==int4,v=int4",
+            "",
+            "INT4",
+            "Int4",
+            "int6",
+            "q4_0",
+            "k=",
+            "k=int4",
+            "v=int4",
+            "k=int4,",
+            "k=int4,k=int4",
+            "v=int4,v=int8,k=f16",
+            "k=int4;v=int4",
+            "k=int4,v=",
+            "k=auto,v=int4",
+            "k=int4, v=int4",
+            "K=int4,V=int4",
+            " int4",
+            "int4,int8",
+            "=int4",
+            "k==int4,v=int4",
         ] {
             let error = text.parse::<Kv>().unwrap_err();
             for name in Codec::ALL.map(Codec::name) {
@@ -289,7 +298,17 @@ mod tests {
     fn plans_of_the_window() {
         let plan = "4096:256,8192:512".parse();
         assert_eq!(plan, Ok(WindowPlan(vec![(4096, 256), (8192, 512)])));
-        for text in ["", "5", "5:", ":5", "5:0", "5:-1", "64:5,64:6", "64:5,32:6", "64:5,"] {
+        for text in [
+            "",
+            "5",
+            "5:",
+            ":5",
+            "5:0",
+            "5:-1",
+            "64:5,64:6",
+            "64:5,32:6",
+            "64:5,",
+        ] {
             assert!(text.parse::<WindowPlan>().is_err(), "{text}");
         }
     }

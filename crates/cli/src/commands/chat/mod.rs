@@ -188,9 +188,15 @@ impl Conversation {
         };
         let length = match self.engine.room() {
             Some(room) => format!("{room} tokens"),
-            None => format!("{} tokens at a time, no end", self.engine.runtime.bounds().rows_max),
+            None => format!(
+                "{} tokens at a time, no end",
+                self.engine.runtime.bounds().rows_max
+            ),
         };
-        format!("{}, {length}, {kv} keys and values. /help for help.", one_line(name))
+        format!(
+            "{}, {length}, {kv} keys and values. /help for help.",
+            one_line(name)
+        )
     }
 
     fn clear(&mut self) {
