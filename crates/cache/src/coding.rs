@@ -6,10 +6,12 @@
 use crate::error::CacheError;
 use crate::pool::reserve_exact;
 use crate::size::LayerShape;
-use half::f16;
 use haversack_kernels::cpu::Table as Kernels;
-use haversack_kernels::format::kv::code::{write_k_rows, write_v_rows};
-use haversack_kernels::format::kv::{BLOCK_SLOTS, Form, KvShape, Turn};
+use haversack_kernels::format::kv::code::{
+    recode_k_head, recode_v_head, write_k_rows, write_sink_row, write_v_rows,
+};
+use haversack_kernels::format::kv::{BLOCK_SLOTS, KvShape, Turn};
+use haversack_kernels::ops::turn::turn;
 
 /// The mean key of a layer: (kv_head, dim).
 pub(crate) struct Mean {
@@ -24,7 +26,7 @@ impl Mean {
         let mut turned = Vec::new();
         reserve_exact(&mut turned, model.len())?;
         turned.extend_from_slice(&model);
-        turn(
+        turn_rows(
             Kernels::best(),
             shape.basis().k,
             shape.head_dim,
@@ -102,7 +104,7 @@ pub(crate) fn prepare<'a>(
             row.iter_mut().zip(&mean.model).for_each(|(x, m)| *x -= m);
         }
     }
-    turn(table, to, shape.head_dim, stage);
+    turn_rows(table, to, shape.head_dim, stage);
     stage
 }
 
@@ -132,41 +134,25 @@ pub(crate) fn recode_head(
     recode_v_head(table, near.head_dim, near.form.v, from_v, far.form.v, to_v);
 }
 
-/// Exact rows of the first tokens, f16: one side of the overlay, (kv_head, slot, dim) with `sinks`
-/// slots.
+/// Exact rows of the first tokens: one side of the overlay, (kv_head, slot, dim) with `sinks` slots.
 pub(crate) fn write_sinks(
+    table: Kernels,
     shape: LayerShape,
     sinks: usize,
     side: &mut [u8],
     first_slot: usize,
     rows: &[f32],
 ) {
-    let dim = shape.head_dim;
     for (i, row) in rows.chunks_exact(shape.width()).enumerate() {
-        for (head, values) in row.chunks_exact(dim).enumerate() {
-            let at = (head * sinks + first_slot + i) * dim * 2;
-            let (to, _) = side[at..at + dim * 2].as_chunks_mut::<2>();
-            for (to, x) in to.iter_mut().zip(values) {
-                // Within the finite range, as f16 blocks are.
-                let x = x.clamp(f16::MIN.to_f32(), f16::MAX.to_f32());
-                *to = f16::from_f32(x).to_le_bytes();
-            }
+        write_sink_row(table, shape.head_dim, sinks, first_slot + i, row, side);
+    }
+}
+
+/// Heads, one after the other, into another basis.
+fn turn_rows(table: Kernels, to: Turn, head_dim: usize, rows: &mut [f32]) {
+    if to != Turn::None {
+        for head in rows.chunks_exact_mut(head_dim) {
+            turn(table, to, head);
         }
     }
-}
-
-fn turn(_table: Kernels, turn: Turn, _head_dim: usize, _rows: &mut [f32]) {
-    assert!(turn == Turn::None);
-}
-
-fn recode_k_head(_t: Kernels, _dim: usize, from: Form, src: &[u8], to: Form, dst: &mut [u8]) {
-    assert!(from == Form::F32 && to == Form::F16);
-    for (to, from) in dst.chunks_exact_mut(2).zip(src.chunks_exact(4)) {
-        let x = f32::from_le_bytes([from[0], from[1], from[2], from[3]]);
-        to.copy_from_slice(&f16::from_f32(x).to_le_bytes());
-    }
-}
-
-fn recode_v_head(t: Kernels, dim: usize, from: Form, src: &[u8], to: Form, dst: &mut [u8]) {
-    recode_k_head(t, dim, from, src, to, dst);
 }

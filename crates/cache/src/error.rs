@@ -31,6 +31,8 @@ pub enum CacheError {
         found: usize,
         most: usize,
     },
+    #[error("layer {layer}: heads of {head_dim} cannot be stored in this form")]
+    Form { layer: usize, head_dim: usize },
     #[error("the mean keys of layer {layer} have {found} values, expected {expected}")]
     Mean {
         layer: usize,

@@ -4,13 +4,11 @@
 //! the ledger shows. What it does not count: tables and lists ([`crate::Ledger::tables`]).
 
 use crate::policy::window::WindowParams;
+use haversack_kernels::format::kv::code::sink_bytes;
 use haversack_kernels::format::kv::{BLOCK_SLOTS, Basis, KvForm, KvShape};
 
 /// [`BLOCK_SLOTS`] as positions count.
 pub(crate) const SLOTS: u64 = BLOCK_SLOTS as u64;
-
-/// Bytes of one f16: what sinks are stored in.
-const HALF: usize = 2;
 
 /// What one layer keeps of each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +61,15 @@ impl LayerShape {
         self.near != self.far
     }
 
+    /// Whether heads of this size can be stored so.
+    pub const fn fits(self) -> bool {
+        let dim = self.head_dim;
+        self.near.k.fits(dim)
+            && self.near.v.fits(dim)
+            && self.far.k.fits(dim)
+            && self.far.v.fits(dim)
+    }
+
     /// Values of K (and of V) per token.
     pub const fn width(self) -> usize {
         self.kv_heads * self.head_dim
@@ -77,7 +84,7 @@ impl LayerShape {
         if floats {
             0
         } else {
-            2 * zones.sinks * self.width() * HALF
+            2 * sink_bytes(self.kv_heads, self.head_dim, zones.sinks)
         }
     }
 }
@@ -103,7 +110,7 @@ impl Zones {
 pub enum Kept {
     /// All of them.
     All,
-    /// What the window policy leaves when it is asked at every multiple of 32.
+    /// What the window policy leaves when it is asked wherever a block may leave.
     Window(WindowParams),
 }
 
@@ -174,8 +181,7 @@ impl Kept {
         match self {
             Kept::All => (0..0, 0..end),
             Kept::Window(params) => {
-                // The policy was last asked at the last multiple of 32.
-                let gap = params.gap(position / SLOTS * SLOTS);
+                let gap = params.gap(position);
                 if gap.is_empty() {
                     (0..0, 0..end)
                 } else {

@@ -174,6 +174,11 @@ impl TableView<'_> {
         &self.table.entries
     }
 
+    /// The block of the exact copy of the first tokens.
+    pub fn sink_block(&self) -> Option<BlockId> {
+        self.table.sinks
+    }
+
     fn sinks(&self) -> Option<Sinks<'_>> {
         let bytes = self.sinks?.bytes(self.table.sinks?);
         let (k, v) = bytes.split_at(bytes.len() / 2);

@@ -92,7 +92,10 @@ pub fn cases(tokenizer: &Tokenizer, filler: &[u32], tokens: usize, count: usize)
         prompt.extend_from_slice(&text[FACTS * fifth..]);
         prompt.extend(encode(&format!(" The secret code of {} is", name(asked))));
         codes.swap(0, asked);
-        let answers = codes.iter().map(|code| encode(&format!(" {code}"))).collect();
+        let answers = codes
+            .iter()
+            .map(|code| encode(&format!(" {code}")))
+            .collect();
         cases.push(Case { prompt, answers });
     }
     cases

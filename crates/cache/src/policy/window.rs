@@ -6,10 +6,10 @@
 //!            [ stays )[ leaves, in whole blocks )[ stays, its whole first block too )
 //! ```
 //!
-//! Blocks leave only when the position is a multiple of 32, so that what is left never depends on
-//! how the tokens were fed. An anchor count inside a block cuts that block's rows. Right after an
-//! eviction at most `anchors + window + 31` rows are kept, and never more than 31 above that before
-//! the next.
+//! A block leaves when all of it is older than the window: at every position that differs from the
+//! window by a multiple of 32. Who asks there, and feeds no tokens across such a position, keeps the
+//! same rows however the tokens were fed, and never more than `anchors + window + 32`. An anchor
+//! count inside a block cuts that block's rows.
 
 use super::{Plan, Snapshot};
 use crate::error::CannotFit;
@@ -25,7 +25,7 @@ pub struct WindowParams {
 }
 
 impl WindowParams {
-    /// The positions that are gone once the policy was asked at `position`, a multiple of 32.
+    /// The positions that are gone at `position`.
     pub fn gap(self, position: u64) -> Range<u64> {
         let start = self.anchors;
         let end = position.saturating_sub(self.window) / SLOTS * SLOTS;
@@ -36,7 +36,7 @@ impl WindowParams {
 /// What leaves now.
 pub fn plan(snapshot: &Snapshot, params: &WindowParams) -> Plan {
     let gap = params.gap(snapshot.position);
-    if !snapshot.position.is_multiple_of(SLOTS) || gap.is_empty() {
+    if gap.is_empty() {
         return Plan::nothing(snapshot);
     }
     Plan::without(snapshot, gap)

@@ -1,7 +1,7 @@
 //! Sequences over pools of blocks: the one place where tables change.
 //!
-//! [`step`] grows sequences (`begin` → `write` → `settle` → `commit`, or `rollback`), [`evict`] makes
-//! them shorter, [`tidy`] gives memory back. This file holds what they share, and opens, forks and
+//! [`step`] and [`write`] grow sequences (`begin` → `write` → `settle` → `commit`, or `rollback`),
+//! [`evict`] makes them shorter, [`tidy`] gives memory back. This file holds what they share, and opens, forks and
 //! closes sequences.
 //!
 //! Invariants between steps: an entry has one form; near forms are exactly those within the recent
@@ -11,6 +11,7 @@
 mod evict;
 mod step;
 mod tidy;
+mod write;
 
 pub use evict::Applied;
 pub use step::{Grow, Step};
@@ -98,9 +99,9 @@ struct Sequence {
     segments: Segments,
 }
 
-/// Gaps that every sequence has room for: with anchors and a window there is one, and the next one
-/// before they merge.
-const GAPS: usize = 2;
+/// Gaps that every sequence has room for, so that making room does not ask for room. With anchors and
+/// a window there is one, and a few when their numbers change on the way.
+const GAPS: usize = 8;
 
 pub struct Store {
     shapes: Vec<LayerShape>,
@@ -143,6 +144,10 @@ impl Store {
         };
         let mut made = Vec::new();
         for (i, (&shape, mean)) in layers.iter().zip(means).enumerate() {
+            if !shape.fits() || shape.width() == 0 {
+                let head_dim = shape.head_dim;
+                return Err(CacheError::Form { layer: i, head_dim });
+            }
             let sink_bytes = shape.sink_bytes(zones);
             made.push(Layer {
                 shape,

@@ -17,15 +17,10 @@
 //! returns them before the next layer is written.
 
 use super::{Layer, SequenceId, Store, release, release_sinks};
-use crate::coding::{prepare, recode_batch, recode_head, write_k, write_sinks, write_v};
 use crate::error::CacheError;
 use crate::pool::{BlockId, Pool, Reservation, reserve_exact};
 use crate::size::{Need, SLOTS, Standing, first_seen_block, near_from};
-use crate::table::{Entry, Table};
-use haversack_kernels::Exec;
-use haversack_kernels::format::kv::BLOCK_SLOTS;
-use haversack_kernels::threads::chunks_mut;
-use std::ops::Range;
+use crate::table::Table;
 
 /// One sequence's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,43 +35,43 @@ pub struct Grow {
 #[must_use = "a step ends with commit or rollback"]
 pub struct Step {
     /// (pool)
-    reservations: Vec<Reservation>,
-    members: Vec<Member>,
+    pub(super) reservations: Vec<Reservation>,
+    pub(super) members: Vec<Member>,
     /// (member, layer)
-    marks: Vec<Mark>,
+    pub(super) marks: Vec<Mark>,
     /// The layer whose new near forms are not given back yet.
-    unsettled: Option<usize>,
+    pub(super) unsettled: Option<usize>,
 }
 
 #[derive(Clone, Copy)]
-struct Member {
-    id: SequenceId,
-    index: usize,
-    position: u64,
-    tokens: usize,
+pub(super) struct Member {
+    pub id: SequenceId,
+    pub index: usize,
+    pub position: u64,
+    pub tokens: usize,
 }
 
 /// A table as it was, as far as the step changes it.
 #[derive(Clone, Copy)]
-struct Mark {
-    written: bool,
-    entries: usize,
+pub(super) struct Mark {
+    pub written: bool,
+    pub entries: usize,
     /// Rows of the last entry.
-    tail_rows: u32,
+    pub tail_rows: u32,
     /// The shared block that a private copy stands in for.
-    tail: Option<BlockId>,
-    sinks: Option<BlockId>,
+    pub tail: Option<BlockId>,
+    pub sinks: Option<BlockId>,
 }
 
 impl Mark {
     /// The first entry whose near form the step made, a private copy of the tail included.
-    fn first_made(&self) -> usize {
+    pub fn first_made(&self) -> usize {
         self.entries - usize::from(self.tail.is_some())
     }
 }
 
 impl Step {
-    fn member(&self, id: SequenceId) -> Option<usize> {
+    pub(super) fn member(&self, id: SequenceId) -> Option<usize> {
         self.members.iter().position(|m| m.id == id)
     }
 }
@@ -220,210 +215,6 @@ impl Store {
         Ok(())
     }
 
-    /// Appends rows to one layer: `k` and `v` are (row, kv_head, dim) in the model's basis, keys
-    /// already rotated. Blocks that the last query of the step sees from afar get their far form.
-    pub fn write(
-        &mut self,
-        exec: Exec<'_>,
-        step: &mut Step,
-        id: SequenceId,
-        layer: usize,
-        k: &[f32],
-        v: &[f32],
-    ) -> Result<(), CacheError> {
-        let index = self.find(id)?;
-        let m = step.member(id).ok_or(CacheError::NotInStep { index })?;
-        let member = step.members[m];
-        let shape = self.layer(layer)?.shape;
-        let expected = member.tokens.saturating_mul(shape.width());
-        for values in [k, v] {
-            if values.len() != expected {
-                return Err(CacheError::Shape {
-                    layer,
-                    rows: member.tokens,
-                    expected,
-                    found: values.len(),
-                });
-            }
-        }
-        let mark = m * self.layers.len() + layer;
-        if step.marks[mark].written {
-            return Err(CacheError::Growth {
-                layer,
-                expected: member.tokens,
-                found: 2 * member.tokens,
-            });
-        }
-        if let Some(other) = step.unsettled.filter(|&other| other != layer) {
-            return Err(CacheError::Unsettled { layer: other });
-        }
-        step.marks[mark].written = true;
-        if member.tokens == 0 {
-            return Ok(());
-        }
-        self.copy_shared(step, &member, layer, mark);
-        self.append(exec, step, &member, layer, k, v);
-        self.recode(exec, step, &member, layer);
-        let table = &self.sequences[index].tables[layer];
-        let both = |e: &Entry| e.near.is_some() && e.far.is_some();
-        if table.entries[step.marks[mark].first_made()..]
-            .iter()
-            .any(both)
-        {
-            step.unsettled = Some(layer);
-        }
-        self.note_peak();
-        Ok(())
-    }
-
-    /// A block that another table holds too is not written: a copy takes its place.
-    fn copy_shared(&mut self, step: &mut Step, member: &Member, l: usize, mark: usize) {
-        let layer = &self.layers[l];
-        let table = &mut self.sequences[member.index].tables[l];
-        let pool = &mut self.pools[layer.near_pool];
-        let tail = table.tail(member.position).and_then(|e| e.near);
-        if let Some(shared) = tail.filter(|&id| pool.is_shared(id)) {
-            let private = pool.acquire(&mut step.reservations[layer.near_pool]);
-            pool.copy(shared, private);
-            step.marks[mark].tail = Some(shared);
-            if let Some(last) = table.entries.last_mut() {
-                last.near = Some(private);
-            }
-        }
-        let Some(sink_pool) = layer.sink_pool else {
-            return;
-        };
-        if member.position >= self.zones.sinks as u64 {
-            return;
-        }
-        let pool = &mut self.pools[sink_pool];
-        match table.sinks {
-            Some(shared) if pool.is_shared(shared) => {
-                let private = pool.acquire(&mut step.reservations[sink_pool]);
-                pool.copy(shared, private);
-                table.sinks = Some(private);
-            }
-            Some(_) => {}
-            None => {
-                let made = pool.acquire(&mut step.reservations[sink_pool]);
-                pool.bytes_mut(made).fill(0);
-                table.sinks = Some(made);
-            }
-        }
-    }
-
-    /// The rows in near form, and the first tokens in f16 beside.
-    fn append(
-        &mut self,
-        exec: Exec<'_>,
-        step: &mut Step,
-        member: &Member,
-        l: usize,
-        k: &[f32],
-        v: &[f32],
-    ) {
-        let layer = &self.layers[l];
-        let (shape, near) = (layer.shape, layer.shape.near_shape());
-        let basis = shape.basis();
-        let table = &mut self.sequences[member.index].tables[l];
-        let mut done = 0;
-        while done < member.tokens {
-            let position = member.position + done as u64;
-            let slot = (position % SLOTS) as usize;
-            let rows = (BLOCK_SLOTS - slot).min(member.tokens - done);
-            if slot == 0 {
-                let pool = &mut self.pools[layer.near_pool];
-                let block = pool.acquire(&mut step.reservations[layer.near_pool]);
-                table.push(Entry {
-                    near: Some(block),
-                    far: None,
-                    first_position: position,
-                    rows: rows as u32,
-                });
-            } else {
-                table.extend_last(rows);
-            }
-            let block = table.entries.last().and_then(|e| e.near);
-            let block = block.unwrap_or_else(|| unreachable!("the current block is near"));
-            let from = done * shape.width()..(done + rows) * shape.width();
-            let sinks = self.zones.sinks;
-            // Rows of this block that are among the first of the sequence.
-            let exact =
-                sinks.saturating_sub(position.min(SLOTS) as usize).min(rows) * shape.width();
-            let exact_at = |pool: Option<usize>| pool.filter(|_| exact > 0).zip(table.sinks);
-
-            let stage = &mut self.staging.rows;
-            let rows_k = &k[from.clone()];
-            let rows_k = prepare(
-                exec.table,
-                shape,
-                basis.k,
-                layer.mean.as_ref(),
-                stage,
-                rows_k,
-            );
-            let bytes = self.pools[layer.near_pool].bytes_mut(block);
-            write_k(exec.table, near, bytes, slot, rows_k);
-            if let Some((pool, id)) = exact_at(layer.sink_pool) {
-                let bytes = self.pools[pool].bytes_mut(id);
-                let side = bytes.len() / 2;
-                write_sinks(shape, sinks, &mut bytes[..side], slot, &rows_k[..exact]);
-            }
-
-            let stage = &mut self.staging.rows;
-            let rows_v = prepare(exec.table, shape, basis.v, None, stage, &v[from]);
-            let bytes = self.pools[layer.near_pool].bytes_mut(block);
-            write_v(exec.table, near, bytes, slot, rows_v);
-            if let Some((pool, id)) = exact_at(layer.sink_pool) {
-                let bytes = self.pools[pool].bytes_mut(id);
-                let side = bytes.len() / 2;
-                write_sinks(shape, sinks, &mut bytes[side..], slot, &rows_v[..exact]);
-            }
-            done += rows;
-        }
-    }
-
-    /// Far forms for the near blocks that leave the recent zone of the step's last query.
-    fn recode(&mut self, exec: Exec<'_>, step: &mut Step, member: &Member, l: usize) {
-        let layer = &self.layers[l];
-        let end = member.position + member.tokens as u64;
-        let leaving = leaving(
-            &self.sequences[member.index].tables[l],
-            near_from(layer.shape, self.zones, end),
-        );
-        let (near, far) = (layer.shape.near_shape(), layer.shape.far_shape());
-        let k_head = far.form.k.head_bytes(far.head_dim);
-        let v_head = far.form.v.head_bytes(far.head_dim);
-        let mut first = leaving.start;
-        while first < leaving.end {
-            let entries = first..leaving.end.min(first + recode_batch(far.block_bytes()));
-            let table = &self.sequences[member.index].tables[l];
-            let pool = &self.pools[layer.near_pool];
-            let coded = &mut self.staging.coded[..entries.len() * far.block_bytes()];
-            chunks_mut(exec.pool, coded, k_head + v_head, &|unit, to: &mut [u8]| {
-                let entry = &table.entries[entries.start + unit / far.kv_heads];
-                if let Some(id) = entry.near {
-                    let head = unit % far.kv_heads;
-                    recode_head(exec.table, near, far, head, pool.bytes(id), to);
-                }
-            });
-            let table = &mut self.sequences[member.index].tables[l];
-            let pool = &mut self.pools[layer.far_pool];
-            let blocks = self.staging.coded.chunks_exact(far.block_bytes());
-            for (entry, coded) in table.entries[entries.clone()].iter_mut().zip(blocks) {
-                let id = pool.acquire(&mut step.reservations[layer.far_pool]);
-                let (k, v) = pool.bytes_mut(id).split_at_mut(far.k_bytes());
-                let heads = coded.chunks_exact(k_head + v_head);
-                for (head, coded) in heads.enumerate() {
-                    k[head * k_head..][..k_head].copy_from_slice(&coded[..k_head]);
-                    v[head * v_head..][..v_head].copy_from_slice(&coded[k_head..]);
-                }
-                entry.far = Some(id);
-            }
-            first = entries.end;
-        }
-    }
-
     /// After attention of that layer: near forms that the step made and that have a far form go
     /// back to the reservation, for the next layer.
     pub fn settle(&mut self, step: &mut Step, layer: usize) {
@@ -515,14 +306,6 @@ fn new_blocks(member: &Member) -> usize {
     (end.div_ceil(SLOTS) - member.position.div_ceil(SLOTS)) as usize
 }
 
-/// Entries that are near and before block `near_from`: they stand together.
-fn leaving(table: &Table, near_from: u64) -> Range<usize> {
-    let end = table.entries.partition_point(|e| e.block() < near_from);
-    let near = table.entries[..end].iter().rev();
-    let count = near.take_while(|e| e.near.is_some()).count();
-    end - count..end
-}
-
 /// What was kept for a rollback goes.
 fn finish(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark) {
     if let Some(shared) = mark.tail {
@@ -536,7 +319,7 @@ fn finish(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark) {
             && let Some(near) = entry.near.take()
         {
             pools[layer.near_pool].release(near);
-        } else if i < mark.entries && entry.near.is_none() {
+        } else if i < mark.first_made() && entry.near.is_none() {
             break;
         }
     }
@@ -548,10 +331,10 @@ fn undo(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark) {
     }
     if let Some(last) = table.entries.last_mut() {
         last.rows = mark.tail_rows;
-        if let Some(shared) = mark.tail {
-            if let Some(private) = last.near.replace(shared) {
-                pools[layer.near_pool].release(private);
-            }
+        if let Some(shared) = mark.tail
+            && let Some(private) = last.near.replace(shared)
+        {
+            pools[layer.near_pool].release(private);
         }
     }
     for entry in table.entries.iter_mut().filter(|e| e.near.is_some()) {
@@ -569,12 +352,13 @@ fn undo(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark) {
 /// Blocks before `first` leave a layer whose window has passed them.
 fn drop_passed(pools: &mut [Pool], layer: &Layer, table: &mut Table, first: u64) {
     let passed = table.entries.partition_point(|e| e.first_position < first);
-    if passed > 0 {
-        for entry in table.entries.drain(..passed) {
-            release(pools, layer, &entry);
-        }
-        release_sinks(pools, layer, table.sinks.take());
-        table.recount();
+    if passed == 0 {
+        return;
     }
-    table.passed = table.passed.max(first);
+    for entry in table.entries.drain(..passed) {
+        table.passed = entry.first_position + SLOTS;
+        release(pools, layer, &entry);
+    }
+    release_sinks(pools, layer, table.sinks.take());
+    table.recount();
 }

@@ -3,16 +3,21 @@
 
 #![allow(dead_code)]
 
+use haversack_cache::policy::window::WindowParams;
 use haversack_cache::{
-    CacheError, Codec, Entry, Form, Grow, KvForm, KvShape, LayerShape, SequenceId, Step, Store,
-    Zones,
+    CacheError, Codec, Entry, Form, Grow, KvForm, KvShape, LayerShape, Positions, SequenceId, Step,
+    Store, StoreOptions, Zones,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::KvView;
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
-use haversack_kernels::format::kv::code::{write_k_rows, write_v_rows};
+use haversack_kernels::format::kv::code::{
+    recode_k_head, recode_v_head, write_k_rows, write_v_rows,
+};
+use haversack_kernels::ops::turn::turn;
 use haversack_kernels::threads::Pool;
+use std::collections::HashMap;
 use std::sync::OnceLock;
 
 /// One thread: the tests are about bytes, and cores are few.
@@ -81,43 +86,82 @@ pub fn feed(store: &mut Store, id: SequenceId, tokens: &[u32]) -> Result<(), Cac
     store.commit(step)
 }
 
-/// The bytes of both forms of a block that holds exactly these tokens, and of the sinks.
+/// The bytes of both forms of a block that holds exactly these tokens.
 pub struct Twin {
     pub near: Vec<u8>,
     pub far: Vec<u8>,
 }
 
-pub fn turned(store: &Store, layer: usize, side: u32, tokens: &[u32]) -> Vec<f32> {
-    let shape = store.layers()[layer];
-    let mut rows = rows(shape, layer, side, tokens);
-    let _ = (&mut rows, side);
-    rows
+/// Codes rows alone: from the model's numbers to the bytes that a store must hold.
+pub struct Coder {
+    layers: Vec<LayerShape>,
+    means: Vec<Option<Vec<f32>>>,
+    known: HashMap<(usize, Vec<u32>), Twin>,
 }
 
-/// Codes the tokens of one block alone.
-pub fn twin(store: &Store, layer: usize, tokens: &[u32]) -> Twin {
-    let shape = store.layers()[layer];
-    let table = Table::best();
-    let near_shape = shape.near_shape();
-    let mut near = vec![0; near_shape.block_bytes()];
-    let (k, v) = near.split_at_mut(near_shape.k_bytes());
-    write_k_rows(table, near_shape, k, 0, &turned(store, layer, 0, tokens));
-    write_v_rows(table, near_shape, v, 0, &turned(store, layer, 1, tokens));
-    let far = if shape.zoned() {
-        recoded(shape, &near)
-    } else {
-        Vec::new()
-    };
-    Twin { near, far }
-}
+impl Coder {
+    pub fn new(options: &StoreOptions) -> Coder {
+        let mut means = options.means.clone();
+        means.resize(options.layers.len(), None);
+        Coder {
+            layers: options.layers.clone(),
+            means,
+            known: HashMap::new(),
+        }
+    }
 
-fn recoded(shape: LayerShape, near: &[u8]) -> Vec<u8> {
-    assert_eq!((shape.near, shape.far), (KvForm::F32, KvForm::F16));
-    let halves = near.chunks_exact(4).flat_map(|x| {
-        let x = f32::from_le_bytes([x[0], x[1], x[2], x[3]]);
-        half::f16::from_f32(x).to_le_bytes()
-    });
-    halves.collect()
+    /// (token, kv_head, dim), centred and turned.
+    pub fn rows(&self, layer: usize, side: u32, tokens: &[u32]) -> Vec<f32> {
+        let shape = self.layers[layer];
+        let mut rows = rows(shape, layer, side, tokens);
+        if let (0, Some(mean)) = (side, &self.means[layer]) {
+            for row in rows.chunks_exact_mut(shape.width()) {
+                row.iter_mut().zip(mean).for_each(|(x, m)| *x -= m);
+            }
+        }
+        let basis = shape.basis();
+        for head in rows.chunks_exact_mut(shape.head_dim) {
+            let to = if side == 0 { basis.k } else { basis.v };
+            turn(Table::best(), to, head);
+        }
+        rows
+    }
+
+    fn twin(&mut self, layer: usize, tokens: &[u32]) -> &Twin {
+        if self.known.len() > 2000 {
+            self.known.clear();
+        }
+        let key = (layer, tokens.to_vec());
+        if !self.known.contains_key(&key) {
+            let twin = self.code(layer, tokens);
+            self.known.insert(key.clone(), twin);
+        }
+        &self.known[&key]
+    }
+
+    fn code(&self, layer: usize, tokens: &[u32]) -> Twin {
+        let shape = self.layers[layer];
+        let table = Table::best();
+        let (from, to) = (shape.near_shape(), shape.far_shape());
+        let mut near = vec![0; from.block_bytes()];
+        let (k, v) = near.split_at_mut(from.k_bytes());
+        write_k_rows(table, from, k, 0, &self.rows(layer, 0, tokens));
+        write_v_rows(table, from, v, 0, &self.rows(layer, 1, tokens));
+        let mut far = vec![0; to.block_bytes()];
+        let ((near_k, near_v), (far_k, far_v)) = (
+            near.split_at(from.k_bytes()),
+            far.split_at_mut(to.k_bytes()),
+        );
+        let dim = shape.head_dim;
+        for head in 0..shape.kv_heads {
+            let part = |form: Form| head * form.head_bytes(dim)..(head + 1) * form.head_bytes(dim);
+            let (a, b) = (from.form.k, to.form.k);
+            recode_k_head(table, dim, a, &near_k[part(a)], b, &mut far_k[part(b)]);
+            let (a, b) = (from.form.v, to.form.v);
+            recode_v_head(table, dim, a, &near_v[part(a)], b, &mut far_v[part(b)]);
+        }
+        Twin { near, far }
+    }
 }
 
 /// Where the bytes of one slot of one head lie: (start, len) pieces.
@@ -152,6 +196,9 @@ pub fn same_slots(shape: KvShape, a: &[u8], b: &[u8], rows: usize) -> bool {
         (shape.form.k, 0, true),
         (shape.form.v, shape.k_bytes(), false),
     ];
+    if rows == BLOCK_SLOTS {
+        return a == b;
+    }
     let mut same = true;
     for (form, start, keys) in sides {
         for head in 0..shape.kv_heads {
@@ -172,6 +219,9 @@ pub struct Model {
     pub tokens: Vec<u32>,
     /// (position): was evicted.
     pub gone: Vec<bool>,
+    /// Where it stood at the last eviction.
+    pub evicted_at: usize,
+    pub positions: Positions,
 }
 
 impl Model {
@@ -182,6 +232,76 @@ impl Model {
 
     pub fn position(&self) -> u64 {
         self.tokens.len() as u64
+    }
+
+    pub fn truncate(&mut self, position: usize) {
+        self.tokens.truncate(position);
+        self.gone.truncate(position);
+        if !self.gone.contains(&true) {
+            self.evicted_at = 0;
+        }
+    }
+
+    /// The window policy, position by position. Returns how many left.
+    pub fn evict(&mut self, params: &WindowParams) -> usize {
+        let position = self.tokens.len();
+        if !position.is_multiple_of(BLOCK_SLOTS) {
+            return 0;
+        }
+        let mut left = 0;
+        for p in 0..position {
+            let block_end = p / BLOCK_SLOTS * BLOCK_SLOTS + BLOCK_SLOTS;
+            let recent = block_end as u64 + params.window > position as u64;
+            if p as u64 >= params.anchors && !recent && !self.gone[p] {
+                self.gone[p] = true;
+                left += 1;
+            }
+        }
+        if left > 0 {
+            self.evicted_at = position;
+        }
+        left
+    }
+
+    /// Whether what was held at `p` is all there, in the form it had.
+    pub fn restores(&self, store: &Store, p: usize) -> bool {
+        let now = self.tokens.len();
+        let whole = p >= self.evicted_at || !self.gone[..p].contains(&true);
+        let mut then = self.clone();
+        then.truncate(p);
+        p == 0
+            || whole
+                && store.layers().iter().all(|&shape| {
+                    let held = self.blocks(shape);
+                    then.blocks(shape).iter().all(|&(block, rows)| {
+                        let has = held.iter().any(|&(b, r)| b == block && r >= rows);
+                        has && self.is_near(store, shape, block, now)
+                            == self.is_near(store, shape, block, p)
+                    })
+                })
+    }
+
+    fn is_near(&self, store: &Store, shape: LayerShape, block: usize, position: usize) -> bool {
+        let last = position.saturating_sub(1) / BLOCK_SLOTS;
+        let recent = store.zones().recent.div_ceil(BLOCK_SLOTS);
+        !shape.zoned() || last.saturating_sub(block) <= recent
+    }
+
+    /// For each run of kept positions: how many left after it.
+    pub fn shifts(&self) -> Vec<u64> {
+        let mut shifts = Vec::new();
+        let mut after = 0;
+        for p in (0..self.gone.len()).rev() {
+            let starts_run = !self.gone[p] && self.gone.get(p + 1) == Some(&true);
+            if self.positions == Positions::Compact && starts_run {
+                shifts.push(after);
+            }
+            after += u64::from(self.gone[p]);
+        }
+        shifts.reverse();
+        // The last run goes on: what is fed next belongs to it even when nothing is left of it.
+        shifts.push(0);
+        shifts
     }
 
     /// The blocks a layer must hold: (block, rows).
@@ -204,6 +324,14 @@ impl Model {
 
 /// Everything about one sequence that can be seen.
 pub fn check(store: &Store, id: SequenceId, model: &Model) {
+    let mut coder = Coder::new(&StoreOptions {
+        layers: store.layers().to_vec(),
+        ..StoreOptions::default()
+    });
+    check_with(store, &mut coder, id, model);
+}
+
+pub fn check_with(store: &Store, coder: &mut Coder, id: SequenceId, model: &Model) {
     let stats = store.stats(id).unwrap();
     assert_eq!(stats.position, model.position(), "position");
     let zones = store.zones();
@@ -238,7 +366,7 @@ pub fn check(store: &Store, id: SequenceId, model: &Model) {
             assert_eq!((shown.rows, shown.first_position), (rows, first as u64));
             // A far block was full when it was made; a near one may have more than is kept.
             let end = model.tokens.len().min(first + BLOCK_SLOTS);
-            let twin = twin(store, layer, &model.tokens[first..end]);
+            let twin = coder.twin(layer, &model.tokens[first..end]);
             let (form, expected) = match is_near {
                 true => (shape.near_shape(), &twin.near),
                 false => (shape.far_shape(), &twin.far),
@@ -250,7 +378,7 @@ pub fn check(store: &Store, id: SequenceId, model: &Model) {
                 same_slots(form, &content, expected, rows),
                 "content of block {block} of layer {layer}"
             );
-            bytes += check_sinks(store, layer, shape, zones, model, block, &shown);
+            bytes += check_sinks(coder, layer, shape, zones, model, block, &shown);
         }
     }
     assert_eq!(stats.rows, most_rows, "rows");
@@ -258,7 +386,7 @@ pub fn check(store: &Store, id: SequenceId, model: &Model) {
 }
 
 fn check_sinks(
-    store: &Store,
+    coder: &Coder,
     layer: usize,
     shape: LayerShape,
     zones: Zones,
@@ -274,7 +402,7 @@ fn check_sinks(
     assert_eq!((block, sinks.rows), (0, zones.sinks));
     let written = zones.sinks.min(model.tokens.len());
     for (side, bytes) in [(0, sinks.k), (1, sinks.v)] {
-        let rows = turned(store, layer, side, &model.tokens[..written]);
+        let rows = coder.rows(layer, side, &model.tokens[..written]);
         for (slot, row) in rows.chunks_exact(shape.width()).enumerate() {
             for (head, values) in row.chunks_exact(shape.head_dim).enumerate() {
                 let at = (head * zones.sinks + slot) * shape.head_dim * 2;

@@ -31,7 +31,7 @@ pub struct Span<'a> {
 }
 
 impl Span<'_> {
-    fn wanted(&self) -> std::ops::Range<usize> {
+    pub(crate) fn wanted(&self) -> std::ops::Range<usize> {
         let n = self.tokens.len();
         match self.want {
             Want::Nothing => n..n,

@@ -41,8 +41,6 @@ mod block;
 mod kernel;
 mod scratch;
 mod split;
-#[doc(hidden)]
-pub mod stand_in;
 mod step;
 mod tile;
 

@@ -1,7 +1,7 @@
 //! Memory attention works in, reserved before a step.
 //!
 //! ```text
-//! per thread:  tile (32, dim)  scaled (row, 32)  max, inverse, bias (row)
+//! per thread:  tile (32, dim)  scaled (row, 32) or (2, 12, 256 + pad)  max, inverse, bias (row)
 //!              q (row, dim)  total (row, dim)  partial (row, dim)  scores (span, row, 256 + pad)
 //! split:       per (job, kv_head, span): scores (row, 256 + pad)  partial (row, dim)  max, sum (row)
 //! ```
@@ -9,7 +9,7 @@
 //! `row` is a query and a head of one group: at most [`TILE_ROWS`], or one query's group if that is
 //! larger.
 
-use super::kernel::Room;
+use super::kernel::{ROWS_MAX, Room};
 use super::step::Queries;
 use super::{Attend, BLOCK_SLOTS, Mass, SPAN_SLOTS, UNITS_PER_THREAD};
 
@@ -81,10 +81,16 @@ pub(super) fn queries_per_tile(group: usize) -> usize {
 }
 
 fn area_floats(rows: usize, head_dim: usize, spans: usize) -> usize {
-    BLOCK_SLOTS * (head_dim + rows)
+    BLOCK_SLOTS * head_dim
+        + scaled_floats(rows)
         + 3 * rows.next_multiple_of(16)
         + 3 * rows * head_dim
         + spans * rows * SCORE_STRIDE
+}
+
+/// Weights with scales in them: of all rows and one block, or of one register tile and a span.
+fn scaled_floats(rows: usize) -> usize {
+    (BLOCK_SLOTS * rows).max(2 * ROWS_MAX * SCORE_STRIDE)
 }
 
 /// A cache line, so that areas start on one.
@@ -266,7 +272,7 @@ pub(super) struct Area<'a> {
 impl<'a> Area<'a> {
     pub(super) fn new(floats: &'a mut [f32], rows: usize, head_dim: usize) -> Area<'a> {
         let (tile, floats) = floats.split_at_mut(BLOCK_SLOTS * head_dim);
-        let (scaled, floats) = floats.split_at_mut(BLOCK_SLOTS * rows);
+        let (scaled, floats) = floats.split_at_mut(scaled_floats(rows));
         let (max, floats) = floats.split_at_mut(rows.next_multiple_of(16));
         let (inverse, floats) = floats.split_at_mut(rows.next_multiple_of(16));
         let (bias, floats) = floats.split_at_mut(rows.next_multiple_of(16));

@@ -3,7 +3,7 @@
 use super::block::Block;
 use super::kernel::{self, Head, Piece, Room, Rows};
 use super::scratch::SCORE_STRIDE;
-use super::stand_in::{turn, turn_back};
+
 use super::{Attend, BLOCK_SLOTS, SPAN_BLOCKS, SPAN_SLOTS};
 use crate::cpu::Table;
 use crate::ops;
@@ -107,7 +107,7 @@ impl<'a> Queries<'a> {
         let rows = self.q.chunks_exact_mut(dim).zip(&mut *self.bias);
         for (r, (q, bias)) in rows.enumerate().take(unit.rows()) {
             q.copy_from_slice(&job.q[segment][unit.offset(job, r)..][..dim]);
-            turn(table, job.basis.k, q);
+            ops::turn::turn(table, job.basis.k, q);
             ops::scale(table, q, job.scale);
             *bias = mean.map_or(0.0, |mean| kernel::dot(table, q, mean));
         }
@@ -117,7 +117,7 @@ impl<'a> Queries<'a> {
 /// A row's sum over all spans becomes its output: divided, and back in the model's basis.
 pub(super) fn finish_row(table: Table, job: &Attend<'_>, total: &mut [f32], inverse: f32) {
     ops::scale(table, total, inverse);
-    turn_back(table, job.basis.v, total);
+    ops::turn::turn_back(table, job.basis.v, total);
 }
 
 /// Scores of a span, minus infinity where a query must not look; `scores` is (row, 256 + pad).

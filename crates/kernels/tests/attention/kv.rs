@@ -11,6 +11,7 @@ use haversack_kernels::format::kv::*;
 use haversack_kernels::threads::Pool;
 use haversack_kernels::{Exec, attention};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A small generator of its own, so that a test's numbers never change under it.
 pub struct Noise(pub u64);
@@ -155,7 +156,12 @@ impl Sequence {
 
     /// Blocks holding all runs, the last with its first `len` tokens.
     pub fn table(&self, len: usize) -> Blocks<'_> {
-        let mut blocks = Vec::new();
+        self.table_after(&[], len)
+    }
+
+    /// The same, taking blocks that are already as they should be from an earlier table.
+    fn table_after(&self, earlier: &[Arc<OneBlock>], len: usize) -> Blocks<'_> {
+        let mut blocks: Vec<Arc<OneBlock>> = Vec::new();
         let mut token = 0;
         for (segment, run) in self.runs.iter().enumerate() {
             let last = segment + 1 == self.runs.len();
@@ -164,7 +170,13 @@ impl Sequence {
                 let rows = (here - first).min(BLOCK_SLOTS);
                 let first_position = run.first_position + first as u64;
                 let sinks = if first_position == 0 { self.sinks } else { 0 };
-                blocks.push(OneBlock {
+                if let Some(block) = earlier.get(blocks.len())
+                    && block.rows == rows
+                {
+                    blocks.push(Arc::clone(block));
+                    continue;
+                }
+                blocks.push(Arc::new(OneBlock {
                     near: self.bytes(self.near, token + first, rows, sinks, 1),
                     far: self.bytes(self.far, token + first, rows, sinks, 2),
                     sinks: (
@@ -174,7 +186,7 @@ impl Sequence {
                     rows,
                     first_position,
                     segment,
-                });
+                }));
             }
             token += run.len;
         }
@@ -277,26 +289,21 @@ fn places(
     dim: usize,
     slot: usize,
     d: usize,
-) -> (Vec<(usize, usize)>, usize) {
-    let mut parts = Vec::new();
+) -> ([(usize, usize); 2], usize) {
+    let mut parts = [(0, 0); 2];
     let mut first = 0;
     for (i, bits) in form.codec.planes().iter().enumerate() {
         let bytes = form.plane_bytes(i, dim);
-        if *bits > 8 {
-            let width = bits / 8;
-            let at = match side {
-                Side::K => (d * BLOCK_SLOTS + slot) * width,
-                Side::V => (slot * dim + d) * width,
-            };
-            parts.push((first + at, 0));
-        } else {
-            let per = 8 / bits;
-            let (at, nth) = match side {
-                Side::K => (d / per * BLOCK_SLOTS + slot, d % per),
-                Side::V => (slot * bytes + d % bytes, d / bytes),
-            };
-            parts.push((first + at, bits * nth));
-        }
+        let per = (8 / bits).max(1);
+        let width = bits.div_ceil(8);
+        let (at, nth) = match side {
+            Side::K => (d / per * BLOCK_SLOTS + slot, d % per),
+            Side::V => (
+                slot * bytes / width + d % (bytes / width),
+                d / (bytes / width),
+            ),
+        };
+        parts[i] = (first + at * width, bits * nth);
         first += BLOCK_SLOTS * bytes;
     }
     (parts, first + 2 * (d / form.group * BLOCK_SLOTS + slot))
@@ -308,7 +315,7 @@ fn poison(side: Side, form: Form, dim: usize, slot: usize, bytes: &mut [u8]) {
         for d in 0..dim {
             let (parts, scale) = places(side, form, dim, slot, d);
             let width = form.codec.planes()[0].div_ceil(8);
-            for (at, _) in parts {
+            for (at, _) in parts.into_iter().take(form.codec.planes().len()) {
                 head[at..at + width].fill(0xff);
             }
             if !form.codec.is_float() {
@@ -341,7 +348,7 @@ pub fn value(side: Side, form: Form, dim: usize, head: &[u8], slot: usize, d: us
                 code |= (usize::from(head[*at]) >> shift & ((1 << bits) - 1)) << above;
                 above += bits;
             }
-            haversack_kernels::attention::stand_in::levels(codec)[code]
+            levels::of(codec)[code]
         }
     };
     f64::from(level) * half(scale)
@@ -358,7 +365,7 @@ pub struct OneBlock {
 
 pub struct Blocks<'a> {
     pub sequence: &'a Sequence,
-    pub blocks: Vec<OneBlock>,
+    pub blocks: Vec<Arc<OneBlock>>,
     pub spans: Vec<Range<usize>>,
 }
 
@@ -437,8 +444,11 @@ pub fn run(
         slots: 1,
     });
     let mut outcomes = Vec::new();
+    let mut tables = Vec::new();
     for s in sequences {
-        let blocks = s.table(s.len).blocks.len();
+        let table = s.table(s.len).blocks;
+        let blocks = table.len();
+        tables.push(table);
         scratch.reserve(Need {
             threads: pool.threads(),
             jobs: sequences.len(),
@@ -459,11 +469,11 @@ pub fn run(
     let longest = sequences.iter().map(|s| s.len).max().unwrap_or(0);
     for start in (from..longest).step_by(chunk) {
         let mut parts = Vec::new();
-        for (s, outcome) in sequences.iter().zip(&mut outcomes) {
+        for ((s, table), outcome) in sequences.iter().zip(&tables).zip(&mut outcomes) {
             if start < s.len {
                 let end = (start + chunk).min(s.len);
                 let row = s.heads * s.head_dim;
-                let blocks = s.table(end);
+                let blocks = s.table_after(table, end);
                 let slots = s.kv_heads * blocks.blocks.len() * BLOCK_SLOTS;
                 let q: Vec<&[f32]> = s.q.iter().map(|q| &q[start * row..end * row]).collect();
                 parts.push((

@@ -89,7 +89,7 @@ fn coded(s: &Sequence, turn: usize) -> Vec<(String, Sequence)> {
         if mix.is_multiple_of(2) {
             s = s.with_mean();
         }
-        s.basis = Basis::default();
+        s.basis = Basis::of(far);
         if mix % 7 == 3 {
             s.softcap = Some(20.0);
         }

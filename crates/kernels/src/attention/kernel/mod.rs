@@ -17,21 +17,27 @@
 //! into scratch once for all rows of a tile was tried and is slower. Codes are unpacked into a tile of
 //! levels ([`unpack`]) that all rows share.
 
+mod fused;
 mod head;
 mod product;
 mod unpack;
 
+pub(crate) use fused::ROWS_MAX;
 pub(crate) use head::Head;
 
 use super::{BLOCK_SLOTS, SPAN_BLOCKS};
 use crate::LANES;
-use crate::cpu::Table;
+use crate::cpu::{Kind, Table};
 use crate::format::kv::{Codec, Form};
 use crate::ops::exp::{exp, exp_lanes};
 use crate::ops::lanes::{fold, padded, to_fixed};
 use crate::ops::simd::{Simd, simd_fn};
 use product::{End, Panel, product};
 use unpack::{unpack_k, unpack_v};
+
+/// Rows up to which codes are unpacked in registers.
+const FUSE_AVX512: usize = 32;
+const FUSE_OTHERS: usize = 8;
 
 /// Rows of f32 at a common distance: `row(r) = values[r * stride ..]`.
 #[derive(Clone, Copy)]
@@ -67,7 +73,7 @@ impl<'a> Piece<'a> {
 pub(crate) struct Room<'a> {
     /// (dim, slot) or (slot, dim)
     pub tile: &'a mut [f32],
-    /// (row, slot)
+    /// (row, slot), or twice for a register tile and a span
     pub scaled: &'a mut [f32],
 }
 
@@ -104,6 +110,10 @@ pub(crate) fn score(
         );
         return;
     }
+    if fuses(table, q.count) && fused::takes_k(&k) {
+        fused::score(table, q, bias, k, out, out_stride);
+        return;
+    }
     unpack_k(table, k, room.tile);
     for group in 0..k.groups() {
         let dims = k.group(group);
@@ -133,6 +143,16 @@ pub(crate) fn score(
     }
 }
 
+/// Unpacking in registers pays. Decides the time it takes, never the bits.
+fn fuses(table: Table, rows: usize) -> bool {
+    let most = match table.kind() {
+        Kind::Scalar => 0,
+        Kind::Avx512 => FUSE_AVX512,
+        Kind::Avx2 | Kind::Neon | Kind::NeonDot => FUSE_OTHERS,
+    };
+    rows <= most
+}
+
 /// The values of the blocks of one span, weighted: `out` is (row, dim) without gaps; `p` is
 /// (row, slot). `pieces` are in order, and there is one at least.
 pub(crate) fn weigh(
@@ -146,10 +166,10 @@ pub(crate) fn weigh(
     let mut end = End::Store;
     let mut rest = pieces;
     while let Some(piece) = rest.first() {
-        let codec = piece.head.form.codec;
-        let alike = |other: &&Piece<'_>| other.head.is_plain() && other.head.form.codec == codec;
+        let form = piece.head.form;
+        let alike = |other: &&Piece<'_>| other.head.form == form && other.head.sinks.is_empty();
         let run = rest.iter().take_while(alike).count().min(SPAN_BLOCKS);
-        if run > 0 {
+        if run > 0 && form.codec.is_float() {
             let mut panels = [Panel::NONE; SPAN_BLOCKS];
             for (panel, piece) in panels.iter_mut().zip(&rest[..run]) {
                 *panel = Panel {
@@ -159,7 +179,12 @@ pub(crate) fn weigh(
                     inner: piece.slots,
                 };
             }
+            let codec = form.codec;
             product(table, codec, p, &panels[..run], dim, 0..dim, out, dim, end);
+            rest = &rest[run..];
+        } else if run > 0 && fuses(table, p.count) && fused::takes_v(&piece.head) {
+            let resumes = matches!(end, End::Resume);
+            fused::weigh(table, p, &rest[..run], room, out, resumes);
             rest = &rest[run..];
         } else {
             weigh_tile(table, p, piece, room, out, end);

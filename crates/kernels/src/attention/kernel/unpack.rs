@@ -10,8 +10,7 @@
 
 use super::head::{Head, half_at};
 use crate::attention::BLOCK_SLOTS;
-use crate::attention::stand_in as code;
-use crate::format::kv::Codec;
+use crate::format::kv::{Codec, levels as books};
 use crate::ops::simd::{Simd, simd_fn};
 
 /// Bytes of a cache line, the step of prefetching.
@@ -22,9 +21,9 @@ const CACHE_LINE: usize = 64;
 const CODES_MAX: usize = 512;
 
 /// The levels of a codec, as long as the longest.
-fn levels(codec: Codec) -> [i8; 32] {
+pub(super) fn levels(codec: Codec) -> [i8; 32] {
     let mut all = [0; 32];
-    let levels = code::levels(codec);
+    let levels = books::of(codec);
     all[..levels.len()].copy_from_slice(levels);
     all
 }

@@ -227,6 +227,25 @@ impl Simd for Avx2 {
             )
         })
     }
+
+    type Levels = __m128i;
+    // 4 x 1 x 2 accumulator registers, 4 of levels, their table, a mask and a broadcast.
+    const FUSED_ROWS: usize = 4;
+
+    #[inline(always)]
+    fn levels(self, levels: &[i8; 16]) -> __m128i {
+        op!(_mm_loadu_si128(levels.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn nibbles(self, levels: __m128i, x: &[u8; 16]) -> (Pair, Pair) {
+        op!({
+            let x = _mm_loadu_si128(x.as_ptr().cast());
+            let mask = _mm_set1_epi8(15);
+            let low = _mm_shuffle_epi8(levels, _mm_and_si128(x, mask));
+            let high = _mm_shuffle_epi8(levels, _mm_and_si128(_mm_srli_epi16::<4>(x), mask));
+            (self.widen(low), self.widen(high))
+        })
+    }
     #[inline(always)]
     fn widen(self, x: __m128i) -> Pair {
         op!((

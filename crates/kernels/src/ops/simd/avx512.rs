@@ -172,6 +172,26 @@ impl Simd for Avx512 {
             )
         })
     }
+
+    type Levels = __m512;
+    // 12 x 2 accumulators, 4 vectors of levels, the codes, their table and a broadcast.
+    const FUSED_ROWS: usize = 12;
+
+    #[inline(always)]
+    fn levels(self, levels: &[i8; 16]) -> __m512 {
+        self.widen(op!(_mm_loadu_si128(levels.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn nibbles(self, levels: __m512, x: &[u8; 16]) -> (__m512, __m512) {
+        // An index counts by its low four bits.
+        op!({
+            let x = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            (
+                _mm512_permutexvar_ps(x, levels),
+                _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(x), levels),
+            )
+        })
+    }
     #[inline(always)]
     fn widen(self, x: __m128i) -> __m512 {
         op!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)))

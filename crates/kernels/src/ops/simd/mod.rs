@@ -70,6 +70,16 @@ pub(crate) trait Simd: Copy {
     fn level(self, levels: &[i8; 32], codes: Self::Bytes) -> Self::Bytes;
     /// Signed bytes as f32.
     fn widen(self, x: Self::Bytes) -> Self::V;
+
+    /// Sixteen levels, where look-ups find them.
+    type Levels: Copy;
+    /// Rows of a product that unpacks codes in registers: beside the accumulators, two vectors of
+    /// levels and what makes them.
+    const FUSED_ROWS: usize;
+
+    fn levels(self, levels: &[i8; 16]) -> Self::Levels;
+    /// The levels of the low and of the high four bits of each byte.
+    fn nibbles(self, levels: Self::Levels, x: &[u8; 16]) -> (Self::V, Self::V);
 }
 
 /// The public face of a kernel: picks the table. `$scalar` and `$body` are the twins; `$body` is

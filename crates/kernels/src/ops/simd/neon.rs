@@ -169,13 +169,6 @@ impl Simd for Neon {
             _ => Quad(v.2, v.3, v.0, v.1),
         }
     }
-}
-
-/// # Safety
-/// - The CPU has NEON.
-#[inline(always)]
-unsafe fn swap_pairs(v: float32x4_t) -> float32x4_t {
-    op!(vextq_f32::<2>(v, v))
 
     // Codes of keys and values.
 
@@ -203,6 +196,24 @@ unsafe fn swap_pairs(v: float32x4_t) -> float32x4_t {
             vqtbl2q_u8(uint8x16x2_t(vld1q_u8(p), vld1q_u8(p.add(16))), codes)
         })
     }
+
+    type Levels = uint8x16_t;
+    // 4 x 1 x 4 accumulator registers, 8 of levels, their table, a mask and a broadcast.
+    const FUSED_ROWS: usize = 4;
+
+    #[inline(always)]
+    fn levels(self, levels: &[i8; 16]) -> uint8x16_t {
+        op!(vld1q_u8(levels.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn nibbles(self, levels: uint8x16_t, x: &[u8; 16]) -> (Quad, Quad) {
+        op!({
+            let x = vld1q_u8(x.as_ptr());
+            let low = vqtbl1q_u8(levels, vandq_u8(x, vdupq_n_u8(15)));
+            let high = vqtbl1q_u8(levels, vshrq_n_u8::<4>(x));
+            (self.widen(low), self.widen(high))
+        })
+    }
     #[inline(always)]
     fn widen(self, x: uint8x16_t) -> Quad {
         op!({
@@ -216,6 +227,13 @@ unsafe fn swap_pairs(v: float32x4_t) -> float32x4_t {
             )
         })
     }
+}
+
+/// # Safety
+/// - The CPU has NEON.
+#[inline(always)]
+unsafe fn swap_pairs(v: float32x4_t) -> float32x4_t {
+    op!(vextq_f32::<2>(v, v))
 }
 
 /// # Safety
