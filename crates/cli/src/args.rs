@@ -463,6 +463,18 @@ pub struct Plan {
     #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
     pub context: Option<usize>,
 
+    /// Values that share a scale: 32 or 64 [default: as the codec has it]
+    #[arg(long, value_name = "N", value_parser = cache::group, allow_hyphen_values = true)]
+    pub group: Option<usize>,
+
+    /// First tokens kept as f16 [default: 4]
+    #[arg(long, value_name = "N", value_parser = count(0, cache::SINKS_MAX), allow_hyphen_values = true)]
+    pub sinks: Option<usize>,
+
+    /// Last tokens kept nearly exact [default: 64]
+    #[arg(long, value_name = "N", value_parser = count(0, cache::RECENT_MAX), allow_hyphen_values = true)]
+    pub recent: Option<usize>,
+
     /// Worker threads of that device
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = count(1, THREADS_MAX), allow_hyphen_values = true)]
     pub threads: usize,

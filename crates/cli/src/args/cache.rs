@@ -229,7 +229,7 @@ impl FromStr for WindowPlan {
     }
 }
 
-fn group(text: &str) -> Result<usize, String> {
+pub(super) fn group(text: &str) -> Result<usize, String> {
     match text {
         "32" => Ok(32),
         "64" => Ok(64),
