@@ -1,9 +1,13 @@
 //! The arguments: a contract that tests outside this repository call.
 //!
 //! Everything that can be refused without a model is refused here, in one line that names the flag
-//! and what it accepts. Values that belong to a later version (`--kv int4`, `--policy window`) are
-//! known by name, so that the refusal can say so. Options that a configuration file may also set are
+//! and what it accepts. Values that belong to a later version (`--policy tiers`) are known by name, so
+//! that the refusal can say so. [`cache`] holds the flags about keys and values. Options that a configuration file may also set are
 //! `Option`s: the command line wins, then the file, then the default.
+
+mod cache;
+
+pub use cache::{Cache, Kv, KvPair, Policy, Positions, RecentKv, Weights};
 
 use crate::bytes;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -64,6 +68,10 @@ pub enum Command {
     Doctor,
     /// Measure speed, alone or against llama-bench
     Bench(Bench),
+    /// How well a text is predicted, and what a cache costs of it
+    Perplexity(Box<Perplexity>),
+    /// What fits a device, and what to choose for it
+    Plan(Plan),
 }
 
 /// Flags of the commands that compute.
@@ -77,17 +85,9 @@ pub struct Compute {
     #[arg(long, value_name = "N", value_parser = count(1, THREADS_MAX), allow_hyphen_values = true)]
     pub threads: Option<usize>,
 
-    /// Tokens a session may hold [default: the model's, at most what --memory allows]
+    /// Tokens the model looks back at most [default: what it was trained for]
     #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
     pub context: Option<usize>,
-
-    /// How keys and values are stored: f16 or auto
-    #[arg(long, value_name = "CODEC")]
-    pub kv: Option<Kv>,
-
-    /// What is kept when the budget ends: full or auto
-    #[arg(long, value_name = "POLICY")]
-    pub policy: Option<Policy>,
 
     /// Arithmetic: int8 is the fast path, f32 the exact one
     #[arg(long, value_name = "KIND")]
@@ -96,6 +96,13 @@ pub struct Compute {
     /// Keep a cache file of weights packed for this CPU (auto), or pack on the fly (off)
     #[arg(long, value_name = "MODE")]
     pub repack: Option<Repack>,
+
+    /// How the weights are held in memory [default: auto]
+    #[arg(long, value_name = "MODE")]
+    pub weights: Option<Weights>,
+
+    #[command(flatten)]
+    pub cache: Cache,
 }
 
 pub const THREADS_MAX: u64 = 256;
@@ -199,6 +206,10 @@ pub struct Run {
     /// End when this text appears (repeatable)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
+
+    /// Numbers on stderr afterwards, with the ledger as a bar
+    #[arg(long)]
+    pub stats: bool,
 
     /// Say on stderr what became of the context
     #[arg(long)]
@@ -383,6 +394,105 @@ pub struct Bench {
     pub compute: Compute,
 }
 
+#[derive(Debug, Args)]
+pub struct Perplexity {
+    /// A path or a catalogue name
+    pub model: Option<String>,
+
+    #[command(flatten)]
+    pub text: Text,
+
+    /// Windows of --context tokens, each from an empty sequence, or one endless stream
+    #[arg(long, value_name = "MODE", default_value = "chunk")]
+    pub mode: Mode,
+
+    /// Windows at most [default: as many as the text has]
+    #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub chunks: Option<usize>,
+
+    /// Fraction of a window from which on tokens count
+    #[arg(long, value_name = "F", default_value_t = 0.5, value_parser = fraction, allow_hyphen_values = true)]
+    pub score_from: f64,
+
+    /// Compare: with everything kept in f16 (full), or with anchors and window read again (recompute, stream only)
+    #[arg(long, value_name = "KIND")]
+    pub reference: Option<Reference>,
+
+    /// Tokens between two readings of the window for --reference recompute
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub reference_stride: usize,
+
+    /// Do not measure what int8 activations alone cost
+    #[arg(long)]
+    pub no_floor: bool,
+
+    /// Tokens of a reported segment of a stream
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub segment: usize,
+
+    /// Tokens of the text to leave out at its beginning
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0, TOKENS_MAX), allow_hyphen_values = true)]
+    pub offset: usize,
+
+    /// Tokens of the text to use at most
+    #[arg(long, value_name = "N", value_parser = count(2, TOKENS_MAX), allow_hyphen_values = true)]
+    pub tokens: Option<usize>,
+
+    /// Parse special-token text such as <|im_end|>
+    #[arg(long)]
+    pub special: bool,
+
+    /// Do not put the beginning-of-sequence token first
+    #[arg(long)]
+    pub no_bos: bool,
+
+    #[command(flatten)]
+    pub compute: Compute,
+}
+
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// A path or a catalogue name
+    pub model: Option<String>,
+
+    /// Memory of the device, such as 4G
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse, allow_hyphen_values = true)]
+    pub ram: u64,
+
+    /// Tokens of one session [default: 2048, or the model's context if that is less]
+    #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub context: Option<usize>,
+
+    /// Values that share a scale: 32 or 64 [default: as the codec has it]
+    #[arg(long, value_name = "N", value_parser = cache::group, allow_hyphen_values = true)]
+    pub group: Option<usize>,
+
+    /// First tokens kept as f16 [default: 4]
+    #[arg(long, value_name = "N", value_parser = count(0, cache::SINKS_MAX), allow_hyphen_values = true)]
+    pub sinks: Option<usize>,
+
+    /// Last tokens kept nearly exact [default: 64]
+    #[arg(long, value_name = "N", value_parser = count(0, cache::RECENT_MAX), allow_hyphen_values = true)]
+    pub recent: Option<usize>,
+
+    /// Worker threads of that device
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = count(1, THREADS_MAX), allow_hyphen_values = true)]
+    pub threads: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Mode {
+    #[default]
+    Chunk,
+    Stream,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Reference {
+    Full,
+    Recompute,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
     Off,
@@ -407,59 +517,24 @@ pub enum Repack {
     Off,
 }
 
-/// The codec of keys and values. `auto` is f16 until there is a better one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Kv {
-    #[default]
-    Auto,
-    F16,
-    /// As computed: for judging the other forms.
-    F32,
-}
-
-impl FromStr for Kv {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Kv, String> {
-        const LATER: [&str; 6] = ["int8", "int5", "int4", "int4-plain", "int3", "int2"];
-        match text {
-            "auto" => Ok(Kv::Auto),
-            "f16" => Ok(Kv::F16),
-            "f32" => Ok(Kv::F32),
-            _ if LATER.contains(&text) || text.starts_with("k=") || text.starts_with("v=") => {
-                Err("not in this version yet; available now: f16, f32, auto (which is f16)".into())
-            }
-            _ => Err("accepted: f16, f32, auto".into()),
-        }
-    }
-}
-
-/// What is kept when the budget or the context ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Policy {
-    #[default]
-    Auto,
-    Full,
-}
-
-impl FromStr for Policy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Policy, String> {
-        match text {
-            "auto" => Ok(Policy::Auto),
-            "full" => Ok(Policy::Full),
-            "window" | "tiers" | "heavy" | "snap" | "turns" | "adaptive" => {
-                Err("not in this version yet; available now: full, auto (which is full)".into())
-            }
-            _ => Err("accepted: auto, full".into()),
-        }
-    }
-}
-
 /// A list of token ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ids(pub Vec<u32>);
+
+impl Command {
+    /// The flags about keys and values, of commands that have them.
+    pub fn cache_mut(&mut self) -> Option<&mut Cache> {
+        let compute = match self {
+            Command::Run(args) => &mut args.compute,
+            Command::Chat(args) => &mut args.compute,
+            Command::Score(args) => &mut args.compute,
+            Command::Bench(args) => &mut args.compute,
+            Command::Perplexity(args) => &mut args.compute,
+            _ => return None,
+        };
+        Some(&mut compute.cache)
+    }
+}
 
 impl FromStr for Ids {
     type Err = String;
@@ -498,6 +573,14 @@ fn share(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(value) if value > 0.0 && value <= 1.0 => Ok(value),
         _ => Err("accepted: a number above 0, up to 1".into()),
+    }
+}
+
+/// A place within a window: its beginning, but not its end.
+fn fraction(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.0..1.0).contains(&value) => Ok(value),
+        _ => Err("accepted: a number from 0 up to, but not including, 1".into()),
     }
 }
 
@@ -542,117 +625,4 @@ pub fn one_line(error: &clap::Error) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_definition_is_sound() {
-        Cli::command().debug_assert();
-    }
-
-    fn refusal(line: &str) -> String {
-        let words = std::iter::once("haversack").chain(line.split(' '));
-        match Cli::try_parse_from(words) {
-            Ok(_) => panic!("accepted: {line}"),
-            Err(error) => one_line(&error),
-        }
-    }
-
-    #[test]
-    fn refusals_name_the_flag_and_what_it_accepts() {
-        for (line, names) in [
-            ("run --prompt x -n 0", vec!["max-tokens", "1..=2147483647"]),
-            (
-                "run --prompt x -n -5",
-                vec!["max-tokens", "-5", "1..=2147483647"],
-            ),
-            (
-                "run --prompt x -n 99999999999999999999",
-                vec!["max-tokens", "1..=2147483647"],
-            ),
-            ("run --prompt x --threads 0", vec!["--threads", "1..=256"]),
-            ("run --prompt x --memory 4GB", vec!["--memory", "4GiB"]),
-            ("run --prompt x --memory -4G", vec!["--memory", "4GiB"]),
-            (
-                "run --prompt x --kv int4",
-                vec!["--kv", "f16, f32, auto", "not in this version"],
-            ),
-            (
-                "run --prompt x --kv k=int8,v=int4",
-                vec!["--kv", "not in this version"],
-            ),
-            ("run --prompt x --kv seven", vec!["--kv", "f16, f32, auto"]),
-            (
-                "run --prompt x --policy window",
-                vec!["--policy", "full", "not in this version"],
-            ),
-            (
-                "run --prompt x --temperature nan",
-                vec!["--temperature", "0 to 100"],
-            ),
-            (
-                "run --prompt x --temperature -1",
-                vec!["--temperature", "0 to 100"],
-            ),
-            (
-                "run --prompt x --top-p 1.5",
-                vec!["--top-p", "above 0, up to 1"],
-            ),
-            ("run --prompt x --seed -1", vec!["--seed"]),
-            ("run --prompt x --context 0", vec!["--context", "1..="]),
-            (
-                "run --prompt x --activations f64",
-                vec!["--activations", "int8, f32"],
-            ),
-            ("run --prompt x --ids 1", vec!["--prompt", "--ids"]),
-            ("run", vec!["--prompt", "--ids"]),
-            (
-                "detokenize --ids 1,x",
-                vec!["--ids", "'x' is not a token id"],
-            ),
-            ("detokenize --ids ,", vec!["--ids", "no token ids"]),
-            (
-                "detokenize --ids -1",
-                vec!["--ids", "'-1' is not a token id"],
-            ),
-            ("score", vec!["--text-file"]),
-            ("verify", vec!["FILE"]),
-            ("frobnicate", vec!["frobnicate"]),
-            ("run --prompt x --window 5", vec!["'--window'"]),
-        ] {
-            let text = refusal(line);
-            assert!(text.starts_with("error: "), "{line}: {text}");
-            assert!(!text.contains('\n'));
-            for name in names {
-                assert!(text.contains(name), "{line}: {text}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_the_contract_writes_is_accepted() {
-        for line in [
-            "pull",
-            "pull smollm2",
-            "run --prompt hello -n 5 --json",
-            "run --json model.gguf --prompt-file f --raw --special --no-bos --ignore-eos --stop x --stop y",
-            "run m --ids 1,2 --temperature 0.5 --top-k 40 --top-p 0.9 --min-p 0.05 --seed 7 --kv auto --policy full",
-            "run m --ids 1,2 --memory 1500M --threads 2 --context 2048 --activations f32 --repack off --log trace",
-            "chat m --stats --explain --no-save",
-            "score m --text-file f --special --no-bos",
-            "score --ids 1,2",
-            "tokenize m --text-file f",
-            "detokenize m --ids 1,2",
-            "inspect f",
-            "verify a b",
-            "doctor --json",
-            "bench m --only prefill_512,decode_d0 --against p --against-kv f16",
-            "run --prompt x --presence-penalty -1 --logit-bias 3=-100",
-        ] {
-            let words = std::iter::once("haversack").chain(line.split(' '));
-            if let Err(error) = Cli::try_parse_from(words) {
-                panic!("{line}: {error}");
-            }
-        }
-    }
-}
+mod tests;

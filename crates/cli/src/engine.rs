@@ -1,20 +1,26 @@
 //! From flags to a model that is ready to run, and its numbers afterwards.
 
 use crate::args::{self, Compute, Sampling};
+use crate::bytes::human;
 use crate::error::usage;
 use crate::home::Home;
 use crate::interrupt::Endings;
-use crate::{progress, resolve};
+use crate::{out, progress, resolve};
 use anyhow::{Context, Result};
 use haversack::memory::{PeakMeter, Usage};
-use haversack::run::{Runtime, RuntimeOptions};
+use haversack::run::bounds::BoundsError;
+use haversack::run::calibrate;
+use haversack::run::{Runtime, RuntimeError, RuntimeOptions};
 use haversack::sample::{SampleOptions, Sampler};
 use haversack::text::chat::encode_chat;
 use haversack::text::template::{Message, RenderOptions};
 use haversack::text::tokenizer::EncodeOptions;
-use haversack::{Activations, LoadOptions, Model, Precision, Repack};
+use haversack::{
+    Activations, Codec, KvOptions, LoadOptions, Model, Policy, Positions, Repack, Residence,
+    Retention,
+};
 use serde_json::{Value as Json, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -24,80 +30,198 @@ pub struct Engine {
     pub runtime: Runtime,
     pub load: Duration,
     pub memory: Memory,
-    pub budget_bytes: Option<u64>,
-    /// Tokens a sequence can hold: the context, or less if the budget ends first.
-    pub room: usize,
 }
 
-/// Slots of a block: a sequence grows by so many at a time.
-const BLOCK_SLOTS: usize = 32;
+/// What a command does where the flags say nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    kv: Codec,
+    policy: Policy,
+    follow_device: bool,
+}
+
+impl Habits {
+    /// For `run` and `chat`: small, without end, and considerate.
+    pub const TALK: Habits = Habits {
+        kv: Codec::Int4,
+        policy: Policy::Auto,
+        follow_device: true,
+    };
+    /// For commands that judge: nothing lost that was not asked for.
+    pub const JUDGE: Habits = Habits {
+        kv: Codec::F16,
+        policy: Policy::Full,
+        follow_device: false,
+    };
+    /// The same for a text without end.
+    pub const STREAM: Habits = Habits {
+        policy: Policy::Auto,
+        ..Habits::JUDGE
+    };
+    /// For `bench`: as in a talk, but the same work every time.
+    pub const MEASURE: Habits = Habits {
+        kv: Codec::Int4,
+        ..Habits::JUDGE
+    };
+}
 
 /// Loads what `MODEL` means, fetching it first if need be.
-pub fn load(model: Option<&str>, compute: &Compute) -> Result<Engine> {
+pub fn load(model: Option<&str>, compute: &Compute, habits: Habits) -> Result<Engine> {
+    let options = runtime_options(compute, habits)?;
     let path = resolve::model(model)?;
     let started = Instant::now();
-    let threads = threads(compute);
-    let (repack, _tidy) = repack(compute);
-    let options = LoadOptions {
-        context: compute.context,
-        repack,
-        threads,
-    };
-    let mut bar: Option<progress::Bytes> = None;
-    let model = Model::load(&path, &options, &mut |done, total| {
-        let bar = bar.get_or_insert_with(|| {
-            crate::out::note("packing the weights for this machine, once");
-            progress::Bytes::new(total)
-        });
-        bar.set(done);
-    })?;
-    drop(bar);
-    let runtime = Runtime::new(
-        model.clone(),
-        &RuntimeOptions {
-            threads,
-            activations: match compute.activations.unwrap_or_default() {
-                args::Activations::Int8 => Activations::Int8,
-                args::Activations::F32 => Activations::F32,
-            },
-            budget_bytes: compute
-                .memory
-                .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
-            kv: precision(compute),
-            ..RuntimeOptions::default()
-        },
-    );
-    let room = room(&runtime, compute.memory);
+    let (model, runtime) = open(&path, compute, &options)?;
     Ok(Engine {
-        room,
         path,
         model,
         runtime,
         load: started.elapsed(),
         memory: Memory::after_load(),
-        budget_bytes: compute.memory,
     })
 }
 
-fn room(runtime: &Runtime, budget: Option<u64>) -> usize {
-    let context = runtime.model().config().context;
-    let block: usize = runtime
-        .store()
-        .layers()
-        .iter()
-        .map(|layer| layer.block_bytes())
-        .sum();
-    let blocks = budget.and_then(|budget| usize::try_from(budget).ok()?.checked_div(block));
-    blocks.map_or(context, |blocks| {
-        context.min(blocks.saturating_mul(BLOCK_SLOTS))
-    })
+fn open(path: &Path, compute: &Compute, options: &RuntimeOptions) -> Result<(Arc<Model>, Runtime)> {
+    let (repack, _tidy) = repack(compute);
+    let load = LoadOptions {
+        context: compute.context,
+        repack,
+        residence: match compute.weights.unwrap_or_default() {
+            args::Weights::Auto => Residence::Auto,
+            args::Weights::Mapped => Residence::Mapped,
+            args::Weights::Prefetch => Residence::Prefetch,
+            args::Weights::Locked => Residence::Locked,
+        },
+        threads: options.threads,
+    };
+    let mut bar: Option<progress::Bytes> = None;
+    let model = Model::load(path, &load, &mut |done, total| {
+        let bar = bar.get_or_insert_with(|| {
+            out::note("packing the weights for this machine, once");
+            progress::Bytes::new(total)
+        });
+        bar.set(done);
+    })?;
+    drop(bar);
+    let runtime = runtime(&model, options)?;
+    Ok((model, runtime))
 }
 
-fn precision(compute: &Compute) -> Precision {
-    match compute.kv.unwrap_or_default() {
-        args::Kv::Auto | args::Kv::F16 => Precision::F16,
-        args::Kv::F32 => Precision::F32,
+/// A runtime of a loaded model. What the flags ask for and cannot be had is a usage error.
+pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> {
+    let _tidy = options
+        .cache_dir
+        .as_ref()
+        .map(|dir| Endings::new(dir.clone(), temporary_ending()));
+    if must_measure(model, options) {
+        out::note("measuring the mean keys of this model, once");
     }
+    Runtime::new(model.clone(), options).map_err(|error| match &error {
+        RuntimeError::Bounds(bounds) => {
+            let flags = match bounds {
+                BoundsError::Budget { .. } => "--memory",
+                BoundsError::Window { .. } => "--anchors, --window and --memory",
+                BoundsError::Context { .. } | BoundsError::Anchors { .. } => {
+                    "--anchors and --window"
+                }
+                BoundsError::NoSuchLayer { .. } => "kv_layers",
+            };
+            usage(format!("{flags}: {error}"))
+        }
+        _ => anyhow::Error::new(error),
+    })
+}
+
+/// Whether [`Runtime::new`] will read the built-in text, which takes a second or two.
+fn must_measure(model: &Model, options: &RuntimeOptions) -> bool {
+    let weights_bytes = model.weights().bytes_per_token() as u64;
+    let wanted = haversack::plan::side_bytes(model.config(), &options.kv) > 0
+        && calibrate::tokens_affordable(weights_bytes).is_some();
+    let name = format!("{}.means", model.fingerprint().to_hex());
+    let kept = options.cache_dir.as_ref().map(|dir| dir.join(name));
+    wanted && !kept.is_some_and(|path| path.exists())
+}
+
+/// The flags and the habits together, before any model is looked at.
+pub fn runtime_options(compute: &Compute, habits: Habits) -> Result<RuntimeOptions> {
+    if let (Some(memory), Some(total)) = (compute.memory, haversack::memory::usage::mem_total())
+        && memory > total
+    {
+        out::note(&format!(
+            "--memory {} is more than the {} of this machine; it stays a ceiling and reserves nothing",
+            human(memory),
+            human(total)
+        ));
+    }
+    Ok(RuntimeOptions {
+        threads: threads(compute),
+        activations: match compute.activations.unwrap_or_default() {
+            args::Activations::Int8 => Activations::Int8,
+            args::Activations::F32 => Activations::F32,
+        },
+        budget_bytes: compute
+            .memory
+            .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        kv: kv(&compute.cache, habits.kv),
+        retention: retention(&compute.cache, habits.policy)?,
+        follow_device: habits.follow_device,
+        cache_dir: match (compute.repack.unwrap_or_default(), Home::find()) {
+            (args::Repack::Auto, Ok(home)) => Some(home.cache()),
+            _ => None,
+        },
+        ..RuntimeOptions::default()
+    })
+}
+
+/// How keys and values are stored; `auto` is `usual`.
+pub fn kv(flags: &args::Cache, usual: Codec) -> KvOptions {
+    let pair = match flags.kv.unwrap_or_default() {
+        args::Kv::Auto => args::KvPair::both(usual),
+        args::Kv::Named(pair) => pair,
+    };
+    let group = flags.group;
+    let layers = flags.kv_layers.iter();
+    KvOptions {
+        layers: layers.map(|(&i, pair)| (i, pair.form(group))).collect(),
+        sinks: flags.sinks.unwrap_or(KvOptions::SINKS),
+        recent: flags.recent.unwrap_or(KvOptions::RECENT),
+        near: match flags.recent_kv.unwrap_or_default() {
+            args::RecentKv::Int8 => Codec::Int8,
+            args::RecentKv::F16 => Codec::F16,
+        },
+        centre: !flags.no_centre,
+        ..KvOptions::new(pair.form(group))
+    }
+}
+
+fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
+    let bounded = flags.anchors.is_some() || flags.window.is_some() || flags.window_plan.is_some();
+    let policy = match flags.policy {
+        Some(args::Policy::Auto) => Policy::Auto,
+        Some(args::Policy::Window) => Policy::Window,
+        Some(args::Policy::Full) if bounded => {
+            return Err(usage(
+                "--policy full keeps everything; --anchors and --window need --policy window or auto",
+            ));
+        }
+        Some(args::Policy::Full) => Policy::Full,
+        // Whoever names a window wants one.
+        None if bounded => Policy::Window,
+        None => usual,
+    };
+    Ok(Retention {
+        policy,
+        anchors: flags.anchors,
+        window: flags.window,
+        positions: match flags.positions.unwrap_or_default() {
+            args::Positions::Auto => Positions::Auto,
+            args::Positions::Compact => Positions::Compact,
+            args::Positions::Original => Positions::Original,
+        },
+        replay: flags
+            .window_plan
+            .as_ref()
+            .map_or(Vec::new(), |plan| plan.0.clone()),
+    })
 }
 
 pub fn threads(compute: &Compute) -> usize {
@@ -110,12 +234,16 @@ pub fn threads(compute: &Compute) -> usize {
 fn repack(compute: &Compute) -> (Repack, Option<Endings>) {
     match (compute.repack.unwrap_or_default(), Home::find()) {
         (args::Repack::Auto, Ok(home)) => {
-            let ending = format!(".{}.tmp", std::process::id());
-            let tidy = Endings::new(home.packed(), ending);
+            let tidy = Endings::new(home.packed(), temporary_ending());
             (Repack::Into(home.packed()), Some(tidy))
         }
         _ => (Repack::Off, None),
     }
+}
+
+/// Of files that the library is still writing.
+fn temporary_ending() -> String {
+    format!(".{}.tmp", std::process::id())
 }
 
 /// A sampler from the flags; `temperature` is the default of the command.
@@ -189,27 +317,6 @@ impl Memory {
 }
 
 impl Engine {
-    /// The `kv` object of the contract.
-    pub fn kv_json(&self, tokens_seen: u64, rows: usize) -> Json {
-        let store = self.runtime.store();
-        let (codec, bits) = match self.runtime.precision() {
-            Precision::F16 => ("f16", 16.0),
-            Precision::F32 => ("f32", 32.0),
-        };
-        json!({
-            "codec": codec,
-            "policy": "full",
-            "bytes_live": store.bytes_live(),
-            "bytes_peak": store.bytes_peak(),
-            "bytes_budget": self.budget_bytes,
-            "bits_effective": bits,
-            "tokens_seen": tokens_seen,
-            "rows_live": rows,
-            "rows_peak": rows,
-            "rows_evicted": 0,
-        })
-    }
-
     /// The ids of a conversation, up to the opening of the assistant's turn. Nothing a message says
     /// can become a special token, unless the messages are `trusted` to mean it.
     pub fn chat_ids(&self, messages: &[Message], trusted: bool) -> Result<Vec<u32>> {
@@ -252,40 +359,28 @@ impl Engine {
                 self.name()
             ));
         }
-        if self.room == 0 {
-            let least = self
-                .runtime
-                .store()
-                .layers()
-                .iter()
-                .map(|layer| layer.block_bytes())
-                .sum::<usize>();
-            return Err(anyhow::anyhow!(
-                "--memory holds not one block of keys and values; accepted: at least {}",
-                crate::bytes::human(least as u64)
-            ));
+        match self.room() {
+            Some(room) if tokens > room => Err(anyhow::anyhow!(
+                "the text has {tokens} tokens, more than {} allows; accepted: at most {room}, or any number with --policy window",
+                self.limit_name()
+            )),
+            _ => Ok(()),
         }
-        if tokens > self.room {
-            let limit = if self.room < self.model.config().context {
-                "--memory"
-            } else {
-                "the context"
-            };
-            return Err(anyhow::anyhow!(
-                "the text has {tokens} tokens, more than {limit} allows; accepted: at most {}",
-                self.room
-            ));
-        }
-        Ok(())
     }
-}
 
-impl Engine {
-    /// Tokens that can be generated after a prompt, at most `wanted`. The last one needs no room: it
-    /// is not read any more.
-    pub fn tokens_max(&self, prompt: usize, wanted: Option<usize>) -> Option<usize> {
-        let possible = self.room.saturating_sub(prompt) + 1;
-        Some(wanted.map_or(possible, |wanted| wanted.min(possible)))
+    /// Tokens that a sequence can hold; `None`: it has no end.
+    pub fn room(&self) -> Option<usize> {
+        let bounds = self.runtime.bounds();
+        bounds.window.is_none().then_some(bounds.rows_max)
+    }
+
+    /// What ends first where everything is kept.
+    pub fn limit_name(&self) -> &'static str {
+        if self.runtime.bounds().rows_max < self.model.config().context {
+            "--memory"
+        } else {
+            "the context"
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! $HAVERSACK_HOME
 //!   models/           fetched models under their final names, and `.part` files to resume
 //!   packed/           weights repacked for this CPU, keyed by fingerprint
+//!   cache/            what was measured of a model, keyed by fingerprint
 //!   tmp/              one folder per running fetch, removed when it ends
 //!   chat-history      lines typed into `chat`
 //! ```
@@ -44,6 +45,10 @@ impl Home {
 
     pub fn packed(&self) -> PathBuf {
         self.0.join("packed")
+    }
+
+    pub fn cache(&self) -> PathBuf {
+        self.0.join("cache")
     }
 
     pub fn tmp(&self) -> PathBuf {

@@ -16,6 +16,7 @@ mod fetch;
 mod home;
 mod input;
 mod interrupt;
+mod ledger;
 mod logger;
 mod out;
 mod progress;
@@ -65,6 +66,8 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Chat(args) => commands::chat::chat(args, json),
         Command::Score(args) => commands::score::score(args, json),
         Command::Bench(args) => commands::bench::bench(args, json),
+        Command::Perplexity(args) => commands::perplexity::perplexity(args, json),
+        Command::Plan(args) => commands::plan::plan(args, json),
         Command::Doctor => commands::doctor::doctor(json),
     }
 }

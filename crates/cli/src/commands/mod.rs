@@ -5,6 +5,8 @@ pub mod bench;
 pub mod chat;
 pub mod doctor;
 pub mod inspect;
+pub mod perplexity;
+pub mod plan;
 pub mod pull;
 pub mod run;
 pub mod score;

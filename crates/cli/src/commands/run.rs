@@ -1,10 +1,11 @@
 //! `run`: one completion, streamed.
 
 use crate::args;
-use crate::engine::{self, Engine, milliseconds, per_second};
+use crate::engine::{self, Engine, Habits, milliseconds, per_second};
 use crate::error::usage;
 use crate::input::Text;
 use crate::interrupt::Cooperative;
+use crate::ledger::{self, Holding};
 use crate::out;
 use anyhow::{Context, Result};
 use haversack::run::{Event, GenerateOptions, generate};
@@ -18,7 +19,7 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
         args.prompt.prompt.as_deref(),
         args.prompt.prompt_file.as_deref(),
     )?;
-    let mut engine = engine::load(args.model.as_deref(), &args.compute)?;
+    let mut engine = engine::load(args.model.as_deref(), &args.compute, Habits::TALK)?;
     let ids = prompt_ids(args, prompt, &engine)?;
     engine.check_fits(ids.len())?;
 
@@ -36,12 +37,12 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
         );
     }
     let options = GenerateOptions {
-        tokens_max: engine.tokens_max(ids.len(), args.max_tokens),
+        tokens_max: args.max_tokens,
         stop,
         ignore_end: args.ignore_eos,
     };
 
-    let sequence = engine.runtime.open();
+    let sequence = engine.runtime.open()?;
     let interrupt = Cooperative::begin(1);
     let mut writing: Result<()> = Ok(());
     let mut count = 0;
@@ -76,20 +77,26 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
     writing?;
     engine.memory.poll();
 
-    let stats = engine.runtime.stats(sequence)?;
-    let kept = stats.rows;
-    if args.explain {
+    let holding = Holding::of(&engine.runtime, sequence)?;
+    let completion = generation.tokens.len();
+    if !as_json {
+        out::text("\n")?;
+    }
+    if args.stats {
         out::note(&format!(
-            "context: kept {kept}, evicted 0, spilled 0, cached 0, recomputed 0; prompt {} tokens, {} seen, {} at most",
+            "{completion} tokens at {:.1}/s; prompt {} tokens at {:.1}/s",
+            per_second(completion.saturating_sub(1), generation.decode),
             ids.len(),
-            stats.position,
-            engine.room
+            per_second(ids.len(), generation.prefill)
         ));
+        out::note(&ledger::bar(&engine.runtime, &holding));
+    }
+    if args.explain {
+        out::note(&ledger::explain(&engine.runtime, &holding, 0, ids.len()));
     }
     if !as_json {
-        return out::text("\n");
+        return Ok(());
     }
-    let completion = generation.tokens.len();
     out::json(&json!({
         "text": generation.text,
         "token_ids": generation.tokens,
@@ -107,16 +114,9 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
             // The first token comes with the prompt.
             "decode_tokens_per_second": per_second(completion.saturating_sub(1), generation.decode),
         },
-        "kv": engine.kv_json(stats.position, stats.rows),
+        "kv": ledger::kv_json(&engine.runtime, &holding),
         "memory": engine.memory.json(),
-        "context": {
-            "kept": kept,
-            "evicted": 0,
-            "spilled": 0,
-            "cached": 0,
-            "recomputed": 0,
-            "limit": engine.room,
-        },
+        "context": ledger::context_json(&engine.runtime, &holding, 0),
     }))
 }
 

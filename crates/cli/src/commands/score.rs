@@ -1,7 +1,7 @@
 //! `score`: what the model thought of each token of a given text.
 
 use crate::args;
-use crate::engine;
+use crate::engine::{self, Habits};
 use crate::error::usage;
 use crate::input::Text;
 use crate::interrupt::Cooperative;
@@ -18,7 +18,7 @@ const TOP: usize = 5;
 
 pub fn score(args: &args::Score, as_json: bool) -> Result<()> {
     let text = Text::given(args.text.text.as_deref(), args.text.text_file.as_deref())?;
-    let mut engine = engine::load(args.model.as_deref(), &args.compute)?;
+    let mut engine = engine::load(args.model.as_deref(), &args.compute, Habits::JUDGE)?;
     let model = engine.model.clone();
     let tokenizer = model.tokenizer();
     let ids = match &args.text.ids {

@@ -9,7 +9,7 @@ mod record;
 mod roofline;
 
 use crate::args;
-use crate::engine::{self, Engine};
+use crate::engine::{self, Engine, Habits};
 use crate::error::usage;
 use crate::{out, resolve};
 use anyhow::Result;
@@ -88,18 +88,22 @@ pub fn bench(args: &args::Bench, as_json: bool) -> Result<()> {
         Some(program) => Some(Peer::new(program, &path, threads, &args.against_kv)?),
         None => None,
     };
-    let mut engine = engine::load(path.to_str(), &args.compute)?;
+    let mut engine = engine::load(path.to_str(), &args.compute, Habits::MEASURE)?;
+    out::note(&format!(
+        "{} keys and values, {threads} threads",
+        engine.runtime.kv().name()
+    ));
     if cfg!(debug_assertions) {
         out::note("this build is not optimised; measure with --release");
     }
     let mut rows = Vec::new();
     let mut skipped = Vec::new();
     for (name, work) in chosen {
-        let context = engine.model.config().context;
-        if work.context() > context {
+        if let Some(room) = engine.room().filter(|&room| work.context() > room) {
             out::note(&format!(
-                "{name}: skipped, it needs {} tokens of context and there are {context}",
-                work.context()
+                "{name}: skipped, it needs {} tokens and {} allows {room}",
+                work.context(),
+                engine.limit_name()
             ));
             skipped.push(name);
             continue;
@@ -111,6 +115,7 @@ pub fn bench(args: &args::Bench, as_json: bool) -> Result<()> {
         rows.push(row);
     }
     let weight_bytes = engine.model.weights().bytes_per_token() as u64;
+    let kv = engine.runtime.kv().name();
     drop(engine);
     let decode = rows.iter().find(|row| row.name == "decode_d0");
     let roofline = roofline::measure(
@@ -122,7 +127,7 @@ pub fn bench(args: &args::Bench, as_json: bool) -> Result<()> {
     if !as_json {
         out::line(&roofline.line())?;
     }
-    let setting = record::Setting::now(&path, threads, args);
+    let setting = record::Setting::now(&path, threads, &kv, args);
     if let Some(csv) = &args.csv {
         record::append(csv, &setting, &rows, &roofline)?;
     }
@@ -224,7 +229,9 @@ impl Bed {
             Work::Decode { depth } => (1, depth.max(1)),
             Work::Batch(count) => (count, BATCH_PROMPT),
         };
-        let sequences: Vec<SequenceId> = (0..count).map(|_| engine.runtime.open()).collect();
+        let sequences: Result<Vec<SequenceId>, _> =
+            (0..count).map(|_| engine.runtime.open()).collect();
+        let sequences = sequences?;
         for (index, &sequence) in sequences.iter().enumerate() {
             if depth > 0 {
                 let prompt = ids(engine, index as u64, depth);
@@ -250,17 +257,21 @@ impl Bed {
         let tokens: Vec<Vec<u32>> = (0..self.sequences.len())
             .map(|index| ids(engine, 1000 + index as u64, per_sequence))
             .collect();
+        // Cutting back is not always possible; a fork that is closed leaves the base as it was.
+        let forks: Result<Vec<SequenceId>, _> = self
+            .sequences
+            .iter()
+            .map(|&sequence| engine.runtime.fork(sequence))
+            .collect();
+        let forks = forks?;
         let started = Instant::now();
         if let Work::Prefill(_) = self.work {
             engine
                 .runtime
-                .feed(self.sequences[0], &tokens[0], &mut |_| {
-                    ControlFlow::Continue(())
-                })?;
+                .feed(forks[0], &tokens[0], &mut |_| ControlFlow::Continue(()))?;
         } else {
             for step in 0..per_sequence {
-                let spans: Vec<Span<'_>> = self
-                    .sequences
+                let spans: Vec<Span<'_>> = forks
                     .iter()
                     .zip(&tokens)
                     .map(|(&sequence, tokens)| Span {
@@ -274,8 +285,8 @@ impl Bed {
             }
         }
         let seconds = started.elapsed().as_secs_f64();
-        for &sequence in &self.sequences {
-            engine.runtime.truncate(sequence, self.depth as u64)?;
+        for fork in forks {
+            engine.runtime.close(fork)?;
         }
         Ok((per_sequence * self.sequences.len()) as f64 / seconds)
     }

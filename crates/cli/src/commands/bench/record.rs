@@ -12,19 +12,20 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const HEADER: &str = "name,value,unit,against,ratio,model,threads,activations,roofline_fraction,roofline_fraction_against,read_bandwidth_gbs,weight_bytes_per_token,cpu,table,compiler,commit,command\n";
+const HEADER: &str = "name,value,unit,against,ratio,model,threads,activations,roofline_fraction,roofline_fraction_against,read_bandwidth_gbs,weight_bytes_per_token,cpu,table,compiler,commit,command,kv\n";
 
 pub struct Setting {
     model: String,
     threads: usize,
     activations: &'static str,
+    kv: String,
     cpu: String,
     commit: String,
     command: String,
 }
 
 impl Setting {
-    pub fn now(model: &Path, threads: usize, args: &args::Bench) -> Setting {
+    pub fn now(model: &Path, threads: usize, kv: &str, args: &args::Bench) -> Setting {
         let words: Vec<String> = std::env::args()
             .skip(1)
             .map(|word| without_folder(&word))
@@ -40,6 +41,7 @@ impl Setting {
                 args::Activations::Int8 => "int8",
                 args::Activations::F32 => "f32",
             },
+            kv: kv.to_owned(),
             cpu: cpu_model().unwrap_or_else(|| "unknown".into()),
             commit: commit().unwrap_or_else(|| "unknown".into()),
             command: format!("haversack {}", words.join(" ")),
@@ -51,6 +53,7 @@ impl Setting {
             "model": self.model,
             "threads": self.threads,
             "activations": self.activations,
+            "kv": self.kv,
             "cpu": self.cpu,
             "table": Table::best().name(),
             "compiler": env!("HAVERSACK_COMPILER"),
@@ -120,6 +123,8 @@ pub fn append(path: &Path, setting: &Setting, rows: &[Row], roofline: &Roofline)
             env!("HAVERSACK_COMPILER").to_owned(),
             setting.commit.clone(),
             setting.command.clone(),
+            // Last: files that were begun without it keep their columns.
+            setting.kv.clone(),
         ];
         let cells: Vec<String> = cells.iter().map(|cell| quoted(cell)).collect();
         text.push_str(&cells.join(","));
@@ -148,6 +153,6 @@ mod tests {
         assert_eq!(without_folder("-n"), "-n");
         #[cfg(unix)]
         assert_eq!(without_folder("/some/where/llama-bench"), "llama-bench");
-        assert_eq!(HEADER.trim_end().split(',').count(), 17);
+        assert_eq!(HEADER.trim_end().split(',').count(), 18);
     }
 }

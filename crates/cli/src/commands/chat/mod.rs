@@ -2,19 +2,22 @@
 //!
 //! The whole conversation is rendered by the model's template at every turn, and only what differs
 //! from what the model has already read is fed: the next question costs its own tokens, and
-//! `/system` or `/clear` just make more of it differ. Ctrl-C stops an answer, which is then kept as
-//! far as it came.
+//! `/system` or `/clear` just make more of it differ. What has been read can be cut back only while
+//! its exact state is there; where it is not any more, the whole conversation is read again, so that
+//! an answer never depends on what was said and taken back. Ctrl-C stops an answer, which is then kept
+//! as far as it came.
 
 mod lines;
 
 use crate::args;
-use crate::bytes::human;
-use crate::engine::{self, Engine, per_second};
+use crate::engine::{self, Engine, Habits, per_second};
 use crate::error::{Closed, one_line, usage};
 use crate::home::Home;
 use crate::interrupt::Cooperative;
+use crate::ledger::{self, Holding};
 use crate::out;
 use anyhow::{Context, Result, bail};
+use haversack::StepError;
 use haversack::run::{Event, Finish, GenerateOptions, Generation, generate};
 use haversack::sample::Sampler;
 use haversack::text::template::Message;
@@ -41,7 +44,7 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
     if as_json {
         return Err(usage("chat has no JSON form; run has"));
     }
-    let engine = engine::load(args.model.as_deref(), &args.compute)?;
+    let engine = engine::load(args.model.as_deref(), &args.compute, Habits::TALK)?;
     if let Some(error) = engine.model.template().source_error() {
         bail!("{}: tokenizer.chat_template: {error}", engine.name());
     }
@@ -136,7 +139,6 @@ struct Conversation {
     sequence: haversack::run::SequenceId,
     sampler: Sampler,
     options: GenerateOptions,
-    tokens_max: Option<usize>,
     system: Option<String>,
     turns: Vec<Message>,
     /// What the model has read, token by token.
@@ -158,16 +160,15 @@ impl Conversation {
         let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
         let stop = engine.model.template().stop_strings();
         let options = GenerateOptions {
-            tokens_max: None,
+            tokens_max: args.max_tokens,
             stop: stop.iter().map(|text| text.to_string()).collect(),
             ignore_end: false,
         };
         Ok(Conversation {
-            sequence: engine.runtime.open(),
+            sequence: engine.runtime.open()?,
             engine,
             sampler,
             options,
-            tokens_max: args.max_tokens,
             system: args.system.clone(),
             turns: Vec::new(),
             read: Vec::new(),
@@ -179,15 +180,22 @@ impl Conversation {
 
     fn greeting(&self) -> String {
         let config = self.engine.model.config();
+        let kv = self.engine.runtime.kv().name();
         let name = if config.name.is_empty() {
             config.arch.name()
         } else {
             &config.name
         };
+        let length = match self.engine.room() {
+            Some(room) => format!("{room} tokens"),
+            None => format!(
+                "{} tokens at a time, no end",
+                self.engine.runtime.bounds().rows_max
+            ),
+        };
         format!(
-            "{}, context {} tokens. /help for help.",
-            one_line(name),
-            config.context
+            "{}, {length}, {kv} keys and values. /help for help.",
+            one_line(name)
         )
     }
 
@@ -214,11 +222,12 @@ impl Conversation {
         out::text("\n")?;
         match finish {
             Finish::Cancelled => out::note("(stopped)"),
-            Finish::Length if self.is_full() => out::note(&format!(
-                "(the context of {} tokens is full; /clear begins anew)",
-                self.engine.room
-            )),
-            Finish::Length => out::note("(stopped by -n)"),
+            Finish::Length => match self.full_at() {
+                Some(room) => out::note(&format!(
+                    "(the context of {room} tokens is full; /clear begins anew)"
+                )),
+                None => out::note("(stopped by -n)"),
+            },
             Finish::Stop => {}
         }
         if self.show_stats {
@@ -232,15 +241,10 @@ impl Conversation {
 
     fn generate(&mut self) -> Result<Generation> {
         let ids = self.prompt()?;
-        let room = self.engine.room;
-        if ids.len() >= room {
-            return Err(Full {
-                tokens: ids.len(),
-                room,
-            }
-            .into());
+        let tokens = ids.len();
+        if let Some(room) = self.engine.room().filter(|&room| tokens >= room) {
+            return Err(Full { tokens, room }.into());
         }
-        self.options.tokens_max = self.engine.tokens_max(ids.len(), self.tokens_max);
         let reused = self.rewind(&ids)?;
         let new = &ids[reused..];
 
@@ -302,19 +306,30 @@ impl Conversation {
             .take_while(|(read, id)| read == id)
             .count();
         let reused = same.min(ids.len().saturating_sub(1));
-        self.engine.runtime.truncate(self.sequence, reused as u64)?;
+        match self.engine.runtime.truncate(self.sequence, reused as u64) {
+            Ok(()) => {}
+            // The state of then is gone: what is left of it would answer differently.
+            Err(StepError::Cache(_)) => {
+                self.read.clear();
+                self.engine.runtime.close(self.sequence)?;
+                self.sequence = self.engine.runtime.open()?;
+                return Ok(0);
+            }
+            Err(error) => return Err(error.into()),
+        }
         self.read.truncate(reused);
         Ok(reused)
     }
 
-    fn is_full(&self) -> bool {
-        let stats = self.engine.runtime.stats(self.sequence);
-        stats.is_ok_and(|stats| stats.position >= self.engine.room as u64)
+    /// The room, if it is used up.
+    fn full_at(&self) -> Option<usize> {
+        let room = self.engine.room()?;
+        let stats = self.engine.runtime.stats(self.sequence).ok()?;
+        (stats.position >= room as u64).then_some(room)
     }
 
     fn stats(&self) -> Result<String> {
-        let stats = self.engine.runtime.stats(self.sequence)?;
-        let context = self.engine.room;
+        let holding = self.holding()?;
         let mut text = match &self.last {
             Some(last) => format!(
                 "{} tokens at {:.1}/s; prompt {} tokens ({} reused) at {:.1}/s; ",
@@ -330,23 +345,30 @@ impl Conversation {
             None => String::new(),
         };
         text.push_str(&format!(
-            "context {} of {context} tokens, keys and values {}",
-            stats.position,
-            human(self.engine.runtime.store().bytes_live() as u64)
+            "{} of {} tokens seen are kept\n{}",
+            holding.rows_live,
+            holding.tokens_seen,
+            ledger::bar(&self.engine.runtime, &holding)
         ));
         Ok(text)
     }
 
     fn context(&self) -> Result<String> {
-        let stats = self.engine.runtime.stats(self.sequence)?;
         let (reused, computed) = self
             .last
             .as_ref()
             .map_or((0, 0), |last| (last.reused, last.prompt - last.reused));
-        Ok(format!(
-            "context: kept {}, evicted 0, spilled 0, cached {reused}, computed {computed}",
-            stats.rows
+        let holding = self.holding()?;
+        Ok(ledger::explain(
+            &self.engine.runtime,
+            &holding,
+            reused,
+            computed,
         ))
+    }
+
+    fn holding(&self) -> Result<Holding> {
+        Holding::of(&self.engine.runtime, self.sequence)
     }
 }
 

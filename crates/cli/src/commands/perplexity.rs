@@ -1,0 +1,387 @@
+//! `perplexity`: how well a text is predicted, and what the cache costs of it.
+//!
+//! *Chunk*: windows of `--context` tokens, each from an empty sequence. *Stream*: the whole text
+//! through one sequence under the policy, reported in segments. A reference turns "how well" into
+//! "how much worse": everything kept in f16 at the same activations for windows, anchors and window
+//! read again and again for a stream.
+
+use crate::args::{self, Mode, Reference};
+use crate::engine::{self, Engine, Habits};
+use crate::error::usage;
+use crate::input::Text;
+use crate::interrupt::Cooperative;
+use crate::ledger::{self, Holding};
+use crate::{out, progress};
+use anyhow::{Context, Result, anyhow};
+use haversack::run::perplexity::{self, Tally};
+use haversack::run::{Runtime, RuntimeOptions};
+use haversack::text::tokenizer::EncodeOptions;
+use haversack::{Activations, KvForm, KvOptions, Retention};
+use serde_json::{Value as Json, json};
+use std::ops::ControlFlow;
+
+pub fn perplexity(args: &args::Perplexity, as_json: bool) -> Result<()> {
+    check(args)?;
+    let text = Text::given(args.text.text.as_deref(), args.text.text_file.as_deref())?;
+    let habits = match args.mode {
+        Mode::Chunk => Habits::JUDGE,
+        Mode::Stream => Habits::STREAM,
+    };
+    let engine = engine::load(args.model.as_deref(), &args.compute, habits)?;
+    let encode = EncodeOptions {
+        add_special: !args.no_bos,
+        parse_special: args.special,
+    };
+    let ids = engine.model.tokenizer().encode(&text.read()?, encode)?;
+    let from = args.offset.min(ids.len());
+    let most = args.tokens.unwrap_or(usize::MAX);
+    let ids = &ids[from..ids.len().min(from.saturating_add(most))];
+    let job = Job {
+        exact: exact(&engine, args)?,
+        args,
+        engine,
+        as_json,
+    };
+    match args.mode {
+        Mode::Chunk => job.windows(ids),
+        Mode::Stream => job.stream(ids),
+    }
+}
+
+/// What can be refused before anything is loaded.
+fn check(args: &args::Perplexity) -> Result<()> {
+    match (args.mode, args.reference) {
+        (Mode::Stream, Some(Reference::Full)) => Err(usage(
+            "--reference full compares windows; --mode stream accepts recompute",
+        )),
+        (Mode::Chunk, Some(Reference::Recompute)) => Err(usage(
+            "--reference recompute compares a stream; --mode chunk accepts full",
+        )),
+        (Mode::Stream, _) if args.chunks.is_some() => Err(usage(
+            "--chunks counts windows; --mode stream accepts --tokens",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Options of a runtime that keeps everything in f16, at the same activations.
+fn exact(engine: &Engine, args: &args::Perplexity) -> Result<RuntimeOptions> {
+    let given = engine::runtime_options(&args.compute, Habits::JUDGE)?;
+    Ok(RuntimeOptions {
+        threads: engine.runtime.threads(),
+        activations: given.activations,
+        kv: KvOptions::plain(KvForm::F16),
+        retention: Retention::full(),
+        ..RuntimeOptions::default()
+    })
+}
+
+struct Job<'a> {
+    args: &'a args::Perplexity,
+    engine: Engine,
+    exact: RuntimeOptions,
+    as_json: bool,
+}
+
+/// One window, judged.
+struct Window {
+    tally: Tally,
+    /// int8 activations against f32, both with f16 keys and values.
+    floor: Option<Tally>,
+}
+
+impl Job<'_> {
+    fn windows(mut self, ids: &[u32]) -> Result<()> {
+        let length = self.engine.model.config().context;
+        if length < 2 {
+            return Err(usage(
+                "--context 1 leaves nothing to predict; accepted: at least 2",
+            ));
+        }
+        if ids.len() < length {
+            return Err(usage(format!(
+                "the text has {} tokens from --offset on, less than one window; accepted: --context of at most that, or a longer text",
+                ids.len()
+            )));
+        }
+        self.engine.check_fits(length - 1)?;
+        let count = (ids.len() / length).min(self.args.chunks.unwrap_or(usize::MAX));
+        let from = (length as f64 * self.args.score_from) as usize;
+        let model = self.engine.model.clone();
+        let mut reference = match self.args.reference {
+            Some(_) => Some(engine::runtime(&model, &self.exact)?),
+            None => None,
+        };
+        let is_exact = self.exact.activations == Activations::F32;
+        let mut rounded = match &reference {
+            Some(_) if is_exact && !self.args.no_floor => {
+                let options = RuntimeOptions {
+                    activations: Activations::Int8,
+                    ..self.exact.clone()
+                };
+                Some(engine::runtime(&model, &options)?)
+            }
+            _ => None,
+        };
+
+        let passes = 1 + usize::from(rounded.is_some());
+        let mut bar = progress::Count::new(count * length * passes, "tokens");
+        let mut windows: Vec<Window> = Vec::new();
+        for (i, window) in ids.chunks_exact(length).take(count).enumerate() {
+            let mut pass = |number: usize, runtime: &mut Runtime, truth: Option<&mut Runtime>| {
+                let before = (i * passes + number) * length;
+                judge(runtime, truth, window, from, &mut |done| {
+                    bar.set(before + done)
+                })
+            };
+            let tally = pass(0, &mut self.engine.runtime, reference.as_mut())
+                .with_context(|| self.engine.name())?;
+            let floor = match &mut rounded {
+                Some(rounded) => Some(pass(1, rounded, reference.as_mut())?),
+                None => None,
+            };
+            let place = self.args.offset + i * length;
+            self.say(&format!(
+                "window {}/{count}  tokens {place} to {}{}",
+                i + 1,
+                place + length - 1,
+                figures(&tally)
+            ))?;
+            windows.push(Window { tally, floor });
+            self.engine.memory.poll();
+        }
+        drop(bar);
+        drop((reference, rounded));
+
+        let mut total = Tally::default();
+        let mut floor = Tally::default();
+        for window in &windows {
+            total.add(&window.tally);
+            if let Some(tally) = &window.floor {
+                floor.add(tally);
+            }
+        }
+        let (kv, context) = self.kv_of_a_window(&ids[..length])?;
+        if !self.as_json {
+            let mut line = format!("{count} windows of {length} tokens{}", figures(&total));
+            if let Some(kl) = floor.kl_mean() {
+                line.push_str(&format!("\nint8 activations alone cost kl {kl:.6}"));
+            }
+            return out::line(&format!("{line}\n{}", summary(&kv)));
+        }
+        let chunks: Vec<Json> = windows
+            .iter()
+            .enumerate()
+            .map(|(i, window)| {
+                json!({
+                    "from": self.args.offset + i * length,
+                    "tokens_scored": window.tally.tokens,
+                    "perplexity": window.tally.perplexity(),
+                    "kl_mean": window.tally.kl_mean(),
+                    "top1_agreement": window.tally.top1_agreement(),
+                })
+            })
+            .collect();
+        out::json(&json!({
+            "mode": "chunk",
+            "context_tokens": length,
+            "score_from": self.args.score_from,
+            "perplexity": total.perplexity(),
+            "nll_mean": total.nll_mean(),
+            "tokens_scored": total.tokens,
+            "kl_mean": total.kl_mean(),
+            "kl_p99": total.kl_p99(),
+            "top1_agreement": total.top1_agreement(),
+            "kl_floor_int8": floor.kl_mean(),
+            "chunks": chunks,
+            "segments": [],
+            "kv": kv,
+            "context": context,
+            "memory": self.engine.memory.json(),
+        }))
+    }
+
+    /// The books of a whole window. Judging closed its sequence, so one is read once more, without
+    /// asking for a single prediction.
+    fn kv_of_a_window(&mut self, window: &[u32]) -> Result<(Json, Json)> {
+        let runtime = &mut self.engine.runtime;
+        let id = runtime.open()?;
+        runtime.feed(id, &window[..window.len() - 1], &mut |_| {
+            ControlFlow::Continue(())
+        })?;
+        let holding = Holding::of(runtime, id)?;
+        let books = (
+            ledger::kv_json(runtime, &holding),
+            ledger::context_json(runtime, &holding, 0),
+        );
+        runtime.close(id)?;
+        Ok(books)
+    }
+
+    fn stream(mut self, ids: &[u32]) -> Result<()> {
+        if ids.len() < 2 {
+            return Err(usage(
+                "the text has less than two tokens from --offset on; accepted: at least 2",
+            ));
+        }
+        self.engine.check_fits(ids.len() - 1)?;
+        let bounds = *self.engine.runtime.bounds();
+        let again = match (self.args.reference, bounds.window) {
+            (Some(_), Some(window)) => Some((bounds.anchors, window)),
+            (Some(_), None) => {
+                return Err(usage(
+                    "--reference recompute needs a window; accepted: --policy window or auto",
+                ));
+            }
+            (None, _) => None,
+        };
+        let segment = self.args.segment;
+        let id = self.engine.runtime.open()?;
+        let interrupt = Cooperative::begin(1);
+        let flow = |interrupt: &Cooperative| match interrupt.raised() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        let name = self.engine.name();
+        let mut bar = progress::Count::new(ids.len(), "tokens");
+        let memory = &mut self.engine.memory;
+        let runtime = &mut self.engine.runtime;
+        let found = perplexity::stream(runtime, id, ids, segment, &mut |done, _| {
+            bar.set(done);
+            memory.poll();
+            flow(&interrupt)
+        })
+        .with_context(|| name)?
+        .ok_or_else(|| anyhow!("interrupted"))?;
+        drop(bar);
+        let holding = Holding::of(&self.engine.runtime, id)?;
+        let kv = ledger::kv_json(&self.engine.runtime, &holding);
+        let context = ledger::context_json(&self.engine.runtime, &holding, 0);
+
+        let truth = match again {
+            Some(kept) => {
+                let mut exact = engine::runtime(&self.engine.model, &self.exact)?;
+                let mut bar = progress::Count::new(ids.len(), "tokens read again");
+                let stride = self.args.reference_stride;
+                let needed = kept.0 + kept.1 + stride;
+                if needed > exact.bounds().rows_max {
+                    return Err(usage(format!(
+                        "--reference-stride {stride} behind anchors and window needs {needed} tokens of context; there are {}",
+                        exact.bounds().rows_max
+                    )));
+                }
+                let tallies =
+                    perplexity::recompute(&mut exact, ids, kept, segment, stride, &mut |done| {
+                        bar.set(done);
+                        flow(&interrupt)
+                    })?;
+                tallies.ok_or_else(|| anyhow!("interrupted"))?
+            }
+            None => Vec::new(),
+        };
+        drop(interrupt);
+
+        let mut total = Tally::default();
+        found.iter().for_each(|tally| total.add(tally));
+        let mut all_again = Tally::default();
+        truth.iter().for_each(|tally| all_again.add(tally));
+        let reference = (!truth.is_empty()).then(|| all_again.perplexity());
+        let mut segments: Vec<Json> = Vec::new();
+        for (i, tally) in found.iter().enumerate() {
+            let (from, to) = (i * segment, ((i + 1) * segment).min(ids.len()));
+            let again = truth.get(i).map(Tally::perplexity);
+            let beside = again.map_or(String::new(), |again| {
+                let more = 100.0 * (tally.perplexity() / again - 1.0);
+                format!("  read again {again:.4} ({more:+.2} %)")
+            });
+            if !self.as_json {
+                self.say(&format!(
+                    "tokens {from} to {}{}{beside}",
+                    to - 1,
+                    figures(tally)
+                ))?;
+            }
+            segments.push(json!({
+                "from": from,
+                "to": to,
+                "tokens_scored": tally.tokens,
+                "perplexity": tally.perplexity(),
+                "nll_mean": tally.nll_mean(),
+                "reference_perplexity": again,
+            }));
+        }
+        if !self.as_json {
+            let line = format!("{} tokens{}", ids.len(), figures(&total));
+            return out::line(&format!("{line}\n{}", summary(&kv)));
+        }
+        out::json(&json!({
+            "mode": "stream",
+            "perplexity": total.perplexity(),
+            "nll_mean": total.nll_mean(),
+            "tokens_scored": total.tokens,
+            "reference_perplexity": reference,
+            "kl_mean": null,
+            "kl_p99": null,
+            "top1_agreement": null,
+            "kl_floor_int8": null,
+            "segments": segments,
+            "kv": kv,
+            "context": context,
+            "memory": self.engine.memory.json(),
+        }))
+    }
+
+    /// A line of the answer, or of the progress where the answer is one document.
+    fn say(&self, line: &str) -> Result<()> {
+        if self.as_json {
+            out::note(line);
+            return Ok(());
+        }
+        out::line(line)
+    }
+}
+
+/// One window; Ctrl-C ends it.
+fn judge(
+    runtime: &mut Runtime,
+    reference: Option<&mut Runtime>,
+    window: &[u32],
+    from: usize,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Tally> {
+    let interrupt = Cooperative::begin(1);
+    let tally = perplexity::window(runtime, reference, window, from, &mut |done| {
+        progress(done);
+        match interrupt.raised() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    })?;
+    tally.ok_or_else(|| anyhow!("interrupted"))
+}
+
+/// `  perplexity 12.3456  kl 0.002345 (p99 0.0234)  top-1 98.1 %`
+fn figures(tally: &Tally) -> String {
+    let mut text = format!("  perplexity {:.4}", tally.perplexity());
+    if let (Some(mean), Some(p99), Some(top1)) =
+        (tally.kl_mean(), tally.kl_p99(), tally.top1_agreement())
+    {
+        text.push_str(&format!(
+            "  kl {mean:.6} (p99 {p99:.4})  top-1 {:.2} %",
+            100.0 * top1
+        ));
+    }
+    text
+}
+
+/// `kv int4, 4.470 bits a value, 576 of 40000 rows`
+fn summary(kv: &Json) -> String {
+    let bits = kv["bits_effective"].as_f64().unwrap_or(0.0);
+    format!(
+        "kv {}, policy {}, {bits:.3} bits a value, {} of {} rows kept",
+        kv["codec"].as_str().unwrap_or("-"),
+        kv["policy"].as_str().unwrap_or("-"),
+        kv["rows_live"],
+        kv["tokens_seen"]
+    )
+}

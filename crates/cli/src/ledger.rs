@@ -1,0 +1,258 @@
+//! What a sequence holds: as the `kv` and `context` objects of the contract, in words, and as a bar.
+//!
+//! Everything is read from the runtime's own books. Nothing is estimated here.
+
+use crate::bytes::human;
+use anyhow::Result;
+use haversack::run::{Runtime, SequenceId};
+use serde_json::{Value as Json, json};
+use std::io::{self, IsTerminal};
+
+/// Rows and bytes of one sequence.
+pub struct Holding {
+    pub tokens_seen: u64,
+    pub rows_live: usize,
+    pub rows_peak: usize,
+    /// Of blocks, sinks and tables, over the values of the rows kept.
+    pub bits_effective: Option<f64>,
+    sinks_bytes: usize,
+    near_bytes: usize,
+    far_bytes: usize,
+}
+
+impl Holding {
+    pub fn of(runtime: &Runtime, sequence: SequenceId) -> Result<Holding> {
+        let stats = runtime.stats(sequence)?;
+        let store = runtime.store();
+        let (mut near_bytes, mut far_bytes, mut table_bytes) = (0, 0, 0);
+        // Layers may keep different rows.
+        let mut values = 0usize;
+        for (layer, shape) in store.layers().iter().enumerate() {
+            let view = store.view(sequence, layer)?;
+            let entries = view.entries();
+            table_bytes += size_of_val(entries) + entries.len() * size_of::<u32>();
+            for entry in entries {
+                values += 2 * shape.width() * entry.rows as usize;
+                near_bytes += entry.near.map_or(0, |_| shape.near_shape().block_bytes());
+                far_bytes += entry.far.map_or(0, |_| shape.far_shape().block_bytes());
+            }
+        }
+        let held = (stats.bytes + table_bytes) as f64;
+        Ok(Holding {
+            tokens_seen: stats.position,
+            rows_live: stats.rows,
+            rows_peak: rows_peak(runtime, stats.position, stats.rows),
+            bits_effective: (values > 0).then(|| held * 8.0 / values as f64),
+            sinks_bytes: stats.bytes.saturating_sub(near_bytes + far_bytes),
+            near_bytes,
+            far_bytes,
+        })
+    }
+
+    pub fn evicted(&self) -> u64 {
+        self.tokens_seen.saturating_sub(self.rows_live as u64)
+    }
+}
+
+/// Rows only grow until some have left; from then on every 32 tokens they reach the bound again.
+fn rows_peak(runtime: &Runtime, position: u64, rows: usize) -> usize {
+    if position > rows as u64 {
+        runtime.bounds().rows_max.max(rows)
+    } else {
+        rows
+    }
+}
+
+/// The `kv` object of the contract.
+pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
+    let ledger = runtime.ledger();
+    json!({
+        "codec": runtime.kv().name(),
+        "policy": runtime.bounds().policy_name(),
+        "bytes_live": ledger.kv_live,
+        "bytes_peak": ledger.kv_peak + ledger.tables + ledger.scratch + ledger.side,
+        "bytes_budget": ledger.budget,
+        "bits_effective": holding.bits_effective,
+        "tokens_seen": holding.tokens_seen,
+        "rows_live": holding.rows_live,
+        "rows_peak": holding.rows_peak,
+        "rows_evicted": holding.evicted(),
+        "ledger": {
+            "blocks_bytes": ledger.kv_live,
+            "tables_bytes": ledger.tables,
+            "scratch_bytes": ledger.scratch,
+            "side_bytes": ledger.side,
+        },
+    })
+}
+
+/// The `context` object of the contract. `cached` tokens were not read again.
+pub fn context_json(runtime: &Runtime, holding: &Holding, cached: usize) -> Json {
+    let bounds = runtime.bounds();
+    let changes: Vec<Json> = runtime
+        .changes()
+        .iter()
+        .map(|change| {
+            json!({
+                "position": change.position,
+                "window": change.window,
+                "reason": change.reason,
+            })
+        })
+        .collect();
+    json!({
+        "kept": holding.rows_live,
+        "evicted": holding.evicted(),
+        "spilled": 0,
+        "cached": cached,
+        "recomputed": 0,
+        "limit": bounds.rows_max,
+        "window": runtime.window(),
+        "anchors": bounds.anchors,
+        "changes": changes,
+    })
+}
+
+/// The same in words; `computed` tokens were read for the last answer.
+pub fn explain(runtime: &Runtime, holding: &Holding, cached: usize, computed: usize) -> String {
+    let bounds = runtime.bounds();
+    let mut text = format!(
+        "context: kept {}, evicted {}, spilled 0, cached {cached}, recomputed 0, computed {computed}; {} tokens seen",
+        holding.rows_live,
+        holding.evicted(),
+        holding.tokens_seen,
+    );
+    match runtime.window() {
+        Some(window) => text.push_str(&format!(
+            "; the first {} tokens and the last {window} stay, at most {} rows in {}",
+            bounds.anchors,
+            bounds.rows_max,
+            runtime.kv().name()
+        )),
+        None => text.push_str(&format!(
+            "; everything stays, at most {} rows in {}",
+            bounds.rows_max,
+            runtime.kv().name()
+        )),
+    }
+    for change in runtime.changes() {
+        text.push_str(&format!(
+            "\nwindow {} from position {}: {}",
+            change.window, change.position, change.reason
+        ));
+    }
+    text
+}
+
+/// The ledger for people: one line with a bar, one with what the bar is made of.
+pub fn bar(runtime: &Runtime, holding: &Holding) -> String {
+    let ledger = runtime.ledger();
+    let kv = runtime.kv();
+    let name = kv.name();
+    let rest = ledger.tables + ledger.side;
+    // Blocks of other sequences, if there are any.
+    let own = holding.sinks_bytes + holding.near_bytes + holding.far_bytes;
+    let parts = [
+        ("sinks f16".to_owned(), holding.sinks_bytes),
+        match holding.far_bytes {
+            0 => (name.clone(), holding.near_bytes),
+            _ => (format!("recent {}", kv.near), holding.near_bytes),
+        },
+        (name.clone(), holding.far_bytes),
+        ("others".to_owned(), ledger.kv_live.saturating_sub(own)),
+        ("tables".to_owned(), rest),
+        ("scratch".to_owned(), ledger.scratch),
+    ];
+    let marks = if plain() { &ASCII } else { &BLOCKS };
+    let total = ledger.total();
+    let of = match ledger.budget {
+        Some(budget) => format!(" of {}", human(budget as u64)),
+        None => String::new(),
+    };
+    let head = format!("kv {name}  {}{of} ", human(total as u64));
+    let sizes: Vec<usize> = parts.iter().map(|(_, bytes)| *bytes).collect();
+    let drawn = draw(marks, &sizes, ledger.budget.unwrap_or(total));
+    let legend: Vec<String> = parts
+        .iter()
+        .zip(marks.parts)
+        .filter(|((_, bytes), _)| *bytes > 0)
+        .map(|((name, bytes), mark)| format!("{mark} {name} {}", human(*bytes as u64)))
+        .collect();
+    format!(
+        "{head}{drawn}\n   {}",
+        legend.join(&format!(" {} ", marks.between))
+    )
+}
+
+/// How a bar is drawn.
+struct Marks {
+    open: char,
+    close: char,
+    free: char,
+    between: char,
+    /// One for each part, in order.
+    parts: [char; 6],
+}
+
+const BLOCKS: Marks = Marks {
+    open: '▕',
+    close: '▏',
+    free: ' ',
+    between: '·',
+    parts: ['◆', '█', '▓', '▞', '▒', '░'],
+};
+
+const ASCII: Marks = Marks {
+    open: '[',
+    close: ']',
+    free: ' ',
+    between: '|',
+    parts: ['*', '#', '=', '%', '+', '-'],
+};
+
+const BAR_CELLS: usize = 24;
+
+/// Each part from where the one before it ends, rounded to cells; what is left of `full` is free.
+fn draw(marks: &Marks, sizes: &[usize], full: usize) -> String {
+    let cell = |bytes: usize| {
+        let share = bytes as f64 / full.max(1) as f64;
+        ((share * BAR_CELLS as f64).round() as usize).min(BAR_CELLS)
+    };
+    let mut bar = String::from(marks.open);
+    let (mut sum, mut cells) = (0usize, 0);
+    for (bytes, mark) in sizes.iter().zip(marks.parts) {
+        sum = sum.saturating_add(*bytes);
+        let end = cell(sum);
+        bar.extend(std::iter::repeat_n(mark, end - cells));
+        cells = end;
+    }
+    bar.extend(std::iter::repeat_n(marks.free, BAR_CELLS - cells));
+    bar.push(marks.close);
+    bar
+}
+
+/// Whether nothing but ASCII should be drawn.
+fn plain() -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    !io::stderr().is_terminal() || set("NO_COLOR") || dumb
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_as_long_as_its_parts() {
+        let draw = |sizes: &[usize], full| draw(&ASCII, sizes, full);
+        assert_eq!(draw(&[0, 0, 12], 24), "[============            ]");
+        assert_eq!(draw(&[1, 11, 0, 0, 6, 6], 24), "[*###########++++++------]");
+        // A hair is no cell, and what it adds is not lost.
+        assert_eq!(draw(&[1, 1, 23_998], 24_000), "[========================]");
+        assert_eq!(draw(&[], 0), "[                        ]");
+        assert_eq!(
+            draw(&[usize::MAX, usize::MAX], 1),
+            format!("[{}]", "*".repeat(24))
+        );
+    }
+}
