@@ -34,8 +34,8 @@ pub fn exec() -> Exec<'static> {
 pub fn fill(token: u32, layer: usize, side: u32, row: &mut [f32]) {
     let mut x = token
         .wrapping_mul(0x9E37_79B9)
-        .wrapping_add(layer as u32 * 0x85EB_CA6B)
-        .wrapping_add(side * 0xC2B2_AE35)
+        .wrapping_add((layer as u32).wrapping_mul(0x85EB_CA6B))
+        .wrapping_add(side.wrapping_mul(0xC2B2_AE35))
         | 1;
     for value in row {
         x ^= x << 13;
