@@ -2,7 +2,7 @@
 //!
 //! A block has two forms, and inside one chunk early queries see the near one and late queries the
 //! far one. Here the same tokens go in one by one, in blocks, in ragged chunks and at once, alone and
-//! beside another sequence; under the window policy too, where blocks of 32 are the largest chunk.
+//! beside another sequence, on one thread and on two; under the window policy too, where blocks of 32 are the largest chunk.
 //! Attention over the store must give the same bits each time, close to attention over f32.
 
 mod common;
@@ -10,6 +10,7 @@ mod common;
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};
 use haversack_cache::{Codec, Grow, KvForm, LayerShape, SequenceId, Store, StoreOptions, Zones};
+use haversack_kernels::Exec;
 use haversack_kernels::attention::{Attend, Need, Scratch, attend};
 
 const HEADS: usize = 4;
@@ -53,6 +54,11 @@ fn attention(
         }],
     );
     out
+}
+
+/// Single tokens on one thread, chunks on two.
+fn exec_of(tokens: usize) -> Exec<'static> {
+    if tokens == 1 { exec() } else { exec_two() }
 }
 
 /// (layer, token, head, dim) of everything fed in chunks of these sizes, over and over.
@@ -99,7 +105,10 @@ fn outputs(
             .unwrap();
         for layer in 0..options.layers.len() {
             write(&mut store, &mut step, other, layer, &[7, 8, 9]).unwrap();
-            write(&mut store, &mut step, id, layer, part).unwrap();
+            let shape = options.layers[layer];
+            let (k, v) = (rows(shape, layer, 0, part), rows(shape, layer, 1, part));
+            let written = store.write(exec_of(n), &mut step, id, layer, &k, &v);
+            written.unwrap();
             let seen = attention(&store, &mut scratch, id, layer, at as u64, part);
             out[layer].extend(seen);
             store.settle(&mut step, layer);

@@ -20,12 +20,21 @@ use haversack_kernels::threads::Pool;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-/// One thread: the tests are about bytes, and cores are few.
+/// One thread: most tests are about bytes, and cores are few.
 pub fn exec() -> Exec<'static> {
     static POOL: OnceLock<Pool> = OnceLock::new();
     Exec {
         table: Table::best(),
         pool: POOL.get_or_init(|| Pool::new(1)),
+    }
+}
+
+/// Two threads, which code several blocks at once.
+pub fn exec_two() -> Exec<'static> {
+    static POOL: OnceLock<Pool> = OnceLock::new();
+    Exec {
+        table: Table::best(),
+        pool: POOL.get_or_init(|| Pool::new(2)),
     }
 }
 
