@@ -195,7 +195,7 @@ pub struct Run {
     #[arg(long)]
     pub no_bos: bool,
 
-    /// Tokens to generate at most [default: until the model stops or the context is full]
+    /// Tokens to generate at most [default: until the model stops, or as many as its context has]
     #[arg(short = 'n', long, value_name = "N", value_parser = count(1, TOKENS_MAX), allow_hyphen_values = true)]
     pub max_tokens: Option<usize>,
 
@@ -248,7 +248,7 @@ pub struct Chat {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
-    /// Tokens of one answer at most
+    /// Tokens of one answer at most [default: as many as the model's context has]
     #[arg(short = 'n', long, value_name = "N", value_parser = count(1, TOKENS_MAX), allow_hyphen_values = true)]
     pub max_tokens: Option<usize>,
 

@@ -374,6 +374,12 @@ impl Engine {
         bounds.window.is_none().then_some(bounds.rows_max)
     }
 
+    /// Tokens of an answer at most. A model that does not find its end is stopped after a context of
+    /// them, unless more were asked for.
+    pub fn tokens_max(&self, wanted: Option<usize>) -> Option<usize> {
+        wanted.or(Some(self.model.config().context))
+    }
+
     /// What ends first where everything is kept.
     pub fn limit_name(&self) -> &'static str {
         if self.runtime.bounds().rows_max < self.model.config().context {

@@ -154,9 +154,9 @@ pub fn bar(runtime: &Runtime, holding: &Holding) -> String {
     let own = holding.sinks_bytes + holding.near_bytes + holding.far_bytes;
     let parts = [
         ("sinks f16".to_owned(), holding.sinks_bytes),
-        match holding.far_bytes {
-            0 => (name.clone(), holding.near_bytes),
-            _ => (format!("recent {}", kv.near), holding.near_bytes),
+        match runtime.store().layers().iter().any(|layer| layer.zoned()) {
+            true => (format!("recent {}", kv.near), holding.near_bytes),
+            false => (name.clone(), holding.near_bytes),
         },
         (name.clone(), holding.far_bytes),
         ("others".to_owned(), ledger.kv_live.saturating_sub(own)),

@@ -33,12 +33,66 @@ const USAGE: &[(&[&str], &[&str])] = &[
         &["--threads", "1..=256"],
     ),
     (
-        &["run", "--prompt", "x", "--kv", "int4"],
-        &["--kv", "available now: f16"],
+        &["run", "--prompt", "x", "--kv", "Int4"],
+        &[
+            "--kv",
+            "f16, int8, int5, int4, int4-plain, int3, int2",
+            "auto",
+        ],
+    ),
+    (&["run", "--prompt", "x", "--kv", ""], &["--kv"]),
+    (
+        &["score", "--text", "x", "--kv", "k=int8"],
+        &["--kv", "v is missing", "k=int8,v=int4"],
+    ),
+    (
+        &["run", "--prompt", "x", "--memory", "4 GB"],
+        &["--memory", "1500M"],
+    ),
+    (
+        &["run", "--prompt", "x", "--memory", "NaN"],
+        &["--memory", "1500M"],
+    ),
+    (
+        &["chat", "--policy", "full", "--window", "64"],
+        &["--policy full", "--policy window"],
+    ),
+    (
+        &[
+            "perplexity",
+            "--text",
+            "x",
+            "--mode",
+            "stream",
+            "--reference",
+            "full",
+        ],
+        &["--reference full", "recompute"],
+    ),
+    (
+        &["perplexity", "--text", "x", "--reference", "recompute"],
+        &["--reference recompute", "full"],
+    ),
+    (
+        &[
+            "perplexity",
+            "--text",
+            "x",
+            "--mode",
+            "stream",
+            "--chunks",
+            "2",
+        ],
+        &["--chunks", "--tokens"],
+    ),
+    (&["plan", "--ram", "0"], &["--ram", "4GiB"]),
+    (
+        &["plan", "--ram", "4G", "--context", "0"],
+        &["--context", "1..="],
     ),
     (
         &["run", "--prompt", "x", "--policy", "tiers"],
-        &["--policy", "available now: full"],
+        &["--policy", "not in this version yet", "auto, full, window"],
     ),
     (
         &["run", "--prompt", "x", "--temperature", "inf"],
@@ -56,7 +110,10 @@ const USAGE: &[(&[&str], &[&str])] = &[
         &["run", "--prompt", "x", "--ids", "1"],
         &["cannot be used with"],
     ),
-    (&["run", "--prompt", "x", "--window", "64"], &["--window"]),
+    (
+        &["run", "--prompt", "x", "--window", "0"],
+        &["--window", "1..="],
+    ),
     (&["run", "--ids", "1,,4294967296"], &["4294967296"]),
     (
         &["run", "--prompt", "x", "--config", "/nowhere/at/all.toml"],
@@ -114,7 +171,18 @@ fn a_configuration_file_obeys_the_rules_of_the_flags() {
         ("threads = 0", ["--threads", "1..=256"]),
         ("threads = [1]", ["'threads'", "array"]),
         ("memory = \"4GB\"", ["--memory", "4GiB"]),
-        ("kv = \"int4\"", ["--kv", "available now"]),
+        ("kv = \"int6\"", ["--kv", "int4-plain"]),
+        ("no-centre = 3", ["'no-centre'", "true or false"]),
+        ("kv_layers = 3", ["kv_layers", "a table"]),
+        (
+            "[kv_layers]\nfirst = \"int4\"",
+            ["'first'", "numbers from 0 on"],
+        ),
+        ("[kv_layers]\n3 = 4", ["layer 3", "a string"]),
+        (
+            "[kv_layers]\n3 = \"int6\"",
+            ["layer 3 is 'int6'", "int4-plain"],
+        ),
         ("threads = ", ["config.toml", "config.toml"]),
     ] {
         let path = sandbox.write("config.toml", content);
@@ -137,6 +205,8 @@ const OPENING: &[&[&str]] = &[
     &["chat"],
     &["score", "--text", "x y"],
     &["bench"],
+    &["perplexity", "--text", "x y"],
+    &["plan", "--ram", "4G"],
 ];
 
 fn opening(command: &[&str], model: &str) -> Vec<String> {

@@ -90,7 +90,12 @@ fn a_full_context_is_said_and_can_be_cleared() {
     let Some(model) = smollm2() else { return };
     let sandbox = Sandbox::shared();
     let input = "Tell me a long story.\nGo on.\n/clear\nHi\n";
-    let ended = talk(&sandbox, &model, &["--context", "64"], input);
+    let ended = talk(
+        &sandbox,
+        &model,
+        &["--context", "64", "--policy", "full"],
+        input,
+    );
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(
         ended.stderr.contains("the context of 64 tokens is full"),
@@ -102,6 +107,48 @@ fn a_full_context_is_said_and_can_be_cleared() {
         "{}",
         ended.stderr
     );
+}
+
+/// Under a bounded policy a conversation has no end: what is old leaves.
+#[test]
+fn a_bounded_conversation_is_never_full() {
+    let Some(model) = smollm2() else { return };
+    let sandbox = Sandbox::shared();
+    let input = "Tell me a long story.\nGo on.\nAnd then?\n";
+    let arguments = ["--context", "128", "-n", "60", "--explain", "--stats"];
+    let ended = talk(&sandbox, &model, &arguments, input);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("full"), "{}", ended.stderr);
+    let last = ended
+        .stderr
+        .lines()
+        .rfind(|line| line.starts_with("context:"))
+        .unwrap();
+    assert!(!last.contains("evicted 0"), "{last}");
+    assert!(ended.stderr.contains("kv int4  "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("scratch"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.is_ascii(),
+        "no terminal, no boxes: {}",
+        ended.stderr
+    );
+}
+
+/// What was said and taken back leaves no trace: the state that is gone is computed anew.
+#[test]
+fn a_cleared_conversation_answers_like_a_new_one() {
+    let Some(model) = smollm2() else { return };
+    let sandbox = Sandbox::shared();
+    let question = "What is the capital of France?\n";
+    let answers = |input: &str| {
+        let ended = talk(&sandbox, &model, &["-n", "12"], input);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout
+    };
+    let fresh = answers(question);
+    let long = format!("{}\n", "Remember the word apple. ".repeat(40));
+    let after = answers(&format!("{long}/clear\n{question}"));
+    assert!(after.ends_with(&fresh), "{after:?} {fresh:?}");
 }
 
 #[test]

@@ -90,6 +90,14 @@ fn run_holds_what_is_promised() {
             "kv.rows_peak",
             "kv.rows_evicted",
             "context.kept",
+            "context.evicted",
+            "context.spilled",
+            "context.cached",
+            "context.recomputed",
+            "context.limit",
+            "context.window",
+            "context.anchors",
+            "context.changes",
         ],
     );
     #[cfg(target_os = "linux")]
@@ -206,7 +214,7 @@ fn run_ends_as_it_says() {
     ]);
     assert_eq!(full["finish_reason"], "length");
     assert_eq!(full["kv"]["tokens_seen"], 16);
-    // A budget is a limit too, not an error: 1500K holds two blocks of 32 tokens.
+    // With everything kept a budget is a limit too, not an error.
     let budget = run(&[
         "--raw",
         "--prompt",
@@ -215,10 +223,13 @@ fn run_ends_as_it_says() {
         "500",
         "--ignore-eos",
         "--memory",
-        "1500K",
+        "4M",
+        "--policy",
+        "full",
     ]);
     assert_eq!(budget["finish_reason"], "length");
-    assert_eq!(budget["kv"]["tokens_seen"], 64);
+    assert_eq!(budget["kv"]["tokens_seen"], budget["context"]["limit"]);
+    assert!(budget["kv"]["tokens_seen"].as_u64() < Some(500));
     assert!(budget["kv"]["bytes_peak"].as_u64() <= budget["kv"]["bytes_budget"].as_u64());
 }
 
@@ -233,7 +244,7 @@ fn prompts_that_cannot_run() {
         sandbox.run(&all)
     };
     let long = sandbox.write("long.txt", "word ".repeat(9000));
-    let ended = run(&["--raw", "--prompt-file", text(&long)]);
+    let ended = run(&["--raw", "--prompt-file", text(&long), "--policy", "full"]);
     assert!(ended.error(1).contains("at most 8192"), "{}", ended.stderr);
     let latin = sandbox.write("latin.txt", b"caf\xe9");
     let ended = run(&["--prompt-file", text(&latin)]);
@@ -254,7 +265,7 @@ fn prompts_that_cannot_run() {
     );
     assert!(
         run(&["--prompt", "x", "--memory", "1K"])
-            .error(1)
+            .error(2)
             .contains("--memory")
     );
 }
@@ -390,6 +401,7 @@ fn inspect_verify_and_doctor_answer() {
             "cpu.used",
             "cpu.cores",
             "storage.home",
+            "memory.locked_limit_bytes",
             "haversack.version",
         ],
     );

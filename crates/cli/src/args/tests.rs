@@ -31,17 +31,73 @@ fn refusals_name_the_flag_and_what_it_accepts() {
         ("run --prompt x --memory 4GB", vec!["--memory", "4GiB"]),
         ("run --prompt x --memory -4G", vec!["--memory", "4GiB"]),
         (
-            "run --prompt x --kv int4",
-            vec!["--kv", "f16, f32, auto", "not in this version"],
+            "run --prompt x --kv INT4",
+            vec!["--kv", "int4-plain", "auto"],
         ),
         (
-            "run --prompt x --kv k=int8,v=int4",
-            vec!["--kv", "not in this version"],
+            "run --prompt x --kv k=",
+            vec!["--kv", "k=int8,v=int4", "auto"],
         ),
-        ("run --prompt x --kv seven", vec!["--kv", "f16, f32, auto"]),
+        ("run --prompt x --kv=", vec!["--kv"]),
         (
-            "run --prompt x --policy window",
-            vec!["--policy", "full", "not in this version"],
+            "run --prompt x --kv k=int4,k=int4",
+            vec!["--kv", "k is there twice", "int2"],
+        ),
+        ("run --prompt x --kv k=int4", vec!["--kv", "v is missing"]),
+        ("run --prompt x --group 16", vec!["--group", "32, 64"]),
+        (
+            "run --prompt x --policy tiers",
+            vec!["--policy", "window", "not in this version"],
+        ),
+        (
+            "run --prompt x --policy Window",
+            vec!["--policy", "auto, full, window"],
+        ),
+        (
+            "run --prompt x --window 0",
+            vec!["--window", "1..=16777216"],
+        ),
+        (
+            "run --prompt x --window -1",
+            vec!["--window", "1..=16777216"],
+        ),
+        (
+            "run --prompt x --anchors 1e3",
+            vec!["--anchors", "0..=16777216"],
+        ),
+        ("run --prompt x --sinks 33", vec!["--sinks", "0..=32"]),
+        ("run --prompt x --recent 4097", vec!["--recent", "0..=4096"]),
+        (
+            "run --prompt x --recent-kv int4",
+            vec!["--recent-kv", "int8, f16"],
+        ),
+        (
+            "run --prompt x --positions middle",
+            vec!["--positions", "auto, compact, original"],
+        ),
+        (
+            "run --prompt x --weights heavy",
+            vec!["--weights", "auto, mapped, prefetch, locked"],
+        ),
+        (
+            "run --prompt x --window-plan 5",
+            vec!["--window-plan", "4096:256"],
+        ),
+        ("run --prompt x --memory NaN", vec!["--memory", "1500M"]),
+        ("plan", vec!["--ram"]),
+        ("plan --ram 4GB", vec!["--ram", "4GiB"]),
+        ("perplexity", vec!["--text-file"]),
+        (
+            "perplexity --text x --score-from 1",
+            vec!["--score-from", "not including, 1"],
+        ),
+        (
+            "perplexity --text x --mode tree",
+            vec!["--mode", "chunk, stream"],
+        ),
+        (
+            "perplexity --text x --reference half",
+            vec!["--reference", "full, recompute"],
         ),
         (
             "run --prompt x --temperature nan",
@@ -75,7 +131,7 @@ fn refusals_name_the_flag_and_what_it_accepts() {
         ("score", vec!["--text-file"]),
         ("verify", vec!["FILE"]),
         ("frobnicate", vec!["frobnicate"]),
-        ("run --prompt x --window 5", vec!["'--window'"]),
+        ("run --prompt x --windows 5", vec!["'--windows'"]),
     ] {
         let text = refusal(line);
         assert!(text.starts_with("error: "), "{line}: {text}");
@@ -105,6 +161,12 @@ fn what_the_contract_writes_is_accepted() {
         "doctor --json",
         "bench m --only prefill_512,decode_d0 --against p --against-kv f16",
         "run --prompt x --presence-penalty -1 --logit-bias 3=-100",
+        "run --prompt x --kv int4-plain --group 32 --policy window --anchors 64 --window 512",
+        "run --prompt x --kv v=int4,k=int8 --sinks 0 --recent 0 --recent-kv f16 --no-centre --stats",
+        "chat --positions original --weights prefetch --window-plan 4096:256,8192:512",
+        "perplexity m --text-file f --context 2048 --mode chunk --chunks 6 --score-from 0.25 --reference full --activations f32 --no-floor",
+        "perplexity --text-file f --mode stream --segment 4096 --offset 7 --reference recompute --reference-stride 32",
+        "plan m --ram 4G --context 2048 --threads 2 --json",
     ] {
         let words = std::iter::once("haversack").chain(line.split(' '));
         if let Err(error) = Cli::try_parse_from(words) {

@@ -7,7 +7,7 @@ use crate::home::Home;
 use crate::out;
 use anyhow::Result;
 use haversack::cpu::{Kind, Table};
-use haversack::memory::usage;
+use haversack::memory::{Reading, usage};
 use serde_json::{Value as Json, json};
 use std::fs;
 use std::path::Path;
@@ -55,6 +55,7 @@ fn report() -> Json {
         .filter(|name| !available.contains(name))
         .collect();
     let cgroup = usage::cgroup_memory();
+    let reading = Reading::now();
     json!({
         "cpu": {
             "model": cpu_model(),
@@ -70,9 +71,15 @@ fn report() -> Json {
             "cgroup_limit_bytes": cgroup.and_then(|group| group.max_bytes),
             "cgroup_high_bytes": cgroup.and_then(|group| group.high_bytes),
             "cgroup_used_bytes": cgroup.and_then(|group| group.used_bytes),
+            "cgroup_anonymous_bytes": reading.cgroup.and_then(|group| group.anon_bytes),
+            "cgroup_room_bytes": reading.cgroup.and_then(|group| group.room_bytes()),
             "huge_pages": chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
+            "huge_pages_shared": chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
             "same_page_merging": ksm(),
-            "pressure_stall": Path::new("/proc/pressure/memory").exists(),
+            "pressure_stall": reading.psi.is_some(),
+            "stalled_some_percent": reading.psi.map(|psi| psi.some_avg10),
+            "stalled_all_percent": reading.psi.map(|psi| psi.full_avg10),
+            "locked_limit_bytes": locked_limit(),
         },
         "storage": storage(),
         "fetching": {
@@ -141,6 +148,18 @@ fn chosen(path: &str) -> Option<String> {
 fn ksm() -> Option<&'static str> {
     let text = fs::read_to_string("/sys/kernel/mm/ksm/run").ok()?;
     Some(if text.trim() == "1" { "on" } else { "off" })
+}
+
+/// What `--weights locked` may lock; the largest number where there is no limit.
+#[cfg(unix)]
+fn locked_limit() -> Option<u64> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
+    Some(limit.current.unwrap_or(i64::MAX as u64))
+}
+
+#[cfg(not(unix))]
+fn locked_limit() -> Option<u64> {
+    None
 }
 
 fn version(program: &str, arguments: &[&str]) -> Option<String> {

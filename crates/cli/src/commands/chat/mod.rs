@@ -160,7 +160,7 @@ impl Conversation {
         let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
         let stop = engine.model.template().stop_strings();
         let options = GenerateOptions {
-            tokens_max: args.max_tokens,
+            tokens_max: engine.tokens_max(args.max_tokens),
             stop: stop.iter().map(|text| text.to_string()).collect(),
             ignore_end: false,
         };
@@ -226,7 +226,7 @@ impl Conversation {
                 Some(room) => out::note(&format!(
                     "(the context of {room} tokens is full; /clear begins anew)"
                 )),
-                None => out::note("(stopped by -n)"),
+                None => out::note("(stopped at the most tokens of an answer; -n sets it)"),
             },
             Finish::Stop => {}
         }
