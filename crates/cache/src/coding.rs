@@ -6,12 +6,15 @@
 use crate::error::CacheError;
 use crate::pool::reserve_exact;
 use crate::size::LayerShape;
+use haversack_kernels::Exec;
 use haversack_kernels::cpu::Table as Kernels;
 use haversack_kernels::format::kv::code::{
     recode_k_head, recode_v_head, write_k_rows, write_sink_row, write_v_rows,
 };
 use haversack_kernels::format::kv::{BLOCK_SLOTS, KvShape, Turn};
 use haversack_kernels::ops::turn::turn;
+use haversack_kernels::threads::chunks_mut;
+use std::ops::Range;
 
 /// The mean key of a layer: (kv_head, dim).
 pub(crate) struct Mean {
@@ -40,35 +43,40 @@ impl Mean {
     }
 }
 
-/// Room for rows on their way into a block and for blocks on their way to the far form. Made once,
-/// so that a step allocates nothing.
+/// Room for rows on their way into blocks and for blocks on their way to the far form. Made once, so
+/// that a step allocates nothing.
 #[derive(Default)]
 pub(crate) struct Staging {
-    /// (slot, kv_head, dim) of one block's keys or values.
+    /// (block, slot, kv_head, dim) of keys or values.
     pub rows: Vec<f32>,
-    /// (block, kv_head) { keys values }
+    /// (block) of keys or values; or (block, kv_head) { keys values }
     pub coded: Vec<u8>,
 }
 
-/// Coded bytes of far blocks that are made at once, one block at least: enough units for all
-/// threads, and it stays in the second cache.
-const RECODE_BYTES: usize = 256 << 10;
+/// Bytes that are staged at once, one block at least: a few units for each thread, and they stay in
+/// the second cache.
+const STAGED_BYTES: usize = 128 << 10;
 
 impl Staging {
     pub fn new(layers: &[LayerShape], centred: bool) -> Result<Staging, CacheError> {
         let mut staging = Staging::default();
-        let rows = layers
-            .iter()
-            .filter(|l| centred || l.basis() != Default::default())
-            .map(|l| l.width().saturating_mul(BLOCK_SLOTS));
-        let rows = rows.max().unwrap_or(0);
+        let (mut rows, mut coded) = (0, 0);
+        for layer in layers {
+            if centred || layer.basis() != Default::default() {
+                let blocks = blocks_at_once(*layer);
+                let near = layer.near_shape();
+                let values = layer.width().saturating_mul(BLOCK_SLOTS);
+                rows = rows.max(values.saturating_mul(blocks));
+                let side = near.k_bytes().max(near.v_bytes());
+                coded = coded.max(side.saturating_mul(blocks));
+            }
+            if layer.zoned() {
+                let block = layer.far_shape().block_bytes();
+                coded = coded.max(block.saturating_mul(at_once(block)));
+            }
+        }
         reserve_exact(&mut staging.rows, rows)?;
         staging.rows.resize(rows, 0.0);
-        let coded = layers.iter().filter(|l| l.zoned()).map(|l| {
-            let block = l.far_shape().block_bytes();
-            block.saturating_mul(recode_batch(block))
-        });
-        let coded = coded.max().unwrap_or(0);
         reserve_exact(&mut staging.coded, coded)?;
         staging.coded.resize(coded, 0);
         Ok(staging)
@@ -79,41 +87,74 @@ impl Staging {
     }
 }
 
-/// Far blocks of this size that are made at once.
-pub(crate) fn recode_batch(block_bytes: usize) -> usize {
-    (RECODE_BYTES / block_bytes.max(1)).clamp(1, 16)
+/// Blocks of this size that are staged at once.
+pub(crate) fn at_once(block_bytes: usize) -> usize {
+    (STAGED_BYTES / block_bytes.max(1)).clamp(1, 16)
 }
 
-/// Rows of one block as they are coded: centred and turned into `stage`, or as they are where
-/// nothing is to be done.
-pub(crate) fn prepare<'a>(
-    table: Kernels,
-    shape: LayerShape,
-    to: Turn,
-    mean: Option<&Mean>,
-    stage: &'a mut [f32],
-    rows: &'a [f32],
-) -> &'a [f32] {
-    if mean.is_none() && to == Turn::None {
-        return rows;
+/// Blocks of new rows that are staged at once.
+pub(crate) fn blocks_at_once(shape: LayerShape) -> usize {
+    let row = shape.width().saturating_mul(size_of::<f32>());
+    at_once(row.saturating_mul(BLOCK_SLOTS))
+}
+
+/// Keys or values of new rows: how they are made ready and where they go.
+#[derive(Clone, Copy)]
+pub(crate) struct Side<'a> {
+    pub keys: bool,
+    /// (row, kv_head, dim), as the model computed them.
+    pub rows: &'a [f32],
+    pub turn: Turn,
+    pub mean: Option<&'a Mean>,
+}
+
+impl<'a> Side<'a> {
+    /// Coded as they are.
+    pub fn is_ready(&self) -> bool {
+        self.mean.is_none() && self.turn == Turn::None
     }
-    let stage = &mut stage[..rows.len()];
-    stage.copy_from_slice(rows);
-    if let Some(mean) = mean {
-        for row in stage.chunks_exact_mut(shape.width()) {
-            row.iter_mut().zip(&mean.model).for_each(|(x, m)| *x -= m);
+
+    /// The values from `range` on as they are coded: centred and turned into `stage`, block by block.
+    pub fn ready(
+        &self,
+        exec: Exec<'_>,
+        shape: LayerShape,
+        stage: &'a mut [f32],
+        range: Range<usize>,
+    ) -> &'a [f32] {
+        let rows = &self.rows[range];
+        if self.is_ready() {
+            return rows;
+        }
+        let stage = &mut stage[..rows.len()];
+        let block = BLOCK_SLOTS * shape.width();
+        chunks_mut(exec.pool, stage, block, &|i, stage: &mut [f32]| {
+            stage.copy_from_slice(&rows[i * block..][..stage.len()]);
+            if let Some(mean) = self.mean {
+                for row in stage.chunks_exact_mut(shape.width()) {
+                    row.iter_mut().zip(&mean.model).for_each(|(x, m)| *x -= m);
+                }
+            }
+            turn_rows(exec.table, self.turn, shape.head_dim, stage);
+        });
+        stage
+    }
+
+    /// Its part of a block's bytes.
+    pub fn bytes(&self, shape: KvShape) -> Range<usize> {
+        match self.keys {
+            true => 0..shape.k_bytes(),
+            false => shape.k_bytes()..shape.block_bytes(),
         }
     }
-    turn_rows(table, to, shape.head_dim, stage);
-    stage
-}
 
-pub(crate) fn write_k(table: Kernels, shape: KvShape, block: &mut [u8], slot: usize, rows: &[f32]) {
-    write_k_rows(table, shape, &mut block[..shape.k_bytes()], slot, rows);
-}
-
-pub(crate) fn write_v(table: Kernels, shape: KvShape, block: &mut [u8], slot: usize, rows: &[f32]) {
-    write_v_rows(table, shape, &mut block[shape.k_bytes()..], slot, rows);
+    /// Codes rows that are ready into its part of a block.
+    pub fn code(&self, table: Kernels, shape: KvShape, to: &mut [u8], slot: usize, rows: &[f32]) {
+        match self.keys {
+            true => write_k_rows(table, shape, to, slot, rows),
+            false => write_v_rows(table, shape, to, slot, rows),
+        }
+    }
 }
 
 /// One head of a block from the near form to the far one. `to` is the head's keys, then its values.

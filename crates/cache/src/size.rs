@@ -10,6 +10,10 @@ use haversack_kernels::format::kv::{BLOCK_SLOTS, Basis, KvForm, KvShape};
 /// [`BLOCK_SLOTS`] as positions count.
 pub(crate) const SLOTS: u64 = BLOCK_SLOTS as u64;
 
+/// Values of K that one token may have in a layer: a hundred times the largest model's, and far from
+/// overflowing any product here.
+const WIDTH_MAX: usize = 1 << 20;
+
 /// What one layer keeps of each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerShape {
@@ -61,13 +65,16 @@ impl LayerShape {
         self.near != self.far
     }
 
-    /// Whether heads of this size can be stored so.
+    /// Whether heads of this size can be stored so. Numbers that come from a file are asked here
+    /// first: everything else in this module multiplies them.
     pub const fn fits(self) -> bool {
         let dim = self.head_dim;
-        self.near.k.fits(dim)
+        let width = self.kv_heads.saturating_mul(dim);
+        let forms = self.near.k.fits(dim)
             && self.near.v.fits(dim)
             && self.far.k.fits(dim)
-            && self.far.v.fits(dim)
+            && self.far.v.fits(dim);
+        forms && width > 0 && width <= WIDTH_MAX
     }
 
     /// Values of K (and of V) per token.
@@ -288,6 +295,21 @@ mod tests {
         };
         assert_eq!(bytes_per_token(&layers(30, 3, 64)), 23_040, "SmolLM2-135M");
         assert_eq!(bytes_per_token(&layers(32, 32, 128)), 512 << 10, "LLaMA-7B");
+    }
+
+    #[test]
+    fn absurd_heads_do_not_fit() {
+        let fits = |heads, dim, form| LayerShape::plain(heads, dim, form).fits();
+        assert!(fits(128, 256, KvForm::F16));
+        assert!(!fits(0, 64, KvForm::F16));
+        assert!(!fits(8, 0, KvForm::F16));
+        assert!(!fits(usize::MAX, 64, KvForm::F32));
+        assert!(!fits(1, 1 << 40, KvForm::F16));
+        let odd = KvForm::both(haversack_kernels::format::kv::Form {
+            codec: Codec::Int4,
+            group: 20,
+        });
+        assert!(!fits(1, 64, odd), "groups that end inside a byte");
     }
 
     #[test]

@@ -98,6 +98,57 @@ fn double_accumulation_is_refused() {
     check(&store, id, &model(&[1, 2, 3]));
 }
 
+#[test]
+fn options_that_cannot_be_are_refused() {
+    let refused = |options: StoreOptions| Store::new(options).err().unwrap();
+    let base = || StoreOptions {
+        layers: vec![SHAPE; 2],
+        ..StoreOptions::default()
+    };
+    let huge = LayerShape::plain(usize::MAX, 64, KvForm::F16);
+    let error = refused(StoreOptions {
+        layers: vec![SHAPE, huge],
+        ..base()
+    });
+    let head_dim = 64;
+    assert_eq!(error, CacheError::Form { layer: 1, head_dim });
+    let error = refused(StoreOptions {
+        means: vec![None, Some(vec![0.0; 31])],
+        ..base()
+    });
+    let (expected, found) = (32, 31);
+    let layer = 1;
+    assert_eq!(
+        error,
+        CacheError::Mean {
+            layer,
+            expected,
+            found
+        }
+    );
+    let error = refused(StoreOptions {
+        zones: Zones {
+            sinks: 33,
+            recent: 0,
+        },
+        ..base()
+    });
+    assert!(matches!(error, CacheError::TooMany { most: 32, .. }));
+    let mut tiny = Store::new(StoreOptions {
+        budget_bytes: Some(0),
+        ..base()
+    })
+    .unwrap();
+    let error = tiny.open().unwrap_err();
+    assert!(matches!(error, CacheError::CannotFit(_)), "{error}");
+    let staged = StoreOptions {
+        layers: vec![codec_layer(1, 64, Codec::Int8, Codec::Int4)],
+        budget_bytes: Some(1),
+        ..base()
+    };
+    assert!(matches!(refused(staged), CacheError::CannotFit(_)));
+}
+
 /// The bug others shipped: positions that restart at 0.
 #[test]
 fn a_wrong_position_is_refused() {

@@ -107,7 +107,8 @@ pub fn steady_bytes(
     // Bytes grow until the policy's window is full and shrink where a layer's own window passes the
     // anchors; in between and after nothing changes but the place inside a block.
     let full = params.anchors.saturating_add(params.window);
-    let mut most = peak(full).max(peak(full.saturating_add(zones.recent as u64 + SLOTS)));
+    let recent = (zones.recent as u64).saturating_add(SLOTS);
+    let mut most = peak(full).max(peak(full.saturating_add(recent)));
     let mut seen = None;
     for own in layers.iter().filter_map(|layer| layer.window) {
         if seen.replace(own) != Some(own) {

@@ -103,8 +103,8 @@ impl Store {
             let far_end = table.far_end(sequence.position);
             if layer.shape.zoned() && far_end > 0 {
                 // The block of the last token is `recent` blocks after the last far one.
-                let recent = self.zones.recent_blocks() * SLOTS;
-                oldest = oldest.max(far_end + recent + 1);
+                let recent = self.zones.recent_blocks().saturating_mul(SLOTS);
+                oldest = oldest.max(far_end.saturating_add(recent).saturating_add(1));
             }
             if let Some(window) = layer.shape.window {
                 oldest = oldest.max(seen_from(table, window));

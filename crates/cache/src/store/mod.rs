@@ -144,7 +144,7 @@ impl Store {
         };
         let mut made = Vec::new();
         for (i, (&shape, mean)) in layers.iter().zip(means).enumerate() {
-            if !shape.fits() || shape.width() == 0 {
+            if !shape.fits() {
                 let head_dim = shape.head_dim;
                 return Err(CacheError::Form { layer: i, head_dim });
             }

@@ -4,13 +4,15 @@
 //! are found right, and nothing allocates.
 
 use super::step::{Member, Step};
-use super::{SequenceId, Store};
-use crate::coding::{prepare, recode_batch, recode_head, write_k, write_sinks, write_v};
+use super::{Layer, SequenceId, Store};
+use crate::coding::{Side, Staging, at_once, blocks_at_once, recode_head, write_sinks};
 use crate::error::CacheError;
+use crate::pool::{BlockId, Pool};
 use crate::size::{SLOTS, near_from};
 use crate::table::{Entry, Table};
 use haversack_kernels::Exec;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
+use haversack_kernels::format::kv::code::sink_bytes;
 use haversack_kernels::threads::chunks_mut;
 use std::ops::Range;
 
@@ -118,76 +120,63 @@ impl Store {
         v: &[f32],
     ) {
         let layer = &self.layers[l];
-        let (shape, near) = (layer.shape, layer.shape.near_shape());
-        let basis = shape.basis();
-        let table = &mut self.sequences[member.index].tables[l];
+        let basis = layer.shape.basis();
+        let k = Side {
+            keys: true,
+            rows: k,
+            turn: basis.k,
+            mean: layer.mean.as_ref(),
+        };
+        let v = Side {
+            keys: false,
+            rows: v,
+            turn: basis.v,
+            mean: None,
+        };
+        // Several blocks at once pay where there is work for several threads.
+        let alone = exec.pool.threads() < 2 || (k.is_ready() && v.is_ready());
+        let most = if alone {
+            1
+        } else {
+            blocks_at_once(layer.shape)
+        };
         let mut done = 0;
         while done < member.tokens {
             let position = member.position + done as u64;
             let slot = (position % SLOTS) as usize;
-            let rows = (BLOCK_SLOTS - slot).min(member.tokens - done);
-            if slot == 0 {
+            let rows = (most * BLOCK_SLOTS - slot).min(member.tokens - done);
+            // Whole blocks, or the rest of one.
+            let rows = match slot == 0 && rows > BLOCK_SLOTS {
+                true => rows / BLOCK_SLOTS * BLOCK_SLOTS,
+                false => rows.min(BLOCK_SLOTS - slot),
+            };
+            let table = &mut self.sequences[member.index].tables[l];
+            if slot > 0 {
+                table.extend_last(rows);
+            }
+            for first in (0..rows).step_by(BLOCK_SLOTS).filter(|_| slot == 0) {
                 let pool = &mut self.pools[layer.near_pool];
                 let block = pool.acquire(&mut step.reservations[layer.near_pool]);
                 table.push(Entry {
                     near: Some(block),
                     far: None,
-                    first_position: position,
-                    rows: rows as u32,
+                    first_position: position + first as u64,
+                    rows: (rows - first).min(BLOCK_SLOTS) as u32,
                 });
-            } else {
-                table.extend_last(rows);
             }
-            let block = table.entries.last().and_then(|e| e.near);
-            let block = block.unwrap_or_else(|| unreachable!("the current block is near"));
-            let from = done * shape.width()..(done + rows) * shape.width();
-            let sinks = self.zones.sinks;
-            // Rows of this block that are among the first of the sequence.
-            let exact =
-                sinks.saturating_sub(position.min(SLOTS) as usize).min(rows) * shape.width();
-            let exact_at = |pool: Option<usize>| pool.filter(|_| exact > 0).zip(table.sinks);
-
-            let stage = &mut self.staging.rows;
-            let rows_k = &k[from.clone()];
-            let rows_k = prepare(
-                exec.table,
-                shape,
-                basis.k,
-                layer.mean.as_ref(),
-                stage,
-                rows_k,
-            );
-            let bytes = self.pools[layer.near_pool].bytes_mut(block);
-            write_k(exec.table, near, bytes, slot, rows_k);
-            if let Some((pool, id)) = exact_at(layer.sink_pool) {
-                let bytes = self.pools[pool].bytes_mut(id);
-                let side = bytes.len() / 2;
-                write_sinks(
-                    exec.table,
-                    shape,
-                    sinks,
-                    &mut bytes[..side],
-                    slot,
-                    &rows_k[..exact],
-                );
-            }
-
-            let stage = &mut self.staging.rows;
-            let rows_v = prepare(exec.table, shape, basis.v, None, stage, &v[from]);
-            let bytes = self.pools[layer.near_pool].bytes_mut(block);
-            write_v(exec.table, near, bytes, slot, rows_v);
-            if let Some((pool, id)) = exact_at(layer.sink_pool) {
-                let bytes = self.pools[pool].bytes_mut(id);
-                let side = bytes.len() / 2;
-                write_sinks(
-                    exec.table,
-                    shape,
-                    sinks,
-                    &mut bytes[side..],
-                    slot,
-                    &rows_v[..exact],
-                );
-            }
+            let entries = table.entries.len() - rows.div_ceil(BLOCK_SLOTS)..table.entries.len();
+            let near = Near {
+                exec,
+                layer,
+                sinks: self.zones.sinks,
+                position,
+                entries: &table.entries[entries],
+                overlay: table.sinks,
+            };
+            let width = layer.shape.width();
+            let range = done * width..(done + rows) * width;
+            near.code(&mut self.pools, &mut self.staging, k, range.clone());
+            near.code(&mut self.pools, &mut self.staging, v, range);
             done += rows;
         }
     }
@@ -205,7 +194,7 @@ impl Store {
         let v_head = far.form.v.head_bytes(far.head_dim);
         let mut first = leaving.start;
         while first < leaving.end {
-            let entries = first..leaving.end.min(first + recode_batch(far.block_bytes()));
+            let entries = first..leaving.end.min(first + at_once(far.block_bytes()));
             let table = &self.sequences[member.index].tables[l];
             let pool = &self.pools[layer.near_pool];
             let coded = &mut self.staging.coded[..entries.len() * far.block_bytes()];
@@ -230,6 +219,61 @@ impl Store {
                 entry.far = Some(id);
             }
             first = entries.end;
+        }
+    }
+}
+
+/// New rows and the near blocks they go to: the rest of one, or whole ones.
+struct Near<'a> {
+    exec: Exec<'a>,
+    layer: &'a Layer,
+    sinks: usize,
+    /// Of the first row.
+    position: u64,
+    entries: &'a [Entry],
+    overlay: Option<BlockId>,
+}
+
+impl Near<'_> {
+    fn code(&self, pools: &mut [Pool], staging: &mut Staging, side: Side<'_>, range: Range<usize>) {
+        let (shape, near) = (self.layer.shape, self.layer.shape.near_shape());
+        let table = self.exec.table;
+        let slot = (self.position % SLOTS) as usize;
+        let rows = side.ready(self.exec, shape, &mut staging.rows, range);
+        let part = side.bytes(near);
+        let pool = &mut pools[self.layer.near_pool];
+        let ids = self.entries.iter().filter_map(|entry| entry.near);
+        if self.entries.len() > 1 {
+            let coded = &mut staging.coded[..self.entries.len() * part.len()];
+            let block = BLOCK_SLOTS * shape.width();
+            chunks_mut(self.exec.pool, coded, part.len(), &|i, to: &mut [u8]| {
+                side.code(table, near, to, 0, &rows[i * block..(i + 1) * block]);
+            });
+            for (id, coded) in ids.zip(coded.chunks_exact(part.len())) {
+                pool.bytes_mut(id)[part.clone()].copy_from_slice(coded);
+            }
+        } else {
+            for id in ids {
+                side.code(
+                    table,
+                    near,
+                    &mut pool.bytes_mut(id)[part.clone()],
+                    slot,
+                    rows,
+                );
+            }
+        }
+        // Rows that are among the first of the sequence.
+        let exact = self.sinks.saturating_sub(self.position.min(SLOTS) as usize);
+        let exact = (exact * shape.width()).min(rows.len());
+        if let (Some(pool), Some(id), 1..) = (self.layer.sink_pool, self.overlay, exact) {
+            let (k, v) = pools[pool].bytes_mut(id).split_at_mut(sink_bytes(
+                shape.kv_heads,
+                shape.head_dim,
+                self.sinks,
+            ));
+            let to = if side.keys { k } else { v };
+            write_sinks(table, shape, self.sinks, to, slot, &rows[..exact]);
         }
     }
 }

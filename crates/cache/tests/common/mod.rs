@@ -20,7 +20,7 @@ use haversack_kernels::threads::Pool;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-/// One thread: the tests are about bytes, and cores are few.
+/// One thread: most tests are about bytes, and cores are few.
 pub fn exec() -> Exec<'static> {
     static POOL: OnceLock<Pool> = OnceLock::new();
     Exec {
@@ -29,13 +29,22 @@ pub fn exec() -> Exec<'static> {
     }
 }
 
+/// Two threads, which code several blocks at once.
+pub fn exec_two() -> Exec<'static> {
+    static POOL: OnceLock<Pool> = OnceLock::new();
+    Exec {
+        table: Table::best(),
+        pool: POOL.get_or_init(|| Pool::new(2)),
+    }
+}
+
 /// Keys of a token in a layer, as the model would compute them: a few mixed numbers, the same for the
 /// same token.
 pub fn fill(token: u32, layer: usize, side: u32, row: &mut [f32]) {
     let mut x = token
         .wrapping_mul(0x9E37_79B9)
-        .wrapping_add(layer as u32 * 0x85EB_CA6B)
-        .wrapping_add(side * 0xC2B2_AE35)
+        .wrapping_add((layer as u32).wrapping_mul(0x85EB_CA6B))
+        .wrapping_add(side.wrapping_mul(0xC2B2_AE35))
         | 1;
     for value in row {
         x ^= x << 13;

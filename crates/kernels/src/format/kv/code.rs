@@ -291,7 +291,7 @@ fn v_run<C: Coder>(
     out: &mut [f32],
 ) {
     if form.codec.is_float() {
-        return float::get_v(form.codec == F16, head_dim, head, slot, first, out);
+        return float::get_v(c, form.codec == F16, head_dim, head, slot, first, out);
     }
     let parts = plane::parts(form, head_dim, head);
     let mut codes = [0; GROUP_MAX];

@@ -9,7 +9,7 @@
 //!
 //! *Codebooks*: for a scale `s` the nearest levels `l` are known, and for given levels the best
 //! scale is `Σ l·x / Σ l²`, which takes `(Σ l·x)² / Σ l²` off the squared error. So each of
-//! [`TRIES`] first scales costs one pass that yields both a better scale and its worth. The best is
+//! a few first scales ([`Book::tries`]) costs one pass that yields both a better scale and its worth. The best is
 //! rounded to f16 and the codes are the levels nearest under that. Midpoints of levels times an f16
 //! are exact in f32: no rounding decides a code.
 //!
@@ -17,22 +17,17 @@
 //! [`VALUE_MAX`], the greatest that a level of 127 and a finite f16 can say.
 
 use super::GROUP_MAX;
-use super::levels::Book;
+use super::levels::{Book, TRIES};
 use crate::LANES;
 use crate::ops::lanes;
 use crate::ops::simd::Simd;
 use half::f16;
+use std::hint::select_unpredictable;
 
 /// The greatest finite f16.
 pub(super) const HALF_MAX: f32 = 65504.0;
 /// 127 times that, exact.
 pub(super) const VALUE_MAX: f32 = 127.0 * HALF_MAX;
-
-/// First scales, as multiples of what fits the root mean square and of what fits the greatest
-/// value. The former are right for few levels, the latter for many; three of each leave as little
-/// error as eighteen of the first kind on normal values and less on heavier tails
-/// (`docs/kv-blocks.md`).
-const TRIES: ([f32; 3], [f32; 3]) = ([0.85, 1.0, 1.15], [0.8, 0.9, 1.0]);
 
 /// Adding 1.5 * 2^23 rounds a small f32 to an integer, ties to even, found in the low bits.
 const MAGIC: f32 = 12_582_912.0;
@@ -121,24 +116,22 @@ pub(super) fn codebook<C: Coder, const N: usize>(
     codes: &mut Codes,
 ) -> [u8; 2] {
     c.clean(x, group);
-    let rms = (c.squares(group) / group.len as f32).sqrt();
-    let (from_rms, from_max) = (rms * book.unit, c.absmax(group) / 127.0);
-    let (by_rms, by_max) = TRIES;
-    let tries = [
-        from_rms * by_rms[0],
-        from_rms * by_rms[1],
-        from_rms * by_rms[2],
-        from_max * by_max[0],
-        from_max * by_max[1],
-        from_max * by_max[2],
-    ];
-    let (mut worth, mut scale) = (-1.0, 0.0);
-    for first in tries {
-        let (lx, ll) = c.products(group, book, first);
-        let gain = lx * lx / ll;
-        if gain > worth {
-            (worth, scale) = (gain, lx / ll);
-        }
+    let from_max = c.absmax(group) / 127.0;
+    let from_rms = if book.tries.iter().any(|(by_rms, _)| *by_rms > 0.0) {
+        (c.squares(group) / group.len as f32).sqrt() * book.unit
+    } else {
+        0.0
+    };
+    let (mut fits, mut gains) = ([0.0; TRIES], [0.0; TRIES]);
+    for (i, (by_rms, by_max)) in book.tries.iter().enumerate() {
+        let (lx, ll) = c.products(group, book, by_rms * from_rms + by_max * from_max);
+        (fits[i], gains[i]) = (lx / ll, lx * lx / ll);
+    }
+    // Which is best is a coin's throw: selected, not branched for, the passes overlap.
+    let (mut worth, mut scale) = (gains[0], fits[0]);
+    for i in 1..TRIES {
+        scale = select_unpredictable(gains[i] > worth, fits[i], scale);
+        worth = select_unpredictable(gains[i] > worth, gains[i], worth);
     }
     let (scale, bytes) = c.half(if scale > HALF_MAX { HALF_MAX } else { scale });
     for (codes, x) in codes.iter_mut().zip(group.vectors()) {
