@@ -93,7 +93,7 @@ pub struct Compute {
     #[arg(long, value_name = "KIND")]
     pub activations: Option<Activations>,
 
-    /// Keep a cache file of weights packed for this CPU (auto), or pack on the fly (off)
+    /// Keep weights packed for this CPU and mean keys in the data directory (auto), or write nothing there (off)
     #[arg(long, value_name = "MODE")]
     pub repack: Option<Repack>,
 

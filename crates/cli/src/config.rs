@@ -130,9 +130,6 @@ fn read(path: &Path, command: &str, words: &[OsString]) -> Result<File> {
             continue;
         }
         let value = match value {
-            toml::Value::String(text) => text.clone(),
-            toml::Value::Integer(number) => number.to_string(),
-            toml::Value::Float(number) => number.to_string(),
             toml::Value::Boolean(on) if SWITCHES.contains(&name.as_str()) => {
                 extra.extend(on.then_some(flag));
                 continue;
@@ -144,6 +141,9 @@ fn read(path: &Path, command: &str, words: &[OsString]) -> Result<File> {
                     value.type_str()
                 )));
             }
+            toml::Value::String(text) => text.clone(),
+            toml::Value::Integer(number) => number.to_string(),
+            toml::Value::Float(number) => number.to_string(),
             other => {
                 return Err(usage(format!(
                     "{}: '{key}' is a {}; accepted: a number or a string",

@@ -112,10 +112,14 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
         .cache_dir
         .as_ref()
         .map(|dir| Endings::new(dir.clone(), temporary_ending()));
-    if must_measure(model, options) {
-        out::note("measuring the mean keys of this model, once");
-    }
-    Runtime::new(model.clone(), options).map_err(|error| match &error {
+    let line = match options.cache_dir {
+        Some(_) => "measuring the mean keys of this model, once",
+        None => "measuring the mean keys of this model; they are not kept",
+    };
+    let note = must_measure(model, options).then(|| progress::Late::new(line));
+    let runtime = Runtime::new(model.clone(), options);
+    drop(note);
+    runtime.map_err(|error| match &error {
         RuntimeError::Bounds(bounds) => {
             let flags = match bounds {
                 BoundsError::Budget { .. } => "--memory",

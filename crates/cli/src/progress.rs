@@ -4,6 +4,8 @@ use crate::bytes::human;
 use crate::out::note;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// In a log, a line each time this share more is done, but not more often than [`LOG_EVERY`].
@@ -105,5 +107,25 @@ impl Drop for Count {
         if let Some(bar) = &self.0 {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// What takes longer than this is explained.
+const LATE: Duration = Duration::from_millis(300);
+
+/// A line for something that cannot say how far it is: printed once it takes a while, so that what
+/// is quick, or refused at once, stays silent.
+pub struct Late(#[allow(dead_code, reason = "dropping it is what counts")] Sender<()>);
+
+impl Late {
+    pub fn new(line: &'static str) -> Late {
+        let (alive, gone) = channel();
+        // Without a thread there is no line; the work goes on.
+        let _ = thread::Builder::new().name("late".into()).spawn(move || {
+            if gone.recv_timeout(LATE) == Err(RecvTimeoutError::Timeout) {
+                note(line);
+            }
+        });
+        Late(alive)
     }
 }

@@ -239,7 +239,7 @@ fn prompts_that_cannot_run() {
         return;
     };
     let run = |arguments: &[&str]| {
-        let mut all = vec!["run", text(&model), "--repack", "off"];
+        let mut all = vec!["run", text(&model), "--repack", "off", "--kv", "f16"];
         all.extend(arguments);
         sandbox.run(&all)
     };

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Our crates by folder: the package, those of ours it may use, and whether it may hold `unsafe`.
-const CRATES: [(&str, &str, &[&str], bool); 5] = [
+const CRATES: [(&str, &str, &[&str], bool); 6] = [
     ("kernels", "haversack-kernels", &[], true),
     ("memory", "haversack-memory", &[], true),
     (
@@ -25,6 +25,7 @@ const CRATES: [(&str, &str, &[&str], bool); 5] = [
         &["haversack-kernels", "haversack-memory", "haversack-cache"],
         false,
     ),
+    ("eval", "haversack-eval", &["haversack"], false),
     ("cli", "haversack-cli", &["haversack"], false),
 ];
 

@@ -10,7 +10,7 @@ use crate::bytes::human;
 use crate::error::one_line;
 use crate::{out, resolve};
 use advice::{Advice, Device, Figures};
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
 use haversack::load::gguf::Gguf;
 use haversack::model::Config;
 use haversack::{Codec, Form, KvForm, KvOptions};
@@ -34,7 +34,11 @@ const SESSION_TOKENS: usize = 2048;
 pub fn plan(args: &args::Plan, as_json: bool) -> Result<()> {
     let path = resolve::model(args.model.as_deref())?;
     let gguf = Gguf::open(&path)?;
-    let config = Config::read(&gguf, None).with_context(|| path.display().to_string())?;
+    let config = Config::read(&gguf, None).map_err(|error| {
+        // Where a file is opened by name the error has it already; here it is empty.
+        let what = error.to_string();
+        anyhow!("{}: {}", path.display(), what.trim_start_matches(": "))
+    })?;
     let weights_bytes = gguf
         .tensors()
         .iter()
