@@ -1,7 +1,7 @@
 //! Memory attention works in, reserved before a step.
 //!
 //! ```text
-//! per thread:  tile (32, dim)  scaled (row, 32) or (2, 8, 256 + pad)  max, inverse, bias (row)
+//! per thread:  tile (32, dim)  scaled (row, 256 + pad)  max, inverse, bias (row)
 //!              q (row, dim)  total (row, dim)  partial (row, dim)  scores (span, row, 256 + pad)
 //! split:       per (job, kv_head, span): scores (row, 256 + pad)  partial (row, dim)  max, sum (row)
 //! ```
@@ -88,9 +88,9 @@ fn area_floats(rows: usize, head_dim: usize, spans: usize) -> usize {
         + spans * rows * SCORE_STRIDE
 }
 
-/// Weights with scales in them: of all rows and one block, or of one register tile and a span.
+/// Weights with scales in them: of all rows, or of two groups and the rows of one register tile.
 fn scaled_floats(rows: usize) -> usize {
-    (BLOCK_SLOTS * rows).max(2 * ROWS_MAX * SCORE_STRIDE)
+    rows.max(2 * ROWS_MAX) * SCORE_STRIDE
 }
 
 /// A cache line, so that areas start on one.

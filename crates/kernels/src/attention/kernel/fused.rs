@@ -1,11 +1,10 @@
-//! Codes unpacked in registers: for the few rows of a decode step, where a tile of levels would be
-//! written and read once each.
+//! Four-bit codes unpacked in registers: for the few rows of a decode step, where a tile of levels
+//! would be written and read once each.
 //!
-//! The same chains as by way of a tile, and so the same bits. Speaks for `int8` and the four-bit
-//! codecs, without sinks, where a vector of values lies in one group; [`takes_k`] and [`takes_v`]
-//! say whether.
+//! The same chains as by way of a tile, and so the same bits. Speaks for blocks without sinks, where a
+//! vector of values lies in one group; [`takes_k`] and [`takes_v`] say whether.
 //!
-//! A step makes two vectors of levels, because four-bit codes come in pairs:
+//! Codes come in pairs, so a step makes two vectors of levels:
 //!
 //! ```text
 //! keys    dimensions 2 j and 2 j + 1 of sixteen slots
@@ -14,18 +13,18 @@
 
 use super::head::Head;
 use super::unpack::sixteen;
-use super::{Piece, Room, Rows};
+use super::{Piece, Rows, simd_scale_weights};
 use crate::attention::BLOCK_SLOTS;
 use crate::attention::scratch::SCORE_STRIDE;
 use crate::format::kv::Codec;
 use crate::ops::simd::{Simd, simd_fn};
 
-/// Rows of a register tile at most, on any table: what [`Room::scaled`] is reserved for.
+/// Rows of a register tile at most, on any table: the weights of two groups of so many rows have to
+/// fit.
 pub(crate) const ROWS_MAX: usize = 8;
 
 fn takes(head: &Head<'_>) -> bool {
-    let codec = head.form.codec;
-    head.sinks.is_empty() && matches!(codec, Codec::Int8 | Codec::Int4 | Codec::Int4Plain)
+    head.sinks.is_empty() && matches!(head.form.codec, Codec::Int4 | Codec::Int4Plain)
 }
 
 /// These keys can be read so.
@@ -36,93 +35,6 @@ pub(super) fn takes_k(k: &Head<'_>) -> bool {
 /// These values can be read so.
 pub(super) fn takes_v(v: &Head<'_>) -> bool {
     takes(v) && v.dim.is_multiple_of(32) && (v.groups() == 1 || v.form.group.is_multiple_of(16))
-}
-
-/// How two vectors of levels come out of memory.
-trait Pairs<S: Simd>: Copy {
-    /// Bytes of two dimensions of a block's keys.
-    const K_BYTES: usize;
-
-    /// Dimensions `2 j` and `2 j + 1` of sixteen slots.
-    ///
-    /// # Safety
-    /// - `at` is the first of these slots in a pair of lines.
-    unsafe fn keys(self, s: S, at: *const u8) -> (S::V, S::V);
-
-    /// Bytes of one slot's values.
-    fn v_bytes(dim: usize) -> usize;
-
-    /// Dimensions from `column` and from `half + column` on.
-    ///
-    /// # Safety
-    /// - `slot` is a slot of values with so many dimensions.
-    unsafe fn values(self, s: S, slot: *const u8, column: usize, half: usize) -> (S::V, S::V);
-}
-
-/// `int8`: a code is its level.
-#[derive(Clone, Copy)]
-struct Whole;
-
-impl<S: Simd> Pairs<S> for Whole {
-    const K_BYTES: usize = 2 * BLOCK_SLOTS;
-
-    #[inline(always)]
-    unsafe fn keys(self, s: S, at: *const u8) -> (S::V, S::V) {
-        // SAFETY: two lines of slots.
-        unsafe {
-            (
-                s.widen(s.bytes(&*at.cast())),
-                s.widen(s.bytes(&*at.add(BLOCK_SLOTS).cast())),
-            )
-        }
-    }
-
-    #[inline(always)]
-    fn v_bytes(dim: usize) -> usize {
-        dim
-    }
-
-    #[inline(always)]
-    unsafe fn values(self, s: S, slot: *const u8, column: usize, half: usize) -> (S::V, S::V) {
-        // SAFETY: the slot has these dimensions.
-        unsafe {
-            (
-                s.widen(s.bytes(&*slot.add(column).cast())),
-                s.widen(s.bytes(&*slot.add(half + column).cast())),
-            )
-        }
-    }
-}
-
-/// Four bits: a code is an index into sixteen levels.
-#[derive(Clone, Copy)]
-struct Nibbles<S: Simd>(S::Levels);
-
-impl<S: Simd> Pairs<S> for Nibbles<S> {
-    const K_BYTES: usize = BLOCK_SLOTS;
-
-    #[inline(always)]
-    unsafe fn keys(self, s: S, at: *const u8) -> (S::V, S::V) {
-        // SAFETY: a line of slots.
-        s.nibbles(self.0, unsafe { &*at.cast() })
-    }
-
-    #[inline(always)]
-    fn v_bytes(dim: usize) -> usize {
-        dim / 2
-    }
-
-    #[inline(always)]
-    unsafe fn values(self, s: S, slot: *const u8, column: usize, _: usize) -> (S::V, S::V) {
-        // SAFETY: the slot has these dimensions.
-        s.nibbles(self.0, unsafe { &*slot.add(column).cast() })
-    }
-}
-
-/// The sixteen levels of a four-bit codec.
-#[inline(always)]
-fn nibbles<S: Simd>(s: S, codec: Codec) -> Nibbles<S> {
-    Nibbles(s.levels(&sixteen(codec)))
 }
 
 /// Calls a tile with the row count as a constant.
@@ -165,27 +77,12 @@ fn simd_score<S: Simd>(
     out: &mut [f32],
     out_stride: usize,
 ) {
-    match k.form.codec {
-        Codec::Int8 => score_pairs(s, Whole, q, bias, k, out, out_stride),
-        codec => score_pairs(s, nibbles(s, codec), q, bias, k, out, out_stride),
-    }
-}
-
-#[inline(always)]
-fn score_pairs<S: Simd, P: Pairs<S>>(
-    s: S,
-    pairs: P,
-    q: Rows<'_>,
-    bias: &[f32],
-    k: Head<'_>,
-    out: &mut [f32],
-    out_stride: usize,
-) {
     assert!(takes_k(&k) && q.count > 0 && q.count <= bias.len());
     // Every address of a tile is within these: checked once here, not in the loop.
     assert!((q.count - 1) * q.stride + k.dim <= q.values.len());
     assert!((q.count - 1) * out_stride + BLOCK_SLOTS <= out.len());
-    assert!(k.dim / 2 * P::K_BYTES <= k.bytes.len());
+    assert!(k.dim / 2 * BLOCK_SLOTS <= k.bytes.len());
+    let levels = s.levels(&sixteen(k.form.codec));
     let mut row = 0;
     while row < q.count {
         let rows = (q.count - row).min(S::FUSED_ROWS);
@@ -195,10 +92,10 @@ fn score_pairs<S: Simd, P: Pairs<S>>(
             let out = (out.as_mut_ptr().add(row * out_stride), out_stride);
             let bias = &bias[row..row + rows];
             if S::COLS == 2 {
-                with_rows!(rows, S, R => score_tile::<S, P, R, 2>(s, pairs, q, bias, k, 0, out));
+                with_rows!(rows, S, R => score_tile::<S, R, 2>(s, levels, q, bias, k, 0, out));
             } else {
-                with_rows!(rows, S, R => score_tile::<S, P, R, 1>(s, pairs, q, bias, k, 0, out));
-                with_rows!(rows, S, R => score_tile::<S, P, R, 1>(s, pairs, q, bias, k, 16, out));
+                with_rows!(rows, S, R => score_tile::<S, R, 1>(s, levels, q, bias, k, 0, out));
+                with_rows!(rows, S, R => score_tile::<S, R, 1>(s, levels, q, bias, k, 16, out));
             }
         }
         row += rows;
@@ -212,9 +109,9 @@ fn score_pairs<S: Simd, P: Pairs<S>>(
 /// - `q` has `R` rows of `k.dim` values, `bias` `R` values and `out` `R` rows of 32 values that
 ///   nothing else refers to; `takes_k(k)`, with bytes for every dimension; `slot + 16 * C <= 32`.
 #[inline(always)]
-unsafe fn score_tile<S: Simd, P: Pairs<S>, const R: usize, const C: usize>(
+unsafe fn score_tile<S: Simd, const R: usize, const C: usize>(
     s: S,
-    pairs: P,
+    levels: S::Levels,
     q: (*const f32, usize),
     bias: &[f32],
     k: Head<'_>,
@@ -231,12 +128,12 @@ unsafe fn score_tile<S: Simd, P: Pairs<S>, const R: usize, const C: usize>(
         let dims = k.group(group);
         let mut acc = [[s.splat(0.0); C]; R];
         for j in dims.start / 2..dims.end / 2 {
-            s.prefetch(ahead.wrapping_add(j * P::K_BYTES));
+            s.prefetch(ahead.wrapping_add(j * BLOCK_SLOTS));
             let mut level = [[s.splat(0.0); C]; 2];
             for c in 0..C {
-                // SAFETY: pair `j` of lines has these slots.
-                let pair = unsafe { pairs.keys(s, plane.add(j * P::K_BYTES + 16 * c)) };
-                (level[0][c], level[1][c]) = pair;
+                // SAFETY: line `j` has these slots.
+                let codes = unsafe { &*plane.add(j * BLOCK_SLOTS + 16 * c).cast() };
+                (level[0][c], level[1][c]) = s.nibbles(levels, codes);
             }
             for (i, level) in level.iter().enumerate() {
                 for r in 0..R {
@@ -271,12 +168,12 @@ simd_fn! {
     pub(super) fn weigh(
         p: Rows<'_>,
         pieces: &[Piece<'_>],
-        room: &mut Room<'_>,
+        scaled: &mut [f32],
         out: &mut [f32],
     ) = no_weigh, simd_weigh;
 }
 
-fn no_weigh(_: Rows<'_>, _: &[Piece<'_>], _: &mut Room<'_>, _: &mut [f32]) {
+fn no_weigh(_: Rows<'_>, _: &[Piece<'_>], _: &mut [f32], _: &mut [f32]) {
     unreachable!("the scalar table unpacks");
 }
 
@@ -285,22 +182,7 @@ fn simd_weigh<S: Simd>(
     s: S,
     p: Rows<'_>,
     pieces: &[Piece<'_>],
-    room: &mut Room<'_>,
-    out: &mut [f32],
-) {
-    match pieces[0].head.form.codec {
-        Codec::Int8 => weigh_pairs(s, Whole, p, pieces, room, out),
-        codec => weigh_pairs(s, nibbles(s, codec), p, pieces, room, out),
-    }
-}
-
-#[inline(always)]
-fn weigh_pairs<S: Simd, P: Pairs<S>>(
-    s: S,
-    pairs: P,
-    p: Rows<'_>,
-    pieces: &[Piece<'_>],
-    room: &mut Room<'_>,
+    scaled: &mut [f32],
     out: &mut [f32],
 ) {
     let first = &pieces[0].head;
@@ -310,9 +192,10 @@ fn weigh_pairs<S: Simd, P: Pairs<S>>(
     for piece in pieces {
         let Piece { head, at, slots } = *piece;
         assert!(takes_v(&head) && head.form == form && head.dim == dim);
-        assert!(at + slots <= SCORE_STRIDE && slots * P::v_bytes(dim) <= head.bytes.len());
+        assert!(at + slots <= SCORE_STRIDE && slots * dim / 2 <= head.bytes.len());
     }
     let half = dim / 2;
+    let levels = s.levels(&sixteen(form.codec));
     let mut row = 0;
     while row < p.count {
         let rows = (p.count - row).min(S::FUSED_ROWS);
@@ -322,16 +205,16 @@ fn weigh_pairs<S: Simd, P: Pairs<S>>(
             ..p
         };
         // The weights of two groups: of the lower dimensions and of the upper.
-        let (low, high) = room.scaled.split_at_mut(ROWS_MAX * SCORE_STRIDE);
+        let (low, high) = scaled.split_at_mut(ROWS_MAX * SCORE_STRIDE);
         assert!(rows * SCORE_STRIDE <= high.len());
         let mut groups = (usize::MAX, usize::MAX);
         for column in (0..half).step_by(16) {
             let here = (column / form.group, (half + column) / form.group);
             if here.0 != groups.0 {
-                scale(s, p, pieces, here.0, low);
+                simd_scale_weights(s, p, pieces, here.0, low);
             }
             if here.1 != groups.1 && here.1 != here.0 {
-                scale(s, p, pieces, here.1, high);
+                simd_scale_weights(s, p, pieces, here.1, high);
             }
             groups = here;
             let upper = if here.0 == here.1 { &*low } else { &*high };
@@ -342,29 +225,11 @@ fn weigh_pairs<S: Simd, P: Pairs<S>>(
                 let out = out.as_mut_ptr().add(row * dim + column);
                 let ask = row == 0;
                 with_rows!(rows, S, R => {
-                    weigh_tile::<S, P, R>(s, pairs, p, pieces, dim, column, ask, out)
+                    weigh_tile::<S, R>(s, levels, p, pieces, dim, column, ask, out)
                 });
             }
         }
         row += rows;
-    }
-}
-
-/// `out (row, at + slot) = p (row, at + slot) * scale (group, slot)` for the pieces' slots.
-#[inline(always)]
-fn scale<S: Simd>(s: S, p: Rows<'_>, pieces: &[Piece<'_>], group: usize, out: &mut [f32]) {
-    for Piece { head, at, .. } in pieces {
-        let (scales, _) = head.scales(group).as_chunks::<32>();
-        for (c, scale) in scales.iter().enumerate() {
-            let scale = s.load_half(scale);
-            for r in 0..p.count {
-                let from = p.values[r * p.stride + at + 16 * c..].first_chunk::<16>();
-                let to = out[r * SCORE_STRIDE + at + 16 * c..].first_chunk_mut::<16>();
-                if let (Some(from), Some(to)) = (from, to) {
-                    s.store(s.mul(s.load(from), scale), to);
-                }
-            }
-        }
     }
 }
 
@@ -376,9 +241,9 @@ fn scale<S: Simd>(s: S, p: Rows<'_>, pieces: &[Piece<'_>], group: usize, out: &m
 ///   `dim` dimensions, and `takes_v` and have their slots; `column + 16 <= dim / 2`; `out` has `R`
 ///   rows at `dim`, from `column` on, that nothing else refers to.
 #[inline(always)]
-unsafe fn weigh_tile<S: Simd, P: Pairs<S>, const R: usize>(
+unsafe fn weigh_tile<S: Simd, const R: usize>(
     s: S,
-    pairs: P,
+    levels: S::Levels,
     p: (*const f32, *const f32),
     pieces: &[Piece<'_>],
     dim: usize,
@@ -387,7 +252,6 @@ unsafe fn weigh_tile<S: Simd, P: Pairs<S>, const R: usize>(
     out: *mut f32,
 ) {
     let half = dim / 2;
-    let bytes = P::v_bytes(dim);
     let mut acc = [[s.splat(0.0); 2]; R];
     for r in 0..R {
         // SAFETY: `out` has the row, and both vectors of it.
@@ -405,9 +269,10 @@ unsafe fn weigh_tile<S: Simd, P: Pairs<S>, const R: usize>(
             _ => head.ahead.as_ptr().wrapping_add(2 * column),
         };
         for slot in 0..*slots {
-            s.prefetch(ahead.wrapping_add(slot * bytes));
+            s.prefetch(ahead.wrapping_add(slot * half));
             // SAFETY: the piece has the slot.
-            let level = unsafe { pairs.values(s, from.add(slot * bytes), column, half) };
+            let codes = unsafe { &*from.add(slot * half + column).cast() };
+            let level = s.nibbles(levels, codes);
             for r in 0..R {
                 // SAFETY: the row has the slot's weights.
                 let (low, high) = unsafe {

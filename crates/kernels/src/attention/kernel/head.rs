@@ -1,7 +1,7 @@
 //! One head of one side of a block, as it lies in memory.
 
 use crate::attention::BLOCK_SLOTS;
-use crate::format::kv::Form;
+use crate::format::kv::{Codec, Form};
 use half::f16;
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ pub(crate) struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Floats and nothing else: read as they lie.
-    pub(super) fn is_plain(&self) -> bool {
-        self.form.codec.is_float() && self.sinks.is_empty()
+    /// Lines of numbers and nothing else: can be multiplied as they lie.
+    pub(super) fn is_lines(&self) -> bool {
+        matches!(self.form.codec, Codec::F32 | Codec::F16 | Codec::Int8) && self.sinks.is_empty()
     }
 
     /// Slots that the planes do not speak for.

@@ -13,9 +13,10 @@
 //! Each `*` and the `+` after it round once, but for `p * scale`, which rounds by itself. Floats are
 //! one group with the scale 1, and so are sinks, whatever form their block has.
 //!
-//! Floats are widened on their way into the registers, again for every dozen rows: widening a block
-//! into scratch once for all rows of a tile was tried and is slower. Codes are unpacked into a tile of
-//! levels ([`unpack`]) that all rows share.
+//! Floats and `int8` are read as they lie and widened on their way into the registers, again for every
+//! dozen rows: widening a block into scratch once for all rows was tried and is slower. Narrower
+//! codes are unpacked into a tile of levels ([`unpack`]) that all rows share or, four bits and few
+//! rows, in registers too ([`fused`]).
 
 mod fused;
 mod head;
@@ -25,6 +26,7 @@ mod unpack;
 pub(crate) use fused::ROWS_MAX;
 pub(crate) use head::Head;
 
+use super::scratch::SCORE_STRIDE;
 use super::{BLOCK_SLOTS, SPAN_BLOCKS};
 use crate::LANES;
 use crate::cpu::{Kind, Table};
@@ -67,13 +69,23 @@ impl<'a> Piece<'a> {
         at: 0,
         slots: 0,
     };
+
+    /// Its lines, wherever they are.
+    fn panel(&self, lines: &'a [u8], ahead: &'a [u8]) -> Panel<'a> {
+        Panel {
+            lines,
+            ahead,
+            at: self.at,
+            inner: self.slots,
+        }
+    }
 }
 
 /// Room for the work on one block.
 pub(crate) struct Room<'a> {
     /// (dim, slot) or (slot, dim)
     pub tile: &'a mut [f32],
-    /// (row, slot), or twice for a register tile and a span
+    /// Weights with scales in them: (row, 256 + pad)
     pub scaled: &'a mut [f32],
 }
 
@@ -88,58 +100,33 @@ pub(crate) fn score(
     out: &mut [f32],
     out_stride: usize,
 ) {
-    if k.is_plain() {
-        let panel = Panel {
-            lines: k.bytes,
-            ahead: k.ahead,
-            at: 0,
-            inner: k.dim,
-        };
-        let (codec, end) = (k.form.codec, End::First(&[1.0; BLOCK_SLOTS], bias));
-        let slots = 0..BLOCK_SLOTS;
-        product(
-            table,
-            codec,
-            q,
-            &[panel],
-            BLOCK_SLOTS,
-            slots,
-            out,
-            out_stride,
-            end,
-        );
-        return;
-    }
     if fuses(table, q.count) && fused::takes_k(&k) {
         fused::score(table, q, bias, k, out, out_stride);
         return;
     }
-    unpack_k(table, k, room.tile);
+    let (codec, lines, ahead) = if k.is_lines() {
+        (k.form.codec, k.bytes, k.ahead)
+    } else {
+        unpack_k(table, k, room.tile);
+        (Codec::F32, bytes_of(room.tile), &[][..])
+    };
+    let line = BLOCK_SLOTS * codec.planes()[0] / 8;
     for group in 0..k.groups() {
         let dims = k.group(group);
-        let panel = Panel {
-            lines: bytes_of(&room.tile[dims.start * BLOCK_SLOTS..]),
-            ahead: &[],
+        let first = dims.start * line;
+        let panels = [Panel {
+            lines: &lines[first..],
+            ahead: ahead.get(first..).unwrap_or(&[]),
             at: dims.start,
             inner: dims.len(),
-        };
+        }];
         let scales = &slot_scales(table, k, group);
         let end = match group {
             0 => End::First(scales, bias),
             _ => End::Next(scales),
         };
-        let slots = 0..BLOCK_SLOTS;
-        product(
-            table,
-            Codec::F32,
-            q,
-            &[panel],
-            BLOCK_SLOTS,
-            slots,
-            out,
-            out_stride,
-            end,
-        );
+        let (width, slots) = (BLOCK_SLOTS, 0..BLOCK_SLOTS);
+        product(table, codec, q, &panels, width, slots, out, out_stride, end);
     }
 }
 
@@ -154,7 +141,7 @@ fn fuses(table: Table, rows: usize) -> bool {
 }
 
 /// The values of the blocks of one span, weighted: `out` is (row, dim) without gaps; `p` is
-/// (row, slot). `pieces` are in order, and there is one at least.
+/// (row, slot). `pieces` are in order.
 pub(crate) fn weigh(
     table: Table,
     p: Rows<'_>,
@@ -164,64 +151,57 @@ pub(crate) fn weigh(
     out: &mut [f32],
 ) {
     out[..p.count * dim].fill(0.0);
-    let end = End::Resume;
     let mut rest = pieces;
-    while let Some(piece) = rest.first() {
-        let form = piece.head.form;
-        let alike = |other: &&Piece<'_>| other.head.form == form && other.head.sinks.is_empty();
-        let run = rest.iter().take_while(alike).count().min(SPAN_BLOCKS);
-        if run > 0 && form.codec.is_float() {
+    while let Some(Piece { head, .. }) = rest.first() {
+        // Blocks of one form are taken together, as far as they are read as they lie.
+        let alike =
+            |other: &&Piece<'_>| other.head.form == head.form && other.head.sinks.is_empty();
+        let alike = rest.iter().take_while(alike).count().min(SPAN_BLOCKS);
+        let fuses = fuses(table, p.count) && fused::takes_v(head);
+        let run = if fuses || head.is_lines() { alike } else { 1 };
+        let (pieces, later) = rest.split_at(run);
+        if fuses {
+            fused::weigh(table, p, pieces, room.scaled, out);
+        } else if head.is_lines() {
             let mut panels = [Panel::NONE; SPAN_BLOCKS];
-            for (panel, piece) in panels.iter_mut().zip(&rest[..run]) {
-                *panel = Panel {
-                    lines: piece.head.bytes,
-                    ahead: piece.head.ahead,
-                    at: piece.at,
-                    inner: piece.slots,
-                };
+            for (panel, piece) in panels.iter_mut().zip(pieces) {
+                *panel = piece.panel(piece.head.bytes, piece.head.ahead);
             }
-            let codec = form.codec;
-            product(table, codec, p, &panels[..run], dim, 0..dim, out, dim, end);
-            rest = &rest[run..];
-        } else if run > 0 && fuses(table, p.count) && fused::takes_v(&piece.head) {
-            fused::weigh(table, p, &rest[..run], room, out);
-            rest = &rest[run..];
+            let codec = head.form.codec;
+            weigh_panels(table, p, pieces, codec, &panels[..run], room.scaled, out);
         } else {
-            weigh_tile(table, p, piece, room, out);
-            rest = &rest[1..];
+            unpack_v(table, *head, pieces[0].slots, room.tile);
+            let panels = [pieces[0].panel(bytes_of(room.tile), &[])];
+            weigh_panels(table, p, pieces, Codec::F32, &panels, room.scaled, out);
         }
+        rest = later;
     }
 }
 
-/// The values of one block by way of a tile of levels.
-fn weigh_tile(table: Table, p: Rows<'_>, piece: &Piece<'_>, room: &mut Room<'_>, out: &mut [f32]) {
-    let Piece { head, at, slots } = *piece;
-    unpack_v(table, head, slots, room.tile);
+/// The values of blocks of one form, which lie in `panels` as floats or levels.
+fn weigh_panels(
+    table: Table,
+    p: Rows<'_>,
+    pieces: &[Piece<'_>],
+    codec: Codec,
+    panels: &[Panel<'_>],
+    scaled: &mut [f32],
+    out: &mut [f32],
+) {
+    let head = &pieces[0].head;
     for group in 0..head.groups() {
-        scale_weights(table, p, at, head, group, room.scaled);
-        let scaled = Rows {
-            values: room.scaled,
-            stride: BLOCK_SLOTS,
-            count: p.count,
+        let p = if head.form.codec.is_float() {
+            p
+        } else {
+            scale_weights(table, p, pieces, group, scaled);
+            Rows {
+                values: scaled,
+                stride: SCORE_STRIDE,
+                count: p.count,
+            }
         };
-        let panel = Panel {
-            lines: bytes_of(room.tile),
-            ahead: &[],
-            at: 0,
-            inner: slots,
-        };
-        let (dims, end) = (head.group(group), End::Resume);
-        product(
-            table,
-            Codec::F32,
-            scaled,
-            &[panel],
-            head.dim,
-            dims,
-            out,
-            head.dim,
-            end,
-        );
+        let (dim, dims) = (head.dim, head.group(group));
+        product(table, codec, p, panels, dim, dims, out, dim, End::Resume);
     }
 }
 
@@ -255,16 +235,19 @@ fn simd_slot_scales<S: Simd>(s: S, head: Head<'_>, group: usize) -> [f32; BLOCK_
 }
 
 simd_fn! {
-    /// `out (row, slot) = p (row, at + slot) * scale (group, slot)`, 32 slots.
-    fn scale_weights(p: Rows<'_>, at: usize, head: Head<'_>, group: usize, out: &mut [f32])
+    /// `out (row, at + slot) = p (row, at + slot) * scale (group, slot)`, all slots of the pieces'
+    /// blocks; rows of `out` are a span apart.
+    fn scale_weights(p: Rows<'_>, pieces: &[Piece<'_>], group: usize, out: &mut [f32])
         = scalar_scale_weights, simd_scale_weights;
 }
 
-fn scalar_scale_weights(p: Rows<'_>, at: usize, head: Head<'_>, group: usize, out: &mut [f32]) {
-    for r in 0..p.count {
-        for slot in 0..BLOCK_SLOTS {
-            let p = p.values[r * p.stride + at + slot];
-            out[r * BLOCK_SLOTS + slot] = p * head.scale(group, slot);
+fn scalar_scale_weights(p: Rows<'_>, pieces: &[Piece<'_>], group: usize, out: &mut [f32]) {
+    for Piece { head, at, .. } in pieces {
+        for r in 0..p.count {
+            for slot in 0..BLOCK_SLOTS {
+                let p = p.values[r * p.stride + at + slot];
+                out[r * SCORE_STRIDE + at + slot] = p * head.scale(group, slot);
+            }
         }
     }
 }
@@ -273,19 +256,21 @@ fn scalar_scale_weights(p: Rows<'_>, at: usize, head: Head<'_>, group: usize, ou
 fn simd_scale_weights<S: Simd>(
     s: S,
     p: Rows<'_>,
-    at: usize,
-    head: Head<'_>,
+    pieces: &[Piece<'_>],
     group: usize,
     out: &mut [f32],
 ) {
-    let scales = simd_slot_scales(s, head, group);
-    let (scales, _) = scales.as_chunks::<16>();
-    let (out, _) = out.as_chunks_mut::<16>();
-    let (low, high) = (s.load(&scales[0]), s.load(&scales[1]));
-    for (r, out) in out.chunks_exact_mut(2).enumerate().take(p.count) {
-        let (p, _) = p.values[r * p.stride + at..][..BLOCK_SLOTS].as_chunks::<16>();
-        s.store(s.mul(s.load(&p[0]), low), &mut out[0]);
-        s.store(s.mul(s.load(&p[1]), high), &mut out[1]);
+    for Piece { head, at, .. } in pieces {
+        let scales = simd_slot_scales(s, *head, group);
+        let (scales, _) = scales.as_chunks::<16>();
+        let (low, high) = (s.load(&scales[0]), s.load(&scales[1]));
+        for r in 0..p.count {
+            let from = &p.values[r * p.stride + at..][..BLOCK_SLOTS];
+            let to = &mut out[r * SCORE_STRIDE + at..][..BLOCK_SLOTS];
+            let ((from, _), (to, _)) = (from.as_chunks::<16>(), to.as_chunks_mut::<16>());
+            s.store(s.mul(s.load(&from[0]), low), &mut to[0]);
+            s.store(s.mul(s.load(&from[1]), high), &mut to[1]);
+        }
     }
 }
 

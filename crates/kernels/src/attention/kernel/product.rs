@@ -1,4 +1,4 @@
-//! Rows of f32 times lines of floats, in register tiles.
+//! Rows of f32 times lines of floats or bytes, in register tiles.
 //!
 //! ```text
 //! out (row, column) <- sum over panels and i  a (row, at + i) * panel (i, column)
@@ -15,7 +15,7 @@ use crate::ops::simd::{Simd, simd_fn};
 use half::f16;
 use std::ops::Range;
 
-/// A piece of the right-hand matrix: `inner` lines of floats without gaps, which the values of the
+/// A piece of the right-hand matrix: `inner` lines of numbers without gaps, which the values of the
 /// rows from `at` on are multiplied with.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel<'a> {
@@ -41,14 +41,28 @@ impl<'a> Panel<'a> {
         let at = &self.lines[index * width_of(codec)..];
         match codec {
             Codec::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
-            _ => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
+            Codec::F16 => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
+            _ => f32::from(at[0] as i8),
         }
     }
 }
 
-/// Bytes of one float.
-fn width_of(codec: Codec) -> usize {
+/// Bytes of one number.
+const fn width_of(codec: Codec) -> usize {
     codec.planes()[0] / 8
+}
+
+/// The codecs of lines, as what a tile is compiled for.
+const WIDE: u8 = 0;
+const HALF: u8 = 1;
+const BYTE: u8 = 2;
+
+const fn codec_of(kind: u8) -> Codec {
+    match kind {
+        WIDE => Codec::F32,
+        HALF => Codec::F16,
+        _ => Codec::Int8,
+    }
 }
 
 /// What a chain starts from, and what becomes of it. Scales are one per column.
@@ -63,7 +77,8 @@ pub(crate) enum End<'a> {
 }
 
 simd_fn! {
-    /// The columns `columns` of `out (row, column)`, for panels of lines of `width` floats.
+    /// The columns `columns` of `out (row, column)`, for panels of lines of `width` numbers: f32, f16 or
+    /// `int8` levels.
     pub(crate) fn product(
         codec: Codec,
         a: Rows<'_>,
@@ -121,14 +136,16 @@ fn simd_product<S: Simd>(
     end: End<'_>,
 ) {
     match codec {
-        Codec::F32 => columns_of::<S, true>(s, a, panels, width, columns, out, out_stride, end),
-        _ => columns_of::<S, false>(s, a, panels, width, columns, out, out_stride, end),
+        Codec::F32 => columns_of::<S, WIDE>(s, a, panels, width, columns, out, out_stride, end),
+        Codec::F16 => columns_of::<S, HALF>(s, a, panels, width, columns, out, out_stride, end),
+        Codec::Int8 => columns_of::<S, BYTE>(s, a, panels, width, columns, out, out_stride, end),
+        codec => unreachable!("lines of {codec}"),
     }
 }
 
-/// Panels of f16 (`WIDE`: f32).
+/// Panels of one kind.
 #[inline(always)]
-fn columns_of<S: Simd, const WIDE: bool>(
+fn columns_of<S: Simd, const KIND: u8>(
     s: S,
     a: Rows<'_>,
     panels: &[Panel<'_>],
@@ -141,7 +158,7 @@ fn columns_of<S: Simd, const WIDE: bool>(
     if a.count == 0 || columns.is_empty() {
         return;
     }
-    let codec = if WIDE { Codec::F32 } else { Codec::F16 };
+    let codec = codec_of(KIND);
     // Every address of a tile is within these: checked once here, not in the loop.
     assert!(columns.end <= width && (a.count - 1) * out_stride + columns.end <= out.len());
     for panel in panels {
@@ -176,11 +193,11 @@ fn columns_of<S: Simd, const WIDE: bool>(
                 let out = (out.as_mut_ptr().add(row * out_stride + column), out_stride);
                 let first = row == 0;
                 if let End::Resume = end {
-                    tiles::<S, WIDE, true>(
+                    tiles::<S, KIND, true>(
                         s, rows, cols, a, panels, width, column, first, out, end,
                     );
                 } else {
-                    tiles::<S, WIDE, false>(
+                    tiles::<S, KIND, false>(
                         s, rows, cols, a, panels, width, column, first, out, end,
                     );
                 }
@@ -201,7 +218,7 @@ fn columns_of<S: Simd, const WIDE: bool>(
 /// # Safety
 /// - As for [`tile`], with `rows` and `cols` for `R` and `C`; `rows <= S::ROWS`, `cols <= S::COLS`.
 #[inline(always)]
-unsafe fn tiles<S: Simd, const WIDE: bool, const RESUME: bool>(
+unsafe fn tiles<S: Simd, const KIND: u8, const RESUME: bool>(
     s: S,
     rows: usize,
     cols: usize,
@@ -219,11 +236,11 @@ unsafe fn tiles<S: Simd, const WIDE: bool, const RESUME: bool>(
                 $(
                     // SAFETY: the caller's promise.
                     ($r, 2) if S::COLS >= 2 && $r <= S::ROWS => unsafe {
-                        tile::<S, $r, 2, WIDE, RESUME>(s, a, panels, width, column, first, out, end)
+                        tile::<S, $r, 2, KIND, RESUME>(s, a, panels, width, column, first, out, end)
                     },
                     // SAFETY: the caller's promise.
                     ($r, 1) if $r <= S::ROWS => unsafe {
-                        tile::<S, $r, 1, WIDE, RESUME>(s, a, panels, width, column, first, out, end)
+                        tile::<S, $r, 1, KIND, RESUME>(s, a, panels, width, column, first, out, end)
                     },
                 )*
                 _ => unreachable!("no tile of {rows} rows and {cols} columns"),
@@ -242,7 +259,7 @@ unsafe fn tiles<S: Simd, const WIDE: bool, const RESUME: bool>(
 ///   refers to; the scales of `end` have these columns and its bias these rows; `RESUME` is whether
 ///   `end` is [`End::Resume`].
 #[inline(always)]
-unsafe fn tile<S: Simd, const R: usize, const C: usize, const WIDE: bool, const RESUME: bool>(
+unsafe fn tile<S: Simd, const R: usize, const C: usize, const KIND: u8, const RESUME: bool>(
     s: S,
     a: (*const f32, usize),
     panels: &[Panel<'_>],
@@ -252,7 +269,7 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const WIDE: bool, const 
     out: (*mut f32, usize),
     end: End<'_>,
 ) {
-    let size = if WIDE { 4 } else { 2 };
+    let size = width_of(codec_of(KIND));
     let mut acc = [[s.splat(0.0); C]; R];
     // Known when compiled, or the accumulators would take a way through memory.
     if RESUME {
@@ -280,10 +297,10 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const WIDE: bool, const 
                 // SAFETY: line `i` of the panel has vector `c`.
                 line[c] = unsafe {
                     let at = b.add(size * (i * width + 16 * c));
-                    if WIDE {
-                        s.load(&at.cast::<[f32; 16]>().read_unaligned())
-                    } else {
-                        s.load_half(&*at.cast())
+                    match KIND {
+                        WIDE => s.load(&at.cast::<[f32; 16]>().read_unaligned()),
+                        HALF => s.load_half(&*at.cast()),
+                        _ => s.widen(s.bytes(&*at.cast())),
                     }
                 };
             }
