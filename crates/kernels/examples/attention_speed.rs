@@ -3,10 +3,11 @@
 //!
 //! Forms are measured in turn, layer by layer, so that what else the machine does hits all alike.
 //!
-//! `cargo run --release -p haversack-kernels --example attention_speed [-- TABLE [SHAPE [FORM …]]]`
+//! `cargo run --release -p haversack-kernels --example attention_speed [-- WORD …]`, where words choose
+//! among tables, models, codecs, `decode` and `prefill`, and thread counts.
 
 use haversack_kernels::attention::*;
-use haversack_kernels::cpu::{Kind, Table};
+use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::{Basis, Codec, Form, KvForm, KvShape};
 use haversack_kernels::threads::Pool;
 use haversack_kernels::{Exec, ops};
@@ -57,6 +58,10 @@ const NEAR_BLOCKS: u64 = 2;
 
 /// Turns that every form gets.
 const ROUNDS: usize = 15;
+
+/// Queries that are timed at once in a prefill: short pieces, of which a busy machine leaves some
+/// undisturbed.
+const PIECE: usize = 32;
 
 /// One layer's blocks, in two forms.
 struct Layer {
@@ -172,12 +177,13 @@ fn best_seconds(runs: usize, mut f: impl FnMut()) -> f64 {
     (0..runs).map(timed).fold(f64::INFINITY, f64::min)
 }
 
-/// Seconds of the attention of the last `rows` tokens in one layer.
+/// Seconds of the attention of `rows` tokens from position `first` on in one layer.
 fn attend_seconds(
     exec: Exec<'_>,
     scratch: &mut Scratch,
     model: Model,
     layer: &Layer,
+    first: usize,
     rows: usize,
 ) -> f64 {
     let q: Vec<f32> = (0..rows * model.heads * model.head_dim)
@@ -194,7 +200,7 @@ fn attend_seconds(
         softcap: None,
         window: None,
         q: &[&q],
-        first_position: (layer.slots - rows) as u64,
+        first_position: first as u64,
         view: layer,
         out: &mut out,
         mass: None,
@@ -242,7 +248,7 @@ fn decode(exec: Exec<'_>, scratch: &mut Scratch, model: Model, codecs: &[Codec],
                 read.push(read_seconds(exec.pool, layer));
             }
             for layer in layers {
-                attend.push(attend_seconds(exec, scratch, model, layer, 1));
+                attend.push(attend_seconds(exec, scratch, model, layer, depth - 1, 1));
             }
         }
     }
@@ -250,7 +256,8 @@ fn decode(exec: Exec<'_>, scratch: &mut Scratch, model: Model, codecs: &[Codec],
         let bytes = layers[0].bytes() as f64;
         let (attend, read) = (low(attend), low(read));
         println!(
-            "  decode {depth:5} {codec:10} {:8.1} us a layer {:7.2} ms in all  {:6.1} GB/s (read {:5.1})",
+            "  decode {depth:5} {:10} {:8.1} us a layer {:7.2} ms in all  {:6.1} GB/s (read {:5.1})",
+            codec.name(),
             1e6 * attend,
             1e3 * attend * model.layers as f64,
             bytes / attend / 1e9,
@@ -271,19 +278,24 @@ fn prefill(
         .iter()
         .map(|codec| (*codec, Layer::new(model, *codec, depth)))
         .collect();
-    let mut times = vec![Vec::new(); forms.len()];
-    for _ in 0..7 {
-        for ((_, layer), times) in forms.iter().zip(&mut times) {
-            times.push(attend_seconds(exec, scratch, model, layer, rows));
+    let mut times = vec![0.0; forms.len()];
+    for first in (depth - rows..depth).step_by(PIECE) {
+        let mut best = vec![f64::INFINITY; forms.len()];
+        for _ in 0..ROUNDS {
+            for ((_, layer), best) in forms.iter().zip(&mut best) {
+                let took = attend_seconds(exec, scratch, model, layer, first, PIECE);
+                *best = best.min(took);
+            }
         }
+        times.iter_mut().zip(&best).for_each(|(t, best)| *t += best);
     }
     // Each query sees what is before it and itself; two products of head_dim each.
     let seen = rows * (depth - rows) + rows * (rows + 1) / 2;
     let flops = 4.0 * (seen * model.heads * model.head_dim) as f64;
-    for ((codec, _), times) in forms.iter().zip(&mut times) {
-        let took = low(times);
+    for ((codec, _), took) in forms.iter().zip(&times) {
         println!(
-            "  prefill {rows} at {depth:5} {codec:10} {:9.1} us a layer  {:6.1} GFLOPS",
+            "  prefill {rows} at {depth:5} {:10} {:9.1} us a layer  {:6.1} GFLOPS",
+            codec.name(),
             1e6 * took,
             flops / took / 1e9
         );
@@ -316,28 +328,33 @@ fn small(table: Table, pool: &Pool) {
     println!("  rms_norm of 576         {:8.2} us", 1e6 * took / 100.0);
 }
 
+/// What the words say about one kind of thing: `all`, if none is said.
+fn chosen<T: Copy>(words: &[String], all: &[T], name: impl Fn(&T) -> String) -> Vec<T> {
+    let said = |x: &&T| words.contains(&name(x));
+    let some: Vec<T> = all.iter().filter(said).copied().collect();
+    if some.is_empty() { all.to_vec() } else { some }
+}
+
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let table = Kind::ALL
-        .into_iter()
-        .find(|k| Some(k.name()) == args.first().map(String::as_str))
-        .and_then(Table::new)
-        .unwrap_or(Table::best());
-    let wanted: Vec<Codec> = args.iter().skip(2).filter_map(|a| a.parse().ok()).collect();
-    let codecs = match wanted.len() {
-        0 => vec![Codec::F16, Codec::Int8, Codec::Int4],
-        _ => wanted,
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let asked = |codec: &Codec| words.iter().any(|word| word == codec.name());
+    let codecs: Vec<Codec> = match Codec::ALL.iter().any(asked) {
+        true => Codec::ALL.into_iter().filter(asked).collect(),
+        false => vec![Codec::F16, Codec::Int8, Codec::Int4],
     };
+    let tables: Vec<Table> = Table::available().collect();
+    let table = match chosen(&words, &tables, |table| table.name().into())[..] {
+        [one] => one,
+        _ => Table::best(),
+    };
+    let modes = chosen(&words, &["decode", "prefill"], |mode| mode.to_string());
     println!("table {}", table.name());
-    for threads in [1, 2] {
+    for threads in chosen(&words, &[1, 2], usize::to_string) {
         let pool = Pool::new(threads);
         let exec = Exec { table, pool: &pool };
         println!("threads {threads}");
         small(table, &pool);
-        for model in MODELS {
-            if args.get(1).is_some_and(|name| name != model.name) {
-                continue;
-            }
+        for model in chosen(&words, &MODELS, |model| model.name.into()) {
             let mut scratch = Scratch::new(Need {
                 threads,
                 jobs: 1,
@@ -348,10 +365,14 @@ fn main() {
             });
             println!(" {}, scratch {} bytes", model.name, scratch.bytes());
             for depth in [1024, 2048, 8192] {
-                decode(exec, &mut scratch, model, &codecs, depth);
+                if modes.contains(&"decode") {
+                    decode(exec, &mut scratch, model, &codecs, depth);
+                }
             }
             for depth in [512, 2048, 8192] {
-                prefill(exec, &mut scratch, model, &codecs, depth, 512);
+                if modes.contains(&"prefill") {
+                    prefill(exec, &mut scratch, model, &codecs, depth, 512);
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Memory attention works in, reserved before a step.
 //!
 //! ```text
-//! per thread:  tile (32, dim)  scaled (row, 32) or (2, 12, 256 + pad)  max, inverse, bias (row)
+//! per thread:  tile (32, dim)  scaled (row, 32) or (2, 8, 256 + pad)  max, inverse, bias (row)
 //!              q (row, dim)  total (row, dim)  partial (row, dim)  scores (span, row, 256 + pad)
 //! split:       per (job, kv_head, span): scores (row, 256 + pad)  partial (row, dim)  max, sum (row)
 //! ```

@@ -8,7 +8,7 @@
 
 use super::Attend;
 use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, record_floats};
-use super::step::{self, Unit};
+use super::step::{self, Span, Unit};
 use crate::threads::Shareable;
 use crate::{Exec, ops};
 use std::slice::from_raw_parts_mut;
@@ -120,21 +120,20 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         let (job, unit, span) = (place.job, &place.unit, place.span);
         // SAFETY: in region 1 a record belongs to its unit.
         let scores = unsafe { place.scores(span) };
-        let seen = step::sees_span(job, unit, span);
-        if seen {
+        let open = Span::open(job, unit, span);
+        if let Some(open) = &open {
             let Area {
                 mut queries,
                 mut room,
                 ..
             } = area(worker, &place);
-            step::score_span(table, job, unit, span, &mut queries, &mut room, scores);
+            step::score_span(table, job, unit, open, &mut queries, &mut room, scores);
         }
         for (r, row) in scores.chunks_exact(SCORE_STRIDE).enumerate() {
             let row = &row[..job.span_slots(span)];
-            let max = if seen {
-                ops::max(table, row)
-            } else {
-                f32::NEG_INFINITY
+            let max = match open {
+                Some(_) => ops::max(table, row),
+                None => f32::NEG_INFINITY,
             };
             // SAFETY: in region 1 a record belongs to its unit.
             unsafe { *place.max(span, r) = max };
@@ -146,10 +145,10 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         let (job, unit, span) = (place.job, &place.unit, place.span);
         // SAFETY: in region 2 a record belongs to its unit, but for the maxima, which all read.
         let (scores, partial) = unsafe { (place.scores(span), place.partial(span)) };
-        let seen = step::sees_span(job, unit, span);
+        let open = Span::open(job, unit, span);
         for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
             let mut sum = 0.0;
-            if seen {
+            if open.is_some() {
                 let max = (0..job.spans()).fold(f32::NEG_INFINITY, |max, other| {
                     // SAFETY: in the record; nobody writes it any more.
                     step::greater(max, unsafe { *place.max(other, r) })
@@ -159,9 +158,9 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
             // SAFETY: in region 2 a record's sums belong to its unit.
             unsafe { *place.sum(span, r) = sum };
         }
-        if seen {
+        if let Some(open) = &open {
             let room = &mut area(worker, &place).room;
-            step::weigh_span(table, job, unit, span, scores, room, partial);
+            step::weigh_span(table, job, unit, open, scores, room, partial);
         }
     });
 
@@ -178,12 +177,12 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
             *inverse = unsafe { place.inverse(r) };
         }
         if let Some(mass) = place.outlet.mass
-            && step::sees_span(job, unit, span)
+            && let Some(open) = Span::open(job, unit, span)
         {
             // SAFETY: in region 3 scores belong to their unit, and so does the part of `mass`.
             unsafe {
                 let p = place.scores(span);
-                step::mass_span(table, job, unit, span, p, inverse, mass, false);
+                step::mass_span(table, job, unit, &open, p, inverse, mass, false);
             }
         }
         if span == 0 {

@@ -7,6 +7,7 @@ use super::scratch::SCORE_STRIDE;
 use super::{Attend, BLOCK_SLOTS, SPAN_BLOCKS, SPAN_SLOTS};
 use crate::cpu::Table;
 use crate::ops;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The rows of a unit: `queries` queries from `first` on, each with the heads of one group.
@@ -46,7 +47,7 @@ impl Unit {
 }
 
 /// The slots of a block that a query at `position` sees.
-fn visible(job: &Attend<'_>, block: &Block<'_>, position: u64) -> std::ops::Range<usize> {
+fn visible(job: &Attend<'_>, block: &Block<'_>, position: u64) -> Range<usize> {
     let upto = |p: u64| {
         p.saturating_sub(block.first_position)
             .min(block.rows as u64) as usize
@@ -69,6 +70,63 @@ fn sees_all(job: &Attend<'_>, unit: &Unit, block: &Block<'_>) -> bool {
     let first = visible(job, block, unit.position(job, 0));
     let last = visible(job, block, unit.position(job, unit.queries - 1));
     last.start == 0 && first.end == BLOCK_SLOTS
+}
+
+/// How many blocks later the one is that is asked for while a block of codes is read. Floats are
+/// read for longer: the next one is far enough.
+const CODES_AHEAD: usize = 2;
+
+/// The blocks of a span as a unit sees them, and those after it that are asked for ahead of time.
+/// Asking the view is a call each, so it is done once.
+pub(super) struct Span<'a> {
+    blocks: [Option<Block<'a>>; SPAN_BLOCKS + CODES_AHEAD],
+    first: usize,
+    count: usize,
+}
+
+impl<'a> Span<'a> {
+    /// Nothing, if no query of the unit sees any of it.
+    pub(super) fn open(job: &'a Attend<'_>, unit: &Unit, span: usize) -> Option<Span<'a>> {
+        let range = job.view.span(span);
+        let mut open = Span {
+            blocks: [const { None }; SPAN_BLOCKS + CODES_AHEAD],
+            first: range.start,
+            count: range.len(),
+        };
+        let last = (range.end + CODES_AHEAD).min(job.view.blocks());
+        let query_block = unit.query_block(job);
+        for (to, i) in open.blocks.iter_mut().zip(range.start..last) {
+            *to = Some(job.view.block(i, query_block));
+        }
+        let seen = open.seen(job, unit).next().is_some();
+        seen.then_some(open)
+    }
+
+    /// The blocks that some query sees, with their index in the span.
+    fn seen<'s>(
+        &'s self,
+        job: &Attend<'_>,
+        unit: &Unit,
+    ) -> impl Iterator<Item = (usize, &'s Block<'a>)> {
+        let blocks = self.blocks[..self.count].iter().enumerate();
+        blocks
+            .filter_map(|(i, block)| Some((i, block.as_ref()?)))
+            .filter(move |(_, block)| sees(job, unit, block))
+    }
+
+    /// One head of one side of block `i`, with what to ask for meanwhile.
+    fn head(&self, i: usize, block: &Block<'a>, unit: &Unit, dim: usize, side: Side) -> Head<'a> {
+        let mut head = part(block, unit.kv_head, dim, side);
+        let ahead = if head.form.codec.is_float() {
+            1
+        } else {
+            CODES_AHEAD
+        };
+        if let Some(later) = &self.blocks[i + ahead] {
+            head.ahead = part(later, unit.kv_head, dim, side).bytes;
+        }
+        head
+    }
 }
 
 pub(super) fn sees_span(job: &Attend<'_>, unit: &Unit, span: usize) -> bool {
@@ -125,33 +183,29 @@ pub(super) fn score_span(
     table: Table,
     job: &Attend<'_>,
     unit: &Unit,
-    span: usize,
+    span: &Span<'_>,
     queries: &mut Queries<'_>,
     room: &mut Room<'_>,
     scores: &mut [f32],
 ) {
-    for (i, b) in job.view.span(span).enumerate() {
-        let block = unit.block(job, b);
+    let mut next = 0;
+    for (i, block) in span.seen(job, unit) {
+        blind(scores, next..i);
+        next = i + 1;
         let scores = &mut scores[i * BLOCK_SLOTS..];
-        if !sees(job, unit, &block) {
-            for r in 0..unit.rows() {
-                scores[r * SCORE_STRIDE..][..BLOCK_SLOTS].fill(f32::NEG_INFINITY);
-            }
-            continue;
-        }
         queries.load(table, job, unit, block.segment);
         let q = Rows {
             values: queries.q,
             stride: job.head_dim,
             count: unit.rows(),
         };
-        let k = head(job, unit, b, Side::K);
+        let k = span.head(i, block, unit, job.head_dim, Side::K);
         kernel::score(table, q, queries.bias, k, room, scores, SCORE_STRIDE);
-        if job.softcap.is_none() && sees_all(job, unit, &block) {
+        if job.softcap.is_none() && sees_all(job, unit, block) {
             continue;
         }
         for query in 0..unit.queries {
-            let seen = visible(job, &block, unit.position(job, query));
+            let seen = visible(job, block, unit.position(job, query));
             for r in query * unit.group..(query + 1) * unit.group {
                 let scores = &mut scores[r * SCORE_STRIDE..][..BLOCK_SLOTS];
                 if let Some(cap) = job.softcap {
@@ -160,6 +214,17 @@ pub(super) fn score_span(
                 scores[..seen.start].fill(f32::NEG_INFINITY);
                 scores[seen.end..].fill(f32::NEG_INFINITY);
             }
+        }
+    }
+    blind(scores, next..span.count);
+}
+
+/// Scores of blocks that nobody sees.
+fn blind(scores: &mut [f32], blocks: Range<usize>) {
+    let slots = blocks.start * BLOCK_SLOTS..blocks.end * BLOCK_SLOTS;
+    if !slots.is_empty() {
+        for row in scores.chunks_exact_mut(SCORE_STRIDE) {
+            row[slots.clone()].fill(f32::NEG_INFINITY);
         }
     }
 }
@@ -172,15 +237,6 @@ enum Side {
 }
 
 /// One head's part of the keys or values of a block.
-fn head<'a>(job: &'a Attend<'_>, unit: &Unit, block: usize, side: Side) -> Head<'a> {
-    let dim = job.head_dim;
-    let mut head = part(&unit.block(job, block), unit.kv_head, dim, side);
-    if block + 1 < job.view.blocks() {
-        head.ahead = part(&unit.block(job, block + 1), unit.kv_head, dim, side).bytes;
-    }
-    head
-}
-
 fn part<'a>(block: &Block<'a>, kv_head: usize, dim: usize, side: Side) -> Head<'a> {
     let coded = match side {
         Side::K => block.k,
@@ -224,7 +280,7 @@ pub(super) fn weigh_span(
     table: Table,
     job: &Attend<'_>,
     unit: &Unit,
-    span: usize,
+    span: &Span<'_>,
     p: &[f32],
     room: &mut Room<'_>,
     partial: &mut [f32],
@@ -232,16 +288,12 @@ pub(super) fn weigh_span(
     let last = unit.position(job, unit.queries - 1);
     let mut pieces = [Piece::NONE; SPAN_BLOCKS];
     let mut count = 0;
-    for (i, b) in job.view.span(span).enumerate() {
-        let block = unit.block(job, b);
-        if !sees(job, unit, &block) {
-            continue;
-        }
+    for (i, block) in span.seen(job, unit) {
         pieces[count] = Piece {
-            head: head(job, unit, b, Side::V),
+            head: span.head(i, block, unit, job.head_dim, Side::V),
             at: i * BLOCK_SLOTS,
             // Slots that no query of the unit sees yet may not have been written.
-            slots: visible(job, &block, last).end,
+            slots: visible(job, block, last).end,
         };
         count += 1;
     }
@@ -263,18 +315,14 @@ pub(super) unsafe fn mass_span(
     table: Table,
     job: &Attend<'_>,
     unit: &Unit,
-    span: usize,
+    span: &Span<'_>,
     p: &[f32],
     inverse: &[f32],
     mass: (*mut u64, *mut u64),
     shared: bool,
 ) {
     let blocks = job.view.blocks();
-    for (i, b) in job.view.span(span).enumerate() {
-        let block = unit.block(job, b);
-        if !sees(job, unit, &block) {
-            continue;
-        }
+    for (i, block) in span.seen(job, unit) {
         let mut counts = [[0u64; BLOCK_SLOTS]; 2];
         for query in 0..unit.queries {
             let position = unit.position(job, query);
@@ -287,7 +335,7 @@ pub(super) unsafe fn mass_span(
             let p = &p[at * SCORE_STRIDE + i * BLOCK_SLOTS..];
             add_mass(table, p, &inverse[at..at + unit.group], others, &mut counts);
         }
-        let first = (unit.kv_head * blocks + b) * BLOCK_SLOTS;
+        let first = (unit.kv_head * blocks + span.first + i) * BLOCK_SLOTS;
         for (to, counts) in [mass.0, mass.1].into_iter().zip(&counts) {
             // SAFETY: `Attend::check` saw that the slices have (kv_head, slot) of all blocks; the
             // caller promises that every access is through here, and that there is no other one

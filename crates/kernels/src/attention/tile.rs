@@ -2,7 +2,7 @@
 
 use super::Attend;
 use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, queries_per_tile};
-use super::step::{self, Unit};
+use super::step::{self, Span, Unit};
 use crate::cpu::Table;
 use crate::threads::Shareable;
 use crate::{Exec, ops};
@@ -60,13 +60,16 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
     let per_span = rows * SCORE_STRIDE;
 
     area.max.fill(f32::NEG_INFINITY);
-    for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
+    for span in 0..job.spans() {
+        let Some(open) = Span::open(job, unit, span) else {
+            continue;
+        };
         let scores = &mut area.scores[span * per_span..][..per_span];
         step::score_span(
             table,
             job,
             unit,
-            span,
+            &open,
             &mut area.queries,
             &mut area.room,
             scores,
@@ -80,12 +83,23 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
     let sum = area.inverse;
     sum.fill(0.0);
     area.total.fill(0.0);
-    for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
+    for span in 0..job.spans() {
+        let Some(open) = Span::open(job, unit, span) else {
+            continue;
+        };
         let scores = &mut area.scores[span * per_span..][..per_span];
         for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
             sum[r] += step::exp_row(table, row, job.span_slots(span), area.max[r]);
         }
-        step::weigh_span(table, job, unit, span, scores, &mut area.room, area.partial);
+        step::weigh_span(
+            table,
+            job,
+            unit,
+            &open,
+            scores,
+            &mut area.room,
+            area.partial,
+        );
         ops::add_assign(table, area.total, area.partial);
     }
 
@@ -99,11 +113,14 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
     }
 
     if let Some(mass) = outlet.mass {
-        for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
+        for span in 0..job.spans() {
+            let Some(open) = Span::open(job, unit, span) else {
+                continue;
+            };
             let p = &area.scores[span * per_span..][..per_span];
             // SAFETY: `mass` is this job's, and every unit uses it only so. A single tile of a KV
             // head has its counters to itself.
-            unsafe { step::mass_span(table, job, unit, span, p, sum, mass, tiles(job) > 1) };
+            unsafe { step::mass_span(table, job, unit, &open, p, sum, mass, tiles(job) > 1) };
         }
     }
 }

@@ -13,7 +13,7 @@
 //! ```
 
 use super::head::Head;
-use super::unpack::levels;
+use super::unpack::sixteen;
 use super::{Piece, Room, Rows};
 use crate::attention::BLOCK_SLOTS;
 use crate::attention::scratch::SCORE_STRIDE;
@@ -21,7 +21,7 @@ use crate::format::kv::Codec;
 use crate::ops::simd::{Simd, simd_fn};
 
 /// Rows of a register tile at most, on any table: what [`Room::scaled`] is reserved for.
-pub(crate) const ROWS_MAX: usize = 12;
+pub(crate) const ROWS_MAX: usize = 8;
 
 fn takes(head: &Head<'_>) -> bool {
     let codec = head.form.codec;
@@ -122,16 +122,13 @@ impl<S: Simd> Pairs<S> for Nibbles<S> {
 /// The sixteen levels of a four-bit codec.
 #[inline(always)]
 fn nibbles<S: Simd>(s: S, codec: Codec) -> Nibbles<S> {
-    let all = levels(codec);
-    let mut sixteen = [0; 16];
-    sixteen.copy_from_slice(&all[..16]);
-    Nibbles(s.levels(&sixteen))
+    Nibbles(s.levels(&sixteen(codec)))
 }
 
 /// Calls a tile with the row count as a constant.
 macro_rules! with_rows {
     ($rows:expr, $S:ident, $r:ident => $call:expr) => {
-        with_rows!(@ $rows, $S, $r => $call; 1 2 3 4 5 6 7 8 9 10 11 12)
+        with_rows!(@ $rows, $S, $r => $call; 1 2 3 4 5 6 7 8)
     };
     (@ $rows:expr, $S:ident, $r:ident => $call:expr; $($n:literal)*) => {
         match $rows {
@@ -269,18 +266,17 @@ unsafe fn score_tile<S: Simd, P: Pairs<S>, const R: usize, const C: usize>(
 }
 
 simd_fn! {
-    /// As [`super::weigh`], for a run of pieces of one form that [`takes_v`] says. Goes on from what is
-    /// in `out`, if it `resumes`. The scalar table has no registers to do it in.
+    /// As [`super::weigh`], for a run of pieces of one form that [`takes_v`] says, added to what is in
+    /// `out`. The scalar table has no registers to do it in.
     pub(super) fn weigh(
         p: Rows<'_>,
         pieces: &[Piece<'_>],
         room: &mut Room<'_>,
         out: &mut [f32],
-        resumes: bool,
     ) = no_weigh, simd_weigh;
 }
 
-fn no_weigh(_: Rows<'_>, _: &[Piece<'_>], _: &mut Room<'_>, _: &mut [f32], _: bool) {
+fn no_weigh(_: Rows<'_>, _: &[Piece<'_>], _: &mut Room<'_>, _: &mut [f32]) {
     unreachable!("the scalar table unpacks");
 }
 
@@ -291,11 +287,10 @@ fn simd_weigh<S: Simd>(
     pieces: &[Piece<'_>],
     room: &mut Room<'_>,
     out: &mut [f32],
-    resumes: bool,
 ) {
     match pieces[0].head.form.codec {
-        Codec::Int8 => weigh_pairs(s, Whole, p, pieces, room, out, resumes),
-        codec => weigh_pairs(s, nibbles(s, codec), p, pieces, room, out, resumes),
+        Codec::Int8 => weigh_pairs(s, Whole, p, pieces, room, out),
+        codec => weigh_pairs(s, nibbles(s, codec), p, pieces, room, out),
     }
 }
 
@@ -307,7 +302,6 @@ fn weigh_pairs<S: Simd, P: Pairs<S>>(
     pieces: &[Piece<'_>],
     room: &mut Room<'_>,
     out: &mut [f32],
-    resumes: bool,
 ) {
     let first = &pieces[0].head;
     let (form, dim) = (first.form, first.dim);
@@ -348,7 +342,7 @@ fn weigh_pairs<S: Simd, P: Pairs<S>>(
                 let out = out.as_mut_ptr().add(row * dim + column);
                 let ask = row == 0;
                 with_rows!(rows, S, R => {
-                    weigh_tile::<S, P, R>(s, pairs, p, pieces, dim, column, ask, out, resumes)
+                    weigh_tile::<S, P, R>(s, pairs, p, pieces, dim, column, ask, out)
                 });
             }
         }
@@ -391,18 +385,15 @@ unsafe fn weigh_tile<S: Simd, P: Pairs<S>, const R: usize>(
     column: usize,
     ask: bool,
     out: *mut f32,
-    resumes: bool,
 ) {
     let half = dim / 2;
     let bytes = P::v_bytes(dim);
     let mut acc = [[s.splat(0.0); 2]; R];
-    if resumes {
-        for r in 0..R {
-            // SAFETY: `out` has the row, and both vectors of it.
-            unsafe {
-                acc[r][0] = s.load(&*out.add(r * dim).cast());
-                acc[r][1] = s.load(&*out.add(r * dim + half).cast());
-            }
+    for r in 0..R {
+        // SAFETY: `out` has the row, and both vectors of it.
+        unsafe {
+            acc[r][0] = s.load(&*out.add(r * dim).cast());
+            acc[r][1] = s.load(&*out.add(r * dim + half).cast());
         }
     }
     for Piece { head, at, slots } in pieces {

@@ -36,7 +36,7 @@ use product::{End, Panel, product};
 use unpack::{unpack_k, unpack_v};
 
 /// Rows up to which codes are unpacked in registers.
-const FUSE_AVX512: usize = 32;
+const FUSE_AVX512: usize = 8;
 const FUSE_OTHERS: usize = 8;
 
 /// Rows of f32 at a common distance: `row(r) = values[r * stride ..]`.
@@ -163,7 +163,8 @@ pub(crate) fn weigh(
     room: &mut Room<'_>,
     out: &mut [f32],
 ) {
-    let mut end = End::Store;
+    out[..p.count * dim].fill(0.0);
+    let end = End::Resume;
     let mut rest = pieces;
     while let Some(piece) = rest.first() {
         let form = piece.head.form;
@@ -183,30 +184,21 @@ pub(crate) fn weigh(
             product(table, codec, p, &panels[..run], dim, 0..dim, out, dim, end);
             rest = &rest[run..];
         } else if run > 0 && fuses(table, p.count) && fused::takes_v(&piece.head) {
-            let resumes = matches!(end, End::Resume);
-            fused::weigh(table, p, &rest[..run], room, out, resumes);
+            fused::weigh(table, p, &rest[..run], room, out);
             rest = &rest[run..];
         } else {
-            weigh_tile(table, p, piece, room, out, end);
+            weigh_tile(table, p, piece, room, out);
             rest = &rest[1..];
         }
-        end = End::Resume;
     }
 }
 
 /// The values of one block by way of a tile of levels.
-fn weigh_tile(
-    table: Table,
-    p: Rows<'_>,
-    piece: &Piece<'_>,
-    room: &mut Room<'_>,
-    out: &mut [f32],
-    end: End<'_>,
-) {
+fn weigh_tile(table: Table, p: Rows<'_>, piece: &Piece<'_>, room: &mut Room<'_>, out: &mut [f32]) {
     let Piece { head, at, slots } = *piece;
     unpack_v(table, head, slots, room.tile);
     for group in 0..head.groups() {
-        scale_weights(table, p, at, slot_scales(table, head, group), room.scaled);
+        scale_weights(table, p, at, head, group, room.scaled);
         let scaled = Rows {
             values: room.scaled,
             stride: BLOCK_SLOTS,
@@ -218,7 +210,7 @@ fn weigh_tile(
             at: 0,
             inner: slots,
         };
-        let dims = head.group(group);
+        let (dims, end) = (head.group(group), End::Resume);
         product(
             table,
             Codec::F32,
@@ -263,32 +255,38 @@ fn simd_slot_scales<S: Simd>(s: S, head: Head<'_>, group: usize) -> [f32; BLOCK_
 }
 
 simd_fn! {
-    /// `out (row, slot) = p (row, at + slot) * scales (slot)`, 32 slots.
-    fn scale_weights(p: Rows<'_>, at: usize, scales: [f32; BLOCK_SLOTS], out: &mut [f32])
-        = each_scale_weights, simd_scale_weights;
+    /// `out (row, slot) = p (row, at + slot) * scale (group, slot)`, 32 slots.
+    fn scale_weights(p: Rows<'_>, at: usize, head: Head<'_>, group: usize, out: &mut [f32])
+        = scalar_scale_weights, simd_scale_weights;
 }
 
-#[inline(always)]
-fn each_scale_weights(p: Rows<'_>, at: usize, scales: [f32; BLOCK_SLOTS], out: &mut [f32]) {
-    let (out, _) = out.as_chunks_mut::<BLOCK_SLOTS>();
-    for (r, out) in out.iter_mut().enumerate().take(p.count) {
-        let p = &p.values[r * p.stride + at..][..BLOCK_SLOTS];
-        for ((out, p), scale) in out.iter_mut().zip(p).zip(&scales) {
-            *out = p * scale;
+fn scalar_scale_weights(p: Rows<'_>, at: usize, head: Head<'_>, group: usize, out: &mut [f32]) {
+    for r in 0..p.count {
+        for slot in 0..BLOCK_SLOTS {
+            let p = p.values[r * p.stride + at + slot];
+            out[r * BLOCK_SLOTS + slot] = p * head.scale(group, slot);
         }
     }
 }
 
-// Element by element with nothing to reorder: the compiler vectorises the scalar loop itself.
 #[inline(always)]
 fn simd_scale_weights<S: Simd>(
-    _: S,
+    s: S,
     p: Rows<'_>,
     at: usize,
-    scales: [f32; BLOCK_SLOTS],
+    head: Head<'_>,
+    group: usize,
     out: &mut [f32],
 ) {
-    each_scale_weights(p, at, scales, out);
+    let scales = simd_slot_scales(s, head, group);
+    let (scales, _) = scales.as_chunks::<16>();
+    let (out, _) = out.as_chunks_mut::<16>();
+    let (low, high) = (s.load(&scales[0]), s.load(&scales[1]));
+    for (r, out) in out.chunks_exact_mut(2).enumerate().take(p.count) {
+        let (p, _) = p.values[r * p.stride + at..][..BLOCK_SLOTS].as_chunks::<16>();
+        s.store(s.mul(s.load(&p[0]), low), &mut out[0]);
+        s.store(s.mul(s.load(&p[1]), high), &mut out[1]);
+    }
 }
 
 simd_fn! {

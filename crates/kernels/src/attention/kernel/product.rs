@@ -54,9 +54,7 @@ fn width_of(codec: Codec) -> usize {
 /// What a chain starts from, and what becomes of it. Scales are one per column.
 #[derive(Clone, Copy)]
 pub(crate) enum End<'a> {
-    /// From 0, and stored.
-    Store,
-    /// From what is in `out`, and stored.
+    /// From what is in `out`, and stored there.
     Resume,
     /// From 0; `out = chain * scale + bias (row)`, fused.
     First(&'a [f32; BLOCK_SLOTS], &'a [f32]),
@@ -102,7 +100,7 @@ fn scalar_product(
                 }
             }
             *out = match end {
-                End::Store | End::Resume => sum,
+                End::Resume => sum,
                 End::First(scales, bias) => sum.mul_add(scales[column], bias[r]),
                 End::Next(scales) => sum.mul_add(scales[column], *out),
             };
@@ -151,7 +149,7 @@ fn columns_of<S: Simd, const WIDE: bool>(
         assert!(width_of(codec) * panel.inner * width <= panel.lines.len());
     }
     match end {
-        End::Store | End::Resume => {}
+        End::Resume => {}
         End::First(_, bias) => assert!(columns.end <= BLOCK_SLOTS && a.count <= bias.len()),
         End::Next(_) => assert!(columns.end <= BLOCK_SLOTS),
     }
@@ -176,23 +174,26 @@ fn columns_of<S: Simd, const WIDE: bool>(
             unsafe {
                 let a = (a.values.as_ptr().add(row * a.stride), a.stride);
                 let out = (out.as_mut_ptr().add(row * out_stride + column), out_stride);
-                tiles::<S, WIDE>(s, rows, cols, a, panels, width, column, row == 0, out, end);
+                let first = row == 0;
+                if let End::Resume = end {
+                    tiles::<S, WIDE, true>(
+                        s, rows, cols, a, panels, width, column, first, out, end,
+                    );
+                } else {
+                    tiles::<S, WIDE, false>(
+                        s, rows, cols, a, panels, width, column, first, out, end,
+                    );
+                }
             }
             row += rows;
         }
         column += 16 * cols;
     }
     // Columns that are not whole vectors: the same chain, one at a time.
-    scalar_product(
-        codec,
-        a,
-        panels,
-        width,
-        whole..columns.end,
-        out,
-        out_stride,
-        end,
-    );
+    let rest = whole..columns.end;
+    if !rest.is_empty() {
+        scalar_product(codec, a, panels, width, rest, out, out_stride, end);
+    }
 }
 
 /// The register tile of the right size.
@@ -200,7 +201,7 @@ fn columns_of<S: Simd, const WIDE: bool>(
 /// # Safety
 /// - As for [`tile`], with `rows` and `cols` for `R` and `C`; `rows <= S::ROWS`, `cols <= S::COLS`.
 #[inline(always)]
-unsafe fn tiles<S: Simd, const WIDE: bool>(
+unsafe fn tiles<S: Simd, const WIDE: bool, const RESUME: bool>(
     s: S,
     rows: usize,
     cols: usize,
@@ -218,11 +219,11 @@ unsafe fn tiles<S: Simd, const WIDE: bool>(
                 $(
                     // SAFETY: the caller's promise.
                     ($r, 2) if S::COLS >= 2 && $r <= S::ROWS => unsafe {
-                        tile::<S, $r, 2, WIDE>(s, a, panels, width, column, first, out, end)
+                        tile::<S, $r, 2, WIDE, RESUME>(s, a, panels, width, column, first, out, end)
                     },
                     // SAFETY: the caller's promise.
                     ($r, 1) if $r <= S::ROWS => unsafe {
-                        tile::<S, $r, 1, WIDE>(s, a, panels, width, column, first, out, end)
+                        tile::<S, $r, 1, WIDE, RESUME>(s, a, panels, width, column, first, out, end)
                     },
                 )*
                 _ => unreachable!("no tile of {rows} rows and {cols} columns"),
@@ -238,9 +239,10 @@ unsafe fn tiles<S: Simd, const WIDE: bool>(
 /// # Safety
 /// - `a` has `R` rows as long as the panels ask; panels have lines of `width` values, of which the
 ///   tile takes `16 * C` from `column` on; `out` has `R` rows of `16 * C` values that nothing else
-///   refers to; the scales of `end` have these columns and its bias these rows.
+///   refers to; the scales of `end` have these columns and its bias these rows; `RESUME` is whether
+///   `end` is [`End::Resume`].
 #[inline(always)]
-unsafe fn tile<S: Simd, const R: usize, const C: usize, const WIDE: bool>(
+unsafe fn tile<S: Simd, const R: usize, const C: usize, const WIDE: bool, const RESUME: bool>(
     s: S,
     a: (*const f32, usize),
     panels: &[Panel<'_>],
@@ -252,7 +254,8 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const WIDE: bool>(
 ) {
     let size = if WIDE { 4 } else { 2 };
     let mut acc = [[s.splat(0.0); C]; R];
-    if let End::Resume = end {
+    // Known when compiled, or the accumulators would take a way through memory.
+    if RESUME {
         for r in 0..R {
             for c in 0..C {
                 // SAFETY: row `r` of `out` has vector `c`.
@@ -293,26 +296,53 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const WIDE: bool>(
             }
         }
     }
-    let mut scale = [s.splat(1.0); C];
-    if let End::First(scales, _) | End::Next(scales) = end {
-        for c in 0..C {
-            // SAFETY: the scales have the tile's columns.
-            scale[c] = s.load(unsafe { &*scales.as_ptr().add(column + 16 * c).cast() });
+    // Short loops each: the compiler unrolls them, and the accumulators stay in registers.
+    let (scales, bias) = match end {
+        End::Resume => {
+            for r in 0..R {
+                for c in 0..C {
+                    // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
+                    s.store(acc[r][c], unsafe { vector(out, r, c) });
+                }
+            }
+            return;
+        }
+        End::First(scales, bias) => (scales, Some(bias)),
+        End::Next(scales) => (scales, None),
+    };
+    let mut scale = [s.splat(0.0); C];
+    for c in 0..C {
+        // SAFETY: the scales have the tile's columns.
+        scale[c] = s.load(unsafe { &*scales.as_ptr().add(column + 16 * c).cast() });
+    }
+    if let Some(bias) = bias {
+        for r in 0..R {
+            // SAFETY: the bias has the tile's rows.
+            let bias = s.splat(unsafe { *bias.get_unchecked(r) });
+            for c in 0..C {
+                // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
+                s.store(s.fma(acc[r][c], scale[c], bias), unsafe {
+                    vector(out, r, c)
+                });
+            }
+        }
+    } else {
+        for r in 0..R {
+            for c in 0..C {
+                // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
+                let out = unsafe { vector(out, r, c) };
+                s.store(s.fma(acc[r][c], scale[c], s.load(out)), out);
+            }
         }
     }
-    for r in 0..R {
-        for c in 0..C {
-            // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
-            let out: &mut [f32; 16] = unsafe { &mut *out.0.add(r * out.1 + 16 * c).cast() };
-            let sum = match end {
-                End::Store | End::Resume => acc[r][c],
-                // SAFETY: the bias has the tile's rows.
-                End::First(_, bias) => s.fma(acc[r][c], scale[c], unsafe {
-                    s.splat(*bias.get_unchecked(r))
-                }),
-                End::Next(_) => s.fma(acc[r][c], scale[c], s.load(out)),
-            };
-            s.store(sum, out);
-        }
-    }
+}
+
+/// Vector `c` of row `r`.
+///
+/// # Safety
+/// - `out` has it, and nothing else refers to it while the result lives.
+#[inline(always)]
+unsafe fn vector<'a>(out: (*mut f32, usize), r: usize, c: usize) -> &'a mut [f32; 16] {
+    // SAFETY: the caller's promise.
+    unsafe { &mut *out.0.add(r * out.1 + 16 * c).cast() }
 }

@@ -13,18 +13,22 @@ use crate::attention::BLOCK_SLOTS;
 use crate::format::kv::{Codec, levels as books};
 use crate::ops::simd::{Simd, simd_fn};
 
-/// Bytes of a cache line, the step of prefetching.
-const CACHE_LINE: usize = 64;
-
 /// Dimensions of the widest head whose codes are put together on the stack; wider ones take the
 /// plain way.
 const CODES_MAX: usize = 512;
 
 /// The levels of a codec, as long as the longest.
-pub(super) fn levels(codec: Codec) -> [i8; 32] {
+fn levels(codec: Codec) -> [i8; 32] {
     let mut all = [0; 32];
     let levels = books::of(codec);
     all[..levels.len()].copy_from_slice(levels);
+    all
+}
+
+/// The levels of a four-bit codec.
+pub(super) fn sixteen(codec: Codec) -> [i8; 16] {
+    let mut all = [0; 16];
+    all.copy_from_slice(&levels(codec)[..16]);
     all
 }
 
@@ -76,10 +80,26 @@ fn scalar_unpack_k(head: Head<'_>, tile: &mut [f32]) {
 
 #[inline(always)]
 fn simd_unpack_k<S: Simd>(s: S, head: Head<'_>, tile: &mut [f32]) {
-    ask(s, head.ahead);
     let (lines, _) = tile[..head.dim * BLOCK_SLOTS].as_chunks_mut::<16>();
     match head.form.codec {
         Codec::F32 | Codec::F16 | Codec::Int8 => numbers(s, &head, lines),
+        codec @ (Codec::Int4 | Codec::Int4Plain) if head.dim.is_multiple_of(2) => {
+            let levels = s.levels(&sixteen(codec));
+            let (bytes, _) = head.plane(0).as_chunks::<16>();
+            // Two lines of two vectors each.
+            for (i, (to, from)) in lines
+                .chunks_exact_mut(4)
+                .zip(bytes.chunks_exact(2))
+                .enumerate()
+            {
+                ask(s, &head, 32 * i);
+                for c in 0..2 {
+                    let (low, high) = s.nibbles(levels, &from[c]);
+                    s.store(low, &mut to[c]);
+                    s.store(high, &mut to[2 + c]);
+                }
+            }
+        }
         codec => {
             let levels = levels(codec);
             let (low, high) = (head.plane(0), high_plane(&head));
@@ -89,6 +109,7 @@ fn simd_unpack_k<S: Simd>(s: S, head: Head<'_>, tile: &mut [f32]) {
             let per = 8 / bits;
             let mask = (1u8 << bits) - 1;
             for d in 0..head.dim {
+                ask(s, &head, 32 * d);
                 for c in 0..2 {
                     let field = s.field(s.bytes(&low[d / per * 2 + c]), bits * (d % per), mask);
                     let code = if high.is_empty() {
@@ -139,16 +160,30 @@ fn simd_unpack_v<S: Simd>(s: S, head: Head<'_>, slots: usize, tile: &mut [f32]) 
     if !dim.is_multiple_of(16) || dim > CODES_MAX {
         return scalar_unpack_v(head, slots, tile);
     }
-    ask(s, head.ahead);
     let (lines, _) = tile[..slots * dim].as_chunks_mut::<16>();
     match head.form.codec {
         Codec::F32 | Codec::F16 | Codec::Int8 => numbers(s, &head, lines),
+        codec @ (Codec::Int4 | Codec::Int4Plain) if dim.is_multiple_of(32) => {
+            let levels = s.levels(&sixteen(codec));
+            let (bytes, _) = head.plane(0).as_chunks::<16>();
+            let slots = lines.chunks_exact_mut(dim / 16);
+            for (i, (to, from)) in slots.zip(bytes.chunks_exact(dim / 32)).enumerate() {
+                ask(s, &head, i * dim / 2);
+                let (to_low, to_high) = to.split_at_mut(dim / 32);
+                for ((to_low, to_high), from) in to_low.iter_mut().zip(to_high).zip(from) {
+                    let (low, high) = s.nibbles(levels, from);
+                    s.store(low, to_low);
+                    s.store(high, to_high);
+                }
+            }
+        }
         codec => {
             let levels = levels(codec);
             let (low, high) = (head.plane(0), high_plane(&head));
             let bits = codec.planes()[0];
             let mut codes = [0u8; CODES_MAX];
             for (slot, lines) in lines.chunks_exact_mut(dim / 16).enumerate() {
+                ask(s, &head, slot * dim / 2);
                 spread(bits, 0, row_of(low, slot), &mut codes[..dim]);
                 if !high.is_empty() {
                     spread(1, bits, row_of(high, slot), &mut codes[..dim]);
@@ -207,13 +242,17 @@ fn numbers<S: Simd>(s: S, head: &Head<'_>, lines: &mut [[f32; 16]]) {
         }
         Codec::F16 => {
             let (from, _) = head.bytes.as_chunks::<32>();
-            for (to, from) in lines.iter_mut().zip(from) {
+            for (i, (to, from)) in lines.iter_mut().zip(from).enumerate() {
+                ask(s, head, 32 * i);
                 s.store(s.load_half(from), to);
             }
         }
         _ => {
             let (from, _) = head.bytes.as_chunks::<16>();
-            for (to, from) in lines.iter_mut().zip(from) {
+            for (i, (to, from)) in lines.iter_mut().zip(from).enumerate() {
+                if i % 4 == 0 {
+                    ask(s, head, 16 * i);
+                }
                 s.store(s.widen(s.bytes(from)), to);
             }
         }
@@ -235,10 +274,9 @@ fn halves<S: Simd>(s: S, from: &[u8]) -> [f32; 16] {
     out
 }
 
-/// Asks for every line of some memory.
+/// Asks for the memory that is as far into what is ahead. One line at a time, between other work:
+/// asking for many at once waits for the first.
 #[inline(always)]
-fn ask<S: Simd>(s: S, ahead: &[u8]) {
-    for line in ahead.chunks(CACHE_LINE) {
-        s.prefetch(line.as_ptr());
-    }
+fn ask<S: Simd>(s: S, head: &Head<'_>, at: usize) {
+    s.prefetch(head.ahead.as_ptr().wrapping_add(at.min(head.ahead.len())));
 }

@@ -174,8 +174,9 @@ impl Simd for Avx512 {
     }
 
     type Levels = __m512;
-    // 12 x 2 accumulators, 4 vectors of levels, the codes, their table and a broadcast.
-    const FUSED_ROWS: usize = 12;
+    // 8 x 2 accumulators, 4 vectors of levels, the codes, their table and broadcasts. With 12 rows
+    // the compiler keeps some of them in memory.
+    const FUSED_ROWS: usize = 8;
 
     #[inline(always)]
     fn levels(self, levels: &[i8; 16]) -> __m512 {
