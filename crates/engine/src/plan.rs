@@ -7,9 +7,12 @@ use crate::model::Config;
 use crate::model::forward::{Scratch, StepSize};
 use crate::run::options::KvOptions;
 use haversack_cache::size::Kept;
-use haversack_cache::{Entry, LayerShape, kv_bytes, reserve_bytes};
+use haversack_cache::{
+    Backing, Entry, LayerShape, Pool, Store, StoreOptions, kv_bytes, reserve_bytes,
+};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::format::kv::Turn;
+use std::collections::BTreeMap;
 
 /// How a step is computed, as far as it takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,12 +102,47 @@ pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) ->
     // A list has room for half as many again, and for a few.
     let entries = slots.div_ceil(BLOCK_SLOTS) * 3 / 2 + 16;
     let tables = layers.len() * (entries * (size_of::<Entry>() + 8) + TABLE_BYTES);
+    let tables = tables + store_bytes(&layers, kv, slots + chunk);
     Needs {
         kv_bytes: usize::try_from(live.saturating_add(step)).unwrap_or(usize::MAX),
         tables_bytes: tables,
         scratch_bytes: scratch_bytes(config, setting, slots),
         side_bytes: side_bytes(config, kv),
     }
+}
+
+/// What a store keeps beside blocks and tables: rows and blocks on their way into others, the mean keys
+/// in both bases, and a line for every block of its slabs. Asked of an empty store and of empty pools.
+fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
+    let options = StoreOptions {
+        layers: layers.to_vec(),
+        zones: kv.zones(),
+        ..StoreOptions::default()
+    };
+    let slab_bytes = options.slab_bytes;
+    let standing = Store::new(options).map_or(0, |store| store.ledger().tables);
+    let hadamard = layers.iter().filter(|l| l.basis().k == Turn::Hadamard);
+    let means: usize = hadamard.map(|l| 2 * l.width() * size_of::<f32>()).sum();
+
+    // (block bytes, blocks) of each pool.
+    let mut pools: BTreeMap<usize, usize> = BTreeMap::new();
+    let blocks = slots.div_ceil(BLOCK_SLOTS) + 1;
+    for layer in layers {
+        for size in [
+            layer.near_shape().block_bytes(),
+            layer.far_shape().block_bytes(),
+            layer.sink_bytes(kv.zones()),
+        ] {
+            if size > 0 {
+                *pools.entry(size).or_default() += blocks;
+            }
+        }
+    }
+    let lists = pools.into_iter().map(|(size, blocks)| {
+        let pool = Pool::new(size, slab_bytes, Backing::default(), None);
+        pool.map_or(0, |pool| pool.list_bytes_to_reserve(blocks))
+    });
+    lists.fold(standing + means, usize::saturating_add)
 }
 
 /// A layer's share of lists that do not grow with rows.
