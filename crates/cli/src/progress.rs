@@ -95,12 +95,20 @@ impl Count {
         }))
     }
 
+    /// For a prompt, if it is one that takes a while.
+    pub fn of_prompt(tokens: usize) -> Option<Count> {
+        (tokens >= PROMPT_TOKENS).then(|| Count::new(tokens, "tokens of the prompt"))
+    }
+
     pub fn set(&mut self, done: usize) {
         if let Some(bar) = &self.0 {
             bar.set_position(done as u64);
         }
     }
 }
+
+/// Shorter prompts are read in about a second even by a large model.
+const PROMPT_TOKENS: usize = 256;
 
 impl Drop for Count {
     fn drop(&mut self) {

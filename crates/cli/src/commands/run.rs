@@ -6,7 +6,7 @@ use crate::error::usage;
 use crate::input::Text;
 use crate::interrupt::Cooperative;
 use crate::ledger::{self, Holding};
-use crate::out;
+use crate::{out, progress};
 use anyhow::{Context, Result};
 use haversack::run::{Event, GenerateOptions, generate};
 use haversack::text::template::Message;
@@ -46,6 +46,7 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
     let interrupt = Cooperative::begin(1);
     let mut writing: Result<()> = Ok(());
     let mut count = 0;
+    let mut bar = progress::Count::of_prompt(ids.len());
     let name = engine.name();
     let (runtime, memory) = (&mut engine.runtime, &mut engine.memory);
     let generation = generate(
@@ -56,8 +57,14 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
         &options,
         &mut |event| {
             match event {
-                Event::Prompt { .. } => memory.poll(),
+                Event::Prompt { done, .. } => {
+                    memory.poll();
+                    if let Some(bar) = &mut bar {
+                        bar.set(done);
+                    }
+                }
                 Event::Token { text, .. } => {
+                    bar = None;
                     memory.poll_token(count);
                     count += 1;
                     if !as_json && !text.is_empty() {

@@ -15,7 +15,7 @@ use crate::error::{Closed, one_line, usage};
 use crate::home::Home;
 use crate::interrupt::Cooperative;
 use crate::ledger::{self, Holding};
-use crate::out;
+use crate::{out, progress};
 use anyhow::{Context, Result, bail};
 use haversack::StepError;
 use haversack::run::{Event, Finish, GenerateOptions, Generation, generate};
@@ -250,6 +250,7 @@ impl Conversation {
 
         let interrupt = Cooperative::begin(PATIENCE);
         let mut writing = Ok(());
+        let mut bar = progress::Count::of_prompt(new.len());
         let result = generate(
             &mut self.engine.runtime,
             self.sequence,
@@ -257,11 +258,18 @@ impl Conversation {
             &mut self.sampler,
             &self.options,
             &mut |event| {
-                if let Event::Token { text, .. } = event
-                    && !text.is_empty()
-                    && writing.is_ok()
-                {
-                    writing = out::text(text);
+                match event {
+                    Event::Prompt { done, .. } => {
+                        if let Some(bar) = &mut bar {
+                            bar.set(done);
+                        }
+                    }
+                    Event::Token { text, .. } => {
+                        bar = None;
+                        if !text.is_empty() && writing.is_ok() {
+                            writing = out::text(text);
+                        }
+                    }
                 }
                 if writing.is_err() || interrupt.raised() {
                     ControlFlow::Break(())
