@@ -9,9 +9,9 @@
 //!
 //! *Codebooks*: for a scale `s` the nearest levels `l` are known, and for given levels the best
 //! scale is `Σ l·x / Σ l²`, which takes `(Σ l·x)² / Σ l²` off the squared error. So each of
-//! a few first scales ([`Book::tries`]) costs one pass that yields both a better scale and its worth. The best is
-//! rounded to f16 and the codes are the levels nearest under that. Midpoints of levels times an f16
-//! are exact in f32: no rounding decides a code.
+//! a few first scales ([`Book::tries`]) costs one pass that yields both a better scale and its
+//! worth. The best is rounded to f16 and the codes are the levels nearest under that. Midpoints of
+//! levels times an f16 are exact in f32: no rounding decides a code.
 //!
 //! Anything may come in. What is not a number counts as zero, and magnitudes end at
 //! [`VALUE_MAX`], the greatest that a level of 127 and a finite f16 can say.
