@@ -235,7 +235,9 @@ impl<S: Simd> Lanes<S> {
     fn clean_lanes(self, x: &[f32; LANES]) -> S::V {
         let s = self.0;
         let (zero, top, bottom) = (s.splat(0.0), s.splat(VALUE_MAX), s.splat(-VALUE_MAX));
-        let x = s.load(x);
+        // Adding zero makes a signaling not-a-number a quiet one: compilers read the next lines as
+        // maximum and minimum, whose instructions let the former through on some machines.
+        let x = s.add(s.load(x), zero);
         // What is not a number is neither above nor below zero.
         let above = s.if_less(zero, x, x, zero);
         let below = s.if_less(x, zero, x, zero);
