@@ -404,6 +404,9 @@ fn int4_plain_is_the_textbook() {
     }
 }
 
+/// A signaling not-a-number.
+const SIGNALING: f32 = f32::from_bits(0x7fa0_0001);
+
 /// Row `i` of these is written to slot `i`, ordinary rows around them.
 fn odd_rows(dim: usize) -> Vec<Vec<f32>> {
     let noise = Noise(13).rows(4, dim);
@@ -431,6 +434,9 @@ fn odd_rows(dim: usize) -> Vec<Vec<f32>> {
         vec![f32::NAN; dim],
         vec![f32::INFINITY; dim],
         with(3e38),
+        // The kind that arithmetic may answer differently.
+        with(SIGNALING),
+        vec![SIGNALING; dim],
         row(1),
     ]
 }
@@ -485,8 +491,10 @@ fn odd_numbers() {
                         "{form:?} {slot}: {clamped:?}"
                     );
                 }
-                let nothing = &got[13 * dim..][..dim];
-                assert!(nothing.iter().all(|x| *x == 0.0), "{form:?}");
+                for slot in [13, 17] {
+                    let nothing = &got[slot * dim..][..dim];
+                    assert!(nothing.iter().all(|x| *x == 0.0), "{form:?} {slot}");
+                }
                 let hole = got[10 * dim + dim / 2];
                 let mut filled = odd[10].clone();
                 filled[dim / 2] = 0.0;

@@ -9,9 +9,9 @@
 //!
 //! *Codebooks*: for a scale `s` the nearest levels `l` are known, and for given levels the best
 //! scale is `Σ l·x / Σ l²`, which takes `(Σ l·x)² / Σ l²` off the squared error. So each of
-//! a few first scales ([`Book::tries`]) costs one pass that yields both a better scale and its worth. The best is
-//! rounded to f16 and the codes are the levels nearest under that. Midpoints of levels times an f16
-//! are exact in f32: no rounding decides a code.
+//! a few first scales ([`Book::tries`]) costs one pass that yields both a better scale and its
+//! worth. The best is rounded to f16 and the codes are the levels nearest under that. Midpoints of
+//! levels times an f16 are exact in f32: no rounding decides a code.
 //!
 //! Anything may come in. What is not a number counts as zero, and magnitudes end at
 //! [`VALUE_MAX`], the greatest that a level of 127 and a finite f16 can say.
@@ -235,7 +235,9 @@ impl<S: Simd> Lanes<S> {
     fn clean_lanes(self, x: &[f32; LANES]) -> S::V {
         let s = self.0;
         let (zero, top, bottom) = (s.splat(0.0), s.splat(VALUE_MAX), s.splat(-VALUE_MAX));
-        let x = s.load(x);
+        // Adding zero makes a signaling not-a-number a quiet one: compilers read the next lines as
+        // maximum and minimum, whose instructions let the former through on some machines.
+        let x = s.add(s.load(x), zero);
         // What is not a number is neither above nor below zero.
         let above = s.if_less(zero, x, x, zero);
         let below = s.if_less(x, zero, x, zero);
