@@ -26,6 +26,8 @@ pub struct Ledger {
     pub tables: usize,
     pub scratch: usize,
     pub side: usize,
+    /// The most that [`Ledger::total`] has been, promises included.
+    pub peak: usize,
     /// Address space of the slabs; what of it is in memory, the system says.
     pub mapped: usize,
 }

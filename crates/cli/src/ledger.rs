@@ -41,7 +41,7 @@ impl Holding {
         Ok(Holding {
             tokens_seen: stats.position,
             rows_live: stats.rows,
-            rows_peak: rows_peak(runtime, stats.position, stats.rows),
+            rows_peak: stats.rows_peak,
             bits_effective: (values > 0).then(|| held * 8.0 / values as f64),
             sinks_bytes: stats.bytes.saturating_sub(near_bytes + far_bytes),
             near_bytes,
@@ -54,15 +54,6 @@ impl Holding {
     }
 }
 
-/// Rows only grow until some have left; from then on every 32 tokens they reach the bound again.
-fn rows_peak(runtime: &Runtime, position: u64, rows: usize) -> usize {
-    if position > rows as u64 {
-        runtime.bounds().rows_max.max(rows)
-    } else {
-        rows
-    }
-}
-
 /// The `kv` object of the contract.
 pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
     let ledger = runtime.ledger();
@@ -70,7 +61,7 @@ pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
         "codec": runtime.kv().name(),
         "policy": runtime.bounds().policy_name(),
         "bytes_live": ledger.kv_live,
-        "bytes_peak": ledger.kv_peak + ledger.tables + ledger.scratch + ledger.side,
+        "bytes_peak": ledger.peak,
         "bytes_budget": ledger.budget,
         "bits_effective": holding.bits_effective,
         "tokens_seen": holding.tokens_seen,

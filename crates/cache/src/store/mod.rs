@@ -74,6 +74,8 @@ pub struct SequenceStats {
     pub position: u64,
     /// Rows kept, in the fullest layer.
     pub rows: usize,
+    /// The most that `rows` has been.
+    pub rows_peak: usize,
     /// Bytes of the blocks this sequence holds; shared blocks count for each holder.
     pub bytes: usize,
 }
@@ -94,9 +96,17 @@ struct Sequence {
     /// (layer); empty when the slot is free.
     tables: Vec<Table>,
     position: u64,
+    rows_peak: usize,
     open: bool,
     in_step: bool,
     segments: Segments,
+}
+
+impl Sequence {
+    /// Rows of the fullest layer.
+    fn rows(&self) -> usize {
+        self.tables.iter().map(Table::rows).max().unwrap_or(0)
+    }
 }
 
 /// Gaps that every sequence has room for, so that making room does not ask for room. With anchors and
@@ -115,6 +125,7 @@ pub struct Store {
     scratch: usize,
     side: usize,
     kv_peak: usize,
+    peak: usize,
     steps_under_way: usize,
 }
 
@@ -172,6 +183,7 @@ impl Store {
             scratch: 0,
             side: 0,
             kv_peak: 0,
+            peak: 0,
             steps_under_way: 0,
         };
         store.ledger().fit(0)?;
@@ -198,6 +210,7 @@ impl Store {
             kv_live: sum(&|p| p.live() * p.block_bytes()),
             kv_promised: sum(&|p| p.promised() * p.block_bytes()),
             kv_peak: self.kv_peak,
+            peak: self.peak,
             tables: self.table_bytes() + sum(&|p| p.list_bytes()),
             scratch: self.scratch,
             side: self.side,
@@ -233,6 +246,7 @@ impl Store {
             ledger.fit(more)?;
         }
         *level = bytes;
+        self.note_total();
         Ok(())
     }
 
@@ -330,7 +344,8 @@ impl Store {
         }
         Ok(SequenceStats {
             position: sequence.position,
-            rows: sequence.tables.iter().map(Table::rows).max().unwrap_or(0),
+            rows: sequence.rows(),
+            rows_peak: sequence.rows_peak,
             bytes,
         })
     }
@@ -476,6 +491,11 @@ impl Store {
     fn release_empty_slabs(&mut self) -> usize {
         let pools = self.pools.iter_mut();
         pools.map(Pool::release_empty_slabs).sum()
+    }
+
+    /// After something was promised or charged: nothing else makes the total grow.
+    fn note_total(&mut self) {
+        self.peak = self.peak.max(self.ledger().total());
     }
 
     fn note_peak(&mut self) {

@@ -125,6 +125,7 @@ impl Store {
             self.sequences[member.index].in_step = true;
         }
         self.steps_under_way += 1;
+        self.note_total();
         Ok(step)
     }
 
@@ -259,6 +260,7 @@ impl Store {
             let sequence = &mut self.sequences[member.index];
             sequence.position += member.tokens as u64;
             sequence.in_step = false;
+            sequence.rows_peak = sequence.rows_peak.max(sequence.rows());
             for (l, table) in sequence.tables.iter_mut().enumerate() {
                 let mark = &step.marks[m * layers + l];
                 let layer = &self.layers[l];
