@@ -214,7 +214,20 @@ fn row_of(plane: &[u8], slot: usize) -> &[u8] {
 fn spread(bits: usize, above: usize, row: &[u8], codes: &mut [u8]) {
     let mask = (1u8 << bits) - 1;
     for (i, codes) in codes.chunks_mut(row.len()).enumerate() {
-        for (code, byte) in codes.iter_mut().zip(row) {
+        // Eight bytes in one word: what a shift moves into a neighbour is masked away.
+        let (words, last) = codes.as_chunks_mut::<8>();
+        let (from, _) = row.as_chunks::<8>();
+        for (code, from) in words.iter_mut().zip(from) {
+            let fields = u64::from_le_bytes(*from) >> (bits * i) & u64::from_le_bytes([mask; 8]);
+            let kept = if above == 0 {
+                0
+            } else {
+                u64::from_le_bytes(*code)
+            };
+            *code = (kept | fields << above).to_le_bytes();
+        }
+        let tail = &row[8 * words.len()..];
+        for (code, byte) in last.iter_mut().zip(tail) {
             let field = (byte >> (bits * i) & mask) << above;
             *code = if above == 0 { field } else { *code | field };
         }
