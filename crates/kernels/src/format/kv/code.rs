@@ -8,10 +8,11 @@
 //! ([`Form::fits`]): those are the caller's promises, and breaking them panics. The numbers and the
 //! bytes themselves may be anything.
 
-use super::encode::{self, Coder, Codes, Lanes, Plain, VECTORS};
+use super::Codec::{self, *};
+use super::encode::{self, Coder, Codes, Group, Lanes, NO_CODES, Plain};
 use super::levels::{self, BOOK2, BOOK3, BOOK4, BOOK5};
-use super::{BLOCK_SLOTS, Codec, Form, GROUP_MAX, KvShape, float, plane};
-use crate::LANES;
+use super::plane::{self, Parts};
+use super::{BLOCK_SLOTS, Form, GROUP_MAX, KvShape, float};
 use crate::cpu::Table;
 use crate::ops::simd::{Simd, simd_fn};
 
@@ -20,8 +21,11 @@ pub use super::float::{read_sink_row, sink_bytes, write_sink_row};
 /// Bytes of one group's scales.
 const SCALES: usize = BLOCK_SLOTS * 2;
 
-/// Dimensions read at once where a head has no groups, or none larger.
-const STEP: usize = 64;
+/// Numbers of a tile: thirty-two slots of the usual group, eight of the greatest. It stays in the
+/// nearest cache beside what it is made from and into.
+const TILE: usize = 8 * GROUP_MAX;
+/// Dimensions recoded at once where a head has no groups.
+const FLOAT_STEP: usize = 64;
 
 /// Keys and values lie differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +40,9 @@ pub fn write_k_rows(table: Table, shape: KvShape, k: &mut [u8], first_slot: usiz
     let k = &mut k[..shape.k_bytes()];
     check(shape, shape.form.k, first_slot, rows.len());
     match shape.form.k.codec {
-        Codec::F16 => float::store_k(table, shape, k, first_slot, rows),
-        Codec::F32 => float::store_k_exact(shape, k, first_slot, rows),
-        _ => encode_k(table, shape, k, first_slot, rows),
+        F16 => float::store_k(table, shape, k, first_slot, rows),
+        F32 => float::store_k_exact(shape, k, first_slot, rows),
+        _ => encode(table, Side::K, shape.form.k, shape, k, first_slot, rows),
     }
 }
 
@@ -48,9 +52,9 @@ pub fn write_v_rows(table: Table, shape: KvShape, v: &mut [u8], first_slot: usiz
     let v = &mut v[..shape.v_bytes()];
     check(shape, shape.form.v, first_slot, rows.len());
     match shape.form.v.codec {
-        Codec::F16 => float::store_v(table, shape, v, first_slot, rows),
-        Codec::F32 => float::store_v_exact(shape, v, first_slot, rows),
-        _ => encode_v(table, shape, v, first_slot, rows),
+        F16 => float::store_v(table, shape, v, first_slot, rows),
+        F32 => float::store_v_exact(shape, v, first_slot, rows),
+        _ => encode(table, Side::V, shape.form.v, shape, v, first_slot, rows),
     }
 }
 
@@ -121,26 +125,7 @@ fn recode(
     check_form(to, head_dim);
     let src = &src[..from.head_bytes(head_dim)];
     let dst = &mut dst[..to.head_bytes(head_dim)];
-    // A small tile stays in the nearest cache beside what it is made from and into.
-    match side {
-        Side::K if step(to, head_dim) <= STEP => {
-            recode_k_small(table, head_dim, from, src, to, dst)
-        }
-        Side::V if step(to, head_dim) <= STEP => {
-            recode_v_small(table, head_dim, from, src, to, dst)
-        }
-        Side::K => recode_k_large(table, head_dim, from, src, to, dst),
-        Side::V => recode_v_large(table, head_dim, from, src, to, dst),
-    }
-}
-
-/// Dimensions that are written together.
-fn step(form: Form, head_dim: usize) -> usize {
-    if form.codec.is_float() {
-        STEP
-    } else {
-        form.group.min(head_dim)
-    }
+    recode_head(table, side, head_dim, from, src, to, dst);
 }
 
 /// Declares the faces of a body that is generic over [`Coder`].
@@ -160,45 +145,41 @@ macro_rules! coded {
 }
 
 coded! {
-    fn encode_k(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32])
-        = encode_k_rows, scalar_encode_k, simd_encode_k;
-    fn encode_v(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32])
-        = encode_v_rows, scalar_encode_v, simd_encode_v;
+    fn encode(
+        side: Side,
+        form: Form,
+        shape: KvShape,
+        block: &mut [u8],
+        first_slot: usize,
+        rows: &[f32],
+    ) = encode_rows, scalar_encode, simd_encode;
     fn read_k(head_dim: usize, form: Form, head: &[u8], out: &mut [f32])
         = read_k_body, scalar_read_k, simd_read_k;
     fn read_v(head_dim: usize, form: Form, head: &[u8], out: &mut [f32])
         = read_v_body, scalar_read_v, simd_read_v;
-    fn recode_k_small(head_dim: usize, from: Form, src: &[u8], to: Form, dst: &mut [u8])
-        = recode_k_tile::<STEP, _>, scalar_recode_k_small, simd_recode_k_small;
-    fn recode_v_small(head_dim: usize, from: Form, src: &[u8], to: Form, dst: &mut [u8])
-        = recode_v_tile::<STEP, _>, scalar_recode_v_small, simd_recode_v_small;
-    fn recode_k_large(head_dim: usize, from: Form, src: &[u8], to: Form, dst: &mut [u8])
-        = recode_k_tile::<GROUP_MAX, _>, scalar_recode_k_large, simd_recode_k_large;
-    fn recode_v_large(head_dim: usize, from: Form, src: &[u8], to: Form, dst: &mut [u8])
-        = recode_v_tile::<GROUP_MAX, _>, scalar_recode_v_large, simd_recode_v_large;
+    fn recode_head(side: Side, head_dim: usize, from: Form, src: &[u8], to: Form, dst: &mut [u8])
+        = recode_tiles, scalar_recode, simd_recode;
 }
 
 #[inline(always)]
-fn encode_k_rows<C: Coder>(c: C, shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
-    let (form, dim) = (shape.form.k, shape.head_dim);
+fn encode_rows<C: Coder>(
+    c: C,
+    side: Side,
+    form: Form,
+    shape: KvShape,
+    block: &mut [u8],
+    first_slot: usize,
+    rows: &[f32],
+) {
+    let dim = shape.head_dim;
+    let (mut group, mut codes) = (Group::EMPTY, NO_CODES);
     for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        let heads = k.chunks_exact_mut(form.head_bytes(dim));
+        let heads = block.chunks_exact_mut(form.head_bytes(dim));
         for (head, x) in heads.zip(row.chunks_exact(dim)) {
+            let parts = &mut plane::parts_mut(form, dim, head);
             for (g, x) in x.chunks(form.group).enumerate() {
-                put_group(c, Side::K, form, dim, head, first_slot + i, g, x);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn encode_v_rows<C: Coder>(c: C, shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
-    let (form, dim) = (shape.form.v, shape.head_dim);
-    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        let heads = v.chunks_exact_mut(form.head_bytes(dim));
-        for (head, x) in heads.zip(row.chunks_exact(dim)) {
-            for (g, x) in x.chunks(form.group).enumerate() {
-                put_group(c, Side::V, form, dim, head, first_slot + i, g, x);
+                let slot = first_slot + i;
+                put_group(c, side, form, parts, slot, g, x, &mut group, &mut codes);
             }
         }
     }
@@ -210,45 +191,44 @@ fn put_group<C: Coder>(
     c: C,
     side: Side,
     form: Form,
-    head_dim: usize,
-    head: &mut [u8],
+    parts: &mut Parts<&mut [u8]>,
     slot: usize,
     g: usize,
     x: &[f32],
+    group: &mut Group,
+    codes: &mut Codes,
 ) {
-    let mut codes: Codes = [[0; LANES]; VECTORS];
     let scale = match form.codec {
-        Codec::Int8 => encode::uniform(c, x, (-127.0, 127.0), &mut codes),
-        Codec::Int4Plain => encode::uniform(c, x, (-8.0, 7.0), &mut codes),
-        Codec::Int5 => encode::codebook(c, x, &BOOK5, &mut codes),
-        Codec::Int4 => encode::codebook(c, x, &BOOK4, &mut codes),
-        Codec::Int3 => encode::codebook(c, x, &BOOK3, &mut codes),
-        Codec::Int2 => encode::codebook(c, x, &BOOK2, &mut codes),
-        Codec::F16 | Codec::F32 => unreachable!("floats have no groups"),
+        Int8 => encode::uniform(c, x, (-127.0, 127.0), group, codes),
+        Int4Plain => encode::uniform(c, x, (-8.0, 7.0), group, codes),
+        Int5 => encode::codebook(c, x, &BOOK5, group, codes),
+        Int4 => encode::codebook(c, x, &BOOK4, group, codes),
+        Int3 => encode::codebook(c, x, &BOOK3, group, codes),
+        Int2 => encode::codebook(c, x, &BOOK2, group, codes),
+        F16 | F32 => unreachable!("floats have no groups"),
     };
     let codes = &codes.as_flattened()[..x.len()];
     let first = g * form.group;
-    let planes = form.codec.planes();
-    let parts = plane::parts_mut(form, head_dim, head);
+    let Parts { low, high, scales } = parts;
     match side {
-        Side::K => {
-            plane::put_k(parts.low, planes[0], 0, slot, first, codes);
-            if let [low, high] = planes {
-                plane::put_k(parts.high, *high, *low, slot, first, codes);
-            }
-        }
-        Side::V => {
-            let n = parts.low.len() / BLOCK_SLOTS;
-            let line = &mut parts.low[slot * n..][..n];
-            plane::put_v(line, planes[0], 0, first, codes);
-            if let [low, high] = planes {
-                let n = parts.high.len() / BLOCK_SLOTS;
-                let line = &mut parts.high[slot * n..][..n];
-                plane::put_v(line, *high, *low, first, codes);
-            }
+        Side::K => match form.codec.planes() {
+            [8] => plane::put_k::<8>(low, 0, slot, first, codes),
+            [4, ..] => plane::put_k::<4>(low, 0, slot, first, codes),
+            _ => plane::put_k::<2>(low, 0, slot, first, codes),
+        },
+        Side::V => match form.codec.planes() {
+            [8] => plane::put_v::<8>(low, 0, slot, first, codes),
+            [4, ..] => plane::put_v::<4>(low, 0, slot, first, codes),
+            _ => plane::put_v::<2>(low, 0, slot, first, codes),
+        },
+    }
+    if let [bits, 1] = *form.codec.planes() {
+        match side {
+            Side::K => plane::put_k::<1>(high, bits, slot, first, codes),
+            Side::V => plane::put_v::<1>(high, bits, slot, first, codes),
         }
     }
-    parts.scales[g * SCALES + 2 * slot..][..2].copy_from_slice(&scale);
+    scales[g * SCALES + 2 * slot..][..2].copy_from_slice(&scale);
 }
 
 /// Levels of codes as numbers.
@@ -278,14 +258,17 @@ fn scales<C: Coder>(c: C, scales: &[u8], g: usize) -> [f32; BLOCK_SLOTS] {
 #[inline(always)]
 fn k_line<C: Coder>(c: C, form: Form, head_dim: usize, head: &[u8], dim: usize) -> [f32; 32] {
     if form.codec.is_float() {
-        return float::k_line(c, form.codec == Codec::F16, head, dim);
+        return float::k_line(c, form.codec == F16, head, dim);
     }
     let parts = plane::parts(form, head_dim, head);
-    let planes = form.codec.planes();
     let mut codes = [0; BLOCK_SLOTS];
-    plane::get_k(parts.low, planes[0], 0, dim, &mut codes);
-    if let [low, high] = planes {
-        plane::get_k(parts.high, *high, *low, dim, &mut codes);
+    match form.codec.planes() {
+        [8] => plane::get_k::<8>(parts.low, 0, dim, &mut codes),
+        [4, ..] => plane::get_k::<4>(parts.low, 0, dim, &mut codes),
+        _ => plane::get_k::<2>(parts.low, 0, dim, &mut codes),
+    }
+    if let [bits, 1] = *form.codec.planes() {
+        plane::get_k::<1>(parts.high, bits, dim, &mut codes);
     }
     let mut line = [0.0; BLOCK_SLOTS];
     to_levels(form.codec, &codes, &mut line);
@@ -296,6 +279,46 @@ fn k_line<C: Coder>(c: C, form: Form, head_dim: usize, head: &[u8], dim: usize) 
     line
 }
 
+/// Dimensions `first..` of one slot's values, at most [`GROUP_MAX`] of them.
+#[inline(always)]
+fn v_run<C: Coder>(
+    c: C,
+    form: Form,
+    head_dim: usize,
+    head: &[u8],
+    slot: usize,
+    first: usize,
+    out: &mut [f32],
+) {
+    if form.codec.is_float() {
+        return float::get_v(c, form.codec == F16, head_dim, head, slot, first, out);
+    }
+    let parts = plane::parts(form, head_dim, head);
+    let mut codes = [0; GROUP_MAX];
+    let codes = &mut codes[..out.len()];
+    match form.codec.planes() {
+        [8] => plane::get_v::<8>(parts.low, 0, slot, first, codes),
+        [4, ..] => plane::get_v::<4>(parts.low, 0, slot, first, codes),
+        _ => plane::get_v::<2>(parts.low, 0, slot, first, codes),
+    }
+    if let [bits, 1] = *form.codec.planes() {
+        plane::get_v::<1>(parts.high, bits, slot, first, codes);
+    }
+    to_levels(form.codec, codes, out);
+    let (mut at, mut out) = (first, out);
+    while !out.is_empty() {
+        // Up to the end of a group.
+        let g = at / form.group;
+        let (run, rest) = out.split_at_mut(out.len().min((g + 1) * form.group - at));
+        let scale = c.half_at(parts.scales, g * BLOCK_SLOTS + slot);
+        for x in run.iter_mut() {
+            *x *= scale;
+        }
+        at += run.len();
+        out = rest;
+    }
+}
+
 #[inline(always)]
 fn read_k_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
     let (lines, _) = out.as_chunks_mut::<BLOCK_SLOTS>();
@@ -304,146 +327,63 @@ fn read_k_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &m
     }
 }
 
-/// Dimensions `first..` of all slots' values into rows of `stride` numbers, at most
-/// [`GROUP_MAX`] of them.
-#[inline(always)]
-fn v_rows<C: Coder>(
-    c: C,
-    form: Form,
-    head_dim: usize,
-    head: &[u8],
-    (first, dims): (usize, usize),
-    out: &mut [f32],
-    stride: usize,
-) {
-    if form.codec.is_float() {
-        for (slot, row) in out.chunks_mut(stride).enumerate() {
-            float::get_v(
-                form.codec == Codec::F16,
-                head_dim,
-                head,
-                slot,
-                first,
-                &mut row[..dims],
-            );
-        }
-        return;
-    }
-    let parts = plane::parts(form, head_dim, head);
-    let planes = form.codec.planes();
-    let (low_n, high_n) = (
-        parts.low.len() / BLOCK_SLOTS,
-        parts.high.len() / BLOCK_SLOTS,
-    );
-    let mut at = first;
-    while at < first + dims {
-        // Up to the end of a group: one scale for each slot.
-        let g = at / form.group;
-        let end = ((g + 1) * form.group).min(first + dims);
-        let scales = scales(c, parts.scales, g);
-        for (slot, row) in out.chunks_mut(stride).enumerate() {
-            let mut codes = [0; GROUP_MAX];
-            let codes = &mut codes[..end - at];
-            let line = &parts.low[slot * low_n..][..low_n];
-            plane::get_v(line, planes[0], 0, at..end, codes);
-            if let [low, high] = planes {
-                let line = &parts.high[slot * high_n..][..high_n];
-                plane::get_v(line, *high, *low, at..end, codes);
-            }
-            let row = &mut row[at - first..end - first];
-            to_levels(form.codec, codes, row);
-            for x in row {
-                *x *= scales[slot];
-            }
-        }
-        at = end;
-    }
-}
-
 #[inline(always)]
 fn read_v_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
-    for first in (0..head_dim).step_by(GROUP_MAX) {
-        let dims = (head_dim - first).min(GROUP_MAX);
-        v_rows(
-            c,
-            form,
-            head_dim,
-            head,
-            (first, dims),
-            &mut out[first..],
-            head_dim,
-        );
-    }
-}
-
-/// Group by group of the new form; `T` is at least as great as its groups.
-#[inline(always)]
-fn recode_k_tile<const T: usize, C: Coder>(
-    c: C,
-    head_dim: usize,
-    from: Form,
-    src: &[u8],
-    to: Form,
-    dst: &mut [u8],
-) {
-    let mut tile = [[0.0; T]; BLOCK_SLOTS];
-    let step = step(to, head_dim);
-    for (g, first) in (0..head_dim).step_by(step).enumerate() {
-        let dims = (head_dim - first).min(step);
-        for d in 0..dims {
-            let line = k_line(c, from, head_dim, src, first + d);
-            for (row, x) in tile.iter_mut().zip(line) {
-                row[d] = x;
-            }
+    for (slot, row) in out.chunks_exact_mut(head_dim).enumerate() {
+        for (i, x) in row.chunks_mut(GROUP_MAX).enumerate() {
+            v_run(c, form, head_dim, head, slot, i * GROUP_MAX, x);
         }
-        put_tile(c, Side::K, to, head_dim, dst, (g, first, dims), &tile);
     }
 }
 
-/// Group by group of the new form; `T` is at least as great as its groups.
+/// Group by group of the new form, as many slots at a time as the tile holds.
 #[inline(always)]
-fn recode_v_tile<const T: usize, C: Coder>(
-    c: C,
-    head_dim: usize,
-    from: Form,
-    src: &[u8],
-    to: Form,
-    dst: &mut [u8],
-) {
-    let mut tile = [[0.0; T]; BLOCK_SLOTS];
-    let step = step(to, head_dim);
-    for (g, first) in (0..head_dim).step_by(step).enumerate() {
-        let dims = (head_dim - first).min(step);
-        v_rows(
-            c,
-            from,
-            head_dim,
-            src,
-            (first, dims),
-            tile.as_flattened_mut(),
-            T,
-        );
-        put_tile(c, Side::V, to, head_dim, dst, (g, first, dims), &tile);
-    }
-}
-
-/// Some dimensions of all slots; `tile` is (slot, dim).
-#[inline(always)]
-fn put_tile<const T: usize, C: Coder>(
+fn recode_tiles<C: Coder>(
     c: C,
     side: Side,
-    to: Form,
     head_dim: usize,
+    from: Form,
+    src: &[u8],
+    to: Form,
     dst: &mut [u8],
-    (g, first, dims): (usize, usize, usize),
-    tile: &[[f32; T]; BLOCK_SLOTS],
 ) {
-    for (slot, row) in tile.iter().enumerate() {
-        let x = &row[..dims];
-        if to.codec.is_float() {
-            float::put(side, to.codec == Codec::F16, head_dim, dst, slot, first, x);
-        } else {
-            put_group(c, side, to, head_dim, dst, slot, g, x);
+    let step = match to.codec.is_float() {
+        true => FLOAT_STEP.min(head_dim),
+        false => to.group.min(head_dim),
+    };
+    let at_once = (TILE / step).min(BLOCK_SLOTS);
+    let mut tile = [0.0; TILE];
+    let (mut group, mut codes) = (Group::EMPTY, NO_CODES);
+    for (g, first) in (0..head_dim).step_by(step).enumerate() {
+        let dims = (head_dim - first).min(step);
+        for slots in (0..BLOCK_SLOTS).step_by(at_once) {
+            // (slot, dim)
+            let tile = &mut tile[..at_once.min(BLOCK_SLOTS - slots) * dims];
+            match side {
+                Side::K => {
+                    for d in 0..dims {
+                        let line = k_line(c, from, head_dim, src, first + d);
+                        let column = tile[d..].iter_mut().step_by(dims);
+                        for (to, x) in column.zip(&line[slots..]) {
+                            *to = *x;
+                        }
+                    }
+                }
+                Side::V => {
+                    for (i, row) in tile.chunks_exact_mut(dims).enumerate() {
+                        v_run(c, from, head_dim, src, slots + i, first, row);
+                    }
+                }
+            }
+            for (i, x) in tile.chunks_exact(dims).enumerate() {
+                let slot = slots + i;
+                if to.codec.is_float() {
+                    float::put(side, to.codec == F16, head_dim, dst, slot, first, x);
+                } else {
+                    let parts = &mut plane::parts_mut(to, head_dim, dst);
+                    put_group(c, side, to, parts, slot, g, x, &mut group, &mut codes);
+                }
+            }
         }
     }
 }

@@ -9,44 +9,49 @@
 //!
 //! *Codebooks*: for a scale `s` the nearest levels `l` are known, and for given levels the best
 //! scale is `Σ l·x / Σ l²`, which takes `(Σ l·x)² / Σ l²` off the squared error. So each of
-//! [`TRIES`] first scales costs one pass that yields both a better scale and its worth. The best is
-//! rounded to f16 and the codes are the levels nearest under that. Midpoints of levels times an f16
-//! are exact in f32: no rounding decides a code.
+//! a few first scales ([`Book::tries`]) costs one pass that yields both a better scale and its
+//! worth. The best is rounded to f16 and the codes are the levels nearest under that. Midpoints of
+//! levels times an f16 are exact in f32: no rounding decides a code.
 //!
 //! Anything may come in. What is not a number counts as zero, and magnitudes end at
 //! [`VALUE_MAX`], the greatest that a level of 127 and a finite f16 can say.
 
 use super::GROUP_MAX;
-use super::levels::Book;
+use super::levels::{Book, TRIES};
 use crate::LANES;
 use crate::ops::lanes;
 use crate::ops::simd::Simd;
 use half::f16;
+use std::hint::select_unpredictable;
 
 /// The greatest finite f16.
 pub(super) const HALF_MAX: f32 = 65504.0;
 /// 127 times that, exact.
 pub(super) const VALUE_MAX: f32 = 127.0 * HALF_MAX;
 
-/// First scales, as multiples of what fits the root mean square and of what fits the greatest
-/// value. The former are right for few levels, the latter for many; three of each leave as little
-/// error as eighteen of the first kind on normal values and less on heavier tails
-/// (`docs/kv-blocks.md`).
-const TRIES: ([f32; 3], [f32; 3]) = ([0.85, 1.0, 1.15], [0.8, 0.9, 1.0]);
-
 /// Adding 1.5 * 2^23 rounds a small f32 to an integer, ties to even, found in the low bits.
 const MAGIC: f32 = 12_582_912.0;
 
 /// Vectors of the greatest group.
-pub(super) const VECTORS: usize = GROUP_MAX / LANES;
+const VECTORS: usize = GROUP_MAX / LANES;
 
-/// A cleaned group: `len` values in whole vectors, zeros behind them.
+/// A cleaned group: `len` values in whole vectors, zeros up to the end of the last.
 pub(super) struct Group {
-    pub x: [[f32; LANES]; VECTORS],
-    pub len: usize,
+    x: [[f32; LANES]; VECTORS],
+    len: usize,
 }
 
 impl Group {
+    pub(super) const EMPTY: Group = Group {
+        x: [[0.0; LANES]; VECTORS],
+        len: 0,
+    };
+
+    /// The values alone.
+    fn values(&self) -> &[f32] {
+        &self.x.as_flattened()[..self.len]
+    }
+
     #[inline(always)]
     fn vectors(&self) -> &[[f32; LANES]] {
         &self.x[..self.len.div_ceil(LANES)]
@@ -55,11 +60,12 @@ impl Group {
 
 /// Codes of a group, one per byte; what lies behind the group is arbitrary.
 pub(super) type Codes = [[u8; LANES]; VECTORS];
+pub(super) const NO_CODES: Codes = [[0; LANES]; VECTORS];
 
 /// The operations of the encoder: a plain way and one over lanes, with equal bits.
 pub(super) trait Coder: Copy {
     /// NaN to 0, within [`VALUE_MAX`].
-    fn clean(self, x: &[f32]) -> Group;
+    fn clean(self, x: &[f32], group: &mut Group);
     fn absmax(self, group: &Group) -> f32;
     fn squares(self, group: &Group) -> f32;
     /// `Σ |l|·|x|` and `Σ l²` with the levels nearest under `scale`.
@@ -72,6 +78,8 @@ pub(super) trait Coder: Copy {
     fn nearest<const N: usize>(self, x: &[f32; LANES], book: &Book<N>, scale: f32) -> [u8; LANES];
     /// Thirty-two f16: a line of keys, or one group's scales of all slots.
     fn widen(self, x: &[u8; 64]) -> [f32; 32];
+    /// Number `i` of some f16.
+    fn half_at(self, x: &[u8], i: usize) -> f32;
 }
 
 /// `scale` as a divisor: a scale of zero says that everything is zero.
@@ -86,10 +94,11 @@ pub(super) fn uniform<C: Coder>(
     c: C,
     x: &[f32],
     (low, high): (f32, f32),
+    group: &mut Group,
     codes: &mut Codes,
 ) -> [u8; 2] {
-    let group = c.clean(x);
-    let scale = c.absmax(&group) / high;
+    c.clean(x, group);
+    let scale = c.absmax(group) / high;
     let (scale, bytes) = c.half(if scale > HALF_MAX { HALF_MAX } else { scale });
     for (codes, x) in codes.iter_mut().zip(group.vectors()) {
         *codes = c.uniform(x, divisor(scale), low, high);
@@ -103,27 +112,26 @@ pub(super) fn codebook<C: Coder, const N: usize>(
     c: C,
     x: &[f32],
     book: &Book<N>,
+    group: &mut Group,
     codes: &mut Codes,
 ) -> [u8; 2] {
-    let group = c.clean(x);
-    let rms = (c.squares(&group) / group.len as f32).sqrt();
-    let (from_rms, from_max) = (rms * book.unit, c.absmax(&group) / 127.0);
-    let (by_rms, by_max) = TRIES;
-    let tries = [
-        from_rms * by_rms[0],
-        from_rms * by_rms[1],
-        from_rms * by_rms[2],
-        from_max * by_max[0],
-        from_max * by_max[1],
-        from_max * by_max[2],
-    ];
-    let (mut worth, mut scale) = (-1.0, 0.0);
-    for first in tries {
-        let (lx, ll) = c.products(&group, book, first);
-        let gain = lx * lx / ll;
-        if gain > worth {
-            (worth, scale) = (gain, lx / ll);
-        }
+    c.clean(x, group);
+    let from_max = c.absmax(group) / 127.0;
+    let from_rms = if book.tries.iter().any(|(by_rms, _)| *by_rms > 0.0) {
+        (c.squares(group) / group.len as f32).sqrt() * book.unit
+    } else {
+        0.0
+    };
+    let (mut fits, mut gains) = ([0.0; TRIES], [0.0; TRIES]);
+    for (i, (by_rms, by_max)) in book.tries.iter().enumerate() {
+        let (lx, ll) = c.products(group, book, by_rms * from_rms + by_max * from_max);
+        (fits[i], gains[i]) = (lx / ll, lx * lx / ll);
+    }
+    // Which is best is a coin's throw: selected, not branched for, the passes overlap.
+    let (mut worth, mut scale) = (gains[0], fits[0]);
+    for i in 1..TRIES {
+        scale = select_unpredictable(gains[i] > worth, fits[i], scale);
+        worth = select_unpredictable(gains[i] > worth, gains[i], worth);
     }
     let (scale, bytes) = c.half(if scale > HALF_MAX { HALF_MAX } else { scale });
     for (codes, x) in codes.iter_mut().zip(group.vectors()) {
@@ -152,27 +160,24 @@ impl Plain {
 }
 
 impl Coder for Plain {
-    fn clean(self, x: &[f32]) -> Group {
-        let mut group = Group {
-            x: [[0.0; LANES]; VECTORS],
-            len: x.len(),
-        };
+    fn clean(self, x: &[f32], group: &mut Group) {
+        *group = Group::EMPTY;
+        group.len = x.len();
         for (to, x) in group.x.as_flattened_mut().iter_mut().zip(x) {
             if !x.is_nan() {
                 *to = x.clamp(-VALUE_MAX, VALUE_MAX);
             }
         }
-        group
     }
 
     fn absmax(self, group: &Group) -> f32 {
-        let values = group.x.as_flattened().iter();
+        let values = group.values().iter();
         values.fold(0.0, |m, x| if m < x.abs() { x.abs() } else { m })
     }
 
     fn squares(self, group: &Group) -> f32 {
         let mut lanes = [0.0f32; LANES];
-        for (i, x) in group.x.as_flattened()[..group.len].iter().enumerate() {
+        for (i, x) in group.values().iter().enumerate() {
             lanes[i % LANES] = x.mul_add(*x, lanes[i % LANES]);
         }
         lanes::fold(lanes)
@@ -180,7 +185,7 @@ impl Coder for Plain {
 
     fn products<const N: usize>(self, group: &Group, book: &Book<N>, scale: f32) -> (f32, f32) {
         let (mut lx, mut ll) = ([0.0f32; LANES], [0.0f32; LANES]);
-        for (i, x) in group.x.as_flattened()[..group.len].iter().enumerate() {
+        for (i, x) in group.values().iter().enumerate() {
             let level = book.levels[Plain::index(*x, book, scale)];
             let lane = i % LANES;
             lx[lane] = x.abs().mul_add(level, lx[lane]);
@@ -209,6 +214,10 @@ impl Coder for Plain {
         let (halves, _) = x.as_chunks::<2>();
         std::array::from_fn(|i| f16::from_le_bytes(halves[i]).to_f32_const())
     }
+
+    fn half_at(self, x: &[u8], i: usize) -> f32 {
+        f16::from_le_bytes([x[2 * i], x[2 * i + 1]]).to_f32_const()
+    }
 }
 
 /// Sixteen lanes at a time.
@@ -220,6 +229,21 @@ impl<S: Simd> Lanes<S> {
     fn abs(self, x: S::V) -> S::V {
         let s = self.0;
         s.max(x, s.sub(s.splat(0.0), x))
+    }
+
+    #[inline(always)]
+    fn clean_lanes(self, x: &[f32; LANES]) -> S::V {
+        let s = self.0;
+        let (zero, top, bottom) = (s.splat(0.0), s.splat(VALUE_MAX), s.splat(-VALUE_MAX));
+        // Adding zero makes a signaling not-a-number a quiet one: compilers read the next lines as
+        // maximum and minimum, whose instructions let the former through on some machines.
+        let x = s.add(s.load(x), zero);
+        // What is not a number is neither above nor below zero.
+        let above = s.if_less(zero, x, x, zero);
+        let below = s.if_less(x, zero, x, zero);
+        let above = s.if_less(top, above, top, above);
+        let below = s.if_less(below, bottom, bottom, below);
+        s.add(above, below)
     }
 
     /// The bounds under a scale.
@@ -260,30 +284,17 @@ impl<S: Simd> Lanes<S> {
 
 impl<S: Simd> Coder for Lanes<S> {
     #[inline(always)]
-    fn clean(self, x: &[f32]) -> Group {
-        let s = self.0;
-        let (zero, top, bottom) = (s.splat(0.0), s.splat(VALUE_MAX), s.splat(-VALUE_MAX));
-        let mut group = Group {
-            x: [[0.0; LANES]; VECTORS],
-            len: x.len(),
-        };
+    fn clean(self, x: &[f32], group: &mut Group) {
+        group.len = x.len();
         let (whole, tail) = x.as_chunks::<LANES>();
         for (to, x) in group.x.iter_mut().zip(whole) {
-            *to = *x;
+            self.0.store(self.clean_lanes(x), to);
         }
         if !tail.is_empty() {
-            group.x[whole.len()][..tail.len()].copy_from_slice(tail);
+            let x = lanes::padded(tail, 0.0);
+            self.0
+                .store(self.clean_lanes(&x), &mut group.x[whole.len()]);
         }
-        for x in &mut group.x[..x.len().div_ceil(LANES)] {
-            let v = s.load(x);
-            // What is not a number is neither above nor below zero.
-            let above = s.if_less(zero, v, v, zero);
-            let below = s.if_less(v, zero, v, zero);
-            let above = s.if_less(top, above, top, above);
-            let below = s.if_less(below, bottom, bottom, below);
-            s.store(s.add(above, below), x);
-        }
-        group
     }
 
     #[inline(always)]
@@ -378,6 +389,15 @@ impl<S: Simd> Coder for Lanes<S> {
         let mut out = [0.0; 32];
         out.copy_from_slice(wide.as_flattened());
         out
+    }
+
+    #[inline(always)]
+    fn half_at(self, x: &[u8], i: usize) -> f32 {
+        let mut bytes = [0; 32];
+        bytes[..2].copy_from_slice(&x[2 * i..2 * i + 2]);
+        let mut wide = [0.0; LANES];
+        self.0.store(self.0.load_half(&bytes), &mut wide);
+        wide[0]
     }
 }
 

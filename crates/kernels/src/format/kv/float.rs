@@ -172,7 +172,8 @@ pub(super) fn put(
 
 /// Some dimensions of one slot's values.
 #[inline(always)]
-pub(super) fn get_v(
+pub(super) fn get_v<C: Coder>(
+    c: C,
     half: bool,
     head_dim: usize,
     head: &[u8],
@@ -182,9 +183,11 @@ pub(super) fn get_v(
 ) {
     let at = at(Side::V, head_dim, slot, first);
     if half {
-        let (x, _) = head[at * HALF..].as_chunks::<HALF>();
-        for (out, x) in out.iter_mut().zip(x) {
-            *out = f16::from_le_bytes(*x).to_f32_const();
+        let x = &head[at * HALF..][..out.len() * HALF];
+        for (out, x) in out.chunks_mut(32).zip(x.chunks(32 * HALF)) {
+            let mut bytes = [0; 32 * HALF];
+            bytes[..x.len()].copy_from_slice(x);
+            out.copy_from_slice(&c.widen(&bytes)[..out.len()]);
         }
     } else {
         let (x, _) = head[at * WORD..].as_chunks::<WORD>();

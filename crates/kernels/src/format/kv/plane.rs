@@ -5,7 +5,6 @@
 //! byte of the slot defined: bits without a dimension are zero.
 
 use super::{BLOCK_SLOTS, Form};
-use std::ops::Range;
 
 /// One head of a block of integers, cut into its parts.
 pub(super) struct Parts<B> {
@@ -41,36 +40,54 @@ pub(super) fn parts_mut(form: Form, head_dim: usize, head: &mut [u8]) -> Parts<&
     Parts { low, high, scales }
 }
 
-/// Writes codes of `bits` bits, shifted right by `drop` first, as the keys of a slot from dimension
-/// `first` on.
+/// The low bits.
+const fn mask(bits: usize) -> u8 {
+    (0xff_u16 >> (8 - bits)) as u8
+}
+
+/// Writes codes, shifted right by `drop` first, as the keys of a slot from dimension `first` on.
 #[inline(always)]
-pub(super) fn put_k(
+pub(super) fn put_k<const BITS: usize>(
     plane: &mut [u8],
-    bits: usize,
     drop: usize,
     slot: usize,
     first: usize,
     codes: &[u8],
 ) {
-    let per = 8 / bits;
-    let mask = (0xff_u16 >> (8 - bits)) as u8;
+    let per = const { 8 / BITS };
     let (lines, _) = plane.as_chunks_mut::<BLOCK_SLOTS>();
     let lines = &mut lines[first / per..];
-    for (line, codes) in lines.iter_mut().zip(codes.chunks(per)) {
-        let mut byte = 0;
-        for (i, code) in codes.iter().enumerate() {
-            byte |= ((code >> drop) & mask) << (bits * i);
-        }
-        line[slot] = byte;
+    let whole = codes.chunks_exact(per);
+    let rest = whole.remainder();
+    for (line, codes) in lines.iter_mut().zip(whole) {
+        line[slot] = byte::<BITS>(drop, codes);
+    }
+    if !rest.is_empty() {
+        lines[codes.len() / per][slot] = byte::<BITS>(drop, rest);
     }
 }
 
-/// Writes codes of `bits` bits, shifted right by `drop` first, as the values of a slot from
-/// dimension `first` on; `line` is that slot's bytes.
+/// Neighbours in one byte, the first lowest.
 #[inline(always)]
-pub(super) fn put_v(line: &mut [u8], bits: usize, drop: usize, first: usize, codes: &[u8]) {
-    let n = line.len();
-    let mask = (0xff_u16 >> (8 - bits)) as u8;
+fn byte<const BITS: usize>(drop: usize, codes: &[u8]) -> u8 {
+    let mut byte = 0;
+    for (i, code) in codes.iter().enumerate() {
+        byte |= ((code >> drop) & mask(BITS)) << (BITS * i);
+    }
+    byte
+}
+
+/// Writes codes, shifted right by `drop` first, as the values of a slot from dimension `first` on.
+#[inline(always)]
+pub(super) fn put_v<const BITS: usize>(
+    plane: &mut [u8],
+    drop: usize,
+    slot: usize,
+    first: usize,
+    codes: &[u8],
+) {
+    let n = plane.len() / BLOCK_SLOTS;
+    let line = &mut plane[slot * n..][..n];
     let (mut at, mut codes) = (first, codes);
     while !codes.is_empty() {
         let (part, j) = (at / n, at % n);
@@ -78,11 +95,11 @@ pub(super) fn put_v(line: &mut [u8], bits: usize, drop: usize, first: usize, cod
         let line = &mut line[j..j + run.len()];
         if part == 0 {
             for (byte, code) in line.iter_mut().zip(run) {
-                *byte = (code >> drop) & mask;
+                *byte = (code >> drop) & mask(BITS);
             }
         } else {
             for (byte, code) in line.iter_mut().zip(run) {
-                *byte |= ((code >> drop) & mask) << (bits * part);
+                *byte |= ((code >> drop) & mask(BITS)) << (BITS * part);
             }
         }
         at += run.len();
@@ -93,35 +110,39 @@ pub(super) fn put_v(line: &mut [u8], bits: usize, drop: usize, first: usize, cod
 /// Adds to `codes` the bits that a plane of keys holds of one dimension of all slots, shifted left
 /// by `lift`.
 #[inline(always)]
-pub(super) fn get_k(
+pub(super) fn get_k<const BITS: usize>(
     plane: &[u8],
-    bits: usize,
     lift: usize,
     dim: usize,
     codes: &mut [u8; BLOCK_SLOTS],
 ) {
-    let per = 8 / bits;
-    let mask = (0xff_u16 >> (8 - bits)) as u8;
-    let shift = bits * (dim % per);
+    let per = const { 8 / BITS };
+    let shift = BITS * (dim % per);
     let (lines, _) = plane.as_chunks::<BLOCK_SLOTS>();
     for (code, byte) in codes.iter_mut().zip(&lines[dim / per]) {
-        *code |= ((byte >> shift) & mask) << lift;
+        *code |= ((byte >> shift) & mask(BITS)) << lift;
     }
 }
 
-/// Adds to `codes` the bits that one slot's line of values holds of some dimensions, shifted left
-/// by `lift`.
+/// Adds to `codes` the bits that a plane of values holds of one slot from dimension `first` on,
+/// shifted left by `lift`.
 #[inline(always)]
-pub(super) fn get_v(line: &[u8], bits: usize, lift: usize, dims: Range<usize>, codes: &mut [u8]) {
-    let n = line.len();
-    let mask = (0xff_u16 >> (8 - bits)) as u8;
-    let (mut at, mut codes) = (dims.start, &mut codes[..dims.len()]);
+pub(super) fn get_v<const BITS: usize>(
+    plane: &[u8],
+    lift: usize,
+    slot: usize,
+    first: usize,
+    codes: &mut [u8],
+) {
+    let n = plane.len() / BLOCK_SLOTS;
+    let line = &plane[slot * n..][..n];
+    let (mut at, mut codes) = (first, codes);
     while !codes.is_empty() {
         let (part, j) = (at / n, at % n);
         let run = codes.len().min(n - j);
         let (to, rest) = codes.split_at_mut(run);
         for (code, byte) in to.iter_mut().zip(&line[j..j + run]) {
-            *code |= ((byte >> (bits * part)) & mask) << lift;
+            *code |= ((byte >> (BITS * part)) & mask(BITS)) << lift;
         }
         at += run;
         codes = rest;
