@@ -40,6 +40,7 @@
 mod block;
 mod kernel;
 mod scratch;
+mod span;
 mod split;
 mod step;
 mod tile;

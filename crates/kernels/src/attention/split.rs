@@ -8,7 +8,8 @@
 
 use super::Attend;
 use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, record_floats};
-use super::step::{self, Span, Unit};
+use super::span::{Side, Span, sees_span};
+use super::step::{self, Unit};
 use crate::threads::Shareable;
 use crate::{Exec, ops};
 use std::slice::from_raw_parts_mut;
@@ -120,7 +121,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         let (job, unit, span) = (place.job, &place.unit, place.span);
         // SAFETY: in region 1 a record belongs to its unit.
         let scores = unsafe { place.scores(span) };
-        let open = Span::open(job, unit, span);
+        let open = Span::open(job, unit, span, Side::K);
         if let Some(open) = &open {
             let Area {
                 mut queries,
@@ -145,7 +146,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         let (job, unit, span) = (place.job, &place.unit, place.span);
         // SAFETY: in region 2 a record belongs to its unit, but for the maxima, which all read.
         let (scores, partial) = unsafe { (place.scores(span), place.partial(span)) };
-        let open = Span::open(job, unit, span);
+        let open = Span::open(job, unit, span, Side::V);
         for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
             let mut sum = 0.0;
             if open.is_some() {
@@ -177,7 +178,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
             *inverse = unsafe { place.inverse(r) };
         }
         if let Some(mass) = place.outlet.mass
-            && let Some(open) = Span::open(job, unit, span)
+            && let Some(open) = Span::open(job, unit, span, Side::V)
         {
             // SAFETY: in region 3 scores belong to their unit, and so does the part of `mass`.
             unsafe {
@@ -187,7 +188,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         }
         if span == 0 {
             total.fill(0.0);
-            for span in (0..job.spans()).filter(|s| step::sees_span(job, unit, *s)) {
+            for span in (0..job.spans()).filter(|s| sees_span(job, unit, *s)) {
                 // SAFETY: in region 3 the partials of a head belong to its unit of span 0.
                 ops::add_assign(table, total, unsafe { place.partial(span) });
             }

@@ -1,9 +1,8 @@
 //! The steps both paths are made of, for one span and the rows of one unit.
 
-use super::block::Block;
-use super::kernel::{self, Head, Piece, Room, Rows};
+use super::kernel::{self, Piece, Room, Rows};
 use super::scratch::SCORE_STRIDE;
-
+use super::span::Span;
 use super::{Attend, BLOCK_SLOTS, SPAN_BLOCKS, SPAN_SLOTS};
 use crate::cpu::Table;
 use crate::ops;
@@ -25,16 +24,7 @@ impl Unit {
         self.queries * self.group
     }
 
-    /// The block of positions that all queries of the unit are in.
-    fn query_block(&self, job: &Attend<'_>) -> u64 {
-        self.position(job, 0) / BLOCK_SLOTS as u64
-    }
-
-    fn block<'a>(&self, job: &'a Attend<'_>, i: usize) -> Block<'a> {
-        job.view.block(i, self.query_block(job))
-    }
-
-    fn position(&self, job: &Attend<'_>, query: usize) -> u64 {
+    pub(super) fn position(&self, job: &Attend<'_>, query: usize) -> u64 {
         job.first_position
             .saturating_add((self.first + query) as u64)
     }
@@ -44,95 +34,6 @@ impl Unit {
         let head = self.kv_head * self.group + r % self.group;
         ((self.first + r / self.group) * job.heads + head) * job.head_dim
     }
-}
-
-/// The slots of a block that a query at `position` sees.
-fn visible(job: &Attend<'_>, block: &Block<'_>, position: u64) -> Range<usize> {
-    let upto = |p: u64| {
-        p.saturating_sub(block.first_position)
-            .min(block.rows as u64) as usize
-    };
-    let next = position.saturating_add(1);
-    let lowest = job.window.map_or(0, |w| next.saturating_sub(w));
-    upto(lowest)..upto(next).max(upto(lowest))
-}
-
-/// Any query of the unit sees any slot of the block: the last query sees furthest ahead, the first
-/// furthest back.
-fn sees(job: &Attend<'_>, unit: &Unit, block: &Block<'_>) -> bool {
-    let first = visible(job, block, unit.position(job, 0));
-    let last = visible(job, block, unit.position(job, unit.queries - 1));
-    first.start < last.end
-}
-
-/// Every query of the unit sees every slot of the block.
-fn sees_all(job: &Attend<'_>, unit: &Unit, block: &Block<'_>) -> bool {
-    let first = visible(job, block, unit.position(job, 0));
-    let last = visible(job, block, unit.position(job, unit.queries - 1));
-    last.start == 0 && first.end == BLOCK_SLOTS
-}
-
-/// How many blocks later the one is that is asked for while a block of codes is read. Floats are
-/// read for longer: the next one is far enough.
-const CODES_AHEAD: usize = 2;
-
-/// The blocks of a span as a unit sees them, and those after it that are asked for ahead of time.
-/// Asking the view is a call each, so it is done once.
-pub(super) struct Span<'a> {
-    blocks: [Option<Block<'a>>; SPAN_BLOCKS + CODES_AHEAD],
-    first: usize,
-    count: usize,
-}
-
-impl<'a> Span<'a> {
-    /// Nothing, if no query of the unit sees any of it.
-    pub(super) fn open(job: &'a Attend<'_>, unit: &Unit, span: usize) -> Option<Span<'a>> {
-        let range = job.view.span(span);
-        let mut open = Span {
-            blocks: [const { None }; SPAN_BLOCKS + CODES_AHEAD],
-            first: range.start,
-            count: range.len(),
-        };
-        let last = (range.end + CODES_AHEAD).min(job.view.blocks());
-        let query_block = unit.query_block(job);
-        for (to, i) in open.blocks.iter_mut().zip(range.start..last) {
-            *to = Some(job.view.block(i, query_block));
-        }
-        let seen = open.seen(job, unit).next().is_some();
-        seen.then_some(open)
-    }
-
-    /// The blocks that some query sees, with their index in the span.
-    fn seen<'s>(
-        &'s self,
-        job: &Attend<'_>,
-        unit: &Unit,
-    ) -> impl Iterator<Item = (usize, &'s Block<'a>)> {
-        let blocks = self.blocks[..self.count].iter().enumerate();
-        blocks
-            .filter_map(|(i, block)| Some((i, block.as_ref()?)))
-            .filter(move |(_, block)| sees(job, unit, block))
-    }
-
-    /// One head of one side of block `i`, with what to ask for meanwhile.
-    fn head(&self, i: usize, block: &Block<'a>, unit: &Unit, dim: usize, side: Side) -> Head<'a> {
-        let mut head = part(block, unit.kv_head, dim, side);
-        let ahead = if head.form.codec.is_float() {
-            1
-        } else {
-            CODES_AHEAD
-        };
-        if let Some(later) = &self.blocks[i + ahead] {
-            head.ahead = part(later, unit.kv_head, dim, side).bytes;
-        }
-        head
-    }
-}
-
-pub(super) fn sees_span(job: &Attend<'_>, unit: &Unit, span: usize) -> bool {
-    job.view
-        .span(span)
-        .any(|b| sees(job, unit, &unit.block(job, b)))
 }
 
 /// A unit's queries as blocks of one segment meet them.
@@ -189,23 +90,30 @@ pub(super) fn score_span(
     scores: &mut [f32],
 ) {
     let mut next = 0;
-    for (i, block) in span.seen(job, unit) {
+    for (i, look) in span.seen() {
         blind(scores, next..i);
         next = i + 1;
         let scores = &mut scores[i * BLOCK_SLOTS..];
-        queries.load(table, job, unit, block.segment);
+        queries.load(table, job, unit, look.segment);
         let q = Rows {
             values: queries.q,
             stride: job.head_dim,
             count: unit.rows(),
         };
-        let k = span.head(i, block, unit, job.head_dim, Side::K);
-        kernel::score(table, q, queries.bias, k, room, scores, SCORE_STRIDE);
-        if job.softcap.is_none() && sees_all(job, unit, block) {
+        kernel::score(
+            table,
+            q,
+            queries.bias,
+            &look.head,
+            room,
+            scores,
+            SCORE_STRIDE,
+        );
+        if job.softcap.is_none() && look.is_clear {
             continue;
         }
         for query in 0..unit.queries {
-            let seen = visible(job, block, unit.position(job, query));
+            let seen = look.extent.visible(job, unit.position(job, query));
             for r in query * unit.group..(query + 1) * unit.group {
                 let scores = &mut scores[r * SCORE_STRIDE..][..BLOCK_SLOTS];
                 if let Some(cap) = job.softcap {
@@ -226,37 +134,6 @@ fn blind(scores: &mut [f32], blocks: Range<usize>) {
         for row in scores.chunks_exact_mut(SCORE_STRIDE) {
             row[slots.clone()].fill(f32::NEG_INFINITY);
         }
-    }
-}
-
-/// Which of a block's two halves.
-#[derive(Clone, Copy)]
-enum Side {
-    K,
-    V,
-}
-
-/// One head's part of the keys or values of a block.
-fn part<'a>(block: &Block<'a>, kv_head: usize, dim: usize, side: Side) -> Head<'a> {
-    let coded = match side {
-        Side::K => block.k,
-        Side::V => block.v,
-    };
-    let bytes = coded.form.head_bytes(dim);
-    let sinks: &[u8] = block.sinks.map_or(&[], |sinks| {
-        let rows = match side {
-            Side::K => sinks.k,
-            Side::V => sinks.v,
-        };
-        let bytes = 2 * dim * sinks.rows;
-        &rows[kv_head * bytes..][..bytes]
-    });
-    Head {
-        form: coded.form,
-        dim,
-        bytes: &coded.bytes[kv_head * bytes..][..bytes],
-        ahead: &[],
-        sinks,
     }
 }
 
@@ -285,15 +162,13 @@ pub(super) fn weigh_span(
     room: &mut Room<'_>,
     partial: &mut [f32],
 ) {
-    let last = unit.position(job, unit.queries - 1);
     let mut pieces = [Piece::NONE; SPAN_BLOCKS];
     let mut count = 0;
-    for (i, block) in span.seen(job, unit) {
+    for (i, look) in span.seen() {
         pieces[count] = Piece {
-            head: span.head(i, block, unit, job.head_dim, Side::V),
+            head: look.head,
             at: i * BLOCK_SLOTS,
-            // Slots that no query of the unit sees yet may not have been written.
-            slots: visible(job, block, last).end,
+            slots: look.slots,
         };
         count += 1;
     }
@@ -322,12 +197,12 @@ pub(super) unsafe fn mass_span(
     shared: bool,
 ) {
     let blocks = job.view.blocks();
-    for (i, block) in span.seen(job, unit) {
+    for (i, look) in span.seen() {
         let mut counts = [[0u64; BLOCK_SLOTS]; 2];
         for query in 0..unit.queries {
             let position = unit.position(job, query);
             let own = position - position % BLOCK_SLOTS as u64;
-            let others = own.saturating_sub(block.first_position).min(32) as usize;
+            let others = own.saturating_sub(look.extent.first_position).min(32) as usize;
             if others == 0 {
                 continue;
             }

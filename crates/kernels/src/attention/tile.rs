@@ -2,7 +2,8 @@
 
 use super::Attend;
 use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, queries_per_tile};
-use super::step::{self, Span, Unit};
+use super::span::{Side, Span};
+use super::step::{self, Unit};
 use crate::cpu::Table;
 use crate::threads::Shareable;
 use crate::{Exec, ops};
@@ -61,7 +62,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
 
     area.max.fill(f32::NEG_INFINITY);
     for span in 0..job.spans() {
-        let Some(open) = Span::open(job, unit, span) else {
+        let Some(open) = Span::open(job, unit, span, Side::K) else {
             continue;
         };
         let scores = &mut area.scores[span * per_span..][..per_span];
@@ -84,7 +85,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
     sum.fill(0.0);
     area.total.fill(0.0);
     for span in 0..job.spans() {
-        let Some(open) = Span::open(job, unit, span) else {
+        let Some(open) = Span::open(job, unit, span, Side::V) else {
             continue;
         };
         let scores = &mut area.scores[span * per_span..][..per_span];
@@ -114,7 +115,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
 
     if let Some(mass) = outlet.mass {
         for span in 0..job.spans() {
-            let Some(open) = Span::open(job, unit, span) else {
+            let Some(open) = Span::open(job, unit, span, Side::V) else {
                 continue;
             };
             let p = &area.scores[span * per_span..][..per_span];

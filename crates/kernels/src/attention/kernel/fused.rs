@@ -58,13 +58,13 @@ simd_fn! {
     pub(super) fn score(
         q: Rows<'_>,
         bias: &[f32],
-        k: Head<'_>,
+        k: &Head<'_>,
         out: &mut [f32],
         out_stride: usize,
     ) = no_score, simd_score;
 }
 
-fn no_score(_: Rows<'_>, _: &[f32], _: Head<'_>, _: &mut [f32], _: usize) {
+fn no_score(_: Rows<'_>, _: &[f32], _: &Head<'_>, _: &mut [f32], _: usize) {
     unreachable!("the scalar table unpacks");
 }
 
@@ -73,11 +73,11 @@ fn simd_score<S: Simd>(
     s: S,
     q: Rows<'_>,
     bias: &[f32],
-    k: Head<'_>,
+    k: &Head<'_>,
     out: &mut [f32],
     out_stride: usize,
 ) {
-    assert!(takes_k(&k) && q.count > 0 && q.count <= bias.len());
+    assert!(takes_k(k) && q.count > 0 && q.count <= bias.len());
     // Every address of a tile is within these: checked once here, not in the loop.
     assert!((q.count - 1) * q.stride + k.dim <= q.values.len());
     assert!((q.count - 1) * out_stride + BLOCK_SLOTS <= out.len());
@@ -114,7 +114,7 @@ unsafe fn score_tile<S: Simd, const R: usize, const C: usize>(
     levels: S::Levels,
     q: (*const f32, usize),
     bias: &[f32],
-    k: Head<'_>,
+    k: &Head<'_>,
     slot: usize,
     out: (*mut f32, usize),
 ) {
@@ -217,15 +217,17 @@ fn simd_weigh<S: Simd>(
                 simd_scale_weights(s, p, pieces, here.1, high);
             }
             groups = here;
-            let upper = if here.0 == here.1 { &*low } else { &*high };
+            let same = here.0 == here.1;
             // SAFETY: rows `row..row + rows` are below `p.count`, the columns below `dim`; the
             // sizes were asserted above.
             unsafe {
-                let p = (low.as_ptr(), upper.as_ptr());
+                let p = (low.as_ptr(), high.as_ptr());
                 let out = out.as_mut_ptr().add(row * dim + column);
                 let ask = row == 0;
-                with_rows!(rows, S, R => {
-                    weigh_tile::<S, R>(s, levels, p, pieces, dim, column, ask, out)
+                with_rows!(rows, S, R => if same {
+                    weigh_tile::<S, R, true>(s, levels, p, pieces, dim, column, ask, out)
+                } else {
+                    weigh_tile::<S, R, false>(s, levels, p, pieces, dim, column, ask, out)
                 });
             }
         }
@@ -234,14 +236,14 @@ fn simd_weigh<S: Simd>(
 }
 
 /// `R` rows by two vectors of dimensions: from `column` on, and half a head further. `p` are the
-/// weights of either. With `ask`, what is ahead is asked for.
+/// weights of either; `SAME` if they share the first. With `ask`, what is ahead is asked for.
 ///
 /// # Safety
 /// - `p` are `R` rows of weights at [`SCORE_STRIDE`] each, with all slots of the pieces; these are of
 ///   `dim` dimensions, and `takes_v` and have their slots; `column + 16 <= dim / 2`; `out` has `R`
 ///   rows at `dim`, from `column` on, that nothing else refers to.
 #[inline(always)]
-unsafe fn weigh_tile<S: Simd, const R: usize>(
+unsafe fn weigh_tile<S: Simd, const R: usize, const SAME: bool>(
     s: S,
     levels: S::Levels,
     p: (*const f32, *const f32),
@@ -277,7 +279,8 @@ unsafe fn weigh_tile<S: Simd, const R: usize>(
                 // SAFETY: the row has the slot's weights.
                 let (low, high) = unsafe {
                     let i = r * SCORE_STRIDE + at + slot;
-                    (s.splat(*p.0.add(i)), s.splat(*p.1.add(i)))
+                    let low = s.splat(*p.0.add(i));
+                    (low, if SAME { low } else { s.splat(*p.1.add(i)) })
                 };
                 acc[r][0] = s.fma(low, level.0, acc[r][0]);
                 acc[r][1] = s.fma(high, level.1, acc[r][1]);

@@ -10,6 +10,9 @@ use std::ops::Range;
 pub(crate) struct Head<'a> {
     pub form: Form,
     pub dim: usize,
+    /// Scales of a slot: none for floats.
+    pub groups: usize,
+    /// All of the head and nothing else.
     pub bytes: &'a [u8],
     /// What will be read after this, or nothing. Never looked into, only asked for.
     pub ahead: &'a [u8],
@@ -40,9 +43,9 @@ impl<'a> Head<'a> {
         &self.bytes[BLOCK_SLOTS * before..][..BLOCK_SLOTS * bytes]
     }
 
-    /// Scales of a slot; floats count as one group with the scale 1.
+    /// Floats count as one group with the scale 1.
     pub(super) fn groups(&self) -> usize {
-        self.form.groups(self.dim).max(1)
+        self.groups.max(1)
     }
 
     /// Dimensions of a group.
@@ -56,9 +59,8 @@ impl<'a> Head<'a> {
 
     /// f16 scales of a coded group: (slot).
     pub(super) fn scales(&self, group: usize) -> &'a [u8; 2 * BLOCK_SLOTS] {
-        let end = self.form.head_bytes(self.dim);
-        let first = end - (self.groups() - group) * 2 * BLOCK_SLOTS;
-        match self.bytes[first..end].first_chunk() {
+        let first = self.bytes.len() - (self.groups - group) * 2 * BLOCK_SLOTS;
+        match self.bytes[first..].first_chunk() {
             Some(scales) => scales,
             None => unreachable!("groups are counted from the end"),
         }

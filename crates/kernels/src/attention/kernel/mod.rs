@@ -62,6 +62,7 @@ impl<'a> Piece<'a> {
         head: Head {
             form: Form::F16,
             dim: 0,
+            groups: 0,
             bytes: &[],
             ahead: &[],
             sinks: &[],
@@ -95,12 +96,12 @@ pub(crate) fn score(
     table: Table,
     q: Rows<'_>,
     bias: &[f32],
-    k: Head<'_>,
+    k: &Head<'_>,
     room: &mut Room<'_>,
     out: &mut [f32],
     out_stride: usize,
 ) {
-    if fuses(table, q.count) && fused::takes_k(&k) {
+    if fuses(table, q.count) && fused::takes_k(k) {
         fused::score(table, q, bias, k, out, out_stride);
         return;
     }
@@ -170,7 +171,7 @@ pub(crate) fn weigh(
             let codec = head.form.codec;
             weigh_panels(table, p, pieces, codec, &panels[..run], room.scaled, out);
         } else {
-            unpack_v(table, *head, pieces[0].slots, room.tile);
+            unpack_v(table, head, pieces[0].slots, room.tile);
             let panels = [pieces[0].panel(bytes_of(room.tile), &[])];
             weigh_panels(table, p, pieces, Codec::F32, &panels, room.scaled, out);
         }
@@ -213,16 +214,16 @@ fn bytes_of(floats: &[f32]) -> &[u8] {
 
 simd_fn! {
     /// The scales of a group: one for floats and sinks.
-    fn slot_scales(head: Head<'_>, group: usize) -> [f32; BLOCK_SLOTS]
+    fn slot_scales(head: &Head<'_>, group: usize) -> [f32; BLOCK_SLOTS]
         = scalar_slot_scales, simd_slot_scales;
 }
 
-fn scalar_slot_scales(head: Head<'_>, group: usize) -> [f32; BLOCK_SLOTS] {
+fn scalar_slot_scales(head: &Head<'_>, group: usize) -> [f32; BLOCK_SLOTS] {
     std::array::from_fn(|slot| head.scale(group, slot))
 }
 
 #[inline(always)]
-fn simd_slot_scales<S: Simd>(s: S, head: Head<'_>, group: usize) -> [f32; BLOCK_SLOTS] {
+fn simd_slot_scales<S: Simd>(s: S, head: &Head<'_>, group: usize) -> [f32; BLOCK_SLOTS] {
     let mut scales = [1.0; BLOCK_SLOTS];
     if !head.form.codec.is_float() {
         let (to, _) = scales.as_chunks_mut::<16>();
@@ -261,7 +262,7 @@ fn simd_scale_weights<S: Simd>(
     out: &mut [f32],
 ) {
     for Piece { head, at, .. } in pieces {
-        let scales = simd_slot_scales(s, *head, group);
+        let scales = simd_slot_scales(s, head, group);
         let (scales, _) = scales.as_chunks::<16>();
         let (low, high) = (s.load(&scales[0]), s.load(&scales[1]));
         for r in 0..p.count {

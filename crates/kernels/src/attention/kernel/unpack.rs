@@ -34,7 +34,7 @@ pub(super) fn sixteen(codec: Codec) -> [i8; 16] {
 
 simd_fn! {
     /// Keys: `tile` is (dim, slot).
-    pub(crate) fn unpack_k(head: Head<'_>, tile: &mut [f32]) = scalar_unpack_k, simd_unpack_k;
+    pub(crate) fn unpack_k(head: &Head<'_>, tile: &mut [f32]) = scalar_unpack_k, simd_unpack_k;
 }
 
 /// The code of one value, from all planes: `bits` are found where `place` says, as byte and shift
@@ -64,13 +64,13 @@ fn number(head: &Head<'_>, index: usize, place: impl Fn(usize, usize) -> (usize,
     }
 }
 
-fn scalar_unpack_k(head: Head<'_>, tile: &mut [f32]) {
+fn scalar_unpack_k(head: &Head<'_>, tile: &mut [f32]) {
     for d in 0..head.dim {
         for slot in 0..BLOCK_SLOTS {
             tile[d * BLOCK_SLOTS + slot] = if slot < head.sink_rows() {
                 half_at(head.sink(slot), d)
             } else {
-                number(&head, d * BLOCK_SLOTS + slot, |per, _| {
+                number(head, d * BLOCK_SLOTS + slot, |per, _| {
                     (d / per * BLOCK_SLOTS + slot, d % per)
                 })
             };
@@ -79,10 +79,10 @@ fn scalar_unpack_k(head: Head<'_>, tile: &mut [f32]) {
 }
 
 #[inline(always)]
-fn simd_unpack_k<S: Simd>(s: S, head: Head<'_>, tile: &mut [f32]) {
+fn simd_unpack_k<S: Simd>(s: S, head: &Head<'_>, tile: &mut [f32]) {
     let (lines, _) = tile[..head.dim * BLOCK_SLOTS].as_chunks_mut::<16>();
     match head.form.codec {
-        Codec::F32 | Codec::F16 | Codec::Int8 => numbers(s, &head, lines),
+        Codec::F32 | Codec::F16 | Codec::Int8 => numbers(s, head, lines),
         codec @ (Codec::Int4 | Codec::Int4Plain) if head.dim.is_multiple_of(2) => {
             let levels = s.levels(&sixteen(codec));
             let (bytes, _) = head.plane(0).as_chunks::<16>();
@@ -92,7 +92,7 @@ fn simd_unpack_k<S: Simd>(s: S, head: Head<'_>, tile: &mut [f32]) {
                 .zip(bytes.chunks_exact(2))
                 .enumerate()
             {
-                ask(s, &head, 32 * i);
+                ask(s, head, 32 * i);
                 for c in 0..2 {
                     let (low, high) = s.nibbles(levels, &from[c]);
                     s.store(low, &mut to[c]);
@@ -102,14 +102,14 @@ fn simd_unpack_k<S: Simd>(s: S, head: Head<'_>, tile: &mut [f32]) {
         }
         codec => {
             let levels = levels(codec);
-            let (low, high) = (head.plane(0), high_plane(&head));
+            let (low, high) = (head.plane(0), high_plane(head));
             let bits = codec.planes()[0];
             let (low, _) = low.as_chunks::<16>();
             let (high, _) = high.as_chunks::<16>();
             let per = 8 / bits;
             let mask = (1u8 << bits) - 1;
             for d in 0..head.dim {
-                ask(s, &head, 32 * d);
+                ask(s, head, 32 * d);
                 for c in 0..2 {
                     let field = s.field(s.bytes(&low[d / per * 2 + c]), bits * (d % per), mask);
                     let code = if high.is_empty() {
@@ -136,17 +136,17 @@ fn simd_unpack_k<S: Simd>(s: S, head: Head<'_>, tile: &mut [f32]) {
 
 simd_fn! {
     /// Values of the first `slots` slots: `tile` is (slot, dim).
-    pub(crate) fn unpack_v(head: Head<'_>, slots: usize, tile: &mut [f32])
+    pub(crate) fn unpack_v(head: &Head<'_>, slots: usize, tile: &mut [f32])
         = scalar_unpack_v, simd_unpack_v;
 }
 
-fn scalar_unpack_v(head: Head<'_>, slots: usize, tile: &mut [f32]) {
+fn scalar_unpack_v(head: &Head<'_>, slots: usize, tile: &mut [f32]) {
     for slot in 0..slots {
         for d in 0..head.dim {
             tile[slot * head.dim + d] = if slot < head.sink_rows() {
                 half_at(head.sink(slot), d)
             } else {
-                number(&head, slot * head.dim + d, |_, bytes| {
+                number(head, slot * head.dim + d, |_, bytes| {
                     (slot * bytes + d % bytes, d / bytes)
                 })
             };
@@ -155,20 +155,20 @@ fn scalar_unpack_v(head: Head<'_>, slots: usize, tile: &mut [f32]) {
 }
 
 #[inline(always)]
-fn simd_unpack_v<S: Simd>(s: S, head: Head<'_>, slots: usize, tile: &mut [f32]) {
+fn simd_unpack_v<S: Simd>(s: S, head: &Head<'_>, slots: usize, tile: &mut [f32]) {
     let dim = head.dim;
     if !dim.is_multiple_of(16) || dim > CODES_MAX {
         return scalar_unpack_v(head, slots, tile);
     }
     let (lines, _) = tile[..slots * dim].as_chunks_mut::<16>();
     match head.form.codec {
-        Codec::F32 | Codec::F16 | Codec::Int8 => numbers(s, &head, lines),
+        Codec::F32 | Codec::F16 | Codec::Int8 => numbers(s, head, lines),
         codec @ (Codec::Int4 | Codec::Int4Plain) if dim.is_multiple_of(32) => {
             let levels = s.levels(&sixteen(codec));
             let (bytes, _) = head.plane(0).as_chunks::<16>();
             let slots = lines.chunks_exact_mut(dim / 16);
             for (i, (to, from)) in slots.zip(bytes.chunks_exact(dim / 32)).enumerate() {
-                ask(s, &head, i * dim / 2);
+                ask(s, head, i * dim / 2);
                 let (to_low, to_high) = to.split_at_mut(dim / 32);
                 for ((to_low, to_high), from) in to_low.iter_mut().zip(to_high).zip(from) {
                     let (low, high) = s.nibbles(levels, from);
@@ -179,11 +179,11 @@ fn simd_unpack_v<S: Simd>(s: S, head: Head<'_>, slots: usize, tile: &mut [f32]) 
         }
         codec => {
             let levels = levels(codec);
-            let (low, high) = (head.plane(0), high_plane(&head));
+            let (low, high) = (head.plane(0), high_plane(head));
             let bits = codec.planes()[0];
             let mut codes = [0u8; CODES_MAX];
             for (slot, lines) in lines.chunks_exact_mut(dim / 16).enumerate() {
-                ask(s, &head, slot * dim / 2);
+                ask(s, head, slot * dim / 2);
                 spread(bits, 0, row_of(low, slot), &mut codes[..dim]);
                 if !high.is_empty() {
                     spread(1, bits, row_of(high, slot), &mut codes[..dim]);
@@ -214,7 +214,20 @@ fn row_of(plane: &[u8], slot: usize) -> &[u8] {
 fn spread(bits: usize, above: usize, row: &[u8], codes: &mut [u8]) {
     let mask = (1u8 << bits) - 1;
     for (i, codes) in codes.chunks_mut(row.len()).enumerate() {
-        for (code, byte) in codes.iter_mut().zip(row) {
+        // Eight bytes in one word: what a shift moves into a neighbour is masked away.
+        let (words, last) = codes.as_chunks_mut::<8>();
+        let (from, _) = row.as_chunks::<8>();
+        for (code, from) in words.iter_mut().zip(from) {
+            let fields = u64::from_le_bytes(*from) >> (bits * i) & u64::from_le_bytes([mask; 8]);
+            let kept = if above == 0 {
+                0
+            } else {
+                u64::from_le_bytes(*code)
+            };
+            *code = (kept | fields << above).to_le_bytes();
+        }
+        let tail = &row[8 * words.len()..];
+        for (code, byte) in last.iter_mut().zip(tail) {
             let field = (byte >> (bits * i) & mask) << above;
             *code = if above == 0 { field } else { *code | field };
         }
