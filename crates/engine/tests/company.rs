@@ -126,16 +126,15 @@ fn alone(
 fn chunks_and_threads(model: &Arc<Model>, setup: &Setup, tokens: &[u32], chunks: &[usize]) {
     let truth = alone(model, 1, setup, tokens, chunks[0]);
     assert!(truth.iter().all(|&b| f32::from_bits(b).is_finite()));
-    for &chunk in &chunks[1..] {
-        for threads in [1, 2] {
-            let found = alone(model, threads, setup, tokens, chunk);
-            assert!(
-                found == truth,
-                "{}: chunk {chunk} on {threads} threads differs from chunk {}",
-                setup.name(),
-                chunks[0]
-            );
-        }
+    for (i, &chunk) in chunks[1..].iter().enumerate() {
+        let threads = 2 - i % 2;
+        let found = alone(model, threads, setup, tokens, chunk);
+        assert!(
+            found == truth,
+            "{}: chunk {chunk} on {threads} threads differs from chunk {}",
+            setup.name(),
+            chunks[0]
+        );
     }
 }
 
@@ -144,8 +143,15 @@ fn chunk_and_thread_count_change_nothing() {
     for variant in ["llama", "gemma3", "qwen3"] {
         let (_dir, model) = tiny(variant);
         let tokens = prompt(&model, 7, 230);
-        for kv in kinds() {
-            let setup = Setup::new(Activations::Int8, kv);
+        // What differs between architectures is not the codec.
+        let kinds = kinds();
+        let kinds = if variant == "llama" {
+            &kinds[..]
+        } else {
+            &kinds[kinds.len() - 4..]
+        };
+        for kv in kinds {
+            let setup = Setup::new(Activations::Int8, kv.clone());
             chunks_and_threads(&model, &setup, &tokens, &[1, 7, 64, 512]);
         }
         let exact = Setup::new(Activations::F32, coded(Codec::F16));
@@ -159,8 +165,8 @@ fn bounded_sequences_do_not_depend_on_portions() {
     for variant in ["llama", "gemma3"] {
         let (_dir, model) = tiny(variant);
         let tokens = prompt(&model, 5, 2 * model.config().context + 100);
-        for (anchors, window) in [(64, 96), (10, 100), (0, 33), (33, 1)] {
-            for kv in [coded(Codec::F16), coded(Codec::Int4), coded(Codec::Int8)] {
+        for (anchors, window) in [(64, 96), (10, 100), (0, 33)] {
+            for kv in [coded(Codec::F16), coded(Codec::Int4)] {
                 let mut setup = Setup::new(Activations::Int8, kv);
                 setup.retention = Retention {
                     policy: Policy::Window,
@@ -168,7 +174,7 @@ fn bounded_sequences_do_not_depend_on_portions() {
                     window: Some(window),
                     ..Retention::default()
                 };
-                chunks_and_threads(&model, &setup, &tokens, &[1, 50, 512]);
+                chunks_and_threads(&model, &setup, &tokens, &[50, 1, 512]);
             }
         }
     }
