@@ -254,9 +254,6 @@ impl Model {
     /// The window policy, position by position. Returns how many left.
     pub fn evict(&mut self, params: &WindowParams) -> usize {
         let position = self.tokens.len();
-        if !position.is_multiple_of(BLOCK_SLOTS) {
-            return 0;
-        }
         let mut left = 0;
         for p in 0..position {
             let block_end = p / BLOCK_SLOTS * BLOCK_SLOTS + BLOCK_SLOTS;
