@@ -67,7 +67,7 @@ pub enum GenerateError {
 }
 
 /// Feeds `prompt` to the sequence and generates from there. Every sampled token except the last is
-/// in the sequence afterwards; `history` is what penalties look at and grows with each token.
+/// in the sequence afterwards. Penalties look at the prompt and at every token since.
 pub fn generate(
     runtime: &mut Runtime,
     sequence: SequenceId,
@@ -80,8 +80,9 @@ pub fn generate(
     let tokenizer = model.tokenizer();
     let mut stops = Stops::new(options.stop.iter().cloned())?;
     let mut detokenizer = Detokenizer::new(DetokenizeOptions::default());
+    // One list, also for what was sampled: an endless answer should not be kept twice.
     let mut history = prompt.to_vec();
-    let mut tokens = Vec::new();
+    let sampled = |history: &Vec<u32>| history.len() - prompt.len();
     let mut text = String::new();
     // Bounded policies have no end; the others end where nothing more fits.
     let bounds = runtime.bounds();
@@ -101,11 +102,13 @@ pub fn generate(
         if !fed {
             break Finish::Cancelled;
         }
-        if options.tokens_max.is_some_and(|max| tokens.len() >= max) {
+        if options
+            .tokens_max
+            .is_some_and(|max| sampled(&history) >= max)
+        {
             break Finish::Length;
         }
         let id = sampler.sample(runtime.logits(), &history)?;
-        tokens.push(id);
         history.push(id);
         let ended = tokenizer.is_end(id) && !options.ignore_end;
         let mut piece = String::new();
@@ -129,7 +132,10 @@ pub fn generate(
             break Finish::Length;
         }
         // The last token of a limited answer need not be computed further.
-        if options.tokens_max.is_some_and(|max| tokens.len() >= max) {
+        if options
+            .tokens_max
+            .is_some_and(|max| sampled(&history) >= max)
+        {
             break Finish::Length;
         }
         runtime.decode(sequence, id)?;
@@ -143,6 +149,7 @@ pub fn generate(
     if stops.stopped().is_none() && !stops.push(&rest, &mut text) {
         stops.finish(&mut text);
     }
+    let tokens = history.split_off(prompt.len());
     if let Some(&id) = tokens.last()
         && text.len() > shown
     {
