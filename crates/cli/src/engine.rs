@@ -140,9 +140,9 @@ fn must_measure(model: &Model, options: &RuntimeOptions) -> bool {
     let weights_bytes = model.weights().bytes_per_token() as u64;
     let wanted = haversack::plan::side_bytes(model.config(), &options.kv) > 0
         && calibrate::tokens_affordable(weights_bytes).is_some();
-    let name = format!("{}.means", model.fingerprint().to_hex());
-    let kept = options.cache_dir.as_ref().map(|dir| dir.join(name));
-    wanted && !kept.is_some_and(|path| path.exists())
+    let kept = options.cache_dir.as_ref();
+    let kept = kept.is_some_and(|dir| calibrate::file(model, dir).exists());
+    wanted && !kept
 }
 
 /// The flags and the habits together, before any model is looked at.

@@ -62,12 +62,6 @@ pub fn blocks_bytes(config: &Config, kv: &KvOptions, tokens: usize) -> u64 {
     kv_bytes(&layers(config, kv), kv.zones(), Kept::All, tokens as u64)
 }
 
-/// Bits per value of such a sequence, everything counted.
-pub fn bits_effective(config: &Config, kv: &KvOptions, tokens: usize) -> f64 {
-    let values: usize = layers(config, kv).iter().map(|l| 2 * l.width()).sum();
-    blocks_bytes(config, kv, tokens) as f64 * 8.0 / (values * tokens.max(1)) as f64
-}
-
 /// What is kept beside blocks: the mean keys.
 pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
     if !kv.centre {

@@ -331,6 +331,16 @@ impl Store {
         Ok(())
     }
 
+    /// Tokens seen. Cheap, unlike [`Store::stats`], which adds up every block.
+    pub fn position(&self, id: SequenceId) -> Result<u64, CacheError> {
+        Ok(self.sequences[self.find(id)?].position)
+    }
+
+    /// Rows kept, in the fullest layer. Cheap.
+    pub fn rows(&self, id: SequenceId) -> Result<usize, CacheError> {
+        Ok(self.sequences[self.find(id)?].rows())
+    }
+
     pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, CacheError> {
         let sequence = &self.sequences[self.find(id)?];
         let mut bytes = 0;

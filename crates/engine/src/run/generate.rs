@@ -127,7 +127,7 @@ pub fn generate(
         if flow.is_break() {
             break Finish::Cancelled;
         }
-        let position = runtime.stats(sequence)?.position;
+        let position = runtime.position(sequence)?;
         if room.is_some_and(|room| position >= room) {
             break Finish::Length;
         }

@@ -220,6 +220,11 @@ impl Runtime {
         Ok(self.store.truncate(id, position)?)
     }
 
+    /// Tokens a sequence has seen.
+    pub fn position(&self, id: SequenceId) -> Result<u64, StepError> {
+        Ok(self.store.position(id)?)
+    }
+
     pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, StepError> {
         Ok(self.store.stats(id)?)
     }
@@ -311,7 +316,7 @@ impl Runtime {
         for span in spans {
             size.rows += span.tokens.len();
             size.wanted += span.wanted().len();
-            let rows = self.stats(span.sequence)?.rows + span.tokens.len();
+            let rows = self.store.rows(span.sequence)? + span.tokens.len();
             size.slots = size.slots.max(rows);
             let shifts = self.store.shifts(span.sequence);
             let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
@@ -389,7 +394,7 @@ impl Runtime {
         if tokens.is_empty() {
             return Err(StepError::Empty);
         }
-        let mut position = self.stats(id)?.position;
+        let mut position = self.position(id)?;
         self.check_context(position + tokens.len() as u64)?;
         let mut chunk = self.chunk;
         let mut done = 0;
@@ -451,7 +456,7 @@ impl Runtime {
 
     /// One new token of one sequence.
     pub fn decode(&mut self, id: SequenceId, token: u32) -> Result<&[f32], StepError> {
-        let position = self.stats(id)?.position;
+        let position = self.position(id)?;
         self.step(&[Span {
             sequence: id,
             position,

@@ -14,7 +14,7 @@ use crate::model::Config;
 use crate::model::forward::{Span, Want};
 use crate::text::tokenizer::EncodeOptions;
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const TEXT: &str = include_str!("text.txt");
@@ -39,6 +39,11 @@ pub struct KeyMeans {
 pub fn tokens_affordable(weights_bytes: u64) -> Option<usize> {
     let tokens = usize::try_from(WORK_MAX / weights_bytes.max(1)).unwrap_or(usize::MAX);
     (tokens >= TOKENS_MIN).then_some(tokens.min(TOKENS_MAX))
+}
+
+/// Where the means of a model are kept.
+pub fn file(model: &Model, dir: &Path) -> PathBuf {
+    dir.join(format!("{}.means", model.fingerprint().to_hex()))
 }
 
 impl KeyMeans {
@@ -100,7 +105,7 @@ impl KeyMeans {
         tokens: usize,
         dir: Option<&Path>,
     ) -> Result<KeyMeans, RuntimeError> {
-        let path = dir.map(|dir| dir.join(format!("{}.means", model.fingerprint().to_hex())));
+        let path = dir.map(|dir| file(model, dir));
         if let Some(path) = &path
             && let Some(means) = KeyMeans::read(path, model.config())
         {
@@ -179,11 +184,6 @@ impl KeyMeans {
             turn_by(head, spec, &factors);
         }
         mean
-    }
-
-    /// Which means these are: part of the KV format.
-    pub fn hash(&self) -> blake3::Hash {
-        blake3::hash(&self.bytes())
     }
 }
 
