@@ -185,7 +185,16 @@ fn slot_pieces(
     for (i, &bits) in form.codec.planes().iter().enumerate() {
         let bytes = form.plane_bytes(i, head_dim);
         let unit = (bits / 8).max(1);
-        if keys {
+        if !form.codec.is_float() {
+            for byte in 0..bytes {
+                let four = match keys {
+                    true => byte / 4 * BLOCK_SLOTS + slot,
+                    false => slot / 4 * bytes + byte,
+                };
+                let in_four = if keys { byte % 4 } else { slot % 4 };
+                f(at + 4 * four + in_four, 1);
+            }
+        } else if keys {
             for line in 0..bytes / unit {
                 f(at + (line * BLOCK_SLOTS + slot) * unit, unit);
             }

@@ -1,17 +1,17 @@
 //! Memory attention works in, reserved before a step.
 //!
 //! ```text
-//! per thread:  tile (32, dim)  scaled (row, 256 + pad)  max, inverse, bias (row)
-//!              q (row, dim)  total (row, dim)  partial (row, dim)  scores (span, row, 256 + pad)
+//! per thread:  tile (256, dim) bytes  weights (row, 256) of two bytes  unit, sum, max, inverse (row)
+//!              queries  total (row, dim)  partial (row, dim)  scores (span, row, 256 + pad)
 //! split:       per (job, kv_head, span): scores (row, 256 + pad)  partial (row, dim)  max, sum (row)
 //! ```
 //!
 //! `row` is a query and a head of one group: at most [`TILE_ROWS`], or one query's group if that is
 //! larger.
 
-use super::kernel::{ROWS_MAX, Room};
+use super::kernel::{Room, Weights};
 use super::step::Queries;
-use super::{Attend, BLOCK_SLOTS, Mass, SPAN_SLOTS, UNITS_PER_THREAD};
+use super::{Attend, Mass, SPAN_SLOTS, UNITS_PER_THREAD};
 
 /// Rows of a tile at most: two or three register tiles of the widest table, so that a block is read
 /// from the second cache less often than it is from the first.
@@ -81,16 +81,17 @@ pub(super) fn queries_per_tile(group: usize) -> usize {
 }
 
 fn area_floats(rows: usize, head_dim: usize, spans: usize) -> usize {
-    BLOCK_SLOTS * head_dim
-        + scaled_floats(rows)
-        + 3 * rows.next_multiple_of(16)
-        + 3 * rows * head_dim
+    tile_floats(head_dim)
+        + rows * SPAN_SLOTS / 2
+        + 4 * rows.next_multiple_of(16)
+        + Queries::floats(rows, head_dim).next_multiple_of(16)
+        + 2 * rows * head_dim
         + spans * rows * SCORE_STRIDE
 }
 
-/// Weights with scales in them: of all rows, or of two groups and the rows of one register tile.
-fn scaled_floats(rows: usize) -> usize {
-    rows.max(2 * ROWS_MAX) * SCORE_STRIDE
+/// Levels of a span's values, a byte each, and a vector behind them.
+fn tile_floats(head_dim: usize) -> usize {
+    (SPAN_SLOTS * head_dim + 64) / 4
 }
 
 /// A cache line, so that areas start on one.
@@ -271,17 +272,27 @@ pub(super) struct Area<'a> {
 
 impl<'a> Area<'a> {
     pub(super) fn new(floats: &'a mut [f32], rows: usize, head_dim: usize) -> Area<'a> {
-        let (tile, floats) = floats.split_at_mut(BLOCK_SLOTS * head_dim);
-        let (scaled, floats) = floats.split_at_mut(scaled_floats(rows));
-        let (max, floats) = floats.split_at_mut(rows.next_multiple_of(16));
-        let (inverse, floats) = floats.split_at_mut(rows.next_multiple_of(16));
-        let (bias, floats) = floats.split_at_mut(rows.next_multiple_of(16));
-        let (q, floats) = floats.split_at_mut(rows * head_dim);
+        let padded = rows.next_multiple_of(16);
+        let (tile, floats) = floats.split_at_mut(tile_floats(head_dim));
+        let (bytes, floats) = floats.split_at_mut(rows * SPAN_SLOTS / 2);
+        let (unit, floats) = floats.split_at_mut(padded);
+        let (totals, floats) = floats.split_at_mut(padded);
+        let (max, floats) = floats.split_at_mut(padded);
+        let (inverse, floats) = floats.split_at_mut(padded);
+        let queries = Queries::floats(rows, head_dim);
+        let (queries, floats) = floats.split_at_mut(queries.next_multiple_of(16));
         let (total, floats) = floats.split_at_mut(rows * head_dim);
         let (partial, scores) = floats.split_at_mut(rows * head_dim);
         Area {
-            queries: Queries::new(q, &mut bias[..rows]),
-            room: Room { tile, scaled },
+            queries: Queries::new(queries, rows, head_dim),
+            room: Room {
+                tile: as_bytes(tile),
+                weights: Weights {
+                    bytes: as_bytes(bytes),
+                    unit,
+                    totals: as_words(totals),
+                },
+            },
             total,
             partial,
             max: &mut max[..rows],
@@ -289,6 +300,18 @@ impl<'a> Area<'a> {
             scores,
         }
     }
+}
+
+/// Floats as room for bytes.
+pub(super) fn as_bytes(floats: &mut [f32]) -> &mut [u8] {
+    // SAFETY: any bytes are floats and the other way round, and there are four to a float.
+    unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats)) }
+}
+
+/// Floats as room for whole numbers.
+pub(super) fn as_words(floats: &mut [f32]) -> &mut [i32] {
+    // SAFETY: any four bytes are either; size and alignment are the same.
+    unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), floats.len()) }
 }
 
 /// What one span of one KV head leaves for the next region of the split path, in this order:

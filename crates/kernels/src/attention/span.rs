@@ -1,7 +1,7 @@
 //! What a unit sees of a span: which blocks, which of their slots, and one head's bytes of them.
 
 use super::block::Block;
-use super::kernel::Head;
+use super::kernel::{Head, Piece};
 use super::step::Unit;
 use super::{Attend, BLOCK_SLOTS, SPAN_BLOCKS};
 use crate::format::kv::Form;
@@ -61,6 +61,17 @@ pub(super) struct Look<'a> {
     is_seen: bool,
     /// Every query sees every slot.
     pub is_clear: bool,
+}
+
+impl<'a> Look<'a> {
+    /// As block `i` of its span.
+    pub(super) fn piece(&self, i: usize) -> Piece<'a> {
+        Piece {
+            head: self.head,
+            at: i * BLOCK_SLOTS,
+            slots: self.slots,
+        }
+    }
 }
 
 /// The blocks of a span and those after it that are asked for ahead of time. Asking the view is a

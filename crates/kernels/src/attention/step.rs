@@ -1,7 +1,7 @@
 //! The steps both paths are made of, for one span and the rows of one unit.
 
-use super::kernel::{self, Piece, Room, Rows};
-use super::scratch::SCORE_STRIDE;
+use super::kernel::{self, NumbersMut, Piece, Query, Room, Rows};
+use super::scratch::{SCORE_STRIDE, as_bytes, as_words};
 use super::span::Span;
 use super::{Attend, BLOCK_SLOTS, SPAN_BLOCKS, SPAN_SLOTS};
 use crate::cpu::Table;
@@ -42,21 +42,46 @@ pub(super) struct Queries<'a> {
     q: &'a mut [f32],
     /// (row): what the mean adds to every score
     bias: &'a mut [f32],
+    narrow: NumbersMut<'a>,
+    wide: NumbersMut<'a>,
     segment: Option<usize>,
 }
 
 impl<'a> Queries<'a> {
-    pub(super) fn new(q: &'a mut [f32], bias: &'a mut [f32]) -> Queries<'a> {
+    pub(super) fn floats(rows: usize, dim: usize) -> usize {
+        let len = dim.next_multiple_of(16);
+        // Queries, bias; two bytes a number, its eighth of a sum and a unit, twice.
+        rows * (dim + 1 + 2 * (len / 2 + len / 8 + 1))
+    }
+
+    /// In [`Queries::floats`] floats.
+    pub(super) fn new(floats: &'a mut [f32], rows: usize, dim: usize) -> Queries<'a> {
+        let (q, floats) = floats.split_at_mut(rows * dim);
+        let (bias, floats) = floats.split_at_mut(rows);
+        let (narrow, wide) = floats.split_at_mut(floats.len() / 2);
+        let numbers = |floats: &'a mut [f32]| {
+            let len = dim.next_multiple_of(16);
+            let (unit, floats) = floats.split_at_mut(rows);
+            let (bytes, eights) = floats.split_at_mut(rows * len / 2);
+            NumbersMut {
+                bytes: as_bytes(bytes),
+                len,
+                unit,
+                eights: as_words(&mut eights[..rows * len / 8]),
+            }
+        };
         Queries {
             q,
             bias,
+            narrow: numbers(narrow),
+            wide: numbers(wide),
             segment: None,
         }
     }
 
     /// Loads those of a segment, unless they are there already. Segments follow each other along
     /// the table, so each is loaded once.
-    fn load(&mut self, table: Table, job: &Attend<'_>, unit: &Unit, segment: usize) {
+    pub(super) fn load(&mut self, table: Table, job: &Attend<'_>, unit: &Unit, segment: usize) {
         if self.segment == Some(segment) {
             return;
         }
@@ -69,6 +94,26 @@ impl<'a> Queries<'a> {
             ops::turn::turn(table, job.basis.k, q);
             ops::scale(table, q, job.scale);
             *bias = mean.map_or(0.0, |mean| kernel::dot(table, q, mean));
+        }
+        let q = Rows {
+            values: self.q,
+            stride: dim,
+            count: unit.rows(),
+        };
+        kernel::round_queries(table, q, &mut self.narrow, &mut self.wide);
+    }
+
+    /// What was loaded.
+    pub(super) fn read(&self, dim: usize, rows: usize) -> Query<'_> {
+        Query {
+            q: Rows {
+                values: self.q,
+                stride: dim,
+                count: rows,
+            },
+            bias: self.bias,
+            narrow: self.narrow.read(),
+            wide: self.wide.read(),
         }
     }
 }
@@ -90,28 +135,31 @@ pub(super) fn score_span(
     scores: &mut [f32],
 ) {
     let mut next = 0;
+    let (mut pieces, mut count, mut segment) = ([Piece::NONE; SPAN_BLOCKS], 0, 0);
     for (i, look) in span.seen() {
         blind(scores, next..i);
         next = i + 1;
-        let scores = &mut scores[i * BLOCK_SLOTS..];
-        queries.load(table, job, unit, look.segment);
-        let q = Rows {
-            values: queries.q,
-            stride: job.head_dim,
-            count: unit.rows(),
-        };
-        kernel::score(
-            table,
-            q,
-            queries.bias,
-            &look.head,
-            room,
-            scores,
-            SCORE_STRIDE,
-        );
+        // Blocks of a segment are scored together.
+        if count > 0 && look.segment != segment {
+            queries.load(table, job, unit, segment);
+            let query = queries.read(job.head_dim, unit.rows());
+            kernel::score(table, query, &pieces[..count], room, scores, SCORE_STRIDE);
+            count = 0;
+        }
+        segment = look.segment;
+        pieces[count] = look.piece(i);
+        count += 1;
+    }
+    queries.load(table, job, unit, segment);
+    let query = queries.read(job.head_dim, unit.rows());
+    kernel::score(table, query, &pieces[..count], room, scores, SCORE_STRIDE);
+    blind(scores, next..span.count);
+
+    for (i, look) in span.seen() {
         if job.softcap.is_none() && look.is_clear {
             continue;
         }
+        let scores = &mut scores[i * BLOCK_SLOTS..];
         for query in 0..unit.queries {
             let seen = look.extent.visible(job, unit.position(job, query));
             for r in query * unit.group..(query + 1) * unit.group {
@@ -124,7 +172,6 @@ pub(super) fn score_span(
             }
         }
     }
-    blind(scores, next..span.count);
 }
 
 /// Scores of blocks that nobody sees.
@@ -165,11 +212,7 @@ pub(super) fn weigh_span(
     let mut pieces = [Piece::NONE; SPAN_BLOCKS];
     let mut count = 0;
     for (i, look) in span.seen() {
-        pieces[count] = Piece {
-            head: look.head,
-            at: i * BLOCK_SLOTS,
-            slots: look.slots,
-        };
+        pieces[count] = look.piece(i);
         count += 1;
     }
     let p = Rows {

@@ -19,6 +19,7 @@ pub fn turn(table: Table, turn: Turn, head: &mut [f32]) {
         Turn::None => {}
         Turn::Hadamard => hadamard(table, head),
         Turn::Pairs => part(head),
+        Turn::Eights => head.as_chunks_mut::<8>().0.iter_mut().for_each(|x| part(x)),
     }
 }
 
@@ -28,6 +29,10 @@ pub fn turn_back(table: Table, turn: Turn, head: &mut [f32]) {
         Turn::None => {}
         Turn::Hadamard => hadamard(table, head),
         Turn::Pairs => interleave(head),
+        Turn::Eights => {
+            let (eights, _) = head.as_chunks_mut::<8>();
+            eights.iter_mut().for_each(|x| interleave(x));
+        }
     }
 }
 
@@ -230,7 +235,7 @@ mod tests {
     fn all_tables_turn_to_the_same_bits() {
         for n in 2..=300 {
             let x = numbers(n, 7 + n as u64);
-            for by in [Turn::None, Turn::Hadamard, Turn::Pairs] {
+            for by in [Turn::None, Turn::Hadamard, Turn::Pairs, Turn::Eights] {
                 let want = turned(Table::SCALAR, by, &x);
                 for table in Table::available() {
                     let got = turned(table, by, &x);
@@ -250,7 +255,7 @@ mod tests {
             let (x, y) = (numbers(n, 3 * n as u64), numbers(n, 5 * n as u64));
             let size = (dot(&x, &x) * dot(&y, &y)).sqrt();
             for table in Table::available() {
-                for by in [Turn::None, Turn::Hadamard, Turn::Pairs] {
+                for by in [Turn::None, Turn::Hadamard, Turn::Pairs, Turn::Eights] {
                     let (tx, ty) = (turned(table, by, &x), turned(table, by, &y));
                     assert!((dot(&tx, &ty) - dot(&x, &y)).abs() < 1e-6 * size, "{n}");
                     let mut back = tx;
@@ -280,5 +285,11 @@ mod tests {
                 .collect();
             assert_eq!(turned(Table::SCALAR, Turn::Pairs, &x), want);
         }
+        let x: Vec<f32> = (0..18).map(|i| i as f32).collect();
+        let want = [
+            0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15, 16, 17,
+        ];
+        let got = turned(Table::SCALAR, Turn::Eights, &x);
+        assert_eq!(got, want.map(|i| i as f32));
     }
 }

@@ -2,12 +2,21 @@
 
 use super::kv::{Sequence, Side, value};
 use haversack_kernels::attention::{BLOCK_SLOTS, KvView};
-use haversack_kernels::format::kv::{Form, Turn};
+use haversack_kernels::cpu::Table;
+use haversack_kernels::format::kv::{Codec, Form, Turn};
+use haversack_kernels::ops;
 
 /// A head in another basis. Hadamard and its inverse are the same; the other is told by `back`.
 pub fn turned(turn: Turn, x: &[f64], back: bool) -> Vec<f64> {
     match turn {
         Turn::None => x.to_vec(),
+        Turn::Eights => {
+            let mut y = x.to_vec();
+            for (y, x) in y.chunks_exact_mut(8).zip(x.chunks_exact(8)) {
+                y.copy_from_slice(&turned(Turn::Pairs, x, back));
+            }
+            y
+        }
         Turn::Pairs => {
             let half = x.len().div_ceil(2);
             let from = |i: usize| if i < half { 2 * i } else { 2 * (i - half) + 1 };
@@ -75,13 +84,8 @@ pub fn ideal(s: &Sequence, from: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
                 let at = (token * s.heads + head) * dim;
                 let mut p = vec![0.0; all];
                 let mut total = 0.0;
-                let queries: Vec<Vec<f64>> = s
-                    .q
-                    .iter()
-                    .map(|q| {
-                        let q: Vec<f64> = q[at..at + dim].iter().map(|x| f64::from(*x)).collect();
-                        turned(s.basis.k, &q, false)
-                    })
+                let queries: Vec<Query> = (s.q.iter())
+                    .map(|q| Query::new(s, &q[at..at + dim], kv))
                     .collect();
                 let seen =
                     |far: u64| far <= position && s.window.is_none_or(|w| far + w > position);
@@ -89,12 +93,8 @@ pub fn ideal(s: &Sequence, from: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
                     if slot.kv != kv || !seen(slot.position) {
                         continue;
                     }
-                    let dot: f64 = queries[slot.segment]
-                        .iter()
-                        .zip(&slot.k)
-                        .map(|(q, k)| q * k)
-                        .sum();
-                    let mut score = dot * f64::from(s.scale());
+                    let query = &queries[slot.segment];
+                    let mut score = query.bias + dot(&query.ways[slot.way], &slot.k);
                     if let Some(cap) = s.softcap {
                         score = f64::from(cap) * (score / f64::from(cap)).tanh();
                     }
@@ -125,6 +125,45 @@ pub fn ideal(s: &Sequence, from: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     (out, sum, sum_sq)
 }
 
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// A query, turned and scaled, as keys meet it.
+struct Query {
+    /// As it is, in eight bits, in fifteen.
+    ways: [Vec<f64>; 3],
+    /// What the mean adds to every score.
+    bias: f64,
+}
+
+impl Query {
+    fn new(s: &Sequence, q: &[f32], kv: usize) -> Query {
+        let wide: Vec<f64> = q.iter().map(|x| f64::from(*x)).collect();
+        let mut exact = turned(s.basis.k, &wide, false);
+        exact.iter_mut().for_each(|x| *x *= f64::from(s.scale()));
+        // Rounded from the very numbers that attention rounds, or some would go the other way.
+        let mut narrow = q.to_vec();
+        ops::turn(Table::SCALAR, s.basis.k, &mut narrow);
+        ops::scale(Table::SCALAR, &mut narrow, s.scale());
+        let greatest = narrow.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
+        let rounded = |limit: f32| {
+            let number = |x: &f32| f64::from((x * (limit / greatest)).round_ties_even());
+            let unit = f64::from(greatest / limit);
+            narrow.iter().map(|x| number(x) * unit).collect()
+        };
+        let mean = s.mean.as_ref().map(|mean| &mean[kv * q.len()..][..q.len()]);
+        let bias = mean.map_or(0.0, |mean| {
+            let mean: Vec<f64> = mean.iter().map(|x| f64::from(*x)).collect();
+            dot(&exact, &mean)
+        });
+        Query {
+            bias,
+            ways: [exact, rounded(127.0), rounded(16256.0)],
+        }
+    }
+}
+
 /// One kept slot of one KV head.
 struct Slot {
     kv: usize,
@@ -132,6 +171,8 @@ struct Slot {
     index: usize,
     position: u64,
     segment: usize,
+    /// How it meets a query: exact, narrow or wide.
+    way: usize,
     k: Vec<f64>,
     v: Vec<f64>,
 }
@@ -143,7 +184,7 @@ fn stored_rows(s: &Sequence, table: &dyn KvView, query_block: u64) -> Vec<Slot> 
         let block = table.block(b, query_block);
         for kv in 0..s.kv_heads {
             for slot in 0..block.rows {
-                let (mut k, v) = match block.sinks {
+                let (way, k, v) = match block.sinks {
                     Some(sinks) if slot < sinks.rows => {
                         let exact = |bytes: &[u8]| -> Vec<f64> {
                             let at = 2 * (kv * sinks.rows + slot) * dim;
@@ -152,24 +193,24 @@ fn stored_rows(s: &Sequence, table: &dyn KvView, query_block: u64) -> Vec<Slot> 
                                 .map(|h| half::f16::from_le_bytes([h[0], h[1]]).to_f64())
                                 .collect()
                         };
-                        (exact(sinks.k), exact(sinks.v))
+                        (0, exact(sinks.k), exact(sinks.v))
                     }
                     _ => (
+                        match block.k.form.codec {
+                            Codec::F32 | Codec::F16 => 0,
+                            Codec::Int8 => 2,
+                            _ => 1,
+                        },
                         row(block.k.form, Side::K, block.k.bytes, dim, kv, slot),
                         row(block.v.form, Side::V, block.v.bytes, dim, kv, slot),
                     ),
                 };
-                if let Some(mean) = &s.mean {
-                    let mean = &mean[kv * dim..][..dim];
-                    k.iter_mut()
-                        .zip(mean)
-                        .for_each(|(k, m)| *k += f64::from(*m));
-                }
                 slots.push(Slot {
                     kv,
                     index: b * BLOCK_SLOTS + slot,
                     position: block.first_position + slot as u64,
                     segment: block.segment,
+                    way,
                     k,
                     v,
                 });

@@ -296,12 +296,14 @@ fn places(
         let bytes = form.plane_bytes(i, dim);
         let per = (8 / bits).max(1);
         let width = bits.div_ceil(8);
-        let (at, nth) = match side {
-            Side::K => (d / per * BLOCK_SLOTS + slot, d % per),
-            Side::V => (
-                slot * bytes / width + d % (bytes / width),
-                d / (bytes / width),
+        let (at, nth) = match (side, form.codec.is_float()) {
+            (Side::K, true) => (d * BLOCK_SLOTS + slot, 0),
+            (Side::V, true) => (slot * dim + d, 0),
+            (Side::K, false) => (
+                (d / 4 / per * BLOCK_SLOTS + slot) * 4 + d % 4,
+                d / 4 % per,
             ),
+            (Side::V, false) => ((slot / 4 * bytes + d % bytes) * 4 + slot % 4, d / bytes),
         };
         parts[i] = (first + at * width, bits * nth);
         first += BLOCK_SLOTS * bytes;

@@ -1,7 +1,7 @@
 //! One head of one side of a block, as it lies in memory.
 
 use crate::attention::BLOCK_SLOTS;
-use crate::format::kv::{Codec, Form};
+use crate::format::kv::Form;
 use half::f16;
 use std::ops::Range;
 
@@ -21,11 +21,6 @@ pub(crate) struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Lines of numbers and nothing else: can be multiplied as they lie.
-    pub(super) fn is_lines(&self) -> bool {
-        matches!(self.form.codec, Codec::F32 | Codec::F16 | Codec::Int8) && self.sinks.is_empty()
-    }
-
     /// Slots that the planes do not speak for.
     pub(super) fn sink_rows(&self) -> usize {
         (self.sinks.len() / (2 * self.dim)).min(BLOCK_SLOTS)
@@ -43,21 +38,15 @@ impl<'a> Head<'a> {
         &self.bytes[BLOCK_SLOTS * before..][..BLOCK_SLOTS * bytes]
     }
 
-    /// Floats count as one group with the scale 1.
-    pub(super) fn groups(&self) -> usize {
-        self.groups.max(1)
-    }
-
-    /// Dimensions of a group.
+    /// Dimensions of a coded group.
+    #[inline(always)]
     pub(super) fn group(&self, group: usize) -> Range<usize> {
-        if self.form.codec.is_float() {
-            return 0..self.dim;
-        }
         let first = group * self.form.group;
         first..(first + self.form.group).min(self.dim)
     }
 
     /// f16 scales of a coded group: (slot).
+    #[inline(always)]
     pub(super) fn scales(&self, group: usize) -> &'a [u8; 2 * BLOCK_SLOTS] {
         let first = self.bytes.len() - (self.groups - group) * 2 * BLOCK_SLOTS;
         match self.bytes[first..].first_chunk() {
@@ -66,11 +55,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The scale of one slot, for the dumb twins.
-    pub(super) fn scale(&self, group: usize, slot: usize) -> f32 {
-        if self.form.codec.is_float() || slot < self.sink_rows() {
-            return 1.0;
-        }
+    /// The scale of one slot of a coded group, for the dumb twins.
+    pub(super) fn code_scale(&self, group: usize, slot: usize) -> f32 {
         half_at(self.scales(group), slot)
     }
 }

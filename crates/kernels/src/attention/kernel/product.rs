@@ -1,4 +1,4 @@
-//! Rows of f32 times lines of floats or bytes, in register tiles.
+//! Rows of f32 times lines of floats, in register tiles.
 //!
 //! ```text
 //! out (row, column) <- sum over panels and i  a (row, at + i) * panel (i, column)
@@ -9,7 +9,6 @@
 //! nor on how many were computed at once.
 
 use super::Rows;
-use crate::attention::BLOCK_SLOTS;
 use crate::format::kv::Codec;
 use crate::ops::simd::{Simd, simd_fn};
 use half::f16;
@@ -41,8 +40,7 @@ impl<'a> Panel<'a> {
         let at = &self.lines[index * width_of(codec)..];
         match codec {
             Codec::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
-            Codec::F16 => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
-            _ => f32::from(at[0] as i8),
+            _ => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
         }
     }
 }
@@ -55,30 +53,26 @@ const fn width_of(codec: Codec) -> usize {
 /// The codecs of lines, as what a tile is compiled for.
 const WIDE: u8 = 0;
 const HALF: u8 = 1;
-const BYTE: u8 = 2;
 
 const fn codec_of(kind: u8) -> Codec {
     match kind {
         WIDE => Codec::F32,
-        HALF => Codec::F16,
-        _ => Codec::Int8,
+        _ => Codec::F16,
     }
 }
 
-/// What a chain starts from, and what becomes of it. Scales are one per column.
+/// What a chain starts from, and what becomes of it.
 #[derive(Clone, Copy)]
 pub(crate) enum End<'a> {
     /// From what is in `out`, and stored there.
     Resume,
-    /// From 0; `out = chain * scale + bias (row)`, fused.
-    First(&'a [f32; BLOCK_SLOTS], &'a [f32]),
-    /// From 0; `out = chain * scale + out`, fused.
-    Next(&'a [f32; BLOCK_SLOTS]),
+    /// From 0; `out = chain + bias (row)`.
+    Bias(&'a [f32]),
 }
 
 simd_fn! {
-    /// The columns `columns` of `out (row, column)`, for panels of lines of `width` numbers: f32, f16 or
-    /// `int8` levels.
+    /// The columns `columns` of `out (row, column)`, for panels of lines of `width` numbers: f32 or
+    /// f16.
     pub(crate) fn product(
         codec: Codec,
         a: Rows<'_>,
@@ -116,8 +110,7 @@ fn scalar_product(
             }
             *out = match end {
                 End::Resume => sum,
-                End::First(scales, bias) => sum.mul_add(scales[column], bias[r]),
-                End::Next(scales) => sum.mul_add(scales[column], *out),
+                End::Bias(bias) => sum + bias[r],
             };
         }
     }
@@ -138,7 +131,6 @@ fn simd_product<S: Simd>(
     match codec {
         Codec::F32 => columns_of::<S, WIDE>(s, a, panels, width, columns, out, out_stride, end),
         Codec::F16 => columns_of::<S, HALF>(s, a, panels, width, columns, out, out_stride, end),
-        Codec::Int8 => columns_of::<S, BYTE>(s, a, panels, width, columns, out, out_stride, end),
         codec => unreachable!("lines of {codec}"),
     }
 }
@@ -165,10 +157,8 @@ fn columns_of<S: Simd, const KIND: u8>(
         assert!((a.count - 1) * a.stride + panel.at + panel.inner <= a.values.len());
         assert!(width_of(codec) * panel.inner * width <= panel.lines.len());
     }
-    match end {
-        End::Resume => {}
-        End::First(_, bias) => assert!(columns.end <= BLOCK_SLOTS && a.count <= bias.len()),
-        End::Next(_) => assert!(columns.end <= BLOCK_SLOTS),
+    if let End::Bias(bias) = end {
+        assert!(a.count <= bias.len());
     }
 
     let whole = columns.start + columns.len() / 16 * 16;
@@ -183,8 +173,8 @@ fn columns_of<S: Simd, const KIND: u8>(
         while row < a.count {
             let rows = (a.count - row).min(S::ROWS);
             let end = match end {
-                End::First(scales, bias) => End::First(scales, &bias[row..]),
-                other => other,
+                End::Bias(bias) => End::Bias(&bias[row..]),
+                End::Resume => end,
             };
             // SAFETY: rows `row..row + rows` are below `a.count`, columns `column..column + 16
             // * cols` below `columns.end`, and the sizes were asserted above.
@@ -256,8 +246,7 @@ unsafe fn tiles<S: Simd, const KIND: u8, const RESUME: bool>(
 /// # Safety
 /// - `a` has `R` rows as long as the panels ask; panels have lines of `width` values, of which the
 ///   tile takes `16 * C` from `column` on; `out` has `R` rows of `16 * C` values that nothing else
-///   refers to; the scales of `end` have these columns and its bias these rows; `RESUME` is whether
-///   `end` is [`End::Resume`].
+///   refers to; the bias of `end` has these rows; `RESUME` is whether `end` is [`End::Resume`].
 #[inline(always)]
 unsafe fn tile<S: Simd, const R: usize, const C: usize, const KIND: u8, const RESUME: bool>(
     s: S,
@@ -299,8 +288,7 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const KIND: u8, const RE
                     let at = b.add(size * (i * width + 16 * c));
                     match KIND {
                         WIDE => s.load(&at.cast::<[f32; 16]>().read_unaligned()),
-                        HALF => s.load_half(&*at.cast()),
-                        _ => s.widen(s.bytes(&*at.cast())),
+                        _ => s.load_half(&*at.cast()),
                     }
                 };
             }
@@ -314,7 +302,7 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const KIND: u8, const RE
         }
     }
     // Short loops each: the compiler unrolls them, and the accumulators stay in registers.
-    let (scales, bias) = match end {
+    match end {
         End::Resume => {
             for r in 0..R {
                 for c in 0..C {
@@ -322,33 +310,15 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const KIND: u8, const RE
                     s.store(acc[r][c], unsafe { vector(out, r, c) });
                 }
             }
-            return;
         }
-        End::First(scales, bias) => (scales, Some(bias)),
-        End::Next(scales) => (scales, None),
-    };
-    let mut scale = [s.splat(0.0); C];
-    for c in 0..C {
-        // SAFETY: the scales have the tile's columns.
-        scale[c] = s.load(unsafe { &*scales.as_ptr().add(column + 16 * c).cast() });
-    }
-    if let Some(bias) = bias {
-        for r in 0..R {
-            // SAFETY: the bias has the tile's rows.
-            let bias = s.splat(unsafe { *bias.get_unchecked(r) });
-            for c in 0..C {
-                // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
-                s.store(s.fma(acc[r][c], scale[c], bias), unsafe {
-                    vector(out, r, c)
-                });
-            }
-        }
-    } else {
-        for r in 0..R {
-            for c in 0..C {
-                // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
-                let out = unsafe { vector(out, r, c) };
-                s.store(s.fma(acc[r][c], scale[c], s.load(out)), out);
+        End::Bias(bias) => {
+            for r in 0..R {
+                // SAFETY: the bias has the tile's rows.
+                let bias = s.splat(unsafe { *bias.get_unchecked(r) });
+                for c in 0..C {
+                    // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
+                    s.store(s.add(acc[r][c], bias), unsafe { vector(out, r, c) });
+                }
             }
         }
     }

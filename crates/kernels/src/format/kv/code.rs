@@ -247,42 +247,11 @@ fn to_levels(codec: Codec, codes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// One group's scales of all slots.
+/// Dimensions `first..` of one slot, at most [`GROUP_MAX`] of them, from a multiple of four on.
 #[inline(always)]
-fn scales<C: Coder>(c: C, scales: &[u8], g: usize) -> [f32; BLOCK_SLOTS] {
-    let (groups, _) = scales.as_chunks::<SCALES>();
-    c.widen(&groups[g])
-}
-
-/// The keys of one dimension: all slots.
-#[inline(always)]
-fn k_line<C: Coder>(c: C, form: Form, head_dim: usize, head: &[u8], dim: usize) -> [f32; 32] {
-    if form.codec.is_float() {
-        return float::k_line(c, form.codec == F16, head, dim);
-    }
-    let parts = plane::parts(form, head_dim, head);
-    let mut codes = [0; BLOCK_SLOTS];
-    match form.codec.planes() {
-        [8] => plane::get_k::<8>(parts.low, 0, dim, &mut codes),
-        [4, ..] => plane::get_k::<4>(parts.low, 0, dim, &mut codes),
-        _ => plane::get_k::<2>(parts.low, 0, dim, &mut codes),
-    }
-    if let [bits, 1] = *form.codec.planes() {
-        plane::get_k::<1>(parts.high, bits, dim, &mut codes);
-    }
-    let mut line = [0.0; BLOCK_SLOTS];
-    to_levels(form.codec, &codes, &mut line);
-    let scales = scales(c, parts.scales, dim / form.group);
-    for (x, scale) in line.iter_mut().zip(scales) {
-        *x *= scale;
-    }
-    line
-}
-
-/// Dimensions `first..` of one slot's values, at most [`GROUP_MAX`] of them.
-#[inline(always)]
-fn v_run<C: Coder>(
+fn run<C: Coder>(
     c: C,
+    side: Side,
     form: Form,
     head_dim: usize,
     head: &[u8],
@@ -291,18 +260,32 @@ fn v_run<C: Coder>(
     out: &mut [f32],
 ) {
     if form.codec.is_float() {
-        return float::get_v(c, form.codec == F16, head_dim, head, slot, first, out);
+        let half = form.codec == F16;
+        return match side {
+            Side::K => float::get_k(c, half, head, slot, first, out),
+            Side::V => float::get_v(c, half, head_dim, head, slot, first, out),
+        };
     }
-    let parts = plane::parts(form, head_dim, head);
+    let Parts { low, high, scales } = plane::parts(form, head_dim, head);
     let mut codes = [0; GROUP_MAX];
     let codes = &mut codes[..out.len()];
-    match form.codec.planes() {
-        [8] => plane::get_v::<8>(parts.low, 0, slot, first, codes),
-        [4, ..] => plane::get_v::<4>(parts.low, 0, slot, first, codes),
-        _ => plane::get_v::<2>(parts.low, 0, slot, first, codes),
+    match side {
+        Side::K => match form.codec.planes() {
+            [8] => plane::get_k::<8>(low, 0, slot, first, codes),
+            [4, ..] => plane::get_k::<4>(low, 0, slot, first, codes),
+            _ => plane::get_k::<2>(low, 0, slot, first, codes),
+        },
+        Side::V => match form.codec.planes() {
+            [8] => plane::get_v::<8>(low, 0, slot, first, codes),
+            [4, ..] => plane::get_v::<4>(low, 0, slot, first, codes),
+            _ => plane::get_v::<2>(low, 0, slot, first, codes),
+        },
     }
     if let [bits, 1] = *form.codec.planes() {
-        plane::get_v::<1>(parts.high, bits, slot, first, codes);
+        match side {
+            Side::K => plane::get_k::<1>(high, bits, slot, first, codes),
+            Side::V => plane::get_v::<1>(high, bits, slot, first, codes),
+        }
     }
     to_levels(form.codec, codes, out);
     let (mut at, mut out) = (first, out);
@@ -310,7 +293,7 @@ fn v_run<C: Coder>(
         // Up to the end of a group.
         let g = at / form.group;
         let (run, rest) = out.split_at_mut(out.len().min((g + 1) * form.group - at));
-        let scale = c.half_at(parts.scales, g * BLOCK_SLOTS + slot);
+        let scale = c.half_at(scales, g * BLOCK_SLOTS + slot);
         for x in run.iter_mut() {
             *x *= scale;
         }
@@ -322,8 +305,15 @@ fn v_run<C: Coder>(
 #[inline(always)]
 fn read_k_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
     let (lines, _) = out.as_chunks_mut::<BLOCK_SLOTS>();
-    for (dim, line) in lines.iter_mut().enumerate() {
-        *line = k_line(c, form, head_dim, head, dim);
+    let mut row = [0.0; GROUP_MAX];
+    for (i, lines) in lines.chunks_mut(GROUP_MAX).enumerate() {
+        let row = &mut row[..lines.len()];
+        for slot in 0..BLOCK_SLOTS {
+            run(c, Side::K, form, head_dim, head, slot, i * GROUP_MAX, row);
+            for (line, x) in lines.iter_mut().zip(&*row) {
+                line[slot] = *x;
+            }
+        }
     }
 }
 
@@ -331,7 +321,7 @@ fn read_k_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &m
 fn read_v_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
     for (slot, row) in out.chunks_exact_mut(head_dim).enumerate() {
         for (i, x) in row.chunks_mut(GROUP_MAX).enumerate() {
-            v_run(c, form, head_dim, head, slot, i * GROUP_MAX, x);
+            run(c, Side::V, form, head_dim, head, slot, i * GROUP_MAX, x);
         }
     }
 }
@@ -359,21 +349,8 @@ fn recode_tiles<C: Coder>(
         for slots in (0..BLOCK_SLOTS).step_by(at_once) {
             // (slot, dim)
             let tile = &mut tile[..at_once.min(BLOCK_SLOTS - slots) * dims];
-            match side {
-                Side::K => {
-                    for d in 0..dims {
-                        let line = k_line(c, from, head_dim, src, first + d);
-                        let column = tile[d..].iter_mut().step_by(dims);
-                        for (to, x) in column.zip(&line[slots..]) {
-                            *to = *x;
-                        }
-                    }
-                }
-                Side::V => {
-                    for (i, row) in tile.chunks_exact_mut(dims).enumerate() {
-                        v_run(c, from, head_dim, src, slots + i, first, row);
-                    }
-                }
+            for (i, row) in tile.chunks_exact_mut(dims).enumerate() {
+                run(c, side, from, head_dim, src, slots + i, first, row);
             }
             for (i, x) in tile.chunks_exact(dims).enumerate() {
                 let slot = slots + i;

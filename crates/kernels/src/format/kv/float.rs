@@ -128,18 +128,6 @@ fn simd_store_v<S: Simd>(s: S, shape: KvShape, v: &mut [u8], first_slot: usize, 
     }
 }
 
-/// Values of one dimension of all slots.
-#[inline(always)]
-pub(super) fn k_line<C: Coder>(c: C, half: bool, head: &[u8], dim: usize) -> [f32; BLOCK_SLOTS] {
-    if half {
-        let (lines, _) = head.as_chunks::<{ BLOCK_SLOTS * HALF }>();
-        c.widen(&lines[dim])
-    } else {
-        let (words, _) = head[dim * BLOCK_SLOTS * WORD..].as_chunks::<WORD>();
-        std::array::from_fn(|slot| f32::from_le_bytes(words[slot]))
-    }
-}
-
 /// One number of a head.
 #[inline(always)]
 fn at(side: Side, head_dim: usize, slot: usize, dim: usize) -> usize {
@@ -167,6 +155,26 @@ pub(super) fn put(
         } else {
             head[at * WORD..][..WORD].copy_from_slice(&x.to_le_bytes());
         }
+    }
+}
+
+/// Some dimensions of one slot's keys.
+#[inline(always)]
+pub(super) fn get_k<C: Coder>(
+    c: C,
+    half: bool,
+    head: &[u8],
+    slot: usize,
+    first: usize,
+    out: &mut [f32],
+) {
+    let (words, _) = head.as_chunks::<WORD>();
+    for (dim, out) in (first..).zip(out) {
+        let at = dim * BLOCK_SLOTS + slot;
+        *out = match half {
+            true => c.half_at(head, at),
+            false => f32::from_le_bytes(words[at]),
+        };
     }
 }
 

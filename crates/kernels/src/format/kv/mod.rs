@@ -6,12 +6,13 @@
 //! block   k: (kv_head) { planes  scales }     v: (kv_head) { planes  scales }
 //!
 //! plane of b bits, `per = 8 / b` values to a byte
-//!   k     (line j, slot)    byte: dimensions per*j + i at bit b*i
-//!   v     (slot, byte j)    byte: dimensions n*i + j at bit b*i, n = bytes of a slot
-//! scales  (group, slot)     f16, group by group along the head
+//!   k     (line j, slot, i < 4)     byte: dimensions 4*(per*j + f) + i at bit b*f
+//!   v     (slot / 4, j, slot % 4)   byte: dimensions n*f + j at bit b*f, n = bytes of a slot
+//! scales  (group, slot)             f16, group by group along the head
 //! ```
 //!
-//! Every byte of a plane belongs to one slot, so a slot can be written alone and no group spans
+//! Fours are what an instruction adds up at once: of dimensions for keys, of slots for values. Every
+//! byte of a plane belongs to one slot, so a slot can be written alone and no group spans
 //! tokens. A code wider than its first plane has its high bits in a second one: 5 = 4 + 1 and
 //! 3 = 2 + 1. `f16` and `f32` are one plane of whole numbers, `k: (dim, slot)`, `v: (slot, dim)`,
 //! and have no scales.
@@ -160,9 +161,14 @@ impl Form {
         }
     }
 
-    /// Bytes of one slot in plane `i`.
+    /// Bytes of one slot in plane `i`: whole fours, where values are codes.
     pub const fn plane_bytes(self, i: usize, head_dim: usize) -> usize {
-        (head_dim * self.codec.planes()[i]).div_ceil(8)
+        let bits = self.codec.planes()[i];
+        if self.codec.is_float() {
+            head_dim * bits / 8
+        } else {
+            4 * head_dim.div_ceil(4 * (8 / bits))
+        }
     }
 
     /// Bytes of one slot of one head: all planes and scales.
@@ -239,6 +245,9 @@ pub enum Turn {
     Hadamard,
     /// `(0, 2, 4, …, 1, 3, 5, …)`: puts neighbours into one byte where values are stored by halves.
     Pairs,
+    /// `(0, 2, 4, 6, 1, 3, 5, 7)` of every eight: the same where keys are stored by fours. What is
+    /// no whole eight stays.
+    Eights,
 }
 
 /// The basis of a layer's keys and values.
@@ -253,7 +262,8 @@ impl Basis {
     pub const fn of(form: KvForm) -> Basis {
         Basis {
             k: match form.k.codec {
-                F32 | F16 | Int4Plain => Turn::None,
+                F32 | F16 => Turn::None,
+                Int4Plain => Turn::Eights,
                 _ => Turn::Hadamard,
             },
             v: match form.v.codec {

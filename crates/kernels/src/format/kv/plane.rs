@@ -45,7 +45,8 @@ const fn mask(bits: usize) -> u8 {
     (0xff_u16 >> (8 - bits)) as u8
 }
 
-/// Writes codes, shifted right by `drop` first, as the keys of a slot from dimension `first` on.
+/// Writes codes, shifted right by `drop` first, as the keys of a slot from dimension `first` on, a
+/// multiple of eight.
 #[inline(always)]
 pub(super) fn put_k<const BITS: usize>(
     plane: &mut [u8],
@@ -55,26 +56,30 @@ pub(super) fn put_k<const BITS: usize>(
     codes: &[u8],
 ) {
     let per = const { 8 / BITS };
-    let (lines, _) = plane.as_chunks_mut::<BLOCK_SLOTS>();
-    let lines = &mut lines[first / per..];
-    let whole = codes.chunks_exact(per);
+    let (fours, _) = plane.as_chunks_mut::<4>();
+    let mut at = first / 4;
+    let whole = codes.chunks_exact(4);
     let rest = whole.remainder();
-    for (line, codes) in lines.iter_mut().zip(whole) {
-        line[slot] = byte::<BITS>(drop, codes);
+    for codes in whole {
+        let four = &mut fours[at / per * BLOCK_SLOTS + slot];
+        put_four::<BITS>(four, drop, at % per, codes);
+        at += 1;
     }
     if !rest.is_empty() {
-        lines[codes.len() / per][slot] = byte::<BITS>(drop, rest);
+        let mut codes = [0; 4];
+        codes[..rest.len()].copy_from_slice(rest);
+        let four = &mut fours[at / per * BLOCK_SLOTS + slot];
+        put_four::<BITS>(four, drop, at % per, &codes);
     }
 }
 
-/// Neighbours in one byte, the first lowest.
+/// The first field of a byte clears the others.
 #[inline(always)]
-fn byte<const BITS: usize>(drop: usize, codes: &[u8]) -> u8 {
-    let mut byte = 0;
-    for (i, code) in codes.iter().enumerate() {
-        byte |= ((code >> drop) & mask(BITS)) << (BITS * i);
+fn put_four<const BITS: usize>(four: &mut [u8; 4], drop: usize, field: usize, codes: &[u8]) {
+    for (byte, code) in four.iter_mut().zip(codes) {
+        let kept = if field == 0 { 0 } else { *byte };
+        *byte = kept | ((code >> drop) & mask(BITS)) << (BITS * field);
     }
-    byte
 }
 
 /// Writes codes, shifted right by `drop` first, as the values of a slot from dimension `first` on.
@@ -87,19 +92,26 @@ pub(super) fn put_v<const BITS: usize>(
     codes: &[u8],
 ) {
     let n = plane.len() / BLOCK_SLOTS;
-    let line = &mut plane[slot * n..][..n];
+    let (fours, _) = plane.as_chunks_mut::<4>();
+    let (line, i) = (&mut fours[slot / 4 * n..][..n], slot % 4);
+    if first == 0 {
+        // A head shorter than its plane leaves bytes that no code clears.
+        for four in &mut line[codes.len().min(n)..] {
+            four[i] = 0;
+        }
+    }
     let (mut at, mut codes) = (first, codes);
     while !codes.is_empty() {
-        let (part, j) = (at / n, at % n);
+        let (field, j) = (at / n, at % n);
         let (run, rest) = codes.split_at(codes.len().min(n - j));
         let line = &mut line[j..j + run.len()];
-        if part == 0 {
-            for (byte, code) in line.iter_mut().zip(run) {
-                *byte = (code >> drop) & mask(BITS);
+        if field == 0 {
+            for (four, code) in line.iter_mut().zip(run) {
+                four[i] = (code >> drop) & mask(BITS);
             }
         } else {
-            for (byte, code) in line.iter_mut().zip(run) {
-                *byte |= ((code >> drop) & mask(BITS)) << (BITS * part);
+            for (four, code) in line.iter_mut().zip(run) {
+                four[i] |= ((code >> drop) & mask(BITS)) << (BITS * field);
             }
         }
         at += run.len();
@@ -107,20 +119,23 @@ pub(super) fn put_v<const BITS: usize>(
     }
 }
 
-/// Adds to `codes` the bits that a plane of keys holds of one dimension of all slots, shifted left
-/// by `lift`.
+/// Adds to `codes` the bits that a plane of keys holds of one slot from dimension `first` on, a
+/// multiple of four, shifted left by `lift`.
 #[inline(always)]
 pub(super) fn get_k<const BITS: usize>(
     plane: &[u8],
     lift: usize,
-    dim: usize,
-    codes: &mut [u8; BLOCK_SLOTS],
+    slot: usize,
+    first: usize,
+    codes: &mut [u8],
 ) {
     let per = const { 8 / BITS };
-    let shift = BITS * (dim % per);
-    let (lines, _) = plane.as_chunks::<BLOCK_SLOTS>();
-    for (code, byte) in codes.iter_mut().zip(&lines[dim / per]) {
-        *code |= ((byte >> shift) & mask(BITS)) << lift;
+    let (fours, _) = plane.as_chunks::<4>();
+    for (at, codes) in (first / 4..).zip(codes.chunks_mut(4)) {
+        let four = &fours[at / per * BLOCK_SLOTS + slot];
+        for (code, byte) in codes.iter_mut().zip(four) {
+            *code |= ((byte >> (BITS * (at % per))) & mask(BITS)) << lift;
+        }
     }
 }
 
@@ -135,14 +150,15 @@ pub(super) fn get_v<const BITS: usize>(
     codes: &mut [u8],
 ) {
     let n = plane.len() / BLOCK_SLOTS;
-    let line = &plane[slot * n..][..n];
+    let (fours, _) = plane.as_chunks::<4>();
+    let (line, i) = (&fours[slot / 4 * n..][..n], slot % 4);
     let (mut at, mut codes) = (first, codes);
     while !codes.is_empty() {
-        let (part, j) = (at / n, at % n);
+        let (field, j) = (at / n, at % n);
         let run = codes.len().min(n - j);
         let (to, rest) = codes.split_at_mut(run);
-        for (code, byte) in to.iter_mut().zip(&line[j..j + run]) {
-            *code |= ((byte >> (BITS * part)) & mask(BITS)) << lift;
+        for (code, four) in to.iter_mut().zip(&line[j..j + run]) {
+            *code |= ((four[i] >> (BITS * field)) & mask(BITS)) << lift;
         }
         at += run;
         codes = rest;

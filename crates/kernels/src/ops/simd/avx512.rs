@@ -1,15 +1,15 @@
 //! Sixteen lanes in one AVX-512 register.
 
-use super::Simd;
+use super::{BIAS_BITS, PART_BITS, Simd};
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 F, BW, DQ, VL with AVX2, FMA and F16C.
+/// Proof of AVX-512 F, BW, DQ, VL, VBMI and VNNI with AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
 impl Avx512 {
     /// # Safety
-    /// - The CPU has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C.
+    /// - The CPU has AVX-512 F, BW, DQ, VL, VBMI and VNNI, AVX2, FMA and F16C.
     #[inline(always)]
     pub(crate) unsafe fn assume() -> Self {
         Avx512(())
@@ -135,66 +135,145 @@ impl Simd for Avx512 {
         })
     }
 
-    // Codes of keys and values.
+    // Whole numbers.
 
-    type Bytes = __m128i;
+    type I = __m512i;
 
     #[inline(always)]
-    fn bytes(self, x: &[u8; 16]) -> __m128i {
-        op!(_mm_loadu_si128(x.as_ptr().cast()))
+    fn whole(self, v: __m512) -> __m512i {
+        op!(_mm512_cvtps_epi32(v))
     }
     #[inline(always)]
-    fn field(self, x: __m128i, shift: usize, mask: u8) -> __m128i {
-        // Shifted by pairs of bytes: what comes over from the neighbour is masked away.
-        op!(_mm_and_si128(
-            _mm_srl_epi16(x, _mm_cvtsi32_si128(shift as i32)),
-            _mm_set1_epi8(mask as i8)
-        ))
+    fn add_whole(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_add_epi32(a, b))
     }
     #[inline(always)]
-    fn join(self, low: __m128i, high: __m128i, shift: usize) -> __m128i {
-        op!(_mm_or_si128(
-            low,
-            _mm_sll_epi16(high, _mm_cvtsi32_si128(shift as i32))
-        ))
+    fn store_whole(self, a: __m512i, to: &mut [i32; 16]) {
+        op!(_mm512_storeu_si512(to.as_mut_ptr().cast(), a))
+    }
+
+    // `vpdpbusd` wants one side unsigned: levels are biased by 128. A row is its high parts and then
+    // its low parts, a byte each.
+
+    type Book = __m512i;
+    type Fours = __m512i;
+    type WideFour = (__m512i, __m512i);
+    type NarrowFour = __m512i;
+    type Wide = (__m512i, __m512i);
+    type Narrow = __m512i;
+
+    // 6 x 2 x 2 and 12 x 2 accumulators, 2 vectors of levels and broadcasts, of 32 registers.
+    const WIDE_ROWS: usize = 6;
+    const NARROW_ROWS: usize = 12;
+    // 5 x 2 x 2 and 8 x 2 accumulators, 2 or 4 vectors of levels, and what makes them.
+    const FUSED_WIDE: usize = 5;
+    const FUSED_NARROW: usize = 8;
+
+    #[inline(always)]
+    fn book(self, levels: &[i8; 16]) -> __m512i {
+        self.fours_of(op!(_mm512_broadcast_i32x4(_mm_loadu_si128(
+            levels.as_ptr().cast()
+        ))))
     }
     #[inline(always)]
-    fn level(self, levels: &[i8; 32], codes: __m128i) -> __m128i {
+    fn fours(self, x: &[u8; 64]) -> __m512i {
+        self.fours_of(op!(_mm512_loadu_si512(x.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn nibbles(self, book: __m512i, x: &[u8; 64]) -> (__m512i, __m512i) {
         op!({
-            let low = _mm_loadu_si128(levels.as_ptr().cast());
-            let high = _mm_loadu_si128(levels.as_ptr().add(16).cast());
-            // Bit 4 of a code becomes the top bit, which chooses.
-            let which = _mm_slli_epi16::<3>(codes);
-            _mm_blendv_epi8(
-                _mm_shuffle_epi8(low, codes),
-                _mm_shuffle_epi8(high, codes),
-                which,
-            )
-        })
-    }
-
-    type Levels = __m512;
-    // 8 x 2 accumulators, 4 vectors of levels, the codes, their table and broadcasts. With 12 rows
-    // the compiler keeps some of them in memory.
-    const FUSED_ROWS: usize = 8;
-
-    #[inline(always)]
-    fn levels(self, levels: &[i8; 16]) -> __m512 {
-        self.widen(op!(_mm_loadu_si128(levels.as_ptr().cast())))
-    }
-    #[inline(always)]
-    fn nibbles(self, levels: __m512, x: &[u8; 16]) -> (__m512, __m512) {
-        // An index counts by its low four bits.
-        op!({
-            let x = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            let x = _mm512_loadu_si512(x.as_ptr().cast());
+            let mask = _mm512_set1_epi8(15);
             (
-                _mm512_permutexvar_ps(x, levels),
-                _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(x), levels),
+                _mm512_shuffle_epi8(book, _mm512_and_si512(x, mask)),
+                _mm512_shuffle_epi8(book, _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask)),
             )
         })
     }
     #[inline(always)]
-    fn widen(self, x: __m128i) -> __m512 {
-        op!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)))
+    fn look_up(self, levels: &[i8; 32], codes: &mut [u8; 64]) {
+        op!({
+            let table = _mm512_castsi256_si512(_mm256_loadu_si256(levels.as_ptr().cast()));
+            let p: *mut __m512i = codes.as_mut_ptr().cast();
+            _mm512_storeu_si512(p, _mm512_permutexvar_epi8(_mm512_loadu_si512(p), table));
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn put_wide(self, x: __m512i, row: *mut u8, len: usize, at: usize) {
+        op!({
+            let half = _mm512_set1_epi32(1 << (PART_BITS - 1));
+            let high = _mm512_srai_epi32::<PART_BITS>(_mm512_add_epi32(x, half));
+            let low = _mm512_sub_epi32(x, _mm512_slli_epi32::<PART_BITS>(high));
+            _mm_storeu_si128(row.add(at).cast(), _mm512_cvtepi32_epi8(high));
+            _mm_storeu_si128(row.add(len + at).cast(), _mm512_cvtepi32_epi8(low));
+        })
+    }
+    #[inline(always)]
+    unsafe fn put_narrow(self, x: __m512i, row: *mut u8, _: usize, at: usize) {
+        op!(_mm_storeu_si128(
+            row.add(at).cast(),
+            _mm512_cvtepi32_epi8(x)
+        ))
+    }
+    #[inline(always)]
+    unsafe fn wide_four(self, row: *const u8, len: usize, at: usize) -> (__m512i, __m512i) {
+        op!((
+            _mm512_set1_epi32(row.add(4 * at).cast::<i32>().read_unaligned()),
+            _mm512_set1_epi32(row.add(len + 4 * at).cast::<i32>().read_unaligned()),
+        ))
+    }
+    #[inline(always)]
+    unsafe fn narrow_four(self, row: *const u8, _: usize, at: usize) -> __m512i {
+        op!(_mm512_set1_epi32(
+            row.add(4 * at).cast::<i32>().read_unaligned()
+        ))
+    }
+
+    #[inline(always)]
+    fn wide_zero(self) -> (__m512i, __m512i) {
+        op!((_mm512_setzero_si512(), _mm512_setzero_si512()))
+    }
+    #[inline(always)]
+    fn narrow_zero(self) -> __m512i {
+        op!(_mm512_setzero_si512())
+    }
+    #[inline(always)]
+    fn wide_dot(
+        self,
+        acc: (__m512i, __m512i),
+        levels: __m512i,
+        by: (__m512i, __m512i),
+    ) -> (__m512i, __m512i) {
+        op!((
+            _mm512_dpbusd_epi32(acc.0, levels, by.0),
+            _mm512_dpbusd_epi32(acc.1, levels, by.1),
+        ))
+    }
+    #[inline(always)]
+    fn narrow_dot(self, acc: __m512i, levels: __m512i, by: __m512i) -> __m512i {
+        op!(_mm512_dpbusd_epi32(acc, levels, by))
+    }
+    #[inline(always)]
+    fn wide_end(self, acc: (__m512i, __m512i), total: i32) -> __m512 {
+        op!({
+            let sum = _mm512_add_epi32(_mm512_slli_epi32::<PART_BITS>(acc.0), acc.1);
+            self.narrow_end(sum, total)
+        })
+    }
+    #[inline(always)]
+    fn narrow_end(self, acc: __m512i, total: i32) -> __m512 {
+        op!({
+            let bias = _mm512_set1_epi32(total << BIAS_BITS);
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(acc, bias))
+        })
+    }
+}
+
+impl Avx512 {
+    /// Signed bytes, biased.
+    #[inline(always)]
+    fn fours_of(self, x: __m512i) -> __m512i {
+        op!(_mm512_xor_si512(x, _mm512_set1_epi8(i8::MIN)))
     }
 }

@@ -56,31 +56,79 @@ pub(crate) trait Simd: Copy {
     /// Lane `i` gets lane `i ^ H`, for `H` of 1, 2, 4 and 8.
     fn swap_lanes<const H: usize>(self, v: Self::V) -> Self::V;
 
-    // Codes of keys and values.
+    // Whole numbers.
 
-    /// Sixteen bytes.
-    type Bytes: Copy;
+    /// Sixteen i32.
+    type I: Copy;
 
-    fn bytes(self, x: &[u8; 16]) -> Self::Bytes;
-    /// `x >> shift & mask` of each byte, `shift < 8`.
-    fn field(self, x: Self::Bytes, shift: usize, mask: u8) -> Self::Bytes;
-    /// `low | high << shift` of each byte, where nothing leaves a byte.
-    fn join(self, low: Self::Bytes, high: Self::Bytes, shift: usize) -> Self::Bytes;
-    /// The level of each code below 32.
-    fn level(self, levels: &[i8; 32], codes: Self::Bytes) -> Self::Bytes;
-    /// Signed bytes as f32.
-    fn widen(self, x: Self::Bytes) -> Self::V;
+    /// The nearest whole number, ties to even. Lanes are within i32.
+    fn whole(self, v: Self::V) -> Self::I;
+    fn add_whole(self, a: Self::I, b: Self::I) -> Self::I;
+    fn store_whole(self, a: Self::I, to: &mut [i32; 16]);
+
+    // Levels of keys and values times rows of whole numbers (`crate::attention`). Levels come in
+    // fours, one four for each of sixteen lanes, and meet fours of a row; sums are exact. A row lies
+    // in memory as the instruction set likes it, in two bytes a number: *wide* numbers are within
+    // ±16256 = 127 * 128, *narrow* ones within ±127. At most 256 of them are added up.
 
     /// Sixteen levels, where look-ups find them.
-    type Levels: Copy;
-    /// Rows of a product that unpacks codes in registers: beside the accumulators, two vectors of
-    /// levels and what makes them.
-    const FUSED_ROWS: usize;
+    type Book: Copy;
+    /// Four levels for each lane.
+    type Fours: Copy;
+    /// Four numbers of a row, in every lane.
+    type WideFour: Copy;
+    type NarrowFour: Copy;
+    /// Sums.
+    type Wide: Copy;
+    type Narrow: Copy;
 
-    fn levels(self, levels: &[i8; 16]) -> Self::Levels;
+    /// Rows of a register tile that reads bytes, of wide and of narrow numbers.
+    const WIDE_ROWS: usize;
+    const NARROW_ROWS: usize;
+    /// The same where four-bit codes are looked up in registers.
+    const FUSED_WIDE: usize;
+    const FUSED_NARROW: usize;
+
+    fn book(self, levels: &[i8; 16]) -> Self::Book;
+    /// Signed bytes.
+    fn fours(self, x: &[u8; 64]) -> Self::Fours;
     /// The levels of the low and of the high four bits of each byte.
-    fn nibbles(self, levels: Self::Levels, x: &[u8; 16]) -> (Self::V, Self::V);
+    fn nibbles(self, book: Self::Book, x: &[u8; 64]) -> (Self::Fours, Self::Fours);
+    /// Codes below 32 become their levels.
+    fn look_up(self, levels: &[i8; 32], codes: &mut [u8; 64]);
+
+    /// Numbers `at..at + 16` of a row of `len`.
+    ///
+    /// # Safety
+    /// - `row` is `2 * len` bytes that nothing else refers to, and `at + 16 <= len`.
+    unsafe fn put_wide(self, x: Self::I, row: *mut u8, len: usize, at: usize);
+    /// # Safety
+    /// - As for [`Simd::put_wide`].
+    unsafe fn put_narrow(self, x: Self::I, row: *mut u8, len: usize, at: usize);
+    /// Numbers `4 * at..4 * at + 4` of a row of `len`.
+    ///
+    /// # Safety
+    /// - `row` is `2 * len` bytes of [`Simd::put_wide`], and `4 * at + 4 <= len`.
+    unsafe fn wide_four(self, row: *const u8, len: usize, at: usize) -> Self::WideFour;
+    /// # Safety
+    /// - As for [`Simd::wide_four`], with [`Simd::put_narrow`].
+    unsafe fn narrow_four(self, row: *const u8, len: usize, at: usize) -> Self::NarrowFour;
+
+    fn wide_zero(self) -> Self::Wide;
+    fn narrow_zero(self) -> Self::Narrow;
+    fn wide_dot(self, acc: Self::Wide, levels: Self::Fours, by: Self::WideFour) -> Self::Wide;
+    fn narrow_dot(self, acc: Self::Narrow, levels: Self::Fours, by: Self::NarrowFour)
+    -> Self::Narrow;
+    /// The sums, rounded to f32; `total` is the sum of the numbers that were multiplied with.
+    fn wide_end(self, acc: Self::Wide, total: i32) -> Self::V;
+    fn narrow_end(self, acc: Self::Narrow, total: i32) -> Self::V;
 }
+
+/// Levels are biased by this where an instruction wants them unsigned.
+#[cfg(target_arch = "x86_64")]
+const BIAS_BITS: u32 = 7;
+/// A wide number is `high << 7` and a low part within -64..64.
+const PART_BITS: u32 = 7;
 
 /// The public face of a kernel: picks the table. `$scalar` and `$body` are the twins; `$body` is
 /// generic over [`Simd`] and takes the token first.
@@ -92,7 +140,9 @@ macro_rules! simd_fn {
             match table.kind() {
                 #[cfg(target_arch = "x86_64")]
                 $crate::cpu::Kind::Avx512 => {
-                    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+                    #[target_feature(
+                        enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni"
+                    )]
                     fn enabled($($arg: $ty),*) $(-> $ret)? {
                         // SAFETY: this function runs only where the features are enabled.
                         let token = unsafe { $crate::ops::simd::avx512::Avx512::assume() };
@@ -113,11 +163,22 @@ macro_rules! simd_fn {
                     unsafe { enabled($($arg),*) }
                 }
                 #[cfg(target_arch = "aarch64")]
-                $crate::cpu::Kind::Neon | $crate::cpu::Kind::NeonDot => {
+                $crate::cpu::Kind::Neon => {
                     #[target_feature(enable = "neon")]
                     fn enabled($($arg: $ty),*) $(-> $ret)? {
                         // SAFETY: this function runs only where the features are enabled.
-                        let token = unsafe { $crate::ops::simd::neon::Neon::assume() };
+                        let token = unsafe { $crate::ops::simd::neon::Neon::<false>::assume() };
+                        $body(token, $($arg),*)
+                    }
+                    // SAFETY: a table of this kind exists only where the features were found.
+                    unsafe { enabled($($arg),*) }
+                }
+                #[cfg(target_arch = "aarch64")]
+                $crate::cpu::Kind::NeonDot => {
+                    #[target_feature(enable = "neon,dotprod")]
+                    fn enabled($($arg: $ty),*) $(-> $ret)? {
+                        // SAFETY: this function runs only where the features are enabled.
+                        let token = unsafe { $crate::ops::simd::neon::Neon::<true>::assume() };
                         $body(token, $($arg),*)
                     }
                     // SAFETY: a table of this kind exists only where the features were found.

@@ -1,0 +1,428 @@
+//! Whole numbers times levels, in register tiles: exact sums of products, rounded to f32 at the end.
+//!
+//! Levels lie in fours, `(four, column, 4)`: of dimensions for keys, whose columns are slots, and of
+//! slots for values, whose columns are dimensions. That is how `int8` lies in a block and what
+//! narrower codes are unpacked to ([`super::unpack`]); four-bit codes and few rows are looked up in
+//! registers instead ([`super::fused`]).
+
+use super::numbers::{Kind, Narrow, Numbers, Weights, Wide, scalar_round_weights, simd_round_weights};
+use super::unpack::{self, level};
+use super::{Piece, Rows, fused};
+use crate::attention::{BLOCK_SLOTS, SPAN_BLOCKS, SPAN_SLOTS};
+use crate::format::kv::Codec;
+use crate::ops::lanes::padded;
+use crate::ops::simd::{Simd, simd_fn};
+use std::ops::Range;
+
+/// Room for one block's levels and one group's weights.
+pub(crate) struct Room<'a> {
+    /// (four, column, 4) of a block of keys or a span of values, and a vector behind it
+    pub tile: &'a mut [u8],
+    pub weights: Weights<'a>,
+}
+
+/// Whether a query meets these keys in narrow numbers.
+pub(super) fn is_narrow(codec: Codec) -> bool {
+    codec != Codec::Int8
+}
+
+/// Levels in fours, which the numbers of a row from four `at` on are multiplied with.
+#[derive(Clone, Copy)]
+pub(super) struct Panel<'a> {
+    /// (four, column, 4), and at least sixty bytes that may be read behind it
+    pub levels: &'a [u8],
+    /// Bytes of the same shape that will be read after these, or nothing.
+    pub ahead: &'a [u8],
+    pub at: usize,
+    /// Fours.
+    pub inner: usize,
+}
+
+impl<'a> Panel<'a> {
+    const NONE: Panel<'a> = Panel {
+        levels: &[],
+        ahead: &[],
+        at: 0,
+        inner: 0,
+    };
+}
+
+/// Calls something with the row count as a constant, up to `$most`.
+macro_rules! with_rows {
+    ($rows:expr, $most:expr, $r:ident => $call:expr) => {
+        $crate::attention::kernel::whole::with_rows!(
+            @ $rows, $most, $r => $call; 1 2 3 4 5 6 7 8 9 10 11 12)
+    };
+    (@ $rows:expr, $most:expr, $r:ident => $call:expr; $($n:literal)*) => {
+        match $rows {
+            $($n if $n <= $most => {
+                const $r: usize = $n;
+                $call
+            })*
+            rows => unreachable!("no tile of {rows} rows"),
+        }
+    };
+}
+pub(super) use with_rows;
+
+simd_fn! {
+    /// Scores of blocks of one form: `out` is (row, slot) with `stride` between rows, 32 slots written
+    /// for each piece from its `at` on. Sinks are not looked at.
+    pub(super) fn score(
+        q: Numbers<'_>,
+        rows: usize,
+        bias: &[f32],
+        pieces: &[Piece<'_>],
+        tile: &mut [u8],
+        out: &mut [f32],
+        stride: usize,
+    ) = scalar_score, simd_score;
+}
+
+fn scalar_score(
+    q: Numbers<'_>,
+    rows: usize,
+    bias: &[f32],
+    pieces: &[Piece<'_>],
+    _: &mut [u8],
+    out: &mut [f32],
+    stride: usize,
+) {
+    for Piece { head, at, .. } in pieces {
+        for (r, slot) in (0..rows).flat_map(|r| (0..BLOCK_SLOTS).map(move |slot| (r, slot))) {
+            let mut score = 0.0f32;
+            for group in 0..head.groups {
+                let product = |d: usize| q.at(r, d) * i32::from(level(head, false, slot, d));
+                let sum = head.group(group).map(product).sum::<i32>() as f32;
+                let scale = head.code_scale(group, slot);
+                score = if group == 0 { sum * scale } else { sum.mul_add(scale, score) };
+            }
+            out[r * stride + at + slot] = score.mul_add(q.unit[r], bias[r]);
+        }
+    }
+}
+
+#[inline(always)]
+fn simd_score<S: Simd>(
+    s: S,
+    q: Numbers<'_>,
+    rows: usize,
+    bias: &[f32],
+    pieces: &[Piece<'_>],
+    tile: &mut [u8],
+    out: &mut [f32],
+    stride: usize,
+) {
+    if is_narrow(pieces[0].head.form.codec) {
+        score_pieces::<S, Narrow>(s, q, rows, bias, pieces, tile, out, stride);
+    } else {
+        score_pieces::<S, Wide>(s, q, rows, bias, pieces, tile, out, stride);
+    }
+}
+
+#[inline(always)]
+fn score_pieces<S: Simd, N: Kind<S>>(
+    s: S,
+    q: Numbers<'_>,
+    rows: usize,
+    bias: &[f32],
+    pieces: &[Piece<'_>],
+    tile: &mut [u8],
+    out: &mut [f32],
+    stride: usize,
+) {
+    assert!(rows > 0 && rows <= bias.len() && rows <= q.unit.len());
+    assert!(2 * rows * q.len <= q.bytes.len());
+    let first = &pieces[0].head;
+    let fuses = rows <= N::FUSED && fused::takes_k(first);
+    for piece in pieces {
+        let Piece { head, at, .. } = piece;
+        // Every address of a tile is within these: checked here, not in the loop.
+        assert!(head.form == first.form && head.dim <= q.len);
+        assert!((rows - 1) * stride + at + BLOCK_SLOTS <= out.len());
+        if fuses {
+            // SAFETY: the sizes were asserted above, and `takes_k` holds for all of the form.
+            unsafe { fused::score_block::<S, N>(s, q, rows, bias, head, &mut out[*at..], stride) };
+            continue;
+        }
+        let (levels, ahead) = if head.form.codec == Codec::Int8 {
+            (head.bytes, head.ahead)
+        } else {
+            unpack::keys(s, head, tile);
+            (&*tile, &[][..])
+        };
+        let four = 4 * BLOCK_SLOTS;
+        assert!(head.dim.div_ceil(4) * four <= levels.len());
+        for group in 0..head.groups {
+            let dims = head.group(group);
+            let fours = dims.start / 4..dims.end.div_ceil(4);
+            let panel = Panel {
+                levels: &levels[fours.start * four..],
+                ahead: ahead.get(fours.start * four..).unwrap_or(&[]),
+                at: fours.start,
+                inner: fours.len(),
+            };
+            let mut row = 0;
+            while row < rows {
+                let count = (rows - row).min(N::ROWS);
+                // SAFETY: rows `row..row + count` exist, and so do their slots.
+                unsafe {
+                    let out = (out.as_mut_ptr().add(row * stride + at), stride);
+                    with_rows!(count, N::ROWS, R => {
+                        if S::COLS == 2 {
+                            let sums = sums::<S, N, R, 2>(s, q, row, &[panel], BLOCK_SLOTS, 0, row == 0);
+                            end_score::<S, N, R, 2>(s, q, row, bias, head, group, 0, sums, out);
+                        } else {
+                            let sums1 = sums::<S, N, R, 1>(s, q, row, &[panel], BLOCK_SLOTS, 0, row == 0);
+                            end_score::<S, N, R, 1>(s, q, row, bias, head, group, 0, sums1, out);
+                            let sums1 = sums::<S, N, R, 1>(s, q, row, &[panel], BLOCK_SLOTS, 16, row == 0);
+                            end_score::<S, N, R, 1>(s, q, row, bias, head, group, 16, sums1, out);
+                        }
+                    });
+                }
+                row += count;
+            }
+        }
+    }
+}
+
+/// What becomes of the sums of a group: times its scales, added to the groups before; after the last
+/// one times the unit, plus the bias.
+///
+/// # Safety
+/// - `q` and `bias` have rows `row..row + R`; `out` is a pointer to slot 0 of row `row` and the distance
+///   of rows, and nothing else refers to slots `slot..slot + 16 * C` of `R` rows.
+#[inline(always)]
+pub(super) unsafe fn end_score<S: Simd, N: Kind<S>, const R: usize, const C: usize>(
+    s: S,
+    q: Numbers<'_>,
+    row: usize,
+    bias: &[f32],
+    head: &super::Head<'_>,
+    group: usize,
+    slot: usize,
+    sums: [[N::Acc; C]; R],
+    out: (*mut f32, usize),
+) {
+    let dims = head.group(group);
+    let (scales, _) = head.scales(group).as_chunks::<32>();
+    let mut scale = [s.splat(0.0); C];
+    for c in 0..C {
+        scale[c] = s.load_half(&scales[slot / 16 + c]);
+    }
+    let is_last = group + 1 == head.groups;
+    for r in 0..R {
+        let total = q.total(row + r, dims.start / 8..dims.end.div_ceil(8));
+        let (unit, bias) = (s.splat(q.unit[row + r]), s.splat(bias[row + r]));
+        for c in 0..C {
+            // SAFETY: the row has the slots, and nothing else refers to them.
+            let out: &mut [f32; 16] = unsafe { &mut *out.0.add(r * out.1 + slot + 16 * c).cast() };
+            let sum = N::end(s, sums[r][c], total);
+            let mut score = match group {
+                0 => s.mul(sum, scale[c]),
+                _ => s.fma(sum, scale[c], s.load(out)),
+            };
+            if is_last {
+                score = s.fma(score, unit, bias);
+            }
+            s.store(score, out);
+        }
+    }
+}
+
+/// Sums of `R` rows from `row` on by `C` vectors of columns from `column` on, over all panels.
+///
+/// # Safety
+/// - `a` has these rows, as long as the panels ask; panels have fours of `width` columns, and bytes
+///   for a vector behind the last.
+#[inline(always)]
+pub(super) unsafe fn sums<S: Simd, N: Kind<S>, const R: usize, const C: usize>(
+    s: S,
+    a: Numbers<'_>,
+    row: usize,
+    panels: &[Panel<'_>],
+    width: usize,
+    column: usize,
+    ask: bool,
+) -> [[N::Acc; C]; R] {
+    let mut acc = [[N::zero(s); C]; R];
+    let stride = 2 * a.len;
+    let rows = a.bytes.as_ptr().wrapping_add(row * stride);
+    for panel in panels {
+        let from = panel.levels.as_ptr().wrapping_add(4 * column);
+        // With nothing ahead, what is being read anyway.
+        let ahead = match panel.ahead.len() {
+            0 => from,
+            _ if !ask => from,
+            _ => panel.ahead.as_ptr().wrapping_add(4 * column),
+        };
+        for i in 0..panel.inner {
+            for c in 0..C {
+                s.prefetch(ahead.wrapping_add(4 * (i * width + 16 * c)));
+            }
+            // SAFETY: four `i` of the panel has the columns, or bytes behind it; row `r` the four.
+            unsafe {
+                let mut levels = [s.fours(&*from.add(4 * i * width).cast()); C];
+                for c in 1..C {
+                    levels[c] = s.fours(&*from.add(4 * (i * width + 16 * c)).cast());
+                }
+                for r in 0..R {
+                    let by = N::four(s, rows.add(r * stride), a.len, panel.at + i);
+                    for c in 0..C {
+                        acc[r][c] = N::dot(s, acc[r][c], levels[c], by);
+                    }
+                }
+            }
+        }
+    }
+    acc
+}
+
+simd_fn! {
+    /// The values of blocks of one form, weighted by `p` (row, slot) and added to `out` (row, dim).
+    /// Sinks are not looked at.
+    pub(super) fn weigh(p: Rows<'_>, pieces: &[Piece<'_>], room: &mut Room<'_>, out: &mut [f32])
+        = scalar_weigh, simd_weigh;
+}
+
+fn scalar_weigh(p: Rows<'_>, pieces: &[Piece<'_>], room: &mut Room<'_>, out: &mut [f32]) {
+    let first = &pieces[0].head;
+    for group in 0..first.groups {
+        scalar_round_weights(p, pieces, group, &mut room.weights);
+        let weights = room.weights.read();
+        for (r, d) in (0..p.count).flat_map(|r| first.group(group).map(move |d| (r, d))) {
+            let mut sum = 0;
+            for Piece { head, at, slots } in pieces {
+                for slot in 0..*slots {
+                    sum += weights.at(r, at + slot) * i32::from(level(head, true, slot, d));
+                }
+            }
+            let out = &mut out[r * first.dim + d];
+            *out = (sum as f32).mul_add(weights.unit[r], *out);
+        }
+    }
+}
+
+#[inline(always)]
+fn simd_weigh<S: Simd>(
+    s: S,
+    p: Rows<'_>,
+    pieces: &[Piece<'_>],
+    room: &mut Room<'_>,
+    out: &mut [f32],
+) {
+    let first = &pieces[0].head;
+    let dim = first.dim;
+    assert!(p.count > 0 && p.count * dim <= out.len() && pieces.len() <= SPAN_BLOCKS);
+    for Piece { head, at, slots } in pieces {
+        assert!(head.form == first.form && head.dim == dim);
+        assert!(at + slots <= SPAN_SLOTS && *slots <= BLOCK_SLOTS);
+    }
+    if p.count <= S::FUSED_WIDE && fused::takes_v(first) {
+        return fused::weigh(s, p, pieces, room, out);
+    }
+    let mut panels = [Panel::NONE; SPAN_BLOCKS];
+    let is_bytes = first.form.codec == Codec::Int8;
+    let width = if is_bytes {
+        first.form.plane_bytes(0, dim)
+    } else {
+        let blocks = room.tile.chunks_exact_mut(BLOCK_SLOTS * dim);
+        for (tile, piece) in blocks.zip(pieces) {
+            unpack::values(s, &piece.head, piece.slots, tile);
+        }
+        dim
+    };
+    for (i, (panel, Piece { head, at, slots })) in panels.iter_mut().zip(pieces).enumerate() {
+        *panel = Panel {
+            levels: match is_bytes {
+                true => head.bytes,
+                false => &room.tile[i * BLOCK_SLOTS * dim..],
+            },
+            ahead: if is_bytes { head.ahead } else { &[] },
+            at: at / 4,
+            inner: slots.div_ceil(4),
+        };
+        // The last vector of the last four may begin anywhere in it.
+        assert!(panel.inner * 4 * width + 60 <= panel.levels.len());
+    }
+    for group in 0..first.groups {
+        simd_round_weights(s, p, pieces, group, &mut room.weights);
+        let panels = &panels[..pieces.len()];
+        let dims = first.group(group);
+        // SAFETY: the sizes were asserted above.
+        unsafe { weigh_group(s, &room.weights, p.count, panels, width, dims, dim, out) };
+    }
+}
+
+/// The columns of one group.
+///
+/// # Safety
+/// - The weights have `rows` rows; panels are of `width` columns, within the span, with a vector
+///   behind; `columns` are within `width` and `dim`, and `out` has `rows` rows of `dim`.
+#[inline(always)]
+unsafe fn weigh_group<S: Simd>(
+    s: S,
+    weights: &Weights<'_>,
+    rows: usize,
+    panels: &[Panel<'_>],
+    width: usize,
+    columns: Range<usize>,
+    dim: usize,
+    out: &mut [f32],
+) {
+    let a = weights.read();
+    let mut column = columns.start;
+    while column < columns.end {
+        let two = S::COLS == 2 && column + 32 <= columns.end;
+        let mut row = 0;
+        while row < rows {
+            let count = (rows - row).min(S::WIDE_ROWS);
+            // SAFETY: the caller's promise; rows `row..row + count` exist.
+            unsafe {
+                with_rows!(count, S::WIDE_ROWS, R => {
+                    if two {
+                        let sums = sums::<S, Wide, R, 2>(s, a, row, panels, width, column, row == 0);
+                        for r in 0..R {
+                            add(s, weights, row + r, sums[r][0], dim, column, 16, out);
+                            add(s, weights, row + r, sums[r][1], dim, column + 16, 16, out);
+                        }
+                    } else {
+                        let sums = sums::<S, Wide, R, 1>(s, a, row, panels, width, column, row == 0);
+                        let lanes = columns.end - column;
+                        for r in 0..R {
+                            add(s, weights, row + r, sums[r][0], dim, column, lanes, out);
+                        }
+                    }
+                });
+            }
+            row += count;
+        }
+        column += if two { 32 } else { 16 };
+    }
+}
+
+/// What becomes of the sums of values: times the unit, added to `out` (row, dim) from `column` on.
+#[inline(always)]
+pub(super) fn add<S: Simd>(
+    s: S,
+    weights: &Weights<'_>,
+    row: usize,
+    sum: S::Wide,
+    dim: usize,
+    column: usize,
+    lanes: usize,
+    out: &mut [f32],
+) {
+    let sum = s.wide_end(sum, weights.totals[row]);
+    let unit = s.splat(weights.unit[row]);
+    let out = &mut out[row * dim + column..];
+    match out.first_chunk_mut::<16>() {
+        Some(out) if lanes >= 16 => s.store(s.fma(sum, unit, s.load(out)), out),
+        _ => {
+            let out = &mut out[..lanes];
+            let mut last = padded(out, 0.0);
+            s.store(s.fma(sum, unit, s.load(&last)), &mut last);
+            out.copy_from_slice(&last[..lanes]);
+        }
+    }
+}
