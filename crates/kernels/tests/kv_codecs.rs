@@ -619,7 +619,12 @@ fn padding_is_zero() {
     // A head of ten takes twelve bytes of eight bits.
     let form = Codec::Int8.form();
     for side in SIDES {
-        let block = written(side, Table::best(), shape(1, dim, form), &vec![1.0; 32 * dim]);
+        let block = written(
+            side,
+            Table::best(),
+            shape(1, dim, form),
+            &vec![1.0; 32 * dim],
+        );
         let zeros = block[..32 * 12].iter().filter(|byte| **byte == 0).count();
         assert_eq!(zeros, 32 * 2, "{side:?}");
     }

@@ -34,8 +34,8 @@
 //! # Two paths
 //!
 //! *Tiles*: a unit is some queries of one KV head from first to last step ([`tile`]). *Split*: one
-//! query at depth, where one KV head is too big a unit: scores, values and the rest are three
-//! regions whose units are single spans ([`split`]).
+//! query at depth: scores, values and the rest are three regions whose units are single spans with all
+//! their heads, so that memory is read in the order it lies ([`split`]).
 
 mod block;
 mod kernel;
@@ -57,8 +57,8 @@ pub const SPAN_BLOCKS: usize = 8;
 /// Slots of a span.
 pub const SPAN_SLOTS: usize = SPAN_BLOCKS * BLOCK_SLOTS;
 
-/// Units per thread below which queries at depth are split into spans: with four units each, the
-/// thread that ends last wastes a fifth at most.
+/// KV heads per thread up to which queries at depth are split into spans: more occupy the threads as
+/// they are, and records for them would take much memory.
 const UNITS_PER_THREAD: usize = 4;
 /// Spans from which splitting pays for its three regions.
 const SPLIT_SPANS: usize = 3;
@@ -146,7 +146,7 @@ pub fn attend(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]) {
     }
     let at_once = scratch.jobs_max();
     for jobs in jobs.chunks_mut(at_once) {
-        if prefers_split(exec.pool.threads(), jobs) && scratch.fits_split(jobs) {
+        if prefers_split(jobs) && scratch.fits_split(jobs) {
             split::run(exec, scratch, jobs);
         } else {
             tile::run(exec, scratch, jobs);
@@ -154,13 +154,8 @@ pub fn attend(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]) {
     }
 }
 
-/// Single queries, deep, and too few to occupy the threads otherwise. Decides the time a step
-/// takes, never its bits.
-fn prefers_split(threads: usize, jobs: &[Attend<'_>]) -> bool {
-    let units: usize = jobs.iter().map(|job| job.kv_heads).sum();
+/// Single queries, deep. Decides the time a step takes, never its bits.
+fn prefers_split(jobs: &[Attend<'_>]) -> bool {
     let spans = jobs.iter().map(Attend::spans).max().unwrap_or(0);
-    threads > 1
-        && jobs.iter().all(|job| job.rows() == 1)
-        && units < UNITS_PER_THREAD * threads
-        && spans >= SPLIT_SPANS
+    spans >= SPLIT_SPANS && jobs.iter().all(|job| job.rows() == 1)
 }

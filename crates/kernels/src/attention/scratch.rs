@@ -3,19 +3,23 @@
 //! ```text
 //! per thread:  tile (256, dim) bytes  weights (row, 256) of two bytes  unit, sum, max, inverse (row)
 //!              queries  total (row, dim)  partial (row, dim)  scores (span, row, 256 + pad)
-//! split:       per (job, kv_head, span): scores (row, 256 + pad)  partial (row, dim)  max, sum (row)
+//! split:       per (job, segment, kv_head): queries
+//!              per (job, kv_head, span): scores (row, 256 + pad)  partial (row, dim)  max, sum (row)
 //! ```
 //!
 //! `row` is a query and a head of one group: at most [`TILE_ROWS`], or one query's group if that is
 //! larger.
 
 use super::kernel::{Room, Weights};
-use super::step::Queries;
+use super::step::{Layout, Queries};
 use super::{Attend, Mass, SPAN_SLOTS, UNITS_PER_THREAD};
 
 /// Rows of a tile at most: two or three register tiles of the widest table, so that a block is read
 /// from the second cache less often than it is from the first.
 pub(super) const TILE_ROWS: usize = 32;
+
+/// Segments of a sequence whose queries are loaded before they are split; with more they are not.
+const SEGMENTS_MAX: usize = 8;
 
 /// Distance between rows of scores of one span. Not 256: at a power of two the rows would share
 /// cache sets.
@@ -51,16 +55,15 @@ impl Need {
         area_floats(rows, self.head_dim, self.spans())
     }
 
-    /// Floats of all spans' records when queries are split: of as many sequences as leave threads
-    /// idle otherwise.
+    /// Floats of queries and of all spans' records when queries are split: of as many sequences as
+    /// leave threads idle otherwise.
     fn records(self) -> usize {
-        if self.threads < 2 {
-            return 0;
-        }
         let jobs = (UNITS_PER_THREAD * self.threads)
             .div_ceil(self.kv_heads.max(1))
             .min(self.jobs);
-        jobs * self.kv_heads * self.spans() * record_floats(self.group(), self.head_dim)
+        let queries = SEGMENTS_MAX * query_floats(self.group(), self.head_dim);
+        let records = self.spans() * record_floats(self.group(), self.head_dim);
+        jobs * self.kv_heads * (queries + records)
     }
 
     /// Bytes [`Scratch`] holds after reserving for this alone:
@@ -84,7 +87,11 @@ fn area_floats(rows: usize, head_dim: usize, spans: usize) -> usize {
     tile_floats(head_dim)
         + rows * SPAN_SLOTS / 2
         + 4 * rows.next_multiple_of(16)
-        + Queries::floats(rows, head_dim).next_multiple_of(16)
+        + Layout {
+            rows,
+            dim: head_dim,
+        }
+        .floats()
         + 2 * rows * head_dim
         + spans * rows * SCORE_STRIDE
 }
@@ -195,7 +202,7 @@ impl Scratch {
     /// The records of these jobs fit.
     pub(super) fn fits_split(&self, jobs: &[Attend<'_>]) -> bool {
         let floats: usize = jobs.iter().map(split_floats).sum();
-        floats <= 16 * self.records.len()
+        floats <= 16 * self.records.len() && jobs.iter().all(|job| job.q.len() <= SEGMENTS_MAX)
     }
 
     /// Takes the jobs apart for a region on `threads` threads, with `units` units in each job.
@@ -250,8 +257,19 @@ fn floats(lines: &mut [Line]) -> &mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), 16 * lines.len()) }
 }
 
+/// The records of a job, behind its queries.
 fn split_floats(job: &Attend<'_>) -> usize {
-    job.kv_heads * job.spans() * record_floats(job.group(), job.head_dim)
+    let records = job.spans() * record_floats(job.group(), job.head_dim);
+    job.kv_heads * records + queries_floats(job)
+}
+
+/// The queries of a job, as all its segments meet them.
+pub(super) fn queries_floats(job: &Attend<'_>) -> usize {
+    job.q.len() * job.kv_heads * query_floats(job.group(), job.head_dim)
+}
+
+fn query_floats(rows: usize, dim: usize) -> usize {
+    Layout { rows, dim }.floats()
 }
 
 /// One thread's area, taken apart for a unit of `rows` rows.
@@ -279,18 +297,24 @@ impl<'a> Area<'a> {
         let (totals, floats) = floats.split_at_mut(padded);
         let (max, floats) = floats.split_at_mut(padded);
         let (inverse, floats) = floats.split_at_mut(padded);
-        let queries = Queries::floats(rows, head_dim);
-        let (queries, floats) = floats.split_at_mut(queries.next_multiple_of(16));
+        let queries = Layout {
+            rows,
+            dim: head_dim,
+        };
+        let (queries, floats) = floats.split_at_mut(queries.floats());
         let (total, floats) = floats.split_at_mut(rows * head_dim);
         let (partial, scores) = floats.split_at_mut(rows * head_dim);
         Area {
-            queries: Queries::new(queries, rows, head_dim),
+            queries: Queries::Here {
+                floats: queries,
+                segment: None,
+            },
             room: Room {
-                tile: as_bytes(tile),
+                tile: bytes_mut(tile),
                 weights: Weights {
-                    bytes: as_bytes(bytes),
+                    bytes: bytes_mut(bytes),
                     unit,
-                    totals: as_words(totals),
+                    totals: words_mut(totals),
                 },
             },
             total,
@@ -303,15 +327,27 @@ impl<'a> Area<'a> {
 }
 
 /// Floats as room for bytes.
-pub(super) fn as_bytes(floats: &mut [f32]) -> &mut [u8] {
+pub(super) fn bytes_mut(floats: &mut [f32]) -> &mut [u8] {
     // SAFETY: any bytes are floats and the other way round, and there are four to a float.
     unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats)) }
 }
 
 /// Floats as room for whole numbers.
-pub(super) fn as_words(floats: &mut [f32]) -> &mut [i32] {
+pub(super) fn words_mut(floats: &mut [f32]) -> &mut [i32] {
     // SAFETY: any four bytes are either; size and alignment are the same.
     unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), floats.len()) }
+}
+
+/// Floats as bytes.
+pub(super) fn bytes_of(floats: &[f32]) -> &[u8] {
+    // SAFETY: as for `bytes_mut`.
+    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
+}
+
+/// Floats as whole numbers.
+pub(super) fn words_of(floats: &[f32]) -> &[i32] {
+    // SAFETY: as for `words_mut`.
+    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), floats.len()) }
 }
 
 /// What one span of one KV head leaves for the next region of the split path, in this order:

@@ -1,21 +1,25 @@
-//! What a unit sees of a span: which blocks, which of their slots, and one head's bytes of them.
+//! What queries see of a span: which blocks, and which of their slots.
 
-use super::block::Block;
+use super::block::{Block, Coded};
 use super::kernel::{Head, Piece};
-use super::step::Unit;
 use super::{Attend, BLOCK_SLOTS, SPAN_BLOCKS};
 use crate::format::kv::Form;
 use std::ops::Range;
 
-/// How many blocks later the one is that is asked for while a block of codes is read. Floats are
-/// read for longer: the next one is far enough.
-const CODES_AHEAD: usize = 2;
-
 /// Which of a block's two halves.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) enum Side {
     K,
     V,
+}
+
+impl Side {
+    fn of<'a>(self, block: &Block<'a>) -> Coded<'a> {
+        match self {
+            Side::K => block.k,
+            Side::V => block.v,
+        }
+    }
 }
 
 /// The positions of a block's slots.
@@ -40,116 +44,157 @@ impl Extent {
         let lowest = job.window.map_or(0, |w| next.saturating_sub(w));
         upto(lowest)..upto(next).max(upto(lowest))
     }
-
-    /// Any query of the unit sees any slot: the last query sees furthest ahead, the first furthest
-    /// back.
-    fn is_seen(self, job: &Attend<'_>, unit: &Unit) -> bool {
-        let first = self.visible(job, unit.position(job, 0));
-        let last = self.visible(job, unit.position(job, unit.queries - 1));
-        first.start < last.end
-    }
 }
 
-/// One head of one side of a block.
+/// A block that some query sees.
+#[derive(Clone, Copy)]
 pub(super) struct Look<'a> {
-    pub head: Head<'a>,
+    block: Block<'a>,
     pub extent: Extent,
-    pub segment: usize,
+    /// In the span.
+    pub index: usize,
     /// Slots that the last query sees. Later ones may not have been written.
-    pub slots: usize,
-    /// Some query sees some slot.
-    is_seen: bool,
+    slots: usize,
     /// Every query sees every slot.
     pub is_clear: bool,
 }
 
-impl<'a> Look<'a> {
-    /// As block `i` of its span.
-    pub(super) fn piece(&self, i: usize) -> Piece<'a> {
-        Piece {
-            head: self.head,
-            at: i * BLOCK_SLOTS,
-            slots: self.slots,
-        }
+impl Look<'_> {
+    pub(super) fn segment(&self) -> usize {
+        self.block.segment
     }
 }
 
-/// The blocks of a span and those after it that are asked for ahead of time. Asking the view is a
-/// call each, so it is done once.
+/// What will be read after a span, on the same thread and if no other one takes it.
+#[derive(Clone, Copy)]
+pub(super) enum Ahead {
+    Nothing,
+    /// The same head of this span.
+    Span(Side, usize),
+    /// The other heads, and then those of this span.
+    Heads(Side, usize),
+}
+
+/// The blocks of a span that queries of one query block see. Asking the view is a call each, so it is
+/// done once for all heads.
 pub(super) struct Span<'a> {
-    looks: [Option<Look<'a>>; SPAN_BLOCKS + CODES_AHEAD],
+    looks: [Option<Look<'a>>; SPAN_BLOCKS],
+    seen: usize,
+    ahead: Ahead,
+    /// Blocks at the same places of the span that is ahead.
+    next: [Option<Coded<'a>>; SPAN_BLOCKS],
+    head_dim: usize,
+    kv_heads: usize,
     /// In the table.
     pub first: usize,
     pub count: usize,
 }
 
 impl<'a> Span<'a> {
-    /// Nothing, if no query of the unit sees any of it.
+    /// What the queries at `positions`, first and last, see. Nothing, if they see none of it.
     pub(super) fn open(
         job: &'a Attend<'_>,
-        unit: &Unit,
+        positions: (u64, u64),
         span: usize,
-        side: Side,
+        ahead: Ahead,
     ) -> Option<Span<'a>> {
         let range = job.view.span(span);
         let mut open = Span {
-            looks: [const { None }; SPAN_BLOCKS + CODES_AHEAD],
+            looks: [None; SPAN_BLOCKS],
+            seen: 0,
+            ahead,
+            next: [None; SPAN_BLOCKS],
+            head_dim: job.head_dim,
+            kv_heads: job.kv_heads,
             first: range.start,
             count: range.len(),
         };
-        let first = unit.position(job, 0);
-        let last = unit.position(job, unit.queries - 1);
-        let query_block = first / BLOCK_SLOTS as u64;
-        let mut size = Size::of(Form::F16, job.head_dim);
-        let mut any = false;
-        let end = (range.end + CODES_AHEAD).min(job.view.blocks());
-        for (to, i) in open.looks.iter_mut().zip(range.start..end) {
+        let query_block = positions.0 / BLOCK_SLOTS as u64;
+        for (index, i) in range.clone().enumerate() {
             let block = job.view.block(i, query_block);
             let extent = Extent::of(&block);
-            let (first, last) = (extent.visible(job, first), extent.visible(job, last));
-            let is_seen = first.start < last.end;
-            any |= is_seen && i < range.end;
-            *to = Some(Look {
-                head: size.head(&block, unit.kv_head, side),
-                extent,
-                segment: block.segment,
-                slots: last.end,
-                is_seen,
-                is_clear: last.start == 0 && first.end == BLOCK_SLOTS,
-            });
+            let first = extent.visible(job, positions.0);
+            let last = extent.visible(job, positions.1);
+            // The last query sees furthest ahead, the first furthest back.
+            if first.start < last.end {
+                open.looks[open.seen] = Some(Look {
+                    block,
+                    extent,
+                    index,
+                    slots: last.end,
+                    is_clear: last.start == 0 && first.end == BLOCK_SLOTS,
+                });
+                open.seen += 1;
+            }
         }
-        if !any {
+        if open.seen == 0 {
             return None;
         }
-        for i in 0..open.count {
-            let ahead = |look: &Look<'_>| match look.head.form.codec.is_float() {
-                true => 1,
-                false => CODES_AHEAD,
-            };
-            let ahead = open.looks[i].as_ref().map_or(1, ahead);
-            let later = open.looks[i + ahead].as_ref().map(|look| look.head.bytes);
-            if let (Some(look), Some(later)) = (&mut open.looks[i], later) {
-                look.head.ahead = later;
+        if let Ahead::Span(side, next) | Ahead::Heads(side, next) = ahead
+            && next < job.spans()
+        {
+            for (to, i) in open.next.iter_mut().zip(job.view.span(next)) {
+                *to = Some(side.of(&job.view.block(i, query_block)));
             }
         }
         Some(open)
     }
 
-    /// The blocks that some query sees, with their index in the span.
-    pub(super) fn seen(&self) -> impl Iterator<Item = (usize, &Look<'a>)> {
-        let looks = self.looks[..self.count].iter().enumerate();
-        looks
-            .filter_map(|(i, look)| Some((i, look.as_ref()?)))
-            .filter(|(_, look)| look.is_seen)
+    /// The blocks that some query sees.
+    pub(super) fn looks(&self) -> impl Iterator<Item = &Look<'a>> {
+        self.looks[..self.seen].iter().flatten()
+    }
+
+    /// One head's part of them, with what will be read a span of blocks later.
+    pub(super) fn pieces(&self, kv_head: usize, side: Side) -> Pieces<'a> {
+        let mut pieces = Pieces {
+            all: [Piece::NONE; SPAN_BLOCKS],
+            count: 0,
+        };
+        let mut size = Size::of(Form::F16, self.head_dim);
+        for (i, look) in self.looks().enumerate() {
+            let coded = side.of(&look.block);
+            let mut head = size.head(&coded, kv_head);
+            let (later, later_head) = match self.ahead {
+                Ahead::Heads(..) if kv_head + 1 < self.kv_heads => (Some(coded), kv_head + 1),
+                Ahead::Heads(..) => (self.next[i], 0),
+                Ahead::Span(..) => (self.next[i], kv_head),
+                Ahead::Nothing => (None, 0),
+            };
+            if let Some(later) = later {
+                head.ahead = size.head(&later, later_head).bytes;
+            }
+            if let Some(sinks) = look.block.sinks {
+                let rows = match side {
+                    Side::K => sinks.k,
+                    Side::V => sinks.v,
+                };
+                let bytes = 2 * self.head_dim * sinks.rows;
+                head.sinks = &rows[kv_head * bytes..][..bytes];
+            }
+            pieces.all[i] = Piece {
+                head,
+                at: look.index * BLOCK_SLOTS,
+                slots: look.slots,
+            };
+            pieces.count += 1;
+        }
+        pieces
     }
 }
 
-/// Whether [`Span::open`] finds anything.
-pub(super) fn sees_span(job: &Attend<'_>, unit: &Unit, span: usize) -> bool {
-    let query_block = unit.position(job, 0) / BLOCK_SLOTS as u64;
-    job.view
-        .span(span)
-        .any(|i| Extent::of(&job.view.block(i, query_block)).is_seen(job, unit))
+/// At most a span of pieces.
+pub(super) struct Pieces<'a> {
+    all: [Piece<'a>; SPAN_BLOCKS],
+    count: usize,
+}
+
+impl<'a> std::ops::Deref for Pieces<'a> {
+    type Target = [Piece<'a>];
+
+    fn deref(&self) -> &[Piece<'a>] {
+        &self.all[..self.count]
+    }
 }
 
 /// Bytes and groups of a head in one form. Blocks of a form follow each other, and working these out
@@ -173,29 +218,17 @@ impl Size {
     }
 
     /// One head's part of the keys or values of a block.
-    fn head<'a>(&mut self, block: &Block<'a>, kv_head: usize, side: Side) -> Head<'a> {
-        let coded = match side {
-            Side::K => block.k,
-            Side::V => block.v,
-        };
+    fn head<'a>(&mut self, coded: &Coded<'a>, kv_head: usize) -> Head<'a> {
         if coded.form != self.form {
             *self = Size::of(coded.form, self.dim);
         }
-        let sinks: &[u8] = block.sinks.map_or(&[], |sinks| {
-            let rows = match side {
-                Side::K => sinks.k,
-                Side::V => sinks.v,
-            };
-            let bytes = 2 * self.dim * sinks.rows;
-            &rows[kv_head * bytes..][..bytes]
-        });
         Head {
             form: coded.form,
             dim: self.dim,
             groups: self.groups,
             bytes: &coded.bytes[kv_head * self.bytes..][..self.bytes],
             ahead: &[],
-            sinks,
+            sinks: &[],
         }
     }
 }

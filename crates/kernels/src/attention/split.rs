@@ -1,55 +1,85 @@
-//! The split path: one query per sequence, deep; a unit is one span of one KV head.
+//! The split path: one query per sequence, deep; a unit is one span, all its heads.
 //!
 //! ```text
+//! before     queries of all segments
 //! region 1   scores of the span, and their greatest
 //! region 2   the greatest of all spans; exponentials, their sum, the weighted values
 //! region 3   sums and values of all spans in order → output; mass of the span
 //! ```
 
 use super::Attend;
-use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, record_floats};
-use super::span::{Side, Span, sees_span};
-use super::step::{self, Unit};
+use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, queries_floats, record_floats};
+use super::span::{Ahead, Side, Span};
+use super::step::{self, Layout, Queries, Unit};
 use crate::threads::Shareable;
 use crate::{Exec, ops};
-use std::slice::from_raw_parts_mut;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 fn units(job: &Attend<'_>) -> usize {
-    job.kv_heads * job.spans()
+    job.spans()
 }
 
-/// One unit of a region: a job, a KV head and a span, with the records of all spans of the head.
+/// One unit of a region: a job and a span.
 struct Place<'a> {
     job: &'a Attend<'a>,
     outlet: &'a Outlet,
-    unit: Unit,
     span: usize,
-    /// Record of span 0; `fits_split` saw that those of all spans fit.
-    records: *mut f32,
+    /// The job's queries, and behind them its records.
+    floats: *mut f32,
 }
 
 impl<'a> Place<'a> {
     fn new(jobs: &'a [Attend<'a>], outlets: &'a [Outlet], records: *mut f32, unit: usize) -> Self {
         let index = outlets.partition_point(|o| o.first_unit <= unit) - 1;
-        let (job, outlet) = (&jobs[index], &outlets[index]);
-        let unit = unit - outlet.first_unit;
-        let (kv_head, span) = (unit / job.spans(), unit % job.spans());
-        let head_floats = job.spans() * record_floats(job.group(), job.head_dim);
+        let outlet = &outlets[index];
         Place {
-            job,
+            job: &jobs[index],
             outlet,
-            unit: Unit {
-                kv_head,
-                first: 0,
-                queries: 1,
-                group: job.group(),
-            },
-            span,
-            // SAFETY: inside the records, which hold all heads of all jobs.
-            records: unsafe { records.add(outlet.first_float + kv_head * head_floats) },
+            span: unit - outlet.first_unit,
+            // SAFETY: inside the records, which hold all jobs.
+            floats: unsafe { records.add(outlet.first_float) },
         }
     }
 
+    /// The heads of the unit.
+    fn heads(&self) -> impl Iterator<Item = Head<'a>> {
+        let job = self.job;
+        let records = job.spans() * record_floats(job.group(), job.head_dim);
+        // SAFETY: inside the records; `fits_split` saw that queries and records of all heads fit.
+        let first = unsafe { self.floats.add(queries_floats(job)) };
+        (0..job.kv_heads).map(move |kv_head| Head {
+            job,
+            unit: unit(job, kv_head),
+            // SAFETY: as above.
+            records: unsafe { first.add(kv_head * records) },
+        })
+    }
+
+    /// The positions of the job's only query.
+    fn positions(&self) -> (u64, u64) {
+        unit(self.job, 0).positions(self.job)
+    }
+}
+
+/// The only query of a job, one KV head.
+fn unit(job: &Attend<'_>, kv_head: usize) -> Unit {
+    Unit {
+        kv_head,
+        first: 0,
+        queries: 1,
+        group: job.group(),
+    }
+}
+
+/// One KV head of a unit, with the records of all its spans.
+struct Head<'a> {
+    job: &'a Attend<'a>,
+    unit: Unit,
+    /// Record of span 0.
+    records: *mut f32,
+}
+
+impl<'a> Head<'a> {
     /// A part of a span's record.
     fn part(&self, span: usize, offset: usize) -> *mut f32 {
         let floats = record_floats(self.unit.group, self.job.head_dim);
@@ -104,102 +134,130 @@ impl<'a> Place<'a> {
 
 pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]) {
     let table = exec.table;
-    let (parts, count) = scratch.parts(exec.pool.threads(), jobs, units);
+    let threads = exec.pool.threads();
+    let (parts, count) = scratch.parts(threads, jobs, units);
     let (outlets, area_len) = (parts.outlets, parts.area_len);
     let areas = Shareable(parts.areas.as_mut_ptr());
     let records = Shareable(parts.records.as_mut_ptr());
     let jobs = &*jobs;
-    let area = |worker: usize, place: &Place<'_>| {
+    let area = |worker: usize, job: &Attend<'_>| {
         // SAFETY: `worker` is below the thread count the areas were made for, and no other thread
         // of the region has the same.
         let area = unsafe { from_raw_parts_mut(areas.get().add(worker * area_len), area_len) };
-        Area::new(area, place.unit.group, place.job.head_dim)
+        Area::new(area, job.group(), job.head_dim)
     };
+
+    for (job, outlet) in jobs.iter().zip(outlets) {
+        let layout = Layout {
+            rows: job.group(),
+            dim: job.head_dim,
+        };
+        // SAFETY: the queries of the job are inside the records, and nobody else is here yet.
+        let floats = unsafe {
+            from_raw_parts_mut(records.get().add(outlet.first_float), queries_floats(job))
+        };
+        for (i, floats) in floats.chunks_exact_mut(layout.floats()).enumerate() {
+            let (segment, kv_head) = (i / job.kv_heads, i % job.kv_heads);
+            layout.load(table, job, &unit(job, kv_head), segment, floats);
+        }
+    }
 
     exec.pool.run_indexed(count, &|worker, unit| {
         let place = Place::new(jobs, outlets, records.get(), unit);
-        let (job, unit, span) = (place.job, &place.unit, place.span);
-        // SAFETY: in region 1 a record belongs to its unit.
-        let scores = unsafe { place.scores(span) };
-        let open = Span::open(job, unit, span, Side::K);
-        if let Some(open) = &open {
-            let Area {
-                mut queries,
-                mut room,
-                ..
-            } = area(worker, &place);
-            step::score_span(table, job, unit, open, &mut queries, &mut room, scores);
-        }
-        for (r, row) in scores.chunks_exact(SCORE_STRIDE).enumerate() {
-            let row = &row[..job.span_slots(span)];
-            let max = match open {
-                Some(_) => ops::max(table, row),
-                None => f32::NEG_INFINITY,
-            };
+        let (job, span) = (place.job, place.span);
+        let ahead = Ahead::Heads(Side::K, span + threads);
+        let open = Span::open(job, place.positions(), span, ahead);
+        // SAFETY: the queries of the job, which nobody writes any more.
+        let floats = unsafe { from_raw_parts(place.floats, queries_floats(job)) };
+        let mut queries = Queries::Ready(floats);
+        let room = &mut area(worker, job).room;
+        for head in place.heads() {
             // SAFETY: in region 1 a record belongs to its unit.
-            unsafe { *place.max(span, r) = max };
+            let scores = unsafe { head.scores(span) };
+            if let Some(open) = &open {
+                step::score_span(table, job, &head.unit, open, &mut queries, room, scores);
+            }
+            for (r, row) in scores.chunks_exact(SCORE_STRIDE).enumerate() {
+                let row = &row[..job.span_slots(span)];
+                let max = match open {
+                    Some(_) => ops::max(table, row),
+                    None => f32::NEG_INFINITY,
+                };
+                // SAFETY: in region 1 a record belongs to its unit.
+                unsafe { *head.max(span, r) = max };
+            }
         }
     });
 
     exec.pool.run_indexed(count, &|worker, unit| {
         let place = Place::new(jobs, outlets, records.get(), unit);
-        let (job, unit, span) = (place.job, &place.unit, place.span);
-        // SAFETY: in region 2 a record belongs to its unit, but for the maxima, which all read.
-        let (scores, partial) = unsafe { (place.scores(span), place.partial(span)) };
-        let open = Span::open(job, unit, span, Side::V);
-        for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
-            let mut sum = 0.0;
-            if open.is_some() {
-                let max = (0..job.spans()).fold(f32::NEG_INFINITY, |max, other| {
-                    // SAFETY: in the record; nobody writes it any more.
-                    step::greater(max, unsafe { *place.max(other, r) })
-                });
-                sum = step::exp_row(table, row, job.span_slots(span), max);
+        let (job, span) = (place.job, place.span);
+        let ahead = Ahead::Heads(Side::V, span + threads);
+        let open = Span::open(job, place.positions(), span, ahead);
+        let room = &mut area(worker, job).room;
+        for head in place.heads() {
+            // SAFETY: in region 2 a record belongs to its unit, but for the maxima, which all read.
+            let (scores, partial) = unsafe { (head.scores(span), head.partial(span)) };
+            for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
+                let mut sum = 0.0;
+                if open.is_some() {
+                    let max = (0..job.spans()).fold(f32::NEG_INFINITY, |max, other| {
+                        // SAFETY: in the record; nobody writes it any more.
+                        step::greater(max, unsafe { *head.max(other, r) })
+                    });
+                    sum = step::exp_row(table, row, job.span_slots(span), max);
+                }
+                // SAFETY: in region 2 a record's sums belong to its unit.
+                unsafe { *head.sum(span, r) = sum };
             }
-            // SAFETY: in region 2 a record's sums belong to its unit.
-            unsafe { *place.sum(span, r) = sum };
-        }
-        if let Some(open) = &open {
-            let room = &mut area(worker, &place).room;
-            step::weigh_span(table, job, unit, open, scores, room, partial);
+            match &open {
+                Some(open) => step::weigh_span(table, job, &head.unit, open, scores, room, partial),
+                // Adding nothing.
+                None => partial.fill(0.0),
+            }
         }
     });
 
     // Without mass only the outputs are left, which the units of span 0 write.
     exec.pool.run_indexed(count, &|worker, unit| {
         let place = Place::new(jobs, outlets, records.get(), unit);
-        let (job, unit, span) = (place.job, &place.unit, place.span);
+        let (job, span) = (place.job, place.span);
         if span != 0 && place.outlet.mass.is_none() {
             return;
         }
-        let Area { total, inverse, .. } = area(worker, &place);
-        for (r, inverse) in inverse.iter_mut().enumerate() {
-            // SAFETY: region 2 is over.
-            *inverse = unsafe { place.inverse(r) };
-        }
-        if let Some(mass) = place.outlet.mass
-            && let Some(open) = Span::open(job, unit, span, Side::V)
-        {
-            // SAFETY: in region 3 scores belong to their unit, and so does the part of `mass`.
-            unsafe {
-                let p = place.scores(span);
-                step::mass_span(table, job, unit, &open, p, inverse, mass, false);
+        let open = place.outlet.mass.and_then(|mass| {
+            let open = Span::open(job, place.positions(), span, Ahead::Nothing)?;
+            Some((open, mass))
+        });
+        for head in place.heads() {
+            let Area { total, inverse, .. } = area(worker, job);
+            for (r, inverse) in inverse.iter_mut().enumerate() {
+                // SAFETY: region 2 is over.
+                *inverse = unsafe { head.inverse(r) };
             }
-        }
-        if span == 0 {
-            total.fill(0.0);
-            for span in (0..job.spans()).filter(|s| sees_span(job, unit, *s)) {
-                // SAFETY: in region 3 the partials of a head belong to its unit of span 0.
-                ops::add_assign(table, total, unsafe { place.partial(span) });
+            if let Some((open, mass)) = &open {
+                // SAFETY: in region 3 scores belong to their unit, and so does the part of `mass`.
+                unsafe {
+                    let p = head.scores(span);
+                    step::mass_span(table, job, &head.unit, open, p, inverse, *mass, false);
+                }
             }
-            let dim = job.head_dim;
-            for (r, total) in total.chunks_exact_mut(dim).enumerate() {
-                step::finish_row(table, job, total, inverse[r]);
-                // SAFETY: the rows of a head are written by its unit of span 0 alone, and
-                // `Attend::check` saw that `out` has them all.
-                let out =
-                    unsafe { from_raw_parts_mut(place.outlet.out.add(unit.offset(job, r)), dim) };
-                out.copy_from_slice(total);
+            if span == 0 {
+                total.fill(0.0);
+                for span in 0..job.spans() {
+                    // SAFETY: in region 3 partials belong to the unit of span 0.
+                    ops::add_assign(table, total, unsafe { head.partial(span) });
+                }
+                let dim = job.head_dim;
+                for (r, total) in total.chunks_exact_mut(dim).enumerate() {
+                    step::finish_row(table, job, total, inverse[r]);
+                    // SAFETY: the rows of a job are written by its unit of span 0 alone, and
+                    // `Attend::check` saw that `out` has them all.
+                    let out = unsafe {
+                        from_raw_parts_mut(place.outlet.out.add(head.unit.offset(job, r)), dim)
+                    };
+                    out.copy_from_slice(total);
+                }
             }
         }
     });

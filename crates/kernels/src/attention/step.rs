@@ -1,9 +1,9 @@
 //! The steps both paths are made of, for one span and the rows of one unit.
 
-use super::kernel::{self, NumbersMut, Piece, Query, Room, Rows};
-use super::scratch::{SCORE_STRIDE, as_bytes, as_words};
-use super::span::Span;
-use super::{Attend, BLOCK_SLOTS, SPAN_BLOCKS, SPAN_SLOTS};
+use super::kernel::{self, Numbers, NumbersMut, Query, Room, Rows};
+use super::scratch::{SCORE_STRIDE, bytes_mut, bytes_of, words_mut, words_of};
+use super::span::{Look, Side, Span};
+use super::{Attend, BLOCK_SLOTS, SPAN_SLOTS};
 use crate::cpu::Table;
 use crate::ops;
 use std::ops::Range;
@@ -29,6 +29,11 @@ impl Unit {
             .saturating_add((self.first + query) as u64)
     }
 
+    /// Of the first and the last query.
+    pub(super) fn positions(&self, job: &Attend<'_>) -> (u64, u64) {
+        (self.position(job, 0), self.position(job, self.queries - 1))
+    }
+
     /// Where row `r` lies in (row, head, dim).
     pub(super) fn offset(&self, job: &Attend<'_>, r: usize) -> usize {
         let head = self.kv_head * self.group + r % self.group;
@@ -36,84 +41,139 @@ impl Unit {
     }
 }
 
-/// A unit's queries as blocks of one segment meet them.
-pub(super) struct Queries<'a> {
-    /// (row, dim), in the basis of the blocks and scaled
-    q: &'a mut [f32],
-    /// (row): what the mean adds to every score
-    bias: &'a mut [f32],
-    narrow: NumbersMut<'a>,
-    wide: NumbersMut<'a>,
-    segment: Option<usize>,
+/// A unit's queries as blocks of one segment meet them, in some floats:
+///
+/// ```text
+/// q (row, dim)  bias (row)  narrow, wide: unit (row) numbers (row, 2 len bytes) eights (row, len / 8)
+/// ```
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    pub rows: usize,
+    pub dim: usize,
 }
 
-impl<'a> Queries<'a> {
-    pub(super) fn floats(rows: usize, dim: usize) -> usize {
-        let len = dim.next_multiple_of(16);
-        // Queries, bias; two bytes a number, its eighth of a sum and a unit, twice.
-        rows * (dim + 1 + 2 * (len / 2 + len / 8 + 1))
+impl Layout {
+    fn len(self) -> usize {
+        self.dim.next_multiple_of(16)
     }
 
-    /// In [`Queries::floats`] floats.
-    pub(super) fn new(floats: &'a mut [f32], rows: usize, dim: usize) -> Queries<'a> {
+    fn numbers(self) -> usize {
+        self.rows * (1 + self.len() / 2 + self.len() / 8)
+    }
+
+    /// Floats that queries take: whole cache lines.
+    pub(super) fn floats(self) -> usize {
+        (self.rows * (self.dim + 1) + 2 * self.numbers()).next_multiple_of(16)
+    }
+
+    /// Writes the queries of a unit as a segment meets them: in the basis of the blocks, scaled, with
+    /// what the mean adds to every score, and rounded.
+    pub(super) fn load(
+        self,
+        table: Table,
+        job: &Attend<'_>,
+        unit: &Unit,
+        segment: usize,
+        floats: &mut [f32],
+    ) {
+        let (rows, dim) = (self.rows, self.dim);
         let (q, floats) = floats.split_at_mut(rows * dim);
         let (bias, floats) = floats.split_at_mut(rows);
-        let (narrow, wide) = floats.split_at_mut(floats.len() / 2);
-        let numbers = |floats: &'a mut [f32]| {
-            let len = dim.next_multiple_of(16);
-            let (unit, floats) = floats.split_at_mut(rows);
-            let (bytes, eights) = floats.split_at_mut(rows * len / 2);
-            NumbersMut {
-                bytes: as_bytes(bytes),
-                len,
-                unit,
-                eights: as_words(&mut eights[..rows * len / 8]),
-            }
-        };
-        Queries {
-            q,
-            bias,
-            narrow: numbers(narrow),
-            wide: numbers(wide),
-            segment: None,
-        }
-    }
-
-    /// Loads those of a segment, unless they are there already. Segments follow each other along
-    /// the table, so each is loaded once.
-    pub(super) fn load(&mut self, table: Table, job: &Attend<'_>, unit: &Unit, segment: usize) {
-        if self.segment == Some(segment) {
-            return;
-        }
-        self.segment = Some(segment);
-        let dim = job.head_dim;
         let mean = job.mean.map(|mean| &mean[unit.kv_head * dim..][..dim]);
-        let rows = self.q.chunks_exact_mut(dim).zip(&mut *self.bias);
-        for (r, (q, bias)) in rows.enumerate().take(unit.rows()) {
+        for (r, (q, bias)) in q.chunks_exact_mut(dim).zip(bias).enumerate() {
             q.copy_from_slice(&job.q[segment][unit.offset(job, r)..][..dim]);
             ops::turn::turn(table, job.basis.k, q);
             ops::scale(table, q, job.scale);
             *bias = mean.map_or(0.0, |mean| kernel::dot(table, q, mean));
         }
         let q = Rows {
-            values: self.q,
+            values: q,
             stride: dim,
-            count: unit.rows(),
+            count: rows,
         };
-        kernel::round_queries(table, q, &mut self.narrow, &mut self.wide);
+        let (narrow, wide) = floats.split_at_mut(self.numbers());
+        let (mut narrow, mut wide) = (self.numbers_mut(narrow), self.numbers_mut(wide));
+        kernel::round_queries(table, q, &mut narrow, &mut wide);
+    }
+
+    fn numbers_mut(self, floats: &mut [f32]) -> NumbersMut<'_> {
+        let (rows, len) = (self.rows, self.len());
+        let (unit, floats) = floats.split_at_mut(rows);
+        let (bytes, eights) = floats.split_at_mut(rows * len / 2);
+        NumbersMut {
+            bytes: bytes_mut(bytes),
+            len,
+            unit,
+            eights: words_mut(&mut eights[..rows * len / 8]),
+        }
     }
 
     /// What was loaded.
-    pub(super) fn read(&self, dim: usize, rows: usize) -> Query<'_> {
+    pub(super) fn read(self, floats: &[f32]) -> Query<'_> {
+        let (q, floats) = floats.split_at(self.rows * self.dim);
+        let (bias, floats) = floats.split_at(self.rows);
+        let (narrow, wide) = floats.split_at(self.numbers());
         Query {
             q: Rows {
-                values: self.q,
-                stride: dim,
-                count: rows,
+                values: q,
+                stride: self.dim,
+                count: self.rows,
             },
-            bias: self.bias,
-            narrow: self.narrow.read(),
-            wide: self.wide.read(),
+            bias,
+            narrow: self.numbers_of(narrow),
+            wide: self.numbers_of(wide),
+        }
+    }
+
+    fn numbers_of(self, floats: &[f32]) -> Numbers<'_> {
+        let (rows, len) = (self.rows, self.len());
+        let (unit, floats) = floats.split_at(rows);
+        let (bytes, eights) = floats.split_at(rows * len / 2);
+        Numbers {
+            bytes: bytes_of(bytes),
+            len,
+            unit,
+            eights: words_of(&eights[..rows * len / 8]),
+        }
+    }
+}
+
+/// Where a unit finds its queries.
+pub(super) enum Queries<'a> {
+    /// Loaded for one segment at a time. Segments follow each other along the table, so each is loaded
+    /// once.
+    Here {
+        floats: &'a mut [f32],
+        segment: Option<usize>,
+    },
+    /// Loaded for all segments: (segment, kv_head, layout).
+    Ready(&'a [f32]),
+}
+
+impl Queries<'_> {
+    fn of_segment(
+        &mut self,
+        table: Table,
+        job: &Attend<'_>,
+        unit: &Unit,
+        wanted: usize,
+    ) -> Query<'_> {
+        let layout = Layout {
+            rows: unit.rows(),
+            dim: job.head_dim,
+        };
+        match self {
+            Queries::Here { floats, segment } => {
+                if *segment != Some(wanted) {
+                    layout.load(table, job, unit, wanted, floats);
+                    *segment = Some(wanted);
+                }
+                layout.read(floats)
+            }
+            Queries::Ready(floats) => {
+                let nth = wanted * job.kv_heads + unit.kv_head;
+                layout.read(&floats[nth * layout.floats()..])
+            }
         }
     }
 }
@@ -134,32 +194,25 @@ pub(super) fn score_span(
     room: &mut Room<'_>,
     scores: &mut [f32],
 ) {
-    let mut next = 0;
-    let (mut pieces, mut count, mut segment) = ([Piece::NONE; SPAN_BLOCKS], 0, 0);
-    for (i, look) in span.seen() {
-        blind(scores, next..i);
-        next = i + 1;
-        // Blocks of a segment are scored together.
-        if count > 0 && look.segment != segment {
-            queries.load(table, job, unit, segment);
-            let query = queries.read(job.head_dim, unit.rows());
-            kernel::score(table, query, &pieces[..count], room, scores, SCORE_STRIDE);
-            count = 0;
+    let pieces = span.pieces(unit.kv_head, Side::K);
+    // Blocks of a segment are scored together.
+    let mut from = 0;
+    for (i, look) in span.looks().enumerate() {
+        let next = span.looks().nth(i + 1).map(Look::segment);
+        if next != Some(look.segment()) {
+            let query = queries.of_segment(table, job, unit, look.segment());
+            kernel::score(table, query, &pieces[from..=i], room, scores, SCORE_STRIDE);
+            from = i + 1;
         }
-        segment = look.segment;
-        pieces[count] = look.piece(i);
-        count += 1;
     }
-    queries.load(table, job, unit, segment);
-    let query = queries.read(job.head_dim, unit.rows());
-    kernel::score(table, query, &pieces[..count], room, scores, SCORE_STRIDE);
-    blind(scores, next..span.count);
-
-    for (i, look) in span.seen() {
+    let mut next = 0;
+    for look in span.looks() {
+        blind(scores, next..look.index);
+        next = look.index + 1;
         if job.softcap.is_none() && look.is_clear {
             continue;
         }
-        let scores = &mut scores[i * BLOCK_SLOTS..];
+        let scores = &mut scores[look.index * BLOCK_SLOTS..];
         for query in 0..unit.queries {
             let seen = look.extent.visible(job, unit.position(job, query));
             for r in query * unit.group..(query + 1) * unit.group {
@@ -172,6 +225,7 @@ pub(super) fn score_span(
             }
         }
     }
+    blind(scores, next..span.count);
 }
 
 /// Scores of blocks that nobody sees.
@@ -209,18 +263,13 @@ pub(super) fn weigh_span(
     room: &mut Room<'_>,
     partial: &mut [f32],
 ) {
-    let mut pieces = [Piece::NONE; SPAN_BLOCKS];
-    let mut count = 0;
-    for (i, look) in span.seen() {
-        pieces[count] = look.piece(i);
-        count += 1;
-    }
+    let pieces = span.pieces(unit.kv_head, Side::V);
     let p = Rows {
         values: p,
         stride: SCORE_STRIDE,
         count: unit.rows(),
     };
-    kernel::weigh(table, p, &pieces[..count], job.head_dim, room, partial);
+    kernel::weigh(table, p, &pieces, job.head_dim, room, partial);
 }
 
 /// Adds the unit's attention mass in one span to the job's counters. With `shared`, other units add
@@ -240,7 +289,8 @@ pub(super) unsafe fn mass_span(
     shared: bool,
 ) {
     let blocks = job.view.blocks();
-    for (i, look) in span.seen() {
+    for look in span.looks() {
+        let i = look.index;
         let mut counts = [[0u64; BLOCK_SLOTS]; 2];
         for query in 0..unit.queries {
             let position = unit.position(job, query);

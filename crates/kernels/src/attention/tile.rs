@@ -2,7 +2,7 @@
 
 use super::Attend;
 use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, queries_per_tile};
-use super::span::{Side, Span};
+use super::span::{Ahead, Side, Span};
 use super::step::{self, Unit};
 use crate::cpu::Table;
 use crate::threads::Shareable;
@@ -58,11 +58,12 @@ fn unit_at(job: &Attend<'_>, unit: usize) -> Unit {
 fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut area: Area<'_>) {
     let dim = job.head_dim;
     let rows = unit.rows();
+    let positions = unit.positions(job);
     let per_span = rows * SCORE_STRIDE;
 
     area.max.fill(f32::NEG_INFINITY);
     for span in 0..job.spans() {
-        let Some(open) = Span::open(job, unit, span, Side::K) else {
+        let Some(open) = Span::open(job, positions, span, Ahead::Span(Side::K, span + 1)) else {
             continue;
         };
         let scores = &mut area.scores[span * per_span..][..per_span];
@@ -85,7 +86,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
     sum.fill(0.0);
     area.total.fill(0.0);
     for span in 0..job.spans() {
-        let Some(open) = Span::open(job, unit, span, Side::V) else {
+        let Some(open) = Span::open(job, positions, span, Ahead::Span(Side::V, span + 1)) else {
             continue;
         };
         let scores = &mut area.scores[span * per_span..][..per_span];
@@ -115,7 +116,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
 
     if let Some(mass) = outlet.mass {
         for span in 0..job.spans() {
-            let Some(open) = Span::open(job, unit, span, Side::V) else {
+            let Some(open) = Span::open(job, positions, span, Ahead::Nothing) else {
                 continue;
             };
             let p = &area.scores[span * per_span..][..per_span];

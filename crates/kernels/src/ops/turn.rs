@@ -286,9 +286,7 @@ mod tests {
             assert_eq!(turned(Table::SCALAR, Turn::Pairs, &x), want);
         }
         let x: Vec<f32> = (0..18).map(|i| i as f32).collect();
-        let want = [
-            0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15, 16, 17,
-        ];
+        let want = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15, 16, 17];
         let got = turned(Table::SCALAR, Turn::Eights, &x);
         assert_eq!(got, want.map(|i| i as f32));
     }

@@ -299,10 +299,7 @@ fn places(
         let (at, nth) = match (side, form.codec.is_float()) {
             (Side::K, true) => (d * BLOCK_SLOTS + slot, 0),
             (Side::V, true) => (slot * dim + d, 0),
-            (Side::K, false) => (
-                (d / 4 / per * BLOCK_SLOTS + slot) * 4 + d % 4,
-                d / 4 % per,
-            ),
+            (Side::K, false) => ((d / 4 / per * BLOCK_SLOTS + slot) * 4 + d % 4, d / 4 % per),
             (Side::V, false) => ((slot / 4 * bytes + d % bytes) * 4 + slot % 4, d / bytes),
         };
         parts[i] = (first + at * width, bits * nth);

@@ -183,7 +183,11 @@ fn near_the_ideal() {
                 .map(|(a, b)| (a - f64::from(*b)).abs())
                 .fold(0.0, f64::max);
             let floats = [s.near, s.far].iter().all(|form| form.v.codec.is_float());
-            let most = if floats { OUT_ERROR_MAX } else { CODED_ERROR_MAX };
+            let most = if floats {
+                OUT_ERROR_MAX
+            } else {
+                CODED_ERROR_MAX
+            };
             assert!(worst <= most, "{what}: {worst}");
             let unit = 2f64.powi(-40);
             for (ideal, got) in [(&sum, &got.sum), (&sum_sq, &got.sum_sq)] {

@@ -24,7 +24,7 @@ mod unpack;
 mod whole;
 
 pub(crate) use head::Head;
-pub(crate) use numbers::{NumbersMut, Weights, round_queries};
+pub(crate) use numbers::{Numbers, NumbersMut, Weights, round_queries};
 pub(crate) use whole::Room;
 
 use super::{BLOCK_SLOTS, SPAN_BLOCKS};
@@ -34,7 +34,6 @@ use crate::format::kv::Form;
 use crate::ops::exp::{exp, exp_lanes};
 use crate::ops::lanes::{fold, padded, to_fixed};
 use crate::ops::simd::{Simd, simd_fn};
-use numbers::Numbers;
 use product::{End, Panel, product};
 
 /// Rows of f32 at a common distance: `row(r) = values[r * stride ..]`.
@@ -121,7 +120,9 @@ pub(crate) fn score(
                 true => query.narrow,
                 false => query.wide,
             };
-            whole::score(table, numbers, q.count, bias, pieces, room.tile, out, stride);
+            whole::score(
+                table, numbers, q.count, bias, pieces, room.tile, out, stride,
+            );
         }
         for Piece { head, at, .. } in pieces.iter().filter(|p| !p.head.sinks.is_empty()) {
             sink::score(table, q, bias, head, &mut out[*at..], stride);

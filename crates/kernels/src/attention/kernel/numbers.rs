@@ -91,12 +91,21 @@ macro_rules! kind {
 }
 
 kind!(
-    Wide, WIDE_LIMIT, Wide, WideFour, WIDE_ROWS, FUSED_WIDE, wide_zero, wide_dot, wide_end, put_wide,
-    wide_four
+    Wide, WIDE_LIMIT, Wide, WideFour, WIDE_ROWS, FUSED_WIDE, wide_zero, wide_dot, wide_end,
+    put_wide, wide_four
 );
 kind!(
-    Narrow, NARROW_LIMIT, Narrow, NarrowFour, NARROW_ROWS, FUSED_NARROW, narrow_zero, narrow_dot,
-    narrow_end, put_narrow, narrow_four
+    Narrow,
+    NARROW_LIMIT,
+    Narrow,
+    NarrowFour,
+    NARROW_ROWS,
+    FUSED_NARROW,
+    narrow_zero,
+    narrow_dot,
+    narrow_end,
+    put_narrow,
+    narrow_four
 );
 
 /// Rows of numbers, as the table that wrote them likes them; the scalar one has i16.
@@ -139,17 +148,6 @@ pub(crate) struct NumbersMut<'a> {
     pub eights: &'a mut [i32],
 }
 
-impl NumbersMut<'_> {
-    pub(crate) fn read(&self) -> Numbers<'_> {
-        Numbers {
-            bytes: self.bytes,
-            len: self.len,
-            unit: self.unit,
-            eights: self.eights,
-        }
-    }
-}
-
 /// What one is worth, and its reciprocal.
 #[inline(always)]
 fn unit_of(greatest: f32, limit: f32) -> (f32, f32) {
@@ -170,7 +168,9 @@ simd_fn! {
 fn scalar_round_queries(q: Rows<'_>, narrow: &mut NumbersMut<'_>, wide: &mut NumbersMut<'_>) {
     for r in 0..q.count {
         let row = &q.values[r * q.stride..][..q.stride];
-        let greatest = row.iter().fold(0.0, |m: f32, x| if m < x.abs() { x.abs() } else { m });
+        let greatest = row
+            .iter()
+            .fold(0.0, |m: f32, x| if m < x.abs() { x.abs() } else { m });
         let finite = row.iter().all(|x| x.is_finite());
         let greatest = if finite { greatest } else { 0.0 };
         scalar_round_row(row, r, greatest, NARROW_LIMIT, narrow);
@@ -291,16 +291,26 @@ fn read_scale(piece: &Piece<'_>, group: usize, slot: usize) -> f32 {
 
 /// `p (row, slot) * scale (group, slot)`, rounded, for the slots of the pieces that are read and are no
 /// sinks; zero for the others of their blocks.
-pub(super) fn scalar_round_weights(p: Rows<'_>, pieces: &[Piece<'_>], group: usize, to: &mut Weights<'_>) {
+pub(super) fn scalar_round_weights(
+    p: Rows<'_>,
+    pieces: &[Piece<'_>],
+    group: usize,
+    to: &mut Weights<'_>,
+) {
     for r in 0..p.count {
         let bytes = &mut to.bytes[2 * r * SPAN_SLOTS..][..2 * SPAN_SLOTS];
         let weights = pieces.iter().flat_map(|piece| {
             (0..BLOCK_SLOTS).map(move |slot| {
                 let at = piece.at + slot;
-                (at, p.values[r * p.stride + at] * read_scale(piece, group, slot))
+                (
+                    at,
+                    p.values[r * p.stride + at] * read_scale(piece, group, slot),
+                )
             })
         });
-        let greatest = weights.clone().fold(0.0, |m: f32, (_, w)| if m < w.abs() { w.abs() } else { m });
+        let greatest = weights
+            .clone()
+            .fold(0.0, |m: f32, (_, w)| if m < w.abs() { w.abs() } else { m });
         let (unit, by) = unit_of(greatest, WIDE_LIMIT);
         (to.unit[r], to.totals[r]) = (unit, 0);
         for (at, w) in weights {
@@ -324,7 +334,10 @@ pub(super) fn simd_round_weights<S: Simd>(
     const VECTORS: usize = SPAN_SLOTS / 16;
     let mut scales = [[0.0; 16]; VECTORS];
     for (scales, piece) in scales.chunks_exact_mut(2).zip(pieces) {
-        for (scale, half) in scales.iter_mut().zip(piece.head.scales(group).as_chunks::<32>().0) {
+        for (scale, half) in scales
+            .iter_mut()
+            .zip(piece.head.scales(group).as_chunks::<32>().0)
+        {
             s.store(s.load_half(half), scale);
         }
         let scales = scales.as_flattened_mut();

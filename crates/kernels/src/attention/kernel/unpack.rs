@@ -38,10 +38,7 @@ pub(super) fn level(head: &Head<'_>, is_value: bool, slot: usize, d: usize) -> i
         let (byte, field) = if is_value {
             ((slot / 4 * bytes + d % bytes) * 4 + slot % 4, d / bytes)
         } else {
-            (
-                (d / 4 / per * BLOCK_SLOTS + slot) * 4 + d % 4,
-                d / 4 % per,
-            )
+            ((d / 4 / per * BLOCK_SLOTS + slot) * 4 + d % 4, d / 4 % per)
         };
         code |= (usize::from(head.plane(i)[byte]) >> (bits * field) & ((1 << bits) - 1)) << above;
         above += bits;

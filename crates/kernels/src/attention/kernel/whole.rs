@@ -5,7 +5,9 @@
 //! narrower codes are unpacked to ([`super::unpack`]); four-bit codes and few rows are looked up in
 //! registers instead ([`super::fused`]).
 
-use super::numbers::{Kind, Narrow, Numbers, Weights, Wide, scalar_round_weights, simd_round_weights};
+use super::numbers::{
+    Kind, Narrow, Numbers, Weights, Wide, scalar_round_weights, simd_round_weights,
+};
 use super::unpack::{self, level};
 use super::{Piece, Rows, fused};
 use crate::attention::{BLOCK_SLOTS, SPAN_BLOCKS, SPAN_SLOTS};
@@ -95,7 +97,11 @@ fn scalar_score(
                 let product = |d: usize| q.at(r, d) * i32::from(level(head, false, slot, d));
                 let sum = head.group(group).map(product).sum::<i32>() as f32;
                 let scale = head.code_scale(group, slot);
-                score = if group == 0 { sum * scale } else { sum.mul_add(scale, score) };
+                score = if group == 0 {
+                    sum * scale
+                } else {
+                    sum.mul_add(scale, score)
+                };
             }
             out[r * stride + at + slot] = score.mul_add(q.unit[r], bias[r]);
         }

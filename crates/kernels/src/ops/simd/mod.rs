@@ -117,8 +117,12 @@ pub(crate) trait Simd: Copy {
     fn wide_zero(self) -> Self::Wide;
     fn narrow_zero(self) -> Self::Narrow;
     fn wide_dot(self, acc: Self::Wide, levels: Self::Fours, by: Self::WideFour) -> Self::Wide;
-    fn narrow_dot(self, acc: Self::Narrow, levels: Self::Fours, by: Self::NarrowFour)
-    -> Self::Narrow;
+    fn narrow_dot(
+        self,
+        acc: Self::Narrow,
+        levels: Self::Fours,
+        by: Self::NarrowFour,
+    ) -> Self::Narrow;
     /// The sums, rounded to f32; `total` is the sum of the numbers that were multiplied with.
     fn wide_end(self, acc: Self::Wide, total: i32) -> Self::V;
     fn narrow_end(self, acc: Self::Narrow, total: i32) -> Self::V;
