@@ -48,21 +48,13 @@ impl Extent {
 
 /// A block that some query sees.
 #[derive(Clone, Copy)]
-pub(super) struct Look<'a> {
-    block: Block<'a>,
+pub(super) struct Look {
     pub extent: Extent,
     /// In the span.
     pub index: usize,
-    /// Slots that the last query sees. Later ones may not have been written.
-    slots: usize,
+    pub segment: usize,
     /// Every query sees every slot.
     pub is_clear: bool,
-}
-
-impl Look<'_> {
-    pub(super) fn segment(&self) -> usize {
-        self.block.segment
-    }
 }
 
 /// What will be read after a span, on the same thread and if no other one takes it.
@@ -70,20 +62,22 @@ impl Look<'_> {
 pub(super) enum Ahead {
     Nothing,
     /// The same head of this span.
-    Span(Side, usize),
+    Span(usize),
     /// The other heads, and then those of this span.
-    Heads(Side, usize),
+    Heads(usize),
 }
 
-/// The blocks of a span that queries of one query block see. Asking the view is a call each, so it is
-/// done once for all heads.
+/// The blocks of a span that queries of one query block see, one side of them, and one head's part of
+/// each. Asking the view is a call each, so it is done once for all heads.
 pub(super) struct Span<'a> {
-    looks: [Option<Look<'a>>; SPAN_BLOCKS],
+    looks: [Look; SPAN_BLOCKS],
+    pieces: [Piece<'a>; SPAN_BLOCKS],
+    /// All heads of each, and what is ahead of it.
+    sides: [(&'a [u8], Option<&'a [u8]>); SPAN_BLOCKS],
     seen: usize,
+    /// All heads.
+    sinks: &'a [u8],
     ahead: Ahead,
-    /// Blocks at the same places of the span that is ahead.
-    next: [Option<Coded<'a>>; SPAN_BLOCKS],
-    head_dim: usize,
     kv_heads: usize,
     /// In the table.
     pub first: usize,
@@ -91,109 +85,108 @@ pub(super) struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// What the queries at `positions`, first and last, see. Nothing, if they see none of it.
+    /// What the queries at `positions`, first and last, see. Nothing, if they see none of it. The head is
+    /// still to be chosen.
     pub(super) fn open(
         job: &'a Attend<'_>,
         positions: (u64, u64),
         span: usize,
+        side: Side,
         ahead: Ahead,
     ) -> Option<Span<'a>> {
+        const NOTHING: Look = Look {
+            extent: Extent {
+                rows: 0,
+                first_position: 0,
+            },
+            index: 0,
+            segment: 0,
+            is_clear: false,
+        };
         let range = job.view.span(span);
         let mut open = Span {
-            looks: [None; SPAN_BLOCKS],
+            looks: [NOTHING; SPAN_BLOCKS],
+            pieces: [Piece::NONE; SPAN_BLOCKS],
+            sides: [(&[], None); SPAN_BLOCKS],
             seen: 0,
+            sinks: &[],
             ahead,
-            next: [None; SPAN_BLOCKS],
-            head_dim: job.head_dim,
             kv_heads: job.kv_heads,
             first: range.start,
             count: range.len(),
         };
         let query_block = positions.0 / BLOCK_SLOTS as u64;
-        for (index, i) in range.clone().enumerate() {
+        let mut size = Size::of(Form::F16, job.head_dim);
+        for (index, i) in range.enumerate() {
             let block = job.view.block(i, query_block);
             let extent = Extent::of(&block);
             let first = extent.visible(job, positions.0);
             let last = extent.visible(job, positions.1);
             // The last query sees furthest ahead, the first furthest back.
-            if first.start < last.end {
-                open.looks[open.seen] = Some(Look {
-                    block,
-                    extent,
-                    index,
-                    slots: last.end,
-                    is_clear: last.start == 0 && first.end == BLOCK_SLOTS,
-                });
-                open.seen += 1;
+            if first.start >= last.end {
+                continue;
             }
+            let coded = side.of(&block);
+            open.looks[open.seen] = Look {
+                extent,
+                index,
+                segment: block.segment,
+                is_clear: last.start == 0 && first.end == BLOCK_SLOTS,
+            };
+            open.pieces[open.seen] = Piece {
+                head: size.head(&coded),
+                at: index * BLOCK_SLOTS,
+                slots: last.end,
+            };
+            open.sides[open.seen].0 = coded.bytes;
+            if let Some(sinks) = block.sinks {
+                open.sinks = match side {
+                    Side::K => sinks.k,
+                    Side::V => sinks.v,
+                };
+            }
+            open.seen += 1;
         }
         if open.seen == 0 {
             return None;
         }
-        if let Ahead::Span(side, next) | Ahead::Heads(side, next) = ahead
+        if let Ahead::Span(next) | Ahead::Heads(next) = ahead
             && next < job.spans()
         {
-            for (to, i) in open.next.iter_mut().zip(job.view.span(next)) {
-                *to = Some(side.of(&job.view.block(i, query_block)));
+            for ((_, to), i) in open.sides.iter_mut().zip(job.view.span(next)) {
+                *to = Some(side.of(&job.view.block(i, query_block)).bytes);
             }
         }
         Some(open)
     }
 
     /// The blocks that some query sees.
-    pub(super) fn looks(&self) -> impl Iterator<Item = &Look<'a>> {
-        self.looks[..self.seen].iter().flatten()
+    pub(super) fn looks(&self) -> &[Look] {
+        &self.looks[..self.seen]
     }
 
     /// One head's part of them, with what will be read a span of blocks later.
-    pub(super) fn pieces(&self, kv_head: usize, side: Side) -> Pieces<'a> {
-        let mut pieces = Pieces {
-            all: [Piece::NONE; SPAN_BLOCKS],
-            count: 0,
-        };
-        let mut size = Size::of(Form::F16, self.head_dim);
-        for (i, look) in self.looks().enumerate() {
-            let coded = side.of(&look.block);
-            let mut head = size.head(&coded, kv_head);
-            let (later, later_head) = match self.ahead {
-                Ahead::Heads(..) if kv_head + 1 < self.kv_heads => (Some(coded), kv_head + 1),
-                Ahead::Heads(..) => (self.next[i], 0),
-                Ahead::Span(..) => (self.next[i], kv_head),
-                Ahead::Nothing => (None, 0),
+    pub(super) fn pieces(&mut self, kv_head: usize) -> &[Piece<'a>] {
+        for (piece, (bytes, next)) in self.pieces[..self.seen].iter_mut().zip(&self.sides) {
+            let head = &mut piece.head;
+            let part = |bytes: &'a [u8], kv_head: usize| {
+                let size = head.bytes.len();
+                bytes
+                    .get(kv_head * size..(kv_head + 1) * size)
+                    .unwrap_or(&[])
             };
-            if let Some(later) = later {
-                head.ahead = size.head(&later, later_head).bytes;
-            }
-            if let Some(sinks) = look.block.sinks {
-                let rows = match side {
-                    Side::K => sinks.k,
-                    Side::V => sinks.v,
-                };
-                let bytes = 2 * self.head_dim * sinks.rows;
-                head.sinks = &rows[kv_head * bytes..][..bytes];
-            }
-            pieces.all[i] = Piece {
-                head,
-                at: look.index * BLOCK_SLOTS,
-                slots: look.slots,
+            head.ahead = match self.ahead {
+                Ahead::Heads(_) if kv_head + 1 < self.kv_heads => part(bytes, kv_head + 1),
+                Ahead::Heads(_) => next.map_or(&[], |next| part(next, 0)),
+                Ahead::Span(_) => next.map_or(&[], |next| part(next, kv_head)),
+                Ahead::Nothing => &[],
             };
-            pieces.count += 1;
+            head.bytes = part(bytes, kv_head);
         }
-        pieces
-    }
-}
-
-/// At most a span of pieces.
-pub(super) struct Pieces<'a> {
-    all: [Piece<'a>; SPAN_BLOCKS],
-    count: usize,
-}
-
-impl<'a> std::ops::Deref for Pieces<'a> {
-    type Target = [Piece<'a>];
-
-    fn deref(&self) -> &[Piece<'a>] {
-        &self.all[..self.count]
+        // Only ever in the first block.
+        let sinks = self.sinks.len() / self.kv_heads;
+        self.pieces[0].head.sinks = &self.sinks[kv_head * sinks..][..sinks];
+        &self.pieces[..self.seen]
     }
 }
 
@@ -217,8 +210,8 @@ impl Size {
         }
     }
 
-    /// One head's part of the keys or values of a block.
-    fn head<'a>(&mut self, coded: &Coded<'a>, kv_head: usize) -> Head<'a> {
+    /// The first head of the keys or values of a block.
+    fn head<'a>(&mut self, coded: &Coded<'a>) -> Head<'a> {
         if coded.form != self.form {
             *self = Size::of(coded.form, self.dim);
         }
@@ -226,7 +219,7 @@ impl Size {
             form: coded.form,
             dim: self.dim,
             groups: self.groups,
-            bytes: &coded.bytes[kv_head * self.bytes..][..self.bytes],
+            bytes: &coded.bytes[..self.bytes],
             ahead: &[],
             sinks: &[],
         }

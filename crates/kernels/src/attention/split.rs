@@ -3,7 +3,8 @@
 //! ```text
 //! before     queries of all segments
 //! region 1   scores of the span, and their greatest
-//! region 2   the greatest of all spans; exponentials, their sum, the weighted values
+//! between    the greatest of all spans
+//! region 2   exponentials, their sum, the weighted values
 //! region 3   sums and values of all spans in order → output; mass of the span
 //! ```
 
@@ -106,7 +107,8 @@ impl<'a> Head<'a> {
         unsafe { from_raw_parts_mut(self.part(span, group * SCORE_STRIDE), group * dim) }
     }
 
-    /// The greatest score of row `r` in a span: written in region 1, read in region 2.
+    /// The greatest score of row `r` in a span, written in region 1; for span 0 the greatest of all when
+    /// region 2 reads it.
     fn max(&self, span: usize, r: usize) -> *mut f32 {
         let group = self.unit.group;
         self.part(span, group * (SCORE_STRIDE + self.job.head_dim) + r)
@@ -165,8 +167,8 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
     exec.pool.run_indexed(count, &|worker, unit| {
         let place = Place::new(jobs, outlets, records.get(), unit);
         let (job, span) = (place.job, place.span);
-        let ahead = Ahead::Heads(Side::K, span + threads);
-        let open = Span::open(job, place.positions(), span, ahead);
+        let ahead = Ahead::Heads(span + threads);
+        let mut open = Span::open(job, place.positions(), span, Side::K, ahead);
         // SAFETY: the queries of the job, which nobody writes any more.
         let floats = unsafe { from_raw_parts(place.floats, queries_floats(job)) };
         let mut queries = Queries::Ready(floats);
@@ -174,7 +176,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         for head in place.heads() {
             // SAFETY: in region 1 a record belongs to its unit.
             let scores = unsafe { head.scores(span) };
-            if let Some(open) = &open {
+            if let Some(open) = &mut open {
                 step::score_span(table, job, &head.unit, open, &mut queries, room, scores);
             }
             for (r, row) in scores.chunks_exact(SCORE_STRIDE).enumerate() {
@@ -189,11 +191,26 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         }
     });
 
+    // The greatest of all spans takes the place of the first one's.
+    for first in outlets.iter().map(|outlet| outlet.first_unit) {
+        let place = Place::new(jobs, outlets, records.get(), first);
+        for head in place.heads() {
+            for r in 0..head.unit.group {
+                // SAFETY: in the records, and no region runs.
+                unsafe {
+                    for span in 1..place.job.spans() {
+                        *head.max(0, r) = step::greater(*head.max(0, r), *head.max(span, r));
+                    }
+                }
+            }
+        }
+    }
+
     exec.pool.run_indexed(count, &|worker, unit| {
         let place = Place::new(jobs, outlets, records.get(), unit);
         let (job, span) = (place.job, place.span);
-        let ahead = Ahead::Heads(Side::V, span + threads);
-        let open = Span::open(job, place.positions(), span, ahead);
+        let ahead = Ahead::Heads(span + threads);
+        let mut open = Span::open(job, place.positions(), span, Side::V, ahead);
         let room = &mut area(worker, job).room;
         for head in place.heads() {
             // SAFETY: in region 2 a record belongs to its unit, but for the maxima, which all read.
@@ -201,16 +218,14 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
             for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
                 let mut sum = 0.0;
                 if open.is_some() {
-                    let max = (0..job.spans()).fold(f32::NEG_INFINITY, |max, other| {
-                        // SAFETY: in the record; nobody writes it any more.
-                        step::greater(max, unsafe { *head.max(other, r) })
-                    });
+                    // SAFETY: in the record; nobody writes it any more.
+                    let max = unsafe { *head.max(0, r) };
                     sum = step::exp_row(table, row, job.span_slots(span), max);
                 }
                 // SAFETY: in region 2 a record's sums belong to its unit.
                 unsafe { *head.sum(span, r) = sum };
             }
-            match &open {
+            match &mut open {
                 Some(open) => step::weigh_span(table, job, &head.unit, open, scores, room, partial),
                 // Adding nothing.
                 None => partial.fill(0.0),
@@ -226,7 +241,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
             return;
         }
         let open = place.outlet.mass.and_then(|mass| {
-            let open = Span::open(job, place.positions(), span, Ahead::Nothing)?;
+            let open = Span::open(job, place.positions(), span, Side::V, Ahead::Nothing)?;
             Some((open, mass))
         });
         for head in place.heads() {

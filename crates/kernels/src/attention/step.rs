@@ -2,7 +2,7 @@
 
 use super::kernel::{self, Numbers, NumbersMut, Query, Room, Rows};
 use super::scratch::{SCORE_STRIDE, bytes_mut, bytes_of, words_mut, words_of};
-use super::span::{Look, Side, Span};
+use super::span::{Look, Span};
 use super::{Attend, BLOCK_SLOTS, SPAN_SLOTS};
 use crate::cpu::Table;
 use crate::ops;
@@ -189,21 +189,20 @@ pub(super) fn score_span(
     table: Table,
     job: &Attend<'_>,
     unit: &Unit,
-    span: &Span<'_>,
+    span: &mut Span<'_>,
     queries: &mut Queries<'_>,
     room: &mut Room<'_>,
     scores: &mut [f32],
 ) {
-    let pieces = span.pieces(unit.kv_head, Side::K);
     // Blocks of a segment are scored together.
     let mut from = 0;
-    for (i, look) in span.looks().enumerate() {
-        let next = span.looks().nth(i + 1).map(Look::segment);
-        if next != Some(look.segment()) {
-            let query = queries.of_segment(table, job, unit, look.segment());
-            kernel::score(table, query, &pieces[from..=i], room, scores, SCORE_STRIDE);
-            from = i + 1;
-        }
+    while let Some(Look { segment, .. }) = span.looks().get(from).copied() {
+        let alike = |look: &&Look| look.segment == segment;
+        let end = from + span.looks()[from..].iter().take_while(alike).count();
+        let query = queries.of_segment(table, job, unit, segment);
+        let pieces = &span.pieces(unit.kv_head)[from..end];
+        kernel::score(table, query, pieces, room, scores, SCORE_STRIDE);
+        from = end;
     }
     let mut next = 0;
     for look in span.looks() {
@@ -258,18 +257,18 @@ pub(super) fn weigh_span(
     table: Table,
     job: &Attend<'_>,
     unit: &Unit,
-    span: &Span<'_>,
+    span: &mut Span<'_>,
     p: &[f32],
     room: &mut Room<'_>,
     partial: &mut [f32],
 ) {
-    let pieces = span.pieces(unit.kv_head, Side::V);
     let p = Rows {
         values: p,
         stride: SCORE_STRIDE,
         count: unit.rows(),
     };
-    kernel::weigh(table, p, &pieces, job.head_dim, room, partial);
+    let pieces = span.pieces(unit.kv_head);
+    kernel::weigh(table, p, pieces, job.head_dim, room, partial);
 }
 
 /// Adds the unit's attention mass in one span to the job's counters. With `shared`, other units add

@@ -63,7 +63,8 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
 
     area.max.fill(f32::NEG_INFINITY);
     for span in 0..job.spans() {
-        let Some(open) = Span::open(job, positions, span, Ahead::Span(Side::K, span + 1)) else {
+        let Some(mut open) = Span::open(job, positions, span, Side::K, Ahead::Span(span + 1))
+        else {
             continue;
         };
         let scores = &mut area.scores[span * per_span..][..per_span];
@@ -71,7 +72,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
             table,
             job,
             unit,
-            &open,
+            &mut open,
             &mut area.queries,
             &mut area.room,
             scores,
@@ -86,7 +87,8 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
     sum.fill(0.0);
     area.total.fill(0.0);
     for span in 0..job.spans() {
-        let Some(open) = Span::open(job, positions, span, Ahead::Span(Side::V, span + 1)) else {
+        let Some(mut open) = Span::open(job, positions, span, Side::V, Ahead::Span(span + 1))
+        else {
             continue;
         };
         let scores = &mut area.scores[span * per_span..][..per_span];
@@ -97,7 +99,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
             table,
             job,
             unit,
-            &open,
+            &mut open,
             scores,
             &mut area.room,
             area.partial,
@@ -116,7 +118,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
 
     if let Some(mass) = outlet.mass {
         for span in 0..job.spans() {
-            let Some(open) = Span::open(job, positions, span, Ahead::Nothing) else {
+            let Some(open) = Span::open(job, positions, span, Side::V, Ahead::Nothing) else {
                 continue;
             };
             let p = &area.scores[span * per_span..][..per_span];

@@ -12,7 +12,7 @@
 use super::head::Head;
 use super::numbers::{Kind, Numbers, Wide, simd_round_weights};
 use super::unpack::sixteen;
-use super::whole::{Room, add, end_score, with_rows};
+use super::whole::{Ends, Room, add, with_rows};
 use super::{Piece, Rows};
 use crate::attention::{BLOCK_SLOTS, SPAN_SLOTS};
 use crate::format::kv::Codec;
@@ -32,88 +32,96 @@ pub(super) fn takes_v(v: &Head<'_>) -> bool {
     takes(v) && v.dim.is_multiple_of(32) && (v.groups == 1 || v.form.group.is_multiple_of(16))
 }
 
-/// Scores of one block: `out` is (row, slot).
+/// Scores of blocks of one form: `out` is (row, slot).
 ///
 /// # Safety
-/// - `takes_k(k)`, and `k` has bytes for every dimension; `q` and `bias` have `rows` rows, at most
-///   [`Kind::FUSED`], with all of them; `out` has `rows` rows of 32 slots, `stride` apart.
+/// - `takes_k` holds for the pieces, which have bytes for every dimension and are of one size; `q` and
+///   `bias` have `rows` rows, at most [`Kind::FUSED`], with all dimensions; `out` has `rows` rows with
+///   all slots of the pieces, `stride` apart.
 #[inline(always)]
-pub(super) unsafe fn score_block<S: Simd, N: Kind<S>>(
+pub(super) unsafe fn score<S: Simd, N: Kind<S>>(
     s: S,
     q: Numbers<'_>,
     rows: usize,
     bias: &[f32],
-    k: &Head<'_>,
+    pieces: &[Piece<'_>],
     out: &mut [f32],
     stride: usize,
 ) {
-    let book = s.book(&sixteen(k.form.codec));
     let out = (out.as_mut_ptr(), stride);
     // SAFETY: the caller's promise.
     unsafe {
         with_rows!(rows, N::FUSED, R => {
             if S::COLS == 2 {
-                score_tile::<S, N, R, 2>(s, book, q, bias, k, 0, out);
+                score_tiles::<S, N, R, 2>(s, q, bias, pieces, 0, out);
             } else {
-                score_tile::<S, N, R, 1>(s, book, q, bias, k, 0, out);
-                score_tile::<S, N, R, 1>(s, book, q, bias, k, 16, out);
+                score_tiles::<S, N, R, 1>(s, q, bias, pieces, 0, out);
+                score_tiles::<S, N, R, 1>(s, q, bias, pieces, 16, out);
             }
         });
     }
 }
 
-/// `R` rows by `C` vectors of slots from `slot` on.
+/// `R` rows by `C` vectors of slots from `slot` on, block by block.
 ///
 /// # Safety
-/// - As for [`score_block`], with `R` rows; `slot + 16 * C <= 32`.
+/// - As for [`score`], with `R` rows; `slot + 16 * C <= 32`.
 #[inline(always)]
-unsafe fn score_tile<S: Simd, N: Kind<S>, const R: usize, const C: usize>(
+unsafe fn score_tiles<S: Simd, N: Kind<S>, const R: usize, const C: usize>(
     s: S,
-    book: S::Book,
     q: Numbers<'_>,
     bias: &[f32],
-    k: &Head<'_>,
+    pieces: &[Piece<'_>],
     slot: usize,
     out: (*mut f32, usize),
 ) {
     const LINE: usize = 4 * BLOCK_SLOTS;
-    let plane = k.bytes.as_ptr().wrapping_add(4 * slot);
-    // With nothing ahead, what is being read anyway.
-    let ahead = match k.ahead.len() {
-        0 => plane,
-        _ => k.ahead.as_ptr().wrapping_add(4 * slot),
-    };
+    let first = &pieces[0].head;
+    let book = s.book(&sixteen(first.form.codec));
     let (rows, stride) = (q.bytes.as_ptr(), 2 * q.len);
-    for group in 0..k.groups {
-        let dims = k.group(group);
-        let mut acc = [[N::zero(s); C]; R];
-        for j in dims.start / 8..dims.end / 8 {
-            // SAFETY: line `j` has these slots, and row `r` these dimensions.
-            unsafe {
-                let line = plane.add(j * LINE);
-                let mut levels = [s.nibbles(book, &*line.cast()); C];
-                for c in 0..C {
-                    s.prefetch(ahead.wrapping_add(j * LINE + 64 * c));
-                    if c > 0 {
-                        levels[c] = s.nibbles(book, &*line.add(64 * c).cast());
-                    }
-                }
-                for r in 0..R {
-                    let by = N::four(s, rows.add(r * stride), q.len, 2 * j);
+    for group in 0..first.groups {
+        let dims = first.group(group);
+        let ends = Ends::<S, R>::new(s, q, 0, bias, first, group);
+        for Piece { head, at, .. } in pieces {
+            let plane = head.bytes.as_ptr().wrapping_add(4 * slot);
+            // With nothing ahead, what is being read anyway.
+            let ahead = match head.ahead.len() {
+                0 => plane,
+                _ => head.ahead.as_ptr().wrapping_add(4 * slot),
+            };
+            // Low and high codes apart: chains of half the length.
+            let mut low = [[N::zero(s); C]; R];
+            let mut high = [[N::zero(s); C]; R];
+            for j in dims.start / 8..dims.end / 8 {
+                // SAFETY: line `j` has these slots, and row `r` these dimensions.
+                unsafe {
                     for c in 0..C {
-                        acc[r][c] = N::dot(s, acc[r][c], levels[c].0, by);
-                    }
-                }
-                for r in 0..R {
-                    let by = N::four(s, rows.add(r * stride), q.len, 2 * j + 1);
-                    for c in 0..C {
-                        acc[r][c] = N::dot(s, acc[r][c], levels[c].1, by);
+                        s.prefetch(ahead.wrapping_add(j * LINE + 64 * c));
+                        let levels = s.nibbles(book, &*plane.add(j * LINE + 64 * c).cast());
+                        for r in 0..R {
+                            let row = rows.add(r * stride);
+                            let by = N::four(s, row, q.len, 2 * j);
+                            low[r][c] = N::dot(s, low[r][c], levels.0, by);
+                            let by = N::four(s, row, q.len, 2 * j + 1);
+                            let sum = if R <= S::CHAINS { &mut high } else { &mut low };
+                            sum[r][c] = N::dot(s, sum[r][c], levels.1, by);
+                        }
                     }
                 }
             }
+            if R <= S::CHAINS {
+                for r in 0..R {
+                    for c in 0..C {
+                        low[r][c] = N::join(s, low[r][c], high[r][c]);
+                    }
+                }
+            }
+            // SAFETY: the caller's promise.
+            unsafe {
+                let out = (out.0.add(*at), out.1);
+                ends.score::<N, C>(s, head.scales(group), slot, low, out);
+            }
         }
-        // SAFETY: the caller's promise.
-        unsafe { end_score::<S, N, R, C>(s, q, 0, bias, k, group, slot, acc, out) };
     }
 }
 

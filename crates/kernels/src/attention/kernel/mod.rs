@@ -66,6 +66,12 @@ impl<'a> Piece<'a> {
         slots: 0,
     };
 
+    /// Every slot matters, and the planes speak for it.
+    #[inline(always)]
+    fn is_whole(&self) -> bool {
+        self.slots == BLOCK_SLOTS && self.head.sinks.is_empty()
+    }
+
     /// Slots that the planes speak for and that matter.
     fn own_slots(&self) -> usize {
         self.slots.saturating_sub(self.head.sink_rows())

@@ -36,6 +36,8 @@ pub(super) trait Kind<S: Simd>: Copy {
 
     fn zero(s: S) -> Self::Acc;
     fn dot(s: S, acc: Self::Acc, levels: S::Fours, by: Self::Four) -> Self::Acc;
+    /// The sum of two sums.
+    fn join(s: S, a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn end(s: S, acc: Self::Acc, total: i32) -> S::V;
     /// # Safety
     /// - As for [`Simd::put_wide`].
@@ -56,7 +58,7 @@ const NARROW_LIMIT: f32 = 127.0;
 
 macro_rules! kind {
     ($name:ident, $limit:ident, $acc:ident, $four:ident, $rows:ident, $fused:ident,
-        $zero:ident, $dot:ident, $end:ident, $put:ident, $get:ident) => {
+        $zero:ident, $dot:ident, $join:ident, $end:ident, $put:ident, $get:ident) => {
         impl<S: Simd> Kind<S> for $name {
             type Acc = S::$acc;
             type Four = S::$four;
@@ -71,6 +73,10 @@ macro_rules! kind {
             #[inline(always)]
             fn dot(s: S, acc: Self::Acc, levels: S::Fours, by: Self::Four) -> Self::Acc {
                 s.$dot(acc, levels, by)
+            }
+            #[inline(always)]
+            fn join(s: S, a: Self::Acc, b: Self::Acc) -> Self::Acc {
+                s.$join(a, b)
             }
             #[inline(always)]
             fn end(s: S, acc: Self::Acc, total: i32) -> S::V {
@@ -91,8 +97,8 @@ macro_rules! kind {
 }
 
 kind!(
-    Wide, WIDE_LIMIT, Wide, WideFour, WIDE_ROWS, FUSED_WIDE, wide_zero, wide_dot, wide_end,
-    put_wide, wide_four
+    Wide, WIDE_LIMIT, Wide, WideFour, WIDE_ROWS, FUSED_WIDE, wide_zero, wide_dot, wide_join,
+    wide_end, put_wide, wide_four
 );
 kind!(
     Narrow,
@@ -103,6 +109,7 @@ kind!(
     FUSED_NARROW,
     narrow_zero,
     narrow_dot,
+    narrow_join,
     narrow_end,
     put_narrow,
     narrow_four
@@ -253,7 +260,7 @@ fn round_row<S: Simd, N: Kind<S>>(
     }
 }
 
-/// Zero where a lane is not a number. Lanes are within [`WIDE_LIMIT`].
+/// Zero where a lane is not a number; other lanes are within [`WIDE_LIMIT`].
 #[inline(always)]
 fn only_numbers<S: Simd>(s: S, x: S::V) -> S::V {
     s.if_less(x, s.splat(2.0 * WIDE_LIMIT), x, s.splat(0.0))
@@ -280,13 +287,18 @@ impl Weights<'_> {
     }
 }
 
-/// The scales of a piece's slots that are read from its planes; zero for the others.
+/// The scale of a slot that is read from its plane; zero for the others.
 fn read_scale(piece: &Piece<'_>, group: usize, slot: usize) -> f32 {
     if slot < piece.slots && slot >= piece.head.sink_rows() {
         piece.head.code_scale(group, slot)
     } else {
         0.0
     }
+}
+
+/// The greater; what is not a number is never it.
+fn greater(a: f32, b: f32) -> f32 {
+    if a < b { b } else { a }
 }
 
 /// `p (row, slot) * scale (group, slot)`, rounded, for the slots of the pieces that are read and are no
@@ -302,15 +314,11 @@ pub(super) fn scalar_round_weights(
         let weights = pieces.iter().flat_map(|piece| {
             (0..BLOCK_SLOTS).map(move |slot| {
                 let at = piece.at + slot;
-                (
-                    at,
-                    p.values[r * p.stride + at] * read_scale(piece, group, slot),
-                )
+                let p = p.values[r * p.stride + at];
+                (at, p * read_scale(piece, group, slot))
             })
         });
-        let greatest = weights
-            .clone()
-            .fold(0.0, |m: f32, (_, w)| if m < w.abs() { w.abs() } else { m });
+        let greatest = weights.clone().fold(0.0, |m, (_, w)| greater(m, w.abs()));
         let (unit, by) = unit_of(greatest, WIDE_LIMIT);
         (to.unit[r], to.totals[r]) = (unit, 0);
         for (at, w) in weights {
@@ -322,7 +330,8 @@ pub(super) fn scalar_round_weights(
     }
 }
 
-/// The same in lanes.
+/// The same in lanes. Where a weight is not a number, its sum of weights is none either, and so is what
+/// becomes of the row: the number it is rounded to does not matter.
 #[inline(always)]
 pub(super) fn simd_round_weights<S: Simd>(
     s: S,
@@ -332,40 +341,44 @@ pub(super) fn simd_round_weights<S: Simd>(
     to: &mut Weights<'_>,
 ) {
     const VECTORS: usize = SPAN_SLOTS / 16;
+    let zero = s.splat(0.0);
+    // Scales and their magnitudes.
     let mut scales = [[0.0; 16]; VECTORS];
-    for (scales, piece) in scales.chunks_exact_mut(2).zip(pieces) {
-        for (scale, half) in scales
-            .iter_mut()
-            .zip(piece.head.scales(group).as_chunks::<32>().0)
-        {
+    let mut sizes = [[0.0; 16]; VECTORS];
+    for (i, piece) in pieces.iter().enumerate() {
+        assert!(piece.at + BLOCK_SLOTS <= SPAN_SLOTS);
+        let scales = &mut scales[2 * i..2 * i + 2];
+        let (halves, _) = piece.head.scales(group).as_chunks::<32>();
+        for (scale, half) in scales.iter_mut().zip(halves) {
             s.store(s.load_half(half), scale);
         }
-        let scales = scales.as_flattened_mut();
-        scales[..piece.head.sink_rows()].fill(0.0);
-        scales[piece.slots..].fill(0.0);
+        if !piece.is_whole() {
+            let scales = scales.as_flattened_mut();
+            scales[..piece.head.sink_rows()].fill(0.0);
+            scales[piece.slots..].fill(0.0);
+        }
+        for (size, scale) in sizes[2 * i..].iter_mut().zip(scales) {
+            let scale = s.load(scale);
+            s.store(s.max(scale, s.sub(zero, scale)), size);
+        }
     }
-    let zero = s.splat(0.0);
     for r in 0..p.count {
         let p = &p.values[r * p.stride..][..SPAN_SLOTS];
-        let mut weights = [[0.0; 16]; VECTORS];
         let mut greatest = zero;
-        for (i, piece) in pieces.iter().enumerate() {
-            for half in 0..2 {
-                if let Some(p) = p[piece.at + 16 * half..].first_chunk::<16>() {
-                    let w = s.mul(s.load(p), s.load(&scales[2 * i + half]));
-                    greatest = s.max(greatest, s.max(w, s.sub(zero, w)));
-                    s.store(w, &mut weights[2 * i + half]);
-                }
+        for (piece, sizes) in pieces.iter().zip(sizes.chunks_exact(2)) {
+            let (p, _) = p[piece.at..piece.at + BLOCK_SLOTS].as_chunks::<16>();
+            for (p, size) in p.iter().zip(sizes) {
+                greatest = s.max(greatest, s.mul(s.load(p), s.load(size)));
             }
         }
         let (unit, by) = unit_of(s.max_lane(greatest), WIDE_LIMIT);
         let by = s.splat(by);
         let bytes = &mut to.bytes[2 * r * SPAN_SLOTS..][..2 * SPAN_SLOTS];
         let mut total = s.whole(zero);
-        for (i, piece) in pieces.iter().enumerate() {
-            assert!(piece.at + BLOCK_SLOTS <= SPAN_SLOTS);
-            for half in 0..2 {
-                let w = s.whole(only_numbers(s, s.mul(s.load(&weights[2 * i + half]), by)));
+        for (piece, scales) in pieces.iter().zip(scales.chunks_exact(2)) {
+            let (p, _) = p[piece.at..piece.at + BLOCK_SLOTS].as_chunks::<16>();
+            for (half, (p, scale)) in p.iter().zip(scales).enumerate() {
+                let w = s.whole(s.mul(s.mul(s.load(p), s.load(scale)), by));
                 total = s.add_whole(total, w);
                 // SAFETY: the row is `2 * 256` bytes, and the piece's block is within the span.
                 unsafe {

@@ -140,17 +140,18 @@ fn score_pieces<S: Simd, N: Kind<S>>(
     assert!(rows > 0 && rows <= bias.len() && rows <= q.unit.len());
     assert!(2 * rows * q.len <= q.bytes.len());
     let first = &pieces[0].head;
-    let fuses = rows <= N::FUSED && fused::takes_k(first);
+    for Piece { head, at, .. } in pieces {
+        // Every address of a tile is within these: checked here, not in the loop.
+        assert!(head.form == first.form && head.dim == first.dim && head.dim <= q.len);
+        assert!((rows - 1) * stride + at + BLOCK_SLOTS <= out.len());
+    }
+    if rows <= N::FUSED && fused::takes_k(first) {
+        // SAFETY: the sizes were asserted above.
+        unsafe { fused::score::<S, N>(s, q, rows, bias, pieces, out, stride) };
+        return;
+    }
     for piece in pieces {
         let Piece { head, at, .. } = piece;
-        // Every address of a tile is within these: checked here, not in the loop.
-        assert!(head.form == first.form && head.dim <= q.len);
-        assert!((rows - 1) * stride + at + BLOCK_SLOTS <= out.len());
-        if fuses {
-            // SAFETY: the sizes were asserted above, and `takes_k` holds for all of the form.
-            unsafe { fused::score_block::<S, N>(s, q, rows, bias, head, &mut out[*at..], stride) };
-            continue;
-        }
         let (levels, ahead) = if head.form.codec == Codec::Int8 {
             (head.bytes, head.ahead)
         } else {
@@ -175,14 +176,17 @@ fn score_pieces<S: Simd, N: Kind<S>>(
                 unsafe {
                     let out = (out.as_mut_ptr().add(row * stride + at), stride);
                     with_rows!(count, N::ROWS, R => {
+                        let ends = Ends::<S, R>::new(s, q, row, bias, head, group);
+                        let scales = head.scales(group);
                         if S::COLS == 2 {
                             let sums = sums::<S, N, R, 2>(s, q, row, &[panel], BLOCK_SLOTS, 0, row == 0);
-                            end_score::<S, N, R, 2>(s, q, row, bias, head, group, 0, sums, out);
+                            ends.score::<N, 2>(s, scales, 0, sums, out);
                         } else {
-                            let sums1 = sums::<S, N, R, 1>(s, q, row, &[panel], BLOCK_SLOTS, 0, row == 0);
-                            end_score::<S, N, R, 1>(s, q, row, bias, head, group, 0, sums1, out);
-                            let sums1 = sums::<S, N, R, 1>(s, q, row, &[panel], BLOCK_SLOTS, 16, row == 0);
-                            end_score::<S, N, R, 1>(s, q, row, bias, head, group, 16, sums1, out);
+                            for slot in [0, 16] {
+                                let sums =
+                                    sums::<S, N, R, 1>(s, q, row, &[panel], BLOCK_SLOTS, slot, row == 0);
+                                ends.score::<N, 1>(s, scales, slot, sums, out);
+                            }
                         }
                     });
                 }
@@ -192,46 +196,74 @@ fn score_pieces<S: Simd, N: Kind<S>>(
     }
 }
 
-/// What becomes of the sums of a group: times its scales, added to the groups before; after the last
-/// one times the unit, plus the bias.
-///
-/// # Safety
-/// - `q` and `bias` have rows `row..row + R`; `out` is a pointer to slot 0 of row `row` and the distance
-///   of rows, and nothing else refers to slots `slot..slot + 16 * C` of `R` rows.
-#[inline(always)]
-pub(super) unsafe fn end_score<S: Simd, N: Kind<S>, const R: usize, const C: usize>(
-    s: S,
-    q: Numbers<'_>,
-    row: usize,
-    bias: &[f32],
-    head: &super::Head<'_>,
-    group: usize,
-    slot: usize,
-    sums: [[N::Acc; C]; R],
-    out: (*mut f32, usize),
-) {
-    let dims = head.group(group);
-    let (scales, _) = head.scales(group).as_chunks::<32>();
-    let mut scale = [s.splat(0.0); C];
-    for c in 0..C {
-        scale[c] = s.load_half(&scales[slot / 16 + c]);
+/// What the sums of `R` rows become.
+pub(super) struct Ends<S: Simd, const R: usize> {
+    totals: [i32; R],
+    unit: [S::V; R],
+    bias: [S::V; R],
+    is_first: bool,
+    is_last: bool,
+}
+
+impl<S: Simd, const R: usize> Ends<S, R> {
+    /// Of one group of dimensions, for the rows from `row` on.
+    #[inline(always)]
+    pub(super) fn new(
+        s: S,
+        q: Numbers<'_>,
+        row: usize,
+        bias: &[f32],
+        head: &super::Head<'_>,
+        group: usize,
+    ) -> Self {
+        let dims = head.group(group);
+        let mut ends = Ends {
+            totals: [0; R],
+            unit: [s.splat(0.0); R],
+            bias: [s.splat(0.0); R],
+            is_first: group == 0,
+            is_last: group + 1 == head.groups,
+        };
+        for r in 0..R {
+            ends.totals[r] = q.total(row + r, dims.start / 8..dims.end.div_ceil(8));
+            ends.unit[r] = s.splat(q.unit[row + r]);
+            ends.bias[r] = s.splat(bias[row + r]);
+        }
+        ends
     }
-    let is_last = group + 1 == head.groups;
-    for r in 0..R {
-        let total = q.total(row + r, dims.start / 8..dims.end.div_ceil(8));
-        let (unit, bias) = (s.splat(q.unit[row + r]), s.splat(bias[row + r]));
+
+    /// Times the group's scales, added to the groups before; after the last one times the unit, plus the
+    /// bias.
+    ///
+    /// # Safety
+    /// - `out` is a pointer to slot 0 of the first row and the distance of rows, and nothing else refers
+    ///   to slots `slot..slot + 16 * C` of `R` rows; `scales` are of all slots.
+    #[inline(always)]
+    pub(super) unsafe fn score<N: Kind<S>, const C: usize>(
+        &self,
+        s: S,
+        scales: &[u8; 2 * BLOCK_SLOTS],
+        slot: usize,
+        sums: [[N::Acc; C]; R],
+        out: (*mut f32, usize),
+    ) {
+        let (scales, _) = scales.as_chunks::<32>();
         for c in 0..C {
-            // SAFETY: the row has the slots, and nothing else refers to them.
-            let out: &mut [f32; 16] = unsafe { &mut *out.0.add(r * out.1 + slot + 16 * c).cast() };
-            let sum = N::end(s, sums[r][c], total);
-            let mut score = match group {
-                0 => s.mul(sum, scale[c]),
-                _ => s.fma(sum, scale[c], s.load(out)),
-            };
-            if is_last {
-                score = s.fma(score, unit, bias);
+            let scale = s.load_half(&scales[slot / 16 + c]);
+            for r in 0..R {
+                // SAFETY: the row has the slots, and nothing else refers to them.
+                let out: &mut [f32; 16] =
+                    unsafe { &mut *out.0.add(r * out.1 + slot + 16 * c).cast() };
+                let sum = N::end(s, sums[r][c], self.totals[r]);
+                let mut score = match self.is_first {
+                    true => s.mul(sum, scale),
+                    false => s.fma(sum, scale, s.load(out)),
+                };
+                if self.is_last {
+                    score = s.fma(score, self.unit[r], self.bias[r]);
+                }
+                s.store(score, out);
             }
-            s.store(score, out);
         }
     }
 }

@@ -228,6 +228,7 @@ impl Simd for Avx2 {
     // 1 x 4 or 1 x 2 x 4 accumulators, and twice the levels.
     const FUSED_WIDE: usize = 1;
     const FUSED_NARROW: usize = 1;
+    const CHAINS: usize = 0;
 
     #[inline(always)]
     fn book(self, levels: &[i8; 16]) -> __m128i {
@@ -319,6 +320,17 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn narrow_dot(self, acc: [__m256i; 4], levels: [__m256i; 4], by: __m256i) -> [__m256i; 4] {
         self.wide_dot(acc, levels, by)
+    }
+    #[inline(always)]
+    fn wide_join(self, mut a: [__m256i; 4], b: [__m256i; 4]) -> [__m256i; 4] {
+        for i in 0..4 {
+            a[i] = op!(_mm256_add_epi32(a[i], b[i]));
+        }
+        a
+    }
+    #[inline(always)]
+    fn narrow_join(self, a: [__m256i; 4], b: [__m256i; 4]) -> [__m256i; 4] {
+        self.wide_join(a, b)
     }
     #[inline(always)]
     fn wide_end(self, acc: [__m256i; 4], _: i32) -> Pair {

@@ -168,6 +168,7 @@ impl Simd for Avx512 {
     // 5 x 2 x 2 and 8 x 2 accumulators, 2 or 4 vectors of levels, and what makes them.
     const FUSED_WIDE: usize = 5;
     const FUSED_NARROW: usize = 8;
+    const CHAINS: usize = 4;
 
     #[inline(always)]
     fn book(self, levels: &[i8; 16]) -> __m512i {
@@ -202,19 +203,16 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn put_wide(self, x: __m512i, row: *mut u8, len: usize, at: usize) {
         op!({
-            let half = _mm512_set1_epi32(1 << (PART_BITS - 1));
-            let high = _mm512_srai_epi32::<PART_BITS>(_mm512_add_epi32(x, half));
-            let low = _mm512_sub_epi32(x, _mm512_slli_epi32::<PART_BITS>(high));
-            _mm_storeu_si128(row.add(at).cast(), _mm512_cvtepi32_epi8(high));
-            _mm_storeu_si128(row.add(len + at).cast(), _mm512_cvtepi32_epi8(low));
+            // The high part is the second byte of twice the number.
+            let high = nth_bytes::<1>(_mm512_slli_epi32::<{ 8 - PART_BITS }>(x));
+            let low = _mm_and_si128(nth_bytes::<0>(x), _mm_set1_epi8(127));
+            _mm_storeu_si128(row.add(at).cast(), high);
+            _mm_storeu_si128(row.add(len + at).cast(), low);
         })
     }
     #[inline(always)]
     unsafe fn put_narrow(self, x: __m512i, row: *mut u8, _: usize, at: usize) {
-        op!(_mm_storeu_si128(
-            row.add(at).cast(),
-            _mm512_cvtepi32_epi8(x)
-        ))
+        op!(_mm_storeu_si128(row.add(at).cast(), nth_bytes::<0>(x)))
     }
     #[inline(always)]
     unsafe fn wide_four(self, row: *const u8, len: usize, at: usize) -> (__m512i, __m512i) {
@@ -255,6 +253,14 @@ impl Simd for Avx512 {
         op!(_mm512_dpbusd_epi32(acc, levels, by))
     }
     #[inline(always)]
+    fn wide_join(self, a: (__m512i, __m512i), b: (__m512i, __m512i)) -> (__m512i, __m512i) {
+        op!((_mm512_add_epi32(a.0, b.0), _mm512_add_epi32(a.1, b.1)))
+    }
+    #[inline(always)]
+    fn narrow_join(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
     fn wide_end(self, acc: (__m512i, __m512i), total: i32) -> __m512 {
         op!({
             let sum = _mm512_add_epi32(_mm512_slli_epi32::<PART_BITS>(acc.0), acc.1);
@@ -276,4 +282,26 @@ impl Avx512 {
     fn fours_of(self, x: __m512i) -> __m512i {
         op!(_mm512_xor_si512(x, _mm512_set1_epi8(i8::MIN)))
     }
+}
+
+/// Byte `N` of each lane: one look-up, where a conversion takes two steps.
+///
+/// # Safety
+/// - The CPU has AVX-512 VBMI.
+#[inline(always)]
+unsafe fn nth_bytes<const N: u8>(x: __m512i) -> __m128i {
+    const fn places(n: u8) -> [u8; 64] {
+        let mut places = [0; 64];
+        let mut i = 0;
+        while i < 16 {
+            places[i] = 4 * i as u8 + n;
+            i += 1;
+        }
+        places
+    }
+    op!({
+        let places = const { places(N) };
+        let places = _mm512_loadu_si512(places.as_ptr().cast());
+        _mm512_castsi512_si128(_mm512_permutexvar_epi8(places, x))
+    })
 }

@@ -88,6 +88,8 @@ pub(crate) trait Simd: Copy {
     /// The same where four-bit codes are looked up in registers.
     const FUSED_WIDE: usize;
     const FUSED_NARROW: usize;
+    /// Rows up to which low and high codes are summed apart: there are registers for it.
+    const CHAINS: usize;
 
     fn book(self, levels: &[i8; 16]) -> Self::Book;
     /// Signed bytes.
@@ -123,6 +125,8 @@ pub(crate) trait Simd: Copy {
         levels: Self::Fours,
         by: Self::NarrowFour,
     ) -> Self::Narrow;
+    fn wide_join(self, a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn narrow_join(self, a: Self::Narrow, b: Self::Narrow) -> Self::Narrow;
     /// The sums, rounded to f32; `total` is the sum of the numbers that were multiplied with.
     fn wide_end(self, acc: Self::Wide, total: i32) -> Self::V;
     fn narrow_end(self, acc: Self::Narrow, total: i32) -> Self::V;
@@ -131,7 +135,7 @@ pub(crate) trait Simd: Copy {
 /// Levels are biased by this where an instruction wants them unsigned.
 #[cfg(target_arch = "x86_64")]
 const BIAS_BITS: u32 = 7;
-/// A wide number is `high << 7` and a low part within -64..64.
+/// A wide number is `high << 7` and a low part within 0..128.
 const PART_BITS: u32 = 7;
 
 /// The public face of a kernel: picks the table. `$scalar` and `$body` are the twins; `$body` is

@@ -221,6 +221,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     // 1 x 2 x 8 and 3 x 4 accumulators, twice the levels, and what makes them.
     const FUSED_WIDE: usize = 1;
     const FUSED_NARROW: usize = if DOT { 4 } else { 2 };
+    const CHAINS: usize = 0;
 
     #[inline(always)]
     fn book(self, levels: &[i8; 16]) -> uint8x16_t {
@@ -260,15 +261,13 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 store_shorts(p.add(8), high);
                 return;
             }
-            let half = vdupq_n_s16(1 << (PART_BITS - 1));
-            let (a, b) = (vaddq_s16(low, half), vaddq_s16(high, half));
             let (a, b) = (
-                vshrq_n_s16::<{ PART_BITS as i32 }>(a),
-                vshrq_n_s16::<{ PART_BITS as i32 }>(b),
+                vshrq_n_s16::<{ PART_BITS as i32 }>(low),
+                vshrq_n_s16::<{ PART_BITS as i32 }>(high),
             );
             vst1q_s8(row.add(at).cast(), vcombine_s8(vmovn_s16(a), vmovn_s16(b)));
-            let a = vsubq_s16(low, vshlq_n_s16::<{ PART_BITS as i32 }>(a));
-            let b = vsubq_s16(high, vshlq_n_s16::<{ PART_BITS as i32 }>(b));
+            let mask = vdupq_n_s16((1 << PART_BITS) - 1);
+            let (a, b) = (vandq_s16(low, mask), vandq_s16(high, mask));
             vst1q_s8(
                 row.add(len + at).cast(),
                 vcombine_s8(vmovn_s16(a), vmovn_s16(b)),
@@ -339,7 +338,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     ) -> [int32x4_t; 4] {
         if DOT {
             for i in 0..4 {
-                acc[i] = sdot(acc[i], levels[i], by);
+                acc[i] = op!(sdot(acc[i], levels[i], by));
             }
             return acc;
         }
@@ -348,6 +347,14 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         acc = add_times::<1>(acc, levels[1], by);
         acc = add_times::<2>(acc, levels[2], by);
         add_times::<3>(acc, levels[3], by)
+    }
+    #[inline(always)]
+    fn wide_join(self, a: Self::Wide, b: Self::Wide) -> Self::Wide {
+        (self.add_whole(a.0, b.0), self.add_whole(a.1, b.1))
+    }
+    #[inline(always)]
+    fn narrow_join(self, a: [int32x4_t; 4], b: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        self.add_whole(a, b)
     }
     #[inline(always)]
     fn wide_end(self, acc: ([int32x4_t; 4], [int32x4_t; 4]), total: i32) -> Quad {
@@ -409,10 +416,13 @@ fn high(book: uint8x16_t, x: uint8x16_t) -> int8x16_t {
 }
 
 /// Fours of levels times fours of bytes, added up.
+///
+/// # Safety
+/// - The CPU has the dot products.
 #[inline(always)]
-fn sdot(acc: int32x4_t, levels: int8x16_t, by: int8x16_t) -> int32x4_t {
+unsafe fn sdot(acc: int32x4_t, levels: int8x16_t, by: int8x16_t) -> int32x4_t {
     let mut acc = acc;
-    // SAFETY: called where `DOT` says that the instruction exists; it touches only these registers.
+    // SAFETY: the caller's promise; it touches only these registers.
     unsafe {
         std::arch::asm!(
             "sdot {acc:v}.4s, {levels:v}.16b, {by:v}.16b",
