@@ -13,11 +13,19 @@
 //! worth. The best is rounded to f16 and the codes are the levels nearest under that. Midpoints of
 //! levels times an f16 are exact in f32: no rounding decides a code.
 //!
+//! A book reaches further above zero than below, and a negative scale turns it over: each group
+//! takes the way up that suits it. The likely way is the one that reaches all its values with the
+//! smaller scale.
+//!
+//! The passes only have to find a good scale. They take levels from two curves
+//! ([`Book::index`], [`Book::level`]), which cost the same for any count of levels; comparing with
+//! every midpoint is left to the codes.
+//!
 //! Anything may come in. What is not a number counts as zero, and magnitudes end at
 //! [`VALUE_MAX`], the greatest that a level of 127 and a finite f16 can say.
 
 use super::GROUP_MAX;
-use super::levels::{Book, TRIES};
+use super::levels::{Book, Curve, First};
 use crate::LANES;
 use crate::ops::lanes;
 use crate::ops::simd::Simd;
@@ -66,16 +74,23 @@ pub(super) const NO_CODES: Codes = [[0; LANES]; VECTORS];
 pub(super) trait Coder: Copy {
     /// NaN to 0, within [`VALUE_MAX`].
     fn clean(self, x: &[f32], group: &mut Group);
-    fn absmax(self, group: &Group) -> f32;
+    /// The greatest of `-x` and of `x`, zero at least.
+    fn ends(self, group: &Group) -> (f32, f32);
     fn squares(self, group: &Group) -> f32;
-    /// `Σ |l|·|x|` and `Σ l²` with the levels nearest under `scale`.
-    fn products<const N: usize>(self, group: &Group, book: &Book<N>, scale: f32) -> (f32, f32);
+    /// `Σ l·x` and `Σ l²` with the levels of the curves near `by * x`.
+    fn products<const N: usize>(self, group: &Group, book: &Book<N>, by: f32) -> (f32, f32);
     /// The nearest f16 of a number in `0..=65504`, as a number and as bytes.
     fn half(self, x: f32) -> (f32, [u8; 2]);
     /// `x / by`, rounded and clamped; the low byte of the integer.
     fn uniform(self, x: &[f32; LANES], by: f32, low: f32, high: f32) -> [u8; LANES];
-    /// Codes of the levels nearest to `x / scale`.
-    fn nearest<const N: usize>(self, x: &[f32; LANES], book: &Book<N>, scale: f32) -> [u8; LANES];
+    /// Codes of the levels nearest to `turn * x / scale`, where `turn` is 1 or -1.
+    fn nearest<const N: usize>(
+        self,
+        x: &[f32; LANES],
+        book: &Book<N>,
+        turn: f32,
+        scale: f32,
+    ) -> [u8; LANES];
     /// Thirty-two f16: a line of keys, or one group's scales of all slots.
     fn widen(self, x: &[u8; 64]) -> [f32; 32];
     /// Number `i` of some f16.
@@ -88,6 +103,11 @@ fn divisor(scale: f32) -> f32 {
     if scale > 0.0 { scale } else { f32::INFINITY }
 }
 
+#[inline(always)]
+fn greater(a: f32, b: f32) -> f32 {
+    if a < b { b } else { a }
+}
+
 /// `low..=high` in steps of one; returns the bytes of the scale.
 #[inline(always)]
 pub(super) fn uniform<C: Coder>(
@@ -98,7 +118,8 @@ pub(super) fn uniform<C: Coder>(
     codes: &mut Codes,
 ) -> [u8; 2] {
     c.clean(x, group);
-    let scale = c.absmax(group) / high;
+    let (below, above) = c.ends(group);
+    let scale = greater(below, above) / high;
     let (scale, bytes) = c.half(if scale > HALF_MAX { HALF_MAX } else { scale });
     for (codes, x) in codes.iter_mut().zip(group.vectors()) {
         *codes = c.uniform(x, divisor(scale), low, high);
@@ -116,26 +137,51 @@ pub(super) fn codebook<C: Coder, const N: usize>(
     codes: &mut Codes,
 ) -> [u8; 2] {
     c.clean(x, group);
-    let from_max = c.absmax(group) / 127.0;
-    let from_rms = if book.tries.iter().any(|(by_rms, _)| *by_rms > 0.0) {
-        (c.squares(group) / group.len as f32).sqrt() * book.unit
+    let (below, above) = c.ends(group);
+    // The scales that reach every value, the book as it is and turned over.
+    let upright = greater(above / book.top, below / book.bottom);
+    let turned = greater(below / book.top, above / book.bottom);
+    let ways = if turned < upright {
+        [(-1.0, turned), (1.0, upright)]
+    } else {
+        [(1.0, upright), (-1.0, turned)]
+    };
+    let asks = |tries: &[First]| tries.iter().any(|first| matches!(first, First::Rms(_)));
+    let rms = if asks(book.tries[0]) || asks(book.tries[1]) {
+        (c.squares(group) / group.len as f32).sqrt()
     } else {
         0.0
     };
-    let (mut fits, mut gains) = ([0.0; TRIES], [0.0; TRIES]);
-    for (i, (by_rms, by_max)) in book.tries.iter().enumerate() {
-        let (lx, ll) = c.products(group, book, by_rms * from_rms + by_max * from_max);
-        (fits[i], gains[i]) = (lx / ll, lx * lx / ll);
+    let (mut worth, mut scale) = (-1.0, 0.0);
+    for ((turn, reach), tries) in ways.into_iter().zip(book.tries) {
+        for first in tries {
+            let first = match first {
+                First::Reach(by) => by * reach,
+                First::Rms(by) => by * rms,
+            };
+            // Below that a reciprocal is no number, and any scale is zero in f16.
+            let by = if first < f32::MIN_POSITIVE {
+                0.0
+            } else {
+                turn / first
+            };
+            let (lx, ll) = c.products(group, book, by);
+            // Where f16 ends, so does what a scale can take off the error.
+            let fit = lx / ll;
+            let fit = if fit > HALF_MAX { HALF_MAX } else { fit };
+            let fit = if fit < -HALF_MAX { -HALF_MAX } else { fit };
+            let gain = fit * (2.0 * lx - fit * ll);
+            // Which is best is a coin's throw: selected, not branched for, the passes overlap.
+            scale = select_unpredictable(gain > worth, fit, scale);
+            worth = select_unpredictable(gain > worth, gain, worth);
+        }
     }
-    // Which is best is a coin's throw: selected, not branched for, the passes overlap.
-    let (mut worth, mut scale) = (gains[0], fits[0]);
-    for i in 1..TRIES {
-        scale = select_unpredictable(gains[i] > worth, fits[i], scale);
-        worth = select_unpredictable(gains[i] > worth, gains[i], worth);
-    }
-    let (scale, bytes) = c.half(if scale > HALF_MAX { HALF_MAX } else { scale });
+    let (size, mut bytes) = c.half(scale.abs());
+    // A scale of zero has no sign.
+    let turn = if scale < 0.0 && size > 0.0 { -1.0 } else { 1.0 };
+    bytes[1] |= u8::from(turn < 0.0) << 7;
     for (codes, x) in codes.iter_mut().zip(group.vectors()) {
-        *codes = c.nearest(x, book, divisor(scale));
+        *codes = c.nearest(x, book, turn, divisor(size));
     }
     bytes
 }
@@ -152,10 +198,9 @@ pub(super) fn to_half(x: f32) -> [u8; 2] {
 pub(super) struct Plain;
 
 impl Plain {
-    /// Index of the level nearest to `|x| / scale` in the positive half.
-    fn index<const N: usize>(x: f32, book: &Book<N>, scale: f32) -> usize {
-        let bounds = book.bounds.iter().skip(1);
-        bounds.filter(|bound| x.abs() >= *bound * scale).count()
+    fn curve(curve: Curve, x: f32) -> f32 {
+        let (last, rest) = (curve[0], &curve[1..]);
+        rest.iter().fold(last, |sum, c| sum.mul_add(x, *c))
     }
 }
 
@@ -170,9 +215,11 @@ impl Coder for Plain {
         }
     }
 
-    fn absmax(self, group: &Group) -> f32 {
+    fn ends(self, group: &Group) -> (f32, f32) {
         let values = group.values().iter();
-        values.fold(0.0, |m, x| if m < x.abs() { x.abs() } else { m })
+        values.fold((0.0, 0.0), |(below, above), x| {
+            (greater(below, -x), greater(above, *x))
+        })
     }
 
     fn squares(self, group: &Group) -> f32 {
@@ -183,12 +230,14 @@ impl Coder for Plain {
         lanes::fold(lanes)
     }
 
-    fn products<const N: usize>(self, group: &Group, book: &Book<N>, scale: f32) -> (f32, f32) {
+    fn products<const N: usize>(self, group: &Group, book: &Book<N>, by: f32) -> (f32, f32) {
         let (mut lx, mut ll) = ([0.0f32; LANES], [0.0f32; LANES]);
         for (i, x) in group.values().iter().enumerate() {
-            let level = book.levels[Plain::index(*x, book, scale)];
+            let near = (x * by).clamp(-book.bottom, book.top);
+            let index = (Plain::curve(book.index, near) + MAGIC) - MAGIC;
+            let level = Plain::curve(book.level, index);
             let lane = i % LANES;
-            lx[lane] = x.abs().mul_add(level, lx[lane]);
+            lx[lane] = x.mul_add(level, lx[lane]);
             ll[lane] = level.mul_add(level, ll[lane]);
         }
         (lanes::fold(lx), lanes::fold(ll))
@@ -203,10 +252,16 @@ impl Coder for Plain {
         x.map(|x| (x / by).round_ties_even().clamp(low, high) as i8 as u8)
     }
 
-    fn nearest<const N: usize>(self, x: &[f32; LANES], book: &Book<N>, scale: f32) -> [u8; LANES] {
+    fn nearest<const N: usize>(
+        self,
+        x: &[f32; LANES],
+        book: &Book<N>,
+        turn: f32,
+        scale: f32,
+    ) -> [u8; LANES] {
         x.map(|x| {
-            let i = Plain::index(x, book, scale);
-            (if x < 0.0 { N - 1 - i } else { N + i }) as u8
+            let bounds = book.bounds.iter().skip(1);
+            bounds.filter(|bound| turn * x >= **bound * scale).count() as u8
         })
     }
 
@@ -226,12 +281,6 @@ pub(super) struct Lanes<S: Simd>(pub S);
 
 impl<S: Simd> Lanes<S> {
     #[inline(always)]
-    fn abs(self, x: S::V) -> S::V {
-        let s = self.0;
-        s.max(x, s.sub(s.splat(0.0), x))
-    }
-
-    #[inline(always)]
     fn clean_lanes(self, x: &[f32; LANES]) -> S::V {
         let s = self.0;
         let (zero, top, bottom) = (s.splat(0.0), s.splat(VALUE_MAX), s.splat(-VALUE_MAX));
@@ -246,26 +295,25 @@ impl<S: Simd> Lanes<S> {
         s.add(above, below)
     }
 
-    /// The bounds under a scale.
     #[inline(always)]
-    fn bounds<const N: usize>(self, book: &Book<N>, scale: f32) -> [S::V; N] {
+    fn curve(self, curve: Curve, x: S::V) -> S::V {
         let s = self.0;
-        let scale = s.splat(scale);
-        let mut bounds = [scale; N];
-        for i in 1..N {
-            bounds[i] = s.mul(s.splat(book.bounds[i]), scale);
+        let mut sum = s.splat(curve[0]);
+        for c in &curve[1..] {
+            sum = s.fma(sum, x, s.splat(*c));
         }
-        bounds
+        sum
     }
 
-    /// The entry of `of` whose bounds `x` lies between.
+    /// The level of the curves near `x * by`.
     #[inline(always)]
-    fn pick<const N: usize>(self, x: S::V, bounds: &[S::V; N], of: &[S::V; N]) -> S::V {
-        let mut found = of[0];
-        for i in 1..N {
-            found = self.0.if_less(x, bounds[i], found, of[i]);
-        }
-        found
+    fn level<const N: usize>(self, x: S::V, book: &Book<N>, by: S::V) -> S::V {
+        let s = self.0;
+        let (top, magic) = (s.splat(book.top), s.splat(MAGIC));
+        let near = s.max(s.mul(x, by), s.splat(-book.bottom));
+        let near = s.if_less(top, near, top, near);
+        let index = s.sub(s.add(self.curve(book.index, near), magic), magic);
+        self.curve(book.level, index)
     }
 
     /// The low bytes of small integers in f32.
@@ -298,13 +346,16 @@ impl<S: Simd> Coder for Lanes<S> {
     }
 
     #[inline(always)]
-    fn absmax(self, group: &Group) -> f32 {
+    fn ends(self, group: &Group) -> (f32, f32) {
         let s = self.0;
-        let mut most = s.splat(0.0);
+        let zero = s.splat(0.0);
+        let (mut below, mut above) = (zero, zero);
         for x in group.vectors() {
-            most = s.max(most, self.abs(s.load(x)));
+            let x = s.load(x);
+            below = s.max(below, s.sub(zero, x));
+            above = s.max(above, x);
         }
-        s.max_lane(most)
+        (s.max_lane(below), s.max_lane(above))
     }
 
     #[inline(always)]
@@ -319,25 +370,21 @@ impl<S: Simd> Coder for Lanes<S> {
     }
 
     #[inline(always)]
-    fn products<const N: usize>(self, group: &Group, book: &Book<N>, scale: f32) -> (f32, f32) {
+    fn products<const N: usize>(self, group: &Group, book: &Book<N>, by: f32) -> (f32, f32) {
         let s = self.0;
-        let bounds = self.bounds(book, scale);
-        let mut levels = [s.splat(0.0); N];
-        for i in 0..N {
-            levels[i] = s.splat(book.levels[i]);
-        }
+        let by = s.splat(by);
         let (mut lx, mut ll) = (s.splat(0.0), s.splat(0.0));
         let whole = group.len / LANES;
         for x in &group.x[..whole] {
-            let x = self.abs(s.load(x));
-            let level = self.pick(x, &bounds, &levels);
+            let x = s.load(x);
+            let level = self.level(x, book, by);
             lx = s.fma(x, level, lx);
             ll = s.fma(level, level, ll);
         }
         let rest = group.len % LANES;
         if rest > 0 {
-            let x = self.abs(s.load(&group.x[whole]));
-            let level = self.pick(x, &bounds, &levels);
+            let x = s.load(&group.x[whole]);
+            let level = self.level(x, book, by);
             // Zeros behind the group are not part of it.
             let inside = s.if_less(s.load(&LANE), s.splat(rest as f32), level, s.splat(0.0));
             lx = s.fma(x, inside, lx);
@@ -366,17 +413,21 @@ impl<S: Simd> Coder for Lanes<S> {
     }
 
     #[inline(always)]
-    fn nearest<const N: usize>(self, x: &[f32; LANES], book: &Book<N>, scale: f32) -> [u8; LANES] {
+    fn nearest<const N: usize>(
+        self,
+        x: &[f32; LANES],
+        book: &Book<N>,
+        turn: f32,
+        scale: f32,
+    ) -> [u8; LANES] {
         let s = self.0;
-        let bounds = self.bounds(book, scale);
-        let mut codes = [s.splat(0.0); N];
-        for i in 0..N {
-            codes[i] = s.splat((N + i) as f32);
+        let (x, scale) = (s.mul(s.load(x), s.splat(turn)), s.splat(scale));
+        let mut code = s.splat(0.0);
+        for i in 1..N {
+            let bound = s.mul(s.splat(book.bounds[i]), scale);
+            code = s.if_less(x, bound, code, s.splat(i as f32));
         }
-        let x = s.load(x);
-        let above = self.pick(self.abs(x), &bounds, &codes);
-        let below = s.sub(s.splat((2 * N - 1) as f32), above);
-        self.low_bytes(s.if_less(x, s.splat(0.0), below, above))
+        self.low_bytes(code)
     }
 
     #[inline(always)]

@@ -3,21 +3,24 @@
 //! Levels are whole numbers that fit a signed byte, so one table look-up of bytes makes sixteen or more
 //! of them on every instruction set, and `level * scale` is exact: eight bits times eleven.
 //!
-//! The codebooks are the Lloyd-Max levels of a standard normal distribution (the points that leave
-//! the least squared error), multiplied so that the greatest is 127, and rounded. They are symmetric
-//! and ascending; a code is an index.
+//! The codebooks ascend, and a code is an index. They reach further above zero than below: a scale
+//! has a sign, so that each group takes a book or its mirror image, and two books that differ
+//! leave less error than one. They are trained on groups of 64 normal values, each with its best
+//! scale of either sign: every level is the mean of the values nearest to it, in units of
+//! their scales and by the weight of those. The greatest is 127 and the others are rounded.
 
 use super::Codec;
+use First::{Reach, Rms};
 
 pub const INT5: [i8; 32] = [
-    -127, -105, -90, -79, -70, -61, -54, -47, -41, -35, -29, -24, -18, -13, -8, -3, //
-    3, 8, 13, 18, 24, 29, 35, 41, 47, 54, 61, 70, 79, 90, 105, 127,
+    -108, -95, -83, -73, -64, -57, -50, -43, -37, -32, -26, -21, -16, -11, -6, -1, 4, 9, 14, 19,
+    24, 29, 35, 41, 48, 55, 62, 70, 80, 91, 104, 127,
 ];
 pub const INT4: [i8; 16] = [
-    -127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127,
+    -104, -80, -63, -49, -36, -24, -13, -2, 9, 20, 32, 45, 59, 76, 97, 127,
 ];
-pub const INT3: [i8; 8] = [-127, -79, -45, -14, 14, 45, 79, 127];
-pub const INT2: [i8; 4] = [-127, -38, 38, 127];
+pub const INT3: [i8; 8] = [-102, -62, -33, -7, 18, 45, 77, 127];
+pub const INT2: [i8; 4] = [-97, -21, 44, 127];
 
 /// Four bits in two's complement.
 pub const INT4_PLAIN: [i8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1];
@@ -34,126 +37,139 @@ pub const fn of(codec: Codec) -> &'static [i8] {
     }
 }
 
-/// A codebook as the encoder reads it: its positive half.
-pub(super) struct Book<const N: usize> {
-    /// The positive levels, ascending. The code of `levels[i]` is `N + i`, of its negative
-    /// `N - 1 - i`.
-    pub levels: [f32; N],
-    /// From `bounds[i]` on, `levels[i]` is nearer than `levels[i - 1]`; the first is unused.
-    pub bounds: [f32; N],
-    /// The scale that fits values with a root mean square of 1: greatest Lloyd-Max level / 127.
-    pub unit: f32,
-    /// The encoder's first scales: each a multiple of what fits the root mean square plus one of
-    /// what fits the greatest value.
-    pub tries: [(f32, f32); TRIES],
+/// A polynomial, highest power first.
+pub(super) type Curve = &'static [f32];
+
+/// A first scale of the encoder.
+pub(super) enum First {
+    /// Times the scale that reaches every value.
+    Reach(f32),
+    /// Times the root mean square.
+    Rms(f32),
 }
 
-/// First scales of each codebook. Four leave less error than eighteen around the root mean square
-/// alone, on normal values and more so on heavier tails (`docs/kv-blocks.md`).
-pub(super) const TRIES: usize = 4;
+/// A codebook as the encoder reads it.
+pub(super) struct Book<const N: usize> {
+    /// From `bounds[i]` on, level `i` is nearer than level `i - 1`; the first is unused.
+    pub bounds: [f32; N],
+    /// How far the levels reach below and above zero.
+    pub bottom: f32,
+    pub top: f32,
+    /// Rounded, about the index of the level nearest to a number between the ends, less `N / 2`.
+    pub index: Curve,
+    /// About the level of such an index.
+    pub level: Curve,
+    /// First scales for the book the likely way up, and for its mirror image.
+    pub tries: [&'static [First]; 2],
+}
 
-const fn book<const N: usize>(levels: &[i8], greatest: f32, tries: [(f32, f32); TRIES]) -> Book<N> {
-    let mut book = Book {
-        levels: [0.0; N],
-        bounds: [0.0; N],
-        unit: greatest / 127.0,
-        tries,
-    };
-    let mut i = 0;
+const fn book<const N: usize>(
+    levels: &[i8; N],
+    [index, level]: [Curve; 2],
+    tries: [&'static [First]; 2],
+) -> Book<N> {
+    let mut bounds = [0.0; N];
+    let mut i = 1;
     while i < N {
-        book.levels[i] = levels[N + i] as f32;
-        if i > 0 {
-            book.bounds[i] = 0.5 * (book.levels[i] + book.levels[i - 1]);
-        }
+        bounds[i] = 0.5 * (levels[i] as f32 + levels[i - 1] as f32);
         i += 1;
     }
-    book
+    Book {
+        bounds,
+        bottom: -(levels[0] as f32),
+        top: levels[N - 1] as f32,
+        index,
+        level,
+        tries,
+    }
 }
 
-// With many levels the greatest value of a group wants the greatest level; with four it is better
-// cut off.
-pub(super) static BOOK5: Book<16> = book(
+// The curves are least squares, through `(bounds[i], i - 0.5)` and `(i, level)`; those of four levels
+// go through all. The first scales are what leaves the least error together, of many
+// (`docs/kv-blocks.md`). With many levels the greatest value of a group wants the greatest level; with
+// four it is better cut off.
+pub(super) static BOOK5: Book<32> = book(
     &INT5,
-    3.260_732_5,
-    [(0.9, 0.0), (0.0, 0.96), (0.0, 1.0), (0.0, 1.04)],
+    [
+        &[
+            -1.194_74e-14,
+            -2.893_258e-13,
+            4.573_513e-10,
+            5.698_55e-9,
+            -9.279_416e-6,
+            -3.503_095e-5,
+            0.204_323_1,
+            -0.785_608_5,
+        ],
+        &[
+            1.522_73e-9,
+            2.783_383e-8,
+            -5.063_94e-7,
+            -1.023_456e-5,
+            7.143_848e-5,
+            1.252_992e-3,
+            3.113_854e-3,
+            -2.748_837e-2,
+            4.925_279,
+            4.096_896,
+        ],
+    ],
+    [
+        &[Reach(0.96), Reach(1.0), Reach(1.02), Reach(1.14)],
+        &[Reach(0.96), Reach(1.0)],
+    ],
 );
-pub(super) static BOOK4: Book<8> = book(
+pub(super) static BOOK4: Book<16> = book(
     &INT4,
-    2.732_589_6,
-    [(0.0, 0.92), (0.0, 0.96), (0.0, 1.0), (0.0, 1.04)],
+    [
+        &[
+            5.541_219e-11,
+            1.318_981e-9,
+            -2.711_844e-6,
+            -1.893_562e-5,
+            9.091_527e-2,
+            -0.817_410_4,
+        ],
+        &[
+            1.063_745e-3,
+            4.333_869e-3,
+            2.067_457e-2,
+            7.349_22e-2,
+            11.242_62,
+            9.113_747,
+        ],
+    ],
+    [
+        &[Reach(0.88), Reach(0.94), Reach(0.98), Reach(1.04)],
+        &[Reach(0.94), Reach(1.0)],
+    ],
 );
-pub(super) static BOOK3: Book<4> = book(
+pub(super) static BOOK3: Book<8> = book(
     &INT3,
-    2.151_945_7,
-    [(0.0, 0.72), (0.0, 0.8), (0.0, 0.88), (0.0, 0.96)],
+    [
+        &[-7.598_673e-7, 2.294_447e-6, 3.922_013e-2, -0.720_092_4],
+        &[
+            3.429_487e-2,
+            0.126_456_9,
+            0.348_921_9,
+            0.445_221_4,
+            25.575_99,
+            18.250_58,
+        ],
+    ],
+    [&[Reach(0.76), Reach(0.84), Reach(0.94)], &[Reach(0.78)]],
 );
-pub(super) static BOOK2: Book<2> = book(
+pub(super) static BOOK2: Book<4> = book(
     &INT2,
-    1.510_417_6,
-    [(0.9, 0.0), (1.0, 0.0), (1.15, 0.0), (1.35, 0.0)],
+    [
+        &[-4.642_793e-6, 1.396_386e-2, -0.659_970_4],
+        &[4.833_333, 9.0, 69.166_67, 44.0],
+    ],
+    [
+        &[Reach(0.6), Rms(0.012_84), Rms(0.015_34)],
+        &[Rms(0.013_68)],
+    ],
 );
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn density(x: f64) -> f64 {
-        (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt()
-    }
-
-    /// Integral of `f` by Simpson's rule.
-    fn integral(f: impl Fn(f64) -> f64, from: f64, to: f64) -> f64 {
-        let n = 200;
-        let h = (to - from) / n as f64;
-        let inner: f64 = (1..n)
-            .map(|i| f(from + i as f64 * h) * if i % 2 == 1 { 4.0 } else { 2.0 })
-            .sum();
-        (f(from) + f(to) + inner) * h / 3.0
-    }
-
-    /// The positive Lloyd-Max levels of N(0, 1): each is the mean of the numbers nearest to it.
-    fn lloyd_max(n: usize) -> Vec<f64> {
-        let mut levels: Vec<f64> = (0..n).map(|i| (i as f64 + 0.5) * 3.5 / n as f64).collect();
-        loop {
-            let mut edges = vec![0.0];
-            edges.extend(levels.windows(2).map(|l| 0.5 * (l[0] + l[1])));
-            // Beyond twelve there is less than 1e-30 of it.
-            edges.push(12.0);
-            let next: Vec<f64> = edges
-                .windows(2)
-                .map(|e| {
-                    let mean = integral(|x| x * density(x), e[0], e[1]);
-                    mean / integral(density, e[0], e[1])
-                })
-                .collect();
-            let moved = levels.iter().zip(&next).map(|(a, b)| (a - b).abs());
-            let moved = moved.fold(0.0, f64::max);
-            levels = next;
-            if moved < 1e-10 {
-                return levels;
-            }
-        }
-    }
-
-    fn check<const N: usize>(codec: Codec, book: &Book<N>) {
-        let table = of(codec);
-        assert_eq!(table.len(), 2 * N);
-        let ideal = lloyd_max(N);
-        let greatest = ideal[N - 1];
-        assert!((f64::from(book.unit) * 127.0 - greatest).abs() < 1e-5);
-        for (i, ideal) in ideal.iter().enumerate() {
-            let level = (ideal / greatest * 127.0).round() as i8;
-            assert_eq!(table[N + i], level, "{codec} level {i}");
-            assert_eq!(table[N - 1 - i], -level, "{codec} level -{i}");
-        }
-        assert!(table.is_sorted());
-    }
-
-    #[test]
-    fn codebooks_are_lloyd_max() {
-        check(Codec::Int5, &BOOK5);
-        check(Codec::Int4, &BOOK4);
-        check(Codec::Int3, &BOOK3);
-        check(Codec::Int2, &BOOK2);
-    }
-}
+mod tests;
