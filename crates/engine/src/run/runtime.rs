@@ -124,12 +124,15 @@ impl Runtime {
 
         let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
         let means = means(&model, options, &layers)?;
+        let usual = StoreOptions::default();
         let mut store = Store::new(StoreOptions {
             layers,
             zones: options.kv.zones(),
             means,
             budget_bytes: options.budget_bytes,
-            ..StoreOptions::default()
+            slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
+            faults: options.slabs.faults.clone(),
+            ..usual
         })?;
         let side = plan::side_bytes(config, &options.kv);
         store
@@ -338,6 +341,7 @@ impl Runtime {
             }
             _ => self.pending.take(),
         };
+        let before = self.window;
         if let Some((window, reason)) = change {
             let position = span.position;
             log::info!(
@@ -359,6 +363,13 @@ impl Runtime {
         if !plan.is_empty() {
             log::debug!("{plan}");
             self.store.apply(span.sequence, &plan)?;
+        }
+        // What left was spread over all slabs; the device gets whole ones only. Where even the list of
+        // moves has no room, blocks stay where they are.
+        if self.window < before
+            && let Err(error) = self.store.compact_below(100)
+        {
+            log::warn!("blocks stay where they are: {error}");
         }
         Ok(())
     }
@@ -546,7 +557,7 @@ fn means(
         return Ok(Vec::new());
     };
     let dir = options.cache_dir.as_deref();
-    let means = KeyMeans::load_or_measure(model, options.threads, tokens, dir)?;
+    let means = KeyMeans::load_or_measure(model, options.threads, tokens, dir, &options.slabs)?;
     let config = model.config();
     Ok(layers
         .iter()
