@@ -62,7 +62,7 @@ pub fn blocks_bytes(config: &Config, kv: &KvOptions, tokens: usize) -> u64 {
     kv_bytes(&layers(config, kv), kv.zones(), Kept::All, tokens as u64)
 }
 
-/// What is kept beside blocks: the mean keys.
+/// What is kept beside blocks: the mean keys, in the model's basis and in that of the blocks.
 pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
     if !kv.centre {
         return 0;
@@ -70,7 +70,7 @@ pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
     layers(config, kv)
         .iter()
         .filter(|layer| layer.basis().k == Turn::Hadamard)
-        .map(|layer| layer.width() * size_of::<f32>())
+        .map(|layer| 2 * layer.width() * size_of::<f32>())
         .sum()
 }
 
@@ -105,8 +105,8 @@ pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) ->
     }
 }
 
-/// What a store keeps beside blocks and tables: rows and blocks on their way into others, the mean keys
-/// in both bases, and a line for every block of its slabs. Asked of an empty store and of empty pools.
+/// What a store keeps beside blocks and tables: rows and blocks on their way into others, and a line for
+/// every block of its slabs. Asked of an empty store and of empty pools.
 fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
     let options = StoreOptions {
         layers: layers.to_vec(),
@@ -115,8 +115,6 @@ fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
     };
     let slab_bytes = options.slab_bytes;
     let standing = Store::new(options).map_or(0, |store| store.ledger().tables);
-    let hadamard = layers.iter().filter(|l| l.basis().k == Turn::Hadamard);
-    let means: usize = hadamard.map(|l| 2 * l.width() * size_of::<f32>()).sum();
 
     // (block bytes, blocks) of each pool.
     let mut pools: BTreeMap<usize, usize> = BTreeMap::new();
@@ -136,7 +134,7 @@ fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
         let pool = Pool::new(size, slab_bytes, Backing::default(), None);
         pool.map_or(0, |pool| pool.list_bytes_to_reserve(blocks))
     });
-    lists.fold(standing + means, usize::saturating_add)
+    lists.fold(standing, usize::saturating_add)
 }
 
 /// A layer's share of lists that do not grow with rows.

@@ -5,9 +5,10 @@ mod common;
 use common::load;
 use haversack::load::gguf::synth::Spec;
 use haversack::memory::{Cgroup, Reading};
+use haversack::plan::{self, Setting};
 use haversack::run::options::Slabs;
 use haversack::{
-    KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError,
+    Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError,
 };
 use haversack_cache::SequenceId;
 use std::ops::ControlFlow;
@@ -80,5 +81,44 @@ fn a_window_that_shrinks_gives_whole_slabs_back() {
         let whole = pool.live.div_ceil(pool.total / pool.slabs);
         assert!(full.slabs_touched > whole + 1, "{full:?}");
         assert!(pool.slabs_touched <= whole + 1, "{pool:?}");
+    }
+}
+
+/// What is promised before is what is booked later: the mean keys once, and nothing above the sum.
+#[test]
+fn the_ledger_is_within_the_plan() {
+    let (_dir, model, tokens) = tiny();
+    let config = model.config();
+    for kv in [
+        KvOptions::default(),
+        KvOptions::plain(KvForm::F16),
+        KvOptions {
+            layers: [(1, KvForm::F16)].into(),
+            ..KvOptions::new(KvForm::both(Codec::Int3.form()))
+        },
+    ] {
+        let options = RuntimeOptions {
+            kv: kv.clone(),
+            ..options(64, 128)
+        };
+        let mut rt = Runtime::new(model.clone(), &options).unwrap();
+        assert_eq!(rt.ledger().side, plan::side_bytes(config, &kv));
+        let id = rt.open().unwrap();
+        for part in tokens.chunks(32) {
+            feed(&mut rt, id, part).unwrap();
+        }
+        let setting = Setting {
+            threads: rt.threads(),
+            int8: true,
+            chunk: 32,
+        };
+        let needs = plan::needs(config, &kv, setting, 64 + 128 + 32);
+        let ledger = rt.ledger();
+        assert!(ledger.peak <= needs.total(), "{ledger:?} {needs:?}");
+        assert!(ledger.tables <= needs.tables_bytes, "{ledger:?} {needs:?}");
+        assert!(
+            ledger.scratch <= needs.scratch_bytes,
+            "{ledger:?} {needs:?}"
+        );
     }
 }

@@ -171,9 +171,8 @@ impl Store {
                 mean: mean.map(|mean| mean_of(i, shape, mean)).transpose()?,
             });
         }
-        let centred = made.iter().any(|l| l.mean.is_some());
         let store = Store {
-            staging: Staging::new(&layers, centred)?,
+            staging: Staging::new(made.iter().map(|l| (l.shape, l.mean.is_some())))?,
             shapes: layers,
             layers: made,
             zones,
@@ -213,7 +212,7 @@ impl Store {
             peak: self.peak,
             tables: self.table_bytes() + sum(&|p| p.list_bytes()),
             scratch: self.scratch,
-            side: self.side,
+            side: self.side + self.mean_bytes(),
             mapped: sum(&|p| p.arena().mapped_bytes()),
         }
     }
@@ -488,14 +487,15 @@ impl Store {
         pool.map_or(0, |pool| self.pools[pool].block_bytes())
     }
 
-    /// Everything on the heap but the pools' lists.
+    /// Sequences and staging.
     fn table_bytes(&self) -> usize {
         let sequences = self.sequences.iter().map(Sequence::bytes).sum::<usize>();
+        self.sequences.capacity() * size_of::<Sequence>() + sequences + self.staging.bytes()
+    }
+
+    fn mean_bytes(&self) -> usize {
         let means = self.layers.iter().filter_map(|l| l.mean.as_ref());
-        self.sequences.capacity() * size_of::<Sequence>()
-            + sequences
-            + self.staging.bytes()
-            + means.map(Mean::bytes).sum::<usize>()
+        means.map(Mean::bytes).sum()
     }
 
     fn release_empty_slabs(&mut self) -> usize {

@@ -125,7 +125,7 @@ impl Runtime {
         let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
         let means = means(&model, options, &layers)?;
         let usual = StoreOptions::default();
-        let mut store = Store::new(StoreOptions {
+        let store = Store::new(StoreOptions {
             layers,
             zones: options.kv.zones(),
             means,
@@ -134,10 +134,6 @@ impl Runtime {
             faults: options.slabs.faults.clone(),
             ..usual
         })?;
-        let side = plan::side_bytes(config, &options.kv);
-        store
-            .charge(Account::Side, side)
-            .map_err(CacheError::from)?;
         let chunk = options.chunk.unwrap_or_else(|| {
             let room = options.budget_bytes.map_or(usize::MAX, |budget| budget / 4);
             let rows = SCRATCH_BYTES.min(room) / Scratch::bytes_per_row(config);
