@@ -6,9 +6,9 @@
 use crate::model::Config;
 use crate::model::forward::{Scratch, StepSize};
 use crate::run::options::KvOptions;
-use haversack_cache::size::Kept;
+use haversack_cache::size::{Kept, largest_that_fits};
 use haversack_cache::{
-    Backing, Entry, LayerShape, Pool, Store, StoreOptions, kv_bytes, reserve_bytes,
+    Entry, LayerShape, Pool, StoreOptions, kv_bytes, reserve_bytes, staging_bytes,
 };
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::format::kv::Turn;
@@ -106,16 +106,9 @@ pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) ->
 }
 
 /// What a store keeps beside blocks and tables: rows and blocks on their way into others, and a line for
-/// every block of its slabs. Asked of an empty store and of empty pools.
+/// every block of its slabs.
 fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
-    let options = StoreOptions {
-        layers: layers.to_vec(),
-        zones: kv.zones(),
-        ..StoreOptions::default()
-    };
-    let slab_bytes = options.slab_bytes;
-    let standing = Store::new(options).map_or(0, |store| store.ledger().tables);
-
+    let slab_bytes = StoreOptions::default().slab_bytes;
     // (block bytes, blocks) of each pool.
     let mut pools: BTreeMap<usize, usize> = BTreeMap::new();
     let blocks = slots.div_ceil(BLOCK_SLOTS) + 1;
@@ -130,11 +123,10 @@ fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
             }
         }
     }
-    let lists = pools.into_iter().map(|(size, blocks)| {
-        let pool = Pool::new(size, slab_bytes, Backing::default(), None);
-        pool.map_or(0, |pool| pool.list_bytes_to_reserve(blocks))
-    });
-    lists.fold(standing, usize::saturating_add)
+    let lists = pools
+        .into_iter()
+        .map(|(size, blocks)| Pool::list_bytes_for(size, slab_bytes, blocks));
+    lists.fold(staging_bytes(layers), usize::saturating_add)
 }
 
 /// A layer's share of lists that do not grow with rows.
@@ -142,25 +134,11 @@ const TABLE_BYTES: usize = 1024;
 
 /// The most slots whose needs are within `budget_bytes`: whole blocks.
 pub fn slots_max(config: &Config, kv: &KvOptions, setting: Setting, budget_bytes: usize) -> usize {
-    let fits =
-        |blocks: usize| needs(config, kv, setting, blocks * BLOCK_SLOTS).total() <= budget_bytes;
-    if !fits(1) {
-        return 0;
-    }
-    let mut high = 2;
-    while fits(high) && high < SLOTS_MAX / BLOCK_SLOTS {
-        high *= 2;
-    }
-    let mut low = high / 2;
-    while low + 1 < high {
-        let middle = (low + high) / 2;
-        if fits(middle) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    low * BLOCK_SLOTS
+    let fits = |blocks: u64| {
+        let slots = blocks as usize * BLOCK_SLOTS;
+        needs(config, kv, setting, slots).total() <= budget_bytes
+    };
+    largest_that_fits((SLOTS_MAX / BLOCK_SLOTS) as u64, fits) as usize * BLOCK_SLOTS
 }
 
 /// Longer than any context; a search has to end.

@@ -2,6 +2,7 @@
 //! cannot fit" is found out before anything is computed.
 
 use super::options::{Policy, Retention};
+use haversack_cache::size::largest_that_fits;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 /// What a sequence may keep.
@@ -153,16 +154,9 @@ fn capacity(context: usize, fits: &dyn Fn(usize) -> bool) -> usize {
     if fits(context) {
         return context;
     }
-    let (mut low, mut high) = (1, context.div_ceil(BLOCK_SLOTS));
-    while low + 1 < high {
-        let middle = (low + high) / 2;
-        if fits(middle * BLOCK_SLOTS) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    low * BLOCK_SLOTS
+    let below = context.saturating_sub(1) / BLOCK_SLOTS;
+    let blocks = largest_that_fits(below as u64, |blocks| fits(blocks as usize * BLOCK_SLOTS));
+    blocks as usize * BLOCK_SLOTS
 }
 
 #[cfg(test)]
