@@ -82,6 +82,7 @@ pub fn scratch_bytes(config: &Config, setting: Setting, slots: usize) -> usize {
         jobs: 1,
         slots,
         moved: 1,
+        segments: 2,
     };
     Scratch::bytes_for(config, setting.threads, setting.int8, size)
 }

@@ -121,6 +121,8 @@ pub struct Store {
     pools: Vec<Pool>,
     sequences: Vec<Sequence>,
     staging: Staging,
+    /// The lists of the last step, for the next one.
+    spare: Step,
     budget_bytes: Option<usize>,
     scratch: usize,
     side: usize,
@@ -178,6 +180,7 @@ impl Store {
             zones,
             pools,
             sequences: Vec::new(),
+            spare: Step::default(),
             budget_bytes: options.budget_bytes,
             scratch: 0,
             side: 0,
@@ -363,6 +366,8 @@ impl Store {
     pub fn snapshot(&self, id: SequenceId) -> Result<Snapshot, CacheError> {
         let sequence = &self.sequences[self.find(id)?];
         let mut blocks: Vec<Held> = Vec::new();
+        let tables = sequence.tables.iter().map(|t| t.entries.len());
+        reserve_exact(&mut blocks, tables.max().unwrap_or(0))?;
         for (layer, table) in self.layers.iter().zip(&sequence.tables) {
             for entry in &table.entries {
                 let mut bytes = self.entry_bytes(layer, entry) as u64;
@@ -435,9 +440,10 @@ impl Store {
     fn free_slot(&mut self, more: usize) -> Result<usize, CacheError> {
         let tables = self.layers.len() * size_of::<Table>();
         let free = self.sequences.iter().position(|s| !s.open);
+        let slots = self.sequences.len();
         let slot = match free {
             Some(_) => 0,
-            None => size_of::<Sequence>(),
+            None => size_of::<Sequence>() + self.step_bytes(slots + 1) - self.step_bytes(slots),
         };
         self.ledger().fit(tables + more + slot)?;
         if let Some(slot) = free {
@@ -487,10 +493,18 @@ impl Store {
         pool.map_or(0, |pool| self.pools[pool].block_bytes())
     }
 
-    /// Sequences and staging.
+    /// Sequences, staging, and the lists of a step.
     fn table_bytes(&self) -> usize {
         let sequences = self.sequences.iter().map(Sequence::bytes).sum::<usize>();
-        self.sequences.capacity() * size_of::<Sequence>() + sequences + self.staging.bytes()
+        self.sequences.capacity() * size_of::<Sequence>()
+            + sequences
+            + self.staging.bytes()
+            + self.step_bytes(self.sequences.len())
+    }
+
+    /// The lists of a step of so many sequences.
+    fn step_bytes(&self, members: usize) -> usize {
+        Step::bytes_for(members, self.layers.len(), self.pools.len())
     }
 
     fn mean_bytes(&self) -> usize {

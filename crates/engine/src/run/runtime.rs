@@ -78,6 +78,8 @@ pub struct Runtime {
     table: Table,
     store: Store,
     scratch: Scratch,
+    /// What the step under way adds to each sequence; kept for its room.
+    grow: Vec<Grow>,
     chunk: usize,
     kv: KvOptions,
     retention: Retention,
@@ -152,6 +154,7 @@ impl Runtime {
             table: options.table,
             store,
             scratch: Scratch::new(config, int8),
+            grow: Vec::new(),
             chunk: chunk.max(1),
             kv: options.kv.clone(),
             retention,
@@ -270,20 +273,18 @@ impl Runtime {
         for span in spans {
             self.make_room(span)?;
         }
-        let grow: Vec<Grow> = spans
-            .iter()
-            .map(|s| Grow {
-                id: s.sequence,
-                position: s.position,
-                tokens: s.tokens.len(),
-            })
-            .collect();
+        self.grow.clear();
+        self.grow.extend(spans.iter().map(|s| Grow {
+            id: s.sequence,
+            position: s.position,
+            tokens: s.tokens.len(),
+        }));
         let size = self.step_size(spans)?;
         let (config, threads) = (self.model.config(), self.pool.threads());
         let scratch_bytes = self.scratch.bytes_with(config, threads, size);
         let before = self.store.ledger().scratch;
         self.store.charge(Account::Scratch, scratch_bytes)?;
-        let mut step = match self.store.begin(&grow) {
+        let mut step = match self.store.begin(&self.grow) {
             Ok(step) => step,
             Err(error) => {
                 // What was held before fitted before.
@@ -318,6 +319,7 @@ impl Runtime {
             let rows = self.store.rows(span.sequence)? + span.tokens.len();
             size.slots = size.slots.max(rows);
             let shifts = self.store.shifts(span.sequence);
+            size.segments += shifts.len();
             let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
             size.moved = size.moved.max(moved);
         }
