@@ -343,6 +343,18 @@ impl Store {
         Ok(self.sequences[self.find(id)?].rows())
     }
 
+    /// What [`KvView::spans`] will say of the layer with most once `tokens` more are there. Blocks may be
+    /// missing anywhere, so rows do not bound it.
+    ///
+    /// [`KvView::spans`]: haversack_kernels::attention::KvView::spans
+    pub fn spans_with(&self, id: SequenceId, tokens: usize) -> Result<usize, CacheError> {
+        let sequence = &self.sequences[self.find(id)?];
+        let first = sequence.position;
+        let end = first.saturating_add(tokens as u64);
+        let spans = sequence.tables.iter().map(|t| t.spans_with(first, end));
+        Ok(spans.max().unwrap_or(0))
+    }
+
     pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, CacheError> {
         let sequence = &self.sequences[self.find(id)?];
         let mut bytes = 0;

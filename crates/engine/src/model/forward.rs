@@ -7,7 +7,7 @@ use super::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use super::weights::{Weight, Weights};
 use haversack_cache::{CacheError, SequenceId, Step, Store, TableView};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{self, Attend, Need};
+use haversack_kernels::attention::{self, Attend, Need, SPAN_SLOTS};
 use haversack_kernels::matmul::{Input, Int8Rows, Product, matmul};
 use haversack_kernels::ops::{self, rope};
 use haversack_kernels::threads::chunks_mut;
@@ -303,7 +303,7 @@ pub struct StepSize {
     pub wanted: usize,
     /// Spans.
     pub jobs: usize,
-    /// Rows of the longest table at the end of the step.
+    /// Slots at the end of the step that attention has room for: see [`StepSize::slots_for`].
     pub slots: usize,
     /// Segments of keys that have moved, of the sequence with most.
     pub moved: usize,
@@ -314,6 +314,15 @@ pub struct StepSize {
 impl StepSize {
     /// Slots are reserved in large steps, so that a long answer does not move scratch often.
     const SLOTS_STEP: usize = 1024;
+
+    /// Spans that [`Need`] has beyond those of its slots, for what is kept behind a gap.
+    const SPANS_BEYOND: usize = 2;
+
+    /// What to reserve for a table of `rows` rows in `spans` spans. Rows in few pieces need what their
+    /// number says; blocks that are scattered have a span each.
+    pub fn slots_for(rows: usize, spans: usize) -> usize {
+        rows.max(spans.saturating_sub(StepSize::SPANS_BEYOND) * SPAN_SLOTS)
+    }
 
     /// Both fit.
     fn max(self, other: StepSize) -> StepSize {

@@ -317,7 +317,8 @@ impl Runtime {
             size.rows += span.tokens.len();
             size.wanted += span.wanted().len();
             let rows = self.store.rows(span.sequence)? + span.tokens.len();
-            size.slots = size.slots.max(rows);
+            let spans = self.store.spans_with(span.sequence, span.tokens.len())?;
+            size.slots = size.slots.max(StepSize::slots_for(rows, spans));
             let shifts = self.store.shifts(span.sequence);
             size.segments += shifts.len();
             let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
@@ -562,4 +563,57 @@ fn means(
         .enumerate()
         .map(|(i, layer)| wanted(layer).then(|| means.roped(config, i, config.context as u64)))
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::gguf::synth::Spec;
+    use crate::{LoadOptions, Repack};
+    use haversack_cache::policy::Plan;
+
+    /// Any block may leave: one of every eight stays, each in 256 positions of its own. Rows alone would
+    /// have attention reserve for six spans; there are ten.
+    #[test]
+    fn scattered_blocks_have_room_in_attention() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tiny.gguf");
+        let spec = Spec {
+            context: 4096,
+            ..Spec::named("llama").unwrap()
+        };
+        spec.write_file(&path).unwrap();
+        let load = LoadOptions {
+            repack: Repack::Off,
+            ..LoadOptions::default()
+        };
+        let model = Model::load(&path, &load, &mut |_, _| ()).unwrap();
+        let tokens = spec.ids(2500);
+        let mut logits = Vec::new();
+        for threads in [1, 2] {
+            let options = RuntimeOptions {
+                threads,
+                retention: Retention::full(),
+                ..RuntimeOptions::default()
+            };
+            let mut rt = Runtime::new(model.clone(), &options).unwrap();
+            let id = rt.open().unwrap();
+            let mut go_on = |_| ControlFlow::Continue(());
+            rt.feed(id, &tokens[..2400], &mut go_on).unwrap();
+            let snapshot = rt.store.snapshot(id).unwrap();
+            let mut plan = Plan::nothing(&snapshot);
+            plan.drop = (0..9).map(|i| 256 * i + 32..256 * (i + 1)).collect();
+            rt.store.apply(id, &plan).unwrap();
+            assert!(rt.store.rows(id).unwrap() <= 10 * 32 + 64);
+            assert_eq!(rt.store.spans_with(id, 1).unwrap(), 10);
+            // The scratch of the prompt is gone.
+            rt.scratch = Scratch::new(model.config(), true);
+            for &token in &tokens[2400..2410] {
+                rt.decode(id, token).unwrap();
+            }
+            rt.feed(id, &tokens[2410..], &mut go_on).unwrap();
+            logits.push(rt.logits().to_vec());
+        }
+        assert!(logits[0] == logits[1] && logits[0].iter().all(|l| l.is_finite()));
+    }
 }
