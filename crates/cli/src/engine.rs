@@ -127,6 +127,7 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
                 BoundsError::Context { .. } | BoundsError::Anchors { .. } => {
                     "--anchors and --window"
                 }
+                BoundsError::Replay { .. } => "--window-plan",
                 BoundsError::NoSuchLayer { .. } => "kv_layers",
             };
             usage(format!("{flags}: {error}"))

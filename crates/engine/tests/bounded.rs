@@ -74,7 +74,7 @@ fn a_window_that_shrinks_gives_whole_slabs_back() {
     let full = rt.store().census();
     rt.observe(&room(0), Duration::ZERO);
     let mut more = tokens.iter();
-    while rt.changes().is_empty() {
+    while rt.changes(id).is_empty() {
         rt.decode(id, *more.next().unwrap()).unwrap();
     }
     for (full, pool) in full.iter().zip(rt.store().census()) {
@@ -120,5 +120,61 @@ fn the_ledger_is_within_the_plan() {
             ledger.scratch <= needs.scratch_bytes,
             "{ledger:?} {needs:?}"
         );
+    }
+}
+
+/// Two sequences at different places, one shortage: each changes where its own rows may leave, and each
+/// can be replayed alone, in any portions. One that is opened later begins with what there is.
+#[test]
+fn every_sequence_has_its_own_window() {
+    let (_dir, model, tokens) = tiny();
+    let vocab = model.config().vocab;
+    let asked = options(40, 160);
+    let mut rt = Runtime::new(model.clone(), &asked).unwrap();
+    // Past the window, and well inside it.
+    let firsts = [300, 41];
+    let ids = firsts.map(|first| {
+        let id = rt.open().unwrap();
+        feed(&mut rt, id, &tokens[..first]).unwrap();
+        id
+    });
+    let mut found: [Vec<u32>; 2] = Default::default();
+    for (i, room_bytes) in [0, 1 << 40].into_iter().enumerate() {
+        rt.observe(&room(room_bytes), Duration::from_secs(20 * i as u64));
+        for step in 100 * i..100 * (i + 1) {
+            for (s, first) in firsts.into_iter().enumerate() {
+                let logits = rt.decode(ids[s], tokens[first + step]).unwrap();
+                found[s].extend(logits.iter().map(|l| l.to_bits()));
+            }
+        }
+        if i == 0 {
+            let late = rt.open().unwrap();
+            feed(&mut rt, late, &tokens[..100]).unwrap();
+            assert_eq!(rt.window(late), rt.window(ids[0]));
+            assert_eq!(rt.changes(late).len(), 1);
+            rt.close(late).unwrap();
+            assert_eq!(rt.changes(late), []);
+        }
+    }
+    assert_ne!(
+        rt.changes(ids[0])[0].position,
+        rt.changes(ids[1])[0].position
+    );
+    for (s, first) in firsts.into_iter().enumerate() {
+        let changes = rt.changes(ids[s]);
+        assert_eq!(changes.len(), 2, "{changes:?}");
+        assert!(changes[0].window < 160 && changes[1].window == 160);
+        assert_eq!(rt.window(ids[s]), Some(160));
+        let replay: Vec<_> = changes.iter().map(|c| (c.position, c.window)).collect();
+        for chunk in [None, Some(1), Some(7)] {
+            let mut options = asked.clone();
+            options.retention.replay = replay.clone();
+            options.chunk = chunk;
+            let mut rt = Runtime::new(model.clone(), &options).unwrap();
+            let id = rt.open().unwrap();
+            let logits = rt.all_logits(id, &tokens[..first + 200]).unwrap();
+            let bits = logits[first * vocab..].iter().map(|l| l.to_bits());
+            assert!(bits.eq(found[s].iter().copied()), "{first}, {chunk:?}");
+        }
     }
 }

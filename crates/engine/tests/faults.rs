@@ -125,14 +125,14 @@ impl Life {
         let [short, plenty] = [seconds, seconds + 20].map(Duration::from_secs);
         self.decode("decode", id, &tokens[..75]);
         self.rt.observe(&room(0), short);
-        let changes = self.rt.changes().len();
+        let changes = self.rt.changes(id).len();
         for &token in &tokens[75..115] {
             self.decode("compact", id, &[token]);
-            if self.rt.changes().len() > changes {
+            if self.rt.changes(id).len() > changes {
                 break;
             }
         }
-        assert_eq!(self.rt.changes().len(), changes + 1);
+        assert_eq!(self.rt.changes(id).len(), changes + 1);
         self.decode("shrunk", id, &tokens[..5]);
         self.rt.observe(&room(1 << 40), plenty);
         self.decode("grow", id, &tokens[100..180]);
