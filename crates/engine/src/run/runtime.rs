@@ -190,6 +190,11 @@ impl Runtime {
         &self.kv
     }
 
+    /// What was asked for.
+    pub fn retention(&self) -> &Retention {
+        &self.retention
+    }
+
     /// What a sequence may keep.
     pub fn bounds(&self) -> &Bounds {
         &self.bounds
