@@ -181,6 +181,7 @@ impl Pool {
         );
         reservation.blocks -= 1;
         self.promised -= 1;
+        // `reserve` grew the pool until every promise had a free block, and only `acquire` takes one.
         let index = self
             .lowest_free()
             .unwrap_or_else(|| unreachable!("promised blocks are free"));

@@ -216,6 +216,7 @@ impl KvView for TableView<'_> {
             .near
             .map(|id| (self.near, id, self.shape.near_shape()));
         let far = entry.far.map(|id| (self.far, id, self.shape.far_shape()));
+        // An entry begins near, gets its far form before it loses that one, and goes with the last.
         let (pool, id, shape): (&Pool, BlockId, KvShape) = match is_near {
             true => near.or(far),
             false => far.or(near),

@@ -5,12 +5,13 @@ mod common;
 use common::load;
 use haversack::load::gguf::synth::Spec;
 use haversack::memory::{Cgroup, Reading};
+use haversack::model::forward::{Span, Want};
 use haversack::plan::{self, Setting};
 use haversack::run::options::Slabs;
 use haversack::{
     Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError,
 };
-use haversack_cache::SequenceId;
+use haversack_cache::{CacheError, SequenceId};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -176,5 +177,28 @@ fn every_sequence_has_its_own_window() {
             let bits = logits[first * vocab..].iter().map(|l| l.to_bits());
             assert!(bits.eq(found[s].iter().copied()), "{first}, {chunk:?}");
         }
+    }
+}
+
+/// A span that does not continue its sequence is refused by name, however far off it is.
+#[test]
+fn a_wrong_position_changes_nothing() {
+    let (_dir, model, tokens) = tiny();
+    let mut rt = Runtime::new(model, &options(40, 64)).unwrap();
+    let id = rt.open().unwrap();
+    feed(&mut rt, id, &tokens[..111]).unwrap();
+    let before = (rt.ledger(), rt.stats(id).unwrap());
+    for position in [0, 96, 110, 112, 128, u64::MAX] {
+        let span = Span {
+            sequence: id,
+            position,
+            tokens: &tokens[..1],
+            want: Want::Last,
+        };
+        let error = rt.step(&[span]).unwrap_err();
+        let (expected, found) = (111, position);
+        let wanted = StepError::Cache(CacheError::Position { expected, found });
+        assert_eq!(error, wanted);
+        assert_eq!((rt.ledger(), rt.stats(id).unwrap()), before);
     }
 }

@@ -506,7 +506,12 @@ impl Runtime {
 
     /// Feeds tokens and returns the logits after each, (token, vocab).
     pub fn all_logits(&mut self, id: SequenceId, tokens: &[u32]) -> Result<Vec<f32>, StepError> {
-        let mut all = Vec::with_capacity(tokens.len() * self.model.config().vocab);
+        let values = tokens.len().saturating_mul(self.model.config().vocab);
+        let mut all = Vec::new();
+        all.try_reserve_exact(values)
+            .map_err(|_| CacheError::OutOfMemory {
+                bytes: values.saturating_mul(size_of::<f32>()),
+            })?;
         self.walk(id, tokens, true, &mut |_, logits| {
             all.extend_from_slice(logits);
             ControlFlow::Continue(())
@@ -549,9 +554,13 @@ impl Runtime {
             if let Some(&token) = span.tokens.iter().find(|&&t| t as usize >= vocab) {
                 return Err(StepError::Token { token, vocab });
             }
+            let id = span.sequence;
+            let (expected, found) = (self.position(id)?, span.position);
+            if expected != found {
+                return Err(CacheError::Position { expected, found }.into());
+            }
             let end = span.position + span.tokens.len() as u64;
             self.check_context(end)?;
-            let id = span.sequence;
             let within = self.window(id).map(|w| to_border(w, span.position));
             let crosses = within.is_some_and(|within| span.tokens.len() > within);
             if crosses && end > self.free_until(id, span.position) {
