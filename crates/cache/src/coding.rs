@@ -58,23 +58,10 @@ pub(crate) struct Staging {
 const STAGED_BYTES: usize = 128 << 10;
 
 impl Staging {
-    pub fn new(layers: &[LayerShape], centred: bool) -> Result<Staging, CacheError> {
+    /// (layer): its shape, and whether a mean is taken from its keys.
+    pub fn new(layers: impl Iterator<Item = (LayerShape, bool)>) -> Result<Staging, CacheError> {
         let mut staging = Staging::default();
-        let (mut rows, mut coded) = (0, 0);
-        for layer in layers {
-            if centred || layer.basis() != Default::default() {
-                let blocks = blocks_at_once(*layer);
-                let near = layer.near_shape();
-                let values = layer.width().saturating_mul(BLOCK_SLOTS);
-                rows = rows.max(values.saturating_mul(blocks));
-                let side = near.k_bytes().max(near.v_bytes());
-                coded = coded.max(side.saturating_mul(blocks));
-            }
-            if layer.zoned() {
-                let block = layer.far_shape().block_bytes();
-                coded = coded.max(block.saturating_mul(at_once(block)));
-            }
-        }
+        let (rows, coded) = staged(layers);
         reserve_exact(&mut staging.rows, rows)?;
         staging.rows.resize(rows, 0.0);
         reserve_exact(&mut staging.coded, coded)?;
@@ -85,6 +72,32 @@ impl Staging {
     pub fn bytes(&self) -> usize {
         self.rows.capacity() * size_of::<f32>() + self.coded.capacity()
     }
+}
+
+/// The bytes of a store's staging. Layers whose keys are centred are turned as well.
+pub fn staging_bytes(layers: &[LayerShape]) -> usize {
+    let (rows, coded) = staged(layers.iter().map(|&layer| (layer, false)));
+    rows.saturating_mul(size_of::<f32>()).saturating_add(coded)
+}
+
+/// Values and bytes of the layer that needs most. Rows that are coded as they are need none.
+fn staged(layers: impl Iterator<Item = (LayerShape, bool)>) -> (usize, usize) {
+    let (mut rows, mut coded) = (0, 0);
+    for (layer, centred) in layers {
+        if centred || layer.basis() != Default::default() {
+            let blocks = blocks_at_once(layer);
+            let near = layer.near_shape();
+            let values = layer.width().saturating_mul(BLOCK_SLOTS);
+            rows = rows.max(values.saturating_mul(blocks));
+            let side = near.k_bytes().max(near.v_bytes());
+            coded = coded.max(side.saturating_mul(blocks));
+        }
+        if layer.zoned() {
+            let block = layer.far_shape().block_bytes();
+            coded = coded.max(block.saturating_mul(at_once(block)));
+        }
+    }
+    (rows, coded)
 }
 
 /// Blocks of this size that are staged at once.

@@ -7,7 +7,7 @@ use crate::error::CannotFit;
 pub enum Account {
     /// Activations and attention scratch.
     Scratch,
-    /// What sessions keep beside keys and values.
+    /// What others keep beside keys and values.
     Side,
 }
 
@@ -25,6 +25,7 @@ pub struct Ledger {
     /// Tables, lists of blocks and staging: what the store holds to find and code them.
     pub tables: usize,
     pub scratch: usize,
+    /// The mean keys, and what others keep beside keys and values.
     pub side: usize,
     /// The most that [`Ledger::total`] has been, promises included.
     pub peak: usize,

@@ -15,6 +15,7 @@ mod table;
 pub use haversack_kernels::format::kv::{Basis, Codec, Form, KvForm, KvShape};
 pub use haversack_memory::{Backing, Faults};
 
+pub use coding::staging_bytes;
 pub use error::{CacheError, CannotFit};
 pub use ledger::{Account, Ledger};
 pub use policy::Positions;

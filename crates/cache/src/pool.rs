@@ -76,7 +76,7 @@ impl Pool {
         faults: Option<Faults>,
     ) -> Result<Pool, CacheError> {
         let block_bytes = block_bytes.max(1);
-        let blocks_per_slab = slab_bytes.div_ceil(block_bytes).max(1);
+        let blocks_per_slab = blocks_per_slab(block_bytes, slab_bytes);
         let bytes = blocks_per_slab.saturating_mul(block_bytes);
         let arena = match faults {
             Some(faults) => Arena::with_faults(bytes, backing, faults),
@@ -150,15 +150,14 @@ impl Pool {
     /// How much longer the lists become when `blocks` more are promised.
     pub fn list_bytes_to_reserve(&self, blocks: usize) -> usize {
         let slabs = self.slabs_to_reserve(blocks);
-        let total = self
-            .total()
-            .saturating_add(slabs.saturating_mul(self.blocks_per_slab));
-        let per_block = size_of::<u32>() + size_of::<NonZeroU32>();
-        let lists = total
-            .saturating_mul(per_block)
-            .saturating_add(total.div_ceil(64).saturating_mul(size_of::<u64>()))
-            .saturating_add((self.slab_live.len() + slabs).saturating_mul(size_of::<u32>() + 1));
-        lists.saturating_sub(self.list_bytes())
+        let slabs = self.slab_live.len().saturating_add(slabs);
+        lists_bytes(slabs, self.blocks_per_slab).saturating_sub(self.list_bytes())
+    }
+
+    /// Bytes of the lists of a pool that has grown to hold `blocks` blocks.
+    pub fn list_bytes_for(block_bytes: usize, slab_bytes: usize, blocks: usize) -> usize {
+        let per_slab = blocks_per_slab(block_bytes.max(1), slab_bytes);
+        lists_bytes(blocks.div_ceil(per_slab), per_slab)
     }
 
     /// Promises `blocks` blocks, growing the arena if too few are free. On failure nothing is
@@ -182,6 +181,7 @@ impl Pool {
         );
         reservation.blocks -= 1;
         self.promised -= 1;
+        // `reserve` grew the pool until every promise had a free block, and only `acquire` takes one.
         let index = self
             .lowest_free()
             .unwrap_or_else(|| unreachable!("promised blocks are free"));
@@ -400,6 +400,19 @@ impl Pool {
     }
 }
 
+fn blocks_per_slab(block_bytes: usize, slab_bytes: usize) -> usize {
+    slab_bytes.div_ceil(block_bytes).max(1)
+}
+
+fn lists_bytes(slabs: usize, blocks_per_slab: usize) -> usize {
+    let blocks = slabs.saturating_mul(blocks_per_slab);
+    let per_block = size_of::<u32>() + size_of::<NonZeroU32>();
+    blocks
+        .saturating_mul(per_block)
+        .saturating_add(blocks.div_ceil(64).saturating_mul(size_of::<u64>()))
+        .saturating_add(slabs.saturating_mul(size_of::<u32>() + 1))
+}
+
 /// Room for exactly `more` elements, or an answer.
 pub(crate) fn reserve_exact<T>(list: &mut Vec<T>, more: usize) -> Result<(), CacheError> {
     list.try_reserve_exact(more)
@@ -470,11 +483,14 @@ mod tests {
     #[test]
     fn lists_grow_by_what_was_said() {
         let mut pool = pool(64, 100);
+        let mut all = 0;
         for blocks in [1, 99, 1, 250, 3] {
             let said = pool.list_bytes_to_reserve(blocks);
             let before = pool.list_bytes();
             let _held = pool.reserve(blocks).unwrap();
+            all += blocks;
             assert_eq!(pool.list_bytes() - before, said);
+            assert_eq!(pool.list_bytes(), Pool::list_bytes_for(64, 6400, all));
         }
     }
 

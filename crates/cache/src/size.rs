@@ -199,6 +199,26 @@ impl Kept {
     }
 }
 
+/// The largest number up to `most` that fits, 0 if not even 1 does. What fits, fits for every number
+/// below. Asks a number of times that grows with the digits of the answer.
+pub fn largest_that_fits(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    // `low` fits or is 0, `high` does not or is past `most`.
+    let (mut low, mut high) = (0, 1);
+    while high <= most && fits(high) {
+        (low, high) = (high, high.saturating_mul(2));
+    }
+    high = high.min(most.saturating_add(1));
+    while low + 1 < high {
+        let middle = low + (high - low) / 2;
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
 /// The first block that a query at `position` or later may see in a layer with this window. Exactly
 /// those before it have `last position + window <= position`.
 pub(crate) fn first_seen_block(window: u64, position: u64) -> u64 {
@@ -295,6 +315,19 @@ mod tests {
         };
         assert_eq!(bytes_per_token(&layers(30, 3, 64)), 23_040, "SmolLM2-135M");
         assert_eq!(bytes_per_token(&layers(32, 32, 128)), 512 << 10, "LLaMA-7B");
+    }
+
+    #[test]
+    fn the_largest_that_fits() {
+        for most in [0, 1, 2, 3, 7, 8, 9, 100] {
+            for limit in 0..=most + 2 {
+                let found = largest_that_fits(most, |n| {
+                    assert!((1..=most).contains(&n));
+                    n <= limit
+                });
+                assert_eq!(found, limit.min(most), "up to {most}");
+            }
+        }
     }
 
     #[test]

@@ -141,6 +141,17 @@ impl Table {
         near.filter(|e| e.block() < near_from).count()
     }
 
+    /// Runs of entries in the same 256 positions once positions from `first` to `end` are there too.
+    pub(crate) fn spans_with(&self, first: u64, end: u64) -> usize {
+        let slots = SPAN_SLOTS as u64;
+        if end <= first {
+            return self.spans.len();
+        }
+        let touched = (end.div_ceil(slots) - first / slots) as usize;
+        let goes_on = self.entries.last().map(Entry::span) == Some(first / slots);
+        self.spans.len() + touched - usize::from(goes_on)
+    }
+
     /// The last entry if it is partly filled at `position`.
     pub(crate) fn tail(&self, position: u64) -> Option<&Entry> {
         let last = self.entries.last()?;
@@ -205,6 +216,7 @@ impl KvView for TableView<'_> {
             .near
             .map(|id| (self.near, id, self.shape.near_shape()));
         let far = entry.far.map(|id| (self.far, id, self.shape.far_shape()));
+        // An entry begins near, gets its far form before it loses that one, and goes with the last.
         let (pool, id, shape): (&Pool, BlockId, KvShape) = match is_near {
             true => near.or(far),
             false => far.or(near),

@@ -132,6 +132,8 @@ struct World {
     twins: Vec<(SequenceId, Model)>,
     coder: Coder,
     token: u32,
+    /// Bytes that somebody keeps beside.
+    side: usize,
 }
 
 impl World {
@@ -145,6 +147,7 @@ impl World {
             twins: Vec::new(),
             coder,
             token: 0,
+            side: 0,
         }
     }
 
@@ -397,9 +400,14 @@ impl World {
         }
         let bytes = self.rng.below(3000);
         let before = self.store.ledger();
-        let fits = before.total() - before.side + bytes;
-        let fits = bytes <= before.side || before.budget.is_none_or(|b| fits <= b);
+        let fits = before.total() - self.side + bytes;
+        let fits = bytes <= self.side || before.budget.is_none_or(|b| fits <= b);
         assert_eq!(self.store.charge(Account::Side, bytes).is_ok(), fits);
+        if fits {
+            // The rest of the account are the mean keys.
+            assert_eq!(self.store.ledger().side, before.side - self.side + bytes);
+            self.side = bytes;
+        }
     }
 
     fn tidy(&mut self) {

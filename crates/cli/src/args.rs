@@ -195,7 +195,7 @@ pub struct Run {
     #[arg(long)]
     pub no_bos: bool,
 
-    /// Tokens to generate at most [default: until the model stops, or as many as its context has]
+    /// Tokens to generate at most [default: until the model stops; without --policy window no more than its context has]
     #[arg(short = 'n', long, value_name = "N", value_parser = count(1, TOKENS_MAX), allow_hyphen_values = true)]
     pub max_tokens: Option<usize>,
 

@@ -127,6 +127,7 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
                 BoundsError::Context { .. } | BoundsError::Anchors { .. } => {
                     "--anchors and --window"
                 }
+                BoundsError::Replay { .. } => "--window-plan",
                 BoundsError::NoSuchLayer { .. } => "kv_layers",
             };
             usage(format!("{flags}: {error}"))
@@ -380,8 +381,18 @@ impl Engine {
 
     /// Tokens of an answer at most. A model that does not find its end is stopped after a context of
     /// them, unless more were asked for.
-    pub fn tokens_max(&self, wanted: Option<usize>) -> Option<usize> {
-        wanted.or(Some(self.model.config().context))
+    pub fn tokens_max(&self, wanted: Option<usize>) -> usize {
+        wanted.unwrap_or(self.model.config().context)
+    }
+
+    /// The same where one answer is all there is: who names a window wants it filled for as long as the
+    /// model goes on.
+    pub fn tokens_max_alone(&self, wanted: Option<usize>) -> Option<usize> {
+        let named = self.runtime.retention().policy == Policy::Window;
+        if named && self.room().is_none() {
+            return wanted;
+        }
+        Some(self.tokens_max(wanted))
     }
 
     /// What ends first where everything is kept.

@@ -10,6 +10,7 @@ use std::io::{self, IsTerminal};
 
 /// Rows and bytes of one sequence.
 pub struct Holding {
+    sequence: SequenceId,
     pub tokens_seen: u64,
     pub rows_live: usize,
     pub rows_peak: usize,
@@ -39,6 +40,7 @@ impl Holding {
         }
         let held = (stats.bytes + table_bytes) as f64;
         Ok(Holding {
+            sequence,
             tokens_seen: stats.position,
             rows_live: stats.rows,
             rows_peak: stats.rows_peak,
@@ -81,7 +83,7 @@ pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
 pub fn context_json(runtime: &Runtime, holding: &Holding, cached: usize) -> Json {
     let bounds = runtime.bounds();
     let changes: Vec<Json> = runtime
-        .changes()
+        .changes(holding.sequence)
         .iter()
         .map(|change| {
             json!({
@@ -98,7 +100,7 @@ pub fn context_json(runtime: &Runtime, holding: &Holding, cached: usize) -> Json
         "cached": cached,
         "recomputed": 0,
         "limit": bounds.rows_max,
-        "window": runtime.window(),
+        "window": runtime.window(holding.sequence),
         "anchors": bounds.anchors,
         "changes": changes,
     })
@@ -113,7 +115,7 @@ pub fn explain(runtime: &Runtime, holding: &Holding, cached: usize, computed: us
         holding.evicted(),
         holding.tokens_seen,
     );
-    match runtime.window() {
+    match runtime.window(holding.sequence) {
         Some(window) => text.push_str(&format!(
             "; the first {} tokens and the last {window} stay, at most {} rows in {}",
             bounds.anchors,
@@ -126,7 +128,7 @@ pub fn explain(runtime: &Runtime, holding: &Holding, cached: usize, computed: us
             runtime.kv().name()
         )),
     }
-    for change in runtime.changes() {
+    for change in runtime.changes(holding.sequence) {
         text.push_str(&format!(
             "\nwindow {} from position {}: {}",
             change.window, change.position, change.reason

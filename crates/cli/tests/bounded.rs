@@ -5,7 +5,9 @@ mod common;
 use common::{Sandbox, text};
 use haversack::load::gguf::synth::Spec;
 use serde_json::{Value, json};
+use std::io::Read;
 use std::path::PathBuf;
+use std::process::Stdio;
 
 const CODECS: [&str; 7] = ["f16", "int8", "int5", "int4", "int4-plain", "int3", "int2"];
 
@@ -315,4 +317,28 @@ fn perplexity_of_a_stream() {
         short.replace(WINDOW, "--policy full")
     ));
     assert!(ended.error(2).contains("--policy window"));
+}
+
+/// Who names a window and no number of tokens gets an answer without end; by default a model that does
+/// not find its end is stopped after a context.
+#[test]
+fn a_window_goes_on_for_as_long_as_the_model_does() {
+    let bench = Bench::new("llama");
+    let line = "run --raw --prompt x --ignore-eos --repack off";
+    let answer = bench.json(line);
+    assert_eq!(answer["usage"]["completion_tokens"], 512);
+    assert_eq!(answer["finish_reason"], "length");
+    let long = bench.json(&format!("{line} --policy window -n 2000"));
+    let length = long["text"].as_str().unwrap().len();
+
+    let mut words: Vec<&str> = line.split(' ').collect();
+    words.insert(1, text(&bench.model));
+    words.extend(["--policy", "window"]);
+    let mut command = bench.sandbox.command(&words);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut found = vec![0; length];
+    let read = child.stdout.take().unwrap().read_exact(&mut found);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    read.expect("four contexts of tokens and more");
 }

@@ -6,9 +6,9 @@
 use crate::model::Config;
 use crate::model::forward::{Scratch, StepSize};
 use crate::run::options::KvOptions;
-use haversack_cache::size::Kept;
+use haversack_cache::size::{Kept, largest_that_fits};
 use haversack_cache::{
-    Backing, Entry, LayerShape, Pool, Store, StoreOptions, kv_bytes, reserve_bytes,
+    Entry, LayerShape, Pool, StoreOptions, kv_bytes, reserve_bytes, staging_bytes,
 };
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::format::kv::Turn;
@@ -62,7 +62,7 @@ pub fn blocks_bytes(config: &Config, kv: &KvOptions, tokens: usize) -> u64 {
     kv_bytes(&layers(config, kv), kv.zones(), Kept::All, tokens as u64)
 }
 
-/// What is kept beside blocks: the mean keys.
+/// What is kept beside blocks: the mean keys, in the model's basis and in that of the blocks.
 pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
     if !kv.centre {
         return 0;
@@ -70,7 +70,7 @@ pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
     layers(config, kv)
         .iter()
         .filter(|layer| layer.basis().k == Turn::Hadamard)
-        .map(|layer| layer.width() * size_of::<f32>())
+        .map(|layer| 2 * layer.width() * size_of::<f32>())
         .sum()
 }
 
@@ -82,6 +82,7 @@ pub fn scratch_bytes(config: &Config, setting: Setting, slots: usize) -> usize {
         jobs: 1,
         slots,
         moved: 1,
+        segments: 2,
     };
     Scratch::bytes_for(config, setting.threads, setting.int8, size)
 }
@@ -105,19 +106,10 @@ pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) ->
     }
 }
 
-/// What a store keeps beside blocks and tables: rows and blocks on their way into others, the mean keys
-/// in both bases, and a line for every block of its slabs. Asked of an empty store and of empty pools.
+/// What a store keeps beside blocks and tables: rows and blocks on their way into others, and a line for
+/// every block of its slabs.
 fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
-    let options = StoreOptions {
-        layers: layers.to_vec(),
-        zones: kv.zones(),
-        ..StoreOptions::default()
-    };
-    let slab_bytes = options.slab_bytes;
-    let standing = Store::new(options).map_or(0, |store| store.ledger().tables);
-    let hadamard = layers.iter().filter(|l| l.basis().k == Turn::Hadamard);
-    let means: usize = hadamard.map(|l| 2 * l.width() * size_of::<f32>()).sum();
-
+    let slab_bytes = StoreOptions::default().slab_bytes;
     // (block bytes, blocks) of each pool.
     let mut pools: BTreeMap<usize, usize> = BTreeMap::new();
     let blocks = slots.div_ceil(BLOCK_SLOTS) + 1;
@@ -132,11 +124,10 @@ fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
             }
         }
     }
-    let lists = pools.into_iter().map(|(size, blocks)| {
-        let pool = Pool::new(size, slab_bytes, Backing::default(), None);
-        pool.map_or(0, |pool| pool.list_bytes_to_reserve(blocks))
-    });
-    lists.fold(standing + means, usize::saturating_add)
+    let lists = pools
+        .into_iter()
+        .map(|(size, blocks)| Pool::list_bytes_for(size, slab_bytes, blocks));
+    lists.fold(staging_bytes(layers), usize::saturating_add)
 }
 
 /// A layer's share of lists that do not grow with rows.
@@ -144,25 +135,11 @@ const TABLE_BYTES: usize = 1024;
 
 /// The most slots whose needs are within `budget_bytes`: whole blocks.
 pub fn slots_max(config: &Config, kv: &KvOptions, setting: Setting, budget_bytes: usize) -> usize {
-    let fits =
-        |blocks: usize| needs(config, kv, setting, blocks * BLOCK_SLOTS).total() <= budget_bytes;
-    if !fits(1) {
-        return 0;
-    }
-    let mut high = 2;
-    while fits(high) && high < SLOTS_MAX / BLOCK_SLOTS {
-        high *= 2;
-    }
-    let mut low = high / 2;
-    while low + 1 < high {
-        let middle = (low + high) / 2;
-        if fits(middle) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    low * BLOCK_SLOTS
+    let fits = |blocks: u64| {
+        let slots = blocks as usize * BLOCK_SLOTS;
+        needs(config, kv, setting, slots).total() <= budget_bytes
+    };
+    largest_that_fits((SLOTS_MAX / BLOCK_SLOTS) as u64, fits) as usize * BLOCK_SLOTS
 }
 
 /// Longer than any context; a search has to end.

@@ -7,6 +7,8 @@
 pub mod arena;
 mod cgroup;
 pub mod file;
+#[doc(hidden)]
+pub mod heap;
 pub mod pressure;
 pub mod reading;
 #[cfg(unix)]

@@ -13,7 +13,7 @@
 
 use super::{Plan, Snapshot};
 use crate::error::CannotFit;
-use crate::size::{Kept, LayerShape, SLOTS, Zones, kv_bytes, reserve_bytes};
+use crate::size::{Kept, LayerShape, SLOTS, Zones, kv_bytes, largest_that_fits, reserve_bytes};
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,29 +57,18 @@ pub fn fit(
         window: blocks.saturating_mul(SLOTS),
     };
     let fits = |blocks| steady_bytes(layers, zones, with(blocks), tokens) <= budget_bytes as u64;
-    if !fits(1) {
-        let least = steady_bytes(layers, zones, with(1), tokens);
-        let least = usize::try_from(least).unwrap_or(usize::MAX);
-        return Err(CannotFit {
-            short_by: least - budget_bytes,
-            budget_bytes,
-        });
-    }
-    // Bytes grow with the window: the largest that fits lies between one that does and one that
-    // does not.
-    let (mut low, mut high) = (1, 2);
-    while fits(high) && high < MOST_BLOCKS {
-        (low, high) = (high, high * 2);
-    }
-    while low + 1 < high {
-        let middle = low + (high - low) / 2;
-        if fits(middle) {
-            low = middle;
-        } else {
-            high = middle;
+    // Bytes grow with the window.
+    match largest_that_fits(MOST_BLOCKS, fits) {
+        0 => {
+            let least = steady_bytes(layers, zones, with(1), tokens);
+            let least = usize::try_from(least).unwrap_or(usize::MAX);
+            Err(CannotFit {
+                short_by: least - budget_bytes,
+                budget_bytes,
+            })
         }
+        blocks => Ok(with(blocks)),
     }
-    Ok(with(low))
 }
 
 /// No budget asks for more: 2^45 tokens.

@@ -121,6 +121,8 @@ pub struct Store {
     pools: Vec<Pool>,
     sequences: Vec<Sequence>,
     staging: Staging,
+    /// The lists of the last step, for the next one.
+    spare: Step,
     budget_bytes: Option<usize>,
     scratch: usize,
     side: usize,
@@ -171,14 +173,14 @@ impl Store {
                 mean: mean.map(|mean| mean_of(i, shape, mean)).transpose()?,
             });
         }
-        let centred = made.iter().any(|l| l.mean.is_some());
         let store = Store {
-            staging: Staging::new(&layers, centred)?,
+            staging: Staging::new(made.iter().map(|l| (l.shape, l.mean.is_some())))?,
             shapes: layers,
             layers: made,
             zones,
             pools,
             sequences: Vec::new(),
+            spare: Step::default(),
             budget_bytes: options.budget_bytes,
             scratch: 0,
             side: 0,
@@ -213,7 +215,7 @@ impl Store {
             peak: self.peak,
             tables: self.table_bytes() + sum(&|p| p.list_bytes()),
             scratch: self.scratch,
-            side: self.side,
+            side: self.side + self.mean_bytes(),
             mapped: sum(&|p| p.arena().mapped_bytes()),
         }
     }
@@ -341,6 +343,18 @@ impl Store {
         Ok(self.sequences[self.find(id)?].rows())
     }
 
+    /// What [`KvView::spans`] will say of the layer with most once `tokens` more are there. Blocks may be
+    /// missing anywhere, so rows do not bound it.
+    ///
+    /// [`KvView::spans`]: haversack_kernels::attention::KvView::spans
+    pub fn spans_with(&self, id: SequenceId, tokens: usize) -> Result<usize, CacheError> {
+        let sequence = &self.sequences[self.find(id)?];
+        let first = sequence.position;
+        let end = first.saturating_add(tokens as u64);
+        let spans = sequence.tables.iter().map(|t| t.spans_with(first, end));
+        Ok(spans.max().unwrap_or(0))
+    }
+
     pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, CacheError> {
         let sequence = &self.sequences[self.find(id)?];
         let mut bytes = 0;
@@ -364,6 +378,8 @@ impl Store {
     pub fn snapshot(&self, id: SequenceId) -> Result<Snapshot, CacheError> {
         let sequence = &self.sequences[self.find(id)?];
         let mut blocks: Vec<Held> = Vec::new();
+        let tables = sequence.tables.iter().map(|t| t.entries.len());
+        reserve_exact(&mut blocks, tables.max().unwrap_or(0))?;
         for (layer, table) in self.layers.iter().zip(&sequence.tables) {
             for entry in &table.entries {
                 let mut bytes = self.entry_bytes(layer, entry) as u64;
@@ -436,9 +452,10 @@ impl Store {
     fn free_slot(&mut self, more: usize) -> Result<usize, CacheError> {
         let tables = self.layers.len() * size_of::<Table>();
         let free = self.sequences.iter().position(|s| !s.open);
+        let slots = self.sequences.len();
         let slot = match free {
             Some(_) => 0,
-            None => size_of::<Sequence>(),
+            None => size_of::<Sequence>() + self.step_bytes(slots + 1) - self.step_bytes(slots),
         };
         self.ledger().fit(tables + more + slot)?;
         if let Some(slot) = free {
@@ -488,14 +505,23 @@ impl Store {
         pool.map_or(0, |pool| self.pools[pool].block_bytes())
     }
 
-    /// Everything on the heap but the pools' lists.
+    /// Sequences, staging, and the lists of a step.
     fn table_bytes(&self) -> usize {
         let sequences = self.sequences.iter().map(Sequence::bytes).sum::<usize>();
-        let means = self.layers.iter().filter_map(|l| l.mean.as_ref());
         self.sequences.capacity() * size_of::<Sequence>()
             + sequences
             + self.staging.bytes()
-            + means.map(Mean::bytes).sum::<usize>()
+            + self.step_bytes(self.sequences.len())
+    }
+
+    /// The lists of a step of so many sequences.
+    fn step_bytes(&self, members: usize) -> usize {
+        Step::bytes_for(members, self.layers.len(), self.pools.len())
+    }
+
+    fn mean_bytes(&self) -> usize {
+        let means = self.layers.iter().filter_map(|l| l.mean.as_ref());
+        means.map(Mean::bytes).sum()
     }
 
     fn release_empty_slabs(&mut self) -> usize {

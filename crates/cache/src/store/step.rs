@@ -31,8 +31,10 @@ pub struct Grow {
     pub tokens: usize,
 }
 
-/// A step under way: what was promised to it, who takes part, and what rollback needs.
+/// A step under way: what was promised to it, who takes part, and what rollback needs. Its lists go back
+/// to the store, for the next one.
 #[must_use = "a step ends with commit or rollback"]
+#[derive(Default)]
 pub struct Step {
     /// (pool)
     pub(super) reservations: Vec<Reservation>,
@@ -41,6 +43,9 @@ pub struct Step {
     pub(super) marks: Vec<Mark>,
     /// The layer whose new near forms are not given back yet.
     pub(super) unsettled: Option<usize>,
+    /// (pool): blocks that it can need at once, and those of them that one layer after the other needs.
+    needed: Vec<usize>,
+    transient: Vec<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -71,6 +76,15 @@ impl Mark {
 }
 
 impl Step {
+    /// Heap bytes of the lists of a step of so many sequences.
+    pub(super) fn bytes_for(members: usize, layers: usize, pools: usize) -> usize {
+        if members == 0 {
+            return 0;
+        }
+        let member = size_of::<Member>() + layers * size_of::<Mark>();
+        members * member + pools * (size_of::<Reservation>() + 2 * size_of::<usize>())
+    }
+
     pub(super) fn member(&self, id: SequenceId) -> Option<usize> {
         self.members.iter().position(|m| m.id == id)
     }
@@ -81,16 +95,15 @@ impl Store {
     /// stand at. The worst case is reserved here, and only here can the answer be "does not fit";
     /// then nothing has changed.
     pub fn begin(&mut self, grow: &[Grow]) -> Result<Step, CacheError> {
-        let layers = self.layers.len();
-        let mut step = Step {
-            reservations: Vec::new(),
-            members: Vec::new(),
-            marks: Vec::new(),
-            unsettled: None,
-        };
-        reserve_exact(&mut step.reservations, self.pools.len())?;
-        reserve_exact(&mut step.members, grow.len())?;
-        reserve_exact(&mut step.marks, grow.len().saturating_mul(layers))?;
+        let (layers, pools) = (self.layers.len(), self.pools.len());
+        let mut step = std::mem::take(&mut self.spare);
+        // All sequences there are: a batch of more is refused below.
+        let members = self.sequences.len();
+        reserve_exact(&mut step.reservations, pools)?;
+        reserve_exact(&mut step.members, members)?;
+        reserve_exact(&mut step.marks, members.saturating_mul(layers))?;
+        reserve_exact(&mut step.needed, pools)?;
+        reserve_exact(&mut step.transient, pools)?;
         for &part in grow {
             let member = self.member(&step, part)?;
             step.members.push(member);
@@ -105,11 +118,11 @@ impl Store {
             }
         }
 
-        let (needed, lists) = self.worst_case(&step)?;
+        let lists = self.worst_case(&mut step);
         let blocks: usize = self
             .pools
             .iter()
-            .zip(&needed)
+            .zip(&step.needed)
             .map(|(pool, &n)| {
                 n.saturating_mul(pool.block_bytes())
                     .saturating_add(pool.list_bytes_to_reserve(n))
@@ -117,7 +130,7 @@ impl Store {
             .fold(lists, usize::saturating_add);
         self.ledger().fit(blocks)?;
 
-        if let Err(error) = self.take(&mut step, &needed) {
+        if let Err(error) = self.take(&mut step) {
             self.forfeit(step);
             return Err(error);
         }
@@ -157,18 +170,20 @@ impl Store {
         })
     }
 
-    /// (pool): blocks that the step can need at once; and how much longer the tables become.
-    fn worst_case(&self, step: &Step) -> Result<(Vec<usize>, usize), CacheError> {
-        let mut needed = Vec::new();
-        let mut transient = Vec::new();
-        reserve_exact(&mut needed, self.pools.len())?;
-        reserve_exact(&mut transient, self.pools.len())?;
-        needed.resize(self.pools.len(), 0usize);
-        transient.resize(self.pools.len(), 0usize);
+    /// Counts the blocks that the step can need at once; returns how much longer the tables become.
+    fn worst_case(&self, step: &mut Step) -> usize {
+        let Step {
+            members,
+            needed,
+            transient,
+            ..
+        } = step;
+        needed.resize(self.pools.len(), 0);
+        transient.resize(self.pools.len(), 0);
         let mut lists = 0;
         for (l, layer) in self.layers.iter().enumerate() {
             let mut of_layer = 0;
-            for member in &step.members {
+            for member in members.iter() {
                 let table = &self.sequences[member.index].tables[l];
                 let need = self.need(layer, table, member);
                 needed[layer.near_pool] += need.near as usize;
@@ -182,9 +197,9 @@ impl Store {
             transient[layer.near_pool] = transient[layer.near_pool].max(of_layer);
         }
         for (needed, transient) in needed.iter_mut().zip(transient) {
-            *needed += transient;
+            *needed += *transient;
         }
-        Ok((needed, lists))
+        lists
     }
 
     fn need(&self, layer: &Layer, table: &Table, member: &Member) -> Need {
@@ -204,8 +219,8 @@ impl Store {
     }
 
     /// Blocks from the pools and room in the tables.
-    fn take(&mut self, step: &mut Step, needed: &[usize]) -> Result<(), CacheError> {
-        for (pool, &blocks) in self.pools.iter_mut().zip(needed) {
+    fn take(&mut self, step: &mut Step) -> Result<(), CacheError> {
+        for (pool, &blocks) in self.pools.iter_mut().zip(&step.needed) {
             step.reservations.push(pool.reserve(blocks)?);
         }
         for member in &step.members {
@@ -295,10 +310,17 @@ impl Store {
         self.release_empty_slabs();
     }
 
-    fn forfeit(&mut self, step: Step) {
-        for (pool, reservation) in self.pools.iter_mut().zip(step.reservations) {
+    /// Ends with what it was promised and did not take; its lists stay.
+    fn forfeit(&mut self, mut step: Step) {
+        for (pool, reservation) in self.pools.iter_mut().zip(step.reservations.drain(..)) {
             pool.forfeit(reservation);
         }
+        step.members.clear();
+        step.marks.clear();
+        step.needed.clear();
+        step.transient.clear();
+        step.unsettled = None;
+        self.spare = step;
     }
 }
 

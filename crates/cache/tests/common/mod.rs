@@ -80,18 +80,22 @@ pub fn write(
 /// A whole step of one sequence.
 pub fn feed(store: &mut Store, id: SequenceId, tokens: &[u32]) -> Result<(), CacheError> {
     let position = store.stats(id)?.position;
+    let spans = store.spans_with(id, tokens.len())?;
     let mut step = store.begin(&[Grow {
         id,
         position,
         tokens: tokens.len(),
     }])?;
+    let mut most = 0;
     for layer in 0..store.layers().len() {
         if let Err(error) = write(store, &mut step, id, layer, tokens) {
             store.rollback(step);
             return Err(error);
         }
+        most = most.max(store.view(id, layer)?.spans());
         store.settle(&mut step, layer);
     }
+    assert_eq!(most, spans, "what attention reserves for");
     store.commit(step)
 }
 

@@ -37,7 +37,7 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
         );
     }
     let options = GenerateOptions {
-        tokens_max: engine.tokens_max(args.max_tokens),
+        tokens_max: engine.tokens_max_alone(args.max_tokens),
         stop,
         ignore_end: args.ignore_eos,
     };

@@ -5,9 +5,9 @@
 
 use super::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use super::weights::{Weight, Weights};
-use haversack_cache::{CacheError, SequenceId, Step, Store};
+use haversack_cache::{CacheError, SequenceId, Step, Store, TableView};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{self, Attend, Need};
+use haversack_kernels::attention::{self, Attend, Need, SPAN_SLOTS};
 use haversack_kernels::matmul::{Input, Int8Rows, Product, matmul};
 use haversack_kernels::ops::{self, rope};
 use haversack_kernels::threads::chunks_mut;
@@ -53,11 +53,11 @@ pub fn forward(
     let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
     s.begin(config, rows);
     embed(config, weights, exec, spans, &mut s.x);
-    let shifts: Vec<Vec<u64>> = spans
-        .iter()
-        .map(|span| store.shifts(span.sequence).to_vec())
-        .collect();
-    s.turn(config, spans, &shifts);
+    s.shifts.clear();
+    for span in spans {
+        s.shifts.push(store.shifts(span.sequence));
+    }
+    s.turn(config, spans);
 
     for (layer, (c, w)) in config.layers.iter().zip(&weights.layers).enumerate() {
         weights.prefetch_after(layer);
@@ -82,7 +82,7 @@ pub fn forward(
             store.write(exec, step, span.sequence, layer, k, v)?;
             row += span.tokens.len();
         }
-        attend(c, exec, store, layer, s, spans, &shifts)?;
+        attend(c, exec, store, layer, s, spans)?;
         store.settle(step, layer);
         multiply(exec, weights, &mut s.int8, &s.att, [(&w.o, &mut s.y)]);
         bias(&mut s.y, &w.o_bias);
@@ -179,38 +179,31 @@ fn attend(
     layer: usize,
     s: &mut Scratch,
     spans: &[Span<'_>],
-    shifts: &[Vec<u64>],
 ) -> Result<(), CacheError> {
     let width = c.heads * c.head_dim;
-    let views: Vec<_> = spans
-        .iter()
-        .map(|span| store.view(span.sequence, layer))
-        .collect::<Result<_, _>>()?;
+    let lists = std::mem::take(&mut s.lists);
+    let (mut views, mut queries, mut jobs) =
+        (reuse(lists.views), reuse(lists.queries), reuse(lists.jobs));
+    for span in spans {
+        views.push(store.view(span.sequence, layer)?);
+    }
     s.att.resize(s.q.len(), 0.0);
     let mut row = 0;
-    let mut queries: Vec<Vec<&[f32]>> = Vec::with_capacity(spans.len());
-    for (span, shifts) in spans.iter().zip(shifts) {
+    for (i, span) in spans.iter().enumerate() {
         let range = row * width..(row + span.tokens.len()) * width;
-        let near = &s.q[range.clone()];
-        let far = s.moved.iter().map(|q| &q[range.clone()]);
-        queries.push(
-            far.zip(shifts)
-                .map(|(q, &shift)| if shift == 0 { near } else { q })
-                .chain(
-                    shifts
-                        .get(s.moved.len()..)
-                        .unwrap_or(&[])
-                        .iter()
-                        .map(|_| near),
-                )
-                .collect(),
-        );
+        for (segment, &shift) in s.shifts.of(i).iter().enumerate() {
+            queries.push(match s.moved.get(segment) {
+                Some(moved) if shift != 0 => &moved[range.clone()],
+                _ => &s.q[range.clone()],
+            });
+        }
         row += span.tokens.len();
     }
     let shape = store.layers()[layer];
-    let mut out = &mut s.att[..];
-    let mut jobs = Vec::with_capacity(spans.len());
-    for ((span, view), q) in spans.iter().zip(&views).zip(&queries) {
+    let (mut out, mut left) = (&mut s.att[..], &queries[..]);
+    for (i, (span, view)) in spans.iter().zip(&views).enumerate() {
+        let (q, others) = left.split_at(s.shifts.of(i).len());
+        left = others;
         let (out_here, out_rest) = out.split_at_mut(span.tokens.len() * width);
         out = out_rest;
         jobs.push(Attend {
@@ -230,6 +223,11 @@ fn attend(
         });
     }
     attention::attend(exec, &mut s.attention, &mut jobs);
+    s.lists = Lists {
+        jobs: reuse(jobs),
+        queries: reuse(queries),
+        views: reuse(views),
+    };
     Ok(())
 }
 
@@ -305,15 +303,26 @@ pub struct StepSize {
     pub wanted: usize,
     /// Spans.
     pub jobs: usize,
-    /// Rows of the longest table at the end of the step.
+    /// Slots at the end of the step that attention has room for: see [`StepSize::slots_for`].
     pub slots: usize,
-    /// Segments of keys that have moved.
+    /// Segments of keys that have moved, of the sequence with most.
     pub moved: usize,
+    /// Segments of all spans.
+    pub segments: usize,
 }
 
 impl StepSize {
     /// Slots are reserved in large steps, so that a long answer does not move scratch often.
     const SLOTS_STEP: usize = 1024;
+
+    /// Spans that [`Need`] has beyond those of its slots, for what is kept behind a gap.
+    const SPANS_BEYOND: usize = 2;
+
+    /// What to reserve for a table of `rows` rows in `spans` spans. Rows in few pieces need what their
+    /// number says; blocks that are scattered have a span each.
+    pub fn slots_for(rows: usize, spans: usize) -> usize {
+        rows.max(spans.saturating_sub(StepSize::SPANS_BEYOND) * SPAN_SLOTS)
+    }
 
     /// Both fit.
     fn max(self, other: StepSize) -> StepSize {
@@ -323,6 +332,7 @@ impl StepSize {
             jobs: self.jobs.max(other.jobs),
             slots: self.slots.max(other.slots),
             moved: self.moved.max(other.moved),
+            segments: self.segments.max(other.segments),
         }
     }
 }
@@ -354,6 +364,48 @@ impl Widths {
     }
 }
 
+/// (span): how far back its queries stand for each segment of its keys.
+#[derive(Default)]
+struct Shifts {
+    all: Vec<u64>,
+    /// (span): where its own end in `all`.
+    ends: Vec<usize>,
+}
+
+impl Shifts {
+    fn clear(&mut self) {
+        self.all.clear();
+        self.ends.clear();
+    }
+
+    fn push(&mut self, shifts: &[u64]) {
+        self.all.extend_from_slice(shifts);
+        self.ends.push(self.all.len());
+    }
+
+    fn of(&self, span: usize) -> &[u64] {
+        let start = if span == 0 { 0 } else { self.ends[span - 1] };
+        &self.all[start..self.ends[span]]
+    }
+}
+
+/// What attention is told in each layer: empty between layers, kept for its room.
+#[derive(Default)]
+struct Lists {
+    views: Vec<TableView<'static>>,
+    /// (span, segment)
+    queries: Vec<&'static [f32]>,
+    jobs: Vec<Attend<'static>>,
+}
+
+/// The room of a list for elements that live shorter, or longer: the list is emptied. An iterator that
+/// is collected into elements of the same size keeps its memory, which `tests/allocations.rs` watches.
+fn reuse<T, U>(mut list: Vec<T>) -> Vec<U> {
+    const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) };
+    list.clear();
+    list.into_iter().filter_map(|_| None).collect()
+}
+
 /// Everything a step computes in. Grows in [`Scratch::reserve`] only, before a step.
 pub struct Scratch {
     /// What is reserved.
@@ -381,6 +433,8 @@ pub struct Scratch {
     moved_angles: Vec<Vec<Vec<f32>>>,
     /// (wanted row, vocab)
     logits: Vec<f32>,
+    shifts: Shifts,
+    lists: Lists,
     /// (layer)(row, kv_head, dim): the step's keys before RoPE, if someone asked for them.
     pub(crate) keys: Option<Vec<Vec<f32>>>,
 }
@@ -411,6 +465,8 @@ impl Scratch {
             angles: vec![Vec::new(); config.ropes.len()],
             moved_angles: Vec::new(),
             logits: Vec::new(),
+            shifts: Shifts::default(),
+            lists: Lists::default(),
             keys: None,
         }
     }
@@ -434,6 +490,12 @@ impl Scratch {
         let row = 3 * config.dim + (2 + size.moved) * w.q + 2 * w.kv + 2 * w.ffn;
         let angles = (1 + size.moved) * w.angles;
         size.rows * (row + angles) + size.wanted * config.vocab
+    }
+
+    /// Of the lists that say what attends to what.
+    fn list_bytes(size: StepSize) -> usize {
+        let job = size_of::<Attend>() + size_of::<TableView>() + size_of::<usize>();
+        size.jobs * job + size.segments * (size_of::<&[f32]>() + size_of::<u64>())
     }
 
     fn int8_bytes(config: &Config, rows: usize) -> usize {
@@ -460,6 +522,7 @@ impl Scratch {
         };
         Scratch::floats(config, size) * size_of::<f32>()
             + int8
+            + Scratch::list_bytes(size)
             + attention::Scratch::bytes_for(Scratch::needs(config, threads, size))
     }
 
@@ -503,6 +566,11 @@ impl Scratch {
             }
         }
         grow(&mut self.logits, size.wanted * config.vocab);
+        grow(&mut self.shifts.all, size.segments);
+        grow(&mut self.shifts.ends, size.jobs);
+        grow(&mut self.lists.queries, size.segments);
+        grow(&mut self.lists.views, size.jobs);
+        grow(&mut self.lists.jobs, size.jobs);
         if let Some(int8) = &mut self.int8 {
             int8.reserve(rows, w.input(config));
         }
@@ -517,10 +585,10 @@ impl Scratch {
 
     /// The angles of every row: one rotation for all layers and heads, and one more for each segment
     /// of keys that has moved.
-    fn turn(&mut self, config: &Config, spans: &[Span<'_>], shifts: &[Vec<u64>]) {
+    fn turn(&mut self, config: &Config, spans: &[Span<'_>]) {
         fill_angles(config, spans, |_| 0, &mut self.angles);
         for (segment, angles) in self.moved_angles.iter_mut().enumerate() {
-            let shift = |span: usize| shifts[span].get(segment).copied().unwrap_or(0);
+            let shift = |span: usize| self.shifts.of(span).get(segment).copied().unwrap_or(0);
             fill_angles(config, spans, shift, angles);
         }
     }
@@ -554,8 +622,8 @@ impl Scratch {
     }
 }
 
-/// Room for `len` values, no more than that.
-fn grow(v: &mut Vec<f32>, len: usize) {
+/// Room for `len` elements, no more than that.
+fn grow<T>(v: &mut Vec<T>, len: usize) {
     v.reserve_exact(len.saturating_sub(v.len()));
 }
 

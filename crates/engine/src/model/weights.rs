@@ -124,11 +124,9 @@ impl Weights {
             return;
         }
         let next = self.layers.get(layer + 1);
-        let matrices = match next {
-            Some(l) => vec![&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down],
-            None => vec![&self.output],
-        };
-        for w in matrices {
+        let of_layer = next.map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
+        let output = next.is_none().then_some(&self.output);
+        for w in of_layer.into_iter().flatten().chain(output) {
             match &self.packed {
                 Some(map) => {
                     // A hint: what fails is slow, not wrong.

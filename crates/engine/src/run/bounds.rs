@@ -2,6 +2,7 @@
 //! cannot fit" is found out before anything is computed.
 
 use super::options::{Policy, Retention};
+use haversack_cache::size::largest_that_fits;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 /// What a sequence may keep.
@@ -20,14 +21,6 @@ impl Bounds {
         match self.window {
             Some(_) => "window",
             None => "full",
-        }
-    }
-
-    /// Tokens that can be read before anything must leave.
-    pub fn free_until(&self) -> u64 {
-        match self.window {
-            Some(window) => (self.anchors + window) as u64,
-            None => u64::MAX,
         }
     }
 }
@@ -61,6 +54,8 @@ pub enum BoundsError {
     },
     #[error("anchors {anchors} leave no room for a window; accepted: at most {most}")]
     Anchors { anchors: usize, most: usize },
+    #[error("a window of {window} is to be made again; accepted: 1 to {most}")]
+    Replay { window: usize, most: usize },
     #[error("layer {layer} does not exist; the model has layers 0 to {last}")]
     NoSuchLayer { layer: usize, last: usize },
 }
@@ -68,6 +63,22 @@ pub enum BoundsError {
 /// `need(rows)` is what a sequence of so many rows takes at most, everything counted, with prompts
 /// read in the smallest portions; it grows with rows.
 pub fn bounds(
+    context: usize,
+    retention: &Retention,
+    budget_bytes: Option<usize>,
+    need: &dyn Fn(usize) -> usize,
+) -> Result<Bounds, BoundsError> {
+    let bounds = of_retention(context, retention, budget_bytes, need)?;
+    // What is promised holds for windows up to this one.
+    let most = bounds.window.unwrap_or(usize::MAX);
+    let mut windows = retention.replay.iter().map(|&(_, window)| window);
+    match windows.find(|window| !(1..=most).contains(window)) {
+        Some(window) => Err(BoundsError::Replay { window, most }),
+        None => Ok(bounds),
+    }
+}
+
+fn of_retention(
     context: usize,
     retention: &Retention,
     budget_bytes: Option<usize>,
@@ -153,16 +164,9 @@ fn capacity(context: usize, fits: &dyn Fn(usize) -> bool) -> usize {
     if fits(context) {
         return context;
     }
-    let (mut low, mut high) = (1, context.div_ceil(BLOCK_SLOTS));
-    while low + 1 < high {
-        let middle = (low + high) / 2;
-        if fits(middle * BLOCK_SLOTS) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    low * BLOCK_SLOTS
+    let below = context.saturating_sub(1) / BLOCK_SLOTS;
+    let blocks = largest_that_fits(below as u64, |blocks| fits(blocks as usize * BLOCK_SLOTS));
+    blocks as usize * BLOCK_SLOTS
 }
 
 #[cfg(test)]
@@ -187,11 +191,19 @@ mod tests {
     fn a_window_is_taken_as_it_is_or_refused_with_the_minimum() {
         let found = bounds(8192, &window(64, 512), Some(618_000), &need).unwrap();
         assert_eq!(found.rows_max, 608);
-        assert_eq!(found.free_until(), 576);
         let error = bounds(8192, &window(64, 512), Some(617_999), &need).unwrap_err();
         assert!(error.to_string().ends_with("at least 618000"), "{error}");
         let error = bounds(512, &window(64, 512), None, &need).unwrap_err();
         assert!(error.to_string().ends_with("at most 480"), "{error}");
+        let replay = |window| Retention {
+            replay: vec![(100, 256), (200, window)],
+            ..self::window(64, 512)
+        };
+        assert!(bounds(8192, &replay(512), None, &need).is_ok());
+        for window in [0, 513] {
+            let error = bounds(8192, &replay(window), None, &need).unwrap_err();
+            assert_eq!(error, BoundsError::Replay { window, most: 512 });
+        }
         let error = bounds(512, &window(usize::MAX, 512), None, &need).unwrap_err();
         assert!(matches!(error, BoundsError::Context { .. }));
     }

@@ -5,6 +5,7 @@
 use haversack_cache::{LayerShape, Zones};
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::{Codec, Form, KvForm};
+use haversack_memory::Faults;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -34,6 +35,18 @@ pub struct RuntimeOptions {
     /// Ceiling for everything the runtime allocates: blocks, tables, scratch, side data.
     pub budget_bytes: Option<usize>,
     pub table: Table,
+    #[doc(hidden)]
+    pub slabs: Slabs,
+}
+
+/// What tests change about the arenas under the blocks.
+#[doc(hidden)]
+#[derive(Clone, Debug, Default)]
+pub struct Slabs {
+    /// `None` = as the store likes them.
+    pub bytes: Option<usize>,
+    /// Arena calls that fail.
+    pub faults: Option<Faults>,
 }
 
 impl Default for RuntimeOptions {
@@ -48,6 +61,7 @@ impl Default for RuntimeOptions {
             cache_dir: None,
             budget_bytes: None,
             table: Table::best(),
+            slabs: Slabs::default(),
         }
     }
 }

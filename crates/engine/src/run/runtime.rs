@@ -26,6 +26,7 @@ use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::Turn;
 use haversack_kernels::threads::Pool;
 use haversack_memory::{Reading, Readings};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -78,16 +79,25 @@ pub struct Runtime {
     table: Table,
     store: Store,
     scratch: Scratch,
+    /// What the step under way adds to each sequence; kept for its room.
+    grow: Vec<Grow>,
     chunk: usize,
     kv: KvOptions,
     retention: Retention,
     bounds: Bounds,
-    /// The window in force; [`Bounds::window`] is what it may be at most.
-    window: usize,
+    reaches: HashMap<SequenceId, Reach>,
     governor: Option<Governor>,
     device: Option<Device>,
-    /// A change of the window that waits for a place where rows may leave.
-    pending: Option<(usize, String)>,
+    /// The window that the device has room for, and why. Each sequence takes it over where rows of its
+    /// own may leave.
+    target: Option<(usize, String)>,
+}
+
+/// How far back one sequence reaches.
+#[derive(Clone)]
+struct Reach {
+    /// The window in force; [`Bounds::window`] is what it may be at most.
+    window: usize,
     changes: Vec<WindowChange>,
 }
 
@@ -124,23 +134,21 @@ impl Runtime {
 
         let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
         let means = means(&model, options, &layers)?;
-        let mut store = Store::new(StoreOptions {
+        let usual = StoreOptions::default();
+        let store = Store::new(StoreOptions {
             layers,
             zones: options.kv.zones(),
             means,
             budget_bytes: options.budget_bytes,
-            ..StoreOptions::default()
+            slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
+            faults: options.slabs.faults.clone(),
+            ..usual
         })?;
-        let side = plan::side_bytes(config, &options.kv);
-        store
-            .charge(Account::Side, side)
-            .map_err(CacheError::from)?;
         let chunk = options.chunk.unwrap_or_else(|| {
             let room = options.budget_bytes.map_or(usize::MAX, |budget| budget / 4);
             let rows = SCRATCH_BYTES.min(room) / Scratch::bytes_per_row(config);
             rows.clamp(CHUNK_MIN, CHUNK_MAX) / CHUNK_MIN * CHUNK_MIN
         });
-        let window = bounds.window.unwrap_or(0);
         let governor = bounds
             .window
             .filter(|_| retention.replay.is_empty())
@@ -153,19 +161,19 @@ impl Runtime {
             table: options.table,
             store,
             scratch: Scratch::new(config, int8),
+            grow: Vec::new(),
             chunk: chunk.max(1),
             kv: options.kv.clone(),
             retention,
             bounds,
-            window,
+            reaches: HashMap::new(),
             governor,
             device: options.follow_device.then(|| Device {
                 readings: Readings::open(),
                 started: Instant::now(),
                 due: Duration::ZERO,
             }),
-            pending: None,
-            changes: Vec::new(),
+            target: None,
             model,
         })
     }
@@ -180,6 +188,11 @@ impl Runtime {
 
     pub fn kv(&self) -> &KvOptions {
         &self.kv
+    }
+
+    /// What was asked for.
+    pub fn retention(&self) -> &Retention {
+        &self.retention
     }
 
     /// What a sequence may keep.
@@ -203,15 +216,26 @@ impl Runtime {
         let id = self.store.open()?;
         self.store
             .set_positions(id, self.retention.positions.in_store())?;
+        let reach = Reach {
+            window: self.bounds.window.unwrap_or(0),
+            changes: Vec::new(),
+        };
+        self.reaches.insert(id, reach);
         Ok(id)
     }
 
     pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, StepError> {
-        Ok(self.store.fork(id)?)
+        let fork = self.store.fork(id)?;
+        if let Some(reach) = self.reaches.get(&id) {
+            self.reaches.insert(fork, reach.clone());
+        }
+        Ok(fork)
     }
 
     pub fn close(&mut self, id: SequenceId) -> Result<(), StepError> {
-        Ok(self.store.close(id)?)
+        self.store.close(id)?;
+        self.reaches.remove(&id);
+        Ok(())
     }
 
     /// Forgets every token from `position` on. Refused where the state of then is not there any more:
@@ -229,25 +253,26 @@ impl Runtime {
         Ok(self.store.stats(id)?)
     }
 
-    /// Every change of the window so far, in order. Told to [`Retention::replay`], they give the same
-    /// tokens again.
-    pub fn changes(&self) -> &[WindowChange] {
-        &self.changes
+    /// Every change of a sequence's window so far, in order. Told to [`Retention::replay`], they give the
+    /// same tokens again.
+    pub fn changes(&self, id: SequenceId) -> &[WindowChange] {
+        self.reaches.get(&id).map_or(&[], |reach| &reach.changes)
     }
 
     /// The window in force, if rows leave at all.
-    pub fn window(&self) -> Option<usize> {
-        self.bounds.window.map(|_| self.window)
+    pub fn window(&self, id: SequenceId) -> Option<usize> {
+        let asked = self.bounds.window?;
+        Some(self.reaches.get(&id).map_or(asked, |reach| reach.window))
     }
 
-    /// Tells the runtime what the device says. A shortage may shrink the window, from the next place
-    /// on where rows may leave; what changes is recorded.
+    /// Tells the runtime what the device says. A shortage may shrink the window of every sequence, from
+    /// the next place on where its rows may leave; what changes is recorded.
     pub fn observe(&mut self, reading: &Reading, now: Duration) {
         let Some(governor) = &mut self.governor else {
             return;
         };
         if let Some(change) = governor.decide(reading, now) {
-            self.pending = Some(change);
+            self.target = Some(change);
         }
     }
 
@@ -267,24 +292,25 @@ impl Runtime {
     /// Feeds every span its tokens in one pass and returns the logits that were wanted,
     /// (wanted row, vocab), span after span.
     pub fn step(&mut self, spans: &[Span<'_>]) -> Result<&[f32], StepError> {
+        for span in spans {
+            self.set_window(span.sequence, span.position);
+        }
         self.check(spans)?;
         for span in spans {
             self.make_room(span)?;
         }
-        let grow: Vec<Grow> = spans
-            .iter()
-            .map(|s| Grow {
-                id: s.sequence,
-                position: s.position,
-                tokens: s.tokens.len(),
-            })
-            .collect();
+        self.grow.clear();
+        self.grow.extend(spans.iter().map(|s| Grow {
+            id: s.sequence,
+            position: s.position,
+            tokens: s.tokens.len(),
+        }));
         let size = self.step_size(spans)?;
         let (config, threads) = (self.model.config(), self.pool.threads());
         let scratch_bytes = self.scratch.bytes_with(config, threads, size);
         let before = self.store.ledger().scratch;
         self.store.charge(Account::Scratch, scratch_bytes)?;
-        let mut step = match self.store.begin(&grow) {
+        let mut step = match self.store.begin(&self.grow) {
             Ok(step) => step,
             Err(error) => {
                 // What was held before fitted before.
@@ -317,69 +343,107 @@ impl Runtime {
             size.rows += span.tokens.len();
             size.wanted += span.wanted().len();
             let rows = self.store.rows(span.sequence)? + span.tokens.len();
-            size.slots = size.slots.max(rows);
+            let spans = self.store.spans_with(span.sequence, span.tokens.len())?;
+            size.slots = size.slots.max(StepSize::slots_for(rows, spans));
             let shifts = self.store.shifts(span.sequence);
+            size.segments += shifts.len();
             let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
             size.moved = size.moved.max(moved);
         }
         Ok(size)
     }
 
-    /// Asks the policy which rows leave before these tokens come.
-    fn make_room(&mut self, span: &Span<'_>) -> Result<(), StepError> {
-        if self.bounds.window.is_none() || self.to_border(span.position) != BLOCK_SLOTS {
-            return Ok(());
+    /// Changes the window of a sequence that stands at `position`, if that is a place where its rows may
+    /// leave and somebody asked for it. Asking again there changes nothing more.
+    fn set_window(&mut self, id: SequenceId, position: u64) {
+        if !self.may_leave(id, position) || self.position(id) != Ok(position) {
+            return;
         }
         self.look();
-        let replay = self.retention.replay.get(self.changes.len());
-        let change = match replay {
-            Some(&(position, window)) if position <= span.position => {
-                Some((window, "replayed".to_owned()))
-            }
-            _ => self.pending.take(),
+        let Some(reach) = self.reaches.get_mut(&id) else {
+            return;
         };
-        if let Some((window, reason)) = change {
-            let position = span.position;
-            log::info!(
-                "window {} -> {window} from position {position}, {reason}",
-                self.window
-            );
-            self.window = window;
-            self.changes.push(WindowChange {
-                position,
-                window,
-                reason,
-            });
+        // Changes are replayed, or asked for by the device: there is no governor beside a replay.
+        let replayed = self.retention.replay.get(reach.changes.len());
+        let (window, reason) = match (replayed, &self.target) {
+            (Some(&(from, window)), _) if from <= position => (window, "replayed"),
+            (None, Some((window, reason))) if *window != reach.window => (*window, &reason[..]),
+            _ => return,
+        };
+        let before = std::mem::replace(&mut reach.window, window);
+        log::info!("window {before} -> {window} from position {position}, {reason}");
+        reach.changes.push(WindowChange {
+            position,
+            window,
+            reason: reason.to_owned(),
+        });
+    }
+
+    /// Asks the policy which rows leave before these tokens come.
+    fn make_room(&mut self, span: &Span<'_>) -> Result<(), StepError> {
+        let (id, position) = (span.sequence, span.position);
+        let Some(window) = self.window(id) else {
+            return Ok(());
+        };
+        // A change may have moved the places, and happens at one of the old ones.
+        let last = self.changes(id).last();
+        let changed = last.is_some_and(|change| change.position == position);
+        if !changed && !self.may_leave(id, position) {
+            return Ok(());
         }
         let params = WindowParams {
             anchors: self.bounds.anchors as u64,
-            window: self.window as u64,
+            window: window as u64,
         };
-        let plan = window::plan(&self.store.snapshot(span.sequence)?, &params);
-        if !plan.is_empty() {
-            log::debug!("{plan}");
-            self.store.apply(span.sequence, &plan)?;
+        let plan = window::plan(&self.store.snapshot(id)?, &params);
+        if plan.is_empty() {
+            return Ok(());
+        }
+        log::debug!("{plan}");
+        self.store.apply(id, &plan)?;
+        // What leaves a smaller window was spread over all slabs; the device gets whole ones only. Where
+        // even the list of moves has no room, blocks stay where they are.
+        if changed && let Err(error) = self.store.compact_below(100) {
+            log::warn!("blocks stay where they are: {error}");
         }
         Ok(())
     }
 
-    /// Tokens from `position` to the next place where rows may leave, `1..=32`: the places where the
-    /// oldest block of a full window has just become older than the window.
-    fn to_border(&self, position: u64) -> usize {
-        let slots = BLOCK_SLOTS as u64;
-        let since = (position + slots - self.window as u64 % slots) % slots;
-        BLOCK_SLOTS - since as usize
+    /// Whether rows of a sequence may leave at `position`.
+    fn may_leave(&self, id: SequenceId, position: u64) -> bool {
+        let window = self.window(id);
+        window.is_some_and(|window| to_border(window, position) == BLOCK_SLOTS)
+    }
+
+    /// Up to where tokens of a sequence can be read from `position` on before anything must leave.
+    fn free_until(&self, id: SequenceId, position: u64) -> u64 {
+        let Some(window) = self.window(id) else {
+            return u64::MAX;
+        };
+        let full = (self.bounds.anchors + window) as u64;
+        // Nor across the place of a change that is to be made again.
+        match self.retention.replay.get(self.changes(id).len()) {
+            Some(&(from, _)) if from >= position => {
+                let to_border = to_border(window, from) % BLOCK_SLOTS;
+                full.min(from.saturating_add(to_border as u64))
+            }
+            Some(_) => full.min(position),
+            None => full,
+        }
     }
 
     /// How many of `left` tokens the next step of a sequence may take.
-    fn portion(&self, position: u64, left: usize, most: usize) -> usize {
+    fn portion(&self, id: SequenceId, position: u64, left: usize, most: usize) -> usize {
         let take = left.min(most);
-        let free = self.bounds.free_until();
+        let Some(window) = self.window(id) else {
+            return take;
+        };
+        let free = self.free_until(id, position);
         if position + take as u64 <= free {
             return take;
         }
         let free_left = free.saturating_sub(position) as usize;
-        take.min(free_left.max(self.to_border(position)))
+        take.min(free_left.max(to_border(window, position)))
     }
 
     /// Feeds tokens step by step and hands over the logits of each step: all of them, or only those of
@@ -399,7 +463,8 @@ impl Runtime {
         let mut chunk = self.chunk;
         let mut done = 0;
         while done < tokens.len() {
-            let take = self.portion(position, tokens.len() - done, chunk);
+            self.set_window(id, position);
+            let take = self.portion(id, position, tokens.len() - done, chunk);
             let want = match (all, done + take == tokens.len()) {
                 (true, _) => Want::All,
                 (false, true) => Want::Last,
@@ -441,7 +506,12 @@ impl Runtime {
 
     /// Feeds tokens and returns the logits after each, (token, vocab).
     pub fn all_logits(&mut self, id: SequenceId, tokens: &[u32]) -> Result<Vec<f32>, StepError> {
-        let mut all = Vec::with_capacity(tokens.len() * self.model.config().vocab);
+        let values = tokens.len().saturating_mul(self.model.config().vocab);
+        let mut all = Vec::new();
+        all.try_reserve_exact(values)
+            .map_err(|_| CacheError::OutOfMemory {
+                bytes: values.saturating_mul(size_of::<f32>()),
+            })?;
         self.walk(id, tokens, true, &mut |_, logits| {
             all.extend_from_slice(logits);
             ControlFlow::Continue(())
@@ -484,10 +554,16 @@ impl Runtime {
             if let Some(&token) = span.tokens.iter().find(|&&t| t as usize >= vocab) {
                 return Err(StepError::Token { token, vocab });
             }
+            let id = span.sequence;
+            let (expected, found) = (self.position(id)?, span.position);
+            if expected != found {
+                return Err(CacheError::Position { expected, found }.into());
+            }
             let end = span.position + span.tokens.len() as u64;
             self.check_context(end)?;
-            let within = self.to_border(span.position);
-            if end > self.bounds.free_until() && span.tokens.len() > within {
+            let within = self.window(id).map(|w| to_border(w, span.position));
+            let crosses = within.is_some_and(|within| span.tokens.len() > within);
+            if crosses && end > self.free_until(id, span.position) {
                 return Err(StepError::Crosses {
                     from: span.position,
                     to: end - 1,
@@ -534,6 +610,14 @@ impl Runtime {
     }
 }
 
+/// Tokens from `position` to the next place where rows may leave, `1..=32`: the places where the oldest
+/// block of a full window has just become older than the window.
+fn to_border(window: usize, position: u64) -> usize {
+    let slots = BLOCK_SLOTS as u64;
+    let since = (position % slots + slots - window as u64 % slots) % slots;
+    BLOCK_SLOTS - since as usize
+}
+
 /// The means to take from keys, where a codec asks for them and they can be had.
 fn means(
     model: &Arc<Model>,
@@ -546,11 +630,64 @@ fn means(
         return Ok(Vec::new());
     };
     let dir = options.cache_dir.as_deref();
-    let means = KeyMeans::load_or_measure(model, options.threads, tokens, dir)?;
+    let means = KeyMeans::load_or_measure(model, options.threads, tokens, dir, &options.slabs)?;
     let config = model.config();
     Ok(layers
         .iter()
         .enumerate()
         .map(|(i, layer)| wanted(layer).then(|| means.roped(config, i, config.context as u64)))
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::gguf::synth::Spec;
+    use crate::{LoadOptions, Repack};
+    use haversack_cache::policy::Plan;
+
+    /// Any block may leave: one of every eight stays, each in 256 positions of its own. Rows alone would
+    /// have attention reserve for six spans; there are ten.
+    #[test]
+    fn scattered_blocks_have_room_in_attention() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tiny.gguf");
+        let spec = Spec {
+            context: 4096,
+            ..Spec::named("llama").unwrap()
+        };
+        spec.write_file(&path).unwrap();
+        let load = LoadOptions {
+            repack: Repack::Off,
+            ..LoadOptions::default()
+        };
+        let model = Model::load(&path, &load, &mut |_, _| ()).unwrap();
+        let tokens = spec.ids(2500);
+        let mut logits = Vec::new();
+        for threads in [1, 2] {
+            let options = RuntimeOptions {
+                threads,
+                retention: Retention::full(),
+                ..RuntimeOptions::default()
+            };
+            let mut rt = Runtime::new(model.clone(), &options).unwrap();
+            let id = rt.open().unwrap();
+            let mut go_on = |_| ControlFlow::Continue(());
+            rt.feed(id, &tokens[..2400], &mut go_on).unwrap();
+            let snapshot = rt.store.snapshot(id).unwrap();
+            let mut plan = Plan::nothing(&snapshot);
+            plan.drop = (0..9).map(|i| 256 * i + 32..256 * (i + 1)).collect();
+            rt.store.apply(id, &plan).unwrap();
+            assert!(rt.store.rows(id).unwrap() <= 10 * 32 + 64);
+            assert_eq!(rt.store.spans_with(id, 1).unwrap(), 10);
+            // The scratch of the prompt is gone.
+            rt.scratch = Scratch::new(model.config(), true);
+            for &token in &tokens[2400..2410] {
+                rt.decode(id, token).unwrap();
+            }
+            rt.feed(id, &tokens[2410..], &mut go_on).unwrap();
+            logits.push(rt.logits().to_vec());
+        }
+        assert!(logits[0] == logits[1] && logits[0].iter().all(|l| l.is_finite()));
+    }
 }

@@ -160,7 +160,7 @@ impl Conversation {
         let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
         let stop = engine.model.template().stop_strings();
         let options = GenerateOptions {
-            tokens_max: engine.tokens_max(args.max_tokens),
+            tokens_max: Some(engine.tokens_max(args.max_tokens)),
             stop: stop.iter().map(|text| text.to_string()).collect(),
             ignore_end: false,
         };

@@ -8,11 +8,13 @@
 //! Deterministic: the same model gives the same means on every machine and thread count. Kept in a
 //! small file named by the model's fingerprint; a file that does not check out is made again.
 
+use super::options::{KvOptions, Retention, RuntimeOptions, Slabs};
 use super::runtime::{Runtime, RuntimeError};
 use crate::load::Model;
 use crate::model::Config;
 use crate::model::forward::{Span, Want};
 use crate::text::tokenizer::EncodeOptions;
+use haversack_kernels::format::kv::KvForm;
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,15 +50,17 @@ pub fn file(model: &Model, dir: &Path) -> PathBuf {
 
 impl KeyMeans {
     /// Reads the built-in text with keys and values as they are and adds up the keys.
-    pub fn measure(
+    fn measure(
         model: &Arc<Model>,
         threads: usize,
         tokens: usize,
+        slabs: &Slabs,
     ) -> Result<KeyMeans, RuntimeError> {
-        let options = super::options::RuntimeOptions {
+        let options = RuntimeOptions {
             threads,
-            kv: super::options::KvOptions::plain(haversack_kernels::format::kv::KvForm::F16),
-            retention: super::options::Retention::full(),
+            kv: KvOptions::plain(KvForm::F16),
+            retention: Retention::full(),
+            slabs: slabs.clone(),
             ..Default::default()
         };
         let mut runtime = Runtime::new(model.clone(), &options)?;
@@ -104,6 +108,7 @@ impl KeyMeans {
         threads: usize,
         tokens: usize,
         dir: Option<&Path>,
+        slabs: &Slabs,
     ) -> Result<KeyMeans, RuntimeError> {
         let path = dir.map(|dir| file(model, dir));
         if let Some(path) = &path
@@ -111,7 +116,7 @@ impl KeyMeans {
         {
             return Ok(means);
         }
-        let means = KeyMeans::measure(model, threads, tokens)?;
+        let means = KeyMeans::measure(model, threads, tokens, slabs)?;
         if let Some(path) = &path
             && let Err(e) = means.write(path)
         {

@@ -1,0 +1,204 @@
+//! A runtime whose rows leave: what it holds, and what it gives back.
+
+mod common;
+
+use common::load;
+use haversack::load::gguf::synth::Spec;
+use haversack::memory::{Cgroup, Reading};
+use haversack::model::forward::{Span, Want};
+use haversack::plan::{self, Setting};
+use haversack::run::options::Slabs;
+use haversack::{
+    Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError,
+};
+use haversack_cache::{CacheError, SequenceId};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn tiny() -> (tempfile::TempDir, Arc<Model>, Vec<u32>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.gguf");
+    let spec = Spec::named("llama").unwrap();
+    spec.write_file(&path).unwrap();
+    let model = load(&path, Repack::Off);
+    (dir, model, spec.ids(600))
+}
+
+fn options(anchors: usize, window: usize) -> RuntimeOptions {
+    RuntimeOptions {
+        threads: 1,
+        kv: KvOptions::plain(KvForm::F16),
+        retention: Retention {
+            policy: Policy::Window,
+            anchors: Some(anchors),
+            window: Some(window),
+            ..Retention::default()
+        },
+        ..RuntimeOptions::default()
+    }
+}
+
+fn feed(rt: &mut Runtime, id: SequenceId, tokens: &[u32]) -> Result<(), StepError> {
+    rt.feed(id, tokens, &mut |_| ControlFlow::Continue(()))?;
+    Ok(())
+}
+
+/// A device with so much room left.
+fn room(bytes: u64) -> Reading {
+    Reading {
+        cgroup: Some(Cgroup {
+            limit_bytes: Some(bytes),
+            anon_bytes: Some(0),
+            ..Cgroup::default()
+        }),
+        ..Reading::default()
+    }
+}
+
+/// Blocks of a prompt lie layer after layer, so what a smaller window keeps is spread over all slabs.
+/// The device wants pages back, not holes.
+#[test]
+fn a_window_that_shrinks_gives_whole_slabs_back() {
+    let (_dir, model, tokens) = tiny();
+    let options = RuntimeOptions {
+        // Eight blocks.
+        slabs: Slabs {
+            bytes: Some(64 << 10),
+            ..Slabs::default()
+        },
+        ..options(64, 384)
+    };
+    let mut rt = Runtime::new(model, &options).unwrap();
+    let id = rt.open().unwrap();
+    feed(&mut rt, id, &tokens).unwrap();
+    let full = rt.store().census();
+    rt.observe(&room(0), Duration::ZERO);
+    let mut more = tokens.iter();
+    while rt.changes(id).is_empty() {
+        rt.decode(id, *more.next().unwrap()).unwrap();
+    }
+    for (full, pool) in full.iter().zip(rt.store().census()) {
+        let whole = pool.live.div_ceil(pool.total / pool.slabs);
+        assert!(full.slabs_touched > whole + 1, "{full:?}");
+        assert!(pool.slabs_touched <= whole + 1, "{pool:?}");
+    }
+}
+
+/// What is promised before is what is booked later: the mean keys once, and nothing above the sum.
+#[test]
+fn the_ledger_is_within_the_plan() {
+    let (_dir, model, tokens) = tiny();
+    let config = model.config();
+    for kv in [
+        KvOptions::default(),
+        KvOptions::plain(KvForm::F16),
+        KvOptions {
+            layers: [(1, KvForm::F16)].into(),
+            ..KvOptions::new(KvForm::both(Codec::Int3.form()))
+        },
+    ] {
+        let options = RuntimeOptions {
+            kv: kv.clone(),
+            ..options(64, 128)
+        };
+        let mut rt = Runtime::new(model.clone(), &options).unwrap();
+        assert_eq!(rt.ledger().side, plan::side_bytes(config, &kv));
+        let id = rt.open().unwrap();
+        for part in tokens.chunks(32) {
+            feed(&mut rt, id, part).unwrap();
+        }
+        let setting = Setting {
+            threads: rt.threads(),
+            int8: true,
+            chunk: 32,
+        };
+        let needs = plan::needs(config, &kv, setting, 64 + 128 + 32);
+        let ledger = rt.ledger();
+        assert!(ledger.peak <= needs.total(), "{ledger:?} {needs:?}");
+        assert!(ledger.tables <= needs.tables_bytes, "{ledger:?} {needs:?}");
+        assert!(
+            ledger.scratch <= needs.scratch_bytes,
+            "{ledger:?} {needs:?}"
+        );
+    }
+}
+
+/// Two sequences at different places, one shortage: each changes where its own rows may leave, and each
+/// can be replayed alone, in any portions. One that is opened later begins with what there is.
+#[test]
+fn every_sequence_has_its_own_window() {
+    let (_dir, model, tokens) = tiny();
+    let vocab = model.config().vocab;
+    let asked = options(40, 160);
+    let mut rt = Runtime::new(model.clone(), &asked).unwrap();
+    // Past the window, and well inside it.
+    let firsts = [300, 41];
+    let ids = firsts.map(|first| {
+        let id = rt.open().unwrap();
+        feed(&mut rt, id, &tokens[..first]).unwrap();
+        id
+    });
+    let mut found: [Vec<u32>; 2] = Default::default();
+    for (i, room_bytes) in [0, 1 << 40].into_iter().enumerate() {
+        rt.observe(&room(room_bytes), Duration::from_secs(20 * i as u64));
+        for step in 100 * i..100 * (i + 1) {
+            for (s, first) in firsts.into_iter().enumerate() {
+                let logits = rt.decode(ids[s], tokens[first + step]).unwrap();
+                found[s].extend(logits.iter().map(|l| l.to_bits()));
+            }
+        }
+        if i == 0 {
+            let late = rt.open().unwrap();
+            feed(&mut rt, late, &tokens[..100]).unwrap();
+            assert_eq!(rt.window(late), rt.window(ids[0]));
+            assert_eq!(rt.changes(late).len(), 1);
+            rt.close(late).unwrap();
+            assert_eq!(rt.changes(late), []);
+        }
+    }
+    assert_ne!(
+        rt.changes(ids[0])[0].position,
+        rt.changes(ids[1])[0].position
+    );
+    for (s, first) in firsts.into_iter().enumerate() {
+        let changes = rt.changes(ids[s]);
+        assert_eq!(changes.len(), 2, "{changes:?}");
+        assert!(changes[0].window < 160 && changes[1].window == 160);
+        assert_eq!(rt.window(ids[s]), Some(160));
+        let replay: Vec<_> = changes.iter().map(|c| (c.position, c.window)).collect();
+        for chunk in [None, Some(1), Some(7)] {
+            let mut options = asked.clone();
+            options.retention.replay = replay.clone();
+            options.chunk = chunk;
+            let mut rt = Runtime::new(model.clone(), &options).unwrap();
+            let id = rt.open().unwrap();
+            let logits = rt.all_logits(id, &tokens[..first + 200]).unwrap();
+            let bits = logits[first * vocab..].iter().map(|l| l.to_bits());
+            assert!(bits.eq(found[s].iter().copied()), "{first}, {chunk:?}");
+        }
+    }
+}
+
+/// A span that does not continue its sequence is refused by name, however far off it is.
+#[test]
+fn a_wrong_position_changes_nothing() {
+    let (_dir, model, tokens) = tiny();
+    let mut rt = Runtime::new(model, &options(40, 64)).unwrap();
+    let id = rt.open().unwrap();
+    feed(&mut rt, id, &tokens[..111]).unwrap();
+    let before = (rt.ledger(), rt.stats(id).unwrap());
+    for position in [0, 96, 110, 112, 128, u64::MAX] {
+        let span = Span {
+            sequence: id,
+            position,
+            tokens: &tokens[..1],
+            want: Want::Last,
+        };
+        let error = rt.step(&[span]).unwrap_err();
+        let (expected, found) = (111, position);
+        let wanted = StepError::Cache(CacheError::Position { expected, found });
+        assert_eq!(error, wanted);
+        assert_eq!((rt.ledger(), rt.stats(id).unwrap()), before);
+    }
+}
