@@ -6,9 +6,9 @@
 
 use crate::error::CacheError;
 use crate::pool::{BlockId, Pool, reserve_exact};
-use crate::size::{LayerShape, SLOTS};
+use crate::size::SLOTS;
 use haversack_kernels::attention::{Block, Coded, KvView, SPAN_SLOTS, Sinks};
-use haversack_kernels::format::kv::KvShape;
+use haversack_kernels::format::kv::{KvForm, KvShape};
 use std::ops::Range;
 
 /// A block and what counts of it.
@@ -170,14 +170,30 @@ impl Table {
 /// A table as attention reads it.
 pub struct TableView<'a> {
     pub(crate) table: &'a Table,
-    pub(crate) near: &'a Pool,
-    pub(crate) far: &'a Pool,
+    pub(crate) near: FormView<'a>,
+    pub(crate) far: FormView<'a>,
     pub(crate) sinks: Option<&'a Pool>,
-    pub(crate) shape: LayerShape,
     pub(crate) sink_rows: usize,
     pub(crate) recent_blocks: u64,
     /// First positions of the segments after the first.
     pub(crate) cuts: &'a [u64],
+}
+
+/// The blocks of one form. What takes divisions is worked out once, not for every block.
+pub(crate) struct FormView<'a> {
+    pool: &'a Pool,
+    form: KvForm,
+    k_bytes: usize,
+}
+
+impl<'a> FormView<'a> {
+    pub(crate) fn new(pool: &'a Pool, shape: KvShape) -> FormView<'a> {
+        FormView {
+            pool,
+            form: shape.form,
+            k_bytes: shape.k_bytes(),
+        }
+    }
 }
 
 impl TableView<'_> {
@@ -210,26 +226,23 @@ impl KvView for TableView<'_> {
     /// may have lost the form they would see; then the other is shown.
     fn block(&self, i: usize, query_block: u64) -> Block<'_> {
         let entry = &self.table.entries[i];
-        let is_near =
-            !self.shape.zoned() || query_block.saturating_sub(entry.block()) <= self.recent_blocks;
-        let near = entry
-            .near
-            .map(|id| (self.near, id, self.shape.near_shape()));
-        let far = entry.far.map(|id| (self.far, id, self.shape.far_shape()));
-        // An entry begins near, gets its far form before it loses that one, and goes with the last.
-        let (pool, id, shape): (&Pool, BlockId, KvShape) = match is_near {
+        let is_near = query_block.saturating_sub(entry.block()) <= self.recent_blocks;
+        let near = entry.near.map(|id| (&self.near, id));
+        let far = entry.far.map(|id| (&self.far, id));
+        // Where both forms are the same there is only ever the near one.
+        let (view, id) = match is_near {
             true => near.or(far),
             false => far.or(near),
         }
         .unwrap_or_else(|| unreachable!("an entry has a form"));
-        let (k, v) = pool.bytes(id).split_at(shape.k_bytes());
+        let (k, v) = view.pool.bytes(id).split_at(view.k_bytes);
         Block {
             k: Coded {
-                form: shape.form.k,
+                form: view.form.k,
                 bytes: k,
             },
             v: Coded {
-                form: shape.form.v,
+                form: view.form.v,
                 bytes: v,
             },
             sinks: if entry.first_position == 0 {

@@ -23,7 +23,7 @@ use crate::policy::{Held, Positions, Snapshot};
 use crate::pool::{BlockId, Census, Pool, reserve_exact};
 use crate::segments::Segments;
 use crate::size::{LayerShape, Zones};
-use crate::table::{Entry, Table, TableView};
+use crate::table::{Entry, FormView, Table, TableView};
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_memory::{Backing, Faults};
 
@@ -415,10 +415,9 @@ impl Store {
         let made = self.layer(layer)?;
         Ok(TableView {
             table: &sequence.tables[layer],
-            near: &self.pools[made.near_pool],
-            far: &self.pools[made.far_pool],
+            near: FormView::new(&self.pools[made.near_pool], made.shape.near_shape()),
+            far: FormView::new(&self.pools[made.far_pool], made.shape.far_shape()),
             sinks: made.sink_pool.map(|pool| &self.pools[pool]),
-            shape: made.shape,
             sink_rows: self.zones.sinks,
             recent_blocks: self.zones.recent_blocks(),
             cuts: &sequence.segments.cuts,
