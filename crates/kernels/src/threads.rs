@@ -143,6 +143,29 @@ impl Pool {
         }
     }
 
+    /// Like [`Pool::run_indexed`], and a thread that has done a unit goes on with the next one, unless
+    /// another was faster: for work whose next unit's memory is worth asking for.
+    pub fn run_in_order(&self, units: usize, f: &(dyn Fn(usize, usize) + Sync)) {
+        /// More threads share.
+        const RUNS_MAX: usize = 64;
+        let runs = self.threads().min(RUNS_MAX);
+        let next: [AtomicUsize; RUNS_MAX] =
+            std::array::from_fn(|run| AtomicUsize::new(run.min(runs) * units / runs));
+        self.run_indexed(self.threads(), &|worker, _| {
+            // Its own run, then what is left of the others.
+            for run in (worker..worker + runs).map(|run| run % runs) {
+                let end = (run + 1) * units / runs;
+                loop {
+                    let unit = next[run].fetch_add(1, Ordering::Relaxed);
+                    if unit >= end {
+                        break;
+                    }
+                    f(worker, unit);
+                }
+            }
+        });
+    }
+
     /// One parallel region; the caller holds `busy`. Returns what `f` panicked with.
     fn region(
         &self,

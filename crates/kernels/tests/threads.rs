@@ -137,3 +137,23 @@ fn chunks_cover_the_slice_with_a_short_last_one() {
         }
     }
 }
+
+/// Every unit once, whoever takes it; alone, in order.
+#[test]
+fn units_in_order_are_each_done_once() {
+    for threads in [1, 2, 3, 5] {
+        let pool = Pool::new(threads);
+        for units in [0, 1, 2, 3, 7, 64, 1000] {
+            let done: Vec<AtomicUsize> = (0..units).map(|_| AtomicUsize::new(0)).collect();
+            let last = AtomicUsize::new(0);
+            pool.run_in_order(units, &|worker, unit| {
+                assert!(worker < threads);
+                done[unit].fetch_add(1, Ordering::Relaxed);
+                if threads == 1 {
+                    assert_eq!(last.fetch_add(1, Ordering::Relaxed), unit);
+                }
+            });
+            assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+        }
+    }
+}

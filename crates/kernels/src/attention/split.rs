@@ -136,8 +136,7 @@ impl<'a> Head<'a> {
 
 pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]) {
     let table = exec.table;
-    let threads = exec.pool.threads();
-    let (parts, count) = scratch.parts(threads, jobs, units);
+    let (parts, count) = scratch.parts(exec.pool.threads(), jobs, units);
     let (outlets, area_len) = (parts.outlets, parts.area_len);
     let areas = Shareable(parts.areas.as_mut_ptr());
     let records = Shareable(parts.records.as_mut_ptr());
@@ -164,10 +163,10 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         }
     }
 
-    exec.pool.run_indexed(count, &|worker, unit| {
+    exec.pool.run_in_order(count, &|worker, unit| {
         let place = Place::new(jobs, outlets, records.get(), unit);
         let (job, span) = (place.job, place.span);
-        let ahead = Ahead::Heads(span + threads);
+        let ahead = Ahead::Heads(span + 1);
         let mut open = Span::open(job, place.positions(), span, Side::K, ahead);
         // SAFETY: the queries of the job, which nobody writes any more.
         let floats = unsafe { from_raw_parts(place.floats, queries_floats(job)) };
@@ -206,10 +205,10 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         }
     }
 
-    exec.pool.run_indexed(count, &|worker, unit| {
+    exec.pool.run_in_order(count, &|worker, unit| {
         let place = Place::new(jobs, outlets, records.get(), unit);
         let (job, span) = (place.job, place.span);
-        let ahead = Ahead::Heads(span + threads);
+        let ahead = Ahead::Heads(span + 1);
         let mut open = Span::open(job, place.positions(), span, Side::V, ahead);
         let room = &mut area(worker, job).room;
         for head in place.heads() {
