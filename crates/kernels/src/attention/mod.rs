@@ -8,23 +8,30 @@
 //! # The order of every sum
 //!
 //! A *span* is the blocks of 256 positions, counted from position 0, so that it holds the same
-//! whether or not blocks before it are still kept. A *group* is the dimensions that share a scale;
-//! floats and sinks are one of scale 1 (sinks: one for each group of the block they stand in). For
+//! whether or not blocks before it are still kept. A *group* is the dimensions that share a scale. For
 //! one query row and head:
 //!
 //! ```text
 //! q             the query of the block's segment, turned into the blocks' basis, times the scale
 //! bias          q · mean: sixteen lanes of fused multiply-adds and their tree; 0 without a mean
-//! chain[group]  fused multiply-adds of q and levels over the group's dimensions, in order from 0
-//! score[slot]   bias, then for each group in order fused: chain[group] * scale[group][slot] + score
+//! score[slot]   codes    numbers of q times levels, exact, rounded to f32 for each group; groups in
+//!                        order, the first times its scale, the others fused: sum * scale + score;
+//!                        then fused: score * unit of q + bias
+//!               floats   fused multiply-adds over dimensions, in order from 0; plus bias
+//!               sinks    sixteen lanes of fused multiply-adds and their tree; plus bias
 //!               softcap(score), if there is one
 //! m             the greatest score
 //! p[slot]       exp(score - m), 0 where the query must not look
 //! sum           per span: sixteen lanes and their tree; spans added in order from 0
-//! o[dim]        per span: chain of fused multiply-adds over slots, in order from 0, of level and
-//!               p[slot] * scale[group of dim][slot], rounded; spans added in order from 0
+//! o[dim]        per span, from 0: sinks, fused multiply-adds in order; then forms in order,
+//!               codes    numbers of p * scale[group of dim] times levels, exact over the blocks of
+//!                        the form, rounded to f32; fused: sum * unit + o
+//!               floats   fused multiply-adds over slots, in order
+//!               spans added in order from 0
 //! out           o * (1 / sum), turned back
 //! ```
+//!
+//! *Numbers* of a row are whole, in a *unit* of their own: [`kernel`] says how they are rounded.
 //!
 //! Nothing in this depends on other rows, on how rows were grouped, on the thread count or on which
 //! of the two paths ran. What form a block has for a query is a matter of the query's block of 32
