@@ -8,10 +8,10 @@
 use super::numbers::{
     Kind, Narrow, Numbers, Weights, Wide, scalar_round_weights, simd_round_weights,
 };
-use super::unpack::{self, level};
+use super::unpack;
 use super::{Piece, Rows, fused};
 use crate::attention::{BLOCK_SLOTS, SPAN_BLOCKS, SPAN_SLOTS};
-use crate::format::kv::Codec;
+use crate::format::kv::{Codec, GROUP_MAX};
 use crate::ops::lanes::padded;
 use crate::ops::simd::{Simd, simd_fn};
 use std::ops::Range;
@@ -90,20 +90,26 @@ fn scalar_score(
     out: &mut [f32],
     stride: usize,
 ) {
+    let mut levels = [0; GROUP_MAX];
     for Piece { head, at, .. } in pieces {
-        for (r, slot) in (0..rows).flat_map(|r| (0..BLOCK_SLOTS).map(move |slot| (r, slot))) {
-            let mut score = 0.0f32;
-            for group in 0..head.groups {
-                let product = |d: usize| q.at(r, d) * i32::from(level(head, false, slot, d));
-                let sum = head.group(group).map(product).sum::<i32>() as f32;
-                let scale = head.code_scale(group, slot);
-                score = if group == 0 {
-                    sum * scale
-                } else {
-                    sum.mul_add(scale, score)
-                };
+        for (slot, group) in (0..BLOCK_SLOTS).flat_map(|s| (0..head.groups).map(move |g| (s, g))) {
+            let dims = head.group(group);
+            for (level, d) in levels.iter_mut().zip(dims.clone()) {
+                *level = i32::from(unpack::level(head, false, slot, d));
             }
-            out[r * stride + at + slot] = score.mul_add(q.unit[r], bias[r]);
+            let scale = head.code_scale(group, slot);
+            for r in 0..rows {
+                let product = |(d, level): (usize, &i32)| q.at(r, d) * level;
+                let sum = dims.clone().zip(&levels).map(product).sum::<i32>() as f32;
+                let out = &mut out[r * stride + at + slot];
+                *out = match group {
+                    0 => sum * scale,
+                    _ => sum.mul_add(scale, *out),
+                };
+                if group + 1 == head.groups {
+                    *out = out.mul_add(q.unit[r], bias[r]);
+                }
+            }
         }
     }
 }
@@ -328,15 +334,22 @@ fn scalar_weigh(p: Rows<'_>, pieces: &[Piece<'_>], room: &mut Room<'_>, out: &mu
     for group in 0..first.groups {
         scalar_round_weights(p, pieces, group, &mut room.weights);
         let weights = room.weights.read();
-        for (r, d) in (0..p.count).flat_map(|r| first.group(group).map(move |d| (r, d))) {
-            let mut sum = 0;
+        for d in first.group(group) {
+            // (slot of the span); what is not read has no weight.
+            let mut levels = [0; SPAN_SLOTS];
             for Piece { head, at, slots } in pieces {
                 for slot in 0..*slots {
-                    sum += weights.at(r, at + slot) * i32::from(level(head, true, slot, d));
+                    levels[at + slot] = i32::from(unpack::level(head, true, slot, d));
                 }
             }
-            let out = &mut out[r * first.dim + d];
-            *out = (sum as f32).mul_add(weights.unit[r], *out);
+            for r in 0..p.count {
+                let read = pieces
+                    .iter()
+                    .flat_map(|piece| piece.at..piece.at + piece.slots);
+                let sum: i32 = read.map(|at| weights.at(r, at) * levels[at]).sum();
+                let out = &mut out[r * first.dim + d];
+                *out = (sum as f32).mul_add(weights.unit[r], *out);
+            }
         }
     }
 }
