@@ -12,6 +12,7 @@ use super::Attend;
 use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, queries_floats, record_floats};
 use super::span::{Ahead, Side, Span};
 use super::step::{self, Layout, Queries, Unit};
+use crate::ops::lanes::greater;
 use crate::threads::Shareable;
 use crate::{Exec, ops};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
@@ -198,7 +199,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
                 // SAFETY: in the records, and no region runs.
                 unsafe {
                     for span in 1..place.job.spans() {
-                        *head.max(0, r) = step::greater(*head.max(0, r), *head.max(span, r));
+                        *head.max(0, r) = greater(*head.max(0, r), *head.max(span, r));
                     }
                 }
             }

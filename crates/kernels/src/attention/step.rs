@@ -237,11 +237,6 @@ fn blind(scores: &mut [f32], blocks: Range<usize>) {
     }
 }
 
-/// The greater; for rows in which nothing is seen it stays minus infinity.
-pub(super) fn greater(a: f32, b: f32) -> f32 {
-    if a < b { b } else { a }
-}
-
 /// What is subtracted from a row's scores before the exponential.
 pub(super) fn shift(max: f32) -> f32 {
     if max == f32::NEG_INFINITY { 0.0 } else { max }

@@ -5,6 +5,7 @@ use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, queries_per_tile};
 use super::span::{Ahead, Side, Span};
 use super::step::{self, Unit};
 use crate::cpu::Table;
+use crate::ops::lanes::greater;
 use crate::threads::Shareable;
 use crate::{Exec, ops};
 
@@ -79,7 +80,7 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
         );
         for (row, max) in scores.chunks_exact(SCORE_STRIDE).zip(&mut *area.max) {
             let row = &row[..job.span_slots(span)];
-            *max = step::greater(*max, ops::max(table, row));
+            *max = greater(*max, ops::max(table, row));
         }
     }
 

@@ -26,6 +26,12 @@ pub fn to_fixed(x: f32) -> u64 {
     n.to_bits() ^ FIXED_MAGIC.to_bits()
 }
 
+/// The greater; what is not a number is never it.
+#[inline(always)]
+pub(crate) fn greater(a: f32, b: f32) -> f32 {
+    if a < b { b } else { a }
+}
+
 /// The tree at the end of every sum.
 pub fn fold(mut lanes: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
@@ -101,8 +107,7 @@ simd_fn! {
 }
 
 fn scalar_max(x: &[f32]) -> f32 {
-    x.iter()
-        .fold(f32::NEG_INFINITY, |m, x| if m < *x { *x } else { m })
+    x.iter().fold(f32::NEG_INFINITY, |m, x| greater(m, *x))
 }
 
 #[inline(always)]

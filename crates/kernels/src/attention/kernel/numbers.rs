@@ -18,7 +18,7 @@
 
 use super::{Piece, Rows};
 use crate::attention::{BLOCK_SLOTS, SPAN_SLOTS};
-use crate::ops::lanes::padded;
+use crate::ops::lanes::{greater, padded};
 use crate::ops::simd::{Simd, simd_fn};
 
 /// Magnitudes whose reciprocal times a limit would leave the range of f32.
@@ -175,9 +175,7 @@ simd_fn! {
 fn scalar_round_queries(q: Rows<'_>, narrow: &mut NumbersMut<'_>, wide: &mut NumbersMut<'_>) {
     for r in 0..q.count {
         let row = &q.values[r * q.stride..][..q.stride];
-        let greatest = row
-            .iter()
-            .fold(0.0, |m: f32, x| if m < x.abs() { x.abs() } else { m });
+        let greatest = row.iter().fold(0.0, |m, x| greater(m, x.abs()));
         let finite = row.iter().all(|x| x.is_finite());
         let greatest = if finite { greatest } else { 0.0 };
         scalar_round_row(row, r, greatest, NARROW_LIMIT, narrow);
@@ -210,17 +208,12 @@ fn simd_round_queries<S: Simd>(
 ) {
     for r in 0..q.count {
         let row = &q.values[r * q.stride..][..q.stride];
-        let (whole, tail) = row.as_chunks::<16>();
         let (mut greatest, mut wrong) = (s.splat(0.0), s.splat(0.0));
-        for x in whole {
-            let x = s.load(x);
+        for x in row.chunks(16) {
+            let x = s.load(&padded(x, 0.0));
             greatest = s.max(greatest, s.max(x, s.sub(s.splat(0.0), x)));
             wrong = s.fma(x, s.splat(0.0), wrong);
         }
-        let last = padded(tail, 0.0);
-        let x = s.load(&last);
-        greatest = s.max(greatest, s.max(x, s.sub(s.splat(0.0), x)));
-        wrong = s.fma(x, s.splat(0.0), wrong);
         // Zero times what is no number is none.
         let finite = s.sum(wrong) == 0.0;
         let greatest = if finite { s.max_lane(greatest) } else { 0.0 };
@@ -294,11 +287,6 @@ fn read_scale(piece: &Piece<'_>, group: usize, slot: usize) -> f32 {
     } else {
         0.0
     }
-}
-
-/// The greater; what is not a number is never it.
-fn greater(a: f32, b: f32) -> f32 {
-    if a < b { b } else { a }
 }
 
 /// `p (row, slot) * scale (group, slot)`, rounded, for the slots of the pieces that are read and are no

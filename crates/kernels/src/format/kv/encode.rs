@@ -27,7 +27,7 @@
 use super::GROUP_MAX;
 use super::levels::{Book, Curve, First};
 use crate::LANES;
-use crate::ops::lanes;
+use crate::ops::lanes::{self, greater};
 use crate::ops::simd::Simd;
 use half::f16;
 use std::hint::select_unpredictable;
@@ -91,7 +91,7 @@ pub(super) trait Coder: Copy {
         turn: f32,
         scale: f32,
     ) -> [u8; LANES];
-    /// Thirty-two f16: a line of keys, or one group's scales of all slots.
+    /// Thirty-two f16.
     fn widen(self, x: &[u8; 64]) -> [f32; 32];
     /// Number `i` of some f16.
     fn half_at(self, x: &[u8], i: usize) -> f32;
@@ -101,11 +101,6 @@ pub(super) trait Coder: Copy {
 #[inline(always)]
 fn divisor(scale: f32) -> f32 {
     if scale > 0.0 { scale } else { f32::INFINITY }
-}
-
-#[inline(always)]
-fn greater(a: f32, b: f32) -> f32 {
-    if a < b { b } else { a }
 }
 
 /// `low..=high` in steps of one; returns the bytes of the scale.
