@@ -8,6 +8,7 @@ use crate::pool::reserve_exact;
 use crate::size::LayerShape;
 use haversack_kernels::Exec;
 use haversack_kernels::cpu::Table as Kernels;
+use haversack_kernels::format::kv::carry::{self, Carry};
 use haversack_kernels::format::kv::code::{
     recode_k_head, recode_v_head, write_k_rows, write_sink_row, write_v_rows,
 };
@@ -119,6 +120,7 @@ pub(crate) struct Side<'a> {
     pub rows: &'a [f32],
     pub turn: Turn,
     pub mean: Option<&'a Mean>,
+    pub carry: Option<&'a Carry>,
 }
 
 impl<'a> Side<'a> {
@@ -163,11 +165,17 @@ impl<'a> Side<'a> {
 
     /// Codes rows that are ready into its part of a block.
     pub fn code(&self, table: Kernels, shape: KvShape, to: &mut [u8], slot: usize, rows: &[f32]) {
-        match self.keys {
-            true => write_k_rows(table, shape, to, slot, rows),
-            false => write_v_rows(table, shape, to, slot, rows),
+        match carried(self.carry, shape) {
+            Some(carry) if self.keys => carry::write_k_rows(table, shape, carry, to, slot, rows),
+            _ if self.keys => write_k_rows(table, shape, to, slot, rows),
+            _ => write_v_rows(table, shape, to, slot, rows),
         }
     }
+}
+
+/// What the keys of this form are rounded with, if they are.
+fn carried(carry: Option<&Carry>, shape: KvShape) -> Option<&Carry> {
+    carry.filter(|_| Carry::fits(shape.form.k, shape.head_dim))
 }
 
 /// One head of a block from the near form to the far one. `to` is the head's keys, then its values.
@@ -175,6 +183,7 @@ pub(crate) fn recode_head(
     table: Kernels,
     near: KvShape,
     far: KvShape,
+    carry: Option<&Carry>,
     head: usize,
     from: &[u8],
     to: &mut [u8],
@@ -184,7 +193,11 @@ pub(crate) fn recode_head(
     let part = |bytes: usize| head * bytes..(head + 1) * bytes;
     let from_k = &from_k[part(near.form.k.head_bytes(near.head_dim))];
     let from_v = &from_v[part(near.form.v.head_bytes(near.head_dim))];
-    recode_k_head(table, near.head_dim, near.form.k, from_k, far.form.k, to_k);
+    let (dim, from, to) = (near.head_dim, near.form.k, far.form.k);
+    match carried(carry, far) {
+        Some(carry) => carry::recode_k_head(table, dim, from, from_k, to, carry.head(head), to_k),
+        None => recode_k_head(table, dim, from, from_k, to, to_k),
+    }
     recode_v_head(table, near.head_dim, near.form.v, from_v, far.form.v, to_v);
 }
 

@@ -39,6 +39,8 @@ pub enum CacheError {
         expected: usize,
         found: usize,
     },
+    #[error("the rounding of layer {layer}'s keys is for heads of another shape")]
+    Carry { layer: usize },
     #[error("sequence {index} is closed")]
     Closed { index: usize },
     #[error("sequence {index} is in the middle of a step")]

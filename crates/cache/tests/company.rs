@@ -160,6 +160,7 @@ fn options(near: KvForm, far: KvForm) -> StoreOptions {
             recent: 64,
         },
         means: vec![Some(mean), None],
+        carries: vec![Some(some_carry(layer)), None],
         ..StoreOptions::default()
     }
 }

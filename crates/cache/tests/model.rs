@@ -113,6 +113,10 @@ fn options(rng: &mut Rng) -> StoreOptions {
             .collect(),
         _ => Vec::new(),
     };
+    let carries = match rng.below(3) {
+        0 => layers.iter().map(|&l| Some(some_carry(l))).collect(),
+        _ => Vec::new(),
+    };
     let block = layers[0].near_shape().block_bytes();
     StoreOptions {
         layers,
@@ -121,6 +125,7 @@ fn options(rng: &mut Rng) -> StoreOptions {
             recent: rng.pick(&[0, 32, 40, 64]),
         },
         means,
+        carries,
         slab_bytes: block * (1 + rng.below(8)),
         ..StoreOptions::default()
     }

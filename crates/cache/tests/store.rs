@@ -8,6 +8,7 @@ use haversack_cache::{
     Account, CacheError, Codec, Grow, KvForm, LayerShape, Positions, Store, StoreOptions, Zones,
 };
 use haversack_kernels::attention::KvView;
+use haversack_kernels::format::kv::carry::Carry;
 
 const SHAPE: LayerShape = LayerShape::plain(2, 16, KvForm::F16);
 
@@ -126,6 +127,16 @@ fn options_that_cannot_be_are_refused() {
             found
         }
     );
+    for carry in [
+        Carry::new(SHAPE.head_dim, &[]),
+        Carry::new(1, &[1.0; SHAPE.kv_heads]),
+    ] {
+        let error = refused(StoreOptions {
+            carries: vec![None, Some(carry)],
+            ..base()
+        });
+        assert_eq!(error, CacheError::Carry { layer });
+    }
     let error = refused(StoreOptions {
         zones: Zones {
             sinks: 33,

@@ -12,6 +12,7 @@ use haversack_cache::{
 };
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::format::kv::Turn;
+use haversack_kernels::format::kv::carry::Carry;
 use std::collections::BTreeMap;
 
 /// How a step is computed, as far as it takes memory.
@@ -62,16 +63,32 @@ pub fn blocks_bytes(config: &Config, kv: &KvOptions, tokens: usize) -> u64 {
     kv_bytes(&layers(config, kv), kv.zones(), Kept::All, tokens as u64)
 }
 
-/// What is kept beside blocks: the mean keys, in the model's basis and in that of the blocks.
+/// Whether rounding the keys of a layer looks at its queries.
+pub(crate) fn carries(layer: &LayerShape) -> bool {
+    layer.basis().k == Turn::Hadamard && Carry::fits(layer.far.k, layer.head_dim)
+}
+
+/// What is kept beside blocks: the mean keys, in the model's basis and in that of the blocks, and where
+/// rounding errors go.
 pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
     if !kv.centre {
         return 0;
     }
+    let of = |layer: &LayerShape| {
+        let mean = match layer.basis().k {
+            Turn::Hadamard => 2 * layer.width() * size_of::<f32>(),
+            _ => 0,
+        };
+        let carry = match carries(layer) {
+            true => Carry::bytes_for(layer.kv_heads, layer.head_dim),
+            false => 0,
+        };
+        mean.saturating_add(carry)
+    };
     layers(config, kv)
         .iter()
-        .filter(|layer| layer.basis().k == Turn::Hadamard)
-        .map(|layer| 2 * layer.width() * size_of::<f32>())
-        .sum()
+        .map(of)
+        .fold(0, usize::saturating_add)
 }
 
 /// Scratch of a step of `setting.chunk` tokens at the end of `slots` slots.

@@ -25,6 +25,7 @@ use crate::segments::Segments;
 use crate::size::{LayerShape, Zones};
 use crate::table::{Entry, FormView, Table, TableView};
 use haversack_kernels::format::kv::BLOCK_SLOTS;
+use haversack_kernels::format::kv::carry::Carry;
 use haversack_memory::{Backing, Faults};
 
 /// Slabs of this many bytes: large enough that the system call does not show, small enough that a
@@ -37,6 +38,8 @@ pub struct StoreOptions {
     pub zones: Zones,
     /// (layer): the mean key, (kv_head, dim), in the model's own basis. An empty list = none.
     pub means: Vec<Option<Vec<f32>>>,
+    /// (layer): where the rounding errors of keys go. An empty list = nowhere.
+    pub carries: Vec<Option<Carry>>,
     /// Ceiling for everything in the [`Ledger`]; `None` = what the system gives.
     pub budget_bytes: Option<usize>,
     /// Where the pages of blocks come from.
@@ -53,6 +56,7 @@ impl Default for StoreOptions {
             layers: Vec::new(),
             zones: Zones::default(),
             means: Vec::new(),
+            carries: Vec::new(),
             budget_bytes: None,
             backing: Backing::default(),
             faults: None,
@@ -88,6 +92,7 @@ struct Layer {
     far_pool: usize,
     sink_pool: Option<usize>,
     mean: Option<Mean>,
+    carry: Option<Carry>,
 }
 
 #[derive(Default)]
@@ -144,6 +149,8 @@ impl Store {
         }
         let mut means = options.means;
         means.resize_with(layers.len(), || None);
+        let mut carries = options.carries;
+        carries.resize_with(layers.len(), || None);
         let mut pools: Vec<Pool> = Vec::new();
         let mut pool_of = |block_bytes: usize| {
             let known = pools.iter().position(|p| p.block_bytes() == block_bytes);
@@ -156,7 +163,8 @@ impl Store {
             Ok::<usize, CacheError>(pools.len() - 1)
         };
         let mut made = Vec::new();
-        for (i, (&shape, mean)) in layers.iter().zip(means).enumerate() {
+        let stats = means.into_iter().zip(carries);
+        for (i, (&shape, (mean, carry))) in layers.iter().zip(stats).enumerate() {
             if !shape.fits() {
                 let head_dim = shape.head_dim;
                 return Err(CacheError::Form { layer: i, head_dim });
@@ -171,6 +179,7 @@ impl Store {
                     bytes => Some(pool_of(bytes)?),
                 },
                 mean: mean.map(|mean| mean_of(i, shape, mean)).transpose()?,
+                carry: carry.map(|carry| carry_of(i, shape, carry)).transpose()?,
             });
         }
         let store = Store {
@@ -215,7 +224,7 @@ impl Store {
             peak: self.peak,
             tables: self.table_bytes() + sum(&|p| p.list_bytes()),
             scratch: self.scratch,
-            side: self.side + self.mean_bytes(),
+            side: self.side + self.key_bytes(),
             mapped: sum(&|p| p.arena().mapped_bytes()),
         }
     }
@@ -518,9 +527,13 @@ impl Store {
         Step::bytes_for(members, self.layers.len(), self.pools.len())
     }
 
-    fn mean_bytes(&self) -> usize {
-        let means = self.layers.iter().filter_map(|l| l.mean.as_ref());
-        means.map(Mean::bytes).sum()
+    /// What layers know about their keys.
+    fn key_bytes(&self) -> usize {
+        let of = |layer: &Layer| {
+            layer.mean.as_ref().map_or(0, Mean::bytes)
+                + layer.carry.as_ref().map_or(0, Carry::bytes)
+        };
+        self.layers.iter().map(of).sum()
     }
 
     fn release_empty_slabs(&mut self) -> usize {
@@ -565,6 +578,13 @@ fn mean_of(layer: usize, shape: LayerShape, mean: Vec<f32>) -> Result<Mean, Cach
         });
     }
     Mean::new(shape, mean)
+}
+
+fn carry_of(layer: usize, shape: LayerShape, carry: Carry) -> Result<Carry, CacheError> {
+    if carry.kv_heads() != shape.kv_heads || carry.head_dim() != shape.head_dim {
+        return Err(CacheError::Carry { layer });
+    }
+    Ok(carry)
 }
 
 /// Bytes of a copy of the table's lists.

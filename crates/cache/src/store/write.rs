@@ -126,12 +126,14 @@ impl Store {
             rows: k,
             turn: basis.k,
             mean: layer.mean.as_ref(),
+            carry: layer.carry.as_ref(),
         };
         let v = Side {
             keys: false,
             rows: v,
             turn: basis.v,
             mean: None,
+            carry: None,
         };
         // Several blocks at once pay where there is work for several threads.
         let alone = exec.pool.threads() < 2 || (k.is_ready() && v.is_ready());
@@ -202,7 +204,8 @@ impl Store {
                 let entry = &table.entries[entries.start + unit / far.kv_heads];
                 if let Some(id) = entry.near {
                     let head = unit % far.kv_heads;
-                    recode_head(exec.table, near, far, head, pool.bytes(id), to);
+                    let (bytes, carry) = (pool.bytes(id), layer.carry.as_ref());
+                    recode_head(exec.table, near, far, carry, head, bytes, to);
                 }
             });
             let table = &mut self.sequences[member.index].tables[l];

@@ -12,6 +12,7 @@ use haversack_kernels::Exec;
 use haversack_kernels::attention::KvView;
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
+use haversack_kernels::format::kv::carry::{self, Carry};
 use haversack_kernels::format::kv::code::{
     recode_k_head, recode_v_head, write_k_rows, write_v_rows,
 };
@@ -109,6 +110,7 @@ pub struct Twin {
 pub struct Coder {
     layers: Vec<LayerShape>,
     means: Vec<Option<Vec<f32>>>,
+    carries: Vec<Option<Carry>>,
     known: HashMap<(usize, Vec<u32>), Twin>,
 }
 
@@ -116,7 +118,10 @@ impl Coder {
     pub fn new(options: &StoreOptions) -> Coder {
         let mut means = options.means.clone();
         means.resize(options.layers.len(), None);
+        let mut carries = options.carries.clone();
+        carries.resize(options.layers.len(), None);
         Coder {
+            carries,
             layers: options.layers.clone(),
             means,
             known: HashMap::new(),
@@ -158,7 +163,13 @@ impl Coder {
         let (from, to) = (shape.near_shape(), shape.far_shape());
         let mut near = vec![0; from.block_bytes()];
         let (k, v) = near.split_at_mut(from.k_bytes());
-        write_k_rows(table, from, k, 0, &self.rows(layer, 0, tokens));
+        let carry = self.carries[layer].as_ref();
+        let carry = |form: Form| carry.filter(|_| Carry::fits(form, shape.head_dim));
+        let rows = self.rows(layer, 0, tokens);
+        match carry(from.form.k) {
+            Some(carry) => carry::write_k_rows(table, from, carry, k, 0, &rows),
+            None => write_k_rows(table, from, k, 0, &rows),
+        }
         write_v_rows(table, from, v, 0, &self.rows(layer, 1, tokens));
         let mut far = vec![0; to.block_bytes()];
         let ((near_k, near_v), (far_k, far_v)) = (
@@ -169,12 +180,28 @@ impl Coder {
         for head in 0..shape.kv_heads {
             let part = |form: Form| head * form.head_bytes(dim)..(head + 1) * form.head_bytes(dim);
             let (a, b) = (from.form.k, to.form.k);
-            recode_k_head(table, dim, a, &near_k[part(a)], b, &mut far_k[part(b)]);
+            let (src, dst) = (&near_k[part(a)], &mut far_k[part(b)]);
+            match carry(b) {
+                Some(carry) => {
+                    carry::recode_k_head(table, dim, a, src, b, carry.head(head), dst);
+                }
+                None => recode_k_head(table, dim, a, src, b, dst),
+            }
             let (a, b) = (from.form.v, to.form.v);
             recode_v_head(table, dim, a, &near_v[part(a)], b, &mut far_v[part(b)]);
         }
         Twin { near, far }
     }
+}
+
+/// Moments of queries that like some directions better than others, made up.
+pub fn some_carry(shape: LayerShape) -> Carry {
+    let dim = shape.head_dim;
+    let moments: Vec<f64> = (0..shape.kv_heads * dim * dim)
+        .map(|n| (n / dim % dim, n % dim))
+        .map(|(i, j)| 0.9f64.powi(i.abs_diff(j) as i32) + f64::from(i == j))
+        .collect();
+    Carry::new(dim, &moments)
 }
 
 /// Where the bytes of one slot of one head lie: (start, len) pieces.

@@ -70,8 +70,8 @@ pub fn forward(
         bias(&mut s.v, &w.v_bias);
         head_norm(exec, config, c, &mut s.q, &w.q_norm);
         head_norm(exec, config, c, &mut s.k, &w.k_norm);
-        if let Some(keys) = &mut s.keys {
-            keys.push(s.k.clone());
+        if let Some(captured) = &mut s.captured {
+            captured.push((s.k.clone(), s.q.clone()));
         }
         s.rotate(exec, config, c);
         let kv = c.kv_heads * c.head_dim;
@@ -435,8 +435,8 @@ pub struct Scratch {
     logits: Vec<f32>,
     shifts: Shifts,
     lists: Lists,
-    /// (layer)(row, kv_head, dim): the step's keys before RoPE, if someone asked for them.
-    pub(crate) keys: Option<Vec<Vec<f32>>>,
+    /// (layer): the step's keys and queries before RoPE, (row, head, dim), if someone asked for them.
+    pub(crate) captured: Option<Vec<(Vec<f32>, Vec<f32>)>>,
 }
 
 impl Scratch {
@@ -467,7 +467,7 @@ impl Scratch {
             logits: Vec::new(),
             shifts: Shifts::default(),
             lists: Lists::default(),
-            keys: None,
+            captured: None,
         }
     }
 

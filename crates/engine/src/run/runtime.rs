@@ -9,7 +9,7 @@
 //! a place. [`Runtime::feed`] and [`Runtime::decode`] see to both.
 
 use super::bounds::{Bounds, BoundsError, bounds};
-use super::calibrate::{self, KeyMeans};
+use super::calibrate::{self, KeyStats};
 use super::options::{Activations, KvOptions, Retention, RuntimeOptions};
 use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
@@ -24,6 +24,7 @@ use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::Turn;
+use haversack_kernels::format::kv::carry::Carry;
 use haversack_kernels::threads::Pool;
 use haversack_memory::{Reading, Readings};
 use std::collections::HashMap;
@@ -133,12 +134,13 @@ impl Runtime {
         let bounds = bounds(config.context, &retention, options.budget_bytes, &need)?;
 
         let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
-        let means = means(&model, options, &layers)?;
+        let (means, carries) = known(&model, options, &layers)?;
         let usual = StoreOptions::default();
         let store = Store::new(StoreOptions {
             layers,
             zones: options.kv.zones(),
             means,
+            carries,
             budget_bytes: options.budget_bytes,
             slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
             faults: options.slabs.faults.clone(),
@@ -535,14 +537,14 @@ impl Runtime {
         }])
     }
 
-    /// Keeps the keys of the next steps, before RoPE, for [`Runtime::captured_keys`].
-    pub(crate) fn capture_keys(&mut self) {
-        self.scratch.keys = Some(Vec::new());
+    /// Keeps the keys and queries of the next steps, before RoPE, for [`Runtime::captured`].
+    pub(crate) fn capture(&mut self) {
+        self.scratch.captured = Some(Vec::new());
     }
 
-    /// (layer)(row, kv_head, dim)
-    pub(crate) fn captured_keys(&mut self) -> Vec<Vec<f32>> {
-        self.scratch.keys.take().unwrap_or_default()
+    /// (layer): keys and queries since [`Runtime::capture`], (row, head, dim).
+    pub(crate) fn captured(&mut self) -> Vec<(Vec<f32>, Vec<f32>)> {
+        self.scratch.captured.take().unwrap_or_default()
     }
 
     fn check(&self, spans: &[Span<'_>]) -> Result<(), StepError> {
@@ -618,25 +620,31 @@ fn to_border(window: usize, position: u64) -> usize {
     BLOCK_SLOTS - since as usize
 }
 
-/// The means to take from keys, where a codec asks for them and they can be had.
-fn means(
+/// What is known about the keys of each layer, where a codec asks for it and it can be had: the mean to
+/// take from them, and where their rounding errors go.
+type Known = (Vec<Option<Vec<f32>>>, Vec<Option<Carry>>);
+
+fn known(
     model: &Arc<Model>,
     options: &RuntimeOptions,
     layers: &[LayerShape],
-) -> Result<Vec<Option<Vec<f32>>>, RuntimeError> {
-    let wanted = |layer: &LayerShape| layer.basis().k == Turn::Hadamard;
+) -> Result<Known, RuntimeError> {
+    let centred = |layer: &LayerShape| layer.basis().k == Turn::Hadamard;
     let tokens = calibrate::tokens_affordable(model.weights().bytes_per_token() as u64);
-    let (true, true, Some(tokens)) = (options.kv.centre, layers.iter().any(wanted), tokens) else {
-        return Ok(Vec::new());
+    let (true, true, Some(tokens)) = (options.kv.centre, layers.iter().any(centred), tokens) else {
+        return Ok((Vec::new(), Vec::new()));
     };
     let dir = options.cache_dir.as_deref();
-    let means = KeyMeans::load_or_measure(model, options.threads, tokens, dir, &options.slabs)?;
+    let stats = KeyStats::load_or_measure(model, options.threads, tokens, dir, &options.slabs)?;
     let config = model.config();
-    Ok(layers
-        .iter()
-        .enumerate()
-        .map(|(i, layer)| wanted(layer).then(|| means.roped(config, i, config.context as u64)))
-        .collect())
+    let positions = config.context as u64;
+    let mean =
+        |(i, layer): (usize, &LayerShape)| centred(layer).then(|| stats.mean(config, i, positions));
+    let carry = |(i, layer): (usize, &LayerShape)| {
+        plan::carries(layer).then(|| stats.carry(config, i, positions, layer.basis().k))
+    };
+    let layers = || layers.iter().enumerate();
+    Ok((layers().map(mean).collect(), layers().map(carry).collect()))
 }
 
 #[cfg(test)]

@@ -14,12 +14,12 @@ use super::levels::{self, BOOK2, BOOK3, BOOK4, BOOK5};
 use super::plane::{self, Parts};
 use super::{BLOCK_SLOTS, Form, GROUP_MAX, KvShape, float};
 use crate::cpu::Table;
-use crate::ops::simd::{Simd, simd_fn};
+use crate::ops::simd::Simd;
 
 pub use super::float::{read_sink_row, sink_bytes, write_sink_row};
 
 /// Bytes of one group's scales.
-const SCALES: usize = BLOCK_SLOTS * 2;
+pub(super) const SCALES: usize = BLOCK_SLOTS * 2;
 
 /// Numbers of a tile: thirty-two slots of the usual group, eight of the greatest. It stays in the
 /// nearest cache beside what it is made from and into.
@@ -131,7 +131,7 @@ fn recode(
 /// Declares the faces of a body that is generic over [`Coder`].
 macro_rules! coded {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:path, $plain:ident, $lanes:ident;)*) => {$(
-        simd_fn! {
+        $crate::ops::simd::simd_fn! {
             fn $name($($arg: $ty),*) = $plain, $lanes;
         }
         fn $plain($($arg: $ty),*) {
@@ -143,6 +143,7 @@ macro_rules! coded {
         }
     )*};
 }
+pub(super) use coded;
 
 coded! {
     fn encode(
@@ -208,8 +209,21 @@ fn put_group<C: Coder>(
         F16 | F32 => unreachable!("floats have no groups"),
     };
     let codes = &codes.as_flattened()[..x.len()];
-    let first = g * form.group;
-    let Parts { low, high, scales } = parts;
+    put_codes(side, form, parts, slot, g * form.group, codes);
+    parts.scales[g * SCALES + 2 * slot..][..2].copy_from_slice(&scale);
+}
+
+/// Codes of one slot from dimension `first` on, where a group starts.
+#[inline(always)]
+pub(super) fn put_codes(
+    side: Side,
+    form: Form,
+    parts: &mut Parts<&mut [u8]>,
+    slot: usize,
+    first: usize,
+    codes: &[u8],
+) {
+    let Parts { low, high, .. } = parts;
     match side {
         Side::K => match form.codec.planes() {
             [8] => plane::put_k::<8>(low, 0, slot, first, codes),
@@ -228,7 +242,6 @@ fn put_group<C: Coder>(
             Side::V => plane::put_v::<1>(high, bits, slot, first, codes),
         }
     }
-    scales[g * SCALES + 2 * slot..][..2].copy_from_slice(&scale);
 }
 
 /// Levels of codes as numbers.
@@ -249,7 +262,7 @@ fn to_levels(codec: Codec, codes: &[u8], out: &mut [f32]) {
 
 /// Dimensions `first..` of one slot, at most [`GROUP_MAX`] of them, from a multiple of four on.
 #[inline(always)]
-fn run<C: Coder>(
+pub(super) fn run<C: Coder>(
     c: C,
     side: Side,
     form: Form,

@@ -56,7 +56,7 @@ impl Group {
     };
 
     /// The values alone.
-    fn values(&self) -> &[f32] {
+    pub(super) fn values(&self) -> &[f32] {
         &self.x.as_flattened()[..self.len]
     }
 
@@ -91,6 +91,16 @@ pub(super) trait Coder: Copy {
         turn: f32,
         scale: f32,
     ) -> [u8; LANES];
+    /// Lanes are slots, each with its scale. The codes of the nearest levels, and how far off those are.
+    fn round<const N: usize>(
+        self,
+        x: &[f32; LANES],
+        book: &Book<N>,
+        scale: &[f32; LANES],
+        codes: &mut [u8; LANES],
+    ) -> [f32; LANES];
+    /// Takes parts of an error, in units, from what comes after.
+    fn carry(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]);
     /// Thirty-two f16.
     fn widen(self, x: &[u8; 64]) -> [f32; 32];
     /// Number `i` of some f16.
@@ -131,6 +141,22 @@ pub(super) fn codebook<C: Coder, const N: usize>(
     group: &mut Group,
     codes: &mut Codes,
 ) -> [u8; 2] {
+    let (scale, bytes) = scale(c, x, book, group);
+    let turn = if scale < 0.0 { -1.0 } else { 1.0 };
+    for (codes, x) in codes.iter_mut().zip(group.vectors()) {
+        *codes = c.nearest(x, book, turn, divisor(scale.abs()));
+    }
+    bytes
+}
+
+/// The best scale found for a group, as an f16 is.
+#[inline(always)]
+pub(super) fn scale<C: Coder, const N: usize>(
+    c: C,
+    x: &[f32],
+    book: &Book<N>,
+    group: &mut Group,
+) -> (f32, [u8; 2]) {
     c.clean(x, group);
     let (below, above) = c.ends(group);
     // The scales that reach every value, the book as it is and turned over.
@@ -175,10 +201,7 @@ pub(super) fn codebook<C: Coder, const N: usize>(
     // A scale of zero has no sign.
     let turn = if scale < 0.0 && size > 0.0 { -1.0 } else { 1.0 };
     bytes[1] |= u8::from(turn < 0.0) << 7;
-    for (codes, x) in codes.iter_mut().zip(group.vectors()) {
-        *codes = c.nearest(x, book, turn, divisor(size));
-    }
-    bytes
+    (turn * size, bytes)
 }
 
 /// To f16: nearest, ties to even, within the finite range.
@@ -258,6 +281,35 @@ impl Coder for Plain {
             let bounds = book.bounds.iter().skip(1);
             bounds.filter(|bound| turn * x >= **bound * scale).count() as u8
         })
+    }
+
+    fn round<const N: usize>(
+        self,
+        x: &[f32; LANES],
+        book: &Book<N>,
+        scale: &[f32; LANES],
+        codes: &mut [u8; LANES],
+    ) -> [f32; LANES] {
+        std::array::from_fn(|i| {
+            let by = if scale[i] == 0.0 {
+                f32::INFINITY
+            } else {
+                scale[i]
+            };
+            let near = x[i] / by;
+            let bounds = book.bounds.iter().skip(1);
+            let code = bounds.filter(|bound| near >= **bound).count();
+            codes[i] = code as u8;
+            x[i] - book.levels[code] * scale[i]
+        })
+    }
+
+    fn carry(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]) {
+        for (part, after) in parts.iter().zip(after) {
+            for (x, error) in after.iter_mut().zip(error) {
+                *x = (error * -unit).mul_add(f32::from(*part), *x);
+            }
+        }
     }
 
     fn widen(self, x: &[u8; 64]) -> [f32; 32] {
@@ -423,6 +475,42 @@ impl<S: Simd> Coder for Lanes<S> {
             code = s.if_less(x, bound, code, s.splat(i as f32));
         }
         self.low_bytes(code)
+    }
+
+    #[inline(always)]
+    fn round<const N: usize>(
+        self,
+        x: &[f32; LANES],
+        book: &Book<N>,
+        scale: &[f32; LANES],
+        codes: &mut [u8; LANES],
+    ) -> [f32; LANES] {
+        let s = self.0;
+        let (x, scale) = (s.load(x), s.load(scale));
+        let (zero, inf) = (s.splat(0.0), s.splat(f32::INFINITY));
+        // Neither above nor below zero: everything is zero.
+        let by = s.if_less(zero, scale, scale, s.if_less(scale, zero, scale, inf));
+        let near = s.div(x, by);
+        let (mut code, mut level) = (zero, s.splat(book.levels[0]));
+        for i in 1..N {
+            let bound = s.splat(book.bounds[i]);
+            code = s.if_less(near, bound, code, s.splat(i as f32));
+            level = s.if_less(near, bound, level, s.splat(book.levels[i]));
+        }
+        *codes = self.low_bytes(code);
+        let mut error = [0.0; LANES];
+        s.store(s.sub(x, s.mul(level, scale)), &mut error);
+        error
+    }
+
+    #[inline(always)]
+    fn carry(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]) {
+        let s = self.0;
+        let error = s.mul(s.load(error), s.splat(-unit));
+        for (part, after) in parts.iter().zip(after) {
+            let x = s.fma(error, s.splat(f32::from(*part)), s.load(after));
+            s.store(x, after);
+        }
     }
 
     #[inline(always)]

@@ -50,6 +50,7 @@ pub(super) enum First {
 
 /// A codebook as the encoder reads it.
 pub(super) struct Book<const N: usize> {
+    pub levels: [f32; N],
     /// From `bounds[i]` on, level `i` is nearer than level `i - 1`; the first is unused.
     pub bounds: [f32; N],
     /// How far the levels reach below and above zero.
@@ -69,12 +70,15 @@ const fn book<const N: usize>(
     tries: [&'static [First]; 2],
 ) -> Book<N> {
     let mut bounds = [0.0; N];
+    let mut numbers = [levels[0] as f32; N];
     let mut i = 1;
     while i < N {
         bounds[i] = 0.5 * (levels[i] as f32 + levels[i - 1] as f32);
+        numbers[i] = levels[i] as f32;
         i += 1;
     }
     Book {
+        levels: numbers,
         bounds,
         bottom: -(levels[0] as f32),
         top: levels[N - 1] as f32,

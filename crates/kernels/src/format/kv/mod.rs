@@ -18,8 +18,10 @@
 //! and have no scales.
 //!
 //! A value is `level[code] * scale`, where levels are whole numbers that fit a byte. This file knows
-//! sizes and names; [`levels`] has the numbers, [`code`] turns numbers into codes and back.
+//! sizes and names; [`levels`] has the numbers, [`code`] turns numbers into codes and back, [`carry`] does so
+//! with keys when it knows their queries.
 
+pub mod carry;
 pub mod code;
 mod encode;
 mod float;

@@ -1,0 +1,358 @@
+//! Keys rounded with their queries in view: the error of a dimension is carried to those after it.
+//!
+//! What a rounded key does wrong is the error of its scores, `q · Δk`. Over many queries that is
+//! `Δkᵀ M Δk` with the second moments `M = E[q qᵀ]`, and queries prefer some directions by far. So
+//! dimensions are rounded in order, and before the next one the rest of the key moves by what makes up
+//! best for the errors so far:
+//!
+//! ```text
+//! M⁻¹ = Uᵀ U (U upper)     x[j] -= (x[i] - rounded[i]) * U[i][j] / U[i][i]     for all j > i
+//! ```
+//!
+//! Only the encoder knows of it: bytes, scales and attention are as before. Scales are found first, for
+//! the key as it is.
+//!
+//! Lanes are slots here, sixteen at a time, because a slot's dimensions wait for each other. A key still
+//! becomes what it becomes by itself.
+
+use super::code::{SCALES, Side, coded, put_codes, run};
+use super::encode::{self, Coder, Group, Lanes, Plain};
+use super::levels::{BOOK2, BOOK3, BOOK4, BOOK5, Book};
+use super::plane;
+use super::{BLOCK_SLOTS, Codec, Form, GROUP_MAX, KvShape};
+use crate::LANES;
+use crate::cpu::Table;
+use crate::ops::simd::Simd;
+use std::ops::Range;
+
+/// Moments are raised by this part of their mean: directions in which no query was seen are
+/// not free.
+const RIDGE: f64 = 0.05;
+
+/// Where the errors of one layer's keys go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Carry {
+    head_dim: usize,
+    /// (kv_head, i, j > i): parts of an error that dimension `j` takes over, in units.
+    parts: Vec<i8>,
+    /// (kv_head, i)
+    units: Vec<f32>,
+}
+
+/// Where the errors of one head's keys go.
+#[derive(Clone, Copy)]
+pub struct CarryHead<'a> {
+    parts: &'a [i8],
+    units: &'a [f32],
+}
+
+/// Numbers above the diagonal.
+const fn triangle(head_dim: usize) -> usize {
+    head_dim * head_dim.saturating_sub(1) / 2
+}
+
+impl Carry {
+    /// Whether keys in this form can be rounded so: codebooks can, floats and uniform codes gain nothing.
+    pub const fn fits(form: Form, head_dim: usize) -> bool {
+        let book = matches!(
+            form.codec,
+            Codec::Int5 | Codec::Int4 | Codec::Int3 | Codec::Int2
+        );
+        book && head_dim <= GROUP_MAX
+    }
+
+    /// Bytes on the heap.
+    pub const fn bytes_for(kv_heads: usize, head_dim: usize) -> usize {
+        let head = triangle(head_dim).saturating_add(4 * head_dim);
+        kv_heads.saturating_mul(head)
+    }
+
+    /// From the second moments of each head's queries, (kv_head, dim, dim) in the basis of the
+    /// blocks. Moments that are no such matrix carry nothing.
+    pub fn new(head_dim: usize, moments: &[f64]) -> Carry {
+        let heads = moments.len() / (head_dim * head_dim).max(1);
+        let mut carry = Carry {
+            head_dim,
+            parts: Vec::with_capacity(heads * triangle(head_dim)),
+            units: Vec::with_capacity(heads * head_dim),
+        };
+        for moments in moments.chunks_exact((head_dim * head_dim).max(1)) {
+            carry.push(factors(head_dim, moments).as_deref());
+        }
+        carry
+    }
+
+    /// Rows of `U`, each divided by its diagonal, as bytes.
+    fn push(&mut self, upper: Option<&[f64]>) {
+        let dim = self.head_dim;
+        for i in 0..dim {
+            let row = upper.map_or(&[][..], |u| &u[i * dim + i..(i + 1) * dim]);
+            let (diagonal, rest) = row.split_first().unwrap_or((&1.0, &[]));
+            let most = rest.iter().fold(0.0, |most, x| f64::max(most, x.abs()));
+            let unit = most / diagonal / 127.0;
+            self.units.push(unit as f32);
+            let part = |x: &f64| (x / diagonal / unit).round() as i8;
+            let parts = rest.iter().map(|x| if unit > 0.0 { part(x) } else { 0 });
+            let end = self.parts.len() + (dim - 1 - i);
+            self.parts.extend(parts);
+            self.parts.resize(end, 0);
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.parts.capacity() + self.units.capacity() * size_of::<f32>()
+    }
+
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    pub fn kv_heads(&self) -> usize {
+        self.units.len() / self.head_dim.max(1)
+    }
+
+    pub fn head(&self, kv_head: usize) -> CarryHead<'_> {
+        let (parts, dim) = (triangle(self.head_dim), self.head_dim);
+        CarryHead {
+            parts: &self.parts[kv_head * parts..][..parts],
+            units: &self.units[kv_head * dim..][..dim],
+        }
+    }
+}
+
+/// The upper factor of the inverse of one head's moments, (dim, dim).
+fn factors(dim: usize, moments: &[f64]) -> Option<Vec<f64>> {
+    let mean = (0..dim).map(|i| moments[i * dim + i]).sum::<f64>() / dim as f64;
+    if !(mean.is_finite() && mean > 0.0) {
+        return None;
+    }
+    let mut a: Vec<f64> = moments.iter().map(|m| m / mean).collect();
+    for i in 0..dim {
+        a[i * dim + i] += RIDGE;
+    }
+    // M = W Wᵀ with W upper, from the last row up; then M⁻¹ = W⁻ᵀ W⁻¹ and U = W⁻¹.
+    let mut w = vec![0.0; dim * dim];
+    for j in (0..dim).rev() {
+        for i in (0..=j).rev() {
+            let mut sum = a[i * dim + j];
+            for k in j + 1..dim {
+                sum -= w[i * dim + k] * w[j * dim + k];
+            }
+            w[i * dim + j] = if i == j {
+                if !(sum.is_finite() && sum > 0.0) {
+                    return None;
+                }
+                sum.sqrt()
+            } else {
+                sum / w[j * dim + j]
+            };
+        }
+    }
+    // W⁻¹, column by column.
+    let mut u = vec![0.0; dim * dim];
+    for j in 0..dim {
+        u[j * dim + j] = 1.0 / w[j * dim + j];
+        for i in (0..j).rev() {
+            let sum: f64 = (i + 1..=j).map(|k| w[i * dim + k] * u[k * dim + j]).sum();
+            u[i * dim + j] = -sum / w[i * dim + i];
+        }
+    }
+    u.iter().all(|x| x.is_finite()).then_some(u)
+}
+
+/// Writes the keys of consecutive slots from `first_slot` on; `rows` is (slot, kv_head, dim), `k` the
+/// keys of a whole block. The form fits ([`Carry::fits`]).
+pub fn write_k_rows(
+    table: Table,
+    shape: KvShape,
+    carry: &Carry,
+    k: &mut [u8],
+    first_slot: usize,
+    rows: &[f32],
+) {
+    let (form, dim) = (shape.form.k, shape.head_dim);
+    assert_eq!(rows.len() % shape.row(), 0, "whole rows");
+    let slots = first_slot..first_slot + rows.len() / shape.row();
+    let heads = k.chunks_exact_mut(form.head_bytes(dim));
+    for (i, to) in heads.take(shape.kv_heads).enumerate() {
+        let from = Source::Rows {
+            rows: &rows[i * dim..],
+            stride: shape.row(),
+            first_slot,
+        };
+        code_head(table, from, slots.clone(), form, dim, carry.head(i), to);
+    }
+}
+
+/// The keys of one head of a full block in another form, which fits ([`Carry::fits`]).
+pub fn recode_k_head(
+    table: Table,
+    head_dim: usize,
+    from: Form,
+    src: &[u8],
+    to: Form,
+    carry: CarryHead<'_>,
+    dst: &mut [u8],
+) {
+    let head = &src[..from.head_bytes(head_dim)];
+    let from = Source::Block { form: from, head };
+    let dst = &mut dst[..to.head_bytes(head_dim)];
+    code_head(table, from, 0..BLOCK_SLOTS, to, head_dim, carry, dst);
+}
+
+/// Where keys come from.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// From `rows[0]` on, `stride` apart.
+    Rows {
+        rows: &'a [f32],
+        stride: usize,
+        first_slot: usize,
+    },
+    /// One head.
+    Block { form: Form, head: &'a [u8] },
+}
+
+fn code_head(
+    table: Table,
+    from: Source<'_>,
+    slots: Range<usize>,
+    form: Form,
+    head_dim: usize,
+    carry: CarryHead<'_>,
+    to: &mut [u8],
+) {
+    assert!(
+        Carry::fits(form, head_dim) && form.fits(head_dim),
+        "{form:?}"
+    );
+    assert!(slots.end <= BLOCK_SLOTS, "the rows leave the block");
+    assert_eq!(carry.units.len(), head_dim);
+    let mut first = slots.start;
+    while first < slots.end {
+        let some = first..slots.end.min(first + LANES);
+        first = some.end;
+        code_slots(table, from, some, form, head_dim, carry, to);
+    }
+}
+
+coded! {
+    fn code_slots(
+        from: Source<'_>,
+        slots: Range<usize>,
+        form: Form,
+        head_dim: usize,
+        carry: CarryHead<'_>,
+        to: &mut [u8],
+    ) = slots_body, scalar_slots, simd_slots;
+}
+
+#[inline(always)]
+fn slots_body<C: Coder>(
+    c: C,
+    from: Source<'_>,
+    slots: Range<usize>,
+    form: Form,
+    head_dim: usize,
+    carry: CarryHead<'_>,
+    to: &mut [u8],
+) {
+    match form.codec {
+        Codec::Int5 => slots_of(c, &BOOK5, from, slots, form, head_dim, carry, to),
+        Codec::Int4 => slots_of(c, &BOOK4, from, slots, form, head_dim, carry, to),
+        Codec::Int3 => slots_of(c, &BOOK3, from, slots, form, head_dim, carry, to),
+        _ => slots_of(c, &BOOK2, from, slots, form, head_dim, carry, to),
+    }
+}
+
+/// One to sixteen slots.
+#[inline(always)]
+fn slots_of<C: Coder, const N: usize>(
+    c: C,
+    book: &Book<N>,
+    from: Source<'_>,
+    slots: Range<usize>,
+    form: Form,
+    head_dim: usize,
+    carry: CarryHead<'_>,
+    to: &mut [u8],
+) {
+    let mut parts = plane::parts_mut(form, head_dim, to);
+    // (dim, lane), and (group, lane).
+    let mut x = [[0.0; LANES]; GROUP_MAX];
+    let mut scales = [[0.0; LANES]; GROUP_MAX];
+    let mut row = [0.0; GROUP_MAX];
+    let row = &mut row[..head_dim];
+    let mut group = Group::EMPTY;
+    for (lane, slot) in slots.clone().enumerate() {
+        match from {
+            Source::Rows {
+                rows,
+                stride,
+                first_slot,
+            } => row.copy_from_slice(&rows[(slot - first_slot) * stride..][..head_dim]),
+            Source::Block { form, head } => run(c, Side::K, form, head_dim, head, slot, 0, row),
+        }
+        for (g, values) in row.chunks(form.group).enumerate() {
+            let (scale, bytes) = encode::scale(c, values, book, &mut group);
+            scales[g][lane] = scale;
+            parts.scales[g * SCALES + 2 * slot..][..2].copy_from_slice(&bytes);
+            for (x, clean) in x[g * form.group..].iter_mut().zip(group.values()) {
+                x[lane] = *clean;
+            }
+        }
+    }
+    // (dim, lane)
+    let mut codes = [[0; LANES]; GROUP_MAX];
+    let mut rest = carry.parts;
+    for i in 0..head_dim {
+        let (now, after) = x[i..head_dim].split_at_mut(1);
+        let (share, others) = rest.split_at(after.len());
+        rest = others;
+        let error = c.round(&now[0], book, &scales[i / form.group], &mut codes[i]);
+        c.carry(&error, carry.units[i], share, after);
+    }
+    let mut of_slot = [0; GROUP_MAX];
+    for (lane, slot) in slots.enumerate() {
+        for (to, codes) in of_slot.iter_mut().zip(&codes[..head_dim]) {
+            *to = codes[lane];
+        }
+        put_codes(Side::K, form, &mut parts, slot, 0, &of_slot[..head_dim]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Uᵀ U is the inverse: times the moments it is one.
+    #[test]
+    fn factors_of_an_inverse() {
+        let dim = 5;
+        let at = |i: usize, j: usize| 1.0 / (1.0 + i.abs_diff(j) as f64) + (i * j) as f64 * 0.1;
+        let moments: Vec<f64> = (0..dim * dim).map(|n| at(n / dim, n % dim)).collect();
+        let u = factors(dim, &moments).unwrap();
+        let mean = (0..dim).map(|i| at(i, i)).sum::<f64>() / dim as f64;
+        for i in 0..dim {
+            for j in 0..dim {
+                let inverse =
+                    |k: usize| -> f64 { (0..dim).map(|l| u[l * dim + i] * u[l * dim + k]).sum() };
+                let raised = |k: usize| at(k, j) / mean + if k == j { RIDGE } else { 0.0 };
+                let one: f64 = (0..dim).map(|k| inverse(k) * raised(k)).sum();
+                assert!((one - f64::from(i == j)).abs() < 1e-9, "{i} {j}: {one}");
+                assert!(i <= j || u[i * dim + j] == 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn moments_that_are_none_carry_nothing() {
+        for moments in [vec![0.0; 16], vec![f64::NAN; 16], vec![-1.0; 16]] {
+            let carry = Carry::new(4, &moments);
+            assert_eq!(carry.head(0).units, [0.0; 4]);
+            assert_eq!(carry.head(0).parts, [0; 6]);
+            assert_eq!(carry.bytes(), Carry::bytes_for(1, 4));
+        }
+        assert_eq!(Carry::new(4, &[]).kv_heads(), 0);
+    }
+}
