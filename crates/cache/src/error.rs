@@ -41,6 +41,8 @@ pub enum CacheError {
     },
     #[error("the rounding of layer {layer}'s keys is for heads of another shape")]
     Carry { layer: usize },
+    #[error("the row of position {position} may not leave layer {layer}")]
+    NotLoose { layer: usize, position: u64 },
     #[error("sequence {index} is closed")]
     Closed { index: usize },
     #[error("sequence {index} is in the middle of a step")]

@@ -5,6 +5,7 @@
 mod coding;
 mod error;
 mod ledger;
+pub mod notes;
 pub mod policy;
 mod pool;
 mod segments;
@@ -18,6 +19,7 @@ pub use haversack_memory::{Backing, Faults};
 pub use coding::staging_bytes;
 pub use error::{CacheError, CannotFit};
 pub use ledger::{Account, Ledger};
+pub use notes::Row;
 pub use policy::Positions;
 pub use pool::{BlockId, Census, Pool, Reservation};
 pub use size::{LayerShape, Zones, bytes_per_token, kv_bytes, reserve_bytes};

@@ -234,6 +234,28 @@ impl Pool {
         self.raw_mut(id.index as usize)
     }
 
+    /// One block to read and another to write.
+    pub(crate) fn two(&mut self, from: BlockId, to: BlockId) -> (&[u8], &mut [u8]) {
+        self.check(from);
+        self.check(to);
+        let bytes = self.block_bytes;
+        let (from_slab, from_at) = self.place(from.index as usize);
+        let (to_slab, to_at) = self.place(to.index as usize);
+        if from_slab == to_slab {
+            let slab = self.arena.slab_mut(from_slab);
+            let (low, high) = slab.split_at_mut(from_at.max(to_at));
+            return match from_at < to_at {
+                true => (&low[from_at..from_at + bytes], &mut high[..bytes]),
+                false => (&high[..bytes], &mut low[to_at..to_at + bytes]),
+            };
+        }
+        let (from_slab, to_slab) = self.arena.two_slabs(from_slab, to_slab);
+        (
+            &from_slab[from_at..from_at + bytes],
+            &mut to_slab[to_at..to_at + bytes],
+        )
+    }
+
     /// Copies one block's bytes into another.
     pub fn copy(&mut self, from: BlockId, to: BlockId) {
         self.check(from);

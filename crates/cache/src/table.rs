@@ -1,10 +1,12 @@
 //! One layer of one sequence: which blocks hold it, in which form, and how many rows of them count.
 //!
 //! Positions grow along the table and a block's first is a multiple of 32: slot `i` of an entry holds
-//! position `first_position + i`, always. Blocks may be missing where they were evicted. Between
-//! steps an entry has one form, in a step it may have both.
+//! position `first_position + i`, unless rows left one by one and others took their slots
+//! ([`crate::store`]); those have left the recent zone, so that every query sees all of them. Blocks may be
+//! missing where they were evicted. Between steps an entry has one form, in a step it may have both.
 
 use crate::error::CacheError;
+use crate::notes::Notes;
 use crate::pool::{BlockId, Pool, reserve_exact};
 use crate::size::SLOTS;
 use haversack_kernels::attention::{Block, Coded, KvView, SPAN_SLOTS, Sinks};
@@ -39,6 +41,9 @@ impl Entry {
 #[derive(Debug, Default)]
 pub struct Table {
     pub(crate) entries: Vec<Entry>,
+    /// (entry), or nothing where nothing is remembered.
+    pub(crate) notes: Vec<Notes>,
+    pub(crate) is_noted: bool,
     /// Where runs of entries in the same 256 positions start.
     pub(crate) spans: Vec<u32>,
     /// The exact copy of the first tokens.
@@ -61,7 +66,9 @@ impl Table {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>() + self.spans.capacity() * size_of::<u32>()
+        self.entries.capacity() * size_of::<Entry>()
+            + self.spans.capacity() * size_of::<u32>()
+            + self.notes.capacity() * size_of::<Notes>()
     }
 
     /// Capacities that hold `more` entries, grown in steps so that decoding seldom asks.
@@ -89,14 +96,19 @@ impl Table {
     /// How many bytes larger the lists become when `more` entries are made room for.
     pub(crate) fn bytes_to_grow(&self, more: usize) -> usize {
         let (entries, spans) = self.room(more);
+        let notes = if self.is_noted { entries } else { 0 };
         (entries - self.entries.capacity()) * size_of::<Entry>()
             + (spans - self.spans.capacity()) * size_of::<u32>()
+            + notes.saturating_sub(self.notes.capacity()) * size_of::<Notes>()
     }
 
     pub(crate) fn reserve(&mut self, more: usize) -> Result<(), CacheError> {
         let (entries, spans) = self.room(more);
         let (have, had) = (self.entries.len(), self.spans.len());
         reserve_exact(&mut self.entries, entries - have)?;
+        if self.is_noted {
+            reserve_exact(&mut self.notes, entries - have)?;
+        }
         reserve_exact(&mut self.spans, spans - had)
     }
 
@@ -112,7 +124,26 @@ impl Table {
             self.spans.push(self.entries.len() as u32);
         }
         self.rows += entry.rows as usize;
+        if self.is_noted {
+            self.notes.push(Notes::of_block(entry.first_position));
+        }
         self.entries.push(entry);
+    }
+
+    /// Takes entries out, with what is remembered of them.
+    pub(crate) fn take(&mut self, range: Range<usize>) -> std::vec::Drain<'_, Entry> {
+        if self.is_noted {
+            self.notes.drain(range.clone());
+        }
+        self.entries.drain(range)
+    }
+
+    /// Entries without rows go.
+    pub(crate) fn drop_empty(&mut self) {
+        let mut left = self.entries.iter();
+        self.notes
+            .retain(|_| left.next().is_some_and(|e| e.rows > 0));
+        self.entries.retain(|entry| entry.rows > 0);
     }
 
     /// Adds rows to the last entry.

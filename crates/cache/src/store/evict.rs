@@ -47,7 +47,7 @@ impl Store {
             let kept = table
                 .entries
                 .partition_point(|e| e.first_position < position);
-            for entry in table.entries.drain(kept..) {
+            for entry in table.take(kept..table.entries.len()) {
                 release(&mut self.pools, layer, &entry);
             }
             if let Some(last) = table.entries.last_mut() {
@@ -59,6 +59,9 @@ impl Store {
                 table.passed = 0;
             }
             table.recount();
+        }
+        if position == 0 {
+            sequence.thinned_at = 0;
         }
         sequence.position = position;
         let before_gaps = sequence.segments.gaps.first();
@@ -81,7 +84,8 @@ impl Store {
         } = &sequence.segments;
         let whole = gaps
             .first()
-            .is_none_or(|gap| position >= *evicted_at || position <= gap.start);
+            .is_none_or(|gap| position >= *evicted_at || position <= gap.start)
+            && position >= sequence.thinned_at;
         position == 0
             || whole
                 && self.layers.iter().zip(&sequence.tables).all(|(l, table)| {
@@ -99,6 +103,7 @@ impl Store {
             true => 0,
             false => sequence.segments.evicted_at,
         };
+        oldest = oldest.max(sequence.thinned_at);
         for (layer, table) in self.layers.iter().zip(&sequence.tables) {
             let far_end = table.far_end(sequence.position);
             if layer.shape.zoned() && far_end > 0 {
@@ -158,7 +163,7 @@ impl Store {
                     }
                 }
             }
-            table.entries.retain(|entry| entry.rows > 0);
+            table.drop_empty();
             table.recount();
             applied.rows = applied.rows.max(before - table.rows);
         }

@@ -10,6 +10,7 @@
 
 mod evict;
 mod step;
+mod thin;
 mod tidy;
 mod write;
 
@@ -19,6 +20,7 @@ pub use step::{Grow, Step};
 use crate::coding::{Mean, Staging};
 use crate::error::{CacheError, CannotFit};
 use crate::ledger::{Account, Ledger};
+use crate::notes::Notes;
 use crate::policy::{Held, Positions, Snapshot};
 use crate::pool::{BlockId, Census, Pool, reserve_exact};
 use crate::segments::Segments;
@@ -42,6 +44,9 @@ pub struct StoreOptions {
     pub carries: Vec<Option<Carry>>,
     /// Ceiling for everything in the [`Ledger`]; `None` = what the system gives.
     pub budget_bytes: Option<usize>,
+    /// Remember where each row came from and how much attention it gets, so that rows can leave one by
+    /// one ([`Store::thin`]).
+    pub notes: bool,
     /// Where the pages of blocks come from.
     pub backing: Backing,
     /// Arena calls that fail, for tests.
@@ -58,6 +63,7 @@ impl Default for StoreOptions {
             means: Vec::new(),
             carries: Vec::new(),
             budget_bytes: None,
+            notes: false,
             backing: Backing::default(),
             faults: None,
             slab_bytes: SLAB_BYTES,
@@ -105,6 +111,8 @@ struct Sequence {
     open: bool,
     in_step: bool,
     segments: Segments,
+    /// Where it stood when rows last left one by one.
+    thinned_at: u64,
 }
 
 impl Sequence {
@@ -129,6 +137,7 @@ pub struct Store {
     /// The lists of the last step, for the next one.
     spare: Step,
     budget_bytes: Option<usize>,
+    notes: bool,
     scratch: usize,
     side: usize,
     kv_peak: usize,
@@ -191,6 +200,7 @@ impl Store {
             sequences: Vec::new(),
             spare: Step::default(),
             budget_bytes: options.budget_bytes,
+            notes: options.notes,
             scratch: 0,
             side: 0,
             kv_peak: 0,
@@ -280,7 +290,11 @@ impl Store {
             ..Sequence::default()
         };
         reserve_exact(&mut sequence.tables, self.layers.len())?;
-        let tables = self.layers.iter().map(|_| Table::default());
+        let tables = self.layers.iter().map(|layer| Table {
+            // A layer with a window of its own loses rows by itself.
+            is_noted: self.notes && layer.shape.window.is_none(),
+            ..Table::default()
+        });
         sequence.tables.extend(tables);
         Ok(self.admit(slot, sequence))
     }
@@ -296,6 +310,7 @@ impl Store {
         let mut sequence = Sequence {
             position: source.position,
             segments: source.segments.copy()?,
+            thinned_at: source.thinned_at,
             ..Sequence::default()
         };
         reserve_exact(&mut sequence.tables, self.layers.len())?;
@@ -304,8 +319,11 @@ impl Store {
                 sinks: table.sinks,
                 rows: table.rows,
                 passed: table.passed,
+                is_noted: table.is_noted,
                 ..Table::default()
             };
+            reserve_exact(&mut copy.notes, table.notes.len())?;
+            copy.notes.extend_from_slice(&table.notes);
             reserve_exact(&mut copy.entries, table.entries.len())?;
             reserve_exact(&mut copy.spans, table.spans.len())?;
             copy.entries.extend_from_slice(&table.entries);
@@ -589,7 +607,9 @@ fn carry_of(layer: usize, shape: LayerShape, carry: Carry) -> Result<Carry, Cach
 
 /// Bytes of a copy of the table's lists.
 fn list_bytes(table: &Table) -> usize {
-    table.entries.len() * size_of::<Entry>() + table.spans.len() * size_of::<u32>()
+    table.entries.len() * size_of::<Entry>()
+        + table.spans.len() * size_of::<u32>()
+        + table.notes.len() * size_of::<Notes>()
 }
 
 /// One table less holds what the entry names.

@@ -350,7 +350,7 @@ fn finish(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark) {
 }
 
 fn undo(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark) {
-    for entry in table.entries.drain(mark.entries..) {
+    for entry in table.take(mark.entries..table.entries.len()) {
         release(pools, layer, &entry);
     }
     if let Some(last) = table.entries.last_mut() {
@@ -379,10 +379,12 @@ fn drop_passed(pools: &mut [Pool], layer: &Layer, table: &mut Table, first: u64)
     if passed == 0 {
         return;
     }
-    for entry in table.entries.drain(..passed) {
-        table.passed = entry.first_position + SLOTS;
+    let mut upto = table.passed;
+    for entry in table.take(0..passed) {
+        upto = entry.first_position + SLOTS;
         release(pools, layer, &entry);
     }
+    table.passed = upto;
     release_sinks(pools, layer, table.sinks.take());
     table.recount();
 }

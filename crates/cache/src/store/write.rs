@@ -7,6 +7,7 @@ use super::step::{Member, Step};
 use super::{Layer, SequenceId, Store};
 use crate::coding::{Side, Staging, at_once, blocks_at_once, recode_head, write_sinks};
 use crate::error::CacheError;
+use crate::notes::norm_code;
 use crate::pool::{BlockId, Pool};
 use crate::size::{SLOTS, near_from};
 use crate::table::{Entry, Table};
@@ -167,6 +168,7 @@ impl Store {
                 });
             }
             let entries = table.entries.len() - rows.div_ceil(BLOCK_SLOTS)..table.entries.len();
+            let first = entries.start;
             let near = Near {
                 exec,
                 layer,
@@ -177,6 +179,13 @@ impl Store {
             };
             let width = layer.shape.width();
             let range = done * width..(done + rows) * width;
+            for (i, values) in v.rows[range.clone()].chunks_exact(width).enumerate() {
+                let at = slot + i;
+                if let Some(notes) = table.notes.get_mut(first + at / BLOCK_SLOTS) {
+                    notes.norms[at % BLOCK_SLOTS] = norm_code(values);
+                    notes.mass[at % BLOCK_SLOTS] = 0;
+                }
+            }
             near.code(&mut self.pools, &mut self.staging, k, range.clone());
             near.code(&mut self.pools, &mut self.staging, v, range);
             done += rows;

@@ -213,6 +213,14 @@ impl Arena {
         self.slabs[i.0].as_mut_slice()
     }
 
+    /// Two slabs, which are not the same.
+    pub fn two_slabs(&mut self, a: SlabIndex, b: SlabIndex) -> (&mut [u8], &mut [u8]) {
+        let (low, high) = self.slabs.split_at_mut(a.0.max(b.0));
+        let (low, high) = (&mut low[a.0.min(b.0)], &mut high[0]);
+        let (low, high) = (low.as_mut_slice(), high.as_mut_slice());
+        if a.0 < b.0 { (low, high) } else { (high, low) }
+    }
+
     /// All slabs at once, for work that is split over them.
     pub fn slabs_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         self.slabs.iter_mut().map(Slab::as_mut_slice)

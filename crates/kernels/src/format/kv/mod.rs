@@ -27,6 +27,7 @@ mod encode;
 mod float;
 pub mod levels;
 mod plane;
+pub mod slots;
 
 use std::str::FromStr;
 

@@ -1,0 +1,223 @@
+//! Rows that leave one by one: chosen by a policy, taken out by [`Store::thin`].
+//!
+//! ```text
+//! before    A·CD E·GH …  WXYZ | recent       two rows leave, one from each of two old blocks
+//! after     AZCD EYGH …  WX   | recent       the newest old rows take their places
+//! ```
+//!
+//! So blocks stay full, no key is decoded or rotated, and the work is one move for each row that left,
+//! however long the table is. Order inside a table does not matter to attention; where a row came from is
+//! in its [`Notes`](crate::notes::Notes).
+//!
+//! Only blocks that have left the recent zone take part, and never those of the first tokens.
+
+use super::{SequenceId, Store, release};
+use crate::error::CacheError;
+use crate::notes::{Row, norm_sq};
+use crate::pool::{BlockId, Pool};
+use crate::size::SLOTS;
+use crate::table::{Entry, Table};
+use haversack_kernels::format::kv::BLOCK_SLOTS;
+use haversack_kernels::format::kv::slots::{copy_slot, move_slot};
+use std::ops::Range;
+
+impl Store {
+    /// Adds attention mass to the rows of a layer: `mass` is (kv_head, slot) of all its blocks.
+    pub fn note_mass(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        mass: &[u64],
+    ) -> Result<(), CacheError> {
+        let index = self.find(id)?;
+        self.layer(layer)?;
+        let table = &mut self.sequences[index].tables[layer];
+        let slots = table.entries.len() * BLOCK_SLOTS;
+        for head in mass.chunks_exact(slots.max(1)) {
+            let blocks = head.chunks_exact(BLOCK_SLOTS);
+            for (notes, more) in table.notes.iter_mut().zip(blocks) {
+                for (mass, more) in notes.mass.iter_mut().zip(more) {
+                    *mass = mass.saturating_add(u32::try_from(*more).unwrap_or(u32::MAX));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows of a layer that may leave: sealed, older than the recent zone and past the first
+    /// `anchors` tokens. `rows` is emptied first; it has room for all of them or grows.
+    pub fn loose_rows(
+        &self,
+        id: SequenceId,
+        layer: usize,
+        anchors: u64,
+        rows: &mut Vec<Row>,
+    ) -> Result<(), CacheError> {
+        let sequence = &self.sequences[self.find(id)?];
+        self.layer(layer)?;
+        let table = &sequence.tables[layer];
+        rows.clear();
+        for i in self.loose(table, sequence.position, anchors) {
+            let (entry, notes) = (&table.entries[i], &table.notes[i]);
+            rows.extend((0..entry.rows as usize).map(|slot| Row {
+                position: u64::from(notes.positions[slot]),
+                mass: notes.mass[slot],
+                norm_sq: norm_sq(notes.norms[slot]),
+                entry: i as u32,
+                slot: slot as u8,
+            }));
+        }
+        Ok(())
+    }
+
+    /// Entries whose rows may leave. They stand together.
+    fn loose(&self, table: &Table, position: u64, anchors: u64) -> Range<usize> {
+        if table.notes.is_empty() {
+            return 0..0;
+        }
+        // The first block keeps the sinks.
+        let first = anchors.max(self.zones.sinks.min(1) as u64);
+        let start = table.entries.partition_point(|e| e.first_position < first);
+        let recent = (position / SLOTS).saturating_sub(self.zones.recent_blocks() + 1);
+        let end = table.entries.partition_point(|e| e.block() < recent);
+        start..end.max(start)
+    }
+
+    /// Takes rows out of one layer. Rows are named as [`Store::loose_rows`] did; what it did not name is
+    /// refused, and then nothing has changed.
+    pub fn thin(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        anchors: u64,
+        leave: &[Row],
+    ) -> Result<usize, CacheError> {
+        let index = self.idle(id)?;
+        self.layer(layer)?;
+        let sequence = &self.sequences[index];
+        let table = &sequence.tables[layer];
+        let loose = self.loose(table, sequence.position, anchors);
+        let mut live: Vec<u32> = Vec::new();
+        crate::pool::reserve_exact(&mut live, loose.len())?;
+        live.extend(
+            table.entries[loose.clone()]
+                .iter()
+                .map(|e| low_bits(e.rows)),
+        );
+        for row in leave {
+            let at = (row.entry as usize).checked_sub(loose.start);
+            let bits = at.and_then(|at| live.get_mut(at));
+            let bit = 1u32.checked_shl(u32::from(row.slot)).unwrap_or(0);
+            match bits {
+                Some(bits) if *bits & bit != 0 => *bits &= !bit,
+                _ => {
+                    return Err(CacheError::NotLoose {
+                        layer,
+                        position: row.position,
+                    });
+                }
+            }
+        }
+        if leave.is_empty() {
+            return Ok(0);
+        }
+        let made = &self.layers[layer];
+        let (pool, shape) = match made.shape.zoned() {
+            true => (made.far_pool, made.shape.far_shape()),
+            false => (made.near_pool, made.shape.near_shape()),
+        };
+        // Blocks that others hold too are copied before a row moves into them.
+        let shared = |i: usize| self.pools[pool].is_shared(block_of(&table.entries[i]));
+        let changed = loose.clone().zip(&live);
+        let copies = changed
+            .filter(|&(i, &bits)| bits != u32::MAX && bits != 0 && shared(i))
+            .count();
+        let bytes = copies * self.pools[pool].block_bytes();
+        self.ledger()
+            .fit(bytes + self.pools[pool].list_bytes_to_reserve(copies))?;
+        let mut reservation = self.pools[pool].reserve(copies)?;
+
+        let position = sequence.position;
+        let (layers, pools) = (&self.layers, &mut self.pools);
+        let sequence = &mut self.sequences[index];
+        let table = &mut sequence.tables[layer];
+        let (mut low, mut high) = (0, live.len());
+        // Entries from `high` on are empty; those before `low` are full.
+        while low < high {
+            if live[low] == u32::MAX {
+                low += 1;
+                continue;
+            }
+            if live[high - 1] == 0 {
+                high -= 1;
+                continue;
+            }
+            let (to, from) = (loose.start + low, loose.start + high - 1);
+            let hole = live[low].trailing_ones() as usize;
+            let last = 31 - live[high - 1].leading_zeros() as usize;
+            if low == high - 1 && hole > last {
+                // Its rows stand together at the front.
+                break;
+            }
+            if pools[pool].is_shared(block_of(&table.entries[to])) {
+                let private = pools[pool].acquire(&mut reservation);
+                let entry = &mut table.entries[to];
+                pools[pool].copy(block_of(entry), private);
+                pools[pool].release(block_of(entry));
+                *form_of(entry) = Some(private);
+            }
+            let (to_id, from_id) = (block_of(&table.entries[to]), block_of(&table.entries[from]));
+            move_row(&mut pools[pool], shape, (from_id, last), (to_id, hole));
+            let source = table.notes[from];
+            table.notes[to].take(hole, &source, last);
+            live[low] |= 1 << hole;
+            live[high - 1] &= !(1 << last);
+        }
+        pools[pool].forfeit(reservation);
+        for (entry, bits) in table.entries[loose.clone()].iter_mut().zip(&live) {
+            entry.rows = bits.count_ones();
+            if entry.rows == 0 {
+                release(pools, &layers[layer], entry);
+            }
+        }
+        let gone = loose.start + high..loose.end;
+        table.entries.drain(gone.clone());
+        table.notes.drain(gone);
+        table.recount();
+        sequence.thinned_at = position;
+        self.release_empty_slabs();
+        Ok(leave.len())
+    }
+}
+
+fn low_bits(rows: u32) -> u32 {
+    u32::MAX.checked_shr(BLOCK_SLOTS as u32 - rows).unwrap_or(0)
+}
+
+/// The only form of an entry.
+fn form_of(entry: &mut Entry) -> &mut Option<BlockId> {
+    match entry.far {
+        Some(_) => &mut entry.far,
+        None => &mut entry.near,
+    }
+}
+
+fn block_of(entry: &Entry) -> BlockId {
+    let form = entry.far.or(entry.near);
+    form.unwrap_or_else(|| unreachable!("an entry has a form"))
+}
+
+/// A row from one place to another, through the stack: two slabs cannot be borrowed at once.
+fn move_row(
+    pool: &mut Pool,
+    shape: haversack_kernels::format::kv::KvShape,
+    (from, from_slot): (BlockId, usize),
+    (to, to_slot): (BlockId, usize),
+) {
+    if from == to {
+        move_slot(shape, pool.bytes_mut(to), from_slot, to_slot);
+    } else {
+        let (from, to) = pool.two(from, to);
+        copy_slot(shape, from, from_slot, to, to_slot);
+    }
+}

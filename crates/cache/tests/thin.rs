@@ -1,0 +1,212 @@
+//! Rows that leave one by one, against a sequence of the same tokens that keeps everything.
+
+mod common;
+
+use common::*;
+use haversack_cache::{CacheError, Codec, LayerShape, Row, SequenceId, Store, StoreOptions, Zones};
+use haversack_kernels::attention::KvView;
+use haversack_kernels::format::kv::slots::copy_slot;
+use std::collections::BTreeSet;
+
+const ANCHORS: u64 = 40;
+
+fn options(near: Codec, far: Codec) -> StoreOptions {
+    let layer = codec_layer(2, 20, near, far);
+    let sliding = LayerShape {
+        window: Some(64),
+        ..layer
+    };
+    StoreOptions {
+        layers: vec![layer, sliding, layer],
+        zones: Zones {
+            sinks: 4,
+            recent: 64,
+        },
+        notes: true,
+        ..StoreOptions::default()
+    }
+}
+
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| i * 7 + 3).collect()
+}
+
+/// A slot's bytes, wherever it stands: copied to the front of an empty block.
+fn slot_bytes(store: &Store, id: SequenceId, layer: usize, entry: usize, slot: usize) -> Vec<u8> {
+    let view = store.view(id, layer).unwrap();
+    // Seen from afar.
+    let block = view.block(entry, u64::MAX / 64);
+    let bytes = [block.k.bytes, block.v.bytes].concat();
+    let shape = store.layers()[layer].far_shape();
+    let mut alone = vec![0; bytes.len()];
+    copy_slot(shape, &bytes, slot, &mut alone, 0);
+    alone
+}
+
+/// Everything that is left of a layer: each row is the row of its position, to the byte.
+fn check(store: &Store, id: SequenceId, whole: (&Store, SequenceId), gone: &BTreeSet<u64>) {
+    let position = store.position(id).unwrap();
+    for layer in [0, 2] {
+        let mut rows = Vec::new();
+        store.loose_rows(id, layer, ANCHORS, &mut rows).unwrap();
+        let view = store.view(id, layer).unwrap();
+        let entries = view.entries();
+        let mut seen: BTreeSet<u64> = BTreeSet::new();
+        let (first, last) = match (rows.first(), rows.last()) {
+            (Some(a), Some(b)) => (a.entry as usize, b.entry as usize),
+            _ => (0, 0),
+        };
+        for row in &rows {
+            assert!(seen.insert(row.position), "twice");
+            let (entry, slot) = ((row.position / 32) as usize, (row.position % 32) as usize);
+            let found = slot_bytes(store, id, layer, row.entry as usize, row.slot.into());
+            assert!(
+                found == slot_bytes(whole.0, whole.1, layer, entry, slot),
+                "{row:?}"
+            );
+        }
+        for (i, entry) in entries.iter().enumerate() {
+            if rows.is_empty() || i < first || i > last {
+                seen.extend(entry.positions());
+            } else if i < last {
+                assert!(entry.rows == 32 || i + 1 == last || entries[i + 1].rows > 0);
+            }
+        }
+        let left: BTreeSet<u64> = (0..position).filter(|p| !gone.contains(p)).collect();
+        assert!(seen == left, "layer {layer}");
+        assert_eq!(
+            view.entries().iter().map(|e| e.rows).sum::<u32>() as usize,
+            left.len()
+        );
+    }
+    for pool in store.census() {
+        assert_eq!(pool.live + pool.free, pool.total);
+    }
+}
+
+#[test]
+fn what_stays_is_what_it_was() {
+    for (near, far) in [
+        (Codec::Int8, Codec::Int4),
+        (Codec::Int8, Codec::Int3),
+        (Codec::F16, Codec::F16),
+    ] {
+        let mut whole = Store::new(options(near, far)).unwrap();
+        let mut store = Store::new(options(near, far)).unwrap();
+        let (all, id) = (whole.open().unwrap(), store.open().unwrap());
+        let tokens = tokens(900);
+        let mut gone = BTreeSet::new();
+        let (mut fed, mut dice) = (0, 12345u64);
+        let mut fork = None;
+        while fed < tokens.len() {
+            let to = (fed + 32).min(tokens.len());
+            feed(&mut whole, all, &tokens[fed..to]).unwrap();
+            feed(&mut store, id, &tokens[fed..to]).unwrap();
+            fed = to;
+            let mut left = BTreeSet::new();
+            for layer in [0, 2] {
+                let mut rows: Vec<Row> = Vec::new();
+                store.loose_rows(id, layer, ANCHORS, &mut rows).unwrap();
+                // The same positions in both layers, whatever the order of their rows.
+                rows.sort_by_key(|row| row.position);
+                let mut throw = dice;
+                rows.retain(|_| {
+                    throw = throw
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1);
+                    (throw >> 60) < 2
+                });
+                left = rows.iter().map(|row| row.position).collect();
+                assert_eq!(store.thin(id, layer, ANCHORS, &rows), Ok(rows.len()));
+            }
+            dice = dice.wrapping_add(977);
+            gone.extend(left);
+            check(&store, id, (&whole, all), &gone);
+            if fed == 512 {
+                fork = Some((store.fork(id).unwrap(), gone.clone()));
+            }
+        }
+        assert!(gone.len() > 300, "{}", gone.len());
+        // A fork has what it had, although the blocks it shared were filled up with other rows.
+        let (fork, then) = fork.unwrap();
+        feed(&mut store, fork, &tokens[512..]).unwrap();
+        check(&store, fork, (&whole, all), &then);
+        for position in [1, 512, 899] {
+            assert!(matches!(
+                store.truncate(id, position),
+                Err(CacheError::Gone { .. })
+            ));
+        }
+        store.truncate(id, 0).unwrap();
+        store.close(fork).unwrap();
+        store.close(id).unwrap();
+        assert_eq!(store.ledger().kv_live, 0);
+    }
+}
+
+#[test]
+fn only_loose_rows_leave() {
+    let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
+    let id = store.open().unwrap();
+    feed(&mut store, id, &tokens(256)).unwrap();
+    let mut rows = Vec::new();
+    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    // The anchors' blocks stay whole; blocks 5, 6 and 7 are recent or about to be far.
+    let positions: Vec<u64> = rows.iter().map(|row| row.position).collect();
+    assert_eq!(positions, (64..160).collect::<Vec<_>>());
+    let live = store.ledger();
+    for (entry, slot) in [(0, 0), (1, 31), (5, 0), (99, 0), (2, 32), (2, 255)] {
+        let row = Row {
+            entry,
+            slot,
+            ..rows[0]
+        };
+        let error = store.thin(id, 0, ANCHORS, &[rows[3], row]).unwrap_err();
+        assert!(
+            matches!(error, CacheError::NotLoose { layer: 0, .. }),
+            "{error}"
+        );
+        assert_eq!(store.ledger(), live);
+    }
+    let twice = [rows[0], rows[0]];
+    assert!(store.thin(id, 0, ANCHORS, &twice).is_err());
+    // The sliding layer has nothing to give.
+    store.loose_rows(id, 1, ANCHORS, &mut rows).unwrap();
+    assert!(rows.is_empty());
+    // All of them at once.
+    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    assert_eq!(store.thin(id, 0, ANCHORS, &rows), Ok(96));
+    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    assert!(rows.is_empty());
+    feed(&mut store, id, &tokens(300)[256..]).unwrap();
+}
+
+#[test]
+fn mass_and_norms_follow_their_rows() {
+    let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
+    let id = store.open().unwrap();
+    feed(&mut store, id, &tokens(320)).unwrap();
+    let blocks = store.view(id, 0).unwrap().blocks();
+    // Two heads: each position gets three times its number.
+    let mass: Vec<u64> = (0..2 * blocks * 32)
+        .map(|i| ((i % (blocks * 32)) * (1 + i / (blocks * 32))) as u64)
+        .collect();
+    store.note_mass(id, 0, &mass).unwrap();
+    let mut rows = Vec::new();
+    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    let norms: Vec<f32> = rows.iter().map(|row| row.norm_sq).collect();
+    assert!(norms.iter().any(|n| *n != norms[0]));
+    let leave: Vec<Row> = rows.iter().step_by(3).copied().collect();
+    let first = rows[0].position;
+    store.thin(id, 0, ANCHORS, &leave).unwrap();
+    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    for row in &rows {
+        assert_eq!(u64::from(row.mass), 3 * row.position);
+        assert_eq!(row.norm_sq, norms[(row.position - first) as usize]);
+    }
+    // It ends at the greatest number.
+    let most = vec![u64::MAX; mass.len()];
+    store.note_mass(id, 0, &most).unwrap();
+    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    assert!(rows.iter().all(|row| row.mass == u32::MAX));
+}

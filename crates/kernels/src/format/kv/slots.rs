@@ -1,0 +1,162 @@
+//! Slots as they are, from one block to another of the same shape.
+//!
+//! Every byte of a plane belongs to one slot, so a slot moves without being decoded.
+
+use super::{BLOCK_SLOTS, Form, KvShape};
+use std::ops::Range;
+
+/// Copies all heads of one slot, keys and values. Both are whole blocks of `shape`.
+pub fn copy_slot(shape: KvShape, from: &[u8], from_slot: usize, to: &mut [u8], to_slot: usize) {
+    assert!(from_slot < BLOCK_SLOTS && to_slot < BLOCK_SLOTS);
+    assert!(from.len() >= shape.block_bytes() && to.len() >= shape.block_bytes());
+    each_piece(shape, |piece| {
+        for (a, b) in piece.of(from_slot).zip(piece.of(to_slot)) {
+            to[b].copy_from_slice(&from[a]);
+        }
+    });
+}
+
+/// The same inside one block.
+pub fn move_slot(shape: KvShape, block: &mut [u8], from_slot: usize, to_slot: usize) {
+    assert!(from_slot < BLOCK_SLOTS && to_slot < BLOCK_SLOTS);
+    assert!(block.len() >= shape.block_bytes());
+    each_piece(shape, |piece| {
+        for (a, b) in piece.of(from_slot).zip(piece.of(to_slot)) {
+            block.copy_within(a, b.start);
+        }
+    });
+}
+
+/// Runs of bytes that one slot has in a part of a block, as far apart as in every other slot.
+#[derive(Clone, Copy)]
+struct Piece {
+    /// Of the part.
+    start: usize,
+    /// Values of codes lie in fours of slots; everything else has one slot after the other.
+    by_fours: bool,
+    /// Bytes of a run, from one run to the next, and how many.
+    bytes: usize,
+    stride: usize,
+    count: usize,
+}
+
+impl Piece {
+    fn of(self, slot: usize) -> impl Iterator<Item = Range<usize>> {
+        let first = match self.by_fours {
+            true => slot / 4 * self.count * 4 + slot % 4,
+            false => slot * self.bytes,
+        };
+        (0..self.count).map(move |i| {
+            let at = self.start + first + i * self.stride;
+            at..at + self.bytes
+        })
+    }
+}
+
+/// Every piece of a block.
+fn each_piece(shape: KvShape, mut f: impl FnMut(Piece)) {
+    let mut start = 0;
+    for (keys, form) in [(true, shape.form.k), (false, shape.form.v)] {
+        for _ in 0..shape.kv_heads {
+            head_pieces(keys, form, shape.head_dim, start, &mut f);
+            start += form.head_bytes(shape.head_dim);
+        }
+    }
+}
+
+fn head_pieces(
+    keys: bool,
+    form: Form,
+    head_dim: usize,
+    mut start: usize,
+    f: &mut impl FnMut(Piece),
+) {
+    for (i, &bits) in form.codec.planes().iter().enumerate() {
+        let slot = form.plane_bytes(i, head_dim);
+        let lines = |bytes: usize| Piece {
+            start,
+            by_fours: false,
+            bytes,
+            stride: BLOCK_SLOTS * bytes,
+            count: slot / bytes,
+        };
+        f(match (keys, form.codec.is_float()) {
+            (true, true) => lines(bits / 8),
+            (true, false) => lines(4),
+            (false, true) => lines(slot),
+            (false, false) => Piece {
+                start,
+                by_fours: true,
+                bytes: 1,
+                stride: 4,
+                count: slot,
+            },
+        });
+        start += BLOCK_SLOTS * slot;
+    }
+    f(Piece {
+        start,
+        by_fours: false,
+        bytes: 2,
+        stride: 2 * BLOCK_SLOTS,
+        count: form.groups(head_dim),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Table;
+    use crate::format::kv::code::{write_k_rows, write_v_rows};
+    use crate::format::kv::{Codec, KvForm};
+
+    fn block(shape: KvShape, rows: &[usize]) -> Vec<u8> {
+        let values = |side: usize| -> Vec<f32> {
+            let value = |row: &usize, i: usize| ((row * 37 + i * 11 + side * 5) % 97) as f32 - 48.0;
+            rows.iter()
+                .flat_map(|row| (0..shape.row()).map(move |i| value(row, i)))
+                .collect()
+        };
+        let mut block = vec![0; shape.block_bytes()];
+        let (k, v) = block.split_at_mut(shape.k_bytes());
+        write_k_rows(Table::best(), shape, k, 0, &values(0));
+        write_v_rows(Table::best(), shape, v, 0, &values(1));
+        block
+    }
+
+    /// A block whose slots moved is the block of rows in that order, to the byte.
+    #[test]
+    fn slots_move_as_they_are() {
+        for codec in Codec::ALL {
+            for head_dim in [16, 20, 64, 80, 256] {
+                let shape = KvShape {
+                    kv_heads: 2,
+                    head_dim,
+                    form: KvForm {
+                        k: codec.form(),
+                        v: Codec::Int3.form(),
+                    },
+                };
+                for shape in [
+                    shape,
+                    KvShape {
+                        form: KvForm::both(codec.form()),
+                        ..shape
+                    },
+                ] {
+                    let order: Vec<usize> = (0..32).map(|i| (i * 13 + 5) % 32).collect();
+                    let from = block(shape, &(0..32).collect::<Vec<_>>());
+                    let mut to = vec![0xff; from.len()];
+                    for (slot, &row) in order.iter().enumerate() {
+                        copy_slot(shape, &from, row, &mut to, slot);
+                    }
+                    assert!(to == block(shape, &order), "{codec} {head_dim}");
+                    move_slot(shape, &mut to, 31, 4);
+                    let mut moved = order.clone();
+                    moved[4] = order[31];
+                    assert!(to == block(shape, &moved), "{codec} {head_dim}");
+                }
+            }
+        }
+    }
+}
