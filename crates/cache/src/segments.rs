@@ -20,7 +20,7 @@ pub(crate) struct Segments {
     pub gaps: Vec<Range<u64>>,
     /// Where the sequence stood at the last eviction.
     pub evicted_at: u64,
-    /// First positions of the segments after the first.
+    /// Where the gaps before the segments after the first start.
     pub cuts: Vec<u64>,
     /// (segment)
     pub shifts: Vec<u64>,
@@ -97,7 +97,8 @@ impl Segments {
         let inner = || self.gaps.iter().filter(|g| compact && g.start > 0);
         let mut shift: u64 = inner().map(|g| g.end - g.start).sum();
         for gap in inner() {
-            self.cuts.push(gap.end);
+            // Rows that took the place of others may stand where a gap is.
+            self.cuts.push(gap.start);
             self.shifts.push(shift);
             shift -= gap.end - gap.start;
         }
@@ -118,7 +119,7 @@ mod tests {
         }
         segments.cut();
         assert_eq!(segments.gaps, [16..32, 64..192, 320..352]);
-        assert_eq!(segments.cuts, [32, 192, 352]);
+        assert_eq!(segments.cuts, [16, 64, 320]);
         assert_eq!(segments.shifts, [176, 160, 32, 0]);
         segments.evict(0..352);
         segments.cut();

@@ -206,7 +206,7 @@ pub struct TableView<'a> {
     pub(crate) sinks: Option<&'a Pool>,
     pub(crate) sink_rows: usize,
     pub(crate) recent_blocks: u64,
-    /// First positions of the segments after the first.
+    /// Where the gaps before the segments after the first start.
     pub(crate) cuts: &'a [u64],
 }
 

@@ -127,6 +127,7 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
                 BoundsError::Context { .. } | BoundsError::Anchors { .. } => {
                     "--anchors and --window"
                 }
+                BoundsError::TooNarrow { .. } => "--window or --memory",
                 BoundsError::Replay { .. } => "--window-plan",
                 BoundsError::NoSuchLayer { .. } => "kv_layers",
             };
@@ -203,6 +204,7 @@ fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
     let policy = match flags.policy {
         Some(args::Policy::Auto) => Policy::Auto,
         Some(args::Policy::Window) => Policy::Window,
+        Some(args::Policy::Heavy) => Policy::Heavy,
         Some(args::Policy::Full) if bounded => {
             return Err(usage(
                 "--policy full keeps everything; --anchors and --window need --policy window or auto",
@@ -222,6 +224,7 @@ fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
             args::Positions::Compact => Positions::Compact,
             args::Positions::Original => Positions::Original,
         },
+        score: Default::default(),
         replay: flags
             .window_plan
             .as_ref()
@@ -388,7 +391,10 @@ impl Engine {
     /// The same where one answer is all there is: who names a window wants it filled for as long as the
     /// model goes on.
     pub fn tokens_max_alone(&self, wanted: Option<usize>) -> Option<usize> {
-        let named = self.runtime.retention().policy == Policy::Window;
+        let named = matches!(
+            self.runtime.retention().policy,
+            Policy::Window | Policy::Heavy
+        );
         if named && self.room().is_none() {
             return wanted;
         }

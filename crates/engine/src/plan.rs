@@ -6,6 +6,7 @@
 use crate::model::Config;
 use crate::model::forward::{Scratch, StepSize};
 use crate::run::options::KvOptions;
+use haversack_cache::notes::{Notes, Row};
 use haversack_cache::size::{Kept, largest_that_fits};
 use haversack_cache::{
     Entry, LayerShape, Pool, StoreOptions, kv_bytes, reserve_bytes, staging_bytes,
@@ -23,6 +24,8 @@ pub struct Setting {
     pub int8: bool,
     /// Tokens per pass while reading a prompt.
     pub chunk: usize,
+    /// Rows leave one by one, so that each is remembered.
+    pub noted: bool,
 }
 
 /// What one sequence takes at most.
@@ -100,6 +103,11 @@ pub fn scratch_bytes(config: &Config, setting: Setting, slots: usize) -> usize {
         slots,
         moved: 1,
         segments: 2,
+        counted: if setting.noted {
+            slots + COUNTED_BEYOND
+        } else {
+            0
+        },
     };
     Scratch::bytes_for(config, setting.threads, setting.int8, size)
 }
@@ -113,13 +121,26 @@ pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) ->
     let step = reserve_bytes(&layers, zones, before, chunk);
     // A list has room for half as many again, and for a few.
     let entries = slots.div_ceil(BLOCK_SLOTS) * 3 / 2 + 16;
-    let tables = layers.len() * (entries * (size_of::<Entry>() + 8) + TABLE_BYTES);
+    let notes = if setting.noted { size_of::<Notes>() } else { 0 };
+    let tables = layers.len() * (entries * (size_of::<Entry>() + 8 + notes) + TABLE_BYTES);
     let tables = tables + store_bytes(&layers, kv, slots + chunk);
     Needs {
         kv_bytes: usize::try_from(live.saturating_add(step)).unwrap_or(usize::MAX),
         tables_bytes: tables,
         scratch_bytes: scratch_bytes(config, setting, slots),
-        side_bytes: side_bytes(config, kv),
+        side_bytes: side_bytes(config, kv) + loose_bytes(setting, slots),
+    }
+}
+
+/// Slots beyond the rows of a table that attention may count in: blocks that are not full.
+pub(crate) const COUNTED_BEYOND: usize = 3 * BLOCK_SLOTS;
+
+/// The list of rows among which some leave.
+pub(crate) fn loose_bytes(setting: Setting, rows: usize) -> usize {
+    if setting.noted {
+        rows.saturating_mul(size_of::<Row>())
+    } else {
+        0
     }
 }
 

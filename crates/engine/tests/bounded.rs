@@ -112,6 +112,7 @@ fn the_ledger_is_within_the_plan() {
             threads: rt.threads(),
             int8: true,
             chunk: 32,
+            noted: false,
         };
         let needs = plan::needs(config, &kv, setting, 64 + 128 + 32);
         let ledger = rt.ledger();

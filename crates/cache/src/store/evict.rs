@@ -179,7 +179,7 @@ impl Store {
 
     /// Room for so many more gaps, within the budget. Gaps that touch become one, so that a plan
     /// which goes on where the last one ended needs none.
-    fn room_for_gaps(&mut self, i: usize, gaps: usize) -> Result<(), CacheError> {
+    pub(super) fn room_for_gaps(&mut self, i: usize, gaps: usize) -> Result<(), CacheError> {
         let segments = &self.sequences[i].segments;
         let wanted = segments.gaps.len() + gaps;
         if wanted <= segments.room() {

@@ -370,6 +370,17 @@ impl Store {
         Ok(self.sequences[self.find(id)?].rows())
     }
 
+    /// Rows kept in one layer.
+    pub fn rows_in(&self, id: SequenceId, layer: usize) -> Result<usize, CacheError> {
+        self.layer(layer)?;
+        Ok(self.sequences[self.find(id)?].tables[layer].rows())
+    }
+
+    /// Whether rows are remembered, so that they can leave one by one.
+    pub fn is_noting(&self) -> bool {
+        self.notes
+    }
+
     /// What [`KvView::spans`] will say of the layer with most once `tokens` more are there. Blocks may be
     /// missing anywhere, so rows do not bound it.
     ///

@@ -14,7 +14,7 @@
 use super::{SequenceId, Store, release};
 use crate::error::CacheError;
 use crate::notes::{Row, norm_sq};
-use crate::pool::{BlockId, Pool};
+use crate::pool::{BlockId, Pool, reserve_exact};
 use crate::size::SLOTS;
 use crate::table::{Entry, Table};
 use haversack_kernels::format::kv::BLOCK_SLOTS;
@@ -83,6 +83,20 @@ impl Store {
         start..end.max(start)
     }
 
+    /// Positions of which no layer has a row any more count as gone: what is left before them closes up, where
+    /// positions are compact.
+    pub fn close_gap(&mut self, id: SequenceId, gap: Range<u64>) -> Result<(), CacheError> {
+        let i = self.idle(id)?;
+        self.room_for_gaps(i, 1)?;
+        let sequence = &mut self.sequences[i];
+        if gap.start < gap.end && gap.end <= sequence.position {
+            sequence.segments.evict(gap);
+            sequence.segments.evicted_at = sequence.position;
+            sequence.segments.cut();
+        }
+        Ok(())
+    }
+
     /// Takes rows out of one layer. Rows are named as [`Store::loose_rows`] did; what it did not name is
     /// refused, and then nothing has changed.
     pub fn thin(
@@ -98,7 +112,7 @@ impl Store {
         let table = &sequence.tables[layer];
         let loose = self.loose(table, sequence.position, anchors);
         let mut live: Vec<u32> = Vec::new();
-        crate::pool::reserve_exact(&mut live, loose.len())?;
+        reserve_exact(&mut live, loose.len())?;
         live.extend(
             table.entries[loose.clone()]
                 .iter()

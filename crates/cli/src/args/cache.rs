@@ -153,6 +153,7 @@ pub enum Policy {
     Auto,
     Full,
     Window,
+    Heavy,
 }
 
 impl FromStr for Policy {
@@ -163,10 +164,11 @@ impl FromStr for Policy {
             "auto" => Ok(Policy::Auto),
             "full" => Ok(Policy::Full),
             "window" => Ok(Policy::Window),
-            "tiers" | "heavy" | "snap" | "turns" | "adaptive" => {
-                Err("not in this version yet; available now: auto, full, window".into())
+            "heavy" => Ok(Policy::Heavy),
+            "tiers" | "snap" | "turns" | "adaptive" => {
+                Err("not in this version yet; available now: auto, full, window, heavy".into())
             }
-            _ => Err("accepted: auto, full, window".into()),
+            _ => Err("accepted: auto, full, window, heavy".into()),
         }
     }
 }

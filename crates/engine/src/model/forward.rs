@@ -5,9 +5,10 @@
 
 use super::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use super::weights::{Weight, Weights};
+use haversack_cache::policy::heavy::Score;
 use haversack_cache::{CacheError, SequenceId, Step, Store, TableView};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{self, Attend, Need, SPAN_SLOTS};
+use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Mass, Need, SPAN_SLOTS};
 use haversack_kernels::matmul::{Input, Int8Rows, Product, matmul};
 use haversack_kernels::ops::{self, rope};
 use haversack_kernels::threads::chunks_mut;
@@ -83,6 +84,7 @@ pub fn forward(
             row += span.tokens.len();
         }
         attend(c, exec, store, layer, s, spans)?;
+        note(c, store, layer, s, spans)?;
         store.settle(step, layer);
         multiply(exec, weights, &mut s.int8, &s.att, [(&w.o, &mut s.y)]);
         bias(&mut s.y, &w.o_bias);
@@ -172,6 +174,30 @@ fn rotate(exec: Exec<'_>, spec: &rope::RopeSpec, head_dim: usize, x: &mut [f32],
     });
 }
 
+/// What attention each row got goes to the store's notes.
+fn note(
+    c: &LayerConfig,
+    store: &mut Store,
+    layer: usize,
+    s: &mut Scratch,
+    spans: &[Span<'_>],
+) -> Result<(), CacheError> {
+    let Some(mass) = s.mass.as_ref().filter(|_| c.window.is_none()) else {
+        return Ok(());
+    };
+    let mut counters = match mass.score {
+        Score::Sum => &mass.sum[..],
+        Score::Peak => &mass.sum_sq[..],
+    };
+    for span in spans {
+        let slots = store.view(span.sequence, layer)?.blocks() * BLOCK_SLOTS * c.kv_heads;
+        let (own, others) = counters.split_at(slots);
+        store.note_mass(span.sequence, layer, own)?;
+        counters = others;
+    }
+    Ok(())
+}
+
 fn attend(
     c: &LayerConfig,
     exec: Exec<'_>,
@@ -201,11 +227,27 @@ fn attend(
     }
     let shape = store.layers()[layer];
     let (mut out, mut left) = (&mut s.att[..], &queries[..]);
+    let mut counters = s.mass.as_mut().filter(|_| c.window.is_none()).map(|mass| {
+        let slots: usize = views.iter().map(|v| v.blocks() * BLOCK_SLOTS).sum();
+        for list in [&mut mass.sum, &mut mass.sum_sq] {
+            list.clear();
+            list.resize(slots * c.kv_heads, 0);
+        }
+        (&mut mass.sum[..], &mut mass.sum_sq[..])
+    });
     for (i, (span, view)) in spans.iter().zip(&views).enumerate() {
         let (q, others) = left.split_at(s.shifts.of(i).len());
         left = others;
         let (out_here, out_rest) = out.split_at_mut(span.tokens.len() * width);
         out = out_rest;
+        let mass = counters.take().map(|(sum, sum_sq)| {
+            let slots = view.blocks() * BLOCK_SLOTS * c.kv_heads;
+            let ((sum, sums), (sum_sq, squares)) =
+                (sum.split_at_mut(slots), sum_sq.split_at_mut(slots));
+            counters = Some((sums, squares));
+            let every = MASS_EVERY;
+            Mass { sum, sum_sq, every }
+        });
         jobs.push(Attend {
             kv_heads: c.kv_heads,
             head_dim: c.head_dim,
@@ -219,7 +261,7 @@ fn attend(
             first_position: span.position,
             view,
             out: out_here,
-            mass: None,
+            mass,
         });
     }
     attention::attend(exec, &mut s.attention, &mut jobs);
@@ -230,6 +272,9 @@ fn attend(
     };
     Ok(())
 }
+
+/// One query of so many is counted: neighbours look at much the same.
+const MASS_EVERY: u64 = 4;
 
 /// Rows of the stream that one thread adds to at a time.
 const RESIDUAL_ROWS: usize = 16;
@@ -309,6 +354,8 @@ pub struct StepSize {
     pub moved: usize,
     /// Segments of all spans.
     pub segments: usize,
+    /// Slots of all spans whose attention is counted.
+    pub counted: usize,
 }
 
 impl StepSize {
@@ -333,6 +380,7 @@ impl StepSize {
             slots: self.slots.max(other.slots),
             moved: self.moved.max(other.moved),
             segments: self.segments.max(other.segments),
+            counted: self.counted.max(other.counted),
         }
     }
 }
@@ -435,11 +483,29 @@ pub struct Scratch {
     logits: Vec<f32>,
     shifts: Shifts,
     lists: Lists,
+    /// Attention of a layer's rows, where somebody decides on them.
+    mass: Option<Counters>,
     /// (layer): the step's keys and queries before RoPE, (row, head, dim), if someone asked for them.
     pub(crate) captured: Option<Vec<(Vec<f32>, Vec<f32>)>>,
 }
 
+/// Attention mass, (span)(kv_head, slot).
+struct Counters {
+    score: Score,
+    sum: Vec<u64>,
+    sum_sq: Vec<u64>,
+}
+
 impl Scratch {
+    /// Counts attention from now on.
+    pub(crate) fn count_mass(&mut self, score: Score) {
+        self.mass = Some(Counters {
+            score,
+            sum: Vec::new(),
+            sum_sq: Vec::new(),
+        });
+    }
+
     pub fn new(config: &Config, int8: bool) -> Scratch {
         Scratch {
             size: StepSize::default(),
@@ -467,6 +533,7 @@ impl Scratch {
             logits: Vec::new(),
             shifts: Shifts::default(),
             lists: Lists::default(),
+            mass: None,
             captured: None,
         }
     }
@@ -498,6 +565,13 @@ impl Scratch {
         size.jobs * job + size.segments * (size_of::<&[f32]>() + size_of::<u64>())
     }
 
+    /// Of each of two lists of attention mass.
+    fn counters(config: &Config, size: StepSize) -> usize {
+        let heads = config.layers.iter().map(|c| c.kv_heads).max().unwrap_or(0);
+        let counted = size.counted.next_multiple_of(StepSize::SLOTS_STEP);
+        counted * heads
+    }
+
     fn int8_bytes(config: &Config, rows: usize) -> usize {
         Int8Rows::bytes_for(rows, Widths::of(config).input(config))
     }
@@ -523,6 +597,7 @@ impl Scratch {
         Scratch::floats(config, size) * size_of::<f32>()
             + int8
             + Scratch::list_bytes(size)
+            + 2 * Scratch::counters(config, size) * size_of::<u64>()
             + attention::Scratch::bytes_for(Scratch::needs(config, threads, size))
     }
 
@@ -566,6 +641,13 @@ impl Scratch {
             }
         }
         grow(&mut self.logits, size.wanted * config.vocab);
+        if let Some(mass) = &mut self.mass {
+            let counters = Scratch::counters(config, size);
+            for list in [&mut mass.sum, &mut mass.sum_sq] {
+                list.clear();
+                list.reserve_exact(counters);
+            }
+        }
         grow(&mut self.shifts.all, size.segments);
         grow(&mut self.shifts.ends, size.jobs);
         grow(&mut self.lists.queries, size.segments);

@@ -8,6 +8,7 @@ use haversack_kernels::attention::BLOCK_SLOTS;
 /// What a sequence may keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
+    pub policy: Policy,
     /// Rows at most, in the fullest layer.
     pub rows_max: usize,
     /// First tokens that never leave.
@@ -18,9 +19,10 @@ pub struct Bounds {
 
 impl Bounds {
     pub fn policy_name(&self) -> &'static str {
-        match self.window {
-            Some(_) => "window",
-            None => "full",
+        match (self.policy, self.window) {
+            (_, None) => Policy::Full.name(),
+            (Policy::Heavy, _) => Policy::Heavy.name(),
+            _ => Policy::Window.name(),
         }
     }
 }
@@ -52,6 +54,8 @@ pub enum BoundsError {
         rows: usize,
         most: usize,
     },
+    #[error("a window of {window} has no rows to choose from; accepted: at least {least}")]
+    TooNarrow { window: usize, least: usize },
     #[error("anchors {anchors} leave no room for a window; accepted: at most {most}")]
     Anchors { anchors: usize, most: usize },
     #[error("a window of {window} is to be made again; accepted: 1 to {most}")]
@@ -68,7 +72,16 @@ pub fn bounds(
     budget_bytes: Option<usize>,
     need: &dyn Fn(usize) -> usize,
 ) -> Result<Bounds, BoundsError> {
-    let bounds = of_retention(context, retention, budget_bytes, need)?;
+    let mut bounds = of_retention(context, retention, budget_bytes, need)?;
+    if retention.policy == Policy::Heavy {
+        // Rows leave at whole blocks.
+        let window = bounds.window.unwrap_or(0) / BLOCK_SLOTS * BLOCK_SLOTS;
+        let least = Retention::LOOSE_FROM;
+        if window < least {
+            return Err(BoundsError::TooNarrow { window, least });
+        }
+        bounds.window = Some(window);
+    }
     // What is promised holds for windows up to this one.
     let most = bounds.window.unwrap_or(usize::MAX);
     let mut windows = retention.replay.iter().map(|&(_, window)| window);
@@ -99,6 +112,7 @@ fn of_retention(
     let (policy, window) = (retention.policy, retention.window);
     if policy == Policy::Full {
         return Ok(Bounds {
+            policy,
             rows_max: capacity(),
             anchors: 0,
             window: None,
@@ -130,6 +144,7 @@ fn of_retention(
             });
         }
         return Ok(Bounds {
+            policy,
             rows_max: rows,
             anchors,
             window: Some(window),
@@ -142,12 +157,14 @@ fn of_retention(
     let anchors = retention.anchors.unwrap_or(usual);
     match room.checked_sub(anchors) {
         Some(window) if window > 0 => Ok(Bounds {
+            policy,
             rows_max,
             anchors,
             window: Some(window),
         }),
         // A context of hardly a block: nothing can leave and leave anything behind.
         _ if policy == Policy::Auto && retention.anchors.is_none() => Ok(Bounds {
+            policy,
             rows_max,
             anchors: 0,
             window: None,

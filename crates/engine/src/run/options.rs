@@ -2,6 +2,7 @@
 //!
 //! Plain data. Nothing here looks at a device or a model; [`super::bounds`] makes figures of it.
 
+pub use haversack_cache::policy::heavy::Score;
 use haversack_cache::{LayerShape, Zones};
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::{Codec, Form, KvForm};
@@ -175,6 +176,8 @@ pub enum Policy {
     Full,
     /// The first tokens and the last ones.
     Window,
+    /// The first tokens, the last ones, and of those between the ones that got most attention.
+    Heavy,
 }
 
 impl Policy {
@@ -183,6 +186,7 @@ impl Policy {
             Policy::Auto => "auto",
             Policy::Full => "full",
             Policy::Window => "window",
+            Policy::Heavy => "heavy",
         }
     }
 }
@@ -217,12 +221,17 @@ pub struct Retention {
     /// Last tokens that stay; `None` = as many as fit.
     pub window: Option<usize>,
     pub positions: Positions,
+    /// How `Heavy` judges rows.
+    pub score: Score,
     /// Changes of the window to make again, each at its position, instead of asking the device.
     pub replay: Vec<(u64, usize)>,
 }
 
 impl Retention {
     pub const ANCHORS: usize = 64;
+    /// The least window of a policy that chooses among rows: what is near, what is about to be far, and as much
+    /// again.
+    pub const LOOSE_FROM: usize = 256;
 
     pub fn full() -> Retention {
         Retention {

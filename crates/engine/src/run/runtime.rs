@@ -10,15 +10,16 @@
 
 use super::bounds::{Bounds, BoundsError, bounds};
 use super::calibrate::{self, KeyStats};
-use super::options::{Activations, KvOptions, Retention, RuntimeOptions};
+use super::options::{Activations, KvOptions, Policy, Retention, RuntimeOptions};
 use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
 use crate::model::forward::{Scratch, Span, StepSize, Want, forward};
 use crate::plan;
+use haversack_cache::policy::heavy::{self, HeavyParams};
 use haversack_cache::policy::window::{self, WindowParams};
 use haversack_cache::{
-    Account, CacheError, CannotFit, Grow, LayerShape, Ledger, SequenceId, SequenceStats, Store,
-    StoreOptions,
+    Account, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId, SequenceStats,
+    Store, StoreOptions,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -89,6 +90,8 @@ pub struct Runtime {
     reaches: HashMap<SequenceId, Reach>,
     governor: Option<Governor>,
     device: Option<Device>,
+    /// Rows of a layer among which some leave; kept for its room.
+    loose: Vec<Row>,
     /// The window that the device has room for, and why. Each sequence takes it over where rows of its
     /// own may leave.
     target: Option<(usize, String)>,
@@ -128,6 +131,7 @@ impl Runtime {
             threads,
             int8,
             chunk: CHUNK_MIN,
+            noted: options.retention.policy == Policy::Heavy,
         };
         let need = |rows| plan::needs(config, &options.kv, setting, rows).total();
         let retention = options.retention.clone();
@@ -136,16 +140,29 @@ impl Runtime {
         let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
         let (means, carries) = known(&model, options, &layers)?;
         let usual = StoreOptions::default();
-        let store = Store::new(StoreOptions {
+        let mut store = Store::new(StoreOptions {
             layers,
             zones: options.kv.zones(),
             means,
             carries,
             budget_bytes: options.budget_bytes,
+            notes: setting.noted,
             slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
             faults: options.slabs.faults.clone(),
             ..usual
         })?;
+        let mut scratch = Scratch::new(config, int8);
+        if store.is_noting() {
+            scratch.count_mass(retention.score);
+        }
+        let mut loose = Vec::new();
+        let most = plan::loose_bytes(setting, bounds.rows_max);
+        store
+            .charge(Account::Side, most)
+            .map_err(CacheError::CannotFit)?;
+        loose
+            .try_reserve_exact(most / size_of::<Row>())
+            .map_err(|_| CacheError::OutOfMemory { bytes: most })?;
         let chunk = options.chunk.unwrap_or_else(|| {
             let room = options.budget_bytes.map_or(usize::MAX, |budget| budget / 4);
             let rows = SCRATCH_BYTES.min(room) / Scratch::bytes_per_row(config);
@@ -162,7 +179,7 @@ impl Runtime {
             pool: Pool::new(threads),
             table: options.table,
             store,
-            scratch: Scratch::new(config, int8),
+            scratch,
             grow: Vec::new(),
             chunk: chunk.max(1),
             kv: options.kv.clone(),
@@ -175,6 +192,7 @@ impl Runtime {
                 started: Instant::now(),
                 due: Duration::ZERO,
             }),
+            loose,
             target: None,
             model,
         })
@@ -349,6 +367,9 @@ impl Runtime {
             size.slots = size.slots.max(StepSize::slots_for(rows, spans));
             let shifts = self.store.shifts(span.sequence);
             size.segments += shifts.len();
+            if self.store.is_noting() {
+                size.counted += rows + plan::COUNTED_BEYOND;
+            }
             let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
             size.moved = size.moved.max(moved);
         }
@@ -393,6 +414,9 @@ impl Runtime {
         if !changed && !self.may_leave(id, position) {
             return Ok(());
         }
+        if self.store.is_noting() {
+            return self.thin(id, window);
+        }
         let params = WindowParams {
             anchors: self.bounds.anchors as u64,
             window: window as u64,
@@ -407,6 +431,39 @@ impl Runtime {
         // even the list of moves has no room, blocks stay where they are.
         if changed && let Err(error) = self.store.compact_below(100) {
             log::warn!("blocks stay where they are: {error}");
+        }
+        Ok(())
+    }
+
+    /// Lets the rows leave that got least attention, in every layer until it has no more than anchors and
+    /// window.
+    fn thin(&mut self, id: SequenceId, window: usize) -> Result<(), StepError> {
+        let position = self.position(id)?;
+        let anchors = self.bounds.anchors as u64;
+        let most = self.bounds.anchors + window;
+        // Past the trained context the oldest leave whatever they are worth, and the anchors close up.
+        let context = self.model.config().context as u64;
+        let past = (position + BLOCK_SLOTS as u64).saturating_sub(context);
+        let past = past.next_multiple_of(BLOCK_SLOTS as u64);
+        let first = anchors.next_multiple_of(BLOCK_SLOTS as u64);
+        let params = HeavyParams {
+            score: self.retention.score,
+            recent: (window / 2) as u64,
+            oldest: if past > 0 { first + past } else { 0 },
+        };
+        for layer in 0..self.store.layers().len() {
+            let rows = self.store.rows_in(id, layer)?;
+            let leave = rows.saturating_sub(most);
+            if leave == 0 && past == 0 {
+                continue;
+            }
+            self.store.loose_rows(id, layer, anchors, &mut self.loose)?;
+            let leave = heavy::choose(&mut self.loose, position, leave, &params);
+            log::debug!("at position {position}: {leave} of {rows} rows leave layer {layer}");
+            self.store.thin(id, layer, anchors, &self.loose[..leave])?;
+        }
+        if past > 0 {
+            self.store.close_gap(id, anchors..params.oldest)?;
         }
         Ok(())
     }

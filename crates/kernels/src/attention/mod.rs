@@ -102,10 +102,19 @@ pub struct Attend<'a> {
 ///
 /// For each query and KV head, `a` is the attention probability of a slot averaged over the query
 /// heads of the group. `sum` gets `a` and `sum_sq` gets `a^2`, for slots whose `position / 32`
-/// differs from the query's. Units of 2^-40, so that additions commute.
+/// differs from the query's. They are whole numbers of a unit, so that additions commute; units are
+/// as small as thirty-two bits of a long conversation allow.
 pub struct Mass<'a> {
     pub sum: &'a mut [u64],
     pub sum_sq: &'a mut [u64],
+    /// One query of so many counts: those at positions `every - 1`, `2 * every - 1`, … At least 1.
+    pub every: u64,
+}
+
+impl Mass<'_> {
+    /// `sum` is in units of 2^-20, `sum_sq` of 2^-28.
+    pub const SUM_BITS: u32 = 20;
+    pub const SQUARE_BITS: u32 = 28;
 }
 
 impl Attend<'_> {
@@ -142,6 +151,7 @@ impl Attend<'_> {
         if let Some(mass) = &self.mass {
             let slots = self.kv_heads * self.view.blocks() * BLOCK_SLOTS;
             assert!(mass.sum.len() >= slots && mass.sum_sq.len() >= slots);
+            assert!(mass.every > 0);
         }
     }
 }

@@ -232,7 +232,7 @@ impl Scratch {
             let mass = job
                 .mass
                 .as_mut()
-                .map(|Mass { sum, sum_sq }| (sum.as_mut_ptr(), sum_sq.as_mut_ptr()));
+                .map(|Mass { sum, sum_sq, .. }| (sum.as_mut_ptr(), sum_sq.as_mut_ptr()));
             self.outlets.push(Outlet {
                 out: job.out.as_mut_ptr(),
                 mass,

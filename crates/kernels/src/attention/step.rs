@@ -290,7 +290,8 @@ pub(super) unsafe fn mass_span(
             let position = unit.position(job, query);
             let own = position - position % BLOCK_SLOTS as u64;
             let others = own.saturating_sub(look.extent.first_position).min(32) as usize;
-            if others == 0 {
+            let every = job.mass.as_ref().map_or(1, |mass| mass.every);
+            if others == 0 || !(position + 1).is_multiple_of(every) {
                 continue;
             }
             let at = query * unit.group;

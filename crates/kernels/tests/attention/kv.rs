@@ -501,7 +501,11 @@ pub fn run(
                 first_position: s.first_position() + *start as u64,
                 view: blocks,
                 out: &mut outcome.out[range.clone()],
-                mass: with_mass.then_some(Mass { sum, sum_sq }),
+                mass: with_mass.then_some(Mass {
+                    sum,
+                    sum_sq,
+                    every: 1,
+                }),
             });
         }
         attention::attend(Exec { table, pool }, &mut scratch, &mut jobs);

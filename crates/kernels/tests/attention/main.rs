@@ -189,8 +189,10 @@ fn near_the_ideal() {
                 CODED_ERROR_MAX
             };
             assert!(worst <= most, "{what}: {worst}");
-            let unit = 2f64.powi(-40);
-            for (ideal, got) in [(&sum, &got.sum), (&sum_sq, &got.sum_sq)] {
+            let unit = |bits: u32| 2f64.powi(-(bits as i32));
+            let sums = (&sum, &got.sum, unit(Mass::SUM_BITS));
+            let squares = (&sum_sq, &got.sum_sq, unit(Mass::SQUARE_BITS));
+            for (ideal, got, unit) in [sums, squares] {
                 for (a, b) in ideal.iter().zip(got) {
                     let error = (a - *b as f64 * unit).abs();
                     assert!(error <= MASS_ERROR_MAX * 101.0, "{what}: mass {a}, {error}");
@@ -301,7 +303,7 @@ fn mass_is_one_per_query_less_its_own_block() {
     for head in 0..2 {
         let got: u64 = start.sum[head * 160..(head + 1) * 160].iter().sum();
         let want: f64 = ideal_sum[head * 160..(head + 1) * 160].iter().sum();
-        assert!((got as f64 / 2f64.powi(40) - want).abs() < 1e-5);
+        assert!((got as f64 / 2f64.powi(Mass::SUM_BITS as i32) - want).abs() < 1e-5);
         assert!(want > 1.9 && want < 2.0);
         let total: u64 = all.sum[head * 160..(head + 1) * 160].iter().sum();
         assert!(total > got);
