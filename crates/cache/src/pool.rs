@@ -5,7 +5,8 @@
 //! that a stale [`BlockId`] is recognised.
 //!
 //! The lowest free block is taken first. So the high slabs run empty when a sequence shrinks, and an
-//! empty slab's pages go back to the system.
+//! empty slab's pages go back to the system. A slab that is full for the first time since is put into huge
+//! pages: not before, or pages of blocks that nobody took would be in memory.
 
 use crate::error::CacheError;
 use haversack_memory::{Arena, ArenaError, Backing, Faults, Refusal, SlabIndex};
@@ -47,6 +48,17 @@ pub struct Census {
     pub slabs_touched: usize,
 }
 
+/// What is known of a slab's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pages {
+    /// No block was taken since they were last given back.
+    Untouched,
+    /// In memory where blocks were written.
+    Small,
+    /// All blocks were in use, and the system was asked for huge ones.
+    Huge,
+}
+
 pub struct Pool {
     arena: Arena,
     block_bytes: usize,
@@ -61,8 +73,7 @@ pub struct Pool {
     first_free: usize,
     /// (slab): blocks in use.
     slab_live: Vec<u32>,
-    /// (slab): a block was taken since its pages were last given back.
-    slab_touched: Vec<bool>,
+    slab_pages: Vec<Pages>,
     promised: usize,
     live: usize,
 }
@@ -92,7 +103,7 @@ impl Pool {
             free: Vec::new(),
             first_free: 0,
             slab_live: Vec::new(),
-            slab_touched: Vec::new(),
+            slab_pages: Vec::new(),
             promised: 0,
             live: 0,
         })
@@ -134,7 +145,9 @@ impl Pool {
             promised: self.promised,
             references: self.references.iter().map(|&r| r as usize).sum(),
             slabs: self.slab_live.len(),
-            slabs_touched: self.slab_touched.iter().filter(|&&t| t).count(),
+            slabs_touched: (self.slab_pages.iter())
+                .filter(|&&pages| pages != Pages::Untouched)
+                .count(),
         }
     }
 
@@ -144,7 +157,7 @@ impl Pool {
             + self.generations.capacity() * size_of::<NonZeroU32>()
             + self.free.capacity() * size_of::<u64>()
             + self.slab_live.capacity() * size_of::<u32>()
-            + self.slab_touched.capacity()
+            + self.slab_pages.capacity() * size_of::<Pages>()
     }
 
     /// How much longer the lists become when `blocks` more are promised.
@@ -270,14 +283,31 @@ impl Pool {
         let mut released = 0;
         for slab in 0..self.slab_live.len() {
             let live = self.slab_live[slab] as usize;
-            if live == 0 && self.slab_touched[slab] && free_below >= self.promised {
+            let touched = self.slab_pages[slab] != Pages::Untouched;
+            if live == 0 && touched && free_below >= self.promised {
                 self.arena.release(SlabIndex(slab));
-                self.slab_touched[slab] = false;
+                self.slab_pages[slab] = Pages::Untouched;
                 released += 1;
             }
             free_below += self.blocks_per_slab - live;
         }
         released
+    }
+
+    /// A slab that is full and still has small pages.
+    pub fn full_slab(&self) -> Option<SlabIndex> {
+        let full = |(&pages, &live): (&Pages, &u32)| {
+            pages == Pages::Small && live as usize == self.blocks_per_slab
+        };
+        let mut slabs = self.slab_pages.iter().zip(&self.slab_live);
+        slabs.position(full).map(SlabIndex)
+    }
+
+    /// Asks for huge pages for a slab that is full. Whether the system has any changes nothing but the
+    /// time that reading takes.
+    pub fn collapse(&mut self, slab: SlabIndex) {
+        self.arena.collapse(slab);
+        self.slab_pages[slab.0] = Pages::Huge;
     }
 
     /// Moves blocks out of slabs of which less than `percent` is in use, the highest first, into
@@ -342,7 +372,9 @@ impl Pool {
         self.references[index] = references;
         let slab = index / self.blocks_per_slab;
         self.slab_live[slab] += 1;
-        self.slab_touched[slab] = true;
+        if self.slab_pages[slab] == Pages::Untouched {
+            self.slab_pages[slab] = Pages::Small;
+        }
         self.live += 1;
     }
 
@@ -407,7 +439,7 @@ impl Pool {
         let words = end.div_ceil(64);
         reserve_exact(&mut self.free, words - first.div_ceil(64))?;
         reserve_exact(&mut self.slab_live, 1)?;
-        reserve_exact(&mut self.slab_touched, 1)?;
+        reserve_exact(&mut self.slab_pages, 1)?;
         self.arena.add_slab().map_err(refused)?;
         self.references.resize(end, 0);
         self.generations.resize(end, NonZeroU32::MIN);
@@ -417,7 +449,7 @@ impl Pool {
         }
         self.first_free = self.first_free.min(first / 64);
         self.slab_live.push(0);
-        self.slab_touched.push(false);
+        self.slab_pages.push(Pages::Untouched);
         Ok(())
     }
 }
@@ -432,7 +464,7 @@ fn lists_bytes(slabs: usize, blocks_per_slab: usize) -> usize {
     blocks
         .saturating_mul(per_block)
         .saturating_add(blocks.div_ceil(64).saturating_mul(size_of::<u64>()))
-        .saturating_add(slabs.saturating_mul(size_of::<u32>() + 1))
+        .saturating_add(slabs.saturating_mul(size_of::<u32>() + size_of::<Pages>()))
 }
 
 /// Room for exactly `more` elements, or an answer.
@@ -514,6 +546,37 @@ mod tests {
             assert_eq!(pool.list_bytes() - before, said);
             assert_eq!(pool.list_bytes(), Pool::list_bytes_for(64, 6400, all));
         }
+    }
+
+    #[test]
+    fn a_slab_is_put_into_huge_pages_once_it_is_full() {
+        let mut pool = pool(6528, 322);
+        let mut r = pool.reserve(400).unwrap();
+        let mut ids: Vec<_> = (0..321).map(|_| pool.acquire(&mut r)).collect();
+        assert_eq!(pool.full_slab(), None, "one is missing");
+        ids.push(pool.acquire(&mut r));
+        for (i, &id) in ids.iter().enumerate() {
+            pool.bytes_mut(id).fill(i as u8);
+        }
+        let before = pool.arena().resident_bytes();
+        let slab = pool.full_slab().unwrap();
+        pool.collapse(slab);
+        assert_eq!(pool.full_slab(), None, "not twice");
+        assert_eq!(pool.arena().resident_bytes(), before);
+        for (i, &id) in ids.iter().enumerate() {
+            assert!(pool.bytes(id).iter().all(|&b| b == i as u8));
+        }
+        pool.forfeit(r);
+        ids.drain(..).for_each(|id| pool.release(id));
+        assert_eq!(pool.release_empty_slabs(), 1);
+        let mut r = pool.reserve(322).unwrap();
+        ids.extend((0..322).map(|_| pool.acquire(&mut r)));
+        assert_eq!(
+            pool.full_slab(),
+            Some(slab),
+            "and again when its pages are new"
+        );
+        pool.forfeit(r);
     }
 
     #[test]

@@ -4,9 +4,9 @@ mod common;
 
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};
-use haversack_cache::{Backing, Codec, KvForm, LayerShape, Store, StoreOptions, Zones};
+use haversack_cache::{Backing, Codec, KvForm, LayerShape, Pool, Store, StoreOptions, Zones};
 
-const SLAB: u64 = 1 << 20;
+const SLAB: u64 = 2 << 20;
 
 fn store(near: KvForm, far: KvForm, backing: Backing) -> Store {
     let layer = LayerShape {
@@ -43,7 +43,7 @@ fn evicting_gives_pages_back() {
     for (near, far, backing) in recipes() {
         let mut store = store(near, far, backing);
         let id = store.open().unwrap();
-        let tokens: Vec<u32> = (0..4096).collect();
+        let tokens: Vec<u32> = (0..8192).collect();
         for chunk in tokens.chunks(512) {
             feed(&mut store, id, chunk).unwrap();
         }
@@ -60,7 +60,7 @@ fn evicting_gives_pages_back() {
 
         let params = WindowParams {
             anchors: 64,
-            window: 2048 - 64,
+            window: 4096 - 64,
         };
         let plan = plan(&store.snapshot(id).unwrap(), &params);
         let applied = store.apply(id, &plan).unwrap();
@@ -84,6 +84,43 @@ fn evicting_gives_pages_back() {
 
         store.close(id).unwrap();
         assert_eq!(store.resident_bytes(), Some(0), "nothing is left");
+    }
+}
+
+/// Full slabs are put into huge pages while the budget has room for the copy, and not otherwise: a run
+/// needs not a byte more for it.
+#[test]
+#[cfg(target_os = "linux")]
+fn huge_pages_need_room_in_the_budget() {
+    use haversack_memory::{Effect, Hint};
+
+    let int8 = KvForm::both(Codec::Int8.form());
+    let int4 = KvForm::both(Codec::Int4.form());
+    let run = |budget: Option<usize>| {
+        let mut store = store(int8, int4, Backing::Private);
+        store.set_budget(budget).unwrap();
+        let id = store.open().unwrap();
+        let tokens: Vec<u32> = (0..4096).collect();
+        for chunk in tokens.chunks(512) {
+            feed(&mut store, id, chunk).unwrap();
+        }
+        let huge = |pool: &Pool| match pool.arena().effect(Hint::HugePages) {
+            Some(Effect::Active { bytes }) => bytes,
+            _ => 0,
+        };
+        let huge: u64 = store.pools_mut().iter().map(huge).sum();
+        (huge, store.ledger().peak, store.resident_bytes())
+    };
+    // Two slabs of int4 become full; when the second does, nearly all is in use.
+    let (huge, peak, resident) = run(None);
+    let tight = run(Some(peak));
+    let roomy = run(Some(peak + 2 * SLAB as usize));
+    assert_eq!((tight.1, tight.2), (peak, resident));
+    assert_eq!((roomy.1, roomy.2), (peak, resident));
+    if huge == 2 * SLAB {
+        assert_eq!((tight.0, roomy.0), (SLAB, huge));
+    } else {
+        println!("skipped: the kernel put {huge} bytes into huge pages");
     }
 }
 

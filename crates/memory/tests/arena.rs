@@ -284,6 +284,49 @@ fn the_shared_descriptor_is_read_only_and_the_file_keeps_its_length() {
     assert!(!private.seal_growth());
 }
 
+/// Small pages put together hold the same bytes and no more memory, and go back as whole slabs.
+#[test]
+fn a_slab_in_use_is_put_into_huge_pages() {
+    let _alone = alone();
+    const LEN: usize = (4 << 20) + 5000;
+    let mut arena = Arena::new(LEN);
+    let i = arena.add_slab().unwrap();
+    assert_eq!(arena.effect(Hint::HugePages), None);
+    assert_eq!(arena.slab(i).as_ptr() as usize % (2 << 20), 0);
+    for (at, byte) in arena.slab_mut(i).iter_mut().enumerate() {
+        *byte = (at / 4096 + at) as u8;
+    }
+    let before = arena.resident_bytes();
+    let done = arena.collapse(i);
+    let told = arena.effect(Hint::HugePages).unwrap();
+    eprintln!("collapse: {done}, {told}");
+    match (done, &told) {
+        (true, told) => assert_eq!(*told, Effect::Active { bytes: 4 << 20 }),
+        (false, Effect::Active { .. }) => panic!("refused and active"),
+        (false, _) => eprintln!("SKIPPED: the kernel did not put pages together: {told}"),
+    }
+    assert_eq!(arena.resident_bytes(), before);
+    let bytes = arena.slab(i).iter().enumerate();
+    assert!(
+        bytes
+            .into_iter()
+            .all(|(at, &b)| b == (at / 4096 + at) as u8)
+    );
+    assert!(arena.release(i));
+    assert_eq!(arena.resident_bytes(), Some(0));
+    assert!(arena.slab(i).iter().all(|&b| b == 0));
+
+    // What has no room for a huge page says no, and so does what is shared.
+    let mut small = Arena::new(64 << 10);
+    let i = small.add_slab().unwrap();
+    assert!(!small.collapse(i));
+    let told = small.effect(Hint::HugePages).unwrap();
+    assert!(!matches!(told, Effect::Active { .. }), "{told}");
+    let mut shared = Arena::with_backing(LEN, Backing::Shared).unwrap();
+    let i = shared.add_slab().unwrap();
+    assert!(!shared.collapse(i));
+}
+
 #[test]
 fn huge_pages_are_reported_as_the_kernel_has_them() {
     let _alone = alone();

@@ -30,9 +30,9 @@ use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_kernels::format::kv::carry::Carry;
 use haversack_memory::{Backing, Faults};
 
-/// Slabs of this many bytes: large enough that the system call does not show, small enough that a
-/// short chat stays small.
-const SLAB_BYTES: usize = 1 << 20;
+/// Slabs of this many bytes: a huge page each, and less than a block beyond it in small ones. A short chat
+/// stays small all the same: pages of a slab that is not full are in memory where they were written.
+const SLAB_BYTES: usize = 2 << 20;
 
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
@@ -568,6 +568,20 @@ impl Store {
     fn release_empty_slabs(&mut self) -> usize {
         let pools = self.pools.iter_mut();
         pools.map(Pool::release_empty_slabs).sum()
+    }
+
+    /// Puts slabs that have become full into huge pages. The system holds both until it has copied, so
+    /// there must be room in the budget for one more.
+    fn collapse_full_slabs(&mut self) {
+        for pool in 0..self.pools.len() {
+            while let Some(slab) = self.pools[pool].full_slab() {
+                let bytes = self.pools[pool].arena().slab_bytes();
+                if self.ledger().fit(bytes).is_err() {
+                    return;
+                }
+                self.pools[pool].collapse(slab);
+            }
+        }
     }
 
     /// After something was promised or charged: nothing else makes the total grow.

@@ -289,6 +289,9 @@ impl Store {
         self.steps_under_way -= 1;
         self.forfeit(step);
         self.release_empty_slabs();
+        if self.steps_under_way == 0 {
+            self.collapse_full_slabs();
+        }
         Ok(())
     }
 

@@ -72,8 +72,8 @@ pub(super) enum Ahead {
 pub(super) struct Span<'a> {
     looks: [Look; SPAN_BLOCKS],
     pieces: [Piece<'a>; SPAN_BLOCKS],
-    /// All heads of each, and what is ahead of it.
-    sides: [(&'a [u8], Option<&'a [u8]>); SPAN_BLOCKS],
+    /// All heads of each, and of what is ahead of it.
+    sides: [(&'a [u8], &'a [u8]); SPAN_BLOCKS],
     seen: usize,
     /// All heads.
     sinks: &'a [u8],
@@ -86,7 +86,8 @@ pub(super) struct Span<'a> {
 
 impl<'a> Span<'a> {
     /// What the queries at `positions`, first and last, see. Nothing, if they see none of it. The head is
-    /// still to be chosen.
+    /// still to be chosen. Inlined: what it returns is a kilobyte, and would be copied.
+    #[inline(always)]
     pub(super) fn open(
         job: &'a Attend<'_>,
         positions: (u64, u64),
@@ -107,7 +108,7 @@ impl<'a> Span<'a> {
         let mut open = Span {
             looks: [NOTHING; SPAN_BLOCKS],
             pieces: [Piece::NONE; SPAN_BLOCKS],
-            sides: [(&[], None); SPAN_BLOCKS],
+            sides: [(&[], &[]); SPAN_BLOCKS],
             seen: 0,
             sinks: &[],
             ahead,
@@ -154,7 +155,7 @@ impl<'a> Span<'a> {
             && next < job.spans()
         {
             for ((_, to), i) in open.sides.iter_mut().zip(job.view.span(next)) {
-                *to = Some(side.of(&job.view.block(i, query_block)).bytes);
+                *to = side.of(&job.view.block(i, query_block)).bytes;
             }
         }
         Some(open)
@@ -167,25 +168,28 @@ impl<'a> Span<'a> {
 
     /// One head's part of them, with what will be read a span of blocks later.
     pub(super) fn pieces(&mut self, kv_head: usize) -> &[Piece<'a>] {
+        // Of which blocks, and which head.
+        let (of_next, ahead) = match self.ahead {
+            Ahead::Heads(_) if kv_head + 1 < self.kv_heads => (false, Some(kv_head + 1)),
+            Ahead::Heads(_) => (true, Some(0)),
+            Ahead::Span(_) => (true, Some(kv_head)),
+            Ahead::Nothing => (true, None),
+        };
         for (piece, (bytes, next)) in self.pieces[..self.seen].iter_mut().zip(&self.sides) {
             let head = &mut piece.head;
-            let part = |bytes: &'a [u8], kv_head: usize| {
-                let size = head.bytes.len();
-                bytes
-                    .get(kv_head * size..(kv_head + 1) * size)
-                    .unwrap_or(&[])
-            };
-            head.ahead = match self.ahead {
-                Ahead::Heads(_) if kv_head + 1 < self.kv_heads => part(bytes, kv_head + 1),
-                Ahead::Heads(_) => next.map_or(&[], |next| part(next, 0)),
-                Ahead::Span(_) => next.map_or(&[], |next| part(next, kv_head)),
-                Ahead::Nothing => &[],
-            };
-            head.bytes = part(bytes, kv_head);
+            let size = head.bytes.len();
+            head.bytes = &bytes[kv_head * size..][..size];
+            let from = if of_next { next } else { bytes };
+            // A block of another form may be shorter.
+            head.ahead = ahead
+                .and_then(|nth| from.get(nth * size..(nth + 1) * size))
+                .unwrap_or(&[]);
         }
-        // Only ever in the first block.
-        let sinks = self.sinks.len() / self.kv_heads;
-        self.pieces[0].head.sinks = &self.sinks[kv_head * sinks..][..sinks];
+        if !self.sinks.is_empty() {
+            // Only ever in the first block.
+            let sinks = self.sinks.len() / self.kv_heads;
+            self.pieces[0].head.sinks = &self.sinks[kv_head * sinks..][..sinks];
+        }
         &self.pieces[..self.seen]
     }
 }

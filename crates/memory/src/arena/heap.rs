@@ -43,6 +43,10 @@ impl Slab {
         false
     }
 
+    pub fn collapse(&mut self) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
     pub fn resident_bytes(&self) -> Option<u64> {
         None
     }

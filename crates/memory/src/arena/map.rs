@@ -20,8 +20,21 @@ pub fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
+/// A huge page where pages have 4 KiB.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const HUGE_BYTES: usize = 2 << 20;
+
 impl Slab {
+    /// Starts where a huge page can, if one fits in and there are addresses for it.
     pub fn private(len: usize) -> Option<Slab> {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        if let Some(slab) = Slab::on_huge_border(len) {
+            return Some(slab);
+        }
+        Slab::anywhere(len)
+    }
+
+    fn anywhere(len: usize) -> Option<Slab> {
         // A slice may not be longer than this.
         isize::try_from(len).ok()?;
         // SAFETY: a fresh private map at an address the kernel chooses.
@@ -35,6 +48,29 @@ impl Slab {
         }
         .ok()?;
         let start = NonNull::new(start.cast::<u8>())?;
+        Some(Slab { start, len })
+    }
+
+    /// Maps more, and gives back what is before the border and behind the end.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn on_huge_border(len: usize) -> Option<Slab> {
+        if len < HUGE_BYTES {
+            return None;
+        }
+        let pages = len.checked_next_multiple_of(page_bytes())?;
+        let all = Slab::anywhere(pages.checked_add(HUGE_BYTES)?)?;
+        let before = all.start.as_ptr().align_offset(HUGE_BYTES);
+        let behind = (before + pages)..all.len;
+        let all = std::mem::ManuallyDrop::new(all);
+        for part in [0..before, behind] {
+            if !part.is_empty() {
+                let from = all.start.as_ptr().wrapping_add(part.start);
+                // SAFETY: pages of the fresh map that nothing refers to and no slab will own. Where the
+                // system keeps them they cost addresses only.
+                let _ = unsafe { mm::munmap(from.cast(), part.len()) };
+            }
+        }
+        let start = NonNull::new(all.start.as_ptr().wrapping_add(before))?;
         Some(Slab { start, len })
     }
 
@@ -99,6 +135,36 @@ impl Slab {
             )
         }
         .is_ok()
+    }
+
+    /// Puts the pages of every whole huge page of the slab together into one, at once. The rest stays in
+    /// small pages.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub fn collapse(&mut self) -> std::io::Result<()> {
+        /// Linux 6.1; kernels before it say EINVAL.
+        const MADV_COLLAPSE: std::ffi::c_int = 25;
+        // The system interface that the standard library is linked with; rustix does not know the advice.
+        unsafe extern "C" {
+            fn madvise(
+                address: *mut std::ffi::c_void,
+                bytes: usize,
+                advice: std::ffi::c_int,
+            ) -> std::ffi::c_int;
+        }
+        let bytes = self.len / HUGE_BYTES * HUGE_BYTES;
+        if bytes == 0 || !(self.start.as_ptr() as usize).is_multiple_of(HUGE_BYTES) {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        }
+        // SAFETY: our own pages. The advice changes where bytes lie, never what they are.
+        match unsafe { madvise(self.start.as_ptr().cast(), bytes, MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    pub fn collapse(&mut self) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
     }
 
     pub fn resident_bytes(&self) -> Option<u64> {

@@ -350,6 +350,8 @@ pub(super) fn simd_round_weights<S: Simd>(
             s.store(s.max(scale, s.sub(zero, scale)), size);
         }
     }
+    // All of the greatest, and then all rows: a division takes as long as rounding half a row, which can
+    // go on meanwhile.
     for r in 0..p.count {
         let p = &p.values[r * p.stride..][..SPAN_SLOTS];
         let mut greatest = zero;
@@ -359,7 +361,11 @@ pub(super) fn simd_round_weights<S: Simd>(
                 greatest = s.max(greatest, s.mul(s.load(p), s.load(size)));
             }
         }
-        let (unit, by) = unit_of(s.max_lane(greatest), WIDE_LIMIT);
+        to.unit[r] = s.max_lane(greatest);
+    }
+    for r in 0..p.count {
+        let p = &p.values[r * p.stride..][..SPAN_SLOTS];
+        let (unit, by) = unit_of(to.unit[r], WIDE_LIMIT);
         let by = s.splat(by);
         let bytes = &mut to.bytes[2 * r * SPAN_SLOTS..][..2 * SPAN_SLOTS];
         let mut total = s.whole(zero);

@@ -182,12 +182,13 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn nibbles(self, book: __m512i, x: &[u8; 64]) -> (__m512i, __m512i) {
+        // The book is there four times, so the two bits above a code make no difference, and the look-up
+        // does not see the others: nothing has to be masked.
         op!({
             let x = _mm512_loadu_si512(x.as_ptr().cast());
-            let mask = _mm512_set1_epi8(15);
             (
-                _mm512_shuffle_epi8(book, _mm512_and_si512(x, mask)),
-                _mm512_shuffle_epi8(book, _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask)),
+                _mm512_permutexvar_epi8(x, book),
+                _mm512_permutexvar_epi8(_mm512_srli_epi16::<4>(x), book),
             )
         })
     }
@@ -203,16 +204,21 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn put_wide(self, x: __m512i, row: *mut u8, len: usize, at: usize) {
         op!({
-            // The high part is the second byte of twice the number.
-            let high = nth_bytes::<1>(_mm512_slli_epi32::<{ 8 - PART_BITS }>(x));
-            let low = _mm_and_si128(nth_bytes::<0>(x), _mm_set1_epi8(127));
-            _mm_storeu_si128(row.add(at).cast(), high);
+            // The high part is the second byte of twice the number. Both parts are looked up at once.
+            let twice = _mm512_slli_epi32::<{ 8 - PART_BITS }>(x);
+            let parts = _mm512_mask_blend_epi8(0x1111_1111_1111_1111, twice, x);
+            let both = nth_bytes::<1, 0>(parts);
+            let low = _mm_and_si128(_mm256_extracti128_si256::<1>(both), _mm_set1_epi8(127));
+            _mm_storeu_si128(row.add(at).cast(), _mm256_castsi256_si128(both));
             _mm_storeu_si128(row.add(len + at).cast(), low);
         })
     }
     #[inline(always)]
     unsafe fn put_narrow(self, x: __m512i, row: *mut u8, _: usize, at: usize) {
-        op!(_mm_storeu_si128(row.add(at).cast(), nth_bytes::<0>(x)))
+        op!({
+            let low = _mm256_castsi256_si128(nth_bytes::<0, 0>(x));
+            _mm_storeu_si128(row.add(at).cast(), low)
+        })
     }
     #[inline(always)]
     unsafe fn wide_four(self, row: *const u8, len: usize, at: usize) -> (__m512i, __m512i) {
@@ -284,24 +290,25 @@ impl Avx512 {
     }
 }
 
-/// Byte `N` of each lane: one look-up, where a conversion takes two steps.
+/// Byte `N` of each lane and then byte `M`: one look-up, where a conversion takes two steps.
 ///
 /// # Safety
 /// - The CPU has AVX-512 VBMI.
 #[inline(always)]
-unsafe fn nth_bytes<const N: u8>(x: __m512i) -> __m128i {
-    const fn places(n: u8) -> [u8; 64] {
+unsafe fn nth_bytes<const N: u8, const M: u8>(x: __m512i) -> __m256i {
+    const fn places(n: u8, m: u8) -> [u8; 64] {
         let mut places = [0; 64];
         let mut i = 0;
         while i < 16 {
             places[i] = 4 * i as u8 + n;
+            places[16 + i] = 4 * i as u8 + m;
             i += 1;
         }
         places
     }
     op!({
-        let places = const { places(N) };
+        let places = const { places(N, M) };
         let places = _mm512_loadu_si512(places.as_ptr().cast());
-        _mm512_castsi512_si128(_mm512_permutexvar_epi8(places, x))
+        _mm512_castsi512_si256(_mm512_permutexvar_epi8(places, x))
     })
 }
