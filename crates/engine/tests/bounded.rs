@@ -125,6 +125,64 @@ fn the_ledger_is_within_the_plan() {
     }
 }
 
+/// Rows that are chosen one by one: no more of them than asked for, however long it goes on, other ones than the
+/// last, and everything that is remembered about them within the plan.
+#[test]
+fn chosen_rows_stay_within_their_number_and_the_plan() {
+    let (_dir, model, tokens) = tiny();
+    let config = model.config();
+    let kv = KvOptions::default();
+    let mut asked = RuntimeOptions {
+        kv: kv.clone(),
+        ..options(64, 256)
+    };
+    asked.retention.policy = Policy::Heavy;
+    let mut rt = Runtime::new(model.clone(), &asked).unwrap();
+    let id = rt.open().unwrap();
+    for part in tokens
+        .iter()
+        .cycle()
+        .take(1500)
+        .collect::<Vec<_>>()
+        .chunks(37)
+    {
+        let part: Vec<u32> = part.iter().map(|&&t| t).collect();
+        feed(&mut rt, id, &part).unwrap();
+        assert!(rt.stats(id).unwrap().rows <= 64 + 256 + 32);
+    }
+    let mut rows = Vec::new();
+    rt.store().loose_rows(id, 0, 64, &mut rows).unwrap();
+    let oldest = rows.iter().map(|row| row.position).min().unwrap();
+    let newest = rows.iter().map(|row| row.position).max().unwrap();
+    assert!(
+        oldest + 300 < newest,
+        "{oldest} {newest}: more than a window lies between"
+    );
+    assert!(
+        oldest + config.context as u64 > 1500,
+        "none from before the context"
+    );
+    let setting = Setting {
+        threads: rt.threads(),
+        int8: true,
+        chunk: 32,
+        noted: true,
+    };
+    let needs = plan::needs(config, &kv, setting, 64 + 256 + 32);
+    let ledger = rt.ledger();
+    assert!(ledger.peak <= needs.total(), "{ledger:?} {needs:?}");
+    assert!(ledger.side <= needs.side_bytes, "{ledger:?} {needs:?}");
+
+    asked.retention.window = Some(128);
+    let error = Runtime::new(model.clone(), &asked).err().unwrap();
+    assert!(error.to_string().ends_with("at least 256"), "{error}");
+    asked.retention.window = Some(256);
+    asked.budget_bytes = Some(needs.total());
+    let mut rt = Runtime::new(model.clone(), &asked).unwrap();
+    let id = rt.open().unwrap();
+    feed(&mut rt, id, &tokens).unwrap();
+}
+
 /// Two sequences at different places, one shortage: each changes where its own rows may leave, and each
 /// can be replayed alone, in any portions. One that is opened later begins with what there is.
 #[test]

@@ -180,6 +180,25 @@ fn bounded_sequences_do_not_depend_on_portions() {
     }
 }
 
+/// The same where attention decides which rows leave, inside the context and past it.
+#[test]
+fn chosen_rows_do_not_depend_on_portions() {
+    for (variant, anchors) in [("llama", 64), ("gemma3", 10)] {
+        let (_dir, model) = tiny(variant);
+        let tokens = prompt(&model, 7, 2 * model.config().context + 100);
+        for kv in [coded(Codec::F16), coded(Codec::Int4)] {
+            let mut setup = Setup::new(Activations::Int8, kv);
+            setup.retention = Retention {
+                policy: Policy::Heavy,
+                anchors: Some(anchors),
+                window: Some(256),
+                ..Retention::default()
+            };
+            chunks_and_threads(&model, &setup, &tokens, &[50, 1, 512]);
+        }
+    }
+}
+
 /// Five sequences of different lengths through one batch, in random portions: each gets the logits
 /// it gets alone. 200 schedules.
 #[test]

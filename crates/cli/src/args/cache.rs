@@ -24,7 +24,7 @@ pub struct Cache {
     #[arg(long, value_name = "N", value_parser = group, allow_hyphen_values = true)]
     pub group: Option<usize>,
 
-    /// What stays when the budget or the context ends: auto, full or window [default: auto; full for score, perplexity and bench]
+    /// What stays when the budget or the context ends: auto, full, window or heavy [default: auto; full for score, perplexity and bench]
     #[arg(long, value_name = "POLICY", allow_hyphen_values = true)]
     pub policy: Option<Policy>,
 

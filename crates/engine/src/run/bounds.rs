@@ -27,6 +27,25 @@ impl Bounds {
     }
 }
 
+impl Bounds {
+    /// Rows beside the recent ones that a window needs where rows are chosen: those about to be far, a step, and
+    /// some to choose from.
+    const CHOICE: usize = 6 * BLOCK_SLOTS;
+
+    /// The same where rows are chosen one by one, outside of the `recent` ones: the window is whole blocks, and
+    /// there is something to choose from.
+    pub fn chosen(self, recent: usize) -> Result<Bounds, BoundsError> {
+        let window = self.window.unwrap_or(0) / BLOCK_SLOTS * BLOCK_SLOTS;
+        let recent = recent.next_multiple_of(BLOCK_SLOTS);
+        let least = recent.saturating_add(Bounds::CHOICE);
+        if window < least {
+            return Err(BoundsError::TooNarrow { window, least });
+        }
+        let window = Some(window);
+        Ok(Bounds { window, ..self })
+    }
+}
+
 /// Why no sequence can be kept that way.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BoundsError {
@@ -72,16 +91,7 @@ pub fn bounds(
     budget_bytes: Option<usize>,
     need: &dyn Fn(usize) -> usize,
 ) -> Result<Bounds, BoundsError> {
-    let mut bounds = of_retention(context, retention, budget_bytes, need)?;
-    if retention.policy == Policy::Heavy {
-        // Rows leave at whole blocks.
-        let window = bounds.window.unwrap_or(0) / BLOCK_SLOTS * BLOCK_SLOTS;
-        let least = Retention::LOOSE_FROM;
-        if window < least {
-            return Err(BoundsError::TooNarrow { window, least });
-        }
-        bounds.window = Some(window);
-    }
+    let bounds = of_retention(context, retention, budget_bytes, need)?;
     // What is promised holds for windows up to this one.
     let most = bounds.window.unwrap_or(usize::MAX);
     let mut windows = retention.replay.iter().map(|&(_, window)| window);

@@ -229,9 +229,6 @@ pub struct Retention {
 
 impl Retention {
     pub const ANCHORS: usize = 64;
-    /// The least window of a policy that chooses among rows: what is near, what is about to be far, and as much
-    /// again.
-    pub const LOOSE_FROM: usize = 256;
 
     pub fn full() -> Retention {
         Retention {

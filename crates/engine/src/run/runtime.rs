@@ -135,7 +135,10 @@ impl Runtime {
         };
         let need = |rows| plan::needs(config, &options.kv, setting, rows).total();
         let retention = options.retention.clone();
-        let bounds = bounds(config.context, &retention, options.budget_bytes, &need)?;
+        let mut bounds = bounds(config.context, &retention, options.budget_bytes, &need)?;
+        if setting.noted {
+            bounds = bounds.chosen(options.kv.recent)?;
+        }
 
         let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
         let (means, carries) = known(&model, options, &layers)?;
