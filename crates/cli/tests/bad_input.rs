@@ -92,7 +92,7 @@ const USAGE: &[(&[&str], &[&str])] = &[
     ),
     (
         &["run", "--prompt", "x", "--policy", "tiers"],
-        &["--policy", "not in this version yet", "auto, full, window"],
+        &["--policy", "not in this version yet", "auto, full, window, heavy"],
     ),
     (
         &["run", "--prompt", "x", "--temperature", "inf"],

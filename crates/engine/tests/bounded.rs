@@ -144,7 +144,7 @@ fn chosen_rows_stay_within_their_number_and_the_plan() {
         .cycle()
         .take(1500)
         .collect::<Vec<_>>()
-        .chunks(37)
+        .chunks(32)
     {
         let part: Vec<u32> = part.iter().map(|&&t| t).collect();
         feed(&mut rt, id, &part).unwrap();

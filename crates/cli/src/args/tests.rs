@@ -51,7 +51,7 @@ fn refusals_name_the_flag_and_what_it_accepts() {
         ),
         (
             "run --prompt x --policy Window",
-            vec!["--policy", "auto, full, window"],
+            vec!["--policy", "auto, full, window, heavy"],
         ),
         (
             "run --prompt x --window 0",
