@@ -92,7 +92,11 @@ const USAGE: &[(&[&str], &[&str])] = &[
     ),
     (
         &["run", "--prompt", "x", "--policy", "tiers"],
-        &["--policy", "not in this version yet", "auto, full, window, heavy"],
+        &[
+            "--policy",
+            "not in this version yet",
+            "auto, full, window, heavy",
+        ],
     ),
     (
         &["run", "--prompt", "x", "--temperature", "inf"],
