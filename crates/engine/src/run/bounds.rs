@@ -35,13 +35,13 @@ impl Bounds {
     /// The same where rows are chosen one by one, outside of the `recent` ones: the window is whole blocks, and
     /// there is something to choose from.
     pub fn chosen(self, recent: usize) -> Result<Bounds, BoundsError> {
-        let window = self.window.unwrap_or(0) / BLOCK_SLOTS * BLOCK_SLOTS;
+        let window = self.window.unwrap_or(0);
         let recent = recent.next_multiple_of(BLOCK_SLOTS);
         let least = recent.saturating_add(Bounds::CHOICE);
         if window < least {
             return Err(BoundsError::TooNarrow { window, least });
         }
-        let window = Some(window);
+        let window = Some(window / BLOCK_SLOTS * BLOCK_SLOTS);
         Ok(Bounds { window, ..self })
     }
 }
