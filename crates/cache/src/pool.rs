@@ -251,9 +251,13 @@ impl Pool {
     pub(crate) fn two(&mut self, from: BlockId, to: BlockId) -> (&[u8], &mut [u8]) {
         self.check(from);
         self.check(to);
+        self.two_raw(from.index as usize, to.index as usize)
+    }
+
+    fn two_raw(&mut self, from: usize, to: usize) -> (&[u8], &mut [u8]) {
         let bytes = self.block_bytes;
-        let (from_slab, from_at) = self.place(from.index as usize);
-        let (to_slab, to_at) = self.place(to.index as usize);
+        let (from_slab, from_at) = self.place(from);
+        let (to_slab, to_at) = self.place(to);
         if from_slab == to_slab {
             let slab = self.arena.slab_mut(from_slab);
             let (low, high) = slab.split_at_mut(from_at.max(to_at));
@@ -271,9 +275,8 @@ impl Pool {
 
     /// Copies one block's bytes into another.
     pub fn copy(&mut self, from: BlockId, to: BlockId) {
-        self.check(from);
-        self.check(to);
-        self.copy_raw(from.index as usize, to.index as usize);
+        let (from, to) = self.two(from, to);
+        to.copy_from_slice(from);
     }
 
     /// Gives the pages of slabs back that hold no block and that no promise needs. Returns the
@@ -392,18 +395,9 @@ impl Pool {
         &mut self.arena.slab_mut(slab)[at..at + self.block_bytes]
     }
 
-    /// Through the stack: two slabs cannot be borrowed at once, and nothing is allocated here.
     fn copy_raw(&mut self, from: usize, to: usize) {
-        let (from_slab, from_at) = self.place(from);
-        let mut some = [0u8; 4096];
-        let mut at = 0;
-        while at < self.block_bytes {
-            let n = some.len().min(self.block_bytes - at);
-            let source = &self.arena.slab(from_slab)[from_at + at..from_at + at + n];
-            some[..n].copy_from_slice(source);
-            self.raw_mut(to)[at..at + n].copy_from_slice(&some[..n]);
-            at += n;
-        }
+        let (from, to) = self.two_raw(from, to);
+        to.copy_from_slice(from);
     }
 
     fn place(&self, index: usize) -> (SlabIndex, usize) {

@@ -190,13 +190,10 @@ impl Store {
         pools[pool].forfeit(reservation);
         for (entry, bits) in table.entries[loose.clone()].iter_mut().zip(&live) {
             entry.rows = bits.count_ones();
-            if entry.rows == 0 {
-                release(pools, &layers[layer], entry);
-            }
         }
-        let gone = loose.start + high..loose.end;
-        table.entries.drain(gone.clone());
-        table.notes.drain(gone);
+        for entry in table.take(loose.start + high..loose.end) {
+            release(pools, &layers[layer], &entry);
+        }
         table.recount();
         sequence.thinned_at = position;
         self.release_empty_slabs();
@@ -221,7 +218,7 @@ fn block_of(entry: &Entry) -> BlockId {
     form.unwrap_or_else(|| unreachable!("an entry has a form"))
 }
 
-/// A row from one place to another, through the stack: two slabs cannot be borrowed at once.
+/// A row from one place to another.
 fn move_row(
     pool: &mut Pool,
     shape: haversack_kernels::format::kv::KvShape,

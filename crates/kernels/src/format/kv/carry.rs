@@ -15,7 +15,7 @@
 //! Lanes are slots here, sixteen at a time, because a slot's dimensions wait for each other. A key still
 //! becomes what it becomes by itself.
 
-use super::code::{SCALES, Side, coded, put_codes, run};
+use super::code::{SCALES, Side, check, coded, put_codes, run};
 use super::encode::{self, Coder, Group, Lanes, Plain};
 use super::levels::{BOOK2, BOOK3, BOOK4, BOOK5, Book};
 use super::plane;
@@ -171,7 +171,7 @@ pub fn write_k_rows(
     rows: &[f32],
 ) {
     let (form, dim) = (shape.form.k, shape.head_dim);
-    assert_eq!(rows.len() % shape.row(), 0, "whole rows");
+    check(shape, form, first_slot, rows.len());
     let slots = first_slot..first_slot + rows.len() / shape.row();
     let heads = k.chunks_exact_mut(form.head_bytes(dim));
     for (i, to) in heads.take(shape.kv_heads).enumerate() {

@@ -58,7 +58,7 @@ pub fn write_v_rows(table: Table, shape: KvShape, v: &mut [u8], first_slot: usiz
     }
 }
 
-fn check(shape: KvShape, form: Form, first_slot: usize, values: usize) {
+pub(super) fn check(shape: KvShape, form: Form, first_slot: usize, values: usize) {
     let slots = values / shape.row().max(1);
     assert_eq!(slots * shape.row(), values, "whole rows");
     assert!(
