@@ -180,7 +180,13 @@ pub fn write_k_rows(
             stride: shape.row(),
             first_slot,
         };
-        code_head(table, from, slots.clone(), form, dim, carry.head(i), to);
+        let keys = Keys {
+            from,
+            form,
+            head_dim: dim,
+            carry: carry.head(i),
+        };
+        keys.code(table, slots.clone(), to);
     }
 }
 
@@ -197,7 +203,13 @@ pub fn recode_k_head(
     let head = &src[..from.head_bytes(head_dim)];
     let from = Source::Block { form: from, head };
     let dst = &mut dst[..to.head_bytes(head_dim)];
-    code_head(table, from, 0..BLOCK_SLOTS, to, head_dim, carry, dst);
+    let keys = Keys {
+        from,
+        form: to,
+        head_dim,
+        carry,
+    };
+    keys.code(table, 0..BLOCK_SLOTS, dst);
 }
 
 /// Where keys come from.
@@ -213,55 +225,45 @@ enum Source<'a> {
     Block { form: Form, head: &'a [u8] },
 }
 
-fn code_head(
-    table: Table,
-    from: Source<'_>,
-    slots: Range<usize>,
+/// One head's keys on their way into a form.
+#[derive(Clone, Copy)]
+struct Keys<'a> {
+    from: Source<'a>,
     form: Form,
     head_dim: usize,
-    carry: CarryHead<'_>,
-    to: &mut [u8],
-) {
-    assert!(
-        Carry::fits(form, head_dim) && form.fits(head_dim),
-        "{form:?}"
-    );
-    assert!(slots.end <= BLOCK_SLOTS, "the rows leave the block");
-    assert_eq!(carry.units.len(), head_dim);
-    let mut first = slots.start;
-    while first < slots.end {
-        let some = first..slots.end.min(first + LANES);
-        first = some.end;
-        code_slots(table, from, some, form, head_dim, carry, to);
+    carry: CarryHead<'a>,
+}
+
+impl Keys<'_> {
+    fn code(self, table: Table, slots: Range<usize>, to: &mut [u8]) {
+        let Keys { form, head_dim, .. } = self;
+        assert!(
+            Carry::fits(form, head_dim) && form.fits(head_dim),
+            "{form:?}"
+        );
+        assert!(slots.end <= BLOCK_SLOTS, "the rows leave the block");
+        assert_eq!(self.carry.units.len(), head_dim);
+        let mut first = slots.start;
+        while first < slots.end {
+            let some = first..slots.end.min(first + LANES);
+            first = some.end;
+            code_slots(table, self, some, to);
+        }
     }
 }
 
 coded! {
-    fn code_slots(
-        from: Source<'_>,
-        slots: Range<usize>,
-        form: Form,
-        head_dim: usize,
-        carry: CarryHead<'_>,
-        to: &mut [u8],
-    ) = slots_body, scalar_slots, simd_slots;
+    fn code_slots(keys: Keys<'_>, slots: Range<usize>, to: &mut [u8])
+        = slots_body, scalar_slots, simd_slots;
 }
 
 #[inline(always)]
-fn slots_body<C: Coder>(
-    c: C,
-    from: Source<'_>,
-    slots: Range<usize>,
-    form: Form,
-    head_dim: usize,
-    carry: CarryHead<'_>,
-    to: &mut [u8],
-) {
-    match form.codec {
-        Codec::Int5 => slots_of(c, &BOOK5, from, slots, form, head_dim, carry, to),
-        Codec::Int4 => slots_of(c, &BOOK4, from, slots, form, head_dim, carry, to),
-        Codec::Int3 => slots_of(c, &BOOK3, from, slots, form, head_dim, carry, to),
-        _ => slots_of(c, &BOOK2, from, slots, form, head_dim, carry, to),
+fn slots_body<C: Coder>(c: C, keys: Keys<'_>, slots: Range<usize>, to: &mut [u8]) {
+    match keys.form.codec {
+        Codec::Int5 => slots_of(c, &BOOK5, keys, slots, to),
+        Codec::Int4 => slots_of(c, &BOOK4, keys, slots, to),
+        Codec::Int3 => slots_of(c, &BOOK3, keys, slots, to),
+        _ => slots_of(c, &BOOK2, keys, slots, to),
     }
 }
 
@@ -270,13 +272,16 @@ fn slots_body<C: Coder>(
 fn slots_of<C: Coder, const N: usize>(
     c: C,
     book: &Book<N>,
-    from: Source<'_>,
+    keys: Keys<'_>,
     slots: Range<usize>,
-    form: Form,
-    head_dim: usize,
-    carry: CarryHead<'_>,
     to: &mut [u8],
 ) {
+    let Keys {
+        from,
+        form,
+        head_dim,
+        carry,
+    } = keys;
     let mut parts = plane::parts_mut(form, head_dim, to);
     // (dim, lane), and (group, lane).
     let mut x = [[0.0; LANES]; GROUP_MAX];
