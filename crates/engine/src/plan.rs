@@ -117,7 +117,18 @@ pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) ->
     let layers = layers(config, kv);
     let (zones, chunk) = (kv.zones(), setting.chunk.min(slots));
     let before = ((slots - chunk) / BLOCK_SLOTS * BLOCK_SLOTS) as u64;
-    let live = kv_bytes(&layers, zones, Kept::All, before);
+    let live = |(i, layer): (usize, &LayerShape)| {
+        let rows = kv.rows_max(i).min(usize::MAX / 2);
+        let most = rows.next_multiple_of(BLOCK_SLOTS) as u64;
+        kv_bytes(
+            std::slice::from_ref(layer),
+            zones,
+            Kept::All,
+            before.min(most),
+        )
+    };
+    let live = layers.iter().enumerate().map(live);
+    let live = live.fold(0, u64::saturating_add);
     let step = reserve_bytes(&layers, zones, before, chunk);
     // A list has room for half as many again, and for a few.
     let entries = slots.div_ceil(BLOCK_SLOTS) * 3 / 2 + 16;

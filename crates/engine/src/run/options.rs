@@ -73,6 +73,8 @@ pub struct KvOptions {
     /// Of every layer that has no entry below.
     pub form: KvForm,
     pub layers: BTreeMap<usize, KvForm>,
+    /// Rows that single layers keep at most beside those of a step, where rows are chosen one by one.
+    pub rows: BTreeMap<usize, usize>,
     /// First tokens kept as f16.
     pub sinks: usize,
     /// Last tokens kept in `near`, besides the current block. 0 with `sinks` 0 means everything in
@@ -100,6 +102,7 @@ impl KvOptions {
         KvOptions {
             form,
             layers: BTreeMap::new(),
+            rows: BTreeMap::new(),
             sinks: KvOptions::SINKS,
             recent: KvOptions::RECENT,
             near: Codec::Int8,
@@ -129,6 +132,11 @@ impl KvOptions {
             far,
             window: config.window,
         }
+    }
+
+    /// Rows that layer `index` keeps at most.
+    pub fn rows_max(&self, index: usize) -> usize {
+        self.rows.get(&index).copied().unwrap_or(usize::MAX)
     }
 
     /// A form as good as `near`, or the far one where that is better already.

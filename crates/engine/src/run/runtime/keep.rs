@@ -1,0 +1,161 @@
+//! Which rows a sequence keeps: asks the policy at the places where rows may leave, and has done what it says.
+//!
+//! The places depend on the window alone, never on how tokens were portioned.
+
+use super::{Runtime, StepError};
+use crate::device::WindowChange;
+use crate::model::forward::Span;
+use haversack_cache::SequenceId;
+use haversack_cache::policy::heavy::{self, HeavyParams};
+use haversack_cache::policy::window::{self, WindowParams};
+use haversack_kernels::attention::BLOCK_SLOTS;
+
+/// Last tokens that stay in a layer with few rows.
+const RECENT_MIN: usize = 64;
+
+impl Runtime {
+    /// Changes the window of a sequence that stands at `position`, if that is a place where its rows may
+    /// leave and somebody asked for it. Asking again there changes nothing more.
+    pub(super) fn set_window(&mut self, id: SequenceId, position: u64) {
+        if !self.may_leave(id, position) || self.position(id) != Ok(position) {
+            return;
+        }
+        self.look();
+        let Some(reach) = self.reaches.get_mut(&id) else {
+            return;
+        };
+        // Changes are replayed, or asked for by the device: there is no governor beside a replay.
+        let replayed = self.retention.replay.get(reach.changes.len());
+        let (window, reason) = match (replayed, &self.target) {
+            (Some(&(from, window)), _) if from <= position => (window, "replayed"),
+            (None, Some((window, reason))) if *window != reach.window => (*window, &reason[..]),
+            _ => return,
+        };
+        let before = std::mem::replace(&mut reach.window, window);
+        log::info!("window {before} -> {window} from position {position}, {reason}");
+        reach.changes.push(WindowChange {
+            position,
+            window,
+            reason: reason.to_owned(),
+        });
+    }
+
+    /// Asks the policy which rows leave before these tokens come.
+    pub(super) fn make_room(&mut self, span: &Span<'_>) -> Result<(), StepError> {
+        let (id, position) = (span.sequence, span.position);
+        let Some(window) = self.window(id) else {
+            return Ok(());
+        };
+        // A change may have moved the places, and happens at one of the old ones.
+        let last = self.changes(id).last();
+        let changed = last.is_some_and(|change| change.position == position);
+        if !changed && !self.may_leave(id, position) {
+            return Ok(());
+        }
+        if self.store.is_noting() {
+            return self.thin(id, window);
+        }
+        let params = WindowParams {
+            anchors: self.bounds.anchors as u64,
+            window: window as u64,
+        };
+        let plan = window::plan(&self.store.snapshot(id)?, &params);
+        if plan.is_empty() {
+            return Ok(());
+        }
+        log::debug!("{plan}");
+        self.store.apply(id, &plan)?;
+        // What leaves a smaller window was spread over all slabs; the device gets whole ones only. Where
+        // even the list of moves has no room, blocks stay where they are.
+        if changed && let Err(error) = self.store.compact_below(100) {
+            log::warn!("blocks stay where they are: {error}");
+        }
+        Ok(())
+    }
+
+    /// Lets the rows leave that got least attention, in every layer until it has no more than anchors and
+    /// window.
+    fn thin(&mut self, id: SequenceId, window: usize) -> Result<(), StepError> {
+        let position = self.position(id)?;
+        let anchors = self.bounds.anchors as u64;
+        // Past the trained context the oldest leave whatever they are worth, and the anchors close up.
+        let context = self.model.config().context as u64;
+        let past = (position + BLOCK_SLOTS as u64).saturating_sub(context);
+        let past = past.next_multiple_of(BLOCK_SLOTS as u64);
+        let first = anchors.next_multiple_of(BLOCK_SLOTS as u64);
+        let oldest = if past > 0 { first + past } else { 0 };
+        for layer in 0..self.store.layers().len() {
+            let most = self.rows_max(layer, window);
+            let params = HeavyParams {
+                score: self.retention.score,
+                recent: (most / 2).max(RECENT_MIN) as u64,
+                oldest,
+            };
+            let rows = self.store.rows_in(id, layer)?;
+            let leave = rows.saturating_sub(most);
+            if leave == 0 && past == 0 {
+                continue;
+            }
+            self.store.loose_rows(id, layer, anchors, &mut self.loose)?;
+            let leave = heavy::choose(&mut self.loose, position, leave, &params);
+            log::debug!("at position {position}: {leave} of {rows} rows leave layer {layer}");
+            self.store.thin(id, layer, anchors, &self.loose[..leave])?;
+        }
+        if past > 0 {
+            self.store.close_gap(id, anchors..oldest)?;
+        }
+        Ok(())
+    }
+
+    /// Rows that a layer keeps when rows are chosen.
+    fn rows_max(&self, layer: usize, window: usize) -> usize {
+        self.kv.rows_max(layer).min(self.bounds.anchors + window)
+    }
+
+    /// Whether rows of a sequence may leave at `position`.
+    fn may_leave(&self, id: SequenceId, position: u64) -> bool {
+        let window = self.window(id);
+        window.is_some_and(|window| to_border(window, position) == BLOCK_SLOTS)
+    }
+
+    /// Up to where tokens of a sequence can be read from `position` on before anything must leave.
+    pub(super) fn free_until(&self, id: SequenceId, position: u64) -> u64 {
+        let Some(window) = self.window(id) else {
+            return u64::MAX;
+        };
+        let fewest = self.kv.rows.values().copied().min();
+        let full = self.bounds.anchors + window;
+        let full = fewest.map_or(full, |fewest| full.min(fewest)) as u64;
+        // Nor across the place of a change that is to be made again.
+        match self.retention.replay.get(self.changes(id).len()) {
+            Some(&(from, _)) if from >= position => {
+                let to_border = to_border(window, from) % BLOCK_SLOTS;
+                full.min(from.saturating_add(to_border as u64))
+            }
+            Some(_) => full.min(position),
+            None => full,
+        }
+    }
+
+    /// How many of `left` tokens the next step of a sequence may take.
+    pub(super) fn portion(&self, id: SequenceId, position: u64, left: usize, most: usize) -> usize {
+        let take = left.min(most);
+        let Some(window) = self.window(id) else {
+            return take;
+        };
+        let free = self.free_until(id, position);
+        if position + take as u64 <= free {
+            return take;
+        }
+        let free_left = free.saturating_sub(position) as usize;
+        take.min(free_left.max(to_border(window, position)))
+    }
+}
+
+/// Tokens from `position` to the next place where rows may leave, `1..=32`: the places where the oldest
+/// block of a full window has just become older than the window.
+pub(super) fn to_border(window: usize, position: u64) -> usize {
+    let slots = BLOCK_SLOTS as u64;
+    let since = (position % slots + slots - window as u64 % slots) % slots;
+    BLOCK_SLOTS - since as usize
+}
