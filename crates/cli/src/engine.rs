@@ -4,12 +4,14 @@ use crate::args::{self, Compute, Sampling};
 use crate::bytes::human;
 use crate::error::usage;
 use crate::home::Home;
-use crate::interrupt::Endings;
+use crate::interrupt::{Cooperative, Endings};
 use crate::{out, progress, resolve};
 use anyhow::{Context, Result};
 use haversack::memory::{PeakMeter, Usage};
+use haversack::run::adaptive::{self, Wishes};
 use haversack::run::bounds::BoundsError;
 use haversack::run::calibrate;
+use haversack::run::probe::{self, Depth};
 use haversack::run::{Runtime, RuntimeError, RuntimeOptions};
 use haversack::sample::{SampleOptions, Sampler};
 use haversack::text::chat::encode_chat;
@@ -20,6 +22,7 @@ use haversack::{
     Retention,
 };
 use serde_json::{Value as Json, json};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -106,7 +109,7 @@ fn open(path: &Path, compute: &Compute, options: &RuntimeOptions) -> Result<(Arc
     Ok((model, runtime))
 }
 
-/// A runtime of a loaded model. What the flags ask for and cannot be had is a usage error.
+/// A runtime of a loaded model.
 pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> {
     let _tidy = options
         .cache_dir
@@ -116,10 +119,45 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
         Some(_) => "measuring the mean keys of this model, once",
         None => "measuring the mean keys of this model; they are not kept",
     };
+    let planned = planned(model, options)?;
+    let options = planned.as_ref().unwrap_or(options);
     let note = must_measure(model, options).then(|| progress::Late::new(line));
     let runtime = Runtime::new(model.clone(), options);
     drop(note);
-    runtime.map_err(|error| match &error {
+    runtime.map_err(named)
+}
+
+/// Options that wait for a plan, with it. A probe of the model comes first, once.
+fn planned(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Option<RuntimeOptions>> {
+    if !adaptive::is_open(options) {
+        return Ok(None);
+    }
+    let depth = options.retention.adaptive.depth;
+    let dir = options.cache_dir.as_deref();
+    let mut bar = None;
+    if !dir.is_some_and(|dir| probe::is_kept(model, dir, depth)) {
+        out::note("probing which layers need what, once");
+        bar = Some(progress::Count::new(model.config().layers.len(), "layers"));
+    }
+    let interrupt = Cooperative::begin(1);
+    let resolved = adaptive::resolve(model, options, &mut |done| {
+        if let Some(bar) = &mut bar {
+            bar.set(done);
+        }
+        match interrupt.raised() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    let resolved = resolved.map_err(named)?;
+    resolved
+        .map(Some)
+        .ok_or_else(|| anyhow::anyhow!("interrupted"))
+}
+
+/// What the flags ask for and cannot be had is a usage error.
+fn named(error: RuntimeError) -> anyhow::Error {
+    match &error {
         RuntimeError::Bounds(bounds) => {
             let flags = match bounds {
                 BoundsError::Budget { .. } => "--memory",
@@ -134,7 +172,7 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
             usage(format!("{flags}: {error}"))
         }
         _ => anyhow::Error::new(error),
-    })
+    }
 }
 
 /// Whether [`Runtime::new`] will read the built-in text, which takes a second or two.
@@ -202,19 +240,26 @@ pub fn kv(flags: &args::Cache, usual: Codec) -> KvOptions {
 fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
     let bounded = flags.anchors.is_some() || flags.window.is_some() || flags.window_plan.is_some();
     let policy = match flags.policy {
-        Some(args::Policy::Auto) => Policy::Auto,
-        Some(args::Policy::Window) => Policy::Window,
-        Some(args::Policy::Heavy) => Policy::Heavy,
-        Some(args::Policy::Full) if bounded => {
+        Some(Policy::Full) if bounded => {
             return Err(usage(
                 "--policy full keeps everything; --anchors and --window need --policy window or auto",
             ));
         }
-        Some(args::Policy::Full) => Policy::Full,
+        Some(policy) => policy,
         // Whoever names a window wants one.
         None if bounded => Policy::Window,
         None => usual,
     };
+    if policy == Policy::Adaptive {
+        let named = matches!(flags.kv, Some(args::Kv::Named(_))) || !flags.kv_layers.is_empty();
+        if named || flags.window.is_some() || flags.window_plan.is_some() {
+            return Err(usage(
+                "--policy adaptive chooses codecs and rows itself; --kv, kv_layers and --window need another policy",
+            ));
+        }
+    } else if flags.probe.is_some() || flags.recall {
+        return Err(usage("--probe and --recall need --policy adaptive"));
+    }
     Ok(Retention {
         policy,
         anchors: flags.anchors,
@@ -223,6 +268,14 @@ fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
             args::Positions::Auto => Positions::Auto,
             args::Positions::Compact => Positions::Compact,
             args::Positions::Original => Positions::Original,
+        },
+        adaptive: Wishes {
+            depth: match flags.probe.unwrap_or_default() {
+                args::Probe::Short => Depth::Scaled,
+                args::Probe::Deep => Depth::Full,
+            },
+            recall: flags.recall,
+            kv_bytes: None,
         },
         score: Default::default(),
         replay: flags
@@ -391,10 +444,8 @@ impl Engine {
     /// The same where one answer is all there is: who names a window wants it filled for as long as the
     /// model goes on.
     pub fn tokens_max_alone(&self, wanted: Option<usize>) -> Option<usize> {
-        let named = matches!(
-            self.runtime.retention().policy,
-            Policy::Window | Policy::Heavy
-        );
+        let policy = self.runtime.retention().policy;
+        let named = policy == Policy::Window || policy.chooses();
         if named && self.room().is_none() {
             return wanted;
         }

@@ -5,7 +5,8 @@
 
 use crate::model::Config;
 use crate::model::forward::{Scratch, StepSize};
-use crate::run::options::KvOptions;
+use crate::run::options::{Activations, KvOptions, RuntimeOptions};
+use crate::run::runtime::CHUNK_MIN;
 use haversack_cache::notes::{Notes, Row};
 use haversack_cache::size::{Kept, largest_that_fits};
 use haversack_cache::{
@@ -26,6 +27,18 @@ pub struct Setting {
     pub chunk: usize,
     /// Rows leave one by one, so that each is remembered.
     pub noted: bool,
+}
+
+impl Setting {
+    /// As these options compute, prompts read in the smallest portions.
+    pub fn of(options: &RuntimeOptions) -> Setting {
+        Setting {
+            threads: options.threads.max(1),
+            int8: options.activations == Activations::Int8,
+            chunk: CHUNK_MIN,
+            noted: options.retention.policy.chooses(),
+        }
+    }
 }
 
 /// What one sequence takes at most.

@@ -4,6 +4,7 @@
 //! and touches no block, so printing the plan explains an eviction and running it again gives the
 //! same one.
 
+pub mod adaptive;
 pub mod heavy;
 pub mod window;
 

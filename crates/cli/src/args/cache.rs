@@ -5,7 +5,7 @@
 
 use super::{CONTEXT_MAX, count};
 use clap::{Args, ValueEnum};
-use haversack::{Codec, Form, KvForm};
+use haversack::{Codec, Form, KvForm, Policy};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
@@ -24,9 +24,17 @@ pub struct Cache {
     #[arg(long, value_name = "N", value_parser = group, allow_hyphen_values = true)]
     pub group: Option<usize>,
 
-    /// What stays when the budget or the context ends: auto, full, window or heavy [default: auto; full for score, perplexity and bench]
-    #[arg(long, value_name = "POLICY", allow_hyphen_values = true)]
+    /// What stays when the budget or the context ends: auto, full, window, heavy or adaptive [default: auto; full for score, perplexity and bench]
+    #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true)]
     pub policy: Option<Policy>,
+
+    /// How thoroughly the model is probed for --policy adaptive, once [default: short]
+    #[arg(long, value_name = "KIND")]
+    pub probe: Option<Probe>,
+
+    /// With --policy adaptive: fewer bits and more rows, for what may be asked much later
+    #[arg(long)]
+    pub recall: bool,
 
     /// First tokens that never leave [default: 64, or less in a small context]
     #[arg(long, value_name = "N", value_parser = count(0, CONTEXT_MAX), allow_hyphen_values = true)]
@@ -147,30 +155,27 @@ impl FromStr for Kv {
 }
 
 /// What is kept when the budget or the context ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Policy {
-    #[default]
-    Auto,
-    Full,
-    Window,
-    Heavy,
+/// The policies that this version has.
+fn policy(name: &str) -> Result<Policy, String> {
+    name.parse().map_err(|_| {
+        let names = Policy::ALL.map(Policy::name).join(", ");
+        match name {
+            "tiers" | "snap" | "turns" => {
+                format!("not in this version yet; available now: {names}")
+            }
+            _ => format!("accepted: {names}"),
+        }
+    })
 }
 
-impl FromStr for Policy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Policy, String> {
-        match text {
-            "auto" => Ok(Policy::Auto),
-            "full" => Ok(Policy::Full),
-            "window" => Ok(Policy::Window),
-            "heavy" => Ok(Policy::Heavy),
-            "tiers" | "snap" | "turns" | "adaptive" => {
-                Err("not in this version yet; available now: auto, full, window, heavy".into())
-            }
-            _ => Err("accepted: auto, full, window, heavy".into()),
-        }
-    }
+/// How thoroughly a model is probed for `--policy adaptive`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Probe {
+    /// Some seconds: three tries for each layer, the rest in proportion
+    #[default]
+    Short,
+    /// Some minutes: every codec and every share of rows, on more text
+    Deep,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]

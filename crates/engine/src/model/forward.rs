@@ -12,6 +12,7 @@ use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Mass, Need
 use haversack_kernels::matmul::{Input, Int8Rows, Product, matmul};
 use haversack_kernels::ops::{self, rope};
 use haversack_kernels::threads::chunks_mut;
+use std::sync::mpsc::SyncSender;
 
 /// Which rows of a span get logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,32 +61,20 @@ pub fn forward(
     }
     s.turn(config, spans);
 
-    for (layer, (c, w)) in config.layers.iter().zip(&weights.layers).enumerate() {
+    let resume = s.resume.take();
+    let first = resume.as_ref().map_or(0, |resume| resume.layer);
+    let layers = config.layers.iter().zip(&weights.layers).enumerate();
+    for (layer, (c, w)) in layers.skip(first) {
         weights.prefetch_after(layer);
         // Attention.
-        norm(exec, &s.x, &w.attn_norm, config, &mut s.normed);
-        let qkv = [(&w.q, &mut s.q), (&w.k, &mut s.k), (&w.v, &mut s.v)];
-        multiply(exec, weights, &mut s.int8, &s.normed, qkv);
-        bias(&mut s.q, &w.q_bias);
-        bias(&mut s.k, &w.k_bias);
-        bias(&mut s.v, &w.v_bias);
-        head_norm(exec, config, c, &mut s.q, &w.q_norm);
-        head_norm(exec, config, c, &mut s.k, &w.k_norm);
-        if let Some(captured) = &mut s.captured {
-            captured.push((s.k.clone(), s.q.clone()));
+        match &resume {
+            Some(resume) if resume.layer == layer => {
+                s.x.copy_from_slice(&resume.stream);
+                s.att.clear();
+                s.att.extend_from_slice(&resume.output);
+            }
+            _ => look_back(config, weights, exec, store, step, s, spans, layer)?,
         }
-        s.rotate(exec, config, c);
-        let kv = c.kv_heads * c.head_dim;
-        let mut row = 0;
-        for span in spans {
-            let range = row * kv..(row + span.tokens.len()) * kv;
-            let (k, v) = (&s.k[range.clone()], &s.v[range]);
-            store.write(exec, step, span.sequence, layer, k, v)?;
-            row += span.tokens.len();
-        }
-        attend(c, exec, store, layer, s, spans)?;
-        note(c, store, layer, s, spans)?;
-        store.settle(step, layer);
         multiply(exec, weights, &mut s.int8, &s.att, [(&w.o, &mut s.y)]);
         bias(&mut s.y, &w.o_bias);
         residual(exec, config, s, &w.post_attn_norm);
@@ -109,6 +98,50 @@ pub fn forward(
             .iter_mut()
             .for_each(|l| *l = cap * (*l / cap).tanh());
     }
+    Ok(())
+}
+
+/// What the rows of one layer find in the cache, their own keys and values included: `s.att`.
+#[expect(clippy::too_many_arguments, reason = "the state of a step")]
+fn look_back(
+    config: &Config,
+    weights: &Weights,
+    exec: Exec<'_>,
+    store: &mut Store,
+    step: &mut Step,
+    s: &mut Scratch,
+    spans: &[Span<'_>],
+    layer: usize,
+) -> Result<(), CacheError> {
+    let (c, w) = (&config.layers[layer], &weights.layers[layer]);
+    norm(exec, &s.x, &w.attn_norm, config, &mut s.normed);
+    let qkv = [(&w.q, &mut s.q), (&w.k, &mut s.k), (&w.v, &mut s.v)];
+    multiply(exec, weights, &mut s.int8, &s.normed, qkv);
+    bias(&mut s.q, &w.q_bias);
+    bias(&mut s.k, &w.k_bias);
+    bias(&mut s.v, &w.v_bias);
+    head_norm(exec, config, c, &mut s.q, &w.q_norm);
+    head_norm(exec, config, c, &mut s.k, &w.k_norm);
+    if let Some(to) = &mut s.captured {
+        to.take(Captured {
+            keys: s.k.clone(),
+            values: s.v.clone(),
+            queries: s.q.clone(),
+            stream: s.x.clone(),
+        });
+    }
+    s.rotate(exec, config, c);
+    let kv = c.kv_heads * c.head_dim;
+    let mut row = 0;
+    for span in spans {
+        let range = row * kv..(row + span.tokens.len()) * kv;
+        let (k, v) = (&s.k[range.clone()], &s.v[range]);
+        store.write(exec, step, span.sequence, layer, k, v)?;
+        row += span.tokens.len();
+    }
+    attend(c, exec, store, layer, s, spans)?;
+    note(c, store, layer, s, spans)?;
+    store.settle(step, layer);
     Ok(())
 }
 
@@ -274,7 +307,7 @@ fn attend(
 }
 
 /// One query of so many is counted: neighbours look at much the same.
-const MASS_EVERY: u64 = 4;
+pub(crate) const MASS_EVERY: u64 = 4;
 
 /// Rows of the stream that one thread adds to at a time.
 const RESIDUAL_ROWS: usize = 16;
@@ -454,6 +487,44 @@ fn reuse<T, U>(mut list: Vec<T>) -> Vec<U> {
     list.into_iter().filter_map(|_| None).collect()
 }
 
+/// What one layer computed in a step, for those who measure.
+pub(crate) struct Captured {
+    /// (row, kv_head, dim), before RoPE.
+    pub keys: Vec<f32>,
+    /// (row, kv_head, dim)
+    pub values: Vec<f32>,
+    /// (row, head, dim), before RoPE.
+    pub queries: Vec<f32>,
+    /// (row, dim): what came into the layer.
+    pub stream: Vec<f32>,
+}
+
+/// Who gets what layers compute.
+pub(crate) enum Capture {
+    /// A list, layer after layer.
+    Keep(Vec<Captured>),
+    /// Somebody who works on one layer while the next is computed. If nobody listens any more, nothing is sent.
+    Send(SyncSender<Captured>),
+}
+
+impl Capture {
+    fn take(&mut self, captured: Captured) {
+        match self {
+            Capture::Keep(list) => list.push(captured),
+            Capture::Send(to) => drop(to.send(captured)),
+        }
+    }
+}
+
+/// A step that begins in the middle: with what came into a layer, and what its attention found there.
+pub(crate) struct Resume {
+    pub layer: usize,
+    /// (row, dim)
+    pub stream: Vec<f32>,
+    /// (row, head, dim)
+    pub output: Vec<f32>,
+}
+
 /// Everything a step computes in. Grows in [`Scratch::reserve`] only, before a step.
 pub struct Scratch {
     /// What is reserved.
@@ -486,7 +557,9 @@ pub struct Scratch {
     /// Attention of a layer's rows, where somebody decides on them.
     mass: Option<Counters>,
     /// (layer): the step's keys and queries before RoPE, (row, head, dim), if someone asked for them.
-    pub(crate) captured: Option<Vec<(Vec<f32>, Vec<f32>)>>,
+    pub(crate) captured: Option<Capture>,
+    /// Where the next step begins, if not at its tokens.
+    pub(crate) resume: Option<Resume>,
 }
 
 /// Attention mass, (span)(kv_head, slot).
@@ -535,6 +608,7 @@ impl Scratch {
             lists: Lists::default(),
             mass: None,
             captured: None,
+            resume: None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! From budget, context and wishes to the rows a sequence may keep. Pure; the one place where "it
 //! cannot fit" is found out before anything is computed.
 
+use super::adaptive;
 use super::options::{Policy, Retention};
 use haversack_cache::size::largest_that_fits;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -21,7 +22,7 @@ impl Bounds {
     pub fn policy_name(&self) -> &'static str {
         match (self.policy, self.window) {
             (_, None) => Policy::Full.name(),
-            (Policy::Heavy, _) => Policy::Heavy.name(),
+            (policy, _) if policy.chooses() => policy.name(),
             _ => Policy::Window.name(),
         }
     }
@@ -163,7 +164,11 @@ fn of_retention(
 
     let rows_max = capacity();
     let room = rows_max.saturating_sub(BLOCK_SLOTS);
-    let usual = Retention::ANCHORS.min(room / 4 / BLOCK_SLOTS * BLOCK_SLOTS);
+    let usual = match policy {
+        Policy::Adaptive => adaptive::ANCHORS,
+        _ => Retention::ANCHORS,
+    };
+    let usual = usual.min(room / 4 / BLOCK_SLOTS * BLOCK_SLOTS);
     let anchors = retention.anchors.unwrap_or(usual);
     match room.checked_sub(anchors) {
         Some(window) if window > 0 => Ok(Bounds {

@@ -2,6 +2,7 @@
 //!
 //! Plain data. Nothing here looks at a device or a model; [`super::bounds`] makes figures of it.
 
+use super::adaptive::Wishes;
 pub use haversack_cache::policy::heavy::Score;
 use haversack_cache::{LayerShape, Zones};
 use haversack_kernels::cpu::Table;
@@ -9,6 +10,7 @@ use haversack_kernels::format::kv::{Codec, Form, KvForm};
 use haversack_memory::Faults;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use crate::model::LayerConfig;
 
@@ -186,16 +188,47 @@ pub enum Policy {
     Window,
     /// The first tokens, the last ones, and of those between the ones that got most attention.
     Heavy,
+    /// The same, with bits and rows for each layer as a probe of the model says.
+    Adaptive,
 }
 
 impl Policy {
+    /// Rows leave one by one.
+    pub fn chooses(self) -> bool {
+        matches!(self, Policy::Heavy | Policy::Adaptive)
+    }
+
+    pub const ALL: [Policy; 5] = [
+        Policy::Auto,
+        Policy::Full,
+        Policy::Window,
+        Policy::Heavy,
+        Policy::Adaptive,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Policy::Auto => "auto",
             Policy::Full => "full",
             Policy::Window => "window",
             Policy::Heavy => "heavy",
+            Policy::Adaptive => "adaptive",
         }
+    }
+}
+
+/// No policy has this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no such policy")]
+pub struct UnknownPolicy;
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Policy, UnknownPolicy> {
+        let mut all = Policy::ALL.into_iter();
+        all.find(|policy| policy.name() == name)
+            .ok_or(UnknownPolicy)
     }
 }
 
@@ -229,8 +262,10 @@ pub struct Retention {
     /// Last tokens that stay; `None` = as many as fit.
     pub window: Option<usize>,
     pub positions: Positions,
-    /// How `Heavy` judges rows.
+    /// How rows are judged that are chosen.
     pub score: Score,
+    /// What `Adaptive` aims at.
+    pub adaptive: Wishes,
     /// Changes of the window to make again, each at its position, instead of asking the device.
     pub replay: Vec<(u64, usize)>,
 }

@@ -10,12 +10,13 @@
 
 mod keep;
 
+use super::adaptive;
 use super::bounds::{Bounds, BoundsError, bounds};
 use super::calibrate::{self, KeyStats};
-use super::options::{Activations, KvOptions, Policy, Retention, RuntimeOptions};
+use super::options::{KvOptions, Retention, RuntimeOptions};
 use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
-use crate::model::forward::{Scratch, Span, StepSize, Want, forward};
+use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, Want, forward};
 use crate::plan;
 use haversack_cache::{
     Account, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId, SequenceStats,
@@ -121,19 +122,19 @@ const CHUNK_MAX: usize = 512;
 
 impl Runtime {
     pub fn new(model: Arc<Model>, options: &RuntimeOptions) -> Result<Runtime, RuntimeError> {
+        if adaptive::is_open(options) {
+            let go_on = &mut |_| ControlFlow::Continue(());
+            let resolved = adaptive::resolve(&model, options, go_on)?;
+            let resolved = resolved.unwrap_or_else(|| unreachable!("nobody stops it"));
+            return Runtime::new(model, &resolved);
+        }
         let config = model.config();
         if let Some((&layer, _)) = options.kv.layers.range(config.layers.len()..).next() {
             let last = config.layers.len() - 1;
             return Err(BoundsError::NoSuchLayer { layer, last }.into());
         }
-        let int8 = options.activations == Activations::Int8;
-        let threads = options.threads.max(1);
-        let setting = plan::Setting {
-            threads,
-            int8,
-            chunk: CHUNK_MIN,
-            noted: options.retention.policy == Policy::Heavy,
-        };
+        let setting = plan::Setting::of(options);
+        let (threads, int8) = (setting.threads, setting.int8);
         let need = |rows| plan::needs(config, &options.kv, setting, rows).total();
         let retention = options.retention.clone();
         let mut bounds = bounds(config.context, &retention, options.budget_bytes, &need)?;
@@ -343,6 +344,7 @@ impl Runtime {
             }
         };
         self.scratch.reserve(config, threads, size);
+        let is_trial = self.scratch.resume.is_some();
         let exec = Exec {
             table: self.table,
             pool: &self.pool,
@@ -353,9 +355,22 @@ impl Runtime {
             self.store.rollback(step);
             return Err(error.into());
         }
+        if is_trial {
+            self.store.rollback(step);
+            return Ok(self.scratch.last_logits());
+        }
         self.store.commit(step)?;
         self.trace(spans);
         Ok(self.scratch.last_logits())
+    }
+
+    /// The logits that a step would give if one layer had found something else in the cache. The sequence is as
+    /// before.
+    pub(crate) fn trial(&mut self, span: Span<'_>, resume: Resume) -> Result<&[f32], StepError> {
+        self.scratch.resume = Some(resume);
+        let done = self.step(&[span]).map(|_| ());
+        self.scratch.resume = None;
+        done.map(|()| self.scratch.last_logits())
     }
 
     fn step_size(&self, spans: &[Span<'_>]) -> Result<StepSize, StepError> {
@@ -469,14 +484,17 @@ impl Runtime {
         }])
     }
 
-    /// Keeps the keys and queries of the next steps, before RoPE, for [`Runtime::captured`].
-    pub(crate) fn capture(&mut self) {
-        self.scratch.captured = Some(Vec::new());
+    /// Hands over what the layers compute in the next steps, until [`Runtime::captured`].
+    pub(crate) fn capture(&mut self, to: Capture) {
+        self.scratch.captured = Some(to);
     }
 
-    /// (layer): keys and queries since [`Runtime::capture`], (row, head, dim).
-    pub(crate) fn captured(&mut self) -> Vec<(Vec<f32>, Vec<f32>)> {
-        self.scratch.captured.take().unwrap_or_default()
+    /// (layer), step after step, since [`Runtime::capture`], if it was kept.
+    pub(crate) fn captured(&mut self) -> Vec<Captured> {
+        match self.scratch.captured.take() {
+            Some(Capture::Keep(list)) => list,
+            _ => Vec::new(),
+        }
     }
 
     fn check(&self, spans: &[Span<'_>]) -> Result<(), StepError> {

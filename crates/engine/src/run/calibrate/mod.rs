@@ -11,10 +11,11 @@
 //! Deterministic: the same model gives the same figures on every machine and thread count. Kept in a
 //! small file named by the model's fingerprint; a file that does not check out is made again.
 
+use super::figures;
 use super::options::{KvOptions, Retention, RuntimeOptions, Slabs};
 use super::runtime::{Runtime, RuntimeError};
 use crate::load::Model;
-use crate::model::forward::{Span, Want};
+use crate::model::forward::{Capture, Span, Want};
 use crate::model::{Config, LayerConfig};
 use crate::text::tokenizer::EncodeOptions;
 use haversack_kernels::cpu::Table;
@@ -26,6 +27,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const TEXT: &str = include_str!("text.txt");
+
+/// The first tokens of a built-in text.
+pub(super) fn tokens_of(model: &Model, text: &str, tokens: usize) -> Vec<u32> {
+    let encode = EncodeOptions {
+        add_special: true,
+        parse_special: false,
+    };
+    let mut ids = model.tokenizer().encode(text, encode).unwrap_or_default();
+    ids.truncate(tokens.min(model.config().context));
+    ids
+}
 
 /// Tokens of the text that are not counted: the first one is like no other.
 pub const SKIP: usize = 4;
@@ -76,12 +88,7 @@ impl KeyStats {
             ..Default::default()
         };
         let mut runtime = Runtime::new(model.clone(), &options)?;
-        let encode = EncodeOptions {
-            add_special: true,
-            parse_special: false,
-        };
-        let mut ids = model.tokenizer().encode(TEXT, encode).unwrap_or_default();
-        ids.truncate(tokens.min(model.config().context));
+        let ids = tokens_of(model, TEXT, tokens);
         let config = model.config();
         let zeros = |sizes: &dyn Fn(&LayerConfig) -> usize| -> Vec<Vec<f64>> {
             let sizes = config.layers.iter().map(sizes);
@@ -92,7 +99,7 @@ impl KeyStats {
         let id = runtime.open()?;
         let mut position = 0;
         for part in ids.chunks(runtime.chunk()) {
-            runtime.capture();
+            runtime.capture(Capture::Keep(Vec::new()));
             runtime.step(&[Span {
                 sequence: id,
                 position: position as u64,
@@ -100,7 +107,8 @@ impl KeyStats {
                 want: Want::Nothing,
             }])?;
             let skip = SKIP.saturating_sub(position);
-            for (i, (keys, queries)) in runtime.captured().iter().enumerate() {
+            for (i, captured) in runtime.captured().iter().enumerate() {
+                let (keys, queries) = (&captured.keys, &captured.queries);
                 let c = &config.layers[i];
                 for row in keys.chunks_exact(c.kv_heads * c.head_dim).skip(skip) {
                     let sums = sums[i].iter_mut().zip(row);
@@ -144,22 +152,9 @@ impl KeyStats {
         Ok(stats)
     }
 
-    fn bytes(&self) -> Vec<u8> {
-        let values = self.means.iter().chain(&self.moments).flatten();
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(values.flat_map(|x| x.to_le_bytes()));
-        let hash = blake3::hash(&bytes);
-        bytes.extend_from_slice(hash.as_bytes());
-        bytes
-    }
-
     fn write(&self, path: &Path) -> std::io::Result<()> {
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir)?;
-        }
-        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-        std::fs::write(&temporary, self.bytes())?;
-        std::fs::rename(&temporary, path)
+        let values = self.means.iter().chain(&self.moments).flatten();
+        figures::write(path, MAGIC, values.copied())
     }
 
     fn read(path: &Path, config: &Config) -> Option<KeyStats> {
@@ -168,19 +163,8 @@ impl KeyStats {
         let products: Vec<usize> = layers
             .map(|c| c.kv_heads * half_square(c.head_dim))
             .collect();
-        let values: usize = widths.iter().chain(&products).sum();
-        let expected = MAGIC.len() + 4 * values + blake3::OUT_LEN;
-        let length = std::fs::metadata(path).ok()?.len();
-        if length != expected as u64 {
-            return None;
-        }
-        let bytes = std::fs::read(path).ok()?;
-        let (body, hash) = bytes.split_at_checked(expected - blake3::OUT_LEN)?;
-        if blake3::hash(body).as_bytes() != hash {
-            return None;
-        }
-        let (values, _) = body.strip_prefix(MAGIC)?.as_chunks::<4>();
-        let mut numbers = values.iter().map(|b| f32::from_le_bytes(*b));
+        let count = widths.iter().chain(&products).sum();
+        let mut numbers = figures::read(path, MAGIC, count)?.into_iter();
         let mut lists = |sizes: &[usize]| -> Vec<Vec<f32>> {
             let sizes = sizes.iter();
             sizes
@@ -188,12 +172,7 @@ impl KeyStats {
                 .collect()
         };
         let (means, moments) = (lists(&widths), lists(&products));
-        let finite = means
-            .iter()
-            .chain(&moments)
-            .flatten()
-            .all(|x| x.is_finite());
-        finite.then_some(KeyStats { means, moments })
+        Some(KeyStats { means, moments })
     }
 
     /// What is taken from every roped key of a layer: the mean over `positions` positions of the

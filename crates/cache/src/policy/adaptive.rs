@@ -1,0 +1,363 @@
+//! Adaptive: every layer gets the codecs and the number of rows that it needs, from what a probe of this very
+//! model found.
+//!
+//! The idea is our own. A probe says for each layer how much its output changes when keys are stored in a codec, when
+//! values are, and when only a share of the rows is left ([`Curves`]). Damages are squared relative errors,
+//! and those of different layers and causes add up. So the best plan within some bytes is the one in which every
+//! layer minimises `damage + price · bytes` for itself, at the price for which all of them together fit:
+//! a search over one number.
+//!
+//! Which rows leave a layer that has too many is [`super::heavy`]'s to say.
+//!
+//! Parameters: bytes, tokens of the context, and how much a lost row counts ([`Ask::row_weight`]):
+//! distributions hardly notice a fact that nobody asks for.
+
+use crate::error::CannotFit;
+use crate::size::{Kept, LayerShape, SLOTS, Zones, kv_bytes};
+use haversack_kernels::format::kv::{Codec, Form, KvForm};
+
+/// What a layer may be stored in, the smallest first.
+pub const CODECS: [Codec; 6] = [
+    Codec::Int2,
+    Codec::Int3,
+    Codec::Int4,
+    Codec::Int5,
+    Codec::Int8,
+    Codec::F16,
+];
+
+/// Shares of the rows that a probe tries.
+pub const SHARES: [f32; 6] = [0.9, 0.75, 0.5, 0.25, 0.125, 0.0625];
+
+/// How much a layer suffers from what may be done to it: squared relative errors of its output.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Curves {
+    /// Keys in each of [`CODECS`].
+    pub k: [f32; CODECS.len()],
+    pub v: [f32; CODECS.len()],
+    /// With each of [`SHARES`] of the rows.
+    pub rows: [f32; SHARES.len()],
+}
+
+impl Curves {
+    /// With `share` of the rows left: straight lines between logarithms, and a parabola to the point where
+    /// nothing has left.
+    fn rows_at(&self, share: f32) -> f32 {
+        if share >= 1.0 {
+            return 0.0;
+        }
+        if share >= SHARES[0] {
+            let gone = (1.0 - share) / (1.0 - SHARES[0]);
+            return self.rows[0] * gone * gone;
+        }
+        let last = SHARES.len() - 1;
+        let i = SHARES.iter().rposition(|&s| s >= share).unwrap_or(0);
+        let i = i.min(last - 1);
+        let (from, to) = (SHARES[i], SHARES[i + 1]);
+        let at = (share / from).ln() / (to / from).ln();
+        let (a, b) = (self.rows[i].max(TINY), self.rows[i + 1].max(TINY));
+        (a.ln() + at * (b.ln() - a.ln())).exp()
+    }
+}
+
+/// No logarithm of nothing.
+const TINY: f32 = 1e-12;
+
+/// What is to be shared out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ask {
+    /// Of the blocks of one sequence, when it has seen `tokens`.
+    pub bytes: u64,
+    pub tokens: u64,
+    pub zones: Zones,
+    /// First tokens that never leave.
+    pub anchors: u64,
+    /// How much the loss of rows counts beside the loss of bits; 1 = as the probe found it.
+    pub row_weight: f32,
+}
+
+/// What one layer gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allotment {
+    pub form: KvForm,
+    /// Rows with those of a step, whole blocks; all of the context where nothing leaves.
+    pub rows: u64,
+}
+
+/// What is tried for one layer.
+#[derive(Clone, Copy)]
+struct Choice {
+    allotment: Allotment,
+    bytes: u64,
+    damage: f64,
+}
+
+/// Row counts that are tried for each layer at most.
+const ROW_STEPS: u64 = 192;
+
+/// Shares the bytes out. `shapes` gives heads and windows of each layer and the near form that goes with a far
+/// one. `CannotFit` names what even the smallest plan would take.
+pub fn allot(
+    curves: &[Curves],
+    shape: &dyn Fn(usize, KvForm) -> LayerShape,
+    ask: &Ask,
+) -> Result<Vec<Allotment>, CannotFit> {
+    let hulls: Vec<Vec<Choice>> = (0..curves.len())
+        .map(|layer| hull(choices(&curves[layer], &|form| shape(layer, form), ask)))
+        .collect();
+    let total = |picks: &[usize]| -> u64 {
+        let bytes = picks.iter().zip(&hulls).map(|(&i, hull)| hull[i].bytes);
+        bytes.fold(0, u64::saturating_add)
+    };
+    // Every layer starts with the least, and the step that heals most for its bytes is taken while there is room. Along
+    // a hull steps heal less and less, so this is the plan of one price for all.
+    let mut picks = vec![0; hulls.len()];
+    let mut used = total(&picks);
+    if used > ask.bytes {
+        let clamp = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        return Err(CannotFit {
+            short_by: clamp(used - ask.bytes),
+            budget_bytes: clamp(ask.bytes),
+        });
+    }
+    loop {
+        let mut best: Option<(f64, usize, u64)> = None;
+        for (layer, hull) in hulls.iter().enumerate() {
+            let at = picks[layer];
+            let Some(next) = hull.get(at + 1) else {
+                continue;
+            };
+            let more = next.bytes - hull[at].bytes;
+            if used.saturating_add(more) > ask.bytes {
+                continue;
+            }
+            let gain = (hull[at].damage - next.damage) / more as f64;
+            if best.is_none_or(|(most, ..)| gain > most) {
+                best = Some((gain, layer, more));
+            }
+        }
+        let Some((_, layer, more)) = best else {
+            break;
+        };
+        picks[layer] += 1;
+        used += more;
+    }
+    let chosen = picks.iter().zip(&hulls).map(|(&i, hull)| hull[i].allotment);
+    Ok(chosen.collect())
+}
+
+fn choices(curves: &Curves, shape: &dyn Fn(KvForm) -> LayerShape, ask: &Ask) -> Vec<Choice> {
+    let all = ask.tokens.next_multiple_of(SLOTS).max(SLOTS);
+    let floor = rows_floor(ask.zones, ask.anchors).min(all);
+    let step = ((all - floor) / ROW_STEPS)
+        .next_multiple_of(SLOTS)
+        .max(SLOTS);
+    let mut choices = Vec::new();
+    for (i, k) in CODECS.iter().enumerate() {
+        for (j, v) in CODECS.iter().enumerate() {
+            let form = KvForm {
+                k: k.form(),
+                v: v.form(),
+            };
+            let shape = shape(form);
+            let coded = f64::from(curves.k[i]) + f64::from(curves.v[j]);
+            // A layer with a window of its own lets rows go by itself.
+            let rows = match shape.window {
+                Some(_) => vec![all],
+                None => {
+                    let mut rows: Vec<u64> = (floor..all).step_by(step as usize).collect();
+                    rows.push(all);
+                    rows
+                }
+            };
+            for rows in rows {
+                let share = (rows as f32 / ask.tokens.max(1) as f32).min(1.0);
+                let lost = f64::from(curves.rows_at(share)) * f64::from(ask.row_weight);
+                choices.push(Choice {
+                    allotment: Allotment { form, rows },
+                    bytes: kv_bytes(&[shape], ask.zones, Kept::All, rows),
+                    damage: coded + lost,
+                });
+            }
+        }
+    }
+    choices
+}
+
+/// Rows that every layer has: the anchors, one block at least, the recent ones, the one that is about to leave them and
+/// the one of the step. Fewer would let fresh tokens go at once.
+pub fn rows_floor(zones: Zones, anchors: u64) -> u64 {
+    let anchors = anchors.clamp(1, 1 << 40).next_multiple_of(SLOTS);
+    anchors + (zones.recent_blocks() + 2) * SLOTS
+}
+
+/// The choices that are best at some price: bytes grow, damage shrinks, and each step heals less for a byte than the
+/// one before.
+fn hull(mut choices: Vec<Choice>) -> Vec<Choice> {
+    choices.sort_by(|a, b| {
+        let by_bytes = a.bytes.cmp(&b.bytes);
+        by_bytes.then(a.damage.total_cmp(&b.damage))
+    });
+    let mut hull: Vec<Choice> = Vec::new();
+    for next in choices {
+        if hull.last().is_some_and(|last| next.damage >= last.damage) {
+            continue;
+        }
+        while let [.., a, b] = &hull[..] {
+            let before = (a.damage - b.damage) * (next.bytes - b.bytes) as f64;
+            let after = (b.damage - next.damage) * (b.bytes - a.bytes) as f64;
+            if before > after {
+                break;
+            }
+            hull.pop();
+        }
+        hull.push(next);
+    }
+    hull
+}
+
+/// The usual form of a codec name, for plans that are printed.
+pub fn form_name(form: KvForm) -> String {
+    let name = |form: Form| form.codec.name();
+    if form.k.codec == form.v.codec {
+        name(form.k).to_owned()
+    } else {
+        format!("k={},v={}", name(form.k), name(form.v))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zones() -> Zones {
+        Zones {
+            sinks: 4,
+            recent: 64,
+        }
+    }
+
+    fn shape(_: usize, form: KvForm) -> LayerShape {
+        let near = |far: Form| match far.codec {
+            Codec::F16 | Codec::Int8 => far,
+            _ => Codec::Int8.form(),
+        };
+        LayerShape {
+            near: KvForm {
+                k: near(form.k),
+                v: near(form.v),
+            },
+            ..LayerShape::plain(3, 64, form)
+        }
+    }
+
+    fn curves(scale: f32) -> Curves {
+        Curves {
+            k: [160.0, 40.0, 10.0, 2.5, 0.1, 0.0].map(|x| x * scale),
+            v: [80.0, 20.0, 5.0, 1.2, 0.05, 0.0].map(|x| x * scale),
+            rows: [20.0, 60.0, 200.0, 600.0, 1500.0, 4000.0].map(|x| x * scale),
+        }
+    }
+
+    fn ask(share: f64) -> Ask {
+        let full = kv_bytes(&[shape(0, KvForm::F16); 4], zones(), Kept::All, 2048);
+        Ask {
+            bytes: (full as f64 * share) as u64,
+            tokens: 2048,
+            zones: zones(),
+            anchors: 32,
+            row_weight: 1.0,
+        }
+    }
+
+    fn bytes(plan: &[Allotment]) -> u64 {
+        let of = |a: &Allotment| kv_bytes(&[shape(0, a.form)], zones(), Kept::All, a.rows);
+        plan.iter().map(of).sum()
+    }
+
+    #[test]
+    fn every_share_is_used_and_none_exceeded() {
+        let curves = [1.0, 0.1, 10.0, 1.0].map(curves);
+        for share in [1.0, 0.5, 0.25, 0.125, 0.07] {
+            let plan = allot(&curves, &shape, &ask(share)).unwrap();
+            let used = bytes(&plan);
+            assert!(used <= ask(share).bytes, "{share}");
+            assert!(
+                used as f64 >= 0.97 * ask(share).bytes as f64,
+                "{share}: {used}"
+            );
+            for allotment in &plan {
+                assert!(allotment.rows >= rows_floor(zones(), 32));
+                assert!(allotment.rows.is_multiple_of(SLOTS));
+            }
+        }
+        let all = allot(&curves, &shape, &ask(1.1)).unwrap();
+        let exact = Allotment {
+            form: KvForm::F16,
+            rows: 2048,
+        };
+        assert_eq!(all, [exact; 4]);
+    }
+
+    #[test]
+    fn who_suffers_more_gets_more() {
+        let curves = [1.0, 0.01, 100.0, 1.0].map(curves);
+        let plan = allot(&curves, &shape, &ask(0.125)).unwrap();
+        let each: Vec<u64> = plan.iter().map(|a| bytes(&[*a])).collect();
+        assert!(each[1] < each[0] && each[0] < each[2], "{each:?}");
+        assert_eq!(plan, allot(&curves, &shape, &ask(0.125)).unwrap());
+    }
+
+    /// Bits go before rows where bytes are many, and rows are dearer where recall is wanted.
+    #[test]
+    fn bits_before_rows() {
+        let curves = [curves(1.0); 4];
+        let quarter = allot(&curves, &shape, &ask(0.25)).unwrap();
+        assert!(quarter.iter().all(|a| a.rows >= 1700), "{quarter:?}");
+        let rows = |weight| -> u64 {
+            let ask = Ask {
+                row_weight: weight,
+                ..ask(0.125)
+            };
+            let plan = allot(&curves, &shape, &ask).unwrap();
+            plan.iter().map(|a| a.rows).sum()
+        };
+        assert!(rows(30.0) > rows(1.0));
+    }
+
+    #[test]
+    fn what_cannot_fit_says_what_would() {
+        let curves = [curves(1.0); 4];
+        let error = allot(&curves, &shape, &ask(0.01)).unwrap_err();
+        let least = Ask {
+            bytes: error.minimum_bytes() as u64,
+            ..ask(0.01)
+        };
+        let plan = allot(&curves, &shape, &least).unwrap();
+        assert_eq!(bytes(&plan), least.bytes);
+        let less = Ask {
+            bytes: least.bytes - 1,
+            ..least
+        };
+        assert_eq!(allot(&curves, &shape, &less).unwrap_err().short_by, 1);
+    }
+
+    #[test]
+    fn rows_hurt_more_the_fewer_they_are() {
+        let curves = curves(1.0);
+        let mut last = 0.0;
+        for percent in (1..=100).rev() {
+            let damage = curves.rows_at(percent as f32 / 100.0);
+            assert!(damage >= last, "{percent}");
+            last = damage;
+        }
+        assert_eq!(curves.rows_at(1.0), 0.0);
+        let near = |a: f32, b: f32| (a / b - 1.0).abs() < 1e-4;
+        assert!(
+            SHARES
+                .iter()
+                .zip(curves.rows)
+                .all(|(&s, d)| near(curves.rows_at(s), d))
+        );
+    }
+}

@@ -1,0 +1,195 @@
+//! `--policy adaptive`: from what a probe found and what the budget allows to how each layer stores its rows, and
+//! how many.
+//!
+//! The plan is made once, before the first token, for a conversation as long as the context; a shorter one keeps all
+//! its rows in the same forms.
+
+use super::bounds::BoundsError;
+use super::options::{KvOptions, Policy, RuntimeOptions};
+use super::probe;
+use super::runtime::RuntimeError;
+use crate::load::Model;
+use crate::model::Config;
+use crate::plan::{self, Setting};
+use haversack_cache::CannotFit;
+use haversack_cache::policy::adaptive::{Allotment, allot, form_name};
+pub use haversack_cache::policy::adaptive::{Ask, Curves};
+use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_kernels::format::kv::KvForm;
+use std::fmt::Write as _;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// What may be said about the plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    pub depth: probe::Depth,
+    /// Fewer bits and more rows: what nobody asked for yet may still be asked for.
+    pub recall: bool,
+    /// Bytes of the blocks of one sequence; `None` = what the budget leaves, or a quarter of what f16 takes.
+    pub kv_bytes: Option<u64>,
+}
+
+/// How much more a lost row counts where recall is wanted.
+const RECALL_WEIGHT: f32 = 30.0;
+
+/// First tokens that never leave, if nobody says otherwise: a block of them.
+pub(super) const ANCHORS: usize = BLOCK_SLOTS;
+
+/// Share of the bytes of f16 where no budget is named.
+const USUAL_SHARE: f64 = 0.25;
+
+/// Whether the options still wait for their plan.
+pub fn is_open(options: &RuntimeOptions) -> bool {
+    options.retention.policy == Policy::Adaptive && options.kv.layers.is_empty()
+}
+
+/// The options with forms and rows of every layer. Probes the model if need be; `tell` hears how many layers are
+/// done and may stop, which gives `None`.
+pub fn resolve(
+    model: &Arc<Model>,
+    options: &RuntimeOptions,
+    tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Option<RuntimeOptions>, RuntimeError> {
+    let wishes = options.retention.adaptive;
+    let dir = options.cache_dir.as_deref();
+    let found = probe::load_or_measure(model, options.threads, wishes.depth, dir, tell)?;
+    let Some(probe) = found else {
+        return Ok(None);
+    };
+    let config = model.config();
+    let kv = match (wishes.kv_bytes, options.budget_bytes) {
+        (Some(bytes), _) => within(config, &probe.curves, options, bytes)?,
+        (None, None) => {
+            let full = plan::blocks_bytes(config, &KvOptions::plain(KvForm::F16), config.context);
+            let bytes = (full as f64 * USUAL_SHARE) as u64;
+            within(config, &probe.curves, options, bytes)?
+        }
+        (None, Some(budget)) => budgeted(config, &probe.curves, options, budget)?,
+    };
+    Ok(Some(RuntimeOptions {
+        kv,
+        ..options.clone()
+    }))
+}
+
+fn within(
+    config: &Config,
+    curves: &[Curves],
+    options: &RuntimeOptions,
+    bytes: u64,
+) -> Result<KvOptions, BoundsError> {
+    let wishes = options.retention.adaptive;
+    let ask = Ask {
+        bytes,
+        tokens: config.context as u64,
+        zones: options.kv.zones(),
+        anchors: options.retention.anchors.unwrap_or(ANCHORS) as u64,
+        row_weight: if wishes.recall { RECALL_WEIGHT } else { 1.0 },
+    };
+    plan(config, curves, &options.kv, &ask).map_err(|error| BoundsError::Budget {
+        budget_bytes: error.budget_bytes,
+        least_bytes: error.minimum_bytes(),
+    })
+}
+
+/// The plan with which everything counted fits: blocks, and what grows with rows beside them.
+fn budgeted(
+    config: &Config,
+    curves: &[Curves],
+    options: &RuntimeOptions,
+    budget: usize,
+) -> Result<KvOptions, BoundsError> {
+    let setting = Setting::of(options);
+    let needs = |kv: &KvOptions| {
+        let rows = rows_most(config, kv);
+        plan::needs(config, kv, setting, rows)
+    };
+    let mut bytes = budget as u64;
+    let mut short = 0;
+    for _ in 0..TRIES {
+        let kv = match within(config, curves, options, bytes) {
+            // What the rest takes belongs to the least budget too.
+            Err(BoundsError::Budget { least_bytes, .. }) => {
+                let beside = budget as u64 - bytes;
+                return Err(BoundsError::Budget {
+                    budget_bytes: budget,
+                    least_bytes: least_bytes.saturating_add(beside as usize),
+                });
+            }
+            kv => kv?,
+        };
+        let total = needs(&kv).total();
+        if total <= budget {
+            return Ok(kv);
+        }
+        short = total - budget;
+        bytes = bytes.saturating_sub(short as u64);
+    }
+    Err(BoundsError::Budget {
+        budget_bytes: budget,
+        least_bytes: budget.saturating_add(short),
+    })
+}
+
+/// Fewer bytes for blocks may mean more rows, and more beside them: the search is a few steps long.
+const TRIES: usize = 12;
+
+/// Rows of the fullest layer, those of a step included.
+fn rows_most(config: &Config, kv: &KvOptions) -> usize {
+    let own = |layer: usize| kv.rows_max(layer).saturating_add(BLOCK_SLOTS);
+    let most = (0..config.layers.len()).map(own).max();
+    most.unwrap_or(usize::MAX).min(config.context)
+}
+
+/// `usual` with forms and rows of every layer, so that the blocks of a sequence stay within what is asked.
+pub fn plan(
+    config: &Config,
+    curves: &[Curves],
+    usual: &KvOptions,
+    ask: &Ask,
+) -> Result<KvOptions, CannotFit> {
+    let shape = |layer: usize, form| {
+        let kv = KvOptions {
+            form,
+            layers: Default::default(),
+            ..usual.clone()
+        };
+        kv.layer(layer, &config.layers[layer])
+    };
+    let allotments = allot(curves, &shape, ask)?;
+    let mut kv = usual.clone();
+    for (layer, Allotment { form, rows }) in allotments.into_iter().enumerate() {
+        kv.layers.insert(layer, form);
+        if rows < ask.tokens && config.layers[layer].window.is_none() {
+            // Those of a step come beside.
+            kv.rows.insert(layer, rows as usize - BLOCK_SLOTS);
+        }
+    }
+    Ok(kv)
+}
+
+/// The plan in words, a line for layers alike.
+pub fn describe(kv: &KvOptions, context: usize) -> String {
+    let mut text = String::new();
+    let mut layers = kv.layers.iter().peekable();
+    while let Some((&first, &form)) = layers.next() {
+        let rows = kv.rows.get(&first);
+        let mut last = first;
+        while let Some((&next, _)) =
+            layers.next_if(|(next, f)| **f == form && kv.rows.get(next) == rows)
+        {
+            last = next;
+        }
+        let which = match last == first {
+            true => format!("layer {first}"),
+            false => format!("layers {first} to {last}"),
+        };
+        let rows = match rows {
+            Some(rows) => format!("at most {} of {context} rows", rows + BLOCK_SLOTS),
+            None => "all rows".to_owned(),
+        };
+        let _ = writeln!(text, "{which}: {}, {rows}", form_name(form));
+    }
+    text
+}

@@ -1,0 +1,39 @@
+//! Figures that were measured once and are kept in a file: a heading, numbers, and a hash of both.
+//!
+//! A file that does not check out is as good as none.
+
+use std::path::Path;
+
+/// Writes all of it or nothing.
+pub fn write(
+    path: &Path,
+    heading: &[u8],
+    values: impl Iterator<Item = f32>,
+) -> std::io::Result<()> {
+    let mut bytes = heading.to_vec();
+    bytes.extend(values.flat_map(f32::to_le_bytes));
+    let hash = blake3::hash(&bytes);
+    bytes.extend_from_slice(hash.as_bytes());
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    std::fs::write(&temporary, bytes)?;
+    std::fs::rename(&temporary, path)
+}
+
+/// The `count` finite numbers under this heading.
+pub fn read(path: &Path, heading: &[u8], count: usize) -> Option<Vec<f32>> {
+    let expected = heading.len() + 4 * count + blake3::OUT_LEN;
+    if std::fs::metadata(path).ok()?.len() != expected as u64 {
+        return None;
+    }
+    let bytes = std::fs::read(path).ok()?;
+    let (body, hash) = bytes.split_at_checked(expected - blake3::OUT_LEN)?;
+    if blake3::hash(body).as_bytes() != hash {
+        return None;
+    }
+    let (values, _) = body.strip_prefix(heading)?.as_chunks::<4>();
+    let values: Vec<f32> = values.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    values.iter().all(|x| x.is_finite()).then_some(values)
+}

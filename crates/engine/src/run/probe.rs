@@ -1,0 +1,645 @@
+//! What hurts this very model: how much the output of each layer changes when its keys or values are stored in
+//! fewer bits, and when rows leave.
+//!
+//! One pass over a text with everything kept in f16. Then each layer for itself: its keys and values are
+//! written into a small store whose layers are the same rows in every codec and with every share of the rows,
+//! and the last queries of the text attend to all of them. The damage is the squared change of what the layer adds to
+//! the stream, relative to the stream, averaged over these queries. It says nothing of what later layers make of
+//! the change; `docs/policies.md` says what that loses.
+//!
+//! Real codecs, real zones and the real choice of rows: nothing here is a model of something else.
+
+use super::calibrate::{self, KeyStats};
+use super::figures;
+use super::options::{Activations, KvOptions, Retention, RuntimeOptions};
+use super::perplexity::divergence;
+use super::runtime::{Runtime, RuntimeError, StepError};
+use crate::load::Model;
+use crate::model::LayerConfig;
+use crate::model::forward::{Capture, Captured, MASS_EVERY, Resume, Span, Want};
+use crate::plan;
+use haversack_cache::policy::adaptive::{CODECS, Curves, SHARES};
+use haversack_cache::policy::heavy::{self, HeavyParams, Score};
+use haversack_cache::{Grow, LayerShape, Row, SequenceId, Store, StoreOptions};
+use haversack_kernels::Exec;
+use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Mass, Need};
+use haversack_kernels::cpu::Table;
+use haversack_kernels::format::kv::KvForm;
+use haversack_kernels::matmul::{Input, Product, matmul};
+use haversack_kernels::ops::{self, rope};
+use haversack_kernels::threads::Pool;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// One story with people and numbers that come back: what leaves too early is missed.
+const TEXT: &str = include_str!("probe/text.txt");
+
+/// Tokens that are read at most.
+const TOKENS: usize = 2048;
+
+/// What was found of a model, and how thoroughly.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Probe {
+    pub curves: Vec<Curves>,
+    pub depth: Depth,
+}
+
+/// Where the figures of a model are kept.
+pub fn file(model: &Model, dir: &Path, depth: Depth) -> PathBuf {
+    let ending = match depth {
+        Depth::Full => "deep",
+        Depth::Scaled => "probe",
+        Depth::Local => "local",
+    };
+    dir.join(format!("{}.{ending}", model.fingerprint().to_hex()))
+}
+
+/// Whether a probe of this depth must be measured first.
+pub fn is_kept(model: &Model, dir: &Path, depth: Depth) -> bool {
+    read(&file(model, dir, depth), model.config().layers.len()).is_some()
+}
+
+/// From the file in `dir`, or measured on the built-in text and written there. `None`: it was stopped. Trouble with
+/// the file is no trouble.
+pub fn load_or_measure(
+    model: &Arc<Model>,
+    threads: usize,
+    depth: Depth,
+    dir: Option<&Path>,
+    tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Option<Probe>, RuntimeError> {
+    let weights_bytes = model.weights().bytes_per_token() as u64;
+    let path = dir.map(|dir| file(model, dir, depth));
+    if let Some(path) = &path
+        && let Some(curves) = read(path, model.config().layers.len())
+    {
+        return Ok(Some(Probe { curves, depth }));
+    }
+    let Some(tokens) = calibrate::tokens_affordable(weights_bytes) else {
+        let curves = vec![TYPICAL; model.config().layers.len()];
+        let depth = Depth::Local;
+        return Ok(Some(Probe { curves, depth }));
+    };
+    let stats = KeyStats::load_or_measure(model, threads, tokens, dir, &Default::default())?;
+    let ids = calibrate::tokens_of(model, TEXT, TOKENS.min(tokens + tokens / 3));
+    let Some(curves) = measure(model, Some(&stats), threads, &ids, depth, tell)? else {
+        return Ok(None);
+    };
+    if let Some(path) = &path
+        && let Err(e) = write_file(path, &curves)
+    {
+        log::warn!("{}: not kept: {e}", path.display());
+    }
+    Ok(Some(Probe { curves, depth }))
+}
+
+/// Where a model is too large to be probed unasked: what layers of small models suffer, about.
+const TYPICAL: Curves = Curves {
+    k: [2e-4, 3e-5, 8e-6, 3e-6, 1e-6, 0.0],
+    v: [8e-5, 1.2e-5, 3e-6, 1e-6, 4e-7, 0.0],
+    rows: [1e-6, 6e-6, 3.5e-5, 1.5e-4, 4e-4, 1.5e-3],
+};
+
+const HEADING: &[u8] = b"haversack probe 1\n";
+
+/// Numbers of one layer.
+const EACH: usize = 2 * CODECS.len() + SHARES.len();
+
+fn write_file(path: &Path, curves: &[Curves]) -> std::io::Result<()> {
+    let values = curves
+        .iter()
+        .flat_map(|c| c.k.into_iter().chain(c.v).chain(c.rows));
+    figures::write(path, HEADING, values)
+}
+
+fn read(path: &Path, layers: usize) -> Option<Vec<Curves>> {
+    let values = figures::read(path, HEADING, layers * EACH)?;
+    let (lines, _) = values.as_chunks::<EACH>();
+    let curves = lines.iter().map(|line| {
+        let (k, rest) = line.split_at(CODECS.len());
+        let (v, rows) = rest.split_at(CODECS.len());
+        let mut curves = Curves::default();
+        curves.k.copy_from_slice(k);
+        curves.v.copy_from_slice(v);
+        curves.rows.copy_from_slice(rows);
+        curves
+    });
+    Some(curves.collect())
+}
+
+/// The last tokens of the text, whose words are followed to the end of the model.
+const LAST: usize = 4 * BLOCK_SLOTS;
+
+/// Of the blocks before, one in so many judges codecs; all of them judge rows.
+const JUDGE_EVERY: usize = 4;
+
+/// How much of the damage is followed to the end of the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Depth {
+    /// None: what a layer adds to the stream is all that counts.
+    Local,
+    /// That of one codec for keys and one for values; everything else is in proportion.
+    #[default]
+    Scaled,
+    /// That of every codec.
+    Full,
+}
+
+/// Probes with `ids`. `tell` hears how many layers are done; `None` = it stopped.
+pub fn measure(
+    model: &Arc<Model>,
+    stats: Option<&KeyStats>,
+    threads: usize,
+    ids: &[u32],
+    depth: Depth,
+    tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Option<Vec<Curves>>, RuntimeError> {
+    let options = RuntimeOptions {
+        threads,
+        activations: Activations::F32,
+        kv: KvOptions::plain(KvForm::F16),
+        retention: Retention::full(),
+        ..RuntimeOptions::default()
+    };
+    let mut runtime = Runtime::new(model.clone(), &options)?;
+    let id = runtime.open()?;
+    let ids = &ids[..ids.len() / BLOCK_SLOTS * BLOCK_SLOTS];
+    if ids.len() < LEAST {
+        return Ok(Some(vec![TYPICAL; model.config().layers.len()]));
+    }
+
+    // One thread computes the model layer by layer, this one judges each layer meanwhile.
+    let pool = Pool::new(threads);
+    let exec = Exec {
+        table: Table::best(),
+        pool: &pool,
+    };
+    let (send, receive) = std::sync::mpsc::sync_channel(0);
+    runtime.capture(Capture::Send(send));
+    let mut judged: Vec<Judged> = Vec::new();
+    let mut stopped = false;
+    let judge = || -> Result<(), RuntimeError> {
+        for captured in receive {
+            let bench = Bench::new(model, stats, judged.len(), captured);
+            judged.push(bench.judge(exec, ids.len(), depth)?);
+            if tell(judged.len()).is_break() {
+                stopped = true;
+                break;
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let runtime = &mut runtime;
+        let reader = scope.spawn(move || {
+            let span = Span {
+                sequence: id,
+                position: 0,
+                tokens: ids,
+                want: Want::Nothing,
+            };
+            let read = runtime.step(&[span]).map(|_| ());
+            // Ends the other thread's loop.
+            runtime.captured();
+            read
+        });
+        let done = judge();
+        let read = reader
+            .join()
+            .unwrap_or_else(|_| unreachable!("a step does not panic"));
+        done.and(read.map_err(RuntimeError::from))
+    })?;
+    if stopped {
+        return Ok(None);
+    }
+    if depth != Depth::Local {
+        let before = ids.len() - LAST;
+        runtime.truncate(id, before as u64)?;
+        let mut end = End {
+            tokens: &ids[before..],
+            truth: Vec::new(),
+            runtime,
+            id,
+        };
+        end.listen()?;
+        for layer in &mut judged {
+            layer.follow(&mut end)?;
+        }
+    }
+    Ok(Some(judged.into_iter().map(|layer| layer.curves).collect()))
+}
+
+/// With fewer tokens a probe says nothing.
+const LEAST: usize = 2 * LAST;
+
+/// One layer, its rows and its queries, ready to be judged.
+struct Bench<'a> {
+    model: &'a Arc<Model>,
+    stats: Option<&'a KeyStats>,
+    layer: usize,
+    /// (row, kv_head, dim), roped.
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    /// (row, head, dim), roped.
+    queries: Vec<f32>,
+    stream: Vec<f32>,
+}
+
+/// What came of it.
+struct Judged {
+    layer: usize,
+    curves: Curves,
+    /// The stream of the last tokens.
+    stream: Vec<f32>,
+    /// Of the variants that are followed: what they change for the last tokens, and what they find.
+    outputs: Vec<(Side, f32, Vec<f32>)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Keys,
+    Values,
+}
+
+/// A form of the layer that is tried.
+#[derive(Clone, Copy)]
+enum Variant {
+    Exact,
+    Coded(Side, usize),
+    Rows(usize),
+}
+
+impl Variant {
+    fn form(self) -> KvForm {
+        let exact = KvForm::F16;
+        match self {
+            Variant::Coded(Side::Keys, i) => KvForm {
+                k: CODECS[i].form(),
+                ..exact
+            },
+            Variant::Coded(Side::Values, i) => KvForm {
+                v: CODECS[i].form(),
+                ..exact
+            },
+            _ => exact,
+        }
+    }
+
+    /// Of a layer with or without a window of its own.
+    fn all(windowed: bool) -> Vec<Variant> {
+        let fewer = 0..CODECS.len() - 1;
+        let mut all = vec![Variant::Exact];
+        all.extend(fewer.clone().map(|i| Variant::Coded(Side::Keys, i)));
+        all.extend(fewer.map(|i| Variant::Coded(Side::Values, i)));
+        if !windowed {
+            all.extend((0..SHARES.len()).map(Variant::Rows));
+        }
+        all
+    }
+}
+
+impl<'a> Bench<'a> {
+    fn new(
+        model: &'a Arc<Model>,
+        stats: Option<&'a KeyStats>,
+        layer: usize,
+        captured: Captured,
+    ) -> Bench<'a> {
+        let config = model.config();
+        let c = &config.layers[layer];
+        let spec = &config.ropes[c.rope];
+        let Captured {
+            mut keys,
+            values,
+            mut queries,
+            stream,
+        } = captured;
+        let mut angles = vec![0.0; spec.dims];
+        for (rows, heads) in [(&mut keys, c.kv_heads), (&mut queries, c.heads)] {
+            for (position, row) in rows.chunks_exact_mut(heads * c.head_dim).enumerate() {
+                spec.angles(position as u64, &mut angles);
+                for head in row.chunks_exact_mut(c.head_dim) {
+                    rope::rotate(Table::best(), head, &angles, spec);
+                }
+            }
+        }
+        Bench {
+            model,
+            stats,
+            layer,
+            keys,
+            values,
+            queries,
+            stream,
+        }
+    }
+
+    fn config(&self) -> &LayerConfig {
+        &self.model.config().layers[self.layer]
+    }
+
+    fn store(&self, variants: &[Variant]) -> Result<Store, RuntimeError> {
+        let (config, c) = (self.model.config(), self.config());
+        let shapes: Vec<LayerShape> = variants
+            .iter()
+            .map(|v| KvOptions::new(v.form()).layer(self.layer, c))
+            .collect();
+        let positions = config.context as u64;
+        let is_coded = |shape: &LayerShape| shape.far.k != KvForm::F16.k;
+        let mean = |shape: &LayerShape| {
+            let stats = self.stats.filter(|_| is_coded(shape))?;
+            Some(stats.mean(config, self.layer, positions))
+        };
+        let carry = |shape: &LayerShape| {
+            let fits = is_coded(shape) && plan::carries(shape);
+            let stats = self.stats.filter(|_| fits)?;
+            Some(stats.carry(config, self.layer, positions, shape.basis().k))
+        };
+        Ok(Store::new(StoreOptions {
+            means: shapes.iter().map(mean).collect(),
+            carries: shapes.iter().map(carry).collect(),
+            layers: shapes,
+            zones: KvOptions::default().zones(),
+            notes: true,
+            ..StoreOptions::default()
+        })?)
+    }
+
+    /// Reads the text again, a block at a time, in every variant of this one layer.
+    fn judge(&self, exec: Exec<'_>, tokens: usize, depth: Depth) -> Result<Judged, RuntimeError> {
+        let c = self.config();
+        let variants = Variant::all(c.window.is_some());
+        let mut store = self.store(&variants)?;
+        let id = store.open()?;
+        let mut scratch = attention::Scratch::new(Need {
+            threads: exec.pool.threads(),
+            jobs: 1,
+            heads: c.heads,
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
+            slots: tokens + 8 * BLOCK_SLOTS,
+        });
+        let mut mass = Vec::new();
+        let mut loose = Vec::new();
+        let mut damages: Vec<Mean> = vec![Mean::default(); variants.len()];
+        let mut ends: Vec<(Mean, Vec<f32>)> = vec![Default::default(); variants.len()];
+        let (wide, narrow) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        for block in 0..tokens / BLOCK_SLOTS {
+            let rows = block * BLOCK_SLOTS..(block + 1) * BLOCK_SLOTS;
+            let part =
+                |x: &'_ [f32], width: usize| x[rows.start * width..rows.end * width].to_vec();
+            let is_last = rows.start >= tokens - LAST;
+            let is_judge = rows.start >= tokens / 2;
+            let judges_codecs = is_last || (is_judge && block % JUDGE_EVERY == 0);
+            self.thin(&mut store, id, &variants, rows.start, tokens, &mut loose)?;
+            let mut step = store.begin(&[Grow {
+                id,
+                position: rows.start as u64,
+                tokens: BLOCK_SLOTS,
+            }])?;
+            let (k, v) = (part(&self.keys, narrow), part(&self.values, narrow));
+            let q = part(&self.queries, wide);
+            let mut exact: Vec<f32> = Vec::new();
+            for (i, variant) in variants.iter().enumerate() {
+                store.write(exec, &mut step, id, i, &k, &v)?;
+                let attends = match variant {
+                    Variant::Exact => is_judge,
+                    Variant::Coded(..) => judges_codecs,
+                    Variant::Rows(_) => true,
+                };
+                if attends {
+                    let mut out = vec![0.0; q.len()];
+                    let view = store.view(id, i)?;
+                    let slots = view.blocks() * BLOCK_SLOTS * c.kv_heads;
+                    let counted = matches!(variant, Variant::Rows(_));
+                    mass.clear();
+                    mass.resize(if counted { 2 * slots } else { 0 }, 0);
+                    let (sum, sum_sq) = mass.split_at_mut(if counted { slots } else { 0 });
+                    let every = MASS_EVERY;
+                    let job = Attend {
+                        kv_heads: c.kv_heads,
+                        head_dim: c.head_dim,
+                        heads: c.heads,
+                        basis: store.layers()[i].basis(),
+                        mean: store.mean(i),
+                        scale: c.score_scale,
+                        softcap: None,
+                        window: c.window,
+                        q: &[&q],
+                        first_position: rows.start as u64,
+                        view: &view,
+                        out: &mut out,
+                        mass: counted.then_some(Mass { sum, sum_sq, every }),
+                    };
+                    attention::attend(exec, &mut scratch, &mut [job]);
+                    if counted {
+                        store.note_mass(id, i, &mass[slots..])?;
+                    }
+                    if is_last && self.is_followed(*variant, depth) {
+                        ends[i].1.extend_from_slice(&out);
+                    }
+                    let added = self.added(exec, &out);
+                    match variant {
+                        Variant::Exact => exact = added,
+                        _ if is_judge => {
+                            let dim = self.model.config().dim;
+                            let stream = &self.stream[rows.start * dim..rows.end * dim];
+                            damages[i].add(&added, &exact, stream, dim);
+                            if is_last {
+                                ends[i].0.add(&added, &exact, stream, dim);
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+                store.settle(&mut step, i);
+            }
+            store.commit(step)?;
+        }
+        let mut curves = Curves::default();
+        let mut outputs = Vec::new();
+        for ((variant, damage), end) in variants.iter().zip(&damages).zip(ends) {
+            match *variant {
+                Variant::Exact => {}
+                Variant::Coded(Side::Keys, codec) => curves.k[codec] = damage.get(),
+                Variant::Coded(Side::Values, codec) => curves.v[codec] = damage.get(),
+                Variant::Rows(share) => curves.rows[share] = damage.get(),
+            }
+            if let Variant::Coded(side, _) = *variant
+                && !end.1.is_empty()
+            {
+                outputs.push((side, end.0.get(), end.1));
+            }
+        }
+        let dim = self.model.config().dim;
+        Ok(Judged {
+            layer: self.layer,
+            curves,
+            stream: self.stream[(tokens - LAST) * dim..tokens * dim].to_vec(),
+            outputs,
+        })
+    }
+
+    fn is_followed(&self, variant: Variant, depth: Depth) -> bool {
+        match (variant, depth) {
+            (Variant::Coded(..), Depth::Full) => true,
+            (Variant::Coded(_, codec), Depth::Scaled) => codec == SCALE_CODEC,
+            _ => false,
+        }
+    }
+
+    /// Lets rows go as a runtime does, in the variants with fewer of them.
+    fn thin(
+        &self,
+        store: &mut Store,
+        id: SequenceId,
+        variants: &[Variant],
+        position: usize,
+        tokens: usize,
+        loose: &mut Vec<Row>,
+    ) -> Result<(), RuntimeError> {
+        let anchors = BLOCK_SLOTS as u64;
+        for (i, variant) in variants.iter().enumerate() {
+            let Variant::Rows(share) = *variant else {
+                continue;
+            };
+            let most = ((tokens as f32 * SHARES[share]) as usize).saturating_sub(BLOCK_SLOTS);
+            let leave = store.rows_in(id, i)?.saturating_sub(most);
+            if leave == 0 {
+                continue;
+            }
+            let params = HeavyParams {
+                score: Score::Peak,
+                recent: (most / 2).max(KvOptions::RECENT) as u64,
+                oldest: 0,
+            };
+            store.loose_rows(id, i, anchors, loose)?;
+            let leave = heavy::choose(loose, position as u64, leave, &params);
+            store.thin(id, i, anchors, &loose[..leave])?;
+        }
+        Ok(())
+    }
+
+    /// What the layer adds to the stream for these outputs of its attention.
+    fn added(&self, exec: Exec<'_>, out: &[f32]) -> Vec<f32> {
+        let (config, weights) = (self.model.config(), self.model.weights());
+        let w = &weights.layers[self.layer];
+        let cols = self.config().heads * self.config().head_dim;
+        let rows = out.len() / cols;
+        let mut added = vec![0.0; rows * config.dim];
+        let product = Product {
+            w: weights.matrix(&w.o),
+            out: &mut added,
+        };
+        let input = Input {
+            rows,
+            cols,
+            x: out,
+            int8: None,
+        };
+        matmul(exec, input, &mut [product]);
+        if let Some(weight) = &w.post_attn_norm {
+            let mut row = vec![0.0; config.dim];
+            for added in added.chunks_exact_mut(config.dim) {
+                row.copy_from_slice(added);
+                ops::rms_norm(exec.table, &row, weight, config.norm_eps, added);
+            }
+        }
+        added
+    }
+}
+
+/// Of squared changes, relative to the stream.
+#[derive(Clone, Copy, Default)]
+struct Mean {
+    sum: f64,
+    count: usize,
+}
+
+impl Mean {
+    fn add(&mut self, found: &[f32], exact: &[f32], stream: &[f32], dim: usize) {
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let pairs = found.chunks_exact(dim).zip(exact.chunks_exact(dim));
+        for ((found, exact), stream) in pairs.zip(stream.chunks_exact(dim)) {
+            let change: f64 = found.iter().zip(exact).map(|(a, b)| square(a - b)).sum();
+            let whole: f64 = stream.iter().map(|&x| square(x)).sum();
+            self.sum += change / whole.max(f64::MIN_POSITIVE);
+            self.count += 1;
+        }
+    }
+
+    fn get(&self) -> f32 {
+        (self.sum / self.count.max(1) as f64) as f32
+    }
+}
+
+/// The end of the text as the whole model reads it.
+struct End<'a> {
+    runtime: Runtime,
+    id: SequenceId,
+    tokens: &'a [u32],
+    /// Logits of all of them.
+    truth: Vec<f32>,
+}
+
+impl End<'_> {
+    fn listen(&mut self) -> Result<(), StepError> {
+        let fork = self.runtime.fork(self.id)?;
+        self.truth = self.runtime.all_logits(fork, self.tokens)?;
+        self.runtime.close(fork)
+    }
+
+    /// How far the model's words are from the truth when one layer's attention finds `output`.
+    fn distance(&mut self, layer: usize, stream: &[f32], output: &[f32]) -> Result<f32, StepError> {
+        let resume = Resume {
+            layer,
+            stream: stream.to_vec(),
+            output: output.to_vec(),
+        };
+        let span = Span {
+            sequence: self.id,
+            position: self.runtime.position(self.id)?,
+            tokens: self.tokens,
+            want: Want::All,
+        };
+        let vocab = self.runtime.model().config().vocab;
+        let found = self.runtime.trial(span, resume)?;
+        let pairs = self
+            .truth
+            .chunks_exact(vocab)
+            .zip(found.chunks_exact(vocab));
+        let sum: f64 = pairs.map(|(truth, found)| divergence(truth, found).0).sum();
+        Ok((sum / self.tokens.len() as f64) as f32)
+    }
+}
+
+/// Less is nothing.
+const TINY: f32 = 1e-12;
+
+/// The codec whose damage is followed where one is: great enough to be seen, small enough to be in proportion.
+const SCALE_CODEC: usize = 1;
+
+impl Judged {
+    /// From what the layer adds to what the model says.
+    fn follow(&mut self, end: &mut End<'_>) -> Result<(), StepError> {
+        let mut factors = Vec::new();
+        for (side, damage, output) in &self.outputs {
+            let distance = end.distance(self.layer, &self.stream, output)?;
+            let factor = distance.max(TINY) / damage.max(TINY);
+            factors.push((*side, factor.ln()));
+        }
+        let mean = |of: &dyn Fn(Side) -> bool| {
+            let chosen = factors.iter().filter(|(side, _)| of(*side));
+            let logs: Vec<f32> = chosen.map(|(_, log)| *log).collect();
+            (logs.iter().sum::<f32>() / logs.len().max(1) as f32).exp()
+        };
+        let k = mean(&|side| side == Side::Keys);
+        let v = mean(&|side| side == Side::Values);
+        let both = mean(&|_| true);
+        self.curves.k.iter_mut().for_each(|x| *x *= k);
+        self.curves.v.iter_mut().for_each(|x| *x *= v);
+        self.curves.rows.iter_mut().for_each(|x| *x *= both);
+        Ok(())
+    }
+}
