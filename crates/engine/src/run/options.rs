@@ -213,7 +213,7 @@ impl Positions {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Retention {
     pub policy: Policy,
     /// First tokens that never leave; `None` = [`Retention::ANCHORS`], or less in a small context.

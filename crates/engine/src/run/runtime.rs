@@ -15,7 +15,8 @@ use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
 use crate::model::forward::{Scratch, Span, StepSize, Want, forward};
 use crate::plan;
-use haversack_cache::policy::heavy::{self, HeavyParams};
+use haversack_cache::policy::heavy::HeavyParams;
+use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::policy::window::{self, WindowParams};
 use haversack_cache::{
     Account, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId, SequenceStats,
@@ -156,7 +157,7 @@ impl Runtime {
         })?;
         let mut scratch = Scratch::new(config, int8);
         if store.is_noting() {
-            scratch.count_mass(retention.score);
+            scratch.count_mass(retention.score.counting());
         }
         let mut loose = Vec::new();
         let most = plan::loose_bytes(setting, bounds.rows_max);
@@ -449,24 +450,28 @@ impl Runtime {
         let past = (position + BLOCK_SLOTS as u64).saturating_sub(context);
         let past = past.next_multiple_of(BLOCK_SLOTS as u64);
         let first = anchors.next_multiple_of(BLOCK_SLOTS as u64);
-        let params = HeavyParams {
+        let policy = RowPolicy::Heavy(HeavyParams {
             score: self.retention.score,
             recent: (window / 2) as u64,
-            oldest: if past > 0 { first + past } else { 0 },
-        };
+        });
+        let oldest = if past > 0 { first + past } else { 0 };
         for layer in 0..self.store.layers().len() {
             let rows = self.store.rows_in(id, layer)?;
-            let leave = rows.saturating_sub(most);
-            if leave == 0 && past == 0 {
+            if rows <= most && past == 0 {
                 continue;
             }
             self.store.loose_rows(id, layer, anchors, &mut self.loose)?;
-            let leave = heavy::choose(&mut self.loose, position, leave, &params);
+            let view = LayerView {
+                most,
+                oldest,
+                ..self.store.layer_view(id, layer, anchors)?
+            };
+            let leave = policy.choose(&view, &mut self.loose);
             log::debug!("at position {position}: {leave} of {rows} rows leave layer {layer}");
             self.store.thin(id, layer, anchors, &self.loose[..leave])?;
         }
         if past > 0 {
-            self.store.close_gap(id, anchors..params.oldest)?;
+            self.store.close_gap(id, anchors..oldest)?;
         }
         Ok(())
     }
