@@ -81,7 +81,8 @@ pub struct Row {
 impl Row {
     /// Queries outside its own block that have seen the row when the sequence stands at `position`.
     pub fn queries(&self, position: u64) -> u64 {
-        position.saturating_sub((self.position / SLOTS + 1) * SLOTS)
+        let end = (self.position / SLOTS + 1).saturating_mul(SLOTS);
+        position.saturating_sub(end)
     }
 }
 

@@ -421,6 +421,7 @@ fn what_is_protected_stays() {
     assert!(rows.len() == stay.len() && rows.iter().all(|row| row.protected));
     // A fork has its own.
     let fork = store.fork(id).unwrap();
+    assert_eq!(store.annotations(fork), store.annotations(id));
     store.annotate(fork, 0..300, false).unwrap();
     assert_eq!(store.annotations(fork).unwrap().len(), 1);
     let spans = store.annotations(id).unwrap();

@@ -6,6 +6,7 @@
 //! [`rows`] choose rows, every layer for itself.
 
 pub mod count;
+pub mod explain;
 pub mod heavy;
 pub mod profile;
 pub mod rows;
