@@ -43,6 +43,15 @@ pub enum CacheError {
     Carry { layer: usize },
     #[error("the row of position {position} may not leave layer {layer}")]
     NotLoose { layer: usize, position: u64 },
+    /// The step did not happen. What the layers before counted of it stays counted.
+    #[error("the attention of layer {layer} is not a number at position {position}")]
+    NotANumber { layer: usize, position: u64 },
+    #[error(
+        "attention of positions {from} to {to} was counted across a multiple of 32, where counters are weighed anew"
+    )]
+    Unaligned { from: u64, to: u64 },
+    #[error("positions {start} to {end} are no piece of a sequence")]
+    BadSpan { start: u64, end: u64 },
     #[error("sequence {index} is closed")]
     Closed { index: usize },
     #[error("sequence {index} is in the middle of a step")]

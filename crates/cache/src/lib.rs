@@ -10,6 +10,7 @@ pub mod policy;
 mod pool;
 mod segments;
 pub mod size;
+mod spans;
 mod store;
 mod table;
 
@@ -23,5 +24,6 @@ pub use notes::Row;
 pub use policy::Positions;
 pub use pool::{BlockId, Census, Pool, Reservation};
 pub use size::{LayerShape, Zones, bytes_per_token, kv_bytes, reserve_bytes};
+pub use spans::Span;
 pub use store::{Applied, Grow, SequenceId, SequenceStats, Step, Store, StoreOptions};
 pub use table::{Entry, Table, TableView};

@@ -1,9 +1,12 @@
 //! What is remembered about each row: where it came from, how much attention it got, how large its value is.
 //!
-//! Attention comes as whole numbers ([`haversack_kernels::attention::Mass`]), so sums do not depend on
+//! Attention comes as whole numbers ([`haversack_kernels::attention::Mass`]), so counters do not depend on
 //! how tokens were portioned. They end at the greatest number: a row that gets there stays anyway.
+//!
+//! [`Counting`]: crate::policy::count::Counting
 
 use crate::size::SLOTS;
+use haversack_kernels::attention::Count;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 
 /// Of the rows of one block.
@@ -11,7 +14,7 @@ use haversack_kernels::format::kv::BLOCK_SLOTS;
 pub struct Notes {
     /// Position of the token in each slot. A row may have come from another block.
     pub positions: [u32; BLOCK_SLOTS],
-    /// Attention since the row was written, its own block's aside.
+    /// Attention since the row was written, its own block's aside, as [`Counting`] says.
     pub mass: [u32; BLOCK_SLOTS],
     /// See [`norm_code`].
     pub norms: [u8; BLOCK_SLOTS],
@@ -24,6 +27,24 @@ impl Notes {
             positions: std::array::from_fn(|i| clamp(first_position + i as u64)),
             mass: [0; BLOCK_SLOTS],
             norms: [0; BLOCK_SLOTS],
+        }
+    }
+
+    /// Adds what one KV head counted.
+    pub fn count(&mut self, count: Count, more: &[u64]) {
+        for (mass, more) in self.mass.iter_mut().zip(more) {
+            let more = u32::try_from(*more).unwrap_or(u32::MAX);
+            *mass = match count {
+                Count::Max => more.max(*mass),
+                _ => mass.saturating_add(more),
+            };
+        }
+    }
+
+    /// Everything is multiplied by `decay`, in units of 2^-32, and rounded down.
+    pub fn decay(&mut self, decay: u32) {
+        for mass in &mut self.mass {
+            *mass = ((u64::from(*mass) * u64::from(decay)) >> 32) as u32;
         }
     }
 
@@ -48,15 +69,20 @@ pub struct Row {
     pub mass: u32,
     /// Squared length of its values, about.
     pub norm_sq: f32,
+    /// What a policy makes of it; the store says 0.
+    pub worth: f32,
     /// Where it is: entry of the table, slot of the entry.
     pub entry: u32,
     pub slot: u8,
+    /// Somebody said that it stays.
+    pub protected: bool,
 }
 
 impl Row {
     /// Queries outside its own block that have seen the row when the sequence stands at `position`.
     pub fn queries(&self, position: u64) -> u64 {
-        position.saturating_sub((self.position / SLOTS + 1) * SLOTS)
+        let end = (self.position / SLOTS + 1).saturating_mul(SLOTS);
+        position.saturating_sub(end)
     }
 }
 
@@ -105,8 +131,10 @@ mod tests {
             position: 40,
             mass: 0,
             norm_sq: 1.0,
+            worth: 0.0,
             entry: 0,
             slot: 0,
+            protected: false,
         };
         assert_eq!(
             (row.queries(0), row.queries(64), row.queries(100)),

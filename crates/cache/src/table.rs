@@ -49,6 +49,10 @@ pub struct Table {
     /// The exact copy of the first tokens.
     pub(crate) sinks: Option<BlockId>,
     pub(crate) rows: usize,
+    /// What a row would have counted that got all attention, over all KV heads.
+    pub(crate) whole: u64,
+    /// The block of 32 queries for which counters are weighed.
+    pub(crate) aged: u64,
     /// Positions below were dropped because the layer's window has passed them.
     pub(crate) passed: u64,
 }

@@ -3,8 +3,11 @@
 mod common;
 
 use common::*;
-use haversack_cache::{CacheError, Codec, LayerShape, Row, SequenceId, Store, StoreOptions, Zones};
-use haversack_kernels::attention::KvView;
+use haversack_cache::policy::count::{Counting, Memory};
+use haversack_cache::{
+    CacheError, Codec, LayerShape, Row, SequenceId, Span, Store, StoreOptions, Zones,
+};
+use haversack_kernels::attention::{Count, KvView};
 use haversack_kernels::format::kv::slots::copy_slot;
 use std::collections::BTreeSet;
 
@@ -191,7 +194,8 @@ fn mass_and_norms_follow_their_rows() {
     let mass: Vec<u64> = (0..2 * blocks * 32)
         .map(|i| ((i % (blocks * 32)) * (1 + i / (blocks * 32))) as u64)
         .collect();
-    store.note_mass(id, 0, &mass).unwrap();
+    let sums = Counting::always(Count::Sum);
+    store.note_mass(id, 0, &sums, 0..320, &mass).unwrap();
     let mut rows = Vec::new();
     store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
     let norms: Vec<f32> = rows.iter().map(|row| row.norm_sq).collect();
@@ -206,7 +210,264 @@ fn mass_and_norms_follow_their_rows() {
     }
     // It ends at the greatest number.
     let most = vec![u64::MAX; mass.len()];
-    store.note_mass(id, 0, &most).unwrap();
+    store.note_mass(id, 0, &sums, 320..321, &most).unwrap();
     store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
     assert!(rows.iter().all(|row| row.mass == u32::MAX));
+}
+
+/// A made-up attention of the query at `position` to a row, in whole units of the counters, and how it
+/// counts.
+fn attention(position: u64, row: u64, head: u64) -> u64 {
+    let mixed = (position * 31 + row * 17 + head * 7).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 40) % 40_000
+}
+
+/// Feeds tokens in portions and counts what each row gets of each query.
+fn watched(counting: &Counting, tokens: u64, portion: u64) -> (Store, SequenceId) {
+    let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
+    let id = store.open().unwrap();
+    let all: Vec<u32> = (0..tokens as u32).collect();
+    let mut from = 0;
+    while from < tokens {
+        let to = (from + portion).min(from / 32 * 32 + 32).min(tokens);
+        feed(&mut store, id, &all[from as usize..to as usize]).unwrap();
+        let slots = store.view(id, 0).unwrap().blocks() as u64 * 32;
+        let mass: Vec<u64> = (0..2 * slots)
+            .map(|i| {
+                let (head, row) = (i / slots, i % slots);
+                let counted = (from..to).filter(|p| (p + 1) % counting.every == 0);
+                let counted = counted.filter(|p| row / 32 < p / 32);
+                let of = |p: u64| match counting.count {
+                    Count::Weighted(weights) => {
+                        (attention(p, row, head) * u64::from(weights[p as usize % 32])) >> 15
+                    }
+                    _ => attention(p, row, head),
+                };
+                match counting.count {
+                    Count::Max => counted.map(of).max().unwrap_or(0),
+                    _ => counted.map(of).sum(),
+                }
+            })
+            .collect();
+        store.note_mass(id, 0, counting, from..to, &mass).unwrap();
+        from = to;
+    }
+    (store, id)
+}
+
+fn masses(store: &Store, id: SequenceId) -> Vec<(u64, u32)> {
+    let mut rows = Vec::new();
+    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    rows.iter().map(|row| (row.position, row.mass)).collect()
+}
+
+/// I = α a + (1 − α) I for each query, as written, in f64; however tokens were portioned.
+#[test]
+fn a_moving_average_is_what_it_says() {
+    for memory in [
+        Memory::Alpha(0.3),
+        Memory::Alpha(0.02),
+        Memory::HalfLife(32.0),
+        Memory::HalfLife(300.0),
+    ] {
+        let counting = memory.counting();
+        let kept = match memory {
+            Memory::Alpha(alpha) => 1.0 - f64::from(alpha),
+            Memory::HalfLife(queries) => 0.5f64.powf(1.0 / f64::from(queries)),
+        };
+        let (store, id) = watched(&counting, 640, 32);
+        let rows = masses(&store, id);
+        assert!(rows.len() > 400);
+        let Count::Weighted(weights) = counting.count else {
+            unreachable!()
+        };
+        for &(row, mass) in &rows {
+            let mut average = 0.0;
+            for p in (row / 32 * 32 + 32)..640 {
+                let counts = (p + 1) % counting.every == 0;
+                let a = attention(p, row, 0) + attention(p, row, 1);
+                let a = if counts { a as f64 } else { 0.0 };
+                average = (1.0 - kept) * a + kept * average;
+            }
+            // In units of the newest weight.
+            let ideal = average / (1.0 - kept) * f64::from(weights[31]) / 32768.0;
+            let error = (f64::from(mass) - ideal).abs();
+            // A unit for each query that counts, until it is forgotten, and the rounding of weights.
+            let most = ideal * 0.01 + 2.0 * 64.0_f64.max(2.0 / (1.0 - kept));
+            assert!(error < most, "{memory:?} {row}: {mass} {ideal}");
+        }
+        for portion in [1, 5, 31] {
+            let (other, its) = watched(&counting, 640, portion);
+            assert!(masses(&other, its) == rows, "{memory:?} by {portion}");
+            assert_eq!(
+                other.layer_view(its, 0, ANCHORS).unwrap().whole,
+                store.layer_view(id, 0, ANCHORS).unwrap().whole
+            );
+        }
+    }
+}
+
+#[test]
+fn the_last_block_is_what_the_last_block_gave() {
+    let (store, id) = watched(&Counting::LAST_BLOCK, 640, 7);
+    for (row, mass) in masses(&store, id) {
+        let last = (608..640).map(|p| attention(p, row, 0) + attention(p, row, 1));
+        assert_eq!(u64::from(mass), last.sum::<u64>());
+    }
+    let (store, id) = watched(&Counting::always(Count::Max), 640, 7);
+    for (row, mass) in masses(&store, id) {
+        let seen = (row / 32 * 32 + 32..640).filter(|p| (p + 1) % 4 == 0);
+        let most = seen.map(|p| attention(p, row, 0).max(attention(p, row, 1)));
+        assert_eq!(u64::from(mass), most.max().unwrap_or(0));
+    }
+}
+
+/// Attention that is the same for all rows but the sinks is the uniform share, whatever the sinks got.
+#[test]
+fn shares_leave_the_sinks_out() {
+    for counting in [
+        Memory::Alpha(0.3).counting(),
+        Memory::HalfLife(64.0).counting(),
+        Counting::always(Count::Sum),
+    ] {
+        let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
+        let id = store.open().unwrap();
+        for from in (0..640u64).step_by(32) {
+            feed(
+                &mut store,
+                id,
+                &tokens(640)[from as usize..from as usize + 32],
+            )
+            .unwrap();
+            let rows = from + 32;
+            let slots = store.view(id, 0).unwrap().blocks() as u64 * 32;
+            let whole = counting.count.whole(from, 32, counting.every);
+            // Half to four sinks, half to the others.
+            let of = |row: u64| match row {
+                _ if row / 32 >= from / 32 => 0,
+                0..4 => whole / 8,
+                _ => whole / 2 / (rows - 4),
+            };
+            let mass: Vec<u64> = (0..2 * slots).map(|i| of(i % slots)).collect();
+            store
+                .note_mass(id, 0, &counting, from..rows, &mass)
+                .unwrap();
+        }
+        let view = store.layer_view(id, 0, ANCHORS).unwrap();
+        assert_eq!((view.rows, view.others, view.position), (640, 636, 640));
+        assert_eq!(view.loose, 64..544);
+        let mut rows = Vec::new();
+        store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+        if counting.decay.is_some() {
+            for row in &rows[..64] {
+                let share = view.relative(row.mass, view.others);
+                assert!((share - 1.0).abs() < 0.2, "{counting:?} {share}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_crosses_a_border_is_refused() {
+    let counting = Memory::default().counting();
+    let (mut store, id) = watched(&counting, 640, 32);
+    let before = masses(&store, id);
+    let error = store
+        .note_mass(id, 0, &counting, 650..680, &[])
+        .unwrap_err();
+    assert_eq!(error, CacheError::Unaligned { from: 650, to: 679 });
+    assert!(error.to_string().contains("650 to 679"));
+    assert_eq!(masses(&store, id), before);
+    // Long after, nothing is left.
+    store
+        .note_mass(id, 0, &counting, u64::MAX - 31..u64::MAX, &[])
+        .unwrap();
+    assert!(masses(&store, id).iter().all(|(_, mass)| *mass == 0));
+}
+
+#[test]
+fn what_is_protected_stays() {
+    let mut store = Store::new(StoreOptions {
+        budget_bytes: Some(4 << 20),
+        ..options(Codec::Int8, Codec::Int4)
+    })
+    .unwrap();
+    let id = store.open().unwrap();
+    feed(&mut store, id, &tokens(256)).unwrap();
+    let before = store.ledger();
+    store.annotate(id, 100..200, true).unwrap();
+    store.annotate(id, 120..130, false).unwrap();
+    let noted = store.ledger();
+    assert!(noted.tables > before.tables && noted.peak >= noted.total());
+    let mut rows = Vec::new();
+    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    for row in &rows {
+        let stays = (100..200).contains(&row.position) && !(120..130).contains(&row.position);
+        assert_eq!(row.protected, stays, "{row:?}");
+    }
+    let (stay, leave): (Vec<Row>, Vec<Row>) = rows.iter().partition(|row| row.protected);
+    for row in &stay {
+        let said = Row {
+            protected: false,
+            ..*row
+        };
+        let error = store.thin(id, 0, ANCHORS, &[leave[0], said]).unwrap_err();
+        let position = row.position;
+        assert_eq!(error, CacheError::NotLoose { layer: 0, position });
+    }
+    assert_eq!(store.thin(id, 0, ANCHORS, &leave), Ok(leave.len()));
+    // Flags follow their rows.
+    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    assert!(rows.len() == stay.len() && rows.iter().all(|row| row.protected));
+    // A fork has its own.
+    let fork = store.fork(id).unwrap();
+    assert_eq!(store.annotations(fork), store.annotations(id));
+    store.annotate(fork, 0..300, false).unwrap();
+    assert_eq!(store.annotations(fork).unwrap().len(), 1);
+    let spans = store.annotations(id).unwrap();
+    assert_eq!(spans.len(), 3);
+    let last = Span {
+        start: 130,
+        end: 200,
+        protected: true,
+    };
+    assert_eq!(spans[2], last);
+    feed(&mut store, fork, &tokens(300)[256..]).unwrap();
+    store.truncate(fork, 295).unwrap();
+    assert_eq!(store.annotations(fork).unwrap()[0].end, 295);
+    for (start, end) in [(5, 5), (9, 5)] {
+        let error = store.annotate(id, start..end, true).unwrap_err();
+        assert_eq!(error, CacheError::BadSpan { start, end });
+    }
+    store.close(fork).unwrap();
+    store.close(id).unwrap();
+}
+
+/// Neither the list nor the budget is without end.
+#[test]
+fn annotations_are_bounded() {
+    let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
+    let id = store.open().unwrap();
+    let mut made = 0;
+    let error = loop {
+        match store.annotate(id, 2 * made..2 * made + 1, false) {
+            Ok(()) => made += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(made, 4095);
+    assert!(matches!(error, CacheError::TooMany { .. }), "{error}");
+    store.truncate(id, 0).unwrap();
+    let total = store.ledger().total();
+    store.set_budget(Some(total)).unwrap();
+    let second = store.open();
+    assert!(second.is_err(), "no room at all");
+    let mut tight = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
+    let id = tight.open().unwrap();
+    let total = tight.ledger().total();
+    tight.set_budget(Some(total + 100)).unwrap();
+    let error = tight.annotate(id, 0..5, true).unwrap_err();
+    assert!(matches!(error, CacheError::CannotFit(_)), "{error}");
+    assert!(tight.annotations(id).unwrap().is_empty());
+    assert_eq!(tight.ledger().total(), total);
 }

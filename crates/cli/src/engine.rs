@@ -277,7 +277,7 @@ fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
             recall: flags.recall,
             kv_bytes: None,
         },
-        score: Default::default(),
+        params: None,
         replay: flags
             .window_plan
             .as_ref()

@@ -95,7 +95,7 @@ const USAGE: &[(&[&str], &[&str])] = &[
         &[
             "--policy",
             "not in this version yet",
-            "auto, full, window, heavy",
+            "auto, full, window, tiers, heavy, snap, turns, adaptive",
         ],
     ),
     (

@@ -1,92 +1,106 @@
 //! Heavy hitters: of the rows that may leave, those leave which got least attention.
 //!
-//! The idea is H2O's (accumulated attention, and the most recent tokens whatever they got); SnapKV and TOVA
-//! differ in when they look. [`Score::Sum`] is as published. [`Score::Peak`] won our comparison: the root of the mean
-//! *squared* attention times the length of the value, because one query that needs a row says more than many that
-//! glance at it, and a row without length says nothing.
+//! The idea is H2O's (accumulated attention, and the most recent tokens whatever they got). [`Score::Sum`] is as
+//! published. [`Score::Peak`] won our comparison: the root of the mean *squared* attention times the length of the
+//! value, because one query that needs a row says more than many that glance at it, and a row without length says
+//! nothing. [`Score::Max`] takes the greatest instead, and [`Score::Average`] forgets, as TOVA does at once.
+//!
+//! Parameters: the score, and how many of the last tokens stay whatever they got.
 //!
 //! Every layer for itself: rows that leave one layer may stay in another.
 
+use super::count::{Counting, Memory};
+use super::rows::{LayerView, ParamsError, choose_least};
 use crate::notes::Row;
+use haversack_kernels::attention::Count;
 
 /// What a row is worth.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Score {
     /// All attention it ever got. Notes hold sums.
     Sum,
     #[default]
     /// Length of its value times the root of the mean squared attention. Notes hold squares.
     Peak,
+    /// The most attention that one query ever gave it.
+    Max,
+    /// Attention of late: a moving average.
+    Average(Memory),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+impl Score {
+    /// What attention counts for it.
+    pub fn counting(self) -> Counting {
+        match self {
+            Score::Sum => Counting::always(Count::Sum),
+            Score::Peak => Counting::always(Count::Squares),
+            Score::Max => Counting::always(Count::Max),
+            Score::Average(memory) => memory.counting(),
+        }
+    }
+
+    pub fn check(self) -> Result<(), ParamsError> {
+        match self {
+            Score::Average(memory) => memory.check(),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeavyParams {
     pub score: Score,
-    /// Last tokens that stay whatever they got.
+    /// Last tokens that stay whatever they got. Half of the cap counts at most.
     pub recent: u64,
-    /// Tokens before this position leave whatever they got.
-    pub oldest: u64,
 }
 
-/// Which `leave` of the loose rows leave when the sequence stands at `position`: they come first in `rows`
-/// afterwards, and their number is returned. Fewer if too many are recent, more if more are too old. Of
-/// equal rows the older one leaves.
-pub fn choose(rows: &mut [Row], position: u64, leave: usize, params: &HeavyParams) -> usize {
-    let gone = partition(rows, |row| row.position < params.oldest);
-    let (leave, rows) = (leave.saturating_sub(gone), &mut rows[gone..]);
-    let old = partition(rows, |row| row.position + params.recent < position);
-    let leave = leave.min(old);
-    if leave < old && leave > 0 {
-        let worth = |row: &Row| (worth(row, position, params.score), row.position);
-        let order = |a: &Row, b: &Row| {
-            let (a, b) = (worth(a), worth(b));
-            a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
-        };
-        rows[..old].select_nth_unstable_by(leave - 1, order);
+impl Default for HeavyParams {
+    /// Half of the cap is recent.
+    fn default() -> HeavyParams {
+        HeavyParams {
+            score: Score::default(),
+            recent: u64::MAX,
+        }
     }
-    gone + leave
+}
+
+/// As [`super::rows::RowPolicy::choose`].
+pub fn choose(view: &LayerView<'_>, rows: &mut [Row], params: &HeavyParams) -> usize {
+    if view.rows > view.most {
+        for row in rows.iter_mut() {
+            row.worth = worth(row, view.position, params.score);
+        }
+    }
+    choose_least(view, rows, params.recent)
 }
 
 /// Grows with the score; the root is left out, because only the order counts.
 fn worth(row: &Row, position: u64, score: Score) -> f32 {
     match score {
-        Score::Sum => row.mass as f32,
+        Score::Sum | Score::Max | Score::Average(_) => row.mass as f32,
         Score::Peak => row.norm_sq * (row.mass as f32 / row.queries(position).max(1) as f32),
     }
 }
 
-/// Those for which `is_first` holds come first; their number.
-fn partition(rows: &mut [Row], is_first: impl Fn(&Row) -> bool) -> usize {
-    let mut count = 0;
-    for i in 0..rows.len() {
-        if is_first(&rows[i]) {
-            rows.swap(i, count);
-            count += 1;
-        }
-    }
-    count
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{left, row, view};
     use super::*;
 
-    fn row(position: u64, mass: u32, norm_sq: f32) -> Row {
-        Row {
-            position,
-            mass,
-            norm_sq,
-            entry: 0,
-            slot: 0,
-        }
+    fn params(score: Score, recent: u64) -> HeavyParams {
+        HeavyParams { score, recent }
     }
 
-    fn left(rows: &[Row], leave: usize, params: &HeavyParams) -> Vec<u64> {
-        let mut rows = rows.to_vec();
-        let leave = choose(&mut rows, 1000, leave, params);
-        let mut left: Vec<u64> = rows[..leave].iter().map(|row| row.position).collect();
-        left.sort_unstable();
-        left
+    /// At position 1000, with so many rows too many.
+    fn leaving(rows: &[Row], leave: usize, oldest: u64, params: HeavyParams) -> Vec<u64> {
+        let view = LayerView {
+            position: 1000,
+            rows: 600,
+            most: 600 - leave,
+            oldest,
+            ..view()
+        };
+        left(rows, |rows| choose(&view, rows, &params))
     }
 
     #[test]
@@ -98,33 +112,35 @@ mod tests {
             row(800, 400, 1.0),
             row(990, 0, 0.0),
         ];
-        let params = |score, recent| HeavyParams {
-            score,
-            recent,
-            oldest: 0,
-        };
-        assert_eq!(left(&rows, 2, &params(Score::Sum, 64)), [500, 800]);
+        assert_eq!(leaving(&rows, 2, 0, params(Score::Sum, 64)), [500, 800]);
+        assert_eq!(leaving(&rows, 2, 0, params(Score::Max, 64)), [500, 800]);
         // Means: 0.93, 0.093, 1.04, 2.38.
-        assert_eq!(left(&rows, 2, &params(Score::Peak, 64)), [0, 10]);
-        assert_eq!(left(&rows, 9, &params(Score::Peak, 64)).len(), 4);
-        assert_eq!(left(&rows, 1, &params(Score::Sum, 0)), [990]);
-        assert!(left(&rows, 0, &params(Score::Sum, 0)).is_empty());
-        let aged = HeavyParams {
-            oldest: 501,
-            ..params(Score::Sum, 64)
-        };
-        assert_eq!(left(&rows, 1, &aged), [0, 10, 500]);
-        assert_eq!(left(&rows, 4, &aged), [0, 10, 500, 800]);
+        assert_eq!(leaving(&rows, 2, 0, params(Score::Peak, 64)), [0, 10]);
+        assert_eq!(leaving(&rows, 9, 0, params(Score::Peak, 64)).len(), 4);
+        assert_eq!(leaving(&rows, 1, 0, params(Score::Sum, 0)), [990]);
+        assert!(leaving(&rows, 0, 0, params(Score::Sum, 0)).is_empty());
+        let aged = |leave| leaving(&rows, leave, 501, params(Score::Sum, 64));
+        assert_eq!(aged(1), [0, 10, 500]);
+        assert_eq!(aged(4), [0, 10, 500, 800]);
     }
 
     #[test]
     fn of_equal_rows_the_older_leaves() {
         let rows: Vec<Row> = (0..100).rev().map(|p| row(p, 5, 1.0)).collect();
-        let params = HeavyParams {
-            score: Score::Sum,
-            recent: 64,
-            oldest: 0,
+        let gone = leaving(&rows, 30, 0, params(Score::Sum, 64));
+        assert_eq!(gone, (0..30).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn half_of_the_cap_is_recent_at_most() {
+        let rows: Vec<Row> = (900..1000).map(|p| row(p, 5, 1.0)).collect();
+        let view = LayerView {
+            position: 1000,
+            rows: 100,
+            most: 60,
+            ..view()
         };
-        assert_eq!(left(&rows, 30, &params), (0..30).collect::<Vec<_>>());
+        let gone = left(&rows, |rows| choose(&view, rows, &HeavyParams::default()));
+        assert_eq!(gone, (900..940).collect::<Vec<_>>());
     }
 }

@@ -1,11 +1,19 @@
 //! Which tokens leave: decided here, done by [`crate::Store::apply`].
 //!
-//! A policy is a pure function from a [`Snapshot`] to a [`Plan`]. It holds no state, reads no clock
-//! and touches no block, so printing the plan explains an eviction and running it again gives the
-//! same one.
+//! A policy is a pure function. It holds no state, reads no clock and touches no block, so printing
+//! what it decided explains an eviction and running it again gives the same one. There are two kinds:
+//! [`window`] lets whole blocks leave all layers alike, from a [`Snapshot`] to a [`Plan`]; those in
+//! [`rows`] choose rows, every layer for itself.
 
 pub mod adaptive;
+pub mod count;
+pub mod explain;
 pub mod heavy;
+pub mod profile;
+pub mod rows;
+pub mod snap;
+pub mod tiers;
+pub mod turns;
 pub mod window;
 
 use std::fmt;
@@ -123,5 +131,50 @@ impl fmt::Display for Plan {
             " leave; {} rows stay, {} bytes become {}",
             self.rows_after, self.bytes_before, self.bytes_after
         )
+    }
+}
+
+/// What the tests of policies share.
+#[cfg(test)]
+mod testing {
+    use super::rows::LayerView;
+    use crate::notes::Row;
+
+    pub fn row(position: u64, mass: u32, norm_sq: f32) -> Row {
+        Row {
+            position,
+            mass,
+            norm_sq,
+            worth: 0.0,
+            entry: 0,
+            slot: 0,
+            protected: false,
+        }
+    }
+
+    /// Of one layer without a cap.
+    pub fn view() -> LayerView<'static> {
+        LayerView {
+            layer: 0,
+            layers: 1,
+            position: 0,
+            rows: 0,
+            most: usize::MAX,
+            oldest: 0,
+            used: 1.0,
+            loose: 0..u64::MAX,
+            others: 0,
+            whole: 0,
+            spans: &[],
+        }
+    }
+
+    /// Positions that leave, in order.
+    pub fn left(rows: &[Row], choose: impl Fn(&mut [Row]) -> usize) -> Vec<u64> {
+        let mut rows = rows.to_vec();
+        let leave = choose(&mut rows);
+        let mut left: Vec<u64> = rows[..leave].iter().map(|row| row.position).collect();
+        left.sort_unstable();
+        left
     }
 }

@@ -64,6 +64,7 @@ impl Store {
             sequence.thinned_at = 0;
         }
         sequence.position = position;
+        sequence.spans.truncate(position);
         let before_gaps = sequence.segments.gaps.first();
         if before_gaps.is_some_and(|gap| position <= gap.start) {
             sequence.segments.forget();

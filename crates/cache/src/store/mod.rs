@@ -25,6 +25,7 @@ use crate::policy::{Held, Positions, Snapshot};
 use crate::pool::{BlockId, Census, Pool, reserve_exact};
 use crate::segments::Segments;
 use crate::size::{LayerShape, Zones};
+use crate::spans::Spans;
 use crate::table::{Entry, FormView, Table, TableView};
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_kernels::format::kv::carry::Carry;
@@ -111,6 +112,7 @@ struct Sequence {
     open: bool,
     in_step: bool,
     segments: Segments,
+    spans: Spans,
     /// Where it stood when rows last left one by one.
     thinned_at: u64,
 }
@@ -305,11 +307,13 @@ impl Store {
         let from = self.idle(id)?;
         let lists: usize = self.sequences[from].tables.iter().map(list_bytes).sum();
         let segments = Segments::bytes_for(self.sequences[from].segments.room());
-        let slot = self.free_slot(lists + segments)?;
+        let spans = self.sequences[from].spans.copy_bytes();
+        let slot = self.free_slot(lists + segments + spans)?;
         let source = &self.sequences[from];
         let mut sequence = Sequence {
             position: source.position,
             segments: source.segments.copy()?,
+            spans: source.spans.copy()?,
             thinned_at: source.thinned_at,
             ..Sequence::default()
         };
@@ -320,6 +324,8 @@ impl Store {
                 rows: table.rows,
                 passed: table.passed,
                 is_noted: table.is_noted,
+                whole: table.whole,
+                aged: table.aged,
                 ..Table::default()
             };
             reserve_exact(&mut copy.notes, table.notes.len())?;
@@ -609,6 +615,7 @@ impl Sequence {
         self.tables.capacity() * size_of::<Table>()
             + self.tables.iter().map(Table::bytes).sum::<usize>()
             + self.segments.bytes()
+            + self.spans.bytes()
     }
 }
 

@@ -14,34 +14,128 @@
 use super::{SequenceId, Store, release};
 use crate::error::CacheError;
 use crate::notes::{Row, norm_sq};
+use crate::policy::count::Counting;
+use crate::policy::rows::{LayerView, SINK_COLUMNS};
 use crate::pool::{BlockId, Pool, reserve_exact};
 use crate::size::SLOTS;
+use crate::spans::{self, SPANS_MAX, Span};
 use crate::table::{Entry, Table};
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_kernels::format::kv::slots::{copy_slot, move_slot};
 use std::ops::Range;
 
 impl Store {
-    /// Adds attention mass to the rows of a layer: `mass` is (kv_head, slot) of all its blocks.
+    /// Adds the attention of queries at these positions to the rows of a layer: `mass` is (kv_head, slot) of all
+    /// its blocks, counted as `counting` says. Always the same for a store.
     pub fn note_mass(
         &mut self,
         id: SequenceId,
         layer: usize,
+        counting: &Counting,
+        queries: Range<u64>,
         mass: &[u64],
     ) -> Result<(), CacheError> {
         let index = self.find(id)?;
-        self.layer(layer)?;
+        let kv_heads = self.layer(layer)?.shape.kv_heads as u64;
         let table = &mut self.sequences[index].tables[layer];
+        if !table.is_noted || queries.is_empty() {
+            return Ok(());
+        }
+        let block = queries.start / SLOTS;
+        if let Some(decay) = counting.decay {
+            if (queries.end - 1) / SLOTS != block {
+                return Err(CacheError::Unaligned {
+                    from: queries.start,
+                    to: queries.end - 1,
+                });
+            }
+            for _ in table.aged..block {
+                table.whole = ((u128::from(table.whole) * u128::from(decay)) >> 32) as u64;
+                table.notes.iter_mut().for_each(|notes| notes.decay(decay));
+                if table.whole == 0 {
+                    break;
+                }
+            }
+            table.aged = block;
+        }
+        let len = queries.end - queries.start;
+        let whole = counting.count.whole(queries.start, len, counting.every);
+        table.whole = table.whole.saturating_add(whole.saturating_mul(kv_heads));
         let slots = table.entries.len() * BLOCK_SLOTS;
         for head in mass.chunks_exact(slots.max(1)) {
             let blocks = head.chunks_exact(BLOCK_SLOTS);
             for (notes, more) in table.notes.iter_mut().zip(blocks) {
-                for (mass, more) in notes.mass.iter_mut().zip(more) {
-                    *mass = mass.saturating_add(u32::try_from(*more).unwrap_or(u32::MAX));
-                }
+                notes.count(counting.count, more);
             }
         }
         Ok(())
+    }
+
+    /// One layer as a policy that chooses rows sees it: without a cap, and with nothing too old.
+    pub fn layer_view(
+        &self,
+        id: SequenceId,
+        layer: usize,
+        anchors: u64,
+    ) -> Result<LayerView<'_>, CacheError> {
+        let sequence = &self.sequences[self.find(id)?];
+        self.layer(layer)?;
+        let table = &sequence.tables[layer];
+        // The first block keeps its rows, or lost all of them.
+        let columns = SINK_COLUMNS.max(self.zones.sinks as u64) as usize;
+        let first = table.entries.first().filter(|e| e.first_position == 0);
+        let sinks = first.map_or(0, |entry| columns.min(entry.rows as usize));
+        let of_sinks = table.notes.first().map_or(0, |notes| {
+            let mass = notes.mass[..sinks].iter();
+            mass.map(|mass| u64::from(*mass)).sum()
+        });
+        Ok(LayerView {
+            layer,
+            layers: self.layers.len(),
+            position: sequence.position,
+            rows: table.rows,
+            most: usize::MAX,
+            oldest: 0,
+            used: 1.0,
+            loose: self.loose_positions(sequence.position, anchors),
+            others: table.rows - sinks,
+            whole: table.whole.saturating_sub(of_sinks),
+            spans: sequence.spans.list(),
+        })
+    }
+
+    /// Says what a piece of a sequence is: a turn, or something that must stay. It takes its positions from what
+    /// was said before.
+    pub fn annotate(
+        &mut self,
+        id: SequenceId,
+        span: Range<u64>,
+        protected: bool,
+    ) -> Result<(), CacheError> {
+        let i = self.idle(id)?;
+        if span.is_empty() {
+            let (start, end) = (span.start, span.end);
+            return Err(CacheError::BadSpan { start, end });
+        }
+        let spans = &self.sequences[i].spans;
+        if spans.list().len() + 2 > SPANS_MAX {
+            return Err(CacheError::TooMany {
+                what: "the number of annotated pieces",
+                found: spans.list().len() + 1,
+                most: SPANS_MAX - 2,
+            });
+        }
+        let more = spans.wanted();
+        self.ledger().fit(more * size_of::<Span>())?;
+        self.sequences[i].spans.make_room(more)?;
+        self.sequences[i].spans.put(span, protected);
+        self.note_total();
+        Ok(())
+    }
+
+    /// What was annotated, in order.
+    pub fn annotations(&self, id: SequenceId) -> Result<&[Span], CacheError> {
+        Ok(self.sequences[self.find(id)?].spans.list())
     }
 
     /// The rows of a layer that may leave: sealed, older than the recent zone and past the first
@@ -56,6 +150,7 @@ impl Store {
         let sequence = &self.sequences[self.find(id)?];
         self.layer(layer)?;
         let table = &sequence.tables[layer];
+        let spans = sequence.spans.list();
         rows.clear();
         for i in self.loose(table, sequence.position, anchors) {
             let (entry, notes) = (&table.entries[i], &table.notes[i]);
@@ -63,8 +158,10 @@ impl Store {
                 position: u64::from(notes.positions[slot]),
                 mass: notes.mass[slot],
                 norm_sq: norm_sq(notes.norms[slot]),
+                worth: 0.0,
                 entry: i as u32,
                 slot: slot as u8,
+                protected: is_protected(spans, notes.positions[slot]),
             }));
         }
         Ok(())
@@ -75,12 +172,23 @@ impl Store {
         if table.notes.is_empty() {
             return 0..0;
         }
+        let loose = self.loose_positions(position, anchors);
+        let before = |position| {
+            table
+                .entries
+                .partition_point(|e| e.first_position < position)
+        };
+        let (start, end) = (before(loose.start), before(loose.end));
+        start..end.max(start)
+    }
+
+    /// Whole blocks.
+    fn loose_positions(&self, position: u64, anchors: u64) -> Range<u64> {
         // The first block keeps the sinks.
         let first = anchors.max(self.zones.sinks.min(1) as u64);
-        let start = table.entries.partition_point(|e| e.first_position < first);
-        let recent = (position / SLOTS).saturating_sub(self.zones.recent_blocks() + 1);
-        let end = table.entries.partition_point(|e| e.block() < recent);
-        start..end.max(start)
+        let start = first.checked_next_multiple_of(SLOTS).unwrap_or(u64::MAX);
+        let recent = self.zones.recent_blocks().saturating_add(1);
+        start..((position / SLOTS).saturating_sub(recent) * SLOTS).max(start)
     }
 
     /// Positions of which no layer has a row any more count as gone: what is left before them closes up, where
@@ -97,8 +205,8 @@ impl Store {
         Ok(())
     }
 
-    /// Takes rows out of one layer. Rows are named as [`Store::loose_rows`] did; what it did not name is
-    /// refused, and then nothing has changed.
+    /// Takes rows out of one layer. Rows are named as [`Store::loose_rows`] did; what it did not name, or named as
+    /// protected, is refused, and then nothing has changed.
     pub fn thin(
         &mut self,
         id: SequenceId,
@@ -111,6 +219,7 @@ impl Store {
         let sequence = &self.sequences[index];
         let table = &sequence.tables[layer];
         let loose = self.loose(table, sequence.position, anchors);
+        let spans = sequence.spans.list();
         let mut live: Vec<u32> = Vec::new();
         reserve_exact(&mut live, loose.len())?;
         live.extend(
@@ -122,8 +231,12 @@ impl Store {
             let at = (row.entry as usize).checked_sub(loose.start);
             let bits = at.and_then(|at| live.get_mut(at));
             let bit = 1u32.checked_shl(u32::from(row.slot)).unwrap_or(0);
+            let stays = |slot: u8| {
+                let notes = &table.notes[row.entry as usize];
+                is_protected(spans, notes.positions[usize::from(slot)])
+            };
             match bits {
-                Some(bits) if *bits & bit != 0 => *bits &= !bit,
+                Some(bits) if *bits & bit != 0 && !stays(row.slot) => *bits &= !bit,
                 _ => {
                     return Err(CacheError::NotLoose {
                         layer,
@@ -199,6 +312,10 @@ impl Store {
         self.release_empty_slabs();
         Ok(leave.len())
     }
+}
+
+fn is_protected(spans: &[Span], position: u32) -> bool {
+    !spans.is_empty() && spans::at(spans, position.into()).is_some_and(|span| span.protected)
 }
 
 fn low_bits(rows: u32) -> u32 {

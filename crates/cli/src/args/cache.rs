@@ -24,7 +24,7 @@ pub struct Cache {
     #[arg(long, value_name = "N", value_parser = group, allow_hyphen_values = true)]
     pub group: Option<usize>,
 
-    /// What stays when the budget or the context ends: auto, full, window, heavy or adaptive [default: auto; full for score, perplexity and bench]
+    /// What stays when the budget or the context ends: auto, full, window, tiers, heavy, snap, turns or adaptive [default: auto; full for score, perplexity and bench]
     #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true)]
     pub policy: Option<Policy>,
 
@@ -159,12 +159,7 @@ impl FromStr for Kv {
 fn policy(name: &str) -> Result<Policy, String> {
     name.parse().map_err(|_| {
         let names = Policy::ALL.map(Policy::name).join(", ");
-        match name {
-            "tiers" | "snap" | "turns" => {
-                format!("not in this version yet; available now: {names}")
-            }
-            _ => format!("accepted: {names}"),
-        }
+        format!("accepted: {names}")
     })
 }
 

@@ -51,7 +51,10 @@ fn refusals_name_the_flag_and_what_it_accepts() {
         ),
         (
             "run --prompt x --policy Window",
-            vec!["--policy", "auto, full, window, heavy"],
+            vec![
+                "--policy",
+                "auto, full, window, tiers, heavy, snap, turns, adaptive",
+            ],
         ),
         (
             "run --prompt x --window 0",

@@ -5,7 +5,7 @@
 
 use super::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use super::weights::{Weight, Weights};
-use haversack_cache::policy::heavy::Score;
+use haversack_cache::policy::count::Counting;
 use haversack_cache::{CacheError, SequenceId, Step, Store, TableView};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Mass, Need, SPAN_SLOTS};
@@ -218,14 +218,15 @@ fn note(
     let Some(mass) = s.mass.as_ref().filter(|_| c.window.is_none()) else {
         return Ok(());
     };
-    let mut counters = match mass.score {
-        Score::Sum => &mass.sum[..],
-        Score::Peak => &mass.sum_sq[..],
-    };
+    if let Some(&position) = mass.bad.iter().find(|bad| **bad < u64::MAX) {
+        return Err(CacheError::NotANumber { layer, position });
+    }
+    let mut counters = &mass.counters[..];
     for span in spans {
         let slots = store.view(span.sequence, layer)?.blocks() * BLOCK_SLOTS * c.kv_heads;
         let (own, others) = counters.split_at(slots);
-        store.note_mass(span.sequence, layer, own)?;
+        let queries = span.position..span.position + span.tokens.len() as u64;
+        store.note_mass(span.sequence, layer, &mass.counting, queries, own)?;
         counters = others;
     }
     Ok(())
@@ -262,24 +263,28 @@ fn attend(
     let (mut out, mut left) = (&mut s.att[..], &queries[..]);
     let mut counters = s.mass.as_mut().filter(|_| c.window.is_none()).map(|mass| {
         let slots: usize = views.iter().map(|v| v.blocks() * BLOCK_SLOTS).sum();
-        for list in [&mut mass.sum, &mut mass.sum_sq] {
-            list.clear();
-            list.resize(slots * c.kv_heads, 0);
-        }
-        (&mut mass.sum[..], &mut mass.sum_sq[..])
+        mass.counters.clear();
+        mass.counters.resize(slots * c.kv_heads, 0);
+        mass.bad.clear();
+        mass.bad.resize(spans.len(), u64::MAX);
+        (mass.counting, &mut mass.counters[..], &mut mass.bad[..])
     });
     for (i, (span, view)) in spans.iter().zip(&views).enumerate() {
         let (q, others) = left.split_at(s.shifts.of(i).len());
         left = others;
         let (out_here, out_rest) = out.split_at_mut(span.tokens.len() * width);
         out = out_rest;
-        let mass = counters.take().map(|(sum, sum_sq)| {
+        let mass = counters.take().and_then(|(counting, all, bad)| {
             let slots = view.blocks() * BLOCK_SLOTS * c.kv_heads;
-            let ((sum, sums), (sum_sq, squares)) =
-                (sum.split_at_mut(slots), sum_sq.split_at_mut(slots));
-            counters = Some((sums, squares));
-            let every = MASS_EVERY;
-            Mass { sum, sum_sq, every }
+            let (own, others) = all.split_at_mut(slots);
+            let (bad, bads) = bad.split_first_mut()?;
+            counters = Some((counting, others, bads));
+            Some(Mass {
+                counters: own,
+                count: counting.count,
+                every: counting.every,
+                bad,
+            })
         });
         jobs.push(Attend {
             kv_heads: c.kv_heads,
@@ -305,9 +310,6 @@ fn attend(
     };
     Ok(())
 }
-
-/// One query of so many is counted: neighbours look at much the same.
-pub(crate) const MASS_EVERY: u64 = 4;
 
 /// Rows of the stream that one thread adds to at a time.
 const RESIDUAL_ROWS: usize = 16;
@@ -564,18 +566,19 @@ pub struct Scratch {
 
 /// Attention mass, (span)(kv_head, slot).
 struct Counters {
-    score: Score,
-    sum: Vec<u64>,
-    sum_sq: Vec<u64>,
+    counting: Counting,
+    counters: Vec<u64>,
+    /// (span): the first position that is not a number.
+    bad: Vec<u64>,
 }
 
 impl Scratch {
     /// Counts attention from now on.
-    pub(crate) fn count_mass(&mut self, score: Score) {
+    pub(crate) fn count_mass(&mut self, counting: Counting) {
         self.mass = Some(Counters {
-            score,
-            sum: Vec::new(),
-            sum_sq: Vec::new(),
+            counting,
+            counters: Vec::new(),
+            bad: Vec::new(),
         });
     }
 
@@ -635,11 +638,11 @@ impl Scratch {
 
     /// Of the lists that say what attends to what.
     fn list_bytes(size: StepSize) -> usize {
-        let job = size_of::<Attend>() + size_of::<TableView>() + size_of::<usize>();
+        let job = size_of::<Attend>() + size_of::<TableView>() + 2 * size_of::<usize>();
         size.jobs * job + size.segments * (size_of::<&[f32]>() + size_of::<u64>())
     }
 
-    /// Of each of two lists of attention mass.
+    /// Of the list of attention mass.
     fn counters(config: &Config, size: StepSize) -> usize {
         let heads = config.layers.iter().map(|c| c.kv_heads).max().unwrap_or(0);
         let counted = size.counted.next_multiple_of(StepSize::SLOTS_STEP);
@@ -671,7 +674,7 @@ impl Scratch {
         Scratch::floats(config, size) * size_of::<f32>()
             + int8
             + Scratch::list_bytes(size)
-            + 2 * Scratch::counters(config, size) * size_of::<u64>()
+            + Scratch::counters(config, size) * size_of::<u64>()
             + attention::Scratch::bytes_for(Scratch::needs(config, threads, size))
     }
 
@@ -717,10 +720,9 @@ impl Scratch {
         grow(&mut self.logits, size.wanted * config.vocab);
         if let Some(mass) = &mut self.mass {
             let counters = Scratch::counters(config, size);
-            for list in [&mut mass.sum, &mut mass.sum_sq] {
-                list.clear();
-                list.reserve_exact(counters);
-            }
+            mass.counters.clear();
+            mass.counters.reserve_exact(counters);
+            grow(&mut mass.bad, size.jobs);
         }
         grow(&mut self.shifts.all, size.segments);
         grow(&mut self.shifts.ends, size.jobs);

@@ -3,7 +3,7 @@
 //! Plain data. Nothing here looks at a device or a model; [`super::bounds`] makes figures of it.
 
 use super::adaptive::Wishes;
-pub use haversack_cache::policy::heavy::Score;
+pub use haversack_cache::policy::rows::RowPolicy;
 use haversack_cache::{LayerShape, Zones};
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::{Codec, Form, KvForm};
@@ -188,21 +188,30 @@ pub enum Policy {
     Window,
     /// The first tokens, the last ones, and of those between the ones that got most attention.
     Heavy,
-    /// The same, with bits and rows for each layer as a probe of the model says.
+    /// Three groups of layers, each with its own rule.
+    Tiers,
+    /// The last tokens, and those which the latest ones look at.
+    Snap,
+    /// Whole turns.
+    Turns,
+    /// As `Heavy`, with bits and rows for each layer as a probe of the model says.
     Adaptive,
 }
 
 impl Policy {
     /// Rows leave one by one.
     pub fn chooses(self) -> bool {
-        matches!(self, Policy::Heavy | Policy::Adaptive)
+        !matches!(self, Policy::Auto | Policy::Full | Policy::Window)
     }
 
-    pub const ALL: [Policy; 5] = [
+    pub const ALL: [Policy; 8] = [
         Policy::Auto,
         Policy::Full,
         Policy::Window,
+        Policy::Tiers,
         Policy::Heavy,
+        Policy::Snap,
+        Policy::Turns,
         Policy::Adaptive,
     ];
 
@@ -212,6 +221,9 @@ impl Policy {
             Policy::Full => "full",
             Policy::Window => "window",
             Policy::Heavy => "heavy",
+            Policy::Tiers => "tiers",
+            Policy::Snap => "snap",
+            Policy::Turns => "turns",
             Policy::Adaptive => "adaptive",
         }
     }
@@ -254,7 +266,7 @@ impl Positions {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Retention {
     pub policy: Policy,
     /// First tokens that never leave; `None` = [`Retention::ANCHORS`], or less in a small context.
@@ -262,8 +274,8 @@ pub struct Retention {
     /// Last tokens that stay; `None` = as many as fit.
     pub window: Option<usize>,
     pub positions: Positions,
-    /// How rows are judged that are chosen.
-    pub score: Score,
+    /// How rows are chosen; `None` = as the policy usually does.
+    pub params: Option<RowPolicy>,
     /// What `Adaptive` aims at.
     pub adaptive: Wishes,
     /// Changes of the window to make again, each at its position, instead of asking the device.
@@ -272,6 +284,18 @@ pub struct Retention {
 
 impl Retention {
     pub const ANCHORS: usize = 64;
+
+    /// How rows are chosen, if they are.
+    pub fn rows(&self) -> Option<RowPolicy> {
+        let usual = match self.policy {
+            Policy::Auto | Policy::Full | Policy::Window => return None,
+            Policy::Heavy | Policy::Adaptive => RowPolicy::Heavy(Default::default()),
+            Policy::Tiers => RowPolicy::Tiers(Default::default()),
+            Policy::Snap => RowPolicy::Snap(Default::default()),
+            Policy::Turns => RowPolicy::Turns(Default::default()),
+        };
+        Some(self.params.unwrap_or(usual))
+    }
 
     pub fn full() -> Retention {
         Retention {

@@ -16,10 +16,11 @@ use super::perplexity::divergence;
 use super::runtime::{Runtime, RuntimeError, StepError};
 use crate::load::Model;
 use crate::model::LayerConfig;
-use crate::model::forward::{Capture, Captured, MASS_EVERY, Resume, Span, Want};
+use crate::model::forward::{Capture, Captured, Resume, Span, Want};
 use crate::plan;
 use haversack_cache::policy::adaptive::{CODECS, Curves, SHARES};
-use haversack_cache::policy::heavy::{self, HeavyParams, Score};
+use haversack_cache::policy::heavy::Score;
+use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::{Grow, LayerShape, Row, SequenceId, Store, StoreOptions};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Mass, Need};
@@ -380,6 +381,7 @@ impl<'a> Bench<'a> {
             head_dim: c.head_dim,
             slots: tokens + 8 * BLOCK_SLOTS,
         });
+        let counting = Score::Peak.counting();
         let mut mass = Vec::new();
         let mut loose = Vec::new();
         let mut damages: Vec<Mean> = vec![Mean::default(); variants.len()];
@@ -392,7 +394,7 @@ impl<'a> Bench<'a> {
             let is_last = rows.start >= tokens - LAST;
             let is_judge = rows.start >= tokens / 2;
             let judges_codecs = is_last || (is_judge && block % JUDGE_EVERY == 0);
-            self.thin(&mut store, id, &variants, rows.start, tokens, &mut loose)?;
+            self.thin(&mut store, id, &variants, tokens, &mut loose)?;
             let mut step = store.begin(&[Grow {
                 id,
                 position: rows.start as u64,
@@ -414,9 +416,8 @@ impl<'a> Bench<'a> {
                     let slots = view.blocks() * BLOCK_SLOTS * c.kv_heads;
                     let counted = matches!(variant, Variant::Rows(_));
                     mass.clear();
-                    mass.resize(if counted { 2 * slots } else { 0 }, 0);
-                    let (sum, sum_sq) = mass.split_at_mut(if counted { slots } else { 0 });
-                    let every = MASS_EVERY;
+                    mass.resize(if counted { slots } else { 0 }, 0);
+                    let mut bad = u64::MAX;
                     let job = Attend {
                         kv_heads: c.kv_heads,
                         head_dim: c.head_dim,
@@ -430,11 +431,17 @@ impl<'a> Bench<'a> {
                         first_position: rows.start as u64,
                         view: &view,
                         out: &mut out,
-                        mass: counted.then_some(Mass { sum, sum_sq, every }),
+                        mass: counted.then_some(Mass {
+                            counters: &mut mass,
+                            count: counting.count,
+                            every: counting.every,
+                            bad: &mut bad,
+                        }),
                     };
                     attention::attend(exec, &mut scratch, &mut [job]);
                     if counted {
-                        store.note_mass(id, i, &mass[slots..])?;
+                        let queries = rows.start as u64..rows.end as u64;
+                        store.note_mass(id, i, &counting, queries, &mass)?;
                     }
                     if is_last && self.is_followed(*variant, depth) {
                         ends[i].1.extend_from_slice(&out);
@@ -495,7 +502,6 @@ impl<'a> Bench<'a> {
         store: &mut Store,
         id: SequenceId,
         variants: &[Variant],
-        position: usize,
         tokens: usize,
         loose: &mut Vec<Row>,
     ) -> Result<(), RuntimeError> {
@@ -505,17 +511,15 @@ impl<'a> Bench<'a> {
                 continue;
             };
             let most = ((tokens as f32 * SHARES[share]) as usize).saturating_sub(BLOCK_SLOTS);
-            let leave = store.rows_in(id, i)?.saturating_sub(most);
-            if leave == 0 {
+            if store.rows_in(id, i)? <= most {
                 continue;
             }
-            let params = HeavyParams {
-                score: Score::Peak,
-                recent: (most / 2).max(KvOptions::RECENT) as u64,
-                oldest: 0,
-            };
             store.loose_rows(id, i, anchors, loose)?;
-            let leave = heavy::choose(loose, position as u64, leave, &params);
+            let view = LayerView {
+                most,
+                ..store.layer_view(id, i, anchors)?
+            };
+            let leave = RowPolicy::default().choose(&view, loose);
             store.thin(id, i, anchors, &loose[..leave])?;
         }
         Ok(())

@@ -18,6 +18,7 @@ use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
 use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, Want, forward};
 use crate::plan;
+use haversack_cache::policy::rows::ParamsError;
 use haversack_cache::{
     Account, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId, SequenceStats,
     Store, StoreOptions,
@@ -61,10 +62,12 @@ impl From<CannotFit> for StepError {
 }
 
 /// Why there is no runtime.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RuntimeError {
     #[error(transparent)]
     Bounds(#[from] BoundsError),
+    #[error(transparent)]
+    Params(#[from] ParamsError),
     #[error("measuring the mean keys: {0}")]
     Means(#[from] Box<StepError>),
     #[error(transparent)]
@@ -129,6 +132,9 @@ impl Runtime {
             return Runtime::new(model, &resolved);
         }
         let config = model.config();
+        if let Some(policy) = options.retention.rows() {
+            policy.check(config.layers.len())?;
+        }
         if let Some((&layer, _)) = options.kv.layers.range(config.layers.len()..).next() {
             let last = config.layers.len() - 1;
             return Err(BoundsError::NoSuchLayer { layer, last }.into());
@@ -157,8 +163,8 @@ impl Runtime {
             ..usual
         })?;
         let mut scratch = Scratch::new(config, int8);
-        if store.is_noting() {
-            scratch.count_mass(retention.score);
+        if let Some(counting) = retention.rows().and_then(|policy| policy.count()) {
+            scratch.count_mass(counting);
         }
         let mut loose = Vec::new();
         let most = plan::loose_bytes(setting, bounds.rows_max);

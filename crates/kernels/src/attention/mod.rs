@@ -98,23 +98,84 @@ pub struct Attend<'a> {
     pub mass: Option<Mass<'a>>,
 }
 
-/// Where attention mass is added: (kv_head, slot) with all slots of the table, 32 per block.
+/// Where attention mass is counted.
 ///
 /// For each query and KV head, `a` is the attention probability of a slot averaged over the query
-/// heads of the group. `sum` gets `a` and `sum_sq` gets `a^2`, for slots whose `position / 32`
-/// differs from the query's. They are whole numbers of a unit, so that additions commute; units are
-/// as small as thirty-two bits of a long conversation allow.
+/// heads of the group. Slots whose `position / 32` differs from the query's count it as [`Count`] says.
+/// A query whose probabilities are not numbers counts nothing; `bad` names it.
 pub struct Mass<'a> {
-    pub sum: &'a mut [u64],
-    pub sum_sq: &'a mut [u64],
+    /// (kv_head, slot) with all slots of the table, 32 per block. Counting goes on from what is there.
+    pub counters: &'a mut [u64],
+    pub count: Count,
     /// One query of so many counts: those at positions `every - 1`, `2 * every - 1`, … At least 1.
     pub every: u64,
+    /// Becomes the position of the first query whose probabilities are not numbers, counted or not, if
+    /// that is less than what is there.
+    pub bad: &'a mut u64,
 }
 
-impl Mass<'_> {
-    /// `sum` is in units of 2^-20, `sum_sq` of 2^-28.
-    pub const SUM_BITS: u32 = 20;
-    pub const SQUARE_BITS: u32 = 28;
+/// What a slot counts of each query's `a`: whole numbers of a unit, so that the order of queries changes
+/// nothing. Units are as small as thirty-two bits of a long conversation allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// The sum of `a`.
+    Sum,
+    /// The sum of `a^2`.
+    Squares,
+    /// The greatest `a`.
+    Max,
+    /// The sum of `a` times the weight of the query's place in its block of 32, in units of
+    /// 1 / [`Count::WEIGHT_ONE`].
+    Weighted([u16; BLOCK_SLOTS]),
+}
+
+impl Count {
+    pub const WEIGHT_ONE: u16 = 1 << 15;
+
+    /// Counters are in units of 2^-bits.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Count::Sum => 20,
+            Count::Squares => 28,
+            Count::Max => 30,
+            Count::Weighted(_) => 22,
+        }
+    }
+
+    /// What a slot of one KV head counts that gets all attention of `queries` queries from
+    /// `first_position` on.
+    pub fn whole(self, first_position: u64, queries: u64, every: u64) -> u64 {
+        let end = first_position.saturating_add(queries);
+        let every = every.max(1);
+        let counted = end / every - first_position / every;
+        let one = 1u64 << self.bits();
+        match self {
+            Count::Sum | Count::Squares => counted.saturating_mul(one),
+            Count::Max => one.min(counted.saturating_mul(one)),
+            Count::Weighted(weights) => {
+                let place = |position: u64| (position % BLOCK_SLOTS as u64) as usize;
+                let first = (first_position / every + 1).saturating_mul(every) - 1;
+                let positions = (0..counted).map(|i| place(first.wrapping_add(i * every)));
+                let unit = one / u64::from(Count::WEIGHT_ONE);
+                positions
+                    .map(|place| u64::from(weights[place]) * unit)
+                    .sum()
+            }
+        }
+    }
+
+    /// The factor of `a` (or its square) of a query at `position`, to a number that counts in the unit when
+    /// it is counted in 2^-40. A power of two, or a whole number times one.
+    fn factor(self, position: u64) -> f32 {
+        let unit = 1.0 / (1u64 << (40 - self.bits())) as f32;
+        match self {
+            Count::Weighted(weights) => {
+                let weight = weights[(position % BLOCK_SLOTS as u64) as usize];
+                f32::from(weight) * (unit / f32::from(Count::WEIGHT_ONE))
+            }
+            _ => unit,
+        }
+    }
 }
 
 impl Attend<'_> {
@@ -150,7 +211,7 @@ impl Attend<'_> {
         }
         if let Some(mass) = &self.mass {
             let slots = self.kv_heads * self.view.blocks() * BLOCK_SLOTS;
-            assert!(mass.sum.len() >= slots && mass.sum_sq.len() >= slots);
+            assert!(mass.counters.len() >= slots);
             assert!(mass.every > 0);
         }
     }

@@ -12,7 +12,7 @@
 
 use super::kernel::{Room, Weights};
 use super::step::{Layout, Queries};
-use super::{Attend, Mass, SPAN_SLOTS, UNITS_PER_THREAD};
+use super::{Attend, SPAN_SLOTS, UNITS_PER_THREAD};
 
 /// Rows of a tile at most: two or three register tiles of the widest table, so that a block is read
 /// from the second cache less often than it is from the first.
@@ -121,11 +121,18 @@ pub struct Scratch {
 #[derive(Clone, Copy)]
 pub(super) struct Outlet {
     pub out: *mut f32,
-    pub mass: Option<(*mut u64, *mut u64)>,
+    pub mass: Option<MassOutlet>,
     /// First unit of the job in a region.
     pub first_unit: usize,
     /// First float of the job's records.
     pub first_float: usize,
+}
+
+/// Where a job's [`Mass`](super::Mass) goes.
+#[derive(Clone, Copy)]
+pub(super) struct MassOutlet {
+    pub counters: *mut u64,
+    pub bad: *mut u64,
 }
 
 // SAFETY: the pointers come from slices that are borrowed for the whole call of `attend`; units
@@ -229,10 +236,10 @@ impl Scratch {
                 area <= 16 * self.area_lines,
                 "scratch was reserved for less"
             );
-            let mass = job
-                .mass
-                .as_mut()
-                .map(|Mass { sum, sum_sq, .. }| (sum.as_mut_ptr(), sum_sq.as_mut_ptr()));
+            let mass = job.mass.as_mut().map(|mass| MassOutlet {
+                counters: mass.counters.as_mut_ptr(),
+                bad: mass.bad,
+            });
             self.outlets.push(Outlet {
                 out: job.out.as_mut_ptr(),
                 mass,

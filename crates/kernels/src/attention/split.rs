@@ -257,6 +257,10 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
                     step::mass_span(table, job, &head.unit, open, p, inverse, *mass, false);
                 }
             }
+            if let Some(mass) = place.outlet.mass.filter(|_| span == 0) {
+                // SAFETY: `mass` is this job's, and every unit uses it only so.
+                unsafe { step::name_bad(job, &head.unit, inverse, mass) };
+            }
             if span == 0 {
                 total.fill(0.0);
                 for span in 0..job.spans() {

@@ -1,9 +1,9 @@
 //! The steps both paths are made of, for one span and the rows of one unit.
 
 use super::kernel::{self, Numbers, NumbersMut, Query, Room, Rows};
-use super::scratch::{SCORE_STRIDE, bytes_mut, bytes_of, words_mut, words_of};
+use super::scratch::{MassOutlet, SCORE_STRIDE, bytes_mut, bytes_of, words_mut, words_of};
 use super::span::{Look, Span};
-use super::{Attend, BLOCK_SLOTS, SPAN_SLOTS};
+use super::{Attend, BLOCK_SLOTS, Count, SPAN_SLOTS};
 use crate::cpu::Table;
 use crate::ops;
 use std::ops::Range;
@@ -266,11 +266,11 @@ pub(super) fn weigh_span(
     kernel::weigh(table, p, pieces, job.head_dim, room, partial);
 }
 
-/// Adds the unit's attention mass in one span to the job's counters. With `shared`, other units add
-/// to the same counters meanwhile.
+/// Counts the unit's attention mass in one span. With `shared`, other units count in the same counters
+/// meanwhile.
 ///
 /// # Safety
-/// - `mass` are the job's mass slices, used by other threads only through this function.
+/// - `to` are the job's counters, used by other threads only through this function.
 /// - Unless `shared`, no other thread uses the counters of this KV head and span.
 pub(super) unsafe fn mass_span(
     table: Table,
@@ -279,44 +279,74 @@ pub(super) unsafe fn mass_span(
     span: &Span<'_>,
     p: &[f32],
     inverse: &[f32],
-    mass: (*mut u64, *mut u64),
+    to: MassOutlet,
     shared: bool,
 ) {
+    let Some(mass) = &job.mass else { return };
     let blocks = job.view.blocks();
+    let is_max = mass.count == Count::Max;
     for look in span.looks() {
         let i = look.index;
-        let mut counts = [[0u64; BLOCK_SLOTS]; 2];
+        let mut counts = [0u64; BLOCK_SLOTS];
         for query in 0..unit.queries {
             let position = unit.position(job, query);
             let own = position - position % BLOCK_SLOTS as u64;
             let others = own.saturating_sub(look.extent.first_position).min(32) as usize;
-            let every = job.mass.as_ref().map_or(1, |mass| mass.every);
-            if others == 0 || !(position + 1).is_multiple_of(every) {
+            let inverse = &inverse[query * unit.group..][..unit.group];
+            let counts_at_all = others > 0 && (position + 1).is_multiple_of(mass.every);
+            if !counts_at_all || is_bad(inverse) {
                 continue;
             }
-            let at = query * unit.group;
-            let p = &p[at * SCORE_STRIDE + i * BLOCK_SLOTS..];
-            add_mass(table, p, &inverse[at..at + unit.group], others, &mut counts);
+            let p = &p[query * unit.group * SCORE_STRIDE + i * BLOCK_SLOTS..];
+            add_mass(table, p, inverse, mass.count, position, others, &mut counts);
         }
         let first = (unit.kv_head * blocks + span.first + i) * BLOCK_SLOTS;
-        for (to, counts) in [mass.0, mass.1].into_iter().zip(&counts) {
-            // SAFETY: `Attend::check` saw that the slices have (kv_head, slot) of all blocks; the
-            // caller promises that every access is through here, and that there is no other one
-            // unless `shared`.
-            unsafe {
-                let to = to.add(first);
-                if shared {
-                    for (slot, count) in counts.iter().enumerate().filter(|(_, c)| **c != 0) {
-                        AtomicU64::from_ptr(to.add(slot)).fetch_add(*count, Ordering::Relaxed);
-                    }
-                } else {
-                    let to = std::slice::from_raw_parts_mut(to, BLOCK_SLOTS);
-                    for (to, count) in to.iter_mut().zip(counts) {
-                        *to = to.wrapping_add(*count);
-                    }
+        // SAFETY: `Attend::check` saw that the counters have (kv_head, slot) of all blocks; the
+        // caller promises that every access is through here, and that there is no other one
+        // unless `shared`.
+        unsafe {
+            let to = to.counters.add(first);
+            if shared {
+                for (slot, count) in counts.iter().enumerate().filter(|(_, c)| **c != 0) {
+                    let to = AtomicU64::from_ptr(to.add(slot));
+                    match is_max {
+                        true => to.fetch_max(*count, Ordering::Relaxed),
+                        false => to.fetch_add(*count, Ordering::Relaxed),
+                    };
+                }
+            } else {
+                let to = std::slice::from_raw_parts_mut(to, BLOCK_SLOTS);
+                for (to, count) in to.iter_mut().zip(&counts) {
+                    *to = join(is_max, *to, *count);
                 }
             }
         }
+    }
+}
+
+/// Names the first query of the unit whose probabilities are not numbers. Where one is not, neither is
+/// their sum.
+///
+/// # Safety
+/// - `to` is the job's, used by other threads only atomically.
+pub(super) unsafe fn name_bad(job: &Attend<'_>, unit: &Unit, inverse: &[f32], to: MassOutlet) {
+    let mut queries = inverse.chunks_exact(unit.group).take(unit.queries);
+    if let Some(query) = queries.position(is_bad) {
+        // SAFETY: borrowed for the whole call, and the caller promises that nobody else uses it otherwise.
+        let bad = unsafe { AtomicU64::from_ptr(to.bad) };
+        bad.fetch_min(unit.position(job, query), Ordering::Relaxed);
+    }
+}
+
+/// Of one query, `inverse` (row).
+fn is_bad(inverse: &[f32]) -> bool {
+    !inverse.iter().all(|x| x.is_finite())
+}
+
+fn join(is_max: bool, a: u64, b: u64) -> u64 {
+    match is_max {
+        true => a.max(b),
+        false => a.wrapping_add(b),
     }
 }
 
@@ -325,22 +355,22 @@ fn add_mass(
     table: Table,
     p: &[f32],
     inverse: &[f32],
+    count: Count,
+    position: u64,
     others: usize,
-    counts: &mut [[u64; BLOCK_SLOTS]; 2],
+    counts: &mut [u64; BLOCK_SLOTS],
 ) {
-    let [sums, squares] = counts;
+    let (factor, is_squared) = (count.factor(position), count == Count::Squares);
     for lane in (0..others).step_by(16) {
         let p = Rows {
             values: &p[lane..],
             stride: SCORE_STRIDE,
             count: inverse.len(),
         };
-        let mut sum = [0; 16];
-        let mut sum_sq = [0; 16];
-        kernel::mass_lanes(table, p, inverse, &mut sum, &mut sum_sq);
-        for (i, slot) in (lane..others.min(lane + 16)).enumerate() {
-            sums[slot] = sums[slot].wrapping_add(sum[i]);
-            squares[slot] = squares[slot].wrapping_add(sum_sq[i]);
+        let mut more = [0; 16];
+        kernel::mass_lanes(table, p, inverse, factor, is_squared, &mut more);
+        for (to, more) in counts[lane..others].iter_mut().zip(more) {
+            *to = join(count == Count::Max, *to, more);
         }
     }
 }

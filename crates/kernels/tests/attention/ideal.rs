@@ -1,7 +1,7 @@
 //! The dumb twin of attention, in f64 over the numbers as stored.
 
 use super::kv::{Sequence, Side, value};
-use haversack_kernels::attention::{BLOCK_SLOTS, KvView};
+use haversack_kernels::attention::{BLOCK_SLOTS, Count, KvView};
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::{Codec, Form, Turn};
 use haversack_kernels::ops;
@@ -61,14 +61,13 @@ fn row(form: Form, side: Side, bytes: &[u8], dim: usize, head: usize, slot: usiz
         .collect()
 }
 
-/// (out, Σa, Σa²) of the tokens from `from` on.
-pub fn ideal(s: &Sequence, from: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+/// The output of the tokens from `from` on, and what their slots count of each of `counts`.
+pub fn ideal(s: &Sequence, from: usize, counts: &[Count]) -> (Vec<f64>, Vec<Vec<f64>>) {
     let (dim, group) = (s.head_dim, s.heads / s.kv_heads);
     let table = s.table(s.len);
     let all = table.blocks() * BLOCK_SLOTS;
     let mut out = vec![f64::NAN; s.q[0].len()];
-    let mut sum = vec![0.0; s.kv_heads * all];
-    let mut sum_sq = sum.clone();
+    let mut mass = vec![vec![0.0; s.kv_heads * all]; counts.len()];
     // The rows as the last query block saw them; tokens ask in order.
     let mut rows = Vec::new();
     let mut of_block = None;
@@ -116,13 +115,22 @@ pub fn ideal(s: &Sequence, from: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
             }
             for slot in rows.iter().filter(|slot| slot.kv == kv) {
                 if slot.position / 32 != position / 32 {
-                    sum[kv * all + slot.index] += mean[slot.index];
-                    sum_sq[kv * all + slot.index] += mean[slot.index] * mean[slot.index];
+                    let a = mean[slot.index];
+                    for (count, mass) in counts.iter().zip(&mut mass) {
+                        let to: &mut f64 = &mut mass[kv * all + slot.index];
+                        let weight = |w: &[u16; 32]| f64::from(w[position as usize % 32]);
+                        match count {
+                            Count::Sum => *to += a,
+                            Count::Squares => *to += a * a,
+                            Count::Max => *to = to.max(a),
+                            Count::Weighted(w) => *to += a * weight(w) / 32768.0,
+                        }
+                    }
                 }
             }
         }
     }
-    (out, sum, sum_sq)
+    (out, mass)
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {

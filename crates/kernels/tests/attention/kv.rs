@@ -413,16 +413,36 @@ impl KvView for Blocks<'_> {
 #[derive(Clone, PartialEq)]
 pub struct Outcome {
     pub out: Vec<f32>,
-    pub sum: Vec<u64>,
-    pub sum_sq: Vec<u64>,
+    pub mass: Vec<u64>,
+    /// The first position that was not a number.
+    pub bad: u64,
 }
 
 impl Outcome {
-    pub fn bits(&self) -> (Vec<u32>, &[u64], &[u64]) {
+    pub fn bits(&self) -> (Vec<u32>, &[u64], u64) {
         let out = self.out.iter().map(|x| x.to_bits()).collect();
-        (out, &self.sum, &self.sum_sq)
+        (out, &self.mass, self.bad)
     }
 }
+
+/// Everything that can be counted.
+pub const COUNTS: [Count; 4] = [
+    Count::Sum,
+    Count::Squares,
+    Count::Max,
+    Count::Weighted(WEIGHTS),
+];
+
+/// Up to one, no two alike.
+const WEIGHTS: [u16; 32] = {
+    let mut weights = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        weights[i] = 32768 - 1000 * (31 - i as u16);
+        i += 1;
+    }
+    weights
+};
 
 /// Runs the last `len - from` tokens of each sequence in chunks, all sequences of a chunk in one
 /// call.
@@ -432,7 +452,7 @@ pub fn run(
     sequences: &[&Sequence],
     from: usize,
     chunk: usize,
-    with_mass: bool,
+    count: Option<Count>,
 ) -> Vec<Outcome> {
     let mut scratch = Scratch::new(Need {
         threads: pool.threads(),
@@ -460,8 +480,8 @@ pub fn run(
         let slots = s.kv_heads * blocks * BLOCK_SLOTS;
         outcomes.push(Outcome {
             out: vec![f32::NAN; s.q[0].len()],
-            sum: vec![0; slots],
-            sum_sq: vec![0; slots],
+            mass: vec![0; slots],
+            bad: u64::MAX,
         });
     }
     let bytes = scratch.bytes();
@@ -481,13 +501,13 @@ pub fn run(
                     start,
                     q,
                     blocks,
-                    (vec![0; slots], vec![0; slots]),
+                    (vec![0; slots], u64::MAX),
                     outcome,
                 ));
             }
         }
         let mut jobs = Vec::new();
-        for (s, range, start, q, blocks, (sum, sum_sq), outcome) in &mut parts {
+        for (s, range, start, q, blocks, (counters, bad), outcome) in &mut parts {
             jobs.push(Attend {
                 kv_heads: s.kv_heads,
                 head_dim: s.head_dim,
@@ -501,22 +521,28 @@ pub fn run(
                 first_position: s.first_position() + *start as u64,
                 view: blocks,
                 out: &mut outcome.out[range.clone()],
-                mass: with_mass.then_some(Mass {
-                    sum,
-                    sum_sq,
+                mass: count.map(|count| Mass {
+                    counters,
+                    count,
                     every: 1,
+                    bad,
                 }),
             });
         }
         attention::attend(Exec { table, pool }, &mut scratch, &mut jobs);
         drop(jobs);
-        for (s, _, _, _, blocks, (sum, sum_sq), outcome) in parts {
+        for (s, _, _, _, blocks, (counters, bad), outcome) in parts {
+            outcome.bad = outcome.bad.min(bad);
             let here = blocks.blocks.len() * BLOCK_SLOTS;
-            let all = outcome.sum.len() / s.kv_heads;
+            let all = outcome.mass.len() / s.kv_heads;
             for head in 0..s.kv_heads {
                 for slot in 0..here {
-                    outcome.sum[head * all + slot] += sum[head * here + slot];
-                    outcome.sum_sq[head * all + slot] += sum_sq[head * here + slot];
+                    let to = &mut outcome.mass[head * all + slot];
+                    let more = counters[head * here + slot];
+                    *to = match count {
+                        Some(Count::Max) => more.max(*to),
+                        _ => *to + more,
+                    };
                 }
             }
         }

@@ -135,11 +135,12 @@ fn every_table_gives_the_scalar_bits() {
     let one = Pool::new(1);
     for (turn, (heads, kv_heads, dim)) in SHAPES.into_iter().enumerate() {
         for (name, s) in cases(Sequence::new(heads, kv_heads, dim, 75, 1), turn) {
-            let expected = run(Table::SCALAR, &one, &[&s], 0, 75, true);
+            let count = Some(COUNTS[turn % 4]);
+            let expected = run(Table::SCALAR, &one, &[&s], 0, 75, count);
             let finite = expected[0].out.iter().all(|x| x.is_finite());
             assert!(finite, "{name} {heads}/{kv_heads}/{dim}");
             for table in tables() {
-                let got = run(table, &one, &[&s], 0, 75, true);
+                let got = run(table, &one, &[&s], 0, 75, count);
                 assert!(
                     got[0].bits() == expected[0].bits(),
                     "{} {name} {heads}/{kv_heads}/{dim}",
@@ -157,12 +158,11 @@ fn every_machine_gives_these_bits() {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     let floats = floats(Sequence::new(6, 2, 80, 300, 99));
     for (_, s) in floats.iter().filter(|(name, _)| name != "exact") {
-        let got = &run(Table::best(), &Pool::new(2), &[s], 0, 50, true)[0];
-        let bits = got.out.iter().map(|x| u64::from(x.to_bits()));
-        for word in bits
-            .chain(got.sum.iter().copied())
-            .chain(got.sum_sq.iter().copied())
-        {
+        let counted = |count| run(Table::best(), &Pool::new(2), &[s], 0, 50, Some(count)).remove(0);
+        let (sums, squares) = (counted(Count::Sum), counted(Count::Squares));
+        assert!(sums.bits().0 == squares.bits().0);
+        let bits = sums.out.iter().map(|x| u64::from(x.to_bits()));
+        for word in bits.chain(sums.mass).chain(squares.mass) {
             hash = (hash ^ word).wrapping_mul(0x100_0000_01b3);
         }
     }
@@ -174,8 +174,9 @@ fn near_the_ideal() {
     let pool = Pool::new(2);
     for (turn, (heads, kv_heads, dim)) in SHAPES.into_iter().enumerate() {
         for (name, s) in cases(Sequence::new(heads, kv_heads, dim, 101, 2), turn) {
-            let (out, sum, sum_sq) = ideal(&s, 0);
-            let got = &run(Table::best(), &pool, &[&s], 0, 101, true)[0];
+            let count = COUNTS[turn % 4];
+            let (out, mass) = ideal(&s, 0, &[count]);
+            let got = &run(Table::best(), &pool, &[&s], 0, 101, Some(count))[0];
             let what = format!("{name} {heads}/{kv_heads}/{dim}");
             let worst = out
                 .iter()
@@ -189,14 +190,13 @@ fn near_the_ideal() {
                 CODED_ERROR_MAX
             };
             assert!(worst <= most, "{what}: {worst}");
-            let unit = |bits: u32| 2f64.powi(-(bits as i32));
-            let sums = (&sum, &got.sum, unit(Mass::SUM_BITS));
-            let squares = (&sum_sq, &got.sum_sq, unit(Mass::SQUARE_BITS));
-            for (ideal, got, unit) in [sums, squares] {
-                for (a, b) in ideal.iter().zip(got) {
-                    let error = (a - *b as f64 * unit).abs();
-                    assert!(error <= MASS_ERROR_MAX * 101.0, "{what}: mass {a}, {error}");
-                }
+            let unit = 2f64.powi(-(count.bits() as i32));
+            for (a, b) in mass[0].iter().zip(&got.mass) {
+                let error = (a - *b as f64 * unit).abs();
+                assert!(
+                    error <= MASS_ERROR_MAX * 101.0,
+                    "{what}: {count:?} {a}, {error}"
+                );
             }
         }
     }
@@ -210,10 +210,11 @@ fn chunking_changes_nothing() {
     let shapes = [(9, 3, 64), (4, 1, 80), (2, 2, 16), (2, 2, 128)];
     for (turn, (heads, kv_heads, dim)) in shapes.into_iter().enumerate() {
         for (name, s) in cases(Sequence::new(heads, kv_heads, dim, 140, 3), turn) {
-            let expected = run(Table::best(), &pools[0], &[&s], 0, 140, true);
+            let count = Some(COUNTS[turn % 4]);
+            let expected = run(Table::best(), &pools[0], &[&s], 0, 140, count);
             for pool in &pools {
                 for chunk in [1, 7, 64, 140] {
-                    let got = run(Table::best(), pool, &[&s], 0, chunk, true);
+                    let got = run(Table::best(), pool, &[&s], 0, chunk, count);
                     assert!(
                         got[0].bits() == expected[0].bits(),
                         "{name} {heads}/{kv_heads}/{dim}, chunk {chunk}, {} threads",
@@ -235,17 +236,18 @@ fn split_spans_give_the_bits_of_tiles() {
                 s.window = Some(300);
             }
             let from = s.len - 3;
-            let tiles = run(Table::best(), &Pool::new(1), &[&s], from, 3, true);
+            let count = Some(COUNTS[turn % 4]);
+            let tiles = run(Table::best(), &Pool::new(1), &[&s], from, 3, count);
             for table in [Table::SCALAR, Table::best()] {
                 for threads in [1, 2, 5] {
                     let pool = Pool::new(threads);
-                    let got = run(table, &pool, &[&s], from, 1, true);
+                    let got = run(table, &pool, &[&s], from, 1, count);
                     assert!(
                         got[0].bits() == tiles[0].bits(),
                         "{name} {heads}/{kv_heads}/{dim}, {} on {threads} threads",
                         table.name()
                     );
-                    let without = run(table, &pool, &[&s], from, 1, false);
+                    let without = run(table, &pool, &[&s], from, 1, None);
                     assert!(without[0].bits().0 == tiles[0].bits().0);
                 }
             }
@@ -271,9 +273,9 @@ fn company_changes_nothing() {
                 .iter()
                 .filter(|s| s.len > from && (from > 0 || s.len < 100))
                 .collect();
-            let together = run(Table::best(), &pool, &some, from, chunk, true);
+            let together = run(Table::best(), &pool, &some, from, chunk, Some(Count::Sum));
             for (s, together) in some.iter().zip(&together) {
-                let alone = &run(Table::best(), &one, &[s], from, chunk, true)[0];
+                let alone = &run(Table::best(), &one, &[s], from, chunk, Some(Count::Sum))[0];
                 assert!(alone.bits() == together.bits());
             }
         }
@@ -282,8 +284,9 @@ fn company_changes_nothing() {
 
 #[test]
 fn mass_is_one_per_query_less_its_own_block() {
+    const SUMS: Option<Count> = Some(Count::Sum);
     let s = Sequence::new(6, 2, 64, 130, 10);
-    let all = &run(Table::best(), &Pool::new(1), &[&s], 0, 130, true)[0];
+    let all = &run(Table::best(), &Pool::new(1), &[&s], 0, 130, SUMS)[0];
     // Block 0's queries see nothing but their own block.
     let first = Sequence {
         len: 32,
@@ -293,27 +296,84 @@ fn mass_is_one_per_query_less_its_own_block() {
         q: vec![s.q[0][..32 * 6 * 64].to_vec()],
         ..first
     };
-    let none = &run(Table::best(), &Pool::new(1), &[&first], 0, 32, true)[0];
-    assert!(none.sum.iter().chain(&none.sum_sq).all(|m| *m == 0));
+    let none = &run(Table::best(), &Pool::new(1), &[&first], 0, 32, SUMS)[0];
+    assert!(none.mass.iter().all(|m| *m == 0));
 
     // A query at the start of a block has one slot of its own: nearly all its mass counts. With a
     // window of one it sees itself alone, and nothing counts.
-    let start = &run(Table::best(), &Pool::new(1), &[&s], 128, 1, true)[0];
-    let (_, ideal_sum, _) = ideal(&s, 128);
+    let start = &run(Table::best(), &Pool::new(1), &[&s], 128, 1, SUMS)[0];
+    let (_, ideal_sum) = ideal(&s, 128, &[Count::Sum]);
     for head in 0..2 {
-        let got: u64 = start.sum[head * 160..(head + 1) * 160].iter().sum();
-        let want: f64 = ideal_sum[head * 160..(head + 1) * 160].iter().sum();
-        assert!((got as f64 / 2f64.powi(Mass::SUM_BITS as i32) - want).abs() < 1e-5);
+        let got: u64 = start.mass[head * 160..(head + 1) * 160].iter().sum();
+        let want: f64 = ideal_sum[0][head * 160..(head + 1) * 160].iter().sum();
+        assert!((got as f64 / 2f64.powi(Count::Sum.bits() as i32) - want).abs() < 1e-5);
         assert!(want > 1.9 && want < 2.0);
-        let total: u64 = all.sum[head * 160..(head + 1) * 160].iter().sum();
+        let total: u64 = all.mass[head * 160..(head + 1) * 160].iter().sum();
         assert!(total > got);
     }
     let blind = Sequence {
         window: Some(1),
         ..s.clone()
     };
-    let blind = &run(Table::best(), &Pool::new(1), &[&blind], 0, 130, true)[0];
-    assert!(blind.sum.iter().all(|m| *m == 0));
+    let blind = &run(Table::best(), &Pool::new(1), &[&blind], 0, 130, SUMS)[0];
+    assert!(blind.mass.iter().all(|m| *m == 0));
+}
+
+/// What is counted is what a slot would have that got everything.
+#[test]
+fn the_whole_is_what_all_slots_get() {
+    // One token in a block of its own: no other slot is left out.
+    for (i, count) in COUNTS.into_iter().enumerate() {
+        for every in [1, 4, 5, 32] {
+            let by_one: u64 = (96..128u64).map(|p| count.whole(p, 1, every)).sum();
+            if count != Count::Max {
+                assert_eq!(by_one, count.whole(96, 32, every), "{count:?}");
+            }
+            let counted = (96..128u64).filter(|p| (p + 1) % every == 0).count() as u64;
+            let most = counted << count.bits();
+            assert!(by_one <= most && (i == 3 || by_one == most), "{count:?}");
+        }
+    }
+    let even = Count::Weighted([Count::WEIGHT_ONE; 32]);
+    assert_eq!(even.whole(7, 1000, 4), 250 << even.bits());
+    assert_eq!(Count::Max.whole(7, 1000, 4), 1 << 30);
+    assert_eq!(Count::Sum.whole(8, 3, 4), 0);
+}
+
+/// A query that is not a number is named by its position, whether it counts or not, and leaves the
+/// counters as they are: everything else counts as if it had never been there.
+#[test]
+fn what_is_not_a_number_is_named_and_counts_nothing() {
+    for (turn, (heads, kv_heads, dim)) in [(6, 2, 64), (4, 1, 80)].into_iter().enumerate() {
+        let cases = cases(Sequence::new(heads, kv_heads, dim, 900, 21), turn);
+        for (i, (name, mut s)) in cases.into_iter().enumerate() {
+            s.window = None;
+            let (row, from, count) = (heads * dim, 896, Some(COUNTS[i % 4]));
+            // Two tokens without those that are not numbers.
+            let well = &run(Table::SCALAR, &Pool::new(1), &[&s], from, 1, count)[0];
+            assert_eq!(well.bad, u64::MAX);
+            let mut broken = s.clone();
+            for q in &mut broken.q {
+                q[898 * row + row - 1] = f32::NAN;
+                q[899 * row] = f32::NAN;
+            }
+            // All at once, in tiles; token by token, in spans.
+            let mut seen = None;
+            for (threads, chunk) in [(1, 4), (2, 4), (2, 1)] {
+                for table in [Table::SCALAR, Table::best()] {
+                    let got = run(table, &Pool::new(threads), &[&broken], from, chunk, count);
+                    let first = s.first_position() + 898;
+                    assert_eq!(got[0].bad, first, "{name} by {chunk}");
+                    for (got, well) in got[0].mass.iter().zip(&well.mass) {
+                        assert!(got <= well, "{name}: {got} {well}");
+                    }
+                    let mass = got[0].mass.clone();
+                    assert!(mass.iter().any(|m| *m > 0));
+                    assert!(seen.get_or_insert_with(|| mass.clone()) == &mass, "{name}");
+                }
+            }
+        }
+    }
 }
 
 /// With a window of one a token sees itself: the output is its own value, as stored.
@@ -321,7 +381,7 @@ fn mass_is_one_per_query_less_its_own_block() {
 fn a_token_alone_returns_its_value() {
     let mut s = Sequence::new(4, 2, 64, 70, 11);
     s.window = Some(1);
-    let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 70, false)[0];
+    let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 70, None)[0];
     for token in 0..70 {
         for head in 0..4 {
             for d in 0..64 {
@@ -337,7 +397,7 @@ fn a_token_alone_returns_its_value() {
 fn a_query_that_sees_nothing_gets_zeros() {
     let mut s = Sequence::new(4, 2, 64, 5, 12);
     s.window = Some(0);
-    let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 5, true)[0];
+    let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 5, Some(Count::Max))[0];
     assert!(got.out.iter().all(|x| *x == 0.0));
 }
 
@@ -385,7 +445,7 @@ fn dropped_blocks_equal_a_window() {
     attend(exec, &mut Scratch::new(need), &mut job);
     let mut window = s.clone();
     window.window = Some(641 - 256);
-    let expected = &run(Table::best(), &pool, &[&window], 640, 1, false)[0];
+    let expected = &run(Table::best(), &pool, &[&window], 640, 1, None)[0];
     assert_eq!(out, expected.out[640 * row..]);
 }
 

@@ -6,12 +6,9 @@ use super::{Runtime, StepError};
 use crate::device::WindowChange;
 use crate::model::forward::Span;
 use haversack_cache::SequenceId;
-use haversack_cache::policy::heavy::{self, HeavyParams};
+use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::policy::window::{self, WindowParams};
 use haversack_kernels::attention::BLOCK_SLOTS;
-
-/// Last tokens that stay in a layer with few rows.
-const RECENT_MIN: usize = 64;
 
 impl Runtime {
     /// Changes the window of a sequence that stands at `position`, if that is a place where its rows may
@@ -52,8 +49,8 @@ impl Runtime {
         if !changed && !self.may_leave(id, position) {
             return Ok(());
         }
-        if self.store.is_noting() {
-            return self.thin(id, window);
+        if let Some(policy) = self.retention.rows() {
+            return self.thin(id, window, &policy);
         }
         let params = WindowParams {
             anchors: self.bounds.anchors as u64,
@@ -73,9 +70,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Lets the rows leave that got least attention, in every layer until it has no more than anchors and
-    /// window.
-    fn thin(&mut self, id: SequenceId, window: usize) -> Result<(), StepError> {
+    /// Lets the rows leave that the policy chooses, layer by layer.
+    fn thin(&mut self, id: SequenceId, window: usize, policy: &RowPolicy) -> Result<(), StepError> {
         let position = self.position(id)?;
         let anchors = self.bounds.anchors as u64;
         // Past the trained context the oldest leave whatever they are worth, and the anchors close up.
@@ -84,20 +80,21 @@ impl Runtime {
         let past = past.next_multiple_of(BLOCK_SLOTS as u64);
         let first = anchors.next_multiple_of(BLOCK_SLOTS as u64);
         let oldest = if past > 0 { first + past } else { 0 };
+        let used = self.used();
         for layer in 0..self.store.layers().len() {
             let most = self.rows_max(layer, window);
-            let params = HeavyParams {
-                score: self.retention.score,
-                recent: (most / 2).max(RECENT_MIN) as u64,
-                oldest,
-            };
             let rows = self.store.rows_in(id, layer)?;
-            let leave = rows.saturating_sub(most);
-            if leave == 0 && past == 0 {
+            if rows <= most && past == 0 && !policy.has_threshold() {
                 continue;
             }
             self.store.loose_rows(id, layer, anchors, &mut self.loose)?;
-            let leave = heavy::choose(&mut self.loose, position, leave, &params);
+            let view = LayerView {
+                most,
+                oldest,
+                used,
+                ..self.store.layer_view(id, layer, anchors)?
+            };
+            let leave = policy.choose(&view, &mut self.loose);
             log::debug!("at position {position}: {leave} of {rows} rows leave layer {layer}");
             self.store.thin(id, layer, anchors, &self.loose[..leave])?;
         }
@@ -105,6 +102,13 @@ impl Runtime {
             self.store.close_gap(id, anchors..oldest)?;
         }
         Ok(())
+    }
+
+    /// What of the budget is in use; everything where there is none.
+    fn used(&self) -> f32 {
+        let ledger = self.store.ledger();
+        let share = |budget: usize| ledger.total() as f32 / budget.max(1) as f32;
+        ledger.budget.map_or(1.0, share)
     }
 
     /// Rows that a layer keeps when rows are chosen.
@@ -123,6 +127,13 @@ impl Runtime {
         let Some(window) = self.window(id) else {
             return u64::MAX;
         };
+        if self
+            .retention
+            .rows()
+            .is_some_and(|policy| policy.is_aligned())
+        {
+            return 0;
+        }
         let fewest = self.kv.rows.values().copied().min();
         let full = self.bounds.anchors + window;
         let full = fewest.map_or(full, |fewest| full.min(fewest)) as u64;

@@ -27,7 +27,7 @@ pub(crate) use head::Head;
 pub(crate) use numbers::{Numbers, NumbersMut, Weights, round_queries};
 pub(crate) use whole::Room;
 
-use super::{BLOCK_SLOTS, Mass, SPAN_BLOCKS};
+use super::{BLOCK_SLOTS, SPAN_BLOCKS};
 use crate::LANES;
 use crate::cpu::Table;
 use crate::format::kv::Form;
@@ -233,31 +233,36 @@ fn simd_soft_cap<S: Simd>(s: S, x: &mut [f32], cap: f32) {
     }
 }
 
-/// From a number to one that counts in the unit when it is counted in 2^-40.
-const SUM_SCALE: f32 = 1.0 / (1u64 << (40 - Mass::SUM_BITS)) as f32;
-const SQUARE_SCALE: f32 = 1.0 / (1u64 << (40 - Mass::SQUARE_BITS)) as f32;
-
 simd_fn! {
     /// Attention mass of one query and sixteen slots: `a` is the mean over the rows of
-    /// `p (row, slot) * inverse (row)`; `a` and `a^2` are added to the counters in their units.
-    /// Rows of `p` are at least sixteen slots.
+    /// `p (row, slot) * inverse (row)`; `a`, or its square, times `factor` is added to the counters in units
+    /// of 2^-40. Rows of `p` are at least sixteen slots.
     pub(crate) fn mass_lanes(
         p: Rows<'_>,
         inverse: &[f32],
-        sum: &mut [u64; 16],
-        sum_sq: &mut [u64; 16],
+        factor: f32,
+        is_squared: bool,
+        to: &mut [u64; 16],
     ) = scalar_mass_lanes, simd_mass_lanes;
 }
 
-fn scalar_mass_lanes(p: Rows<'_>, inverse: &[f32], sum: &mut [u64; 16], sum_sq: &mut [u64; 16]) {
-    for slot in 0..16 {
+fn scalar_mass_lanes(
+    p: Rows<'_>,
+    inverse: &[f32],
+    factor: f32,
+    is_squared: bool,
+    to: &mut [u64; 16],
+) {
+    for (slot, to) in to.iter_mut().enumerate() {
         let mut a = 0.0f32;
         for r in 0..p.count {
             a = p.values[r * p.stride + slot].mul_add(inverse[r], a);
         }
         a *= 1.0 / p.count as f32;
-        sum[slot] = sum[slot].wrapping_add(to_fixed(a * SUM_SCALE));
-        sum_sq[slot] = sum_sq[slot].wrapping_add(to_fixed(a * a * SQUARE_SCALE));
+        if is_squared {
+            a *= a;
+        }
+        *to = to.wrapping_add(to_fixed(a * factor));
     }
 }
 
@@ -266,8 +271,9 @@ fn simd_mass_lanes<S: Simd>(
     s: S,
     p: Rows<'_>,
     inverse: &[f32],
-    sum: &mut [u64; 16],
-    sum_sq: &mut [u64; 16],
+    factor: f32,
+    is_squared: bool,
+    to: &mut [u64; 16],
 ) {
     let mut a = s.splat(0.0);
     for r in 0..p.count {
@@ -275,7 +281,9 @@ fn simd_mass_lanes<S: Simd>(
             a = s.fma(s.load(p), s.splat(inverse[r]), a);
         }
     }
-    let a = s.mul(a, s.splat(1.0 / p.count as f32));
-    s.add_fixed(s.mul(a, s.splat(SUM_SCALE)), sum);
-    s.add_fixed(s.mul(s.mul(a, a), s.splat(SQUARE_SCALE)), sum_sq);
+    let mut a = s.mul(a, s.splat(1.0 / p.count as f32));
+    if is_squared {
+        a = s.mul(a, a);
+    }
+    s.add_fixed(s.mul(a, s.splat(factor)), to);
 }

@@ -382,6 +382,8 @@ pub(super) fn simd_round_weights<S: Simd>(
         }
         let mut each = [0; 16];
         s.store_whole(total, &mut each);
-        (to.unit[r], to.totals[r]) = (unit, each.iter().sum());
+        // What is not a number has become the least whole one.
+        let total = each.iter().fold(0i32, |sum, x| sum.wrapping_add(*x));
+        (to.unit[r], to.totals[r]) = (unit, total);
     }
 }
