@@ -61,6 +61,11 @@ impl<'a> Place<'a> {
     fn positions(&self) -> (u64, u64) {
         unit(self.job, 0).positions(self.job)
     }
+
+    /// Whether it counts.
+    fn counts(&self) -> bool {
+        step::counts(self.job, &unit(self.job, 0))
+    }
 }
 
 /// The only query of a job, one KV head.
@@ -233,17 +238,21 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         }
     });
 
-    // Without mass only the outputs are left, which the units of span 0 write.
+    // Without anything to count only the outputs are left, which the units of span 0 write.
     exec.pool.run_indexed(count, &|worker, unit| {
         let place = Place::new(jobs, outlets, records.get(), unit);
         let (job, span) = (place.job, place.span);
-        if span != 0 && place.outlet.mass.is_none() {
+        if span != 0 && !place.counts() {
             return;
         }
-        let open = place.outlet.mass.and_then(|mass| {
-            let open = Span::open(job, place.positions(), span, Side::V, Ahead::Nothing)?;
-            Some((open, mass))
-        });
+        let open = place
+            .outlet
+            .mass
+            .filter(|_| place.counts())
+            .and_then(|mass| {
+                let open = Span::open(job, place.positions(), span, Side::V, Ahead::Nothing)?;
+                Some((open, mass))
+            });
         for head in place.heads() {
             let Area { total, inverse, .. } = area(worker, job);
             for (r, inverse) in inverse.iter_mut().enumerate() {

@@ -266,6 +266,13 @@ pub(super) fn weigh_span(
     kernel::weigh(table, p, pieces, job.head_dim, room, partial);
 }
 
+/// Whether any query of the unit counts.
+pub(super) fn counts(job: &Attend<'_>, unit: &Unit) -> bool {
+    let every = job.mass.as_ref().map_or(0, |mass| mass.every);
+    let (first, last) = unit.positions(job);
+    every > 0 && first / every < last.saturating_add(1) / every
+}
+
 /// Counts the unit's attention mass in one span. With `shared`, other units count in the same counters
 /// meanwhile.
 ///

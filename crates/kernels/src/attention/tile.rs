@@ -120,7 +120,12 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
     if let Some(mass) = outlet.mass {
         // SAFETY: `mass` is this job's, and every unit uses it only so.
         unsafe { step::name_bad(job, unit, sum, mass) };
-        for span in 0..job.spans() {
+        let spans = if step::counts(job, unit) {
+            job.spans()
+        } else {
+            0
+        };
+        for span in 0..spans {
             let Some(open) = Span::open(job, positions, span, Side::V, Ahead::Nothing) else {
                 continue;
             };

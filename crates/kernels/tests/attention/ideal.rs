@@ -1,6 +1,6 @@
 //! The dumb twin of attention, in f64 over the numbers as stored.
 
-use super::kv::{Sequence, Side, value};
+use super::kv::{Counted, Sequence, Side, value};
 use haversack_kernels::attention::{BLOCK_SLOTS, Count, KvView};
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::{Codec, Form, Turn};
@@ -62,7 +62,7 @@ fn row(form: Form, side: Side, bytes: &[u8], dim: usize, head: usize, slot: usiz
 }
 
 /// The output of the tokens from `from` on, and what their slots count of each of `counts`.
-pub fn ideal(s: &Sequence, from: usize, counts: &[Count]) -> (Vec<f64>, Vec<Vec<f64>>) {
+pub fn ideal(s: &Sequence, from: usize, counts: &[Counted]) -> (Vec<f64>, Vec<Vec<f64>>) {
     let (dim, group) = (s.head_dim, s.heads / s.kv_heads);
     let table = s.table(s.len);
     let all = table.blocks() * BLOCK_SLOTS;
@@ -116,7 +116,10 @@ pub fn ideal(s: &Sequence, from: usize, counts: &[Count]) -> (Vec<f64>, Vec<Vec<
             for slot in rows.iter().filter(|slot| slot.kv == kv) {
                 if slot.position / 32 != position / 32 {
                     let a = mean[slot.index];
-                    for (count, mass) in counts.iter().zip(&mut mass) {
+                    for ((count, every), mass) in counts.iter().zip(&mut mass) {
+                        if !(position + 1).is_multiple_of(*every) {
+                            continue;
+                        }
                         let to: &mut f64 = &mut mass[kv * all + slot.index];
                         let weight = |w: &[u16; 32]| f64::from(w[position as usize % 32]);
                         match count {

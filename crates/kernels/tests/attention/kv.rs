@@ -425,6 +425,14 @@ impl Outcome {
     }
 }
 
+/// What is counted, of one query in how many.
+pub type Counted = (Count, u64);
+
+/// One way of counting for each turn: everything that can be counted, of all queries or of some.
+pub fn counted(turn: usize) -> Counted {
+    (COUNTS[turn % 4], [1, 4, 3][turn % 3])
+}
+
 /// Everything that can be counted.
 pub const COUNTS: [Count; 4] = [
     Count::Sum,
@@ -452,7 +460,7 @@ pub fn run(
     sequences: &[&Sequence],
     from: usize,
     chunk: usize,
-    count: Option<Count>,
+    counted: Option<Counted>,
 ) -> Vec<Outcome> {
     let mut scratch = Scratch::new(Need {
         threads: pool.threads(),
@@ -521,10 +529,10 @@ pub fn run(
                 first_position: s.first_position() + *start as u64,
                 view: blocks,
                 out: &mut outcome.out[range.clone()],
-                mass: count.map(|count| Mass {
+                mass: counted.map(|(count, every)| Mass {
                     counters,
                     count,
-                    every: 1,
+                    every,
                     bad,
                 }),
             });
@@ -539,8 +547,8 @@ pub fn run(
                 for slot in 0..here {
                     let to = &mut outcome.mass[head * all + slot];
                     let more = counters[head * here + slot];
-                    *to = match count {
-                        Some(Count::Max) => more.max(*to),
+                    *to = match counted {
+                        Some((Count::Max, _)) => more.max(*to),
                         _ => *to + more,
                     };
                 }

@@ -135,7 +135,7 @@ fn every_table_gives_the_scalar_bits() {
     let one = Pool::new(1);
     for (turn, (heads, kv_heads, dim)) in SHAPES.into_iter().enumerate() {
         for (name, s) in cases(Sequence::new(heads, kv_heads, dim, 75, 1), turn) {
-            let count = Some(COUNTS[turn % 4]);
+            let count = Some(counted(turn));
             let expected = run(Table::SCALAR, &one, &[&s], 0, 75, count);
             let finite = expected[0].out.iter().all(|x| x.is_finite());
             assert!(finite, "{name} {heads}/{kv_heads}/{dim}");
@@ -158,7 +158,8 @@ fn every_machine_gives_these_bits() {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     let floats = floats(Sequence::new(6, 2, 80, 300, 99));
     for (_, s) in floats.iter().filter(|(name, _)| name != "exact") {
-        let counted = |count| run(Table::best(), &Pool::new(2), &[s], 0, 50, Some(count)).remove(0);
+        let counted =
+            |count| run(Table::best(), &Pool::new(2), &[s], 0, 50, Some((count, 1))).remove(0);
         let (sums, squares) = (counted(Count::Sum), counted(Count::Squares));
         assert!(sums.bits().0 == squares.bits().0);
         let bits = sums.out.iter().map(|x| u64::from(x.to_bits()));
@@ -174,7 +175,7 @@ fn near_the_ideal() {
     let pool = Pool::new(2);
     for (turn, (heads, kv_heads, dim)) in SHAPES.into_iter().enumerate() {
         for (name, s) in cases(Sequence::new(heads, kv_heads, dim, 101, 2), turn) {
-            let count = COUNTS[turn % 4];
+            let count = counted(turn);
             let (out, mass) = ideal(&s, 0, &[count]);
             let got = &run(Table::best(), &pool, &[&s], 0, 101, Some(count))[0];
             let what = format!("{name} {heads}/{kv_heads}/{dim}");
@@ -190,7 +191,7 @@ fn near_the_ideal() {
                 CODED_ERROR_MAX
             };
             assert!(worst <= most, "{what}: {worst}");
-            let unit = 2f64.powi(-(count.bits() as i32));
+            let unit = 2f64.powi(-(count.0.bits() as i32));
             for (a, b) in mass[0].iter().zip(&got.mass) {
                 let error = (a - *b as f64 * unit).abs();
                 assert!(
@@ -210,7 +211,7 @@ fn chunking_changes_nothing() {
     let shapes = [(9, 3, 64), (4, 1, 80), (2, 2, 16), (2, 2, 128)];
     for (turn, (heads, kv_heads, dim)) in shapes.into_iter().enumerate() {
         for (name, s) in cases(Sequence::new(heads, kv_heads, dim, 140, 3), turn) {
-            let count = Some(COUNTS[turn % 4]);
+            let count = Some(counted(turn));
             let expected = run(Table::best(), &pools[0], &[&s], 0, 140, count);
             for pool in &pools {
                 for chunk in [1, 7, 64, 140] {
@@ -236,7 +237,7 @@ fn split_spans_give_the_bits_of_tiles() {
                 s.window = Some(300);
             }
             let from = s.len - 3;
-            let count = Some(COUNTS[turn % 4]);
+            let count = Some(counted(turn));
             let tiles = run(Table::best(), &Pool::new(1), &[&s], from, 3, count);
             for table in [Table::SCALAR, Table::best()] {
                 for threads in [1, 2, 5] {
@@ -273,9 +274,23 @@ fn company_changes_nothing() {
                 .iter()
                 .filter(|s| s.len > from && (from > 0 || s.len < 100))
                 .collect();
-            let together = run(Table::best(), &pool, &some, from, chunk, Some(Count::Sum));
+            let together = run(
+                Table::best(),
+                &pool,
+                &some,
+                from,
+                chunk,
+                Some((Count::Sum, 1)),
+            );
             for (s, together) in some.iter().zip(&together) {
-                let alone = &run(Table::best(), &one, &[s], from, chunk, Some(Count::Sum))[0];
+                let alone = &run(
+                    Table::best(),
+                    &one,
+                    &[s],
+                    from,
+                    chunk,
+                    Some((Count::Sum, 1)),
+                )[0];
                 assert!(alone.bits() == together.bits());
             }
         }
@@ -284,7 +299,7 @@ fn company_changes_nothing() {
 
 #[test]
 fn mass_is_one_per_query_less_its_own_block() {
-    const SUMS: Option<Count> = Some(Count::Sum);
+    const SUMS: Option<Counted> = Some((Count::Sum, 1));
     let s = Sequence::new(6, 2, 64, 130, 10);
     let all = &run(Table::best(), &Pool::new(1), &[&s], 0, 130, SUMS)[0];
     // Block 0's queries see nothing but their own block.
@@ -302,7 +317,7 @@ fn mass_is_one_per_query_less_its_own_block() {
     // A query at the start of a block has one slot of its own: nearly all its mass counts. With a
     // window of one it sees itself alone, and nothing counts.
     let start = &run(Table::best(), &Pool::new(1), &[&s], 128, 1, SUMS)[0];
-    let (_, ideal_sum) = ideal(&s, 128, &[Count::Sum]);
+    let (_, ideal_sum) = ideal(&s, 128, &[(Count::Sum, 1)]);
     for head in 0..2 {
         let got: u64 = start.mass[head * 160..(head + 1) * 160].iter().sum();
         let want: f64 = ideal_sum[0][head * 160..(head + 1) * 160].iter().sum();
@@ -348,7 +363,9 @@ fn what_is_not_a_number_is_named_and_counts_nothing() {
         let cases = cases(Sequence::new(heads, kv_heads, dim, 900, 21), turn);
         for (i, (name, mut s)) in cases.into_iter().enumerate() {
             s.window = None;
-            let (row, from, count) = (heads * dim, 896, Some(COUNTS[i % 4]));
+            // Whether it counts or not.
+            let every = [1, 32][i / 4 % 2];
+            let (row, from, count) = (heads * dim, 896, Some((COUNTS[i % 4], every)));
             // Two tokens without those that are not numbers.
             let well = &run(Table::SCALAR, &Pool::new(1), &[&s], from, 1, count)[0];
             assert_eq!(well.bad, u64::MAX);
@@ -368,7 +385,7 @@ fn what_is_not_a_number_is_named_and_counts_nothing() {
                         assert!(got <= well, "{name}: {got} {well}");
                     }
                     let mass = got[0].mass.clone();
-                    assert!(mass.iter().any(|m| *m > 0));
+                    assert_eq!(mass.iter().any(|m| *m > 0), every == 1, "{name}");
                     assert!(seen.get_or_insert_with(|| mass.clone()) == &mass, "{name}");
                 }
             }
@@ -397,7 +414,14 @@ fn a_token_alone_returns_its_value() {
 fn a_query_that_sees_nothing_gets_zeros() {
     let mut s = Sequence::new(4, 2, 64, 5, 12);
     s.window = Some(0);
-    let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 5, Some(Count::Max))[0];
+    let got = &run(
+        Table::best(),
+        &Pool::new(2),
+        &[&s],
+        0,
+        5,
+        Some((Count::Max, 1)),
+    )[0];
     assert!(got.out.iter().all(|x| *x == 0.0));
 }
 
