@@ -7,7 +7,7 @@
 
 mod cache;
 
-pub use cache::{Cache, Kv, KvPair, Positions, Probe, RecentKv, Weights};
+pub use cache::{Cache, Kv, KvPair, Positions, Probe, ProfileName, RecentKv, Weights};
 
 use crate::bytes;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};

@@ -5,9 +5,10 @@ use crate::bytes::human;
 use crate::error::usage;
 use crate::home::Home;
 use crate::interrupt::{Cooperative, Endings};
-use crate::{out, progress, resolve};
+use crate::{out, policy_file, progress, resolve};
 use anyhow::{Context, Result};
 use haversack::memory::{PeakMeter, Usage};
+use haversack::policy::rows::RowPolicy;
 use haversack::run::adaptive::{self, Wishes};
 use haversack::run::bounds::BoundsError;
 use haversack::run::calibrate;
@@ -41,6 +42,8 @@ pub struct Habits {
     kv: Codec,
     policy: Policy,
     follow_device: bool,
+    /// Plans are put into words.
+    explain: bool,
 }
 
 impl Habits {
@@ -49,12 +52,14 @@ impl Habits {
         kv: Codec::Int4,
         policy: Policy::Auto,
         follow_device: true,
+        explain: false,
     };
     /// For commands that judge: nothing lost that was not asked for.
     pub const JUDGE: Habits = Habits {
         kv: Codec::F16,
         policy: Policy::Full,
         follow_device: false,
+        explain: false,
     };
     /// The same for a text without end.
     pub const STREAM: Habits = Habits {
@@ -66,6 +71,10 @@ impl Habits {
         kv: Codec::Int4,
         ..Habits::JUDGE
     };
+
+    pub fn explaining(self, explain: bool) -> Habits {
+        Habits { explain, ..self }
+    }
 }
 
 /// Loads what `MODEL` means, fetching it first if need be.
@@ -206,7 +215,7 @@ pub fn runtime_options(compute: &Compute, habits: Habits) -> Result<RuntimeOptio
             .memory
             .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         kv: kv(&compute.cache, habits.kv),
-        retention: retention(&compute.cache, habits.policy)?,
+        retention: retention(&compute.cache, habits)?,
         follow_device: habits.follow_device,
         cache_dir: match (compute.repack.unwrap_or_default(), Home::find()) {
             (args::Repack::Auto, Ok(home)) => Some(home.cache()),
@@ -237,9 +246,12 @@ pub fn kv(flags: &args::Cache, usual: Codec) -> KvOptions {
     }
 }
 
-fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
+fn retention(flags: &args::Cache, habits: Habits) -> Result<Retention> {
     let bounded = flags.anchors.is_some() || flags.window.is_some() || flags.window_plan.is_some();
-    let policy = match flags.policy {
+    let file = flags.policy_file.as_deref().map(policy_file::read);
+    let file = file.transpose()?;
+    let mut params = file.as_ref().map(|file| file.params);
+    let policy = match file.map(|file| file.policy).or(flags.policy) {
         Some(Policy::Full) if bounded => {
             return Err(usage(
                 "--policy full keeps everything; --anchors and --window need --policy window or auto",
@@ -248,8 +260,19 @@ fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
         Some(policy) => policy,
         // Whoever names a window wants one.
         None if bounded => Policy::Window,
-        None => usual,
+        None => habits.policy,
     };
+    match flags.profile {
+        None => {}
+        Some(_) if policy != Policy::Tiers || params.is_some() => {
+            return Err(usage("--profile has numbers for --policy tiers"));
+        }
+        // Until a prompt is there to look at.
+        Some(args::ProfileName::Auto) => {}
+        Some(args::ProfileName::Named(profile)) => {
+            params = Some(RowPolicy::Tiers(profile.params()));
+        }
+    }
     if policy == Policy::Adaptive {
         let named = matches!(flags.kv, Some(args::Kv::Named(_))) || !flags.kv_layers.is_empty();
         if named || flags.window.is_some() || flags.window_plan.is_some() {
@@ -277,7 +300,8 @@ fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
             recall: flags.recall,
             kv_bytes: None,
         },
-        params: None,
+        params,
+        explain: habits.explain,
         replay: flags
             .window_plan
             .as_ref()

@@ -19,6 +19,7 @@ mod interrupt;
 mod ledger;
 mod logger;
 mod out;
+mod policy_file;
 mod progress;
 mod resolve;
 

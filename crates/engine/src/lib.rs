@@ -33,7 +33,7 @@ pub mod run;
 pub mod sample;
 pub mod text;
 
-pub use haversack_cache::{Ledger, Zones};
+pub use haversack_cache::{Ledger, Zones, policy};
 pub use haversack_kernels::format::kv::{Codec, Form, KvForm};
 pub use haversack_kernels::{cpu, format};
 pub use haversack_memory as memory;

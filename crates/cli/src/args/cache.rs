@@ -5,8 +5,10 @@
 
 use super::{CONTEXT_MAX, count};
 use clap::{Args, ValueEnum};
+use haversack::policy::profile::Profile;
 use haversack::{Codec, Form, KvForm, Policy};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// First tokens that may have an exact copy: those of one block.
@@ -27,6 +29,14 @@ pub struct Cache {
     /// What stays when the budget or the context ends: auto, full, window, tiers, heavy, snap, turns or adaptive [default: auto; full for score, perplexity and bench]
     #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true)]
     pub policy: Option<Policy>,
+
+    /// A policy that chooses rows, with its numbers, as TOML
+    #[arg(long, value_name = "FILE", conflicts_with = "policy")]
+    pub policy_file: Option<PathBuf>,
+
+    /// Numbers for --policy tiers by what the conversation is for: auto, chat, code, summarize, long-form or conservative [default: chat]
+    #[arg(long, value_name = "NAME", value_parser = profile, allow_hyphen_values = true)]
+    pub profile: Option<ProfileName>,
 
     /// How thoroughly the model is probed for --policy adaptive, once [default: short]
     #[arg(long, value_name = "KIND")]
@@ -161,6 +171,25 @@ fn policy(name: &str) -> Result<Policy, String> {
         let names = Policy::ALL.map(Policy::name).join(", ");
         format!("accepted: {names}")
     })
+}
+
+/// `auto` looks at the prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProfileName {
+    Auto,
+    Named(Profile),
+}
+
+fn profile(name: &str) -> Result<ProfileName, String> {
+    if name == "auto" {
+        return Ok(ProfileName::Auto);
+    }
+    Profile::from_name(name)
+        .map(ProfileName::Named)
+        .ok_or_else(|| {
+            let names = Profile::ALL.map(Profile::name).join(", ");
+            format!("accepted: auto, {names}")
+        })
 }
 
 /// How thoroughly a model is probed for `--policy adaptive`.

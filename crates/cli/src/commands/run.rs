@@ -8,6 +8,7 @@ use crate::interrupt::Cooperative;
 use crate::ledger::{self, Holding};
 use crate::{out, progress};
 use anyhow::{Context, Result};
+use haversack::policy::profile::Profile;
 use haversack::run::{Event, GenerateOptions, generate};
 use haversack::text::template::Message;
 use haversack::text::tokenizer::EncodeOptions;
@@ -19,7 +20,9 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
         args.prompt.prompt.as_deref(),
         args.prompt.prompt_file.as_deref(),
     )?;
-    let mut engine = engine::load(args.model.as_deref(), &args.compute, Habits::TALK)?;
+    let (prompt, compute) = profiled(prompt, &args.compute)?;
+    let habits = Habits::TALK.explaining(args.explain);
+    let mut engine = engine::load(args.model.as_deref(), &compute, habits)?;
     let ids = prompt_ids(args, prompt, &engine)?;
     engine.check_fits(ids.len())?;
 
@@ -99,6 +102,11 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
         out::note(&ledger::bar(&engine.runtime, &holding));
     }
     if args.explain {
+        engine
+            .runtime
+            .plans()
+            .iter()
+            .for_each(|plan| out::note(plan));
         out::note(&ledger::explain(&engine.runtime, &holding, 0, ids.len()));
     }
     if !as_json {
@@ -163,4 +171,17 @@ fn prompt_ids(args: &args::Run, prompt: Text, engine: &Engine) -> Result<Vec<u32
         }
         _ => ids,
     })
+}
+
+/// `--profile auto` looks at the prompt.
+fn profiled(prompt: Text, compute: &args::Compute) -> Result<(Text, args::Compute)> {
+    let mut compute = compute.clone();
+    if compute.cache.profile != Some(args::ProfileName::Auto) {
+        return Ok((prompt, compute));
+    }
+    let text = prompt.read()?;
+    let profile = Profile::of(&text);
+    log::info!("profile {}", profile.name());
+    compute.cache.profile = Some(args::ProfileName::Named(profile));
+    Ok((Text::Here(text), compute))
 }

@@ -278,6 +278,8 @@ pub struct Retention {
     pub params: Option<RowPolicy>,
     /// What `Adaptive` aims at.
     pub adaptive: Wishes,
+    /// Put every plan that is applied into words, for [`super::Runtime::plans`].
+    pub explain: bool,
     /// Changes of the window to make again, each at its position, instead of asking the device.
     pub replay: Vec<(u64, usize)>,
 }

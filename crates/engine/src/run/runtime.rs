@@ -97,6 +97,8 @@ pub struct Runtime {
     device: Option<Device>,
     /// Rows of a layer among which some leave; kept for its room.
     loose: Vec<Row>,
+    /// Plans that were applied, in words, if somebody wants to know.
+    plans: Vec<String>,
     /// The window that the device has room for, and why. Each sequence takes it over where rows of its
     /// own may leave.
     target: Option<(usize, String)>,
@@ -204,6 +206,7 @@ impl Runtime {
                 due: Duration::ZERO,
             }),
             loose,
+            plans: Vec::new(),
             target: None,
             model,
         })
@@ -282,6 +285,11 @@ impl Runtime {
 
     pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, StepError> {
         Ok(self.store.stats(id)?)
+    }
+
+    /// The plans that were applied since the last call, in words; those of a while, if nobody asks for long.
+    pub fn plans(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.plans)
     }
 
     /// Every change of a sequence's window so far, in order. Told to [`Retention::replay`], they give the

@@ -44,7 +44,11 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
     if as_json {
         return Err(usage("chat has no JSON form; run has"));
     }
-    let engine = engine::load(args.model.as_deref(), &args.compute, Habits::TALK)?;
+    let engine = engine::load(
+        args.model.as_deref(),
+        &args.compute,
+        Habits::TALK.explaining(args.explain),
+    )?;
     if let Some(error) = engine.model.template().source_error() {
         bail!("{}: tokenizer.chat_template: {error}", engine.name());
     }
@@ -234,6 +238,8 @@ impl Conversation {
             out::note(&self.stats()?);
         }
         if self.explain {
+            let plans = self.engine.runtime.plans();
+            plans.iter().for_each(|plan| out::note(plan));
             out::note(&self.context()?);
         }
         Ok(())

@@ -6,9 +6,13 @@ use super::{Runtime, StepError};
 use crate::device::WindowChange;
 use crate::model::forward::Span;
 use haversack_cache::SequenceId;
+use haversack_cache::policy::explain::RowPlan;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::policy::window::{self, WindowParams};
 use haversack_kernels::attention::BLOCK_SLOTS;
+
+/// Plans in words that wait for somebody to read them.
+const PLANS_MAX: usize = 1024;
 
 impl Runtime {
     /// Changes the window of a sequence that stands at `position`, if that is a place where its rows may
@@ -61,6 +65,7 @@ impl Runtime {
             return Ok(());
         }
         log::debug!("{plan}");
+        self.explain(&plan);
         self.store.apply(id, &plan)?;
         // What leaves a smaller window was spread over all slabs; the device gets whole ones only. Where
         // even the list of moves has no room, blocks stay where they are.
@@ -81,6 +86,7 @@ impl Runtime {
         let first = anchors.next_multiple_of(BLOCK_SLOTS as u64);
         let oldest = if past > 0 { first + past } else { 0 };
         let used = self.used();
+        let mut words = self.retention.explain.then(|| RowPlan::new(position));
         for layer in 0..self.store.layers().len() {
             let most = self.rows_max(layer, window);
             let rows = self.store.rows_in(id, layer)?;
@@ -95,13 +101,28 @@ impl Runtime {
                 ..self.store.layer_view(id, layer, anchors)?
             };
             let leave = policy.choose(&view, &mut self.loose);
+            if let Some(words) = &mut words {
+                words.add(policy, &view, &self.loose[..leave]);
+            }
             log::debug!("at position {position}: {leave} of {rows} rows leave layer {layer}");
             self.store.thin(id, layer, anchors, &self.loose[..leave])?;
         }
         if past > 0 {
             self.store.close_gap(id, anchors..oldest)?;
         }
+        if let Some(words) = words.filter(|words| !words.is_empty()) {
+            self.explain(&words);
+        }
         Ok(())
+    }
+
+    fn explain(&mut self, plan: &dyn std::fmt::Display) {
+        if self.retention.explain {
+            if self.plans.len() == PLANS_MAX {
+                self.plans.remove(0);
+            }
+            self.plans.push(plan.to_string());
+        }
     }
 
     /// What of the budget is in use; everything where there is none.

@@ -1,0 +1,317 @@
+//! `--policy-file F.toml`: a policy and its numbers, so that a sweep needs no rebuild.
+//!
+//! ```toml
+//! policy = "tiers"
+//! profile = "code"       # tiers: numbers to start from
+//! alpha = 0.3            # or half_life = 32
+//! trigger = 0.7
+//! borders = [10, 20]
+//! shallow = { recent = 128, theta = 0.2 }
+//! middle = { first = 64, recent = 128, part = [0.25, 0.75], theta = 0.15, batch = 16 }
+//! deep = { recent = 256, theta = 0.25, share_max = 0.1 }
+//! ```
+//!
+//! `heavy` and `adaptive` know `score` (sum, peak, max, average with alpha or half_life) and `recent`; `snap` knows
+//! `neighbours` and `recent`; `turns` knows `recent`. What is left out is as usual; what nobody knows is refused. Ranges
+//! are the library's to check.
+
+use crate::error::usage;
+use anyhow::Result;
+use haversack::Policy;
+use haversack::policy::count::Memory;
+use haversack::policy::heavy::{HeavyParams, Score};
+use haversack::policy::profile::Profile;
+use haversack::policy::rows::RowPolicy;
+use haversack::policy::snap::SnapParams;
+use haversack::policy::tiers::TiersParams;
+use haversack::policy::turns::TurnsParams;
+use std::path::Path;
+
+/// What a file says.
+#[derive(Debug, PartialEq)]
+pub struct PolicyFile {
+    pub policy: Policy,
+    pub params: RowPolicy,
+}
+
+pub fn read(path: &Path) -> Result<PolicyFile> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| usage(format!("cannot read --policy-file {name}: {error}")))?;
+    parse(&text).map_err(|what| usage(format!("{name}: {what}")))
+}
+
+fn parse(text: &str) -> Result<PolicyFile, String> {
+    let table: toml::Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| error.message().to_owned())?;
+    let mut keys = Keys {
+        path: String::new(),
+        table,
+    };
+    let chosen = Policy::ALL.into_iter().filter(|policy| policy.chooses());
+    let names: Vec<&str> = chosen.map(Policy::name).collect();
+    let accepted = || format!("accepted: {}", names.join(", "));
+    let policy = keys
+        .text("policy")?
+        .ok_or_else(|| format!("policy is missing; {}", accepted()))?;
+    let policy: Policy = policy
+        .parse()
+        .ok()
+        .filter(|policy: &Policy| policy.chooses())
+        .ok_or_else(|| format!("policy is '{policy}'; {}", accepted()))?;
+    let params = match policy {
+        Policy::Tiers => RowPolicy::Tiers(tiers(&mut keys)?),
+        Policy::Snap => {
+            let usual = SnapParams::default();
+            RowPolicy::Snap(SnapParams {
+                neighbours: keys.whole("neighbours")?.unwrap_or(usual.neighbours),
+                recent: keys.whole("recent")?.unwrap_or(usual.recent),
+            })
+        }
+        Policy::Turns => {
+            let usual = TurnsParams::default();
+            RowPolicy::Turns(TurnsParams {
+                recent: keys.whole("recent")?.unwrap_or(usual.recent),
+            })
+        }
+        _ => RowPolicy::Heavy(heavy(&mut keys)?),
+    };
+    keys.end()?;
+    Ok(PolicyFile { policy, params })
+}
+
+fn heavy(keys: &mut Keys) -> Result<HeavyParams, String> {
+    let usual = HeavyParams::default();
+    let memory = memory(keys)?;
+    let score = match (keys.text("score")?.as_deref(), memory) {
+        (None, None) => usual.score,
+        (Some("sum"), None) => Score::Sum,
+        (Some("peak"), None) => Score::Peak,
+        (Some("max"), None) => Score::Max,
+        (None | Some("average"), memory) => Score::Average(memory.unwrap_or_default()),
+        (Some(score @ ("sum" | "peak" | "max")), Some(_)) => {
+            return Err(format!(
+                "score {score} forgets nothing; alpha and half_life need average"
+            ));
+        }
+        (Some(score), _) => {
+            return Err(format!(
+                "score is '{score}'; accepted: sum, peak, max, average"
+            ));
+        }
+    };
+    Ok(HeavyParams {
+        score,
+        recent: keys.whole("recent")?.unwrap_or(usual.recent),
+    })
+}
+
+fn memory(keys: &mut Keys) -> Result<Option<Memory>, String> {
+    match (keys.number("alpha")?, keys.number("half_life")?) {
+        (Some(_), Some(_)) => {
+            Err("alpha and half_life say the same thing; accepted: one of them".into())
+        }
+        (Some(alpha), None) => Ok(Some(Memory::Alpha(alpha))),
+        (None, Some(queries)) => Ok(Some(Memory::HalfLife(queries))),
+        (None, None) => Ok(None),
+    }
+}
+
+fn tiers(keys: &mut Keys) -> Result<TiersParams, String> {
+    let mut params = match keys.text("profile")? {
+        None => TiersParams::PUBLISHED,
+        Some(name) => Profile::from_name(&name)
+            .ok_or_else(|| {
+                let names = Profile::ALL.map(Profile::name).join(", ");
+                format!("profile is '{name}'; accepted: {names}")
+            })?
+            .params(),
+    };
+    params.memory = memory(keys)?.unwrap_or(params.memory);
+    set(&mut params.trigger, keys.number("trigger")?);
+    if let Some([first, second]) = keys.pair("borders")? {
+        let border = |x: f32| match x >= 0.0 && x.fract() == 0.0 && x < 1e6 {
+            true => Ok(x as usize),
+            false => Err(format!("borders has {x}; accepted: layers")),
+        };
+        params.borders = Some([border(first)?, border(second)?]);
+    }
+    if let Some(mut keys) = keys.table("shallow")? {
+        set(&mut params.shallow.recent, keys.whole("recent")?);
+        params.shallow.theta = keys.number("theta")?.or(params.shallow.theta);
+        keys.end()?;
+    }
+    if let Some(mut keys) = keys.table("middle")? {
+        set(&mut params.middle.first, keys.whole("first")?);
+        set(&mut params.middle.recent, keys.whole("recent")?);
+        set(&mut params.middle.part, keys.pair("part")?);
+        set(&mut params.middle.theta, keys.number("theta")?);
+        let batch = keys.whole("batch")?;
+        set(
+            &mut params.middle.batch,
+            batch.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
+        );
+        keys.end()?;
+    }
+    if let Some(mut keys) = keys.table("deep")? {
+        set(&mut params.deep.recent, keys.whole("recent")?);
+        set(&mut params.deep.theta, keys.number("theta")?);
+        set(&mut params.deep.share_max, keys.number("share_max")?);
+        keys.end()?;
+    }
+    Ok(params)
+}
+
+fn set<T>(to: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *to = value;
+    }
+}
+
+/// A table whose keys are taken out one by one.
+struct Keys {
+    /// Of the table inside the file, with a dot behind it.
+    path: String,
+    table: toml::Table,
+}
+
+impl Keys {
+    fn text(&mut self, key: &str) -> Result<Option<String>, String> {
+        match self.table.remove(key) {
+            None => Ok(None),
+            Some(toml::Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.wrong(key, &other, "a string")),
+        }
+    }
+
+    fn number(&mut self, key: &str) -> Result<Option<f32>, String> {
+        match self.table.remove(key) {
+            None => Ok(None),
+            Some(toml::Value::Integer(number)) => Ok(Some(number as f32)),
+            Some(toml::Value::Float(number)) => Ok(Some(number as f32)),
+            Some(other) => Err(self.wrong(key, &other, "a number")),
+        }
+    }
+
+    fn whole(&mut self, key: &str) -> Result<Option<u64>, String> {
+        match self.table.remove(key) {
+            None => Ok(None),
+            Some(toml::Value::Integer(number)) => match u64::try_from(number) {
+                Ok(number) => Ok(Some(number)),
+                Err(_) => Err(format!(
+                    "{}{key} is {number}; accepted: 0 or more",
+                    self.path
+                )),
+            },
+            Some(other) => Err(self.wrong(key, &other, "a whole number")),
+        }
+    }
+
+    fn pair(&mut self, key: &str) -> Result<Option<[f32; 2]>, String> {
+        let Some(value) = self.table.remove(key) else {
+            return Ok(None);
+        };
+        let number = |value: &toml::Value| match value {
+            toml::Value::Integer(number) => Some(*number as f32),
+            toml::Value::Float(number) => Some(*number as f32),
+            _ => None,
+        };
+        let pair = match value.as_array().map(Vec::as_slice) {
+            Some([a, b]) => number(a).zip(number(b)),
+            _ => None,
+        };
+        match pair {
+            Some((a, b)) => Ok(Some([a, b])),
+            None => Err(self.wrong(key, &value, "two numbers in brackets")),
+        }
+    }
+
+    fn table(&mut self, key: &str) -> Result<Option<Keys>, String> {
+        match self.table.remove(key) {
+            None => Ok(None),
+            Some(toml::Value::Table(table)) => Ok(Some(Keys {
+                path: format!("{}{key}.", self.path),
+                table,
+            })),
+            Some(other) => Err(self.wrong(key, &other, "a table")),
+        }
+    }
+
+    fn wrong(&self, key: &str, found: &toml::Value, accepted: &str) -> String {
+        format!(
+            "{}{key} is a {}; accepted: {accepted}",
+            self.path,
+            found.type_str()
+        )
+    }
+
+    /// Whatever is left is unknown.
+    fn end(self) -> Result<(), String> {
+        match self.table.keys().next() {
+            Some(key) => Err(format!("unknown key '{}{key}'", self.path)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_reach_their_place() {
+        let file = parse(
+            "policy = 'tiers'\nprofile = 'code'\nhalf_life = 32\ntrigger = 0.5\nborders = [8, 20]\n\
+             shallow = { theta = 0.2 }\nmiddle = { part = [0, 1], batch = 4 }\ndeep = { share_max = 0.5 }",
+        )
+        .unwrap();
+        let RowPolicy::Tiers(params) = file.params else {
+            panic!("{file:?}");
+        };
+        assert_eq!(file.policy, Policy::Tiers);
+        assert_eq!(params.memory, Memory::HalfLife(32.0));
+        assert_eq!((params.trigger, params.borders), (0.5, Some([8, 20])));
+        assert_eq!(
+            (params.shallow.recent, params.shallow.theta),
+            (128, Some(0.2))
+        );
+        assert_eq!((params.middle.part, params.middle.batch), ([0.0, 1.0], 4));
+        assert_eq!((params.middle.theta, params.deep.share_max), (0.10, 0.5));
+        let heavy = parse("policy = 'adaptive'\nscore = 'max'\nrecent = 100").unwrap();
+        let score = Score::Max;
+        let expected = HeavyParams { score, recent: 100 };
+        assert_eq!(heavy.params, RowPolicy::Heavy(expected));
+        assert_eq!(heavy.policy, Policy::Adaptive);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, named) in [
+            ("", "policy is missing"),
+            ("policy = 'window'", "tiers, heavy"),
+            ("policy = 5", "accepted: a string"),
+            ("policy = 'tiers'\ntheta = 1", "'theta'"),
+            ("policy = 'tiers'\ndeep = { batch = 1 }", "'deep.batch'"),
+            (
+                "policy = 'tiers'\nalpha = 0.3\nhalf_life = 3",
+                "one of them",
+            ),
+            ("policy = 'tiers'\nmiddle = 3", "accepted: a table"),
+            ("policy = 'tiers'\nborders = [1]", "two numbers"),
+            ("policy = 'tiers'\nborders = [1.5, 2]", "layers"),
+            ("policy = 'tiers'\nprofile = 'auto'", "conservative"),
+            ("policy = 'heavy'\nrecent = -1", "0 or more"),
+            ("policy = 'heavy'\nscore = 'min'", "sum, peak, max, average"),
+            (
+                "policy = 'heavy'\nscore = 'sum'\nalpha = 0.1",
+                "need average",
+            ),
+            ("policy = ", "expected"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(named), "{text}: {error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+}
