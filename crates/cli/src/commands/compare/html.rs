@@ -127,7 +127,14 @@ fn plots(exam: &Exam, rows: &[&Row]) -> String {
 /// One line for each policy and codec.
 fn series(rows: &[&Row], column: &str) -> Vec<Series> {
     let mut lines: Vec<Series> = Vec::new();
+    let mut names: Vec<String> = Vec::new();
     for row in rows {
+        let name = row.series();
+        let known = names.iter().position(|known| *known == name);
+        let colour = known.unwrap_or(names.len());
+        if known.is_none() {
+            names.push(name.clone());
+        }
         let (Some(x), Some(y)) = (row.number("bytes_fraction"), row.number(column)) else {
             continue;
         };
@@ -141,11 +148,11 @@ fn series(rows: &[&Row], column: &str) -> Vec<Series> {
         if column == "kl_mean" && y <= 0.0 {
             continue;
         }
-        let name = row.series();
         match lines.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push(point),
             None => lines.push(Series {
                 name,
+                colour,
                 points: vec![point],
             }),
         }

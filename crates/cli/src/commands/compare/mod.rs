@@ -321,14 +321,13 @@ fn header(args: &args::Compare, engine: &Engine, exam: &Exam) -> Json {
         .iter()
         .map(|text| digest(&format!("{} {:?}", text.name, text.ids)))
         .collect();
+    // How many windows and cases there are is not part of it: more of them can be added.
     let settings = format!(
-        "{} {} {texts:?} {} {} {} {} {:?}",
+        "{} {} {texts:?} {} {} {:?}",
         env!("CARGO_PKG_VERSION"),
         activations(args.activations),
         args.offset,
-        args.chunks,
         args.score_from,
-        exam.cases,
         exam.instructions,
     );
     json!({

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! A last line that was cut off is dropped. Numbers are kept as the hexadecimal digits of their bits: a
-//! report from a file is the report of the run, bit for bit. Who is compared is not part of the settings:
-//! results carry what they are of, so that contenders can be added to a comparison that is done.
+//! report from a file is the report of the run, bit for bit. Who is compared, and on how many windows and
+//! prompts, is not part of the settings: results carry what they are of, so that more can be added to a
+//! comparison that is done.
 
 use crate::error::usage;
 use anyhow::{Context, Result, anyhow};

@@ -8,6 +8,8 @@ use std::fmt::Write;
 /// One line of a plot.
 pub struct Series {
     pub name: String,
+    /// The same line has the same colour in all plots.
+    pub colour: usize,
     pub points: Vec<Point>,
 }
 
@@ -156,8 +158,12 @@ pub fn plot(title: &str, y_label: &str, series: &[Series], y_scale: Scale) -> St
         escape(y_label)
     ));
     for (i, line) in series.iter().enumerate() {
-        let class = format!("s{}", i % COLOURS);
-        let dashed = if i >= COLOURS { " dashed" } else { "" };
+        let class = format!("s{}", line.colour % COLOURS);
+        let dashed = if line.colour >= COLOURS {
+            " dashed"
+        } else {
+            ""
+        };
         let mut points = line.points.clone();
         points.sort_by(|a, b| a.x.total_cmp(&b.x));
         let mut path = String::new();
