@@ -8,13 +8,13 @@ impl Dice {
     pub fn new(seed: u64, about: &[u64]) -> Dice {
         let mut dice = Dice(seed);
         for &number in about {
-            dice.0 = dice.next() ^ number;
+            dice.0 = dice.throw() ^ number;
         }
         dice
     }
 
     /// splitmix64.
-    pub fn next(&mut self) -> u64 {
+    pub fn throw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -23,7 +23,7 @@ impl Dice {
 
     /// In `0..n`; 0 for an empty range.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % (n as u64).max(1)) as usize
+        (self.throw() % (n as u64).max(1)) as usize
     }
 
     pub fn pick<'a, T: ?Sized>(&mut self, list: &[&'a T]) -> &'a T {
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn throws_depend_on_everything_named() {
-        let first = |seed, about: &[u64]| Dice::new(seed, about).next();
+        let first = |seed, about: &[u64]| Dice::new(seed, about).throw();
         assert_eq!(first(1, &[2, 3]), first(1, &[2, 3]));
         let all = [first(1, &[2, 3]), first(1, &[3, 2]), first(2, &[2, 3])];
         assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2]);
