@@ -22,7 +22,7 @@ use std::ops::ControlFlow;
 /// Tokens of an answer at most.
 pub const ANSWER_TOKENS: usize = 64;
 /// Letters of a turn of the shared conversation.
-const TURN_LETTERS: usize = 400;
+const TURN_LETTERS: usize = 200;
 
 /// A shared conversation and what follows it.
 #[derive(Clone, Debug, PartialEq, Eq)]

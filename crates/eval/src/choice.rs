@@ -3,6 +3,7 @@
 //! The figure is the log-probability of the right answer among all that are offered. It moves long
 //! before the likeliest answer changes, so that a small model gives a signal too.
 
+use haversack::model::forward::{Span, Want};
 use haversack::run::SequenceId;
 use haversack::run::runtime::{Runtime, StepError};
 use haversack::sample;
@@ -95,26 +96,63 @@ fn ask(runtime: &mut Runtime, id: SequenceId, question: &Question) -> Result<Ver
         .feed(id, &question.ask, &mut |_| ControlFlow::Continue(()))?
         .map(<[f32]>::to_vec)
         .unwrap_or_default();
-    let vocab = runtime.model().config().vocab;
     let position = runtime.position(id)?;
-    let not_finite = StepError::NotFinite { position };
+    let not_finite = |_| StepError::NotFinite { position };
     let mut scores = Vec::new();
     for answer in &question.answers {
-        let Some((&head, rest)) = answer.split_first() else {
-            return Err(StepError::Empty);
-        };
-        let mut score = sample::logprob_of(&first, head).map_err(|_| not_finite.clone())?;
-        if !rest.is_empty() {
-            let fork = runtime.fork(id)?;
-            let logits = runtime.all_logits(fork, &answer[..answer.len() - 1]);
-            runtime.close(fork)?;
-            for (logits, &next) in logits?.chunks_exact(vocab).zip(rest) {
-                score += sample::logprob_of(logits, next).map_err(|_| not_finite.clone())?;
-            }
+        let head = *answer.first().ok_or(StepError::Empty)?;
+        scores.push(sample::logprob_of(&first, head).map_err(not_finite)?);
+    }
+    // What is fed of each answer that has more than a token: all but its last.
+    let fed: Vec<(usize, &[u32])> = question
+        .answers
+        .iter()
+        .map(|answer| &answer[..answer.len() - 1])
+        .enumerate()
+        .filter(|(_, fed)| !fed.is_empty())
+        .collect();
+    let logits = on_forks(runtime, id, &fed)?;
+    let mut rows = logits.chunks_exact(runtime.model().config().vocab);
+    for (i, fed) in fed {
+        let after = &question.answers[i][1..];
+        for (&next, logits) in after.iter().zip(rows.by_ref().take(fed.len())) {
+            scores[i] += sample::logprob_of(logits, next).map_err(not_finite)?;
         }
-        scores.push(score);
     }
     verdict(&scores).ok_or(StepError::Empty)
+}
+
+/// Logits after each token of each continuation, (continuation, token, vocab), each on a fork of its own.
+/// All in one step where no rows may leave on the way; the bits are the same.
+fn on_forks(
+    runtime: &mut Runtime,
+    id: SequenceId,
+    continuations: &[(usize, &[u32])],
+) -> Result<Vec<f32>, StepError> {
+    let position = runtime.position(id)?;
+    let mut spans = Vec::new();
+    for (_, tokens) in continuations {
+        spans.push(Span {
+            sequence: runtime.fork(id)?,
+            position,
+            tokens,
+            want: Want::All,
+        });
+    }
+    let mut logits = match spans.is_empty() {
+        true => Ok(Vec::new()),
+        false => runtime.step(&spans).map(<[f32]>::to_vec),
+    };
+    if let Err(StepError::Crosses { .. }) = logits {
+        let each = spans
+            .iter()
+            .map(|s| runtime.all_logits(s.sequence, s.tokens));
+        logits = each.collect::<Result<Vec<_>, _>>().map(|all| all.concat());
+    }
+    for span in &spans {
+        runtime.close(span.sequence)?;
+    }
+    logits
 }
 
 /// Of the log-probabilities of all answers, the right one's first.

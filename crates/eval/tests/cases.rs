@@ -1,9 +1,10 @@
 //! Cases: within their context, the same again, and with one right answer.
 
 use haversack::load::gguf::synth::Spec;
-use haversack::{LoadOptions, Model, Repack, Retention, Runtime, RuntimeOptions};
+use haversack::{LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, sample};
 use haversack_eval::task::Task;
 use haversack_eval::{answers, choice, instructions, story};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -107,4 +108,58 @@ fn verdicts_and_answers_of_a_full_cache() {
         answers::nll(&mut runtime, base, &script.rests[0], &[]).unwrap(),
         0.0
     );
+}
+
+/// Answers tried together score what each scores alone, also where rows leave in the middle of one.
+#[test]
+fn answers_together_and_one_by_one() {
+    let model = model("together");
+    let filler: Vec<u32> = Spec::named("llama").unwrap().ids(700);
+    for policy in [Policy::Full, Policy::Window, Policy::Heavy] {
+        let bounded = policy != Policy::Full;
+        let options = RuntimeOptions {
+            threads: 2,
+            retention: Retention {
+                policy,
+                anchors: bounded.then_some(32),
+                window: bounded.then_some(320),
+                ..Retention::default()
+            },
+            ..RuntimeOptions::default()
+        };
+        let mut runtime = Runtime::new(model.clone(), &options).unwrap();
+        for context in [640, 655] {
+            let case = Task::Recall.case(model.tokenizer(), &filler, context, 0, 0);
+            let verdicts = choice::judge(&mut runtime, &case).unwrap();
+            for (question, verdict) in case.questions.iter().zip(&verdicts).take(2) {
+                let alone: Vec<f64> = question
+                    .answers
+                    .iter()
+                    .map(|answer| alone(&mut runtime, &case.prompt, &question.ask, answer))
+                    .collect();
+                let sum: f64 = alone.iter().map(|score| score.exp()).sum();
+                let logprob = alone[0] - sum.ln();
+                let distance = (logprob - verdict.logprob).abs();
+                assert!(distance < 1e-9, "{policy:?} {logprob} {verdict:?}");
+            }
+        }
+    }
+}
+
+/// Log-probability of an answer, everything read from an empty sequence.
+fn alone(runtime: &mut Runtime, prompt: &[u32], ask: &[u32], answer: &[u32]) -> f64 {
+    let read = [prompt, ask].concat();
+    let (&last, read) = read.split_last().unwrap();
+    let vocab = runtime.model().config().vocab;
+    let id = runtime.open().unwrap();
+    let mut on = |_: usize| ControlFlow::Continue(());
+    runtime.feed(id, read, &mut on).unwrap();
+    let fed = [&[last], &answer[..answer.len() - 1]].concat();
+    let logits = runtime.all_logits(id, &fed).unwrap();
+    runtime.close(id).unwrap();
+    let rows = logits.chunks_exact(vocab);
+    let scores = rows
+        .zip(answer)
+        .map(|(row, &next)| sample::logprob_of(row, next).unwrap());
+    scores.sum()
 }
