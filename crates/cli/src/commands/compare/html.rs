@@ -19,7 +19,7 @@ const STYLE: &str = "
 body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin-top: 2em; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.1em 1em; } dt { opacity: 0.7; } dd { margin: 0; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1em; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 1em; }
 .maps { display: grid; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); gap: 1em; }
 svg { width: 100%; height: auto; } svg text { fill: currentColor; font: 12px system-ui, sans-serif; } svg .title { font-weight: 600; }
 .grid { stroke: var(--soft); stroke-width: 1; } .line { fill: none; stroke-width: 2; } .thin { stroke-width: 1; opacity: 0.6; } .dashed { stroke-dasharray: 5 4; }
