@@ -3,7 +3,7 @@
 //! The conversation is the same for all instructions, so it is read once and each answer begins on a fork:
 //!
 //! ```text
-//! [ shared: turns made of the text, up to the instruction ][ instruction ][ answer, at most 64 tokens )
+//! [ shared: the text as a first turn, up to the instruction ][ instruction ][ answer, at most 64 tokens )
 //! ```
 //!
 //! Greedy. Two greedy texts part at the first near-tie and never meet again, so that a text alone says
@@ -21,7 +21,7 @@ use std::ops::ControlFlow;
 
 /// Tokens of an answer at most.
 pub const ANSWER_TOKENS: usize = 64;
-/// Letters of a turn of the shared conversation.
+/// Letters by which the shared conversation grows.
 const TURN_LETTERS: usize = 200;
 
 /// A shared conversation and what follows it.
@@ -67,7 +67,7 @@ impl From<ChatError> for ScriptError {
     }
 }
 
-/// Everything fits `context` tokens, with as many turns of `text` before as there is room for.
+/// Everything fits `context` tokens, with as much of `text` before as there is room for.
 pub fn script(
     model: &Model,
     text: &str,
@@ -98,21 +98,25 @@ pub fn script(
         });
     }
     let mut turns: Vec<Message> = Vec::new();
-    let mut passages = passages(text).into_iter().cycle();
+    let passages = passages(text).into_iter().cycle();
     if let Some(longest) = instructions.get(i) {
+        // One long turn and one short answer: small models copy what they see an assistant say often.
+        let mut told = String::from("Here is a text to read first.\n\n");
         let mut before = 0;
-        while let (Some(first), Some(second)) = (passages.next(), passages.next()) {
-            let ask = format!("What do you think of this passage? {first}");
-            turns.push(Message::new("user", ask));
-            let answer = format!("It goes on like this: {second}");
-            turns.push(Message::new("assistant", answer));
-            let length = encode(&turns, longest)?.len();
+        for passage in passages {
+            told.push_str(&passage);
+            told.push(' ');
+            let longer = [
+                Message::new("user", told.trim_end()),
+                Message::new("assistant", "I have read it. What shall I do next?"),
+            ];
+            let length = encode(&longer, longest)?.len();
             // A template may also show no turns but the last.
             if length > room || length <= before {
-                turns.truncate(turns.len() - 2);
                 break;
             }
             before = length;
+            turns = longer.to_vec();
         }
     }
     let prompts: Result<Vec<Vec<u32>>, ChatError> = instructions
