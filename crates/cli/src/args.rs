@@ -6,8 +6,10 @@
 //! `Option`s: the command line wins, then the file, then the default.
 
 mod cache;
+mod compare;
 
 pub use cache::{Cache, Kv, KvPair, Positions, Probe, ProfileName, RecentKv, Weights};
+pub use compare::{Compare, Job};
 
 use crate::bytes;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -70,6 +72,8 @@ pub enum Command {
     Bench(Bench),
     /// How well a text is predicted, and what a cache costs of it
     Perplexity(Box<Perplexity>),
+    /// Which policy and codec keeps most of the model in the same bytes
+    Compare(Box<Compare>),
     /// What fits a device, and what to choose for it
     Plan(Plan),
 }

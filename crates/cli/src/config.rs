@@ -194,6 +194,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::Doctor => "doctor",
         Command::Bench(_) => "bench",
         Command::Perplexity(_) => "perplexity",
+        Command::Compare(_) => "compare",
         Command::Plan(_) => "plan",
     }
 }

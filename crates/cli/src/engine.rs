@@ -141,7 +141,17 @@ fn planned(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Option<Runtim
     if !adaptive::is_open(options) {
         return Ok(None);
     }
-    let depth = options.retention.adaptive.depth;
+    let curves = probe(model, options, options.retention.adaptive.depth)?;
+    let planned = adaptive::with_curves(model.config(), options, &curves);
+    planned.map(Some).map_err(|error| named(error.into()))
+}
+
+/// What hurts the layers of a model: kept, or measured with a bar.
+pub fn probe(
+    model: &Arc<Model>,
+    options: &RuntimeOptions,
+    depth: Depth,
+) -> Result<Vec<adaptive::Curves>> {
     let dir = options.cache_dir.as_deref();
     let mut bar = None;
     if !dir.is_some_and(|dir| probe::is_kept(model, dir, depth)) {
@@ -149,7 +159,7 @@ fn planned(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Option<Runtim
         bar = Some(progress::Count::new(model.config().layers.len(), "layers"));
     }
     let interrupt = Cooperative::begin(1);
-    let resolved = adaptive::resolve(model, options, &mut |done| {
+    let mut tell = |done: usize| {
         if let Some(bar) = &mut bar {
             bar.set(done);
         }
@@ -157,11 +167,10 @@ fn planned(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Option<Runtim
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
-    });
-    let resolved = resolved.map_err(named)?;
-    resolved
-        .map(Some)
-        .ok_or_else(|| anyhow::anyhow!("interrupted"))
+    };
+    let probe = probe::load_or_measure(model, options.threads, depth, dir, &mut tell);
+    let probe = probe.map_err(named)?;
+    Ok(probe.ok_or_else(|| anyhow::anyhow!("interrupted"))?.curves)
 }
 
 /// What the flags ask for and cannot be had is a usage error.

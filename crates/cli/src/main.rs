@@ -68,6 +68,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Score(args) => commands::score::score(args, json),
         Command::Bench(args) => commands::bench::bench(args, json),
         Command::Perplexity(args) => commands::perplexity::perplexity(args, json),
+        Command::Compare(args) => commands::compare::compare(args, json),
         Command::Plan(args) => commands::plan::plan(args, json),
         Command::Doctor => commands::doctor::doctor(json),
     }

@@ -60,8 +60,15 @@ fn parse(text: &str) -> Result<PolicyFile, String> {
         .ok()
         .filter(|policy: &Policy| policy.chooses())
         .ok_or_else(|| format!("policy is '{policy}'; {}", accepted()))?;
-    let params = match policy {
-        Policy::Tiers => RowPolicy::Tiers(tiers(&mut keys)?),
+    let params = params(policy, &mut keys)?;
+    keys.end()?;
+    Ok(PolicyFile { policy, params })
+}
+
+/// The numbers of a policy that chooses rows.
+pub fn params(policy: Policy, keys: &mut Keys) -> Result<RowPolicy, String> {
+    Ok(match policy {
+        Policy::Tiers => RowPolicy::Tiers(tiers(keys)?),
         Policy::Snap => {
             let usual = SnapParams::default();
             RowPolicy::Snap(SnapParams {
@@ -75,10 +82,8 @@ fn parse(text: &str) -> Result<PolicyFile, String> {
                 recent: keys.whole("recent")?.unwrap_or(usual.recent),
             })
         }
-        _ => RowPolicy::Heavy(heavy(&mut keys)?),
-    };
-    keys.end()?;
-    Ok(PolicyFile { policy, params })
+        _ => RowPolicy::Heavy(heavy(keys)?),
+    })
 }
 
 fn heavy(keys: &mut Keys) -> Result<HeavyParams, String> {
@@ -170,14 +175,14 @@ fn set<T>(to: &mut T, value: Option<T>) {
 }
 
 /// A table whose keys are taken out one by one.
-struct Keys {
+pub struct Keys {
     /// Of the table inside the file, with a dot behind it.
-    path: String,
-    table: toml::Table,
+    pub path: String,
+    pub table: toml::Table,
 }
 
 impl Keys {
-    fn text(&mut self, key: &str) -> Result<Option<String>, String> {
+    pub fn text(&mut self, key: &str) -> Result<Option<String>, String> {
         match self.table.remove(key) {
             None => Ok(None),
             Some(toml::Value::String(text)) => Ok(Some(text)),
@@ -194,7 +199,7 @@ impl Keys {
         }
     }
 
-    fn whole(&mut self, key: &str) -> Result<Option<u64>, String> {
+    pub fn whole(&mut self, key: &str) -> Result<Option<u64>, String> {
         match self.table.remove(key) {
             None => Ok(None),
             Some(toml::Value::Integer(number)) => match u64::try_from(number) {
@@ -247,7 +252,7 @@ impl Keys {
     }
 
     /// Whatever is left is unknown.
-    fn end(self) -> Result<(), String> {
+    pub fn end(self) -> Result<(), String> {
         match self.table.keys().next() {
             Some(key) => Err(format!("unknown key '{}{key}'", self.path)),
             None => Ok(()),

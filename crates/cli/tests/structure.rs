@@ -1,6 +1,6 @@
 //! The shape of the workspace: who may use whom, and where what may live.
 //!
-//! `cli → engine → cache → { kernels, memory }`; `unsafe` only in `kernels` and `memory`; JSON, HTTP
+//! `cli → eval → engine → cache → { kernels, memory }`; `unsafe` only in `kernels` and `memory`; JSON, HTTP
 //! and `anyhow` only in `cli`; no C or C++ below the library; no file that has outgrown its noun.
 //! Absences are easy to promise in a document and easy to lose in a pull request: so they are tests.
 
@@ -26,7 +26,12 @@ const CRATES: [(&str, &str, &[&str], bool); 6] = [
         false,
     ),
     ("eval", "haversack-eval", &["haversack"], false),
-    ("cli", "haversack-cli", &["haversack"], false),
+    (
+        "cli",
+        "haversack-cli",
+        &["haversack", "haversack-eval"],
+        false,
+    ),
 ];
 
 /// Past this, look for the second noun.

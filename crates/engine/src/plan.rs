@@ -8,13 +8,14 @@ use crate::model::forward::{Scratch, StepSize};
 use crate::run::options::{Activations, KvOptions, RuntimeOptions};
 use crate::run::runtime::CHUNK_MIN;
 use haversack_cache::notes::{Notes, Row};
+use haversack_cache::policy::window::WindowParams;
 use haversack_cache::size::{Kept, largest_that_fits};
 use haversack_cache::{
     Entry, LayerShape, Pool, StoreOptions, kv_bytes, reserve_bytes, staging_bytes,
 };
 use haversack_kernels::attention::BLOCK_SLOTS;
-use haversack_kernels::format::kv::Turn;
 use haversack_kernels::format::kv::carry::Carry;
+use haversack_kernels::format::kv::{KvForm, Turn};
 use std::collections::BTreeMap;
 
 /// How a step is computed, as far as it takes memory.
@@ -74,9 +75,16 @@ pub fn bytes_per_token(config: &Config, kv: &KvOptions) -> usize {
     haversack_cache::bytes_per_token(&layers(config, kv))
 }
 
-/// Bytes of the blocks of a sequence that has seen `tokens` tokens and kept them all.
+/// Bytes of the blocks of a sequence that has seen `tokens` tokens and kept all that its layers may keep.
 pub fn blocks_bytes(config: &Config, kv: &KvOptions, tokens: usize) -> u64 {
-    kv_bytes(&layers(config, kv), kv.zones(), Kept::All, tokens as u64)
+    let of = |(i, layer): (usize, &LayerShape)| {
+        let rows = tokens.min(kv.rows_max(i).saturating_add(BLOCK_SLOTS));
+        let layer = std::slice::from_ref(layer);
+        kv_bytes(layer, kv.zones(), Kept::All, rows as u64)
+    };
+    let layers = layers(config, kv);
+    let bytes = layers.iter().enumerate().map(of);
+    bytes.fold(0, u64::saturating_add)
 }
 
 /// Whether rounding the keys of a layer looks at its queries.
@@ -206,3 +214,83 @@ pub fn slots_max(config: &Config, kv: &KvOptions, setting: Setting, budget_bytes
 
 /// Longer than any context; a search has to end.
 const SLOTS_MAX: usize = 1 << 30;
+
+/// What a share of the bytes of a full f16 cache buys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Within {
+    /// The forms alone are within it.
+    Everything,
+    /// Anchors and so many of the last rows: whole blocks.
+    Window(usize),
+}
+
+/// No window is small enough.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("a share of {share} of the f16 bytes is too small; accepted: at least {least:.4}")]
+pub struct ShareTooSmall {
+    pub share: f64,
+    /// What the smallest window takes.
+    pub least: f64,
+}
+
+/// Bytes of the blocks of `tokens` tokens in f16, none left out: what shares are shares of.
+pub fn full_bytes(config: &Config, tokens: usize) -> u64 {
+    blocks_bytes(config, &KvOptions::plain(KvForm::F16), tokens)
+}
+
+/// The most block bytes that anchors and a window have live in the last blocks before `context` tokens, or
+/// in the step under way there: sinks, the near zone and the current block are in it.
+pub fn window_bytes(
+    config: &Config,
+    kv: &KvOptions,
+    anchors: usize,
+    window: usize,
+    context: usize,
+) -> u64 {
+    let kept = Kept::Window(WindowParams {
+        anchors: anchors as u64,
+        window: window as u64,
+    });
+    let (layers, zones) = (layers(config, kv), kv.zones());
+    let from = context.saturating_sub(2 * BLOCK_SLOTS);
+    let live = |position: usize| kv_bytes(&layers, zones, kept, position as u64);
+    // A block in both forms, of one layer: those before it are settled, those after it have not begun.
+    let zoned = layers.iter().filter(|layer| layer.zoned());
+    let under_way = zoned.map(|layer| layer.far_shape().block_bytes());
+    let under_way = under_way.max().unwrap_or(0) as u64;
+    let most = (from..=context).map(live).max().unwrap_or(0);
+    most.saturating_add(under_way)
+}
+
+/// The largest window behind `anchors` anchors, of at least `least` rows, with which `context` tokens
+/// take at most `share` of what they take in f16. Everything, where that is within the share.
+pub fn within_share(
+    config: &Config,
+    kv: &KvOptions,
+    anchors: usize,
+    least: usize,
+    context: usize,
+    share: f64,
+) -> Result<Within, ShareTooSmall> {
+    let full = full_bytes(config, context).max(1);
+    let most = (full as f64 * share) as u64;
+    if blocks_bytes(config, kv, context) <= most {
+        return Ok(Within::Everything);
+    }
+    let bytes = |blocks: u64| {
+        let window = blocks as usize * BLOCK_SLOTS;
+        window_bytes(config, kv, anchors, window, context)
+    };
+    let least = least.div_ceil(BLOCK_SLOTS).max(1) as u64;
+    // Anchors, window and the block of the step are within the context.
+    let room = context.min(config.context).saturating_sub(anchors) / BLOCK_SLOTS;
+    let room = (room as u64).saturating_sub(1);
+    let fits = |blocks: u64| least <= room && bytes(blocks.max(least)) <= most;
+    match largest_that_fits(room, fits) {
+        0 => Err(ShareTooSmall {
+            share,
+            least: bytes(least) as f64 / full as f64,
+        }),
+        blocks => Ok(Within::Window(blocks.max(least) as usize * BLOCK_SLOTS)),
+    }
+}

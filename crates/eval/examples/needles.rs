@@ -6,10 +6,10 @@ use haversack::{
     Activations, Codec, KvForm, KvOptions, LoadOptions, Model, Repack, Retention, Runtime,
     RuntimeOptions,
 };
-use haversack_eval::needles;
+use haversack_eval::{choice, needles};
 use std::path::Path;
 
-/// Filler of a case.
+/// Of a case, the question included.
 const TOKENS: usize = 1536;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +36,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let filler = model
         .tokenizer()
         .encode(&std::fs::read_to_string(text)?, plain)?;
-    let cases = needles::cases(model.tokenizer(), &filler, TOKENS, count);
+    let case = |number| needles::case(model.tokenizer(), &filler, TOKENS, 0, number);
+    let cases: Vec<choice::Case> = (0..count).map(case).collect();
     let mut runtimes = Vec::new();
     for &codec in &codecs {
         let options = RuntimeOptions {
@@ -49,14 +50,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     for (done, case) in cases.iter().enumerate() {
         for (_, runtime, sum, right) in &mut runtimes {
-            let verdict = needles::judge(runtime, case)?;
-            *sum += verdict.logprob;
-            *right += usize::from(verdict.right);
+            for verdict in choice::judge(runtime, case)? {
+                *sum += verdict.logprob;
+                *right += usize::from(verdict.right);
+            }
         }
         eprint!("\r{}/{}", done + 1, cases.len());
     }
     eprintln!();
-    let n = cases.len() as f64;
+    let n = cases.iter().map(|c| c.questions.len()).sum::<usize>() as f64;
     println!("codec       log p(right)   right");
     for (codec, _, sum, right) in &runtimes {
         let share = 100.0 * *right as f64 / n;

@@ -468,6 +468,23 @@ impl Store {
         })
     }
 
+    /// Positions of the rows that a layer still has, block by block.
+    pub fn kept(
+        &self,
+        id: SequenceId,
+        layer: usize,
+    ) -> Result<impl Iterator<Item = u64> + '_, CacheError> {
+        self.layer(layer)?;
+        let table = &self.sequences[self.find(id)?].tables[layer];
+        let position = |(i, entry): (usize, &Entry), slot: usize| match table.notes.get(i) {
+            Some(notes) => u64::from(notes.positions[slot]),
+            None => entry.first_position + slot as u64,
+        };
+        let rows = |entry: &Entry| 0..entry.rows as usize;
+        let entries = table.entries.iter().enumerate();
+        Ok(entries.flat_map(move |(i, e)| rows(e).map(move |slot| position((i, e), slot))))
+    }
+
     /// (segment): how far back the query stands for its keys. `[0]` where nothing was evicted.
     pub fn shifts(&self, id: SequenceId) -> &[u64] {
         let shifts = self

@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod chat;
+pub mod compare;
 pub mod doctor;
 pub mod inspect;
 pub mod perplexity;

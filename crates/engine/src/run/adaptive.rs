@@ -30,6 +30,13 @@ pub struct Wishes {
     pub kv_bytes: Option<u64>,
 }
 
+impl Wishes {
+    /// How much a lost row counts.
+    pub fn row_weight(&self) -> f32 {
+        if self.recall { RECALL_WEIGHT } else { 1.0 }
+    }
+}
+
 /// How much more a lost row counts where recall is wanted.
 const RECALL_WEIGHT: f32 = 30.0;
 
@@ -44,33 +51,38 @@ pub fn is_open(options: &RuntimeOptions) -> bool {
     options.retention.policy == Policy::Adaptive && options.kv.layers.is_empty()
 }
 
-/// The options with forms and rows of every layer. Probes the model if need be; `tell` hears how many layers are
-/// done and may stop, which gives `None`.
+/// The options with forms and rows of every layer. Probes the model if need be.
 pub fn resolve(
     model: &Arc<Model>,
     options: &RuntimeOptions,
-    tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<RuntimeOptions>, RuntimeError> {
+) -> Result<RuntimeOptions, RuntimeError> {
     let wishes = options.retention.adaptive;
     let dir = options.cache_dir.as_deref();
-    let found = probe::load_or_measure(model, options.threads, wishes.depth, dir, tell)?;
-    let Some(probe) = found else {
-        return Ok(None);
-    };
-    let config = model.config();
-    let kv = match (wishes.kv_bytes, options.budget_bytes) {
-        (Some(bytes), _) => within(config, &probe.curves, options, bytes)?,
+    let go_on = &mut |_| ControlFlow::Continue(());
+    let found = probe::load_or_measure(model, options.threads, wishes.depth, dir, go_on)?;
+    let probe = found.unwrap_or_else(|| unreachable!("nobody stops it"));
+    Ok(with_curves(model.config(), options, &probe.curves)?)
+}
+
+/// The same with what a probe found.
+pub fn with_curves(
+    config: &Config,
+    options: &RuntimeOptions,
+    curves: &[Curves],
+) -> Result<RuntimeOptions, BoundsError> {
+    let kv = match (options.retention.adaptive.kv_bytes, options.budget_bytes) {
+        (Some(bytes), _) => within(config, curves, options, bytes)?,
         (None, None) => {
             let full = plan::blocks_bytes(config, &KvOptions::plain(KvForm::F16), config.context);
             let bytes = (full as f64 * USUAL_SHARE) as u64;
-            within(config, &probe.curves, options, bytes)?
+            within(config, curves, options, bytes)?
         }
-        (None, Some(budget)) => budgeted(config, &probe.curves, options, budget)?,
+        (None, Some(budget)) => budgeted(config, curves, options, budget)?,
     };
-    Ok(Some(RuntimeOptions {
+    Ok(RuntimeOptions {
         kv,
         ..options.clone()
-    }))
+    })
 }
 
 fn within(
@@ -85,7 +97,7 @@ fn within(
         tokens: config.context as u64,
         zones: options.kv.zones(),
         anchors: options.retention.anchors.unwrap_or(ANCHORS) as u64,
-        row_weight: if wishes.recall { RECALL_WEIGHT } else { 1.0 },
+        row_weight: wishes.row_weight(),
     };
     plan(config, curves, &options.kv, &ask).map_err(|error| BoundsError::Budget {
         budget_bytes: error.budget_bytes,

@@ -31,7 +31,7 @@ impl Bounds {
 impl Bounds {
     /// Rows beside the recent ones that a window needs where rows are chosen: those about to be far, a step, and
     /// some to choose from.
-    const CHOICE: usize = 6 * BLOCK_SLOTS;
+    pub const CHOICE: usize = 6 * BLOCK_SLOTS;
 
     /// The same where rows are chosen one by one, outside of the `recent` ones: the window is whole blocks, and
     /// there is something to choose from.

@@ -8,6 +8,7 @@ use super::runtime::{Runtime, StepError};
 use crate::sample;
 use haversack_cache::SequenceId;
 use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
 /// Sums over scored tokens. Pieces of a text may be added up.
 #[derive(Clone, Debug, Default)]
@@ -101,6 +102,110 @@ fn rows_at_once(runtime: &Runtime) -> usize {
     (LOGITS_BYTES / row).clamp(1, 64)
 }
 
+/// One of several that read the same tokens, each in a sequence of its own that stands where the
+/// others stand.
+pub struct Reader<'a> {
+    pub runtime: &'a mut Runtime,
+    pub id: SequenceId,
+    pub tally: Tally,
+    /// What each of the last tokens took, fed one at a time.
+    pub step_times: Vec<Duration>,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(runtime: &'a mut Runtime, id: SequenceId) -> Reader<'a> {
+        Reader {
+            runtime,
+            id,
+            tally: Tally::default(),
+            step_times: Vec::new(),
+        }
+    }
+
+    /// Logits after each of these tokens.
+    fn read(&mut self, part: &[u32], is_timed: bool) -> Result<Vec<f32>, StepError> {
+        let started = Instant::now();
+        let logits = self.runtime.all_logits(self.id, part)?;
+        if is_timed {
+            self.step_times.push(started.elapsed());
+        }
+        Ok(logits)
+    }
+
+    fn count(
+        &mut self,
+        logits: &[f32],
+        truth: Option<&[f32]>,
+        next: &[u32],
+        done: usize,
+    ) -> Result<(), StepError> {
+        let vocab = self.runtime.model().config().vocab;
+        for (i, (logits, &next)) in logits.chunks_exact(vocab).zip(next).enumerate() {
+            let truth = truth.map(|t| &t[i * vocab..(i + 1) * vocab]);
+            let position = (done + i) as u64;
+            self.tally
+                .place(logits, truth, next)
+                .ok_or(StepError::NotFinite { position })?;
+        }
+        Ok(())
+    }
+}
+
+/// The same tokens through all readers, part by part, so that the logits of the reference are computed
+/// once for all and held for one part only. Places from `from` on count. The last `singles` of them are
+/// fed one at a time, all readers in turn: how long a token takes at the end of this text, under equal
+/// conditions. `progress` hears how many tokens are done and may stop; then `false` is returned.
+pub fn side_by_side<'a>(
+    readers: &mut [Reader<'a>],
+    mut reference: Option<&mut Reader<'a>>,
+    tokens: &[u32],
+    from: usize,
+    singles: usize,
+    progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<bool, StepError> {
+    // The last token is not fed: nothing follows it.
+    let fed = &tokens[..tokens.len().saturating_sub(1)];
+    // The place before `from` predicts the token at `from`.
+    let quiet = from.saturating_sub(1).min(fed.len());
+    if quiet > 0 {
+        let mut on = |_: usize| ControlFlow::Continue(());
+        for reader in readers.iter_mut().chain(reference.as_deref_mut()) {
+            reader.runtime.feed(reader.id, &fed[..quiet], &mut on)?;
+            if progress(0).is_break() {
+                return Ok(false);
+            }
+        }
+    }
+    let mut runtimes = readers.iter().chain(reference.as_deref());
+    let rows = runtimes.next().map_or(1, |r| rows_at_once(r.runtime));
+    let alone_from = fed.len().saturating_sub(singles).max(quiet);
+    let together = fed[quiet..alone_from].chunks(rows);
+    let alone = fed[alone_from..].chunks(1);
+    let parts = together.map(|part| (part, false));
+    let parts = parts.chain(alone.map(|part| (part, true)));
+    let mut done = quiet;
+    for (part, is_timed) in parts {
+        let next = &tokens[done + 1..];
+        let truth = match &mut reference {
+            Some(reference) => {
+                let truth = reference.read(part, is_timed)?;
+                reference.count(&truth, None, next, done)?;
+                Some(truth)
+            }
+            None => None,
+        };
+        for reader in readers.iter_mut() {
+            let found = reader.read(part, is_timed)?;
+            reader.count(&found, truth.as_deref(), next, done)?;
+        }
+        done += part.len();
+        if progress(done).is_break() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// One window from an empty sequence: places from `from` on count. With a reference, both read the
 /// same tokens side by side.
 pub fn window(
@@ -112,51 +217,19 @@ pub fn window(
 ) -> Result<Option<Tally>, StepError> {
     let id = runtime.open()?;
     let truth_id = reference.as_mut().map(|r| r.open()).transpose()?;
-    let mut tally = Tally::default();
-    let rows = rows_at_once(runtime);
-    let vocab = runtime.model().config().vocab;
-    let mut stopped = false;
-    let mut run = || -> Result<(), StepError> {
-        // The last token is not fed: nothing follows it.
-        let fed = &tokens[..tokens.len().saturating_sub(1)];
-        // The place before `from` predicts the token at `from`.
-        let quiet = from.saturating_sub(1).min(fed.len());
-        let mut on = |_: usize| ControlFlow::Continue(());
-        if quiet > 0 {
-            runtime.feed(id, &fed[..quiet], &mut on)?;
-            if let (Some(reference), Some(id)) = (&mut reference, truth_id) {
-                reference.feed(id, &fed[..quiet], &mut on)?;
-            }
-        }
-        let mut done = quiet;
-        for part in fed[quiet..].chunks(rows) {
-            let truth = match (&mut reference, truth_id) {
-                (Some(reference), Some(id)) => Some(reference.all_logits(id, part)?),
-                _ => None,
-            };
-            let found = runtime.all_logits(id, part)?;
-            for (i, logits) in found.chunks_exact(vocab).enumerate() {
-                let truth = truth.as_ref().map(|t| &t[i * vocab..(i + 1) * vocab]);
-                let position = (done + i) as u64;
-                tally
-                    .place(logits, truth, tokens[done + i + 1])
-                    .ok_or(StepError::NotFinite { position })?;
-            }
-            done += part.len();
-            if progress(done).is_break() {
-                stopped = true;
-                return Ok(());
-            }
-        }
-        Ok(())
+    let mut reader = Reader::new(runtime, id);
+    let mut truth = match (&mut reference, truth_id) {
+        (Some(reference), Some(id)) => Some(Reader::new(reference, id)),
+        _ => None,
     };
-    let result = run();
+    let readers = std::slice::from_mut(&mut reader);
+    let whole = side_by_side(readers, truth.as_mut(), tokens, from, 0, progress);
+    let tally = reader.tally;
     runtime.close(id)?;
     if let (Some(reference), Some(id)) = (reference, truth_id) {
         reference.close(id)?;
     }
-    result?;
-    Ok((!stopped).then_some(tally))
+    Ok(whole?.then_some(tally))
 }
 
 /// The text through one endless sequence. A tally for each run of `segment` tokens.

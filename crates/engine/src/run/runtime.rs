@@ -128,10 +128,8 @@ const CHUNK_MAX: usize = 512;
 impl Runtime {
     pub fn new(model: Arc<Model>, options: &RuntimeOptions) -> Result<Runtime, RuntimeError> {
         if adaptive::is_open(options) {
-            let go_on = &mut |_| ControlFlow::Continue(());
-            let resolved = adaptive::resolve(&model, options, go_on)?;
-            let resolved = resolved.unwrap_or_else(|| unreachable!("nobody stops it"));
-            return Runtime::new(model, &resolved);
+            let planned = adaptive::resolve(&model, options)?;
+            return Runtime::new(model, &planned);
         }
         let config = model.config();
         if let Some(policy) = options.retention.rows() {

@@ -1,0 +1,200 @@
+//! The flags of `compare`: who is compared, on what, and by which tasks.
+//!
+//! Names of policies are only split here: a policy file may add some, and it is read later.
+
+use super::{Activations, CONTEXT_MAX, KvPair, THREADS_MAX, TOKENS_MAX, count, fraction};
+use clap::Args;
+use haversack_eval::task::Task;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+#[derive(Debug, Args)]
+pub struct Compare {
+    /// A path or a catalogue name
+    pub model: Option<String>,
+
+    /// A file with text to judge by; - is stdin (repeatable) [default: a text that is made up]
+    #[arg(long, value_name = "FILE")]
+    pub text_file: Vec<PathBuf>,
+
+    /// Who decides what stays: full, window, heavy, or names of --policy-file
+    #[arg(long, value_name = "NAMES", default_value = "full,window,heavy", value_delimiter = ',', value_parser = name, allow_hyphen_values = true)]
+    pub policies: Vec<String>,
+
+    /// Bytes, as shares of what a full f16 cache takes
+    #[arg(long, value_name = "SHARES", default_value = "0.5,0.25,0.125", value_delimiter = ',', value_parser = share, allow_hyphen_values = true)]
+    pub shares: Vec<f64>,
+
+    /// How keys and values are stored, such as f16,int4,k=int8,v=int4
+    #[arg(
+        long,
+        value_name = "CODECS",
+        default_value = "f16,int4",
+        allow_hyphen_values = true
+    )]
+    pub codecs: Codecs,
+
+    /// Tokens of a window of text [default: 2048, or the model's context if that is less]
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = count(CONTEXT_MIN, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub contexts: Vec<usize>,
+
+    /// Windows of each text
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub chunks: usize,
+
+    /// Tokens of each text to leave out at its beginning
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0, TOKENS_MAX), allow_hyphen_values = true)]
+    pub offset: usize,
+
+    /// Fraction of a window from which on tokens count
+    #[arg(long, value_name = "F", default_value_t = 0.5, value_parser = fraction, allow_hyphen_values = true)]
+    pub score_from: f64,
+
+    /// By what: kl, needles, lookups, recall, arithmetic, answers
+    #[arg(
+        long,
+        value_name = "NAMES",
+        default_value = "kl,needles",
+        value_delimiter = ',',
+        allow_hyphen_values = true
+    )]
+    pub tasks: Vec<Job>,
+
+    /// Prompts of each task with questions; four questions each
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = count(1, CASES_MAX), allow_hyphen_values = true)]
+    pub needles: usize,
+
+    /// Instructions to answer freely
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = count(1, ANSWERS_MAX), allow_hyphen_values = true)]
+    pub answers: usize,
+
+    /// A file with instructions: one on each line, or JSON lines [default: made up, 500 at most]
+    #[arg(long, value_name = "FILE")]
+    pub instructions: Option<PathBuf>,
+
+    /// Same seed, same cases and intervals
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_hyphen_values = true
+    )]
+    pub seed: u64,
+
+    /// A folder for report.csv, report.html and what is needed to go on after an interruption
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+
+    /// A TOML file with parameters of policies, and policies under names of their own
+    #[arg(long, value_name = "FILE")]
+    pub policy_file: Option<PathBuf>,
+
+    /// Arithmetic of all contenders: f32 is exact, int8 is how models usually run
+    #[arg(long, value_name = "KIND", default_value = "f32")]
+    pub activations: Activations,
+
+    /// Worker threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = count(1, THREADS_MAX), allow_hyphen_values = true)]
+    pub threads: Option<usize>,
+}
+
+/// Shorter windows have nothing to leave out.
+const CONTEXT_MIN: u64 = 128;
+const CASES_MAX: u64 = 10_000;
+const ANSWERS_MAX: u64 = 500;
+
+fn name(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("accepted: names of policies, such as full,window,heavy".into()),
+        name => Ok(name.to_owned()),
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value <= 1.0 => Ok(value),
+        _ => Err("accepted: numbers above 0, up to 1, such as 0.5,0.25".into()),
+    }
+}
+
+/// Codecs as they were named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Codecs(pub Vec<(String, KvPair)>);
+
+impl FromStr for Codecs {
+    type Err = String;
+
+    /// A comma also stands inside of `k=int8,v=int4`.
+    fn from_str(text: &str) -> Result<Codecs, String> {
+        let mut names: Vec<String> = Vec::new();
+        for part in text.split(',') {
+            match names.last_mut() {
+                Some(last) if last.matches('=').count() == 1 => {
+                    last.push(',');
+                    last.push_str(part);
+                }
+                _ => names.push(part.to_owned()),
+            }
+        }
+        let pair = |name: String| name.parse().map(|pair| (name, pair));
+        names
+            .into_iter()
+            .map(pair)
+            .collect::<Result<_, _>>()
+            .map(Codecs)
+    }
+}
+
+/// Something to judge by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Job {
+    Kl,
+    Questions(Task),
+    Answers,
+}
+
+impl FromStr for Job {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Job, String> {
+        let task = Task::ALL.into_iter().find(|task| task.name() == text);
+        match (text, task) {
+            ("kl", _) => Ok(Job::Kl),
+            ("answers", _) => Ok(Job::Answers),
+            (_, Some(task)) => Ok(Job::Questions(task)),
+            _ => {
+                let names = Task::ALL.map(Task::name).join(", ");
+                Err(format!("accepted: kl, {names}, answers"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use haversack::Codec;
+
+    #[test]
+    fn codecs_in_a_list() {
+        let of = |text: &str| -> Result<Vec<String>, String> {
+            text.parse::<Codecs>()
+                .map(|codecs| codecs.0.into_iter().map(|(name, _)| name).collect())
+        };
+        let all = ["f16", "k=int8,v=int4", "int2", "v=f16,k=int3"];
+        assert_eq!(of(&all.join(",")).unwrap(), all);
+        let pair = "k=int8,v=int4".parse::<Codecs>().unwrap().0[0].1;
+        assert_eq!((pair.k, pair.v), (Codec::Int8, Codec::Int4));
+        for text in ["", "f16,", "f16,,int4", "int6", "k=int8", "k=int8,int4"] {
+            assert!(of(text).unwrap_err().contains("accepted"), "{text}");
+        }
+    }
+
+    #[test]
+    fn shares_are_shares() {
+        for text in ["0", "-0.5", "1.01", "nan", "inf", "", "half"] {
+            assert!(share(text).is_err(), "{text}");
+        }
+        assert_eq!((share("1"), share("0.0625")), (Ok(1.0), Ok(0.0625)));
+    }
+}

@@ -1,0 +1,396 @@
+//! `compare`: which policy and codec keeps most of the model in the same bytes.
+//!
+//! This file turns arguments into a [`Contest`] for each context and hands results out; [`run`] reads and
+//! judges, [`state`] remembers, [`rows`] makes figures of results, [`html`] draws them. Nothing in a report but
+//! milliseconds depends on when, where or in how many runs it was made.
+
+mod contest;
+mod html;
+mod policies;
+mod rows;
+mod run;
+mod state;
+mod svg;
+
+use crate::args::{self, Activations, Compute, Job};
+use crate::engine::{self, Engine, Habits};
+use crate::error::usage;
+use crate::input::Text;
+use crate::out;
+use anyhow::{Context, Result};
+use contest::{Contest, LeftOut, contests};
+use haversack::Policy;
+use haversack::text::tokenizer::EncodeOptions;
+use haversack_eval::contender::Coding;
+use haversack_eval::task::Task;
+use haversack_eval::{choice, instructions, story};
+use serde_json::{Value as Json, json};
+use state::{State, digest};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What all contenders are asked.
+struct Exam {
+    texts: Vec<Reading>,
+    chunks: usize,
+    score_from: f64,
+    has_kl: bool,
+    tasks: Vec<Task>,
+    /// Prompts of each task.
+    cases: usize,
+    instructions: Vec<String>,
+    seed: u64,
+}
+
+/// A text to read.
+struct Reading {
+    name: String,
+    text: String,
+    /// From `--offset` on.
+    ids: Vec<u32>,
+}
+
+impl Reading {
+    /// The window of this number, with what the model wants at its beginning.
+    fn window(&self, opening: &[u32], length: usize, number: usize) -> Vec<u32> {
+        let body = length.saturating_sub(opening.len());
+        let from = number * body;
+        [opening, &self.ids[from..from + body]].concat()
+    }
+}
+
+pub fn compare(args: &args::Compare, as_json: bool) -> Result<()> {
+    let variants = policies::variants(&args.policies, args.policy_file.as_deref())?;
+    let codings = codings(args);
+    let texts = texts(args)?;
+    let instructions = match args.tasks.contains(&Job::Answers) {
+        true => told(args)?,
+        false => Vec::new(),
+    };
+    if let Some(folder) = &args.out {
+        let cannot = || format!("cannot write to --out {}", folder.display());
+        fs::create_dir_all(folder).with_context(cannot)?;
+    }
+    let compute = Compute {
+        threads: args.threads,
+        activations: Some(args.activations),
+        ..Compute::default()
+    };
+    let mut engine = engine::load(args.model.as_deref(), &compute, Habits::JUDGE)?;
+    let contexts = contexts(args, &engine)?;
+    let exam = exam(args, &engine, texts, instructions, &contexts)?;
+    let options = engine::runtime_options(&compute, Habits::JUDGE)?;
+    let adaptive = variants.iter().find(|v| v.policy == Policy::Adaptive);
+    let curves = match adaptive {
+        Some(variant) => engine::probe(&engine.model, &options, variant.wishes.depth)?,
+        None => Vec::new(),
+    };
+    let mut found = Vec::new();
+    for &context in &contexts {
+        let config = engine.model.config();
+        found.push(contests(
+            config,
+            &variants,
+            &codings,
+            &curves,
+            &args.shares,
+            context,
+        )?);
+    }
+    let mut state = match &args.out {
+        Some(folder) => State::open(&folder.join("state.jsonl"), &header(args, &engine, &exam))?,
+        None => State::in_memory(),
+    };
+    run::run(&mut engine, &options, &exam, &found, &mut state).with_context(|| engine.name())?;
+
+    let rows = rows::rows(engine.model.config(), &exam, &found, &state)?;
+    let files = match &args.out {
+        Some(folder) => {
+            let about = about(args, &engine, &exam);
+            Some(write(folder, &about, &exam, &found, &rows, &state)?)
+        }
+        None => None,
+    };
+    let left_out: Vec<&LeftOut> = found.iter().flat_map(|c| &c.left_out).collect();
+    if as_json {
+        let left_out: Vec<Json> = left_out.iter().map(|left| left.json()).collect();
+        return out::json(&json!({
+            "model": engine.name(),
+            "fingerprint": engine.model.fingerprint().to_hex().to_string(),
+            "activations": activations(args.activations),
+            "seed": args.seed,
+            "chunks": args.chunks,
+            "offset": args.offset,
+            "score_from": args.score_from,
+            "rows": rows.iter().map(rows::Row::json).collect::<Vec<Json>>(),
+            "left_out": left_out,
+            "files": files,
+        }));
+    }
+    for left in left_out {
+        out::note(&left.line());
+    }
+    out::text(&rows::table(&rows))?;
+    if let Some(csv) = files.as_ref().and_then(|files| files["csv"].as_str()) {
+        out::note(&format!("{csv} and report.html beside it"));
+    }
+    Ok(())
+}
+
+fn activations(kind: Activations) -> &'static str {
+    match kind {
+        Activations::F32 => "f32",
+        Activations::Int8 => "int8",
+    }
+}
+
+fn codings(args: &args::Compare) -> Vec<Coding> {
+    let mut codings: Vec<Coding> = Vec::new();
+    for (name, pair) in &args.codecs.0 {
+        let coding = Coding {
+            name: name.clone(),
+            form: pair.form(None),
+        };
+        if !codings.iter().any(|known| known.form == coding.form) {
+            codings.push(coding);
+        }
+    }
+    codings
+}
+
+/// Names and texts. Files are opened before any is read, and read before a model is fetched.
+fn texts(args: &args::Compare) -> Result<Vec<(String, String)>> {
+    let files = &args.text_file;
+    let is_stdin = |path: &&PathBuf| path.as_path() == Path::new("-");
+    if files.iter().filter(is_stdin).count() > 1 {
+        return Err(usage(
+            "--text-file - can be given once; accepted: files beside it",
+        ));
+    }
+    let given: Result<Vec<Text>> = files
+        .iter()
+        .map(|path| Text::given(None, Some(path)))
+        .collect();
+    let short = |path: &PathBuf| {
+        path.file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+    };
+    let mut texts: Vec<(String, String)> = Vec::new();
+    for (path, text) in files.iter().zip(given?) {
+        let is_alone = files
+            .iter()
+            .filter(|other| short(other) == short(path))
+            .count()
+            == 1;
+        let name = match short(path) {
+            Some(name) if is_alone => name,
+            _ => path.display().to_string(),
+        };
+        texts.push((name, text.read()?));
+    }
+    Ok(texts)
+}
+
+/// The instructions to answer.
+fn told(args: &args::Compare) -> Result<Vec<String>> {
+    let Some(path) = &args.instructions else {
+        return Ok(instructions::instructions(args.seed, args.answers));
+    };
+    let text = Text::given(None, Some(path))?.read()?;
+    let name = path.display();
+    let mut found = Vec::new();
+    for (i, line) in text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
+    {
+        let told = instruction(line).ok_or_else(|| {
+            usage(format!(
+                "{name}: line {} has no instruction; accepted: text, or JSON with instruction, prompt, question or turns",
+                i + 1
+            ))
+        })?;
+        found.push(told);
+    }
+    if found.len() < args.answers {
+        return Err(usage(format!(
+            "{name} has {} instructions; accepted: --answers of at most that",
+            found.len()
+        )));
+    }
+    found.truncate(args.answers);
+    Ok(found)
+}
+
+/// A line as it stands, or what a JSON object says under one of the usual names.
+fn instruction(line: &str) -> Option<String> {
+    if !line.trim_start().starts_with('{') {
+        return Some(line.trim().to_owned());
+    }
+    let object: Json = serde_json::from_str(line).ok()?;
+    let named = ["instruction", "prompt", "question"].iter();
+    let mut named = named.filter_map(|name| object[*name].as_str());
+    let told = named.next().or_else(|| object["turns"][0].as_str())?;
+    (!told.trim().is_empty()).then(|| told.trim().to_owned())
+}
+
+/// Windows to compare in, each once.
+fn contexts(args: &args::Compare, engine: &Engine) -> Result<Vec<usize>> {
+    const USUAL: usize = 2048;
+    let most = engine.model.config().context;
+    let mut contexts = Vec::new();
+    for &context in &args.contexts {
+        if context > most {
+            return Err(usage(format!(
+                "--contexts {context} is more than the model was trained for; accepted: at most {most}"
+            )));
+        }
+        if !contexts.contains(&context) {
+            contexts.push(context);
+        }
+    }
+    if contexts.is_empty() {
+        contexts.push(USUAL.min(most));
+    }
+    Ok(contexts)
+}
+
+fn exam(
+    args: &args::Compare,
+    engine: &Engine,
+    given: Vec<(String, String)>,
+    instructions: Vec<String>,
+    contexts: &[usize],
+) -> Result<Exam> {
+    /// Letters of a token, and more than enough.
+    const LETTERS: usize = 8;
+    let tokenizer = engine.model.tokenizer();
+    let longest = contexts.iter().copied().max().unwrap_or(0);
+    let tokens = args
+        .chunks
+        .saturating_mul(longest)
+        .saturating_add(args.offset);
+    let given = match given.is_empty() {
+        true => {
+            let letters = tokens.saturating_mul(LETTERS).min(LETTERS << 20);
+            vec![("made-up".to_owned(), story::text(args.seed, letters))]
+        }
+        false => given,
+    };
+    let opening = choice::opening(tokenizer);
+    let mut texts = Vec::new();
+    for (name, text) in given {
+        let plain = EncodeOptions {
+            add_special: false,
+            parse_special: false,
+        };
+        let ids = tokenizer.encode(&text, plain)?;
+        let ids = ids.get(args.offset..).unwrap_or(&[]).to_vec();
+        let body = longest.saturating_sub(opening.len()).max(1);
+        let windows = ids.len() / body;
+        if windows == 0 {
+            return Err(usage(format!(
+                "{name} has {} tokens from --offset on, less than one window; accepted: --contexts of at most that, or a longer text",
+                ids.len()
+            )));
+        }
+        if windows < args.chunks {
+            return Err(usage(format!(
+                "{name} has {windows} windows of {longest} tokens from --offset on; accepted: --chunks of at most that"
+            )));
+        }
+        texts.push(Reading { name, text, ids });
+    }
+    let mut tasks: Vec<Task> = Vec::new();
+    for job in &args.tasks {
+        if let Job::Questions(task) = job
+            && !tasks.contains(task)
+        {
+            tasks.push(*task);
+        }
+    }
+    Ok(Exam {
+        texts,
+        chunks: args.chunks,
+        score_from: args.score_from,
+        has_kl: args.tasks.contains(&Job::Kl),
+        tasks,
+        cases: args.needles,
+        instructions,
+        seed: args.seed,
+    })
+}
+
+/// What results of one file have in common.
+fn header(args: &args::Compare, engine: &Engine, exam: &Exam) -> Json {
+    let texts: Vec<String> = exam
+        .texts
+        .iter()
+        .map(|text| digest(&format!("{} {:?}", text.name, text.ids)))
+        .collect();
+    // How many windows and cases there are is not part of it: more of them can be added.
+    let settings = format!(
+        "{} {} {texts:?} {} {} {:?}",
+        env!("CARGO_PKG_VERSION"),
+        activations(args.activations),
+        args.offset,
+        args.score_from,
+        exam.instructions,
+    );
+    json!({
+        "haversack_compare": 1,
+        "settings": digest(&settings),
+        "model": engine.model.fingerprint().to_hex().to_string(),
+        "seed": args.seed,
+    })
+}
+
+/// What a report says about itself.
+fn about(args: &args::Compare, engine: &Engine, exam: &Exam) -> Vec<(&'static str, String)> {
+    let texts: Vec<&str> = exam.texts.iter().map(|text| text.name.as_str()).collect();
+    let model = engine.path.file_name().map(|name| name.to_string_lossy());
+    let mut about = vec![
+        ("model", model.unwrap_or_default().into_owned()),
+        (
+            "fingerprint",
+            engine.model.fingerprint().to_hex()[..16].to_owned(),
+        ),
+        ("texts", texts.join(", ")),
+        (
+            "windows",
+            format!(
+                "{} of each text from token {} on, scored from {} of each on",
+                exam.chunks, args.offset, exam.score_from
+            ),
+        ),
+        ("activations", activations(args.activations).to_owned()),
+        ("seed", args.seed.to_string()),
+    ];
+    if !exam.tasks.is_empty() {
+        about.push(("prompts of each task", exam.cases.to_string()));
+    }
+    if !exam.instructions.is_empty() {
+        about.push(("instructions", exam.instructions.len().to_string()));
+    }
+    about
+}
+
+fn write(
+    folder: &Path,
+    about: &[(&'static str, String)],
+    exam: &Exam,
+    contests: &[Contest],
+    rows: &[rows::Row],
+    state: &State,
+) -> Result<Json> {
+    let put = |name: &str, text: &str| -> Result<String> {
+        let path = folder.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path.display().to_string())
+    };
+    Ok(json!({
+        "csv": put("report.csv", &rows::csv(rows))?,
+        "html": put("report.html", &html::page(about, exam, contests, rows, state))?,
+        "state": folder.join("state.jsonl").display().to_string(),
+    }))
+}

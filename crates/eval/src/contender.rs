@@ -1,0 +1,279 @@
+//! Contenders: who is compared, and with which options that is run.
+//!
+//! [`Setup::of`] is the one place where a policy, a codec, a share of bytes and a context become options of
+//! a runtime. A share is a share of the block bytes that the same context takes in f16.
+
+use haversack::model::Config;
+use haversack::plan::{self, ShareTooSmall, Within};
+use haversack::policy::rows::RowPolicy;
+use haversack::run::adaptive::{self, Ask, Curves, Wishes};
+use haversack::run::bounds::Bounds;
+use haversack::{Codec, KvForm, KvOptions, Policy, Positions, Retention};
+
+/// Policies that can be compared on a text. Turns are not among them: a text has none.
+pub const POLICIES: [Policy; 6] = [
+    Policy::Full,
+    Policy::Window,
+    Policy::Tiers,
+    Policy::Heavy,
+    Policy::Snap,
+    Policy::Adaptive,
+];
+
+/// Variants that have a name without a file: [`Shape`] says what they are.
+pub const VARIANTS: [(&str, Policy, Shape); 3] = [
+    ("tiers-written", Policy::Tiers, Shape::Unbounded),
+    ("tiers-demoted", Policy::Tiers, Shape::Demoted),
+    ("adaptive-recall", Policy::Adaptive, Shape::Usual),
+];
+
+/// What a variant does with its share of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shape {
+    /// Keeps to it.
+    #[default]
+    Usual,
+    /// Has none: rows leave by thresholds alone.
+    Unbounded,
+    /// Has none, and lets no row leave: what the rule would let go of is stored in four bits, and the rest in f16. By
+    /// layers, because a block has one form: deep layers lose hardly a row, the others nearly all but the last 128.
+    Demoted,
+}
+
+/// A policy with its parameters, under a name of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Variant {
+    pub name: String,
+    pub policy: Policy,
+    /// First tokens that never leave.
+    pub anchors: usize,
+    pub positions: Positions,
+    /// How rows are chosen; `None` = as the policy usually does.
+    pub params: Option<RowPolicy>,
+    pub shape: Shape,
+    pub wishes: Wishes,
+    /// First tokens kept as f16.
+    pub sinks: usize,
+    /// Last tokens kept nearly exact.
+    pub recent: usize,
+}
+
+impl Variant {
+    /// One block: fewer anchors would take the same bytes.
+    pub const ANCHORS: usize = 32;
+
+    pub fn new(policy: Policy) -> Variant {
+        Variant {
+            name: policy.name().to_owned(),
+            policy,
+            anchors: Variant::ANCHORS,
+            positions: Positions::Auto,
+            params: None,
+            shape: Shape::Usual,
+            wishes: Wishes::default(),
+            sinks: KvOptions::SINKS,
+            recent: KvOptions::RECENT,
+        }
+    }
+
+    /// The policy of this name, as it comes.
+    pub fn named(name: &str) -> Option<Variant> {
+        let policy = POLICIES.into_iter().find(|policy| policy.name() == name);
+        let variant = VARIANTS.into_iter().find(|(known, ..)| *known == name);
+        let variant = variant.map(|(name, policy, shape)| Variant {
+            name: name.to_owned(),
+            shape,
+            wishes: Wishes {
+                recall: name == "adaptive-recall",
+                ..Wishes::default()
+            },
+            ..Variant::new(policy)
+        });
+        policy.map(Variant::new).or(variant)
+    }
+
+    /// Every name that [`Variant::named`] knows.
+    pub fn names() -> Vec<&'static str> {
+        let policies = POLICIES.iter().map(|policy| policy.name());
+        policies.chain(VARIANTS.map(|(name, ..)| name)).collect()
+    }
+
+    /// Whether it chooses codecs itself.
+    pub fn has_own_codecs(&self) -> bool {
+        self.policy == Policy::Adaptive || self.shape == Shape::Demoted
+    }
+
+    /// Whether it is run once for each share: what keeps everything has only the bytes it takes.
+    pub fn has_shares(&self) -> bool {
+        self.policy != Policy::Full && self.shape == Shape::Usual
+    }
+
+    /// Rows that its window has at least, where `recent` are kept nearly exact.
+    fn window_least(&self, recent: usize) -> usize {
+        match self.policy {
+            policy if policy.chooses() => recent.next_multiple_of(BLOCK) + Bounds::CHOICE,
+            _ => BLOCK,
+        }
+    }
+}
+
+/// Rows of a block, which leave together.
+const BLOCK: usize = 32;
+
+/// How keys and values are stored, by the name it is reported under.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Coding {
+    pub name: String,
+    pub form: KvForm,
+}
+
+/// Options of a runtime, as far as contenders differ.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setup {
+    pub kv: KvOptions,
+    pub retention: Retention,
+}
+
+impl Setup {
+    /// Everything in f16: what the others are held against.
+    pub fn reference() -> Setup {
+        Setup {
+            kv: KvOptions::plain(KvForm::F16),
+            retention: Retention::full(),
+        }
+    }
+
+    /// Block bytes that it takes at the end of `context` tokens, as planned.
+    pub fn bytes(&self, config: &Config, context: usize) -> u64 {
+        let Retention {
+            anchors, window, ..
+        } = &self.retention;
+        match (anchors, window) {
+            (Some(anchors), Some(window)) => {
+                plan::window_bytes(config, &self.kv, *anchors, *window, context)
+            }
+            _ => plan::blocks_bytes(config, &self.kv, context),
+        }
+    }
+
+    /// Deep layers in f16, the others in four bits but for the last 128 tokens.
+    fn demoted(config: &Config, variant: &Variant) -> Setup {
+        let layers = config.layers.len();
+        let mut kv = KvOptions {
+            sinks: variant.sinks,
+            recent: 128,
+            near: Codec::F16,
+            ..KvOptions::new(KvForm::both(Codec::Int4.form()))
+        };
+        let deep = layers - layers / 3;
+        kv.layers = (deep..layers).map(|layer| (layer, KvForm::F16)).collect();
+        Setup {
+            kv,
+            retention: Retention::full(),
+        }
+    }
+
+    /// Bits and rows of every layer as the probe says.
+    fn adaptive(
+        config: &Config,
+        variant: &Variant,
+        curves: &[Curves],
+        share: f64,
+        context: usize,
+    ) -> Result<Setup, ShareTooSmall> {
+        let full = plan::full_bytes(config, context) as f64;
+        let usual = KvOptions {
+            sinks: variant.sinks,
+            recent: variant.recent,
+            ..KvOptions::default()
+        };
+        let ask = Ask {
+            bytes: (full * share) as u64,
+            tokens: context as u64,
+            zones: usual.zones(),
+            anchors: variant.anchors as u64,
+            row_weight: variant.wishes.row_weight(),
+        };
+        let kv = adaptive::plan(config, curves, &usual, &ask).map_err(|error| ShareTooSmall {
+            share,
+            least: error.minimum_bytes() as f64 / full,
+        })?;
+        Ok(Setup {
+            kv,
+            retention: Retention {
+                policy: Policy::Adaptive,
+                anchors: Some(variant.anchors),
+                positions: variant.positions,
+                params: variant.params,
+                adaptive: variant.wishes,
+                ..Retention::default()
+            },
+        })
+    }
+
+    /// What this policy does with this codec in `share` of the f16 bytes of `context` tokens. Where the
+    /// codec alone is within the share, every row stays.
+    pub fn of(
+        config: &Config,
+        variant: &Variant,
+        coding: &Coding,
+        curves: &[Curves],
+        share: Option<f64>,
+        context: usize,
+    ) -> Result<Setup, ShareTooSmall> {
+        match (variant.policy, variant.shape, share) {
+            (_, Shape::Demoted, _) => return Ok(Setup::demoted(config, variant)),
+            (Policy::Adaptive, _, Some(share)) => {
+                return Setup::adaptive(config, variant, curves, share, context);
+            }
+            _ => {}
+        }
+        let is_float = |form: KvForm| form.k.codec.is_float() && form.v.codec.is_float();
+        let kv = match is_float(coding.form) {
+            true => KvOptions::plain(coding.form),
+            false => KvOptions {
+                sinks: variant.sinks,
+                recent: variant.recent,
+                ..KvOptions::new(coding.form)
+            },
+        };
+        let everything = Setup {
+            kv,
+            retention: Retention::full(),
+        };
+        if variant.shape == Shape::Unbounded {
+            let anchors = variant.anchors;
+            let window = context.saturating_sub(anchors + BLOCK) / BLOCK * BLOCK;
+            let retention = Retention {
+                policy: variant.policy,
+                anchors: Some(anchors),
+                window: Some(window),
+                params: variant.params,
+                ..Retention::default()
+            };
+            return Ok(Setup {
+                retention,
+                ..everything
+            });
+        }
+        let (Some(share), true) = (share, variant.has_shares()) else {
+            return Ok(everything);
+        };
+        let (kv, anchors) = (&everything.kv, variant.anchors);
+        let least = variant.window_least(kv.recent);
+        match plan::within_share(config, kv, anchors, least, context, share)? {
+            Within::Everything => Ok(everything),
+            Within::Window(window) => Ok(Setup {
+                retention: Retention {
+                    policy: variant.policy,
+                    anchors: Some(anchors),
+                    window: Some(window),
+                    positions: variant.positions,
+                    params: variant.params,
+                    ..Retention::default()
+                },
+                ..everything
+            }),
+        }
+    }
+}
