@@ -40,6 +40,22 @@ pub struct Curves {
 }
 
 impl Curves {
+    /// The same where the recent rows are exact. Codes of eight bits are sixty-four times as exact as those of five, so
+    /// what both suffer alike is what the recent rows suffer in eight.
+    pub fn with_exact_near(&self) -> Curves {
+        let five = CODECS.iter().position(|c| *c == Codec::Int5).unwrap_or(0);
+        let eight = CODECS.iter().position(|c| *c == Codec::Int8).unwrap_or(0);
+        let without = |curve: [f32; CODECS.len()]| {
+            let near = ((64.0 * curve[eight] - curve[five]) / 63.0).clamp(0.0, curve[eight]);
+            curve.map(|damage| (damage - near).max(0.0))
+        };
+        Curves {
+            k: without(self.k),
+            v: without(self.v),
+            rows: self.rows,
+        }
+    }
+
     /// With `share` of the rows left: straight lines between logarithms, and a parabola to the point where
     /// nothing has left.
     fn rows_at(&self, share: f32) -> f32 {
@@ -76,6 +92,13 @@ pub struct Ask {
     pub row_weight: f32,
 }
 
+/// What all layers get, and what they suffer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Allotted {
+    pub layers: Vec<Allotment>,
+    pub damage: f64,
+}
+
 /// What one layer gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allotment {
@@ -101,7 +124,7 @@ pub fn allot(
     curves: &[Curves],
     shape: &dyn Fn(usize, KvForm) -> LayerShape,
     ask: &Ask,
-) -> Result<Vec<Allotment>, CannotFit> {
+) -> Result<Allotted, CannotFit> {
     let hulls: Vec<Vec<Choice>> = (0..curves.len())
         .map(|layer| hull(choices(&curves[layer], &|form| shape(layer, form), ask)))
         .collect();
@@ -142,8 +165,11 @@ pub fn allot(
         picks[layer] += 1;
         used += more;
     }
-    let chosen = picks.iter().zip(&hulls).map(|(&i, hull)| hull[i].allotment);
-    Ok(chosen.collect())
+    let chosen = || picks.iter().zip(&hulls).map(|(&i, hull)| &hull[i]);
+    Ok(Allotted {
+        layers: chosen().map(|choice| choice.allotment).collect(),
+        damage: chosen().map(|choice| choice.damage).sum(),
+    })
 }
 
 fn choices(curves: &Curves, shape: &dyn Fn(KvForm) -> LayerShape, ask: &Ask) -> Vec<Choice> {
@@ -279,7 +305,7 @@ mod tests {
     fn every_share_is_used_and_none_exceeded() {
         let curves = [1.0, 0.1, 10.0, 1.0].map(curves);
         for share in [1.0, 0.5, 0.25, 0.125, 0.07] {
-            let plan = allot(&curves, &shape, &ask(share)).unwrap();
+            let plan = allot(&curves, &shape, &ask(share)).unwrap().layers;
             let used = bytes(&plan);
             assert!(used <= ask(share).bytes, "{share}");
             assert!(
@@ -291,7 +317,7 @@ mod tests {
                 assert!(allotment.rows.is_multiple_of(SLOTS));
             }
         }
-        let all = allot(&curves, &shape, &ask(1.1)).unwrap();
+        let all = allot(&curves, &shape, &ask(1.1)).unwrap().layers;
         let exact = Allotment {
             form: KvForm::F16,
             rows: 2048,
@@ -302,24 +328,24 @@ mod tests {
     #[test]
     fn who_suffers_more_gets_more() {
         let curves = [1.0, 0.01, 100.0, 1.0].map(curves);
-        let plan = allot(&curves, &shape, &ask(0.125)).unwrap();
+        let plan = allot(&curves, &shape, &ask(0.125)).unwrap().layers;
         let each: Vec<u64> = plan.iter().map(|a| bytes(&[*a])).collect();
         assert!(each[1] < each[0] && each[0] < each[2], "{each:?}");
-        assert_eq!(plan, allot(&curves, &shape, &ask(0.125)).unwrap());
+        assert_eq!(plan, allot(&curves, &shape, &ask(0.125)).unwrap().layers);
     }
 
     /// Bits go before rows where bytes are many, and rows are dearer where recall is wanted.
     #[test]
     fn bits_before_rows() {
         let curves = [curves(1.0); 4];
-        let quarter = allot(&curves, &shape, &ask(0.25)).unwrap();
+        let quarter = allot(&curves, &shape, &ask(0.25)).unwrap().layers;
         assert!(quarter.iter().all(|a| a.rows >= 1700), "{quarter:?}");
         let rows = |weight| -> u64 {
             let ask = Ask {
                 row_weight: weight,
                 ..ask(0.125)
             };
-            let plan = allot(&curves, &shape, &ask).unwrap();
+            let plan = allot(&curves, &shape, &ask).unwrap().layers;
             plan.iter().map(|a| a.rows).sum()
         };
         assert!(rows(30.0) > rows(1.0));
@@ -333,13 +359,27 @@ mod tests {
             bytes: error.minimum_bytes() as u64,
             ..ask(0.01)
         };
-        let plan = allot(&curves, &shape, &least).unwrap();
+        let plan = allot(&curves, &shape, &least).unwrap().layers;
         assert_eq!(bytes(&plan), least.bytes);
         let less = Ask {
             bytes: least.bytes - 1,
             ..least
         };
         assert_eq!(allot(&curves, &shape, &less).unwrap_err().short_by, 1);
+    }
+
+    #[test]
+    fn exact_recent_rows_leave_what_the_far_ones_suffer() {
+        let far = [16384.0, 4096.0, 1024.0, 64.0, 1.0, 0.0];
+        let both = Curves {
+            k: far.map(|x| if x > 0.0 { x + 100.0 } else { x }),
+            v: far,
+            ..Curves::default()
+        };
+        let exact = both.with_exact_near();
+        for (found, far) in exact.k.iter().chain(&exact.v).zip(far.iter().chain(&far)) {
+            assert!((found - far).abs() < 0.01, "{exact:?}");
+        }
     }
 
     #[test]

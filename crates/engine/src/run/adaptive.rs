@@ -12,10 +12,10 @@ use crate::load::Model;
 use crate::model::Config;
 use crate::plan::{self, Setting};
 use haversack_cache::CannotFit;
-use haversack_cache::policy::adaptive::{Allotment, allot, form_name};
+use haversack_cache::policy::adaptive::{Allotment, Allotted, allot, form_name};
 pub use haversack_cache::policy::adaptive::{Ask, Curves};
 use haversack_kernels::attention::BLOCK_SLOTS;
-use haversack_kernels::format::kv::KvForm;
+use haversack_kernels::format::kv::{Codec, KvForm};
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -154,24 +154,26 @@ fn rows_most(config: &Config, kv: &KvOptions) -> usize {
     most.unwrap_or(usize::MAX).min(config.context)
 }
 
-/// `usual` with forms and rows of every layer, so that the blocks of a sequence stay within what is asked.
+/// `usual` with forms and rows of every layer, so that the blocks of a sequence stay within what is asked; with the
+/// recent rows in eight bits or exact, whichever hurts less.
 pub fn plan(
     config: &Config,
     curves: &[Curves],
     usual: &KvOptions,
     ask: &Ask,
 ) -> Result<KvOptions, CannotFit> {
-    let shape = |layer: usize, form| {
-        let kv = KvOptions {
-            form,
-            layers: Default::default(),
-            ..usual.clone()
-        };
-        kv.layer(layer, &config.layers[layer])
+    let exact: Vec<Curves> = curves.iter().map(Curves::with_exact_near).collect();
+    let rounded = allotted(config, curves, usual, Codec::Int8, ask);
+    let exact = allotted(config, &exact, usual, Codec::F16, ask);
+    let (near, found) = match (rounded, exact) {
+        (Ok(rounded), Ok(exact)) if exact.damage < rounded.damage => (Codec::F16, exact),
+        (rounded, _) => (Codec::Int8, rounded?),
     };
-    let allotments = allot(curves, &shape, ask)?;
-    let mut kv = usual.clone();
-    for (layer, Allotment { form, rows }) in allotments.into_iter().enumerate() {
+    let mut kv = KvOptions {
+        near,
+        ..usual.clone()
+    };
+    for (layer, Allotment { form, rows }) in found.layers.into_iter().enumerate() {
         kv.layers.insert(layer, form);
         if rows < ask.tokens && config.layers[layer].window.is_none() {
             // Those of a step come beside.
@@ -179,6 +181,25 @@ pub fn plan(
         }
     }
     Ok(kv)
+}
+
+fn allotted(
+    config: &Config,
+    curves: &[Curves],
+    usual: &KvOptions,
+    near: Codec,
+    ask: &Ask,
+) -> Result<Allotted, CannotFit> {
+    let shape = |layer: usize, form| {
+        let kv = KvOptions {
+            form,
+            near,
+            layers: Default::default(),
+            ..usual.clone()
+        };
+        kv.layer(layer, &config.layers[layer])
+    };
+    allot(curves, &shape, ask)
 }
 
 /// The plan in words, a line for layers alike.

@@ -143,7 +143,7 @@ impl KvOptions {
 
     /// A form as good as `near`, or the far one where that is better already.
     fn near_form(&self, far: Form) -> Form {
-        let is_near = far.codec.is_float() || far.codec == Codec::Int8;
+        let is_near = far.codec.is_float() || far.codec == self.near;
         if self.recent == 0 || is_near {
             far
         } else {
