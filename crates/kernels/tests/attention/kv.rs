@@ -415,12 +415,15 @@ pub struct Outcome {
     pub out: Vec<f32>,
     pub sum: Vec<u64>,
     pub sum_sq: Vec<u64>,
+    /// (row, head)
+    pub sums: Vec<Sum>,
 }
 
 impl Outcome {
     pub fn bits(&self) -> (Vec<u32>, &[u64], &[u64]) {
-        let out = self.out.iter().map(|x| x.to_bits()).collect();
-        (out, &self.sum, &self.sum_sq)
+        let sums = self.sums.iter().flat_map(|s| [s.max, s.sum]);
+        let out = self.out.iter().copied().chain(sums);
+        (out.map(f32::to_bits).collect(), &self.sum, &self.sum_sq)
     }
 }
 
@@ -462,6 +465,7 @@ pub fn run(
             out: vec![f32::NAN; s.q[0].len()],
             sum: vec![0; slots],
             sum_sq: vec![0; slots],
+            sums: vec![Sum::default(); s.q[0].len() / s.head_dim],
         });
     }
     let bytes = scratch.bytes();
@@ -506,6 +510,7 @@ pub fn run(
                     sum_sq,
                     every: 1,
                 }),
+                sums: Some(&mut outcome.sums[range.start / s.head_dim..range.end / s.head_dim]),
             });
         }
         attention::attend(Exec { table, pool }, &mut scratch, &mut jobs);

@@ -321,7 +321,8 @@ fn mass_is_one_per_query_less_its_own_block() {
 fn a_token_alone_returns_its_value() {
     let mut s = Sequence::new(4, 2, 64, 70, 11);
     s.window = Some(1);
-    let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 70, false)[0];
+    let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 70, true)[0];
+    assert!(got.sums.iter().all(|s| s.sum == 1.0 && s.max.is_finite()));
     for token in 0..70 {
         for head in 0..4 {
             for d in 0..64 {
@@ -339,6 +340,8 @@ fn a_query_that_sees_nothing_gets_zeros() {
     s.window = Some(0);
     let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 5, true)[0];
     assert!(got.out.iter().all(|x| *x == 0.0));
+    let nothing = |s: &Sum| s.sum == 0.0 && s.max == f32::NEG_INFINITY;
+    assert!(got.sums.iter().all(nothing));
 }
 
 /// Positions decide, not slots: a table whose first blocks were dropped gives the same as a window
@@ -377,6 +380,7 @@ fn dropped_blocks_equal_a_window() {
         view: &blocks,
         out: &mut out,
         mass: None,
+        sums: None,
     }];
     let exec = haversack_kernels::Exec {
         table: Table::best(),
