@@ -206,14 +206,14 @@ fn low_bits(rows: u32) -> u32 {
 }
 
 /// The only form of an entry.
-fn form_of(entry: &mut Entry) -> &mut Option<BlockId> {
+pub(super) fn form_of(entry: &mut Entry) -> &mut Option<BlockId> {
     match entry.far {
         Some(_) => &mut entry.far,
         None => &mut entry.near,
     }
 }
 
-fn block_of(entry: &Entry) -> BlockId {
+pub(super) fn block_of(entry: &Entry) -> BlockId {
     let form = entry.far.or(entry.near);
     form.unwrap_or_else(|| unreachable!("an entry has a form"))
 }
