@@ -10,6 +10,7 @@ use haversack_memory::Faults;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::guard::GuardParams;
 use crate::model::LayerConfig;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub struct RuntimeOptions {
     pub chunk: Option<usize>,
     pub kv: KvOptions,
     pub retention: Retention,
+    /// How the guard predicts and what it allows.
+    pub guard: GuardParams,
     /// Let the window follow what this machine has left. Off, only [`super::Runtime::observe`] moves
     /// it: where readings come from elsewhere.
     pub follow_device: bool,
@@ -58,6 +61,7 @@ impl Default for RuntimeOptions {
             chunk: None,
             kv: KvOptions::default(),
             retention: Retention::default(),
+            guard: GuardParams::default(),
             follow_device: false,
             cache_dir: None,
             budget_bytes: None,
@@ -213,6 +217,13 @@ impl Positions {
     }
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Guarding {
+    #[default]
+    On,
+    Off,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
     pub policy: Policy,
@@ -223,6 +234,8 @@ pub struct Retention {
     pub positions: Positions,
     /// How `Heavy` judges rows.
     pub score: Score,
+    /// Whether a guard looks at rows before they leave, where a policy chooses them one by one.
+    pub guard: Guarding,
     /// Changes of the window to make again, each at its position, instead of asking the device.
     pub replay: Vec<(u64, usize)>,
 }

@@ -10,9 +10,11 @@
 
 use super::bounds::{Bounds, BoundsError, bounds};
 use super::calibrate::{self, KeyStats};
-use super::options::{Activations, KvOptions, Policy, Retention, RuntimeOptions};
+use super::guard::{Ask, Guard, GuardParams, Tools, choose::Counts};
+use super::options::{Activations, Guarding, KvOptions, Policy, Retention, RuntimeOptions};
 use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
+use crate::model::canaries::Canaries;
 use crate::model::forward::{Scratch, Span, StepSize, Want, forward};
 use crate::plan;
 use haversack_cache::policy::heavy::{self, HeavyParams};
@@ -92,6 +94,9 @@ pub struct Runtime {
     device: Option<Device>,
     /// Rows of a layer among which some leave; kept for its room.
     loose: Vec<Row>,
+    guard: Option<Guard>,
+    /// What is kept beside blocks whatever is open.
+    side_bytes: usize,
     /// The window that the device has room for, and why. Each sequence takes it over where rows of its
     /// own may leave.
     target: Option<(usize, String)>,
@@ -132,6 +137,8 @@ impl Runtime {
             int8,
             chunk: CHUNK_MIN,
             noted: options.retention.policy == Policy::Heavy,
+            guarded: options.retention.policy == Policy::Heavy
+                && options.retention.guard == Guarding::On,
         };
         let need = |rows| plan::needs(config, &options.kv, setting, rows).total();
         let retention = options.retention.clone();
@@ -141,6 +148,7 @@ impl Runtime {
         }
 
         let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
+        let settled_bytes = plan::settled_bytes(&layers);
         let (means, carries) = known(&model, options, &layers)?;
         let usual = StoreOptions::default();
         let mut store = Store::new(StoreOptions {
@@ -160,9 +168,25 @@ impl Runtime {
         }
         let mut loose = Vec::new();
         let most = plan::loose_bytes(setting, bounds.rows_max);
+        let mut side_bytes = most;
+        let mut guard = None;
+        if setting.guarded {
+            side_bytes += Guard::bytes_for(config, settled_bytes, bounds.rows_max);
+        }
         store
-            .charge(Account::Side, most)
+            .charge(Account::Side, side_bytes)
             .map_err(CacheError::CannotFit)?;
+        if setting.guarded {
+            scratch.canaries = Some(Canaries::new(config));
+            let (weights, rows) = (model.weights(), bounds.rows_max);
+            guard = Some(Guard::new(
+                config,
+                weights,
+                settled_bytes,
+                rows,
+                options.guard,
+            )?);
+        }
         loose
             .try_reserve_exact(most / size_of::<Row>())
             .map_err(|_| CacheError::OutOfMemory { bytes: most })?;
@@ -196,6 +220,8 @@ impl Runtime {
                 due: Duration::ZERO,
             }),
             loose,
+            guard,
+            side_bytes,
             target: None,
             model,
         })
@@ -236,7 +262,7 @@ impl Runtime {
     }
 
     pub fn open(&mut self) -> Result<SequenceId, StepError> {
-        let id = self.store.open()?;
+        let id = self.with_ring(None)?;
         self.store
             .set_positions(id, self.retention.positions.in_store())?;
         let reach = Reach {
@@ -248,7 +274,10 @@ impl Runtime {
     }
 
     pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, StepError> {
-        let fork = self.store.fork(id)?;
+        let fork = self.with_ring(Some(id))?;
+        if let Some(guard) = &mut self.guard {
+            guard.fork(id, fork);
+        }
         if let Some(reach) = self.reaches.get(&id) {
             self.reaches.insert(fork, reach.clone());
         }
@@ -258,7 +287,77 @@ impl Runtime {
     pub fn close(&mut self, id: SequenceId) -> Result<(), StepError> {
         self.store.close(id)?;
         self.reaches.remove(&id);
-        Ok(())
+        if let Some(canaries) = &mut self.scratch.canaries {
+            canaries.close(id);
+        }
+        if let Some(guard) = &mut self.guard {
+            guard.close(id);
+        }
+        self.charge_rings(0)
+    }
+
+    /// A new sequence, or one that goes on from another, with its canaries.
+    fn with_ring(&mut self, from: Option<SequenceId>) -> Result<SequenceId, StepError> {
+        self.charge_rings(1)?;
+        let made = match from {
+            Some(from) => self.store.fork(from),
+            None => self.store.open(),
+        };
+        let made = made.and_then(|id| {
+            let Some(canaries) = &mut self.scratch.canaries else {
+                return Ok(id);
+            };
+            let ring = match from {
+                Some(from) => canaries.fork(from, id),
+                None => canaries.open(id),
+            };
+            if let Err(error) = ring {
+                self.store.close(id)?;
+                return Err(error);
+            }
+            Ok(id)
+        });
+        self.charge_rings(0)?;
+        Ok(made?)
+    }
+
+    /// Books the canaries of all sequences, and of `more` to be opened.
+    fn charge_rings(&mut self, more: usize) -> Result<(), StepError> {
+        let Some(canaries) = &self.scratch.canaries else {
+            return Ok(());
+        };
+        let bytes = self.side_bytes + canaries.bytes_with(more);
+        Ok(self.store.charge(Account::Side, bytes)?)
+    }
+
+    /// Predicted KL of everything that left a sequence so far, where a guard looks at it.
+    pub fn quality_debt(&self, id: SequenceId) -> Option<f64> {
+        Some(self.guard.as_ref()?.debt(id))
+    }
+
+    pub fn guard_params(&self) -> Option<GuardParams> {
+        Some(self.guard.as_ref()?.params())
+    }
+
+    /// Another prediction or bound from now on, where there is a guard.
+    pub fn set_guard(&mut self, params: GuardParams) {
+        if let Some(guard) = &mut self.guard {
+            guard.set_params(params);
+        }
+    }
+
+    /// What a guard works with, if there is one.
+    pub(super) fn guarded(&mut self) -> Option<(&mut Guard, &Pool, &Store, &mut Scratch)> {
+        let guard = self.guard.as_mut()?;
+        Some((guard, &self.pool, &self.store, &mut self.scratch))
+    }
+
+    pub(super) fn table(&self) -> Table {
+        self.table
+    }
+
+    pub(super) fn store_mut(&mut self) -> &mut Store {
+        &mut self.store
     }
 
     /// Forgets every token from `position` on. Refused where the state of then is not there any more:
@@ -373,6 +472,9 @@ impl Runtime {
             if self.store.is_noting() {
                 size.counted += rows + plan::COUNTED_BEYOND;
             }
+            if self.guard.is_some() {
+                size.watched += span.tokens.len();
+            }
             let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
             size.moved = size.moved.max(moved);
         }
@@ -461,14 +563,58 @@ impl Runtime {
                 continue;
             }
             self.store.loose_rows(id, layer, anchors, &mut self.loose)?;
-            let leave = heavy::choose(&mut self.loose, position, leave, &params);
+            let leave = self.choose(id, layer, leave, position, &params)?;
             log::debug!("at position {position}: {leave} of {rows} rows leave layer {layer}");
             self.store.thin(id, layer, anchors, &self.loose[..leave])?;
+        }
+        if let Some(guard) = &mut self.guard {
+            let kl = guard.settle(id);
+            log::debug!("at position {position}: predicted KL {kl:.6}");
         }
         if past > 0 {
             self.store.close_gap(id, anchors..params.oldest)?;
         }
         Ok(())
+    }
+
+    /// The rows of `loose` that leave, first: the policy's choice, or the guard's among those and the next.
+    fn choose(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        leave: usize,
+        position: u64,
+        params: &HeavyParams,
+    ) -> Result<usize, StepError> {
+        let Some(guard) = &mut self.guard else {
+            return Ok(heavy::choose(&mut self.loose, position, leave, params));
+        };
+        let most = guard.candidates(leave);
+        let most = heavy::choose(&mut self.loose, position, most, params);
+        let rows = &mut self.loose[..most];
+        let leave = heavy::choose(rows, position, leave, params);
+        let is_fixed = |row: &&Row| row.position < params.oldest;
+        let ask = Ask {
+            id,
+            layer,
+            position,
+            fixed: rows.iter().filter(is_fixed).count(),
+            rows,
+            counts: Counts {
+                must: leave,
+                may: leave,
+            },
+        };
+        let tools = Tools {
+            config: self.model.config(),
+            exec: Exec {
+                table: self.table,
+                pool: &self.pool,
+            },
+            store: &self.store,
+            scratch: &mut self.scratch,
+        };
+        Ok(guard.judge(tools, ask)?)
     }
 
     /// Whether rows of a sequence may leave at `position`.
