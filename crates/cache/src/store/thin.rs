@@ -142,9 +142,14 @@ impl Store {
         };
         // Blocks that others hold too are copied before a row moves into them.
         let shared = |i: usize| self.pools[pool].is_shared(block_of(&table.entries[i]));
-        let changed = loose.clone().zip(&live);
-        let copies = changed
-            .filter(|&(i, &bits)| bits != u32::MAX && bits != 0 && shared(i))
+        // Rows move to the front, also into a block that has lost all of its own.
+        let rows: u32 = live.iter().map(|bits| bits.count_ones()).sum();
+        let filled = loose
+            .clone()
+            .zip(&live)
+            .take(rows.div_ceil(SLOTS as u32) as usize);
+        let copies = filled
+            .filter(|&(i, &bits)| bits != u32::MAX && shared(i))
             .count();
         let bytes = copies * self.pools[pool].block_bytes();
         self.ledger()
