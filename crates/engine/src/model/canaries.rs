@@ -181,13 +181,15 @@ impl Canaries {
         }
     }
 
-    /// The canaries of a layer, if those of the block before `position` are all there.
+    /// The canaries of a layer, if a block ends at `position` and all of its queries were asked.
     pub fn of(&self, id: SequenceId, layer: usize, position: u64) -> Option<Layer<'_>> {
         let ring = self.rings.get(&id)?;
         let start = (*self.starts.get(layer)?)?;
         let first = position.checked_sub(BLOCK_SLOTS as u64)?;
         let whole = first..position;
-        if !ring.positions.iter().all(|p| whole.contains(p)) {
+        if !position.is_multiple_of(BLOCK_SLOTS as u64)
+            || !ring.positions.iter().all(|p| whole.contains(p))
+        {
             return None;
         }
         let Shape { heads, width } = self.shapes[layer];

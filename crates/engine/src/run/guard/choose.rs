@@ -22,31 +22,35 @@ pub fn choose(own: &[f32], counts: Counts, allowed: f64) -> Vec<u32> {
         own => f64::from(own),
     };
     // Dearest first; of equal ones the policy's last.
-    let mut victims: Vec<u32> = (0..may as u32).collect();
-    victims.sort_unstable_by(|&a, &b| cost(b).total_cmp(&cost(a)).then(b.cmp(&a)));
-    // (victim): what it costs together with all cheaper ones, added from the cheapest up.
-    let mut together = vec![0.0; may + 1];
-    for i in (0..may).rev() {
-        together[i] = together[i + 1] + cost(victims[i]);
-    }
+    let by_cost = |list: &mut Vec<u32>| {
+        list.sort_unstable_by(|&a, &b| cost(b).total_cmp(&cost(a)).then(b.cmp(&a)));
+        // (candidate): what it costs together with all cheaper ones, added from the cheapest up.
+        let mut together = vec![0.0; list.len() + 1];
+        for i in (0..list.len()).rev() {
+            together[i] = together[i + 1] + cost(list[i]);
+        }
+        together
+    };
+    let mut chosen: Vec<u32> = (0..may as u32).collect();
+    let together = by_cost(&mut chosen);
     let mut others = (may as u32..own.len() as u32).peekable();
-    let (mut count, mut instead, mut cost_instead) = (may, Vec::new(), 0.0);
-    let mut spared = 0;
-    while spared < may && together[spared] + cost_instead > allowed {
-        let dearest = cost(victims[spared]);
-        while others.next_if(|&other| cost(other) >= dearest).is_some() {}
-        if let Some(other) = others.next() {
-            cost_instead += cost(other);
-            instead.push(other);
-        } else if count > counts.must {
-            count -= 1;
-        } else {
+    let mut cost_instead = 0.0;
+    for spared in 0..may {
+        if together[spared] + cost_instead <= allowed {
             break;
         }
-        spared += 1;
+        let dearest = cost(chosen[spared]);
+        while others.next_if(|&other| cost(other) >= dearest).is_some() {}
+        let Some(other) = others.next() else {
+            break;
+        };
+        cost_instead += cost(other);
+        chosen[spared] = other;
     }
-    let mut chosen = victims.split_off(spared);
-    chosen.append(&mut instead);
+    let together = by_cost(&mut chosen);
+    let fewer = chosen.len().saturating_sub(counts.must);
+    let spared = (0..fewer).find(|&spared| together[spared] <= allowed);
+    chosen.drain(..spared.unwrap_or(fewer));
     chosen.sort_unstable();
     chosen
 }

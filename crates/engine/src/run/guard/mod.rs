@@ -21,6 +21,7 @@ pub mod choose;
 mod share;
 mod trial;
 
+pub use haversack_cache::Row;
 pub use trial::{Change, Foreseen};
 
 use crate::model::canaries::Canaries;
@@ -28,7 +29,7 @@ use crate::model::config::Config;
 use crate::model::forward::Scratch;
 use crate::model::weights::Weights;
 use choose::{Counts, choose};
-use haversack_cache::{CacheError, Row, SequenceId, Store};
+use haversack_cache::{CacheError, SequenceId, Store};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, BLOCK_SLOTS};
 use haversack_kernels::format::gguf::unpack_row;
@@ -405,41 +406,4 @@ fn gains(config: &Config, weights: &Weights) -> Vec<Vec<f32>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bound_is_where_the_prediction_reaches_it() {
-        let params = GuardParams::default();
-        let upper = params.predict(params.allowed()) * params.factor;
-        assert!((upper / params.bound - 1.0).abs() < 1e-9, "{upper}");
-        assert_eq!(params.predict(0.0), 0.0);
-        assert_eq!(params.predict(-1.0), 0.0);
-        assert_eq!(params.predict(f64::NAN), KL_MAX);
-        assert_eq!(params.predict(f64::INFINITY), KL_MAX);
-    }
-
-    #[test]
-    fn a_fit_finds_the_line_and_the_spread() {
-        let noise = |i: usize| ((i * 37 % 101) as f64 / 50.0 - 1.0) * 0.5;
-        let pair = |i: usize| {
-            let x = -12.0 + 0.01 * i as f64;
-            (x.exp(), (-0.5 + 0.9 * x + noise(i)).exp())
-        };
-        let pairs: Vec<_> = (0..1000).map(pair).collect();
-        let found = fit(&pairs, 0.02).unwrap();
-        assert!((found.slope - 0.9).abs() < 0.02, "{found:?}");
-        assert!((found.offset + 0.5).abs() < 0.2, "{found:?}");
-        assert!((found.factor.ln() - 0.45).abs() < 0.05, "{found:?}");
-        assert_eq!(found.bound, 0.02);
-        for bad in [
-            &pairs[..2],
-            &[(0.0, 1.0); 9],
-            &[(1.0, 1.0); 9],
-            &[(f64::NAN, 1.0); 9],
-            &[(1.0, 2.0), (2.0, 1.5), (3.0, 1.0)],
-        ] {
-            assert_eq!(fit(bad, 0.1), None);
-        }
-    }
-}
+mod tests;

@@ -175,6 +175,12 @@ impl Share {
         }
     }
 
+    /// (canary, head)
+    #[cfg(test)]
+    pub fn weights(&self) -> &[f32] {
+        &self.weight
+    }
+
     /// What [`Share::difference`] left.
     pub fn values(&self) -> &[f32] {
         &self.values
