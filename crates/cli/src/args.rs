@@ -7,7 +7,7 @@
 
 mod cache;
 
-pub use cache::{Cache, Kv, KvPair, Policy, Positions, RecentKv, Weights};
+pub use cache::{Cache, Kv, KvPair, Policy, Positions, RecentKv, Switch, Weights};
 
 use crate::bytes;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};

@@ -16,8 +16,8 @@ use haversack::text::chat::encode_chat;
 use haversack::text::template::{Message, RenderOptions};
 use haversack::text::tokenizer::EncodeOptions;
 use haversack::{
-    Activations, Codec, KvOptions, LoadOptions, Model, Policy, Positions, Repack, Residence,
-    Retention,
+    Activations, Codec, Guarding, KvOptions, LoadOptions, Model, Policy, Positions, Repack,
+    Residence, Retention,
 };
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
@@ -225,6 +225,10 @@ fn retention(flags: &args::Cache, usual: Policy) -> Result<Retention> {
             args::Positions::Original => Positions::Original,
         },
         score: Default::default(),
+        guard: match flags.guard {
+            Some(args::Switch::Off) => Guarding::Off,
+            Some(args::Switch::On) | None => Guarding::On,
+        },
         replay: flags
             .window_plan
             .as_ref()
