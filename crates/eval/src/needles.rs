@@ -9,6 +9,7 @@
 //! The figure is the log-probability of the right one among the ten; perplexity hardly sees what this
 //! sees, because a forgotten number costs one token in a thousand.
 
+use crate::dice::Dice;
 use haversack::run::runtime::{Runtime, StepError};
 use haversack::sample;
 use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
@@ -39,18 +40,6 @@ const NAMES: [&str; 12] = [
 const FACTS: usize = 4;
 const STRANGERS: usize = 6;
 
-/// A small generator, so that cases are the same everywhere.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n as u64) as usize
-    }
-}
-
 /// `count` cases of about `tokens` tokens over a filler text. Fewer if the text is too short.
 pub fn cases(tokenizer: &Tokenizer, filler: &[u32], tokens: usize, count: usize) -> Vec<Case> {
     let encode = |text: &str| {
@@ -64,7 +53,7 @@ pub fn cases(tokenizer: &Tokenizer, filler: &[u32], tokens: usize, count: usize)
     let mut cases = Vec::new();
     for (number, text) in filler.chunks_exact(tokens.max(1)).take(count).enumerate() {
         debug_assert!(number < fits);
-        let mut dice = Dice(number as u64 * 7919 + 17);
+        let mut dice = Dice::new(number as u64 * 7919 + 17);
         let mut codes: Vec<String> = Vec::new();
         while codes.len() < FACTS + STRANGERS {
             let code = format!("{}", 1000 + dice.below(9000));
