@@ -1,7 +1,8 @@
 //! Canaries: a few of each sequence's last queries, and what attention answered them.
 //!
-//! Before rows leave or change, these queries tell what that would do ([`crate::run::guard`]). Every second
-//! query of a block of 32 is kept, in every layer whose rows can leave:
+//! Before rows leave or change, these queries tell what that would do ([`crate::run::guard`]). One query in eight
+//! of the last three blocks is kept, in every layer whose rows can leave: the last block alone knows too little of what
+//! is asked next, and queries further back have not seen all the rows that may leave.
 //!
 //! ```text
 //! one layer   q (canary, head, dim)  o (canary, head, dim)  max, sum (canary, head)  scale (canary)
@@ -10,9 +11,10 @@
 //! `q` is roped to where it stood, `o` is the output of attention before the output matrix, `max` and `sum` are
 //! what its softmax was divided by, and `scale` is the squared length of the residual stream there.
 //!
-//! A query's place depends on its position alone, so where a block ends the ring holds the queries of that
-//! block, however tokens were portioned. Nothing is rounded: copying costs less than making halves of floats,
-//! and half the queries take the same bytes.
+//! A query's place depends on its position alone, so where a block ends the ring holds the same queries however
+//! tokens were portioned. After a cut some are missing until their places are asked again. Rows that leave are
+//! taken out of the answers too ([`Canaries::lose`]), so that the next ones are judged by what is left. Nothing is
+//! rounded: copying costs less than making halves of floats, and half the queries take the same bytes.
 
 use super::config::{Config, LayerConfig};
 use super::forward::Span;
@@ -24,10 +26,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 /// One query of so many is kept: neighbours look at much the same.
-const EVERY: u64 = 2;
+const EVERY: u64 = 8;
 
 /// Canaries of a ring.
-pub const CANARIES: usize = BLOCK_SLOTS / EVERY as usize;
+pub const CANARIES: usize = 12;
+
+/// How far they reach back.
+const REACH: u64 = CANARIES as u64 * EVERY;
 
 /// The rings of all sequences.
 pub struct Canaries {
@@ -85,8 +90,10 @@ pub struct Layer<'a> {
     /// (canary, head)
     pub max: &'a [f32],
     pub sum: &'a [f32],
-    /// (canary): what a squared error of the output is measured by.
+    /// (canary): what a squared error of the output is measured by; nothing where the canary is silent.
     pub scale: &'a [f32],
+    /// (canary): where it stood; `None` where it is missing.
+    pub positions: [Option<u64>; CANARIES],
 }
 
 impl Canaries {
@@ -144,8 +151,7 @@ impl Canaries {
         self.starts[layer].is_some()
     }
 
-    /// Keeps the queries of a step that are in the last block of their sequence. Rows are those of all
-    /// spans, one after the other.
+    /// Keeps some of the last queries of a step. Rows are those of all spans, one after the other.
     pub(super) fn keep(&mut self, table: Table, layer: usize, spans: &[Span<'_>], seen: &Seen<'_>) {
         let Some(start) = self.starts[layer] else {
             return;
@@ -159,7 +165,7 @@ impl Canaries {
                 continue;
             };
             let dim = seen.x.len() / (seen.sums.len() / heads).max(1);
-            for (row, canary, position) in last_block(span.position, rows) {
+            for (row, canary, position) in kept(span.position, rows) {
                 let parts = Parts::at(start, heads, width);
                 let values = &mut ring.values;
                 let (q, sums) = (row * width..(row + 1) * width, &seen.sums[row * heads..]);
@@ -181,15 +187,13 @@ impl Canaries {
         }
     }
 
-    /// The canaries of a layer, if a block ends at `position` and all of its queries were asked.
+    /// The canaries of a layer, if a block ends at `position` and any of them is there.
     pub fn of(&self, id: SequenceId, layer: usize, position: u64) -> Option<Layer<'_>> {
         let ring = self.rings.get(&id)?;
         let start = (*self.starts.get(layer)?)?;
-        let first = position.checked_sub(BLOCK_SLOTS as u64)?;
-        let whole = first..position;
-        if !position.is_multiple_of(BLOCK_SLOTS as u64)
-            || !ring.positions.iter().all(|p| whole.contains(p))
-        {
+        let last = position.saturating_sub(REACH)..position;
+        let positions = ring.positions.map(|p| Some(p).filter(|p| last.contains(p)));
+        if !position.is_multiple_of(BLOCK_SLOTS as u64) || positions.iter().all(Option::is_none) {
             return None;
         }
         let Shape { heads, width } = self.shapes[layer];
@@ -201,7 +205,39 @@ impl Canaries {
             max: &values[parts.max..parts.sum],
             sum: &values[parts.sum..parts.scale],
             scale: &values[parts.scale..][..CANARIES],
+            positions,
         })
+    }
+
+    /// Takes rows out of the answers of a layer: `left` is (canary, head), the part of its attention that stays, and
+    /// `difference` (canary, head, dim) what becomes of the output. A canary that could not tell is silent from then on.
+    pub(crate) fn lose(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        present: &[bool; CANARIES],
+        left: &[f32],
+        difference: &[f32],
+    ) {
+        let (Some(ring), Some(start)) = (self.rings.get_mut(&id), self.starts[layer]) else {
+            return;
+        };
+        let Shape { heads, width } = self.shapes[layer];
+        let parts = Parts::at(start, heads, width);
+        for (canary, present) in present.iter().enumerate() {
+            if !present {
+                ring.values[parts.scale + canary] = 0.0;
+                continue;
+            }
+            let sums = &mut ring.values[parts.sum + canary * heads..][..heads];
+            for (sum, left) in sums.iter_mut().zip(&left[canary * heads..]) {
+                *sum *= left;
+            }
+            let o = &mut ring.values[parts.o + canary * width..][..width];
+            for (o, difference) in o.iter_mut().zip(&difference[canary * width..]) {
+                *o += difference;
+            }
+        }
     }
 }
 
@@ -241,18 +277,15 @@ impl Parts {
 }
 
 /// Of rows from `first_position` on: (row, canary, position) of those that are kept.
-fn last_block(
-    first_position: u64,
-    rows: Range<usize>,
-) -> impl Iterator<Item = (usize, usize, u64)> {
-    let slots = BLOCK_SLOTS as u64;
+fn kept(first_position: u64, rows: Range<usize>) -> impl Iterator<Item = (usize, usize, u64)> {
     let end = first_position + rows.len() as u64;
-    let from = (end.saturating_sub(1) / slots * slots).max(first_position);
+    let from = end.saturating_sub(REACH).max(first_position);
     (from..end)
         .filter(|position| (position + 1).is_multiple_of(EVERY))
         .map(move |position| {
             let row = rows.start + (position - first_position) as usize;
-            (row, (position % slots / EVERY) as usize, position)
+            let canary = (position / EVERY % CANARIES as u64) as usize;
+            (row, canary, position)
         })
 }
 
@@ -260,19 +293,19 @@ fn last_block(
 mod tests {
     use super::*;
 
-    /// However a block came, its canaries are the same rows of it.
+    /// However tokens came, canaries are the same ones of them.
     #[test]
     fn a_place_depends_on_the_position_alone() {
-        let whole: Vec<_> = last_block(64, 0..32).collect();
+        let whole: Vec<_> = kept(64, 0..96).collect();
         assert_eq!(whole.len(), CANARIES);
-        assert_eq!((whole[0], whole[15]), ((1, 0, 65), (31, 15, 95)));
-        let parts = [(64, 0..7), (71, 0..1), (72, 0..24)];
-        let parts = parts.into_iter().flat_map(|(p, rows)| last_block(p, rows));
+        assert_eq!((whole[0], whole[11]), ((7, 8, 71), (95, 7, 159)));
+        let parts = [(64, 0..7), (71, 0..1), (72, 0..24), (96, 0..64)];
+        let parts = parts.into_iter().flat_map(|(p, rows)| kept(p, rows));
         let places = |(_, canary, position): (usize, usize, u64)| (canary, position);
         assert!(parts.map(places).eq(whole.iter().copied().map(places)));
-        // Of a long portion the last block counts.
-        let long: Vec<_> = last_block(0, 5..101).collect();
-        assert_eq!((long[0], long.len()), ((70, 0, 65), CANARIES));
-        assert_eq!(last_block(64, 3..3).count(), 0);
+        // Of a long portion the last ones count.
+        let long: Vec<_> = kept(0, 5..165).collect();
+        assert_eq!((long[0], long.len()), ((76, 8, 71), CANARIES));
+        assert_eq!(kept(64, 3..3).count(), 0);
     }
 }

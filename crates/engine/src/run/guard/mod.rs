@@ -246,7 +246,8 @@ impl Guard {
         let Some((attention, canaries)) = scratch.guarded(config, exec.pool.threads()) else {
             return Ok(may);
         };
-        let Some(place) = place(config, store, canaries, id, layer, ask.position) else {
+        let newest = ask.rows.iter().map(|row| row.position).max().unwrap_or(0);
+        let Some(place) = place(config, store, canaries, id, layer, (ask.position, newest)) else {
             return Ok(may);
         };
         let mut look = Look {
@@ -303,6 +304,14 @@ impl Guard {
             }
         }
         self.spent += if cost.is_nan() { f64::INFINITY } else { cost };
+        let present = look.place.present;
+        if leave > 0
+            && let Some(canaries) = &mut scratch.canaries
+        {
+            // What was looked at last is what leaves.
+            let (difference, left) = self.before.parts();
+            canaries.lose(id, layer, &present, left, difference);
+        }
         Ok(leave)
     }
 }
@@ -368,13 +377,18 @@ fn place<'a>(
     canaries: &'a Canaries,
     id: SequenceId,
     layer: usize,
-    position: u64,
+    (position, newest): (u64, u64),
 ) -> Option<Place<'a>> {
+    let canaries = canaries.of(id, layer, position)?;
+    let present = std::array::from_fn(|i| {
+        canaries.positions[i].is_some_and(|p| p > newest) && canaries.scale[i] > 0.0
+    });
     Some(Place {
+        present,
         config: config.layers.get(layer)?,
         shape: *store.layers().get(layer)?,
         mean: store.mean(layer),
-        canaries: canaries.of(id, layer, position)?,
+        canaries,
     })
 }
 

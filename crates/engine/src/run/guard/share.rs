@@ -35,6 +35,19 @@ pub struct Place<'a> {
     /// (kv_head, dim), in the basis of the blocks.
     pub mean: Option<&'a [f32]>,
     pub canaries: canaries::Layer<'a>,
+    /// Those that can tell: they are there, and have seen every row that is asked about.
+    pub present: [bool; CANARIES],
+}
+
+impl Place<'_> {
+    /// How many can tell.
+    pub fn count(&self) -> f64 {
+        self.present
+            .iter()
+            .filter(|present| **present)
+            .count()
+            .max(1) as f64
+    }
 }
 
 /// Rows gathered into blocks that every canary sees.
@@ -181,6 +194,15 @@ impl Share {
         &self.weight
     }
 
+    /// What [`Share::difference`] left, and the parts of attention that stay, (canary, head), which take the place of
+    /// the weights.
+    pub fn parts(&mut self) -> (&[f32], &[f32]) {
+        for weight in &mut self.weight {
+            *weight = (1.0 - *weight).max(REST_MIN);
+        }
+        (&self.values, &self.weight)
+    }
+
     /// What [`Share::difference`] left.
     pub fn values(&self) -> &[f32] {
         &self.values
@@ -218,23 +240,17 @@ pub fn statistic(exec: Exec<'_>, place: &Place<'_>, gains: &[f32], difference: &
     let (heads, dim) = (place.config.heads, place.config.head_dim);
     let mut sum = 0.0;
     for (canary, difference) in difference.chunks_exact(heads * dim).enumerate() {
+        if !place.present[canary] {
+            continue;
+        }
         let error: f64 = difference
             .chunks_exact(dim)
             .zip(gains)
             .map(|(x, gain)| f64::from(ops::dot_self(exec.table, x)) * f64::from(*gain))
             .sum();
-        sum += over(error, place.canaries.scale[canary]);
+        sum += error / f64::from(place.canaries.scale[canary]);
     }
-    sum / CANARIES as f64
-}
-
-/// A stream without length has nothing to lose.
-pub fn over(error: f64, scale: f32) -> f64 {
-    if scale > 0.0 {
-        error / f64::from(scale)
-    } else {
-        0.0
-    }
+    sum / place.count()
 }
 
 /// Room to look at rows one by one.
@@ -299,8 +315,8 @@ impl Single {
                 self.k[i % BLOCK_SLOTS * dim + i / BLOCK_SLOTS] = *x;
             }
             let mean = place.mean.map(|mean| &mean[kv_head * dim..][..dim]);
-            for canary in 0..CANARIES {
-                let scale = seen.scale[canary];
+            for canary in (0..CANARIES).filter(|&canary| place.present[canary]) {
+                let part = (1.0 / (f64::from(seen.scale[canary]) * place.count())) as f32;
                 for head in kv_head * group..(kv_head + 1) * group {
                     let i = canary * c.heads + head;
                     self.q.copy_from_slice(&seen.q[i * dim..][..dim]);
@@ -316,8 +332,7 @@ impl Single {
                         let p = exp(score - seen.max[i]) / seen.sum[i];
                         let apart = o_sq - 2.0 * dot(table, &self.o, v) + ops::dot_self(table, v);
                         let moved = p / (1.0 - p).max(REST_MIN);
-                        let error = f64::from(gains[head] * moved * moved * apart.max(0.0));
-                        *own += (over(error, scale) / CANARIES as f64) as f32;
+                        *own += gains[head] * moved * moved * apart.max(0.0) * part;
                     }
                 }
             }

@@ -3,7 +3,7 @@
 //! A change is named by its rows, as the store names them, and is foreseen and made on the same sequence; a fork
 //! keeps what was.
 
-use super::share::{BATCH, Share, over, statistic};
+use super::share::{BATCH, Share, statistic};
 use super::{Look, place};
 use crate::model::canaries::CANARIES;
 use crate::run::runtime::{Runtime, StepError};
@@ -64,7 +64,8 @@ impl Runtime {
         let mut after = Share::new(config)?;
         for (layer, rows) in &change.rows {
             let layer = *layer;
-            let Some(place) = place(config, store, canaries, id, layer, position) else {
+            let newest = rows.iter().map(|row| row.position).max().unwrap_or(0);
+            let Some(place) = place(config, store, canaries, id, layer, (position, newest)) else {
                 return Ok(None);
             };
             let mut look = Look {
@@ -107,9 +108,11 @@ impl Runtime {
             matmul(exec, input, &mut [product]);
             let errors = out.chunks_exact(w.rows).zip(place.canaries.scale);
             let sum: f64 = errors
-                .map(|(x, scale)| over(f64::from(ops::dot_self(table, x)), *scale))
+                .zip(place.present)
+                .filter(|(_, present)| *present)
+                .map(|((x, scale), _)| f64::from(ops::dot_self(table, x)) / f64::from(*scale))
                 .sum();
-            found.exact += sum / CANARIES as f64;
+            found.exact += sum / place.count();
         }
         Ok(Some(found))
     }
