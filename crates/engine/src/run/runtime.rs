@@ -10,14 +10,14 @@
 
 use super::bounds::{Bounds, BoundsError, bounds};
 use super::calibrate::{self, KeyStats};
-use super::guard::{Ask, Guard, GuardParams, Tools, choose::Counts};
+use super::guard::Guard;
 use super::options::{Activations, Guarding, KvOptions, Policy, Retention, RuntimeOptions};
 use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
 use crate::model::canaries::Canaries;
 use crate::model::forward::{Scratch, Span, StepSize, Want, forward};
 use crate::plan;
-use haversack_cache::policy::heavy::{self, HeavyParams};
+use haversack_cache::policy::heavy::HeavyParams;
 use haversack_cache::policy::window::{self, WindowParams};
 use haversack_cache::{
     Account, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId, SequenceStats,
@@ -78,11 +78,11 @@ impl From<StepError> for RuntimeError {
 }
 
 pub struct Runtime {
-    model: Arc<Model>,
-    pool: Pool,
-    table: Table,
-    store: Store,
-    scratch: Scratch,
+    pub(super) model: Arc<Model>,
+    pub(super) pool: Pool,
+    pub(super) table: Table,
+    pub(super) store: Store,
+    pub(super) scratch: Scratch,
     /// What the step under way adds to each sequence; kept for its room.
     grow: Vec<Grow>,
     chunk: usize,
@@ -93,10 +93,10 @@ pub struct Runtime {
     governor: Option<Governor>,
     device: Option<Device>,
     /// Rows of a layer among which some leave; kept for its room.
-    loose: Vec<Row>,
-    guard: Option<Guard>,
+    pub(super) loose: Vec<Row>,
+    pub(super) guard: Option<Guard>,
     /// What is kept beside blocks whatever is open.
-    side_bytes: usize,
+    pub(super) side_bytes: usize,
     /// The window that the device has room for, and why. Each sequence takes it over where rows of its
     /// own may leave.
     target: Option<(usize, String)>,
@@ -294,70 +294,6 @@ impl Runtime {
             guard.close(id);
         }
         self.charge_rings(0)
-    }
-
-    /// A new sequence, or one that goes on from another, with its canaries.
-    fn with_ring(&mut self, from: Option<SequenceId>) -> Result<SequenceId, StepError> {
-        self.charge_rings(1)?;
-        let made = match from {
-            Some(from) => self.store.fork(from),
-            None => self.store.open(),
-        };
-        let made = made.and_then(|id| {
-            let Some(canaries) = &mut self.scratch.canaries else {
-                return Ok(id);
-            };
-            let ring = match from {
-                Some(from) => canaries.fork(from, id),
-                None => canaries.open(id),
-            };
-            if let Err(error) = ring {
-                self.store.close(id)?;
-                return Err(error);
-            }
-            Ok(id)
-        });
-        self.charge_rings(0)?;
-        Ok(made?)
-    }
-
-    /// Books the canaries of all sequences, and of `more` to be opened.
-    fn charge_rings(&mut self, more: usize) -> Result<(), StepError> {
-        let Some(canaries) = &self.scratch.canaries else {
-            return Ok(());
-        };
-        let bytes = self.side_bytes + canaries.bytes_with(more);
-        Ok(self.store.charge(Account::Side, bytes)?)
-    }
-
-    /// Predicted KL of everything that left a sequence so far, where a guard looks at it.
-    pub fn quality_debt(&self, id: SequenceId) -> Option<f64> {
-        Some(self.guard.as_ref()?.debt(id))
-    }
-
-    pub fn guard_params(&self) -> Option<GuardParams> {
-        Some(self.guard.as_ref()?.params())
-    }
-
-    /// Another prediction or bound from now on, where there is a guard.
-    pub fn set_guard(&mut self, params: GuardParams) {
-        if let Some(guard) = &mut self.guard {
-            guard.set_params(params);
-        }
-    }
-
-    /// What a guard works with, if there is one.
-    pub(super) fn guarded(&mut self) -> Option<(&mut Guard, &Pool, &Store, &mut Scratch)> {
-        let guard = self.guard.as_mut()?;
-        Some((guard, &self.pool, &self.store, &mut self.scratch))
-    }
-
-    pub(super) fn table(&self) -> Table {
-        self.table
-    }
-
-    pub(super) fn store_mut(&mut self) -> &mut Store {
-        &mut self.store
     }
 
     /// Forgets every token from `position` on. Refused where the state of then is not there any more:
@@ -563,7 +499,7 @@ impl Runtime {
                 continue;
             }
             self.store.loose_rows(id, layer, anchors, &mut self.loose)?;
-            let leave = self.choose(id, layer, leave, position, &params)?;
+            let leave = self.choose_guarded(id, layer, leave, position, &params)?;
             log::debug!("at position {position}: {leave} of {rows} rows leave layer {layer}");
             self.store.thin(id, layer, anchors, &self.loose[..leave])?;
         }
@@ -575,46 +511,6 @@ impl Runtime {
             self.store.close_gap(id, anchors..params.oldest)?;
         }
         Ok(())
-    }
-
-    /// The rows of `loose` that leave, first: the policy's choice, or the guard's among those and the next.
-    fn choose(
-        &mut self,
-        id: SequenceId,
-        layer: usize,
-        leave: usize,
-        position: u64,
-        params: &HeavyParams,
-    ) -> Result<usize, StepError> {
-        let Some(guard) = &mut self.guard else {
-            return Ok(heavy::choose(&mut self.loose, position, leave, params));
-        };
-        let most = guard.candidates(leave);
-        let most = heavy::choose(&mut self.loose, position, most, params);
-        let rows = &mut self.loose[..most];
-        let leave = heavy::choose(rows, position, leave, params);
-        let is_fixed = |row: &&Row| row.position < params.oldest;
-        let ask = Ask {
-            id,
-            layer,
-            position,
-            fixed: rows.iter().filter(is_fixed).count(),
-            rows,
-            counts: Counts {
-                must: leave,
-                may: leave,
-            },
-        };
-        let tools = Tools {
-            config: self.model.config(),
-            exec: Exec {
-                table: self.table,
-                pool: &self.pool,
-            },
-            store: &self.store,
-            scratch: &mut self.scratch,
-        };
-        Ok(guard.judge(tools, ask)?)
     }
 
     /// Whether rows of a sequence may leave at `position`.

@@ -18,6 +18,7 @@
 //! What it is not: it does not rank rows for the policy, and looks no further ahead than its canaries look back.
 
 pub mod choose;
+mod session;
 mod share;
 mod trial;
 
