@@ -53,9 +53,9 @@ impl Default for GuardParams {
     /// Fitted on SmolLM2; `docs/guard.md` has the figures.
     fn default() -> GuardParams {
         GuardParams {
-            slope: 0.93,
-            offset: -0.70,
-            factor: 2.8,
+            slope: 0.95,
+            offset: 0.11,
+            factor: 9.8,
             bound: 0.01,
         }
     }
