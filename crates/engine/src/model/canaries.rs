@@ -1,8 +1,8 @@
 //! Canaries: a few of each sequence's last queries, and what attention answered them.
 //!
 //! Before rows leave or change, these queries tell what that would do ([`crate::run::guard`]). One query in eight
-//! of the last three blocks is kept, in every layer whose rows can leave: the last block alone knows too little of what
-//! is asked next, and queries further back have not seen all the rows that may leave.
+//! of the last three blocks is kept, in every layer whose rows can leave: as good as more of
+//! the last block, and queries further back have not seen all the rows that may leave (`docs/guard.md`).
 //!
 //! ```text
 //! one layer   q (canary, head, dim)  o (canary, head, dim)  max, sum (canary, head)  scale (canary)
