@@ -51,6 +51,7 @@ fn attention(
             view: &view,
             out: &mut out,
             mass: None,
+            sums: None,
         }],
     );
     out

@@ -471,3 +471,87 @@ fn annotations_are_bounded() {
     assert!(tight.annotations(id).unwrap().is_empty());
     assert_eq!(tight.ledger().total(), total);
 }
+
+/// Three whole blocks leave from the front of a table that a fork shares: the rows that stay move into blocks that
+/// have lost all of their own, and those are copied first like any other.
+#[test]
+fn whole_blocks_leave_a_table_that_is_shared() {
+    let mut whole = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
+    let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
+    let (all, id) = (whole.open().unwrap(), store.open().unwrap());
+    feed(&mut whole, all, &tokens(512)).unwrap();
+    feed(&mut store, id, &tokens(512)).unwrap();
+    let fork = store.fork(id).unwrap();
+    let gone: BTreeSet<u64> = (64..165).collect();
+    for layer in [0, 2] {
+        let mut rows = Vec::new();
+        store.loose_rows(id, layer, ANCHORS, &mut rows).unwrap();
+        rows.retain(|row| gone.contains(&row.position));
+        assert_eq!(store.thin(id, layer, ANCHORS, &rows), Ok(101));
+    }
+    check(&store, id, (&whole, all), &gone);
+    check(&store, fork, (&whole, all), &BTreeSet::new());
+}
+
+/// Rows are copied out as they are and written back changed; a fork keeps what it had.
+#[test]
+fn rows_go_out_and_come_back() {
+    for (near, far) in [(Codec::Int8, Codec::Int4), (Codec::F16, Codec::F16)] {
+        let mut store = Store::new(options(near, far)).unwrap();
+        let id = store.open().unwrap();
+        feed(&mut store, id, &tokens(400)).unwrap();
+        let mut rows = Vec::new();
+        store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+        let rows: Vec<Row> = rows.into_iter().step_by(5).collect();
+        let shape = store.layers()[0].settled_shape();
+        let mut blocks = vec![0; rows.len().div_ceil(32) * shape.block_bytes()];
+        store.copy_rows(id, 0, &rows, &mut blocks).unwrap();
+        let before: Vec<Vec<u8>> = rows
+            .iter()
+            .map(|row| slot_bytes(&store, id, 0, row.entry as usize, row.slot.into()))
+            .collect();
+        let alone = |blocks: &[u8], i: usize| {
+            let mut alone = vec![0; shape.block_bytes()];
+            let block = &blocks[i / 32 * shape.block_bytes()..][..shape.block_bytes()];
+            copy_slot(shape, block, i % 32, &mut alone, 0);
+            alone
+        };
+        for (i, before) in before.iter().enumerate() {
+            assert!(alone(&blocks, i) == *before);
+        }
+        let fork = store.fork(id).unwrap();
+        let turned: Vec<Row> = rows.iter().rev().copied().collect();
+        store.replace_rows(id, 0, &turned, &blocks).unwrap();
+        let mut after = blocks.clone();
+        store.copy_rows(id, 0, &turned, &mut after).unwrap();
+        assert!((0..rows.len()).all(|i| alone(&after, i) == before[i]));
+        store.copy_rows(fork, 0, &rows, &mut after).unwrap();
+        assert!((0..rows.len()).all(|i| alone(&after, i) == before[i]));
+        // What is not there, or has no room, is refused.
+        let recent = Row {
+            entry: 12,
+            ..rows[0]
+        };
+        let nowhere = Row {
+            entry: 99,
+            ..rows[0]
+        };
+        for row in [
+            nowhere,
+            Row {
+                slot: 99,
+                ..rows[0]
+            },
+            recent,
+        ] {
+            let found = store.copy_rows(id, 0, &[row], &mut after);
+            let is_near = row.entry == 12 && !store.layers()[0].zoned();
+            assert_eq!(found.is_ok(), is_near, "{row:?}");
+            assert_eq!(store.replace_rows(id, 0, &[row], &after).is_ok(), is_near);
+        }
+        assert!(store.copy_rows(id, 0, &rows, &mut after[1..]).is_err());
+        store.close(id).unwrap();
+        store.close(fork).unwrap();
+        assert_eq!(store.ledger().kv_live, 0);
+    }
+}

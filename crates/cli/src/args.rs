@@ -8,7 +8,7 @@
 mod cache;
 mod compare;
 
-pub use cache::{Cache, Kv, KvPair, Positions, Probe, ProfileName, RecentKv, Weights};
+pub use cache::{Cache, Kv, KvPair, Positions, Probe, ProfileName, RecentKv, Switch, Weights};
 pub use compare::{Compare, Job};
 
 use crate::bytes;

@@ -20,7 +20,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// Flags that a file may set: those whose value says how to run, not what to run.
-const KEYS: [&str; 26] = [
+const KEYS: [&str; 27] = [
     "memory",
     "threads",
     "context",
@@ -33,6 +33,7 @@ const KEYS: [&str; 26] = [
     "recent",
     "recent-kv",
     "positions",
+    "guard",
     "no-centre",
     "weights",
     "activations",

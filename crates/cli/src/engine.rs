@@ -19,8 +19,8 @@ use haversack::text::chat::encode_chat;
 use haversack::text::template::{Message, RenderOptions};
 use haversack::text::tokenizer::EncodeOptions;
 use haversack::{
-    Activations, Codec, KvOptions, LoadOptions, Model, Policy, Positions, Repack, Residence,
-    Retention,
+    Activations, Codec, Guarding, KvOptions, LoadOptions, Model, Policy, Positions, Repack,
+    Residence, Retention,
 };
 use serde_json::{Value as Json, json};
 use std::ops::ControlFlow;
@@ -311,6 +311,10 @@ fn retention(flags: &args::Cache, habits: Habits) -> Result<Retention> {
         },
         params,
         explain: habits.explain,
+        guard: match flags.guard {
+            Some(args::Switch::Off) => Guarding::Off,
+            Some(args::Switch::On) | None => Guarding::On,
+        },
         replay: flags
             .window_plan
             .as_ref()

@@ -70,6 +70,7 @@ pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
         "rows_live": holding.rows_live,
         "rows_peak": holding.rows_peak,
         "rows_evicted": holding.evicted(),
+        "quality_debt": runtime.quality_debt(holding.sequence),
         "ledger": {
             "blocks_bytes": ledger.kv_live,
             "tables_bytes": ledger.tables,
@@ -127,6 +128,9 @@ pub fn explain(runtime: &Runtime, holding: &Holding, cached: usize, computed: us
             bounds.rows_max,
             runtime.kv().name()
         )),
+    }
+    if let Some(debt) = runtime.quality_debt(holding.sequence) {
+        text.push_str(&format!("; quality debt {debt:.4} nats"));
     }
     for change in runtime.changes(holding.sequence) {
         text.push_str(&format!(

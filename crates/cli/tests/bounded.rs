@@ -92,6 +92,25 @@ fn endless_in_the_least_budget() {
     }
 }
 
+/// What was left out has a price, unless nobody looks.
+#[test]
+fn chosen_rows_leave_a_debt() {
+    let bench = Bench::new("llama");
+    let run = format!(
+        "run --ids {} -n 3 --policy heavy --anchors 32 --window 256",
+        bench.ids(700)
+    );
+    let document = bench.json(&run);
+    let debt = document["kv"]["quality_debt"].as_f64().unwrap();
+    assert!(debt > 0.0 && debt.is_finite(), "{debt}");
+    let ended = bench.run(&format!("{run} --explain"));
+    assert!(ended.stderr.contains("quality debt "), "{}", ended.stderr);
+    let unguarded = bench.json(&format!("{run} --guard off"));
+    assert!(unguarded["kv"]["quality_debt"].is_null());
+    let side = |document: &Value| number(&document["kv"]["ledger"]["side_bytes"]);
+    assert!(side(&unguarded) < side(&document));
+}
+
 /// Changes of the window are told, and told again they give the same tokens.
 #[test]
 fn a_plan_of_the_window_is_replayed() {

@@ -40,5 +40,8 @@ pub use haversack_memory as memory;
 pub use load::LoadError;
 pub use load::model::{LoadOptions, Model, Repack};
 pub use load::residence::Residence;
-pub use run::options::{Activations, KvOptions, Policy, Positions, Retention, RuntimeOptions};
+pub use run::guard::GuardParams;
+pub use run::options::{
+    Activations, Guarding, KvOptions, Policy, Positions, Retention, RuntimeOptions,
+};
 pub use run::runtime::{Runtime, RuntimeError, StepError};

@@ -4,7 +4,9 @@
 //! estimated twice. Tables are the one upper bound: their lists grow by halves.
 
 use crate::model::Config;
+use crate::model::canaries::Canaries;
 use crate::model::forward::{Scratch, StepSize};
+use crate::run::guard::Guard;
 use crate::run::options::{Activations, KvOptions, RuntimeOptions};
 use crate::run::runtime::CHUNK_MIN;
 use haversack_cache::notes::{Notes, Row};
@@ -28,6 +30,8 @@ pub struct Setting {
     pub chunk: usize,
     /// Rows leave one by one, so that each is remembered.
     pub noted: bool,
+    /// A guard looks at what leaves.
+    pub guarded: bool,
 }
 
 impl Setting {
@@ -38,6 +42,7 @@ impl Setting {
             int8: options.activations == Activations::Int8,
             chunk: CHUNK_MIN,
             noted: options.retention.policy.chooses(),
+            guarded: options.retention.is_guarded(),
         }
     }
 }
@@ -129,6 +134,7 @@ pub fn scratch_bytes(config: &Config, setting: Setting, slots: usize) -> usize {
         } else {
             0
         },
+        watched: if setting.guarded { setting.chunk } else { 0 },
     };
     Scratch::bytes_for(config, setting.threads, setting.int8, size)
 }
@@ -160,7 +166,9 @@ pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) ->
         kv_bytes: usize::try_from(live.saturating_add(step)).unwrap_or(usize::MAX),
         tables_bytes: tables,
         scratch_bytes: scratch_bytes(config, setting, slots),
-        side_bytes: side_bytes(config, kv) + loose_bytes(setting, slots),
+        side_bytes: side_bytes(config, kv)
+            .saturating_add(loose_bytes(setting, slots))
+            .saturating_add(guard_bytes(config, kv, setting, slots)),
     }
 }
 
@@ -174,6 +182,21 @@ pub(crate) fn loose_bytes(setting: Setting, rows: usize) -> usize {
     } else {
         0
     }
+}
+
+/// The canaries of one sequence, and what a guard works in.
+pub(crate) fn guard_bytes(config: &Config, kv: &KvOptions, setting: Setting, rows: usize) -> usize {
+    if !setting.guarded {
+        return 0;
+    }
+    let guard = Guard::bytes_for(config, settled_bytes(&layers(config, kv)), rows);
+    guard.saturating_add(Canaries::ring_bytes(config))
+}
+
+/// The greatest block of rows that are no longer recent.
+pub(crate) fn settled_bytes(layers: &[LayerShape]) -> usize {
+    let sizes = layers.iter().map(|l| l.settled_shape().block_bytes());
+    sizes.max().unwrap_or(0)
 }
 
 /// What a store keeps beside blocks and tables: rows and blocks on their way into others, and a line for

@@ -113,6 +113,7 @@ fn the_ledger_is_within_the_plan() {
             int8: true,
             chunk: 32,
             noted: false,
+            guarded: false,
         };
         let needs = plan::needs(config, &kv, setting, 64 + 128 + 32);
         let ledger = rt.ledger();
@@ -167,6 +168,7 @@ fn chosen_rows_stay_within_their_number_and_the_plan() {
         int8: true,
         chunk: 32,
         noted: true,
+        guarded: true,
     };
     let needs = plan::needs(config, &kv, setting, 64 + 256 + 32);
     let ledger = rt.ledger();

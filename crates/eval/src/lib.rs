@@ -13,6 +13,7 @@ pub mod bleu;
 pub mod choice;
 pub mod contender;
 pub mod dice;
+pub mod guard;
 pub mod instructions;
 pub mod lookups;
 pub mod needles;

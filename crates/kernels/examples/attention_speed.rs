@@ -204,6 +204,7 @@ fn attend_seconds(
         view: layer,
         out: &mut out,
         mass: None,
+        sums: None,
     }];
     let start = Instant::now();
     attend(exec, scratch, &mut jobs);

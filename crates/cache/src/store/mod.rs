@@ -9,6 +9,7 @@
 //! the sum of all accounts is within the budget.
 
 mod evict;
+mod rows;
 mod step;
 mod thin;
 mod tidy;

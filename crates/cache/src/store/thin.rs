@@ -255,9 +255,14 @@ impl Store {
         };
         // Blocks that others hold too are copied before a row moves into them.
         let shared = |i: usize| self.pools[pool].is_shared(block_of(&table.entries[i]));
-        let changed = loose.clone().zip(&live);
-        let copies = changed
-            .filter(|&(i, &bits)| bits != u32::MAX && bits != 0 && shared(i))
+        // Rows move to the front, also into a block that has lost all of its own.
+        let rows: u32 = live.iter().map(|bits| bits.count_ones()).sum();
+        let filled = loose
+            .clone()
+            .zip(&live)
+            .take(rows.div_ceil(SLOTS as u32) as usize);
+        let copies = filled
+            .filter(|&(i, &bits)| bits != u32::MAX && shared(i))
             .count();
         let bytes = copies * self.pools[pool].block_bytes();
         self.ledger()
@@ -323,14 +328,14 @@ fn low_bits(rows: u32) -> u32 {
 }
 
 /// The only form of an entry.
-fn form_of(entry: &mut Entry) -> &mut Option<BlockId> {
+pub(super) fn form_of(entry: &mut Entry) -> &mut Option<BlockId> {
     match entry.far {
         Some(_) => &mut entry.far,
         None => &mut entry.near,
     }
 }
 
-fn block_of(entry: &Entry) -> BlockId {
+pub(super) fn block_of(entry: &Entry) -> BlockId {
     let form = entry.far.or(entry.near);
     form.unwrap_or_else(|| unreachable!("an entry has a form"))
 }

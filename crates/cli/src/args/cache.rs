@@ -70,6 +70,10 @@ pub struct Cache {
     #[arg(long, value_name = "KIND")]
     pub positions: Option<Positions>,
 
+    /// Look at what leaving rows would cost before they leave: on or off, for policies that choose rows [default: on]
+    #[arg(long, value_name = "SWITCH")]
+    pub guard: Option<Switch>,
+
     /// Leave the mean in the keys
     #[arg(long)]
     pub no_centre: bool,
@@ -207,6 +211,12 @@ pub enum RecentKv {
     #[default]
     Int8,
     F16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]

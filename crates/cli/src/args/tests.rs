@@ -78,6 +78,7 @@ fn refusals_name_the_flag_and_what_it_accepts() {
             "run --prompt x --positions middle",
             vec!["--positions", "auto, compact, original"],
         ),
+        ("run --prompt x --guard yes", vec!["--guard", "on, off"]),
         (
             "run --prompt x --weights heavy",
             vec!["--weights", "auto, mapped, prefetch, locked"],
@@ -166,6 +167,7 @@ fn what_the_contract_writes_is_accepted() {
         "run --prompt x --presence-penalty -1 --logit-bias 3=-100",
         "run --prompt x --kv int4-plain --group 32 --policy window --anchors 64 --window 512",
         "run --prompt x --kv v=int4,k=int8 --sinks 0 --recent 0 --recent-kv f16 --no-centre --stats",
+        "run --prompt x --policy heavy --guard off",
         "chat --positions original --weights prefetch --window-plan 4096:256,8192:512",
         "perplexity m --text-file f --context 2048 --mode chunk --chunks 6 --score-from 0.25 --reference full --activations f32 --no-floor",
         "perplexity --text-file f --mode stream --segment 4096 --offset 7 --reference recompute --reference-stride 32",

@@ -3,12 +3,15 @@
 //! Rows of all spans go through the matrices together, so the weights are read once; attention is
 //! per span, over its own tables. A row's result does not depend on its neighbours.
 
+use super::canaries::{Canaries, Seen};
 use super::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use super::weights::{Weight, Weights};
 use haversack_cache::policy::count::Counting;
 use haversack_cache::{CacheError, SequenceId, Step, Store, TableView};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Mass, Need, SPAN_SLOTS};
+use haversack_kernels::attention::{
+    self, Attend, BLOCK_SLOTS, KvView, Mass, Need, SPAN_SLOTS, Sum,
+};
 use haversack_kernels::matmul::{Input, Int8Rows, Product, matmul};
 use haversack_kernels::ops::{self, rope};
 use haversack_kernels::threads::chunks_mut;
@@ -77,6 +80,7 @@ pub fn forward(
         }
         multiply(exec, weights, &mut s.int8, &s.att, [(&w.o, &mut s.y)]);
         bias(&mut s.y, &w.o_bias);
+        remember(exec, layer, s, spans, w.post_attn_norm.as_deref());
         residual(exec, config, s, &w.post_attn_norm);
 
         // Feed-forward.
@@ -232,6 +236,27 @@ fn note(
     Ok(())
 }
 
+/// Some of the queries, and what they were answered, are kept for the guard.
+fn remember(
+    exec: Exec<'_>,
+    layer: usize,
+    s: &mut Scratch,
+    spans: &[Span<'_>],
+    post_norm: Option<&[f32]>,
+) {
+    if let Some(canaries) = &mut s.canaries {
+        let seen = Seen {
+            q: &s.q,
+            o: &s.att,
+            sums: &s.sums,
+            x: &s.x,
+            y: &s.y,
+            post_norm,
+        };
+        canaries.keep(exec.table, layer, spans, &seen);
+    }
+}
+
 fn attend(
     c: &LayerConfig,
     exec: Exec<'_>,
@@ -269,6 +294,14 @@ fn attend(
         mass.bad.resize(spans.len(), u64::MAX);
         (mass.counting, &mut mass.counters[..], &mut mass.bad[..])
     });
+    let mut sums = s
+        .canaries
+        .as_ref()
+        .filter(|canaries| canaries.has(layer))
+        .map(|_| {
+            s.sums.resize(s.q.len() / c.head_dim, Sum::default());
+            &mut s.sums[..]
+        });
     for (i, (span, view)) in spans.iter().zip(&views).enumerate() {
         let (q, others) = left.split_at(s.shifts.of(i).len());
         left = others;
@@ -300,6 +333,11 @@ fn attend(
             view,
             out: out_here,
             mass,
+            sums: sums.take().map(|all| {
+                let (own, others) = all.split_at_mut(span.tokens.len() * c.heads);
+                sums = Some(others);
+                own
+            }),
         });
     }
     attention::attend(exec, &mut s.attention, &mut jobs);
@@ -391,6 +429,8 @@ pub struct StepSize {
     pub segments: usize,
     /// Slots of all spans whose attention is counted.
     pub counted: usize,
+    /// Rows among which canaries are chosen.
+    pub watched: usize,
 }
 
 impl StepSize {
@@ -416,6 +456,7 @@ impl StepSize {
             moved: self.moved.max(other.moved),
             segments: self.segments.max(other.segments),
             counted: self.counted.max(other.counted),
+            watched: self.watched.max(other.watched),
         }
     }
 }
@@ -558,6 +599,9 @@ pub struct Scratch {
     lists: Lists,
     /// Attention of a layer's rows, where somebody decides on them.
     mass: Option<Counters>,
+    /// (row, head): what each softmax was divided by, where canaries are kept.
+    sums: Vec<Sum>,
+    pub(crate) canaries: Option<Canaries>,
     /// (layer): the step's keys and queries before RoPE, (row, head, dim), if someone asked for them.
     pub(crate) captured: Option<Capture>,
     /// Where the next step begins, if not at its tokens.
@@ -580,6 +624,23 @@ impl Scratch {
             counters: Vec::new(),
             bad: Vec::new(),
         });
+    }
+
+    /// What a guard works with, if canaries are kept: attention over few rows, and the canaries.
+    pub(crate) fn guarded(
+        &mut self,
+        config: &Config,
+        threads: usize,
+    ) -> Option<(&mut attention::Scratch, &Canaries)> {
+        self.canaries.as_ref()?;
+        // Room that any step has made before.
+        let size = StepSize {
+            jobs: 1,
+            slots: SPAN_SLOTS,
+            ..StepSize::default()
+        };
+        self.reserve(config, threads, size);
+        Some((&mut self.attention, self.canaries.as_ref()?))
     }
 
     pub fn new(config: &Config, int8: bool) -> Scratch {
@@ -610,6 +671,8 @@ impl Scratch {
             shifts: Shifts::default(),
             lists: Lists::default(),
             mass: None,
+            sums: Vec::new(),
+            canaries: None,
             captured: None,
             resume: None,
         }
@@ -649,6 +712,12 @@ impl Scratch {
         counted * heads
     }
 
+    /// Softmaxes of the rows among which canaries are chosen.
+    fn softmaxes(config: &Config, size: StepSize) -> usize {
+        let heads = config.layers.iter().map(|c| c.heads).max().unwrap_or(0);
+        size.watched * heads
+    }
+
     fn int8_bytes(config: &Config, rows: usize) -> usize {
         Int8Rows::bytes_for(rows, Widths::of(config).input(config))
     }
@@ -675,6 +744,7 @@ impl Scratch {
             + int8
             + Scratch::list_bytes(size)
             + Scratch::counters(config, size) * size_of::<u64>()
+            + Scratch::softmaxes(config, size) * size_of::<Sum>()
             + attention::Scratch::bytes_for(Scratch::needs(config, threads, size))
     }
 
@@ -724,6 +794,7 @@ impl Scratch {
             mass.counters.reserve_exact(counters);
             grow(&mut mass.bad, size.jobs);
         }
+        grow(&mut self.sums, Scratch::softmaxes(config, size));
         grow(&mut self.shifts.all, size.segments);
         grow(&mut self.shifts.ends, size.jobs);
         grow(&mut self.lists.queries, size.segments);

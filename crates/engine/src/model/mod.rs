@@ -1,6 +1,7 @@
 //! The model: what its metadata says ([`config`]), where its weights lie ([`weights`]), and one
-//! pass over them ([`forward`]).
+//! pass over them ([`forward`]), of which some queries are remembered ([`canaries`]).
 
+pub mod canaries;
 pub mod config;
 pub mod forward;
 mod keys;

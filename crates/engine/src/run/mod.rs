@@ -1,11 +1,12 @@
 //! Running a model: one step ([`runtime`]), a completion ([`generate`]), a judgement ([`score`],
-//! [`perplexity`]); what may be asked for ([`options`]) and what follows from it ([`bounds`]).
+//! [`perplexity`]); what leaving rows would cost ([`guard`]); what may be asked for ([`options`]) and what follows from it ([`bounds`]).
 
 pub mod adaptive;
 pub mod bounds;
 pub mod calibrate;
 mod figures;
 pub mod generate;
+pub mod guard;
 pub mod options;
 pub mod perplexity;
 pub mod probe;

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use super::guard::GuardParams;
 use crate::model::LayerConfig;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct RuntimeOptions {
     pub chunk: Option<usize>,
     pub kv: KvOptions,
     pub retention: Retention,
+    /// How the guard predicts and what it allows.
+    pub guard: GuardParams,
     /// Let the window follow what this machine has left. Off, only [`super::Runtime::observe`] moves
     /// it: where readings come from elsewhere.
     pub follow_device: bool,
@@ -60,6 +63,7 @@ impl Default for RuntimeOptions {
             chunk: None,
             kv: KvOptions::default(),
             retention: Retention::default(),
+            guard: GuardParams::default(),
             follow_device: false,
             cache_dir: None,
             budget_bytes: None,
@@ -266,6 +270,13 @@ impl Positions {
     }
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Guarding {
+    #[default]
+    On,
+    Off,
+}
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Retention {
     pub policy: Policy,
@@ -280,12 +291,19 @@ pub struct Retention {
     pub adaptive: Wishes,
     /// Put every plan that is applied into words, for [`super::Runtime::plans`].
     pub explain: bool,
+    /// Whether a guard looks at rows before they leave, where a policy chooses them one by one.
+    pub guard: Guarding,
     /// Changes of the window to make again, each at its position, instead of asking the device.
     pub replay: Vec<(u64, usize)>,
 }
 
 impl Retention {
     pub const ANCHORS: usize = 64;
+
+    /// Whether a guard looks at rows before they leave. Turns leave as a whole or not at all.
+    pub fn is_guarded(&self) -> bool {
+        self.guard == Guarding::On && self.policy.chooses() && self.policy != Policy::Turns
+    }
 
     /// How rows are chosen, if they are.
     pub fn rows(&self) -> Option<RowPolicy> {

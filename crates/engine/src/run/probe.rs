@@ -431,6 +431,7 @@ impl<'a> Bench<'a> {
                         first_position: rows.start as u64,
                         view: &view,
                         out: &mut out,
+                        sums: None,
                         mass: counted.then_some(Mass {
                             counters: &mut mass,
                             count: counting.count,

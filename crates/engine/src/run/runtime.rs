@@ -13,9 +13,11 @@ mod keep;
 use super::adaptive;
 use super::bounds::{Bounds, BoundsError, bounds};
 use super::calibrate::{self, KeyStats};
+use super::guard::Guard;
 use super::options::{KvOptions, Retention, RuntimeOptions};
 use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
+use crate::model::canaries::Canaries;
 use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, Want, forward};
 use crate::plan;
 use haversack_cache::policy::rows::ParamsError;
@@ -81,11 +83,11 @@ impl From<StepError> for RuntimeError {
 }
 
 pub struct Runtime {
-    model: Arc<Model>,
-    pool: Pool,
-    table: Table,
-    store: Store,
-    scratch: Scratch,
+    pub(super) model: Arc<Model>,
+    pub(super) pool: Pool,
+    pub(super) table: Table,
+    pub(super) store: Store,
+    pub(super) scratch: Scratch,
     /// What the step under way adds to each sequence; kept for its room.
     grow: Vec<Grow>,
     chunk: usize,
@@ -96,7 +98,10 @@ pub struct Runtime {
     governor: Option<Governor>,
     device: Option<Device>,
     /// Rows of a layer among which some leave; kept for its room.
-    loose: Vec<Row>,
+    pub(super) loose: Vec<Row>,
+    pub(super) guard: Option<Guard>,
+    /// What is kept beside blocks whatever is open.
+    pub(super) side_bytes: usize,
     /// Plans that were applied, in words, if somebody wants to know.
     plans: Vec<String>,
     /// The window that the device has room for, and why. Each sequence takes it over where rows of its
@@ -149,6 +154,7 @@ impl Runtime {
         }
 
         let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
+        let settled_bytes = plan::settled_bytes(&layers);
         let (means, carries) = known(&model, options, &layers)?;
         let usual = StoreOptions::default();
         let mut store = Store::new(StoreOptions {
@@ -168,9 +174,25 @@ impl Runtime {
         }
         let mut loose = Vec::new();
         let most = plan::loose_bytes(setting, bounds.rows_max);
+        let mut side_bytes = most;
+        let mut guard = None;
+        if setting.guarded {
+            side_bytes += Guard::bytes_for(config, settled_bytes, bounds.rows_max);
+        }
         store
-            .charge(Account::Side, most)
+            .charge(Account::Side, side_bytes)
             .map_err(CacheError::CannotFit)?;
+        if setting.guarded {
+            scratch.canaries = Some(Canaries::new(config));
+            let (weights, rows) = (model.weights(), bounds.rows_max);
+            guard = Some(Guard::new(
+                config,
+                weights,
+                settled_bytes,
+                rows,
+                options.guard,
+            )?);
+        }
         loose
             .try_reserve_exact(most / size_of::<Row>())
             .map_err(|_| CacheError::OutOfMemory { bytes: most })?;
@@ -205,6 +227,8 @@ impl Runtime {
             }),
             loose,
             plans: Vec::new(),
+            guard,
+            side_bytes,
             target: None,
             model,
         })
@@ -245,7 +269,7 @@ impl Runtime {
     }
 
     pub fn open(&mut self) -> Result<SequenceId, StepError> {
-        let id = self.store.open()?;
+        let id = self.with_ring(None)?;
         self.store
             .set_positions(id, self.retention.positions.in_store())?;
         let reach = Reach {
@@ -257,7 +281,10 @@ impl Runtime {
     }
 
     pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, StepError> {
-        let fork = self.store.fork(id)?;
+        let fork = self.with_ring(Some(id))?;
+        if let Some(guard) = &mut self.guard {
+            guard.fork(id, fork);
+        }
         if let Some(reach) = self.reaches.get(&id) {
             self.reaches.insert(fork, reach.clone());
         }
@@ -267,7 +294,13 @@ impl Runtime {
     pub fn close(&mut self, id: SequenceId) -> Result<(), StepError> {
         self.store.close(id)?;
         self.reaches.remove(&id);
-        Ok(())
+        if let Some(canaries) = &mut self.scratch.canaries {
+            canaries.close(id);
+        }
+        if let Some(guard) = &mut self.guard {
+            guard.close(id);
+        }
+        self.charge_rings(0)
     }
 
     /// Forgets every token from `position` on. Refused where the state of then is not there any more:
@@ -400,6 +433,9 @@ impl Runtime {
             size.segments += shifts.len();
             if self.store.is_noting() {
                 size.counted += rows + plan::COUNTED_BEYOND;
+            }
+            if self.guard.is_some() {
+                size.watched += span.tokens.len();
             }
             let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
             size.moved = size.moved.max(moved);

@@ -54,6 +54,7 @@ mod tile;
 
 pub use crate::format::kv::BLOCK_SLOTS;
 pub use block::{Block, Coded, KvView, Sinks};
+pub use kernel::dot;
 pub use scratch::{Need, Scratch};
 
 use crate::Exec;
@@ -96,6 +97,18 @@ pub struct Attend<'a> {
     /// (row, head, dim)
     pub out: &'a mut [f32],
     pub mass: Option<Mass<'a>>,
+    /// (row, head)
+    pub sums: Option<&'a mut [Sum]>,
+}
+
+/// What the softmax of one row and head was divided by: `p[slot] = exp(score - max) / sum`. With it the
+/// share of any rows can be told afterwards from those rows alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct Sum {
+    /// The greatest score; minus infinity where nothing was seen.
+    pub max: f32,
+    pub sum: f32,
 }
 
 /// Where attention mass is counted.
@@ -213,6 +226,13 @@ impl Attend<'_> {
             let slots = self.kv_heads * self.view.blocks() * BLOCK_SLOTS;
             assert!(mass.counters.len() >= slots);
             assert!(mass.every > 0);
+        }
+        if let Some(sums) = &self.sums {
+            assert_eq!(
+                sums.len(),
+                self.rows() * heads,
+                "a sum for each row and head"
+            );
         }
     }
 }

@@ -12,7 +12,7 @@
 
 use super::kernel::{Room, Weights};
 use super::step::{Layout, Queries};
-use super::{Attend, SPAN_SLOTS, UNITS_PER_THREAD};
+use super::{Attend, SPAN_SLOTS, Sum, UNITS_PER_THREAD};
 
 /// Rows of a tile at most: two or three register tiles of the widest table, so that a block is read
 /// from the second cache less often than it is from the first.
@@ -122,10 +122,24 @@ pub struct Scratch {
 pub(super) struct Outlet {
     pub out: *mut f32,
     pub mass: Option<MassOutlet>,
+    pub sums: Option<*mut Sum>,
     /// First unit of the job in a region.
     pub first_unit: usize,
     /// First float of the job's records.
     pub first_float: usize,
+}
+
+impl Outlet {
+    /// Hands out what a row's softmax was divided by, if somebody asked. `at` is (row, head).
+    ///
+    /// # Safety
+    /// - `at` is a row and head of the job, and no other thread writes the same.
+    pub(super) unsafe fn put_sum(&self, at: usize, max: f32, sum: f32) {
+        if let Some(sums) = self.sums {
+            // SAFETY: `Attend::check` saw that there is one for each row and head.
+            unsafe { *sums.add(at) = Sum { max, sum } };
+        }
+    }
 }
 
 /// Where a job's [`Mass`](super::Mass) goes.
@@ -136,7 +150,7 @@ pub(super) struct MassOutlet {
 }
 
 // SAFETY: the pointers come from slices that are borrowed for the whole call of `attend`; units
-// write disjoint rows of `out` and touch the masses atomically.
+// write disjoint rows of `out` and `sums` and touch the masses atomically.
 unsafe impl Send for Outlet {}
 // SAFETY: as above.
 unsafe impl Sync for Outlet {}
@@ -243,6 +257,7 @@ impl Scratch {
             self.outlets.push(Outlet {
                 out: job.out.as_mut_ptr(),
                 mass,
+                sums: job.sums.as_mut().map(|sums| sums.as_mut_ptr()),
                 first_unit,
                 first_float,
             });

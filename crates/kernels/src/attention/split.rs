@@ -126,17 +126,17 @@ impl<'a> Head<'a> {
         self.part(span, group * (SCORE_STRIDE + self.job.head_dim + 1) + r)
     }
 
-    /// One over the sum of row `r` over all spans, in order.
+    /// The sum of row `r` over all spans, in order.
     ///
     /// # Safety
     /// - Region 2 is over.
-    unsafe fn inverse(&self, r: usize) -> f32 {
+    unsafe fn whole_sum(&self, r: usize) -> f32 {
         let mut sum = 0.0;
         for span in 0..self.job.spans() {
             // SAFETY: in the record; nobody writes it any more.
             sum += unsafe { *self.sum(span, r) };
         }
-        step::inverse(sum)
+        sum
     }
 }
 
@@ -257,7 +257,14 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
             let Area { total, inverse, .. } = area(worker, job);
             for (r, inverse) in inverse.iter_mut().enumerate() {
                 // SAFETY: region 2 is over.
-                *inverse = unsafe { head.inverse(r) };
+                let sum = unsafe { head.whole_sum(r) };
+                if span == 0 {
+                    let at = head.unit.offset(job, r) / job.head_dim;
+                    // SAFETY: sums of a job are written by its unit of span 0 alone; maxima stay as
+                    // they are since region 2.
+                    unsafe { place.outlet.put_sum(at, *head.max(0, r), sum) };
+                }
+                *inverse = step::inverse(sum);
             }
             if let Some((open, mass)) = &open {
                 // SAFETY: in region 3 scores belong to their unit, and so does the part of `mass`.

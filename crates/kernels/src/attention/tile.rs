@@ -109,6 +109,8 @@ fn attend_tile(table: Table, job: &Attend<'_>, outlet: &Outlet, unit: &Unit, mut
     }
 
     for (r, total) in area.total.chunks_exact_mut(dim).enumerate() {
+        // SAFETY: the rows of a unit are its own.
+        unsafe { outlet.put_sum(unit.offset(job, r) / dim, area.max[r], sum[r]) };
         sum[r] = step::inverse(sum[r]);
         step::finish_row(table, job, total, sum[r]);
         // SAFETY: the rows of a unit are its own, and `Attend::check` saw that `out` has them all.

@@ -416,12 +416,15 @@ pub struct Outcome {
     pub mass: Vec<u64>,
     /// The first position that was not a number.
     pub bad: u64,
+    /// (row, head)
+    pub sums: Vec<Sum>,
 }
 
 impl Outcome {
     pub fn bits(&self) -> (Vec<u32>, &[u64], u64) {
-        let out = self.out.iter().map(|x| x.to_bits()).collect();
-        (out, &self.mass, self.bad)
+        let sums = self.sums.iter().flat_map(|s| [s.max, s.sum]);
+        let out = self.out.iter().copied().chain(sums);
+        (out.map(f32::to_bits).collect(), &self.mass, self.bad)
     }
 }
 
@@ -490,6 +493,7 @@ pub fn run(
             out: vec![f32::NAN; s.q[0].len()],
             mass: vec![0; slots],
             bad: u64::MAX,
+            sums: vec![Sum::default(); s.q[0].len() / s.head_dim],
         });
     }
     let bytes = scratch.bytes();
@@ -535,6 +539,7 @@ pub fn run(
                     every,
                     bad,
                 }),
+                sums: Some(&mut outcome.sums[range.start / s.head_dim..range.end / s.head_dim]),
             });
         }
         attention::attend(Exec { table, pool }, &mut scratch, &mut jobs);

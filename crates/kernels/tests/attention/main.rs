@@ -399,6 +399,7 @@ fn a_token_alone_returns_its_value() {
     let mut s = Sequence::new(4, 2, 64, 70, 11);
     s.window = Some(1);
     let got = &run(Table::best(), &Pool::new(2), &[&s], 0, 70, None)[0];
+    assert!(got.sums.iter().all(|s| s.sum == 1.0 && s.max.is_finite()));
     for token in 0..70 {
         for head in 0..4 {
             for d in 0..64 {
@@ -423,6 +424,8 @@ fn a_query_that_sees_nothing_gets_zeros() {
         Some((Count::Max, 1)),
     )[0];
     assert!(got.out.iter().all(|x| *x == 0.0));
+    let nothing = |s: &Sum| s.sum == 0.0 && s.max == f32::NEG_INFINITY;
+    assert!(got.sums.iter().all(nothing));
 }
 
 /// Positions decide, not slots: a table whose first blocks were dropped gives the same as a window
@@ -461,6 +464,7 @@ fn dropped_blocks_equal_a_window() {
         view: &blocks,
         out: &mut out,
         mass: None,
+        sums: None,
     }];
     let exec = haversack_kernels::Exec {
         table: Table::best(),

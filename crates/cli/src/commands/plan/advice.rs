@@ -105,6 +105,7 @@ impl Figures<'_> {
     fn setting(&self) -> Setting {
         Setting {
             noted: false,
+            guarded: false,
             threads: self.threads,
             int8: true,
             chunk: PORTION,

@@ -5,9 +5,10 @@
 use super::{Runtime, StepError};
 use crate::device::WindowChange;
 use crate::model::forward::Span;
+use crate::run::guard::Limits;
 use haversack_cache::SequenceId;
 use haversack_cache::policy::explain::RowPlan;
-use haversack_cache::policy::rows::{LayerView, RowPolicy};
+use haversack_cache::policy::rows::RowPolicy;
 use haversack_cache::policy::window::{self, WindowParams};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
@@ -94,18 +95,20 @@ impl Runtime {
                 continue;
             }
             self.store.loose_rows(id, layer, anchors, &mut self.loose)?;
-            let view = LayerView {
+            let limits = Limits {
+                layer,
+                anchors,
                 most,
                 oldest,
                 used,
-                ..self.store.layer_view(id, layer, anchors)?
             };
-            let leave = policy.choose(&view, &mut self.loose);
-            if let Some(words) = &mut words {
-                words.add(policy, &view, &self.loose[..leave]);
-            }
+            let leave = self.choose_guarded(id, policy, &limits, words.as_mut())?;
             log::debug!("at position {position}: {leave} of {rows} rows leave layer {layer}");
             self.store.thin(id, layer, anchors, &self.loose[..leave])?;
+        }
+        if let Some(guard) = &mut self.guard {
+            let kl = guard.settle(id);
+            log::debug!("at position {position}: predicted KL {kl:.6}");
         }
         if past > 0 {
             self.store.close_gap(id, anchors..oldest)?;

@@ -181,7 +181,7 @@ pub(crate) fn weigh(
 
 simd_fn! {
     /// The product of two rows: sixteen lanes of fused multiply-adds and their tree.
-    pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 = scalar_dot, simd_dot;
+    pub fn dot(a: &[f32], b: &[f32]) -> f32 = scalar_dot, simd_dot;
 }
 
 fn scalar_dot(a: &[f32], b: &[f32]) -> f32 {

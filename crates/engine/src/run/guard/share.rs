@@ -1,0 +1,350 @@
+//! What some rows have of the canaries' attention, and what is lost with them.
+//!
+//! For one canary and head, with `p` the attention probabilities it had, over the rows `L` that leave:
+//!
+//! ```text
+//! w  = Σ p[j]        values = Σ p[j] v[j]        o' - o = (w o - values) / (1 - w)
+//! ```
+//!
+//! Rows that become others have a share before and one after: `(values' - values - (w' - w) o) / (1 - w + w')`.
+//! Both are sums over those rows alone, so the rest of the table is not read: the rows are gathered into blocks
+//! and attention itself is asked, with whatever codec and table there is.
+
+use crate::model::canaries::{self, CANARIES};
+use crate::model::config::{Config, LayerConfig};
+use haversack_cache::{CacheError, KvShape, LayerShape};
+use haversack_kernels::Exec;
+use haversack_kernels::attention::{
+    self, Attend, BLOCK_SLOTS, Block, Coded, KvView, SPAN_SLOTS, Sum, dot,
+};
+use haversack_kernels::format::kv::code::{read_k_head, read_v_head};
+use haversack_kernels::ops::{self, exp::exp, turn::turn};
+use std::ops::Range;
+
+/// Rows that are gathered at a time.
+pub const BATCH: usize = 2 * BLOCK_SLOTS;
+
+/// `1 - w` is taken as this at least: beyond it the difference is all rounding.
+const REST_MIN: f32 = 1.0 / 1024.0;
+
+/// One layer as attention knows it.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    pub config: &'a LayerConfig,
+    pub shape: LayerShape,
+    /// (kv_head, dim), in the basis of the blocks.
+    pub mean: Option<&'a [f32]>,
+    pub canaries: canaries::Layer<'a>,
+    /// Those that can tell: they are there, and have seen every row that is asked about.
+    pub present: [bool; CANARIES],
+}
+
+impl Place<'_> {
+    /// How many can tell.
+    pub fn count(&self) -> f64 {
+        self.present
+            .iter()
+            .filter(|present| **present)
+            .count()
+            .max(1) as f64
+    }
+}
+
+/// Rows gathered into blocks that every canary sees.
+struct Gathered<'a> {
+    shape: KvShape,
+    bytes: &'a [u8],
+    rows: usize,
+}
+
+impl KvView for Gathered<'_> {
+    fn blocks(&self) -> usize {
+        self.rows.div_ceil(BLOCK_SLOTS)
+    }
+
+    fn block(&self, i: usize, _: u64) -> Block<'_> {
+        let bytes = &self.bytes[i * self.shape.block_bytes()..][..self.shape.block_bytes()];
+        let (k, v) = bytes.split_at(self.shape.k_bytes());
+        let first = i * BLOCK_SLOTS;
+        Block {
+            k: Coded {
+                form: self.shape.form.k,
+                bytes: k,
+            },
+            v: Coded {
+                form: self.shape.form.v,
+                bytes: v,
+            },
+            sinks: None,
+            rows: (self.rows - first).min(BLOCK_SLOTS),
+            first_position: first as u64,
+            segment: 0,
+        }
+    }
+
+    fn spans(&self) -> usize {
+        1
+    }
+
+    fn span(&self, _: usize) -> Range<usize> {
+        0..self.blocks()
+    }
+}
+
+const _: () = assert!(BATCH <= SPAN_SLOTS, "gathered rows are one span");
+
+/// What rows have of the canaries' attention.
+#[derive(Default)]
+pub struct Share {
+    /// (canary, head)
+    weight: Vec<f32>,
+    /// (canary, head, dim): weighted values.
+    values: Vec<f32>,
+    /// Of one batch.
+    out: Vec<f32>,
+    sums: Vec<Sum>,
+}
+
+impl Share {
+    /// The greatest of a model's layers.
+    fn widths(config: &Config) -> (usize, usize) {
+        let most = |f: fn(&LayerConfig) -> usize| config.layers.iter().map(f).max().unwrap_or(0);
+        (most(|c| c.heads), most(|c| c.heads * c.head_dim))
+    }
+
+    pub fn bytes_for(config: &Config) -> usize {
+        let (heads, width) = Share::widths(config);
+        let canary = heads * (size_of::<f32>() + size_of::<Sum>()) + 2 * width * size_of::<f32>();
+        CANARIES.saturating_mul(canary)
+    }
+
+    pub fn new(config: &Config) -> Result<Share, CacheError> {
+        let (heads, width) = Share::widths(config);
+        Ok(Share {
+            weight: room(CANARIES * heads)?,
+            values: room(CANARIES * width)?,
+            out: room(CANARIES * width)?,
+            sums: room(CANARIES * heads)?,
+        })
+    }
+
+    /// Nobody's.
+    pub fn clear(&mut self, place: &Place<'_>) {
+        for (list, canary) in [
+            (&mut self.weight, &place.canaries.max),
+            (&mut self.values, &place.canaries.o),
+        ] {
+            list.clear();
+            list.resize(canary.len(), 0.0);
+        }
+    }
+
+    /// Adds the share of up to [`BATCH`] rows, which lie in blocks of `shape`.
+    pub fn add(
+        &mut self,
+        exec: Exec<'_>,
+        scratch: &mut attention::Scratch,
+        place: &Place<'_>,
+        bytes: &[u8],
+        rows: usize,
+    ) {
+        let (c, seen) = (place.config, &place.canaries);
+        self.out.clear();
+        self.out.resize(seen.q.len(), 0.0);
+        self.sums.clear();
+        self.sums.resize(seen.max.len(), Sum::default());
+        let view = Gathered {
+            shape: place.shape.settled_shape(),
+            bytes,
+            rows,
+        };
+        let job = Attend {
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
+            heads: c.heads,
+            basis: place.shape.basis(),
+            mean: place.mean,
+            scale: c.score_scale,
+            softcap: None,
+            window: None,
+            q: &[seen.q],
+            // Behind every gathered row, and in one block of queries.
+            first_position: SPAN_SLOTS as u64,
+            view: &view,
+            out: &mut self.out,
+            mass: None,
+            sums: Some(&mut self.sums),
+        };
+        attention::attend(exec, scratch, &mut [job]);
+        for (i, sum) in self.sums.iter().enumerate() {
+            // Of the canary's whole attention, where these rows alone make up one.
+            let part = exp(sum.max - seen.max[i]) * (sum.sum / seen.sum[i]);
+            self.weight[i] += part;
+            let range = i * c.head_dim..(i + 1) * c.head_dim;
+            let out = &self.out[range.clone()];
+            for (to, out) in self.values[range].iter_mut().zip(out) {
+                *to += part * out;
+            }
+        }
+    }
+
+    /// (canary, head)
+    #[cfg(test)]
+    pub fn weights(&self) -> &[f32] {
+        &self.weight
+    }
+
+    /// What [`Share::difference`] left, and the parts of attention that stay, (canary, head), which take the place of
+    /// the weights.
+    pub fn parts(&mut self) -> (&[f32], &[f32]) {
+        for weight in &mut self.weight {
+            *weight = (1.0 - *weight).max(REST_MIN);
+        }
+        (&self.values, &self.weight)
+    }
+
+    /// What [`Share::difference`] left.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// What becomes of the outputs when rows with this share become rows with the share `after`, or leave: the
+    /// differences take the place of the values, (canary, head, dim).
+    pub fn difference(&mut self, place: &Place<'_>, after: Option<&Share>) -> &[f32] {
+        let dim = place.config.head_dim;
+        for (i, values) in self.values.chunks_exact_mut(dim).enumerate() {
+            let weight = after.map_or(0.0, |after| after.weight[i]) - self.weight[i];
+            let by = 1.0 / (1.0 + weight).max(REST_MIN);
+            let o = &place.canaries.o[i * dim..(i + 1) * dim];
+            match after {
+                Some(after) => {
+                    let after = &after.values[i * dim..(i + 1) * dim];
+                    for ((x, o), after) in values.iter_mut().zip(o).zip(after) {
+                        *x = by * (after - *x - weight * o);
+                    }
+                }
+                None => {
+                    for (x, o) in values.iter_mut().zip(o) {
+                        *x = by * (-weight * o - *x);
+                    }
+                }
+            }
+        }
+        &self.values
+    }
+}
+
+/// The statistic of one layer: the mean over canaries of the squared error that reaches the stream, over the
+/// squared length of the stream. `gains` is (head): how much an error of its output is stretched.
+pub fn statistic(exec: Exec<'_>, place: &Place<'_>, gains: &[f32], difference: &[f32]) -> f64 {
+    let (heads, dim) = (place.config.heads, place.config.head_dim);
+    let mut sum = 0.0;
+    for (canary, difference) in difference.chunks_exact(heads * dim).enumerate() {
+        if !place.present[canary] {
+            continue;
+        }
+        let error: f64 = difference
+            .chunks_exact(dim)
+            .zip(gains)
+            .map(|(x, gain)| f64::from(ops::dot_self(exec.table, x)) * f64::from(*gain))
+            .sum();
+        sum += error / f64::from(place.canaries.scale[canary]);
+    }
+    sum / place.count()
+}
+
+/// Room to look at rows one by one.
+#[derive(Default)]
+pub struct Single {
+    /// (dim, slot)
+    across: Vec<f32>,
+    /// (slot, dim)
+    k: Vec<f32>,
+    v: Vec<f32>,
+    /// (dim), in the basis of the blocks.
+    q: Vec<f32>,
+    o: Vec<f32>,
+}
+
+impl Single {
+    fn head_dim(config: &Config) -> usize {
+        config.layers.iter().map(|c| c.head_dim).max().unwrap_or(0)
+    }
+
+    pub fn bytes_for(config: &Config) -> usize {
+        (3 * BLOCK_SLOTS + 2) * Single::head_dim(config) * size_of::<f32>()
+    }
+
+    pub fn new(config: &Config) -> Result<Single, CacheError> {
+        let dim = Single::head_dim(config);
+        Ok(Single {
+            across: room(BLOCK_SLOTS * dim)?,
+            k: room(BLOCK_SLOTS * dim)?,
+            v: room(BLOCK_SLOTS * dim)?,
+            q: room(dim)?,
+            o: room(dim)?,
+        })
+    }
+
+    /// What each row of one block would cost if it left alone: [`statistic`], row by row, added to `own`.
+    pub fn add_own(
+        &mut self,
+        exec: Exec<'_>,
+        place: &Place<'_>,
+        gains: &[f32],
+        block: &[u8],
+        own: &mut [f32],
+    ) {
+        let (c, shape, seen) = (place.config, place.shape.settled_shape(), &place.canaries);
+        let (dim, basis, table) = (c.head_dim, place.shape.basis(), exec.table);
+        let group = c.heads / c.kv_heads;
+        let (k_bytes, v_bytes) = (shape.form.k.head_bytes(dim), shape.form.v.head_bytes(dim));
+        for list in [&mut self.across, &mut self.k, &mut self.v] {
+            list.resize(BLOCK_SLOTS * dim, 0.0);
+        }
+        for list in [&mut self.q, &mut self.o] {
+            list.resize(dim, 0.0);
+        }
+        let (k, v) = block.split_at(shape.k_bytes());
+        for kv_head in 0..c.kv_heads {
+            let k = &k[kv_head * k_bytes..][..k_bytes];
+            let v = &v[kv_head * v_bytes..][..v_bytes];
+            read_k_head(table, dim, shape.form.k, k, &mut self.across);
+            read_v_head(table, dim, shape.form.v, v, &mut self.v);
+            for (i, x) in self.across.iter().enumerate() {
+                self.k[i % BLOCK_SLOTS * dim + i / BLOCK_SLOTS] = *x;
+            }
+            let mean = place.mean.map(|mean| &mean[kv_head * dim..][..dim]);
+            for canary in (0..CANARIES).filter(|&canary| place.present[canary]) {
+                let part = (1.0 / (f64::from(seen.scale[canary]) * place.count())) as f32;
+                for head in kv_head * group..(kv_head + 1) * group {
+                    let i = canary * c.heads + head;
+                    self.q.copy_from_slice(&seen.q[i * dim..][..dim]);
+                    self.o.copy_from_slice(&seen.o[i * dim..][..dim]);
+                    turn(table, basis.k, &mut self.q);
+                    turn(table, basis.v, &mut self.o);
+                    ops::scale(table, &mut self.q, c.score_scale);
+                    let bias = mean.map_or(0.0, |mean| dot(table, &self.q, mean));
+                    let o_sq = ops::dot_self(table, &self.o);
+                    let slots = self.k.chunks_exact(dim).zip(self.v.chunks_exact(dim));
+                    for (own, (k, v)) in own.iter_mut().zip(slots) {
+                        let score = dot(table, &self.q, k) + bias;
+                        let p = exp(score - seen.max[i]) / seen.sum[i];
+                        let apart = o_sq - 2.0 * dot(table, &self.o, v) + ops::dot_self(table, v);
+                        let moved = p / (1.0 - p).max(REST_MIN);
+                        *own += gains[head] * moved * moved * apart.max(0.0) * part;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A list with room for `len` elements and no more.
+fn room<T>(len: usize) -> Result<Vec<T>, CacheError> {
+    let mut list = Vec::new();
+    let bytes = len.saturating_mul(size_of::<T>());
+    list.try_reserve_exact(len)
+        .map_err(|_| CacheError::OutOfMemory { bytes })?;
+    Ok(list)
+}

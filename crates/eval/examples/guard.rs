@@ -1,0 +1,124 @@
+//! How well the guard foresees damage:
+//! `cargo run --release -p haversack-eval --example guard -- MODEL.gguf TEXT [CANDIDATES] [TEXTS]`
+//!
+//! Lines of `samples` go to standard output (kind, statistic, exact statistic, KL), then the summary.
+
+use haversack::run::guard::{GuardParams, fit};
+use haversack::text::tokenizer::EncodeOptions;
+use haversack::{
+    Activations, KvForm, KvOptions, LoadOptions, Model, Policy, Repack, Retention, Runtime,
+    RuntimeOptions,
+};
+use haversack_eval::guard::{BEHIND, PREFIX, Sample, measure, spearman};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let (model, text) = (args.next(), args.next());
+    let (Some(model), Some(text)) = (model, text) else {
+        return Err("usage: guard MODEL.gguf TEXT [CANDIDATES] [TEXTS]".into());
+    };
+    let count: usize = args.next().map_or(Ok(600), |n| n.parse())?;
+    let texts: usize = args.next().map_or(Ok(6), |n| n.parse())?.max(1);
+    let load = LoadOptions {
+        repack: Repack::Into(std::env::temp_dir().join("haversack-guard")),
+        threads: 2,
+        ..LoadOptions::default()
+    };
+    let model = Model::load(Path::new(&model), &load, &mut |_, _| ())?;
+    let plain = EncodeOptions {
+        add_special: false,
+        parse_special: false,
+    };
+    let tokens = model
+        .tokenizer()
+        .encode(&std::fs::read_to_string(text)?, plain)?;
+    let options = RuntimeOptions {
+        threads: 2,
+        activations: Activations::F32,
+        kv: KvOptions::new(KvForm::F16),
+        // Canaries are kept, and there is room for everything.
+        retention: Retention {
+            policy: Policy::Heavy,
+            ..Retention::default()
+        },
+        ..RuntimeOptions::default()
+    };
+    let mut runtime = Runtime::new(model, &options)?;
+    let room = tokens.len().saturating_sub(PREFIX + BEHIND);
+    let mut halves: [Vec<Sample>; 2] = Default::default();
+    println!("samples");
+    for text in 0..texts {
+        let first = room / texts * text + room / texts / 2;
+        let tokens = &tokens[first.min(room)..];
+        let share = count.div_ceil(texts);
+        let tell = &mut |done: usize| {
+            eprint!("\rtext {}/{texts}, {done}/{share}  ", text + 1);
+            ControlFlow::Continue(())
+        };
+        let found = measure(&mut runtime, tokens, share, text as u64, tell)?;
+        for s in &found {
+            println!(
+                "{} {:e} {:e} {:e}",
+                if s.is_eviction { "evict" } else { "round" },
+                s.foreseen.statistic,
+                s.foreseen.exact,
+                s.kl
+            );
+        }
+        halves[text % 2].extend(found);
+    }
+    eprintln!();
+    let all: Vec<Sample> = halves.iter().flatten().copied().collect();
+    let [evictions, roundings] =
+        [true, false].map(|e| all.iter().filter(|s| s.is_eviction == e).copied().collect());
+    println!("candidates {}", all.len());
+    for (name, exact) in [("statistic", false), ("with the output matrix", true)] {
+        println!("{name}");
+        for (kind, samples) in [
+            ("all", &all),
+            ("evictions", &evictions),
+            ("roundings", &roundings),
+        ] {
+            report(kind, &pairs(samples, exact));
+        }
+        // Fitted on every second text, judged on the others.
+        if let Some(params) = fit(&pairs(&halves[0], exact), GuardParams::default().bound) {
+            let held = pairs(&halves[1], exact);
+            let below = |&&(s, kl): &&(f64, f64)| kl <= params.factor * params.predict(s);
+            let share = 100.0 * held.iter().filter(below).count() as f64 / held.len() as f64;
+            println!(
+                "  held back: {share:.1} % below {:.2} times the prediction",
+                params.factor
+            );
+        }
+    }
+    Ok(())
+}
+
+fn pairs(samples: &[Sample], exact: bool) -> Vec<(f64, f64)> {
+    let pair = |s: &Sample| match exact {
+        true => (s.foreseen.exact, s.kl),
+        false => (s.foreseen.statistic, s.kl),
+    };
+    samples.iter().map(pair).collect()
+}
+
+fn report(kind: &str, pairs: &[(f64, f64)]) {
+    let Some(params) = fit(pairs, 1.0) else {
+        println!("  {kind}: too few");
+        return;
+    };
+    let residual = |(s, kl): &(f64, f64)| (kl / params.predict(*s)).log10();
+    let squares = pairs.iter().map(residual).map(|r| r * r).sum::<f64>();
+    println!(
+        "  {kind}: {} candidates, Spearman {:.3}, residual {:.3} decades, offset {:.3}, slope {:.3}, 95 % below {:.2} times",
+        pairs.len(),
+        spearman(pairs),
+        (squares / pairs.len() as f64).sqrt(),
+        params.offset,
+        params.slope,
+        params.factor
+    );
+}
