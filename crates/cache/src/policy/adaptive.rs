@@ -201,13 +201,23 @@ fn choices(curves: &Curves, shape: &dyn Fn(KvForm) -> LayerShape, ask: &Ask) -> 
                 let lost = f64::from(curves.rows_at(share)) * f64::from(ask.row_weight);
                 choices.push(Choice {
                     allotment: Allotment { form, rows },
-                    bytes: kv_bytes(&[shape], ask.zones, Kept::All, rows),
+                    bytes: most_bytes(shape, ask.zones, rows),
                     damage: coded + lost,
                 });
             }
         }
     }
     choices
+}
+
+/// Bytes of a layer on its way through the last block of so many rows. A window of its own may begin inside a block.
+fn most_bytes(shape: LayerShape, zones: Zones, rows: u64) -> u64 {
+    let first = match shape.window {
+        Some(_) => rows.saturating_sub(SLOTS),
+        None => rows,
+    };
+    let bytes = (first..=rows).map(|at| kv_bytes(&[shape], zones, Kept::All, at));
+    bytes.max().unwrap_or(0)
 }
 
 /// Rows that every layer has: the anchors, one block at least, the recent ones, the one that is about to leave them and

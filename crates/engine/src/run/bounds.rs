@@ -38,7 +38,12 @@ impl Bounds {
     pub fn chosen(self, recent: usize) -> Result<Bounds, BoundsError> {
         let window = self.window.unwrap_or(0);
         let recent = recent.next_multiple_of(BLOCK_SLOTS);
-        let least = recent.saturating_add(Bounds::CHOICE);
+        // A plan knows its floor.
+        let choice = match self.policy {
+            Policy::Adaptive => BLOCK_SLOTS,
+            _ => Bounds::CHOICE,
+        };
+        let least = recent.saturating_add(choice);
         if window < least {
             return Err(BoundsError::TooNarrow { window, least });
         }

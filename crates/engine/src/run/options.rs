@@ -99,6 +99,9 @@ impl Default for KvOptions {
     }
 }
 
+/// Layers with a form of their own that are still exceptions.
+const MIXED_FROM: usize = 8;
+
 impl KvOptions {
     pub const SINKS: usize = 4;
     pub const RECENT: usize = 64;
@@ -165,9 +168,12 @@ impl KvOptions {
         }
     }
 
-    /// `int4`, or `k=int8,v=int4`, and how many layers differ.
+    /// `int4`, or `k=int8,v=int4`, and how many layers differ; `mixed` where most do.
     pub fn name(&self) -> String {
         let KvForm { k, v } = self.form;
+        if self.layers.len() > MIXED_FROM {
+            return "mixed".to_owned();
+        }
         let name = if k.codec == v.codec {
             k.codec.name().to_owned()
         } else {

@@ -21,7 +21,7 @@ use crate::plan;
 use haversack_cache::policy::adaptive::{CODECS, Curves, SHARES};
 use haversack_cache::policy::heavy::Score;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
-use haversack_cache::{Grow, LayerShape, Row, SequenceId, Store, StoreOptions};
+use haversack_cache::{CacheError, Grow, LayerShape, Row, SequenceId, Store, StoreOptions};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Mass, Need};
 use haversack_kernels::cpu::Table;
@@ -216,7 +216,18 @@ pub fn measure(
     }
     if depth != Depth::Local {
         let before = ids.len() - LAST;
-        runtime.truncate(id, before as u64)?;
+        // Layers with a window of their own have lost what was before it: then the text is read again.
+        let id = match runtime.truncate(id, before as u64) {
+            Ok(()) => id,
+            Err(StepError::Cache(CacheError::Gone { .. })) => {
+                runtime.close(id)?;
+                let id = runtime.open()?;
+                let go_on = &mut |_| ControlFlow::Continue(());
+                runtime.feed(id, &ids[..before], go_on)?;
+                id
+            }
+            Err(error) => return Err(error.into()),
+        };
         let mut end = End {
             tokens: &ids[before..],
             truth: Vec::new(),
