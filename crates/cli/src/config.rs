@@ -20,13 +20,17 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// Flags that a file may set: those whose value says how to run, not what to run.
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 31] = [
     "memory",
     "threads",
     "context",
     "kv",
     "group",
     "policy",
+    "policy-file",
+    "profile",
+    "probe",
+    "recall",
     "anchors",
     "window",
     "sinks",
@@ -51,7 +55,7 @@ const KEYS: [&str; 27] = [
 ];
 
 /// Of those, flags without a value.
-const SWITCHES: [&str; 1] = ["no-centre"];
+const SWITCHES: [&str; 2] = ["no-centre", "recall"];
 
 /// The one table that is no flag.
 const KV_LAYERS: &str = "kv-layers";

@@ -91,10 +91,10 @@ const USAGE: &[(&[&str], &[&str])] = &[
         &["--context", "1..="],
     ),
     (
-        &["run", "--prompt", "x", "--policy", "tiers"],
+        &["run", "--prompt", "x", "--policy", "pyramid"],
         &[
             "--policy",
-            "not in this version yet",
+            "--policy",
             "auto, full, window, tiers, heavy, snap, turns, adaptive",
         ],
     ),

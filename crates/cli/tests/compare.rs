@@ -337,8 +337,14 @@ fn what_cannot_be_compared() {
         ("--shares 1.5", "up to 1"),
         ("--shares nan", "accepted: numbers above 0"),
         ("--shares 0.5,", "accepted: numbers above 0"),
-        ("--policies other", "accepted: full, window, heavy"),
-        ("--policies auto", "accepted: full, window, heavy"),
+        (
+            "--policies other",
+            "accepted: full, window, tiers, heavy, snap, adaptive, tiers-written",
+        ),
+        (
+            "--policies auto",
+            "accepted: full, window, tiers, heavy, snap, adaptive, tiers-written",
+        ),
         ("--policies window,", "accepted"),
         ("--codecs int6", "accepted: f32, f16"),
         ("--codecs f16,,int4", "accepted: f32, f16"),

@@ -46,8 +46,19 @@ fn refusals_name_the_flag_and_what_it_accepts() {
         ("run --prompt x --kv k=int4", vec!["--kv", "v is missing"]),
         ("run --prompt x --group 16", vec!["--group", "32, 64"]),
         (
-            "run --prompt x --policy tiers",
-            vec!["--policy", "window", "not in this version"],
+            "run --prompt x --profile poem",
+            vec![
+                "--profile",
+                "auto, chat, code, summarize, long-form, conservative",
+            ],
+        ),
+        (
+            "run --prompt x --probe long",
+            vec!["--probe", "short, deep"],
+        ),
+        (
+            "run --prompt x --policy heavy --policy-file f.toml",
+            vec!["--policy-file", "--policy"],
         ),
         (
             "run --prompt x --policy Window",
