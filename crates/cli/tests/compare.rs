@@ -375,7 +375,7 @@ fn what_cannot_be_compared() {
         (&format!("--text-file {}", text(&short)), "short.txt has"),
         (
             &format!("--policy-file {}", text(&policies)),
-            "no 'theta'; accepted",
+            "'heavy.theta'; accepted",
         ),
         ("--policy-file nowhere.toml", "cannot read --policy-file"),
         ("--text-file - --text-file -", "can be given once"),

@@ -199,10 +199,10 @@ fn profile(name: &str) -> Result<ProfileName, String> {
 /// How thoroughly a model is probed for `--policy adaptive`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Probe {
-    /// Some seconds: three tries for each layer, the rest in proportion
+    /// Half a minute: two tries of each layer with the rest of the model, everything else in proportion
     #[default]
     Short,
-    /// Some minutes: every codec and every share of rows, on more text
+    /// Two minutes: ten tries of each layer
     Deep,
 }
 
