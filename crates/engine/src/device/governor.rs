@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! headroom = least of  MemAvailable - floor
-//!                      cgroup limit - anonymous pages - weights
+//!                      cgroup limit - anonymous pages - weights, where the group has room for weights at all
 //! below LOW            shrink by what is missing, at once if the device changed, else every 10 s
 //! above HIGH           grow by what is spare, at most to what was asked for, every 10 s
 //! in between           nothing: the hysteresis
@@ -79,8 +79,11 @@ impl Governor {
             .mem_available_bytes
             .map(|bytes| (signed(bytes) - signed(FLOOR_BYTES), "available memory"));
         let group = reading.cgroup.as_ref().and_then(|group| {
-            let used = signed(group.anon_bytes?).saturating_add(signed(self.weights_bytes));
-            Some((signed(group.limit_bytes?) - used, "the memory group"))
+            let limit = group.limit_bytes?;
+            // Weights that cannot stay are read again for every token: a smaller window would not change that.
+            let weights = Some(self.weights_bytes).filter(|weights| *weights < limit);
+            let used = signed(group.anon_bytes?).saturating_add(signed(weights.unwrap_or(0)));
+            Some((signed(limit) - used, "the memory group"))
         });
         system.into_iter().chain(group).min()
     }
@@ -151,6 +154,27 @@ impl Governor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A group smaller than the weights: what counts is whether the anonymous pages fit.
+    #[test]
+    fn weights_that_cannot_stay_do_not_shrink_the_window() {
+        let reading = |limit: u64, anon: u64| Reading {
+            cgroup: Some(haversack_memory::Cgroup {
+                limit_bytes: Some(limit << 20),
+                anon_bytes: Some(anon << 20),
+                ..Default::default()
+            }),
+            ..Reading::default()
+        };
+        let governor = Governor::new(1024, 1 << 10, 100 << 20);
+        let room = |limit, anon| {
+            governor
+                .headroom(&reading(limit, anon))
+                .map(|(room, _)| room >> 20)
+        };
+        assert_eq!(room(50, 20), Some(30));
+        assert_eq!(room(150, 20), Some(30));
+    }
     use haversack_memory::{Cgroup, Psi};
 
     const TOKEN: usize = 64 << 10;
