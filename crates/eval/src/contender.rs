@@ -8,6 +8,7 @@ use haversack::plan::{self, ShareTooSmall, Within};
 use haversack::policy::rows::RowPolicy;
 use haversack::run::adaptive::{self, Ask, Curves, Wishes};
 use haversack::run::bounds::Bounds;
+use haversack::run::options::Guarding;
 use haversack::{Codec, KvForm, KvOptions, Policy, Positions, Retention};
 
 /// Policies that can be compared on a text. Turns are not among them: a text has none.
@@ -52,6 +53,8 @@ pub struct Variant {
     pub params: Option<RowPolicy>,
     pub shape: Shape,
     pub wishes: Wishes,
+    /// Policies of others are compared as they were published: without a guard.
+    pub guard: Guarding,
     /// First tokens kept as f16.
     pub sinks: usize,
     /// Last tokens kept nearly exact.
@@ -71,6 +74,10 @@ impl Variant {
             params: None,
             shape: Shape::Usual,
             wishes: Wishes::default(),
+            guard: match policy {
+                Policy::Adaptive => Guarding::On,
+                _ => Guarding::Off,
+            },
             sinks: KvOptions::SINKS,
             recent: KvOptions::RECENT,
         }
@@ -205,6 +212,7 @@ impl Setup {
                 anchors: Some(variant.anchors),
                 positions: variant.positions,
                 params: variant.params,
+                guard: variant.guard,
                 adaptive: variant.wishes,
                 ..Retention::default()
             },
@@ -249,6 +257,7 @@ impl Setup {
                 anchors: Some(anchors),
                 window: Some(window),
                 params: variant.params,
+                guard: variant.guard,
                 ..Retention::default()
             };
             return Ok(Setup {
@@ -270,6 +279,7 @@ impl Setup {
                     window: Some(window),
                     positions: variant.positions,
                     params: variant.params,
+                    guard: variant.guard,
                     ..Retention::default()
                 },
                 ..everything

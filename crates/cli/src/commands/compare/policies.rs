@@ -11,12 +11,14 @@
 //! sinks = 4
 //! near = 64             # last tokens kept nearly exact
 //! probe = "deep"        # adaptive
+//! guard = "on"          # off but for adaptive
 //! ```
 
 use crate::error::usage;
 use crate::policy_file::{self, Keys};
 use anyhow::Result;
 use haversack::Positions;
+use haversack::run::options::Guarding;
 use haversack::run::probe::Depth;
 use haversack_eval::contender::Variant;
 use std::path::Path;
@@ -121,11 +123,17 @@ fn variant(name: &str, value: &toml::Value) -> Result<Variant, String> {
         Some("deep") => Depth::Full,
         Some(_) => return Err(format!("{name}.probe: accepted: short, deep")),
     };
+    made.guard = match keys.text("guard")?.as_deref() {
+        None => made.guard,
+        Some("on") => Guarding::On,
+        Some("off") => Guarding::Off,
+        Some(_) => return Err(format!("{name}.guard: accepted: on, off")),
+    };
     if made.policy.chooses() && !keys.table.is_empty() {
         made.params = Some(policy_file::params(made.policy, &mut keys)?);
     }
     let unknown = keys.end();
-    unknown.map_err(|what| format!("{what}; accepted: policy, anchors, sinks, near, positions, probe and what the policy knows"))?;
+    unknown.map_err(|what| format!("{what}; accepted: policy, anchors, sinks, near, positions, probe, guard and what the policy knows"))?;
     Ok(made)
 }
 

@@ -48,6 +48,8 @@ pub struct GuardParams {
     pub factor: f64,
     /// What `factor` times the prediction of one event may be, in nats.
     pub bound: f64,
+    /// The debt from which on nothing leaves that need not.
+    pub total: f64,
 }
 
 impl Default for GuardParams {
@@ -58,6 +60,7 @@ impl Default for GuardParams {
             offset: 0.11,
             factor: 9.8,
             bound: 0.01,
+            total: TOTAL,
         }
     }
 }
@@ -79,6 +82,9 @@ impl GuardParams {
             .powf(1.0 / self.slope)
     }
 }
+
+/// With the factor, a twentieth of a nat.
+const TOTAL: f64 = 0.005;
 
 /// A prediction ends here: a model that knows nothing any more is not worse than this.
 const KL_MAX: f64 = 20.0;
@@ -116,6 +122,7 @@ pub fn fit(pairs: &[(f64, f64)], bound: f64) -> Option<GuardParams> {
         offset,
         factor: above[at].exp().max(1.0),
         bound,
+        total: TOTAL,
     })
 }
 
@@ -238,6 +245,10 @@ impl Guard {
         let Ask { id, layer, .. } = ask;
         let may = ask.counts.may.min(ask.rows.len());
         let must = ask.counts.must.min(may);
+        let may = match self.debt(id) >= self.params.total {
+            true => must,
+            false => may,
+        };
         let fixed = ask.fixed.min(must);
         let Tools {
             config,
