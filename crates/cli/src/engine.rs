@@ -449,6 +449,16 @@ impl Engine {
         self.path.display().to_string()
     }
 
+    /// What each layer stores and how many rows it keeps, where a plan says so.
+    pub fn plan_in_words(&self) -> Vec<String> {
+        let kv = self.runtime.kv();
+        if self.runtime.retention().policy != Policy::Adaptive {
+            return Vec::new();
+        }
+        let text = adaptive::describe(kv, self.model.config().context);
+        text.lines().map(str::to_owned).collect()
+    }
+
     /// Refuses a prompt that cannot fit, before anything is computed.
     pub fn check_fits(&self, tokens: usize) -> Result<()> {
         if tokens == 0 {

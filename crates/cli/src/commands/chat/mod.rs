@@ -49,6 +49,12 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
         &args.compute,
         Habits::TALK.explaining(args.explain),
     )?;
+    if args.explain {
+        engine
+            .plan_in_words()
+            .iter()
+            .for_each(|line| out::note(line));
+    }
     if let Some(error) = engine.model.template().source_error() {
         bail!("{}: tokenizer.chat_template: {error}", engine.name());
     }
