@@ -117,6 +117,13 @@ pub fn explain(runtime: &Runtime, holding: &Holding, cached: usize, computed: us
         holding.tokens_seen,
     );
     match runtime.window(holding.sequence) {
+        Some(_) if bounds.policy.chooses() => text.push_str(&format!(
+            "; the first {} tokens stay and of the rest what {} chooses, at most {} rows in a layer, in {}",
+            bounds.anchors,
+            bounds.policy_name(),
+            bounds.rows_max,
+            runtime.kv().name()
+        )),
         Some(window) => text.push_str(&format!(
             "; the first {} tokens and the last {window} stay, at most {} rows in {}",
             bounds.anchors,

@@ -103,6 +103,10 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
     }
     if args.explain {
         engine
+            .plan_in_words()
+            .iter()
+            .for_each(|line| out::note(line));
+        engine
             .runtime
             .plans()
             .iter()
