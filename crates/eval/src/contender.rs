@@ -199,7 +199,7 @@ impl Setup {
             tokens: context as u64,
             zones: usual.zones(),
             anchors: variant.anchors as u64,
-            row_weight: variant.wishes.row_weight(),
+            row_weight: variant.wishes.row_weight(context),
         };
         let kv = adaptive::plan(config, curves, &usual, &ask).map_err(|error| ShareTooSmall {
             share,

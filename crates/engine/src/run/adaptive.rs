@@ -31,9 +31,11 @@ pub struct Wishes {
 }
 
 impl Wishes {
-    /// How much a lost row counts.
-    pub fn row_weight(&self) -> f32 {
-        if self.recall { RECALL_WEIGHT } else { 1.0 }
+    /// How much a lost row counts in a context of so many tokens. The same share of more rows holds more of what is
+    /// looked for: four times the context, half the damage.
+    pub fn row_weight(&self, tokens: usize) -> f32 {
+        let weight = if self.recall { RECALL_WEIGHT } else { 1.0 };
+        weight * (probe::TOKENS as f32 / tokens.max(1) as f32).sqrt()
     }
 }
 
@@ -100,7 +102,7 @@ fn within(
         tokens: config.context as u64,
         zones: options.kv.zones(),
         anchors: options.retention.anchors.unwrap_or(ANCHORS) as u64,
-        row_weight: wishes.row_weight(),
+        row_weight: wishes.row_weight(config.context),
     };
     plan(config, curves, &options.kv, &ask).map_err(|error| BoundsError::Budget {
         budget_bytes: error.budget_bytes,

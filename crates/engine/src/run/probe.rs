@@ -37,7 +37,7 @@ use std::sync::Arc;
 const TEXT: &str = include_str!("probe/text.txt");
 
 /// Tokens that are read at most.
-const TOKENS: usize = 2048;
+pub const TOKENS: usize = 2048;
 
 /// What was found of a model, and how thoroughly.
 #[derive(Clone, Debug, PartialEq)]
