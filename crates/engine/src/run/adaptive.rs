@@ -15,7 +15,7 @@ use haversack_cache::CannotFit;
 use haversack_cache::policy::adaptive::{Allotment, Allotted, allot, form_name};
 pub use haversack_cache::policy::adaptive::{Ask, Curves};
 use haversack_kernels::attention::BLOCK_SLOTS;
-use haversack_kernels::format::kv::{Codec, KvForm};
+use haversack_kernels::format::kv::Codec;
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ pub fn with_curves(
     let kv = match (options.retention.adaptive.kv_bytes, options.budget_bytes) {
         (Some(bytes), _) => within(config, curves, options, bytes)?,
         (None, None) => {
-            let full = plan::blocks_bytes(config, &KvOptions::plain(KvForm::F16), config.context);
+            let full = plan::full_bytes(config, config.context);
             let bytes = (full as f64 * USUAL_SHARE) as u64;
             within(config, curves, options, bytes)?
         }
@@ -169,7 +169,7 @@ pub fn plan(
     usual: &KvOptions,
     ask: &Ask,
 ) -> Result<KvOptions, CannotFit> {
-    let full = plan::blocks_bytes(config, &KvOptions::plain(KvForm::F16), ask.tokens as usize);
+    let full = plan::full_bytes(config, ask.tokens as usize);
     let mut usual = usual.clone();
     let mut ask = *ask;
     if (ask.bytes as f64) < NARROW_SHARE * full as f64 && usual.recent == KvOptions::RECENT {

@@ -3,6 +3,7 @@
 //! Plain data. Nothing here looks at a device or a model; [`super::bounds`] makes figures of it.
 
 use super::adaptive::Wishes;
+use haversack_cache::policy::adaptive::form_name;
 pub use haversack_cache::policy::rows::RowPolicy;
 use haversack_cache::{LayerShape, Zones};
 use haversack_kernels::cpu::Table;
@@ -170,15 +171,10 @@ impl KvOptions {
 
     /// `int4`, or `k=int8,v=int4`, and how many layers differ; `mixed` where most do.
     pub fn name(&self) -> String {
-        let KvForm { k, v } = self.form;
         if self.layers.len() > MIXED_FROM {
             return "mixed".to_owned();
         }
-        let name = if k.codec == v.codec {
-            k.codec.name().to_owned()
-        } else {
-            format!("k={},v={}", k.codec, v.codec)
-        };
+        let name = form_name(self.form);
         match self.layers.len() {
             0 => name,
             n => format!("{name}+{n}"),

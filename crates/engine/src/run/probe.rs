@@ -1,11 +1,11 @@
 //! What hurts this very model: how much the output of each layer changes when its keys or values are stored in
 //! fewer bits, and when rows leave.
 //!
-//! One pass over a text with everything kept in f16. Then each layer for itself: its keys and values are
-//! written into a small store whose layers are the same rows in every codec and with every share of the rows,
-//! and the last queries of the text attend to all of them. The damage is the squared change of what the layer adds to
-//! the stream, relative to the stream, averaged over these queries. It says nothing of what later layers make of
-//! the change; `docs/policies.md` says what that loses.
+//! One pass over a text with everything kept in f16. While the next layer is computed, each is read again by itself: its
+//! keys and values are written into a small store whose layers are the same rows in every codec and with every share of
+//! the rows, and queries of the second half of the text attend to all of them. The damage is the squared change of what
+//! the layer adds to the stream, relative to the stream, averaged over these queries; [`Depth`] says how much is known of
+//! what later layers make of it.
 //!
 //! Real codecs, real zones and the real choice of rows: nothing here is a model of something else.
 
@@ -17,7 +17,6 @@ use super::runtime::{Runtime, RuntimeError, StepError};
 use crate::load::Model;
 use crate::model::LayerConfig;
 use crate::model::forward::{Capture, Captured, Resume, Span, Want};
-use crate::plan;
 use haversack_cache::policy::adaptive::{CODECS, Curves, SHARES};
 use haversack_cache::policy::heavy::Score;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
@@ -357,20 +356,14 @@ impl<'a> Bench<'a> {
             .iter()
             .map(|v| KvOptions::new(v.form()).layer(self.layer, c))
             .collect();
-        let positions = config.context as u64;
-        let is_coded = |shape: &LayerShape| shape.far.k != KvForm::F16.k;
-        let mean = |shape: &LayerShape| {
-            let stats = self.stats.filter(|_| is_coded(shape))?;
-            Some(stats.mean(config, self.layer, positions))
+        let known = |shape: &LayerShape| match self.stats {
+            Some(stats) => stats.known(config, self.layer, shape),
+            None => (None, None),
         };
-        let carry = |shape: &LayerShape| {
-            let fits = is_coded(shape) && plan::carries(shape);
-            let stats = self.stats.filter(|_| fits)?;
-            Some(stats.carry(config, self.layer, positions, shape.basis().k))
-        };
+        let (means, carries) = shapes.iter().map(known).unzip();
         Ok(Store::new(StoreOptions {
-            means: shapes.iter().map(mean).collect(),
-            carries: shapes.iter().map(carry).collect(),
+            means,
+            carries,
             layers: shapes,
             zones: KvOptions::default().zones(),
             notes: true,

@@ -626,15 +626,9 @@ fn known(
     };
     let dir = options.cache_dir.as_deref();
     let stats = KeyStats::load_or_measure(model, options.threads, tokens, dir, &options.slabs)?;
-    let config = model.config();
-    let positions = config.context as u64;
-    let mean =
-        |(i, layer): (usize, &LayerShape)| centred(layer).then(|| stats.mean(config, i, positions));
-    let carry = |(i, layer): (usize, &LayerShape)| {
-        plan::carries(layer).then(|| stats.carry(config, i, positions, layer.basis().k))
-    };
-    let layers = || layers.iter().enumerate();
-    Ok((layers().map(mean).collect(), layers().map(carry).collect()))
+    let layers = layers.iter().enumerate();
+    let known = layers.map(|(i, layer)| stats.known(model.config(), i, layer));
+    Ok(known.unzip())
 }
 
 #[cfg(test)]

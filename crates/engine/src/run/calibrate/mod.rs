@@ -17,7 +17,9 @@ use super::runtime::{Runtime, RuntimeError};
 use crate::load::Model;
 use crate::model::forward::{Capture, Span, Want};
 use crate::model::{Config, LayerConfig};
+use crate::plan;
 use crate::text::tokenizer::EncodeOptions;
+use haversack_cache::LayerShape;
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::carry::Carry;
 use haversack_kernels::format::kv::{KvForm, Turn};
@@ -210,6 +212,23 @@ impl KeyStats {
             moments.extend(square.iter().map(|&x| f64::from(x)));
         }
         Carry::new(dim, &moments)
+    }
+}
+
+impl KeyStats {
+    /// What is known about the keys of a layer, where its codec asks for it: the mean to take from them, and where
+    /// their rounding errors go.
+    pub(super) fn known(
+        &self,
+        config: &Config,
+        layer: usize,
+        shape: &LayerShape,
+    ) -> (Option<Vec<f32>>, Option<Carry>) {
+        let positions = config.context as u64;
+        let basis = shape.basis().k;
+        let mean = (basis == Turn::Hadamard).then(|| self.mean(config, layer, positions));
+        let carry = plan::carries(shape).then(|| self.carry(config, layer, positions, basis));
+        (mean, carry)
     }
 }
 

@@ -178,6 +178,16 @@ fn what_is_foreseen_is_what_attention_does_without_the_rows() {
     }
 }
 
+/// What a canary holds as its answer, all heads.
+fn held(rt: &mut Runtime, id: SequenceId, layer: usize, canary: usize, width: usize) -> Vec<f32> {
+    let model = rt.model().clone();
+    let (_, _, store, scratch) = rt.guarded().unwrap();
+    let (_, canaries) = scratch.guarded(model.config(), 1).unwrap();
+    let stand = (TOKENS as u64, 0);
+    let place = place(model.config(), store, canaries, id, layer, stand).unwrap();
+    place.canaries.o[canary * width..][..width].to_vec()
+}
+
 #[test]
 fn canaries_were_answered_as_they_say() {
     let (model, tokens) = tiny();
@@ -187,17 +197,7 @@ fn canaries_were_answered_as_they_say() {
         for layer in 0..model.config().layers.len() {
             for canary in (0..12).filter(|&canary| codes_as_seen(canary)) {
                 let found = answer(&mut rt, id, layer, canary);
-                let (_, _, store, scratch) = rt.guarded().unwrap();
-                let (_, canaries) = scratch.guarded(model.config(), 1).unwrap();
-                let place = place(
-                    model.config(),
-                    store,
-                    canaries,
-                    id,
-                    layer,
-                    (TOKENS as u64, 0),
-                );
-                let o = &place.unwrap().canaries.o[canary * found.len()..][..found.len()];
+                let o = held(&mut rt, id, layer, canary, found.len());
                 assert!(found == o, "layer {layer}, canary {canary}");
             }
         }
@@ -214,19 +214,9 @@ fn canaries_forget_what_left() {
     for layer in 0..model.config().layers.len() {
         for canary in 0..crate::model::canaries::CANARIES {
             let found = answer(&mut rt, id, layer, canary);
-            let (_, _, store, scratch) = rt.guarded().unwrap();
-            let (_, canaries) = scratch.guarded(model.config(), 1).unwrap();
-            let place = place(
-                model.config(),
-                store,
-                canaries,
-                id,
-                layer,
-                (TOKENS as u64, 0),
-            );
-            let o = &place.unwrap().canaries.o[canary * found.len()..][..found.len()];
+            let o = held(&mut rt, id, layer, canary, found.len());
             let length = found.iter().map(|x| x * x).sum::<f32>().sqrt();
-            for (a, b) in found.iter().zip(o) {
+            for (a, b) in found.iter().zip(&o) {
                 assert!(
                     (a - b).abs() <= 1e-4 * length,
                     "layer {layer}, canary {canary}: {a} {b}"
