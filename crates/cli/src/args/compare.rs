@@ -17,7 +17,7 @@ pub struct Compare {
     #[arg(long, value_name = "FILE")]
     pub text_file: Vec<PathBuf>,
 
-    /// Who decides what stays: full, window, heavy, or names of --policy-file
+    /// Who decides what stays: full, window, tiers, heavy, snap, adaptive, tiers-written, tiers-demoted, adaptive-recall, or names of --policy-file
     #[arg(long, value_name = "NAMES", default_value = "full,window,heavy", value_delimiter = ',', value_parser = name, allow_hyphen_values = true)]
     pub policies: Vec<String>,
 
