@@ -1,7 +1,7 @@
 //! How well the guard foresees damage:
 //! `cargo run --release -p haversack-eval --example guard -- MODEL.gguf TEXT [CANDIDATES] [TEXTS]`
 //!
-//! Lines of `samples` go to standard output (kind, statistic, exact statistic, KL), then the summary.
+//! Lines of `samples` go to standard output (text, kind, layers, rows, statistic, exact statistic, KL), then the summary.
 
 use haversack::run::guard::{GuardParams, fit};
 use haversack::text::tokenizer::EncodeOptions;
@@ -60,11 +60,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let found = measure(&mut runtime, tokens, share, text as u64, tell)?;
         for s in &found {
             println!(
-                "{} {:e} {:e} {:e}",
-                if s.is_eviction { "evict" } else { "round" },
-                s.foreseen.statistic,
-                s.foreseen.exact,
-                s.kl
+                "{text} {} {} {} {:e} {:e} {:e}",
+                s.kind, s.layers, s.rows, s.foreseen.statistic, s.foreseen.exact, s.kl
             );
         }
         halves[text % 2].extend(found);

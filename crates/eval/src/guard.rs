@@ -22,6 +22,10 @@ const SINKS: u64 = 4;
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub is_eviction: bool,
+    /// How rows were chosen, or the codec they were rounded to.
+    pub kind: &'static str,
+    pub layers: usize,
+    pub rows: usize,
     pub foreseen: Foreseen,
     pub kl: f64,
 }
@@ -45,13 +49,16 @@ pub fn measure(
     let truth = on_fork(runtime, id, None, behind)?;
     let mut samples = Vec::new();
     for done in 0..count {
-        let change = candidate(runtime, id, &mut dice)?;
+        let (kind, change) = candidate(runtime, id, &mut dice)?;
         if let Some(foreseen) = runtime.foresee(id, &change)? {
             let found = on_fork(runtime, id, Some(&change), behind)?;
             let pairs = truth.chunks_exact(vocab).zip(found.chunks_exact(vocab));
             let kl: f64 = pairs.map(|(a, b)| divergence(a, b).0).sum();
             samples.push(Sample {
                 is_eviction: change.round.is_none(),
+                kind,
+                layers: change.rows.len(),
+                rows: change.rows.iter().map(|(_, rows)| rows.len()).sum(),
                 foreseen,
                 kl: kl / behind.len().max(1) as f64,
             });
@@ -83,7 +90,7 @@ fn candidate(
     runtime: &Runtime,
     id: haversack::run::SequenceId,
     dice: &mut Dice,
-) -> Result<Change, StepError> {
+) -> Result<(&'static str, Change), StepError> {
     let layers = runtime.model().config().layers.len();
     let touched = [1, 1, 3, 8, layers][dice.below(5)].min(layers);
     let mut all: Vec<usize> = (0..layers).collect();
@@ -108,10 +115,12 @@ fn candidate(
         rows.push((layer, chosen));
     }
     let codecs = [Codec::Int4, Codec::Int3, Codec::Int2];
-    Ok(Change {
-        rows,
-        round: (!is_eviction).then(|| KvForm::both(codecs[kind].form())),
-    })
+    let name = match is_eviction {
+        true => ["random", "oldest", "least"][kind],
+        false => ["int4", "int3", "int2"][kind],
+    };
+    let round = (!is_eviction).then(|| KvForm::both(codecs[kind].form()));
+    Ok((name, Change { rows, round }))
 }
 
 /// Random rows, the oldest, or those that got least attention.

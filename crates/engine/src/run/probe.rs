@@ -386,8 +386,10 @@ impl<'a> Bench<'a> {
             slots: tokens + 8 * BLOCK_SLOTS,
         });
         let counting = Score::Peak.counting();
-        let mut mass = Vec::new();
+        let (mut exact_mass, mut own_mass) = (Vec::new(), Vec::new());
         let mut loose = Vec::new();
+        // Variants that have lost nothing so far: what holds for the exact one holds for them.
+        let mut is_whole = vec![true; variants.len()];
         let mut damages: Vec<Mean> = vec![Mean::default(); variants.len()];
         let mut ends: Vec<(Mean, Vec<f32>)> = vec![Default::default(); variants.len()];
         let (wide, narrow) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
@@ -398,7 +400,9 @@ impl<'a> Bench<'a> {
             let is_last = rows.start >= tokens - LAST;
             let is_judge = rows.start >= tokens / 2;
             let judges_codecs = is_last || (is_judge && block % JUDGE_EVERY == 0);
-            self.thin(&mut store, id, &variants, tokens, &mut loose)?;
+            let losses = (&mut loose, &mut is_whole[..]);
+            self.thin(&mut store, id, &variants, tokens, losses)?;
+            let queries = rows.start as u64..rows.end as u64;
             let mut step = store.begin(&[Grow {
                 id,
                 position: rows.start as u64,
@@ -410,15 +414,19 @@ impl<'a> Bench<'a> {
             for (i, variant) in variants.iter().enumerate() {
                 store.write(exec, &mut step, id, i, &k, &v)?;
                 let attends = match variant {
-                    Variant::Exact => is_judge,
+                    Variant::Exact => true,
                     Variant::Coded(..) => judges_codecs,
-                    Variant::Rows(_) => true,
+                    Variant::Rows(_) => !is_whole[i],
                 };
                 if attends {
                     let mut out = vec![0.0; q.len()];
                     let view = store.view(id, i)?;
                     let slots = view.blocks() * BLOCK_SLOTS * c.kv_heads;
-                    let counted = matches!(variant, Variant::Rows(_));
+                    let (mass, counted) = match variant {
+                        Variant::Exact => (&mut exact_mass, c.window.is_none()),
+                        Variant::Coded(..) => (&mut own_mass, false),
+                        Variant::Rows(_) => (&mut own_mass, true),
+                    };
                     mass.clear();
                     mass.resize(if counted { slots } else { 0 }, 0);
                     let mut bad = u64::MAX;
@@ -437,32 +445,35 @@ impl<'a> Bench<'a> {
                         out: &mut out,
                         sums: None,
                         mass: counted.then_some(Mass {
-                            counters: &mut mass,
+                            counters: mass,
                             count: counting.count,
                             every: counting.every,
                             bad: &mut bad,
                         }),
                     };
                     attention::attend(exec, &mut scratch, &mut [job]);
-                    if counted {
-                        let queries = rows.start as u64..rows.end as u64;
-                        store.note_mass(id, i, &counting, queries, &mass)?;
-                    }
                     if is_last && self.is_followed(*variant, depth) {
                         ends[i].1.extend_from_slice(&out);
                     }
-                    let added = self.added(exec, &out);
-                    match variant {
-                        Variant::Exact => exact = added,
-                        _ if is_judge => {
-                            let dim = self.model.config().dim;
-                            let stream = &self.stream[rows.start * dim..rows.end * dim];
+                    if is_judge {
+                        let added = self.added(exec, &out);
+                        let dim = self.model.config().dim;
+                        let stream = &self.stream[rows.start * dim..rows.end * dim];
+                        if let Variant::Exact = variant {
+                            exact = added;
+                        } else {
                             damages[i].add(&added, &exact, stream, dim);
                             if is_last {
                                 ends[i].0.add(&added, &exact, stream, dim);
                             }
                         }
-                        _ => {}
+                    }
+                }
+                if let Variant::Rows(_) = variant {
+                    let mass = if attends { &own_mass } else { &exact_mass };
+                    store.note_mass(id, i, &counting, queries.clone(), mass)?;
+                    if is_judge && !attends {
+                        damages[i].add_nothing(BLOCK_SLOTS);
                     }
                 }
                 store.settle(&mut step, i);
@@ -508,7 +519,7 @@ impl<'a> Bench<'a> {
         id: SequenceId,
         variants: &[Variant],
         tokens: usize,
-        loose: &mut Vec<Row>,
+        (loose, is_whole): (&mut Vec<Row>, &mut [bool]),
     ) -> Result<(), RuntimeError> {
         let anchors = BLOCK_SLOTS as u64;
         for (i, variant) in variants.iter().enumerate() {
@@ -526,6 +537,7 @@ impl<'a> Bench<'a> {
             };
             let leave = RowPolicy::default().choose(&view, loose);
             store.thin(id, i, anchors, &loose[..leave])?;
+            is_whole[i] &= leave == 0;
         }
         Ok(())
     }
@@ -576,6 +588,11 @@ impl Mean {
             self.sum += change / whole.max(f64::MIN_POSITIVE);
             self.count += 1;
         }
+    }
+
+    /// So many tokens for which nothing changed.
+    fn add_nothing(&mut self, tokens: usize) {
+        self.count += tokens;
     }
 
     fn get(&self) -> f32 {
