@@ -12,7 +12,7 @@ use haversack::policy::rows::RowPolicy;
 use haversack::run::adaptive::{self, Wishes};
 use haversack::run::bounds::BoundsError;
 use haversack::run::calibrate;
-use haversack::run::probe::{self, Depth};
+use haversack::run::probe::{self, Depth, Probe};
 use haversack::run::{Runtime, RuntimeError, RuntimeOptions};
 use haversack::sample::{SampleOptions, Sampler};
 use haversack::text::chat::encode_chat;
@@ -141,17 +141,13 @@ fn planned(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Option<Runtim
     if !adaptive::is_open(options) {
         return Ok(None);
     }
-    let curves = probe(model, options, options.retention.adaptive.depth)?;
-    let planned = adaptive::with_curves(model.config(), options, &curves);
+    let probe = probe(model, options, options.retention.adaptive.depth)?;
+    let planned = adaptive::with_probe(model.config(), options, &probe);
     planned.map(Some).map_err(|error| named(error.into()))
 }
 
 /// What hurts the layers of a model: kept, or measured with a bar.
-pub fn probe(
-    model: &Arc<Model>,
-    options: &RuntimeOptions,
-    depth: Depth,
-) -> Result<Vec<adaptive::Curves>> {
+pub fn probe(model: &Arc<Model>, options: &RuntimeOptions, depth: Depth) -> Result<Probe> {
     let dir = options.cache_dir.as_deref();
     let mut bar = None;
     if !dir.is_some_and(|dir| probe::is_kept(model, dir, depth)) {
@@ -170,7 +166,7 @@ pub fn probe(
     };
     let probe = probe::load_or_measure(model, options.threads, depth, dir, &mut tell);
     let probe = probe.map_err(named)?;
-    Ok(probe.ok_or_else(|| anyhow::anyhow!("interrupted"))?.curves)
+    probe.ok_or_else(|| anyhow::anyhow!("interrupted"))
 }
 
 /// What the flags ask for and cannot be had is a usage error.
@@ -189,6 +185,7 @@ fn named(error: RuntimeError) -> anyhow::Error {
             };
             usage(format!("{flags}: {error}"))
         }
+        RuntimeError::Params(_) => usage(format!("--policy-file: {error}")),
         _ => anyhow::Error::new(error),
     }
 }

@@ -178,13 +178,12 @@ fn damages_are_in_order() {
         assert!(curves.rows[5] > curves.rows[0], "{:?}", curves.rows);
     }
     let text = adaptive::describe(
-        &adaptive::with_curves(
+        &adaptive::with_probe(
             model.config(),
             &options(dir.path(), None, None),
             &probe::load_or_measure(&model, 2, Depth::Local, None, go_on)
                 .unwrap()
-                .unwrap()
-                .curves,
+                .unwrap(),
         )
         .unwrap()
         .kv,

@@ -6,10 +6,11 @@
 use haversack::model::Config;
 use haversack::plan::{self, ShareTooSmall, Within};
 use haversack::policy::rows::RowPolicy;
-use haversack::run::adaptive::{self, Ask, Curves, Wishes};
+use haversack::run::adaptive::{self, Ask, Wishes};
 use haversack::run::bounds::Bounds;
 use haversack::run::options::Guarding;
-use haversack::{Codec, KvForm, KvOptions, Policy, Positions, Retention};
+use haversack::run::probe::Probe;
+use haversack::{Codec, GuardParams, KvForm, KvOptions, Policy, Positions, Retention};
 
 /// Policies that can be compared on a text. Turns are not among them: a text has none.
 pub const POLICIES: [Policy; 6] = [
@@ -139,6 +140,7 @@ pub struct Coding {
 pub struct Setup {
     pub kv: KvOptions,
     pub retention: Retention,
+    pub guard: GuardParams,
 }
 
 impl Setup {
@@ -147,6 +149,7 @@ impl Setup {
         Setup {
             kv: KvOptions::plain(KvForm::F16),
             retention: Retention::full(),
+            guard: GuardParams::default(),
         }
     }
 
@@ -177,6 +180,7 @@ impl Setup {
         Setup {
             kv,
             retention: Retention::full(),
+            guard: GuardParams::default(),
         }
     }
 
@@ -184,7 +188,7 @@ impl Setup {
     fn adaptive(
         config: &Config,
         variant: &Variant,
-        curves: &[Curves],
+        probe: &Probe,
         share: f64,
         context: usize,
     ) -> Result<Setup, ShareTooSmall> {
@@ -201,10 +205,11 @@ impl Setup {
             anchors: variant.anchors as u64,
             row_weight: variant.wishes.row_weight(context),
         };
-        let kv = adaptive::plan(config, curves, &usual, &ask).map_err(|error| ShareTooSmall {
-            share,
-            least: error.minimum_bytes() as f64 / full,
-        })?;
+        let kv =
+            adaptive::plan(config, &probe.curves, &usual, &ask).map_err(|error| ShareTooSmall {
+                share,
+                least: error.minimum_bytes() as f64 / full,
+            })?;
         Ok(Setup {
             kv,
             retention: Retention {
@@ -216,6 +221,7 @@ impl Setup {
                 adaptive: variant.wishes,
                 ..Retention::default()
             },
+            guard: probe.guard(GuardParams::default()),
         })
     }
 
@@ -225,14 +231,14 @@ impl Setup {
         config: &Config,
         variant: &Variant,
         coding: &Coding,
-        curves: &[Curves],
+        probe: Option<&Probe>,
         share: Option<f64>,
         context: usize,
     ) -> Result<Setup, ShareTooSmall> {
-        match (variant.policy, variant.shape, share) {
+        match (variant.policy, variant.shape, share.zip(probe)) {
             (_, Shape::Demoted, _) => return Ok(Setup::demoted(config, variant)),
-            (Policy::Adaptive, _, Some(share)) => {
-                return Setup::adaptive(config, variant, curves, share, context);
+            (Policy::Adaptive, _, Some((share, probe))) => {
+                return Setup::adaptive(config, variant, probe, share, context);
             }
             _ => {}
         }
@@ -248,6 +254,7 @@ impl Setup {
         let everything = Setup {
             kv,
             retention: Retention::full(),
+            guard: GuardParams::default(),
         };
         if variant.shape == Shape::Unbounded {
             let anchors = variant.anchors;

@@ -43,7 +43,7 @@ fn coding(codec: Codec) -> Coding {
 }
 
 fn setup(config: &Config, variant: &Variant, codec: Codec, share: f64, n: usize) -> Option<Setup> {
-    Setup::of(config, variant, &coding(codec), &[], Some(share), n).ok()
+    Setup::of(config, variant, &coding(codec), None, Some(share), n).ok()
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn a_refusal_names_a_share_that_works() {
     for policy in [Policy::Window, Policy::Heavy] {
         for codec in CODECS {
             let variant = Variant::new(policy);
-            let of = |share| Setup::of(config, &variant, &coding(codec), &[], Some(share), 2048);
+            let of = |share| Setup::of(config, &variant, &coding(codec), None, Some(share), 2048);
             let least = of(1e-6).unwrap_err().least;
             assert!(of(least + 1e-9).is_ok(), "{codec}");
             assert!(of(least - 1e-6).is_err(), "{codec}");

@@ -6,7 +6,7 @@
 
 use super::bounds::BoundsError;
 use super::options::{KvOptions, Policy, RuntimeOptions};
-use super::probe;
+use super::probe::{self, Probe};
 use super::runtime::RuntimeError;
 use crate::load::Model;
 use crate::model::Config;
@@ -42,8 +42,17 @@ impl Wishes {
 /// How much more a lost row counts where recall is wanted.
 const RECALL_WEIGHT: f32 = 30.0;
 
-/// Below this share of the bytes of f16 one block is recent instead of two: SmolLM2 in a sixteenth, KL 0.033 against 0.040.
-const NARROW_SHARE: f64 = 0.1;
+/// Recent rows: one token in so many of the context, fewer below an eighth of the bytes of f16. Measured in
+/// `docs/policies.md`.
+const RECENT_PART: f64 = 32.0;
+const NARROW_SHARE: f64 = 0.125;
+
+/// How many rows are recent where nobody says.
+fn recent(tokens: u64, share: f64) -> usize {
+    let part = tokens as f64 / RECENT_PART * (share / NARROW_SHARE).min(1.0);
+    let blocks = (part / BLOCK_SLOTS as f64).round().max(1.0);
+    blocks as usize * BLOCK_SLOTS
+}
 
 /// First tokens that never leave, if nobody says otherwise: a block of them.
 pub(super) const ANCHORS: usize = BLOCK_SLOTS;
@@ -66,15 +75,16 @@ pub fn resolve(
     let go_on = &mut |_| ControlFlow::Continue(());
     let found = probe::load_or_measure(model, options.threads, wishes.depth, dir, go_on)?;
     let probe = found.unwrap_or_else(|| unreachable!("nobody stops it"));
-    Ok(with_curves(model.config(), options, &probe.curves)?)
+    Ok(with_probe(model.config(), options, &probe)?)
 }
 
 /// The same with what a probe found.
-pub fn with_curves(
+pub fn with_probe(
     config: &Config,
     options: &RuntimeOptions,
-    curves: &[Curves],
+    probe: &Probe,
 ) -> Result<RuntimeOptions, BoundsError> {
+    let curves = &probe.curves[..];
     let kv = match (options.retention.adaptive.kv_bytes, options.budget_bytes) {
         (Some(bytes), _) => within(config, curves, options, bytes)?,
         (None, None) => {
@@ -86,6 +96,7 @@ pub fn with_curves(
     };
     Ok(RuntimeOptions {
         kv,
+        guard: probe.guard(options.guard),
         ..options.clone()
     })
 }
@@ -172,8 +183,8 @@ pub fn plan(
     let full = plan::full_bytes(config, ask.tokens as usize);
     let mut usual = usual.clone();
     let mut ask = *ask;
-    if (ask.bytes as f64) < NARROW_SHARE * full as f64 && usual.recent == KvOptions::RECENT {
-        usual.recent = BLOCK_SLOTS;
+    if usual.recent == KvOptions::RECENT {
+        usual.recent = recent(ask.tokens, ask.bytes as f64 / full.max(1) as f64);
         ask.zones = usual.zones();
     }
     let (usual, ask) = (&usual, &ask);

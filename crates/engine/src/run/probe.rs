@@ -11,6 +11,7 @@
 
 use super::calibrate::{self, KeyStats};
 use super::figures;
+use super::guard::{self, GuardParams};
 use super::options::{Activations, KvOptions, Retention, RuntimeOptions};
 use super::perplexity::divergence;
 use super::runtime::{Runtime, RuntimeError, StepError};
@@ -27,7 +28,7 @@ use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::KvForm;
 use haversack_kernels::matmul::{Input, Product, matmul};
 use haversack_kernels::ops::{self, rope};
-use haversack_kernels::threads::Pool;
+use haversack_kernels::threads::{self, Pool};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,12 +39,52 @@ const TEXT: &str = include_str!("probe/text.txt");
 /// Tokens that are read at most.
 pub const TOKENS: usize = 2048;
 
-/// What was found of a model, and how thoroughly.
+/// What was found of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
     pub curves: Vec<Curves>,
-    pub depth: Depth,
+    /// How the model answers to a change of the stream: `ln KL = offset + slope · ln S`, for the guard.
+    pub slope: f32,
+    pub offset: f32,
 }
+
+impl Probe {
+    /// With the line that most models follow.
+    fn of(curves: Vec<Curves>) -> Probe {
+        let usual = GuardParams::default();
+        let (slope, offset) = (usual.slope as f32, usual.offset as f32);
+        Probe {
+            curves,
+            slope,
+            offset,
+        }
+    }
+
+    /// The same with the line of these pairs of change and KL, where they make one.
+    fn fitted(self, pairs: &[(f64, f64)]) -> Probe {
+        let usual = GuardParams::default();
+        match guard::fit(pairs, usual.bound) {
+            Some(found) if SLOPES.contains(&found.slope) => Probe {
+                slope: found.slope as f32,
+                offset: found.offset as f32,
+                ..self
+            },
+            _ => self,
+        }
+    }
+
+    /// `usual` with what is this model's.
+    pub fn guard(&self, usual: GuardParams) -> GuardParams {
+        GuardParams {
+            slope: f64::from(self.slope),
+            offset: f64::from(self.offset),
+            ..usual
+        }
+    }
+}
+
+/// Damage is nearly in proportion to the squared change; a line far from that is an accident of few pairs.
+const SLOPES: std::ops::RangeInclusive<f64> = 0.75..=1.25;
 
 /// Where the figures of a model are kept.
 pub fn file(model: &Model, dir: &Path, depth: Depth) -> PathBuf {
@@ -57,7 +98,8 @@ pub fn file(model: &Model, dir: &Path, depth: Depth) -> PathBuf {
 
 /// Whether a probe of this depth must be measured first.
 pub fn is_kept(model: &Model, dir: &Path, depth: Depth) -> bool {
-    read(&file(model, dir, depth), model.config().layers.len()).is_some()
+    let layers = model.config().layers.len();
+    read(&file(model, dir, depth), layers).is_some()
 }
 
 /// From the file in `dir`, or measured on the built-in text and written there. `None`: it was stopped. Trouble with
@@ -69,29 +111,26 @@ pub fn load_or_measure(
     dir: Option<&Path>,
     tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Option<Probe>, RuntimeError> {
-    let weights_bytes = model.weights().bytes_per_token() as u64;
+    let layers = model.config().layers.len();
     let path = dir.map(|dir| file(model, dir, depth));
-    if let Some(path) = &path
-        && let Some(curves) = read(path, model.config().layers.len())
-    {
-        return Ok(Some(Probe { curves, depth }));
+    if let Some(probe) = path.as_ref().and_then(|path| read(path, layers)) {
+        return Ok(Some(probe));
     }
+    let weights_bytes = model.weights().bytes_per_token() as u64;
     let Some(tokens) = calibrate::tokens_affordable(weights_bytes) else {
-        let curves = vec![TYPICAL; model.config().layers.len()];
-        let depth = Depth::Local;
-        return Ok(Some(Probe { curves, depth }));
+        return Ok(Some(Probe::of(vec![TYPICAL; layers])));
     };
     let stats = KeyStats::load_or_measure(model, threads, tokens, dir, &Default::default())?;
     let ids = calibrate::tokens_of(model, TEXT, TOKENS.min(tokens + tokens / 3));
-    let Some(curves) = measure(model, Some(&stats), threads, &ids, depth, tell)? else {
+    let Some(probe) = measure(model, Some(&stats), threads, &ids, depth, tell)? else {
         return Ok(None);
     };
     if let Some(path) = &path
-        && let Err(e) = write_file(path, &curves)
+        && let Err(e) = write_file(path, &probe)
     {
         log::warn!("{}: not kept: {e}", path.display());
     }
-    Ok(Some(Probe { curves, depth }))
+    Ok(Some(probe))
 }
 
 /// Where a model is too large to be probed unasked: what layers of small models suffer, about.
@@ -101,21 +140,26 @@ const TYPICAL: Curves = Curves {
     rows: [1e-6, 6e-6, 3.5e-5, 1.5e-4, 4e-4, 1.5e-3],
 };
 
-const HEADING: &[u8] = b"haversack probe 1\n";
+const HEADING: &[u8] = b"haversack probe 2\n";
 
 /// Numbers of one layer.
 const EACH: usize = 2 * CODECS.len() + SHARES.len();
 
-fn write_file(path: &Path, curves: &[Curves]) -> std::io::Result<()> {
-    let values = curves
+fn write_file(path: &Path, probe: &Probe) -> std::io::Result<()> {
+    let values = probe
+        .curves
         .iter()
         .flat_map(|c| c.k.into_iter().chain(c.v).chain(c.rows));
+    let values = values.chain([probe.slope, probe.offset]);
     figures::write(path, HEADING, values)
 }
 
-fn read(path: &Path, layers: usize) -> Option<Vec<Curves>> {
-    let values = figures::read(path, HEADING, layers * EACH)?;
-    let (lines, _) = values.as_chunks::<EACH>();
+fn read(path: &Path, layers: usize) -> Option<Probe> {
+    let values = figures::read(path, HEADING, layers * EACH + 2)?;
+    let (lines, rest) = values.as_chunks::<EACH>();
+    let &[slope, offset] = rest else {
+        return None;
+    };
     let curves = lines.iter().map(|line| {
         let (k, rest) = line.split_at(CODECS.len());
         let (v, rows) = rest.split_at(CODECS.len());
@@ -125,25 +169,49 @@ fn read(path: &Path, layers: usize) -> Option<Vec<Curves>> {
         curves.rows.copy_from_slice(rows);
         curves
     });
-    Some(curves.collect())
+    Some(Probe {
+        curves: curves.collect(),
+        slope,
+        offset,
+    })
 }
 
 /// The last tokens of the text, whose words are followed to the end of the model.
 const LAST: usize = 4 * BLOCK_SLOTS;
 
+/// The same where one try a layer must do.
+const LAST_SHORT: usize = 2 * BLOCK_SLOTS;
+
 /// Of the blocks before, one in so many judges codecs; all of them judge rows.
 const JUDGE_EVERY: usize = 4;
+const JUDGE_EVERY_SHORT: usize = 8;
 
 /// How much of the damage is followed to the end of the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Depth {
     /// None: what a layer adds to the stream is all that counts.
     Local,
-    /// That of one codec for keys and one for values; everything else is in proportion.
+    /// That of one codec, keys and values together; everything else is in proportion.
     #[default]
     Scaled,
     /// That of every codec.
     Full,
+}
+
+impl Depth {
+    fn last(self) -> usize {
+        match self {
+            Depth::Full => LAST,
+            _ => LAST_SHORT,
+        }
+    }
+
+    fn judge_every(self) -> usize {
+        match self {
+            Depth::Full => JUDGE_EVERY,
+            _ => JUDGE_EVERY_SHORT,
+        }
+    }
 }
 
 /// Probes with `ids`. `tell` hears how many layers are done; `None` = it stopped.
@@ -154,7 +222,7 @@ pub fn measure(
     ids: &[u32],
     depth: Depth,
     tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Vec<Curves>>, RuntimeError> {
+) -> Result<Option<Probe>, RuntimeError> {
     let options = RuntimeOptions {
         threads,
         activations: Activations::F32,
@@ -166,7 +234,7 @@ pub fn measure(
     let id = runtime.open()?;
     let ids = &ids[..ids.len() / BLOCK_SLOTS * BLOCK_SLOTS];
     if ids.len() < LEAST {
-        return Ok(Some(vec![TYPICAL; model.config().layers.len()]));
+        return Ok(Some(Probe::of(vec![TYPICAL; model.config().layers.len()])));
     }
 
     // One thread computes the model layer by layer, this one judges each layer meanwhile.
@@ -213,8 +281,9 @@ pub fn measure(
     if stopped {
         return Ok(None);
     }
+    let mut pairs = Vec::new();
     if depth != Depth::Local {
-        let before = ids.len() - LAST;
+        let before = ids.len() - depth.last();
         // Layers with a window of their own have lost what was before it: then the text is read again.
         let id = match runtime.truncate(id, before as u64) {
             Ok(()) => id,
@@ -230,15 +299,17 @@ pub fn measure(
         let mut end = End {
             tokens: &ids[before..],
             truth: Vec::new(),
+            pool: &pool,
             runtime,
             id,
         };
         end.listen()?;
         for layer in &mut judged {
-            layer.follow(&mut end)?;
+            layer.follow(&mut end, &mut pairs)?;
         }
     }
-    Ok(Some(judged.into_iter().map(|layer| layer.curves).collect()))
+    let curves = judged.into_iter().map(|layer| layer.curves).collect();
+    Ok(Some(Probe::of(curves).fitted(&pairs)))
 }
 
 /// With fewer tokens a probe says nothing.
@@ -264,7 +335,20 @@ struct Judged {
     /// The stream of the last tokens.
     stream: Vec<f32>,
     /// Of the variants that are followed: what they change for the last tokens, and what they find.
-    outputs: Vec<(Side, f32, Vec<f32>)>,
+    outputs: Vec<(Sides, f32, Vec<f32>)>,
+}
+
+/// Of what an output is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sides {
+    One(Side),
+    Both,
+}
+
+impl Sides {
+    fn has(self, side: Side) -> bool {
+        self == Sides::Both || self == Sides::One(side)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -397,9 +481,9 @@ impl<'a> Bench<'a> {
             let rows = block * BLOCK_SLOTS..(block + 1) * BLOCK_SLOTS;
             let part =
                 |x: &'_ [f32], width: usize| x[rows.start * width..rows.end * width].to_vec();
-            let is_last = rows.start >= tokens - LAST;
+            let is_last = rows.start >= tokens - depth.last();
             let is_judge = rows.start >= tokens / 2;
-            let judges_codecs = is_last || (is_judge && block % JUDGE_EVERY == 0);
+            let judges_codecs = is_last || (is_judge && block % depth.judge_every() == 0);
             let losses = (&mut loose, &mut is_whole[..]);
             self.thin(&mut store, id, &variants, tokens, losses)?;
             let queries = rows.start as u64..rows.end as u64;
@@ -482,24 +566,34 @@ impl<'a> Bench<'a> {
         }
         let mut curves = Curves::default();
         let mut outputs = Vec::new();
-        for ((variant, damage), end) in variants.iter().zip(&damages).zip(ends) {
+        // Small changes add up: keys + values - exact.
+        let mut both = (0.0, Vec::new());
+        for ((variant, damage), (change, output)) in variants.iter().zip(&damages).zip(ends) {
             match *variant {
-                Variant::Exact => {}
-                Variant::Coded(Side::Keys, codec) => curves.k[codec] = damage.get(),
-                Variant::Coded(Side::Values, codec) => curves.v[codec] = damage.get(),
+                Variant::Exact => both.1 = output.into_iter().map(|x| -x).collect(),
+                Variant::Coded(side, codec) => {
+                    match side {
+                        Side::Keys => curves.k[codec] = damage.get(),
+                        Side::Values => curves.v[codec] = damage.get(),
+                    }
+                    if depth == Depth::Full {
+                        outputs.push((Sides::One(side), change.get(), output));
+                    } else if !output.is_empty() {
+                        both.0 += change.get();
+                        both.1.iter_mut().zip(output).for_each(|(x, y)| *x += y);
+                    }
+                }
                 Variant::Rows(share) => curves.rows[share] = damage.get(),
             }
-            if let Variant::Coded(side, _) = *variant
-                && !end.1.is_empty()
-            {
-                outputs.push((side, end.0.get(), end.1));
-            }
+        }
+        if depth == Depth::Scaled {
+            outputs.push((Sides::Both, both.0, both.1));
         }
         let dim = self.model.config().dim;
         Ok(Judged {
             layer: self.layer,
             curves,
-            stream: self.stream[(tokens - LAST) * dim..tokens * dim].to_vec(),
+            stream: self.stream[(tokens - depth.last()) * dim..tokens * dim].to_vec(),
             outputs,
         })
     }
@@ -508,6 +602,7 @@ impl<'a> Bench<'a> {
         match (variant, depth) {
             (Variant::Coded(..), Depth::Full) => true,
             (Variant::Coded(_, codec), Depth::Scaled) => codec == SCALE_CODEC,
+            (Variant::Exact, Depth::Scaled) => true,
             _ => false,
         }
     }
@@ -607,6 +702,7 @@ struct End<'a> {
     tokens: &'a [u32],
     /// Logits of all of them.
     truth: Vec<f32>,
+    pool: &'a Pool,
 }
 
 impl End<'_> {
@@ -631,12 +727,12 @@ impl End<'_> {
         };
         let vocab = self.runtime.model().config().vocab;
         let found = self.runtime.trial(span, resume)?;
-        let pairs = self
-            .truth
-            .chunks_exact(vocab)
-            .zip(found.chunks_exact(vocab));
-        let sum: f64 = pairs.map(|(truth, found)| divergence(truth, found).0).sum();
-        Ok((sum / self.tokens.len() as f64) as f32)
+        let mut each = vec![0.0; self.tokens.len()];
+        threads::chunks_mut(self.pool, &mut each, 1, &|i, kl| {
+            let token = i * vocab..(i + 1) * vocab;
+            kl[0] = divergence(&self.truth[token.clone()], &found[token]).0;
+        });
+        Ok((each.iter().sum::<f64>() / each.len() as f64) as f32)
     }
 }
 
@@ -648,20 +744,21 @@ const SCALE_CODEC: usize = 1;
 
 impl Judged {
     /// From what the layer adds to what the model says.
-    fn follow(&mut self, end: &mut End<'_>) -> Result<(), StepError> {
+    fn follow(&mut self, end: &mut End<'_>, pairs: &mut Vec<(f64, f64)>) -> Result<(), StepError> {
         let mut factors = Vec::new();
-        for (side, damage, output) in &self.outputs {
+        for (sides, damage, output) in &self.outputs {
             let distance = end.distance(self.layer, &self.stream, output)?;
             let factor = distance.max(TINY) / damage.max(TINY);
-            factors.push((*side, factor.ln()));
+            pairs.push((f64::from(*damage), f64::from(distance)));
+            factors.push((*sides, factor.ln()));
         }
-        let mean = |of: &dyn Fn(Side) -> bool| {
-            let chosen = factors.iter().filter(|(side, _)| of(*side));
+        let mean = |of: &dyn Fn(Sides) -> bool| {
+            let chosen = factors.iter().filter(|(sides, _)| of(*sides));
             let logs: Vec<f32> = chosen.map(|(_, log)| *log).collect();
             (logs.iter().sum::<f32>() / logs.len().max(1) as f32).exp()
         };
-        let k = mean(&|side| side == Side::Keys);
-        let v = mean(&|side| side == Side::Values);
+        let k = mean(&|sides| sides.has(Side::Keys));
+        let v = mean(&|sides| sides.has(Side::Values));
         let both = mean(&|_| true);
         self.curves.k.iter_mut().for_each(|x| *x *= k);
         self.curves.v.iter_mut().for_each(|x| *x *= v);

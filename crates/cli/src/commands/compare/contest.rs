@@ -6,7 +6,7 @@ use crate::error::usage;
 use anyhow::Result;
 use haversack::KvForm;
 use haversack::model::Config;
-use haversack::run::adaptive::Curves;
+use haversack::run::probe::{Depth, Probe};
 use haversack_eval::contender::{Coding, Setup, Variant};
 use serde_json::{Value as Json, json};
 
@@ -73,7 +73,7 @@ pub fn contests(
     config: &Config,
     variants: &[Variant],
     codings: &[Coding],
-    curves: &[Curves],
+    probes: &[(Depth, Probe)],
     shares: &[f64],
     context: usize,
 ) -> Result<Contest> {
@@ -94,13 +94,15 @@ pub fn contests(
         } else {
             codings
         };
+        let probe = probes.iter().find(|(d, _)| *d == variant.wishes.depth);
+        let probe = probe.map(|(_, probe)| probe);
         for coding in codings {
             let wanted: Vec<Option<f64>> = match variant.has_shares() {
                 true => shares.iter().copied().map(Some).collect(),
                 false => vec![None],
             };
             for share in wanted {
-                match Setup::of(config, variant, coding, curves, share, context) {
+                match Setup::of(config, variant, coding, probe, share, context) {
                     Ok(setup) => contest.add(&variant.name, &coding.name, share, setup),
                     Err(error) => contest.left_out.push(LeftOut {
                         policy: variant.name.clone(),

@@ -20,6 +20,7 @@ use crate::out;
 use anyhow::{Context, Result};
 use contest::{Contest, LeftOut, contests};
 use haversack::Policy;
+use haversack::run::probe::{Depth, Probe};
 use haversack::text::tokenizer::EncodeOptions;
 use haversack_eval::contender::Coding;
 use haversack_eval::task::Task;
@@ -80,11 +81,13 @@ pub fn compare(args: &args::Compare, as_json: bool) -> Result<()> {
     let contexts = contexts(args, &engine)?;
     let exam = exam(args, &engine, texts, instructions, &contexts)?;
     let options = engine::runtime_options(&compute, Habits::JUDGE)?;
-    let adaptive = variants.iter().find(|v| v.policy == Policy::Adaptive);
-    let curves = match adaptive {
-        Some(variant) => engine::probe(&engine.model, &options, variant.wishes.depth)?,
-        None => Vec::new(),
-    };
+    let mut probes: Vec<(Depth, Probe)> = Vec::new();
+    for variant in variants.iter().filter(|v| v.policy == Policy::Adaptive) {
+        let depth = variant.wishes.depth;
+        if !probes.iter().any(|(known, _)| *known == depth) {
+            probes.push((depth, engine::probe(&engine.model, &options, depth)?));
+        }
+    }
     let mut found = Vec::new();
     for &context in &contexts {
         let config = engine.model.config();
@@ -92,7 +95,7 @@ pub fn compare(args: &args::Compare, as_json: bool) -> Result<()> {
             config,
             &variants,
             &codings,
-            &curves,
+            &probes,
             &args.shares,
             context,
         )?);

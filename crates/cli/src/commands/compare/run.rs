@@ -127,12 +127,13 @@ impl Work<'_> {
             let options = RuntimeOptions {
                 kv: entrant.setup.kv.clone(),
                 retention: entrant.setup.retention.clone(),
+                guard: entrant.setup.guard,
                 ..options.clone()
             };
             entrants.push((&entrant.key, options));
         }
         if has_floor(self.exam, options) && is_open(self.state, FLOOR) {
-            let Setup { kv, retention } = Setup::reference();
+            let Setup { kv, retention, .. } = Setup::reference();
             let options = RuntimeOptions {
                 kv,
                 retention,
