@@ -7,6 +7,7 @@ use common::{Sandbox, smollm2, text};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -24,9 +25,9 @@ const REPLAY_TOKENS: usize = 1500;
 struct Group(PathBuf);
 
 impl Group {
-    fn new() -> Option<Group> {
-        let path =
-            Path::new("/sys/fs/cgroup/memory").join(format!("haversack-{}", std::process::id()));
+    fn new(name: &str) -> Option<Group> {
+        let name = format!("haversack-{name}-{}", std::process::id());
+        let path = Path::new("/sys/fs/cgroup/memory").join(name);
         fs::create_dir(&path).ok()?;
         let group = Group(path);
         group.set_limit(1 << 40).then_some(group)
@@ -43,6 +44,22 @@ impl Group {
             .find_map(|line| line.strip_prefix("total_rss "));
         line.unwrap().parse().unwrap()
     }
+}
+
+/// The program in a group.
+fn inside(group: &Group, sandbox: &Sandbox) -> Command {
+    let program = sandbox.command(&[]);
+    let mut command = Command::new("sh");
+    command
+        .arg("-c")
+        .arg("echo $$ > \"$0/cgroup.procs\" && exec \"$@\"")
+        .arg(&group.0)
+        .arg(program.get_program())
+        .env("HAVERSACK_HOME", sandbox.home())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
 }
 
 impl Drop for Group {
@@ -79,7 +96,7 @@ fn a_run_stays_in_its_group_and_the_window_follows_the_limit() {
     let Some(model) = smollm2() else {
         return;
     };
-    let Some(group) = Group::new() else {
+    let Some(group) = Group::new("window") else {
         println!("SKIPPED: no memory group can be made here");
         return;
     };
@@ -89,20 +106,11 @@ fn a_run_stays_in_its_group_and_the_window_follows_the_limit() {
     assert_eq!(first.code, Some(0), "{}", first.stderr);
 
     assert!(group.set_limit((BUDGET_MIB + 64 + WEIGHTS_MIB) * MIB));
-    let program = sandbox.command(&[]);
-    let mut command = Command::new("sh");
+    let mut command = inside(&group, &sandbox);
     command
-        .arg("-c")
-        .arg("echo $$ > \"$0/cgroup.procs\" && exec \"$@\"")
-        .arg(&group.0)
-        .arg(program.get_program())
         .args(["run", text(&model)])
         .args(RUN)
-        .args(["2", "-n", "1000000", "--log", "info"])
-        .env("HAVERSACK_HOME", sandbox.home())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+        .args(["2", "-n", "1000000", "--log", "info"]);
     let mut child = command.spawn().unwrap();
     let (tell, changes) = mpsc::channel();
     let stderr = BufReader::new(child.stderr.take().unwrap());
@@ -200,4 +208,67 @@ fn a_run_stays_in_its_group_and_the_window_follows_the_limit() {
     let replayed = sandbox.run(&arguments).json();
     let replayed = replayed["token_ids"].as_array().unwrap();
     assert_eq!(&tokens[..count], &replayed[..count], "changes {plan}");
+}
+
+/// Where everything in f16 ends at two thousand tokens, a plan keeps half as many again, all of them rows.
+#[test]
+fn a_plan_lives_where_everything_in_f16_dies() {
+    let Some(model) = smollm2() else {
+        return;
+    };
+    let Some(group) = Group::new("plan") else {
+        println!("SKIPPED: no memory group can be made here");
+        return;
+    };
+    let sandbox = Sandbox::shared();
+    let adaptive = [
+        "--policy",
+        "adaptive",
+        "--memory",
+        "24M",
+        "--context",
+        "4096",
+    ];
+    // Packs the weights and probes the model, outside the group.
+    let mut first = vec!["run", text(&model), "--raw", "--prompt", "a", "-n", "1"];
+    first.extend(adaptive);
+    let first = sandbox.run(&first);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+
+    assert!(group.set_limit(48 * MIB));
+    let folder = tempfile::tempdir().unwrap();
+    let run = |years: usize, more: &[&str]| {
+        let told = (0..years)
+            .map(|year| format!("In year {year} the river rose, and the miller wrote it down. "));
+        let file = folder.path().join("years.txt");
+        fs::write(&file, told.collect::<String>()).unwrap();
+        let mut command = inside(&group, &sandbox);
+        command.args([
+            "run",
+            text(&model),
+            "--raw",
+            "--ignore-eos",
+            "--json",
+            "-n",
+            "8",
+        ]);
+        let out = command.args(["--prompt-file", text(&file)]).args(more);
+        let out = out.output().unwrap();
+        let json: Option<Value> = serde_json::from_slice(&out.stdout).ok();
+        (out.status, json)
+    };
+    let exact = ["--policy", "full", "--kv", "f16"];
+    let tokens = |json: &Option<Value>| json.as_ref().unwrap()["kv"]["tokens_seen"].clone();
+    let (status, json) = run(70, &exact);
+    assert!(
+        status.success() && tokens(&json).as_u64() > Some(1024),
+        "{json:?}"
+    );
+    let (status, _) = run(150, &exact);
+    assert_eq!(status.signal(), Some(9), "everything in f16 must not fit");
+    let (status, json) = run(210, &adaptive);
+    assert!(status.success(), "{status}");
+    let kv = &json.unwrap()["kv"];
+    println!("{kv}");
+    assert!(kv["rows_live"].as_u64() >= Some(3072), "{kv}");
 }

@@ -185,6 +185,44 @@ fn chosen_rows_stay_within_their_number_and_the_plan() {
     feed(&mut rt, id, &tokens).unwrap();
 }
 
+/// A prompt begins in large portions, while there is room. What those computed in must not be missing at its end.
+#[test]
+fn a_long_prompt_fits_every_budget_that_fits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("deep.gguf");
+    // Deep, so that all rows cost more than a portion.
+    let spec = Spec {
+        layers: 16,
+        ..Spec::named("llama").unwrap()
+    };
+    spec.write_file(&path).unwrap();
+    let (model, tokens) = (load(&path, Repack::Off), spec.ids(600));
+    let config = model.config();
+    for policy in [Policy::Auto, Policy::Window, Policy::Heavy, Policy::Snap] {
+        for rows in [352, 384, 448, 512] {
+            let mut options = options(0, 0);
+            options.retention = Retention {
+                policy,
+                ..Retention::default()
+            };
+            let setting = Setting {
+                chunk: 32,
+                ..Setting::of(&options)
+            };
+            let needs = plan::needs(config, &options.kv, setting, rows);
+            options.budget_bytes = Some(needs.total());
+            options.chunk = Some(512);
+            let mut rt = Runtime::new(model.clone(), &options).unwrap();
+            let id = rt.open().unwrap();
+            feed(&mut rt, id, &tokens).unwrap_or_else(|e| panic!("{policy:?} {rows}: {e}"));
+            for &token in &tokens[..70] {
+                rt.decode(id, token).unwrap();
+            }
+            assert!(rt.ledger().peak <= needs.total());
+        }
+    }
+}
+
 /// Two sequences at different places, one shortage: each changes where its own rows may leave, and each
 /// can be replayed alone, in any portions. One that is opened later begins with what there is.
 #[test]

@@ -753,6 +753,23 @@ impl Scratch {
         Scratch::bytes_for(config, threads, self.int8.is_some(), self.size.max(size))
     }
 
+    /// Whether it holds more than such a step needs.
+    pub fn exceeds(&self, size: StepSize) -> bool {
+        self.size.max(size) != size
+    }
+
+    /// Gives back all that was reserved; what is remembered from step to step stays.
+    pub fn release(&mut self, config: &Config) {
+        let new = Scratch::new(config, self.int8.is_some());
+        let old = std::mem::replace(self, new);
+        if let Some(mass) = old.mass {
+            self.count_mass(mass.counting);
+        }
+        self.canaries = old.canaries;
+        self.captured = old.captured;
+        self.resume = old.resume;
+    }
+
     /// Makes room for a step of that size, keeping what was reserved before.
     pub fn reserve(&mut self, config: &Config, threads: usize, size: StepSize) {
         let size = self.size.max(size);

@@ -40,7 +40,7 @@ impl Wishes {
 }
 
 /// How much more a lost row counts where recall is wanted.
-const RECALL_WEIGHT: f32 = 30.0;
+const RECALL_WEIGHT: f32 = 2.0;
 
 /// Recent rows: one token in so many of the context, fewer below an eighth of the bytes of f16. Measured in
 /// `docs/policies.md`.

@@ -22,7 +22,7 @@ use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, 
 use crate::plan;
 use haversack_cache::policy::rows::ParamsError;
 use haversack_cache::{
-    Account, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId, SequenceStats,
+    Account, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId, SequenceStats, Step,
     Store, StoreOptions,
 };
 use haversack_kernels::Exec;
@@ -376,25 +376,20 @@ impl Runtime {
             tokens: s.tokens.len(),
         }));
         let size = self.step_size(spans)?;
-        let (config, threads) = (self.model.config(), self.pool.threads());
-        let scratch_bytes = self.scratch.bytes_with(config, threads, size);
-        let before = self.store.ledger().scratch;
-        self.store.charge(Account::Scratch, scratch_bytes)?;
-        let mut step = match self.store.begin(&self.grow) {
-            Ok(step) => step,
-            Err(error) => {
-                // What was held before fitted before.
-                self.store.charge(Account::Scratch, before)?;
-                return Err(error.into());
+        let mut step = match self.begin(size) {
+            // What greater steps left behind may be what is missing.
+            Err(CacheError::CannotFit(_)) if self.scratch.exceeds(size) => {
+                self.scratch.release(self.model.config());
+                self.begin(size)?
             }
+            step => step?,
         };
-        self.scratch.reserve(config, threads, size);
         let is_trial = self.scratch.resume.is_some();
         let exec = Exec {
             table: self.table,
             pool: &self.pool,
         };
-        let weights = self.model.weights();
+        let (config, weights) = (self.model.config(), self.model.weights());
         let (store, scratch) = (&mut self.store, &mut self.scratch);
         if let Err(error) = forward(config, weights, exec, store, &mut step, scratch, spans) {
             self.store.rollback(step);
@@ -407,6 +402,28 @@ impl Runtime {
         self.store.commit(step)?;
         self.trace(spans);
         Ok(self.scratch.last_logits())
+    }
+
+    /// Room for a step, in the scratch and in the blocks, or nothing.
+    fn begin(&mut self, size: StepSize) -> Result<Step, CacheError> {
+        let (config, threads) = (self.model.config(), self.pool.threads());
+        let bytes = |size| self.scratch.bytes_with(config, threads, size);
+        let (held, wanted) = (bytes(StepSize::default()), bytes(size));
+        let begun = self
+            .store
+            .charge(Account::Scratch, wanted)
+            .map_err(CacheError::CannotFit)
+            .and_then(|()| self.store.begin(&self.grow));
+        match begun {
+            Ok(step) => {
+                self.scratch.reserve(config, threads, size);
+                Ok(step)
+            }
+            Err(error) => {
+                self.store.charge(Account::Scratch, held)?;
+                Err(error)
+            }
+        }
     }
 
     /// The logits that a step would give if one layer had found something else in the cache. The sequence is as
