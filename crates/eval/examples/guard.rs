@@ -1,7 +1,7 @@
 //! How well the guard foresees damage:
-//! `cargo run --release -p haversack-eval --example guard -- MODEL.gguf TEXT [CANDIDATES] [TEXTS]`
+//! `cargo run --release -p haversack-eval --example guard -- MODEL.gguf CANDIDATES FILE:TOKEN…`
 //!
-//! Lines of `samples` go to standard output (text, kind, layers, rows, statistic, exact statistic, KL), then the summary.
+//! Lines of `samples` go to standard output (place, kind, layers, rows, statistic, exact statistic, KL), then the summary.
 
 use haversack::run::guard::{GuardParams, fit};
 use haversack::text::tokenizer::EncodeOptions;
@@ -9,18 +9,19 @@ use haversack::{
     Activations, KvForm, KvOptions, LoadOptions, Model, Policy, Repack, Retention, Runtime,
     RuntimeOptions,
 };
-use haversack_eval::guard::{BEHIND, PREFIX, Sample, measure, spearman};
+use haversack_eval::guard::{Sample, measure, spearman};
 use std::ops::ControlFlow;
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let usage = "usage: guard MODEL.gguf CANDIDATES FILE:TOKEN…";
     let mut args = std::env::args().skip(1);
-    let (model, text) = (args.next(), args.next());
-    let (Some(model), Some(text)) = (model, text) else {
-        return Err("usage: guard MODEL.gguf TEXT [CANDIDATES] [TEXTS]".into());
-    };
-    let count: usize = args.next().map_or(Ok(600), |n| n.parse())?;
-    let texts: usize = args.next().map_or(Ok(6), |n| n.parse())?.max(1);
+    let (model, count) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
+    let count: usize = count.parse()?;
+    let places: Vec<String> = args.collect();
+    if places.is_empty() {
+        return Err(usage.into());
+    }
     let load = LoadOptions {
         repack: Repack::Into(std::env::temp_dir().join("haversack-guard")),
         threads: 2,
@@ -31,9 +32,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         add_special: false,
         parse_special: false,
     };
-    let tokens = model
-        .tokenizer()
-        .encode(&std::fs::read_to_string(text)?, plain)?;
     let options = RuntimeOptions {
         threads: 2,
         activations: Activations::F32,
@@ -45,26 +43,28 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         },
         ..RuntimeOptions::default()
     };
-    let mut runtime = Runtime::new(model, &options)?;
-    let room = tokens.len().saturating_sub(PREFIX + BEHIND);
+    let mut runtime = Runtime::new(model.clone(), &options)?;
     let mut halves: [Vec<Sample>; 2] = Default::default();
     println!("samples");
-    for text in 0..texts {
-        let first = room / texts * text + room / texts / 2;
-        let tokens = &tokens[first.min(room)..];
-        let share = count.div_ceil(texts);
+    for (i, place) in places.iter().enumerate() {
+        let (file, first) = place.rsplit_once(':').ok_or(usage)?;
+        let tokens = model
+            .tokenizer()
+            .encode(&std::fs::read_to_string(file)?, plain)?;
+        let tokens = tokens.get(first.parse()?..).ok_or("the text ends before")?;
+        let share = count.div_ceil(places.len());
         let tell = &mut |done: usize| {
-            eprint!("\rtext {}/{texts}, {done}/{share}  ", text + 1);
+            eprint!("\r{place}, {done}/{share}  ");
             ControlFlow::Continue(())
         };
-        let found = measure(&mut runtime, tokens, share, text as u64, tell)?;
+        let found = measure(&mut runtime, tokens, share, i as u64, tell)?;
         for s in &found {
             println!(
-                "{text} {} {} {} {:e} {:e} {:e}",
+                "{i} {} {} {} {:e} {:e} {:e}",
                 s.kind, s.layers, s.rows, s.foreseen.statistic, s.foreseen.exact, s.kl
             );
         }
-        halves[text % 2].extend(found);
+        halves[i % 2].extend(found);
     }
     eprintln!();
     let all: Vec<Sample> = halves.iter().flatten().copied().collect();

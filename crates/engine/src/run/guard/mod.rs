@@ -12,7 +12,7 @@
 //!
 //! An event is everything that leaves a sequence at one position. Its allowance is shared by the layers: each may take
 //! its part of what is left when its turn comes. What must leave for want of room leaves; then the guard only chooses
-//! among victims, and the *debt* says what it cost.
+//! among victims, in one layer of sixteen at a time, and the *debt* says what it cost, as far as those can tell.
 //!
 //! Nothing depends on how tokens were portioned: events are where blocks end, and canaries are those of the block.
 //! What it is not: it does not rank rows for the policy, and looks no further ahead than its canaries look back.
@@ -50,6 +50,8 @@ pub struct GuardParams {
     pub bound: f64,
     /// The debt from which on nothing leaves that need not.
     pub total: f64,
+    /// Of so many layers one is looked at, each in its turn, where rows leave whatever they cost.
+    pub turns: u64,
 }
 
 impl Default for GuardParams {
@@ -61,6 +63,7 @@ impl Default for GuardParams {
             factor: 9.8,
             bound: 0.01,
             total: TOTAL,
+            turns: TURNS,
         }
     }
 }
@@ -82,6 +85,9 @@ impl GuardParams {
             .powf(1.0 / self.slope)
     }
 }
+
+/// Looking at all layers took the time of three tokens.
+const TURNS: u64 = 16;
 
 /// With the factor, a twentieth of a nat.
 const TOTAL: f64 = 0.005;
@@ -123,6 +129,7 @@ pub fn fit(pairs: &[(f64, f64)], bound: f64) -> Option<GuardParams> {
         factor: above[at].exp().max(1.0),
         bound,
         total: TOTAL,
+        turns: TURNS,
     })
 }
 
@@ -137,6 +144,8 @@ pub(crate) struct Ask<'a> {
     pub fixed: usize,
     /// The fixed ones among both.
     pub counts: Counts,
+    /// How many layers' cost this one's is counted as.
+    pub stands_for: f64,
 }
 
 /// What a guard looks at and works with.
@@ -222,6 +231,18 @@ impl Guard {
 
     pub(crate) fn close(&mut self, id: SequenceId) {
         self.debts.remove(&id);
+    }
+
+    /// How many layers' cost that of a layer is counted as; `None`: it is not looked at this time. Where something may
+    /// be refused, all are.
+    pub(crate) fn stands_for(&self, layer: usize, position: u64, may_refuse: bool) -> Option<f64> {
+        let turns = self.params.turns.max(1);
+        let is_turn = (position / BLOCK_SLOTS as u64 + layer as u64).is_multiple_of(turns);
+        match (may_refuse, is_turn) {
+            (true, _) => Some(1.0),
+            (false, true) => Some(turns as f64),
+            (false, false) => None,
+        }
     }
 
     /// How many candidates a policy should name where `leave` rows leave.
@@ -316,7 +337,8 @@ impl Guard {
                 cost = look.statistic(self, &rows[..leave])?;
             }
         }
-        self.spent += if cost.is_nan() { f64::INFINITY } else { cost };
+        let cost = if cost.is_nan() { f64::INFINITY } else { cost };
+        self.spent += ask.stands_for * cost;
         let present = look.place.present;
         if leave > 0
             && let Some(canaries) = &mut scratch.canaries

@@ -102,7 +102,10 @@ impl Runtime {
             ..self.store.layer_view(id, layer, anchors)?
         };
         let mut leave = policy.choose(&view, &mut self.loose);
-        if let Some(guard) = self.guard.as_mut().filter(|_| leave > 0) {
+        if leave > 0
+            && let Some(guard) = &mut self.guard
+            && let Some(stands_for) = guard.stands_for(layer, view.position, policy.has_threshold())
+        {
             let mut candidates = leave;
             if let RowPolicy::Heavy(_) = policy {
                 // A lower cap lets the next ones go too; of all those the policy's own come first again.
@@ -126,6 +129,7 @@ impl Runtime {
                     must: leave.min(view.rows.saturating_sub(most).max(fixed)),
                     may: leave,
                 },
+                stands_for,
                 rows,
             };
             let tools = Tools {

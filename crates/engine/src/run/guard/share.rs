@@ -24,8 +24,14 @@ use std::ops::Range;
 /// Rows that are gathered at a time.
 pub const BATCH: usize = 2 * BLOCK_SLOTS;
 
-/// `1 - w` is taken as this at least: beyond it the difference is all rounding.
-const REST_MIN: f32 = 1.0 / 1024.0;
+/// What stays of a canary's attention when this part leaves. Less than a thousandth is all rounding, and rows that were
+/// recoded since it looked may seem to have more than everything: then a sixteenth is taken.
+fn rest(leaves: f32) -> f32 {
+    match 1.0 - leaves {
+        rest if rest >= 1.0 / 1024.0 => rest,
+        _ => 1.0 / 16.0,
+    }
+}
 
 /// One layer as attention knows it.
 #[derive(Clone, Copy)]
@@ -198,7 +204,7 @@ impl Share {
     /// the weights.
     pub fn parts(&mut self) -> (&[f32], &[f32]) {
         for weight in &mut self.weight {
-            *weight = (1.0 - *weight).max(REST_MIN);
+            *weight = rest(*weight);
         }
         (&self.values, &self.weight)
     }
@@ -214,7 +220,7 @@ impl Share {
         let dim = place.config.head_dim;
         for (i, values) in self.values.chunks_exact_mut(dim).enumerate() {
             let weight = after.map_or(0.0, |after| after.weight[i]) - self.weight[i];
-            let by = 1.0 / (1.0 + weight).max(REST_MIN);
+            let by = 1.0 / rest(-weight);
             let o = &place.canaries.o[i * dim..(i + 1) * dim];
             match after {
                 Some(after) => {
@@ -331,7 +337,7 @@ impl Single {
                         let score = dot(table, &self.q, k) + bias;
                         let p = exp(score - seen.max[i]) / seen.sum[i];
                         let apart = o_sq - 2.0 * dot(table, &self.o, v) + ops::dot_self(table, v);
-                        let moved = p / (1.0 - p).max(REST_MIN);
+                        let moved = p / rest(p);
                         *own += gains[head] * moved * moved * apart.max(0.0) * part;
                     }
                 }

@@ -37,6 +37,10 @@ fn runtime(model: &Arc<Model>, kv: KvOptions, window: Option<usize>) -> Runtime 
             window,
             ..Retention::default()
         },
+        guard: GuardParams {
+            turns: 1,
+            ..GuardParams::default()
+        },
         ..RuntimeOptions::default()
     };
     Runtime::new(model.clone(), &options).unwrap()
@@ -299,6 +303,7 @@ fn a_hostile_policy_is_held_to_the_bound() {
                 rows: &mut rows,
                 fixed: 0,
                 counts: Counts { must, may },
+                stands_for: 1.0,
             };
             let leave = guard.judge(tools, ask).unwrap();
             assert!((must..=may).contains(&leave));
