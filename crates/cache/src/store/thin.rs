@@ -60,6 +60,10 @@ impl Store {
         }
         let len = queries.end - queries.start;
         let whole = counting.count.whole(queries.start, len, counting.every);
+        if whole == 0 {
+            // Between two queries that are counted.
+            return Ok(());
+        }
         table.whole = table.whole.saturating_add(whole.saturating_mul(kv_heads));
         let slots = table.entries.len() * BLOCK_SLOTS;
         for head in mass.chunks_exact(slots.max(1)) {
