@@ -4,11 +4,12 @@ mod common;
 
 use common::load_with;
 use haversack::load::gguf::synth::Spec;
-use haversack::run::adaptive::{self, Wishes};
+use haversack::run::adaptive::{self, Ask, Wishes};
 use haversack::run::bounds::BoundsError;
-use haversack::run::probe::{self, Depth};
+use haversack::run::probe::{self, Depth, Probe};
 use haversack::{
-    LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeError, RuntimeOptions, plan,
+    KvOptions, LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeError,
+    RuntimeOptions, plan,
 };
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -190,4 +191,51 @@ fn damages_are_in_order() {
         CONTEXT,
     );
     assert!(text.starts_with("layer"), "{text}");
+}
+
+/// A long context has more recent rows, a small share fewer; whoever names a number gets it. And the guard predicts
+/// by the line that was found.
+#[test]
+fn recent_rows_follow_the_context() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, _) = tiny(dir.path(), "llama");
+    let config = model.config();
+    let go_on = &mut |_| ControlFlow::Continue(());
+    let probe = probe::load_or_measure(&model, 2, Depth::Local, None, go_on);
+    let probe = probe.unwrap().unwrap();
+    let recent = |tokens: usize, share: f64, named: usize| {
+        let usual = KvOptions {
+            recent: named,
+            ..KvOptions::default()
+        };
+        let ask = Ask {
+            bytes: (plan::full_bytes(config, tokens) as f64 * share) as u64,
+            tokens: tokens as u64,
+            zones: usual.zones(),
+            anchors: 32,
+            row_weight: 1.0,
+        };
+        let kv = adaptive::plan(config, &probe.curves, &usual, &ask).unwrap();
+        kv.recent
+    };
+    let usual = KvOptions::RECENT;
+    assert_eq!(recent(2048, 0.5, usual), 64);
+    assert_eq!(recent(4096, 0.125, usual), 128);
+    assert_eq!(recent(8192, 0.25, usual), 256);
+    assert_eq!(recent(8192, 0.0625, usual), 128);
+    assert_eq!(recent(8192, 0.25, 96), 96);
+
+    let asked = options(dir.path(), None, None);
+    let planned = adaptive::with_probe(
+        config,
+        &asked,
+        &Probe {
+            slope: 0.8,
+            offset: -1.5,
+            ..probe
+        },
+    );
+    let guard = planned.unwrap().guard;
+    assert_eq!((guard.slope, guard.offset), (f64::from(0.8f32), -1.5));
+    assert_eq!(guard.bound, asked.guard.bound);
 }
