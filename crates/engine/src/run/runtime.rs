@@ -407,8 +407,7 @@ impl Runtime {
     /// Room for a step, in the scratch and in the blocks, or nothing.
     fn begin(&mut self, size: StepSize) -> Result<Step, CacheError> {
         let (config, threads) = (self.model.config(), self.pool.threads());
-        let bytes = |size| self.scratch.bytes_with(config, threads, size);
-        let (held, wanted) = (bytes(StepSize::default()), bytes(size));
+        let wanted = self.scratch.bytes_with(config, threads, size);
         let begun = self
             .store
             .charge(Account::Scratch, wanted)
@@ -420,6 +419,8 @@ impl Runtime {
                 Ok(step)
             }
             Err(error) => {
+                let held = StepSize::default();
+                let held = self.scratch.bytes_with(config, threads, held);
                 self.store.charge(Account::Scratch, held)?;
                 Err(error)
             }
