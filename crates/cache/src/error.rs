@@ -52,6 +52,10 @@ pub enum CacheError {
     Unaligned { from: u64, to: u64 },
     #[error("positions {start} to {end} are no piece of a sequence")]
     BadSpan { start: u64, end: u64 },
+    #[error("the image of a sequence has {what}")]
+    BadImage { what: &'static str },
+    #[error("rows of this store leave one by one; its sequences have no image")]
+    Noted,
     #[error("sequence {index} is closed")]
     Closed { index: usize },
     #[error("sequence {index} is in the middle of a step")]

@@ -25,5 +25,5 @@ pub use policy::Positions;
 pub use pool::{BlockId, Census, Pool, Reservation};
 pub use size::{LayerShape, Zones, bytes_per_token, kv_bytes, reserve_bytes};
 pub use spans::Span;
-pub use store::{Applied, Grow, SequenceId, SequenceStats, Step, Store, StoreOptions};
+pub use store::{Applied, Grow, Image, SequenceId, SequenceStats, Step, Store, StoreOptions};
 pub use table::{Entry, Table, TableView};

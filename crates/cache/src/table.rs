@@ -116,6 +116,18 @@ impl Table {
         reserve_exact(&mut self.spans, spans - had)
     }
 
+    /// How many bytes larger the lists become when `more` entries are put in anywhere: each may start a run of its own.
+    pub(crate) fn bytes_to_mount(&self, more: usize) -> usize {
+        let entries = (self.entries.len() + more).saturating_sub(self.entries.capacity());
+        let spans = (self.spans.len() + more).saturating_sub(self.spans.capacity());
+        entries * size_of::<Entry>() + spans * size_of::<u32>()
+    }
+
+    pub(crate) fn reserve_mount(&mut self, more: usize) -> Result<(), CacheError> {
+        reserve_exact(&mut self.entries, more)?;
+        reserve_exact(&mut self.spans, more)
+    }
+
     /// Appends an entry. Its room was reserved.
     pub(crate) fn push(&mut self, entry: Entry) {
         debug_assert!(self.entries.len() < self.entries.capacity());

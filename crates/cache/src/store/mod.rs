@@ -9,6 +9,7 @@
 //! the sum of all accounts is within the budget.
 
 mod evict;
+mod image;
 mod rows;
 mod step;
 mod thin;
@@ -16,6 +17,7 @@ mod tidy;
 mod write;
 
 pub use evict::Applied;
+pub use image::Image;
 pub use step::{Grow, Step};
 
 use crate::coding::{Mean, Staging};
