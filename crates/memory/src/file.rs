@@ -66,16 +66,30 @@ impl FileMap {
         })
     }
 
+    /// Maps the first `len` bytes of an open file, which has at least so many.
+    #[cfg(any(unix, windows))]
+    pub(crate) fn of(file: &File, len: usize) -> io::Result<FileMap> {
+        Ok(FileMap {
+            inner: imp::Map::new(file, len)?,
+        })
+    }
+
     pub fn as_slice(&self) -> &[u8] {
         self.inner.as_slice()
     }
 
+    /// A part of it, without a reference to any other byte: those may be written meanwhile.
+    #[cfg(any(unix, windows))]
+    pub(crate) fn range(&self, range: Range<usize>) -> Option<&[u8]> {
+        self.inner.range(range)
+    }
+
     pub fn len(&self) -> usize {
-        self.as_slice().len()
+        self.inner.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.as_slice().is_empty()
+        self.len() == 0
     }
 
     /// True where reading costs page cache, false where the file was copied to the heap.
@@ -214,6 +228,20 @@ mod imp {
             unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
         }
 
+        pub fn range(&self, range: Range<usize>) -> Option<&[u8]> {
+            if range.start > range.end || range.end > self.len {
+                return None;
+            }
+            // SAFETY: the range lies inside the map, as just checked; for the rest as above.
+            let start = unsafe { self.start.as_ptr().add(range.start) };
+            // SAFETY: as above.
+            Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
+        }
+
+        pub fn len(&self) -> usize {
+            self.len
+        }
+
         /// `begin < end <= len`, as the caller has checked.
         pub fn advise(&self, begin: usize, end: usize, advice: Advice) -> io::Result<()> {
             let page = rustix::param::page_size();
@@ -273,7 +301,7 @@ mod imp {
 #[cfg(not(unix))]
 mod imp {
     use super::*;
-    use std::io::Read;
+    use std::io::{Read, Seek, SeekFrom};
 
     pub const MAPPED: bool = false;
 
@@ -291,12 +319,23 @@ mod imp {
             bytes
                 .try_reserve_exact(len)
                 .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+            let mut file = file;
+            file.seek(SeekFrom::Start(0))?;
             file.take(len as u64).read_to_end(&mut bytes)?;
             Ok(Map { bytes })
         }
 
         pub fn as_slice(&self) -> &[u8] {
             &self.bytes
+        }
+
+        #[cfg_attr(not(windows), allow(dead_code))]
+        pub fn range(&self, range: Range<usize>) -> Option<&[u8]> {
+            self.bytes.get(range)
+        }
+
+        pub fn len(&self) -> usize {
+            self.bytes.len()
         }
 
         pub fn advise(&self, _begin: usize, _end: usize, _advice: Advice) -> io::Result<()> {

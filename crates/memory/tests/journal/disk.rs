@@ -1,0 +1,160 @@
+//! The order of steps, disks that are full, folders that are read-only.
+
+use crate::*;
+use haversack_memory::journal::Step;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// What is made durable in which order: everything else rests on it.
+#[test]
+fn steps_come_in_order() {
+    use Step::*;
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    let faults = Faults::never();
+    let mut seen = 0;
+    let mut since = || {
+        let steps = faults.steps();
+        let new = steps[seen..].to_vec();
+        seen = steps.len();
+        new
+    };
+    let mut journal = Journal::create(&path, IDENTITY, with_faults(&faults)).unwrap();
+    let place = [Write, WriteHead, SyncData, Rename, SyncDirectory];
+    assert_eq!(since(), place);
+    // Parts are gathered; what is large goes by itself.
+    journal
+        .append(1, &[&[1; 10], &[2; 100_000], &[3; 10]])
+        .unwrap();
+    assert_eq!(since(), [Write, Write, Write]);
+    journal.commit().unwrap();
+    assert_eq!(since(), [SyncData, WriteHead, SyncHead]);
+    journal.commit().unwrap();
+    assert_eq!(since(), []);
+    journal.append(1, &[]).unwrap();
+    journal.abandon();
+    assert_eq!(since(), [Write, Cut]);
+    journal.append(1, &[]).unwrap();
+    drop(journal);
+    let mut journal = Journal::open(&path, with_faults(&faults)).unwrap().journal;
+    assert_eq!(since(), [Write, Cut, SyncData, SyncDirectory]);
+    journal.rewrite(|_| Ok::<_, Error>(())).unwrap();
+    assert_eq!(since(), place);
+    journal.remove().unwrap();
+    assert_eq!(since(), [Remove, SyncDirectory]);
+}
+
+/// A limit on the size of files stands for a full disk: the kernel itself refuses.
+#[test]
+fn a_file_that_may_not_grow_stays_usable() {
+    if std::env::var_os("JOURNAL_LIMITED").is_some() {
+        return limited();
+    }
+    // The shell ignores the signal that would come with the error, and what it starts does too.
+    let script = "trap '' XFSZ; ulimit -f 2048; exec \"$0\" \"$@\"";
+    let status = Command::new("sh")
+        .args(["-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .args([
+            "disk::a_file_that_may_not_grow_stays_usable",
+            "--exact",
+            "--nocapture",
+        ])
+        .env("JOURNAL_LIMITED", "1")
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+fn limited() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let payload = vec![1; 100_000];
+    let mut records = Vec::new();
+    let e = loop {
+        match journal.append(1, &[&payload]) {
+            Ok(record) => records.push(record),
+            Err(e) => break e,
+        }
+        journal.commit().unwrap();
+        assert!(records.len() < 100, "the limit is not there");
+    };
+    eprintln!("after {} records: {e}", records.len());
+    assert!(matches!(e, Error::Io { .. }), "{e}");
+    assert_eq!(fs::metadata(&path).unwrap().len(), journal.bytes());
+    // Small ones still fit, and room can be made.
+    records.push(journal.append(2, &[b"small"]).unwrap());
+    journal.commit().unwrap();
+    let half = &records[records.len() / 2..];
+    let kept = journal
+        .rewrite(|new| {
+            half.iter()
+                .map(|r| new.keep(*r))
+                .collect::<Result<Vec<_>, Error>>()
+        })
+        .unwrap();
+    journal.append(1, &[&payload]).unwrap();
+    journal.commit().unwrap();
+    drop(journal);
+    assert_eq!(open(&path).records[..kept.len()], kept);
+}
+
+/// In a folder that takes no new names a journal can be written to, and not made or rewritten.
+#[test]
+fn a_folder_that_is_read_only() {
+    if let Some(dir) = std::env::var_os("JOURNAL_READ_ONLY") {
+        return read_only(Path::new(&dir));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    sample(&path, Options::default(), 2000);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o555)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        // The superuser may write everywhere: somebody else has to try.
+        let exe = dir.path().join("test");
+        fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
+        let status = Command::new(&exe)
+            .args(["disk::a_folder_that_is_read_only", "--exact", "--nocapture"])
+            .env("JOURNAL_READ_ONLY", dir.path())
+            .current_dir("/")
+            .uid(65_534)
+            .gid(65_534)
+            .status();
+        match status {
+            Ok(status) => assert!(status.success()),
+            Err(e) => eprintln!("SKIPPED: nobody else can run this: {e}"),
+        }
+        fs::remove_file(exe).unwrap();
+    } else {
+        read_only(dir.path());
+    }
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn read_only(dir: &Path) {
+    let denied = |e: Error| {
+        let Error::Io { source, .. } = &e else {
+            panic!("{e}")
+        };
+        assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied, "{e}");
+    };
+    denied(Journal::create(dir.join("b"), IDENTITY, Options::default()).unwrap_err());
+    let mut opened = open(&dir.join("a"));
+    let before = opened.journal.bytes();
+    denied(
+        opened
+            .journal
+            .rewrite(|new| new.append(1, &[]))
+            .unwrap_err(),
+    );
+    assert_eq!(opened.journal.bytes(), before);
+    opened.journal.append(1, &[b"still"]).unwrap();
+    opened.journal.commit().unwrap();
+    denied(opened.journal.remove().unwrap_err());
+    assert_eq!(
+        *content(&open(&dir.join("a"))).last().unwrap(),
+        (1, b"still".to_vec())
+    );
+}
