@@ -31,6 +31,7 @@ pub mod model;
 pub mod plan;
 pub mod run;
 pub mod sample;
+pub mod session;
 pub mod text;
 
 pub use haversack_cache::{Ledger, Zones, policy};

@@ -85,8 +85,7 @@ pub fn generate(
     let sampled = |history: &Vec<u32>| history.len() - prompt.len();
     let mut text = String::new();
     // Bounded policies have no end; the others end where nothing more fits.
-    let bounds = runtime.bounds();
-    let room = bounds.window.is_none().then_some(bounds.rows_max as u64);
+    let room = runtime.bounds().end().map(|end| end as u64);
 
     let started = Instant::now();
     let total = prompt.len();

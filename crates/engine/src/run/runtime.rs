@@ -22,8 +22,8 @@ use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, 
 use crate::plan;
 use haversack_cache::policy::rows::ParamsError;
 use haversack_cache::{
-    Account, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId, SequenceStats, Step,
-    Store, StoreOptions,
+    Account, CacheError, CannotFit, Grow, Image, LayerShape, Ledger, Row, SequenceId,
+    SequenceStats, Step, Store, StoreOptions,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -301,6 +301,31 @@ impl Runtime {
             guard.close(id);
         }
         self.charge_rings(0)
+    }
+
+    /// A sequence from its image. It stands where it stood, and goes on the same way.
+    pub fn restore(&mut self, image: Image<'_>) -> Result<SequenceId, StepError> {
+        let id = self.store.restore(image)?;
+        let reach = Reach {
+            window: self.bounds.window.unwrap_or(0),
+            changes: Vec::new(),
+        };
+        self.reaches.insert(id, reach);
+        Ok(id)
+    }
+
+    /// Puts blocks that left a sequence back to where they were.
+    pub fn mount(&mut self, id: SequenceId, columns: &[&[u8]]) -> Result<(), StepError> {
+        Ok(self.store.mount(id, columns)?)
+    }
+
+    /// Whether gaps of a sequence close from now on.
+    pub fn set_positions(
+        &mut self,
+        id: SequenceId,
+        to: haversack_cache::Positions,
+    ) -> Result<(), StepError> {
+        Ok(self.store.set_positions(id, to)?)
     }
 
     /// Forgets every token from `position` on. Refused where the state of then is not there any more:
@@ -597,11 +622,9 @@ impl Runtime {
 
     /// Without a bounded policy the context is the end.
     fn check_context(&self, end: u64) -> Result<(), StepError> {
-        let context = self.bounds.rows_max;
-        if self.bounds.window.is_none() && end > context as u64 {
-            Err(StepError::Context { end, context })
-        } else {
-            Ok(())
+        match self.bounds.end() {
+            Some(context) if end > context as u64 => Err(StepError::Context { end, context }),
+            _ => Ok(()),
         }
     }
 

@@ -1,0 +1,630 @@
+//! Conversations that last: a persistent stream that never leaves, turns that come and go, a file that survives.
+//!
+//! A session is one sequence of the cache whose positions only grow, and beside it what the cache does not know: which
+//! positions are facts, which are turns, and where a turn's rows are when they are not in memory. Nothing is ever cut out
+//! of the sequence: what should not be seen is hidden, what is hidden and has been saved may be dropped, what was dropped
+//! can be put back to its place.
+//!
+//! ```text
+//! positions   0 ─────────── opening ┬ turn 0 ┬ turn 1 ┬ fact ┬ turn 2 ┬ …
+//! persistent  ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓│        │        │▓▓▓▓▓▓│        │    always visible, at most 512 tokens
+//! ephemeral                         │spilled │ hidden │      │ visible│    in memory at most 1536 tokens
+//! ```
+//!
+//! What this is not: it neither steps a model nor batches ([`crate::run`] does), and reads no clock; the caller says what
+//! time it is. [`turns`] and [`relevance`] decide and are pure, [`talk`] does what they say, [`file`] keeps it.
+//!
+//! Invariants: a turn is visible, hidden, spilled or forgotten as a whole; the opening, facts that hold, and the last
+//! turns are visible at every step; what a caller was told is saved, is saved; a session that failed to save says so and
+//! goes on; an error in the middle of a turn leaves the session as it was before it.
+//!
+//! ```no_run
+//! use haversack::run::GenerateOptions;
+//! use haversack::sample::{SampleOptions, Sampler};
+//! use haversack::session::{SessionOptions, Sessions};
+//! use haversack::{LoadOptions, Model, Retention, Runtime, RuntimeOptions};
+//! use std::ops::ControlFlow;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = Model::load("model.gguf".as_ref(), &LoadOptions::default(), &mut |_, _| ())?;
+//! let retention = Retention::managed();
+//! let mut runtime = Runtime::new(model, &RuntimeOptions { retention, ..Default::default() })?;
+//! let options = SessionOptions { dir: Some("sessions".into()), ..Default::default() };
+//! let mut sessions = Sessions::new(&runtime, options)?;
+//! let anna = sessions.create(&mut runtime, "anna", "You answer in one sentence.", 0)?;
+//! let mut sampler = Sampler::new(SampleOptions::default())?;
+//! let answer = sessions.say(
+//!     &mut runtime, anna, "My cat is called Miso.", 0, &mut sampler, &GenerateOptions::default(),
+//!     &mut |_| ControlFlow::Continue(()),
+//! )?;
+//! println!("{} ({})", answer.text, answer.context.plan);
+//! sessions.suspend(&mut runtime, anna)?;
+//! let anna = sessions.resume(&mut runtime, "anna")?;
+//! # let _ = anna;
+//! # Ok(())
+//! # }
+//! ```
+
+mod file;
+pub mod layout;
+pub mod names;
+pub mod record;
+pub mod relevance;
+mod talk;
+pub mod turns;
+
+pub use file::Identity;
+pub use talk::{Answer, Context};
+
+use crate::encoder::{Encoder, EncoderError, Stored};
+use crate::run::{Runtime, SequenceId, StepError};
+use haversack_memory::journal::{self, Journal, RecordRef};
+use layout::{Layout, LayoutError};
+use relevance::Relevance;
+use std::collections::BTreeMap;
+use std::ops::{ControlFlow, Range};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use turns::{Place, Turn};
+
+/// What sessions may be told. Plain data.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Where sessions are kept; `None` = nowhere, and what leaves memory is forgotten.
+    pub dir: Option<PathBuf>,
+    /// Tokens of the persistent stream at most.
+    pub persistent_max: usize,
+    /// Tokens of turns in memory at most, the one under way included; less where the budget has no room for so many.
+    pub capacity: usize,
+    /// Tokens of an answer at most.
+    pub answer_max: usize,
+    pub relevance: Relevance,
+    /// Last turns that are visible whatever they say.
+    pub last: usize,
+    /// Bytes of one session's file at most.
+    pub quota_bytes: u64,
+    /// Whose sessions these are: another tenant's are refused.
+    pub tenant: String,
+    /// Seals files, so that what was changed by somebody without it is refused.
+    pub key: Option<[u8; 32]>,
+    #[doc(hidden)]
+    pub faults: Option<journal::Faults>,
+}
+
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions {
+            dir: None,
+            persistent_max: 512,
+            capacity: 1536,
+            answer_max: 256,
+            relevance: Relevance::default(),
+            last: 2,
+            quota_bytes: 256 << 20,
+            tenant: String::new(),
+            key: None,
+            faults: None,
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    #[error(transparent)]
+    Name(#[from] names::BadName),
+    #[error("session {index} is closed")]
+    Closed { index: usize },
+    #[error("session {name}: {source}")]
+    File {
+        name: String,
+        source: journal::Error,
+    },
+    #[error("session {name}: {source}")]
+    Record {
+        name: String,
+        source: record::BadRecord,
+    },
+    #[error("session {name} was saved with {what} {saved}; this is {here}")]
+    Identity {
+        name: String,
+        what: &'static str,
+        saved: String,
+        here: String,
+    },
+    #[error("session {name} is open already")]
+    Open { name: String },
+    #[error("sessions are not saved here; there is no {name}")]
+    NowhereToLook { name: String },
+    #[error(
+        "the persistent stream would have {tokens} tokens; accepted: at most {most}, facts included"
+    )]
+    PersistentFull { tokens: usize, most: usize },
+    #[error("there is no fact {number} that holds")]
+    NoSuchFact { number: u64 },
+    #[error("there is no turn {number}")]
+    NoSuchTurn { number: u64 },
+    #[error("the budget leaves {room} tokens for a conversation; accepted: at least {least}")]
+    Budget { room: usize, least: usize },
+    #[error(transparent)]
+    TooLong(#[from] turns::TooLong),
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[error(transparent)]
+    Encoder(#[from] EncoderError),
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Generate(#[from] crate::run::generate::GenerateError),
+    #[error("{doing} {path}: {source}")]
+    Io {
+        doing: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
+}
+
+/// One open session, by slot and generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SessionId {
+    index: u32,
+    generation: u32,
+}
+
+/// Sessions of one model, one store and one folder.
+pub struct Sessions {
+    options: SessionOptions,
+    identity: Identity,
+    encoder: Option<Arc<Encoder>>,
+    slots: Vec<Slot>,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    session: Option<Session>,
+}
+
+/// A turn, and where the file has it.
+#[derive(Clone, Debug)]
+struct Held {
+    turn: Turn,
+    /// The record with its tokens and embedding; `None` while it has not been saved.
+    record: Option<RecordRef>,
+    embedding: Option<Box<Stored>>,
+}
+
+/// A piece of the persistent stream that holds.
+#[derive(Clone, Debug)]
+struct Fact {
+    number: u64,
+    span: Range<u64>,
+    text: String,
+    record: Option<RecordRef>,
+}
+
+struct Session {
+    name: String,
+    sequence: SequenceId,
+    journal: Option<Journal>,
+    /// The opening is fact 0.
+    facts: Vec<Fact>,
+    facts_made: u64,
+    turns: Vec<Held>,
+    turns_made: u64,
+    /// Tokens of turns that are nowhere any more.
+    forgotten: u64,
+    /// Columns in the file, by block.
+    columns: BTreeMap<u64, RecordRef>,
+    /// The record of the last state.
+    state: Option<RecordRef>,
+    /// Not saved yet: records by kind, in order.
+    pending: Vec<(u32, Vec<u8>)>,
+    /// Bytes of records in the file that somebody still needs.
+    needed_bytes: u64,
+    /// Why the last save did not happen.
+    unsaved: Option<String>,
+    last_time_ms: u64,
+    /// Turns that somebody wants to see in the next one.
+    wanted: Vec<u64>,
+}
+
+/// What a session holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionStats {
+    pub name: String,
+    /// Tokens seen.
+    pub position: u64,
+    /// Tokens of the persistent stream.
+    pub persistent: u64,
+    /// Tokens of turns that attention sees.
+    pub visible: u64,
+    /// Tokens of turns in memory that it does not.
+    pub hidden: u64,
+    /// Tokens of turns whose rows are in the file.
+    pub spilled: u64,
+    /// Tokens of turns of which the file has the ids alone.
+    pub ids: u64,
+    /// Tokens of turns that are nowhere any more.
+    pub forgotten: u64,
+    pub turns: u64,
+    pub file_bytes: u64,
+    /// Why the last turn is not on disk.
+    pub unsaved: Option<String>,
+}
+
+/// A session in the folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    pub name: String,
+    pub bytes: u64,
+    pub is_open: bool,
+}
+
+/// One turn, for whoever wants to look.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TurnView {
+    pub turn: Turn,
+    pub tokens: Vec<u32>,
+    /// Of the tokens, so many are the question.
+    pub question: usize,
+    pub time_ms: u64,
+}
+
+/// Ending of a session's file.
+const ENDING: &str = "session";
+
+/// A conversation below this is none.
+const CAPACITY_MIN: usize = 128;
+
+impl Sessions {
+    /// Sessions over a runtime made with [`crate::Retention::managed`].
+    pub fn new(runtime: &Runtime, options: SessionOptions) -> Result<Sessions, SessionError> {
+        let mut options = options;
+        let room = runtime.bounds().rows_max;
+        let beside = options.persistent_max + talk::slack(runtime);
+        let capacity = room.saturating_sub(beside).min(options.capacity);
+        if capacity < CAPACITY_MIN.min(options.capacity) {
+            return Err(SessionError::Budget {
+                room,
+                least: beside + CAPACITY_MIN,
+            });
+        }
+        options.capacity = capacity;
+        options.answer_max = options.answer_max.min(capacity / 2);
+        Ok(Sessions {
+            identity: Identity::of(runtime, &options.tenant),
+            options,
+            encoder: None,
+            slots: Vec::new(),
+        })
+    }
+
+    /// With it turns are judged by what they say. Without one everything in memory stays visible.
+    pub fn with_encoder(self, encoder: Arc<Encoder>) -> Sessions {
+        Sessions {
+            encoder: Some(encoder),
+            ..self
+        }
+    }
+
+    pub fn options(&self) -> &SessionOptions {
+        &self.options
+    }
+
+    pub fn has_encoder(&self) -> bool {
+        self.encoder.is_some()
+    }
+
+    /// A new session that begins with a persistent text.
+    pub fn create(
+        &mut self,
+        runtime: &mut Runtime,
+        name: &str,
+        persistent: &str,
+        now_ms: u64,
+    ) -> Result<SessionId, SessionError> {
+        names::check(name)?;
+        self.check_not_open(name)?;
+        let model = runtime.model().clone();
+        let opening = Layout::new(&model, (now_ms / 1000) as i64).opening(persistent)?;
+        self.check_persistent(opening.len())?;
+        let mut journal = match &self.options.dir {
+            Some(dir) => Some(self.create_file(dir, name)?),
+            None => None,
+        };
+        let opened = runtime.open().map_err(SessionError::from);
+        let begun = opened.and_then(|sequence| {
+            let fed = match opening.is_empty() {
+                true => Ok(()),
+                false => feed(runtime, sequence, &opening),
+            };
+            match fed {
+                Ok(()) => Ok(sequence),
+                Err(error) => {
+                    runtime.close(sequence)?;
+                    Err(error)
+                }
+            }
+        });
+        let sequence = match begun {
+            Ok(sequence) => sequence,
+            Err(error) => {
+                // Nothing of it stays.
+                if let Some(journal) = journal.take() {
+                    let _ = journal.remove();
+                }
+                return Err(error);
+            }
+        };
+        let mut session = Session::new(name, sequence, journal);
+        session.last_time_ms = now_ms;
+        session.note_fact(&opening, 0, now_ms, persistent, None);
+        session.save(runtime, &self.options);
+        Ok(self.admit(session))
+    }
+
+    /// A session from its file, where the last acknowledged turn ended.
+    pub fn resume(&mut self, runtime: &mut Runtime, name: &str) -> Result<SessionId, SessionError> {
+        names::check(name)?;
+        self.check_not_open(name)?;
+        let Some(dir) = &self.options.dir else {
+            return Err(SessionError::NowhereToLook { name: name.into() });
+        };
+        let path = path_of(dir, name);
+        let session = Session::open(runtime, name, &path, &self.identity, &self.options)?;
+        Ok(self.admit(session))
+    }
+
+    /// Puts a session away. What it holds in memory is free; its file says all.
+    pub fn suspend(&mut self, runtime: &mut Runtime, id: SessionId) -> Result<(), SessionError> {
+        let index = self.find(id)?;
+        if let Some(mut session) = self.slots[index].session.take() {
+            self.slots[index].generation = self.slots[index].generation.wrapping_add(1);
+            if session.unsaved.is_some() {
+                session.save(runtime, &self.options);
+            }
+            runtime.close(session.sequence)?;
+        }
+        Ok(())
+    }
+
+    /// A second session that goes on from here and shares what is in memory.
+    pub fn fork(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        name: &str,
+    ) -> Result<SessionId, SessionError> {
+        names::check(name)?;
+        self.check_not_open(name)?;
+        let index = self.find(id)?;
+        let journal = match &self.options.dir {
+            Some(dir) => Some(self.create_file(dir, name)?),
+            None => None,
+        };
+        let Some(session) = &self.slots[index].session else {
+            return Err(SessionError::Closed { index });
+        };
+        let fork = session.fork(runtime, name, journal, &self.options)?;
+        Ok(self.admit(fork))
+    }
+
+    /// Removes a session that is not open, and its file.
+    pub fn delete(&mut self, name: &str) -> Result<(), SessionError> {
+        names::check(name)?;
+        self.check_not_open(name)?;
+        let Some(dir) = &self.options.dir else {
+            return Err(SessionError::NowhereToLook { name: name.into() });
+        };
+        let path = path_of(dir, name);
+        let opened = Journal::open(&path, self.journal_options());
+        let removed = opened.and_then(|opened| opened.journal.remove());
+        removed.map_err(|source| SessionError::File {
+            name: name.into(),
+            source,
+        })
+    }
+
+    /// The sessions of the folder, by name.
+    pub fn list(&self) -> Result<Vec<Listed>, SessionError> {
+        let Some(dir) = &self.options.dir else {
+            return Ok(Vec::new());
+        };
+        let error = |source| SessionError::Io {
+            doing: "reading",
+            path: dir.clone(),
+            source,
+        };
+        let entries = match std::fs::read_dir(dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(error(e)),
+        };
+        let mut listed = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(error)?;
+            let file = entry.file_name();
+            let name = file
+                .to_str()
+                .and_then(|n| n.strip_suffix(ENDING)?.strip_suffix('.'));
+            let Some(name) = name.filter(|name| names::check(name).is_ok()) else {
+                continue;
+            };
+            let metadata = entry.metadata().map_err(error)?;
+            if metadata.is_file() {
+                listed.push(Listed {
+                    name: name.to_owned(),
+                    bytes: metadata.len(),
+                    is_open: self.is_open(name),
+                });
+            }
+        }
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(listed)
+    }
+
+    pub fn stats(&self, runtime: &Runtime, id: SessionId) -> Result<SessionStats, SessionError> {
+        let session = self.session(id)?;
+        let mut stats = SessionStats {
+            name: session.name.clone(),
+            position: runtime.position(session.sequence)?,
+            persistent: session.persistent() as u64,
+            forgotten: session.forgotten,
+            turns: session.turns_made,
+            file_bytes: session.journal.as_ref().map_or(0, Journal::committed_bytes),
+            unsaved: session.unsaved.clone(),
+            ..SessionStats::default()
+        };
+        for Held { turn, .. } in &session.turns {
+            let level = match (turn.place, turn.is_visible) {
+                (Place::Live, true) => &mut stats.visible,
+                (Place::Live, false) => &mut stats.hidden,
+                (Place::Spilled, _) => &mut stats.spilled,
+                (Place::Ids, _) => &mut stats.ids,
+            };
+            *level += turn.tokens();
+        }
+        Ok(stats)
+    }
+
+    /// The facts that hold, with their numbers; the opening is 0.
+    pub fn facts(&self, id: SessionId) -> Result<Vec<(u64, &str)>, SessionError> {
+        let facts = self.session(id)?.facts.iter();
+        Ok(facts.map(|fact| (fact.number, &fact.text[..])).collect())
+    }
+
+    /// The turns that are still somewhere, oldest first.
+    pub fn turns(&self, id: SessionId) -> Result<Vec<Turn>, SessionError> {
+        let turns = self.session(id)?.turns.iter();
+        Ok(turns.map(|held| held.turn.clone()).collect())
+    }
+
+    /// One turn with its tokens.
+    pub fn turn(&self, id: SessionId, number: u64) -> Result<TurnView, SessionError> {
+        let session = self.session(id)?;
+        let held = session.turns.iter().find(|h| h.turn.number == number);
+        let held = held.ok_or(SessionError::NoSuchTurn { number })?;
+        let record = session.turn_record(held)?;
+        Ok(TurnView {
+            turn: held.turn.clone(),
+            question: record.question as usize,
+            time_ms: record.time_ms,
+            tokens: record.tokens,
+        })
+    }
+
+    /// The sequence of a session, for whoever steps it beside others.
+    pub fn sequence(&self, id: SessionId) -> Result<SequenceId, SessionError> {
+        Ok(self.session(id)?.sequence)
+    }
+
+    fn check_persistent(&self, tokens: usize) -> Result<(), SessionError> {
+        let most = self.options.persistent_max;
+        match tokens > most {
+            true => Err(SessionError::PersistentFull { tokens, most }),
+            false => Ok(()),
+        }
+    }
+
+    fn journal_options(&self) -> journal::Options {
+        file::journal_options(&self.options)
+    }
+
+    fn create_file(&self, dir: &Path, name: &str) -> Result<Journal, SessionError> {
+        std::fs::create_dir_all(dir).map_err(|source| SessionError::Io {
+            doing: "making",
+            path: dir.to_owned(),
+            source,
+        })?;
+        let identity = self.identity.to_bytes(name);
+        Journal::create(path_of(dir, name), &identity, self.journal_options()).map_err(|source| {
+            SessionError::File {
+                name: name.into(),
+                source,
+            }
+        })
+    }
+
+    fn is_open(&self, name: &str) -> bool {
+        let mut open = self.slots.iter().filter_map(|slot| slot.session.as_ref());
+        open.any(|session| session.name == name)
+    }
+
+    fn check_not_open(&self, name: &str) -> Result<(), SessionError> {
+        match self.is_open(name) {
+            true => Err(SessionError::Open { name: name.into() }),
+            false => Ok(()),
+        }
+    }
+
+    fn admit(&mut self, session: Session) -> SessionId {
+        let free = self.slots.iter().position(|slot| slot.session.is_none());
+        let index = free.unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() - 1
+        });
+        self.slots[index].session = Some(session);
+        SessionId {
+            index: index as u32,
+            generation: self.slots[index].generation,
+        }
+    }
+
+    fn find(&self, id: SessionId) -> Result<usize, SessionError> {
+        let index = id.index as usize;
+        match self.slots.get(index) {
+            Some(slot) if slot.generation == id.generation && slot.session.is_some() => Ok(index),
+            _ => Err(SessionError::Closed { index }),
+        }
+    }
+
+    fn session_mut(&mut self, id: SessionId) -> Result<&mut Session, SessionError> {
+        let index = self.find(id)?;
+        let session = self.slots[index].session.as_mut();
+        session.ok_or(SessionError::Closed { index })
+    }
+
+    fn session(&self, id: SessionId) -> Result<&Session, SessionError> {
+        let index = self.find(id)?;
+        let session = self.slots[index].session.as_ref();
+        session.ok_or(SessionError::Closed { index })
+    }
+}
+
+impl Session {
+    fn new(name: &str, sequence: SequenceId, journal: Option<Journal>) -> Session {
+        Session {
+            name: name.to_owned(),
+            sequence,
+            journal,
+            facts: Vec::new(),
+            facts_made: 0,
+            turns: Vec::new(),
+            turns_made: 0,
+            forgotten: 0,
+            columns: BTreeMap::new(),
+            state: None,
+            pending: Vec::new(),
+            needed_bytes: 0,
+            unsaved: None,
+            last_time_ms: 0,
+            wanted: Vec::new(),
+        }
+    }
+
+    /// Tokens of the persistent stream.
+    fn persistent(&self) -> usize {
+        let tokens = self.facts.iter().map(|f| f.span.end - f.span.start);
+        tokens.sum::<u64>() as usize
+    }
+}
+
+fn path_of(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.{ENDING}"))
+}
+
+/// Reads tokens to the end.
+fn feed(runtime: &mut Runtime, id: SequenceId, tokens: &[u32]) -> Result<(), SessionError> {
+    runtime.feed(id, tokens, &mut |_| ControlFlow::Continue(()))?;
+    Ok(())
+}
