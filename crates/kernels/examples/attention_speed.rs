@@ -150,6 +150,7 @@ impl KvView for Layer {
             sinks: None,
             rows: (self.slots - i * BLOCK_SLOTS).min(BLOCK_SLOTS),
             first_position: (i * BLOCK_SLOTS) as u64,
+            hidden: 0,
             segment: 0,
         }
     }
