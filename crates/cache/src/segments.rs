@@ -176,6 +176,7 @@ fn union<'a>(
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "lists of one range")]
 mod tests {
     use super::*;
 

@@ -122,7 +122,7 @@ impl Store {
             table.recount();
             applied.rows = applied.rows.max(before - table.rows);
         }
-        segments.cut();
+        // Segments are as before: whatever left was hidden.
         applied.bytes_freed = live - self.ledger().kv_live;
         applied.slabs_released = self.release_empty_slabs();
         self.note_total();
