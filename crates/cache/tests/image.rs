@@ -260,5 +260,5 @@ fn hostile_images() {
         ..options()
     })
     .unwrap();
-    assert_eq!(saved.into_store(&mut noted), Err(CacheError::Noted));
+    assert_eq!(saved.into_store(&mut noted), Err(CacheError::NoImage));
 }

@@ -3,7 +3,7 @@
 //! A *column* is one block of 32 positions in every layer, in whatever form each has it; the *outline* is all else:
 //! where the sequence stands, what left it, the exact first tokens. Below [`Store::settled`] a column never changes
 //! again, so that it is written once; the few above it are what a later save replaces. Restored equals computed, bit
-//! for bit. Sequences whose rows leave one by one have no image: their rows have moved between columns.
+//! for bit, but for what is hidden, which is said anew. Sequences whose rows leave one by one have no image: their rows have moved between columns.
 //!
 //! ```text
 //! column    block u64 | (layer) { form u8, rows u8 } | bytes of the layers that have it, in order
@@ -13,7 +13,7 @@
 //! Numbers are little-endian. Lengths are checked against the store's own shapes before anything is taken, and a
 //! sequence is whole or has not been opened.
 
-use super::{Layer, SequenceId, Store};
+use super::{Layer, Sequence, SequenceId, Store};
 use crate::error::CacheError;
 use crate::policy::Positions;
 use crate::pool::{BlockId, Pool, Reservation, reserve_exact};
@@ -136,7 +136,7 @@ impl Store {
     /// nothing has happened.
     pub fn restore(&mut self, image: Image<'_>) -> Result<SequenceId, CacheError> {
         if self.notes {
-            return Err(CacheError::Noted);
+            return Err(CacheError::NoImage);
         }
         let outline = self.read_outline(image.outline)?;
         let mut columns = Vec::new();
@@ -179,14 +179,23 @@ impl Store {
         if !read.is_sorted_by(|a, b| a.block < b.block) {
             return Err(bad("columns out of order"));
         }
-        self.take_columns(i, &read, &[])
+        // Each may leave a gap on either side.
+        self.room_for_gaps(i, read.len())?;
+        self.take_columns(i, &read, &[])?;
+        let segments = &mut self.sequences[i].segments;
+        for column in &read {
+            let first = column.block * SLOTS;
+            segments.mount(first..first + SLOTS);
+        }
+        segments.cut();
+        Ok(())
     }
 
     /// The sequence, if its rows have not moved.
     fn plain(&self, id: SequenceId) -> Result<usize, CacheError> {
         let i = self.find(id)?;
         match self.notes {
-            true => Err(CacheError::Noted),
+            true => Err(CacheError::NoImage),
             false => Ok(i),
         }
     }
@@ -409,7 +418,10 @@ impl Store {
         if taken.is_ok() {
             self.note_total();
             for (l, layer) in self.layers.iter().enumerate() {
-                let table = &mut self.sequences[i].tables[l];
+                let Sequence {
+                    tables, segments, ..
+                } = &mut self.sequences[i];
+                let table = &mut tables[l];
                 for (block, part) in columns.iter().filter_map(|c| Some((c.block, c.parts[l]?))) {
                     let pool = layer.pool_of(part.form);
                     let id = acquire(&mut self.pools[pool], &mut promised[pool], part.bytes);
@@ -422,11 +434,12 @@ impl Store {
                         far,
                         first_position: block * SLOTS,
                         rows: part.rows,
+                        hidden: 0,
                     };
                     let at = table.entries.partition_point(|e| e.block() < block);
                     table.entries.insert(at, entry);
                 }
-                table.recount();
+                table.hide(&segments.hidden);
                 let sinks = outlined.get(l).and_then(|o| o.sinks);
                 if let (Some(pool), Some(bytes)) = (layer.sink_pool, sinks) {
                     let id = acquire(&mut self.pools[pool], &mut promised[pool], bytes);

@@ -104,7 +104,7 @@ fn kv_format(runtime: &Runtime) -> String {
         }
     }
     let zones = store.zones();
-    hasher.update(format!("{zones:?} {:?}", runtime.model().config().rope).as_bytes());
+    hasher.update(format!("{zones:?} {:?}", runtime.model().config().ropes).as_bytes());
     format!(
         "{}-{}",
         runtime.kv().name(),
@@ -331,7 +331,8 @@ impl Session {
     }
 
     fn added(&mut self, addition: &Addition, added: Added) {
-        self.release_record(self.state.take());
+        let old = self.state.take();
+        self.release_record(old);
         self.needed_bytes += added.state.file_bytes();
         self.state = Some(added.state);
         for (block, record) in added.columns {
@@ -665,18 +666,18 @@ impl Replay {
 }
 
 fn apply(change: Change, facts: &mut Vec<Fact>, turns: &mut Vec<Held>) {
-    let mut find = |number| turns.iter_mut().find(|h| h.turn.number == number);
+    let find = |turns: &mut Vec<Held>, number| turns.iter().position(|h| h.turn.number == number);
     match change {
         Change::Moved { turn, place, start } => {
-            if let Some(held) = find(turn) {
-                let tokens = held.turn.tokens();
-                held.turn.place = place;
-                held.turn.span = start..start.saturating_add(tokens);
+            if let Some(i) = find(turns, turn) {
+                let turn = &mut turns[i].turn;
+                turn.place = place;
+                turn.span = start..start.saturating_add(turn.tokens());
             }
         }
         Change::Pinned { turn, is_pinned } => {
-            if let Some(held) = find(turn) {
-                held.turn.is_pinned = is_pinned;
+            if let Some(i) = find(turns, turn) {
+                turns[i].turn.is_pinned = is_pinned;
             }
         }
         Change::Forgotten { turn } => turns.retain(|h| h.turn.number != turn),
