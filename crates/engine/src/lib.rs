@@ -26,6 +26,7 @@
 //! ```
 
 pub mod device;
+pub mod encoder;
 pub mod load;
 pub mod model;
 pub mod plan;

@@ -22,7 +22,7 @@
 //! - weights stay in the mapped file; what is copied out is the vocabulary's index and small vectors
 //!   ([`Encoder::heap_bytes`]);
 //! - one text is embedded at a time. Others wait, so the scratch is there once
-//!   ([`Encoder::scratch_bytes`]), and is given back after each text;
+//!   ([`Encoder::scratch_bytes`]). It is freed after each text, though an allocator may keep it;
 //! - a text of any length is accepted and cut at [`TOKENS_MAX`] tokens.
 
 mod embedding;
