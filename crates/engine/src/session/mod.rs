@@ -56,7 +56,7 @@ pub mod turns;
 pub use file::Identity;
 pub use talk::{Answer, Context};
 
-use crate::encoder::{Encoder, EncoderError, Stored};
+use crate::encoder::{Embedding, Encoder, EncoderError, Stored};
 use crate::run::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, RecordRef};
 use layout::{Layout, LayoutError};
@@ -163,6 +163,17 @@ pub enum SessionError {
     },
 }
 
+/// Says what a text is about. [`Encoder`] does.
+pub trait Embed: Send + Sync {
+    fn embed(&self, text: &str) -> Result<Embedding, EncoderError>;
+}
+
+impl Embed for Encoder {
+    fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
+        Encoder::embed(self, text)
+    }
+}
+
 /// One open session, by slot and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SessionId {
@@ -174,7 +185,7 @@ pub struct SessionId {
 pub struct Sessions {
     options: SessionOptions,
     identity: Identity,
-    encoder: Option<Arc<Encoder>>,
+    encoder: Option<Arc<dyn Embed>>,
     slots: Vec<Slot>,
 }
 
@@ -300,7 +311,7 @@ impl Sessions {
     }
 
     /// With it turns are judged by what they say. Without one everything in memory stays visible.
-    pub fn with_encoder(self, encoder: Arc<Encoder>) -> Sessions {
+    pub fn with_encoder(self, encoder: Arc<dyn Embed>) -> Sessions {
         Sessions {
             encoder: Some(encoder),
             ..self

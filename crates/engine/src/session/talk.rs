@@ -7,8 +7,8 @@
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
 use super::relevance::Relevance;
 use super::turns::{Place, Plan, Room, Turn, hidden, plan};
-use super::{Fact, Held, Layout, Session, SessionError, SessionId, Sessions, feed};
-use crate::encoder::{Embedding, Encoder, EncoderError, Stored};
+use super::{Embed, Fact, Held, Layout, Session, SessionError, SessionId, Sessions, feed};
+use crate::encoder::{Embedding, EncoderError, Stored};
 use crate::run::{
     Event, Finish, GenerateOptions, Generation, Runtime, SequenceId, StepError, generate,
 };
@@ -700,7 +700,7 @@ impl Session {
 
 /// Runs `other` while the encoder is at work on the text, on a thread of its own.
 fn beside<T>(
-    encoder: Option<&Encoder>,
+    encoder: Option<&dyn Embed>,
     text: &str,
     other: impl FnOnce() -> T,
 ) -> (T, Result<Option<Embedding>, EncoderError>) {
