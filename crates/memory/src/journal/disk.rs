@@ -353,3 +353,42 @@ fn rename_after_asking(from: &Path, to: &Path) -> io::Result<()> {
         Err(e) => Err(e),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rename_that_refuses_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        for rename in [imp::rename_new, rename_after_asking] {
+            fs::write(&from, "new").unwrap();
+            fs::write(&to, "old").unwrap();
+            let e = rename(&from, &to).unwrap_err();
+            assert_eq!(e.kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(fs::read(&to).unwrap(), b"old");
+            fs::remove_file(&to).unwrap();
+            rename(&from, &to).unwrap();
+            assert_eq!(fs::read(&to).unwrap(), b"new");
+        }
+    }
+
+    /// Between opening and locking, the file was replaced or removed: the lock is worth nothing.
+    #[cfg(unix)]
+    #[test]
+    fn a_lock_on_a_file_without_its_name_is_no_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("a"), dir.path().join("b"));
+        fs::write(&path, "old").unwrap();
+        fs::write(&other, "new").unwrap();
+        let file = File::open(&path).unwrap();
+        assert!(lock(&file, &path).unwrap());
+        file.unlock().unwrap();
+        fs::rename(&other, &path).unwrap();
+        assert!(!lock(&file, &path).unwrap());
+        file.unlock().unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(!lock(&file, &path).unwrap());
+    }
+}

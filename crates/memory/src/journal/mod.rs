@@ -139,6 +139,14 @@ pub struct Opened {
     pub dropped_bytes: u64,
 }
 
+/// A journal to be read; see [`Journal::view`].
+pub struct View {
+    pub identity: Vec<u8>,
+    /// In the order they were written.
+    pub records: Vec<RecordRef>,
+    pub map: Map,
+}
+
 /// Records of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -171,8 +179,8 @@ pub struct Summary {
 
 /// A summary stays small whatever the file holds.
 pub const KINDS_LISTED_MAX: usize = 256;
-/// A writer can change the head while a check reads it. More often than this is no accident.
-const CHECK_TRIES: usize = 8;
+/// A writer can change the head while others read it. More often than this is no accident.
+const LOOKS_MAX: usize = 8;
 
 /// A record file, open and locked. Dropping it leaves what was committed.
 pub struct Journal {
@@ -223,18 +231,12 @@ impl Journal {
         let names = Names::of(path.as_ref())?;
         let faults = options.faults.as_ref();
         let disk = Disk::open(&names.path, faults)?;
-        let mut records = Vec::new();
+        let (found, records) = verify_and_list(&disk, &options)?;
         let Verified {
             head,
             identity,
             file_bytes,
-        } = verify::verify(&disk, options.key.as_ref(), |record| {
-            records.try_reserve(1).map_err(|_| Error::Memory {
-                bytes: size_of_val(&record) as u64,
-            })?;
-            records.push(record);
-            Ok(())
-        })?;
+        } = found;
         // What cannot be removed is in nobody's way until the next rewrite, which says so.
         let _ = names.clear(faults);
         let dropped_bytes = file_bytes - head.length;
@@ -268,18 +270,22 @@ impl Journal {
     /// Verifies a journal as `open` does and changes nothing. It takes no lock and may look at one
     /// that is in use: what is committed does not change.
     pub fn check(path: impl AsRef<Path>, options: &Options) -> Result<Summary, Error> {
-        let names = Names::of(path.as_ref())?;
-        let disk = Disk::look(&names.path)?;
-        let mut tries = 1;
-        loop {
-            let head = head_of(&disk);
-            let result = summarise(&disk, options);
-            // A head that changed meanwhile may have been read half old, half new.
-            if result.is_ok() || tries == CHECK_TRIES || head_of(&disk) == head {
-                return result;
-            }
-            tries += 1;
-        }
+        let disk = Disk::look(&Names::of(path.as_ref())?.path)?;
+        steadily(&disk, || summarise(&disk, options))
+    }
+
+    /// Verifies a journal and maps its records, to be read and not written. It takes no lock: any
+    /// number of processes may view one, and share its pages, while one of them writes to it.
+    pub fn view(path: impl AsRef<Path>, options: &Options) -> Result<View, Error> {
+        let disk = Disk::look(&Names::of(path.as_ref())?.path)?;
+        steadily(&disk, || {
+            let (found, records) = verify_and_list(&disk, options)?;
+            Ok(View {
+                identity: found.identity,
+                records,
+                map: Map::new(disk.file(), found.head.length)?,
+            })
+        })
     }
 
     /// The same over bytes in memory.
@@ -589,6 +595,32 @@ impl Drop for Temporary {
                 .names
                 .remove(&self.names.temporary, self.faults.as_ref());
         }
+    }
+}
+
+fn verify_and_list(disk: &Disk, options: &Options) -> Result<(Verified, Vec<RecordRef>), Error> {
+    let mut records = Vec::new();
+    let found = verify::verify(disk, options.key.as_ref(), |record| {
+        let bytes = size_of_val(&record) as u64;
+        let room = records.try_reserve(1);
+        room.map_err(|_| Error::Memory { bytes })?;
+        records.push(record);
+        Ok(())
+    })?;
+    Ok((found, records))
+}
+
+/// Looks at a file that somebody may be writing to. A head that changed meanwhile may have been read
+/// half old, half new: then it is looked at again.
+fn steadily<T>(disk: &Disk, look: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    let mut tries = 1;
+    loop {
+        let head = head_of(disk);
+        let result = look();
+        if result.is_ok() || tries == LOOKS_MAX || head_of(disk) == head {
+            return result;
+        }
+        tries += 1;
     }
 }
 

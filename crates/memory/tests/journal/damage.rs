@@ -109,6 +109,10 @@ fn what_changed_places_is_found() {
                 }
                 let found = Journal::check_bytes(&bytes, &Options::default());
                 assert_eq!(found.is_err(), bytes != good, "{size}: {a} and {b}");
+                if let (Err(e), 4096, 640) = (found, size, from) {
+                    // Whole records: each header knows its place, before the chain is asked.
+                    assert!(e.to_string().contains("header does not match"), "{e}");
+                }
             }
         }
     }
@@ -120,6 +124,54 @@ fn what_changed_places_is_found() {
     let mut bytes = good.clone();
     bytes.splice(640..640, good[record].iter().copied());
     assert!(Journal::check_bytes(&bytes, &Options::default()).is_err());
+}
+
+/// A record in its place, with all its checksums right, but of another time: the chain knows.
+#[test]
+fn a_record_of_another_file_is_found() {
+    let dir = quick_dir();
+    let files: Vec<Vec<u8>> = (0..2u8)
+        .map(|file| {
+            let path = dir.path().join(file.to_string());
+            let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+            for record in 0..5 {
+                journal.append(1, &[&[file, record, 7]]).unwrap();
+            }
+            journal.commit().unwrap();
+            fs::read(&path).unwrap()
+        })
+        .collect();
+    for record in 0..5 {
+        let range = 640 + record * 128..640 + (record + 1) * 128;
+        let mut bytes = files[0].clone();
+        bytes[range.clone()].copy_from_slice(&files[1][range]);
+        let e = Journal::check_bytes(&bytes, &Options::default()).unwrap_err();
+        assert!(
+            e.to_string().contains("not those that were committed"),
+            "{e}"
+        );
+    }
+    // All of them, behind the head of the first.
+    let bytes = [&files[0][..512], &files[1][512..]].concat();
+    assert!(Journal::check_bytes(&bytes, &Options::default()).is_err());
+}
+
+/// Whoever opens a damaged file finds out, and leaves it as it is for those who can repair it.
+#[test]
+fn a_damaged_file_is_not_touched() {
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    sample(&path, Options::default(), 2000);
+    let mut bytes = fs::read(&path).unwrap();
+    let end = bytes.len();
+    bytes[end - 1] ^= 1;
+    bytes.extend([3; 1000]);
+    fs::write(&path, &bytes).unwrap();
+    assert!(Journal::open(&path, Options::default()).is_err());
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+    bytes[end - 1] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(open(&path).dropped_bytes, 1000);
 }
 
 /// A forger without the key can make every checksum right, and not the seal; lengths from a forged

@@ -158,3 +158,133 @@ fn read_only(dir: &Path) {
         (1, b"still".to_vec())
     );
 }
+
+/// A disk of one megabyte, really full: what is committed stays, and room that is made is used.
+#[test]
+fn a_full_disk_loses_nothing() {
+    const NAME: &str = "disk::a_full_disk_loses_nothing";
+    if let Some(dir) = std::env::var_os("JOURNAL_FULL") {
+        return full(Path::new(&dir));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    // In a namespace of its own, so that nobody has to be the superuser.
+    let script = "mount -t tmpfs -o size=1m none \"$JOURNAL_FULL\" || exit 77; exec \"$0\" \"$@\"";
+    let status = Command::new("unshare")
+        .args(["-rm", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .args([NAME, "--exact", "--nocapture"])
+        .env("JOURNAL_FULL", dir.path())
+        .status();
+    match status {
+        Ok(status) if status.success() => {}
+        // 101 is a test that failed; anything else is somebody who may not mount.
+        Ok(status) if status.code() == Some(101) => panic!("it failed on the full disk"),
+        other => eprintln!("SKIPPED: no small disk to fill: {other:?}"),
+    }
+}
+
+fn full(dir: &Path) {
+    let path = dir.join("a");
+    let is_full = |e: Error| {
+        let Error::Io { source, .. } = &e else {
+            panic!("{e}")
+        };
+        assert_eq!(source.kind(), std::io::ErrorKind::StorageFull, "{e}");
+    };
+    let ballast = dir.join("ballast");
+    fs::write(&ballast, vec![1; 300_000]).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let payload = vec![1; 100_000];
+    let mut records = Vec::new();
+    loop {
+        match journal.append(1, &[&payload]) {
+            Ok(record) => records.push(record),
+            Err(e) => break is_full(e),
+        }
+        journal.commit().unwrap();
+        assert!(records.len() < 100, "the disk is not small");
+    }
+    assert_eq!(fs::metadata(&path).unwrap().len(), journal.bytes());
+    // Both files are there while one is rewritten: that does not fit.
+    is_full(
+        journal
+            .rewrite(|new| new.keep(records[0]).and_then(|_| new.keep(records[1])))
+            .unwrap_err(),
+    );
+    assert_eq!(fs::read_dir(dir).unwrap().count(), 2);
+    drop(journal);
+    let opened = open(&path);
+    assert_eq!(opened.records, records);
+    let mut journal = opened.journal;
+    fs::remove_file(&ballast).unwrap();
+    records.push(journal.append(1, &[&payload]).unwrap());
+    journal.commit().unwrap();
+    drop(journal);
+    assert_eq!(open(&path).records, records);
+}
+
+/// Times of the calls a session makes; nothing is asserted.
+#[test]
+#[ignore = "prints times"]
+fn prints_its_times() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("a");
+    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    // A turn: many small blocks, 400 KB in all.
+    let block = Rng(1).bytes(6400);
+    let parts = [&block[..]; 64];
+    let (mut appends, mut commits) = (Vec::new(), Vec::new());
+    let mut records = Vec::new();
+    while journal.bytes() < 64 << 20 {
+        let start = std::time::Instant::now();
+        records.push(journal.append(1, &parts).unwrap());
+        appends.push(start.elapsed());
+        journal.commit().unwrap();
+        commits.push(start.elapsed() - appends[appends.len() - 1]);
+    }
+    let median = |name: &str, times: &mut Vec<std::time::Duration>| {
+        times.sort();
+        let p95 = times[times.len() * 95 / 100];
+        eprintln!("{name}: median {:?}, p95 {p95:?}", times[times.len() / 2]);
+    };
+    median("append of 400 KB", &mut appends);
+    median("commit of it", &mut commits);
+    let start = std::time::Instant::now();
+    let kept: Vec<_> = journal
+        .rewrite(|new| {
+            let half = records.iter().step_by(2);
+            half.map(|r| new.keep(*r)).collect::<Result<_, Error>>()
+        })
+        .unwrap();
+    eprintln!(
+        "rewrite, {} of {} stay: {:?}",
+        kept.len(),
+        records.len(),
+        start.elapsed()
+    );
+    while journal.bytes() < 64 << 20 {
+        journal.append(1, &parts).unwrap();
+    }
+    journal.commit().unwrap();
+    drop(journal);
+    for _ in 0..5 {
+        let start = std::time::Instant::now();
+        let bytes = open(&path).journal.bytes();
+        let time = start.elapsed();
+        let rate = bytes as f64 / time.as_secs_f64() / 1e6;
+        eprintln!("open of {bytes} bytes: {time:?}, {rate:.0} MB/s");
+    }
+    // A session of the usual size.
+    let path = dir.path().join("b");
+    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    (0..10).for_each(|_| _ = journal.append(1, &parts).unwrap());
+    journal.commit().unwrap();
+    drop(journal);
+    let mut opens = Vec::new();
+    for _ in 0..50 {
+        let start = std::time::Instant::now();
+        drop(open(&path));
+        opens.push(start.elapsed());
+    }
+    median("open of 4 MB", &mut opens);
+}

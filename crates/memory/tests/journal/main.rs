@@ -220,11 +220,22 @@ fn one_at_a_time() {
         Journal::check(&path, &Options::default()).unwrap().commits,
         1
     );
+    let views = [(); 2].map(|()| Journal::view(&path, &Options::default()).unwrap());
+    for view in &views {
+        assert_eq!(view.identity, IDENTITY);
+        assert_eq!(view.map.payload(view.records[0]).unwrap(), b"a");
+    }
     // The file that a rewrite puts in place is locked as well.
     journal.rewrite(|new| new.append(2, &[b"b"])).unwrap();
     busy();
     drop(journal);
     assert_eq!(content(&open(&path)), [(2, b"b".to_vec())]);
+    // A view has what it saw, whatever came after.
+    assert_eq!(views[0].map.payload(views[0].records[0]).unwrap(), b"a");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[700] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    assert!(Journal::view(&path, &Options::default()).is_err());
 }
 
 /// Processes that rewrite a file all the time, and others that want to open it: whoever succeeds has

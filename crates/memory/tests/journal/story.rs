@@ -65,7 +65,9 @@ impl Twin {
                 Err(e) => {
                     self.failed(e);
                     let both = [&self.sure[..], &self.appended[..]].concat();
-                    self.unsure(&mut journal, both);
+                    let dropped = journal.bytes() == journal.committed_bytes();
+                    let lost = self.unsure(&mut journal, both);
+                    assert!(lost || dropped, "a failed commit drops what was appended");
                     self.drop_appended();
                 }
             },
@@ -136,15 +138,16 @@ impl Twin {
         self.failures += 1;
     }
 
-    /// After a failed commit or rewrite: a lost journal may hold either; any other only the old.
-    fn unsure(&mut self, journal: &mut Journal, other: Vec<Record>) {
+    /// After a failed commit or rewrite: a lost journal may hold either; any other only the old. True if lost.
+    fn unsure(&mut self, journal: &mut Journal, other: Vec<Record>) -> bool {
         if matches!(journal.append(0, &[]), Err(Error::Lost)) {
             assert!(matches!(journal.commit(), Err(Error::Lost)));
             self.perhaps.get_or_insert(other);
-        } else {
-            journal.abandon();
-            self.drop_appended();
+            return true;
         }
+        journal.abandon();
+        self.drop_appended();
+        false
     }
 
     fn compare(&mut self, opened: &Opened) {
