@@ -8,6 +8,7 @@
 use crate::load::Model;
 use crate::text::chat::{ChatError, encode_chat};
 use crate::text::template::{Message, RenderOptions};
+use std::sync::{Arc, OnceLock};
 
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutError {
@@ -20,38 +21,41 @@ pub enum LayoutError {
 /// Short words for an exchange that says what a system message would.
 const NOTED: &str = "Noted.";
 
-/// The pieces of one model's conversations.
-pub struct Layout<'a> {
-    model: &'a Model,
-    now_unix_seconds: i64,
+/// The pieces of one model's conversations. What is the same for all of them is laid out once.
+pub struct Layout {
+    model: Arc<Model>,
+    /// An exchange, and what it ends with.
+    before: OnceLock<Vec<u32>>,
+    ending: OnceLock<Vec<u32>>,
 }
 
-impl<'a> Layout<'a> {
-    /// `now` is for templates that write the date.
-    pub fn new(model: &'a Model, now_unix_seconds: i64) -> Layout<'a> {
+impl Layout {
+    pub fn new(model: Arc<Model>) -> Layout {
         Layout {
             model,
-            now_unix_seconds,
+            before: OnceLock::new(),
+            ending: OnceLock::new(),
         }
     }
 
-    /// What a conversation begins with: the persistent text, or what the template writes without one.
-    pub fn opening(&self, persistent: &str) -> Result<Vec<u32>, LayoutError> {
+    /// What a conversation begins with: the persistent text, or what the template writes without one. The time is for
+    /// templates that write the date.
+    pub fn opening(&self, persistent: &str, now_ms: u64) -> Result<Vec<u32>, LayoutError> {
         let system = Message::new("system", persistent);
         let with = |rest: &[Message]| {
             let system = (!persistent.is_empty()).then(|| system.clone());
             system.into_iter().chain(rest.to_vec()).collect::<Vec<_>>()
         };
         let question = [Message::new("user", "a")];
-        let longer = self.ids(&with(&question), true)?;
+        let longer = self.ids_at(now_ms, &with(&question), true)?;
         if persistent.is_empty() {
             // The common beginning of two questions that begin differently, back to the last marker.
-            let other = self.ids(&[Message::new("user", "7")], true)?;
+            let other = self.ids_at(now_ms, &[Message::new("user", "7")], true)?;
             let same = common(&longer, &other);
             let marker = self.question_marker()?;
             return Ok(longer[..same.saturating_sub(marker)].to_vec());
         }
-        match self.ids(&with(&[]), false) {
+        match self.ids_at(now_ms, &with(&[]), false) {
             Ok(alone)
                 if !alone.is_empty()
                     && longer.starts_with(&alone)
@@ -64,7 +68,7 @@ impl<'a> Layout<'a> {
                     Message::new("user", persistent),
                     Message::new("assistant", NOTED),
                 ];
-                Ok(self.ids(&exchange, false)?)
+                Ok(self.ids_at(now_ms, &exchange, false)?)
             }
         }
     }
@@ -86,7 +90,10 @@ impl<'a> Layout<'a> {
     }
 
     /// What follows an answer that ended without a marker of its own, the marker included.
-    pub fn ending(&self) -> Result<Vec<u32>, LayoutError> {
+    pub fn ending(&self) -> Result<&[u32], LayoutError> {
+        if let Some(ending) = self.ending.get() {
+            return Ok(ending);
+        }
         let asked = self.ids(&[Message::new("user", "a")], true)?;
         let answered = |text| {
             let exchange = [Message::new("user", "a"), Message::new("assistant", text)];
@@ -99,7 +106,8 @@ impl<'a> Layout<'a> {
         // What two different answers end with alike; an answer is at least one token.
         let alike = common_end(&one[asked.len()..], &other[asked.len().min(other.len())..]);
         let alike = alike.min(one.len() - asked.len() - 1);
-        Ok(one[one.len() - alike..].to_vec())
+        let ending = one[one.len() - alike..].to_vec();
+        Ok(self.ending.get_or_init(|| ending))
     }
 
     /// Tokens of the question's first marker, up to its text.
@@ -111,7 +119,13 @@ impl<'a> Layout<'a> {
     /// What messages add to a conversation that had an exchange before.
     fn beyond(&self, more: &[Message], generate: bool) -> Result<Vec<u32>, LayoutError> {
         let mut messages = vec![Message::new("user", "a"), Message::new("assistant", "b")];
-        let before = self.ids(&messages, false)?;
+        let before = match self.before.get() {
+            Some(before) => before,
+            None => {
+                let ids = self.ids(&messages, false)?;
+                self.before.get_or_init(|| ids)
+            }
+        };
         messages.extend_from_slice(more);
         let after = self.ids(&messages, generate)?;
         match after.strip_prefix(&before[..]) {
@@ -137,10 +151,20 @@ impl<'a> Layout<'a> {
         word.is_empty() || found || !word.is_ascii()
     }
 
+    /// Pieces behind the opening are the same at any time.
     fn ids(&self, messages: &[Message], generate: bool) -> Result<Vec<u32>, ChatError> {
+        self.ids_at(0, messages, generate)
+    }
+
+    fn ids_at(
+        &self,
+        now_ms: u64,
+        messages: &[Message],
+        generate: bool,
+    ) -> Result<Vec<u32>, ChatError> {
         let options = RenderOptions {
             add_generation_prompt: generate,
-            now_unix_seconds: self.now_unix_seconds,
+            now_unix_seconds: (now_ms / 1000) as i64,
             ..RenderOptions::default()
         };
         let (template, tokenizer) = (self.model.template(), self.model.tokenizer());

@@ -139,6 +139,8 @@ pub enum SessionError {
         "the persistent stream would have {tokens} tokens; accepted: at most {most}, facts included"
     )]
     PersistentFull { tokens: usize, most: usize },
+    #[error("an answer of {tokens} tokens; accepted: 1 to {most}")]
+    AnswerLength { tokens: usize, most: usize },
     #[error("there is no fact {number} that holds")]
     NoSuchFact { number: u64 },
     #[error("there is no turn {number}")]
@@ -147,6 +149,8 @@ pub enum SessionError {
     Budget { room: usize, least: usize },
     #[error(transparent)]
     TooLong(#[from] turns::TooLong),
+    #[error(transparent)]
+    Tokenize(#[from] crate::text::tokenizer::TokenizeError),
     #[error(transparent)]
     Layout(#[from] LayoutError),
     #[error(transparent)]
@@ -185,6 +189,7 @@ pub struct SessionId {
 pub struct Sessions {
     options: SessionOptions,
     identity: Identity,
+    layout: Layout,
     encoder: Option<Arc<dyn Embed>>,
     slots: Vec<Slot>,
 }
@@ -304,6 +309,7 @@ impl Sessions {
         options.answer_max = options.answer_max.min(capacity / 2);
         Ok(Sessions {
             identity: Identity::of(runtime, &options.tenant),
+            layout: Layout::new(runtime.model().clone()),
             options,
             encoder: None,
             slots: Vec::new(),
@@ -336,8 +342,7 @@ impl Sessions {
     ) -> Result<SessionId, SessionError> {
         names::check(name)?;
         self.check_not_open(name)?;
-        let model = runtime.model().clone();
-        let opening = Layout::new(&model, (now_ms / 1000) as i64).opening(persistent)?;
+        let opening = self.layout.opening(persistent, now_ms)?;
         self.check_persistent(opening.len())?;
         let mut journal = match &self.options.dir {
             Some(dir) => Some(self.create_file(dir, name)?),
@@ -522,6 +527,11 @@ impl Sessions {
             time_ms: record.time_ms,
             tokens: record.tokens,
         })
+    }
+
+    /// Tokens that end an answer.
+    pub fn ending_tokens(&self) -> Result<usize, SessionError> {
+        Ok(self.layout.ending()?.len())
     }
 
     /// The sequence of a session, for whoever steps it beside others.

@@ -7,16 +7,18 @@
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
 use super::relevance::Relevance;
 use super::turns::{Place, Plan, Room, Turn, hidden, plan};
-use super::{Embed, Fact, Held, Layout, Session, SessionError, SessionId, Sessions, feed};
+use super::{Embed, Fact, Held, Session, SessionError, SessionId, Sessions, feed};
 use crate::encoder::{Embedding, EncoderError, Stored};
 use crate::run::{
     Event, Finish, GenerateOptions, Generation, Runtime, SequenceId, StepError, generate,
 };
 use crate::sample::Sampler;
+use crate::text::tokenizer::EncodeOptions;
 use haversack_cache::size::{Kept, kv_bytes, reserve_bytes};
 use haversack_cache::{CacheError, Positions};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use std::ops::{ControlFlow, Range};
+use std::time::Duration;
 
 const SLOTS: u64 = BLOCK_SLOTS as u64;
 
@@ -87,9 +89,7 @@ impl Sessions {
         options: &GenerateOptions,
         tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Answer, SessionError> {
-        let model = runtime.model().clone();
-        let layout = Layout::new(&model, (now_ms / 1000) as i64);
-        let ready = self.prepare(runtime, id, text, &layout)?;
+        let ready = self.prepare(runtime, id, text)?;
         let most = self.options.answer_max;
         let options = GenerateOptions {
             tokens_max: Some(options.tokens_max.map_or(most, |asked| asked.min(most))),
@@ -101,7 +101,7 @@ impl Sessions {
             .map_err(SessionError::from)
             .and_then(|generation| {
                 if !generation.tokens.is_empty() {
-                    feed(runtime, sequence, &closing(&layout, &model, &generation)?)?;
+                    feed(runtime, sequence, &self.closing(runtime, &generation)?)?;
                 }
                 Ok(generation)
             });
@@ -126,6 +126,62 @@ impl Sessions {
                 Err(error)
             }
         }
+    }
+
+    /// A turn whose answer is known: a conversation that was had elsewhere.
+    pub fn tell(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        answer: &str,
+        now_ms: u64,
+    ) -> Result<u64, SessionError> {
+        let plain = EncodeOptions {
+            add_special: false,
+            parse_special: false,
+        };
+        let tokens = runtime.model().tokenizer().encode(answer, plain)?;
+        let most = self.options.answer_max;
+        if tokens.is_empty() || tokens.len() > most {
+            let tokens = tokens.len();
+            return Err(SessionError::AnswerLength { tokens, most });
+        }
+        let ready = self.prepare(runtime, id, text)?;
+        let generation = Generation {
+            text: answer.to_owned(),
+            tokens,
+            finish: Finish::Stop,
+            prefill: Duration::ZERO,
+            decode: Duration::ZERO,
+        };
+        let sequence = self.session(id)?.sequence;
+        let mut all = ready.prompt.clone();
+        all.extend_from_slice(&generation.tokens[..generation.tokens.len() - 1]);
+        all.extend(self.closing(runtime, &generation)?);
+        if let Err(error) = feed(runtime, sequence, &all) {
+            self.undo(runtime, id, ready)?;
+            return Err(error);
+        }
+        let answer = self.finish(runtime, id, text, now_ms, ready, generation)?;
+        Ok(answer.turn.unwrap_or_default())
+    }
+
+    /// Lets somebody look at the sequence as it would answer a question, right behind it. Nothing is said.
+    pub fn peek<T>(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        look: &mut dyn FnMut(&mut Runtime, SequenceId) -> Result<T, StepError>,
+    ) -> Result<(T, Context), SessionError> {
+        let ready = self.prepare(runtime, id, text)?;
+        let context = ready.context.clone();
+        let sequence = self.session(id)?.sequence;
+        let found = feed(runtime, sequence, &ready.prompt)
+            .and_then(|()| look(runtime, sequence).map_err(SessionError::from));
+        self.undo(runtime, id, ready)?;
+        Ok((found?, context))
     }
 
     /// Adds to the persistent stream; returns the fact's number.
@@ -179,8 +235,7 @@ impl Sessions {
         now_ms: u64,
         supersedes: Option<u64>,
     ) -> Result<u64, SessionError> {
-        let model = runtime.model().clone();
-        let tokens = Layout::new(&model, (now_ms / 1000) as i64).fact(text)?;
+        let tokens = self.layout.fact(text)?;
         let session = self.session(id)?;
         let old = match supersedes {
             Some(fact) => session.check_fact(fact)?,
@@ -266,9 +321,9 @@ impl Sessions {
         runtime: &mut Runtime,
         id: SessionId,
         text: &str,
-        layout: &Layout<'_>,
     ) -> Result<Ready, SessionError> {
         let index = self.find(id)?;
+        let layout = &self.layout;
         let (question, embedding) = beside(self.encoder.as_deref(), text, || layout.question(text));
         let (question, embedding) = (question?, embedding?);
         let ending = layout.ending()?.len() as u64 + 1;
@@ -337,6 +392,23 @@ impl Sessions {
         })
     }
 
+    /// What is read behind an answer so that it ends as the template ends it: the last token sampled, which the
+    /// sequence does not have yet, and what follows.
+    fn closing(
+        &self,
+        runtime: &Runtime,
+        generation: &Generation,
+    ) -> Result<Vec<u32>, SessionError> {
+        let ending = self.layout.ending()?;
+        let Some(&last) = generation.tokens.last() else {
+            return Ok(ending.to_vec());
+        };
+        // An answer that ended by itself has the first token of its ending already.
+        let is_end = runtime.model().tokenizer().is_end(last) && ending.first() == Some(&last);
+        let own = (!is_end).then_some(last);
+        Ok(own.into_iter().chain(ending.iter().copied()).collect())
+    }
+
     fn undo(
         &mut self,
         runtime: &mut Runtime,
@@ -359,6 +431,7 @@ impl Sessions {
         generation: Generation,
     ) -> Result<Answer, SessionError> {
         runtime.close(ready.backup)?;
+        let ending = self.closing(runtime, &generation)?;
         let index = self.find(id)?;
         let encoder = self.encoder.as_deref();
         let options = &self.options;
@@ -385,8 +458,6 @@ impl Sessions {
         tokens.extend_from_slice(&generation.tokens);
         // What was read beyond the answer is the end marker and what belongs to it.
         let whole = (end - ready.question_start) as usize;
-        let layout = Layout::new(runtime.model(), (now_ms / 1000) as i64);
-        let ending = closing(&layout, runtime.model(), &generation)?;
         tokens.truncate(whole.saturating_sub(ending.len()));
         tokens.extend(ending);
         debug_assert_eq!(tokens.len(), whole);
@@ -713,25 +784,6 @@ fn beside<T>(
         // A thread that died judged nothing.
         let embedding = embedding.join().map_or(Ok(None), |e| e.map(Some));
         (value, embedding)
-    })
-}
-
-/// What is read behind an answer so that it ends as the template ends it: the last token sampled, which the sequence
-/// does not have yet, and what follows.
-fn closing(
-    layout: &Layout<'_>,
-    model: &crate::Model,
-    generation: &Generation,
-) -> Result<Vec<u32>, SessionError> {
-    let ending = layout.ending()?;
-    let last = generation.tokens.last().copied();
-    Ok(match last {
-        Some(last) if model.tokenizer().is_end(last) => match ending.first() {
-            Some(&first) if first == last => ending,
-            _ => std::iter::once(last).chain(ending).collect(),
-        },
-        Some(last) => std::iter::once(last).chain(ending).collect(),
-        None => ending,
     })
 }
 
