@@ -165,6 +165,7 @@ impl Store {
                     far: None,
                     first_position: position + first as u64,
                     rows: (rows - first).min(BLOCK_SLOTS) as u32,
+                    hidden: 0,
                 });
             }
             let entries = table.entries.len() - rows.div_ceil(BLOCK_SLOTS)..table.entries.len();
