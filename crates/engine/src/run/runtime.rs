@@ -22,8 +22,8 @@ use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, 
 use crate::plan;
 use haversack_cache::policy::rows::ParamsError;
 use haversack_cache::{
-    Account, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId, SequenceStats, Step,
-    Store, StoreOptions,
+    Account, Applied, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId,
+    SequenceStats, Step, Store, StoreOptions,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -34,7 +34,7 @@ use haversack_kernels::threads::Pool;
 use haversack_memory::{Reading, Readings};
 use keep::to_border;
 use std::collections::HashMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -307,6 +307,17 @@ impl Runtime {
     /// a fork taken in time keeps it.
     pub fn truncate(&mut self, id: SequenceId, position: u64) -> Result<(), StepError> {
         Ok(self.store.truncate(id, position)?)
+    }
+
+    /// Hides these positions from every query from now on, and shows all others: see [`Store::hide`]. Refused
+    /// where rows leave one by one.
+    pub fn hide(&mut self, id: SequenceId, hidden: &[Range<u64>]) -> Result<(), StepError> {
+        Ok(self.store.hide(id, hidden)?)
+    }
+
+    /// Drops the blocks whose rows are all hidden and among these positions: see [`Store::drop_hidden`].
+    pub fn drop_hidden(&mut self, id: SequenceId, range: Range<u64>) -> Result<Applied, StepError> {
+        Ok(self.store.drop_hidden(id, range)?)
     }
 
     /// Tokens a sequence has seen.
