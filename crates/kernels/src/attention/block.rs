@@ -39,8 +39,12 @@ pub struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Whether all of these slots are hidden.
+    /// Whether all of these slots are hidden. Most blocks hide none, and are asked for every head and tile.
+    #[inline(always)]
     pub(super) fn hides(&self, slots: Range<usize>) -> bool {
+        if self.hidden == 0 {
+            return false;
+        }
         let before = |slot: usize| ((1u64 << slot) - 1) as u32;
         let asked = before(slots.end) & !before(slots.start);
         self.hidden & asked == asked

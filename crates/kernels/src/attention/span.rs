@@ -158,10 +158,11 @@ impl<'a> Span<'a> {
         if let Ahead::Span(next) | Ahead::Heads(next) = ahead
             && next < job.spans()
         {
-            let blocks = (job.view.span(next)).map(|i| job.view.block(i, query_block));
-            let shown = blocks.filter(|block| !block.hides(0..block.rows));
-            for ((_, to), block) in open.sides.iter_mut().zip(shown) {
-                *to = side.of(&block).bytes;
+            for ((_, to), i) in open.sides.iter_mut().zip(job.view.span(next)) {
+                let block = job.view.block(i, query_block);
+                if !block.hides(0..block.rows) {
+                    *to = side.of(&block).bytes;
+                }
             }
         }
         Some(open)
