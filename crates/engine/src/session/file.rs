@@ -347,7 +347,7 @@ impl Session {
                     let turns = &mut self.turns;
                     if let Some(held) = turns.iter_mut().find(|h| Some(h.turn.number) == number) {
                         held.record = Some(record);
-                        held.embedding = None;
+                        held.told = None;
                         self.needed_bytes += record.file_bytes();
                     }
                 }
@@ -398,10 +398,8 @@ impl Session {
             found.map_err(|e| self.file_error(e))?;
             return read(&bytes);
         }
-        let number = held.turn.number.to_le_bytes();
-        let waiting = (self.pending.iter()).find(|(k, b)| *k == TURN && b.starts_with(&number));
-        match waiting {
-            Some((_, bytes)) => read(bytes),
+        match &held.told {
+            Some(bytes) => read(bytes),
             None => Err(SessionError::NoSuchTurn {
                 number: held.turn.number,
             }),
@@ -608,7 +606,7 @@ impl Replay {
                             is_pinned: told.is_pinned,
                         },
                         record: Some(record),
-                        embedding: None,
+                        told: None,
                     });
                 }
                 FACT => {

@@ -56,7 +56,7 @@ pub mod turns;
 pub use file::Identity;
 pub use talk::{Answer, Context};
 
-use crate::encoder::{Embedding, Encoder, EncoderError, Stored};
+use crate::encoder::{Embedding, Encoder, EncoderError};
 use crate::run::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, RecordRef};
 use layout::{Layout, LayoutError};
@@ -206,7 +206,8 @@ struct Held {
     turn: Turn,
     /// The record with its tokens and embedding; `None` while it has not been saved.
     record: Option<RecordRef>,
-    embedding: Option<Box<Stored>>,
+    /// The bytes of that record, until it is.
+    told: Option<Vec<u8>>,
 }
 
 /// A piece of the persistent stream that holds.

@@ -464,16 +464,13 @@ impl Sessions {
         let number = session.turns_made;
         session.turns_made += 1;
         let time_ms = session.at(now_ms);
-        let stored = embedding.as_ref().map(Embedding::store);
         let record = TurnRecord {
             number,
             start: ready.question_start,
             time_ms,
             question: ready.question as u32,
             is_pinned: false,
-            embedding: stored
-                .as_ref()
-                .map_or(Vec::new(), |e| e.to_bytes().to_vec()),
+            embedding: embedding.map_or(Vec::new(), |e| e.store().to_bytes().to_vec()),
             tokens,
         };
         session.turns.push(Held {
@@ -485,7 +482,7 @@ impl Sessions {
                 is_pinned: false,
             },
             record: None,
-            embedding: stored.map(Box::new),
+            told: Some(record.to_bytes()),
         });
         session.pending.push((TURN, record.to_bytes()));
         session.save(runtime, options);
@@ -525,10 +522,10 @@ impl Session {
             _ => None,
         };
         let similarity = |held: &Held| {
-            if let Some(stored) = &held.embedding {
-                return Some(stored.similarity(&question));
-            }
-            let bytes = map.as_ref()?.payload(held.record?).ok()?;
+            let bytes = match (&held.told, held.record) {
+                (Some(bytes), _) => bytes,
+                (None, record) => map.as_ref()?.payload(record?).ok()?,
+            };
             let stored = Stored::from_bytes(TurnRecord::embedding(bytes)?).ok()?;
             Some(stored.similarity(&question))
         };
