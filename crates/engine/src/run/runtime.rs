@@ -102,6 +102,8 @@ pub struct Runtime {
     pub(super) guard: Option<Guard>,
     /// What is kept beside blocks whatever is open.
     pub(super) side_bytes: usize,
+    /// Of these, what sessions hold.
+    held_bytes: usize,
     /// Plans that were applied, in words, if somebody wants to know.
     plans: Vec<String>,
     /// The window that the device has room for, and why. Each sequence takes it over where rows of its
@@ -229,6 +231,7 @@ impl Runtime {
             plans: Vec::new(),
             guard,
             side_bytes,
+            held_bytes: 0,
             target: None,
             model,
         })
@@ -301,6 +304,20 @@ impl Runtime {
             guard.close(id);
         }
         self.charge_rings(0)
+    }
+
+    /// Sets what sessions keep beside sequences: a level, which the budget covers like everything else.
+    pub fn hold(&mut self, bytes: usize) -> Result<(), StepError> {
+        let own = self.side_bytes - self.held_bytes;
+        let rings = self
+            .scratch
+            .canaries
+            .as_ref()
+            .map_or(0, |c| c.bytes_with(0));
+        self.store.charge(Account::Side, own + bytes + rings)?;
+        self.side_bytes = own + bytes;
+        self.held_bytes = bytes;
+        Ok(())
     }
 
     /// A sequence from its image. It stands where it stood, and goes on the same way.

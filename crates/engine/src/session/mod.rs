@@ -170,11 +170,20 @@ pub enum SessionError {
 /// Says what a text is about. [`Encoder`] does.
 pub trait Embed: Send + Sync {
     fn embed(&self, text: &str) -> Result<Embedding, EncoderError>;
+
+    /// Memory it takes while it is at work.
+    fn bytes(&self) -> usize {
+        0
+    }
 }
 
 impl Embed for Encoder {
     fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
         Encoder::embed(self, text)
+    }
+
+    fn bytes(&self) -> usize {
+        self.heap_bytes() + self.scratch_bytes()
     }
 }
 
@@ -207,7 +216,7 @@ struct Held {
     /// The record with its tokens and embedding; `None` while it has not been saved.
     record: Option<RecordRef>,
     /// The bytes of that record, until it is.
-    told: Option<Vec<u8>>,
+    told: Option<Box<[u8]>>,
 }
 
 /// A piece of the persistent stream that holds.
@@ -289,6 +298,9 @@ pub struct TurnView {
 
 /// Ending of a session's file.
 const ENDING: &str = "session";
+
+/// What a turn adds to a session's lists, its tokens until they are saved included.
+const TURN_BYTES: usize = 16 << 10;
 
 /// A conversation below this is none.
 const CAPACITY_MIN: usize = 128;
@@ -377,7 +389,7 @@ impl Sessions {
         session.last_time_ms = now_ms;
         session.note_fact(&opening, 0, now_ms, persistent, None);
         session.save(runtime, &self.options);
-        Ok(self.admit(session))
+        self.admit(runtime, session, true)
     }
 
     /// A session from its file, where the last acknowledged turn ended.
@@ -389,7 +401,7 @@ impl Sessions {
         };
         let path = path_of(dir, name);
         let session = Session::open(runtime, name, &path, &self.identity, &self.options)?;
-        Ok(self.admit(session))
+        self.admit(runtime, session, false)
     }
 
     /// Puts a session away. What it holds in memory is free; its file says all.
@@ -401,6 +413,7 @@ impl Sessions {
                 session.save(runtime, &self.options);
             }
             runtime.close(session.sequence)?;
+            self.hold(runtime)?;
         }
         Ok(())
     }
@@ -423,7 +436,7 @@ impl Sessions {
             return Err(SessionError::Closed { index });
         };
         let fork = session.fork(runtime, name, journal, &self.options)?;
-        Ok(self.admit(fork))
+        self.admit(runtime, fork, true)
     }
 
     /// Removes a session that is not open, and its file.
@@ -567,6 +580,14 @@ impl Sessions {
         })
     }
 
+    /// Puts what sessions hold into the ledger, with room for one turn more.
+    fn hold(&self, runtime: &mut Runtime) -> Result<(), SessionError> {
+        let open = self.slots.iter().filter_map(|slot| slot.session.as_ref());
+        let sessions: usize = open.map(|s| s.bytes() + TURN_BYTES).sum();
+        let encoder = self.encoder.as_ref().map_or(0, |encoder| encoder.bytes());
+        Ok(runtime.hold(sessions + encoder)?)
+    }
+
     fn is_open(&self, name: &str) -> bool {
         let mut open = self.slots.iter().filter_map(|slot| slot.session.as_ref());
         open.any(|session| session.name == name)
@@ -579,17 +600,32 @@ impl Sessions {
         }
     }
 
-    fn admit(&mut self, session: Session) -> SessionId {
+    /// Takes a session in, if its lists fit the budget too. A new one that does not leaves no file.
+    fn admit(
+        &mut self,
+        runtime: &mut Runtime,
+        session: Session,
+        is_new: bool,
+    ) -> Result<SessionId, SessionError> {
         let free = self.slots.iter().position(|slot| slot.session.is_none());
         let index = free.unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.slots.len() - 1
         });
         self.slots[index].session = Some(session);
-        SessionId {
+        if let Err(error) = self.hold(runtime) {
+            if let Some(session) = self.slots[index].session.take() {
+                runtime.close(session.sequence)?;
+                if let Some(journal) = session.journal.filter(|_| is_new) {
+                    let _ = journal.remove();
+                }
+            }
+            return Err(error);
+        }
+        Ok(SessionId {
             index: index as u32,
             generation: self.slots[index].generation,
-        }
+        })
     }
 
     fn find(&self, id: SessionId) -> Result<usize, SessionError> {
@@ -632,6 +668,22 @@ impl Session {
             last_time_ms: 0,
             wanted: Vec::new(),
         }
+    }
+
+    /// Memory of the lists.
+    fn bytes(&self) -> usize {
+        let told = self.turns.iter().filter_map(|h| h.told.as_ref());
+        let facts = self
+            .facts
+            .iter()
+            .map(|f| f.text.capacity() + size_of::<Fact>());
+        let pending = self.pending.iter().map(|(_, bytes)| bytes.capacity());
+        // A tree's nodes are half empty at worst.
+        let columns = 2 * self.columns.len() * (size_of::<u64>() + size_of::<RecordRef>());
+        self.turns.capacity() * size_of::<Held>()
+            + told.map(|bytes| bytes.len()).sum::<usize>()
+            + facts.chain(pending).sum::<usize>()
+            + columns
     }
 
     /// Tokens of the persistent stream.

@@ -322,6 +322,8 @@ impl Sessions {
         id: SessionId,
         text: &str,
     ) -> Result<Ready, SessionError> {
+        self.find(id)?;
+        self.hold(runtime)?;
         let index = self.find(id)?;
         let layout = &self.layout;
         let (question, embedding) = beside(self.encoder.as_deref(), text, || layout.question(text));
@@ -482,7 +484,7 @@ impl Sessions {
                 is_pinned: false,
             },
             record: None,
-            told: Some(record.to_bytes()),
+            told: Some(record.to_bytes().into()),
         });
         session.pending.push((TURN, record.to_bytes()));
         session.save(runtime, options);
