@@ -286,14 +286,9 @@ pub struct Chat {
 
 /// `all`, `threshold=F` or `top-k=N`.
 fn relevance(text: &str) -> Result<Relevance, String> {
-    let usual = Relevance::Top {
-        turns: 8,
-        hysteresis: 0.05,
-        least: 0.2,
-    };
     let found = match text.split_once('=') {
         None if text == "all" => Some(Relevance::All),
-        None if text == "top-k" => Some(usual),
+        None if text == "top-k" => Some(Relevance::default()),
         Some(("threshold", n)) => {
             let n = n.parse::<f32>().ok().filter(|n| (-1.0..=1.0).contains(n));
             n.map(Relevance::Threshold)
@@ -303,7 +298,7 @@ fn relevance(text: &str) -> Result<Relevance, String> {
             n.map(|turns| Relevance::Top {
                 turns,
                 hysteresis: 0.05,
-                least: 0.2,
+                least: -1.0,
             })
         }
         _ => None,

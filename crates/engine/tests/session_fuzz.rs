@@ -323,22 +323,29 @@ fn what_is_seen_is_what_must_be() {
     let path = folder.path().join("tiny.gguf");
     let spec = Spec {
         context: 1024,
+        layers: 2,
+        dim: 32,
+        ffn: 32,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 16,
+        rope_dim: 16,
         ..Spec::named("llama").unwrap()
     };
     spec.write_file(&path).unwrap();
-    let model = load(&path, Repack::Off);
+    let model = load(&path, Repack::Into(folder.path().join("packed")));
     let count = std::env::var("HAVERSACK_FUZZ_CONVERSATIONS");
-    let count: u64 = count.ok().and_then(|n| n.parse().ok()).unwrap_or(200);
+    let count: u64 = count.ok().and_then(|n| n.parse().ok()).unwrap_or(20_000);
     std::thread::scope(|scope| {
         for half in 0..2 {
             let (model, dir) = (&model, folder.path().join(format!("sessions{half}")));
             scope.spawn(move || {
                 for judged in [false, true] {
-                    // One in sixteen has a file: the disk is slow, and its own tests are elsewhere.
+                    // Few have a file: the disk is slow, and its own tests are elsewhere.
                     let mut plain = World::new(model, None, judged);
                     let mut saved = World::new(model, Some(&dir), judged);
                     for seed in (0..count / 2).filter(|seed| seed % 2 == half) {
-                        let world = if seed % 16 < 2 {
+                        let world = if seed % 32 < 2 {
                             &mut saved
                         } else {
                             &mut plain

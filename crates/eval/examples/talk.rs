@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (Some(model), Some(encoder)) = (args.get(1), args.get(2)) else {
         return Err("talk MODEL ENCODER_DIR [DIALOGUES] [FACTS] [TURNS] [MODES] [TOP]".into());
     };
-    let (dialogues, facts, turns) = (number(3, 14), number(4, 30), number(5, 130));
+    let (dialogues, facts, turns) = (number(3, 34), number(4, 12), number(5, 130));
     let modes = args
         .get(6)
         .map_or("full,window,streams,recall", |m| m.as_str());
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "recall" => Relevance::Top {
                 turns: top,
                 hysteresis: 0.05,
-                least: 0.2,
+                least: -1.0,
             },
             "threshold" => Relevance::Threshold(0.6),
             _ => Relevance::All,

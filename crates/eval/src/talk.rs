@@ -1,12 +1,12 @@
 //! Long conversations: facts told early, many turns about other things, and questions late.
 //!
 //! ```text
-//! user       The password of the silver drawer is tiger.      ┐ facts, each once
-//! assistant  Thank you, I will remember that.                  ┘
+//! user       Yesterday I met a baker called Alice Stone.          ┐ facts, each once
+//! assistant  It must have been nice to meet Alice Stone, the baker. ┘
 //! user       Can you tell me something about bridges?          ┐ sixty turns and more about other things,
 //! assistant  A bridge carries a road over a river. …           ┘ four times what memory holds
-//! user       What is the password of the silver drawer?
-//! assistant  The password of the silver drawer is ▮            ten answers are judged, all told of other things
+//! user       What is the full name of Alice, the baker I told you about?
+//! assistant  The full name of the baker is Alice ▮             ten answers are judged, all of them names of others
 //! ```
 //!
 //! The same dialogue is had with a full cache, with a window that slides, with two streams, and with two streams that
@@ -40,43 +40,49 @@ pub struct Asked {
     pub told_in: usize,
 }
 
-const ADJECTIVES: [&str; 16] = [
-    "silver", "wooden", "narrow", "yellow", "round", "heavy", "broken", "little", "northern",
-    "old", "purple", "quiet", "striped", "tall", "velvet", "rusty",
+/// As many as there are facts in a dialogue at most: nobody is met twice.
+const FIRST: [&str; 32] = [
+    "Alice", "Bruno", "Clara", "David", "Edith", "Felix", "Grace", "Henry", "Irene", "Jacob",
+    "Karen", "Louis", "Maria", "Nora", "Oliver", "Paula", "Quentin", "Rosa", "Simon", "Tessa",
+    "Ursula", "Victor", "Wanda", "Xavier", "Yvonne", "Zack", "Agnes", "Boris", "Celia", "Dennis",
+    "Elsa", "Frank",
 ];
-const NOUNS: [&str; 16] = [
-    "drawer", "suitcase", "cabinet", "bicycle", "lantern", "garage", "piano", "cellar", "wardrobe",
-    "tractor", "chest", "mailbox", "locker", "cottage", "workshop", "fridge",
+const JOBS: [&str; 32] = [
+    "baker",
+    "dentist",
+    "pilot",
+    "gardener",
+    "teacher",
+    "plumber",
+    "lawyer",
+    "painter",
+    "farmer",
+    "nurse",
+    "singer",
+    "barber",
+    "tailor",
+    "sailor",
+    "judge",
+    "writer",
+    "banker",
+    "carpenter",
+    "chemist",
+    "dancer",
+    "driver",
+    "fisherman",
+    "miner",
+    "librarian",
+    "photographer",
+    "postman",
+    "soldier",
+    "surgeon",
+    "waiter",
+    "translator",
+    "engineer",
+    "journalist",
 ];
-/// (what is told, ten values)
-const KINDS: [(&str, [&str; 10]); 4] = [
-    (
-        "password",
-        [
-            "tiger", "rabbit", "eagle", "dolphin", "camel", "spider", "turtle", "monkey", "falcon",
-            "zebra",
-        ],
-    ),
-    (
-        "colour code",
-        [
-            "red", "blue", "green", "orange", "black", "white", "brown", "pink", "gold", "grey",
-        ],
-    ),
-    (
-        "owner",
-        [
-            "Martin", "Julia", "Oscar", "Helen", "Victor", "Emma", "Simon", "Laura", "Peter",
-            "Diana",
-        ],
-    ),
-    (
-        "city of origin",
-        [
-            "Paris", "Oslo", "Cairo", "Lima", "Dublin", "Seoul", "Vienna", "Boston", "Madrid",
-            "Athens",
-        ],
-    ),
+const LAST: [&str; 10] = [
+    "Brown", "Carter", "Fisher", "Green", "Hunter", "King", "Miller", "Stone", "Walker", "Young",
 ];
 const TOPICS: [(&str, &str); 12] = [
     (
@@ -140,29 +146,27 @@ const ASK: [&str; 6] = [
 /// A dialogue with so many facts among its first turns and so many turns in all.
 pub fn dialogue(seed: u64, number: usize, facts: usize, turns: usize) -> Dialogue {
     let mut dice = Dice::new(seed, &[0x7a1c, number as u64]);
-    let mut things: Vec<(usize, usize)> = (0..ADJECTIVES.len())
-        .flat_map(|a| (0..NOUNS.len()).map(move |n| (a, n)))
-        .collect();
-    dice.shuffle(&mut things);
+    let (mut people, mut jobs) = (FIRST, JOBS);
+    dice.shuffle(&mut people);
+    dice.shuffle(&mut jobs);
     let mut dialogue = Dialogue {
         turns: Vec::new(),
         asked: Vec::new(),
     };
-    for &(adjective, noun) in things.iter().take(facts) {
-        let (what, values) = KINDS[dice.below(KINDS.len())];
-        let thing = format!("{} {}", ADJECTIVES[adjective], NOUNS[noun]);
-        let right = dice.below(values.len());
+    for (first, job) in people.iter().zip(jobs).take(facts) {
+        let right = dice.below(LAST.len());
+        let last = LAST[right];
         let told_in = dialogue.turns.len();
-        let told = format!("The {what} of the {thing} is {}.", values[right]);
-        dialogue
-            .turns
-            .push((told, "Thank you, I will remember that.".to_owned()));
-        let mut answers = vec![values[right].to_owned()];
-        let others = values.iter().enumerate().filter(|&(i, _)| i != right);
-        answers.extend(others.map(|(_, value)| value.to_string()));
+        dialogue.turns.push((
+            format!("Yesterday I met a {job} called {first} {last}."),
+            format!("It must have been nice to meet {first} {last}, the {job}."),
+        ));
+        let mut answers = vec![last.to_owned()];
+        let others = LAST.iter().enumerate().filter(|&(i, _)| i != right);
+        answers.extend(others.map(|(_, last)| last.to_string()));
         dialogue.asked.push(Asked {
-            question: format!("What is the {what} of the {thing}?"),
-            begins: format!("The {what} of the {thing} is"),
+            question: format!("What is the full name of {first}, the {job} I told you about?"),
+            begins: format!("The full name of the {job} is {first}"),
             answers,
             told_in,
         });
@@ -322,9 +326,13 @@ mod tests {
         assert_eq!((one.turns.len(), one.asked.len()), (120, 30));
         for asked in &one.asked {
             let told = &one.turns[asked.told_in].0;
-            assert_eq!(told, &format!("{} {}.", asked.begins, asked.answers[0]));
+            let first = asked.begins.rsplit(' ').next().unwrap();
+            assert!(told.ends_with(&format!("{first} {}.", asked.answers[0])));
             assert!(asked.told_in < 30 && asked.answers.len() == 10);
-            let same = one.turns.iter().filter(|t| t.0.starts_with(&asked.begins));
+            let same = one
+                .turns
+                .iter()
+                .filter(|t| t.0.contains(&format!(" {first} ")));
             assert_eq!(same.count(), 1, "told once");
         }
     }

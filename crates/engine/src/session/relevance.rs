@@ -17,7 +17,7 @@ pub enum Relevance {
         turns: usize,
         /// Added to the similarity of a turn that is visible now.
         hysteresis: f32,
-        /// Turns less similar than this are not chosen, however few there are.
+        /// Turns less similar than this are not chosen, however few there are. -1 = a short talk is seen whole.
         least: f32,
     },
 }
@@ -27,7 +27,7 @@ impl Default for Relevance {
         Relevance::Top {
             turns: 8,
             hysteresis: 0.05,
-            least: 0.2,
+            least: -1.0,
         }
     }
 }
