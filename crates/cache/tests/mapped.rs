@@ -81,7 +81,7 @@ impl Saved {
         }
     }
 
-    fn into_store(&self, store: &mut Store, map: &Arc<FileMap>) -> Result<SequenceId, CacheError> {
+    fn open_in(&self, store: &mut Store, map: &Arc<FileMap>) -> Result<SequenceId, CacheError> {
         let region = |range: &std::ops::Range<usize>| Region::new(map.clone(), range.clone());
         let regions: Vec<Region> = self.regions.iter().map(|r| region(r).unwrap()).collect();
         let tail: Vec<&[u8]> = self.tail.iter().map(Vec::as_slice).collect();
@@ -137,14 +137,14 @@ fn mapped_equals_computed_and_stays_in_the_file() {
         let mut store = Store::new(options()).unwrap();
         let mut model = Model::default();
         model.feed(&tokens(count, count));
-        let one = saved.into_store(&mut store, &map).unwrap();
+        let one = saved.open_in(&mut store, &map).unwrap();
         check_with(&store, &mut coder, one, &model);
         assert_eq!(store.stats(one), computed.stats(first));
         let alone = store.ledger();
         let (blocks, _, regions) = adopted(&store);
         assert_eq!(alone.kv_file + alone.kv_live, computed.ledger().kv_live);
         assert_eq!(blocks > 0, count >= 32);
-        let two = saved.into_store(&mut store, &map).unwrap();
+        let two = saved.open_in(&mut store, &map).unwrap();
         drop(map);
         // Blocks are there once, references are two each; only what changes soon is there twice.
         assert_eq!(adopted(&store), (blocks, 2 * blocks, regions));
@@ -185,7 +185,7 @@ fn blocks_of_files_are_forked_cut_evicted_and_hidden() {
     let map = Arc::new(FileMap::open(&path).unwrap());
     let weak = Arc::downgrade(&map);
     let mut store = Store::new(options()).unwrap();
-    let id = saved.into_store(&mut store, &map).unwrap();
+    let id = saved.open_in(&mut store, &map).unwrap();
     drop(map);
     let mut model = Model::default();
     model.feed(&tokens(1, 320));
@@ -208,8 +208,9 @@ fn blocks_of_files_are_forked_cut_evicted_and_hidden() {
     check_with(&store, &mut coder, fork, &forked);
 
     // Hidden and dropped.
-    store.hide(id, &[64..160]).unwrap();
-    store.drop_hidden(id, 64..160).unwrap();
+    let hidden = 64..160;
+    store.hide(id, std::slice::from_ref(&hidden)).unwrap();
+    store.drop_hidden(id, hidden).unwrap();
     assert!(adopted(&store).1 < before.1);
     store.close(id).unwrap();
 
@@ -240,7 +241,7 @@ fn the_budget_covers_copies_only() {
     let saved = Saved::of(&computed, first, &path);
     let map = Arc::new(FileMap::open(&path).unwrap());
     let mut roomy = Store::new(options()).unwrap();
-    saved.into_store(&mut roomy, &map).unwrap();
+    saved.open_in(&mut roomy, &map).unwrap();
     let needed = roomy.ledger().total();
     assert!(needed + roomy.ledger().kv_file > computed.ledger().kv_live);
     for (budget, fits) in [(needed + 512, true), (needed - 1, false)] {
@@ -249,7 +250,7 @@ fn the_budget_covers_copies_only() {
             ..options()
         })
         .unwrap();
-        let restored = saved.into_store(&mut store, &map);
+        let restored = saved.open_in(&mut store, &map);
         assert_eq!(restored.is_ok(), fits, "{restored:?}");
         if !fits {
             assert!(matches!(restored, Err(CacheError::CannotFit(_))));
@@ -270,7 +271,7 @@ fn odd_images_are_refused() {
     let refused = |saved: Saved| {
         let map = Arc::new(FileMap::open(&path).unwrap());
         let mut store = Store::new(options()).unwrap();
-        let error = saved.into_store(&mut store, &map).unwrap_err();
+        let error = saved.open_in(&mut store, &map).unwrap_err();
         assert!(matches!(error, CacheError::BadImage { .. }), "{error}");
         check_empty(&store, &{
             let weak = Arc::downgrade(&map);
