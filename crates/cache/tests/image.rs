@@ -50,7 +50,7 @@ impl Saved {
         }
     }
 
-    fn into_store(&self, store: &mut Store) -> Result<SequenceId, CacheError> {
+    fn open_in(&self, store: &mut Store) -> Result<SequenceId, CacheError> {
         let columns: Vec<&[u8]> = self.columns.iter().map(Vec::as_slice).collect();
         store.restore(Image {
             outline: &self.outline,
@@ -88,7 +88,7 @@ fn restored_equals_computed() {
             let tokens: Vec<u32> = (0..count).map(|_| dice(&mut seed) as u32).collect();
             feed(&mut store, id, &tokens).unwrap();
             model.feed(&tokens);
-            if dice(&mut seed) % 3 == 0 {
+            if dice(&mut seed).is_multiple_of(3) {
                 let plan = plan(&store.snapshot(id).unwrap(), &params);
                 store.apply(id, &plan).unwrap();
                 model.evict(&params);
@@ -96,7 +96,7 @@ fn restored_equals_computed() {
         }
         let saved = Saved::of(&store, id);
         let mut second = Store::new(options()).unwrap();
-        let copy = saved.into_store(&mut second).unwrap();
+        let copy = saved.open_in(&mut second).unwrap();
         check_with(&second, &mut coder, copy, &model);
         assert_eq!(second.shifts(copy), store.shifts(id));
         assert_eq!(second.stats(copy), store.stats(id));
@@ -186,7 +186,7 @@ fn what_does_not_fit_is_not_opened() {
     feed(&mut store, id, &(0..500).collect::<Vec<u32>>()).unwrap();
     let saved = Saved::of(&store, id);
     let mut whole = Store::new(options()).unwrap();
-    saved.into_store(&mut whole).unwrap();
+    saved.open_in(&mut whole).unwrap();
     let total = whole.ledger().total();
     let mut fits = 0;
     for short in [1, 100, 5000, 0] {
@@ -196,7 +196,7 @@ fn what_does_not_fit_is_not_opened() {
         })
         .unwrap();
         let empty = second.ledger().total();
-        match saved.into_store(&mut second) {
+        match saved.open_in(&mut second) {
             Ok(_) => fits += 1,
             Err(CacheError::CannotFit(_)) => {
                 assert!(second.ledger().kv_live == 0 && second.ledger().kv_promised == 0);
@@ -260,5 +260,5 @@ fn hostile_images() {
         ..options()
     })
     .unwrap();
-    assert_eq!(saved.into_store(&mut noted), Err(CacheError::NoImage));
+    assert_eq!(saved.open_in(&mut noted), Err(CacheError::NoImage));
 }

@@ -23,6 +23,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What the kernel should expect, for [`FileMap::advise`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +80,6 @@ impl FileMap {
     }
 
     /// A part of it, without a reference to any other byte: those may be written meanwhile.
-    #[cfg(any(unix, windows))]
     pub(crate) fn range(&self, range: Range<usize>) -> Option<&[u8]> {
         self.inner.range(range)
     }
@@ -138,6 +138,45 @@ impl FileMap {
 impl std::fmt::Debug for FileMap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "FileMap({} bytes)", self.len())
+    }
+}
+
+/// A part of a map, which it keeps alive. Copies are cheap, and of the same bytes.
+#[derive(Clone)]
+pub struct Region {
+    map: Arc<FileMap>,
+    range: Range<usize>,
+}
+
+impl Region {
+    /// `None` where the map does not have the range.
+    pub fn new(map: Arc<FileMap>, range: Range<usize>) -> Option<Region> {
+        map.range(range.clone())?;
+        Some(Region { map, range })
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        // The range was there when this was made, and a map's length never changes.
+        self.map.range(self.range.clone()).unwrap_or_default()
+    }
+
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// Whether both are the same bytes of one map, not merely equal ones.
+    pub fn is_same(&self, other: &Region) -> bool {
+        Arc::ptr_eq(&self.map, &other.map) && self.range == other.range
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Region({:?} of {:?})", self.range, self.map)
     }
 }
 
@@ -329,7 +368,6 @@ mod imp {
             &self.bytes
         }
 
-        #[cfg_attr(not(windows), allow(dead_code))]
         pub fn range(&self, range: Range<usize>) -> Option<&[u8]> {
             self.bytes.get(range)
         }
@@ -454,6 +492,28 @@ mod tests {
             let e = FileMap::open(path).unwrap_err();
             assert!(e.to_string().contains("not a regular file"), "{e}");
         }
+    }
+
+    #[test]
+    fn a_region_keeps_its_map() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        fs::write(&path, b"0123456789").unwrap();
+        let map = Arc::new(FileMap::open(&path).unwrap());
+        let gone = Arc::downgrade(&map);
+        let region = Region::new(map.clone(), 3..7).unwrap();
+        assert!(Region::new(map.clone(), 3..11).is_none());
+        #[allow(clippy::reversed_empty_ranges)]
+        let backwards = Region::new(map.clone(), 7..3);
+        assert!(backwards.is_none());
+        let other = Arc::new(FileMap::open(&path).unwrap());
+        assert!(region.is_same(&region.clone()));
+        assert!(!region.is_same(&Region::new(map, 3..8).unwrap()));
+        assert!(!region.is_same(&Region::new(other, 3..7).unwrap()));
+        assert_eq!(region.as_slice(), b"3456");
+        assert!(gone.upgrade().is_some());
+        drop(region);
+        assert!(gone.upgrade().is_none());
     }
 
     #[test]

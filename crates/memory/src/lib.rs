@@ -20,7 +20,7 @@ pub mod usage;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub use arena::SharedSlabs;
 pub use arena::{Arena, ArenaError, Backing, Effect, Faults, Hint, Refusal, ShareError, SlabIndex};
-pub use file::{Advice, FileMap};
+pub use file::{Advice, FileMap, Region};
 #[cfg(any(unix, windows))]
 pub use journal::Journal;
 pub use pressure::{PressureTrigger, Psi, Stall};

@@ -20,6 +20,7 @@ use crate::pool::{BlockId, Pool, Reservation, reserve_exact};
 use crate::segments::Segments;
 use crate::size::{SLOTS, near_from};
 use crate::table::{Entry, Table};
+use haversack_memory::Region;
 
 /// How a layer has a block.
 const NONE: u8 = 0;
@@ -78,15 +79,7 @@ impl Store {
             .filter_map(|(layer, table)| Some(self.entry_bytes(layer, &found(table)?)))
             .sum();
         reserve_exact(out, size_of::<u64>() + 2 * tables.len() + bytes)?;
-        out.extend_from_slice(&block.to_le_bytes());
-        for table in tables {
-            let (form, rows) = match found(table) {
-                None => (NONE, 0),
-                Some(entry) if entry.far.is_some() => (FAR, entry.rows),
-                Some(entry) => (NEAR, entry.rows),
-            };
-            out.extend_from_slice(&[form, rows as u8]);
-        }
+        write_head(tables, block, out);
         for (layer, table) in self.layers.iter().zip(tables) {
             for (pool, id) in found(table).iter().flat_map(|entry| layer.forms(entry)) {
                 out.extend_from_slice(self.pools[pool].bytes(id));
@@ -144,13 +137,23 @@ impl Store {
         for bytes in image.columns {
             columns.push(self.read_column(bytes, outline.position)?);
         }
+        self.restore_from(&outline, &columns, &[])
+    }
+
+    /// Opens a sequence of columns that have been read. Those in files are in `regions`, (pool).
+    pub(super) fn restore_from(
+        &mut self,
+        outline: &Outline<'_>,
+        columns: &[Column<'_>],
+        regions: &[Region],
+    ) -> Result<SequenceId, CacheError> {
         if !columns.is_sorted_by(|a, b| a.block < b.block) {
             return Err(bad("columns out of order"));
         }
-        self.check_zones(&outline, &columns)?;
+        self.check_zones(outline, columns)?;
 
         let id = self.open()?;
-        let filled = self.fill(id, &outline, &columns);
+        let filled = self.fill(id, outline, columns, regions);
         if let Err(error) = filled {
             self.close(id)?;
             return Err(error);
@@ -181,7 +184,7 @@ impl Store {
         }
         // Each may leave a gap on either side.
         self.room_for_gaps(i, read.len())?;
-        self.take_columns(i, &read, &[])?;
+        self.take_columns(i, &read, &[], &[])?;
         let segments = &mut self.sequences[i].segments;
         for column in &read {
             let first = column.block * SLOTS;
@@ -192,7 +195,7 @@ impl Store {
     }
 
     /// The sequence, if its rows have not moved.
-    fn plain(&self, id: SequenceId) -> Result<usize, CacheError> {
+    pub(super) fn plain(&self, id: SequenceId) -> Result<usize, CacheError> {
         let i = self.find(id)?;
         match self.notes {
             true => Err(CacheError::NoImage),
@@ -200,8 +203,28 @@ impl Store {
         }
     }
 
-    fn read_column<'a>(&self, bytes: &'a [u8], position: u64) -> Result<Column<'a>, CacheError> {
+    pub(super) fn read_column<'a>(
+        &self,
+        bytes: &'a [u8],
+        position: u64,
+    ) -> Result<Column<'a>, CacheError> {
         let mut rest = Reader(bytes);
+        let mut read = |pool: usize, rest: &mut Reader<'a>| {
+            let bytes = rest.take(self.pools[pool].block_bytes())?;
+            Ok(Lies::Here(bytes))
+        };
+        let column = self.read_parts(&mut rest, position, &mut read)?;
+        rest.end()?;
+        Ok(column)
+    }
+
+    /// The head of a column, and of each layer that has it what `lies` says of its pool.
+    pub(super) fn read_parts<'a>(
+        &self,
+        rest: &mut Reader<'a>,
+        position: u64,
+        lies: &mut dyn FnMut(usize, &mut Reader<'a>) -> Result<Lies<'a>, CacheError>,
+    ) -> Result<Column<'a>, CacheError> {
         let block = rest.number()?;
         let end = block
             .checked_mul(SLOTS)
@@ -217,7 +240,7 @@ impl Store {
         reserve_exact(&mut parts, self.layers.len())?;
         for (layer, (form, rows)) in self.layers.iter().zip(heads) {
             let pool = match form {
-                NONE => {
+                NONE if rows == 0 => {
                     parts.push(None);
                     continue;
                 }
@@ -237,14 +260,13 @@ impl Store {
             parts.push(Some(Part {
                 form,
                 rows,
-                bytes: rest.take(self.pools[pool].block_bytes())?,
+                lies: lies(pool, rest)?,
             }));
         }
-        rest.end()?;
         Ok(Column { block, parts })
     }
 
-    fn read_outline<'a>(&self, bytes: &'a [u8]) -> Result<Outline<'a>, CacheError> {
+    pub(super) fn read_outline<'a>(&self, bytes: &'a [u8]) -> Result<Outline<'a>, CacheError> {
         let mut rest = Reader(bytes);
         let position = rest.number()?;
         let rows_peak = rest.number()?;
@@ -343,10 +365,11 @@ impl Store {
         id: SequenceId,
         outline: &Outline<'_>,
         columns: &[Column<'_>],
+        regions: &[Region],
     ) -> Result<(), CacheError> {
         let i = self.find(id)?;
         self.room_for_gaps(i, outline.gaps.len())?;
-        self.take_columns(i, columns, &outline.layers)?;
+        self.take_columns(i, columns, &outline.layers, regions)?;
         let sequence = &mut self.sequences[i];
         sequence.position = outline.position;
         sequence.rows_peak = outline.rows_peak;
@@ -366,12 +389,13 @@ impl Store {
         Ok(())
     }
 
-    /// Blocks for all columns, and for the first tokens of `outlined`, or none.
+    /// Blocks for all columns, and for the first tokens of `outlined`, or none. What lies in a file stays there.
     fn take_columns(
         &mut self,
         i: usize,
         columns: &[Column<'_>],
         outlined: &[Outlined<'_>],
+        regions: &[Region],
     ) -> Result<(), CacheError> {
         let mut needed = Vec::new();
         reserve_exact(&mut needed, self.pools.len())?;
@@ -380,7 +404,8 @@ impl Store {
         for (l, layer) in self.layers.iter().enumerate() {
             let mut more = 0;
             for part in columns.iter().filter_map(|c| c.parts[l]) {
-                needed[layer.pool_of(part.form)] += 1;
+                let is_here = matches!(part.lies, Lies::Here(_));
+                needed[layer.pool_of(part.form)] += usize::from(is_here);
                 more += 1;
             }
             if let Some(pool) = layer.sink_pool {
@@ -397,6 +422,10 @@ impl Store {
                     .saturating_add(pool.list_bytes_to_reserve(n))
             })
             .fold(lists, usize::saturating_add);
+        let adopted = self.pools.iter().zip(regions);
+        let bytes = adopted
+            .map(|(pool, region)| pool.list_bytes_to_adopt(region))
+            .fold(bytes, usize::saturating_add);
         self.ledger().fit(bytes)?;
 
         let mut promised: Vec<Reservation> = Vec::new();
@@ -411,6 +440,14 @@ impl Store {
                 }
             }
         }
+        let mut homes = Vec::new();
+        taken = taken.and_then(|()| reserve_exact(&mut homes, regions.len()));
+        for (pool, region) in self.pools.iter_mut().zip(regions) {
+            taken = taken.and_then(|()| {
+                homes.push(pool.adopt(region)?);
+                Ok(())
+            });
+        }
         for l in 0..self.layers.len() {
             let more = columns.iter().filter(|c| c.parts[l].is_some()).count();
             taken = taken.and_then(|()| self.sequences[i].tables[l].reserve_mount(more));
@@ -424,7 +461,12 @@ impl Store {
                 let table = &mut tables[l];
                 for (block, part) in columns.iter().filter_map(|c| Some((c.block, c.parts[l]?))) {
                     let pool = layer.pool_of(part.form);
-                    let id = acquire(&mut self.pools[pool], &mut promised[pool], part.bytes);
+                    let id = match part.lies {
+                        Lies::Here(bytes) => {
+                            acquire(&mut self.pools[pool], &mut promised[pool], bytes)
+                        }
+                        Lies::InFile(block) => self.pools[pool].take_adopted(homes[pool], block),
+                    };
                     let (near, far) = match part.form {
                         FAR => (None, Some(id)),
                         _ => (Some(id), None),
@@ -451,6 +493,8 @@ impl Store {
         for (pool, reservation) in self.pools.iter_mut().zip(promised) {
             pool.forfeit(reservation);
         }
+        // Also where nothing of a region was wanted.
+        self.pools.iter_mut().for_each(Pool::drop_unused);
         taken
     }
 }
@@ -464,39 +508,60 @@ impl Layer {
     }
 }
 
+/// Which layers have a block, in which form.
+pub(super) fn write_head(tables: &[Table], block: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(&block.to_le_bytes());
+    for table in tables {
+        let (form, rows) = match find(table, block).map(|at| table.entries[at]) {
+            None => (NONE, 0),
+            Some(entry) if entry.far.is_some() => (FAR, entry.rows),
+            Some(entry) => (NEAR, entry.rows),
+        };
+        out.extend_from_slice(&[form, rows as u8]);
+    }
+}
+
 fn acquire(pool: &mut Pool, from: &mut Reservation, bytes: &[u8]) -> BlockId {
     let id = pool.acquire(from);
     pool.bytes_mut(id).copy_from_slice(bytes);
     id
 }
 
-fn find(table: &Table, block: u64) -> Option<usize> {
+pub(super) fn find(table: &Table, block: u64) -> Option<usize> {
     table
         .entries
         .binary_search_by_key(&block, Entry::block)
         .ok()
 }
 
-const fn bad(what: &'static str) -> CacheError {
+pub(super) const fn bad(what: &'static str) -> CacheError {
     CacheError::BadImage { what }
 }
 
 /// One block of every layer.
-struct Column<'a> {
+pub(super) struct Column<'a> {
     block: u64,
     /// (layer)
     parts: Vec<Option<Part<'a>>>,
 }
 
 #[derive(Clone, Copy)]
-struct Part<'a> {
+pub(super) struct Part<'a> {
     form: u8,
     rows: u32,
-    bytes: &'a [u8],
+    lies: Lies<'a>,
 }
 
-struct Outline<'a> {
-    position: u64,
+/// Where the bytes of a block are.
+#[derive(Clone, Copy)]
+pub(super) enum Lies<'a> {
+    Here(&'a [u8]),
+    /// The so many'th block of its pool's region.
+    InFile(usize),
+}
+
+pub(super) struct Outline<'a> {
+    pub position: u64,
     rows_peak: usize,
     positions: Positions,
     evicted_at: u64,
@@ -505,13 +570,13 @@ struct Outline<'a> {
     layers: Vec<Outlined<'a>>,
 }
 
-struct Outlined<'a> {
+pub(super) struct Outlined<'a> {
     passed: u64,
     sinks: Option<&'a [u8]>,
 }
 
 /// What is left of an image.
-struct Reader<'a>(&'a [u8]);
+pub(super) struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, bytes: usize) -> Result<&'a [u8], CacheError> {

@@ -11,6 +11,7 @@
 mod evict;
 mod hide;
 mod image;
+mod mapped;
 mod rows;
 mod step;
 mod thin;
@@ -19,6 +20,7 @@ mod write;
 
 pub use evict::Applied;
 pub use image::Image;
+pub use mapped::{Laid, MappedImage};
 pub use step::{Grow, Step};
 
 use crate::coding::{Mean, Staging};
@@ -230,11 +232,17 @@ impl Store {
         Some(&self.layers.get(layer)?.mean.as_ref()?.turned)
     }
 
+    /// Where the rounding errors of the layer's keys go.
+    pub fn carry(&self, layer: usize) -> Option<&Carry> {
+        self.layers.get(layer)?.carry.as_ref()
+    }
+
     pub fn ledger(&self) -> Ledger {
         let sum = |f: &dyn Fn(&Pool) -> usize| self.pools.iter().map(f).sum::<usize>();
         Ledger {
             budget: self.budget_bytes,
             kv_live: sum(&|p| p.live() * p.block_bytes()),
+            kv_file: sum(&|p| p.adopted() * p.block_bytes()),
             kv_promised: sum(&|p| p.promised() * p.block_bytes()),
             kv_peak: self.kv_peak,
             peak: self.peak,

@@ -14,7 +14,7 @@ use super::adaptive;
 use super::bounds::{Bounds, BoundsError, bounds};
 use super::calibrate::{self, KeyStats};
 use super::guard::Guard;
-use super::options::{KvOptions, Retention, RuntimeOptions};
+use super::options::{Activations, KvOptions, Retention, RuntimeOptions};
 use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
 use crate::model::canaries::Canaries;
@@ -22,8 +22,8 @@ use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, 
 use crate::plan;
 use haversack_cache::policy::rows::ParamsError;
 use haversack_cache::{
-    Account, Applied, CacheError, CannotFit, Grow, Image, LayerShape, Ledger, Row, SequenceId,
-    SequenceStats, Step, Store, StoreOptions,
+    Account, Applied, CacheError, CannotFit, Grow, Image, LayerShape, Ledger, MappedImage, Row,
+    SequenceId, SequenceStats, Step, Store, StoreOptions,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -92,6 +92,7 @@ pub struct Runtime {
     grow: Vec<Grow>,
     chunk: usize,
     kv: KvOptions,
+    activations: Activations,
     retention: Retention,
     bounds: Bounds,
     reaches: HashMap<SequenceId, Reach>,
@@ -218,6 +219,7 @@ impl Runtime {
             grow: Vec::new(),
             chunk: chunk.max(1),
             kv: options.kv.clone(),
+            activations: options.activations,
             retention,
             bounds,
             reaches: HashMap::new(),
@@ -249,6 +251,10 @@ impl Runtime {
         &self.kv
     }
 
+    pub fn activations(&self) -> Activations {
+        self.activations
+    }
+
     /// What was asked for.
     pub fn retention(&self) -> &Retention {
         &self.retention
@@ -275,11 +281,7 @@ impl Runtime {
         let id = self.with_ring(None)?;
         self.store
             .set_positions(id, self.retention.positions.in_store())?;
-        let reach = Reach {
-            window: self.bounds.window.unwrap_or(0),
-            changes: Vec::new(),
-        };
-        self.reaches.insert(id, reach);
+        self.reach(id);
         Ok(id)
     }
 
@@ -323,12 +325,23 @@ impl Runtime {
     /// A sequence from its image. It stands where it stood, and goes on the same way.
     pub fn restore(&mut self, image: Image<'_>) -> Result<SequenceId, StepError> {
         let id = self.store.restore(image)?;
+        self.reach(id);
+        Ok(id)
+    }
+
+    /// The same from a mapped file: full blocks stay there, and cost no private memory.
+    pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> Result<SequenceId, StepError> {
+        let id = self.store.restore_mapped(image)?;
+        self.reach(id);
+        Ok(id)
+    }
+
+    fn reach(&mut self, id: SequenceId) {
         let reach = Reach {
             window: self.bounds.window.unwrap_or(0),
             changes: Vec::new(),
         };
         self.reaches.insert(id, reach);
-        Ok(id)
     }
 
     /// Puts blocks that left a sequence back to where they were.

@@ -48,7 +48,7 @@ impl Identity {
         }
     }
 
-    fn fields(&self) -> [(&'static str, &str); 4] {
+    pub(super) fn fields(&self) -> [(&'static str, &str); 4] {
         [
             ("model", &self.model),
             ("kv", &self.kv),

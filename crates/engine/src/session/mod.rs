@@ -12,7 +12,8 @@
 //! ```
 //!
 //! What this is not: it neither steps a model nor batches ([`crate::run`] does), and reads no clock; the caller says what
-//! time it is. [`turns`] and [`relevance`] decide and are pure, [`talk`] does what they say, [`file`] keeps it.
+//! time it is. [`turns`] and [`relevance`] decide and are pure, [`talk`] does what they say, [`file`] keeps it, and
+//! [`prefix`] keeps what many sessions open with, once for all of them.
 //!
 //! Invariants: a turn is visible, hidden, spilled or forgotten as a whole; the opening, facts that hold, and the last
 //! turns are visible at every step; what a caller was told is saved, is saved; a session that failed to save says so and
@@ -48,12 +49,14 @@
 mod file;
 pub mod layout;
 pub mod names;
+mod prefix;
 pub mod record;
 pub mod relevance;
 mod talk;
 pub mod turns;
 
 pub use file::Identity;
+pub use prefix::PrefixStats;
 pub use talk::{Answer, Context};
 
 use crate::encoder::{Embedding, Encoder, EncoderError};
@@ -72,6 +75,11 @@ use turns::{Place, Turn};
 pub struct SessionOptions {
     /// Where sessions are kept; `None` = nowhere, and what leaves memory is forgotten.
     pub dir: Option<PathBuf>,
+    /// Where what sessions open with is kept for all who open with the same, in this process and others; `None` =
+    /// nowhere, and each session computes its own.
+    pub prefix_dir: Option<PathBuf>,
+    /// Bytes of all files there at most: the one written longest ago leaves.
+    pub prefix_quota_bytes: u64,
     /// Tokens of the persistent stream at most.
     pub persistent_max: usize,
     /// Tokens of turns in memory at most, the one under way included; less where the budget has no room for so many.
@@ -95,6 +103,8 @@ impl Default for SessionOptions {
     fn default() -> SessionOptions {
         SessionOptions {
             dir: None,
+            prefix_dir: None,
+            prefix_quota_bytes: 256 << 20,
             persistent_max: 512,
             capacity: 1536,
             answer_max: 256,
@@ -201,6 +211,7 @@ pub struct Sessions {
     layout: Layout,
     encoder: Option<Arc<dyn Embed>>,
     slots: Vec<Slot>,
+    prefixes: prefix::Prefixes,
 }
 
 #[derive(Default)]
@@ -320,8 +331,10 @@ impl Sessions {
         }
         options.capacity = capacity;
         options.answer_max = options.answer_max.min(capacity / 2);
+        let identity = Identity::of(runtime, &options.tenant);
         Ok(Sessions {
-            identity: Identity::of(runtime, &options.tenant),
+            prefixes: prefix::Prefixes::new(runtime, &identity, &options),
+            identity,
             layout: Layout::new(runtime.model().clone()),
             options,
             encoder: None,
@@ -361,20 +374,8 @@ impl Sessions {
             Some(dir) => Some(self.create_file(dir, name)?),
             None => None,
         };
-        let opened = runtime.open().map_err(SessionError::from);
-        let begun = opened.and_then(|sequence| {
-            let fed = match opening.is_empty() {
-                true => Ok(()),
-                false => feed(runtime, sequence, &opening),
-            };
-            match fed {
-                Ok(()) => Ok(sequence),
-                Err(error) => {
-                    runtime.close(sequence)?;
-                    Err(error)
-                }
-            }
-        });
+        let prefixes = &mut self.prefixes;
+        let begun = prefixes.begin(runtime, &self.options, &opening);
         let sequence = match begun {
             Ok(sequence) => sequence,
             Err(error) => {
@@ -390,6 +391,11 @@ impl Sessions {
         session.note_fact(&opening, 0, now_ms, persistent, None);
         session.save(runtime, &self.options);
         self.admit(runtime, session, true)
+    }
+
+    /// How openings were come by so far.
+    pub fn prefixes(&self) -> &PrefixStats {
+        self.prefixes.stats()
     }
 
     /// A session from its file, where the last acknowledged turn ended.

@@ -3,8 +3,10 @@
 use super::RecordRef;
 use super::error::Error;
 use super::layout::{self, FIRST, HEADER_BYTES, Header};
-use crate::file::FileMap;
+use crate::file::{FileMap, Region};
 use std::fs::File;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
 
 /// A read-only map of the records that were committed when it was made.
 ///
@@ -14,15 +16,34 @@ use std::fs::File;
 ///
 /// Pages come from the file when they are touched. Their checksums were verified when the journal
 /// was opened or when they were written, and are not looked at again; [`super::Journal::read`] does.
+///
+/// Copies are of the same map, which goes with the last of them and of its regions.
+#[derive(Clone)]
 pub struct Map {
-    bytes: FileMap,
+    bytes: Arc<FileMap>,
+}
+
+/// A map that is there as long as somebody else has it.
+#[derive(Clone)]
+pub struct WeakMap(Weak<FileMap>);
+
+impl WeakMap {
+    pub fn upgrade(&self) -> Option<Map> {
+        let bytes = self.0.upgrade()?;
+        Some(Map { bytes })
+    }
 }
 
 impl Map {
     pub(super) fn new(file: &File, committed: u64) -> Result<Map, Error> {
         let len = usize::try_from(committed).map_err(|_| Error::Memory { bytes: committed })?;
         let bytes = FileMap::of(file, len).map_err(Error::io("mapping it"))?;
+        let bytes = Arc::new(bytes);
         Ok(Map { bytes })
+    }
+
+    pub fn downgrade(&self) -> WeakMap {
+        WeakMap(Arc::downgrade(&self.bytes))
     }
 
     /// The payload, at an address that is a multiple of 64 where files are mapped.
@@ -30,10 +51,21 @@ impl Map {
         let stale = Error::Stale {
             offset: record.offset,
         };
-        self.find(record).ok_or(stale)
+        let range = self.find(record);
+        range.and_then(|r| self.bytes.range(r)).ok_or(stale)
     }
 
-    fn find(&self, record: RecordRef) -> Option<&[u8]> {
+    /// The payload as a part of the map that keeps the map alive.
+    pub fn region(&self, record: RecordRef) -> Result<Region, Error> {
+        let stale = Error::Stale {
+            offset: record.offset,
+        };
+        let range = self.find(record);
+        let region = range.and_then(|r| Region::new(self.bytes.clone(), r));
+        region.ok_or(stale)
+    }
+
+    fn find(&self, record: RecordRef) -> Option<Range<usize>> {
         let offset = record.offset.checked_sub(HEADER_BYTES)?;
         if offset < FIRST || layout::record_end(offset, record.bytes)? > self.bytes.len() as u64 {
             return None;
@@ -44,7 +76,7 @@ impl Map {
             return None;
         }
         let end = record.offset.checked_add(record.bytes)?;
-        self.bytes.range(at(record.offset)?..at(end)?)
+        Some(at(record.offset)?..at(end)?)
     }
 
     /// For residency and advice; committed bytes, head included.

@@ -57,7 +57,7 @@ mod write;
 pub use error::Error;
 pub use faults::{Blow, Faults, Step};
 pub use layout::IDENTITY_BYTES_MAX;
-pub use map::Map;
+pub use map::{Map, WeakMap};
 
 use disk::{Disk, Names};
 use layout::{Head, Header, Role};
@@ -223,6 +223,28 @@ impl Journal {
             tail,
             lost: false,
         })
+    }
+
+    /// Writes a whole journal that nobody will append to. It appears under its name complete or not at
+    /// all, and takes the place of whatever file had it; who has mapped that one keeps it. Two who write
+    /// at once: the second is told [`Error::Busy`].
+    ///
+    /// What it holds is durable, its name may not be: after a power cut the file may be missing.
+    pub fn publish<E: From<Error>>(
+        path: impl AsRef<Path>,
+        identity: &[u8],
+        options: Options,
+        fill: impl FnOnce(&mut Publication) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let names = Names::of(path.as_ref())?;
+        let mut publication = Publication {
+            draft: Draft::begin(&names, &options, identity)?,
+            options,
+        };
+        fill(&mut publication)?;
+        let key = publication.options.key.as_ref();
+        publication.draft.place(1, key, true)?;
+        Ok(())
     }
 
     /// Locks an existing journal and verifies all of it; then cuts off what was not committed, and
@@ -524,6 +546,20 @@ impl Rewrite<'_> {
             let _ = self.draft.disk.cut(self.draft.tail.end);
         }
         written
+    }
+}
+
+/// The file that [`Journal::publish`] will give a name.
+pub struct Publication {
+    draft: Draft,
+    options: Options,
+}
+
+impl Publication {
+    /// Adds a record, the parts one after the other. After an error nothing is published.
+    pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, Error> {
+        let Draft { tail, disk, .. } = &mut self.draft;
+        tail.append(disk, &self.options, Role::Record, kind, parts)
     }
 }
 

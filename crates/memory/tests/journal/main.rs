@@ -7,7 +7,9 @@ mod disk;
 mod story;
 
 use haversack_memory::Journal;
-use haversack_memory::journal::{Error, Faults, IDENTITY_BYTES_MAX, Opened, Options, RecordRef};
+use haversack_memory::journal::{
+    Blow, Error, Faults, IDENTITY_BYTES_MAX, Opened, Options, RecordRef,
+};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -378,4 +380,51 @@ fn what_the_dead_left_is_removed() {
         .unwrap_err();
     assert!(matches!(e, Error::Busy), "{e}");
     assert!(left.exists());
+}
+
+/// A file written at once is there whole or not at all; who mapped the one before keeps it.
+#[test]
+fn a_publication_takes_the_place_of_what_was_there() {
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    let publish = |bytes: &[u8], options: Options| {
+        Journal::publish(&path, IDENTITY, options, |to| {
+            to.append(3, &[bytes, b"!"])?;
+            to.append(4, &[])?;
+            Ok::<_, Error>(())
+        })
+    };
+    let view = || Journal::view(&path, &Options::default()).unwrap();
+    publish(b"one", Options::default()).unwrap();
+    let one = view();
+    assert_eq!(one.identity, IDENTITY);
+    assert_eq!(one.records.len(), 2);
+    let region = one.map.region(one.records[0]).unwrap();
+    let weak = one.map.downgrade();
+    let once = fs::read(&path).unwrap();
+    publish(b"one", Options::default()).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), once, "the same is the same bytes");
+    // At every call that can fail: the old one or the new one, and nothing beside it.
+    let mut strike = 0;
+    loop {
+        strike += 1;
+        let faults = Faults::at(strike, Blow::Full);
+        let done = publish(b"two", with_faults(&faults)).is_ok();
+        let found = view();
+        let found = found.map.payload(found.records[0]).unwrap();
+        assert_eq!(found, if done { b"two!" } else { b"one!" });
+        if done {
+            break;
+        }
+    }
+    assert!(strike > 4, "{strike}");
+    assert_eq!(region.as_slice(), b"one!");
+    drop(one);
+    assert!(weak.upgrade().is_some());
+    drop(region);
+    assert!(weak.upgrade().is_none());
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert!(publish(b"three", Options::default()).is_err());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }

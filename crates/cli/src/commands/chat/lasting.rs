@@ -44,6 +44,7 @@ impl Lasting {
         let stop = engine.model.template().stop_strings();
         let options = SessionOptions {
             dir: Some(home.sessions()),
+            prefix_dir: Some(home.sessions().join("prefixes")),
             relevance: args.relevance.unwrap_or_default(),
             ..SessionOptions::default()
         };
