@@ -189,7 +189,12 @@ impl Session {
     /// Writes what is new. Where that fails the conversation goes on, and the next save tries again.
     pub(super) fn save(&mut self, runtime: &Runtime, options: &SessionOptions) {
         if self.journal.is_none() {
-            self.pending.clear();
+            // What turns said is nowhere else, for as long as there are such turns.
+            let turns = &self.turns;
+            self.pending.retain(|(kind, bytes)| {
+                let number = bytes.first_chunk().map(|n| u64::from_le_bytes(*n));
+                *kind == TURN && turns.iter().any(|h| Some(h.turn.number) == number)
+            });
             return;
         }
         let saved = self.try_save(runtime, options);
@@ -202,7 +207,7 @@ impl Session {
         });
     }
 
-    fn try_save(
+    pub(super) fn try_save(
         &mut self,
         runtime: &Runtime,
         options: &SessionOptions,
@@ -540,8 +545,12 @@ fn take_over(
         turns: Vec::new(),
         columns: BTreeMap::new(),
     };
-    for record in facts.iter().filter_map(|f| f.record) {
+    for fact in facts {
+        let Some(record) = fact.record else { continue };
         kept.facts.push(to.append(FACT, old.payload(record)?)?);
+        if let Some(change) = fact.marked() {
+            to.append(CHANGE, &change.to_bytes())?;
+        }
     }
     for held in turns {
         let Some(record) = held.record else { continue };
@@ -615,10 +624,14 @@ impl Replay {
                         number: told.number,
                         span: told.span(),
                         text: told.text,
+                        verbatim: 0,
                         record: Some(record),
                     });
                 }
-                CHANGE => apply(Change::read(bytes)?, &mut facts, &mut turns),
+                CHANGE => match Change::read(bytes)? {
+                    Change::Renewed => columns.clear(),
+                    change => apply(change, &mut facts, &mut turns),
+                },
                 COLUMN => {
                     let block = bytes.first_chunk().map(|n| u64::from_le_bytes(*n));
                     let block = block.ok_or(bad(COLUMN, "bytes missing"))?;
@@ -680,5 +693,12 @@ fn apply(change: Change, facts: &mut Vec<Fact>, turns: &mut Vec<Held>) {
         }
         Change::Forgotten { turn } => turns.retain(|h| h.turn.number != turn),
         Change::Revoked { fact } => facts.retain(|f| f.number != fact),
+        Change::Verbatim { fact, bytes } => {
+            if let Some(fact) = facts.iter_mut().find(|f| f.number == fact) {
+                fact.verbatim = usize::try_from(bytes).unwrap_or(usize::MAX);
+            }
+        }
+        // Columns are not known here.
+        Change::Renewed => {}
     }
 }

@@ -46,17 +46,20 @@
 //! # }
 //! ```
 
+pub mod condense;
 mod file;
 pub mod layout;
 pub mod names;
 mod prefix;
 pub mod record;
 pub mod relevance;
+mod shadow;
 mod talk;
 pub mod turns;
 
 pub use file::Identity;
 pub use prefix::PrefixStats;
+pub use shadow::{Progress, STEP_TOKENS_MAX};
 pub use talk::{Answer, Context};
 
 use crate::encoder::{Embedding, Encoder, EncoderError};
@@ -80,8 +83,13 @@ pub struct SessionOptions {
     pub prefix_dir: Option<PathBuf>,
     /// Bytes of all files there at most: the one written longest ago leaves.
     pub prefix_quota_bytes: u64,
-    /// Tokens of the persistent stream at most.
+    /// Tokens of the persistent stream; beyond them it is condensed. Until that is done it may have half as many more.
     pub persistent_max: usize,
+    /// Tokens that it is condensed to at most, where what is marked allows it.
+    pub condensed_max: usize,
+    /// Tokens of a new stream that are read along with each token of an answer, while it is condensed; 0 = none, and
+    /// [`Sessions::work`] does it all.
+    pub condense_beside: usize,
     /// Tokens of turns in memory at most, the one under way included; less where the budget has no room for so many.
     pub capacity: usize,
     /// Tokens of an answer at most.
@@ -106,6 +114,8 @@ impl Default for SessionOptions {
             prefix_dir: None,
             prefix_quota_bytes: 256 << 20,
             persistent_max: 512,
+            condensed_max: 300,
+            condense_beside: 4,
             capacity: 1536,
             answer_max: 256,
             relevance: Relevance::default(),
@@ -151,6 +161,8 @@ pub enum SessionError {
     PersistentFull { tokens: usize, most: usize },
     #[error("an answer of {tokens} tokens; accepted: 1 to {most}")]
     AnswerLength { tokens: usize, most: usize },
+    #[error(transparent)]
+    Condense(#[from] condense::CondenseError),
     #[error("there is no fact {number} that holds")]
     NoSuchFact { number: u64 },
     #[error("there is no turn {number}")]
@@ -210,6 +222,7 @@ pub struct Sessions {
     identity: Identity,
     layout: Layout,
     encoder: Option<Arc<dyn Embed>>,
+    condenser: Option<Arc<dyn condense::Condense>>,
     slots: Vec<Slot>,
     prefixes: prefix::Prefixes,
 }
@@ -236,6 +249,8 @@ struct Fact {
     number: u64,
     span: Range<u64>,
     text: String,
+    /// Bytes at its beginning that stay word for word.
+    verbatim: usize,
     record: Option<RecordRef>,
 }
 
@@ -263,6 +278,12 @@ struct Session {
     last_time_ms: u64,
     /// Turns that somebody wants to see in the next one.
     wanted: Vec<u64>,
+    /// The persistent stream being condensed.
+    shadow: Option<shadow::Shadow>,
+    /// It could not be, and will not be tried again before it changes.
+    gave_up: bool,
+    /// What became of the last condensing, in words.
+    condensed: Option<String>,
 }
 
 /// What a session holds.
@@ -287,6 +308,8 @@ pub struct SessionStats {
     pub file_bytes: u64,
     /// Why the last turn is not on disk.
     pub unsaved: Option<String>,
+    /// What became of the last condensing, in words.
+    pub condensed: Option<String>,
 }
 
 /// A session in the folder.
@@ -338,6 +361,7 @@ impl Sessions {
             layout: Layout::new(runtime.model().clone()),
             options,
             encoder: None,
+            condenser: None,
             slots: Vec::new(),
         })
     }
@@ -358,7 +382,7 @@ impl Sessions {
         self.encoder.is_some()
     }
 
-    /// A new session that begins with a persistent text.
+    /// A new session that begins with a persistent text. Over the cap it is condensed first.
     pub fn create(
         &mut self,
         runtime: &mut Runtime,
@@ -366,10 +390,25 @@ impl Sessions {
         persistent: &str,
         now_ms: u64,
     ) -> Result<SessionId, SessionError> {
+        self.create_marked(runtime, name, "", persistent, now_ms)
+    }
+
+    /// A new session whose persistent text begins with a part that stays word for word, however often the rest is
+    /// condensed: instructions, for one.
+    pub fn create_marked(
+        &mut self,
+        runtime: &mut Runtime,
+        name: &str,
+        marked: &str,
+        persistent: &str,
+        now_ms: u64,
+    ) -> Result<SessionId, SessionError> {
         names::check(name)?;
         self.check_not_open(name)?;
+        let (piece, condensed) = self.condensed(now_ms, marked, persistent)?;
+        let persistent = &piece.text[..];
         let opening = self.layout.opening(persistent, now_ms)?;
-        self.check_persistent(opening.len())?;
+        self.check_tokens(opening.len(), self.options.persistent_max)?;
         let mut journal = match &self.options.dir {
             Some(dir) => Some(self.create_file(dir, name)?),
             None => None,
@@ -389,6 +428,10 @@ impl Sessions {
         let mut session = Session::new(name, sequence, journal);
         session.last_time_ms = now_ms;
         session.note_fact(&opening, 0, now_ms, persistent, None);
+        if piece.verbatim > 0 {
+            session.mark(0, piece.verbatim);
+        }
+        session.condensed = condensed;
         session.save(runtime, &self.options);
         self.admit(runtime, session, true)
     }
@@ -415,6 +458,7 @@ impl Sessions {
         let index = self.find(id)?;
         if let Some(mut session) = self.slots[index].session.take() {
             self.slots[index].generation = self.slots[index].generation.wrapping_add(1);
+            session.drop_shadow(runtime);
             if session.unsaved.is_some() {
                 session.save(runtime, &self.options);
             }
@@ -509,6 +553,7 @@ impl Sessions {
             turns: session.turns_made,
             file_bytes: session.journal.as_ref().map_or(0, Journal::committed_bytes),
             unsaved: session.unsaved.clone(),
+            condensed: session.condensed.clone(),
             ..SessionStats::default()
         };
         for Held { turn, .. } in &session.turns {
@@ -559,8 +604,13 @@ impl Sessions {
         Ok(self.session(id)?.sequence)
     }
 
+    /// Tokens of the persistent stream with a new fact. Past the cap there is room until it is condensed.
     fn check_persistent(&self, tokens: usize) -> Result<(), SessionError> {
         let most = self.options.persistent_max;
+        self.check_tokens(tokens, most.saturating_add(most / 2))
+    }
+
+    fn check_tokens(&self, tokens: usize, most: usize) -> Result<(), SessionError> {
         match tokens > most {
             true => Err(SessionError::PersistentFull { tokens, most }),
             false => Ok(()),
@@ -673,6 +723,9 @@ impl Session {
             unsaved: None,
             last_time_ms: 0,
             wanted: Vec::new(),
+            shadow: None,
+            gave_up: false,
+            condensed: None,
         }
     }
 

@@ -60,6 +60,10 @@ pub enum Change {
     Revoked { fact: u64 },
     /// A turn is pinned, or not any more.
     Pinned { turn: u64, is_pinned: bool },
+    /// Columns told before are those of another sequence, and count no more.
+    Renewed,
+    /// So many bytes at the beginning of a fact stay word for word.
+    Verbatim { fact: u64, bytes: u64 },
 }
 
 /// What is in memory, and all of it that is not settled.
@@ -180,6 +184,8 @@ impl Change {
             Change::Forgotten { turn } => (1, turn, 0, 0),
             Change::Revoked { fact } => (2, fact, 0, 0),
             Change::Pinned { turn, is_pinned } => (3, turn, u32::from(is_pinned), 0),
+            Change::Renewed => (4, 0, 0, 0),
+            Change::Verbatim { fact, bytes } => (5, fact, 0, bytes),
         };
         out.u32(what);
         out.u32(more);
@@ -206,6 +212,11 @@ impl Change {
             (3, 0 | 1) => Change::Pinned {
                 turn: number,
                 is_pinned: more == 1,
+            },
+            (4, 0) => Change::Renewed,
+            (5, 0) => Change::Verbatim {
+                fact: number,
+                bytes: start,
             },
             _ => return Err(from.bad("a change of no kind")),
         };
@@ -404,6 +415,8 @@ mod tests {
                 turn: 3,
                 is_pinned: true,
             },
+            Change::Renewed,
+            Change::Verbatim { fact: 4, bytes: 12 },
         ];
         assert_eq!(TurnRecord::read(&turn().to_bytes()), Ok(turn()));
         assert_eq!(FactRecord::read(&fact.to_bytes()), Ok(fact.clone()));

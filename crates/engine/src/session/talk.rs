@@ -7,10 +7,10 @@
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
 use super::relevance::Relevance;
 use super::turns::{Place, Plan, Room, Turn, hidden, plan};
-use super::{Embed, Fact, Held, Session, SessionError, SessionId, Sessions, feed};
+use super::{Embed, Fact, Held, STEP_TOKENS_MAX, Session, SessionError, SessionId, Sessions, feed};
 use crate::encoder::{Embedding, EncoderError, Stored};
 use crate::run::{
-    Event, Finish, GenerateOptions, Generation, Runtime, SequenceId, StepError, generate,
+    Event, Finish, GenerateOptions, Generation, Runtime, SequenceId, StepError, generate_by,
 };
 use crate::sample::Sampler;
 use crate::text::tokenizer::EncodeOptions;
@@ -89,14 +89,25 @@ impl Sessions {
         options: &GenerateOptions,
         tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Answer, SessionError> {
+        self.work(runtime, id, STEP_TOKENS_MAX)?;
         let ready = self.prepare(runtime, id, text)?;
         let most = self.options.answer_max;
         let options = GenerateOptions {
             tokens_max: Some(options.tokens_max.map_or(most, |asked| asked.min(most))),
             ..options.clone()
         };
-        let sequence = self.session(id)?.sequence;
-        let generated = generate(runtime, sequence, &ready.prompt, sampler, &options, tell);
+        let beside = self.options.condense_beside;
+        let session = self.session_mut(id)?;
+        let sequence = session.sequence;
+        let question = &ready.prompt[ready.prompt.len() - ready.question..];
+        let mut shadow = session.lend(question);
+        let decode = &mut |runtime: &mut Runtime, id, token| match &mut shadow {
+            Some(shadow) => shadow.decode_beside(runtime, id, token, beside),
+            None => runtime.decode(id, token).map(|_| ()),
+        };
+        let prompt = &ready.prompt;
+        let generated = generate_by(runtime, sequence, prompt, sampler, &options, tell, decode);
+        session.give_back(shadow);
         let ended = generated
             .map_err(SessionError::from)
             .and_then(|generation| {
@@ -253,6 +264,7 @@ impl Sessions {
         }
         runtime.close(backup)?;
         let time_ms = session.at(now_ms);
+        session.gave_up = false;
         let number = session.note_fact(&tokens, start, time_ms, text, supersedes);
         if let Some(fact) = supersedes {
             session.drop_fact(fact);
@@ -354,6 +366,7 @@ impl Sessions {
         log::debug!("session {}: {found}", session.name);
         let mut reread = session.carry_out(runtime, &found)?;
         session.make_room(runtime, coming, options.last)?;
+        session.give_way(runtime, coming);
         session.wanted.clear();
 
         let position = runtime.position(session.sequence)?;
@@ -418,6 +431,7 @@ impl Sessions {
         ready: Ready,
     ) -> Result<(), SessionError> {
         let session = self.session_mut(id)?;
+        session.unmirror();
         let failed = std::mem::replace(&mut session.sequence, ready.backup);
         runtime.close(failed)?;
         Ok(())
@@ -486,6 +500,7 @@ impl Sessions {
             record: None,
             told: Some(record.to_bytes().into()),
         });
+        session.mirrored(number, &record.tokens);
         session.pending.push((TURN, record.to_bytes()));
         session.save(runtime, options);
         let mut context = ready.context;
@@ -684,22 +699,28 @@ impl Session {
         coming: u64,
         last: usize,
     ) -> Result<(), SessionError> {
-        while !fits(runtime, self.sequence, coming)? {
-            let newest = self.turns.len().saturating_sub(last);
-            let leaves = |held: &&Held| held.turn.place == Place::Live && !held.turn.is_pinned;
-            let mut old = self.turns[..newest].iter().filter(leaves);
-            let victim = old
-                .clone()
-                .find(|h| !h.turn.is_visible)
-                .or_else(|| old.next());
-            let Some(number) = victim.map(|h| h.turn.number) else {
+        let position = runtime.position(self.sequence)?;
+        while !fits_at(runtime, position, coming) {
+            if !self.spill_one(last) {
                 // Nothing more may leave: the step says by how much it is short.
                 return Ok(());
-            };
-            self.spill(number);
+            }
             self.mask(runtime)?;
         }
         Ok(())
+    }
+
+    /// One turn leaves, if any may.
+    pub(super) fn spill_one(&mut self, last: usize) -> bool {
+        let newest = self.turns.len().saturating_sub(last);
+        let leaves = |held: &&Held| held.turn.place == Place::Live && !held.turn.is_pinned;
+        let mut old = self.turns[..newest].iter().filter(leaves);
+        let victim = old
+            .clone()
+            .find(|h| !h.turn.is_visible)
+            .or_else(|| old.next());
+        let victim = victim.map(|h| h.turn.number);
+        victim.inspect(|&number| self.spill(number)).is_some()
     }
 
     fn context(&self, plan: &Plan, unjudged: bool) -> Context {
@@ -747,13 +768,14 @@ impl Session {
             number,
             span: record.span(),
             text: record.text,
+            verbatim: 0,
             record: None,
         });
         number
     }
 
     /// Tokens of a fact that holds and may be revoked.
-    fn check_fact(&self, number: u64) -> Result<usize, SessionError> {
+    pub(super) fn check_fact(&self, number: u64) -> Result<usize, SessionError> {
         let fact = self.facts.iter().find(|f| f.number == number && number > 0);
         let fact = fact.ok_or(SessionError::NoSuchFact { number })?;
         Ok((fact.span.end - fact.span.start) as usize)
@@ -786,19 +808,19 @@ fn beside<T>(
     })
 }
 
-/// Whether so many more tokens of a sequence fit the budget, whatever they are.
-fn fits(runtime: &Runtime, id: SequenceId, coming: u64) -> Result<bool, SessionError> {
+/// Whether so many more tokens of a sequence that stands at `position` fit the budget, whatever they are.
+pub(super) fn fits_at(runtime: &Runtime, position: u64, coming: u64) -> bool {
     let ledger = runtime.ledger();
     let Some(budget) = ledger.budget else {
-        return Ok(true);
+        return true;
     };
     let store = runtime.store();
-    let (layers, zones, position) = (store.layers(), store.zones(), runtime.position(id)?);
+    let (layers, zones) = (store.layers(), store.zones());
     let bytes = |position| kv_bytes(layers, zones, Kept::All, position);
     let growth = bytes(position + coming).saturating_sub(bytes(position));
     let step = reserve_bytes(layers, zones, position, BLOCK_SLOTS);
     // Forms that are kept until a fork is dropped, and lists.
     let beside = growth / 16 + step;
     let wanted = growth.saturating_add(step).saturating_add(beside);
-    Ok(ledger.total() as u64 + wanted <= budget as u64)
+    ledger.total() as u64 + wanted <= budget as u64
 }
