@@ -84,11 +84,11 @@ impl World {
 
     /// Tokens of everything that should be visible, as pieces that were told.
     fn told(&self, sessions: &Sessions, id: SessionId) -> Vec<u32> {
-        let layout = Layout::new(&self.model, 0);
+        let layout = Layout::new(self.model.clone());
         let mut tokens = Vec::new();
         for (number, text) in sessions.facts(id).unwrap() {
             tokens.extend(match number {
-                0 => layout.opening(text).unwrap(),
+                0 => layout.opening(text, 0).unwrap(),
                 _ => layout.fact(text).unwrap(),
             });
         }
@@ -210,7 +210,7 @@ fn a_stream_over_its_cap_becomes_shorter() {
         let told = world.told(&sessions, id);
         let mut fresh = world.start().0;
         let sequence = fresh.open().unwrap();
-        let question = Layout::new(&world.model, 0)
+        let question = Layout::new(world.model.clone())
             .question("what is my cat called")
             .unwrap();
         let prompt = [told, question].concat();

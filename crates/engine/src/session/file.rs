@@ -8,7 +8,7 @@ use super::record::{
     BadRecord, CHANGE, COLUMN, Change, FACT, FactRecord, STATE, StateRecord, TURN, TurnRecord,
 };
 use super::turns::{Place, Turn};
-use super::{Fact, Held, Session, SessionError, SessionOptions};
+use super::{Fact, Held, Home, Session, SessionError, SessionOptions};
 use crate::run::{Runtime, StepError};
 use haversack_cache::Image;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -125,6 +125,11 @@ trait Sink {
     fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error>;
 }
 
+/// Where records of an older file go. They are checked on the way: damage is not copied.
+trait Heir: Sink {
+    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error>;
+}
+
 impl Sink for Journal {
     fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error> {
         Journal::append(self, kind, &[bytes])
@@ -137,11 +142,39 @@ impl Sink for Rewrite<'_> {
     }
 }
 
+impl Heir for Rewrite<'_> {
+    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error> {
+        Rewrite::keep(self, record)
+    }
+}
+
+/// From one journal to another.
+struct Copy<'a> {
+    old: &'a Journal,
+    to: &'a mut Journal,
+    buffer: Vec<u8>,
+}
+
+impl Sink for Copy<'_> {
+    fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error> {
+        self.to.append(kind, &[bytes])
+    }
+}
+
+impl Heir for Copy<'_> {
+    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error> {
+        self.old.read(record, &mut self.buffer)?;
+        self.to.append(record.kind, &[&self.buffer])
+    }
+}
+
 /// What a save adds to a file.
 struct Addition {
     pending: Vec<(u32, Vec<u8>)>,
     /// Columns that have settled since the last one.
     columns: Vec<(u64, Vec<u8>)>,
+    /// Blocks in memory whose columns are records of their own.
+    blocks: Vec<u64>,
     state: Vec<u8>,
 }
 
@@ -188,20 +221,17 @@ struct Kept {
 impl Session {
     /// Writes what is new. Where that fails the conversation goes on, and the next save tries again.
     pub(super) fn save(&mut self, runtime: &Runtime, options: &SessionOptions) {
-        if self.journal.is_none() {
-            // What turns said is nowhere else, for as long as there are such turns.
-            let turns = &self.turns;
-            self.pending.retain(|(kind, bytes)| {
-                let number = bytes.first_chunk().map(|n| u64::from_le_bytes(*n));
-                *kind == TURN && turns.iter().any(|h| Some(h.turn.number) == number)
-            });
+        if self.home.is_none() {
+            self.pending.clear();
             return;
         }
-        let saved = self.try_save(runtime, options);
+        let saved = self.ready(options);
+        let saved = saved.and_then(|()| self.try_save(runtime, options));
         self.unsaved = saved.err().map(|error| {
             if let Some(journal) = &mut self.journal {
                 journal.abandon();
             }
+            self.tidy();
             log::warn!("session {} is not saved: {error}", self.name);
             error.to_string()
         });
@@ -213,9 +243,12 @@ impl Session {
         options: &SessionOptions,
     ) -> Result<(), SessionError> {
         let mut addition = self.addition(runtime)?;
+        let waiting = self.pending.len();
         self.keep_quota(addition.bytes(), options.quota_bytes);
-        // What left the file to make room is a change too.
-        addition.pending = self.pending.clone();
+        if self.pending.len() > waiting {
+            // What left the file to make room is told with the rest.
+            addition = self.addition(runtime)?;
+        }
         let wanted = self.needed_bytes + addition.bytes();
         let Some(journal) = &mut self.journal else {
             return Ok(());
@@ -227,10 +260,8 @@ impl Session {
             let turns = &self.turns;
             let facts = &self.facts;
             let columns = &self.columns;
-            let old = journal.map();
             let rewritten = journal.rewrite(|to| {
-                let old = old?;
-                let taken = take_over(to, &old, facts, turns, columns)?;
+                let taken = take_over(to, facts, turns, columns)?;
                 Ok::<_, journal::Error>((taken, addition.write(to)?))
             });
             let (taken, added) = rewritten.map_err(|e| self.file_error(e))?;
@@ -288,6 +319,7 @@ impl Session {
             pending: self.pending.clone(),
             columns,
             state: state.to_bytes(),
+            blocks: state.blocks,
         })
     }
 
@@ -344,6 +376,13 @@ impl Session {
             self.needed_bytes += record.file_bytes();
             self.columns.insert(block, record);
         }
+        // What has left memory and holds nothing that anybody needs is read again by nobody.
+        let left = std::mem::replace(&mut self.blocks, addition.blocks.clone());
+        for block in left {
+            if self.blocks.binary_search(&block).is_err() {
+                self.release_columns(block * SLOTS..(block + 1) * SLOTS);
+            }
+        }
         for ((kind, bytes), record) in addition.pending.iter().zip(added.pending) {
             // Every record begins with its number.
             let number = bytes.first_chunk().map(|n| u64::from_le_bytes(*n));
@@ -379,19 +418,22 @@ impl Session {
         self.needed_bytes = self.needed_bytes.saturating_sub(bytes);
     }
 
-    fn release_columns(&mut self, span: std::ops::Range<u64>) {
+    pub(super) fn release_columns(&mut self, span: std::ops::Range<u64>) {
         for block in span.start / SLOTS..span.end.div_ceil(SLOTS) {
-            let rows = block * SLOTS..(block + 1) * SLOTS;
-            let overlaps = |s: &std::ops::Range<u64>| s.start < rows.end && rows.start < s.end;
-            let turns = self.turns.iter().filter(|h| h.turn.place != Place::Ids);
-            let mut needed = turns
-                .map(|h| &h.turn.span)
-                .chain(self.facts.iter().map(|f| &f.span));
-            if !needed.any(overlaps) {
+            if !needed(block, &self.facts, &self.turns) {
                 let record = self.columns.remove(&block);
                 self.release_record(record);
             }
         }
+    }
+
+    /// Counts what somebody needs of the file, from the beginning.
+    pub(super) fn count_needed(&mut self) {
+        let turns = self.turns.iter().filter_map(|h| h.record);
+        let facts = self.facts.iter().filter_map(|f| f.record);
+        let columns = self.columns.values().copied();
+        let all = turns.chain(facts).chain(columns).chain(self.state);
+        self.needed_bytes = all.map(|record| record.file_bytes()).sum();
     }
 
     /// A turn with its tokens, from the file or from what waits to be saved.
@@ -452,17 +494,12 @@ impl Session {
             columns: &found,
         })?;
         let mut session = Session::new(name, sequence, Some(opened.journal));
-        let of_records = |records: &mut dyn Iterator<Item = RecordRef>| -> u64 {
-            records.map(|r| r.file_bytes()).sum()
-        };
-        session.needed_bytes = of_records(&mut turns.iter().filter_map(|h| h.record))
-            + of_records(&mut facts.iter().filter_map(|f| f.record))
-            + of_records(&mut columns.values().copied())
-            + state_record.file_bytes();
         session.state = Some(state_record);
         session.facts = facts;
         session.turns = turns;
         session.columns = columns;
+        session.blocks = state.blocks.clone();
+        session.count_needed();
         session.facts_made = state.facts_made;
         session.turns_made = state.turns_made;
         session.forgotten = state.forgotten;
@@ -479,27 +516,38 @@ impl Session {
         runtime: &mut Runtime,
         name: &str,
         journal: Option<Journal>,
+        home: Option<Home>,
         options: &SessionOptions,
     ) -> Result<Session, SessionError> {
         let mut fork = Session::new(name, runtime.fork(self.sequence)?, journal);
+        fork.home = home;
         fork.facts = self.facts.clone();
         fork.turns = self.turns.clone();
         fork.columns = self.columns.clone();
+        fork.blocks = self.blocks.clone();
         fork.facts_made = self.facts_made;
         fork.turns_made = self.turns_made;
         fork.forgotten = self.forgotten;
         fork.last_time_ms = self.last_time_ms;
         fork.pending = self.pending.clone();
-        let copied = fork.copy_records(self);
+        let copied = fork.copy_records(self).and_then(|()| {
+            fork.save(runtime, options);
+            match fork.unsaved.take() {
+                None => Ok(()),
+                Some(why) => Err(SessionError::Unsaved {
+                    name: name.to_owned(),
+                    why,
+                }),
+            }
+        });
         if copied.is_err() {
+            // Nothing of it stays.
             runtime.close(fork.sequence)?;
             if let Some(journal) = fork.journal.take() {
                 let _ = journal.remove();
             }
-            return copied.map(|()| fork);
         }
-        fork.save(runtime, options);
-        Ok(fork)
+        copied.map(|()| fork)
     }
 
     /// Everything that `from` has in its file, appended to this one's.
@@ -507,13 +555,13 @@ impl Session {
         let (Some(to), Some(old)) = (&mut self.journal, &from.journal) else {
             return Ok(());
         };
-        let copy = || -> Result<Kept, journal::Error> {
-            let map = old.map()?;
-            take_over(to, &map, &self.facts, &self.turns, &self.columns)
+        let mut to = Copy {
+            old,
+            to,
+            buffer: Vec::new(),
         };
-        let mut copy = copy;
-        let kept = copy().map_err(|e| from.file_error(e))?;
-        self.moved(kept);
+        let kept = take_over(&mut to, &self.facts, &self.turns, &self.columns);
+        self.moved(kept.map_err(|e| from.file_error(e))?);
         Ok(())
     }
 
@@ -524,7 +572,7 @@ impl Session {
         }
     }
 
-    fn record_error(&self, source: BadRecord) -> SessionError {
+    pub(super) fn record_error(&self, source: BadRecord) -> SessionError {
         SessionError::Record {
             name: self.name.clone(),
             source,
@@ -534,8 +582,7 @@ impl Session {
 
 /// Writes what is needed of an old file: the history as it would be told now.
 fn take_over(
-    to: &mut dyn Sink,
-    old: &Map,
+    to: &mut dyn Heir,
     facts: &[Fact],
     turns: &[Held],
     columns: &BTreeMap<u64, RecordRef>,
@@ -547,7 +594,7 @@ fn take_over(
     };
     for fact in facts {
         let Some(record) = fact.record else { continue };
-        kept.facts.push(to.append(FACT, old.payload(record)?)?);
+        kept.facts.push(to.keep(record)?);
         if let Some(change) = fact.marked() {
             to.append(CHANGE, &change.to_bytes())?;
         }
@@ -555,7 +602,7 @@ fn take_over(
     for held in turns {
         let Some(record) = held.record else { continue };
         let turn = &held.turn;
-        kept.turns.push(to.append(TURN, old.payload(record)?)?);
+        kept.turns.push(to.keep(record)?);
         let number = turn.number;
         let changes = [
             Change::Moved {
@@ -573,27 +620,35 @@ fn take_over(
         }
     }
     for (&block, &record) in columns {
-        let record = to.append(COLUMN, old.payload(record)?)?;
-        kept.columns.insert(block, record);
+        kept.columns.insert(block, to.keep(record)?);
     }
     Ok(kept)
 }
 
-/// A file's records, read in order.
-struct Replay {
-    state: StateRecord,
-    state_record: RecordRef,
-    facts: Vec<Fact>,
-    turns: Vec<Held>,
-    columns: BTreeMap<u64, RecordRef>,
+/// Whether a block holds rows of a fact, or of a turn whose rows are kept.
+pub(super) fn needed(block: u64, facts: &[Fact], turns: &[Held]) -> bool {
+    let rows = block * SLOTS..(block + 1) * SLOTS;
+    let overlaps = |s: &std::ops::Range<u64>| s.start < rows.end && rows.start < s.end;
+    let turns = turns.iter().filter(|h| h.turn.place != Place::Ids);
+    let turns = turns.map(|h| &h.turn.span);
+    turns.chain(facts.iter().map(|f| &f.span)).any(overlaps)
 }
 
-fn bad(kind: u32, what: &'static str) -> BadRecord {
+/// A file's records, read in order.
+pub(super) struct Replay {
+    pub state: StateRecord,
+    pub state_record: RecordRef,
+    pub facts: Vec<Fact>,
+    pub turns: Vec<Held>,
+    pub columns: BTreeMap<u64, RecordRef>,
+}
+
+pub(super) fn bad(kind: u32, what: &'static str) -> BadRecord {
     BadRecord { kind, what }
 }
 
 impl Replay {
-    fn of(map: &Map, records: &[RecordRef]) -> Result<Replay, BadRecord> {
+    pub fn of(map: &Map, records: &[RecordRef]) -> Result<Replay, BadRecord> {
         let mut facts: Vec<Fact> = Vec::new();
         let mut turns: Vec<Held> = Vec::new();
         let mut columns = BTreeMap::new();
@@ -620,6 +675,8 @@ impl Replay {
                 }
                 FACT => {
                     let told = FactRecord::read(bytes)?;
+                    // Told anew where the stream was condensed.
+                    facts.retain(|f| f.number != told.number);
                     facts.push(Fact {
                         number: told.number,
                         span: told.span(),
@@ -654,17 +711,9 @@ impl Replay {
         if spans.any(|span| span.end > state.position) {
             return Err(bad(STATE, "a position before its turns"));
         }
-        let needed = |block: &u64| {
-            let rows = block * SLOTS..(block + 1) * SLOTS;
-            let overlaps = |s: &std::ops::Range<u64>| s.start < rows.end && rows.start < s.end;
-            let turns = turns.iter().filter(|h| h.turn.place != Place::Ids);
-            let mut spans = turns
-                .map(|h| &h.turn.span)
-                .chain(facts.iter().map(|f| &f.span));
-            spans.any(overlaps)
-        };
         columns.retain(|block, _| {
-            *block < u64::MAX / SLOTS - 1 && needed(block) || state.blocks.contains(block)
+            let held = *block < u64::MAX / SLOTS - 1 && needed(*block, &facts, &turns);
+            held || state.blocks.contains(block)
         });
         Ok(Replay {
             state,

@@ -49,6 +49,7 @@
 pub mod condense;
 mod file;
 pub mod layout;
+mod mend;
 pub mod names;
 mod prefix;
 pub mod record;
@@ -153,6 +154,8 @@ pub enum SessionError {
     },
     #[error("session {name} is open already")]
     Open { name: String },
+    #[error("session {name} is not saved: {why}")]
+    Unsaved { name: String, why: String },
     #[error("sessions are not saved here; there is no {name}")]
     NowhereToLook { name: String },
     #[error(
@@ -257,6 +260,9 @@ struct Fact {
 struct Session {
     name: String,
     sequence: SequenceId,
+    /// Where it is kept; `None` where nothing is saved.
+    home: Option<Home>,
+    /// `None` while its file could not be made.
     journal: Option<Journal>,
     /// The opening is fact 0.
     facts: Vec<Fact>,
@@ -267,6 +273,8 @@ struct Session {
     forgotten: u64,
     /// Columns in the file, by block.
     columns: BTreeMap<u64, RecordRef>,
+    /// Blocks in memory that the last state has by their columns.
+    blocks: Vec<u64>,
     /// The record of the last state.
     state: Option<RecordRef>,
     /// Not saved yet: records by kind, in order.
@@ -284,6 +292,13 @@ struct Session {
     gave_up: bool,
     /// What became of the last condensing, in words.
     condensed: Option<String>,
+}
+
+/// A session's file, before it is made.
+#[derive(Clone, Debug)]
+struct Home {
+    path: PathBuf,
+    identity: Vec<u8>,
 }
 
 /// What a session holds.
@@ -306,6 +321,8 @@ pub struct SessionStats {
     pub forgotten: u64,
     pub turns: u64,
     pub file_bytes: u64,
+    /// Bytes of records that wait to be saved; rows not counted.
+    pub waiting_bytes: u64,
     /// Why the last turn is not on disk.
     pub unsaved: Option<String>,
     /// What became of the last condensing, in words.
@@ -382,7 +399,8 @@ impl Sessions {
         self.encoder.is_some()
     }
 
-    /// A new session that begins with a persistent text. Over the cap it is condensed first.
+    /// A new session that begins with a persistent text. Over the cap it is condensed first. Where a disk takes no file
+    /// for it the session goes on without one and says so; a name that is taken is an error.
     pub fn create(
         &mut self,
         runtime: &mut Runtime,
@@ -409,8 +427,10 @@ impl Sessions {
         let persistent = &piece.text[..];
         let opening = self.layout.opening(persistent, now_ms)?;
         self.check_tokens(opening.len(), self.options.persistent_max)?;
-        let mut journal = match &self.options.dir {
-            Some(dir) => Some(self.create_file(dir, name)?),
+        let home = self.home(name);
+        let mut journal = match home.as_ref().map(|home| home.make(&self.options)) {
+            Some(Err(error)) if error.is_refusal() => return Err(error.of(name)),
+            Some(made) => made.ok(),
             None => None,
         };
         let prefixes = &mut self.prefixes;
@@ -426,6 +446,7 @@ impl Sessions {
             }
         };
         let mut session = Session::new(name, sequence, journal);
+        session.home = home;
         session.last_time_ms = now_ms;
         session.note_fact(&opening, 0, now_ms, persistent, None);
         if piece.verbatim > 0 {
@@ -449,26 +470,43 @@ impl Sessions {
             return Err(SessionError::NowhereToLook { name: name.into() });
         };
         let path = path_of(dir, name);
-        let session = Session::open(runtime, name, &path, &self.identity, &self.options)?;
+        let mut session = Session::open(runtime, name, &path, &self.identity, &self.options)?;
+        session.home = self.home(name);
         self.admit(runtime, session, false)
     }
 
-    /// Puts a session away. What it holds in memory is free; its file says all.
+    /// Puts a session away. What it holds in memory is free; its file says all. Where the file cannot be made to, the
+    /// session stays open: [`Sessions::close`] is for those who can do without the rest.
     pub fn suspend(&mut self, runtime: &mut Runtime, id: SessionId) -> Result<(), SessionError> {
+        let options = self.options.clone();
+        let session = self.session_mut(id)?;
+        if session.unsaved.is_some() {
+            session.save(runtime, &options);
+        }
+        if let Some(why) = &session.unsaved {
+            return Err(SessionError::Unsaved {
+                name: session.name.clone(),
+                why: why.clone(),
+            });
+        }
+        self.close(runtime, id)
+    }
+
+    /// Puts a session away as it is. What was not saved is lost.
+    pub fn close(&mut self, runtime: &mut Runtime, id: SessionId) -> Result<(), SessionError> {
         let index = self.find(id)?;
-        if let Some(mut session) = self.slots[index].session.take() {
-            self.slots[index].generation = self.slots[index].generation.wrapping_add(1);
+        let slot = &mut self.slots[index];
+        if let Some(mut session) = slot.session.take() {
+            slot.generation = slot.generation.wrapping_add(1);
             session.drop_shadow(runtime);
-            if session.unsaved.is_some() {
-                session.save(runtime, &self.options);
-            }
             runtime.close(session.sequence)?;
             self.hold(runtime)?;
         }
         Ok(())
     }
 
-    /// A second session that goes on from here and shares what is in memory.
+    /// A second session that goes on from here and shares what is in memory. Its file has to be made first: what has
+    /// left memory can only be copied.
     pub fn fork(
         &mut self,
         runtime: &mut Runtime,
@@ -478,14 +516,13 @@ impl Sessions {
         names::check(name)?;
         self.check_not_open(name)?;
         let index = self.find(id)?;
-        let journal = match &self.options.dir {
-            Some(dir) => Some(self.create_file(dir, name)?),
-            None => None,
-        };
+        let home = self.home(name);
+        let made = home.as_ref().map(|home| home.make(&self.options));
+        let journal = made.transpose().map_err(|error| error.of(name))?;
         let Some(session) = &self.slots[index].session else {
             return Err(SessionError::Closed { index });
         };
-        let fork = session.fork(runtime, name, journal, &self.options)?;
+        let fork = session.fork(runtime, name, journal, home, &self.options)?;
         self.admit(runtime, fork, true)
     }
 
@@ -552,6 +589,7 @@ impl Sessions {
             forgotten: session.forgotten,
             turns: session.turns_made,
             file_bytes: session.journal.as_ref().map_or(0, Journal::committed_bytes),
+            waiting_bytes: session.pending.iter().map(|(_, b)| b.len() as u64).sum(),
             unsaved: session.unsaved.clone(),
             condensed: session.condensed.clone(),
             ..SessionStats::default()
@@ -621,18 +659,11 @@ impl Sessions {
         file::journal_options(&self.options)
     }
 
-    fn create_file(&self, dir: &Path, name: &str) -> Result<Journal, SessionError> {
-        std::fs::create_dir_all(dir).map_err(|source| SessionError::Io {
-            doing: "making",
-            path: dir.to_owned(),
-            source,
-        })?;
-        let identity = self.identity.to_bytes(name);
-        Journal::create(path_of(dir, name), &identity, self.journal_options()).map_err(|source| {
-            SessionError::File {
-                name: name.into(),
-                source,
-            }
+    fn home(&self, name: &str) -> Option<Home> {
+        let dir = self.options.dir.as_deref()?;
+        Some(Home {
+            path: path_of(dir, name),
+            identity: self.identity.to_bytes(name),
         })
     }
 
@@ -710,6 +741,7 @@ impl Session {
         Session {
             name: name.to_owned(),
             sequence,
+            home: None,
             journal,
             facts: Vec::new(),
             facts_made: 0,
@@ -717,6 +749,7 @@ impl Session {
             turns_made: 0,
             forgotten: 0,
             columns: BTreeMap::new(),
+            blocks: Vec::new(),
             state: None,
             pending: Vec::new(),
             needed_bytes: 0,

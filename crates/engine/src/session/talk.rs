@@ -346,6 +346,10 @@ impl Sessions {
             return Err(SessionError::Closed { index });
         };
         let coming = question.len() as u64 + options.answer_max as u64 + ending;
+        if session.unsaved.is_some() {
+            // A disk that works again in time loses nothing: what leaves memory now has to be in the file.
+            session.save(runtime, options);
+        }
         let mut similarities = session.similarities(embedding.as_ref())?;
         for (held, similarity) in session.turns.iter().zip(&mut similarities) {
             if session.wanted.contains(&held.turn.number) {
@@ -587,24 +591,27 @@ impl Session {
         Ok(reread)
     }
 
-    /// A turn's rows may leave memory; without a file they are forgotten.
+    /// A turn's rows may leave memory, as far as the file has what is needed to bring it back.
     fn spill(&mut self, number: u64) {
         let Some(i) = self.turns.iter().position(|h| h.turn.number == number) else {
             return;
         };
-        if self.journal.is_none() || self.unsaved.is_some() {
+        let Some(place) = self.leaves_to(i) else {
             self.forget(i);
             return;
-        }
+        };
         let turn = &mut self.turns[i].turn;
-        turn.place = Place::Spilled;
+        turn.place = place;
         turn.is_visible = false;
-        let start = turn.span.start;
+        let span = turn.span.clone();
         self.change(Change::Moved {
             turn: number,
-            place: Place::Spilled,
-            start,
+            place,
+            start: span.start,
         });
+        if place == Place::Ids {
+            self.release_columns(span);
+        }
     }
 
     /// A turn is nowhere any more.

@@ -173,6 +173,16 @@ impl Disk {
             .map_err(Error::io("making it durable"))
     }
 
+    /// Whether the path still means this file. What somebody removes or puts another file in the
+    /// place of can be written to for days without a word from the system.
+    pub fn is_named(&self, path: &Path) -> Result<(), Error> {
+        match imp::is_named(&self.file, path) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::Gone),
+            Err(source) => Err(Error::io("asking for its name")(source)),
+        }
+    }
+
     pub fn cut(&self, bytes: u64) -> Result<(), Error> {
         meet(self.faults.as_ref(), Step::Cut)
             .and_then(|()| self.file.set_len(bytes))

@@ -40,8 +40,10 @@ pub enum Error {
     /// The reference is of another file, or of one that was rewritten since.
     Stale { offset: u64 },
     /// Writing failed in a way that leaves open what is on the disk. What was committed before is
-    /// there; opening the file again tells the rest.
+    /// there; [`super::Journal::recover`], or opening the file again, tells the rest.
     Lost,
+    /// The name does not mean this file any more: what is written to it would be found by nobody.
+    Gone,
     /// No memory for so many bytes.
     Memory { bytes: u64 },
 }
@@ -92,6 +94,7 @@ impl fmt::Display for Error {
                 f,
                 "a failed write left its state unknown: open it again to go on"
             ),
+            Error::Gone => write!(f, "it was removed or replaced while it was open"),
             Error::Memory { bytes } => write!(f, "no memory for {bytes} bytes"),
         }
     }

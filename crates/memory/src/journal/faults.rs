@@ -6,6 +6,7 @@
 //! all. Clones share the count, so a test keeps one and sweeps N until a run makes fewer calls.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A call that changes the disk.
@@ -46,7 +47,10 @@ pub struct Faults {
     steps: Arc<Mutex<Vec<Step>>>,
     /// Calls count from 1; 0 is never reached.
     nth: usize,
-    lasting: bool,
+    /// So many, from the Nth on.
+    count: usize,
+    /// Every call is struck while this holds.
+    is_down: Arc<AtomicBool>,
     blow: Blow,
 }
 
@@ -61,17 +65,29 @@ impl Faults {
         Faults {
             steps: Arc::default(),
             nth: n,
-            lasting: false,
+            count: 1,
+            is_down: Arc::default(),
             blow,
         }
     }
 
     /// Call number `n` and all after it, as on a disk that is full or gone.
     pub fn from(n: usize, blow: Blow) -> Faults {
+        Faults::burst(n, usize::MAX, blow)
+    }
+
+    /// Call number `n` and those behind it, `count` in all.
+    pub fn burst(n: usize, count: usize, blow: Blow) -> Faults {
         Faults {
-            lasting: true,
+            count,
             ..Faults::at(n, blow)
         }
+    }
+
+    /// From now on every call is struck, or only those that were asked for before: a disk that goes and
+    /// comes back.
+    pub fn set_down(&self, is_down: bool) {
+        self.is_down.store(is_down, Ordering::Relaxed);
     }
 
     /// The calls there were, in order, the struck ones included.
@@ -89,7 +105,8 @@ impl Faults {
         let mut log = self.log();
         log.push(step);
         let n = log.len();
-        let struck = n == self.nth || self.lasting && self.nth > 0 && n > self.nth;
+        let asked = self.nth > 0 && n >= self.nth && n - self.nth < self.count;
+        let struck = asked || self.is_down.load(Ordering::Relaxed);
         struck.then_some(self.blow)
     }
 

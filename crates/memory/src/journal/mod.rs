@@ -39,7 +39,9 @@
 //!   returns is durable, name included;
 //! - a file appears under its name complete (temporary name, fsync, rename, fsync of the folder);
 //! - a failed append or commit leaves what was committed, and a usable journal. Where the disk does
-//!   not even take the old head back, the journal says [`Error::Lost`] until it is opened again;
+//!   not even take the old head back, the journal says [`Error::Lost`] until it has recovered or is
+//!   opened again, and can be read until then;
+//! - a commit or a rewrite succeeds only while the name means the file: [`Error::Gone`] otherwise;
 //! - lengths from a file are compared with the file before anything is reserved for them.
 //!
 //! **Limits we document and do not remove.** A sector that is half written when power fails is
@@ -193,6 +195,8 @@ pub struct Journal {
     /// What is appended; at the head's length when nothing is.
     tail: Tail,
     lost: bool,
+    /// A file that took this one's name when a rewrite failed at its last step. Locked as well.
+    successor: Option<Disk>,
 }
 
 impl Journal {
@@ -222,6 +226,7 @@ impl Journal {
             head,
             tail,
             lost: false,
+            successor: None,
         })
     }
 
@@ -281,6 +286,7 @@ impl Journal {
             head,
             tail,
             lost: false,
+            successor: None,
         };
         Ok(Opened {
             journal,
@@ -334,6 +340,10 @@ impl Journal {
         self.usable()?;
         if !self.has_appended() {
             return Ok(());
+        }
+        if let Err(e) = self.disk.is_named(&self.names.path) {
+            self.drop_appended();
+            return Err(e);
         }
         if let Err(e) = self.disk.sync(Step::SyncData) {
             // The kernel may have forgotten the pages that failed: a second sync would succeed and
@@ -397,7 +407,8 @@ impl Journal {
     /// Replaces the file by one with the records that `fill` keeps or adds, in that order. They are
     /// committed and durable on return; all references are new. After an error the old file is in
     /// place and nothing has changed, unless the last step failed: then the journal is [`Error::Lost`],
-    /// and opening it again finds one of the two, whole.
+    /// old references go on reading the old file, and recovering or opening it again finds one of the
+    /// two, whole.
     ///
     /// What was appended and not committed may be kept like any record; what is not kept is gone.
     pub fn rewrite<T, E: From<Error>>(
@@ -405,6 +416,7 @@ impl Journal {
         fill: impl FnOnce(&mut Rewrite<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
         self.usable()?;
+        self.disk.is_named(&self.names.path)?;
         let mut rewrite = Rewrite {
             draft: Draft::begin(&self.names, &self.options, &self.identity)?,
             old: self,
@@ -414,15 +426,44 @@ impl Journal {
         let key = self.options.key.as_ref();
         let (disk, head, tail) = rewrite.draft.place(commits, key, true)?;
         // The name means the new file from here on.
-        self.disk = disk;
-        self.head = head;
-        self.tail = tail;
         let faults = self.options.faults.as_ref();
         if let Err(e) = self.names.sync_folder(faults) {
             self.lost = true;
+            self.successor = Some(disk);
             return Err(e.into());
         }
+        self.disk = disk;
+        self.head = head;
+        self.tail = tail;
         Ok(value)
+    }
+
+    /// Whether writing says [`Error::Lost`].
+    pub fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// After [`Error::Lost`]: looks at what the disk has, as `open` does, and goes on with it. The
+    /// records are those of the last commit or of the one that failed; all references are new. After
+    /// an error it is as lost as before. What was appended and not committed is dropped.
+    pub fn recover(&mut self) -> Result<Vec<RecordRef>, Error> {
+        self.abandon();
+        let disk = self.successor.as_ref().unwrap_or(&self.disk);
+        disk.is_named(&self.names.path)?;
+        let (found, records) = verify_and_list(disk, &self.options)?;
+        disk.cut(found.head.length)?;
+        disk.sync(Step::SyncData)?;
+        self.names.sync_folder(self.options.faults.as_ref())?;
+        if let Some(successor) = self.successor.take() {
+            self.disk = successor;
+        }
+        self.tail = Tail {
+            end: found.head.length,
+            chain: found.head.chain,
+        };
+        self.head = found.head;
+        self.lost = false;
+        Ok(records)
     }
 
     /// Removes the file.

@@ -288,3 +288,36 @@ fn prints_its_times() {
     }
     median("open of 4 MB", &mut opens);
 }
+
+/// Somebody removes or replaces the file while it is open. The kernel would take writes to it for
+/// days; nobody would ever find them. It can be read, and goes on when the name is its own again.
+#[test]
+fn a_file_without_its_name_takes_no_commit() {
+    let dir = quick_dir();
+    let (path, away) = (dir.path().join("a"), dir.path().join("b"));
+    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let first = journal.append(1, &[b"first"]).unwrap();
+    journal.commit().unwrap();
+    for replaced in [false, true] {
+        fs::rename(&path, &away).unwrap();
+        if replaced {
+            fs::write(&path, "somebody else's").unwrap();
+        }
+        journal.append(1, &[b"second"]).unwrap();
+        assert!(matches!(journal.commit(), Err(Error::Gone)));
+        let rewritten = journal.rewrite(|_| Ok::<_, Error>(()));
+        assert!(matches!(rewritten, Err(Error::Gone)));
+        assert!(matches!(journal.recover(), Err(Error::Gone)));
+        let mut bytes = Vec::new();
+        journal.read(first, &mut bytes).unwrap();
+        assert_eq!(bytes, b"first");
+        if replaced {
+            assert_eq!(fs::read(&path).unwrap(), b"somebody else's");
+        }
+        fs::rename(&away, &path).unwrap();
+        journal.append(1, &[b"third"]).unwrap();
+        journal.commit().unwrap();
+    }
+    drop(journal);
+    assert_eq!(open(&path).records.len(), 3);
+}

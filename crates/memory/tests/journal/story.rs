@@ -11,6 +11,8 @@ enum Op {
     /// Which of the records stay, and what is added behind them.
     Rewrite(Vec<bool>, Vec<Record>),
     Reopen,
+    /// The same without letting go of the file.
+    Recover,
 }
 
 fn random_op(rng: &mut Rng) -> Op {
@@ -27,6 +29,7 @@ fn random_op(rng: &mut Rng) -> Op {
             let added = rng.below(3);
             Op::Rewrite(keep, (0..added).map(|_| record(rng)).collect())
         }
+        17 => Op::Recover,
         _ => Op::Reopen,
     }
 }
@@ -123,6 +126,22 @@ impl Twin {
                     }
                 }
             }
+            Op::Recover => match journal.recover() {
+                Ok(records) => {
+                    self.drop_appended();
+                    let opened = Opened {
+                        journal,
+                        records,
+                        dropped_bytes: 0,
+                    };
+                    self.compare(&opened);
+                    journal = opened.journal;
+                }
+                Err(e) => {
+                    self.failed(e);
+                    self.drop_appended();
+                }
+            },
         }
         self.journal = Some(journal);
     }
@@ -143,6 +162,11 @@ impl Twin {
         if matches!(journal.append(0, &[]), Err(Error::Lost)) {
             assert!(matches!(journal.commit(), Err(Error::Lost)));
             self.perhaps.get_or_insert(other);
+            let mut bytes = Vec::new();
+            for (record, (_, payload)) in self.refs.iter().zip(&self.sure) {
+                journal.read(*record, &mut bytes).unwrap();
+                assert!(bytes == *payload, "a lost journal can be read");
+            }
             return true;
         }
         journal.abandon();

@@ -183,7 +183,12 @@ impl Lasting {
     }
 
     fn switch(&mut self, id: SessionId, name: &str) -> Result<()> {
-        self.sessions.suspend(&mut self.engine.runtime, self.id)?;
+        let runtime = &mut self.engine.runtime;
+        if let Err(error) = self.sessions.suspend(runtime, self.id) {
+            // What is not saved is not left behind.
+            self.sessions.close(runtime, id)?;
+            return Err(named(error));
+        }
         self.id = id;
         self.name = name.to_owned();
         (self.last, self.context, self.question) = (None, None, None);
