@@ -47,6 +47,7 @@
 
 mod file;
 pub mod layout;
+pub mod look;
 mod mend;
 pub mod names;
 pub mod record;
