@@ -21,6 +21,9 @@ const SLOTS: u64 = BLOCK_SLOTS as u64;
 /// Bytes that nobody needs and that are not worth writing a file anew.
 const GARBAGE_BYTES: u64 = 8 << 20;
 
+/// The first line of an identity.
+pub(super) const VERSION: &str = "haversack session 1";
+
 /// Who a file belongs to. A session is read again only by the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -59,7 +62,7 @@ impl Identity {
 
     /// Lines of a name and a value; the session's own name comes last.
     pub(super) fn to_bytes(&self, session: &str) -> Vec<u8> {
-        let mut text = String::from("haversack session 1\n");
+        let mut text = format!("{VERSION}\n");
         for (name, value) in self.fields() {
             text.push_str(&format!("{name} {}\n", value.escape_debug()));
         }
@@ -78,8 +81,8 @@ impl Identity {
             here: here.to_owned(),
         };
         let version = lines.next().unwrap_or_default();
-        if version != "haversack session 1" {
-            return Err(error("format", version, "haversack session 1"));
+        if version != VERSION {
+            return Err(error("format", version, VERSION));
         }
         for (what, here) in self.fields().into_iter().chain([("session", session)]) {
             let saved = lines.next().unwrap_or_default();

@@ -49,6 +49,7 @@
 pub mod condense;
 mod file;
 pub mod layout;
+pub mod look;
 mod mend;
 pub mod names;
 mod prefix;

@@ -14,6 +14,18 @@ pub const CHANGE: u32 = 3;
 pub const COLUMN: u32 = 4;
 pub const STATE: u32 = 5;
 
+/// What a kind is called.
+pub fn name(kind: u32) -> Option<&'static str> {
+    let names = [
+        (TURN, "turn"),
+        (FACT, "fact"),
+        (CHANGE, "change"),
+        (COLUMN, "column"),
+        (STATE, "state"),
+    ];
+    (names.iter().find(|(known, _)| *known == kind)).map(|(_, name)| *name)
+}
+
 /// A record that does not say what its kind says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a record of kind {kind} has {what}")]

@@ -22,7 +22,6 @@ const FROM: &str = "TORN_FROM";
 const NTH: &str = "TORN_NTH";
 const QUOTA: &str = "TORN_QUOTA";
 const CAPACITY: &str = "TORN_CAPACITY";
-const BUDGET: &str = "TORN_BUDGET";
 const IS_SHORT: &str = "TORN_SHORT";
 
 /// The child's side. Without its variables it is no test.
@@ -39,7 +38,6 @@ fn child_tells_the_script() {
     let mut world = World::of(Path::new(&model), PathBuf::from(dir));
     world.options.quota_bytes = asked(QUOTA).unwrap() as u64;
     world.options.capacity = asked(CAPACITY).unwrap();
-    world.budget = asked(BUDGET);
     world.options.faults = asked(NTH).map(|n| Faults::at(n, Blow::Kill));
     let script = match asked(IS_SHORT) {
         Some(_) => SHORT,
@@ -50,7 +48,7 @@ fn child_tells_the_script() {
         0 => Telling::new(&world),
         _ => Telling::resumed(&world).0,
     };
-    say(format!("open\n"));
+    say("open\n".to_owned());
     for (i, op) in script.iter().enumerate().skip(from) {
         let told = telling.step(*op);
         say(format!("ack {} {}\n", i + 1, told.state));
@@ -110,7 +108,8 @@ impl Measure {
             "{} steps of {typical:?}, {rewrites} rewrites, {recalled} recalled, {spilled} spilled, {ids} as ids, {stats:?}",
             script.len()
         );
-        assert!(rewrites > 0 && recalled > 0 && spilled > 0, "too tame");
+        assert!(rewrites > 0 && spilled > 0, "too tame");
+        assert!(recalled > 0 || script.len() == SHORT.len(), "too tame");
         for (i, pair) in told.windows(2).enumerate() {
             assert_ne!(pair[0].state, pair[1].state, "step {i} changes nothing");
         }
@@ -126,11 +125,10 @@ impl Measure {
         }
     }
 
-    fn tiny(budget: Option<usize>) -> Measure {
+    fn tiny() -> Measure {
         let folder = quick_dir();
         let mut world = World::tiny(folder.path(), 1);
         world.options.quota_bytes = 200 << 10;
-        world.budget = budget;
         Measure::take(world, folder, SCRIPT)
     }
 
@@ -155,9 +153,6 @@ impl Measure {
             .stderr(Stdio::inherit());
         if let Some(n) = nth {
             command.env(NTH, n.to_string());
-        }
-        if let Some(bytes) = self.world.budget {
-            command.env(BUDGET, bytes.to_string());
         }
         if self.script.len() == SHORT.len() {
             command.env(IS_SHORT, "1");
@@ -244,7 +239,7 @@ fn acknowledged(said: &str, from: usize, measure: &Measure) -> usize {
 /// Every call that changes the disk, of a few steps or of all: the process dies in it.
 #[test]
 fn killed_at_every_step_of_the_files() {
-    let measure = Measure::tiny(None);
+    let measure = Measure::tiny();
     let every = asked("TORN_STEPS").is_some();
     let begun = Instant::now();
     let mut kinds: BTreeMap<Step, usize> = BTreeMap::new();
@@ -335,7 +330,7 @@ fn killed_at_random(measure: &Measure, times: usize, most: Duration) {
 /// `TORN_KILLS=500` for the long form.
 #[test]
 fn killed_at_random_moments() {
-    let measure = Measure::tiny(None);
+    let measure = Measure::tiny();
     match asked("TORN_KILLS") {
         Some(times) => killed_at_random(&measure, times, Duration::MAX),
         None => killed_at_random(&measure, 500, Duration::from_secs(30)),
@@ -350,7 +345,7 @@ fn killed_at_random_moments_with_a_real_model() {
     };
     let folder = quick_dir();
     let mut world = World::of(&path, folder.path().join("sessions"));
-    world.options.quota_bytes = 12 << 20;
+    world.options.quota_bytes = 7 << 20;
     world.options.capacity = 130;
     let measure = Measure::take(world, folder, SHORT);
     let times = asked("TORN_KILLS_REAL").unwrap_or(2);
@@ -360,7 +355,7 @@ fn killed_at_random_moments_with_a_real_model() {
 /// Two processes cannot have one session, and the second one is told so in a line.
 #[test]
 fn a_second_process_is_refused() {
-    let measure = Measure::tiny(None);
+    let measure = Measure::tiny();
     measure.lay_out(4);
     let (telling, _) = Telling::resumed(&measure.world);
     let child = measure.start(4, None);

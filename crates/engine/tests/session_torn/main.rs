@@ -44,7 +44,6 @@ struct World {
     model: Arc<Model>,
     options: SessionOptions,
     recent: usize,
-    budget: Option<usize>,
 }
 
 impl World {
@@ -72,7 +71,6 @@ impl World {
                 ..SessionOptions::default()
             },
             recent: 32,
-            budget: None,
         }
     }
 
@@ -84,7 +82,6 @@ impl World {
                 ..KvOptions::new(KvForm::both(Codec::Int4.form()))
             },
             retention: Retention::managed(),
-            budget_bytes: self.budget,
             ..RuntimeOptions::default()
         };
         Runtime::new(self.model.clone(), &options).unwrap()

@@ -80,7 +80,7 @@ pub const SHORT: &[Op] = &[
     Retract,
     Say("How many apple trees has the garden?"),
     Say("And about ships at sea?"),
-    Say("Good night."),
+    Recall(0, "Good night."),
 ];
 
 /// What a step said and left behind.
