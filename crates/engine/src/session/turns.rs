@@ -132,11 +132,13 @@ pub fn plan(
 ) -> Result<Plan, TooLong> {
     let similarity = |i: usize| similarities.get(i).copied().flatten();
     let pinned: u64 = turns.iter().filter(|t| t.is_pinned).map(Turn::tokens).sum();
-    let most = room.capacity.saturating_sub(pinned);
-    let Some(mut left) = most.checked_sub(room.coming) else {
+    let Some(mut left) = room
+        .capacity
+        .checked_sub(pinned.saturating_add(room.coming))
+    else {
         return Err(TooLong {
             tokens: room.coming,
-            most,
+            most: room.capacity.saturating_sub(pinned),
         });
     };
     let judged: Vec<Judged> = turns
@@ -337,6 +339,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "lists of one range")]
     fn what_is_not_visible_is_hidden() {
         assert_eq!(hidden(vec![10..20, 0..5], 30), [5..10, 20..30]);
         assert_eq!(hidden(vec![0..30], 30), []);
