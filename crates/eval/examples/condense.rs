@@ -1,8 +1,8 @@
 //! What condensing keeps, and what it costs an answer that goes on meanwhile:
-//! `cargo run --release -p haversack-eval --example condense -- facts|gaps MODEL.gguf ENCODER-FOLDER [CASES]`
+//! `cargo run --release -p haversack-eval --example condense -- facts|kept|gaps MODEL.gguf ENCODER-FOLDER [CASES]`
 //!
 //! `facts`: facts among small talk, some told twice, some taken back, become 300 tokens; each fact is asked for by the
-//! log-probability of the right name among ten that the text holds. `gaps`: the time between tokens before, while and after a
+//! log-probability of the right answer among ten. `kept`: the same, and nothing is asked. `gaps`: the time between tokens before, while and after a
 //! stream is condensed.
 
 use haversack::encoder::{Encoder, EncoderOptions};
@@ -30,60 +30,119 @@ const FACTS: usize = 40;
 const TWICE: usize = 4;
 const TAKEN_BACK: usize = 4;
 
-const WHO: [&str; 44] = [
-    "dentist",
-    "plumber",
-    "baker",
-    "butcher",
-    "doctor",
-    "lawyer",
-    "gardener",
-    "teacher",
-    "driver",
-    "pilot",
-    "nurse",
-    "painter",
-    "tailor",
-    "mayor",
-    "judge",
-    "cook",
-    "waiter",
-    "barber",
-    "coach",
-    "priest",
-    "banker",
-    "builder",
-    "carpenter",
-    "cleaner",
-    "clerk",
-    "farmer",
-    "florist",
-    "guard",
-    "janitor",
-    "landlord",
-    "librarian",
-    "mechanic",
-    "neighbor",
-    "optician",
-    "porter",
-    "postman",
-    "roofer",
-    "sailor",
-    "singer",
-    "surgeon",
-    "tutor",
-    "vet",
-    "welder",
-    "writer",
+/// Facts of one kind: what they say, what is asked, who they are about, what may be said of them.
+struct Kind {
+    says: &'static str,
+    asks: &'static str,
+    who: [&'static str; 6],
+    what: [&'static str; 12],
+}
+
+const KINDS: [Kind; 7] = [
+    Kind {
+        says: "The WHO is called",
+        asks: "What is the WHO called?",
+        who: [
+            "dentist", "plumber", "landlord", "gardener", "mayor", "barber",
+        ],
+        what: [
+            "Weber", "Dixon", "Moss", "Hale", "Kent", "Ford", "Lane", "Cole", "Grant", "Hayes",
+            "Price", "Shaw",
+        ],
+    },
+    Kind {
+        says: "WHO lives in",
+        asks: "Where does WHO live?",
+        who: ["Anna", "Peter", "Maria", "Oscar", "Julia", "Simon"],
+        what: [
+            "Paris", "London", "Rome", "Berlin", "Madrid", "Vienna", "Boston", "Chicago", "Dublin",
+            "Tokyo", "Milan", "Moscow",
+        ],
+    },
+    Kind {
+        says: "The WHO is",
+        asks: "What color is the WHO?",
+        who: ["car", "door", "sofa", "umbrella", "fence", "kettle"],
+        what: [
+            "red", "green", "blue", "yellow", "black", "white", "brown", "purple", "orange",
+            "pink", "gray", "silver",
+        ],
+    },
+    Kind {
+        says: "WHO plays the",
+        asks: "What does WHO play?",
+        who: ["Tom", "Lisa", "Frank", "Emma", "Victor", "Clara"],
+        what: [
+            "piano",
+            "violin",
+            "guitar",
+            "flute",
+            "cello",
+            "drums",
+            "trumpet",
+            "harp",
+            "organ",
+            "banjo",
+            "clarinet",
+            "saxophone",
+        ],
+    },
+    Kind {
+        says: "The WHO is in",
+        asks: "When is the WHO?",
+        who: ["trip", "wedding", "exam", "concert", "race", "picnic"],
+        what: [
+            "January",
+            "February",
+            "March",
+            "April",
+            "May",
+            "June",
+            "July",
+            "August",
+            "September",
+            "October",
+            "November",
+            "December",
+        ],
+    },
+    Kind {
+        says: "WHO has a pet",
+        asks: "What pet does WHO have?",
+        who: ["Laura", "David", "Nina", "Robert", "Sophie", "Martin"],
+        what: [
+            "rabbit", "parrot", "snake", "turtle", "hamster", "lizard", "spider", "goat", "pony",
+            "ferret", "mouse", "frog",
+        ],
+    },
+    Kind {
+        says: "WHO works as a",
+        asks: "What is the job of WHO?",
+        who: ["Paul", "Helen", "George", "Alice", "Walter", "Diana"],
+        what: [
+            "nurse", "lawyer", "baker", "pilot", "teacher", "farmer", "painter", "driver", "judge",
+            "waiter", "cook", "tailor",
+        ],
+    },
 ];
-const NAMES: [&str; 56] = [
-    "Weber", "Dixon", "Moss", "Hale", "Kent", "Ford", "Lane", "Webb", "Cole", "Grant", "Hayes",
-    "Price", "Shaw", "Stone", "Wood", "Young", "King", "Hill", "Cook", "Bell", "Ward", "Gray",
-    "Reed", "Cox", "Long", "Ross", "West", "Hunt", "Black", "Rice", "Burns", "Mills", "Nichols",
-    "Knight", "Rose", "Hudson", "Carroll", "Duncan", "Snyder", "Hart", "Andrews", "Ruiz", "Fox",
-    "Riley", "Greene", "Carter", "Parker", "Evans", "Morris", "Murphy", "Bailey", "Cooper",
-    "Howard", "Brooks", "Kelly", "Sanders",
-];
+
+/// One fact: its kind, who, and what, the right one first.
+struct Fact {
+    kind: &'static Kind,
+    who: &'static str,
+    what: Vec<&'static str>,
+}
+
+impl Fact {
+    fn begins(&self) -> String {
+        self.kind.says.replace("WHO", self.who)
+    }
+
+    fn says(&self, what: usize) -> String {
+        format!("{} {}.", self.begins(), self.what[what])
+    }
+}
+
 const TALK: [&str; 40] = [
     "Well, it is so nice to sit down for a moment.",
     "How have you been lately?",
@@ -127,24 +186,29 @@ const TALK: [&str; 40] = [
     "You are very patient with me, really.",
 ];
 
-/// A text, and what is true at its end: (who, name).
-fn case(
-    number: usize,
-    count: &dyn Fn(&str) -> usize,
-) -> (String, Vec<(&'static str, &'static str)>) {
+/// A text, and what is true at its end.
+fn case(number: usize, count: &dyn Fn(&str) -> usize) -> (String, Vec<Fact>) {
     let mut dice = Dice::new(number as u64, &[]);
-    let (mut who, mut names) = (WHO, NAMES);
-    dice.shuffle(&mut who);
-    dice.shuffle(&mut names);
-    let facts: Vec<_> = who.into_iter().zip(names).take(FACTS).collect();
-    let say = |(who, name): (&str, &str)| format!("The {who} is called {name}.");
-    let mut said: Vec<String> = facts.iter().map(|&fact| say(fact)).collect();
-    for i in 0..TWICE {
-        said.push(say(facts[i]));
+    let mut facts = Vec::new();
+    for kind in &KINDS {
+        let mut what = kind.what;
+        dice.shuffle(&mut what);
+        for (i, who) in kind.who.into_iter().enumerate() {
+            what.rotate_left(usize::from(i > 0));
+            let what = what.to_vec();
+            facts.push(Fact { kind, who, what });
+        }
     }
-    for i in TWICE..TWICE + TAKEN_BACK {
+    facts.truncate(FACTS);
+    let mut said: Vec<String> = facts.iter().map(|fact| fact.says(0)).collect();
+    dice.shuffle(&mut said);
+    for _ in 0..TWICE {
+        let again = said[dice.below(FACTS)].clone();
+        said.push(again);
+    }
+    for fact in &facts[..TAKEN_BACK] {
         // Told wrong before it is told right.
-        said.insert(0, say((facts[i].0, names[FACTS + i])));
+        said.insert(0, fact.says(9));
     }
     let mut talk = TALK;
     dice.shuffle(&mut talk);
@@ -161,7 +225,7 @@ fn case(
 fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [what, model, folder, rest @ ..] = &args[..] else {
-        return Err("usage: condense facts|gaps MODEL.gguf ENCODER-FOLDER [CASES]".into());
+        return Err("usage: condense facts|kept|gaps MODEL.gguf ENCODER-FOLDER [CASES]".into());
     };
     let cases: usize = rest.first().map_or(Ok(10), |n| n.parse())?;
     let load = LoadOptions {
@@ -172,15 +236,21 @@ fn main() -> Result<(), Failure> {
     let model = Model::load(Path::new(model), &load, &mut |_, _| ())?;
     let encoder = Encoder::open(Path::new(folder), &EncoderOptions::default())?;
     match &what[..] {
-        "facts" => facts(&model, &encoder, cases),
+        "facts" => facts(&model, &encoder, cases, true),
+        "kept" => facts(&model, &encoder, cases, false),
         "gaps" => gaps(&model, Arc::new(encoder), cases),
-        _ => Err("accepted: facts or gaps".into()),
+        _ => Err("accepted: facts, kept or gaps".into()),
     }
 }
 
-fn facts(model: &Arc<Model>, encoder: &dyn Embed, cases: usize) -> Result<(), Failure> {
-    let layout = Layout::new(model, 0);
-    let count = |text: &str| layout.opening(text).map_or(usize::MAX, |ids| ids.len());
+fn facts(
+    model: &Arc<Model>,
+    encoder: &dyn Embed,
+    cases: usize,
+    is_asked: bool,
+) -> Result<(), Failure> {
+    let layout = Layout::new(model.clone());
+    let count = |text: &str| layout.opening(text, 0).map_or(usize::MAX, |ids| ids.len());
     let options = RuntimeOptions {
         retention: Retention::full(),
         ..RuntimeOptions::default()
@@ -208,11 +278,13 @@ fn facts(model: &Arc<Model>, encoder: &dyn Embed, cases: usize) -> Result<(), Fa
         ];
         let mut whole = Vec::new();
         for (i, (name, text, sentences)) in streams.into_iter().enumerate() {
-            let said =
-                |&&(who, name): &&(&str, &str)| text.contains(&format!("{who} is called {name}."));
+            let said = |fact: &&Fact| text.contains(&fact.says(0));
             let kept = facts.iter().filter(said).count();
             let case = asked_case(model, &layout, text, &facts)?;
-            let verdicts = choice::judge(&mut runtime, &case)?;
+            let verdicts = match is_asked {
+                true => choice::judge(&mut runtime, &case)?,
+                false => Vec::new(),
+            };
             let right = verdicts.iter().filter(|v| v.right).count();
             if i == 0 {
                 whole = verdicts.iter().map(|v| v.right).collect();
@@ -241,35 +313,31 @@ fn facts(model: &Arc<Model>, encoder: &dyn Embed, cases: usize) -> Result<(), Fa
     Ok(())
 }
 
-/// Ten names of the text for each fact, the right one first.
-fn asked_case(
-    model: &Model,
-    layout: &Layout<'_>,
-    text: &str,
-    facts: &[(&str, &str)],
-) -> Result<Case, Failure> {
+/// Ten answers for each fact, the right one first.
+fn asked_case(model: &Model, layout: &Layout, text: &str, facts: &[Fact]) -> Result<Case, Failure> {
     let plain = EncodeOptions {
         add_special: false,
         parse_special: false,
     };
     let encode = |text: &str| model.tokenizer().encode(text, plain);
     let mut questions = Vec::new();
-    for (i, (who, _)) in facts.iter().enumerate() {
-        let mut ask = layout.question(&format!("What is the {who} called?"))?;
-        ask.extend(encode(&format!("The {who} is called"))?);
-        let name = |k: usize| encode(&format!(" {}", facts[(i + k * 4) % facts.len()].1));
-        let answers = (0..10).map(name).collect::<Result<_, _>>()?;
+    for fact in facts {
+        let mut ask = layout.question(&fact.kind.asks.replace("WHO", fact.who))?;
+        ask.extend(encode(&fact.begins())?);
+        let answer = |what: &&str| encode(&format!(" {what}"));
+        let answers = fact.what[..10].iter().map(answer);
+        let answers = answers.collect::<Result<_, _>>()?;
         questions.push(Question { ask, answers });
     }
     Ok(Case {
-        prompt: layout.opening(text)?,
+        prompt: layout.opening(text, 0)?,
         questions,
     })
 }
 
 fn gaps(model: &Arc<Model>, encoder: Arc<dyn Embed>, cases: usize) -> Result<(), Failure> {
-    let layout = Layout::new(model, 0);
-    let count = |text: &str| layout.opening(text).map_or(usize::MAX, |ids| ids.len());
+    let layout = Layout::new(model.clone());
+    let count = |text: &str| layout.opening(text, 0).map_or(usize::MAX, |ids| ids.len());
     println!(
         "beside,case,answer,stage,tokens,median_ms,p95_ms,longest_ms,ratio,persistent,shadow_bytes,budget_left"
     );
@@ -349,7 +417,7 @@ fn gaps(model: &Arc<Model>, encoder: Arc<dyn Embed>, cases: usize) -> Result<(),
             for fact in rest
                 .split_inclusive(". ")
                 .map(str::trim)
-                .filter(|f| f.starts_with("The "))
+                .filter(|f| !TALK.contains(f))
             {
                 if sessions.stats(&runtime, id)?.persistent > 512 {
                     break;

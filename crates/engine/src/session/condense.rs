@@ -227,11 +227,19 @@ struct Sentence<'a> {
     direction: Option<Embedding>,
 }
 
-/// What the choice weighs. Found by trying on generated facts among small talk (docs/conversations.md); halving or
-/// doubling any of them moves what is kept by a sentence or two.
+/// What a sentence is worth: how near it is to what all are about, names and numbers, words that say something. By its
+/// length, because two short sentences say more than a long one; the square root is half way to counting each token.
+/// docs/conversations.md has what other weights keep.
 const CENTRAL: f32 = 0.5;
-const NOVEL: f32 = 0.7;
-const SPECIFIC: f32 = 1.0;
+const SPECIFIC: f32 = 0.5;
+const CONTENT: f32 = 1.0;
+
+/// What likeness to a chosen sentence takes away, from a likeness on that is more than having the same subject.
+const NOVEL: f32 = 1.0;
+const NOVEL_FROM: f32 = 0.6;
+
+/// A sentence with fewer words says no more for it.
+const WORDS_MIN: usize = 3;
 
 /// Sentences more similar than this say the same.
 const SAME: f32 = 0.95;
@@ -280,7 +288,8 @@ pub fn condense(
         note(&mut nearest, i);
     }
     while !open.is_empty() {
-        let score = |i: usize| value[i] - NOVEL * nearest[i];
+        let told = |i: usize| (nearest[i] - NOVEL_FROM).max(0.0) / (1.0 - NOVEL_FROM);
+        let score = |i: usize| value[i] - NOVEL * told(i);
         // Of equals the first.
         let best = (0..open.len()).fold(0, |best, at| {
             match score(open[at]).total_cmp(&score(open[best])) {
@@ -384,7 +393,10 @@ fn values(sentences: &[Sentence<'_>]) -> Vec<f32> {
     sentences
         .iter()
         .zip(central)
-        .map(|(sentence, central)| CENTRAL * central + SPECIFIC * specific(sentence.text))
+        .map(|(Sentence { text, words, .. }, central)| {
+            let worth = CENTRAL * central + SPECIFIC * specific(text) + CONTENT * content(words);
+            worth / (words.len().max(WORDS_MIN) as f32).sqrt()
+        })
         .collect()
 }
 
@@ -422,6 +434,23 @@ fn specific(text: &str) -> f32 {
         true => share - 0.5,
         false => share,
     }
+}
+
+/// English words that say little by themselves. Sentences of other languages have hardly any, so this says nothing of them.
+const SMALL_WORDS: &str = " a about after again ago all also always am an and another any anyway are as at away \
+    back be because been before being both but by can could did do does doing done down either else even ever \
+    every few for from get go going got had has have having he her here hers him his how however i if in into is \
+    it its just less let like little ll many may maybe me might mine more most much must my never no nor not now \
+    of off often oh ok okay on once one only or other our ours out over own perhaps please quite rather re really \
+    s said same say says shall she should since so some something sometimes soon still such than thank thanks \
+    that the their them then there these they thing things this those though through to too under until up us ve \
+    very was way we well were what when where which while who why will with without would yes yet you your yours ";
+
+/// The share of words that say something, `0..=1`.
+fn content(words: &[String]) -> f32 {
+    let small = |word: &&String| SMALL_WORDS.contains(&format!(" {word} "));
+    let small = words.iter().filter(small).count();
+    1.0 - small as f32 / words.len().max(1) as f32
 }
 
 /// English writes it as if it were a name.
