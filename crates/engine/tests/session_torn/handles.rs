@@ -126,21 +126,21 @@ fn facts_past_the_cap_change_nothing() {
         "{refused}"
     );
     assert!(
-        refused.ends_with("accepted: at most 200, facts included"),
+        refused.ends_with("accepted: at most 300, facts included"),
         "{refused}"
     );
     let stats = |sessions: &Sessions, runtime: &Runtime| -> SessionStats {
         sessions.stats(runtime, id).unwrap()
     };
     let before = stats(&sessions, &runtime);
-    assert!(before.persistent <= 200);
+    assert!(before.persistent <= 300);
     let long = "word ".repeat(500);
     assert!(sessions.supersede(&mut runtime, id, 1, &long, 0).is_err());
     assert_eq!(stats(&sessions, &runtime), before);
     // One in the place of another of its length fits.
     let number = sessions.supersede(&mut runtime, id, 1, "The shop opens at five.", 0);
     assert_eq!(number.unwrap(), facts + 1);
-    let opening = "word ".repeat(500);
+    let opening = "word ".repeat(3000);
     let error = sessions
         .create(&mut runtime, "long", &opening, 0)
         .unwrap_err();
