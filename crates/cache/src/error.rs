@@ -52,6 +52,16 @@ pub enum CacheError {
     Unaligned { from: u64, to: u64 },
     #[error("positions {start} to {end} are no piece of a sequence")]
     BadSpan { start: u64, end: u64 },
+    #[error("the image of a sequence has {what}")]
+    BadImage { what: &'static str },
+    #[error("rows of this store leave one by one; its sequences have no image")]
+    NoImage,
+    #[error(
+        "positions {start} to {end} cannot be hidden: pieces come in order, apart from each other, and end at {position} at most"
+    )]
+    BadHidden { start: u64, end: u64, position: u64 },
+    #[error("rows of sequence {index} leave one by one, so they cannot be hidden")]
+    Noted { index: usize },
     #[error("sequence {index} is closed")]
     Closed { index: usize },
     #[error("sequence {index} is in the middle of a step")]

@@ -18,6 +18,9 @@ pub struct Ledger {
     pub budget: Option<usize>,
     /// Blocks that a table holds, shared ones once.
     pub kv_live: usize,
+    /// Blocks that tables hold in mapped files, shared ones once. Clean pages, which the system can take back: the
+    /// budget does not cover them.
+    pub kv_file: usize,
     /// Blocks promised to steps under way.
     pub kv_promised: usize,
     /// The most that `kv_live` has been.
@@ -67,6 +70,7 @@ mod tests {
             tables: 3,
             scratch: 1,
             side: 3,
+            kv_file: 1 << 40,
             ..Ledger::default()
         };
         assert_eq!(ledger.fit(5), Ok(()));

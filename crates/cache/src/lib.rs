@@ -2,6 +2,7 @@
 //! Keys and values of a language model in small blocks. The page below says the whole idea.
 #![doc = include_str!("../README.md")]
 
+mod adopted;
 mod coding;
 mod error;
 mod ledger;
@@ -15,7 +16,7 @@ mod store;
 mod table;
 
 pub use haversack_kernels::format::kv::{Basis, Codec, Form, KvForm, KvShape};
-pub use haversack_memory::{Backing, Faults};
+pub use haversack_memory::{Backing, Faults, Region};
 
 pub use coding::staging_bytes;
 pub use error::{CacheError, CannotFit};
@@ -25,5 +26,7 @@ pub use policy::Positions;
 pub use pool::{BlockId, Census, Pool, Reservation};
 pub use size::{LayerShape, Zones, bytes_per_token, kv_bytes, reserve_bytes};
 pub use spans::Span;
-pub use store::{Applied, Grow, SequenceId, SequenceStats, Step, Store, StoreOptions};
+pub use store::{
+    Applied, Grow, Image, Laid, MappedImage, SequenceId, SequenceStats, Step, Store, StoreOptions,
+};
 pub use table::{Entry, Table, TableView};

@@ -7,9 +7,14 @@
 //! The lowest free block is taken first. So the high slabs run empty when a sequence shrinks, and an
 //! empty slab's pages go back to the system. A slab that is full for the first time since is put into huge
 //! pages: not before, or pages of blocks that nobody took would be in memory.
+//!
+//! Beside the slabs there may be blocks of files ([`crate::adopted`]). They are read and counted like all others, are
+//! shared whoever holds them, and are in none of the lists that say what is free, full or sparse.
 
+use crate::adopted::{ADOPTED, Adopted, RegionIndex};
 use crate::error::CacheError;
-use haversack_memory::{Arena, ArenaError, Backing, Faults, Refusal, SlabIndex};
+use haversack_memory::arena::ALIGN;
+use haversack_memory::{Arena, ArenaError, Backing, Faults, Refusal, Region, SlabIndex};
 use std::num::NonZeroU32;
 
 /// One block, by index and generation.
@@ -23,6 +28,10 @@ impl BlockId {
     /// A key to sort by.
     pub(crate) fn order(self) -> (u32, u32) {
         (self.index, self.generation.get())
+    }
+
+    fn is_adopted(self) -> bool {
+        self.index & ADOPTED != 0
     }
 }
 
@@ -46,6 +55,12 @@ pub struct Census {
     pub slabs: usize,
     /// Slabs whose pages may be in memory.
     pub slabs_touched: usize,
+    /// Blocks in files that a table holds; none of the numbers above has them.
+    pub adopted: usize,
+    /// The sum of their reference counts.
+    pub adopted_references: usize,
+    /// Files' regions that are kept for them.
+    pub regions: usize,
 }
 
 /// What is known of a slab's pages.
@@ -76,6 +91,7 @@ pub struct Pool {
     slab_pages: Vec<Pages>,
     promised: usize,
     live: usize,
+    adopted: Adopted,
 }
 
 impl Pool {
@@ -106,6 +122,7 @@ impl Pool {
             slab_pages: Vec::new(),
             promised: 0,
             live: 0,
+            adopted: Adopted::default(),
         })
     }
 
@@ -113,9 +130,14 @@ impl Pool {
         self.block_bytes
     }
 
-    /// Blocks in use.
+    /// Blocks of slabs in use.
     pub fn live(&self) -> usize {
         self.live
+    }
+
+    /// Blocks of files in use.
+    pub fn adopted(&self) -> usize {
+        self.adopted.live()
     }
 
     pub fn promised(&self) -> usize {
@@ -148,6 +170,9 @@ impl Pool {
             slabs_touched: (self.slab_pages.iter())
                 .filter(|&&pages| pages != Pages::Untouched)
                 .count(),
+            adopted: self.adopted.live(),
+            adopted_references: self.adopted.references(),
+            regions: self.adopted.regions(),
         }
     }
 
@@ -158,13 +183,15 @@ impl Pool {
             + self.free.capacity() * size_of::<u64>()
             + self.slab_live.capacity() * size_of::<u32>()
             + self.slab_pages.capacity() * size_of::<Pages>()
+            + self.adopted.list_bytes()
     }
 
     /// How much longer the lists become when `blocks` more are promised.
     pub fn list_bytes_to_reserve(&self, blocks: usize) -> usize {
         let slabs = self.slabs_to_reserve(blocks);
         let slabs = self.slab_live.len().saturating_add(slabs);
-        lists_bytes(slabs, self.blocks_per_slab).saturating_sub(self.list_bytes())
+        let now = self.list_bytes() - self.adopted.list_bytes();
+        lists_bytes(slabs, self.blocks_per_slab).saturating_sub(now)
     }
 
     /// Bytes of the lists of a pool that has grown to hold `blocks` blocks.
@@ -215,15 +242,48 @@ impl Pool {
         self.promised -= reservation.blocks;
     }
 
+    /// Takes in a region of whole blocks. Whoever takes none of them calls [`Pool::drop_unused`].
+    pub(crate) fn adopt(&mut self, region: &Region) -> Result<RegionIndex, CacheError> {
+        let whole = region.len().is_multiple_of(self.block_bytes);
+        if !whole || !region.as_slice().as_ptr().addr().is_multiple_of(ALIGN) {
+            let what = "a region that is not of whole blocks";
+            return Err(CacheError::BadImage { what });
+        }
+        self.adopted.add(region, region.len() / self.block_bytes)
+    }
+
+    /// How much longer the lists become with a region.
+    pub(crate) fn list_bytes_to_adopt(&self, region: &Region) -> usize {
+        let blocks = region.len() / self.block_bytes;
+        self.adopted.list_bytes_to_add(region, blocks)
+    }
+
+    /// One more table holds block number `block` of a region.
+    pub(crate) fn take_adopted(&mut self, from: RegionIndex, block: usize) -> BlockId {
+        let (index, generation) = self.adopted.take(from, block);
+        BlockId { index, generation }
+    }
+
+    /// Lets regions go of which no table holds a block.
+    pub(crate) fn drop_unused(&mut self) {
+        self.adopted.drop_unused();
+    }
+
     /// One more table holds the block.
     pub fn share(&mut self, id: BlockId) {
         self.check(id);
+        if id.is_adopted() {
+            return self.adopted.share(id.index);
+        }
         self.references[id.index as usize] += 1;
     }
 
     /// One table less holds the block; the last one frees it.
     pub fn release(&mut self, id: BlockId) {
         self.check(id);
+        if id.is_adopted() {
+            return self.adopted.release(id.index);
+        }
         let i = id.index as usize;
         self.references[i] -= 1;
         if self.references[i] == 0 {
@@ -231,19 +291,25 @@ impl Pool {
         }
     }
 
+    /// Whether somebody else has it too, so that it must not be written. A file's always has.
     pub fn is_shared(&self, id: BlockId) -> bool {
         self.check(id);
-        self.references[id.index as usize] > 1
+        id.is_adopted() || self.references[id.index as usize] > 1
     }
 
     pub fn bytes(&self, id: BlockId) -> &[u8] {
         self.check(id);
+        if id.is_adopted() {
+            return self.adopted.bytes(id.index, self.block_bytes);
+        }
         let (slab, at) = self.place(id.index as usize);
         &self.arena.slab(slab)[at..at + self.block_bytes]
     }
 
+    /// Panics for a block of a file: who writes to what is shared has not looked.
     pub fn bytes_mut(&mut self, id: BlockId) -> &mut [u8] {
         self.check(id);
+        assert!(!id.is_adopted(), "a block of a file is not written");
         self.raw_mut(id.index as usize)
     }
 
@@ -251,6 +317,13 @@ impl Pool {
     pub(crate) fn two(&mut self, from: BlockId, to: BlockId) -> (&[u8], &mut [u8]) {
         self.check(from);
         self.check(to);
+        assert!(!to.is_adopted(), "a block of a file is not written");
+        if from.is_adopted() {
+            let (slab, at) = self.place(to.index as usize);
+            let from = self.adopted.bytes(from.index, self.block_bytes);
+            let to = &mut self.arena.slab_mut(slab)[at..at + self.block_bytes];
+            return (from, to);
+        }
         self.two_raw(from.index as usize, to.index as usize)
     }
 
@@ -409,10 +482,11 @@ impl Pool {
 
     fn check(&self, id: BlockId) {
         let i = id.index as usize;
-        assert!(
-            self.references[i] > 0 && self.generations[i] == id.generation,
-            "block {i} was freed and is not this table's any more"
-        );
+        let held = match id.is_adopted() {
+            true => self.adopted.held(id.index, id.generation) > 0,
+            false => self.references[i] > 0 && self.generations[i] == id.generation,
+        };
+        assert!(held, "block {i} was freed and is not this table's any more");
     }
 
     fn slabs_to_reserve(&self, blocks: usize) -> usize {
@@ -424,7 +498,7 @@ impl Pool {
     fn add_slab(&mut self) -> Result<(), CacheError> {
         let first = self.total();
         let end = first + self.blocks_per_slab;
-        if u32::try_from(end).is_err() {
+        if end > ADOPTED as usize {
             let bytes = self.arena.slab_bytes();
             return Err(CacheError::OutOfMemory { bytes });
         }

@@ -1,4 +1,4 @@
-//! What was evicted from a sequence, and how far back its query stands for what is left.
+//! What was evicted from a sequence or is hidden, and how far back its query stands for what is left.
 //!
 //! ```text
 //! kept      0 … 63 |   gap    | 1024 … 1535      position 1536
@@ -6,11 +6,21 @@
 //! shift       960                   0            the query counts as standing at 576 for segment 0
 //! ```
 //!
-//! The keys stay as they are; the query is turned once for each segment.
+//! The keys stay as they are; the query is turned once for each segment. A block is in one segment, and so a gap
+//! closes unless a block has rows on both sides of it:
+//!
+//! ```text
+//! blocks      |   A   |   B   |   C   |   D   |      · hidden or gone, x seen
+//!             |xxxx···|·······|··xx···|··xxxxx|      two gaps close; A is before both, C between them, D behind
+//!             |xxx··xx|·······|xxxxxxx|xxxxxxx|      the one in A does not, the one of B does
+//! ```
+//!
+//! A block is behind every gap that starts at its first position or before: it has no rows before those.
 
 use crate::error::CacheError;
 use crate::policy::Positions;
 use crate::pool::reserve_exact;
+use crate::size::SLOTS;
 use std::ops::Range;
 
 #[derive(Debug, Default)]
@@ -18,6 +28,8 @@ pub(crate) struct Segments {
     pub positions: Positions,
     /// Positions that left, in order and apart from each other.
     pub gaps: Vec<Range<u64>>,
+    /// Positions that no query sees, in order and apart from each other or touching. Some may have left too.
+    pub hidden: Vec<Range<u64>>,
     /// Where the sequence stood at the last eviction.
     pub evicted_at: u64,
     /// Where the gaps before the segments after the first start.
@@ -27,43 +39,51 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// The heap bytes of room for so many gaps.
-    pub fn bytes_for(gaps: usize) -> usize {
-        gaps * size_of::<Range<u64>>() + (2 * gaps + 1) * size_of::<u64>()
+    /// The heap bytes of room for so many gaps, some of them hidden.
+    pub fn bytes_for(gaps: usize, hidden: usize) -> usize {
+        let ranges = gaps + hidden;
+        ranges * size_of::<Range<u64>>() + (2 * ranges + 1) * size_of::<u64>()
     }
 
-    pub fn with_room(gaps: usize) -> Result<Segments, CacheError> {
+    pub fn with_room(gaps: usize, hidden: usize) -> Result<Segments, CacheError> {
         let mut segments = Segments::default();
-        segments.make_room(gaps)?;
+        segments.make_room(gaps, hidden)?;
         segments.cut();
         Ok(segments)
     }
 
     pub fn copy(&self) -> Result<Segments, CacheError> {
-        let mut copy = Segments::with_room(self.gaps.capacity())?;
+        let (gaps, hidden) = self.room();
+        let mut copy = Segments::with_room(gaps, hidden)?;
         copy.positions = self.positions;
         copy.evicted_at = self.evicted_at;
         copy.gaps.extend(self.gaps.iter().cloned());
+        copy.hidden.extend(self.hidden.iter().cloned());
         copy.cut();
         Ok(copy)
     }
 
-    pub fn room(&self) -> usize {
-        self.gaps.capacity()
+    /// Of gaps, and of hidden pieces.
+    pub fn room(&self) -> (usize, usize) {
+        (self.gaps.capacity(), self.hidden.capacity())
     }
 
-    pub fn make_room(&mut self, gaps: usize) -> Result<(), CacheError> {
+    /// Room for so many, and what there is already.
+    pub fn make_room(&mut self, gaps: usize, hidden: usize) -> Result<(), CacheError> {
         fn grow<T>(list: &mut Vec<T>, to: usize) -> Result<(), CacheError> {
             let more = to.saturating_sub(list.len());
             reserve_exact(list, more)
         }
+        let gaps = gaps.max(self.gaps.capacity());
+        let hidden = hidden.max(self.hidden.capacity());
+        grow(&mut self.cuts, gaps + hidden)?;
+        grow(&mut self.shifts, gaps + hidden + 1)?;
         grow(&mut self.gaps, gaps)?;
-        grow(&mut self.cuts, gaps)?;
-        grow(&mut self.shifts, gaps + 1)
+        grow(&mut self.hidden, hidden)
     }
 
     pub fn bytes(&self) -> usize {
-        self.gaps.capacity() * size_of::<Range<u64>>()
+        (self.gaps.capacity() + self.hidden.capacity()) * size_of::<Range<u64>>()
             + (self.cuts.capacity() + self.shifts.capacity()) * size_of::<u64>()
     }
 
@@ -82,6 +102,39 @@ impl Segments {
         }
     }
 
+    /// Positions come back. There is room for one more gap.
+    pub fn mount(&mut self, back: Range<u64>) {
+        let Some(at) = self
+            .gaps
+            .iter()
+            .position(|g| g.start < back.end && back.start < g.end)
+        else {
+            return;
+        };
+        let gap = self.gaps[at].clone();
+        let pieces = [gap.start..back.start, back.end..gap.end];
+        let left = pieces.into_iter().filter(|piece| piece.start < piece.end);
+        self.gaps.splice(at..at + 1, left);
+    }
+
+    /// Hides these positions and no others. There is room for them.
+    pub fn hide(&mut self, hidden: &[Range<u64>]) {
+        self.hidden.clear();
+        self.hidden.extend_from_slice(hidden);
+        self.cut();
+    }
+
+    /// Nothing is hidden from `position` on.
+    pub fn truncate(&mut self, position: u64) {
+        if self.hidden.last().is_some_and(|last| last.end > position) {
+            self.hidden.retain(|range| range.start < position);
+            if let Some(last) = self.hidden.last_mut() {
+                last.end = last.end.min(position);
+            }
+            self.cut();
+        }
+    }
+
     pub fn forget(&mut self) {
         self.gaps.clear();
         self.evicted_at = 0;
@@ -93,26 +146,58 @@ impl Segments {
     pub fn cut(&mut self) {
         self.cuts.clear();
         self.shifts.clear();
-        let compact = self.positions == Positions::Compact;
-        let inner = || self.gaps.iter().filter(|g| compact && g.start > 0);
-        let mut shift: u64 = inner().map(|g| g.end - g.start).sum();
-        for gap in inner() {
-            // Rows that took the place of others may stand where a gap is.
-            self.cuts.push(gap.start);
-            self.shifts.push(shift);
-            shift -= gap.end - gap.start;
+        if self.positions == Positions::Compact {
+            let closes = |g: &Range<u64>| g.start > 0 && (self.hidden.is_empty() || !is_within(g));
+            let inner = || union(&self.gaps, &self.hidden).filter(closes);
+            let mut shift: u64 = inner().map(|g| g.end - g.start).sum();
+            for gap in inner() {
+                // Rows that took the place of others may stand where a gap is.
+                self.cuts.push(gap.start);
+                self.shifts.push(shift);
+                shift -= gap.end - gap.start;
+            }
         }
         self.shifts.push(0);
     }
 }
 
+/// Whether one block has rows before and behind.
+fn is_within(gap: &Range<u64>) -> bool {
+    !gap.start.is_multiple_of(SLOTS) && gap.end < gap.start.next_multiple_of(SLOTS)
+}
+
+/// Positions in either list, in order; those that touch are one.
+fn union<'a>(
+    mut a: &'a [Range<u64>],
+    mut b: &'a [Range<u64>],
+) -> impl Iterator<Item = Range<u64>> + 'a {
+    // The list that goes on first gives its first.
+    let mut next = move |until: u64| {
+        let first = |list: &[Range<u64>]| list.first().map_or(u64::MAX, |range| range.start);
+        let list = if first(a) <= first(b) { &mut a } else { &mut b };
+        let (range, rest) = list.split_first()?;
+        (range.start <= until).then(|| {
+            *list = rest;
+            range.clone()
+        })
+    };
+    std::iter::from_fn(move || {
+        let mut gap = next(u64::MAX)?;
+        while let Some(more) = next(gap.end) {
+            gap.end = gap.end.max(more.end);
+        }
+        Some(gap)
+    })
+}
+
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "lists of one range")]
 mod tests {
     use super::*;
 
     #[test]
     fn gaps_merge_and_shifts_add_up() {
-        let mut segments = Segments::with_room(3).unwrap();
+        let mut segments = Segments::with_room(3, 0).unwrap();
         assert_eq!(segments.shifts, [0]);
         for gap in [64..128, 128..192, 320..352, 16..32] {
             segments.evict(gap);
@@ -124,15 +209,51 @@ mod tests {
         segments.evict(0..352);
         segments.cut();
         assert_eq!((segments.cuts.len(), &segments.shifts[..]), (0, &[0][..]));
-        assert_eq!(segments.bytes(), Segments::bytes_for(3));
+        assert_eq!(segments.bytes(), Segments::bytes_for(3, 0));
     }
 
     #[test]
     fn original_positions_are_one_segment() {
-        let mut segments = Segments::with_room(1).unwrap();
+        let mut segments = Segments::with_room(1, 0).unwrap();
         segments.positions = Positions::Original;
         segments.evict(64..128);
         segments.cut();
         assert_eq!((segments.cuts.len(), &segments.shifts[..]), (0, &[0][..]));
+    }
+
+    /// Hidden gaps that start and end inside blocks: cuts, shifts.
+    #[test]
+    fn hidden_gaps_close_where_no_block_is_on_both_sides() {
+        let mut segments = Segments::with_room(2, 3).unwrap();
+        let mut cut = |hidden: &[Range<u64>]| {
+            segments.hide(hidden);
+            (segments.cuts.clone(), segments.shifts.clone())
+        };
+        // From the middle of a block to the middle of another one.
+        assert_eq!(cut(&[40..130]), (vec![40], vec![90, 0]));
+        // Two gaps touch the block of 128 from both sides, and a third is within it.
+        let three = [40..130, 135..140, 150..200];
+        assert_eq!(cut(&three), (vec![40, 150], vec![140, 50, 0]));
+        // Within one block, up to its end, from its start.
+        assert_eq!(cut(&[70..95]), (vec![], vec![0]));
+        assert_eq!(cut(&[70..96]), (vec![70], vec![26, 0]));
+        assert_eq!(cut(&[64..95]), (vec![64], vec![31, 0]));
+        // Touching ones are one.
+        assert_eq!(cut(&[70..95, 95..100]), (vec![70], vec![30, 0]));
+        assert_eq!(cut(&[0..95]), (vec![], vec![0]));
+        segments.evict(64..96);
+        segments.evict(256..288);
+        let mut cut = |hidden: &[Range<u64>]| {
+            segments.hide(hidden);
+            (segments.cuts.clone(), segments.shifts.clone())
+        };
+        let three = [10..20, 60..70, 90..100];
+        assert_eq!(cut(&three), (vec![60, 256], vec![72, 32, 0]));
+        assert_eq!(cut(&[50..60, 64..300]), (vec![64], vec![236, 0]));
+        segments.truncate(290);
+        assert_eq!(segments.hidden, [50..60, 64..290]);
+        segments.truncate(55);
+        assert_eq!(segments.hidden, vec![50..55]);
+        assert_eq!(segments.bytes(), Segments::bytes_for(2, 3));
     }
 }

@@ -4,6 +4,10 @@
 //! position `first_position + i`, unless rows left one by one and others took their slots
 //! ([`crate::store`]); those have left the recent zone, so that every query sees all of them. Blocks may be
 //! missing where they were evicted. Between steps an entry has one form, in a step it may have both.
+//!
+//! Rows may be hidden: they stay where they are, and no query sees them. Spans hold what is shown and reach
+//! from the first such entry of their 256 positions to the last, so that what lies outside is never looked at; entries
+//! keep their numbers whether they are shown or not.
 
 use crate::error::CacheError;
 use crate::notes::Notes;
@@ -22,6 +26,8 @@ pub struct Entry {
     pub first_position: u64,
     /// `1..=32`
     pub rows: u32,
+    /// Bit `i`: the row in slot `i` is hidden. Rows that are not there are not.
+    pub hidden: u32,
 }
 
 impl Entry {
@@ -36,6 +42,33 @@ impl Entry {
     pub fn positions(&self) -> Range<u64> {
         self.first_position..self.first_position + u64::from(self.rows)
     }
+
+    /// Whether any row is not hidden.
+    pub fn is_shown(&self) -> bool {
+        self.hidden != low_bits(self.rows)
+    }
+
+    /// Keeps the first rows only.
+    pub(crate) fn cut(&mut self, rows: u32) {
+        self.rows = rows;
+        self.hidden &= low_bits(rows);
+    }
+
+    /// Which rows are among these positions, in order and apart from each other.
+    fn hidden_by(&self, hidden: &[Range<u64>]) -> u32 {
+        let Range { start, end } = self.positions();
+        let before = |position: u64| low_bits((position.clamp(start, end) - start) as u32);
+        let from = hidden.partition_point(|range| range.end <= start);
+        let here = hidden[from..].iter().take_while(|range| range.start < end);
+        here.fold(0, |bits, range| {
+            bits | before(range.end) & !before(range.start)
+        })
+    }
+}
+
+/// As many bits as rows, at most 32.
+pub(crate) fn low_bits(rows: u32) -> u32 {
+    u32::MAX.checked_shr(SLOTS as u32 - rows).unwrap_or(0)
 }
 
 #[derive(Debug, Default)]
@@ -44,8 +77,8 @@ pub struct Table {
     /// (entry), or nothing where nothing is remembered.
     pub(crate) notes: Vec<Notes>,
     pub(crate) is_noted: bool,
-    /// Where runs of entries in the same 256 positions start.
-    pub(crate) spans: Vec<u32>,
+    /// Runs of entries in the same 256 positions, from the first that is shown to the last.
+    pub(crate) spans: Vec<Range<u32>>,
     /// The exact copy of the first tokens.
     pub(crate) sinks: Option<BlockId>,
     pub(crate) rows: usize,
@@ -71,7 +104,7 @@ impl Table {
 
     pub(crate) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>()
-            + self.spans.capacity() * size_of::<u32>()
+            + self.spans.capacity() * size_of::<Range<u32>>()
             + self.notes.capacity() * size_of::<Notes>()
     }
 
@@ -86,8 +119,9 @@ impl Table {
         };
         let entries = self.entries.len() + more;
         // A run that goes on, and then at least eight blocks to a run unless some are missing; one
-        // more entry never starts more than one more run.
-        let spans = self.spans.len() + more;
+        // more entry never starts more than one more run, and neither do rows in a hidden one.
+        let starts = self.entries.last().is_some_and(|e| !e.is_shown());
+        let spans = self.spans.len() + more + usize::from(starts);
         (
             grown(self.entries.capacity(), entries),
             grown(
@@ -102,7 +136,7 @@ impl Table {
         let (entries, spans) = self.room(more);
         let notes = if self.is_noted { entries } else { 0 };
         (entries - self.entries.capacity()) * size_of::<Entry>()
-            + (spans - self.spans.capacity()) * size_of::<u32>()
+            + (spans - self.spans.capacity()) * size_of::<Range<u32>>()
             + notes.saturating_sub(self.notes.capacity()) * size_of::<Notes>()
     }
 
@@ -116,22 +150,46 @@ impl Table {
         reserve_exact(&mut self.spans, spans - had)
     }
 
+    /// How many bytes larger the lists become when `more` entries are put in anywhere: each may start a run of its own.
+    pub(crate) fn bytes_to_mount(&self, more: usize) -> usize {
+        let entries = (self.entries.len() + more).saturating_sub(self.entries.capacity());
+        let spans = (self.spans.len() + more).saturating_sub(self.spans.capacity());
+        entries * size_of::<Entry>() + spans * size_of::<Range<u32>>()
+    }
+
+    pub(crate) fn reserve_mount(&mut self, more: usize) -> Result<(), CacheError> {
+        reserve_exact(&mut self.entries, more)?;
+        reserve_exact(&mut self.spans, more)
+    }
+
     /// Appends an entry. Its room was reserved.
     pub(crate) fn push(&mut self, entry: Entry) {
         debug_assert!(self.entries.len() < self.entries.capacity());
-        let goes_on = self
-            .entries
-            .last()
-            .is_some_and(|e| e.span() == entry.span());
-        if !goes_on {
-            debug_assert!(self.spans.len() < self.spans.capacity());
-            self.spans.push(self.entries.len() as u32);
-        }
         self.rows += entry.rows as usize;
         if self.is_noted {
             self.notes.push(Notes::of_block(entry.first_position));
         }
         self.entries.push(entry);
+        self.show(self.entries.len() - 1);
+    }
+
+    /// A run holds entry `i`, after which none is shown yet. There is room for one more run.
+    fn show(&mut self, i: usize) {
+        let end = i as u32 + 1;
+        if self.last_span() == Some(self.entries[i].span())
+            && let Some(last) = self.spans.last_mut()
+        {
+            last.end = end;
+        } else {
+            debug_assert!(self.spans.len() < self.spans.capacity());
+            self.spans.push(i as u32..end);
+        }
+    }
+
+    /// Which 256 positions the last run is in.
+    fn last_span(&self) -> Option<u64> {
+        let last = self.spans.last()?;
+        Some(self.entries[last.start as usize].span())
     }
 
     /// Takes entries out, with what is remembered of them.
@@ -155,17 +213,35 @@ impl Table {
         if let Some(last) = self.entries.last_mut() {
             last.rows += rows as u32;
             self.rows += rows;
+            self.show(self.entries.len() - 1);
         }
+    }
+
+    /// How many runs there are when these positions are hidden.
+    pub(crate) fn spans_hiding(&self, hidden: &[Range<u64>]) -> usize {
+        let is_shown = |e: &&Entry| e.hidden_by(hidden) != low_bits(e.rows);
+        let mut last = None;
+        let shown = self.entries.iter().filter(is_shown);
+        shown
+            .filter(|e| last.replace(e.span()) != Some(e.span()))
+            .count()
+    }
+
+    /// Hides these positions and no others. There is room for the runs.
+    pub(crate) fn hide(&mut self, hidden: &[Range<u64>]) {
+        for entry in &mut self.entries {
+            entry.hidden = entry.hidden_by(hidden);
+        }
+        self.recount();
     }
 
     /// After entries were taken out or cut: rows and runs anew. Needs no room that was not there.
     pub(crate) fn recount(&mut self) {
         self.rows = self.entries.iter().map(|e| e.rows as usize).sum();
         self.spans.clear();
-        let mut last = None;
-        for (i, entry) in self.entries.iter().enumerate() {
-            if last.replace(entry.span()) != Some(entry.span()) {
-                self.spans.push(i as u32);
+        for i in 0..self.entries.len() {
+            if self.entries[i].is_shown() {
+                self.show(i);
             }
         }
     }
@@ -183,7 +259,7 @@ impl Table {
             return self.spans.len();
         }
         let touched = (end.div_ceil(slots) - first / slots) as usize;
-        let goes_on = self.entries.last().map(Entry::span) == Some(first / slots);
+        let goes_on = self.last_span() == Some(first / slots);
         self.spans.len() + touched - usize::from(goes_on)
     }
 
@@ -286,6 +362,7 @@ impl KvView for TableView<'_> {
                 None
             },
             rows: entry.rows as usize,
+            hidden: entry.hidden,
             first_position: entry.first_position,
             segment: self.cuts.partition_point(|&c| c <= entry.first_position),
         }
@@ -296,7 +373,7 @@ impl KvView for TableView<'_> {
     }
 
     fn span(&self, i: usize) -> Range<usize> {
-        let end = self.table.spans.get(i + 1).map(|&s| s as usize);
-        self.table.spans[i] as usize..end.unwrap_or(self.table.entries.len())
+        let span = &self.table.spans[i];
+        span.start as usize..span.end as usize
     }
 }

@@ -13,6 +13,7 @@ pub use compare::{Compare, Job};
 
 use crate::bytes;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use haversack::session::relevance::Relevance;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -264,7 +265,15 @@ pub struct Chat {
     #[arg(long)]
     pub explain: bool,
 
-    /// Leave no line history on disk
+    /// Go on with the session of this name, or begin it [default in a terminal: a new one; in a pipe: none]
+    #[arg(long, value_name = "NAME", conflicts_with = "no_save")]
+    pub session: Option<String>,
+
+    /// Which turns of a session an answer sees: all, threshold=0.6, or top-k=8
+    #[arg(long, value_name = "RULE", value_parser = relevance)]
+    pub relevance: Option<Relevance>,
+
+    /// Leave no session and no line history on disk
     #[arg(long)]
     pub no_save: bool,
 
@@ -273,6 +282,30 @@ pub struct Chat {
 
     #[command(flatten)]
     pub compute: Compute,
+}
+
+/// `all`, `threshold=F` or `top-k=N`.
+fn relevance(text: &str) -> Result<Relevance, String> {
+    let found = match text.split_once('=') {
+        None if text == "all" => Some(Relevance::All),
+        None if text == "top-k" => Some(Relevance::default()),
+        Some(("threshold", n)) => {
+            let n = n.parse::<f32>().ok().filter(|n| (-1.0..=1.0).contains(n));
+            n.map(Relevance::Threshold)
+        }
+        Some(("top-k", n)) => {
+            let n = n.parse::<usize>().ok().filter(|n| (1..=1024).contains(n));
+            n.map(|turns| Relevance::Top {
+                turns,
+                hysteresis: 0.05,
+                least: -1.0,
+            })
+        }
+        _ => None,
+    };
+    found.ok_or_else(|| {
+        "accepted: all, threshold=F with F from -1 to 1, top-k=N with N from 1 to 1024".to_owned()
+    })
 }
 
 /// Exactly one of them.

@@ -54,6 +54,11 @@ impl Habits {
         follow_device: true,
         explain: false,
     };
+    /// For a `chat` that is kept: facts and turns.
+    pub const SESSION: Habits = Habits {
+        policy: Policy::Streams,
+        ..Habits::TALK
+    };
     /// For commands that judge: nothing lost that was not asked for.
     pub const JUDGE: Habits = Habits {
         kv: Codec::F16,
@@ -262,6 +267,10 @@ fn retention(flags: &args::Cache, habits: Habits) -> Result<Retention> {
             return Err(usage(
                 "--policy full keeps everything; --anchors and --window need --policy window or auto",
             ));
+        }
+        // Sessions are what is best for a talk, and made of turns.
+        Some(Policy::Auto | Policy::Turns) | None if habits.policy == Policy::Streams => {
+            Policy::Streams
         }
         Some(policy) => policy,
         // Whoever names a window wants one.
@@ -476,7 +485,7 @@ impl Engine {
     /// Tokens that a sequence can hold; `None`: it has no end.
     pub fn room(&self) -> Option<usize> {
         let bounds = self.runtime.bounds();
-        bounds.window.is_none().then_some(bounds.rows_max)
+        bounds.end()
     }
 
     /// Tokens of an answer at most. A model that does not find its end is stopped after a context of

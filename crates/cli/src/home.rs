@@ -5,6 +5,7 @@
 //!   models/           fetched models under their final names, and `.part` files to resume
 //!   packed/           weights repacked for this CPU, keyed by fingerprint
 //!   cache/            what was measured of a model, keyed by fingerprint
+//!   sessions/         conversations, one file each
 //!   tmp/              one folder per running fetch, removed when it ends
 //!   chat-history      lines typed into `chat`
 //! ```
@@ -53,6 +54,10 @@ impl Home {
 
     pub fn tmp(&self) -> PathBuf {
         self.0.join("tmp")
+    }
+
+    pub fn sessions(&self) -> PathBuf {
+        self.0.join("sessions")
     }
 
     pub fn chat_history(&self) -> PathBuf {

@@ -324,15 +324,18 @@ fn no_c_below_the_library() {
         assert!(!helpers.contains(name), "{name} helps to build the library");
     }
     if helpers.contains("cc") {
-        let engine = manifest("engine");
-        let features = engine["dependencies"]["blake3"]["features"]
-            .as_array()
-            .unwrap();
-        assert!(
-            features
-                .iter()
-                .any(|feature| feature.as_str() == Some("pure"))
-        );
+        for folder in ["engine", "memory"] {
+            let manifest = manifest(folder);
+            let features = manifest["dependencies"]["blake3"]["features"]
+                .as_array()
+                .unwrap();
+            assert!(
+                features
+                    .iter()
+                    .any(|feature| feature.as_str() == Some("pure")),
+                "{folder}"
+            );
+        }
         let users = Command::new(env!("CARGO"))
             .args([
                 "tree",

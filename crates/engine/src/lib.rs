@@ -26,11 +26,13 @@
 //! ```
 
 pub mod device;
+pub mod encoder;
 pub mod load;
 pub mod model;
 pub mod plan;
 pub mod run;
 pub mod sample;
+pub mod session;
 pub mod text;
 
 pub use haversack_cache::{Ledger, Zones, policy};

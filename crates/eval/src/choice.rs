@@ -91,7 +91,12 @@ fn judge_on(
     Ok(verdicts)
 }
 
-fn ask(runtime: &mut Runtime, id: SequenceId, question: &Question) -> Result<Verdict, StepError> {
+/// Asks at the end of a sequence. What is fed stays in it.
+pub fn ask(
+    runtime: &mut Runtime,
+    id: SequenceId,
+    question: &Question,
+) -> Result<Verdict, StepError> {
     let first = runtime
         .feed(id, &question.ask, &mut |_| ControlFlow::Continue(()))?
         .map(<[f32]>::to_vec)

@@ -21,5 +21,6 @@ pub mod recall;
 pub mod side;
 pub mod stats;
 pub mod story;
+pub mod talk;
 pub mod task;
 mod words;

@@ -4,7 +4,8 @@
 //! Forms are measured in turn, layer by layer, so that what else the machine does hits all alike.
 //!
 //! `cargo run --release -p haversack-kernels --example attention_speed [-- WORD …]`, where words choose
-//! among tables, models, codecs, `decode` and `prefill`, and thread counts.
+//! among tables, models, codecs, `decode` and `prefill`, and thread counts. `hidden` hides the first three
+//! quarters of the rows, `holes` every other row.
 
 use haversack_kernels::attention::*;
 use haversack_kernels::cpu::Table;
@@ -71,10 +72,19 @@ struct Layer {
     blocks: Vec<Vec<u8>>,
     near_blocks: Vec<Vec<u8>>,
     slots: usize,
+    hiding: Hiding,
+}
+
+/// Which rows are hidden.
+#[derive(Clone, Copy, PartialEq)]
+enum Hiding {
+    None,
+    Blocks,
+    Holes,
 }
 
 impl Layer {
-    fn new(model: Model, codec: Codec, slots: usize) -> Layer {
+    fn new(model: Model, codec: Codec, slots: usize, hiding: Hiding) -> Layer {
         let shape = |codec: Codec| KvShape {
             kv_heads: model.kv_heads,
             head_dim: model.head_dim,
@@ -95,6 +105,15 @@ impl Layer {
             far,
             near,
             slots,
+            hiding,
+        }
+    }
+
+    fn hidden(&self, i: usize) -> u32 {
+        match self.hiding {
+            Hiding::Blocks if 4 * i < 3 * self.blocks.len() => u32::MAX,
+            Hiding::Holes => 0x5555_5555,
+            _ => 0,
         }
     }
 
@@ -150,6 +169,7 @@ impl KvView for Layer {
             sinks: None,
             rows: (self.slots - i * BLOCK_SLOTS).min(BLOCK_SLOTS),
             first_position: (i * BLOCK_SLOTS) as u64,
+            hidden: self.hidden(i),
             segment: 0,
         }
     }
@@ -232,13 +252,20 @@ fn read_seconds(pool: &Pool, layer: &Layer) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-fn decode(exec: Exec<'_>, scratch: &mut Scratch, model: Model, codecs: &[Codec], depth: usize) {
+fn decode(
+    exec: Exec<'_>,
+    scratch: &mut Scratch,
+    model: Model,
+    codecs: &[Codec],
+    depth: usize,
+    hiding: Hiding,
+) {
     let f16 = depth * model.kv_heads * model.head_dim * 4;
     let count = (BYTES_MAX / f16).clamp(1, model.layers);
     let forms: Vec<(Codec, Vec<Layer>)> = codecs
         .iter()
         .map(|codec| {
-            let layers = (0..count).map(|_| Layer::new(model, *codec, depth));
+            let layers = (0..count).map(|_| Layer::new(model, *codec, depth, hiding));
             (*codec, layers.collect())
         })
         .collect();
@@ -274,10 +301,11 @@ fn prefill(
     codecs: &[Codec],
     depth: usize,
     rows: usize,
+    hiding: Hiding,
 ) {
     let forms: Vec<(Codec, Layer)> = codecs
         .iter()
-        .map(|codec| (*codec, Layer::new(model, *codec, depth)))
+        .map(|codec| (*codec, Layer::new(model, *codec, depth, hiding)))
         .collect();
     let mut times = vec![0.0; forms.len()];
     for first in (depth - rows..depth).step_by(PIECE) {
@@ -349,6 +377,14 @@ fn main() {
         _ => Table::best(),
     };
     let modes = chosen(&words, &["decode", "prefill"], |mode| mode.to_string());
+    let hiding = match words
+        .iter()
+        .find(|word| ["hidden", "holes"].contains(&&word[..]))
+    {
+        Some(word) if word == "hidden" => Hiding::Blocks,
+        Some(_) => Hiding::Holes,
+        None => Hiding::None,
+    };
     println!("table {}", table.name());
     for threads in chosen(&words, &[1, 2], usize::to_string) {
         let pool = Pool::new(threads);
@@ -367,12 +403,12 @@ fn main() {
             println!(" {}, scratch {} bytes", model.name, scratch.bytes());
             for depth in [1024, 2048, 8192] {
                 if modes.contains(&"decode") {
-                    decode(exec, &mut scratch, model, &codecs, depth);
+                    decode(exec, &mut scratch, model, &codecs, depth, hiding);
                 }
             }
             for depth in [512, 2048, 8192] {
                 if modes.contains(&"prefill") {
-                    prefill(exec, &mut scratch, model, &codecs, depth, 512);
+                    prefill(exec, &mut scratch, model, &codecs, depth, 512, hiding);
                 }
             }
         }

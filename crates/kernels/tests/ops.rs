@@ -42,9 +42,10 @@ fn bits(x: &[f32]) -> Vec<u32> {
 
 /// One line per operation: a name, and what it makes of a row and a second one.
 type Op = (&'static str, fn(Table, &[f32], &[f32]) -> Vec<f32>);
-const OPS: [Op; 13] = [
+const OPS: [Op; 17] = [
     ("sum", |t, x, _| vec![ops::sum(t, x)]),
     ("dot_self", |t, x, _| vec![ops::dot_self(t, x)]),
+    ("dot", |t, x, y| vec![ops::dot(t, x, y)]),
     ("max", |t, x, _| vec![ops::max(t, x)]),
     ("add_assign", |t, x, y| {
         changed(x, |x| ops::add_assign(t, x, y))
@@ -57,6 +58,24 @@ const OPS: [Op; 13] = [
     }),
     ("rms_norm_assign", |t, x, y| {
         changed(x, |x| norm::rms_norm_assign(t, x, y, 1e-5))
+    }),
+    ("layer_norm_assign", |t, x, y| {
+        changed(x, |x| {
+            ops::layer_norm_assign(t, x, y, &noise(y.len(), 9), 1e-12)
+        })
+    }),
+    ("gelu_exact", |t, x, _| {
+        changed(x, |x| ops::gelu_exact(t, x))
+    }),
+    ("product", |t, x, y| {
+        // As many rows as fit, at strides that are not their lengths.
+        let (k, cols) = (5, x.len() / 32 * 16);
+        let rows = if cols == 0 { 0 } else { y.len() / (k + 2) };
+        let m: Vec<f32> = x.iter().cycle().take(k * (cols + 3)).copied().collect();
+        let mut out = vec![7.0; rows * (cols + 1)];
+        let (m, y) = (rows_of(&m, cols + 3), rows_of(y, k + 2));
+        ops::product(t, y, m, rows, k, cols, &mut out, cols + 1);
+        out
     }),
     ("silu_mul", |t, x, y| changed(x, |x| ops::silu_mul(t, x, y))),
     ("gelu_mul", |t, x, y| changed(x, |x| ops::gelu_mul(t, x, y))),
@@ -81,6 +100,10 @@ const OPS: [Op; 13] = [
         out
     }),
 ];
+
+fn rows_of(data: &[f32], stride: usize) -> ops::Rows<'_> {
+    ops::Rows { data, stride }
+}
 
 fn changed(x: &[f32], f: impl FnOnce(&mut [f32])) -> Vec<f32> {
     let mut x = x.to_vec();
@@ -218,6 +241,79 @@ fn activations_are_near_the_ideal() {
         if g.abs() < 4.0 {
             let tanh = 0.5 * g * (1.0 + u.tanh()) * 1.5;
             assert!((f64::from(gelu[i]) - tanh).abs() <= 2e-6);
+        }
+    }
+}
+
+/// Against the integral of the bell in f64: no error function is in the standard library, and none
+/// is needed.
+#[test]
+fn the_exact_gelu_is_near_the_ideal() {
+    const STEP: f64 = 1.0 / 1024.0;
+    let bell = |x: f64| (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    // From far left, by Simpson's rule over each step.
+    let mut below = 0.0;
+    for i in -12 * 1024..=8 * 1024 {
+        let x = f64::from(i) * STEP;
+        if x >= -8.0 {
+            let ideal = x * below;
+            let got = f64::from(changed(&[x as f32], |x| ops::gelu_exact(Table::best(), x))[0]);
+            // The square in the exponent is rounded before it is raised.
+            let bound = ACTIVATION_ERROR_MAX * (1.0 + x * x / 2.0) * ideal.abs();
+            assert!(
+                (got - ideal).abs() <= bound,
+                "gelu({x}) is {got}, not {ideal}"
+            );
+        }
+        below += STEP / 6.0 * (bell(x) + 4.0 * bell(x + STEP / 2.0) + bell(x + STEP));
+    }
+    for table in tables() {
+        let x = [0.0, 100.0, -100.0, f32::INFINITY, f32::NAN];
+        let y = changed(&x, |x| ops::gelu_exact(table, x));
+        assert_eq!(y[..3], [0.0, 100.0, 0.0]);
+        // What is not finite stays visible.
+        assert!(!y[3].is_finite() && y[4].is_nan());
+    }
+}
+
+#[test]
+fn layer_norm_is_near_the_ideal() {
+    let (x, weight, bias) = (noise(384, 3), noise(384, 4), noise(384, 5));
+    let out = changed(&x, |x| {
+        ops::layer_norm_assign(Table::best(), x, &weight, &bias, 1e-12)
+    });
+    let wide: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+    let mean = wide.iter().sum::<f64>() / 384.0;
+    let variance = wide.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 384.0;
+    for i in 0..384 {
+        let (weight, bias) = (f64::from(weight[i]), f64::from(bias[i]));
+        let by = weight / (variance + 1e-12).sqrt();
+        let ideal = (wide[i] - mean) * by + bias;
+        // Taking the mean out cancels: the error is one of what was there before.
+        let bound = 1e-6 * ((wide[i].abs() + mean.abs()) * by.abs() + bias.abs());
+        assert!((f64::from(out[i]) - ideal).abs() <= bound, "{i}");
+    }
+}
+
+/// The sum runs along `k`, fused, from zero, and rows do not know of each other.
+#[test]
+fn a_small_product_is_the_documented_one() {
+    let (x, m) = (noise(13 * 40, 6), noise(40 * 32, 7));
+    let product = |x: &[f32], rows: usize| {
+        let mut out = vec![0.0; rows * 32];
+        let (x, m) = (rows_of(x, 40), rows_of(&m, 32));
+        ops::product(Table::best(), x, m, rows, 40, 32, &mut out, 32);
+        out
+    };
+    let all = product(&x, 13);
+    for row in 0..13 {
+        let alone = product(&x[row * 40..][..40], 1);
+        assert_eq!(bits(&alone), bits(&all[row * 32..][..32]), "row {row}");
+        for col in 0..32 {
+            let sum = (0..40).fold(0.0f32, |sum, i| {
+                x[row * 40 + i].mul_add(m[i * 32 + col], sum)
+            });
+            assert_eq!(alone[col].to_bits(), sum.to_bits());
         }
     }
 }

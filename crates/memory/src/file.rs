@@ -23,6 +23,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What the kernel should expect, for [`FileMap::advise`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,16 +67,29 @@ impl FileMap {
         })
     }
 
+    /// Maps the first `len` bytes of an open file, which has at least so many.
+    #[cfg(any(unix, windows))]
+    pub(crate) fn of(file: &File, len: usize) -> io::Result<FileMap> {
+        Ok(FileMap {
+            inner: imp::Map::new(file, len)?,
+        })
+    }
+
     pub fn as_slice(&self) -> &[u8] {
         self.inner.as_slice()
     }
 
+    /// A part of it, without a reference to any other byte: those may be written meanwhile.
+    pub(crate) fn range(&self, range: Range<usize>) -> Option<&[u8]> {
+        self.inner.range(range)
+    }
+
     pub fn len(&self) -> usize {
-        self.as_slice().len()
+        self.inner.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.as_slice().is_empty()
+        self.len() == 0
     }
 
     /// True where reading costs page cache, false where the file was copied to the heap.
@@ -124,6 +138,45 @@ impl FileMap {
 impl std::fmt::Debug for FileMap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "FileMap({} bytes)", self.len())
+    }
+}
+
+/// A part of a map, which it keeps alive. Copies are cheap, and of the same bytes.
+#[derive(Clone)]
+pub struct Region {
+    map: Arc<FileMap>,
+    range: Range<usize>,
+}
+
+impl Region {
+    /// `None` where the map does not have the range.
+    pub fn new(map: Arc<FileMap>, range: Range<usize>) -> Option<Region> {
+        map.range(range.clone())?;
+        Some(Region { map, range })
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        // The range was there when this was made, and a map's length never changes.
+        self.map.range(self.range.clone()).unwrap_or_default()
+    }
+
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// Whether both are the same bytes of one map, not merely equal ones.
+    pub fn is_same(&self, other: &Region) -> bool {
+        Arc::ptr_eq(&self.map, &other.map) && self.range == other.range
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Region({:?} of {:?})", self.range, self.map)
     }
 }
 
@@ -214,6 +267,20 @@ mod imp {
             unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
         }
 
+        pub fn range(&self, range: Range<usize>) -> Option<&[u8]> {
+            if range.start > range.end || range.end > self.len {
+                return None;
+            }
+            // SAFETY: the range lies inside the map, as just checked; for the rest as above.
+            let start = unsafe { self.start.as_ptr().add(range.start) };
+            // SAFETY: as above.
+            Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
+        }
+
+        pub fn len(&self) -> usize {
+            self.len
+        }
+
         /// `begin < end <= len`, as the caller has checked.
         pub fn advise(&self, begin: usize, end: usize, advice: Advice) -> io::Result<()> {
             let page = rustix::param::page_size();
@@ -273,7 +340,7 @@ mod imp {
 #[cfg(not(unix))]
 mod imp {
     use super::*;
-    use std::io::Read;
+    use std::io::{Read, Seek, SeekFrom};
 
     pub const MAPPED: bool = false;
 
@@ -291,12 +358,22 @@ mod imp {
             bytes
                 .try_reserve_exact(len)
                 .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+            let mut file = file;
+            file.seek(SeekFrom::Start(0))?;
             file.take(len as u64).read_to_end(&mut bytes)?;
             Ok(Map { bytes })
         }
 
         pub fn as_slice(&self) -> &[u8] {
             &self.bytes
+        }
+
+        pub fn range(&self, range: Range<usize>) -> Option<&[u8]> {
+            self.bytes.get(range)
+        }
+
+        pub fn len(&self) -> usize {
+            self.bytes.len()
         }
 
         pub fn advise(&self, _begin: usize, _end: usize, _advice: Advice) -> io::Result<()> {
@@ -415,6 +492,28 @@ mod tests {
             let e = FileMap::open(path).unwrap_err();
             assert!(e.to_string().contains("not a regular file"), "{e}");
         }
+    }
+
+    #[test]
+    fn a_region_keeps_its_map() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        fs::write(&path, b"0123456789").unwrap();
+        let map = Arc::new(FileMap::open(&path).unwrap());
+        let gone = Arc::downgrade(&map);
+        let region = Region::new(map.clone(), 3..7).unwrap();
+        assert!(Region::new(map.clone(), 3..11).is_none());
+        #[allow(clippy::reversed_empty_ranges)]
+        let backwards = Region::new(map.clone(), 7..3);
+        assert!(backwards.is_none());
+        let other = Arc::new(FileMap::open(&path).unwrap());
+        assert!(region.is_same(&region.clone()));
+        assert!(!region.is_same(&Region::new(map, 3..8).unwrap()));
+        assert!(!region.is_same(&Region::new(other, 3..7).unwrap()));
+        assert_eq!(region.as_slice(), b"3456");
+        assert!(gone.upgrade().is_some());
+        drop(region);
+        assert!(gone.upgrade().is_none());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Memory as the operating system sees it: file maps, anonymous arenas, and readings of what the
-//! process and the device use. Everything unsafe about it stays behind this surface.
+//! Memory as the operating system sees it: file maps, anonymous arenas, readings of what the
+//! process and the device use, and a record file that survives a crash. Everything unsafe about it stays behind this surface.
 //!
 //! What this crate is not: it decides nothing. It maps, gives back and counts bytes; budgets and
 //! the choice of what to release live above.
@@ -9,6 +9,8 @@ mod cgroup;
 pub mod file;
 #[doc(hidden)]
 pub mod heap;
+#[cfg(any(unix, windows))]
+pub mod journal;
 pub mod pressure;
 pub mod reading;
 #[cfg(unix)]
@@ -18,7 +20,9 @@ pub mod usage;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub use arena::SharedSlabs;
 pub use arena::{Arena, ArenaError, Backing, Effect, Faults, Hint, Refusal, ShareError, SlabIndex};
-pub use file::{Advice, FileMap};
+pub use file::{Advice, FileMap, Region};
+#[cfg(any(unix, windows))]
+pub use journal::Journal;
 pub use pressure::{PressureTrigger, Psi, Stall};
 pub use reading::{Cgroup, Reading, Readings};
 pub use usage::{PeakMeter, Usage};

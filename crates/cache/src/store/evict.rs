@@ -23,7 +23,7 @@ pub struct Applied {
 impl Store {
     /// Forgets every token from `position` on. Afterwards the sequence is exactly what it was when
     /// it stood there, or nothing has changed: what has left since, or has only its far form where
-    /// it was near, cannot be restored.
+    /// it was near, cannot be restored. What is hidden stays hidden.
     pub fn truncate(&mut self, id: SequenceId, position: u64) -> Result<(), CacheError> {
         let i = self.idle(id)?;
         let stands = self.sequences[i].position;
@@ -52,7 +52,7 @@ impl Store {
             }
             if let Some(last) = table.entries.last_mut() {
                 let rows = position - last.first_position;
-                last.rows = last.rows.min(rows.min(SLOTS) as u32);
+                last.cut(last.rows.min(rows.min(SLOTS) as u32));
             }
             if position == 0 {
                 release_sinks(&mut self.pools, layer, table.sinks.take());
@@ -69,6 +69,7 @@ impl Store {
         if before_gaps.is_some_and(|gap| position <= gap.start) {
             sequence.segments.forget();
         }
+        sequence.segments.truncate(position);
         self.release_empty_slabs();
         Ok(())
     }
@@ -156,7 +157,7 @@ impl Store {
                 if left >= u64::from(entry.rows) {
                     continue;
                 }
-                entry.rows = left as u32;
+                entry.cut(left as u32);
                 if left == 0 {
                     release(&mut self.pools, layer, entry);
                     if entry.first_position == 0 {
@@ -182,13 +183,14 @@ impl Store {
     /// which goes on where the last one ended needs none.
     pub(super) fn room_for_gaps(&mut self, i: usize, gaps: usize) -> Result<(), CacheError> {
         let segments = &self.sequences[i].segments;
+        let (room, hidden) = segments.room();
         let wanted = segments.gaps.len() + gaps;
-        if wanted <= segments.room() {
+        if wanted <= room {
             return Ok(());
         }
-        let more = Segments::bytes_for(wanted) - Segments::bytes_for(segments.room());
+        let more = Segments::bytes_for(wanted, hidden) - Segments::bytes_for(room, hidden);
         self.ledger().fit(more)?;
-        self.sequences[i].segments.make_room(wanted)
+        self.sequences[i].segments.make_room(wanted, hidden)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Sequences over pools of blocks: the one place where tables change.
 //!
 //! [`step`] and [`write`] grow sequences (`begin` → `write` → `settle` → `commit`, or `rollback`),
-//! [`evict`] makes them shorter, [`tidy`] gives memory back. This file holds what they share, and opens, forks and
+//! [`evict`] makes them shorter, [`hide`] hides rows, [`tidy`] gives memory back. This file holds what they share, and opens, forks and
 //! closes sequences.
 //!
 //! Invariants between steps: an entry has one form; near forms are exactly those within the recent
@@ -9,6 +9,9 @@
 //! the sum of all accounts is within the budget.
 
 mod evict;
+mod hide;
+mod image;
+mod mapped;
 mod rows;
 mod step;
 mod thin;
@@ -16,6 +19,8 @@ mod tidy;
 mod write;
 
 pub use evict::Applied;
+pub use image::Image;
+pub use mapped::{Laid, MappedImage};
 pub use step::{Grow, Step};
 
 use crate::coding::{Mean, Staging};
@@ -227,11 +232,17 @@ impl Store {
         Some(&self.layers.get(layer)?.mean.as_ref()?.turned)
     }
 
+    /// Where the rounding errors of the layer's keys go.
+    pub fn carry(&self, layer: usize) -> Option<&Carry> {
+        self.layers.get(layer)?.carry.as_ref()
+    }
+
     pub fn ledger(&self) -> Ledger {
         let sum = |f: &dyn Fn(&Pool) -> usize| self.pools.iter().map(f).sum::<usize>();
         Ledger {
             budget: self.budget_bytes,
             kv_live: sum(&|p| p.live() * p.block_bytes()),
+            kv_file: sum(&|p| p.adopted() * p.block_bytes()),
             kv_promised: sum(&|p| p.promised() * p.block_bytes()),
             kv_peak: self.kv_peak,
             peak: self.peak,
@@ -287,9 +298,9 @@ impl Store {
     }
 
     pub fn open(&mut self) -> Result<SequenceId, CacheError> {
-        let slot = self.free_slot(Segments::bytes_for(GAPS))?;
+        let slot = self.free_slot(Segments::bytes_for(GAPS, 0))?;
         let mut sequence = Sequence {
-            segments: Segments::with_room(GAPS)?,
+            segments: Segments::with_room(GAPS, 0)?,
             ..Sequence::default()
         };
         reserve_exact(&mut sequence.tables, self.layers.len())?;
@@ -307,7 +318,8 @@ impl Store {
     pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, CacheError> {
         let from = self.idle(id)?;
         let lists: usize = self.sequences[from].tables.iter().map(list_bytes).sum();
-        let segments = Segments::bytes_for(self.sequences[from].segments.room());
+        let (gaps, hidden) = self.sequences[from].segments.room();
+        let segments = Segments::bytes_for(gaps, hidden);
         let spans = self.sequences[from].spans.copy_bytes();
         let slot = self.free_slot(lists + segments + spans)?;
         let source = &self.sequences[from];
@@ -389,7 +401,7 @@ impl Store {
     }
 
     /// What [`KvView::spans`] will say of the layer with most once `tokens` more are there. Blocks may be
-    /// missing anywhere, so rows do not bound it.
+    /// missing or hidden anywhere, so rows do not bound it.
     ///
     /// [`KvView::spans`]: haversack_kernels::attention::KvView::spans
     pub fn spans_with(&self, id: SequenceId, tokens: usize) -> Result<usize, CacheError> {
@@ -486,7 +498,7 @@ impl Store {
         Ok(entries.flat_map(move |(i, e)| rows(e).map(move |slot| position((i, e), slot))))
     }
 
-    /// (segment): how far back the query stands for its keys. `[0]` where nothing was evicted.
+    /// (segment): how far back the query stands for its keys. `[0]` where nothing was evicted or is hidden.
     pub fn shifts(&self, id: SequenceId) -> &[u64] {
         let shifts = self
             .find(id)
@@ -658,7 +670,7 @@ fn carry_of(layer: usize, shape: LayerShape, carry: Carry) -> Result<Carry, Cach
 /// Bytes of a copy of the table's lists.
 fn list_bytes(table: &Table) -> usize {
     table.entries.len() * size_of::<Entry>()
-        + table.spans.len() * size_of::<u32>()
+        + size_of_val(&table.spans[..])
         + table.notes.len() * size_of::<Notes>()
 }
 

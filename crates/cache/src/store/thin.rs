@@ -19,7 +19,7 @@ use crate::policy::rows::{LayerView, SINK_COLUMNS};
 use crate::pool::{BlockId, Pool, reserve_exact};
 use crate::size::SLOTS;
 use crate::spans::{self, SPANS_MAX, Span};
-use crate::table::{Entry, Table};
+use crate::table::{Entry, Table, low_bits};
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_kernels::format::kv::slots::{copy_slot, move_slot};
 use std::ops::Range;
@@ -325,10 +325,6 @@ impl Store {
 
 fn is_protected(spans: &[Span], position: u32) -> bool {
     !spans.is_empty() && spans::at(spans, position.into()).is_some_and(|span| span.protected)
-}
-
-fn low_bits(rows: u32) -> u32 {
-    u32::MAX.checked_shr(BLOCK_SLOTS as u32 - rows).unwrap_or(0)
 }
 
 /// The only form of an entry.

@@ -160,11 +160,16 @@ impl Store {
             for first in (0..rows).step_by(BLOCK_SLOTS).filter(|_| slot == 0) {
                 let pool = &mut self.pools[layer.near_pool];
                 let block = pool.acquire(&mut step.reservations[layer.near_pool]);
+                // Slots not written yet may go to a file: nobody else's rows in them.
+                if rows - first < BLOCK_SLOTS {
+                    pool.bytes_mut(block).fill(0);
+                }
                 table.push(Entry {
                     near: Some(block),
                     far: None,
                     first_position: position + first as u64,
                     rows: (rows - first).min(BLOCK_SLOTS) as u32,
+                    hidden: 0,
                 });
             }
             let entries = table.entries.len() - rows.div_ceil(BLOCK_SLOTS)..table.entries.len();

@@ -1,7 +1,8 @@
-//! `inspect`: what is in a model file, from its table alone. No weight is read.
+//! `inspect`: what is in a model file, from its table alone, and in a session's file. No weight is read.
 
 use crate::args;
 use crate::bytes::human;
+use crate::commands::session_file;
 use crate::error::one_line;
 use crate::{out, resolve};
 use anyhow::Result;
@@ -15,6 +16,9 @@ const ITEMS_SHOWN: usize = 4;
 const TEXT_SHOWN: usize = 60;
 
 pub fn inspect(args: &args::Inspect, as_json: bool) -> Result<()> {
+    if let Some(path) = args.model.as_deref().and_then(session_file::meant) {
+        return session_file::inspect(path, as_json);
+    }
     let path = resolve::model(args.model.as_deref())?;
     let gguf = Gguf::open(&path)?;
     let summary = Summary::of(&gguf);

@@ -11,5 +11,6 @@ pub mod plan;
 pub mod pull;
 pub mod run;
 pub mod score;
+pub mod session_file;
 pub mod tokenize;
 pub mod verify;

@@ -3,10 +3,13 @@
 //! The table is checked as for running; then every byte is read, which finds what a disk cannot
 //! give back, and every weight is unpacked, which finds numbers that are none. A file named like one
 //! of the catalogue must also have its sha256. Last it is loaded, as `run` would.
+//!
+//! A session's file is verified as resuming it would; see [`super::session_file`].
 
 use crate::args;
 use crate::bytes::human;
 use crate::catalogue::catalogue;
+use crate::commands::session_file;
 use crate::fetch::sha256_file;
 use crate::{out, resolve};
 use anyhow::{Context, Result, anyhow, bail};
@@ -20,13 +23,19 @@ pub fn verify(args: &args::Verify, as_json: bool) -> Result<()> {
     let mut rows = Vec::new();
     let mut failures: Vec<anyhow::Error> = Vec::new();
     for name in &args.files {
-        let result = resolve::model(Some(name)).and_then(|path| Ok((one(&path)?, path)));
+        let result = match session_file::meant(name) {
+            Some(path) => session_file::verify(path),
+            None => resolve::model(Some(name)).and_then(|path| {
+                let good = one(&path)?;
+                Ok((good.line(&path), good.json(&path)))
+            }),
+        };
         match result {
-            Ok((good, path)) => {
+            Ok((line, row)) => {
                 if !as_json {
-                    out::line(&good.line(&path))?;
+                    out::line(&line)?;
                 }
-                rows.push(good.json(&path));
+                rows.push(row);
             }
             Err(error) => {
                 rows.push(json!({ "path": name, "ok": false, "error": format!("{error:#}") }));

@@ -19,8 +19,15 @@ pub struct Bounds {
 }
 
 impl Bounds {
+    /// Tokens after which a sequence ends; `None` where rows leave in time.
+    pub fn end(&self) -> Option<usize> {
+        let ends = self.window.is_none() && self.policy != Policy::Streams;
+        ends.then_some(self.rows_max)
+    }
+
     pub fn policy_name(&self) -> &'static str {
         match (self.policy, self.window) {
+            (Policy::Streams, _) => Policy::Streams.name(),
             (_, None) => Policy::Full.name(),
             (policy, _) if policy.chooses() => policy.name(),
             _ => Policy::Window.name(),
@@ -126,7 +133,7 @@ fn of_retention(
     let capacity = || capacity(context, &fits);
 
     let (policy, window) = (retention.policy, retention.window);
-    if policy == Policy::Full {
+    if matches!(policy, Policy::Full | Policy::Streams) {
         return Ok(Bounds {
             policy,
             rows_max: capacity(),

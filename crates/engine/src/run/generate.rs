@@ -76,6 +76,23 @@ pub fn generate(
     options: &GenerateOptions,
     tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Generation, GenerateError> {
+    let decode: Decode<'_> = &mut |runtime, id, token| runtime.decode(id, token).map(|_| ());
+    generate_by(runtime, sequence, prompt, sampler, options, tell, decode)
+}
+
+/// One token of a sequence, computed; its logits are the runtime's last ones then.
+pub type Decode<'a> = &'a mut dyn FnMut(&mut Runtime, SequenceId, u32) -> Result<(), StepError>;
+
+/// [`generate`], for whoever has something else to compute in the same steps.
+pub fn generate_by(
+    runtime: &mut Runtime,
+    sequence: SequenceId,
+    prompt: &[u32],
+    sampler: &mut Sampler,
+    options: &GenerateOptions,
+    tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    decode: Decode<'_>,
+) -> Result<Generation, GenerateError> {
     let model = runtime.model().clone();
     let tokenizer = model.tokenizer();
     let mut stops = Stops::new(options.stop.iter().cloned())?;
@@ -85,8 +102,7 @@ pub fn generate(
     let sampled = |history: &Vec<u32>| history.len() - prompt.len();
     let mut text = String::new();
     // Bounded policies have no end; the others end where nothing more fits.
-    let bounds = runtime.bounds();
-    let room = bounds.window.is_none().then_some(bounds.rows_max as u64);
+    let room = runtime.bounds().end().map(|end| end as u64);
 
     let started = Instant::now();
     let total = prompt.len();
@@ -138,7 +154,7 @@ pub fn generate(
         {
             break Finish::Length;
         }
-        runtime.decode(sequence, id)?;
+        decode(runtime, sequence, id)?;
     };
     let decode = started.elapsed();
 

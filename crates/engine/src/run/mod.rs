@@ -13,7 +13,7 @@ pub mod probe;
 pub mod runtime;
 pub mod score;
 
-pub use generate::{Event, Finish, GenerateOptions, Generation, generate};
+pub use generate::{Event, Finish, GenerateOptions, Generation, generate, generate_by};
 pub use haversack_cache::SequenceId;
 pub use options::RuntimeOptions;
 pub use runtime::{Runtime, RuntimeError, StepError};

@@ -202,14 +202,20 @@ pub enum Policy {
     Turns,
     /// As `Heavy`, with bits and rows for each layer as a probe of the model says.
     Adaptive,
+    /// Nothing by itself: facts stay and turns come and go as a session says ([`crate::session`]).
+    Streams,
 }
 
 impl Policy {
     /// Rows leave one by one.
     pub fn chooses(self) -> bool {
-        !matches!(self, Policy::Auto | Policy::Full | Policy::Window)
+        !matches!(
+            self,
+            Policy::Auto | Policy::Full | Policy::Window | Policy::Streams
+        )
     }
 
+    /// Those that can be asked for by name.
     pub const ALL: [Policy; 8] = [
         Policy::Auto,
         Policy::Full,
@@ -231,6 +237,7 @@ impl Policy {
             Policy::Snap => "snap",
             Policy::Turns => "turns",
             Policy::Adaptive => "adaptive",
+            Policy::Streams => "streams",
         }
     }
 }
@@ -310,13 +317,21 @@ impl Retention {
     /// How rows are chosen, if they are.
     pub fn rows(&self) -> Option<RowPolicy> {
         let usual = match self.policy {
-            Policy::Auto | Policy::Full | Policy::Window => return None,
+            Policy::Auto | Policy::Full | Policy::Window | Policy::Streams => return None,
             Policy::Heavy | Policy::Adaptive => RowPolicy::Heavy(Default::default()),
             Policy::Tiers => RowPolicy::Tiers(Default::default()),
             Policy::Snap => RowPolicy::Snap(Default::default()),
             Policy::Turns => RowPolicy::Turns(Default::default()),
         };
         Some(self.params.unwrap_or(usual))
+    }
+
+    /// For sessions, which say themselves what leaves.
+    pub fn managed() -> Retention {
+        Retention {
+            policy: Policy::Streams,
+            ..Retention::default()
+        }
     }
 
     pub fn full() -> Retention {

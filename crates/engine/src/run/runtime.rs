@@ -14,7 +14,7 @@ use super::adaptive;
 use super::bounds::{Bounds, BoundsError, bounds};
 use super::calibrate::{self, KeyStats};
 use super::guard::Guard;
-use super::options::{KvOptions, Retention, RuntimeOptions};
+use super::options::{Activations, KvOptions, Retention, RuntimeOptions};
 use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
 use crate::model::canaries::Canaries;
@@ -22,8 +22,8 @@ use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, 
 use crate::plan;
 use haversack_cache::policy::rows::ParamsError;
 use haversack_cache::{
-    Account, CacheError, CannotFit, Grow, LayerShape, Ledger, Row, SequenceId, SequenceStats, Step,
-    Store, StoreOptions,
+    Account, Applied, CacheError, CannotFit, Grow, Image, LayerShape, Ledger, MappedImage, Row,
+    SequenceId, SequenceStats, Step, Store, StoreOptions,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -34,7 +34,7 @@ use haversack_kernels::threads::Pool;
 use haversack_memory::{Reading, Readings};
 use keep::to_border;
 use std::collections::HashMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -92,6 +92,7 @@ pub struct Runtime {
     grow: Vec<Grow>,
     chunk: usize,
     kv: KvOptions,
+    activations: Activations,
     retention: Retention,
     bounds: Bounds,
     reaches: HashMap<SequenceId, Reach>,
@@ -102,6 +103,8 @@ pub struct Runtime {
     pub(super) guard: Option<Guard>,
     /// What is kept beside blocks whatever is open.
     pub(super) side_bytes: usize,
+    /// Of these, what sessions hold.
+    held_bytes: usize,
     /// Plans that were applied, in words, if somebody wants to know.
     plans: Vec<String>,
     /// The window that the device has room for, and why. Each sequence takes it over where rows of its
@@ -216,6 +219,7 @@ impl Runtime {
             grow: Vec::new(),
             chunk: chunk.max(1),
             kv: options.kv.clone(),
+            activations: options.activations,
             retention,
             bounds,
             reaches: HashMap::new(),
@@ -229,6 +233,7 @@ impl Runtime {
             plans: Vec::new(),
             guard,
             side_bytes,
+            held_bytes: 0,
             target: None,
             model,
         })
@@ -244,6 +249,10 @@ impl Runtime {
 
     pub fn kv(&self) -> &KvOptions {
         &self.kv
+    }
+
+    pub fn activations(&self) -> Activations {
+        self.activations
     }
 
     /// What was asked for.
@@ -272,11 +281,7 @@ impl Runtime {
         let id = self.with_ring(None)?;
         self.store
             .set_positions(id, self.retention.positions.in_store())?;
-        let reach = Reach {
-            window: self.bounds.window.unwrap_or(0),
-            changes: Vec::new(),
-        };
-        self.reaches.insert(id, reach);
+        self.reach(id);
         Ok(id)
     }
 
@@ -303,10 +308,71 @@ impl Runtime {
         self.charge_rings(0)
     }
 
+    /// Sets what sessions keep beside sequences: a level, which the budget covers like everything else.
+    pub fn hold(&mut self, bytes: usize) -> Result<(), StepError> {
+        let own = self.side_bytes - self.held_bytes;
+        let rings = self
+            .scratch
+            .canaries
+            .as_ref()
+            .map_or(0, |c| c.bytes_with(0));
+        self.store.charge(Account::Side, own + bytes + rings)?;
+        self.side_bytes = own + bytes;
+        self.held_bytes = bytes;
+        Ok(())
+    }
+
+    /// A sequence from its image. It stands where it stood, and goes on the same way.
+    pub fn restore(&mut self, image: Image<'_>) -> Result<SequenceId, StepError> {
+        let id = self.store.restore(image)?;
+        self.reach(id);
+        Ok(id)
+    }
+
+    /// The same from a mapped file: full blocks stay there, and cost no private memory.
+    pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> Result<SequenceId, StepError> {
+        let id = self.store.restore_mapped(image)?;
+        self.reach(id);
+        Ok(id)
+    }
+
+    fn reach(&mut self, id: SequenceId) {
+        let reach = Reach {
+            window: self.bounds.window.unwrap_or(0),
+            changes: Vec::new(),
+        };
+        self.reaches.insert(id, reach);
+    }
+
+    /// Puts blocks that left a sequence back to where they were.
+    pub fn mount(&mut self, id: SequenceId, columns: &[&[u8]]) -> Result<(), StepError> {
+        Ok(self.store.mount(id, columns)?)
+    }
+
+    /// Whether gaps of a sequence close from now on.
+    pub fn set_positions(
+        &mut self,
+        id: SequenceId,
+        to: haversack_cache::Positions,
+    ) -> Result<(), StepError> {
+        Ok(self.store.set_positions(id, to)?)
+    }
+
     /// Forgets every token from `position` on. Refused where the state of then is not there any more:
     /// a fork taken in time keeps it.
     pub fn truncate(&mut self, id: SequenceId, position: u64) -> Result<(), StepError> {
         Ok(self.store.truncate(id, position)?)
+    }
+
+    /// Hides these positions from every query from now on, and shows all others: see [`Store::hide`]. Refused
+    /// where rows leave one by one.
+    pub fn hide(&mut self, id: SequenceId, hidden: &[Range<u64>]) -> Result<(), StepError> {
+        Ok(self.store.hide(id, hidden)?)
+    }
+
+    /// Drops the blocks whose rows are all hidden and among these positions: see [`Store::drop_hidden`].
+    pub fn drop_hidden(&mut self, id: SequenceId, range: Range<u64>) -> Result<Applied, StepError> {
+        Ok(self.store.drop_hidden(id, range)?)
     }
 
     /// Tokens a sequence has seen.
@@ -597,11 +663,9 @@ impl Runtime {
 
     /// Without a bounded policy the context is the end.
     fn check_context(&self, end: u64) -> Result<(), StepError> {
-        let context = self.bounds.rows_max;
-        if self.bounds.window.is_none() && end > context as u64 {
-            Err(StepError::Context { end, context })
-        } else {
-            Ok(())
+        match self.bounds.end() {
+            Some(context) if end > context as u64 => Err(StepError::Context { end, context }),
+            _ => Ok(()),
         }
     }
 

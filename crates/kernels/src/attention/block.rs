@@ -29,18 +29,43 @@ pub struct Block<'a> {
     pub sinks: Option<Sinks<'a>>,
     /// Slots that may be seen, `1..=32`.
     pub rows: usize,
+    /// Bit `i`: slot `i` counts like one that no query may see. What is stored there does not matter, as long
+    /// as it is numbers.
+    pub hidden: u32,
     /// Position of slot 0, a multiple of 32; the others follow by one.
     pub first_position: u64,
     /// Which of [`super::Attend::q`] meets these keys.
     pub segment: usize,
 }
 
-/// A table of blocks, read by attention. Positions grow along the table.
+impl Block<'_> {
+    /// Whether all of these slots are hidden. Most blocks hide none, and are asked for every head and tile.
+    #[inline(always)]
+    pub(super) fn hides(&self, slots: Range<usize>) -> bool {
+        if self.hidden == 0 {
+            return false;
+        }
+        let before = |slot: usize| ((1u64 << slot) - 1) as u32;
+        let asked = before(slots.end) & !before(slots.start);
+        self.hidden & asked == asked
+    }
+}
+
+/// The slots whose bits are set, in order.
+pub(super) fn slots_of(mut bits: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let slot = bits.trailing_zeros();
+        bits &= bits.wrapping_sub(1);
+        (slot < u32::BITS).then_some(slot as usize)
+    })
+}
+
+/// A table of blocks, read by attention. Positions grow along the table. Blocks that no span holds are not read.
 pub trait KvView: Sync {
     fn blocks(&self) -> usize;
     /// Block `i < blocks()` as the queries at positions `32 * query_block ..` see it.
     fn block(&self, i: usize, query_block: u64) -> Block<'_>;
-    /// Runs of blocks whose positions are in the same 256.
+    /// Runs of blocks whose positions are in the same 256, in order.
     fn spans(&self) -> usize;
     /// Blocks of span `i < spans()`, one to eight of them.
     fn span(&self, i: usize) -> Range<usize>;

@@ -21,7 +21,7 @@
 //!               sinks    sixteen lanes of fused multiply-adds and their tree; plus bias
 //!               softcap(score), if there is one
 //! m             the greatest score
-//! p[slot]       exp(score - m), 0 where the query must not look
+//! p[slot]       exp(score - m), 0 where the query must not look or the slot is hidden
 //! sum           per span: sixteen lanes and their tree; spans added in order from 0
 //! o[dim]        per span, from 0: sinks, fused multiply-adds in order; then forms in order,
 //!               codes    numbers of p * scale[group of dim] times levels, exact over the blocks of
@@ -35,8 +35,9 @@
 //!
 //! Nothing in this depends on other rows, on how rows were grouped, on the thread count or on which
 //! of the two paths ran. What form a block has for a query is a matter of the query's block of 32
-//! positions alone, which no unit leaves. A slot that must not be seen adds an exact zero, so leaving
-//! out a block or a span that nobody sees changes nothing.
+//! positions alone, which no unit leaves. A slot that must not be seen, because of where it stands or
+//! because it is hidden ([`Block::hidden`]), adds an exact zero, so leaving out a block or a span that
+//! nobody sees changes nothing.
 //!
 //! # Two paths
 //!

@@ -53,6 +53,8 @@ pub(super) struct Look {
     /// In the span.
     pub index: usize,
     pub segment: usize,
+    /// As [`Block::hidden`].
+    pub hidden: u32,
     /// Every query sees every slot.
     pub is_clear: bool,
 }
@@ -102,6 +104,7 @@ impl<'a> Span<'a> {
             },
             index: 0,
             segment: 0,
+            hidden: 0,
             is_clear: false,
         };
         let range = job.view.span(span);
@@ -124,7 +127,7 @@ impl<'a> Span<'a> {
             let first = extent.visible(job, positions.0);
             let last = extent.visible(job, positions.1);
             // The last query sees furthest ahead, the first furthest back.
-            if first.start >= last.end {
+            if first.start >= last.end || block.hides(first.start..last.end) {
                 continue;
             }
             let coded = side.of(&block);
@@ -132,7 +135,8 @@ impl<'a> Span<'a> {
                 extent,
                 index,
                 segment: block.segment,
-                is_clear: last.start == 0 && first.end == BLOCK_SLOTS,
+                hidden: block.hidden,
+                is_clear: last.start == 0 && first.end == BLOCK_SLOTS && block.hidden == 0,
             };
             open.pieces[open.seen] = Piece {
                 head: size.head(&coded),
@@ -155,7 +159,10 @@ impl<'a> Span<'a> {
             && next < job.spans()
         {
             for ((_, to), i) in open.sides.iter_mut().zip(job.view.span(next)) {
-                *to = side.of(&job.view.block(i, query_block)).bytes;
+                let block = job.view.block(i, query_block);
+                if !block.hides(0..block.rows) {
+                    *to = side.of(&block).bytes;
+                }
             }
         }
         Some(open)

@@ -1,5 +1,6 @@
 //! The steps both paths are made of, for one span and the rows of one unit.
 
+use super::block::slots_of;
 use super::kernel::{self, Numbers, NumbersMut, Query, Room, Rows};
 use super::scratch::{MassOutlet, SCORE_STRIDE, bytes_mut, bytes_of, words_mut, words_of};
 use super::span::{Look, Span};
@@ -221,6 +222,9 @@ pub(super) fn score_span(
                 }
                 scores[..seen.start].fill(f32::NEG_INFINITY);
                 scores[seen.end..].fill(f32::NEG_INFINITY);
+                for slot in slots_of(look.hidden) {
+                    scores[slot] = f32::NEG_INFINITY;
+                }
             }
         }
     }

@@ -58,7 +58,7 @@ fn scalar_sum(x: &[f32]) -> f32 {
 }
 
 #[inline(always)]
-fn simd_sum<S: Simd>(s: S, x: &[f32]) -> f32 {
+pub(crate) fn simd_sum<S: Simd>(s: S, x: &[f32]) -> f32 {
     let (whole, tail) = x.as_chunks::<LANES>();
     let mut acc = s.splat(0.0);
     for x in whole {
@@ -98,6 +98,33 @@ pub(crate) fn simd_dot_self<S: Simd>(s: S, x: &[f32]) -> f32 {
     }
     let last = s.load(&padded(tail, 0.0));
     s.sum(s.fma(last, last, acc))
+}
+
+simd_fn! {
+    /// The sum of the products of two rows, each added with a fused multiply-add.
+    pub fn dot(x: &[f32], y: &[f32]) -> f32 = scalar_dot, simd_dot;
+}
+
+fn scalar_dot(x: &[f32], y: &[f32]) -> f32 {
+    assert_eq!(x.len(), y.len());
+    let mut lanes = [0.0f32; LANES];
+    for (i, (x, y)) in x.iter().zip(y).enumerate() {
+        lanes[i % LANES] = x.mul_add(*y, lanes[i % LANES]);
+    }
+    fold(lanes)
+}
+
+#[inline(always)]
+fn simd_dot<S: Simd>(s: S, x: &[f32], y: &[f32]) -> f32 {
+    assert_eq!(x.len(), y.len());
+    let (xs, x_tail) = x.as_chunks::<LANES>();
+    let (ys, y_tail) = y.as_chunks::<LANES>();
+    let mut acc = s.splat(0.0);
+    for (x, y) in xs.iter().zip(ys) {
+        acc = s.fma(s.load(x), s.load(y), acc);
+    }
+    let (x, y) = (padded(x_tail, 0.0), padded(y_tail, 0.0));
+    s.sum(s.fma(s.load(&x), s.load(&y), acc))
 }
 
 simd_fn! {

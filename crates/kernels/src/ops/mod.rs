@@ -1,6 +1,6 @@
-//! Small vector operations: sums, norms, rope, activations, softmax.
+//! Small vector operations: sums, norms, rope, activations, softmax, small products.
 //!
-//! Each takes one row; rows are independent, so a caller spreads them over threads as it likes and
+//! Each takes one row (a product: a few); rows are independent, so a caller spreads them over threads as it likes and
 //! gets the same bits. Every operation has a scalar twin that says what it computes in the plainest
 //! way ([`Table::SCALAR`](crate::cpu::Table::SCALAR) runs it) and one body over the sixteen-lane
 //! vectors of [`simd`], compiled for each instruction set. The twins share constants and nothing
@@ -12,13 +12,15 @@ pub mod activation;
 pub mod exp;
 pub mod lanes;
 pub mod norm;
+pub mod product;
 pub mod rope;
 pub(crate) mod simd;
 pub mod turn;
 
-pub use activation::{gelu_mul, silu_mul};
-pub use lanes::{add_assign, dot_self, max, scale, sum};
-pub use norm::rms_norm;
+pub use activation::{gelu_exact, gelu_mul, silu_mul};
+pub use lanes::{add_assign, dot, dot_self, max, scale, sum};
+pub use norm::{layer_norm_assign, rms_norm};
+pub use product::{Rows, product};
 pub use rope::{Pairing, RopeSpec, rotate};
 pub use turn::{turn, turn_back};
 

@@ -1,7 +1,7 @@
-//! Root-mean-square norm of one row: a hidden state, or one head for models that norm their
-//! queries and keys.
+//! Norms of one row. The root-mean-square norm is for a hidden state, or one head for models that
+//! norm their queries and keys; the layer norm takes the mean out first and is for encoders.
 
-use super::lanes::simd_dot_self;
+use super::lanes::{simd_dot_self, simd_sum};
 use super::simd::{Simd, simd_fn};
 use crate::cpu::Table;
 
@@ -61,4 +61,42 @@ fn apply_assign(x: &mut [f32], weight: &[f32], by: f32) {
 fn simd_rms_norm_assign<S: Simd>(s: S, x: &mut [f32], weight: &[f32], eps: f32) {
     let by = factor(simd_dot_self(s, x), x.len(), eps);
     apply_assign(x, weight, by);
+}
+
+simd_fn! {
+    /// `x = (x - mean) / sqrt(variance + eps) * weight + bias`, in this order: the mean is taken out,
+    /// then the squares of what is left are summed.
+    pub fn layer_norm_assign(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32)
+        = scalar_layer_norm_assign, simd_layer_norm_assign;
+}
+
+fn scalar_layer_norm_assign(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+    let mean = super::sum(Table::SCALAR, x) / x.len() as f32;
+    subtract(x, mean);
+    let by = factor(super::dot_self(Table::SCALAR, x), x.len(), eps);
+    apply_biased(x, weight, bias, by);
+}
+
+#[inline(always)]
+fn subtract(x: &mut [f32], mean: f32) {
+    for x in x {
+        *x -= mean;
+    }
+}
+
+#[inline(always)]
+fn apply_biased(x: &mut [f32], weight: &[f32], bias: &[f32], by: f32) {
+    assert_eq!(x.len(), weight.len());
+    assert_eq!(x.len(), bias.len());
+    for ((x, weight), bias) in x.iter_mut().zip(weight).zip(bias) {
+        *x = (*x * by).mul_add(*weight, *bias);
+    }
+}
+
+#[inline(always)]
+fn simd_layer_norm_assign<S: Simd>(s: S, x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+    let mean = simd_sum(s, x) / x.len() as f32;
+    subtract(x, mean);
+    let by = factor(simd_dot_self(s, x), x.len(), eps);
+    apply_biased(x, weight, bias, by);
 }

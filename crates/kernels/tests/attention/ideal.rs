@@ -86,8 +86,11 @@ pub fn ideal(s: &Sequence, from: usize, counts: &[Counted]) -> (Vec<f64>, Vec<Ve
                 let queries: Vec<Query> = (s.q.iter())
                     .map(|q| Query::new(s, &q[at..at + dim], kv))
                     .collect();
-                let seen =
-                    |far: u64| far <= position && s.window.is_none_or(|w| far + w > position);
+                let seen = |far: u64| {
+                    far <= position
+                        && s.window.is_none_or(|w| far + w > position)
+                        && !s.is_hidden(far)
+                };
                 for slot in &rows {
                     if slot.kv != kv || !seen(slot.position) {
                         continue;
@@ -99,6 +102,10 @@ pub fn ideal(s: &Sequence, from: usize, counts: &[Counted]) -> (Vec<f64>, Vec<Ve
                     }
                     p[slot.index] = score.exp();
                     total += p[slot.index];
+                }
+                if total == 0.0 {
+                    // It sees nothing, and gets zeros.
+                    total = 1.0;
                 }
                 let mut weighted = vec![0.0; dim];
                 for slot in rows.iter().filter(|slot| slot.kv == kv) {

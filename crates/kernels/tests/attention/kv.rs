@@ -1,4 +1,4 @@
-//! Tables of blocks for tests: any forms, near and far, sinks, segments, gaps.
+//! Tables of blocks for tests: any forms, near and far, sinks, segments, gaps, hidden slots.
 //!
 //! Codes are drawn, not encoded: what attention must do with a block depends on its bytes alone.
 //! Whatever was not written yet, and whatever a sink stands in for, is poison: bytes that are not
@@ -59,6 +59,12 @@ pub struct Sequence {
     pub sinks: usize,
     pub softcap: Option<f32>,
     pub window: Option<u64>,
+    /// Positions that no query sees, in any order.
+    pub hidden: Vec<Range<u64>>,
+    /// Their slots hold other numbers, large ones.
+    pub spoiled: bool,
+    /// First positions of blocks that the table does not have.
+    pub gone: Vec<u64>,
     /// One segment each; the last one holds the tokens that ask.
     pub runs: Vec<Run>,
     /// Tokens of the last run.
@@ -88,6 +94,9 @@ impl Sequence {
             sinks: 0,
             softcap: None,
             window: None,
+            hidden: Vec::new(),
+            spoiled: false,
+            gone: Vec::new(),
             runs: vec![Run {
                 first_position: 0,
                 len,
@@ -137,6 +146,43 @@ impl Sequence {
         self
     }
 
+    /// Hides pieces of every run, of one slot up to several blocks, and the first of its positions or not.
+    pub fn with_hidden(mut self) -> Sequence {
+        let mut noise = Noise(self.seed ^ 0x41de);
+        for run in &self.runs {
+            let mut at = run.first_position + noise.next() % 3;
+            while at < run.first_position + run.len as u64 {
+                let most = [1, 5, 40, 200][noise.next() as usize % 4];
+                let end = at + 1 + noise.next() % most;
+                self.hidden.push(at..end);
+                at = end + 1 + noise.next() % most;
+            }
+        }
+        self
+    }
+
+    /// First positions of the blocks of which this is true, the last one aside.
+    pub fn blocks_where(&self, is: impl Fn(u64) -> bool) -> Vec<u64> {
+        let table = self.table(self.len);
+        let firsts = table.blocks.iter().map(|block| block.first_position);
+        let mut firsts: Vec<u64> = firsts.collect();
+        firsts.pop();
+        firsts.retain(|first| is(*first));
+        firsts
+    }
+
+    pub fn is_hidden(&self, position: u64) -> bool {
+        self.hidden.iter().any(|range| range.contains(&position))
+    }
+
+    /// Of a block's slots.
+    fn hidden_slots(&self, first_position: u64) -> u32 {
+        let hidden = |slot: &u32| self.is_hidden(first_position + u64::from(*slot));
+        (0..32)
+            .filter(hidden)
+            .fold(0, |bits, slot| bits | 1 << slot)
+    }
+
     pub fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
@@ -170,18 +216,25 @@ impl Sequence {
                 let rows = (here - first).min(BLOCK_SLOTS);
                 let first_position = run.first_position + first as u64;
                 let sinks = if first_position == 0 { self.sinks } else { 0 };
+                if self.gone.contains(&first_position) {
+                    continue;
+                }
                 if let Some(block) = earlier.get(blocks.len())
                     && block.rows == rows
                 {
                     blocks.push(Arc::clone(block));
                     continue;
                 }
+                let spoiled = match self.spoiled {
+                    true => self.hidden_slots(first_position),
+                    false => 0,
+                };
                 blocks.push(Arc::new(OneBlock {
-                    near: self.bytes(self.near, token + first, rows, sinks, 1),
-                    far: self.bytes(self.far, token + first, rows, sinks, 2),
+                    near: self.bytes(self.near, token + first, rows, sinks, spoiled, 1),
+                    far: self.bytes(self.far, token + first, rows, sinks, spoiled, 2),
                     sinks: (
-                        self.sink_rows(&self.k, rows, sinks),
-                        self.sink_rows(&self.v, rows, sinks),
+                        self.sink_rows(&self.k, rows, sinks, spoiled),
+                        self.sink_rows(&self.v, rows, sinks, spoiled),
                     ),
                     rows,
                     first_position,
@@ -215,6 +268,7 @@ impl Sequence {
         token: usize,
         rows: usize,
         sinks: usize,
+        spoiled: u32,
         salt: u64,
     ) -> (Vec<u8>, Vec<u8>) {
         let shape = self.shape(form);
@@ -232,24 +286,32 @@ impl Sequence {
         } else {
             draw(&mut Noise(seed ^ 0x7a1), form.v, self.head_dim, &mut v);
         }
+        let mut all = |slot: usize, with: u8| {
+            overwrite(Side::K, form.k, self.head_dim, slot, with, &mut k);
+            overwrite(Side::V, form.v, self.head_dim, slot, with, &mut v);
+        };
+        for slot in (sinks..rows).filter(|slot| spoiled >> slot & 1 == 1) {
+            all(slot, LARGE);
+        }
         for slot in (0..sinks).chain(rows..BLOCK_SLOTS) {
-            poison(Side::K, form.k, self.head_dim, slot, &mut k);
-            poison(Side::V, form.v, self.head_dim, slot, &mut v);
+            all(slot, POISON);
         }
         (k, v)
     }
 
     /// (kv_head, slot, dim) in f16.
-    fn sink_rows(&self, rows: &[f32], written: usize, sinks: usize) -> Vec<u8> {
+    fn sink_rows(&self, rows: &[f32], written: usize, sinks: usize, spoiled: u32) -> Vec<u8> {
         let mut bytes = Vec::new();
         for head in 0..self.kv_heads {
             for slot in 0..sinks {
                 for d in 0..self.head_dim {
-                    let half = if slot < written {
+                    let half = if spoiled >> slot & 1 == 1 {
+                        [LARGE; 2]
+                    } else if slot < written {
                         let x = rows[(slot * self.kv_heads + head) * self.head_dim + d];
                         half::f16::from_f32(x).to_le_bytes()
                     } else {
-                        [0xff, 0xff]
+                        [POISON; 2]
                     };
                     bytes.extend(half);
                 }
@@ -308,17 +370,22 @@ fn places(
     (parts, first + 2 * (d / form.group * BLOCK_SLOTS + slot))
 }
 
-/// Makes a slot's bytes those of no number, in all heads.
-fn poison(side: Side, form: Form, dim: usize, slot: usize, bytes: &mut [u8]) {
+/// Bytes of no number, whatever the form.
+const POISON: u8 = 0xff;
+/// Bytes of numbers far from all others.
+const LARGE: u8 = 0x55;
+
+/// Makes a slot's bytes all the same, in all heads.
+fn overwrite(side: Side, form: Form, dim: usize, slot: usize, with: u8, bytes: &mut [u8]) {
     for head in bytes.chunks_exact_mut(form.head_bytes(dim)) {
         for d in 0..dim {
             let (parts, scale) = places(side, form, dim, slot, d);
             let width = form.codec.planes()[0].div_ceil(8);
             for (at, _) in parts.into_iter().take(form.codec.planes().len()) {
-                head[at..at + width].fill(0xff);
+                head[at..at + width].fill(with);
             }
             if !form.codec.is_float() {
-                head[scale..scale + 2].fill(0xff);
+                head[scale..scale + 2].fill(with);
             }
         }
     }
@@ -396,6 +463,7 @@ impl KvView for Blocks<'_> {
             },
             sinks,
             rows: block.rows,
+            hidden: s.hidden_slots(block.first_position),
             first_position: block.first_position,
             segment: block.segment,
         }

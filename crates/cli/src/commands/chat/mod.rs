@@ -7,6 +7,7 @@
 //! an answer never depends on what was said and taken back. Ctrl-C stops an answer, which is then kept
 //! as far as it came.
 
+mod lasting;
 mod lines;
 
 use crate::args;
@@ -17,10 +18,13 @@ use crate::interrupt::Cooperative;
 use crate::ledger::{self, Holding};
 use crate::{out, progress};
 use anyhow::{Context, Result, bail};
+use haversack::Policy;
 use haversack::StepError;
 use haversack::run::{Event, Finish, GenerateOptions, Generation, generate};
 use haversack::sample::Sampler;
+use haversack::session::names;
 use haversack::text::template::Message;
+use lasting::Lasting;
 use lines::{Input, Lines};
 use std::fmt;
 use std::ops::ControlFlow;
@@ -37,6 +41,15 @@ const HELP: &str = "\
 /stats         numbers of the last answer and of the context
 /quit          end (also Ctrl-D)
 
+Of a session (in a terminal, or with --session NAME):
+/sessions      list them             /open NAME     go on with another
+/new [NAME]    begin one             /fork [NAME]   go on from here in a second one
+/fact [TEXT]   tell what always holds, or list it; /fact N TEXT takes the place of fact N
+/forget N      fact N does not hold any more
+/turns         every turn and where it is           /recall N  the next answer sees turn N
+/context       what the last answer saw
+/regenerate    answer again          /edit TEXT     ask this in place of the last question
+
 A line ending in \\ goes on in the next; \"\"\" begins and ends a text of several lines.
 Ctrl-C stops an answer.";
 
@@ -44,10 +57,80 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
     if as_json {
         return Err(usage("chat has no JSON form; run has"));
     }
+    let history = if args.no_save {
+        None
+    } else {
+        Home::find().ok().map(|home| home.chat_history())
+    };
+    let mut lines = Lines::new(history)?;
+    if let Some(home) = keeps(args, &lines)? {
+        let engine = load(args, Habits::SESSION)?;
+        match Lasting::new(engine, args, &home)? {
+            Ok(mut lasting) => {
+                out::note(&lasting.greeting()?);
+                return converse(&mut lines, &mut lasting);
+            }
+            Err(_) => {
+                out::note("the memory is too small for a session; this conversation is not kept")
+            }
+        }
+    }
+    let engine = load(args, Habits::TALK)?;
+    engine.check_fits(1)?;
+    let mut conversation = Conversation::new(engine, args)?;
+    if lines.is_terminal() {
+        out::note(&conversation.greeting());
+    }
+    converse(&mut lines, &mut conversation)
+}
+
+/// Somebody to talk to.
+trait Partner {
+    /// One turn. On an error the conversation is as it was.
+    fn answer(&mut self, text: &str) -> Result<()>;
+
+    /// Does what a command says; `false`: not this one.
+    fn command(&mut self, slash: &Slash<'_>) -> Result<bool>;
+}
+
+fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
+    loop {
+        let text = match lines.next()? {
+            Input::Text(text) => text,
+            Input::Nothing => continue,
+            Input::End => return Ok(()),
+        };
+        let done = match command(&text) {
+            Some(Slash::Quit) => return Ok(()),
+            Some(Slash::Help) => out::line(HELP),
+            Some(Slash::Unknown(name)) => {
+                out::note(&format!("no command {name}; /help lists them"));
+                Ok(())
+            }
+            Some(slash) => partner.command(&slash).map(|known| {
+                if !known {
+                    out::note("only a session can do that: in a terminal, or with --session NAME");
+                }
+            }),
+            None => partner.answer(&text),
+        };
+        match done {
+            Ok(()) => {}
+            Err(error) if error.is::<Full>() => out::note(&format!("({error})")),
+            // A person may try something else; a pipe cannot.
+            Err(error) if lines.is_terminal() && !error.is::<Closed>() => {
+                out::note(&format!("error: {}", one_line(&format!("{error:#}"))));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn load(args: &args::Chat, habits: Habits) -> Result<Engine> {
     let engine = engine::load(
         args.model.as_deref(),
         &args.compute,
-        Habits::TALK.explaining(args.explain),
+        habits.explaining(args.explain),
     )?;
     if args.explain {
         engine
@@ -58,42 +141,25 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
     if let Some(error) = engine.model.template().source_error() {
         bail!("{}: tokenizer.chat_template: {error}", engine.name());
     }
-    let history = if args.no_save {
-        None
-    } else {
-        Home::find().ok().map(|home| home.chat_history())
-    };
-    let mut lines = Lines::new(history)?;
-    engine.check_fits(1)?;
-    let mut conversation = Conversation::new(engine, args)?;
-    if lines.is_terminal() {
-        out::note(&conversation.greeting());
-    }
-    loop {
-        let text = match lines.next()? {
-            Input::Text(text) => text,
-            Input::Nothing => continue,
-            Input::End => return Ok(()),
-        };
-        match command(&text) {
-            Some(Slash::Quit) => return Ok(()),
-            Some(Slash::Help) => out::line(HELP)?,
-            Some(Slash::Clear) => conversation.clear(),
-            Some(Slash::System(text)) => conversation.system = text.map(str::to_owned),
-            Some(Slash::Stats) => out::line(&conversation.stats()?)?,
-            Some(Slash::Unknown(name)) => {
-                out::note(&format!("no command {name}; /help lists them"))
-            }
-            None => match conversation.answer(&text) {
-                Ok(()) => {}
-                Err(error) if error.is::<Full>() => out::note(&format!("({error})")),
-                // A person may try something else; a pipe cannot.
-                Err(error) if lines.is_terminal() && !error.is::<Closed>() => {
-                    out::note(&format!("error: {}", one_line(&format!("{error:#}"))));
-                }
-                Err(error) => return Err(error),
-            },
+    Ok(engine)
+}
+
+/// Where the conversation is kept, if it is: by name, or because a person is talking.
+fn keeps(args: &args::Chat, lines: &Lines) -> Result<Option<Home>> {
+    let cache = &args.compute.cache;
+    let bounded = cache.anchors.is_some() || cache.window.is_some() || cache.window_plan.is_some();
+    let of_turns = matches!(cache.policy, None | Some(Policy::Auto | Policy::Turns));
+    let plain = bounded || !of_turns || cache.policy_file.is_some();
+    match &args.session {
+        Some(_) if plain => Err(usage(
+            "--session is made of turns; --policy auto or turns, and neither --anchors nor --window",
+        )),
+        Some(name) => {
+            names::check(name).map_err(|error| usage(format!("--session: {error}")))?;
+            Home::find().map(Some)
         }
+        None if plain || args.no_save || !lines.is_terminal() => Ok(None),
+        None => Ok(Home::find().ok()),
     }
 }
 
@@ -122,6 +188,17 @@ enum Slash<'a> {
     System(Option<&'a str>),
     Clear,
     Stats,
+    Sessions,
+    Open(Option<&'a str>),
+    New(Option<&'a str>),
+    Fork(Option<&'a str>),
+    Fact(Option<&'a str>),
+    Forget(Option<&'a str>),
+    Turns,
+    Recall(Option<&'a str>),
+    Context,
+    Regenerate,
+    Edit(Option<&'a str>),
     Quit,
     Unknown(&'a str),
 }
@@ -139,6 +216,17 @@ fn command(text: &str) -> Option<Slash<'_>> {
         "/system" => Slash::System(argument),
         "/clear" => Slash::Clear,
         "/stats" => Slash::Stats,
+        "/sessions" => Slash::Sessions,
+        "/open" => Slash::Open(argument),
+        "/new" => Slash::New(argument),
+        "/fork" => Slash::Fork(argument),
+        "/fact" => Slash::Fact(argument),
+        "/forget" => Slash::Forget(argument),
+        "/turns" => Slash::Turns,
+        "/recall" => Slash::Recall(argument),
+        "/context" => Slash::Context,
+        "/regenerate" => Slash::Regenerate,
+        "/edit" => Slash::Edit(argument),
         "/quit" | "/exit" | "/bye" => Slash::Quit,
         _ => Slash::Unknown(name),
     })
@@ -213,42 +301,6 @@ impl Conversation {
         // What was read stays until the next turn shows what of it still holds.
         self.turns.clear();
         self.last = None;
-    }
-
-    /// One turn. On an error the conversation is as it was.
-    fn answer(&mut self, text: &str) -> Result<()> {
-        self.turns.push(Message::new("user", text));
-        let result = self.generate();
-        let keep = matches!(&result, Ok(generation) if !generation.text.is_empty());
-        if !keep {
-            self.turns.pop();
-        }
-        let generation = result?;
-        let finish = generation.finish;
-        if keep {
-            self.turns
-                .push(Message::new("assistant", generation.text.trim_end()));
-        }
-        out::text("\n")?;
-        match finish {
-            Finish::Cancelled => out::note("(stopped)"),
-            Finish::Length => match self.full_at() {
-                Some(room) => out::note(&format!(
-                    "(the context of {room} tokens is full; /clear begins anew)"
-                )),
-                None => out::note("(stopped at the most tokens of an answer; -n sets it)"),
-            },
-            Finish::Stop => {}
-        }
-        if self.show_stats {
-            out::note(&self.stats()?);
-        }
-        if self.explain {
-            let plans = self.engine.runtime.plans();
-            plans.iter().for_each(|plan| out::note(plan));
-            out::note(&self.context()?);
-        }
-        Ok(())
     }
 
     fn generate(&mut self) -> Result<Generation> {
@@ -389,6 +441,53 @@ impl Conversation {
 
     fn holding(&self) -> Result<Holding> {
         Holding::of(&self.engine.runtime, self.sequence)
+    }
+}
+
+impl Partner for Conversation {
+    fn answer(&mut self, text: &str) -> Result<()> {
+        self.turns.push(Message::new("user", text));
+        let result = self.generate();
+        let keep = matches!(&result, Ok(generation) if !generation.text.is_empty());
+        if !keep {
+            self.turns.pop();
+        }
+        let generation = result?;
+        let finish = generation.finish;
+        if keep {
+            self.turns
+                .push(Message::new("assistant", generation.text.trim_end()));
+        }
+        out::text("\n")?;
+        match finish {
+            Finish::Cancelled => out::note("(stopped)"),
+            Finish::Length => match self.full_at() {
+                Some(room) => out::note(&format!(
+                    "(the context of {room} tokens is full; /clear begins anew)"
+                )),
+                None => out::note("(stopped at the most tokens of an answer; -n sets it)"),
+            },
+            Finish::Stop => {}
+        }
+        if self.show_stats {
+            out::note(&self.stats()?);
+        }
+        if self.explain {
+            let plans = self.engine.runtime.plans();
+            plans.iter().for_each(|plan| out::note(plan));
+            out::note(&self.context()?);
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, slash: &Slash<'_>) -> Result<bool> {
+        match *slash {
+            Slash::Clear => self.clear(),
+            Slash::System(text) => self.system = text.map(str::to_owned),
+            Slash::Stats => out::line(&self.stats()?)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 }
 

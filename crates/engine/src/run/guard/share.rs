@@ -84,6 +84,7 @@ impl KvView for Gathered<'_> {
             sinks: None,
             rows: (self.rows - first).min(BLOCK_SLOTS),
             first_position: first as u64,
+            hidden: 0,
             segment: 0,
         }
     }

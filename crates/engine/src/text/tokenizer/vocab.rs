@@ -291,7 +291,7 @@ impl Pieces {
         self.duplicates
     }
 
-    fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         self.arena.capacity() + self.offsets.capacity() * 4 + self.slots.heap_bytes()
     }
 }

@@ -1,0 +1,454 @@
+//! A conversation that lasts: a session with a name, kept on disk, and the commands that only sessions have.
+
+use super::{Last, PATIENCE, Partner, Slash, TEMPERATURE};
+use crate::args;
+use crate::bytes::human;
+use crate::engine::{self, Engine, per_second};
+use crate::error::{one_line, usage};
+use crate::home::Home;
+use crate::interrupt::Cooperative;
+use crate::ledger::{self, Holding};
+use crate::{out, progress};
+use anyhow::{Context as _, Result};
+use haversack::encoder::{Encoder, EncoderOptions};
+use haversack::run::{Event, Finish, GenerateOptions};
+use haversack::sample::Sampler;
+use haversack::session::turns::Place;
+use haversack::session::{Answer, SessionId, SessionOptions, Sessions};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+pub struct Lasting {
+    engine: Engine,
+    sessions: Sessions,
+    id: SessionId,
+    name: String,
+    system: String,
+    sampler: Sampler,
+    options: GenerateOptions,
+    last: Option<Last>,
+    context: Option<haversack::session::Context>,
+    question: Option<String>,
+    show_stats: bool,
+    explain: bool,
+}
+
+/// What the encoder's files are called below the models.
+const ENCODER: &str = "all-minilm-l6-v2";
+
+impl Lasting {
+    /// `Err(engine)` where the budget or the context has no room for two streams.
+    pub fn new(engine: Engine, args: &args::Chat, home: &Home) -> Result<Result<Lasting, Engine>> {
+        let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
+        let stop = engine.model.template().stop_strings();
+        let options = SessionOptions {
+            dir: Some(home.sessions()),
+            prefix_dir: Some(home.sessions().join("prefixes")),
+            relevance: args.relevance.unwrap_or_default(),
+            ..SessionOptions::default()
+        };
+        let answer_max = args.max_tokens.unwrap_or(options.answer_max);
+        let options = SessionOptions {
+            answer_max,
+            ..options
+        };
+        let Ok(mut sessions) = Sessions::new(&engine.runtime, options) else {
+            return Ok(Err(engine));
+        };
+        match encoder(home)? {
+            Some(encoder) => sessions = sessions.with_encoder(Arc::new(encoder)),
+            None => out::note(
+                "no sentence encoder: every turn in memory stays visible (haversack pull minilm fetches one)",
+            ),
+        }
+        let mut engine = engine;
+        let system = args.system.clone().unwrap_or_default();
+        let name = match &args.session {
+            Some(name) => name.clone(),
+            None => fresh_name(&sessions)?,
+        };
+        let exists = sessions.list()?.iter().any(|listed| listed.name == name);
+        let id = match exists {
+            true => sessions.resume(&mut engine.runtime, &name),
+            false => sessions.create(&mut engine.runtime, &name, &system, now_ms()),
+        };
+        let id = id.map_err(named)?;
+        if exists && args.system.is_some() {
+            out::note("the session has its persistent text already; /fact adds to it");
+        }
+        Ok(Ok(Lasting {
+            sessions,
+            id,
+            name,
+            system,
+            sampler,
+            options: GenerateOptions {
+                tokens_max: Some(answer_max),
+                stop: stop.iter().map(|text| text.to_string()).collect(),
+                ignore_end: false,
+            },
+            last: None,
+            context: None,
+            question: None,
+            show_stats: args.stats,
+            explain: args.explain,
+            engine,
+        }))
+    }
+
+    pub fn greeting(&self) -> Result<String> {
+        let stats = self.sessions.stats(&self.engine.runtime, self.id)?;
+        let options = self.sessions.options();
+        let said = match stats.turns {
+            0 => "new".to_owned(),
+            1 => "1 turn so far".to_owned(),
+            turns => format!("{turns} turns so far"),
+        };
+        Ok(format!(
+            "session {}, {said}; {} tokens in memory at a time, no end, {} keys and values. /help for help.",
+            self.name,
+            options.persistent_max + options.capacity,
+            self.engine.runtime.kv().name()
+        ))
+    }
+
+    fn tell(&mut self, answer: Answer, before: u64) -> Result<()> {
+        match answer.finish {
+            Finish::Cancelled => out::note("(stopped)"),
+            Finish::Length => out::note("(stopped at the most tokens of an answer; -n sets it)"),
+            Finish::Stop => {}
+        }
+        if let Some(reason) = &answer.context.unsaved {
+            out::note(&format!("(not saved: {})", one_line(reason)));
+        }
+        let position = self.sessions.stats(&self.engine.runtime, self.id)?.position;
+        self.last = Some(Last {
+            prompt: (position - before) as usize
+                - answer.tokens.len().min((position - before) as usize),
+            reused: 0,
+            generation: answer.generation,
+        });
+        self.context = Some(answer.context);
+        if self.show_stats {
+            out::note(&self.stats()?);
+        }
+        if self.explain {
+            out::note(&self.explained()?);
+        }
+        Ok(())
+    }
+
+    fn list(&self) -> Result<()> {
+        for listed in self.sessions.list()? {
+            let mark = if listed.name == self.name { '*' } else { ' ' };
+            out::line(&format!(
+                "{mark} {:<24} {}",
+                listed.name,
+                human(listed.bytes)
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, name: Option<&str>) -> Result<()> {
+        let name =
+            name.ok_or_else(|| usage("/open NAME goes on with a session; /sessions lists them"))?;
+        if name == self.name {
+            return Ok(());
+        }
+        let runtime = &mut self.engine.runtime;
+        let id = self.sessions.resume(runtime, name).map_err(named)?;
+        self.switch(id, name)
+    }
+
+    fn begin(&mut self, name: Option<&str>) -> Result<()> {
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => fresh_name(&self.sessions)?,
+        };
+        let runtime = &mut self.engine.runtime;
+        let id = self.sessions.create(runtime, &name, &self.system, now_ms());
+        self.switch(id.map_err(named)?, &name)
+    }
+
+    fn fork(&mut self, name: Option<&str>) -> Result<()> {
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => fresh_name(&self.sessions)?,
+        };
+        let runtime = &mut self.engine.runtime;
+        let id = self.sessions.fork(runtime, self.id, &name).map_err(named)?;
+        self.switch(id, &name)
+    }
+
+    fn switch(&mut self, id: SessionId, name: &str) -> Result<()> {
+        let runtime = &mut self.engine.runtime;
+        if let Err(error) = self.sessions.suspend(runtime, self.id) {
+            // What is not saved is not left behind.
+            self.sessions.close(runtime, id)?;
+            return Err(named(error));
+        }
+        self.id = id;
+        self.name = name.to_owned();
+        (self.last, self.context, self.question) = (None, None, None);
+        out::note(&self.greeting()?);
+        Ok(())
+    }
+
+    fn fact(&mut self, text: Option<&str>) -> Result<()> {
+        let Some(text) = text else {
+            for (number, text) in self.sessions.facts(self.id)? {
+                out::line(&format!("{number:>4}  {}", one_line(text)))?;
+            }
+            return Ok(());
+        };
+        // `/fact 3 TEXT` takes the place of fact 3.
+        let (number, rest) = match text
+            .split_once(' ')
+            .map(|(n, rest)| (n.parse::<u64>(), rest))
+        {
+            Some((Ok(number), rest)) => (Some(number), rest.trim()),
+            _ => (None, text),
+        };
+        let (sessions, runtime) = (&mut self.sessions, &mut self.engine.runtime);
+        let number = match number {
+            Some(old) => sessions.supersede(runtime, self.id, old, rest, now_ms()),
+            None => sessions.add_fact(runtime, self.id, text, now_ms()),
+        };
+        out::note(&format!("fact {}", number.map_err(named)?));
+        Ok(())
+    }
+
+    fn forget(&mut self, number: Option<&str>) -> Result<()> {
+        let number = number_of("/forget", number)?;
+        let (sessions, runtime) = (&mut self.sessions, &mut self.engine.runtime);
+        sessions.revoke(runtime, self.id, number).map_err(named)?;
+        out::note(&format!("fact {number} does not hold any more"));
+        Ok(())
+    }
+
+    fn turns(&self) -> Result<()> {
+        let tokenizer = self.engine.model.tokenizer();
+        for turn in self.sessions.turns(self.id)? {
+            let place = match (turn.place, turn.is_visible) {
+                (Place::Live, true) => "visible",
+                (Place::Live, false) => "hidden",
+                (Place::Spilled, _) => "on disk",
+                (Place::Ids, _) => "ids",
+            };
+            let view = self.sessions.turn(self.id, turn.number).map_err(named)?;
+            let shown = view.question.min(64);
+            let text = tokenizer.decode(&view.tokens[..shown]).unwrap_or_default();
+            let text: String = one_line(&text).chars().take(60).collect();
+            out::line(&format!(
+                "{:>5}  {place:<8} {:>5} tokens  {text}",
+                turn.number,
+                turn.tokens()
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// The last turn is taken back and asked again, or another in its place.
+    fn regenerate(&mut self, text: Option<&str>) -> Result<()> {
+        let text = match (text, &self.question) {
+            (Some(text), _) => text.to_owned(),
+            (None, Some(text)) => text.clone(),
+            (None, None) => return Err(usage("there is no question to ask again")),
+        };
+        self.sessions.retract(&mut self.engine.runtime, self.id)?;
+        self.answer(&text)
+    }
+
+    fn set_system(&mut self, text: Option<&str>) -> Result<()> {
+        let text = text.unwrap_or_default();
+        self.system = text.to_owned();
+        if text.is_empty() {
+            out::note("new sessions begin without a system message; this one keeps its own");
+            return Ok(());
+        }
+        self.fact(Some(text))
+    }
+
+    fn stats(&self) -> Result<String> {
+        let sequence = self.sessions.sequence(self.id)?;
+        let holding = Holding::of(&self.engine.runtime, sequence)?;
+        let stats = self.sessions.stats(&self.engine.runtime, self.id)?;
+        let mut text = match &self.last {
+            Some(last) => format!(
+                "{} tokens at {:.1}/s; prompt {} tokens at {:.1}/s; ",
+                last.generation.tokens.len(),
+                per_second(
+                    last.generation.tokens.len().saturating_sub(1),
+                    last.generation.decode
+                ),
+                last.prompt,
+                per_second(last.prompt, last.generation.prefill),
+            ),
+            None => String::new(),
+        };
+        text.push_str(&format!(
+            "{} turns: {} tokens visible, {} hidden, {} on disk, {} as ids, {} forgotten; {} persistent; file {}\n{}",
+            stats.turns,
+            stats.visible,
+            stats.hidden,
+            stats.spilled,
+            stats.ids,
+            stats.forgotten,
+            stats.persistent,
+            human(stats.file_bytes),
+            ledger::bar(&self.engine.runtime, &holding)
+        ));
+        Ok(text)
+    }
+
+    fn explained(&self) -> Result<String> {
+        let Some(context) = &self.context else {
+            return Ok("nothing was answered yet".to_owned());
+        };
+        let recalled: Vec<String> = context.recalled.iter().map(u64::to_string).collect();
+        let recalled = match recalled.is_empty() {
+            true => "none".to_owned(),
+            false => recalled.join(", "),
+        };
+        let mut text = format!(
+            "context: kept {}, masked {}, spilled {}, evicted {}, cached {}, recomputed {}; turns recalled: {recalled}; {}",
+            context.kept,
+            context.masked,
+            context.spilled,
+            context.evicted,
+            context.cached,
+            context.recomputed,
+            context.plan
+        );
+        if context.unjudged {
+            text.push_str("; no encoder, so everything in memory is visible");
+        }
+        Ok(text)
+    }
+}
+
+impl Partner for Lasting {
+    fn answer(&mut self, text: &str) -> Result<()> {
+        let interrupt = Cooperative::begin(PATIENCE);
+        let mut writing = Ok(());
+        let mut bar = None;
+        let mut begun = false;
+        let before = self.sessions.stats(&self.engine.runtime, self.id)?.position;
+        let result = self.sessions.say(
+            &mut self.engine.runtime,
+            self.id,
+            text,
+            now_ms(),
+            &mut self.sampler,
+            &self.options,
+            &mut |event| {
+                match event {
+                    Event::Prompt { done, total } => {
+                        if !begun {
+                            begun = true;
+                            bar = progress::Count::of_prompt(total);
+                        }
+                        if let Some(bar) = &mut bar {
+                            bar.set(done);
+                        }
+                    }
+                    Event::Token { text, .. } => {
+                        bar = None;
+                        if !text.is_empty() && writing.is_ok() {
+                            writing = out::text(text);
+                        }
+                    }
+                }
+                if writing.is_err() || interrupt.raised() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            },
+        );
+        drop(interrupt);
+        writing?;
+        let answer = result.with_context(|| self.engine.name())?;
+        out::text("\n")?;
+        self.question = Some(text.to_owned());
+        self.tell(answer, before)
+    }
+
+    fn command(&mut self, slash: &Slash<'_>) -> Result<bool> {
+        match *slash {
+            Slash::Sessions => self.list()?,
+            Slash::Open(name) => self.open(name)?,
+            Slash::New(name) => self.begin(name)?,
+            Slash::Fork(name) => self.fork(name)?,
+            Slash::Fact(text) => self.fact(text)?,
+            Slash::Forget(number) => self.forget(number)?,
+            Slash::Turns => self.turns()?,
+            Slash::Recall(number) => {
+                let number = number_of("/recall", number)?;
+                self.sessions.recall(self.id, number).map_err(named)?;
+                out::note(&format!("the next answer sees turn {number}"));
+            }
+            Slash::Context => out::line(&self.explained()?)?,
+            Slash::Regenerate => self.regenerate(None)?,
+            Slash::Edit(text) => {
+                let text = text.ok_or_else(|| {
+                    usage("/edit TEXT asks another question in place of the last")
+                })?;
+                self.regenerate(Some(text))?;
+            }
+            Slash::Clear => {
+                while self
+                    .sessions
+                    .retract(&mut self.engine.runtime, self.id)?
+                    .is_some()
+                {}
+                (self.last, self.context, self.question) = (None, None, None);
+            }
+            Slash::System(text) => self.set_system(text)?,
+            Slash::Stats => out::line(&self.stats()?)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// The encoder, if it was fetched.
+fn encoder(home: &Home) -> Result<Option<Encoder>> {
+    let dir = home.models().join(ENCODER);
+    if !dir.is_dir() {
+        return Ok(None);
+    }
+    let encoder = Encoder::open(&dir, &EncoderOptions::default());
+    encoder.map(Some).with_context(|| dir.display().to_string())
+}
+
+/// A name of which there is no session: `chat-1`, `chat-2`, …
+fn fresh_name(sessions: &Sessions) -> Result<String> {
+    let listed = sessions.list()?;
+    let number = |name: &str| name.strip_prefix("chat-")?.parse::<u64>().ok();
+    let last = listed.iter().filter_map(|l| number(&l.name)).max();
+    Ok(format!("chat-{}", last.unwrap_or(0).saturating_add(1)))
+}
+
+fn number_of(command: &str, argument: Option<&str>) -> Result<u64> {
+    let number = argument.and_then(|text| text.parse().ok());
+    number.ok_or_else(|| usage(format!("{command} NUMBER; /turns and /fact list them")))
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What the user named and cannot be had is a usage error.
+fn named(error: haversack::session::SessionError) -> anyhow::Error {
+    use haversack::session::SessionError as E;
+    match error {
+        E::Name(_) | E::PersistentFull { .. } | E::NoSuchFact { .. } | E::NoSuchTurn { .. } => {
+            usage(error.to_string())
+        }
+        _ => anyhow::Error::new(error),
+    }
+}

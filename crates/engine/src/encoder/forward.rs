@@ -1,0 +1,252 @@
+//! The forward pass: every token sees every token, and each layer is attention and a feed-forward,
+//! with the norm after the sum.
+//!
+//! A row of the batch is a token. Products with weights are [`matmul`]'s; the rest runs row by row.
+//! Nothing is summed across units of work, so thread count and table change no bit.
+
+use super::embedding::DIMENSIONS;
+use super::weights::{HEAD, HEADS, INNER, LAYERS, Layer, Linear, Norm, Weights};
+use haversack_kernels::cpu::Table;
+use haversack_kernels::matmul::{Input, Product, matmul};
+use haversack_kernels::ops::{self, Rows};
+use haversack_kernels::threads::chunks_mut;
+use haversack_kernels::{Exec, LANES};
+
+/// Of the published configuration.
+const NORM_EPS: f32 = 1e-12;
+
+/// Queries of a unit of attention: two tiles of the small product, and enough units to share.
+const QUERIES: usize = 12;
+/// Rows of a unit of everything that runs row by row.
+const ROWS: usize = 16;
+
+/// Floats for a text of `n` tokens.
+pub(super) const fn scratch_len(n: usize) -> usize {
+    n.next_multiple_of(LANES) * (2 * DIMENSIONS + INNER)
+}
+
+/// The mean of the last layer's rows. `scratch` has [`scratch_len`] floats, of any value.
+pub(super) fn forward(
+    exec: Exec<'_>,
+    weights: &Weights,
+    file: &[u8],
+    ids: &[u32],
+    scratch: &mut [f32],
+) -> [f32; DIMENSIONS] {
+    let n = ids.len();
+    let (x, rest) = scratch.split_at_mut(n * DIMENSIONS); // (token, dim)
+    let (side, wide) = rest.split_at_mut(n * DIMENSIONS); // (token, dim)
+    for (position, (row, &id)) in x.chunks_exact_mut(DIMENSIONS).zip(ids).enumerate() {
+        weights.embed(file, id as usize, position, row);
+        norm(exec.table, row, &weights.norm);
+    }
+    for layer in &weights.layers[..LAYERS] {
+        attention(exec, layer, file, n, x, side, wide);
+        feed_forward(exec, layer, file, n, x, side, wide);
+    }
+    let mut mean = [0.0; DIMENSIONS];
+    for row in x.chunks_exact(DIMENSIONS) {
+        ops::add_assign(exec.table, &mut mean, row);
+    }
+    ops::scale(exec.table, &mut mean, 1.0 / n as f32);
+    mean
+}
+
+/// `x = norm(x + out(attend(x)))`.
+fn attention(
+    exec: Exec<'_>,
+    layer: &Layer,
+    file: &[u8],
+    n: usize,
+    x: &mut [f32],
+    side: &mut [f32],
+    wide: &mut [f32],
+) {
+    let len = n * DIMENSIONS;
+    let keys = n.next_multiple_of(LANES);
+    let (q, rest) = wide.split_at_mut(len);
+    let (k, rest) = rest.split_at_mut(len);
+    let (v, rest) = rest.split_at_mut(len);
+    let turned = &mut rest[..keys * DIMENSIONS]; // (head, dim, token)
+    let input = Input {
+        rows: n,
+        cols: DIMENSIONS,
+        x,
+        int8: None,
+    };
+    let mut products = [
+        (&layer.q, &mut *q),
+        (&layer.k, &mut *k),
+        (&layer.v, &mut *v),
+    ]
+    .map(|(linear, out)| Product {
+        w: linear.matrix(file),
+        out,
+    });
+    matmul(exec, input, &mut products);
+    let scale = 1.0 / (HEAD as f32).sqrt();
+    rows(exec, q, DIMENSIONS, &|_, row| {
+        ops::add_assign(exec.table, row, &layer.q.bias);
+        ops::scale(exec.table, row, scale);
+    });
+    rows(exec, v, DIMENSIONS, &|_, row| {
+        ops::add_assign(exec.table, row, &layer.v.bias);
+    });
+    chunks_mut(exec.pool, turned, keys * HEAD, &|head, turned| {
+        turn(k, &layer.k.bias, head, keys, turned);
+    });
+    let (q, v, turned) = (&*q, &*v, &*turned);
+    chunks_mut(exec.pool, side, QUERIES * DIMENSIONS, &|unit, out| {
+        let q = &q[unit * QUERIES * DIMENSIONS..][..out.len()];
+        for head in 0..HEADS {
+            attend(
+                exec.table,
+                q,
+                &turned[head * keys * HEAD..],
+                v,
+                n,
+                head,
+                out,
+            );
+        }
+    });
+    // The queries are done with: their place takes the product.
+    add_and_norm(
+        exec,
+        &layer.out,
+        &layer.out_norm,
+        file,
+        n,
+        side,
+        x,
+        &mut wide[..len],
+    );
+}
+
+/// One head's keys, with their bias, turned so that a key is a lane: (dim, token), zero where there
+/// is no token.
+fn turn(k: &[f32], bias: &[f32], head: usize, keys: usize, turned: &mut [f32]) {
+    for (dim, lane) in turned.chunks_exact_mut(keys).enumerate() {
+        let at = head * HEAD + dim;
+        let column = k.chunks_exact(DIMENSIONS).map(|row| row[at] + bias[at]);
+        let column = column.chain(std::iter::repeat(0.0));
+        for (to, key) in lane.iter_mut().zip(column) {
+            *to = key;
+        }
+    }
+}
+
+/// One head of a few queries: scores, softmax, the sum of values.
+fn attend(
+    table: Table,
+    q: &[f32],      // (query, dim of all heads)
+    turned: &[f32], // (dim, token) of this head
+    v: &[f32],      // (token, dim of all heads)
+    n: usize,
+    head: usize,
+    out: &mut [f32], // (query, dim of all heads)
+) {
+    let keys = n.next_multiple_of(LANES);
+    let queries = out.len() / DIMENSIONS;
+    let mut scores = [0.0; QUERIES * super::TOKENS_MAX]; // (query, token)
+    let at = head * HEAD;
+    let of_head = |data| Rows {
+        data,
+        stride: DIMENSIONS,
+    };
+    let turned = Rows {
+        data: turned,
+        stride: keys,
+    };
+    ops::product(
+        table,
+        of_head(&q[at..]),
+        turned,
+        queries,
+        HEAD,
+        keys,
+        &mut scores,
+        keys,
+    );
+    for row in scores.chunks_exact_mut(keys).take(queries) {
+        ops::softmax(table, &mut row[..n]);
+    }
+    let scores = Rows {
+        data: &scores,
+        stride: keys,
+    };
+    ops::product(
+        table,
+        scores,
+        of_head(&v[at..]),
+        queries,
+        n,
+        HEAD,
+        &mut out[at..],
+        DIMENSIONS,
+    );
+}
+
+/// `x = norm(x + down(gelu(up(x))))`.
+fn feed_forward(
+    exec: Exec<'_>,
+    layer: &Layer,
+    file: &[u8],
+    n: usize,
+    x: &mut [f32],
+    side: &mut [f32],
+    wide: &mut [f32],
+) {
+    let inner = &mut wide[..n * INNER];
+    linear(exec, &layer.up, file, n, x, inner);
+    rows(exec, inner, INNER, &|_, row| {
+        ops::add_assign(exec.table, row, &layer.up.bias);
+        ops::gelu_exact(exec.table, row);
+    });
+    add_and_norm(exec, &layer.down, &layer.down_norm, file, n, inner, x, side);
+}
+
+/// `x = norm(x + linear(from))`; `product` is where the product goes.
+fn add_and_norm(
+    exec: Exec<'_>,
+    by: &Linear,
+    after: &Norm,
+    file: &[u8],
+    n: usize,
+    from: &[f32],
+    x: &mut [f32],
+    product: &mut [f32],
+) {
+    linear(exec, by, file, n, from, product);
+    let product = &*product;
+    rows(exec, x, DIMENSIONS, &|i, row| {
+        ops::add_assign(exec.table, row, &product[i * DIMENSIONS..][..DIMENSIONS]);
+        ops::add_assign(exec.table, row, &by.bias);
+        norm(exec.table, row, after);
+    });
+}
+
+/// The product without the bias.
+fn linear(exec: Exec<'_>, by: &Linear, file: &[u8], n: usize, x: &[f32], out: &mut [f32]) {
+    let input = Input {
+        rows: n,
+        cols: x.len() / n,
+        x,
+        int8: None,
+    };
+    let w = by.matrix(file);
+    matmul(exec, input, &mut [Product { w, out }]);
+}
+
+/// `f(index, row)` for each row, a few at a time on each thread.
+fn rows(exec: Exec<'_>, x: &mut [f32], len: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    chunks_mut(exec.pool, x, ROWS * len, &|unit, part| {
+        for (i, row) in part.chunks_exact_mut(len).enumerate() {
+            f(unit * ROWS + i, row);
+        }
+    });
+}
+
+fn norm(table: Table, row: &mut [f32], norm: &Norm) {
+    ops::layer_norm_assign(table, row, &norm.weight, &norm.bias, NORM_EPS);
+}

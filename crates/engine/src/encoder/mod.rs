@@ -1,0 +1,181 @@
+//! The sentence encoder: a text becomes a direction, and texts about the same thing point the same way.
+//!
+//! It is all-MiniLM-L6-v2, read from its safetensors file: six layers of attention in both
+//! directions, the mean over tokens, length 1. It says how near a turn of a conversation is to a
+//! question; what follows from that is not decided here.
+//!
+//! ```no_run
+//! use haversack::encoder::{Encoder, EncoderOptions, similarity};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let encoder = Encoder::open("models/all-minilm-l6-v2".as_ref(), &EncoderOptions::default())?;
+//! let (a, b) = (encoder.embed("My cat is called Minka.")?, encoder.embed("What is my cat's name?")?);
+//! println!("{}", similarity(&a, &b));
+//! let kept: [u8; 388] = a.store().to_bytes();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Invariants:
+//!
+//! - the same text gives the same bits on every thread count and table;
+//! - weights stay in the mapped file; what is copied out is the vocabulary's index and small vectors
+//!   ([`Encoder::heap_bytes`]);
+//! - one text is embedded at a time. Others wait, so the scratch is there once
+//!   ([`Encoder::scratch_bytes`]). It is freed after each text, though an allocator may keep it;
+//! - a text of any length is accepted and cut at [`TOKENS_MAX`] tokens.
+
+mod embedding;
+mod forward;
+pub mod safetensors;
+mod weights;
+pub mod wordpiece;
+
+pub use embedding::{
+    DIMENSIONS, Embedding, STORED_BYTES, STORED_ERROR_MAX, Stored, StoredError, similarity,
+};
+
+use haversack_kernels::Exec;
+use haversack_kernels::cpu::Table;
+use haversack_kernels::format::{WeightType, packed::strip_bytes};
+use haversack_kernels::threads::Pool;
+use haversack_memory::file::FileMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use weights::{INNER, Weights};
+use wordpiece::WordPiece;
+
+/// Tokens of a text that count, the two special ones included: what the model was trained with.
+pub const TOKENS_MAX: usize = 256;
+
+/// What the encoder's folder holds.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+pub const VOCAB_FILE: &str = "vocab.txt";
+
+/// How the encoder computes; no choice changes a result.
+#[derive(Clone, Copy, Debug)]
+pub struct EncoderOptions {
+    /// One leaves the other cores to the model that is answering.
+    pub threads: usize,
+    pub table: Table,
+}
+
+impl Default for EncoderOptions {
+    fn default() -> EncoderOptions {
+        EncoderOptions {
+            threads: 1,
+            table: Table::best(),
+        }
+    }
+}
+
+/// Why there is no encoder, or no embedding.
+#[derive(Debug, thiserror::Error)]
+pub enum EncoderError {
+    #[error("{}: {error}", path.display())]
+    File {
+        path: PathBuf,
+        error: std::io::Error,
+    },
+    /// The file was read and is not what it should be.
+    #[error("{}: {what}", path.display())]
+    Refused { path: PathBuf, what: String },
+    #[error("no room for {0} bytes to embed a text in")]
+    Memory(usize),
+    #[error("the encoder gave no direction: its weights are zero or not finite numbers")]
+    NoDirection,
+}
+
+/// A sentence encoder, ready to run. May be shared among threads.
+pub struct Encoder {
+    file: FileMap,
+    weights: Weights,
+    pieces: WordPiece,
+    table: Table,
+    pool: Pool,
+    /// Whoever holds it may take scratch.
+    turn: Mutex<()>,
+}
+
+impl Encoder {
+    /// Opens the folder that `haversack pull minilm` makes.
+    pub fn open(dir: &Path, options: &EncoderOptions) -> Result<Encoder, EncoderError> {
+        let (path, file) = map(dir, WEIGHTS_FILE)?;
+        let weights =
+            Weights::read(file.as_slice()).map_err(|what| EncoderError::Refused { path, what })?;
+        let (path, vocab) = map(dir, VOCAB_FILE)?;
+        let pieces = WordPiece::from_vocab(vocab.as_slice()).and_then(|pieces| {
+            if pieces.len() == weights.vocab {
+                return Ok(pieces);
+            }
+            Err(format!(
+                "{} pieces, but {WEIGHTS_FILE} has vectors for {}",
+                pieces.len(),
+                weights.vocab
+            ))
+        });
+        Ok(Encoder {
+            pieces: pieces.map_err(|what| EncoderError::Refused { path, what })?,
+            file,
+            weights,
+            table: options.table,
+            pool: Pool::new(options.threads),
+            turn: Mutex::new(()),
+        })
+    }
+
+    /// The direction of a text.
+    pub fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
+        let ids = self.tokens(text);
+        // Nothing is left half done behind a panic.
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let len = forward::scratch_len(ids.len());
+        let mut scratch = Vec::new();
+        if scratch.try_reserve_exact(len).is_err() {
+            return Err(EncoderError::Memory(len * size_of::<f32>()));
+        }
+        scratch.resize(len, 0.0);
+        let exec = Exec {
+            table: self.table,
+            pool: &self.pool,
+        };
+        let mean = forward::forward(
+            exec,
+            &self.weights,
+            self.file.as_slice(),
+            &ids,
+            &mut scratch,
+        );
+        Embedding::of(mean).ok_or(EncoderError::NoDirection)
+    }
+
+    /// The ids that [`Encoder::embed`] sees.
+    pub fn tokens(&self, text: &str) -> Vec<u32> {
+        self.pieces.encode(text, TOKENS_MAX)
+    }
+
+    /// The most that is taken while a text is embedded: rows of [`TOKENS_MAX`] tokens, and for each
+    /// thread the strip of weights it multiplies with (kept by the thread).
+    pub fn scratch_bytes(&self) -> usize {
+        forward::scratch_len(TOKENS_MAX) * size_of::<f32>()
+            + self.pool.threads() * strip_bytes(WeightType::F32, INNER)
+    }
+
+    /// What an open encoder keeps on the heap.
+    pub fn heap_bytes(&self) -> usize {
+        self.weights.heap_bytes() + self.pieces.heap_bytes()
+    }
+
+    /// Bytes of the mapped weights: clean pages of the file, not private memory.
+    pub fn mapped_bytes(&self) -> usize {
+        self.file.len()
+    }
+}
+
+fn map(dir: &Path, name: &str) -> Result<(PathBuf, FileMap), EncoderError> {
+    let path = dir.join(name);
+    match FileMap::open(&path) {
+        Ok(map) => Ok((path, map)),
+        Err(error) => Err(EncoderError::File { path, error }),
+    }
+}

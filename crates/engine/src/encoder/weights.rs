@@ -1,0 +1,182 @@
+//! The encoder's tensors: matrices where they lie in the mapped file, small vectors copied out.
+//!
+//! The shape is that of all-MiniLM-L6-v2 and no other: the file does not say how many heads there
+//! are, so a model of another shape is refused, not guessed at. Only the vocabulary may have any size.
+
+use super::embedding::DIMENSIONS;
+use super::safetensors::{Header, Tensor};
+use haversack_kernels::format::WeightType;
+use haversack_kernels::matmul::{Layout, Matrix};
+use std::ops::Range;
+
+pub(super) const LAYERS: usize = 6;
+pub(super) const HEADS: usize = 12;
+pub(super) const HEAD: usize = DIMENSIONS / HEADS;
+/// Between the two products of a feed-forward.
+pub(super) const INNER: usize = 4 * DIMENSIONS;
+/// The model has a vector for that many positions; texts are cut at half of them.
+const POSITIONS: usize = 512;
+const SEGMENTS: usize = 2;
+
+/// `x · Wᵀ + b`.
+pub(super) struct Linear {
+    rows: usize,
+    cols: usize,
+    /// Of the file.
+    bytes: Range<usize>,
+    pub bias: Vec<f32>,
+}
+
+impl Linear {
+    pub fn matrix<'a>(&self, file: &'a [u8]) -> Matrix<'a> {
+        Matrix {
+            ty: WeightType::F32,
+            rows: self.rows,
+            cols: self.cols,
+            layout: Layout::Gguf,
+            bytes: &file[self.bytes.clone()],
+        }
+    }
+}
+
+pub(super) struct Norm {
+    pub weight: Vec<f32>,
+    pub bias: Vec<f32>,
+}
+
+pub(super) struct Layer {
+    pub q: Linear,
+    pub k: Linear,
+    pub v: Linear,
+    pub out: Linear,
+    pub out_norm: Norm,
+    pub up: Linear,
+    pub down: Linear,
+    pub down_norm: Norm,
+}
+
+pub(super) struct Weights {
+    /// (piece, dim), of the file
+    words: Range<usize>,
+    pub vocab: usize,
+    /// (position, dim), of the file
+    positions: Range<usize>,
+    /// The vector of the only segment.
+    segment: Vec<f32>,
+    pub norm: Norm,
+    pub layers: Vec<Layer>,
+}
+
+impl Weights {
+    /// The error is a sentence without the file's name.
+    pub fn read(file: &[u8]) -> Result<Weights, String> {
+        let source = Source {
+            header: Header::parse(file)?,
+            file,
+        };
+        const D: usize = DIMENSIONS;
+        let words = source.f32("embeddings.word_embeddings.weight")?;
+        let &[vocab, D] = words.shape() else {
+            return Err(wrong_shape(words, &format!("[any, {D}]")));
+        };
+        let positions = "embeddings.position_embeddings.weight";
+        let segments = source.floats("embeddings.token_type_embeddings.weight", &[SEGMENTS, D])?;
+        let layers = (0..LAYERS).map(|i| {
+            let at = format!("encoder.layer.{i}");
+            let inner = |name: &str, rows, cols| source.linear(&format!("{at}.{name}"), rows, cols);
+            Ok(Layer {
+                q: inner("attention.self.query", D, D)?,
+                k: inner("attention.self.key", D, D)?,
+                v: inner("attention.self.value", D, D)?,
+                out: inner("attention.output.dense", D, D)?,
+                out_norm: source.norm(&format!("{at}.attention.output.LayerNorm"))?,
+                up: inner("intermediate.dense", INNER, D)?,
+                down: inner("output.dense", D, INNER)?,
+                down_norm: source.norm(&format!("{at}.output.LayerNorm"))?,
+            })
+        });
+        Ok(Weights {
+            words: words.start..words.end,
+            vocab,
+            positions: source.bytes(positions, &[POSITIONS, D])?,
+            segment: segments[..D].to_vec(),
+            norm: source.norm("embeddings.LayerNorm")?,
+            layers: layers.collect::<Result<_, String>>()?,
+        })
+    }
+
+    /// The sum of what a piece, its place and the segment have for it, before the norm.
+    pub fn embed(&self, file: &[u8], piece: usize, position: usize, out: &mut [f32]) {
+        let row = |at: &Range<usize>, i: usize| &file[at.clone()][i * DIMENSIONS * 4..];
+        let (words, _) = row(&self.words, piece).as_chunks::<4>();
+        let (places, _) = row(&self.positions, position).as_chunks::<4>();
+        for (i, out) in out.iter_mut().enumerate() {
+            let word = f32::from_le_bytes(words[i]) + self.segment[i];
+            *out = word + f32::from_le_bytes(places[i]);
+        }
+    }
+
+    /// What was copied out of the file.
+    pub fn heap_bytes(&self) -> usize {
+        let norm = 2 * DIMENSIONS;
+        let linears = 5 * DIMENSIONS + INNER;
+        4 * (DIMENSIONS + norm + LAYERS * (linears + 2 * norm)) + LAYERS * size_of::<Layer>()
+    }
+}
+
+struct Source<'a> {
+    header: Header<'a>,
+    file: &'a [u8],
+}
+
+impl<'a> Source<'a> {
+    fn f32(&self, name: &str) -> Result<&Tensor<'a>, String> {
+        let Some(tensor) = self.header.get(name) else {
+            return Err(format!("tensor {name} is missing"));
+        };
+        if tensor.dtype != "F32" {
+            return Err(format!(
+                "tensor {name} is {:.80}, F32 is needed",
+                tensor.dtype
+            ));
+        }
+        Ok(tensor)
+    }
+
+    fn bytes(&self, name: &str, shape: &[usize]) -> Result<Range<usize>, String> {
+        let tensor = self.f32(name)?;
+        if tensor.shape() != shape {
+            return Err(wrong_shape(tensor, &format!("{shape:?}")));
+        }
+        Ok(tensor.start..tensor.end)
+    }
+
+    fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, String> {
+        let (values, _) = self.file[self.bytes(name, shape)?].as_chunks::<4>();
+        Ok(values.iter().map(|v| f32::from_le_bytes(*v)).collect())
+    }
+
+    fn linear(&self, name: &str, rows: usize, cols: usize) -> Result<Linear, String> {
+        Ok(Linear {
+            rows,
+            cols,
+            bytes: self.bytes(&format!("{name}.weight"), &[rows, cols])?,
+            bias: self.floats(&format!("{name}.bias"), &[rows])?,
+        })
+    }
+
+    fn norm(&self, name: &str) -> Result<Norm, String> {
+        Ok(Norm {
+            weight: self.floats(&format!("{name}.weight"), &[DIMENSIONS])?,
+            bias: self.floats(&format!("{name}.bias"), &[DIMENSIONS])?,
+        })
+    }
+}
+
+fn wrong_shape(tensor: &Tensor<'_>, wanted: &str) -> String {
+    format!(
+        "tensor {:.80} has the shape {:?}, {wanted} is needed",
+        tensor.name,
+        tensor.shape()
+    )
+}

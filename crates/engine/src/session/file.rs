@@ -1,0 +1,756 @@
+//! A session's file: who it belongs to, what a save writes, how it is read again, and what leaves it when the quota ends.
+//!
+//! A save appends what is new: turns, facts, changes, columns that have settled, and one state with the columns that have
+//! not. What nobody needs any more stays in the file until it is more than what somebody does; then the file is written
+//! anew. Either way a save is one commit.
+
+use super::record::{
+    BadRecord, CHANGE, COLUMN, Change, FACT, FactRecord, STATE, StateRecord, TURN, TurnRecord,
+};
+use super::turns::{Place, Turn};
+use super::{Fact, Held, Home, Session, SessionError, SessionOptions};
+use crate::run::{Runtime, StepError};
+use haversack_cache::Image;
+use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_memory::journal::{self, Journal, Map, RecordRef, Rewrite};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const SLOTS: u64 = BLOCK_SLOTS as u64;
+
+/// Bytes that nobody needs and that are not worth writing a file anew.
+const GARBAGE_BYTES: u64 = 8 << 20;
+
+/// The first line of an identity.
+pub(super) const VERSION: &str = "haversack session 1";
+
+/// Who a file belongs to. A session is read again only by the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub model: String,
+    pub kv: String,
+    pub tokenizer: String,
+    pub tenant: String,
+}
+
+impl Identity {
+    pub(super) fn of(runtime: &Runtime, tenant: &str) -> Identity {
+        let model = runtime.model();
+        let mut pieces = blake3::Hasher::new_derive_key("haversack tokenizer v1");
+        let tokenizer = model.tokenizer();
+        for id in 0..tokenizer.len() as u32 {
+            let piece = tokenizer.piece_raw(id).unwrap_or_default();
+            pieces.update(&(piece.len() as u32).to_le_bytes());
+            pieces.update(piece);
+        }
+        Identity {
+            model: model.fingerprint().to_hex()[..32].to_owned(),
+            kv: kv_format(runtime),
+            tokenizer: pieces.finalize().to_hex()[..16].to_owned(),
+            tenant: tenant.to_owned(),
+        }
+    }
+
+    pub(super) fn fields(&self) -> [(&'static str, &str); 4] {
+        [
+            ("model", &self.model),
+            ("kv", &self.kv),
+            ("tokenizer", &self.tokenizer),
+            ("tenant", &self.tenant),
+        ]
+    }
+
+    /// Lines of a name and a value; the session's own name comes last.
+    pub(super) fn to_bytes(&self, session: &str) -> Vec<u8> {
+        let mut text = format!("{VERSION}\n");
+        for (name, value) in self.fields() {
+            text.push_str(&format!("{name} {}\n", value.escape_debug()));
+        }
+        text.push_str(&format!("session {session}\n"));
+        text.into_bytes()
+    }
+
+    /// Whether a file is this one's, and who it is said to be if not.
+    fn check(&self, session: &str, bytes: &[u8]) -> Result<(), SessionError> {
+        let text = String::from_utf8_lossy(bytes);
+        let mut lines = text.lines();
+        let error = |what, saved: &str, here: &str| SessionError::Identity {
+            name: session.to_owned(),
+            what,
+            saved: saved.chars().take(80).collect(),
+            here: here.to_owned(),
+        };
+        let version = lines.next().unwrap_or_default();
+        if version != VERSION {
+            return Err(error("format", version, VERSION));
+        }
+        for (what, here) in self.fields().into_iter().chain([("session", session)]) {
+            let saved = lines.next().unwrap_or_default();
+            let saved = saved.strip_prefix(what).unwrap_or_default().trim_start();
+            let here = here.escape_debug().to_string();
+            if saved != here {
+                return Err(error(what, saved, &here));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How keys and values are stored, in a word that is equal where the bytes mean the same.
+fn kv_format(runtime: &Runtime) -> String {
+    let store = runtime.store();
+    let mut hasher = blake3::Hasher::new_derive_key("haversack kv format v1");
+    for (i, layer) in store.layers().iter().enumerate() {
+        hasher.update(format!("{layer:?}").as_bytes());
+        for x in store.mean(i).unwrap_or_default() {
+            hasher.update(&x.to_bits().to_le_bytes());
+        }
+    }
+    let zones = store.zones();
+    hasher.update(format!("{zones:?} {:?}", runtime.model().config().ropes).as_bytes());
+    format!(
+        "{}-{}",
+        runtime.kv().name(),
+        &hasher.finalize().to_hex()[..16]
+    )
+}
+
+pub(super) fn journal_options(options: &SessionOptions) -> journal::Options {
+    journal::Options {
+        quota_bytes: Some(options.quota_bytes),
+        key: options.key,
+        faults: options.faults.clone(),
+    }
+}
+
+/// Where records go: behind the others, or into a new file.
+trait Sink {
+    fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error>;
+}
+
+/// Where records of an older file go. They are checked on the way: damage is not copied.
+trait Heir: Sink {
+    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error>;
+}
+
+impl Sink for Journal {
+    fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error> {
+        Journal::append(self, kind, &[bytes])
+    }
+}
+
+impl Sink for Rewrite<'_> {
+    fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error> {
+        Rewrite::append(self, kind, &[bytes])
+    }
+}
+
+impl Heir for Rewrite<'_> {
+    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error> {
+        Rewrite::keep(self, record)
+    }
+}
+
+/// From one journal to another.
+struct Copy<'a> {
+    old: &'a Journal,
+    to: &'a mut Journal,
+    buffer: Vec<u8>,
+}
+
+impl Sink for Copy<'_> {
+    fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error> {
+        self.to.append(kind, &[bytes])
+    }
+}
+
+impl Heir for Copy<'_> {
+    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error> {
+        self.old.read(record, &mut self.buffer)?;
+        self.to.append(record.kind, &[&self.buffer])
+    }
+}
+
+/// What a save adds to a file.
+struct Addition {
+    pending: Vec<(u32, Vec<u8>)>,
+    /// Columns that have settled since the last one.
+    columns: Vec<(u64, Vec<u8>)>,
+    /// Blocks in memory whose columns are records of their own.
+    blocks: Vec<u64>,
+    state: Vec<u8>,
+}
+
+/// Where it went.
+struct Added {
+    pending: Vec<RecordRef>,
+    columns: Vec<(u64, RecordRef)>,
+    state: RecordRef,
+}
+
+impl Addition {
+    fn bytes(&self) -> u64 {
+        let pending = self.pending.iter().map(|(_, bytes)| bytes.len());
+        let columns = self.columns.iter().map(|(_, bytes)| bytes.len());
+        // A header and padding for each.
+        let records = (self.pending.len() + self.columns.len() + 1) * 128;
+        (pending.chain(columns).sum::<usize>() + self.state.len() + records) as u64
+    }
+
+    fn write(&self, to: &mut dyn Sink) -> Result<Added, journal::Error> {
+        let pending = self
+            .pending
+            .iter()
+            .map(|(kind, bytes)| to.append(*kind, bytes));
+        let pending = pending.collect::<Result<_, _>>()?;
+        let columns = self.columns.iter();
+        let columns = columns.map(|(block, bytes)| Ok((*block, to.append(COLUMN, bytes)?)));
+        let columns = columns.collect::<Result<_, journal::Error>>()?;
+        Ok(Added {
+            pending,
+            columns,
+            state: to.append(STATE, &self.state)?,
+        })
+    }
+}
+
+/// What a new file took over.
+struct Kept {
+    facts: Vec<RecordRef>,
+    turns: Vec<RecordRef>,
+    columns: BTreeMap<u64, RecordRef>,
+}
+
+impl Session {
+    /// Writes what is new. Where that fails the conversation goes on, and the next save tries again.
+    pub(super) fn save(&mut self, runtime: &Runtime, options: &SessionOptions) {
+        if self.home.is_none() {
+            self.pending.clear();
+            return;
+        }
+        let saved = self.ready(options);
+        let saved = saved.and_then(|()| self.try_save(runtime, options));
+        self.unsaved = saved.err().map(|error| {
+            if let Some(journal) = &mut self.journal {
+                journal.abandon();
+            }
+            self.tidy();
+            log::warn!("session {} is not saved: {error}", self.name);
+            error.to_string()
+        });
+    }
+
+    pub(super) fn try_save(
+        &mut self,
+        runtime: &Runtime,
+        options: &SessionOptions,
+    ) -> Result<(), SessionError> {
+        let mut addition = self.addition(runtime)?;
+        let waiting = self.pending.len();
+        self.keep_quota(addition.bytes(), options.quota_bytes);
+        if self.pending.len() > waiting {
+            // What left the file to make room is told with the rest.
+            addition = self.addition(runtime)?;
+        }
+        let wanted = self.needed_bytes + addition.bytes();
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        let garbage = journal.bytes().saturating_sub(self.needed_bytes);
+        let full = journal.bytes() + addition.bytes() > options.quota_bytes;
+        let mut kept = None;
+        let added = if full || garbage > GARBAGE_BYTES.max(wanted) {
+            let turns = &self.turns;
+            let facts = &self.facts;
+            let columns = &self.columns;
+            let rewritten = journal.rewrite(|to| {
+                let taken = take_over(to, facts, turns, columns)?;
+                Ok::<_, journal::Error>((taken, addition.write(to)?))
+            });
+            let (taken, added) = rewritten.map_err(|e| self.file_error(e))?;
+            kept = Some(taken);
+            added
+        } else {
+            let added = addition.write(journal);
+            let added = added.and_then(|added| journal.commit().map(|()| added));
+            added.map_err(|e| self.file_error(e))?
+        };
+        if let Some(kept) = kept {
+            self.moved(kept);
+        }
+        self.added(&addition, added);
+        Ok(())
+    }
+
+    fn addition(&self, runtime: &Runtime) -> Result<Addition, SessionError> {
+        let store = runtime.store();
+        let settled = store.settled(self.sequence).map_err(StepError::from)?;
+        let mut columns = Vec::new();
+        let mut state = StateRecord {
+            position: runtime.position(self.sequence)?,
+            turns_made: self.turns_made,
+            facts_made: self.facts_made,
+            forgotten: self.forgotten,
+            time_ms: self.last_time_ms,
+            visible: (self.turns.iter())
+                .filter(|h| h.turn.is_visible)
+                .map(|h| h.turn.number)
+                .collect(),
+            ..StateRecord::default()
+        };
+        store
+            .outline(self.sequence, &mut state.outline)
+            .map_err(StepError::from)?;
+        for block in store.blocks(self.sequence).map_err(StepError::from)? {
+            let column = || -> Result<Vec<u8>, SessionError> {
+                let mut bytes = Vec::new();
+                store
+                    .column(self.sequence, block, &mut bytes)
+                    .map_err(StepError::from)?;
+                Ok(bytes)
+            };
+            if block >= settled {
+                state.tail.push(column()?);
+                continue;
+            }
+            state.blocks.push(block);
+            if !self.columns.contains_key(&block) {
+                columns.push((block, column()?));
+            }
+        }
+        Ok(Addition {
+            pending: self.pending.clone(),
+            columns,
+            state: state.to_bytes(),
+            blocks: state.blocks,
+        })
+    }
+
+    /// Lets rows of turns leave the file, and then turns, the oldest first, until so many more bytes are within three
+    /// quarters of the quota.
+    fn keep_quota(&mut self, more: u64, quota: u64) {
+        let most = quota / 4 * 3;
+        while self.needed_bytes.saturating_add(more) > most {
+            let spilled = self
+                .turns
+                .iter()
+                .position(|h| h.turn.place == Place::Spilled);
+            if let Some(i) = spilled {
+                let turn = &mut self.turns[i].turn;
+                turn.place = Place::Ids;
+                let (number, span) = (turn.number, turn.span.clone());
+                self.change(Change::Moved {
+                    turn: number,
+                    place: Place::Ids,
+                    start: span.start,
+                });
+                self.release_columns(span);
+                continue;
+            }
+            let Some(i) = self.turns.iter().position(|h| h.turn.place == Place::Ids) else {
+                return;
+            };
+            self.forget(i);
+        }
+    }
+
+    /// Records have new places.
+    fn moved(&mut self, kept: Kept) {
+        let bytes = |records: &mut dyn Iterator<Item = &RecordRef>| -> u64 {
+            records.map(RecordRef::file_bytes).sum()
+        };
+        self.needed_bytes = bytes(&mut kept.facts.iter())
+            + bytes(&mut kept.turns.iter())
+            + bytes(&mut kept.columns.values());
+        let facts = self.facts.iter_mut().filter(|f| f.record.is_some());
+        facts.zip(kept.facts).for_each(|(f, r)| f.record = Some(r));
+        let turns = self.turns.iter_mut().filter(|h| h.record.is_some());
+        turns.zip(kept.turns).for_each(|(h, r)| h.record = Some(r));
+        self.columns = kept.columns;
+        self.state = None;
+    }
+
+    fn added(&mut self, addition: &Addition, added: Added) {
+        let old = self.state.take();
+        self.release_record(old);
+        self.needed_bytes += added.state.file_bytes();
+        self.state = Some(added.state);
+        for (block, record) in added.columns {
+            self.needed_bytes += record.file_bytes();
+            self.columns.insert(block, record);
+        }
+        // What has left memory and holds nothing that anybody needs is read again by nobody.
+        let left = std::mem::replace(&mut self.blocks, addition.blocks.clone());
+        for block in left {
+            if self.blocks.binary_search(&block).is_err() {
+                self.release_columns(block * SLOTS..(block + 1) * SLOTS);
+            }
+        }
+        for ((kind, bytes), record) in addition.pending.iter().zip(added.pending) {
+            // Every record begins with its number.
+            let number = bytes.first_chunk().map(|n| u64::from_le_bytes(*n));
+            match *kind {
+                TURN => {
+                    let turns = &mut self.turns;
+                    if let Some(held) = turns.iter_mut().find(|h| Some(h.turn.number) == number) {
+                        held.record = Some(record);
+                        held.told = None;
+                        self.needed_bytes += record.file_bytes();
+                    }
+                }
+                FACT => {
+                    if let Some(fact) = self.facts.iter_mut().find(|f| Some(f.number) == number) {
+                        fact.record = Some(record);
+                        self.needed_bytes += record.file_bytes();
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.pending.clear();
+    }
+
+    /// Nobody needs the record of a turn any more, nor its columns.
+    pub(super) fn release(&mut self, held: &Held) {
+        self.release_record(held.record);
+        self.release_columns(held.turn.span.clone());
+    }
+
+    pub(super) fn release_record(&mut self, record: Option<RecordRef>) {
+        let bytes = record.map_or(0, |r| r.file_bytes());
+        self.needed_bytes = self.needed_bytes.saturating_sub(bytes);
+    }
+
+    pub(super) fn release_columns(&mut self, span: std::ops::Range<u64>) {
+        for block in span.start / SLOTS..span.end.div_ceil(SLOTS) {
+            if !needed(block, &self.facts, &self.turns) {
+                let record = self.columns.remove(&block);
+                self.release_record(record);
+            }
+        }
+    }
+
+    /// Counts what somebody needs of the file, from the beginning.
+    pub(super) fn count_needed(&mut self) {
+        let turns = self.turns.iter().filter_map(|h| h.record);
+        let facts = self.facts.iter().filter_map(|f| f.record);
+        let columns = self.columns.values().copied();
+        let all = turns.chain(facts).chain(columns).chain(self.state);
+        self.needed_bytes = all.map(|record| record.file_bytes()).sum();
+    }
+
+    /// A turn with its tokens, from the file or from what waits to be saved.
+    pub(super) fn turn_record(&self, held: &Held) -> Result<TurnRecord, SessionError> {
+        let read = |bytes: &[u8]| TurnRecord::read(bytes).map_err(|e| self.record_error(e));
+        if let (Some(record), Some(journal)) = (held.record, &self.journal) {
+            let mut bytes = Vec::new();
+            let found = journal.read(record, &mut bytes);
+            found.map_err(|e| self.file_error(e))?;
+            return read(&bytes);
+        }
+        match &held.told {
+            Some(bytes) => read(bytes),
+            None => Err(SessionError::NoSuchTurn {
+                number: held.turn.number,
+            }),
+        }
+    }
+
+    pub(super) fn open(
+        runtime: &mut Runtime,
+        name: &str,
+        path: &Path,
+        identity: &super::Identity,
+        options: &SessionOptions,
+    ) -> Result<Session, SessionError> {
+        let error = |source| SessionError::File {
+            name: name.to_owned(),
+            source,
+        };
+        let opened = Journal::open(path, journal_options(options)).map_err(error)?;
+        identity.check(name, opened.journal.identity())?;
+        let map = opened.journal.map().map_err(error)?;
+        let replayed = Replay::of(&map, &opened.records);
+        let replayed = replayed.map_err(|source| SessionError::Record {
+            name: name.to_owned(),
+            source,
+        })?;
+        let Replay {
+            state,
+            facts,
+            turns,
+            columns,
+            state_record,
+        } = replayed;
+        let saved = |block: &u64| columns.get(block).and_then(|&r| map.payload(r).ok());
+        let mut found: Vec<&[u8]> = Vec::new();
+        for block in &state.blocks {
+            let column = saved(block).ok_or(SessionError::Record {
+                name: name.to_owned(),
+                source: bad(STATE, "a block without its column"),
+            })?;
+            found.push(column);
+        }
+        found.extend(state.tail.iter().map(Vec::as_slice));
+        let sequence = runtime.restore(Image {
+            outline: &state.outline,
+            columns: &found,
+        })?;
+        let mut session = Session::new(name, sequence, Some(opened.journal));
+        session.state = Some(state_record);
+        session.facts = facts;
+        session.turns = turns;
+        session.columns = columns;
+        session.blocks = state.blocks.clone();
+        session.count_needed();
+        session.facts_made = state.facts_made;
+        session.turns_made = state.turns_made;
+        session.forgotten = state.forgotten;
+        session.last_time_ms = state.time_ms;
+        if let Err(error) = session.mask(runtime) {
+            runtime.close(session.sequence)?;
+            return Err(error);
+        }
+        Ok(session)
+    }
+
+    pub(super) fn fork(
+        &self,
+        runtime: &mut Runtime,
+        name: &str,
+        journal: Option<Journal>,
+        home: Option<Home>,
+        options: &SessionOptions,
+    ) -> Result<Session, SessionError> {
+        let mut fork = Session::new(name, runtime.fork(self.sequence)?, journal);
+        fork.home = home;
+        fork.facts = self.facts.clone();
+        fork.turns = self.turns.clone();
+        fork.columns = self.columns.clone();
+        fork.blocks = self.blocks.clone();
+        fork.facts_made = self.facts_made;
+        fork.turns_made = self.turns_made;
+        fork.forgotten = self.forgotten;
+        fork.last_time_ms = self.last_time_ms;
+        fork.pending = self.pending.clone();
+        let copied = fork.copy_records(self).and_then(|()| {
+            fork.save(runtime, options);
+            match fork.unsaved.take() {
+                None => Ok(()),
+                Some(why) => Err(SessionError::Unsaved {
+                    name: name.to_owned(),
+                    why,
+                }),
+            }
+        });
+        if copied.is_err() {
+            // Nothing of it stays.
+            runtime.close(fork.sequence)?;
+            if let Some(journal) = fork.journal.take() {
+                let _ = journal.remove();
+            }
+        }
+        copied.map(|()| fork)
+    }
+
+    /// Everything that `from` has in its file, appended to this one's.
+    fn copy_records(&mut self, from: &Session) -> Result<(), SessionError> {
+        let (Some(to), Some(old)) = (&mut self.journal, &from.journal) else {
+            return Ok(());
+        };
+        let mut to = Copy {
+            old,
+            to,
+            buffer: Vec::new(),
+        };
+        let kept = take_over(&mut to, &self.facts, &self.turns, &self.columns);
+        self.moved(kept.map_err(|e| from.file_error(e))?);
+        Ok(())
+    }
+
+    pub(super) fn file_error(&self, source: journal::Error) -> SessionError {
+        SessionError::File {
+            name: self.name.clone(),
+            source,
+        }
+    }
+
+    pub(super) fn record_error(&self, source: BadRecord) -> SessionError {
+        SessionError::Record {
+            name: self.name.clone(),
+            source,
+        }
+    }
+}
+
+/// Writes what is needed of an old file: the history as it would be told now.
+fn take_over(
+    to: &mut dyn Heir,
+    facts: &[Fact],
+    turns: &[Held],
+    columns: &BTreeMap<u64, RecordRef>,
+) -> Result<Kept, journal::Error> {
+    let mut kept = Kept {
+        facts: Vec::new(),
+        turns: Vec::new(),
+        columns: BTreeMap::new(),
+    };
+    for fact in facts {
+        let Some(record) = fact.record else { continue };
+        kept.facts.push(to.keep(record)?);
+        if let Some(change) = fact.marked() {
+            to.append(CHANGE, &change.to_bytes())?;
+        }
+    }
+    for held in turns {
+        let Some(record) = held.record else { continue };
+        let turn = &held.turn;
+        kept.turns.push(to.keep(record)?);
+        let number = turn.number;
+        let changes = [
+            Change::Moved {
+                turn: number,
+                place: turn.place,
+                start: turn.span.start,
+            },
+            Change::Pinned {
+                turn: number,
+                is_pinned: turn.is_pinned,
+            },
+        ];
+        for change in changes {
+            to.append(CHANGE, &change.to_bytes())?;
+        }
+    }
+    for (&block, &record) in columns {
+        kept.columns.insert(block, to.keep(record)?);
+    }
+    Ok(kept)
+}
+
+/// Whether a block holds rows of a fact, or of a turn whose rows are kept.
+pub(super) fn needed(block: u64, facts: &[Fact], turns: &[Held]) -> bool {
+    let rows = block * SLOTS..(block + 1) * SLOTS;
+    let overlaps = |s: &std::ops::Range<u64>| s.start < rows.end && rows.start < s.end;
+    let turns = turns.iter().filter(|h| h.turn.place != Place::Ids);
+    let turns = turns.map(|h| &h.turn.span);
+    turns.chain(facts.iter().map(|f| &f.span)).any(overlaps)
+}
+
+/// A file's records, read in order.
+pub(super) struct Replay {
+    pub state: StateRecord,
+    pub state_record: RecordRef,
+    pub facts: Vec<Fact>,
+    pub turns: Vec<Held>,
+    pub columns: BTreeMap<u64, RecordRef>,
+}
+
+pub(super) fn bad(kind: u32, what: &'static str) -> BadRecord {
+    BadRecord { kind, what }
+}
+
+impl Replay {
+    pub fn of(map: &Map, records: &[RecordRef]) -> Result<Replay, BadRecord> {
+        let mut facts: Vec<Fact> = Vec::new();
+        let mut turns: Vec<Held> = Vec::new();
+        let mut columns = BTreeMap::new();
+        let mut last = None;
+        for &record in records {
+            let kind = record.kind;
+            let bytes = map
+                .payload(record)
+                .map_err(|_| bad(kind, "bytes missing"))?;
+            match kind {
+                TURN => {
+                    let told = TurnRecord::read(bytes)?;
+                    turns.push(Held {
+                        turn: Turn {
+                            number: told.number,
+                            span: told.span(),
+                            place: Place::Live,
+                            is_visible: false,
+                            is_pinned: told.is_pinned,
+                        },
+                        record: Some(record),
+                        told: None,
+                    });
+                }
+                FACT => {
+                    let told = FactRecord::read(bytes)?;
+                    // Told anew where the stream was condensed.
+                    facts.retain(|f| f.number != told.number);
+                    facts.push(Fact {
+                        number: told.number,
+                        span: told.span(),
+                        text: told.text,
+                        verbatim: 0,
+                        record: Some(record),
+                    });
+                }
+                CHANGE => match Change::read(bytes)? {
+                    Change::Renewed => columns.clear(),
+                    change => apply(change, &mut facts, &mut turns),
+                },
+                COLUMN => {
+                    let block = bytes.first_chunk().map(|n| u64::from_le_bytes(*n));
+                    let block = block.ok_or(bad(COLUMN, "bytes missing"))?;
+                    columns.insert(block, record);
+                }
+                STATE => last = Some(record),
+                _ => return Err(bad(kind, "no meaning here")),
+            }
+        }
+        let state_record = last.ok_or(bad(STATE, "no record"))?;
+        let bytes = map.payload(state_record);
+        let state = StateRecord::read(bytes.map_err(|_| bad(STATE, "bytes missing"))?)?;
+        for held in &mut turns {
+            held.turn.is_visible = state.visible.contains(&held.turn.number);
+        }
+        let spans = turns.iter().filter(|h| h.turn.place == Place::Live);
+        let mut spans = spans
+            .map(|h| &h.turn.span)
+            .chain(facts.iter().map(|f| &f.span));
+        if spans.any(|span| span.end > state.position) {
+            return Err(bad(STATE, "a position before its turns"));
+        }
+        columns.retain(|block, _| {
+            let held = *block < u64::MAX / SLOTS - 1 && needed(*block, &facts, &turns);
+            held || state.blocks.contains(block)
+        });
+        Ok(Replay {
+            state,
+            state_record,
+            facts,
+            turns,
+            columns,
+        })
+    }
+}
+
+fn apply(change: Change, facts: &mut Vec<Fact>, turns: &mut Vec<Held>) {
+    let find = |turns: &mut Vec<Held>, number| turns.iter().position(|h| h.turn.number == number);
+    match change {
+        Change::Moved { turn, place, start } => {
+            if let Some(i) = find(turns, turn) {
+                let turn = &mut turns[i].turn;
+                turn.place = place;
+                turn.span = start..start.saturating_add(turn.tokens());
+            }
+        }
+        Change::Pinned { turn, is_pinned } => {
+            if let Some(i) = find(turns, turn) {
+                turns[i].turn.is_pinned = is_pinned;
+            }
+        }
+        Change::Forgotten { turn } => turns.retain(|h| h.turn.number != turn),
+        Change::Revoked { fact } => facts.retain(|f| f.number != fact),
+        Change::Verbatim { fact, bytes } => {
+            if let Some(fact) = facts.iter_mut().find(|f| f.number == fact) {
+                fact.verbatim = usize::try_from(bytes).unwrap_or(usize::MAX);
+            }
+        }
+        // Columns are not known here.
+        Change::Renewed => {}
+    }
+}

@@ -1,0 +1,454 @@
+//! What a session's file holds, record by record. `docs/snapshot-format.md` draws the bytes.
+//!
+//! Turns, facts and changes are a history: read in order they give the conversation. Of columns the last one of a block
+//! counts, of states the last one. Numbers are little-endian; lists say their length first. Bytes are believed only as
+//! far as they are there: a length is compared with what is left before anything is reserved.
+
+use super::turns::Place;
+use std::ops::Range;
+
+/// Kinds of records. Never renumbered.
+pub const TURN: u32 = 1;
+pub const FACT: u32 = 2;
+pub const CHANGE: u32 = 3;
+pub const COLUMN: u32 = 4;
+pub const STATE: u32 = 5;
+
+/// What a kind is called.
+pub fn name(kind: u32) -> Option<&'static str> {
+    let names = [
+        (TURN, "turn"),
+        (FACT, "fact"),
+        (CHANGE, "change"),
+        (COLUMN, "column"),
+        (STATE, "state"),
+    ];
+    (names.iter().find(|(known, _)| *known == kind)).map(|(_, name)| *name)
+}
+
+/// A record that does not say what its kind says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a record of kind {kind} has {what}")]
+pub struct BadRecord {
+    pub kind: u32,
+    pub what: &'static str,
+}
+
+/// A turn as it was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TurnRecord {
+    pub number: u64,
+    pub start: u64,
+    /// Since 1970; never before that of an earlier turn.
+    pub time_ms: u64,
+    /// Of the tokens, so many are the question and its markers.
+    pub question: u32,
+    pub is_pinned: bool,
+    pub tokens: Vec<u32>,
+    /// As the encoder stores it; empty without one.
+    pub embedding: Vec<u8>,
+}
+
+/// A piece of the persistent stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FactRecord {
+    pub number: u64,
+    pub start: u64,
+    pub time_ms: u64,
+    /// The fact that this one takes the place of.
+    pub supersedes: Option<u64>,
+    pub tokens: Vec<u32>,
+    pub text: String,
+}
+
+/// What became of something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A turn is where it says now.
+    Moved { turn: u64, place: Place, start: u64 },
+    /// A turn is not in the file any more.
+    Forgotten { turn: u64 },
+    /// A fact does not hold any more.
+    Revoked { fact: u64 },
+    /// A turn is pinned, or not any more.
+    Pinned { turn: u64, is_pinned: bool },
+    /// Columns told before are those of another sequence, and count no more.
+    Renewed,
+    /// So many bytes at the beginning of a fact stay word for word.
+    Verbatim { fact: u64, bytes: u64 },
+}
+
+/// What is in memory, and all of it that is not settled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StateRecord {
+    pub position: u64,
+    pub turns_made: u64,
+    pub facts_made: u64,
+    /// Tokens of turns that are nowhere any more.
+    pub forgotten: u64,
+    pub time_ms: u64,
+    /// Turns that attention sees.
+    pub visible: Vec<u64>,
+    /// Blocks whose columns are records of their own.
+    pub blocks: Vec<u64>,
+    /// As [`haversack_cache::Store::outline`] says it.
+    pub outline: Vec<u8>,
+    /// Columns that may still change.
+    pub tail: Vec<Vec<u8>>,
+}
+
+impl TurnRecord {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.u64(self.number);
+        out.u64(self.start);
+        out.u64(self.time_ms);
+        out.u32(self.question);
+        out.u32(u32::from(self.is_pinned));
+        out.bytes(&self.embedding);
+        out.ids(&self.tokens);
+        out.0
+    }
+
+    pub fn read(bytes: &[u8]) -> Result<TurnRecord, BadRecord> {
+        let mut from = Reader { kind: TURN, bytes };
+        let record = TurnRecord {
+            number: from.u64()?,
+            start: from.u64()?,
+            time_ms: from.u64()?,
+            question: from.u32()?,
+            is_pinned: from.flag()?,
+            embedding: from.list()?.to_vec(),
+            tokens: from.ids()?,
+        };
+        from.end()?;
+        let whole = record.question as usize <= record.tokens.len()
+            && record.span().end < u64::MAX / 4
+            && !record.tokens.is_empty();
+        match whole {
+            true => Ok(record),
+            false => Err(BadRecord {
+                kind: TURN,
+                what: "a span without tokens",
+            }),
+        }
+    }
+
+    pub fn span(&self) -> Range<u64> {
+        self.start..self.start.saturating_add(self.tokens.len() as u64)
+    }
+
+    /// The embedding of a record in its bytes, without the rest of it.
+    pub fn embedding(bytes: &[u8]) -> Option<&[u8]> {
+        let mut from = Reader { kind: TURN, bytes };
+        from.take(3 * 8 + 2 * 4).ok()?;
+        from.list().ok()
+    }
+}
+
+impl FactRecord {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.u64(self.number);
+        out.u64(self.start);
+        out.u64(self.time_ms);
+        out.u64(self.supersedes.map_or(0, |fact| fact + 1));
+        out.bytes(self.text.as_bytes());
+        out.ids(&self.tokens);
+        out.0
+    }
+
+    pub fn read(bytes: &[u8]) -> Result<FactRecord, BadRecord> {
+        let mut from = Reader { kind: FACT, bytes };
+        let number = from.u64()?;
+        let start = from.u64()?;
+        let time_ms = from.u64()?;
+        let supersedes = from.u64()?.checked_sub(1);
+        let text = std::str::from_utf8(from.list()?).map(str::to_owned);
+        let record = FactRecord {
+            number,
+            start,
+            time_ms,
+            supersedes,
+            text: text.map_err(|_| from.bad("text that is not UTF-8"))?,
+            tokens: from.ids()?,
+        };
+        from.end()?;
+        match record.span().end < u64::MAX / 4 {
+            true => Ok(record),
+            false => Err(BadRecord {
+                kind: FACT,
+                what: "a span past every position",
+            }),
+        }
+    }
+
+    pub fn span(&self) -> Range<u64> {
+        self.start..self.start.saturating_add(self.tokens.len() as u64)
+    }
+}
+
+impl Change {
+    pub fn to_bytes(self) -> Vec<u8> {
+        let mut out = Writer::default();
+        let (what, number, more, start) = match self {
+            Change::Moved { turn, place, start } => (0, turn, place as u32, start),
+            Change::Forgotten { turn } => (1, turn, 0, 0),
+            Change::Revoked { fact } => (2, fact, 0, 0),
+            Change::Pinned { turn, is_pinned } => (3, turn, u32::from(is_pinned), 0),
+            Change::Renewed => (4, 0, 0, 0),
+            Change::Verbatim { fact, bytes } => (5, fact, 0, bytes),
+        };
+        out.u32(what);
+        out.u32(more);
+        out.u64(number);
+        out.u64(start);
+        out.0
+    }
+
+    pub fn read(bytes: &[u8]) -> Result<Change, BadRecord> {
+        let mut from = Reader {
+            kind: CHANGE,
+            bytes,
+        };
+        let (what, more) = (from.u32()?, from.u32()?);
+        let (number, start) = (from.u64()?, from.u64()?);
+        let change = match (what, more) {
+            (0, 0..=2) => Change::Moved {
+                turn: number,
+                place: [Place::Live, Place::Spilled, Place::Ids][more as usize],
+                start,
+            },
+            (1, 0) => Change::Forgotten { turn: number },
+            (2, 0) => Change::Revoked { fact: number },
+            (3, 0 | 1) => Change::Pinned {
+                turn: number,
+                is_pinned: more == 1,
+            },
+            (4, 0) => Change::Renewed,
+            (5, 0) => Change::Verbatim {
+                fact: number,
+                bytes: start,
+            },
+            _ => return Err(from.bad("a change of no kind")),
+        };
+        from.end()?;
+        Ok(change)
+    }
+}
+
+impl StateRecord {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.u64(self.position);
+        out.u64(self.turns_made);
+        out.u64(self.facts_made);
+        out.u64(self.forgotten);
+        out.u64(self.time_ms);
+        out.numbers(&self.visible);
+        out.numbers(&self.blocks);
+        out.bytes(&self.outline);
+        out.u64(self.tail.len() as u64);
+        for column in &self.tail {
+            out.bytes(column);
+        }
+        out.0
+    }
+
+    pub fn read(bytes: &[u8]) -> Result<StateRecord, BadRecord> {
+        let mut from = Reader { kind: STATE, bytes };
+        let mut record = StateRecord {
+            position: from.u64()?,
+            turns_made: from.u64()?,
+            facts_made: from.u64()?,
+            forgotten: from.u64()?,
+            time_ms: from.u64()?,
+            visible: from.numbers()?,
+            blocks: from.numbers()?,
+            outline: from.list()?.to_vec(),
+            tail: Vec::new(),
+        };
+        for _ in 0..from.u64()? {
+            record.tail.push(from.list()?.to_vec());
+        }
+        from.end()?;
+        Ok(record)
+    }
+}
+
+#[derive(Default)]
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn u32(&mut self, n: u32) {
+        self.0.extend_from_slice(&n.to_le_bytes());
+    }
+
+    fn u64(&mut self, n: u64) {
+        self.0.extend_from_slice(&n.to_le_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.u64(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn ids(&mut self, ids: &[u32]) {
+        self.u64(ids.len() as u64);
+        ids.iter().for_each(|&id| self.u32(id));
+    }
+
+    fn numbers(&mut self, numbers: &[u64]) {
+        self.u64(numbers.len() as u64);
+        numbers.iter().for_each(|&n| self.u64(n));
+    }
+}
+
+struct Reader<'a> {
+    kind: u32,
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn bad(&self, what: &'static str) -> BadRecord {
+        BadRecord {
+            kind: self.kind,
+            what,
+        }
+    }
+
+    fn take(&mut self, count: u64) -> Result<&'a [u8], BadRecord> {
+        let taken = usize::try_from(count)
+            .ok()
+            .and_then(|count| self.bytes.split_at_checked(count));
+        let (taken, rest) = taken.ok_or(self.bad("bytes missing"))?;
+        self.bytes = rest;
+        Ok(taken)
+    }
+
+    fn u32(&mut self) -> Result<u32, BadRecord> {
+        let mut number = [0; 4];
+        number.copy_from_slice(self.take(4)?);
+        Ok(u32::from_le_bytes(number))
+    }
+
+    fn u64(&mut self) -> Result<u64, BadRecord> {
+        let mut number = [0; 8];
+        number.copy_from_slice(self.take(8)?);
+        Ok(u64::from_le_bytes(number))
+    }
+
+    fn flag(&mut self) -> Result<bool, BadRecord> {
+        match self.u32()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(self.bad("a flag that is neither 0 nor 1")),
+        }
+    }
+
+    fn list(&mut self) -> Result<&'a [u8], BadRecord> {
+        let count = self.u64()?;
+        self.take(count)
+    }
+
+    fn ids(&mut self) -> Result<Vec<u32>, BadRecord> {
+        let bytes = self.many(4)?;
+        let ids = bytes.as_chunks::<4>().0.iter();
+        Ok(ids.map(|id| u32::from_le_bytes(*id)).collect())
+    }
+
+    fn numbers(&mut self) -> Result<Vec<u64>, BadRecord> {
+        let bytes = self.many(8)?;
+        let numbers = bytes.as_chunks::<8>().0.iter();
+        Ok(numbers.map(|n| u64::from_le_bytes(*n)).collect())
+    }
+
+    /// So many things of `size` bytes as the next number says.
+    fn many(&mut self, size: u64) -> Result<&'a [u8], BadRecord> {
+        let bytes = self.u64()?.checked_mul(size);
+        self.take(bytes.ok_or(self.bad("a length past every file"))?)
+    }
+
+    fn end(self) -> Result<(), BadRecord> {
+        match self.bytes {
+            [] => Ok(()),
+            _ => Err(self.bad("bytes left over")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn() -> TurnRecord {
+        TurnRecord {
+            number: 7,
+            start: 1234,
+            time_ms: 99,
+            question: 2,
+            is_pinned: true,
+            tokens: vec![1, 2, 3],
+            embedding: vec![5; 388],
+        }
+    }
+
+    /// Every record comes back as it was, and cut anywhere it is an error and no panic.
+    #[test]
+    fn there_and_back() {
+        let fact = FactRecord {
+            number: 0,
+            start: 5,
+            time_ms: 8,
+            supersedes: Some(0),
+            tokens: vec![],
+            text: "Ä fact.".into(),
+        };
+        let state = StateRecord {
+            position: 77,
+            turns_made: 3,
+            facts_made: 2,
+            forgotten: 10,
+            time_ms: 5,
+            visible: vec![1, 9],
+            blocks: vec![0, 2],
+            outline: vec![1, 2, 3],
+            tail: vec![vec![], vec![4; 10]],
+        };
+        let changes = [
+            Change::Moved {
+                turn: 4,
+                place: Place::Ids,
+                start: 9,
+            },
+            Change::Forgotten { turn: 1 },
+            Change::Revoked { fact: 2 },
+            Change::Pinned {
+                turn: 3,
+                is_pinned: true,
+            },
+            Change::Renewed,
+            Change::Verbatim { fact: 4, bytes: 12 },
+        ];
+        assert_eq!(TurnRecord::read(&turn().to_bytes()), Ok(turn()));
+        assert_eq!(FactRecord::read(&fact.to_bytes()), Ok(fact.clone()));
+        assert_eq!(StateRecord::read(&state.to_bytes()), Ok(state.clone()));
+        for change in changes {
+            let bytes = change.to_bytes();
+            assert_eq!(Change::read(&bytes), Ok(change));
+            assert!((0..bytes.len()).all(|cut| Change::read(&bytes[..cut]).is_err()));
+        }
+        let cut = |bytes: &[u8], read: &dyn Fn(&[u8]) -> bool| {
+            assert!((0..bytes.len()).all(|cut| !read(&bytes[..cut])));
+            // Any length at all.
+            for at in 0..bytes.len() {
+                let mut changed = bytes.to_vec();
+                changed[at] = 0xff;
+                read(&changed);
+            }
+        };
+        cut(&turn().to_bytes(), &|b| TurnRecord::read(b).is_ok());
+        cut(&fact.to_bytes(), &|b| FactRecord::read(b).is_ok());
+        cut(&state.to_bytes(), &|b| StateRecord::read(b).is_ok());
+    }
+}

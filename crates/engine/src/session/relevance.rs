@@ -1,0 +1,117 @@
+//! Which turns a question is about.
+//!
+//! Pure: similarities go in, the turns that attention should see come out. The similarity of a turn is the dot product
+//! of its embedding and the question's. `Threshold` is the rule as it is usually written; what is similar depends on
+//! the encoder, so `Top` takes the best few whatever their scale, and keeps those it had unless others are clearly
+//! better: a mask that flickers costs page-ins and helps nobody.
+
+/// How turns are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Relevance {
+    /// Every turn stays visible.
+    All,
+    /// Turns at least this similar.
+    Threshold(f32),
+    /// The most similar turns.
+    Top {
+        turns: usize,
+        /// Added to the similarity of a turn that is visible now.
+        hysteresis: f32,
+        /// Turns less similar than this are not chosen, however few there are. -1 = a short talk is seen whole.
+        least: f32,
+    },
+}
+
+impl Default for Relevance {
+    fn default() -> Relevance {
+        Relevance::Top {
+            turns: 8,
+            hysteresis: 0.05,
+            least: -1.0,
+        }
+    }
+}
+
+/// One turn as it is judged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Judged {
+    /// `None`: not known, which counts as relevant. Better to see too much than to forget silently.
+    pub similarity: Option<f32>,
+    pub is_visible: bool,
+}
+
+impl Relevance {
+    /// (turn): whether it is relevant. Ties go to the newer turn; turns come oldest first.
+    pub fn choose(&self, turns: &[Judged]) -> Vec<bool> {
+        match *self {
+            Relevance::All => vec![true; turns.len()],
+            Relevance::Threshold(least) => turns
+                .iter()
+                .map(|turn| turn.similarity.is_none_or(|s| s >= least))
+                .collect(),
+            Relevance::Top {
+                turns: count,
+                hysteresis,
+                least,
+            } => {
+                let score = |turn: &Judged| {
+                    let bonus = if turn.is_visible { hysteresis } else { 0.0 };
+                    turn.similarity.map(|s| s + bonus)
+                };
+                let mut ranked: Vec<(f32, usize)> = turns
+                    .iter()
+                    .enumerate()
+                    .filter_map(|(i, turn)| Some((score(turn)?, i)))
+                    .filter(|&(score, _)| score >= least)
+                    .collect();
+                ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+                let mut chosen: Vec<bool> = turns.iter().map(|t| t.similarity.is_none()).collect();
+                for &(_, i) in ranked.iter().take(count) {
+                    chosen[i] = true;
+                }
+                chosen
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(similarities: &[f32], visible: usize) -> Vec<Judged> {
+        let turns = similarities.iter().enumerate();
+        turns
+            .map(|(i, &s)| Judged {
+                similarity: Some(s),
+                is_visible: i == visible,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_threshold_is_a_threshold() {
+        let turns = judged(&[0.59, 0.6, 0.9], 9);
+        assert_eq!(
+            Relevance::Threshold(0.6).choose(&turns),
+            [false, true, true]
+        );
+        assert_eq!(Relevance::All.choose(&turns), [true; 3]);
+    }
+
+    #[test]
+    fn the_best_few_and_whoever_is_there_already() {
+        let top = Relevance::Top {
+            turns: 1,
+            hysteresis: 0.1,
+            least: 0.2,
+        };
+        assert_eq!(top.choose(&judged(&[0.5, 0.55], 0)), [true, false]);
+        assert_eq!(top.choose(&judged(&[0.5, 0.65], 0)), [false, true]);
+        assert_eq!(top.choose(&judged(&[0.5, 0.5], 9)), [false, true]);
+        assert_eq!(top.choose(&judged(&[0.1, 0.05], 9)), [false, false]);
+        let mut unknown = judged(&[0.5, 0.5], 9);
+        unknown[0].similarity = None;
+        assert_eq!(top.choose(&unknown), [true, true]);
+    }
+}

@@ -1,0 +1,202 @@
+//! Reading a journal from its first byte to its last committed one, believing nothing.
+//!
+//! One pass with one buffer of bounded size: opening, checking and tests over bytes in memory all
+//! come through here. Nothing is handed out as true until the pass has reached the end: the chain in
+//! the head covers all records, and only there is it known.
+
+use super::RecordRef;
+use super::error::Error;
+use super::layout::{
+    self, ALIGN, FIRST, HEAD_BYTES, HEADER_BYTES, Head, Header, IDENTITY_BYTES_MAX, Role,
+};
+use super::write::zeroed;
+use std::io;
+
+/// Read at a time: large enough for the disk, small enough not to count.
+const WINDOW_BYTES: u64 = 256 << 10;
+
+/// Where bytes come from: a file, or memory.
+pub trait Source {
+    fn bytes(&self) -> io::Result<u64>;
+    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()>;
+}
+
+impl Source for [u8] {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+
+    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        let from = usize::try_from(offset)
+            .ok()
+            .and_then(|begin| self.get(begin..)?.get(..into.len()))
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        into.copy_from_slice(from);
+        Ok(())
+    }
+}
+
+/// A journal whose every committed byte is what was written.
+pub struct Verified {
+    pub head: Head,
+    pub identity: Vec<u8>,
+    /// Committed or not.
+    pub file_bytes: u64,
+}
+
+/// Checks everything up to the committed length; `each` hears of the records as they pass, before
+/// it is known that all is well.
+pub fn verify<S: Source + ?Sized>(
+    source: &S,
+    key: Option<&[u8; 32]>,
+    mut each: impl FnMut(RecordRef) -> Result<(), Error>,
+) -> Result<Verified, Error> {
+    let file_bytes = source.bytes().map_err(Error::io("asking for its length"))?;
+    let head = Head::decode(&read_head(source, file_bytes)?, key)?;
+    if head.length > file_bytes {
+        return Err(Error::Truncated {
+            bytes: file_bytes,
+            committed: head.length,
+        });
+    }
+
+    let mut window = Window::new(source, FIRST, head.length)?;
+    let mut chain = layout::chain_start();
+    let mut identity = Vec::new();
+    while window.at < window.end {
+        let offset = window.at;
+        let damaged = |what| Error::Damaged { offset, what };
+        let mut bytes = [0; HEADER_BYTES as usize];
+        bytes.copy_from_slice(window.next(HEADER_BYTES)?);
+        let header = Header::decode(&bytes, offset)?;
+        // Before anything is reserved or read for it: does it fit what is there?
+        if layout::record_end(offset, header.bytes).is_none_or(|end| end > window.end) {
+            return Err(damaged("a record passes the committed end"));
+        }
+        let first = offset == FIRST;
+        if (header.role == Role::Identity) != first {
+            return Err(damaged("the identity is not the first record, and alone"));
+        }
+        if first {
+            if header.bytes > IDENTITY_BYTES_MAX || header.payload != head.identity {
+                return Err(damaged("the identity is not the one of the head"));
+            }
+            payload(&mut window, &header, |bytes| {
+                identity.extend_from_slice(bytes)
+            })?;
+        } else {
+            payload(&mut window, &header, |_| {})?;
+            each(RecordRef::of(offset, &header))?;
+        }
+        chain = layout::chain_on(&chain, &bytes);
+    }
+    if chain != head.chain {
+        return Err(Error::Damaged {
+            offset: 32,
+            what: "the records are not those that were committed",
+        });
+    }
+    Ok(Verified {
+        head,
+        identity,
+        file_bytes,
+    })
+}
+
+/// The head as it stands; of its bytes only the magic is checked.
+pub fn read_head<S: Source + ?Sized>(
+    source: &S,
+    file_bytes: u64,
+) -> Result<[u8; HEAD_BYTES], Error> {
+    if file_bytes < HEAD_BYTES as u64 {
+        return Err(Error::Foreign { bytes: file_bytes });
+    }
+    let mut bytes = [0; HEAD_BYTES];
+    source
+        .read_exact_at(&mut bytes, 0)
+        .map_err(Error::io("reading its head"))?;
+    if &bytes[..8] != layout::MAGIC {
+        return Err(Error::Foreign { bytes: file_bytes });
+    }
+    Ok(bytes)
+}
+
+/// One payload with its padding, as the header promised them.
+fn payload<S: Source + ?Sized>(
+    window: &mut Window<'_, S>,
+    header: &Header,
+    mut each: impl FnMut(&[u8]),
+) -> Result<(), Error> {
+    let offset = window.at;
+    let mut hasher = blake3::Hasher::new();
+    let mut left = header.bytes;
+    // It fits the file, so it has a padded length.
+    let mut padded = layout::padded(left).unwrap_or(left);
+    while padded > 0 {
+        let chunk = window.next(padded)?;
+        padded -= chunk.len() as u64;
+        let (bytes, padding) = chunk.split_at(chunk.len().min(usize_or_max(left)));
+        left -= bytes.len() as u64;
+        hasher.update(bytes);
+        each(bytes);
+        if padding.iter().any(|&b| b != 0) {
+            return Err(Error::Damaged {
+                offset,
+                what: "the padding of a record is not zero",
+            });
+        }
+    }
+    if hasher.finalize() != header.payload {
+        return Err(Error::Damaged {
+            offset,
+            what: "a record's bytes do not match their checksum",
+        });
+    }
+    Ok(())
+}
+
+fn usize_or_max(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// A range of the source, read in order through one buffer. Everything in it is a multiple of
+/// [`ALIGN`], so a header never lies across two fillings.
+struct Window<'a, S: ?Sized> {
+    source: &'a S,
+    buffer: Vec<u8>,
+    /// Bytes of the buffer that hold the file from `at` on.
+    ready: std::ops::Range<usize>,
+    at: u64,
+    end: u64,
+}
+
+impl<'a, S: Source + ?Sized> Window<'a, S> {
+    fn new(source: &'a S, at: u64, end: u64) -> Result<Window<'a, S>, Error> {
+        let bytes = WINDOW_BYTES.min(end - at);
+        let buffer = zeroed(bytes)?;
+        Ok(Window {
+            source,
+            buffer,
+            ready: 0..0,
+            at,
+            end,
+        })
+    }
+
+    /// Between 1 and `most` bytes, a multiple of [`ALIGN`] as `most` is; never past the end.
+    fn next(&mut self, most: u64) -> Result<&[u8], Error> {
+        debug_assert!(most.is_multiple_of(ALIGN) && most <= self.end - self.at);
+        if self.ready.is_empty() {
+            let n = (self.buffer.len() as u64).min(self.end - self.at) as usize;
+            self.source
+                .read_exact_at(&mut self.buffer[..n], self.at)
+                .map_err(Error::io("reading it"))?;
+            self.ready = 0..n;
+        }
+        let n = self.ready.len().min(usize_or_max(most));
+        let begin = self.ready.start;
+        self.ready.start += n;
+        self.at += n as u64;
+        Ok(&self.buffer[begin..begin + n])
+    }
+}

@@ -1,0 +1,339 @@
+//! Flipped bits, truncations, swapped pages, forged lengths, wrong keys, power cuts: all found.
+
+use crate::*;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+/// Every bit of a file, one at a time: the head with its zeros, the identity, headers, payloads,
+/// padding. In memory through the code that `open` and `check` use; and in the file itself, through
+/// both of them, for every bit of the head, the identity and the first records, and a part of the rest.
+#[test]
+fn every_flipped_bit_is_found() {
+    for (key, size) in [(None, 20_000), (Some([9; 32]), 3000)] {
+        let dir = quick_dir();
+        let path = dir.path().join("a");
+        let options = Options {
+            key,
+            ..Options::default()
+        };
+        let records = sample(&path, options.clone(), size);
+        assert!(records.len() >= 7);
+        let good = fs::read(&path).unwrap();
+        assert!(good.len() >= size);
+        let start = Instant::now();
+        let mut bytes = good.clone();
+        for bit in 0..good.len() * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let found = Journal::check_bytes(&bytes, &options);
+            assert!(found.is_err(), "bit {bit} of {}", good.len() * 8);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert!(Journal::check_bytes(&bytes, &options).is_ok());
+        let in_memory = start.elapsed();
+
+        let start = Instant::now();
+        let mut flips = 0;
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        for bit in (0..good.len() * 8).filter(|bit| *bit < 2048 * 8 || bit % 61 == 0) {
+            let (at, mask) = (bit / 8, 1 << (bit % 8));
+            file.write_all_at(&[good[at] ^ mask], at as u64).unwrap();
+            assert!(Journal::check(&path, &options).is_err(), "check: bit {bit}");
+            assert!(
+                Journal::open(&path, options.clone()).is_err(),
+                "open: bit {bit}"
+            );
+            file.write_all_at(&[good[at]], at as u64).unwrap();
+            flips += 1;
+        }
+        // Nothing was cut off or written while it was damaged.
+        assert_eq!(fs::read(&path).unwrap(), good);
+        assert_eq!(
+            Journal::open(&path, options).unwrap().records.len(),
+            records.len()
+        );
+        eprintln!(
+            "{} flips in memory in {in_memory:?}, {flips} in the file in {:?}",
+            good.len() * 8,
+            start.elapsed()
+        );
+    }
+}
+
+#[test]
+fn every_truncation_is_refused() {
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    sample(&path, Options::default(), 20_000);
+    let good = fs::read(&path).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for len in (0..good.len()).rev() {
+        assert!(Journal::check_bytes(&good[..len], &Options::default()).is_err());
+        if len % 7 == 0 || len <= 600 {
+            file.set_len(len as u64).unwrap();
+            let e = Journal::open(&path, Options::default()).unwrap_err();
+            if len >= 512 {
+                assert!(matches!(e, Error::Truncated { .. }), "{len}: {e}");
+                assert!(
+                    e.to_string()
+                        .contains(&format!("{len} bytes of {}", good.len()))
+                );
+            } else {
+                assert!(matches!(e, Error::Foreign { .. }), "{len}: {e}");
+            }
+            assert!(Journal::check(&path, &Options::default()).is_err(), "{len}");
+        }
+    }
+}
+
+/// Pages, sectors, cache lines and whole records that changed places: each is fine by itself.
+#[test]
+fn what_changed_places_is_found() {
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    let mut rng = Rng(3);
+    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    // A record fills a page: swapping pages swaps records.
+    for _ in 0..8 {
+        journal.append(1, &[&rng.bytes(4096 - 64)]).unwrap();
+    }
+    journal.commit().unwrap();
+    let good = fs::read(&path).unwrap();
+    for size in [64, 512, 4096] {
+        for from in [512, 640, 4736] {
+            let places = (good.len() - from) / size;
+            for _ in 0..500 {
+                let (a, b) = (rng.below(places), rng.below(places));
+                let mut bytes = good.clone();
+                for i in 0..size {
+                    bytes.swap(from + a * size + i, from + b * size + i);
+                }
+                let found = Journal::check_bytes(&bytes, &Options::default());
+                assert_eq!(found.is_err(), bytes != good, "{size}: {a} and {b}");
+                if let (Err(e), 4096, 640) = (found, size, from) {
+                    // Whole records: each header knows its place, before the chain is asked.
+                    assert!(e.to_string().contains("header does not match"), "{e}");
+                }
+            }
+        }
+    }
+    // A record left out, or twice.
+    let record = 640..640 + 4096;
+    let mut bytes = good.clone();
+    bytes.drain(record.clone());
+    assert!(Journal::check_bytes(&bytes, &Options::default()).is_err());
+    let mut bytes = good.clone();
+    bytes.splice(640..640, good[record].iter().copied());
+    assert!(Journal::check_bytes(&bytes, &Options::default()).is_err());
+}
+
+/// A record in its place, with all its checksums right, but of another time: the chain knows.
+#[test]
+fn a_record_of_another_file_is_found() {
+    let dir = quick_dir();
+    let files: Vec<Vec<u8>> = (0..2u8)
+        .map(|file| {
+            let path = dir.path().join(file.to_string());
+            let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+            for record in 0..5 {
+                journal.append(1, &[&[file, record, 7]]).unwrap();
+            }
+            journal.commit().unwrap();
+            fs::read(&path).unwrap()
+        })
+        .collect();
+    for record in 0..5 {
+        let range = 640 + record * 128..640 + (record + 1) * 128;
+        let mut bytes = files[0].clone();
+        bytes[range.clone()].copy_from_slice(&files[1][range]);
+        let e = Journal::check_bytes(&bytes, &Options::default()).unwrap_err();
+        assert!(
+            e.to_string().contains("not those that were committed"),
+            "{e}"
+        );
+    }
+    // All of them, behind the head of the first.
+    let bytes = [&files[0][..512], &files[1][512..]].concat();
+    assert!(Journal::check_bytes(&bytes, &Options::default()).is_err());
+}
+
+/// Whoever opens a damaged file finds out, and leaves it as it is for those who can repair it.
+#[test]
+fn a_damaged_file_is_not_touched() {
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    sample(&path, Options::default(), 2000);
+    let mut bytes = fs::read(&path).unwrap();
+    let end = bytes.len();
+    bytes[end - 1] ^= 1;
+    bytes.extend([3; 1000]);
+    fs::write(&path, &bytes).unwrap();
+    assert!(Journal::open(&path, Options::default()).is_err());
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+    bytes[end - 1] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(open(&path).dropped_bytes, 1000);
+}
+
+/// A forger without the key can make every checksum right, and not the seal; lengths from a forged
+/// file reserve nothing.
+#[test]
+fn a_length_of_2_to_the_60_costs_nothing() {
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    let mut journal = Journal::create(&path, b"", Options::default()).unwrap();
+    journal.append(1, &[b"x"]).unwrap();
+    journal.commit().unwrap();
+    drop(journal);
+    let good = fs::read(&path).unwrap();
+    let forge = |bytes: &mut Vec<u8>| {
+        let sum = blake3::hash(&bytes[..96]);
+        bytes[96..128].copy_from_slice(sum.as_bytes());
+    };
+    for length in [
+        1u64 << 60,
+        u64::MAX,
+        u64::MAX - 63,
+        0,
+        512,
+        576 + 64,
+        1 << 63,
+    ] {
+        // In the head.
+        let mut bytes = good.clone();
+        bytes[16..24].copy_from_slice(&length.to_le_bytes());
+        forge(&mut bytes);
+        assert!(
+            Journal::check_bytes(&bytes, &Options::default()).is_err(),
+            "{length}"
+        );
+        // In the header of the identity, and of a record.
+        for at in [512usize, 576] {
+            let mut bytes = good.clone();
+            bytes[at + 8..at + 16].copy_from_slice(&length.to_le_bytes());
+            if bytes == good {
+                continue;
+            }
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(&(at as u64).to_le_bytes());
+            hasher.update(&bytes[at..at + 16]);
+            hasher.update(&bytes[at + 32..at + 64]);
+            bytes[at + 16..at + 32].copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+            let e = Journal::check_bytes(&bytes, &Options::default()).unwrap_err();
+            assert!(matches!(e, Error::Damaged { .. }), "{length}: {e}");
+        }
+    }
+    // The version of tomorrow is named.
+    let mut bytes = good.clone();
+    bytes[8] = 2;
+    forge(&mut bytes);
+    let e = Journal::check_bytes(&bytes, &Options::default()).unwrap_err();
+    assert!(
+        e.to_string().contains("version 2; this program reads 1"),
+        "{e}"
+    );
+}
+
+#[test]
+fn a_sealed_journal_opens_with_its_key_only() {
+    let dir = quick_dir();
+    let with = |key| Options {
+        key,
+        ..Options::default()
+    };
+    let (sealed, plain) = (dir.path().join("sealed"), dir.path().join("plain"));
+    let key = Some([1; 32]);
+    let records = sample(&sealed, with(key), 2000);
+    sample(&plain, with(None), 2000);
+    assert_eq!(
+        content(&Journal::open(&sealed, with(key)).unwrap()),
+        records
+    );
+    assert!(Journal::check(&sealed, &with(key)).unwrap().sealed);
+    let mut other = [1; 32];
+    other[31] = 0;
+    for (path, key, want) in [
+        (&sealed, None, "none was given"),
+        (&sealed, Some(other), "another key"),
+        (&plain, key, "not sealed"),
+    ] {
+        let e = Journal::open(path, with(key)).unwrap_err();
+        assert!(e.to_string().contains(want), "{e}");
+        let e = Journal::check(path, &with(key)).unwrap_err();
+        assert!(e.to_string().contains(want), "{e}");
+    }
+    // Options are printed in logs; keys are not.
+    assert!(!format!("{:?}", with(Some([173; 32]))).contains("173"));
+    // A forger who takes the seal off, or makes the checksum right after a change, is found.
+    let good = fs::read(&sealed).unwrap();
+    for (at, mask) in [(12, 1), (24, 1), (16, 64)] {
+        let mut bytes = good.clone();
+        bytes[at] ^= mask;
+        let sum = blake3::hash(&bytes[..96]);
+        bytes[96..128].copy_from_slice(sum.as_bytes());
+        assert!(Journal::check_bytes(&bytes, &with(key)).is_err());
+    }
+}
+
+/// Damage after opening is found by `read`, and not copied by a rewrite.
+#[test]
+fn damage_under_an_open_journal_is_found() {
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let record = journal.append(1, &[&[7; 200_000]]).unwrap();
+    journal.commit().unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&[6], record.offset + 150_000).unwrap();
+    let mut bytes = Vec::new();
+    let e = journal.read(record, &mut bytes).unwrap_err();
+    assert!(matches!(e, Error::Damaged { .. }), "{e}");
+    assert!(bytes.is_empty());
+    let e = journal.rewrite(|new| new.keep(record)).unwrap_err();
+    assert!(matches!(e, Error::Damaged { .. }), "{e}");
+    file.write_all_at(&[7], record.offset + 150_000).unwrap();
+    journal.rewrite(|new| new.keep(record)).unwrap();
+}
+
+/// Power fails while a commit is on its way. Before its records are durable any of their sectors may
+/// be missing, and the file may end anywhere behind what counts; after that only the head is open.
+#[test]
+fn a_power_cut_leaves_one_commit_or_the_other() {
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    let mut rng = Rng(11);
+    let before = sample(&path, Options::default(), 6000);
+    let old = fs::read(&path).unwrap();
+    let mut after = before.clone();
+    let mut journal = open(&path).journal;
+    for len in [900, 5000, 1, 2000] {
+        let payload = rng.bytes(len);
+        journal.append(9, &[&payload]).unwrap();
+        after.push((9, payload));
+    }
+    journal.commit().unwrap();
+    drop(journal);
+    let new = fs::read(&path).unwrap();
+    let reopened = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        Journal::open(&path, Options::default()).map(|opened| content(&opened))
+    };
+    for _ in 0..500 {
+        let mut bytes = new.clone();
+        bytes[..512].copy_from_slice(&old[..512]);
+        for begin in (0..new.len()).step_by(512) {
+            if rng.below(2) == 0 {
+                let end = (begin + 512).min(new.len());
+                bytes[begin.max(old.len()).min(end)..end].fill(0);
+            }
+        }
+        bytes.truncate(old.len() + rng.below(new.len() - old.len() + 1));
+        assert!(reopened(&bytes).unwrap() == before);
+        assert_eq!(fs::read(&path).unwrap(), old);
+        // A disk that lied about its order is found out, not believed.
+        if bytes[512..] != new[512..] {
+            bytes[..512].copy_from_slice(&new[..512]);
+            assert!(reopened(&bytes).is_err());
+        }
+    }
+    assert!(reopened(&new).unwrap() == after);
+}
