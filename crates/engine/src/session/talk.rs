@@ -374,12 +374,9 @@ impl Sessions {
         session.wanted.clear();
 
         let position = runtime.position(session.sequence)?;
-        let context_max = runtime.model().config().context as u64;
-        let positions = match position + coming > context_max {
-            true => Positions::Compact,
-            false => Positions::Original,
-        };
-        runtime.set_positions(session.sequence, positions)?;
+        // A turn that comes back counts as standing where it would if nothing had been said between: small models
+        // do not look far (`docs/conversations.md`).
+        runtime.set_positions(session.sequence, Positions::Compact)?;
 
         let mut prompt = Vec::new();
         let mut read_again = Vec::new();
