@@ -157,6 +157,12 @@ impl Lasting {
         if name == self.name {
             return Ok(());
         }
+        if !self.sessions.list()?.iter().any(|l| l.name == name) {
+            return Err(usage(format!(
+                "there is no session {}; /sessions lists them",
+                one_line(name)
+            )));
+        }
         let runtime = &mut self.engine.runtime;
         let id = self.sessions.resume(runtime, name).map_err(named)?;
         self.switch(id, name)
@@ -449,6 +455,7 @@ fn named(error: haversack::session::SessionError) -> anyhow::Error {
         E::Name(_) | E::PersistentFull { .. } | E::NoSuchFact { .. } | E::NoSuchTurn { .. } => {
             usage(error.to_string())
         }
-        _ => anyhow::Error::new(error),
+        // It says what is below it already.
+        _ => anyhow::anyhow!("{error}"),
     }
 }
