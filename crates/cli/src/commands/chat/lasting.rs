@@ -1,21 +1,19 @@
 //! A conversation that lasts: a session with a name, kept on disk, and the commands that only sessions have.
 
-use super::{Last, PATIENCE, Partner, Slash, TEMPERATURE};
+use super::{Last, Partner, Showing, Slash, TEMPERATURE};
 use crate::args;
 use crate::bytes::human;
 use crate::engine::{self, Engine, per_second};
 use crate::error::{one_line, usage};
 use crate::home::Home;
-use crate::interrupt::Cooperative;
 use crate::ledger::{self, Holding};
-use crate::{out, progress};
+use crate::out;
 use anyhow::{Context as _, Result};
 use haversack::encoder::{Encoder, EncoderOptions};
-use haversack::run::{Event, Finish, GenerateOptions};
+use haversack::run::{Finish, GenerateOptions};
 use haversack::sample::Sampler;
 use haversack::session::turns::Place;
 use haversack::session::{Answer, SessionId, SessionOptions, Sessions};
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -337,10 +335,7 @@ impl Lasting {
 
 impl Partner for Lasting {
     fn answer(&mut self, text: &str) -> Result<()> {
-        let interrupt = Cooperative::begin(PATIENCE);
-        let mut writing = Ok(());
-        let mut bar = None;
-        let mut begun = false;
+        let mut showing = Showing::new(None);
         let before = self.sessions.stats(&self.engine.runtime, self.id)?.position;
         let result = self.sessions.say(
             &mut self.engine.runtime,
@@ -349,33 +344,9 @@ impl Partner for Lasting {
             now_ms(),
             &mut self.sampler,
             &self.options,
-            &mut |event| {
-                match event {
-                    Event::Prompt { done, total } => {
-                        if !begun {
-                            begun = true;
-                            bar = progress::Count::of_prompt(total);
-                        }
-                        if let Some(bar) = &mut bar {
-                            bar.set(done);
-                        }
-                    }
-                    Event::Token { text, .. } => {
-                        bar = None;
-                        if !text.is_empty() && writing.is_ok() {
-                            writing = out::text(text);
-                        }
-                    }
-                }
-                if writing.is_err() || interrupt.raised() {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
-            },
+            &mut |event| showing.show(event),
         );
-        drop(interrupt);
-        writing?;
+        showing.end()?;
         let answer = result.with_context(|| self.engine.name())?;
         out::text("\n")?;
         self.question = Some(text.to_owned());

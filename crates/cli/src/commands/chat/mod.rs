@@ -232,6 +232,52 @@ fn command(text: &str) -> Option<Slash<'_>> {
     })
 }
 
+/// An answer on its way to the terminal: a bar while the prompt is read, then the text; Ctrl-C stops it.
+struct Showing {
+    interrupt: Cooperative,
+    /// The bar of the prompt, once its length is known.
+    bar: Option<Option<progress::Count>>,
+    writing: Result<()>,
+}
+
+impl Showing {
+    /// `prompt` is how many tokens will be read, where that is known beforehand.
+    fn new(prompt: Option<usize>) -> Showing {
+        Showing {
+            interrupt: Cooperative::begin(PATIENCE),
+            bar: prompt.map(progress::Count::of_prompt),
+            writing: Ok(()),
+        }
+    }
+
+    fn show(&mut self, event: Event<'_>) -> ControlFlow<()> {
+        match event {
+            Event::Prompt { done, total } => {
+                let bar = &mut self.bar;
+                if let Some(bar) = bar.get_or_insert_with(|| progress::Count::of_prompt(total)) {
+                    bar.set(done);
+                }
+            }
+            Event::Token { text, .. } => {
+                self.bar = Some(None);
+                if !text.is_empty() && self.writing.is_ok() {
+                    self.writing = out::text(text);
+                }
+            }
+        }
+        if self.writing.is_err() || self.interrupt.raised() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    }
+
+    /// Whether all of it could be written. Ctrl-C means what it meant before.
+    fn end(self) -> Result<()> {
+        self.writing
+    }
+}
+
 struct Conversation {
     engine: Engine,
     sequence: haversack::run::SequenceId,
@@ -312,37 +358,16 @@ impl Conversation {
         let reused = self.rewind(&ids)?;
         let new = &ids[reused..];
 
-        let interrupt = Cooperative::begin(PATIENCE);
-        let mut writing = Ok(());
-        let mut bar = progress::Count::of_prompt(new.len());
+        let mut showing = Showing::new(Some(new.len()));
         let result = generate(
             &mut self.engine.runtime,
             self.sequence,
             new,
             &mut self.sampler,
             &self.options,
-            &mut |event| {
-                match event {
-                    Event::Prompt { done, .. } => {
-                        if let Some(bar) = &mut bar {
-                            bar.set(done);
-                        }
-                    }
-                    Event::Token { text, .. } => {
-                        bar = None;
-                        if !text.is_empty() && writing.is_ok() {
-                            writing = out::text(text);
-                        }
-                    }
-                }
-                if writing.is_err() || interrupt.raised() {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
-            },
+            &mut |event| showing.show(event),
         );
-        drop(interrupt);
+        let writing = showing.end();
 
         // Whatever happened, what has been read is a prefix of this.
         self.read.truncate(reused);
