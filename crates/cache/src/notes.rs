@@ -2,22 +2,77 @@
 //!
 //! Attention comes as whole numbers ([`haversack_kernels::attention::Mass`]), so counters do not depend on
 //! how tokens were portioned. They end at the greatest number: a row that gets there stays anyway.
-//!
-//! [`Counting`]: crate::policy::count::Counting
 
 use crate::size::SLOTS;
 use haversack_kernels::attention::Count;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
+
+/// What a row's word holds.
+///
+/// ```text
+/// Attention            31                     attention                      0
+/// AttentionAndLength   31  length  24 23            attention                0
+/// ```
+///
+/// Only the sum of squares is weighed with lengths, and its unit is made for 24 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noting {
+    Attention,
+    /// See [`norm_code`].
+    AttentionAndLength,
+}
+
+impl Noting {
+    const LENGTH_SHIFT: u32 = 24;
+
+    /// What a policy that counts in this way needs.
+    pub fn of(count: Count) -> Noting {
+        match count {
+            Count::Squares => Noting::AttentionAndLength,
+            Count::Sum | Count::Max | Count::Weighted(_) => Noting::Attention,
+        }
+    }
+
+    /// The greatest attention a word holds.
+    pub const fn most(self) -> u32 {
+        match self {
+            Noting::Attention => u32::MAX,
+            Noting::AttentionAndLength => (1 << Noting::LENGTH_SHIFT) - 1,
+        }
+    }
+
+    pub fn attention(self, word: u32) -> u32 {
+        word & self.most()
+    }
+
+    /// Squared length of the row's values, about; 1 where it is not remembered.
+    pub fn norm_sq(self, word: u32) -> f32 {
+        match self {
+            Noting::Attention => 1.0,
+            Noting::AttentionAndLength => norm_sq((word >> Noting::LENGTH_SHIFT) as u8),
+        }
+    }
+
+    /// The word of a row with these values that nobody has looked at.
+    pub(crate) fn fresh(self, values: &[f32]) -> u32 {
+        match self {
+            Noting::Attention => 0,
+            Noting::AttentionAndLength => u32::from(norm_code(values)) << Noting::LENGTH_SHIFT,
+        }
+    }
+
+    fn with_attention(self, word: u32, attention: u32) -> u32 {
+        word & !self.most() | attention.min(self.most())
+    }
+}
 
 /// Of the rows of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notes {
     /// Position of the token in each slot. A row may have come from another block.
     pub positions: [u32; BLOCK_SLOTS],
-    /// Attention since the row was written, its own block's aside, as [`Counting`] says.
-    pub mass: [u32; BLOCK_SLOTS],
-    /// See [`norm_code`].
-    pub norms: [u8; BLOCK_SLOTS],
+    /// Attention since the row was written, its own block's aside, and its length, as [`Noting`] says.
+    pub words: [u32; BLOCK_SLOTS],
 }
 
 impl Notes {
@@ -25,34 +80,35 @@ impl Notes {
     pub fn of_block(first_position: u64) -> Notes {
         Notes {
             positions: std::array::from_fn(|i| clamp(first_position + i as u64)),
-            mass: [0; BLOCK_SLOTS],
-            norms: [0; BLOCK_SLOTS],
+            words: [0; BLOCK_SLOTS],
         }
     }
 
     /// Adds what one KV head counted.
-    pub fn count(&mut self, count: Count, more: &[u64]) {
-        for (mass, more) in self.mass.iter_mut().zip(more) {
+    pub fn count(&mut self, noting: Noting, count: Count, more: &[u64]) {
+        for (word, more) in self.words.iter_mut().zip(more) {
             let more = u32::try_from(*more).unwrap_or(u32::MAX);
-            *mass = match count {
-                Count::Max => more.max(*mass),
-                _ => mass.saturating_add(more),
+            let have = noting.attention(*word);
+            let sum = match count {
+                Count::Max => more.max(have),
+                _ => have.saturating_add(more),
             };
+            *word = noting.with_attention(*word, sum);
         }
     }
 
-    /// Everything is multiplied by `decay`, in units of 2^-32, and rounded down.
-    pub fn decay(&mut self, decay: u32) {
-        for mass in &mut self.mass {
-            *mass = ((u64::from(*mass) * u64::from(decay)) >> 32) as u32;
+    /// All attention is multiplied by `decay`, in units of 2^-32, and rounded down.
+    pub fn decay(&mut self, noting: Noting, decay: u32) {
+        for word in &mut self.words {
+            let left = u64::from(noting.attention(*word)) * u64::from(decay);
+            *word = noting.with_attention(*word, (left >> 32) as u32);
         }
     }
 
     /// Another block's row takes a slot.
     pub fn take(&mut self, slot: usize, from: &Notes, from_slot: usize) {
         self.positions[slot] = from.positions[from_slot];
-        self.mass[slot] = from.mass[from_slot];
-        self.norms[slot] = from.norms[from_slot];
+        self.words[slot] = from.words[from_slot];
     }
 }
 
@@ -67,7 +123,7 @@ pub struct Row {
     pub position: u64,
     /// Attention since the row was written, in units of the kernel.
     pub mass: u32,
-    /// Squared length of its values, about.
+    /// Squared length of its values, about; 1 where it is not remembered.
     pub norm_sq: f32,
     /// What a policy makes of it; the store says 0.
     pub worth: f32,
@@ -123,6 +179,34 @@ mod tests {
         assert_eq!(norm_code(&[f32::MAX; 4]), 255);
         assert_eq!(norm_code(&[f32::NAN]), 255);
         assert!(norm_sq(0) > 0.0 && norm_sq(255).is_finite());
+    }
+
+    #[test]
+    fn attention_and_length_share_a_word() {
+        let noting = Noting::of(Count::Squares);
+        let long = noting.fresh(&[3.0, 4.0]);
+        let mut notes = Notes::of_block(0);
+        notes.words = [long; BLOCK_SLOTS];
+        notes.count(noting, Count::Squares, &[1000; BLOCK_SLOTS]);
+        notes.count(noting, Count::Squares, &[24; BLOCK_SLOTS]);
+        notes.count(noting, Count::Max, &[500; BLOCK_SLOTS]);
+        assert_eq!(noting.attention(notes.words[7]), 1024);
+        notes.decay(noting, 1 << 31);
+        assert_eq!(noting.attention(notes.words[7]), 512);
+        // It ends at the greatest number and leaves the length alone.
+        for more in [(1 << 24) - 512, 1 << 24, u64::MAX] {
+            notes.count(noting, Count::Squares, &[more; BLOCK_SLOTS]);
+            assert_eq!(noting.attention(notes.words[7]), noting.most());
+            assert_eq!(noting.norm_sq(notes.words[7]), noting.norm_sq(long));
+        }
+        assert!((noting.norm_sq(long) - 25.0).abs() < 2.0);
+        // Where only attention is remembered it has the whole word.
+        let noting = Noting::of(Count::Sum);
+        assert_eq!(noting.fresh(&[3.0, 4.0]), 0);
+        notes.words = [u32::MAX - 1; BLOCK_SLOTS];
+        notes.count(noting, Count::Sum, &[3; BLOCK_SLOTS]);
+        assert_eq!(noting.attention(notes.words[0]), u32::MAX);
+        assert_eq!(noting.norm_sq(notes.words[0]), 1.0);
     }
 
     #[test]

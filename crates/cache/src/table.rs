@@ -10,7 +10,7 @@
 //! keep their numbers whether they are shown or not.
 
 use crate::error::CacheError;
-use crate::notes::Notes;
+use crate::notes::{Notes, Noting};
 use crate::pool::{BlockId, Pool, reserve_exact};
 use crate::size::SLOTS;
 use haversack_kernels::attention::{Block, Coded, KvView, SPAN_SLOTS, Sinks};
@@ -76,7 +76,7 @@ pub struct Table {
     pub(crate) entries: Vec<Entry>,
     /// (entry), or nothing where nothing is remembered.
     pub(crate) notes: Vec<Notes>,
-    pub(crate) is_noted: bool,
+    pub(crate) noting: Option<Noting>,
     /// Runs of entries in the same 256 positions, from the first that is shown to the last.
     pub(crate) spans: Vec<Range<u32>>,
     /// The exact copy of the first tokens.
@@ -134,7 +134,7 @@ impl Table {
     /// How many bytes larger the lists become when `more` entries are made room for.
     pub(crate) fn bytes_to_grow(&self, more: usize) -> usize {
         let (entries, spans) = self.room(more);
-        let notes = if self.is_noted { entries } else { 0 };
+        let notes = if self.noting.is_some() { entries } else { 0 };
         (entries - self.entries.capacity()) * size_of::<Entry>()
             + (spans - self.spans.capacity()) * size_of::<Range<u32>>()
             + notes.saturating_sub(self.notes.capacity()) * size_of::<Notes>()
@@ -144,7 +144,7 @@ impl Table {
         let (entries, spans) = self.room(more);
         let (have, had) = (self.entries.len(), self.spans.len());
         reserve_exact(&mut self.entries, entries - have)?;
-        if self.is_noted {
+        if self.noting.is_some() {
             reserve_exact(&mut self.notes, entries - have)?;
         }
         reserve_exact(&mut self.spans, spans - had)
@@ -166,7 +166,7 @@ impl Table {
     pub(crate) fn push(&mut self, entry: Entry) {
         debug_assert!(self.entries.len() < self.entries.capacity());
         self.rows += entry.rows as usize;
-        if self.is_noted {
+        if self.noting.is_some() {
             self.notes.push(Notes::of_block(entry.first_position));
         }
         self.entries.push(entry);
@@ -194,7 +194,7 @@ impl Table {
 
     /// Takes entries out, with what is remembered of them.
     pub(crate) fn take(&mut self, range: Range<usize>) -> std::vec::Drain<'_, Entry> {
-        if self.is_noted {
+        if self.noting.is_some() {
             self.notes.drain(range.clone());
         }
         self.entries.drain(range)

@@ -8,7 +8,8 @@ mod common;
 use common::{codec_layer, feed, write};
 use haversack_cache::policy::Plan;
 use haversack_cache::{
-    CacheError, Codec, Grow, KvForm, LayerShape, Positions, SequenceId, Store, StoreOptions, Zones,
+    CacheError, Codec, Grow, KvForm, LayerShape, Noting, Positions, SequenceId, Store,
+    StoreOptions, Zones,
 };
 use haversack_kernels::attention::KvView;
 use std::ops::Range;
@@ -356,7 +357,7 @@ fn refused_lists_change_nothing() {
     ));
 
     let mut noted = Store::new(StoreOptions {
-        notes: true,
+        notes: Some(Noting::Attention),
         ..options()
     })
     .unwrap();

@@ -5,7 +5,7 @@ mod common;
 use common::{Coder, Model, check_with, codec_layer, feed};
 use haversack_cache::policy::window::{WindowParams, plan};
 use haversack_cache::{
-    CacheError, Codec, Image, KvForm, LayerShape, SequenceId, Store, StoreOptions, Zones,
+    CacheError, Codec, Image, KvForm, LayerShape, Noting, SequenceId, Store, StoreOptions, Zones,
 };
 
 /// A layer of each kind: two forms, one form, a window of its own.
@@ -256,7 +256,7 @@ fn hostile_images() {
     assert!(with(&saved.outline, &swapped).is_err());
     assert!(with(&saved.outline, &columns[..columns.len() - 1]).is_err());
     let mut noted = Store::new(StoreOptions {
-        notes: true,
+        notes: Some(Noting::Attention),
         ..options()
     })
     .unwrap();

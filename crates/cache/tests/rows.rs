@@ -13,7 +13,7 @@ use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::policy::snap::SnapParams;
 use haversack_cache::policy::tiers::{Deep, Middle, Shallow, TiersParams};
 use haversack_cache::policy::turns::TurnsParams;
-use haversack_cache::{Codec, Row, Span, Store, StoreOptions, Zones};
+use haversack_cache::{Codec, Noting, Row, Span, Store, StoreOptions, Zones};
 use haversack_kernels::attention::{Count, KvView};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -400,7 +400,7 @@ fn anchors_outlive_ten_thousand_plans() {
             sinks: 4,
             recent: 32,
         },
-        notes: true,
+        notes: Some(Noting::Attention),
         ..StoreOptions::default()
     })
     .unwrap();

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use haversack_cache::policy::count::{Counting, Memory};
 use haversack_cache::{
-    CacheError, Codec, LayerShape, Row, SequenceId, Span, Store, StoreOptions, Zones,
+    CacheError, Codec, LayerShape, Noting, Row, SequenceId, Span, Store, StoreOptions, Zones,
 };
 use haversack_kernels::attention::{Count, KvView};
 use haversack_kernels::format::kv::slots::copy_slot;
@@ -25,7 +25,7 @@ fn options(near: Codec, far: Codec) -> StoreOptions {
             sinks: 4,
             recent: 64,
         },
-        notes: true,
+        notes: Some(Noting::Attention),
         ..StoreOptions::default()
     }
 }
@@ -186,7 +186,11 @@ fn only_loose_rows_leave() {
 
 #[test]
 fn mass_and_norms_follow_their_rows() {
-    let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
+    let mut store = Store::new(StoreOptions {
+        notes: Some(Noting::AttentionAndLength),
+        ..options(Codec::Int8, Codec::Int4)
+    })
+    .unwrap();
     let id = store.open().unwrap();
     feed(&mut store, id, &tokens(320)).unwrap();
     let blocks = store.view(id, 0).unwrap().blocks();
@@ -194,8 +198,8 @@ fn mass_and_norms_follow_their_rows() {
     let mass: Vec<u64> = (0..2 * blocks * 32)
         .map(|i| ((i % (blocks * 32)) * (1 + i / (blocks * 32))) as u64)
         .collect();
-    let sums = Counting::always(Count::Sum);
-    store.note_mass(id, 0, &sums, 0..320, &mass).unwrap();
+    let squares = Counting::always(Count::Squares);
+    store.note_mass(id, 0, &squares, 0..320, &mass).unwrap();
     let mut rows = Vec::new();
     store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
     let norms: Vec<f32> = rows.iter().map(|row| row.norm_sq).collect();
@@ -210,9 +214,10 @@ fn mass_and_norms_follow_their_rows() {
     }
     // It ends at the greatest number.
     let most = vec![u64::MAX; mass.len()];
-    store.note_mass(id, 0, &sums, 320..324, &most).unwrap();
+    store.note_mass(id, 0, &squares, 320..324, &most).unwrap();
     store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
-    assert!(rows.iter().all(|row| row.mass == u32::MAX));
+    let most = Noting::AttentionAndLength.most();
+    assert!(rows.iter().all(|row| row.mass == most));
 }
 
 /// A made-up attention of the query at `position` to a row, in whole units of the counters, and how it

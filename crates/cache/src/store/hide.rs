@@ -34,7 +34,7 @@ impl Store {
             }
             before = end;
         }
-        if self.notes && !hidden.is_empty() {
+        if self.is_noting() && !hidden.is_empty() {
             return Err(CacheError::Noted { index: i });
         }
 

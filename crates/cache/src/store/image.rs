@@ -128,7 +128,7 @@ impl Store {
     /// Opens the sequence of an image. Everything is checked first, then there is room for all of it or
     /// nothing has happened.
     pub fn restore(&mut self, image: Image<'_>) -> Result<SequenceId, CacheError> {
-        if self.notes {
+        if self.is_noting() {
             return Err(CacheError::NoImage);
         }
         let outline = self.read_outline(image.outline)?;
@@ -197,7 +197,7 @@ impl Store {
     /// The sequence, if its rows have not moved.
     pub(super) fn plain(&self, id: SequenceId) -> Result<usize, CacheError> {
         let i = self.find(id)?;
-        match self.notes {
+        match self.is_noting() {
             true => Err(CacheError::NoImage),
             false => Ok(i),
         }

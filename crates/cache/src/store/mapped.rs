@@ -76,7 +76,7 @@ impl Store {
     /// Opens the sequence of an image and reads its full blocks where they are mapped. Everything is checked first,
     /// as in [`Store::restore`]; that the bytes of blocks are those that were written is the caller's word.
     pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> Result<SequenceId, CacheError> {
-        if self.notes {
+        if self.is_noting() {
             return Err(CacheError::NoImage);
         }
         let outline = self.read_outline(image.outline)?;

@@ -26,7 +26,7 @@ pub use step::{Grow, Step};
 use crate::coding::{Mean, Staging};
 use crate::error::{CacheError, CannotFit};
 use crate::ledger::{Account, Ledger};
-use crate::notes::Notes;
+use crate::notes::{Notes, Noting};
 use crate::policy::{Held, Positions, Snapshot};
 use crate::pool::{BlockId, Census, Pool, reserve_exact};
 use crate::segments::Segments;
@@ -53,7 +53,7 @@ pub struct StoreOptions {
     pub budget_bytes: Option<usize>,
     /// Remember where each row came from and how much attention it gets, so that rows can leave one by
     /// one ([`Store::thin`]).
-    pub notes: bool,
+    pub notes: Option<Noting>,
     /// Where the pages of blocks come from.
     pub backing: Backing,
     /// Arena calls that fail, for tests.
@@ -70,7 +70,7 @@ impl Default for StoreOptions {
             means: Vec::new(),
             carries: Vec::new(),
             budget_bytes: None,
-            notes: false,
+            notes: None,
             backing: Backing::default(),
             faults: None,
             slab_bytes: SLAB_BYTES,
@@ -145,7 +145,7 @@ pub struct Store {
     /// The lists of the last step, for the next one.
     spare: Step,
     budget_bytes: Option<usize>,
-    notes: bool,
+    notes: Option<Noting>,
     scratch: usize,
     side: usize,
     kv_peak: usize,
@@ -306,7 +306,7 @@ impl Store {
         reserve_exact(&mut sequence.tables, self.layers.len())?;
         let tables = self.layers.iter().map(|layer| Table {
             // A layer with a window of its own loses rows by itself.
-            is_noted: self.notes && layer.shape.window.is_none(),
+            noting: self.notes.filter(|_| layer.shape.window.is_none()),
             ..Table::default()
         });
         sequence.tables.extend(tables);
@@ -336,7 +336,7 @@ impl Store {
                 sinks: table.sinks,
                 rows: table.rows,
                 passed: table.passed,
-                is_noted: table.is_noted,
+                noting: table.noting,
                 whole: table.whole,
                 aged: table.aged,
                 ..Table::default()
@@ -397,7 +397,7 @@ impl Store {
 
     /// Whether rows are remembered, so that they can leave one by one.
     pub fn is_noting(&self) -> bool {
-        self.notes
+        self.notes.is_some()
     }
 
     /// What [`KvView::spans`] will say of the layer with most once `tokens` more are there. Blocks may be

@@ -13,7 +13,7 @@
 
 use super::{SequenceId, Store, release};
 use crate::error::CacheError;
-use crate::notes::{Row, norm_sq};
+use crate::notes::Row;
 use crate::policy::count::Counting;
 use crate::policy::rows::{LayerView, SINK_COLUMNS};
 use crate::pool::{BlockId, Pool, reserve_exact};
@@ -38,9 +38,9 @@ impl Store {
         let index = self.find(id)?;
         let kv_heads = self.layer(layer)?.shape.kv_heads as u64;
         let table = &mut self.sequences[index].tables[layer];
-        if !table.is_noted || queries.is_empty() {
+        let Some(noting) = table.noting.filter(|_| !queries.is_empty()) else {
             return Ok(());
-        }
+        };
         let block = queries.start / SLOTS;
         if let Some(decay) = counting.decay {
             if (queries.end - 1) / SLOTS != block {
@@ -51,7 +51,10 @@ impl Store {
             }
             for _ in table.aged..block {
                 table.whole = ((u128::from(table.whole) * u128::from(decay)) >> 32) as u64;
-                table.notes.iter_mut().for_each(|notes| notes.decay(decay));
+                table
+                    .notes
+                    .iter_mut()
+                    .for_each(|notes| notes.decay(noting, decay));
                 if table.whole == 0 {
                     break;
                 }
@@ -69,7 +72,7 @@ impl Store {
         for head in mass.chunks_exact(slots.max(1)) {
             let blocks = head.chunks_exact(BLOCK_SLOTS);
             for (notes, more) in table.notes.iter_mut().zip(blocks) {
-                notes.count(counting.count, more);
+                notes.count(noting, counting.count, more);
             }
         }
         Ok(())
@@ -89,10 +92,13 @@ impl Store {
         let columns = SINK_COLUMNS.max(self.zones.sinks as u64) as usize;
         let first = table.entries.first().filter(|e| e.first_position == 0);
         let sinks = first.map_or(0, |entry| columns.min(entry.rows as usize));
-        let of_sinks = table.notes.first().map_or(0, |notes| {
-            let mass = notes.mass[..sinks].iter();
-            mass.map(|mass| u64::from(*mass)).sum()
-        });
+        let of_sinks = match (table.noting, table.notes.first()) {
+            (Some(noting), Some(notes)) => {
+                let words = notes.words[..sinks].iter();
+                words.map(|word| u64::from(noting.attention(*word))).sum()
+            }
+            _ => 0,
+        };
         Ok(LayerView {
             layer,
             layers: self.layers.len(),
@@ -156,12 +162,15 @@ impl Store {
         let table = &sequence.tables[layer];
         let spans = sequence.spans.list();
         rows.clear();
+        let Some(noting) = table.noting else {
+            return Ok(());
+        };
         for i in self.loose(table, sequence.position, anchors) {
             let (entry, notes) = (&table.entries[i], &table.notes[i]);
             rows.extend((0..entry.rows as usize).map(|slot| Row {
                 position: u64::from(notes.positions[slot]),
-                mass: notes.mass[slot],
-                norm_sq: norm_sq(notes.norms[slot]),
+                mass: noting.attention(notes.words[slot]),
+                norm_sq: noting.norm_sq(notes.words[slot]),
                 worth: 0.0,
                 entry: i as u32,
                 slot: slot as u8,

@@ -7,7 +7,6 @@ use super::step::{Member, Step};
 use super::{Layer, SequenceId, Store};
 use crate::coding::{Side, Staging, at_once, blocks_at_once, recode_head, write_sinks};
 use crate::error::CacheError;
-use crate::notes::norm_code;
 use crate::pool::{BlockId, Pool};
 use crate::size::{SLOTS, near_from};
 use crate::table::{Entry, Table};
@@ -184,11 +183,11 @@ impl Store {
             };
             let width = layer.shape.width();
             let range = done * width..(done + rows) * width;
-            for (i, values) in v.rows[range.clone()].chunks_exact(width).enumerate() {
-                let at = slot + i;
-                if let Some(notes) = table.notes.get_mut(first + at / BLOCK_SLOTS) {
-                    notes.norms[at % BLOCK_SLOTS] = norm_code(values);
-                    notes.mass[at % BLOCK_SLOTS] = 0;
+            if let Some(noting) = table.noting {
+                for (i, values) in v.rows[range.clone()].chunks_exact(width).enumerate() {
+                    let at = slot + i;
+                    let notes = &mut table.notes[first + at / BLOCK_SLOTS];
+                    notes.words[at % BLOCK_SLOTS] = noting.fresh(values);
                 }
             }
             near.code(&mut self.pools, &mut self.staging, k, range.clone());

@@ -21,7 +21,7 @@ use crate::model::forward::{Capture, Captured, Resume, Span, Want};
 use haversack_cache::policy::adaptive::{CODECS, Curves, SHARES};
 use haversack_cache::policy::heavy::Score;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
-use haversack_cache::{CacheError, Grow, LayerShape, Row, SequenceId, Store, StoreOptions};
+use haversack_cache::{CacheError, Grow, LayerShape, Noting, Row, SequenceId, Store, StoreOptions};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Mass, Need};
 use haversack_kernels::cpu::Table;
@@ -450,7 +450,7 @@ impl<'a> Bench<'a> {
             carries,
             layers: shapes,
             zones: KvOptions::default().zones(),
-            notes: true,
+            notes: Some(Noting::AttentionAndLength),
             ..StoreOptions::default()
         })?)
     }

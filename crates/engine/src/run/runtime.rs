@@ -22,8 +22,8 @@ use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, 
 use crate::plan;
 use haversack_cache::policy::rows::ParamsError;
 use haversack_cache::{
-    Account, Applied, CacheError, CannotFit, Grow, Image, LayerShape, Ledger, MappedImage, Row,
-    SequenceId, SequenceStats, Step, Store, StoreOptions,
+    Account, Applied, CacheError, CannotFit, Grow, Image, LayerShape, Ledger, MappedImage, Noting,
+    Row, SequenceId, SequenceStats, Step, Store, StoreOptions,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -159,6 +159,8 @@ impl Runtime {
         let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
         let settled_bytes = plan::settled_bytes(&layers);
         let (means, carries) = known(&model, options, &layers)?;
+        let counting = retention.rows().and_then(|policy| policy.count());
+        let noting = counting.map_or(Noting::Attention, |counting| Noting::of(counting.count));
         let usual = StoreOptions::default();
         let mut store = Store::new(StoreOptions {
             layers,
@@ -166,13 +168,13 @@ impl Runtime {
             means,
             carries,
             budget_bytes: options.budget_bytes,
-            notes: setting.noted,
+            notes: setting.noted.then_some(noting),
             slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
             faults: options.slabs.faults.clone(),
             ..usual
         })?;
         let mut scratch = Scratch::new(config, int8);
-        if let Some(counting) = retention.rows().and_then(|policy| policy.count()) {
+        if let Some(counting) = counting {
             scratch.count_mass(counting);
         }
         let mut loose = Vec::new();

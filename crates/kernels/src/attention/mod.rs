@@ -150,7 +150,7 @@ impl Count {
     pub const fn bits(self) -> u32 {
         match self {
             Count::Sum => 20,
-            Count::Squares => 28,
+            Count::Squares => 24,
             Count::Max => 30,
             Count::Weighted(_) => 22,
         }

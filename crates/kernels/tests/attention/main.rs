@@ -23,7 +23,7 @@ const CODED_ERROR_MAX: f64 = 6e-4;
 const MASS_ERROR_MAX: f64 = 2e-6;
 
 /// See [`every_machine_gives_these_bits`].
-const GOLDEN_BITS: u64 = 12_611_647_066_319_689_912;
+const GOLDEN_BITS: u64 = 1_191_870_932_905_273_312;
 
 /// Heads, KV heads, head size: grouped, one to one, one for all; sizes with and without a partial
 /// vector.
