@@ -1,42 +1,72 @@
-//! Facts told early and asked late, in four kinds of memory: `talk MODEL ENCODER_DIR [DIALOGUES] [FACTS] [TURNS] [MODES] [RELEVANCE_TOP]`.
+//! Facts told early and asked late, in four kinds of memory:
+//! `cargo run --release -p haversack-eval --example talk -- MODEL ENCODER_DIR [NAME=VALUE…]`
+//!
+//! | name | | usual |
+//! |---|---|---|
+//! | `dialogues`, `facts`, `turns` | how many, how many facts in each, how many turns in each | 30, 14, 180 |
+//! | `capacity` | tokens of the ephemeral stream | 1536 |
+//! | `modes` | of `full`, `window`, `streams`, `recall`, `threshold` | the first four |
+//! | `top` | turns that `recall` shows beside the last | 8 |
+//! | `filler` | turns between: a file of dialogues, one `{"history": [{"user", "bot"}]}` a line | small talk |
 //!
 //! Prints a line for each kind of memory: how often the right one of ten answers is the likeliest, with the interval
-//! over dialogues, its mean log-probability, and the difference to the full cache, dialogue by dialogue.
+//! over dialogues, its mean log-probability, how often a free answer says it, and the difference to the full cache,
+//! dialogue by dialogue.
 
 use haversack::encoder::{Encoder, EncoderOptions};
 use haversack::session::layout::Layout;
 use haversack::session::relevance::Relevance;
 use haversack::session::{SessionOptions, Sessions};
 use haversack::{LoadOptions, Model, Policy, Retention, Runtime, RuntimeOptions};
-use haversack_eval::choice::Verdict;
-use haversack_eval::{stats, talk};
+use haversack_eval::stats;
+use haversack_eval::talk::{self, Exchange, Heard};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+
+type Failure = Box<dyn std::error::Error>;
 
 const PERSISTENT: &str =
     "You are a helpful assistant with a good memory. Answer in one short sentence.";
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let args: Vec<String> = std::env::args().collect();
-    let number = |i: usize, usual: usize| args.get(i).and_then(|a| a.parse().ok()).unwrap_or(usual);
-    let (Some(model), Some(encoder)) = (args.get(1), args.get(2)) else {
-        return Err("talk MODEL ENCODER_DIR [DIALOGUES] [FACTS] [TURNS] [MODES] [TOP]".into());
+/// Letters of an exchange from a file, at most: a turn must fit several times into the stream.
+const FILLER_LETTERS: usize = 600;
+
+fn main() -> Result<(), Failure> {
+    let usage = "usage: talk MODEL ENCODER_DIR [NAME=VALUE…]";
+    let mut args = std::env::args().skip(1);
+    let (model, encoder) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
+    let mut said = HashMap::new();
+    for arg in args {
+        let (name, value) = arg.split_once('=').ok_or(usage)?;
+        said.insert(name.to_owned(), value.to_owned());
+    }
+    let number = |name: &str, usual: usize| said.get(name).map_or(Ok(usual), |n| n.parse());
+    let (dialogues, facts, turns) = (
+        number("dialogues", 30)?,
+        number("facts", 14)?,
+        number("turns", 180)?,
+    );
+    let top = number("top", 8)?;
+    let usual = "full,window,streams,recall".to_owned();
+    let modes = said.get("modes").unwrap_or(&usual);
+    let filler = match said.get("filler") {
+        Some(file) => talk::apart(exchanges(Path::new(file))?),
+        None => talk::small_talk(),
     };
-    let (dialogues, facts, turns) = (number(3, 34), number(4, 12), number(5, 130));
-    let modes = args
-        .get(6)
-        .map_or("full,window,streams,recall", |m| m.as_str());
-    let top = number(7, 8);
-    let model = Model::load(Path::new(model), &LoadOptions::default(), &mut |_, _| ())?;
-    let encoder = Arc::new(Encoder::open(
-        Path::new(encoder),
-        &EncoderOptions::default(),
-    )?);
-    let layout = Layout::new(model.clone());
     let session = SessionOptions::default();
+    let session = SessionOptions {
+        capacity: number("capacity", session.capacity)?,
+        ..session
+    };
+
+    let model = Model::load(Path::new(&model), &LoadOptions::default(), &mut |_, _| ())?;
+    let encoder = Encoder::open(Path::new(&encoder), &EncoderOptions::default())?;
+    let encoder = Arc::new(encoder);
+    let layout = Layout::new(model.clone());
     let rows = session.persistent_max + session.capacity;
 
-    let mut all: Vec<(&str, Vec<Vec<Verdict>>)> = Vec::new();
+    let mut full: Option<Vec<Vec<Heard>>> = None;
     for mode in modes.split(',') {
         let retention = match mode {
             "full" => Retention::full(),
@@ -63,75 +93,95 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "threshold" => Relevance::Threshold(0.6),
             _ => Relevance::All,
         };
-        let mut sessions = match mode {
-            "full" | "window" => None,
-            _ => {
-                let options = SessionOptions {
-                    dir: Some(folder.clone()),
-                    relevance,
-                    ..session.clone()
-                };
-                let sessions = Sessions::new(&runtime, options)?;
-                Some(match mode {
-                    "streams" => sessions,
-                    _ => sessions.with_encoder(encoder.clone()),
-                })
-            }
-        };
-        let (mut verdicts, mut seen, mut asked) = (Vec::new(), 0, 0);
+        let mut sessions = None;
+        if !["full", "window"].contains(&mode) {
+            let options = SessionOptions {
+                dir: Some(folder.clone()),
+                relevance,
+                ..session.clone()
+            };
+            let without = Sessions::new(&runtime, options)?;
+            sessions = Some(match mode {
+                "streams" => without,
+                _ => without.with_encoder(encoder.clone()),
+            });
+        }
+        let mut heard = Vec::new();
         for number in 0..dialogues {
-            let dialogue = talk::dialogue(1, number, facts, turns);
+            let dialogue = talk::dialogue(1, number, facts, turns, &filler);
             let found = match &mut sessions {
                 None => talk::plain(&mut runtime, &layout, PERSISTENT, &dialogue)?,
                 Some(sessions) => {
-                    let found =
-                        talk::session(&mut runtime, sessions, "talk", PERSISTENT, &dialogue)?;
-                    asked += found.len();
-                    seen += found.iter().filter(|(_, seen)| *seen).count();
-                    found.into_iter().map(|(verdict, _)| verdict).collect()
+                    talk::session(&mut runtime, sessions, "talk", PERSISTENT, &dialogue)?
                 }
             };
-            eprintln!(
-                "{mode} {number}: {} of {} right",
-                right(&found),
-                found.len()
-            );
-            verdicts.push(found);
+            let right = found.iter().filter(|h| h.verdict.right).count();
+            eprintln!("{mode} {number}: {right} of {} right", found.len());
+            heard.push(found);
         }
         let _ = std::fs::remove_dir_all(&folder);
-        let flat: Vec<&Verdict> = verdicts.iter().flatten().collect();
-        let accuracy = |units: &[&Vec<Verdict>]| {
-            let count: usize = units.iter().map(|u| u.len()).sum();
-            units.iter().map(|u| right(u)).sum::<usize>() as f64 / count.max(1) as f64
-        };
-        let units: Vec<&Vec<Verdict>> = verdicts.iter().collect();
-        let interval = stats::interval(&verdicts, 1, accuracy);
-        let logprob = flat.iter().map(|v| v.logprob).sum::<f64>() / flat.len().max(1) as f64;
-        println!(
-            "{mode}: {:.3} right of {} facts {:?}, logprob {logprob:.3}, told turn seen {seen} of {asked}, peak {} bytes",
-            accuracy(&units),
-            flat.len(),
-            interval.map(|i| (i.low, i.high)),
-            runtime.ledger().peak,
-        );
-        if let Some((_, full)) = all.first().filter(|(name, _)| *name == "full") {
-            let pairs: Vec<(f64, usize)> = full
-                .iter()
-                .zip(&verdicts)
-                .map(|(a, b)| (right(b) as f64 - right(a) as f64, b.len()))
-                .collect();
-            let mean = pairs.iter().map(|p| p.0).sum::<f64>() / flat.len() as f64;
-            let interval = stats::interval(&pairs, 1, stats::ratio);
-            println!(
-                "  against full: {mean:+.3} {:?}",
-                interval.map(|i| (i.low, i.high))
-            );
+        print(mode, &heard, full.as_deref());
+        println!("  memory at most {} bytes", runtime.ledger().peak);
+        if mode == "full" {
+            full = Some(heard);
         }
-        all.push((mode, verdicts));
     }
     Ok(())
 }
 
-fn right(verdicts: &[Verdict]) -> usize {
-    verdicts.iter().filter(|v| v.right).count()
+fn print(mode: &str, heard: &[Vec<Heard>], full: Option<&[Vec<Heard>]>) {
+    let all: Vec<&Heard> = heard.iter().flatten().collect();
+    let share = |is: fn(&Heard) -> bool| {
+        let parts = heard.iter().map(|h| (count(h, is), h.len()));
+        let parts: Vec<(f64, usize)> = parts.collect();
+        let mean = parts.iter().map(|p| p.0).sum::<f64>() / all.len().max(1) as f64;
+        (mean, stats::interval(&parts, 1, stats::ratio))
+    };
+    let words = |(mean, interval): (f64, Option<stats::Interval>)| match interval {
+        Some(i) => format!("{mean:.3} ({:.3} to {:.3})", i.low, i.high),
+        None => format!("{mean:.3}"),
+    };
+    let logprob = all.iter().map(|h| h.verdict.logprob).sum::<f64>() / all.len().max(1) as f64;
+    println!(
+        "{mode}: right {} of {} facts, log-probability {logprob:.3}, said {}, turn seen {}, instructions seen {}",
+        words(share(|h| h.verdict.right)),
+        all.len(),
+        words(share(|h| h.said)),
+        share(|h| h.seen).0,
+        share(|h| h.instructed).0,
+    );
+    if let Some(full) = full {
+        let differ = |is: fn(&Heard) -> bool| {
+            let pairs = full.iter().zip(heard);
+            let pairs = pairs.map(|(a, b)| (count(b, is) - count(a, is), b.len()));
+            let pairs: Vec<(f64, usize)> = pairs.collect();
+            let mean = pairs.iter().map(|p| p.0).sum::<f64>() / all.len().max(1) as f64;
+            words((mean, stats::interval(&pairs, 1, stats::ratio)))
+        };
+        println!(
+            "  against full: right {}, said {}",
+            differ(|h| h.verdict.right),
+            differ(|h| h.said)
+        );
+    }
+}
+
+fn count(heard: &[Heard], is: fn(&Heard) -> bool) -> f64 {
+    heard.iter().filter(|h| is(h)).count() as f64
+}
+
+/// The short exchanges of a file of dialogues.
+fn exchanges(file: &Path) -> Result<Vec<Exchange>, Failure> {
+    let mut found = Vec::new();
+    for line in std::fs::read_to_string(file)?.lines() {
+        let dialogue: serde_json::Value = serde_json::from_str(line)?;
+        for turn in dialogue["history"].as_array().into_iter().flatten() {
+            if let (Some(user), Some(bot)) = (turn["user"].as_str(), turn["bot"].as_str())
+                && user.len() + bot.len() <= FILLER_LETTERS
+            {
+                found.push((user.to_owned(), bot.to_owned()));
+            }
+        }
+    }
+    Ok(found)
 }

@@ -1,12 +1,12 @@
 //! Long conversations: facts told early, many turns about other things, and questions late.
 //!
 //! ```text
-//! user       Yesterday I met a baker called Alice Stone.          ┐ facts, each once
-//! assistant  It must have been nice to meet Alice Stone, the baker. ┘
+//! user       My dog is called Rex.                             ┐ facts of different kinds, each told once
+//! assistant  I see. Your dog is called Rex.                    ┘
 //! user       Can you tell me something about bridges?          ┐ sixty turns and more about other things,
 //! assistant  A bridge carries a road over a river. …           ┘ four times what memory holds
-//! user       What is the full name of Alice, the baker I told you about?
-//! assistant  The full name of the baker is Alice ▮             ten answers are judged, all of them names of others
+//! user       What is my dog called?
+//! assistant  Your dog is called ▮                              ten answers are judged, all of them names of dogs
 //! ```
 //!
 //! The same dialogue is had with a full cache, with a window that slides, with two streams, and with two streams that
@@ -18,7 +18,7 @@ use haversack::run::{Runtime, SequenceId, StepError};
 use haversack::session::layout::{Layout, LayoutError};
 use haversack::session::{SessionError, SessionId, Sessions};
 use haversack::text::tokenizer::Tokenizer;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 /// A question, and the answer that was given.
 pub type Exchange = (String, String);
@@ -40,98 +40,178 @@ pub struct Asked {
     pub told_in: usize,
 }
 
-/// As many as there are facts in a dialogue at most: nobody is met twice.
-const FIRST: [&str; 32] = [
-    "Alice", "Bruno", "Clara", "David", "Edith", "Felix", "Grace", "Henry", "Irene", "Jacob",
-    "Karen", "Louis", "Maria", "Nora", "Oliver", "Paula", "Quentin", "Rosa", "Simon", "Tessa",
-    "Ursula", "Victor", "Wanda", "Xavier", "Yvonne", "Zack", "Agnes", "Boris", "Celia", "Dennis",
-    "Elsa", "Frank",
-];
-const JOBS: [&str; 32] = [
-    "baker",
-    "dentist",
-    "pilot",
-    "gardener",
-    "teacher",
-    "plumber",
-    "lawyer",
-    "painter",
-    "farmer",
-    "nurse",
-    "singer",
-    "barber",
-    "tailor",
-    "sailor",
-    "judge",
-    "writer",
-    "banker",
-    "carpenter",
-    "chemist",
-    "dancer",
-    "driver",
-    "fisherman",
-    "miner",
-    "librarian",
-    "photographer",
-    "postman",
-    "soldier",
-    "surgeon",
-    "waiter",
-    "translator",
-    "engineer",
-    "journalist",
-];
-const LAST: [&str; 10] = [
-    "Brown", "Carter", "Fisher", "Green", "Hunter", "King", "Miller", "Stone", "Walker", "Young",
+/// One thing a person may tell of, once in a dialogue: told, asked, how the answer begins, and what it may be. No answer
+/// of one kind is an answer of another, and no topic speaks of one.
+struct Kind {
+    told: &'static str,
+    question: &'static str,
+    begins: &'static str,
+    answers: [&'static str; 10],
+}
+
+const KINDS: [Kind; 14] = [
+    Kind {
+        told: "My dog is called",
+        question: "What is my dog called?",
+        begins: "Your dog is called",
+        answers: [
+            "Rex", "Bella", "Max", "Luna", "Rocky", "Daisy", "Buddy", "Milo", "Toby", "Coco",
+        ],
+    },
+    Kind {
+        told: "The city I was born in is",
+        question: "Which city was I born in?",
+        begins: "The city you were born in is",
+        answers: [
+            "Boston", "Denver", "Chicago", "Paris", "London", "Berlin", "Madrid", "Rome", "Dublin",
+            "Vienna",
+        ],
+    },
+    Kind {
+        told: "The name of my sister is",
+        question: "What is the name of my sister?",
+        begins: "The name of your sister is",
+        answers: [
+            "Emma", "Sarah", "Laura", "Anna", "Julia", "Karen", "Susan", "Alice", "Helen", "Rachel",
+        ],
+    },
+    Kind {
+        told: "The instrument I play is the",
+        question: "Which instrument do I play?",
+        begins: "The instrument you play is the",
+        answers: [
+            "piano", "violin", "guitar", "flute", "cello", "trumpet", "harp", "clarinet", "organ",
+            "banjo",
+        ],
+    },
+    Kind {
+        told: "The colour of my car is",
+        question: "What is the colour of my car?",
+        begins: "The colour of your car is",
+        answers: [
+            "red", "blue", "black", "yellow", "purple", "orange", "silver", "brown", "pink", "gray",
+        ],
+    },
+    Kind {
+        told: "The dish I like best is",
+        question: "Which dish do I like best?",
+        begins: "The dish you like best is",
+        answers: [
+            "pizza", "soup", "sushi", "pasta", "salad", "curry", "steak", "rice", "lasagna", "stew",
+        ],
+    },
+    Kind {
+        told: "By profession I am a",
+        question: "What am I by profession?",
+        begins: "By profession you are a",
+        answers: [
+            "nurse", "teacher", "lawyer", "pilot", "farmer", "dentist", "plumber", "painter",
+            "baker", "judge",
+        ],
+    },
+    Kind {
+        told: "The month of my birthday is",
+        question: "In which month is my birthday?",
+        begins: "The month of your birthday is",
+        answers: [
+            "January",
+            "February",
+            "March",
+            "April",
+            "June",
+            "July",
+            "August",
+            "September",
+            "October",
+            "November",
+        ],
+    },
+    Kind {
+        told: "The sport I do every week is",
+        question: "Which sport do I do every week?",
+        begins: "The sport you do every week is",
+        answers: [
+            "tennis", "football", "swimming", "golf", "boxing", "hockey", "rowing", "judo",
+            "cycling", "archery",
+        ],
+    },
+    Kind {
+        told: "The language I am learning is",
+        question: "Which language am I learning?",
+        begins: "The language you are learning is",
+        answers: [
+            "Spanish", "French", "German", "Russian", "Japanese", "Arabic", "Polish", "Greek",
+            "Turkish", "Swedish",
+        ],
+    },
+    Kind {
+        told: "The country my grandmother came from is",
+        question: "Which country did my grandmother come from?",
+        begins: "The country your grandmother came from is",
+        answers: [
+            "Italy", "Ireland", "Norway", "Mexico", "India", "China", "Brazil", "Egypt", "Cuba",
+            "Iran",
+        ],
+    },
+    Kind {
+        told: "The name of my boss is",
+        question: "What is the name of my boss?",
+        begins: "The name of your boss is",
+        answers: [
+            "Peter", "Henry", "Oscar", "Frank", "George", "Louis", "Simon", "Victor", "Walter",
+            "Arthur",
+        ],
+    },
+    Kind {
+        told: "The code of my safe is",
+        question: "What is the code of my safe?",
+        begins: "The code of your safe is",
+        answers: [
+            "4821", "7390", "1562", "9047", "3618", "2754", "8139", "5926", "6403", "1875",
+        ],
+    },
+    Kind {
+        told: "The drink I order in a bar is",
+        question: "Which drink do I order in a bar?",
+        begins: "The drink you order in a bar is",
+        answers: [
+            "beer", "wine", "whiskey", "rum", "gin", "vodka", "lemonade", "cider", "cola", "milk",
+        ],
+    },
 ];
 const TOPICS: [(&str, &str); 12] = [
     (
         "bridges",
-        "A bridge carries a road or a railway over a river or a valley. Long ones hang from cables.",
+        "A bridge carries a road or a railway over a river or a valley.",
     ),
-    (
-        "bread",
-        "Bread is made of flour, water and yeast. The dough has to rest before it goes into the oven.",
-    ),
-    (
-        "clouds",
-        "Clouds are made of tiny drops of water. When the drops grow heavy, it begins to rain.",
-    ),
+    ("bread", "Bread is made of flour, water and yeast."),
+    ("clouds", "Clouds are made of tiny drops of water."),
     (
         "chess",
-        "Chess is played by two people on a board of sixty-four squares. The game ends with mate.",
+        "Chess is played by two people on a board of sixty-four squares.",
     ),
     (
         "rivers",
-        "Rivers begin in the hills and run down to the sea. Many towns were built beside them.",
+        "Rivers begin in the hills and run down to the sea.",
     ),
     (
         "clocks",
-        "A clock tells the time with hands or with digits. The first ones were driven by weights.",
+        "A clock tells the time with hands or with digits.",
     ),
-    (
-        "gardens",
-        "A garden needs sun, water and patience. Some plants come back every year by themselves.",
-    ),
+    ("gardens", "A garden needs sun, water and patience."),
     (
         "letters",
-        "People wrote letters long before there were telephones. A stamp pays for the journey.",
+        "People wrote letters long before there were telephones.",
     ),
     (
         "mountains",
-        "Mountains rise where plates of rock push against each other. Their tops are cold.",
+        "Mountains rise where plates of rock push against each other.",
     ),
-    (
-        "shoes",
-        "Shoes protect the feet. They are made of leather, cloth or rubber, and wear out in time.",
-    ),
-    (
-        "music",
-        "Music is made of rhythm and melody. Every culture that we know of has its own songs.",
-    ),
+    ("shoes", "Shoes protect the feet."),
+    ("music", "Music is made of rhythm and melody."),
     (
         "trains",
-        "Trains run on rails and can carry many people at once. Fast ones are driven by electricity.",
+        "Trains run on rails and can carry many people at once.",
     ),
 ];
 const ASK: [&str; 6] = [
@@ -143,38 +223,63 @@ const ASK: [&str; 6] = [
     "Explain to a child what is special about",
 ];
 
-/// A dialogue with so many facts among its first turns and so many turns in all.
-pub fn dialogue(seed: u64, number: usize, facts: usize, turns: usize) -> Dialogue {
+/// Small talk: every topic asked for in every way.
+pub fn small_talk() -> Vec<Exchange> {
+    let about =
+        |&(topic, text): &(&str, &str)| ASK.map(|ask| (format!("{ask} {topic}?"), text.to_owned()));
+    TOPICS.iter().flat_map(about).collect()
+}
+
+/// The exchanges that say nothing of what dialogues are asked about.
+pub fn apart(exchanges: Vec<Exchange>) -> Vec<Exchange> {
+    let silent = |(question, answer): &Exchange| !speaks(question) && !speaks(answer);
+    exchanges.into_iter().filter(silent).collect()
+}
+
+/// Whether an answer of any kind is in the text.
+fn speaks(text: &str) -> bool {
+    let mut words = text.split(|c: char| !c.is_alphanumeric());
+    words.any(|word| {
+        let is = |answer: &&str| answer.eq_ignore_ascii_case(word);
+        KINDS.iter().any(|kind| kind.answers.iter().any(|a| is(a)))
+    })
+}
+
+/// A dialogue with so many facts among its first turns, all of different kinds, and so many turns in all, the rest of
+/// them from `filler`.
+pub fn dialogue(
+    seed: u64,
+    number: usize,
+    facts: usize,
+    turns: usize,
+    filler: &[Exchange],
+) -> Dialogue {
     let mut dice = Dice::new(seed, &[0x7a1c, number as u64]);
-    let (mut people, mut jobs) = (FIRST, JOBS);
-    dice.shuffle(&mut people);
-    dice.shuffle(&mut jobs);
+    let mut kinds = std::array::from_fn::<usize, { KINDS.len() }, _>(|i| i);
+    dice.shuffle(&mut kinds);
     let mut dialogue = Dialogue {
         turns: Vec::new(),
         asked: Vec::new(),
     };
-    for (first, job) in people.iter().zip(jobs).take(facts) {
-        let right = dice.below(LAST.len());
-        let last = LAST[right];
+    for kind in kinds.iter().take(facts).map(|&i| &KINDS[i]) {
+        let mut answers = kind.answers.map(str::to_owned).to_vec();
+        answers.rotate_left(dice.below(kind.answers.len()));
         let told_in = dialogue.turns.len();
         dialogue.turns.push((
-            format!("Yesterday I met a {job} called {first} {last}."),
-            format!("It must have been nice to meet {first} {last}, the {job}."),
+            format!("{} {}.", kind.told, answers[0]),
+            format!("I see. {} {}.", kind.begins, answers[0]),
         ));
-        let mut answers = vec![last.to_owned()];
-        let others = LAST.iter().enumerate().filter(|&(i, _)| i != right);
-        answers.extend(others.map(|(_, last)| last.to_string()));
         dialogue.asked.push(Asked {
-            question: format!("What is the full name of {first}, the {job} I told you about?"),
-            begins: format!("The full name of the {job} is {first}"),
+            question: kind.question.to_owned(),
+            begins: kind.begins.to_owned(),
             answers,
             told_in,
         });
     }
-    while dialogue.turns.len() < turns {
-        let (topic, text) = TOPICS[dice.below(TOPICS.len())];
-        let question = format!("{} {topic}?", dice.pick(&ASK));
-        dialogue.turns.push((question, text.to_owned()));
+    while dialogue.turns.len() < turns && !filler.is_empty() {
+        dialogue
+            .turns
+            .push(filler[dice.below(filler.len())].clone());
     }
     dialogue
 }
@@ -190,13 +295,28 @@ impl Asked {
     }
 }
 
+/// What came of a question.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heard {
+    pub verdict: Verdict,
+    /// The answer, freely given, has the right word.
+    pub said: bool,
+    /// The turn that told it was seen.
+    pub seen: bool,
+    /// All of the persistent text was seen.
+    pub instructed: bool,
+}
+
+/// Of a freely given answer.
+const ANSWER_TOKENS: usize = 16;
+
 /// Every question of a dialogue, on a plain sequence: a full cache, or whatever the runtime's policy leaves of it.
 pub fn plain(
     runtime: &mut Runtime,
     layout: &Layout,
     persistent: &str,
     dialogue: &Dialogue,
-) -> Result<Vec<Verdict>, TalkError> {
+) -> Result<Vec<Heard>, TalkError> {
     let id = runtime.open()?;
     let result = plain_on(runtime, id, layout, persistent, dialogue);
     runtime.close(id)?;
@@ -209,38 +329,100 @@ fn plain_on(
     layout: &Layout,
     persistent: &str,
     dialogue: &Dialogue,
-) -> Result<Vec<Verdict>, TalkError> {
+) -> Result<Vec<Heard>, TalkError> {
     let model = runtime.model().clone();
     let mut go_on = |_| ControlFlow::Continue(());
+    let mut positions = layout.opening(persistent, 0)?.len() as u64;
     runtime.feed(id, &layout.opening(persistent, 0)?, &mut go_on)?;
+    let opening = 0..positions;
+    let mut told = Vec::new();
     for (question, answer) in &dialogue.turns {
         let mut tokens = layout.question(question)?;
         tokens.extend(encode(model.tokenizer(), answer));
         tokens.extend_from_slice(layout.ending()?);
         runtime.feed(id, &tokens, &mut go_on)?;
+        told.push(positions..positions + tokens.len() as u64);
+        positions += tokens.len() as u64;
     }
-    let mut verdicts = Vec::new();
+    let mut heard = Vec::new();
     for asked in &dialogue.asked {
         let fork = runtime.fork(id)?;
         let question = layout.question(&asked.question)?;
-        let verdict = runtime
+        let found = runtime
             .feed(fork, &question, &mut go_on)
             .map(|_| ())
-            .and_then(|()| ask(runtime, fork, &asked.tokens(model.tokenizer())));
+            .and_then(|()| hear(runtime, fork, asked));
+        let kept = |range: &Range<u64>| is_kept(runtime, fork, range);
+        let (seen, instructed) = (kept(&told[asked.told_in]), kept(&opening));
         runtime.close(fork)?;
-        verdicts.push(verdict?);
+        let (verdict, said) = found?;
+        heard.push(Heard {
+            verdict,
+            said,
+            seen: seen?,
+            instructed: instructed?,
+        });
     }
-    Ok(verdicts)
+    Ok(heard)
 }
 
-/// The same in a session, and for each question whether the turn that told it was seen.
+/// Whether these positions have rows that a query sees.
+fn is_kept(runtime: &Runtime, id: SequenceId, range: &Range<u64>) -> Result<bool, TalkError> {
+    let store = runtime.store();
+    let hidden = store.hidden(id).iter();
+    let shown = !hidden
+        .clone()
+        .any(|h| h.start < range.end && range.start < h.end);
+    let snapshot = store.snapshot(id).map_err(StepError::from)?;
+    let have = snapshot.blocks.iter().map(|block| {
+        let end = block.first_position + u64::from(block.rows);
+        end.min(range.end)
+            .saturating_sub(block.first_position.max(range.start))
+    });
+    Ok(shown && have.sum::<u64>() == range.end - range.start)
+}
+
+/// The freely given answer and the judged ones, right behind the question.
+fn hear(
+    runtime: &mut Runtime,
+    id: SequenceId,
+    asked: &Asked,
+) -> Result<(Verdict, bool), StepError> {
+    let model = runtime.model().clone();
+    let fork = runtime.fork(id)?;
+    let answer = greedy(runtime, fork);
+    runtime.close(fork)?;
+    let text = model.tokenizer().decode(&answer?).unwrap_or_default();
+    let mut words = text.split(|c: char| !c.is_alphanumeric());
+    let said = words.any(|word| word.eq_ignore_ascii_case(&asked.answers[0]));
+    let verdict = ask(runtime, id, &asked.tokens(model.tokenizer()))?;
+    Ok((verdict, said))
+}
+
+/// The likeliest tokens, from the logits of the last step on.
+fn greedy(runtime: &mut Runtime, id: SequenceId) -> Result<Vec<u32>, StepError> {
+    let mut answer = Vec::new();
+    while answer.len() < ANSWER_TOKENS {
+        let logits = runtime.logits();
+        let likeliest = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        let token = likeliest.unwrap_or_default() as u32;
+        if runtime.model().tokenizer().is_end(token) {
+            break;
+        }
+        answer.push(token);
+        runtime.decode(id, token)?;
+    }
+    Ok(answer)
+}
+
+/// The same in a session.
 pub fn session(
     runtime: &mut Runtime,
     sessions: &mut Sessions,
     name: &str,
     persistent: &str,
     dialogue: &Dialogue,
-) -> Result<Vec<(Verdict, bool)>, TalkError> {
+) -> Result<Vec<Heard>, TalkError> {
     let id = sessions.create(runtime, name, persistent, 0)?;
     let result = session_on(runtime, sessions, id, dialogue);
     sessions.suspend(runtime, id)?;
@@ -255,26 +437,31 @@ fn session_on(
     sessions: &mut Sessions,
     id: SessionId,
     dialogue: &Dialogue,
-) -> Result<Vec<(Verdict, bool)>, TalkError> {
-    let model = runtime.model().clone();
+) -> Result<Vec<Heard>, TalkError> {
+    let opening = 0..runtime.position(sessions.sequence(id)?)?;
     let mut numbers = Vec::new();
     for (question, answer) in &dialogue.turns {
         numbers.push(sessions.tell(runtime, id, question, answer, 0)?);
     }
-    let mut verdicts = Vec::new();
+    let mut heard = Vec::new();
     for asked in &dialogue.asked {
-        let question = asked.tokens(model.tokenizer());
-        let mut look = |runtime: &mut Runtime, id| ask(runtime, id, &question);
-        let (verdict, context) = sessions.peek(runtime, id, &asked.question, &mut look)?;
+        let mut look = |runtime: &mut Runtime, id| {
+            Ok((hear(runtime, id, asked)?, is_kept(runtime, id, &opening)))
+        };
+        let (((verdict, said), instructed), context) =
+            sessions.peek(runtime, id, &asked.question, &mut look)?;
         let told = numbers[asked.told_in];
-        let turns = sessions.turns(id)?;
+        let mut turns = sessions.turns(id)?.into_iter();
         let seen = context.recalled.contains(&told)
-            || turns
-                .iter()
-                .any(|turn| turn.number == told && turn.is_visible);
-        verdicts.push((verdict, seen));
+            || turns.any(|turn| turn.number == told && turn.is_visible);
+        heard.push(Heard {
+            verdict,
+            said,
+            seen,
+            instructed: instructed?,
+        });
     }
-    Ok(verdicts)
+    Ok(heard)
 }
 
 #[derive(Debug)]
@@ -320,20 +507,34 @@ mod tests {
 
     #[test]
     fn a_dialogue_asks_what_it_told() {
-        let one = dialogue(1, 0, 30, 120);
-        assert_eq!(one, dialogue(1, 0, 30, 120));
-        assert_ne!(one, dialogue(1, 1, 30, 120));
-        assert_eq!((one.turns.len(), one.asked.len()), (120, 30));
+        let make = |number| dialogue(1, number, 12, 120, &small_talk());
+        let one = make(0);
+        assert_eq!(one, make(0));
+        assert_ne!(one, make(1));
+        assert_eq!((one.turns.len(), one.asked.len()), (120, 12));
         for asked in &one.asked {
-            let told = &one.turns[asked.told_in].0;
-            let first = asked.begins.rsplit(' ').next().unwrap();
-            assert!(told.ends_with(&format!("{first} {}.", asked.answers[0])));
-            assert!(asked.told_in < 30 && asked.answers.len() == 10);
-            let same = one
-                .turns
-                .iter()
-                .filter(|t| t.0.contains(&format!(" {first} ")));
-            assert_eq!(same.count(), 1, "told once");
+            let (told, heard) = &one.turns[asked.told_in];
+            let right = format!(" {}.", asked.answers[0]);
+            assert!(told.ends_with(&right) && heard.ends_with(&right));
+            assert!(asked.told_in < 12 && asked.answers.len() == 10);
         }
+    }
+
+    /// Otherwise a fact would be told twice, or a wrong answer be heard as often as the right one.
+    #[test]
+    fn answers_are_said_in_one_place_only() {
+        let answers: Vec<&str> = KINDS.iter().flat_map(|kind| kind.answers).collect();
+        let mut once = answers.clone();
+        once.sort_unstable();
+        once.dedup();
+        assert_eq!(once.len(), answers.len());
+        for kind in &KINDS {
+            for text in [kind.told, kind.question, kind.begins] {
+                assert!(!speaks(text), "{text}");
+            }
+        }
+        assert_eq!(apart(small_talk()), small_talk());
+        let spoken = vec![("My cat?".into(), "It is RED, I see.".into())];
+        assert_eq!(apart(spoken), []);
     }
 }
