@@ -273,6 +273,71 @@ fn facts_hold_until_they_do_not() {
 }
 
 #[test]
+fn states_change_and_take_no_more() {
+    let world = World::new();
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let opening = "you are kind";
+    let mut id = sessions.create(&mut runtime, "a", opening, 0).unwrap();
+    let room = sessions.tell_state(&mut runtime, id, "room: kitchen", 1, None);
+    let mut room = room.unwrap();
+    let page = sessions.tell_state(&mut runtime, id, "page: 7", 2, None);
+    let page = page.unwrap();
+    let mut sizes = Vec::new();
+    for round in 0..30 {
+        for question in &QUESTIONS[..3] {
+            say(&mut sessions, &mut runtime, id, question);
+        }
+        let text = format!("room: number {round}");
+        room = sessions
+            .tell_state(&mut runtime, id, &text, 3, Some(room))
+            .unwrap();
+        if round % 10 == 9 {
+            sessions.suspend(&mut runtime, id).unwrap();
+            id = sessions.resume(&mut runtime, "a").unwrap();
+        }
+        let turns = sessions.turns(id).unwrap();
+        let states: Vec<_> = turns.iter().filter(|t| t.is_state).collect();
+        assert_eq!(states.len(), 2);
+        assert_eq!((states[0].number, states[1].number), (page, room));
+        assert!(states.iter().all(|t| t.is_visible && t.is_pinned));
+        let seen = seen(&runtime, &sessions, id);
+        let mut positions = states.iter().flat_map(|t| t.span.clone());
+        assert!(positions.all(|position| seen.contains(&position)));
+        assert_eq!(sessions.turn(id, room).unwrap().text, text);
+        sizes.push(sessions.stats(&runtime, id).unwrap().forgotten);
+    }
+    // What does not hold any more was not forgotten: nobody misses it.
+    assert_eq!(sizes.last(), Some(&0));
+    // The last turn is one that was asked.
+    let last = sessions.retract(&mut runtime, id).unwrap();
+    assert!(last.is_some_and(|last| last < room));
+    let asked = sessions.turns(id).unwrap();
+    let asked = asked.iter().find(|t| !t.is_state).unwrap().number;
+    let replaced = sessions.tell_state(&mut runtime, id, "room: none", 4, Some(asked));
+    assert!(matches!(replaced, Err(SessionError::NoSuchState { .. })));
+    let long = "a very long state ".repeat(20);
+    let error = sessions.tell_state(&mut runtime, id, &long, 4, None);
+    let said = error.unwrap_err().to_string();
+    assert!(
+        said.ends_with("tokens of state; accepted: 75 at most"),
+        "{said}"
+    );
+    sessions.drop_state(&mut runtime, id, page).unwrap();
+    let gone = sessions.drop_state(&mut runtime, id, page);
+    assert!(matches!(gone, Err(SessionError::NoSuchState { .. })));
+    assert_eq!(
+        sessions
+            .turns(id)
+            .unwrap()
+            .iter()
+            .filter(|t| t.is_state)
+            .count(),
+        1
+    );
+}
+
+#[test]
 fn forks_go_their_own_ways() {
     let world = World::new();
     let mut runtime = world.runtime();

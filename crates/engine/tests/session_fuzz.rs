@@ -1,6 +1,6 @@
 //! Random conversations against a list of tokens that must be seen.
 //!
-//! Turns, facts, facts that take the place of others, turns taken back, pinned and let go, forks, sessions put away and
+//! Turns, facts, facts that take the place of others, states that change, turns taken back, pinned and let go, forks, sessions put away and
 //! resumed, in any order. After every step the positions that attention sees, in every layer, are those of the list.
 //! Without an encoder the list says exactly which; with one, which turns are relevant is the sessions' to say, and the list
 //! holds them to it: whole turns, the last two always, nothing that was revoked or taken back.
@@ -51,6 +51,7 @@ struct Said {
     span: Range<u64>,
     live: bool,
     pinned: bool,
+    state: bool,
 }
 
 /// What must be seen, the dumb way.
@@ -167,7 +168,8 @@ impl World {
                 let turn = turns.iter().find(|t| t.number == said.number);
                 said.live = turn.is_some_and(|t| t.is_visible && t.place == Place::Live);
             }
-            let last = naive.turns.iter().rev().take(2);
+            let asked = naive.turns.iter().filter(|t| !t.state);
+            let last = asked.rev().take(2);
             assert!(last.clone().all(|t| t.live), "{story}: the last two");
             assert!(
                 naive.turns.iter().all(|t| t.live || !t.pinned),
@@ -207,7 +209,7 @@ fn converse(world: &mut World, seed: u64) {
     for _ in 0..3 + dice.roll(10) {
         let before = world.position(id);
         let (runtime, sessions) = (&mut world.runtime, &mut world.sessions);
-        match dice.roll(12) {
+        match dice.roll(14) {
             0..=5 => {
                 let (question, answer) = (text(&mut dice, 8), text(&mut dice, 2));
                 story.push_str(&format!("; say {question:?} {answer:?}"));
@@ -226,6 +228,7 @@ fn converse(world: &mut World, seed: u64) {
                             span: before..after,
                             live: true,
                             pinned: false,
+                            state: false,
                         });
                         if world.judged && !world.saved {
                             let turns = world.sessions.turns(id).unwrap();
@@ -261,11 +264,13 @@ fn converse(world: &mut World, seed: u64) {
             8 => {
                 story.push_str("; retract");
                 let gone = sessions.retract(runtime, id).unwrap();
-                assert_eq!(gone, naive.turns.pop().map(|t| t.number), "{story}");
+                let last = naive.turns.iter().rposition(|t| !t.state);
+                let last = last.map(|i| naive.turns.remove(i).number);
+                assert_eq!(gone, last, "{story}");
                 if world.judged {
                     // The one before may be hidden: it was not among the last two.
-                    if let Some(last) = naive.turns.len().checked_sub(2) {
-                        let number = naive.turns[last].number;
+                    let mut asked = naive.turns.iter().rev().filter(|t| !t.state);
+                    if let Some(number) = asked.nth(1).map(|t| t.number) {
                         let turns = world.sessions.turns(id).unwrap();
                         let visible = turns.iter().any(|t| t.number == number && t.is_visible);
                         if !visible {
@@ -300,7 +305,27 @@ fn converse(world: &mut World, seed: u64) {
                     sessions.delete(&name).unwrap();
                 }
             }
-            11 if world.saved => {
+            11 | 12 => {
+                let words = text(&mut dice, 3);
+                let mut states = naive.turns.iter().filter(|t| t.state).map(|t| t.number);
+                let old = states.next().filter(|_| dice.roll(3) > 0);
+                story.push_str(&format!("; state {words:?} for {old:?}"));
+                match sessions.tell_state(runtime, id, &words, 0, old) {
+                    Ok(number) => {
+                        naive.turns.retain(|t| Some(t.number) != old);
+                        naive.turns.push(Said {
+                            number,
+                            span: before..world.position(id),
+                            live: true,
+                            pinned: true,
+                            state: true,
+                        });
+                    }
+                    Err(SessionError::TooMuchState { most: 55, .. }) => {}
+                    Err(error) => panic!("{story}: {error}"),
+                }
+            }
+            13 if world.saved => {
                 story.push_str("; resume");
                 sessions.suspend(runtime, id).unwrap();
                 id = sessions.resume(runtime, "one").unwrap();

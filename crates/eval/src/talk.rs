@@ -241,7 +241,7 @@ fn speaks(text: &str) -> bool {
     let mut words = text.split(|c: char| !c.is_alphanumeric());
     words.any(|word| {
         let is = |answer: &&str| answer.eq_ignore_ascii_case(word);
-        KINDS.iter().any(|kind| kind.answers.iter().any(|a| is(a)))
+        KINDS.iter().any(|kind| kind.answers.iter().any(is))
     })
 }
 

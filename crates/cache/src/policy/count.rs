@@ -46,6 +46,12 @@ impl Counting {
         decay: Some(0),
     };
 
+    /// Whether any of so many queries from `position` on counts.
+    pub fn counts(&self, position: u64, queries: usize) -> bool {
+        let end = position.saturating_add(queries as u64);
+        position / self.every.max(1) < end / self.every.max(1)
+    }
+
     /// Steps must not cross a multiple of 32.
     pub fn is_aligned(&self) -> bool {
         self.decay.is_some()
@@ -167,6 +173,20 @@ mod tests {
             assert!(16.0 * block / (1.0 - decay) < 2f64.powi(32), "{memory:?}");
         }
         assert_eq!(weights(Memory::HalfLife(4.0))[27], 1 << 14);
+    }
+
+    #[test]
+    fn a_step_counts_if_one_of_its_queries_does() {
+        let counting = Counting::always(Count::Sum);
+        let asked = [(0, 3), (0, 4), (3, 1), (4, 3), (4, 4), (7, 1), (8, 0)];
+        let counted = asked.map(|(position, queries)| counting.counts(position, queries));
+        assert_eq!(counted, [false, true, true, false, true, true, false]);
+        for (position, queries) in asked {
+            let whole = counting
+                .count
+                .whole(position, queries as u64, counting.every);
+            assert_eq!(counting.counts(position, queries), whole > 0);
+        }
     }
 
     #[test]

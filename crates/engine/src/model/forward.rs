@@ -288,8 +288,12 @@ fn attend(
     let (mut out, mut left) = (&mut s.att[..], &queries[..]);
     let mut counters = s.mass.as_mut().filter(|_| c.window.is_none()).map(|mass| {
         let slots: usize = views.iter().map(|v| v.blocks() * BLOCK_SLOTS).sum();
-        mass.counters.clear();
+        if mass.is_used {
+            mass.counters.clear();
+        }
         mass.counters.resize(slots * c.kv_heads, 0);
+        let counts = |span: &Span<'_>| mass.counting.counts(span.position, span.tokens.len());
+        mass.is_used = spans.iter().any(counts);
         mass.bad.clear();
         mass.bad.resize(spans.len(), u64::MAX);
         (mass.counting, &mut mass.counters[..], &mut mass.bad[..])
@@ -611,7 +615,9 @@ pub struct Scratch {
 /// Attention mass, (span)(kv_head, slot).
 struct Counters {
     counting: Counting,
+    /// All zero unless `is_used`.
     counters: Vec<u64>,
+    is_used: bool,
     /// (span): the first position that is not a number.
     bad: Vec<u64>,
 }
@@ -622,6 +628,7 @@ impl Scratch {
         self.mass = Some(Counters {
             counting,
             counters: Vec::new(),
+            is_used: false,
             bad: Vec::new(),
         });
     }

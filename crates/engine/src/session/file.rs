@@ -671,6 +671,7 @@ impl Replay {
                             place: Place::Live,
                             is_visible: false,
                             is_pinned: told.is_pinned,
+                            is_state: told.question as usize == told.tokens.len(),
                         },
                         record: Some(record),
                         told: None,

@@ -89,6 +89,29 @@ impl Layout {
         }
     }
 
+    /// What a question says, without its markers.
+    pub fn question_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
+        self.text_of(tokens, self.question("a")?, self.question("7")?)
+    }
+
+    /// What a fact says, without its markers.
+    pub fn fact_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
+        self.text_of(tokens, self.fact("a")?, self.fact("7")?)
+    }
+
+    /// The text between what two others begin and end with alike.
+    fn text_of(
+        &self,
+        tokens: &[u32],
+        one: Vec<u32>,
+        other: Vec<u32>,
+    ) -> Result<String, LayoutError> {
+        let (front, back) = (common(&one, &other), common_end(&one, &other));
+        let text = tokens.get(front..tokens.len().saturating_sub(back));
+        let text = self.model.tokenizer().decode(text.unwrap_or(tokens));
+        Ok(text.unwrap_or_default().trim().to_owned())
+    }
+
     /// What follows an answer that ended without a marker of its own, the marker included.
     pub fn ending(&self) -> Result<&[u32], LayoutError> {
         if let Some(ending) = self.ending.get() {

@@ -56,6 +56,7 @@ mod prefix;
 pub mod record;
 pub mod relevance;
 mod shadow;
+mod state;
 mod talk;
 pub mod turns;
 
@@ -171,6 +172,10 @@ pub enum SessionError {
     NoSuchFact { number: u64 },
     #[error("there is no turn {number}")]
     NoSuchTurn { number: u64 },
+    #[error("turn {number} is no state that holds")]
+    NoSuchState { number: u64 },
+    #[error("{tokens} tokens of state; accepted: {most} at most")]
+    TooMuchState { tokens: usize, most: usize },
     #[error("the budget leaves {room} tokens for a conversation; accepted: at least {least}")]
     Budget { room: usize, least: usize },
     #[error(transparent)]
@@ -345,6 +350,8 @@ pub struct TurnView {
     pub tokens: Vec<u32>,
     /// Of the tokens, so many are the question.
     pub question: usize,
+    /// The question, or the state, without its markers.
+    pub text: String,
     pub time_ms: u64,
 }
 
@@ -625,9 +632,15 @@ impl Sessions {
         let held = session.turns.iter().find(|h| h.turn.number == number);
         let held = held.ok_or(SessionError::NoSuchTurn { number })?;
         let record = session.turn_record(held)?;
+        let question = record.question as usize;
+        let asked = &record.tokens[..question];
         Ok(TurnView {
             turn: held.turn.clone(),
-            question: record.question as usize,
+            question,
+            text: match held.turn.is_state {
+                true => self.layout.fact_text(asked)?,
+                false => self.layout.question_text(asked)?,
+            },
             time_ms: record.time_ms,
             tokens: record.tokens,
         })

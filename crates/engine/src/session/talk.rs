@@ -6,7 +6,7 @@
 
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
 use super::relevance::Relevance;
-use super::turns::{Place, Plan, Room, Turn, hidden, plan};
+use super::turns::{Place, Plan, Room, Turn, hidden, last_from, plan};
 use super::{Embed, Fact, Held, STEP_TOKENS_MAX, Session, SessionError, SessionId, Sessions, feed};
 use crate::encoder::{Embedding, EncoderError, Stored};
 use crate::run::{
@@ -255,14 +255,7 @@ impl Sessions {
         self.check_persistent(session.persistent() - old + tokens.len())?;
         let options = self.options.clone();
         let session = self.session_mut(id)?;
-        session.make_room(runtime, tokens.len() as u64, options.last)?;
-        let start = runtime.position(session.sequence)?;
-        let backup = runtime.fork(session.sequence)?;
-        if let Err(error) = feed(runtime, session.sequence, &tokens) {
-            runtime.close(std::mem::replace(&mut session.sequence, backup))?;
-            return Err(error);
-        }
-        runtime.close(backup)?;
+        let start = session.append(runtime, &tokens, options.last)?;
         let time_ms = session.at(now_ms);
         session.gave_up = false;
         let number = session.note_fact(&tokens, start, time_ms, text, supersedes);
@@ -282,9 +275,10 @@ impl Sessions {
     ) -> Result<Option<u64>, SessionError> {
         let options = self.options.clone();
         let session = self.session_mut(id)?;
-        let Some(held) = session.turns.pop() else {
+        let Some(i) = session.turns.iter().rposition(|h| !h.turn.is_state) else {
             return Ok(None);
         };
+        let held = session.turns.remove(i);
         let turn = held.turn.number;
         session.change(Change::Forgotten { turn });
         session.release(&held);
@@ -293,7 +287,7 @@ impl Sessions {
         Ok(Some(turn))
     }
 
-    /// A turn stays visible until it is let go again: state that matters now.
+    /// A turn stays visible until it is let go again.
     pub fn pin(
         &mut self,
         runtime: &mut Runtime,
@@ -497,6 +491,7 @@ impl Sessions {
                 place: Place::Live,
                 is_visible: true,
                 is_pinned: false,
+                is_state: false,
             },
             record: None,
             told: Some(record.to_bytes().into()),
@@ -518,8 +513,26 @@ impl Sessions {
 }
 
 impl Session {
+    /// Reads tokens that nobody answers; returns where they begin. On an error all is as it was.
+    pub(super) fn append(
+        &mut self,
+        runtime: &mut Runtime,
+        tokens: &[u32],
+        last: usize,
+    ) -> Result<u64, SessionError> {
+        self.make_room(runtime, tokens.len() as u64, last)?;
+        let start = runtime.position(self.sequence)?;
+        let backup = runtime.fork(self.sequence)?;
+        if let Err(error) = feed(runtime, self.sequence, tokens) {
+            runtime.close(std::mem::replace(&mut self.sequence, backup))?;
+            return Err(error);
+        }
+        runtime.close(backup)?;
+        Ok(start)
+    }
+
     /// A time that never goes back, whatever the clock does.
-    fn at(&mut self, now_ms: u64) -> u64 {
+    pub(super) fn at(&mut self, now_ms: u64) -> u64 {
         self.last_time_ms = self.last_time_ms.max(now_ms);
         self.last_time_ms
     }
@@ -716,7 +729,7 @@ impl Session {
 
     /// One turn leaves, if any may.
     pub(super) fn spill_one(&mut self, last: usize) -> bool {
-        let newest = self.turns.len().saturating_sub(last);
+        let newest = last_from(self.turns.iter().map(|h| &h.turn), last);
         let leaves = |held: &&Held| held.turn.place == Place::Live && !held.turn.is_pinned;
         let mut old = self.turns[..newest].iter().filter(leaves);
         let victim = old

@@ -42,6 +42,8 @@ pub struct Turn {
     pub is_visible: bool,
     /// It stays visible until somebody says otherwise.
     pub is_pinned: bool,
+    /// Told and not asked, so that no answer is in it.
+    pub is_state: bool,
 }
 
 impl Turn {
@@ -159,7 +161,7 @@ pub fn plan(
         }
     };
     // The newest first: where not even those fit, it is the older one that is missing.
-    for i in (turns.len().saturating_sub(room.last)..turns.len()).rev() {
+    for i in (last_from(turns.iter(), room.last)..turns.len()).rev() {
         // What has left altogether does not come back for being recent.
         if turns[i].place != Place::Ids {
             take(i, &mut wanted);
@@ -202,6 +204,16 @@ pub fn plan(
     Ok(plan)
 }
 
+/// Where the last so many turns begin that were asked and answered.
+pub fn last_from<'a>(
+    turns: impl DoubleEndedIterator<Item = &'a Turn> + ExactSizeIterator,
+    last: usize,
+) -> usize {
+    let all = turns.len();
+    let asked = turns.enumerate().rev().filter(|(_, turn)| !turn.is_state);
+    asked.take(last).last().map_or(all, |(i, _)| i)
+}
+
 /// Spans that attention must not see, from those it must: all else before `position`.
 pub fn hidden(mut visible: Vec<Range<u64>>, position: u64) -> Vec<Range<u64>> {
     visible.sort_by_key(|span| span.start);
@@ -230,6 +242,7 @@ mod tests {
             place,
             is_visible: place == Place::Live,
             is_pinned: false,
+            is_state: false,
         }
     }
 

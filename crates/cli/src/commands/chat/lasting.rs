@@ -224,6 +224,41 @@ impl Lasting {
         Ok(())
     }
 
+    fn state(&mut self, text: Option<&str>) -> Result<()> {
+        let turns = self.sessions.turns(self.id)?;
+        let mut states = Vec::new();
+        for turn in turns.iter().filter(|turn| turn.is_state) {
+            let view = self.sessions.turn(self.id, turn.number).map_err(named)?;
+            states.push((turn.number, view.text));
+        }
+        let Some(text) = text else {
+            for (_, text) in states {
+                out::line(&one_line(&text))?;
+            }
+            return Ok(());
+        };
+        let (name, value) = text
+            .split_once(':')
+            .ok_or_else(|| usage("/state NAME: TEXT"))?;
+        let mut known = states.iter().filter_map(|(number, text)| {
+            let (known, _) = text.split_once(':')?;
+            (known.trim() == name.trim()).then_some(*number)
+        });
+        let (old, name) = (known.next(), name.trim());
+        let (sessions, runtime) = (&mut self.sessions, &mut self.engine.runtime);
+        match (value.trim(), old) {
+            ("", None) => return Err(usage(format!("there is no state {name}"))),
+            ("", Some(old)) => sessions.drop_state(runtime, self.id, old).map_err(named)?,
+            (value, old) => {
+                let text = format!("{name}: {value}");
+                let told = sessions.tell_state(runtime, self.id, &text, now_ms(), old);
+                told.map(drop).map_err(named)?;
+            }
+        }
+        out::note(&format!("state {name}"));
+        Ok(())
+    }
+
     fn forget(&mut self, number: Option<&str>) -> Result<()> {
         let number = number_of("/forget", number)?;
         let (sessions, runtime) = (&mut self.sessions, &mut self.engine.runtime);
@@ -233,18 +268,16 @@ impl Lasting {
     }
 
     fn turns(&self) -> Result<()> {
-        let tokenizer = self.engine.model.tokenizer();
         for turn in self.sessions.turns(self.id)? {
             let place = match (turn.place, turn.is_visible) {
+                (Place::Live, true) if turn.is_state => "state",
                 (Place::Live, true) => "visible",
                 (Place::Live, false) => "hidden",
                 (Place::Spilled, _) => "on disk",
                 (Place::Ids, _) => "ids",
             };
             let view = self.sessions.turn(self.id, turn.number).map_err(named)?;
-            let shown = view.question.min(64);
-            let text = tokenizer.decode(&view.tokens[..shown]).unwrap_or_default();
-            let text: String = one_line(&text).chars().take(60).collect();
+            let text: String = one_line(&view.text).chars().take(60).collect();
             out::line(&format!(
                 "{:>5}  {place:<8} {:>5} tokens  {text}",
                 turn.number,
@@ -360,6 +393,7 @@ impl Partner for Lasting {
             Slash::New(name) => self.begin(name)?,
             Slash::Fork(name) => self.fork(name)?,
             Slash::Fact(text) => self.fact(text)?,
+            Slash::State(text) => self.state(text)?,
             Slash::Forget(number) => self.forget(number)?,
             Slash::Turns => self.turns()?,
             Slash::Recall(number) => {

@@ -46,6 +46,7 @@ Of a session (in a terminal, or with --session NAME):
 /new [NAME]    begin one             /fork [NAME]   go on from here in a second one
 /fact [TEXT]   tell what always holds, or list it; /fact N TEXT takes the place of fact N
 /forget N      fact N does not hold any more
+/state [NAME: TEXT]   tell what holds now in place of what NAME was, or list it; /state NAME: lets it go
 /turns         every turn and where it is           /recall N  the next answer sees turn N
 /context       what the last answer saw
 /regenerate    answer again          /edit TEXT     ask this in place of the last question
@@ -193,6 +194,7 @@ enum Slash<'a> {
     New(Option<&'a str>),
     Fork(Option<&'a str>),
     Fact(Option<&'a str>),
+    State(Option<&'a str>),
     Forget(Option<&'a str>),
     Turns,
     Recall(Option<&'a str>),
@@ -221,6 +223,7 @@ fn command(text: &str) -> Option<Slash<'_>> {
         "/new" => Slash::New(argument),
         "/fork" => Slash::Fork(argument),
         "/fact" => Slash::Fact(argument),
+        "/state" => Slash::State(argument),
         "/forget" => Slash::Forget(argument),
         "/turns" => Slash::Turns,
         "/recall" => Slash::Recall(argument),

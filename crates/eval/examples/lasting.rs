@@ -1,0 +1,387 @@
+//! Conversations that last, measured: `cargo run --release -p haversack-eval --example lasting -- WHAT MODEL [ENCODER_DIR] [COUNT]`
+//!
+//! | what | |
+//! |---|---|
+//! | `turns` | so many turns (10,000) in one session in 32 MiB: private memory, file, gaps between tokens; after each turn whether every turn is whole |
+//! | `sessions` | so many sessions (1,000) made, resumed and deleted: blocks, handles, files, private memory |
+//! | `switch` | going on with a session of 600 tokens, from memory and from disk, and opening on a known text, against reading it all again |
+
+use haversack::encoder::{Encoder, EncoderOptions};
+use haversack::memory::usage::Usage;
+use haversack::run::{Event, GenerateOptions, SequenceId};
+use haversack::sample::{SampleOptions, Sampler};
+use haversack::session::turns::{Place, Turn};
+use haversack::session::{SessionId, SessionOptions, Sessions};
+use haversack::{Codec, KvForm, KvOptions, LoadOptions, Model, Retention, Runtime, RuntimeOptions};
+use haversack_eval::dice::Dice;
+use haversack_eval::talk::small_talk;
+use std::collections::VecDeque;
+use std::ops::{ControlFlow, Range};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+type Failure = Box<dyn std::error::Error>;
+
+const BUDGET_BYTES: usize = 32 << 20;
+const QUOTA_BYTES: u64 = 64 << 20;
+const PERSISTENT: &str =
+    "You are a helpful assistant with a good memory. Answer in one short sentence.";
+
+fn main() -> Result<(), Failure> {
+    let usage = "usage: lasting turns|sessions|switch MODEL [ENCODER_DIR] [COUNT]";
+    let mut args = std::env::args().skip(1);
+    let (what, model) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
+    let encoder = args.next();
+    let count = args.next().map(|n| n.parse::<usize>()).transpose()?;
+    let model = Model::load(Path::new(&model), &LoadOptions::default(), &mut |_, _| ())?;
+    let folder = std::env::temp_dir().join(format!("haversack-lasting-{}", std::process::id()));
+    let mut made = Made::new(&model, &folder, encoder.as_deref().map(Path::new))?;
+    let done = match what.as_str() {
+        "turns" => turns(&mut made, count.unwrap_or(10_000)),
+        "sessions" => sessions(&mut made, count.unwrap_or(1000)),
+        "switch" => switch(&mut made, count.unwrap_or(50)),
+        _ => Err(usage.into()),
+    };
+    let _ = std::fs::remove_dir_all(&folder);
+    done
+}
+
+struct Made {
+    runtime: Runtime,
+    sessions: Sessions,
+    folder: PathBuf,
+    filler: Vec<(String, String)>,
+    dice: Dice,
+}
+
+impl Made {
+    fn new(model: &Arc<Model>, folder: &Path, encoder: Option<&Path>) -> Result<Made, Failure> {
+        let options = RuntimeOptions {
+            retention: Retention::managed(),
+            kv: KvOptions::new(KvForm::both(Codec::Int4.form())),
+            budget_bytes: Some(BUDGET_BYTES),
+            threads: 2,
+            ..RuntimeOptions::default()
+        };
+        let runtime = Runtime::new(model.clone(), &options)?;
+        let options = SessionOptions {
+            dir: Some(folder.join("sessions")),
+            prefix_dir: Some(folder.join("prefixes")),
+            quota_bytes: QUOTA_BYTES,
+            ..SessionOptions::default()
+        };
+        let mut sessions = Sessions::new(&runtime, options)?;
+        if let Some(encoder) = encoder {
+            let encoder = Encoder::open(encoder, &EncoderOptions::default())?;
+            sessions = sessions.with_encoder(Arc::new(encoder));
+        }
+        Ok(Made {
+            runtime,
+            sessions,
+            folder: folder.to_owned(),
+            filler: small_talk(),
+            dice: Dice::new(1, &[0x1a57]),
+        })
+    }
+
+    fn open(&mut self, name: &str, persistent: &str) -> Result<SessionId, Failure> {
+        let runtime = &mut self.runtime;
+        Ok(self.sessions.create(runtime, name, persistent, 0)?)
+    }
+
+    fn question(&mut self) -> String {
+        let at = self.dice.below(self.filler.len());
+        self.filler[at].0.clone()
+    }
+
+    /// One turn of at most so many tokens of answer; returns when each came.
+    fn say(&mut self, id: SessionId, tokens: usize, now: u64) -> Result<Vec<Instant>, Failure> {
+        let text = self.question();
+        let mut sampler = Sampler::new(SampleOptions {
+            temperature: 0.0,
+            ..SampleOptions::default()
+        })?;
+        let options = GenerateOptions {
+            tokens_max: Some(tokens),
+            ..GenerateOptions::default()
+        };
+        let mut times = Vec::new();
+        let tell = &mut |event: Event<'_>| {
+            if matches!(event, Event::Token { .. }) {
+                times.push(Instant::now());
+            }
+            ControlFlow::Continue(())
+        };
+        let runtime = &mut self.runtime;
+        let answer = self
+            .sessions
+            .say(runtime, id, &text, now, &mut sampler, &options, tell)?;
+        if let Some(why) = answer.context.unsaved {
+            return Err(why.into());
+        }
+        Ok(times)
+    }
+
+    /// Tells a turn without generating it.
+    fn tell(&mut self, id: SessionId) -> Result<(), Failure> {
+        let at = self.dice.below(self.filler.len());
+        let (question, answer) = &self.filler[at];
+        let runtime = &mut self.runtime;
+        self.sessions.tell(runtime, id, question, answer, 0)?;
+        Ok(())
+    }
+}
+
+/// Many turns in one session.
+fn turns(made: &mut Made, count: usize) -> Result<(), Failure> {
+    let id = made.open("long", PERSISTENT)?;
+    let sequence = made.sessions.sequence(id)?;
+    let opening = 0..made.runtime.position(sequence)?;
+    let mut private = Vec::new();
+    let mut gaps = Vec::new();
+    let (mut recalled, mut file_most) = (0u64, 0);
+    println!(
+        "turn,private_bytes,ledger_bytes,file_bytes,visible,hidden,spilled,ids,forgotten,recalled"
+    );
+    for turn in 0..count {
+        let times = made.say(id, 8, turn as u64)?;
+        let waits = times.windows(2).map(|t| (t[1] - t[0]).as_secs_f64() * 1e3);
+        gaps.extend(waits);
+        check(made, id, &opening)?;
+        let stats = made.sessions.stats(&made.runtime, id)?;
+        file_most = stats.file_bytes.max(file_most);
+        recalled += u64::from(
+            made.sessions
+                .turns(id)?
+                .iter()
+                .rev()
+                .skip(8)
+                .any(|t| t.is_visible),
+        );
+        let ledger = made.runtime.ledger();
+        if ledger.total() > BUDGET_BYTES || ledger.peak > BUDGET_BYTES {
+            return Err(format!("turn {turn}: {ledger:?}").into());
+        }
+        if (turn + 1) % 100 == 0 {
+            let bytes = Usage::now()?.private_bytes;
+            private.push((turn as f64 + 1.0, bytes as f64));
+            println!(
+                "{},{bytes},{},{},{},{},{},{},{},{recalled}",
+                turn + 1,
+                ledger.total(),
+                stats.file_bytes,
+                stats.visible,
+                stats.hidden,
+                stats.spilled,
+                stats.ids,
+                stats.forgotten,
+            );
+        }
+    }
+    let late: Vec<(f64, f64)> = private.into_iter().filter(|(t, _)| *t > 500.0).collect();
+    let per_thousand = slope(&late) * 1000.0 / f64::from(1 << 20);
+    println!("private memory after 500 turns: {per_thousand:+.3} MiB per 1,000 turns");
+    println!(
+        "file at most {file_most} bytes of {QUOTA_BYTES}; an older turn seen in {recalled} turns; every turn whole after each of {count}"
+    );
+    let mean = gaps.iter().sum::<f64>() / gaps.len().max(1) as f64;
+    gaps.sort_by(f64::total_cmp);
+    let p95 = gaps[gaps.len() * 95 / 100];
+    println!(
+        "{} gaps between tokens: mean {mean:.2} ms, p95 {p95:.2} ms, {:.2} of the mean",
+        gaps.len(),
+        p95 / mean
+    );
+    Ok(())
+}
+
+/// Every turn is in memory as a whole or not at all, seen as a whole or not at all, and nothing else is seen.
+fn check(made: &Made, id: SessionId, opening: &Range<u64>) -> Result<(), Failure> {
+    let store = made.runtime.store();
+    let sequence = made.sessions.sequence(id)?;
+    let turns = made.sessions.turns(id)?;
+    let seen = seen(&made.runtime, sequence)?;
+    let within = |range: &Range<u64>| -> u64 {
+        let overlap = |s: &Range<u64>| {
+            s.end
+                .min(range.end)
+                .saturating_sub(s.start.max(range.start))
+        };
+        seen.iter().map(overlap).sum()
+    };
+    let whole = |turn: &&Turn| {
+        let rows = within(&turn.span);
+        match turn.is_visible {
+            true => rows == turn.tokens() && turn.place == Place::Live,
+            false => rows == 0,
+        }
+    };
+    if let Some(split) = turns.iter().find(|turn| !whole(turn)) {
+        return Err(format!("{split:?} has {} rows seen", within(&split.span)).into());
+    }
+    if within(opening) != opening.end {
+        return Err(format!("{} of {opening:?} are seen", within(opening)).into());
+    }
+    let visible = turns.iter().filter(|t| t.is_visible);
+    let visible: u64 = visible.map(Turn::tokens).sum();
+    let all = within(&(0..store.position(sequence)?));
+    match all == opening.end + visible {
+        true => Ok(()),
+        false => Err(format!("{all} rows seen, {visible} of turns").into()),
+    }
+}
+
+/// Positions that a query sees, in the first layer.
+fn seen(runtime: &Runtime, id: SequenceId) -> Result<Vec<Range<u64>>, Failure> {
+    let store = runtime.store();
+    let mut hidden: VecDeque<Range<u64>> = store.hidden(id).iter().cloned().collect();
+    let mut seen = Vec::new();
+    for block in &store.snapshot(id)?.blocks {
+        let mut at = block.first_position;
+        let end = at + u64::from(block.rows);
+        while at < end {
+            while hidden.front().is_some_and(|h| h.end <= at) {
+                hidden.pop_front();
+            }
+            let from = hidden.front().map_or(end, |h| h.start.clamp(at, end));
+            if at < from {
+                seen.push(at..from);
+            }
+            at = hidden
+                .front()
+                .map_or(end, |h| h.end.clamp(from, end))
+                .max(from);
+        }
+    }
+    Ok(seen)
+}
+
+fn slope(points: &[(f64, f64)]) -> f64 {
+    let n = points.len().max(1) as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
+    let (x, y) = (mean(|p| p.0), mean(|p| p.1));
+    let (mut top, mut bottom) = (0.0, 0.0);
+    for point in points {
+        top += (point.0 - x) * (point.1 - y);
+        bottom += (point.0 - x) * (point.0 - x);
+    }
+    top / bottom.max(1.0)
+}
+
+/// Many sessions, one after the other.
+fn sessions(made: &mut Made, count: usize) -> Result<(), Failure> {
+    let handles = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let files =
+        |made: &Made| std::fs::read_dir(made.folder.join("sessions")).map_or(0, Iterator::count);
+    println!("stage,sessions,private_bytes,kv_live,kv_file,ledger_bytes,handles,files");
+    let print = |made: &Made, stage: &str, done: usize| -> Result<(), Failure> {
+        let ledger = made.runtime.ledger();
+        println!(
+            "{stage},{done},{},{},{},{},{},{}",
+            Usage::now()?.private_bytes,
+            ledger.kv_live,
+            ledger.kv_file,
+            ledger.total(),
+            handles(),
+            files(made)
+        );
+        Ok(())
+    };
+    let name = |i: usize| format!("s{i}");
+    for i in 0..count {
+        let id = made.open(&name(i), PERSISTENT)?;
+        made.say(id, 4, 0)?;
+        made.sessions.suspend(&mut made.runtime, id)?;
+        if i == 0 || (i + 1) % 100 == 0 {
+            print(made, "made", i + 1)?;
+        }
+    }
+    for i in 0..count {
+        let id = made.sessions.resume(&mut made.runtime, &name(i))?;
+        made.say(id, 4, 1)?;
+        made.sessions.suspend(&mut made.runtime, id)?;
+        if i == 0 || (i + 1) % 100 == 0 {
+            print(made, "resumed", i + 1)?;
+        }
+    }
+    for i in 0..count {
+        made.sessions.delete(&name(i))?;
+    }
+    print(made, "deleted", count)
+}
+
+/// Going on with a conversation.
+fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
+    const TOKENS: u64 = 600;
+    let names = ["one", "two"];
+    let mut ids = Vec::new();
+    for name in names {
+        let id = made.open(name, PERSISTENT)?;
+        while made.sessions.stats(&made.runtime, id)?.position < TOKENS {
+            made.tell(id)?;
+        }
+        ids.push(id);
+    }
+    // The same tokens, to be read again: how long they take does not depend on what they are.
+    let tokens: Vec<u32> = (0..TOKENS as u32).map(|i| 100 + i).collect();
+    let long = "Nobody is told what the others said. ".repeat(50);
+    let (mut again, mut memory, mut disk) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut known, mut fresh) = (Vec::new(), Vec::new());
+    let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
+    for round in 0..count {
+        let start = Instant::now();
+        let plain = made.runtime.open()?;
+        let mut go_on = |_| ControlFlow::Continue(());
+        made.runtime.feed(plain, &tokens, &mut go_on)?;
+        again.push(ms(start));
+        made.runtime.close(plain)?;
+
+        // Up to the question's first token.
+        let start = Instant::now();
+        let id = ids[round % 2];
+        let mut ready = None;
+        made.sessions
+            .peek(&mut made.runtime, id, "And?", &mut |_, _| {
+                ready = Some(ms(start));
+                Ok(())
+            })?;
+        memory.push(ready.unwrap_or_default());
+
+        made.sessions.suspend(&mut made.runtime, id)?;
+        let start = Instant::now();
+        ids[round % 2] = made.sessions.resume(&mut made.runtime, names[round % 2])?;
+        disk.push(ms(start));
+
+        let text = format!("{round} {long}");
+        for times in [&mut fresh, &mut known] {
+            let start = Instant::now();
+            let id = made.open("opened", &text)?;
+            times.push(ms(start));
+            made.sessions.suspend(&mut made.runtime, id)?;
+            made.sessions.delete("opened")?;
+        }
+    }
+    let middle = |times: &mut Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        (times[times.len() / 2], times[times.len() * 95 / 100])
+    };
+    let (read, read95) = middle(&mut again);
+    println!("{TOKENS} tokens read again: median {read:.2} ms, p95 {read95:.2} ms");
+    for (name, times) in [
+        ("from memory, the question of some tokens read", &mut memory),
+        ("from disk", &mut disk),
+    ] {
+        let (median, p95) = middle(times);
+        println!(
+            "{name}: median {median:.2} ms, p95 {p95:.2} ms, {:.0} times faster",
+            read / median
+        );
+    }
+    let ((read, _), (median, p95)) = (middle(&mut fresh), middle(&mut known));
+    println!(
+        "opened on a text nobody knows: {read:.1} ms; on a known one: median {median:.2} ms, p95 {p95:.2} ms, {:.0} times faster",
+        read / median
+    );
+    Ok(())
+}
