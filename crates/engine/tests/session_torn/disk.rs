@@ -1,6 +1,6 @@
 //! Disks that fail once, for a while or for good: the conversation goes on, says so, and what was acknowledged is there.
 
-use crate::script::{OPENING, Op, SCRIPT, Telling, Told, say};
+use crate::script::{BEFORE_CONDENSING, OPENING, Op, SCRIPT, Telling, Told, say};
 use crate::{World, asked, quick_dir};
 use haversack_memory::journal::{Blow, Faults};
 use std::fs;
@@ -30,7 +30,7 @@ fn tell(world: &World, healthy: &World, exact: Option<&[Told]>) -> usize {
     let mut telling = Telling::new(world);
     let mut unsaved = 0;
     let mut was_unsaved = false;
-    for (i, op) in SCRIPT.iter().enumerate() {
+    for (i, op) in BEFORE_CONDENSING.iter().enumerate() {
         let mut told = telling.try_step(*op);
         for _ in 0..4 {
             if told.is_err() && matches!(op, Op::Fork) {
@@ -84,7 +84,8 @@ fn calls_that_fail() {
     let healthy = tiny(folder.path());
     let faults = Faults::never();
     let mut telling = Telling::new(&with_faults(&healthy, &faults));
-    let exact: Vec<Told> = SCRIPT.iter().map(|op| telling.step(*op)).collect();
+    let exact = BEFORE_CONDENSING.iter().map(|op| telling.step(*op));
+    let exact: Vec<Told> = exact.collect();
     drop(telling);
     let calls = faults.steps().len();
     let every = asked("TORN_FAULTS").is_some();

@@ -4,11 +4,16 @@ use crate::World;
 use haversack::Runtime;
 use haversack::run::GenerateOptions;
 use haversack::sample::{SampleOptions, Sampler};
-use haversack::session::{Answer, SessionError, SessionId, Sessions};
+use haversack::session::{Answer, Progress, SessionError, SessionId, Sessions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 
 pub const OPENING: &str = "You know things.";
+
+/// More than the stream has room for beside the rest.
+const TOO_MUCH: &str = "The first boat leaves at six. The second boat leaves at seven. The third boat leaves at eight. \
+    Nobody sails at night. The harbour is closed in winter. The captain is called Anna. The mate is called Bert. \
+    Bread is sold in the hall. Fish is sold on Fridays.";
 
 /// One step. Each changes what the sessions are, so that they tell how far they came.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +31,10 @@ pub enum Op {
     Fork,
     /// In the fork.
     SayThere(&'static str),
+    /// What holds now, in place of what did.
+    State(&'static str),
+    /// The persistent stream has too much, is condensed and swapped.
+    Condense,
 }
 
 use Op::*;
@@ -54,17 +63,27 @@ pub const SCRIPT: &[Op] = &[
     Say("is the cat in the garden"),
     SayThere("my cat is called Miso"),
     Pin(3, false),
+    State("room: kitchen"),
     Say("my dog is called Rex"),
     Say("the garden has four pear trees"),
     Revoke(3),
+    State("room: garden"),
     Say("tell me about boats"),
     SayThere("what is my cat called"),
     Say("what is my dog called"),
     Say("how many pear trees has the garden"),
     Recall(4, "the sea again"),
+    State("room: hall"),
     Say("and the sky again"),
     Say("good night"),
+    Fact(TOO_MUCH),
+    Condense,
+    State("room: attic"),
+    Say("when does the second boat leave"),
 ];
+
+/// The steps that a disk without room changes nothing of: condensing is given up there.
+pub const BEFORE_CONDENSING: &[Op] = SCRIPT.split_at(SCRIPT.len() - 4).0;
 
 /// Steps for models that take their time.
 pub const SHORT: &[Op] = &[
@@ -79,6 +98,7 @@ pub const SHORT: &[Op] = &[
     SayThere("When does the shop open?"),
     Retract,
     Say("How many apple trees has the garden?"),
+    State("room: kitchen"),
     Say("And about ships at sea?"),
     Recall(0, "Good night."),
 ];
@@ -159,6 +179,15 @@ impl Telling {
                 let number = turn.unwrap().number;
                 sessions.pin(runtime, main, number, is_pinned)?;
             }
+            State(text) => {
+                let turns = sessions.turns(main)?;
+                let old = turns.iter().find(|t| t.is_state).map(|t| t.number);
+                sessions.tell_state(runtime, main, text, 8, old)?;
+            }
+            Condense => {
+                let done = sessions.settle(runtime, main)?;
+                assert!(matches!(done, Progress::Swapped(_)), "{done:?}");
+            }
             Fork => self.fork = Some(sessions.fork(runtime, main, "fork")?),
         }
         Ok(None)
@@ -170,6 +199,8 @@ impl Telling {
         for id in [self.main, self.fork].into_iter().flatten() {
             let mut stats = self.sessions.stats(&self.runtime, id).unwrap();
             stats.file_bytes = 0;
+            // Said once, and not kept.
+            stats.condensed = None;
             text.push_str(&format!("{stats:?}\n"));
             for fact in self.sessions.facts(id).unwrap() {
                 text.push_str(&format!("{fact:?}\n"));
