@@ -199,3 +199,57 @@ fn an_interrupt_stops_the_answer_only() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(!answers.join().unwrap().unwrap().is_empty());
 }
+
+#[test]
+fn a_session_goes_on_in_another_process() {
+    let Some(model) = smollm2() else { return };
+    let sandbox = Sandbox::new();
+    let try_say = |input: &str| {
+        let flags = ["--session", "anna", "-n", "6"];
+        talk(&sandbox, &model, &flags, input)
+    };
+    let say = |input: &str| {
+        let ended = try_say(input);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended
+    };
+    say(
+        "My name is Nora.\n/fact The shop opens at nine.\n/fact 1 The shop opens at ten.\n\
+         /state room: kitchen\n/state room: garden\n/state page: 7\n",
+    );
+    // A person may try something else; a pipe cannot.
+    for (bad, why) in [
+        ("/state nothing", "/state NAME: TEXT"),
+        ("/state nothing:", "there is no state nothing"),
+        ("/forget 9", "no fact 9"),
+        ("/open nobody", "nobody"),
+    ] {
+        let ended = try_say(&format!("{bad}\n"));
+        assert_eq!(ended.code, Some(2), "{bad}: {}", ended.stderr);
+        assert!(ended.stderr.contains(why), "{bad}: {}", ended.stderr);
+    }
+    let second = say(
+        "/turns\n/fact\n/state\n/state page:\n/state\n/context\nAnd who am I?\n/context\n/fork ben\n/sessions\n",
+    );
+    let lines: Vec<&str> = second.stdout.lines().map(str::trim).collect();
+    let position = |line: &str| {
+        let found = lines.iter().position(|l| l.ends_with(line));
+        found.unwrap_or_else(|| panic!("no {line:?} in {}", second.stdout))
+    };
+    // A turn without its markers, then what holds, then what holds now.
+    assert!(lines[position("My name is Nora.")].contains("visible"));
+    let fact = position("2  The shop opens at ten.");
+    assert!(!second.stdout.contains("nine") && !second.stdout.contains("kitchen"));
+    let states: Vec<usize> = (fact..lines.len())
+        .filter(|&i| lines[i] == "room: garden" || lines[i] == "page: 7")
+        .collect();
+    assert_eq!(
+        states.len(),
+        3,
+        "listed twice, once without the page: {}",
+        second.stdout
+    );
+    assert!(second.stdout.contains("ben") && second.stdout.contains("anna"));
+    let third = say("/open ben\n/turns\n/new\n");
+    assert!(third.stdout.contains("And who am I?"), "{}", third.stdout);
+}

@@ -96,9 +96,9 @@ impl Lasting {
     }
 
     pub fn greeting(&self) -> Result<String> {
-        let stats = self.sessions.stats(&self.engine.runtime, self.id)?;
         let options = self.sessions.options();
-        let said = match stats.turns {
+        let turns = self.sessions.turns(self.id)?;
+        let said = match turns.iter().filter(|turn| !turn.is_state).count() {
             0 => "new".to_owned(),
             1 => "1 turn so far".to_owned(),
             turns => format!("{turns} turns so far"),
