@@ -1,27 +1,14 @@
 //! The condenser by itself: any text at all becomes short enough, and nothing that was marked is lost.
 
-use haversack::encoder::{DIMENSIONS, Embedding, EncoderError};
+mod common;
+
+use common::session::Words;
+use haversack::encoder::{Embedding, EncoderError};
 use haversack::session::Embed;
 use haversack::session::condense::{
     Asked, Condense, CondenseError, Condensed, Extractive, How, Piece, condense, split,
 };
 use std::sync::Arc;
-
-/// Words as directions.
-struct Words;
-
-impl Embed for Words {
-    fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
-        let mut direction = [0.001; DIMENSIONS];
-        for word in text.split(|c: char| !c.is_alphanumeric()) {
-            let hash = word.bytes().fold(7u64, |h, b| {
-                (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-            });
-            direction[(hash >> 20) as usize % DIMENSIONS] += 1.0;
-        }
-        Embedding::of(direction).ok_or(EncoderError::NoDirection)
-    }
-}
 
 /// Fails now and then.
 struct Broken;

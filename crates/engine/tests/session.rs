@@ -3,36 +3,15 @@
 mod common;
 
 use common::load;
-use haversack::encoder::{DIMENSIONS, Embedding, EncoderError};
+use common::session::{Words, say, seen, try_say};
 use haversack::load::gguf::synth::Spec;
-use haversack::run::GenerateOptions;
-use haversack::sample::{SampleOptions, Sampler};
 use haversack::session::relevance::Relevance;
 use haversack::session::turns::Place;
-use haversack::session::{Answer, Embed, SessionError, SessionId, SessionOptions, Sessions};
+use haversack::session::{SessionError, SessionOptions, Sessions};
 use haversack::{Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions};
 use std::collections::BTreeSet;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-
-/// Words as directions: texts that share words are similar. Nothing like the real encoder, and enough to be chosen by.
-struct Words;
-
-impl Embed for Words {
-    fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
-        let mut direction = [0.001; DIMENSIONS];
-        for word in text.split(|c: char| !c.is_ascii_alphanumeric()) {
-            let hash = word.bytes().fold(7u64, |h, b| {
-                (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-            });
-            if !word.is_empty() {
-                direction[(hash >> 20) as usize % DIMENSIONS] += 1.0;
-            }
-        }
-        Ok(Embedding::of(direction).unwrap())
-    }
-}
 
 struct World {
     model: Arc<Model>,
@@ -95,26 +74,6 @@ impl World {
     }
 }
 
-fn say(sessions: &mut Sessions, runtime: &mut Runtime, id: SessionId, text: &str) -> Answer {
-    try_say(sessions, runtime, id, text).unwrap()
-}
-
-fn try_say(
-    sessions: &mut Sessions,
-    runtime: &mut Runtime,
-    id: SessionId,
-    text: &str,
-) -> Result<Answer, SessionError> {
-    let mut sampler = Sampler::new(SampleOptions {
-        temperature: 0.0,
-        ..SampleOptions::default()
-    })
-    .unwrap();
-    let mut go_on = |_: haversack::run::Event<'_>| ControlFlow::Continue(());
-    let options = GenerateOptions::default();
-    sessions.say(runtime, id, text, 0, &mut sampler, &options, &mut go_on)
-}
-
 const QUESTIONS: [&str; 12] = [
     "my cat is called Miso",
     "the garden has seven apple trees",
@@ -129,31 +88,6 @@ const QUESTIONS: [&str; 12] = [
     "who sails the boat",
     "is the cat in the garden",
 ];
-
-/// Positions that attention sees in every layer, from the store's own books.
-fn seen(runtime: &Runtime, sessions: &Sessions, id: SessionId) -> BTreeSet<u64> {
-    let sequence = sessions.sequence(id).unwrap();
-    let store = runtime.store();
-    let mut seen = None;
-    for layer in 0..store.layers().len() {
-        let view = store.view(sequence, layer).unwrap();
-        let positions: BTreeSet<u64> = view
-            .entries()
-            .iter()
-            .flat_map(|e| {
-                (0..e.rows)
-                    .filter(|i| e.hidden >> i & 1 == 0)
-                    .map(|i| e.first_position + u64::from(i))
-            })
-            .collect();
-        assert_eq!(
-            seen.get_or_insert(positions.clone()),
-            &positions,
-            "layer {layer}"
-        );
-    }
-    seen.unwrap_or_default()
-}
 
 /// Turns leave, are hidden and come back; what was told about them is what is seen.
 #[test]

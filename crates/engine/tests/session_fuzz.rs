@@ -10,6 +10,7 @@
 mod common;
 
 use common::load;
+use common::session::seen;
 use haversack::encoder::{DIMENSIONS, Embedding, EncoderError};
 use haversack::load::gguf::synth::Spec;
 use haversack::session::turns::Place;
@@ -137,30 +138,8 @@ impl World {
         self.sessions.stats(&self.runtime, id).unwrap().position
     }
 
-    fn seen(&self, id: SessionId) -> BTreeSet<u64> {
-        let sequence = self.sessions.sequence(id).unwrap();
-        let store = self.runtime.store();
-        let mut all: Option<BTreeSet<u64>> = None;
-        for layer in 0..store.layers().len() {
-            let view = store.view(sequence, layer).unwrap();
-            let shown = |e: &haversack_cache::Entry| {
-                let (first, hidden) = (e.first_position, e.hidden);
-                (0..e.rows)
-                    .filter(move |i| hidden >> i & 1 == 0)
-                    .map(move |i| first + u64::from(i))
-            };
-            let seen: BTreeSet<u64> = view.entries().iter().flat_map(shown).collect();
-            assert_eq!(
-                all.get_or_insert_with(|| seen.clone()),
-                &seen,
-                "layer {layer}"
-            );
-        }
-        all.unwrap_or_default()
-    }
-
     fn check(&self, id: SessionId, naive: &mut Naive, story: &str) {
-        let seen = self.seen(id);
+        let seen = seen(&self.runtime, &self.sessions, id);
         let turns = self.sessions.turns(id).unwrap();
         if self.judged {
             // Which turns are relevant is theirs to say; that they are whole, and the rest, is not.

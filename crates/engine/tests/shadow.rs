@@ -3,36 +3,19 @@
 mod common;
 
 use common::load;
-use haversack::encoder::{DIMENSIONS, Embedding, EncoderError};
+use common::session::{Words, say, seen, try_say};
 use haversack::load::gguf::synth::Spec;
 use haversack::run::GenerateOptions;
 use haversack::sample::{SampleOptions, Sampler};
 use haversack::session::condense::{Asked, Condense, Extractive, How, Piece, Rewriting};
 use haversack::session::layout::Layout;
 use haversack::session::turns::Place;
-use haversack::session::{
-    Answer, Embed, Progress, SessionError, SessionId, SessionOptions, Sessions,
-};
+use haversack::session::{Progress, SessionError, SessionId, SessionOptions, Sessions};
 use haversack::{Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions};
 use haversack_memory::journal::{Blow, Faults};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-
-struct Words;
-
-impl Embed for Words {
-    fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
-        let mut direction = [0.001; DIMENSIONS];
-        for word in text.split(|c: char| !c.is_ascii_alphanumeric()) {
-            let hash = word.bytes().fold(7u64, |h, b| {
-                (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-            });
-            direction[(hash >> 20) as usize % DIMENSIONS] += 1.0;
-        }
-        Embedding::of(direction).ok_or(EncoderError::NoDirection)
-    }
-}
 
 struct World {
     model: Arc<Model>,
@@ -99,26 +82,6 @@ impl World {
     }
 }
 
-fn try_say(
-    sessions: &mut Sessions,
-    runtime: &mut Runtime,
-    id: SessionId,
-    text: &str,
-) -> Result<Answer, SessionError> {
-    let mut sampler = Sampler::new(SampleOptions {
-        temperature: 0.0,
-        ..SampleOptions::default()
-    })
-    .unwrap();
-    let mut go_on = |_: haversack::run::Event<'_>| ControlFlow::Continue(());
-    let options = GenerateOptions::default();
-    sessions.say(runtime, id, text, 0, &mut sampler, &options, &mut go_on)
-}
-
-fn say(sessions: &mut Sessions, runtime: &mut Runtime, id: SessionId, text: &str) -> Answer {
-    try_say(sessions, runtime, id, text).unwrap()
-}
-
 const FACTS: [&str; 9] = [
     "The shop opens at nine.",
     "The cat is called Miso.",
@@ -130,17 +93,6 @@ const FACTS: [&str; 9] = [
     "The code of the door is 4711.",
     "The train to Basel is late.",
 ];
-
-fn seen(runtime: &Runtime, sessions: &Sessions, id: SessionId) -> BTreeSet<u64> {
-    let sequence = sessions.sequence(id).unwrap();
-    let view = runtime.store().view(sequence, 0).unwrap();
-    let rows = view.entries().iter().flat_map(|e| {
-        (0..e.rows)
-            .filter(|i| e.hidden >> i & 1 == 0)
-            .map(|i| e.first_position + u64::from(i))
-    });
-    rows.collect()
-}
 
 /// A session whose stream is over the cap, with a few turns.
 fn over(runtime: &mut Runtime, sessions: &mut Sessions) -> SessionId {

@@ -123,6 +123,18 @@ impl Made {
         Ok(times)
     }
 
+    /// Milliseconds until a question of a word is read.
+    fn until_asked(&mut self, id: SessionId) -> Result<f64, Failure> {
+        let start = Instant::now();
+        let mut ready = 0.0;
+        let look = &mut |_: &mut Runtime, _| {
+            ready = start.elapsed().as_secs_f64() * 1e3;
+            Ok(())
+        };
+        self.sessions.peek(&mut self.runtime, id, "And?", look)?;
+        Ok(ready)
+    }
+
     /// Tells a turn without generating it.
     fn tell(&mut self, id: SessionId) -> Result<(), Failure> {
         let at = self.dice.below(self.filler.len());
@@ -323,10 +335,16 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
         }
         ids.push(id);
     }
+    // Of a third one most turns are on disk.
+    let old = made.open("old", PERSISTENT)?;
+    while made.sessions.stats(&made.runtime, old)?.spilled < 4 * TOKENS {
+        made.tell(old)?;
+    }
     // The same tokens, to be read again: how long they take does not depend on what they are.
     let tokens: Vec<u32> = (0..TOKENS as u32).map(|i| 100 + i).collect();
     let long = "Nobody is told what the others said. ".repeat(50);
     let (mut again, mut memory, mut disk) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut without, mut recalled) = (Vec::new(), Vec::new());
     let (mut known, mut fresh) = (Vec::new(), Vec::new());
     let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
     for round in 0..count {
@@ -337,16 +355,14 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
         again.push(ms(start));
         made.runtime.close(plain)?;
 
-        // Up to the question's first token.
-        let start = Instant::now();
         let id = ids[round % 2];
-        let mut ready = None;
-        made.sessions
-            .peek(&mut made.runtime, id, "And?", &mut |_, _| {
-                ready = Some(ms(start));
-                Ok(())
-            })?;
-        memory.push(ready.unwrap_or_default());
+        memory.push(made.until_asked(id)?);
+        without.push(made.until_asked(old)?);
+        let turns = made.sessions.turns(old)?;
+        let mut spilled = turns.iter().filter(|t| t.place == Place::Spilled);
+        let one = spilled.nth(round).ok_or("too few turns on disk")?.number;
+        made.sessions.recall(old, one)?;
+        recalled.push(made.until_asked(old)?);
 
         made.sessions.suspend(&mut made.runtime, id)?;
         let start = Instant::now();
@@ -369,7 +385,7 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
     let (read, read95) = middle(&mut again);
     println!("{TOKENS} tokens read again: median {read:.2} ms, p95 {read95:.2} ms");
     for (name, times) in [
-        ("from memory, the question of some tokens read", &mut memory),
+        ("from memory, a question of a word read", &mut memory),
         ("from disk", &mut disk),
     ] {
         let (median, p95) = middle(times);
@@ -378,6 +394,10 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
             read / median
         );
     }
+    let ((plain, _), (with, with95)) = (middle(&mut without), middle(&mut recalled));
+    println!(
+        "a question of a word: {plain:.2} ms, with a turn that comes back from disk {with:.2} ms, p95 {with95:.2} ms"
+    );
     let ((read, _), (median, p95)) = (middle(&mut fresh), middle(&mut known));
     println!(
         "opened on a text nobody knows: {read:.1} ms; on a known one: median {median:.2} ms, p95 {p95:.2} ms, {:.0} times faster",

@@ -1,6 +1,8 @@
 //! Shared by the tests: where real models are, and loading them.
 #![allow(dead_code)]
 
+pub mod session;
+
 use haversack::{
     Activations, KvForm, KvOptions, LoadOptions, Model, Repack, Retention, Runtime, RuntimeOptions,
 };

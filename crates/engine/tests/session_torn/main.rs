@@ -13,30 +13,12 @@ mod handles;
 mod kill;
 mod script;
 
-use haversack::encoder::{DIMENSIONS, Embedding, EncoderError};
+use common::session::Words;
 use haversack::load::gguf::synth::Spec;
-use haversack::session::{Embed, SessionOptions, Sessions};
+use haversack::session::{SessionOptions, Sessions};
 use haversack::{Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Words as directions: texts that share words are similar.
-struct Words;
-
-impl Embed for Words {
-    fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
-        let mut direction = [0.001; DIMENSIONS];
-        for word in text.split(|c: char| !c.is_ascii_alphanumeric()) {
-            let hash = word.bytes().fold(7u64, |h, b| {
-                (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-            });
-            if !word.is_empty() {
-                direction[(hash >> 20) as usize % DIMENSIONS] += 1.0;
-            }
-        }
-        Ok(Embedding::of(direction).unwrap())
-    }
-}
 
 /// A model and how its sessions are kept.
 struct World {

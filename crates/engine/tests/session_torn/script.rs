@@ -1,12 +1,10 @@
 //! The script, a telling of it, and what a session is in one number.
 
 use crate::World;
+pub use crate::common::session::try_say as say;
 use haversack::Runtime;
-use haversack::run::GenerateOptions;
-use haversack::sample::{SampleOptions, Sampler};
 use haversack::session::{Answer, Progress, SessionError, SessionId, Sessions};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::ControlFlow;
 
 pub const OPENING: &str = "You know things.";
 
@@ -218,20 +216,4 @@ impl Telling {
         self.describe().hash(&mut hasher);
         hasher.finish()
     }
-}
-
-pub fn say(
-    sessions: &mut Sessions,
-    runtime: &mut Runtime,
-    id: SessionId,
-    text: &str,
-) -> Result<Answer, SessionError> {
-    let mut sampler = Sampler::new(SampleOptions {
-        temperature: 0.0,
-        ..SampleOptions::default()
-    })
-    .unwrap();
-    let mut go_on = |_: haversack::run::Event<'_>| ControlFlow::Continue(());
-    let options = GenerateOptions::default();
-    sessions.say(runtime, id, text, 8, &mut sampler, &options, &mut go_on)
 }
