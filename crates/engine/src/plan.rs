@@ -7,7 +7,7 @@ use crate::model::Config;
 use crate::model::canaries::Canaries;
 use crate::model::forward::{Scratch, StepSize};
 use crate::run::guard::Guard;
-use crate::run::options::{Activations, KvOptions, RuntimeOptions};
+use crate::run::options::{Activations, KvOptions, Policy, RuntimeOptions};
 use crate::run::runtime::CHUNK_MIN;
 use haversack_cache::notes::{Notes, Row};
 use haversack_cache::policy::window::WindowParams;
@@ -262,10 +262,12 @@ pub fn full_bytes(config: &Config, tokens: usize) -> u64 {
 }
 
 /// The most block bytes that anchors and a window have live in the last blocks before `context` tokens, or
-/// in the step under way there: sinks, the near zone and the current block are in it.
+/// in the step under way there: sinks, the near zone and the current block are in it. Where rows leave one by one,
+/// layers with a window of their own keep all of that.
 pub fn window_bytes(
     config: &Config,
     kv: &KvOptions,
+    policy: Policy,
     anchors: usize,
     window: usize,
     context: usize,
@@ -276,7 +278,17 @@ pub fn window_bytes(
     });
     let (layers, zones) = (layers(config, kv), kv.zones());
     let from = context.saturating_sub(2 * BLOCK_SLOTS);
-    let live = |position: usize| kv_bytes(&layers, zones, kept, position as u64);
+    let kept_by = |layer: &LayerShape| match policy.chooses() && layer.window.is_some() {
+        true => Kept::All,
+        false => kept,
+    };
+    let live = |position: usize| -> u64 {
+        let bytes = layers.iter().map(|layer| {
+            let one = std::slice::from_ref(layer);
+            kv_bytes(one, zones, kept_by(layer), position as u64)
+        });
+        bytes.sum()
+    };
     // A block in both forms, of one layer: those before it are settled, those after it have not begun.
     let zoned = layers.iter().filter(|layer| layer.zoned());
     let under_way = zoned.map(|layer| layer.far_shape().block_bytes());
@@ -290,6 +302,7 @@ pub fn window_bytes(
 pub fn within_share(
     config: &Config,
     kv: &KvOptions,
+    policy: Policy,
     anchors: usize,
     least: usize,
     context: usize,
@@ -302,7 +315,7 @@ pub fn within_share(
     }
     let bytes = |blocks: u64| {
         let window = blocks as usize * BLOCK_SLOTS;
-        window_bytes(config, kv, anchors, window, context)
+        window_bytes(config, kv, policy, anchors, window, context)
     };
     let least = least.div_ceil(BLOCK_SLOTS).max(1) as u64;
     // Anchors, window and the block of the step are within the context.

@@ -378,6 +378,23 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
             made.sessions.delete("opened")?;
         }
     }
+    // What is hidden and what is dropped, worked out and told to the store; pinning does nothing else.
+    let options = SessionOptions {
+        dir: None,
+        ..made.sessions.options().clone()
+    };
+    let mut bare = Sessions::new(&made.runtime, options)?;
+    let id = bare.create(&mut made.runtime, "masks", PERSISTENT, 0)?;
+    let mut masks = Vec::new();
+    for i in 0..64 {
+        bare.tell(&mut made.runtime, id, &format!("Is it {i}?"), "It is.", 0)?;
+    }
+    let turns = bare.turns(id)?;
+    for turn in turns.iter().cycle().take(1000) {
+        let start = Instant::now();
+        bare.pin(&mut made.runtime, id, turn.number, !turn.is_pinned)?;
+        masks.push(ms(start));
+    }
     let middle = |times: &mut Vec<f64>| {
         times.sort_by(f64::total_cmp);
         (times[times.len() / 2], times[times.len() * 95 / 100])
@@ -397,6 +414,11 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
     let ((plain, _), (with, with95)) = (middle(&mut without), middle(&mut recalled));
     println!(
         "a question of a word: {plain:.2} ms, with a turn that comes back from disk {with:.2} ms, p95 {with95:.2} ms"
+    );
+    let (median, p95) = middle(&mut masks);
+    println!(
+        "masks of {} turns: median {median:.3} ms, p95 {p95:.3} ms",
+        turns.len()
     );
     let ((read, _), (median, p95)) = (middle(&mut fresh), middle(&mut known));
     println!(

@@ -156,11 +156,14 @@ impl Setup {
     /// Block bytes that it takes at the end of `context` tokens, as planned.
     pub fn bytes(&self, config: &Config, context: usize) -> u64 {
         let Retention {
-            anchors, window, ..
-        } = &self.retention;
+            policy,
+            anchors,
+            window,
+            ..
+        } = self.retention;
         match (anchors, window) {
             (Some(anchors), Some(window)) => {
-                plan::window_bytes(config, &self.kv, *anchors, *window, context)
+                plan::window_bytes(config, &self.kv, policy, anchors, window, context)
             }
             _ => plan::blocks_bytes(config, &self.kv, context),
         }
@@ -277,7 +280,7 @@ impl Setup {
         };
         let (kv, anchors) = (&everything.kv, variant.anchors);
         let least = variant.window_least(kv.recent);
-        match plan::within_share(config, kv, anchors, least, context, share)? {
+        match plan::within_share(config, kv, variant.policy, anchors, least, context, share)? {
             Within::Everything => Ok(everything),
             Within::Window(window) => Ok(Setup {
                 retention: Retention {

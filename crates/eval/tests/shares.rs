@@ -21,9 +21,12 @@ const CODECS: [Codec; 6] = [
 ];
 
 fn model(name: &str, context: u32) -> Arc<Model> {
+    let spec = Spec::named(name).unwrap();
     let spec = Spec {
         context,
-        ..Spec::named(name).unwrap()
+        // Wider than a small share's window.
+        window: spec.window.map(|_| 300),
+        ..spec
     };
     let file = format!("shares-{name}-{context}.gguf");
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
@@ -74,7 +77,8 @@ fn the_largest_window_that_keeps_the_promise() {
                     assert_eq!(window % BLOCK, 0);
                     let more = window + BLOCK;
                     let anchors = anchors.unwrap();
-                    let bytes = plan::window_bytes(config, &found.kv, anchors, more, n);
+                    let bytes =
+                        plan::window_bytes(config, &found.kv, Policy::Window, anchors, more, n);
                     let is_all = anchors + more + BLOCK > n;
                     assert!(bytes as f64 > full * share || is_all, "{codec} {share} {n}");
                 }
@@ -102,38 +106,56 @@ fn a_refusal_names_a_share_that_works() {
 /// What is promised holds in the store, at every token from the middle on.
 #[test]
 fn blocks_stay_within_their_share() {
-    let model = model("llama", 1024);
-    let config = model.config();
-    let (n, tokens) = (1024, Spec::named("llama").unwrap().ids(1024));
-    let full = plan::full_bytes(config, n) as f64;
     for policy in [Policy::Window, Policy::Heavy] {
-        for (codec, share) in [(Codec::F16, 0.5), (Codec::Int8, 0.4), (Codec::Int4, 0.25)] {
-            let found = setup(config, &Variant::new(policy), codec, share, n).unwrap();
+        let shares = [(Codec::F16, 0.5), (Codec::Int8, 0.4), (Codec::Int4, 0.25)];
+        blocks_stay_within("llama", policy, &shares);
+        // Layers with a window of their own hold most of it.
+        let shares = [(Codec::F16, 0.85), (Codec::Int8, 0.5), (Codec::Int4, 0.3)];
+        blocks_stay_within("gemma3", policy, &shares);
+    }
+    // Of those no row can be chosen to leave.
+    let model = model("gemma3", 1024);
+    let heavy = Variant::new(Policy::Heavy);
+    assert!(setup(model.config(), &heavy, Codec::F16, 0.4, 1024).is_none());
+}
+
+fn blocks_stay_within(name: &str, policy: Policy, shares: &[(Codec, f64)]) {
+    let model = model(name, 1024);
+    let config = model.config();
+    let (n, tokens) = (1024, Spec::named(name).unwrap().ids(1024));
+    let full = plan::full_bytes(config, n) as f64;
+    let global = config.layers.iter().position(|l| l.window.is_none());
+    let layer = global.unwrap();
+    for &(codec, share) in shares {
+        let found = setup(config, &Variant::new(policy), codec, share, n).unwrap();
+        assert!(
+            found.retention.window.is_some(),
+            "{policy:?} {codec} evicts"
+        );
+        let options = RuntimeOptions {
+            threads: 1,
+            kv: found.kv,
+            retention: found.retention,
+            ..RuntimeOptions::default()
+        };
+        let mut runtime = Runtime::new(model.clone(), &options).unwrap();
+        let id = runtime.open().unwrap();
+        for (at, &token) in tokens[..n - 1].iter().enumerate() {
+            runtime.decode(id, token).unwrap();
+            let bytes = runtime.stats(id).unwrap().bytes as f64;
+            let used = bytes / full;
             assert!(
-                found.retention.window.is_some(),
-                "{policy:?} {codec} evicts"
+                used <= share || at < n / 2,
+                "{name} {policy:?} {codec} {used} at {at}"
             );
-            let options = RuntimeOptions {
-                threads: 1,
-                kv: found.kv,
-                retention: found.retention,
-                ..RuntimeOptions::default()
-            };
-            let mut runtime = Runtime::new(model.clone(), &options).unwrap();
-            let id = runtime.open().unwrap();
-            for &token in &tokens[..n - 1] {
-                runtime.decode(id, token).unwrap();
-                let bytes = runtime.stats(id).unwrap().bytes as f64;
-                assert!(bytes <= full * share, "{policy:?} {codec} {}", bytes / full);
-            }
-            let kept = runtime.store().kept(id, 0).unwrap().count();
-            assert_eq!(kept, runtime.store().rows_in(id, 0).unwrap());
-            let mut kept: Vec<u64> = runtime.store().kept(id, 0).unwrap().collect();
-            kept.sort_unstable();
-            kept.dedup();
-            assert_eq!(kept.len(), runtime.store().rows_in(id, 0).unwrap());
-            assert_eq!(kept[..32], (0..32).collect::<Vec<u64>>(), "anchors");
-            assert_eq!(kept.last(), Some(&(n as u64 - 2)));
         }
+        let kept = runtime.store().kept(id, layer).unwrap().count();
+        assert_eq!(kept, runtime.store().rows_in(id, layer).unwrap());
+        let mut kept: Vec<u64> = runtime.store().kept(id, layer).unwrap().collect();
+        kept.sort_unstable();
+        kept.dedup();
+        assert_eq!(kept.len(), runtime.store().rows_in(id, layer).unwrap());
+        assert_eq!(kept[..32], (0..32).collect::<Vec<u64>>(), "anchors");
+        assert_eq!(kept.last(), Some(&(n as u64 - 2)));
     }
 }
