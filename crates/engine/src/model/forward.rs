@@ -5,6 +5,7 @@
 
 use super::canaries::{Canaries, Seen};
 use super::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
+use super::counters::Counters;
 use super::weights::{Weight, Weights};
 use haversack_cache::policy::count::Counting;
 use haversack_cache::{CacheError, SequenceId, Step, Store, TableView};
@@ -144,7 +145,9 @@ fn look_back(
         row += span.tokens.len();
     }
     attend(c, exec, store, layer, s, spans)?;
-    note(c, store, layer, s, spans)?;
+    if let Some(mass) = s.mass.as_ref().filter(|_| c.window.is_none()) {
+        mass.note(c, store, layer, spans)?;
+    }
     store.settle(step, layer);
     Ok(())
 }
@@ -211,31 +214,6 @@ fn rotate(exec: Exec<'_>, spec: &rope::RopeSpec, head_dim: usize, x: &mut [f32],
     });
 }
 
-/// What attention each row got goes to the store's notes.
-fn note(
-    c: &LayerConfig,
-    store: &mut Store,
-    layer: usize,
-    s: &mut Scratch,
-    spans: &[Span<'_>],
-) -> Result<(), CacheError> {
-    let Some(mass) = s.mass.as_ref().filter(|_| c.window.is_none()) else {
-        return Ok(());
-    };
-    if let Some(&position) = mass.bad.iter().find(|bad| **bad < u64::MAX) {
-        return Err(CacheError::NotANumber { layer, position });
-    }
-    let mut counters = &mass.counters[..];
-    for span in spans {
-        let slots = store.view(span.sequence, layer)?.blocks() * BLOCK_SLOTS * c.kv_heads;
-        let (own, others) = counters.split_at(slots);
-        let queries = span.position..span.position + span.tokens.len() as u64;
-        store.note_mass(span.sequence, layer, &mass.counting, queries, own)?;
-        counters = others;
-    }
-    Ok(())
-}
-
 /// Some of the queries, and what they were answered, are kept for the guard.
 fn remember(
     exec: Exec<'_>,
@@ -288,15 +266,9 @@ fn attend(
     let (mut out, mut left) = (&mut s.att[..], &queries[..]);
     let mut counters = s.mass.as_mut().filter(|_| c.window.is_none()).map(|mass| {
         let slots: usize = views.iter().map(|v| v.blocks() * BLOCK_SLOTS).sum();
-        if mass.is_used {
-            mass.counters.clear();
-        }
-        mass.counters.resize(slots * c.kv_heads, 0);
-        let counts = |span: &Span<'_>| mass.counting.counts(span.position, span.tokens.len());
-        mass.is_used = spans.iter().any(counts);
-        mass.bad.clear();
-        mass.bad.resize(spans.len(), u64::MAX);
-        (mass.counting, &mut mass.counters[..], &mut mass.bad[..])
+        let counting = mass.counting;
+        let (counters, bad) = mass.begin(slots * c.kv_heads, spans);
+        (counting, counters, bad)
     });
     let mut sums = s
         .canaries
@@ -612,25 +584,10 @@ pub struct Scratch {
     pub(crate) resume: Option<Resume>,
 }
 
-/// Attention mass, (span)(kv_head, slot).
-struct Counters {
-    counting: Counting,
-    /// All zero unless `is_used`.
-    counters: Vec<u64>,
-    is_used: bool,
-    /// (span): the first position that is not a number.
-    bad: Vec<u64>,
-}
-
 impl Scratch {
     /// Counts attention from now on.
     pub(crate) fn count_mass(&mut self, counting: Counting) {
-        self.mass = Some(Counters {
-            counting,
-            counters: Vec::new(),
-            is_used: false,
-            bad: Vec::new(),
-        });
+        self.mass = Some(Counters::new(counting));
     }
 
     /// What a guard works with, if canaries are kept: attention over few rows, and the canaries.
@@ -813,10 +770,7 @@ impl Scratch {
         }
         grow(&mut self.logits, size.wanted * config.vocab);
         if let Some(mass) = &mut self.mass {
-            let counters = Scratch::counters(config, size);
-            mass.counters.clear();
-            mass.counters.reserve_exact(counters);
-            grow(&mut mass.bad, size.jobs);
+            mass.reserve(Scratch::counters(config, size), size.jobs);
         }
         grow(&mut self.sums, Scratch::softmaxes(config, size));
         grow(&mut self.shifts.all, size.segments);

@@ -3,6 +3,7 @@
 
 pub mod canaries;
 pub mod config;
+mod counters;
 pub mod forward;
 mod keys;
 pub mod rope;
