@@ -10,6 +10,7 @@ use haversack::encoder::{Encoder, EncoderOptions};
 use haversack::memory::usage::Usage;
 use haversack::run::{Event, GenerateOptions, SequenceId};
 use haversack::sample::{SampleOptions, Sampler};
+use haversack::session::layout::Layout;
 use haversack::session::turns::{Place, Turn};
 use haversack::session::{SessionId, SessionOptions, Sessions};
 use haversack::{Codec, KvForm, KvOptions, LoadOptions, Model, Retention, Runtime, RuntimeOptions};
@@ -32,7 +33,8 @@ fn main() -> Result<(), Failure> {
     let usage = "usage: lasting turns|sessions|switch MODEL [ENCODER_DIR] [COUNT]";
     let mut args = std::env::args().skip(1);
     let (what, model) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
-    let encoder = args.next();
+    // `-` is none.
+    let encoder = args.next().filter(|folder| folder != "-");
     let count = args.next().map(|n| n.parse::<usize>()).transpose()?;
     let model = Model::load(Path::new(&model), &LoadOptions::default(), &mut |_, _| ())?;
     let folder = std::env::temp_dir().join(format!("haversack-lasting-{}", std::process::id()));
@@ -50,6 +52,7 @@ fn main() -> Result<(), Failure> {
 struct Made {
     runtime: Runtime,
     sessions: Sessions,
+    layout: Layout,
     folder: PathBuf,
     filler: Vec<(String, String)>,
     dice: Dice,
@@ -79,6 +82,7 @@ impl Made {
         Ok(Made {
             runtime,
             sessions,
+            layout: Layout::new(model.clone()),
             folder: folder.to_owned(),
             filler: small_talk(),
             dice: Dice::new(1, &[0x1a57]),
@@ -123,16 +127,22 @@ impl Made {
         Ok(times)
     }
 
-    /// Milliseconds until a question of a word is read.
-    fn until_asked(&mut self, id: SessionId) -> Result<f64, Failure> {
+    /// Milliseconds until a question of a word is read, and those of reading the same tokens once more.
+    fn until_read(&mut self, id: SessionId) -> Result<(f64, f64), Failure> {
+        let question = self.layout.question("And?")?;
+        let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
+        let mut times = (0.0, 0.0);
         let start = Instant::now();
-        let mut ready = 0.0;
-        let look = &mut |_: &mut Runtime, _| {
-            ready = start.elapsed().as_secs_f64() * 1e3;
-            Ok(())
+        let look = &mut |runtime: &mut Runtime, sequence| {
+            times.0 = ms(start);
+            let fork = runtime.fork(sequence)?;
+            let again = Instant::now();
+            runtime.feed(fork, &question, &mut |_| ControlFlow::Continue(()))?;
+            times.1 = ms(again);
+            runtime.close(fork)
         };
         self.sessions.peek(&mut self.runtime, id, "And?", look)?;
-        Ok(ready)
+        Ok(times)
     }
 
     /// Tells a turn without generating it.
@@ -344,7 +354,7 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
     let tokens: Vec<u32> = (0..TOKENS as u32).map(|i| 100 + i).collect();
     let long = "Nobody is told what the others said. ".repeat(50);
     let (mut again, mut memory, mut disk) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut without, mut recalled) = (Vec::new(), Vec::new());
+    let (mut without, mut recalled, mut alone) = (Vec::new(), Vec::new(), Vec::new());
     let (mut known, mut fresh) = (Vec::new(), Vec::new());
     let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
     for round in 0..count {
@@ -356,13 +366,15 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
         made.runtime.close(plain)?;
 
         let id = ids[round % 2];
-        memory.push(made.until_asked(id)?);
-        without.push(made.until_asked(old)?);
+        let (whole, question) = made.until_read(id)?;
+        memory.push(whole);
+        alone.push(question);
+        without.push(made.until_read(old)?.0);
         let turns = made.sessions.turns(old)?;
         let mut spilled = turns.iter().filter(|t| t.place == Place::Spilled);
         let one = spilled.nth(round).ok_or("too few turns on disk")?.number;
         made.sessions.recall(old, one)?;
-        recalled.push(made.until_asked(old)?);
+        recalled.push(made.until_read(old)?.0);
 
         made.sessions.suspend(&mut made.runtime, id)?;
         let start = Instant::now();
@@ -401,19 +413,16 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
     };
     let (read, read95) = middle(&mut again);
     println!("{TOKENS} tokens read again: median {read:.2} ms, p95 {read95:.2} ms");
-    for (name, times) in [
-        ("from memory, a question of a word read", &mut memory),
-        ("from disk", &mut disk),
-    ] {
-        let (median, p95) = middle(times);
-        println!(
-            "{name}: median {median:.2} ms, p95 {p95:.2} ms, {:.0} times faster",
-            read / median
-        );
-    }
+    let (median, p95) = middle(&mut disk);
+    let faster = read / median;
+    println!("from disk: median {median:.2} ms, p95 {p95:.2} ms, {faster:.0} times faster");
+    let ((median, p95), (alone, _)) = (middle(&mut memory), middle(&mut alone));
+    println!(
+        "from memory, until a question of a word is read: median {median:.2} ms, p95 {p95:.2} ms, of which reading takes {alone:.2} ms"
+    );
     let ((plain, _), (with, with95)) = (middle(&mut without), middle(&mut recalled));
     println!(
-        "a question of a word: {plain:.2} ms, with a turn that comes back from disk {with:.2} ms, p95 {with95:.2} ms"
+        "the same in a long session: {plain:.2} ms, with a turn that comes back from disk {with:.2} ms, p95 {with95:.2} ms"
     );
     let (median, p95) = middle(&mut masks);
     println!(
