@@ -8,15 +8,14 @@
 
 use haversack::encoder::{Encoder, EncoderOptions};
 use haversack::memory::usage::Usage;
-use haversack::run::{Event, GenerateOptions, SequenceId};
+use haversack::run::{Event, GenerateOptions};
 use haversack::sample::{SampleOptions, Sampler};
 use haversack::session::layout::Layout;
 use haversack::session::turns::{Place, Turn};
 use haversack::session::{SessionId, SessionOptions, Sessions};
 use haversack::{Codec, KvForm, KvOptions, LoadOptions, Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::dice::Dice;
-use haversack_eval::talk::small_talk;
-use std::collections::VecDeque;
+use haversack_eval::talk::{overlap, seen, small_talk};
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -224,14 +223,7 @@ fn check(made: &Made, id: SessionId, opening: &Range<u64>) -> Result<(), Failure
     let sequence = made.sessions.sequence(id)?;
     let turns = made.sessions.turns(id)?;
     let seen = seen(&made.runtime, sequence)?;
-    let within = |range: &Range<u64>| -> u64 {
-        let overlap = |s: &Range<u64>| {
-            s.end
-                .min(range.end)
-                .saturating_sub(s.start.max(range.start))
-        };
-        seen.iter().map(overlap).sum()
-    };
+    let within = |range: &Range<u64>| overlap(&seen, range);
     let whole = |turn: &&Turn| {
         let rows = within(&turn.span);
         match turn.is_visible {
@@ -252,31 +244,6 @@ fn check(made: &Made, id: SessionId, opening: &Range<u64>) -> Result<(), Failure
         true => Ok(()),
         false => Err(format!("{all} rows seen, {visible} of turns").into()),
     }
-}
-
-/// Positions that a query sees, in the first layer.
-fn seen(runtime: &Runtime, id: SequenceId) -> Result<Vec<Range<u64>>, Failure> {
-    let store = runtime.store();
-    let mut hidden: VecDeque<Range<u64>> = store.hidden(id).iter().cloned().collect();
-    let mut seen = Vec::new();
-    for block in &store.snapshot(id)?.blocks {
-        let mut at = block.first_position;
-        let end = at + u64::from(block.rows);
-        while at < end {
-            while hidden.front().is_some_and(|h| h.end <= at) {
-                hidden.pop_front();
-            }
-            let from = hidden.front().map_or(end, |h| h.start.clamp(at, end));
-            if at < from {
-                seen.push(at..from);
-            }
-            at = hidden
-                .front()
-                .map_or(end, |h| h.end.clamp(from, end))
-                .max(from);
-        }
-    }
-    Ok(seen)
 }
 
 fn slope(points: &[(f64, f64)]) -> f64 {

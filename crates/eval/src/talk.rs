@@ -18,6 +18,7 @@ use haversack::run::{Runtime, SequenceId, StepError};
 use haversack::session::layout::{Layout, LayoutError};
 use haversack::session::{SessionError, SessionId, Sessions};
 use haversack::text::tokenizer::Tokenizer;
+use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 
 /// A question, and the answer that was given.
@@ -332,8 +333,9 @@ fn plain_on(
 ) -> Result<Vec<Heard>, TalkError> {
     let model = runtime.model().clone();
     let mut go_on = |_| ControlFlow::Continue(());
-    let mut positions = layout.opening(persistent, 0)?.len() as u64;
-    runtime.feed(id, &layout.opening(persistent, 0)?, &mut go_on)?;
+    let tokens = layout.opening(persistent, 0)?;
+    runtime.feed(id, &tokens, &mut go_on)?;
+    let mut positions = tokens.len() as u64;
     let opening = 0..positions;
     let mut told = Vec::new();
     for (question, answer) in &dialogue.turns {
@@ -366,20 +368,44 @@ fn plain_on(
     Ok(heard)
 }
 
-/// Whether these positions have rows that a query sees.
-fn is_kept(runtime: &Runtime, id: SequenceId, range: &Range<u64>) -> Result<bool, TalkError> {
+/// Positions that a query sees, in the first layer.
+pub fn seen(runtime: &Runtime, id: SequenceId) -> Result<Vec<Range<u64>>, StepError> {
     let store = runtime.store();
-    let hidden = store.hidden(id).iter();
-    let shown = !hidden
-        .clone()
-        .any(|h| h.start < range.end && range.start < h.end);
-    let snapshot = store.snapshot(id).map_err(StepError::from)?;
-    let have = snapshot.blocks.iter().map(|block| {
-        let end = block.first_position + u64::from(block.rows);
-        end.min(range.end)
-            .saturating_sub(block.first_position.max(range.start))
-    });
-    Ok(shown && have.sum::<u64>() == range.end - range.start)
+    let mut hidden: VecDeque<Range<u64>> = store.hidden(id).iter().cloned().collect();
+    let mut seen = Vec::new();
+    for block in &store.snapshot(id)?.blocks {
+        let mut at = block.first_position;
+        let end = at + u64::from(block.rows);
+        while at < end {
+            while hidden.front().is_some_and(|h| h.end <= at) {
+                hidden.pop_front();
+            }
+            let from = hidden.front().map_or(end, |h| h.start.clamp(at, end));
+            if at < from {
+                seen.push(at..from);
+            }
+            at = hidden
+                .front()
+                .map_or(end, |h| h.end.clamp(from, end))
+                .max(from);
+        }
+    }
+    Ok(seen)
+}
+
+/// Whether these positions have rows that a query sees.
+fn is_kept(runtime: &Runtime, id: SequenceId, range: &Range<u64>) -> Result<bool, StepError> {
+    Ok(overlap(&seen(runtime, id)?, range) == range.end - range.start)
+}
+
+/// How many positions of a range are among these.
+pub fn overlap(seen: &[Range<u64>], range: &Range<u64>) -> u64 {
+    let shared = |s: &Range<u64>| {
+        s.end
+            .min(range.end)
+            .saturating_sub(s.start.max(range.start))
+    };
+    seen.iter().map(shared).sum()
 }
 
 /// The freely given answer and the judged ones, right behind the question.

@@ -7,7 +7,7 @@
 use super::record::{
     BadRecord, CHANGE, COLUMN, Change, FACT, FactRecord, STATE, StateRecord, TURN, TurnRecord,
 };
-use super::turns::{Place, Turn};
+use super::turns::Place;
 use super::{Fact, Held, Home, Session, SessionError, SessionOptions};
 use crate::run::{Runtime, StepError};
 use haversack_cache::Image;
@@ -665,14 +665,7 @@ impl Replay {
                 TURN => {
                     let told = TurnRecord::read(bytes)?;
                     turns.push(Held {
-                        turn: Turn {
-                            number: told.number,
-                            span: told.span(),
-                            place: Place::Live,
-                            is_visible: false,
-                            is_pinned: told.is_pinned,
-                            is_state: told.question as usize == told.tokens.len(),
-                        },
+                        turn: told.turn(),
                         record: Some(record),
                         told: None,
                     });

@@ -27,6 +27,9 @@ pub struct Layout {
     /// An exchange, and what it ends with.
     before: OnceLock<Vec<u32>>,
     ending: OnceLock<Vec<u32>>,
+    /// Tokens before and behind the text of a question, and of a fact.
+    question_marks: OnceLock<(usize, usize)>,
+    fact_marks: OnceLock<(usize, usize)>,
 }
 
 impl Layout {
@@ -35,6 +38,8 @@ impl Layout {
             model,
             before: OnceLock::new(),
             ending: OnceLock::new(),
+            question_marks: OnceLock::new(),
+            fact_marks: OnceLock::new(),
         }
     }
 
@@ -52,7 +57,7 @@ impl Layout {
             // The common beginning of two questions that begin differently, back to the last marker.
             let other = self.ids_at(now_ms, &[Message::new("user", "7")], true)?;
             let same = common(&longer, &other);
-            let marker = self.question_marker()?;
+            let (marker, _) = self.question_marks()?;
             return Ok(longer[..same.saturating_sub(marker)].to_vec());
         }
         match self.ids_at(now_ms, &with(&[]), false) {
@@ -91,25 +96,25 @@ impl Layout {
 
     /// What a question says, without its markers.
     pub fn question_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
-        self.text_of(tokens, self.question("a")?, self.question("7")?)
+        Ok(self.text_within(tokens, self.question_marks()?))
     }
 
     /// What a fact says, without its markers.
     pub fn fact_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
-        self.text_of(tokens, self.fact("a")?, self.fact("7")?)
+        let marks = match self.fact_marks.get() {
+            Some(marks) => *marks,
+            None => {
+                let marks = around(&self.fact("a")?, &self.fact("7")?);
+                *self.fact_marks.get_or_init(|| marks)
+            }
+        };
+        Ok(self.text_within(tokens, marks))
     }
 
-    /// The text between what two others begin and end with alike.
-    fn text_of(
-        &self,
-        tokens: &[u32],
-        one: Vec<u32>,
-        other: Vec<u32>,
-    ) -> Result<String, LayoutError> {
-        let (front, back) = (common(&one, &other), common_end(&one, &other));
+    fn text_within(&self, tokens: &[u32], (front, back): (usize, usize)) -> String {
         let text = tokens.get(front..tokens.len().saturating_sub(back));
         let text = self.model.tokenizer().decode(text.unwrap_or(tokens));
-        Ok(text.unwrap_or_default().trim().to_owned())
+        text.unwrap_or_default().trim().to_owned()
     }
 
     /// What follows an answer that ended without a marker of its own, the marker included.
@@ -133,10 +138,13 @@ impl Layout {
         Ok(self.ending.get_or_init(|| ending))
     }
 
-    /// Tokens of the question's first marker, up to its text.
-    fn question_marker(&self) -> Result<usize, LayoutError> {
-        let (one, other) = (self.question("a")?, self.question("7")?);
-        Ok(common(&one, &other))
+    /// Tokens of the question's markers, before its text and behind it.
+    fn question_marks(&self) -> Result<(usize, usize), LayoutError> {
+        if let Some(marks) = self.question_marks.get() {
+            return Ok(*marks);
+        }
+        let marks = around(&self.question("a")?, &self.question("7")?);
+        Ok(*self.question_marks.get_or_init(|| marks))
     }
 
     /// What messages add to a conversation that had an exchange before.
@@ -193,6 +201,11 @@ impl Layout {
         let (template, tokenizer) = (self.model.template(), self.model.tokenizer());
         encode_chat(template, tokenizer, messages, &options)
     }
+}
+
+/// What two texts begin and end with alike: the markers around them.
+fn around(one: &[u32], other: &[u32]) -> (usize, usize) {
+    (common(one, other), common_end(one, other))
 }
 
 fn common(a: &[u32], b: &[u32]) -> usize {

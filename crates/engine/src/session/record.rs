@@ -4,7 +4,7 @@
 //! counts, of states the last one. Numbers are little-endian; lists say their length first. Bytes are believed only as
 //! far as they are there: a length is compared with what is left before anything is reserved.
 
-use super::turns::Place;
+use super::turns::{Place, Turn};
 use std::ops::Range;
 
 /// Kinds of records. Never renumbered.
@@ -131,6 +131,18 @@ impl TurnRecord {
                 kind: TURN,
                 what: "a span without tokens",
             }),
+        }
+    }
+
+    /// As it was told: in memory, and what of it is seen is not said here.
+    pub fn turn(&self) -> Turn {
+        Turn {
+            number: self.number,
+            span: self.span(),
+            place: Place::Live,
+            is_visible: false,
+            is_pinned: self.is_pinned,
+            is_state: self.question as usize == self.tokens.len(),
         }
     }
 

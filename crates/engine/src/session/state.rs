@@ -5,9 +5,9 @@
 //! is forgotten at once, rows and tokens, in memory and in the file. One that changes with every turn takes as much
 //! as one that never does. Together they have a part of the stream's capacity and no more.
 
-use super::record::{Change, TURN, TurnRecord};
-use super::turns::{Place, Turn};
-use super::{Held, Session, SessionError, SessionId, Sessions};
+use super::record::TurnRecord;
+use super::turns::Turn;
+use super::{Session, SessionError, SessionId, Sessions};
 use crate::run::Runtime;
 
 /// One token of so many in the ephemeral stream may belong to what is pinned.
@@ -62,19 +62,7 @@ impl Sessions {
             embedding: embedding.map_or(Vec::new(), |e| e.store().to_bytes().to_vec()),
             tokens,
         };
-        session.turns.push(Held {
-            turn: Turn {
-                number,
-                span: record.span(),
-                place: Place::Live,
-                is_visible: true,
-                is_pinned: true,
-                is_state: true,
-            },
-            record: None,
-            told: Some(record.to_bytes().into()),
-        });
-        session.pending.push((TURN, record.to_bytes()));
+        session.add(&record);
         session.mask(runtime)?;
         session.save(runtime, &options);
         Ok(number)
@@ -107,9 +95,7 @@ impl Session {
     /// Taken back rather than forgotten: nobody misses what does not hold.
     fn let_go(&mut self, number: u64) {
         if let Some(i) = self.turns.iter().position(|h| h.turn.number == number) {
-            let held = self.turns.remove(i);
-            self.change(Change::Forgotten { turn: number });
-            self.release(&held);
+            self.take_out(i);
         }
     }
 }

@@ -278,10 +278,7 @@ impl Sessions {
         let Some(i) = session.turns.iter().rposition(|h| !h.turn.is_state) else {
             return Ok(None);
         };
-        let held = session.turns.remove(i);
-        let turn = held.turn.number;
-        session.change(Change::Forgotten { turn });
-        session.release(&held);
+        let turn = session.take_out(i).number;
         session.mask(runtime)?;
         session.save(runtime, &options);
         Ok(Some(turn))
@@ -484,20 +481,8 @@ impl Sessions {
             embedding: embedding.map_or(Vec::new(), |e| e.store().to_bytes().to_vec()),
             tokens,
         };
-        session.turns.push(Held {
-            turn: Turn {
-                number,
-                span: ready.question_start..end,
-                place: Place::Live,
-                is_visible: true,
-                is_pinned: false,
-                is_state: false,
-            },
-            record: None,
-            told: Some(record.to_bytes().into()),
-        });
+        session.add(&record);
         session.mirrored(number, &record.tokens);
-        session.pending.push((TURN, record.to_bytes()));
         session.save(runtime, options);
         let mut context = ready.context;
         context.unsaved = session.unsaved.clone();
@@ -626,12 +611,29 @@ impl Session {
 
     /// A turn is nowhere any more.
     pub(super) fn forget(&mut self, i: usize) {
+        self.forgotten += self.take_out(i).tokens();
+    }
+
+    /// A turn is none any more, with its record and its rows.
+    pub(super) fn take_out(&mut self, i: usize) -> Turn {
         let held = self.turns.remove(i);
-        self.forgotten += held.turn.tokens();
-        self.change(Change::Forgotten {
-            turn: held.turn.number,
-        });
+        let turn = held.turn.number;
+        self.change(Change::Forgotten { turn });
         self.release(&held);
+        held.turn
+    }
+
+    /// A turn that was just read.
+    pub(super) fn add(&mut self, record: &TurnRecord) {
+        self.turns.push(Held {
+            turn: Turn {
+                is_visible: true,
+                ..record.turn()
+            },
+            record: None,
+            told: Some(record.to_bytes().into()),
+        });
+        self.pending.push((TURN, record.to_bytes()));
     }
 
     /// Puts a spilled turn's blocks back. `false` where the file does not have them all.
