@@ -21,7 +21,7 @@ pub use haversack_memory::{Backing, Faults, Region};
 pub use coding::staging_bytes;
 pub use error::{CacheError, CannotFit};
 pub use ledger::{Account, Ledger};
-pub use notes::{Noting, Row};
+pub use notes::{Heads, Noting, Row};
 pub use policy::Positions;
 pub use pool::{BlockId, Census, Pool, Reservation};
 pub use size::{LayerShape, Zones, bytes_per_token, kv_bytes, reserve_bytes};

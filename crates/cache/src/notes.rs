@@ -3,11 +3,15 @@
 //! Attention comes as whole numbers ([`haversack_kernels::attention::Mass`]), so counters do not depend on
 //! how tokens were portioned. They end at the greatest number: a row that gets there stays anyway.
 
+use crate::error::CacheError;
+use crate::policy::count::Counting;
+use crate::pool::reserve_exact;
 use crate::size::SLOTS;
 use haversack_kernels::attention::Count;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
+use std::ops::Range;
 
-/// What a row's word holds.
+/// What a word of a row holds.
 ///
 /// ```text
 /// Attention            31                     attention                      0
@@ -16,48 +20,40 @@ use haversack_kernels::format::kv::BLOCK_SLOTS;
 ///
 /// Only the sum of squares is weighed with lengths, and its unit is made for 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Noting {
+enum Word {
     Attention,
     /// See [`norm_code`].
     AttentionAndLength,
 }
 
-impl Noting {
+impl Word {
     const LENGTH_SHIFT: u32 = 24;
 
-    /// What a policy that counts in this way needs.
-    pub fn of(count: Count) -> Noting {
-        match count {
-            Count::Squares => Noting::AttentionAndLength,
-            Count::Sum | Count::Max | Count::Weighted(_) => Noting::Attention,
-        }
-    }
-
-    /// The greatest attention a word holds.
-    pub const fn most(self) -> u32 {
+    /// The greatest attention it holds.
+    const fn most(self) -> u32 {
         match self {
-            Noting::Attention => u32::MAX,
-            Noting::AttentionAndLength => (1 << Noting::LENGTH_SHIFT) - 1,
+            Word::Attention => u32::MAX,
+            Word::AttentionAndLength => (1 << Word::LENGTH_SHIFT) - 1,
         }
     }
 
-    pub fn attention(self, word: u32) -> u32 {
+    fn attention(self, word: u32) -> u32 {
         word & self.most()
     }
 
-    /// Squared length of the row's values, about; 1 where it is not remembered.
-    pub fn norm_sq(self, word: u32) -> f32 {
+    /// Squared length of the values, about; 1 where it is not remembered.
+    fn norm_sq(self, word: u32) -> f32 {
         match self {
-            Noting::Attention => 1.0,
-            Noting::AttentionAndLength => norm_sq((word >> Noting::LENGTH_SHIFT) as u8),
+            Word::Attention => 1.0,
+            Word::AttentionAndLength => norm_sq((word >> Word::LENGTH_SHIFT) as u8),
         }
     }
 
-    /// The word of a row with these values that nobody has looked at.
-    pub(crate) fn fresh(self, values: &[f32]) -> u32 {
+    /// Of values that nobody has looked at.
+    fn fresh(self, values: &[f32]) -> u32 {
         match self {
-            Noting::Attention => 0,
-            Noting::AttentionAndLength => u32::from(norm_code(values)) << Noting::LENGTH_SHIFT,
+            Word::Attention => 0,
+            Word::AttentionAndLength => u32::from(norm_code(values)) << Word::LENGTH_SHIFT,
         }
     }
 
@@ -66,49 +62,231 @@ impl Noting {
     }
 }
 
-/// Of the rows of one block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Notes {
-    /// Position of the token in each slot. A row may have come from another block.
-    pub positions: [u32; BLOCK_SLOTS],
-    /// Attention since the row was written, its own block's aside, and its length, as [`Noting`] says.
-    pub words: [u32; BLOCK_SLOTS],
+/// Who has a word of a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Heads {
+    /// All KV heads of a layer have one: what they gave is added up.
+    #[default]
+    Together,
+    /// Each KV head has its own, for its own values.
+    Apart,
 }
 
-impl Notes {
-    /// Of rows that stand where they were written, from `first_position` on.
-    pub fn of_block(first_position: u64) -> Notes {
-        Notes {
-            positions: std::array::from_fn(|i| clamp(first_position + i as u64)),
-            words: [0; BLOCK_SLOTS],
+/// What a store remembers of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noting {
+    word: Word,
+    heads: Heads,
+}
+
+impl Noting {
+    pub const ATTENTION: Noting = Noting {
+        word: Word::Attention,
+        heads: Heads::Together,
+    };
+
+    /// What a policy that counts in this way needs.
+    pub fn of(counting: &Counting) -> Noting {
+        Noting {
+            word: match counting.count {
+                Count::Squares => Word::AttentionAndLength,
+                Count::Sum | Count::Max | Count::Weighted(_) => Word::Attention,
+            },
+            heads: counting.heads,
         }
     }
 
-    /// Adds what one KV head counted.
-    pub fn count(&mut self, noting: Noting, count: Count, more: &[u64]) {
-        for (word, more) in self.words.iter_mut().zip(more) {
-            let more = u32::try_from(*more).unwrap_or(u32::MAX);
-            let have = noting.attention(*word);
-            let sum = match count {
-                Count::Max => more.max(have),
-                _ => have.saturating_add(more),
-            };
-            *word = noting.with_attention(*word, sum);
+    /// The greatest attention of a word.
+    pub const fn most(self) -> u32 {
+        self.word.most()
+    }
+
+    /// Words of a row.
+    fn words(self, kv_heads: usize) -> usize {
+        match self.heads {
+            Heads::Together => 1,
+            Heads::Apart => kv_heads,
+        }
+    }
+
+    /// What is remembered of 32 rows.
+    pub fn block_bytes(self, kv_heads: usize) -> usize {
+        (1 + self.words(kv_heads)) * size_of::<Slots>()
+    }
+}
+
+/// A number for each slot of a block.
+type Slots = [u32; BLOCK_SLOTS];
+
+/// Of the rows of a table.
+#[derive(Debug)]
+pub(crate) struct Notes {
+    word: Word,
+    /// Words of a row.
+    heads: usize,
+    /// (block, slot): position of the token. A row may have come from another block.
+    positions: Vec<Slots>,
+    /// (block, head, slot): attention since the row was written, its own block's aside, and its length.
+    words: Vec<Slots>,
+}
+
+impl Notes {
+    pub fn new(noting: Noting, kv_heads: usize) -> Notes {
+        Notes {
+            word: noting.word,
+            heads: noting.words(kv_heads),
+            positions: Vec::new(),
+            words: Vec::new(),
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        (self.positions.capacity() + self.words.capacity()) * size_of::<Slots>()
+    }
+
+    /// How many bytes larger it becomes when it has room for so many blocks.
+    pub fn bytes_to_hold(&self, blocks: usize) -> usize {
+        let positions = blocks.saturating_sub(self.positions.capacity());
+        let words = (blocks * self.heads).saturating_sub(self.words.capacity());
+        (positions + words) * size_of::<Slots>()
+    }
+
+    /// Has room for so many blocks.
+    pub fn hold(&mut self, blocks: usize) -> Result<(), CacheError> {
+        let (positions, words) = (self.positions.len(), self.words.len());
+        reserve_exact(&mut self.positions, blocks.saturating_sub(positions))?;
+        reserve_exact(&mut self.words, (blocks * self.heads).saturating_sub(words))
+    }
+
+    /// Bytes of a copy.
+    pub fn copy_bytes(&self) -> usize {
+        size_of_val(&self.positions[..]) + size_of_val(&self.words[..])
+    }
+
+    pub fn copy(&self) -> Result<Notes, CacheError> {
+        let mut copy = Notes {
+            word: self.word,
+            heads: self.heads,
+            positions: Vec::new(),
+            words: Vec::new(),
+        };
+        copy.hold(self.positions.len())?;
+        copy.positions.extend_from_slice(&self.positions);
+        copy.words.extend_from_slice(&self.words);
+        Ok(copy)
+    }
+
+    pub fn shrink_to_fit(&mut self) {
+        self.positions.shrink_to_fit();
+        self.words.shrink_to_fit();
+    }
+
+    /// A block whose rows stand where they were written. Its room was reserved.
+    pub fn push(&mut self, first_position: u64) {
+        let positions = std::array::from_fn(|i| clamp(first_position + i as u64));
+        self.positions.push(positions);
+        let words = self.words.len() + self.heads;
+        self.words.resize(words, [0; BLOCK_SLOTS]);
+    }
+
+    /// Takes blocks out.
+    pub fn take(&mut self, blocks: Range<usize>) {
+        self.words
+            .drain(blocks.start * self.heads..blocks.end * self.heads);
+        self.positions.drain(blocks);
+    }
+
+    /// Blocks for which `is_kept` does not hold go. It is asked in order.
+    pub fn retain(&mut self, is_kept: impl Fn(usize) -> bool) {
+        let (mut block, mut word) = (0.., 0..);
+        let heads = self.heads;
+        self.words
+            .retain(|_| word.next().is_some_and(|i: usize| is_kept(i / heads)));
+        self.positions
+            .retain(|_| block.next().is_some_and(&is_kept));
+    }
+
+    pub fn position(&self, block: usize, slot: usize) -> u32 {
+        self.positions[block][slot]
+    }
+
+    /// A row is written: (kv_head, dim).
+    pub fn write(&mut self, block: usize, slot: usize, values: &[f32]) {
+        let words = &mut self.words[block * self.heads..][..self.heads];
+        for (word, values) in words
+            .iter_mut()
+            .zip(values.chunks_exact(values.len() / self.heads))
+        {
+            word[slot] = self.word.fresh(values);
+        }
+    }
+
+    /// Adds what each KV head counted: (kv_head, slot) of all blocks.
+    pub fn count(&mut self, count: Count, mass: &[u64]) {
+        let slots = self.positions.len() * BLOCK_SLOTS;
+        for (head, mass) in mass.chunks_exact(slots.max(1)).enumerate() {
+            let words = self.words.iter_mut().skip(head % self.heads);
+            let words = words.step_by(self.heads);
+            for (words, mass) in words.zip(mass.chunks_exact(BLOCK_SLOTS)) {
+                for (word, more) in words.iter_mut().zip(mass) {
+                    let more = u32::try_from(*more).unwrap_or(u32::MAX);
+                    let have = self.word.attention(*word);
+                    let sum = match count {
+                        Count::Max => more.max(have),
+                        _ => have.saturating_add(more),
+                    };
+                    *word = self.word.with_attention(*word, sum);
+                }
+            }
         }
     }
 
     /// All attention is multiplied by `decay`, in units of 2^-32, and rounded down.
-    pub fn decay(&mut self, noting: Noting, decay: u32) {
-        for word in &mut self.words {
-            let left = u64::from(noting.attention(*word)) * u64::from(decay);
-            *word = noting.with_attention(*word, (left >> 32) as u32);
+    pub fn decay(&mut self, decay: u32) {
+        for word in self.words.as_flattened_mut() {
+            let left = u64::from(self.word.attention(*word)) * u64::from(decay);
+            *word = self.word.with_attention(*word, (left >> 32) as u32);
         }
     }
 
-    /// Another block's row takes a slot.
-    pub fn take(&mut self, slot: usize, from: &Notes, from_slot: usize) {
-        self.positions[slot] = from.positions[from_slot];
-        self.words[slot] = from.words[from_slot];
+    /// A row takes another one's slot; both are (block, slot).
+    pub fn move_row(&mut self, from: (usize, usize), to: (usize, usize)) {
+        self.positions[to.0][to.1] = self.positions[from.0][from.1];
+        for head in 0..self.heads {
+            self.words[to.0 * self.heads + head][to.1] =
+                self.words[from.0 * self.heads + head][from.1];
+        }
+    }
+
+    /// Attention that all heads gave a row, and the squared length of its values. Where heads are apart, each weighs
+    /// its attention with its own values: the length is what their sum comes to.
+    pub fn worth(&self, block: usize, slot: usize) -> (u32, f32) {
+        let words = &self.words[block * self.heads..][..self.heads];
+        if let [word] = words {
+            return (
+                self.word.attention(word[slot]),
+                self.word.norm_sq(word[slot]),
+            );
+        }
+        let heads = words.iter().map(|word| {
+            let attention = self.word.attention(word[slot]);
+            (attention, self.word.norm_sq(word[slot]))
+        });
+        let (mut sum, mut weighed) = (0u32, 0.0);
+        for (attention, norm_sq) in heads {
+            sum = sum.saturating_add(attention);
+            weighed += attention as f32 * norm_sq;
+        }
+        (sum, weighed / sum.max(1) as f32)
+    }
+
+    /// Attention of the first rows of the first block.
+    pub fn of_first(&self, rows: usize) -> u64 {
+        let words = self.words.iter().take(self.heads);
+        let first = words.flat_map(|words| &words[..rows]);
+        first
+            .map(|word| u64::from(self.word.attention(*word)))
+            .sum()
     }
 }
 
@@ -181,32 +359,66 @@ mod tests {
         assert!(norm_sq(0) > 0.0 && norm_sq(255).is_finite());
     }
 
+    fn noted(count: Count, heads: Heads, values: &[f32]) -> Notes {
+        let counting = Counting {
+            heads,
+            ..Counting::always(count)
+        };
+        let mut notes = Notes::new(Noting::of(&counting), 2);
+        for block in 0..2 {
+            notes.push(block as u64 * SLOTS);
+            (0..BLOCK_SLOTS).for_each(|slot| notes.write(block, slot, values));
+        }
+        notes
+    }
+
+    /// Counts of two heads and two blocks.
+    fn counted(first: u64, second: u64) -> Vec<u64> {
+        [[first; 2 * BLOCK_SLOTS], [second; 2 * BLOCK_SLOTS]].concat()
+    }
+
     #[test]
     fn attention_and_length_share_a_word() {
-        let noting = Noting::of(Count::Squares);
-        let long = noting.fresh(&[3.0, 4.0]);
-        let mut notes = Notes::of_block(0);
-        notes.words = [long; BLOCK_SLOTS];
-        notes.count(noting, Count::Squares, &[1000; BLOCK_SLOTS]);
-        notes.count(noting, Count::Squares, &[24; BLOCK_SLOTS]);
-        notes.count(noting, Count::Max, &[500; BLOCK_SLOTS]);
-        assert_eq!(noting.attention(notes.words[7]), 1024);
-        notes.decay(noting, 1 << 31);
-        assert_eq!(noting.attention(notes.words[7]), 512);
+        let mut notes = noted(Count::Squares, Heads::Together, &[3.0, 4.0]);
+        let length = notes.worth(1, 7).1;
+        assert!((length - 25.0).abs() < 2.0);
+        notes.count(Count::Squares, &counted(1000, 0));
+        notes.count(Count::Squares, &counted(4, 20));
+        notes.count(Count::Max, &counted(500, 500));
+        assert_eq!(notes.worth(1, 7), (1024, length));
+        notes.decay(1 << 31);
+        assert_eq!(notes.worth(1, 7), (512, length));
+        assert_eq!(notes.of_first(4), 4 * 512);
         // It ends at the greatest number and leaves the length alone.
         for more in [(1 << 24) - 512, 1 << 24, u64::MAX] {
-            notes.count(noting, Count::Squares, &[more; BLOCK_SLOTS]);
-            assert_eq!(noting.attention(notes.words[7]), noting.most());
-            assert_eq!(noting.norm_sq(notes.words[7]), noting.norm_sq(long));
+            notes.count(Count::Squares, &counted(more, 0));
+            assert_eq!(notes.worth(1, 7), (notes.word.most(), length));
         }
-        assert!((noting.norm_sq(long) - 25.0).abs() < 2.0);
         // Where only attention is remembered it has the whole word.
-        let noting = Noting::of(Count::Sum);
-        assert_eq!(noting.fresh(&[3.0, 4.0]), 0);
-        notes.words = [u32::MAX - 1; BLOCK_SLOTS];
-        notes.count(noting, Count::Sum, &[3; BLOCK_SLOTS]);
-        assert_eq!(noting.attention(notes.words[0]), u32::MAX);
-        assert_eq!(noting.norm_sq(notes.words[0]), 1.0);
+        let mut notes = noted(Count::Sum, Heads::Together, &[3.0, 4.0]);
+        notes.count(Count::Sum, &counted(u32::MAX.into(), 3));
+        assert_eq!(notes.worth(0, 0), (u32::MAX, 1.0));
+    }
+
+    #[test]
+    fn heads_apart_weigh_their_own_values() {
+        let mut notes = noted(Count::Squares, Heads::Apart, &[2.0, 8.0]);
+        notes.count(Count::Squares, &counted(300, 100));
+        let (attention, length) = notes.worth(1, 3);
+        let expected = (300.0 * 4.0 + 100.0 * 64.0) / 400.0;
+        assert_eq!(attention, 400);
+        assert!((length / expected - 1.0).abs() < 0.07, "{length}");
+        assert_eq!(notes.of_first(2), 2 * 400);
+        // All words of a row move with it.
+        notes.write(0, 5, &[1.0, 1.0]);
+        notes.move_row((1, 3), (0, 5));
+        assert_eq!(notes.worth(0, 5), (attention, length));
+        assert_eq!(notes.position(0, 5), 35);
+        notes.retain(|block| block == 0);
+        assert_eq!((notes.positions.len(), notes.words.len()), (1, 2));
+        assert_eq!(notes.worth(0, 5), (attention, length));
+        notes.take(0..1);
+        assert_eq!((notes.positions.len(), notes.words.len()), (0, 0));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! keep their numbers whether they are shown or not.
 
 use crate::error::CacheError;
-use crate::notes::{Notes, Noting};
+use crate::notes::Notes;
 use crate::pool::{BlockId, Pool, reserve_exact};
 use crate::size::SLOTS;
 use haversack_kernels::attention::{Block, Coded, KvView, SPAN_SLOTS, Sinks};
@@ -74,9 +74,8 @@ pub(crate) fn low_bits(rows: u32) -> u32 {
 #[derive(Debug, Default)]
 pub struct Table {
     pub(crate) entries: Vec<Entry>,
-    /// (entry), or nothing where nothing is remembered.
-    pub(crate) notes: Vec<Notes>,
-    pub(crate) noting: Option<Noting>,
+    /// What is remembered of each entry, if anything.
+    pub(crate) notes: Option<Notes>,
     /// Runs of entries in the same 256 positions, from the first that is shown to the last.
     pub(crate) spans: Vec<Range<u32>>,
     /// The exact copy of the first tokens.
@@ -105,7 +104,7 @@ impl Table {
     pub(crate) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>()
             + self.spans.capacity() * size_of::<Range<u32>>()
-            + self.notes.capacity() * size_of::<Notes>()
+            + self.notes.as_ref().map_or(0, Notes::bytes)
     }
 
     /// Capacities that hold `more` entries, grown in steps so that decoding seldom asks.
@@ -134,18 +133,18 @@ impl Table {
     /// How many bytes larger the lists become when `more` entries are made room for.
     pub(crate) fn bytes_to_grow(&self, more: usize) -> usize {
         let (entries, spans) = self.room(more);
-        let notes = if self.noting.is_some() { entries } else { 0 };
+        let notes = self.notes.as_ref();
         (entries - self.entries.capacity()) * size_of::<Entry>()
             + (spans - self.spans.capacity()) * size_of::<Range<u32>>()
-            + notes.saturating_sub(self.notes.capacity()) * size_of::<Notes>()
+            + notes.map_or(0, |notes| notes.bytes_to_hold(entries))
     }
 
     pub(crate) fn reserve(&mut self, more: usize) -> Result<(), CacheError> {
         let (entries, spans) = self.room(more);
         let (have, had) = (self.entries.len(), self.spans.len());
         reserve_exact(&mut self.entries, entries - have)?;
-        if self.noting.is_some() {
-            reserve_exact(&mut self.notes, entries - have)?;
+        if let Some(notes) = &mut self.notes {
+            notes.hold(entries)?;
         }
         reserve_exact(&mut self.spans, spans - had)
     }
@@ -166,8 +165,8 @@ impl Table {
     pub(crate) fn push(&mut self, entry: Entry) {
         debug_assert!(self.entries.len() < self.entries.capacity());
         self.rows += entry.rows as usize;
-        if self.noting.is_some() {
-            self.notes.push(Notes::of_block(entry.first_position));
+        if let Some(notes) = &mut self.notes {
+            notes.push(entry.first_position);
         }
         self.entries.push(entry);
         self.show(self.entries.len() - 1);
@@ -194,17 +193,17 @@ impl Table {
 
     /// Takes entries out, with what is remembered of them.
     pub(crate) fn take(&mut self, range: Range<usize>) -> std::vec::Drain<'_, Entry> {
-        if self.noting.is_some() {
-            self.notes.drain(range.clone());
+        if let Some(notes) = &mut self.notes {
+            notes.take(range.clone());
         }
         self.entries.drain(range)
     }
 
     /// Entries without rows go.
     pub(crate) fn drop_empty(&mut self) {
-        let mut left = self.entries.iter();
-        self.notes
-            .retain(|_| left.next().is_some_and(|e| e.rows > 0));
+        if let Some(notes) = &mut self.notes {
+            notes.retain(|i| self.entries[i].rows > 0);
+        }
         self.entries.retain(|entry| entry.rows > 0);
     }
 

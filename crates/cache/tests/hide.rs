@@ -357,7 +357,7 @@ fn refused_lists_change_nothing() {
     ));
 
     let mut noted = Store::new(StoreOptions {
-        notes: Some(Noting::Attention),
+        notes: Some(Noting::ATTENTION),
         ..options()
     })
     .unwrap();

@@ -256,7 +256,7 @@ fn hostile_images() {
     assert!(with(&saved.outline, &swapped).is_err());
     assert!(with(&saved.outline, &columns[..columns.len() - 1]).is_err());
     let mut noted = Store::new(StoreOptions {
-        notes: Some(Noting::Attention),
+        notes: Some(Noting::ATTENTION),
         ..options()
     })
     .unwrap();

@@ -80,6 +80,7 @@ fn policy(subject: Subject, dice: &mut Dice, layers: usize) -> RowPolicy {
                 Score::Average(Memory::HalfLife(32.0)),
             ]),
             recent,
+            ..HeavyParams::default()
         }),
         Subject::Snap => RowPolicy::Snap(SnapParams {
             neighbours: dice.below(5),
@@ -400,7 +401,7 @@ fn anchors_outlive_ten_thousand_plans() {
             sinks: 4,
             recent: 32,
         },
-        notes: Some(Noting::Attention),
+        notes: Some(Noting::ATTENTION),
         ..StoreOptions::default()
     })
     .unwrap();

@@ -25,7 +25,7 @@ fn options(near: Codec, far: Codec) -> StoreOptions {
             sinks: 4,
             recent: 64,
         },
-        notes: Some(Noting::Attention),
+        notes: Some(Noting::ATTENTION),
         ..StoreOptions::default()
     }
 }
@@ -186,8 +186,9 @@ fn only_loose_rows_leave() {
 
 #[test]
 fn mass_and_norms_follow_their_rows() {
+    let squares = Counting::always(Count::Squares);
     let mut store = Store::new(StoreOptions {
-        notes: Some(Noting::AttentionAndLength),
+        notes: Some(Noting::of(&squares)),
         ..options(Codec::Int8, Codec::Int4)
     })
     .unwrap();
@@ -198,7 +199,6 @@ fn mass_and_norms_follow_their_rows() {
     let mass: Vec<u64> = (0..2 * blocks * 32)
         .map(|i| ((i % (blocks * 32)) * (1 + i / (blocks * 32))) as u64)
         .collect();
-    let squares = Counting::always(Count::Squares);
     store.note_mass(id, 0, &squares, 0..320, &mass).unwrap();
     let mut rows = Vec::new();
     store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
@@ -216,7 +216,7 @@ fn mass_and_norms_follow_their_rows() {
     let most = vec![u64::MAX; mass.len()];
     store.note_mass(id, 0, &squares, 320..324, &most).unwrap();
     store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
-    let most = Noting::AttentionAndLength.most();
+    let most = Noting::of(&squares).most();
     assert!(rows.iter().all(|row| row.mass == most));
 }
 

@@ -11,15 +11,15 @@
 //! deep = { recent = 256, theta = 0.25, share_max = 0.1 }
 //! ```
 //!
-//! `heavy` and `adaptive` know `score` (sum, peak, max, average with alpha or half_life) and `recent`; `snap` knows
-//! `neighbours` and `recent`; `turns` knows `recent`. What is left out is as usual; what nobody knows is refused. Ranges
-//! are the library's to check.
+//! `heavy` and `adaptive` know `score` (sum, peak, max, average with alpha or half_life), `heads` (together, apart) and
+//! `recent`; `snap` knows `neighbours` and `recent`; `turns` knows `recent`. What is left out is as usual; what nobody
+//! knows is refused. Ranges are the library's to check.
 
 use crate::error::usage;
 use anyhow::Result;
 use haversack::Policy;
 use haversack::policy::count::Memory;
-use haversack::policy::heavy::{HeavyParams, Score};
+use haversack::policy::heavy::{Heads, HeavyParams, Score};
 use haversack::policy::profile::Profile;
 use haversack::policy::rows::RowPolicy;
 use haversack::policy::snap::SnapParams;
@@ -106,8 +106,15 @@ fn heavy(keys: &mut Keys) -> Result<HeavyParams, String> {
             ));
         }
     };
+    let heads = match keys.text("heads")?.as_deref() {
+        None => usual.heads,
+        Some("together") => Heads::Together,
+        Some("apart") => Heads::Apart,
+        Some(heads) => return Err(format!("heads is '{heads}'; accepted: together, apart")),
+    };
     Ok(HeavyParams {
         score,
+        heads,
         recent: keys.whole("recent")?.unwrap_or(usual.recent),
     })
 }
@@ -283,9 +290,14 @@ mod tests {
         );
         assert_eq!((params.middle.part, params.middle.batch), ([0.0, 1.0], 4));
         assert_eq!((params.middle.theta, params.deep.share_max), (0.10, 0.5));
-        let heavy = parse("policy = 'adaptive'\nscore = 'max'\nrecent = 100").unwrap();
+        let heavy =
+            parse("policy = 'adaptive'\nscore = 'max'\nheads = 'apart'\nrecent = 100").unwrap();
         let score = Score::Max;
-        let expected = HeavyParams { score, recent: 100 };
+        let expected = HeavyParams {
+            score,
+            heads: Heads::Apart,
+            recent: 100,
+        };
         assert_eq!(heavy.params, RowPolicy::Heavy(expected));
         assert_eq!(heavy.policy, Policy::Adaptive);
     }
@@ -308,6 +320,9 @@ mod tests {
             ("policy = 'tiers'\nprofile = 'auto'", "conservative"),
             ("policy = 'heavy'\nrecent = -1", "0 or more"),
             ("policy = 'heavy'\nscore = 'min'", "sum, peak, max, average"),
+            ("policy = 'heavy'\nheads = 3", "accepted: a string"),
+            ("policy = 'heavy'\nheads = 'each'", "together, apart"),
+            ("policy = 'snap'\nheads = 'apart'", "'heads'"),
             (
                 "policy = 'heavy'\nscore = 'sum'\nalpha = 0.1",
                 "need average",

@@ -9,7 +9,7 @@ use crate::model::forward::{Scratch, StepSize};
 use crate::run::guard::Guard;
 use crate::run::options::{Activations, KvOptions, Policy, RuntimeOptions};
 use crate::run::runtime::CHUNK_MIN;
-use haversack_cache::notes::{Notes, Row};
+use haversack_cache::notes::{Noting, Row};
 use haversack_cache::policy::window::WindowParams;
 use haversack_cache::size::{Kept, largest_that_fits};
 use haversack_cache::{
@@ -29,7 +29,7 @@ pub struct Setting {
     /// Tokens per pass while reading a prompt.
     pub chunk: usize,
     /// Rows leave one by one, so that each is remembered.
-    pub noted: bool,
+    pub noting: Option<Noting>,
     /// A guard looks at what leaves.
     pub guarded: bool,
 }
@@ -41,7 +41,7 @@ impl Setting {
             threads: options.threads.max(1),
             int8: options.activations == Activations::Int8,
             chunk: CHUNK_MIN,
-            noted: options.retention.policy.chooses(),
+            noting: options.retention.noting(),
             guarded: options.retention.is_guarded(),
         }
     }
@@ -129,7 +129,7 @@ pub fn scratch_bytes(config: &Config, setting: Setting, slots: usize) -> usize {
         slots,
         moved: 1,
         segments: 2,
-        counted: if setting.noted {
+        counted: if setting.noting.is_some() {
             slots + COUNTED_BEYOND
         } else {
             0
@@ -159,8 +159,9 @@ pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) ->
     let step = reserve_bytes(&layers, zones, before, chunk);
     // A list has room for half as many again, and for a few.
     let entries = slots.div_ceil(BLOCK_SLOTS) * 3 / 2 + 16;
-    let notes = if setting.noted { size_of::<Notes>() } else { 0 };
-    let tables = layers.len() * (entries * (size_of::<Entry>() + 8 + notes) + TABLE_BYTES);
+    let notes = |layer: &LayerShape| setting.noting.map_or(0, |n| n.block_bytes(layer.kv_heads));
+    let table = |layer| entries * (size_of::<Entry>() + 8 + notes(layer)) + TABLE_BYTES;
+    let tables: usize = layers.iter().map(table).sum();
     let tables = tables + store_bytes(&layers, kv, slots + chunk);
     Needs {
         kv_bytes: usize::try_from(live.saturating_add(step)).unwrap_or(usize::MAX),
@@ -177,7 +178,7 @@ pub(crate) const COUNTED_BEYOND: usize = 3 * BLOCK_SLOTS;
 
 /// The list of rows among which some leave.
 pub(crate) fn loose_bytes(setting: Setting, rows: usize) -> usize {
-    if setting.noted {
+    if setting.noting.is_some() {
         rows.saturating_mul(size_of::<Row>())
     } else {
         0

@@ -7,11 +7,13 @@ use haversack::load::gguf::synth::Spec;
 use haversack::memory::{Cgroup, Reading};
 use haversack::model::forward::{Span, Want};
 use haversack::plan::{self, Setting};
+use haversack::policy::heavy::{Heads, HeavyParams};
+use haversack::policy::rows::RowPolicy;
 use haversack::run::options::Slabs;
 use haversack::{
     Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError,
 };
-use haversack_cache::{CacheError, SequenceId};
+use haversack_cache::{CacheError, Noting, SequenceId};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,7 +114,7 @@ fn the_ledger_is_within_the_plan() {
             threads: rt.threads(),
             int8: true,
             chunk: 32,
-            noted: false,
+            noting: None,
             guarded: false,
         };
         let needs = plan::needs(config, &kv, setting, 64 + 128 + 32);
@@ -167,7 +169,7 @@ fn chosen_rows_stay_within_their_number_and_the_plan() {
         threads: rt.threads(),
         int8: true,
         chunk: 32,
-        noted: true,
+        noting: Some(Noting::ATTENTION),
         guarded: true,
     };
     let needs = plan::needs(config, &kv, setting, 64 + 256 + 32);
@@ -198,11 +200,22 @@ fn a_long_prompt_fits_every_budget_that_fits() {
     spec.write_file(&path).unwrap();
     let (model, tokens) = (load(&path, Repack::Off), spec.ids(600));
     let config = model.config();
-    for policy in [Policy::Auto, Policy::Window, Policy::Heavy, Policy::Snap] {
+    let apart = RowPolicy::Heavy(HeavyParams {
+        heads: Heads::Apart,
+        ..HeavyParams::default()
+    });
+    for (policy, params) in [
+        (Policy::Auto, None),
+        (Policy::Window, None),
+        (Policy::Heavy, None),
+        (Policy::Heavy, Some(apart)),
+        (Policy::Snap, None),
+    ] {
         for rows in [352, 384, 448, 512] {
             let mut options = options(0, 0);
             options.retention = Retention {
                 policy,
+                params,
                 ..Retention::default()
             };
             let setting = Setting {

@@ -10,7 +10,7 @@ use haversack::{
     GuardParams, Guarding, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime,
     RuntimeOptions,
 };
-use haversack_cache::SequenceId;
+use haversack_cache::{Noting, SequenceId};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -108,7 +108,7 @@ fn the_plan_covers_guard_and_canaries() {
         threads: 1,
         int8: true,
         chunk: 32,
-        noted: true,
+        noting: Some(Noting::ATTENTION),
         guarded: true,
     };
     let rows = 32 + 256 + 32;

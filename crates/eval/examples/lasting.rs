@@ -13,7 +13,7 @@ use haversack::sample::{SampleOptions, Sampler};
 use haversack::session::layout::Layout;
 use haversack::session::turns::{Place, Turn};
 use haversack::session::{SessionId, SessionOptions, Sessions};
-use haversack::{Codec, KvForm, KvOptions, LoadOptions, Model, Retention, Runtime, RuntimeOptions};
+use haversack::{Codec, KvForm, KvOptions, Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::dice::Dice;
 use haversack_eval::talk::{overlap, seen, small_talk};
 use std::ops::{ControlFlow, Range};
@@ -35,7 +35,7 @@ fn main() -> Result<(), Failure> {
     // `-` is none.
     let encoder = args.next().filter(|folder| folder != "-");
     let count = args.next().map(|n| n.parse::<usize>()).transpose()?;
-    let model = Model::load(Path::new(&model), &LoadOptions::default(), &mut |_, _| ())?;
+    let model = haversack_eval::load(Path::new(&model))?;
     let folder = std::env::temp_dir().join(format!("haversack-lasting-{}", std::process::id()));
     let mut made = Made::new(&model, &folder, encoder.as_deref().map(Path::new))?;
     let done = match what.as_str() {
@@ -63,7 +63,6 @@ impl Made {
             retention: Retention::managed(),
             kv: KvOptions::new(KvForm::both(Codec::Int4.form())),
             budget_bytes: Some(BUDGET_BYTES),
-            threads: 2,
             ..RuntimeOptions::default()
         };
         let runtime = Runtime::new(model.clone(), &options)?;

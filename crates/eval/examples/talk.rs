@@ -17,7 +17,7 @@ use haversack::encoder::{Encoder, EncoderOptions};
 use haversack::session::layout::Layout;
 use haversack::session::relevance::Relevance;
 use haversack::session::{SessionOptions, Sessions};
-use haversack::{LoadOptions, Model, Policy, Retention, Runtime, RuntimeOptions};
+use haversack::{Policy, Retention, Runtime, RuntimeOptions};
 use haversack_eval::stats;
 use haversack_eval::talk::{self, Exchange, Heard};
 use std::collections::HashMap;
@@ -60,7 +60,7 @@ fn main() -> Result<(), Failure> {
         ..session
     };
 
-    let model = Model::load(Path::new(&model), &LoadOptions::default(), &mut |_, _| ())?;
+    let model = haversack_eval::load(Path::new(&model))?;
     let encoder = Encoder::open(Path::new(&encoder), &EncoderOptions::default())?;
     let encoder = Arc::new(encoder);
     let layout = Layout::new(model.clone());

@@ -24,3 +24,16 @@ pub mod story;
 pub mod talk;
 pub mod task;
 mod words;
+
+use haversack::{LoadError, LoadOptions, Model, Repack};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A model as programs run it: its packed copy is kept in a folder for temporary files.
+pub fn load(path: &Path) -> Result<Arc<Model>, LoadError> {
+    let options = LoadOptions {
+        repack: Repack::Into(std::env::temp_dir().join("haversack-eval-packed")),
+        ..LoadOptions::default()
+    };
+    Model::load(path, &options, &mut |_, _| ())
+}

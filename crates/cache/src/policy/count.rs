@@ -14,12 +14,14 @@
 //! as long as no step crosses a border.
 
 use super::rows::ParamsError;
+use crate::notes::Heads;
 use haversack_kernels::attention::{BLOCK_SLOTS, Count};
 
 /// How rows are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counting {
     pub count: Count,
+    pub heads: Heads,
     /// One query of so many counts.
     pub every: u64,
     /// What notes are multiplied by at every multiple of 32, in units of 2^-32; `None` = they stay.
@@ -34,6 +36,7 @@ impl Counting {
     pub const fn always(count: Count) -> Counting {
         Counting {
             count,
+            heads: Heads::Together,
             every: Counting::EVERY,
             decay: None,
         }
@@ -42,6 +45,7 @@ impl Counting {
     /// Only the queries of the last block of 32, all of them.
     pub const LAST_BLOCK: Counting = Counting {
         count: Count::Sum,
+        heads: Heads::Together,
         every: 1,
         decay: Some(0),
     };
@@ -109,6 +113,7 @@ impl Memory {
         }
         Counting {
             count: Count::Weighted(weights),
+            heads: Heads::Together,
             every,
             // A cast ends at the greatest number.
             decay: Some((left * 4_294_967_296.0).round() as u32),

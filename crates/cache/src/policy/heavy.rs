@@ -11,6 +11,7 @@
 
 use super::count::{Counting, Memory};
 use super::rows::{LayerView, ParamsError, choose_least};
+pub use crate::notes::Heads;
 use crate::notes::Row;
 use haversack_kernels::attention::Count;
 
@@ -50,6 +51,7 @@ impl Score {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeavyParams {
     pub score: Score,
+    pub heads: Heads,
     /// Last tokens that stay whatever they got. Half of the cap counts at most.
     pub recent: u64,
 }
@@ -59,7 +61,17 @@ impl Default for HeavyParams {
     fn default() -> HeavyParams {
         HeavyParams {
             score: Score::default(),
+            heads: Heads::default(),
             recent: u64::MAX,
+        }
+    }
+}
+
+impl HeavyParams {
+    pub fn counting(&self) -> Counting {
+        Counting {
+            heads: self.heads,
+            ..self.score.counting()
         }
     }
 }
@@ -88,7 +100,11 @@ mod tests {
     use super::*;
 
     fn params(score: Score, recent: u64) -> HeavyParams {
-        HeavyParams { score, recent }
+        HeavyParams {
+            score,
+            recent,
+            ..HeavyParams::default()
+        }
     }
 
     /// At position 1000, with so many rows too many.

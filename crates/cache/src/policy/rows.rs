@@ -114,7 +114,7 @@ impl RowPolicy {
     /// What attention is asked to count; `None` = nothing.
     pub fn count(&self) -> Option<Counting> {
         match self {
-            RowPolicy::Heavy(params) => Some(params.score.counting()),
+            RowPolicy::Heavy(params) => Some(params.counting()),
             RowPolicy::Tiers(params) => Some(params.memory.counting()),
             RowPolicy::Snap(_) => Some(Counting::LAST_BLOCK),
             RowPolicy::Turns(_) => None,

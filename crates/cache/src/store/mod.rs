@@ -306,7 +306,10 @@ impl Store {
         reserve_exact(&mut sequence.tables, self.layers.len())?;
         let tables = self.layers.iter().map(|layer| Table {
             // A layer with a window of its own loses rows by itself.
-            noting: self.notes.filter(|_| layer.shape.window.is_none()),
+            notes: self
+                .notes
+                .filter(|_| layer.shape.window.is_none())
+                .map(|noting| Notes::new(noting, layer.shape.kv_heads)),
             ..Table::default()
         });
         sequence.tables.extend(tables);
@@ -336,13 +339,11 @@ impl Store {
                 sinks: table.sinks,
                 rows: table.rows,
                 passed: table.passed,
-                noting: table.noting,
+                notes: table.notes.as_ref().map(Notes::copy).transpose()?,
                 whole: table.whole,
                 aged: table.aged,
                 ..Table::default()
             };
-            reserve_exact(&mut copy.notes, table.notes.len())?;
-            copy.notes.extend_from_slice(&table.notes);
             reserve_exact(&mut copy.entries, table.entries.len())?;
             reserve_exact(&mut copy.spans, table.spans.len())?;
             copy.entries.extend_from_slice(&table.entries);
@@ -489,8 +490,8 @@ impl Store {
     ) -> Result<impl Iterator<Item = u64> + '_, CacheError> {
         self.layer(layer)?;
         let table = &self.sequences[self.find(id)?].tables[layer];
-        let position = |(i, entry): (usize, &Entry), slot: usize| match table.notes.get(i) {
-            Some(notes) => u64::from(notes.positions[slot]),
+        let position = |(i, entry): (usize, &Entry), slot: usize| match &table.notes {
+            Some(notes) => u64::from(notes.position(i, slot)),
             None => entry.first_position + slot as u64,
         };
         let rows = |entry: &Entry| 0..entry.rows as usize;
@@ -671,7 +672,7 @@ fn carry_of(layer: usize, shape: LayerShape, carry: Carry) -> Result<Carry, Cach
 fn list_bytes(table: &Table) -> usize {
     table.entries.len() * size_of::<Entry>()
         + size_of_val(&table.spans[..])
-        + table.notes.len() * size_of::<Notes>()
+        + table.notes.as_ref().map_or(0, Notes::copy_bytes)
 }
 
 /// One table less holds what the entry names.

@@ -13,14 +13,13 @@
 
 use super::{SequenceId, Store, release};
 use crate::error::CacheError;
-use crate::notes::Row;
+use crate::notes::{Notes, Row};
 use crate::policy::count::Counting;
 use crate::policy::rows::{LayerView, SINK_COLUMNS};
 use crate::pool::{BlockId, Pool, reserve_exact};
 use crate::size::SLOTS;
 use crate::spans::{self, SPANS_MAX, Span};
 use crate::table::{Entry, Table, low_bits};
-use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_kernels::format::kv::slots::{copy_slot, move_slot};
 use std::ops::Range;
 
@@ -38,7 +37,7 @@ impl Store {
         let index = self.find(id)?;
         let kv_heads = self.layer(layer)?.shape.kv_heads as u64;
         let table = &mut self.sequences[index].tables[layer];
-        let Some(noting) = table.noting.filter(|_| !queries.is_empty()) else {
+        let Some(notes) = table.notes.as_mut().filter(|_| !queries.is_empty()) else {
             return Ok(());
         };
         let block = queries.start / SLOTS;
@@ -51,10 +50,7 @@ impl Store {
             }
             for _ in table.aged..block {
                 table.whole = ((u128::from(table.whole) * u128::from(decay)) >> 32) as u64;
-                table
-                    .notes
-                    .iter_mut()
-                    .for_each(|notes| notes.decay(noting, decay));
+                notes.decay(decay);
                 if table.whole == 0 {
                     break;
                 }
@@ -68,13 +64,7 @@ impl Store {
             return Ok(());
         }
         table.whole = table.whole.saturating_add(whole.saturating_mul(kv_heads));
-        let slots = table.entries.len() * BLOCK_SLOTS;
-        for head in mass.chunks_exact(slots.max(1)) {
-            let blocks = head.chunks_exact(BLOCK_SLOTS);
-            for (notes, more) in table.notes.iter_mut().zip(blocks) {
-                notes.count(noting, counting.count, more);
-            }
-        }
+        notes.count(counting.count, mass);
         Ok(())
     }
 
@@ -92,13 +82,7 @@ impl Store {
         let columns = SINK_COLUMNS.max(self.zones.sinks as u64) as usize;
         let first = table.entries.first().filter(|e| e.first_position == 0);
         let sinks = first.map_or(0, |entry| columns.min(entry.rows as usize));
-        let of_sinks = match (table.noting, table.notes.first()) {
-            (Some(noting), Some(notes)) => {
-                let words = notes.words[..sinks].iter();
-                words.map(|word| u64::from(noting.attention(*word))).sum()
-            }
-            _ => 0,
-        };
+        let of_sinks = table.notes.as_ref().map_or(0, |n| n.of_first(sinks));
         Ok(LayerView {
             layer,
             layers: self.layers.len(),
@@ -162,19 +146,22 @@ impl Store {
         let table = &sequence.tables[layer];
         let spans = sequence.spans.list();
         rows.clear();
-        let Some(noting) = table.noting else {
+        let Some(notes) = &table.notes else {
             return Ok(());
         };
         for i in self.loose(table, sequence.position, anchors) {
-            let (entry, notes) = (&table.entries[i], &table.notes[i]);
-            rows.extend((0..entry.rows as usize).map(|slot| Row {
-                position: u64::from(notes.positions[slot]),
-                mass: noting.attention(notes.words[slot]),
-                norm_sq: noting.norm_sq(notes.words[slot]),
-                worth: 0.0,
-                entry: i as u32,
-                slot: slot as u8,
-                protected: is_protected(spans, notes.positions[slot]),
+            rows.extend((0..table.entries[i].rows as usize).map(|slot| {
+                let position = notes.position(i, slot);
+                let (mass, norm_sq) = notes.worth(i, slot);
+                Row {
+                    position: u64::from(position),
+                    mass,
+                    norm_sq,
+                    worth: 0.0,
+                    entry: i as u32,
+                    slot: slot as u8,
+                    protected: is_protected(spans, position),
+                }
             }));
         }
         Ok(())
@@ -182,7 +169,7 @@ impl Store {
 
     /// Entries whose rows may leave. They stand together.
     fn loose(&self, table: &Table, position: u64, anchors: u64) -> Range<usize> {
-        if table.notes.is_empty() {
+        if table.notes.is_none() {
             return 0..0;
         }
         let loose = self.loose_positions(position, anchors);
@@ -245,8 +232,9 @@ impl Store {
             let bits = at.and_then(|at| live.get_mut(at));
             let bit = 1u32.checked_shl(u32::from(row.slot)).unwrap_or(0);
             let stays = |slot: u8| {
-                let notes = &table.notes[row.entry as usize];
-                is_protected(spans, notes.positions[usize::from(slot)])
+                let position = |n: &Notes| n.position(row.entry as usize, slot.into());
+                let position = table.notes.as_ref().map(position);
+                position.is_some_and(|position| is_protected(spans, position))
             };
             match bits {
                 Some(bits) if *bits & bit != 0 && !stays(row.slot) => *bits &= !bit,
@@ -313,8 +301,9 @@ impl Store {
             }
             let (to_id, from_id) = (block_of(&table.entries[to]), block_of(&table.entries[from]));
             move_row(&mut pools[pool], shape, (from_id, last), (to_id, hole));
-            let source = table.notes[from];
-            table.notes[to].take(hole, &source, last);
+            if let Some(notes) = &mut table.notes {
+                notes.move_row((from, last), (to, hole));
+            }
             live[low] |= 1 << hole;
             live[high - 1] &= !(1 << last);
         }

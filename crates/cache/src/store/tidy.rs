@@ -14,7 +14,9 @@ impl Store {
             for table in &mut sequence.tables {
                 table.entries.shrink_to_fit();
                 table.spans.shrink_to_fit();
-                table.notes.shrink_to_fit();
+                if let Some(notes) = &mut table.notes {
+                    notes.shrink_to_fit();
+                }
             }
         }
         self.release_empty_slabs()

@@ -183,11 +183,10 @@ impl Store {
             };
             let width = layer.shape.width();
             let range = done * width..(done + rows) * width;
-            if let Some(noting) = table.noting {
+            if let Some(notes) = &mut table.notes {
                 for (i, values) in v.rows[range.clone()].chunks_exact(width).enumerate() {
                     let at = slot + i;
-                    let notes = &mut table.notes[first + at / BLOCK_SLOTS];
-                    notes.words[at % BLOCK_SLOTS] = noting.fresh(values);
+                    notes.write(first + at / BLOCK_SLOTS, at % BLOCK_SLOTS, values);
                 }
             }
             near.code(&mut self.pools, &mut self.staging, k, range.clone());

@@ -5,7 +5,7 @@
 use super::adaptive::Wishes;
 use haversack_cache::policy::adaptive::form_name;
 pub use haversack_cache::policy::rows::RowPolicy;
-use haversack_cache::{LayerShape, Zones};
+use haversack_cache::{LayerShape, Noting, Zones};
 use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::{Codec, Form, KvForm};
 use haversack_memory::Faults;
@@ -324,6 +324,12 @@ impl Retention {
             Policy::Turns => RowPolicy::Turns(Default::default()),
         };
         Some(self.params.unwrap_or(usual))
+    }
+
+    /// What is remembered of each row, where rows leave one by one.
+    pub(crate) fn noting(&self) -> Option<Noting> {
+        let counting = self.rows()?.count();
+        Some(counting.map_or(Noting::ATTENTION, |counting| Noting::of(&counting)))
     }
 
     /// For sessions, which say themselves what leaves.

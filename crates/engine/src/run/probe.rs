@@ -450,7 +450,7 @@ impl<'a> Bench<'a> {
             carries,
             layers: shapes,
             zones: KvOptions::default().zones(),
-            notes: Some(Noting::AttentionAndLength),
+            notes: Some(Noting::of(&Score::Peak.counting())),
             ..StoreOptions::default()
         })?)
     }

@@ -22,8 +22,8 @@ use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, 
 use crate::plan;
 use haversack_cache::policy::rows::ParamsError;
 use haversack_cache::{
-    Account, Applied, CacheError, CannotFit, Grow, Image, LayerShape, Ledger, MappedImage, Noting,
-    Row, SequenceId, SequenceStats, Step, Store, StoreOptions,
+    Account, Applied, CacheError, CannotFit, Grow, Image, LayerShape, Ledger, MappedImage, Row,
+    SequenceId, SequenceStats, Step, Store, StoreOptions,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -152,7 +152,7 @@ impl Runtime {
         let need = |rows| plan::needs(config, &options.kv, setting, rows).total();
         let retention = options.retention.clone();
         let mut bounds = bounds(config.context, &retention, options.budget_bytes, &need)?;
-        if setting.noted {
+        if setting.noting.is_some() {
             bounds = bounds.chosen(options.kv.recent)?;
         }
 
@@ -160,7 +160,6 @@ impl Runtime {
         let settled_bytes = plan::settled_bytes(&layers);
         let (means, carries) = known(&model, options, &layers)?;
         let counting = retention.rows().and_then(|policy| policy.count());
-        let noting = counting.map_or(Noting::Attention, |counting| Noting::of(counting.count));
         let usual = StoreOptions::default();
         let mut store = Store::new(StoreOptions {
             layers,
@@ -168,7 +167,7 @@ impl Runtime {
             means,
             carries,
             budget_bytes: options.budget_bytes,
-            notes: setting.noted.then_some(noting),
+            notes: setting.noting,
             slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
             faults: options.slabs.faults.clone(),
             ..usual

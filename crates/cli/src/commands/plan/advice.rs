@@ -104,7 +104,7 @@ pub struct Figures<'a> {
 impl Figures<'_> {
     fn setting(&self) -> Setting {
         Setting {
-            noted: false,
+            noting: None,
             guarded: false,
             threads: self.threads,
             int8: true,
