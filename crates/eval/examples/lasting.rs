@@ -51,6 +51,7 @@ fn main() -> Result<(), Failure> {
 struct Made {
     runtime: Runtime,
     sessions: Sessions,
+    encoder: Option<Arc<Encoder>>,
     layout: Layout,
     folder: PathBuf,
     filler: Vec<(String, String)>,
@@ -73,13 +74,15 @@ impl Made {
             ..SessionOptions::default()
         };
         let mut sessions = Sessions::new(&runtime, options)?;
-        if let Some(encoder) = encoder {
-            let encoder = Encoder::open(encoder, &EncoderOptions::default())?;
-            sessions = sessions.with_encoder(Arc::new(encoder));
+        let open = |folder| Encoder::open(folder, &EncoderOptions::default()).map(Arc::new);
+        let encoder = encoder.map(open).transpose()?;
+        if let Some(encoder) = &encoder {
+            sessions = sessions.with_encoder(encoder.clone());
         }
         Ok(Made {
             runtime,
             sessions,
+            encoder,
             layout: Layout::new(model.clone()),
             folder: folder.to_owned(),
             filler: small_talk(),
@@ -316,12 +319,24 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
     while made.sessions.stats(&made.runtime, old)?.spilled < 4 * TOKENS {
         made.tell(old)?;
     }
+    // Without an encoder and without files.
+    let options = SessionOptions {
+        dir: None,
+        ..made.sessions.options().clone()
+    };
+    let mut bare = Sessions::new(&made.runtime, options)?;
+    let same = bare.create(&mut made.runtime, "same", PERSISTENT, 0)?;
+    while bare.stats(&made.runtime, same)?.position < TOKENS {
+        let (question, answer) = &made.filler[bare.turns(same)?.len()];
+        bare.tell(&mut made.runtime, same, question, answer, 0)?;
+    }
     // The same tokens, to be read again: how long they take does not depend on what they are.
     let tokens: Vec<u32> = (0..TOKENS as u32).map(|i| 100 + i).collect();
     let long = "Nobody is told what the others said. ".repeat(50);
     let (mut again, mut memory, mut disk) = (Vec::new(), Vec::new(), Vec::new());
     let (mut without, mut recalled, mut alone) = (Vec::new(), Vec::new(), Vec::new());
     let (mut known, mut fresh) = (Vec::new(), Vec::new());
+    let (mut embedding, mut unjudged) = (Vec::new(), Vec::new());
     let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
     for round in 0..count {
         let start = Instant::now();
@@ -335,6 +350,14 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
         let (whole, question) = made.until_read(id)?;
         memory.push(whole);
         alone.push(question);
+        if let Some(encoder) = &made.encoder {
+            let start = Instant::now();
+            encoder.embed("And?")?;
+            embedding.push(ms(start));
+            std::mem::swap(&mut made.sessions, &mut bare);
+            unjudged.push(made.until_read(same)?.0);
+            std::mem::swap(&mut made.sessions, &mut bare);
+        }
         without.push(made.until_read(old)?.0);
         let turns = made.sessions.turns(old)?;
         let mut spilled = turns.iter().filter(|t| t.place == Place::Spilled);
@@ -357,11 +380,6 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
         }
     }
     // What is hidden and what is dropped, worked out and told to the store; pinning does nothing else.
-    let options = SessionOptions {
-        dir: None,
-        ..made.sessions.options().clone()
-    };
-    let mut bare = Sessions::new(&made.runtime, options)?;
     let id = bare.create(&mut made.runtime, "masks", PERSISTENT, 0)?;
     let mut masks = Vec::new();
     for i in 0..64 {
@@ -386,6 +404,13 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
     println!(
         "from memory, until a question of a word is read: median {median:.2} ms, p95 {p95:.2} ms, of which reading takes {alone:.2} ms"
     );
+    if !embedding.is_empty() {
+        let ((judging, _), (plain, _)) = (middle(&mut embedding), middle(&mut unjudged));
+        println!(
+            "relevance: {:.2} ms until the question is read, with an encoder that takes {judging:.2} ms",
+            median - plain
+        );
+    }
     let ((plain, _), (with, with95)) = (middle(&mut without), middle(&mut recalled));
     println!(
         "the same in a long session: {plain:.2} ms, with a turn that comes back from disk {with:.2} ms, p95 {with95:.2} ms"

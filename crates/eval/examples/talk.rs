@@ -121,7 +121,12 @@ fn main() -> Result<(), Failure> {
         }
         let _ = std::fs::remove_dir_all(&folder);
         print(mode, &heard, full.as_deref());
-        println!("  memory at most {} bytes", runtime.ledger().peak);
+        let tokens = heard.iter().flatten().map(|h| h.position);
+        println!(
+            "  memory at most {} bytes; asked at token {} at least",
+            runtime.ledger().peak,
+            tokens.min().unwrap_or(0)
+        );
         if mode == "full" {
             full = Some(heard);
         }

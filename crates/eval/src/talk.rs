@@ -306,6 +306,8 @@ pub struct Heard {
     pub seen: bool,
     /// All of the persistent text was seen.
     pub instructed: bool,
+    /// Tokens of the dialogue before the question.
+    pub position: u64,
 }
 
 /// Of a freely given answer.
@@ -333,19 +335,17 @@ fn plain_on(
 ) -> Result<Vec<Heard>, TalkError> {
     let model = runtime.model().clone();
     let mut go_on = |_| ControlFlow::Continue(());
-    let tokens = layout.opening(persistent, 0)?;
-    runtime.feed(id, &tokens, &mut go_on)?;
-    let mut positions = tokens.len() as u64;
-    let opening = 0..positions;
+    let mut tokens = layout.opening(persistent, 0)?;
+    let opening = 0..tokens.len() as u64;
     let mut told = Vec::new();
     for (question, answer) in &dialogue.turns {
-        let mut tokens = layout.question(question)?;
+        let from = tokens.len() as u64;
+        tokens.extend(layout.question(question)?);
         tokens.extend(encode(model.tokenizer(), answer));
         tokens.extend_from_slice(layout.ending()?);
-        runtime.feed(id, &tokens, &mut go_on)?;
-        told.push(positions..positions + tokens.len() as u64);
-        positions += tokens.len() as u64;
+        told.push(from..tokens.len() as u64);
     }
+    runtime.feed(id, &tokens, &mut go_on)?;
     let mut heard = Vec::new();
     for asked in &dialogue.asked {
         let fork = runtime.fork(id)?;
@@ -363,6 +363,7 @@ fn plain_on(
             said,
             seen: seen?,
             instructed: instructed?,
+            position: tokens.len() as u64,
         });
     }
     Ok(heard)
@@ -485,6 +486,7 @@ fn session_on(
             said,
             seen,
             instructed: instructed?,
+            position: runtime.position(sessions.sequence(id)?)?,
         });
     }
     Ok(heard)
