@@ -426,7 +426,7 @@ fn hear(
     Ok((verdict, said))
 }
 
-/// The likeliest tokens, from the logits of the last step on.
+/// The likeliest tokens, from the logits of the last step on, up to the end of a sentence.
 fn greedy(runtime: &mut Runtime, id: SequenceId) -> Result<Vec<u32>, StepError> {
     let mut answer = Vec::new();
     while answer.len() < ANSWER_TOKENS {
@@ -437,6 +437,10 @@ fn greedy(runtime: &mut Runtime, id: SequenceId) -> Result<Vec<u32>, StepError> 
             break;
         }
         answer.push(token);
+        let text = runtime.model().tokenizer().decode(&[token]);
+        if text.is_ok_and(|text| text.contains(['.', '\n'])) {
+            break;
+        }
         runtime.decode(id, token)?;
     }
     Ok(answer)

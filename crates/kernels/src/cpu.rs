@@ -11,8 +11,10 @@ pub enum Kind {
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ, VL, VBMI and VNNI.
+    /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// With VBMI as well.
+    Avx512Vbmi,
     /// Armv8 NEON without dot product (Cortex-A53).
     Neon,
     /// NEON with the dot-product instructions.
@@ -20,10 +22,11 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Kind; 5] = [
+    pub const ALL: [Kind; 6] = [
         Kind::Scalar,
         Kind::Avx2,
         Kind::Avx512,
+        Kind::Avx512Vbmi,
         Kind::Neon,
         Kind::NeonDot,
     ];
@@ -33,6 +36,7 @@ impl Kind {
             Kind::Scalar => "scalar",
             Kind::Avx2 => "x86-avx2",
             Kind::Avx512 => "x86-avx512-vnni",
+            Kind::Avx512Vbmi => "x86-avx512-vbmi",
             Kind::Neon => "arm-neon",
             Kind::NeonDot => "arm-neon-dot",
         }
@@ -54,9 +58,10 @@ impl Kind {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vbmi")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vbmi => Kind::Avx512.present() && is_x86_feature_detected!("avx512vbmi"),
             #[cfg(target_arch = "aarch64")]
             Kind::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "aarch64")]

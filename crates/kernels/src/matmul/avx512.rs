@@ -19,12 +19,12 @@ pub(super) unsafe fn strips(task: &Task<'_>) {
     unsafe { for_type!(task.ty, quant, float, (task)) }
 }
 
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn quant<T: Quant>(task: &Task<'_>) {
     kernel::quant_strips::<Avx512, T>(Avx512(()), task);
 }
 
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn float<T: Float>(task: &Task<'_>) {
     kernel::float_strips::<Avx512, T>(Avx512(()), task);
 }

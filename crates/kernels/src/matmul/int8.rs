@@ -99,7 +99,7 @@ impl Int8Rows {
                 match exec.table.kind() {
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: the table exists, so the CPU has the features.
-                    Kind::Avx512 => unsafe { x86::lines_avx512(groups, lines) },
+                    Kind::Avx512 | Kind::Avx512Vbmi => unsafe { x86::lines_avx512(groups, lines) },
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: as above.
                     Kind::Avx2 => unsafe { x86::lines_avx2(groups, lines) },

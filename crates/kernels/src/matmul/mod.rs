@@ -235,7 +235,7 @@ impl Task<'_> {
         match table.kind() {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the table exists, so the CPU has its features.
-            Kind::Avx512 => unsafe { avx512::strips(self) },
+            Kind::Avx512 | Kind::Avx512Vbmi => unsafe { avx512::strips(self) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Kind::Avx2 => unsafe { avx2::strips(self) },

@@ -3,13 +3,14 @@
 use super::{BIAS_BITS, PART_BITS, Simd};
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 F, BW, DQ, VL, VBMI and VNNI with AVX2, FMA and F16C.
+/// Proof of AVX-512 F, BW, DQ, VL and VNNI with AVX2, FMA and F16C; and of VBMI.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const VBMI: bool>(());
 
-impl Avx512 {
+impl<const VBMI: bool> Avx512<VBMI> {
     /// # Safety
-    /// - The CPU has AVX-512 F, BW, DQ, VL, VBMI and VNNI, AVX2, FMA and F16C.
+    /// - The CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C.
+    /// - With `VBMI` it has that too.
     #[inline(always)]
     pub(crate) unsafe fn assume() -> Self {
         Avx512(())
@@ -25,7 +26,7 @@ macro_rules! op {
     };
 }
 
-impl Simd for Avx512 {
+impl<const VBMI: bool> Simd for Avx512<VBMI> {
     type V = __m512;
     // 12 x 2 accumulators, 2 loaded vectors and a broadcast, of 32 registers.
     const ROWS: usize = 12;
@@ -182,22 +183,40 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn nibbles(self, book: __m512i, x: &[u8; 64]) -> (__m512i, __m512i) {
-        // The book is there four times, so the two bits above a code make no difference, and the look-up
-        // does not see the others: nothing has to be masked.
         op!({
-            let x = _mm512_loadu_si512(x.as_ptr().cast());
-            (
-                _mm512_permutexvar_epi8(x, book),
-                _mm512_permutexvar_epi8(_mm512_srli_epi16::<4>(x), book),
-            )
+            let low = _mm512_loadu_si512(x.as_ptr().cast());
+            let high = _mm512_srli_epi16::<4>(low);
+            if VBMI {
+                // The book is there four times, so the two bits above a code make no difference, and the
+                // look-up does not see the others: nothing has to be masked.
+                let found = |codes| _mm512_permutexvar_epi8(codes, book);
+                (found(low), found(high))
+            } else {
+                let code = _mm512_set1_epi8(0x0f);
+                let found = |codes| _mm512_shuffle_epi8(book, _mm512_and_si512(codes, code));
+                (found(low), found(high))
+            }
         })
     }
     #[inline(always)]
     fn look_up(self, levels: &[i8; 32], codes: &mut [u8; 64]) {
         op!({
-            let table = _mm512_castsi256_si512(_mm256_loadu_si256(levels.as_ptr().cast()));
+            let table = _mm256_loadu_si256(levels.as_ptr().cast());
             let p: *mut __m512i = codes.as_mut_ptr().cast();
-            _mm512_storeu_si512(p, _mm512_permutexvar_epi8(_mm512_loadu_si512(p), table));
+            let codes = _mm512_loadu_si512(p);
+            let found = if VBMI {
+                _mm512_permutexvar_epi8(codes, _mm512_castsi256_si512(table))
+            } else {
+                // Sixteen levels at a time; the fifth bit says which.
+                let low = _mm512_broadcast_i32x4(_mm256_castsi256_si128(table));
+                let high = _mm512_broadcast_i32x4(_mm256_extracti128_si256::<1>(table));
+                _mm512_mask_blend_epi8(
+                    _mm512_test_epi8_mask(codes, _mm512_set1_epi8(16)),
+                    _mm512_shuffle_epi8(low, codes),
+                    _mm512_shuffle_epi8(high, codes),
+                )
+            };
+            _mm512_storeu_si512(p, found);
         })
     }
 
@@ -207,7 +226,7 @@ impl Simd for Avx512 {
             // The high part is the second byte of twice the number. Both parts are looked up at once.
             let twice = _mm512_slli_epi32::<{ 8 - PART_BITS }>(x);
             let parts = _mm512_mask_blend_epi8(0x1111_1111_1111_1111, twice, x);
-            let both = nth_bytes::<1, 0>(parts);
+            let both = self.nth_bytes::<1, 0>(parts);
             let low = _mm_and_si128(_mm256_extracti128_si256::<1>(both), _mm_set1_epi8(127));
             _mm_storeu_si128(row.add(at).cast(), _mm256_castsi256_si128(both));
             _mm_storeu_si128(row.add(len + at).cast(), low);
@@ -216,7 +235,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn put_narrow(self, x: __m512i, row: *mut u8, _: usize, at: usize) {
         op!({
-            let low = _mm256_castsi256_si128(nth_bytes::<0, 0>(x));
+            let low = _mm256_castsi256_si128(self.nth_bytes::<0, 0>(x));
             _mm_storeu_si128(row.add(at).cast(), low)
         })
     }
@@ -282,33 +301,46 @@ impl Simd for Avx512 {
     }
 }
 
-impl Avx512 {
+impl<const VBMI: bool> Avx512<VBMI> {
     /// Signed bytes, biased.
     #[inline(always)]
     fn fours_of(self, x: __m512i) -> __m512i {
         op!(_mm512_xor_si512(x, _mm512_set1_epi8(i8::MIN)))
     }
-}
 
-/// Byte `N` of each lane and then byte `M`: one look-up, where a conversion takes two steps.
-///
-/// # Safety
-/// - The CPU has AVX-512 VBMI.
-#[inline(always)]
-unsafe fn nth_bytes<const N: u8, const M: u8>(x: __m512i) -> __m256i {
-    const fn places(n: u8, m: u8) -> [u8; 64] {
-        let mut places = [0; 64];
-        let mut i = 0;
-        while i < 16 {
-            places[i] = 4 * i as u8 + n;
-            places[16 + i] = 4 * i as u8 + m;
-            i += 1;
+    /// Byte `N` of each lane and then byte `M`: one look-up with VBMI, where a conversion takes two steps.
+    #[inline(always)]
+    fn nth_bytes<const N: u8, const M: u8>(self, x: __m512i) -> __m256i {
+        const fn places(n: u8, m: u8) -> [u8; 64] {
+            let mut places = [0; 64];
+            let mut i = 0;
+            while i < 16 {
+                places[i] = 4 * i as u8 + n;
+                places[16 + i] = 4 * i as u8 + m;
+                i += 1;
+            }
+            places
         }
-        places
+        /// In each quarter four bytes `n` and four bytes `m`.
+        const fn quarters(n: u8, m: u8) -> [u8; 64] {
+            let mut places = [0; 64];
+            let mut i = 0;
+            while i < 64 {
+                let from = if i % 8 < 4 { n } else { m };
+                places[i] = 4 * (i as u8 % 4) + from;
+                i += 1;
+            }
+            places
+        }
+        op!(if VBMI {
+            let places = const { places(N, M) };
+            let places = _mm512_loadu_si512(places.as_ptr().cast());
+            _mm512_castsi512_si256(_mm512_permutexvar_epi8(places, x))
+        } else {
+            let places = const { quarters(N, M) };
+            let fours = _mm512_shuffle_epi8(x, _mm512_loadu_si512(places.as_ptr().cast()));
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+            _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, fours))
+        })
     }
-    op!({
-        let places = const { places(N, M) };
-        let places = _mm512_loadu_si512(places.as_ptr().cast());
-        _mm512_castsi512_si256(_mm512_permutexvar_epi8(places, x))
-    })
 }

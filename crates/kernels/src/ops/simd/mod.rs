@@ -147,13 +147,26 @@ macro_rules! simd_fn {
         $vis fn $name(table: $crate::cpu::Table, $($arg: $ty),*) $(-> $ret)? {
             match table.kind() {
                 #[cfg(target_arch = "x86_64")]
-                $crate::cpu::Kind::Avx512 => {
+                $crate::cpu::Kind::Avx512Vbmi => {
                     #[target_feature(
                         enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni"
                     )]
                     fn enabled($($arg: $ty),*) $(-> $ret)? {
                         // SAFETY: this function runs only where the features are enabled.
-                        let token = unsafe { $crate::ops::simd::avx512::Avx512::assume() };
+                        let token = unsafe { $crate::ops::simd::avx512::Avx512::<true>::assume() };
+                        $body(token, $($arg),*)
+                    }
+                    // SAFETY: a table of this kind exists only where the features were found.
+                    unsafe { enabled($($arg),*) }
+                }
+                #[cfg(target_arch = "x86_64")]
+                $crate::cpu::Kind::Avx512 => {
+                    #[target_feature(
+                        enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+                    )]
+                    fn enabled($($arg: $ty),*) $(-> $ret)? {
+                        // SAFETY: this function runs only where the features are enabled.
+                        let token = unsafe { $crate::ops::simd::avx512::Avx512::<false>::assume() };
                         $body(token, $($arg),*)
                     }
                     // SAFETY: a table of this kind exists only where the features were found.
