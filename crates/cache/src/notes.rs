@@ -223,19 +223,19 @@ impl Notes {
 
     /// Adds what each KV head counted: (kv_head, slot) of all blocks.
     pub fn count(&mut self, count: Count, mass: &[u64]) {
+        let (heads, form) = (self.heads, self.word);
         let slots = self.positions.len() * BLOCK_SLOTS;
         for (head, mass) in mass.chunks_exact(slots.max(1)).enumerate() {
-            let words = self.words.iter_mut().skip(head % self.heads);
-            let words = words.step_by(self.heads);
+            let words = self.words.iter_mut().skip(head % heads).step_by(heads);
             for (words, mass) in words.zip(mass.chunks_exact(BLOCK_SLOTS)) {
                 for (word, more) in words.iter_mut().zip(mass) {
                     let more = u32::try_from(*more).unwrap_or(u32::MAX);
-                    let have = self.word.attention(*word);
+                    let have = form.attention(*word);
                     let sum = match count {
                         Count::Max => more.max(have),
                         _ => have.saturating_add(more),
                     };
-                    *word = self.word.with_attention(*word, sum);
+                    *word = form.with_attention(*word, sum);
                 }
             }
         }
@@ -243,9 +243,10 @@ impl Notes {
 
     /// All attention is multiplied by `decay`, in units of 2^-32, and rounded down.
     pub fn decay(&mut self, decay: u32) {
+        let form = self.word;
         for word in self.words.as_flattened_mut() {
-            let left = u64::from(self.word.attention(*word)) * u64::from(decay);
-            *word = self.word.with_attention(*word, (left >> 32) as u32);
+            let left = u64::from(form.attention(*word)) * u64::from(decay);
+            *word = form.with_attention(*word, (left >> 32) as u32);
         }
     }
 
