@@ -100,7 +100,7 @@ fn calls_that_fail() {
         } else {
             &bursts[i % 4..][..1]
         } {
-            if begun.elapsed() > Duration::from_secs(30) && !every {
+            if begun.elapsed() > Duration::from_secs(20) && !every {
                 break;
             }
             let blow = [Blow::Full, Blow::Broken][(n + count) % 2];

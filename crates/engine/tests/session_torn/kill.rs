@@ -266,7 +266,7 @@ fn killed_at_every_step_of_the_files() {
             if step == Step::Write && n % 3 > 0 && !every {
                 continue;
             }
-            if begun.elapsed() > Duration::from_secs(40) && !every {
+            if begun.elapsed() > Duration::from_secs(25) && !every {
                 break 'steps;
             }
             measure.lay_out(from);
@@ -333,7 +333,7 @@ fn killed_at_random_moments() {
     let measure = Measure::tiny();
     match asked("TORN_KILLS") {
         Some(times) => killed_at_random(&measure, times, Duration::MAX),
-        None => killed_at_random(&measure, 500, Duration::from_secs(30)),
+        None => killed_at_random(&measure, 500, Duration::from_secs(20)),
     }
 }
 
