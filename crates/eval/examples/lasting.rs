@@ -24,6 +24,8 @@ use std::time::Instant;
 type Failure = Box<dyn std::error::Error>;
 
 const BUDGET_BYTES: usize = 32 << 20;
+/// Four sessions at once and what they are compared with.
+const SWITCH_BYTES: usize = 64 << 20;
 const QUOTA_BYTES: u64 = 64 << 20;
 const PERSISTENT: &str =
     "You are a helpful assistant with a good memory. Answer in one short sentence.";
@@ -37,7 +39,12 @@ fn main() -> Result<(), Failure> {
     let count = args.next().map(|n| n.parse::<usize>()).transpose()?;
     let model = haversack_eval::load(Path::new(&model))?;
     let folder = std::env::temp_dir().join(format!("haversack-lasting-{}", std::process::id()));
-    let mut made = Made::new(&model, &folder, encoder.as_deref().map(Path::new))?;
+    let budget_bytes = match what.as_str() {
+        "switch" => SWITCH_BYTES,
+        _ => BUDGET_BYTES,
+    };
+    let encoder = encoder.as_deref().map(Path::new);
+    let mut made = Made::new(&model, &folder, encoder, budget_bytes)?;
     let done = match what.as_str() {
         "turns" => turns(&mut made, count.unwrap_or(10_000)),
         "sessions" => sessions(&mut made, count.unwrap_or(1000)),
@@ -59,11 +66,16 @@ struct Made {
 }
 
 impl Made {
-    fn new(model: &Arc<Model>, folder: &Path, encoder: Option<&Path>) -> Result<Made, Failure> {
+    fn new(
+        model: &Arc<Model>,
+        folder: &Path,
+        encoder: Option<&Path>,
+        budget_bytes: usize,
+    ) -> Result<Made, Failure> {
         let options = RuntimeOptions {
             retention: Retention::managed(),
             kv: KvOptions::new(KvForm::both(Codec::Int4.form())),
-            budget_bytes: Some(BUDGET_BYTES),
+            budget_bytes: Some(budget_bytes),
             ..RuntimeOptions::default()
         };
         let runtime = Runtime::new(model.clone(), &options)?;
@@ -336,7 +348,7 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
     let (mut again, mut memory, mut disk) = (Vec::new(), Vec::new(), Vec::new());
     let (mut without, mut recalled, mut alone) = (Vec::new(), Vec::new(), Vec::new());
     let (mut known, mut fresh) = (Vec::new(), Vec::new());
-    let (mut embedding, mut unjudged) = (Vec::new(), Vec::new());
+    let (mut embedding, mut delay) = (Vec::new(), Vec::new());
     let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
     for round in 0..count {
         let start = Instant::now();
@@ -355,8 +367,9 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
             encoder.embed("And?")?;
             embedding.push(ms(start));
             std::mem::swap(&mut made.sessions, &mut bare);
-            unjudged.push(made.until_read(same)?.0);
+            let (plain, read) = made.until_read(same)?;
             std::mem::swap(&mut made.sessions, &mut bare);
+            delay.push((whole - question) - (plain - read));
         }
         without.push(made.until_read(old)?.0);
         let turns = made.sessions.turns(old)?;
@@ -405,10 +418,9 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
         "from memory, until a question of a word is read: median {median:.2} ms, p95 {p95:.2} ms, of which reading takes {alone:.2} ms"
     );
     if !embedding.is_empty() {
-        let ((judging, _), (plain, _)) = (middle(&mut embedding), middle(&mut unjudged));
+        let ((judging, _), (delay, _)) = (middle(&mut embedding), middle(&mut delay));
         println!(
-            "relevance: {:.2} ms until the question is read, with an encoder that takes {judging:.2} ms",
-            median - plain
+            "relevance: reading begins {delay:.2} ms later, with an encoder that takes {judging:.2} ms"
         );
     }
     let ((plain, _), (with, with95)) = (middle(&mut without), middle(&mut recalled));
