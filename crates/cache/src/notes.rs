@@ -196,7 +196,7 @@ impl Notes {
         self.positions.drain(blocks);
     }
 
-    /// Blocks for which `is_kept` does not hold go. It is asked in order.
+    /// Blocks for which `is_kept` does not hold go.
     pub fn retain(&mut self, is_kept: impl Fn(usize) -> bool) {
         let (mut block, mut word) = (0.., 0..);
         let heads = self.heads;

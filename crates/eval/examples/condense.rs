@@ -12,7 +12,7 @@ use haversack::session::condense::{Asked, Piece, condense};
 use haversack::session::layout::Layout;
 use haversack::session::{Embed, Progress, SessionOptions, Sessions};
 use haversack::text::tokenizer::EncodeOptions;
-use haversack::{LoadOptions, Model, Repack, Retention, Runtime, RuntimeOptions};
+use haversack::{Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::choice::{self, Case, Question};
 use haversack_eval::dice::Dice;
 use std::ops::ControlFlow;
@@ -228,12 +228,7 @@ fn main() -> Result<(), Failure> {
         return Err("usage: condense facts|kept|gaps MODEL.gguf ENCODER-FOLDER [CASES]".into());
     };
     let cases: usize = rest.first().map_or(Ok(10), |n| n.parse())?;
-    let load = LoadOptions {
-        repack: Repack::Into(std::env::temp_dir().join("haversack-needles")),
-        threads: 2,
-        ..LoadOptions::default()
-    };
-    let model = Model::load(Path::new(model), &load, &mut |_, _| ())?;
+    let model = haversack_eval::load(Path::new(model))?;
     let encoder = Encoder::open(Path::new(folder), &EncoderOptions::default())?;
     match &what[..] {
         "facts" => facts(&model, &encoder, cases, true),

@@ -5,10 +5,7 @@
 
 use haversack::run::guard::{GuardParams, fit};
 use haversack::text::tokenizer::EncodeOptions;
-use haversack::{
-    Activations, KvForm, KvOptions, LoadOptions, Model, Policy, Repack, Retention, Runtime,
-    RuntimeOptions,
-};
+use haversack::{Activations, KvForm, KvOptions, Policy, Retention, Runtime, RuntimeOptions};
 use haversack_eval::guard::{Sample, measure, spearman};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -22,12 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if places.is_empty() {
         return Err(usage.into());
     }
-    let load = LoadOptions {
-        repack: Repack::Into(std::env::temp_dir().join("haversack-guard")),
-        threads: 2,
-        ..LoadOptions::default()
-    };
-    let model = Model::load(Path::new(&model), &load, &mut |_, _| ())?;
+    let model = haversack_eval::load(Path::new(&model))?;
     let plain = EncodeOptions {
         add_special: false,
         parse_special: false,

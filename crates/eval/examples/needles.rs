@@ -2,10 +2,7 @@
 //! `cargo run --release -p haversack-eval --example needles -- MODEL.gguf TEXT [CASES] [CODEC…]`
 
 use haversack::text::tokenizer::EncodeOptions;
-use haversack::{
-    Activations, Codec, KvForm, KvOptions, LoadOptions, Model, Repack, Retention, Runtime,
-    RuntimeOptions,
-};
+use haversack::{Activations, Codec, KvForm, KvOptions, Retention, Runtime, RuntimeOptions};
 use haversack_eval::{choice, needles};
 use std::path::Path;
 
@@ -23,12 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for name in args {
         codecs.push(name.parse().map_err(|_| format!("no codec '{name}'"))?);
     }
-    let load = LoadOptions {
-        repack: Repack::Into(std::env::temp_dir().join("haversack-needles")),
-        threads: 2,
-        ..LoadOptions::default()
-    };
-    let model = Model::load(Path::new(&model), &load, &mut |_, _| ())?;
+    let model = haversack_eval::load(Path::new(&model))?;
     let plain = EncodeOptions {
         add_special: false,
         parse_special: false,
