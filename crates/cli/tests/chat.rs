@@ -252,4 +252,13 @@ fn a_session_goes_on_in_another_process() {
     assert!(second.stdout.contains("ben") && second.stdout.contains("anna"));
     let third = say("/open ben\n/turns\n/new\n");
     assert!(third.stdout.contains("And who am I?"), "{}", third.stdout);
+    // Each says how to go on with it, but for the one that `/new` began and nothing was said in: it is gone.
+    assert!(
+        second
+            .stderr
+            .contains("haversack chat --session ben goes on")
+    );
+    assert!(!third.stderr.contains("goes on"), "{}", third.stderr);
+    let last = say("/sessions\n");
+    assert!(!last.stdout.contains("chat-1"), "{}", last.stdout);
 }

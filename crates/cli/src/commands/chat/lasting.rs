@@ -111,6 +111,29 @@ impl Lasting {
         ))
     }
 
+    /// Puts the session away and says how to go on with it. One that got its name here and in which nothing was said
+    /// leaves no file.
+    pub fn end(mut self) -> Result<()> {
+        // Fact 0 is the text it was made with.
+        let told = self
+            .sessions
+            .facts(self.id)?
+            .iter()
+            .any(|&(number, _)| number > 0);
+        let silent = !told && self.sessions.turns(self.id)?.is_empty();
+        self.sessions
+            .suspend(&mut self.engine.runtime, self.id)
+            .map_err(named)?;
+        match silent && number(&self.name).is_some() {
+            true => self.sessions.delete(&self.name).map_err(named)?,
+            false => out::note(&format!(
+                "kept; haversack chat --session {} goes on",
+                self.name
+            )),
+        }
+        Ok(())
+    }
+
     fn tell(&mut self, answer: Answer, before: u64) -> Result<()> {
         match answer.finish {
             Finish::Cancelled => out::note("(stopped)"),
@@ -202,7 +225,8 @@ impl Lasting {
 
     fn fact(&mut self, text: Option<&str>) -> Result<()> {
         let Some(text) = text else {
-            for (number, text) in self.sessions.facts(self.id)? {
+            let facts = self.sessions.facts(self.id)?;
+            for (number, text) in facts.into_iter().filter(|(_, text)| !text.is_empty()) {
                 out::line(&format!("{number:>4}  {}", one_line(text)))?;
             }
             return Ok(());
@@ -435,10 +459,14 @@ fn encoder(home: &Home) -> Result<Option<Encoder>> {
     encoder.map(Some).with_context(|| dir.display().to_string())
 }
 
+/// Of a session that nobody gave a name.
+fn number(name: &str) -> Option<u64> {
+    name.strip_prefix("chat-")?.parse().ok()
+}
+
 /// A name of which there is no session: `chat-1`, `chat-2`, …
 fn fresh_name(sessions: &Sessions) -> Result<String> {
     let listed = sessions.list()?;
-    let number = |name: &str| name.strip_prefix("chat-")?.parse::<u64>().ok();
     let last = listed.iter().filter_map(|l| number(&l.name)).max();
     Ok(format!("chat-{}", last.unwrap_or(0).saturating_add(1)))
 }

@@ -69,7 +69,8 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
         match Lasting::new(engine, args, &home)? {
             Ok(mut lasting) => {
                 out::note(&lasting.greeting()?);
-                return converse(&mut lines, &mut lasting);
+                converse(&mut lines, &mut lasting)?;
+                return lasting.end();
             }
             Err(_) => {
                 out::note("the memory is too small for a session; this conversation is not kept")
