@@ -5,7 +5,9 @@
 //! valgrind --tool=callgrind --instr-atstart=no target/release/examples/instructions heavy|window|guardless
 //! ```
 //!
-//! (Without that setting system calls are made in a way the emulator may not know.) Reads a prompt of 2304 tokens into 2048 rows, says so, and waits for a line: the moment for
+//! (Without that setting system calls are made in a way the emulator may not know.)
+//!
+//! Reads a prompt of 2304 tokens into 2048 rows, says so, and waits for a line: the moment for
 //! `callgrind_control -i on`. Then it decodes 64 tokens, over two borders of blocks, where rows leave.
 //!
 //! The model has SmolLM2's layers, a fifth of them, and a fifth of its vocabulary: the prompt takes minutes in place
