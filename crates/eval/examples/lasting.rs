@@ -2,7 +2,8 @@
 //!
 //! | what | |
 //! |---|---|
-//! | `turns` | so many turns (10,000) in one session in 32 MiB: private memory, file, gaps between tokens; after each turn whether every turn is whole |
+//! | `turns` | so many turns (10,000) in one session in 32 MiB: private memory, file; after each turn whether every turn is whole |
+//! | `gaps` | the time between the tokens of so many answers (200) in a full session, with turns that leave and come back, and of tokens decoded behind the same rows with nothing else to do |
 //! | `sessions` | so many sessions (1,000) made, resumed and deleted: blocks, handles, files, private memory |
 //! | `switch` | going on with a session of 600 tokens, from memory and from disk, and opening on a known text, against reading it all again |
 
@@ -27,11 +28,13 @@ const BUDGET_BYTES: usize = 32 << 20;
 /// Four sessions at once and what they are compared with.
 const SWITCH_BYTES: usize = 64 << 20;
 const QUOTA_BYTES: u64 = 64 << 20;
+/// Of an answer whose gaps are measured.
+const GAPS_TOKENS: usize = 32;
 const PERSISTENT: &str =
     "You are a helpful assistant with a good memory. Answer in one short sentence.";
 
 fn main() -> Result<(), Failure> {
-    let usage = "usage: lasting turns|sessions|switch MODEL [ENCODER_DIR] [COUNT]";
+    let usage = "usage: lasting turns|gaps|sessions|switch MODEL [ENCODER_DIR] [COUNT]";
     let mut args = std::env::args().skip(1);
     let (what, model) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
     // `-` is none.
@@ -47,6 +50,7 @@ fn main() -> Result<(), Failure> {
     let mut made = Made::new(&model, &folder, encoder, budget_bytes)?;
     let done = match what.as_str() {
         "turns" => turns(&mut made, count.unwrap_or(10_000)),
+        "gaps" => gaps(&mut made, count.unwrap_or(200)),
         "sessions" => sessions(&mut made, count.unwrap_or(1000)),
         "switch" => switch(&mut made, count.unwrap_or(50)),
         _ => Err(usage.into()),
@@ -63,6 +67,8 @@ struct Made {
     folder: PathBuf,
     filler: Vec<(String, String)>,
     dice: Dice,
+    /// Tokens so far, because only they were left.
+    read_again: u64,
 }
 
 impl Made {
@@ -76,6 +82,7 @@ impl Made {
             retention: Retention::managed(),
             kv: KvOptions::new(KvForm::both(Codec::Int4.form())),
             budget_bytes: Some(budget_bytes),
+            cache_dir: Some(haversack_eval::folder()),
             ..RuntimeOptions::default()
         };
         let runtime = Runtime::new(model.clone(), &options)?;
@@ -99,6 +106,7 @@ impl Made {
             folder: folder.to_owned(),
             filler: small_talk(),
             dice: Dice::new(1, &[0x1a57]),
+            read_again: 0,
         })
     }
 
@@ -134,10 +142,11 @@ impl Made {
         let answer = self
             .sessions
             .say(runtime, id, &text, now, &mut sampler, &options, tell)?;
-        if let Some(why) = answer.context.unsaved {
-            return Err(why.into());
+        self.read_again += answer.context.recomputed;
+        match answer.context.unsaved {
+            Some(why) => Err(why.into()),
+            None => Ok(times),
         }
-        Ok(times)
     }
 
     /// Milliseconds until a question of a word is read, and those of reading the same tokens once more.
@@ -174,15 +183,12 @@ fn turns(made: &mut Made, count: usize) -> Result<(), Failure> {
     let sequence = made.sessions.sequence(id)?;
     let opening = 0..made.runtime.position(sequence)?;
     let mut private = Vec::new();
-    let mut gaps = Vec::new();
     let (mut recalled, mut file_most) = (0u64, 0);
     println!(
-        "turn,private_bytes,ledger_bytes,file_bytes,visible,hidden,spilled,ids,forgotten,recalled"
+        "turn,private_bytes,ledger_bytes,file_bytes,visible,hidden,spilled,ids,forgotten,recalled,read_again"
     );
     for turn in 0..count {
-        let times = made.say(id, 8, turn as u64)?;
-        let waits = times.windows(2).map(|t| (t[1] - t[0]).as_secs_f64() * 1e3);
-        gaps.extend(waits);
+        made.say(id, 8, turn as u64)?;
         check(made, id, &opening)?;
         let stats = made.sessions.stats(&made.runtime, id)?;
         file_most = stats.file_bytes.max(file_most);
@@ -202,7 +208,7 @@ fn turns(made: &mut Made, count: usize) -> Result<(), Failure> {
             let bytes = Usage::now()?.private_bytes;
             private.push((turn as f64 + 1.0, bytes as f64));
             println!(
-                "{},{bytes},{},{},{},{},{},{},{},{recalled}",
+                "{},{bytes},{},{},{},{},{},{},{},{recalled},{}",
                 turn + 1,
                 ledger.total(),
                 stats.file_bytes,
@@ -211,6 +217,7 @@ fn turns(made: &mut Made, count: usize) -> Result<(), Failure> {
                 stats.spilled,
                 stats.ids,
                 stats.forgotten,
+                made.read_again,
             );
         }
     }
@@ -220,14 +227,51 @@ fn turns(made: &mut Made, count: usize) -> Result<(), Failure> {
     println!(
         "file at most {file_most} bytes of {QUOTA_BYTES}; an older turn seen in {recalled} turns; every turn whole after each of {count}"
     );
-    let mean = gaps.iter().sum::<f64>() / gaps.len().max(1) as f64;
-    gaps.sort_by(f64::total_cmp);
-    let p95 = gaps[gaps.len() * 95 / 100];
-    println!(
-        "{} gaps between tokens: mean {mean:.2} ms, p95 {p95:.2} ms, {:.2} of the mean",
-        gaps.len(),
-        p95 / mean
-    );
+    Ok(())
+}
+
+/// Answers of a session that is full, and the same number of tokens behind the same rows.
+fn gaps(made: &mut Made, count: usize) -> Result<(), Failure> {
+    let id = made.open("long", PERSISTENT)?;
+    while made.sessions.stats(&made.runtime, id)?.spilled == 0 {
+        made.tell(id)?;
+    }
+    let between = |times: &[Instant]| {
+        let ms = |pair: &[Instant]| (pair[1] - pair[0]).as_secs_f64() * 1e3;
+        times.windows(2).map(ms).collect::<Vec<f64>>()
+    };
+    let (mut said, mut plain) = (Vec::new(), Vec::new());
+    let mut changed = 0;
+    for turn in 0..count {
+        let before = made.sessions.stats(&made.runtime, id)?;
+        let times = made.say(id, GAPS_TOKENS, turn as u64)?;
+        said.extend(between(&times));
+        let after = made.sessions.stats(&made.runtime, id)?;
+        changed += u64::from((before.spilled, before.ids) != (after.spilled, after.ids));
+        let sequence = made.sessions.sequence(id)?;
+        let fork = made.runtime.fork(sequence)?;
+        let mut times = Vec::new();
+        for token in 0..GAPS_TOKENS {
+            made.runtime.decode(fork, 1000 + token as u32)?;
+            times.push(Instant::now());
+        }
+        made.runtime.close(fork)?;
+        plain.extend(between(&times));
+    }
+    println!("{count} answers, turns left or came back before {changed} of them");
+    for (what, mut gaps) in [("answers", said), ("nothing else", plain)] {
+        let mean = gaps.iter().sum::<f64>() / gaps.len().max(1) as f64;
+        gaps.sort_by(f64::total_cmp);
+        let at = |part: usize| gaps[gaps.len() * part / 100];
+        println!(
+            "{what}: {} gaps, mean {mean:.2} ms, median {:.2} ms, p95 {:.2} ms, {:.2} of the mean; p99 {:.2} ms",
+            gaps.len(),
+            at(50),
+            at(95),
+            at(95) / mean,
+            at(99),
+        );
+    }
     Ok(())
 }
 

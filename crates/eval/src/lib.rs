@@ -26,13 +26,18 @@ pub mod task;
 mod words;
 
 use haversack::{LoadError, LoadOptions, Model, Repack};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A model as programs run it: its packed copy is kept in a folder for temporary files.
+/// Where what was made of models is kept.
+pub fn folder() -> PathBuf {
+    std::env::temp_dir().join("haversack-eval-packed")
+}
+
+/// A model as programs run it: its packed copy is kept.
 pub fn load(path: &Path) -> Result<Arc<Model>, LoadError> {
     let options = LoadOptions {
-        repack: Repack::Into(std::env::temp_dir().join("haversack-eval-packed")),
+        repack: Repack::Into(folder()),
         ..LoadOptions::default()
     };
     Model::load(path, &options, &mut |_, _| ())

@@ -1,10 +1,12 @@
 //! Memory as the operating system sees it: file maps, anonymous arenas, readings of what the
-//! process and the device use, and a record file that survives a crash. Everything unsafe about it stays behind this surface.
+//! process and the device use, a record file that survives a crash, and threads
+//! that can wait. Everything unsafe about it stays behind this surface.
 //!
 //! What this crate is not: it decides nothing. It maps, gives back and counts bytes; budgets and
 //! the choice of what to release live above.
 
 pub mod arena;
+pub mod background;
 mod cgroup;
 pub mod file;
 #[doc(hidden)]

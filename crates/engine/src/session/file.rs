@@ -9,8 +9,8 @@ use super::record::{
 };
 use super::turns::Place;
 use super::{Fact, Held, Home, Session, SessionError, SessionOptions};
-use crate::run::{Runtime, StepError};
-use haversack_cache::Image;
+use crate::run::{Runtime, SequenceId, StepError};
+use haversack_cache::{CacheError, Image, Store};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::journal::{self, Journal, Map, RecordRef, Rewrite};
 use std::collections::BTreeMap;
@@ -125,7 +125,8 @@ pub(super) fn journal_options(options: &SessionOptions) -> journal::Options {
 
 /// Where records go: behind the others, or into a new file.
 trait Sink {
-    fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error>;
+    /// One record, of pieces that lie behind each other.
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error>;
 }
 
 /// Where records of an older file go. They are checked on the way: damage is not copied.
@@ -134,14 +135,14 @@ trait Heir: Sink {
 }
 
 impl Sink for Journal {
-    fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error> {
-        Journal::append(self, kind, &[bytes])
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
+        Journal::append(self, kind, pieces)
     }
 }
 
 impl Sink for Rewrite<'_> {
-    fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error> {
-        Rewrite::append(self, kind, &[bytes])
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
+        Rewrite::append(self, kind, pieces)
     }
 }
 
@@ -159,8 +160,8 @@ struct Copy<'a> {
 }
 
 impl Sink for Copy<'_> {
-    fn append(&mut self, kind: u32, bytes: &[u8]) -> Result<RecordRef, journal::Error> {
-        self.to.append(kind, &[bytes])
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
+        self.to.append(kind, pieces)
     }
 }
 
@@ -171,14 +172,29 @@ impl Heir for Copy<'_> {
     }
 }
 
-/// What a save adds to a file.
-struct Addition {
+/// What a save adds to a file. Rows stay where they are until they are written, one column at a time.
+struct Addition<'a> {
+    store: &'a Store,
+    sequence: SequenceId,
     pending: Vec<(u32, Vec<u8>)>,
-    /// Columns that have settled since the last one.
-    columns: Vec<(u64, Vec<u8>)>,
+    /// Blocks that have settled since the last one.
+    columns: Vec<u64>,
     /// Blocks in memory whose columns are records of their own.
     blocks: Vec<u64>,
-    state: Vec<u8>,
+    /// In pieces.
+    state: Vec<Vec<u8>>,
+}
+
+/// Why something was not written.
+enum Unwritten {
+    File(journal::Error),
+    Rows(CacheError),
+}
+
+impl From<journal::Error> for Unwritten {
+    fn from(error: journal::Error) -> Unwritten {
+        Unwritten::File(error)
+    }
 }
 
 /// Where it went.
@@ -188,28 +204,33 @@ struct Added {
     state: RecordRef,
 }
 
-impl Addition {
+impl Addition<'_> {
     fn bytes(&self) -> u64 {
         let pending = self.pending.iter().map(|(_, bytes)| bytes.len());
-        let columns = self.columns.iter().map(|(_, bytes)| bytes.len());
+        let columns = self.columns.len() * self.store.column_bytes();
+        let state = self.state.iter().map(Vec::len);
         // A header and padding for each.
         let records = (self.pending.len() + self.columns.len() + 1) * 128;
-        (pending.chain(columns).sum::<usize>() + self.state.len() + records) as u64
+        (pending.chain(state).sum::<usize>() + columns + records) as u64
     }
 
-    fn write(&self, to: &mut dyn Sink) -> Result<Added, journal::Error> {
-        let pending = self
-            .pending
-            .iter()
-            .map(|(kind, bytes)| to.append(*kind, bytes));
+    fn write(&self, to: &mut dyn Sink) -> Result<Added, Unwritten> {
+        let pending = self.pending.iter();
+        let pending = pending.map(|(kind, bytes)| to.append(*kind, &[bytes]));
         let pending = pending.collect::<Result<_, _>>()?;
-        let columns = self.columns.iter();
-        let columns = columns.map(|(block, bytes)| Ok((*block, to.append(COLUMN, bytes)?)));
-        let columns = columns.collect::<Result<_, journal::Error>>()?;
+        let mut columns = Vec::new();
+        let mut bytes = Vec::new();
+        for &block in &self.columns {
+            bytes.clear();
+            let column = self.store.column(self.sequence, block, &mut bytes);
+            column.map_err(Unwritten::Rows)?;
+            columns.push((block, to.append(COLUMN, &[&bytes])?));
+        }
+        let state: Vec<&[u8]> = self.state.iter().map(Vec::as_slice).collect();
         Ok(Added {
             pending,
             columns,
-            state: to.append(STATE, &self.state)?,
+            state: to.append(STATE, &state)?,
         })
     }
 }
@@ -250,6 +271,7 @@ impl Session {
         self.keep_quota(addition.bytes(), options.quota_bytes);
         if self.pending.len() > waiting {
             // What left the file to make room is told with the rest.
+            drop(addition);
             addition = self.addition(runtime)?;
         }
         let wanted = self.needed_bytes + addition.bytes();
@@ -265,24 +287,34 @@ impl Session {
             let columns = &self.columns;
             let rewritten = journal.rewrite(|to| {
                 let taken = take_over(to, facts, turns, columns)?;
-                Ok::<_, journal::Error>((taken, addition.write(to)?))
+                Ok((taken, addition.write(to)?))
             });
-            let (taken, added) = rewritten.map_err(|e| self.file_error(e))?;
+            let (taken, added) = rewritten.map_err(|e| self.unwritten(e))?;
             kept = Some(taken);
             added
         } else {
             let added = addition.write(journal);
-            let added = added.and_then(|added| journal.commit().map(|()| added));
-            added.map_err(|e| self.file_error(e))?
+            let added = added.and_then(|added| Ok(journal.commit().map(|()| added)?));
+            added.map_err(|e| self.unwritten(e))?
         };
         if let Some(kept) = kept {
             self.moved(kept);
         }
-        self.added(&addition, added);
+        let Addition {
+            pending, blocks, ..
+        } = addition;
+        self.added(&pending, blocks, added);
         Ok(())
     }
 
-    fn addition(&self, runtime: &Runtime) -> Result<Addition, SessionError> {
+    fn unwritten(&self, error: Unwritten) -> SessionError {
+        match error {
+            Unwritten::File(source) => self.file_error(source),
+            Unwritten::Rows(error) => StepError::from(error).into(),
+        }
+    }
+
+    fn addition<'a>(&self, runtime: &'a Runtime) -> Result<Addition<'a>, SessionError> {
         let store = runtime.store();
         let settled = store.settled(self.sequence).map_err(StepError::from)?;
         let mut columns = Vec::new();
@@ -302,51 +334,49 @@ impl Session {
             .outline(self.sequence, &mut state.outline)
             .map_err(StepError::from)?;
         for block in store.blocks(self.sequence).map_err(StepError::from)? {
-            let column = || -> Result<Vec<u8>, SessionError> {
-                let mut bytes = Vec::new();
-                store
-                    .column(self.sequence, block, &mut bytes)
-                    .map_err(StepError::from)?;
-                Ok(bytes)
-            };
             if block >= settled {
-                state.tail.push(column()?);
+                let mut bytes = Vec::new();
+                let column = store.column(self.sequence, block, &mut bytes);
+                column.map_err(StepError::from)?;
+                state.tail.push(bytes);
                 continue;
             }
             state.blocks.push(block);
             if !self.columns.contains_key(&block) {
-                columns.push((block, column()?));
+                columns.push(block);
             }
         }
         Ok(Addition {
+            store,
+            sequence: self.sequence,
             pending: self.pending.clone(),
             columns,
-            state: state.to_bytes(),
-            blocks: state.blocks,
+            blocks: state.blocks.clone(),
+            state: state.into_pieces(),
         })
     }
 
-    /// Lets rows of turns leave the file, and then turns, the oldest first, until so many more bytes are within three
-    /// quarters of the quota.
+    /// Lets rows of turns leave the file, those read longest ago first, until so many more bytes are within half of the
+    /// quota: what is kept is written anew each time the rest is full of what nobody needs. Where not even three
+    /// quarters are enough without rows, turns are forgotten, the oldest first.
     fn keep_quota(&mut self, more: u64, quota: u64) {
-        let most = quota / 4 * 3;
-        while self.needed_bytes.saturating_add(more) > most {
-            let spilled = self
-                .turns
-                .iter()
-                .position(|h| h.turn.place == Place::Spilled);
-            if let Some(i) = spilled {
-                let turn = &mut self.turns[i].turn;
-                turn.place = Place::Ids;
-                let (number, span) = (turn.number, turn.span.clone());
-                self.change(Change::Moved {
-                    turn: number,
-                    place: Place::Ids,
-                    start: span.start,
-                });
-                self.release_columns(span);
-                continue;
-            }
+        while self.needed_bytes.saturating_add(more) > quota / 2 {
+            // A turn that was read again stands behind those that were not.
+            let spilled = (0..self.turns.len())
+                .filter(|&i| self.turns[i].turn.place == Place::Spilled)
+                .min_by_key(|&i| self.turns[i].turn.span.start);
+            let Some(i) = spilled else { break };
+            let turn = &mut self.turns[i].turn;
+            turn.place = Place::Ids;
+            let (number, span) = (turn.number, turn.span.clone());
+            self.change(Change::Moved {
+                turn: number,
+                place: Place::Ids,
+                start: span.start,
+            });
+            self.release_columns(span);
+        }
+        while self.needed_bytes.saturating_add(more) > quota / 4 * 3 {
             let Some(i) = self.turns.iter().position(|h| h.turn.place == Place::Ids) else {
                 return;
             };
@@ -370,7 +400,7 @@ impl Session {
         self.state = None;
     }
 
-    fn added(&mut self, addition: &Addition, added: Added) {
+    fn added(&mut self, pending: &[(u32, Vec<u8>)], blocks: Vec<u64>, added: Added) {
         let old = self.state.take();
         self.release_record(old);
         self.needed_bytes += added.state.file_bytes();
@@ -380,13 +410,13 @@ impl Session {
             self.columns.insert(block, record);
         }
         // What has left memory and holds nothing that anybody needs is read again by nobody.
-        let left = std::mem::replace(&mut self.blocks, addition.blocks.clone());
+        let left = std::mem::replace(&mut self.blocks, blocks);
         for block in left {
             if self.blocks.binary_search(&block).is_err() {
                 self.release_columns(block * SLOTS..(block + 1) * SLOTS);
             }
         }
-        for ((kind, bytes), record) in addition.pending.iter().zip(added.pending) {
+        for ((kind, bytes), record) in pending.iter().zip(added.pending) {
             // Every record begins with its number.
             let number = bytes.first_chunk().map(|n| u64::from_le_bytes(*n));
             match *kind {
@@ -599,7 +629,7 @@ fn take_over(
         let Some(record) = fact.record else { continue };
         kept.facts.push(to.keep(record)?);
         if let Some(change) = fact.marked() {
-            to.append(CHANGE, &change.to_bytes())?;
+            to.append(CHANGE, &[&change.to_bytes()])?;
         }
     }
     for held in turns {
@@ -619,7 +649,7 @@ fn take_over(
             },
         ];
         for change in changes {
-            to.append(CHANGE, &change.to_bytes())?;
+            to.append(CHANGE, &[&change.to_bytes()])?;
         }
     }
     for (&block, &record) in columns {

@@ -100,6 +100,8 @@ pub struct SessionOptions {
     pub relevance: Relevance,
     /// Last turns that are visible whatever they say.
     pub last: usize,
+    /// Tokens that are read again before an answer at most, for turns of which only tokens are left; one turn always may.
+    pub reread_max: usize,
     /// Bytes of one session's file at most.
     pub quota_bytes: u64,
     /// Whose sessions these are: another tenant's are refused.
@@ -123,6 +125,7 @@ impl Default for SessionOptions {
             answer_max: 256,
             relevance: Relevance::default(),
             last: 2,
+            reread_max: 128,
             quota_bytes: 256 << 20,
             tenant: String::new(),
             key: None,

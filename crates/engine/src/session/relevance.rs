@@ -3,7 +3,9 @@
 //! Pure: similarities go in, the turns that attention should see come out. The similarity of a turn is the dot product
 //! of its embedding and the question's. `Threshold` is the rule as it is usually written; what is similar depends on
 //! the encoder, so `Top` takes the best few whatever their scale, and keeps those it had unless others are clearly
-//! better: a mask that flickers costs page-ins and helps nobody.
+//! better: a mask that flickers costs page-ins and helps nobody. What would have to be read again has to be better still.
+
+use super::turns::Place;
 
 /// How turns are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,7 +17,8 @@ pub enum Relevance {
     /// The most similar turns.
     Top {
         turns: usize,
-        /// Added to the similarity of a turn that is visible now.
+        /// Added to the similarity of a turn that is visible now; half of it is taken from one that would have to be
+        /// read again.
         hysteresis: f32,
         /// Turns less similar than this are not chosen, however few there are. -1 = a short talk is seen whole.
         least: f32,
@@ -37,6 +40,7 @@ impl Default for Relevance {
 pub struct Judged {
     /// `None`: not known, which counts as relevant. Better to see too much than to forget silently.
     pub similarity: Option<f32>,
+    pub place: Place,
     pub is_visible: bool,
 }
 
@@ -55,7 +59,11 @@ impl Relevance {
                 least,
             } => {
                 let score = |turn: &Judged| {
-                    let bonus = if turn.is_visible { hysteresis } else { 0.0 };
+                    let bonus = match (turn.place, turn.is_visible) {
+                        (_, true) => hysteresis,
+                        (Place::Live | Place::Spilled, false) => 0.0,
+                        (Place::Ids, false) => -hysteresis / 2.0,
+                    };
                     turn.similarity.map(|s| s + bonus)
                 };
                 let mut ranked: Vec<(f32, usize)> = turns
@@ -84,6 +92,7 @@ mod tests {
         turns
             .map(|(i, &s)| Judged {
                 similarity: Some(s),
+                place: Place::Live,
                 is_visible: i == visible,
             })
             .collect()
@@ -110,6 +119,13 @@ mod tests {
         assert_eq!(top.choose(&judged(&[0.5, 0.65], 0)), [false, true]);
         assert_eq!(top.choose(&judged(&[0.5, 0.5], 9)), [false, true]);
         assert_eq!(top.choose(&judged(&[0.1, 0.05], 9)), [false, false]);
+        // Having to be read again costs half as much as being seen is worth.
+        for (similarity, chosen) in [(0.54, [true, false]), (0.56, [false, true])] {
+            let mut read_again = judged(&[0.5, similarity], 9);
+            read_again[0].place = Place::Spilled;
+            read_again[1].place = Place::Ids;
+            assert_eq!(top.choose(&read_again), chosen, "{similarity}");
+        }
         let mut unknown = judged(&[0.5, 0.5], 9);
         unknown[0].similarity = None;
         assert_eq!(top.choose(&unknown), [true, true]);

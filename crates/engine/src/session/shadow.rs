@@ -26,6 +26,7 @@ use crate::load::Model;
 use crate::model::forward::{Span, Want};
 use crate::run::{Runtime, SequenceId, StepError};
 use haversack_cache::CacheError;
+use haversack_memory::background;
 use haversack_memory::journal::RecordRef;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -291,6 +292,7 @@ impl Session {
         Shadow::Judging {
             asked: self.facts.iter().map(|f| f.number).collect(),
             thread: std::thread::spawn(move || {
+                background::give_way();
                 run(&*condenser, &Layout::new(model), now_ms, &pieces, &options)
             }),
         }

@@ -356,6 +356,7 @@ impl Sessions {
             capacity: options.capacity as u64,
             coming,
             last: options.last,
+            reread: options.reread_max as u64,
         };
         let found = plan(&turns, &similarities, &relevance, &room)?;
         log::debug!("session {}: {found}", session.name);

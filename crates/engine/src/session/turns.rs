@@ -61,6 +61,8 @@ pub struct Room {
     pub coming: u64,
     /// Last turns that are visible whatever they say.
     pub last: usize,
+    /// Tokens that are read again at most, for turns of which nothing else is left; one turn may always be.
+    pub reread: u64,
 }
 
 /// What happens before a turn. Turns are named by number, oldest first.
@@ -148,6 +150,7 @@ pub fn plan(
         .enumerate()
         .map(|(i, turn)| Judged {
             similarity: similarity(i),
+            place: turn.place,
             is_visible: turn.is_visible,
         })
         .collect();
@@ -172,11 +175,19 @@ pub fn plan(
         let score = |i| similarity(i).unwrap_or(f32::NEG_INFINITY);
         score(b).total_cmp(&score(a)).then(b.cmp(&a))
     });
+    let mut reread = 0;
     for i in by_similarity {
         // Nothing is known of it and it is not in memory: no reason to fetch it.
         let is_known = similarity(i).is_some() || turns[i].place == Place::Live;
-        if is_known {
+        // Whoever asks waits for what is read again.
+        let is_quick = turns[i].place != Place::Ids
+            || reread == 0
+            || reread + turns[i].tokens() <= room.reread;
+        if is_known && is_quick && !wanted[i] {
             take(i, &mut wanted);
+            if wanted[i] && turns[i].place == Place::Ids {
+                reread += turns[i].tokens();
+            }
         }
     }
     let seen = wanted.clone();
@@ -251,6 +262,7 @@ mod tests {
             capacity,
             coming,
             last: 2,
+            reread: 100,
         }
     }
 
@@ -275,6 +287,24 @@ mod tests {
         let found = plan(&turns, &similarities, &relevance, &room(500, 100)).unwrap();
         assert_eq!((&found.hide[..], &found.spill[..]), (&[2][..], &[][..]));
         assert_eq!(found.to_string(), "turn 0 comes back; turn 2 is hidden");
+    }
+
+    #[test]
+    fn what_is_read_again_is_bounded() {
+        let turns: Vec<Turn> = (0..5).map(|n| turn(n, 60, Place::Ids)).collect();
+        let similarities = [0.1, 0.5, 0.2, 0.9, 0.3].map(Some);
+        let relevance = Relevance::Threshold(0.2);
+        let recalled = |reread| {
+            let room = Room {
+                reread,
+                ..room(1000, 100)
+            };
+            let found = plan(&turns, &similarities, &relevance, &room);
+            found.unwrap().recall
+        };
+        assert_eq!(recalled(0), [3]);
+        assert_eq!(recalled(120), [1, 3]);
+        assert_eq!(recalled(1000), [1, 2, 3, 4]);
     }
 
     #[test]

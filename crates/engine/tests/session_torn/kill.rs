@@ -128,7 +128,7 @@ impl Measure {
     fn tiny() -> Measure {
         let folder = quick_dir();
         let mut world = World::tiny(folder.path(), 1);
-        world.options.quota_bytes = 200 << 10;
+        world.options.quota_bytes = 280 << 10;
         Measure::take(world, folder, SCRIPT)
     }
 

@@ -51,6 +51,8 @@ const WORK_MAX: u64 = 150 << 30;
 const TOKENS_MIN: usize = 128;
 const TOKENS_MAX: usize = 1536;
 
+/// Tokens that are read at a time: their keys and queries are all in memory at once. A multiple of [`MOMENT_STEP`].
+const PORTION: usize = 64;
 /// One token of so many counts for the moments: they are many numbers, and queries are many too.
 const MOMENT_STEP: usize = 4;
 
@@ -100,7 +102,7 @@ impl KeyStats {
         let mut products = zeros(&|c| c.kv_heads * half_square(c.head_dim));
         let id = runtime.open()?;
         let mut position = 0;
-        for part in ids.chunks(runtime.chunk()) {
+        for part in ids.chunks(runtime.chunk().min(PORTION)) {
             runtime.capture(Capture::Keep(Vec::new()));
             runtime.step(&[Span {
                 sequence: id,
