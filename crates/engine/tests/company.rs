@@ -93,6 +93,8 @@ fn runtime(model: &Arc<Model>, threads: usize, setup: &Setup) -> Runtime {
         activations: setup.activations,
         kv: setup.kv.clone(),
         retention: setup.retention.clone(),
+        // What is known of keys is measured once.
+        cache_dir: Some(packed_dir()),
         ..Default::default()
     };
     Runtime::new(model.clone(), &options).unwrap()

@@ -44,7 +44,7 @@ impl World {
     fn of(path: &Path, dir: PathBuf) -> World {
         World {
             path: path.to_owned(),
-            model: common::load(path, Repack::Off),
+            model: common::load(path, Repack::Into(common::packed_dir())),
             options: SessionOptions {
                 dir: Some(dir),
                 capacity: 300,
@@ -64,6 +64,8 @@ impl World {
                 ..KvOptions::new(KvForm::both(Codec::Int4.form()))
             },
             retention: Retention::managed(),
+            // A process that is killed again and again measures nothing twice.
+            cache_dir: Some(common::packed_dir()),
             ..RuntimeOptions::default()
         };
         Runtime::new(self.model.clone(), &options).unwrap()
