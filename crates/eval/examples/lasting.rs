@@ -296,7 +296,7 @@ fn check(made: &Made, id: SessionId, opening: &Range<u64>) -> Result<(), Failure
         return Err(format!("{} of {opening:?} are seen", within(opening)).into());
     }
     let visible = turns.iter().filter(|t| t.is_visible);
-    let visible: u64 = visible.map(Turn::tokens).sum();
+    let visible: u64 = visible.map(|t| t.tokens()).sum();
     let all = within(&(0..store.position(sequence)?));
     match all == opening.end + visible {
         true => Ok(()),
@@ -442,10 +442,15 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
     for i in 0..64 {
         bare.tell(&mut made.runtime, id, &format!("Is it {i}?"), "It is.", 0)?;
     }
-    let turns = bare.turns(id)?;
-    for turn in turns.iter().cycle().take(1000) {
+    let turns: Vec<u64> = bare.turns(id)?.iter().map(|turn| turn.number).collect();
+    for (i, &turn) in turns.iter().cycle().take(1000).enumerate() {
         let start = Instant::now();
-        bare.pin(&mut made.runtime, id, turn.number, !turn.is_pinned)?;
+        bare.pin(
+            &mut made.runtime,
+            id,
+            turn,
+            (i / turns.len()).is_multiple_of(2),
+        )?;
         masks.push(ms(start));
     }
     let middle = |times: &mut Vec<f64>| {

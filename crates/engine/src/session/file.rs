@@ -8,7 +8,7 @@ use super::record::{
     BadRecord, CHANGE, COLUMN, Change, FACT, FactRecord, STATE, StateRecord, TURN, TurnRecord,
 };
 use super::turns::Place;
-use super::{Fact, Held, Home, Session, SessionError, SessionOptions};
+use super::{Fact, Held, Home, Record, Session, SessionError, SessionOptions};
 use crate::run::{Runtime, SequenceId, StepError};
 use haversack_cache::{CacheError, Image, Store};
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -394,8 +394,10 @@ impl Session {
             + bytes(&mut kept.columns.values());
         let facts = self.facts.iter_mut().filter(|f| f.record.is_some());
         facts.zip(kept.facts).for_each(|(f, r)| f.record = Some(r));
-        let turns = self.turns.iter_mut().filter(|h| h.record.is_some());
-        turns.zip(kept.turns).for_each(|(h, r)| h.record = Some(r));
+        let turns = self.turns.iter_mut().filter(|h| h.saved().is_some());
+        turns
+            .zip(kept.turns)
+            .for_each(|(h, r)| h.record = Record::Saved(r));
         self.columns = kept.columns;
         self.state = None;
     }
@@ -423,8 +425,7 @@ impl Session {
                 TURN => {
                     let turns = &mut self.turns;
                     if let Some(held) = turns.iter_mut().find(|h| Some(h.turn.number) == number) {
-                        held.record = Some(record);
-                        held.told = None;
+                        held.record = Record::Saved(record);
                         self.needed_bytes += record.file_bytes();
                     }
                 }
@@ -442,7 +443,7 @@ impl Session {
 
     /// Nobody needs the record of a turn any more, nor its columns.
     pub(super) fn release(&mut self, held: &Held) {
-        self.release_record(held.record);
+        self.release_record(held.saved());
         self.release_columns(held.turn.span.clone());
     }
 
@@ -462,7 +463,7 @@ impl Session {
 
     /// Counts what somebody needs of the file, from the beginning.
     pub(super) fn count_needed(&mut self) {
-        let turns = self.turns.iter().filter_map(|h| h.record);
+        let turns = self.turns.iter().filter_map(Held::saved);
         let facts = self.facts.iter().filter_map(|f| f.record);
         let columns = self.columns.values().copied();
         let all = turns.chain(facts).chain(columns).chain(self.state);
@@ -472,15 +473,15 @@ impl Session {
     /// A turn with its tokens, from the file or from what waits to be saved.
     pub(super) fn turn_record(&self, held: &Held) -> Result<TurnRecord, SessionError> {
         let read = |bytes: &[u8]| TurnRecord::read(bytes).map_err(|e| self.record_error(e));
-        if let (Some(record), Some(journal)) = (held.record, &self.journal) {
-            let mut bytes = Vec::new();
-            let found = journal.read(record, &mut bytes);
-            found.map_err(|e| self.file_error(e))?;
-            return read(&bytes);
-        }
-        match &held.told {
-            Some(bytes) => read(bytes),
-            None => Err(SessionError::NoSuchTurn {
+        match (&held.record, &self.journal) {
+            (Record::Told(bytes), _) => read(bytes),
+            (Record::Saved(record), Some(journal)) => {
+                let mut bytes = Vec::new();
+                let found = journal.read(*record, &mut bytes);
+                found.map_err(|e| self.file_error(e))?;
+                read(&bytes)
+            }
+            (Record::Saved(_), None) => Err(SessionError::NoSuchTurn {
                 number: held.turn.number,
             }),
         }
@@ -633,7 +634,7 @@ fn take_over(
         }
     }
     for held in turns {
-        let Some(record) = held.record else { continue };
+        let Some(record) = held.saved() else { continue };
         let turn = &held.turn;
         kept.turns.push(to.keep(record)?);
         let number = turn.number;
@@ -696,8 +697,7 @@ impl Replay {
                     let told = TurnRecord::read(bytes)?;
                     turns.push(Held {
                         turn: told.turn(),
-                        record: Some(record),
-                        told: None,
+                        record: Record::Saved(record),
                     });
                 }
                 FACT => {

@@ -10,7 +10,7 @@
 use super::file::{Replay, bad, journal_options, needed};
 use super::record::{CHANGE, Change, FACT, STATE, TURN};
 use super::turns::Place;
-use super::{Home, Session, SessionError, SessionOptions};
+use super::{Home, Record, Session, SessionError, SessionOptions};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::journal::{self, Journal};
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,7 +100,7 @@ impl Session {
         if self.unsaved.is_none() {
             return Some(Place::Spilled);
         }
-        held.record?;
+        held.saved()?;
         let span = &held.turn.span;
         let mut blocks = span.start / SLOTS..span.end.div_ceil(SLOTS);
         match blocks.all(|block| self.columns.contains_key(&block)) {
@@ -185,9 +185,15 @@ impl Session {
         }
         for held in &mut self.turns {
             let turn = &held.turn;
-            let saved = there.get(&turn.number);
-            held.record = saved.and_then(|saved| saved.record);
-            if held.record.is_some() {
+            let saved = there.get(&turn.number).map(|saved| saved.record.clone());
+            let is_saved = saved.is_some();
+            match (saved, &held.record) {
+                (Some(saved), _) => held.record = saved,
+                (None, Record::Told(_)) => {}
+                // Nothing is left of what it said.
+                (None, Record::Saved(_)) => held.record = Record::Told(Box::default()),
+            }
+            if is_saved {
                 changes.push(Change::Moved {
                     turn: turn.number,
                     place: turn.place,

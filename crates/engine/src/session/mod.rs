@@ -70,6 +70,7 @@ use crate::run::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, RecordRef};
 use layout::{Layout, LayoutError};
 use relevance::Relevance;
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
@@ -249,10 +250,33 @@ struct Slot {
 #[derive(Clone, Debug)]
 struct Held {
     turn: Turn,
-    /// The record with its tokens and embedding; `None` while it has not been saved.
-    record: Option<RecordRef>,
-    /// The bytes of that record, until it is.
-    told: Option<Box<[u8]>>,
+    record: Record,
+}
+
+/// A conversation has thousands.
+const _: () = assert!(size_of::<Held>() <= 72);
+
+/// The record of a turn, with its tokens and its embedding.
+#[derive(Clone, Debug)]
+enum Record {
+    /// Its bytes, until they are in the file.
+    Told(Box<[u8]>),
+    Saved(RecordRef),
+}
+
+impl Held {
+    fn saved(&self) -> Option<RecordRef> {
+        match self.record {
+            Record::Saved(record) => Some(record),
+            Record::Told(_) => None,
+        }
+    }
+}
+
+impl Borrow<Turn> for Held {
+    fn borrow(&self) -> &Turn {
+        &self.turn
+    }
 }
 
 /// A piece of the persistent stream that holds.
@@ -624,9 +648,9 @@ impl Sessions {
     }
 
     /// The turns that are still somewhere, oldest first.
-    pub fn turns(&self, id: SessionId) -> Result<Vec<Turn>, SessionError> {
+    pub fn turns(&self, id: SessionId) -> Result<Vec<&Turn>, SessionError> {
         let turns = self.session(id)?.turns.iter();
-        Ok(turns.map(|held| held.turn.clone()).collect())
+        Ok(turns.map(|held| &held.turn).collect())
     }
 
     /// One turn with its tokens.
@@ -781,7 +805,10 @@ impl Session {
 
     /// Memory of the lists.
     fn bytes(&self) -> usize {
-        let told = self.turns.iter().filter_map(|h| h.told.as_ref());
+        let told = self.turns.iter().map(|held| match &held.record {
+            Record::Told(bytes) => bytes.len(),
+            Record::Saved(_) => 0,
+        });
         let facts = self
             .facts
             .iter()
@@ -790,7 +817,7 @@ impl Session {
         // A tree's nodes are half empty at worst.
         let columns = 2 * self.columns.len() * (size_of::<u64>() + size_of::<RecordRef>());
         self.turns.capacity() * size_of::<Held>()
-            + told.map(|bytes| bytes.len()).sum::<usize>()
+            + told.sum::<usize>()
             + facts.chain(pending).sum::<usize>()
             + columns
     }

@@ -46,11 +46,10 @@ pub struct Judged {
 
 impl Relevance {
     /// (turn): whether it is relevant. Ties go to the newer turn; turns come oldest first.
-    pub fn choose(&self, turns: &[Judged]) -> Vec<bool> {
+    pub fn choose(&self, turns: impl Iterator<Item = Judged>) -> Vec<bool> {
         match *self {
-            Relevance::All => vec![true; turns.len()],
+            Relevance::All => turns.map(|_| true).collect(),
             Relevance::Threshold(least) => turns
-                .iter()
                 .map(|turn| turn.similarity.is_none_or(|s| s >= least))
                 .collect(),
             Relevance::Top {
@@ -66,16 +65,17 @@ impl Relevance {
                     };
                     turn.similarity.map(|s| s + bonus)
                 };
-                let mut ranked: Vec<(f32, usize)> = turns
-                    .iter()
-                    .enumerate()
-                    .filter_map(|(i, turn)| Some((score(turn)?, i)))
-                    .filter(|&(score, _)| score >= least)
-                    .collect();
-                ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
-                let mut chosen: Vec<bool> = turns.iter().map(|t| t.similarity.is_none()).collect();
+                let all = turns.size_hint().0;
+                let mut chosen = Vec::with_capacity(all);
+                let mut ranked: Vec<(f32, u32)> = Vec::with_capacity(all);
+                for (i, turn) in (0..).zip(turns) {
+                    let score = score(&turn);
+                    chosen.push(score.is_none());
+                    ranked.extend(score.filter(|&s| s >= least).map(|s| (s, i)));
+                }
+                ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
                 for &(_, i) in ranked.iter().take(count) {
-                    chosen[i] = true;
+                    chosen[i as usize] = true;
                 }
                 chosen
             }
@@ -87,7 +87,7 @@ impl Relevance {
 mod tests {
     use super::*;
 
-    fn judged(similarities: &[f32], visible: usize) -> Vec<Judged> {
+    fn judged(similarities: &[f32], visible: usize) -> std::vec::IntoIter<Judged> {
         let turns = similarities.iter().enumerate();
         turns
             .map(|(i, &s)| Judged {
@@ -95,17 +95,18 @@ mod tests {
                 place: Place::Live,
                 is_visible: i == visible,
             })
-            .collect()
+            .collect::<Vec<_>>()
+            .into_iter()
     }
 
     #[test]
     fn a_threshold_is_a_threshold() {
         let turns = judged(&[0.59, 0.6, 0.9], 9);
         assert_eq!(
-            Relevance::Threshold(0.6).choose(&turns),
+            Relevance::Threshold(0.6).choose(turns.clone()),
             [false, true, true]
         );
-        assert_eq!(Relevance::All.choose(&turns), [true; 3]);
+        assert_eq!(Relevance::All.choose(turns.clone()), [true; 3]);
     }
 
     #[test]
@@ -115,19 +116,19 @@ mod tests {
             hysteresis: 0.1,
             least: 0.2,
         };
-        assert_eq!(top.choose(&judged(&[0.5, 0.55], 0)), [true, false]);
-        assert_eq!(top.choose(&judged(&[0.5, 0.65], 0)), [false, true]);
-        assert_eq!(top.choose(&judged(&[0.5, 0.5], 9)), [false, true]);
-        assert_eq!(top.choose(&judged(&[0.1, 0.05], 9)), [false, false]);
+        assert_eq!(top.choose(judged(&[0.5, 0.55], 0)), [true, false]);
+        assert_eq!(top.choose(judged(&[0.5, 0.65], 0)), [false, true]);
+        assert_eq!(top.choose(judged(&[0.5, 0.5], 9)), [false, true]);
+        assert_eq!(top.choose(judged(&[0.1, 0.05], 9)), [false, false]);
         // Having to be read again costs half as much as being seen is worth.
         for (similarity, chosen) in [(0.54, [true, false]), (0.56, [false, true])] {
             let mut read_again = judged(&[0.5, similarity], 9);
-            read_again[0].place = Place::Spilled;
-            read_again[1].place = Place::Ids;
-            assert_eq!(top.choose(&read_again), chosen, "{similarity}");
+            read_again.as_mut_slice()[0].place = Place::Spilled;
+            read_again.as_mut_slice()[1].place = Place::Ids;
+            assert_eq!(top.choose(read_again), chosen, "{similarity}");
         }
         let mut unknown = judged(&[0.5, 0.5], 9);
-        unknown[0].similarity = None;
-        assert_eq!(top.choose(&unknown), [true, true]);
+        unknown.as_mut_slice()[0].similarity = None;
+        assert_eq!(top.choose(unknown), [true, true]);
     }
 }

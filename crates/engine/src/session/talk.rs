@@ -7,7 +7,9 @@
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
 use super::relevance::Relevance;
 use super::turns::{Place, Plan, Room, Turn, hidden, last_from, plan};
-use super::{Embed, Fact, Held, STEP_TOKENS_MAX, Session, SessionError, SessionId, Sessions, feed};
+use super::{
+    Embed, Fact, Held, Record, STEP_TOKENS_MAX, Session, SessionError, SessionId, Sessions, feed,
+};
 use crate::encoder::{Embedding, EncoderError, Stored};
 use crate::run::{
     Event, Finish, GenerateOptions, Generation, Runtime, SequenceId, StepError, generate_by,
@@ -351,14 +353,13 @@ impl Sessions {
             Some(_) => options.relevance,
             None => Relevance::All,
         };
-        let turns: Vec<Turn> = session.turns.iter().map(|h| h.turn.clone()).collect();
         let room = Room {
             capacity: options.capacity as u64,
             coming,
             last: options.last,
             reread: options.reread_max as u64,
         };
-        let found = plan(&turns, &similarities, &relevance, &room)?;
+        let found = plan(&session.turns, &similarities, &relevance, &room)?;
         log::debug!("session {}: {found}", session.name);
         let mut reread = session.carry_out(runtime, &found)?;
         session.make_room(runtime, coming, options.last)?;
@@ -539,9 +540,9 @@ impl Session {
             _ => None,
         };
         let similarity = |held: &Held| {
-            let bytes = match (&held.told, held.record) {
-                (Some(bytes), _) => bytes,
-                (None, record) => map.as_ref()?.payload(record?).ok()?,
+            let bytes = match &held.record {
+                Record::Told(bytes) => bytes,
+                Record::Saved(record) => map.as_ref()?.payload(*record).ok()?,
             };
             let stored = Stored::from_bytes(TurnRecord::embedding(bytes)?).ok()?;
             Some(stored.similarity(&question))
@@ -631,8 +632,7 @@ impl Session {
                 is_visible: true,
                 ..record.turn()
             },
-            record: None,
-            told: Some(record.to_bytes().into()),
+            record: Record::Told(record.to_bytes().into()),
         });
         self.pending.push((TURN, record.to_bytes()));
     }

@@ -16,6 +16,7 @@
 //! counts tokens, never time.
 
 use super::relevance::{Judged, Relevance};
+use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Range;
 
@@ -128,14 +129,16 @@ pub struct TooLong {
 /// First what must be seen: pinned turns and the last few. Then relevant turns, the most similar first, from wherever
 /// they are. What room is left belongs to turns that are in memory already: hidden ones leave before visible ones, old
 /// ones before new ones.
-pub fn plan(
-    turns: &[Turn],
+pub fn plan<T: Borrow<Turn>>(
+    turns: &[T],
     similarities: &[Option<f32>],
     relevance: &Relevance,
     room: &Room,
 ) -> Result<Plan, TooLong> {
     let similarity = |i: usize| similarities.get(i).copied().flatten();
-    let pinned: u64 = turns.iter().filter(|t| t.is_pinned).map(Turn::tokens).sum();
+    let turn = |i: usize| -> &Turn { turns[i].borrow() };
+    let all = || turns.iter().map(T::borrow);
+    let pinned: u64 = all().filter(|t| t.is_pinned).map(Turn::tokens).sum();
     let Some(mut left) = room
         .capacity
         .checked_sub(pinned.saturating_add(room.coming))
@@ -145,28 +148,23 @@ pub fn plan(
             most: room.capacity.saturating_sub(pinned),
         });
     };
-    let judged: Vec<Judged> = turns
-        .iter()
-        .enumerate()
-        .map(|(i, turn)| Judged {
-            similarity: similarity(i),
-            place: turn.place,
-            is_visible: turn.is_visible,
-        })
-        .collect();
-    let relevant = relevance.choose(&judged);
+    let relevant = relevance.choose(all().enumerate().map(|(i, turn)| Judged {
+        similarity: similarity(i),
+        place: turn.place,
+        is_visible: turn.is_visible,
+    }));
 
-    let mut wanted: Vec<bool> = turns.iter().map(|t| t.is_pinned).collect();
+    let mut wanted: Vec<bool> = all().map(|t| t.is_pinned).collect();
     let mut take = |i: usize, wanted: &mut [bool]| {
-        if !wanted[i] && turns[i].tokens() <= left {
+        if !wanted[i] && turn(i).tokens() <= left {
             wanted[i] = true;
-            left -= turns[i].tokens();
+            left -= turn(i).tokens();
         }
     };
     // The newest first: where not even those fit, it is the older one that is missing.
-    for i in (last_from(turns.iter(), room.last)..turns.len()).rev() {
+    for i in (last_from(all(), room.last)..turns.len()).rev() {
         // What has left altogether does not come back for being recent.
-        if turns[i].place != Place::Ids {
+        if turn(i).place != Place::Ids {
             take(i, &mut wanted);
         }
     }
@@ -178,30 +176,29 @@ pub fn plan(
     let mut reread = 0;
     for i in by_similarity {
         // Nothing is known of it and it is not in memory: no reason to fetch it.
-        let is_known = similarity(i).is_some() || turns[i].place == Place::Live;
+        let is_known = similarity(i).is_some() || turn(i).place == Place::Live;
         // Whoever asks waits for what is read again.
-        let is_quick = turns[i].place != Place::Ids
-            || reread == 0
-            || reread + turns[i].tokens() <= room.reread;
+        let is_quick =
+            turn(i).place != Place::Ids || reread == 0 || reread + turn(i).tokens() <= room.reread;
         if is_known && is_quick && !wanted[i] {
             take(i, &mut wanted);
-            if wanted[i] && turns[i].place == Place::Ids {
-                reread += turns[i].tokens();
+            if wanted[i] && turn(i).place == Place::Ids {
+                reread += turn(i).tokens();
             }
         }
     }
     let seen = wanted.clone();
-    let live = |i: &usize| turns[*i].place == Place::Live;
+    let live = |i: &usize| turn(*i).place == Place::Live;
     for is_visible in [true, false] {
         for i in (0..turns.len()).rev().filter(live) {
-            if turns[i].is_visible == is_visible {
+            if turn(i).is_visible == is_visible {
                 take(i, &mut wanted);
             }
         }
     }
 
     let mut plan = Plan::default();
-    for (i, turn) in turns.iter().enumerate() {
+    for (i, turn) in all().enumerate() {
         match (turn.place, seen[i], wanted[i]) {
             (Place::Live, true, _) if !turn.is_visible => plan.show.push(turn.number),
             (Place::Live, true, _) => {}
