@@ -623,7 +623,7 @@ fn take_over(
 ) -> Result<Kept, journal::Error> {
     let mut kept = Kept {
         facts: Vec::new(),
-        turns: Vec::new(),
+        turns: Vec::with_capacity(turns.len()),
         columns: BTreeMap::new(),
     };
     for fact in facts {

@@ -254,7 +254,7 @@ struct Held {
 }
 
 /// A conversation has thousands.
-const _: () = assert!(size_of::<Held>() <= 72);
+const _: () = assert!(size_of::<Held>() <= 56);
 
 /// The record of a turn, with its tokens and its embedding.
 #[derive(Clone, Debug)]

@@ -49,7 +49,7 @@ impl Map {
     /// The payload, at an address that is a multiple of 64 where files are mapped.
     pub fn payload(&self, record: RecordRef) -> Result<&[u8], Error> {
         let stale = Error::Stale {
-            offset: record.offset,
+            offset: record.offset(),
         };
         let range = self.find(record);
         range.and_then(|r| self.bytes.range(r)).ok_or(stale)
@@ -58,7 +58,7 @@ impl Map {
     /// The payload as a part of the map that keeps the map alive.
     pub fn region(&self, record: RecordRef) -> Result<Region, Error> {
         let stale = Error::Stale {
-            offset: record.offset,
+            offset: record.offset(),
         };
         let range = self.find(record);
         let region = range.and_then(|r| Region::new(self.bytes.clone(), r));
@@ -66,17 +66,17 @@ impl Map {
     }
 
     fn find(&self, record: RecordRef) -> Option<Range<usize>> {
-        let offset = record.offset.checked_sub(HEADER_BYTES)?;
+        let offset = record.offset().checked_sub(HEADER_BYTES)?;
         if offset < FIRST || layout::record_end(offset, record.bytes)? > self.bytes.len() as u64 {
             return None;
         }
-        let header = self.bytes.range(at(offset)?..at(record.offset)?)?;
+        let header = self.bytes.range(at(offset)?..at(record.offset())?)?;
         let header = Header::decode(header.try_into().ok()?, offset).ok()?;
         if RecordRef::of(offset, &header) != record {
             return None;
         }
-        let end = record.offset.checked_add(record.bytes)?;
-        Some(at(record.offset)?..at(end)?)
+        let end = record.offset().checked_add(record.bytes)?;
+        Some(at(record.offset())?..at(end)?)
     }
 
     /// For residency and advice; committed bytes, head included.

@@ -66,6 +66,7 @@ use layout::{Head, Header, Role};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::num::NonZeroU64;
 use std::path::Path;
 use verify::{Source, Verified};
 use write::Tail;
@@ -103,25 +104,34 @@ impl fmt::Debug for Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecordRef {
     pub kind: u32,
-    /// Of the payload in the file; a multiple of 64.
-    pub offset: u64,
+    /// The first bytes of the payload's hash.
+    tag: [u8; 4],
+    /// Of the payload in the file. Before the first one is a head.
+    offset: NonZeroU64,
     /// Of the payload, without padding.
     pub bytes: u64,
-    /// The first bytes of the payload's hash.
-    tag: u64,
 }
+
+/// Callers keep thousands, in variants of their own.
+const _: () = assert!(size_of::<RecordRef>() == 24 && size_of::<Option<RecordRef>>() == 24);
+
+const HEADER: NonZeroU64 = NonZeroU64::new(layout::HEADER_BYTES).unwrap();
 
 impl RecordRef {
     /// The record whose header stands at `offset`.
     fn of(offset: u64, header: &Header) -> RecordRef {
-        let mut tag = [0; 8];
-        tag.copy_from_slice(&header.payload.as_bytes()[..8]);
+        let [a, b, c, d, ..] = *header.payload.as_bytes();
         RecordRef {
             kind: header.kind,
-            offset: offset + layout::HEADER_BYTES,
+            tag: [a, b, c, d],
+            offset: HEADER.saturating_add(offset),
             bytes: header.bytes,
-            tag: u64::from_le_bytes(tag),
         }
+    }
+
+    /// Of the payload in the file; a multiple of 64.
+    pub fn offset(&self) -> u64 {
+        self.offset.get()
     }
 
     /// What the record takes of the file, header and padding included: what the caller counts as
@@ -390,9 +400,9 @@ impl Journal {
         into.resize(bytes, 0);
         let read = self
             .disk
-            .read_exact_at(into, record.offset)
+            .read_exact_at(into, record.offset())
             .map_err(Error::io("reading a record"))
-            .and_then(|()| write::matches(blake3::hash(into), &header, record.offset));
+            .and_then(|()| write::matches(blake3::hash(into), &header, record.offset()));
         if read.is_err() {
             into.clear();
         }
@@ -512,11 +522,11 @@ impl Journal {
     }
 
     fn find(&self, record: RecordRef) -> Result<Header, Error> {
-        let inside = record.offset > layout::FIRST
-            && (record.offset.checked_add(record.bytes)).is_some_and(|end| end <= self.tail.end);
+        let inside = record.offset() > layout::FIRST
+            && (record.offset().checked_add(record.bytes)).is_some_and(|end| end <= self.tail.end);
         if !inside {
             return Err(Error::Stale {
-                offset: record.offset,
+                offset: record.offset(),
             });
         }
         write::find(&self.disk, record)

@@ -72,13 +72,13 @@ impl Tail {
             while done < header.bytes {
                 let n = (chunk.len() as u64).min(header.bytes - done) as usize;
                 source
-                    .read_exact_at(&mut chunk[..n], from.offset + done)
+                    .read_exact_at(&mut chunk[..n], from.offset() + done)
                     .map_err(Error::io("reading a record"))?;
                 hasher.update(&chunk[..n]);
                 out.put(&chunk[..n])?;
                 done += n as u64;
             }
-            matches(hasher.finalize(), &header, from.offset)
+            matches(hasher.finalize(), &header, from.offset())
         })
     }
 
@@ -110,9 +110,9 @@ impl Tail {
 /// The header of the record that `wanted` refers to, or the news that there is none.
 pub fn find(source: &Disk, wanted: RecordRef) -> Result<Header, Error> {
     let stale = Error::Stale {
-        offset: wanted.offset,
+        offset: wanted.offset(),
     };
-    let Some(offset) = wanted.offset.checked_sub(HEADER_BYTES) else {
+    let Some(offset) = wanted.offset().checked_sub(HEADER_BYTES) else {
         return Err(stale);
     };
     let mut bytes = [0; HEADER_BYTES as usize];

@@ -283,14 +283,14 @@ fn damage_under_an_open_journal_is_found() {
     let record = journal.append(1, &[&[7; 200_000]]).unwrap();
     journal.commit().unwrap();
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-    file.write_all_at(&[6], record.offset + 150_000).unwrap();
+    file.write_all_at(&[6], record.offset() + 150_000).unwrap();
     let mut bytes = Vec::new();
     let e = journal.read(record, &mut bytes).unwrap_err();
     assert!(matches!(e, Error::Damaged { .. }), "{e}");
     assert!(bytes.is_empty());
     let e = journal.rewrite(|new| new.keep(record)).unwrap_err();
     assert!(matches!(e, Error::Damaged { .. }), "{e}");
-    file.write_all_at(&[7], record.offset + 150_000).unwrap();
+    file.write_all_at(&[7], record.offset() + 150_000).unwrap();
     journal.rewrite(|new| new.keep(record)).unwrap();
 }
 

@@ -59,7 +59,7 @@ fn content(opened: &Opened) -> Vec<Record> {
         opened.journal.read(*record, &mut bytes).unwrap();
         let mapped = map.payload(*record).unwrap();
         assert_eq!(bytes, mapped);
-        assert_eq!(record.offset % 64, 0);
+        assert_eq!(record.offset() % 64, 0);
         assert_eq!(mapped.as_ptr() as usize % 64, 0);
         (record.kind, bytes.clone())
     };
@@ -335,7 +335,7 @@ fn references_go_with_their_file() {
     let old = journal.map().unwrap();
     // The same place, kind and length: still not the same record.
     let kept = journal.rewrite(|new| new.keep(b)).unwrap();
-    assert_eq!((kept.offset, kept.bytes), (a.offset, a.bytes));
+    assert_eq!((kept.offset(), kept.bytes), (a.offset(), a.bytes));
     let mut bytes = Vec::new();
     for stale in [a, b] {
         let e = journal.read(stale, &mut bytes).unwrap_err();
