@@ -15,6 +15,8 @@ use haversack::text::tokenizer::EncodeOptions;
 use haversack::{Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::choice::{self, Case, Question};
 use haversack_eval::dice::Dice;
+use haversack_eval::stats::Spread;
+use rustix::time::{ClockId, clock_gettime};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -143,7 +145,7 @@ impl Fact {
     }
 }
 
-const TALK: [&str; 40] = [
+const TALK: [&str; 48] = [
     "Well, it is so nice to sit down for a moment.",
     "How have you been lately?",
     "The weather was lovely this morning, was it not?",
@@ -184,10 +186,18 @@ const TALK: [&str; 40] = [
     "The flowers in the window are doing very well.",
     "That is all I wanted to say about that.",
     "You are very patient with me, really.",
+    "I never know what to cook on a Monday.",
+    "It looks as if it might rain later, or perhaps not.",
+    "My neighbours were rather loud again last night.",
+    "One gets used to everything in the end.",
+    "I always say that a little patience goes a long way.",
+    "Remind me to tell you about the market some other time.",
+    "The stairs seem to get steeper every year.",
+    "Good heavens, is it that late already?",
 ];
 
-/// A text, and what is true at its end.
-fn case(number: usize, count: &dyn Fn(&str) -> usize) -> (String, Vec<Fact>) {
+/// Sentences that say facts, and what is true at their end.
+fn case(number: usize) -> (Vec<String>, Vec<Fact>) {
     let mut dice = Dice::new(number as u64, &[]);
     let mut facts = Vec::new();
     for kind in &KINDS {
@@ -210,6 +220,13 @@ fn case(number: usize, count: &dyn Fn(&str) -> usize) -> (String, Vec<Fact>) {
         // Told wrong before it is told right.
         said.insert(0, fact.says(9));
     }
+    (said, facts)
+}
+
+/// The same sentences, in their order, among small talk; which, and where, is `seed`'s.
+fn among_talk(said: &[String], seed: u64, count: &dyn Fn(&str) -> usize) -> String {
+    let mut said = said.to_vec();
+    let mut dice = Dice::new(seed, &[TALK.len() as u64]);
     let mut talk = TALK;
     dice.shuffle(&mut talk);
     for sentence in talk {
@@ -219,7 +236,7 @@ fn case(number: usize, count: &dyn Fn(&str) -> usize) -> (String, Vec<Fact>) {
         let at = dice.below(said.len() + 1);
         said.insert(at, sentence.to_owned());
     }
-    (said.join(" "), facts)
+    said.join(" ")
 }
 
 fn main() -> Result<(), Failure> {
@@ -252,9 +269,11 @@ fn facts(
     };
     let mut runtime = Runtime::new(model.clone(), &options)?;
     println!("case,stream,tokens,sentences,facts_kept,facts,right,still_right,mean_logprob");
-    let mut totals = [[0usize; 3]; 3];
+    const STREAMS: [&str; 4] = ["whole", "other small talk", "condensed", "without encoder"];
+    let mut totals = [[0usize; 3]; STREAMS.len()];
     for number in 0..cases {
-        let (text, facts) = case(number, &count);
+        let (said, facts) = case(number);
+        let [text, other] = [0, 1].map(|seed| among_talk(&said, seed, &count));
         let pieces = [Piece {
             text: text.clone(),
             verbatim: 0,
@@ -266,13 +285,16 @@ fn facts(
         };
         let judged = condense(&asked, Some(encoder))?;
         let words = condense(&asked, None)?;
+        // How many are answered whatever is left out, with the same facts among other words, is what to compare with.
         let streams = [
-            ("whole", &text, judged.sentences),
-            ("condensed", &judged.pieces[0], judged.kept),
-            ("without encoder", &words.pieces[0], words.kept),
+            (&text, judged.sentences),
+            (&other, judged.sentences),
+            (&judged.pieces[0], judged.kept),
+            (&words.pieces[0], words.kept),
         ];
         let mut whole = Vec::new();
-        for (i, (name, text, sentences)) in streams.into_iter().enumerate() {
+        for (i, (text, sentences)) in streams.into_iter().enumerate() {
+            let name = STREAMS[i];
             let said = |fact: &&Fact| text.contains(&fact.says(0));
             let kept = facts.iter().filter(said).count();
             let case = asked_case(model, &layout, text, &facts)?;
@@ -298,8 +320,7 @@ fn facts(
         }
     }
     let all = cases * FACTS;
-    for (name, [kept, right, still]) in ["whole", "condensed", "without encoder"].iter().zip(totals)
-    {
+    for (name, [kept, right, still]) in STREAMS.iter().zip(totals) {
         let before = totals[0][1];
         println!(
             "{name}: of {all} facts {kept} are there, {right} answered; of the {before} answered before {still} still"
@@ -330,115 +351,164 @@ fn asked_case(model: &Model, layout: &Layout, text: &str, facts: &[Fact]) -> Res
     })
 }
 
+/// Gaps between tokens while something goes on: as a clock sees them, and as the thread that decodes does, which is not
+/// told when others had its core.
+#[derive(Default)]
+struct Gaps {
+    wall: Vec<f64>,
+    own: Vec<f64>,
+}
+
+/// Moments of both clocks, in milliseconds.
+struct Moments(Vec<(f64, f64)>);
+
+impl Moments {
+    fn note(&mut self, start: Instant) {
+        let own = clock_gettime(ClockId::ThreadCPUTime);
+        let own = own.tv_sec as f64 * 1e3 + own.tv_nsec as f64 / 1e6;
+        self.0.push((start.elapsed().as_secs_f64() * 1e3, own));
+    }
+
+    fn between(&self, gaps: &mut Gaps) {
+        for pair in self.0.windows(2) {
+            gaps.wall.push(pair[1].0 - pair[0].0);
+            gaps.own.push(pair[1].1 - pair[0].1);
+        }
+    }
+}
+
+/// What goes on while an answer is given.
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    Nothing,
+    Judging,
+    Reading,
+}
+
+const STAGES: [(Stage, &str); 3] = [
+    (Stage::Nothing, "nothing"),
+    (Stage::Judging, "judging"),
+    (Stage::Reading, "reading"),
+];
+
 fn gaps(model: &Arc<Model>, encoder: Arc<dyn Embed>, cases: usize) -> Result<(), Failure> {
-    let layout = Layout::new(model.clone());
-    let count = |text: &str| layout.opening(text, 0).map_or(usize::MAX, |ids| ids.len());
     println!(
-        "beside,case,answer,stage,tokens,median_ms,p95_ms,longest_ms,ratio,persistent,shadow_bytes,budget_left"
+        "threads,beside,while,gaps,median_ms,p95_ms,longest_ms,longest/median,own_median_ms,own_p95_ms,own_longest_ms,own_longest/median"
     );
-    for beside in [0, 1, 2, 4, 8] {
-        for number in 0..cases {
-            let options = RuntimeOptions {
-                retention: Retention::managed(),
-                budget_bytes: Some(64 << 20),
-                ..RuntimeOptions::default()
-            };
-            let mut runtime = Runtime::new(model.clone(), &options)?;
-            let options = SessionOptions {
-                condense_beside: beside,
-                ..SessionOptions::default()
-            };
-            let mut sessions = Sessions::new(&runtime, options)?.with_encoder(encoder.clone());
-            let (text, _) = case(number, &count);
-            // As much of it as the cap takes, and then facts.
-            let cut = (0..text.len()).rev().find(|&i| {
-                text.is_char_boundary(i) && text[..i].ends_with('.') && count(&text[..i]) < 480
-            });
-            let (opening, rest) = text.split_at(cut.unwrap_or(0));
-            let id = sessions.create(&mut runtime, "gaps", opening, 0)?;
-            let mut answer = 0;
-            let mut say = |sessions: &mut Sessions, runtime: &mut Runtime| -> Result<(), Failure> {
-                let mut sampler = Sampler::new(SampleOptions {
-                    temperature: 0.0,
-                    ..SampleOptions::default()
-                })?;
-                let options = GenerateOptions {
-                    tokens_max: Some(96),
-                    ignore_end: true,
-                    ..GenerateOptions::default()
-                };
-                let before = sessions.stats(runtime, id)?.persistent;
-                let mut times = Vec::new();
-                sessions.say(
-                    runtime,
-                    id,
-                    "Tell me a long story.",
-                    0,
-                    &mut sampler,
-                    &options,
-                    &mut |event| {
-                        if matches!(event, Event::Token { .. }) {
-                            times.push(Instant::now());
-                        }
-                        ControlFlow::Continue(())
-                    },
-                )?;
-                let mut gaps: Vec<f64> = times
-                    .windows(2)
-                    .map(|t| (t[1] - t[0]).as_secs_f64() * 1e3)
-                    .collect();
-                // What is told behind the last token is no token.
-                gaps.truncate(94);
-                gaps.sort_by(f64::total_cmp);
-                let (median, longest) = (gaps[gaps.len() / 2], gaps[gaps.len() - 1]);
-                let p95 = gaps[gaps.len() * 95 / 100];
-                let stats = sessions.stats(runtime, id)?;
-                let (ledger, stage) = (
-                    runtime.ledger(),
-                    if before > 512 { "over" } else { "within" },
-                );
-                println!(
-                    "{beside},{number},{answer},{stage},{},{median:.2},{p95:.2},{longest:.2},{:.2},{},{},{}",
-                    gaps.len(),
-                    longest / median,
-                    stats.persistent,
-                    ledger.kv_live,
-                    (64 << 20) - ledger.total() as i64,
-                );
-                answer += 1;
-                Ok(())
-            };
-            say(&mut sessions, &mut runtime)?;
-            for fact in rest
-                .split_inclusive(". ")
-                .map(str::trim)
-                .filter(|f| !TALK.contains(f))
-            {
-                if sessions.stats(&runtime, id)?.persistent > 512 {
-                    break;
-                }
-                sessions.add_fact(&mut runtime, id, fact, 0)?;
+    for threads in [1, 2] {
+        for beside in [1, 2, 4, 8] {
+            let mut all = [Gaps::default(), Gaps::default(), Gaps::default()];
+            let mut answers = Vec::new();
+            let mut left = usize::MAX;
+            for number in 0..cases {
+                let told = talk(model, &encoder, (threads, beside, number), &mut all)?;
+                answers.push(told.0.map_or("-".to_owned(), |n| n.to_string()));
+                left = left.min(told.1);
             }
-            // Judging, while an answer goes on; then reading, while others do.
-            let mut swapped = None;
-            for _ in 0..12 {
-                say(&mut sessions, &mut runtime)?;
-                if beside == 0 {
-                    // The owner reads between turns instead.
-                    while let Progress::Reading { .. } = sessions.work(&mut runtime, id, 32)? {}
+            for ((_, name), gaps) in STAGES.iter().zip(all) {
+                let (Some(wall), Some(own)) = (Spread::of(gaps.wall), Spread::of(gaps.own)) else {
+                    continue;
+                };
+                print!("{threads},{beside},{name},{}", wall.count());
+                for of in [wall, own] {
+                    let (median, longest) = (of.median(), of.longest());
+                    let p95 = of.percentile(95);
+                    print!(",{median:.2},{p95:.2},{longest:.2},{:.2}", longest / median);
                 }
-                if sessions.stats(&runtime, id)?.persistent <= 512 {
-                    swapped = sessions.stats(&runtime, id)?.condensed;
-                    break;
-                }
+                println!();
             }
             println!(
-                "# {}",
-                swapped.as_deref().unwrap_or("not condensed in 12 answers")
+                "# swapped after answers: {}; {left} bytes left at least",
+                answers.join(" ")
             );
-            say(&mut sessions, &mut runtime)?;
-            sessions.suspend(&mut runtime, id)?;
         }
     }
     Ok(())
+}
+
+/// One conversation whose stream is condensed; returns after how many answers, and what was left of the budget.
+fn talk(
+    model: &Arc<Model>,
+    encoder: &Arc<dyn Embed>,
+    (threads, beside, number): (usize, usize, usize),
+    all: &mut [Gaps; 3],
+) -> Result<(Option<usize>, usize), Failure> {
+    const BUDGET_BYTES: usize = 64 << 20;
+    let layout = Layout::new(model.clone());
+    let count = |text: &str| layout.opening(text, 0).map_or(usize::MAX, |ids| ids.len());
+    let options = RuntimeOptions {
+        retention: Retention::managed(),
+        budget_bytes: Some(BUDGET_BYTES),
+        cache_dir: Some(haversack_eval::folder()),
+        threads,
+        ..RuntimeOptions::default()
+    };
+    let mut runtime = Runtime::new(model.clone(), &options)?;
+    let options = SessionOptions {
+        condense_beside: beside,
+        ..SessionOptions::default()
+    };
+    let mut sessions = Sessions::new(&runtime, options)?.with_encoder(encoder.clone());
+    let text = among_talk(&case(number).0, 0, &count);
+    // As much of it as the cap takes, and then facts.
+    let cut = (0..text.len())
+        .rev()
+        .find(|&i| text.is_char_boundary(i) && text[..i].ends_with('.') && count(&text[..i]) < 480);
+    let (opening, rest) = text.split_at(cut.unwrap_or(0));
+    let id = sessions.create(&mut runtime, "gaps", opening, 0)?;
+    let mut left = usize::MAX;
+    let mut say = |sessions: &mut Sessions, runtime: &mut Runtime| -> Result<(), Failure> {
+        let mut sampler = Sampler::new(SampleOptions {
+            temperature: 0.0,
+            ..SampleOptions::default()
+        })?;
+        let options = GenerateOptions {
+            tokens_max: Some(96),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        };
+        // What goes on now goes on for most of the answer.
+        let stage = match sessions.work(runtime, id, 1)? {
+            Progress::Judging => Stage::Judging,
+            Progress::Reading { .. } => Stage::Reading,
+            _ => Stage::Nothing,
+        };
+        let (start, mut moments) = (Instant::now(), Moments(Vec::new()));
+        let tell = &mut |event: Event<'_>| {
+            if matches!(event, Event::Token { .. }) {
+                moments.note(start);
+            }
+            ControlFlow::Continue(())
+        };
+        let question = "Tell me a long story.";
+        sessions.say(runtime, id, question, 0, &mut sampler, &options, tell)?;
+        // What is told behind the last token is no token.
+        moments.0.truncate(95);
+        moments.between(&mut all[stage as usize]);
+        left = left.min(BUDGET_BYTES.saturating_sub(runtime.ledger().peak));
+        Ok(())
+    };
+    say(&mut sessions, &mut runtime)?;
+    for fact in rest
+        .split_inclusive(". ")
+        .map(str::trim)
+        .filter(|f| !TALK.contains(f))
+    {
+        if sessions.stats(&runtime, id)?.persistent > 512 {
+            break;
+        }
+        sessions.add_fact(&mut runtime, id, fact, 0)?;
+    }
+    // Judging, while an answer goes on; then reading, while others do.
+    let mut swapped = None;
+    for answer in 1..=12 {
+        say(&mut sessions, &mut runtime)?;
+        if sessions.stats(&runtime, id)?.persistent <= 512 {
+            swapped = Some(answer);
+            break;
+        }
+    }
+    say(&mut sessions, &mut runtime)?;
+    sessions.suspend(&mut runtime, id)?;
+    Ok((swapped, left))
 }

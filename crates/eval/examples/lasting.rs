@@ -16,6 +16,7 @@ use haversack::session::turns::{Place, Turn};
 use haversack::session::{SessionId, SessionOptions, Sessions};
 use haversack::{Codec, KvForm, KvOptions, Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::dice::Dice;
+use haversack_eval::stats::Spread;
 use haversack_eval::talk::{overlap, seen, small_talk};
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
@@ -259,17 +260,15 @@ fn gaps(made: &mut Made, count: usize) -> Result<(), Failure> {
         plain.extend(between(&times));
     }
     println!("{count} answers, turns left or came back before {changed} of them");
-    for (what, mut gaps) in [("answers", said), ("nothing else", plain)] {
-        let mean = gaps.iter().sum::<f64>() / gaps.len().max(1) as f64;
-        gaps.sort_by(f64::total_cmp);
-        let at = |part: usize| gaps[gaps.len() * part / 100];
+    for (what, gaps) in [("answers", said), ("nothing else", plain)] {
+        let gaps = Spread::of(gaps).ok_or("no gaps")?;
+        let (mean, p95) = (gaps.mean(), gaps.percentile(95));
         println!(
-            "{what}: {} gaps, mean {mean:.2} ms, median {:.2} ms, p95 {:.2} ms, {:.2} of the mean; p99 {:.2} ms",
-            gaps.len(),
-            at(50),
-            at(95),
-            at(95) / mean,
-            at(99),
+            "{what}: {} gaps, mean {mean:.2} ms, median {:.2} ms, p95 {p95:.2} ms, {:.2} of the mean; p99 {:.2} ms",
+            gaps.count(),
+            gaps.median(),
+            p95 / mean,
+            gaps.percentile(99),
         );
     }
     Ok(())
@@ -390,7 +389,7 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
     let tokens: Vec<u32> = (0..TOKENS as u32).map(|i| 100 + i).collect();
     let long = "Nobody is told what the others said. ".repeat(50);
     let (mut again, mut memory, mut disk) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut without, mut recalled, mut alone) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut without, mut recalled) = (Vec::new(), Vec::new());
     let (mut known, mut fresh) = (Vec::new(), Vec::new());
     let (mut embedding, mut delay) = (Vec::new(), Vec::new());
     let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
@@ -404,15 +403,14 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
 
         let id = ids[round % 2];
         let (whole, question) = made.until_read(id)?;
-        memory.push(whole);
-        alone.push(question);
+        std::mem::swap(&mut made.sessions, &mut bare);
+        let (plain, read) = made.until_read(same)?;
+        std::mem::swap(&mut made.sessions, &mut bare);
+        memory.push(plain - read);
         if let Some(encoder) = &made.encoder {
             let start = Instant::now();
             encoder.embed("And?")?;
             embedding.push(ms(start));
-            std::mem::swap(&mut made.sessions, &mut bare);
-            let (plain, read) = made.until_read(same)?;
-            std::mem::swap(&mut made.sessions, &mut bare);
             delay.push((whole - question) - (plain - read));
         }
         without.push(made.until_read(old)?.0);
@@ -453,35 +451,35 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
         )?;
         masks.push(ms(start));
     }
-    let middle = |times: &mut Vec<f64>| {
-        times.sort_by(f64::total_cmp);
-        (times[times.len() / 2], times[times.len() * 95 / 100])
+    let middle = |times: Vec<f64>| {
+        let spread = Spread::of(times).ok_or("nothing measured")?;
+        Ok::<_, Failure>((spread.median(), spread.percentile(95)))
     };
-    let (read, read95) = middle(&mut again);
+    let (read, read95) = middle(again)?;
     println!("{TOKENS} tokens read again: median {read:.2} ms, p95 {read95:.2} ms");
-    let (median, p95) = middle(&mut disk);
+    let (median, p95) = middle(disk)?;
     let faster = read / median;
     println!("from disk: median {median:.2} ms, p95 {p95:.2} ms, {faster:.0} times faster");
-    let ((median, p95), (alone, _)) = (middle(&mut memory), middle(&mut alone));
+    let (median, p95) = middle(memory)?;
     println!(
-        "from memory, until a question of a word is read: median {median:.2} ms, p95 {p95:.2} ms, of which reading takes {alone:.2} ms"
+        "from memory, what a question takes beside being read: median {median:.2} ms, p95 {p95:.2} ms"
     );
     if !embedding.is_empty() {
-        let ((judging, _), (delay, _)) = (middle(&mut embedding), middle(&mut delay));
+        let ((judging, _), (delay, _)) = (middle(embedding)?, middle(delay)?);
         println!(
             "relevance: reading begins {delay:.2} ms later, with an encoder that takes {judging:.2} ms"
         );
     }
-    let ((plain, _), (with, with95)) = (middle(&mut without), middle(&mut recalled));
+    let ((plain, _), (with, with95)) = (middle(without)?, middle(recalled)?);
     println!(
         "the same in a long session: {plain:.2} ms, with a turn that comes back from disk {with:.2} ms, p95 {with95:.2} ms"
     );
-    let (median, p95) = middle(&mut masks);
+    let (median, p95) = middle(masks)?;
     println!(
         "masks of {} turns: median {median:.3} ms, p95 {p95:.3} ms",
         turns.len()
     );
-    let ((read, _), (median, p95)) = (middle(&mut fresh), middle(&mut known));
+    let ((read, _), (median, p95)) = (middle(fresh)?, middle(known)?);
     println!(
         "opened on a text nobody knows: {read:.1} ms; on a known one: median {median:.2} ms, p95 {p95:.2} ms, {:.0} times faster",
         read / median

@@ -56,6 +56,41 @@ pub fn ratio(units: &[&(f64, usize)]) -> f64 {
     sum / count as f64
 }
 
+/// Values of which the long ones matter, such as times between tokens.
+pub struct Spread {
+    sorted: Vec<f64>,
+}
+
+impl Spread {
+    /// `None` of nothing.
+    pub fn of(mut values: Vec<f64>) -> Option<Spread> {
+        values.sort_by(f64::total_cmp);
+        (!values.is_empty()).then_some(Spread { sorted: values })
+    }
+
+    pub fn count(&self) -> usize {
+        self.sorted.len()
+    }
+
+    pub fn mean(&self) -> f64 {
+        self.sorted.iter().sum::<f64>() / self.count() as f64
+    }
+
+    /// So many of a hundred are not above it.
+    pub fn percentile(&self, part: usize) -> f64 {
+        let last = self.count() - 1;
+        self.sorted[(self.count() * part / 100).min(last)]
+    }
+
+    pub fn median(&self) -> f64 {
+        self.percentile(50)
+    }
+
+    pub fn longest(&self) -> f64 {
+        self.percentile(100)
+    }
+}
+
 /// The middle one, or between the middle two.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
@@ -77,6 +112,16 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn spreads() {
+        assert!(Spread::of(Vec::new()).is_none());
+        let spread = Spread::of((1..=100).rev().map(f64::from).collect()).unwrap();
+        assert_eq!((spread.count(), spread.mean()), (100, 50.5));
+        assert_eq!((spread.median(), spread.percentile(95)), (51.0, 96.0));
+        assert_eq!(spread.longest(), 100.0);
+        assert_eq!(Spread::of(vec![7.0]).unwrap().percentile(99), 7.0);
     }
 
     #[test]
