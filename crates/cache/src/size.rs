@@ -181,6 +181,17 @@ pub fn reserve_bytes(layers: &[LayerShape], zones: Zones, position: u64, tokens:
     })
 }
 
+/// Bytes that a fork at `position` keeps while the sequence goes on for so many tokens: near forms that it does
+/// without by then, and the block it was writing to, which it copies.
+pub fn fork_bytes(layers: &[LayerShape], zones: Zones, position: u64, tokens: usize) -> u64 {
+    let of = |layer: &LayerShape| {
+        let leaving = Standing::alone(*layer, zones, position, tokens).leaving;
+        let near = layer.near_shape().block_bytes() as u64;
+        leaving.saturating_add(1).saturating_mul(near)
+    };
+    layers.iter().map(of).fold(0, u64::saturating_add)
+}
+
 impl Kept {
     /// Blocks before and after the gap.
     fn blocks(self, position: u64) -> (std::ops::Range<u64>, std::ops::Range<u64>) {

@@ -8,7 +8,9 @@ use haversack::load::gguf::synth::Spec;
 use haversack::session::relevance::Relevance;
 use haversack::session::turns::Place;
 use haversack::session::{SessionError, SessionOptions, Sessions};
-use haversack::{Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions};
+use haversack::{
+    Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeError, RuntimeOptions,
+};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ struct World {
     options: SessionOptions,
     judged: bool,
     budget: Option<usize>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl World {
@@ -46,19 +48,25 @@ impl World {
             },
             judged: true,
             budget: None,
-            _folder: folder,
+            folder,
         }
     }
 
     fn runtime(&self) -> Runtime {
+        self.try_runtime().unwrap()
+    }
+
+    fn try_runtime(&self) -> Result<Runtime, RuntimeError> {
         let options = RuntimeOptions {
             threads: 1,
             kv: self.kv.clone(),
             retention: Retention::managed(),
             budget_bytes: self.budget,
+            // The mean keys are measured once.
+            cache_dir: Some(self.folder.path().to_owned()),
             ..RuntimeOptions::default()
         };
-        Runtime::new(self.model.clone(), &options).unwrap()
+        Runtime::new(self.model.clone(), &options)
     }
 
     fn sessions(&self, runtime: &Runtime) -> Sessions {
@@ -166,6 +174,67 @@ fn resumed_goes_on_the_same_way() {
             assert_eq!(&answer.tokens, expected, "turn {i}");
         }
     }
+}
+
+/// In any budget in which a session can be begun, one that was put away in a larger one goes on: what has no room
+/// stays in the file.
+#[test]
+fn resumed_in_less_memory() {
+    let mut world = World::new();
+    world.options.capacity = 1200;
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let persistent = "You know things.";
+    let id = sessions
+        .create(&mut runtime, "anna", persistent, 0)
+        .unwrap();
+    const TURNS: usize = 24;
+    for question in QUESTIONS.iter().cycle().take(TURNS) {
+        say(&mut sessions, &mut runtime, id, question);
+    }
+    let full = runtime.ledger().peak;
+    let live = sessions.stats(&runtime, id).unwrap();
+    sessions.suspend(&mut runtime, id).unwrap();
+    let file = world.dir().join("anna.session");
+    let whole = std::fs::read(&file).unwrap();
+
+    let (mut spilled, mut smallest) = (0, full);
+    for part in (1..=20).rev() {
+        let budget = full * part / 20;
+        world.budget = Some(budget);
+        let Ok(mut runtime) = world.try_runtime() else {
+            break;
+        };
+        let Ok(mut sessions) = Sessions::new(&runtime, world.options.clone()) else {
+            break;
+        };
+        let Ok(id) = sessions.create(&mut runtime, "begun", persistent, 0) else {
+            break;
+        };
+        let answered = try_say(&mut sessions, &mut runtime, id, QUESTIONS[0]).is_ok();
+        sessions.close(&mut runtime, id).unwrap();
+        sessions.delete("begun").unwrap();
+        if !answered {
+            break;
+        }
+        std::fs::write(&file, &whole).unwrap();
+        let id = sessions.resume(&mut runtime, "anna").unwrap();
+        spilled = sessions.stats(&runtime, id).unwrap().spilled.max(spilled);
+        let answer = say(&mut sessions, &mut runtime, id, QUESTIONS[0]);
+        assert_eq!(answer.context.evicted, 0, "{budget}");
+        assert!(runtime.ledger().peak <= budget);
+        assert_eq!(sessions.turns(id).unwrap().len(), TURNS + 1, "{budget}");
+        sessions.suspend(&mut runtime, id).unwrap();
+        smallest = budget;
+    }
+    println!("{full} bytes, resumed in {smallest}; {spilled} of {live:?} stayed in the file");
+    assert!(smallest < full * 3 / 4 && spilled > 0);
+    world.budget = None;
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let id = sessions.resume(&mut runtime, "anna").unwrap();
+    assert_eq!(sessions.turns(id).unwrap().len(), TURNS + 1);
+    say(&mut sessions, &mut runtime, id, QUESTIONS[0]);
 }
 
 #[test]

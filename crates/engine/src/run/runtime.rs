@@ -57,6 +57,13 @@ pub enum StepError {
     Crosses { from: u64, to: u64 },
 }
 
+impl StepError {
+    /// The budget is what stands in the way.
+    pub fn is_cannot_fit(&self) -> bool {
+        matches!(self, StepError::Cache(CacheError::CannotFit(_)))
+    }
+}
+
 impl From<CannotFit> for StepError {
     fn from(error: CannotFit) -> StepError {
         StepError::Cache(CacheError::CannotFit(error))
@@ -503,6 +510,30 @@ impl Runtime {
         done.map(|()| self.scratch.last_logits())
     }
 
+    /// Bytes that the scratch has not held yet and may, while a sequence (or a new one) reads so many tokens in the
+    /// smallest portions.
+    pub(crate) fn scratch_to_come(
+        &self,
+        id: Option<SequenceId>,
+        tokens: usize,
+    ) -> Result<usize, StepError> {
+        let (rows, spans) = match id {
+            Some(id) => (self.store.rows(id)?, self.store.spans_with(id, tokens)?),
+            None => (0, 1),
+        };
+        let size = StepSize {
+            jobs: 1,
+            rows: tokens.min(CHUNK_MIN),
+            wanted: 1,
+            slots: StepSize::slots_for(rows + tokens, spans),
+            segments: id.map_or(0, |id| self.store.shifts(id).len()),
+            ..StepSize::default()
+        };
+        let (config, threads) = (self.model.config(), self.pool.threads());
+        let wanted = self.scratch.bytes_with(config, threads, size);
+        Ok(wanted.saturating_sub(self.ledger().scratch))
+    }
+
     fn step_size(&self, spans: &[Span<'_>]) -> Result<StepSize, StepError> {
         let mut size = StepSize {
             jobs: spans.len(),
@@ -560,7 +591,7 @@ impl Runtime {
             }]);
             match step {
                 // A smaller portion needs less beside what it leaves; the bits are the same.
-                Err(StepError::Cache(CacheError::CannotFit(_))) if take > CHUNK_MIN => {
+                Err(error) if error.is_cannot_fit() && take > CHUNK_MIN => {
                     chunk = (take / 2 / CHUNK_MIN * CHUNK_MIN).max(CHUNK_MIN);
                     continue;
                 }

@@ -7,6 +7,7 @@
 use super::record::{
     BadRecord, CHANGE, COLUMN, Change, FACT, FactRecord, STATE, StateRecord, TURN, TurnRecord,
 };
+use super::talk::loose;
 use super::turns::Place;
 use super::{Fact, Held, Home, Record, Session, SessionError, SessionOptions};
 use crate::run::{Runtime, SequenceId, StepError};
@@ -522,22 +523,41 @@ impl Session {
             })?;
             found.push(column);
         }
-        found.extend(state.tail.iter().map(Vec::as_slice));
-        let sequence = runtime.restore(Image {
-            outline: &state.outline,
-            columns: &found,
-        })?;
+        let tail = || state.tail.iter().map(Vec::as_slice);
+        let mut blocks = state.blocks.clone();
+        let mut left = Vec::new();
+        let mut restore = |columns: &[&[u8]]| {
+            runtime.restore(Image {
+                outline: &state.outline,
+                columns,
+            })
+        };
+        let mut restored = restore(&found.iter().copied().chain(tail()).collect::<Vec<_>>());
+        if restored.as_ref().is_err_and(StepError::is_cannot_fit) {
+            // A budget smaller than the one it was put away in: what may leave stays in the file.
+            left.extend(loose(&turns, options.last).map(|t| t.number));
+            let stays = |h: &Held| h.turn.place == Place::Live && !left.contains(&h.turn.number);
+            let live = turns.iter().filter(|h| stays(h)).map(|h| &h.turn.span);
+            let spans: Vec<_> = live.chain(facts.iter().map(|f| &f.span)).collect();
+            blocks.retain(|&block| spans.iter().any(|span| holds(block, span)));
+            let columns = blocks.iter().filter_map(&saved).chain(tail());
+            restored = restore(&columns.collect::<Vec<_>>());
+        }
+        let sequence = restored?;
         let mut session = Session::new(name, sequence, Some(opened.journal));
         session.state = Some(state_record);
         session.facts = facts;
         session.turns = turns;
         session.columns = columns;
-        session.blocks = state.blocks.clone();
+        session.blocks = blocks;
         session.count_needed();
         session.facts_made = state.facts_made;
         session.turns_made = state.turns_made;
         session.forgotten = state.forgotten;
         session.last_time_ms = state.time_ms;
+        for number in left {
+            session.spill(number);
+        }
         if let Err(error) = session.mask(runtime) {
             runtime.close(session.sequence)?;
             return Err(error);
@@ -661,11 +681,16 @@ fn take_over(
 
 /// Whether a block holds rows of a fact, or of a turn whose rows are kept.
 pub(super) fn needed(block: u64, facts: &[Fact], turns: &[Held]) -> bool {
-    let rows = block * SLOTS..(block + 1) * SLOTS;
-    let overlaps = |s: &std::ops::Range<u64>| s.start < rows.end && rows.start < s.end;
     let turns = turns.iter().filter(|h| h.turn.place != Place::Ids);
-    let turns = turns.map(|h| &h.turn.span);
-    turns.chain(facts.iter().map(|f| &f.span)).any(overlaps)
+    let mut spans = turns
+        .map(|h| &h.turn.span)
+        .chain(facts.iter().map(|f| &f.span));
+    spans.any(|span| holds(block, span))
+}
+
+/// Whether rows of the span are in the block.
+pub(super) fn holds(block: u64, span: &std::ops::Range<u64>) -> bool {
+    span.start < (block + 1) * SLOTS && block * SLOTS < span.end
 }
 
 /// A file's records, read in order.

@@ -716,6 +716,24 @@ impl Sessions {
         Ok(runtime.hold(sessions + encoder)?)
     }
 
+    /// The same, with turns of one session leaving memory where they are in the way.
+    fn hold_for(&mut self, runtime: &mut Runtime, index: usize) -> Result<(), SessionError> {
+        let last = self.options.last;
+        loop {
+            let held = self.hold(runtime);
+            let is_short = matches!(&held, Err(SessionError::Step(e)) if e.is_cannot_fit());
+            match &mut self.slots[index].session {
+                Some(session) if is_short => {
+                    if !session.spill_one(last) {
+                        return held;
+                    }
+                    session.mask(runtime)?;
+                }
+                _ => return held,
+            }
+        }
+    }
+
     fn is_open(&self, name: &str) -> bool {
         let mut open = self.slots.iter().filter_map(|slot| slot.session.as_ref());
         open.any(|session| session.name == name)
@@ -741,7 +759,7 @@ impl Sessions {
             self.slots.len() - 1
         });
         self.slots[index].session = Some(session);
-        if let Err(error) = self.hold(runtime) {
+        if let Err(error) = self.hold_for(runtime, index) {
             if let Some(session) = self.slots[index].session.take() {
                 runtime.close(session.sequence)?;
                 if let Some(journal) = session.journal.filter(|_| is_new) {

@@ -19,7 +19,7 @@
 
 use super::condense::{Asked, Condense, CondenseError, Condensed, Extractive, Piece};
 use super::record::{Change, FACT, FactRecord};
-use super::talk::fits_at;
+use super::talk::fits;
 use super::turns::Place;
 use super::{Fact, Held, Layout, Session, SessionError, SessionId, SessionOptions, Sessions};
 use crate::load::Model;
@@ -339,7 +339,7 @@ impl Session {
             let mut trial = reading.turns_missing(self);
             trial.push(options.answer_max as u64);
             let coming = reading.tokens.len() as u64 + trial.iter().sum::<u64>();
-            if fits_at(runtime, 0, coming) {
+            if fits(runtime, None, coming).unwrap_or(false) {
                 break;
             }
             if self.journal.is_none() || !self.spill_one(options.last) {
@@ -554,8 +554,8 @@ impl Session {
     /// The shadow gives way to an answer that has no room beside it.
     pub(super) fn give_way(&mut self, runtime: &mut Runtime, coming: u64) {
         let is_reading = matches!(self.shadow, Some(Shadow::Reading(_)));
-        let position = runtime.position(self.sequence).unwrap_or(0);
-        if is_reading && !fits_at(runtime, position, coming) {
+        let fits = fits(runtime, Some(self.sequence), coming);
+        if is_reading && !fits.unwrap_or(false) {
             self.drop_shadow(runtime);
             self.give_up(NO_ROOM.into());
         }

@@ -4,6 +4,7 @@
 //! What a plan does to memory loses nothing, so it stays done when an answer fails; tokens are read behind a fork, which
 //! takes the sequence's place again if they do not become a turn.
 
+use super::file::holds;
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
 use super::relevance::Relevance;
 use super::turns::{Place, Plan, Room, Turn, hidden, last_from, plan};
@@ -16,8 +17,8 @@ use crate::run::{
 };
 use crate::sample::Sampler;
 use crate::text::tokenizer::EncodeOptions;
-use haversack_cache::size::{Kept, kv_bytes, reserve_bytes};
-use haversack_cache::{CacheError, Positions};
+use haversack_cache::Positions;
+use haversack_cache::size::{Kept, fork_bytes, kv_bytes, reserve_bytes};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use std::ops::{ControlFlow, Range};
 use std::time::Duration;
@@ -327,9 +328,8 @@ impl Sessions {
         id: SessionId,
         text: &str,
     ) -> Result<Ready, SessionError> {
-        self.find(id)?;
-        self.hold(runtime)?;
         let index = self.find(id)?;
+        self.hold_for(runtime, index)?;
         let layout = &self.layout;
         let (question, embedding) = beside(self.encoder.as_deref(), text, || layout.question(text));
         let (question, embedding) = (question?, embedding?);
@@ -578,7 +578,7 @@ impl Session {
                 Ok(true) => {}
                 // Its rows cannot be had: it is as if only its tokens were left.
                 Ok(false) => reread.push(number),
-                Err(SessionError::Step(StepError::Cache(CacheError::CannotFit(_)))) => {
+                Err(SessionError::Step(error)) if error.is_cannot_fit() => {
                     log::info!("session {}: no room for turn {number}", self.name);
                 }
                 Err(error) => return Err(error),
@@ -589,7 +589,7 @@ impl Session {
     }
 
     /// A turn's rows may leave memory, as far as the file has what is needed to bring it back.
-    fn spill(&mut self, number: u64) {
+    pub(super) fn spill(&mut self, number: u64) {
         let Some(i) = self.turns.iter().position(|h| h.turn.number == number) else {
             return;
         };
@@ -704,11 +704,7 @@ impl Session {
 
     /// Whether nobody needs the block, or the file has it.
     fn may_drop(&self, block: u64) -> bool {
-        let rows = block * SLOTS..(block + 1) * SLOTS;
-        let spilled = |held: &Held| {
-            let span = &held.turn.span;
-            held.turn.place == Place::Spilled && span.start < rows.end && rows.start < span.end
-        };
+        let spilled = |h: &Held| h.turn.place == Place::Spilled && holds(block, &h.turn.span);
         self.columns.contains_key(&block) || !self.turns.iter().any(spilled)
     }
 
@@ -719,8 +715,7 @@ impl Session {
         coming: u64,
         last: usize,
     ) -> Result<(), SessionError> {
-        let position = runtime.position(self.sequence)?;
-        while !fits_at(runtime, position, coming) {
+        while !fits(runtime, Some(self.sequence), coming)? {
             if !self.spill_one(last) {
                 // Nothing more may leave: the step says by how much it is short.
                 return Ok(());
@@ -732,22 +727,24 @@ impl Session {
 
     /// One turn leaves, if any may.
     pub(super) fn spill_one(&mut self, last: usize) -> bool {
-        let newest = last_from(self.turns.iter().map(|h| &h.turn), last);
-        let leaves = |held: &&Held| held.turn.place == Place::Live && !held.turn.is_pinned;
-        let mut old = self.turns[..newest].iter().filter(leaves);
-        let victim = old
-            .clone()
-            .find(|h| !h.turn.is_visible)
-            .or_else(|| old.next());
-        let victim = victim.map(|h| h.turn.number);
+        let hidden = loose(&self.turns, last).find(|turn| !turn.is_visible);
+        let victim = hidden.or_else(|| loose(&self.turns, last).next());
+        let victim = victim.map(|turn| turn.number);
         victim.inspect(|&number| self.spill(number)).is_some()
     }
 
     fn context(&self, plan: &Plan, unjudged: bool) -> Context {
+        // One for which there was no room is where it was.
+        let is_spilled = |number: &u64| {
+            let mut turns = self.turns.iter().map(|h| &h.turn);
+            turns.any(|t| t.number == *number && t.place == Place::Spilled)
+        };
+        let mut recalled = plan.recall.clone();
+        recalled.retain(|number| !is_spilled(number));
         let mut context = Context {
             kept: self.persistent() as u64,
             evicted: self.forgotten,
-            recalled: plan.recall.clone(),
+            recalled,
             plan: plan.to_string(),
             unjudged,
             ..Context::default()
@@ -828,19 +825,34 @@ fn beside<T>(
     })
 }
 
-/// Whether so many more tokens of a sequence that stands at `position` fit the budget, whatever they are.
-pub(super) fn fits_at(runtime: &Runtime, position: u64, coming: u64) -> bool {
+/// Turns in memory that may leave it, oldest first: neither pinned nor among the last.
+pub(super) fn loose(turns: &[Held], last: usize) -> impl Iterator<Item = &Turn> {
+    let newest = last_from(turns.iter().map(|h| &h.turn), last);
+    let turns = turns[..newest].iter().map(|h| &h.turn);
+    turns.filter(|turn| turn.place == Place::Live && !turn.is_pinned)
+}
+
+/// Whether so many more tokens of a sequence, or of one that is opened for them, fit the budget, whatever they are.
+pub(super) fn fits(
+    runtime: &Runtime,
+    id: Option<SequenceId>,
+    coming: u64,
+) -> Result<bool, StepError> {
     let ledger = runtime.ledger();
     let Some(budget) = ledger.budget else {
-        return true;
+        return Ok(true);
     };
     let store = runtime.store();
     let (layers, zones) = (store.layers(), store.zones());
+    let position = id.map_or(Ok(0), |id| runtime.position(id))?;
     let bytes = |position| kv_bytes(layers, zones, Kept::All, position);
     let growth = bytes(position + coming).saturating_sub(bytes(position));
     let step = reserve_bytes(layers, zones, position, BLOCK_SLOTS);
-    // Forms that are kept until a fork is dropped, and lists.
-    let beside = growth / 16 + step;
-    let wanted = growth.saturating_add(step).saturating_add(beside);
-    ledger.total() as u64 + wanted <= budget as u64
+    // The conversation as it was is kept until the turn is over.
+    let fork = fork_bytes(layers, zones, position, coming as usize);
+    let scratch = runtime.scratch_to_come(id, coming as usize)? as u64;
+    let lists = growth / 16;
+    let wanted = [growth, step, fork, scratch, lists];
+    let wanted = wanted.into_iter().fold(0, u64::saturating_add);
+    Ok((ledger.total() as u64).saturating_add(wanted) <= budget as u64)
 }

@@ -51,8 +51,11 @@ impl Lasting {
             answer_max,
             ..options
         };
-        let Ok(mut sessions) = Sessions::new(&engine.runtime, options) else {
-            return Ok(Err(engine));
+        let mut sessions = match Sessions::new(&engine.runtime, options) {
+            Ok(sessions) => sessions,
+            // Who names a session wants that one.
+            Err(error) if args.session.is_some() => return Err(named(error)),
+            Err(_) => return Ok(Err(engine)),
         };
         match encoder(home)? {
             Some(encoder) => sessions = sessions.with_encoder(Arc::new(encoder)),
