@@ -121,7 +121,7 @@ impl Default for SessionOptions {
             prefix_quota_bytes: 256 << 20,
             persistent_max: 512,
             condensed_max: 300,
-            condense_beside: 4,
+            condense_beside: 2,
             capacity: 1536,
             answer_max: 256,
             relevance: Relevance::default(),
