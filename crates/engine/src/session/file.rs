@@ -7,6 +7,7 @@
 use super::record::{
     BadRecord, CHANGE, COLUMN, Change, FACT, FactRecord, STATE, StateRecord, TURN, TurnRecord,
 };
+use super::roll::Roll;
 use super::talk::loose;
 use super::turns::Place;
 use super::{Fact, Held, Home, Record, Session, SessionError, SessionOptions};
@@ -239,7 +240,7 @@ impl Addition<'_> {
 /// What a new file took over.
 struct Kept {
     facts: Vec<RecordRef>,
-    turns: Vec<RecordRef>,
+    turns: Roll<RecordRef>,
     columns: BTreeMap<u64, RecordRef>,
 }
 
@@ -638,12 +639,12 @@ impl Session {
 fn take_over(
     to: &mut dyn Heir,
     facts: &[Fact],
-    turns: &[Held],
+    turns: &Roll<Held>,
     columns: &BTreeMap<u64, RecordRef>,
 ) -> Result<Kept, journal::Error> {
     let mut kept = Kept {
         facts: Vec::new(),
-        turns: Vec::with_capacity(turns.len()),
+        turns: Roll::default(),
         columns: BTreeMap::new(),
     };
     for fact in facts {
@@ -653,7 +654,7 @@ fn take_over(
             to.append(CHANGE, &[&change.to_bytes()])?;
         }
     }
-    for held in turns {
+    for held in turns.iter() {
         let Some(record) = held.saved() else { continue };
         let turn = &held.turn;
         kept.turns.push(to.keep(record)?);
@@ -680,7 +681,7 @@ fn take_over(
 }
 
 /// Whether a block holds rows of a fact, or of a turn whose rows are kept.
-pub(super) fn needed(block: u64, facts: &[Fact], turns: &[Held]) -> bool {
+pub(super) fn needed(block: u64, facts: &[Fact], turns: &Roll<Held>) -> bool {
     let turns = turns.iter().filter(|h| h.turn.place != Place::Ids);
     let mut spans = turns
         .map(|h| &h.turn.span)
@@ -698,7 +699,7 @@ pub(super) struct Replay {
     pub state: StateRecord,
     pub state_record: RecordRef,
     pub facts: Vec<Fact>,
-    pub turns: Vec<Held>,
+    pub turns: Roll<Held>,
     pub columns: BTreeMap<u64, RecordRef>,
 }
 
@@ -709,7 +710,7 @@ pub(super) fn bad(kind: u32, what: &'static str) -> BadRecord {
 impl Replay {
     pub fn of(map: &Map, records: &[RecordRef]) -> Result<Replay, BadRecord> {
         let mut facts: Vec<Fact> = Vec::new();
-        let mut turns: Vec<Held> = Vec::new();
+        let mut turns = Roll::default();
         let mut columns = BTreeMap::new();
         let mut last = None;
         for &record in records {
@@ -753,7 +754,7 @@ impl Replay {
         let state_record = last.ok_or(bad(STATE, "no record"))?;
         let bytes = map.payload(state_record);
         let state = StateRecord::read(bytes.map_err(|_| bad(STATE, "bytes missing"))?)?;
-        for held in &mut turns {
+        for held in turns.iter_mut() {
             held.turn.is_visible = state.visible.contains(&held.turn.number);
         }
         let spans = turns.iter().filter(|h| h.turn.place == Place::Live);
@@ -777,8 +778,8 @@ impl Replay {
     }
 }
 
-fn apply(change: Change, facts: &mut Vec<Fact>, turns: &mut Vec<Held>) {
-    let find = |turns: &mut Vec<Held>, number| turns.iter().position(|h| h.turn.number == number);
+fn apply(change: Change, facts: &mut Vec<Fact>, turns: &mut Roll<Held>) {
+    let find = |turns: &Roll<Held>, number| turns.iter().position(|h| h.turn.number == number);
     match change {
         Change::Moved { turn, place, start } => {
             if let Some(i) = find(turns, turn) {

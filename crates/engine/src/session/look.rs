@@ -107,7 +107,7 @@ pub fn look(path: &Path, key: Option<[u8; 32]>) -> Result<Looked, LookError> {
         let what = "a block without its column";
         return Err(BadRecord { kind: STATE, what }.into());
     }
-    for held in &found.turns {
+    for held in found.turns.iter() {
         let turn = &held.turn;
         let add = |count: &mut Count| {
             count.turns += 1;

@@ -183,7 +183,7 @@ impl Session {
         for &turn in there.keys().filter(|turn| !ours.contains(turn)) {
             changes.push(Change::Forgotten { turn });
         }
-        for held in &mut self.turns {
+        for held in self.turns.iter_mut() {
             let turn = &held.turn;
             let saved = there.get(&turn.number).map(|saved| saved.record.clone());
             let is_saved = saved.is_some();

@@ -55,6 +55,7 @@ pub mod names;
 mod prefix;
 pub mod record;
 pub mod relevance;
+pub mod roll;
 mod shadow;
 mod state;
 mod talk;
@@ -70,6 +71,7 @@ use crate::run::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, RecordRef};
 use layout::{Layout, LayoutError};
 use relevance::Relevance;
+use roll::Roll;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -300,7 +302,7 @@ struct Session {
     /// The opening is fact 0.
     facts: Vec<Fact>,
     facts_made: u64,
-    turns: Vec<Held>,
+    turns: Roll<Held>,
     turns_made: u64,
     /// Tokens of turns that are nowhere any more.
     forgotten: u64,
@@ -629,7 +631,7 @@ impl Sessions {
             condensed: session.condensed.clone(),
             ..SessionStats::default()
         };
-        for Held { turn, .. } in &session.turns {
+        for Held { turn, .. } in session.turns.iter() {
             let level = match (turn.place, turn.is_visible) {
                 (Place::Live, true) => &mut stats.visible,
                 (Place::Live, false) => &mut stats.hidden,
@@ -804,7 +806,7 @@ impl Session {
             journal,
             facts: Vec::new(),
             facts_made: 0,
-            turns: Vec::new(),
+            turns: Roll::default(),
             turns_made: 0,
             forgotten: 0,
             columns: BTreeMap::new(),
@@ -834,10 +836,7 @@ impl Session {
         let pending = self.pending.iter().map(|(_, bytes)| bytes.capacity());
         // A tree's nodes are half empty at worst.
         let columns = 2 * self.columns.len() * (size_of::<u64>() + size_of::<RecordRef>());
-        self.turns.capacity() * size_of::<Held>()
-            + told.sum::<usize>()
-            + facts.chain(pending).sum::<usize>()
-            + columns
+        self.turns.bytes() + told.sum::<usize>() + facts.chain(pending).sum::<usize>() + columns
     }
 
     /// Tokens of the persistent stream.

@@ -19,6 +19,7 @@
 
 use super::condense::{Asked, Condense, CondenseError, Condensed, Extractive, Piece};
 use super::record::{Change, FACT, FactRecord};
+use super::roll::Roll;
 use super::talk::fits;
 use super::turns::Place;
 use super::{Fact, Held, Layout, Session, SessionError, SessionId, SessionOptions, Sessions};
@@ -94,7 +95,7 @@ struct Told {
 struct Before {
     sequence: SequenceId,
     facts: Vec<Fact>,
-    turns: Vec<Held>,
+    turns: Roll<Held>,
     forgotten: u64,
     columns: BTreeMap<u64, RecordRef>,
     state: Option<RecordRef>,

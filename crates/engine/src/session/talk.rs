@@ -7,6 +7,7 @@
 use super::file::holds;
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
 use super::relevance::Relevance;
+use super::roll::Roll;
 use super::turns::{Place, Plan, Room, Turn, hidden, last_from, plan};
 use super::{
     Embed, Fact, Held, Record, STEP_TOKENS_MAX, Session, SessionError, SessionId, Sessions, feed,
@@ -556,7 +557,7 @@ impl Session {
         for &number in &plan.spill {
             self.spill(number);
         }
-        for held in &mut self.turns {
+        for held in self.turns.iter_mut() {
             let number = held.turn.number;
             if plan.hide.contains(&number) {
                 held.turn.is_visible = false;
@@ -749,7 +750,7 @@ impl Session {
             unjudged,
             ..Context::default()
         };
-        for Held { turn, .. } in &self.turns {
+        for Held { turn, .. } in self.turns.iter() {
             let level = match (turn.place, turn.is_visible) {
                 (Place::Live, true) => &mut context.kept,
                 (Place::Live, false) => &mut context.masked,
@@ -826,9 +827,9 @@ fn beside<T>(
 }
 
 /// Turns in memory that may leave it, oldest first: neither pinned nor among the last.
-pub(super) fn loose(turns: &[Held], last: usize) -> impl Iterator<Item = &Turn> {
+pub(super) fn loose(turns: &Roll<Held>, last: usize) -> impl Iterator<Item = &Turn> {
     let newest = last_from(turns.iter().map(|h| &h.turn), last);
-    let turns = turns[..newest].iter().map(|h| &h.turn);
+    let turns = turns.iter().take(newest).map(|h| &h.turn);
     turns.filter(|turn| turn.place == Place::Live && !turn.is_pinned)
 }
 

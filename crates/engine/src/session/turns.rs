@@ -16,6 +16,7 @@
 //! counts tokens, never time.
 
 use super::relevance::{Judged, Relevance};
+use super::roll::Roll;
 use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Range;
@@ -130,7 +131,7 @@ pub struct TooLong {
 /// they are. What room is left belongs to turns that are in memory already: hidden ones leave before visible ones, old
 /// ones before new ones.
 pub fn plan<T: Borrow<Turn>>(
-    turns: &[T],
+    turns: &Roll<T>,
     similarities: &[Option<f32>],
     relevance: &Relevance,
     room: &Room,
@@ -265,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_oldest_leaves_whole() {
-        let turns: Vec<Turn> = (0..5).map(|n| turn(n, 100, Place::Live)).collect();
+        let turns: Roll<Turn> = (0..5).map(|n| turn(n, 100, Place::Live)).collect();
         let plan = plan(&turns, &[], &Relevance::All, &room(400, 150)).unwrap();
         assert_eq!(plan.spill, [0, 1, 2]);
         assert_eq!(plan.to_string(), "turns 0, 1, 2 leave memory");
@@ -273,7 +274,7 @@ mod tests {
 
     #[test]
     fn what_is_relevant_comes_back_and_pushes_out_what_is_not() {
-        let mut turns: Vec<Turn> = (0..5).map(|n| turn(n, 100, Place::Live)).collect();
+        let mut turns: Roll<Turn> = (0..5).map(|n| turn(n, 100, Place::Live)).collect();
         turns[0] = turn(0, 100, Place::Spilled);
         turns[1] = turn(1, 100, Place::Ids);
         let similarities = [Some(0.9), Some(0.1), Some(0.3), Some(0.0), Some(0.0)];
@@ -288,7 +289,7 @@ mod tests {
 
     #[test]
     fn what_is_read_again_is_bounded() {
-        let turns: Vec<Turn> = (0..5).map(|n| turn(n, 60, Place::Ids)).collect();
+        let turns: Roll<Turn> = (0..5).map(|n| turn(n, 60, Place::Ids)).collect();
         let similarities = [0.1, 0.5, 0.2, 0.9, 0.3].map(Some);
         let relevance = Relevance::Threshold(0.2);
         let recalled = |reread| {
@@ -306,7 +307,7 @@ mod tests {
 
     #[test]
     fn pinned_turns_stay_and_a_turn_too_long_is_refused() {
-        let mut turns: Vec<Turn> = (0..4).map(|n| turn(n, 100, Place::Live)).collect();
+        let mut turns: Roll<Turn> = (0..4).map(|n| turn(n, 100, Place::Live)).collect();
         turns[0].is_pinned = true;
         let found = plan(&turns, &[], &Relevance::All, &room(300, 200)).unwrap();
         assert_eq!(found.spill, [1, 2, 3]);
@@ -328,7 +329,7 @@ mod tests {
         for _ in 0..20_000 {
             let count = dice(12);
             let places = [Place::Live, Place::Live, Place::Spilled, Place::Ids];
-            let mut turns: Vec<Turn> = (0..count)
+            let mut turns: Roll<Turn> = (0..count)
                 .map(|n| {
                     let mut turn = turn(n, dice(90) + 10, places[dice(4) as usize]);
                     turn.is_visible &= dice(2) == 0;
@@ -355,7 +356,7 @@ mod tests {
                 assert!(pinned + room.coming > room.capacity);
                 continue;
             };
-            for turn in &mut turns {
+            for turn in turns.iter_mut() {
                 let lists = [&found.recall, &found.hide, &found.show, &found.spill];
                 let named = lists.map(|list| list.contains(&turn.number));
                 assert!(named.iter().filter(|&&n| n).count() <= 1);
