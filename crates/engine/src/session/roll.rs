@@ -181,7 +181,7 @@ mod tests {
         while !roll.is_empty() {
             roll.remove(0);
         }
-        assert!(roll.len() == 0 && roll.pages.is_empty());
+        assert_eq!((roll.len(), roll.pages.len()), (0, 0));
         assert!(roll.into_iter().next().is_none());
     }
 
