@@ -69,12 +69,15 @@ impl Store {
             start = end;
         }
 
-        let mut progress = progress::Bytes::new(missing.iter().map(|(_, wheel)| wheel.bytes).sum());
+        let to_come = missing.iter().map(|(_, wheel)| *wheel);
+        let to_come = to_come.filter(|wheel| !self.wheels.contains_key(&wheel.package));
+        let mut progress = progress::Bytes::new(to_come.map(|wheel| wheel.bytes).sum());
         let mut done = 0;
         for (start, wheel) in missing {
             part.truncate(start).map_err(Failure::Local)?;
+            let is_here = self.wheels.contains_key(&wheel.package);
             let path = self.download(wheel, &mut progress, done)?;
-            done += wheel.bytes;
+            done += if is_here { 0 } else { wheel.bytes };
             progress.set(done);
             progress.say("unpacking");
             unpack(&path, wheel, part)?;

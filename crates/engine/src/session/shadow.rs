@@ -554,9 +554,9 @@ impl Session {
 
     /// The shadow gives way to an answer that has no room beside it.
     pub(super) fn give_way(&mut self, runtime: &mut Runtime, coming: u64) {
-        let is_reading = matches!(self.shadow, Some(Shadow::Reading(_)));
-        let fits = fits(runtime, Some(self.sequence), coming);
-        if is_reading && !fits.unwrap_or(false) {
+        if matches!(self.shadow, Some(Shadow::Reading(_)))
+            && !fits(runtime, Some(self.sequence), coming).unwrap_or(false)
+        {
             self.drop_shadow(runtime);
             self.give_up(NO_ROOM.into());
         }
