@@ -28,6 +28,7 @@
 pub mod device;
 pub mod encoder;
 pub mod load;
+pub mod many;
 pub mod model;
 pub mod plan;
 pub mod run;

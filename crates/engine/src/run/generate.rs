@@ -1,9 +1,9 @@
 //! One completion: read the prompt, then sample, tell and feed, one token at a time.
 
+use super::completion::{Completed, Completion, Sampled};
 use super::runtime::{Runtime, StepError};
 use crate::sample::{SampleError, Sampler};
-use crate::text::detokenize::{DetokenizeOptions, Detokenizer};
-use crate::text::stop::{StopError, Stops};
+use crate::text::stop::StopError;
 use haversack_cache::SequenceId;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -95,77 +95,42 @@ pub fn generate_by(
 ) -> Result<Generation, GenerateError> {
     let model = runtime.model().clone();
     let tokenizer = model.tokenizer();
-    let mut stops = Stops::new(options.stop.iter().cloned())?;
-    let mut detokenizer = Detokenizer::new(DetokenizeOptions::default());
-    // One list, also for what was sampled: an endless answer should not be kept twice.
-    let mut history = prompt.to_vec();
-    let sampled = |history: &Vec<u32>| history.len() - prompt.len();
-    let mut text = String::new();
     // Bounded policies have no end; the others end where nothing more fits.
-    let room = runtime.bounds().end().map(|end| end as u64);
+    let behind = runtime.position(sequence)? + prompt.len() as u64;
+    let room = runtime.bounds().end();
+    let room = room.map(|end| (end as u64).saturating_sub(behind));
+    let mut completion = Completion::new(prompt, options, room)?;
 
     let started = Instant::now();
     let total = prompt.len();
-    let fed = runtime
-        .feed(sequence, prompt, &mut |done| {
-            tell(Event::Prompt { done, total })
-        })?
-        .is_some();
+    let fed = runtime.feed(sequence, prompt, &mut |done| {
+        tell(Event::Prompt { done, total })
+    })?;
+    if fed.is_none() {
+        completion.cancel();
+    }
+    completion.read(total);
     let prefill = started.elapsed();
 
     let started = Instant::now();
-    let finish = loop {
-        if !fed {
-            break Finish::Cancelled;
+    while completion.finish().is_none() {
+        let Sampled { id, text } = completion.sample(sampler, tokenizer, runtime.logits())?;
+        if tell(Event::Token { id, text }).is_break() {
+            completion.cancel();
         }
-        if options
-            .tokens_max
-            .is_some_and(|max| sampled(&history) >= max)
-        {
-            break Finish::Length;
+        if let &[token] = completion.pending() {
+            decode(runtime, sequence, token)?;
+            completion.read(1);
         }
-        let id = sampler.sample(runtime.logits(), &history)?;
-        history.push(id);
-        let ended = tokenizer.is_end(id) && !options.ignore_end;
-        let mut piece = String::new();
-        if !ended {
-            detokenizer.push(tokenizer, id, &mut piece);
-        }
-        let shown = text.len();
-        let stopped = stops.push(&piece, &mut text);
-        let flow = tell(Event::Token {
-            id,
-            text: &text[shown..],
-        });
-        if ended || stopped {
-            break Finish::Stop;
-        }
-        if flow.is_break() {
-            break Finish::Cancelled;
-        }
-        let position = runtime.position(sequence)?;
-        if room.is_some_and(|room| position >= room) {
-            break Finish::Length;
-        }
-        // The last token of a limited answer need not be computed further.
-        if options
-            .tokens_max
-            .is_some_and(|max| sampled(&history) >= max)
-        {
-            break Finish::Length;
-        }
-        decode(runtime, sequence, id)?;
-    };
+    }
     let decode = started.elapsed();
 
-    // What was held back: half a character, or the beginning of a stop string that never came.
-    let shown = text.len();
-    let mut rest = String::new();
-    detokenizer.finish(&mut rest);
-    if stops.stopped().is_none() && !stops.push(&rest, &mut text) {
-        stops.finish(&mut text);
-    }
-    let tokens = history.split_off(prompt.len());
+    let Completed {
+        text,
+        tokens,
+        finish,
+        shown,
+    } = completion.end();
     if let Some(&id) = tokens.last()
         && text.len() > shown
     {

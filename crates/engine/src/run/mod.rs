@@ -4,6 +4,7 @@
 pub mod adaptive;
 pub mod bounds;
 pub mod calibrate;
+pub mod completion;
 mod figures;
 pub mod generate;
 pub mod guard;

@@ -9,6 +9,7 @@
 //! a place. [`Runtime::feed`] and [`Runtime::decode`] see to both.
 
 mod keep;
+mod promise;
 
 use super::adaptive;
 use super::bounds::{Bounds, BoundsError, bounds};

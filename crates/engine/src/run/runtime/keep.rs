@@ -172,6 +172,11 @@ impl Runtime {
         }
     }
 
+    /// How many of so many tokens the next step of a sequence may take.
+    pub fn portion_of(&self, id: SequenceId, position: u64, tokens: usize) -> usize {
+        self.portion(id, position, tokens, self.chunk)
+    }
+
     /// How many of `left` tokens the next step of a sequence may take.
     pub(super) fn portion(&self, id: SequenceId, position: u64, left: usize, most: usize) -> usize {
         let take = left.min(most);

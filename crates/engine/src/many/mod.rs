@@ -1,0 +1,16 @@
+//! Many at once: requests wait until their bytes can be promised, then share every pass over the weights.
+//!
+//! ```text
+//! Desk::submit ─► queue ─► (bytes promised) ─► active ─► step ─► … ─► done
+//!                  who enters                  plan: who reads, who decodes
+//! ```
+//!
+//! [`queue`] and [`plan`] decide and are pure; [`Desk`] carries out. What a request says does not depend on who else is
+//! there, when it entered, or how its prompt was portioned.
+
+pub mod desk;
+pub mod plan;
+pub mod queue;
+
+pub use desk::{Desk, DeskOptions, News, Refused, Request, Ticket};
+pub use plan::{Pace, Priority};

@@ -1,0 +1,66 @@
+//! What sequences and steps may come to hold, before they do: admission asks here.
+
+use super::{CHUNK_MIN, Runtime};
+use crate::model::canaries::Canaries;
+use crate::model::forward::{Scratch, StepSize};
+use crate::plan::{self, Setting};
+use crate::run::options::Activations;
+use haversack_kernels::attention::BLOCK_SLOTS;
+
+impl Runtime {
+    /// Bytes that a sequence holds at most until it has seen so many tokens, a step that reads a block included.
+    pub fn sequence_bytes(&self, tokens: usize) -> usize {
+        let config = self.model.config();
+        let rows = tokens.min(self.bounds.rows_max);
+        let rows = rows.max(1).next_multiple_of(BLOCK_SLOTS);
+        let needs = plan::needs(config, &self.kv, self.setting(), rows);
+        let ring = match self.guard {
+            Some(_) => Canaries::ring_bytes(config),
+            None => 0,
+        };
+        [needs.tables_bytes, ring]
+            .into_iter()
+            .fold(needs.kv_bytes, usize::saturating_add)
+    }
+
+    /// Bytes of scratch once steps have been taken of so many sequences, which read so many tokens together, with no
+    /// more than so many rows each.
+    pub fn scratch_bytes(&self, sequences: usize, tokens: usize, rows: usize) -> usize {
+        let rows = rows.min(self.bounds.rows_max).next_multiple_of(BLOCK_SLOTS);
+        let setting = self.setting();
+        let counted = match setting.noting {
+            Some(_) => sequences * (rows + plan::COUNTED_BEYOND),
+            None => 0,
+        };
+        let size = StepSize {
+            rows: tokens,
+            wanted: sequences,
+            jobs: sequences,
+            slots: rows,
+            moved: 1,
+            segments: 2 * sequences,
+            counted,
+            watched: if setting.guarded { tokens } else { 0 },
+        };
+        let config = self.model.config();
+        Scratch::bytes_for(config, setting.threads, setting.int8, size)
+    }
+
+    /// What the budget has for sequences beside the scratch of such steps and what is kept whatever is open; `None`
+    /// without a budget.
+    pub fn room_bytes(&self, scratch_bytes: usize) -> Option<usize> {
+        let ledger = self.ledger();
+        let taken = ledger.side.saturating_add(scratch_bytes);
+        ledger.budget.map(|budget| budget.saturating_sub(taken))
+    }
+
+    fn setting(&self) -> Setting {
+        Setting {
+            threads: self.threads(),
+            int8: self.activations == Activations::Int8,
+            chunk: CHUNK_MIN,
+            noting: self.retention.noting(),
+            guarded: self.guard.is_some(),
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Many requests at one desk: each says what it says alone, bytes are promised before they are taken, everybody is served.
+
+mod common;
+
+use common::{SMOLLM2, load, packed_dir, real_model};
+use haversack::load::gguf::synth::Spec;
+use haversack::many::{Desk, DeskOptions, News, Pace, Priority, Refused, Request, Ticket};
+use haversack::run::completion::Completed;
+use haversack::run::{Finish, GenerateOptions, generate};
+use haversack::sample::{SampleOptions, Sampler};
+use haversack::{Model, Repack, Retention, Runtime, RuntimeOptions};
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % below as u64) as usize
+    }
+}
+
+fn tiny() -> (tempfile::TempDir, Spec, Arc<Model>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.gguf");
+    let spec = Spec::named("llama").unwrap();
+    spec.write_file(&path).unwrap();
+    let model = load(&path, Repack::Off);
+    (dir, spec, model)
+}
+
+fn runtime(model: &Arc<Model>, budget_bytes: Option<usize>) -> Runtime {
+    let options = RuntimeOptions {
+        retention: Retention::full(),
+        budget_bytes,
+        ..RuntimeOptions::default()
+    };
+    Runtime::new(model.clone(), &options).unwrap()
+}
+
+fn request(dice: &mut Dice, ids: &[u32]) -> Request {
+    let from = dice.roll(ids.len() / 2);
+    let prompt = [1, 2, 31, 32, 33, 65, 150][dice.roll(7)];
+    Request {
+        prompt: ids[from..from + prompt].to_vec(),
+        sample: SampleOptions {
+            temperature: [0.0, 1.0][dice.roll(2)],
+            repetition_penalty: 1.1,
+            seed: dice.0,
+            ..SampleOptions::default()
+        },
+        options: GenerateOptions {
+            tokens_max: Some([0, 1, 2, 40][dice.roll(4)]),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        priority: [Priority::Interactive, Priority::Background][dice.roll(2)],
+        owner: dice.roll(3) as u64,
+        deadline: None,
+    }
+}
+
+fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
+    let mut runtime = runtime(model, None);
+    let id = runtime.open().unwrap();
+    let mut sampler = Sampler::new(request.sample.clone()).unwrap();
+    let (prompt, options) = (&request.prompt, &request.options);
+    let go_on = &mut |_: haversack::run::Event<'_>| ControlFlow::Continue(());
+    let said = generate(&mut runtime, id, prompt, &mut sampler, options, go_on);
+    said.unwrap().tokens
+}
+
+/// Steps until nothing is left; returns what became of each.
+fn finish(desk: &mut Desk, runtime: &mut Runtime) -> HashMap<Ticket, Completed> {
+    let mut done = HashMap::new();
+    let mut steps = 0;
+    while !desk.is_idle() {
+        let now = Duration::ZERO;
+        desk.step(runtime, now, &mut |ticket, news| {
+            match news {
+                News::Done(completed) => assert!(done.insert(ticket, completed).is_none()),
+                News::Failed(why) => panic!("{ticket:?}: {why}"),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        steps += 1;
+        assert!(steps < 100_000, "nothing comes to an end");
+    }
+    done
+}
+
+/// Arrivals, cancels, a batch that grows and shrinks and a budget that is too small for all of them: nobody says another
+/// token for it, nobody is lost, and the ledger is within the budget after every step.
+#[test]
+fn company_changes_no_token() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(600);
+    let least = runtime(&model, None).sequence_bytes(190);
+    for seed in 1..=40u64 {
+        let mut dice = Dice(seed * 0x9e37_79b9);
+        let budget = [None, Some(2), Some(4), Some(9)][dice.roll(4)];
+        let budget = budget.map(|times| times * least + (1 << 20));
+        let mut runtime = runtime(&model, budget);
+        let options = DeskOptions {
+            batch: 1 + dice.roll(8),
+            queue: 64,
+        };
+        let mut desk = Desk::new(&runtime, options);
+        let mut given: HashMap<Ticket, Request> = HashMap::new();
+        let (mut done, mut cancelled) = (HashMap::new(), 0);
+        for round in 0..60 {
+            if round < 30 && dice.roll(2) == 0 {
+                let request = request(&mut dice, &ids);
+                let ticket = desk.submit(&runtime, request.clone()).unwrap();
+                given.insert(ticket, request);
+            }
+            if dice.roll(12) == 0
+                && let Some(&ticket) = given.keys().find(|t| !done.contains_key(*t))
+            {
+                desk.cancel(&mut runtime, ticket).unwrap();
+                given.remove(&ticket);
+                cancelled += 1;
+            }
+            desk.set_pace(Pace {
+                batch: 1 + dice.roll(8),
+                chunk: 1 + dice.roll(100),
+            });
+            desk.step(&mut runtime, Duration::ZERO, &mut |ticket, news| {
+                match news {
+                    News::Done(completed) => drop(done.insert(ticket, completed)),
+                    News::Failed(why) => panic!("seed {seed}: {why}"),
+                    _ => {}
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+            let ledger = runtime.ledger();
+            assert!(budget.is_none_or(|budget| ledger.peak <= budget));
+        }
+        done.extend(finish(&mut desk, &mut runtime));
+        assert_eq!(
+            done.len(),
+            given.len(),
+            "seed {seed}, {cancelled} cancelled"
+        );
+        for (ticket, request) in &given {
+            assert_eq!(done[ticket].tokens, alone(&model, request), "seed {seed}");
+        }
+        assert_eq!(runtime.ledger().kv_live, 0, "seed {seed}");
+    }
+}
+
+/// Two whose bytes together exceed the budget: the second waits, and both say all they have to.
+#[test]
+fn two_long_ones_meet() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(400);
+    let one = runtime(&model, None).sequence_bytes(400);
+    let budget = one + one / 2 + (1 << 20);
+    let mut runtime = runtime(&model, Some(budget));
+    let mut desk = Desk::new(&runtime, DeskOptions::default());
+    let request = Request {
+        prompt: ids[..200].to_vec(),
+        options: GenerateOptions {
+            tokens_max: Some(200),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        ..Request::default()
+    };
+    for _ in 0..2 {
+        desk.submit(&runtime, request.clone()).unwrap();
+    }
+    let mut most = 0;
+    let mut lengths = Vec::new();
+    while !desk.is_idle() {
+        desk.step(&mut runtime, Duration::ZERO, &mut |_, news| {
+            if let News::Done(completed) = news {
+                lengths.push(completed.tokens.len());
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        most = most.max(desk.active());
+    }
+    assert_eq!((lengths, most), (vec![200, 200], 1));
+    assert!(runtime.ledger().peak <= budget);
+}
+
+#[test]
+fn what_could_never_be_served_is_refused_at_once() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(300);
+    let one = runtime(&model, None).sequence_bytes(100);
+    let runtime = runtime(&model, Some(one + (1 << 20)));
+    let options = DeskOptions { batch: 2, queue: 1 };
+    let mut desk = Desk::new(&runtime, options);
+    let mut ask = |prompt: &[u32], tokens_max| {
+        let options = GenerateOptions {
+            tokens_max: Some(tokens_max),
+            ..GenerateOptions::default()
+        };
+        let prompt = prompt.to_vec();
+        desk.submit(
+            &runtime,
+            Request {
+                prompt,
+                options,
+                ..Request::default()
+            },
+        )
+    };
+    assert!(matches!(ask(&[], 1), Err(Refused::Empty)));
+    assert!(matches!(
+        ask(&[u32::MAX], 1),
+        Err(Refused::Token {
+            token: u32::MAX,
+            ..
+        })
+    ));
+    let end = runtime.bounds().end().unwrap();
+    let long = vec![ids[0]; end + 1];
+    assert!(matches!(ask(&long, 1), Err(Refused::Length { .. })));
+    assert!(ask(&ids[..50], 50).is_ok());
+    assert!(matches!(ask(&ids[..50], 50), Err(Refused::Full(_))));
+}
+
+#[test]
+fn a_deadline_ends_it_wherever_it_is() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(100);
+    let mut runtime = runtime(&model, None);
+    let options = DeskOptions { batch: 1, queue: 9 };
+    let mut desk = Desk::new(&runtime, options);
+    for _ in 0..2 {
+        let request = Request {
+            prompt: ids[..40].to_vec(),
+            deadline: Some(Duration::from_secs(5)),
+            ..Request::default()
+        };
+        desk.submit(&runtime, request).unwrap();
+    }
+    let mut ends = Vec::new();
+    for second in 0..=5 {
+        desk.step(&mut runtime, Duration::from_secs(second), &mut |_, news| {
+            if let News::Done(completed) = news {
+                ends.push((second, completed.finish, completed.tokens.len()));
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    }
+    ends.sort_by_key(|end| end.2);
+    let cancelled = Finish::Cancelled;
+    assert_eq!(ends.len(), 2);
+    assert!(ends.iter().all(|end| (end.0, end.1) == (5, cancelled)));
+    assert!(ends[0].2 == 0 && ends[1].2 > 0, "{ends:?}");
+    assert!(desk.is_idle() && runtime.ledger().kv_live == 0);
+}
+
+/// The same with the real model, while three share every step.
+#[test]
+fn three_on_the_real_model() {
+    let Some(path) = real_model(SMOLLM2) else {
+        return;
+    };
+    let model = load(&path, Repack::Into(packed_dir()));
+    let texts = [
+        "The capital of France is",
+        "Once upon a time there was a small",
+        "fn main() {",
+    ];
+    let requests = texts.map(|text| {
+        let plain = haversack::text::tokenizer::EncodeOptions {
+            add_special: true,
+            parse_special: false,
+        };
+        Request {
+            prompt: model.tokenizer().encode(text, plain).unwrap(),
+            options: GenerateOptions {
+                tokens_max: Some(24),
+                ignore_end: true,
+                ..GenerateOptions::default()
+            },
+            ..Request::default()
+        }
+    });
+    let mut runtime = runtime(&model, None);
+    let mut desk = Desk::new(&runtime, DeskOptions::default());
+    let tickets = requests
+        .clone()
+        .map(|request| desk.submit(&runtime, request).unwrap());
+    let done = finish(&mut desk, &mut runtime);
+    for (ticket, request) in tickets.iter().zip(&requests) {
+        assert_eq!(done[ticket].tokens, alone(&model, request));
+    }
+}
