@@ -160,8 +160,8 @@ impl Desk {
         {
             return Err(Refused::Length { tokens, most });
         }
-        let room = end.map(|end| (end - tokens) as u64);
-        let completion = Completion::new(&request.prompt, &request.options, room)?;
+        let behind = tokens as u64;
+        let completion = Completion::behind(runtime, behind, &request.prompt, &request.options)?;
         let answer = request.options.tokens_max.unwrap_or(usize::MAX);
         let tokens = tokens.saturating_add(answer).min(end.unwrap_or(usize::MAX));
         let bytes = runtime.sequence_bytes(tokens);

@@ -4,11 +4,13 @@
 //! ([`many`](crate::many)), reads [`Completion::pending`] into the sequence, says how much of it was read, and hands over
 //! the logits behind the last. What comes out depends on nothing but those logits.
 
-use super::generate::{Finish, GenerateOptions};
+use super::generate::{Finish, GenerateError, GenerateOptions};
+use super::runtime::Runtime;
 use crate::sample::{SampleError, Sampler};
 use crate::text::detokenize::{DetokenizeOptions, Detokenizer};
 use crate::text::stop::{StopError, Stops};
 use crate::text::tokenizer::Tokenizer;
+use haversack_cache::SequenceId;
 
 pub struct Completion {
     /// The prompt, and everything sampled since: penalties look at both.
@@ -45,12 +47,27 @@ pub struct Completed {
 }
 
 impl Completion {
-    /// `room`: the positions behind the prompt that the context has, if it ends.
+    /// Of this sequence, from where it stands.
     pub fn new(
+        runtime: &Runtime,
+        sequence: SequenceId,
         prompt: &[u32],
         options: &GenerateOptions,
-        room: Option<u64>,
+    ) -> Result<Completion, GenerateError> {
+        let behind = runtime.position(sequence)? + prompt.len() as u64;
+        Ok(Completion::behind(runtime, behind, prompt, options)?)
+    }
+
+    /// Of a sequence that stands at `behind` once the prompt is read.
+    pub(crate) fn behind(
+        runtime: &Runtime,
+        behind: u64,
+        prompt: &[u32],
+        options: &GenerateOptions,
     ) -> Result<Completion, StopError> {
+        // Bounded policies have no end; the others end where nothing more fits.
+        let room = runtime.bounds().end();
+        let room = room.map(|end| (end as u64).saturating_sub(behind));
         // The last token sampled need not have a position.
         let room = room.map(|room| {
             usize::try_from(room)

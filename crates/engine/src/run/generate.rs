@@ -76,32 +76,35 @@ pub fn generate(
     options: &GenerateOptions,
     tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Generation, GenerateError> {
+    let mut completion = Completion::new(runtime, sequence, prompt, options)?;
     let decode: Decode<'_> = &mut |runtime, id, token| runtime.decode(id, token).map(|_| ());
-    generate_by(runtime, sequence, prompt, sampler, options, tell, decode)
+    let took = drive(runtime, sequence, &mut completion, sampler, tell, decode)?;
+    Ok(conclude(completion, took, tell))
 }
 
 /// One token of a sequence, computed; its logits are the runtime's last ones then.
 pub type Decode<'a> = &'a mut dyn FnMut(&mut Runtime, SequenceId, u32) -> Result<(), StepError>;
 
-/// [`generate`], for whoever has something else to compute in the same steps.
-pub fn generate_by(
+/// What reading and decoding took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Took {
+    pub prefill: Duration,
+    pub decode: Duration,
+}
+
+/// Computes one completion to its end.
+pub(crate) fn drive(
     runtime: &mut Runtime,
     sequence: SequenceId,
-    prompt: &[u32],
+    completion: &mut Completion,
     sampler: &mut Sampler,
-    options: &GenerateOptions,
     tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     decode: Decode<'_>,
-) -> Result<Generation, GenerateError> {
+) -> Result<Took, GenerateError> {
     let model = runtime.model().clone();
     let tokenizer = model.tokenizer();
-    // Bounded policies have no end; the others end where nothing more fits.
-    let behind = runtime.position(sequence)? + prompt.len() as u64;
-    let room = runtime.bounds().end();
-    let room = room.map(|end| (end as u64).saturating_sub(behind));
-    let mut completion = Completion::new(prompt, options, room)?;
-
     let started = Instant::now();
+    let prompt = completion.pending();
     let total = prompt.len();
     let fed = runtime.feed(sequence, prompt, &mut |done| {
         tell(Event::Prompt { done, total })
@@ -124,7 +127,15 @@ pub fn generate_by(
         }
     }
     let decode = started.elapsed();
+    Ok(Took { prefill, decode })
+}
 
+/// Ends a completion, and tells what of its text was held back.
+pub(crate) fn conclude(
+    completion: Completion,
+    took: Took,
+    tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> Generation {
     let Completed {
         text,
         tokens,
@@ -139,11 +150,11 @@ pub fn generate_by(
             text: &text[shown..],
         });
     }
-    Ok(Generation {
+    Generation {
         text,
         tokens,
         finish,
-        prefill,
-        decode,
-    })
+        prefill: took.prefill,
+        decode: took.decode,
+    }
 }

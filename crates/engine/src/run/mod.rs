@@ -14,7 +14,7 @@ pub mod probe;
 pub mod runtime;
 pub mod score;
 
-pub use generate::{Event, Finish, GenerateOptions, Generation, generate, generate_by};
+pub use generate::{Event, Finish, GenerateOptions, Generation, Took, generate};
 pub use haversack_cache::SequenceId;
 pub use options::RuntimeOptions;
 pub use runtime::{Runtime, RuntimeError, StepError};

@@ -56,6 +56,7 @@ mod prefix;
 pub mod record;
 pub mod relevance;
 pub mod roll;
+mod say;
 mod shadow;
 mod state;
 mod talk;
@@ -63,6 +64,7 @@ pub mod turns;
 
 pub use file::Identity;
 pub use prefix::PrefixStats;
+pub use say::Saying;
 pub use shadow::{Progress, STEP_TOKENS_MAX};
 pub use talk::{Answer, Context};
 
@@ -143,6 +145,8 @@ pub enum SessionError {
     Name(#[from] names::BadName),
     #[error("session {index} is closed")]
     Closed { index: usize },
+    #[error("session {name} is answering")]
+    Answering { name: String },
     #[error("session {name}: {source}")]
     File {
         name: String,
@@ -327,6 +331,8 @@ struct Session {
     gave_up: bool,
     /// What became of the last condensing, in words.
     condensed: Option<String>,
+    /// A turn is under way.
+    is_answering: bool,
 }
 
 /// A session's file, before it is made.
@@ -776,11 +782,23 @@ impl Sessions {
         })
     }
 
-    fn find(&self, id: SessionId) -> Result<usize, SessionError> {
+    /// Whatever it does now.
+    fn find_any(&self, id: SessionId) -> Result<usize, SessionError> {
         let index = id.index as usize;
         match self.slots.get(index) {
             Some(slot) if slot.generation == id.generation && slot.session.is_some() => Ok(index),
             _ => Err(SessionError::Closed { index }),
+        }
+    }
+
+    /// One that something can be done to: no turn of it is under way.
+    fn find(&self, id: SessionId) -> Result<usize, SessionError> {
+        let index = self.find_any(id)?;
+        match &self.slots[index].session {
+            Some(session) if session.is_answering => Err(SessionError::Answering {
+                name: session.name.clone(),
+            }),
+            _ => Ok(index),
         }
     }
 
@@ -791,7 +809,7 @@ impl Sessions {
     }
 
     fn session(&self, id: SessionId) -> Result<&Session, SessionError> {
-        let index = self.find(id)?;
+        let index = self.find_any(id)?;
         let session = self.slots[index].session.as_ref();
         session.ok_or(SessionError::Closed { index })
     }
@@ -820,6 +838,7 @@ impl Session {
             shadow: None,
             gave_up: false,
             condensed: None,
+            is_answering: false,
         }
     }
 
