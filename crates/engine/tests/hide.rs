@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::load;
+use common::{load, packed_dir};
 use haversack::load::gguf::synth::Spec;
 use haversack::model::forward::{Span, Want};
 use haversack::run::options::Positions;
@@ -53,6 +53,8 @@ fn runtime(
             window: bounded.then_some(128),
             ..Retention::default()
         },
+        // The mean keys are measured once.
+        cache_dir: Some(packed_dir()),
         ..RuntimeOptions::default()
     };
     Runtime::new(model.clone(), &options).unwrap()

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::load;
+use common::{load, packed_dir};
 use haversack::load::gguf::synth::Spec;
 use haversack::session::{SessionId, SessionOptions, Sessions};
 use haversack::{
@@ -66,6 +66,8 @@ impl World {
             kv: self.kv.clone(),
             activations: self.activations,
             retention: Retention::managed(),
+            // The mean keys are measured once.
+            cache_dir: Some(packed_dir()),
             ..RuntimeOptions::default()
         };
         let runtime = Runtime::new(self.model.clone(), &options).unwrap();
@@ -570,6 +572,7 @@ fn a_known_prompt_against_reading_it() {
     let runtime = RuntimeOptions {
         threads: 2,
         retention: Retention::managed(),
+        cache_dir: Some(packed_dir()),
         ..RuntimeOptions::default()
     };
     let mut runtime = Runtime::new(world.model.clone(), &runtime).unwrap();

@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::load;
 use common::session::{Words, say, seen, try_say};
+use common::{load, packed_dir};
 use haversack::load::gguf::synth::Spec;
 use haversack::run::GenerateOptions;
 use haversack::sample::{SampleOptions, Sampler};
@@ -58,6 +58,8 @@ impl World {
             },
             retention: Retention::managed(),
             budget_bytes: self.budget,
+            // The mean keys are measured once.
+            cache_dir: Some(packed_dir()),
             ..RuntimeOptions::default()
         };
         let runtime = Runtime::new(self.model.clone(), &options).unwrap();
