@@ -8,10 +8,10 @@ use haversack::load::gguf::synth::Spec;
 use haversack::many::{Desk, DeskOptions, News, Pace, Priority, Refused, Request, Ticket};
 use haversack::model::forward::{Span, Want};
 use haversack::run::completion::Completed;
-use haversack::run::{Finish, GenerateOptions, Took, generate};
+use haversack::run::{Finish, GenerateOptions, Keep, Took, generate};
 use haversack::sample::{SampleOptions, Sampler};
 use haversack::session::{Saying, SessionError, SessionOptions, Sessions};
-use haversack::{Model, Repack, Retention, Runtime, RuntimeOptions};
+use haversack::{Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -42,6 +42,7 @@ fn tiny() -> (tempfile::TempDir, Spec, Arc<Model>) {
 
 fn runtime(model: &Arc<Model>, budget_bytes: Option<usize>) -> Runtime {
     let options = RuntimeOptions {
+        threads: 2,
         retention: Retention::full(),
         budget_bytes,
         // The mean keys are measured once.
@@ -67,6 +68,14 @@ fn request(dice: &mut Dice, ids: &[u32]) -> Request {
             ignore_end: true,
             ..GenerateOptions::default()
         },
+        keep: [
+            Keep::Usual,
+            Keep::All { tokens: 190 },
+            Keep::Window {
+                anchors: 10,
+                window: 50,
+            },
+        ][dice.roll(3)],
         priority: [Priority::Interactive, Priority::Background][dice.roll(2)],
         owner: dice.roll(3) as u64,
         deadline: None,
@@ -75,7 +84,7 @@ fn request(dice: &mut Dice, ids: &[u32]) -> Request {
 
 fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
     let mut runtime = runtime(model, None);
-    let id = runtime.open().unwrap();
+    let id = runtime.open_keeping(request.keep).unwrap();
     let mut sampler = Sampler::new(request.sample.clone()).unwrap();
     let (prompt, options) = (&request.prompt, &request.options);
     let go_on = &mut |_: haversack::run::Event<'_>| ControlFlow::Continue(());
@@ -170,8 +179,11 @@ fn company_changes_no_token() {
 fn two_long_ones_meet() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(400);
-    let one = runtime(&model, None).sequence_bytes(400);
-    let budget = one + one / 2 + (1 << 20);
+    let budget = {
+        let runtime = runtime(&model, None);
+        let scratch = runtime.scratch_bytes(2, 64, 400);
+        runtime.ledger().side + scratch + runtime.sequence_bytes(400) * 7 / 4
+    };
     let mut runtime = runtime(&model, Some(budget));
     let mut desk = Desk::new(&runtime, DeskOptions::default());
     let request = Request {
@@ -309,6 +321,54 @@ fn three_on_the_real_model() {
     for (ticket, request) in tickets.iter().zip(&requests) {
         assert_eq!(done[ticket].tokens, alone(&model, request));
     }
+}
+
+/// A sequence with a window of its own gives the bits of a runtime in which all have it, whatever the others keep.
+#[test]
+fn a_window_of_ones_own() {
+    let (_dir, spec, model) = tiny();
+    let tokens = spec.ids(400);
+    let (anchors, window) = (10, 50);
+    let logits = |retention: Retention, keep: Keep| {
+        let options = RuntimeOptions {
+            retention,
+            cache_dir: Some(packed_dir()),
+            ..RuntimeOptions::default()
+        };
+        let mut runtime = Runtime::new(model.clone(), &options).unwrap();
+        let whole = runtime.open().unwrap();
+        let id = runtime.open_keeping(keep).unwrap();
+        let go_on = &mut |_| ControlFlow::Continue(());
+        for id in [whole, id] {
+            runtime.feed(id, &tokens[..300], go_on).unwrap();
+        }
+        runtime.feed(id, &tokens[300..], go_on).unwrap();
+        let rows = [whole, id].map(|id| runtime.stats(id).unwrap().rows);
+        (rows, runtime.logits().to_vec())
+    };
+    let all = Retention {
+        policy: Policy::Window,
+        anchors: Some(anchors),
+        window: Some(window),
+        ..Retention::default()
+    };
+    let (_, expected) = logits(all, Keep::Usual);
+    let own = Keep::Window { anchors, window };
+    for retention in [Retention::full(), Retention::managed()] {
+        let (rows, found) = logits(retention, own);
+        assert!(
+            rows[0] == 300 && rows[1] <= anchors + window + 32,
+            "{rows:?}"
+        );
+        assert!(found == expected);
+    }
+    let mut runtime = runtime(&model, None);
+    for (anchors, window) in [(0, 0), (2048, 1), (0, usize::MAX)] {
+        let opened = runtime.open_keeping(Keep::Window { anchors, window });
+        assert!(matches!(opened, Err(StepError::Window { .. })));
+    }
+    let opened = runtime.open_keeping(Keep::All { tokens: 2049 });
+    assert!(matches!(opened, Err(StepError::TooMany { .. })));
 }
 
 /// Two conversations whose answers are computed in the same steps say what they say one after the other. A session that

@@ -4,7 +4,7 @@ use super::plan::{Pace, Priority, Wish, plan};
 use super::queue::{Full, Queue};
 use crate::model::forward::{Span, Want};
 use crate::run::completion::{Completed, Completion, Sampled};
-use crate::run::{GenerateOptions, Runtime, SequenceId, StepError};
+use crate::run::{GenerateOptions, Keep, Runtime, SequenceId, StepError};
 use crate::sample::{SampleError, SampleOptions, Sampler};
 use crate::text::stop::StopError;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -17,6 +17,7 @@ pub struct Request {
     pub prompt: Vec<u32>,
     pub sample: SampleOptions,
     pub options: GenerateOptions,
+    pub keep: Keep,
     pub priority: Priority,
     /// Whose it is: owners take turns.
     pub owner: u64,
@@ -39,6 +40,8 @@ pub enum Refused {
     Length { tokens: usize, most: usize },
     #[error("it may come to hold {bytes} bytes; accepted: at most {most}")]
     Bytes { bytes: usize, most: usize },
+    #[error(transparent)]
+    Keep(#[from] StepError),
     #[error(transparent)]
     Full(#[from] Full),
     #[error(transparent)]
@@ -86,7 +89,9 @@ struct Entry {
     ticket: Ticket,
     completion: Completion,
     sampler: Sampler,
-    tokens: usize,
+    keep: Keep,
+    /// That it has at most.
+    rows: usize,
 }
 
 /// One that has entered.
@@ -154,18 +159,19 @@ impl Desk {
         if let Some(&token) = request.prompt.iter().find(known) {
             return Err(Refused::Token { token, vocabulary });
         }
-        let end = runtime.bounds().end();
+        let end = runtime.end_of(request.keep)?;
         if let Some(most) = end
             && tokens > most
         {
             return Err(Refused::Length { tokens, most });
         }
-        let behind = tokens as u64;
-        let completion = Completion::behind(runtime, behind, &request.prompt, &request.options)?;
+        let room = end.map(|end| (end - tokens) as u64);
+        let completion = Completion::within(&request.prompt, &request.options, room)?;
         let answer = request.options.tokens_max.unwrap_or(usize::MAX);
         let tokens = tokens.saturating_add(answer).min(end.unwrap_or(usize::MAX));
-        let bytes = runtime.sequence_bytes(tokens);
-        if let Some(most) = promisable(runtime, 1, tokens)
+        let rows = runtime.rows_of(request.keep, tokens);
+        let bytes = runtime.sequence_bytes(rows);
+        if let Some(most) = promisable(runtime, 1, rows)
             && bytes > most
         {
             return Err(Refused::Bytes { bytes, most });
@@ -175,7 +181,8 @@ impl Desk {
             ticket,
             completion,
             sampler: Sampler::new(request.sample)?,
-            tokens,
+            keep: request.keep,
+            rows,
         };
         let (priority, owner) = (request.priority, request.owner);
         self.queue
@@ -241,11 +248,11 @@ impl Desk {
     fn admit(&mut self, runtime: &mut Runtime, tell: Tell<'_>) -> Result<(), StepError> {
         while self.active.len() < self.options.batch {
             let promised: usize = self.active.iter().map(|job| job.bytes).sum();
-            let longest = self.active.iter().map(|job| job.entry.tokens).max();
+            let longest = self.active.iter().map(|job| job.entry.rows).max();
             let sequences = self.active.len() + 1;
             let next = self.queue.pop(|w| {
                 let wanted = promised.saturating_add(w.bytes as usize);
-                let longest = longest.unwrap_or(0).max(w.what.tokens);
+                let longest = longest.unwrap_or(0).max(w.what.rows);
                 promisable(runtime, sequences, longest).is_none_or(|room| wanted <= room)
             });
             let Some(next) = next else {
@@ -253,7 +260,7 @@ impl Desk {
             };
             let ticket = next.what.ticket;
             self.active.push(Job {
-                sequence: runtime.open()?,
+                sequence: runtime.open_keeping(next.what.keep)?,
                 priority: next.priority,
                 deadline: next.deadline,
                 bytes: next.bytes as usize,
@@ -303,7 +310,7 @@ impl Desk {
             "a promise was too small: {:?} begins anew",
             job.entry.ticket
         );
-        let fresh = runtime.open()?;
+        let fresh = runtime.open_keeping(job.entry.keep)?;
         runtime.close(std::mem::replace(&mut job.sequence, fresh))?;
         job.entry.completion.restart();
         takes[last] = 0;
@@ -404,9 +411,9 @@ impl Job {
     }
 }
 
-/// Bytes that may be promised to sequences in all, where there is a budget, so many of up to so many tokens being active.
-fn promisable(runtime: &Runtime, sequences: usize, tokens: usize) -> Option<usize> {
-    let scratch = runtime.scratch_bytes(sequences, sequences * BLOCK_SLOTS, tokens);
+/// Bytes that may be promised to sequences in all, where there is a budget, so many of up to so many rows being active.
+fn promisable(runtime: &Runtime, sequences: usize, rows: usize) -> Option<usize> {
+    let scratch = runtime.scratch_bytes(sequences, sequences * BLOCK_SLOTS, rows);
     runtime.room_bytes(scratch)
 }
 

@@ -55,19 +55,18 @@ impl Completion {
         options: &GenerateOptions,
     ) -> Result<Completion, GenerateError> {
         let behind = runtime.position(sequence)? + prompt.len() as u64;
-        Ok(Completion::behind(runtime, behind, prompt, options)?)
+        // Bounded policies have no end; the others end where nothing more fits.
+        let room = runtime.end(sequence);
+        let room = room.map(|end| (end as u64).saturating_sub(behind));
+        Ok(Completion::within(prompt, options, room)?)
     }
 
-    /// Of a sequence that stands at `behind` once the prompt is read.
-    pub(crate) fn behind(
-        runtime: &Runtime,
-        behind: u64,
+    /// Of a sequence that has room for so many tokens behind the prompt, if it ends.
+    pub(crate) fn within(
         prompt: &[u32],
         options: &GenerateOptions,
+        room: Option<u64>,
     ) -> Result<Completion, StopError> {
-        // Bounded policies have no end; the others end where nothing more fits.
-        let room = runtime.bounds().end();
-        let room = room.map(|end| (end as u64).saturating_sub(behind));
         // The last token sampled need not have a position.
         let room = room.map(|room| {
             usize::try_from(room)

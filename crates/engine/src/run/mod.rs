@@ -17,5 +17,5 @@ pub mod score;
 pub use generate::{Event, Finish, GenerateOptions, Generation, Took, generate};
 pub use haversack_cache::SequenceId;
 pub use options::RuntimeOptions;
-pub use runtime::{Runtime, RuntimeError, StepError};
+pub use runtime::{Keep, Runtime, RuntimeError, StepError};
 pub use score::{ScoredToken, score};

@@ -48,6 +48,16 @@ pub enum StepError {
     Token { token: u32, vocab: usize },
     #[error("position {end} is past the context of {context} tokens")]
     Context { end: u64, context: usize },
+    #[error("{tokens} tokens are to be kept; accepted: at most {most}")]
+    TooMany { tokens: usize, most: usize },
+    #[error(
+        "anchors {anchors} and window {window} are to be kept; accepted: a window of at least 1, together at most {most}"
+    )]
+    Window {
+        anchors: usize,
+        window: usize,
+        most: usize,
+    },
     #[error("a step needs at least one token")]
     Empty,
     #[error("the model computed a number that is not finite at position {position}")]
@@ -120,11 +130,29 @@ pub struct Runtime {
     target: Option<(usize, String)>,
 }
 
+/// What one sequence keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keep {
+    /// What the options of the runtime say.
+    #[default]
+    Usual,
+    /// Everything; it ends after so many tokens.
+    All { tokens: usize },
+    /// Its first tokens and its last; it has no end.
+    Window { anchors: usize, window: usize },
+}
+
 /// How far back one sequence reaches.
 #[derive(Clone)]
 struct Reach {
-    /// The window in force; [`Bounds::window`] is what it may be at most.
-    window: usize,
+    /// First tokens that never leave.
+    anchors: usize,
+    /// The window that was asked for; `None`: nothing leaves by itself.
+    asked: Option<usize>,
+    /// The one in force, that or less.
+    window: Option<usize>,
+    /// Tokens after which it ends.
+    end: Option<usize>,
     changes: Vec<WindowChange>,
 }
 
@@ -287,10 +315,16 @@ impl Runtime {
     }
 
     pub fn open(&mut self) -> Result<SequenceId, StepError> {
+        self.open_keeping(Keep::Usual)
+    }
+
+    /// A sequence that keeps something else than the others. A window is within what the runtime has room for.
+    pub fn open_keeping(&mut self, keep: Keep) -> Result<SequenceId, StepError> {
+        let reach = self.reach_of(keep)?;
         let id = self.with_ring(None)?;
         self.store
             .set_positions(id, self.retention.positions.in_store())?;
-        self.reach(id);
+        self.reaches.insert(id, reach);
         Ok(id)
     }
 
@@ -346,11 +380,7 @@ impl Runtime {
     }
 
     fn reach(&mut self, id: SequenceId) {
-        let reach = Reach {
-            window: self.bounds.window.unwrap_or(0),
-            changes: Vec::new(),
-        };
-        self.reaches.insert(id, reach);
+        self.reaches.insert(id, self.usual());
     }
 
     /// Puts blocks that left a sequence back to where they were.
@@ -406,8 +436,9 @@ impl Runtime {
 
     /// The window in force, if rows leave at all.
     pub fn window(&self, id: SequenceId) -> Option<usize> {
-        let asked = self.bounds.window?;
-        Some(self.reaches.get(&id).map_or(asked, |reach| reach.window))
+        self.reaches
+            .get(&id)
+            .map_or(self.bounds.window, |reach| reach.window)
     }
 
     /// Tells the runtime what the device says. A shortage may shrink the window of every sequence, from
@@ -573,7 +604,7 @@ impl Runtime {
             return Err(StepError::Empty);
         }
         let mut position = self.position(id)?;
-        self.check_context(position + tokens.len() as u64)?;
+        self.check_context(id, position + tokens.len() as u64)?;
         let mut chunk = self.chunk;
         let mut done = 0;
         while done < tokens.len() {
@@ -677,7 +708,7 @@ impl Runtime {
                 return Err(CacheError::Position { expected, found }.into());
             }
             let end = span.position + span.tokens.len() as u64;
-            self.check_context(end)?;
+            self.check_context(id, end)?;
             let within = self.window(id).map(|w| to_border(w, span.position));
             let crosses = within.is_some_and(|within| span.tokens.len() > within);
             if crosses && end > self.free_until(id, span.position) {
@@ -695,8 +726,8 @@ impl Runtime {
     }
 
     /// Without a bounded policy the context is the end.
-    fn check_context(&self, end: u64) -> Result<(), StepError> {
-        match self.bounds.end() {
+    fn check_context(&self, id: SequenceId, end: u64) -> Result<(), StepError> {
+        match self.end(id) {
             Some(context) if end > context as u64 => Err(StepError::Context { end, context }),
             _ => Ok(()),
         }

@@ -2,7 +2,7 @@
 //!
 //! The places depend on the window alone, never on how tokens were portioned.
 
-use super::{Runtime, StepError};
+use super::{Keep, Reach, Runtime, StepError};
 use crate::device::WindowChange;
 use crate::model::forward::Span;
 use crate::run::guard::Limits;
@@ -28,12 +28,19 @@ impl Runtime {
         };
         // Changes are replayed, or asked for by the device: there is no governor beside a replay.
         let replayed = self.retention.replay.get(reach.changes.len());
+        let Some(asked) = reach.asked else {
+            return;
+        };
         let (window, reason) = match (replayed, &self.target) {
             (Some(&(from, window)), _) if from <= position => (window, "replayed"),
-            (None, Some((window, reason))) if *window != reach.window => (*window, &reason[..]),
+            (None, Some((window, reason))) => (*window, &reason[..]),
             _ => return,
         };
-        let before = std::mem::replace(&mut reach.window, window);
+        let window = window.min(asked);
+        if replayed.is_none() && reach.window == Some(window) {
+            return;
+        }
+        let before = reach.window.replace(window).unwrap_or(asked);
         log::info!("window {before} -> {window} from position {position}, {reason}");
         reach.changes.push(WindowChange {
             position,
@@ -58,7 +65,7 @@ impl Runtime {
             return self.thin(id, window, &policy);
         }
         let params = WindowParams {
-            anchors: self.bounds.anchors as u64,
+            anchors: self.anchors(id) as u64,
             window: window as u64,
         };
         let plan = window::plan(&self.store.snapshot(id)?, &params);
@@ -79,7 +86,7 @@ impl Runtime {
     /// Lets the rows leave that the policy chooses, layer by layer.
     fn thin(&mut self, id: SequenceId, window: usize, policy: &RowPolicy) -> Result<(), StepError> {
         let position = self.position(id)?;
-        let anchors = self.bounds.anchors as u64;
+        let anchors = self.anchors(id) as u64;
         // Past the trained context the oldest leave whatever they are worth, and the anchors close up.
         let context = self.model.config().context as u64;
         let past = (position + BLOCK_SLOTS as u64).saturating_sub(context);
@@ -89,7 +96,7 @@ impl Runtime {
         let used = self.used();
         let mut words = self.retention.explain.then(|| RowPlan::new(position));
         for layer in 0..self.store.layers().len() {
-            let most = self.rows_max(layer, window);
+            let most = self.rows_max(layer, anchors as usize + window);
             let rows = self.store.rows_in(id, layer)?;
             if rows <= most && past == 0 && !policy.has_threshold() {
                 continue;
@@ -136,8 +143,74 @@ impl Runtime {
     }
 
     /// Rows that a layer keeps when rows are chosen.
-    fn rows_max(&self, layer: usize, window: usize) -> usize {
-        self.kv.rows_max(layer).min(self.bounds.anchors + window)
+    fn rows_max(&self, layer: usize, rows: usize) -> usize {
+        self.kv.rows_max(layer).min(rows)
+    }
+
+    /// First tokens of a sequence that never leave.
+    fn anchors(&self, id: SequenceId) -> usize {
+        let reach = self.reaches.get(&id);
+        reach.map_or(self.bounds.anchors, |reach| reach.anchors)
+    }
+
+    /// Tokens after which a sequence ends; `None` where rows leave in time.
+    pub fn end(&self, id: SequenceId) -> Option<usize> {
+        let reach = self.reaches.get(&id);
+        reach.map_or(self.bounds.end(), |reach| reach.end)
+    }
+
+    pub(super) fn usual(&self) -> Reach {
+        Reach {
+            anchors: self.bounds.anchors,
+            asked: self.bounds.window,
+            window: self.bounds.window,
+            end: self.bounds.end(),
+            changes: Vec::new(),
+        }
+    }
+
+    /// What a sequence keeps, if this runtime has room for it.
+    pub(super) fn reach_of(&self, keep: Keep) -> Result<Reach, StepError> {
+        let usual = self.usual();
+        match keep {
+            Keep::Usual => Ok(usual),
+            Keep::All { tokens } => {
+                let most = self.bounds.rows_max.min(self.model.config().context);
+                if tokens > most {
+                    return Err(StepError::TooMany { tokens, most });
+                }
+                Ok(Reach {
+                    asked: None,
+                    window: None,
+                    end: Some(tokens),
+                    ..usual
+                })
+            }
+            Keep::Window { anchors, window } => {
+                let rows = anchors.saturating_add(window).saturating_add(BLOCK_SLOTS);
+                let most = self.bounds.rows_max.min(self.model.config().context);
+                if window == 0 || rows > most {
+                    let most = most.saturating_sub(BLOCK_SLOTS);
+                    return Err(StepError::Window {
+                        anchors,
+                        window,
+                        most,
+                    });
+                }
+                // Where rows are chosen, whole blocks are.
+                let window = match self.retention.rows() {
+                    Some(_) => (window / BLOCK_SLOTS * BLOCK_SLOTS).max(BLOCK_SLOTS),
+                    None => window,
+                };
+                Ok(Reach {
+                    anchors,
+                    asked: Some(window),
+                    window: Some(window),
+                    end: None,
+                    changes: Vec::new(),
+                })
+            }
+        }
     }
 
     /// Whether rows of a sequence may leave at `position`.
@@ -159,7 +232,7 @@ impl Runtime {
             return 0;
         }
         let fewest = self.kv.rows.values().copied().min();
-        let full = self.bounds.anchors + window;
+        let full = self.anchors(id) + window;
         let full = fewest.map_or(full, |fewest| full.min(fewest)) as u64;
         // Nor across the place of a change that is to be made again.
         match self.retention.replay.get(self.changes(id).len()) {

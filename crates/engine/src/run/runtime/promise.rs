@@ -1,6 +1,6 @@
 //! What sequences and steps may come to hold, before they do: admission asks here.
 
-use super::{CHUNK_MIN, Runtime};
+use super::{CHUNK_MIN, Keep, Runtime, StepError};
 use crate::model::canaries::Canaries;
 use crate::model::forward::{Scratch, StepSize};
 use crate::plan::{self, Setting};
@@ -8,10 +8,24 @@ use crate::run::options::Activations;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 impl Runtime {
-    /// Bytes that a sequence holds at most until it has seen so many tokens, a step that reads a block included.
-    pub fn sequence_bytes(&self, tokens: usize) -> usize {
+    /// Tokens after which a sequence that keeps this ends, if this runtime has room for it.
+    pub fn end_of(&self, keep: Keep) -> Result<Option<usize>, StepError> {
+        Ok(self.reach_of(keep)?.end)
+    }
+
+    /// Rows that a sequence which keeps this has at most until it has seen so many tokens.
+    pub fn rows_of(&self, keep: Keep, tokens: usize) -> usize {
+        let most = match keep {
+            Keep::Usual => self.bounds.rows_max,
+            Keep::All { tokens } => tokens,
+            Keep::Window { anchors, window } => anchors + window + BLOCK_SLOTS,
+        };
+        tokens.min(most)
+    }
+
+    /// Bytes that a sequence of so many rows holds at most, a step that reads a block included.
+    pub fn sequence_bytes(&self, rows: usize) -> usize {
         let config = self.model.config();
-        let rows = tokens.min(self.bounds.rows_max);
         let rows = rows.max(1).next_multiple_of(BLOCK_SLOTS);
         let needs = plan::needs(config, &self.kv, self.setting(), rows);
         let ring = match self.guard {
@@ -26,7 +40,7 @@ impl Runtime {
     /// Bytes of scratch once steps have been taken of so many sequences, which read so many tokens together, with no
     /// more than so many rows each.
     pub fn scratch_bytes(&self, sequences: usize, tokens: usize, rows: usize) -> usize {
-        let rows = rows.min(self.bounds.rows_max).next_multiple_of(BLOCK_SLOTS);
+        let rows = rows.next_multiple_of(BLOCK_SLOTS);
         let setting = self.setting();
         let counted = match setting.noting {
             Some(_) => sequences * (rows + plan::COUNTED_BEYOND),
