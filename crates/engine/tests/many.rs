@@ -5,7 +5,9 @@ mod common;
 use common::session::{Words, say};
 use common::{SMOLLM2, load, packed_dir, real_model};
 use haversack::load::gguf::synth::Spec;
-use haversack::many::{Desk, DeskOptions, News, Pace, Priority, Refused, Request, Ticket};
+use haversack::many::{
+    Desk, DeskOptions, Long, News, Pace, Priority, Refused, Request, Rows, Ticket,
+};
 use haversack::model::forward::{Span, Want};
 use haversack::run::completion::Completed;
 use haversack::run::{Finish, GenerateOptions, Keep, Took, generate};
@@ -68,27 +70,57 @@ fn request(dice: &mut Dice, ids: &[u32]) -> Request {
             ignore_end: true,
             ..GenerateOptions::default()
         },
-        keep: [
-            Keep::Usual,
-            Keep::All { tokens: 190 },
-            Keep::Window {
-                anchors: 10,
-                window: 50,
-            },
-        ][dice.roll(3)],
+        rows: [
+            None,
+            Some(Long::Refuse),
+            Some(Long::Truncate),
+            Some(Long::Window),
+            Some(Long::Again { every: 16 }),
+        ][dice.roll(5)]
+        .map(|long| Rows {
+            most: if long == Long::Refuse { 190 } else { 100 },
+            anchors: 10,
+            long,
+        }),
         priority: [Priority::Interactive, Priority::Background][dice.roll(2)],
         owner: dice.roll(3) as u64,
         deadline: None,
     }
 }
 
+/// The same by itself, by the shortest way: one that reads again has all its rows read again for every token.
 fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
     let mut runtime = runtime(model, None);
-    let id = runtime.open_keeping(request.keep).unwrap();
     let mut sampler = Sampler::new(request.sample.clone()).unwrap();
-    let (prompt, options) = (&request.prompt, &request.options);
+    let most = request.options.tokens_max.unwrap();
+    let (keep, prompt) = match &request.rows {
+        Some(rows) => {
+            let read = rows.of_prompt(&request.prompt, most);
+            (rows.keep(), read.unwrap())
+        }
+        None => (Keep::Usual, request.prompt.clone()),
+    };
+    if let Some(rows) = request.rows.filter(Rows::is_read_again) {
+        let mut history = request.prompt.clone();
+        for _ in 0..most {
+            let id = runtime.open_keeping(keep).unwrap();
+            let go_on = &mut |_| ControlFlow::Continue(());
+            runtime.feed(id, &rows.at(&history), go_on).unwrap();
+            history.push(sampler.sample(runtime.logits(), &history).unwrap());
+            runtime.close(id).unwrap();
+        }
+        return history.split_off(request.prompt.len());
+    }
+    let id = runtime.open_keeping(keep).unwrap();
     let go_on = &mut |_: haversack::run::Event<'_>| ControlFlow::Continue(());
-    let said = generate(&mut runtime, id, prompt, &mut sampler, options, go_on);
+    let said = generate(
+        &mut runtime,
+        id,
+        &prompt,
+        &mut sampler,
+        &request.options,
+        go_on,
+    );
     said.unwrap().tokens
 }
 
@@ -113,7 +145,7 @@ fn finish(desk: &mut Desk, runtime: &mut Runtime) -> HashMap<Ticket, Completed> 
     done
 }
 
-/// Arrivals, cancels, a batch that grows and shrinks and a budget that is too small for all of them: nobody says another
+/// Arrivals, cancels, threads and a batch that grow and shrink and a budget that is too small for all of them: nobody says another
 /// token for it, nobody is lost, and the ledger is within the budget after every step.
 #[test]
 fn company_changes_no_token() {
@@ -149,6 +181,7 @@ fn company_changes_no_token() {
                 batch: 1 + dice.roll(8),
                 chunk: 1 + dice.roll(100),
             });
+            runtime.set_threads(1 + dice.roll(3));
             desk.step(&mut runtime, Duration::ZERO, &mut |ticket, news| {
                 match news {
                     News::Done(completed) => drop(done.insert(ticket, completed)),

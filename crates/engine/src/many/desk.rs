@@ -1,5 +1,6 @@
 //! Takes requests, and computes those that have entered, one step after another.
 
+use super::long::{BadRows, Rows};
 use super::plan::{Pace, Priority, Wish, plan};
 use super::queue::{Full, Queue};
 use crate::model::forward::{Span, Want};
@@ -17,7 +18,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     pub sample: SampleOptions,
     pub options: GenerateOptions,
-    pub keep: Keep,
+    /// That its sequence may have; `None`: what the runtime's options say.
+    pub rows: Option<Rows>,
     pub priority: Priority,
     /// Whose it is: owners take turns.
     pub owner: u64,
@@ -42,6 +44,8 @@ pub enum Refused {
     Bytes { bytes: usize, most: usize },
     #[error(transparent)]
     Keep(#[from] StepError),
+    #[error(transparent)]
+    Rows(#[from] BadRows),
     #[error(transparent)]
     Full(#[from] Full),
     #[error(transparent)]
@@ -90,6 +94,8 @@ struct Entry {
     completion: Completion,
     sampler: Sampler,
     keep: Keep,
+    /// Where its rows are read again.
+    again: Option<Rows>,
     /// That it has at most.
     rows: usize,
 }
@@ -130,7 +136,7 @@ impl Desk {
         }
     }
 
-    /// How much a step may do from now on. Whoever has entered stays.
+    /// How much a step may do from now on. Whoever has entered stays, and says the same.
     pub fn set_pace(&mut self, pace: Pace) {
         let batch = pace.batch.clamp(1, self.options.batch.max(1));
         self.pace = Pace { batch, ..pace };
@@ -159,17 +165,36 @@ impl Desk {
         if let Some(&token) = request.prompt.iter().find(known) {
             return Err(Refused::Token { token, vocabulary });
         }
-        let end = runtime.end_of(request.keep)?;
-        if let Some(most) = end
-            && tokens > most
-        {
-            return Err(Refused::Length { tokens, most });
-        }
-        let room = end.map(|end| (end - tokens) as u64);
-        let completion = Completion::within(&request.prompt, &request.options, room)?;
         let answer = request.options.tokens_max.unwrap_or(usize::MAX);
-        let tokens = tokens.saturating_add(answer).min(end.unwrap_or(usize::MAX));
-        let rows = runtime.rows_of(request.keep, tokens);
+        let keep = match &request.rows {
+            Some(rows) => {
+                rows.check()?;
+                rows.keep()
+            }
+            None => Keep::Usual,
+        };
+        let end = runtime.end_of(keep)?;
+        let most = end.unwrap_or(usize::MAX);
+        let read = match &request.rows {
+            Some(rows) => rows.of_prompt(&request.prompt, answer),
+            None => (tokens <= most).then(|| request.prompt.clone()),
+        };
+        let read = read.ok_or(Refused::Length { tokens, most })?;
+        let tokens = read.len().saturating_add(answer).min(most);
+        let again = request.rows.filter(|rows| rows.is_read_again());
+        let completion = match again {
+            // Where rows are read again depends on all that came.
+            Some(_) => {
+                let mut whole = Completion::within(&request.prompt, &request.options, None)?;
+                whole.read_again(read);
+                whole
+            }
+            None => {
+                let room = end.map(|end| end.saturating_sub(read.len()) as u64);
+                Completion::within(&read, &request.options, room)?
+            }
+        };
+        let rows = runtime.rows_of(keep, tokens);
         let bytes = runtime.sequence_bytes(rows);
         if let Some(most) = promisable(runtime, 1, rows)
             && bytes > most
@@ -181,7 +206,8 @@ impl Desk {
             ticket,
             completion,
             sampler: Sampler::new(request.sample)?,
-            keep: request.keep,
+            keep,
+            again,
             rows,
         };
         let (priority, owner) = (request.priority, request.owner);
@@ -209,6 +235,7 @@ impl Desk {
     ) -> Result<bool, StepError> {
         self.expire(runtime, now, tell)?;
         self.admit(runtime, tell)?;
+        self.renew(runtime)?;
         if self.active.is_empty() {
             return Ok(false);
         }
@@ -274,6 +301,22 @@ impl Desk {
         Ok(())
     }
 
+    /// Has the rows read again of those who are at the end of theirs.
+    fn renew(&mut self, runtime: &mut Runtime) -> Result<(), StepError> {
+        for job in &mut self.active {
+            let Some(rows) = job.entry.again else {
+                continue;
+            };
+            let pending = job.entry.completion.pending().len();
+            let held = runtime.position(job.sequence)? as usize + pending;
+            if held >= rows.most {
+                let read = rows.at(job.entry.completion.history());
+                job.begin_again(runtime, read)?;
+            }
+        }
+        Ok(())
+    }
+
     /// One pass over the weights. Portions become smaller where a policy wants to be asked between.
     fn compute(&self, runtime: &mut Runtime, takes: &mut [usize]) -> Result<(), StepError> {
         let mut spans = Vec::with_capacity(takes.len());
@@ -310,9 +353,12 @@ impl Desk {
             "a promise was too small: {:?} begins anew",
             job.entry.ticket
         );
-        let fresh = runtime.open_keeping(job.entry.keep)?;
-        runtime.close(std::mem::replace(&mut job.sequence, fresh))?;
-        job.entry.completion.restart();
+        let history = job.entry.completion.history();
+        let read = match &job.entry.again {
+            Some(rows) => rows.at(history),
+            None => history.to_vec(),
+        };
+        job.begin_again(runtime, read)?;
         takes[last] = 0;
         Ok(true)
     }
@@ -357,12 +403,10 @@ impl Desk {
                 sampler,
                 ..
             } = entry;
-            let was_reading = completion.is_reading();
             let samples = completion.samples_after(take);
             completion.read(take);
             let mut flow = ControlFlow::Continue(());
-            if was_reading {
-                let (done, total) = completion.progress();
+            if let Some((done, total)) = completion.progress() {
                 flow = tell(*ticket, News::Prompt { done, total });
             }
             if samples {
@@ -402,6 +446,15 @@ impl Desk {
 }
 
 impl Job {
+    /// A sequence that has nothing yet, and these to read.
+    fn begin_again(&mut self, runtime: &mut Runtime, read: Vec<u32>) -> Result<(), StepError> {
+        // What it holds is free before it is taken again.
+        runtime.close(self.sequence)?;
+        self.sequence = runtime.open_keeping(self.entry.keep)?;
+        self.entry.completion.read_again(read);
+        Ok(())
+    }
+
     fn wish(&self) -> Wish {
         Wish {
             priority: self.priority,

@@ -5,12 +5,14 @@
 //!                  who enters                  plan: who reads, who decodes
 //! ```
 //!
-//! [`queue`] and [`plan`] decide and are pure; [`Desk`] carries out. What a request says does not depend on who else is
+//! [`queue`], [`plan`] and [`long`] decide and are pure; [`Desk`] carries out. What a request says does not depend on who else is
 //! there, when it entered, or how its prompt was portioned.
 
 pub mod desk;
+pub mod long;
 pub mod plan;
 pub mod queue;
 
 pub use desk::{Desk, DeskOptions, News, Refused, Request, Ticket};
+pub use long::{Long, Rows};
 pub use plan::{Pace, Priority};

@@ -16,7 +16,8 @@ pub struct Completion {
     /// The prompt, and everything sampled since: penalties look at both.
     history: Vec<u32>,
     prompt: usize,
-    /// Of the history, what the sequence has.
+    /// What the sequence is to read before a token is sampled, and how much of it was read.
+    queue: Vec<u32>,
     read: usize,
     /// Most tokens to sample.
     limit: Option<usize>,
@@ -81,6 +82,7 @@ impl Completion {
         Ok(Completion {
             history: prompt.to_vec(),
             prompt: prompt.len(),
+            queue: prompt.to_vec(),
             read: 0,
             limit,
             ignores_end: options.ignore_end,
@@ -93,11 +95,7 @@ impl Completion {
 
     /// Tokens to be read before the next one can be sampled. A prompt is read even if nothing is to be sampled.
     pub fn pending(&self) -> &[u32] {
-        let end = match self.finish {
-            None => self.history.len(),
-            Some(_) => self.prompt,
-        };
-        &self.history[self.read.min(end)..end]
+        &self.queue[self.read..]
     }
 
     /// Whether it samples from the logits behind so many of them.
@@ -107,29 +105,29 @@ impl Completion {
 
     /// So many of them are in the sequence now.
     pub fn read(&mut self, tokens: usize) {
-        debug_assert!(tokens <= self.pending().len());
-        self.read += tokens;
+        self.read = (self.read + tokens).min(self.queue.len());
     }
 
-    /// Whether it still reads its prompt.
-    pub fn is_reading(&self) -> bool {
-        self.read < self.prompt
+    /// Tokens of the prompt that were read, and all of them, until the first token is sampled.
+    pub fn progress(&self) -> Option<(usize, usize)> {
+        let is_reading = self.sampled().is_empty();
+        is_reading.then_some((self.read, self.queue.len()))
     }
 
-    /// Tokens of the prompt that were read, and all of them.
-    pub fn progress(&self) -> (usize, usize) {
-        (self.read.min(self.prompt), self.prompt)
+    /// What the sequence had is lost: these are to be read in its place, and the last of them is the last of all.
+    pub fn read_again(&mut self, tokens: Vec<u32>) {
+        debug_assert_eq!(tokens.last(), self.history.last());
+        (self.queue, self.read) = (tokens, 0);
     }
 
-    /// What was read is lost: all of it is to be read again.
-    pub fn restart(&mut self) {
-        self.read = 0;
+    /// The prompt, and everything sampled since.
+    pub fn history(&self) -> &[u32] {
+        &self.history
     }
 
     /// Nothing more is read or sampled.
     pub fn is_over(&self) -> bool {
-        self.finish
-            .is_some_and(|finish| finish == Finish::Cancelled || self.pending().is_empty())
+        self.finish.is_some() && self.pending().is_empty()
     }
 
     pub fn sampled(&self) -> &[u32] {
@@ -144,6 +142,7 @@ impl Completion {
     /// Whoever wanted it does so no longer.
     pub fn cancel(&mut self) {
         self.finish.get_or_insert(Finish::Cancelled);
+        self.read = self.queue.len();
     }
 
     /// The next token, from the logits behind the last one that was read.
@@ -167,6 +166,11 @@ impl Completion {
             self.finish = Some(Finish::Stop);
         } else if self.limit.is_some_and(|most| self.sampled().len() >= most) {
             self.finish = Some(Finish::Length);
+        }
+        if self.finish.is_none() {
+            self.queue.clear();
+            self.queue.push(id);
+            self.read = 0;
         }
         Ok(Sampled {
             id,

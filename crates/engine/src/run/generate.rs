@@ -109,10 +109,10 @@ pub(crate) fn drive(
     let fed = runtime.feed(sequence, prompt, &mut |done| {
         tell(Event::Prompt { done, total })
     })?;
-    if fed.is_none() {
-        completion.cancel();
+    match fed {
+        Some(_) => completion.read(total),
+        None => completion.cancel(),
     }
-    completion.read(total);
     let prefill = started.elapsed();
 
     let started = Instant::now();

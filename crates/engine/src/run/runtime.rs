@@ -108,6 +108,8 @@ pub struct Runtime {
     pub(super) scratch: Scratch,
     /// What the step under way adds to each sequence; kept for its room.
     grow: Vec<Grow>,
+    /// What is promised holds for so many.
+    threads_most: usize,
     chunk: usize,
     kv: KvOptions,
     activations: Activations,
@@ -254,6 +256,7 @@ impl Runtime {
             store,
             scratch,
             grow: Vec::new(),
+            threads_most: threads,
             chunk: chunk.max(1),
             kv: options.kv.clone(),
             activations: options.activations,
@@ -308,6 +311,16 @@ impl Runtime {
 
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// How many threads compute from now on, at most as many as the options said. Tokens do not depend on it.
+    pub fn set_threads(&mut self, threads: usize) {
+        let threads = threads.clamp(1, self.threads_most);
+        if threads != self.threads() {
+            self.pool = Pool::new(threads);
+            // It has room for each thread.
+            self.scratch.release(self.model.config());
+        }
     }
 
     pub fn chunk(&self) -> usize {

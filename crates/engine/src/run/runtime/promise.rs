@@ -70,7 +70,7 @@ impl Runtime {
 
     fn setting(&self) -> Setting {
         Setting {
-            threads: self.threads(),
+            threads: self.threads_most,
             int8: self.activations == Activations::Int8,
             chunk: CHUNK_MIN,
             noting: self.retention.noting(),
