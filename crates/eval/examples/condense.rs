@@ -3,7 +3,7 @@
 //!
 //! `facts`: facts among small talk, some told twice, some taken back, become 300 tokens; each fact is asked for by the
 //! log-probability of the right answer among ten. `kept`: the same, and nothing is asked. `gaps`: the time between tokens before, while and after a
-//! stream is condensed.
+//! stream is condensed, and which tokens of an answer take longest.
 
 use haversack::encoder::{Encoder, EncoderOptions};
 use haversack::run::{Event, GenerateOptions};
@@ -387,10 +387,11 @@ fn gaps(model: &Arc<Model>, encoder: Arc<dyn Embed>, cases: usize) -> Result<(),
     println!(
         "threads,beside,while,gaps,median_ms,p95_ms,longest_ms,longest/median,least_median_ms,least_p95_ms,least_longest_ms,least_longest/median"
     );
-    for threads in [1, 2] {
-        for beside in [1, 2, 4] {
+    for threads in [2, 1] {
+        for beside in [2, 1, 4] {
             let mut all: [Vec<f64>; 3] = Default::default();
             let mut least = all.clone();
+            let mut places: Vec<(f64, usize)> = Vec::new();
             let (mut answers, mut left) = (Vec::new(), usize::MAX);
             for number in 0..cases {
                 let mut told = Vec::new();
@@ -411,7 +412,9 @@ fn gaps(model: &Arc<Model>, encoder: Arc<dyn Embed>, cases: usize) -> Result<(),
                         told.iter().filter(same).map(|t| &t.answers[i]).collect();
                     let of =
                         |gap: usize| times.iter().map(|a| a.gaps[gap]).fold(f64::MAX, f64::min);
-                    least[first.stage as usize].extend((0..first.gaps.len()).map(of));
+                    let gaps = (0..first.gaps.len()).map(of);
+                    places.extend(gaps.clone().zip(0..));
+                    least[first.stage as usize].extend(gaps);
                 }
             }
             for (((_, name), all), least) in STAGES.iter().zip(all).zip(least) {
@@ -430,6 +433,10 @@ fn gaps(model: &Arc<Model>, encoder: Arc<dyn Embed>, cases: usize) -> Result<(),
                 "# swapped after answers: {}; {left} bytes left at least",
                 answers.join(" ")
             );
+            places.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let places = places.iter().take(12);
+            let places: Vec<String> = places.map(|(ms, at)| format!("{at} {ms:.1}")).collect();
+            println!("# longest, by place in the answer: {}", places.join(", "));
         }
     }
     Ok(())

@@ -142,14 +142,17 @@ fn cases(s: Sequence, turn: usize) -> Vec<(String, Sequence)> {
 #[test]
 fn every_table_gives_the_scalar_bits() {
     let one = Pool::new(1);
+    // In an emulator the last queries have to do: they see every block.
+    let from = if is_emulated() { 59 } else { 0 };
     for (turn, (heads, kv_heads, dim)) in SHAPES.into_iter().enumerate() {
         for (name, s) in cases(Sequence::new(heads, kv_heads, dim, 75, 1), turn) {
             let count = Some(counted(turn));
-            let expected = run(Table::SCALAR, &one, &[&s], 0, 75, count);
-            let finite = expected[0].out.iter().all(|x| x.is_finite());
+            let expected = run(Table::SCALAR, &one, &[&s], from, 75, count);
+            let computed = &expected[0].out[from * heads * dim..];
+            let finite = computed.iter().all(|x| x.is_finite());
             assert!(finite, "{name} {heads}/{kv_heads}/{dim}");
             for table in tables() {
-                let got = run(table, &one, &[&s], 0, 75, count);
+                let got = run(table, &one, &[&s], from, 75, count);
                 assert!(
                     got[0].bits() == expected[0].bits(),
                     "{} {name} {heads}/{kv_heads}/{dim}",
@@ -213,11 +216,15 @@ fn near_the_ideal() {
     }
 }
 
-/// In an emulator (`HAVERSACK_EMULATED`) the first shape has to do where shapes matter less than what is done with them.
+fn is_emulated() -> bool {
+    std::env::var_os("HAVERSACK_EMULATED").is_some()
+}
+
+/// In an emulator the first shape has to do where shapes matter less than what is done with them.
 fn few<T>(shapes: &[T]) -> &[T] {
-    match std::env::var_os("HAVERSACK_EMULATED") {
-        Some(_) => &shapes[..1],
-        None => shapes,
+    match is_emulated() {
+        true => &shapes[..1],
+        false => shapes,
     }
 }
 
