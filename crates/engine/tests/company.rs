@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{SMOLLM2, load, packed_dir, real_model};
+use common::{Dice, SMOLLM2, load, packed_dir, real_model};
 use haversack::cpu::Table;
 use haversack::load::gguf::synth::Spec;
 use haversack::model::forward::{Span, Want};
@@ -12,18 +12,6 @@ use haversack::{
     RuntimeOptions,
 };
 use std::sync::Arc;
-
-/// A small deterministic generator for schedules.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % below as u64) as usize
-    }
-}
 
 fn tiny(variant: &str) -> (tempfile::TempDir, Arc<Model>) {
     let dir = tempfile::tempdir().unwrap();

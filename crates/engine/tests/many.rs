@@ -3,7 +3,7 @@
 mod common;
 
 use common::session::{Words, say};
-use common::{SMOLLM2, load, packed_dir, real_model};
+use common::{Dice, SMOLLM2, load, packed_dir, real_model};
 use haversack::load::gguf::synth::Spec;
 use haversack::many::{
     Desk, DeskOptions, Long, News, Pace, Priority, Refused, Request, Rows, Ticket,
@@ -18,17 +18,6 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % below as u64) as usize
-    }
-}
 
 fn tiny() -> (tempfile::TempDir, Spec, Arc<Model>) {
     let dir = tempfile::tempdir().unwrap();

@@ -123,10 +123,11 @@ type Tell<'a> = &'a mut dyn FnMut(Ticket, News<'_>) -> ControlFlow<()>;
 
 impl Desk {
     pub fn new(runtime: &Runtime, options: DeskOptions) -> Desk {
-        let pace = Pace {
-            batch: options.batch.max(1),
-            chunk: runtime.chunk(),
-        };
+        // A step of nobody would never end.
+        let batch = options.batch.max(1);
+        let options = DeskOptions { batch, ..options };
+        let chunk = runtime.chunk();
+        let pace = Pace { batch, chunk };
         Desk {
             options,
             pace,
@@ -138,7 +139,7 @@ impl Desk {
 
     /// How much a step may do from now on. Whoever has entered stays, and says the same.
     pub fn set_pace(&mut self, pace: Pace) {
-        let batch = pace.batch.clamp(1, self.options.batch.max(1));
+        let batch = pace.batch.clamp(1, self.options.batch);
         self.pace = Pace { batch, ..pace };
     }
 
@@ -161,8 +162,8 @@ impl Desk {
             return Err(Refused::Empty);
         }
         let vocabulary = runtime.model().config().vocab;
-        let known = |&&token: &&u32| token as usize >= vocabulary;
-        if let Some(&token) = request.prompt.iter().find(known) {
+        let is_unknown = |&&token: &&u32| token as usize >= vocabulary;
+        if let Some(&token) = request.prompt.iter().find(is_unknown) {
             return Err(Refused::Token { token, vocabulary });
         }
         let answer = request.options.tokens_max.unwrap_or(usize::MAX);
@@ -310,8 +311,7 @@ impl Desk {
             let pending = job.entry.completion.pending().len();
             let held = runtime.position(job.sequence)? as usize + pending;
             if held >= rows.most {
-                let read = rows.at(job.entry.completion.history());
-                job.begin_again(runtime, read)?;
+                job.begin_again(runtime)?;
             }
         }
         Ok(())
@@ -353,12 +353,7 @@ impl Desk {
             "a promise was too small: {:?} begins anew",
             job.entry.ticket
         );
-        let history = job.entry.completion.history();
-        let read = match &job.entry.again {
-            Some(rows) => rows.at(history),
-            None => history.to_vec(),
-        };
-        job.begin_again(runtime, read)?;
+        job.begin_again(runtime)?;
         takes[last] = 0;
         Ok(true)
     }
@@ -446,11 +441,16 @@ impl Desk {
 }
 
 impl Job {
-    /// A sequence that has nothing yet, and these to read.
-    fn begin_again(&mut self, runtime: &mut Runtime, read: Vec<u32>) -> Result<(), StepError> {
+    /// A sequence that has nothing yet, and what belongs into its rows to read.
+    fn begin_again(&mut self, runtime: &mut Runtime) -> Result<(), StepError> {
         // What it holds is free before it is taken again.
         runtime.close(self.sequence)?;
         self.sequence = runtime.open_keeping(self.entry.keep)?;
+        let history = self.entry.completion.history();
+        let read = match &self.entry.again {
+            Some(rows) => rows.at(history),
+            None => history.to_vec(),
+        };
         self.entry.completion.read_again(read);
         Ok(())
     }

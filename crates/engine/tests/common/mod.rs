@@ -63,3 +63,15 @@ pub fn runtime(model: &Arc<Model>, activations: Activations) -> Runtime {
     };
     Runtime::new(model.clone(), &options).unwrap_or_else(|e| panic!("{e}"))
 }
+
+/// A small deterministic generator for schedules.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % below as u64) as usize
+    }
+}
