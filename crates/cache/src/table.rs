@@ -3,7 +3,8 @@
 //! Positions grow along the table and a block's first is a multiple of 32: slot `i` of an entry holds
 //! position `first_position + i`, unless rows left one by one and others took their slots
 //! ([`crate::store`]); those have left the recent zone, so that every query sees all of them. Blocks may be
-//! missing where they were evicted. Between steps an entry has one form, in a step it may have both.
+//! missing where they were evicted. Between steps an entry has one form, but for the one that leaves the recent
+//! zone next: it is near, and its far form may be there already. In a step others may have both.
 //!
 //! Rows may be hidden: they stay where they are, and no query sees them. Spans hold what is shown and reach
 //! from the first such entry of their 256 positions to the last, so that what lies outside is never looked at; entries
@@ -37,6 +38,11 @@ impl Entry {
 
     fn span(&self) -> u64 {
         self.first_position / SPAN_SLOTS as u64
+    }
+
+    /// Within the recent zone, or of a layer without one.
+    pub fn is_near(&self) -> bool {
+        self.near.is_some()
     }
 
     pub fn positions(&self) -> Range<u64> {
@@ -245,10 +251,18 @@ impl Table {
         }
     }
 
-    /// Near blocks that become far when the near zone starts at block `near_from`.
-    pub(crate) fn leaving(&self, near_from: u64) -> usize {
-        let near = self.entries.iter().rev().take_while(|e| e.near.is_some());
-        near.filter(|e| e.block() < near_from).count()
+    /// Entries before block `end` that have no far form yet. They stand together.
+    pub(crate) fn uncoded(&self, end: u64) -> Range<usize> {
+        let end = self.entries.partition_point(|e| e.block() < end);
+        let uncoded = self.entries[..end].iter().rev();
+        let count = uncoded.take_while(|e| e.far.is_none()).count();
+        end - count..end
+    }
+
+    /// The far form of the block that leaves the recent zone next, if it is there already.
+    pub(crate) fn prepared(&self) -> Option<BlockId> {
+        let mut near = self.entries.iter().rev().take_while(|e| e.near.is_some());
+        near.find_map(|e| e.far)
     }
 
     /// Runs of entries in the same 256 positions once positions from `first` to `end` are there too.
@@ -271,7 +285,7 @@ impl Table {
     /// The end of the last block that has only the far form and starts before `position`; 0 if
     /// there is none.
     pub(crate) fn far_end(&self, position: u64) -> u64 {
-        let far_only = |e: &&Entry| e.near.is_none() && e.first_position < position;
+        let far_only = |e: &&Entry| !e.is_near() && e.first_position < position;
         let last = self.entries.iter().rev().find(far_only);
         last.map_or(0, |e| e.first_position + SLOTS)
     }

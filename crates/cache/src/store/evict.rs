@@ -2,7 +2,7 @@
 //!
 //! Both check everything first and then cannot fail.
 
-use super::{SequenceId, Store, release, release_sinks};
+use super::{SequenceId, Store, release, release_far, release_sinks};
 use crate::error::CacheError;
 use crate::policy::Plan;
 use crate::segments::Segments;
@@ -50,6 +50,8 @@ impl Store {
             for entry in table.take(kept..table.entries.len()) {
                 release(&mut self.pools, layer, &entry);
             }
+            // What was made ahead is not due yet, or of rows that are no longer there.
+            release_far(&mut self.pools, layer, table, None);
             if let Some(last) = table.entries.last_mut() {
                 let rows = position - last.first_position;
                 last.cut(last.rows.min(rows.min(SLOTS) as u32));

@@ -3,7 +3,7 @@
 //! A *column* is one block of 32 positions in every layer, in whatever form each has it; the *outline* is all else:
 //! where the sequence stands, what left it, the exact first tokens. Below [`Store::settled`] a column never changes
 //! again, so that it is written once; the few above it are what a later save replaces. Restored equals computed, bit
-//! for bit, but for what is hidden, which is said anew. Sequences whose rows leave one by one have no image: their rows have moved between columns.
+//! for bit, but for what is hidden, which is said anew; far forms made ahead are made again. Sequences whose rows leave one by one have no image: their rows have moved between columns.
 //!
 //! ```text
 //! column    block u64 | (layer) { form u8, rows u8 } | bytes of the layers that have it, in order
@@ -76,12 +76,13 @@ impl Store {
             .layers
             .iter()
             .zip(tables)
-            .filter_map(|(layer, table)| Some(self.entry_bytes(layer, &found(table)?)))
+            .filter_map(|(layer, table)| layer.form(&found(table)?))
+            .map(|(pool, _)| self.pools[pool].block_bytes())
             .sum();
         reserve_exact(out, size_of::<u64>() + 2 * tables.len() + bytes)?;
         write_head(tables, block, out);
         for (layer, table) in self.layers.iter().zip(tables) {
-            for (pool, id) in found(table).iter().flat_map(|entry| layer.forms(entry)) {
+            if let Some((pool, id)) = found(table).and_then(|entry| layer.form(&entry)) {
                 out.extend_from_slice(self.pools[pool].bytes(id));
             }
         }
@@ -514,8 +515,8 @@ pub(super) fn write_head(tables: &[Table], block: u64, out: &mut Vec<u8>) {
     for table in tables {
         let (form, rows) = match find(table, block).map(|at| table.entries[at]) {
             None => (NONE, 0),
-            Some(entry) if entry.far.is_some() => (FAR, entry.rows),
-            Some(entry) => (NEAR, entry.rows),
+            Some(entry) if entry.is_near() => (NEAR, entry.rows),
+            Some(entry) => (FAR, entry.rows),
         };
         out.extend_from_slice(&[form, rows as u8]);
     }

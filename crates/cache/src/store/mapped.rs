@@ -64,7 +64,7 @@ impl Store {
                 let Some(entry) = find(table, block).map(|at| table.entries[at]) else {
                     continue;
                 };
-                for (pool, id) in layer.forms(&entry) {
+                if let Some((pool, id)) = layer.form(&entry) {
                     reserve_exact(&mut laid.regions[pool], 1)?;
                     laid.regions[pool].push(self.pools[pool].bytes(id));
                 }

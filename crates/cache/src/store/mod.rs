@@ -4,8 +4,8 @@
 //! [`evict`] makes them shorter, [`hide`] hides rows, [`tidy`] gives memory back. This file holds what they share, and opens, forks and
 //! closes sequences.
 //!
-//! Invariants between steps: an entry has one form; near forms are exactly those within the recent
-//! zone of the last position; a layer with a window holds no block that its next query cannot see;
+//! Invariants between steps: an entry has one form, but for the far form that is made ahead of what leaves the
+//! recent zone next; near forms are exactly those within the recent zone of the last position; a layer with a window holds no block that its next query cannot see;
 //! the sum of all accounts is within the budget.
 
 mod evict;
@@ -639,6 +639,11 @@ impl Layer {
         let far = entry.far.map(|id| (self.far_pool, id));
         near.into_iter().chain(far)
     }
+
+    /// The form that counts: the near one while there is one.
+    fn form(&self, entry: &Entry) -> Option<(usize, BlockId)> {
+        self.forms(entry).next()
+    }
 }
 
 impl Sequence {
@@ -679,6 +684,15 @@ fn list_bytes(table: &Table) -> usize {
 fn release(pools: &mut [Pool], layer: &Layer, entry: &Entry) {
     for (pool, id) in layer.forms(entry) {
         pools[pool].release(id);
+    }
+}
+
+/// Far forms of near entries go, all but `kept`.
+fn release_far(pools: &mut [Pool], layer: &Layer, table: &mut Table, kept: Option<BlockId>) {
+    for entry in table.entries.iter_mut().rev().filter(|e| e.is_near()) {
+        if let Some(far) = entry.far.take_if(|far| Some(*far) != kept) {
+            pools[layer.far_pool].release(far);
+        }
     }
 }
 

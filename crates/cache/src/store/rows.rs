@@ -129,10 +129,10 @@ fn check_room(layer: usize, shape: KvShape, rows: usize, found: usize) -> Result
 /// The entry of a row that is there, in the form of rows that are no longer recent.
 fn settled(table: &Table, shape: LayerShape, layer: usize, row: &Row) -> Result<usize, CacheError> {
     let index = row.entry as usize;
-    let there = table.entries.get(index).is_some_and(|entry| {
-        let form = if shape.zoned() { entry.far } else { entry.near };
-        u32::from(row.slot) < entry.rows && form.is_some()
-    });
+    let there = table
+        .entries
+        .get(index)
+        .is_some_and(|entry| u32::from(row.slot) < entry.rows && entry.is_near() != shape.zoned());
     match there {
         true => Ok(index),
         false => Err(CacheError::NotLoose {

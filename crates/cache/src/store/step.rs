@@ -12,11 +12,15 @@
 //! committed       far         far            far  far  near …
 //! ```
 //!
+//! A token by itself would now and then pay for a block of every layer. So the block that leaves next gets its far
+//! form ahead, in a layer or so with each token before, and until it leaves queries see its near form. That takes
+//! early what the token at the border takes otherwise, never more, and is left out where there is no room for it.
+//!
 //! Only `begin` takes memory: it reserves the worst case of all sequences together. Near forms of
 //! new blocks that leave at once are counted for the layer with most of them, because `settle`
 //! returns them before the next layer is written.
 
-use super::{Layer, SequenceId, Store, release, release_sinks};
+use super::{Layer, SequenceId, Store, release, release_far, release_sinks};
 use crate::error::CacheError;
 use crate::pool::{BlockId, Pool, Reservation, reserve_exact};
 use crate::size::{Need, SLOTS, Standing, first_seen_block, near_from};
@@ -56,6 +60,13 @@ pub(super) struct Member {
     pub tokens: usize,
 }
 
+impl Member {
+    /// Where it stands after the step.
+    pub fn end(&self) -> u64 {
+        self.position + self.tokens as u64
+    }
+}
+
 /// A table as it was, as far as the step changes it.
 #[derive(Clone, Copy)]
 pub(super) struct Mark {
@@ -66,6 +77,10 @@ pub(super) struct Mark {
     /// The shared block that a private copy stands in for.
     pub tail: Option<BlockId>,
     pub sinks: Option<BlockId>,
+    /// The far form of a block that was still near.
+    pub prepared: Option<BlockId>,
+    /// The block that leaves next gets its far form in this step.
+    pub ahead: bool,
 }
 
 impl Mark {
@@ -114,21 +129,17 @@ impl Store {
                     tail_rows: table.entries.last().map_or(0, |e| e.rows),
                     tail: None,
                     sinks: table.sinks,
+                    prepared: table.prepared(),
+                    ahead: false,
                 });
             }
+            self.look_ahead(&mut step);
         }
 
-        let lists = self.worst_case(&mut step);
-        let blocks: usize = self
-            .pools
-            .iter()
-            .zip(&step.needed)
-            .map(|(pool, &n)| {
-                n.saturating_mul(pool.block_bytes())
-                    .saturating_add(pool.list_bytes_to_reserve(n))
-            })
-            .fold(lists, usize::saturating_add);
-        self.ledger().fit(blocks)?;
+        if self.ledger().fit(self.worst_case(&mut step)).is_err() {
+            step.marks.iter_mut().for_each(|mark| mark.ahead = false);
+            self.ledger().fit(self.worst_case(&mut step))?;
+        }
 
         if let Err(error) = self.take(&mut step) {
             self.forfeit(step);
@@ -170,45 +181,83 @@ impl Store {
         })
     }
 
-    /// Counts the blocks that the step can need at once; returns how much longer the tables become.
+    /// Chooses the layers in which the last member makes ahead what leaves next: as many as are left, over the tokens
+    /// that are left.
+    fn look_ahead(&self, step: &mut Step) {
+        let Some(member) = step.members.last().filter(|m| m.tokens == 1) else {
+            return;
+        };
+        let recent = self.zones.recent_blocks();
+        let slot = member.position % SLOTS;
+        // A block that is not full may still change, and the token at a border has enough to do.
+        if recent == 0 || member.position / SLOTS < recent || slot == 0 {
+            return;
+        }
+        let tables = &self.sequences[member.index].tables;
+        let marks = step.marks.len() - tables.len();
+        let is_left = |(layer, table): (&Layer, &Table)| {
+            let near_from = near_from(layer.shape, self.zones, member.end());
+            let next = table.uncoded(near_from + 1).last();
+            layer.shape.zoned() && next.is_some_and(|i| table.entries[i].block() == near_from)
+        };
+        let layers = || self.layers.iter().zip(tables).map(is_left);
+        let left = layers().filter(|&is_left| is_left).count() as u64;
+        // The token at the border may take a share as well.
+        let share = left.div_ceil(SLOTS - slot + 1);
+        let chosen = layers().enumerate().filter(|&(_, is_left)| is_left);
+        for (layer, _) in chosen.take(share as usize) {
+            step.marks[marks + layer].ahead = true;
+        }
+    }
+
+    /// Counts the blocks that the step can need at once; returns the bytes of those and of longer tables.
     fn worst_case(&self, step: &mut Step) -> usize {
         let Step {
             members,
+            marks,
             needed,
             transient,
             ..
         } = step;
+        needed.clear();
         needed.resize(self.pools.len(), 0);
+        transient.clear();
         transient.resize(self.pools.len(), 0);
-        let mut lists = 0;
+        let mut bytes = 0usize;
         for (l, layer) in self.layers.iter().enumerate() {
             let mut of_layer = 0;
-            for member in members.iter() {
+            for (m, member) in members.iter().enumerate() {
                 let table = &self.sequences[member.index].tables[l];
                 let need = self.need(layer, table, member);
+                let ahead = marks[m * self.layers.len() + l].ahead;
                 needed[layer.near_pool] += need.near as usize;
-                needed[layer.far_pool] += need.far as usize;
+                needed[layer.far_pool] += need.far as usize + usize::from(ahead);
                 if let Some(pool) = layer.sink_pool {
                     needed[pool] += need.sinks as usize;
                 }
                 of_layer += need.transient as usize;
-                lists += table.bytes_to_grow(new_blocks(member));
+                bytes = bytes.saturating_add(table.bytes_to_grow(new_blocks(member)));
             }
             transient[layer.near_pool] = transient[layer.near_pool].max(of_layer);
         }
-        for (needed, transient) in needed.iter_mut().zip(transient) {
+        for (pool, (needed, transient)) in self.pools.iter().zip(needed.iter_mut().zip(transient)) {
             *needed += *transient;
+            bytes = bytes
+                .saturating_add(needed.saturating_mul(pool.block_bytes()))
+                .saturating_add(pool.list_bytes_to_reserve(*needed));
         }
-        lists
+        bytes
     }
 
     fn need(&self, layer: &Layer, table: &Table, member: &Member) -> Need {
-        let (position, tokens) = (member.position, member.tokens);
-        let near_from = near_from(layer.shape, self.zones, position + tokens as u64);
+        let Member {
+            position, tokens, ..
+        } = *member;
+        let near_from = near_from(layer.shape, self.zones, member.end());
         let near = &self.pools[layer.near_pool];
         let shared = |pool: &Pool, id: Option<BlockId>| id.is_some_and(|id| pool.is_shared(id));
         let standing = Standing {
-            leaving: table.leaving(near_from) as u64,
+            leaving: table.uncoded(near_from).len() as u64,
             copy_tail: shared(near, table.tail(position).and_then(|e| e.near)),
             make_sinks: match (layer.sink_pool, table.sinks) {
                 (Some(pool), sinks) => sinks.is_none() || shared(&self.pools[pool], sinks),
@@ -231,7 +280,7 @@ impl Store {
         Ok(())
     }
 
-    /// After attention of that layer: near forms that the step made and that have a far form go
+    /// After attention of that layer: near forms that the step made and that no later query sees go
     /// back to the reservation, for the next layer.
     pub fn settle(&mut self, step: &mut Step, layer: usize) {
         if step.unsettled != Some(layer) {
@@ -243,9 +292,10 @@ impl Store {
         let reservation = &mut step.reservations[made.near_pool];
         for (m, member) in step.members.iter().enumerate() {
             let mark = &step.marks[m * self.layers.len() + layer];
+            let near_from = near_from(made.shape, self.zones, member.end());
             let table = &mut self.sequences[member.index].tables[layer];
             for entry in &mut table.entries[mark.first_made()..] {
-                if entry.far.is_some()
+                if entry.block() < near_from
                     && let Some(near) = entry.near.take()
                 {
                     pool.put_back(reservation, near);
@@ -279,7 +329,8 @@ impl Store {
             for (l, table) in sequence.tables.iter_mut().enumerate() {
                 let mark = &step.marks[m * layers + l];
                 let layer = &self.layers[l];
-                finish(&mut self.pools, layer, table, mark);
+                let near_from = near_from(layer.shape, self.zones, sequence.position);
+                finish(&mut self.pools, layer, table, mark, near_from);
                 if let Some(window) = layer.shape.window {
                     let first = first_seen_block(window, sequence.position) * SLOTS;
                     drop_passed(&mut self.pools, layer, table, first);
@@ -329,12 +380,11 @@ impl Store {
 
 /// Blocks that the step begins.
 fn new_blocks(member: &Member) -> usize {
-    let end = member.position + member.tokens as u64;
-    (end.div_ceil(SLOTS) - member.position.div_ceil(SLOTS)) as usize
+    (member.end().div_ceil(SLOTS) - member.position.div_ceil(SLOTS)) as usize
 }
 
 /// What was kept for a rollback goes.
-fn finish(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark) {
+fn finish(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark, near_from: u64) {
     if let Some(shared) = mark.tail {
         pools[layer.near_pool].release(shared);
     }
@@ -342,7 +392,7 @@ fn finish(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark) {
         release_sinks(pools, layer, Some(before));
     }
     for (i, entry) in table.entries.iter_mut().enumerate().rev() {
-        if entry.far.is_some()
+        if entry.block() < near_from
             && let Some(near) = entry.near.take()
         {
             pools[layer.near_pool].release(near);
@@ -364,11 +414,7 @@ fn undo(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark) {
             pools[layer.near_pool].release(private);
         }
     }
-    for entry in table.entries.iter_mut().filter(|e| e.near.is_some()) {
-        if let Some(far) = entry.far.take() {
-            pools[layer.far_pool].release(far);
-        }
-    }
+    release_far(pools, layer, table, mark.prepared);
     if mark.sinks != table.sinks {
         release_sinks(pools, layer, table.sinks);
         table.sinks = mark.sinks;

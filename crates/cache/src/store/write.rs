@@ -9,7 +9,7 @@ use crate::coding::{Side, Staging, at_once, blocks_at_once, recode_head, write_s
 use crate::error::CacheError;
 use crate::pool::{BlockId, Pool};
 use crate::size::{SLOTS, near_from};
-use crate::table::{Entry, Table};
+use crate::table::Entry;
 use haversack_kernels::Exec;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_kernels::format::kv::code::sink_bytes;
@@ -60,12 +60,12 @@ impl Store {
         }
         self.copy_shared(step, &member, layer, mark);
         self.append(exec, step, &member, layer, k, v);
-        self.recode(exec, step, &member, layer);
+        self.recode(exec, step, &member, layer, mark);
         let table = &self.sequences[index].tables[layer];
-        let both = |e: &Entry| e.near.is_some() && e.far.is_some();
+        let near_from = near_from(shape, self.zones, member.end());
         if table.entries[step.marks[mark].first_made()..]
             .iter()
-            .any(both)
+            .any(|e| e.is_near() && e.block() < near_from)
         {
             step.unsettled = Some(layer);
         }
@@ -195,20 +195,19 @@ impl Store {
         }
     }
 
-    /// Far forms for the near blocks that leave the recent zone of the step's last query.
-    fn recode(&mut self, exec: Exec<'_>, step: &mut Step, member: &Member, l: usize) {
+    /// Far forms for the near blocks that leave the recent zone of the step's last query, and ahead for the one that
+    /// leaves next, if that was begun with.
+    fn recode(&mut self, exec: Exec<'_>, step: &mut Step, member: &Member, l: usize, mark: usize) {
         let layer = &self.layers[l];
-        let end = member.position + member.tokens as u64;
-        let leaving = leaving(
-            &self.sequences[member.index].tables[l],
-            near_from(layer.shape, self.zones, end),
-        );
+        let near_from = near_from(layer.shape, self.zones, member.end());
+        let end = near_from + u64::from(step.marks[mark].ahead);
+        let uncoded = self.sequences[member.index].tables[l].uncoded(end);
         let (near, far) = (layer.shape.near_shape(), layer.shape.far_shape());
         let k_head = far.form.k.head_bytes(far.head_dim);
         let v_head = far.form.v.head_bytes(far.head_dim);
-        let mut first = leaving.start;
-        while first < leaving.end {
-            let entries = first..leaving.end.min(first + at_once(far.block_bytes()));
+        let mut first = uncoded.start;
+        while first < uncoded.end {
+            let entries = first..uncoded.end.min(first + at_once(far.block_bytes()));
             let table = &self.sequences[member.index].tables[l];
             let pool = &self.pools[layer.near_pool];
             let coded = &mut self.staging.coded[..entries.len() * far.block_bytes()];
@@ -291,12 +290,4 @@ impl Near<'_> {
             write_sinks(table, shape, self.sinks, to, slot, &rows[..exact]);
         }
     }
-}
-
-/// Entries that are near and before block `near_from`: they stand together.
-fn leaving(table: &Table, near_from: u64) -> Range<usize> {
-    let end = table.entries.partition_point(|e| e.block() < near_from);
-    let near = table.entries[..end].iter().rev();
-    let count = near.take_while(|e| e.near.is_some()).count();
-    end - count..end
 }

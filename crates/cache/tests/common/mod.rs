@@ -403,9 +403,11 @@ pub fn check_with(store: &Store, coder: &mut Coder, id: SequenceId, model: &Mode
                 is_near,
                 "near form of block {block}"
             );
+            let leaves_next = is_near && last - block as u64 == zones.recent_blocks();
+            let is_prepared = leaves_next && shape.zoned() && entries[i].far.is_some();
             assert_eq!(
                 entries[i].far.is_none(),
-                is_near,
+                is_near && !is_prepared,
                 "far form of block {block}"
             );
             let shown = view.block(i, last);
@@ -424,6 +426,17 @@ pub fn check_with(store: &Store, coder: &mut Coder, id: SequenceId, model: &Mode
                 same_slots(form, &content, expected, rows),
                 "content of block {block} of layer {layer}"
             );
+            if is_prepared {
+                let far = shape.far_shape();
+                let ahead = view.block(i, u64::MAX);
+                assert_eq!((ahead.k.form, ahead.v.form), (far.form.k, far.form.v));
+                let content = [ahead.k.bytes, ahead.v.bytes].concat();
+                assert!(
+                    same_slots(far, &content, &twin.far, rows),
+                    "far form of block {block} of layer {layer}, made ahead"
+                );
+                bytes += far.block_bytes();
+            }
             bytes += check_sinks(coder, layer, shape, zones, model, block, &shown);
         }
     }

@@ -1,0 +1,176 @@
+//! Far forms that are made before their block leaves the recent zone: every token pays a little, none for all layers,
+//! and nobody can tell but by the bytes.
+
+mod common;
+
+use common::*;
+use haversack_cache::size::Kept;
+use haversack_cache::{
+    CacheError, Codec, Grow, LayerShape, SequenceId, Store, StoreOptions, Zones, kv_bytes,
+    reserve_bytes,
+};
+
+const LAYERS: usize = 30;
+const ZONES: Zones = Zones {
+    sinks: 4,
+    recent: 64,
+};
+
+fn layer() -> LayerShape {
+    codec_layer(1, 16, Codec::Int8, Codec::Int4)
+}
+
+fn options() -> StoreOptions {
+    StoreOptions {
+        layers: vec![layer(); LAYERS],
+        zones: ZONES,
+        ..StoreOptions::default()
+    }
+}
+
+fn tokens(n: usize) -> Vec<u32> {
+    (1..=n as u32).collect()
+}
+
+/// Far forms of blocks that are still near.
+fn ahead(store: &Store, id: SequenceId) -> usize {
+    let of = |layer| {
+        let view = store.view(id, layer).unwrap();
+        let both = view.entries().iter().filter(|e| e.is_near());
+        both.filter(|e| e.far.is_some()).count()
+    };
+    (0..store.layers().len()).map(of).sum()
+}
+
+fn grow(store: &Store, id: SequenceId, tokens: usize) -> Grow {
+    let position = store.position(id).unwrap();
+    Grow {
+        id,
+        position,
+        tokens,
+    }
+}
+
+/// A token at a time: two layers at most get their far form with each, all have it before the border, and the
+/// bytes that a step ends with or asks for are those at a border, as if nothing were made ahead.
+#[test]
+fn every_token_pays_a_little() {
+    let layers = vec![layer(); LAYERS];
+    let mut store = Store::new(options()).unwrap();
+    let mut coder = Coder::new(&options());
+    let (id, all) = (store.open().unwrap(), tokens(300));
+    let mut model = Model::default();
+    let far = layer().far_shape().block_bytes() as u64;
+    let (mut most, mut planned, mut before) = (0, 0, 0);
+    for (position, &token) in all.iter().enumerate() {
+        let at = position as u64;
+        planned = planned
+            .max(kv_bytes(&layers, ZONES, Kept::All, at) + reserve_bytes(&layers, ZONES, at, 1));
+        let step = store.begin(&[grow(&store, id, 1)]).unwrap();
+        let ledger = store.ledger();
+        most = most.max((ledger.kv_live + ledger.kv_promised) as u64);
+        store.rollback(step);
+        feed(&mut store, id, &[token]).unwrap();
+        model.feed(&[token]);
+        let now = ahead(&store, id);
+        if position % 32 == 0 {
+            assert_eq!(now, 0, "those before {position} have left");
+            assert!(before == LAYERS || position < 96, "{before} at {position}");
+        } else {
+            let more = now - before;
+            assert!(more <= 2, "{more} layers at once at {position}");
+        }
+        before = now;
+        let live = store.ledger().kv_live as u64;
+        let seen = kv_bytes(&layers, ZONES, Kept::All, at + 1);
+        assert_eq!(live, seen + now as u64 * far, "at {position}");
+        check_with(&store, &mut coder, id, &model);
+    }
+    assert_eq!(most, planned);
+}
+
+/// A prompt makes nothing ahead; what follows it makes up for it evenly in the tokens that are left.
+#[test]
+fn after_a_prompt_what_is_left_is_shared_out() {
+    for prompt in [96, 97, 100, 110, 120, 126, 127, 128] {
+        let mut store = Store::new(options()).unwrap();
+        let id = store.open().unwrap();
+        feed(&mut store, id, &tokens(prompt)).unwrap();
+        assert_eq!(ahead(&store, id), 0);
+        let left = 32 - prompt % 32;
+        let share = LAYERS.div_ceil(left + 1);
+        for i in 1..=left {
+            feed(&mut store, id, &[7]).unwrap();
+            assert!(ahead(&store, id) <= i * share, "{prompt} and {i}");
+        }
+        let missing = LAYERS - ahead(&store, id);
+        assert!(missing <= share, "{missing} after {prompt}");
+    }
+}
+
+/// Where there is no room for it nothing is made ahead, and no token is refused that was not before.
+#[test]
+fn a_tight_budget_is_not_spent_ahead() {
+    let mut store = Store::new(options()).unwrap();
+    let mut model = Model::default();
+    let id = store.open().unwrap();
+    feed(&mut store, id, &tokens(100)).unwrap();
+    store.set_budget(Some(store.ledger().total())).unwrap();
+    model.feed(&tokens(100));
+    for token in 101..=128 {
+        feed(&mut store, id, &[token]).unwrap();
+        model.feed(&[token]);
+        assert_eq!(ahead(&store, id), 0);
+    }
+    check(&store, id, &model);
+    let error = store.begin(&[grow(&store, id, 1)]).map(drop).unwrap_err();
+    assert!(matches!(error, CacheError::CannotFit(_)), "{error}");
+}
+
+/// Forks share what was made ahead, rollback keeps it, and a sequence that is cut back makes it anew.
+#[test]
+fn it_is_shared_kept_and_made_anew() {
+    let mut store = Store::new(options()).unwrap();
+    let mut coder = Coder::new(&options());
+    let a = store.open().unwrap();
+    let mut first = Model::default();
+    feed(&mut store, a, &tokens(100)).unwrap();
+    first.feed(&tokens(100));
+    for token in 1..=12 {
+        feed(&mut store, a, &[token]).unwrap();
+        first.feed(&[token]);
+    }
+    let (made, live) = (ahead(&store, a), store.ledger().kv_live);
+    assert!(made >= 12, "{made}");
+    let b = store.fork(a).unwrap();
+    let mut second = first.clone();
+    assert_eq!((ahead(&store, b), store.ledger().kv_live), (made, live));
+
+    let mut step = store.begin(&[grow(&store, a, 1)]).unwrap();
+    for layer in 0..LAYERS {
+        write(&mut store, &mut step, a, layer, &[5]).unwrap();
+        store.settle(&mut step, layer);
+    }
+    store.rollback(step);
+    assert_eq!((ahead(&store, a), store.ledger().kv_live), (made, live));
+
+    for token in 1..=70 {
+        feed(&mut store, a, &[token]).unwrap();
+        first.feed(&[token]);
+    }
+    assert_eq!(ahead(&store, b), made);
+    check_with(&store, &mut coder, a, &first);
+    // Into the block whose far form is there.
+    assert_eq!(store.oldest_restorable(b).unwrap(), 97);
+    store.truncate(b, 97).unwrap();
+    second.tokens.truncate(97);
+    assert_eq!(ahead(&store, b), 0);
+    for token in 200..=290 {
+        feed(&mut store, b, &[token]).unwrap();
+        second.feed(&[token]);
+        check_with(&store, &mut coder, b, &second);
+    }
+    store.close(a).unwrap();
+    store.close(b).unwrap();
+    assert_eq!(store.ledger().kv_live, 0);
+}
