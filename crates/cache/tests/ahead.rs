@@ -108,6 +108,32 @@ fn after_a_prompt_what_is_left_is_shared_out() {
     }
 }
 
+/// So it is with a few at a time, whether the border is between two steps or inside of one.
+#[test]
+fn a_few_tokens_at_a_time_share_it_too() {
+    for few in [2, 3, 5, 8, 13] {
+        let mut store = Store::new(options()).unwrap();
+        let (id, mut model) = (store.open().unwrap(), Model::default());
+        feed(&mut store, id, &tokens(100)).unwrap();
+        model.feed(&tokens(100));
+        let mut coded = 0;
+        for step in 0..40 {
+            let far = |store: &Store| {
+                let layers = 0..LAYERS;
+                let entries = layers.flat_map(|l| store.view(id, l).unwrap().entries().to_vec());
+                entries.filter(|e| e.far.is_some()).count()
+            };
+            let before = far(&store);
+            feed(&mut store, id, &tokens(few)).unwrap();
+            model.feed(&tokens(few));
+            coded = coded.max(far(&store) - before);
+            assert!(ahead(&store, id) <= LAYERS, "{few} at {step}");
+        }
+        assert!(coded <= few + few.div_ceil(3) + 1, "{coded} with {few}");
+        check(&store, id, &model);
+    }
+}
+
 /// Where there is no room for it nothing is made ahead, and no token is refused that was not before.
 #[test]
 fn a_tight_budget_is_not_spent_ahead() {

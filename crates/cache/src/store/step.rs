@@ -12,9 +12,9 @@
 //! committed       far         far            far  far  near …
 //! ```
 //!
-//! A token by itself would now and then pay for a block of every layer. So the block that leaves next gets its far
-//! form ahead, in a layer or so with each token before, and until it leaves queries see its near form. That takes
-//! early what the token at the border takes otherwise, never more, and is left out where there is no room for it.
+//! Tokens that come a few at a time would now and then pay for a block of every layer. So the block that leaves next
+//! gets its far form ahead, in a layer or so with each token before, and until it leaves queries see its near form. That
+//! takes early what the step over the border takes otherwise, never more, and is left out where there is no room.
 //!
 //! Only `begin` takes memory: it reserves the worst case of all sequences together. Near forms of
 //! new blocks that leave at once are counted for the layer with most of them, because `settle`
@@ -181,16 +181,16 @@ impl Store {
         })
     }
 
-    /// Chooses the layers in which the last member makes ahead what leaves next: as many as are left, over the tokens
-    /// that are left.
+    /// Chooses the layers in which the last member makes ahead what leaves next: its share of those that are left.
     fn look_ahead(&self, step: &mut Step) {
-        let Some(member) = step.members.last().filter(|m| m.tokens == 1) else {
+        let Some(member) = step.members.last() else {
             return;
         };
         let recent = self.zones.recent_blocks();
-        let slot = member.position % SLOTS;
-        // A block that is not full may still change, and the token at a border has enough to do.
-        if recent == 0 || member.position / SLOTS < recent || slot == 0 {
+        let (slot, tokens) = (member.position % SLOTS, member.tokens as u64);
+        // A block that is not full may still change, and a step over a border has enough to do.
+        let is_full = recent > 0 && member.position / SLOTS >= recent;
+        if !is_full || slot == 0 || tokens == 0 || slot + tokens > SLOTS {
             return;
         }
         let tables = &self.sequences[member.index].tables;
@@ -202,8 +202,8 @@ impl Store {
         };
         let layers = || self.layers.iter().zip(tables).map(is_left);
         let left = layers().filter(|&is_left| is_left).count() as u64;
-        // The token at the border may take a share as well.
-        let share = left.div_ceil(SLOTS - slot + 1);
+        // The step over the border may take a share as well.
+        let share = (left * tokens).div_ceil(SLOTS - slot + tokens);
         let chosen = layers().enumerate().filter(|&(_, is_left)| is_left);
         for (layer, _) in chosen.take(share as usize) {
             step.marks[marks + layer].ahead = true;
