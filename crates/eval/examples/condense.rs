@@ -19,7 +19,7 @@ use haversack_eval::stats::Spread;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -385,59 +385,55 @@ const TIMES: usize = 7;
 
 fn gaps(model: &Arc<Model>, encoder: Arc<dyn Embed>, cases: usize) -> Result<(), Failure> {
     println!(
-        "threads,beside,while,gaps,median_ms,p95_ms,longest_ms,longest/median,least_median_ms,least_p95_ms,least_longest_ms,least_longest/median"
+        "threads,while,gaps,median_ms,p95_ms,longest_ms,longest/median,least_median_ms,least_p95_ms,least_longest_ms,least_longest/median"
     );
     for threads in [2, 1] {
-        for beside in [2, 1, 4] {
-            let mut all: [Vec<f64>; 3] = Default::default();
-            let mut least = all.clone();
-            let mut places: Vec<(f64, usize)> = Vec::new();
-            let (mut answers, mut left) = (Vec::new(), usize::MAX);
-            for number in 0..cases {
-                let mut told = Vec::new();
-                for _ in 0..TIMES {
-                    told.push(talk(model, &encoder, threads, beside, number)?);
-                }
-                for told in &told {
-                    for answer in &told.answers {
-                        all[answer.stage as usize].extend(&answer.gaps);
-                    }
-                    let after = told.swapped.map_or("-".to_owned(), |n| n.to_string());
-                    answers.push(after);
-                    left = left.min(told.left);
-                }
-                for (i, first) in told[0].answers.iter().enumerate() {
-                    let same = |t: &&Told| t.answers.get(i).is_some_and(|a| a.stage == first.stage);
-                    let times: Vec<&Answer> =
-                        told.iter().filter(same).map(|t| &t.answers[i]).collect();
-                    let of =
-                        |gap: usize| times.iter().map(|a| a.gaps[gap]).fold(f64::MAX, f64::min);
-                    let gaps = (0..first.gaps.len()).map(of);
-                    places.extend(gaps.clone().zip(0..));
-                    least[first.stage as usize].extend(gaps);
-                }
+        let mut all: [Vec<f64>; 3] = Default::default();
+        let mut least = all.clone();
+        let mut places: Vec<(f64, usize)> = Vec::new();
+        let (mut answers, mut left) = (Vec::new(), usize::MAX);
+        for number in 0..cases {
+            let mut told = Vec::new();
+            for _ in 0..TIMES {
+                told.push(talk(model, &encoder, threads, number)?);
             }
-            for (((_, name), all), least) in STAGES.iter().zip(all).zip(least) {
-                let (Some(all), Some(least)) = (Spread::of(all), Spread::of(least)) else {
-                    continue;
-                };
-                print!("{threads},{beside},{name},{}", all.count());
-                for of in [all, least] {
-                    let (median, longest) = (of.median(), of.longest());
-                    let p95 = of.percentile(95);
-                    print!(",{median:.2},{p95:.2},{longest:.2},{:.2}", longest / median);
+            for told in &told {
+                for answer in &told.answers {
+                    all[answer.stage as usize].extend(&answer.gaps);
                 }
-                println!();
+                let after = told.swapped.map_or("-".to_owned(), |n| n.to_string());
+                answers.push(after);
+                left = left.min(told.left);
             }
-            println!(
-                "# swapped after answers: {}; {left} bytes left at least",
-                answers.join(" ")
-            );
-            places.sort_by(|a, b| b.0.total_cmp(&a.0));
-            let places = places.iter().take(12);
-            let places: Vec<String> = places.map(|(ms, at)| format!("{at} {ms:.1}")).collect();
-            println!("# longest, by place in the answer: {}", places.join(", "));
+            for (i, first) in told[0].answers.iter().enumerate() {
+                let same = |t: &&Told| t.answers.get(i).is_some_and(|a| a.stage == first.stage);
+                let times: Vec<&Answer> = told.iter().filter(same).map(|t| &t.answers[i]).collect();
+                let of = |gap: usize| times.iter().map(|a| a.gaps[gap]).fold(f64::MAX, f64::min);
+                let gaps = (0..first.gaps.len()).map(of);
+                places.extend(gaps.clone().zip(0..));
+                least[first.stage as usize].extend(gaps);
+            }
         }
+        for (((_, name), all), least) in STAGES.iter().zip(all).zip(least) {
+            let (Some(all), Some(least)) = (Spread::of(all), Spread::of(least)) else {
+                continue;
+            };
+            print!("{threads},{name},{}", all.count());
+            for of in [all, least] {
+                let (median, longest) = (of.median(), of.longest());
+                let p95 = of.percentile(95);
+                print!(",{median:.2},{p95:.2},{longest:.2},{:.2}", longest / median);
+            }
+            println!();
+        }
+        println!(
+            "# swapped after answers: {}; {left} bytes left at least",
+            answers.join(" ")
+        );
+        places.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let places = places.iter().take(12);
+        let places: Vec<String> = places.map(|(ms, at)| format!("{at} {ms:.1}")).collect();
+        println!("# longest, by place in the answer: {}", places.join(", "));
     }
     Ok(())
 }
@@ -447,7 +443,6 @@ fn talk(
     model: &Arc<Model>,
     encoder: &Arc<dyn Embed>,
     threads: usize,
-    beside: usize,
     number: usize,
 ) -> Result<Told, Failure> {
     const BUDGET_BYTES: usize = 64 << 20;
@@ -461,11 +456,8 @@ fn talk(
         ..RuntimeOptions::default()
     };
     let mut runtime = Runtime::new(model.clone(), &options)?;
-    let options = SessionOptions {
-        condense_beside: beside,
-        ..SessionOptions::default()
-    };
-    let mut sessions = Sessions::new(&runtime, options)?.with_encoder(encoder.clone());
+    let mut sessions =
+        Sessions::new(&runtime, SessionOptions::default())?.with_encoder(encoder.clone());
     let text = among_talk(&case(number).0, 0, &count);
     // As much of it as the cap takes, and then facts.
     let cut = (0..text.len())
@@ -490,6 +482,7 @@ fn talk(
             Progress::Reading { .. } => Stage::Reading,
             _ => Stage::Nothing,
         };
+        let is_judging = matches!(stage, Stage::Judging);
         let mut moments = Vec::with_capacity(96);
         let tell = &mut |event: Event<'_>| {
             if matches!(event, Event::Token { .. }) {
@@ -504,6 +497,10 @@ fn talk(
         let gaps = moments.windows(2).map(|pair| pair[1] - pair[0]);
         let gaps = gaps.map(|gap| gap.as_secs_f64() * 1e3).collect();
         answers.push(Answer { stage, gaps });
+        // How long it is judged depends on the machine: reading begins with the next answer, every time.
+        while is_judging && matches!(sessions.work(runtime, id, 1)?, Progress::Judging) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         left = left.min(BUDGET_BYTES.saturating_sub(runtime.ledger().peak));
         Ok(())
     };

@@ -12,9 +12,9 @@
 //! committed       far         far            far  far  near …
 //! ```
 //!
-//! Tokens that come a few at a time would now and then pay for a block of every layer. So the block that leaves next
-//! gets its far form ahead, in a layer or so with each token before, and until it leaves queries see its near form. That
-//! takes early what the step over the border takes otherwise, never more, and is left out where there is no room.
+//! A single token would now and then pay for a block of every layer. So the block that leaves next gets its far form
+//! ahead, in a layer or so with each token before, and until it leaves queries see its near form. That takes early what
+//! the token at the border takes otherwise, and is left out where there is no room.
 //!
 //! Only `begin` takes memory: it reserves the worst case of all sequences together. Near forms of
 //! new blocks that leave at once are counted for the layer with most of them, because `settle`
@@ -181,31 +181,34 @@ impl Store {
         })
     }
 
-    /// Chooses the layers in which the last member makes ahead what leaves next: its share of those that are left.
+    /// Chooses the layers in which the last member makes ahead what leaves next: its share of those that are left, by
+    /// the tokens until then.
     fn look_ahead(&self, step: &mut Step) {
-        let Some(member) = step.members.last() else {
+        let Some(member) = step.members.last().filter(|m| m.tokens > 0) else {
             return;
         };
         let recent = self.zones.recent_blocks();
-        let (slot, tokens) = (member.position % SLOTS, member.tokens as u64);
-        // A block that is not full may still change, and a step over a border has enough to do.
-        let is_full = recent > 0 && member.position / SLOTS >= recent;
-        if !is_full || slot == 0 || tokens == 0 || slot + tokens > SLOTS {
+        let last = member.end() - 1;
+        // A block that is not full may still change, and who begins one has made another leave.
+        if recent == 0 || last / SLOTS < recent || last % SLOTS == 0 {
             return;
         }
         let tables = &self.sequences[member.index].tables;
-        let marks = step.marks.len() - tables.len();
         let is_left = |(layer, table): (&Layer, &Table)| {
-            let near_from = near_from(layer.shape, self.zones, member.end());
-            let next = table.uncoded(near_from + 1).last();
-            layer.shape.zoned() && next.is_some_and(|i| table.entries[i].block() == near_from)
+            let next = near_from(layer.shape, self.zones, member.end());
+            let is_new = next >= member.position.div_ceil(SLOTS);
+            let there = table.uncoded(next + 1).last();
+            let is_there = there.is_some_and(|i| table.entries[i].block() == next);
+            layer.shape.zoned() && (is_new || is_there)
         };
-        let layers = || self.layers.iter().zip(tables).map(is_left);
-        let left = layers().filter(|&is_left| is_left).count() as u64;
-        // The step over the border may take a share as well.
-        let share = (left * tokens).div_ceil(SLOTS - slot + tokens);
-        let chosen = layers().enumerate().filter(|&(_, is_left)| is_left);
-        for (layer, _) in chosen.take(share as usize) {
+        let layers = || self.layers.iter().zip(tables).map(is_left).enumerate();
+        let left = layers().filter(|&(_, is_left)| is_left);
+        let in_block = (last % SLOTS + 1).min(member.tokens as u64);
+        // Whoever takes the border may have a share as well.
+        let to_come = SLOTS - last % SLOTS;
+        let share = (left.clone().count() as u64 * in_block).div_ceil(in_block + to_come);
+        let marks = step.marks.len() - tables.len();
+        for (layer, _) in left.take(share as usize) {
             step.marks[marks + layer].ahead = true;
         }
     }

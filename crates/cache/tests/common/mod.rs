@@ -368,6 +368,17 @@ impl Model {
     }
 }
 
+/// Bytes of far forms that were made ahead: of blocks that are still near.
+pub fn ahead_bytes(store: &Store, id: SequenceId) -> u64 {
+    let of = |(layer, shape): (usize, &LayerShape)| {
+        let view = store.view(id, layer).unwrap();
+        let near = view.entries().iter().filter(|e| e.is_near());
+        let ahead = near.filter(|e| e.far.is_some()).count();
+        (ahead * shape.far_shape().block_bytes()) as u64
+    };
+    store.layers().iter().enumerate().map(of).sum()
+}
+
 /// Everything about one sequence that can be seen.
 pub fn check(store: &Store, id: SequenceId, model: &Model) {
     let mut coder = Coder::new(&StoreOptions {
