@@ -370,13 +370,13 @@ impl Pool {
         released
     }
 
-    /// A slab that is full and still has small pages.
-    pub fn full_slab(&self) -> Option<SlabIndex> {
-        let full = |(&pages, &live): (&Pages, &u32)| {
-            pages == Pages::Small && live as usize == self.blocks_per_slab
-        };
-        let mut slabs = self.slab_pages.iter().zip(&self.slab_live);
-        slabs.position(full).map(SlabIndex)
+    /// Slabs that are full and still have small pages.
+    pub fn full_slabs(&self) -> impl Iterator<Item = SlabIndex> + '_ {
+        let slabs = self.slab_pages.iter().zip(&self.slab_live).enumerate();
+        let full = slabs.filter(|(_, (pages, live))| {
+            **pages == Pages::Small && **live as usize == self.blocks_per_slab
+        });
+        full.map(|(i, _)| SlabIndex(i))
     }
 
     /// Asks for huge pages for a slab that is full. Whether the system has any changes nothing but the
@@ -621,15 +621,15 @@ mod tests {
         let mut pool = pool(6528, 322);
         let mut r = pool.reserve(400).unwrap();
         let mut ids: Vec<_> = (0..321).map(|_| pool.acquire(&mut r)).collect();
-        assert_eq!(pool.full_slab(), None, "one is missing");
+        assert_eq!(pool.full_slabs().next(), None, "one is missing");
         ids.push(pool.acquire(&mut r));
         for (i, &id) in ids.iter().enumerate() {
             pool.bytes_mut(id).fill(i as u8);
         }
         let before = pool.arena().resident_bytes();
-        let slab = pool.full_slab().unwrap();
+        let slab = pool.full_slabs().next().unwrap();
         pool.collapse(slab);
-        assert_eq!(pool.full_slab(), None, "not twice");
+        assert_eq!(pool.full_slabs().next(), None, "not twice");
         assert_eq!(pool.arena().resident_bytes(), before);
         for (i, &id) in ids.iter().enumerate() {
             assert!(pool.bytes(id).iter().all(|&b| b == i as u8));
@@ -640,7 +640,7 @@ mod tests {
         let mut r = pool.reserve(322).unwrap();
         ids.extend((0..322).map(|_| pool.acquire(&mut r)));
         assert_eq!(
-            pool.full_slab(),
+            pool.full_slabs().next(),
             Some(slab),
             "and again when its pages are new"
         );

@@ -124,6 +124,26 @@ fn huge_pages_need_room_in_the_budget() {
     }
 }
 
+/// A token does not wait for pages to be copied; whoever reads a prompt does.
+#[test]
+fn single_tokens_leave_slabs_to_prompts() {
+    let int8 = KvForm::both(Codec::Int8.form());
+    let mut store = store(int8, int8, Backing::Private);
+    let id = store.open().unwrap();
+    let waiting = |store: &mut Store| -> usize {
+        let pools = store.pools_mut().iter();
+        pools.map(|p| p.full_slabs().count()).sum()
+    };
+    let mut most = 0;
+    for token in 0..4096 {
+        feed(&mut store, id, &[token]).unwrap();
+        most = most.max(waiting(&mut store));
+    }
+    assert_eq!(most, 4);
+    feed(&mut store, id, &[7; 32]).unwrap();
+    assert_eq!(waiting(&mut store), 0);
+}
+
 /// A long conversation in a window does not creep: pages stay within a slab or two of what is live.
 #[test]
 fn a_long_run_stays_flat() {

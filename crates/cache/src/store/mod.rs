@@ -130,6 +130,10 @@ impl Sequence {
     }
 }
 
+/// Full slabs of a pool that wait for huge pages while single tokens are fed: copying one takes as long as a third of a
+/// token of a small model, and whoever reads a prompt waits anyway. A long answer gets them all the same.
+const SLABS_WAITING: usize = 4;
+
 /// Gaps that every sequence has room for, so that making room does not ask for room. With anchors and
 /// a window there is one, and a few when their numbers change on the way.
 const GAPS: usize = 8;
@@ -607,11 +611,13 @@ impl Store {
         pools.map(Pool::release_empty_slabs).sum()
     }
 
-    /// Puts slabs that have become full into huge pages. The system holds both until it has copied, so
-    /// there must be room in the budget for one more.
-    fn collapse_full_slabs(&mut self) {
+    /// Puts slabs that have become full into huge pages, all but so many of each pool. The system holds both until it
+    /// has copied, so there must be room in the budget for one more.
+    fn collapse_full_slabs(&mut self, waiting: usize) {
         for pool in 0..self.pools.len() {
-            while let Some(slab) = self.pools[pool].full_slab() {
+            loop {
+                let slab = self.pools[pool].full_slabs().nth(waiting);
+                let Some(slab) = slab else { break };
                 let bytes = self.pools[pool].arena().slab_bytes();
                 if self.ledger().fit(bytes).is_err() {
                     return;

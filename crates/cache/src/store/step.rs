@@ -20,7 +20,7 @@
 //! new blocks that leave at once are counted for the layer with most of them, because `settle`
 //! returns them before the next layer is written.
 
-use super::{Layer, SequenceId, Store, release, release_far, release_sinks};
+use super::{Layer, SLABS_WAITING, SequenceId, Store, release, release_far, release_sinks};
 use crate::error::CacheError;
 use crate::pool::{BlockId, Pool, Reservation, reserve_exact};
 use crate::size::{Need, SLOTS, Standing, first_seen_block, near_from};
@@ -341,10 +341,11 @@ impl Store {
             }
         }
         self.steps_under_way -= 1;
+        let reads = step.members.iter().any(|m| m.tokens as u64 >= SLOTS);
         self.forfeit(step);
         self.release_empty_slabs();
         if self.steps_under_way == 0 {
-            self.collapse_full_slabs();
+            self.collapse_full_slabs(if reads { 0 } else { SLABS_WAITING });
         }
         Ok(())
     }
