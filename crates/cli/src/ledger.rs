@@ -18,6 +18,7 @@ pub struct Holding {
     pub bits_effective: Option<f64>,
     sinks_bytes: usize,
     near_bytes: usize,
+    /// With what was made ahead.
     far_bytes: usize,
 }
 
@@ -25,7 +26,7 @@ impl Holding {
     pub fn of(runtime: &Runtime, sequence: SequenceId) -> Result<Holding> {
         let stats = runtime.stats(sequence)?;
         let store = runtime.store();
-        let (mut near_bytes, mut far_bytes, mut table_bytes) = (0, 0, 0);
+        let (mut near_bytes, mut far_bytes, mut table_bytes, mut ahead) = (0, 0, 0, 0);
         // Layers may keep different rows.
         let mut values = 0usize;
         for (layer, shape) in store.layers().iter().enumerate() {
@@ -34,8 +35,10 @@ impl Holding {
             table_bytes += size_of_val(entries) + entries.len() * size_of::<u32>();
             for entry in entries {
                 values += 2 * shape.width() * entry.rows as usize;
+                let far = entry.far.map_or(0, |_| shape.far_shape().block_bytes());
                 near_bytes += entry.near.map_or(0, |_| shape.near_shape().block_bytes());
-                far_bytes += entry.far.map_or(0, |_| shape.far_shape().block_bytes());
+                far_bytes += far;
+                ahead += if entry.is_near() { far } else { 0 };
             }
         }
         let held = (stats.bytes + table_bytes) as f64;
@@ -45,7 +48,7 @@ impl Holding {
             rows_live: stats.rows,
             rows_peak: stats.rows_peak,
             bits_effective: (values > 0).then(|| held * 8.0 / values as f64),
-            sinks_bytes: stats.bytes.saturating_sub(near_bytes + far_bytes),
+            sinks_bytes: (stats.bytes + ahead).saturating_sub(near_bytes + far_bytes),
             near_bytes,
             far_bytes,
         })

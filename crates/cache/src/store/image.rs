@@ -76,8 +76,7 @@ impl Store {
             .layers
             .iter()
             .zip(tables)
-            .filter_map(|(layer, table)| layer.form(&found(table)?))
-            .map(|(pool, _)| self.pools[pool].block_bytes())
+            .filter_map(|(layer, table)| Some(self.entry_bytes(layer, &found(table)?)))
             .sum();
         reserve_exact(out, size_of::<u64>() + 2 * tables.len() + bytes)?;
         write_head(tables, block, out);

@@ -93,7 +93,8 @@ pub struct SequenceStats {
     pub rows: usize,
     /// The most that `rows` has been.
     pub rows_peak: usize,
-    /// Bytes of the blocks this sequence holds; shared blocks count for each holder.
+    /// Bytes of the blocks that queries of this sequence see; shared blocks count for each holder. Far forms that were
+    /// made ahead are not among them.
     pub bytes: usize,
 }
 
@@ -573,9 +574,10 @@ impl Store {
         Ok(index)
     }
 
+    /// Of the form that counts.
     fn entry_bytes(&self, layer: &Layer, entry: &Entry) -> usize {
-        let forms = layer.forms(entry);
-        forms.map(|(pool, _)| self.pools[pool].block_bytes()).sum()
+        let form = layer.form(entry);
+        form.map_or(0, |(pool, _)| self.pools[pool].block_bytes())
     }
 
     fn sink_bytes(&self, layer: &Layer, table: &Table) -> usize {

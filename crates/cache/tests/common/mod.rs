@@ -446,7 +446,6 @@ pub fn check_with(store: &Store, coder: &mut Coder, id: SequenceId, model: &Mode
                     same_slots(far, &content, &twin.far, rows),
                     "far form of block {block} of layer {layer}, made ahead"
                 );
-                bytes += far.block_bytes();
             }
             bytes += check_sinks(coder, layer, shape, zones, model, block, &shown);
         }
