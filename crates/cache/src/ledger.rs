@@ -16,8 +16,10 @@ pub enum Account {
 pub struct Ledger {
     /// `None` = what the system gives.
     pub budget: Option<usize>,
-    /// Blocks that a table holds, shared ones once.
+    /// Blocks that queries see, shared ones once.
     pub kv_live: usize,
+    /// Blocks that were made ahead, before any query sees them.
+    pub kv_ahead: usize,
     /// Blocks that tables hold in mapped files, shared ones once. Clean pages, which the system can take back: the
     /// budget does not cover them.
     pub kv_file: usize,
@@ -39,7 +41,7 @@ pub struct Ledger {
 impl Ledger {
     /// What is held against the budget.
     pub fn total(&self) -> usize {
-        self.kv_live + self.kv_promised + self.tables + self.scratch + self.side
+        self.kv_live + self.kv_ahead + self.kv_promised + self.tables + self.scratch + self.side
     }
 
     /// Whether `more` bytes fit beside all this.
@@ -66,7 +68,8 @@ mod tests {
         let ledger = Ledger {
             budget: Some(15),
             kv_live: 1,
-            kv_promised: 2,
+            kv_ahead: 1,
+            kv_promised: 1,
             tables: 3,
             scratch: 1,
             side: 3,

@@ -78,7 +78,7 @@ pub struct Pool {
     arena: Arena,
     block_bytes: usize,
     blocks_per_slab: usize,
-    /// (block): how many tables hold it; 0 = free.
+    /// (block): how many tables hold it; 0 = free. With [`AHEAD`] where nobody sees it yet.
     references: Vec<u32>,
     /// (block): raised each time the block is freed; never 0.
     generations: Vec<NonZeroU32>,
@@ -91,8 +91,13 @@ pub struct Pool {
     slab_pages: Vec<Pages>,
     promised: usize,
     live: usize,
+    /// Of those, blocks that nobody sees yet.
+    ahead: usize,
     adopted: Adopted,
 }
+
+/// The bit of a reference count that says: made ahead, nobody sees it yet.
+const AHEAD: u32 = 1 << 31;
 
 impl Pool {
     /// `slab_bytes` is rounded up to whole blocks.
@@ -122,6 +127,7 @@ impl Pool {
             slab_pages: Vec::new(),
             promised: 0,
             live: 0,
+            ahead: 0,
             adopted: Adopted::default(),
         })
     }
@@ -133,6 +139,11 @@ impl Pool {
     /// Blocks of slabs in use.
     pub fn live(&self) -> usize {
         self.live
+    }
+
+    /// Of those, blocks that were made ahead.
+    pub fn ahead(&self) -> usize {
+        self.ahead
     }
 
     /// Blocks of files in use.
@@ -165,7 +176,9 @@ impl Pool {
             free: self.free.iter().map(|w| w.count_ones() as usize).sum(),
             live: self.references.iter().filter(|&&r| r > 0).count(),
             promised: self.promised,
-            references: self.references.iter().map(|&r| r as usize).sum(),
+            references: (self.references.iter())
+                .map(|&r| (r & !AHEAD) as usize)
+                .sum(),
             slabs: self.slab_live.len(),
             slabs_touched: (self.slab_pages.iter())
                 .filter(|&&pages| pages != Pages::Untouched)
@@ -286,15 +299,24 @@ impl Pool {
         }
         let i = id.index as usize;
         self.references[i] -= 1;
-        if self.references[i] == 0 {
+        if self.references[i] & !AHEAD == 0 {
+            self.set_ahead(id, false);
             self.vacate(i);
         }
+    }
+
+    /// Whether the block was made before anybody sees it. It must not be of a file.
+    pub(crate) fn set_ahead(&mut self, id: BlockId, is_ahead: bool) {
+        let count = &mut self.references[id.index as usize];
+        let was = *count & AHEAD != 0;
+        *count = *count & !AHEAD | if is_ahead { AHEAD } else { 0 };
+        self.ahead = self.ahead + usize::from(is_ahead) - usize::from(was);
     }
 
     /// Whether somebody else has it too, so that it must not be written. A file's always has.
     pub fn is_shared(&self, id: BlockId) -> bool {
         self.check(id);
-        id.is_adopted() || self.references[id.index as usize] > 1
+        id.is_adopted() || self.references[id.index as usize] & !AHEAD > 1
     }
 
     pub fn bytes(&self, id: BlockId) -> &[u8] {

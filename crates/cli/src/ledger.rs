@@ -76,6 +76,7 @@ pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
         "quality_debt": runtime.quality_debt(holding.sequence),
         "ledger": {
             "blocks_bytes": ledger.kv_live,
+            "ahead_bytes": ledger.kv_ahead,
             "tables_bytes": ledger.tables,
             "scratch_bytes": ledger.scratch,
             "side_bytes": ledger.side,
@@ -166,7 +167,10 @@ pub fn bar(runtime: &Runtime, holding: &Holding) -> String {
             false => (name.clone(), holding.near_bytes),
         },
         (name.clone(), holding.far_bytes),
-        ("others".to_owned(), ledger.kv_live.saturating_sub(own)),
+        (
+            "others".to_owned(),
+            (ledger.kv_live + ledger.kv_ahead).saturating_sub(own),
+        ),
         ("tables".to_owned(), rest),
         ("scratch".to_owned(), ledger.scratch),
     ];

@@ -246,7 +246,8 @@ impl Store {
         let sum = |f: &dyn Fn(&Pool) -> usize| self.pools.iter().map(f).sum::<usize>();
         Ledger {
             budget: self.budget_bytes,
-            kv_live: sum(&|p| p.live() * p.block_bytes()),
+            kv_live: sum(&|p| (p.live() - p.ahead()) * p.block_bytes()),
+            kv_ahead: sum(&|p| p.ahead() * p.block_bytes()),
             kv_file: sum(&|p| p.adopted() * p.block_bytes()),
             kv_promised: sum(&|p| p.promised() * p.block_bytes()),
             kv_peak: self.kv_peak,
@@ -635,8 +636,8 @@ impl Store {
     }
 
     fn note_peak(&mut self) {
-        let live = self.pools.iter().map(|p| p.live() * p.block_bytes()).sum();
-        self.kv_peak = self.kv_peak.max(live);
+        let live = |p: &Pool| (p.live() - p.ahead()) * p.block_bytes();
+        self.kv_peak = self.kv_peak.max(self.pools.iter().map(live).sum());
     }
 }
 

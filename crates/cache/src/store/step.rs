@@ -400,6 +400,9 @@ fn finish(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark, nea
             && let Some(near) = entry.near.take()
         {
             pools[layer.near_pool].release(near);
+            if let Some(far) = entry.far {
+                pools[layer.far_pool].set_ahead(far, false);
+            }
         } else if i < mark.first_made() && entry.near.is_none() {
             break;
         }

@@ -230,6 +230,7 @@ impl Store {
                     k[head * k_head..][..k_head].copy_from_slice(&coded[..k_head]);
                     v[head * v_head..][..v_head].copy_from_slice(&coded[k_head..]);
                 }
+                pool.set_ahead(id, entry.block() >= near_from);
                 entry.far = Some(id);
             }
             first = entries.end;
