@@ -77,6 +77,8 @@ pub enum Command {
     Compare(Box<Compare>),
     /// What fits a device, and what to choose for it
     Plan(Plan),
+    /// Answer over HTTP, for clients of the OpenAI API
+    Serve(Box<Serve>),
 }
 
 /// Flags of the commands that compute.
@@ -359,6 +361,35 @@ pub struct TextOrIds {
 }
 
 #[derive(Debug, Args)]
+pub struct Serve {
+    /// A path or a catalogue name
+    pub model: Option<String>,
+
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    pub addr: String,
+
+    /// A file whose first line everybody must know who asks for something
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+
+    /// A name by which clients may call this server, beside localhost; may be given more than once
+    #[arg(long, value_name = "NAME")]
+    pub host: Vec<String>,
+
+    /// Requests that are computed at once [default: 8]
+    #[arg(long, value_name = "N", value_parser = count(1, 64), allow_hyphen_values = true)]
+    pub batch: Option<usize>,
+
+    /// Requests that may wait [default: 64]
+    #[arg(long, value_name = "N", value_parser = count(0, 4096), allow_hyphen_values = true)]
+    pub queue: Option<usize>,
+
+    #[command(flatten)]
+    pub compute: Compute,
+}
+
+#[derive(Debug, Args)]
 pub struct Tokenize {
     /// A path or a catalogue name
     pub model: Option<String>,
@@ -567,6 +598,7 @@ impl Command {
             Command::Score(args) => &mut args.compute,
             Command::Bench(args) => &mut args.compute,
             Command::Perplexity(args) => &mut args.compute,
+            Command::Serve(args) => &mut args.compute,
             _ => return None,
         };
         Some(&mut compute.cache)

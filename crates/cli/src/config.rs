@@ -201,5 +201,6 @@ fn command_name(command: &Command) -> &'static str {
         Command::Perplexity(_) => "perplexity",
         Command::Compare(_) => "compare",
         Command::Plan(_) => "plan",
+        Command::Serve(_) => "serve",
     }
 }

@@ -22,6 +22,7 @@ mod out;
 mod policy_file;
 mod progress;
 mod resolve;
+mod server;
 
 use anyhow::Result;
 use args::{Cli, Command};
@@ -70,6 +71,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Perplexity(args) => commands::perplexity::perplexity(args, json),
         Command::Compare(args) => commands::compare::compare(args, json),
         Command::Plan(args) => commands::plan::plan(args, json),
+        Command::Serve(args) => commands::serve::serve(args, json),
         Command::Doctor => commands::doctor::doctor(json),
     }
 }

@@ -121,7 +121,7 @@ fn finish(desk: &mut Desk, runtime: &mut Runtime) -> HashMap<Ticket, Completed> 
         let now = Duration::ZERO;
         desk.step(runtime, now, &mut |ticket, news| {
             match news {
-                News::Done(completed) => assert!(done.insert(ticket, completed).is_none()),
+                News::Done(completed, _) => assert!(done.insert(ticket, completed).is_none()),
                 News::Failed(why) => panic!("{ticket:?}: {why}"),
                 _ => {}
             }
@@ -173,7 +173,7 @@ fn company_changes_no_token() {
             runtime.set_threads(1 + dice.roll(3));
             desk.step(&mut runtime, Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    News::Done(completed) => drop(done.insert(ticket, completed)),
+                    News::Done(completed, _) => drop(done.insert(ticket, completed)),
                     News::Failed(why) => panic!("seed {seed}: {why}"),
                     _ => {}
                 }
@@ -224,7 +224,7 @@ fn two_long_ones_meet() {
     let mut lengths = Vec::new();
     while !desk.is_idle() {
         desk.step(&mut runtime, Duration::ZERO, &mut |_, news| {
-            if let News::Done(completed) = news {
+            if let News::Done(completed, _) = news {
                 lengths.push(completed.tokens.len());
             }
             ControlFlow::Continue(())
@@ -292,7 +292,7 @@ fn a_deadline_ends_it_wherever_it_is() {
     let mut ends = Vec::new();
     for second in 0..=5 {
         desk.step(&mut runtime, Duration::from_secs(second), &mut |_, news| {
-            if let News::Done(completed) = news {
+            if let News::Done(completed, _) = news {
                 ends.push((second, completed.finish, completed.tokens.len()));
             }
             ControlFlow::Continue(())

@@ -11,6 +11,7 @@ pub mod plan;
 pub mod pull;
 pub mod run;
 pub mod score;
+pub mod serve;
 pub mod session_file;
 pub mod tokenize;
 pub mod verify;

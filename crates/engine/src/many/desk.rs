@@ -66,9 +66,18 @@ pub enum News<'a> {
         logits: &'a [f32],
     },
     /// The last that is heard of it.
-    Done(Completed),
+    Done(Completed, Held),
     /// The last that is heard of it: something is wrong with it, or with all of this.
     Failed(String),
+}
+
+/// What a request had when it ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Tokens seen.
+    pub seen: u64,
+    /// Rows kept of them.
+    pub rows: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -263,12 +272,14 @@ impl Desk {
         tell: Tell<'_>,
     ) -> Result<(), StepError> {
         for late in self.queue.expired(now) {
-            let _ = tell(late.what.ticket, News::Done(late.what.completion.end()));
+            let completed = late.what.completion.end();
+            let _ = tell(late.what.ticket, News::Done(completed, Held::default()));
         }
         let is_late = |job: &mut Job| job.deadline.is_some_and(|deadline| deadline <= now);
         for job in self.active.extract_if(.., is_late) {
-            runtime.close(job.sequence)?;
-            let _ = tell(job.entry.ticket, News::Done(job.entry.completion.end()));
+            let held = leave(runtime, job.sequence)?;
+            let completed = job.entry.completion.end();
+            let _ = tell(job.entry.ticket, News::Done(completed, held));
         }
         Ok(())
     }
@@ -427,13 +438,13 @@ impl Desk {
             }
         }
         for (sequence, ticket) in ended {
-            runtime.close(sequence)?;
+            let held = leave(runtime, sequence)?;
             let i = self.active.iter().position(|j| j.sequence == sequence);
             let Some(job) = i.map(|i| self.active.remove(i)) else {
                 continue;
             };
             if job.entry.completion.is_over() {
-                let _ = tell(ticket, News::Done(job.entry.completion.end()));
+                let _ = tell(ticket, News::Done(job.entry.completion.end(), held));
             }
         }
         Ok(())
@@ -462,6 +473,16 @@ impl Job {
             waited: self.waited,
         }
     }
+}
+
+/// Closes a sequence.
+fn leave(runtime: &mut Runtime, sequence: SequenceId) -> Result<Held, StepError> {
+    let stats = runtime.stats(sequence)?;
+    runtime.close(sequence)?;
+    Ok(Held {
+        seen: stats.position,
+        rows: stats.rows,
+    })
 }
 
 /// Bytes that may be promised to sequences in all, where there is a budget, so many of up to so many rows being active.

@@ -13,6 +13,6 @@ pub mod long;
 pub mod plan;
 pub mod queue;
 
-pub use desk::{Desk, DeskOptions, News, Refused, Request, Ticket};
+pub use desk::{Desk, DeskOptions, Held, News, Refused, Request, Ticket};
 pub use long::{Long, Rows};
 pub use plan::{Pace, Priority};

@@ -1,0 +1,127 @@
+//! `serve`: the model behind HTTP, until it is told to stop.
+
+use crate::args;
+use crate::engine::{self, Habits};
+use crate::error::usage;
+use crate::interrupt::Cooperative;
+use crate::out;
+use crate::server::{self, Door, Owner, OwnerOptions, Shared};
+use anyhow::{Context, Result};
+use serde_json::json;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// How often a signal is looked for.
+const LOOK: Duration = Duration::from_millis(50);
+
+pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
+    let key = args.api_key_file.as_deref().map(read_key).transpose()?;
+    let address = address(&args.addr)?;
+    if key.is_none() && !address.ip().is_loopback() {
+        return Err(usage(format!(
+            "--addr {address} can be reached from other machines, and nobody would need a key; accepted: a loopback address, or --api-key-file"
+        )));
+    }
+    // Before a model is loaded: the port may be taken.
+    let listener = TcpListener::bind(address).with_context(|| format!("--addr {address}"))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    let engine = engine::load(args.model.as_deref(), &args.compute, Habits::TALK)?;
+    let model_name = name_of(&engine.path);
+    let options = OwnerOptions {
+        batch: args.batch.unwrap_or(8),
+        queue: args.queue.unwrap_or(64),
+    };
+    let (hall, owner) = Owner::start(engine.runtime, options)?;
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let shared = Arc::new(Shared {
+        hall,
+        door: Door {
+            is_open: key.is_some(),
+            key,
+            hosts: args.host.clone(),
+        },
+        model_name,
+        created: now.as_secs(),
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(4)
+        .build()?;
+    let interrupt = Cooperative::begin(1);
+    let stop = async {
+        while !interrupt.raised() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        if as_json {
+            out::json(&json!({ "address": address.to_string(), "model": shared.model_name }))?;
+        } else {
+            out::note(&format!(
+                "{} is served at http://{address}",
+                shared.model_name
+            ));
+        }
+        server::serve(listener, shared.clone(), stop).await?;
+        anyhow::Ok(())
+    })?;
+    shared.hall.close();
+    // Whatever was still being answered has been cut off by now.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    owner.join().map_err(|_| anyhow::anyhow!("internal error"))
+}
+
+fn address(text: &str) -> Result<SocketAddr> {
+    let wrong = || {
+        usage(format!(
+            "--addr {text}: accepted: an address and a port, such as 127.0.0.1:8080"
+        ))
+    };
+    let mut found = text.to_socket_addrs().map_err(|_| wrong())?;
+    found.next().ok_or_else(wrong)
+}
+
+/// The file of a model, without folder and ending.
+fn name_of(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}
+
+/// The first line of a file that nobody else may read.
+fn read_key(path: &Path) -> Result<String> {
+    let name = || format!("--api-key-file {}", path.display());
+    let file = std::fs::File::open(path).with_context(name)?;
+    let metadata = file.metadata().with_context(name)?;
+    if !metadata.is_file() {
+        return Err(usage(format!("{}: accepted: a file", name())));
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        if metadata.permissions().mode() & 0o077 != 0 {
+            return Err(usage(format!(
+                "{}: others may read it; accepted: a file of mode 600",
+                name()
+            )));
+        }
+    }
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut std::io::Read::take(file, KEY_BYTES), &mut text)
+        .with_context(name)?;
+    let key = text.lines().next().unwrap_or_default().trim();
+    let is_key = key.len() >= KEY_LEAST && key.bytes().all(|b| b.is_ascii_graphic());
+    match is_key {
+        true => Ok(key.to_owned()),
+        false => Err(usage(format!(
+            "{}: accepted: a line of {KEY_LEAST} visible ASCII characters or more",
+            name()
+        ))),
+    }
+}
+
+const KEY_BYTES: u64 = 4096;
+const KEY_LEAST: usize = 16;

@@ -1,0 +1,330 @@
+//! Answers as clients of this API expect them: one document, or events of which each is a piece.
+
+use super::Shared;
+use super::ask::Ask;
+use super::fail::Fail;
+use super::owner::{Logprob, Piece, Place, Told, Turned};
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use haversack::Model;
+use serde_json::{Value as Json, json};
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Which of the two APIs an answer is for: they differ in names and in where the text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    Chat,
+    Completions,
+}
+
+impl Api {
+    fn id(self) -> &'static str {
+        match self {
+            Api::Chat => "chatcmpl",
+            Api::Completions => "cmpl",
+        }
+    }
+
+    fn object(self, is_chunk: bool) -> &'static str {
+        match (self, is_chunk) {
+            (Api::Chat, false) => "chat.completion",
+            (Api::Chat, true) => "chat.completion.chunk",
+            (Api::Completions, _) => "text_completion",
+        }
+    }
+}
+
+/// What all parts of an answer say of it.
+struct Head {
+    api: Api,
+    id: String,
+    created: u64,
+    model: String,
+    prompt_tokens: usize,
+    include_usage: bool,
+    shared: Arc<Shared>,
+}
+
+pub async fn answer(shared: Arc<Shared>, api: Api, ask: Ask) -> Result<Response, Fail> {
+    let Ask {
+        requests,
+        prompt_tokens,
+        logprobs,
+        stream,
+        include_usage,
+        model,
+    } = ask;
+    let choices = requests.len();
+    let submitted = shared.hall.submit(requests, logprobs).await;
+    let (place, told) = submitted.map_err(|turned| match turned {
+        Turned::Busy => Fail::busy(),
+        Turned::Stopping => Fail::stopping(),
+        Turned::Refused(refused) => Fail::refused(&refused),
+    })?;
+    let now = std::time::SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap_or_default();
+    let head = Head {
+        api,
+        id: format!("{}-{:x}", api.id(), now.as_nanos()),
+        created: now.as_secs(),
+        model: model.unwrap_or_else(|| shared.model_name.clone()),
+        prompt_tokens,
+        include_usage,
+        shared,
+    };
+    match stream {
+        true => Ok(events(head, place, told, choices)),
+        false => whole(head, place, told, choices).await,
+    }
+}
+
+/// What was said of one choice.
+#[derive(Default)]
+struct Choice {
+    logprobs: Vec<Json>,
+    ended: Option<Ended>,
+}
+
+struct Ended {
+    text: String,
+    tokens: usize,
+    finish: &'static str,
+    context: Json,
+}
+
+async fn whole(
+    head: Head,
+    place: Place,
+    mut told: mpsc::Receiver<Told>,
+    choices: usize,
+) -> Result<Response, Fail> {
+    let mut all: Vec<Choice> = (0..choices).map(|_| Choice::default()).collect();
+    while all.iter().any(|choice| choice.ended.is_none()) {
+        let Some((i, piece)) = told.recv().await else {
+            return Err(Fail::internal("the answer was cut off"));
+        };
+        match piece {
+            Piece::Token { logprob, .. } => {
+                let logprob = logprob.map(|l| head.logprob(&l));
+                all[i].logprobs.extend(logprob);
+            }
+            Piece::Done {
+                text,
+                tokens,
+                finish,
+                seen,
+                rows,
+            } => {
+                all[i].ended = Some(Ended {
+                    text,
+                    tokens,
+                    finish: finish.name(),
+                    context: context(seen, rows),
+                });
+            }
+            Piece::Failed(why) => return Err(Fail::internal(why)),
+        }
+    }
+    drop(place);
+    let mut completion_tokens = 0;
+    let mut contexts = Vec::new();
+    let mut listed = Vec::new();
+    for (i, choice) in all.into_iter().enumerate() {
+        let Some(ended) = choice.ended else { continue };
+        completion_tokens += ended.tokens;
+        contexts.push(ended.context);
+        let logprobs = match choice.logprobs.is_empty() {
+            true => Json::Null,
+            false => json!({ "content": choice.logprobs }),
+        };
+        let mut one = json!({
+            "index": i,
+            "logprobs": logprobs,
+            "finish_reason": ended.finish,
+        });
+        match head.api {
+            Api::Chat => one["message"] = json!({ "role": "assistant", "content": ended.text }),
+            Api::Completions => one["text"] = json!(ended.text),
+        }
+        listed.push(one);
+    }
+    let mut body = head.part(false, listed);
+    body["usage"] = head.usage(completion_tokens);
+    body["context"] = contexts.into_iter().next().unwrap_or_default();
+    Ok(axum::Json(body).into_response())
+}
+
+/// A stream of events that is being written.
+struct Events {
+    head: Head,
+    told: mpsc::Receiver<Told>,
+    /// Choices that have not ended.
+    open: usize,
+    completion_tokens: usize,
+    ready: VecDeque<Bytes>,
+    /// Ends with the stream, so that a client that leaves frees what it held.
+    place: Option<Place>,
+}
+
+fn events(head: Head, place: Place, told: mpsc::Receiver<Told>, choices: usize) -> Response {
+    let mut events = Events {
+        head,
+        told,
+        open: choices,
+        completion_tokens: 0,
+        ready: VecDeque::new(),
+        place: Some(place),
+    };
+    if events.head.api == Api::Chat {
+        for i in 0..choices {
+            let first = json!({ "role": "assistant", "content": "" });
+            events.say(
+                events
+                    .head
+                    .part(true, vec![events.head.delta(i, first, None)]),
+            );
+        }
+    }
+    let body = stream::unfold(events, async |mut events| {
+        let bytes = events.next().await?;
+        Some((Ok::<Bytes, Infallible>(bytes), events))
+    });
+    let mut response = Response::new(Body::from_stream(body));
+    let headers = response.headers_mut();
+    let kind = HeaderValue::from_static("text/event-stream");
+    headers.insert(header::CONTENT_TYPE, kind);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+impl Events {
+    fn say(&mut self, event: Json) {
+        self.ready.push_back(format!("data: {event}\n\n").into());
+    }
+
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(bytes) = self.ready.pop_front() {
+                return Some(bytes);
+            }
+            self.place.as_ref()?;
+            match self.told.recv().await {
+                Some((i, piece)) => self.hear(i, piece),
+                None => {
+                    self.say(Fail::internal("the answer was cut off").json());
+                    self.place = None;
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, i: usize, piece: Piece) {
+        match piece {
+            Piece::Token { text, logprob } => {
+                if text.is_empty() && logprob.is_none() {
+                    return;
+                }
+                let logprob = logprob.map(|l| json!({ "content": [self.head.logprob(&l)] }));
+                let mut choice = self.head.delta(i, json!({ "content": text }), None);
+                choice["logprobs"] = logprob.unwrap_or_default();
+                self.say(self.head.part(true, vec![choice]));
+            }
+            Piece::Done {
+                tokens,
+                finish,
+                seen,
+                rows,
+                ..
+            } => {
+                self.completion_tokens += tokens;
+                self.open -= 1;
+                let choice = self.head.delta(i, json!({}), Some(finish.name()));
+                let mut part = self.head.part(true, vec![choice]);
+                part["context"] = context(seen, rows);
+                self.say(part);
+                if self.open == 0 {
+                    if self.head.include_usage {
+                        let mut last = self.head.part(true, Vec::new());
+                        last["usage"] = self.head.usage(self.completion_tokens);
+                        self.say(last);
+                    }
+                    self.ready.push_back("data: [DONE]\n\n".into());
+                    self.place = None;
+                }
+            }
+            Piece::Failed(why) => {
+                self.say(Fail::internal(why).json());
+                self.place = None;
+            }
+        }
+    }
+}
+
+impl Head {
+    fn part(&self, is_chunk: bool, choices: Vec<Json>) -> Json {
+        json!({
+            "id": self.id,
+            "object": self.api.object(is_chunk),
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    /// One choice of an event. `delta` holds what is new of a message.
+    fn delta(&self, i: usize, delta: Json, finish: Option<&str>) -> Json {
+        let mut choice = json!({ "index": i, "finish_reason": finish });
+        match self.api {
+            Api::Chat => choice["delta"] = delta,
+            Api::Completions => {
+                let text = delta.get("content").cloned();
+                choice["text"] = text.unwrap_or_else(|| json!(""));
+            }
+        }
+        choice
+    }
+
+    fn usage(&self, completion_tokens: usize) -> Json {
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
+            "prompt_tokens_details": { "cached_tokens": 0 },
+        })
+    }
+
+    fn logprob(&self, of: &Logprob) -> Json {
+        let model = &self.shared.hall.model;
+        let top = of.top.iter().map(|&(id, p)| token_json(model, id, p));
+        let mut one = token_json(model, of.id, of.logprob);
+        one["top_logprobs"] = top.collect();
+        one
+    }
+}
+
+fn token_json(model: &Model, id: u32, logprob: f64) -> Json {
+    let bytes = model.tokenizer().piece_bytes(id);
+    json!({
+        "token": String::from_utf8_lossy(&bytes),
+        "bytes": bytes,
+        // JSON has no infinity.
+        "logprob": logprob.max(-9999.0),
+    })
+}
+
+/// What became of the tokens.
+fn context(seen: u64, rows: usize) -> Json {
+    json!({
+        "kept": rows,
+        "evicted": seen.saturating_sub(rows as u64),
+        "spilled": 0,
+        "cached": 0,
+        "recomputed": 0,
+    })
+}

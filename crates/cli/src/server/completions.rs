@@ -1,0 +1,52 @@
+//! `/v1/completions`: a text, or token ids, goes on.
+
+use super::answer::{Api, answer};
+use super::fail::Fail;
+use super::types::{CompletionRequest, Prompt};
+use super::{Shared, ask};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use haversack::Model;
+use haversack::text::tokenizer::EncodeOptions;
+use std::sync::Arc;
+
+pub async fn completions(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Fail> {
+    let request: CompletionRequest = ask::read(&headers, body).await?;
+    let (model, now) = (shared.hall.model.clone(), shared.hall.now());
+    let asked = tokio::task::spawn_blocking(move || {
+        if request.echo.unwrap_or(false) {
+            return Err(Fail::param("echo", "accepted: false"));
+        }
+        if request.suffix.is_some() {
+            return Err(Fail::param("suffix", "accepted: none"));
+        }
+        if request.best_of.is_some_and(|n| n != 1) {
+            return Err(Fail::param("best_of", "accepted: 1"));
+        }
+        let prompt = encode(&model, request.prompt)?;
+        ask::ask(&model, prompt, &[], request.common, request.logprobs, now)
+    });
+    let asked = asked.await.map_err(|_| Fail::stopping())??;
+    answer(shared, Api::Completions, asked).await
+}
+
+fn encode(model: &Model, prompt: Prompt) -> Result<Vec<u32>, Fail> {
+    let text = match prompt {
+        Prompt::Tokens(tokens) => return Ok(tokens),
+        Prompt::Text(text) => text,
+        Prompt::Texts(mut texts) if texts.len() == 1 => texts.swap_remove(0),
+        Prompt::Texts(_) => return Err(Fail::param("prompt", "accepted: one text, or token ids")),
+    };
+    let options = EncodeOptions {
+        add_special: true,
+        parse_special: false,
+    };
+    let tokens = model.tokenizer().encode(&text, options);
+    tokens.map_err(|error| Fail::param("prompt", error.to_string()))
+}

@@ -1,0 +1,32 @@
+//! Everything a stranger can make larger ends here.
+
+use std::time::Duration;
+
+/// Of a request's body.
+pub const BODY_BYTES: usize = 4 << 20;
+/// Brackets inside brackets.
+pub const JSON_DEPTH: usize = 64;
+/// Of all headers together.
+pub const HEADER_BYTES: usize = 64 << 10;
+/// For the headers, and between two requests of a connection.
+pub const HEADER_TIME: Duration = Duration::from_secs(5);
+/// For the body, and between two parts of it.
+pub const BODY_TIME: Duration = Duration::from_secs(30);
+pub const BODY_PAUSE: Duration = Duration::from_secs(5);
+/// At once.
+pub const CONNECTIONS: usize = 256;
+/// From the request to the last token.
+pub const REQUEST_TIME: Duration = Duration::from_secs(600);
+/// After a signal to stop.
+pub const STOP_TIME: Duration = Duration::from_secs(30);
+/// Tokens that a reader may be behind.
+pub const BEHIND: usize = 512;
+/// Of an answer where the request names none.
+pub const TOKENS: usize = 1024;
+/// Answers to one request.
+pub const CHOICES: u64 = 8;
+pub const STOPS: usize = 16;
+pub const STOP_BYTES: usize = 1024;
+pub const TOP_LOGPROBS: u64 = 20;
+/// What a client is told to wait who found no place.
+pub const RETRY_SECONDS: u64 = 1;

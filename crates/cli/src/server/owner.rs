@@ -1,0 +1,434 @@
+//! The thread that owns the runtime and the desk, and the hall where those wait who want something of it.
+
+use super::limits;
+use haversack::many::{Desk, DeskOptions, News, Refused, Request, Ticket};
+use haversack::run::{Finish, Runtime};
+use haversack::{Ledger, Model};
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+#[derive(Clone, Copy, Debug)]
+pub struct OwnerOptions {
+    /// Sequences in one step.
+    pub batch: usize,
+    /// Requests that may wait beside those.
+    pub queue: usize,
+}
+
+/// What a choice is told: which one, and what.
+pub type Told = (usize, Piece);
+
+#[derive(Debug)]
+pub enum Piece {
+    Token {
+        /// What may be shown now.
+        text: String,
+        logprob: Option<Logprob>,
+    },
+    Done {
+        text: String,
+        tokens: usize,
+        finish: Finish,
+        /// Tokens that were seen, and rows that were kept of them.
+        seen: u64,
+        rows: usize,
+    },
+    Failed(String),
+}
+
+/// How likely a token was, and what else was.
+#[derive(Debug)]
+pub struct Logprob {
+    pub id: u32,
+    pub logprob: f64,
+    pub top: Vec<(u32, f64)>,
+}
+
+/// The books as they were after the last step.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    pub ledger: Ledger,
+    pub active: usize,
+    pub waiting: usize,
+    pub steps: u64,
+    /// Sequences in all steps together.
+    pub stepped: u64,
+    /// Of requests that were taken.
+    pub prompt_tokens: u64,
+    pub tokens: u64,
+    pub done: u64,
+    pub cancelled: u64,
+    pub failed: u64,
+    pub refused: u64,
+}
+
+enum Command {
+    Submit {
+        request: Box<Request>,
+        choice: usize,
+        logprobs: Option<usize>,
+        to: mpsc::Sender<Told>,
+        reply: oneshot::Sender<Result<Ticket, Refused>>,
+    },
+    Cancel(Ticket),
+    Stop,
+}
+
+/// Where requests come in.
+pub struct Hall {
+    commands: Sender<Command>,
+    places: Arc<Semaphore>,
+    seen: Arc<Mutex<Seen>>,
+    stopping: AtomicBool,
+    started: Instant,
+    pub model: Arc<Model>,
+}
+
+/// One request's place, until its answer is over. Whoever drops it wants no more.
+pub struct Place {
+    commands: Sender<Command>,
+    tickets: Vec<Ticket>,
+    _permits: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for &ticket in &self.tickets {
+            let _ = self.commands.send(Command::Cancel(ticket));
+        }
+    }
+}
+
+/// Why nobody took it.
+pub enum Turned {
+    Busy,
+    Stopping,
+    Refused(Refused),
+}
+
+impl Hall {
+    pub fn seen(&self) -> Seen {
+        lock(&self.seen).clone()
+    }
+
+    /// On the clock of deadlines.
+    pub fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Nobody enters any more.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// The owner ends once nobody waits.
+    pub fn close(&self) {
+        let _ = self.commands.send(Command::Stop);
+    }
+
+    /// Places for all of them or none, at once; then the desk says whether it takes them.
+    pub async fn submit(
+        &self,
+        requests: Vec<Request>,
+        logprobs: Option<usize>,
+    ) -> Result<(Place, mpsc::Receiver<Told>), Turned> {
+        if self.is_stopping() {
+            return Err(Turned::Stopping);
+        }
+        let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
+        let places = self.places.clone();
+        let permits = places.try_acquire_many_owned(count).map_err(|_| {
+            lock(&self.seen).refused += 1;
+            Turned::Busy
+        })?;
+        let mut place = Place {
+            commands: self.commands.clone(),
+            tickets: Vec::new(),
+            _permits: permits,
+        };
+        let (to, told) = mpsc::channel(limits::BEHIND);
+        for (choice, request) in requests.into_iter().enumerate() {
+            let (reply, answer) = oneshot::channel();
+            let submit = Command::Submit {
+                request: Box::new(request),
+                choice,
+                logprobs,
+                to: to.clone(),
+                reply,
+            };
+            let sent = self.commands.send(submit).is_ok();
+            let answer = if sent { answer.await.ok() } else { None };
+            let ticket = answer.ok_or(Turned::Stopping)?;
+            place.tickets.push(ticket.map_err(Turned::Refused)?);
+        }
+        Ok((place, told))
+    }
+}
+
+/// Who listens to a request.
+struct Listener {
+    choice: usize,
+    logprobs: Option<usize>,
+    to: mpsc::Sender<Told>,
+}
+
+pub struct Owner {
+    runtime: Runtime,
+    desk: Desk,
+    commands: Receiver<Command>,
+    listeners: HashMap<Ticket, Listener>,
+    seen: Arc<Mutex<Seen>>,
+    started: Instant,
+    stopping: bool,
+}
+
+impl Owner {
+    /// Starts the thread.
+    pub fn start(
+        runtime: Runtime,
+        options: OwnerOptions,
+    ) -> std::io::Result<(Hall, JoinHandle<()>)> {
+        let (commands, from) = channel();
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let started = Instant::now();
+        let hall = Hall {
+            commands,
+            places: Arc::new(Semaphore::new(options.batch + options.queue)),
+            seen: seen.clone(),
+            stopping: AtomicBool::new(false),
+            started,
+            model: runtime.model().clone(),
+        };
+        let desk = DeskOptions {
+            batch: options.batch,
+            // Places are counted in the hall.
+            queue: options.batch + options.queue,
+        };
+        let mut owner = Owner {
+            desk: Desk::new(&runtime, desk),
+            runtime,
+            commands: from,
+            listeners: HashMap::new(),
+            seen,
+            started,
+            stopping: false,
+        };
+        owner.publish();
+        let thread = std::thread::Builder::new().name("owner".into());
+        Ok((hall, thread.spawn(move || owner.run())?))
+    }
+
+    fn run(&mut self) {
+        while self.take() {
+            self.step();
+            self.publish();
+        }
+    }
+
+    /// Takes what was asked for; waits where there is nothing else to do. `false`: it is over.
+    fn take(&mut self) -> bool {
+        loop {
+            let is_idle = self.desk.is_idle();
+            if is_idle {
+                self.publish();
+            }
+            if is_idle && self.stopping {
+                return false;
+            }
+            let command = match is_idle {
+                true => self.commands.recv().map_err(|_| TryRecvError::Disconnected),
+                false => self.commands.try_recv(),
+            };
+            match command {
+                Ok(command) => self.obey(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => self.stopping = true,
+            }
+            if self.stopping && !self.desk.is_idle() {
+                return true;
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit {
+                request,
+                choice,
+                logprobs,
+                to,
+                reply,
+            } => {
+                let tokens = request.prompt.len() as u64;
+                let ticket = self.desk.submit(&self.runtime, *request);
+                if let Ok(ticket) = ticket {
+                    lock(&self.seen).prompt_tokens += tokens;
+                    let listener = Listener {
+                        choice,
+                        logprobs,
+                        to,
+                    };
+                    self.listeners.insert(ticket, listener);
+                }
+                let _ = reply.send(ticket);
+            }
+            Command::Cancel(ticket) => {
+                if self.listeners.remove(&ticket).is_some() {
+                    lock(&self.seen).cancelled += 1;
+                    if let Err(error) = self.desk.cancel(&mut self.runtime, ticket) {
+                        log::error!("a request could not be ended: {error}");
+                    }
+                }
+            }
+            Command::Stop => self.stopping = true,
+        }
+    }
+
+    fn step(&mut self) {
+        let now = self.started.elapsed();
+        let Owner {
+            runtime,
+            desk,
+            listeners,
+            seen,
+            ..
+        } = self;
+        let active = desk.active();
+        let tell = &mut |ticket: Ticket, news: News<'_>| {
+            let Some(listener) = listeners.get(&ticket) else {
+                return ControlFlow::Break(());
+            };
+            let is_over = matches!(news, News::Done(..) | News::Failed(_));
+            // In the books before anybody hears of it.
+            let mut books = lock(seen);
+            match &news {
+                News::Token { .. } => books.tokens += 1,
+                News::Done(completed, _) if completed.finish == Finish::Cancelled => {
+                    books.cancelled += 1;
+                }
+                News::Done(..) => books.done += 1,
+                News::Failed(_) => books.failed += 1,
+                News::Entered | News::Prompt { .. } => {}
+            }
+            drop(books);
+            let flow = listener.hear(news);
+            if is_over {
+                listeners.remove(&ticket);
+            }
+            flow
+        };
+        let stepped = desk.step(runtime, now, tell);
+        if let Err(error) = stepped {
+            log::error!("a step failed: {error}");
+        }
+        let mut seen = lock(seen);
+        seen.steps += 1;
+        seen.stepped += active as u64;
+    }
+
+    fn publish(&mut self) {
+        let mut seen = lock(&self.seen);
+        seen.ledger = self.runtime.ledger();
+        seen.active = self.desk.active();
+        seen.waiting = self.desk.waiting();
+    }
+}
+
+impl Listener {
+    /// Passes on what is of interest. Nobody waits for a reader: one that is too far behind hears no more.
+    fn hear(&self, news: News<'_>) -> ControlFlow<()> {
+        let piece = match news {
+            News::Entered | News::Prompt { .. } => {
+                return match self.to.is_closed() {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                };
+            }
+            News::Token { sampled, logits } => Piece::Token {
+                text: sampled.text.to_owned(),
+                logprob: self.logprobs.map(|top| logprob(sampled.id, logits, top)),
+            },
+            News::Done(completed, held) => Piece::Done {
+                text: completed.text,
+                tokens: completed.tokens.len(),
+                finish: completed.finish,
+                seen: held.seen,
+                rows: held.rows,
+            },
+            News::Failed(why) => Piece::Failed(why),
+        };
+        match self.to.try_send((self.choice, piece)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(TrySendError::Full(_)) => {
+                log::warn!(
+                    "a reader was {} tokens behind and is cut off",
+                    limits::BEHIND
+                );
+                ControlFlow::Break(())
+            }
+            Err(TrySendError::Closed(_)) => ControlFlow::Break(()),
+        }
+    }
+}
+
+/// Of a token among all, and of the likeliest.
+fn logprob(id: u32, logits: &[f32], top: usize) -> Logprob {
+    let most = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
+    let of = |logit: f32| f64::from(logit - most) - sum.ln();
+    let mut order: Vec<u32> = Vec::new();
+    if top > 0 {
+        order.extend(0..logits.len() as u32);
+        let by = |a: &u32, b: &u32| {
+            let (x, y) = (logits[*a as usize], logits[*b as usize]);
+            y.total_cmp(&x).then(a.cmp(b))
+        };
+        let kept = top.min(order.len());
+        if kept < order.len() {
+            order.select_nth_unstable_by(kept, by);
+        }
+        order.truncate(kept);
+        order.sort_unstable_by(by);
+    }
+    Logprob {
+        id,
+        logprob: logits.get(id as usize).map_or(f64::MIN, |&logit| of(logit)),
+        top: order
+            .into_iter()
+            .map(|id| (id, of(logits[id as usize])))
+            .collect(),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_probabilities_of_all_add_up_to_one() {
+        let logits = [0.5, -1.0, 3.0, 3.0, f32::NEG_INFINITY];
+        let found = logprob(1, &logits, 5);
+        let sum: f64 = found.top.iter().map(|(_, p)| p.exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-12);
+        let order: Vec<u32> = found.top.iter().map(|(id, _)| *id).collect();
+        assert_eq!(order, [2, 3, 0, 1, 4]);
+        assert_eq!(found.logprob, found.top[3].1);
+        assert_eq!(logprob(0, &logits, 2).top.len(), 2);
+        assert!(logprob(0, &logits, 0).top.is_empty());
+    }
+}
