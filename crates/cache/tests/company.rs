@@ -115,6 +115,7 @@ fn outputs(
             store.settle(&mut step, layer);
         }
         store.commit(step).unwrap();
+        store.make_ahead(exec_of(n), id, n).unwrap();
         at += n;
         if let Some(params) = policy {
             let plan = plan(&store.snapshot(id).unwrap(), &params);

@@ -316,7 +316,13 @@ impl World {
         } else {
             self.store.commit(step).unwrap();
             for (&i, tokens) in members.iter().zip(&fed) {
-                self.twins[i].1.feed(tokens);
+                let (id, model) = &mut self.twins[i];
+                model.feed(tokens);
+                // Whoever does not call it has nothing ahead.
+                if self.rng.one_in(8) {
+                    continue;
+                }
+                self.store.make_ahead(exec(), *id, tokens.len()).unwrap();
             }
             return self.check(&members);
         }

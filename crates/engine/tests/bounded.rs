@@ -100,18 +100,8 @@ fn the_ledger_is_within_the_plan() {
             ..KvOptions::new(KvForm::both(Codec::Int3.form()))
         },
     ] {
-        let setting = Setting {
-            threads: 1,
-            int8: true,
-            chunk: 32,
-            noting: None,
-            guarded: false,
-        };
-        let needs = plan::needs(config, &kv, setting, 64 + 128 + 32);
         let options = RuntimeOptions {
             kv: kv.clone(),
-            // Where there is room for more, more is made ahead.
-            budget_bytes: Some(needs.total()),
             ..options(64, 128)
         };
         let mut rt = Runtime::new(model.clone(), &options).unwrap();
@@ -120,6 +110,14 @@ fn the_ledger_is_within_the_plan() {
         for part in tokens.chunks(32) {
             feed(&mut rt, id, part).unwrap();
         }
+        let setting = Setting {
+            threads: rt.threads(),
+            int8: true,
+            chunk: 32,
+            noting: None,
+            guarded: false,
+        };
+        let needs = plan::needs(config, &kv, setting, 64 + 128 + 32);
         let ledger = rt.ledger();
         assert!(ledger.peak <= needs.total(), "{ledger:?} {needs:?}");
         assert!(ledger.tables <= needs.tables_bytes, "{ledger:?} {needs:?}");

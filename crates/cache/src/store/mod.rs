@@ -1,13 +1,14 @@
 //! Sequences over pools of blocks: the one place where tables change.
 //!
 //! [`step`] and [`write`] grow sequences (`begin` → `write` → `settle` → `commit`, or `rollback`),
-//! [`evict`] makes them shorter, [`hide`] hides rows, [`tidy`] gives memory back. This file holds what they share, and opens, forks and
+//! [`ahead`] makes far forms before they are seen, [`evict`] makes them shorter, [`hide`] hides rows, [`tidy`] gives memory back. This file holds what they share, and opens, forks and
 //! closes sequences.
 //!
 //! Invariants between steps: an entry has one form, but for the far form that is made ahead of what leaves the
 //! recent zone next; near forms are exactly those within the recent zone of the last position; a layer with a window holds no block that its next query cannot see;
 //! the sum of all accounts is within the budget.
 
+mod ahead;
 mod evict;
 mod hide;
 mod image;

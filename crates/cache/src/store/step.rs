@@ -12,10 +12,6 @@
 //! committed       far         far            far  far  near …
 //! ```
 //!
-//! A single token would now and then pay for a block of every layer. So the block that leaves next gets its far form
-//! ahead, in a layer or so with each token before, and until it leaves queries see its near form. That takes early what
-//! the token at the border takes otherwise, and is left out where there is no room.
-//!
 //! Only `begin` takes memory: it reserves the worst case of all sequences together. Near forms of
 //! new blocks that leave at once are counted for the layer with most of them, because `settle`
 //! returns them before the next layer is written.
@@ -79,8 +75,6 @@ pub(super) struct Mark {
     pub sinks: Option<BlockId>,
     /// The far form of a block that was still near.
     pub prepared: Option<BlockId>,
-    /// The block that leaves next gets its far form in this step.
-    pub ahead: bool,
 }
 
 impl Mark {
@@ -130,16 +124,11 @@ impl Store {
                     tail: None,
                     sinks: table.sinks,
                     prepared: table.prepared(),
-                    ahead: false,
                 });
             }
-            self.look_ahead(&mut step);
         }
 
-        if self.ledger().fit(self.worst_case(&mut step)).is_err() {
-            step.marks.iter_mut().for_each(|mark| mark.ahead = false);
-            self.ledger().fit(self.worst_case(&mut step))?;
-        }
+        self.ledger().fit(self.worst_case(&mut step))?;
 
         if let Err(error) = self.take(&mut step) {
             self.forfeit(step);
@@ -181,60 +170,24 @@ impl Store {
         })
     }
 
-    /// Chooses the layers in which the last member makes ahead what leaves next: its share of those that are left, by
-    /// the tokens until then.
-    fn look_ahead(&self, step: &mut Step) {
-        let Some(member) = step.members.last().filter(|m| m.tokens > 0) else {
-            return;
-        };
-        let recent = self.zones.recent_blocks();
-        let last = member.end() - 1;
-        // A block that is not full may still change, and who begins one has made another leave.
-        if recent == 0 || last / SLOTS < recent || last % SLOTS == 0 {
-            return;
-        }
-        let tables = &self.sequences[member.index].tables;
-        let is_left = |(layer, table): (&Layer, &Table)| {
-            let next = near_from(layer.shape, self.zones, member.end());
-            let is_new = next >= member.position.div_ceil(SLOTS);
-            let there = table.uncoded(next + 1).last();
-            let is_there = there.is_some_and(|i| table.entries[i].block() == next);
-            layer.shape.zoned() && (is_new || is_there)
-        };
-        let layers = || self.layers.iter().zip(tables).map(is_left).enumerate();
-        let left = layers().filter(|&(_, is_left)| is_left);
-        let in_block = (last % SLOTS + 1).min(member.tokens as u64);
-        // Whoever takes the border may have a share as well.
-        let to_come = SLOTS - last % SLOTS;
-        let share = (left.clone().count() as u64 * in_block).div_ceil(in_block + to_come);
-        let marks = step.marks.len() - tables.len();
-        for (layer, _) in left.take(share as usize) {
-            step.marks[marks + layer].ahead = true;
-        }
-    }
-
     /// Counts the blocks that the step can need at once; returns the bytes of those and of longer tables.
     fn worst_case(&self, step: &mut Step) -> usize {
         let Step {
             members,
-            marks,
             needed,
             transient,
             ..
         } = step;
-        needed.clear();
         needed.resize(self.pools.len(), 0);
-        transient.clear();
         transient.resize(self.pools.len(), 0);
         let mut bytes = 0usize;
         for (l, layer) in self.layers.iter().enumerate() {
             let mut of_layer = 0;
-            for (m, member) in members.iter().enumerate() {
+            for member in members.iter() {
                 let table = &self.sequences[member.index].tables[l];
                 let need = self.need(layer, table, member);
-                let ahead = marks[m * self.layers.len() + l].ahead;
                 needed[layer.near_pool] += need.near as usize;
-                needed[layer.far_pool] += need.far as usize + usize::from(ahead);
+                needed[layer.far_pool] += need.far as usize;
                 if let Some(pool) = layer.sink_pool {
                     needed[pool] += need.sinks as usize;
                 }

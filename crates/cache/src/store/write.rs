@@ -7,7 +7,7 @@ use super::step::{Member, Step};
 use super::{Layer, SequenceId, Store};
 use crate::coding::{Side, Staging, at_once, blocks_at_once, recode_head, write_sinks};
 use crate::error::CacheError;
-use crate::pool::{BlockId, Pool};
+use crate::pool::{BlockId, Pool, Reservation};
 use crate::size::{SLOTS, near_from};
 use crate::table::Entry;
 use haversack_kernels::Exec;
@@ -60,7 +60,7 @@ impl Store {
         }
         self.copy_shared(step, &member, layer, mark);
         self.append(exec, step, &member, layer, k, v);
-        self.recode(exec, step, &member, layer, mark);
+        self.recode(exec, step, &member, layer);
         let table = &self.sequences[index].tables[layer];
         let near_from = near_from(shape, self.zones, member.end());
         if table.entries[step.marks[mark].first_made()..]
@@ -195,20 +195,32 @@ impl Store {
         }
     }
 
-    /// Far forms for the near blocks that leave the recent zone of the step's last query, and ahead for the one that
-    /// leaves next, if that was begun with.
-    fn recode(&mut self, exec: Exec<'_>, step: &mut Step, member: &Member, l: usize, mark: usize) {
+    /// Far forms for the near blocks that leave the recent zone of the step's last query.
+    fn recode(&mut self, exec: Exec<'_>, step: &mut Step, member: &Member, l: usize) {
         let layer = &self.layers[l];
         let near_from = near_from(layer.shape, self.zones, member.end());
-        let end = near_from + u64::from(step.marks[mark].ahead);
-        let uncoded = self.sequences[member.index].tables[l].uncoded(end);
+        let leaving = self.sequences[member.index].tables[l].uncoded(near_from);
+        let promised = &mut step.reservations[layer.far_pool];
+        self.code_far(exec, member.index, l, leaving, promised);
+    }
+
+    /// Far forms of these entries, beside what they have.
+    pub(super) fn code_far(
+        &mut self,
+        exec: Exec<'_>,
+        index: usize,
+        l: usize,
+        range: Range<usize>,
+        promised: &mut Reservation,
+    ) {
+        let layer = &self.layers[l];
         let (near, far) = (layer.shape.near_shape(), layer.shape.far_shape());
         let k_head = far.form.k.head_bytes(far.head_dim);
         let v_head = far.form.v.head_bytes(far.head_dim);
-        let mut first = uncoded.start;
-        while first < uncoded.end {
-            let entries = first..uncoded.end.min(first + at_once(far.block_bytes()));
-            let table = &self.sequences[member.index].tables[l];
+        let mut first = range.start;
+        while first < range.end {
+            let entries = first..range.end.min(first + at_once(far.block_bytes()));
+            let table = &self.sequences[index].tables[l];
             let pool = &self.pools[layer.near_pool];
             let coded = &mut self.staging.coded[..entries.len() * far.block_bytes()];
             chunks_mut(exec.pool, coded, k_head + v_head, &|unit, to: &mut [u8]| {
@@ -219,18 +231,17 @@ impl Store {
                     recode_head(exec.table, near, far, carry, head, bytes, to);
                 }
             });
-            let table = &mut self.sequences[member.index].tables[l];
+            let table = &mut self.sequences[index].tables[l];
             let pool = &mut self.pools[layer.far_pool];
             let blocks = self.staging.coded.chunks_exact(far.block_bytes());
             for (entry, coded) in table.entries[entries.clone()].iter_mut().zip(blocks) {
-                let id = pool.acquire(&mut step.reservations[layer.far_pool]);
+                let id = pool.acquire(promised);
                 let (k, v) = pool.bytes_mut(id).split_at_mut(far.k_bytes());
                 let heads = coded.chunks_exact(k_head + v_head);
                 for (head, coded) in heads.enumerate() {
                     k[head * k_head..][..k_head].copy_from_slice(&coded[..k_head]);
                     v[head * v_head..][..v_head].copy_from_slice(&coded[k_head..]);
                 }
-                pool.set_ahead(id, entry.block() >= near_from);
                 entry.far = Some(id);
             }
             first = entries.end;

@@ -97,7 +97,8 @@ pub fn feed(store: &mut Store, id: SequenceId, tokens: &[u32]) -> Result<(), Cac
         store.settle(&mut step, layer);
     }
     assert_eq!(most, spans, "what attention reserves for");
-    store.commit(step)
+    store.commit(step)?;
+    store.make_ahead(exec(), id, tokens.len())
 }
 
 /// The bytes of both forms of a block that holds exactly these tokens.

@@ -519,6 +519,10 @@ impl Runtime {
             return Ok(self.scratch.last_logits());
         }
         self.store.commit(step)?;
+        for span in spans {
+            self.store
+                .make_ahead(exec, span.sequence, span.tokens.len())?;
+        }
         self.trace(spans);
         Ok(self.scratch.last_logits())
     }
