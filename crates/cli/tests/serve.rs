@@ -24,24 +24,22 @@ impl Server {
         words.extend(flags);
         let mut command = sandbox.command(&words);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        // Whatever happens from here on, it ends with this.
+        let mut server = Server {
+            child,
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            _sandbox: sandbox,
+        };
         let mut document = String::new();
-        let mut lines = BufReader::new(child.stdout.take().unwrap());
-        loop {
-            let mut line = String::new();
-            assert!(
-                lines.read_line(&mut line).unwrap() > 0,
-                "no address: {document}"
-            );
-            document.push_str(&line);
-            if let Ok(told) = serde_json::from_str::<Value>(&document) {
-                let address = told["address"].as_str().unwrap().parse().unwrap();
-                return Some(Server {
-                    child,
-                    address,
-                    _sandbox: sandbox,
-                });
-            }
+        let mut lines = BufReader::new(stdout);
+        while serde_json::from_str::<Value>(&document).is_err() {
+            let read = lines.read_line(&mut document).unwrap();
+            assert!(read > 0, "no address: {document}");
         }
+        let told: Value = serde_json::from_str(&document).unwrap();
+        server.address = told["address"].as_str().unwrap().parse().unwrap();
+        Some(server)
     }
 
     fn connect(&self) -> TcpStream {
