@@ -25,19 +25,16 @@ impl Store {
             Some(last) if tokens > 0 && recent > 0 && last / SLOTS >= recent => last,
             _ => return Ok(()),
         };
-        let layers = 0..self.layers.len();
-        let left = layers
-            .clone()
-            .filter(|&l| self.leaves_next(index, l).is_some());
-        let left = left.count() as u64;
+        let mut layers = 0..self.layers.len();
+        let left = layers.clone();
+        let left = left.filter_map(|l| self.leaves_next(index, l)).count() as u64;
         let in_block = (last % SLOTS + 1).min(tokens as u64);
         // The step over the border may have a share as well.
         let to_come = SLOTS - last % SLOTS;
         let mut share = (left * in_block).div_ceil(in_block + to_come);
-        for l in layers {
-            let Some(entry) = self.leaves_next(index, l).filter(|_| share > 0) else {
-                continue;
-            };
+        while share > 0 {
+            let next = layers.find_map(|l| Some((l, self.leaves_next(index, l)?)));
+            let Some((l, entry)) = next else { break };
             let far_pool = self.layers[l].far_pool;
             let pool = &self.pools[far_pool];
             let bytes = pool.block_bytes() + pool.list_bytes_to_reserve(1);
