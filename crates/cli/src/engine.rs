@@ -424,12 +424,7 @@ impl Engine {
     /// The ids of a conversation, up to the opening of the assistant's turn. Nothing a message says
     /// can become a special token, unless the messages are `trusted` to mean it.
     pub fn chat_ids(&self, messages: &[Message], trusted: bool) -> Result<Vec<u32>> {
-        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        let options = RenderOptions {
-            add_generation_prompt: true,
-            now_unix_seconds: i64::try_from(now.as_secs()).unwrap_or(0),
-            ..RenderOptions::default()
-        };
+        let options = to_be_answered();
         let (template, tokenizer) = (self.model.template(), self.model.tokenizer());
         let name = || format!("{}: tokenizer.chat_template", self.name());
         if !trusted {
@@ -512,6 +507,16 @@ impl Engine {
         } else {
             "the context"
         }
+    }
+}
+
+/// Messages end with the opening of the assistant's turn, and the time is now.
+pub fn to_be_answered() -> RenderOptions {
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    RenderOptions {
+        add_generation_prompt: true,
+        now_unix_seconds: i64::try_from(now.as_secs()).unwrap_or(0),
+        ..RenderOptions::default()
     }
 }
 

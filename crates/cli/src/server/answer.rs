@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use haversack::Model;
+use haversack::many::Held;
 use serde_json::{Value as Json, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -118,14 +119,13 @@ async fn whole(
                 text,
                 tokens,
                 finish,
-                seen,
-                rows,
+                held,
             } => {
                 all[i].ended = Some(Ended {
                     text,
                     tokens,
                     finish: finish.name(),
-                    context: context(seen, rows),
+                    context: context(held),
                 });
             }
             Piece::Failed(why) => return Err(Fail::internal(why)),
@@ -238,15 +238,14 @@ impl Events {
             Piece::Done {
                 tokens,
                 finish,
-                seen,
-                rows,
+                held,
                 ..
             } => {
                 self.completion_tokens += tokens;
                 self.open -= 1;
                 let choice = self.head.delta(i, json!({}), Some(finish.name()));
                 let mut part = self.head.part(true, vec![choice]);
-                part["context"] = context(seen, rows);
+                part["context"] = context(held);
                 self.say(part);
                 if self.open == 0 {
                     if self.head.include_usage {
@@ -319,10 +318,10 @@ fn token_json(model: &Model, id: u32, logprob: f64) -> Json {
 }
 
 /// What became of the tokens.
-fn context(seen: u64, rows: usize) -> Json {
+fn context(held: Held) -> Json {
     json!({
-        "kept": rows,
-        "evicted": seen.saturating_sub(rows as u64),
+        "kept": held.rows,
+        "evicted": held.seen.saturating_sub(held.rows as u64),
         "spilled": 0,
         "cached": 0,
         "recomputed": 0,

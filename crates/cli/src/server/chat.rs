@@ -4,15 +4,15 @@ use super::answer::{Api, answer};
 use super::fail::Fail;
 use super::types::{ChatMessage, ChatRequest, Content, Part};
 use super::{Shared, ask};
+use crate::engine::to_be_answered;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use haversack::Model;
 use haversack::text::chat::encode_chat;
-use haversack::text::template::{Message, RenderOptions};
+use haversack::text::template::Message;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 pub async fn chat(
     State(shared): State<Arc<Shared>>,
@@ -46,12 +46,7 @@ fn encode(model: &Model, messages: &[ChatMessage]) -> Result<Vec<u32>, Fail> {
         .iter()
         .map(|m| Message::new(m.role.as_str(), text(m)))
         .collect();
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    let options = RenderOptions {
-        add_generation_prompt: true,
-        now_unix_seconds: i64::try_from(now.as_secs()).unwrap_or(0),
-        ..RenderOptions::default()
-    };
+    let options = to_be_answered();
     encode_chat(model.template(), model.tokenizer(), &messages, &options)
         .map_err(|error| Fail::param("messages", error.to_string()))
 }

@@ -25,6 +25,7 @@ pub async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
         "Bytes of the ledger, by account.",
         &[
             (r#"{account="blocks"}"#, bytes(ledger.kv_live)),
+            (r#"{account="ahead"}"#, bytes(ledger.kv_ahead)),
             (r#"{account="promised"}"#, bytes(ledger.kv_promised)),
             (r#"{account="tables"}"#, bytes(ledger.tables)),
             (r#"{account="scratch"}"#, bytes(ledger.scratch)),

@@ -1,8 +1,9 @@
 //! The thread that owns the runtime and the desk, and the hall where those wait who want something of it.
 
 use super::limits;
-use haversack::many::{Desk, DeskOptions, News, Refused, Request, Ticket};
+use haversack::many::{Desk, DeskOptions, Held, News, Refused, Request, Ticket};
 use haversack::run::{Finish, Runtime};
+use haversack::sample::{SampleError, logprob_of, logprobs_top};
 use haversack::{Ledger, Model};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -36,9 +37,7 @@ pub enum Piece {
         text: String,
         tokens: usize,
         finish: Finish,
-        /// Tokens that were seen, and rows that were kept of them.
-        seen: u64,
-        rows: usize,
+        held: Held,
     },
     Failed(String),
 }
@@ -355,16 +354,21 @@ impl Listener {
                     false => ControlFlow::Continue(()),
                 };
             }
-            News::Token { sampled, logits } => Piece::Token {
-                text: sampled.text.to_owned(),
-                logprob: self.logprobs.map(|top| logprob(sampled.id, logits, top)),
-            },
+            News::Token { sampled, logits } => {
+                let logprob = self.logprobs.map(|top| logprob(sampled.id, logits, top));
+                match logprob.transpose() {
+                    Ok(logprob) => Piece::Token {
+                        text: sampled.text.to_owned(),
+                        logprob,
+                    },
+                    Err(error) => Piece::Failed(error.to_string()),
+                }
+            }
             News::Done(completed, held) => Piece::Done {
                 text: completed.text,
                 tokens: completed.tokens.len(),
                 finish: completed.finish,
-                seen: held.seen,
-                rows: held.rows,
+                held,
             },
             News::Failed(why) => Piece::Failed(why),
         };
@@ -383,32 +387,15 @@ impl Listener {
 }
 
 /// Of a token among all, and of the likeliest.
-fn logprob(id: u32, logits: &[f32], top: usize) -> Logprob {
-    let most = logits.iter().copied().fold(f32::MIN, f32::max);
-    let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
-    let of = |logit: f32| f64::from(logit - most) - sum.ln();
-    let mut order: Vec<u32> = Vec::new();
-    if top > 0 {
-        order.extend(0..logits.len() as u32);
-        let by = |a: &u32, b: &u32| {
-            let (x, y) = (logits[*a as usize], logits[*b as usize]);
-            y.total_cmp(&x).then(a.cmp(b))
-        };
-        let kept = top.min(order.len());
-        if kept < order.len() {
-            order.select_nth_unstable_by(kept, by);
-        }
-        order.truncate(kept);
-        order.sort_unstable_by(by);
-    }
-    Logprob {
+fn logprob(id: u32, logits: &[f32], top: usize) -> Result<Logprob, SampleError> {
+    Ok(Logprob {
         id,
-        logprob: logits.get(id as usize).map_or(f64::MIN, |&logit| of(logit)),
-        top: order
-            .into_iter()
-            .map(|id| (id, of(logits[id as usize])))
-            .collect(),
-    }
+        logprob: logprob_of(logits, id)?,
+        top: match top {
+            0 => Vec::new(),
+            top => logprobs_top(logits, top)?,
+        },
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -422,13 +409,13 @@ mod tests {
     #[test]
     fn log_probabilities_of_all_add_up_to_one() {
         let logits = [0.5, -1.0, 3.0, 3.0, f32::NEG_INFINITY];
-        let found = logprob(1, &logits, 5);
+        let found = logprob(1, &logits, 5).unwrap();
         let sum: f64 = found.top.iter().map(|(_, p)| p.exp()).sum();
         assert!((sum - 1.0).abs() < 1e-12);
         let order: Vec<u32> = found.top.iter().map(|(id, _)| *id).collect();
         assert_eq!(order, [2, 3, 0, 1, 4]);
         assert_eq!(found.logprob, found.top[3].1);
-        assert_eq!(logprob(0, &logits, 2).top.len(), 2);
-        assert!(logprob(0, &logits, 0).top.is_empty());
+        assert_eq!(logprob(0, &logits, 2).unwrap().top.len(), 2);
+        assert!(logprob(0, &logits, 0).unwrap().top.is_empty());
     }
 }
