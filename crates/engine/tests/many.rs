@@ -2,17 +2,14 @@
 
 mod common;
 
-use common::session::{Words, say};
 use common::{Dice, SMOLLM2, load, packed_dir, real_model};
 use haversack::load::gguf::synth::Spec;
 use haversack::many::{
     Desk, DeskOptions, Long, News, Pace, Priority, Refused, Request, Rows, Ticket,
 };
-use haversack::model::forward::{Span, Want};
 use haversack::run::completion::Completed;
-use haversack::run::{Finish, GenerateOptions, Keep, Took, generate};
+use haversack::run::{Finish, GenerateOptions, Keep, generate};
 use haversack::sample::{SampleOptions, Sampler};
-use haversack::session::{Saying, SessionError, SessionOptions, Sessions};
 use haversack::{Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -114,12 +111,12 @@ fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
 }
 
 /// Steps until nothing is left; returns what became of each.
-fn finish(desk: &mut Desk, runtime: &mut Runtime) -> HashMap<Ticket, Completed> {
+fn finish(desk: &mut Desk) -> HashMap<Ticket, Completed> {
     let mut done = HashMap::new();
     let mut steps = 0;
     while !desk.is_idle() {
         let now = Duration::ZERO;
-        desk.step(runtime, now, &mut |ticket, news| {
+        desk.step(now, &mut |ticket, news| {
             match news {
                 News::Done(completed, _) => assert!(done.insert(ticket, completed).is_none()),
                 News::Failed(why) => panic!("{ticket:?}: {why}"),
@@ -145,24 +142,24 @@ fn company_changes_no_token() {
         let mut dice = Dice(seed * 0x9e37_79b9);
         let budget = [None, Some(2), Some(4), Some(9)][dice.roll(4)];
         let budget = budget.map(|times| times * least + (1 << 20));
-        let mut runtime = runtime(&model, budget);
+        let runtime = runtime(&model, budget);
         let options = DeskOptions {
             batch: 1 + dice.roll(8),
             queue: 64,
         };
-        let mut desk = Desk::new(&runtime, options);
+        let mut desk = Desk::new(runtime, options);
         let mut given: HashMap<Ticket, Request> = HashMap::new();
         let (mut done, mut cancelled) = (HashMap::new(), 0);
         for round in 0..60 {
             if round < 30 && dice.roll(2) == 0 {
                 let request = request(&mut dice, &ids);
-                let ticket = desk.submit(&runtime, request.clone()).unwrap();
+                let ticket = desk.submit(request.clone()).unwrap();
                 given.insert(ticket, request);
             }
             if dice.roll(12) == 0
                 && let Some(&ticket) = given.keys().find(|t| !done.contains_key(*t))
             {
-                desk.cancel(&mut runtime, ticket).unwrap();
+                desk.cancel(ticket).unwrap();
                 given.remove(&ticket);
                 cancelled += 1;
             }
@@ -170,8 +167,8 @@ fn company_changes_no_token() {
                 batch: 1 + dice.roll(8),
                 chunk: 1 + dice.roll(100),
             });
-            runtime.set_threads(1 + dice.roll(3));
-            desk.step(&mut runtime, Duration::ZERO, &mut |ticket, news| {
+            desk.runtime_mut().set_threads(1 + dice.roll(3));
+            desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
                     News::Done(completed, _) => drop(done.insert(ticket, completed)),
                     News::Failed(why) => panic!("seed {seed}: {why}"),
@@ -180,10 +177,10 @@ fn company_changes_no_token() {
                 ControlFlow::Continue(())
             })
             .unwrap();
-            let ledger = runtime.ledger();
+            let ledger = desk.runtime().ledger();
             assert!(budget.is_none_or(|budget| ledger.peak <= budget));
         }
-        done.extend(finish(&mut desk, &mut runtime));
+        done.extend(finish(&mut desk));
         assert_eq!(
             done.len(),
             given.len(),
@@ -192,7 +189,7 @@ fn company_changes_no_token() {
         for (ticket, request) in &given {
             assert_eq!(done[ticket].tokens, alone(&model, request), "seed {seed}");
         }
-        assert_eq!(runtime.ledger().kv_live, 0, "seed {seed}");
+        assert_eq!(desk.runtime().ledger().kv_live, 0, "seed {seed}");
     }
 }
 
@@ -206,8 +203,8 @@ fn two_long_ones_meet() {
         let scratch = runtime.scratch_bytes(2, 64, 400);
         runtime.ledger().side + scratch + runtime.sequence_bytes(400) * 7 / 4
     };
-    let mut runtime = runtime(&model, Some(budget));
-    let mut desk = Desk::new(&runtime, DeskOptions::default());
+    let runtime = runtime(&model, Some(budget));
+    let mut desk = Desk::new(runtime, DeskOptions::default());
     let request = Request {
         prompt: ids[..200].to_vec(),
         options: GenerateOptions {
@@ -218,12 +215,12 @@ fn two_long_ones_meet() {
         ..Request::default()
     };
     for _ in 0..2 {
-        desk.submit(&runtime, request.clone()).unwrap();
+        desk.submit(request.clone()).unwrap();
     }
     let mut most = 0;
     let mut lengths = Vec::new();
     while !desk.is_idle() {
-        desk.step(&mut runtime, Duration::ZERO, &mut |_, news| {
+        desk.step(Duration::ZERO, &mut |_, news| {
             if let News::Done(completed, _) = news {
                 lengths.push(completed.tokens.len());
             }
@@ -233,7 +230,7 @@ fn two_long_ones_meet() {
         most = most.max(desk.active());
     }
     assert_eq!((lengths, most), (vec![200, 200], 1));
-    assert!(runtime.ledger().peak <= budget);
+    assert!(desk.runtime().ledger().peak <= budget);
 }
 
 #[test]
@@ -243,21 +240,19 @@ fn what_could_never_be_served_is_refused_at_once() {
     let one = runtime(&model, None).sequence_bytes(100);
     let runtime = runtime(&model, Some(one + (1 << 20)));
     let options = DeskOptions { batch: 2, queue: 1 };
-    let mut desk = Desk::new(&runtime, options);
+    let end = runtime.bounds().end().unwrap();
+    let mut desk = Desk::new(runtime, options);
     let mut ask = |prompt: &[u32], tokens_max| {
         let options = GenerateOptions {
             tokens_max: Some(tokens_max),
             ..GenerateOptions::default()
         };
         let prompt = prompt.to_vec();
-        desk.submit(
-            &runtime,
-            Request {
-                prompt,
-                options,
-                ..Request::default()
-            },
-        )
+        desk.submit(Request {
+            prompt,
+            options,
+            ..Request::default()
+        })
     };
     assert!(matches!(ask(&[], 1), Err(Refused::Empty)));
     assert!(matches!(
@@ -267,7 +262,6 @@ fn what_could_never_be_served_is_refused_at_once() {
             ..
         })
     ));
-    let end = runtime.bounds().end().unwrap();
     let long = vec![ids[0]; end + 1];
     assert!(matches!(ask(&long, 1), Err(Refused::Length { .. })));
     assert!(ask(&ids[..50], 50).is_ok());
@@ -278,20 +272,20 @@ fn what_could_never_be_served_is_refused_at_once() {
 fn a_deadline_ends_it_wherever_it_is() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(100);
-    let mut runtime = runtime(&model, None);
+    let runtime = runtime(&model, None);
     let options = DeskOptions { batch: 1, queue: 9 };
-    let mut desk = Desk::new(&runtime, options);
+    let mut desk = Desk::new(runtime, options);
     for _ in 0..2 {
         let request = Request {
             prompt: ids[..40].to_vec(),
             deadline: Some(Duration::from_secs(5)),
             ..Request::default()
         };
-        desk.submit(&runtime, request).unwrap();
+        desk.submit(request).unwrap();
     }
     let mut ends = Vec::new();
     for second in 0..=5 {
-        desk.step(&mut runtime, Duration::from_secs(second), &mut |_, news| {
+        desk.step(Duration::from_secs(second), &mut |_, news| {
             if let News::Done(completed, _) = news {
                 ends.push((second, completed.finish, completed.tokens.len()));
             }
@@ -304,7 +298,7 @@ fn a_deadline_ends_it_wherever_it_is() {
     assert_eq!(ends.len(), 2);
     assert!(ends.iter().all(|end| (end.0, end.1) == (5, cancelled)));
     assert!(ends[0].2 == 0 && ends[1].2 > 0, "{ends:?}");
-    assert!(desk.is_idle() && runtime.ledger().kv_live == 0);
+    assert!(desk.is_idle() && desk.runtime().ledger().kv_live == 0);
 }
 
 /// The same with the real model, while three share every step.
@@ -334,12 +328,12 @@ fn three_on_the_real_model() {
             ..Request::default()
         }
     });
-    let mut runtime = runtime(&model, None);
-    let mut desk = Desk::new(&runtime, DeskOptions::default());
+    let runtime = runtime(&model, None);
+    let mut desk = Desk::new(runtime, DeskOptions::default());
     let tickets = requests
         .clone()
-        .map(|request| desk.submit(&runtime, request).unwrap());
-    let done = finish(&mut desk, &mut runtime);
+        .map(|request| desk.submit(request).unwrap());
+    let done = finish(&mut desk);
     for (ticket, request) in tickets.iter().zip(&requests) {
         assert_eq!(done[ticket].tokens, alone(&model, request));
     }
@@ -391,88 +385,4 @@ fn a_window_of_ones_own() {
     }
     let opened = runtime.open_keeping(Keep::All { tokens: 2049 });
     assert!(matches!(opened, Err(StepError::TooMany { .. })));
-}
-
-/// Two conversations whose answers are computed in the same steps say what they say one after the other. A session that
-/// is answering does nothing else, and an answer that is given up leaves it as it was.
-#[test]
-fn turns_share_steps() {
-    let (dir, _, model) = tiny();
-    let world = |name: &str| {
-        let options = RuntimeOptions {
-            retention: Retention::managed(),
-            cache_dir: Some(dir.path().to_owned()),
-            ..RuntimeOptions::default()
-        };
-        let runtime = Runtime::new(model.clone(), &options).unwrap();
-        let options = SessionOptions {
-            dir: Some(dir.path().join(name)),
-            capacity: 160,
-            answer_max: 12,
-            ..SessionOptions::default()
-        };
-        let sessions = Sessions::new(&runtime, options).unwrap();
-        (runtime, sessions.with_encoder(Arc::new(Words)))
-    };
-    let (mut runtime, mut sessions) = world("apart");
-    let (mut shared, mut together) = world("together");
-    let names = ["anna", "ben"];
-    let open = |runtime: &mut Runtime, sessions: &mut Sessions| {
-        names.map(|name| {
-            sessions
-                .create(runtime, name, "You know things.", 0)
-                .unwrap()
-        })
-    };
-    let apart = open(&mut runtime, &mut sessions);
-    let both = open(&mut shared, &mut together);
-    let greedy = || Sampler::new(SampleOptions::default()).unwrap();
-    let options = GenerateOptions::default();
-    for round in 0..8 {
-        let ask = |who: usize| format!("{} asks about {} and cats", names[who], round * 7 % 5);
-        // What its plan did to memory stays done, so both do it.
-        let given_up = sessions.begin(&mut runtime, apart[0], "never mind", 8, &options);
-        sessions.abandon(&mut runtime, given_up.unwrap()).unwrap();
-        let given_up = together.begin(&mut shared, both[0], "never mind", 8, &options);
-        together.abandon(&mut shared, given_up.unwrap()).unwrap();
-        let expected = [0, 1].map(|i| say(&mut sessions, &mut runtime, apart[i], &ask(i)));
-        let mut sayings = [0, 1].map(|i| {
-            let saying = together.begin(&mut shared, both[i], &ask(i), 8, &options);
-            saying.unwrap()
-        });
-        let fact = together.add_fact(&mut shared, both[1], "Cats purr.", 8);
-        assert!(matches!(fact, Err(SessionError::Answering { .. })));
-        while sayings.iter().any(|s| !s.completion.is_over()) {
-            let goes_on = |saying: &&mut Saying| !saying.completion.is_over();
-            let mut active: Vec<_> = sayings.iter_mut().filter(goes_on).collect();
-            let spans: Vec<Span<'_>> = active
-                .iter()
-                .map(|saying| Span {
-                    sequence: saying.sequence(),
-                    position: shared.position(saying.sequence()).unwrap(),
-                    tokens: saying.completion.pending(),
-                    want: Want::Last,
-                })
-                .collect();
-            shared.step(&spans).unwrap();
-            let logits: Vec<Vec<f32>> = shared
-                .logits()
-                .chunks(model.config().vocab)
-                .map(<[f32]>::to_vec)
-                .collect();
-            for (saying, logits) in active.iter_mut().zip(&logits) {
-                let completion = &mut saying.completion;
-                completion.read(completion.pending().len());
-                let tokenizer = model.tokenizer();
-                completion.sample(&mut greedy(), tokenizer, logits).unwrap();
-            }
-        }
-        for (saying, expected) in sayings.into_iter().zip(expected) {
-            let quiet = &mut |_: haversack::run::Event<'_>| ControlFlow::Continue(());
-            let said = together.end(&mut shared, saying, Took::default(), quiet);
-            let said = said.unwrap();
-            assert_eq!((said.tokens, said.turn), (expected.tokens, expected.turn));
-            assert_eq!(said.context, expected.context, "round {round}");
-        }
-    }
 }

@@ -1,14 +1,19 @@
 //! Takes requests, and computes those that have entered, one step after another.
 
+use super::house::{Enters, House, promisable};
+use super::job::{Asked, Entry, Job, Turn, What, Work};
 use super::long::{BadRows, Rows};
 use super::plan::{Pace, Priority, Wish, plan};
-use super::queue::{Full, Queue};
-use crate::model::forward::{Span, Want};
+use super::queue::{Full, May, Queue};
+use crate::encoder::Embedding;
 use crate::run::completion::{Completed, Completion, Sampled};
-use crate::run::{GenerateOptions, Keep, Runtime, SequenceId, StepError};
+use crate::run::options::Policy;
+use crate::run::{Finish, GenerateOptions, Keep, Runtime, StepError};
 use crate::sample::{SampleError, SampleOptions, Sampler};
+use crate::session::{Answer, SessionError, SessionId, Sessions};
 use crate::text::stop::StopError;
 use haversack_kernels::attention::BLOCK_SLOTS;
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -20,6 +25,24 @@ pub struct Request {
     pub options: GenerateOptions,
     /// That its sequence may have; `None`: what the runtime's options say.
     pub rows: Option<Rows>,
+    pub priority: Priority,
+    /// Whose it is: owners take turns.
+    pub owner: u64,
+    /// When it is of no use any more, on the clock of [`Desk::step`].
+    pub deadline: Option<Duration>,
+}
+
+/// A turn of a session, as it was given.
+#[derive(Clone, Debug, Default)]
+pub struct TurnRequest {
+    /// Its name. One that is not open is opened.
+    pub session: String,
+    pub text: String,
+    /// What the text is about, if somebody has asked the encoder already: nobody waits for it here then.
+    pub embedding: Option<Embedding>,
+    pub now_ms: u64,
+    pub sample: SampleOptions,
+    pub options: GenerateOptions,
     pub priority: Priority,
     /// Whose it is: owners take turns.
     pub owner: u64,
@@ -43,6 +66,8 @@ pub enum Refused {
     #[error("it may come to hold {bytes} bytes; accepted: at most {most}")]
     Bytes { bytes: usize, most: usize },
     #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
     Keep(#[from] StepError),
     #[error(transparent)]
     Rows(#[from] BadRows),
@@ -65,8 +90,10 @@ pub enum News<'a> {
         sampled: Sampled<'a>,
         logits: &'a [f32],
     },
-    /// The last that is heard of it.
+    /// The last that is heard of a request.
     Done(Completed, Held),
+    /// The last that is heard of a turn: it is part of its conversation now, and saved.
+    Said(Box<Answer>),
     /// The last that is heard of it: something is wrong with it, or with all of this.
     Failed(String),
 }
@@ -97,41 +124,18 @@ impl Default for DeskOptions {
     }
 }
 
-/// A request that waits.
-struct Entry {
-    ticket: Ticket,
-    completion: Completion,
-    sampler: Sampler,
-    keep: Keep,
-    /// Where its rows are read again.
-    again: Option<Rows>,
-    /// That it has at most.
-    rows: usize,
-}
-
-/// One that has entered.
-struct Job {
-    entry: Entry,
-    sequence: SequenceId,
-    priority: Priority,
-    deadline: Option<Duration>,
-    bytes: usize,
-    waited: u64,
-}
-
 pub struct Desk {
     options: DeskOptions,
     pace: Pace,
     queue: Queue<Entry>,
-    /// In the order they entered.
-    active: Vec<Job>,
+    house: House,
     tickets: u64,
 }
 
-type Tell<'a> = &'a mut dyn FnMut(Ticket, News<'_>) -> ControlFlow<()>;
+pub(super) type Tell<'a> = &'a mut dyn FnMut(Ticket, News<'_>) -> ControlFlow<()>;
 
 impl Desk {
-    pub fn new(runtime: &Runtime, options: DeskOptions) -> Desk {
+    pub fn new(runtime: Runtime, options: DeskOptions) -> Desk {
         // A step of nobody would never end.
         let batch = options.batch.max(1);
         let options = DeskOptions { batch, ..options };
@@ -141,9 +145,15 @@ impl Desk {
             options,
             pace,
             queue: Queue::new(options.queue),
-            active: Vec::new(),
+            house: House::new(runtime),
             tickets: 0,
         }
+    }
+
+    /// With sessions over its runtime, none of which is open yet.
+    pub fn with_sessions(mut self, sessions: Sessions) -> Desk {
+        self.house.sessions = Some(sessions);
+        self
     }
 
     /// How much a step may do from now on. Whoever has entered stays, and says the same.
@@ -152,20 +162,75 @@ impl Desk {
         self.pace = Pace { batch, ..pace };
     }
 
+    pub fn runtime(&self) -> &Runtime {
+        &self.house.runtime
+    }
+
+    /// For what does not concern sequences: threads, readings of the device.
+    pub fn runtime_mut(&mut self) -> &mut Runtime {
+        &mut self.house.runtime
+    }
+
+    pub fn sessions(&self) -> Option<&Sessions> {
+        self.house.sessions.as_ref()
+    }
+
+    /// Does something with the sessions, between two steps. It cannot take what was promised to others.
+    pub fn with_open<T>(
+        &mut self,
+        name: &str,
+        go: impl FnOnce(&mut Runtime, &mut Sessions, SessionId) -> Result<T, SessionError>,
+    ) -> Result<T, SessionError> {
+        let id = self.house.open(name)?;
+        self.house
+            .aside(|runtime, sessions| go(runtime, sessions, id))
+    }
+
+    /// A new session: see [`Sessions::create_marked`]. Others that do nothing may leave memory for it.
+    pub fn create_session(
+        &mut self,
+        name: &str,
+        marked: &str,
+        persistent: &str,
+        now_ms: u64,
+    ) -> Result<SessionId, SessionError> {
+        self.house.add(|runtime, sessions| {
+            sessions.create_marked(runtime, name, marked, persistent, now_ms)
+        })
+    }
+
+    /// A second session that goes on from where one is: see [`Sessions::fork`].
+    pub fn fork_session(&mut self, from: &str, name: &str) -> Result<SessionId, SessionError> {
+        let id = self.house.open(from)?;
+        self.house
+            .add(|runtime, sessions| sessions.fork(runtime, id, name))
+    }
+
+    /// Removes a session and its file, open or not. One that is answering is not removed.
+    pub fn delete_session(&mut self, name: &str) -> Result<(), SessionError> {
+        self.house.delete(name)
+    }
+
+    /// Puts away every session that does nothing, so that its file says all.
+    pub fn suspend_all(&mut self) {
+        self.house.suspend_all();
+    }
+
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
     pub fn active(&self) -> usize {
-        self.active.len()
+        self.house.active.len()
     }
 
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.active.is_empty()
+        self.queue.is_empty() && self.house.is_empty()
     }
 
     /// Takes a request, or says at once why it never could be served.
-    pub fn submit(&mut self, runtime: &Runtime, request: Request) -> Result<Ticket, Refused> {
+    pub fn submit(&mut self, request: Request) -> Result<Ticket, Refused> {
+        let runtime = &self.house.runtime;
         let tokens = request.prompt.len();
         if tokens == 0 {
             return Err(Refused::Empty);
@@ -181,7 +246,7 @@ impl Desk {
                 rows.check()?;
                 rows.keep()
             }
-            None => Keep::Usual,
+            None => usual(runtime),
         };
         let end = runtime.end_of(keep)?;
         let most = end.unwrap_or(usize::MAX);
@@ -211,284 +276,201 @@ impl Desk {
         {
             return Err(Refused::Bytes { bytes, most });
         }
-        let ticket = Ticket(self.tickets);
-        let entry = Entry {
-            ticket,
+        let asked = Asked {
             completion,
-            sampler: Sampler::new(request.sample)?,
             keep,
             again,
             rows,
         };
+        let entry = Entry {
+            ticket: Ticket(self.tickets),
+            sampler: Sampler::new(request.sample)?,
+            what: What::Request(Box::new(asked)),
+        };
         let (priority, owner) = (request.priority, request.owner);
         self.queue
             .push(entry, priority, owner, bytes as u64, request.deadline)?;
-        self.tickets += 1;
-        Ok(ticket)
+        Ok(self.ticket())
     }
 
-    /// Nobody wants it any more: what it holds is free at once. Unknown tickets are of requests that are done.
-    pub fn cancel(&mut self, runtime: &mut Runtime, ticket: Ticket) -> Result<(), StepError> {
-        self.queue.take(|w| w.what.ticket == ticket);
-        if let Some(i) = self.active.iter().position(|j| j.entry.ticket == ticket) {
-            runtime.close(self.active.remove(i).sequence)?;
+    /// Takes a turn of a session, or says at once why it never could be said. It waits for the turn before it, if one is
+    /// under way.
+    pub fn say(&mut self, turn: TurnRequest) -> Result<Ticket, Refused> {
+        let sessions = self.sessions().ok_or(SessionError::NoSessions)?;
+        if !sessions.exists(&turn.session) {
+            let name = turn.session;
+            return Err(SessionError::NoSuchSession { name }.into());
         }
-        Ok(())
+        let coming = sessions.turn_tokens(&turn.text)?;
+        // Wrong stop texts are told now, not when it begins.
+        Completion::within(&[], &turn.options, None)?;
+        let entry = Entry {
+            ticket: Ticket(self.tickets),
+            sampler: Sampler::new(turn.sample)?,
+            what: What::Turn(Box::new(Turn {
+                session: turn.session,
+                text: turn.text,
+                embedding: turn.embedding,
+                now_ms: turn.now_ms,
+                options: turn.options,
+                coming,
+                tried: Cell::new(None),
+            })),
+        };
+        // What it needs depends on where its session is when it begins.
+        self.queue
+            .push(entry, turn.priority, turn.owner, 0, turn.deadline)?;
+        Ok(self.ticket())
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.tickets += 1;
+        Ticket(self.tickets - 1)
+    }
+
+    /// Nobody wants it any more: what it holds is free at once. What was said of a turn is part of its conversation, and
+    /// ends there. Unknown tickets are of requests that are done.
+    pub fn cancel(&mut self, ticket: Ticket) -> Result<(), StepError> {
+        self.queue.take(|w| w.what.ticket == ticket);
+        let House {
+            active,
+            runtime,
+            left,
+            ..
+        } = &mut self.house;
+        let Some(i) = active.iter().position(|job| job.ticket == ticket) else {
+            return Ok(());
+        };
+        match active[i].work {
+            Work::Request { sequence, .. } => {
+                active.remove(i);
+                *left += 1;
+                runtime.close(sequence)
+            }
+            Work::Turn(_) => {
+                active[i].cancel();
+                Ok(())
+            }
+        }
     }
 
     /// One step of all that can take part. `false`: there was nothing to do.
-    pub fn step(
-        &mut self,
-        runtime: &mut Runtime,
-        now: Duration,
-        tell: Tell<'_>,
-    ) -> Result<bool, StepError> {
-        self.expire(runtime, now, tell)?;
-        self.admit(runtime, tell)?;
-        self.renew(runtime)?;
-        if self.active.is_empty() {
-            return Ok(false);
+    pub fn step(&mut self, now: Duration, tell: Tell<'_>) -> Result<bool, StepError> {
+        self.expire(now, tell)?;
+        self.admit(tell)?;
+        self.house.renew()?;
+        self.house.conclude(tell);
+        self.house.end_judged(tell);
+        if self.house.active.is_empty() {
+            return Ok(!self.house.ending.is_empty());
         }
-        let wishes: Vec<Wish> = self.active.iter().map(Job::wish).collect();
+        let wishes: Vec<Wish> = self.house.active.iter().map(Job::wish).collect();
         let mut takes = plan(&wishes, self.pace);
         loop {
-            match self.compute(runtime, &mut takes) {
+            match self.house.compute(&mut takes) {
                 Ok(()) => break,
                 // Its promise covers a block of each, and decoding at least.
                 Err(error) if error.is_cannot_fit() && shrink(&wishes, &mut takes) => {}
-                Err(error) if error.is_cannot_fit() && self.step_back(runtime, &mut takes)? => {}
-                Err(error) => return self.fail(runtime, &error, tell).map(|()| true),
+                Err(error) if error.is_cannot_fit() && self.house.step_back(&mut takes)? => {}
+                Err(error) => return self.house.fail(&error, tell).map(|()| true),
             }
         }
-        self.deliver(runtime, &takes, tell)?;
+        self.house.deliver(&takes, tell)?;
+        self.house.conclude(tell);
         Ok(true)
     }
 
     /// Ends those whose time is over.
-    fn expire(
-        &mut self,
-        runtime: &mut Runtime,
-        now: Duration,
-        tell: Tell<'_>,
-    ) -> Result<(), StepError> {
+    fn expire(&mut self, now: Duration, tell: Tell<'_>) -> Result<(), StepError> {
         for late in self.queue.expired(now) {
-            let completed = late.what.completion.end();
+            let completed = match late.what.what {
+                What::Request(asked) => asked.completion.end(),
+                What::Turn(_) => Completed {
+                    text: String::new(),
+                    tokens: Vec::new(),
+                    finish: Finish::Cancelled,
+                    shown: 0,
+                },
+            };
             let _ = tell(late.what.ticket, News::Done(completed, Held::default()));
         }
-        let is_late = |job: &mut Job| job.deadline.is_some_and(|deadline| deadline <= now);
-        for job in self.active.extract_if(.., is_late) {
-            let held = leave(runtime, job.sequence)?;
-            let completed = job.entry.completion.end();
-            let _ = tell(job.entry.ticket, News::Done(completed, held));
+        let is_late = |job: &Job| job.deadline.is_some_and(|deadline| deadline <= now);
+        for job in self.house.active.iter_mut().filter(|job| is_late(job)) {
+            job.cancel();
         }
-        Ok(())
+        self.house.leave_over(tell)
     }
 
-    fn admit(&mut self, runtime: &mut Runtime, tell: Tell<'_>) -> Result<(), StepError> {
-        while self.active.len() < self.options.batch {
-            let promised: usize = self.active.iter().map(|job| job.bytes).sum();
-            let longest = self.active.iter().map(|job| job.entry.rows).max();
-            let sequences = self.active.len() + 1;
-            let next = self.queue.pop(|w| {
-                let wanted = promised.saturating_add(w.bytes as usize);
-                let longest = longest.unwrap_or(0).max(w.what.rows);
-                promisable(runtime, sequences, longest).is_none_or(|room| wanted <= room)
+    fn admit(&mut self, tell: Tell<'_>) -> Result<(), StepError> {
+        while self.house.active.len() < self.options.batch {
+            let mut entered = Enters::NotYet;
+            let house = &mut self.house;
+            let next = self.queue.pop(|waiting| {
+                entered = match &waiting.what.what {
+                    What::Request(asked) => house.enter(asked, waiting.bytes as usize),
+                    What::Turn(turn) => house.enter_turn(turn),
+                };
+                match &entered {
+                    Enters::NoRoom => May::NoRoom,
+                    Enters::NotYet => May::NotYet,
+                    _ => May::Enter,
+                }
             });
             let Some(next) = next else {
                 break;
             };
-            let ticket = next.what.ticket;
-            self.active.push(Job {
-                sequence: runtime.open_keeping(next.what.keep)?,
-                priority: next.priority,
-                deadline: next.deadline,
-                bytes: next.bytes as usize,
-                waited: 0,
-                entry: next.what,
-            });
-            if tell(ticket, News::Entered).is_break() {
-                self.cancel(runtime, ticket)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Has the rows read again of those who are at the end of theirs.
-    fn renew(&mut self, runtime: &mut Runtime) -> Result<(), StepError> {
-        for job in &mut self.active {
-            let Some(rows) = job.entry.again else {
-                continue;
-            };
-            let pending = job.entry.completion.pending().len();
-            let held = runtime.position(job.sequence)? as usize + pending;
-            if held >= rows.most {
-                job.begin_again(runtime)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// One pass over the weights. Portions become smaller where a policy wants to be asked between.
-    fn compute(&self, runtime: &mut Runtime, takes: &mut [usize]) -> Result<(), StepError> {
-        let mut spans = Vec::with_capacity(takes.len());
-        for (job, take) in self.active.iter().zip(takes) {
-            let pending = job.entry.completion.pending();
-            if *take == 0 {
-                continue;
-            }
-            let position = runtime.position(job.sequence)?;
-            *take = runtime.portion_of(job.sequence, position, *take);
-            let want = match job.entry.completion.samples_after(*take) {
-                true => Want::Last,
-                false => Want::Nothing,
-            };
-            spans.push(Span {
-                sequence: job.sequence,
-                position,
-                tokens: &pending[..*take],
-                want,
-            });
-        }
-        runtime.step(&spans).map(|_| ())
-    }
-
-    /// The youngest that takes part goes back to where it began, so that the others can go on. It says the same in the
-    /// end. `false`: there are no others.
-    fn step_back(&mut self, runtime: &mut Runtime, takes: &mut [usize]) -> Result<bool, StepError> {
-        let mut taking = (0..takes.len()).rev().filter(|&i| takes[i] > 0);
-        let (Some(last), Some(_)) = (taking.next(), taking.next()) else {
-            return Ok(false);
-        };
-        let job = &mut self.active[last];
-        log::warn!(
-            "a promise was too small: {:?} begins anew",
-            job.entry.ticket
-        );
-        job.begin_again(runtime)?;
-        takes[last] = 0;
-        Ok(true)
-    }
-
-    /// Something is wrong that no room would mend: whoever took part is told.
-    fn fail(
-        &mut self,
-        runtime: &mut Runtime,
-        error: &StepError,
-        tell: Tell<'_>,
-    ) -> Result<(), StepError> {
-        for job in std::mem::take(&mut self.active) {
-            runtime.close(job.sequence)?;
-            let _ = tell(job.entry.ticket, News::Failed(error.to_string()));
-        }
-        Ok(())
-    }
-
-    /// Hands everybody what the step gave.
-    fn deliver(
-        &mut self,
-        runtime: &mut Runtime,
-        takes: &[usize],
-        tell: Tell<'_>,
-    ) -> Result<(), StepError> {
-        let model = runtime.model().clone();
-        let tokenizer = model.tokenizer();
-        let mut rows = runtime.logits().chunks_exact(model.config().vocab);
-        let mut ended: Vec<(SequenceId, Ticket)> = Vec::new();
-        for (job, &take) in self.active.iter_mut().zip(takes) {
-            if take == 0 {
-                job.waited += 1;
-                continue;
-            }
-            job.waited = 0;
-            let Job {
-                entry, sequence, ..
-            } = job;
             let Entry {
                 ticket,
-                completion,
                 sampler,
-                ..
-            } = entry;
-            let samples = completion.samples_after(take);
-            completion.read(take);
-            let mut flow = ControlFlow::Continue(());
-            if let Some((done, total)) = completion.progress() {
-                flow = tell(*ticket, News::Prompt { done, total });
-            }
-            if samples {
-                let logits = rows.next().unwrap_or_default();
-                match completion.sample(sampler, tokenizer, logits) {
-                    Ok(sampled) => {
-                        if flow.is_continue() {
-                            flow = tell(*ticket, News::Token { sampled, logits });
-                        }
-                    }
-                    Err(error) => {
-                        let _ = tell(*ticket, News::Failed(error.to_string()));
-                        ended.push((*sequence, *ticket));
-                        continue;
-                    }
+                what,
+            } = next.what;
+            let (work, bytes, rows) = match (entered, what) {
+                (Enters::Sequence(sequence), What::Request(asked)) => {
+                    let rows = asked.rows;
+                    let work = Work::Request { asked, sequence };
+                    (work, next.bytes as usize, rows)
                 }
-            }
-            if flow.is_break() {
-                completion.cancel();
-            }
-            if completion.is_over() {
-                ended.push((*sequence, *ticket));
-            }
-        }
-        for (sequence, ticket) in ended {
-            let held = leave(runtime, sequence)?;
-            let i = self.active.iter().position(|j| j.sequence == sequence);
-            let Some(job) = i.map(|i| self.active.remove(i)) else {
-                continue;
+                (
+                    Enters::Turn {
+                        saying,
+                        bytes,
+                        rows,
+                    },
+                    _,
+                ) => (Work::Turn(saying), bytes, rows),
+                (Enters::Never(error), _) => {
+                    let _ = tell(ticket, News::Failed(error.to_string()));
+                    continue;
+                }
+                _ => continue,
             };
-            if job.entry.completion.is_over() {
-                let _ = tell(ticket, News::Done(job.entry.completion.end(), held));
+            self.house.active.push(Job {
+                ticket,
+                sampler,
+                priority: next.priority,
+                deadline: next.deadline,
+                bytes,
+                rows,
+                waited: 0,
+                work,
+            });
+            if tell(ticket, News::Entered).is_break() {
+                self.cancel(ticket)?;
             }
         }
         Ok(())
     }
 }
 
-impl Job {
-    /// A sequence that has nothing yet, and what belongs into its rows to read.
-    fn begin_again(&mut self, runtime: &mut Runtime) -> Result<(), StepError> {
-        // What it holds is free before it is taken again.
-        runtime.close(self.sequence)?;
-        self.sequence = runtime.open_keeping(self.entry.keep)?;
-        let history = self.entry.completion.history();
-        let read = match &self.entry.again {
-            Some(rows) => rows.at(history),
-            None => history.to_vec(),
-        };
-        self.entry.completion.read_again(read);
-        Ok(())
+/// What a request keeps that says nothing: where sessions manage their rows, everything there is room for.
+fn usual(runtime: &Runtime) -> Keep {
+    let context = runtime.model().config().context;
+    match runtime.retention().policy {
+        Policy::Streams => Keep::All {
+            tokens: runtime.bounds().rows_max.min(context),
+        },
+        _ => Keep::Usual,
     }
-
-    fn wish(&self) -> Wish {
-        Wish {
-            priority: self.priority,
-            pending: self.entry.completion.pending().len(),
-            waited: self.waited,
-        }
-    }
-}
-
-/// Closes a sequence.
-fn leave(runtime: &mut Runtime, sequence: SequenceId) -> Result<Held, StepError> {
-    let stats = runtime.stats(sequence)?;
-    runtime.close(sequence)?;
-    Ok(Held {
-        seen: stats.position,
-        rows: stats.rows,
-    })
-}
-
-/// Bytes that may be promised to sequences in all, where there is a budget, so many of up to so many rows being active.
-fn promisable(runtime: &Runtime, sequences: usize, rows: usize) -> Option<usize> {
-    let scratch = runtime.scratch_bytes(sequences, sequences * BLOCK_SLOTS, rows);
-    runtime.room_bytes(scratch)
 }
 
 /// Smaller portions of prompts; then none beside those who decode. `false`: it is as small as it gets.

@@ -1,18 +1,21 @@
 //! Many at once: requests wait until their bytes can be promised, then share every pass over the weights.
 //!
 //! ```text
-//! Desk::submit ─► queue ─► (bytes promised) ─► active ─► step ─► … ─► done
-//!                  who enters                  plan: who reads, who decodes
+//! Desk::submit, say ─► queue ─► (bytes promised) ─► active ─► step ─► … ─► done, or saved
+//!                       who enters                  plan: who reads, who decodes
 //! ```
 //!
-//! [`queue`], [`plan`] and [`long`] decide and are pure; [`Desk`] carries out. What a request says does not depend on who else is
+//! [`queue`], [`plan`] and [`long`] decide and are pure; [`Desk`] takes, and the house behind it has the runtime and the
+//! sessions and carries out. What a request says does not depend on who else is
 //! there, when it entered, or how its prompt was portioned.
 
 pub mod desk;
+mod house;
+mod job;
 pub mod long;
 pub mod plan;
 pub mod queue;
 
-pub use desk::{Desk, DeskOptions, Held, News, Refused, Request, Ticket};
+pub use desk::{Desk, DeskOptions, Held, News, Refused, Request, Ticket, TurnRequest};
 pub use long::{Long, Rows};
 pub use plan::{Pace, Priority};

@@ -25,6 +25,25 @@ pub struct Waiting<T> {
     passed: u32,
 }
 
+/// Whether a request may enter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum May {
+    Enter,
+    /// There is no room for it now.
+    NoRoom,
+    /// It waits for something else: whoever passes it takes nothing from it.
+    NotYet,
+}
+
+impl May {
+    pub fn if_room(has_room: bool) -> May {
+        match has_room {
+            true => May::Enter,
+            false => May::NoRoom,
+        }
+    }
+}
+
 /// The queue is as long as it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{waiting} requests are waiting already")]
@@ -93,25 +112,28 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// The next to enter, of those that `has_room` says have room now.
-    pub fn pop(&mut self, has_room: impl Fn(&Waiting<T>) -> bool) -> Option<Waiting<T>> {
+    /// The next to enter, of those that may now. Whoever is asked and may is the one.
+    pub fn pop(&mut self, mut may: impl FnMut(&Waiting<T>) -> May) -> Option<Waiting<T>> {
         let mut order: Vec<usize> = (0..self.waiting.len()).collect();
         order.sort_by_key(|&i| {
             let waiting = &self.waiting[i];
             (waiting.priority, self.turn_of(waiting.owner), i)
         });
         let mut chosen = None;
-        for (place, &i) in order.iter().enumerate() {
-            if has_room(&self.waiting[i]) {
-                chosen = Some((place, i));
-                break;
-            }
-            if self.waiting[i].passed >= PASSES_MAX {
-                break;
+        let mut passed = Vec::new();
+        for i in order {
+            match may(&self.waiting[i]) {
+                May::Enter => {
+                    chosen = Some(i);
+                    break;
+                }
+                May::NotYet => {}
+                May::NoRoom if self.waiting[i].passed >= PASSES_MAX => break,
+                May::NoRoom => passed.push(i),
             }
         }
-        let (place, i) = chosen?;
-        for &passed in &order[..place] {
+        let i = chosen?;
+        for passed in passed {
             self.waiting[passed].passed += 1;
         }
         let entering = self.waiting.remove(i);
@@ -158,7 +180,7 @@ mod tests {
     }
 
     fn all(queue: &mut Queue<char>) -> String {
-        std::iter::from_fn(|| queue.pop(|_| true).map(|w| w.what)).collect()
+        std::iter::from_fn(|| queue.pop(|_| May::Enter).map(|w| w.what)).collect()
     }
 
     #[test]
@@ -191,9 +213,25 @@ mod tests {
         for round in 0..20 {
             queue.push('s', Interactive, 2 + round, 1, None).unwrap();
             let room = if round < 15 { 10 } else { 100 };
-            entered.extend(queue.pop(|w| w.bytes <= room).map(|w| w.what));
+            entered.extend(queue.pop(|w| May::if_room(w.bytes <= room)).map(|w| w.what));
         }
         assert_eq!(entered, "ssssssssLssss");
+    }
+
+    /// Whoever waits for something else than room holds nobody up.
+    #[test]
+    fn not_yet_is_not_no_room() {
+        let mut queue = queue(&[('w', Interactive, 1, 1)]);
+        let mut entered = String::new();
+        for round in 0..20 {
+            queue.push('s', Interactive, 2 + round, 1, None).unwrap();
+            let may = |w: &Waiting<char>| match w.what {
+                'w' => May::NotYet,
+                _ => May::Enter,
+            };
+            entered.extend(queue.pop(may).map(|w| w.what));
+        }
+        assert_eq!(entered, "s".repeat(20));
     }
 
     #[test]
@@ -209,7 +247,7 @@ mod tests {
         let expired = queue.expired(Duration::from_secs(3));
         assert_eq!((expired.len(), expired[0].what), (1, 'a'));
         assert_eq!(queue.take(|w| w.what == 'b').len(), 1);
-        assert!(queue.is_empty() && queue.pop(|_| true).is_none());
+        assert!(queue.is_empty() && queue.pop(|_| May::Enter).is_none());
     }
 
     /// Served owners are not remembered for ever.
@@ -219,8 +257,8 @@ mod tests {
         for round in 0..1000 {
             queue.push('a', Interactive, round, 1, None).unwrap();
             queue.push('b', Interactive, round, 1, None).unwrap();
-            queue.pop(|_| true).unwrap();
-            queue.pop(|_| true).unwrap();
+            queue.pop(|_| May::Enter).unwrap();
+            queue.pop(|_| May::Enter).unwrap();
         }
         assert!(queue.served.is_empty() && queue.is_empty());
     }

@@ -99,6 +99,11 @@ impl Layout {
         Ok(self.text_within(tokens, self.question_marks()?))
     }
 
+    /// What an answer says, without what ends it.
+    pub fn answer_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
+        Ok(self.text_within(tokens, (0, self.ending()?.len())))
+    }
+
     /// What a fact says, without its markers.
     pub fn fact_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
         let marks = match self.fact_marks.get() {

@@ -164,6 +164,10 @@ pub enum SessionError {
         saved: String,
         here: String,
     },
+    #[error("there is no session {name}")]
+    NoSuchSession { name: String },
+    #[error("nothing keeps sessions here")]
+    NoSessions,
     #[error("session {name} is open already")]
     Open { name: String },
     #[error("session {name} is not saved: {why}")]
@@ -333,6 +337,8 @@ struct Session {
     condensed: Option<String>,
     /// A turn is under way.
     is_answering: bool,
+    /// What was done to turns for questions that have not become one.
+    done: turns::Plan,
 }
 
 /// A session's file, before it is made.
@@ -387,6 +393,8 @@ pub struct TurnView {
     pub question: usize,
     /// The question, or the state, without its markers.
     pub text: String,
+    /// The same of the answer.
+    pub answer: String,
     pub time_ms: u64,
 }
 
@@ -440,6 +448,11 @@ impl Sessions {
 
     pub fn has_encoder(&self) -> bool {
         self.encoder.is_some()
+    }
+
+    /// What judges turns, for whoever asks it on another thread.
+    pub fn encoder(&self) -> Option<Arc<dyn Embed>> {
+        self.encoder.clone()
     }
 
     /// A new session that begins with a persistent text. Over the cap it is condensed first. Where a disk takes no file
@@ -676,6 +689,7 @@ impl Sessions {
                 true => self.layout.fact_text(asked)?,
                 false => self.layout.question_text(asked)?,
             },
+            answer: self.layout.answer_text(&record.tokens[question..])?,
             time_ms: record.time_ms,
             tokens: record.tokens,
         })
@@ -742,9 +756,29 @@ impl Sessions {
         }
     }
 
+    /// The session of this name, if it is open.
+    pub fn opened(&self, name: &str) -> Option<SessionId> {
+        let is_it = |slot: &Slot| slot.session.as_ref().is_some_and(|s| s.name == name);
+        let index = self.slots.iter().position(is_it)?;
+        Some(SessionId {
+            index: index as u32,
+            generation: self.slots[index].generation,
+        })
+    }
+
+    /// Whether there is a session of this name, open or in its file.
+    pub fn exists(&self, name: &str) -> bool {
+        let is_kept = |dir: &Path| names::check(name).is_ok() && path_of(dir, name).is_file();
+        self.is_open(name) || self.options.dir.as_deref().is_some_and(is_kept)
+    }
+
+    /// Whether a turn of it is under way.
+    pub fn is_answering(&self, id: SessionId) -> Result<bool, SessionError> {
+        Ok(self.session(id)?.is_answering)
+    }
+
     fn is_open(&self, name: &str) -> bool {
-        let mut open = self.slots.iter().filter_map(|slot| slot.session.as_ref());
-        open.any(|session| session.name == name)
+        self.opened(name).is_some()
     }
 
     fn check_not_open(&self, name: &str) -> Result<(), SessionError> {
@@ -839,6 +873,7 @@ impl Session {
             gave_up: false,
             condensed: None,
             is_answering: false,
+            done: turns::Plan::default(),
         }
     }
 

@@ -2,7 +2,7 @@
 //! is saved.
 //!
 //! ```text
-//! begin ─► Saying: tokens to read, logits to sample from ─► end
+//! begin ─► Saying: tokens to read, logits to sample from ─► conclude ─► tokens to read ─► end
 //!                  alone (say), or with others in one step (many)
 //! ```
 //!
@@ -13,7 +13,7 @@ use super::record::{Change, TurnRecord};
 use super::relevance::Relevance;
 use super::shadow::Reading;
 use super::talk::{Answer, Context};
-use super::turns::{Place, Room, plan};
+use super::turns::{Place, Plan, Room, plan};
 use super::{Embed, STEP_TOKENS_MAX, SessionError, SessionId, Sessions, feed};
 use crate::encoder::{Embedding, EncoderError};
 use crate::run::completion::Completion;
@@ -34,14 +34,23 @@ struct Ready {
     question_start: u64,
     /// Turns that the prompt begins with, and where they will stand.
     reread: Vec<(u64, Range<u64>)>,
+    /// What was done to turns for it.
+    done: Plan,
     context: Context,
+}
+
+/// What was answered, and what it is about with its question.
+struct Said {
+    generation: Generation,
+    embedding: Option<Embedding>,
+    now_ms: u64,
 }
 
 /// A turn under way. The session does nothing else until it was handed back, to [`Sessions::end`] or
 /// [`Sessions::abandon`].
 #[must_use]
 pub struct Saying {
-    pub completion: Completion,
+    stage: Stage,
     id: SessionId,
     sequence: SequenceId,
     text: String,
@@ -51,14 +60,83 @@ pub struct Saying {
     shadow: Option<Reading>,
 }
 
+enum Stage {
+    Answering(Completion),
+    /// The answer is there; so much was read of what ends it.
+    Closing {
+        generation: Generation,
+        tokens: Vec<u32>,
+        read: usize,
+    },
+}
+
+impl Stage {
+    /// The answer, and what is still to be read of what ends it.
+    fn end(self) -> (Generation, Vec<u32>) {
+        match self {
+            Stage::Closing {
+                generation,
+                mut tokens,
+                read,
+            } => (generation, tokens.split_off(read)),
+            Stage::Answering(completion) => {
+                let nobody = &mut |_: Event<'_>| ControlFlow::Continue(());
+                (conclude(completion, Took::default(), nobody), Vec::new())
+            }
+        }
+    }
+}
+
 impl Saying {
     pub fn session(&self) -> SessionId {
         self.id
     }
 
-    /// Where the tokens of the completion go.
+    /// Where the tokens go.
     pub fn sequence(&self) -> SequenceId {
         self.sequence
+    }
+
+    /// The answer, until [`Sessions::conclude`].
+    pub fn completion(&mut self) -> Option<&mut Completion> {
+        match &mut self.stage {
+            Stage::Answering(completion) => Some(completion),
+            Stage::Closing { .. } => None,
+        }
+    }
+
+    /// Tokens to be read next, of the question, the answer or what ends it.
+    pub fn pending(&self) -> &[u32] {
+        match &self.stage {
+            Stage::Answering(completion) => completion.pending(),
+            Stage::Closing { tokens, read, .. } => &tokens[*read..],
+        }
+    }
+
+    /// Whether a token is sampled from the logits behind so many of them.
+    pub fn samples_after(&self, tokens: usize) -> bool {
+        match &self.stage {
+            Stage::Answering(completion) => completion.samples_after(tokens),
+            Stage::Closing { .. } => false,
+        }
+    }
+
+    /// So many of them are in the sequence now.
+    pub fn read(&mut self, count: usize) {
+        match &mut self.stage {
+            Stage::Answering(completion) => completion.read(count),
+            Stage::Closing { tokens, read, .. } => *read = (*read + count).min(tokens.len()),
+        }
+    }
+
+    /// Question and answer, once the answer is there: what [`Embed`] is asked about.
+    pub fn said(&self) -> Option<String> {
+        match &self.stage {
+            Stage::Closing { generation, .. } if !generation.tokens.is_empty() => {
+                Some(said_of(&self.text, generation))
+            }
+            _ => None,
+        }
     }
 }
 
@@ -75,10 +153,10 @@ impl Sessions {
         options: &GenerateOptions,
         tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Answer, SessionError> {
-        let mut saying = self.begin(runtime, id, text, now_ms, options)?;
+        let mut saying = self.begin(runtime, id, text, None, now_ms, options)?;
         let beside = self.options.condense_beside;
         let Saying {
-            completion,
+            stage,
             sequence,
             shadow,
             ..
@@ -87,8 +165,17 @@ impl Sessions {
             Some(shadow) => shadow.decode_beside(runtime, id, token, beside),
             None => runtime.decode(id, token).map(|_| ()),
         };
-        match drive(runtime, *sequence, completion, sampler, tell, decode) {
-            Ok(took) => self.end(runtime, saying, took, tell),
+        let driven = match stage {
+            Stage::Answering(completion) => {
+                drive(runtime, *sequence, completion, sampler, tell, decode)
+            }
+            Stage::Closing { .. } => Ok(Took::default()),
+        };
+        match driven {
+            Ok(took) => {
+                let saying = self.conclude(runtime, saying, took, tell)?;
+                self.end(runtime, saying, None)
+            }
             Err(error) => {
                 self.abandon(runtime, saying)?;
                 Err(error.into())
@@ -96,17 +183,19 @@ impl Sessions {
         }
     }
 
-    /// Makes everything ready for an answer that somebody else computes.
+    /// Makes everything ready for an answer that somebody else computes. What the question is about is found out here,
+    /// unless somebody has done so.
     pub fn begin(
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
         text: &str,
+        embedding: Option<Embedding>,
         now_ms: u64,
         options: &GenerateOptions,
     ) -> Result<Saying, SessionError> {
         self.work(runtime, id, STEP_TOKENS_MAX)?;
-        let ready = self.prepare(runtime, id, text)?;
+        let ready = self.prepare(runtime, id, text, embedding)?;
         let most = self.options.answer_max;
         let options = GenerateOptions {
             tokens_max: Some(options.tokens_max.map_or(most, |asked| asked.min(most))),
@@ -125,7 +214,7 @@ impl Sessions {
         let shadow = session.lend(question);
         session.is_answering = true;
         Ok(Saying {
-            completion,
+            stage: Stage::Answering(completion),
             id,
             sequence,
             text: text.to_owned(),
@@ -135,26 +224,65 @@ impl Sessions {
         })
     }
 
-    /// Makes a turn of a question and its answer. One that was cancelled before its first token becomes none.
-    pub fn end(
+    /// The answer is over, or nobody wants more of it: what is left to read is what ends it. On an error the
+    /// conversation is as it was.
+    pub fn conclude(
         &mut self,
         runtime: &mut Runtime,
         saying: Saying,
         took: Took,
         tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    ) -> Result<Saying, SessionError> {
+        let completion = match saying.stage {
+            Stage::Answering(completion) => completion,
+            closing => {
+                return Ok(Saying {
+                    stage: closing,
+                    ..saying
+                });
+            }
+        };
+        let generation = conclude(completion, took, tell);
+        let closing = match generation.tokens.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.closing(runtime, &generation),
+        };
+        let closing = closing.map(|tokens| Stage::Closing {
+            generation,
+            tokens,
+            read: 0,
+        });
+        match closing {
+            Ok(stage) => Ok(Saying { stage, ..saying }),
+            Err(error) => {
+                self.give_back(saying.id, saying.shadow)?;
+                self.undo(runtime, saying.id, saying.ready)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a turn of a question and its answer. What ends it is read first, if it was not yet. An answer that was
+    /// cancelled before its first token makes none. What both are about is found out here, unless somebody has done so.
+    pub fn end(
+        &mut self,
+        runtime: &mut Runtime,
+        saying: Saying,
+        embedding: Option<Embedding>,
     ) -> Result<Answer, SessionError> {
+        let said = saying.said();
         let Saying {
-            completion,
+            stage,
             id,
             sequence,
-            text,
             now_ms,
             ready,
             shadow,
+            ..
         } = saying;
         self.give_back(id, shadow)?;
-        let generation = conclude(completion, took, tell);
-        if generation.tokens.is_empty() {
+        let (generation, rest) = stage.end();
+        let Some(said) = said else {
             let context = ready.context.clone();
             self.undo(runtime, id, ready)?;
             return Ok(Answer {
@@ -165,12 +293,18 @@ impl Sessions {
                 turn: None,
                 context,
             });
-        }
-        let closed = self
-            .closing(runtime, &generation)
-            .and_then(|tokens| feed(runtime, sequence, &tokens));
+        };
+        let said = Said {
+            embedding: embedding.or_else(|| self.encoder.as_deref()?.embed(&said).ok()),
+            generation,
+            now_ms,
+        };
+        let closed = match &rest[..] {
+            [] => Ok(()),
+            rest => feed(runtime, sequence, rest),
+        };
         match closed {
-            Ok(()) => self.finish(runtime, id, &text, now_ms, ready, generation),
+            Ok(()) => self.finish(runtime, id, ready, said),
             Err(error) => {
                 self.undo(runtime, id, ready)?;
                 Err(error)
@@ -212,11 +346,12 @@ impl Sessions {
             let tokens = tokens.len();
             return Err(SessionError::AnswerLength { tokens, most });
         }
-        let ready = self.prepare(runtime, id, text)?;
+        let ready = self.prepare(runtime, id, text, None)?;
         let generation = Generation {
             text: answer.to_owned(),
             tokens,
             finish: Finish::Stop,
+            shown: answer.len(),
             prefill: Duration::ZERO,
             decode: Duration::ZERO,
         };
@@ -228,7 +363,13 @@ impl Sessions {
             self.undo(runtime, id, ready)?;
             return Err(error);
         }
-        let answer = self.finish(runtime, id, text, now_ms, ready, generation)?;
+        let encoder = self.encoder.as_deref();
+        let said = Said {
+            embedding: encoder.and_then(|e| e.embed(&said_of(text, &generation)).ok()),
+            generation,
+            now_ms,
+        };
+        let answer = self.finish(runtime, id, ready, said)?;
         Ok(answer.turn.unwrap_or_default())
     }
 
@@ -240,7 +381,7 @@ impl Sessions {
         text: &str,
         look: &mut dyn FnMut(&mut Runtime, SequenceId) -> Result<T, StepError>,
     ) -> Result<(T, Context), SessionError> {
-        let ready = self.prepare(runtime, id, text)?;
+        let ready = self.prepare(runtime, id, text, None)?;
         let context = ready.context.clone();
         let sequence = self.session(id)?.sequence;
         let found = feed(runtime, sequence, &ready.prompt)
@@ -255,11 +396,16 @@ impl Sessions {
         runtime: &mut Runtime,
         id: SessionId,
         text: &str,
+        embedding: Option<Embedding>,
     ) -> Result<Ready, SessionError> {
         let index = self.find(id)?;
         self.hold_for(runtime, index)?;
         let layout = &self.layout;
-        let (question, embedding) = beside(self.encoder.as_deref(), text, || layout.question(text));
+        // Without an encoder nobody judges, whatever the caller says.
+        let (question, embedding) = match (embedding, &self.encoder) {
+            (Some(embedding), Some(_)) => (layout.question(text), Ok(Some(embedding))),
+            (_, encoder) => beside(encoder.as_deref(), text, || layout.question(text)),
+        };
         let (question, embedding) = (question?, embedding?);
         let ending = layout.ending()?.len() as u64 + 1;
         let options = &self.options;
@@ -314,7 +460,8 @@ impl Sessions {
             read_again.push((number, start..start + tokens.len() as u64));
             prompt.extend(tokens);
         }
-        let mut context = session.context(&found, self.encoder.is_none());
+        let done = found.after(&std::mem::take(&mut session.done));
+        let mut context = session.context(&done, self.encoder.is_none());
         context.recomputed = prompt.len() as u64;
         context.kept += (prompt.len() + question.len()) as u64;
         let question_start = position + prompt.len() as u64;
@@ -325,6 +472,7 @@ impl Sessions {
             question: question.len(),
             question_start,
             reread: read_again,
+            done,
             context,
         })
     }
@@ -354,6 +502,7 @@ impl Sessions {
     ) -> Result<(), SessionError> {
         let session = self.session_mut(id)?;
         session.unmirror();
+        session.done = ready.done;
         let failed = std::mem::replace(&mut session.sequence, ready.backup);
         runtime.close(failed)?;
         Ok(())
@@ -363,15 +512,17 @@ impl Sessions {
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
-        text: &str,
-        now_ms: u64,
         ready: Ready,
-        generation: Generation,
+        said: Said,
     ) -> Result<Answer, SessionError> {
+        let Said {
+            generation,
+            embedding,
+            now_ms,
+        } = said;
         runtime.close(ready.backup)?;
         let ending = self.closing(runtime, &generation)?;
         let index = self.find(id)?;
-        let encoder = self.encoder.as_deref();
         let options = &self.options;
         let Some(session) = &mut self.slots[index].session else {
             return Err(SessionError::Closed { index });
@@ -388,9 +539,6 @@ impl Sessions {
                 });
             }
         }
-        // An embedding that cannot be had makes a turn unjudged, not unsaid.
-        let said = format!("{text}\n{}", generation.text);
-        let embedding = encoder.and_then(|encoder| encoder.embed(&said).ok());
         let end = runtime.position(session.sequence)?;
         let mut tokens = ready.prompt[ready.prompt.len() - ready.question..].to_vec();
         tokens.extend_from_slice(&generation.tokens);
@@ -408,6 +556,7 @@ impl Sessions {
             time_ms,
             question: ready.question as u32,
             is_pinned: false,
+            // One that cannot be had makes a turn unjudged, not unsaid.
             embedding: embedding.map_or(Vec::new(), |e| e.store().to_bytes().to_vec()),
             tokens,
         };
@@ -425,6 +574,10 @@ impl Sessions {
             context,
         })
     }
+}
+
+fn said_of(question: &str, generation: &Generation) -> String {
+    format!("{question}\n{}", generation.text)
 }
 
 /// Runs `other` while the encoder is at work on the text, on a thread of its own.

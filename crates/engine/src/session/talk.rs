@@ -4,7 +4,7 @@ use super::file::holds;
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
 use super::roll::Roll;
 use super::turns::{Place, Plan, Turn, hidden, last_from};
-use super::{Fact, Held, Record, Session, SessionError, SessionId, Sessions, feed};
+use super::{Fact, Held, Record, Saying, Session, SessionError, SessionId, Sessions, feed};
 use crate::encoder::{Embedding, Stored};
 use crate::run::{Finish, Generation, Runtime, SequenceId, StepError};
 use haversack_cache::size::{Kept, fork_bytes, kv_bytes, reserve_bytes};
@@ -166,6 +166,57 @@ impl Sessions {
         session.mask(runtime)?;
         session.save(runtime, &options);
         Ok(())
+    }
+
+    /// Bytes and rows of the sequence at most until a turn is over that reads so many tokens: what it has come to hold,
+    /// and what a conversation may. They do not depend on who else is there.
+    pub(crate) fn turn_needs(
+        &self,
+        runtime: &Runtime,
+        id: Option<SessionId>,
+        coming: u64,
+    ) -> Result<(usize, usize), SessionError> {
+        let options = &self.options;
+        let persistent = options.persistent_max + options.persistent_max / 2;
+        let most = persistent + options.capacity + slack(runtime);
+        let Some(id) = id else {
+            return Ok((runtime.sequence_bytes(most), most));
+        };
+        let sequence = self.session(id)?.sequence;
+        let behind = runtime.position(sequence)?.saturating_add(coming);
+        let rows = usize::try_from(behind).unwrap_or(usize::MAX).min(most);
+        let bytes = promised_bytes(runtime, sequence, coming)?;
+        Ok((bytes.max(runtime.sequence_bytes(rows)), rows))
+    }
+
+    /// Whether the budget has what a turn that reads so many tokens adds.
+    pub(crate) fn turn_fits(
+        &self,
+        runtime: &Runtime,
+        id: SessionId,
+        coming: u64,
+    ) -> Result<bool, SessionError> {
+        Ok(fits(runtime, Some(self.session(id)?.sequence), coming)?)
+    }
+
+    /// Bytes of the sequence at most until this turn is over, and whether the budget has them.
+    pub(crate) fn promise(
+        &self,
+        runtime: &Runtime,
+        saying: &Saying,
+    ) -> Result<(usize, bool), SessionError> {
+        let ending = self.layout.ending()?.len() + 1;
+        let coming = (saying.pending().len() + self.options.answer_max + ending) as u64;
+        let bytes = promised_bytes(runtime, saying.sequence(), coming)?;
+        Ok((bytes, fits(runtime, Some(saying.sequence()), coming)?))
+    }
+
+    /// Tokens that a turn reads at most: its question, its answer, and turns that are read again for it.
+    pub(crate) fn turn_tokens(&self, text: &str) -> Result<u64, SessionError> {
+        let options = &self.options;
+        let question = self.layout.question(text)?.len();
+        let ending = self.layout.ending()?.len() + 1;
+        Ok((question + options.answer_max + ending + options.reread_max) as u64)
     }
 
     /// The next answer sees this turn, wherever it is.
@@ -511,6 +562,25 @@ pub(super) fn fits(
     let Some(budget) = ledger.budget else {
         return Ok(true);
     };
+    let scratch = runtime.scratch_to_come(id, coming as usize)? as u64;
+    let wanted = growth_bytes(runtime, id, coming)?.saturating_add(scratch);
+    Ok((ledger.total() as u64).saturating_add(wanted) <= budget as u64)
+}
+
+/// What a sequence holds, and what so many more tokens make it hold.
+fn promised_bytes(
+    runtime: &Runtime,
+    sequence: SequenceId,
+    coming: u64,
+) -> Result<usize, StepError> {
+    let held = runtime.stats(sequence)?.bytes;
+    let growth = growth_bytes(runtime, Some(sequence), coming)?;
+    Ok(held.saturating_add(usize::try_from(growth).unwrap_or(usize::MAX)))
+}
+
+/// What so many more tokens of a sequence, or of one that is opened for them, make it hold, the step that reads them
+/// included.
+fn growth_bytes(runtime: &Runtime, id: Option<SequenceId>, coming: u64) -> Result<u64, StepError> {
     let store = runtime.store();
     let (layers, zones) = (store.layers(), store.zones());
     let position = id.map_or(Ok(0), |id| runtime.position(id))?;
@@ -519,9 +589,7 @@ pub(super) fn fits(
     let step = reserve_bytes(layers, zones, position, BLOCK_SLOTS);
     // The conversation as it was is kept until the turn is over.
     let fork = fork_bytes(layers, zones, position, coming as usize);
-    let scratch = runtime.scratch_to_come(id, coming as usize)? as u64;
     let lists = growth / 16;
-    let wanted = [growth, step, fork, scratch, lists];
-    let wanted = wanted.into_iter().fold(0, u64::saturating_add);
-    Ok((ledger.total() as u64).saturating_add(wanted) <= budget as u64)
+    let wanted = [growth, step, fork, lists];
+    Ok(wanted.into_iter().fold(0, u64::saturating_add))
 }

@@ -87,6 +87,30 @@ impl Plan {
             && self.show.is_empty()
             && self.spill.is_empty()
     }
+
+    /// Both, as one. What an earlier one did to a turn is forgotten where this one does something else to it.
+    pub fn after(mut self, earlier: &Plan) -> Plan {
+        let here = [&self.recall, &self.hide, &self.show, &self.spill];
+        let is_new = |turn: &&u64| !here.iter().any(|turns| turns.contains(turn));
+        let left = |turns: &[u64]| turns.iter().filter(is_new).copied().collect::<Vec<u64>>();
+        let [recall, hide, show, spill] = [
+            &earlier.recall,
+            &earlier.hide,
+            &earlier.show,
+            &earlier.spill,
+        ]
+        .map(|t| left(t));
+        for (turns, more) in [
+            (&mut self.recall, recall),
+            (&mut self.hide, hide),
+            (&mut self.show, show),
+            (&mut self.spill, spill),
+        ] {
+            turns.extend(more);
+            turns.sort_unstable();
+        }
+        self
+    }
 }
 
 /// `turns 3, 7 come back; turn 5 leaves memory`, or that nothing changes.
@@ -262,6 +286,27 @@ mod tests {
             last: 2,
             reread: 100,
         }
+    }
+
+    #[test]
+    fn two_plans_are_one() {
+        let earlier = Plan {
+            recall: vec![1],
+            hide: vec![5],
+            show: vec![2],
+            spill: vec![0, 3],
+        };
+        let later = Plan {
+            show: vec![5],
+            spill: vec![2, 4],
+            ..Plan::default()
+        };
+        let words = later.after(&earlier).to_string();
+        let expected = "turn 1 comes back; turn 5 is seen again; turns 0, 2, 3, 4 leave memory";
+        assert_eq!(words, expected);
+        let nothing = Plan::default();
+        assert_eq!(nothing.clone().after(&earlier), earlier);
+        assert_eq!(earlier.clone().after(&nothing), earlier);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::model::canaries::Canaries;
 use crate::model::forward::{Scratch, StepSize};
 use crate::plan::{self, Setting};
 use crate::run::options::Activations;
+use haversack_cache::Account;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 impl Runtime {
@@ -66,6 +67,34 @@ impl Runtime {
         let ledger = self.ledger();
         let taken = ledger.side.saturating_add(scratch_bytes);
         ledger.budget.map(|budget| budget.saturating_sub(taken))
+    }
+
+    /// Gives back what steps computed in. The next one takes what it needs.
+    pub(crate) fn release_scratch(&mut self) {
+        let config = self.model.config();
+        self.scratch.release(config);
+        let threads = self.pool.threads();
+        let held = (self.scratch).bytes_with(config, threads, StepSize::default());
+        // Less than before always fits.
+        if let Err(error) = self.store.charge(Account::Scratch, held) {
+            log::error!("scratch that was given back is still charged: {error}");
+        }
+    }
+
+    /// So many bytes of the budget are for others, until they are given back. Returns the budget.
+    pub(crate) fn set_aside(&mut self, bytes: usize) -> Result<Option<usize>, StepError> {
+        let budget = self.ledger().budget;
+        let left = budget.map(|budget| budget.saturating_sub(bytes));
+        self.store.set_budget(left)?;
+        Ok(budget)
+    }
+
+    /// The budget is what it was before something was set aside.
+    pub(crate) fn give_back(&mut self, budget: Option<usize>) {
+        // What is held kept to less.
+        if let Err(error) = self.store.set_budget(budget) {
+            log::error!("the budget stays smaller: {error}");
+        }
     }
 
     fn setting(&self) -> Setting {

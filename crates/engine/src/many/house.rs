@@ -1,0 +1,552 @@
+//! The one runtime, the sessions over it, and who has entered: what may be promised to whom.
+//!
+//! ```text
+//! budget = what is kept anyway + scratch of the largest step + what is held now + what was promised and is not held yet + free
+//! ```
+//!
+//! Whoever enters is promised all that it may come to hold, so nobody's step fails for another's. A session between two
+//! turns is promised nothing: what it holds is in its file too, and it leaves memory when somebody else needs the room,
+//! the one that was used longest ago first.
+
+use super::desk::{Held, News, Tell};
+use super::job::{Asked, Job, Turn, Work};
+use crate::encoder::Embedding;
+use crate::model::forward::{Span, Want};
+use crate::run::{Event, Runtime, SequenceId, StepError, Took};
+use crate::session::{Saying, SessionError, SessionId, Sessions};
+use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_memory::background;
+use std::ops::ControlFlow;
+use std::thread::JoinHandle;
+
+pub(super) struct House {
+    pub runtime: Runtime,
+    pub sessions: Option<Sessions>,
+    /// In the order they entered.
+    pub active: Vec<Job>,
+    /// Turns that have been answered and are being judged.
+    pub ending: Vec<Ending>,
+    /// What tables and lists take with nobody there; every promise has it.
+    tables_bytes: usize,
+    /// Open sessions, the one used longest ago first.
+    used: Vec<SessionId>,
+    /// How many have left so far.
+    pub left: u64,
+}
+
+/// A turn that has all its tokens.
+pub(super) struct Ending {
+    job: Job,
+    judge: Option<JoinHandle<Option<Embedding>>>,
+}
+
+/// Whether somebody may enter, and what with.
+pub(super) enum Enters {
+    Sequence(SequenceId),
+    Turn {
+        saying: Box<Saying>,
+        /// That its sequence holds at most.
+        bytes: usize,
+        /// That its sequence has at most.
+        rows: usize,
+    },
+    /// Not before somebody leaves.
+    NoRoom,
+    /// It waits for something else than room.
+    NotYet,
+    Never(SessionError),
+}
+
+impl House {
+    pub fn new(runtime: Runtime) -> House {
+        House {
+            tables_bytes: runtime.ledger().tables,
+            runtime,
+            sessions: None,
+            active: Vec::new(),
+            ending: Vec::new(),
+            used: Vec::new(),
+            left: 0,
+        }
+    }
+
+    /// Bytes that were promised and are not held yet.
+    fn outstanding(&self) -> usize {
+        let ending = self.ending.iter().map(|ending| &ending.job);
+        let all = self.active.iter().chain(ending);
+        all.map(|job| job.outstanding(&self.runtime)).sum()
+    }
+
+    /// Nobody else has been promised anything.
+    pub fn is_empty(&self) -> bool {
+        self.active.is_empty() && self.ending.is_empty()
+    }
+
+    /// Bytes that can be promised to one more, which has up to so many rows; `None` without a budget.
+    fn free(&self, rows: usize) -> Option<usize> {
+        let longest = self.active.iter().map(|job| job.rows).max();
+        let longest = longest.unwrap_or(0).max(rows);
+        let room = promisable(&self.runtime, self.active.len() + 1, longest)?;
+        let ledger = self.runtime.ledger();
+        let tables = ledger.tables.saturating_sub(self.tables_bytes);
+        let held = ledger.kv_live + ledger.kv_ahead + tables;
+        Some(room.saturating_sub(held.saturating_add(self.outstanding())))
+    }
+
+    /// Makes so many bytes free that can be promised, or says that it cannot be done now. Who has nobody else in the way
+    /// but sessions that do nothing gets what there is. `own` is a session that is to have them: what it holds already
+    /// counts.
+    fn make_free(&mut self, bytes: usize, rows: usize, own: Option<SessionId>) -> bool {
+        let held = |house: &House, id| {
+            let sequence = house.sessions.as_ref().and_then(|s| s.sequence(id).ok());
+            let stats = sequence.and_then(|id| house.runtime.stats(id).ok());
+            stats.map_or(0, |stats| stats.bytes)
+        };
+        let wanted = bytes.saturating_sub(own.map_or(0, |id| held(self, id)));
+        loop {
+            let Some(free) = self.free(rows) else {
+                return true;
+            };
+            if free >= wanted {
+                return true;
+            }
+            let idle = self.idle(own);
+            let freeable: usize = idle.iter().map(|&id| held(self, id)).sum();
+            // Nobody is sent away for nothing.
+            let in_vain = free.saturating_add(freeable) < wanted && !self.is_empty();
+            if in_vain || !self.suspend_one(&idle) {
+                return self.is_empty();
+            }
+        }
+    }
+
+    /// Sessions that could leave memory, the one used longest ago first.
+    fn idle(&self, but: Option<SessionId>) -> Vec<SessionId> {
+        let Some(sessions) = &self.sessions else {
+            return Vec::new();
+        };
+        let is_idle = |&id: &SessionId| {
+            Some(id) != but && sessions.is_answering(id).is_ok_and(|answers| !answers)
+        };
+        self.used.iter().copied().filter(is_idle).collect()
+    }
+
+    /// Puts the first of them away that can be. `false`: none can.
+    fn suspend_one(&mut self, idle: &[SessionId]) -> bool {
+        let Some(sessions) = &mut self.sessions else {
+            return false;
+        };
+        for &id in idle {
+            match sessions.suspend(&mut self.runtime, id) {
+                Ok(()) => {
+                    self.used.retain(|&used| used != id);
+                    return true;
+                }
+                Err(error) => log::warn!("{error}"),
+            }
+        }
+        false
+    }
+
+    /// A sequence for a request, where its bytes can be promised.
+    pub fn enter(&mut self, asked: &Asked, bytes: usize) -> Enters {
+        if !self.make_free(bytes, asked.rows, None) {
+            return Enters::NoRoom;
+        }
+        match self.runtime.open_keeping(asked.keep) {
+            Ok(sequence) => Enters::Sequence(sequence),
+            Err(error) => Enters::Never(error.into()),
+        }
+    }
+
+    /// Begins a turn, where its bytes can be promised: what it holds, and what it may come to hold.
+    pub fn enter_turn(&mut self, turn: &Turn) -> Enters {
+        // As long as nobody has left, there is no more room than there was.
+        if turn.tried.get() == Some(self.left) {
+            return Enters::NoRoom;
+        }
+        let is_empty = self.is_empty();
+        let entered = match self.begin(turn, is_empty) {
+            Ok(entered) => entered,
+            Err(error) if is_short(&error) && !is_empty => Enters::NoRoom,
+            Err(error) => Enters::Never(error),
+        };
+        if matches!(entered, Enters::NoRoom) {
+            turn.tried.set(Some(self.left));
+        }
+        entered
+    }
+
+    fn begin(&mut self, turn: &Turn, is_empty: bool) -> Result<Enters, SessionError> {
+        let id = self.open(&turn.session)?;
+        let sessions = self.sessions.as_ref().ok_or(SessionError::NoSessions)?;
+        if sessions.is_answering(id)? {
+            return Ok(Enters::NotYet);
+        }
+        let (bytes, rows) = sessions.turn_needs(&self.runtime, Some(id), turn.coming)?;
+        if !self.make_free(bytes, rows, Some(id)) {
+            return Ok(Enters::NoRoom);
+        }
+        self.touch(id);
+        self.aside(|runtime, sessions| {
+            let Turn {
+                text,
+                embedding,
+                now_ms,
+                options,
+                ..
+            } = turn;
+            // Before anything is done for it: what is promised beside this is small, and it may be just that.
+            if !is_empty && !sessions.turn_fits(runtime, id, turn.coming)? {
+                return Ok(Enters::NoRoom);
+            }
+            let saying = sessions.begin(runtime, id, text, *embedding, *now_ms, options)?;
+            match sessions.promise(runtime, &saying) {
+                Ok((bytes, fits)) if fits || is_empty => Ok(Enters::Turn {
+                    saying: Box::new(saying),
+                    bytes,
+                    rows,
+                }),
+                Ok(_) => sessions.abandon(runtime, saying).map(|()| Enters::NoRoom),
+                Err(error) => sessions.abandon(runtime, saying).and(Err(error)),
+            }
+        })
+    }
+
+    /// The session of this name, opened if it is not.
+    pub fn open(&mut self, name: &str) -> Result<SessionId, SessionError> {
+        let sessions = self.sessions.as_ref().ok_or(SessionError::NoSessions)?;
+        match sessions.opened(name) {
+            Some(id) => Ok(id),
+            None if !sessions.exists(name) => {
+                let name = name.to_owned();
+                Err(SessionError::NoSuchSession { name })
+            }
+            None => self.add(|runtime, sessions| sessions.resume(runtime, name)),
+        }
+    }
+
+    /// Opens a session that was not, with as much room as one may need, if that can be had.
+    pub fn add(
+        &mut self,
+        open: impl FnOnce(&mut Runtime, &mut Sessions) -> Result<SessionId, SessionError>,
+    ) -> Result<SessionId, SessionError> {
+        let sessions = self.sessions.as_ref().ok_or(SessionError::NoSessions)?;
+        let (bytes, rows) = sessions.turn_needs(&self.runtime, None, 0)?;
+        self.make_free(bytes, rows, None);
+        let id = self.aside(open)?;
+        self.touch(id);
+        Ok(id)
+    }
+
+    /// Removes a session and its file, open or not.
+    pub fn delete(&mut self, name: &str) -> Result<(), SessionError> {
+        let sessions = self.sessions.as_mut().ok_or(SessionError::NoSessions)?;
+        if let Some(id) = sessions.opened(name) {
+            sessions.close(&mut self.runtime, id)?;
+            self.used.retain(|&used| used != id);
+        }
+        match sessions.exists(name) {
+            true => sessions.delete(name),
+            false => {
+                let name = name.to_owned();
+                Err(SessionError::NoSuchSession { name })
+            }
+        }
+    }
+
+    /// Puts away every session that does nothing.
+    pub fn suspend_all(&mut self) {
+        while self.suspend_one(&self.idle(None)) {}
+    }
+
+    /// Does something with the sessions that takes nothing of what was promised to others.
+    pub fn aside<T>(
+        &mut self,
+        go: impl FnOnce(&mut Runtime, &mut Sessions) -> Result<T, SessionError>,
+    ) -> Result<T, SessionError> {
+        let longest = self.active.iter().map(|job| job.rows).max();
+        let (count, longest) = (self.active.len(), longest.unwrap_or(0));
+        let scratch = self
+            .runtime
+            .scratch_bytes(count, count * BLOCK_SLOTS, longest);
+        // What greater steps left behind was not promised to anybody.
+        if self.runtime.ledger().scratch > scratch {
+            self.runtime.release_scratch();
+        }
+        let scratch = scratch.saturating_sub(self.runtime.ledger().scratch);
+        let outstanding = self.outstanding().saturating_add(scratch);
+        let Some(sessions) = &mut self.sessions else {
+            return Err(SessionError::NoSessions);
+        };
+        let kept = self.runtime.set_aside(outstanding)?;
+        let done = go(&mut self.runtime, sessions);
+        self.runtime.give_back(kept);
+        done
+    }
+
+    /// A session was just used.
+    fn touch(&mut self, id: SessionId) {
+        self.used.retain(|&used| used != id);
+        self.used.push(id);
+    }
+
+    /// Has the rows read again of those who are at the end of theirs.
+    pub fn renew(&mut self) -> Result<(), StepError> {
+        for job in &mut self.active {
+            if job.is_full(&self.runtime)? {
+                job.begin_again(&mut self.runtime)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One pass over the weights. Portions become smaller where a policy wants to be asked between.
+    pub fn compute(&mut self, takes: &mut [usize]) -> Result<(), StepError> {
+        let House {
+            active, runtime, ..
+        } = self;
+        let mut spans = Vec::with_capacity(takes.len());
+        for (job, take) in active.iter().zip(takes) {
+            if *take == 0 {
+                continue;
+            }
+            let sequence = job.sequence();
+            let position = runtime.position(sequence)?;
+            *take = runtime.portion_of(sequence, position, *take);
+            let want = match job.samples_after(*take) {
+                true => Want::Last,
+                false => Want::Nothing,
+            };
+            spans.push(Span {
+                sequence,
+                position,
+                tokens: &job.pending()[..*take],
+                want,
+            });
+        }
+        match spans.is_empty() {
+            true => Ok(()),
+            false => runtime.step(&spans).map(|_| ()),
+        }
+    }
+
+    /// The youngest request that takes part goes back to where it began, so that the others can go on. It says the same
+    /// in the end. `false`: there are no others.
+    pub fn step_back(&mut self, takes: &mut [usize]) -> Result<bool, StepError> {
+        let taking: Vec<usize> = (0..takes.len()).filter(|&i| takes[i] > 0).collect();
+        if taking.len() < 2 {
+            return Ok(false);
+        }
+        for i in taking.into_iter().rev() {
+            let job = &mut self.active[i];
+            if job.begin_again(&mut self.runtime)? {
+                log::warn!("a promise was too small: {:?} begins anew", job.ticket);
+                takes[i] = 0;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Something is wrong that no room would mend: whoever took part is told.
+    pub fn fail(&mut self, error: &StepError, tell: Tell<'_>) -> Result<(), StepError> {
+        for job in std::mem::take(&mut self.active) {
+            let ticket = job.ticket;
+            self.give_up(job)?;
+            let _ = tell(ticket, News::Failed(error.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Frees what a job has; a conversation is as it was before the question.
+    fn give_up(&mut self, job: Job) -> Result<(), StepError> {
+        self.left += 1;
+        match (job.work, &mut self.sessions) {
+            (Work::Request { sequence, .. }, _) => self.runtime.close(sequence),
+            (Work::Turn(saying), Some(sessions)) => {
+                if let Err(error) = sessions.abandon(&mut self.runtime, *saying) {
+                    log::error!("{error}");
+                }
+                Ok(())
+            }
+            (Work::Turn(_), None) => Ok(()),
+        }
+    }
+
+    /// Hands everybody what the step gave.
+    pub fn deliver(&mut self, takes: &[usize], tell: Tell<'_>) -> Result<(), StepError> {
+        let House {
+            active, runtime, ..
+        } = self;
+        let model = runtime.model().clone();
+        let tokenizer = model.tokenizer();
+        let mut rows = runtime.logits().chunks_exact(model.config().vocab);
+        let mut failed = Vec::new();
+        for (i, (job, &take)) in active.iter_mut().zip(takes).enumerate() {
+            if take == 0 {
+                job.waited += 1;
+                continue;
+            }
+            job.waited = 0;
+            let samples = job.samples_after(take);
+            job.read(take);
+            let Job {
+                ticket,
+                sampler,
+                work,
+                ..
+            } = job;
+            let Some(completion) = work.completion() else {
+                continue;
+            };
+            let mut flow = ControlFlow::Continue(());
+            if let Some((done, total)) = completion.progress() {
+                flow = tell(*ticket, News::Prompt { done, total });
+            }
+            if samples {
+                let logits = rows.next().unwrap_or_default();
+                match completion.sample(sampler, tokenizer, logits) {
+                    Ok(sampled) => {
+                        if flow.is_continue() {
+                            flow = tell(*ticket, News::Token { sampled, logits });
+                        }
+                    }
+                    Err(error) => {
+                        let _ = tell(*ticket, News::Failed(error.to_string()));
+                        failed.push(i);
+                        continue;
+                    }
+                }
+            }
+            if flow.is_break() {
+                completion.cancel();
+            }
+        }
+        for i in failed.into_iter().rev() {
+            let job = self.active.remove(i);
+            self.give_up(job)?;
+        }
+        self.leave_over(tell)
+    }
+
+    /// Requests that are over leave.
+    pub fn leave_over(&mut self, tell: Tell<'_>) -> Result<(), StepError> {
+        let is_over = |job: &mut Job| match &job.work {
+            Work::Request { asked, .. } => asked.completion.is_over(),
+            Work::Turn(_) => false,
+        };
+        for job in self.active.extract_if(.., is_over) {
+            let Work::Request { asked, sequence } = job.work else {
+                continue;
+            };
+            let stats = self.runtime.stats(sequence)?;
+            self.runtime.close(sequence)?;
+            self.left += 1;
+            let held = Held {
+                seen: stats.position,
+                rows: stats.rows,
+            };
+            let _ = tell(job.ticket, News::Done(asked.completion.end(), held));
+        }
+        Ok(())
+    }
+
+    /// Turns whose answer is over read what ends it; those that have read it are judged, and leave the batch.
+    pub fn conclude(&mut self, tell: Tell<'_>) {
+        let House {
+            runtime,
+            sessions: Some(sessions),
+            active,
+            ending,
+            left,
+            ..
+        } = self
+        else {
+            return;
+        };
+        let is_over = |job: &mut Job| match &mut job.work {
+            Work::Request { .. } => false,
+            Work::Turn(saying) => match saying.completion() {
+                Some(completion) => completion.is_over(),
+                None => saying.pending().is_empty(),
+            },
+        };
+        let mut reading = Vec::new();
+        for job in active.extract_if(.., is_over) {
+            let Job { ticket, work, .. } = job;
+            let Work::Turn(saying) = work else {
+                continue;
+            };
+            let nobody = &mut |_: Event<'_>| ControlFlow::Continue(());
+            // What was held back of the text is part of the whole, which is told at the end.
+            let saying = match sessions.conclude(runtime, *saying, Took::default(), nobody) {
+                Ok(saying) => saying,
+                Err(error) => {
+                    *left += 1;
+                    let _ = tell(ticket, News::Failed(error.to_string()));
+                    continue;
+                }
+            };
+            let (is_read, said) = (saying.pending().is_empty(), saying.said());
+            let job = Job {
+                ticket,
+                work: Work::Turn(Box::new(saying)),
+                ..job
+            };
+            if !is_read {
+                reading.push(job);
+                continue;
+            }
+            let judge = said.zip(sessions.encoder()).map(|(said, encoder)| {
+                std::thread::spawn(move || {
+                    background::give_way();
+                    encoder.embed(&said).ok()
+                })
+            });
+            ending.push(Ending { job, judge });
+        }
+        active.append(&mut reading);
+    }
+
+    /// Turns that have been judged become part of their conversations. With nobody else there, they are waited for.
+    pub fn end_judged(&mut self, tell: Tell<'_>) {
+        let House {
+            runtime,
+            sessions: Some(sessions),
+            active,
+            ending,
+            left,
+            ..
+        } = self
+        else {
+            return;
+        };
+        let waits = active.is_empty();
+        let is_judged =
+            |e: &mut Ending| waits || e.judge.as_ref().is_none_or(JoinHandle::is_finished);
+        for Ending { job, judge } in ending.extract_if(.., is_judged) {
+            let Work::Turn(saying) = job.work else {
+                continue;
+            };
+            // A thread that died judged nothing.
+            let embedding = judge.and_then(|judge| judge.join().ok().flatten());
+            let news = match sessions.end(runtime, *saying, embedding) {
+                Ok(answer) => News::Said(Box::new(answer)),
+                Err(error) => News::Failed(error.to_string()),
+            };
+            *left += 1;
+            let _ = tell(job.ticket, news);
+        }
+    }
+}
+
+/// Bytes that may be promised to sequences in all, where there is a budget, so many of up to so many rows being active.
+pub(super) fn promisable(runtime: &Runtime, sequences: usize, rows: usize) -> Option<usize> {
+    let scratch = runtime.scratch_bytes(sequences, sequences * BLOCK_SLOTS, rows);
+    runtime.room_bytes(scratch)
+}
+
+fn is_short(error: &SessionError) -> bool {
+    matches!(error, SessionError::Step(error) if StepError::is_cannot_fit(error))
+}
