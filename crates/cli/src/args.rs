@@ -385,6 +385,10 @@ pub struct Serve {
     #[arg(long, value_name = "N", value_parser = count(0, 4096), allow_hyphen_values = true)]
     pub queue: Option<usize>,
 
+    /// Keep no conversations
+    #[arg(long)]
+    pub no_sessions: bool,
+
     #[command(flatten)]
     pub compute: Compute,
 }

@@ -7,6 +7,7 @@ use crate::home::Home;
 use crate::interrupt::{Cooperative, Endings};
 use crate::{out, policy_file, progress, resolve};
 use anyhow::{Context, Result};
+use haversack::encoder::{Encoder, EncoderOptions};
 use haversack::memory::{PeakMeter, Usage};
 use haversack::policy::rows::RowPolicy;
 use haversack::run::adaptive::{self, Wishes};
@@ -508,6 +509,19 @@ impl Engine {
             "the context"
         }
     }
+}
+
+/// What the encoder's files are called below the models.
+const ENCODER: &str = "all-minilm-l6-v2";
+
+/// The encoder, if it was fetched.
+pub fn encoder(home: &Home) -> Result<Option<Encoder>> {
+    let dir = home.models().join(ENCODER);
+    if !dir.is_dir() {
+        return Ok(None);
+    }
+    let encoder = Encoder::open(&dir, &EncoderOptions::default());
+    encoder.map(Some).with_context(|| dir.display().to_string())
 }
 
 /// Messages end with the opening of the assistant's turn, and the time is now.

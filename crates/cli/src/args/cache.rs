@@ -94,6 +94,15 @@ pub struct KvPair {
     pub v: Codec,
 }
 
+impl Cache {
+    /// Nothing here says which rows stay, so sessions can.
+    pub fn is_of_turns(&self) -> bool {
+        let bounded = self.anchors.is_some() || self.window.is_some() || self.window_plan.is_some();
+        let of_turns = matches!(self.policy, None | Some(Policy::Auto | Policy::Turns));
+        of_turns && !bounded && self.policy_file.is_none()
+    }
+}
+
 impl KvPair {
     pub const fn both(codec: Codec) -> KvPair {
         KvPair { k: codec, v: codec }

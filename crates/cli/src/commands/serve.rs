@@ -2,11 +2,14 @@
 
 use crate::args;
 use crate::engine::{self, Habits};
-use crate::error::usage;
+use crate::error::{one_line, usage};
+use crate::home::Home;
 use crate::interrupt::Cooperative;
 use crate::out;
 use crate::server::{self, Door, Owner, OwnerOptions, Shared};
 use anyhow::{Context, Result};
+use haversack::run::Runtime;
+use haversack::session::{SessionOptions, Sessions};
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;
@@ -28,13 +31,20 @@ pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
     let listener = TcpListener::bind(address).with_context(|| format!("--addr {address}"))?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let engine = engine::load(args.model.as_deref(), &args.compute, Habits::TALK)?;
+    let keeps = !args.no_sessions && args.compute.cache.is_of_turns();
+    let habits = if keeps { Habits::SESSION } else { Habits::TALK };
+    let engine = engine::load(args.model.as_deref(), &args.compute, habits)?;
+    let sessions = match keeps {
+        true => sessions(&engine.runtime)?,
+        false => None,
+    };
+    let has_sessions = sessions.is_some();
     let model_name = name_of(&engine.path);
     let options = OwnerOptions {
         batch: args.batch.unwrap_or(8),
         queue: args.queue.unwrap_or(64),
     };
-    let (hall, owner) = Owner::start(engine.runtime, options)?;
+    let (hall, owner) = Owner::start(engine.runtime, sessions, options)?;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     let shared = Arc::new(Shared {
         hall,
@@ -44,6 +54,7 @@ pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
             hosts: args.host.clone(),
         },
         model_name,
+        has_sessions,
         created: now.as_secs(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -73,6 +84,32 @@ pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
     // Whatever was still being answered has been cut off by now.
     runtime.shutdown_timeout(Duration::from_secs(1));
     owner.join().map_err(|_| anyhow::anyhow!("internal error"))
+}
+
+/// Conversations in the data directory; `None`, with a word, where this runtime has no place for them.
+fn sessions(runtime: &Runtime) -> Result<Option<Sessions>> {
+    let home = Home::find()?;
+    let options = SessionOptions {
+        dir: Some(home.sessions()),
+        prefix_dir: Some(home.sessions().join("prefixes")),
+        ..SessionOptions::default()
+    };
+    let sessions = match Sessions::new(runtime, options) {
+        Ok(sessions) => sessions,
+        Err(error) => {
+            out::note(&format!("no sessions: {}", one_line(&error.to_string())));
+            return Ok(None);
+        }
+    };
+    Ok(Some(match engine::encoder(&home)? {
+        Some(encoder) => sessions.with_encoder(Arc::new(encoder)),
+        None => {
+            out::note(
+                "no sentence encoder: every turn in memory stays visible (haversack pull minilm fetches one)",
+            );
+            sessions
+        }
+    }))
 }
 
 fn address(text: &str) -> Result<SocketAddr> {

@@ -3,13 +3,12 @@
 use super::Shared;
 use super::ask::Ask;
 use super::fail::Fail;
-use super::owner::{Logprob, Piece, Place, Told, Turned};
+use super::owner::{Became, Logprob, Piece, Place, Told, Turned};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use haversack::Model;
-use haversack::many::Held;
 use serde_json::{Value as Json, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -53,15 +52,15 @@ struct Head {
 
 pub async fn answer(shared: Arc<Shared>, api: Api, ask: Ask) -> Result<Response, Fail> {
     let Ask {
-        requests,
+        what,
         prompt_tokens,
         logprobs,
         stream,
         include_usage,
         model,
     } = ask;
-    let choices = requests.len();
-    let submitted = shared.hall.submit(requests, logprobs).await;
+    let choices = what.len();
+    let submitted = shared.hall.submit(what, logprobs).await;
     let (place, told) = submitted.map_err(|turned| match turned {
         Turned::Busy => Fail::busy(),
         Turned::Stopping => Fail::stopping(),
@@ -96,7 +95,7 @@ struct Ended {
     text: String,
     tokens: usize,
     finish: &'static str,
-    context: Json,
+    became: Became,
 }
 
 async fn whole(
@@ -119,13 +118,14 @@ async fn whole(
                 text,
                 tokens,
                 finish,
-                held,
+                became,
+                ..
             } => {
                 all[i].ended = Some(Ended {
                     text,
                     tokens,
                     finish: finish.name(),
-                    context: context(held),
+                    became,
                 });
             }
             Piece::Failed(why) => return Err(Fail::internal(why)),
@@ -133,12 +133,12 @@ async fn whole(
     }
     drop(place);
     let mut completion_tokens = 0;
-    let mut contexts = Vec::new();
+    let mut first = None;
     let mut listed = Vec::new();
     for (i, choice) in all.into_iter().enumerate() {
         let Some(ended) = choice.ended else { continue };
         completion_tokens += ended.tokens;
-        contexts.push(ended.context);
+        first = first.or(Some(ended.became));
         let logprobs = match choice.logprobs.is_empty() {
             true => Json::Null,
             false => json!({ "content": choice.logprobs }),
@@ -155,8 +155,8 @@ async fn whole(
         listed.push(one);
     }
     let mut body = head.part(false, listed);
-    body["usage"] = head.usage(completion_tokens);
-    body["context"] = contexts.into_iter().next().unwrap_or_default();
+    body["usage"] = head.usage(completion_tokens, first.as_ref());
+    body["context"] = first.as_ref().map(Became::json).unwrap_or_default();
     Ok(axum::Json(body).into_response())
 }
 
@@ -236,21 +236,26 @@ impl Events {
                 self.say(self.head.part(true, vec![choice]));
             }
             Piece::Done {
+                rest,
                 tokens,
                 finish,
-                held,
+                became,
                 ..
             } => {
+                if !rest.is_empty() {
+                    let choice = self.head.delta(i, json!({ "content": rest }), None);
+                    self.say(self.head.part(true, vec![choice]));
+                }
                 self.completion_tokens += tokens;
                 self.open -= 1;
                 let choice = self.head.delta(i, json!({}), Some(finish.name()));
                 let mut part = self.head.part(true, vec![choice]);
-                part["context"] = context(held);
+                part["context"] = became.json();
                 self.say(part);
                 if self.open == 0 {
                     if self.head.include_usage {
                         let mut last = self.head.part(true, Vec::new());
-                        last["usage"] = self.head.usage(self.completion_tokens);
+                        last["usage"] = self.head.usage(self.completion_tokens, Some(&became));
                         self.say(last);
                     }
                     self.ready.push_back("data: [DONE]\n\n".into());
@@ -289,12 +294,16 @@ impl Head {
         choice
     }
 
-    fn usage(&self, completion_tokens: usize) -> Json {
+    fn usage(&self, completion_tokens: usize, became: Option<&Became>) -> Json {
+        let (prompt_tokens, cached_tokens) = match became {
+            Some(Became::Turn { context, .. }) => (context.kept, context.cached),
+            _ => (self.prompt_tokens as u64, 0),
+        };
         json!({
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
-            "total_tokens": self.prompt_tokens + completion_tokens,
-            "prompt_tokens_details": { "cached_tokens": 0 },
+            "total_tokens": prompt_tokens + completion_tokens as u64,
+            "prompt_tokens_details": { "cached_tokens": cached_tokens },
         })
     }
 
@@ -317,13 +326,30 @@ fn token_json(model: &Model, id: u32, logprob: f64) -> Json {
     })
 }
 
-/// What became of the tokens.
-fn context(held: Held) -> Json {
-    json!({
-        "kept": held.rows,
-        "evicted": held.seen.saturating_sub(held.rows as u64),
-        "spilled": 0,
-        "cached": 0,
-        "recomputed": 0,
-    })
+impl Became {
+    /// What became of the tokens.
+    fn json(&self) -> Json {
+        match self {
+            Became::Request(held) => json!({
+                "kept": held.rows,
+                "evicted": held.seen.saturating_sub(held.rows as u64),
+                "spilled": 0,
+                "cached": 0,
+                "recomputed": 0,
+            }),
+            Became::Turn { number, context } => json!({
+                "turn": number,
+                "kept": context.kept,
+                "masked": context.masked,
+                "spilled": context.spilled,
+                "recalled": context.recalled,
+                "evicted": context.evicted,
+                "cached": context.cached,
+                "recomputed": context.recomputed,
+                "plan": context.plan,
+                "unjudged": context.unjudged,
+                "unsaved": context.unsaved,
+            }),
+        }
+    }
 }

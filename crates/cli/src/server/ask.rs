@@ -2,11 +2,12 @@
 
 use super::fail::Fail;
 use super::limits;
+use super::owner::{Hall, Submission};
 use super::types::{Common, OneOrMany, WhenLonger};
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use haversack::Model;
-use haversack::many::{Long, Request, Rows};
+use haversack::many::{Long, Request, Rows, TurnRequest};
 use haversack::run::GenerateOptions;
 use haversack::sample::SampleOptions;
 use http_body_util::BodyExt;
@@ -14,12 +15,12 @@ use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// One request, checked, with a prompt in tokens.
 pub struct Ask {
     /// One for each choice.
-    pub requests: Vec<Request>,
+    pub what: Vec<Submission>,
     pub prompt_tokens: usize,
     /// How many of the likeliest are told beside each token.
     pub logprobs: Option<usize>,
@@ -137,16 +138,28 @@ fn depth(bytes: &[u8]) -> usize {
     most
 }
 
-/// Requests with this prompt. `top` is how many of the likeliest tokens are told, where any are.
-pub fn ask(
+/// What a request says beside its text, checked.
+struct Wishes {
+    sample: SampleOptions,
+    options: GenerateOptions,
+    choices: u64,
+    logprobs: Option<usize>,
+    owner: u64,
+    deadline: Duration,
+    stream: bool,
+    include_usage: bool,
+    model: Option<String>,
+}
+
+/// `top` is how many of the likeliest tokens are told, where any are.
+fn wishes(
     model: &Model,
-    prompt: Vec<u32>,
     stops: &[&str],
-    common: Common,
+    common: &Common,
     top: Option<u64>,
     now: Duration,
-) -> Result<Ask, Fail> {
-    refuse(&common)?;
+) -> Result<Wishes, Fail> {
+    refuse(common)?;
     if top.is_some_and(|top| top > limits::TOP_LOGPROBS) {
         let most = limits::TOP_LOGPROBS;
         return Err(Fail::param(
@@ -164,41 +177,107 @@ pub fn ask(
         let what = "max_tokens";
         return Err(Fail::param(what, format!("accepted: 1 to {}", u32::MAX)));
     }
-    let rows = rows(model, &common)?;
-    let mut tokens_max = wanted.map_or(limits::TOKENS, |n| n as usize);
-    if rows.long == Long::Refuse {
-        tokens_max = tokens_max.min(rows.most.saturating_sub(prompt.len()).max(1));
-    }
-    let options = GenerateOptions {
-        tokens_max: Some(tokens_max),
-        stop: stop(&common, stops)?,
-        ignore_end: false,
-    };
-    let sample = sample(model, &common)?;
-    let owner = common.user.as_deref().map_or(0, name_of);
-    let request = |i: u64| Request {
-        prompt: prompt.clone(),
-        sample: SampleOptions {
-            seed: sample.seed.wrapping_add(i),
-            ..sample.clone()
+    let usage = common.stream_options.and_then(|o| o.include_usage);
+    Ok(Wishes {
+        sample: sample(model, common)?,
+        options: GenerateOptions {
+            tokens_max: Some(wanted.map_or(limits::TOKENS, |n| n as usize)),
+            stop: stop(common, stops)?,
+            ignore_end: false,
         },
-        options: options.clone(),
-        rows: Some(rows),
-        owner,
-        deadline: Some(now + limits::REQUEST_TIME),
-        ..Request::default()
-    };
-    Ok(Ask {
-        prompt_tokens: prompt.len(),
-        requests: (0..choices).map(request).collect(),
+        choices,
         logprobs: top.map(|top| top as usize),
+        owner: common.user.as_deref().map_or(0, name_of),
+        deadline: now + limits::REQUEST_TIME,
         stream: common.stream.unwrap_or(false),
-        include_usage: common
-            .stream_options
-            .and_then(|o| o.include_usage)
-            .unwrap_or(false),
-        model: common.model,
+        include_usage: usage.unwrap_or(false),
+        model: common.model.clone(),
     })
+}
+
+impl Wishes {
+    fn ask(self, prompt_tokens: usize, what: Vec<Submission>) -> Ask {
+        Ask {
+            what,
+            prompt_tokens,
+            logprobs: self.logprobs,
+            stream: self.stream,
+            include_usage: self.include_usage,
+            model: self.model,
+        }
+    }
+}
+
+/// Requests with this prompt, of sequences that have so many rows at most. `top` is how many of the likeliest tokens are
+/// told, where any are.
+pub fn ask(
+    hall: &Hall,
+    prompt: Vec<u32>,
+    stops: &[&str],
+    common: &Common,
+    top: Option<u64>,
+) -> Result<Ask, Fail> {
+    let wishes = wishes(&hall.model, stops, common, top, hall.now())?;
+    let rows = rows(hall, common)?;
+    let mut options = wishes.options.clone();
+    if rows.long == Long::Refuse {
+        let room = rows.most.saturating_sub(prompt.len()).max(1);
+        options.tokens_max = options.tokens_max.map(|most| most.min(room));
+    }
+    let request = |i: u64| {
+        Submission::Request(Request {
+            prompt: prompt.clone(),
+            sample: SampleOptions {
+                seed: wishes.sample.seed.wrapping_add(i),
+                ..wishes.sample.clone()
+            },
+            options: options.clone(),
+            rows: Some(rows),
+            owner: wishes.owner,
+            deadline: Some(wishes.deadline),
+            ..Request::default()
+        })
+    };
+    let what = (0..wishes.choices).map(request).collect();
+    Ok(wishes.ask(prompt.len(), what))
+}
+
+/// A turn of a session.
+pub fn turn(
+    hall: &Hall,
+    session: &str,
+    text: &str,
+    stops: &[&str],
+    common: &Common,
+    top: Option<u64>,
+) -> Result<Ask, Fail> {
+    let wishes = wishes(&hall.model, stops, common, top, hall.now())?;
+    if wishes.choices != 1 {
+        return Err(Fail::param("n", "accepted: 1 in a session"));
+    }
+    if common.context.is_some() {
+        let why = "a session has its own; accepted: none";
+        return Err(Fail::param("context", why));
+    }
+    let turn = TurnRequest {
+        session: session.to_owned(),
+        text: text.to_owned(),
+        // One that cannot be had makes a question unjudged, not unasked.
+        embedding: hall.encoder.as_ref().and_then(|e| e.embed(text).ok()),
+        now_ms: now_ms(),
+        sample: wishes.sample.clone(),
+        options: wishes.options.clone(),
+        owner: wishes.owner,
+        deadline: Some(wishes.deadline),
+        ..TurnRequest::default()
+    };
+    Ok(wishes.ask(0, vec![Submission::Turn(Box::new(turn))]))
+}
+
+/// Since 1970.
+pub fn now_ms() -> u64 {
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What is known and not served.
@@ -216,8 +295,8 @@ fn refuse(common: &Common) -> Result<(), Fail> {
     Ok(())
 }
 
-fn rows(model: &Model, common: &Common) -> Result<Rows, Fail> {
-    let context = model.config().context;
+fn rows(hall: &Hall, common: &Common) -> Result<Rows, Fail> {
+    let context = hall.model.config().context.min(hall.rows_most);
     let Some(given) = common.context else {
         return Ok(Rows {
             most: context,

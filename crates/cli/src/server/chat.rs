@@ -2,7 +2,8 @@
 
 use super::answer::{Api, answer};
 use super::fail::Fail;
-use super::types::{ChatMessage, ChatRequest, Content, Part};
+use super::sessions::{self, Bound};
+use super::types::{ChatMessage, ChatRequest};
 use super::{Shared, ask};
 use crate::engine::to_be_answered;
 use axum::body::Body;
@@ -20,19 +21,28 @@ pub async fn chat(
     body: Body,
 ) -> Result<Response, Fail> {
     let request: ChatRequest = ask::read(&headers, body).await?;
-    let (model, now) = (shared.hall.model.clone(), shared.hall.now());
+    let top = match request.logprobs {
+        Some(true) => Some(request.top_logprobs.unwrap_or(0)),
+        _ if request.top_logprobs.is_some() => {
+            return Err(Fail::param("top_logprobs", "it needs logprobs"));
+        }
+        _ => None,
+    };
+    let bound = sessions::bind(&shared, &request).await?;
+    let to = shared.clone();
     // A long prompt takes a while to become tokens: others are answered meanwhile.
     let asked = tokio::task::spawn_blocking(move || {
-        let top = match request.logprobs {
-            Some(true) => Some(request.top_logprobs.unwrap_or(0)),
-            _ if request.top_logprobs.is_some() => {
-                return Err(Fail::param("top_logprobs", "it needs logprobs"));
+        let model = &to.hall.model;
+        let (stops, common) = (model.template().stop_strings(), &request.common);
+        match bound {
+            Some(Bound { session, text }) => {
+                ask::turn(&to.hall, &session, &text, stops, common, top)
             }
-            _ => None,
-        };
-        let prompt = encode(&model, &request.messages)?;
-        let stops = model.template().stop_strings();
-        ask::ask(&model, prompt, stops, request.common, top, now)
+            None => {
+                let prompt = encode(model, &request.messages)?;
+                ask::ask(&to.hall, prompt, stops, common, top)
+            }
+        }
     });
     let asked = asked.await.map_err(|_| Fail::stopping())??;
     answer(shared, Api::Chat, asked).await
@@ -44,22 +54,9 @@ fn encode(model: &Model, messages: &[ChatMessage]) -> Result<Vec<u32>, Fail> {
     }
     let messages: Vec<Message> = messages
         .iter()
-        .map(|m| Message::new(m.role.as_str(), text(m)))
+        .map(|m| Message::new(m.role.as_str(), m.text()))
         .collect();
     let options = to_be_answered();
     encode_chat(model.template(), model.tokenizer(), &messages, &options)
         .map_err(|error| Fail::param("messages", error.to_string()))
-}
-
-fn text(message: &ChatMessage) -> String {
-    match &message.content {
-        None => String::new(),
-        Some(Content::Text(text)) => text.clone(),
-        Some(Content::Parts(parts)) => {
-            let text = |part: &Part| match part {
-                Part::Text { text } | Part::InputText { text } => text.clone(),
-            };
-            parts.iter().map(text).collect()
-        }
-    }
 }

@@ -18,7 +18,7 @@ pub async fn completions(
     body: Body,
 ) -> Result<Response, Fail> {
     let request: CompletionRequest = ask::read(&headers, body).await?;
-    let (model, now) = (shared.hall.model.clone(), shared.hall.now());
+    let to = shared.clone();
     let asked = tokio::task::spawn_blocking(move || {
         if request.echo.unwrap_or(false) {
             return Err(Fail::param("echo", "accepted: false"));
@@ -29,8 +29,8 @@ pub async fn completions(
         if request.best_of.is_some_and(|n| n != 1) {
             return Err(Fail::param("best_of", "accepted: 1"));
         }
-        let prompt = encode(&model, request.prompt)?;
-        ask::ask(&model, prompt, &[], request.common, request.logprobs, now)
+        let prompt = encode(&to.hall.model, request.prompt)?;
+        ask::ask(&to.hall, prompt, &[], &request.common, request.logprobs)
     });
     let asked = asked.await.map_err(|_| Fail::stopping())??;
     answer(shared, Api::Completions, asked).await

@@ -77,6 +77,7 @@ impl Fail {
                 kind: "context_length_exceeded",
                 ..Fail::param("messages", refused.to_string())
             },
+            Refused::Session(error) => super::sessions::fail(error),
             Refused::Keep(_) => Fail::internal(refused.to_string()),
             _ => Fail::bad(refused.to_string()),
         }

@@ -30,3 +30,5 @@ pub const STOP_BYTES: usize = 1024;
 pub const TOP_LOGPROBS: u64 = 20;
 /// What a client is told to wait who found no place.
 pub const RETRY_SECONDS: u64 = 1;
+/// Last turns of a session that are shown.
+pub const TURNS_SHOWN: usize = 256;

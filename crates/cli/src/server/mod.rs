@@ -1,10 +1,11 @@
 //! `serve`: the model behind HTTP, for clients that speak the OpenAI API.
 //!
 //! ```text
-//! HTTP → door (host, origin, key) → types → ask (checked, tokens) → owner ⟲ desk, runtime → answer (plain or events)
+//! HTTP → door (host, origin, key) → types → ask (checked, tokens) → owner ⟲ desk → answer (plain or events)
+//!                                            sessions ───────────────┘
 //! ```
 //!
-//! One thread owns the runtime and the desk and computes; everything about HTTP is on another and never waits for a step
+//! One thread owns the desk, with the runtime and the sessions, and computes; everything about HTTP is on another and never waits for a step
 //! but for its own answer. Whoever has no place in the queue is told so at once. Limits are in [`limits`]; no text of a
 //! prompt or of an answer is logged, and no endpoint takes a path.
 
@@ -17,6 +18,7 @@ mod fail;
 mod limits;
 mod metrics;
 mod owner;
+mod sessions;
 mod types;
 
 pub use door::Door;
@@ -25,7 +27,7 @@ pub use owner::{Hall, Owner, OwnerOptions};
 use axum::Router;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use fail::Fail;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -42,6 +44,8 @@ pub struct Shared {
     pub door: Door,
     /// Told where a request names none.
     pub model_name: String,
+    /// Conversations are kept here.
+    pub has_sessions: bool,
     /// When the server began, in seconds since 1970.
     pub created: u64,
 }
@@ -54,6 +58,22 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/sessions", get(sessions::list).post(sessions::create))
+        .route(
+            "/v1/sessions/{id}",
+            get(sessions::show).delete(sessions::delete),
+        )
+        .route("/v1/sessions/{id}/fork", post(sessions::fork))
+        .route("/v1/sessions/{id}/facts", post(sessions::add_fact))
+        .route(
+            "/v1/sessions/{id}/facts/{number}",
+            delete(sessions::revoke_fact),
+        )
+        .route(
+            "/v1/sessions/{id}/turns/{number}/recall",
+            post(sessions::recall),
+        )
+        .route("/v1/sessions/{id}/turns/last", delete(sessions::retract))
         .fallback(async || Fail::not_found())
         .method_not_allowed_fallback(async || Fail::method())
         .layer(guard)

@@ -1,9 +1,10 @@
 //! The thread that owns the runtime and the desk, and the hall where those wait who want something of it.
 
 use super::limits;
-use haversack::many::{Desk, DeskOptions, Held, News, Refused, Request, Ticket};
+use haversack::many::{Desk, DeskOptions, Held, News, Refused, Request, Ticket, TurnRequest};
 use haversack::run::{Finish, Runtime};
 use haversack::sample::{SampleError, logprob_of, logprobs_top};
+use haversack::session::{Context, Embed, Sessions};
 use haversack::{Ledger, Model};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -35,11 +36,31 @@ pub enum Piece {
     },
     Done {
         text: String,
+        /// The end of the text, which no token has shown.
+        rest: String,
         tokens: usize,
         finish: Finish,
-        held: Held,
+        became: Became,
     },
     Failed(String),
+}
+
+/// What became of the tokens that were read.
+#[derive(Debug)]
+pub enum Became {
+    /// They are gone with the request.
+    Request(Held),
+    /// They are part of a conversation.
+    Turn {
+        number: Option<u64>,
+        context: Box<Context>,
+    },
+}
+
+/// What somebody wants answered.
+pub enum Submission {
+    Request(Request),
+    Turn(Box<TurnRequest>),
 }
 
 /// How likely a token was, and what else was.
@@ -68,15 +89,25 @@ pub struct Seen {
     pub refused: u64,
 }
 
+impl Seen {
+    fn end(&mut self, finish: Finish) {
+        match finish {
+            Finish::Cancelled => self.cancelled += 1,
+            Finish::Stop | Finish::Length => self.done += 1,
+        }
+    }
+}
+
 enum Command {
     Submit {
-        request: Box<Request>,
+        what: Box<Submission>,
         choice: usize,
         logprobs: Option<usize>,
         to: mpsc::Sender<Told>,
         reply: oneshot::Sender<Result<Ticket, Refused>>,
     },
     Cancel(Ticket),
+    Do(Box<dyn FnOnce(&mut Desk) + Send>),
     Stop,
 }
 
@@ -88,6 +119,10 @@ pub struct Hall {
     stopping: AtomicBool,
     started: Instant,
     pub model: Arc<Model>,
+    /// Rows that a sequence may have.
+    pub rows_most: usize,
+    /// Judges questions; `None` where nothing does, or there are no sessions.
+    pub encoder: Option<Arc<dyn Embed>>,
 }
 
 /// One request's place, until its answer is over. Whoever drops it wants no more.
@@ -136,16 +171,27 @@ impl Hall {
         let _ = self.commands.send(Command::Stop);
     }
 
+    /// Has something done between two steps. `None`: the owner has gone.
+    pub async fn with<T: Send + 'static>(
+        &self,
+        go: impl FnOnce(&mut Desk) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (reply, done) = oneshot::channel();
+        let go = Box::new(|desk: &mut Desk| drop(reply.send(go(desk))));
+        self.commands.send(Command::Do(go)).ok()?;
+        done.await.ok()
+    }
+
     /// Places for all of them or none, at once; then the desk says whether it takes them.
     pub async fn submit(
         &self,
-        requests: Vec<Request>,
+        what: Vec<Submission>,
         logprobs: Option<usize>,
     ) -> Result<(Place, mpsc::Receiver<Told>), Turned> {
         if self.is_stopping() {
             return Err(Turned::Stopping);
         }
-        let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(what.len()).unwrap_or(u32::MAX);
         let places = self.places.clone();
         let permits = places.try_acquire_many_owned(count).map_err(|_| {
             lock(&self.seen).refused += 1;
@@ -157,10 +203,10 @@ impl Hall {
             _permits: permits,
         };
         let (to, told) = mpsc::channel(limits::BEHIND);
-        for (choice, request) in requests.into_iter().enumerate() {
+        for (choice, what) in what.into_iter().enumerate() {
             let (reply, answer) = oneshot::channel();
             let submit = Command::Submit {
-                request: Box::new(request),
+                what: Box::new(what),
                 choice,
                 logprobs,
                 to: to.clone(),
@@ -183,7 +229,6 @@ struct Listener {
 }
 
 pub struct Owner {
-    runtime: Runtime,
     desk: Desk,
     commands: Receiver<Command>,
     listeners: HashMap<Ticket, Listener>,
@@ -196,6 +241,7 @@ impl Owner {
     /// Starts the thread.
     pub fn start(
         runtime: Runtime,
+        sessions: Option<Sessions>,
         options: OwnerOptions,
     ) -> std::io::Result<(Hall, JoinHandle<()>)> {
         let (commands, from) = channel();
@@ -208,15 +254,20 @@ impl Owner {
             stopping: AtomicBool::new(false),
             started,
             model: runtime.model().clone(),
+            rows_most: runtime.bounds().rows_max,
+            encoder: sessions.as_ref().and_then(Sessions::encoder),
         };
         let desk = DeskOptions {
             batch: options.batch,
             // Places are counted in the hall.
             queue: options.batch + options.queue,
         };
+        let mut desk = Desk::new(runtime, desk);
+        if let Some(sessions) = sessions {
+            desk = desk.with_sessions(sessions);
+        }
         let mut owner = Owner {
-            desk: Desk::new(&runtime, desk),
-            runtime,
+            desk,
             commands: from,
             listeners: HashMap::new(),
             seen,
@@ -233,6 +284,7 @@ impl Owner {
             self.step();
             self.publish();
         }
+        self.desk.suspend_all();
     }
 
     /// Takes what was asked for; waits where there is nothing else to do. `false`: it is over.
@@ -263,16 +315,22 @@ impl Owner {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Submit {
-                request,
+                what,
                 choice,
                 logprobs,
                 to,
                 reply,
             } => {
-                let tokens = request.prompt.len() as u64;
-                let ticket = self.desk.submit(&self.runtime, *request);
+                let (ticket, tokens) = match *what {
+                    Submission::Request(request) => {
+                        let tokens = request.prompt.len();
+                        (self.desk.submit(request), tokens)
+                    }
+                    // Its tokens are counted when it is said.
+                    Submission::Turn(turn) => (self.desk.say(*turn), 0),
+                };
                 if let Ok(ticket) = ticket {
-                    lock(&self.seen).prompt_tokens += tokens;
+                    lock(&self.seen).prompt_tokens += tokens as u64;
                     let listener = Listener {
                         choice,
                         logprobs,
@@ -285,11 +343,12 @@ impl Owner {
             Command::Cancel(ticket) => {
                 if self.listeners.remove(&ticket).is_some() {
                     lock(&self.seen).cancelled += 1;
-                    if let Err(error) = self.desk.cancel(&mut self.runtime, ticket) {
+                    if let Err(error) = self.desk.cancel(ticket) {
                         log::error!("a request could not be ended: {error}");
                     }
                 }
             }
+            Command::Do(go) => go(&mut self.desk),
             Command::Stop => self.stopping = true,
         }
     }
@@ -297,7 +356,6 @@ impl Owner {
     fn step(&mut self) {
         let now = self.started.elapsed();
         let Owner {
-            runtime,
             desk,
             listeners,
             seen,
@@ -308,15 +366,13 @@ impl Owner {
             let Some(listener) = listeners.get(&ticket) else {
                 return ControlFlow::Break(());
             };
-            let is_over = matches!(news, News::Done(..) | News::Failed(_));
+            let is_over = matches!(news, News::Done(..) | News::Said(_) | News::Failed(_));
             // In the books before anybody hears of it.
             let mut books = lock(seen);
             match &news {
                 News::Token { .. } => books.tokens += 1,
-                News::Done(completed, _) if completed.finish == Finish::Cancelled => {
-                    books.cancelled += 1;
-                }
-                News::Done(..) => books.done += 1,
+                News::Done(completed, _) => books.end(completed.finish),
+                News::Said(answer) => books.end(answer.finish),
                 News::Failed(_) => books.failed += 1,
                 News::Entered | News::Prompt { .. } => {}
             }
@@ -327,7 +383,7 @@ impl Owner {
             }
             flow
         };
-        let stepped = desk.step(runtime, now, tell);
+        let stepped = desk.step(now, tell);
         if let Err(error) = stepped {
             log::error!("a step failed: {error}");
         }
@@ -338,7 +394,7 @@ impl Owner {
 
     fn publish(&mut self) {
         let mut seen = lock(&self.seen);
-        seen.ledger = self.runtime.ledger();
+        seen.ledger = self.desk.runtime().ledger();
         seen.active = self.desk.active();
         seen.waiting = self.desk.waiting();
     }
@@ -365,10 +421,21 @@ impl Listener {
                 }
             }
             News::Done(completed, held) => Piece::Done {
+                rest: completed.text[completed.shown..].to_owned(),
                 text: completed.text,
                 tokens: completed.tokens.len(),
                 finish: completed.finish,
-                held,
+                became: Became::Request(held),
+            },
+            News::Said(answer) => Piece::Done {
+                rest: answer.text[answer.generation.shown..].to_owned(),
+                tokens: answer.tokens.len(),
+                finish: answer.finish,
+                became: Became::Turn {
+                    number: answer.turn,
+                    context: Box::new(answer.context),
+                },
+                text: answer.text,
             },
             News::Failed(why) => Piece::Failed(why),
         };

@@ -36,6 +36,10 @@ pub struct ChatRequest {
     pub messages: Vec<ChatMessage>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<u64>,
+    /// The conversation that it goes on with, which is made if there is none.
+    pub session_id: Option<String>,
+    /// The same, if what it is called has that conversation; else nothing is gone on with.
+    pub prompt_cache_key: Option<String>,
     #[serde(flatten)]
     pub common: Common,
 }
@@ -55,6 +59,21 @@ pub struct CompletionRequest {
 pub struct ChatMessage {
     pub role: String,
     pub content: Option<Content>,
+}
+
+impl ChatMessage {
+    pub fn text(&self) -> String {
+        match &self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Parts(parts)) => {
+                let text = |part: &Part| match part {
+                    Part::Text { text } | Part::InputText { text } => text.clone(),
+                };
+                parts.iter().map(text).collect()
+            }
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]

@@ -9,7 +9,6 @@ use crate::home::Home;
 use crate::ledger::{self, Holding};
 use crate::out;
 use anyhow::{Context as _, Result};
-use haversack::encoder::{Encoder, EncoderOptions};
 use haversack::run::{Finish, GenerateOptions};
 use haversack::sample::Sampler;
 use haversack::session::turns::Place;
@@ -31,9 +30,6 @@ pub struct Lasting {
     show_stats: bool,
     explain: bool,
 }
-
-/// What the encoder's files are called below the models.
-const ENCODER: &str = "all-minilm-l6-v2";
 
 impl Lasting {
     /// `Err(engine)` where the budget or the context has no room for two streams.
@@ -57,7 +53,7 @@ impl Lasting {
             Err(error) if args.session.is_some() => return Err(named(error)),
             Err(_) => return Ok(Err(engine)),
         };
-        match encoder(home)? {
+        match engine::encoder(home)? {
             Some(encoder) => sessions = sessions.with_encoder(Arc::new(encoder)),
             None => out::note(
                 "no sentence encoder: every turn in memory stays visible (haversack pull minilm fetches one)",
@@ -450,16 +446,6 @@ impl Partner for Lasting {
         }
         Ok(true)
     }
-}
-
-/// The encoder, if it was fetched.
-fn encoder(home: &Home) -> Result<Option<Encoder>> {
-    let dir = home.models().join(ENCODER);
-    if !dir.is_dir() {
-        return Ok(None);
-    }
-    let encoder = Encoder::open(&dir, &EncoderOptions::default());
-    encoder.map(Some).with_context(|| dir.display().to_string())
 }
 
 /// Of a session that nobody gave a name.

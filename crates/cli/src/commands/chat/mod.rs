@@ -18,7 +18,6 @@ use crate::interrupt::Cooperative;
 use crate::ledger::{self, Holding};
 use crate::{out, progress};
 use anyhow::{Context, Result, bail};
-use haversack::Policy;
 use haversack::StepError;
 use haversack::run::{Event, Finish, GenerateOptions, Generation, generate};
 use haversack::sample::Sampler;
@@ -148,10 +147,7 @@ fn load(args: &args::Chat, habits: Habits) -> Result<Engine> {
 
 /// Where the conversation is kept, if it is: by name, or because a person is talking.
 fn keeps(args: &args::Chat, lines: &Lines) -> Result<Option<Home>> {
-    let cache = &args.compute.cache;
-    let bounded = cache.anchors.is_some() || cache.window.is_some() || cache.window_plan.is_some();
-    let of_turns = matches!(cache.policy, None | Some(Policy::Auto | Policy::Turns));
-    let plain = bounded || !of_turns || cache.policy_file.is_some();
+    let plain = !args.compute.cache.is_of_turns();
     match &args.session {
         Some(_) if plain => Err(usage(
             "--session is made of turns; --policy auto or turns, and neither --anchors nor --window",
