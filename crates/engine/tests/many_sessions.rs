@@ -5,8 +5,10 @@ mod common;
 
 use common::session::{Words, say};
 use common::{Dice, load};
+use haversack::device::Thermal;
 use haversack::load::gguf::synth::Spec;
 use haversack::many::{Desk, DeskOptions, News, Pace, Refused, Request, Ticket, TurnRequest};
+use haversack::memory::{Cgroup, Reading};
 use haversack::run::{Finish, GenerateOptions};
 use haversack::sample::SampleOptions;
 use haversack::session::{Answer, SessionError, SessionId, SessionOptions, Sessions};
@@ -349,4 +351,83 @@ fn a_promise_is_kept_beside_facts() {
     }
     assert_eq!(length, 200);
     assert!(told > 0 && refused > 0, "{told} told, {refused} refused");
+}
+
+/// The device becomes hot and short of memory and recovers, while everybody talks: the ladder is followed in order,
+/// nobody is lost, and nobody says another token.
+#[test]
+fn heat_and_shortage_change_no_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spec, model) = tiny(dir.path());
+    let rounds = 6;
+    let truth = alone(&model, dir.path(), rounds);
+    let ids = spec.ids(200);
+    let runtime = runtime(&model, dir.path(), None);
+    let sessions = sessions(&runtime, &dir.path().join("desk"));
+    let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+    for name in NAMES {
+        desk.create_session(name, "", OPENING, 0).unwrap();
+    }
+    let request = Request {
+        prompt: ids[..150].to_vec(),
+        options: GenerateOptions {
+            tokens_max: Some(40),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        ..Request::default()
+    };
+    let weights = model.weights().bytes_per_token() as u64;
+    let room = |mib: u64| Reading {
+        cgroup: Some(Cgroup {
+            limit_bytes: Some(weights + (mib << 20)),
+            anon_bytes: Some(0),
+            ..Cgroup::default()
+        }),
+        ..Reading::default()
+    };
+    let (mut second, mut rungs, mut words) = (0, vec![0], Vec::new());
+    let mut first = None;
+    for round in 0..rounds {
+        let tickets = [0, 1, 2, 3].map(|who| desk.say(turn(who, round)).unwrap());
+        desk.submit(request.clone()).unwrap();
+        let (mut said, mut answer) = (HashMap::new(), Vec::new());
+        let (heat, memory) = match round {
+            0 | 1 => (Thermal::Critical, 200),
+            2 | 3 => (Thermal::Critical, 0),
+            _ => (Thermal::Nominal, 200),
+        };
+        while !desk.is_idle() {
+            desk.step(Duration::ZERO, &mut |ticket, news| {
+                match news {
+                    News::Said(answer) => drop(said.insert(ticket, *answer)),
+                    News::Done(completed, _) => answer = completed.tokens,
+                    News::Failed(why) => panic!("{why}"),
+                    _ => {}
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+            second += 1;
+            let now = Duration::from_secs(second);
+            words.extend(desk.observe(Some(heat), &room(memory), now));
+            if *rungs.last().unwrap() != desk.rung() {
+                rungs.push(desk.rung());
+            }
+        }
+        for (who, ticket) in tickets.iter().enumerate() {
+            assert_eq!(said[ticket].tokens, truth[who][round].tokens);
+        }
+        assert_eq!(first.get_or_insert(answer.clone()), &answer);
+        if round == 3 {
+            // Only who talks is in memory.
+            let sessions = desk.sessions().unwrap();
+            let open = NAMES.iter().filter(|name| sessions.opened(name).is_some());
+            assert!(open.count() < 4);
+        }
+    }
+    assert_eq!(rungs, [0, 1, 2, 3, 4, 3, 2, 1, 0], "{words:?}");
+    let said = |what: &str| words.iter().any(|word| word.ends_with(what));
+    assert!(said("a session leaves memory"), "{words:?}");
+    assert!(said("everybody may enter"), "{words:?}");
 }

@@ -17,6 +17,7 @@ pub mod pressure;
 pub mod reading;
 #[cfg(unix)]
 mod resident;
+pub mod thermal;
 pub mod usage;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -27,4 +28,5 @@ pub use file::{Advice, FileMap, Region};
 pub use journal::Journal;
 pub use pressure::{PressureTrigger, Psi, Stall};
 pub use reading::{Cgroup, Reading, Readings};
+pub use thermal::{Thermal, Zones};
 pub use usage::{PeakMeter, Usage};

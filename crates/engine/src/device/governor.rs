@@ -74,18 +74,7 @@ impl Governor {
 
     /// Room that is left, and which bound it is.
     pub fn headroom(&self, reading: &Reading) -> Option<(i64, &'static str)> {
-        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-        let system = reading
-            .mem_available_bytes
-            .map(|bytes| (signed(bytes) - signed(FLOOR_BYTES), "available memory"));
-        let group = reading.cgroup.as_ref().and_then(|group| {
-            let limit = group.limit_bytes?;
-            // Weights that cannot stay are read again for every token: a smaller window would not change that.
-            let weights = Some(self.weights_bytes).filter(|weights| *weights < limit);
-            let used = signed(group.anon_bytes?).saturating_add(signed(weights.unwrap_or(0)));
-            Some((signed(limit) - used, "the memory group"))
-        });
-        system.into_iter().chain(group).min()
+        headroom(reading, self.weights_bytes)
     }
 
     /// What a reading at time `now` changes, if anything: the new window and why.
@@ -97,10 +86,7 @@ impl Governor {
         let calm = self
             .last_change
             .is_none_or(|then| now.saturating_sub(then) >= CALM);
-        let stalled = [reading.psi, reading.cgroup_psi]
-            .into_iter()
-            .flatten()
-            .any(|psi| psi.full_avg10 >= STALL_PERCENT);
+        let stalled = is_stalled(reading);
 
         let target = if headroom < LOW_BYTES as i64 || stalled {
             let missing = (LOW_BYTES as i64 - headroom).max(1) as u64;
@@ -149,6 +135,28 @@ impl Governor {
         self.step(self.window.saturating_add(tokens))
             .max(self.window)
     }
+}
+
+/// Whether tasks stand still for memory, whatever the byte counts say.
+pub fn is_stalled(reading: &Reading) -> bool {
+    let mut psi = [reading.psi, reading.cgroup_psi].into_iter().flatten();
+    psi.any(|psi| psi.full_avg10 >= STALL_PERCENT)
+}
+
+/// Room that a device has left beside weights of so many bytes, and which bound it is.
+pub fn headroom(reading: &Reading, weights_bytes: u64) -> Option<(i64, &'static str)> {
+    let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let system = reading
+        .mem_available_bytes
+        .map(|bytes| (signed(bytes) - signed(FLOOR_BYTES), "available memory"));
+    let group = reading.cgroup.as_ref().and_then(|group| {
+        let limit = group.limit_bytes?;
+        // Weights that cannot stay are read again for every token: a smaller window would not change that.
+        let weights = Some(weights_bytes).filter(|weights| *weights < limit);
+        let used = signed(group.anon_bytes?).saturating_add(signed(weights.unwrap_or(0)));
+        Some((signed(limit) - used, "the memory group"))
+    });
+    system.into_iter().chain(group).min()
 }
 
 #[cfg(test)]

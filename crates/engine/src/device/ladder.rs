@@ -15,36 +15,16 @@
 use super::governor::CALM;
 use crate::many::Pace;
 use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_memory::Thermal;
 use std::time::Duration;
 
-/// How hot the device says it is. Android's and iOS's states map to these one to one; on Linux the thermal zones do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Thermal {
-    #[default]
-    Nominal,
-    Fair,
-    Serious,
-    Critical,
-}
-
-impl Thermal {
-    pub fn name(self) -> &'static str {
-        match self {
-            Thermal::Nominal => "nominal",
-            Thermal::Fair => "fair",
-            Thermal::Serious => "serious",
-            Thermal::Critical => "critical",
-        }
-    }
-
-    /// The rung that it allows.
-    fn rung(self) -> u8 {
-        match self {
-            Thermal::Nominal => 0,
-            Thermal::Fair => 1,
-            Thermal::Serious => 3,
-            Thermal::Critical => LAST,
-        }
+/// The rung that a state allows.
+fn rung_of(thermal: Thermal) -> u8 {
+    match thermal {
+        Thermal::Nominal => 0,
+        Thermal::Fair => 1,
+        Thermal::Serious => 3,
+        Thermal::Critical => LAST,
     }
 }
 
@@ -120,7 +100,7 @@ impl Ladder {
 
     /// What a reading changes, if anything.
     pub fn decide(&mut self, thermal: Thermal, now: Duration) -> Option<Rung> {
-        let (from, allowed) = (self.rung, thermal.rung());
+        let (from, allowed) = (self.rung, rung_of(thermal));
         if allowed >= from {
             self.cool = None;
         }

@@ -5,4 +5,5 @@ pub mod governor;
 pub mod ladder;
 
 pub use governor::{Governor, WindowChange};
-pub use ladder::{Ladder, Limits, Rung, Thermal};
+pub use haversack_memory::Thermal;
+pub use ladder::{Ladder, Limits, Rung};

@@ -5,6 +5,7 @@ use super::job::{Asked, Entry, Job, Turn, What, Work};
 use super::long::{BadRows, Rows};
 use super::plan::{Pace, Priority, Wish, plan};
 use super::queue::{Full, May, Queue};
+use crate::device::{Ladder, Limits, Thermal};
 use crate::encoder::Embedding;
 use crate::run::completion::{Completed, Completion, Sampled};
 use crate::run::options::Policy;
@@ -13,6 +14,7 @@ use crate::sample::{SampleError, SampleOptions, Sampler};
 use crate::session::{Answer, SessionError, SessionId, Sessions};
 use crate::text::stop::StopError;
 use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_memory::Reading;
 use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -129,6 +131,7 @@ pub struct Desk {
     pace: Pace,
     queue: Queue<Entry>,
     house: House,
+    ladder: Ladder,
     tickets: u64,
 }
 
@@ -145,6 +148,10 @@ impl Desk {
             options,
             pace,
             queue: Queue::new(options.queue),
+            ladder: Ladder::new(Limits {
+                pace,
+                threads: runtime.threads(),
+            }),
             house: House::new(runtime),
             tickets: 0,
         }
@@ -160,6 +167,36 @@ impl Desk {
     pub fn set_pace(&mut self, pace: Pace) {
         let batch = pace.batch.clamp(1, self.options.batch);
         self.pace = Pace { batch, ..pace };
+    }
+
+    /// Tells what the device says: how hot it is, if anybody knows, and what memory it has. Returns what changes, in
+    /// words. Heat changes the pace; a shortage of memory sends sessions that do nothing to their files, then holds up
+    /// who has not entered, and at last makes windows smaller where sequences have one. Nothing but that last changes a
+    /// token, and nobody who has entered is sent away.
+    pub fn observe(
+        &mut self,
+        thermal: Option<Thermal>,
+        reading: &Reading,
+        now: Duration,
+    ) -> Vec<String> {
+        let mut words = Vec::new();
+        if let Some(rung) = thermal.and_then(|thermal| self.ladder.decide(thermal, now)) {
+            self.set_pace(rung.limits.pace);
+            self.house.runtime.set_threads(rung.limits.threads);
+            words.push(rung.to_string());
+        }
+        words.extend(self.house.observe(reading));
+        self.house.runtime.observe(reading, now);
+        words
+    }
+
+    /// How far down the ladder of heat it is; 0 is the top.
+    pub fn rung(&self) -> u8 {
+        self.ladder.rung()
+    }
+
+    pub fn pace(&self) -> Pace {
+        self.pace
     }
 
     pub fn runtime(&self) -> &Runtime {

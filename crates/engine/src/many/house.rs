@@ -10,12 +10,13 @@
 
 use super::desk::{Held, News, Tell};
 use super::job::{Asked, Job, Turn, Work};
+use crate::device::governor;
 use crate::encoder::Embedding;
 use crate::model::forward::{Span, Want};
 use crate::run::{Event, Runtime, SequenceId, StepError, Took};
 use crate::session::{Saying, SessionError, SessionId, Sessions};
 use haversack_kernels::attention::BLOCK_SLOTS;
-use haversack_memory::background;
+use haversack_memory::{Reading, background};
 use std::ops::ControlFlow;
 use std::thread::JoinHandle;
 
@@ -32,6 +33,8 @@ pub(super) struct House {
     used: Vec<SessionId>,
     /// How many have left so far.
     pub left: u64,
+    /// Bytes that the device has room for beside all that is held; `None`: as many as the budget says.
+    device_room: Option<usize>,
 }
 
 /// A turn that has all its tokens.
@@ -67,6 +70,7 @@ impl House {
             ending: Vec::new(),
             used: Vec::new(),
             left: 0,
+            device_room: None,
         }
     }
 
@@ -86,11 +90,46 @@ impl House {
     fn free(&self, rows: usize) -> Option<usize> {
         let longest = self.active.iter().map(|job| job.rows).max();
         let longest = longest.unwrap_or(0).max(rows);
-        let room = promisable(&self.runtime, self.active.len() + 1, longest)?;
-        let ledger = self.runtime.ledger();
-        let tables = ledger.tables.saturating_sub(self.tables_bytes);
-        let held = ledger.kv_live + ledger.kv_ahead + tables;
-        Some(room.saturating_sub(held.saturating_add(self.outstanding())))
+        let room = promisable(&self.runtime, self.active.len() + 1, longest).map(|room| {
+            let ledger = self.runtime.ledger();
+            let tables = ledger.tables.saturating_sub(self.tables_bytes);
+            room.saturating_sub(ledger.kv_live + ledger.kv_ahead + tables)
+        });
+        let room = room.into_iter().chain(self.device_room).min()?;
+        Some(room.saturating_sub(self.outstanding()))
+    }
+
+    /// What the device says of its memory, and what follows: first sessions that do nothing leave it, one for each
+    /// reading; then nobody enters for whom there is no room. Who has entered goes on. Returns what changes, in words.
+    pub fn observe(&mut self, reading: &Reading) -> Option<String> {
+        let weights = self.runtime.model().weights().bytes_per_token() as u64;
+        let (room, bound) = governor::headroom(reading, weights)?;
+        let stalled = governor::is_stalled(reading);
+        let spare = usize::try_from(room - governor::LOW_BYTES as i64).unwrap_or(0);
+        let says = match stalled {
+            true => "tasks stand still for memory".to_owned(),
+            false => format!("{bound} leaves {} MiB", room >> 20),
+        };
+        let was_short = self.device_room.is_some();
+        if stalled || spare == 0 {
+            self.device_room = Some(0);
+            return match self.suspend_one(&self.idle(None)) {
+                true => Some(format!("{says}: a session leaves memory")),
+                false if was_short => None,
+                false => Some(format!("{says}: nobody enters beside who is there")),
+            };
+        }
+        if room > governor::HIGH_BYTES as i64 {
+            self.device_room = None;
+            // Who had no room may have some.
+            self.left += u64::from(was_short);
+            return was_short.then(|| format!("{says}: everybody may enter"));
+        }
+        if was_short {
+            self.device_room = Some(spare);
+            self.left += 1;
+        }
+        None
     }
 
     /// Makes so many bytes free that can be promised, or says that it cannot be done now. Who has nobody else in the way
