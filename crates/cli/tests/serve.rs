@@ -492,3 +492,43 @@ fn sessions_meet() {
     let budget = server.metric("haversack_memory_budget_bytes");
     assert!(server.metric("haversack_memory_peak_bytes") <= budget);
 }
+
+/// Somebody says that it is hot: an answer under way becomes slower and not another one, and the server says what it did.
+#[test]
+fn heat_slows_and_changes_nothing() {
+    let Some(server) = Server::start(&["--memory", "64M"]) else {
+        return;
+    };
+    let put = |body: &str| server.raw(&Server::request("PUT", "/v1/device", "", body));
+    let (status, _, body) = put(r#"{"thermal":"tepid"}"#);
+    assert_eq!(status, 400, "{body}");
+    let (_, cool) = server.post("/v1/chat/completions", &hello(100));
+    let hot = std::thread::scope(|scope| {
+        let hot = scope.spawn(|| server.post("/v1/chat/completions", &hello(100)));
+        let (status, _, body) = put(r#"{"thermal":"critical"}"#);
+        assert_eq!(status, 200, "{body}");
+        hot.join().unwrap().1
+    });
+    assert_eq!(content(&hot), content(&cool));
+    for _ in 0..200 {
+        if server.metric("haversack_rung") == 4 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(server.metric("haversack_rung"), 4);
+    assert_eq!(server.metric("haversack_thermal{state=\"critical\"}"), 1);
+    let device: Value = serde_json::from_str(&server.get("/v1/device").1).unwrap();
+    let changes: Vec<&str> = device["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["what"].as_str().unwrap())
+        .collect();
+    let rungs = changes
+        .iter()
+        .filter(|what| what.starts_with("heat is critical: rung"));
+    assert_eq!(rungs.count(), 4, "{device}");
+    let (_, slow) = server.post("/v1/chat/completions", &hello(8));
+    assert!(content(&cool).starts_with(&content(&slow)));
+}

@@ -4,6 +4,7 @@ use super::Shared;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use haversack::device::Thermal;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -95,6 +96,28 @@ pub async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
         "counter",
         "Sequences in all of them.",
         &[("", stepped)],
+    );
+    let heat = |state: Thermal| u64::from(seen.thermal == Some(state));
+    let states =
+        Thermal::ALL.map(|state| (format!(r#"{{state="{}"}}"#, state.name()), heat(state)));
+    let states: Vec<(&str, u64)> = states.iter().map(|(l, v)| (l.as_str(), *v)).collect();
+    metric(
+        "thermal",
+        "gauge",
+        "1 for the state the device is in; none where nothing says it.",
+        &states,
+    );
+    metric(
+        "rung",
+        "gauge",
+        "How far down the ladder of heat; 0 is the top.",
+        &[("", seen.rung.into())],
+    );
+    metric(
+        "device_changes_total",
+        "counter",
+        "Changes that the device made necessary.",
+        &[("", seen.changes)],
     );
     let kind = "text/plain; version=0.0.4";
     ([(header::CONTENT_TYPE, kind)], text).into_response()

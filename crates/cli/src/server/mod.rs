@@ -13,6 +13,7 @@ mod answer;
 mod ask;
 mod chat;
 mod completions;
+mod device;
 mod door;
 mod fail;
 mod limits;
@@ -58,6 +59,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/device", get(device::show).put(device::tell))
         .route("/v1/sessions", get(sessions::list).post(sessions::create))
         .route(
             "/v1/sessions/{id}",

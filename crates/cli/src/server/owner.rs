@@ -1,15 +1,17 @@
 //! The thread that owns the runtime and the desk, and the hall where those wait who want something of it.
 
 use super::limits;
+use haversack::device::{Thermal, governor};
 use haversack::many::{Desk, DeskOptions, Held, News, Refused, Request, Ticket, TurnRequest};
+use haversack::memory::{Readings, Zones};
 use haversack::run::{Finish, Runtime};
 use haversack::sample::{SampleError, logprob_of, logprobs_top};
 use haversack::session::{Context, Embed, Sessions};
 use haversack::{Ledger, Model};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -87,7 +89,19 @@ pub struct Seen {
     pub cancelled: u64,
     pub failed: u64,
     pub refused: u64,
+    /// How hot the device is, if anybody says so.
+    pub thermal: Option<Thermal>,
+    /// On the ladder of heat.
+    pub rung: u8,
+    /// Changes that the device made necessary, and the last of them.
+    pub changes: u64,
+    pub last_changes: VecDeque<(Duration, String)>,
 }
+
+/// Of the last changes.
+const CHANGES_KEPT: usize = 32;
+/// How often the device is looked at while nobody wants anything.
+const IDLE_LOOK: Duration = Duration::from_secs(1);
 
 impl Seen {
     fn end(&mut self, finish: Finish) {
@@ -108,6 +122,8 @@ enum Command {
     },
     Cancel(Ticket),
     Do(Box<dyn FnOnce(&mut Desk) + Send>),
+    /// How hot it is; `None`: what the device says.
+    Tell(Option<Thermal>),
     Stop,
 }
 
@@ -171,6 +187,11 @@ impl Hall {
         let _ = self.commands.send(Command::Stop);
     }
 
+    /// Says how hot the device is, for those that cannot be asked; `None`: ask it again.
+    pub fn tell_thermal(&self, thermal: Option<Thermal>) {
+        let _ = self.commands.send(Command::Tell(thermal));
+    }
+
     /// Has something done between two steps. `None`: the owner has gone.
     pub async fn with<T: Send + 'static>(
         &self,
@@ -228,8 +249,18 @@ struct Listener {
     to: mpsc::Sender<Told>,
 }
 
+/// What the device says, and what somebody says of it.
+struct Device {
+    readings: Readings,
+    zones: Zones,
+    told: Option<Thermal>,
+    /// When it is looked at next.
+    due: Duration,
+}
+
 pub struct Owner {
     desk: Desk,
+    device: Device,
     commands: Receiver<Command>,
     listeners: HashMap<Ticket, Listener>,
     seen: Arc<Mutex<Seen>>,
@@ -266,8 +297,15 @@ impl Owner {
         if let Some(sessions) = sessions {
             desk = desk.with_sessions(sessions);
         }
+        let device = Device {
+            readings: Readings::open(),
+            zones: Zones::open(),
+            told: None,
+            due: Duration::ZERO,
+        };
         let mut owner = Owner {
             desk,
+            device,
             commands: from,
             listeners: HashMap::new(),
             seen,
@@ -281,6 +319,7 @@ impl Owner {
 
     fn run(&mut self) {
         while self.take() {
+            self.look();
             self.step();
             self.publish();
         }
@@ -298,11 +337,16 @@ impl Owner {
                 return false;
             }
             let command = match is_idle {
-                true => self.commands.recv().map_err(|_| TryRecvError::Disconnected),
+                // Sessions that do nothing leave memory too when the device is short of it.
+                true => self.commands.recv_timeout(IDLE_LOOK).map_err(|e| match e {
+                    RecvTimeoutError::Timeout => TryRecvError::Empty,
+                    RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
+                }),
                 false => self.commands.try_recv(),
             };
             match command {
                 Ok(command) => self.obey(command),
+                Err(TryRecvError::Empty) if is_idle => self.look(),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => self.stopping = true,
             }
@@ -349,7 +393,34 @@ impl Owner {
                 }
             }
             Command::Do(go) => go(&mut self.desk),
+            Command::Tell(thermal) => {
+                self.device.told = thermal;
+                self.device.due = Duration::ZERO;
+            }
             Command::Stop => self.stopping = true,
+        }
+    }
+
+    /// Looks at the device, if it is time to, and does what follows.
+    fn look(&mut self) {
+        let now = self.started.elapsed();
+        if now < self.device.due {
+            return;
+        }
+        self.device.due = now + governor::INTERVAL;
+        let thermal = self.device.told.or_else(|| self.device.zones.now());
+        let reading = self.device.readings.now();
+        let changes = self.desk.observe(thermal, &reading, now);
+        let mut seen = lock(&self.seen);
+        seen.thermal = thermal;
+        seen.rung = self.desk.rung();
+        for change in changes {
+            log::warn!("{change}");
+            seen.changes += 1;
+            if seen.last_changes.len() == CHANGES_KEPT {
+                seen.last_changes.pop_front();
+            }
+            seen.last_changes.push_back((now, change));
         }
     }
 
