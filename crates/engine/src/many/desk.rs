@@ -6,7 +6,7 @@ use super::queue::{Full, Queue};
 use crate::model::forward::{Span, Want};
 use crate::run::completion::{Completed, Completion, Sampled};
 use crate::run::{GenerateOptions, Keep, Runtime, SequenceId, StepError};
-use crate::sample::{SampleError, SampleOptions, Sampler};
+use crate::sample::{Constraint, SampleError, SampleOptions, Sampler};
 use crate::text::stop::StopError;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use std::ops::ControlFlow;
@@ -17,6 +17,8 @@ use std::time::Duration;
 pub struct Request {
     pub prompt: Vec<u32>,
     pub sample: SampleOptions,
+    /// What its answer may be; anything if there is none.
+    pub constraint: Option<Box<dyn Constraint>>,
     pub options: GenerateOptions,
     /// That its sequence may have; `None`: what the runtime's options say.
     pub rows: Option<Rows>,
@@ -215,7 +217,7 @@ impl Desk {
         let entry = Entry {
             ticket,
             completion,
-            sampler: Sampler::new(request.sample)?,
+            sampler: Sampler::new(request.sample)?.constrained(request.constraint),
             keep,
             again,
             rows,
