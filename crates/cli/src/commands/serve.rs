@@ -5,7 +5,7 @@ use crate::engine::{self, Habits};
 use crate::error::usage;
 use crate::interrupt::Cooperative;
 use crate::out;
-use crate::server::{self, Door, Owner, OwnerOptions, Shared};
+use crate::server::{self, Door, Grammars, Owner, OwnerOptions, Shared};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -43,6 +43,7 @@ pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
             key,
             hosts: args.host.clone(),
         },
+        grammars: Grammars::default(),
         model_name,
         created: now.as_secs(),
     });

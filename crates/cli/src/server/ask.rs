@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use haversack::Model;
 use haversack::many::{Long, Request, Rows};
 use haversack::run::GenerateOptions;
-use haversack::sample::SampleOptions;
+use haversack::sample::{Constraint, SampleOptions};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
@@ -137,16 +137,28 @@ fn depth(bytes: &[u8]) -> usize {
     most
 }
 
-/// Requests with this prompt. `top` is how many of the likeliest tokens are told, where any are.
-pub fn ask(
-    model: &Model,
-    prompt: Vec<u32>,
-    stops: &[&str],
-    common: Common,
-    top: Option<u64>,
-    now: Duration,
-) -> Result<Ask, Fail> {
-    refuse(&common)?;
+/// What the two kinds of request make of theirs.
+pub struct Wanted<'a> {
+    pub prompt: Vec<u32>,
+    /// Texts that end an answer of this kind.
+    pub stops: &'a [&'a str],
+    /// How many of the likeliest tokens are told, where any are.
+    pub top: Option<u64>,
+    /// What the answer may be.
+    pub constraint: Option<Box<dyn Constraint>>,
+}
+
+/// One request for each choice.
+pub fn ask(model: &Model, wanted: Wanted<'_>, common: Common, now: Duration) -> Result<Ask, Fail> {
+    let Wanted {
+        prompt,
+        stops,
+        top,
+        constraint,
+    } = wanted;
+    if common.tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
+        return Err(Fail::param("tools", "tools are not served"));
+    }
     if top.is_some_and(|top| top > limits::TOP_LOGPROBS) {
         let most = limits::TOP_LOGPROBS;
         return Err(Fail::param(
@@ -159,15 +171,23 @@ pub fn ask(
         let most = limits::CHOICES;
         return Err(Fail::param("n", format!("accepted: 1 to {most}")));
     }
-    let wanted = common.max_completion_tokens.or(common.max_tokens);
-    if wanted.is_some_and(|n| n == 0 || n > u64::from(u32::MAX)) {
+    let limit = common.max_completion_tokens.or(common.max_tokens);
+    if limit.is_some_and(|n| n == 0 || n > u64::from(u32::MAX)) {
         let what = "max_tokens";
         return Err(Fail::param(what, format!("accepted: 1 to {}", u32::MAX)));
     }
     let rows = rows(model, &common)?;
-    let mut tokens_max = wanted.map_or(limits::TOKENS, |n| n as usize);
+    let mut tokens_max = limit.map_or(limits::TOKENS, |n| n as usize);
     if rows.long == Long::Refuse {
         tokens_max = tokens_max.min(rows.most.saturating_sub(prompt.len()).max(1));
+    }
+    // An answer that has a form ends by itself, and a text in the middle of it would make it another one.
+    let stops = if constraint.is_some() { &[][..] } else { stops };
+    if constraint.is_some() && common.stop.is_some() {
+        return Err(Fail::param(
+            "stop",
+            "an answer that has a form ends by itself",
+        ));
     }
     let options = GenerateOptions {
         tokens_max: Some(tokens_max),
@@ -182,6 +202,7 @@ pub fn ask(
             seed: sample.seed.wrapping_add(i),
             ..sample.clone()
         },
+        constraint: constraint.clone(),
         options: options.clone(),
         rows: Some(rows),
         owner,
@@ -199,21 +220,6 @@ pub fn ask(
             .unwrap_or(false),
         model: common.model,
     })
-}
-
-/// What is known and not served.
-fn refuse(common: &Common) -> Result<(), Fail> {
-    let kind = common.response_format.as_ref().map(|f| f.kind.as_str());
-    if kind.is_some_and(|kind| kind != "text") {
-        return Err(Fail::param("response_format", "accepted: text"));
-    }
-    if common.grammar.as_ref().is_some_and(|g| !g.is_null()) {
-        return Err(Fail::param("grammar", "grammars are not served"));
-    }
-    if common.tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
-        return Err(Fail::param("tools", "tools are not served"));
-    }
-    Ok(())
 }
 
 fn rows(model: &Model, common: &Common) -> Result<Rows, Fail> {

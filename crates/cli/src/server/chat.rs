@@ -1,9 +1,10 @@
 //! `/v1/chat/completions`: messages through the model's own template.
 
 use super::answer::{Api, answer};
+use super::ask::Wanted;
 use super::fail::Fail;
 use super::types::{ChatMessage, ChatRequest, Content, Part};
-use super::{Shared, ask};
+use super::{Shared, ask, shape};
 use crate::engine::to_be_answered;
 use axum::body::Body;
 use axum::extract::State;
@@ -20,8 +21,8 @@ pub async fn chat(
     body: Body,
 ) -> Result<Response, Fail> {
     let request: ChatRequest = ask::read(&headers, body).await?;
-    let (model, now) = (shared.hall.model.clone(), shared.hall.now());
-    // A long prompt takes a while to become tokens: others are answered meanwhile.
+    let (here, now) = (shared.clone(), shared.hall.now());
+    // A long prompt takes a while to become tokens, and a schema to be compiled: others are answered meanwhile.
     let asked = tokio::task::spawn_blocking(move || {
         let top = match request.logprobs {
             Some(true) => Some(request.top_logprobs.unwrap_or(0)),
@@ -30,9 +31,16 @@ pub async fn chat(
             }
             _ => None,
         };
-        let prompt = encode(&model, &request.messages)?;
-        let stops = model.template().stop_strings();
-        ask::ask(&model, prompt, stops, request.common, top, now)
+        let model = &here.hall.model;
+        let asked = shape::asked(&request.common)?;
+        let constraint = asked.map(|(param, shape)| here.constraint(param, &shape));
+        let wanted = Wanted {
+            prompt: encode(model, &request.messages)?,
+            stops: model.template().stop_strings(),
+            top,
+            constraint: constraint.transpose()?,
+        };
+        ask::ask(model, wanted, request.common, now)
     });
     let asked = asked.await.map_err(|_| Fail::stopping())??;
     answer(shared, Api::Chat, asked).await

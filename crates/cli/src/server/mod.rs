@@ -17,10 +17,12 @@ mod fail;
 mod limits;
 mod metrics;
 mod owner;
+mod shape;
 mod types;
 
 pub use door::Door;
 pub use owner::{Hall, Owner, OwnerOptions};
+pub use shape::Grammars;
 
 use axum::Router;
 use axum::extract::State;
@@ -40,6 +42,7 @@ use tokio::sync::Semaphore;
 pub struct Shared {
     pub hall: Hall,
     pub door: Door,
+    pub grammars: Grammars,
     /// Told where a request names none.
     pub model_name: String,
     /// When the server began, in seconds since 1970.

@@ -26,8 +26,10 @@ pub struct Common {
     pub stream_options: Option<StreamOptions>,
     pub user: Option<String>,
     pub context: Option<ContextLimit>,
-    pub response_format: Option<Kind>,
+    pub response_format: Option<Json>,
     pub grammar: Option<Json>,
+    pub guided_regex: Option<String>,
+    pub guided_json: Option<Json>,
     pub tools: Option<Vec<Json>>,
 }
 
@@ -98,12 +100,6 @@ impl OneOrMany {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct StreamOptions {
     pub include_usage: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Kind {
-    #[serde(rename = "type")]
-    pub kind: String,
 }
 
 /// Tokens that the answer may look back at, and what becomes of a request that has more.

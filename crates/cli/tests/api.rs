@@ -1,0 +1,185 @@
+//! What clients ask for beyond text: answers that have a form.
+
+mod common;
+
+use common::server::{Server, content, events, hello};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn schema(schema: Value) -> Value {
+    json!({ "type": "json_schema", "json_schema": { "name": "it", "strict": true, "schema": schema } })
+}
+
+fn person() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string", "maxLength": 20 },
+            "mood": { "enum": ["happy", "sad"] },
+            "age": { "type": "integer", "minimum": 0, "maximum": 120 },
+            "pets": { "type": "array", "items": { "$ref": "#/$defs/pet" }, "maxItems": 2 },
+        },
+        "required": ["name", "mood", "age", "pets"],
+        "additionalProperties": false,
+        "$defs": {
+            "pet": {
+                "type": "object",
+                "properties": { "name": { "type": "string", "maxLength": 20 } },
+                "required": ["name"],
+                "additionalProperties": false,
+            },
+        },
+    })
+}
+
+fn check_person(text: &str) {
+    let person: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    assert_eq!(person.as_object().unwrap().len(), 4, "{text}");
+    assert!(
+        person["name"].as_str().unwrap().chars().count() <= 20,
+        "{text}"
+    );
+    assert!(
+        ["happy", "sad"].contains(&person["mood"].as_str().unwrap()),
+        "{text}"
+    );
+    assert!(person["age"].as_u64().unwrap() <= 120, "{text}");
+    let pets = person["pets"].as_array().unwrap();
+    assert!(
+        pets.len() <= 2 && pets.iter().all(|pet| pet["name"].is_string()),
+        "{text}"
+    );
+}
+
+#[test]
+fn answers_have_the_form_that_was_asked_for() {
+    let Some(server) = Server::start(&["--memory", "200M"]) else {
+        return;
+    };
+    let mut asked = hello(200);
+    asked["messages"][0]["content"] = json!("Describe a person with two pets as JSON.");
+    asked["response_format"] = schema(person());
+    let (status, greedy) = server.post(CHAT, &asked);
+    assert_eq!(status, 200, "{greedy}");
+    assert_eq!(greedy["choices"][0]["finish_reason"], "stop", "{greedy}");
+    check_person(&content(&greedy));
+
+    // The same in a stream, and several that are drawn, each on its own.
+    asked["stream"] = json!(true);
+    let (_, _, body) = server.raw(&Server::request("POST", CHAT, "", &asked.to_string()));
+    let pieces = events(&body);
+    let said = pieces
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+    assert_eq!(said.collect::<String>(), content(&greedy));
+    asked["stream"] = json!(false);
+    asked["n"] = json!(3);
+    asked["temperature"] = json!(1.2);
+    for seed in 0..3 {
+        asked["seed"] = json!(seed * 10);
+        let (_, drawn) = server.post(CHAT, &asked);
+        let mut texts = Vec::new();
+        for choice in drawn["choices"].as_array().unwrap() {
+            assert_eq!(choice["finish_reason"], "stop", "{choice}");
+            let text = choice["message"]["content"].as_str().unwrap();
+            check_person(text);
+            texts.push(text.to_owned());
+        }
+        texts.dedup();
+        assert_eq!(texts.len(), 3, "each has its own chance: {texts:?}");
+    }
+
+    let mut asked = hello(60);
+    asked["response_format"] = json!({ "type": "json_object" });
+    let (_, object) = server.post(CHAT, &asked);
+    if object["choices"][0]["finish_reason"] == "stop" {
+        assert!(
+            serde_json::from_str::<Value>(&content(&object))
+                .unwrap()
+                .is_object()
+        );
+    }
+    let asked = json!({
+        "prompt": "My phone number is ",
+        "grammar": { "regex": r"\(\d{3}\) \d{3}-\d{4}" },
+        "max_tokens": 40,
+    });
+    let (_, number) = server.post("/v1/completions", &asked);
+    let text = number["choices"][0]["text"].as_str().unwrap();
+    assert_eq!(number["choices"][0]["finish_reason"], "stop", "{number}");
+    assert!(
+        text.len() == 14 && text.starts_with('(') && &text[4..6] == ") ",
+        "{text}"
+    );
+    server.wait_until_empty();
+}
+
+#[test]
+fn forms_that_are_none_are_refused_by_name() {
+    let Some(server) = Server::start(&["--memory", "64M"]) else {
+        return;
+    };
+    let mut deep = json!({});
+    for _ in 0..70 {
+        deep = json!({ "items": deep });
+    }
+    for (name, value) in [
+        (
+            "response_format",
+            json!({ "type": "json_schema", "json_schema": { "name": "x" } }),
+        ),
+        ("response_format", schema(json!({ "type": "wat" }))),
+        ("response_format", schema(json!([]))),
+        ("response_format", schema(json!({ "not": {} }))),
+        (
+            "response_format",
+            schema(json!({ "$ref": "https://example.com/schema" })),
+        ),
+        (
+            "response_format",
+            schema(json!({ "type": "object", "description": "x".repeat(100_000) })),
+        ),
+        ("grammar", json!({ "regex": "(" })),
+        ("grammar", json!({ "regex": "" })),
+        ("grammar", json!({ "lark": "start: \"a\"" })),
+        ("guided_regex", json!("[")),
+        ("guided_json", json!([1])),
+    ] {
+        let mut body = hello(4);
+        body[name] = value;
+        let (status, answer) = server.post(CHAT, &body);
+        assert_eq!(status, 400, "{name}: {answer}");
+        assert_eq!(answer["error"]["param"], name, "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(
+            !message.contains('\n') && message.chars().count() <= 250,
+            "{message}"
+        );
+    }
+    let mut body = hello(4);
+    body["response_format"] = schema(deep);
+    let (status, answer) = server.post(CHAT, &body);
+    assert_eq!(status, 400);
+    assert!(
+        answer["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("64 levels"),
+        "{answer}"
+    );
+    body["response_format"] = schema(person());
+    body["stop"] = json!("}");
+    let (status, answer) = server.post(CHAT, &body);
+    assert_eq!(
+        (status, &answer["error"]["param"]),
+        (400, &json!("stop")),
+        "{answer}"
+    );
+    // A form that cannot be followed to its end fails this request, and no other.
+    let mut body = hello(40);
+    body["grammar"] = json!({ "regex": "[ab]*a[ab]{400}" });
+    let (status, answer) = server.post(CHAT, &body);
+    assert!(status == 200 || status == 500 || status == 400, "{answer}");
+    assert_eq!(server.post(CHAT, &hello(4)).0, 200);
+}
