@@ -1,4 +1,4 @@
-//! What clients ask for beyond text: answers that have a form.
+//! What clients ask for beyond text: answers that have a form, and calls of tools.
 
 mod common;
 
@@ -182,4 +182,141 @@ fn forms_that_are_none_are_refused_by_name() {
     let (status, answer) = server.post(CHAT, &body);
     assert!(status == 200 || status == 500 || status == 400, "{answer}");
     assert_eq!(server.post(CHAT, &hello(4)).0, 200);
+}
+
+fn weather() -> Value {
+    json!({
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": { "city": { "$ref": "#/$defs/city" }, "unit": { "enum": ["celsius", "fahrenheit"] } },
+                "required": ["city", "unit"],
+                "additionalProperties": false,
+                "$defs": { "city": { "type": "string", "maxLength": 24 } },
+            },
+        },
+    })
+}
+
+fn check_call(call: &Value) {
+    assert_eq!(call["type"], "function", "{call}");
+    assert_eq!(call["id"].as_str().unwrap().len(), 9, "{call}");
+    assert_eq!(call["function"]["name"], "get_weather", "{call}");
+    let arguments = call["function"]["arguments"].as_str().unwrap();
+    let arguments: Value = serde_json::from_str(arguments).unwrap();
+    assert!(arguments["city"].is_string(), "{call}");
+    assert!(
+        ["celsius", "fahrenheit"].contains(&arguments["unit"].as_str().unwrap()),
+        "{call}"
+    );
+}
+
+#[test]
+fn tools_are_called_when_they_must_be() {
+    let Some(server) = Server::start(&["--memory", "200M"]) else {
+        return;
+    };
+    let mut asked = hello(150);
+    asked["messages"][0]["content"] = json!("What is the weather in Paris?");
+    asked["tools"] = json!([weather()]);
+    asked["parallel_tool_calls"] = json!(false);
+    let named = json!({ "type": "function", "function": { "name": "get_weather" } });
+    for (choice, temperature) in [(json!("required"), 0.0), (named.clone(), 0.0), (named, 1.5)] {
+        asked["tool_choice"] = choice;
+        asked["temperature"] = json!(temperature);
+        let (status, answer) = server.post(CHAT, &asked);
+        assert_eq!(status, 200, "{answer}");
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+        assert!(choice["message"]["content"].is_null(), "{answer}");
+        assert_eq!(choice["message"]["tool_calls"].as_array().unwrap().len(), 1);
+        check_call(&choice["message"]["tool_calls"][0]);
+    }
+    asked["temperature"] = json!(0);
+    asked["stream"] = json!(true);
+    let (_, _, body) = server.raw(&Server::request("POST", CHAT, "", &asked.to_string()));
+    let events = events(&body);
+    let calls: Vec<&Value> = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["tool_calls"].get(0))
+        .collect();
+    assert_eq!(calls.len(), 1, "{body}");
+    assert_eq!(calls[0]["index"], 0);
+    check_call(calls[0]);
+    let finish = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["finish_reason"].as_str());
+    assert_eq!(finish.collect::<Vec<_>>(), ["tool_calls"]);
+
+    // The result comes back, and an answer in words.
+    asked["stream"] = json!(false);
+    asked["tool_choice"] = json!("none");
+    asked["max_tokens"] = json!(12);
+    let mut call = calls[0].clone();
+    call.as_object_mut().unwrap().remove("index");
+    let messages = asked["messages"].as_array_mut().unwrap();
+    messages.push(json!({ "role": "assistant", "content": null, "tool_calls": [call] }));
+    messages.push(json!({ "role": "tool", "tool_call_id": call["id"], "content": "18 degrees" }));
+    let (status, answer) = server.post(CHAT, &asked);
+    assert_eq!(status, 200, "{answer}");
+    assert!(!content(&answer).is_empty(), "{answer}");
+    // With a choice it says something, or calls.
+    asked["tool_choice"] = json!("auto");
+    let (status, answer) = server.post(CHAT, &asked);
+    let message = &answer["choices"][0]["message"];
+    assert!(
+        status == 200 && (message["content"].is_string() || message["tool_calls"].is_array()),
+        "{answer}"
+    );
+    server.wait_until_empty();
+}
+
+#[test]
+fn tools_that_are_none_are_refused_by_name() {
+    let Some(server) = Server::start(&["--memory", "64M"]) else {
+        return;
+    };
+    let refused = |fields: Value| {
+        let mut body = hello(4);
+        body["tools"] = json!([weather()]);
+        for (name, value) in fields.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let (status, answer) = server.post(CHAT, &body);
+        assert_eq!(status, 400, "{answer}");
+        answer["error"]["param"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    assert_eq!(
+        refused(json!({ "tools": [{ "type": "web_search" }] })),
+        "tools"
+    );
+    assert_eq!(refused(json!({ "tools": vec![weather(); 200] })), "tools");
+    let bad =
+        json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "wat" } } });
+    assert_eq!(
+        refused(json!({ "tools": [bad], "tool_choice": "required" })),
+        "tools"
+    );
+    assert_eq!(refused(json!({ "tool_choice": "must" })), "tool_choice");
+    assert_eq!(
+        refused(json!({ "tool_choice": { "type": "function", "function": { "name": "x" } } })),
+        "tool_choice"
+    );
+    assert_eq!(
+        refused(json!({ "tools": [], "tool_choice": "required" })),
+        "tool_choice"
+    );
+    assert_eq!(
+        refused(json!({ "response_format": { "type": "json_object" } })),
+        "response_format"
+    );
+    let call = json!({ "role": "assistant", "tool_calls": [{ "id": "1" }] });
+    assert_eq!(refused(json!({ "messages": [call] })), "messages");
+    let asked = json!({ "prompt": "x", "tools": [weather()] });
+    assert_eq!(server.post("/v1/completions", &asked).0, 400);
 }

@@ -14,6 +14,7 @@ use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One request, checked, with a prompt in tokens.
@@ -27,6 +28,8 @@ pub struct Ask {
     pub include_usage: bool,
     /// As the client called it.
     pub model: Option<String>,
+    /// Functions that the answer may call.
+    pub callable: Option<Arc<[String]>>,
 }
 
 /// The body of a request as what it should be.
@@ -146,6 +149,8 @@ pub struct Wanted<'a> {
     pub top: Option<u64>,
     /// What the answer may be.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// Functions that it may call.
+    pub callable: Option<Arc<[String]>>,
 }
 
 /// One request for each choice.
@@ -155,10 +160,8 @@ pub fn ask(model: &Model, wanted: Wanted<'_>, common: Common, now: Duration) -> 
         stops,
         top,
         constraint,
+        callable,
     } = wanted;
-    if common.tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
-        return Err(Fail::param("tools", "tools are not served"));
-    }
     if top.is_some_and(|top| top > limits::TOP_LOGPROBS) {
         let most = limits::TOP_LOGPROBS;
         return Err(Fail::param(
@@ -219,6 +222,7 @@ pub fn ask(model: &Model, wanted: Wanted<'_>, common: Common, now: Duration) -> 
             .and_then(|o| o.include_usage)
             .unwrap_or(false),
         model: common.model,
+        callable,
     })
 }
 

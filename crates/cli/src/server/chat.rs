@@ -3,7 +3,8 @@
 use super::answer::{Api, answer};
 use super::ask::Wanted;
 use super::fail::Fail;
-use super::types::{ChatMessage, ChatRequest, Content, Part};
+use super::tools::{self, Tools};
+use super::types::{ChatMessage, ChatRequest};
 use super::{Shared, ask, shape};
 use crate::engine::to_be_answered;
 use axum::body::Body;
@@ -12,7 +13,6 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use haversack::Model;
 use haversack::text::chat::encode_chat;
-use haversack::text::template::Message;
 use std::sync::Arc;
 
 pub async fn chat(
@@ -32,13 +32,21 @@ pub async fn chat(
             _ => None,
         };
         let model = &here.hall.model;
-        let asked = shape::asked(&request.common)?;
-        let constraint = asked.map(|(param, shape)| here.constraint(param, &shape));
+        let tools = request.common.tools.as_deref().unwrap_or_default();
+        let tools = Tools::read(tools, request.tool_choice.as_ref())?;
+        let form = shape::asked(&request.common)?;
+        if let (Some(_), Some((param, _))) = (&tools, &form) {
+            return Err(Fail::param(param, "accepted: tools or a form, not both"));
+        }
+        let call = tools.as_ref().and_then(Tools::shape);
+        let form = form.or(call.map(|shape| ("tools", shape)));
+        let constraint = form.map(|(param, shape)| here.constraint(param, &shape));
         let wanted = Wanted {
-            prompt: encode(model, &request.messages)?,
+            prompt: encode(model, &request.messages, tools.as_ref())?,
             stops: model.template().stop_strings(),
             top,
             constraint: constraint.transpose()?,
+            callable: tools.as_ref().map(Tools::names),
         };
         ask::ask(model, wanted, request.common, now)
     });
@@ -46,28 +54,22 @@ pub async fn chat(
     answer(shared, Api::Chat, asked).await
 }
 
-fn encode(model: &Model, messages: &[ChatMessage]) -> Result<Vec<u32>, Fail> {
+/// The messages in tokens, with the tools in front of them or wherever the template puts them.
+pub fn encode(
+    model: &Model,
+    messages: &[ChatMessage],
+    tools: Option<&Tools>,
+) -> Result<Vec<u32>, Fail> {
     if messages.is_empty() {
         return Err(Fail::param("messages", "accepted: one at least"));
     }
-    let messages: Vec<Message> = messages
-        .iter()
-        .map(|m| Message::new(m.role.as_str(), text(m)))
-        .collect();
-    let options = to_be_answered();
-    encode_chat(model.template(), model.tokenizer(), &messages, &options)
-        .map_err(|error| Fail::param("messages", error.to_string()))
-}
-
-fn text(message: &ChatMessage) -> String {
-    match &message.content {
-        None => String::new(),
-        Some(Content::Text(text)) => text.clone(),
-        Some(Content::Parts(parts)) => {
-            let text = |part: &Part| match part {
-                Part::Text { text } | Part::InputText { text } => text.clone(),
-            };
-            parts.iter().map(text).collect()
-        }
+    let template = model.template();
+    let knows_tools = template.knows_tools();
+    let messages = tools::messages(messages, tools, knows_tools)?;
+    let mut options = to_be_answered();
+    if let Some(tools) = tools.filter(|_| knows_tools) {
+        options.variables.push(("tools".into(), tools.variable()));
     }
+    encode_chat(template, model.tokenizer(), &messages, &options)
+        .map_err(|error| Fail::param("messages", error.to_string()))
 }

@@ -30,6 +30,14 @@ pub async fn completions(
         if request.best_of.is_some_and(|n| n != 1) {
             return Err(Fail::param("best_of", "accepted: 1"));
         }
+        if request
+            .common
+            .tools
+            .as_ref()
+            .is_some_and(|tools| !tools.is_empty())
+        {
+            return Err(Fail::param("tools", "accepted: none; a chat may have some"));
+        }
         let model = &here.hall.model;
         let asked = shape::asked(&request.common)?;
         let constraint = asked.map(|(param, shape)| here.constraint(param, &shape));
@@ -38,6 +46,7 @@ pub async fn completions(
             stops: &[],
             top: request.logprobs,
             constraint: constraint.transpose()?,
+            callable: None,
         };
         ask::ask(model, wanted, request.common, now)
     });

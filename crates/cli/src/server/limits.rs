@@ -23,6 +23,8 @@ pub const STOP_TIME: Duration = Duration::from_secs(30);
 pub const BEHIND: usize = 512;
 /// Of an answer where the request names none.
 pub const TOKENS: usize = 1024;
+/// Functions that an answer may call.
+pub const TOOLS: usize = 128;
 /// Answers to one request.
 pub const CHOICES: u64 = 8;
 pub const STOPS: usize = 16;

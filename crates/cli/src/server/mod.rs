@@ -10,6 +10,7 @@
 
 mod answer;
 mod ask;
+mod calls;
 mod chat;
 mod completions;
 mod door;
@@ -18,6 +19,7 @@ mod limits;
 mod metrics;
 mod owner;
 mod shape;
+mod tools;
 mod types;
 
 pub use door::Door;

@@ -36,6 +36,7 @@ pub struct Common {
 #[derive(Debug, Deserialize)]
 pub struct ChatRequest {
     pub messages: Vec<ChatMessage>,
+    pub tool_choice: Option<Json>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<u64>,
     #[serde(flatten)]
@@ -57,6 +58,21 @@ pub struct CompletionRequest {
 pub struct ChatMessage {
     pub role: String,
     pub content: Option<Content>,
+    /// Of an assistant that called.
+    pub tool_calls: Option<Vec<Json>>,
+    /// Of a tool that answers.
+    pub tool_call_id: Option<String>,
+    pub name: Option<String>,
+}
+
+impl ChatMessage {
+    pub fn text(&self) -> String {
+        match &self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Parts(parts)) => parts.iter().map(Part::text).collect(),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -71,6 +87,15 @@ pub enum Content {
 pub enum Part {
     Text { text: String },
     InputText { text: String },
+    OutputText { text: String },
+}
+
+impl Part {
+    fn text(&self) -> &str {
+        match self {
+            Part::Text { text } | Part::InputText { text } | Part::OutputText { text } => text,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
