@@ -32,10 +32,10 @@ pub fn checked(schema: &Json) -> Result<Json, GrammarError> {
 }
 
 fn with_options(mut schema: Json) -> Json {
-    let blanks = limits::BLANKS;
+    let indent = limits::INDENT;
     schema[OPTIONS] = json!({
         "whitespace_flexible": true,
-        "whitespace_pattern": format!(r"[\x20\x0A\x0D\x09]{{1,{blanks}}}"),
+        "whitespace_pattern": format!(r"\x20|\x0D?\x0A[\x20\x09]{{0,{indent}}}"),
     });
     schema
 }
