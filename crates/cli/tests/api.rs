@@ -1,4 +1,4 @@
-//! What clients ask for beyond text: answers that have a form, and calls of tools.
+//! What clients ask for beyond text: answers that have a form, calls of tools, responses and directions.
 
 mod common;
 
@@ -319,4 +319,174 @@ fn tools_that_are_none_are_refused_by_name() {
     assert_eq!(refused(json!({ "messages": [call] })), "messages");
     let asked = json!({ "prompt": "x", "tools": [weather()] });
     assert_eq!(server.post("/v1/completions", &asked).0, 400);
+}
+
+#[test]
+fn responses_are_answers_by_another_name() {
+    let Some(server) = Server::start(&["--memory", "200M"]) else {
+        return;
+    };
+    let path = "/v1/responses";
+    let mut asked = json!({
+        "input": [{ "role": "user", "content": [{ "type": "input_text", "text": "hello" }] }],
+        "max_output_tokens": 6,
+        "temperature": 0,
+    });
+    let (status, whole) = server.post(path, &asked);
+    assert_eq!(status, 200, "{whole}");
+    let (_, chat) = server.post(CHAT, &hello(6));
+    let text = whole["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert_eq!(text, content(&chat), "the same prompt, the same answer");
+    assert_eq!(whole["status"], "incomplete");
+    assert_eq!(whole["incomplete_details"]["reason"], "max_output_tokens");
+    assert_eq!(
+        whole["usage"]["input_tokens"],
+        chat["usage"]["prompt_tokens"]
+    );
+
+    asked["stream"] = json!(true);
+    let (_, head, body) = server.raw(&Server::request("POST", path, "", &asked.to_string()));
+    assert!(head.contains("text/event-stream"), "{head}");
+    let events: Vec<Value> = body
+        .lines()
+        .filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok())
+        .collect();
+    let mut names: Vec<&str> = events
+        .iter()
+        .map(|event| event["type"].as_str().unwrap())
+        .collect();
+    names.dedup();
+    assert_eq!(
+        names,
+        [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.incomplete",
+        ]
+    );
+    for (i, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], i, "{event}");
+    }
+    let said = events.iter().filter_map(|event| event["delta"].as_str());
+    assert_eq!(said.collect::<String>(), text);
+    let last = &events.last().unwrap()["response"];
+    assert_eq!(
+        (&last["output"][0]["content"], &last["usage"]),
+        (&whole["output"][0]["content"], &whole["usage"])
+    );
+
+    asked["stream"] = json!(false);
+    asked["max_output_tokens"] = json!(200);
+    asked["text"] =
+        json!({ "format": { "type": "json_schema", "name": "it", "schema": person() } });
+    let (_, formed) = server.post(path, &asked);
+    assert_eq!(formed["status"], "completed", "{formed}");
+    check_person(formed["output"][0]["content"][0]["text"].as_str().unwrap());
+    for (name, value) in [
+        ("previous_response_id", json!("resp_1")),
+        ("tools", json!([{ "type": "web_search" }])),
+        ("text", json!({ "format": { "type": "xml" } })),
+        (
+            "text",
+            json!({ "format": { "type": "json_schema", "schema": { "type": "wat" } } }),
+        ),
+        ("input", json!(5)),
+    ] {
+        let mut bad = json!({ "input": "x", "max_output_tokens": 2 });
+        bad[name] = value;
+        let (status, answer) = server.post(path, &bad);
+        assert_eq!(
+            (status, &answer["error"]["param"]),
+            (400, &json!(name)),
+            "{answer}"
+        );
+    }
+    server.wait_until_empty();
+}
+
+#[test]
+#[cfg(unix)]
+fn texts_become_directions() {
+    let Some(sandbox) = common::Sandbox::with_encoder() else {
+        return;
+    };
+    let Some(server) = Server::start_in(sandbox, &["--memory", "64M"]) else {
+        return;
+    };
+    let path = "/v1/embeddings";
+    let texts = [
+        "My cat is called Minka.",
+        "What is my cat's name?",
+        "Interest rates rose.",
+    ];
+    let (status, plain) = server.post(path, &json!({ "input": texts, "dimensions": 384 }));
+    assert_eq!(status, 200, "{plain}");
+    let vectors: Vec<Vec<f64>> = plain["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| serde_json::from_value(one["embedding"].clone()).unwrap())
+        .collect();
+    let dot = |a: usize, b: usize| -> f64 {
+        vectors[a].iter().zip(&vectors[b]).map(|(a, b)| a * b).sum()
+    };
+    assert!((dot(0, 0) - 1.0).abs() < 1e-5);
+    assert!(dot(0, 1) > dot(0, 2) + 0.2, "{} {}", dot(0, 1), dot(0, 2));
+    let (_, packed) = server.post(
+        path,
+        &json!({ "input": texts[0], "encoding_format": "base64" }),
+    );
+    let packed = packed["data"][0]["embedding"].as_str().unwrap();
+    // 384 numbers of four bytes.
+    assert_eq!(packed.len(), 2048);
+    let first = f32::from_le_bytes(base64_start(packed));
+    assert!((f64::from(first) - vectors[0][0]).abs() < 1e-7);
+    for (name, value) in [
+        ("input", json!([1, 2, 3])),
+        ("input", json!([])),
+        ("input", json!("")),
+        ("dimensions", json!(256)),
+        ("encoding_format", json!("int8")),
+    ] {
+        let mut bad = json!({ "input": "x" });
+        bad[name] = value;
+        let (status, answer) = server.post(path, &bad);
+        assert_eq!(
+            (status, &answer["error"]["param"]),
+            (400, &json!(name)),
+            "{answer}"
+        );
+    }
+}
+
+/// The first four bytes of a text in base64.
+#[cfg(unix)]
+fn base64_start(text: &str) -> [u8; 4] {
+    let letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digit = |b: u8| letters.iter().position(|&l| l == b).unwrap() as u64;
+    let bits = text.bytes().take(8).fold(0, |bits, b| bits << 6 | digit(b));
+    let [_, _, first @ ..] = bits.to_be_bytes();
+    [first[0], first[1], first[2], first[3]]
+}
+
+#[test]
+fn without_an_encoder_it_is_said_how_to_get_one() {
+    let Some(server) = Server::start(&["--memory", "64M"]) else {
+        return;
+    };
+    let (status, answer) = server.post("/v1/embeddings", &json!({ "input": "x" }));
+    assert_eq!(status, 501, "{answer}");
+    assert!(
+        answer["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("haversack pull minilm"),
+        "{answer}"
+    );
 }

@@ -5,7 +5,7 @@ use crate::engine::{self, Habits};
 use crate::error::usage;
 use crate::interrupt::Cooperative;
 use crate::out;
-use crate::server::{self, Door, Grammars, Owner, OwnerOptions, Shared};
+use crate::server::{self, Door, Encoders, Grammars, Owner, OwnerOptions, Shared};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -44,6 +44,7 @@ pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
             hosts: args.host.clone(),
         },
         grammars: Grammars::default(),
+        encoders: Encoders::default(),
         model_name,
         created: now.as_secs(),
     });

@@ -30,5 +30,10 @@ pub const CHOICES: u64 = 8;
 pub const STOPS: usize = 16;
 pub const STOP_BYTES: usize = 1024;
 pub const TOP_LOGPROBS: u64 = 20;
+/// Texts of one request to be embedded, and bytes of each. The encoder looks at 256 tokens.
+pub const EMBED_TEXTS: usize = 256;
+pub const EMBED_BYTES: usize = 64 << 10;
+/// Requests to embed that are computed or wait.
+pub const EMBEDDERS: usize = 16;
 /// What a client is told to wait who found no place.
 pub const RETRY_SECONDS: u64 = 1;

@@ -14,15 +14,18 @@ mod calls;
 mod chat;
 mod completions;
 mod door;
+mod embeddings;
 mod fail;
 mod limits;
 mod metrics;
 mod owner;
+mod responses;
 mod shape;
 mod tools;
 mod types;
 
 pub use door::Door;
+pub use embeddings::Encoders;
 pub use owner::{Hall, Owner, OwnerOptions};
 pub use shape::Grammars;
 
@@ -45,6 +48,7 @@ pub struct Shared {
     pub hall: Hall,
     pub door: Door,
     pub grammars: Grammars,
+    pub encoders: Encoders,
     /// Told where a request names none.
     pub model_name: String,
     /// When the server began, in seconds since 1970.
@@ -59,6 +63,8 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .fallback(async || Fail::not_found())
         .method_not_allowed_fallback(async || Fail::method())
         .layer(guard)

@@ -66,6 +66,16 @@ pub struct ChatMessage {
 }
 
 impl ChatMessage {
+    pub fn new(role: &str, text: &str) -> ChatMessage {
+        ChatMessage {
+            role: role.to_owned(),
+            content: Some(Content::Text(text.to_owned())),
+            tool_calls: None,
+            tool_call_id: None,
+            name: None,
+        }
+    }
+
     pub fn text(&self) -> String {
         match &self.content {
             None => String::new(),

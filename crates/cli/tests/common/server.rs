@@ -16,8 +16,11 @@ pub struct Server {
 
 impl Server {
     pub fn start(flags: &[&str]) -> Option<Server> {
+        Server::start_in(Sandbox::shared(), flags)
+    }
+
+    pub fn start_in(sandbox: Sandbox, flags: &[&str]) -> Option<Server> {
         let model = smollm2()?;
-        let sandbox = Sandbox::shared();
         let mut words = vec!["serve", text(&model), "--addr", "127.0.0.1:0", "--json"];
         words.extend(flags);
         let mut command = sandbox.command(&words);
