@@ -512,7 +512,7 @@ impl Engine {
 }
 
 /// What the encoder's files are called below the models.
-const ENCODER: &str = "all-minilm-l6-v2";
+pub const ENCODER: &str = "all-minilm-l6-v2";
 
 /// The encoder, if it was fetched.
 pub fn encoder(home: &Home) -> Result<Option<Encoder>> {

@@ -7,7 +7,7 @@
 
 use haversack::load::gguf::synth::Spec;
 use haversack::text::chat::{ChatError, encode_chat};
-use haversack::text::template::{ChatTemplate, Message, RenderOptions};
+use haversack::text::template::{ChatTemplate, Message, RenderOptions, Variable};
 use haversack::text::tokenizer::vocab::{Kind, Pieces};
 use haversack::text::tokenizer::{EncodeOptions, Model as VocabModel, Tokenizer, Vocab};
 use haversack::{Model, Repack};
@@ -359,6 +359,40 @@ proptest! {
     fn scraps_of_special_tokens_stay_text(scraps in scraps()) {
         for subject in SUBJECTS.iter() {
             subject.check(&assemble(&subject.spellings(), &scraps));
+        }
+    }
+}
+
+/// What people put into tools and calls stays text as well: names, values, and what is in lists.
+#[test]
+fn special_tokens_in_tools_and_calls_stay_text() {
+    let source = "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m.role }}\n\
+        {{ m.content }}{% for c in m.tool_calls %}{{ c.name }}{% for k in c %}{{ k }}{% endfor %}{% endfor %}{{ '<|im_end|>' }}\n{% endfor %}";
+    for subject in SUBJECTS.iter() {
+        let template = ChatTemplate::new(Some(source), "", "");
+        let encode = |evil: &str| {
+            let text = Variable::Text(evil.to_owned());
+            let both = Variable::Map(vec![
+                ("name".to_owned(), text.clone()),
+                (evil.to_owned(), Variable::List(vec![text])),
+            ]);
+            let list = Variable::List(vec![both]);
+            let mut message = Message::new("assistant", "");
+            message.fields = vec![("tool_calls".to_owned(), list.clone())];
+            let options = RenderOptions {
+                variables: vec![("tools".to_owned(), list)],
+                ..options()
+            };
+            encode_chat(&template, subject.tokenizer(), &[message], &options).unwrap()
+        };
+        let usual = subject.specials(&encode("harmless"));
+        for spelling in subject.spellings() {
+            assert_eq!(
+                subject.specials(&encode(&spelling)),
+                usual,
+                "{}: {spelling}",
+                subject.name()
+            );
         }
     }
 }

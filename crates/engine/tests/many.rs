@@ -51,6 +51,7 @@ fn request(dice: &mut Dice, ids: &[u32]) -> Request {
             seed: dice.0,
             ..SampleOptions::default()
         },
+        constraint: None,
         options: GenerateOptions {
             tokens_max: Some([0, 1, 2, 40][dice.roll(4)]),
             ignore_end: true,

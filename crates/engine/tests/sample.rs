@@ -1,6 +1,8 @@
 //! Sampling: sets against a naive twin, distributions by chi-square, formulae by hand.
 
-use haversack::sample::{SampleError, SampleOptions, Sampler, logprob_of, logprobs_top};
+use haversack::sample::{
+    Constraint, ConstraintError, SampleError, SampleOptions, Sampler, logprob_of, logprobs_top,
+};
 use proptest::prelude::*;
 
 fn sampler(options: SampleOptions) -> Sampler {
@@ -494,4 +496,80 @@ fn timings() {
         }
         println!("{name}: {:.0} us", start.elapsed().as_secs_f64() * 1e4);
     }
+}
+
+/// Each token is one more than the last, or three more; at ten it is over.
+#[derive(Clone, Debug, Default)]
+struct Climb {
+    at: u32,
+    allowed: [u32; 1],
+}
+
+impl Constraint for Climb {
+    fn allowed(&mut self) -> Result<&[u32], ConstraintError> {
+        if self.at > 10 {
+            return Err(ConstraintError("it is over"));
+        }
+        self.allowed = [(1 << (self.at + 1)) | (1 << (self.at + 3))];
+        Ok(&self.allowed)
+    }
+
+    fn take(&mut self, token: u32) -> Result<(), ConstraintError> {
+        assert!(token == self.at + 1 || token == self.at + 3, "{token}");
+        self.at = token;
+        Ok(())
+    }
+
+    fn copy(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn a_constraint_comes_before_everything_else() {
+    let options = SampleOptions {
+        // The least likely token, and one that is not in the constraint's words at all.
+        logit_bias: vec![(0, 100.0), (40, 100.0)],
+        repetition_penalty: 1.5,
+        ..SampleOptions::default()
+    };
+    let logits: Vec<f32> = (0..50).map(|i| -(i as f32)).collect();
+    for temperature in [0.0, 1.0, 5.0] {
+        for top_k in [0, 1, 40] {
+            let options = SampleOptions {
+                temperature,
+                top_k,
+                top_p: 0.9,
+                min_p: 0.001,
+                ..options.clone()
+            };
+            let climb: Box<dyn Constraint> = Box::new(Climb::default());
+            let mut first = sampler(options).constrained(Some(climb));
+            let mut history = Vec::new();
+            while history.last().is_none_or(|&last| last <= 10) {
+                // A copy goes its own way, from the same place.
+                let other = first.clone().sample(&logits, &history).unwrap();
+                let token = first.sample(&logits, &history).unwrap();
+                assert_eq!(token, other);
+                history.push(token);
+            }
+            for _ in 0..2 {
+                let over = first.sample(&logits, &history);
+                let why = ConstraintError("it is over");
+                assert_eq!(over, Err(SampleError::Constraint(why)));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_constraint_that_leaves_nothing_possible_is_an_error() {
+    let mut logits = [f32::NEG_INFINITY; 8];
+    logits[5] = 1.0;
+    let climb: Box<dyn Constraint> = Box::new(Climb::default());
+    let mut s = sampler(SampleOptions::default()).constrained(Some(climb));
+    assert_eq!(s.sample(&logits, &[]), Err(SampleError::Nothing));
+    // And nothing was taken.
+    logits[3] = -1.0;
+    assert_eq!(s.sample(&logits, &[]), Ok(3));
 }

@@ -151,3 +151,77 @@ fn long_chats_fit_and_longer_ones_are_refused() {
     assert_eq!(template.render(&chat(20_000, 1), &options), refused);
     assert_eq!(template.render(&chat(5, 1 << 20), &options), refused);
 }
+
+/// Tools and calls as templates of the families look at them.
+#[test]
+fn tools_and_calls_are_given_to_the_template() {
+    let text = |text: &str| Variable::Text(text.to_owned());
+    let map = |entries: &[(&str, Variable)]| {
+        let entries = entries.iter().map(|(k, v)| ((*k).to_owned(), v.clone()));
+        Variable::Map(entries.collect())
+    };
+    let tool = map(&[
+        ("type", text("function")),
+        (
+            "function",
+            map(&[
+                ("name", text("go")),
+                ("least", Variable::Int(-3)),
+                ("share", Variable::Float(0.5)),
+                ("none", Variable::None),
+                (
+                    "list",
+                    Variable::List(vec![Variable::Bool(true), text("\"é\"")]),
+                ),
+            ]),
+        ),
+    ]);
+    let source = "{%- for t in tools %}{{ t.function.name }} {{ t | tojson }}\n{% endfor %}\
+        {%- for m in messages %}{{ m.role }}:{% if m.tool_calls %}\
+        {%- for c in m.tool_calls %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}\
+        {%- else %}{{ m.content }}{% endif %}{% if 'tool_call_id' in m %}[{{ m.tool_call_id }}]{% endif %};{% endfor %}";
+    let template = ChatTemplate::new(Some(source), "", "");
+    assert!(template.knows_tools());
+    assert!(!ChatTemplate::new(Some("{{ messages }}"), "", "").knows_tools());
+    assert!(!ChatTemplate::new(None, "", "").knows_tools());
+    let options = RenderOptions {
+        variables: vec![("tools".to_owned(), Variable::List(vec![tool]))],
+        ..RenderOptions::default()
+    };
+    let call = map(&[(
+        "function",
+        map(&[
+            ("name", text("go")),
+            ("arguments", map(&[("n", Variable::Int(1))])),
+        ]),
+    )]);
+    let mut calls = Message::new("assistant", "");
+    calls.fields = vec![("tool_calls".to_owned(), Variable::List(vec![call]))];
+    let mut result = Message::new("tool", "gone");
+    result.fields = vec![("tool_call_id".to_owned(), text("x1"))];
+    let got = template.render(&[Message::new("user", "Go!"), calls, result], &options);
+    assert_eq!(
+        got.unwrap(),
+        "go {\"type\": \"function\", \"function\": {\"name\": \"go\", \"least\": -3, \"share\": 0.5, \"none\": null, \
+         \"list\": [true, \"\\\"é\\\"\"]}}\nuser:Go!;assistant:go({\"n\": 1});tool:gone[x1];"
+    );
+    // A structure is part of what may be given.
+    let wide = Variable::List(vec![Variable::None; 100_000]);
+    let options = RenderOptions {
+        variables: vec![("tools".to_owned(), wide)],
+        ..RenderOptions::default()
+    };
+    assert!(matches!(
+        template.render(&[], &options),
+        Err(TemplateError::Limit(_))
+    ));
+    let mut deep = Variable::None;
+    for _ in 0..200 {
+        deep = Variable::List(vec![deep]);
+    }
+    let options = RenderOptions {
+        variables: vec![("tools".to_owned(), deep)],
+        ..RenderOptions::default()
+    };
+    assert!(template.render(&[], &options).is_err());
+}

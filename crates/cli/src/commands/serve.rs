@@ -6,7 +6,7 @@ use crate::error::{one_line, usage};
 use crate::home::Home;
 use crate::interrupt::Cooperative;
 use crate::out;
-use crate::server::{self, Door, Owner, OwnerOptions, Shared};
+use crate::server::{self, Door, Encoders, Grammars, Owner, OwnerOptions, Shared};
 use anyhow::{Context, Result};
 use haversack::run::Runtime;
 use haversack::session::{SessionOptions, Sessions};
@@ -53,6 +53,8 @@ pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
             key,
             hosts: args.host.clone(),
         },
+        grammars: Grammars::default(),
+        encoders: Encoders::default(),
         model_name,
         has_sessions,
         created: now.as_secs(),

@@ -2,17 +2,20 @@
 
 use super::Shared;
 use super::ask::Ask;
+use super::calls::{Call, Ear, Said, any_id};
 use super::fail::Fail;
-use super::owner::{Became, Logprob, Piece, Place, Told, Turned};
+use super::owner::{Became, Logprob, Piece, Place, Submission, Told, Turned};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use futures_util::{Stream, StreamExt, stream};
 use haversack::Model;
+use haversack::run::Finish;
 use serde_json::{Value as Json, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Which of the two APIs an answer is for: they differ in names and in where the text is.
@@ -41,6 +44,8 @@ impl Api {
 
 /// What all parts of an answer say of it.
 struct Head {
+    /// Functions that may be called: calls are looked for in what is said.
+    callable: Option<Arc<[String]>>,
     api: Api,
     id: String,
     created: u64,
@@ -58,18 +63,13 @@ pub async fn answer(shared: Arc<Shared>, api: Api, ask: Ask) -> Result<Response,
         stream,
         include_usage,
         model,
+        callable,
     } = ask;
     let choices = what.len();
-    let submitted = shared.hall.submit(what, logprobs).await;
-    let (place, told) = submitted.map_err(|turned| match turned {
-        Turned::Busy => Fail::busy(),
-        Turned::Stopping => Fail::stopping(),
-        Turned::Refused(refused) => Fail::refused(&refused),
-    })?;
-    let now = std::time::SystemTime::UNIX_EPOCH
-        .elapsed()
-        .unwrap_or_default();
+    let (place, told) = submit(&shared, what, logprobs).await?;
+    let now = now();
     let head = Head {
+        callable,
         api,
         id: format!("{}-{:x}", api.id(), now.as_nanos()),
         created: now.as_secs(),
@@ -84,6 +84,27 @@ pub async fn answer(shared: Arc<Shared>, api: Api, ask: Ask) -> Result<Response,
     }
 }
 
+/// A place for all of them, or why there is none.
+pub async fn submit(
+    shared: &Shared,
+    what: Vec<Submission>,
+    logprobs: Option<usize>,
+) -> Result<(Place, mpsc::Receiver<Told>), Fail> {
+    let submitted = shared.hall.submit(what, logprobs).await;
+    submitted.map_err(|turned| match turned {
+        Turned::Busy => Fail::busy(),
+        Turned::Stopping => Fail::stopping(),
+        Turned::Refused(refused) => Fail::refused(&refused),
+    })
+}
+
+/// Since 1970.
+pub fn now() -> Duration {
+    std::time::SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap_or_default()
+}
+
 /// What was said of one choice.
 #[derive(Default)]
 struct Choice {
@@ -94,7 +115,7 @@ struct Choice {
 struct Ended {
     text: String,
     tokens: usize,
-    finish: &'static str,
+    finish: Finish,
     became: Became,
 }
 
@@ -119,12 +140,11 @@ async fn whole(
                 tokens,
                 finish,
                 became,
-                ..
             } => {
                 all[i].ended = Some(Ended {
                     text,
                     tokens,
-                    finish: finish.name(),
+                    finish,
                     became,
                 });
             }
@@ -143,13 +163,15 @@ async fn whole(
             true => Json::Null,
             false => json!({ "content": choice.logprobs }),
         };
+        let mut speaker = Speaker::new(&head);
+        let said = speaker.last(&ended.text);
         let mut one = json!({
             "index": i,
             "logprobs": logprobs,
-            "finish_reason": ended.finish,
+            "finish_reason": speaker.finish(ended.finish),
         });
         match head.api {
-            Api::Chat => one["message"] = json!({ "role": "assistant", "content": ended.text }),
+            Api::Chat => one["message"] = message(said),
             Api::Completions => one["text"] = json!(ended.text),
         }
         listed.push(one);
@@ -164,6 +186,8 @@ async fn whole(
 struct Events {
     head: Head,
     told: mpsc::Receiver<Told>,
+    /// One for each choice.
+    speakers: Vec<Speaker>,
     /// Choices that have not ended.
     open: usize,
     completion_tokens: usize,
@@ -174,6 +198,7 @@ struct Events {
 
 fn events(head: Head, place: Place, told: mpsc::Receiver<Told>, choices: usize) -> Response {
     let mut events = Events {
+        speakers: (0..choices).map(|_| Speaker::new(&head)).collect(),
         head,
         told,
         open: choices,
@@ -191,10 +216,15 @@ fn events(head: Head, place: Place, told: mpsc::Receiver<Told>, choices: usize) 
             );
         }
     }
-    let body = stream::unfold(events, async |mut events| {
+    streamed(stream::unfold(events, async |mut events| {
         let bytes = events.next().await?;
-        Some((Ok::<Bytes, Infallible>(bytes), events))
-    });
+        Some((bytes, events))
+    }))
+}
+
+/// Events as they come.
+pub fn streamed(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    let body = events.map(Ok::<Bytes, Infallible>);
     let mut response = Response::new(Body::from_stream(body));
     let headers = response.headers_mut();
     let kind = HeaderValue::from_static("text/event-stream");
@@ -227,28 +257,22 @@ impl Events {
     fn hear(&mut self, i: usize, piece: Piece) {
         match piece {
             Piece::Token { text, logprob } => {
-                if text.is_empty() && logprob.is_none() {
-                    return;
-                }
+                let said = self.speakers[i].piece(&text);
                 let logprob = logprob.map(|l| json!({ "content": [self.head.logprob(&l)] }));
-                let mut choice = self.head.delta(i, json!({ "content": text }), None);
-                choice["logprobs"] = logprob.unwrap_or_default();
-                self.say(self.head.part(true, vec![choice]));
+                self.tell(i, said, logprob);
             }
             Piece::Done {
-                rest,
+                text,
                 tokens,
                 finish,
                 became,
-                ..
             } => {
-                if !rest.is_empty() {
-                    let choice = self.head.delta(i, json!({ "content": rest }), None);
-                    self.say(self.head.part(true, vec![choice]));
-                }
+                let said = self.speakers[i].last(&text);
+                self.tell(i, said, None);
                 self.completion_tokens += tokens;
                 self.open -= 1;
-                let choice = self.head.delta(i, json!({}), Some(finish.name()));
+                let finish = self.speakers[i].finish(finish);
+                let choice = self.head.delta(i, json!({}), Some(finish));
                 let mut part = self.head.part(true, vec![choice]);
                 part["context"] = became.json();
                 self.say(part);
@@ -268,6 +292,107 @@ impl Events {
             }
         }
     }
+}
+
+impl Events {
+    /// An event for each; log-probabilities go with the first, or alone.
+    fn tell(&mut self, i: usize, said: Vec<Said>, logprob: Option<Json>) {
+        let mut deltas: Vec<Json> = Vec::new();
+        let mut index = self.speakers[i].told;
+        for said in said {
+            deltas.push(match said {
+                Said::Text(text) => json!({ "content": text }),
+                Said::Call(call) => {
+                    let mut call = call_json(&call);
+                    call["index"] = json!(index);
+                    index += 1;
+                    json!({ "tool_calls": [call] })
+                }
+            });
+        }
+        self.speakers[i].told = index;
+        if deltas.is_empty() && logprob.is_some() {
+            deltas.push(json!({ "content": "" }));
+        }
+        let mut logprob = logprob.unwrap_or_default();
+        for delta in deltas {
+            let mut choice = self.head.delta(i, delta, None);
+            choice["logprobs"] = logprob.take();
+            self.say(self.head.part(true, vec![choice]));
+        }
+    }
+}
+
+/// What one choice says: text as it comes, and calls in it where there may be any.
+struct Speaker {
+    ear: Option<Ear>,
+    /// Bytes that were heard.
+    heard: usize,
+    /// Calls that were told.
+    told: usize,
+}
+
+impl Speaker {
+    fn new(head: &Head) -> Speaker {
+        Speaker {
+            ear: head.callable.clone().map(Ear::new),
+            heard: 0,
+            told: 0,
+        }
+    }
+
+    fn piece(&mut self, text: &str) -> Vec<Said> {
+        self.heard += text.len();
+        match &mut self.ear {
+            Some(ear) => ear.hear(text),
+            None if text.is_empty() => Vec::new(),
+            None => vec![Said::Text(text.to_owned())],
+        }
+    }
+
+    /// With the whole text at its end: some of it may have been held back, by us or before us.
+    fn last(&mut self, text: &str) -> Vec<Said> {
+        let mut said = self.piece(text.get(self.heard..).unwrap_or_default());
+        if let Some(ear) = &mut self.ear {
+            said.extend(ear.end());
+        }
+        said
+    }
+
+    fn finish(&self, finish: Finish) -> &'static str {
+        let called = self.ear.as_ref().is_some_and(|ear| ear.calls() > 0);
+        match finish {
+            Finish::Stop if called => "tool_calls",
+            finish => finish.name(),
+        }
+    }
+}
+
+/// An assistant's message of all that was said.
+fn message(said: Vec<Said>) -> Json {
+    let (mut text, mut calls) = (String::new(), Vec::new());
+    for said in said {
+        match said {
+            Said::Text(part) => text += &part,
+            Said::Call(call) => calls.push(call_json(&call)),
+        }
+    }
+    let mut message = json!({ "role": "assistant", "content": text });
+    if !calls.is_empty() {
+        if text.is_empty() {
+            message["content"] = Json::Null;
+        }
+        message["tool_calls"] = json!(calls);
+    }
+    message
+}
+
+fn call_json(call: &Call) -> Json {
+    json!({
+        "id": any_id(),
+        "type": "function",
+        "function": { "name": call.name, "arguments": call.arguments },
+    })
 }
 
 impl Head {

@@ -3,18 +3,20 @@
 use super::fail::Fail;
 use super::limits;
 use super::owner::{Hall, Submission};
+use super::sessions::Bound;
 use super::types::{Common, OneOrMany, WhenLonger};
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use haversack::Model;
 use haversack::many::{Long, Request, Rows, TurnRequest};
 use haversack::run::GenerateOptions;
-use haversack::sample::SampleOptions;
+use haversack::sample::{Constraint, SampleOptions};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// One request, checked, with a prompt in tokens.
@@ -28,6 +30,8 @@ pub struct Ask {
     pub include_usage: bool,
     /// As the client called it.
     pub model: Option<String>,
+    /// Functions that the answer may call.
+    pub callable: Option<Arc<[String]>>,
 }
 
 /// The body of a request as what it should be.
@@ -138,28 +142,31 @@ fn depth(bytes: &[u8]) -> usize {
     most
 }
 
+/// What the kinds of request make of theirs.
+pub struct Wanted<'a> {
+    /// Of a session there is none: it is what was said.
+    pub prompt: Vec<u32>,
+    /// Texts that end an answer of this kind.
+    pub stops: &'a [&'a str],
+    /// How many of the likeliest tokens are told, where any are.
+    pub top: Option<u64>,
+    /// What the answer may be.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// Functions that it may call.
+    pub callable: Option<Arc<[String]>>,
+}
+
 /// What a request says beside its text, checked.
 struct Wishes {
     sample: SampleOptions,
     options: GenerateOptions,
     choices: u64,
-    logprobs: Option<usize>,
     owner: u64,
     deadline: Duration,
-    stream: bool,
-    include_usage: bool,
-    model: Option<String>,
 }
 
-/// `top` is how many of the likeliest tokens are told, where any are.
-fn wishes(
-    model: &Model,
-    stops: &[&str],
-    common: &Common,
-    top: Option<u64>,
-    now: Duration,
-) -> Result<Wishes, Fail> {
-    refuse(common)?;
+fn wishes(hall: &Hall, wanted: &Wanted<'_>, common: &Common) -> Result<Wishes, Fail> {
+    let (top, model) = (wanted.top, &hall.model);
     if top.is_some_and(|top| top > limits::TOP_LOGPROBS) {
         let most = limits::TOP_LOGPROBS;
         return Err(Fail::param(
@@ -172,86 +179,79 @@ fn wishes(
         let most = limits::CHOICES;
         return Err(Fail::param("n", format!("accepted: 1 to {most}")));
     }
-    let wanted = common.max_completion_tokens.or(common.max_tokens);
-    if wanted.is_some_and(|n| n == 0 || n > u64::from(u32::MAX)) {
+    let limit = common.max_completion_tokens.or(common.max_tokens);
+    if limit.is_some_and(|n| n == 0 || n > u64::from(u32::MAX)) {
         let what = "max_tokens";
         return Err(Fail::param(what, format!("accepted: 1 to {}", u32::MAX)));
     }
-    let usage = common.stream_options.and_then(|o| o.include_usage);
+    // An answer that has a form ends by itself, and a text in the middle of it would make it another one.
+    let has_form = wanted.constraint.is_some();
+    let stops = if has_form { &[][..] } else { wanted.stops };
+    if has_form && common.stop.is_some() {
+        return Err(Fail::param(
+            "stop",
+            "an answer that has a form ends by itself",
+        ));
+    }
     Ok(Wishes {
         sample: sample(model, common)?,
         options: GenerateOptions {
-            tokens_max: Some(wanted.map_or(limits::TOKENS, |n| n as usize)),
+            tokens_max: Some(limit.map_or(limits::TOKENS, |n| n as usize)),
             stop: stop(common, stops)?,
             ignore_end: false,
         },
         choices,
-        logprobs: top.map(|top| top as usize),
         owner: common.user.as_deref().map_or(0, name_of),
-        deadline: now + limits::REQUEST_TIME,
-        stream: common.stream.unwrap_or(false),
-        include_usage: usage.unwrap_or(false),
-        model: common.model.clone(),
+        deadline: hall.now() + limits::REQUEST_TIME,
     })
 }
 
-impl Wishes {
-    fn ask(self, prompt_tokens: usize, what: Vec<Submission>) -> Ask {
+impl Ask {
+    fn new(what: Vec<Submission>, wanted: &Wanted<'_>, common: &Common) -> Ask {
+        let usage = common.stream_options.and_then(|o| o.include_usage);
         Ask {
             what,
-            prompt_tokens,
-            logprobs: self.logprobs,
-            stream: self.stream,
-            include_usage: self.include_usage,
-            model: self.model,
+            prompt_tokens: wanted.prompt.len(),
+            logprobs: wanted.top.map(|top| top as usize),
+            stream: common.stream.unwrap_or(false),
+            include_usage: usage.unwrap_or(false),
+            model: common.model.clone(),
+            callable: wanted.callable.clone(),
         }
     }
 }
 
-/// Requests with this prompt, of sequences that have so many rows at most. `top` is how many of the likeliest tokens are
-/// told, where any are.
-pub fn ask(
-    hall: &Hall,
-    prompt: Vec<u32>,
-    stops: &[&str],
-    common: &Common,
-    top: Option<u64>,
-) -> Result<Ask, Fail> {
-    let wishes = wishes(&hall.model, stops, common, top, hall.now())?;
+/// One request for each choice.
+pub fn ask(hall: &Hall, wanted: Wanted<'_>, common: &Common) -> Result<Ask, Fail> {
+    let wishes = wishes(hall, &wanted, common)?;
     let rows = rows(hall, common)?;
-    let mut options = wishes.options.clone();
+    let mut options = wishes.options;
     if rows.long == Long::Refuse {
-        let room = rows.most.saturating_sub(prompt.len()).max(1);
+        let room = rows.most.saturating_sub(wanted.prompt.len()).max(1);
         options.tokens_max = options.tokens_max.map(|most| most.min(room));
     }
     let request = |i: u64| {
-        Submission::Request(Request {
-            prompt: prompt.clone(),
+        Submission::Request(Box::new(Request {
+            prompt: wanted.prompt.clone(),
             sample: SampleOptions {
                 seed: wishes.sample.seed.wrapping_add(i),
                 ..wishes.sample.clone()
             },
+            constraint: wanted.constraint.clone(),
             options: options.clone(),
             rows: Some(rows),
             owner: wishes.owner,
             deadline: Some(wishes.deadline),
             ..Request::default()
-        })
+        }))
     };
     let what = (0..wishes.choices).map(request).collect();
-    Ok(wishes.ask(prompt.len(), what))
+    Ok(Ask::new(what, &wanted, common))
 }
 
 /// A turn of a session.
-pub fn turn(
-    hall: &Hall,
-    session: &str,
-    text: &str,
-    stops: &[&str],
-    common: &Common,
-    top: Option<u64>,
-) -> Result<Ask, Fail> {
-    let wishes = wishes(&hall.model, stops, common, top, hall.now())?;
+pub fn turn(hall: &Hall, bound: Bound, wanted: Wanted<'_>, common: &Common) -> Result<Ask, Fail> {
+    let wishes = wishes(hall, &wanted, common)?;
     if wishes.choices != 1 {
         return Err(Fail::param("n", "accepted: 1 in a session"));
     }
@@ -259,40 +259,28 @@ pub fn turn(
         let why = "a session has its own; accepted: none";
         return Err(Fail::param("context", why));
     }
+    let Bound { session, text } = bound;
     let turn = TurnRequest {
-        session: session.to_owned(),
-        text: text.to_owned(),
+        session,
         // One that cannot be had makes a question unjudged, not unasked.
-        embedding: hall.encoder.as_ref().and_then(|e| e.embed(text).ok()),
+        embedding: hall.encoder.as_ref().and_then(|e| e.embed(&text).ok()),
+        text,
         now_ms: now_ms(),
-        sample: wishes.sample.clone(),
-        options: wishes.options.clone(),
+        sample: wishes.sample,
+        constraint: wanted.constraint.clone(),
+        options: wishes.options,
         owner: wishes.owner,
         deadline: Some(wishes.deadline),
         ..TurnRequest::default()
     };
-    Ok(wishes.ask(0, vec![Submission::Turn(Box::new(turn))]))
+    let what = vec![Submission::Turn(Box::new(turn))];
+    Ok(Ask::new(what, &wanted, common))
 }
 
 /// Since 1970.
 pub fn now_ms() -> u64 {
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// What is known and not served.
-fn refuse(common: &Common) -> Result<(), Fail> {
-    let kind = common.response_format.as_ref().map(|f| f.kind.as_str());
-    if kind.is_some_and(|kind| kind != "text") {
-        return Err(Fail::param("response_format", "accepted: text"));
-    }
-    if common.grammar.as_ref().is_some_and(|g| !g.is_null()) {
-        return Err(Fail::param("grammar", "grammars are not served"));
-    }
-    if common.tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
-        return Err(Fail::param("tools", "tools are not served"));
-    }
-    Ok(())
 }
 
 fn rows(hall: &Hall, common: &Common) -> Result<Rows, Fail> {

@@ -1,10 +1,12 @@
 //! `/v1/chat/completions`: messages through the model's own template.
 
 use super::answer::{Api, answer};
+use super::ask::Wanted;
 use super::fail::Fail;
-use super::sessions::{self, Bound};
+use super::sessions;
+use super::tools::{self, Tools};
 use super::types::{ChatMessage, ChatRequest};
-use super::{Shared, ask};
+use super::{Shared, ask, shape};
 use crate::engine::to_be_answered;
 use axum::body::Body;
 use axum::extract::State;
@@ -12,7 +14,6 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use haversack::Model;
 use haversack::text::chat::encode_chat;
-use haversack::text::template::Message;
 use std::sync::Arc;
 
 pub async fn chat(
@@ -29,34 +30,57 @@ pub async fn chat(
         _ => None,
     };
     let bound = sessions::bind(&shared, &request).await?;
-    let to = shared.clone();
-    // A long prompt takes a while to become tokens: others are answered meanwhile.
+    let here = shared.clone();
+    // A long prompt takes a while to become tokens, and a schema to be compiled: others are answered meanwhile.
     let asked = tokio::task::spawn_blocking(move || {
-        let model = &to.hall.model;
-        let (stops, common) = (model.template().stop_strings(), &request.common);
+        let model = &here.hall.model;
+        let tools = request.common.tools.as_deref().unwrap_or_default();
+        let tools = Tools::read(tools, request.tool_choice.as_ref())?;
+        if bound.is_some() && tools.is_some() {
+            return Err(Fail::param("tools", "accepted: none in a session"));
+        }
+        let form = shape::asked(&request.common)?;
+        if let (Some(_), Some((param, _))) = (&tools, &form) {
+            return Err(Fail::param(param, "accepted: tools or a form, not both"));
+        }
+        let call = tools.as_ref().and_then(Tools::shape);
+        let form = form.or(call.map(|shape| ("tools", shape)));
+        let constraint = form.map(|(param, shape)| here.constraint(param, &shape));
+        let wanted = Wanted {
+            prompt: match bound {
+                Some(_) => Vec::new(),
+                None => encode(model, &request.messages, tools.as_ref())?,
+            },
+            stops: model.template().stop_strings(),
+            top,
+            constraint: constraint.transpose()?,
+            callable: tools.as_ref().map(Tools::names),
+        };
         match bound {
-            Some(Bound { session, text }) => {
-                ask::turn(&to.hall, &session, &text, stops, common, top)
-            }
-            None => {
-                let prompt = encode(model, &request.messages)?;
-                ask::ask(&to.hall, prompt, stops, common, top)
-            }
+            Some(bound) => ask::turn(&here.hall, bound, wanted, &request.common),
+            None => ask::ask(&here.hall, wanted, &request.common),
         }
     });
     let asked = asked.await.map_err(|_| Fail::stopping())??;
     answer(shared, Api::Chat, asked).await
 }
 
-fn encode(model: &Model, messages: &[ChatMessage]) -> Result<Vec<u32>, Fail> {
+/// The messages in tokens, with the tools in front of them or wherever the template puts them.
+pub fn encode(
+    model: &Model,
+    messages: &[ChatMessage],
+    tools: Option<&Tools>,
+) -> Result<Vec<u32>, Fail> {
     if messages.is_empty() {
         return Err(Fail::param("messages", "accepted: one at least"));
     }
-    let messages: Vec<Message> = messages
-        .iter()
-        .map(|m| Message::new(m.role.as_str(), m.text()))
-        .collect();
-    let options = to_be_answered();
-    encode_chat(model.template(), model.tokenizer(), &messages, &options)
+    let template = model.template();
+    let knows_tools = template.knows_tools();
+    let messages = tools::messages(messages, tools, knows_tools)?;
+    let mut options = to_be_answered();
+    if let Some(tools) = tools.filter(|_| knows_tools) {
+        options.variables.push(("tools".into(), tools.variable()));
+    }
+    encode_chat(template, model.tokenizer(), &messages, &options)
         .map_err(|error| Fail::param("messages", error.to_string()))
 }

@@ -1,9 +1,10 @@
 //! `/v1/completions`: a text, or token ids, goes on.
 
 use super::answer::{Api, answer};
+use super::ask::Wanted;
 use super::fail::Fail;
 use super::types::{CompletionRequest, Prompt};
-use super::{Shared, ask};
+use super::{Shared, ask, shape};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -18,7 +19,7 @@ pub async fn completions(
     body: Body,
 ) -> Result<Response, Fail> {
     let request: CompletionRequest = ask::read(&headers, body).await?;
-    let to = shared.clone();
+    let here = shared.clone();
     let asked = tokio::task::spawn_blocking(move || {
         if request.echo.unwrap_or(false) {
             return Err(Fail::param("echo", "accepted: false"));
@@ -29,8 +30,25 @@ pub async fn completions(
         if request.best_of.is_some_and(|n| n != 1) {
             return Err(Fail::param("best_of", "accepted: 1"));
         }
-        let prompt = encode(&to.hall.model, request.prompt)?;
-        ask::ask(&to.hall, prompt, &[], &request.common, request.logprobs)
+        if request
+            .common
+            .tools
+            .as_ref()
+            .is_some_and(|tools| !tools.is_empty())
+        {
+            return Err(Fail::param("tools", "accepted: none; a chat may have some"));
+        }
+        let model = &here.hall.model;
+        let asked = shape::asked(&request.common)?;
+        let constraint = asked.map(|(param, shape)| here.constraint(param, &shape));
+        let wanted = Wanted {
+            prompt: encode(model, request.prompt)?,
+            stops: &[],
+            top: request.logprobs,
+            constraint: constraint.transpose()?,
+            callable: None,
+        };
+        ask::ask(&here.hall, wanted, &request.common)
     });
     let asked = asked.await.map_err(|_| Fail::stopping())??;
     answer(shared, Api::Completions, asked).await

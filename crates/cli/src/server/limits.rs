@@ -23,11 +23,18 @@ pub const STOP_TIME: Duration = Duration::from_secs(30);
 pub const BEHIND: usize = 512;
 /// Of an answer where the request names none.
 pub const TOKENS: usize = 1024;
+/// Functions that an answer may call.
+pub const TOOLS: usize = 128;
 /// Answers to one request.
 pub const CHOICES: u64 = 8;
 pub const STOPS: usize = 16;
 pub const STOP_BYTES: usize = 1024;
 pub const TOP_LOGPROBS: u64 = 20;
+/// Texts of one request to be embedded, and bytes of each. The encoder looks at 256 tokens.
+pub const EMBED_TEXTS: usize = 256;
+pub const EMBED_BYTES: usize = 64 << 10;
+/// Requests to embed that are computed or wait.
+pub const EMBEDDERS: usize = 16;
 /// What a client is told to wait who found no place.
 pub const RETRY_SECONDS: u64 = 1;
 /// Last turns of a session that are shown.

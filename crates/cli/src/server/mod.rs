@@ -11,19 +11,26 @@
 
 mod answer;
 mod ask;
+mod calls;
 mod chat;
 mod completions;
 mod device;
 mod door;
+mod embeddings;
 mod fail;
 mod limits;
 mod metrics;
 mod owner;
+mod responses;
 mod sessions;
+mod shape;
+mod tools;
 mod types;
 
 pub use door::Door;
+pub use embeddings::Encoders;
 pub use owner::{Hall, Owner, OwnerOptions};
+pub use shape::Grammars;
 
 use axum::Router;
 use axum::extract::State;
@@ -43,6 +50,8 @@ use tokio::sync::Semaphore;
 pub struct Shared {
     pub hall: Hall,
     pub door: Door,
+    pub grammars: Grammars,
+    pub encoders: Encoders,
     /// Told where a request names none.
     pub model_name: String,
     /// Conversations are kept here.
@@ -59,6 +68,8 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/device", get(device::show).put(device::tell))
         .route("/v1/sessions", get(sessions::list).post(sessions::create))
         .route(

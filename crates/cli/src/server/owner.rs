@@ -38,8 +38,6 @@ pub enum Piece {
     },
     Done {
         text: String,
-        /// The end of the text, which no token has shown.
-        rest: String,
         tokens: usize,
         finish: Finish,
         became: Became,
@@ -61,7 +59,7 @@ pub enum Became {
 
 /// What somebody wants answered.
 pub enum Submission {
-    Request(Request),
+    Request(Box<Request>),
     Turn(Box<TurnRequest>),
 }
 
@@ -114,7 +112,7 @@ impl Seen {
 
 enum Command {
     Submit {
-        what: Box<Submission>,
+        what: Submission,
         choice: usize,
         logprobs: Option<usize>,
         to: mpsc::Sender<Told>,
@@ -227,7 +225,7 @@ impl Hall {
         for (choice, what) in what.into_iter().enumerate() {
             let (reply, answer) = oneshot::channel();
             let submit = Command::Submit {
-                what: Box::new(what),
+                what,
                 choice,
                 logprobs,
                 to: to.clone(),
@@ -365,10 +363,10 @@ impl Owner {
                 to,
                 reply,
             } => {
-                let (ticket, tokens) = match *what {
+                let (ticket, tokens) = match what {
                     Submission::Request(request) => {
                         let tokens = request.prompt.len();
-                        (self.desk.submit(request), tokens)
+                        (self.desk.submit(*request), tokens)
                     }
                     // Its tokens are counted when it is said.
                     Submission::Turn(turn) => (self.desk.say(*turn), 0),
@@ -492,14 +490,12 @@ impl Listener {
                 }
             }
             News::Done(completed, held) => Piece::Done {
-                rest: completed.text[completed.shown..].to_owned(),
                 text: completed.text,
                 tokens: completed.tokens.len(),
                 finish: completed.finish,
                 became: Became::Request(held),
             },
             News::Said(answer) => Piece::Done {
-                rest: answer.text[answer.generation.shown..].to_owned(),
                 tokens: answer.tokens.len(),
                 finish: answer.finish,
                 became: Became::Turn {

@@ -26,14 +26,17 @@ pub struct Common {
     pub stream_options: Option<StreamOptions>,
     pub user: Option<String>,
     pub context: Option<ContextLimit>,
-    pub response_format: Option<Kind>,
+    pub response_format: Option<Json>,
     pub grammar: Option<Json>,
+    pub guided_regex: Option<String>,
+    pub guided_json: Option<Json>,
     pub tools: Option<Vec<Json>>,
 }
 
 #[derive(Debug, Deserialize)]
 pub struct ChatRequest {
     pub messages: Vec<ChatMessage>,
+    pub tool_choice: Option<Json>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<u64>,
     /// The conversation that it goes on with, which is made if there is none.
@@ -59,19 +62,29 @@ pub struct CompletionRequest {
 pub struct ChatMessage {
     pub role: String,
     pub content: Option<Content>,
+    /// Of an assistant that called.
+    pub tool_calls: Option<Vec<Json>>,
+    /// Of a tool that answers.
+    pub tool_call_id: Option<String>,
+    pub name: Option<String>,
 }
 
 impl ChatMessage {
+    pub fn new(role: &str, text: &str) -> ChatMessage {
+        ChatMessage {
+            role: role.to_owned(),
+            content: Some(Content::Text(text.to_owned())),
+            tool_calls: None,
+            tool_call_id: None,
+            name: None,
+        }
+    }
+
     pub fn text(&self) -> String {
         match &self.content {
             None => String::new(),
             Some(Content::Text(text)) => text.clone(),
-            Some(Content::Parts(parts)) => {
-                let text = |part: &Part| match part {
-                    Part::Text { text } | Part::InputText { text } => text.clone(),
-                };
-                parts.iter().map(text).collect()
-            }
+            Some(Content::Parts(parts)) => parts.iter().map(Part::text).collect(),
         }
     }
 }
@@ -88,6 +101,15 @@ pub enum Content {
 pub enum Part {
     Text { text: String },
     InputText { text: String },
+    OutputText { text: String },
+}
+
+impl Part {
+    fn text(&self) -> &str {
+        match self {
+            Part::Text { text } | Part::InputText { text } | Part::OutputText { text } => text,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -117,12 +139,6 @@ impl OneOrMany {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct StreamOptions {
     pub include_usage: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Kind {
-    #[serde(rename = "type")]
-    pub kind: String,
 }
 
 /// Tokens that the answer may look back at, and what becomes of a request that has more.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod server;
+
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -32,6 +34,23 @@ impl Sandbox {
             home,
             ..Sandbox::new()
         }
+    }
+
+    /// With a home of its own that has the encoder, if it was fetched, and shares what was packed.
+    #[cfg(unix)]
+    pub fn with_encoder() -> Option<Sandbox> {
+        let encoder = model("all-minilm-l6-v2")?;
+        let (sandbox, shared) = (Sandbox::new(), Sandbox::shared());
+        let models = sandbox.home().join("models");
+        std::fs::create_dir_all(&models).unwrap();
+        let link = |from: &Path, to: &Path| std::os::unix::fs::symlink(from, to).unwrap();
+        link(&encoder, &models.join("all-minilm-l6-v2"));
+        for folder in ["packed", "cache"] {
+            let from = shared.home().join(folder);
+            std::fs::create_dir_all(&from).unwrap();
+            link(&from, &sandbox.home().join(folder));
+        }
+        Some(sandbox)
     }
 
     pub fn home(&self) -> PathBuf {
@@ -97,7 +116,10 @@ impl Ended {
 /// SmolLM2, where a test run may find it: `$HAVERSACK_TEST_MODELS`, else the data directory of the
 /// user. Tests that need it say so when it is not there, and pass.
 pub fn smollm2() -> Option<PathBuf> {
-    let name = "smollm2-135m-instruct-q4_1.gguf";
+    model("smollm2-135m-instruct-q4_1.gguf")
+}
+
+fn model(name: &str) -> Option<PathBuf> {
     let set = |name: &str| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())

@@ -10,7 +10,7 @@ use crate::encoder::Embedding;
 use crate::run::completion::{Completed, Completion, Sampled};
 use crate::run::options::Policy;
 use crate::run::{Finish, GenerateOptions, Keep, Runtime, StepError};
-use crate::sample::{SampleError, SampleOptions, Sampler};
+use crate::sample::{Constraint, SampleError, SampleOptions, Sampler};
 use crate::session::{Answer, SessionError, SessionId, Sessions};
 use crate::text::stop::StopError;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -24,6 +24,8 @@ use std::time::Duration;
 pub struct Request {
     pub prompt: Vec<u32>,
     pub sample: SampleOptions,
+    /// What its answer may be; anything if there is none.
+    pub constraint: Option<Box<dyn Constraint>>,
     pub options: GenerateOptions,
     /// That its sequence may have; `None`: what the runtime's options say.
     pub rows: Option<Rows>,
@@ -44,6 +46,8 @@ pub struct TurnRequest {
     pub embedding: Option<Embedding>,
     pub now_ms: u64,
     pub sample: SampleOptions,
+    /// What the answer may be.
+    pub constraint: Option<Box<dyn Constraint>>,
     pub options: GenerateOptions,
     pub priority: Priority,
     /// Whose it is: owners take turns.
@@ -321,7 +325,7 @@ impl Desk {
         };
         let entry = Entry {
             ticket: Ticket(self.tickets),
-            sampler: Sampler::new(request.sample)?,
+            sampler: Sampler::new(request.sample)?.constrained(request.constraint),
             what: What::Request(Box::new(asked)),
         };
         let (priority, owner) = (request.priority, request.owner);
@@ -343,7 +347,7 @@ impl Desk {
         Completion::within(&[], &turn.options, None)?;
         let entry = Entry {
             ticket: Ticket(self.tickets),
-            sampler: Sampler::new(turn.sample)?,
+            sampler: Sampler::new(turn.sample)?.constrained(turn.constraint),
             what: What::Turn(Box::new(Turn {
                 session: turn.session,
                 text: turn.text,

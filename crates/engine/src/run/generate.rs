@@ -52,8 +52,6 @@ pub struct Generation {
     /// Everything sampled, the ending token included.
     pub tokens: Vec<u32>,
     pub finish: Finish,
-    /// From here on, text that came with no token of its own.
-    pub shown: usize,
     pub prefill: Duration,
     pub decode: Duration,
 }
@@ -156,7 +154,6 @@ pub(crate) fn conclude(
         text,
         tokens,
         finish,
-        shown,
         prefill: took.prefill,
         decode: took.decode,
     }

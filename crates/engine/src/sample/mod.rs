@@ -3,7 +3,7 @@
 //! The chain, always in this order (documented because the order changes the text):
 //!
 //! ```text
-//! logits ─► bias ─► repetition, frequency, presence penalties ─► greedy if temperature = 0
+//! logits ─► constraint ─► bias ─► repetition, frequency, presence penalties ─► greedy if temperature = 0
 //!        ─► top-k ─► temperature ─► softmax ─► top-p ─► min-p ─► one draw
 //! ```
 //!
@@ -14,10 +14,12 @@
 //! same seed gives the same text for ever, and no allocation after the first token of a vocabulary. A NaN never
 //! comes out: it is an error, as is a distribution in which nothing is possible.
 
+mod constraint;
 mod exp;
 mod rng;
 mod score;
 
+pub use constraint::{Constraint, ConstraintError};
 pub use score::{logprob_of, logprobs_top};
 
 use exp::exp_nonpositive;
@@ -44,6 +46,8 @@ pub enum SampleError {
     Empty,
     #[error("token {id} is outside of the vocabulary of {vocabulary}")]
     Token { id: u32, vocabulary: usize },
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
 }
 
 /// Most entries of `logit_bias`: more is a vocabulary, not a bias.
@@ -190,6 +194,7 @@ fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
 pub struct Sampler {
     options: SampleOptions,
     rng: Rng,
+    constraint: Option<Box<dyn Constraint>>,
     /// Logits after bias and penalties.
     adjusted: Vec<f32>,
     /// The last tokens, sorted, so that equal ones are neighbours.
@@ -210,6 +215,7 @@ impl Sampler {
         Ok(Sampler {
             options,
             rng,
+            constraint: None,
             adjusted: Vec::new(),
             recent: Vec::new(),
             candidates: Vec::new(),
@@ -218,6 +224,11 @@ impl Sampler {
             masses: Vec::new(),
             edge: Vec::new(),
         })
+    }
+
+    /// The same, for an answer that may not be anything.
+    pub fn constrained(self, constraint: Option<Box<dyn Constraint>>) -> Sampler {
+        Sampler { constraint, ..self }
     }
 
     pub fn options(&self) -> &SampleOptions {
@@ -237,9 +248,28 @@ impl Sampler {
         let mut adjusted = std::mem::take(&mut self.adjusted);
         adjusted.clear();
         adjusted.extend_from_slice(logits);
-        let result = self.choose(&mut adjusted, history);
+        let result = self.within_constraint(&mut adjusted, history);
         self.adjusted = adjusted;
         result
+    }
+
+    fn within_constraint(
+        &mut self,
+        logits: &mut [f32],
+        history: &[u32],
+    ) -> Result<u32, SampleError> {
+        let Some(mut constraint) = self.constraint.take() else {
+            return self.choose(logits, history);
+        };
+        let mut within = || -> Result<u32, SampleError> {
+            constraint::apply(constraint.allowed()?, logits);
+            let chosen = self.choose(logits, history)?;
+            constraint.take(chosen)?;
+            Ok(chosen)
+        };
+        let chosen = within();
+        self.constraint = Some(constraint);
+        chosen
     }
 
     fn choose(&mut self, logits: &mut [f32], history: &[u32]) -> Result<u32, SampleError> {

@@ -351,7 +351,6 @@ impl Sessions {
             text: answer.to_owned(),
             tokens,
             finish: Finish::Stop,
-            shown: answer.len(),
             prefill: Duration::ZERO,
             decode: Duration::ZERO,
         };

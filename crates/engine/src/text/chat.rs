@@ -1,6 +1,6 @@
 //! A conversation as token ids: template, guards, tokenizer.
 
-use super::template::{ChatTemplate, Message, RenderOptions, TemplateError};
+use super::template::{ChatTemplate, Message, RenderOptions, TemplateError, Variable};
 use super::tokenizer::{TokenizeError, Tokenizer, guard};
 
 #[derive(Debug, thiserror::Error)]
@@ -13,26 +13,45 @@ pub enum ChatError {
     NoGuard,
 }
 
-/// Ids of the messages as the model's template lays them out. Whatever the messages say, they
-/// cannot contain a special token.
+/// Ids of the messages as the model's template lays them out. Whatever the messages, their fields and the variables say,
+/// they cannot contain a special token.
 pub fn encode_chat(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
     messages: &[Message],
     options: &RenderOptions,
 ) -> Result<Vec<u32>, ChatError> {
-    let texts = messages
-        .iter()
-        .flat_map(|m| [m.role.as_str(), m.content.as_str()]);
-    let guard = guard::choose(texts).ok_or(ChatError::NoGuard)?;
+    let mut texts = Vec::new();
+    for message in messages {
+        texts.extend([message.role.as_str(), message.content.as_str()]);
+        message
+            .fields
+            .iter()
+            .for_each(|(_, value)| value.texts(&mut texts));
+    }
+    let variables = options.variables.iter();
+    variables.for_each(|(_, value)| value.texts(&mut texts));
+    let guard = guard::choose(texts.iter().copied()).ok_or(ChatError::NoGuard)?;
+    let change = |text: &str| tokenizer.guard(text, guard);
+    let guard_all = |given: &[(String, Variable)]| {
+        let given = given.iter();
+        given
+            .map(|(name, value)| (name.clone(), value.map_texts(&change)))
+            .collect()
+    };
     let guarded: Vec<Message> = messages
         .iter()
         .map(|m| Message {
-            role: tokenizer.guard(&m.role, guard),
-            content: tokenizer.guard(&m.content, guard),
+            role: change(&m.role),
+            content: change(&m.content),
+            fields: guard_all(&m.fields),
         })
         .collect();
-    let text = template.render(&guarded, options)?;
+    let options = RenderOptions {
+        variables: guard_all(&options.variables),
+        ..options.clone()
+    };
+    let text = template.render(&guarded, &options)?;
     // Templates that write BOS themselves would otherwise get it twice.
     let has_bos = tokenizer
         .bos()

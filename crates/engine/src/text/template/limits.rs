@@ -18,6 +18,8 @@ pub const SOURCE_BYTES_MAX: usize = 256 << 10;
 pub const INPUT_BYTES_MAX: usize = 4 << 20;
 /// What a message counts beyond its text: the mapping it becomes. So a chat has at most 16384 messages.
 pub const MESSAGE_BYTES: usize = 256;
+/// What each part of a structure counts beyond its text: the value it becomes.
+pub const PART_BYTES: usize = 64;
 /// Most bytes emitted by one render, captured text (`set` blocks, macros) included; so also the longest output.
 pub const OUTPUT_BYTES_MAX: usize = 8 << 20;
 /// Most bytes of values alive at once, the messages themselves not counted.

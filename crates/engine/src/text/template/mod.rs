@@ -38,7 +38,7 @@ mod value;
 
 pub use limits::{INPUT_BYTES_MAX, LIVE_BYTES_MAX, OUTPUT_BYTES_MAX, SOURCE_BYTES_MAX, STEPS_MAX};
 
-use limits::{MESSAGE_BYTES, MESSAGE_CHARS_MAX, Meter, Outcome, STACK_BYTES};
+use limits::{MESSAGE_BYTES, MESSAGE_CHARS_MAX, Meter, Outcome, PART_BYTES, STACK_BYTES};
 use std::fmt;
 use std::sync::Arc;
 use value::Value;
@@ -106,6 +106,8 @@ impl fmt::Display for OneLine<'_> {
 pub struct Message {
     pub role: String,
     pub content: String,
+    /// What else a template may ask it for, such as `tool_calls`.
+    pub fields: Vec<(String, Variable)>,
 }
 
 impl Message {
@@ -113,15 +115,92 @@ impl Message {
         Message {
             role: role.into(),
             content: content.into(),
+            fields: Vec::new(),
         }
     }
 }
 
-/// A variable that a template may ask for, such as `enable_thinking` or `date_string`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a template may be given by name, such as `enable_thinking`, `date_string` or `tools`: all that JSON can say.
+#[derive(Debug, Clone, PartialEq)]
 pub enum Variable {
+    None,
     Bool(bool),
+    Int(i64),
+    Float(f64),
     Text(String),
+    List(Vec<Variable>),
+    Map(Vec<(String, Variable)>),
+}
+
+/// JSON has no number that differs from itself.
+impl Eq for Variable {}
+
+impl Variable {
+    /// The same with every text, names included, as `change` makes it.
+    pub fn map_texts(&self, change: &dyn Fn(&str) -> String) -> Variable {
+        match self {
+            Variable::Text(text) => Variable::Text(change(text)),
+            Variable::List(items) => {
+                Variable::List(items.iter().map(|item| item.map_texts(change)).collect())
+            }
+            Variable::Map(entries) => Variable::Map(
+                entries
+                    .iter()
+                    .map(|(name, value)| (change(name), value.map_texts(change)))
+                    .collect(),
+            ),
+            other => other.clone(),
+        }
+    }
+
+    /// Every text in it, names included.
+    pub fn texts<'a>(&'a self, into: &mut Vec<&'a str>) {
+        match self {
+            Variable::Text(text) => into.push(text),
+            Variable::List(items) => items.iter().for_each(|item| item.texts(into)),
+            Variable::Map(entries) => {
+                for (name, value) in entries {
+                    into.push(name);
+                    value.texts(into);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What it counts: its texts, and the value each part of it becomes.
+    fn bytes(&self) -> usize {
+        let inner = match self {
+            Variable::Text(text) => text.len(),
+            Variable::List(items) => items.iter().map(Variable::bytes).sum(),
+            Variable::Map(entries) => {
+                let entry = |(name, value): &(String, Variable)| name.len() + value.bytes();
+                entries.iter().map(entry).sum()
+            }
+            _ => 0,
+        };
+        inner.saturating_add(PART_BYTES)
+    }
+
+    fn value(&self, meter: &Meter) -> Outcome<Value> {
+        Ok(match self {
+            Variable::None => Value::None,
+            Variable::Bool(b) => Value::Bool(*b),
+            Variable::Int(i) => Value::Int(*i),
+            Variable::Float(f) => Value::Float(*f),
+            Variable::Text(text) => Value::given(text),
+            Variable::List(items) => {
+                let items = items.iter().map(|item| item.value(meter));
+                Value::list(meter, items.collect::<Outcome<Vec<Value>>>()?)?
+            }
+            Variable::Map(entries) => {
+                let entries = entries
+                    .iter()
+                    .map(|(name, value)| Ok((Value::given(name), value.value(meter)?)));
+                Value::dict(meter, entries.collect::<Outcome<Vec<_>>>()?)?
+            }
+        })
+    }
 }
 
 /// What a render depends on besides the messages.
@@ -148,6 +227,7 @@ pub struct ChatTemplate {
     form: Form,
     bos: String,
     eos: String,
+    knows_tools: bool,
 }
 
 impl ChatTemplate {
@@ -164,6 +244,7 @@ impl ChatTemplate {
             form,
             bos: bos.to_owned(),
             eos: eos.to_owned(),
+            knows_tools: source.is_some_and(|source| source.contains("tools")),
         }
     }
 
@@ -174,7 +255,13 @@ impl ChatTemplate {
             form,
             bos: String::new(),
             eos: String::new(),
+            knows_tools: false,
         }
+    }
+
+    /// Whether the template looks at `tools`. One that does not would leave them out.
+    pub fn knows_tools(&self) -> bool {
+        self.knows_tools
     }
 
     /// The model has no template: messages are written in the plain format.
@@ -207,7 +294,14 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         let input: usize = messages
             .iter()
-            .map(|m| m.role.len().saturating_add(m.content.len()))
+            .map(|m| {
+                let fields = m
+                    .fields
+                    .iter()
+                    .map(|(name, value)| name.len() + value.bytes());
+                m.role.len() + m.content.len() + fields.sum::<usize>()
+            })
+            .chain(options.variables.iter().map(|(_, value)| value.bytes()))
             .sum();
         // A message costs the template a mapping even when it is empty.
         if input.saturating_add(messages.len().saturating_mul(MESSAGE_BYTES)) > INPUT_BYTES_MAX {
@@ -231,10 +325,13 @@ impl ChatTemplate {
         let (role, content) = (Value::given("role"), Value::given("content"));
         let mut list = Vec::with_capacity(messages.len());
         for message in messages {
-            let entries = vec![
+            let mut entries = vec![
                 (role.clone(), Value::given(&message.role)),
                 (content.clone(), Value::given(&message.content)),
             ];
+            for (name, value) in &message.fields {
+                entries.push((Value::given(name), value.value(&given)?));
+            }
             list.push(Value::dict(&given, entries)?);
         }
         let mut variables: Vec<(ast::Name, Value)> = vec![
@@ -250,11 +347,7 @@ impl ChatTemplate {
         ];
         for (name, value) in &options.variables {
             variables.retain(|(have, _)| **have != **name);
-            let value = match value {
-                Variable::Bool(b) => Value::Bool(*b),
-                Variable::Text(text) => Value::given(text),
-            };
-            variables.push((name.as_str().into(), value));
+            variables.push((name.as_str().into(), value.value(&given)?));
         }
         let meter = Meter::default();
         eval::Interpreter::new(&meter, options.now_unix_seconds, variables).run(body)

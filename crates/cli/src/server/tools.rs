@@ -1,0 +1,380 @@
+//! `tools`, `tool_choice` and the messages that calls and their results are in.
+//!
+//! Where the model's template knows tools they are handed to it as they came. Where it does not, they are described in the
+//! system's message, calls are written as text, and results come from the user: what such a model has seen is text.
+
+use super::fail::Fail;
+use super::limits;
+use super::types::ChatMessage;
+use haversack::text::template::{Message, Variable};
+use haversack_grammar::{Callable, Shape, calls};
+use serde_json::Value as Json;
+use std::sync::Arc;
+
+#[derive(Debug, PartialEq)]
+struct Tool {
+    name: String,
+    parameters: Option<Json>,
+    /// As it came.
+    whole: Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    Auto,
+    /// Some call has to be made: of this one, or of any.
+    Must(Option<usize>),
+}
+
+/// What may be called, where anything may.
+#[derive(Debug, PartialEq)]
+pub struct Tools {
+    tools: Vec<Tool>,
+    choice: Choice,
+}
+
+impl Tools {
+    pub fn read(tools: &[Json], choice: Option<&Json>) -> Result<Option<Tools>, Fail> {
+        if tools.len() > limits::TOOLS {
+            let most = limits::TOOLS;
+            return Err(Fail::param("tools", format!("accepted: at most {most}")));
+        }
+        let tools = tools
+            .iter()
+            .map(tool)
+            .collect::<Result<Vec<Tool>, Fail>>()?;
+        let wrong = |what: &str| Err(Fail::param("tool_choice", what));
+        let named = |choice: &Json| {
+            let name = choice.pointer("/function/name").and_then(Json::as_str);
+            name.map(|name| tools.iter().position(|tool| tool.name == name))
+        };
+        let choice = match choice.unwrap_or(&Json::Null) {
+            Json::Null => Choice::Auto,
+            Json::String(word) => match word.as_str() {
+                "none" => return Ok(None),
+                "auto" => Choice::Auto,
+                "required" => Choice::Must(None),
+                _ => return wrong("accepted: none, auto, required, or a function"),
+            },
+            choice => match named(choice) {
+                Some(Some(at)) => Choice::Must(Some(at)),
+                Some(None) => return wrong("the function is not among the tools"),
+                None => return wrong("accepted: none, auto, required, or a function"),
+            },
+        };
+        match (tools.is_empty(), choice) {
+            (false, _) => Ok(Some(Tools { tools, choice })),
+            (true, Choice::Auto) => Ok(None),
+            (true, Choice::Must(_)) => wrong("there are no tools"),
+        }
+    }
+
+    pub fn names(&self) -> Arc<[String]> {
+        self.tools.iter().map(|tool| tool.name.clone()).collect()
+    }
+
+    /// The form of an answer that has to be a call.
+    pub fn shape(&self) -> Option<Shape> {
+        let Choice::Must(only) = self.choice else {
+            return None;
+        };
+        let may = |at: &usize| only.is_none_or(|only| only == *at);
+        let callables: Vec<Callable<'_>> = (0..self.tools.len())
+            .filter(may)
+            .map(|at| Callable {
+                name: &self.tools[at].name,
+                parameters: self.tools[at].parameters.as_ref(),
+            })
+            .collect();
+        Some(Shape::Schema(calls(&callables)))
+    }
+
+    /// For a template that knows tools.
+    pub fn variable(&self) -> Variable {
+        Variable::List(
+            self.tools
+                .iter()
+                .map(|tool| variable(&tool.whole))
+                .collect(),
+        )
+    }
+
+    /// For one that does not.
+    fn description(&self) -> String {
+        let tools: Vec<String> = self
+            .tools
+            .iter()
+            .map(|tool| tool.whole.to_string())
+            .collect();
+        format!(
+            "You may call functions to answer the user. These are the functions, one in each line:\n{}\n\n\
+             To call one, write a JSON object with its name and its arguments between tags, and nothing else:\n\
+             <tool_call>\n{{\"name\": \"the name\", \"arguments\": {{}}}}\n</tool_call>",
+            tools.join("\n")
+        )
+    }
+}
+
+fn tool(tool: &Json) -> Result<Tool, Fail> {
+    let wrong = |what: &str| Err(Fail::param("tools", what));
+    if tool.get("type").and_then(Json::as_str) != Some("function") {
+        return wrong("accepted types: function");
+    }
+    let Some(name) = tool.pointer("/function/name").and_then(Json::as_str) else {
+        return wrong("a function has no name");
+    };
+    let is_name = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
+    if !(1..=64).contains(&name.len()) || !name.bytes().all(is_name) {
+        return wrong("accepted names: 1 to 64 letters, digits, underscores, dots and dashes");
+    }
+    let parameters = match tool.pointer("/function/parameters") {
+        None | Some(Json::Null) => None,
+        Some(schema) if schema.is_object() => Some(schema.clone()),
+        Some(_) => return wrong("parameters: accepted: a schema"),
+    };
+    Ok(Tool {
+        name: name.to_owned(),
+        parameters,
+        whole: tool.clone(),
+    })
+}
+
+/// The messages as a template takes them.
+pub fn messages(
+    given: &[ChatMessage],
+    tools: Option<&Tools>,
+    knows_tools: bool,
+) -> Result<Vec<Message>, Fail> {
+    let mut messages: Vec<Message> = Vec::new();
+    // The last one is the user's, made of results.
+    let mut is_results = false;
+    for message in given {
+        let calls = message.tool_calls.as_deref().unwrap_or_default();
+        let calls = calls
+            .iter()
+            .map(past)
+            .collect::<Result<Vec<Past>, Fail>>()?;
+        let role = match message.role.as_str() {
+            // Another name for the same.
+            "developer" => "system",
+            role => role,
+        };
+        let text = message.text();
+        let was_results = std::mem::replace(&mut is_results, false);
+        if knows_tools {
+            let mut one = Message::new(role, text);
+            if !calls.is_empty() {
+                let calls = calls.iter().map(Past::variable).collect();
+                one.fields
+                    .push(("tool_calls".into(), Variable::List(calls)));
+            }
+            for (name, value) in [
+                ("tool_call_id", &message.tool_call_id),
+                ("name", &message.name),
+            ] {
+                let value = value.clone().map(Variable::Text);
+                one.fields.extend(value.map(|value| (name.into(), value)));
+            }
+            messages.push(one);
+        } else if role == "tool" {
+            let result = format!("<tool_response>\n{text}\n</tool_response>");
+            is_results = true;
+            match messages.last_mut() {
+                Some(last) if was_results => last.content += &format!("\n{result}"),
+                _ => messages.push(Message::new("user", result)),
+            }
+        } else {
+            let written = calls.iter().map(Past::written);
+            let parts: Vec<String> = std::iter::once(text)
+                .filter(|text| !text.is_empty() || calls.is_empty())
+                .chain(written)
+                .collect();
+            messages.push(Message::new(role, parts.join("\n")));
+        }
+    }
+    if let Some(tools) = tools.filter(|_| !knows_tools) {
+        let description = tools.description();
+        match messages.first_mut().filter(|first| first.role == "system") {
+            Some(first) => first.content += &format!("\n\n{description}"),
+            None => messages.insert(0, Message::new("system", description)),
+        }
+    }
+    Ok(messages)
+}
+
+/// A call that was made earlier.
+struct Past {
+    id: String,
+    name: String,
+    arguments: Json,
+}
+
+fn past(call: &Json) -> Result<Past, Fail> {
+    let text = |at: &str| call.pointer(at).and_then(Json::as_str);
+    let (Some(name), Some(arguments)) = (text("/function/name"), text("/function/arguments"))
+    else {
+        return Err(Fail::param(
+            "messages",
+            "tool_calls: accepted: functions with a name and arguments",
+        ));
+    };
+    Ok(Past {
+        id: text("/id").unwrap_or_default().to_owned(),
+        name: name.to_owned(),
+        // Templates write the object out themselves. What is none stays the text it is.
+        arguments: serde_json::from_str(arguments)
+            .ok()
+            .filter(Json::is_object)
+            .unwrap_or_else(|| Json::String(arguments.to_owned())),
+    })
+}
+
+impl Past {
+    fn variable(&self) -> Variable {
+        let text = |text: &str| Variable::Text(text.to_owned());
+        let function = vec![
+            ("name".into(), text(&self.name)),
+            ("arguments".into(), variable(&self.arguments)),
+        ];
+        Variable::Map(vec![
+            ("id".into(), text(&self.id)),
+            ("type".into(), text("function")),
+            ("function".into(), Variable::Map(function)),
+        ])
+    }
+
+    fn written(&self) -> String {
+        let (name, arguments) = (Json::from(self.name.as_str()), &self.arguments);
+        format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>")
+    }
+}
+
+fn variable(json: &Json) -> Variable {
+    match json {
+        Json::Null => Variable::None,
+        Json::Bool(b) => Variable::Bool(*b),
+        Json::Number(n) => match n.as_i64() {
+            Some(i) => Variable::Int(i),
+            None => Variable::Float(n.as_f64().unwrap_or_default()),
+        },
+        Json::String(text) => Variable::Text(text.clone()),
+        Json::Array(items) => Variable::List(items.iter().map(variable).collect()),
+        Json::Object(map) => {
+            let entries = map.iter();
+            Variable::Map(
+                entries
+                    .map(|(name, value)| (name.clone(), variable(value)))
+                    .collect(),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn go() -> Json {
+        json!({ "type": "function", "function": { "name": "go", "parameters": { "type": "object" } } })
+    }
+
+    fn chat(messages: Json) -> Vec<ChatMessage> {
+        serde_json::from_value(messages).unwrap()
+    }
+
+    #[test]
+    fn choices_are_read() {
+        let of = |choice: Json| Tools::read(&[go()], Some(&choice));
+        assert_eq!(of(json!("none")).unwrap(), None);
+        assert_eq!(of(json!("auto")).unwrap().unwrap().shape(), None);
+        assert!(of(json!("required")).unwrap().unwrap().shape().is_some());
+        let named = json!({ "type": "function", "function": { "name": "go" } });
+        assert!(of(named).unwrap().unwrap().shape().is_some());
+        for bad in [
+            json!("wat"),
+            json!(5),
+            json!({ "function": { "name": "stop" } }),
+        ] {
+            let error = of(bad).unwrap_err();
+            assert_eq!(error.json()["error"]["param"], "tool_choice");
+        }
+        assert_eq!(Tools::read(&[], None).unwrap(), None);
+        assert!(Tools::read(&[], Some(&json!("required"))).is_err());
+        for bad in [
+            json!(5),
+            json!({ "type": "web_search" }),
+            json!({ "type": "function", "function": { "name": "a b" } }),
+            json!({ "type": "function", "function": { "name": "f", "parameters": [] } }),
+        ] {
+            let error = Tools::read(&[bad], None).unwrap_err();
+            assert_eq!(error.json()["error"]["param"], "tools");
+        }
+    }
+
+    #[test]
+    fn a_template_without_tools_gets_text() {
+        let tools = Tools::read(&[go()], None).unwrap();
+        let given = chat(json!([
+            { "role": "user", "content": "Go!" },
+            { "role": "assistant", "content": null, "tool_calls": [
+                { "id": "1", "type": "function", "function": { "name": "go", "arguments": "{\"n\": 1}" } },
+                { "id": "2", "type": "function", "function": { "name": "go", "arguments": "not JSON" } },
+            ] },
+            { "role": "tool", "tool_call_id": "1", "content": "gone" },
+            { "role": "tool", "tool_call_id": "2", "content": "lost" },
+        ]));
+        let got = messages(&given, tools.as_ref(), false).unwrap();
+        let roles: Vec<&str> = got.iter().map(|m| m.role.as_str()).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "user"]);
+        assert!(
+            got[0].content.contains("\"name\":\"go\"") && got[0].content.contains("<tool_call>")
+        );
+        assert_eq!(
+            got[2].content,
+            "<tool_call>\n{\"name\": \"go\", \"arguments\": {\"n\":1}}\n</tool_call>\n\
+             <tool_call>\n{\"name\": \"go\", \"arguments\": \"not JSON\"}\n</tool_call>"
+        );
+        let results = ["gone", "lost"].map(|r| format!("<tool_response>\n{r}\n</tool_response>"));
+        assert_eq!(got[3].content, results.join("\n"));
+    }
+
+    #[test]
+    fn a_template_that_knows_tools_gets_them_as_they_came() {
+        let given = chat(json!([
+            { "role": "developer", "content": "Be brief." },
+            { "role": "assistant", "tool_calls": [
+                { "id": "1", "type": "function", "function": { "name": "go", "arguments": "{\"n\": 1}" } },
+            ] },
+            { "role": "tool", "tool_call_id": "1", "content": "gone" },
+        ]));
+        let got = messages(&given, None, true).unwrap();
+        assert_eq!(got[0], Message::new("system", "Be brief."));
+        let (name, Variable::List(calls)) = &got[1].fields[0] else {
+            panic!("{:?}", got[1]);
+        };
+        assert_eq!((name.as_str(), calls.len()), ("tool_calls", 1));
+        let mut texts = Vec::new();
+        calls[0].texts(&mut texts);
+        assert_eq!(
+            texts,
+            [
+                "id",
+                "1",
+                "type",
+                "function",
+                "function",
+                "name",
+                "go",
+                "arguments",
+                "n"
+            ]
+        );
+        assert_eq!(
+            got[2].fields,
+            [("tool_call_id".into(), Variable::Text("1".into()))]
+        );
+        let bad = chat(json!([{ "role": "assistant", "tool_calls": [{ "id": "1" }] }]));
+        assert!(messages(&bad, None, true).is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! The program as a server, on a port of its own, and what is said to it.
+
+use super::{Sandbox, smollm2, text};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+/// A server on a port of its own, for as long as this lives.
+pub struct Server {
+    child: Child,
+    pub address: SocketAddr,
+    _sandbox: Sandbox,
+}
+
+impl Server {
+    pub fn start(flags: &[&str]) -> Option<Server> {
+        Server::start_in(Sandbox::shared(), flags)
+    }
+
+    pub fn start_in(sandbox: Sandbox, flags: &[&str]) -> Option<Server> {
+        let model = smollm2()?;
+        let mut words = vec!["serve", text(&model), "--addr", "127.0.0.1:0", "--json"];
+        words.extend(flags);
+        let mut command = sandbox.command(&words);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        // Whatever happens from here on, it ends with this.
+        let mut server = Server {
+            child,
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            _sandbox: sandbox,
+        };
+        let mut document = String::new();
+        let mut lines = BufReader::new(stdout);
+        while serde_json::from_str::<Value>(&document).is_err() {
+            let read = lines.read_line(&mut document).unwrap();
+            assert!(read > 0, "no address: {document}");
+        }
+        let told: Value = serde_json::from_str(&document).unwrap();
+        server.address = told["address"].as_str().unwrap().parse().unwrap();
+        Some(server)
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(120)))
+            .unwrap();
+        stream
+    }
+
+    /// Status, headers and body of whatever comes back.
+    pub fn raw(&self, request: &[u8]) -> (u16, String, String) {
+        let mut stream = self.connect();
+        stream.write_all(request).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        let status = head.split(' ').nth(1).and_then(|s| s.parse().ok());
+        (status.unwrap_or(0), head.to_lowercase(), body.to_owned())
+    }
+
+    pub fn request(method: &str, path: &str, headers: &str, body: &str) -> Vec<u8> {
+        let length = body.len();
+        format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n{headers}\r\n{body}").into_bytes()
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let request = Server::request("POST", path, "", &body.to_string());
+        let (status, _, body) = self.raw(&request);
+        (status, serde_json::from_str(&body).unwrap_or_default())
+    }
+
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let (status, _, body) = self.raw(&Server::request("GET", path, "", ""));
+        (status, body)
+    }
+
+    pub fn metric(&self, name: &str) -> u64 {
+        let (_, text) = self.get("/metrics");
+        let line = text.lines().find(|line| line.starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("{name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Asks the server to stop, and waits until it has.
+    pub fn stop(mut self) {
+        let pid = self.child.id().to_string();
+        let kill = std::process::Command::new("kill").arg(&pid).status();
+        assert!(kill.unwrap().success());
+        assert!(self.child.wait().unwrap().success());
+    }
+
+    /// Nobody is there any more, and nothing is held.
+    pub fn wait_until_empty(&self) {
+        let what = [
+            "haversack_requests_active",
+            "haversack_requests_waiting",
+            "haversack_memory_bytes{account=\"blocks\"}",
+        ];
+        for _ in 0..200 {
+            if what.iter().all(|name| self.metric(name) == 0) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("{}", self.get("/metrics").1);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn hello(tokens: u64) -> Value {
+    json!({
+        "messages": [{ "role": "user", "content": "hello" }],
+        "max_tokens": tokens,
+        "temperature": 0,
+    })
+}
+
+pub fn content(answer: &Value) -> String {
+    answer["choices"][0]["message"]["content"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// The events of a stream, without the last line.
+pub fn events(body: &str) -> Vec<Value> {
+    let lines = body
+        .split('\n')
+        .filter_map(|line| line.trim().strip_prefix("data: "));
+    let lines: Vec<&str> = lines.collect();
+    assert_eq!(lines.last(), Some(&"[DONE]"), "{body}");
+    let events = lines[..lines.len() - 1].iter();
+    events
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}

@@ -1,0 +1,200 @@
+//! Conversations over HTTP: they last, they meet, and heat changes none of them.
+
+mod common;
+
+use common::server::{Server, content, hello};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+trait Talk {
+    fn say(&self, session: &str, messages: Value) -> (u16, Value);
+    fn session(&self, name: &str) -> Value;
+    fn delete(&self, path: &str) -> u16;
+}
+
+impl Talk for Server {
+    /// An answer in a session: to what is asked alone, or behind what was said.
+    fn say(&self, session: &str, messages: Value) -> (u16, Value) {
+        let body = json!({
+            "session_id": session,
+            "messages": messages,
+            "max_tokens": 8,
+            "temperature": 0,
+        });
+        self.post("/v1/chat/completions", &body)
+    }
+
+    fn session(&self, name: &str) -> Value {
+        let (status, body) = self.get(&format!("/v1/sessions/{name}"));
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    fn delete(&self, path: &str) -> u16 {
+        self.raw(&Server::request("DELETE", path, "", "")).0
+    }
+}
+
+fn user(text: &str) -> Value {
+    json!({ "role": "user", "content": text })
+}
+
+fn assistant(text: &str) -> Value {
+    json!({ "role": "assistant", "content": text })
+}
+
+/// A conversation over the API: the last message alone or behind all that was said, an answer made anew, another
+/// conversation refused, a fork, facts, and all of it there again after the server has ended.
+#[test]
+fn sessions_last() {
+    let Some(server) = Server::start(&["--memory", "64M"]) else {
+        return;
+    };
+    let name = format!("serve-{}", std::process::id());
+    let fork = format!("{name}-fork");
+    let system = json!({ "role": "system", "content": "You are brief." });
+    let (status, first) = server.say(&name, json!([system, user("My cat is called Miso.")]));
+    assert_eq!(status, 200, "{first}");
+    assert_eq!(first["context"]["turn"], 0);
+    assert_eq!(first["context"]["unsaved"], Value::Null);
+    let said = content(&first);
+
+    let (status, second) = server.say(&name, json!([user("What is my cat called?")]));
+    assert_eq!(status, 200, "{second}");
+    assert_eq!(second["context"]["turn"], 1);
+    let cached = &second["usage"]["prompt_tokens_details"]["cached_tokens"];
+    assert!(cached.as_u64().unwrap() > 10, "{second}");
+
+    // The same question behind the first turn takes the second back, and is answered alike.
+    let whole = json!([
+        system,
+        user("My cat is called Miso."),
+        assistant(&said),
+        user("What is my cat called?")
+    ]);
+    let (status, again) = server.say(&name, whole.clone());
+    assert_eq!(status, 200, "{again}");
+    assert_eq!(content(&again), content(&second));
+    let view = server.session(&name);
+    assert_eq!(view["turns"].as_array().unwrap().len(), 2);
+    assert_eq!(view["turns"][0]["question"], "My cat is called Miso.");
+    assert_eq!(view["turns"][0]["answer"], said.trim());
+
+    let other = json!([
+        user("My dog is called Rex."),
+        assistant("Fine."),
+        user("And?")
+    ]);
+    let (status, refused) = server.say(&name, other);
+    assert_eq!(status, 409, "{refused}");
+    let (status, refused) = server.say(&name, json!([user("one"), user("two")]));
+    assert_eq!(status, 400, "{refused}");
+    let (status, refused) = server.say("../x", json!([user("one")]));
+    assert_eq!(status, 400, "{refused}");
+
+    let path = format!("/v1/sessions/{name}");
+    let (status, made) = server.post(&format!("{path}/fork"), &json!({ "id": fork }));
+    assert_eq!(status, 201, "{made}");
+    let (status, fact) = server.post(&format!("{path}/facts"), &json!({ "text": "Miso is 4." }));
+    assert_eq!((status, &fact["number"]), (201, &json!(1)), "{fact}");
+    assert_eq!(server.delete(&format!("{path}/facts/7")), 404);
+    assert_eq!(server.delete(&format!("{path}/turns/last")), 200);
+    assert_eq!(server.session(&name)["facts"].as_array().unwrap().len(), 2);
+    assert_eq!(server.session(&fork)["facts"].as_array().unwrap().len(), 1);
+    assert_eq!(server.get("/v1/sessions/nobody").0, 404);
+    let before = [&name, &fork].map(|name| server.session(name));
+    let question = json!([user("What is my cat called?")]);
+    let (_, expected) = server.say(&fork, question.clone());
+    server.stop();
+
+    let server = Server::start(&["--memory", "64M"]).unwrap();
+    let (status, body) = server.get("/v1/sessions");
+    assert_eq!(status, 200);
+    assert!(body.contains(&format!("\"{fork}\"")), "{body}");
+    assert_eq!(server.session(&name)["turns"], before[0]["turns"]);
+    assert_eq!(
+        server.delete(&format!("/v1/sessions/{fork}/turns/last")),
+        200
+    );
+    assert_eq!(server.session(&fork)["turns"], before[1]["turns"]);
+    let (_, answer) = server.say(&fork, question);
+    assert_eq!(content(&answer), content(&expected));
+    for name in [&name, &fork] {
+        assert_eq!(server.delete(&format!("/v1/sessions/{name}")), 200);
+        assert_eq!(server.delete(&format!("/v1/sessions/{name}")), 404);
+    }
+}
+
+/// Three people talk at once in a budget for hardly one conversation: each hears what it would hear alone.
+#[test]
+fn sessions_meet() {
+    let Some(server) = Server::start(&["--memory", "24M"]) else {
+        return;
+    };
+    let name = |who: &str| format!("meet-{}-{who}", std::process::id());
+    let people = ["anna", "ben", "cleo"];
+    let ask = |who: &str, round: usize| user(&format!("{who} asks {round} things."));
+    let talk = |who: &str, as_who: &str| {
+        let said: Vec<String> = (0..3)
+            .map(|round| {
+                let (status, answer) = server.say(&name(as_who), json!([ask(who, round)]));
+                assert_eq!(status, 200, "{answer}");
+                content(&answer)
+            })
+            .collect();
+        said
+    };
+    let together: Vec<Vec<String>> = std::thread::scope(|scope| {
+        let all = people.map(|who| scope.spawn(move || talk(who, who)));
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    for (who, together) in people.iter().zip(together) {
+        let alone = format!("{who}-alone");
+        assert_eq!(talk(who, &alone), together, "{who}");
+        for who in [who, &alone[..]] {
+            assert_eq!(server.delete(&format!("/v1/sessions/{}", name(who))), 200);
+        }
+    }
+    let budget = server.metric("haversack_memory_budget_bytes");
+    assert!(server.metric("haversack_memory_peak_bytes") <= budget);
+}
+
+/// Somebody says that it is hot: an answer under way becomes slower and not another one, and the server says what it did.
+#[test]
+fn heat_slows_and_changes_nothing() {
+    let Some(server) = Server::start(&["--memory", "64M"]) else {
+        return;
+    };
+    let put = |body: &str| server.raw(&Server::request("PUT", "/v1/device", "", body));
+    let (status, _, body) = put(r#"{"thermal":"tepid"}"#);
+    assert_eq!(status, 400, "{body}");
+    let (_, cool) = server.post("/v1/chat/completions", &hello(100));
+    let hot = std::thread::scope(|scope| {
+        let hot = scope.spawn(|| server.post("/v1/chat/completions", &hello(100)));
+        let (status, _, body) = put(r#"{"thermal":"critical"}"#);
+        assert_eq!(status, 200, "{body}");
+        hot.join().unwrap().1
+    });
+    assert_eq!(content(&hot), content(&cool));
+    for _ in 0..200 {
+        if server.metric("haversack_rung") == 4 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(server.metric("haversack_rung"), 4);
+    assert_eq!(server.metric("haversack_thermal{state=\"critical\"}"), 1);
+    let device: Value = serde_json::from_str(&server.get("/v1/device").1).unwrap();
+    let changes: Vec<&str> = device["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["what"].as_str().unwrap())
+        .collect();
+    let rungs = changes
+        .iter()
+        .filter(|what| what.starts_with("heat is critical: rung"));
+    assert_eq!(rungs.count(), 4, "{device}");
+    let (_, slow) = server.post("/v1/chat/completions", &hello(8));
+    assert!(content(&cool).starts_with(&content(&slow)));
+}

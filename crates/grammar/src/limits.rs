@@ -1,0 +1,40 @@
+//! What a shape may cost. All of it is counted, none is a clock, so the same shape always ends in the same way.
+
+use llguidance::api::ParserLimits;
+
+/// Of a schema as JSON without blanks. What people write for one answer has 1 to 8 KiB.
+pub const SCHEMA_BYTES: usize = 32 << 10;
+/// Of a regular expression.
+pub const REGEX_BYTES: usize = 4 << 10;
+/// Alternatives of a schema (`anyOf`, `oneOf`, `enum`, lists of types) times its bytes. Where alternatives meet others each
+/// pair is written out, and each copy may be as long as the schema: this is what bounds their sum.
+pub const ALTERNATIVE_BYTES: usize = 4 << 20;
+/// Of an error.
+pub const MESSAGE_CHARS: usize = 200;
+/// Longer pieces never come: the trie is as deep as the longest. The longest of SmolLM2 has 162 bytes.
+pub const PIECE_BYTES: usize = 512;
+/// Tokens of the same bytes that may come; more would make the trie quadratic.
+pub const TWINS: u8 = 8;
+/// Bytes of all pieces: nodes of a trie have numbers of 22 bits.
+pub const PIECES_BYTES: usize = (1 << 22) - 1;
+/// Spaces or tabs behind a line break between two parts of JSON; without one there is a single space. A small model that
+/// likes line breaks would go on with them: with any 24 blanks SmolLM2 spent 200 tokens on `{"name":…,"pets":[`.
+pub const INDENT: usize = 20;
+/// Of the thread that compiles. Only touched pages count.
+pub const STACK_BYTES: usize = 16 << 20;
+
+/// Fuel of the lexer is 14,000 a millisecond, items of the parser 20,000, states a kilobyte or two.
+pub fn parser() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 1_000,
+        initial_lexer_fuel: 500_000,
+        step_lexer_fuel: 100_000,
+        step_max_items: 30_000,
+        max_lexer_states: 20_000,
+        max_grammar_size: 50_000,
+        // Its cost is not counted per step; what it would save is a little of the first one.
+        precompute_large_lexemes: false,
+        // They would hold what was generated.
+        verbose_errors: false,
+    }
+}

@@ -1,0 +1,65 @@
+//! Where one answer stands.
+
+use haversack::sample::{Constraint, ConstraintError};
+use llguidance::Matcher;
+use llguidance::toktrie::SimpleVob;
+use std::fmt;
+
+pub struct State {
+    matcher: Matcher,
+    allowed: SimpleVob,
+}
+
+impl State {
+    pub fn new(matcher: Matcher) -> State {
+        State {
+            matcher,
+            allowed: SimpleVob::new(),
+        }
+    }
+}
+
+/// What went wrong, without what was generated.
+fn failed(error: &dyn fmt::Display) -> ConstraintError {
+    let text = error.to_string();
+    let is_fuel = text.starts_with("lexer error") || text.starts_with("parser error");
+    ConstraintError(match is_fuel {
+        true => "the form that was asked for takes too much to follow",
+        false => "the form that was asked for could not be followed",
+    })
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").finish_non_exhaustive()
+    }
+}
+
+impl Constraint for State {
+    fn allowed(&mut self) -> Result<&[u32], ConstraintError> {
+        match self.matcher.compute_mask_or_eos() {
+            Ok(allowed) => {
+                self.allowed = allowed;
+                Ok(self.allowed.as_slice())
+            }
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    fn take(&mut self, token: u32) -> Result<(), ConstraintError> {
+        // Behind the end there is nothing that could be wrong.
+        if self.matcher.is_stopped() && !self.matcher.is_error() {
+            return Ok(());
+        }
+        let taken = self.matcher.consume_token(token);
+        taken.map_err(|error| failed(&error))
+    }
+
+    fn copy(&self) -> Box<dyn Constraint> {
+        Box::new(State {
+            // The states of the lexer are shared: copies are used one after another.
+            matcher: self.matcher.clone(),
+            allowed: self.allowed.clone(),
+        })
+    }
+}

@@ -1,0 +1,127 @@
+//! The trie of a vocabulary, and shapes compiled against it.
+
+use crate::state::State;
+use crate::{GrammarError, Shape, limits, schema};
+use haversack::sample::Constraint;
+use haversack::text::tokenizer::Tokenizer;
+use haversack::text::tokenizer::vocab::Kind;
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// A vocabulary as shapes see it: the bytes of its tokens, and which of them end an answer.
+pub struct Vocabulary {
+    factory: ParserFactory,
+}
+
+impl fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tokens = self.factory.tok_env().tok_trie().vocab_size();
+        f.debug_struct("Vocabulary")
+            .field("tokens", &tokens)
+            .finish()
+    }
+}
+
+/// What nothing in UTF-8 begins with: tokens with this in front are no text.
+const NO_TEXT: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
+
+/// Most tokens may come in most strings. Where one of these holds for all that may come, its tokens are allowed together.
+const SLICES: [&str; 1] = [r#"[^"\\\x00-\x1F\x7F]+"#];
+
+impl Vocabulary {
+    pub fn new(tokenizer: &Tokenizer) -> Result<Vocabulary, GrammarError> {
+        let ends = tokenizer.ends();
+        let &first = ends.first().ok_or(GrammarError::NoEnd)?;
+        let words = words(tokenizer);
+        if words.iter().map(Vec::len).sum::<usize>() > limits::PIECES_BYTES {
+            return Err(GrammarError::Vocabulary);
+        }
+        let info = TokRxInfo::new(words.len() as u32, first);
+        let trie = TokTrie::from(&info, &words).with_eos_tokens(ends);
+        drop(words);
+        // How a text is cut into tokens is the model's choice: nothing is forced, everything that fits is allowed.
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = SLICES.map(str::to_owned);
+        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+            .map_err(|error| GrammarError::refused(&error))?;
+        *factory.limits_mut() = limits::parser();
+        factory.quiet();
+        Ok(Vocabulary { factory })
+    }
+
+    /// A constraint at its beginning. Takes milliseconds, and for a bad shape up to a second.
+    pub fn compile(&self, shape: &Shape) -> Result<Box<dyn Constraint>, GrammarError> {
+        let grammar = match shape {
+            Shape::Object => TopLevelGrammar::from_json_schema(schema::any_object()),
+            Shape::Schema(schema) => TopLevelGrammar::from_json_schema(schema::checked(schema)?),
+            Shape::Regex(regex) => {
+                let bytes = regex.len();
+                if !(1..=limits::REGEX_BYTES).contains(&bytes) {
+                    return Err(GrammarError::Bytes {
+                        what: "regular expression",
+                        bytes,
+                        most: limits::REGEX_BYTES,
+                    });
+                }
+                TopLevelGrammar::from_regex(regex)
+            }
+        };
+        let parser = on_a_stack(|| self.factory.create_parser(grammar));
+        let parser = parser.map_err(|error| GrammarError::refused(&error))?;
+        Ok(Box::new(State::new(Matcher::new(Ok(parser)))))
+    }
+}
+
+/// Runs on a stack of known size: what is compiled is as deep as a stranger made it.
+fn on_a_stack<T: Send, E: Send + From<std::io::Error>>(
+    work: impl FnOnce() -> Result<T, E> + Send,
+) -> Result<T, E> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("grammar".to_owned())
+            .stack_size(limits::STACK_BYTES);
+        let handle = thread.spawn_scoped(scope, work)?;
+        match handle.join() {
+            Ok(done) => done,
+            Err(_) => Err(std::io::Error::other("it cannot be compiled").into()),
+        }
+    })
+}
+
+/// The bytes of each token; of those that never come, none.
+fn words(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
+    let mut twins: HashMap<Vec<u8>, u8> = HashMap::new();
+    (0..tokenizer.len() as u32)
+        .map(|id| {
+            let word = word(tokenizer, id);
+            let seen = twins.entry(word.clone()).or_default();
+            *seen = seen.saturating_add(1);
+            match *seen > limits::TWINS {
+                true => Vec::new(),
+                false => word,
+            }
+        })
+        .collect()
+}
+
+fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    let piece = tokenizer.piece_bytes(id);
+    if piece.len() > limits::PIECE_BYTES {
+        return Vec::new();
+    }
+    let is_text = match tokenizer.kind(id) {
+        Kind::Control | Kind::Unknown => false,
+        // Where text has a space put in front, the one behind such a token is not shown: bytes and text would differ.
+        Kind::UserDefined | Kind::HiddenTag => !tokenizer.add_space_prefix(),
+        Kind::Normal | Kind::Unused | Kind::Byte => true,
+    };
+    match is_text {
+        true if piece.first() == Some(&NO_TEXT) => Vec::new(),
+        true => piece.into_owned(),
+        false => [&[NO_TEXT], &*piece].concat(),
+    }
+}
