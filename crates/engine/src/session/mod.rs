@@ -47,6 +47,7 @@
 //! ```
 
 pub mod condense;
+mod error;
 mod file;
 pub mod layout;
 pub mod look;
@@ -62,6 +63,7 @@ mod state;
 mod talk;
 pub mod turns;
 
+pub use error::SessionError;
 pub use file::Identity;
 pub use prefix::PrefixStats;
 pub use say::Saying;
@@ -69,9 +71,9 @@ pub use shadow::{Progress, STEP_TOKENS_MAX};
 pub use talk::{Answer, Context};
 
 use crate::encoder::{Embedding, Encoder, EncoderError};
-use crate::run::{Runtime, SequenceId, StepError};
+use crate::run::{Runtime, SequenceId};
 use haversack_memory::journal::{self, Journal, RecordRef};
-use layout::{Layout, LayoutError};
+use layout::Layout;
 use relevance::Relevance;
 use roll::Roll;
 use std::borrow::Borrow;
@@ -137,79 +139,6 @@ impl Default for SessionOptions {
             faults: None,
         }
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum SessionError {
-    #[error(transparent)]
-    Name(#[from] names::BadName),
-    #[error("session {index} is closed")]
-    Closed { index: usize },
-    #[error("session {name} is answering")]
-    Answering { name: String },
-    #[error("session {name}: {source}")]
-    File {
-        name: String,
-        source: journal::Error,
-    },
-    #[error("session {name}: {source}")]
-    Record {
-        name: String,
-        source: record::BadRecord,
-    },
-    #[error("session {name} was saved with {what} {saved}; this is {here}")]
-    Identity {
-        name: String,
-        what: &'static str,
-        saved: String,
-        here: String,
-    },
-    #[error("there is no session {name}")]
-    NoSuchSession { name: String },
-    #[error("nothing keeps sessions here")]
-    NoSessions,
-    #[error("session {name} is open already")]
-    Open { name: String },
-    #[error("session {name} is not saved: {why}")]
-    Unsaved { name: String, why: String },
-    #[error("sessions are not saved here; there is no {name}")]
-    NowhereToLook { name: String },
-    #[error(
-        "the persistent stream would have {tokens} tokens; accepted: at most {most}, facts included"
-    )]
-    PersistentFull { tokens: usize, most: usize },
-    #[error("an answer of {tokens} tokens; accepted: 1 to {most}")]
-    AnswerLength { tokens: usize, most: usize },
-    #[error(transparent)]
-    Condense(#[from] condense::CondenseError),
-    #[error("there is no fact {number} that holds")]
-    NoSuchFact { number: u64 },
-    #[error("there is no turn {number}")]
-    NoSuchTurn { number: u64 },
-    #[error("turn {number} is no state that holds")]
-    NoSuchState { number: u64 },
-    #[error("{tokens} tokens of state; accepted: {most} at most")]
-    TooMuchState { tokens: usize, most: usize },
-    #[error("the budget leaves {room} tokens for a conversation; accepted: at least {least}")]
-    Budget { room: usize, least: usize },
-    #[error(transparent)]
-    TooLong(#[from] turns::TooLong),
-    #[error(transparent)]
-    Tokenize(#[from] crate::text::tokenizer::TokenizeError),
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    #[error(transparent)]
-    Encoder(#[from] EncoderError),
-    #[error(transparent)]
-    Step(#[from] StepError),
-    #[error(transparent)]
-    Generate(#[from] crate::run::generate::GenerateError),
-    #[error("{doing} {path}: {source}")]
-    Io {
-        doing: &'static str,
-        path: PathBuf,
-        source: std::io::Error,
-    },
 }
 
 /// Says what a text is about. [`Encoder`] does.
