@@ -30,7 +30,7 @@ pub use owner::{Hall, Owner, OwnerOptions};
 pub use shape::Grammars;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use fail::Fail;
@@ -61,6 +61,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/health", get(health))
         .route("/metrics", get(metrics::metrics))
         .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/responses", post(responses::responses))
@@ -87,16 +88,26 @@ async fn health(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn models(State(shared): State<Arc<Shared>>) -> Response {
-    axum::Json(json!({
-        "object": "list",
-        "data": [{
-            "id": shared.model_name,
+    let data = [shared.model_json()];
+    axum::Json(json!({ "object": "list", "data": data })).into_response()
+}
+
+async fn model(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Response {
+    match id == shared.model_name {
+        true => axum::Json(shared.model_json()).into_response(),
+        false => Fail::not_found().into_response(),
+    }
+}
+
+impl Shared {
+    fn model_json(&self) -> serde_json::Value {
+        json!({
+            "id": self.model_name,
             "object": "model",
-            "created": shared.created,
+            "created": self.created,
             "owned_by": "haversack",
-        }],
-    }))
-    .into_response()
+        })
+    }
 }
 
 /// Answers until `stop` ends; then those under way are finished, for as long as they may.
