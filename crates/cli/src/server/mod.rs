@@ -31,8 +31,9 @@ pub use shape::Grammars;
 
 use axum::Router;
 use axum::extract::{Path, State};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use fail::Fail;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -55,17 +56,34 @@ pub struct Shared {
     pub created: u64,
 }
 
+/// What is served where, and by which method. `openapi.json` describes it.
+fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<Shared>>)> {
+    vec![
+        ("/health", "get", get(health)),
+        ("/metrics", "get", get(metrics::metrics)),
+        ("/openapi.json", "get", get(openapi)),
+        ("/v1/models", "get", get(models)),
+        ("/v1/models/{id}", "get", get(model)),
+        ("/v1/chat/completions", "post", post(chat::chat)),
+        ("/v1/completions", "post", post(completions::completions)),
+        ("/v1/responses", "post", post(responses::responses)),
+        ("/v1/embeddings", "post", post(embeddings::embeddings)),
+    ]
+}
+
+const OPENAPI: &str = include_str!("openapi.json");
+
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+}
+
 fn router(shared: Arc<Shared>) -> Router {
     let guard = axum::middleware::from_fn_with_state(shared.clone(), door::guard);
-    Router::new()
-        .route("/health", get(health))
-        .route("/metrics", get(metrics::metrics))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{id}", get(model))
-        .route("/v1/chat/completions", post(chat::chat))
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/responses", post(responses::responses))
-        .route("/v1/embeddings", post(embeddings::embeddings))
+    let routes = routes().into_iter();
+    routes
+        .fold(Router::new(), |router, (path, _, answers)| {
+            router.route(path, answers)
+        })
         .fallback(async || Fail::not_found())
         .method_not_allowed_fallback(async || Fail::method())
         .layer(guard)
@@ -162,4 +180,51 @@ pub async fn serve(
         () = tokio::time::sleep(limits::STOP_TIME) => log::warn!("answers were cut off at the end"),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value as Json;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn what_is_served_is_described_and_the_other_way_round() {
+        let document: Json = serde_json::from_str(OPENAPI).unwrap();
+        let mut described = BTreeSet::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for method in methods.as_object().unwrap().keys() {
+                described.insert((path.as_str(), method.as_str()));
+            }
+        }
+        let routes = routes();
+        let served: BTreeSet<(&str, &str)> = routes
+            .iter()
+            .map(|(path, method, _)| (*path, *method))
+            .collect();
+        assert_eq!(described, served);
+        assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
+    fn every_reference_of_the_description_is_there() {
+        fn references<'a>(of: &'a Json, into: &mut Vec<&'a str>) {
+            match of {
+                Json::Object(map) => {
+                    into.extend(map.get("$ref").and_then(Json::as_str));
+                    map.values().for_each(|value| references(value, into));
+                }
+                Json::Array(items) => items.iter().for_each(|item| references(item, into)),
+                _ => {}
+            }
+        }
+        let document: Json = serde_json::from_str(OPENAPI).unwrap();
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        assert!(found.len() > 50);
+        for reference in found {
+            let place = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(place).is_some(), "{reference}");
+        }
+    }
 }
