@@ -490,3 +490,29 @@ fn without_an_encoder_it_is_said_how_to_get_one() {
         "{answer}"
     );
 }
+
+/// Each path answers by the methods that the description names, and by no other.
+#[test]
+fn the_description_is_true() {
+    let Some(server) = Server::start(&["--memory", "64M"]) else {
+        return;
+    };
+    let (status, text) = server.get("/openapi.json");
+    assert_eq!(status, 200);
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(document["openapi"], "3.1.0");
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for method in ["get", "post", "put", "delete", "patch"] {
+            // A model of that name is not served: the path is.
+            let (status, _, answer) =
+                server.raw(&Server::request(&method.to_uppercase(), path, "", "{}"));
+            let is_there = status != 405 && !answer.contains("nothing at this path");
+            let is_model = path.contains('{') && status == 404;
+            assert_eq!(
+                is_there || is_model,
+                methods.get(method).is_some(),
+                "{method} {path}: {status}"
+            );
+        }
+    }
+}

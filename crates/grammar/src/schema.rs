@@ -2,6 +2,7 @@
 
 use crate::{GrammarError, limits};
 use serde_json::{Value as Json, json};
+use std::collections::HashMap;
 
 /// Where the compiler looks for its options. What a client puts there is overwritten.
 const OPTIONS: &str = "x-guidance";
@@ -40,19 +41,90 @@ fn with_options(mut schema: Json) -> Json {
     schema
 }
 
-/// Items of lists of which one has to fit, wherever they are.
+/// Alternatives of all schemas in this one, as the compiler writes them out: those that meet (`allOf`, or two kinds of
+/// them side by side) are multiplied.
 fn alternatives(schema: &Json) -> usize {
-    match schema {
-        Json::Object(map) => map
-            .iter()
-            .map(|(key, value)| {
-                let is_choice = matches!(key.as_str(), "anyOf" | "oneOf" | "enum" | "type");
-                let here = value.as_array().filter(|_| is_choice).map_or(0, Vec::len);
-                here + alternatives(value)
-            })
-            .sum(),
-        Json::Array(items) => items.iter().map(alternatives).sum(),
-        _ => 0,
+    let mut count = Count {
+        root: schema,
+        known: HashMap::new(),
+    };
+    count.sum(schema)
+}
+
+struct Count<'a> {
+    root: &'a Json,
+    /// By reference. One that is being counted has one, so that circles end.
+    known: HashMap<&'a str, usize>,
+}
+
+/// Without a type such a keyword is written out for each of six.
+const NEEDS_A_TYPE: [&str; 12] = [
+    "additionalProperties",
+    "format",
+    "items",
+    "maxItems",
+    "maxLength",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minimum",
+    "pattern",
+    "properties",
+    "required",
+];
+
+impl<'a> Count<'a> {
+    fn sum(&mut self, schema: &'a Json) -> usize {
+        match schema {
+            Json::Object(map) => {
+                let own = Some(self.of(schema)).filter(|&own| own > 1).unwrap_or(0);
+                map.values()
+                    .fold(own, |sum, value| sum.saturating_add(self.sum(value)))
+            }
+            Json::Array(items) => items
+                .iter()
+                .fold(0, |sum, item| sum.saturating_add(self.sum(item))),
+            _ => 0,
+        }
+    }
+
+    /// Of one schema.
+    fn of(&mut self, schema: &'a Json) -> usize {
+        let Json::Object(map) = schema else {
+            return 1;
+        };
+        let mut all = 1usize;
+        if !map.contains_key("type") && NEEDS_A_TYPE.iter().any(|key| map.contains_key(*key)) {
+            all = 6;
+        }
+        for (key, value) in map {
+            let list = value.as_array().map_or(&[][..], Vec::as_slice);
+            let some = match (key.as_str(), value) {
+                ("anyOf" | "oneOf", _) => list
+                    .iter()
+                    .fold(0, |sum: usize, one| sum.saturating_add(self.of(one))),
+                ("allOf", _) => list
+                    .iter()
+                    .fold(1, |all: usize, one| all.saturating_mul(self.of(one))),
+                ("enum" | "type", _) => list.len(),
+                ("$ref", Json::String(reference)) => self.at(reference),
+                _ => 1,
+            };
+            all = all.saturating_mul(some.max(1));
+        }
+        all
+    }
+
+    fn at(&mut self, reference: &'a str) -> usize {
+        if let Some(&known) = self.known.get(reference) {
+            return known;
+        }
+        self.known.insert(reference, 1);
+        let place = reference.strip_prefix('#');
+        let place = place.and_then(|place| self.root.pointer(place));
+        let found = place.map_or(1, |schema| self.of(schema));
+        self.known.insert(reference, found);
+        found
     }
 }
 
@@ -151,9 +223,31 @@ mod tests {
     fn alternatives_are_counted_everywhere() {
         let schema = json!({
             "type": ["object", "null"],
-            "properties": { "a": { "enum": [1, 2, 3] }, "b": { "items": [{ "anyOf": [true] }] } },
+            "properties": {
+                "a": { "enum": [1, 2, 3] },
+                "b": { "type": "array", "items": [{ "anyOf": [true, { "type": "null" }] }] },
+            },
         });
-        assert_eq!(alternatives(&schema), 6);
+        assert_eq!(alternatives(&schema), 7);
+        // Those that meet are multiplied, also behind references.
+        let five = json!({ "anyOf": [{ "enum": [1, 2, 3] }, { "type": ["null", "string"] }] });
+        assert_eq!(
+            alternatives(&json!({ "allOf": [five, five] })),
+            25 + 2 * (5 + 3 + 2)
+        );
+        let there = json!({ "allOf": [{ "$ref": "#/$defs/x" }, { "$ref": "#/$defs/x" }], "$defs": { "x": { "enum": [1, 2, 3] } } });
+        assert_eq!(alternatives(&there), 9 + 3 + 3 + 3);
+        assert_eq!(alternatives(&json!({ "minLength": 1 })), 6);
+        // Circles and doublings end.
+        let circle = json!({ "allOf": [{ "$ref": "#" }, { "$ref": "#" }], "enum": [1, 2] });
+        assert!(alternatives(&circle) >= 2);
+        let doubling: serde_json::Map<String, Json> = (0..60)
+            .map(|i| {
+                let next = json!({ "$ref": format!("#/$defs/d{}", i + 1) });
+                (format!("d{i}"), json!({ "anyOf": [next, next] }))
+            })
+            .collect();
+        assert!(alternatives(&json!({ "$ref": "#/$defs/d0", "$defs": doubling })) > 1 << 50);
     }
 
     #[test]

@@ -259,6 +259,9 @@ fn hostile_shapes_cost_little() {
         })
         .chain([("d60".to_owned(), json!({ "type": "object" }))])
         .collect();
+    let required: Vec<Value> = (0..60)
+        .map(|i| json!({ "type": "object", "required": [format!("r{i}")] }))
+        .collect();
     let any: Vec<Value> = (0..120).map(|i| json!({ "minLength": i })).collect();
     let mut deep = json!({ "type": "integer" });
     for _ in 0..60 {
@@ -270,6 +273,7 @@ fn hostile_shapes_cost_little() {
         json!({ "allOf": [{ "anyOf": any }, { "anyOf": any }, { "anyOf": any }] }),
         json!({ "type": "object", "required": names(1500), "anyOf": vec![json!({ "type": "object" }); 100] }),
         json!({ "type": "object", "properties": names(1000).into_iter().map(|n| (n, json!({ "type": "string" }))).collect::<serde_json::Map<_, _>>() }),
+        json!({ "type": "object", "allOf": [{ "anyOf": required }, { "anyOf": required }], "required": names(1000) }),
         json!({ "type": "string", "minLength": 1_000_000_000, "maxLength": 4_000_000_000u32 }),
         json!({ "type": "array", "minItems": 1_000_000_000, "items": { "type": "array", "minItems": 1_000_000_000 } }),
         json!({ "type": "array", "maxItems": u64::MAX, "items": { "type": "string", "maxLength": 1000 } }),

@@ -159,10 +159,7 @@ async fn whole(
         let Some(ended) = choice.ended else { continue };
         completion_tokens += ended.tokens;
         first = first.or(Some(ended.became));
-        let logprobs = match choice.logprobs.is_empty() {
-            true => Json::Null,
-            false => json!({ "content": choice.logprobs }),
-        };
+        let logprobs = head.logprobs(choice.logprobs, &mut 0);
         let mut speaker = Speaker::new(&head);
         let said = speaker.last(&ended.text);
         let mut one = json!({
@@ -258,7 +255,10 @@ impl Events {
         match piece {
             Piece::Token { text, logprob } => {
                 let said = self.speakers[i].piece(&text);
-                let logprob = logprob.map(|l| json!({ "content": [self.head.logprob(&l)] }));
+                let logprob = logprob.map(|l| {
+                    let offset = &mut self.speakers[i].offset;
+                    self.head.logprobs(vec![self.head.logprob(&l)], offset)
+                });
                 self.tell(i, said, logprob);
             }
             Piece::Done {
@@ -330,6 +330,8 @@ struct Speaker {
     heard: usize,
     /// Calls that were told.
     told: usize,
+    /// Characters of tokens whose log-probabilities were told.
+    offset: usize,
 }
 
 impl Speaker {
@@ -338,6 +340,7 @@ impl Speaker {
             ear: head.callable.clone().map(Ear::new),
             heard: 0,
             told: 0,
+            offset: 0,
         }
     }
 
@@ -429,6 +432,37 @@ impl Head {
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens as u64,
             "prompt_tokens_details": { "cached_tokens": cached_tokens },
+        })
+    }
+
+    /// Log-probabilities as the API has them: the older one has lists beside each other. `offset` is where the first begins.
+    fn logprobs(&self, of: Vec<Json>, offset: &mut usize) -> Json {
+        if of.is_empty() {
+            return Json::Null;
+        }
+        if self.api == Api::Chat {
+            return json!({ "content": of });
+        }
+        let mut offsets = Vec::new();
+        let mut tops = Vec::new();
+        for one in &of {
+            offsets.push(*offset);
+            *offset += one["token"]
+                .as_str()
+                .map_or(0, |token| token.chars().count());
+            let top = one["top_logprobs"].as_array().into_iter().flatten();
+            let name = |token: &Json| token["token"].as_str().unwrap_or_default().to_owned();
+            let top: Json = top
+                .map(|token| (name(token), token["logprob"].clone()))
+                .collect();
+            tops.push(top);
+        }
+        let all = |name: &str| of.iter().map(|one| one[name].clone()).collect::<Json>();
+        json!({
+            "tokens": all("token"),
+            "token_logprobs": all("logprob"),
+            "top_logprobs": tops,
+            "text_offset": offsets,
         })
     }
 

@@ -33,9 +33,10 @@ pub use owner::{Hall, Owner, OwnerOptions};
 pub use shape::Grammars;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Path, State};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{MethodRouter, delete, get, post, put};
 use fail::Fail;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -60,33 +61,57 @@ pub struct Shared {
     pub created: u64,
 }
 
+/// What is served where, and by which method. `openapi.json` describes it.
+fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<Shared>>)> {
+    vec![
+        ("/health", "get", get(health)),
+        ("/metrics", "get", get(metrics::metrics)),
+        ("/openapi.json", "get", get(openapi)),
+        ("/v1/models", "get", get(models)),
+        ("/v1/models/{id}", "get", get(model)),
+        ("/v1/chat/completions", "post", post(chat::chat)),
+        ("/v1/completions", "post", post(completions::completions)),
+        ("/v1/responses", "post", post(responses::responses)),
+        ("/v1/embeddings", "post", post(embeddings::embeddings)),
+        ("/v1/device", "get", get(device::show)),
+        ("/v1/device", "put", put(device::tell)),
+        ("/v1/sessions", "get", get(sessions::list)),
+        ("/v1/sessions", "post", post(sessions::create)),
+        ("/v1/sessions/{id}", "get", get(sessions::show)),
+        ("/v1/sessions/{id}", "delete", delete(sessions::delete)),
+        ("/v1/sessions/{id}/fork", "post", post(sessions::fork)),
+        ("/v1/sessions/{id}/facts", "post", post(sessions::add_fact)),
+        (
+            "/v1/sessions/{id}/facts/{number}",
+            "delete",
+            delete(sessions::revoke_fact),
+        ),
+        (
+            "/v1/sessions/{id}/turns/{number}/recall",
+            "post",
+            post(sessions::recall),
+        ),
+        (
+            "/v1/sessions/{id}/turns/last",
+            "delete",
+            delete(sessions::retract),
+        ),
+    ]
+}
+
+const OPENAPI: &str = include_str!("openapi.json");
+
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+}
+
 fn router(shared: Arc<Shared>) -> Router {
     let guard = axum::middleware::from_fn_with_state(shared.clone(), door::guard);
-    Router::new()
-        .route("/health", get(health))
-        .route("/metrics", get(metrics::metrics))
-        .route("/v1/models", get(models))
-        .route("/v1/chat/completions", post(chat::chat))
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/responses", post(responses::responses))
-        .route("/v1/embeddings", post(embeddings::embeddings))
-        .route("/v1/device", get(device::show).put(device::tell))
-        .route("/v1/sessions", get(sessions::list).post(sessions::create))
-        .route(
-            "/v1/sessions/{id}",
-            get(sessions::show).delete(sessions::delete),
-        )
-        .route("/v1/sessions/{id}/fork", post(sessions::fork))
-        .route("/v1/sessions/{id}/facts", post(sessions::add_fact))
-        .route(
-            "/v1/sessions/{id}/facts/{number}",
-            delete(sessions::revoke_fact),
-        )
-        .route(
-            "/v1/sessions/{id}/turns/{number}/recall",
-            post(sessions::recall),
-        )
-        .route("/v1/sessions/{id}/turns/last", delete(sessions::retract))
+    let routes = routes().into_iter();
+    routes
+        .fold(Router::new(), |router, (path, _, answers)| {
+            router.route(path, answers)
+        })
         .fallback(async || Fail::not_found())
         .method_not_allowed_fallback(async || Fail::method())
         .layer(guard)
@@ -109,16 +134,26 @@ async fn health(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn models(State(shared): State<Arc<Shared>>) -> Response {
-    axum::Json(json!({
-        "object": "list",
-        "data": [{
-            "id": shared.model_name,
+    let data = [shared.model_json()];
+    axum::Json(json!({ "object": "list", "data": data })).into_response()
+}
+
+async fn model(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Response {
+    match id == shared.model_name {
+        true => axum::Json(shared.model_json()).into_response(),
+        false => Fail::not_found().into_response(),
+    }
+}
+
+impl Shared {
+    fn model_json(&self) -> serde_json::Value {
+        json!({
+            "id": self.model_name,
             "object": "model",
-            "created": shared.created,
+            "created": self.created,
             "owned_by": "haversack",
-        }],
-    }))
-    .into_response()
+        })
+    }
 }
 
 /// Answers until `stop` ends; then those under way are finished, for as long as they may.
@@ -173,4 +208,51 @@ pub async fn serve(
         () = tokio::time::sleep(limits::STOP_TIME) => log::warn!("answers were cut off at the end"),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value as Json;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn what_is_served_is_described_and_the_other_way_round() {
+        let document: Json = serde_json::from_str(OPENAPI).unwrap();
+        let mut described = BTreeSet::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for method in methods.as_object().unwrap().keys() {
+                described.insert((path.as_str(), method.as_str()));
+            }
+        }
+        let routes = routes();
+        let served: BTreeSet<(&str, &str)> = routes
+            .iter()
+            .map(|(path, method, _)| (*path, *method))
+            .collect();
+        assert_eq!(described, served);
+        assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
+    fn every_reference_of_the_description_is_there() {
+        fn references<'a>(of: &'a Json, into: &mut Vec<&'a str>) {
+            match of {
+                Json::Object(map) => {
+                    into.extend(map.get("$ref").and_then(Json::as_str));
+                    map.values().for_each(|value| references(value, into));
+                }
+                Json::Array(items) => items.iter().for_each(|item| references(item, into)),
+                _ => {}
+            }
+        }
+        let document: Json = serde_json::from_str(OPENAPI).unwrap();
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        assert!(found.len() > 50);
+        for reference in found {
+            let place = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(place).is_some(), "{reference}");
+        }
+    }
 }
