@@ -27,6 +27,7 @@ pub use pool::{BlockId, Census, Pool, Reservation};
 pub use size::{LayerShape, Zones, bytes_per_token, kv_bytes, reserve_bytes};
 pub use spans::Span;
 pub use store::{
-    Applied, Grow, Image, Laid, MappedImage, SequenceId, SequenceStats, Step, Store, StoreOptions,
+    Applied, Grow, Image, Laid, MappedImage, Run, SequenceId, SequenceStats, Spot, Step, Store,
+    StoreOptions, Zone, ZoneBytes,
 };
 pub use table::{Entry, Table, TableView};

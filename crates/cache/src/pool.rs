@@ -14,6 +14,7 @@
 use crate::adopted::{ADOPTED, Adopted, RegionIndex};
 use crate::error::CacheError;
 use haversack_memory::arena::ALIGN;
+use haversack_memory::zoo::{Bug, planted};
 use haversack_memory::{Arena, ArenaError, Backing, Faults, Refusal, Region, SlabIndex};
 use std::num::NonZeroU32;
 
@@ -30,7 +31,7 @@ impl BlockId {
         (self.index, self.generation.get())
     }
 
-    fn is_adopted(self) -> bool {
+    pub(crate) fn is_adopted(self) -> bool {
         self.index & ADOPTED != 0
     }
 }
@@ -313,10 +314,25 @@ impl Pool {
         self.ahead = self.ahead + usize::from(is_ahead) - usize::from(was);
     }
 
+    pub(crate) fn is_ahead(&self, id: BlockId) -> bool {
+        !id.is_adopted() && self.references[id.index as usize] & AHEAD != 0
+    }
+
     /// Whether somebody else has it too, so that it must not be written. A file's always has.
     pub fn is_shared(&self, id: BlockId) -> bool {
         self.check(id);
         id.is_adopted() || self.references[id.index as usize] & !AHEAD > 1
+    }
+
+    /// How many tables hold the block; `None` where it was freed since.
+    pub(crate) fn holders(&self, id: BlockId) -> Option<usize> {
+        if id.is_adopted() {
+            return Some(self.adopted.held(id.index, id.generation) as usize).filter(|&n| n > 0);
+        }
+        let i = id.index as usize;
+        let is_free = self.free[i / 64] >> (i % 64) & 1 == 1;
+        let count = (self.references[i] & !AHEAD) as usize;
+        (count > 0 && !is_free && self.generations[i] == id.generation).then_some(count)
     }
 
     pub fn bytes(&self, id: BlockId) -> &[u8] {
@@ -466,7 +482,9 @@ impl Pool {
     }
 
     fn occupy(&mut self, index: usize, references: u32) {
-        self.free[index / 64] &= !(1 << (index % 64));
+        if index % 5 < 4 || !planted(Bug::HandedOutTwice) {
+            self.free[index / 64] &= !(1 << (index % 64));
+        }
         self.references[index] = references;
         let slab = index / self.blocks_per_slab;
         self.slab_live[slab] += 1;

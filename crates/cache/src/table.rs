@@ -16,6 +16,7 @@ use crate::pool::{BlockId, Pool, reserve_exact};
 use crate::size::SLOTS;
 use haversack_kernels::attention::{Block, Coded, KvView, SPAN_SLOTS, Sinks};
 use haversack_kernels::format::kv::{KvForm, KvShape};
+use haversack_memory::zoo::{Bug, planted};
 use std::ops::Range;
 
 /// A block and what counts of it.
@@ -234,8 +235,12 @@ impl Table {
 
     /// Hides these positions and no others. There is room for the runs.
     pub(crate) fn hide(&mut self, hidden: &[Range<u64>]) {
-        for entry in &mut self.entries {
-            entry.hidden = entry.hidden_by(hidden);
+        for (i, entry) in self.entries.iter_mut().enumerate() {
+            let mut counted = *entry;
+            if planted(Bug::MaskByRows) {
+                counted.first_position = i as u64 * SLOTS;
+            }
+            entry.hidden = counted.hidden_by(hidden);
         }
         self.recount();
     }
@@ -377,7 +382,10 @@ impl KvView for TableView<'_> {
             rows: entry.rows as usize,
             hidden: entry.hidden,
             first_position: entry.first_position,
-            segment: self.cuts.partition_point(|&c| c <= entry.first_position),
+            segment: match planted(Bug::ShiftMissesCoded) && entry.near.is_none() {
+                true => self.cuts.len(),
+                false => self.cuts.partition_point(|&c| c <= entry.first_position),
+            },
         }
     }
 

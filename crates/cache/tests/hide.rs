@@ -8,8 +8,8 @@ mod common;
 use common::{codec_layer, feed, write};
 use haversack_cache::policy::Plan;
 use haversack_cache::{
-    CacheError, Codec, Grow, KvForm, LayerShape, Noting, Positions, SequenceId, Store,
-    StoreOptions, Zones,
+    CacheError, Codec, Grow, KvForm, LayerShape, Noting, Positions, Run, SequenceId, Spot, Store,
+    StoreOptions, Zone, ZoneBytes, Zones,
 };
 use haversack_kernels::attention::KvView;
 use std::ops::Range;
@@ -140,6 +140,45 @@ fn check(store: &Store, id: SequenceId, twin: &Twin) {
     let hidden = store.hidden(id);
     let in_hidden = |p: usize| hidden.iter().any(|r| r.contains(&(p as u64)));
     assert!((0..position).all(|p| in_hidden(p) == twin.hidden[p]));
+}
+
+/// What is shown of each token is what is true of it.
+fn check_runs(store: &Store, id: SequenceId, twin: &Twin) {
+    let position = twin.position();
+    let last = position.saturating_sub(1) as u64 / 32;
+    let zones = store.zones();
+    for (layer, shape) in store.layers().iter().enumerate() {
+        let runs = store.runs(id, layer).unwrap();
+        assert!(runs.windows(2).all(|two| two[0].spot != two[1].spot));
+        let one = |run: &Run| vec![run.spot; run.tokens as usize];
+        let spots: Vec<Spot> = runs.iter().flat_map(one).collect();
+        assert_eq!(spots.len(), position, "layer {layer}");
+        for (p, spot) in spots.into_iter().enumerate() {
+            let in_window = shape.window.is_none_or(|w| p as u64 + w > position as u64);
+            let is_recent = shape.zoned() && p as u64 / 32 + zones.recent_blocks() >= last;
+            let held = match is_recent {
+                _ if p < zones.sinks && shape.sink_bytes(zones) > 0 => Zone::Sinks,
+                true => Zone::Recent,
+                false => Zone::Rest,
+            };
+            let fits = match spot {
+                Spot::Held(zone) => twin.seen(p) && zone == held,
+                Spot::Hidden => twin.hidden[p] && !twin.gone[p],
+                Spot::Passed => !in_window,
+                Spot::Missing => twin.gone[p],
+            };
+            assert!(fits, "layer {layer}, token {p} of {position}: {spot:?}");
+            assert!(!twin.seen(p) || !in_window || matches!(spot, Spot::Held(_)));
+        }
+    }
+}
+
+/// Every byte of blocks is in one zone.
+fn check_zones(store: &Store) {
+    let (zones, ledger) = (store.zone_bytes(), store.ledger());
+    let sum = |of: fn(&ZoneBytes) -> usize| zones.iter().map(of).sum::<usize>();
+    assert_eq!(sum(|z| z.bytes), ledger.kv_live);
+    assert_eq!(sum(|z| z.file_bytes), ledger.kv_file);
 }
 
 struct Random(u64);
@@ -283,6 +322,9 @@ fn converse(options: StoreOptions, steps: usize) {
         check(&store, *id, twin);
         if step % 16 == 0 {
             all.iter().for_each(|(id, twin)| check(&store, *id, twin));
+            all.iter()
+                .for_each(|(id, twin)| check_runs(&store, *id, twin));
+            check_zones(&store);
         }
     }
     assert!(done.iter().all(|&n| n > 50), "{done:?}");

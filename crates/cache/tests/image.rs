@@ -262,3 +262,61 @@ fn hostile_images() {
     .unwrap();
     assert_eq!(saved.open_in(&mut noted), Err(CacheError::NoImage));
 }
+
+/// A column is written when its rows have their last form, and a layer with a window passes it later: what is read again
+/// is the sequence as it stands, without those rows. Mounted, they do not come back either.
+#[test]
+fn columns_that_a_window_has_passed_since() {
+    let options = options();
+    let mut coder = Coder::new(&options);
+    let mut store = Store::new(options.clone()).unwrap();
+    let id = store.open().unwrap();
+    let mut model = Model::default();
+    let mut columns: Vec<Vec<u8>> = Vec::new();
+    let mut outline = Vec::new();
+    for end in (8..=240).step_by(8) {
+        let tokens: Vec<u32> = (end - 7..=end).collect();
+        feed(&mut store, id, &tokens).unwrap();
+        model.feed(&tokens);
+        // As a file does: what has settled is written once, and never again.
+        let settled = store.settled(id).unwrap() as usize;
+        for block in columns.len()..settled {
+            let mut bytes = Vec::new();
+            store.column(id, block as u64, &mut bytes).unwrap();
+            columns.push(bytes);
+        }
+        outline.clear();
+        store.outline(id, &mut outline).unwrap();
+        let blocks = store.blocks(id).unwrap();
+        let tail: Vec<Vec<u8>> = (blocks.into_iter())
+            .filter(|&block| block >= settled as u64)
+            .map(|block| {
+                let mut bytes = Vec::new();
+                store.column(id, block, &mut bytes).unwrap();
+                bytes
+            })
+            .collect();
+        let all: Vec<&[u8]> = columns.iter().chain(&tail).map(Vec::as_slice).collect();
+        let mut other = Store::new(options.clone()).unwrap();
+        let image = Image {
+            outline: &outline,
+            columns: &all,
+        };
+        let again = other
+            .restore(image)
+            .unwrap_or_else(|e| panic!("{end}: {e}"));
+        check_with(&other, &mut coder, again, &model);
+        other.audit().unwrap();
+    }
+    let hidden = 0..96;
+    store.hide(id, std::slice::from_ref(&hidden)).unwrap();
+    store.drop_hidden(id, hidden).unwrap();
+    let back: Vec<&[u8]> = columns[..3].iter().map(Vec::as_slice).collect();
+    store.mount(id, &back).unwrap();
+    store.hide(id, &[]).unwrap();
+    let held = |layer| store.kept(id, layer).unwrap().next();
+    // Of the sinks nothing is said here: the first block had left.
+    assert_eq!((held(0), held(1)), (Some(0), Some(0)));
+    assert!(held(2) > Some(95), "{:?}", held(2));
+    store.audit().unwrap();
+}

@@ -6,7 +6,7 @@ use common::{Coder, Model, check_with, codec_layer, feed};
 use haversack_cache::policy::window::{WindowParams, plan};
 use haversack_cache::{
     CacheError, Codec, KvForm, LayerShape, MappedImage, Region, SequenceId, Store, StoreOptions,
-    Zones,
+    ZoneBytes, Zones,
 };
 use haversack_memory::FileMap;
 use std::path::{Path, PathBuf};
@@ -150,6 +150,10 @@ fn mapped_equals_computed_and_stays_in_the_file() {
         assert_eq!(adopted(&store), (blocks, 2 * blocks, regions));
         assert_eq!(store.ledger().kv_file, alone.kv_file);
         assert_eq!(store.ledger().kv_live, 2 * alone.kv_live);
+        let zones = store.zone_bytes();
+        let sum = |of: fn(&ZoneBytes) -> usize| zones.iter().map(of).sum::<usize>();
+        assert_eq!(sum(|z| z.bytes), 2 * alone.kv_live);
+        assert_eq!(sum(|z| z.file_bytes), alone.kv_file);
 
         // Each goes its own way.
         let mut other = Model::default();

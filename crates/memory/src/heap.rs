@@ -1,47 +1,67 @@
-//! Counting what asks the heap for memory, for tests of paths that must not.
+//! Counting what asks the heap for memory, for tests of paths that must not, or not for more than they say.
 //!
-//! A test makes [`Counting`] its global allocator and compares [`allocations`] before and after. It
+//! A test makes [`Counting`] its global allocator and compares [`allocations`] or [`held_bytes`] before and after. It
 //! counts every thread of the process. Not for programs: they keep the allocator they like.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// The system's allocator, and a count of calls that take memory.
+/// The system's allocator, a count of calls that take memory, and the bytes that are taken.
 #[derive(Debug)]
 pub struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 /// Blocks taken from the heap so far, growing one included.
 pub fn allocations() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
 
-fn count() {
+/// Bytes of the heap that are in use, as they were asked for.
+pub fn held_bytes() -> usize {
+    HELD.load(Ordering::Relaxed)
+}
+
+/// The most that they have been since this was last asked.
+pub fn take_peak_bytes() -> usize {
+    PEAK.swap(held_bytes(), Ordering::Relaxed)
+}
+
+fn count(bytes: usize) {
     ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+    let held = HELD.fetch_add(bytes, Ordering::Relaxed).wrapping_add(bytes);
+    PEAK.fetch_max(held, Ordering::Relaxed);
+}
+
+fn free(bytes: usize) {
+    HELD.fetch_sub(bytes, Ordering::Relaxed);
 }
 
 // SAFETY: every call goes to the system's allocator as it came; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
+        free(layout.size());
+        count(bytes);
         // SAFETY: the caller's promises are passed on.
         unsafe { System.realloc(pointer, layout, bytes) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        free(layout.size());
         // SAFETY: the caller's promises are passed on.
         unsafe { System.dealloc(pointer, layout) }
     }

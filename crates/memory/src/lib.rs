@@ -19,6 +19,8 @@ pub mod reading;
 mod resident;
 pub mod thermal;
 pub mod usage;
+#[doc(hidden)]
+pub mod zoo;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub use arena::SharedSlabs;

@@ -125,22 +125,48 @@ pub fn allot(
     shape: &dyn Fn(usize, KvForm) -> LayerShape,
     ask: &Ask,
 ) -> Result<Allotted, CannotFit> {
-    let hulls: Vec<Vec<Choice>> = (0..curves.len())
-        .map(|layer| hull(choices(&curves[layer], &|form| shape(layer, form), ask)))
-        .collect();
+    let forms = |layer: usize| forms(&curves[layer], &|form| shape(layer, form));
+    let hulls = (0..curves.len()).map(|layer| hull(choices(&curves[layer], forms(layer), ask)));
+    share_out(&hulls.collect::<Vec<_>>(), ask.bytes)
+}
+
+/// The same where each layer is stored as it is: only rows are shared out.
+pub fn allot_rows(
+    curves: &[Curves],
+    shapes: &[LayerShape],
+    ask: &Ask,
+) -> Result<Allotted, CannotFit> {
+    let hulls = curves.iter().zip(shapes).map(|(curves, &shape)| {
+        let only = Coded {
+            form: shape.far,
+            shape,
+            damage: 0.0,
+        };
+        hull(choices(curves, vec![only], ask))
+    });
+    share_out(&hulls.collect::<Vec<_>>(), ask.bytes)
+}
+
+/// What all layers take on their way through the last block of so many rows.
+pub fn rows_bytes(shapes: &[LayerShape], zones: Zones, rows: u64) -> u64 {
+    let bytes = shapes.iter().map(|&shape| most_bytes(shape, zones, rows));
+    bytes.fold(0, u64::saturating_add)
+}
+
+fn share_out(hulls: &[Vec<Choice>], bytes: u64) -> Result<Allotted, CannotFit> {
     let total = |picks: &[usize]| -> u64 {
-        let bytes = picks.iter().zip(&hulls).map(|(&i, hull)| hull[i].bytes);
+        let bytes = picks.iter().zip(hulls).map(|(&i, hull)| hull[i].bytes);
         bytes.fold(0, u64::saturating_add)
     };
     // Every layer starts with the least, and the step that heals most for its bytes is taken while there is room. Along
     // a hull steps heal less and less, so this is the plan of one price for all.
     let mut picks = vec![0; hulls.len()];
     let mut used = total(&picks);
-    if used > ask.bytes {
+    if used > bytes {
         let clamp = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         return Err(CannotFit {
-            short_by: clamp(used - ask.bytes),
-            budget_bytes: clamp(ask.bytes),
+            short_by: clamp(used - bytes),
+            budget_bytes: clamp(bytes),
         });
     }
     loop {
@@ -151,7 +177,7 @@ pub fn allot(
                 continue;
             };
             let more = next.bytes - hull[at].bytes;
-            if used.saturating_add(more) > ask.bytes {
+            if used.saturating_add(more) > bytes {
                 continue;
             }
             let gain = (hull[at].damage - next.damage) / more as f64;
@@ -165,46 +191,69 @@ pub fn allot(
         picks[layer] += 1;
         used += more;
     }
-    let chosen = || picks.iter().zip(&hulls).map(|(&i, hull)| &hull[i]);
+    let chosen = || picks.iter().zip(hulls).map(|(&i, hull)| &hull[i]);
     Ok(Allotted {
         layers: chosen().map(|choice| choice.allotment).collect(),
         damage: chosen().map(|choice| choice.damage).sum(),
     })
 }
 
-fn choices(curves: &Curves, shape: &dyn Fn(KvForm) -> LayerShape, ask: &Ask) -> Vec<Choice> {
-    let all = ask.tokens.next_multiple_of(SLOTS).max(SLOTS);
-    let floor = rows_floor(ask.zones, ask.anchors).min(all);
-    let step = ((all - floor) / ROW_STEPS)
-        .next_multiple_of(SLOTS)
-        .max(SLOTS);
-    let mut choices = Vec::new();
+/// A way to store a layer, and what it suffers from that.
+struct Coded {
+    form: KvForm,
+    shape: LayerShape,
+    damage: f64,
+}
+
+/// All of them.
+fn forms(curves: &Curves, shape: &dyn Fn(KvForm) -> LayerShape) -> Vec<Coded> {
+    let mut forms = Vec::new();
     for (i, k) in CODECS.iter().enumerate() {
         for (j, v) in CODECS.iter().enumerate() {
             let form = KvForm {
                 k: k.form(),
                 v: v.form(),
             };
-            let shape = shape(form);
-            let coded = f64::from(curves.k[i]) + f64::from(curves.v[j]);
-            // A layer with a window of its own lets rows go by itself.
-            let rows = match shape.window {
-                Some(_) => vec![all],
-                None => {
-                    let mut rows: Vec<u64> = (floor..all).step_by(step as usize).collect();
-                    rows.push(all);
-                    rows
-                }
-            };
-            for rows in rows {
-                let share = (rows as f32 / ask.tokens.max(1) as f32).min(1.0);
-                let lost = f64::from(curves.rows_at(share)) * f64::from(ask.row_weight);
-                choices.push(Choice {
-                    allotment: Allotment { form, rows },
-                    bytes: most_bytes(shape, ask.zones, rows),
-                    damage: coded + lost,
-                });
+            forms.push(Coded {
+                form,
+                shape: shape(form),
+                damage: f64::from(curves.k[i]) + f64::from(curves.v[j]),
+            });
+        }
+    }
+    forms
+}
+
+fn choices(curves: &Curves, forms: Vec<Coded>, ask: &Ask) -> Vec<Choice> {
+    let all = ask.tokens.next_multiple_of(SLOTS).max(SLOTS);
+    let floor = rows_floor(ask.zones, ask.anchors).min(all);
+    let step = ((all - floor) / ROW_STEPS)
+        .next_multiple_of(SLOTS)
+        .max(SLOTS);
+    let mut choices = Vec::new();
+    for Coded {
+        form,
+        shape,
+        damage,
+    } in forms
+    {
+        // A layer with a window of its own lets rows go by itself.
+        let rows = match shape.window {
+            Some(_) => vec![all],
+            None => {
+                let mut rows: Vec<u64> = (floor..all).step_by(step as usize).collect();
+                rows.push(all);
+                rows
             }
+        };
+        for rows in rows {
+            let share = (rows as f32 / ask.tokens.max(1) as f32).min(1.0);
+            let lost = f64::from(curves.rows_at(share)) * f64::from(ask.row_weight);
+            choices.push(Choice {
+                allotment: Allotment { form, rows },
+                bytes: most_bytes(shape, ask.zones, rows),
+                damage: damage + lost,
+            });
         }
     }
     choices
@@ -359,6 +408,24 @@ mod tests {
             plan.iter().map(|a| a.rows).sum()
         };
         assert!(rows(30.0) > rows(1.0));
+    }
+
+    /// Stored as they are, layers have as many rows together as if all had the same number, and who suffers more has more.
+    #[test]
+    fn rows_alone_are_shared_out() {
+        let curves = [1.0, 0.01, 100.0, 1.0].map(curves);
+        let shapes = [shape(0, KvForm::both(Codec::Int4.form())); 4];
+        let bytes = rows_bytes(&shapes, zones(), 512);
+        let ask = Ask { bytes, ..ask(1.0) };
+        let plan = allot_rows(&curves, &shapes, &ask).unwrap().layers;
+        assert!(plan.iter().all(|a| a.form == shapes[0].far));
+        let rows: Vec<u64> = plan.iter().map(|a| a.rows).collect();
+        // The last block may be one's alone.
+        assert!(rows[0].abs_diff(rows[3]) <= SLOTS, "{rows:?}");
+        let (less, more) = (rows[0].min(rows[3]), rows[0].max(rows[3]));
+        assert!(rows[1] < less && more < rows[2], "{rows:?}");
+        let sum: u64 = rows.iter().sum();
+        assert!((4 * 512 - 3 * SLOTS..=4 * 512).contains(&sum), "{rows:?}");
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! compact a gap closes over hidden rows as over those that left ([`crate::segments`]). New rows are never
 //! hidden, so that every query sees itself.
 //!
-//! Rows that leave one by one take each other's slots, and their attention is counted: a store that remembers
-//! rows ([`super::StoreOptions::notes`]) hides none.
+//! Rows that leave one by one take each other's slots, and their attention is counted: a sequence whose rows are
+//! remembered ([`Store::open_noting`]) hides none.
 
 use super::{Applied, SequenceId, Store, release, release_sinks};
 use crate::error::CacheError;
@@ -34,7 +34,7 @@ impl Store {
             }
             before = end;
         }
-        if self.is_noting() && !hidden.is_empty() {
+        if sequence.noted && !hidden.is_empty() {
             return Err(CacheError::Noted { index: i });
         }
 

@@ -2,7 +2,8 @@
 //!
 //! A *column* is one block of 32 positions in every layer, in whatever form each has it; the *outline* is all else:
 //! where the sequence stands, what left it, the exact first tokens. Below [`Store::settled`] a column never changes
-//! again, so that it is written once; the few above it are what a later save replaces. Restored equals computed, bit
+//! again, so that it is written once; the few above it are what a later save replaces. What a layer's window has passed
+//! since is left out when it is read. Restored equals computed, bit
 //! for bit, but for what is hidden, which is said anew; far forms made ahead are made again. Sequences whose rows leave one by one have no image: their rows have moved between columns.
 //!
 //! ```text
@@ -21,6 +22,7 @@ use crate::segments::Segments;
 use crate::size::{SLOTS, near_from};
 use crate::table::{Entry, Table};
 use haversack_memory::Region;
+use haversack_memory::zoo::{Bug, planted};
 
 /// How a layer has a block.
 const NONE: u8 = 0;
@@ -135,7 +137,9 @@ impl Store {
         let mut columns = Vec::new();
         reserve_exact(&mut columns, image.columns.len())?;
         for bytes in image.columns {
-            columns.push(self.read_column(bytes, outline.position)?);
+            let mut column = self.read_column(bytes, outline.position)?;
+            column.leave_out_passed(outline.layers.iter().map(|layer| layer.passed));
+            columns.push(column);
         }
         self.restore_from(&outline, &columns, &[])
     }
@@ -155,7 +159,9 @@ impl Store {
         let id = self.open()?;
         let filled = self.fill(id, outline, columns, regions);
         if let Err(error) = filled {
-            self.close(id)?;
+            if !planted(Bug::FailedRestoreLeaks) {
+                self.close(id)?;
+            }
             return Err(error);
         }
         Ok(id)
@@ -169,7 +175,8 @@ impl Store {
         let mut read = Vec::new();
         reserve_exact(&mut read, columns.len())?;
         for bytes in columns {
-            let column = self.read_column(bytes, position)?;
+            let mut column = self.read_column(bytes, position)?;
+            column.leave_out_passed(self.sequences[i].tables.iter().map(|t| t.passed));
             if column.block >= settled {
                 return Err(bad("a column that is not settled"));
             }
@@ -197,7 +204,7 @@ impl Store {
     /// The sequence, if its rows have not moved.
     pub(super) fn plain(&self, id: SequenceId) -> Result<usize, CacheError> {
         let i = self.find(id)?;
-        match self.is_noting() {
+        match self.sequences[i].noted {
             true => Err(CacheError::NoImage),
             false => Ok(i),
         }
@@ -543,6 +550,17 @@ pub(super) struct Column<'a> {
     block: u64,
     /// (layer)
     parts: Vec<Option<Part<'a>>>,
+}
+
+impl Column<'_> {
+    /// A column is written once, when its rows have their last form. A layer whose window has passed them since has them no
+    /// more. `passed` is (layer).
+    fn leave_out_passed(&mut self, passed: impl Iterator<Item = u64>) {
+        let end = self.block.saturating_add(1).saturating_mul(SLOTS);
+        for (part, passed) in self.parts.iter_mut().zip(passed) {
+            part.take_if(|_| end <= passed);
+        }
+    }
 }
 
 #[derive(Clone, Copy)]

@@ -9,10 +9,12 @@
 //! the sum of all accounts is within the budget.
 
 mod ahead;
+mod audit;
 mod evict;
 mod hide;
 mod image;
 mod mapped;
+mod picture;
 mod rows;
 mod step;
 mod thin;
@@ -22,6 +24,7 @@ mod write;
 pub use evict::Applied;
 pub use image::Image;
 pub use mapped::{Laid, MappedImage};
+pub use picture::{Run, Spot, Zone, ZoneBytes};
 pub use step::{Grow, Step};
 
 use crate::coding::{Mean, Staging};
@@ -36,6 +39,7 @@ use crate::spans::Spans;
 use crate::table::{Entry, FormView, Table, TableView};
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_kernels::format::kv::carry::Carry;
+use haversack_memory::zoo::{Bug, planted};
 use haversack_memory::{Backing, Faults};
 
 /// Slabs of this many bytes: a huge page each, and less than a block beyond it in small ones. A short chat
@@ -53,7 +57,7 @@ pub struct StoreOptions {
     /// Ceiling for everything in the [`Ledger`]; `None` = what the system gives.
     pub budget_bytes: Option<usize>,
     /// Remember where each row came from and how much attention it gets, so that rows can leave one by
-    /// one ([`Store::thin`]).
+    /// one ([`Store::thin`]): of every sequence that says nothing else.
     pub notes: Option<Noting>,
     /// Where the pages of blocks come from.
     pub backing: Backing,
@@ -123,6 +127,8 @@ struct Sequence {
     spans: Spans,
     /// Where it stood when rows last left one by one.
     thinned_at: u64,
+    /// Rows are remembered, so that they can.
+    noted: bool,
 }
 
 impl Sequence {
@@ -284,10 +290,18 @@ impl Store {
             Account::Scratch => &mut self.scratch,
             Account::Side => &mut self.side,
         };
-        if let Some(more) = bytes.checked_sub(*level).filter(|&more| more > 0) {
-            ledger.fit(more)?;
+        let before = std::mem::replace(level, bytes);
+        if planted(Bug::BudgetAfterAllocating) {
+            self.note_total();
         }
-        *level = bytes;
+        let more = bytes.saturating_sub(before);
+        if let Some(error) = ledger.fit(more).err().filter(|_| more > 0) {
+            match account {
+                Account::Scratch => self.scratch = before,
+                Account::Side => self.side = before,
+            }
+            return Err(error);
+        }
         self.note_total();
         Ok(())
     }
@@ -305,16 +319,21 @@ impl Store {
     }
 
     pub fn open(&mut self) -> Result<SequenceId, CacheError> {
+        self.open_noting(self.notes)
+    }
+
+    /// A sequence of whose rows something else is remembered than of the others'.
+    pub fn open_noting(&mut self, notes: Option<Noting>) -> Result<SequenceId, CacheError> {
         let slot = self.free_slot(Segments::bytes_for(GAPS, 0))?;
         let mut sequence = Sequence {
             segments: Segments::with_room(GAPS, 0)?,
+            noted: notes.is_some(),
             ..Sequence::default()
         };
         reserve_exact(&mut sequence.tables, self.layers.len())?;
         let tables = self.layers.iter().map(|layer| Table {
             // A layer with a window of its own loses rows by itself.
-            notes: self
-                .notes
+            notes: notes
                 .filter(|_| layer.shape.window.is_none())
                 .map(|noting| Notes::new(noting, layer.shape.kv_heads)),
             ..Table::default()
@@ -338,6 +357,7 @@ impl Store {
             segments: source.segments.copy()?,
             spans: source.spans.copy()?,
             thinned_at: source.thinned_at,
+            noted: source.noted,
             ..Sequence::default()
         };
         reserve_exact(&mut sequence.tables, self.layers.len())?;
@@ -360,7 +380,9 @@ impl Store {
         for (layer, table) in self.layers.iter().zip(&sequence.tables) {
             for entry in &table.entries {
                 for (pool, id) in layer.forms(entry) {
-                    self.pools[pool].share(id);
+                    if entry.first_position > 0 || !planted(Bug::ForkLosesReference) {
+                        self.pools[pool].share(id);
+                    }
                 }
             }
             if let (Some(pool), Some(id)) = (layer.sink_pool, table.sinks) {
@@ -403,9 +425,14 @@ impl Store {
         Ok(self.sequences[self.find(id)?].tables[layer].rows())
     }
 
-    /// Whether rows are remembered, so that they can leave one by one.
+    /// Whether rows of sequences that say nothing else are remembered.
     pub fn is_noting(&self) -> bool {
         self.notes.is_some()
+    }
+
+    /// Whether rows of a sequence are remembered, so that they can leave one by one.
+    pub fn is_noted(&self, id: SequenceId) -> Result<bool, CacheError> {
+        Ok(self.sequences[self.find(id)?].noted)
     }
 
     /// What [`KvView::spans`] will say of the layer with most once `tokens` more are there. Blocks may be

@@ -21,6 +21,7 @@ use crate::error::CacheError;
 use crate::pool::{BlockId, Pool, Reservation, reserve_exact};
 use crate::size::{Need, SLOTS, Standing, first_seen_block, near_from};
 use crate::table::Table;
+use haversack_memory::zoo::{Bug, planted};
 
 /// One sequence's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,9 +129,17 @@ impl Store {
             }
         }
 
-        self.ledger().fit(self.worst_case(&mut step))?;
+        let worst = self.worst_case(&mut step);
+        if !planted(Bug::BudgetAfterAllocating) {
+            self.ledger().fit(worst)?;
+        }
 
-        if let Err(error) = self.take(&mut step) {
+        let mut taken = self.take(&mut step);
+        if planted(Bug::BudgetAfterAllocating) {
+            self.note_total();
+            taken = taken.and_then(|()| Ok(self.ledger().fit(0)?));
+        }
+        if let Err(error) = taken {
             self.forfeit(step);
             return Err(error);
         }

@@ -3,6 +3,7 @@
 use super::{Layer, Sequence, Store};
 use crate::error::CacheError;
 use crate::pool::BlockId;
+use haversack_memory::zoo::{Bug, planted};
 
 /// Slabs of which less than this is in use are emptied.
 const SPARSE_PERCENT: usize = 25;
@@ -53,7 +54,8 @@ fn follow(layers: &[Layer], sequence: &mut Sequence, pool: usize, moves: &[(Bloc
         if let Some(old) = *id
             && let Ok(at) = moves.binary_search_by_key(&old.order(), |(from, _)| from.order())
         {
-            *id = Some(moves[at].1);
+            let mixed = usize::from(planted(Bug::DefragmentMixes));
+            *id = Some(moves[(at + mixed) % moves.len()].1);
         }
     };
     if moves.is_empty() {

@@ -14,6 +14,7 @@ use haversack_kernels::Exec;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_kernels::format::kv::code::sink_bytes;
 use haversack_kernels::threads::chunks_mut;
+use haversack_memory::zoo::{Bug, planted};
 use std::ops::Range;
 
 impl Store {
@@ -79,7 +80,8 @@ impl Store {
         let table = &mut self.sequences[member.index].tables[l];
         let pool = &mut self.pools[layer.near_pool];
         let tail = table.tail(member.position).and_then(|e| e.near);
-        if let Some(shared) = tail.filter(|&id| pool.is_shared(id)) {
+        let is_shared = |id: &BlockId| pool.is_shared(*id) && !planted(Bug::ForkSharesTail);
+        if let Some(shared) = tail.filter(is_shared) {
             let private = pool.acquire(&mut step.reservations[layer.near_pool]);
             pool.copy(shared, private);
             step.marks[mark].tail = Some(shared);

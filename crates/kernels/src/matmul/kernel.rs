@@ -28,8 +28,8 @@ use crate::format::WeightType::{self, *};
 use crate::format::gguf::{GROUP, IQ4_VALUES, Integer};
 use crate::format::packed::{Bits, STRIP, VECTOR, strip_bytes};
 
-/// How far ahead of its use a strip is asked for when one row runs through it: the hardware's own
-/// prefetching stops at each 4 KiB page.
+/// How far ahead of its first use a strip is asked for: the hardware's own prefetching stops at each
+/// 4 KiB page.
 const AHEAD: usize = 4096;
 
 /// Quads of a group.
@@ -81,6 +81,10 @@ pub(super) fn quant_strips<S: Isa, T: Quant>(s: S, task: &Task<'_>) {
         while row + 4 <= task.x_rows {
             int8_strips::<S, T, 4, 1>(s, task, lines, row);
             row += 4;
+        }
+        if const { S::INT8_ROWS_MAX >= 8 } && row + 3 == task.x_rows {
+            int8_strips::<S, T, 3, 1>(s, task, lines, row);
+            row += 3;
         }
         if row + 2 <= task.x_rows {
             int8_strips::<S, T, 2, 1>(s, task, lines, row);
@@ -149,7 +153,7 @@ fn int8_strips<S: Isa, T: Quant, const R: usize, const P: usize>(
                 // SAFETY: a strip has the length of its shape, which covers every group.
                 let record = unsafe { record::<T>(strip, group) };
                 let g = group % T::SHAPE.groups;
-                if const { R == 1 } {
+                if row == 0 {
                     prefetch_group::<S, T>(s, record, g);
                 }
                 each!(p < P, of 2, {

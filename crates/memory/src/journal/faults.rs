@@ -95,6 +95,14 @@ impl Faults {
         self.log().clone()
     }
 
+    /// How many of the calls that were asked for have been struck.
+    pub fn blows(&self) -> usize {
+        match self.nth {
+            0 => 0,
+            nth => (self.log().len() + 1).saturating_sub(nth).min(self.count),
+        }
+    }
+
     /// True when the call to be struck was made.
     pub fn struck(&self) -> bool {
         self.nth > 0 && self.log().len() >= self.nth
