@@ -11,6 +11,7 @@ use haversack::many::{Desk, DeskOptions, News, Pace, Refused, Request, Ticket, T
 use haversack::memory::{Cgroup, Reading};
 use haversack::run::{Finish, GenerateOptions};
 use haversack::sample::SampleOptions;
+use haversack::session::turns::Place;
 use haversack::session::{Answer, SessionError, SessionId, SessionOptions, Sessions};
 use haversack::{Model, Repack, Retention, Runtime, RuntimeOptions};
 use std::collections::HashMap;
@@ -87,6 +88,14 @@ fn alone(model: &Arc<Model>, dir: &Path, rounds: usize) -> Vec<Vec<Answer>> {
     all.collect()
 }
 
+/// Bytes that a conversation may come to hold, and what is kept beside all of them.
+fn sizes(model: &Arc<Model>, dir: &Path) -> (usize, usize) {
+    let runtime = runtime(model, dir, None);
+    let scratch = runtime.scratch_bytes(2, 64, 800);
+    let kept = scratch + runtime.ledger().side + (16 << 10);
+    (runtime.sequence_bytes(96 + CAPACITY + 448), kept)
+}
+
 /// Steps until nothing is left.
 fn finish(desk: &mut Desk, budget: Option<usize>) -> HashMap<Ticket, Answer> {
     let mut said = HashMap::new();
@@ -119,12 +128,7 @@ fn company_changes_no_turn() {
     let rounds = 8;
     let truth = alone(&model, dir.path(), rounds);
     let ids = spec.ids(200);
-    let (one, kept) = {
-        let runtime = runtime(&model, dir.path(), None);
-        let scratch = runtime.scratch_bytes(2, 64, 800);
-        let kept = scratch + runtime.ledger().side + (16 << 10);
-        (runtime.sequence_bytes(96 + CAPACITY + 448), kept)
-    };
+    let (one, kept) = sizes(&model, dir.path());
     for (i, budget) in [None, Some(9), Some(3), Some(1)].into_iter().enumerate() {
         let budget = budget.map(|times| times * one + kept);
         let runtime = runtime(&model, dir.path(), budget);
@@ -179,6 +183,63 @@ fn company_changes_no_turn() {
     }
 }
 
+/// A session that others leave no room for now waits until it can be opened as it was put away: what stayed in its file
+/// would be missing in the answer.
+#[test]
+fn a_session_comes_back_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spec, model) = tiny(dir.path());
+    let rounds = 6;
+    let truth = alone(&model, dir.path(), rounds);
+    let (one, kept) = sizes(&model, dir.path());
+    let mut waited = [0, 0];
+    for part in 0..36 {
+        let budget = Some(one + part * one / 16 + kept);
+        let runtime = runtime(&model, dir.path(), budget);
+        let sessions = sessions(&runtime, &dir.path().join(format!("desk{part}")));
+        let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+        desk.create_session(NAMES[0], "", OPENING, 0).unwrap();
+        for round in 0..rounds - 1 {
+            desk.say(turn(0, round)).unwrap();
+            finish(&mut desk, budget);
+        }
+        desk.suspend_all();
+        let options = GenerateOptions {
+            tokens_max: Some(20),
+            ..GenerateOptions::default()
+        };
+        let other = Request {
+            prompt: spec.ids(560),
+            options,
+            ..Request::default()
+        };
+        let other = desk.submit(other).unwrap();
+        let last = desk.say(turn(0, rounds - 1)).unwrap();
+        let mut order = Vec::new();
+        let mut context = None;
+        while !desk.is_idle() {
+            desk.step(Duration::ZERO, &mut |ticket, news| {
+                match news {
+                    News::Token { .. } => order.push(ticket),
+                    News::Said(answer) => context = Some((answer.tokens, answer.context)),
+                    News::Failed(why) => panic!("{why}"),
+                    _ => {}
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        }
+        let truth = &truth[0][rounds - 1];
+        let whole = Some((truth.tokens.clone(), truth.context.clone()));
+        assert_eq!(context, whole, "{part} parts of 16 more");
+        let last_of_other = order.iter().rposition(|&t| t == other).unwrap();
+        let first = order.iter().position(|&t| t == last).unwrap();
+        waited[usize::from(first > last_of_other)] += 1;
+    }
+    // With room for both they talk at once.
+    assert!(waited.iter().all(|&times| times > 0), "{waited:?}");
+}
+
 /// Turns of one session are said one after the other, in the order they came, and hold nobody else up.
 #[test]
 fn one_after_the_other() {
@@ -191,7 +252,14 @@ fn one_after_the_other() {
     for name in &NAMES[..2] {
         desk.create_session(name, "", OPENING, 0).unwrap();
     }
-    let anna: Vec<Ticket> = (0..3).map(|r| desk.say(turn(0, r)).unwrap()).collect();
+    // Owners take turns, but not in one conversation.
+    let mut asked = |r: usize| {
+        desk.say(TurnRequest {
+            owner: r as u64 / 2,
+            ..turn(0, r)
+        })
+    };
+    let anna: Vec<Ticket> = (0..3).map(|r| asked(r).unwrap()).collect();
     let ben = desk.say(turn(1, 0)).unwrap();
     let mut order = Vec::new();
     while !desk.is_idle() {
@@ -430,4 +498,87 @@ fn heat_and_shortage_change_no_token() {
     let said = |what: &str| words.iter().any(|word| word.ends_with(what));
     assert!(said("a session leaves memory"), "{words:?}");
     assert!(said("everybody may enter"), "{words:?}");
+}
+
+/// A fork where nobody has room: the session that it is made of does not leave memory for it.
+#[test]
+fn a_fork_keeps_what_it_is_made_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = tiny(dir.path());
+    let truth = alone(&model, dir.path(), 2);
+    let runtime = runtime(&model, dir.path(), None);
+    let sessions = sessions(&runtime, &dir.path().join("desk"));
+    let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+    let short = Reading {
+        mem_available_bytes: Some(0),
+        ..Reading::default()
+    };
+    desk.observe(None, &short, Duration::ZERO);
+    desk.create_session("anna", "", OPENING, 0).unwrap();
+    desk.say(turn(0, 0)).unwrap();
+    finish(&mut desk, None);
+    desk.fork_session("anna", "ben").unwrap();
+    let turn = TurnRequest {
+        session: "ben".to_owned(),
+        ..turn(0, 1)
+    };
+    let ticket = desk.say(turn).unwrap();
+    let said = finish(&mut desk, None);
+    assert_eq!(said[&ticket].tokens, truth[0][1].tokens);
+}
+
+/// A turn that somebody asked for is seen by the next answer, though the session left memory in between, or a question
+/// was taken back before it was answered.
+#[test]
+fn what_was_asked_for_is_not_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = tiny(dir.path());
+    let about_nothing = || TurnRequest {
+        text: "zebras only".to_owned(),
+        ..turn(0, 0)
+    };
+    let seen = |asked_for: bool, between: &dyn Fn(&mut Desk)| {
+        let runtime = runtime(&model, dir.path(), None);
+        let folder = tempfile::tempdir_in(dir.path()).unwrap();
+        let sessions = sessions(&runtime, folder.path());
+        let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+        desk.create_session("anna", "", OPENING, 0).unwrap();
+        for round in 0..9 {
+            let short = TurnRequest {
+                text: format!("cats {round}"),
+                options: GenerateOptions {
+                    tokens_max: Some(2),
+                    ..GenerateOptions::default()
+                },
+                ..turn(0, round)
+            };
+            desk.say(short).unwrap();
+            finish(&mut desk, None);
+        }
+        desk.with_open("anna", |_, sessions, id| {
+            let turns = sessions.turns(id)?;
+            let spilled = turns.iter().find(|t| t.place == Place::Spilled);
+            let oldest = spilled.unwrap().number;
+            match asked_for {
+                true => sessions.recall(id, oldest),
+                false => Ok(()),
+            }
+        })
+        .unwrap();
+        between(&mut desk);
+        let ticket = desk.say(about_nothing()).unwrap();
+        let answer = finish(&mut desk, None).remove(&ticket).unwrap();
+        answer.tokens
+    };
+    let truth = seen(true, &|_| ());
+    assert_ne!(truth, seen(false, &|_| ()));
+    assert_eq!(seen(true, &Desk::suspend_all), truth);
+    let undone = seen(true, &|desk| {
+        let ticket = desk.say(about_nothing()).unwrap();
+        desk.step(Duration::ZERO, &mut |_, _| ControlFlow::Break(()))
+            .unwrap();
+        desk.cancel(ticket).unwrap();
+        finish(desk, None);
+    });
+    assert_eq!(undone, truth);
 }

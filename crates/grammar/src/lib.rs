@@ -30,7 +30,7 @@ mod state;
 mod vocabulary;
 
 pub use schema::{Callable, calls};
-pub use vocabulary::Vocabulary;
+pub use vocabulary::{Needs, Vocabulary};
 
 use serde_json::Value as Json;
 

@@ -32,7 +32,31 @@ const NO_TEXT: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 /// Most tokens may come in most strings. Where one of these holds for all that may come, its tokens are allowed together.
 const SLICES: [&str; 1] = [r#"[^"\\\x00-\x1F\x7F]+"#];
 
+/// Bytes that a vocabulary takes, at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// While it is made, what stays included.
+    pub making: usize,
+    pub kept: usize,
+}
+
 impl Vocabulary {
+    /// What one of this tokenizer takes, before anything is made.
+    pub fn needs(tokenizer: &Tokenizer) -> Needs {
+        let ids = 0..tokenizer.len() as u32;
+        let pieces: usize = ids
+            .map(|id| tokenizer.piece_bytes(id).len().min(limits::PIECE_BYTES) + 1)
+            .sum();
+        let of = |(token, byte): (usize, usize)| {
+            let bytes = tokenizer.len() * token + pieces * byte;
+            bytes + limits::VOCABULARY_BYTES
+        };
+        Needs {
+            making: of(limits::MAKING_BYTES),
+            kept: of(limits::KEPT_BYTES),
+        }
+    }
+
     pub fn new(tokenizer: &Tokenizer) -> Result<Vocabulary, GrammarError> {
         let ends = tokenizer.ends();
         let &first = ends.first().ok_or(GrammarError::NoEnd)?;

@@ -8,16 +8,21 @@
 //! turns is promised nothing: what it holds is in its file too, and it leaves memory when somebody else needs the room,
 //! the one that was used longest ago first.
 
-use super::desk::{Held, News, Tell};
+use super::desk::{Held, News, Refused, Tell, Ticket};
 use super::job::{Asked, Job, Turn, Work};
+use super::past::{Begins, Kept, Past, Reader};
+use super::picture::PutAway;
 use crate::device::governor;
 use crate::encoder::Embedding;
 use crate::model::forward::{Span, Want};
-use crate::run::{Event, Runtime, SequenceId, StepError, Took};
-use crate::session::{Saying, SessionError, SessionId, Sessions};
+use crate::run::options::Policy;
+use crate::run::{Event, Finish, Keep, Runtime, SequenceId, StepError, Took};
+use crate::session::{Embed, Opens, Saying, SessionError, SessionId, Sessions};
 use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_memory::zoo::{Bug, planted};
 use haversack_memory::{Reading, background};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 pub(super) struct House {
@@ -33,19 +38,66 @@ pub(super) struct House {
     used: Vec<SessionId>,
     /// How many have left so far.
     pub left: u64,
+    /// What requests that are over have read.
+    pub past: Past,
     /// Bytes that the device has room for beside all that is held; `None`: as many as the budget says.
     device_room: Option<usize>,
+    pub put_away: PutAway,
+    /// Tokens that were read.
+    pub read: u64,
 }
 
 /// A turn that has all its tokens.
 pub(super) struct Ending {
     job: Job,
-    judge: Option<JoinHandle<Option<Embedding>>>,
+    judge: Judge,
+}
+
+/// Who says what a turn is about.
+enum Judge {
+    /// Has said it, or there is none.
+    Done(Option<Box<Embedding>>),
+    Thinks(JoinHandle<Option<Embedding>>),
+}
+
+impl Judge {
+    /// Begins, on a thread of its own where it takes its time.
+    fn of(said: String, encoder: Arc<dyn Embed>) -> Judge {
+        if encoder.is_quick() {
+            return Judge::Done(encoder.embed(&said).ok().map(Box::new));
+        }
+        Judge::Thinks(std::thread::spawn(move || {
+            background::give_way();
+            encoder.embed(&said).ok()
+        }))
+    }
+
+    fn is_done(&self) -> bool {
+        match self {
+            Judge::Done(_) => true,
+            Judge::Thinks(thread) => thread.is_finished(),
+        }
+    }
+
+    /// Waits for it.
+    fn end(self) -> Option<Embedding> {
+        match self {
+            Judge::Done(embedding) => embedding.map(|embedding| *embedding),
+            // A thread that died judged nothing.
+            Judge::Thinks(thread) => thread.join().ok().flatten(),
+        }
+    }
 }
 
 /// Whether somebody may enter, and what with.
 pub(super) enum Enters {
-    Sequence(SequenceId),
+    Sequence {
+        sequence: SequenceId,
+        /// Tokens of the prompt that it has.
+        read: usize,
+        /// Where the prompt parts from another.
+        parts: Option<usize>,
+    },
     Turn {
         saying: Box<Saying>,
         /// That its sequence holds at most.
@@ -61,7 +113,8 @@ pub(super) enum Enters {
 }
 
 impl House {
-    pub fn new(runtime: Runtime) -> House {
+    /// `reuse`: sequences of requests that are over that are kept at most.
+    pub fn new(runtime: Runtime, reuse: usize) -> House {
         House {
             tables_bytes: runtime.ledger().tables,
             runtime,
@@ -70,15 +123,23 @@ impl House {
             ending: Vec::new(),
             used: Vec::new(),
             left: 0,
+            past: Past::new(reuse),
             device_room: None,
+            put_away: PutAway::default(),
+            read: 0,
         }
     }
 
     /// Bytes that were promised and are not held yet.
-    fn outstanding(&self) -> usize {
+    pub fn outstanding(&self) -> usize {
         let ending = self.ending.iter().map(|ending| &ending.job);
         let all = self.active.iter().chain(ending);
         all.map(|job| job.outstanding(&self.runtime)).sum()
+    }
+
+    /// The device has no room for everybody.
+    pub fn is_short(&self) -> bool {
+        self.device_room.is_some()
     }
 
     /// Nobody else has been promised anything.
@@ -86,11 +147,18 @@ impl House {
         self.active.is_empty() && self.ending.is_empty()
     }
 
-    /// Bytes that can be promised to one more, which has up to so many rows; `None` without a budget.
-    fn free(&self, rows: usize) -> Option<usize> {
+    /// How many have entered, for how many of them attention is counted, and the rows of the longest.
+    fn company(&self) -> (usize, usize, usize) {
+        let counting = self.active.iter().filter(|job| job.counts).count();
         let longest = self.active.iter().map(|job| job.rows).max();
-        let longest = longest.unwrap_or(0).max(rows);
-        let room = promisable(&self.runtime, self.active.len() + 1, longest).map(|room| {
+        (self.active.len(), counting, longest.unwrap_or(0))
+    }
+
+    /// Bytes that can be promised to one more, which has up to so many rows; `None` without a budget.
+    fn free(&self, rows: usize, counts: bool) -> Option<usize> {
+        let (count, counting, longest) = self.company();
+        let (counting, longest) = (counting + usize::from(counts), longest.max(rows));
+        let room = promisable(&self.runtime, count + 1, counting, longest).map(|room| {
             let ledger = self.runtime.ledger();
             let tables = ledger.tables.saturating_sub(self.tables_bytes);
             room.saturating_sub(ledger.kv_live + ledger.kv_ahead + tables)
@@ -113,7 +181,13 @@ impl House {
         let was_short = self.device_room.is_some();
         if stalled || spare == 0 {
             self.device_room = Some(0);
-            return match self.suspend_one(&self.idle(None)) {
+            if self.drop_past() {
+                while self.drop_past() {}
+                return Some(format!("{says}: what requests had read leaves memory"));
+            }
+            let is_one_less = self.suspend_one(&self.idle(None));
+            self.put_away.for_device += u64::from(is_one_less);
+            return match is_one_less {
                 true => Some(format!("{says}: a session leaves memory")),
                 false if was_short => None,
                 false => Some(format!("{says}: nobody enters beside who is there")),
@@ -135,7 +209,25 @@ impl House {
     /// Makes so many bytes free that can be promised, or says that it cannot be done now. Who has nobody else in the way
     /// but sessions that do nothing gets what there is. `own` is a session that is to have them: what it holds already
     /// counts.
-    fn make_free(&mut self, bytes: usize, rows: usize, own: Option<SessionId>) -> bool {
+    fn make_free(
+        &mut self,
+        bytes: usize,
+        rows: usize,
+        counts: bool,
+        own: Option<SessionId>,
+    ) -> bool {
+        self.make_free_but(bytes, rows, counts, own, own)
+    }
+
+    /// The same; `but` stays.
+    fn make_free_but(
+        &mut self,
+        bytes: usize,
+        rows: usize,
+        counts: bool,
+        own: Option<SessionId>,
+        but: Option<SessionId>,
+    ) -> bool {
         let held = |house: &House, id| {
             let sequence = house.sessions.as_ref().and_then(|s| s.sequence(id).ok());
             let stats = sequence.and_then(|id| house.runtime.stats(id).ok());
@@ -143,24 +235,71 @@ impl House {
         };
         let wanted = bytes.saturating_sub(own.map_or(0, |id| held(self, id)));
         loop {
-            let Some(free) = self.free(rows) else {
+            let Some(free) = self.free(rows, counts) else {
                 return true;
             };
             if free >= wanted {
                 return true;
             }
-            let idle = self.idle(own);
+            if self.drop_past() {
+                continue;
+            }
+            let idle = self.idle(but);
             let freeable: usize = idle.iter().map(|&id| held(self, id)).sum();
             // Nobody is sent away for nothing.
             let in_vain = free.saturating_add(freeable) < wanted && !self.is_empty();
             if in_vain || !self.suspend_one(&idle) {
                 return self.is_empty();
             }
+            self.put_away.for_others += 1;
         }
     }
 
+    /// Something that was kept for requests to come leaves. `false`: there is nothing.
+    pub fn drop_past(&mut self) -> bool {
+        self.past
+            .drop_one(&mut self.runtime)
+            .unwrap_or_else(|error| {
+                log::error!("{error}");
+                false
+            })
+    }
+
+    /// Whether others may go on from what a request reads.
+    fn is_reusable(&self, asked: &Asked) -> bool {
+        let keeps_all = matches!(
+            self.runtime.retention().policy,
+            Policy::Full | Policy::Streams
+        );
+        keeps_all && asked.again.is_none() && matches!(asked.keep, Keep::Usual | Keep::All { .. })
+    }
+
+    /// So many bytes are kept beside all sequences: of what was promised to nobody, if there is room for a conversation or a
+    /// little text afterwards.
+    pub fn keep_beside(&mut self, bytes: usize) -> Result<(), Refused> {
+        let (least, rows) = match &self.sessions {
+            Some(sessions) => sessions.turn_needs(&self.runtime, None, 0)?,
+            None => (self.runtime.sequence_bytes(BLOCK_SLOTS), BLOCK_SLOTS),
+        };
+        if let Some(room) = promisable(&self.runtime, 1, 0, rows) {
+            let most = room.saturating_sub(least);
+            if bytes > most {
+                return Err(Refused::Bytes { bytes, most });
+            }
+        }
+        if !self.make_free(bytes, rows, false, None) {
+            return Err(Refused::Taken { bytes });
+        }
+        let kept = self.runtime.keep_beside(bytes).or_else(|_| {
+            // What greater steps left behind was not promised to anybody.
+            self.runtime.release_scratch();
+            self.runtime.keep_beside(bytes)
+        });
+        kept.map_err(|_| Refused::Taken { bytes })
+    }
+
     /// Sessions that could leave memory, the one used longest ago first.
-    fn idle(&self, but: Option<SessionId>) -> Vec<SessionId> {
+    pub fn idle(&self, but: Option<SessionId>) -> Vec<SessionId> {
         let Some(sessions) = &self.sessions else {
             return Vec::new();
         };
@@ -187,15 +326,93 @@ impl House {
         false
     }
 
-    /// A sequence for a request, where its bytes can be promised.
-    pub fn enter(&mut self, asked: &Asked, bytes: usize) -> Enters {
-        if !self.make_free(bytes, asked.rows, None) {
+    /// A sequence for a request, where its bytes can be promised. It goes on from what others have read, if it begins with
+    /// that.
+    pub fn enter(&mut self, asked: &Asked, of: Reader, bytes: usize) -> Enters {
+        let prompt = asked.completion.history();
+        let is_reusable = self.is_reusable(asked);
+        let begins = match is_reusable {
+            true => self.past.begins(of, prompt),
+            false => Begins::default(),
+        };
+        let kept = match begins.from {
+            0 => None,
+            from => self.past.take(of, prompt, from),
+        };
+        let held = kept
+            .as_ref()
+            .and_then(|kept| self.runtime.stats(kept.sequence).ok());
+        let held = held.map_or(0, |stats| stats.bytes);
+        if !self.make_free(bytes.saturating_sub(held), asked.rows, asked.counts, None) {
+            if let Some(kept) = kept {
+                self.past.put_back(kept);
+            }
             return Enters::NoRoom;
         }
-        match self.runtime.open_keeping(asked.keep) {
-            Ok(sequence) => Enters::Sequence(sequence),
+        if is_reusable {
+            self.past.count(begins);
+        }
+        let read = if kept.is_some() { begins.from } else { 0 };
+        let opened = match kept {
+            Some(kept) => Ok(self.past.go_on(&mut self.runtime, kept)),
+            None => self.open_sequence(asked.keep),
+        };
+        match opened {
+            Ok(sequence) => Enters::Sequence {
+                sequence,
+                read,
+                parts: begins.parts,
+            },
             Err(error) => Enters::Never(error.into()),
         }
+    }
+
+    /// A sequence that has nothing yet. What nobody was promised leaves for it: what was kept for requests to come, and what
+    /// greater steps left behind.
+    fn open_sequence(&mut self, keep: Keep) -> Result<SequenceId, StepError> {
+        let mut has_scratch = true;
+        loop {
+            match self.runtime.open_keeping(keep) {
+                Err(error) if error.is_cannot_fit() && self.drop_past() => {}
+                Err(error) if error.is_cannot_fit() && has_scratch => {
+                    self.runtime.release_scratch();
+                    has_scratch = false;
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Keeps what was read up to where a prompt ends, or parts from another, for those who begin alike.
+    pub fn remember(&mut self, takes: &[usize]) -> Result<(), StepError> {
+        for (job, &take) in self.active.iter().zip(takes) {
+            let Work::Request { asked, sequence } = &job.work else {
+                continue;
+            };
+            let position = self.runtime.position(*sequence)?;
+            let prompt = asked.completion.prompt();
+            let is_fork = asked.parts.is_some_and(|at| at as u64 == position);
+            let is_place = is_fork || prompt.len() as u64 == position;
+            if take == 0
+                || !is_place
+                || !self.past.is_worth(position as usize)
+                || !self.is_reusable(asked)
+            {
+                continue;
+            }
+            // Where there is no room for what nobody was promised, nothing is kept.
+            let Ok(sequence) = self.runtime.fork(*sequence) else {
+                continue;
+            };
+            let kept = Kept {
+                of: reader(job.ticket, asked),
+                tokens: prompt[..position as usize].to_vec(),
+                sequence,
+                is_fork,
+            };
+            self.past.keep(&mut self.runtime, kept)?;
+        }
+        Ok(())
     }
 
     /// Begins a turn, where its bytes can be promised: what it holds, and what it may come to hold.
@@ -217,13 +434,18 @@ impl House {
     }
 
     fn begin(&mut self, turn: &Turn, is_empty: bool) -> Result<Enters, SessionError> {
-        let id = self.open(&turn.session)?;
+        // What others leave no room for now would be missing in the answer.
+        let room = match is_empty {
+            true => Opens::AsFits,
+            false => Opens::Whole,
+        };
+        let id = self.open(&turn.session, room)?;
         let sessions = self.sessions.as_ref().ok_or(SessionError::NoSessions)?;
         if sessions.is_answering(id)? {
             return Ok(Enters::NotYet);
         }
         let (bytes, rows) = sessions.turn_needs(&self.runtime, Some(id), turn.coming)?;
-        if !self.make_free(bytes, rows, Some(id)) {
+        if !self.make_free(bytes, rows, false, Some(id)) {
             return Ok(Enters::NoRoom);
         }
         self.touch(id);
@@ -253,7 +475,7 @@ impl House {
     }
 
     /// The session of this name, opened if it is not.
-    pub fn open(&mut self, name: &str) -> Result<SessionId, SessionError> {
+    pub fn open(&mut self, name: &str, room: Opens) -> Result<SessionId, SessionError> {
         let sessions = self.sessions.as_ref().ok_or(SessionError::NoSessions)?;
         match sessions.opened(name) {
             Some(id) => Ok(id),
@@ -261,18 +483,22 @@ impl House {
                 let name = name.to_owned();
                 Err(SessionError::NoSuchSession { name })
             }
-            None => self.add(|runtime, sessions| sessions.resume(runtime, name)),
+            None => self.add(None, |runtime, sessions| {
+                sessions.resume_as(runtime, name, room)
+            }),
         }
     }
 
-    /// Opens a session that was not, with as much room as one may need, if that can be had.
+    /// Opens a session that was not, with as much room as one may need, if that can be had. `from` is another that it is
+    /// made of, and stays.
     pub fn add(
         &mut self,
+        from: Option<SessionId>,
         open: impl FnOnce(&mut Runtime, &mut Sessions) -> Result<SessionId, SessionError>,
     ) -> Result<SessionId, SessionError> {
         let sessions = self.sessions.as_ref().ok_or(SessionError::NoSessions)?;
         let (bytes, rows) = sessions.turn_needs(&self.runtime, None, 0)?;
-        self.make_free(bytes, rows, None);
+        self.make_free_but(bytes, rows, false, None, from);
         let id = self.aside(open)?;
         self.touch(id);
         Ok(id)
@@ -294,8 +520,9 @@ impl House {
         }
     }
 
-    /// Puts away every session that does nothing.
+    /// Puts away every session that does nothing, and lets go of what was kept for requests to come.
     pub fn suspend_all(&mut self) {
+        while self.drop_past() {}
         while self.suspend_one(&self.idle(None)) {}
     }
 
@@ -304,11 +531,11 @@ impl House {
         &mut self,
         go: impl FnOnce(&mut Runtime, &mut Sessions) -> Result<T, SessionError>,
     ) -> Result<T, SessionError> {
-        let longest = self.active.iter().map(|job| job.rows).max();
-        let (count, longest) = (self.active.len(), longest.unwrap_or(0));
+        self.make_way()?;
+        let (count, counting, longest) = self.company();
         let scratch = self
             .runtime
-            .scratch_bytes(count, count * BLOCK_SLOTS, longest);
+            .scratch_counting(count, counting, count * BLOCK_SLOTS, longest);
         // What greater steps left behind was not promised to anybody.
         if self.runtime.ledger().scratch > scratch {
             self.runtime.release_scratch();
@@ -322,6 +549,16 @@ impl House {
         let done = go(&mut self.runtime, sessions);
         self.runtime.give_back(kept);
         done
+    }
+
+    /// A session gets room before what was kept for requests to come.
+    fn make_way(&mut self) -> Result<(), SessionError> {
+        let Some(sessions) = self.sessions.as_ref().filter(|_| !self.past.is_empty()) else {
+            return Ok(());
+        };
+        let (bytes, rows) = sessions.turn_needs(&self.runtime, None, 0)?;
+        while self.free(rows, false).is_some_and(|free| free < bytes) && self.drop_past() {}
+        Ok(())
     }
 
     /// A session was just used.
@@ -353,6 +590,7 @@ impl House {
             let sequence = job.sequence();
             let position = runtime.position(sequence)?;
             *take = runtime.portion_of(sequence, position, *take);
+            *take = job.up_to_part(position, *take);
             let want = match job.samples_after(*take) {
                 true => Want::Last,
                 false => Want::Nothing,
@@ -416,7 +654,10 @@ impl House {
     /// Hands everybody what the step gave.
     pub fn deliver(&mut self, takes: &[usize], tell: Tell<'_>) -> Result<(), StepError> {
         let House {
-            active, runtime, ..
+            active,
+            runtime,
+            read,
+            ..
         } = self;
         let model = runtime.model().clone();
         let tokenizer = model.tokenizer();
@@ -425,9 +666,13 @@ impl House {
         for (i, (job, &take)) in active.iter_mut().zip(takes).enumerate() {
             if take == 0 {
                 job.waited += 1;
+                if planted(Bug::BatchLosesToken) {
+                    job.read(1);
+                }
                 continue;
             }
             job.waited = 0;
+            *read += take as u64;
             let samples = job.samples_after(take);
             job.read(take);
             let Job {
@@ -475,17 +720,35 @@ impl House {
             Work::Request { asked, .. } => asked.completion.is_over(),
             Work::Turn(_) => false,
         };
-        for job in self.active.extract_if(.., is_over) {
+        let over: Vec<Job> = self.active.extract_if(.., is_over).collect();
+        for job in over {
             let Work::Request { asked, sequence } = job.work else {
                 continue;
             };
             let stats = self.runtime.stats(sequence)?;
-            self.runtime.close(sequence)?;
-            self.left += 1;
             let held = Held {
                 seen: stats.position,
                 rows: stats.rows,
+                reused: asked.reused,
+                changes: self.runtime.changes(sequence).to_vec(),
             };
+            if asked.completion.finish() == Some(Finish::Cancelled) {
+                self.runtime.close(sequence)?;
+                self.past.forget(&mut self.runtime, job.ticket)?;
+            } else if self.is_reusable(&asked) {
+                let seen = usize::try_from(stats.position).unwrap_or(usize::MAX);
+                let tokens = asked.completion.history();
+                let kept = Kept {
+                    of: reader(job.ticket, &asked),
+                    tokens: tokens[..seen.min(tokens.len())].to_vec(),
+                    sequence,
+                    is_fork: false,
+                };
+                self.past.keep(&mut self.runtime, kept)?;
+            } else {
+                self.runtime.close(sequence)?;
+            }
+            self.left += 1;
             let _ = tell(job.ticket, News::Done(asked.completion.end(), held));
         }
         Ok(())
@@ -537,12 +800,10 @@ impl House {
                 reading.push(job);
                 continue;
             }
-            let judge = said.zip(sessions.encoder()).map(|(said, encoder)| {
-                std::thread::spawn(move || {
-                    background::give_way();
-                    encoder.embed(&said).ok()
-                })
-            });
+            let judge = match said.zip(sessions.encoder()) {
+                Some((said, encoder)) => Judge::of(said, encoder),
+                None => Judge::Done(None),
+            };
             ending.push(Ending { job, judge });
         }
         active.append(&mut reading);
@@ -562,15 +823,12 @@ impl House {
             return;
         };
         let waits = active.is_empty();
-        let is_judged =
-            |e: &mut Ending| waits || e.judge.as_ref().is_none_or(JoinHandle::is_finished);
+        let is_judged = |e: &mut Ending| waits || e.judge.is_done();
         for Ending { job, judge } in ending.extract_if(.., is_judged) {
             let Work::Turn(saying) = job.work else {
                 continue;
             };
-            // A thread that died judged nothing.
-            let embedding = judge.and_then(|judge| judge.join().ok().flatten());
-            let news = match sessions.end(runtime, *saying, embedding) {
+            let news = match sessions.end(runtime, *saying, judge.end()) {
                 Ok(answer) => News::Said(Box::new(answer)),
                 Err(error) => News::Failed(error.to_string()),
             };
@@ -580,10 +838,25 @@ impl House {
     }
 }
 
-/// Bytes that may be promised to sequences in all, where there is a budget, so many of up to so many rows being active.
-pub(super) fn promisable(runtime: &Runtime, sequences: usize, rows: usize) -> Option<usize> {
-    let scratch = runtime.scratch_bytes(sequences, sequences * BLOCK_SLOTS, rows);
+/// Bytes that may be promised to sequences in all, where there is a budget, so many of up to so many rows being active,
+/// for some of which attention is counted.
+pub(super) fn promisable(
+    runtime: &Runtime,
+    sequences: usize,
+    counting: usize,
+    rows: usize,
+) -> Option<usize> {
+    let tokens = sequences * BLOCK_SLOTS;
+    let scratch = runtime.scratch_counting(sequences, counting, tokens, rows);
     runtime.room_bytes(scratch)
+}
+
+pub(super) fn reader(ticket: Ticket, asked: &Asked) -> Reader {
+    Reader {
+        ticket,
+        owner: asked.owner,
+        keep: asked.keep,
+    }
 }
 
 fn is_short(error: &SessionError) -> bool {

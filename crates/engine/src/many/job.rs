@@ -31,6 +31,14 @@ pub(super) struct Asked {
     pub again: Option<Rows>,
     /// That it has at most.
     pub rows: usize,
+    /// Whose it is.
+    pub owner: u64,
+    /// Tokens of its prompt that somebody else had read.
+    pub reused: usize,
+    /// Where its prompt parts from another.
+    pub parts: Option<usize>,
+    /// They are chosen one by one, so that attention is counted.
+    pub counts: bool,
 }
 
 /// A turn of a session, before it has begun.
@@ -56,6 +64,8 @@ pub(super) struct Job {
     pub bytes: usize,
     /// That its sequence has at most.
     pub rows: usize,
+    /// Attention is counted for it.
+    pub counts: bool,
     pub waited: u64,
     pub work: Work,
 }
@@ -94,6 +104,18 @@ impl Job {
         match &mut self.work {
             Work::Request { asked, .. } => asked.completion.read(tokens),
             Work::Turn(saying) => saying.read(tokens),
+        }
+    }
+
+    /// Tokens of the prompt that a step ends with, if it takes so many behind a position: where prompts part is kept.
+    pub fn up_to_part(&self, position: u64, take: usize) -> usize {
+        let Work::Request { asked, .. } = &self.work else {
+            return take;
+        };
+        let parts = asked.parts.map(|at| (at as u64).saturating_sub(position));
+        match parts {
+            Some(left) if left > 0 => take.min(usize::try_from(left).unwrap_or(take)),
+            _ => take,
         }
     }
 
@@ -144,6 +166,7 @@ impl Job {
             None => history.to_vec(),
         };
         asked.completion.read_again(read);
+        asked.reused = 0;
         Ok(true)
     }
 }

@@ -4,12 +4,14 @@
 //! |---|---|---|
 //! | [`Long::Truncate`] | the first and the last tokens of the prompt; it ends when its rows are full | nothing |
 //! | [`Long::Window`] | the first tokens and the last, and through the rows that stay, a little of what has left | nothing |
+//! | [`Long::Choose`] | the last tokens, and of those before them the rows that a policy chooses, layer by layer | counting attention |
 //! | [`Long::Again`] | the first tokens and the last, computed as if there had been nothing between | the last tokens are read again now and then |
 //!
 //! Where tokens are left out depends on how many there were, never on when they came: an answer does not depend on how its
 //! prompt was portioned.
 
 use crate::run::Keep;
+use crate::run::options::Policy;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 /// What becomes of a request that is longer than its rows.
@@ -20,6 +22,8 @@ pub enum Long {
     Refuse,
     Truncate,
     Window,
+    /// Rows leave one by one: those that `Heavy`, `Snap` or `Adaptive` would let go.
+    Choose(Policy),
     /// Like a window whose rows are read again each time so many tokens have left it.
     Again {
         every: usize,
@@ -76,12 +80,20 @@ impl Rows {
         matches!(self.long, Long::Again { .. })
     }
 
-    /// What its sequence keeps.
-    pub fn keep(&self) -> Keep {
+    /// What its sequence keeps, which sees so many tokens at most.
+    pub fn keep(&self, tokens: usize) -> Keep {
+        let anchors = self.anchors;
+        // Of rows that were not checked nobody says more than that they are too few.
+        let window = self
+            .most
+            .saturating_sub(anchors.saturating_add(BLOCK_SLOTS));
         match self.long {
-            Long::Window => Keep::Window {
-                anchors: self.anchors,
-                window: self.most - self.anchors - BLOCK_SLOTS,
+            Long::Window => Keep::Window { anchors, window },
+            Long::Choose(by) if tokens > self.most => Keep::Chosen {
+                by,
+                anchors,
+                window,
+                tokens,
             },
             _ => Keep::All { tokens: self.most },
         }
@@ -91,7 +103,7 @@ impl Rows {
     pub fn of_prompt(&self, prompt: &[u32], answer: usize) -> Option<Vec<u32>> {
         let (most, n) = (self.most, prompt.len());
         match self.long {
-            Long::Window => Some(prompt.to_vec()),
+            Long::Window | Long::Choose(_) => Some(prompt.to_vec()),
             _ if n.saturating_add(answer) <= most => Some(prompt.to_vec()),
             Long::Refuse => None,
             Long::Truncate => {
@@ -149,12 +161,29 @@ mod tests {
             Long::Refuse,
             Long::Truncate,
             Long::Window,
+            Long::Choose(Policy::Heavy),
             Long::Again { every: 8 },
         ] {
             assert_eq!(rows(long).of_prompt(&ids(80), 20), Some(ids(80)));
         }
         assert_eq!(rows(Long::Refuse).of_prompt(&ids(81), 20), None);
-        assert_eq!(rows(Long::Window).of_prompt(&ids(500), 20), Some(ids(500)));
+        for long in [Long::Window, Long::Choose(Policy::Snap)] {
+            assert_eq!(rows(long).of_prompt(&ids(500), 20), Some(ids(500)));
+        }
+    }
+
+    /// Nothing is chosen where everything has room.
+    #[test]
+    fn rows_are_chosen_where_they_are_too_many() {
+        let rows = rows(Long::Choose(Policy::Heavy));
+        assert_eq!(rows.keep(100), Keep::All { tokens: 100 });
+        let chosen = Keep::Chosen {
+            by: Policy::Heavy,
+            anchors: 4,
+            window: 64,
+            tokens: 101,
+        };
+        assert_eq!(rows.keep(101), chosen);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //!                       who enters                  plan: who reads, who decodes
 //! ```
 //!
-//! [`queue`], [`plan`] and [`long`] decide and are pure; [`Desk`] takes, and the house behind it has the runtime and the
+//! [`queue`], [`plan`] and [`long`] decide and are pure; [`picture`] shows the memory; [`Desk`] takes, and the house behind it has the runtime and the
 //! sessions and carries out. What a request says does not depend on who else is
 //! there, when it entered, or how its prompt was portioned.
 
@@ -13,9 +13,14 @@ pub mod desk;
 mod house;
 mod job;
 pub mod long;
+mod past;
+pub mod picture;
 pub mod plan;
 pub mod queue;
+pub mod strip;
 
 pub use desk::{Desk, DeskOptions, Held, News, Refused, Request, Ticket, TurnRequest};
 pub use long::{Long, Rows};
+pub use past::Reuse;
+pub use picture::{Picture, Sight};
 pub use plan::{Pace, Priority};

@@ -7,15 +7,13 @@ use super::canaries::{Canaries, Seen};
 use super::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use super::counters::Counters;
 use super::weights::{Weight, Weights};
-use haversack_cache::policy::count::Counting;
 use haversack_cache::{CacheError, SequenceId, Step, Store, TableView};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{
-    self, Attend, BLOCK_SLOTS, KvView, Mass, Need, SPAN_SLOTS, Sum,
-};
+use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Need, SPAN_SLOTS, Sum};
 use haversack_kernels::matmul::{Input, Int8Rows, Product, matmul};
 use haversack_kernels::ops::{self, rope};
 use haversack_kernels::threads::chunks_mut;
+use haversack_memory::zoo::{Bug, planted};
 use std::sync::mpsc::SyncSender;
 
 /// Which rows of a span get logits.
@@ -145,8 +143,8 @@ fn look_back(
         row += span.tokens.len();
     }
     attend(c, exec, store, layer, s, spans)?;
-    if let Some(mass) = s.mass.as_ref().filter(|_| c.window.is_none()) {
-        mass.note(c, store, layer, spans)?;
+    if c.window.is_none() && s.mass.watches(spans) {
+        s.mass.note(c, store, layer, spans)?;
     }
     store.settle(step, layer);
     Ok(())
@@ -264,12 +262,8 @@ fn attend(
     }
     let shape = store.layers()[layer];
     let (mut out, mut left) = (&mut s.att[..], &queries[..]);
-    let mut counters = s.mass.as_mut().filter(|_| c.window.is_none()).map(|mass| {
-        let slots: usize = views.iter().map(|v| v.blocks() * BLOCK_SLOTS).sum();
-        let counting = mass.counting;
-        let (counters, bad) = mass.begin(slots * c.kv_heads, spans);
-        (counting, counters, bad)
-    });
+    let watches = c.window.is_none() && s.mass.watches(spans);
+    let mut counters = watches.then(|| s.mass.begin(c.kv_heads, spans, &views));
     let mut sums = s
         .canaries
         .as_ref()
@@ -283,17 +277,9 @@ fn attend(
         left = others;
         let (out_here, out_rest) = out.split_at_mut(span.tokens.len() * width);
         out = out_rest;
-        let mass = counters.take().and_then(|(counting, all, bad)| {
+        let mass = counters.as_mut().and_then(|counters| {
             let slots = view.blocks() * BLOCK_SLOTS * c.kv_heads;
-            let (own, others) = all.split_at_mut(slots);
-            let (bad, bads) = bad.split_first_mut()?;
-            counters = Some((counting, others, bads));
-            Some(Mass {
-                counters: own,
-                count: counting.count,
-                every: counting.every,
-                bad,
-            })
+            counters.take(span.sequence, slots)
         });
         jobs.push(Attend {
             kv_heads: c.kv_heads,
@@ -574,7 +560,7 @@ pub struct Scratch {
     shifts: Shifts,
     lists: Lists,
     /// Attention of a layer's rows, where somebody decides on them.
-    mass: Option<Counters>,
+    pub(crate) mass: Counters,
     /// (row, head): what each softmax was divided by, where canaries are kept.
     sums: Vec<Sum>,
     pub(crate) canaries: Option<Canaries>,
@@ -585,11 +571,6 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Counts attention from now on.
-    pub(crate) fn count_mass(&mut self, counting: Counting) {
-        self.mass = Some(Counters::new(counting));
-    }
-
     /// What a guard works with, if canaries are kept: attention over few rows, and the canaries.
     pub(crate) fn guarded(
         &mut self,
@@ -634,7 +615,7 @@ impl Scratch {
             logits: Vec::new(),
             shifts: Shifts::default(),
             lists: Lists::default(),
-            mass: None,
+            mass: Counters::default(),
             sums: Vec::new(),
             canaries: None,
             captured: None,
@@ -726,9 +707,7 @@ impl Scratch {
     pub fn release(&mut self, config: &Config) {
         let new = Scratch::new(config, self.int8.is_some());
         let old = std::mem::replace(self, new);
-        if let Some(mass) = old.mass {
-            self.count_mass(mass.counting);
-        }
+        self.mass = old.mass.released();
         self.canaries = old.canaries;
         self.captured = old.captured;
         self.resume = old.resume;
@@ -769,9 +748,8 @@ impl Scratch {
             }
         }
         grow(&mut self.logits, size.wanted * config.vocab);
-        if let Some(mass) = &mut self.mass {
-            mass.reserve(Scratch::counters(config, size), size.jobs);
-        }
+        self.mass
+            .reserve(Scratch::counters(config, size), size.jobs);
         grow(&mut self.sums, Scratch::softmaxes(config, size));
         grow(&mut self.shifts.all, size.segments);
         grow(&mut self.shifts.ends, size.jobs);
@@ -793,7 +771,11 @@ impl Scratch {
     /// The angles of every row: one rotation for all layers and heads, and one more for each segment
     /// of keys that has moved.
     fn turn(&mut self, config: &Config, spans: &[Span<'_>]) {
-        fill_angles(config, spans, |_| 0, &mut self.angles);
+        let moved = |span: usize| match planted(Bug::RowsForPositions) {
+            true => self.shifts.of(span)[0],
+            false => 0,
+        };
+        fill_angles(config, spans, moved, &mut self.angles);
         for (segment, angles) in self.moved_angles.iter_mut().enumerate() {
             let shift = |span: usize| self.shifts.of(span).get(segment).copied().unwrap_or(0);
             fill_angles(config, spans, shift, angles);
@@ -845,7 +827,9 @@ fn fill_angles(
     for (spec, out) in config.ropes.iter().zip(out) {
         out.resize(rows * spec.dims, 0.0);
         let positions = spans.iter().enumerate().flat_map(|(i, span)| {
-            let first = span.position.saturating_sub(shift(i));
+            let restarts = span.tokens.len() == 1 && planted(Bug::PositionsRestart);
+            let position = if restarts { 0 } else { span.position };
+            let first = position.saturating_sub(shift(i));
             (0..span.tokens.len() as u64).map(move |row| first + row)
         });
         for (row, position) in out.chunks_exact_mut(spec.dims).zip(positions) {

@@ -11,9 +11,11 @@ use super::runtime::RuntimeError;
 use crate::load::Model;
 use crate::model::Config;
 use crate::plan::{self, Setting};
-use haversack_cache::CannotFit;
-use haversack_cache::policy::adaptive::{Allotment, Allotted, allot, form_name};
+use haversack_cache::policy::adaptive::{
+    Allotment, Allotted, allot, allot_rows, form_name, rows_bytes,
+};
 pub use haversack_cache::policy::adaptive::{Ask, Curves};
+use haversack_cache::{CannotFit, LayerShape, Zones};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::format::kv::Codec;
 use std::fmt::Write as _;
@@ -226,6 +228,42 @@ fn allotted(
         kv.layer(layer, &config.layers[layer])
     };
     allot(curves, &shape, ask)
+}
+
+/// (layer): the rows that each layer keeps beside those of a step, so that all of them together take what `rows` rows
+/// take in each, while a sequence sees so many tokens; `None`: it has a window of its own. Layers are stored as they are.
+pub(super) fn rows_of(
+    curves: &[Curves],
+    layers: &[LayerShape],
+    zones: Zones,
+    anchors: usize,
+    rows: usize,
+    tokens: usize,
+) -> Result<Vec<Option<usize>>, CannotFit> {
+    // A layer with a window of its own lets rows go by itself.
+    let is_open = |layer: &LayerShape| layer.window.is_none();
+    let open = || {
+        layers
+            .iter()
+            .zip(curves)
+            .filter(|(layer, _)| is_open(layer))
+    };
+    let (shapes, curves): (Vec<LayerShape>, Vec<Curves>) = open().map(|(s, c)| (*s, *c)).unzip();
+    let step = BLOCK_SLOTS as u64;
+    let ask = Ask {
+        bytes: rows_bytes(&shapes, zones, rows as u64 + step),
+        tokens: tokens as u64,
+        zones,
+        anchors: anchors as u64,
+        row_weight: Wishes::default().row_weight(tokens),
+    };
+    let mut found = allot_rows(&curves, &shapes, &ask)?.layers.into_iter();
+    let rows = layers.iter().map(|layer| {
+        let own = is_open(layer).then(|| found.next()).flatten()?.rows;
+        let has_all = own >= ask.tokens;
+        Some((if has_all { own } else { own - step }) as usize)
+    });
+    Ok(rows.collect())
 }
 
 /// The plan in words, a line for layers alike.

@@ -11,6 +11,7 @@ use crate::text::detokenize::{DetokenizeOptions, Detokenizer};
 use crate::text::stop::{StopError, Stops};
 use crate::text::tokenizer::Tokenizer;
 use haversack_cache::SequenceId;
+use haversack_memory::zoo::{Bug, planted};
 
 pub struct Completion {
     /// The prompt, and everything sampled since: penalties look at both.
@@ -130,6 +131,10 @@ impl Completion {
         self.finish.is_some() && self.pending().is_empty()
     }
 
+    pub fn prompt(&self) -> &[u32] {
+        &self.history[..self.prompt]
+    }
+
     pub fn sampled(&self) -> &[u32] {
         &self.history[self.prompt..]
     }
@@ -168,7 +173,9 @@ impl Completion {
             self.finish = Some(Finish::Length);
         }
         if self.finish.is_none() {
-            self.queue.clear();
+            if !planted(Bug::DoubleAccumulation) {
+                self.queue.clear();
+            }
             self.queue.push(id);
             self.read = 0;
         }

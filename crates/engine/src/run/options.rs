@@ -328,8 +328,7 @@ impl Retention {
 
     /// What is remembered of each row, where rows leave one by one.
     pub(crate) fn noting(&self) -> Option<Noting> {
-        let counting = self.rows()?.count();
-        Some(counting.map_or(Noting::ATTENTION, |counting| Noting::of(&counting)))
+        self.rows().as_ref().map(noting_by)
     }
 
     /// For sessions, which say themselves what leaves.
@@ -340,10 +339,24 @@ impl Retention {
         }
     }
 
+    /// As the policy does it.
+    pub fn by(policy: Policy) -> Retention {
+        Retention {
+            policy,
+            ..Retention::default()
+        }
+    }
+
     pub fn full() -> Retention {
         Retention {
             policy: Policy::Full,
             ..Retention::default()
         }
     }
+}
+
+/// What a policy wants remembered of each row.
+pub(crate) fn noting_by(policy: &RowPolicy) -> Noting {
+    let counting = policy.count();
+    counting.map_or(Noting::ATTENTION, |counting| Noting::of(&counting))
 }

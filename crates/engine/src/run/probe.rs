@@ -96,10 +96,14 @@ pub fn file(model: &Model, dir: &Path, depth: Depth) -> PathBuf {
     dir.join(format!("{}.{ending}", model.fingerprint().to_hex()))
 }
 
-/// Whether a probe of this depth must be measured first.
+/// A probe of this depth, if one was measured before.
+pub fn kept(model: &Model, dir: &Path, depth: Depth) -> Option<Probe> {
+    read(&file(model, dir, depth), model.config().layers.len())
+}
+
+/// Whether one was.
 pub fn is_kept(model: &Model, dir: &Path, depth: Depth) -> bool {
-    let layers = model.config().layers.len();
-    read(&file(model, dir, depth), layers).is_some()
+    kept(model, dir, depth).is_some()
 }
 
 /// From the file in `dir`, or measured on the built-in text and written there. `None`: it was stopped. Trouble with

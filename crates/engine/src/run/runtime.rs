@@ -11,11 +11,12 @@
 mod keep;
 mod promise;
 
-use super::adaptive;
+use super::adaptive::{self, Curves};
 use super::bounds::{Bounds, BoundsError, bounds};
 use super::calibrate::{self, KeyStats};
 use super::guard::Guard;
-use super::options::{Activations, KvOptions, Retention, RuntimeOptions};
+use super::options::{Activations, KvOptions, Retention, RuntimeOptions, noting_by};
+use super::probe::{self, Probe};
 use crate::device::{Governor, WindowChange, governor};
 use crate::load::Model;
 use crate::model::canaries::Canaries;
@@ -33,7 +34,8 @@ use haversack_kernels::format::kv::Turn;
 use haversack_kernels::format::kv::carry::Carry;
 use haversack_kernels::threads::Pool;
 use haversack_memory::{Reading, Readings};
-use keep::to_border;
+pub use keep::Keep;
+use keep::{Reach, to_border};
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -58,6 +60,14 @@ pub enum StepError {
         window: usize,
         most: usize,
     },
+    #[error("a window of {window} has no rows to choose from; accepted: at least {least}")]
+    Narrow { window: usize, least: usize },
+    #[error("no rows of one sequence are chosen by {policy}; accepted: heavy, snap, adaptive")]
+    NotOfOne { policy: &'static str },
+    #[error(
+        "this model was not probed, so nobody knows what its layers need; --policy adaptive does it once"
+    )]
+    NotProbed,
     #[error("a step needs at least one token")]
     Empty,
     #[error("the model computed a number that is not finite at position {position}")]
@@ -116,6 +126,8 @@ pub struct Runtime {
     retention: Retention,
     bounds: Bounds,
     reaches: HashMap<SequenceId, Reach>,
+    /// What a probe found of each layer, if there was one.
+    curves: Option<Vec<Curves>>,
     governor: Option<Governor>,
     device: Option<Device>,
     /// Rows of a layer among which some leave; kept for its room.
@@ -130,32 +142,6 @@ pub struct Runtime {
     /// The window that the device has room for, and why. Each sequence takes it over where rows of its
     /// own may leave.
     target: Option<(usize, String)>,
-}
-
-/// What one sequence keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Keep {
-    /// What the options of the runtime say.
-    #[default]
-    Usual,
-    /// Everything; it ends after so many tokens.
-    All { tokens: usize },
-    /// Its first tokens and its last; it has no end.
-    Window { anchors: usize, window: usize },
-}
-
-/// How far back one sequence reaches.
-#[derive(Clone)]
-struct Reach {
-    /// First tokens that never leave.
-    anchors: usize,
-    /// The window that was asked for; `None`: nothing leaves by itself.
-    asked: Option<usize>,
-    /// The one in force, that or less.
-    window: Option<usize>,
-    /// Tokens after which it ends.
-    end: Option<usize>,
-    changes: Vec<WindowChange>,
 }
 
 /// The device this runs on, read now and then.
@@ -197,7 +183,6 @@ impl Runtime {
         let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
         let settled_bytes = plan::settled_bytes(&layers);
         let (means, carries) = known(&model, options, &layers)?;
-        let counting = retention.rows().and_then(|policy| policy.count());
         let usual = StoreOptions::default();
         let mut store = Store::new(StoreOptions {
             layers,
@@ -211,9 +196,6 @@ impl Runtime {
             ..usual
         })?;
         let mut scratch = Scratch::new(config, int8);
-        if let Some(counting) = counting {
-            scratch.count_mass(counting);
-        }
         let mut loose = Vec::new();
         let most = plan::loose_bytes(setting, bounds.rows_max);
         let mut side_bytes = most;
@@ -250,6 +232,10 @@ impl Runtime {
                 let per_token = plan::bytes_per_token(config, &options.kv);
                 Governor::new(window, per_token, model.weights().bytes_per_token() as u64)
             });
+        let depth = retention.adaptive.depth;
+        let dir = options.cache_dir.as_deref();
+        let probe = dir.and_then(|dir| probe::kept(&model, dir, depth));
+        let curves = probe.map(|probe| probe.curves);
         Ok(Runtime {
             pool: Pool::new(threads),
             table: options.table,
@@ -263,6 +249,7 @@ impl Runtime {
             retention,
             bounds,
             reaches: HashMap::new(),
+            curves,
             governor,
             device: options.follow_device.then(|| Device {
                 readings: Readings::open(),
@@ -334,15 +321,30 @@ impl Runtime {
     /// A sequence that keeps something else than the others. A window is within what the runtime has room for.
     pub fn open_keeping(&mut self, keep: Keep) -> Result<SequenceId, StepError> {
         let reach = self.reach_of(keep)?;
-        let id = self.with_ring(None)?;
+        let policy = reach.policy;
+        if policy.is_some() {
+            self.make_room_for_choice(self.rows_of(&reach))?;
+        }
+        let id = self.open_ring(policy.as_ref().map(noting_by))?;
         self.store
             .set_positions(id, self.retention.positions.in_store())?;
+        if let Some(counting) = policy.and_then(|policy| policy.count()) {
+            self.scratch.mass.open(id, counting);
+        }
         self.reaches.insert(id, reach);
         Ok(id)
     }
 
+    /// What a probe found of the model: sequences may keep what `Adaptive` says from now on.
+    pub fn know(&mut self, probe: &Probe) {
+        if probe.curves.len() == self.model.config().layers.len() {
+            self.curves = Some(probe.curves.clone());
+        }
+    }
+
     pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, StepError> {
-        let fork = self.with_ring(Some(id))?;
+        let fork = self.fork_ring(id)?;
+        self.scratch.mass.fork(id, fork);
         if let Some(guard) = &mut self.guard {
             guard.fork(id, fork);
         }
@@ -355,6 +357,7 @@ impl Runtime {
     pub fn close(&mut self, id: SequenceId) -> Result<(), StepError> {
         self.store.close(id)?;
         self.reaches.remove(&id);
+        self.scratch.mass.close(id);
         if let Some(canaries) = &mut self.scratch.canaries {
             canaries.close(id);
         }
@@ -596,7 +599,7 @@ impl Runtime {
             size.slots = size.slots.max(StepSize::slots_for(rows, spans));
             let shifts = self.store.shifts(span.sequence);
             size.segments += shifts.len();
-            if self.store.is_noting() {
+            if self.store.is_noted(span.sequence)? {
                 size.counted += rows + plan::COUNTED_BEYOND;
             }
             if self.guard.is_some() {

@@ -4,17 +4,19 @@
 //! not. What nobody needs any more stays in the file until it is more than what somebody does; then the file is written
 //! anew. Either way a save is one commit.
 
+use super::picture::Why;
 use super::record::{
     BadRecord, CHANGE, COLUMN, Change, FACT, FactRecord, STATE, StateRecord, TURN, TurnRecord,
 };
 use super::roll::Roll;
 use super::talk::loose;
 use super::turns::Place;
-use super::{Fact, Held, Home, Record, Session, SessionError, SessionOptions};
+use super::{Fact, Held, Home, Opens, Record, Session, SessionError, SessionOptions};
 use crate::run::{Runtime, SequenceId, StepError};
 use haversack_cache::{CacheError, Image, Store};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::journal::{self, Journal, Map, RecordRef, Rewrite};
+use haversack_memory::zoo::{Bug, planted};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -90,7 +92,12 @@ impl Identity {
             let saved = lines.next().unwrap_or_default();
             let saved = saved.strip_prefix(what).unwrap_or_default().trim_start();
             let here = here.escape_debug().to_string();
-            if saved != here {
+            let is_any = match what {
+                "session" => planted(Bug::OtherConversation),
+                "model" => planted(Bug::OtherModelAccepted),
+                _ => false,
+            };
+            if saved != here && !is_any {
                 return Err(error(what, saved, &here));
             }
         }
@@ -495,6 +502,7 @@ impl Session {
         path: &Path,
         identity: &super::Identity,
         options: &SessionOptions,
+        room: Opens,
     ) -> Result<Session, SessionError> {
         let error = |source| SessionError::File {
             name: name.to_owned(),
@@ -534,7 +542,7 @@ impl Session {
             })
         };
         let mut restored = restore(&found.iter().copied().chain(tail()).collect::<Vec<_>>());
-        if restored.as_ref().is_err_and(StepError::is_cannot_fit) {
+        if room == Opens::AsFits && restored.as_ref().is_err_and(StepError::is_cannot_fit) {
             // A budget smaller than the one it was put away in: what may leave stays in the file.
             left.extend(loose(&turns, options.last).map(|t| t.number));
             let stays = |h: &Held| h.turn.place == Place::Live && !left.contains(&h.turn.number);
@@ -557,7 +565,7 @@ impl Session {
         session.forgotten = state.forgotten;
         session.last_time_ms = state.time_ms;
         for number in left {
-            session.spill(number);
+            session.spill(number, Why::Budget);
         }
         if let Err(error) = session.mask(runtime) {
             runtime.close(session.sequence)?;
@@ -574,7 +582,15 @@ impl Session {
         home: Option<Home>,
         options: &SessionOptions,
     ) -> Result<Session, SessionError> {
-        let mut fork = Session::new(name, runtime.fork(self.sequence)?, journal);
+        let sequence = match runtime.fork(self.sequence) {
+            Ok(sequence) => sequence,
+            Err(error) => {
+                // Nothing of it stays.
+                let _ = journal.map(Journal::remove);
+                return Err(error.into());
+            }
+        };
+        let mut fork = Session::new(name, sequence, journal);
         fork.home = home;
         fork.facts = self.facts.clone();
         fork.turns = self.turns.clone();
@@ -616,7 +632,10 @@ impl Session {
             buffer: Vec::new(),
         };
         let kept = take_over(&mut to, &self.facts, &self.turns, &self.columns);
-        self.moved(kept.map_err(|e| from.file_error(e))?);
+        let kept = kept.map_err(|e| from.file_error(e))?;
+        if !planted(Bug::OtherRecords) {
+            self.moved(kept);
+        }
         Ok(())
     }
 
@@ -793,6 +812,7 @@ fn apply(change: Change, facts: &mut Vec<Fact>, turns: &mut Roll<Held>) {
                 turns[i].turn.is_pinned = is_pinned;
             }
         }
+        Change::Forgotten { .. } if planted(Bug::TombstoneIgnored) => {}
         Change::Forgotten { turn } => turns.retain(|h| h.turn.number != turn),
         Change::Revoked { fact } => facts.retain(|f| f.number != fact),
         Change::Verbatim { fact, bytes } => {

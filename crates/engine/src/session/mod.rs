@@ -53,6 +53,7 @@ pub mod layout;
 pub mod look;
 mod mend;
 pub mod names;
+pub mod picture;
 mod prefix;
 pub mod record;
 pub mod relevance;
@@ -65,6 +66,7 @@ pub mod turns;
 
 pub use error::SessionError;
 pub use file::Identity;
+pub use picture::{SessionPicture, Tally, TurnPicture};
 pub use prefix::PrefixStats;
 pub use say::Saying;
 pub use shadow::{Progress, STEP_TOKENS_MAX};
@@ -73,6 +75,7 @@ pub use talk::{Answer, Context};
 use crate::encoder::{Embedding, Encoder, EncoderError};
 use crate::run::{Runtime, SequenceId};
 use haversack_memory::journal::{self, Journal, RecordRef};
+use haversack_memory::zoo::{Bug, planted};
 use layout::Layout;
 use relevance::Relevance;
 use roll::Roll;
@@ -149,6 +152,11 @@ pub trait Embed: Send + Sync {
     fn bytes(&self) -> usize {
         0
     }
+
+    /// It takes no time worth a thread.
+    fn is_quick(&self) -> bool {
+        false
+    }
 }
 
 impl Embed for Encoder {
@@ -176,13 +184,34 @@ pub struct Sessions {
     encoder: Option<Arc<dyn Embed>>,
     condenser: Option<Arc<dyn condense::Condense>>,
     slots: Vec<Slot>,
+    /// To sessions that were put away since.
+    owed: BTreeMap<String, Owed>,
     prefixes: prefix::Prefixes,
+    /// Of sessions that were closed.
+    closed: Tally,
 }
 
 #[derive(Default)]
 struct Slot {
     generation: u32,
     session: Option<Session>,
+}
+
+/// How much of a session comes back from its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opens {
+    /// As it was put away, or not at all.
+    Whole,
+    AsFits,
+}
+
+/// What the next answer of a session owes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Owed {
+    /// Turns that somebody wants to see in it.
+    wanted: Vec<u64>,
+    /// What was done to turns for questions that have not become one, and is to be told.
+    done: turns::Plan,
 }
 
 /// A turn, and where the file has it.
@@ -256,8 +285,7 @@ struct Session {
     /// Why the last save did not happen.
     unsaved: Option<String>,
     last_time_ms: u64,
-    /// Turns that somebody wants to see in the next one.
-    wanted: Vec<u64>,
+    owed: Owed,
     /// The persistent stream being condensed.
     shadow: Option<shadow::Shadow>,
     /// It could not be, and will not be tried again before it changes.
@@ -266,8 +294,9 @@ struct Session {
     condensed: Option<String>,
     /// A turn is under way.
     is_answering: bool,
-    /// What was done to turns for questions that have not become one.
-    done: turns::Plan,
+    /// For the last question, to be looked at.
+    decided: picture::Decided,
+    tally: Tally,
 }
 
 /// A session's file, before it is made.
@@ -360,6 +389,8 @@ impl Sessions {
             encoder: None,
             condenser: None,
             slots: Vec::new(),
+            closed: Tally::default(),
+            owed: BTreeMap::new(),
         })
     }
 
@@ -439,7 +470,7 @@ impl Sessions {
         }
         session.condensed = condensed;
         session.save(runtime, &self.options);
-        self.admit(runtime, session, true)
+        self.admit(runtime, session, None)
     }
 
     /// How openings were come by so far.
@@ -447,17 +478,30 @@ impl Sessions {
         self.prefixes.stats()
     }
 
-    /// A session from its file, where the last acknowledged turn ended.
+    /// A session from its file, where the last acknowledged turn ended. Turns for which there is no room stay in the file.
     pub fn resume(&mut self, runtime: &mut Runtime, name: &str) -> Result<SessionId, SessionError> {
+        self.resume_as(runtime, name, Opens::AsFits)
+    }
+
+    pub(crate) fn resume_as(
+        &mut self,
+        runtime: &mut Runtime,
+        name: &str,
+        room: Opens,
+    ) -> Result<SessionId, SessionError> {
         names::check(name)?;
         self.check_not_open(name)?;
         let Some(dir) = &self.options.dir else {
             return Err(SessionError::NowhereToLook { name: name.into() });
         };
         let path = path_of(dir, name);
-        let mut session = Session::open(runtime, name, &path, &self.identity, &self.options)?;
+        let (identity, options) = (&self.identity, &self.options);
+        let mut session = Session::open(runtime, name, &path, identity, options, room)?;
         session.home = self.home(name);
-        self.admit(runtime, session, false)
+        session.owed = self.owed.get(name).cloned().unwrap_or_default();
+        let id = self.admit(runtime, session, Some(room))?;
+        self.owed.remove(name);
+        Ok(id)
     }
 
     /// Puts a session away. What it holds in memory is free; its file says all. Where the file cannot be made to, the
@@ -484,7 +528,11 @@ impl Sessions {
         if let Some(mut session) = slot.session.take() {
             slot.generation = slot.generation.wrapping_add(1);
             session.drop_shadow(runtime);
+            self.keep_tally(&session);
             runtime.close(session.sequence)?;
+            if session.owed != Owed::default() {
+                self.owed.insert(session.name, session.owed);
+            }
             self.hold(runtime)?;
         }
         Ok(())
@@ -508,7 +556,7 @@ impl Sessions {
             return Err(SessionError::Closed { index });
         };
         let fork = session.fork(runtime, name, journal, home, &self.options)?;
-        self.admit(runtime, fork, true)
+        self.admit(runtime, fork, None)
     }
 
     /// Removes a session that is not open, and its file.
@@ -519,6 +567,7 @@ impl Sessions {
             return Err(SessionError::NowhereToLook { name: name.into() });
         };
         let path = path_of(dir, name);
+        self.owed.remove(name);
         let opened = Journal::open(&path, self.journal_options());
         let removed = opened.and_then(|opened| opened.journal.remove());
         removed.map_err(|source| SessionError::File {
@@ -717,12 +766,12 @@ impl Sessions {
         }
     }
 
-    /// Takes a session in, if its lists fit the budget too. A new one that does not leaves no file.
+    /// Takes a session in, if its lists fit the budget too. A new one, which was not opened, leaves no file if not.
     fn admit(
         &mut self,
         runtime: &mut Runtime,
         session: Session,
-        is_new: bool,
+        opened: Option<Opens>,
     ) -> Result<SessionId, SessionError> {
         let free = self.slots.iter().position(|slot| slot.session.is_none());
         let index = free.unwrap_or_else(|| {
@@ -730,10 +779,14 @@ impl Sessions {
             self.slots.len() - 1
         });
         self.slots[index].session = Some(session);
-        if let Err(error) = self.hold_for(runtime, index) {
+        let held = match opened {
+            Some(Opens::Whole) => self.hold(runtime),
+            Some(Opens::AsFits) | None => self.hold_for(runtime, index),
+        };
+        if let Err(error) = held {
             if let Some(session) = self.slots[index].session.take() {
                 runtime.close(session.sequence)?;
-                if let Some(journal) = session.journal.filter(|_| is_new) {
+                if let Some(journal) = session.journal.filter(|_| opened.is_none()) {
                     let _ = journal.remove();
                 }
             }
@@ -797,12 +850,13 @@ impl Session {
             needed_bytes: 0,
             unsaved: None,
             last_time_ms: 0,
-            wanted: Vec::new(),
+            owed: Owed::default(),
             shadow: None,
             gave_up: false,
             condensed: None,
             is_answering: false,
-            done: turns::Plan::default(),
+            decided: picture::Decided::default(),
+            tally: Tally::default(),
         }
     }
 
@@ -819,7 +873,8 @@ impl Session {
         let pending = self.pending.iter().map(|(_, bytes)| bytes.capacity());
         // A tree's nodes are half empty at worst.
         let columns = 2 * self.columns.len() * (size_of::<u64>() + size_of::<RecordRef>());
-        self.turns.bytes() + told.sum::<usize>() + facts.chain(pending).sum::<usize>() + columns
+        let lists = facts.chain(pending).sum::<usize>() + columns + self.decided.bytes();
+        self.turns.bytes() + told.sum::<usize>() + lists
     }
 
     /// Tokens of the persistent stream.
@@ -830,6 +885,10 @@ impl Session {
 }
 
 fn path_of(dir: &Path, name: &str) -> PathBuf {
+    let name = match planted(Bug::SpillFileShared) {
+        true => &name[..name.len().min(2)],
+        false => name,
+    };
     dir.join(format!("{name}.{ENDING}"))
 }
 

@@ -27,6 +27,7 @@ use super::{SessionError, SessionOptions, feed};
 use crate::run::{Runtime, SequenceId, StepError};
 use haversack_cache::MappedImage;
 use haversack_memory::journal::{self, Journal, Map, RecordRef, WeakMap};
+use haversack_memory::zoo::{Bug, planted};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -147,7 +148,10 @@ impl Prefixes {
         if let Some(sequence) = self.find(runtime, &file) {
             return Ok(sequence);
         }
-        let computed = compute(runtime, tokens)?;
+        let computed = match planted(Bug::SharedBeforeComputed) {
+            true => compute(runtime, &[&tokens[..tokens.len() - 1], &[0][..]].concat())?,
+            false => compute(runtime, tokens)?,
+        };
         self.stats.computed += 1;
         match file.write(runtime, computed, dir) {
             Ok(()) => {
@@ -179,7 +183,8 @@ impl Prefixes {
     /// The sequence of a file that is there and right.
     fn find(&mut self, runtime: &mut Runtime, file: &File<'_>) -> Option<SequenceId> {
         self.known.retain(|known| known.map.upgrade().is_some());
-        let known = self.known.iter().find(|known| known.hash == file.hash);
+        let is_it = |known: &&Known| known.hash == file.hash || planted(Bug::StaleHash);
+        let known = self.known.iter().find(is_it);
         let known = known.and_then(|known| {
             let records = known.records.clone();
             let map = known.map.upgrade()?;
@@ -294,7 +299,7 @@ impl Found {
         if kinds != [TOKENS, OUTLINE, INDEX] || tail.iter().any(|r| r.kind != TAIL) {
             return Err(odd);
         }
-        if self.map.payload(*told)? != bytes_of(tokens) {
+        if self.map.payload(*told)? != bytes_of(tokens) && !planted(Bug::StaleHash) {
             return Err(Unusable::Other("its tokens are others"));
         }
         let regions = pools.iter().map(|r| self.map.region(*r));
@@ -340,6 +345,9 @@ fn words(runtime: &Runtime, identity: &Identity) -> String {
         carries.update(format!("{:?};", store.carry(layer)).as_bytes());
     }
     let mut words = String::from("haversack prefix 1\n");
+    if planted(Bug::KeyOmitsSalt) {
+        return words;
+    }
     for (name, value) in identity.fields() {
         words.push_str(&format!("{name} {}\n", value.escape_debug()));
     }

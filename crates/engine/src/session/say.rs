@@ -13,8 +13,8 @@ use super::record::{Change, TurnRecord};
 use super::relevance::Relevance;
 use super::shadow::Reading;
 use super::talk::{Answer, Context};
-use super::turns::{Place, Plan, Room, plan};
-use super::{Embed, STEP_TOKENS_MAX, SessionError, SessionId, Sessions, feed};
+use super::turns::{Place, Room, plan};
+use super::{Embed, Owed, STEP_TOKENS_MAX, SessionError, SessionId, Sessions, feed};
 use crate::encoder::{Embedding, EncoderError};
 use crate::run::completion::Completion;
 use crate::run::generate::{Took, conclude, drive};
@@ -22,6 +22,7 @@ use crate::run::{Event, Finish, GenerateOptions, Generation, Runtime, SequenceId
 use crate::sample::Sampler;
 use crate::text::tokenizer::EncodeOptions;
 use haversack_cache::Positions;
+use haversack_memory::zoo::{Bug, planted};
 use std::ops::{ControlFlow, Range};
 use std::time::Duration;
 
@@ -34,8 +35,8 @@ struct Ready {
     question_start: u64,
     /// Turns that the prompt begins with, and where they will stand.
     reread: Vec<(u64, Range<u64>)>,
-    /// What was done to turns for it.
-    done: Plan,
+    /// Until it has become a turn.
+    owed: Owed,
     context: Context,
 }
 
@@ -285,6 +286,7 @@ impl Sessions {
         let Some(said) = said else {
             let context = ready.context.clone();
             self.undo(runtime, id, ready)?;
+            self.session_mut(id)?.is_answering = planted(Bug::WedgedAfterCancel);
             return Ok(Answer {
                 text: String::new(),
                 tokens: Vec::new(),
@@ -417,8 +419,9 @@ impl Sessions {
             session.save(runtime, options);
         }
         let mut similarities = session.similarities(embedding.as_ref())?;
+        session.note_relevance(&similarities);
         for (held, similarity) in session.turns.iter().zip(&mut similarities) {
-            if session.wanted.contains(&held.turn.number) {
+            if session.owed.wanted.contains(&held.turn.number) {
                 *similarity = Some(f32::MAX);
             }
         }
@@ -434,10 +437,12 @@ impl Sessions {
         };
         let found = plan(&session.turns, &similarities, &relevance, &room)?;
         log::debug!("session {}: {found}", session.name);
+        // What follows may find no room; what was done by then is told with the next answer.
+        let earlier = std::mem::take(&mut session.owed.done).that_holds(&session.turns);
+        session.owed.done = found.clone().after(&earlier);
         let mut reread = session.carry_out(runtime, &found)?;
         session.make_room(runtime, coming, options.last)?;
         session.give_way(runtime, coming);
-        session.wanted.clear();
 
         let position = runtime.position(session.sequence)?;
         // A turn that comes back counts as standing where it would if nothing had been said between: small models
@@ -459,19 +464,21 @@ impl Sessions {
             read_again.push((number, start..start + tokens.len() as u64));
             prompt.extend(tokens);
         }
-        let done = found.after(&std::mem::take(&mut session.done));
-        let mut context = session.context(&done, self.encoder.is_none());
+        let backup = runtime.fork(session.sequence)?;
+        let owed = std::mem::take(&mut session.owed);
+        let mut context = session.context(&owed.done, self.encoder.is_none());
+        session.note_plan(&context.plan);
         context.recomputed = prompt.len() as u64;
         context.kept += (prompt.len() + question.len()) as u64;
         let question_start = position + prompt.len() as u64;
         prompt.extend_from_slice(&question);
         Ok(Ready {
             prompt,
-            backup: runtime.fork(session.sequence)?,
+            backup,
             question: question.len(),
             question_start,
             reread: read_again,
-            done,
+            owed,
             context,
         })
     }
@@ -484,6 +491,9 @@ impl Sessions {
         generation: &Generation,
     ) -> Result<Vec<u32>, SessionError> {
         let ending = self.layout.ending()?;
+        if generation.finish == Finish::Cancelled && planted(Bug::OrphanedMarker) {
+            return Ok(Vec::new());
+        }
         let Some(&last) = generation.tokens.last() else {
             return Ok(ending.to_vec());
         };
@@ -501,7 +511,7 @@ impl Sessions {
     ) -> Result<(), SessionError> {
         let session = self.session_mut(id)?;
         session.unmirror();
-        session.done = ready.done;
+        session.owed = ready.owed;
         let failed = std::mem::replace(&mut session.sequence, ready.backup);
         runtime.close(failed)?;
         Ok(())
@@ -531,6 +541,7 @@ impl Sessions {
                 held.turn.place = Place::Live;
                 held.turn.is_visible = true;
                 held.turn.span = span.clone();
+                session.tally.read_again += span.end - span.start;
                 session.change(Change::Moved {
                     turn: number,
                     place: Place::Live,

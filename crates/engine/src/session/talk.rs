@@ -1,6 +1,7 @@
 //! What a session tells and keeps beside its turns: facts come and go, turns leave memory and come back, room is made.
 
 use super::file::holds;
+use super::picture::Why;
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
 use super::roll::Roll;
 use super::turns::{Place, Plan, Turn, hidden, last_from};
@@ -9,6 +10,7 @@ use crate::encoder::{Embedding, Stored};
 use crate::run::{Finish, Generation, Runtime, SequenceId, StepError};
 use haversack_cache::size::{Kept, fork_bytes, kv_bytes, reserve_bytes};
 use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_memory::zoo::{Bug, planted};
 
 const SLOTS: u64 = BLOCK_SLOTS as u64;
 
@@ -225,7 +227,7 @@ impl Sessions {
         if !session.turns.iter().any(|h| h.turn.number == number) {
             return Err(SessionError::NoSuchTurn { number });
         }
-        session.wanted.push(number);
+        session.owed.wanted.push(number);
         Ok(())
     }
 }
@@ -292,11 +294,12 @@ impl Session {
         plan: &Plan,
     ) -> Result<Vec<u64>, SessionError> {
         for &number in &plan.spill {
-            self.spill(number);
+            self.spill(number, Why::Stream);
         }
         for held in self.turns.iter_mut() {
             let number = held.turn.number;
             if plan.hide.contains(&number) {
+                self.tally.hidden += held.turn.tokens();
                 held.turn.is_visible = false;
             } else if plan.show.contains(&number) {
                 held.turn.is_visible = true;
@@ -327,7 +330,7 @@ impl Session {
     }
 
     /// A turn's rows may leave memory, as far as the file has what is needed to bring it back.
-    pub(super) fn spill(&mut self, number: u64) {
+    pub(super) fn spill(&mut self, number: u64, why: Why) {
         let Some(i) = self.turns.iter().position(|h| h.turn.number == number) else {
             return;
         };
@@ -339,6 +342,7 @@ impl Session {
         turn.place = place;
         turn.is_visible = false;
         let span = turn.span.clone();
+        self.note_leaving(span.end - span.start, why);
         self.change(Change::Moved {
             turn: number,
             place,
@@ -351,7 +355,9 @@ impl Session {
 
     /// A turn is nowhere any more.
     pub(super) fn forget(&mut self, i: usize) {
-        self.forgotten += self.take_out(i).tokens();
+        let tokens = self.take_out(i).tokens();
+        self.forgotten += tokens;
+        self.tally.forgotten += tokens;
     }
 
     /// A turn is none any more, with its record and its rows.
@@ -405,6 +411,7 @@ impl Session {
         let turn = &mut self.turns[i].turn;
         turn.place = Place::Live;
         turn.is_visible = true;
+        self.tally.mounted += span.end - span.start;
         self.change(Change::Moved {
             turn: number,
             place: Place::Live,
@@ -420,7 +427,14 @@ impl Session {
         let spans = |all: bool| {
             let live = |h: &&Held| h.turn.place == Place::Live && (all || h.turn.is_visible);
             let turns = self.turns.iter().filter(live).map(|h| h.turn.span.clone());
-            facts().chain(turns).collect::<Vec<_>>()
+            let mut spans = facts().chain(turns).collect::<Vec<_>>();
+            let spilled = || self.turns.iter().any(|h| h.turn.place != Place::Live);
+            if planted(Bug::HalfTurn)
+                && let Some(oldest) = spans.get_mut(self.facts.len()).filter(|_| spilled())
+            {
+                oldest.start = oldest.start.midpoint(oldest.end);
+            }
+            spans
         };
         runtime.hide(self.sequence, &hidden(spans(false), position))?;
         let gone = hidden(spans(true), position);
@@ -468,7 +482,9 @@ impl Session {
         let hidden = loose(&self.turns, last).find(|turn| !turn.is_visible);
         let victim = hidden.or_else(|| loose(&self.turns, last).next());
         let victim = victim.map(|turn| turn.number);
-        victim.inspect(|&number| self.spill(number)).is_some()
+        victim
+            .inspect(|&number| self.spill(number, Why::Budget))
+            .is_some()
     }
 
     pub(super) fn context(&self, plan: &Plan, unjudged: bool) -> Context {

@@ -17,6 +17,7 @@
 
 use super::relevance::{Judged, Relevance};
 use super::roll::Roll;
+use haversack_memory::zoo::{Bug, planted};
 use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Range;
@@ -86,6 +87,23 @@ impl Plan {
             && self.hide.is_empty()
             && self.show.is_empty()
             && self.spill.is_empty()
+    }
+
+    /// As much of it as is still so.
+    pub fn that_holds<T: Borrow<Turn>>(mut self, turns: &Roll<T>) -> Plan {
+        let keep = |numbers: &mut Vec<u64>, is_so: fn(&Turn) -> bool| {
+            let holds = |number: u64| {
+                let mut turns = turns.iter().map(T::borrow);
+                turns.any(|turn| turn.number == number && is_so(turn))
+            };
+            numbers.retain(|&number| holds(number));
+        };
+        let is_hidden = |turn: &Turn| turn.place == Place::Live && !turn.is_visible;
+        keep(&mut self.recall, |turn| turn.place == Place::Live);
+        keep(&mut self.hide, is_hidden);
+        keep(&mut self.show, |turn| turn.is_visible);
+        keep(&mut self.spill, |turn| turn.place != Place::Live);
+        self
     }
 
     /// Both, as one. What an earlier one did to a turn is forgotten where this one does something else to it.
@@ -179,7 +197,8 @@ pub fn plan<T: Borrow<Turn>>(
         is_visible: turn.is_visible,
     }));
 
-    let mut wanted: Vec<bool> = all().map(|t| t.is_pinned).collect();
+    let by_score = planted(Bug::ProtectionByScore);
+    let mut wanted: Vec<bool> = all().map(|t| t.is_pinned && !by_score).collect();
     let mut take = |i: usize, wanted: &mut [bool]| {
         if !wanted[i] && turn(i).tokens() <= left {
             wanted[i] = true;
@@ -195,7 +214,10 @@ pub fn plan<T: Borrow<Turn>>(
     }
     let mut by_similarity: Vec<usize> = (0..turns.len()).filter(|&i| relevant[i]).collect();
     by_similarity.sort_by(|&a, &b| {
-        let score = |i| similarity(i).unwrap_or(f32::NEG_INFINITY);
+        let score = |i| match by_score && turn(i).is_pinned {
+            true => f32::MAX,
+            false => similarity(i).unwrap_or(f32::NEG_INFINITY),
+        };
         score(b).total_cmp(&score(a)).then(b.cmp(&a))
     });
     let mut reread = 0;
@@ -307,6 +329,34 @@ mod tests {
         let nothing = Plan::default();
         assert_eq!(nothing.clone().after(&earlier), earlier);
         assert_eq!(earlier.clone().after(&nothing), earlier);
+    }
+
+    #[test]
+    fn what_holds_of_a_plan() {
+        let mut hidden = turn(2, 10, Place::Live);
+        hidden.is_visible = false;
+        let turns: Roll<Turn> = [
+            turn(0, 10, Place::Spilled),
+            turn(1, 10, Place::Live),
+            hidden,
+            turn(3, 10, Place::Ids),
+        ]
+        .into_iter()
+        .collect();
+        let all = vec![0, 1, 2, 3, 4];
+        let done = Plan {
+            recall: all.clone(),
+            hide: all.clone(),
+            show: all.clone(),
+            spill: all,
+        };
+        let holds = Plan {
+            recall: vec![1, 2],
+            hide: vec![2],
+            show: vec![1],
+            spill: vec![0, 3],
+        };
+        assert_eq!(done.that_holds(&turns), holds);
     }
 
     #[test]

@@ -37,7 +37,8 @@ fn tell(world: &World, healthy: &World, exact: Option<&[Told]>) -> usize {
     let mut said: BTreeMap<u64, u64> = BTreeMap::new();
     for (i, op) in BEFORE_CONDENSING.iter().enumerate() {
         let mut told = telling.try_step(*op);
-        for _ in 0..4 {
+        // As often as the longest burst of failing calls may need.
+        for _ in 0..8 {
             if told.is_err() && matches!(op, Op::Fork) {
                 // A file that the disk did not let go of is in the way until it does.
                 let _ = telling.sessions.delete("fork");

@@ -6,22 +6,32 @@ use crate::model::forward::Scratch;
 use crate::run::runtime::{Runtime, StepError};
 use haversack_cache::policy::explain::RowPlan;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
-use haversack_cache::{Account, SequenceId, Store};
+use haversack_cache::{Account, CacheError, Noting, SequenceId, Store};
 use haversack_kernels::Exec;
 use haversack_kernels::cpu::Table;
 use haversack_kernels::threads::Pool;
 
 impl Runtime {
-    /// A new sequence, or one that goes on from another, with its canaries.
-    pub(in crate::run) fn with_ring(
+    /// A new sequence of which so much is remembered, with its canaries.
+    pub(in crate::run) fn open_ring(
+        &mut self,
+        noting: Option<Noting>,
+    ) -> Result<SequenceId, StepError> {
+        self.with_ring(None, |store| store.open_noting(noting))
+    }
+
+    /// One that goes on from another, with its canaries.
+    pub(in crate::run) fn fork_ring(&mut self, from: SequenceId) -> Result<SequenceId, StepError> {
+        self.with_ring(Some(from), |store| store.fork(from))
+    }
+
+    fn with_ring(
         &mut self,
         from: Option<SequenceId>,
+        make: impl FnOnce(&mut Store) -> Result<SequenceId, CacheError>,
     ) -> Result<SequenceId, StepError> {
         self.charge_rings(1)?;
-        let made = match from {
-            Some(from) => self.store.fork(from),
-            None => self.store.open(),
-        };
+        let made = make(&mut self.store);
         let made = made.and_then(|id| {
             let Some(canaries) = &mut self.scratch.canaries else {
                 return Ok(id);

@@ -2,18 +2,60 @@
 //!
 //! The places depend on the window alone, never on how tokens were portioned.
 
-use super::{Keep, Reach, Runtime, StepError};
+use super::{Runtime, StepError};
 use crate::device::WindowChange;
 use crate::model::forward::Span;
+use crate::run::adaptive;
+use crate::run::bounds::Bounds;
 use crate::run::guard::Limits;
-use haversack_cache::SequenceId;
+use crate::run::options::{Policy, Retention};
 use haversack_cache::policy::explain::RowPlan;
 use haversack_cache::policy::rows::RowPolicy;
 use haversack_cache::policy::window::{self, WindowParams};
+use haversack_cache::{CacheError, Row, SequenceId};
 use haversack_kernels::attention::BLOCK_SLOTS;
+use std::sync::Arc;
 
 /// Plans in words that wait for somebody to read them.
 const PLANS_MAX: usize = 1024;
+
+/// What one sequence keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keep {
+    /// What the options of the runtime say.
+    #[default]
+    Usual,
+    /// Everything; it ends after so many tokens.
+    All { tokens: usize },
+    /// Its first tokens and its last; it has no end.
+    Window { anchors: usize, window: usize },
+    /// As many rows as that window, chosen one by one. It has no end; so many tokens are expected, and `Adaptive` shares
+    /// rows out among layers for as many.
+    Chosen {
+        by: Policy,
+        anchors: usize,
+        window: usize,
+        tokens: usize,
+    },
+}
+
+/// How far back one sequence reaches.
+#[derive(Clone)]
+pub(super) struct Reach {
+    /// First tokens that never leave.
+    pub anchors: usize,
+    /// The window that was asked for; `None`: nothing leaves by itself.
+    pub asked: Option<usize>,
+    /// The one in force, that or less.
+    pub window: Option<usize>,
+    /// Tokens after which it ends.
+    pub end: Option<usize>,
+    /// Who chooses the rows that leave; `None`: the oldest do.
+    pub policy: Option<RowPolicy>,
+    /// (layer): rows at most beside those of a step; none = as many as anchors and window.
+    pub rows: Option<Arc<[usize]>>,
+    pub changes: Vec<WindowChange>,
+}
 
 impl Runtime {
     /// Changes the window of a sequence that stands at `position`, if that is a place where its rows may
@@ -61,7 +103,7 @@ impl Runtime {
         if !changed && !self.may_leave(id, position) {
             return Ok(());
         }
-        if let Some(policy) = self.retention.rows() {
+        if let Some(policy) = self.policy(id) {
             return self.thin(id, window, &policy);
         }
         let params = WindowParams {
@@ -96,7 +138,7 @@ impl Runtime {
         let used = self.used();
         let mut words = self.retention.explain.then(|| RowPlan::new(position));
         for layer in 0..self.store.layers().len() {
-            let most = self.rows_max(layer, anchors as usize + window);
+            let most = self.rows_max(id, layer).min(anchors as usize + window);
             let rows = self.store.rows_in(id, layer)?;
             if rows <= most && past == 0 && !policy.has_threshold() {
                 continue;
@@ -142,9 +184,18 @@ impl Runtime {
         ledger.budget.map_or(1.0, share)
     }
 
-    /// Rows that a layer keeps when rows are chosen.
-    fn rows_max(&self, layer: usize, rows: usize) -> usize {
-        self.kv.rows_max(layer).min(rows)
+    /// Who chooses the rows of a sequence that leave.
+    fn policy(&self, id: SequenceId) -> Option<RowPolicy> {
+        let reach = self.reaches.get(&id);
+        reach.map_or_else(|| self.retention.rows(), |reach| reach.policy)
+    }
+
+    /// Rows that a layer of a sequence keeps when rows are chosen.
+    fn rows_max(&self, id: SequenceId, layer: usize) -> usize {
+        match self.reaches.get(&id) {
+            Some(reach) => reach.rows.as_ref().map_or(usize::MAX, |rows| rows[layer]),
+            None => self.kv.rows_max(layer),
+        }
     }
 
     /// First tokens of a sequence that never leave.
@@ -165,6 +216,11 @@ impl Runtime {
             asked: self.bounds.window,
             window: self.bounds.window,
             end: self.bounds.end(),
+            policy: self.retention.rows(),
+            rows: (!self.kv.rows.is_empty()).then(|| {
+                let layers = 0..self.store.layers().len();
+                layers.map(|layer| self.kv.rows_max(layer)).collect()
+            }),
             changes: Vec::new(),
         }
     }
@@ -183,34 +239,128 @@ impl Runtime {
                     asked: None,
                     window: None,
                     end: Some(tokens),
+                    policy: None,
+                    rows: None,
                     ..usual
                 })
             }
-            Keep::Window { anchors, window } => {
-                let rows = anchors.saturating_add(window).saturating_add(BLOCK_SLOTS);
-                let most = self.bounds.rows_max.min(self.model.config().context);
-                if window == 0 || rows > most {
-                    let most = most.saturating_sub(BLOCK_SLOTS);
-                    return Err(StepError::Window {
-                        anchors,
-                        window,
-                        most,
-                    });
-                }
-                // Where rows are chosen, whole blocks are.
-                let window = match self.retention.rows() {
-                    Some(_) => (window / BLOCK_SLOTS * BLOCK_SLOTS).max(BLOCK_SLOTS),
-                    None => window,
-                };
-                Ok(Reach {
-                    anchors,
-                    asked: Some(window),
-                    window: Some(window),
-                    end: None,
-                    changes: Vec::new(),
-                })
-            }
+            Keep::Window { anchors, window } => self.windowed(anchors, window),
+            Keep::Chosen {
+                by,
+                anchors,
+                window,
+                tokens,
+            } => self.chosen(by, anchors, window, tokens),
         }
+    }
+
+    fn windowed(&self, anchors: usize, window: usize) -> Result<Reach, StepError> {
+        let rows = anchors.saturating_add(window).saturating_add(BLOCK_SLOTS);
+        let most = self.bounds.rows_max.min(self.model.config().context);
+        if window == 0 || rows > most {
+            let most = most.saturating_sub(BLOCK_SLOTS);
+            return Err(StepError::Window {
+                anchors,
+                window,
+                most,
+            });
+        }
+        Ok(Reach {
+            anchors,
+            asked: Some(window),
+            window: Some(window),
+            end: None,
+            policy: None,
+            rows: None,
+            changes: Vec::new(),
+        })
+    }
+
+    /// As many rows as a window has, chosen one by one.
+    fn chosen(
+        &self,
+        by: Policy,
+        anchors: usize,
+        window: usize,
+        tokens: usize,
+    ) -> Result<Reach, StepError> {
+        // Whole blocks leave and stay.
+        let window = window / BLOCK_SLOTS * BLOCK_SLOTS;
+        let reach = self.windowed(anchors, window.max(1))?;
+        let recent = self.kv.recent.next_multiple_of(BLOCK_SLOTS);
+        let least = recent.saturating_add(Bounds::CHOICE);
+        if window < least {
+            return Err(StepError::Narrow { window, least });
+        }
+        let policy = match by {
+            // Tiers look at how full the budget is, which others fill; turns, at what nobody has said of a request.
+            Policy::Heavy | Policy::Snap | Policy::Adaptive => match self.retention.policy == by {
+                true => self.retention.rows(),
+                false => Retention::by(by).rows(),
+            },
+            _ => {
+                let policy = by.name();
+                return Err(StepError::NotOfOne { policy });
+            }
+        };
+        let rows = match by {
+            Policy::Adaptive => Some(self.shared_out(anchors, window, tokens)?),
+            _ => None,
+        };
+        // Some layers have more than that.
+        let fullest =
+            |rows: &Arc<[usize]>| rows.iter().copied().filter(|&rows| rows < usize::MAX).max();
+        let fullest = rows.as_ref().and_then(fullest).unwrap_or(0);
+        let beside = fullest.saturating_sub(anchors);
+        let window = window.max(beside.next_multiple_of(BLOCK_SLOTS));
+        Ok(Reach {
+            asked: Some(window),
+            window: Some(window),
+            policy,
+            rows,
+            ..reach
+        })
+    }
+
+    /// (layer): rows beside those of a step, so that all layers together take what anchors and window take in each.
+    fn shared_out(
+        &self,
+        anchors: usize,
+        window: usize,
+        tokens: usize,
+    ) -> Result<Arc<[usize]>, StepError> {
+        let curves = self.curves.as_ref().ok_or(StepError::NotProbed)?;
+        let tokens = tokens.min(self.model.config().context);
+        let most = self.bounds.rows_max.saturating_sub(BLOCK_SLOTS);
+        let asked = anchors + window;
+        let (layers, zones) = (self.store.layers(), self.store.zones());
+        let found = adaptive::rows_of(curves, layers, zones, anchors, asked, tokens)?;
+        let bounded = |rows: Option<usize>| rows.map_or(usize::MAX, |rows| rows.min(most));
+        Ok(found.into_iter().map(bounded).collect())
+    }
+
+    /// Rows of the fullest layer while such a sequence is read.
+    pub(super) fn rows_of(&self, reach: &Reach) -> usize {
+        match (reach.end, reach.asked) {
+            (Some(end), _) => end,
+            (None, Some(window)) => reach.anchors + window + BLOCK_SLOTS,
+            (None, None) => self.bounds.rows_max,
+        }
+    }
+
+    /// Room for the list of so many rows among which some leave.
+    pub(super) fn make_room_for_choice(&mut self, rows: usize) -> Result<(), StepError> {
+        let more = rows.saturating_sub(self.loose.capacity());
+        if more == 0 {
+            return Ok(());
+        }
+        let bytes = more * size_of::<Row>();
+        self.keep_beside(bytes)?;
+        self.loose.clear();
+        self.loose
+            .try_reserve_exact(rows)
+            .map_err(|_| CacheError::OutOfMemory { bytes })?;
+        Ok(())
     }
 
     /// Whether rows of a sequence may leave at `position`.
@@ -224,16 +374,12 @@ impl Runtime {
         let Some(window) = self.window(id) else {
             return u64::MAX;
         };
-        if self
-            .retention
-            .rows()
-            .is_some_and(|policy| policy.is_aligned())
-        {
+        if self.policy(id).is_some_and(|policy| policy.is_aligned()) {
             return 0;
         }
-        let fewest = self.kv.rows.values().copied().min();
+        let fewest = (0..self.store.layers().len()).map(|layer| self.rows_max(id, layer));
         let full = self.anchors(id) + window;
-        let full = fewest.map_or(full, |fewest| full.min(fewest)) as u64;
+        let full = fewest.fold(full, usize::min) as u64;
         // Nor across the place of a change that is to be made again.
         match self.retention.replay.get(self.changes(id).len()) {
             Some(&(from, _)) if from >= position => {
@@ -245,8 +391,10 @@ impl Runtime {
         }
     }
 
-    /// How many of so many tokens the next step of a sequence may take.
-    pub fn portion_of(&self, id: SequenceId, position: u64, tokens: usize) -> usize {
+    /// How many of so many tokens the next step of a sequence may take. A window that changes here has changed then: where
+    /// the step has to end follows from the new one.
+    pub fn portion_of(&mut self, id: SequenceId, position: u64, tokens: usize) -> usize {
+        self.set_window(id, position);
         self.portion(id, position, tokens, self.chunk)
     }
 

@@ -4,8 +4,8 @@ use super::{CHUNK_MIN, Keep, Runtime, StepError};
 use crate::model::canaries::Canaries;
 use crate::model::forward::{Scratch, StepSize};
 use crate::plan::{self, Setting};
-use crate::run::options::Activations;
-use haversack_cache::Account;
+use crate::run::options::{Activations, KvOptions, noting_by};
+use haversack_cache::{Account, Row};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 impl Runtime {
@@ -15,20 +15,48 @@ impl Runtime {
     }
 
     /// Rows that a sequence which keeps this has at most until it has seen so many tokens.
-    pub fn rows_of(&self, keep: Keep, tokens: usize) -> usize {
-        let most = match keep {
-            Keep::Usual => self.bounds.rows_max,
-            Keep::All { tokens } => tokens,
-            Keep::Window { anchors, window } => anchors + window + BLOCK_SLOTS,
-        };
-        tokens.min(most)
+    pub fn rows_keeping(&self, keep: Keep, tokens: usize) -> Result<usize, StepError> {
+        Ok(tokens.min(self.rows_of(&self.reach_of(keep)?)))
+    }
+
+    /// Whether rows of such a sequence are chosen one by one, so that attention is counted for it.
+    pub fn is_counting(&self, keep: Keep) -> Result<bool, StepError> {
+        Ok(self.reach_of(keep)?.policy.is_some())
     }
 
     /// Bytes that a sequence of so many rows holds at most, a step that reads a block included.
     pub fn sequence_bytes(&self, rows: usize) -> usize {
+        self.bytes_in(&self.kv, self.setting(), rows)
+    }
+
+    /// The same of one that keeps this.
+    pub fn bytes_keeping(&self, keep: Keep, rows: usize) -> Result<usize, StepError> {
+        if keep == Keep::Usual {
+            return Ok(self.sequence_bytes(rows));
+        }
+        let reach = self.reach_of(keep)?;
+        let own = reach.rows.iter().flat_map(|rows| rows.iter());
+        let own = own.enumerate().filter(|(_, rows)| **rows < usize::MAX);
+        let kv = KvOptions {
+            rows: own.map(|(layer, &rows)| (layer, rows)).collect(),
+            ..self.kv.clone()
+        };
+        let setting = Setting {
+            noting: reach.policy.as_ref().map(noting_by),
+            ..self.setting()
+        };
+        // The list of rows among which some leave is there for all, once it is.
+        let list = reach
+            .policy
+            .map_or(0, |_| rows.saturating_mul(size_of::<Row>()));
+        let list = list.saturating_sub(self.loose.capacity() * size_of::<Row>());
+        Ok(self.bytes_in(&kv, setting, rows).saturating_add(list))
+    }
+
+    fn bytes_in(&self, kv: &KvOptions, setting: Setting, rows: usize) -> usize {
         let config = self.model.config();
         let rows = rows.max(1).next_multiple_of(BLOCK_SLOTS);
-        let needs = plan::needs(config, &self.kv, self.setting(), rows);
+        let needs = plan::needs(config, kv, setting, rows);
         let ring = match self.guard {
             Some(_) => Canaries::ring_bytes(config),
             None => 0,
@@ -39,14 +67,26 @@ impl Runtime {
     }
 
     /// Bytes of scratch once steps have been taken of so many sequences, which read so many tokens together, with no
-    /// more than so many rows each.
+    /// more than so many rows each, all of which keep what is usual.
     pub fn scratch_bytes(&self, sequences: usize, tokens: usize, rows: usize) -> usize {
-        let rows = rows.next_multiple_of(BLOCK_SLOTS);
-        let setting = self.setting();
-        let counted = match setting.noting {
-            Some(_) => sequences * (rows + plan::COUNTED_BEYOND),
+        let counting = match self.setting().noting {
+            Some(_) => sequences,
             None => 0,
         };
+        self.scratch_counting(sequences, counting, tokens, rows)
+    }
+
+    /// The same where attention is counted for so many of them.
+    pub fn scratch_counting(
+        &self,
+        sequences: usize,
+        counting: usize,
+        tokens: usize,
+        rows: usize,
+    ) -> usize {
+        let rows = rows.next_multiple_of(BLOCK_SLOTS);
+        let setting = self.setting();
+        let counted = counting * (rows + plan::COUNTED_BEYOND);
         let size = StepSize {
             rows: tokens,
             wanted: sequences,
@@ -78,6 +118,26 @@ impl Runtime {
         // Less than before always fits.
         if let Err(error) = self.store.charge(Account::Scratch, held) {
             log::error!("scratch that was given back is still charged: {error}");
+        }
+    }
+
+    /// So many bytes are kept beside sequences by somebody else, in the ledger like everything: a change, not a level.
+    pub(crate) fn keep_beside(&mut self, bytes: usize) -> Result<(), StepError> {
+        let ledger = self.ledger();
+        self.store
+            .charge(Account::Side, ledger.side.saturating_add(bytes))?;
+        self.side_bytes += bytes;
+        Ok(())
+    }
+
+    /// So many of them are kept no longer.
+    pub(crate) fn drop_beside(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.side_bytes - self.held_bytes);
+        let side = self.ledger().side.saturating_sub(bytes);
+        self.side_bytes -= bytes;
+        // Less than before always fits.
+        if let Err(error) = self.store.charge(Account::Side, side) {
+            log::error!("what is kept no longer is still charged: {error}");
         }
     }
 
