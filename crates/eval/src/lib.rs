@@ -18,6 +18,7 @@ pub mod instructions;
 pub mod lookups;
 pub mod needles;
 pub mod recall;
+pub mod records;
 pub mod side;
 pub mod stats;
 pub mod story;

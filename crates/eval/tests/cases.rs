@@ -1,9 +1,10 @@
 //! Cases: within their context, the same again, and with one right answer.
 
 use haversack::load::gguf::synth::Spec;
+use haversack::text::tokenizer::EncodeOptions;
 use haversack::{LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, sample};
 use haversack_eval::task::Task;
-use haversack_eval::{answers, choice, instructions, story};
+use haversack_eval::{answers, choice, instructions, records, story};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -162,4 +163,38 @@ fn alone(runtime: &mut Runtime, prompt: &[u32], ask: &[u32], answer: &[u32]) -> 
         .zip(answer)
         .map(|(row, &next)| sample::logprob_of(row, next).unwrap());
     scores.sum()
+}
+
+/// Records are as long as was asked for, the same again, and say what is asked for once, in the third it is asked for.
+#[test]
+fn records_hold_their_answers_once() {
+    let model = model("records");
+    let tokenizer = model.tokenizer();
+    let encode = |text: &str| {
+        let plain = EncodeOptions {
+            add_special: false,
+            parse_special: false,
+        };
+        tokenizer.encode(text, plain).unwrap()
+    };
+    let of = |tokens, seed, number| records::record(tokenizer, tokens, seed, number);
+    assert_eq!(of(9000, 1, 2), of(9000, 1, 2));
+    assert_ne!(of(9000, 1, 2), of(9000, 2, 2));
+    for number in 0..20 {
+        let record = of(9000, 0, number);
+        let all = record.prompt.len();
+        assert!((8000..9000).contains(&all), "{all}");
+        assert_eq!(record.questions.len(), records::THIRDS);
+        for (third, question) in record.questions.iter().enumerate() {
+            assert!(3 * question.at / all == third, "{} of {all}", question.at);
+            let answer = encode(&question.answer);
+            let places = record.prompt.windows(answer.len());
+            let places = places.filter(|window| **window == answer).count();
+            assert_eq!(places, 1, "{}", question.answer);
+        }
+    }
+    // Hardly any room: the facts, and nothing else.
+    assert_eq!(of(40, 0, 0).questions.len(), records::THIRDS);
+    assert!(records::is_right(" 4182.", "4182") && records::is_right("4182", "4182"));
+    assert!(!records::is_right(" 41825", "4182") && !records::is_right("is 4182", "4182"));
 }
