@@ -385,6 +385,10 @@ pub struct Serve {
     #[arg(long, value_name = "N", value_parser = count(0, 4096), allow_hyphen_values = true)]
     pub queue: Option<usize>,
 
+    /// Prompts and answers that are kept while there is room, for requests that begin alike [default: 16]
+    #[arg(long, value_name = "N", value_parser = count(0, 256), allow_hyphen_values = true)]
+    pub reuse: Option<usize>,
+
     /// Keep no conversations
     #[arg(long)]
     pub no_sessions: bool,

@@ -2,6 +2,7 @@
 
 use crate::args::{self, Compute, Sampling};
 use crate::bytes::human;
+use crate::clock::since_1970;
 use crate::error::usage;
 use crate::home::Home;
 use crate::interrupt::{Cooperative, Endings};
@@ -27,7 +28,7 @@ use serde_json::{Value as Json, json};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 pub struct Engine {
     pub path: PathBuf,
@@ -526,10 +527,9 @@ pub fn encoder(home: &Home) -> Result<Option<Encoder>> {
 
 /// Messages end with the opening of the assistant's turn, and the time is now.
 pub fn to_be_answered() -> RenderOptions {
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     RenderOptions {
         add_generation_prompt: true,
-        now_unix_seconds: i64::try_from(now.as_secs()).unwrap_or(0),
+        now_unix_seconds: i64::try_from(since_1970().as_secs()).unwrap_or(0),
         ..RenderOptions::default()
     }
 }

@@ -8,6 +8,7 @@
 mod args;
 mod bytes;
 mod catalogue;
+mod clock;
 mod commands;
 mod config;
 mod engine;

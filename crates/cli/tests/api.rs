@@ -54,7 +54,7 @@ fn check_person(text: &str) {
 
 #[test]
 fn answers_have_the_form_that_was_asked_for() {
-    let Some(server) = Server::start(&["--memory", "200M"]) else {
+    let Some(server) = Server::start(&["--reuse", "0", "--memory", "200M"]) else {
         return;
     };
     let mut asked = hello(200);
@@ -113,6 +113,42 @@ fn answers_have_the_form_that_was_asked_for() {
         "{text}"
     );
     server.wait_until_empty();
+}
+
+/// What forms need is in the ledger from the first of them on, and where it has no room nothing else has changed.
+#[test]
+fn forms_take_bytes_of_the_budget() {
+    let asked = || {
+        let mut asked = hello(8);
+        asked["grammar"] = json!({ "regex": "[0-9]{3}" });
+        asked
+    };
+    let side = |server: &Server| server.metric("haversack_memory_bytes{account=\"side\"}");
+    let Some(server) = Server::start(&["--memory", "200M", "--no-sessions"]) else {
+        return;
+    };
+    let before = side(&server);
+    let (status, answer) = server.post(CHAT, &asked());
+    assert_eq!(status, 200, "{answer}");
+    let after = side(&server);
+    assert!(
+        (10 << 20..20 << 20).contains(&(after - before)),
+        "{before} {after}"
+    );
+    assert_eq!(server.post(CHAT, &asked()).0, 200);
+    assert_eq!(side(&server), after);
+    drop(server);
+
+    let Some(small) = Server::start(&["--memory", "14M", "--no-sessions"]) else {
+        return;
+    };
+    let before = side(&small);
+    let (status, answer) = small.post(CHAT, &asked());
+    assert_eq!(status, 400, "{answer}");
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("bytes"), "{message}");
+    assert_eq!(side(&small), before);
+    assert_eq!(small.post(CHAT, &hello(4)).0, 200);
 }
 
 #[test]
@@ -215,7 +251,7 @@ fn check_call(call: &Value) {
 
 #[test]
 fn tools_are_called_when_they_must_be() {
-    let Some(server) = Server::start(&["--memory", "200M"]) else {
+    let Some(server) = Server::start(&["--reuse", "0", "--memory", "200M"]) else {
         return;
     };
     let mut asked = hello(150);
@@ -323,7 +359,7 @@ fn tools_that_are_none_are_refused_by_name() {
 
 #[test]
 fn responses_are_answers_by_another_name() {
-    let Some(server) = Server::start(&["--memory", "200M"]) else {
+    let Some(server) = Server::start(&["--reuse", "0", "--memory", "200M"]) else {
         return;
     };
     let path = "/v1/responses";
@@ -504,8 +540,8 @@ fn the_description_is_true() {
     for (path, methods) in document["paths"].as_object().unwrap() {
         for method in ["get", "post", "put", "delete", "patch"] {
             // A model of that name is not served: the path is.
-            let (status, _, answer) =
-                server.raw(&Server::request(&method.to_uppercase(), path, "", "{}"));
+            let (status, answer) =
+                server.begun(&Server::request(&method.to_uppercase(), path, "", "{}"));
             let is_there = status != 405 && !answer.contains("nothing at this path");
             let is_model = path.contains('{') && status == 404;
             assert_eq!(

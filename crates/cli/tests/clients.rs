@@ -30,13 +30,12 @@ fn python(packages: &[&str]) -> PathBuf {
     python
 }
 
-#[test]
-#[ignore = "fetches the Python package `openai` with pip"]
-fn the_official_python_client() {
-    let python = python(&["openai>=1.60", "pydantic>=2"]);
+const SECRET: &str = "a-key-for-tests-0123456789";
+
+/// A server with four places and a key, if there are models.
+fn server() -> Option<(Sandbox, Server)> {
     let sandbox = Sandbox::new();
-    let secret = "a-key-for-tests-0123456789";
-    let key = sandbox.write("key", secret);
+    let key = sandbox.write("key", SECRET);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -44,19 +43,46 @@ fn the_official_python_client() {
     }
     let flags = ["--memory", "200M", "--batch", "2", "--queue", "2"];
     let flags = [&flags[..], &["--api-key-file", text(&key)]].concat();
-    let Some(home) = Sandbox::with_encoder() else {
+    let server = Server::start_in(Sandbox::with_encoder()?, &flags)?;
+    Some((sandbox, server))
+}
+
+/// Runs a suite against a server: it ends well if everything held.
+fn holds(suite: &mut Command) {
+    let Some((_sandbox, server)) = server() else {
         return;
     };
-    let Some(server) = Server::start_in(home, &flags) else {
-        return;
-    };
-    let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/openai_suite.py");
-    let done = Command::new(python)
-        .args([text(&suite), &format!("http://{}", server.address), secret])
+    let done = suite
+        .args([&format!("http://{}", server.address), SECRET])
         .env_remove("OPENAI_API_KEY")
         .output()
         .unwrap();
     println!("{}", String::from_utf8_lossy(&done.stdout));
     let told = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{told}");
+}
+
+fn suites() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients")
+}
+
+#[test]
+#[ignore = "fetches the Python package `openai` with pip"]
+fn the_official_python_client() {
+    let python = python(&["openai>=1.60", "pydantic>=2"]);
+    holds(Command::new(python).arg(suites().join("openai_suite.py")));
+}
+
+#[test]
+#[ignore = "fetches the crate `async-openai`, and builds it"]
+fn the_client_of_rust() {
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients-rust");
+    let mut cargo = Command::new(env!("CARGO"));
+    let manifest = suites().join("rust/Cargo.toml");
+    cargo.args(["build", "--quiet", "--manifest-path", text(&manifest)]);
+    cargo.args(["--target-dir", text(&built)]);
+    let done = cargo.output().unwrap();
+    let told = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{told}");
+    holds(&mut Command::new(built.join("debug/openai-suite")));
 }

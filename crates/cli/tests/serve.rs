@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Write};
 
 #[test]
 fn answers_whole_streamed_and_several() {
-    let Some(server) = Server::start(&["--memory", "200M"]) else {
+    let Some(server) = Server::start(&["--reuse", "0", "--memory", "200M"]) else {
         return;
     };
     let (status, whole) = server.post("/v1/chat/completions", &hello(12));
@@ -104,7 +104,17 @@ fn strangers_get_an_error_and_nothing_happens() {
         assert_eq!(status, expected, "{answer}");
         let message = answer["error"]["message"].as_str().unwrap();
         assert!(!message.contains('\n') && message.len() < 400, "{message}");
+        // Clients that have types expect a word, or nothing.
+        let code = match message.contains("tokens") {
+            true => json!("context_length_exceeded"),
+            false => Value::Null,
+        };
+        assert_eq!(answer["error"]["code"], code, "{answer}");
     }
+    let (status, other) = server.get("/v1/models/another");
+    let other: Value = serde_json::from_str(&other).unwrap();
+    let told = (status, &other["error"]["code"]);
+    assert_eq!(told, (404, &json!("model_not_found")));
     for (name, value) in [
         ("max_tokens", json!(0)),
         ("max_tokens", json!(-1)),
@@ -127,6 +137,18 @@ fn strangers_get_an_error_and_nothing_happens() {
         assert_eq!(status, 400, "{name} {value}: {answer}");
     }
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let nested =
+        |open: &str, close: &str| format!("{}1{}", open.repeat(20_000), close.repeat(20_000));
+    let schema = hello(4).to_string().replacen(
+        '{',
+        &format!(
+            "{{\"response_format\":{{\"type\":\"json_schema\",\"json_schema\":{{\"name\":\"x\",\"schema\":{}}}}},",
+            nested("{\"items\":", "}")
+        ),
+        1,
+    );
+    let surrogate = hello(4).to_string().replace("hello", "\\ud800");
+    assert_ne!(surrogate, hello(4).to_string());
     let chat = "/v1/chat/completions";
     let body = hello(4).to_string();
     let small = |headers: &str| Server::request("POST", chat, headers, &body);
@@ -138,6 +160,8 @@ fn strangers_get_an_error_and_nothing_happens() {
     );
     for (request, expected) in [
         (Server::request("POST", chat, "", &deep), 400),
+        (Server::request("POST", chat, "", &schema), 400),
+        (Server::request("POST", chat, "", &surrogate), 400),
         (Server::request("POST", chat, "", "{\"messages\":"), 400),
         (small("Origin: https://evil.example\r\n"), 403),
         (other_host.into_bytes(), 421),
@@ -150,6 +174,10 @@ fn strangers_get_an_error_and_nothing_happens() {
         let (status, _, answer) = server.raw(&request);
         assert_eq!(status, expected, "{answer}");
     }
+    // A character like any other.
+    let mut nul = hello(4);
+    nul["messages"][0]["content"] = json!("a\u{0}b");
+    assert_eq!(server.post(chat, &nul).0, 200);
     let (_, after) = server.post("/v1/chat/completions", &hello(8));
     assert_eq!(content(&before), content(&after));
 }
@@ -157,7 +185,9 @@ fn strangers_get_an_error_and_nothing_happens() {
 /// Whoever finds no place is told at once, whoever leaves frees theirs, and those who wait are served.
 #[test]
 fn places_are_few_and_come_back() {
-    let Some(server) = Server::start(&["--memory", "64M", "--batch", "1", "--queue", "1"]) else {
+    let Some(server) = Server::start(&[
+        "--reuse", "0", "--memory", "64M", "--batch", "1", "--queue", "1",
+    ]) else {
         return;
     };
     let mut long = hello(1000);

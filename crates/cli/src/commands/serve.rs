@@ -1,12 +1,13 @@
 //! `serve`: the model behind HTTP, until it is told to stop.
 
 use crate::args;
+use crate::clock::since_1970;
 use crate::engine::{self, Habits};
 use crate::error::{one_line, usage};
 use crate::home::Home;
 use crate::interrupt::Cooperative;
 use crate::out;
-use crate::server::{self, Door, Encoders, Grammars, Owner, OwnerOptions, Shared};
+use crate::server::{self, Door, Encoders, Gallery, Grammars, Owner, OwnerOptions, Shared};
 use anyhow::{Context, Result};
 use haversack::run::Runtime;
 use haversack::session::{SessionOptions, Sessions};
@@ -14,7 +15,7 @@ use serde_json::json;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// How often a signal is looked for.
 const LOOK: Duration = Duration::from_millis(50);
@@ -43,9 +44,9 @@ pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
     let options = OwnerOptions {
         batch: args.batch.unwrap_or(8),
         queue: args.queue.unwrap_or(64),
+        reuse: args.reuse.unwrap_or(16),
     };
     let (hall, owner) = Owner::start(engine.runtime, sessions, options)?;
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     let shared = Arc::new(Shared {
         hall,
         door: Door {
@@ -57,7 +58,9 @@ pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
         encoders: Encoders::default(),
         model_name,
         has_sessions,
-        created: now.as_secs(),
+        created: since_1970().as_secs(),
+        gallery: Gallery::default(),
+        listeners: Shared::listeners(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

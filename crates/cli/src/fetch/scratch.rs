@@ -3,12 +3,13 @@
 //! A dropped or interrupted fetch removes its own ([`Folder`]). After a kill the folder stays; the
 //! next fetch sweeps every folder whose lock nobody holds.
 
+use crate::clock::since_1970;
 use crate::home::create;
 use crate::interrupt::Folder;
 use anyhow::{Context, Result};
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 const LOCK: &str = "lock";
 
@@ -22,8 +23,7 @@ pub struct Scratch {
 
 impl Scratch {
     pub fn new(parent: &Path) -> Result<Scratch> {
-        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        let name = format!("fetch-{}-{}", std::process::id(), now.as_nanos());
+        let name = format!("fetch-{}-{}", std::process::id(), since_1970().as_nanos());
         let path = parent.join(name);
         create(&path)?;
         let folder = Folder::new(path);

@@ -2,9 +2,10 @@
 
 use super::Shared;
 use super::ask::Ask;
-use super::calls::{Call, Ear, Said, any_id};
+use super::calls::{Call, Ear, Functions, Said, any_id};
 use super::fail::Fail;
 use super::owner::{Became, Logprob, Piece, Place, Submission, Told, Turned};
+use crate::clock::since_1970;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -15,7 +16,6 @@ use serde_json::{Value as Json, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Which of the two APIs an answer is for: they differ in names and in where the text is.
@@ -45,7 +45,7 @@ impl Api {
 /// What all parts of an answer say of it.
 struct Head {
     /// Functions that may be called: calls are looked for in what is said.
-    callable: Option<Arc<[String]>>,
+    callable: Option<Functions>,
     api: Api,
     id: String,
     created: u64,
@@ -67,7 +67,7 @@ pub async fn answer(shared: Arc<Shared>, api: Api, ask: Ask) -> Result<Response,
     } = ask;
     let choices = what.len();
     let (place, told) = submit(&shared, what, logprobs).await?;
-    let now = now();
+    let now = since_1970();
     let head = Head {
         callable,
         api,
@@ -96,13 +96,6 @@ pub async fn submit(
         Turned::Stopping => Fail::stopping(),
         Turned::Refused(refused) => Fail::refused(&refused),
     })
-}
-
-/// Since 1970.
-pub fn now() -> Duration {
-    std::time::SystemTime::UNIX_EPOCH
-        .elapsed()
-        .unwrap_or_default()
 }
 
 /// What was said of one choice.
@@ -425,7 +418,8 @@ impl Head {
     fn usage(&self, completion_tokens: usize, became: Option<&Became>) -> Json {
         let (prompt_tokens, cached_tokens) = match became {
             Some(Became::Turn { context, .. }) => (context.kept, context.cached),
-            _ => (self.prompt_tokens as u64, 0),
+            Some(Became::Request(held)) => (self.prompt_tokens as u64, held.reused as u64),
+            None => (self.prompt_tokens as u64, 0),
         };
         json!({
             "prompt_tokens": prompt_tokens,
@@ -493,7 +487,7 @@ impl Became {
                 "kept": held.rows,
                 "evicted": held.seen.saturating_sub(held.rows as u64),
                 "spilled": 0,
-                "cached": 0,
+                "cached": held.reused,
                 "recomputed": 0,
             }),
             Became::Turn { number, context } => json!({

@@ -1,23 +1,24 @@
 //! From what a client sent to requests of the desk: everything is checked before anything is computed.
 
+use super::calls::Functions;
 use super::fail::Fail;
 use super::limits;
 use super::owner::{Hall, Submission};
 use super::sessions::Bound;
 use super::types::{Common, OneOrMany, WhenLonger};
+use crate::clock::now_ms;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
-use haversack::Model;
 use haversack::many::{Long, Request, Rows, TurnRequest};
 use haversack::run::GenerateOptions;
 use haversack::sample::{Constraint, SampleOptions};
+use haversack::{Model, Policy};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// One request, checked, with a prompt in tokens.
 pub struct Ask {
@@ -31,7 +32,7 @@ pub struct Ask {
     /// As the client called it.
     pub model: Option<String>,
     /// Functions that the answer may call.
-    pub callable: Option<Arc<[String]>>,
+    pub callable: Option<Functions>,
 }
 
 /// The body of a request as what it should be.
@@ -153,7 +154,7 @@ pub struct Wanted<'a> {
     /// What the answer may be.
     pub constraint: Option<Box<dyn Constraint>>,
     /// Functions that it may call.
-    pub callable: Option<Arc<[String]>>,
+    pub callable: Option<Functions>,
 }
 
 /// What a request says beside its text, checked.
@@ -277,12 +278,6 @@ pub fn turn(hall: &Hall, bound: Bound, wanted: Wanted<'_>, common: &Common) -> R
     Ok(Ask::new(what, &wanted, common))
 }
 
-/// Since 1970.
-pub fn now_ms() -> u64 {
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
-}
-
 fn rows(hall: &Hall, common: &Common) -> Result<Rows, Fail> {
     let context = hall.model.config().context.min(hall.rows_most);
     let Some(given) = common.context else {
@@ -309,6 +304,9 @@ fn rows(hall: &Hall, common: &Common) -> Result<Rows, Fail> {
             WhenLonger::Refuse => Long::Refuse,
             WhenLonger::Truncate => Long::Truncate,
             WhenLonger::Window => Long::Window,
+            WhenLonger::Heavy => Long::Choose(Policy::Heavy),
+            WhenLonger::Snap => Long::Choose(Policy::Snap),
+            WhenLonger::Adaptive => Long::Choose(Policy::Adaptive),
             WhenLonger::Again => Long::Again {
                 every: count(given.every, most / 4),
             },

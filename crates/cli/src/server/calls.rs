@@ -18,6 +18,24 @@ const CLOSE: &str = "</tool_call>";
 /// From here to the end.
 const LIST: &str = "[TOOL_CALLS]";
 
+/// What may be called. A name that is none of them is no call: nobody could answer it.
+#[derive(Clone, Debug)]
+pub struct Functions {
+    pub names: Arc<[String]>,
+    /// One call at most: what is said behind it is not heard.
+    pub once: bool,
+}
+
+impl Functions {
+    /// Texts that end an answer in which they come.
+    pub fn stops(&self) -> &'static [&'static str] {
+        match self.once {
+            true => &[CLOSE],
+            false => &[],
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     pub name: String,
@@ -34,8 +52,7 @@ pub enum Said {
 /// Hears an answer piece by piece and tells calls from text. Text is held back while it may be part of a call.
 #[derive(Debug)]
 pub struct Ear {
-    /// What may be called. A name that is none of them is no call: nobody could answer it.
-    names: Arc<[String]>,
+    functions: Functions,
     mode: Mode,
     held: String,
     /// The tag that `held` is behind, and blanks in front of it: text again if it is no call.
@@ -59,9 +76,9 @@ enum Mode {
 }
 
 impl Ear {
-    pub fn new(names: Arc<[String]>) -> Ear {
+    pub fn new(functions: Functions) -> Ear {
         Ear {
-            names,
+            functions,
             mode: Mode::Blank,
             held: String::new(),
             lead: String::new(),
@@ -75,10 +92,18 @@ impl Ear {
         self.calls
     }
 
+    /// It was called, and that was all.
+    fn is_over(&self) -> bool {
+        self.functions.once && self.calls > 0
+    }
+
     pub fn hear(&mut self, text: &str) -> Vec<Said> {
         self.held.push_str(text);
         let mut said = Vec::new();
-        while self.step(&mut said) {}
+        while !self.is_over() && self.step(&mut said) {}
+        if self.is_over() {
+            self.held.clear();
+        }
         said
     }
 
@@ -149,9 +174,13 @@ impl Ear {
     /// These calls if all of them can be made, else the text that they were.
     fn judge(&mut self, calls: Option<Vec<Call>>, held: &str, said: &mut Vec<Said>) {
         let lead = std::mem::take(&mut self.lead);
-        let known = |calls: &Vec<Call>| calls.iter().all(|call| self.names.contains(&call.name));
+        let names = &self.functions.names;
+        let known = |calls: &Vec<Call>| calls.iter().all(|call| names.contains(&call.name));
         match calls.filter(known) {
-            Some(calls) => {
+            Some(mut calls) => {
+                if self.functions.once {
+                    calls.truncate(1);
+                }
                 self.calls += calls.len();
                 said.extend(calls.into_iter().map(Said::Call));
                 self.mode = Mode::Blank;
@@ -253,13 +282,17 @@ pub fn any_id() -> String {
 mod tests {
     use super::*;
 
-    fn names() -> Arc<[String]> {
-        ["go", "stop"].map(str::to_owned).into()
+    fn functions(once: bool) -> Functions {
+        let names = ["go", "stop"].map(str::to_owned).into();
+        Functions { names, once }
     }
 
     /// What is heard, with texts that follow each other joined.
     fn heard(pieces: &[&str]) -> Vec<Said> {
-        let mut ear = Ear::new(names());
+        heard_by(Ear::new(functions(false)), pieces)
+    }
+
+    fn heard_by(mut ear: Ear, pieces: &[&str]) -> Vec<Said> {
         let mut said: Vec<Said> = Vec::new();
         let parts = pieces
             .iter()
@@ -377,9 +410,35 @@ mod tests {
         }
     }
 
+    /// The same answers, of which one call is wanted: everything up to it, and it.
+    #[test]
+    fn behind_the_only_call_nothing_is_heard() {
+        let mut calls = 0;
+        for (answer, mut want) in cases() {
+            if let Some(at) = want.iter().position(|said| matches!(said, Said::Call(_))) {
+                want.truncate(at + 1);
+                calls += 1;
+            }
+            let once = || Ear::new(functions(true));
+            assert_eq!(heard_by(once(), &[answer]), want, "{answer}");
+            for (cut, _) in answer.char_indices() {
+                let (a, b) = answer.split_at(cut);
+                assert_eq!(heard_by(once(), &[a, b]), want, "{answer} cut at {cut}");
+            }
+            // Nor where the text that ends a call ended the answer.
+            let stopped = answer.split(CLOSE).next().unwrap_or_default();
+            let same = heard_by(once(), &[stopped]);
+            if want.iter().any(|said| matches!(said, Said::Call(_))) && !answer.contains("rm") {
+                assert_eq!(same, want, "{answer}");
+            }
+        }
+        assert!(calls > 5);
+        assert!(functions(true).stops() == [CLOSE] && functions(false).stops().is_empty());
+    }
+
     #[test]
     fn text_is_shown_as_soon_as_it_is_certain() {
-        let mut ear = Ear::new(names());
+        let mut ear = Ear::new(functions(false));
         assert_eq!(ear.hear("Hello"), [text("Hello")]);
         assert_eq!(ear.hear(" <to"), [text(" ")]);
         assert_eq!(ear.hear("ol box"), [text("<tool box")]);

@@ -2,6 +2,7 @@
 
 use super::answer::{Api, answer};
 use super::ask::Wanted;
+use super::calls::Functions;
 use super::fail::Fail;
 use super::sessions;
 use super::tools::{self, Tools};
@@ -35,7 +36,8 @@ pub async fn chat(
     let asked = tokio::task::spawn_blocking(move || {
         let model = &here.hall.model;
         let tools = request.common.tools.as_deref().unwrap_or_default();
-        let tools = Tools::read(tools, request.tool_choice.as_ref())?;
+        let once = request.parallel_tool_calls == Some(false);
+        let tools = Tools::read(tools, request.tool_choice.as_ref(), once)?;
         if bound.is_some() && tools.is_some() {
             return Err(Fail::param("tools", "accepted: none in a session"));
         }
@@ -46,15 +48,18 @@ pub async fn chat(
         let call = tools.as_ref().and_then(Tools::shape);
         let form = form.or(call.map(|shape| ("tools", shape)));
         let constraint = form.map(|(param, shape)| here.constraint(param, &shape));
+        let callable = tools.as_ref().map(Tools::functions);
+        let once = callable.as_ref().map_or(&[][..], Functions::stops);
+        let stops = [model.template().stop_strings(), once].concat();
         let wanted = Wanted {
             prompt: match bound {
                 Some(_) => Vec::new(),
                 None => encode(model, &request.messages, tools.as_ref())?,
             },
-            stops: model.template().stop_strings(),
+            stops: &stops,
             top,
             constraint: constraint.transpose()?,
-            callable: tools.as_ref().map(Tools::names),
+            callable,
         };
         match bound {
             Some(bound) => ask::turn(&here.hall, bound, wanted, &request.common),

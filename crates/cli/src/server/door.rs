@@ -3,6 +3,7 @@
 
 use super::Shared;
 use super::fail::Fail;
+use super::page;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
@@ -22,7 +23,8 @@ pub struct Door {
 const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 impl Door {
-    fn check(&self, headers: &HeaderMap) -> Result<(), Fail> {
+    /// `is_public`: there is nothing to protect.
+    fn check(&self, headers: &HeaderMap, is_public: bool) -> Result<(), Fail> {
         let host = headers
             .get(header::HOST)
             .and_then(|host| host.to_str().ok());
@@ -44,7 +46,7 @@ impl Door {
                 ));
             }
         }
-        let Some(key) = &self.key else {
+        let Some(key) = self.key.as_ref().filter(|_| !is_public) else {
             return Ok(());
         };
         let given = headers.get(header::AUTHORIZATION);
@@ -92,7 +94,8 @@ fn is_same(a: &[u8], b: &[u8]) -> bool {
 }
 
 pub async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    match shared.door.check(request.headers()) {
+    let is_public = page::is_public(request.uri().path());
+    match shared.door.check(request.headers(), is_public) {
         Ok(()) => next.run(request).await,
         Err(fail) => fail.into_response(),
     }
@@ -108,7 +111,7 @@ mod tests {
         for (name, value) in headers {
             map.insert(name, HeaderValue::from_static(value));
         }
-        match door.check(&map) {
+        match door.check(&map, false) {
             Ok(()) => 200,
             Err(fail) => fail.into_response().status().as_u16(),
         }
@@ -195,5 +198,11 @@ mod tests {
             assert_eq!(by(host), 200, "{host}");
         }
         assert_eq!(by("evil.example"), 421);
+        // The page itself needs none, but still comes from here.
+        for (host, public) in [("localhost", true), ("evil.example", false)] {
+            let mut map = HeaderMap::new();
+            map.insert(header::HOST, HeaderValue::from_static(host));
+            assert_eq!(door.check(&map, true).is_ok(), public, "{host}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use super::limits;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use haversack::StepError;
 use haversack::many::Refused;
 use serde_json::json;
 
@@ -11,6 +12,8 @@ use serde_json::json;
 pub struct Fail {
     status: StatusCode,
     kind: &'static str,
+    /// The word that clients look for, where there is one.
+    code: Option<&'static str>,
     /// The parameter that is wrong, if it is one.
     param: Option<&'static str>,
     message: String,
@@ -21,6 +24,11 @@ impl Fail {
         Fail {
             status,
             kind,
+            code: match status {
+                StatusCode::UNAUTHORIZED => Some("invalid_api_key"),
+                StatusCode::TOO_MANY_REQUESTS => Some("rate_limit_exceeded"),
+                _ => None,
+            },
             param: None,
             message: message.into(),
         }
@@ -43,6 +51,15 @@ impl Fail {
 
     pub fn not_found() -> Fail {
         Fail::status(StatusCode::NOT_FOUND, "there is nothing at this path")
+    }
+
+    pub fn no_model() -> Fail {
+        let status = StatusCode::NOT_FOUND;
+        Fail {
+            code: Some("model_not_found"),
+            param: Some("model"),
+            ..Fail::status(status, "no model of this name is served")
+        }
     }
 
     pub fn method() -> Fail {
@@ -74,10 +91,21 @@ impl Fail {
         match refused {
             Refused::Full(_) => Fail::busy(),
             Refused::Length { .. } => Fail {
-                kind: "context_length_exceeded",
+                code: Some("context_length_exceeded"),
                 ..Fail::param("messages", refused.to_string())
             },
             Refused::Session(error) => super::sessions::fail(error),
+            Refused::Taken { .. } => {
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                Fail::new(status, "server_error", refused.to_string())
+            }
+            Refused::Keep(
+                StepError::Window { .. }
+                | StepError::Narrow { .. }
+                | StepError::NotOfOne { .. }
+                | StepError::NotProbed
+                | StepError::TooMany { .. },
+            ) => Fail::param("context", refused.to_string()),
             Refused::Keep(_) => Fail::internal(refused.to_string()),
             _ => Fail::bad(refused.to_string()),
         }
@@ -90,7 +118,7 @@ impl Fail {
                 "message": self.message,
                 "type": self.kind,
                 "param": self.param,
-                "code": self.status.as_u16(),
+                "code": self.code,
             },
         })
     }

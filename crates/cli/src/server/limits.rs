@@ -37,5 +37,14 @@ pub const EMBED_BYTES: usize = 64 << 10;
 pub const EMBEDDERS: usize = 16;
 /// What a client is told to wait who found no place.
 pub const RETRY_SECONDS: u64 = 1;
+/// Who listens to `/v1/events` at once, and how often a silent one hears that it is still there.
+pub const LISTENERS: usize = 32;
+pub const SILENCE: Duration = Duration::from_secs(15);
+/// A picture of the memory is good for so long, whoever asks.
+pub const PICTURE_TIME: Duration = Duration::from_millis(100);
+/// How long `/metrics` waits for one: a step of a large model may take a while.
+pub const PICTURE_WAIT: Duration = Duration::from_secs(2);
+/// Sessions that `/metrics` has by name.
+pub const SESSIONS_NAMED: usize = 16;
 /// Last turns of a session that are shown.
 pub const TURNS_SHOWN: usize = 256;

@@ -9,6 +9,7 @@
 //! but for its own answer. Whoever has no place in the queue is told so at once. Limits are in [`limits`]; no text of a
 //! prompt or of an answer is logged, and no endpoint takes a path.
 
+mod alerts;
 mod answer;
 mod ask;
 mod calls;
@@ -17,18 +18,23 @@ mod completions;
 mod device;
 mod door;
 mod embeddings;
+mod events;
 mod fail;
 mod limits;
+mod memory;
 mod metrics;
 mod owner;
+mod page;
 mod responses;
 mod sessions;
 mod shape;
+mod speed;
 mod tools;
 mod types;
 
 pub use door::Door;
 pub use embeddings::Encoders;
+pub use memory::Gallery;
 pub use owner::{Hall, Owner, OwnerOptions};
 pub use shape::Grammars;
 
@@ -59,11 +65,22 @@ pub struct Shared {
     pub has_sessions: bool,
     /// When the server began, in seconds since 1970.
     pub created: u64,
+    pub gallery: Gallery,
+    /// Places for those who listen to events.
+    pub listeners: Arc<Semaphore>,
+}
+
+impl Shared {
+    pub fn listeners() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(limits::LISTENERS))
+    }
 }
 
 /// What is served where, and by which method. `openapi.json` describes it.
 fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<Shared>>)> {
     vec![
+        ("/", "get", get(page::index)),
+        ("/page/{file}", "get", get(page::file)),
         ("/health", "get", get(health)),
         ("/metrics", "get", get(metrics::metrics)),
         ("/openapi.json", "get", get(openapi)),
@@ -73,6 +90,8 @@ fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<Shared>>)> {
         ("/v1/completions", "post", post(completions::completions)),
         ("/v1/responses", "post", post(responses::responses)),
         ("/v1/embeddings", "post", post(embeddings::embeddings)),
+        ("/v1/memory", "get", get(memory::show)),
+        ("/v1/events", "get", get(events::events)),
         ("/v1/device", "get", get(device::show)),
         ("/v1/device", "put", put(device::tell)),
         ("/v1/sessions", "get", get(sessions::list)),
@@ -141,7 +160,7 @@ async fn models(State(shared): State<Arc<Shared>>) -> Response {
 async fn model(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Response {
     match id == shared.model_name {
         true => axum::Json(shared.model_json()).into_response(),
-        false => Fail::not_found().into_response(),
+        false => Fail::no_model().into_response(),
     }
 }
 

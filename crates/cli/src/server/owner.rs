@@ -1,8 +1,12 @@
 //! The thread that owns the runtime and the desk, and the hall where those wait who want something of it.
 
+use super::alerts::{self, Raised, Watch, Watched};
 use super::limits;
+use super::speed::Speed;
 use haversack::device::{Thermal, governor};
-use haversack::many::{Desk, DeskOptions, Held, News, Refused, Request, Ticket, TurnRequest};
+use haversack::many::{
+    Desk, DeskOptions, Held, News, Refused, Request, Reuse, Sight, Ticket, TurnRequest,
+};
 use haversack::memory::{Readings, Zones};
 use haversack::run::{Finish, Runtime};
 use haversack::sample::{SampleError, logprob_of, logprobs_top};
@@ -16,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot};
 
 #[derive(Clone, Copy, Debug)]
 pub struct OwnerOptions {
@@ -24,6 +28,8 @@ pub struct OwnerOptions {
     pub batch: usize,
     /// Requests that may wait beside those.
     pub queue: usize,
+    /// Sequences of requests that are over, kept for those who begin alike.
+    pub reuse: usize,
 }
 
 /// What a choice is told: which one, and what.
@@ -87,6 +93,8 @@ pub struct Seen {
     pub cancelled: u64,
     pub failed: u64,
     pub refused: u64,
+    /// Prompts that begin like others.
+    pub reuse: Reuse,
     /// How hot the device is, if anybody says so.
     pub thermal: Option<Thermal>,
     /// On the ladder of heat.
@@ -94,6 +102,35 @@ pub struct Seen {
     /// Changes that the device made necessary, and the last of them.
     pub changes: u64,
     pub last_changes: VecDeque<(Duration, String)>,
+    /// Tokens per second: sampled, read.
+    pub speed: [f64; 2],
+    pub sight: Sight,
+    pub alerts: Vec<Raised>,
+    /// How often each was raised.
+    pub alert_counts: [u64; alerts::Alert::ALL.len()],
+    /// Tokens that answers saw: what was there, and what had to be computed.
+    pub cache: Cache,
+    /// Rows that left the windows of requests.
+    pub left_windows: u64,
+}
+
+/// Tokens, by whether they were there.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cache {
+    pub hits: u64,
+    /// Said for the first time.
+    pub new: u64,
+    /// Of requests that name no session.
+    pub no_session: u64,
+    /// Of turns whose rows were nowhere any more.
+    pub rows_gone: u64,
+}
+
+/// Something that everybody may hear of.
+#[derive(Clone, Debug)]
+pub enum Notice {
+    Alert(Duration, alerts::Change),
+    Device(Duration, String),
 }
 
 /// Of the last changes.
@@ -108,7 +145,19 @@ impl Seen {
             Finish::Stop | Finish::Length => self.done += 1,
         }
     }
+
+    /// A turn was said: what of its context was there.
+    fn count(&mut self, context: &Context) {
+        let read = context.kept.saturating_sub(context.cached);
+        self.prompt_tokens += read;
+        self.cache.hits += context.cached;
+        self.cache.rows_gone += context.recomputed;
+        self.cache.new += read.saturating_sub(context.recomputed);
+    }
 }
+
+/// Notices that somebody who listens may be behind.
+const NOTICES: usize = 64;
 
 enum Command {
     Submit {
@@ -116,6 +165,7 @@ enum Command {
         choice: usize,
         logprobs: Option<usize>,
         to: mpsc::Sender<Told>,
+        permit: OwnedSemaphorePermit,
         reply: oneshot::Sender<Result<Ticket, Refused>>,
     },
     Cancel(Ticket),
@@ -132,6 +182,8 @@ pub struct Hall {
     seen: Arc<Mutex<Seen>>,
     stopping: AtomicBool,
     started: Instant,
+    notices: broadcast::Sender<Notice>,
+    pub options: OwnerOptions,
     pub model: Arc<Model>,
     /// Rows that a sequence may have.
     pub rows_most: usize,
@@ -139,11 +191,10 @@ pub struct Hall {
     pub encoder: Option<Arc<dyn Embed>>,
 }
 
-/// One request's place, until its answer is over. Whoever drops it wants no more.
+/// Who is being answered. Whoever drops it wants no more.
 pub struct Place {
     commands: Sender<Command>,
     tickets: Vec<Ticket>,
-    _permits: OwnedSemaphorePermit,
 }
 
 impl Drop for Place {
@@ -164,6 +215,11 @@ pub enum Turned {
 impl Hall {
     pub fn seen(&self) -> Seen {
         lock(&self.seen).clone()
+    }
+
+    /// What changes from now on.
+    pub fn notices(&self) -> broadcast::Receiver<Notice> {
+        self.notices.subscribe()
     }
 
     /// On the clock of deadlines.
@@ -195,10 +251,25 @@ impl Hall {
         &self,
         go: impl FnOnce(&mut Desk) -> T + Send + 'static,
     ) -> Option<T> {
+        self.order(go)?.await.ok()
+    }
+
+    /// The same for threads that may wait.
+    pub fn wait_for<T: Send + 'static>(
+        &self,
+        go: impl FnOnce(&mut Desk) -> T + Send + 'static,
+    ) -> Option<T> {
+        self.order(go)?.blocking_recv().ok()
+    }
+
+    fn order<T: Send + 'static>(
+        &self,
+        go: impl FnOnce(&mut Desk) -> T + Send + 'static,
+    ) -> Option<oneshot::Receiver<T>> {
         let (reply, done) = oneshot::channel();
         let go = Box::new(|desk: &mut Desk| drop(reply.send(go(desk))));
         self.commands.send(Command::Do(go)).ok()?;
-        done.await.ok()
+        Some(done)
     }
 
     /// Places for all of them or none, at once; then the desk says whether it takes them.
@@ -212,23 +283,24 @@ impl Hall {
         }
         let count = u32::try_from(what.len()).unwrap_or(u32::MAX);
         let places = self.places.clone();
-        let permits = places.try_acquire_many_owned(count).map_err(|_| {
+        let mut permits = places.try_acquire_many_owned(count).map_err(|_| {
             lock(&self.seen).refused += 1;
             Turned::Busy
         })?;
         let mut place = Place {
             commands: self.commands.clone(),
             tickets: Vec::new(),
-            _permits: permits,
         };
         let (to, told) = mpsc::channel(limits::BEHIND);
         for (choice, what) in what.into_iter().enumerate() {
             let (reply, answer) = oneshot::channel();
+            let permit = permits.split(1).ok_or(Turned::Busy)?;
             let submit = Command::Submit {
                 what,
                 choice,
                 logprobs,
                 to: to.clone(),
+                permit,
                 reply,
             };
             let sent = self.commands.send(submit).is_ok();
@@ -245,6 +317,8 @@ struct Listener {
     choice: usize,
     logprobs: Option<usize>,
     to: mpsc::Sender<Told>,
+    /// Its place among those who are computed or wait: free for somebody else when the last token is there, whether or not it was read.
+    _permit: OwnedSemaphorePermit,
 }
 
 /// What the device says, and what somebody says of it.
@@ -264,6 +338,10 @@ pub struct Owner {
     seen: Arc<Mutex<Seen>>,
     started: Instant,
     stopping: bool,
+    queue: usize,
+    speed: Speed,
+    watch: Watch,
+    notices: broadcast::Sender<Notice>,
 }
 
 impl Owner {
@@ -276,12 +354,15 @@ impl Owner {
         let (commands, from) = channel();
         let seen = Arc::new(Mutex::new(Seen::default()));
         let started = Instant::now();
+        let (notices, _) = broadcast::channel(NOTICES);
         let hall = Hall {
             commands,
             places: Arc::new(Semaphore::new(options.batch + options.queue)),
             seen: seen.clone(),
             stopping: AtomicBool::new(false),
             started,
+            notices: notices.clone(),
+            options,
             model: runtime.model().clone(),
             rows_most: runtime.bounds().rows_max,
             encoder: sessions.as_ref().and_then(Sessions::encoder),
@@ -290,6 +371,8 @@ impl Owner {
             batch: options.batch,
             // Places are counted in the hall.
             queue: options.batch + options.queue,
+            reuse: options.reuse,
+            ..DeskOptions::default()
         };
         let mut desk = Desk::new(runtime, desk);
         if let Some(sessions) = sessions {
@@ -309,6 +392,10 @@ impl Owner {
             seen,
             started,
             stopping: false,
+            queue: options.queue,
+            speed: Speed::default(),
+            watch: Watch::default(),
+            notices,
         };
         owner.publish();
         let thread = std::thread::Builder::new().name("owner".into());
@@ -343,7 +430,13 @@ impl Owner {
                 false => self.commands.try_recv(),
             };
             match command {
-                Ok(command) => self.obey(command),
+                Ok(command) => {
+                    self.obey(command);
+                    // Somebody who asks again and again must not keep it from looking.
+                    if self.desk.is_idle() {
+                        self.look();
+                    }
+                }
                 Err(TryRecvError::Empty) if is_idle => self.look(),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => self.stopping = true,
@@ -361,6 +454,7 @@ impl Owner {
                 choice,
                 logprobs,
                 to,
+                permit,
                 reply,
             } => {
                 let (ticket, tokens) = match what {
@@ -372,11 +466,15 @@ impl Owner {
                     Submission::Turn(turn) => (self.desk.say(*turn), 0),
                 };
                 if let Ok(ticket) = ticket {
-                    lock(&self.seen).prompt_tokens += tokens as u64;
+                    let mut seen = lock(&self.seen);
+                    seen.prompt_tokens += tokens as u64;
+                    seen.cache.no_session += tokens as u64;
+                    drop(seen);
                     let listener = Listener {
                         choice,
                         logprobs,
                         to,
+                        _permit: permit,
                     };
                     self.listeners.insert(ticket, listener);
                 }
@@ -409,11 +507,38 @@ impl Owner {
         let thermal = self.device.told.or_else(|| self.device.zones.now());
         let reading = self.device.readings.now();
         let changes = self.desk.observe(thermal, &reading, now);
+        let (ledger, sight) = (self.desk.runtime().ledger(), self.desk.sight());
         let mut seen = lock(&self.seen);
+        self.speed.note(now, seen.tokens, sight.read);
+        seen.speed = self.speed.per_second();
         seen.thermal = thermal;
         seen.rung = self.desk.rung();
+        seen.sight = sight;
+        let watched = Watched {
+            budget_bytes: ledger.budget,
+            bound_bytes: sight.bound_bytes,
+            waiting: self.desk.waiting(),
+            queue: self.queue,
+            thermal,
+            is_short: sight.is_short,
+            unsaved: sight.unsaved,
+            refused_total: seen.refused,
+            failed_total: seen.failed,
+            forgotten_total: sight.tally.forgotten,
+        };
+        for change in self.watch.look(now, &watched) {
+            let alert = change.alert.name();
+            match change.is_raised {
+                true => log::warn!("alert {alert}: {}", change.words),
+                false => log::info!("alert {alert}: {}", change.words),
+            }
+            let _ = self.notices.send(Notice::Alert(now, change));
+        }
+        seen.alerts = self.watch.raised().to_vec();
+        seen.alert_counts = self.watch.counts();
         for change in changes {
             log::warn!("{change}");
+            let _ = self.notices.send(Notice::Device(now, change.clone()));
             seen.changes += 1;
             if seen.last_changes.len() == CHANGES_KEPT {
                 seen.last_changes.pop_front();
@@ -440,8 +565,14 @@ impl Owner {
             let mut books = lock(seen);
             match &news {
                 News::Token { .. } => books.tokens += 1,
-                News::Done(completed, _) => books.end(completed.finish),
-                News::Said(answer) => books.end(answer.finish),
+                News::Done(completed, held) => {
+                    books.end(completed.finish);
+                    books.left_windows += held.seen.saturating_sub(held.rows as u64);
+                }
+                News::Said(answer) => {
+                    books.end(answer.finish);
+                    books.count(&answer.context);
+                }
                 News::Failed(_) => books.failed += 1,
                 News::Entered | News::Prompt { .. } => {}
             }
@@ -466,6 +597,7 @@ impl Owner {
         seen.ledger = self.desk.runtime().ledger();
         seen.active = self.desk.active();
         seen.waiting = self.desk.waiting();
+        seen.reuse = self.desk.reuse();
     }
 }
 

@@ -1,12 +1,13 @@
 //! `/v1/responses`: the younger of the two ways to ask for text. What it asks for becomes the same request; what it hears is
 //! named differently. Nothing is stored, so nothing can be gone on with.
 
-use super::answer::{now, streamed, submit};
+use super::answer::{streamed, submit};
 use super::ask::{Ask, Wanted};
 use super::fail::Fail;
 use super::owner::{Piece, Place, Told};
 use super::types::{ChatMessage, Common, ContextLimit};
 use super::{Shared, ask, chat};
+use crate::clock::since_1970;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -176,7 +177,7 @@ enum Stage<'a> {
 
 impl Head {
     fn new(shared: &Shared, request: &ResponseRequest) -> Head {
-        let now = now();
+        let now = since_1970();
         let id = format!("resp_{:x}", now.as_nanos());
         let format = request.text.as_ref().and_then(|text| text.get("format"));
         let format = format.cloned().unwrap_or_else(|| json!({ "type": "text" }));

@@ -5,10 +5,12 @@
 //! said before is as welcome; one that went back (an answer made anew, a question edited) has the turns behind that taken
 //! back; one that tells of another conversation is refused, because no answer to it would be right.
 
-use super::ask::{self, now_ms};
+use super::ask;
 use super::fail::Fail;
+use super::memory::place_name;
 use super::types::{ChatMessage, ChatRequest};
 use super::{Shared, limits};
+use crate::clock::now_ms;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -16,7 +18,6 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use haversack::Runtime;
 use haversack::many::Desk;
-use haversack::session::turns::Place;
 use haversack::session::{SessionError, SessionId, Sessions, TurnView};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -347,12 +348,7 @@ fn turn_json(view: &TurnView) -> Value {
     json!({
         "number": turn.number,
         "is_state": turn.is_state,
-        "place": match turn.place {
-            Place::Live if turn.is_visible => "visible",
-            Place::Live => "hidden",
-            Place::Spilled => "spilled",
-            Place::Ids => "ids",
-        },
+        "place": place_name(turn),
         "is_pinned": turn.is_pinned,
         "tokens": turn.tokens(),
         "time_ms": view.time_ms,

@@ -6,12 +6,15 @@ use super::types::Common;
 use haversack::sample::Constraint;
 use haversack_grammar::{GrammarError, Shape, Vocabulary};
 use serde_json::Value as Json;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The vocabulary as grammars see it, made when the first one is asked for: 12.6 MiB for SmolLM2's 49,152
-/// tokens, 66 MiB for the 262,144 of Gemma 3.
+/// The vocabulary as grammars see it, made when the first one is asked for. Its bytes are promised before.
 #[derive(Debug, Default)]
-pub struct Grammars(OnceLock<Result<Vocabulary, GrammarError>>);
+pub struct Grammars {
+    made: OnceLock<Result<Vocabulary, GrammarError>>,
+    /// One makes it; others wait.
+    making: Mutex<()>,
+}
 
 /// The form that a request asks for, and the parameter that does.
 pub fn asked(common: &Common) -> Result<Option<(&'static str, Shape)>, Fail> {
@@ -62,12 +65,32 @@ impl Shared {
         param: &'static str,
         shape: &Shape,
     ) -> Result<Box<dyn Constraint>, Fail> {
-        let tokenizer = self.hall.model.tokenizer();
-        let made = self.grammars.0.get_or_init(|| Vocabulary::new(tokenizer));
-        let vocabulary = made.as_ref().map_err(Clone::clone);
+        let vocabulary = self.vocabulary()?.as_ref().map_err(Clone::clone);
         vocabulary
             .and_then(|vocabulary| vocabulary.compile(shape))
             .map_err(|error| Fail::param(param, error.to_string()))
+    }
+
+    fn vocabulary(&self) -> Result<&Result<Vocabulary, GrammarError>, Fail> {
+        let Grammars { made, making } = &self.grammars;
+        let _alone = making.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(made) = made.get() {
+            return Ok(made);
+        }
+        let tokenizer = self.hall.model.tokenizer();
+        let needs = Vocabulary::needs(tokenizer);
+        let kept = self
+            .hall
+            .wait_for(move |desk| desk.keep_beside(needs.making));
+        kept.ok_or_else(Fail::stopping)?
+            .map_err(|refused| Fail::refused(&refused))?;
+        let new = Vocabulary::new(tokenizer);
+        let spare = match &new {
+            Ok(_) => needs.making - needs.kept,
+            Err(_) => needs.making,
+        };
+        self.hall.wait_for(move |desk| desk.drop_beside(spare));
+        Ok(made.get_or_init(|| new))
     }
 }
 

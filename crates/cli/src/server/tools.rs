@@ -3,13 +3,13 @@
 //! Where the model's template knows tools they are handed to it as they came. Where it does not, they are described in the
 //! system's message, calls are written as text, and results come from the user: what such a model has seen is text.
 
+use super::calls::Functions;
 use super::fail::Fail;
 use super::limits;
 use super::types::ChatMessage;
 use haversack::text::template::{Message, Variable};
 use haversack_grammar::{Callable, Shape, calls};
 use serde_json::Value as Json;
-use std::sync::Arc;
 
 #[derive(Debug, PartialEq)]
 struct Tool {
@@ -31,10 +31,12 @@ enum Choice {
 pub struct Tools {
     tools: Vec<Tool>,
     choice: Choice,
+    once: bool,
 }
 
 impl Tools {
-    pub fn read(tools: &[Json], choice: Option<&Json>) -> Result<Option<Tools>, Fail> {
+    /// `once`: one call at most is wanted.
+    pub fn read(tools: &[Json], choice: Option<&Json>, once: bool) -> Result<Option<Tools>, Fail> {
         if tools.len() > limits::TOOLS {
             let most = limits::TOOLS;
             return Err(Fail::param("tools", format!("accepted: at most {most}")));
@@ -63,14 +65,21 @@ impl Tools {
             },
         };
         match (tools.is_empty(), choice) {
-            (false, _) => Ok(Some(Tools { tools, choice })),
+            (false, _) => Ok(Some(Tools {
+                tools,
+                choice,
+                once,
+            })),
             (true, Choice::Auto) => Ok(None),
             (true, Choice::Must(_)) => wrong("there are no tools"),
         }
     }
 
-    pub fn names(&self) -> Arc<[String]> {
-        self.tools.iter().map(|tool| tool.name.clone()).collect()
+    pub fn functions(&self) -> Functions {
+        Functions {
+            names: self.tools.iter().map(|tool| tool.name.clone()).collect(),
+            once: self.once,
+        }
     }
 
     /// The form of an answer that has to be a call.
@@ -285,7 +294,7 @@ mod tests {
 
     #[test]
     fn choices_are_read() {
-        let of = |choice: Json| Tools::read(&[go()], Some(&choice));
+        let of = |choice: Json| Tools::read(&[go()], Some(&choice), false);
         assert_eq!(of(json!("none")).unwrap(), None);
         assert_eq!(of(json!("auto")).unwrap().unwrap().shape(), None);
         assert!(of(json!("required")).unwrap().unwrap().shape().is_some());
@@ -299,22 +308,22 @@ mod tests {
             let error = of(bad).unwrap_err();
             assert_eq!(error.json()["error"]["param"], "tool_choice");
         }
-        assert_eq!(Tools::read(&[], None).unwrap(), None);
-        assert!(Tools::read(&[], Some(&json!("required"))).is_err());
+        assert_eq!(Tools::read(&[], None, false).unwrap(), None);
+        assert!(Tools::read(&[], Some(&json!("required")), false).is_err());
         for bad in [
             json!(5),
             json!({ "type": "web_search" }),
             json!({ "type": "function", "function": { "name": "a b" } }),
             json!({ "type": "function", "function": { "name": "f", "parameters": [] } }),
         ] {
-            let error = Tools::read(&[bad], None).unwrap_err();
+            let error = Tools::read(&[bad], None, false).unwrap_err();
             assert_eq!(error.json()["error"]["param"], "tools");
         }
     }
 
     #[test]
     fn a_template_without_tools_gets_text() {
-        let tools = Tools::read(&[go()], None).unwrap();
+        let tools = Tools::read(&[go()], None, false).unwrap();
         let given = chat(json!([
             { "role": "user", "content": "Go!" },
             { "role": "assistant", "content": null, "tool_calls": [

@@ -37,6 +37,8 @@ pub struct Common {
 pub struct ChatRequest {
     pub messages: Vec<ChatMessage>,
     pub tool_choice: Option<Json>,
+    /// `false`: one call at most.
+    pub parallel_tool_calls: Option<bool>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<u64>,
     /// The conversation that it goes on with, which is made if there is none.
@@ -161,4 +163,7 @@ pub enum WhenLonger {
     Truncate,
     Window,
     Again,
+    Heavy,
+    Snap,
+    Adaptive,
 }

@@ -9,6 +9,7 @@ import base64
 import json
 import struct
 import sys
+import time
 from typing import Literal
 
 import openai
@@ -182,6 +183,25 @@ def parsed_into_classes():
     answer = parse(model="any", messages=[{"role": "user", "content": "How are you? As JSON."}], response_format=Mood, max_tokens=100, temperature=0)
     parsed = answer.choices[0].message.parsed
     assert isinstance(parsed, Mood) and parsed.mood in ("happy", "sad")
+
+
+@check
+def sessions():
+    name = f"suite-{KEY[:5]}-{time.time_ns()}"
+    ask = lambda text: chat(messages=[{"role": "user", "content": text}], extra_body={"session_id": name})
+    first = ask("My cat is called Minka.")
+    assert first.model_extra["context"]["turn"] is not None, first.model_extra
+    second = ask("What is my cat called?")
+    assert second.usage.prompt_tokens_details.cached_tokens > 0, second.usage
+    pieces = chat(messages=[{"role": "user", "content": "And my dog?"}], stream=True, extra_body={"session_id": name})
+    assert "".join(choice.delta.content or "" for chunk in pieces for choice in chunk.choices)
+    refused(openai.BadRequestError, lambda: chat(n=2, extra_body={"session_id": name}), param="n")
+
+
+@check
+def one_call_at_most():
+    message = chat(messages=ASKED, tools=[WEATHER], max_tokens=60, parallel_tool_calls=False).choices[0].message
+    assert len(message.tool_calls or []) <= 1 and (message.content or message.tool_calls)
 
 
 @check

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub mod browser;
 pub mod server;
 
 use serde_json::Value;
@@ -36,20 +37,27 @@ impl Sandbox {
         }
     }
 
-    /// With a home of its own that has the encoder, if it was fetched, and shares what was packed.
+    /// With a home of its own that shares what was packed, and nothing else.
     #[cfg(unix)]
-    pub fn with_encoder() -> Option<Sandbox> {
-        let encoder = model("all-minilm-l6-v2")?;
+    pub fn alone() -> Sandbox {
         let (sandbox, shared) = (Sandbox::new(), Sandbox::shared());
-        let models = sandbox.home().join("models");
-        std::fs::create_dir_all(&models).unwrap();
-        let link = |from: &Path, to: &Path| std::os::unix::fs::symlink(from, to).unwrap();
-        link(&encoder, &models.join("all-minilm-l6-v2"));
+        std::fs::create_dir_all(sandbox.home()).unwrap();
         for folder in ["packed", "cache"] {
             let from = shared.home().join(folder);
             std::fs::create_dir_all(&from).unwrap();
-            link(&from, &sandbox.home().join(folder));
+            std::os::unix::fs::symlink(&from, sandbox.home().join(folder)).unwrap();
         }
+        sandbox
+    }
+
+    /// The same with the encoder, if it was fetched.
+    #[cfg(unix)]
+    pub fn with_encoder() -> Option<Sandbox> {
+        let encoder = model("all-minilm-l6-v2")?;
+        let sandbox = Sandbox::alone();
+        let models = sandbox.home().join("models");
+        std::fs::create_dir_all(&models).unwrap();
+        std::os::unix::fs::symlink(&encoder, models.join("all-minilm-l6-v2")).unwrap();
         Some(sandbox)
     }
 

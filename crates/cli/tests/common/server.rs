@@ -59,8 +59,20 @@ impl Server {
         stream.read_to_end(&mut answer).unwrap();
         let answer = String::from_utf8(answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-        let status = head.split(' ').nth(1).and_then(|s| s.parse().ok());
-        (status.unwrap_or(0), head.to_lowercase(), body.to_owned())
+        (status(head), head.to_lowercase(), body.to_owned())
+    }
+
+    /// Status and body; of events, which may never end, the status.
+    pub fn begun(&self, request: &[u8]) -> (u16, String) {
+        let mut stream = self.connect();
+        stream.write_all(request).unwrap();
+        let mut lines = BufReader::new(stream);
+        let (mut head, mut body) = (String::new(), String::new());
+        while !head.ends_with("\r\n\r\n") && lines.read_line(&mut head).unwrap() > 0 {}
+        if !head.contains("text/event-stream") {
+            lines.read_to_string(&mut body).unwrap();
+        }
+        (status(&head), body)
     }
 
     pub fn request(method: &str, path: &str, headers: &str, body: &str) -> Vec<u8> {
@@ -94,21 +106,32 @@ impl Server {
         assert!(self.child.wait().unwrap().success());
     }
 
-    /// Nobody is there any more, and nothing is held.
+    /// Nobody is there any more.
+    pub fn wait_until_idle(&self) {
+        self.wait_until("haversack_requests_active", 0);
+        self.wait_until("haversack_requests_waiting", 0);
+    }
+
+    /// Nobody is there any more, and nothing is held: not even for those who begin alike, with `--reuse 0`.
     pub fn wait_until_empty(&self) {
-        let what = [
-            "haversack_requests_active",
-            "haversack_requests_waiting",
-            "haversack_memory_bytes{account=\"blocks\"}",
-        ];
+        self.wait_until_idle();
+        self.wait_until("haversack_memory_bytes{account=\"blocks\"}", 0);
+    }
+
+    pub fn wait_until(&self, name: &str, value: u64) {
         for _ in 0..200 {
-            if what.iter().all(|name| self.metric(name) == 0) {
+            if self.metric(name) == value {
                 return;
             }
             std::thread::sleep(Duration::from_millis(50));
         }
         panic!("{}", self.get("/metrics").1);
     }
+}
+
+fn status(head: &str) -> u16 {
+    let word = head.split(' ').nth(1);
+    word.and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
 impl Drop for Server {

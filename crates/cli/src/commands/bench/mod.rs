@@ -24,7 +24,7 @@ use std::time::Instant;
 const DECODE_TOKENS: usize = 64;
 /// Tokens of each sequence before batched decoding begins, and decoded then.
 const BATCH_PROMPT: usize = 128;
-const BATCH_TOKENS: usize = 32;
+const BATCH_TOKENS: usize = 64;
 
 /// What a row measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

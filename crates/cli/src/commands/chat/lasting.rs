@@ -3,6 +3,7 @@
 use super::{Last, Partner, Showing, Slash, TEMPERATURE};
 use crate::args;
 use crate::bytes::human;
+use crate::clock::now_ms;
 use crate::engine::{self, Engine, per_second};
 use crate::error::{one_line, usage};
 use crate::home::Home;
@@ -14,7 +15,6 @@ use haversack::sample::Sampler;
 use haversack::session::turns::Place;
 use haversack::session::{Answer, SessionId, SessionOptions, Sessions};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 pub struct Lasting {
     engine: Engine,
@@ -463,11 +463,6 @@ fn fresh_name(sessions: &Sessions) -> Result<String> {
 fn number_of(command: &str, argument: Option<&str>) -> Result<u64> {
     let number = argument.and_then(|text| text.parse().ok());
     number.ok_or_else(|| usage(format!("{command} NUMBER; /turns and /fact list them")))
-}
-
-fn now_ms() -> u64 {
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What the user named and cannot be had is a usage error.
