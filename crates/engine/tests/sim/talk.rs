@@ -200,9 +200,10 @@ fn judge_again(
         let done = match op {
             Op::Say(turn) => {
                 let (heard, spilled) = say_alone(runtime, &mut sessions, id, turn)?;
-                // Turns that left for an attempt to enter which found no room: what comes next is nobody's to say.
-                if setting.budget.is_some() && turn.spilled > spilled {
-                    break;
+                // An attempt to enter that found no room has sent nobody away.
+                if turn.spilled > spilled {
+                    let more = turn.spilled - spilled;
+                    return Err(format!("step {i}: {more} tokens have left that stay alone"));
                 }
                 if heard != turn.told {
                     let same = heard.iter().zip(&turn.told).take_while(|(a, b)| a == b);
