@@ -191,13 +191,14 @@ impl Sessions {
         Ok((bytes.max(runtime.sequence_bytes(rows)), rows))
     }
 
-    /// Whether the budget has what a turn that reads so many tokens adds.
+    /// Whether the budget has what a turn that reads so many tokens adds, behind all lists as they are now.
     pub(crate) fn turn_fits(
         &self,
-        runtime: &Runtime,
+        runtime: &mut Runtime,
         id: SessionId,
         coming: u64,
     ) -> Result<bool, SessionError> {
+        self.hold(runtime)?;
         Ok(fits(runtime, Some(self.session(id)?.sequence), coming)?)
     }
 
