@@ -56,6 +56,13 @@ fn sessions(runtime: &Runtime, dir: &Path) -> Sessions {
     sessions.with_encoder(Arc::new(Words))
 }
 
+/// With sessions in a folder of this name.
+fn desk(model: &Arc<Model>, dir: &Path, name: &str, budget: Option<usize>) -> Desk {
+    let runtime = runtime(model, dir, budget);
+    let sessions = sessions(&runtime, &dir.join(name));
+    Desk::new(runtime, DeskOptions::default()).with_sessions(sessions)
+}
+
 fn question(who: usize, round: usize) -> String {
     format!("{} asks about {} and cats", NAMES[who], round * 7 % 5)
 }
@@ -131,10 +138,7 @@ fn company_changes_no_turn() {
     let (one, kept) = sizes(&model, dir.path());
     for (i, budget) in [None, Some(9), Some(3), Some(1)].into_iter().enumerate() {
         let budget = budget.map(|times| times * one + kept);
-        let runtime = runtime(&model, dir.path(), budget);
-        let sessions = sessions(&runtime, &dir.path().join(format!("desk{i}")));
-        let options = DeskOptions::default();
-        let mut desk = Desk::new(runtime, options).with_sessions(sessions);
+        let mut desk = desk(&model, dir.path(), &format!("desk{i}"), budget);
         for name in NAMES {
             desk.create_session(name, "", OPENING, 0).unwrap();
         }
@@ -195,9 +199,7 @@ fn a_session_comes_back_whole() {
     let mut waited = [0, 0];
     for part in 0..36 {
         let budget = Some(one + part * one / 16 + kept);
-        let runtime = runtime(&model, dir.path(), budget);
-        let sessions = sessions(&runtime, &dir.path().join(format!("desk{part}")));
-        let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+        let mut desk = desk(&model, dir.path(), &format!("desk{part}"), budget);
         desk.create_session(NAMES[0], "", OPENING, 0).unwrap();
         for round in 0..rounds - 1 {
             desk.say(turn(0, round)).unwrap();
@@ -246,9 +248,7 @@ fn one_after_the_other() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
     let truth = alone(&model, dir.path(), 3);
-    let runtime = runtime(&model, dir.path(), None);
-    let sessions = sessions(&runtime, &dir.path().join("desk"));
-    let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+    let mut desk = desk(&model, dir.path(), "desk", None);
     for name in &NAMES[..2] {
         desk.create_session(name, "", OPENING, 0).unwrap();
     }
@@ -286,9 +286,7 @@ fn cancelled_turns() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
     let truth = alone(&model, dir.path(), 2);
-    let runtime = runtime(&model, dir.path(), None);
-    let sessions = sessions(&runtime, &dir.path().join("desk"));
-    let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+    let mut desk = desk(&model, dir.path(), "desk", None);
     let ids: Vec<SessionId> = NAMES[..2]
         .iter()
         .map(|name| desk.create_session(name, "", OPENING, 0).unwrap())
@@ -335,15 +333,13 @@ fn cancelled_turns() {
 fn what_could_never_be_said_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
-    let mut desk = Desk::new(runtime(&model, dir.path(), None), DeskOptions::default());
-    let refused = desk.say(turn(0, 0));
+    let mut bare = Desk::new(runtime(&model, dir.path(), None), DeskOptions::default());
+    let refused = bare.say(turn(0, 0));
     assert!(matches!(
         refused,
         Err(Refused::Session(SessionError::NoSessions))
     ));
-    let runtime = runtime(&model, dir.path(), None);
-    let sessions = sessions(&runtime, &dir.path().join("desk"));
-    let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+    let mut desk = desk(&model, dir.path(), "desk", None);
     for name in ["anna", "../anna", "", "a/b"] {
         let refused = desk.say(TurnRequest {
             session: name.to_owned(),
@@ -382,9 +378,7 @@ fn a_promise_is_kept_beside_facts() {
         (runtime.sequence_bytes(400), scratch)
     };
     let budget = one + scratch + (700 << 10);
-    let runtime = runtime(&model, dir.path(), Some(budget));
-    let sessions = sessions(&runtime, &dir.path().join("desk"));
-    let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+    let mut desk = desk(&model, dir.path(), "desk", Some(budget));
     desk.create_session("anna", "", OPENING, 0).unwrap();
     let request = Request {
         prompt: ids[..200].to_vec(),
@@ -430,9 +424,7 @@ fn heat_and_shortage_change_no_token() {
     let rounds = 6;
     let truth = alone(&model, dir.path(), rounds);
     let ids = spec.ids(200);
-    let runtime = runtime(&model, dir.path(), None);
-    let sessions = sessions(&runtime, &dir.path().join("desk"));
-    let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+    let mut desk = desk(&model, dir.path(), "desk", None);
     for name in NAMES {
         desk.create_session(name, "", OPENING, 0).unwrap();
     }
@@ -506,9 +498,7 @@ fn a_fork_keeps_what_it_is_made_of() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
     let truth = alone(&model, dir.path(), 2);
-    let runtime = runtime(&model, dir.path(), None);
-    let sessions = sessions(&runtime, &dir.path().join("desk"));
-    let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+    let mut desk = desk(&model, dir.path(), "desk", None);
     let short = Reading {
         mem_available_bytes: Some(0),
         ..Reading::default()
