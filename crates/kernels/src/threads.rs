@@ -64,6 +64,8 @@ struct Shared {
     quit: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     parked: Box<[Apart<AtomicBool>]>,
+    /// (thread): the next unit of its own run, in [`Pool::run_in_order`].
+    runs: Box<[Apart<AtomicUsize>]>,
 }
 
 // SAFETY: `body` is the only field that is not `Sync` by itself. It is written only by the holder
@@ -95,6 +97,7 @@ impl Pool {
             quit: AtomicBool::new(false),
             panic: Mutex::new(None),
             parked: (0..wanted).map(|_| Apart(AtomicBool::new(false))).collect(),
+            runs: (0..=wanted).map(|_| Apart(AtomicUsize::new(0))).collect(),
         });
         let mut workers = Vec::with_capacity(wanted);
         for index in 0..wanted {
@@ -137,33 +140,46 @@ impl Pool {
             return;
         }
         let payload = self.region(units, f);
-        self.busy.store(false, Ordering::Release);
-        if let Some(payload) = payload {
-            resume_unwind(payload);
-        }
+        self.end(payload);
     }
 
     /// Like [`Pool::run_indexed`], and a thread that has done a unit goes on with the next one, unless
-    /// another was faster: for work whose next unit's memory is worth asking for.
+    /// another was faster: for work whose next unit's memory is worth asking for. Units may be small:
+    /// threads meet only where one has finished its own run and helps another.
     pub fn run_in_order(&self, units: usize, f: &(dyn Fn(usize, usize) + Sync)) {
-        /// More threads share.
-        const RUNS_MAX: usize = 64;
-        let runs = self.threads().min(RUNS_MAX);
-        let next: [AtomicUsize; RUNS_MAX] =
-            std::array::from_fn(|run| AtomicUsize::new(run.min(runs) * units / runs));
-        self.run_indexed(self.threads(), &|worker, _| {
+        let alone = units <= 1 || self.workers.is_empty();
+        if alone || self.busy.swap(true, Ordering::Acquire) {
+            for unit in 0..units {
+                f(0, unit);
+            }
+            return;
+        }
+        let runs = &self.shared.runs;
+        let start = |run: usize| run * units / runs.len();
+        for (run, next) in runs.iter().enumerate() {
+            next.0.store(start(run), Ordering::Relaxed);
+        }
+        let payload = self.region(self.threads(), &|worker, _| {
             // Its own run, then what is left of the others.
-            for run in (worker..worker + runs).map(|run| run % runs) {
-                let end = (run + 1) * units / runs;
+            for run in (worker..worker + runs.len()).map(|run| run % runs.len()) {
                 loop {
-                    let unit = next[run].fetch_add(1, Ordering::Relaxed);
-                    if unit >= end {
+                    let unit = runs[run].0.fetch_add(1, Ordering::Relaxed);
+                    if unit >= start(run + 1) {
                         break;
                     }
                     f(worker, unit);
                 }
             }
         });
+        self.end(payload);
+    }
+
+    /// A region is over; continues with what it panicked with.
+    fn end(&self, payload: Option<Box<dyn Any + Send>>) {
+        self.busy.store(false, Ordering::Release);
+        if let Some(payload) = payload {
+            resume_unwind(payload);
+        }
     }
 
     /// One parallel region; the caller holds `busy`. Returns what `f` panicked with.
