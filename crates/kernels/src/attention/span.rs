@@ -63,7 +63,7 @@ pub(super) struct Look {
 #[derive(Clone, Copy)]
 pub(super) enum Ahead {
     Nothing,
-    /// The same head of this span.
+    /// The same head of this span; behind the last, when keys are read, its values in the first.
     Span(usize),
     /// The other heads, and then those of this span.
     Heads(usize),
@@ -155,9 +155,12 @@ impl<'a> Span<'a> {
         if open.seen == 0 {
             return None;
         }
-        if let Ahead::Span(next) | Ahead::Heads(next) = ahead
-            && next < job.spans()
-        {
+        let next = match (ahead, side) {
+            (Ahead::Span(next) | Ahead::Heads(next), _) if next < job.spans() => Some((next, side)),
+            (Ahead::Span(_), Side::K) => Some((0, Side::V)),
+            _ => None,
+        };
+        if let Some((next, side)) = next {
             for ((_, to), i) in open.sides.iter_mut().zip(job.view.span(next)) {
                 let block = job.view.block(i, query_block);
                 if !block.hides(0..block.rows) {
