@@ -166,6 +166,11 @@ impl SampleOptions {
         Ok(())
     }
 
+    /// Whether a logit may change before one is chosen.
+    fn adjusts(&self) -> bool {
+        !self.logit_bias.is_empty() || self.penalises()
+    }
+
     fn penalises(&self) -> bool {
         self.penalty_last_n > 0
             && (self.repetition_penalty != 1.0
@@ -195,7 +200,7 @@ pub struct Sampler {
     options: SampleOptions,
     rng: Rng,
     constraint: Option<Box<dyn Constraint>>,
-    /// Logits after bias and penalties.
+    /// Logits after constraint, bias and penalties, where there are any.
     adjusted: Vec<f32>,
     /// The last tokens, sorted, so that equal ones are neighbours.
     recent: Vec<u32>,
@@ -245,6 +250,9 @@ impl Sampler {
             let at = logits.iter().position(|l| l.is_nan());
             return Err(SampleError::Nan(at.unwrap_or(0)));
         }
+        if self.constraint.is_none() && !self.options.adjusts() {
+            return self.choose(logits);
+        }
         let mut adjusted = std::mem::take(&mut self.adjusted);
         adjusted.clear();
         adjusted.extend_from_slice(logits);
@@ -259,11 +267,13 @@ impl Sampler {
         history: &[u32],
     ) -> Result<u32, SampleError> {
         let Some(mut constraint) = self.constraint.take() else {
-            return self.choose(logits, history);
+            self.adjust(logits, history)?;
+            return self.choose(logits);
         };
         let mut within = || -> Result<u32, SampleError> {
             constraint::apply(constraint.allowed()?, logits);
-            let chosen = self.choose(logits, history)?;
+            self.adjust(logits, history)?;
+            let chosen = self.choose(logits)?;
             constraint.take(chosen)?;
             Ok(chosen)
         };
@@ -272,7 +282,8 @@ impl Sampler {
         chosen
     }
 
-    fn choose(&mut self, logits: &mut [f32], history: &[u32]) -> Result<u32, SampleError> {
+    /// Bias and penalties.
+    fn adjust(&mut self, logits: &mut [f32], history: &[u32]) -> Result<(), SampleError> {
         let vocabulary = logits.len();
         for &(id, bias) in &self.options.logit_bias {
             let Some(logit) = logits.get_mut(id as usize) else {
@@ -283,6 +294,10 @@ impl Sampler {
         if self.options.penalises() {
             self.penalise(logits, history);
         }
+        Ok(())
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let best = greedy(logits);
         let top = logits.get(best).copied().unwrap_or(f32::NEG_INFINITY);
         if top == f32::NEG_INFINITY {
@@ -293,7 +308,7 @@ impl Sampler {
             return Ok(best as u32);
         }
         let k = self.options.top_k;
-        let drawn = if k > 0 && k < vocabulary {
+        let drawn = if k > 0 && k < logits.len() {
             self.draw_from_top(logits, top, k)
         } else {
             self.draw_from_all(logits, top)
