@@ -4,7 +4,7 @@ use super::house::{Enters, House, promisable, reader};
 use super::job::{Asked, Entry, Job, Turn, What, Work};
 use super::long::{BadRows, Rows};
 use super::past::Reuse;
-use super::plan::{Pace, Priority, Wish, plan};
+use super::plan::{Pace, Portion, Priority, Wish, plan};
 use super::queue::{Full, May, Queue, Waiting};
 use crate::device::{Ladder, Limits, Thermal, WindowChange};
 use crate::encoder::Embedding;
@@ -136,7 +136,7 @@ pub struct DeskOptions {
     pub queue: usize,
     /// Sequences that are kept of requests that are over, for those who begin alike, while nobody needs their room.
     pub reuse: usize,
-    /// Tokens of prompts that a step reads at most: whoever waits for a token, or has left, waits for the step.
+    /// Tokens of prompts that a step reads at most; fewer where that takes long, see [`Portion`].
     pub chunk: usize,
 }
 
@@ -155,6 +155,7 @@ impl Default for DeskOptions {
 pub struct Desk {
     options: DeskOptions,
     pace: Pace,
+    portion: Portion,
     queue: Queue<Entry>,
     house: House,
     ladder: Ladder,
@@ -173,6 +174,7 @@ impl Desk {
         Desk {
             options,
             pace,
+            portion: Portion::new(chunk),
             queue: Queue::new(options.queue),
             ladder: Ladder::new(Limits {
                 pace,
@@ -230,7 +232,10 @@ impl Desk {
     }
 
     pub fn pace(&self) -> Pace {
-        self.pace
+        Pace {
+            chunk: self.pace.chunk.min(self.portion.tokens()),
+            ..self.pace
+        }
     }
 
     pub fn runtime(&self) -> &Runtime {
@@ -457,6 +462,7 @@ impl Desk {
 
     /// One step of all that can take part. `false`: there was nothing to do.
     pub fn step(&mut self, now: Duration, tell: Tell<'_>) -> Result<bool, StepError> {
+        self.portion.begin(now);
         self.expire(now, tell)?;
         self.admit(tell)?;
         self.house.renew()?;
@@ -466,7 +472,8 @@ impl Desk {
             return Ok(!self.house.ending.is_empty());
         }
         let wishes: Vec<Wish> = self.house.active.iter().map(Job::wish).collect();
-        let mut takes = plan(&wishes, self.pace);
+        let mut takes = plan(&wishes, self.pace());
+        self.portion.reads(now, read_of(&wishes, &takes));
         loop {
             match self.house.compute(&mut takes) {
                 Ok(()) => break,
@@ -605,6 +612,12 @@ fn usual(runtime: &Runtime) -> Keep {
         },
         _ => Keep::Usual,
     }
+}
+
+/// Tokens of prompts among those.
+fn read_of(wishes: &[Wish], takes: &[usize]) -> usize {
+    let readers = wishes.iter().zip(takes).filter(|(w, _)| !w.is_decode());
+    readers.map(|(_, take)| take).sum()
 }
 
 /// Smaller portions of prompts; then none beside those who decode. `false`: it is as small as it gets.

@@ -4,9 +4,12 @@
 //! Prompts are read beside them, in portions: what is left of the chunk is shared out in whole blocks, evenly, so that a
 //! short prompt does not wait for a long one. Background work gets what nobody else wants.
 //!
+//! How much is read in a step follows the clock ([`Portion`]): whoever waits for a token, or has left, waits for the step.
+//!
 //! What a sequence computes does not depend on any of this; only when.
 
 use haversack_kernels::attention::BLOCK_SLOTS;
+use std::time::Duration;
 
 /// Who goes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,7 +31,7 @@ pub struct Wish {
 }
 
 impl Wish {
-    fn is_decode(&self) -> bool {
+    pub(super) fn is_decode(&self) -> bool {
         self.pending == 1
     }
 }
@@ -40,6 +43,61 @@ pub struct Pace {
     pub batch: usize,
     /// Tokens of prompts at most. At least a block is read, or nobody would ever begin.
     pub chunk: usize,
+}
+
+/// Tokens of prompts that a step reads, by how long steps take: half as many once one takes longer than
+/// [`Portion::LONG`], twice as many again once one takes less than [`Portion::SHORT`]. Where even a block
+/// takes longer than [`Portion::HOPELESS`], as many as there may be: small portions would only cost.
+#[derive(Clone, Debug)]
+pub struct Portion {
+    tokens: usize,
+    most: usize,
+    /// When the last step began, and what it read.
+    last: Option<(Duration, usize)>,
+}
+
+impl Portion {
+    /// A device on which a whole portion takes longer is slow, or others have its cores just now.
+    pub const LONG: Duration = Duration::from_millis(40);
+    /// Less than half of it, so that twice as many are not too many at once.
+    pub const SHORT: Duration = Duration::from_millis(15);
+    pub const HOPELESS: Duration = Duration::from_millis(100);
+
+    pub fn new(most: usize) -> Portion {
+        Portion {
+            tokens: most,
+            most,
+            last: None,
+        }
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// A step begins, and with it ends the one before.
+    pub fn begin(&mut self, now: Duration) {
+        let Some((began, read)) = self.last.take() else {
+            return;
+        };
+        // A clock that was set back says nothing, and nor does a step that read little.
+        let Some(took) = now.checked_sub(began).filter(|_| 2 * read > self.tokens) else {
+            return;
+        };
+        let block = took.mul_f64(BLOCK_SLOTS as f64 / read as f64);
+        if block > Portion::HOPELESS {
+            self.tokens = self.most;
+        } else if took > Portion::LONG {
+            self.tokens = (self.tokens / 2).max(BLOCK_SLOTS).min(self.most);
+        } else if took < Portion::SHORT {
+            self.tokens = (self.tokens * 2).min(self.most);
+        }
+    }
+
+    /// The step that began then reads so much of prompts.
+    pub fn reads(&mut self, now: Duration, tokens: usize) {
+        self.last = Some((now, tokens));
+    }
 }
 
 /// (wish): tokens that it gets, in the order they were given; 0 waits for another step.
@@ -128,6 +186,45 @@ mod tests {
         ];
         let pace = Pace { batch: 2, ..PACE };
         assert_eq!(plan(&full, pace), [0, 1, 128]);
+    }
+
+    #[test]
+    fn a_portion_follows_the_clock() {
+        let mut portion = Portion::new(256);
+        let mut now = Duration::ZERO;
+        let mut step = |portion: &mut Portion, read: usize, took: Duration| {
+            portion.begin(now);
+            portion.reads(now, read);
+            now += took;
+            portion.begin(now);
+            portion.tokens()
+        };
+        let (slow, fast) = (Duration::from_millis(41), Duration::from_millis(14));
+        let between = Duration::from_millis(28);
+        assert_eq!(step(&mut portion, 256, slow), 128);
+        assert_eq!(step(&mut portion, 128, between), 128);
+        assert_eq!(step(&mut portion, 64, slow), 128, "read little");
+        let down = [slow; 3].map(|took| {
+            let tokens = portion.tokens();
+            step(&mut portion, tokens, took)
+        });
+        assert_eq!(down, [64, 32, 32]);
+        let up = [fast; 4].map(|took| {
+            let tokens = portion.tokens();
+            step(&mut portion, tokens, took)
+        });
+        assert_eq!(up, [64, 128, 256, 256]);
+        // A model of a billion weights, say.
+        let [slower, hopeless] = [2, 8].map(|times| times * slow);
+        assert_eq!(step(&mut portion, 256, slower), 128);
+        assert_eq!(step(&mut portion, 128, hopeless), 64);
+        assert_eq!(step(&mut portion, 64, hopeless), 256);
+        // Nobody was there for a while, or the clock began anew.
+        assert_eq!(step(&mut portion, 0, 100 * slow), 256);
+        assert_eq!(step(&mut Portion::new(8), 8, slow), 8);
+        portion.reads(1000 * slow, 256);
+        portion.begin(Duration::ZERO);
+        assert_eq!(portion.tokens(), 256);
     }
 
     /// However many there are and however narrow the step, each takes part after a while.

@@ -73,14 +73,19 @@ pub struct Product<'a> {
 /// 128 KiB that any thread may take, 2 and 0 % less than in 8 KiB (two threads, medians).
 const UNIT_BYTES: usize = 16 << 10;
 
+/// From so many rows on arithmetic decides, not memory.
+const MANY_ROWS: usize = 16;
+
 /// Products that share a parallel region at most; more are done region by region.
 const PRODUCTS_MAX: usize = 8;
 
 /// Strips a thread takes at a time when many rows run through them, so that an activation row is
 /// read, and a piece of an output row written, for more than 16 outputs at once …
 const UNIT_STRIPS_MANY_ROWS: usize = 4;
+/// … at least, and as many as this has bytes …
+const UNIT_BYTES_MANY_ROWS: usize = 128 << 10;
 /// … as long as they fit beside the activations in L2.
-const UNIT_BYTES_MANY_ROWS: usize = 512 << 10;
+const UNIT_BYTES_MAX: usize = 512 << 10;
 
 /// Computes all products of one input in one parallel region.
 ///
@@ -153,10 +158,10 @@ impl<'a> Job<'a> {
         let strips = w.rows.div_ceil(STRIP);
         let strip_bytes = strip_bytes(w.ty, w.cols);
         let by_bytes = |bytes: usize| bytes / strip_bytes.max(1);
-        let wanted = if input.rows < 8 {
+        let wanted = if input.rows < MANY_ROWS {
             by_bytes(UNIT_BYTES)
         } else {
-            by_bytes(UNIT_BYTES).max(by_bytes(UNIT_BYTES_MANY_ROWS).min(UNIT_STRIPS_MANY_ROWS))
+            by_bytes(UNIT_BYTES_MANY_ROWS).max(by_bytes(UNIT_BYTES_MAX).min(UNIT_STRIPS_MANY_ROWS))
         };
         // At least two units for each thread, if there are as many strips.
         let fair = strips.div_ceil(2 * threads).max(1);
