@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 64;
@@ -188,8 +189,15 @@ fn quantile(times: &mut [Duration], share: f64) -> Duration {
         .unwrap_or_default()
 }
 
+/// One server at a time: two would measure each other.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn everybody_hears_their_own_answer() {
+    let _alone = alone();
     let flags = ["--memory", MEMORY, "--batch", "8", "--queue", "24"];
     let Some(server) = Server::start(&flags) else {
         return;
@@ -259,6 +267,7 @@ fn begin(server: &Server, prompt: &str, tokens: usize) -> BufReader<TcpStream> {
 
 #[test]
 fn whoever_leaves_frees_what_it_held() {
+    let _alone = alone();
     let Some(server) = Server::start(&["--memory", "100M", "--no-sessions", "--reuse", "0"]) else {
         return;
     };
@@ -290,6 +299,7 @@ fn whoever_leaves_frees_what_it_held() {
 /// Answers that nobody reads, and four readers who do: how long those take, beside as many who read.
 #[test]
 fn readers_who_do_not_read_cost_nobody_anything() {
+    let _alone = alone();
     let others = if is_long() { 100 } else { 24 };
     let flags = [
         "--memory",
