@@ -63,7 +63,7 @@ pub(super) struct Look {
 #[derive(Clone, Copy)]
 pub(super) enum Ahead {
     Nothing,
-    /// The same head of this span; behind the last, when keys are read, its values in the first.
+    /// The same head of this span; behind the last, its values in the first, or the keys of the next head.
     Span(usize),
     /// The other heads, and then those of this span.
     Heads(usize),
@@ -80,6 +80,8 @@ pub(super) struct Span<'a> {
     /// All heads.
     sinks: &'a [u8],
     ahead: Ahead,
+    /// How many heads further on [`Ahead::Span`] is.
+    heads_on: usize,
     kv_heads: usize,
     /// In the table.
     pub first: usize,
@@ -115,6 +117,7 @@ impl<'a> Span<'a> {
             seen: 0,
             sinks: &[],
             ahead,
+            heads_on: 0,
             kv_heads: job.kv_heads,
             first: range.start,
             count: range.len(),
@@ -155,12 +158,17 @@ impl<'a> Span<'a> {
         if open.seen == 0 {
             return None;
         }
+        // Span, side, and how many heads further on.
         let next = match (ahead, side) {
-            (Ahead::Span(next) | Ahead::Heads(next), _) if next < job.spans() => Some((next, side)),
-            (Ahead::Span(_), Side::K) => Some((0, Side::V)),
+            (Ahead::Span(next) | Ahead::Heads(next), _) if next < job.spans() => {
+                Some((next, side, 0))
+            }
+            (Ahead::Span(_), Side::K) => Some((0, Side::V, 0)),
+            (Ahead::Span(_), Side::V) => Some((0, Side::K, 1)),
             _ => None,
         };
-        if let Some((next, side)) = next {
+        if let Some((next, side, heads_on)) = next {
+            open.heads_on = heads_on;
             for ((_, to), i) in open.sides.iter_mut().zip(job.view.span(next)) {
                 let block = job.view.block(i, query_block);
                 if !block.hides(0..block.rows) {
@@ -182,7 +190,7 @@ impl<'a> Span<'a> {
         let (of_next, ahead) = match self.ahead {
             Ahead::Heads(_) if kv_head + 1 < self.kv_heads => (false, Some(kv_head + 1)),
             Ahead::Heads(_) => (true, Some(0)),
-            Ahead::Span(_) => (true, Some(kv_head)),
+            Ahead::Span(_) => (true, Some(kv_head + self.heads_on)),
             Ahead::Nothing => (true, None),
         };
         for (piece, (bytes, next)) in self.pieces[..self.seen].iter_mut().zip(&self.sides) {

@@ -29,7 +29,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
     let (outlets, area_len) = (parts.outlets, parts.area_len);
     let areas = Shareable(parts.areas.as_mut_ptr());
     let jobs = &*jobs;
-    exec.pool.run_indexed(count, &|worker, unit| {
+    exec.pool.run_in_order(count, &|worker, unit| {
         let index = outlets.partition_point(|o| o.first_unit <= unit) - 1;
         let (job, outlet) = (&jobs[index], &outlets[index]);
         let unit = unit_at(job, unit - outlet.first_unit);
