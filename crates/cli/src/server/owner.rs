@@ -14,7 +14,7 @@ use haversack::session::{Context, Embed, Sessions};
 use haversack::{Ledger, Model};
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -180,6 +180,8 @@ pub struct Hall {
     commands: Sender<Command>,
     places: Arc<Semaphore>,
     seen: Arc<Mutex<Seen>>,
+    /// Found no place. Not in the books: whoever is refused waits for nobody who writes in them.
+    refused: Arc<AtomicU64>,
     stopping: AtomicBool,
     started: Instant,
     notices: broadcast::Sender<Notice>,
@@ -214,7 +216,10 @@ pub enum Turned {
 
 impl Hall {
     pub fn seen(&self) -> Seen {
-        lock(&self.seen).clone()
+        Seen {
+            refused: self.refused.load(Ordering::Relaxed),
+            ..lock(&self.seen).clone()
+        }
     }
 
     /// What changes from now on.
@@ -284,7 +289,7 @@ impl Hall {
         let count = u32::try_from(what.len()).unwrap_or(u32::MAX);
         let places = self.places.clone();
         let mut permits = places.try_acquire_many_owned(count).map_err(|_| {
-            lock(&self.seen).refused += 1;
+            self.refused.fetch_add(1, Ordering::Relaxed);
             Turned::Busy
         })?;
         let mut place = Place {
@@ -336,6 +341,7 @@ pub struct Owner {
     commands: Receiver<Command>,
     listeners: HashMap<Ticket, Listener>,
     seen: Arc<Mutex<Seen>>,
+    refused: Arc<AtomicU64>,
     started: Instant,
     stopping: bool,
     queue: usize,
@@ -353,12 +359,14 @@ impl Owner {
     ) -> std::io::Result<(Hall, JoinHandle<()>)> {
         let (commands, from) = channel();
         let seen = Arc::new(Mutex::new(Seen::default()));
+        let refused = Arc::new(AtomicU64::new(0));
         let started = Instant::now();
         let (notices, _) = broadcast::channel(NOTICES);
         let hall = Hall {
             commands,
             places: Arc::new(Semaphore::new(options.batch + options.queue)),
             seen: seen.clone(),
+            refused: refused.clone(),
             stopping: AtomicBool::new(false),
             started,
             notices: notices.clone(),
@@ -390,6 +398,7 @@ impl Owner {
             commands: from,
             listeners: HashMap::new(),
             seen,
+            refused,
             started,
             stopping: false,
             queue: options.queue,
@@ -522,7 +531,7 @@ impl Owner {
             thermal,
             is_short: sight.is_short,
             unsaved: sight.unsaved,
-            refused_total: seen.refused,
+            refused_total: self.refused.load(Ordering::Relaxed),
             failed_total: seen.failed,
             forgotten_total: sight.tally.forgotten,
         };
