@@ -82,6 +82,24 @@ fn what_has_no_answer_is_an_error() {
     );
 }
 
+/// Vocabularies are looked at block by block.
+#[test]
+fn the_first_of_the_largest_wins_wherever_it_is() {
+    let mut s = sampler(SampleOptions {
+        temperature: 0.0,
+        ..SampleOptions::default()
+    });
+    for len in [1usize, 7, 8, 9, 1023, 1024, 1025, 3001] {
+        for at in (0..len).step_by(len.div_ceil(97)).chain([len - 1]) {
+            let mut logits: Vec<f32> = (0..len).map(|i| -((i % 13) as f32) - 1.0).collect();
+            logits[at..].fill(0.5);
+            assert_eq!(s.sample(&logits, &[]), Ok(at as u32), "{len}");
+            logits[at] = f32::NAN;
+            assert_eq!(s.sample(&logits, &[]), Err(SampleError::Nan(at)), "{len}");
+        }
+    }
+}
+
 #[test]
 fn every_option_is_checked_and_named() {
     let nan = f32::NAN;

@@ -245,13 +245,9 @@ impl Sampler {
         if logits.is_empty() {
             return Err(SampleError::Empty);
         }
-        // Without an early end the search is a few instructions per eight logits.
-        if logits.iter().fold(false, |nan, l| nan | l.is_nan()) {
-            let at = logits.iter().position(|l| l.is_nan());
-            return Err(SampleError::Nan(at.unwrap_or(0)));
-        }
+        let best = greedy(logits)?;
         if self.constraint.is_none() && !self.options.adjusts() {
-            return self.choose(logits);
+            return self.choose(logits, best);
         }
         let mut adjusted = std::mem::take(&mut self.adjusted);
         adjusted.clear();
@@ -268,12 +264,12 @@ impl Sampler {
     ) -> Result<u32, SampleError> {
         let Some(mut constraint) = self.constraint.take() else {
             self.adjust(logits, history)?;
-            return self.choose(logits);
+            return self.choose(logits, greedy(logits)?);
         };
         let mut within = || -> Result<u32, SampleError> {
             constraint::apply(constraint.allowed()?, logits);
             self.adjust(logits, history)?;
-            let chosen = self.choose(logits)?;
+            let chosen = self.choose(logits, greedy(logits)?)?;
             constraint.take(chosen)?;
             Ok(chosen)
         };
@@ -297,8 +293,7 @@ impl Sampler {
         Ok(())
     }
 
-    fn choose(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
-        let best = greedy(logits);
+    fn choose(&mut self, logits: &[f32], best: usize) -> Result<u32, SampleError> {
         let top = logits.get(best).copied().unwrap_or(f32::NEG_INFINITY);
         if top == f32::NEG_INFINITY {
             return Err(SampleError::Nothing);
@@ -519,21 +514,39 @@ fn finite_sum(a: f32, b: f32) -> f32 {
     if sum.is_nan() { f32::NEG_INFINITY } else { sum }
 }
 
-/// The first of the largest: the maximum in eight lanes, then where it is.
-fn greedy(logits: &[f32]) -> usize {
-    let mut lanes = [f32::NEG_INFINITY; 8];
-    let (whole, rest) = logits.as_chunks::<8>();
-    for chunk in whole {
-        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane = if logit > *lane { logit } else { *lane };
+/// The first of the largest, in one pass: the largest of each block in lanes, then where it is in the best one.
+fn greedy(logits: &[f32]) -> Result<usize, SampleError> {
+    let mut top = f32::NEG_INFINITY;
+    let mut start = 0;
+    let mut nans = [0u32; LANES];
+    for (n, block) in logits.chunks(BLOCK).enumerate() {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        let (whole, rest) = block.as_chunks::<LANES>();
+        for chunk in whole {
+            for ((lane, nan), &logit) in lanes.iter_mut().zip(&mut nans).zip(chunk) {
+                *lane = if logit > *lane { logit } else { *lane };
+                *nan |= u32::from(logit.is_nan());
+            }
+        }
+        nans[0] |= u32::from(rest.iter().any(|l| l.is_nan()));
+        let here = lanes
+            .iter()
+            .chain(rest)
+            .fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+        if here > top {
+            (top, start) = (here, n * BLOCK);
         }
     }
-    let top = lanes
-        .iter()
-        .chain(rest)
-        .fold(f32::NEG_INFINITY, |top, &l| top.max(l));
-    logits.iter().position(|&l| l == top).unwrap_or(0)
+    if nans.iter().any(|&nan| nan > 0) {
+        let at = logits.iter().position(|l| l.is_nan());
+        return Err(SampleError::Nan(at.unwrap_or(0)));
+    }
+    let place = logits[start..].iter().position(|&l| l == top);
+    Ok(start + place.unwrap_or(0))
 }
+
+/// Running maxima of [`greedy`].
+const LANES: usize = 8;
 
 /// Keeps the smallest prefix, likeliest first, that weighs `enough`.
 fn nucleus(candidates: &mut Vec<Candidate>, enough: f64) {
