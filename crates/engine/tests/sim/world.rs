@@ -141,13 +141,15 @@ impl World<'_> {
     }
 
     fn step(&mut self) -> Check {
-        self.now += Duration::from_secs(1);
+        // Short, long and hopeless for a portion of a prompt.
+        let took = pick(&mut self.dice, &[5, 30, 60, 1000, 1000]);
+        self.now += Duration::from_millis(took);
         let struck = self.struck();
         let ears = &mut self.ears;
         let stepped = (self.desk).step(self.now, &mut |ticket, news| ears.hear(ticket, news));
         if let Some(heard) = self.ears.heard.as_mut().map(std::mem::take) {
-            let now = self.now.as_secs();
-            self.tell(|| format!("{now} s"));
+            let now = self.now.as_secs_f64();
+            self.tell(|| format!("{now:.3} s"));
             self.story
                 .iter_mut()
                 .for_each(|story| story.extend(heard.iter().cloned()));
