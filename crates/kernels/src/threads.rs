@@ -132,34 +132,16 @@ impl Pool {
     /// Like [`Pool::run`], and tells `f` which thread it is on: `f(worker, unit)` with `worker <
     /// threads()`, so that each may have its own scratch.
     pub fn run_indexed(&self, units: usize, f: &(dyn Fn(usize, usize) + Sync)) {
-        let alone = units <= 1 || self.workers.is_empty();
-        if alone || self.busy.swap(true, Ordering::Acquire) {
-            for unit in 0..units {
-                f(0, unit);
-            }
-            return;
-        }
-        let payload = self.region(units, f);
-        self.end(payload);
+        self.share(units, f, || self.region(units, f));
     }
 
     /// Like [`Pool::run_indexed`], and a thread that has done a unit goes on with the next one, unless
     /// another was faster: for work whose next unit's memory is worth asking for. Units may be small:
     /// threads meet only where one has finished its own run and helps another.
     pub fn run_in_order(&self, units: usize, f: &(dyn Fn(usize, usize) + Sync)) {
-        let alone = units <= 1 || self.workers.is_empty();
-        if alone || self.busy.swap(true, Ordering::Acquire) {
-            for unit in 0..units {
-                f(0, unit);
-            }
-            return;
-        }
         let runs = &self.shared.runs;
         let start = |run: usize| run * units / runs.len();
-        for (run, next) in runs.iter().enumerate() {
-            next.0.store(start(run), Ordering::Relaxed);
-        }
-        let payload = self.region(self.threads(), &|worker, _| {
+        let claim_runs = |worker: usize, _: usize| {
             // Its own run, then what is left of the others.
             for run in (worker..worker + runs.len()).map(|run| run % runs.len()) {
                 loop {
@@ -170,12 +152,31 @@ impl Pool {
                     f(worker, unit);
                 }
             }
+        };
+        self.share(units, f, || {
+            for (run, next) in runs.iter().enumerate() {
+                next.0.store(start(run), Ordering::Relaxed);
+            }
+            self.region(self.threads(), &claim_runs)
         });
-        self.end(payload);
     }
 
-    /// A region is over; continues with what it panicked with.
-    fn end(&self, payload: Option<Box<dyn Any + Send>>) {
+    /// All units here, if nobody could help or another region is running; else `region`, and on with
+    /// what it panicked with.
+    fn share(
+        &self,
+        units: usize,
+        f: &(dyn Fn(usize, usize) + Sync),
+        region: impl FnOnce() -> Option<Box<dyn Any + Send>>,
+    ) {
+        let alone = units <= 1 || self.workers.is_empty();
+        if alone || self.busy.swap(true, Ordering::Acquire) {
+            for unit in 0..units {
+                f(0, unit);
+            }
+            return;
+        }
+        let payload = region();
         self.busy.store(false, Ordering::Release);
         if let Some(payload) = payload {
             resume_unwind(payload);

@@ -92,6 +92,7 @@ pub struct Seen {
     pub done: u64,
     pub cancelled: u64,
     pub failed: u64,
+    /// Counted beside the books, and told with them.
     pub refused: u64,
     /// Prompts that begin like others.
     pub reuse: Reuse,

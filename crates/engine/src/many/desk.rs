@@ -631,7 +631,7 @@ fn shrink(wishes: &[Wish], takes: &mut [usize]) -> bool {
     }
     let reads = |(wish, take): &(&Wish, &mut usize)| wish.pending > 1 && **take > 0;
     let readers: Vec<_> = wishes.iter().zip(takes.iter_mut()).filter(reads).collect();
-    let decoders = wishes.iter().filter(|wish| wish.pending == 1).count();
+    let decoders = wishes.iter().filter(|wish| wish.is_decode()).count();
     // One reader alone is the least there can be without a decoder.
     let kept = usize::from(decoders == 0);
     let spare = readers.len() > kept;

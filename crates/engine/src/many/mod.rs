@@ -23,4 +23,4 @@ pub use desk::{Desk, DeskOptions, Held, News, Refused, Request, Ticket, TurnRequ
 pub use long::{Long, Rows};
 pub use past::Reuse;
 pub use picture::{Picture, Sight};
-pub use plan::{Pace, Portion, Priority};
+pub use plan::{Pace, Priority};

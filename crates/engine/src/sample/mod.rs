@@ -263,13 +263,11 @@ impl Sampler {
         history: &[u32],
     ) -> Result<u32, SampleError> {
         let Some(mut constraint) = self.constraint.take() else {
-            self.adjust(logits, history)?;
-            return self.choose(logits, greedy(logits)?);
+            return self.choose_adjusted(logits, history);
         };
         let mut within = || -> Result<u32, SampleError> {
             constraint::apply(constraint.allowed()?, logits);
-            self.adjust(logits, history)?;
-            let chosen = self.choose(logits, greedy(logits)?)?;
+            let chosen = self.choose_adjusted(logits, history)?;
             constraint.take(chosen)?;
             Ok(chosen)
         };
@@ -278,8 +276,8 @@ impl Sampler {
         chosen
     }
 
-    /// Bias and penalties.
-    fn adjust(&mut self, logits: &mut [f32], history: &[u32]) -> Result<(), SampleError> {
+    /// After bias and penalties.
+    fn choose_adjusted(&mut self, logits: &mut [f32], history: &[u32]) -> Result<u32, SampleError> {
         let vocabulary = logits.len();
         for &(id, bias) in &self.options.logit_bias {
             let Some(logit) = logits.get_mut(id as usize) else {
@@ -290,9 +288,10 @@ impl Sampler {
         if self.options.penalises() {
             self.penalise(logits, history);
         }
-        Ok(())
+        self.choose(logits, greedy(logits)?)
     }
 
+    /// `best` is [`greedy`]'s.
     fn choose(&mut self, logits: &[f32], best: usize) -> Result<u32, SampleError> {
         let top = logits.get(best).copied().unwrap_or(f32::NEG_INFINITY);
         if top == f32::NEG_INFINITY {
