@@ -196,7 +196,7 @@ fn a_session_comes_back_whole() {
     let rounds = 6;
     let truth = alone(&model, dir.path(), rounds);
     let (one, kept) = sizes(&model, dir.path());
-    let mut waited = [0, 0];
+    let (mut looked, mut waited) = ([0, 0], [0, 0]);
     for part in 0..36 {
         let budget = Some(one + part * one / 16 + kept);
         let mut desk = desk(&model, dir.path(), &format!("desk{part}"), budget);
@@ -216,6 +216,14 @@ fn a_session_comes_back_whole() {
             ..Request::default()
         };
         let other = desk.submit(other).unwrap();
+        desk.step(Duration::ZERO, &mut |_, _| ControlFlow::Continue(()))
+            .unwrap();
+        // Who only looks at it opens it for all that come later.
+        match desk.with_open(NAMES[0], |_, _, _| Ok(())) {
+            Ok(()) => looked[0] += 1,
+            Err(SessionError::Step(error)) if error.is_cannot_fit() => looked[1] += 1,
+            Err(error) => panic!("{error}"),
+        }
         let last = desk.say(turn(0, rounds - 1)).unwrap();
         let mut order = Vec::new();
         let mut context = None;
@@ -240,6 +248,7 @@ fn a_session_comes_back_whole() {
     }
     // With room for both they talk at once.
     assert!(waited.iter().all(|&times| times > 0), "{waited:?}");
+    assert!(looked.iter().all(|&times| times > 0), "{looked:?}");
 }
 
 /// Turns of one session are said one after the other, in the order they came, and hold nobody else up.

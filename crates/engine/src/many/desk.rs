@@ -12,7 +12,7 @@ use crate::run::completion::{Completed, Completion, Sampled};
 use crate::run::options::Policy;
 use crate::run::{Finish, GenerateOptions, Keep, Runtime, StepError};
 use crate::sample::{Constraint, SampleError, SampleOptions, Sampler};
-use crate::session::{Answer, Opens, SessionError, SessionId, Sessions};
+use crate::session::{Answer, SessionError, SessionId, Sessions};
 use crate::text::stop::StopError;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
@@ -261,7 +261,7 @@ impl Desk {
         name: &str,
         go: impl FnOnce(&mut Runtime, &mut Sessions, SessionId) -> Result<T, SessionError>,
     ) -> Result<T, SessionError> {
-        let id = self.house.open(name, Opens::AsFits)?;
+        let id = self.house.open(name)?;
         self.house
             .aside(|runtime, sessions| go(runtime, sessions, id))
     }
@@ -281,7 +281,7 @@ impl Desk {
 
     /// A second session that goes on from where one is: see [`Sessions::fork`].
     pub fn fork_session(&mut self, from: &str, name: &str) -> Result<SessionId, SessionError> {
-        let id = self.house.open(from, Opens::AsFits)?;
+        let id = self.house.open(from)?;
         self.house.add(Some(id), |runtime, sessions| {
             sessions.fork(runtime, id, name)
         })

@@ -241,18 +241,28 @@ impl House {
             if free >= wanted {
                 return true;
             }
-            if self.drop_past() {
-                continue;
-            }
-            let idle = self.idle(but);
-            let freeable: usize = idle.iter().map(|&id| held(self, id)).sum();
+            let freeable = self.idle(but).into_iter().map(|id| held(self, id));
             // Nobody is sent away for nothing.
-            let in_vain = free.saturating_add(freeable) < wanted && !self.is_empty();
-            if in_vain || !self.suspend_one(&idle) {
+            let in_vain = free.saturating_add(freeable.sum()) < wanted && !self.is_empty();
+            let is_more = match in_vain {
+                true => self.drop_past(),
+                false => self.send_away(but),
+            };
+            if !is_more {
                 return self.is_empty();
             }
-            self.put_away.for_others += 1;
         }
+    }
+
+    /// Something leaves that nobody was promised: what was kept for requests to come, or a session that does nothing.
+    /// `false`: there is nothing, except `but`.
+    fn send_away(&mut self, but: Option<SessionId>) -> bool {
+        if self.drop_past() {
+            return true;
+        }
+        let is_one_less = self.suspend_one(&self.idle(but));
+        self.put_away.for_others += u64::from(is_one_less);
+        is_one_less
     }
 
     /// Something that was kept for requests to come leaves. `false`: there is nothing.
@@ -434,12 +444,7 @@ impl House {
     }
 
     fn begin(&mut self, turn: &Turn, is_empty: bool) -> Result<Enters, SessionError> {
-        // What others leave no room for now would be missing in the answer.
-        let room = match is_empty {
-            true => Opens::AsFits,
-            false => Opens::Whole,
-        };
-        let id = self.open(&turn.session, room)?;
+        let id = self.open(&turn.session)?;
         let sessions = self.sessions.as_ref().ok_or(SessionError::NoSessions)?;
         if sessions.is_answering(id)? {
             return Ok(Enters::NotYet);
@@ -449,6 +454,11 @@ impl House {
             return Ok(Enters::NoRoom);
         }
         self.touch(id);
+        // Before turns of its own leave, others do that nobody waits for.
+        while is_empty
+            && !self.aside(|runtime, sessions| sessions.turn_fits(runtime, id, turn.coming))?
+            && self.send_away(Some(id))
+        {}
         self.aside(|runtime, sessions| {
             let Turn {
                 text,
@@ -474,18 +484,29 @@ impl House {
         })
     }
 
-    /// The session of this name, opened if it is not.
-    pub fn open(&mut self, name: &str, room: Opens) -> Result<SessionId, SessionError> {
+    /// The session of this name, opened if it is not, as it was put away: what somebody leaves no room for now would be
+    /// missing in answers. Only where nobody is left to make room, turns for which there is none stay in the file.
+    pub fn open(&mut self, name: &str) -> Result<SessionId, SessionError> {
         let sessions = self.sessions.as_ref().ok_or(SessionError::NoSessions)?;
-        match sessions.opened(name) {
-            Some(id) => Ok(id),
-            None if !sessions.exists(name) => {
-                let name = name.to_owned();
-                Err(SessionError::NoSuchSession { name })
-            }
-            None => self.add(None, |runtime, sessions| {
+        if let Some(id) = sessions.opened(name) {
+            return Ok(id);
+        }
+        if !sessions.exists(name) {
+            let name = name.to_owned();
+            return Err(SessionError::NoSuchSession { name });
+        }
+        let mut room = Opens::Whole;
+        loop {
+            let opened = self.add(None, |runtime, sessions| {
                 sessions.resume_as(runtime, name, room)
-            }),
+            });
+            let is_in_the_way = opened.as_ref().is_err_and(is_short) && self.is_empty();
+            if !is_in_the_way || room == Opens::AsFits {
+                return opened;
+            }
+            if !self.send_away(None) {
+                room = Opens::AsFits;
+            }
         }
     }
 
