@@ -125,7 +125,8 @@ fn sessions_last() {
     }
 }
 
-/// Three people talk at once in a budget for hardly one conversation: each hears what it would hear alone.
+/// Three people talk at once in a budget for hardly one conversation, and look at each other's: each hears what it would
+/// hear alone, and who looks while there is no room comes again.
 #[test]
 fn sessions_meet() {
     let Some(server) = Server::start(&["--memory", "24M"]) else {
@@ -139,6 +140,12 @@ fn sessions_meet() {
             .map(|round| {
                 let (status, answer) = server.say(&name(as_who), json!([ask(who, round)]));
                 assert_eq!(status, 200, "{answer}");
+                for other in people {
+                    let path = format!("/v1/sessions/{}", name(other));
+                    let (status, head, body) = server.raw(&Server::request("GET", &path, "", ""));
+                    let is_later = status == 503 && head.contains("retry-after:");
+                    assert!(is_later || [200, 404].contains(&status), "{status} {body}");
+                }
                 content(&answer)
             })
             .collect();

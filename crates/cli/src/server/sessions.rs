@@ -53,13 +53,14 @@ pub async fn bind(shared: &Shared, request: &ChatRequest) -> Result<Option<Bound
     let bound = shared.hall.with(move |desk| {
         let now = now_ms();
         if desk.sessions().is_some_and(|s| s.exists(&name)) {
-            if history.is_empty() {
-                // Its turn opens it, once there is room.
-                return Ok(true);
-            }
-            return desk.with_open(&name, |runtime, sessions, id| {
+            let bound = desk.with_open(&name, |runtime, sessions, id| {
                 go_back_to(runtime, sessions, id, &history)
             });
+            return match bound {
+                // Its turn opens it, once there is room.
+                Err(SessionError::Step(e)) if e.is_cannot_fit() && history.is_empty() => Ok(true),
+                bound => bound,
+            };
         }
         desk.create_session(&name, "", &opening, now)?;
         desk.with_open(&name, |runtime, sessions, id| {
@@ -87,6 +88,9 @@ fn go_back_to(
     id: SessionId,
     history: &[(String, String)],
 ) -> Result<bool, SessionError> {
+    if history.is_empty() {
+        return Ok(true);
+    }
     let turns = sessions.turns(id)?.into_iter().filter(|t| !t.is_state);
     let numbers: Vec<u64> = turns.map(|turn| turn.number).collect();
     for behind in 0..numbers.len() {
