@@ -454,11 +454,15 @@ impl House {
             return Ok(Enters::NoRoom);
         }
         self.touch(id);
-        // Before turns of its own leave, others do that nobody waits for.
-        while is_empty
-            && !self.aside(|runtime, sessions| sessions.turn_fits(runtime, id, turn.coming))?
-            && self.send_away(Some(id))
-        {}
+        // Asked before anything is done for it. Before turns of its own leave, sessions do that nobody waits for.
+        while !self.has_room(id, turn.coming)? {
+            if !is_empty {
+                return Ok(Enters::NoRoom);
+            }
+            if !self.send_away(Some(id)) {
+                break;
+            }
+        }
         self.aside(|runtime, sessions| {
             let Turn {
                 text,
@@ -467,10 +471,6 @@ impl House {
                 options,
                 ..
             } = turn;
-            // Before anything is done for it: what is promised beside this is small, and it may be just that.
-            if !is_empty && !sessions.turn_fits(runtime, id, turn.coming)? {
-                return Ok(Enters::NoRoom);
-            }
             let saying = sessions.begin(runtime, id, text, *embedding, *now_ms, options)?;
             match sessions.promise(runtime, &saying) {
                 Ok((bytes, fits)) if fits || is_empty => Ok(Enters::Turn {
@@ -482,6 +482,14 @@ impl House {
                 Err(error) => sessions.abandon(runtime, saying).and(Err(error)),
             }
         })
+    }
+
+    /// Whether a turn that reads so many tokens has room beside what was promised to others.
+    fn has_room(&mut self, id: SessionId, coming: u64) -> Result<bool, SessionError> {
+        match self.aside(|runtime, sessions| sessions.turn_fits(runtime, id, coming)) {
+            Err(error) if is_short(&error) => Ok(false),
+            fits => fits,
+        }
     }
 
     /// The session of this name, opened if it is not, as it was put away: what somebody leaves no room for now would be
