@@ -9,10 +9,9 @@
 
 mod common;
 
-use common::load;
 use common::session::seen;
+use common::{load, small};
 use haversack::encoder::{DIMENSIONS, Embedding, EncoderError};
-use haversack::load::gguf::synth::Spec;
 use haversack::session::turns::Place;
 use haversack::session::{Embed, SessionError, SessionId, SessionOptions, Sessions};
 use haversack::{Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions};
@@ -325,18 +324,7 @@ fn converse(world: &mut World, seed: u64) {
 fn what_is_seen_is_what_must_be() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
-    let spec = Spec {
-        context: 1024,
-        layers: 2,
-        dim: 32,
-        ffn: 32,
-        heads: 2,
-        kv_heads: 1,
-        head_dim: 16,
-        rope_dim: 16,
-        ..Spec::named("llama").unwrap()
-    };
-    spec.write_file(&path).unwrap();
+    small("llama", 1024).write_file(&path).unwrap();
     let model = load(&path, Repack::Into(folder.path().join("packed")));
     let count = std::env::var("HAVERSACK_FUZZ_CONVERSATIONS");
     let count: u64 = count.ok().and_then(|n| n.parse().ok()).unwrap_or(8_000);

@@ -1,8 +1,9 @@
-//! Shared by the tests: where real models are, and loading them.
+//! Shared by the tests: where real models are, small ones, and loading them.
 #![allow(dead_code)]
 
 pub mod session;
 
+use haversack::load::gguf::synth::Spec;
 use haversack::{
     Activations, KvForm, KvOptions, LoadOptions, Model, Repack, Retention, Runtime, RuntimeOptions,
 };
@@ -35,6 +36,21 @@ pub fn real_model(file: &str) -> Option<PathBuf> {
 /// A directory for packed copies that outlives one test and is shared by all of them.
 pub fn packed_dir() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("packed")
+}
+
+/// A model in which many worlds fit a second.
+pub fn small(architecture: &str, context: usize) -> Spec {
+    Spec {
+        context: context as u32,
+        layers: 2,
+        dim: 32,
+        ffn: 32,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 16,
+        rope_dim: 16,
+        ..Spec::named(architecture).unwrap()
+    }
 }
 
 pub fn load(path: &Path, repack: Repack) -> Arc<Model> {

@@ -6,7 +6,7 @@
 //! masked wrongly shows at the next token.
 
 use crate::common::session::Words;
-use crate::common::{Dice, load};
+use crate::common::{Dice, load, small};
 use haversack::encoder::{Embedding, EncoderError};
 use haversack::load::gguf::synth::Spec;
 use haversack::load::gguf::synth::vocab::Vocab;
@@ -30,18 +30,7 @@ pub const CONTEXT: usize = 768;
 pub const FORMS: usize = 4;
 
 pub fn models(folder: &Path) -> Vec<Arc<Model>> {
-    let small = |name| Spec {
-        context: CONTEXT as u32,
-        layers: 2,
-        dim: 32,
-        ffn: 32,
-        heads: 2,
-        kv_heads: 1,
-        head_dim: 16,
-        rope_dim: 16,
-        ..Spec::named(name).unwrap()
-    };
-    let plain = small("llama");
+    let plain = small("llama", CONTEXT);
     let other = Spec {
         seed: 2,
         ..plain.clone()
@@ -50,7 +39,7 @@ pub fn models(folder: &Path) -> Vec<Arc<Model>> {
         window: Some(20),
         window_pattern: Some(2),
         vocab: Vocab::Bpe("gpt-2"),
-        ..small("gemma3")
+        ..small("gemma3", CONTEXT)
     };
     let specs = [plain, other, windowed];
     let made = specs.iter().enumerate().map(|(i, spec)| {
