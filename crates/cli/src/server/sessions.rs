@@ -58,7 +58,7 @@ pub async fn bind(shared: &Shared, request: &ChatRequest) -> Result<Option<Bound
             });
             return match bound {
                 // Its turn opens it, once there is room.
-                Err(SessionError::Step(e)) if e.is_cannot_fit() && history.is_empty() => Ok(true),
+                Err(error) if error.is_cannot_fit() && history.is_empty() => Ok(true),
                 bound => bound,
             };
         }
@@ -370,7 +370,7 @@ pub fn fail(error: &SessionError) -> Fail {
         | SessionError::NoSuchTurn { .. } => StatusCode::NOT_FOUND,
         SessionError::Answering { .. } | SessionError::Open { .. } => StatusCode::CONFLICT,
         SessionError::NoSessions => StatusCode::NOT_IMPLEMENTED,
-        SessionError::Step(error) if error.is_cannot_fit() => StatusCode::SERVICE_UNAVAILABLE,
+        _ if error.is_cannot_fit() => StatusCode::SERVICE_UNAVAILABLE,
         SessionError::Step(_) | SessionError::Io { .. } | SessionError::Generate(_) => {
             StatusCode::INTERNAL_SERVER_ERROR
         }

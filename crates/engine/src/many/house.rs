@@ -434,7 +434,7 @@ impl House {
         let is_empty = self.is_empty();
         let entered = match self.begin(turn, is_empty) {
             Ok(entered) => entered,
-            Err(error) if is_short(&error) && !is_empty => Enters::NoRoom,
+            Err(error) if error.is_cannot_fit() && !is_empty => Enters::NoRoom,
             Err(error) => Enters::Never(error),
         };
         if matches!(entered, Enters::NoRoom) {
@@ -487,7 +487,7 @@ impl House {
     /// Whether a turn that reads so many tokens has room beside what was promised to others.
     fn has_room(&mut self, id: SessionId, coming: u64) -> Result<bool, SessionError> {
         match self.aside(|runtime, sessions| sessions.turn_fits(runtime, id, coming)) {
-            Err(error) if is_short(&error) => Ok(false),
+            Err(error) if error.is_cannot_fit() => Ok(false),
             fits => fits,
         }
     }
@@ -508,7 +508,8 @@ impl House {
             let opened = self.add(None, |runtime, sessions| {
                 sessions.resume_as(runtime, name, room)
             });
-            let is_in_the_way = opened.as_ref().is_err_and(is_short) && self.is_empty();
+            let is_in_the_way =
+                opened.as_ref().is_err_and(SessionError::is_cannot_fit) && self.is_empty();
             if !is_in_the_way || room == Opens::AsFits {
                 return opened;
             }
@@ -886,8 +887,4 @@ pub(super) fn reader(ticket: Ticket, asked: &Asked) -> Reader {
         owner: asked.owner,
         keep: asked.keep,
     }
-}
-
-fn is_short(error: &SessionError) -> bool {
-    matches!(error, SessionError::Step(error) if StepError::is_cannot_fit(error))
 }

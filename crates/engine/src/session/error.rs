@@ -77,3 +77,10 @@ pub enum SessionError {
         source: std::io::Error,
     },
 }
+
+impl SessionError {
+    /// The budget is what stands in the way.
+    pub fn is_cannot_fit(&self) -> bool {
+        matches!(self, SessionError::Step(error) if error.is_cannot_fit())
+    }
+}

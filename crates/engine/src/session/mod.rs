@@ -721,7 +721,7 @@ impl Sessions {
         let last = self.options.last;
         loop {
             let held = self.hold(runtime);
-            let is_short = matches!(&held, Err(SessionError::Step(e)) if e.is_cannot_fit());
+            let is_short = held.as_ref().is_err_and(SessionError::is_cannot_fit);
             match &mut self.slots[index].session {
                 Some(session) if is_short => {
                     if !session.spill_one(last) {

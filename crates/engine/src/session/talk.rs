@@ -320,7 +320,7 @@ impl Session {
                 Ok(true) => {}
                 // Its rows cannot be had: it is as if only its tokens were left.
                 Ok(false) => reread.push(number),
-                Err(SessionError::Step(error)) if error.is_cannot_fit() => {
+                Err(error) if error.is_cannot_fit() => {
                     log::info!("session {}: no room for turn {number}", self.name);
                 }
                 Err(error) => return Err(error),

@@ -539,7 +539,7 @@ impl World<'_> {
     /// Errors that are nobody's mistake: no room beside those who were promised theirs, a call that failed, a session
     /// that answers.
     fn may(&self, error: SessionError, struck: usize) -> Check {
-        let is_short = matches!(&error, SessionError::Step(e) if e.is_cannot_fit());
+        let is_short = error.is_cannot_fit();
         match error {
             _ if is_short && self.setting.budget.is_some() => Ok(()),
             _ if struck != self.struck() => Ok(()),

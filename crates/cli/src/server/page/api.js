@@ -30,16 +30,8 @@ async function ask(method, path, body, signal) {
   throw new Refusal(response.status, told?.error?.message ?? response.statusText);
 }
 
-/** A document. Where others leave no room for it now, it is asked for again. */
 export async function get(path) {
-  for (let again = 0; ; again += 1) {
-    try {
-      return await (await ask("GET", path)).json();
-    } catch (error) {
-      if (error.status !== 503 || again === 10) throw error;
-      await new Promise((resolve) => setTimeout(resolve, 1000));
-    }
-  }
+  return (await ask("GET", path)).json();
 }
 
 export async function send(method, path, body) {

@@ -52,10 +52,24 @@ export async function begin() {
   return talk;
 }
 
+/** A kept conversation as the server has it. While others leave no room for it, it is asked for again. */
+async function whenThereIsRoom(name) {
+  for (let again = 0; ; again += 1) {
+    try {
+      return await get(`/v1/sessions/${encodeURIComponent(name)}`);
+    } catch (error) {
+      if (error.status !== 503 || again === 10) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
+  }
+}
+
 /** A conversation that is kept, with its last turns. */
 export async function open(name) {
   if (talks.has(name)) return talks.get(name);
-  const session = await get(`/v1/sessions/${encodeURIComponent(name)}`);
+  const session = await whenThereIsRoom(name);
+  // Asked for twice meanwhile.
+  if (talks.has(name)) return talks.get(name);
   const talk = new Talk(name);
   talk.show(session);
   remember();
