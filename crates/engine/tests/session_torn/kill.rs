@@ -24,6 +24,16 @@ const QUOTA: &str = "TORN_QUOTA";
 const CAPACITY: &str = "TORN_CAPACITY";
 const IS_SHORT: &str = "TORN_SHORT";
 
+/// Calls that a telling makes, sooner or later.
+const KINDS: [Step; 6] = [
+    Step::Write,
+    Step::SyncData,
+    Step::WriteHead,
+    Step::SyncHead,
+    Step::Rename,
+    Step::SyncDirectory,
+];
+
 /// The child's side. Without its variables it is no test.
 #[test]
 fn child_tells_the_script() {
@@ -236,19 +246,24 @@ fn acknowledged(said: &str, from: usize, measure: &Measure) -> usize {
     last
 }
 
-/// Every call that changes the disk, of a few steps or of all: the process dies in it.
+/// Every call that changes the disk, of a few steps or of all: the process dies in it. `TORN_STEPS=1` for all of them.
+/// When its time is over, only kinds of calls that were not met yet are: none is missed on a slow machine.
 #[test]
 fn killed_at_every_step_of_the_files() {
     let measure = Measure::tiny();
     let every = asked("TORN_STEPS").is_some();
     let begun = Instant::now();
+    let is_over = || begun.elapsed() > Duration::from_secs(15) && !every;
     let mut kinds: BTreeMap<Step, usize> = BTreeMap::new();
     let (mut killed, mut ahead) = (0, 0);
     // The fork and the steps beside it first; then whatever fits.
     let mut order: Vec<usize> = (0..measure.script.len()).collect();
     let fork = measure.script.iter().position(|op| matches!(op, Op::Fork));
     order.sort_by_key(|&i| (Some(i) != fork && i != 0, i * 7 % measure.script.len()));
-    'steps: for from in order {
+    for from in order {
+        if is_over() && KINDS.iter().all(|kind| kinds.contains_key(kind)) {
+            break;
+        }
         // Which calls there are, from a telling that is not killed.
         measure.lay_out(from);
         let faults = Faults::never();
@@ -266,8 +281,8 @@ fn killed_at_every_step_of_the_files() {
             if step == Step::Write && n % 3 > 0 && !every {
                 continue;
             }
-            if begun.elapsed() > Duration::from_secs(25) && !every {
-                break 'steps;
+            if is_over() && kinds.contains_key(&step) {
+                continue;
             }
             measure.lay_out(from);
             let child = measure.start(from, Some(n + 1));
@@ -283,15 +298,8 @@ fn killed_at_every_step_of_the_files() {
         }
     }
     println!("killed {killed} times, {ahead} after the commit: {kinds:?}");
-    for step in [
-        Step::Write,
-        Step::SyncData,
-        Step::WriteHead,
-        Step::SyncHead,
-        Step::Rename,
-        Step::SyncDirectory,
-    ] {
-        assert!(kinds.contains_key(&step), "{step:?} was never reached");
+    for kind in KINDS {
+        assert!(kinds.contains_key(&kind), "{kind:?} was never reached");
     }
 }
 
@@ -299,7 +307,7 @@ fn killed_at_random(measure: &Measure, times: usize, most: Duration) {
     let begun = Instant::now();
     let mut dice = Dice(0x5eed_0123_4567_89ab);
     let (mut done, mut ahead, mut steps) = (0, 0, 0);
-    while done < times && begun.elapsed() < most {
+    while done < times && (done < 2 || begun.elapsed() < most) {
         let from = dice.roll(measure.script.len() - 1);
         measure.lay_out(from);
         let mut child = measure.start(from, None);
@@ -324,7 +332,6 @@ fn killed_at_random(measure: &Measure, times: usize, most: Duration) {
         "{done} random kills in {:?}, {steps} steps acknowledged, {ahead} times killed after the commit and before the word",
         begun.elapsed()
     );
-    assert!(done > 1);
 }
 
 /// `TORN_KILLS=500` for the long form.
@@ -333,7 +340,7 @@ fn killed_at_random_moments() {
     let measure = Measure::tiny();
     match asked("TORN_KILLS") {
         Some(times) => killed_at_random(&measure, times, Duration::MAX),
-        None => killed_at_random(&measure, 500, Duration::from_secs(20)),
+        None => killed_at_random(&measure, 500, Duration::from_secs(15)),
     }
 }
 
