@@ -507,12 +507,12 @@ fn bench_against_another() {
 
 #[test]
 fn a_configuration_file_sets_defaults() {
-    let Some((sandbox, model)) = ready() else {
+    let Some((sandbox, model)) = shared() else {
         return;
     };
     let config = sandbox.write(
         "config.toml",
-        "memory = \"32M\"\nrepack = \"off\"\ntemperature = 0.5\nseed = 3\n",
+        "memory = \"32M\"\ntemperature = 0.5\nseed = 3\n",
     );
     let run = |extra: &[&str]| {
         let mut arguments = vec![

@@ -6,6 +6,7 @@
 
 mod common;
 
+use common::PATIENCE;
 use common::server::{Server, events};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -165,9 +166,6 @@ fn crowd(server: &Server, time: Duration) -> Tally {
         all
     })
 }
-
-/// What must happen has happened by then, however busy the machine.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 fn is_long() -> bool {
     std::env::var("CROWD_SECONDS").is_ok()

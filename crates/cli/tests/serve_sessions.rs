@@ -4,7 +4,6 @@ mod common;
 
 use common::server::{Server, content, hello};
 use serde_json::{Value, json};
-use std::time::Duration;
 
 trait Talk {
     fn say(&self, session: &str, messages: Value) -> (u16, Value);
@@ -183,13 +182,7 @@ fn heat_slows_and_changes_nothing() {
         hot.join().unwrap().1
     });
     assert_eq!(content(&hot), content(&cool));
-    for _ in 0..200 {
-        if server.metric("haversack_rung") == 4 {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    assert_eq!(server.metric("haversack_rung"), 4);
+    server.wait_until("haversack_rung", 4);
     assert_eq!(server.metric("haversack_thermal{state=\"critical\"}"), 1);
     let device: Value = serde_json::from_str(&server.get("/v1/device").1).unwrap();
     let changes: Vec<&str> = device["changes"]

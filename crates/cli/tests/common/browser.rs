@@ -1,5 +1,6 @@
 //! A browser without a window, asked through WebDriver: what people do with a page, and what they see.
 
+use super::PATIENCE;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -15,9 +16,6 @@ pub struct Browser {
     agent: ureq::Agent,
     session: String,
 }
-
-/// How long something may take to be seen. Generous: other tests may be at work.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Browser {
     /// `None`, said loudly, where there is none.

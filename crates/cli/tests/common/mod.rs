@@ -8,6 +8,10 @@ pub mod server;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+/// What must happen has happened by then, however busy the machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A private `$HAVERSACK_HOME` and no way to the network.
 pub struct Sandbox {

@@ -1,11 +1,11 @@
 //! The program as a server, on a port of its own, and what is said to it.
 
-use super::{Sandbox, smollm2, text};
+use super::{PATIENCE, Sandbox, smollm2, text};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A server on a port of its own, for as long as this lives.
 pub struct Server {
@@ -45,9 +45,7 @@ impl Server {
 
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(120)))
-            .unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
 
@@ -119,13 +117,12 @@ impl Server {
     }
 
     pub fn wait_until(&self, name: &str, value: u64) {
-        for _ in 0..200 {
-            if self.metric(name) == value {
-                return;
-            }
+        let began = Instant::now();
+        while self.metric(name) != value {
+            let (_, metrics) = self.get("/metrics");
+            assert!(began.elapsed() < PATIENCE, "{name}: not {value}\n{metrics}");
             std::thread::sleep(Duration::from_millis(50));
         }
-        panic!("{}", self.get("/metrics").1);
     }
 }
 
