@@ -512,7 +512,7 @@ fn a_configuration_file_sets_defaults() {
     };
     let config = sandbox.write(
         "config.toml",
-        "memory = \"32M\"\ntemperature = 0.5\nseed = 3\n",
+        "memory = \"32M\"\nrepack = \"auto\"\ntemperature = 0.5\nseed = 3\n",
     );
     let run = |extra: &[&str]| {
         let mut arguments = vec![

@@ -344,8 +344,8 @@ fn hostile_shapes_cost_little() {
         }
         slowest = slowest.max(started.elapsed());
     }
-    // A second or two; one that is not bounded takes hours.
-    assert!(slowest < Duration::from_secs(600), "{slowest:?}");
+    // Ten times what the slowest takes on an idle core of 2020, unoptimised; one that is not bounded takes hours.
+    assert!(slowest < Duration::from_secs(60), "{slowest:?}");
 }
 
 #[test]

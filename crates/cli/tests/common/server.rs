@@ -119,8 +119,11 @@ impl Server {
     pub fn wait_until(&self, name: &str, value: u64) {
         let began = Instant::now();
         while self.metric(name) != value {
-            let (_, metrics) = self.get("/metrics");
-            assert!(began.elapsed() < PATIENCE, "{name}: not {value}\n{metrics}");
+            assert!(
+                began.elapsed() < PATIENCE,
+                "{name}: not {value}\n{}",
+                self.get("/metrics").1
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     }
