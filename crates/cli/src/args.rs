@@ -11,8 +11,8 @@ mod compare;
 pub use cache::{Cache, Kv, KvPair, Positions, Probe, ProfileName, RecentKv, Switch, Weights};
 pub use compare::{Compare, Job};
 
-use crate::bytes;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use haversack::memory::bytes;
 use haversack::session::relevance::Relevance;
 use std::path::PathBuf;
 use std::str::FromStr;

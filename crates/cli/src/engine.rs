@@ -1,29 +1,29 @@
 //! From flags to a model that is ready to run, and its numbers afterwards.
 
 use crate::args::{self, Compute, Sampling};
-use crate::bytes::human;
-use crate::clock::since_1970;
 use crate::error::usage;
-use crate::home::Home;
-use crate::interrupt::{Cooperative, Endings};
+use crate::interrupt::Cooperative;
 use crate::{out, policy_file, progress, resolve};
 use anyhow::{Context, Result};
-use haversack::encoder::{Encoder, EncoderOptions};
-use haversack::memory::{PeakMeter, Usage};
-use haversack::policy::rows::RowPolicy;
-use haversack::run::adaptive::{self, Wishes};
-use haversack::run::bounds::BoundsError;
-use haversack::run::calibrate;
-use haversack::run::probe::{self, Depth, Probe};
-use haversack::run::{Runtime, RuntimeError, RuntimeOptions};
-use haversack::sample::{SampleOptions, Sampler};
-use haversack::text::chat::encode_chat;
-use haversack::text::template::{Message, RenderOptions};
-use haversack::text::tokenizer::EncodeOptions;
-use haversack::{
+use haversack::cache::policy::rows::RowPolicy;
+use haversack::engine::encoder::{Encoder, EncoderOptions};
+use haversack::engine::kv_quality::adaptive::{self, Wishes};
+use haversack::engine::kv_quality::calibrate;
+use haversack::engine::kv_quality::probe::{self, Depth, Probe};
+use haversack::engine::runtime::bounds::BoundsError;
+use haversack::engine::runtime::{Runtime, RuntimeError, RuntimeOptions};
+use haversack::engine::sample::{SampleOptions, Sampler};
+use haversack::engine::{
     Activations, Codec, Guarding, KvOptions, LoadOptions, Model, Policy, Positions, Repack,
     Residence, Retention,
 };
+use haversack::memory::bytes::human;
+use haversack::memory::{PeakMeter, Usage};
+use haversack::text::chat::encode_chat;
+use haversack::text::template::{Message, RenderOptions};
+use haversack::text::tokenizer::EncodeOptions;
+use haversack_hub::home::Home;
+use haversack_hub::tidy::Endings;
 use serde_json::{Value as Json, json};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -200,7 +200,7 @@ fn named(error: RuntimeError) -> anyhow::Error {
 /// Whether [`Runtime::new`] will read the built-in text, which takes a second or two.
 fn must_measure(model: &Model, options: &RuntimeOptions) -> bool {
     let weights_bytes = model.weights().bytes_per_token() as u64;
-    let wanted = haversack::plan::side_bytes(model.config(), &options.kv) > 0
+    let wanted = haversack::engine::runtime::plan::side_bytes(model.config(), &options.kv) > 0
         && calibrate::tokens_affordable(weights_bytes).is_some();
     let kept = options.cache_dir.as_ref();
     let kept = kept.is_some_and(|dir| calibrate::file(model, dir).exists());
@@ -426,7 +426,7 @@ impl Engine {
     /// The ids of a conversation, up to the opening of the assistant's turn. Nothing a message says
     /// can become a special token, unless the messages are `trusted` to mean it.
     pub fn chat_ids(&self, messages: &[Message], trusted: bool) -> Result<Vec<u32>> {
-        let options = to_be_answered();
+        let options = RenderOptions::to_answer(haversack::memory::clock::since_1970());
         let (template, tokenizer) = (self.model.template(), self.model.tokenizer());
         let name = || format!("{}: tokenizer.chat_template", self.name());
         if !trusted {
@@ -512,26 +512,14 @@ impl Engine {
     }
 }
 
-/// What the encoder's files are called below the models.
-pub const ENCODER: &str = "all-minilm-l6-v2";
-
 /// The encoder, if it was fetched.
 pub fn encoder(home: &Home) -> Result<Option<Encoder>> {
-    let dir = home.models().join(ENCODER);
+    let dir = home.encoder();
     if !dir.is_dir() {
         return Ok(None);
     }
     let encoder = Encoder::open(&dir, &EncoderOptions::default());
     encoder.map(Some).with_context(|| dir.display().to_string())
-}
-
-/// Messages end with the opening of the assistant's turn, and the time is now.
-pub fn to_be_answered() -> RenderOptions {
-    RenderOptions {
-        add_generation_prompt: true,
-        now_unix_seconds: i64::try_from(since_1970().as_secs()).unwrap_or(0),
-        ..RenderOptions::default()
-    }
 }
 
 /// Tokens per second; 0 where nothing was measured.

@@ -40,7 +40,8 @@ pub fn ending(error: &anyhow::Error) -> (i32, Option<String>) {
     if error.is::<Closed>() {
         return (0, None);
     }
-    let code = if error.is::<Usage>() { 2 } else { 1 };
+    let is_usage = error.is::<Usage>() || error.is::<haversack_hub::home::NoHome>();
+    let code = if is_usage { 2 } else { 1 };
     (
         code,
         Some(format!("error: {}", one_line(&format!("{error:#}")))),

@@ -1,32 +1,16 @@
 //! Ctrl-C, and what must be tidied when the program ends by it.
 //!
-//! Two manners. Normally a signal ends the program at once: what was registered here (temporary
+//! Two manners. Normally a signal ends the program at once: what was registered in `haversack_hub::tidy` (temporary
 //! folders, child processes) is removed by the signal thread, then one line and exit 1. While an
 //! answer is being generated ([`Cooperative`]) a signal only raises a flag, and the generation stops
 //! between two tokens; further signals before it has done so end the program.
 
-use std::fs;
-use std::io::{self, IsTerminal, Read};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, exit};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::io::{self, IsTerminal};
+use std::process::exit;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 static PATIENCE: AtomicUsize = AtomicUsize::new(0);
 static RAISED: AtomicUsize = AtomicUsize::new(0);
-static NEXT: AtomicU64 = AtomicU64::new(0);
-static REGISTERED: Mutex<Vec<(u64, Tidy)>> = Mutex::new(Vec::new());
-
-enum Tidy {
-    Child(Arc<Mutex<Child>>),
-    Folder(PathBuf),
-    File(PathBuf),
-    /// To be removed only if nothing is in it.
-    Empty(PathBuf),
-    /// Every file of the folder whose name ends so.
-    Ending(PathBuf, String),
-}
 
 /// Installs the handler; called once by `main`.
 pub fn install() {
@@ -39,66 +23,11 @@ fn on_signal() {
     if before < PATIENCE.load(Ordering::SeqCst) {
         return;
     }
-    let mut registered = lock(&REGISTERED);
-    // Children first: a child must not go on writing into a folder that is being removed.
-    registered.sort_by_key(|(_, tidy)| !matches!(tidy, Tidy::Child(_)));
-    for (_, tidy) in registered.drain(..) {
-        match tidy {
-            Tidy::Child(child) => end(&mut lock(&child)),
-            Tidy::Folder(path) => remove_folder(&path),
-            Tidy::File(path) => drop(fs::remove_file(path)),
-            Tidy::Empty(path) => remove_empty(&path),
-            Tidy::Ending(folder, ending) => remove_ending(&folder, &ending),
-        }
-    }
+    haversack_hub::tidy::tidy_all();
     // A terminal has just echoed ^C.
     let begin = if io::stderr().is_terminal() { "\n" } else { "" };
     crate::out::note(&format!("{begin}error: interrupted"));
-    // The lock stays held: nobody registers anything new while the process ends.
     exit(1);
-}
-
-/// Ends a child and whatever it started: `python3` is often a script that starts the real one.
-fn end(child: &mut Child) {
-    // Once waited for, the number may belong to somebody else.
-    if let Ok(Some(_)) = child.try_wait() {
-        return;
-    }
-    #[cfg(unix)]
-    if let Some(group) = i32::try_from(child.id())
-        .ok()
-        .and_then(rustix::process::Pid::from_raw)
-    {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-    }
-    let _ = child.kill();
-    let _ = child.wait();
-}
-
-/// Removes a folder, and the one above it if that is then empty.
-fn remove_folder(path: &Path) {
-    let _ = fs::remove_dir_all(path);
-    if let Some(parent) = path.parent() {
-        let _ = fs::remove_dir(parent);
-    }
-}
-
-fn remove_ending(folder: &Path, ending: &str) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().ends_with(ending) {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
-fn remove_empty(path: &Path) {
-    if fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0) {
-        let _ = fs::remove_file(path);
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// While one of these lives, Ctrl-C raises the flag instead of ending the program; only more of
@@ -121,159 +50,5 @@ impl Cooperative {
 impl Drop for Cooperative {
     fn drop(&mut self) {
         PATIENCE.store(0, Ordering::SeqCst);
-    }
-}
-
-fn register(tidy: Tidy) -> u64 {
-    let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    lock(&REGISTERED).push((id, tidy));
-    id
-}
-
-fn forget(id: u64) {
-    lock(&REGISTERED).retain(|(other, _)| *other != id);
-}
-
-/// A folder that is removed when this is dropped or the program is interrupted.
-pub struct Folder {
-    path: PathBuf,
-    id: u64,
-}
-
-impl Folder {
-    pub fn new(path: PathBuf) -> Folder {
-        let id = register(Tidy::Folder(path.clone()));
-        Folder { path, id }
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        remove_folder(&self.path);
-        forget(self.id);
-    }
-}
-
-/// A file that is removed when this is dropped or the program is interrupted.
-pub struct TemporaryFile {
-    path: PathBuf,
-    id: u64,
-}
-
-impl TemporaryFile {
-    pub fn new(path: PathBuf) -> TemporaryFile {
-        let id = register(Tidy::File(path.clone()));
-        TemporaryFile { path, id }
-    }
-}
-
-impl Drop for TemporaryFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-        forget(self.id);
-    }
-}
-
-/// Files of a folder that somebody else creates and removes, unless the program is interrupted.
-pub struct Endings(u64);
-
-impl Endings {
-    pub fn new(folder: PathBuf, ending: String) -> Endings {
-        Endings(register(Tidy::Ending(folder, ending)))
-    }
-}
-
-impl Drop for Endings {
-    fn drop(&mut self) {
-        forget(self.0);
-    }
-}
-
-/// A file worth keeping as soon as it has a byte: only an empty one is removed.
-pub struct Growing {
-    path: PathBuf,
-    id: u64,
-}
-
-impl Growing {
-    pub fn new(path: PathBuf) -> Growing {
-        let id = register(Tidy::Empty(path.clone()));
-        Growing { path, id }
-    }
-}
-
-impl Drop for Growing {
-    fn drop(&mut self) {
-        remove_empty(&self.path);
-        forget(self.id);
-    }
-}
-
-/// A child process, the leader of its own group, that is ended with the group when this is dropped
-/// or the program is interrupted.
-pub struct Process {
-    child: Arc<Mutex<Child>>,
-    id: u64,
-    /// Reads what it says on stderr, if that is a pipe.
-    listener: Mutex<Option<JoinHandle<String>>>,
-}
-
-/// What is kept of a child's stderr: the end, where errors are.
-const COMPLAINT_BYTES: usize = 64 << 10;
-
-impl Process {
-    pub fn spawn(command: &mut Command) -> io::Result<Process> {
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(command, 0);
-        let mut child = command.spawn()?;
-        let listener = child
-            .stderr
-            .take()
-            .map(|stderr| std::thread::spawn(|| listen(stderr)));
-        let child = Arc::new(Mutex::new(child));
-        let id = register(Tidy::Child(child.clone()));
-        Ok(Process {
-            child,
-            id,
-            listener: Mutex::new(listener),
-        })
-    }
-
-    /// The exit status, once there is one.
-    pub fn poll(&self) -> io::Result<Option<ExitStatus>> {
-        lock(&self.child).try_wait()
-    }
-}
-
-impl Process {
-    /// The end of what it said on stderr; waits until it has said all.
-    pub fn complaint(&self) -> String {
-        let listener = lock(&self.listener).take();
-        listener
-            .and_then(|listener| listener.join().ok())
-            .unwrap_or_default()
-    }
-}
-
-/// Reads to the end and keeps the last [`COMPLAINT_BYTES`].
-fn listen(mut pipe: impl Read) -> String {
-    let mut kept = Vec::new();
-    let mut buffer = [0; 4096];
-    while let Ok(count @ 1..) = pipe.read(&mut buffer) {
-        kept.extend_from_slice(&buffer[..count]);
-        let excess = kept.len().saturating_sub(COMPLAINT_BYTES);
-        kept.drain(..excess);
-    }
-    String::from_utf8_lossy(&kept).into_owned()
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        end(&mut lock(&self.child));
-        forget(self.id);
     }
 }

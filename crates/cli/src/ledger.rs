@@ -2,9 +2,9 @@
 //!
 //! Everything is read from the runtime's own books. Nothing is estimated here.
 
-use crate::bytes::human;
 use anyhow::Result;
-use haversack::run::{Runtime, SequenceId};
+use haversack::engine::runtime::{Runtime, SequenceId};
+use haversack::memory::bytes::human;
 use serde_json::{Value as Json, json};
 use std::io::{self, IsTerminal};
 

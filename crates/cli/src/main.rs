@@ -6,15 +6,10 @@
 //! JSON fields, one-line errors); `tests/` holds it.
 
 mod args;
-mod bytes;
-mod catalogue;
-mod clock;
 mod commands;
 mod config;
 mod engine;
 mod error;
-mod fetch;
-mod home;
 mod input;
 mod interrupt;
 mod ledger;
@@ -23,7 +18,6 @@ mod out;
 mod policy_file;
 mod progress;
 mod resolve;
-mod server;
 
 use anyhow::Result;
 use args::{Cli, Command};

@@ -17,14 +17,14 @@
 
 use crate::error::usage;
 use anyhow::Result;
-use haversack::Policy;
-use haversack::policy::count::Memory;
-use haversack::policy::heavy::{Heads, HeavyParams, Score};
-use haversack::policy::profile::Profile;
-use haversack::policy::rows::RowPolicy;
-use haversack::policy::snap::SnapParams;
-use haversack::policy::tiers::TiersParams;
-use haversack::policy::turns::TurnsParams;
+use haversack::cache::policy::count::Memory;
+use haversack::cache::policy::heavy::{Heads, HeavyParams, Score};
+use haversack::cache::policy::profile::Profile;
+use haversack::cache::policy::rows::RowPolicy;
+use haversack::cache::policy::snap::SnapParams;
+use haversack::cache::policy::tiers::TiersParams;
+use haversack::cache::policy::turns::TurnsParams;
+use haversack::engine::Policy;
 use std::path::Path;
 
 /// What a file says.

@@ -1,10 +1,13 @@
 //! Progress on stderr: a bar on a terminal, a line now and then in a log.
 
-use crate::bytes::human;
 use crate::out::note;
+use haversack::memory::bytes::human;
+use haversack_hub::progress::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::fmt;
 use std::io::{self, IsTerminal};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -136,4 +139,36 @@ impl Late {
         });
         Late(alive)
     }
+}
+
+/// A fetch on the terminal.
+#[derive(Default)]
+pub struct Terminal(Mutex<Option<Bytes>>);
+
+impl fmt::Debug for Terminal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Terminal")
+    }
+}
+
+impl Progress for Terminal {
+    fn note(&self, line: &str) {
+        note(line);
+    }
+
+    fn bytes(&self, done: u64, total: u64, phase: &'static str) {
+        let mut bar = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bar = bar.get_or_insert_with(|| Bytes::new(total));
+        bar.set(done);
+        bar.say(phase);
+    }
+
+    fn bytes_end(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// How the commands fetch: with the hub of the environment, shown on the terminal.
+pub fn fetch_options() -> haversack_hub::fetch::Options {
+    haversack_hub::fetch::Options::from_environment(Arc::new(Terminal::default()))
 }

@@ -1,9 +1,10 @@
 //! What `MODEL` means: an existing path first, else a catalogue name; nothing is the default model.
 
-use crate::catalogue::{Model, catalogue};
-use crate::fetch::{self, Options};
-use crate::home::Home;
+use crate::progress;
 use anyhow::{Context, Result, bail};
+use haversack_hub::catalogue::{Model, catalogue};
+use haversack_hub::fetch;
+use haversack_hub::home::Home;
 use std::path::{Path, PathBuf};
 
 /// The path of the model, fetched first if it has to be.
@@ -23,7 +24,7 @@ pub fn model(argument: Option<&str>) -> Result<PathBuf> {
         .metadata()
         .is_ok_and(|found| found.is_file() && found.len() == main.bytes);
     if !whole {
-        fetch::model(&home, model, &Options::from_environment())?;
+        fetch::model(&home, model, &progress::fetch_options())?;
     }
     Ok(path)
 }

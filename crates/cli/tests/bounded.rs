@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Sandbox, text};
-use haversack::load::gguf::synth::Spec;
+use haversack_testing::models::Spec;
 use serde_json::{Value, json};
 use std::io::Read;
 use std::path::PathBuf;

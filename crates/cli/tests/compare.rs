@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Sandbox, text};
-use haversack::load::gguf::synth::Spec;
+use haversack_testing::models::Spec;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{Sandbox, ended, text};
-use haversack::format::WeightType;
-use haversack::load::gguf::synth::{Mix, Spec};
+use haversack::kernels::format::WeightType;
+use haversack_testing::models::{Mix, Spec};
 use serde_json::Value;
 use std::cell::Cell;
 use std::fs::File;

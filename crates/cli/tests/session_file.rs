@@ -3,11 +3,11 @@
 mod common;
 
 use common::{Sandbox, text};
-use haversack::load::gguf::synth::Spec;
-use haversack::run::GenerateOptions;
-use haversack::sample::{SampleOptions, Sampler};
+use haversack::engine::runtime::GenerateOptions;
+use haversack::engine::sample::{SampleOptions, Sampler};
+use haversack::engine::{LoadOptions, Model, Retention, Runtime, RuntimeOptions};
 use haversack::session::{SessionOptions, Sessions};
-use haversack::{LoadOptions, Model, Retention, Runtime, RuntimeOptions};
+use haversack_testing::models::Spec;
 use serde_json::Value;
 use std::fs;
 use std::ops::ControlFlow;
@@ -39,7 +39,7 @@ fn session(sandbox: &Sandbox) -> PathBuf {
     for text in ["one", "two", "three"] {
         let mut sampler = Sampler::new(SampleOptions::default()).unwrap();
         let options = GenerateOptions::default();
-        let go_on = &mut |_: haversack::run::Event<'_>| ControlFlow::Continue(());
+        let go_on = &mut |_: haversack::engine::runtime::Event<'_>| ControlFlow::Continue(());
         let said = sessions.say(&mut runtime, id, text, 2, &mut sampler, &options, go_on);
         assert_eq!(said.unwrap().context.unsaved, None);
     }

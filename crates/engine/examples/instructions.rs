@@ -13,13 +13,13 @@
 //! The model has SmolLM2's layers, a fifth of them, and a fifth of its vocabulary: the prompt takes minutes in place
 //! of hours there, and what a layer does weighs as much against the rest as it does in the whole.
 
-use haversack::load::gguf::synth::{Arch, Mix, Rope, Spec};
-use haversack::run::options::Guarding;
-use haversack::{
+use haversack_engine::runtime::options::Guarding;
+use haversack_engine::{
     Codec, KvForm, KvOptions, LoadOptions, Model, Policy, Repack, Retention, Runtime,
     RuntimeOptions,
 };
 use haversack_kernels::format::WeightType;
+use haversack_testing::models::{Arch, Mix, Rope, Spec};
 use std::ops::ControlFlow;
 
 const PROMPT: usize = 2304;

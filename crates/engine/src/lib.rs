@@ -1,11 +1,11 @@
 #![forbid(unsafe_code)]
-//! Haversack runs language models from GGUF files inside a byte budget.
+//! One model, one step at a time: loading, the forward pass, sampling, the quality of caches, the sentence encoder.
 //!
 //! ```no_run
-//! use haversack::{LoadOptions, Model, Runtime, RuntimeOptions};
-//! use haversack::run::{Event, GenerateOptions, generate};
-//! use haversack::sample::{SampleOptions, Sampler};
-//! use haversack::text::tokenizer::EncodeOptions;
+//! use haversack_engine::{LoadOptions, Model, Runtime, RuntimeOptions};
+//! use haversack_engine::runtime::{Event, GenerateOptions, generate};
+//! use haversack_engine::sample::{SampleOptions, Sampler};
+//! use haversack_text::tokenizer::EncodeOptions;
 //! use std::ops::ControlFlow;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,24 +27,20 @@
 
 pub mod device;
 pub mod encoder;
-pub mod load;
-pub mod many;
+pub mod kv_quality;
 pub mod model;
-pub mod plan;
-pub mod run;
+pub mod runtime;
 pub mod sample;
-pub mod session;
-pub mod text;
 
 pub use haversack_cache::{Ledger, Zones, policy};
 pub use haversack_kernels::format::kv::{Codec, Form, KvForm};
 pub use haversack_kernels::{cpu, format};
 pub use haversack_memory as memory;
-pub use load::LoadError;
-pub use load::model::{LoadOptions, Model, Repack};
-pub use load::residence::Residence;
-pub use run::guard::GuardParams;
-pub use run::options::{
+pub use kv_quality::guard::GuardParams;
+pub use model::LoadError;
+pub use model::load::{LoadOptions, Model, Repack};
+pub use model::residence::Residence;
+pub use runtime::options::{
     Activations, Guarding, KvOptions, Policy, Positions, Retention, RuntimeOptions,
 };
-pub use run::runtime::{Runtime, RuntimeError, StepError};
+pub use runtime::step::{Runtime, RuntimeError, StepError};

@@ -3,14 +3,14 @@
 mod common;
 
 use common::load_with;
-use haversack::load::gguf::synth::Spec;
-use haversack::run::adaptive::{self, Ask, Wishes};
-use haversack::run::bounds::BoundsError;
-use haversack::run::probe::{self, Depth, Probe};
-use haversack::{
+use haversack_engine::kv_quality::adaptive::{self, Ask, Wishes};
+use haversack_engine::kv_quality::probe::{self, Depth, Probe};
+use haversack_engine::runtime::bounds::BoundsError;
+use haversack_engine::{
     KvOptions, LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeError,
-    RuntimeOptions, plan,
+    RuntimeOptions, runtime::plan,
 };
+use haversack_testing::models::Spec;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ fn nothing_depends_on_portions_or_threads() {
     let dir = tempfile::tempdir().unwrap();
     let (model, tokens) = tiny(dir.path(), "llama");
     let full = plan::full_bytes(model.config(), CONTEXT);
-    let mut seen: Option<(Vec<f32>, haversack::KvOptions)> = None;
+    let mut seen: Option<(Vec<f32>, haversack_engine::KvOptions)> = None;
     for (threads, chunk) in [(1, 512), (2, 64), (1, 7)] {
         // Each with a probe of its own.
         let own = dir.path().join(format!("{threads}-{chunk}"));

@@ -7,9 +7,11 @@
 mod common;
 
 use common::load;
-use haversack::load::gguf::synth::Spec;
-use haversack::memory::heap::{Counting, allocations};
-use haversack::{Codec, KvForm, KvOptions, Policy, Repack, Retention, Runtime, RuntimeOptions};
+use haversack_engine::{
+    Codec, KvForm, KvOptions, Policy, Repack, Retention, Runtime, RuntimeOptions,
+};
+use haversack_memory::heap::{Counting, allocations};
+use haversack_testing::models::Spec;
 use std::ops::ControlFlow;
 
 #[global_allocator]

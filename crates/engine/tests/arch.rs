@@ -4,11 +4,11 @@
 mod common;
 
 use common::{load_with, runtime};
-use haversack::load::gguf::synth::Spec;
-use haversack::run::{GenerateOptions, generate, score};
-use haversack::sample::{SampleOptions, Sampler};
-use haversack::{Activations, LoadOptions};
-use haversack::{KvForm, KvOptions, Retention, Runtime, RuntimeOptions};
+use haversack_engine::runtime::{GenerateOptions, generate, score};
+use haversack_engine::sample::{SampleOptions, Sampler};
+use haversack_engine::{Activations, LoadOptions};
+use haversack_engine::{KvForm, KvOptions, Retention, Runtime, RuntimeOptions};
+use haversack_testing::models::Spec;
 use serde_json::Value;
 use std::ops::ControlFlow;
 
@@ -51,7 +51,7 @@ fn every_variant_agrees_with_the_reference() {
     let fixtures = fixtures();
     assert_eq!(
         fixtures.len(),
-        Spec::variants().len() + haversack::format::WeightType::ALL.len()
+        Spec::variants().len() + haversack_kernels::format::WeightType::ALL.len()
     );
     for f in fixtures {
         let name = f["variant"].as_str().unwrap();

@@ -1,9 +1,9 @@
 //! Metadata that lies about the model: each is refused at load with one line that names the file and
 //! the field, or is harmless.
 
-use haversack::load::gguf::synth::Spec;
-use haversack::load::gguf::write::Meta;
-use haversack::{LoadOptions, Model};
+use haversack_engine::{LoadOptions, Model};
+use haversack_gguf::write::Meta;
+use haversack_testing::models::Spec;
 
 /// Loads the tiny llama with one key changed.
 fn load_with(key: &str, value: Meta) -> Result<(), String> {

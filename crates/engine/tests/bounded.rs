@@ -3,17 +3,17 @@
 mod common;
 
 use common::load;
-use haversack::load::gguf::synth::Spec;
-use haversack::memory::{Cgroup, Reading};
-use haversack::model::forward::{Span, Want};
-use haversack::plan::{self, Setting};
-use haversack::policy::heavy::{Heads, HeavyParams};
-use haversack::policy::rows::RowPolicy;
-use haversack::run::options::Slabs;
-use haversack::{
+use haversack_cache::policy::heavy::{Heads, HeavyParams};
+use haversack_cache::policy::rows::RowPolicy;
+use haversack_cache::{CacheError, Noting, SequenceId};
+use haversack_engine::model::forward::{Span, Want};
+use haversack_engine::runtime::options::Slabs;
+use haversack_engine::runtime::plan::{self, Setting};
+use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError,
 };
-use haversack_cache::{CacheError, Noting, SequenceId};
+use haversack_memory::{Cgroup, Reading};
+use haversack_testing::models::Spec;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;

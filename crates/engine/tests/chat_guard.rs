@@ -5,12 +5,12 @@
 //! way shows in the decoded text, and that harmless chats are not disturbed in their ids, which are
 //! those of the rendered text read as a whole.
 
-use haversack::load::gguf::synth::Spec;
-use haversack::text::chat::{ChatError, encode_chat};
-use haversack::text::template::{ChatTemplate, Message, RenderOptions, Variable};
-use haversack::text::tokenizer::vocab::{Kind, Pieces};
-use haversack::text::tokenizer::{EncodeOptions, Model as VocabModel, Tokenizer, Vocab};
-use haversack::{Model, Repack};
+use haversack_engine::{Model, Repack};
+use haversack_testing::models::Spec;
+use haversack_text::chat::{ChatError, encode_chat};
+use haversack_text::template::{ChatTemplate, Message, RenderOptions, Variable};
+use haversack_text::tokenizer::vocab::{Kind, Pieces};
+use haversack_text::tokenizer::{EncodeOptions, Model as VocabModel, Tokenizer, Vocab};
 use proptest::prelude::*;
 use std::sync::{Arc, LazyLock};
 

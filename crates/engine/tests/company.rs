@@ -4,13 +4,13 @@
 mod common;
 
 use common::{Dice, SMOLLM2, load, packed_dir, real_model};
-use haversack::cpu::Table;
-use haversack::load::gguf::synth::Spec;
-use haversack::model::forward::{Span, Want};
-use haversack::{
+use haversack_engine::model::forward::{Span, Want};
+use haversack_engine::{
     Activations, Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime,
     RuntimeOptions,
 };
+use haversack_kernels::cpu::Table;
+use haversack_testing::models::Spec;
 use std::sync::Arc;
 
 fn tiny(variant: &str) -> (tempfile::TempDir, Arc<Model>) {

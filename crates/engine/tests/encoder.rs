@@ -7,10 +7,10 @@
 mod common;
 
 use common::real_model;
-use haversack::cpu::Table;
-use haversack::encoder::{
+use haversack_engine::encoder::{
     Encoder, EncoderOptions, STORED_ERROR_MAX, Stored, TOKENS_MAX, WEIGHTS_FILE, similarity,
 };
+use haversack_kernels::cpu::Table;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -199,7 +199,7 @@ fn cpu_ms() -> f64 {
 #[ignore = "prints times, asserts nothing"]
 fn measure() {
     let Some(dir) = real() else { return };
-    let private = || haversack::memory::usage::Usage::now().map_or(0, |usage| usage.private_bytes);
+    let private = || haversack_memory::usage::Usage::now().map_or(0, |usage| usage.private_bytes);
     let before = private();
     for threads in [1, 2] {
         let options = EncoderOptions {

@@ -10,16 +10,16 @@
 mod common;
 
 use common::load;
-use haversack::load::gguf::synth::Spec;
-use haversack::memory::{Cgroup, Faults, Reading};
-use haversack::run::SequenceId;
-use haversack::run::bounds::BoundsError;
-use haversack::run::options::Slabs;
-use haversack::{
+use haversack_cache::{CacheError, Census};
+use haversack_engine::runtime::SequenceId;
+use haversack_engine::runtime::bounds::BoundsError;
+use haversack_engine::runtime::options::Slabs;
+use haversack_engine::{
     Codec, KvForm, KvOptions, Ledger, Model, Policy, Repack, Retention, Runtime, RuntimeError,
     RuntimeOptions, StepError,
 };
-use haversack_cache::{CacheError, Census};
+use haversack_memory::{Cgroup, Faults, Reading};
+use haversack_testing::models::Spec;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Synthetic models: the fixtures' numbers belong to exactly the bytes the generator writes.
 
-use haversack::load::gguf::Gguf;
-use haversack::load::gguf::synth::{Mix, Spec};
+use haversack_gguf::Gguf;
 use haversack_kernels::format::WeightType;
+use haversack_testing::models::{Mix, Spec};
 use std::collections::BTreeSet;
 use std::fs;
 

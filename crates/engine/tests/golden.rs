@@ -4,9 +4,9 @@
 mod common;
 
 use common::{GEMMA3, SMOLLM2, load, packed_dir, real_model, runtime};
-use haversack::run::{GenerateOptions, generate, score};
-use haversack::sample::{SampleOptions, Sampler};
-use haversack::{Activations, Model, Repack};
+use haversack_engine::runtime::{GenerateOptions, generate, score};
+use haversack_engine::sample::{SampleOptions, Sampler};
+use haversack_engine::{Activations, Model, Repack};
 use serde_json::Value;
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -4,13 +4,13 @@
 mod common;
 
 use common::load;
-use haversack::load::gguf::synth::Spec;
-use haversack::plan::{self, Setting};
-use haversack::{
+use haversack_cache::{Noting, SequenceId};
+use haversack_engine::runtime::plan::{self, Setting};
+use haversack_engine::{
     GuardParams, Guarding, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime,
     RuntimeOptions,
 };
-use haversack_cache::{Noting, SequenceId};
+use haversack_testing::models::Spec;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 

@@ -3,13 +3,13 @@
 mod common;
 
 use common::{load, packed_dir};
-use haversack::load::gguf::synth::Spec;
-use haversack::model::forward::{Span, Want};
-use haversack::run::options::Positions;
-use haversack::{
+use haversack_cache::SequenceId;
+use haversack_engine::model::forward::{Span, Want};
+use haversack_engine::runtime::options::Positions;
+use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions,
 };
-use haversack_cache::SequenceId;
+use haversack_testing::models::Spec;
 use std::ops::Range;
 use std::sync::Arc;
 

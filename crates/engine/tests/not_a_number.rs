@@ -3,13 +3,13 @@
 mod common;
 
 use common::load;
-use haversack::load::gguf::Gguf;
-use haversack::load::gguf::synth::Spec;
-use haversack::{
+use haversack_cache::CacheError;
+use haversack_engine::{
     Activations, Codec, KvForm, KvOptions, Policy, Repack, Retention, Runtime, RuntimeOptions,
     StepError,
 };
-use haversack_cache::CacheError;
+use haversack_gguf::Gguf;
+use haversack_testing::models::Spec;
 use std::fs;
 use std::ops::ControlFlow;
 

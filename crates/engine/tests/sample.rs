@@ -1,6 +1,6 @@
 //! Sampling: sets against a naive twin, distributions by chi-square, formulae by hand.
 
-use haversack::sample::{
+use haversack_engine::sample::{
     Constraint, ConstraintError, SampleError, SampleOptions, Sampler, logprob_of, logprobs_top,
 };
 use proptest::prelude::*;

@@ -1,12 +1,12 @@
 //! Positions are metadata: a thousand evictions rewrite no key, and what a moved segment scores is what
 //! keys rotated anew would score.
 
-use haversack::format::kv::code::read_k_head;
 use haversack_cache::policy::window::{self, WindowParams};
 use haversack_cache::{Codec, Grow, KvForm, LayerShape, Store, StoreOptions, Zones};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::KvView;
 use haversack_kernels::cpu::Table;
+use haversack_kernels::format::kv::code::read_k_head;
 use haversack_kernels::ops::rope::{Pairing, RopeSpec, rotate};
 use haversack_kernels::threads::Pool;
 

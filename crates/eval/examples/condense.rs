@@ -5,17 +5,17 @@
 //! log-probability of the right answer among ten. `kept`: the same, and nothing is asked. `gaps`: the time between tokens before, while and after a
 //! stream is condensed, and which tokens of an answer take longest.
 
-use haversack::encoder::{Encoder, EncoderOptions};
-use haversack::run::{Event, GenerateOptions};
-use haversack::sample::{SampleOptions, Sampler};
-use haversack::session::condense::{Asked, Piece, condense};
-use haversack::session::layout::Layout;
-use haversack::session::{Embed, Progress, SessionOptions, Sessions};
-use haversack::text::tokenizer::EncodeOptions;
-use haversack::{Model, Retention, Runtime, RuntimeOptions};
+use haversack_conversations::session::condense::{Asked, Piece, condense};
+use haversack_conversations::session::layout::Layout;
+use haversack_conversations::session::{Embed, Progress, SessionOptions, Sessions};
+use haversack_engine::encoder::{Encoder, EncoderOptions};
+use haversack_engine::runtime::{Event, GenerateOptions};
+use haversack_engine::sample::{SampleOptions, Sampler};
+use haversack_engine::{Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::choice::{self, Case, Question};
 use haversack_eval::dice::Dice;
 use haversack_eval::stats::Spread;
+use haversack_text::tokenizer::EncodeOptions;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;

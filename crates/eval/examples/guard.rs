@@ -3,10 +3,12 @@
 //!
 //! Lines of `samples` go to standard output (place, kind, layers, rows, statistic, exact statistic, KL), then the summary.
 
-use haversack::run::guard::{GuardParams, fit};
-use haversack::text::tokenizer::EncodeOptions;
-use haversack::{Activations, KvForm, KvOptions, Policy, Retention, Runtime, RuntimeOptions};
+use haversack_engine::kv_quality::guard::{GuardParams, fit};
+use haversack_engine::{
+    Activations, KvForm, KvOptions, Policy, Retention, Runtime, RuntimeOptions,
+};
 use haversack_eval::guard::{Sample, measure, spearman};
+use haversack_text::tokenizer::EncodeOptions;
 use std::ops::ControlFlow;
 use std::path::Path;
 

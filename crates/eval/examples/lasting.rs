@@ -7,17 +7,17 @@
 //! | `sessions` | so many sessions (1,000) made, resumed and deleted: blocks, handles, files, private memory |
 //! | `switch` | going on with a session of 600 tokens, from memory and from disk, and opening on a known text, against reading it all again |
 
-use haversack::encoder::{Encoder, EncoderOptions};
-use haversack::memory::usage::Usage;
-use haversack::run::{Event, GenerateOptions};
-use haversack::sample::{SampleOptions, Sampler};
-use haversack::session::layout::Layout;
-use haversack::session::turns::{Place, Turn};
-use haversack::session::{SessionId, SessionOptions, Sessions};
-use haversack::{Codec, KvForm, KvOptions, Model, Retention, Runtime, RuntimeOptions};
+use haversack_conversations::session::layout::Layout;
+use haversack_conversations::session::turns::{Place, Turn};
+use haversack_conversations::session::{SessionId, SessionOptions, Sessions};
+use haversack_engine::encoder::{Encoder, EncoderOptions};
+use haversack_engine::runtime::{Event, GenerateOptions};
+use haversack_engine::sample::{SampleOptions, Sampler};
+use haversack_engine::{Codec, KvForm, KvOptions, Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::dice::Dice;
 use haversack_eval::stats::Spread;
 use haversack_eval::talk::{overlap, seen, small_talk};
+use haversack_memory::usage::Usage;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

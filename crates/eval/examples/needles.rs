@@ -1,9 +1,9 @@
 //! Needles with several caches side by side:
 //! `cargo run --release -p haversack-eval --example needles -- MODEL.gguf TEXT [CASES] [CODEC…]`
 
-use haversack::text::tokenizer::EncodeOptions;
-use haversack::{Activations, Codec, KvForm, KvOptions, Retention, Runtime, RuntimeOptions};
+use haversack_engine::{Activations, Codec, KvForm, KvOptions, Retention, Runtime, RuntimeOptions};
 use haversack_eval::{choice, needles};
+use haversack_text::tokenizer::EncodeOptions;
 use std::path::Path;
 
 /// Of a case, the question included.

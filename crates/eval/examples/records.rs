@@ -5,13 +5,15 @@
 //! questions are asked again alone: the tokens have to be the same. One more way has a batch of its own, because how rows are
 //! stored belongs to all of a runtime: `adaptive` with the bytes that as many rows take in f16.
 
-use haversack::many::{Desk, DeskOptions, Held, Long, News, Request, Rows, Ticket};
-use haversack::plan;
-use haversack::run::GenerateOptions;
-use haversack::run::adaptive::Wishes;
-use haversack::run::probe::{self, Depth, Probe};
-use haversack::sample::SampleOptions;
-use haversack::{Model, Policy, Retention, Runtime, RuntimeOptions};
+use haversack_conversations::scheduler::{
+    Desk, DeskOptions, Held, Long, News, Request, Rows, Ticket,
+};
+use haversack_engine::kv_quality::adaptive::Wishes;
+use haversack_engine::kv_quality::probe::{self, Depth, Probe};
+use haversack_engine::runtime::GenerateOptions;
+use haversack_engine::runtime::plan;
+use haversack_engine::sample::SampleOptions;
+use haversack_engine::{Model, Policy, Retention, Runtime, RuntimeOptions};
 use haversack_eval::records::{self, Record, THIRDS};
 use haversack_eval::stats;
 use std::collections::HashMap;
@@ -131,7 +133,7 @@ fn at_length(
     probe: &Probe,
     tokens: usize,
 ) -> Result<RuntimeOptions, Failure> {
-    use haversack::run::adaptive::{Ask, plan};
+    use haversack_engine::kv_quality::adaptive::{Ask, plan};
     let retention = &options.retention;
     let ask = Ask {
         bytes: retention.adaptive.kv_bytes.unwrap_or(u64::MAX),

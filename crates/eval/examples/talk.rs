@@ -13,11 +13,11 @@
 //! over dialogues, its mean log-probability, how often a free answer says it, and the difference to the full cache,
 //! dialogue by dialogue.
 
-use haversack::encoder::{Encoder, EncoderOptions};
-use haversack::session::layout::Layout;
-use haversack::session::relevance::Relevance;
-use haversack::session::{SessionOptions, Sessions};
-use haversack::{Policy, Retention, Runtime, RuntimeOptions};
+use haversack_conversations::session::layout::Layout;
+use haversack_conversations::session::relevance::Relevance;
+use haversack_conversations::session::{SessionOptions, Sessions};
+use haversack_engine::encoder::{Encoder, EncoderOptions};
+use haversack_engine::{Policy, Retention, Runtime, RuntimeOptions};
 use haversack_eval::stats;
 use haversack_eval::talk::{self, Exchange, Heard};
 use std::collections::HashMap;

@@ -2,14 +2,14 @@
 //! while the device gets hot and cool again.
 //! `cargo run --release -p haversack-eval --example together -- MODEL.gguf [ROUNDS] [THREADS]`
 
-use haversack::device::Thermal;
-use haversack::many::{Desk, DeskOptions, News, Request, Ticket};
-use haversack::memory::Reading;
-use haversack::run::GenerateOptions;
-use haversack::sample::SampleOptions;
-use haversack::{Model, Retention, Runtime, RuntimeOptions};
+use haversack_conversations::scheduler::{Desk, DeskOptions, News, Request, Ticket};
+use haversack_engine::device::Thermal;
+use haversack_engine::runtime::GenerateOptions;
+use haversack_engine::sample::SampleOptions;
+use haversack_engine::{Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::dice::Dice;
 use haversack_eval::stats::{Spread, median};
+use haversack_memory::Reading;
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::ops::ControlFlow;

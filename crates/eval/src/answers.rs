@@ -9,13 +9,13 @@
 //! Greedy. Two greedy texts part at the first near-tie and never meet again, so that a text alone says
 //! little about quality; what the full cache thinks of the other's answer says more.
 
-use haversack::load::Model;
-use haversack::run::generate::GenerateError;
-use haversack::run::runtime::{Runtime, StepError};
-use haversack::run::{GenerateOptions, SequenceId, generate};
-use haversack::sample::{self, SampleOptions, Sampler};
-use haversack::text::chat::{ChatError, encode_chat};
-use haversack::text::template::{Message, RenderOptions};
+use haversack_engine::model::Model;
+use haversack_engine::runtime::generate::GenerateError;
+use haversack_engine::runtime::step::{Runtime, StepError};
+use haversack_engine::runtime::{GenerateOptions, SequenceId, generate};
+use haversack_engine::sample::{self, SampleOptions, Sampler};
+use haversack_text::chat::{ChatError, encode_chat};
+use haversack_text::template::{Message, RenderOptions};
 use std::fmt;
 use std::ops::ControlFlow;
 

@@ -3,11 +3,11 @@
 //! The figure is the log-probability of the right answer among all that are offered. It moves long
 //! before the likeliest answer changes, so that a small model gives a signal too.
 
-use haversack::model::forward::{Span, Want};
-use haversack::run::SequenceId;
-use haversack::run::runtime::{Runtime, StepError};
-use haversack::sample;
-use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
+use haversack_engine::model::forward::{Span, Want};
+use haversack_engine::runtime::SequenceId;
+use haversack_engine::runtime::step::{Runtime, StepError};
+use haversack_engine::sample;
+use haversack_text::tokenizer::{EncodeOptions, Tokenizer};
 use std::ops::ControlFlow;
 
 /// One prompt, and what is asked at its end. What leaves the cache while the prompt is read cannot know the

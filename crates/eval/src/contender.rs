@@ -3,14 +3,14 @@
 //! [`Setup::of`] is the one place where a policy, a codec, a share of bytes and a context become options of
 //! a runtime. A share is a share of the block bytes that the same context takes in f16.
 
-use haversack::model::Config;
-use haversack::plan::{self, ShareTooSmall, Within};
-use haversack::policy::rows::RowPolicy;
-use haversack::run::adaptive::{self, Ask, Wishes};
-use haversack::run::bounds::Bounds;
-use haversack::run::options::Guarding;
-use haversack::run::probe::Probe;
-use haversack::{Codec, GuardParams, KvForm, KvOptions, Policy, Positions, Retention};
+use haversack_cache::policy::rows::RowPolicy;
+use haversack_engine::kv_quality::adaptive::{self, Ask, Wishes};
+use haversack_engine::kv_quality::probe::Probe;
+use haversack_engine::model::Config;
+use haversack_engine::runtime::bounds::Bounds;
+use haversack_engine::runtime::options::Guarding;
+use haversack_engine::runtime::plan::{self, ShareTooSmall, Within};
+use haversack_engine::{Codec, GuardParams, KvForm, KvOptions, Policy, Positions, Retention};
 
 /// Policies that can be compared on a text. Turns are not among them: a text has none.
 pub const POLICIES: [Policy; 6] = [

@@ -5,10 +5,11 @@
 //! which rows, how many, in which layers, dropped or rounded to which codec.
 
 use crate::dice::Dice;
-use haversack::run::guard::{Change, Foreseen, Row};
-use haversack::run::perplexity::divergence;
-use haversack::run::runtime::{Runtime, StepError};
-use haversack::{Codec, KvForm};
+use haversack_cache::Row;
+use haversack_engine::runtime::perplexity::divergence;
+use haversack_engine::runtime::step::trial::{Change, Foreseen};
+use haversack_engine::runtime::step::{Runtime, StepError};
+use haversack_engine::{Codec, KvForm};
 use std::ops::ControlFlow;
 
 /// Tokens of a prefix, whole blocks, and those judged behind it.
@@ -73,7 +74,7 @@ pub fn measure(
 
 fn on_fork(
     runtime: &mut Runtime,
-    id: haversack::run::SequenceId,
+    id: haversack_engine::runtime::SequenceId,
     change: Option<&Change>,
     behind: &[u32],
 ) -> Result<Vec<f32>, StepError> {
@@ -88,7 +89,7 @@ fn on_fork(
 /// Any change.
 fn candidate(
     runtime: &Runtime,
-    id: haversack::run::SequenceId,
+    id: haversack_engine::runtime::SequenceId,
     dice: &mut Dice,
 ) -> Result<(&'static str, Change), StepError> {
     let layers = runtime.model().config().layers.len();

@@ -26,7 +26,7 @@ pub mod talk;
 pub mod task;
 mod words;
 
-use haversack::{LoadError, LoadOptions, Model, Repack};
+use haversack_engine::{LoadError, LoadOptions, Model, Repack};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

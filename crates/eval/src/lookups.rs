@@ -13,7 +13,7 @@
 use crate::choice::{Case, QUESTION_TOKENS, Question, encode, filler, opening};
 use crate::dice::Dice;
 use crate::words::{ADJECTIVES, ANIMALS, COLOURS, THINGS};
-use haversack::text::tokenizer::Tokenizer;
+use haversack_text::tokenizer::Tokenizer;
 
 const QUESTIONS: usize = 4;
 const LISTED: usize = 4;

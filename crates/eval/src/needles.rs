@@ -10,7 +10,7 @@
 
 use crate::choice::{Case, QUESTION_TOKENS, Question, encode, filler, opening};
 use crate::dice::Dice;
-use haversack::text::tokenizer::Tokenizer;
+use haversack_text::tokenizer::Tokenizer;
 
 const NAMES: [&str; 12] = [
     "Alder", "Birch", "Cedar", "Dogwood", "Elder", "Fern", "Gorse", "Hazel", "Iris", "Juniper",

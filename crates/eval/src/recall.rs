@@ -12,7 +12,7 @@
 
 use crate::choice::{Case, QUESTION_TOKENS, Question, encode, filler, opening};
 use crate::dice::Dice;
-use haversack::text::tokenizer::Tokenizer;
+use haversack_text::tokenizer::Tokenizer;
 
 /// (what is said, what is asked, how the answer begins, what it may be)
 type Kind = (&'static str, &'static str, &'static str, [&'static str; 10]);

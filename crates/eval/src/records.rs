@@ -15,7 +15,7 @@
 
 use crate::choice::{encode, opening};
 use crate::dice::Dice;
-use haversack::text::tokenizer::Tokenizer;
+use haversack_text::tokenizer::Tokenizer;
 
 const FACTS: [&str; 12] = [
     "The door code is",

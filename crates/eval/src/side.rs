@@ -1,8 +1,8 @@
 //! Predictions side by side: one piece of text through a full f16 cache and any number of contenders.
 
-use haversack::run::SequenceId;
-use haversack::run::perplexity::{Reader, Tally, side_by_side};
-use haversack::run::runtime::{Runtime, StepError};
+use haversack_engine::runtime::SequenceId;
+use haversack_engine::runtime::perplexity::{Reader, Tally, side_by_side};
+use haversack_engine::runtime::step::{Runtime, StepError};
 use std::ops::ControlFlow;
 
 /// What one cache made of a piece of text.

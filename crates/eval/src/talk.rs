@@ -14,10 +14,10 @@
 
 use crate::choice::{Question, Verdict, ask, encode};
 use crate::dice::Dice;
-use haversack::run::{Runtime, SequenceId, StepError};
-use haversack::session::layout::{Layout, LayoutError};
-use haversack::session::{SessionError, SessionId, Sessions};
-use haversack::text::tokenizer::Tokenizer;
+use haversack_conversations::session::layout::{Layout, LayoutError};
+use haversack_conversations::session::{SessionError, SessionId, Sessions};
+use haversack_engine::runtime::{Runtime, SequenceId, StepError};
+use haversack_text::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 

@@ -2,7 +2,7 @@
 
 use crate::choice::Case;
 use crate::{arithmetic, lookups, needles, recall};
-use haversack::text::tokenizer::Tokenizer;
+use haversack_text::tokenizer::Tokenizer;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {

@@ -1,10 +1,12 @@
 //! Cases: within their context, the same again, and with one right answer.
 
-use haversack::load::gguf::synth::Spec;
-use haversack::text::tokenizer::EncodeOptions;
-use haversack::{LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, sample};
+use haversack_engine::{
+    LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, sample,
+};
 use haversack_eval::task::Task;
 use haversack_eval::{answers, choice, instructions, records, story};
+use haversack_testing::models::Spec;
+use haversack_text::tokenizer::EncodeOptions;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;

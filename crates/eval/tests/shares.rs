@@ -1,12 +1,13 @@
 //! A share of bytes is a promise: the largest window that keeps it, everything where that fits, and a
 //! refusal that names a share that works.
 
-use haversack::load::gguf::synth::Spec;
-use haversack::model::Config;
-use haversack::{
-    Codec, KvForm, LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, plan,
+use haversack_engine::model::Config;
+use haversack_engine::{
+    Codec, KvForm, LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions,
+    runtime::plan,
 };
 use haversack_eval::contender::{Coding, Setup, Variant};
+use haversack_testing::models::Spec;
 use std::path::Path;
 use std::sync::Arc;
 

@@ -11,11 +11,11 @@
 //! ends it is possible only where the shape is complete.
 //!
 //! ```no_run
-//! use haversack::sample::{SampleOptions, Sampler};
+//! use haversack_engine::sample::{SampleOptions, Sampler};
 //! use haversack_grammar::{Shape, Vocabulary};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let model = haversack::Model::load("model.gguf".as_ref(), &Default::default(), &mut |_, _| ())?;
+//! # let model = haversack_engine::Model::load("model.gguf".as_ref(), &Default::default(), &mut |_, _| ())?;
 //! let vocabulary = Vocabulary::new(model.tokenizer())?;
 //! let schema = serde_json::json!({ "type": "object", "properties": { "age": { "type": "integer" } } });
 //! let constraint = vocabulary.compile(&Shape::Schema(schema))?;

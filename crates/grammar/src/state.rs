@@ -1,6 +1,6 @@
 //! Where one answer stands.
 
-use haversack::sample::{Constraint, ConstraintError};
+use haversack_engine::sample::{Constraint, ConstraintError};
 use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
 use std::fmt;

@@ -2,9 +2,9 @@
 
 use crate::state::State;
 use crate::{GrammarError, Shape, limits, schema};
-use haversack::sample::Constraint;
-use haversack::text::tokenizer::Tokenizer;
-use haversack::text::tokenizer::vocab::Kind;
+use haversack_engine::sample::Constraint;
+use haversack_text::tokenizer::Tokenizer;
+use haversack_text::tokenizer::vocab::Kind;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};

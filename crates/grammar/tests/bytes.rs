@@ -4,9 +4,9 @@
 mod common;
 
 use common::{real, tiny};
-use haversack::text::tokenizer::Tokenizer;
 use haversack_grammar::Vocabulary;
 use haversack_memory::heap::{self, Counting};
+use haversack_text::tokenizer::Tokenizer;
 
 #[global_allocator]
 static HEAP: Counting = Counting;

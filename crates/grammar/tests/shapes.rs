@@ -3,9 +3,9 @@
 mod common;
 
 use common::{Dice, fits, random_schema, real, tiny};
-use haversack::sample::{Constraint, SampleOptions, Sampler};
-use haversack::text::tokenizer::Tokenizer;
+use haversack_engine::sample::{Constraint, SampleOptions, Sampler};
 use haversack_grammar::{Callable, GrammarError, Shape, Vocabulary, calls};
+use haversack_text::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

@@ -7,7 +7,9 @@
 
 pub mod arena;
 pub mod background;
+pub mod bytes;
 mod cgroup;
+pub mod clock;
 pub mod file;
 #[doc(hidden)]
 pub mod heap;

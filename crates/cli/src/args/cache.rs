@@ -5,8 +5,8 @@
 
 use super::{CONTEXT_MAX, count};
 use clap::{Args, ValueEnum};
-use haversack::policy::profile::Profile;
-use haversack::{Codec, Form, KvForm, Policy};
+use haversack::cache::policy::profile::Profile;
+use haversack::engine::{Codec, Form, KvForm, Policy};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;

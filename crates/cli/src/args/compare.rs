@@ -173,7 +173,7 @@ impl FromStr for Job {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use haversack::Codec;
+    use haversack::engine::Codec;
 
     #[test]
     fn codecs_in_a_list() {

@@ -1,13 +1,13 @@
 //! `doctor`: what this device offers, and what is missing.
 
-use crate::bytes::human;
-use crate::catalogue::catalogue;
-use crate::fetch::free_bytes;
-use crate::home::Home;
 use crate::out;
 use anyhow::Result;
-use haversack::cpu::{Kind, Table};
+use haversack::kernels::cpu::{Kind, Table};
+use haversack::memory::bytes::human;
 use haversack::memory::{Reading, usage};
+use haversack_hub::catalogue::catalogue;
+use haversack_hub::fetch::free_bytes;
+use haversack_hub::home::Home;
 use serde_json::{Value as Json, json};
 use std::fs;
 use std::path::Path;
@@ -83,7 +83,7 @@ fn report() -> Json {
         },
         "storage": storage(),
         "fetching": {
-            "hub": crate::fetch::Options::from_environment().hub,
+            "hub": crate::progress::fetch_options().hub,
             "python": version("python3", &["--version"]),
             "pip": version("python3", &["-m", "pip", "--version"]),
         },

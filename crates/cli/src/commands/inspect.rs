@@ -1,12 +1,12 @@
 //! `inspect`: what is in a model file, from its table alone, and in a session's file. No weight is read.
 
 use crate::args;
-use crate::bytes::human;
 use crate::commands::session_file;
 use crate::error::one_line;
 use crate::{out, resolve};
 use anyhow::Result;
-use haversack::load::gguf::{Array, Gguf, Value, ValueType};
+use haversack::gguf::{Array, Gguf, Value, ValueType};
+use haversack::memory::bytes::human;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 

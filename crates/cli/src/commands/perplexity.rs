@@ -13,10 +13,10 @@ use crate::interrupt::Cooperative;
 use crate::ledger::{self, Holding};
 use crate::{out, progress};
 use anyhow::{Context, Result, anyhow};
-use haversack::run::perplexity::{self, Tally};
-use haversack::run::{Runtime, RuntimeOptions};
+use haversack::engine::runtime::perplexity::{self, Tally};
+use haversack::engine::runtime::{Runtime, RuntimeOptions};
+use haversack::engine::{Activations, KvForm, KvOptions, Retention};
 use haversack::text::tokenizer::EncodeOptions;
-use haversack::{Activations, KvForm, KvOptions, Retention};
 use serde_json::{Value as Json, json};
 use std::ops::ControlFlow;
 

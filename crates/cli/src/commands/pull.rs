@@ -1,13 +1,14 @@
 //! `pull`: fetch a catalogue model.
 
 use crate::args;
-use crate::bytes::human;
-use crate::catalogue::catalogue;
 use crate::error::usage;
-use crate::fetch::{self, Fetched, Options};
-use crate::home::Home;
+use crate::progress;
 use crate::{out, resolve};
 use anyhow::{Context, Result};
+use haversack::memory::bytes::human;
+use haversack_hub::catalogue::catalogue;
+use haversack_hub::fetch::{self, Fetched};
+use haversack_hub::home::Home;
 use serde_json::json;
 
 pub fn pull(args: &args::Pull, as_json: bool) -> Result<()> {
@@ -23,7 +24,7 @@ pub fn pull(args: &args::Pull, as_json: bool) -> Result<()> {
         )));
     }
     let model = resolve::named(args.name.as_deref())?;
-    let fetched = fetch::model(&Home::find()?, model, &Options::from_environment())?;
+    let fetched = fetch::model(&Home::find()?, model, &progress::fetch_options())?;
     let main = fetched
         .first()
         .with_context(|| format!("{} has no files", model.name))?;

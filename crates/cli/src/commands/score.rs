@@ -8,7 +8,7 @@ use crate::interrupt::Cooperative;
 use crate::progress;
 use crate::{error, out};
 use anyhow::{Context, Result, anyhow};
-use haversack::run::{ScoredToken, score as score_tokens};
+use haversack::engine::runtime::{ScoredToken, score as score_tokens};
 use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value as Json, json};
 use std::ops::ControlFlow;

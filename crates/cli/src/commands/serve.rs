@@ -1,16 +1,18 @@
 //! `serve`: the model behind HTTP, until it is told to stop.
 
 use crate::args;
-use crate::clock::since_1970;
 use crate::engine::{self, Habits};
 use crate::error::{one_line, usage};
-use crate::home::Home;
 use crate::interrupt::Cooperative;
 use crate::out;
-use crate::server::{self, Door, Encoders, Gallery, Grammars, Owner, OwnerOptions, Shared};
 use anyhow::{Context, Result};
-use haversack::run::Runtime;
+use haversack::engine::runtime::Runtime;
+use haversack::memory::clock::since_1970;
 use haversack::session::{SessionOptions, Sessions};
+use haversack_hub::home::Home;
+use haversack_server::{
+    self as server, Door, Encoders, Gallery, Grammars, Owner, OwnerOptions, Shared,
+};
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;

@@ -1,9 +1,9 @@
 //! Session files under `verify` and `inspect`. No model is needed, nothing is changed, and the session may be open.
 
-use crate::bytes::human;
 use crate::error::one_line;
 use crate::out;
 use anyhow::{Context, Result};
+use haversack::memory::bytes::human;
 use haversack::session::look::{Count, Looked, is_journal, look};
 use serde_json::{Value as Json, json};
 use std::fs::File;

@@ -5,7 +5,7 @@ use crate::error::usage;
 use crate::input::Text;
 use crate::{out, resolve};
 use anyhow::{Context, Result};
-use haversack::load::gguf::Gguf;
+use haversack::gguf::Gguf;
 use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value as Json, json};
 use std::path::Path;

@@ -7,15 +7,15 @@
 //! A session's file is verified as resuming it would; see [`super::session_file`].
 
 use crate::args;
-use crate::bytes::human;
-use crate::catalogue::catalogue;
 use crate::commands::session_file;
-use crate::fetch::sha256_file;
 use crate::{out, resolve};
 use anyhow::{Context, Result, anyhow, bail};
-use haversack::format::gguf::unpack_row;
-use haversack::load::gguf::{Gguf, Tensor, shown};
-use haversack::{LoadOptions, Model};
+use haversack::engine::{LoadOptions, Model};
+use haversack::gguf::{Gguf, Tensor, shown};
+use haversack::kernels::format::gguf::unpack_row;
+use haversack::memory::bytes::human;
+use haversack_hub::catalogue::catalogue;
+use haversack_hub::fetch::sha256_file;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 

@@ -2,8 +2,6 @@
 //! decisions go out as data; nothing here opens a file or looks at a clock.
 
 pub mod governor;
-pub mod ladder;
 
 pub use governor::{Governor, WindowChange};
 pub use haversack_memory::Thermal;
-pub use ladder::{Ladder, Limits, Rung};

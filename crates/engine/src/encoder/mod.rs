@@ -5,7 +5,7 @@
 //! question; what follows from that is not decided here.
 //!
 //! ```no_run
-//! use haversack::encoder::{Encoder, EncoderOptions, similarity};
+//! use haversack_engine::encoder::{Encoder, EncoderOptions, similarity};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let encoder = Encoder::open("models/all-minilm-l6-v2".as_ref(), &EncoderOptions::default())?;

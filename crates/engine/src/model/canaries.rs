@@ -1,6 +1,6 @@
 //! Canaries: a few of each sequence's last queries, and what attention answered them.
 //!
-//! Before rows leave or change, these queries tell what that would do ([`crate::run::guard`]). One query in eight
+//! Before rows leave or change, these queries tell what that would do ([`crate::kv_quality::guard`]). One query in eight
 //! of the last three blocks is kept, in every layer whose rows can leave: as good as more of
 //! the last block, and queries further back have not seen all the rows that may leave (`docs/guard.md`).
 //!

@@ -6,8 +6,8 @@
 
 use super::keys::{Keys, missing};
 use super::rope;
-use crate::load::LoadError;
-use crate::load::gguf::Gguf;
+use crate::model::LoadError;
+use haversack_gguf::Gguf;
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

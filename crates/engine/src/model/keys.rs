@@ -1,8 +1,8 @@
 //! Metadata keys of one architecture, each read with its range: a number from a file that is out of
 //! range is an error that names the key and what is accepted.
 
-use crate::load::LoadError;
-use crate::load::gguf::Gguf;
+use crate::model::LoadError;
+use haversack_gguf::Gguf;
 
 /// Metadata keys of one architecture, with their ranges.
 pub(super) struct Keys<'a> {

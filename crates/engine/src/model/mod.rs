@@ -4,9 +4,16 @@
 pub mod canaries;
 pub mod config;
 mod counters;
+mod error;
+pub mod fingerprint;
 pub mod forward;
 mod keys;
+pub mod load;
+pub mod pack;
+pub mod residence;
 pub mod rope;
 pub mod weights;
 
 pub use config::{Activation, Arch, Config, LayerConfig};
+pub use error::LoadError;
+pub use load::Model;

@@ -5,8 +5,8 @@
 //! knows which one it was.
 
 use super::keys::Keys;
-use crate::load::LoadError;
-use crate::load::gguf::Gguf;
+use crate::model::LoadError;
+use haversack_gguf::Gguf;
 use haversack_kernels::format::{WeightType, gguf::unpack_row};
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};
 use std::f64::consts::TAU;

@@ -6,9 +6,9 @@
 
 use super::config::{Arch, Config};
 use super::keys::missing;
-use crate::load::LoadError;
-use crate::load::gguf::{Gguf, Tensor};
-use crate::load::residence::Residence;
+use crate::model::LoadError;
+use crate::model::residence::Residence;
+use haversack_gguf::{Gguf, Tensor};
 use haversack_kernels::format::WeightType;
 use haversack_kernels::format::gguf::unpack_row;
 use haversack_kernels::format::packed::{STRIP, strip_bytes};

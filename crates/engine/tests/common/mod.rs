@@ -1,12 +1,10 @@
 //! Shared by the tests: where real models are, small ones, and loading them.
 #![allow(dead_code)]
 
-pub mod session;
-
-use haversack::load::gguf::synth::Spec;
-use haversack::{
+use haversack_engine::{
     Activations, KvForm, KvOptions, LoadOptions, Model, Repack, Retention, Runtime, RuntimeOptions,
 };
+use haversack_testing::models::Spec;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Models to take vocabularies from, chance, and a slow and obvious judge of JSON schemas.
 
-use haversack::load::gguf::synth::Spec;
-use haversack::{LoadOptions, Model, Repack};
+use haversack_engine::{LoadOptions, Model, Repack};
+use haversack_testing::models::Spec;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use super::roofline::Roofline;
 use crate::args;
 use crate::commands::doctor::cpu_model;
 use anyhow::{Context, Result};
-use haversack::cpu::Table;
+use haversack::kernels::cpu::Table;
 use serde_json::{Value as Json, json};
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -2,18 +2,18 @@
 
 use super::{Last, Partner, Showing, Slash, TEMPERATURE};
 use crate::args;
-use crate::bytes::human;
-use crate::clock::now_ms;
 use crate::engine::{self, Engine, per_second};
 use crate::error::{one_line, usage};
-use crate::home::Home;
 use crate::ledger::{self, Holding};
 use crate::out;
 use anyhow::{Context as _, Result};
-use haversack::run::{Finish, GenerateOptions};
-use haversack::sample::Sampler;
+use haversack::engine::runtime::{Finish, GenerateOptions};
+use haversack::engine::sample::Sampler;
+use haversack::memory::bytes::human;
+use haversack::memory::clock::now_ms;
 use haversack::session::turns::Place;
 use haversack::session::{Answer, SessionId, SessionOptions, Sessions};
+use haversack_hub::home::Home;
 use std::sync::Arc;
 
 pub struct Lasting {

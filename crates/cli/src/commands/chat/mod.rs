@@ -13,16 +13,16 @@ mod lines;
 use crate::args;
 use crate::engine::{self, Engine, Habits, per_second};
 use crate::error::{Closed, one_line, usage};
-use crate::home::Home;
 use crate::interrupt::Cooperative;
 use crate::ledger::{self, Holding};
 use crate::{out, progress};
 use anyhow::{Context, Result, bail};
-use haversack::StepError;
-use haversack::run::{Event, Finish, GenerateOptions, Generation, generate};
-use haversack::sample::Sampler;
+use haversack::engine::StepError;
+use haversack::engine::runtime::{Event, Finish, GenerateOptions, Generation, generate};
+use haversack::engine::sample::Sampler;
 use haversack::session::names;
 use haversack::text::template::Message;
+use haversack_hub::home::Home;
 use lasting::Lasting;
 use lines::{Input, Lines};
 use std::fmt;
@@ -154,7 +154,7 @@ fn keeps(args: &args::Chat, lines: &Lines) -> Result<Option<Home>> {
         )),
         Some(name) => {
             names::check(name).map_err(|error| usage(format!("--session: {error}")))?;
-            Home::find().map(Some)
+            Ok(Some(Home::find()?))
         }
         None if plain || args.no_save || !lines.is_terminal() => Ok(None),
         None => Ok(Home::find().ok()),
@@ -280,7 +280,7 @@ impl Showing {
 
 struct Conversation {
     engine: Engine,
-    sequence: haversack::run::SequenceId,
+    sequence: haversack::engine::runtime::SequenceId,
     sampler: Sampler,
     options: GenerateOptions,
     system: Option<String>,

@@ -4,9 +4,9 @@
 use super::state::digest;
 use crate::error::usage;
 use anyhow::Result;
-use haversack::KvForm;
-use haversack::model::Config;
-use haversack::run::probe::{Depth, Probe};
+use haversack::engine::KvForm;
+use haversack::engine::kv_quality::probe::{Depth, Probe};
+use haversack::engine::model::Config;
 use haversack_eval::contender::{Coding, Setup, Variant};
 use serde_json::{Value as Json, json};
 

@@ -17,9 +17,9 @@
 use crate::error::usage;
 use crate::policy_file::{self, Keys};
 use anyhow::Result;
-use haversack::Positions;
-use haversack::run::options::Guarding;
-use haversack::run::probe::Depth;
+use haversack::engine::Positions;
+use haversack::engine::kv_quality::probe::Depth;
+use haversack::engine::runtime::options::Guarding;
 use haversack_eval::contender::Variant;
 use std::path::Path;
 
@@ -140,9 +140,9 @@ fn variant(name: &str, value: &toml::Value) -> Result<Variant, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use haversack::Policy;
-    use haversack::policy::heavy::Score;
-    use haversack::policy::rows::RowPolicy;
+    use haversack::cache::policy::heavy::Score;
+    use haversack::cache::policy::rows::RowPolicy;
+    use haversack::engine::Policy;
 
     #[test]
     fn parameters_and_names_of_their_own() {

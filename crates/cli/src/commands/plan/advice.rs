@@ -3,10 +3,10 @@
 //! Pure: a device is its RAM, a model its metadata. What an app may take of the RAM is an assumption,
 //! and said as one.
 
-use crate::bytes::human;
-use haversack::model::Config;
-use haversack::plan::{self, Needs, Setting};
-use haversack::{Codec, KvOptions};
+use haversack::engine::model::Config;
+use haversack::engine::runtime::plan::{self, Needs, Setting};
+use haversack::engine::{Codec, KvOptions};
+use haversack::memory::bytes::human;
 use serde_json::{Value as Json, json};
 
 /// Of a phone's RAM, what one app in the foreground may hold before the system ends it: about half,

@@ -6,14 +6,14 @@
 mod advice;
 
 use crate::args;
-use crate::bytes::human;
 use crate::error::one_line;
 use crate::{out, resolve};
 use advice::{Advice, Device, Figures};
 use anyhow::{Result, anyhow};
-use haversack::load::gguf::Gguf;
-use haversack::model::Config;
-use haversack::{Codec, Form, KvForm, KvOptions};
+use haversack::engine::model::Config;
+use haversack::engine::{Codec, Form, KvForm, KvOptions};
+use haversack::gguf::Gguf;
+use haversack::memory::bytes::human;
 use serde_json::{Map, Value as Json, json};
 use std::path::Path;
 

@@ -1,0 +1,223 @@
+//! How a conversation becomes tokens piece by piece: what opens it, a question, what ends an answer, a fact.
+//!
+//! Templates lay out whole conversations. A session has to add to what has been read already, so the pieces are what a
+//! longer conversation has beyond a shorter one; that the shorter one is a prefix of the longer one is checked each
+//! time, not assumed. Where a template has no place for a system message, what it would say is said in an exchange of
+//! its own. A piece begins and ends with the template's own markers, so none of them is ever without its other half.
+
+use haversack_engine::model::Model;
+use haversack_text::chat::{ChatError, encode_chat};
+use haversack_text::template::{Message, RenderOptions};
+use std::sync::{Arc, OnceLock};
+
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    #[error("the model's chat template does not continue a conversation where it ended")]
+    NotAPrefix,
+}
+
+/// Short words for an exchange that says what a system message would.
+const NOTED: &str = "Noted.";
+
+/// The pieces of one model's conversations. What is the same for all of them is laid out once.
+pub struct Layout {
+    model: Arc<Model>,
+    /// An exchange, and what it ends with.
+    before: OnceLock<Vec<u32>>,
+    ending: OnceLock<Vec<u32>>,
+    /// Tokens before and behind the text of a question, and of a fact.
+    question_marks: OnceLock<(usize, usize)>,
+    fact_marks: OnceLock<(usize, usize)>,
+}
+
+impl Layout {
+    pub fn new(model: Arc<Model>) -> Layout {
+        Layout {
+            model,
+            before: OnceLock::new(),
+            ending: OnceLock::new(),
+            question_marks: OnceLock::new(),
+            fact_marks: OnceLock::new(),
+        }
+    }
+
+    /// What a conversation begins with: the persistent text, or what the template writes without one. The time is for
+    /// templates that write the date.
+    pub fn opening(&self, persistent: &str, now_ms: u64) -> Result<Vec<u32>, LayoutError> {
+        let system = Message::new("system", persistent);
+        let with = |rest: &[Message]| {
+            let system = (!persistent.is_empty()).then(|| system.clone());
+            system.into_iter().chain(rest.to_vec()).collect::<Vec<_>>()
+        };
+        let question = [Message::new("user", "a")];
+        let longer = self.ids_at(now_ms, &with(&question), true)?;
+        if persistent.is_empty() {
+            // The common beginning of two questions that begin differently, back to the last marker.
+            let other = self.ids_at(now_ms, &[Message::new("user", "7")], true)?;
+            let same = common(&longer, &other);
+            let (marker, _) = self.question_marks()?;
+            return Ok(longer[..same.saturating_sub(marker)].to_vec());
+        }
+        match self.ids_at(now_ms, &with(&[]), false) {
+            Ok(alone)
+                if !alone.is_empty()
+                    && longer.starts_with(&alone)
+                    && self.says(&alone, persistent) =>
+            {
+                Ok(alone)
+            }
+            _ => {
+                let exchange = [
+                    Message::new("user", persistent),
+                    Message::new("assistant", NOTED),
+                ];
+                Ok(self.ids_at(now_ms, &exchange, false)?)
+            }
+        }
+    }
+
+    /// A question and the marker behind which the answer begins.
+    pub fn question(&self, text: &str) -> Result<Vec<u32>, LayoutError> {
+        self.beyond(&[Message::new("user", text)], true)
+    }
+
+    /// A fact told in the middle of a conversation.
+    pub fn fact(&self, text: &str) -> Result<Vec<u32>, LayoutError> {
+        match self.beyond(&[Message::new("system", text)], false) {
+            Ok(ids) if self.says(&ids, text) => Ok(ids),
+            _ => self.beyond(
+                &[Message::new("user", text), Message::new("assistant", NOTED)],
+                false,
+            ),
+        }
+    }
+
+    /// What a question says, without its markers.
+    pub fn question_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
+        Ok(self.text_within(tokens, self.question_marks()?))
+    }
+
+    /// What an answer says, without what ends it.
+    pub fn answer_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
+        Ok(self.text_within(tokens, (0, self.ending()?.len())))
+    }
+
+    /// What a fact says, without its markers.
+    pub fn fact_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
+        let marks = match self.fact_marks.get() {
+            Some(marks) => *marks,
+            None => {
+                let marks = around(&self.fact("a")?, &self.fact("7")?);
+                *self.fact_marks.get_or_init(|| marks)
+            }
+        };
+        Ok(self.text_within(tokens, marks))
+    }
+
+    fn text_within(&self, tokens: &[u32], (front, back): (usize, usize)) -> String {
+        let text = tokens.get(front..tokens.len().saturating_sub(back));
+        let text = self.model.tokenizer().decode(text.unwrap_or(tokens));
+        text.unwrap_or_default().trim().to_owned()
+    }
+
+    /// What follows an answer that ended without a marker of its own, the marker included.
+    pub fn ending(&self) -> Result<&[u32], LayoutError> {
+        if let Some(ending) = self.ending.get() {
+            return Ok(ending);
+        }
+        let asked = self.ids(&[Message::new("user", "a")], true)?;
+        let answered = |text| {
+            let exchange = [Message::new("user", "a"), Message::new("assistant", text)];
+            self.ids(&exchange, false)
+        };
+        let (one, other) = (answered("yes")?, answered("no")?);
+        if !one.starts_with(&asked) {
+            return Err(LayoutError::NotAPrefix);
+        }
+        // What two different answers end with alike; an answer is at least one token.
+        let alike = common_end(&one[asked.len()..], &other[asked.len().min(other.len())..]);
+        let alike = alike.min(one.len() - asked.len() - 1);
+        let ending = one[one.len() - alike..].to_vec();
+        Ok(self.ending.get_or_init(|| ending))
+    }
+
+    /// Tokens of the question's markers, before its text and behind it.
+    fn question_marks(&self) -> Result<(usize, usize), LayoutError> {
+        if let Some(marks) = self.question_marks.get() {
+            return Ok(*marks);
+        }
+        let marks = around(&self.question("a")?, &self.question("7")?);
+        Ok(*self.question_marks.get_or_init(|| marks))
+    }
+
+    /// What messages add to a conversation that had an exchange before.
+    fn beyond(&self, more: &[Message], generate: bool) -> Result<Vec<u32>, LayoutError> {
+        let mut messages = vec![Message::new("user", "a"), Message::new("assistant", "b")];
+        let before = match self.before.get() {
+            Some(before) => before,
+            None => {
+                let ids = self.ids(&messages, false)?;
+                self.before.get_or_init(|| ids)
+            }
+        };
+        messages.extend_from_slice(more);
+        let after = self.ids(&messages, generate)?;
+        match after.strip_prefix(&before[..]) {
+            Some(piece) if !piece.is_empty() => Ok(piece.to_vec()),
+            _ => Err(LayoutError::NotAPrefix),
+        }
+    }
+
+    /// Whether the tokens hold the text: templates may leave out what they have no place for.
+    fn says(&self, ids: &[u32], text: &str) -> bool {
+        let tokenizer = self.model.tokenizer();
+        let bytes: Vec<u8> = ids
+            .iter()
+            .filter_map(|&id| tokenizer.piece_raw(id))
+            .flatten()
+            .copied()
+            .collect();
+        // Vocabularies write spaces in their own ways: words are compared.
+        let word = text.split_whitespace().next_back().unwrap_or_default();
+        let found = bytes
+            .windows(word.len().max(1))
+            .any(|w| w == word.as_bytes());
+        word.is_empty() || found || !word.is_ascii()
+    }
+
+    /// Pieces behind the opening are the same at any time.
+    fn ids(&self, messages: &[Message], generate: bool) -> Result<Vec<u32>, ChatError> {
+        self.ids_at(0, messages, generate)
+    }
+
+    fn ids_at(
+        &self,
+        now_ms: u64,
+        messages: &[Message],
+        generate: bool,
+    ) -> Result<Vec<u32>, ChatError> {
+        let options = RenderOptions {
+            add_generation_prompt: generate,
+            now_unix_seconds: (now_ms / 1000) as i64,
+            ..RenderOptions::default()
+        };
+        let (template, tokenizer) = (self.model.template(), self.model.tokenizer());
+        encode_chat(template, tokenizer, messages, &options)
+    }
+}
+
+/// What two texts begin and end with alike: the markers around them.
+fn around(one: &[u32], other: &[u32]) -> (usize, usize) {
+    (common(one, other), common_end(one, other))
+}
+
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+fn common_end(a: &[u32], b: &[u32]) -> usize {
+    let pairs = a.iter().rev().zip(b.iter().rev());
+    pairs.take_while(|(a, b)| a == b).count()
+}

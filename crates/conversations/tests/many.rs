@@ -1,0 +1,714 @@
+//! Many requests at one desk: each says what it says alone, bytes are promised before they are taken, everybody is served.
+
+mod common;
+
+use common::{Dice, SMOLLM2, load, packed_dir, real_model};
+use haversack_conversations::scheduler::{
+    Desk, DeskOptions, Long, News, Pace, Priority, Refused, Request, Rows, Ticket,
+};
+use haversack_engine::kv_quality::probe::{self, Depth};
+use haversack_engine::runtime::completion::Completed;
+use haversack_engine::runtime::options::Guarding;
+use haversack_engine::runtime::{Finish, GenerateOptions, Keep, generate};
+use haversack_engine::sample::{SampleOptions, Sampler};
+use haversack_engine::{Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError};
+use haversack_memory::Reading;
+use haversack_testing::models::Spec;
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn tiny() -> (tempfile::TempDir, Spec, Arc<Model>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.gguf");
+    let spec = Spec {
+        context: 2048,
+        ..Spec::named("llama").unwrap()
+    };
+    spec.write_file(&path).unwrap();
+    let model = load(&path, Repack::Off);
+    (dir, spec, model)
+}
+
+fn runtime(model: &Arc<Model>, budget_bytes: Option<usize>) -> Runtime {
+    let options = RuntimeOptions {
+        threads: 2,
+        retention: Retention::full(),
+        budget_bytes,
+        // The mean keys are measured once.
+        cache_dir: Some(packed_dir()),
+        ..RuntimeOptions::default()
+    };
+    Runtime::new(model.clone(), &options).unwrap()
+}
+
+/// Any; or one that begins like all others.
+fn request(dice: &mut Dice, ids: &[u32], alike: bool) -> Request {
+    let from = if alike { 0 } else { dice.roll(ids.len() / 2) };
+    let prompt = [1, 2, 31, 32, 33, 65, 150][dice.roll(7)];
+    Request {
+        prompt: ids[from..from + prompt].to_vec(),
+        sample: SampleOptions {
+            temperature: [0.0, 1.0][dice.roll(2)],
+            repetition_penalty: 1.1,
+            seed: dice.0,
+            ..SampleOptions::default()
+        },
+        constraint: None,
+        options: GenerateOptions {
+            tokens_max: Some([0, 1, 2, 40][dice.roll(4)]),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        rows: [
+            None,
+            Some(Long::Refuse),
+            Some(Long::Truncate),
+            Some(Long::Window),
+            Some(Long::Again { every: 16 }),
+        ][if alike { 0 } else { dice.roll(5) }]
+        .map(|long| Rows {
+            most: if long == Long::Refuse { 190 } else { 100 },
+            anchors: 10,
+            long,
+        }),
+        priority: [Priority::Interactive, Priority::Background][dice.roll(2)],
+        owner: dice.roll(if alike { 2 } else { 3 }) as u64,
+        deadline: None,
+    }
+}
+
+/// The same by itself, by the shortest way: one that reads again has all its rows read again for every token.
+fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
+    let mut runtime = runtime(model, None);
+    let mut sampler = Sampler::new(request.sample.clone()).unwrap();
+    let most = request.options.tokens_max.unwrap();
+    let (keep, prompt) = match &request.rows {
+        Some(rows) => {
+            let read = rows.of_prompt(&request.prompt, most);
+            let keep = rows.keep(request.prompt.len() + most);
+            (keep, read.unwrap())
+        }
+        None => (Keep::Usual, request.prompt.clone()),
+    };
+    if let Some(rows) = request.rows.filter(Rows::is_read_again) {
+        let mut history = request.prompt.clone();
+        for _ in 0..most {
+            let id = runtime.open_keeping(keep).unwrap();
+            let go_on = &mut |_| ControlFlow::Continue(());
+            runtime.feed(id, &rows.at(&history), go_on).unwrap();
+            history.push(sampler.sample(runtime.logits(), &history).unwrap());
+            runtime.close(id).unwrap();
+        }
+        return history.split_off(request.prompt.len());
+    }
+    let id = runtime.open_keeping(keep).unwrap();
+    let go_on = &mut |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
+    let said = generate(
+        &mut runtime,
+        id,
+        &prompt,
+        &mut sampler,
+        &request.options,
+        go_on,
+    );
+    said.unwrap().tokens
+}
+
+/// Steps until nothing is left; returns what became of each.
+fn finish(desk: &mut Desk) -> HashMap<Ticket, Completed> {
+    let mut done = HashMap::new();
+    let mut steps = 0;
+    while !desk.is_idle() {
+        let now = Duration::ZERO;
+        desk.step(now, &mut |ticket, news| {
+            match news {
+                News::Done(completed, _) => assert!(done.insert(ticket, completed).is_none()),
+                News::Failed(why) => panic!("{ticket:?}: {why}"),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        steps += 1;
+        assert!(steps < 100_000, "nothing comes to an end");
+    }
+    done
+}
+
+/// Arrivals, cancels, threads and a batch that grow and shrink and a budget that is too small for all of them: nobody says another
+/// token for it, nobody is lost, and the ledger is within the budget after every step.
+#[test]
+fn company_changes_no_token() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(600);
+    let least = runtime(&model, None).sequence_bytes(190);
+    let mut found = 0;
+    for seed in 1..=24u64 {
+        let mut dice = Dice(seed * 0x9e37_79b9);
+        let budget = [None, Some(2), Some(4), Some(9)][dice.roll(4)];
+        let budget = budget.map(|times| times * least + (1 << 20));
+        let runtime = runtime(&model, budget);
+        let options = DeskOptions {
+            batch: 1 + dice.roll(8),
+            queue: 64,
+            reuse: [0, 1, 6][dice.roll(3)],
+            ..DeskOptions::default()
+        };
+        let alike = options.reuse > 0 && dice.roll(2) == 0;
+        let mut desk = Desk::new(runtime, options);
+        let mut given: HashMap<Ticket, Request> = HashMap::new();
+        let (mut done, mut cancelled) = (HashMap::new(), 0);
+        for round in 0..60 {
+            if round < 30 && dice.roll(2) == 0 {
+                let request = request(&mut dice, &ids, alike);
+                let ticket = desk.submit(request.clone()).unwrap();
+                given.insert(ticket, request);
+            }
+            if dice.roll(12) == 0
+                && let Some(&ticket) = given.keys().find(|t| !done.contains_key(*t))
+            {
+                desk.cancel(ticket).unwrap();
+                given.remove(&ticket);
+                cancelled += 1;
+            }
+            desk.set_pace(Pace {
+                batch: 1 + dice.roll(8),
+                chunk: 1 + dice.roll(100),
+            });
+            desk.runtime_mut().set_threads(1 + dice.roll(3));
+            desk.step(Duration::ZERO, &mut |ticket, news| {
+                match news {
+                    News::Done(completed, _) => drop(done.insert(ticket, completed)),
+                    News::Failed(why) => panic!("seed {seed}: {why}"),
+                    _ => {}
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+            let ledger = desk.runtime().ledger();
+            assert!(budget.is_none_or(|budget| ledger.peak <= budget));
+        }
+        done.extend(finish(&mut desk));
+        assert_eq!(
+            done.len(),
+            given.len(),
+            "seed {seed}, {cancelled} cancelled"
+        );
+        for (ticket, request) in &given {
+            assert_eq!(done[ticket].tokens, alone(&model, request), "seed {seed}");
+        }
+        found += desk.reuse().found;
+        let short = Reading {
+            mem_available_bytes: Some(0),
+            ..Reading::default()
+        };
+        desk.observe(None, &short, Duration::ZERO);
+        assert_eq!(desk.runtime().ledger().kv_live, 0, "seed {seed}");
+    }
+    assert!(found > 3, "{found} went on from what others had read");
+}
+
+/// A conversation that is sent whole each time, by several: what was read is not read again, whoever began alike goes on
+/// from where they part, and nobody from what another owner has read.
+#[test]
+fn what_was_read_is_not_read_again() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(600);
+    let options = DeskOptions {
+        reuse: 8,
+        ..DeskOptions::default()
+    };
+    let mut desk = Desk::new(runtime(&model, None), options);
+    let mut ask = |owner: u64, prompt: &[u32]| {
+        let request = Request {
+            prompt: prompt.to_vec(),
+            sample: SampleOptions {
+                temperature: 0.0,
+                ..SampleOptions::default()
+            },
+            options: GenerateOptions {
+                tokens_max: Some(20),
+                ignore_end: true,
+                ..GenerateOptions::default()
+            },
+            owner,
+            ..Request::default()
+        };
+        desk.submit(request.clone()).unwrap();
+        let mut ended = None;
+        while !desk.is_idle() {
+            desk.step(Duration::ZERO, &mut |_, news| {
+                if let News::Done(completed, held) = news {
+                    ended = Some((completed.tokens, held.reused));
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        }
+        let (tokens, reused) = ended.unwrap();
+        assert_eq!(tokens, alone(&model, &request));
+        (tokens, reused)
+    };
+    let opening = &ids[..70];
+    let (answer, reused) = ask(1, opening);
+    assert_eq!(reused, 0);
+    // The conversation goes on: all was read but the last token.
+    let mut longer = [opening, &answer, &ids[200..230]].concat();
+    let (answer, reused) = ask(1, &longer);
+    assert_eq!(reused, 70 + 19);
+    // Another answer to the same: only where its prompt ended is of use.
+    longer.extend([&answer[..3], &ids[300..310]].concat());
+    assert_eq!(ask(1, &longer).1, 70 + 20 + 30);
+    // Others with the same opening: the second one shows where they part.
+    let with = |more: std::ops::Range<usize>| [&ids[..64], &ids[more]].concat();
+    assert_eq!(ask(1, &with(400..440)).1, 0);
+    assert_eq!(ask(1, &with(450..490)).1, 64);
+    assert_eq!(ask(1, &with(500..540)).1, 64);
+    // Just the same again.
+    assert_eq!(ask(1, &with(500..540)).1, 64);
+    assert_eq!(ask(1, &with(500..540)).1, 103);
+    // Somebody else.
+    assert_eq!(ask(2, &with(500..540)).1, 0);
+    let reuse = desk.reuse();
+    assert_eq!((reuse.found, reuse.new), (6, 2), "{reuse:?}");
+    assert_eq!(reuse.parted, 1);
+}
+
+/// Two whose bytes together exceed the budget: the second waits, and both say all they have to.
+#[test]
+fn two_long_ones_meet() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(400);
+    let budget = {
+        let runtime = runtime(&model, None);
+        let scratch = runtime.scratch_bytes(2, 64, 400);
+        runtime.ledger().side + scratch + runtime.sequence_bytes(400) * 7 / 4
+    };
+    let runtime = runtime(&model, Some(budget));
+    let mut desk = Desk::new(runtime, DeskOptions::default());
+    let request = Request {
+        prompt: ids[..200].to_vec(),
+        options: GenerateOptions {
+            tokens_max: Some(200),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        ..Request::default()
+    };
+    for _ in 0..2 {
+        desk.submit(request.clone()).unwrap();
+    }
+    let mut most = 0;
+    let mut lengths = Vec::new();
+    while !desk.is_idle() {
+        desk.step(Duration::ZERO, &mut |_, news| {
+            if let News::Done(completed, _) = news {
+                lengths.push(completed.tokens.len());
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        most = most.max(desk.active());
+    }
+    assert_eq!((lengths, most), (vec![200, 200], 1));
+    assert!(desk.runtime().ledger().peak <= budget);
+}
+
+#[test]
+fn what_could_never_be_served_is_refused_at_once() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(300);
+    let one = runtime(&model, None).sequence_bytes(100);
+    let runtime = runtime(&model, Some(one + (1 << 20)));
+    let options = DeskOptions {
+        batch: 2,
+        queue: 1,
+        ..DeskOptions::default()
+    };
+    let end = runtime.bounds().end().unwrap();
+    let mut desk = Desk::new(runtime, options);
+    let mut ask = |prompt: &[u32], tokens_max| {
+        let options = GenerateOptions {
+            tokens_max: Some(tokens_max),
+            ..GenerateOptions::default()
+        };
+        let prompt = prompt.to_vec();
+        desk.submit(Request {
+            prompt,
+            options,
+            ..Request::default()
+        })
+    };
+    assert!(matches!(ask(&[], 1), Err(Refused::Empty)));
+    assert!(matches!(
+        ask(&[u32::MAX], 1),
+        Err(Refused::Token {
+            token: u32::MAX,
+            ..
+        })
+    ));
+    let long = vec![ids[0]; end + 1];
+    assert!(matches!(ask(&long, 1), Err(Refused::Length { .. })));
+    assert!(ask(&ids[..50], 50).is_ok());
+    assert!(matches!(ask(&ids[..50], 50), Err(Refused::Full(_))));
+}
+
+#[test]
+fn a_deadline_ends_it_wherever_it_is() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(100);
+    let runtime = runtime(&model, None);
+    let options = DeskOptions {
+        batch: 1,
+        queue: 9,
+        ..DeskOptions::default()
+    };
+    let mut desk = Desk::new(runtime, options);
+    for _ in 0..2 {
+        let request = Request {
+            prompt: ids[..40].to_vec(),
+            deadline: Some(Duration::from_secs(5)),
+            ..Request::default()
+        };
+        desk.submit(request).unwrap();
+    }
+    let mut ends = Vec::new();
+    for second in 0..=5 {
+        desk.step(Duration::from_secs(second), &mut |_, news| {
+            if let News::Done(completed, _) = news {
+                ends.push((second, completed.finish, completed.tokens.len()));
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    }
+    ends.sort_by_key(|end| end.2);
+    let cancelled = Finish::Cancelled;
+    assert_eq!(ends.len(), 2);
+    assert!(ends.iter().all(|end| (end.0, end.1) == (5, cancelled)));
+    assert!(ends[0].2 == 0 && ends[1].2 > 0, "{ends:?}");
+    assert!(desk.is_idle() && desk.runtime().ledger().kv_live == 0);
+}
+
+/// The same with the real model, while three share every step.
+#[test]
+fn three_on_the_real_model() {
+    let Some(path) = real_model(SMOLLM2) else {
+        return;
+    };
+    let model = load(&path, Repack::Into(packed_dir()));
+    let texts = [
+        "The capital of France is",
+        "Once upon a time there was a small",
+        "fn main() {",
+    ];
+    let requests = texts.map(|text| {
+        let plain = haversack_text::tokenizer::EncodeOptions {
+            add_special: true,
+            parse_special: false,
+        };
+        Request {
+            prompt: model.tokenizer().encode(text, plain).unwrap(),
+            options: GenerateOptions {
+                tokens_max: Some(24),
+                ignore_end: true,
+                ..GenerateOptions::default()
+            },
+            ..Request::default()
+        }
+    });
+    let runtime = runtime(&model, None);
+    let mut desk = Desk::new(runtime, DeskOptions::default());
+    let tickets = requests
+        .clone()
+        .map(|request| desk.submit(request).unwrap());
+    let done = finish(&mut desk);
+    for (ticket, request) in tickets.iter().zip(&requests) {
+        assert_eq!(done[ticket].tokens, alone(&model, request));
+    }
+}
+
+/// A sequence with a window of its own gives the bits of a runtime in which all have it, whatever the others keep.
+#[test]
+fn a_window_of_ones_own() {
+    let (_dir, spec, model) = tiny();
+    let tokens = spec.ids(400);
+    let (anchors, window) = (10, 50);
+    let logits = |retention: Retention, keep: Keep| {
+        let options = RuntimeOptions {
+            retention,
+            cache_dir: Some(packed_dir()),
+            ..RuntimeOptions::default()
+        };
+        let mut runtime = Runtime::new(model.clone(), &options).unwrap();
+        let whole = runtime.open().unwrap();
+        let id = runtime.open_keeping(keep).unwrap();
+        let go_on = &mut |_| ControlFlow::Continue(());
+        for id in [whole, id] {
+            runtime.feed(id, &tokens[..300], go_on).unwrap();
+        }
+        runtime.feed(id, &tokens[300..], go_on).unwrap();
+        let rows = [whole, id].map(|id| runtime.stats(id).unwrap().rows);
+        (rows, runtime.logits().to_vec())
+    };
+    let all = Retention {
+        policy: Policy::Window,
+        anchors: Some(anchors),
+        window: Some(window),
+        ..Retention::default()
+    };
+    let (_, expected) = logits(all, Keep::Usual);
+    let own = Keep::Window { anchors, window };
+    for retention in [Retention::full(), Retention::managed()] {
+        let (rows, found) = logits(retention, own);
+        assert!(
+            rows[0] == 300 && rows[1] <= anchors + window + 32,
+            "{rows:?}"
+        );
+        assert!(found == expected);
+    }
+    let mut runtime = runtime(&model, None);
+    for (anchors, window) in [(0, 0), (2048, 1), (0, usize::MAX)] {
+        let opened = runtime.open_keeping(Keep::Window { anchors, window });
+        assert!(matches!(opened, Err(StepError::Window { .. })));
+    }
+    let opened = runtime.open_keeping(Keep::All { tokens: 2049 });
+    assert!(matches!(opened, Err(StepError::TooMany { .. })));
+}
+
+/// Policies that choose rows, each for one of many: a sequence gives the bits of a runtime in which all have its policy,
+/// beside others that keep everything or a window, and within a budget of which all are promised their part.
+#[test]
+fn rows_chosen_for_one() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(1200);
+    let (most, anchors) = (352, 32);
+    let dir = packed_dir();
+    let go_on = &mut |_| ControlFlow::Continue(());
+    let probe = probe::load_or_measure(&model, 2, Depth::Local, Some(&dir), go_on);
+    let probe = probe.unwrap().unwrap();
+    let longs = [
+        Long::Choose(Policy::Heavy),
+        Long::Choose(Policy::Snap),
+        Long::Choose(Policy::Adaptive),
+        Long::Window,
+        Long::Truncate,
+    ];
+    let requests: Vec<Request> = (0..10)
+        .map(|i| Request {
+            prompt: ids[31 * i..31 * i + 600].to_vec(),
+            options: GenerateOptions {
+                tokens_max: Some(70),
+                ignore_end: true,
+                ..GenerateOptions::default()
+            },
+            rows: Some(Rows {
+                most,
+                anchors,
+                long: longs[i % longs.len()],
+            }),
+            ..Request::default()
+        })
+        .collect();
+    let keep = |long| {
+        let rows = Rows {
+            most,
+            anchors,
+            long,
+        };
+        rows.keep(670)
+    };
+    let one = {
+        let mut runtime = runtime(&model, None);
+        runtime.know(&probe);
+        let bytes = longs.map(|long| runtime.bytes_keeping(keep(long), most).unwrap());
+        let scratch = runtime.scratch_counting(3, 3, 96, 700);
+        runtime.ledger().side + scratch + 3 * bytes.into_iter().max().unwrap()
+    };
+    let mut runtime = runtime(&model, Some(one));
+    runtime.know(&probe);
+    let mut desk = Desk::new(runtime, DeskOptions::default());
+    let tickets: Vec<Ticket> = requests
+        .iter()
+        .map(|request| desk.submit(request.clone()).unwrap())
+        .collect();
+    let (mut done, mut together) = (HashMap::new(), 0);
+    while !desk.is_idle() {
+        let tell: &mut dyn FnMut(Ticket, News<'_>) -> ControlFlow<()> = &mut |ticket, news| {
+            match news {
+                News::Done(completed, held) => {
+                    done.insert(ticket, (completed.tokens, held));
+                }
+                News::Failed(why) => panic!("{why}"),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        };
+        desk.step(Duration::ZERO, tell).unwrap();
+        together = together.max(desk.active());
+        assert!(desk.runtime().ledger().total() <= one);
+    }
+    assert!((2..10).contains(&together), "{together} at once");
+
+    for (ticket, request) in tickets.iter().zip(&requests) {
+        let (tokens, held) = &done[ticket];
+        let long = request.rows.unwrap().long;
+        assert_eq!(*tokens, chosen_alone(&model, &probe, request), "{long:?}");
+        if let Long::Choose(Policy::Heavy | Policy::Snap) = long {
+            assert!(held.seen == 669 && held.rows <= most, "{long:?}: {held:?}");
+        }
+    }
+    assert_ne!(done[&tickets[0]].0, done[&tickets[3]].0);
+}
+
+/// The same by itself, in a runtime whose every sequence has that policy where there is such a one.
+fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> Vec<u32> {
+    let Some(rows) = request.rows else {
+        return alone(model, request);
+    };
+    let (retention, keep) = match rows.long {
+        Long::Choose(policy @ (Policy::Heavy | Policy::Snap)) => {
+            let retention = Retention {
+                policy,
+                anchors: Some(rows.anchors),
+                window: Some(rows.most - rows.anchors - 32),
+                guard: Guarding::Off,
+                ..Retention::default()
+            };
+            (retention, Keep::Usual)
+        }
+        Long::Choose(_) => (Retention::full(), rows.keep(670)),
+        _ => return alone(model, request),
+    };
+    let options = RuntimeOptions {
+        threads: 1,
+        retention,
+        cache_dir: Some(packed_dir()),
+        ..RuntimeOptions::default()
+    };
+    let mut runtime = Runtime::new(model.clone(), &options).unwrap();
+    runtime.know(probe);
+    let id = runtime.open_keeping(keep).unwrap();
+    let mut sampler = Sampler::new(request.sample.clone()).unwrap();
+    let tell = &mut |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
+    let (prompt, options) = (&request.prompt, &request.options);
+    let said = generate(&mut runtime, id, prompt, &mut sampler, options, tell);
+    said.unwrap().tokens
+}
+
+/// What cannot be chosen for one is refused with its reason.
+#[test]
+fn rows_nobody_can_choose() {
+    let (_dir, _, model) = tiny();
+    let options = RuntimeOptions {
+        retention: Retention::full(),
+        ..RuntimeOptions::default()
+    };
+    let mut runtime = Runtime::new(model.clone(), &options).unwrap();
+    let mut open = |by, window| {
+        let keep = Keep::Chosen {
+            by,
+            anchors: 0,
+            window,
+            tokens: 1000,
+        };
+        runtime.open_keeping(keep).unwrap_err()
+    };
+    for by in [Policy::Tiers, Policy::Turns, Policy::Streams] {
+        assert!(matches!(open(by, 512), StepError::NotOfOne { .. }));
+    }
+    let narrow = open(Policy::Heavy, 255);
+    assert_eq!(
+        narrow,
+        StepError::Narrow {
+            window: 224,
+            least: 256
+        }
+    );
+    assert!(matches!(
+        open(Policy::Snap, usize::MAX),
+        StepError::Window { .. }
+    ));
+    assert_eq!(open(Policy::Adaptive, 512), StepError::NotProbed);
+}
+
+/// A window that becomes smaller while somebody reads: portions follow the new one, nobody fails, and what was said can be
+/// said again from the changes that were told.
+#[test]
+fn a_window_that_follows_the_device() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(600);
+    let make = |replay: Vec<(u64, usize)>| {
+        let options = RuntimeOptions {
+            threads: 2,
+            retention: Retention {
+                policy: Policy::Window,
+                anchors: Some(4),
+                window: Some(171),
+                replay,
+                ..Retention::default()
+            },
+            cache_dir: Some(packed_dir()),
+            ..RuntimeOptions::default()
+        };
+        Runtime::new(model.clone(), &options).unwrap()
+    };
+    let options = GenerateOptions {
+        tokens_max: Some(30),
+        ignore_end: true,
+        ..GenerateOptions::default()
+    };
+    let short = haversack_memory::Reading {
+        mem_available_bytes: Some(0),
+        ..Default::default()
+    };
+    let mut changed = 0;
+    for after in 1..8 {
+        let mut desk = Desk::new(make(Vec::new()), DeskOptions::default());
+        desk.set_pace(Pace {
+            batch: 8,
+            chunk: 100,
+        });
+        let prompts = [&ids[..400], &ids[100..480]];
+        for prompt in prompts {
+            let request = Request {
+                prompt: prompt.to_vec(),
+                options: options.clone(),
+                ..Request::default()
+            };
+            desk.submit(request).unwrap();
+        }
+        let mut done = Vec::new();
+        for step in 0.. {
+            if desk.is_idle() {
+                break;
+            }
+            if step == after {
+                desk.observe(None, &short, Duration::from_secs(1));
+            }
+            desk.step(Duration::ZERO, &mut |ticket, news| {
+                match news {
+                    News::Done(completed, held) => done.push((ticket, completed.tokens, held)),
+                    News::Failed(why) => panic!("{after}: {why}"),
+                    _ => {}
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        }
+        done.sort_by_key(|done| done.0);
+        for ((_, tokens, held), prompt) in done.iter().zip(prompts) {
+            changed += held.changes.len();
+            let replay = held.changes.iter().map(|c| (c.position, c.window));
+            let mut runtime = make(replay.collect());
+            let id = runtime.open().unwrap();
+            let mut sampler = Sampler::new(SampleOptions::default()).unwrap();
+            let go_on = &mut |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
+            let said = generate(&mut runtime, id, prompt, &mut sampler, &options, go_on);
+            assert_eq!(said.unwrap().tokens, *tokens, "{after}");
+        }
+    }
+    assert!(changed >= 14, "{changed} changes");
+}

@@ -1,0 +1,486 @@
+//! Sessions over a tiny model: turns come and go, files survive, errors leave everything as it was.
+
+mod common;
+
+use common::load;
+use common::session::{Words, say, seen, try_say};
+use haversack_conversations::session::relevance::Relevance;
+use haversack_conversations::session::turns::Place;
+use haversack_conversations::session::{SessionError, SessionOptions, Sessions};
+use haversack_engine::{
+    Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeError, RuntimeOptions,
+};
+use haversack_testing::models::Spec;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+struct World {
+    model: Arc<Model>,
+    kv: KvOptions,
+    options: SessionOptions,
+    judged: bool,
+    budget: Option<usize>,
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> World {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tiny.gguf");
+        let spec = Spec {
+            context: 2048,
+            ..Spec::named("llama").unwrap()
+        };
+        spec.write_file(&path).unwrap();
+        World {
+            model: load(&path, Repack::Off),
+            kv: KvOptions {
+                recent: 32,
+                ..KvOptions::new(KvForm::both(Codec::Int4.form()))
+            },
+            options: SessionOptions {
+                dir: Some(folder.path().join("sessions")),
+                capacity: 300,
+                persistent_max: 200,
+                answer_max: 8,
+                ..SessionOptions::default()
+            },
+            judged: true,
+            budget: None,
+            folder,
+        }
+    }
+
+    fn runtime(&self) -> Runtime {
+        self.try_runtime().unwrap()
+    }
+
+    fn try_runtime(&self) -> Result<Runtime, RuntimeError> {
+        let options = RuntimeOptions {
+            threads: 1,
+            kv: self.kv.clone(),
+            retention: Retention::managed(),
+            budget_bytes: self.budget,
+            // The mean keys are measured once.
+            cache_dir: Some(self.folder.path().to_owned()),
+            ..RuntimeOptions::default()
+        };
+        Runtime::new(self.model.clone(), &options)
+    }
+
+    fn sessions(&self, runtime: &Runtime) -> Sessions {
+        let sessions = Sessions::new(runtime, self.options.clone()).unwrap();
+        match self.judged {
+            true => sessions.with_encoder(Arc::new(Words)),
+            false => sessions,
+        }
+    }
+
+    fn dir(&self) -> &Path {
+        self.options.dir.as_deref().unwrap()
+    }
+}
+
+const QUESTIONS: [&str; 12] = [
+    "my cat is called Miso",
+    "the garden has seven apple trees",
+    "tell me about trains",
+    "and about ships at sea",
+    "what colour is the sky",
+    "how many apple trees has the garden",
+    "the boat leaves at nine",
+    "what is my cat called",
+    "which train leaves first",
+    "the sky is full of ships",
+    "who sails the boat",
+    "is the cat in the garden",
+];
+
+/// Turns leave, are hidden and come back; what was told about them is what is seen.
+#[test]
+fn turns_come_and_go() {
+    let world = World::new();
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let id = sessions
+        .create(&mut runtime, "anna", "You know things.", 0)
+        .unwrap();
+    let mut recalled = 0;
+    for round in 0..3 {
+        for question in QUESTIONS {
+            let answer = say(&mut sessions, &mut runtime, id, question);
+            recalled += answer.context.recalled.len();
+            assert_eq!(answer.context.unsaved, None);
+            assert_eq!(answer.context.evicted, 0, "round {round}");
+            let stats = sessions.stats(&runtime, id).unwrap();
+            assert!(stats.visible + stats.hidden <= 300, "{stats:?}");
+            let mut expected: BTreeSet<u64> = (0..stats.persistent).collect();
+            let turns = sessions.turns(id).unwrap();
+            for turn in turns.iter().filter(|t| t.is_visible) {
+                assert_eq!(turn.place, Place::Live);
+                expected.extend(turn.span.clone());
+            }
+            assert!(turns.iter().rev().take(2).all(|t| t.is_visible));
+            assert_eq!(seen(&runtime, &sessions, id), expected);
+            let view = sessions.turn(id, answer.turn.unwrap()).unwrap();
+            assert_eq!(view.tokens.len() as u64, view.turn.tokens());
+        }
+    }
+    assert!(recalled > 3, "{recalled}");
+    let stats = sessions.stats(&runtime, id).unwrap();
+    assert!(stats.spilled > 0 && stats.turns == 36, "{stats:?}");
+    sessions.suspend(&mut runtime, id).unwrap();
+    assert!(matches!(
+        sessions.stats(&runtime, id),
+        Err(SessionError::Closed { .. })
+    ));
+    assert_eq!(runtime.ledger().kv_live, 0);
+}
+
+/// Whoever is killed after a turn goes on as if nothing had been: every turn is resumed in a new process' place and
+/// answers the same.
+#[test]
+fn resumed_goes_on_the_same_way() {
+    for judged in [true, false] {
+        let world = World {
+            judged,
+            ..World::new()
+        };
+        let mut runtime = world.runtime();
+        let mut sessions = world.sessions(&runtime);
+        let id = sessions
+            .create(&mut runtime, "whole", "You know things.", 0)
+            .unwrap();
+        let whole: Vec<Vec<u32>> = (0..2)
+            .flat_map(|_| QUESTIONS)
+            .map(|q| say(&mut sessions, &mut runtime, id, q).tokens)
+            .collect();
+        drop(sessions);
+
+        let mut runtime = world.runtime();
+        let mut sessions = world.sessions(&runtime);
+        let first = sessions
+            .create(&mut runtime, "torn", "You know things.", 0)
+            .unwrap();
+        let _ = first;
+        for (i, expected) in whole.iter().enumerate() {
+            // Nothing is said: what is not on disk is lost.
+            drop((sessions, runtime));
+            runtime = world.runtime();
+            sessions = world.sessions(&runtime);
+            let id = sessions.resume(&mut runtime, "torn").unwrap();
+            let answer = say(&mut sessions, &mut runtime, id, QUESTIONS[i % 12]);
+            assert_eq!(&answer.tokens, expected, "turn {i}");
+        }
+    }
+}
+
+/// In any budget in which a session can be begun, one that was put away in a larger one goes on: what has no room
+/// stays in the file.
+#[test]
+fn resumed_in_less_memory() {
+    let mut world = World::new();
+    world.options.capacity = 1200;
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let persistent = "You know things.";
+    let id = sessions
+        .create(&mut runtime, "anna", persistent, 0)
+        .unwrap();
+    const TURNS: usize = 24;
+    for question in QUESTIONS.iter().cycle().take(TURNS) {
+        say(&mut sessions, &mut runtime, id, question);
+    }
+    let full = runtime.ledger().peak;
+    let live = sessions.stats(&runtime, id).unwrap();
+    sessions.suspend(&mut runtime, id).unwrap();
+    let file = world.dir().join("anna.session");
+    let whole = std::fs::read(&file).unwrap();
+
+    let (mut spilled, mut smallest) = (0, full);
+    for part in (1..=20).rev() {
+        let budget = full * part / 20;
+        world.budget = Some(budget);
+        let Ok(mut runtime) = world.try_runtime() else {
+            break;
+        };
+        let Ok(mut sessions) = Sessions::new(&runtime, world.options.clone()) else {
+            break;
+        };
+        let Ok(id) = sessions.create(&mut runtime, "begun", persistent, 0) else {
+            break;
+        };
+        let answered = try_say(&mut sessions, &mut runtime, id, QUESTIONS[0]).is_ok();
+        sessions.close(&mut runtime, id).unwrap();
+        sessions.delete("begun").unwrap();
+        if !answered {
+            break;
+        }
+        std::fs::write(&file, &whole).unwrap();
+        let id = sessions.resume(&mut runtime, "anna").unwrap();
+        spilled = sessions.stats(&runtime, id).unwrap().spilled.max(spilled);
+        let answer = say(&mut sessions, &mut runtime, id, QUESTIONS[0]);
+        assert_eq!(answer.context.evicted, 0, "{budget}");
+        assert!(runtime.ledger().peak <= budget);
+        assert_eq!(sessions.turns(id).unwrap().len(), TURNS + 1, "{budget}");
+        sessions.suspend(&mut runtime, id).unwrap();
+        smallest = budget;
+    }
+    println!("{full} bytes, resumed in {smallest}; {spilled} of {live:?} stayed in the file");
+    assert!(smallest < full * 3 / 4 && spilled > 0);
+    world.budget = None;
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let id = sessions.resume(&mut runtime, "anna").unwrap();
+    assert_eq!(sessions.turns(id).unwrap().len(), TURNS + 1);
+    say(&mut sessions, &mut runtime, id, QUESTIONS[0]);
+}
+
+#[test]
+fn facts_hold_until_they_do_not() {
+    let world = World::new();
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let id = sessions
+        .create(&mut runtime, "facts", "You know things.", 0)
+        .unwrap();
+    say(&mut sessions, &mut runtime, id, QUESTIONS[0]);
+    let one = sessions
+        .add_fact(&mut runtime, id, "The shop opens at nine.", 1)
+        .unwrap();
+    say(&mut sessions, &mut runtime, id, QUESTIONS[1]);
+    let before = seen(&runtime, &sessions, id);
+    let two = sessions
+        .supersede(&mut runtime, id, one, "The shop opens at ten.", 2)
+        .unwrap();
+    let after = seen(&runtime, &sessions, id);
+    assert!(before.difference(&after).count() > 5 && after.difference(&before).count() > 5);
+    let error = sessions.revoke(&mut runtime, id, one).unwrap_err();
+    assert_eq!(error.to_string(), "there is no fact 1 that holds");
+    assert!(
+        sessions.revoke(&mut runtime, id, 0).is_err(),
+        "the opening stays"
+    );
+    let long = "word ".repeat(300);
+    let error = sessions.add_fact(&mut runtime, id, &long, 3).unwrap_err();
+    assert!(
+        matches!(error, SessionError::PersistentFull { most: 300, .. }),
+        "{error}"
+    );
+    sessions.suspend(&mut runtime, id).unwrap();
+    let id = sessions.resume(&mut runtime, "facts").unwrap();
+    assert_eq!(seen(&runtime, &sessions, id), after);
+    let facts: Vec<u64> = sessions.facts(id).unwrap().iter().map(|f| f.0).collect();
+    assert_eq!(facts, [0, two]);
+}
+
+#[test]
+fn states_change_and_take_no_more() {
+    let world = World::new();
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let opening = "you are kind";
+    let mut id = sessions.create(&mut runtime, "a", opening, 0).unwrap();
+    let room = sessions.tell_state(&mut runtime, id, "room: kitchen", 1, None);
+    let mut room = room.unwrap();
+    let page = sessions.tell_state(&mut runtime, id, "page: 7", 2, None);
+    let page = page.unwrap();
+    let mut sizes = Vec::new();
+    for round in 0..30 {
+        for question in &QUESTIONS[..3] {
+            say(&mut sessions, &mut runtime, id, question);
+        }
+        let text = format!("room: number {round}");
+        room = sessions
+            .tell_state(&mut runtime, id, &text, 3, Some(room))
+            .unwrap();
+        if round % 10 == 9 {
+            sessions.suspend(&mut runtime, id).unwrap();
+            id = sessions.resume(&mut runtime, "a").unwrap();
+        }
+        let turns = sessions.turns(id).unwrap();
+        let states: Vec<_> = turns.iter().filter(|t| t.is_state).collect();
+        assert_eq!(states.len(), 2);
+        assert_eq!((states[0].number, states[1].number), (page, room));
+        assert!(states.iter().all(|t| t.is_visible && t.is_pinned));
+        let seen = seen(&runtime, &sessions, id);
+        let mut positions = states.iter().flat_map(|t| t.span.clone());
+        assert!(positions.all(|position| seen.contains(&position)));
+        assert_eq!(sessions.turn(id, room).unwrap().text, text);
+        sizes.push(sessions.stats(&runtime, id).unwrap().forgotten);
+    }
+    // What does not hold any more was not forgotten: nobody misses it.
+    assert_eq!(sizes.last(), Some(&0));
+    // The last turn is one that was asked.
+    let last = sessions.retract(&mut runtime, id).unwrap();
+    assert!(last.is_some_and(|last| last < room));
+    let asked = sessions.turns(id).unwrap();
+    let asked = asked.iter().find(|t| !t.is_state).unwrap().number;
+    let replaced = sessions.tell_state(&mut runtime, id, "room: none", 4, Some(asked));
+    assert!(matches!(replaced, Err(SessionError::NoSuchState { .. })));
+    let long = "a very long state ".repeat(20);
+    let error = sessions.tell_state(&mut runtime, id, &long, 4, None);
+    let said = error.unwrap_err().to_string();
+    assert!(
+        said.ends_with("tokens of state; accepted: 75 at most"),
+        "{said}"
+    );
+    sessions.drop_state(&mut runtime, id, page).unwrap();
+    let gone = sessions.drop_state(&mut runtime, id, page);
+    assert!(matches!(gone, Err(SessionError::NoSuchState { .. })));
+    assert_eq!(
+        sessions
+            .turns(id)
+            .unwrap()
+            .iter()
+            .filter(|t| t.is_state)
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn forks_go_their_own_ways() {
+    let world = World::new();
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let one = sessions.create(&mut runtime, "one", "", 0).unwrap();
+    for question in &QUESTIONS[..6] {
+        say(&mut sessions, &mut runtime, one, question);
+    }
+    let two = sessions.fork(&mut runtime, one, "two").unwrap();
+    let a = say(&mut sessions, &mut runtime, one, QUESTIONS[6]);
+    let b = say(&mut sessions, &mut runtime, two, QUESTIONS[6]);
+    assert_eq!(a.tokens, b.tokens);
+    say(&mut sessions, &mut runtime, one, QUESTIONS[7]);
+    let c = say(&mut sessions, &mut runtime, two, QUESTIONS[8]);
+    sessions.suspend(&mut runtime, two).unwrap();
+    sessions.delete("two").unwrap();
+    assert!(sessions.resume(&mut runtime, "two").is_err());
+    assert!(matches!(
+        sessions.resume(&mut runtime, "one"),
+        Err(SessionError::Open { .. })
+    ));
+    // Taken back, the question is answered as the fork answered it.
+    assert_eq!(sessions.retract(&mut runtime, one).unwrap(), Some(7));
+    let _ = c;
+    let names: Vec<String> = sessions
+        .list()
+        .unwrap()
+        .into_iter()
+        .map(|l| l.name)
+        .collect();
+    assert_eq!(names, ["one"]);
+}
+
+#[test]
+fn bad_names_and_foreign_files() {
+    let world = World::new();
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    for name in ["..", "a/b", "", &"x".repeat(300), "a\0b"] {
+        assert!(matches!(
+            sessions.create(&mut runtime, name, "", 0),
+            Err(SessionError::Name(_))
+        ));
+        assert!(matches!(
+            sessions.resume(&mut runtime, name),
+            Err(SessionError::Name(_))
+        ));
+        assert!(matches!(sessions.delete(name), Err(SessionError::Name(_))));
+    }
+    let id = sessions.create(&mut runtime, "mine", "x", 0).unwrap();
+    say(&mut sessions, &mut runtime, id, "hello");
+    sessions.suspend(&mut runtime, id).unwrap();
+    let mut other = World::new();
+    other.options = SessionOptions {
+        dir: Some(world.dir().to_owned()),
+        tenant: "somebody".into(),
+        ..other.options
+    };
+    let mut stranger = other.sessions(&runtime);
+    let error = stranger
+        .resume(&mut runtime, "mine")
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "session mine was saved with tenant ; this is somebody"
+    );
+    // The same name in another format.
+    let kv = World {
+        kv: KvOptions::plain(KvForm::F16),
+        ..World::new()
+    };
+    let mut runtime = kv.runtime();
+    let mut sessions = Sessions::new(&runtime, world.options.clone()).unwrap();
+    let error = sessions
+        .resume(&mut runtime, "mine")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("saved with kv int4-") && error.contains("this is f16-"),
+        "{error}"
+    );
+    let path = |name: &str| world.dir().join(format!("{name}.session"));
+    std::fs::create_dir(path("folder")).unwrap();
+    std::os::unix::fs::symlink(path("mine"), path("link")).unwrap();
+    std::fs::write(path("empty"), b"").unwrap();
+    for name in ["folder", "link", "empty", "nowhere"] {
+        let error = sessions.resume(&mut runtime, name).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("session {name}: ")), "{error}");
+        assert!(!error.contains('\n'));
+    }
+    assert_eq!(runtime.ledger().kv_live, 0);
+}
+
+/// A file that may not grow: rows leave it, then turns; the conversation goes on, and what is forgotten is counted.
+#[test]
+fn a_quota_is_kept() {
+    let mut world = World::new();
+    world.options.quota_bytes = 200 << 10;
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let id = sessions
+        .create(&mut runtime, "small", "You know things.", 0)
+        .unwrap();
+    let path = world.dir().join("small.session");
+    let mut forgotten = 0;
+    for i in 0..200 {
+        let answer = say(&mut sessions, &mut runtime, id, QUESTIONS[i % 12]);
+        assert_eq!(answer.context.unsaved, None, "turn {i}");
+        assert!(std::fs::metadata(&path).unwrap().len() <= 200 << 10);
+        forgotten = answer.context.evicted;
+    }
+    let stats = sessions.stats(&runtime, id).unwrap();
+    assert!(forgotten > 0 && stats.ids > 0, "{stats:?}");
+    sessions.suspend(&mut runtime, id).unwrap();
+    let id = sessions.resume(&mut runtime, "small").unwrap();
+    let again = sessions.stats(&runtime, id).unwrap();
+    assert_eq!(
+        (again.forgotten, again.ids, again.turns),
+        (stats.forgotten, stats.ids, 200)
+    );
+}
+
+/// Without relevance everything in memory is visible, and the answer says so.
+#[test]
+fn without_an_encoder_everything_stays_visible() {
+    let world = World {
+        judged: false,
+        ..World::new()
+    };
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let id = sessions.create(&mut runtime, "all", "", 0).unwrap();
+    for question in QUESTIONS {
+        let answer = say(&mut sessions, &mut runtime, id, question);
+        assert!(answer.context.unjudged && answer.context.masked == 0);
+    }
+    let error = try_say(&mut sessions, &mut runtime, id, &"long ".repeat(2000)).unwrap_err();
+    assert!(matches!(error, SessionError::TooLong(_)), "{error}");
+    let stats = sessions.stats(&runtime, id).unwrap();
+    assert_eq!(stats.turns, 12);
+    let _ = Relevance::All;
+}

@@ -1,0 +1,231 @@
+//! What everybody hears, and what nobody may: news of somebody unknown, before its time, twice, or after the last.
+
+use crate::guest::{Guest, Standing, Told};
+use crate::stage::fingerprint;
+use crate::talk::{Talk, Turn};
+use haversack_conversations::scheduler::{News, Ticket, TurnRequest};
+use haversack_conversations::session::Answer;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+/// A turn that was asked for.
+#[derive(Debug)]
+pub struct Asked {
+    pub request: TurnRequest,
+    pub leaves: Option<usize>,
+    pub standing: Standing,
+    told: Vec<Told>,
+}
+
+impl Asked {
+    pub fn new(request: TurnRequest, leaves: Option<usize>) -> Asked {
+        Asked {
+            request,
+            leaves,
+            standing: Standing::Waits,
+            told: Vec::new(),
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Ears {
+    pub guests: BTreeMap<Ticket, Guest>,
+    pub asked: BTreeMap<Ticket, Asked>,
+    /// Guests of processes that are gone.
+    pub past: Vec<Guest>,
+    pub talks: Vec<Talk>,
+    /// Who failed in this step, and why.
+    pub failed: Vec<String>,
+    pub wrong: Option<String>,
+    /// What was heard, for whoever reads a trace.
+    pub heard: Option<Vec<String>>,
+}
+
+impl Ears {
+    pub fn hear(&mut self, ticket: Ticket, news: News<'_>) -> ControlFlow<()> {
+        if let Some(heard) = &mut self.heard {
+            let word = match &news {
+                News::Token { sampled, .. } => format!("token {}", sampled.id),
+                News::Done(done, _) => format!("done {:?}", done.finish),
+                News::Said(answer) => format!("said turn {:?} {:?}", answer.turn, answer.context),
+                news => format!("{news:?}"),
+            };
+            heard.push(format!("    {ticket:?} {word}"));
+        }
+        if let (News::Entered, Some(passed)) = (&news, self.passed_by(ticket)) {
+            self.wrong
+                .get_or_insert(format!("{ticket:?} passes {passed:?} of its session"));
+        }
+        let heard = match (self.guests.get_mut(&ticket), self.asked.get_mut(&ticket)) {
+            (Some(guest), _) => of_guest(guest, news, &mut self.failed),
+            (None, Some(asked)) => of_turn(asked, news, &mut self.failed, &mut self.talks),
+            (None, None) => Err("nobody has this ticket".to_owned()),
+        };
+        heard.unwrap_or_else(|wrong| {
+            self.wrong.get_or_insert(format!("{ticket:?}: {wrong}"));
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// A turn of the same session that came earlier and waits.
+    fn passed_by(&self, ticket: Ticket) -> Option<Ticket> {
+        let session = &self.asked.get(&ticket)?.request.session;
+        let mut earlier = self.asked.range(..ticket);
+        let waits = |a: &Asked| a.standing == Standing::Waits && a.request.session == *session;
+        earlier.find(|(_, a)| waits(a)).map(|(t, _)| *t)
+    }
+
+    /// How many are in a state.
+    pub fn count(&self, standing: Standing) -> (usize, usize) {
+        let guests = self.guests.values().filter(|g| g.standing == standing);
+        let asked = self.asked.values().filter(|a| a.standing == standing);
+        (guests.count(), asked.count())
+    }
+
+    /// Their process is gone.
+    pub fn lose_all(&mut self) {
+        self.asked.clear();
+        let guests = std::mem::take(&mut self.guests);
+        self.past.extend(guests.into_values());
+    }
+
+    /// Somebody whose time is over and who was not told.
+    pub fn overdue(&self, now: Duration) -> Option<Ticket> {
+        let is_there = |s: Standing| matches!(s, Standing::Waits | Standing::Active);
+        let is_late = |deadline: Option<Duration>| deadline.is_some_and(|d| d <= now);
+        let guests = self.guests.iter();
+        let mut late = guests.filter(|(_, g)| is_there(g.standing) && is_late(g.request.deadline));
+        late.next().map(|(ticket, _)| *ticket)
+    }
+}
+
+fn enter(standing: &mut Standing) -> Result<(), String> {
+    match standing {
+        Standing::Waits => *standing = Standing::Active,
+        _ => return Err(format!("enters, and is {standing:?}")),
+    }
+    Ok(())
+}
+
+fn is_active(standing: Standing, what: &str) -> Result<(), String> {
+    match standing {
+        Standing::Active => Ok(()),
+        _ => Err(format!("{what}, and is {standing:?}")),
+    }
+}
+
+fn end(standing: &mut Standing, what: &str) -> Result<(), String> {
+    match standing {
+        Standing::Waits | Standing::Active => *standing = Standing::Ended,
+        _ => return Err(format!("{what}, and is {standing:?}")),
+    }
+    Ok(())
+}
+
+fn of_guest(
+    guest: &mut Guest,
+    news: News<'_>,
+    failed: &mut Vec<String>,
+) -> Result<ControlFlow<()>, String> {
+    match news {
+        News::Entered => {
+            enter(&mut guest.standing)?;
+            // Who has left by now hears nothing more.
+            if guest.flow().is_break() {
+                guest.standing = Standing::Gone;
+            }
+        }
+        News::Prompt { done, total } => {
+            is_active(guest.standing, "reads")?;
+            if done > total {
+                return Err(format!("{done} tokens read of {total}"));
+            }
+        }
+        News::Token { sampled, logits } => {
+            is_active(guest.standing, "is told a token")?;
+            guest.told.push((sampled.id, fingerprint(logits)));
+        }
+        News::Done(completed, held) => {
+            end(&mut guest.standing, "is done")?;
+            guest.done = Some(completed);
+            guest.changes = held.changes;
+            return Ok(ControlFlow::Continue(()));
+        }
+        News::Failed(why) => {
+            end(&mut guest.standing, "failed")?;
+            failed.push(why);
+        }
+        News::Said(_) => return Err("hears a turn".to_owned()),
+    }
+    Ok(guest.flow())
+}
+
+fn of_turn(
+    asked: &mut Asked,
+    news: News<'_>,
+    failed: &mut Vec<String>,
+    talks: &mut [Talk],
+) -> Result<ControlFlow<()>, String> {
+    match news {
+        News::Entered => enter(&mut asked.standing)?,
+        News::Prompt { .. } => is_active(asked.standing, "reads")?,
+        News::Token { sampled, logits } => {
+            is_active(asked.standing, "is told a token")?;
+            asked.told.push((sampled.id, fingerprint(logits)));
+        }
+        News::Done(completed, _) => {
+            end(&mut asked.standing, "is done")?;
+            let late = asked.request.deadline.is_some();
+            if !late || !completed.tokens.is_empty() {
+                return Err("a turn ends like a request".to_owned());
+            }
+        }
+        News::Said(answer) => {
+            end(&mut asked.standing, "was said")?;
+            part_of(asked, &answer, talks)?;
+        }
+        News::Failed(why) => {
+            end(&mut asked.standing, "failed")?;
+            // As with a question that was never answered, below.
+            let name = &asked.request.session;
+            let talk = talks.iter_mut().find(|t| t.exists && t.name == *name);
+            talk.into_iter().for_each(|talk| talk.is_lossy = true);
+            failed.push(why);
+        }
+    }
+    Ok(match asked.leaves {
+        Some(after) if asked.told.len() >= after => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    })
+}
+
+/// The turn has become part of its conversation.
+fn part_of(asked: &Asked, answer: &Answer, talks: &mut [Talk]) -> Result<(), String> {
+    let tokens: Vec<u32> = asked.told.iter().map(|t| t.0).collect();
+    if answer.tokens != tokens {
+        return Err(format!("told {tokens:?}, said {:?}", answer.tokens));
+    }
+    if answer.turn.is_some() == tokens.is_empty() {
+        return Err(format!("{} tokens, turn {:?}", tokens.len(), answer.turn));
+    }
+    let name = &asked.request.session;
+    let talk = talks.iter_mut().find(|t| t.exists && t.name == *name);
+    let talk = talk.ok_or(format!("{name} is no conversation"))?;
+    let turn = Turn {
+        text: asked.request.text.clone(),
+        sample: asked.request.sample.clone(),
+        options: asked.request.options.clone(),
+        told: asked.told.clone(),
+        finish: answer.finish,
+        spilled: answer.context.spilled,
+    };
+    match answer.turn {
+        Some(_) => talk.said(turn, answer),
+        // A question that was never answered is none. What was done to turns for it stays done, and shows if they were
+        // seen: nobody can say then what comes next.
+        None => talk.is_lossy |= answer.context.plan != "nothing changes",
+    }
+    Ok(())
+}

@@ -1,0 +1,291 @@
+//! Requests: what they ask, what they are told, and what they say when they are computed alone, by the shortest way.
+
+use crate::common::Dice;
+use crate::setting::Setting;
+use crate::stage::{CONTEXT, Make, Stage, fingerprint, one_in, pick};
+use haversack_conversations::scheduler::{Long, Priority, Request, Rows};
+use haversack_engine::Retention;
+use haversack_engine::device::WindowChange;
+use haversack_engine::runtime::completion::Completed;
+use haversack_engine::runtime::{Finish, GenerateOptions, Keep, Runtime};
+use haversack_engine::sample::{SampleOptions, Sampler};
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+/// What has become of somebody so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Waits,
+    Active,
+    /// The last was heard.
+    Ended,
+    /// It was cancelled, or its process is gone: nothing more may be heard.
+    Gone,
+}
+
+/// A token, and the hash of what it was drawn from.
+pub type Told = (u32, u64);
+
+#[derive(Debug)]
+pub struct Guest {
+    pub request: Request,
+    /// Hangs up after so many tokens; 0 = while the prompt is read.
+    pub leaves: Option<usize>,
+    pub standing: Standing,
+    pub told: Vec<Told>,
+    pub done: Option<Completed>,
+    /// How its window followed the device.
+    pub changes: Vec<WindowChange>,
+    /// Tokens that a sequence may have which says nothing about it.
+    most: usize,
+}
+
+impl Guest {
+    pub fn new(request: Request, leaves: Option<usize>, runtime: &Runtime) -> Guest {
+        Guest {
+            request,
+            leaves,
+            most: runtime.bounds().rows_max.min(CONTEXT),
+            standing: Standing::Waits,
+            told: Vec::new(),
+            done: None,
+            changes: Vec::new(),
+        }
+    }
+
+    /// What its sequence keeps, said without the runtime's usual.
+    fn keep(&self, setting: &Setting) -> Keep {
+        match (&self.request.rows, setting.window()) {
+            (Some(rows), _) => rows.keep(usize::MAX),
+            (None, Some((anchors, window))) => Keep::Window { anchors, window },
+            (None, None) => Keep::All { tokens: self.most },
+        }
+    }
+
+    /// Whether it goes on listening.
+    pub fn flow(&self) -> ControlFlow<()> {
+        match self.leaves {
+            Some(after) if self.told.len() >= after => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    }
+}
+
+pub fn sampling(dice: &mut Dice) -> SampleOptions {
+    SampleOptions {
+        temperature: pick(dice, &[0.0, 1.0, 2.0]),
+        repetition_penalty: pick(dice, &[1.0, 1.1]),
+        seed: dice.roll(1 << 20) as u64,
+        ..SampleOptions::default()
+    }
+}
+
+/// A request that could be served somewhere.
+pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> Request {
+    let long = setting.is_window() || one_in(dice, 4);
+    let length = match long {
+        true => 60 + dice.roll(100),
+        false => 1 + dice.roll(40),
+    };
+    let anchors = pick(dice, &[0, 4, 33]);
+    let spare = dice.roll(40);
+    let kind = pick(
+        dice,
+        &[
+            None,
+            None,
+            Some(Long::Refuse),
+            Some(Long::Truncate),
+            Some(Long::Window),
+            Some(Long::Again {
+                every: 1 + spare / 2,
+            }),
+        ],
+    );
+    let rows = kind.map(|long| Rows {
+        most: anchors + 64 + spare + usize::from(matches!(long, Long::Again { .. })) * 21,
+        anchors,
+        long,
+    });
+    // Some begin alike.
+    let alike = pick(dice, &[0, 0, 40, 75]).min(length);
+    let prompt = (0..length).map(|i| match i < alike {
+        true => 3 + (i as u32 * 7) % 310,
+        false => 3 + dice.roll(310) as u32,
+    });
+    let prompt = prompt.collect();
+    Request {
+        prompt,
+        sample: sampling(dice),
+        options: GenerateOptions {
+            tokens_max: Some(pick(dice, &[0, 1, 2, 5, 12])),
+            ignore_end: !one_in(dice, 4),
+            ..GenerateOptions::default()
+        },
+        rows,
+        priority: pick(dice, &[Priority::Interactive, Priority::Background]),
+        owner: dice.roll(3) as u64,
+        deadline: one_in(dice, 12).then(|| now + Duration::from_secs(1 + dice.roll(12) as u64)),
+        ..Request::default()
+    }
+}
+
+/// A request that nobody can serve, and that must not be taken.
+pub fn ask_wrongly(dice: &mut Dice, setting: &Setting, now: Duration) -> Request {
+    let mut request = ask(dice, setting, now);
+    match dice.roll(4) {
+        0 => request.prompt.clear(),
+        1 => request.prompt.push(u32::MAX - dice.roll(9) as u32),
+        2 => {
+            request.prompt = vec![5; CONTEXT + 1];
+            request.rows = None;
+            if setting.is_window() {
+                request.prompt.clear();
+            }
+        }
+        // What a client calls -1 elsewhere.
+        _ => {
+            request.rows = Some(Rows {
+                most: pick(dice, &[0, 1, 40]),
+                anchors: pick(dice, &[2, 41, usize::MAX]),
+                long: pick(dice, &[Long::Window, Long::Truncate]),
+            });
+        }
+    }
+    request
+}
+
+fn nobody() -> impl FnMut(usize) -> ControlFlow<()> {
+    |_| ControlFlow::Continue(())
+}
+
+/// Compares what a guest was told with the same computed alone. An answer that was cut off is right as far as it goes.
+pub fn judge(stage: &mut Stage, setting: &Setting, guest: &Guest) -> Result<(), String> {
+    let Guest {
+        request,
+        told,
+        done,
+        changes,
+        ..
+    } = guest;
+    if let Some(done) = done {
+        let tokens: Vec<u32> = told.iter().map(|t| t.0).collect();
+        if done.tokens != tokens {
+            return Err(format!("told {tokens:?}, had {:?}", done.tokens));
+        }
+        check_end(stage, setting, guest, done)?;
+    }
+    // How a window followed the device is told at the end.
+    let is_known = done.is_some() || !setting.is_window();
+    if told.is_empty() || !is_known {
+        return Ok(());
+    }
+    let logits = match changes.is_empty() {
+        true => {
+            let keep = guest.keep(setting);
+            let runtime = stage.alone(setting.model, setting.form, false);
+            alone(runtime, keep, request, told)?
+        }
+        false => {
+            let retention = Retention {
+                replay: changes.iter().map(|c| (c.position, c.window)).collect(),
+                ..setting.retention()
+            };
+            let make = Make {
+                model: setting.model,
+                form: setting.form,
+                retention,
+                ..Make::default()
+            };
+            let keep = match &request.rows {
+                Some(rows) => rows.keep(usize::MAX),
+                None => Keep::Usual,
+            };
+            alone(&mut stage.runtime(&make)?, keep, request, told)?
+        }
+    };
+    let vocabulary = stage.models[setting.model].config().vocab;
+    let mut sampler = Sampler::new(request.sample.clone()).map_err(|e| e.to_string())?;
+    let mut history = read_of(request);
+    if request.rows.is_some_and(|rows| rows.is_read_again()) {
+        history = request.prompt.clone();
+    }
+    for (i, (row, (token, hash))) in logits.chunks_exact(vocabulary).zip(told).enumerate() {
+        if fingerprint(row) != *hash {
+            return Err(format!("token {i} was drawn from other logits"));
+        }
+        let drawn = sampler.sample(row, &history).map_err(|e| e.to_string())?;
+        if drawn != *token {
+            return Err(format!("token {i} is {token}, alone it is {drawn}"));
+        }
+        history.push(drawn);
+    }
+    Ok(())
+}
+
+fn check_end(
+    stage: &Stage,
+    setting: &Setting,
+    guest: &Guest,
+    done: &Completed,
+) -> Result<(), String> {
+    let request = &guest.request;
+    let most = request.options.tokens_max.unwrap();
+    let room = match guest.keep(setting) {
+        Keep::All { tokens } if !request.rows.is_some_and(|r| r.is_read_again()) => {
+            tokens.saturating_sub(read_of(request).len()) + 1
+        }
+        _ => usize::MAX,
+    };
+    let count = done.tokens.len();
+    let tokenizer = stage.models[setting.model].tokenizer();
+    let ended = |token: &u32| tokenizer.is_end(*token) && !request.options.ignore_end;
+    let is_right = match done.finish {
+        Finish::Length => count == most.min(room),
+        Finish::Stop => done.tokens.last().is_some_and(ended),
+        Finish::Cancelled => guest.leaves.is_some() || request.deadline.is_some(),
+    };
+    match is_right {
+        true => Ok(()),
+        false => Err(format!("{count} tokens of {most} and {:?}", done.finish)),
+    }
+}
+
+fn read_of(request: &Request) -> Vec<u32> {
+    let most = request.options.tokens_max.unwrap();
+    match &request.rows {
+        Some(rows) => rows.of_prompt(&request.prompt, most).unwrap_or_default(),
+        None => request.prompt.clone(),
+    }
+}
+
+/// (token, vocab): the logits behind which each token was drawn, from the tokens alone: all of them at once, or for one
+/// whose rows are read again, all of its rows for each.
+fn alone(
+    runtime: &mut Runtime,
+    keep: Keep,
+    request: &Request,
+    told: &[Told],
+) -> Result<Vec<f32>, String> {
+    let vocabulary = runtime.model().config().vocab;
+    let ids: Vec<u32> = told.iter().map(|t| t.0).collect();
+    let wrong = |e: haversack_engine::StepError| e.to_string();
+    if let Some(rows) = request.rows.filter(Rows::is_read_again) {
+        let mut all = Vec::new();
+        for i in 0..ids.len() {
+            let history = [&request.prompt[..], &ids[..i]].concat();
+            let id = runtime.open_keeping(keep).map_err(wrong)?;
+            let fed = runtime.feed(id, &rows.at(&history), &mut nobody());
+            let fed = fed.map(|logits| logits.unwrap_or_default().to_vec());
+            runtime.close(id).map_err(wrong)?;
+            all.extend(fed.map_err(wrong)?);
+        }
+        return Ok(all);
+    }
+    let read = read_of(request);
+    let tokens = [&read[..], &ids[..ids.len() - 1]].concat();
+    let id = runtime.open_keeping(keep).map_err(wrong)?;
+    let all = runtime.all_logits(id, &tokens);
+    runtime.close(id).map_err(wrong)?;
+    Ok(all.map_err(wrong)?.split_off((read.len() - 1) * vocabulary))
+}

@@ -1,0 +1,292 @@
+//! `--policy adaptive`: from what a probe found and what the budget allows to how each layer stores its rows, and
+//! how many.
+//!
+//! The plan is made once, before the first token, for a conversation as long as the context; a shorter one keeps all
+//! its rows in the same forms.
+
+use super::probe::{self, Probe};
+use crate::model::Config;
+use crate::model::Model;
+use crate::runtime::bounds::BoundsError;
+use crate::runtime::options::{KvOptions, Policy, RuntimeOptions};
+use crate::runtime::plan::{self, Setting};
+use crate::runtime::step::RuntimeError;
+use haversack_cache::policy::adaptive::{
+    Allotment, Allotted, allot, allot_rows, form_name, rows_bytes,
+};
+pub use haversack_cache::policy::adaptive::{Ask, Curves};
+use haversack_cache::{CannotFit, LayerShape, Zones};
+use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_kernels::format::kv::Codec;
+use std::fmt::Write as _;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// What may be said about the plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    pub depth: probe::Depth,
+    /// Fewer bits and more rows: what nobody asked for yet may still be asked for.
+    pub recall: bool,
+    /// Bytes of the blocks of one sequence; `None` = what the budget leaves, or a quarter of what f16 takes.
+    pub kv_bytes: Option<u64>,
+}
+
+impl Wishes {
+    /// How much a lost row counts in a context of so many tokens. The same share of more rows holds more of what is
+    /// looked for: four times the context, half the damage.
+    pub fn row_weight(&self, tokens: usize) -> f32 {
+        let weight = if self.recall { RECALL_WEIGHT } else { 1.0 };
+        weight * (probe::TOKENS as f32 / tokens.max(1) as f32).sqrt()
+    }
+}
+
+/// How much more a lost row counts where recall is wanted.
+const RECALL_WEIGHT: f32 = 2.0;
+
+/// Recent rows: one token in so many of the context, fewer below an eighth of the bytes of f16. Measured in
+/// `docs/policies.md`.
+const RECENT_PART: f64 = 32.0;
+const NARROW_SHARE: f64 = 0.125;
+
+/// How many rows are recent where nobody says.
+fn recent(tokens: u64, share: f64) -> usize {
+    let part = tokens as f64 / RECENT_PART * (share / NARROW_SHARE).min(1.0);
+    let blocks = (part / BLOCK_SLOTS as f64).round().max(1.0);
+    blocks as usize * BLOCK_SLOTS
+}
+
+/// First tokens that never leave, if nobody says otherwise: a block of them.
+pub(crate) const ANCHORS: usize = BLOCK_SLOTS;
+
+/// Share of the bytes of f16 where no budget is named.
+const USUAL_SHARE: f64 = 0.25;
+
+/// Whether the options still wait for their plan.
+pub fn is_open(options: &RuntimeOptions) -> bool {
+    options.retention.policy == Policy::Adaptive && options.kv.layers.is_empty()
+}
+
+/// The options with forms and rows of every layer. Probes the model if need be.
+pub fn resolve(
+    model: &Arc<Model>,
+    options: &RuntimeOptions,
+) -> Result<RuntimeOptions, RuntimeError> {
+    let wishes = options.retention.adaptive;
+    let dir = options.cache_dir.as_deref();
+    let go_on = &mut |_| ControlFlow::Continue(());
+    let found = probe::load_or_measure(model, options.threads, wishes.depth, dir, go_on)?;
+    let probe = found.unwrap_or_else(|| unreachable!("nobody stops it"));
+    Ok(with_probe(model.config(), options, &probe)?)
+}
+
+/// The same with what a probe found.
+pub fn with_probe(
+    config: &Config,
+    options: &RuntimeOptions,
+    probe: &Probe,
+) -> Result<RuntimeOptions, BoundsError> {
+    let curves = &probe.curves[..];
+    let kv = match (options.retention.adaptive.kv_bytes, options.budget_bytes) {
+        (Some(bytes), _) => within(config, curves, options, bytes)?,
+        (None, None) => {
+            let full = plan::full_bytes(config, config.context);
+            let bytes = (full as f64 * USUAL_SHARE) as u64;
+            within(config, curves, options, bytes)?
+        }
+        (None, Some(budget)) => budgeted(config, curves, options, budget)?,
+    };
+    Ok(RuntimeOptions {
+        kv,
+        guard: probe.guard(options.guard),
+        ..options.clone()
+    })
+}
+
+fn within(
+    config: &Config,
+    curves: &[Curves],
+    options: &RuntimeOptions,
+    bytes: u64,
+) -> Result<KvOptions, BoundsError> {
+    let wishes = options.retention.adaptive;
+    let ask = Ask {
+        bytes,
+        tokens: config.context as u64,
+        zones: options.kv.zones(),
+        anchors: options.retention.anchors.unwrap_or(ANCHORS) as u64,
+        row_weight: wishes.row_weight(config.context),
+    };
+    plan(config, curves, &options.kv, &ask).map_err(|error| BoundsError::Budget {
+        budget_bytes: error.budget_bytes,
+        least_bytes: error.minimum_bytes(),
+    })
+}
+
+/// The plan with which everything counted fits: blocks, and what grows with rows beside them.
+fn budgeted(
+    config: &Config,
+    curves: &[Curves],
+    options: &RuntimeOptions,
+    budget: usize,
+) -> Result<KvOptions, BoundsError> {
+    let setting = Setting::of(options);
+    let needs = |kv: &KvOptions| {
+        let rows = rows_most(config, kv);
+        plan::needs(config, kv, setting, rows)
+    };
+    let least = match within(config, curves, options, 0) {
+        Err(BoundsError::Budget { least_bytes, .. }) => least_bytes as u64,
+        other => return other,
+    };
+    let mut best = within(config, curves, options, least)?;
+    let least_bytes = needs(&best).total();
+    if least_bytes > budget {
+        return Err(BoundsError::Budget {
+            budget_bytes: budget,
+            least_bytes,
+        });
+    }
+    // `low` fits, `high` is not known to. What is beside the blocks grows with them, nearly always.
+    let (mut low, mut high) = (least, budget as u64 + 1);
+    for _ in 0..TRIES {
+        let bytes = low + (high - low) / 2;
+        if bytes == low {
+            break;
+        }
+        let kv = within(config, curves, options, bytes)?;
+        if needs(&kv).total() <= budget {
+            (low, best) = (bytes, kv);
+        } else {
+            high = bytes;
+        }
+    }
+    Ok(best)
+}
+
+/// Halvings of what is left to try: to a thousandth of the budget.
+const TRIES: usize = 10;
+
+/// Rows of the fullest layer, those of a step included.
+fn rows_most(config: &Config, kv: &KvOptions) -> usize {
+    let own = |layer: usize| kv.rows_max(layer).saturating_add(BLOCK_SLOTS);
+    let most = (0..config.layers.len()).map(own).max();
+    most.unwrap_or(usize::MAX).min(config.context)
+}
+
+/// `usual` with forms and rows of every layer, so that the blocks of a sequence stay within what is asked; with the
+/// recent rows in eight bits or exact, whichever hurts less.
+pub fn plan(
+    config: &Config,
+    curves: &[Curves],
+    usual: &KvOptions,
+    ask: &Ask,
+) -> Result<KvOptions, CannotFit> {
+    let full = plan::full_bytes(config, ask.tokens as usize);
+    let mut usual = usual.clone();
+    let mut ask = *ask;
+    if usual.recent == KvOptions::RECENT {
+        usual.recent = recent(ask.tokens, ask.bytes as f64 / full.max(1) as f64);
+        ask.zones = usual.zones();
+    }
+    let (usual, ask) = (&usual, &ask);
+    let exact: Vec<Curves> = curves.iter().map(Curves::with_exact_near).collect();
+    let rounded = allotted(config, curves, usual, Codec::Int8, ask);
+    let exact = allotted(config, &exact, usual, Codec::F16, ask);
+    let (near, found) = match (rounded, exact) {
+        (Ok(rounded), Ok(exact)) if exact.damage < rounded.damage => (Codec::F16, exact),
+        (rounded, _) => (Codec::Int8, rounded?),
+    };
+    let mut kv = KvOptions {
+        near,
+        ..usual.clone()
+    };
+    for (layer, Allotment { form, rows }) in found.layers.into_iter().enumerate() {
+        kv.layers.insert(layer, form);
+        if rows < ask.tokens && config.layers[layer].window.is_none() {
+            // Those of a step come beside.
+            kv.rows.insert(layer, rows as usize - BLOCK_SLOTS);
+        }
+    }
+    Ok(kv)
+}
+
+fn allotted(
+    config: &Config,
+    curves: &[Curves],
+    usual: &KvOptions,
+    near: Codec,
+    ask: &Ask,
+) -> Result<Allotted, CannotFit> {
+    let shape = |layer: usize, form| {
+        let kv = KvOptions {
+            form,
+            near,
+            layers: Default::default(),
+            ..usual.clone()
+        };
+        kv.layer(layer, &config.layers[layer])
+    };
+    allot(curves, &shape, ask)
+}
+
+/// (layer): the rows that each layer keeps beside those of a step, so that all of them together take what `rows` rows
+/// take in each, while a sequence sees so many tokens; `None`: it has a window of its own. Layers are stored as they are.
+pub(crate) fn rows_of(
+    curves: &[Curves],
+    layers: &[LayerShape],
+    zones: Zones,
+    anchors: usize,
+    rows: usize,
+    tokens: usize,
+) -> Result<Vec<Option<usize>>, CannotFit> {
+    // A layer with a window of its own lets rows go by itself.
+    let is_open = |layer: &LayerShape| layer.window.is_none();
+    let open = || {
+        layers
+            .iter()
+            .zip(curves)
+            .filter(|(layer, _)| is_open(layer))
+    };
+    let (shapes, curves): (Vec<LayerShape>, Vec<Curves>) = open().map(|(s, c)| (*s, *c)).unzip();
+    let step = BLOCK_SLOTS as u64;
+    let ask = Ask {
+        bytes: rows_bytes(&shapes, zones, rows as u64 + step),
+        tokens: tokens as u64,
+        zones,
+        anchors: anchors as u64,
+        row_weight: Wishes::default().row_weight(tokens),
+    };
+    let mut found = allot_rows(&curves, &shapes, &ask)?.layers.into_iter();
+    let rows = layers.iter().map(|layer| {
+        let own = is_open(layer).then(|| found.next()).flatten()?.rows;
+        let has_all = own >= ask.tokens;
+        Some((if has_all { own } else { own - step }) as usize)
+    });
+    Ok(rows.collect())
+}
+
+/// The plan in words, a line for layers alike.
+pub fn describe(kv: &KvOptions, context: usize) -> String {
+    let mut text = String::new();
+    let mut layers = kv.layers.iter().peekable();
+    while let Some((&first, &form)) = layers.next() {
+        let rows = kv.rows.get(&first);
+        let mut last = first;
+        while let Some((&next, _)) =
+            layers.next_if(|(next, f)| **f == form && kv.rows.get(next) == rows)
+        {
+            last = next;
+        }
+        let which = match last == first {
+            true => format!("layer {first}"),
+            false => format!("layers {first} to {last}"),
+        };
+        let rows = match rows {
+            Some(rows) => format!("at most {} of {context} rows", rows + BLOCK_SLOTS),
+            None => "all rows".to_owned(),
+        };
+        let _ = writeln!(text, "{which}: {}, {rows}", form_name(form));
+    }
+    text
+}

@@ -1,0 +1,42 @@
+//! Why a model file was refused.
+
+use haversack_text::tokenizer::vocab::VocabError;
+use std::path::{Path, PathBuf};
+
+/// Why a model file was refused. One line, naming the file and the field.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Gguf(#[from] haversack_gguf::GgufError),
+    #[error("{}: {field}: {what}", path.display())]
+    Field {
+        path: PathBuf,
+        field: String,
+        what: String,
+    },
+    #[error("{}: the weights could not be locked in memory: {error}", path.display())]
+    Lock {
+        path: PathBuf,
+        error: std::io::Error,
+    },
+    #[error(transparent)]
+    Vocab(#[from] VocabError),
+}
+
+impl LoadError {
+    pub(crate) fn field(field: impl Into<String>, what: impl Into<String>) -> LoadError {
+        LoadError::Field {
+            path: PathBuf::new(),
+            field: field.into(),
+            what: what.into(),
+        }
+    }
+
+    /// Names the file, for errors found by code that does not know it.
+    pub(crate) fn at(mut self, file: &Path) -> LoadError {
+        if let LoadError::Field { path, .. } | LoadError::Lock { path, .. } = &mut self {
+            *path = file.to_owned();
+        }
+        self
+    }
+}

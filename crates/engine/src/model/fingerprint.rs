@@ -1,0 +1,30 @@
+//! Who a model is, from its content.
+//!
+//! Hashing every byte would read the whole file at every start. The fingerprint covers all names,
+//! types and shapes, all metadata, and from every tensor three samples; two trainings or two
+//! quantisations of one model differ in all of them.
+
+use haversack_gguf::Gguf;
+
+/// Bytes hashed at the beginning, the middle and the end of each tensor: one page.
+const SAMPLE_BYTES: usize = 4096;
+
+pub fn fingerprint(g: &Gguf) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new_derive_key("haversack model fingerprint v1");
+    let mut add = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    for header in g.headers() {
+        add(header);
+    }
+    for t in g.tensors() {
+        add(t.name.as_bytes());
+        let bytes = g.bytes(t);
+        let last = bytes.len().saturating_sub(SAMPLE_BYTES);
+        for start in [0, last / 2, last] {
+            add(&bytes[start..bytes.len().min(start + SAMPLE_BYTES)]);
+        }
+    }
+    hasher.finalize()
+}

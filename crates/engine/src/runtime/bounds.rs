@@ -1,0 +1,288 @@
+//! From budget, context and wishes to the rows a sequence may keep. Pure; the one place where "it
+//! cannot fit" is found out before anything is computed.
+
+use super::options::{Policy, Retention};
+use crate::kv_quality::adaptive;
+use haversack_cache::size::largest_that_fits;
+use haversack_kernels::attention::BLOCK_SLOTS;
+
+/// What a sequence may keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    pub policy: Policy,
+    /// Rows at most, in the fullest layer.
+    pub rows_max: usize,
+    /// First tokens that never leave.
+    pub anchors: usize,
+    /// Last tokens that stay; `None`: nothing ever leaves, and `rows_max` is the end.
+    pub window: Option<usize>,
+}
+
+impl Bounds {
+    /// Tokens after which a sequence ends; `None` where rows leave in time.
+    pub fn end(&self) -> Option<usize> {
+        let ends = self.window.is_none() && self.policy != Policy::Streams;
+        ends.then_some(self.rows_max)
+    }
+
+    pub fn policy_name(&self) -> &'static str {
+        match (self.policy, self.window) {
+            (Policy::Streams, _) => Policy::Streams.name(),
+            (_, None) => Policy::Full.name(),
+            (policy, _) if policy.chooses() => policy.name(),
+            _ => Policy::Window.name(),
+        }
+    }
+}
+
+impl Bounds {
+    /// Rows beside the recent ones that a window needs where rows are chosen: those about to be far, a step, and
+    /// some to choose from.
+    pub const CHOICE: usize = 6 * BLOCK_SLOTS;
+
+    /// The same where rows are chosen one by one, outside of the `recent` ones: the window is whole blocks, and
+    /// there is something to choose from.
+    pub fn chosen(self, recent: usize) -> Result<Bounds, BoundsError> {
+        let window = self.window.unwrap_or(0);
+        let recent = recent.next_multiple_of(BLOCK_SLOTS);
+        // A plan knows its floor.
+        let choice = match self.policy {
+            Policy::Adaptive => BLOCK_SLOTS,
+            _ => Bounds::CHOICE,
+        };
+        let least = recent.saturating_add(choice);
+        if window < least {
+            return Err(BoundsError::TooNarrow { window, least });
+        }
+        let window = Some(window / BLOCK_SLOTS * BLOCK_SLOTS);
+        Ok(Bounds { window, ..self })
+    }
+}
+
+/// Why no sequence can be kept that way.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BoundsError {
+    #[error("the budget of {budget_bytes} bytes is too small; accepted: at least {least_bytes}")]
+    Budget {
+        budget_bytes: usize,
+        least_bytes: usize,
+    },
+    #[error(
+        "anchors {anchors} and window {window} with one block more are {rows} rows, which take {least_bytes} bytes; the budget is {budget_bytes}, accepted: at least {least_bytes}"
+    )]
+    Window {
+        anchors: usize,
+        window: usize,
+        rows: usize,
+        budget_bytes: usize,
+        least_bytes: usize,
+    },
+    #[error(
+        "anchors {anchors} and window {window} with one block more are {rows} rows, more than the context; accepted: together at most {most}"
+    )]
+    Context {
+        anchors: usize,
+        window: usize,
+        rows: usize,
+        most: usize,
+    },
+    #[error("a window of {window} has no rows to choose from; accepted: at least {least}")]
+    TooNarrow { window: usize, least: usize },
+    #[error("anchors {anchors} leave no room for a window; accepted: at most {most}")]
+    Anchors { anchors: usize, most: usize },
+    #[error("a window of {window} is to be made again; accepted: 1 to {most}")]
+    Replay { window: usize, most: usize },
+    #[error("layer {layer} does not exist; the model has layers 0 to {last}")]
+    NoSuchLayer { layer: usize, last: usize },
+}
+
+/// `need(rows)` is what a sequence of so many rows takes at most, everything counted, with prompts
+/// read in the smallest portions; it grows with rows.
+pub fn bounds(
+    context: usize,
+    retention: &Retention,
+    budget_bytes: Option<usize>,
+    need: &dyn Fn(usize) -> usize,
+) -> Result<Bounds, BoundsError> {
+    let bounds = of_retention(context, retention, budget_bytes, need)?;
+    // What is promised holds for windows up to this one.
+    let most = bounds.window.unwrap_or(usize::MAX);
+    let mut windows = retention.replay.iter().map(|&(_, window)| window);
+    match windows.find(|window| !(1..=most).contains(window)) {
+        Some(window) => Err(BoundsError::Replay { window, most }),
+        None => Ok(bounds),
+    }
+}
+
+fn of_retention(
+    context: usize,
+    retention: &Retention,
+    budget_bytes: Option<usize>,
+    need: &dyn Fn(usize) -> usize,
+) -> Result<Bounds, BoundsError> {
+    let fits = |rows: usize| budget_bytes.is_none_or(|budget| need(rows) <= budget);
+    let least = BLOCK_SLOTS.min(context);
+    if let Some(budget_bytes) = budget_bytes
+        && !fits(least)
+    {
+        return Err(BoundsError::Budget {
+            budget_bytes,
+            least_bytes: need(least),
+        });
+    }
+    let capacity = || capacity(context, &fits);
+
+    let (policy, window) = (retention.policy, retention.window);
+    if matches!(policy, Policy::Full | Policy::Streams) {
+        return Ok(Bounds {
+            policy,
+            rows_max: capacity(),
+            anchors: 0,
+            window: None,
+        });
+    }
+    if let Some(window) = window {
+        let anchors = retention.anchors.unwrap_or(Retention::ANCHORS);
+        let rows = anchors.saturating_add(window).saturating_add(BLOCK_SLOTS);
+        if rows > context {
+            return Err(BoundsError::Context {
+                anchors,
+                window,
+                rows,
+                most: context.saturating_sub(BLOCK_SLOTS),
+            });
+        }
+        // Blocks stay whole: the last anchor and the oldest of the window may cost one each.
+        let slots = anchors.next_multiple_of(BLOCK_SLOTS)
+            + (window + BLOCK_SLOTS).next_multiple_of(BLOCK_SLOTS);
+        if let Some(budget_bytes) = budget_bytes
+            && !fits(slots)
+        {
+            return Err(BoundsError::Window {
+                anchors,
+                window,
+                rows,
+                budget_bytes,
+                least_bytes: need(slots),
+            });
+        }
+        return Ok(Bounds {
+            policy,
+            rows_max: rows,
+            anchors,
+            window: Some(window),
+        });
+    }
+
+    let rows_max = capacity();
+    let room = rows_max.saturating_sub(BLOCK_SLOTS);
+    let usual = match policy {
+        Policy::Adaptive => adaptive::ANCHORS,
+        _ => Retention::ANCHORS,
+    };
+    let usual = usual.min(room / 4 / BLOCK_SLOTS * BLOCK_SLOTS);
+    let anchors = retention.anchors.unwrap_or(usual);
+    match room.checked_sub(anchors) {
+        Some(window) if window > 0 => Ok(Bounds {
+            policy,
+            rows_max,
+            anchors,
+            window: Some(window),
+        }),
+        // A context of hardly a block: nothing can leave and leave anything behind.
+        _ if policy == Policy::Auto && retention.anchors.is_none() => Ok(Bounds {
+            policy,
+            rows_max,
+            anchors: 0,
+            window: None,
+        }),
+        _ => Err(BoundsError::Anchors {
+            anchors,
+            most: room.saturating_sub(1),
+        }),
+    }
+}
+
+/// The most rows that fit: whole blocks, or the context itself.
+fn capacity(context: usize, fits: &dyn Fn(usize) -> bool) -> usize {
+    if fits(context) {
+        return context;
+    }
+    let below = context.saturating_sub(1) / BLOCK_SLOTS;
+    let blocks = largest_that_fits(below as u64, |blocks| fits(blocks as usize * BLOCK_SLOTS));
+    blocks as usize * BLOCK_SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thousand bytes a row and ten thousand besides.
+    fn need(rows: usize) -> usize {
+        10_000 + 1000 * rows
+    }
+
+    fn window(anchors: usize, window: usize) -> Retention {
+        Retention {
+            policy: Policy::Window,
+            anchors: Some(anchors),
+            window: Some(window),
+            ..Retention::default()
+        }
+    }
+
+    #[test]
+    fn a_window_is_taken_as_it_is_or_refused_with_the_minimum() {
+        let found = bounds(8192, &window(64, 512), Some(618_000), &need).unwrap();
+        assert_eq!(found.rows_max, 608);
+        let error = bounds(8192, &window(64, 512), Some(617_999), &need).unwrap_err();
+        assert!(error.to_string().ends_with("at least 618000"), "{error}");
+        let error = bounds(512, &window(64, 512), None, &need).unwrap_err();
+        assert!(error.to_string().ends_with("at most 480"), "{error}");
+        let replay = |window| Retention {
+            replay: vec![(100, 256), (200, window)],
+            ..self::window(64, 512)
+        };
+        assert!(bounds(8192, &replay(512), None, &need).is_ok());
+        for window in [0, 513] {
+            let error = bounds(8192, &replay(window), None, &need).unwrap_err();
+            assert_eq!(error, BoundsError::Replay { window, most: 512 });
+        }
+        let error = bounds(512, &window(usize::MAX, 512), None, &need).unwrap_err();
+        assert!(matches!(error, BoundsError::Context { .. }));
+    }
+
+    #[test]
+    fn auto_takes_what_fits() {
+        let auto = Retention::default();
+        let all = bounds(8192, &auto, None, &need).unwrap();
+        assert_eq!((all.rows_max, all.anchors), (8192, 64));
+        assert_eq!(all.window, Some(8192 - 64 - 32));
+        let some = bounds(8192, &auto, Some(10_000 + 1000 * 1000), &need).unwrap();
+        assert_eq!(some.rows_max, 992);
+        assert!(need(some.rows_max) <= 1_010_000);
+        let error = bounds(8192, &auto, Some(41_999), &need).unwrap_err();
+        assert_eq!(
+            error,
+            BoundsError::Budget {
+                budget_bytes: 41_999,
+                least_bytes: 42_000
+            }
+        );
+    }
+
+    #[test]
+    fn a_tiny_context_keeps_everything() {
+        let found = bounds(32, &Retention::default(), None, &need).unwrap();
+        assert_eq!((found.rows_max, found.window), (32, None));
+        assert_eq!(found.policy_name(), "full");
+    }
+
+    #[test]
+    fn full_ends_where_budget_or_context_end() {
+        let full = Retention::full();
+        assert_eq!(bounds(100, &full, None, &need).unwrap().rows_max, 100);
+        let found = bounds(8192, &full, Some(100_000), &need).unwrap();
+        assert_eq!(found.rows_max, 64);
+    }
+}

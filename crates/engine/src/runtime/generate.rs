@@ -1,0 +1,160 @@
+//! One completion: read the prompt, then sample, tell and feed, one token at a time.
+
+use super::completion::{Completed, Completion, Sampled};
+use super::step::{Runtime, StepError};
+use crate::sample::{SampleError, Sampler};
+use haversack_cache::SequenceId;
+use haversack_text::stop::StopError;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Debug, Default)]
+pub struct GenerateOptions {
+    /// Most tokens to generate; `None` = until the model ends or the context is full.
+    pub tokens_max: Option<usize>,
+    /// Text that ends the answer and is not part of it.
+    pub stop: Vec<String>,
+    /// Go on when the model says it is done.
+    pub ignore_end: bool,
+}
+
+/// What happens while a completion runs. The caller may stop it at each.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// So many tokens of the prompt have been read.
+    Prompt { done: usize, total: usize },
+    /// A token was sampled; `text` is what may be shown now (often more or less than its piece).
+    Token { id: u32, text: &'a str },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended, or a stop string appeared.
+    Stop,
+    /// The token limit or the context ended it.
+    Length,
+    Cancelled,
+}
+
+impl Finish {
+    pub fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Cancelled => "cancelled",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Generation {
+    pub text: String,
+    /// Everything sampled, the ending token included.
+    pub tokens: Vec<u32>,
+    pub finish: Finish,
+    pub prefill: Duration,
+    pub decode: Duration,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    #[error(transparent)]
+    Stop(#[from] StopError),
+}
+
+/// Feeds `prompt` to the sequence and generates from there. Every sampled token except the last is
+/// in the sequence afterwards. Penalties look at the prompt and at every token since.
+pub fn generate(
+    runtime: &mut Runtime,
+    sequence: SequenceId,
+    prompt: &[u32],
+    sampler: &mut Sampler,
+    options: &GenerateOptions,
+    tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> Result<Generation, GenerateError> {
+    let mut completion = Completion::new(runtime, sequence, prompt, options)?;
+    let decode: Decode<'_> = &mut |runtime, id, token| runtime.decode(id, token).map(|_| ());
+    let took = drive(runtime, sequence, &mut completion, sampler, tell, decode)?;
+    Ok(conclude(completion, took, tell))
+}
+
+/// One token of a sequence, computed; its logits are the runtime's last ones then.
+pub type Decode<'a> = &'a mut dyn FnMut(&mut Runtime, SequenceId, u32) -> Result<(), StepError>;
+
+/// What reading and decoding took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Took {
+    pub prefill: Duration,
+    pub decode: Duration,
+}
+
+/// Computes one completion to its end.
+pub fn drive(
+    runtime: &mut Runtime,
+    sequence: SequenceId,
+    completion: &mut Completion,
+    sampler: &mut Sampler,
+    tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    decode: Decode<'_>,
+) -> Result<Took, GenerateError> {
+    let model = runtime.model().clone();
+    let tokenizer = model.tokenizer();
+    let started = Instant::now();
+    let prompt = completion.pending();
+    let total = prompt.len();
+    let fed = runtime.feed(sequence, prompt, &mut |done| {
+        tell(Event::Prompt { done, total })
+    })?;
+    match fed {
+        Some(_) => completion.read(total),
+        None => completion.cancel(),
+    }
+    let prefill = started.elapsed();
+
+    let started = Instant::now();
+    while completion.finish().is_none() {
+        let Sampled { id, text } = completion.sample(sampler, tokenizer, runtime.logits())?;
+        if tell(Event::Token { id, text }).is_break() {
+            completion.cancel();
+        }
+        if let &[token] = completion.pending() {
+            decode(runtime, sequence, token)?;
+            completion.read(1);
+        }
+    }
+    let decode = started.elapsed();
+    Ok(Took { prefill, decode })
+}
+
+/// Ends a completion, and tells what of its text was held back.
+pub fn conclude(
+    completion: Completion,
+    took: Took,
+    tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> Generation {
+    let Completed {
+        text,
+        tokens,
+        finish,
+        shown,
+    } = completion.end();
+    if let Some(&id) = tokens.last()
+        && text.len() > shown
+    {
+        let _ = tell(Event::Token {
+            id,
+            text: &text[shown..],
+        });
+    }
+    Generation {
+        text,
+        tokens,
+        finish,
+        prefill: took.prefill,
+        decode: took.decode,
+    }
+}

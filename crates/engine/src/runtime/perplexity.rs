@@ -1,0 +1,344 @@
+//! How well a cache keeps what the model would have said: perplexity of a text, and the distance of
+//! the distributions from those of a reference that keeps everything.
+//!
+//! *Windows*: the text in pieces of one context each, every piece from an empty sequence, scored from
+//! a fraction on. *Stream*: the text in one endless sequence under the runtime's own policy.
+
+use super::step::{Runtime, StepError};
+use crate::sample;
+use haversack_cache::SequenceId;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// Sums over scored tokens. Pieces of a text may be added up.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub tokens: usize,
+    /// Of minus the log-probability of the token that came.
+    pub nll: f64,
+    /// Kullback-Leibler divergence from the reference, token by token; empty without one.
+    pub kl: Vec<f32>,
+    /// Tokens whose likeliest continuation is the reference's.
+    pub top1: usize,
+}
+
+impl Tally {
+    pub fn nll_mean(&self) -> f64 {
+        self.nll / self.tokens as f64
+    }
+
+    pub fn perplexity(&self) -> f64 {
+        self.nll_mean().exp()
+    }
+
+    pub fn kl_mean(&self) -> Option<f64> {
+        let sum: f64 = self.kl.iter().map(|&kl| f64::from(kl)).sum();
+        (!self.kl.is_empty()).then(|| sum / self.kl.len() as f64)
+    }
+
+    /// The 99th of a hundred.
+    pub fn kl_p99(&self) -> Option<f64> {
+        let mut sorted = self.kl.clone();
+        sorted.sort_by(f32::total_cmp);
+        let at = (sorted.len() * 99).div_ceil(100).checked_sub(1)?;
+        sorted.get(at).map(|&kl| f64::from(kl))
+    }
+
+    pub fn top1_agreement(&self) -> Option<f64> {
+        (!self.kl.is_empty()).then(|| self.top1 as f64 / self.kl.len() as f64)
+    }
+
+    pub fn add(&mut self, other: &Tally) {
+        self.tokens += other.tokens;
+        self.nll += other.nll;
+        self.kl.extend_from_slice(&other.kl);
+        self.top1 += other.top1;
+    }
+
+    /// One place: `next` is the token that came, `reference` the logits to compare with.
+    fn place(&mut self, logits: &[f32], reference: Option<&[f32]>, next: u32) -> Option<()> {
+        self.tokens += 1;
+        self.nll -= sample::logprob_of(logits, next).ok()?;
+        if let Some(reference) = reference {
+            let (kl, agree) = divergence(reference, logits);
+            self.kl.push(kl as f32);
+            self.top1 += usize::from(agree);
+        }
+        Some(())
+    }
+}
+
+/// Kullback-Leibler divergence of `found` from `truth` in nats, and whether both have the same
+/// likeliest token. In f64: the terms are small differences of large numbers.
+pub fn divergence(truth: &[f32], found: &[f32]) -> (f64, bool) {
+    let top = |logits: &[f32]| {
+        let mut best = 0;
+        for (i, logit) in logits.iter().enumerate() {
+            if *logit > logits[best] {
+                best = i;
+            }
+        }
+        best
+    };
+    let (t, f) = (top(truth), top(found));
+    let (t_max, f_max) = (f64::from(truth[t]), f64::from(found[f]));
+    let (mut t_sum, mut f_sum, mut cross) = (0.0, 0.0, 0.0);
+    for (a, b) in truth.iter().zip(found) {
+        let (a, b) = (f64::from(*a) - t_max, f64::from(*b) - f_max);
+        let p = a.exp();
+        t_sum += p;
+        f_sum += b.exp();
+        cross += p * (a - b);
+    }
+    let kl = cross / t_sum - t_sum.ln() + f_sum.ln();
+    (kl.max(0.0), t == f)
+}
+
+/// Logits of both runtimes are held for so many bytes at once.
+const LOGITS_BYTES: usize = 24 << 20;
+
+fn rows_at_once(runtime: &Runtime) -> usize {
+    let row = runtime.model().config().vocab * size_of::<f32>();
+    (LOGITS_BYTES / row).clamp(1, 64)
+}
+
+/// One of several that read the same tokens, each in a sequence of its own that stands where the
+/// others stand.
+pub struct Reader<'a> {
+    pub runtime: &'a mut Runtime,
+    pub id: SequenceId,
+    pub tally: Tally,
+    /// What each of the last tokens took, fed one at a time.
+    pub step_times: Vec<Duration>,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(runtime: &'a mut Runtime, id: SequenceId) -> Reader<'a> {
+        Reader {
+            runtime,
+            id,
+            tally: Tally::default(),
+            step_times: Vec::new(),
+        }
+    }
+
+    /// Logits after each of these tokens.
+    fn read(&mut self, part: &[u32], is_timed: bool) -> Result<Vec<f32>, StepError> {
+        let started = Instant::now();
+        let logits = self.runtime.all_logits(self.id, part)?;
+        if is_timed {
+            self.step_times.push(started.elapsed());
+        }
+        Ok(logits)
+    }
+
+    fn count(
+        &mut self,
+        logits: &[f32],
+        truth: Option<&[f32]>,
+        next: &[u32],
+        done: usize,
+    ) -> Result<(), StepError> {
+        let vocab = self.runtime.model().config().vocab;
+        for (i, (logits, &next)) in logits.chunks_exact(vocab).zip(next).enumerate() {
+            let truth = truth.map(|t| &t[i * vocab..(i + 1) * vocab]);
+            let position = (done + i) as u64;
+            self.tally
+                .place(logits, truth, next)
+                .ok_or(StepError::NotFinite { position })?;
+        }
+        Ok(())
+    }
+}
+
+/// The same tokens through all readers, part by part, so that the logits of the reference are computed
+/// once for all and held for one part only. Places from `from` on count. The last `singles` of them are
+/// fed one at a time, all readers in turn: how long a token takes at the end of this text, under equal
+/// conditions. `progress` hears how many tokens are done and may stop; then `false` is returned.
+pub fn side_by_side<'a>(
+    readers: &mut [Reader<'a>],
+    mut reference: Option<&mut Reader<'a>>,
+    tokens: &[u32],
+    from: usize,
+    singles: usize,
+    progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<bool, StepError> {
+    // The last token is not fed: nothing follows it.
+    let fed = &tokens[..tokens.len().saturating_sub(1)];
+    // The place before `from` predicts the token at `from`.
+    let quiet = from.saturating_sub(1).min(fed.len());
+    if quiet > 0 {
+        let mut on = |_: usize| ControlFlow::Continue(());
+        for reader in readers.iter_mut().chain(reference.as_deref_mut()) {
+            reader.runtime.feed(reader.id, &fed[..quiet], &mut on)?;
+            if progress(0).is_break() {
+                return Ok(false);
+            }
+        }
+    }
+    let mut runtimes = readers.iter().chain(reference.as_deref());
+    let rows = runtimes.next().map_or(1, |r| rows_at_once(r.runtime));
+    let alone_from = fed.len().saturating_sub(singles).max(quiet);
+    let together = fed[quiet..alone_from].chunks(rows);
+    let alone = fed[alone_from..].chunks(1);
+    let parts = together.map(|part| (part, false));
+    let parts = parts.chain(alone.map(|part| (part, true)));
+    let mut done = quiet;
+    for (part, is_timed) in parts {
+        let next = &tokens[done + 1..];
+        let truth = match &mut reference {
+            Some(reference) => {
+                let truth = reference.read(part, is_timed)?;
+                reference.count(&truth, None, next, done)?;
+                Some(truth)
+            }
+            None => None,
+        };
+        for reader in readers.iter_mut() {
+            let found = reader.read(part, is_timed)?;
+            reader.count(&found, truth.as_deref(), next, done)?;
+        }
+        done += part.len();
+        if progress(done).is_break() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// One window from an empty sequence: places from `from` on count. With a reference, both read the
+/// same tokens side by side.
+pub fn window(
+    runtime: &mut Runtime,
+    mut reference: Option<&mut Runtime>,
+    tokens: &[u32],
+    from: usize,
+    progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Option<Tally>, StepError> {
+    let id = runtime.open()?;
+    let truth_id = reference.as_mut().map(|r| r.open()).transpose()?;
+    let mut reader = Reader::new(runtime, id);
+    let mut truth = match (&mut reference, truth_id) {
+        (Some(reference), Some(id)) => Some(Reader::new(reference, id)),
+        _ => None,
+    };
+    let readers = std::slice::from_mut(&mut reader);
+    let whole = side_by_side(readers, truth.as_mut(), tokens, from, 0, progress);
+    let tally = reader.tally;
+    runtime.close(id)?;
+    if let (Some(reference), Some(id)) = (reference, truth_id) {
+        reference.close(id)?;
+    }
+    Ok(whole?.then_some(tally))
+}
+
+/// The text through one endless sequence. A tally for each run of `segment` tokens.
+pub fn stream(
+    runtime: &mut Runtime,
+    id: SequenceId,
+    tokens: &[u32],
+    segment: usize,
+    progress: &mut dyn FnMut(usize, &Runtime) -> ControlFlow<()>,
+) -> Result<Option<Vec<Tally>>, StepError> {
+    let mut tallies: Vec<Tally> = Vec::new();
+    let rows = rows_at_once(runtime);
+    let vocab = runtime.model().config().vocab;
+    let fed = &tokens[..tokens.len().saturating_sub(1)];
+    let mut done = 0;
+    for part in fed.chunks(rows) {
+        let found = runtime.all_logits(id, part)?;
+        for (i, logits) in found.chunks_exact(vocab).enumerate() {
+            place(&mut tallies, segment, logits, tokens, done + i)?;
+        }
+        done += part.len();
+        if progress(done, runtime).is_break() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(tallies))
+}
+
+/// Counts the prediction made at `position` of the text in its segment's tally.
+fn place(
+    tallies: &mut Vec<Tally>,
+    segment: usize,
+    logits: &[f32],
+    tokens: &[u32],
+    position: usize,
+) -> Result<(), StepError> {
+    let next = position + 1;
+    if tallies.len() <= next / segment {
+        tallies.push(Tally::default());
+    }
+    let not_finite = StepError::NotFinite {
+        position: position as u64,
+    };
+    let tally = tallies.last_mut().ok_or(not_finite.clone())?;
+    tally.place(logits, None, tokens[next]).ok_or(not_finite)
+}
+
+/// What a stream is held against: for each run of `stride` tokens the anchors and the window before it
+/// are read again into an empty sequence. Exact, and as slow as it sounds.
+pub fn recompute(
+    runtime: &mut Runtime,
+    tokens: &[u32],
+    (anchors, window): (usize, usize),
+    segment: usize,
+    stride: usize,
+    progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Option<Vec<Tally>>, StepError> {
+    let mut tallies: Vec<Tally> = Vec::new();
+    let vocab = runtime.model().config().vocab;
+    let mut at = 0;
+    while at + 1 < tokens.len() {
+        let end = (at + stride).min(tokens.len() - 1);
+        let context = if at > anchors + window {
+            [&tokens[..anchors], &tokens[at - window..at]].concat()
+        } else {
+            tokens[..at].to_vec()
+        };
+        let id = runtime.open()?;
+        let mut run = || -> Result<(), StepError> {
+            if !context.is_empty() {
+                runtime.feed(id, &context, &mut |_| ControlFlow::Continue(()))?;
+            }
+            let found = runtime.all_logits(id, &tokens[at..end])?;
+            for (i, logits) in found.chunks_exact(vocab).enumerate() {
+                place(&mut tallies, segment, logits, tokens, at + i)?;
+            }
+            Ok(())
+        };
+        let result = run();
+        runtime.close(id)?;
+        result?;
+        at = end;
+        if progress(at).is_break() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(tallies))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divergence_of_known_distributions() {
+        // p = (3/4, 1/4), q = (1/2, 1/2): KL = 3/4 ln 3/2 + 1/4 ln 1/2.
+        let (kl, agree) = divergence(&[3f32.ln(), 0.0], &[5.0, 5.0]);
+        assert!((kl - (0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln())).abs() < 1e-7);
+        assert!(agree, "ties go to the lower id");
+        assert_eq!(divergence(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]), (0.0, true));
+    }
+
+    #[test]
+    fn percentiles_of_a_tally() {
+        let tally = Tally {
+            kl: (1..=200).map(|i| i as f32).collect(),
+            ..Tally::default()
+        };
+        assert_eq!(tally.kl_p99(), Some(198.0));
+        assert_eq!(Tally::default().kl_p99(), None);
+    }
+}

@@ -1,0 +1,61 @@
+//! Teacher-forced log-probabilities: what the model thought of each token of a given text.
+
+use super::step::{Runtime, StepError};
+use crate::sample;
+use std::ops::ControlFlow;
+
+/// One token of the text. The first has nothing before it, hence no log-probability.
+#[derive(Clone, Debug)]
+pub struct ScoredToken {
+    pub id: u32,
+    pub logprob: Option<f64>,
+    /// The likeliest tokens at this place.
+    pub top: Vec<(u32, f64)>,
+}
+
+/// Logits held at once: a few rows of a large vocabulary, many of a small one.
+const LOGITS_BYTES: usize = 16 << 20;
+
+/// Scores `tokens` from an empty context. `progress` hears how many are done and may stop.
+pub fn score(
+    runtime: &mut Runtime,
+    tokens: &[u32],
+    top: usize,
+    progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Vec<ScoredToken>, StepError> {
+    let vocab = runtime.model().config().vocab;
+    let chunk = (LOGITS_BYTES / (vocab * size_of::<f32>())).clamp(1, runtime.chunk());
+    let sequence = runtime.open()?;
+    let mut scored: Vec<ScoredToken> = tokens
+        .iter()
+        .map(|&id| ScoredToken {
+            id,
+            logprob: None,
+            top: Vec::new(),
+        })
+        .collect();
+    let mut run = || -> Result<(), StepError> {
+        let mut position = 0;
+        // The last token is not fed: nothing follows it.
+        for part in tokens[..tokens.len().saturating_sub(1)].chunks(chunk) {
+            let logits = runtime.all_logits(sequence, part)?;
+            for (i, row) in logits.chunks_exact(vocab).enumerate() {
+                let next = &mut scored[position + i + 1];
+                let not_finite = StepError::NotFinite {
+                    position: (position + i) as u64,
+                };
+                next.logprob =
+                    Some(sample::logprob_of(row, next.id).map_err(|_| not_finite.clone())?);
+                next.top = sample::logprobs_top(row, top).map_err(|_| not_finite)?;
+            }
+            position += part.len();
+            if progress(position).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    };
+    let result = run();
+    runtime.close(sequence)?;
+    result.map(|()| scored)
+}

@@ -1,0 +1,198 @@
+//! Changes that are looked at before they are made: for probes and measurements, not for the path of a token.
+//!
+//! A change is named by its rows, as the store names them, and is foreseen and made on the same sequence; a fork
+//! keeps what was.
+
+use crate::kv_quality::guard::share::{BATCH, Share, statistic};
+use crate::kv_quality::guard::{Look, place};
+use crate::model::canaries::CANARIES;
+use crate::runtime::step::{Runtime, StepError};
+use haversack_cache::{CacheError, KvShape, Row, SequenceId};
+use haversack_kernels::Exec;
+use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_kernels::cpu::Table;
+use haversack_kernels::format::kv::code::{read_k_head, read_v_head, write_k_rows, write_v_rows};
+use haversack_kernels::format::kv::{Basis, KvForm};
+use haversack_kernels::matmul::{Input, Product, matmul};
+use haversack_kernels::ops;
+use haversack_kernels::ops::turn::{turn, turn_back};
+
+/// What becomes of some rows.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Layers and their rows, each layer once.
+    pub rows: Vec<(usize, Vec<Row>)>,
+    /// They are rounded as this form would round them, or leave.
+    pub round: Option<KvForm>,
+}
+
+/// What a change will do, as far as the canaries can tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Foreseen {
+    /// The guard's own statistic.
+    pub statistic: f64,
+    /// The same with the output matrix itself instead of one number a head.
+    pub exact: f64,
+}
+
+impl Runtime {
+    /// Rows of a layer that a change may name.
+    pub fn settled_rows(&self, id: SequenceId, layer: usize) -> Result<Vec<Row>, StepError> {
+        let mut rows = Vec::new();
+        self.store().settled_rows(id, layer, &mut rows)?;
+        Ok(rows)
+    }
+
+    /// What a change would do; nothing where there is no guard, or the sequence does not stand at the end of a
+    /// block.
+    pub fn foresee(
+        &mut self,
+        id: SequenceId,
+        change: &Change,
+    ) -> Result<Option<Foreseen>, StepError> {
+        let position = self.position(id)?;
+        let (model, table) = (self.model().clone(), self.table());
+        let (config, weights) = (model.config(), model.weights());
+        let Some((guard, pool, store, scratch)) = self.guarded() else {
+            return Ok(None);
+        };
+        let exec = Exec { table, pool };
+        let Some((attention, canaries)) = scratch.guarded(config, pool.threads()) else {
+            return Ok(None);
+        };
+        let mut found = Foreseen::default();
+        let mut after = Share::new(config)?;
+        for (layer, rows) in &change.rows {
+            let layer = *layer;
+            let newest = rows.iter().map(|row| row.position).max().unwrap_or(0);
+            let Some(place) = place(config, store, canaries, id, layer, (position, newest)) else {
+                return Ok(None);
+            };
+            let mut look = Look {
+                exec,
+                store,
+                attention,
+                place,
+                id,
+                layer,
+            };
+            look.statistic(guard, rows)?;
+            if let Some(form) = change.round {
+                // Once more: what was asked last are differences.
+                guard.before.clear(&place);
+                after.clear(&place);
+                for rows in rows.chunks(BATCH) {
+                    store.copy_rows(id, layer, rows, &mut guard.bytes)?;
+                    let (bytes, count) = (&guard.bytes, rows.len());
+                    guard.before.add(exec, look.attention, &place, bytes, count);
+                    let rounded = rounded(table, place.shape.settled_shape(), form, bytes);
+                    after.add(exec, look.attention, &place, &rounded, count);
+                }
+                guard.before.difference(&place, Some(&after));
+            }
+            let difference = guard.before.values();
+            found.statistic += statistic(exec, &place, &guard.gains[layer], difference);
+            // (canary, dim)
+            let w = &weights.layers[layer].o;
+            let mut out = vec![0.0; CANARIES * w.rows];
+            let product = Product {
+                w: weights.matrix(w),
+                out: &mut out,
+            };
+            let input = Input {
+                rows: CANARIES,
+                cols: w.cols,
+                x: difference,
+                int8: None,
+            };
+            matmul(exec, input, &mut [product]);
+            let errors = out.chunks_exact(w.rows).zip(place.canaries.scale);
+            let sum: f64 = errors
+                .zip(place.present)
+                .filter(|(_, present)| *present)
+                .map(|((x, scale), _)| f64::from(ops::dot_self(table, x)) / f64::from(*scale))
+                .sum();
+            found.exact += sum / place.count();
+        }
+        Ok(Some(found))
+    }
+
+    /// Makes a change, whatever it does. Rows of a layer lose their names where some of them leave.
+    pub fn make(&mut self, id: SequenceId, change: &Change) -> Result<(), StepError> {
+        let table = self.table();
+        let store = self.store_mut();
+        for (layer, rows) in &change.rows {
+            let Some(form) = change.round else {
+                store.thin(id, *layer, 0, rows)?;
+                continue;
+            };
+            let shape = match store.layers().get(*layer) {
+                Some(shape) => shape.settled_shape(),
+                None => {
+                    let (layer, layers) = (*layer, store.layers().len());
+                    return Err(CacheError::NoSuchLayer { layer, layers }.into());
+                }
+            };
+            let mut bytes = vec![0; rows.len().div_ceil(BLOCK_SLOTS) * shape.block_bytes()];
+            store.copy_rows(id, *layer, rows, &mut bytes)?;
+            let bytes = rounded(table, shape, form, &bytes);
+            store.replace_rows(id, *layer, rows, &bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Blocks with every row rounded as `form` rounds it, and back in the form they had. Rows of floats are turned for
+/// it as `form` would have them; others are in their basis already.
+fn rounded(table: Table, shape: KvShape, form: KvForm, blocks: &[u8]) -> Vec<u8> {
+    let is_float = shape.form.k.codec.is_float() && shape.form.v.codec.is_float();
+    let basis = match is_float {
+        true => Basis::of(form),
+        false => Basis::default(),
+    };
+    let coarse = KvShape { form, ..shape };
+    let mut to = vec![0; blocks.len()];
+    let size = shape.block_bytes();
+    for (from, to) in blocks.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
+        let mut rounded = vec![0; coarse.block_bytes()];
+        let (mut k, mut v) = rows_of(table, shape, from);
+        let heads = |x: &mut [f32], f: &dyn Fn(&mut [f32])| {
+            x.chunks_exact_mut(shape.head_dim).for_each(f);
+        };
+        heads(&mut k, &|head| turn(table, basis.k, head));
+        heads(&mut v, &|head| turn(table, basis.v, head));
+        write(table, coarse, &k, &v, &mut rounded);
+        let (mut k, mut v) = rows_of(table, coarse, &rounded);
+        heads(&mut k, &|head| turn_back(table, basis.k, head));
+        heads(&mut v, &|head| turn_back(table, basis.v, head));
+        write(table, shape, &k, &v, to);
+    }
+    to
+}
+
+fn write(table: Table, shape: KvShape, k: &[f32], v: &[f32], to: &mut [u8]) {
+    let (to_k, to_v) = to.split_at_mut(shape.k_bytes());
+    write_k_rows(table, shape, to_k, 0, k);
+    write_v_rows(table, shape, to_v, 0, v);
+}
+
+/// Keys and values of a block, (slot, kv_head, dim).
+fn rows_of(table: Table, shape: KvShape, block: &[u8]) -> (Vec<f32>, Vec<f32>) {
+    let (dim, heads) = (shape.head_dim, shape.kv_heads);
+    let (k_bytes, v_bytes) = (shape.form.k.head_bytes(dim), shape.form.v.head_bytes(dim));
+    let mut head = vec![0.0; BLOCK_SLOTS * dim];
+    let mut k = vec![0.0; BLOCK_SLOTS * heads * dim];
+    let mut v = k.clone();
+    let (from_k, from_v) = block.split_at(shape.k_bytes());
+    for h in 0..heads {
+        read_k_head(table, dim, shape.form.k, &from_k[h * k_bytes..], &mut head);
+        for (i, x) in head.iter().enumerate() {
+            k[(i % BLOCK_SLOTS * heads + h) * dim + i / BLOCK_SLOTS] = *x;
+        }
+        read_v_head(table, dim, shape.form.v, &from_v[h * v_bytes..], &mut head);
+        for (slot, x) in head.chunks_exact(dim).enumerate() {
+            v[(slot * heads + h) * dim..][..dim].copy_from_slice(x);
+        }
+    }
+    (k, v)
+}

@@ -1,0 +1,301 @@
+#![forbid(unsafe_code)]
+//! Reading GGUF files, hostile ones included.
+//!
+//! A [`Gguf`] is a map of one file, or of all parts of a split set, and a table of checked ranges
+//! over it. Opening reads the table and never the weights; nothing that is large in the file
+//! (weights, vocabularies, templates) is copied.
+//!
+//! What it is not: it knows no architecture. Which keys a model needs, and which shapes its tensors
+//! must have, is asked by others through typed getters whose errors name the key.
+//!
+//! Invariants, for every value this module hands out, whatever the file says:
+//!
+//! - a tensor's bytes lie inside its file, aligned as the file promises, as many as its shape and
+//!   type need, shared with no other tensor; its row length is whole blocks; `rows × cols` fits;
+//! - keys and tensor names are unique;
+//! - an array's items are all there, so its iterators give exactly `len` items.
+//!
+//! Text in the file may be any bytes: [`Gguf::str`] checks UTF-8, arrays of strings are bytes.
+
+pub mod error;
+mod extent;
+mod ggml;
+mod parse;
+mod split;
+pub mod value;
+pub mod write;
+
+pub use error::{GgufError, Problem, shown};
+pub use extent::Extent;
+pub use parse::Tensor;
+pub use value::{Array, Value, ValueType};
+pub use write::{GgufWriter, Meta};
+
+use haversack_memory::{Advice, FileMap};
+use parse::Parsed;
+use std::path::{Path, PathBuf};
+
+/// A model file, or a set of them.
+pub struct Gguf {
+    /// In order; never empty. Metadata is that of the first.
+    parts: Vec<Part>,
+    tensors: Vec<Tensor>,
+    /// Indices of `tensors`, by name.
+    by_name: Vec<u32>,
+}
+
+struct Part {
+    path: PathBuf,
+    map: FileMap,
+    table: Parsed,
+}
+
+impl Part {
+    fn open(path: &Path) -> Result<Part, GgufError> {
+        let map = FileMap::open(path).map_err(|e| Problem::Open(e).of(path))?;
+        let table = Parsed::read(map.as_slice()).map_err(|p| p.of(path))?;
+        Ok(Part {
+            path: path.to_path_buf(),
+            map,
+            table,
+        })
+    }
+
+    fn value(&self, key: &str) -> Option<Value<'_>> {
+        let bytes = self.map.as_slice();
+        let entry = self.table.find(bytes, key.as_bytes())?;
+        Some(entry.value(&self.path, bytes))
+    }
+
+    fn error(&self, problem: Problem) -> GgufError {
+        problem.of(&self.path)
+    }
+
+    fn integer<T: TryFrom<i128>>(
+        &self,
+        key: &str,
+        kind: &'static str,
+        range: &str,
+    ) -> Result<Option<T>, GgufError> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        let Some(n) = value.integer() else {
+            return Err(self.wrong_kind(key, value, kind));
+        };
+        match T::try_from(n) {
+            Ok(n) => Ok(Some(n)),
+            Err(_) => Err(self.error(Problem::value(shown(key.as_bytes()), n, range))),
+        }
+    }
+
+    fn wrong_kind(&self, key: &str, found: Value<'_>, accepted: &'static str) -> GgufError {
+        self.error(Problem::Kind {
+            key: shown(key.as_bytes()),
+            found: found.kind_name(),
+            accepted,
+        })
+    }
+}
+
+impl Gguf {
+    /// Opens a file; of a split set any part will do, the others are found beside it.
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
+        let parts = split::complete(Part::open(path.as_ref())?)?;
+        let mut tensors = Vec::new();
+        for (i, part) in parts.iter().enumerate() {
+            let of_part = &part.table.tensors;
+            let all = tensors.len() + of_part.len();
+            tensors.try_reserve(of_part.len()).map_err(|_| {
+                part.error(Problem::Memory {
+                    field: "tensor_count",
+                    count: all as u64,
+                })
+            })?;
+            tensors.extend(of_part.iter().map(|t| Tensor {
+                part: i as u32,
+                ..t.clone()
+            }));
+        }
+        let by_name = parse::sorted_names(&tensors).map_err(|p| parts[0].error(p))?;
+        Ok(Gguf {
+            parts,
+            tensors,
+            by_name,
+        })
+    }
+
+    /// The first part.
+    pub fn path(&self) -> &Path {
+        &self.parts[0].path
+    }
+
+    /// 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.parts[0].table.version
+    }
+
+    /// Files in the set; 1 when it is not split.
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    pub fn part_paths(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.parts.iter().map(|p| p.path.as_path())
+    }
+
+    /// The maps themselves, for advice to the kernel and for fingerprints.
+    pub fn maps(&self) -> impl ExactSizeIterator<Item = &FileMap> {
+        self.parts.iter().map(|p| &p.map)
+    }
+
+    /// Each part's table: what stands before its first tensor.
+    pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().map(|p| {
+            let bytes = p.map.as_slice();
+            let data = p
+                .table
+                .tensors
+                .iter()
+                .map(|t| t.extent.start() as usize)
+                .min();
+            &bytes[..data.unwrap_or(bytes.len()).min(bytes.len())]
+        })
+    }
+
+    /// Of all parts together.
+    pub fn file_bytes(&self) -> u64 {
+        self.maps().map(|m| m.len() as u64).sum()
+    }
+
+    pub fn alignment(&self) -> u64 {
+        self.parts[0].table.align
+    }
+
+    /// All metadata in file order.
+    pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> {
+        let part = &self.parts[0];
+        let bytes = part.map.as_slice();
+        part.table.entries.iter().map(move |e| {
+            // Keys were checked to be UTF-8.
+            let key = std::str::from_utf8(e.key(bytes)).unwrap_or_default();
+            (key, e.value(&part.path, bytes))
+        })
+    }
+
+    pub fn value(&self, key: &str) -> Option<Value<'_>> {
+        self.parts[0].value(key)
+    }
+
+    /// Any integer type whose value fits.
+    pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
+        self.parts[0].integer(key, "u32", "0 to 4294967295")
+    }
+
+    pub fn i32(&self, key: &str) -> Result<Option<i32>, GgufError> {
+        self.parts[0].integer(key, "i32", "-2147483648 to 2147483647")
+    }
+
+    pub fn u64(&self, key: &str) -> Result<Option<u64>, GgufError> {
+        self.parts[0].integer(key, "u64", "0 to 18446744073709551615")
+    }
+
+    /// f32 or f64; NaN and infinities are handed on.
+    pub fn f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::F32(v)) => Ok(Some(v)),
+            Some(Value::F64(v)) => Ok(Some(v as f32)),
+            Some(other) => Err(self.parts[0].wrong_kind(key, other, "f32")),
+        }
+    }
+
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, GgufError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Bool(v)) => Ok(Some(v)),
+            Some(other) => Err(self.parts[0].wrong_kind(key, other, "bool")),
+        }
+    }
+
+    pub fn str(&self, key: &str) -> Result<Option<&str>, GgufError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Str(bytes)) => match std::str::from_utf8(bytes) {
+                Ok(text) => Ok(Some(text)),
+                Err(_) => Err(self.problem(Problem::value(
+                    shown(key.as_bytes()),
+                    format!("\"{}\"", shown(bytes)),
+                    "valid UTF-8",
+                ))),
+            },
+            Some(other) => Err(self.parts[0].wrong_kind(key, other, "string")),
+        }
+    }
+
+    pub fn array(&self, key: &str) -> Result<Option<Array<'_>>, GgufError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Array(a)) => Ok(Some(a)),
+            Some(other) => Err(self.parts[0].wrong_kind(key, other, "array")),
+        }
+    }
+
+    /// An error about this file, for layers above that find its content wanting.
+    pub fn problem(&self, problem: Problem) -> GgufError {
+        self.parts[0].error(problem)
+    }
+
+    /// The common case of it: `field` is `found`, which is not among `accepted`.
+    pub fn bad_value(
+        &self,
+        field: impl Into<String>,
+        found: impl ToString,
+        accepted: impl Into<String>,
+    ) -> GgufError {
+        self.problem(Problem::value(field, found, accepted))
+    }
+
+    /// In file order.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        let i = self
+            .by_name
+            .binary_search_by(|&i| self.tensors[i as usize].name.as_str().cmp(name))
+            .ok()?;
+        self.tensors.get(self.by_name[i] as usize)
+    }
+
+    /// Asks the system to bring in some bytes of a tensor. A hint: what fails is slow, not wrong.
+    pub fn prefetch(&self, tensor: &Tensor, bytes: std::ops::Range<usize>) {
+        if let Some(part) = self.parts.get(tensor.part as usize) {
+            let first = part.map.as_slice().as_ptr().addr();
+            let at = self.bytes(tensor).as_ptr().addr().saturating_sub(first);
+            let range = at.saturating_add(bytes.start)..at.saturating_add(bytes.end);
+            let _ = part.map.advise(range, Advice::WillNeed);
+        }
+    }
+
+    /// The weights of a tensor of *this* set, as they lie in the file.
+    pub fn bytes(&self, tensor: &Tensor) -> &[u8] {
+        self.parts
+            .get(tensor.part as usize)
+            .and_then(|p| tensor.extent.slice(p.map.as_slice()))
+            .unwrap_or_default()
+    }
+}
+
+impl std::fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Gguf({}, {} parts, {} tensors)",
+            self.path().display(),
+            self.parts.len(),
+            self.tensors.len()
+        )
+    }
+}

@@ -1,0 +1,210 @@
+//! The model hub: one HTTPS download with resume.
+//!
+//! A part that exists is continued with a `Range` request. Whether the server still has the same
+//! file is not asked (`If-Range` needs a validator kept from last time): the sha256 at the end
+//! decides, and a wrong one starts again from nothing.
+
+use super::part::{Copying, Part, copy};
+use super::{Failure, Options};
+use crate::progress::Meter;
+use std::io;
+use std::thread::sleep;
+use ureq::Agent;
+use ureq::http::{Response, StatusCode, header};
+
+pub fn fetch(url: &str, part: &mut Part, options: &Options) -> Result<(), Failure> {
+    let agent = agent(options);
+    let mut progress = Meter::new(&*options.progress, part.total());
+    progress.set(part.len());
+
+    // Attempts count only while nothing new arrives: a bad line that moves is still a line. What
+    // counts as new is measured from the farthest byte ever seen, or a server that ignores `Range`
+    // and always breaks at the same place would be asked for ever.
+    let mut farthest = part.len();
+    let mut idle = 0;
+    while part.len() < part.total() {
+        match attempt(&agent, url, part, &mut progress) {
+            Ok(()) => {}
+            Err(Attempt::Failed(failure)) => return Err(failure),
+            Err(Attempt::Cut(reason)) => {
+                idle = if part.len() > farthest { 0 } else { idle + 1 };
+                farthest = farthest.max(part.len());
+                if idle >= options.attempts {
+                    return Err(Failure::Source(reason));
+                }
+                sleep(options.pause);
+            }
+        }
+    }
+    Ok(())
+}
+
+enum Attempt {
+    /// Worth trying again from where it stopped.
+    Cut(String),
+    Failed(Failure),
+}
+
+impl Attempt {
+    fn failed(reason: impl Into<String>) -> Attempt {
+        Attempt::Failed(Failure::Source(reason.into()))
+    }
+}
+
+fn agent(options: &Options) -> Agent {
+    // The proxy is taken from the environment (HTTPS_PROXY, ALL_PROXY, NO_PROXY) by default.
+    Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(8)
+        .user_agent(concat!("haversack/", env!("CARGO_PKG_VERSION")))
+        .timeout_resolve(Some(options.connect_timeout))
+        .timeout_connect(Some(options.connect_timeout))
+        .timeout_recv_response(Some(options.read_timeout))
+        .timeout_per_read(Some(options.read_timeout))
+        .build()
+        .into()
+}
+
+fn attempt(
+    agent: &Agent,
+    url: &str,
+    part: &mut Part,
+    progress: &mut Meter<'_>,
+) -> Result<(), Attempt> {
+    let mut request = agent.get(url).header(header::ACCEPT_ENCODING, "identity");
+    if part.len() > 0 {
+        request = request.header(header::RANGE, format!("bytes={}-", part.len()));
+    }
+    let response = request.call().map_err(|error| reason(&error))?;
+    let begins = begins_at(&response, part)?;
+    part.truncate(begins)
+        .map_err(|error| Attempt::Failed(Failure::Local(error)))?;
+    progress.set(part.len());
+
+    let mut body = response.into_body().into_reader();
+    match copy(&mut body, part, |done| progress.set(done)) {
+        Ok(()) if part.len() == part.total() => Ok(()),
+        Ok(()) => Err(Attempt::Cut(format!(
+            "the connection ended at byte {} of {}",
+            part.len(),
+            part.total()
+        ))),
+        Err(Copying::Cut(error)) => Err(Attempt::Cut(format!(
+            "the connection broke at byte {} of {}: {error}",
+            part.len(),
+            part.total()
+        ))),
+        Err(Copying::Failed(failure)) => Err(Attempt::Failed(failure)),
+    }
+}
+
+/// The offset of the body's first byte, if the response is one we can use.
+fn begins_at<B>(response: &Response<B>, part: &mut Part) -> Result<u64, Attempt> {
+    let status = response.status();
+    let text = |name| {
+        response
+            .headers()
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+    };
+    match status {
+        StatusCode::OK => {
+            let length: Option<u64> =
+                text(header::CONTENT_LENGTH).and_then(|text| text.parse().ok());
+            match length {
+                Some(length) if length != part.total() => Err(Attempt::failed(format!(
+                    "it serves {length} bytes instead of {}",
+                    part.total()
+                ))),
+                _ => Ok(0),
+            }
+        }
+        StatusCode::PARTIAL_CONTENT => {
+            let range = text(header::CONTENT_RANGE).and_then(parse_content_range);
+            match range {
+                Some((start, Some(total))) if total != part.total() => {
+                    Err(Attempt::failed(format!(
+                        "it serves {total} bytes instead of {}, from {start}",
+                        part.total()
+                    )))
+                }
+                Some((start, _)) if start == part.len() => Ok(start),
+                _ => Err(Attempt::failed(
+                    "it answered with a range that was not asked for",
+                )),
+            }
+        }
+        // Nothing there to continue; ask for all of it.
+        StatusCode::RANGE_NOT_SATISFIABLE if part.len() > 0 => {
+            part.restart()
+                .map_err(|error| Attempt::Failed(Failure::Local(error)))?;
+            Err(Attempt::Cut("it has nothing to continue with".into()))
+        }
+        StatusCode::TOO_MANY_REQUESTS => Err(Attempt::Cut(format!("it answered {status}"))),
+        _ if status.is_server_error() => Err(Attempt::Cut(format!("it answered {status}"))),
+        _ => Err(Attempt::failed(format!("it answered {status}"))),
+    }
+}
+
+/// `bytes 100-199/200` gives `(100, Some(200))`; `*` for a total that is not known gives `None`.
+fn parse_content_range(text: &str) -> Option<(u64, Option<u64>)> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (start, _) = range.split_once('-')?;
+    let total = if total == "*" {
+        None
+    } else {
+        Some(total.parse().ok()?)
+    };
+    Some((start.parse().ok()?, total))
+}
+
+fn unresolved() -> Attempt {
+    Attempt::failed("its name cannot be resolved (no network?)")
+}
+
+/// Not reaching the hub at all is final: there is another source, and waiting helps nobody.
+fn reason(error: &ureq::Error) -> Attempt {
+    match error {
+        ureq::Error::HostNotFound => unresolved(),
+        ureq::Error::Timeout(timeout) => match timeout {
+            ureq::Timeout::Resolve | ureq::Timeout::Connect => {
+                Attempt::failed(format!("timed out ({timeout})"))
+            }
+            _ => Attempt::Cut(format!("timed out ({timeout})")),
+        },
+        ureq::Error::Io(error) => match error.kind() {
+            io::ErrorKind::ConnectionReset
+            | io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionAborted => Attempt::Cut(error.to_string()),
+            // The resolver's error has no kind of its own.
+            _ if error.to_string().contains("lookup address") => unresolved(),
+            _ => Attempt::failed(error.to_string()),
+        },
+        other => Attempt::failed(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_ranges() {
+        assert_eq!(
+            parse_content_range("bytes 100-199/200"),
+            Some((100, Some(200)))
+        );
+        assert_eq!(parse_content_range("bytes 0-9/*"), Some((0, None)));
+        for bad in [
+            "",
+            "bytes",
+            "bytes 5",
+            "items 0-1/2",
+            "bytes -1/2",
+            "bytes a-b/c",
+            "bytes */9",
+        ] {
+            assert_eq!(parse_content_range(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! One fetch of a file at a time, across processes.
+//!
+//! The lock file is removed by its holder. Whoever waited on the removed file finds out by comparing
+//! it with the name again, and starts over: so nothing is left behind and two holders cannot exist.
+
+use crate::progress::Progress;
+use crate::tidy::TemporaryFile;
+use anyhow::{Context, Result};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+const POLL: Duration = Duration::from_millis(100);
+
+/// Fields are dropped in order: the name goes while the lock is still held.
+pub struct Lock {
+    _name: TemporaryFile,
+    _file: File,
+}
+
+impl Lock {
+    /// Waits until nobody else fetches the file, saying so once.
+    pub fn acquire(path: &Path, what: &str, progress: &dyn Progress) -> Result<Lock> {
+        let mut said = false;
+        loop {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(path)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            match file.try_lock() {
+                Ok(()) if still_named(&file, path) => {
+                    return Ok(Lock {
+                        _name: TemporaryFile::new(path.to_path_buf()),
+                        _file: file,
+                    });
+                }
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    if !said {
+                        progress.note(&format!(
+                            "another process is fetching {what}; waiting for it"
+                        ));
+                        said = true;
+                    }
+                    sleep(POLL);
+                }
+                Err(TryLockError::Error(error)) => {
+                    return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+fn still_named(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(ours), Ok(named)) => ours.dev() == named.dev() && ours.ino() == named.ino(),
+        _ => false,
+    }
+}
+
+/// Windows refuses to remove a file that another process has open, so the name cannot move on.
+#[cfg(not(unix))]
+fn still_named(_file: &File, _path: &Path) -> bool {
+    true
+}

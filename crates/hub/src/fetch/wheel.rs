@@ -1,0 +1,289 @@
+//! Wheels: packages of the Python index that carry a model file, or a part of one.
+//!
+//! They are fetched by name with the user's own `pip download`, so that mirrors, proxies and
+//! credentials are those the user has configured, and no index address is written here. pip reports
+//! nothing we could rely on; but it writes into `TMPDIR`, which we choose, so the size of that
+//! folder is the progress.
+
+use super::part::{Copying, Part, copy};
+use super::scratch::{self, Scratch};
+use super::{Failure, Options, free_bytes};
+use crate::catalogue::Wheel;
+use crate::home::create;
+use crate::progress::{Meter, Progress};
+use crate::tidy::Process;
+use anyhow::{Context, anyhow};
+use haversack_memory::bytes::human;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+use zip::ZipArchive;
+
+const POLL: Duration = Duration::from_millis(100);
+
+#[cfg(windows)]
+const PYTHONS: [&str; 3] = ["py", "python", "python3"];
+#[cfg(not(windows))]
+const PYTHONS: [&str; 2] = ["python3", "python"];
+
+/// The wheels downloaded during one fetch. Files of one model may share a wheel.
+pub struct Store {
+    parent: PathBuf,
+    /// Beyond the user's own environment, for pip.
+    environment: Vec<(String, String)>,
+    progress: Arc<dyn Progress>,
+    scratch: Option<Scratch>,
+    wheels: HashMap<String, PathBuf>,
+}
+
+impl Store {
+    /// Nothing is created before the first wheel is needed.
+    pub fn new(parent: PathBuf, options: &Options) -> Store {
+        Store {
+            parent,
+            environment: options.pip_environment.clone(),
+            progress: options.progress.clone(),
+            scratch: None,
+            wheels: HashMap::new(),
+        }
+    }
+
+    /// Completes `part` from the members of `wheels`, in order, skipping those it has already.
+    /// A wheel is kept only while `needed` says that another file wants it.
+    pub fn fetch(
+        &mut self,
+        wheels: &[Wheel],
+        part: &mut Part,
+        needed: &dyn Fn(&str) -> bool,
+    ) -> Result<(), Failure> {
+        let mut start = 0;
+        let mut missing = Vec::new();
+        for wheel in wheels {
+            let end = start + wheel.member_bytes;
+            if part.len() < end {
+                missing.push((start, wheel));
+            }
+            start = end;
+        }
+
+        let to_come = missing.iter().map(|(_, wheel)| *wheel);
+        let to_come = to_come.filter(|wheel| !self.wheels.contains_key(&wheel.package));
+        let reports = self.progress.clone();
+        let mut progress = Meter::new(&*reports, to_come.map(|wheel| wheel.bytes).sum());
+        let mut done = 0;
+        for (start, wheel) in missing {
+            part.truncate(start).map_err(Failure::Local)?;
+            let is_here = self.wheels.contains_key(&wheel.package);
+            let path = self.download(wheel, &mut progress, done)?;
+            done += if is_here { 0 } else { wheel.bytes };
+            progress.set(done);
+            progress.phase("unpacking");
+            unpack(&path, wheel, part)?;
+            progress.phase("");
+            if !needed(&wheel.package) {
+                let _ = fs::remove_file(path);
+                self.wheels.remove(&wheel.package);
+            }
+        }
+        Ok(())
+    }
+
+    fn download(
+        &mut self,
+        wheel: &Wheel,
+        progress: &mut Meter<'_>,
+        done: u64,
+    ) -> Result<PathBuf, Failure> {
+        if let Some(path) = self.wheels.get(&wheel.package) {
+            return Ok(path.clone());
+        }
+        let scratch = match &mut self.scratch {
+            Some(scratch) => scratch,
+            none => none.insert(Scratch::new(&self.parent).map_err(Failure::Local)?),
+        };
+        if let Some(free) = free_bytes(scratch.path())
+            && free < wheel.bytes
+        {
+            return Err(Failure::Local(
+                anyhow!(io::Error::from(io::ErrorKind::StorageFull)).context(format!(
+                    "disk full: package {} needs {} and {} is free",
+                    wheel.package,
+                    human(wheel.bytes),
+                    human(free)
+                )),
+            ));
+        }
+        let path = pip_download(scratch.path(), wheel, &self.environment, |bytes| {
+            progress.set(done + bytes.min(wheel.bytes));
+        })?;
+        self.wheels.insert(wheel.package.clone(), path.clone());
+        Ok(path)
+    }
+}
+
+fn pip_download(
+    scratch: &Path,
+    wheel: &Wheel,
+    environment: &[(String, String)],
+    mut tell: impl FnMut(u64),
+) -> Result<PathBuf, Failure> {
+    let folder = scratch.join(&wheel.package);
+    let (temporary, destination) = (folder.join("tmp"), folder.join("wheel"));
+    create(&temporary)
+        .and_then(|()| create(&destination))
+        .map_err(Failure::Local)?;
+
+    let child = spawn(wheel, environment, &temporary, &destination)?;
+    let status = loop {
+        let poll = child.poll().context("cannot wait for pip");
+        if let Some(status) = poll.map_err(Failure::Local)? {
+            break status;
+        }
+        tell(scratch::size(&temporary) + scratch::size(&destination));
+        sleep(POLL);
+    };
+    if !status.success() {
+        return Err(why(status, &child.complaint()));
+    }
+    let found = fs::read_dir(&destination)
+        .ok()
+        .into_iter()
+        .flat_map(|entries| entries.flatten())
+        .map(|entry| entry.path())
+        .find(|path| path.extension().is_some_and(|extension| extension == "whl"));
+    found.ok_or_else(|| Failure::Source("pip downloaded no wheel".into()))
+}
+
+fn spawn(
+    wheel: &Wheel,
+    environment: &[(String, String)],
+    temporary: &Path,
+    destination: &Path,
+) -> Result<Process, Failure> {
+    for python in PYTHONS {
+        let mut command = Command::new(python);
+        command
+            .args(["-m", "pip", "download"])
+            .args([
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+                "--ignore-requires-python",
+            ])
+            .args([
+                "--no-cache-dir",
+                "--no-input",
+                "--disable-pip-version-check",
+            ])
+            .args(["--progress-bar", "off", "--retries", "2"])
+            .arg("--dest")
+            .arg(destination)
+            .arg(format!("{}=={}", wheel.package, wheel.version))
+            .envs(["TMPDIR", "TMP", "TEMP"].map(|name| (name, temporary)))
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        match Process::spawn(&mut command) {
+            Ok(child) => return Ok(child),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Failure::Source(format!("cannot start {python}: {error}"))),
+        }
+    }
+    Err(Failure::Source(format!(
+        "it needs Python with pip, and there is no {}",
+        PYTHONS.join(" or ")
+    )))
+}
+
+/// pip's own words, shortened to the one that helps.
+fn why(status: ExitStatus, log: &str) -> Failure {
+    if log.contains("No space left on device") {
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        return Failure::Local(anyhow!(full).context("disk full while pip was downloading"));
+    }
+    if log.contains("No module named pip") {
+        return Failure::Source("it needs pip, which this Python does not have".into());
+    }
+    let unreachable = [
+        "NewConnectionError",
+        "NameResolutionError",
+        "ConnectTimeoutError",
+        "ProxyError",
+        "Max retries exceeded",
+    ];
+    if unreachable.iter().any(|sign| log.contains(sign)) {
+        return Failure::Source("pip cannot reach a package index (no network?)".into());
+    }
+    let line = log
+        .lines()
+        .rev()
+        .find(|line| line.starts_with("ERROR:"))
+        .or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
+    match line {
+        Some(line) => Failure::Source(format!(
+            "pip: {}",
+            line.trim_start_matches("ERROR:")
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+        )),
+        None => Failure::Source(format!("pip ended with {status}")),
+    }
+}
+
+fn unpack(path: &Path, wheel: &Wheel, part: &mut Part) -> Result<(), Failure> {
+    let bad = |reason: String| Failure::Source(format!("package {}: {reason}", wheel.package));
+    let file = File::open(path)
+        .with_context(|| format!("cannot read {}", path.display()))
+        .map_err(Failure::Local)?;
+    let mut archive = ZipArchive::new(file).map_err(|error| bad(error.to_string()))?;
+    let mut member = archive
+        .by_name(&wheel.member)
+        .map_err(|error| bad(format!("{}: {error}", wheel.member)))?;
+    if member.size() != wheel.member_bytes {
+        return Err(bad(format!(
+            "{} has {} bytes instead of {}",
+            wheel.member,
+            member.size(),
+            wheel.member_bytes
+        )));
+    }
+    match copy(&mut member, part, |_| {}) {
+        Ok(()) => Ok(()),
+        Err(Copying::Cut(error)) => Err(bad(format!("{}: {error}", wheel.member))),
+        Err(Copying::Failed(failure)) => Err(failure),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pip_is_quoted_in_one_useful_line() {
+        let ended = Command::new(PYTHONS[0]).arg("-c").arg("exit(1)").status();
+        let Ok(status) = ended else {
+            println!("SKIPPED: no {}", PYTHONS[0]);
+            return;
+        };
+        let text = |log: &str| match why(status, log) {
+            Failure::Source(reason) => reason,
+            Failure::Local(error) => format!("local: {error:#}"),
+        };
+        assert_eq!(text("WARNING: a\nERROR: b  c\nhint\n"), "pip: b c");
+        assert_eq!(text("x\nboom\n\n"), "pip: boom");
+        assert!(
+            text("WARNING: Retrying (...) NewConnectionError(...)\nERROR: No matching")
+                .contains("no network")
+        );
+        assert!(text("ERROR: [Errno 28] No space left on device").starts_with("local: disk full"));
+        assert!(text("/usr/bin/python3: No module named pip").contains("needs pip"));
+        assert!(text("").starts_with("pip ended with"));
+    }
+}

@@ -1,0 +1,113 @@
+//! Where fetched models, caches and history live.
+//!
+//! ```text
+//! $HAVERSACK_HOME
+//!   models/           fetched models under their final names, and `.part` files to resume
+//!   packed/           weights repacked for this CPU, keyed by fingerprint
+//!   cache/            what was measured of a model, keyed by fingerprint
+//!   sessions/         conversations, one file each
+//!   tmp/              one folder per running fetch, removed when it ends
+//!   chat-history      lines typed into `chat`
+//! ```
+
+use anyhow::{Context, Result};
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Neither `$HAVERSACK_HOME` nor the user's home is set.
+#[derive(Clone, Copy, Debug)]
+pub struct NoHome;
+
+impl std::fmt::Display for NoHome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("no data directory: HAVERSACK_HOME is not set, and neither is the user's home")
+    }
+}
+
+impl std::error::Error for NoHome {}
+
+#[derive(Clone, Debug)]
+pub struct Home(PathBuf);
+
+impl Home {
+    /// `$HAVERSACK_HOME`, else the platform's data directory. Creates nothing.
+    pub fn find() -> Result<Home, NoHome> {
+        if let Some(path) = set("HAVERSACK_HOME") {
+            return Ok(Home(path));
+        }
+        platform().map(Home).ok_or(NoHome)
+    }
+
+    /// A data directory at `path`, whatever the environment says.
+    pub fn at(path: &Path) -> Home {
+        Home(path.to_path_buf())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn models(&self) -> PathBuf {
+        self.0.join("models")
+    }
+
+    /// Where the sentence encoder is, once it was fetched.
+    pub fn encoder(&self) -> PathBuf {
+        self.models().join(ENCODER)
+    }
+
+    pub fn packed(&self) -> PathBuf {
+        self.0.join("packed")
+    }
+
+    pub fn cache(&self) -> PathBuf {
+        self.0.join("cache")
+    }
+
+    pub fn tmp(&self) -> PathBuf {
+        self.0.join("tmp")
+    }
+
+    pub fn sessions(&self) -> PathBuf {
+        self.0.join("sessions")
+    }
+
+    pub fn chat_history(&self) -> PathBuf {
+        self.0.join("chat-history")
+    }
+}
+
+/// The catalogue name of the sentence encoder.
+pub const ENCODER: &str = "all-minilm-l6-v2";
+
+/// Creates a directory and those above it, naming it when that fails.
+pub fn create(directory: &Path) -> Result<()> {
+    fs::create_dir_all(directory)
+        .with_context(|| format!("cannot create directory {}", directory.display()))
+}
+
+fn set(name: &str) -> Option<PathBuf> {
+    env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
+}
+
+#[cfg(target_os = "macos")]
+fn platform() -> Option<PathBuf> {
+    Some(set("HOME")?.join("Library/Application Support/haversack"))
+}
+
+#[cfg(windows)]
+fn platform() -> Option<PathBuf> {
+    Some(set("LOCALAPPDATA")?.join("haversack"))
+}
+
+#[cfg(not(any(target_os = "macos", windows)))]
+fn platform() -> Option<PathBuf> {
+    // A relative XDG_DATA_HOME is to be ignored, says the XDG specification.
+    match set("XDG_DATA_HOME").filter(|path| path.is_absolute()) {
+        Some(data) => Some(data.join("haversack")),
+        None => Some(set("HOME")?.join(".local/share/haversack")),
+    }
+}

@@ -1,0 +1,315 @@
+//! What somebody should know of: raised at one threshold, over below another, and only after a while. Pure: what is seen
+//! comes in with its time, what changes goes out in words.
+
+use haversack::engine::device::Thermal;
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alert {
+    /// Nearly all of the budget is held or promised.
+    Memory,
+    Queue,
+    /// Somebody found no place.
+    Refused,
+    Failed,
+    Heat,
+    /// The device is short of memory.
+    Device,
+    /// A turn is not on disk.
+    Unsaved,
+    /// Turns are nowhere any more.
+    Forgotten,
+}
+
+impl Alert {
+    pub const ALL: [Alert; 8] = [
+        Alert::Memory,
+        Alert::Queue,
+        Alert::Refused,
+        Alert::Failed,
+        Alert::Heat,
+        Alert::Device,
+        Alert::Unsaved,
+        Alert::Forgotten,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Alert::Memory => "memory",
+            Alert::Queue => "queue",
+            Alert::Refused => "refused",
+            Alert::Failed => "failed",
+            Alert::Heat => "heat",
+            Alert::Device => "device",
+            Alert::Unsaved => "unsaved",
+            Alert::Forgotten => "forgotten",
+        }
+    }
+}
+
+/// Percent of the budget, raised from and over below.
+const MEMORY: (u64, u64) = (95, 85);
+/// Percent of those who may wait.
+const QUEUE: (u64, u64) = (90, 50);
+/// Calm for so long, it is over: shorter than somebody takes to look.
+pub const CALM: Duration = Duration::from_secs(10);
+
+/// What is watched. Totals only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Watched {
+    pub budget_bytes: Option<usize>,
+    /// Held or promised, beside what would leave for others.
+    pub bound_bytes: usize,
+    pub waiting: usize,
+    /// That may wait.
+    pub queue: usize,
+    pub thermal: Option<Thermal>,
+    pub is_short: bool,
+    pub unsaved: usize,
+    pub refused_total: u64,
+    pub failed_total: u64,
+    pub forgotten_total: u64,
+}
+
+/// Something that changed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    pub alert: Alert,
+    pub is_raised: bool,
+    pub words: String,
+}
+
+/// Something that holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Raised {
+    pub alert: Alert,
+    pub since: Duration,
+    pub words: String,
+    /// When it was last over the upper threshold or between both.
+    seen: Duration,
+}
+
+#[derive(Debug, Default)]
+pub struct Watch {
+    raised: Vec<Raised>,
+    last: Watched,
+    /// As in [`Alert::ALL`].
+    counts: [u64; Alert::ALL.len()],
+}
+
+enum Level {
+    Over(String),
+    Between,
+    Under,
+}
+
+impl Watch {
+    pub fn raised(&self) -> &[Raised] {
+        &self.raised
+    }
+
+    /// How often each was raised.
+    pub fn counts(&self) -> [u64; Alert::ALL.len()] {
+        self.counts
+    }
+
+    pub fn look(&mut self, now: Duration, watched: &Watched) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for (i, alert) in Alert::ALL.into_iter().enumerate() {
+            let level = level(alert, watched, &self.last);
+            let at = self.raised.iter().position(|r| r.alert == alert);
+            match (level, at) {
+                (Level::Over(words), Some(at)) => {
+                    self.raised[at].seen = now;
+                    self.raised[at].words = words;
+                }
+                (Level::Over(words), None) => {
+                    self.counts[i] += 1;
+                    self.raised.push(Raised {
+                        alert,
+                        since: now,
+                        words: words.clone(),
+                        seen: now,
+                    });
+                    changes.push(Change {
+                        alert,
+                        is_raised: true,
+                        words,
+                    });
+                }
+                (Level::Between, Some(at)) => self.raised[at].seen = now,
+                (Level::Under, Some(at)) if now >= self.raised[at].seen + CALM => {
+                    let since = self.raised.remove(at).since;
+                    changes.push(Change {
+                        alert,
+                        is_raised: false,
+                        words: format!("over after {} s", (now - since).as_secs()),
+                    });
+                }
+                _ => {}
+            }
+        }
+        self.last = *watched;
+        changes
+    }
+}
+
+fn level(alert: Alert, now: &Watched, last: &Watched) -> Level {
+    let share = |part: usize, whole: usize, (over, under): (u64, u64), words: &str| {
+        let percent = (part as u64).saturating_mul(100) / (whole as u64).max(1);
+        match percent {
+            _ if whole == 0 => Level::Under,
+            percent if percent >= over => Level::Over(format!("{percent} % {words}")),
+            percent if percent >= under => Level::Between,
+            _ => Level::Under,
+        }
+    };
+    let more = |now: u64, last: u64, words: &str| match now.saturating_sub(last) {
+        0 => Level::Under,
+        n => Level::Over(format!("{words}: {n}")),
+    };
+    let holds = |holds: bool, words: String| match holds {
+        true => Level::Over(words),
+        false => Level::Under,
+    };
+    match alert {
+        Alert::Memory => {
+            let budget = now.budget_bytes.unwrap_or(0);
+            let words = "of the budget is held or promised: who comes now waits";
+            share(now.bound_bytes, budget, MEMORY, words)
+        }
+        Alert::Queue => share(now.waiting, now.queue, QUEUE, "of those who may wait do"),
+        Alert::Refused => more(
+            now.refused_total,
+            last.refused_total,
+            "requests that found no place",
+        ),
+        Alert::Failed => more(now.failed_total, last.failed_total, "requests that failed"),
+        Alert::Heat => match now.thermal {
+            Some(heat @ (Thermal::Serious | Thermal::Critical)) => {
+                Level::Over(format!("the device is hot ({}): slower", heat.name()))
+            }
+            Some(Thermal::Fair) => Level::Between,
+            _ => Level::Under,
+        },
+        Alert::Device => holds(now.is_short, "the device is short of memory".into()),
+        Alert::Unsaved => holds(
+            now.unsaved > 0,
+            format!("sessions that could not be saved: {}", now.unsaved),
+        ),
+        Alert::Forgotten => more(
+            now.forgotten_total,
+            last.forgotten_total,
+            "tokens of turns forgotten, because a file is full or cannot be written",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(changes: &[Change]) -> Vec<(&'static str, bool)> {
+        let name = |change: &Change| (change.alert.name(), change.is_raised);
+        changes.iter().map(name).collect()
+    }
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[test]
+    fn a_share_is_raised_above_and_over_below_and_later() {
+        let mut watch = Watch::default();
+        let mut at = |now, bound_bytes| {
+            let watched = Watched {
+                budget_bytes: Some(1000),
+                bound_bytes,
+                ..Watched::default()
+            };
+            names(&watch.look(seconds(now), &watched))
+        };
+        assert_eq!(at(0, 949), []);
+        assert_eq!(at(1, 950), [("memory", true)]);
+        assert_eq!(at(2, 990), []);
+        // Between both it stays, however long.
+        assert_eq!(at(100, 850), []);
+        assert_eq!(at(101, 949), []);
+        assert_eq!(at(102, 849), []);
+        assert_eq!(at(110, 100), []);
+        assert_eq!(at(111, 100), [("memory", false)]);
+        assert_eq!(at(112, 900), []);
+        assert_eq!(at(113, 950), [("memory", true)]);
+        assert_eq!(watch.counts()[0], 2);
+    }
+
+    #[test]
+    fn what_happens_is_raised_until_it_does_not() {
+        let mut watch = Watch::default();
+        let mut at = |now, refused_total| {
+            let watched = Watched {
+                refused_total,
+                ..Watched::default()
+            };
+            names(&watch.look(seconds(now), &watched))
+        };
+        assert_eq!(at(0, 0), []);
+        assert_eq!(at(1, 3), [("refused", true)]);
+        assert_eq!(at(9, 4), []);
+        assert_eq!(at(18, 4), []);
+        assert_eq!(at(19, 4), [("refused", false)]);
+    }
+
+    /// Each of them, alone, by name; none where nothing is wrong, or there is no budget and no queue.
+    #[test]
+    fn each_is_raised_by_what_it_is_about() {
+        let calm = Watched {
+            budget_bytes: Some(100),
+            queue: 10,
+            thermal: Some(Thermal::Nominal),
+            ..Watched::default()
+        };
+        let each = [
+            Watched {
+                bound_bytes: 96,
+                ..calm
+            },
+            Watched { waiting: 9, ..calm },
+            Watched {
+                refused_total: 1,
+                ..calm
+            },
+            Watched {
+                failed_total: 1,
+                ..calm
+            },
+            Watched {
+                thermal: Some(Thermal::Serious),
+                ..calm
+            },
+            Watched {
+                is_short: true,
+                ..calm
+            },
+            Watched { unsaved: 2, ..calm },
+            Watched {
+                forgotten_total: 40,
+                ..calm
+            },
+        ];
+        for (alert, watched) in Alert::ALL.into_iter().zip(each) {
+            let mut watch = Watch::default();
+            assert_eq!(watch.look(seconds(0), &calm), []);
+            let changes = watch.look(seconds(1), &watched);
+            assert_eq!(names(&changes), [(alert.name(), true)]);
+            assert_eq!(watch.raised()[0].words, changes[0].words);
+            assert!(changes[0].words.len() > 10);
+        }
+        let nothing = Watched {
+            bound_bytes: 1 << 40,
+            waiting: 7,
+            ..Watched::default()
+        };
+        assert_eq!(Watch::default().look(seconds(0), &nothing), []);
+    }
+}

@@ -1,0 +1,244 @@
+//! `/v1/memory`: where every byte and every token is, between two steps. No text of anybody is in it.
+
+use super::fail::Fail;
+use super::owner::Seen;
+use super::{Shared, limits};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use haversack::engine::device::Thermal;
+use haversack::scheduler::Picture;
+use haversack::scheduler::picture::{Shown, Who, form_name};
+use haversack::scheduler::strip::{Lies, Strip};
+use haversack::session::picture::{SessionPicture, TurnPicture};
+use haversack::session::turns::{Place, Turn};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
+
+/// The last picture. Whoever asks while one is made waits for that one.
+#[derive(Default)]
+pub struct Gallery {
+    last: Mutex<Option<(Instant, Arc<Picture>)>>,
+}
+
+impl Shared {
+    /// A picture that is as good as new; `None`: the owner has gone.
+    pub async fn picture(&self) -> Option<Arc<Picture>> {
+        let mut last = self.gallery.last.lock().await;
+        if let Some((when, picture)) = &*last
+            && when.elapsed() < limits::PICTURE_TIME
+        {
+            return Some(picture.clone());
+        }
+        let picture = Arc::new(self.hall.with(|desk| desk.picture()).await?);
+        *last = Some((Instant::now(), picture.clone()));
+        Some(picture)
+    }
+}
+
+pub async fn show(State(shared): State<Arc<Shared>>) -> Result<Response, Fail> {
+    let picture = shared.picture().await.ok_or_else(Fail::stopping)?;
+    let seen = shared.hall.seen();
+    let mut document = picture_json(&picture);
+    document["keeps_sessions"] = json!(shared.has_sessions);
+    document["model"] = json!(shared.model_name);
+    add_seen(&mut document, &seen, shared.hall.now());
+    document["batch"]["queue"] = json!(shared.hall.options.queue);
+    let headers = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    Ok((headers, document.to_string()).into_response())
+}
+
+fn add_seen(document: &mut Value, seen: &Seen, now: Duration) {
+    let seconds = |when: Duration| now.saturating_sub(when).as_secs();
+    let alerts: Vec<Value> = seen
+        .alerts
+        .iter()
+        .map(|raised| {
+            json!({
+                "name": raised.alert.name(),
+                "words": raised.words,
+                "seconds": seconds(raised.since),
+            })
+        })
+        .collect();
+    let changes: Vec<Value> = seen
+        .last_changes
+        .iter()
+        .map(|(when, what)| json!({ "seconds_ago": seconds(*when), "what": what }))
+        .collect();
+    document["alerts"] = json!(alerts);
+    document["device"] = json!({
+        "thermal": seen.thermal.map(Thermal::name),
+        "rung": seen.rung,
+        "changes": changes,
+    });
+    let [sampled, read] = seen.speed.map(|speed| (speed * 10.0).round() / 10.0);
+    document["tokens_per_second"] = json!({ "sampled": sampled, "read": read });
+}
+
+fn picture_json(picture: &Picture) -> Value {
+    let ledger = &picture.ledger;
+    let part = |name: &str, bytes: usize| json!({ "part": name, "bytes": bytes });
+    // From exact to coarse, whatever was counted first.
+    let mut zones = picture.zones.clone();
+    zones.sort_by_key(|zone| zone.zone);
+    let mut parts: Vec<Value> = zones
+        .iter()
+        .map(|zone| {
+            json!({
+                "part": "blocks",
+                "zone": zone.zone.name(),
+                "codec": form_name(zone.form),
+                "bytes": zone.bytes,
+                "file_bytes": zone.file_bytes,
+            })
+        })
+        .collect();
+    parts.extend([
+        part("ahead", ledger.kv_ahead),
+        part("tables", ledger.tables),
+        part("scratch", ledger.scratch),
+        part("side", ledger.side),
+        part("promised", ledger.kv_promised + picture.promised_bytes),
+    ]);
+    let (sessions, requests): (Vec<&Shown>, Vec<&Shown>) = picture
+        .sequences
+        .iter()
+        .partition(|shown| shown.who.session().is_some());
+    let all = |of: Vec<&Shown>| of.into_iter().map(shown_json).collect::<Vec<Value>>();
+    json!({
+        "object": "memory",
+        "budget_bytes": ledger.budget,
+        "held_bytes": ledger.total(),
+        "peak_bytes": ledger.peak,
+        "idle_bytes": picture.idle_bytes,
+        "weights_bytes": picture.weights_bytes,
+        "file_bytes": ledger.kv_file,
+        "parts": parts,
+        "batch": {
+            "active": picture.active,
+            "most": picture.pace.batch,
+            "waiting": picture.waiting,
+            "chunk": picture.pace.chunk,
+            "threads": picture.threads,
+        },
+        "sessions": all(sessions),
+        "requests": all(requests),
+        "left_off": picture.left_off,
+    })
+}
+
+fn shown_json(shown: &Shown) -> Value {
+    let zones: Vec<Value> = shown
+        .zones
+        .iter()
+        .map(|zone| {
+            json!({
+                "zone": zone.zone.name(),
+                "codec": form_name(zone.form),
+                "bytes": zone.bytes + zone.file_bytes,
+            })
+        })
+        .collect();
+    let strips: Vec<Value> = shown.strips.iter().map(strip_json).collect();
+    let mut document = json!({
+        "is_active": shown.is_active,
+        "position": shown.position,
+        "bytes": shown.bytes,
+        "zones": zones,
+        "strips": strips,
+        "layers_left_off": shown.layers_left_off,
+    });
+    match &shown.who {
+        Who::Request(ticket) => document["number"] = json!(ticket.number()),
+        Who::Session(session) => add_session(&mut document, session),
+    }
+    document
+}
+
+fn add_session(document: &mut Value, session: &SessionPicture) {
+    let turns: Vec<Value> = session.turns.iter().map(turn_json).collect();
+    document["id"] = json!(session.stats.name);
+    document["turns"] = json!(turns);
+    document["turns_left_off"] = json!(session.turns_left_off);
+    document["turns_said"] = json!(session.stats.turns);
+    document["plan"] = json!(session.plan);
+    document["condensed"] = json!(session.stats.condensed);
+    document["unsaved"] = json!(session.stats.unsaved);
+    document["file_bytes"] = json!(session.stats.file_bytes);
+}
+
+fn turn_json(seen: &TurnPicture) -> Value {
+    json!({
+        "number": seen.turn.number,
+        "start": seen.turn.span.start,
+        "tokens": seen.turn.tokens(),
+        "place": place_name(&seen.turn),
+        "is_pinned": seen.turn.is_pinned,
+        "is_state": seen.turn.is_state,
+        "relevance": seen.relevance.map(|r| (f64::from(r) * 1000.0).round() / 1000.0),
+    })
+}
+
+/// Where a turn is, as clients are told.
+pub fn place_name(turn: &Turn) -> &'static str {
+    match turn.place {
+        Place::Live if turn.is_visible => "visible",
+        Place::Live => "hidden",
+        Place::Spilled => "spilled",
+        Place::Ids => "ids",
+    }
+}
+
+fn strip_json(strip: &Strip) -> Value {
+    let mut tokens = Map::new();
+    for (lies, &count) in Lies::ALL.iter().zip(&strip.tokens) {
+        if count > 0 {
+            tokens.insert(lies.name().into(), json!(count));
+        }
+    }
+    let runs: Vec<Value> = strip
+        .stretches
+        .iter()
+        .map(|(tokens, lies)| json!([tokens, lies.name()]))
+        .collect();
+    json!({
+        "layers": ranges(&strip.layers),
+        "window": strip.shape.window,
+        "codecs": {
+            "sinks": "f16",
+            "recent": form_name(strip.shape.near),
+            "rest": form_name(strip.shape.far),
+        },
+        "tokens": tokens,
+        "runs": runs,
+    })
+}
+
+/// First and last of each run of numbers.
+fn ranges(layers: &[usize]) -> Vec<[usize; 2]> {
+    let mut found: Vec<[usize; 2]> = Vec::new();
+    for &layer in layers {
+        match found.last_mut() {
+            Some(last) if last[1] + 1 == layer => last[1] = layer,
+            _ => found.push([layer, layer]),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_told_in_runs() {
+        assert_eq!(ranges(&[]), Vec::<[usize; 2]>::new());
+        assert_eq!(ranges(&[0, 1, 2, 4, 6, 7]), [[0, 2], [4, 4], [6, 7]]);
+    }
+}

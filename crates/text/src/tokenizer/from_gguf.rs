@@ -1,0 +1,149 @@
+//! A vocabulary from the metadata of a GGUF file. Every defect is an error that names its key, or
+//! a line in the log where the text still tokenizes soundly.
+
+use super::vocab::{Kind, Model, Pieces, TOKENS_MAX, Vocab, VocabError};
+use super::{Tokenizer, spm};
+use haversack_gguf::{Array, Gguf, shown};
+
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+const MERGES: &str = "tokenizer.ggml.merges";
+
+impl Tokenizer {
+    pub fn from_gguf(file: &Gguf) -> Result<Tokenizer, VocabError> {
+        read(file)
+            .and_then(Tokenizer::new)
+            .map_err(|error| match error {
+                VocabError::File(_) => error,
+                own => VocabError::In {
+                    file: file.path().display().to_string().escape_debug().collect(),
+                    what: own.into(),
+                },
+            })
+    }
+}
+
+fn read(file: &Gguf) -> Result<Vocab, VocabError> {
+    let name = file.str(MODEL)?.ok_or(VocabError::Missing { key: MODEL })?;
+    let model = match name {
+        "gpt2" => Model::Bpe,
+        "llama" | "gemma" => Model::Spm,
+        other => {
+            let other = shown(other.as_bytes());
+            let why = format!("\"{other}\" is not known; accepted: gpt2, llama, gemma");
+            return Err(VocabError::bad(MODEL, why));
+        }
+    };
+
+    let tokens = required(file, TOKENS)?;
+    if tokens.len() > TOKENS_MAX {
+        let why = format!("{} tokens; at most {TOKENS_MAX}", tokens.len());
+        return Err(VocabError::bad(TOKENS, why));
+    }
+    let mut vocab = Vocab::new(model, Pieces::new(tokens.strs()?)?);
+    let len = vocab.pieces.len();
+    same_as_embedding(file, len)?;
+    if vocab.pieces.duplicates() > 0 {
+        let count = vocab.pieces.duplicates();
+        log::warn!("{TOKENS}: {count} tokens repeat an earlier one; text becomes the first");
+    }
+
+    match file.array(TYPES)? {
+        Some(types) => {
+            same_length(TYPES, &types, len)?;
+            vocab.kinds = types.i32s()?.map(Kind::from_file).collect();
+        }
+        None => log::warn!("{TYPES} is missing: special tokens are not known"),
+    }
+
+    // BPE files may carry scores, which mean nothing there.
+    match model {
+        Model::Bpe => {
+            let merges = required(file, MERGES)?;
+            vocab.set_merges(merges.strs()?)?;
+            vocab.set_pre(file.str(PRE)?.unwrap_or_default());
+        }
+        Model::Spm => {
+            let scores = required(file, SCORES)?;
+            same_length(SCORES, &scores, len)?;
+            vocab.scores = scores.f32s()?.collect();
+            vocab.add_bos = true;
+            vocab.add_space_prefix = name == "llama";
+            // SentencePiece's own defaults, where the file is silent and they look the part.
+            let default = |id: u32, wanted: Kind| {
+                (vocab.kinds.get(id as usize) == Some(&wanted)).then_some(id)
+            };
+            (vocab.unk, vocab.bos, vocab.eos) = (
+                default(0, Kind::Unknown),
+                default(1, Kind::Control),
+                default(2, Kind::Control),
+            );
+            for (id, _) in vocab
+                .kinds
+                .iter()
+                .enumerate()
+                .filter(|k| *k.1 == Kind::Byte)
+            {
+                let piece = vocab.pieces.get(id as u32).unwrap_or_default();
+                if spm::byte_of(piece).is_none() {
+                    let why = format!("byte token {id} is called \"{}\"", shown(piece));
+                    return Err(VocabError::bad(TOKENS, why));
+                }
+            }
+        }
+    }
+
+    for (key, slot) in [
+        ("tokenizer.ggml.bos_token_id", &mut vocab.bos),
+        ("tokenizer.ggml.eos_token_id", &mut vocab.eos),
+        ("tokenizer.ggml.eot_token_id", &mut vocab.eot),
+        ("tokenizer.ggml.eom_token_id", &mut vocab.eom),
+        ("tokenizer.ggml.unknown_token_id", &mut vocab.unk),
+    ] {
+        if let Some(id) = file.u32(key)? {
+            *slot = Some(id);
+        }
+    }
+    for (key, flag) in [
+        ("tokenizer.ggml.add_bos_token", &mut vocab.add_bos),
+        ("tokenizer.ggml.add_eos_token", &mut vocab.add_eos),
+        (
+            "tokenizer.ggml.add_space_prefix",
+            &mut vocab.add_space_prefix,
+        ),
+    ] {
+        if let Some(value) = file.bool(key)? {
+            *flag = value;
+        }
+    }
+    Ok(vocab)
+}
+
+fn required<'a>(file: &'a Gguf, key: &'static str) -> Result<Array<'a>, VocabError> {
+    file.array(key)?.ok_or(VocabError::Missing { key })
+}
+
+fn same_length(key: &'static str, array: &Array<'_>, len: usize) -> Result<(), VocabError> {
+    if array.len() == len {
+        return Ok(());
+    }
+    let why = format!("{} items for {len} tokens", array.len());
+    Err(VocabError::bad(key, why))
+}
+
+/// An id is a row of the embedding. A file without that tensor is the model loader's concern.
+fn same_as_embedding(file: &Gguf, len: usize) -> Result<(), VocabError> {
+    match file.tensor("token_embd.weight") {
+        Some(table) if table.rows() != len => {
+            let why = format!(
+                "{len} tokens for {} rows of token_embd.weight",
+                table.rows()
+            );
+            Err(VocabError::bad(TOKENS, why))
+        }
+        _ => Ok(()),
+    }
+}
