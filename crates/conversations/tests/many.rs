@@ -4,7 +4,8 @@ mod common;
 
 use common::{Dice, SMOLLM2, load, packed_dir, real_model};
 use haversack_conversations::scheduler::{
-    Desk, DeskOptions, Long, News, Pace, Priority, Refused, Request, Rows, Ticket,
+    Long, Pace, Priority, Request, RequestEvent, RequestId, Rows, Scheduler, SchedulerOptions,
+    SubmitError,
 };
 use haversack_engine::kv_quality::probe::{self, Depth};
 use haversack_engine::runtime::completion::Completed;
@@ -117,15 +118,17 @@ fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
 }
 
 /// Steps until nothing is left; returns what became of each.
-fn finish(desk: &mut Desk) -> HashMap<Ticket, Completed> {
+fn finish(desk: &mut Scheduler) -> HashMap<RequestId, Completed> {
     let mut done = HashMap::new();
     let mut steps = 0;
     while !desk.is_idle() {
         let now = Duration::ZERO;
         desk.step(now, &mut |ticket, news| {
             match news {
-                News::Done(completed, _) => assert!(done.insert(ticket, completed).is_none()),
-                News::Failed(why) => panic!("{ticket:?}: {why}"),
+                RequestEvent::Done(completed, _) => {
+                    assert!(done.insert(ticket, completed).is_none())
+                }
+                RequestEvent::Failed(why) => panic!("{ticket:?}: {why}"),
                 _ => {}
             }
             ControlFlow::Continue(())
@@ -150,15 +153,15 @@ fn company_changes_no_token() {
         let budget = [None, Some(2), Some(4), Some(9)][dice.roll(4)];
         let budget = budget.map(|times| times * least + (1 << 20));
         let runtime = runtime(&model, budget);
-        let options = DeskOptions {
+        let options = SchedulerOptions {
             batch: 1 + dice.roll(8),
             queue: 64,
             reuse: [0, 1, 6][dice.roll(3)],
-            ..DeskOptions::default()
+            ..SchedulerOptions::default()
         };
         let alike = options.reuse > 0 && dice.roll(2) == 0;
-        let mut desk = Desk::new(runtime, options);
-        let mut given: HashMap<Ticket, Request> = HashMap::new();
+        let mut desk = Scheduler::new(runtime, options);
+        let mut given: HashMap<RequestId, Request> = HashMap::new();
         let (mut done, mut cancelled) = (HashMap::new(), 0);
         for round in 0..60 {
             if round < 30 && dice.roll(2) == 0 {
@@ -180,8 +183,8 @@ fn company_changes_no_token() {
             desk.runtime_mut().set_threads(1 + dice.roll(3));
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    News::Done(completed, _) => drop(done.insert(ticket, completed)),
-                    News::Failed(why) => panic!("seed {seed}: {why}"),
+                    RequestEvent::Done(completed, _) => drop(done.insert(ticket, completed)),
+                    RequestEvent::Failed(why) => panic!("seed {seed}: {why}"),
                     _ => {}
                 }
                 ControlFlow::Continue(())
@@ -216,11 +219,11 @@ fn company_changes_no_token() {
 fn what_was_read_is_not_read_again() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(600);
-    let options = DeskOptions {
+    let options = SchedulerOptions {
         reuse: 8,
-        ..DeskOptions::default()
+        ..SchedulerOptions::default()
     };
-    let mut desk = Desk::new(runtime(&model, None), options);
+    let mut desk = Scheduler::new(runtime(&model, None), options);
     let mut ask = |owner: u64, prompt: &[u32]| {
         let request = Request {
             prompt: prompt.to_vec(),
@@ -240,7 +243,7 @@ fn what_was_read_is_not_read_again() {
         let mut ended = None;
         while !desk.is_idle() {
             desk.step(Duration::ZERO, &mut |_, news| {
-                if let News::Done(completed, held) = news {
+                if let RequestEvent::Done(completed, held) = news {
                     ended = Some((completed.tokens, held.reused));
                 }
                 ControlFlow::Continue(())
@@ -287,7 +290,7 @@ fn two_long_ones_meet() {
         runtime.ledger().side + scratch + runtime.sequence_bytes(400) * 7 / 4
     };
     let runtime = runtime(&model, Some(budget));
-    let mut desk = Desk::new(runtime, DeskOptions::default());
+    let mut desk = Scheduler::new(runtime, SchedulerOptions::default());
     let request = Request {
         prompt: ids[..200].to_vec(),
         options: GenerateOptions {
@@ -304,7 +307,7 @@ fn two_long_ones_meet() {
     let mut lengths = Vec::new();
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |_, news| {
-            if let News::Done(completed, _) = news {
+            if let RequestEvent::Done(completed, _) = news {
                 lengths.push(completed.tokens.len());
             }
             ControlFlow::Continue(())
@@ -322,13 +325,13 @@ fn what_could_never_be_served_is_refused_at_once() {
     let ids = spec.ids(300);
     let one = runtime(&model, None).sequence_bytes(100);
     let runtime = runtime(&model, Some(one + (1 << 20)));
-    let options = DeskOptions {
+    let options = SchedulerOptions {
         batch: 2,
         queue: 1,
-        ..DeskOptions::default()
+        ..SchedulerOptions::default()
     };
     let end = runtime.bounds().end().unwrap();
-    let mut desk = Desk::new(runtime, options);
+    let mut desk = Scheduler::new(runtime, options);
     let mut ask = |prompt: &[u32], tokens_max| {
         let options = GenerateOptions {
             tokens_max: Some(tokens_max),
@@ -341,18 +344,18 @@ fn what_could_never_be_served_is_refused_at_once() {
             ..Request::default()
         })
     };
-    assert!(matches!(ask(&[], 1), Err(Refused::Empty)));
+    assert!(matches!(ask(&[], 1), Err(SubmitError::Empty)));
     assert!(matches!(
         ask(&[u32::MAX], 1),
-        Err(Refused::Token {
+        Err(SubmitError::Token {
             token: u32::MAX,
             ..
         })
     ));
     let long = vec![ids[0]; end + 1];
-    assert!(matches!(ask(&long, 1), Err(Refused::Length { .. })));
+    assert!(matches!(ask(&long, 1), Err(SubmitError::Length { .. })));
     assert!(ask(&ids[..50], 50).is_ok());
-    assert!(matches!(ask(&ids[..50], 50), Err(Refused::Full(_))));
+    assert!(matches!(ask(&ids[..50], 50), Err(SubmitError::Full(_))));
 }
 
 #[test]
@@ -360,12 +363,12 @@ fn a_deadline_ends_it_wherever_it_is() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(100);
     let runtime = runtime(&model, None);
-    let options = DeskOptions {
+    let options = SchedulerOptions {
         batch: 1,
         queue: 9,
-        ..DeskOptions::default()
+        ..SchedulerOptions::default()
     };
-    let mut desk = Desk::new(runtime, options);
+    let mut desk = Scheduler::new(runtime, options);
     for _ in 0..2 {
         let request = Request {
             prompt: ids[..40].to_vec(),
@@ -377,7 +380,7 @@ fn a_deadline_ends_it_wherever_it_is() {
     let mut ends = Vec::new();
     for second in 0..=5 {
         desk.step(Duration::from_secs(second), &mut |_, news| {
-            if let News::Done(completed, _) = news {
+            if let RequestEvent::Done(completed, _) = news {
                 ends.push((second, completed.finish, completed.tokens.len()));
             }
             ControlFlow::Continue(())
@@ -420,7 +423,7 @@ fn three_on_the_real_model() {
         }
     });
     let runtime = runtime(&model, None);
-    let mut desk = Desk::new(runtime, DeskOptions::default());
+    let mut desk = Scheduler::new(runtime, SchedulerOptions::default());
     let tickets = requests
         .clone()
         .map(|request| desk.submit(request).unwrap());
@@ -529,23 +532,24 @@ fn rows_chosen_for_one() {
     };
     let mut runtime = runtime(&model, Some(one));
     runtime.know(&probe);
-    let mut desk = Desk::new(runtime, DeskOptions::default());
-    let tickets: Vec<Ticket> = requests
+    let mut desk = Scheduler::new(runtime, SchedulerOptions::default());
+    let tickets: Vec<RequestId> = requests
         .iter()
         .map(|request| desk.submit(request.clone()).unwrap())
         .collect();
     let (mut done, mut together) = (HashMap::new(), 0);
     while !desk.is_idle() {
-        let tell: &mut dyn FnMut(Ticket, News<'_>) -> ControlFlow<()> = &mut |ticket, news| {
-            match news {
-                News::Done(completed, held) => {
-                    done.insert(ticket, (completed.tokens, held));
+        let tell: &mut dyn FnMut(RequestId, RequestEvent<'_>) -> ControlFlow<()> =
+            &mut |ticket, news| {
+                match news {
+                    RequestEvent::Done(completed, held) => {
+                        done.insert(ticket, (completed.tokens, held));
+                    }
+                    RequestEvent::Failed(why) => panic!("{why}"),
+                    _ => {}
                 }
-                News::Failed(why) => panic!("{why}"),
-                _ => {}
-            }
-            ControlFlow::Continue(())
-        };
+                ControlFlow::Continue(())
+            };
         desk.step(Duration::ZERO, tell).unwrap();
         together = together.max(desk.active());
         assert!(desk.runtime().ledger().total() <= one);
@@ -666,7 +670,7 @@ fn a_window_that_follows_the_device() {
     };
     let mut changed = 0;
     for after in 1..8 {
-        let mut desk = Desk::new(make(Vec::new()), DeskOptions::default());
+        let mut desk = Scheduler::new(make(Vec::new()), SchedulerOptions::default());
         desk.set_pace(Pace {
             batch: 8,
             chunk: 100,
@@ -690,8 +694,10 @@ fn a_window_that_follows_the_device() {
             }
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    News::Done(completed, held) => done.push((ticket, completed.tokens, held)),
-                    News::Failed(why) => panic!("{after}: {why}"),
+                    RequestEvent::Done(completed, held) => {
+                        done.push((ticket, completed.tokens, held))
+                    }
+                    RequestEvent::Failed(why) => panic!("{after}: {why}"),
                     _ => {}
                 }
                 ControlFlow::Continue(())

@@ -6,7 +6,7 @@ mod common;
 use common::session::{Words, say};
 use common::{Dice, load};
 use haversack_conversations::scheduler::{
-    Desk, DeskOptions, News, Pace, Refused, Request, Ticket, TurnRequest,
+    Pace, Request, RequestEvent, RequestId, Scheduler, SchedulerOptions, SubmitError, TurnRequest,
 };
 use haversack_conversations::session::turns::Place;
 use haversack_conversations::session::{Answer, SessionError, SessionId, SessionOptions, Sessions};
@@ -59,10 +59,10 @@ fn sessions(runtime: &Runtime, dir: &Path) -> Sessions {
 }
 
 /// With sessions in a folder of this name.
-fn desk(model: &Arc<Model>, dir: &Path, name: &str, budget: Option<usize>) -> Desk {
+fn desk(model: &Arc<Model>, dir: &Path, name: &str, budget: Option<usize>) -> Scheduler {
     let runtime = runtime(model, dir, budget);
     let sessions = sessions(&runtime, &dir.join(name));
-    Desk::new(runtime, DeskOptions::default()).with_sessions(sessions)
+    Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions)
 }
 
 fn question(who: usize, round: usize) -> String {
@@ -106,14 +106,14 @@ fn sizes(model: &Arc<Model>, dir: &Path) -> (usize, usize) {
 }
 
 /// Steps until nothing is left.
-fn finish(desk: &mut Desk, budget: Option<usize>) -> HashMap<Ticket, Answer> {
+fn finish(desk: &mut Scheduler, budget: Option<usize>) -> HashMap<RequestId, Answer> {
     let mut said = HashMap::new();
     let mut steps = 0;
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |ticket, news| {
             match news {
-                News::Said(answer) => assert!(said.insert(ticket, *answer).is_none()),
-                News::Failed(why) => panic!("{ticket:?}: {why}"),
+                RequestEvent::Said(answer) => assert!(said.insert(ticket, *answer).is_none()),
+                RequestEvent::Failed(why) => panic!("{ticket:?}: {why}"),
                 _ => {}
             }
             ControlFlow::Continue(())
@@ -173,7 +173,7 @@ fn company_changes_no_turn() {
                 assert_eq!(said.context, truth.context, "{name}");
             }
         }
-        let open = |desk: &Desk| {
+        let open = |desk: &Scheduler| {
             let sessions = desk.sessions().unwrap();
             NAMES.map(|name| sessions.opened(name).is_some())
         };
@@ -232,9 +232,9 @@ fn a_session_comes_back_whole() {
         while !desk.is_idle() {
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    News::Token { .. } => order.push(ticket),
-                    News::Said(answer) => context = Some((answer.tokens, answer.context)),
-                    News::Failed(why) => panic!("{why}"),
+                    RequestEvent::Token { .. } => order.push(ticket),
+                    RequestEvent::Said(answer) => context = Some((answer.tokens, answer.context)),
+                    RequestEvent::Failed(why) => panic!("{why}"),
                     _ => {}
                 }
                 ControlFlow::Continue(())
@@ -270,12 +270,12 @@ fn one_after_the_other() {
             ..turn(0, r)
         })
     };
-    let anna: Vec<Ticket> = (0..3).map(|r| asked(r).unwrap()).collect();
+    let anna: Vec<RequestId> = (0..3).map(|r| asked(r).unwrap()).collect();
     let ben = desk.say(turn(1, 0)).unwrap();
     let mut order = Vec::new();
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |ticket, news| {
-            if let News::Said(answer) = news {
+            if let RequestEvent::Said(answer) = news {
                 order.push((ticket, answer.tokens));
             }
             ControlFlow::Continue(())
@@ -314,9 +314,9 @@ fn cancelled_turns() {
         }
         desk.step(Duration::ZERO, &mut |ticket, news| {
             match news {
-                News::Token { .. } if ticket == late => tokens += 1,
-                News::Said(answer) => drop(ends.insert(ticket, answer)),
-                News::Failed(why) => panic!("{why}"),
+                RequestEvent::Token { .. } if ticket == late => tokens += 1,
+                RequestEvent::Said(answer) => drop(ends.insert(ticket, answer)),
+                RequestEvent::Failed(why) => panic!("{why}"),
                 _ => {}
             }
             match tokens {
@@ -344,11 +344,14 @@ fn cancelled_turns() {
 fn what_could_never_be_said_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
-    let mut bare = Desk::new(runtime(&model, dir.path(), None), DeskOptions::default());
+    let mut bare = Scheduler::new(
+        runtime(&model, dir.path(), None),
+        SchedulerOptions::default(),
+    );
     let refused = bare.say(turn(0, 0));
     assert!(matches!(
         refused,
-        Err(Refused::Session(SessionError::NoSessions))
+        Err(SubmitError::Session(SessionError::NoSessions))
     ));
     let mut desk = desk(&model, dir.path(), "desk", None);
     for name in ["anna", "../anna", "", "a/b"] {
@@ -370,7 +373,7 @@ fn what_could_never_be_said_is_refused_at_once() {
         options,
         ..turn(0, 0)
     });
-    assert!(matches!(refused, Err(Refused::Stop(_))));
+    assert!(matches!(refused, Err(SubmitError::Stop(_))));
     assert!(desk.is_idle());
     desk.delete_session("anna").unwrap();
     assert_eq!(desk.sessions().unwrap().list().unwrap(), []);
@@ -405,8 +408,8 @@ fn a_promise_is_kept_beside_facts() {
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |_, news| {
             match news {
-                News::Done(completed, _) => length = completed.tokens.len(),
-                News::Failed(why) => panic!("{why}"),
+                RequestEvent::Done(completed, _) => length = completed.tokens.len(),
+                RequestEvent::Failed(why) => panic!("{why}"),
                 _ => {}
             }
             ControlFlow::Continue(())
@@ -471,9 +474,9 @@ fn heat_and_shortage_change_no_token() {
         while !desk.is_idle() {
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    News::Said(answer) => drop(said.insert(ticket, *answer)),
-                    News::Done(completed, _) => answer = completed.tokens,
-                    News::Failed(why) => panic!("{why}"),
+                    RequestEvent::Said(answer) => drop(said.insert(ticket, *answer)),
+                    RequestEvent::Done(completed, _) => answer = completed.tokens,
+                    RequestEvent::Failed(why) => panic!("{why}"),
                     _ => {}
                 }
                 ControlFlow::Continue(())
@@ -538,11 +541,11 @@ fn what_was_asked_for_is_not_forgotten() {
         text: "zebras only".to_owned(),
         ..turn(0, 0)
     };
-    let seen = |asked_for: bool, between: &dyn Fn(&mut Desk)| {
+    let seen = |asked_for: bool, between: &dyn Fn(&mut Scheduler)| {
         let runtime = runtime(&model, dir.path(), None);
         let folder = tempfile::tempdir_in(dir.path()).unwrap();
         let sessions = sessions(&runtime, folder.path());
-        let mut desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+        let mut desk = Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions);
         desk.create_session("anna", "", OPENING, 0).unwrap();
         for round in 0..9 {
             let short = TurnRequest {
@@ -573,7 +576,7 @@ fn what_was_asked_for_is_not_forgotten() {
     };
     let truth = seen(true, &|_| ());
     assert_ne!(truth, seen(false, &|_| ()));
-    assert_eq!(seen(true, &Desk::suspend_all), truth);
+    assert_eq!(seen(true, &Scheduler::suspend_all), truth);
     let undone = seen(true, &|desk| {
         let ticket = desk.say(about_nothing()).unwrap();
         desk.step(Duration::ZERO, &mut |_, _| ControlFlow::Break(()))

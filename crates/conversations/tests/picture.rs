@@ -6,7 +6,9 @@ use common::load;
 use common::session::Words;
 use haversack_conversations::scheduler::picture::{Picture, Shown};
 use haversack_conversations::scheduler::strip::Lies;
-use haversack_conversations::scheduler::{Desk, DeskOptions, News, Request, TurnRequest};
+use haversack_conversations::scheduler::{
+    Request, RequestEvent, Scheduler, SchedulerOptions, TurnRequest,
+};
 use haversack_conversations::session::turns::Place;
 use haversack_conversations::session::{SessionOptions, Sessions};
 use haversack_engine::runtime::GenerateOptions;
@@ -17,7 +19,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
-fn desk(dir: &Path, arch: &str) -> (Spec, Desk) {
+fn desk(dir: &Path, arch: &str) -> (Spec, Scheduler) {
     let path = dir.join("tiny.gguf");
     let spec = Spec {
         context: 2048,
@@ -40,7 +42,7 @@ fn desk(dir: &Path, arch: &str) -> (Spec, Desk) {
     };
     let sessions = Sessions::new(&runtime, options).unwrap();
     let sessions = sessions.with_encoder(std::sync::Arc::new(Words));
-    let desk = Desk::new(runtime, DeskOptions::default()).with_sessions(sessions);
+    let desk = Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions);
     (spec, desk)
 }
 
@@ -57,7 +59,7 @@ fn turn(session: &str, text: &str) -> TurnRequest {
 }
 
 /// Every token is in each strip once, every layer in one strip, every byte in one zone.
-fn check(desk: &Desk) -> Picture {
+fn check(desk: &Scheduler) -> Picture {
     let picture = desk.picture();
     let ledger = desk.runtime().ledger();
     assert_eq!(picture.ledger, ledger);
@@ -80,13 +82,13 @@ fn check(desk: &Desk) -> Picture {
     picture
 }
 
-fn step_to_the_end(desk: &mut Desk) -> Vec<String> {
+fn step_to_the_end(desk: &mut Scheduler) -> Vec<String> {
     let mut plans = Vec::new();
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |_, news| {
             match news {
-                News::Said(answer) => plans.push(answer.context.plan),
-                News::Failed(why) => panic!("{why}"),
+                RequestEvent::Said(answer) => plans.push(answer.context.plan),
+                RequestEvent::Failed(why) => panic!("{why}"),
                 _ => {}
             }
             ControlFlow::Continue(())

@@ -369,7 +369,7 @@ fn without_a_file_it_is_computed() {
     }
     assert!(strikes > 6, "{strikes}");
     world.options.faults = None;
-    // Past the quota, and in a folder that cannot be.
+    // PrefixCache the quota, and in a folder that cannot be.
     std::fs::remove_dir_all(world.options.prefix_dir.as_ref().unwrap()).unwrap();
     world.options.prefix_quota_bytes = 1000;
     let (mut runtime, mut sessions) = world.start();

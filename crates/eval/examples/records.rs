@@ -6,7 +6,7 @@
 //! stored belongs to all of a runtime: `adaptive` with the bytes that as many rows take in f16.
 
 use haversack_conversations::scheduler::{
-    Desk, DeskOptions, Held, Long, News, Request, Rows, Ticket,
+    Held, Long, Request, RequestEvent, RequestId, Rows, Scheduler, SchedulerOptions,
 };
 use haversack_engine::kv_quality::adaptive::Wishes;
 use haversack_engine::kv_quality::probe::{self, Depth, Probe};
@@ -156,14 +156,14 @@ fn desk(
     options: &RuntimeOptions,
     probe: &Probe,
     batch: usize,
-) -> Result<Desk, Failure> {
+) -> Result<Scheduler, Failure> {
     let mut runtime = Runtime::new(model.clone(), options)?;
     runtime.know(probe);
-    let options = DeskOptions {
+    let options = SchedulerOptions {
         batch,
-        ..DeskOptions::default()
+        ..SchedulerOptions::default()
     };
-    Ok(Desk::new(runtime, options))
+    Ok(Scheduler::new(runtime, options))
 }
 
 fn request(prompt: Vec<u32>, rows: Option<Rows>, tokens_max: usize) -> Request {
@@ -184,7 +184,7 @@ fn request(prompt: Vec<u32>, rows: Option<Rows>, tokens_max: usize) -> Request {
 
 /// (way)(question): every question, all ways of it in one batch, and somebody else beside them.
 fn ask(
-    desk: &mut Desk,
+    desk: &mut Scheduler,
     all: &[Record],
     ways: &[(&str, Option<Rows>)],
 ) -> Result<Vec<Vec<Answer>>, Failure> {
@@ -220,17 +220,17 @@ fn ask(
     Ok(answers)
 }
 
-type Said = HashMap<Ticket, (String, Vec<u32>, Held)>;
+type Said = HashMap<RequestId, (String, Vec<u32>, Held)>;
 
-fn finish(desk: &mut Desk) -> Result<Said, Failure> {
+fn finish(desk: &mut Scheduler) -> Result<Said, Failure> {
     let (mut said, mut failed) = (HashMap::new(), None);
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |ticket, news| {
             match news {
-                News::Done(completed, held) => {
+                RequestEvent::Done(completed, held) => {
                     said.insert(ticket, (completed.text, completed.tokens, held));
                 }
-                News::Failed(why) => failed = Some(why),
+                RequestEvent::Failed(why) => failed = Some(why),
                 _ => {}
             }
             ControlFlow::Continue(())

@@ -2,7 +2,9 @@
 //! while the device gets hot and cool again.
 //! `cargo run --release -p haversack-eval --example together -- MODEL.gguf [ROUNDS] [THREADS]`
 
-use haversack_conversations::scheduler::{Desk, DeskOptions, News, Request, Ticket};
+use haversack_conversations::scheduler::{
+    Request, RequestEvent, RequestId, Scheduler, SchedulerOptions,
+};
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::SampleOptions;
@@ -37,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     in_the_heat(&model, threads)
 }
 
-fn desk(model: &Arc<Model>, threads: usize) -> Result<Desk, Box<dyn Error>> {
+fn desk(model: &Arc<Model>, threads: usize) -> Result<Scheduler, Box<dyn Error>> {
     let options = RuntimeOptions {
         threads,
         retention: Retention::full(),
@@ -45,7 +47,7 @@ fn desk(model: &Arc<Model>, threads: usize) -> Result<Desk, Box<dyn Error>> {
         ..RuntimeOptions::default()
     };
     let runtime = Runtime::new(model.clone(), &options)?;
-    Ok(Desk::new(runtime, DeskOptions::default()))
+    Ok(Scheduler::new(runtime, SchedulerOptions::default()))
 }
 
 /// The `n`th: a prompt without meaning, and so many tokens behind it.
@@ -68,7 +70,7 @@ fn request(model: &Model, n: usize, tokens: usize) -> Request {
 }
 
 /// So many of them at once, from the first submission to the last token.
-fn time(desk: &mut Desk, model: &Model, count: usize) -> Result<f64, Box<dyn Error>> {
+fn time(desk: &mut Scheduler, model: &Model, count: usize) -> Result<f64, Box<dyn Error>> {
     let began = Instant::now();
     for n in 0..count {
         desk.submit(request(model, n, TOKENS))?;
@@ -118,16 +120,16 @@ fn in_the_heat(model: &Arc<Model>, threads: usize) -> Result<(), Box<dyn Error>>
     let mut gaps: BTreeMap<u8, Vec<f64>> = BTreeMap::new();
     for is_hot in [false, true] {
         let mut desk = desk(model, threads)?;
-        let mut answers: BTreeMap<Ticket, Vec<u32>> = BTreeMap::new();
+        let mut answers: BTreeMap<RequestId, Vec<u32>> = BTreeMap::new();
         for n in 0..GUESTS {
             answers.insert(desk.submit(request(model, n, tokens))?, Vec::new());
         }
-        let mut last: HashMap<Ticket, (Instant, u8)> = HashMap::new();
+        let mut last: HashMap<RequestId, (Instant, u8)> = HashMap::new();
         let (began, mut step) = (Instant::now(), 0);
         while !desk.is_idle() {
             let rung = desk.rung();
             desk.step(began.elapsed(), &mut |ticket, news| {
-                if let News::Token { sampled, .. } = news {
+                if let RequestEvent::Token { sampled, .. } = news {
                     answers.entry(ticket).or_default().push(sampled.id);
                     let now = Instant::now();
                     let before = last.insert(ticket, (now, rung));

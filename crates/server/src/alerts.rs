@@ -10,7 +10,7 @@ pub enum Alert {
     Memory,
     Queue,
     /// Somebody found no place.
-    Refused,
+    SubmitError,
     Failed,
     Heat,
     /// The device is short of memory.
@@ -25,7 +25,7 @@ impl Alert {
     pub const ALL: [Alert; 8] = [
         Alert::Memory,
         Alert::Queue,
-        Alert::Refused,
+        Alert::SubmitError,
         Alert::Failed,
         Alert::Heat,
         Alert::Device,
@@ -37,7 +37,7 @@ impl Alert {
         match self {
             Alert::Memory => "memory",
             Alert::Queue => "queue",
-            Alert::Refused => "refused",
+            Alert::SubmitError => "refused",
             Alert::Failed => "failed",
             Alert::Heat => "heat",
             Alert::Device => "device",
@@ -179,7 +179,7 @@ fn level(alert: Alert, now: &Watched, last: &Watched) -> Level {
             share(now.bound_bytes, budget, MEMORY, words)
         }
         Alert::Queue => share(now.waiting, now.queue, QUEUE, "of those who may wait do"),
-        Alert::Refused => more(
+        Alert::SubmitError => more(
             now.refused_total,
             last.refused_total,
             "requests that found no place",

@@ -94,7 +94,7 @@ pub async fn submit(
     submitted.map_err(|turned| match turned {
         Turned::Busy => Fail::busy(),
         Turned::Stopping => Fail::stopping(),
-        Turned::Refused(refused) => Fail::refused(&refused),
+        Turned::SubmitError(refused) => Fail::refused(&refused),
     })
 }
 

@@ -5,7 +5,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use haversack::engine::StepError;
-use haversack::scheduler::Refused;
+use haversack::scheduler::SubmitError;
 use serde_json::json;
 
 #[derive(Debug)]
@@ -87,26 +87,26 @@ impl Fail {
         Fail::new(status, "server_error", message)
     }
 
-    pub fn refused(refused: &Refused) -> Fail {
+    pub fn refused(refused: &SubmitError) -> Fail {
         match refused {
-            Refused::Full(_) => Fail::busy(),
-            Refused::Length { .. } => Fail {
+            SubmitError::Full(_) => Fail::busy(),
+            SubmitError::Length { .. } => Fail {
                 code: Some("context_length_exceeded"),
                 ..Fail::param("messages", refused.to_string())
             },
-            Refused::Session(error) => super::sessions::fail(error),
-            Refused::Taken { .. } => {
+            SubmitError::Session(error) => super::sessions::fail(error),
+            SubmitError::Taken { .. } => {
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Fail::new(status, "server_error", refused.to_string())
             }
-            Refused::Keep(
+            SubmitError::Keep(
                 StepError::Window { .. }
                 | StepError::Narrow { .. }
                 | StepError::NotOfOne { .. }
                 | StepError::NotProbed
                 | StepError::TooMany { .. },
             ) => Fail::param("context", refused.to_string()),
-            Refused::Keep(_) => Fail::internal(refused.to_string()),
+            SubmitError::Keep(_) => Fail::internal(refused.to_string()),
             _ => Fail::bad(refused.to_string()),
         }
     }

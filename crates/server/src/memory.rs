@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use haversack::engine::device::Thermal;
 use haversack::scheduler::Picture;
 use haversack::scheduler::picture::{Shown, Who, form_name};
-use haversack::scheduler::strip::{Lies, Strip};
+use haversack::scheduler::strip::{Lies, TokenMap};
 use haversack::session::picture::{SessionPicture, TurnPicture};
 use haversack::session::turns::{Place, Turn};
 use serde_json::{Map, Value, json};
@@ -195,7 +195,7 @@ pub fn place_name(turn: &Turn) -> &'static str {
     }
 }
 
-fn strip_json(strip: &Strip) -> Value {
+fn strip_json(strip: &TokenMap) -> Value {
     let mut tokens = Map::new();
     for (lies, &count) in Lies::ALL.iter().zip(&strip.tokens) {
         if count > 0 {

@@ -9,7 +9,8 @@ use haversack::engine::sample::{SampleError, logprob_of, logprobs_top};
 use haversack::engine::{Ledger, Model};
 use haversack::memory::{Readings, Zones};
 use haversack::scheduler::{
-    Desk, DeskOptions, Held, News, Refused, Request, Reuse, Sight, Ticket, TurnRequest,
+    Held, Request, RequestEvent, RequestId, Reuse, Scheduler, SchedulerOptions, Sight, SubmitError,
+    TurnRequest,
 };
 use haversack::session::{Context, Embed, Sessions};
 use std::collections::{HashMap, VecDeque};
@@ -167,10 +168,10 @@ enum Command {
         logprobs: Option<usize>,
         to: mpsc::Sender<Told>,
         permit: OwnedSemaphorePermit,
-        reply: oneshot::Sender<Result<Ticket, Refused>>,
+        reply: oneshot::Sender<Result<RequestId, SubmitError>>,
     },
-    Cancel(Ticket),
-    Do(Box<dyn FnOnce(&mut Desk) + Send>),
+    Cancel(RequestId),
+    Do(Box<dyn FnOnce(&mut Scheduler) + Send>),
     /// How hot it is; `None`: what the device says.
     Tell(Option<Thermal>),
     Stop,
@@ -197,7 +198,7 @@ pub struct Hall {
 /// Who is being answered. Whoever drops it wants no more.
 pub struct Place {
     commands: Sender<Command>,
-    tickets: Vec<Ticket>,
+    tickets: Vec<RequestId>,
 }
 
 impl Drop for Place {
@@ -212,7 +213,7 @@ impl Drop for Place {
 pub enum Turned {
     Busy,
     Stopping,
-    Refused(Refused),
+    SubmitError(SubmitError),
 }
 
 impl Hall {
@@ -255,7 +256,7 @@ impl Hall {
     /// Has something done between two steps. `None`: the owner has gone.
     pub async fn with<T: Send + 'static>(
         &self,
-        go: impl FnOnce(&mut Desk) -> T + Send + 'static,
+        go: impl FnOnce(&mut Scheduler) -> T + Send + 'static,
     ) -> Option<T> {
         self.order(go)?.await.ok()
     }
@@ -263,17 +264,17 @@ impl Hall {
     /// The same for threads that may wait.
     pub fn wait_for<T: Send + 'static>(
         &self,
-        go: impl FnOnce(&mut Desk) -> T + Send + 'static,
+        go: impl FnOnce(&mut Scheduler) -> T + Send + 'static,
     ) -> Option<T> {
         self.order(go)?.blocking_recv().ok()
     }
 
     fn order<T: Send + 'static>(
         &self,
-        go: impl FnOnce(&mut Desk) -> T + Send + 'static,
+        go: impl FnOnce(&mut Scheduler) -> T + Send + 'static,
     ) -> Option<oneshot::Receiver<T>> {
         let (reply, done) = oneshot::channel();
-        let go = Box::new(|desk: &mut Desk| drop(reply.send(go(desk))));
+        let go = Box::new(|desk: &mut Scheduler| drop(reply.send(go(desk))));
         self.commands.send(Command::Do(go)).ok()?;
         Some(done)
     }
@@ -312,7 +313,7 @@ impl Hall {
             let sent = self.commands.send(submit).is_ok();
             let answer = if sent { answer.await.ok() } else { None };
             let ticket = answer.ok_or(Turned::Stopping)?;
-            place.tickets.push(ticket.map_err(Turned::Refused)?);
+            place.tickets.push(ticket.map_err(Turned::SubmitError)?);
         }
         Ok((place, told))
     }
@@ -337,10 +338,10 @@ struct Device {
 }
 
 pub struct Owner {
-    desk: Desk,
+    desk: Scheduler,
     device: Device,
     commands: Receiver<Command>,
-    listeners: HashMap<Ticket, Listener>,
+    listeners: HashMap<RequestId, Listener>,
     seen: Arc<Mutex<Seen>>,
     refused: Arc<AtomicU64>,
     started: Instant,
@@ -376,14 +377,14 @@ impl Owner {
             rows_most: runtime.bounds().rows_max,
             encoder: sessions.as_ref().and_then(Sessions::encoder),
         };
-        let desk = DeskOptions {
+        let desk = SchedulerOptions {
             batch: options.batch,
             // Places are counted in the hall.
             queue: options.batch + options.queue,
             reuse: options.reuse,
-            ..DeskOptions::default()
+            ..SchedulerOptions::default()
         };
-        let mut desk = Desk::new(runtime, desk);
+        let mut desk = Scheduler::new(runtime, desk);
         if let Some(sessions) = sessions {
             desk = desk.with_sessions(sessions);
         }
@@ -566,25 +567,28 @@ impl Owner {
             ..
         } = self;
         let active = desk.active();
-        let tell = &mut |ticket: Ticket, news: News<'_>| {
+        let tell = &mut |ticket: RequestId, news: RequestEvent<'_>| {
             let Some(listener) = listeners.get(&ticket) else {
                 return ControlFlow::Break(());
             };
-            let is_over = matches!(news, News::Done(..) | News::Said(_) | News::Failed(_));
+            let is_over = matches!(
+                news,
+                RequestEvent::Done(..) | RequestEvent::Said(_) | RequestEvent::Failed(_)
+            );
             // In the books before anybody hears of it.
             let mut books = lock(seen);
             match &news {
-                News::Token { .. } => books.tokens += 1,
-                News::Done(completed, held) => {
+                RequestEvent::Token { .. } => books.tokens += 1,
+                RequestEvent::Done(completed, held) => {
                     books.end(completed.finish);
                     books.left_windows += held.seen.saturating_sub(held.rows as u64);
                 }
-                News::Said(answer) => {
+                RequestEvent::Said(answer) => {
                     books.end(answer.finish);
                     books.count(&answer.context);
                 }
-                News::Failed(_) => books.failed += 1,
-                News::Entered | News::Prompt { .. } => {}
+                RequestEvent::Failed(_) => books.failed += 1,
+                RequestEvent::Entered | RequestEvent::Prompt { .. } => {}
             }
             drop(books);
             let flow = listener.hear(news);
@@ -613,15 +617,15 @@ impl Owner {
 
 impl Listener {
     /// Passes on what is of interest. Nobody waits for a reader: one that is too far behind hears no more.
-    fn hear(&self, news: News<'_>) -> ControlFlow<()> {
+    fn hear(&self, news: RequestEvent<'_>) -> ControlFlow<()> {
         let piece = match news {
-            News::Entered | News::Prompt { .. } => {
+            RequestEvent::Entered | RequestEvent::Prompt { .. } => {
                 return match self.to.is_closed() {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
                 };
             }
-            News::Token { sampled, logits } => {
+            RequestEvent::Token { sampled, logits } => {
                 let logprob = self.logprobs.map(|top| logprob(sampled.id, logits, top));
                 match logprob.transpose() {
                     Ok(logprob) => Piece::Token {
@@ -631,13 +635,13 @@ impl Listener {
                     Err(error) => Piece::Failed(error.to_string()),
                 }
             }
-            News::Done(completed, held) => Piece::Done {
+            RequestEvent::Done(completed, held) => Piece::Done {
                 text: completed.text,
                 tokens: completed.tokens.len(),
                 finish: completed.finish,
                 became: Became::Request(held),
             },
-            News::Said(answer) => Piece::Done {
+            RequestEvent::Said(answer) => Piece::Done {
                 tokens: answer.tokens.len(),
                 finish: answer.finish,
                 became: Became::Turn {
@@ -646,7 +650,7 @@ impl Listener {
                 },
                 text: answer.text,
             },
-            News::Failed(why) => Piece::Failed(why),
+            RequestEvent::Failed(why) => Piece::Failed(why),
         };
         match self.to.try_send((self.choice, piece)) {
             Ok(()) => ControlFlow::Continue(()),

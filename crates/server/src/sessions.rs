@@ -17,7 +17,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use haversack::engine::Runtime;
 use haversack::memory::clock::now_ms;
-use haversack::scheduler::Desk;
+use haversack::scheduler::Scheduler;
 use haversack::session::{SessionError, SessionId, Sessions, TurnView};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -297,7 +297,7 @@ pub async fn retract(
 
 async fn ask_desk<T: Send + 'static>(
     shared: &Shared,
-    go: impl FnOnce(&mut Desk) -> Result<T, SessionError> + Send + 'static,
+    go: impl FnOnce(&mut Scheduler) -> Result<T, SessionError> + Send + 'static,
 ) -> Result<T, Fail> {
     if shared.hall.is_stopping() {
         return Err(Fail::stopping());
@@ -306,12 +306,12 @@ async fn ask_desk<T: Send + 'static>(
     done.map_err(|error| fail(&error))
 }
 
-fn sessions(desk: &Desk) -> Result<&Sessions, SessionError> {
+fn sessions(desk: &Scheduler) -> Result<&Sessions, SessionError> {
     desk.sessions().ok_or(SessionError::NoSessions)
 }
 
 /// All there is to know about a session.
-fn view(desk: &mut Desk, name: &str) -> Result<Value, SessionError> {
+fn view(desk: &mut Scheduler, name: &str) -> Result<Value, SessionError> {
     desk.with_open(name, |runtime, sessions, id| {
         let stats = sessions.stats(runtime, id)?;
         let facts: Vec<Value> = sessions

@@ -162,7 +162,7 @@ pub fn messages(
         let calls = calls
             .iter()
             .map(past)
-            .collect::<Result<Vec<Past>, Fail>>()?;
+            .collect::<Result<Vec<PrefixCache>, Fail>>()?;
         let role = match message.role.as_str() {
             // Another name for the same.
             "developer" => "system",
@@ -173,7 +173,7 @@ pub fn messages(
         if knows_tools {
             let mut one = Message::new(role, text);
             if !calls.is_empty() {
-                let calls = calls.iter().map(Past::variable).collect();
+                let calls = calls.iter().map(PrefixCache::variable).collect();
                 one.fields
                     .push(("tool_calls".into(), Variable::List(calls)));
             }
@@ -193,7 +193,7 @@ pub fn messages(
                 _ => messages.push(Message::new("user", result)),
             }
         } else {
-            let written = calls.iter().map(Past::written);
+            let written = calls.iter().map(PrefixCache::written);
             let parts: Vec<String> = std::iter::once(text)
                 .filter(|text| !text.is_empty() || calls.is_empty())
                 .chain(written)
@@ -212,13 +212,13 @@ pub fn messages(
 }
 
 /// A call that was made earlier.
-struct Past {
+struct PrefixCache {
     id: String,
     name: String,
     arguments: Json,
 }
 
-fn past(call: &Json) -> Result<Past, Fail> {
+fn past(call: &Json) -> Result<PrefixCache, Fail> {
     let text = |at: &str| call.pointer(at).and_then(Json::as_str);
     let (Some(name), Some(arguments)) = (text("/function/name"), text("/function/arguments"))
     else {
@@ -227,7 +227,7 @@ fn past(call: &Json) -> Result<Past, Fail> {
             "tool_calls: accepted: functions with a name and arguments",
         ));
     };
-    Ok(Past {
+    Ok(PrefixCache {
         id: text("/id").unwrap_or_default().to_owned(),
         name: name.to_owned(),
         // Templates write the object out themselves. What is none stays the text it is.
@@ -238,7 +238,7 @@ fn past(call: &Json) -> Result<Past, Fail> {
     })
 }
 
-impl Past {
+impl PrefixCache {
     fn variable(&self) -> Variable {
         let text = |text: &str| Variable::Text(text.to_owned());
         let function = vec![

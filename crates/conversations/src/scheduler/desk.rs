@@ -35,7 +35,7 @@ pub struct Request {
     pub priority: Priority,
     /// Whose it is: owners take turns.
     pub owner: u64,
-    /// When it is of no use any more, on the clock of [`Desk::step`].
+    /// When it is of no use any more, on the clock of [`Scheduler::step`].
     pub deadline: Option<Duration>,
 }
 
@@ -55,15 +55,15 @@ pub struct TurnRequest {
     pub priority: Priority,
     /// Whose it is: owners take turns.
     pub owner: u64,
-    /// When it is of no use any more, on the clock of [`Desk::step`].
+    /// When it is of no use any more, on the clock of [`Scheduler::step`].
     pub deadline: Option<Duration>,
 }
 
 /// Names a request while it waits or runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(u64);
+pub struct RequestId(u64);
 
-impl Ticket {
+impl RequestId {
     /// Counted from 0, never reused.
     pub fn number(self) -> u64 {
         self.0
@@ -72,7 +72,7 @@ impl Ticket {
 
 /// Why a request was not taken. Nothing has happened then.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum SubmitError {
     #[error("the prompt is empty")]
     Empty,
     #[error("token {token} is outside of the vocabulary of {vocabulary}")]
@@ -99,7 +99,7 @@ pub enum Refused {
 
 /// What happens to a request.
 #[derive(Debug)]
-pub enum News<'a> {
+pub enum RequestEvent<'a> {
     /// Its bytes are promised.
     Entered,
     /// So many tokens of the prompt have been read.
@@ -130,7 +130,7 @@ pub struct Held {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct DeskOptions {
+pub struct SchedulerOptions {
     /// Sequences of one step at most.
     pub batch: usize,
     /// Requests that may wait.
@@ -141,9 +141,9 @@ pub struct DeskOptions {
     pub chunk: usize,
 }
 
-impl Default for DeskOptions {
-    fn default() -> DeskOptions {
-        DeskOptions {
+impl Default for SchedulerOptions {
+    fn default() -> SchedulerOptions {
+        SchedulerOptions {
             batch: 8,
             queue: 64,
             reuse: 0,
@@ -153,8 +153,8 @@ impl Default for DeskOptions {
     }
 }
 
-pub struct Desk {
-    options: DeskOptions,
+pub struct Scheduler {
+    options: SchedulerOptions,
     pace: Pace,
     portion: Portion,
     queue: Queue<Entry>,
@@ -163,16 +163,16 @@ pub struct Desk {
     tickets: u64,
 }
 
-pub(super) type Tell<'a> = &'a mut dyn FnMut(Ticket, News<'_>) -> ControlFlow<()>;
+pub(super) type Tell<'a> = &'a mut dyn FnMut(RequestId, RequestEvent<'_>) -> ControlFlow<()>;
 
-impl Desk {
-    pub fn new(runtime: Runtime, options: DeskOptions) -> Desk {
+impl Scheduler {
+    pub fn new(runtime: Runtime, options: SchedulerOptions) -> Scheduler {
         // A step of nobody would never end.
         let batch = options.batch.max(1);
-        let options = DeskOptions { batch, ..options };
+        let options = SchedulerOptions { batch, ..options };
         let chunk = runtime.chunk().min(options.chunk.max(1));
         let pace = Pace { batch, chunk };
-        Desk {
+        Scheduler {
             options,
             pace,
             portion: Portion::new(chunk),
@@ -187,7 +187,7 @@ impl Desk {
     }
 
     /// With sessions over its runtime, none of which is open yet.
-    pub fn with_sessions(mut self, sessions: Sessions) -> Desk {
+    pub fn with_sessions(mut self, sessions: Sessions) -> Scheduler {
         self.house.sessions = Some(sessions);
         self
     }
@@ -301,7 +301,7 @@ impl Desk {
 
     /// So many bytes are kept beside all sequences from now on, in the ledger like everything else: what nobody was
     /// promised, and only where there is still room for somebody.
-    pub fn keep_beside(&mut self, bytes: usize) -> Result<(), Refused> {
+    pub fn keep_beside(&mut self, bytes: usize) -> Result<(), SubmitError> {
         self.house.keep_beside(bytes)
     }
 
@@ -324,16 +324,16 @@ impl Desk {
     }
 
     /// Takes a request, or says at once why it never could be served.
-    pub fn submit(&mut self, request: Request) -> Result<Ticket, Refused> {
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
         let runtime = &self.house.runtime;
         let tokens = request.prompt.len();
         if tokens == 0 {
-            return Err(Refused::Empty);
+            return Err(SubmitError::Empty);
         }
         let vocabulary = runtime.model().config().vocab;
         let is_unknown = |&&token: &&u32| token as usize >= vocabulary;
         if let Some(&token) = request.prompt.iter().find(is_unknown) {
-            return Err(Refused::Token { token, vocabulary });
+            return Err(SubmitError::Token { token, vocabulary });
         }
         let answer = request.options.tokens_max.unwrap_or(usize::MAX);
         let keep = match &request.rows {
@@ -351,7 +351,7 @@ impl Desk {
             Some(rows) => rows.of_prompt(&request.prompt, answer),
             None => (tokens <= most).then(|| request.prompt.clone()),
         };
-        let read = read.ok_or(Refused::Length { tokens, most })?;
+        let read = read.ok_or(SubmitError::Length { tokens, most })?;
         let tokens = read.len().saturating_add(answer).min(most);
         let again = request.rows.filter(|rows| rows.is_read_again());
         let completion = match again {
@@ -372,7 +372,7 @@ impl Desk {
         if let Some(most) = promisable(runtime, 1, usize::from(counts), rows)
             && bytes > most
         {
-            return Err(Refused::Bytes { bytes, most });
+            return Err(SubmitError::Bytes { bytes, most });
         }
         let asked = Asked {
             completion,
@@ -385,7 +385,7 @@ impl Desk {
             counts,
         };
         let entry = Entry {
-            ticket: Ticket(self.tickets),
+            ticket: RequestId(self.tickets),
             sampler: Sampler::new(request.sample)?.constrained(request.constraint),
             what: What::Request(Box::new(asked)),
         };
@@ -397,7 +397,7 @@ impl Desk {
 
     /// Takes a turn of a session, or says at once why it never could be said. It waits for the turn before it, if one is
     /// under way.
-    pub fn say(&mut self, turn: TurnRequest) -> Result<Ticket, Refused> {
+    pub fn say(&mut self, turn: TurnRequest) -> Result<RequestId, SubmitError> {
         let sessions = self.sessions().ok_or(SessionError::NoSessions)?;
         if !sessions.exists(&turn.session) {
             let name = turn.session;
@@ -407,7 +407,7 @@ impl Desk {
         // Wrong stop texts are told now, not when it begins.
         Completion::within(&[], &turn.options, None)?;
         let entry = Entry {
-            ticket: Ticket(self.tickets),
+            ticket: RequestId(self.tickets),
             sampler: Sampler::new(turn.sample)?.constrained(turn.constraint),
             what: What::Turn(Box::new(Turn {
                 session: turn.session,
@@ -425,14 +425,14 @@ impl Desk {
         Ok(self.ticket())
     }
 
-    fn ticket(&mut self) -> Ticket {
+    fn ticket(&mut self) -> RequestId {
         self.tickets += 1;
-        Ticket(self.tickets - 1)
+        RequestId(self.tickets - 1)
     }
 
     /// Nobody wants it any more: what it holds is free at once. What was said of a turn is part of its conversation, and
     /// ends there. Unknown tickets are of requests that are done.
-    pub fn cancel(&mut self, ticket: Ticket) -> Result<(), StepError> {
+    pub fn cancel(&mut self, ticket: RequestId) -> Result<(), StepError> {
         let is_out = |w: &Waiting<Entry>| w.what.ticket == ticket && !planted(Bug::QueueLeak);
         let waited = !self.queue.take(is_out).is_empty();
         let hits_another = waited && planted(Bug::CancelHitsAnother);
@@ -504,7 +504,10 @@ impl Desk {
                     shown: 0,
                 },
             };
-            let _ = tell(late.what.ticket, News::Done(completed, Held::default()));
+            let _ = tell(
+                late.what.ticket,
+                RequestEvent::Done(completed, Held::default()),
+            );
         }
         let is_late = |job: &Job| job.deadline.is_some_and(|deadline| deadline <= now);
         for job in self.house.active.iter_mut().filter(|job| is_late(job)) {
@@ -565,7 +568,7 @@ impl Desk {
                     _,
                 ) => (Work::Turn(saying), bytes, rows, false),
                 (Enters::Never(error), _) => {
-                    let _ = tell(ticket, News::Failed(error.to_string()));
+                    let _ = tell(ticket, RequestEvent::Failed(error.to_string()));
                     continue;
                 }
                 _ => continue,
@@ -581,7 +584,7 @@ impl Desk {
                 waited: 0,
                 work,
             });
-            if tell(ticket, News::Entered).is_break() {
+            if tell(ticket, RequestEvent::Entered).is_break() {
                 self.cancel(ticket)?;
             }
         }
@@ -590,7 +593,7 @@ impl Desk {
 }
 
 /// Of each session, the turn that came first of those that wait: whoever asks, a conversation has an order.
-fn first_turns(queue: &Queue<Entry>) -> Vec<Ticket> {
+fn first_turns(queue: &Queue<Entry>) -> Vec<RequestId> {
     let mut sessions: Vec<&str> = Vec::new();
     let mut first = Vec::new();
     for waiting in queue.iter() {

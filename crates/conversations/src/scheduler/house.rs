@@ -8,11 +8,11 @@
 //! turns is promised nothing: what it holds is in its file too, and it leaves memory when somebody else needs the room,
 //! the one that was used longest ago first.
 
-use super::desk::{Held, News, Refused, Tell, Ticket};
+use super::desk::{Held, RequestEvent, RequestId, SubmitError, Tell};
 use super::job::{Asked, Job, Turn, Work};
-use super::past::{Begins, Kept, Past, Reader};
+use super::past::{Begins, Kept, PrefixCache, Reader};
 use super::picture::PutAway;
-use crate::session::{Embed, Opens, Saying, SessionError, SessionId, Sessions};
+use crate::session::{Embed, Opens, SessionError, SessionId, Sessions, TurnInProgress};
 use haversack_engine::device::governor;
 use haversack_engine::encoder::Embedding;
 use haversack_engine::model::forward::{Span, Want};
@@ -39,7 +39,7 @@ pub(super) struct House {
     /// How many have left so far.
     pub left: u64,
     /// What requests that are over have read.
-    pub past: Past,
+    pub past: PrefixCache,
     /// Bytes that the device has room for beside all that is held; `None`: as many as the budget says.
     device_room: Option<usize>,
     pub put_away: PutAway,
@@ -99,7 +99,7 @@ pub(super) enum Enters {
         parts: Option<usize>,
     },
     Turn {
-        saying: Box<Saying>,
+        saying: Box<TurnInProgress>,
         /// That its sequence holds at most.
         bytes: usize,
         /// That its sequence has at most.
@@ -123,7 +123,7 @@ impl House {
             ending: Vec::new(),
             used: Vec::new(),
             left: 0,
-            past: Past::new(reuse),
+            past: PrefixCache::new(reuse),
             device_room: None,
             put_away: PutAway::default(),
             read: 0,
@@ -286,7 +286,7 @@ impl House {
 
     /// So many bytes are kept beside all sequences: of what was promised to nobody, if there is room for a conversation or a
     /// little text afterwards.
-    pub fn keep_beside(&mut self, bytes: usize) -> Result<(), Refused> {
+    pub fn keep_beside(&mut self, bytes: usize) -> Result<(), SubmitError> {
         let (least, rows) = match &self.sessions {
             Some(sessions) => sessions.turn_needs(&self.runtime, None, 0)?,
             None => (self.runtime.sequence_bytes(BLOCK_SLOTS), BLOCK_SLOTS),
@@ -294,18 +294,18 @@ impl House {
         if let Some(room) = promisable(&self.runtime, 1, 0, rows) {
             let most = room.saturating_sub(least);
             if bytes > most {
-                return Err(Refused::Bytes { bytes, most });
+                return Err(SubmitError::Bytes { bytes, most });
             }
         }
         if !self.make_free(bytes, rows, false, None) {
-            return Err(Refused::Taken { bytes });
+            return Err(SubmitError::Taken { bytes });
         }
         let kept = self.runtime.keep_beside(bytes).or_else(|_| {
             // What greater steps left behind was not promised to anybody.
             self.runtime.release_scratch();
             self.runtime.keep_beside(bytes)
         });
-        kept.map_err(|_| Refused::Taken { bytes })
+        kept.map_err(|_| SubmitError::Taken { bytes })
     }
 
     /// Sessions that could leave memory, the one used longest ago first.
@@ -661,7 +661,7 @@ impl House {
         for job in std::mem::take(&mut self.active) {
             let ticket = job.ticket;
             self.give_up(job)?;
-            let _ = tell(ticket, News::Failed(error.to_string()));
+            let _ = tell(ticket, RequestEvent::Failed(error.to_string()));
         }
         Ok(())
     }
@@ -716,18 +716,18 @@ impl House {
             };
             let mut flow = ControlFlow::Continue(());
             if let Some((done, total)) = completion.progress() {
-                flow = tell(*ticket, News::Prompt { done, total });
+                flow = tell(*ticket, RequestEvent::Prompt { done, total });
             }
             if samples {
                 let logits = rows.next().unwrap_or_default();
                 match completion.sample(sampler, tokenizer, logits) {
                     Ok(sampled) => {
                         if flow.is_continue() {
-                            flow = tell(*ticket, News::Token { sampled, logits });
+                            flow = tell(*ticket, RequestEvent::Token { sampled, logits });
                         }
                     }
                     Err(error) => {
-                        let _ = tell(*ticket, News::Failed(error.to_string()));
+                        let _ = tell(*ticket, RequestEvent::Failed(error.to_string()));
                         failed.push(i);
                         continue;
                     }
@@ -779,7 +779,7 @@ impl House {
                 self.runtime.close(sequence)?;
             }
             self.left += 1;
-            let _ = tell(job.ticket, News::Done(asked.completion.end(), held));
+            let _ = tell(job.ticket, RequestEvent::Done(asked.completion.end(), held));
         }
         Ok(())
     }
@@ -816,7 +816,7 @@ impl House {
                 Ok(saying) => saying,
                 Err(error) => {
                     *left += 1;
-                    let _ = tell(ticket, News::Failed(error.to_string()));
+                    let _ = tell(ticket, RequestEvent::Failed(error.to_string()));
                     continue;
                 }
             };
@@ -859,8 +859,8 @@ impl House {
                 continue;
             };
             let news = match sessions.end(runtime, *saying, judge.end()) {
-                Ok(answer) => News::Said(Box::new(answer)),
-                Err(error) => News::Failed(error.to_string()),
+                Ok(answer) => RequestEvent::Said(Box::new(answer)),
+                Err(error) => RequestEvent::Failed(error.to_string()),
             };
             *left += 1;
             let _ = tell(job.ticket, news);
@@ -881,7 +881,7 @@ pub(super) fn promisable(
     runtime.room_bytes(scratch)
 }
 
-pub(super) fn reader(ticket: Ticket, asked: &Asked) -> Reader {
+pub(super) fn reader(ticket: RequestId, asked: &Asked) -> Reader {
     Reader {
         ticket,
         owner: asked.owner,

@@ -1,9 +1,9 @@
 //! What waits at a desk, and what has entered.
 
-use super::desk::Ticket;
+use super::desk::RequestId;
 use super::long::Rows;
 use super::plan::{Priority, Wish};
-use crate::session::Saying;
+use crate::session::TurnInProgress;
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::{GenerateOptions, Keep, Runtime, SequenceId, StepError};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Something that waits.
 pub(super) struct Entry {
-    pub ticket: Ticket,
+    pub ticket: RequestId,
     pub sampler: Sampler,
     pub what: What,
 }
@@ -56,7 +56,7 @@ pub(super) struct Turn {
 
 /// Something that has entered.
 pub(super) struct Job {
-    pub ticket: Ticket,
+    pub ticket: RequestId,
     pub sampler: Sampler,
     pub priority: Priority,
     pub deadline: Option<Duration>,
@@ -75,7 +75,7 @@ pub(super) enum Work {
         asked: Box<Asked>,
         sequence: SequenceId,
     },
-    Turn(Box<Saying>),
+    Turn(Box<TurnInProgress>),
 }
 
 impl Job {

@@ -1,11 +1,11 @@
 //! Many at once: requests wait until their bytes can be promised, then share every pass over the weights.
 //!
 //! ```text
-//! Desk::submit, say ─► queue ─► (bytes promised) ─► active ─► step ─► … ─► done, or saved
+//! Scheduler::submit, say ─► queue ─► (bytes promised) ─► active ─► step ─► … ─► done, or saved
 //!                       who enters                  plan: who reads, who decodes
 //! ```
 //!
-//! [`queue`], [`plan`] and [`long`] decide and are pure; [`picture`] shows the memory; [`Desk`] takes, and the house behind it has the runtime and the
+//! [`queue`], [`plan`] and [`long`] decide and are pure; [`picture`] shows the memory; [`Scheduler`] takes, and the house behind it has the runtime and the
 //! sessions and carries out. What a request says does not depend on who else is
 //! there, when it entered, or how its prompt was portioned.
 
@@ -20,7 +20,9 @@ pub mod plan;
 pub mod queue;
 pub mod strip;
 
-pub use desk::{Desk, DeskOptions, Held, News, Refused, Request, Ticket, TurnRequest};
+pub use desk::{
+    Held, Request, RequestEvent, RequestId, Scheduler, SchedulerOptions, SubmitError, TurnRequest,
+};
 pub use ladder::{Ladder, Limits, Rung};
 pub use long::{Long, Rows};
 pub use past::Reuse;

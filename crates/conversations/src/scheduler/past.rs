@@ -5,12 +5,12 @@
 //! that begins alike goes on from there. Tokens are compared one by one, nothing is found by a hash, and owners do not find
 //! what others have read. What is kept is promised to nobody, and leaves before anything else does.
 
-use super::desk::Ticket;
+use super::desk::RequestId;
 use haversack_engine::runtime::{Keep, Runtime, SequenceId, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 #[derive(Debug, Default)]
-pub(super) struct Past {
+pub(super) struct PrefixCache {
     /// The one used longest ago first.
     kept: Vec<Kept>,
     /// Sequences at most.
@@ -31,7 +31,7 @@ pub(super) struct Kept {
 /// Who reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reader {
-    pub ticket: Ticket,
+    pub ticket: RequestId,
     pub owner: u64,
     pub keep: Keep,
 }
@@ -60,11 +60,11 @@ pub(super) struct Begins {
     pub parts: Option<usize>,
 }
 
-impl Past {
-    pub fn new(most: usize) -> Past {
-        Past {
+impl PrefixCache {
+    pub fn new(most: usize) -> PrefixCache {
+        PrefixCache {
             most,
-            ..Past::default()
+            ..PrefixCache::default()
         }
     }
 
@@ -86,8 +86,8 @@ impl Past {
         begins(kept.map(|kept| &kept.tokens[..]), prompt)
     }
 
-    /// Takes out the sequence that has the first `from` tokens of the prompt, as [`Past::begins`] says. It is to be handed
-    /// to [`Past::go_on`] or [`Past::put_back`].
+    /// Takes out the sequence that has the first `from` tokens of the prompt, as [`PrefixCache::begins`] says. It is to be handed
+    /// to [`PrefixCache::go_on`] or [`PrefixCache::put_back`].
     pub fn take(&mut self, of: Reader, prompt: &[u32], from: usize) -> Option<Kept> {
         let is_it = |kept: &Kept| kept.is_for(of) && kept.tokens == prompt[..from];
         let i = self.kept.iter().position(is_it)?;
@@ -149,7 +149,8 @@ impl Past {
         // Without a budget there is an end too: as many tokens as one whole context.
         if runtime.ledger().budget.is_none() {
             let context = runtime.model().config().context;
-            let tokens = |past: &Past| past.kept.iter().map(|k| k.tokens.len()).sum::<usize>();
+            let tokens =
+                |past: &PrefixCache| past.kept.iter().map(|k| k.tokens.len()).sum::<usize>();
             while tokens(self) > context && self.drop_one(runtime)? {}
         }
         Ok(())
@@ -161,7 +162,7 @@ impl Past {
     }
 
     /// Nothing stays of somebody who has left.
-    pub fn forget(&mut self, runtime: &mut Runtime, ticket: Ticket) -> Result<(), StepError> {
+    pub fn forget(&mut self, runtime: &mut Runtime, ticket: RequestId) -> Result<(), StepError> {
         for kept in self.kept.extract_if(.., |kept| kept.of.ticket == ticket) {
             runtime.close(kept.sequence)?;
         }

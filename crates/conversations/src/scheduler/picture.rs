@@ -1,11 +1,11 @@
 //! The memory as it is between two steps, for whoever wants to see it: bytes by zone and form, and each sequence as strips
 //! of tokens. It is made of what is there already, takes time for blocks and not for tokens, and changes nothing.
 
-use super::desk::{Desk, Ticket};
+use super::desk::{RequestId, Scheduler};
 use super::house::House;
 use super::job::{Job, Work};
 use super::plan::Pace;
-use super::strip::{Strip, strips};
+use super::strip::{TokenMap, strips};
 use crate::session::{SessionId, SessionPicture, Sessions, Tally};
 use haversack_cache::{KvForm, Ledger, ZoneBytes};
 use haversack_engine::runtime::{Runtime, SequenceId};
@@ -40,7 +40,7 @@ pub struct Shown {
     /// Of its blocks; shared ones count for each.
     pub bytes: usize,
     pub zones: Vec<ZoneBytes>,
-    pub strips: Vec<Strip>,
+    pub strips: Vec<TokenMap>,
     /// Layers beyond those.
     pub layers_left_off: usize,
 }
@@ -48,7 +48,7 @@ pub struct Shown {
 #[derive(Clone, Debug)]
 pub enum Who {
     Session(Box<SessionPicture>),
-    Request(Ticket),
+    Request(RequestId),
 }
 
 impl Who {
@@ -97,7 +97,7 @@ pub struct Sight {
     pub openings: [u64; 3],
 }
 
-impl Desk {
+impl Scheduler {
     pub fn picture(&self) -> Picture {
         let house = self.house();
         let runtime = &house.runtime;

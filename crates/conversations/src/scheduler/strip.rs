@@ -59,7 +59,7 @@ pub type Stretch = (u64, Lies);
 
 /// Layers that keep the same tokens in the same forms.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Strip {
+pub struct TokenMap {
     pub layers: Vec<usize>,
     pub shape: LayerShape,
     /// Tokens by where they are, as in [`Lies::ALL`]; together all that were seen.
@@ -78,7 +78,7 @@ pub const STRIPS: usize = 8;
 pub fn strips(
     layers: impl Iterator<Item = (LayerShape, Vec<Run>)>,
     away: &[(Range<u64>, Away)],
-) -> (Vec<Strip>, usize) {
+) -> (Vec<TokenMap>, usize) {
     // Layers that keep the same are told by their runs, before anything is made of them.
     let mut groups: Vec<(LayerShape, Vec<Run>, Vec<usize>)> = Vec::new();
     let mut left_off = 0;
@@ -96,7 +96,7 @@ pub fn strips(
         for &(count, lies) in &stretches {
             tokens[lies.index()] += count;
         }
-        Strip {
+        TokenMap {
             layers,
             shape,
             tokens,

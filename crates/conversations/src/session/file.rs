@@ -8,7 +8,7 @@ use super::picture::Why;
 use super::record::{
     BadRecord, CHANGE, COLUMN, Change, FACT, FactRecord, STATE, StateRecord, TURN, TurnRecord,
 };
-use super::roll::Roll;
+use super::roll::PagedVec;
 use super::talk::loose;
 use super::turns::Place;
 use super::{Fact, Held, Home, Opens, Record, Session, SessionError, SessionOptions};
@@ -247,7 +247,7 @@ impl Addition<'_> {
 /// What a new file took over.
 struct Kept {
     facts: Vec<RecordRef>,
-    turns: Roll<RecordRef>,
+    turns: PagedVec<RecordRef>,
     columns: BTreeMap<u64, RecordRef>,
 }
 
@@ -658,12 +658,12 @@ impl Session {
 fn take_over(
     to: &mut dyn Heir,
     facts: &[Fact],
-    turns: &Roll<Held>,
+    turns: &PagedVec<Held>,
     columns: &BTreeMap<u64, RecordRef>,
 ) -> Result<Kept, journal::Error> {
     let mut kept = Kept {
         facts: Vec::new(),
-        turns: Roll::default(),
+        turns: PagedVec::default(),
         columns: BTreeMap::new(),
     };
     for fact in facts {
@@ -700,7 +700,7 @@ fn take_over(
 }
 
 /// Whether a block holds rows of a fact, or of a turn whose rows are kept.
-pub(super) fn needed(block: u64, facts: &[Fact], turns: &Roll<Held>) -> bool {
+pub(super) fn needed(block: u64, facts: &[Fact], turns: &PagedVec<Held>) -> bool {
     let turns = turns.iter().filter(|h| h.turn.place != Place::Ids);
     let mut spans = turns
         .map(|h| &h.turn.span)
@@ -718,7 +718,7 @@ pub(super) struct Replay {
     pub state: StateRecord,
     pub state_record: RecordRef,
     pub facts: Vec<Fact>,
-    pub turns: Roll<Held>,
+    pub turns: PagedVec<Held>,
     pub columns: BTreeMap<u64, RecordRef>,
 }
 
@@ -729,7 +729,7 @@ pub(super) fn bad(kind: u32, what: &'static str) -> BadRecord {
 impl Replay {
     pub fn of(map: &Map, records: &[RecordRef]) -> Result<Replay, BadRecord> {
         let mut facts: Vec<Fact> = Vec::new();
-        let mut turns = Roll::default();
+        let mut turns = PagedVec::default();
         let mut columns = BTreeMap::new();
         let mut last = None;
         for &record in records {
@@ -797,8 +797,8 @@ impl Replay {
     }
 }
 
-fn apply(change: Change, facts: &mut Vec<Fact>, turns: &mut Roll<Held>) {
-    let find = |turns: &Roll<Held>, number| turns.iter().position(|h| h.turn.number == number);
+fn apply(change: Change, facts: &mut Vec<Fact>, turns: &mut PagedVec<Held>) {
+    let find = |turns: &PagedVec<Held>, number| turns.iter().position(|h| h.turn.number == number);
     match change {
         Change::Moved { turn, place, start } => {
             if let Some(i) = find(turns, turn) {

@@ -68,7 +68,7 @@ pub use error::SessionError;
 pub use file::Identity;
 pub use picture::{SessionPicture, Tally, TurnPicture};
 pub use prefix::PrefixStats;
-pub use say::Saying;
+pub use say::TurnInProgress;
 pub use shadow::{Progress, STEP_TOKENS_MAX};
 pub use talk::{Answer, Context};
 
@@ -78,7 +78,7 @@ use haversack_memory::journal::{self, Journal, RecordRef};
 use haversack_memory::zoo::{Bug, planted};
 use layout::Layout;
 use relevance::Relevance;
-use roll::Roll;
+use roll::PagedVec;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -185,7 +185,7 @@ pub struct Sessions {
     condenser: Option<Arc<dyn condense::Condense>>,
     slots: Vec<Slot>,
     /// To sessions that were put away since.
-    owed: BTreeMap<String, Owed>,
+    owed: BTreeMap<String, Deferred>,
     prefixes: prefix::Prefixes,
     /// Of sessions that were closed.
     closed: Tally,
@@ -207,7 +207,7 @@ pub(crate) enum Opens {
 
 /// What the next answer of a session owes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Owed {
+struct Deferred {
     /// Turns that somebody wants to see in it.
     wanted: Vec<u64>,
     /// What was done to turns for questions that have not become one, and is to be told.
@@ -268,7 +268,7 @@ struct Session {
     /// The opening is fact 0.
     facts: Vec<Fact>,
     facts_made: u64,
-    turns: Roll<Held>,
+    turns: PagedVec<Held>,
     turns_made: u64,
     /// Tokens of turns that are nowhere any more.
     forgotten: u64,
@@ -285,7 +285,7 @@ struct Session {
     /// Why the last save did not happen.
     unsaved: Option<String>,
     last_time_ms: u64,
-    owed: Owed,
+    owed: Deferred,
     /// The persistent stream being condensed.
     shadow: Option<shadow::Shadow>,
     /// It could not be, and will not be tried again before it changes.
@@ -530,7 +530,7 @@ impl Sessions {
             session.drop_shadow(runtime);
             self.keep_tally(&session);
             runtime.close(session.sequence)?;
-            if session.owed != Owed::default() {
+            if session.owed != Deferred::default() {
                 self.owed.insert(session.name, session.owed);
             }
             self.hold(runtime)?;
@@ -683,7 +683,7 @@ impl Sessions {
         Ok(self.session(id)?.sequence)
     }
 
-    /// Tokens of the persistent stream with a new fact. Past the cap there is room until it is condensed.
+    /// Tokens of the persistent stream with a new fact. PrefixCache the cap there is room until it is condensed.
     fn check_persistent(&self, tokens: usize) -> Result<(), SessionError> {
         let most = self.options.persistent_max;
         self.check_tokens(tokens, most.saturating_add(most / 2))
@@ -840,7 +840,7 @@ impl Session {
             journal,
             facts: Vec::new(),
             facts_made: 0,
-            turns: Roll::default(),
+            turns: PagedVec::default(),
             turns_made: 0,
             forgotten: 0,
             columns: BTreeMap::new(),
@@ -850,7 +850,7 @@ impl Session {
             needed_bytes: 0,
             unsaved: None,
             last_time_ms: 0,
-            owed: Owed::default(),
+            owed: Deferred::default(),
             shadow: None,
             gave_up: false,
             condensed: None,

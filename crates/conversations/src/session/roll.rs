@@ -14,17 +14,17 @@ use std::{slice, vec};
 const PAGE: usize = 256;
 
 #[derive(Clone, Debug)]
-pub struct Roll<T> {
+pub struct PagedVec<T> {
     pages: Vec<Vec<T>>,
 }
 
-impl<T> Default for Roll<T> {
-    fn default() -> Roll<T> {
-        Roll { pages: Vec::new() }
+impl<T> Default for PagedVec<T> {
+    fn default() -> PagedVec<T> {
+        PagedVec { pages: Vec::new() }
     }
 }
 
-impl<T> Roll<T> {
+impl<T> PagedVec<T> {
     pub fn len(&self) -> usize {
         let last = self.pages.last().map_or(0, Vec::len);
         self.pages.len().saturating_sub(1) * PAGE + last
@@ -80,7 +80,7 @@ impl<T> Roll<T> {
     }
 }
 
-impl<T> Index<usize> for Roll<T> {
+impl<T> Index<usize> for PagedVec<T> {
     type Output = T;
 
     fn index(&self, i: usize) -> &T {
@@ -88,21 +88,21 @@ impl<T> Index<usize> for Roll<T> {
     }
 }
 
-impl<T> IndexMut<usize> for Roll<T> {
+impl<T> IndexMut<usize> for PagedVec<T> {
     fn index_mut(&mut self, i: usize) -> &mut T {
         &mut self.pages[i / PAGE][i % PAGE]
     }
 }
 
-impl<T> FromIterator<T> for Roll<T> {
-    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Roll<T> {
-        let mut roll = Roll::default();
+impl<T> FromIterator<T> for PagedVec<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> PagedVec<T> {
+        let mut roll = PagedVec::default();
         values.into_iter().for_each(|value| roll.push(value));
         roll
     }
 }
 
-impl<T> IntoIterator for Roll<T> {
+impl<T> IntoIterator for PagedVec<T> {
     type Item = T;
     type IntoIter = Flatten<vec::IntoIter<Vec<T>>>;
 
@@ -112,7 +112,7 @@ impl<T> IntoIterator for Roll<T> {
 }
 
 pub struct Iter<'a, T> {
-    roll: &'a Roll<T>,
+    roll: &'a PagedVec<T>,
     left: Range<usize>,
 }
 
@@ -152,7 +152,7 @@ mod tests {
     /// Pushed, removed and filtered as a list is, page borders in all places.
     #[test]
     fn it_is_a_list() {
-        let mut roll: Roll<usize> = (0..3 * PAGE + 1).collect();
+        let mut roll: PagedVec<usize> = (0..3 * PAGE + 1).collect();
         let mut list: Vec<usize> = (0..3 * PAGE + 1).collect();
         let mut at = 7;
         for round in 0..4 * PAGE {
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn it_holds_one_page_too_many_at_most() {
-        let roll: Roll<[u8; 56]> = (0..10_000).map(|_| [0; 56]).collect();
+        let roll: PagedVec<[u8; 56]> = (0..10_000).map(|_| [0; 56]).collect();
         assert!(roll.bytes() - 10_000 * 56 < 2 * PAGE * 56);
     }
 }

@@ -2,7 +2,7 @@
 //! is saved.
 //!
 //! ```text
-//! begin ─► Saying: tokens to read, logits to sample from ─► conclude ─► tokens to read ─► end
+//! begin ─► TurnInProgress: tokens to read, logits to sample from ─► conclude ─► tokens to read ─► end
 //!                  alone (say), or with others in one step (many)
 //! ```
 //!
@@ -14,7 +14,7 @@ use super::relevance::Relevance;
 use super::shadow::Reading;
 use super::talk::{Answer, Context};
 use super::turns::{Place, Room, plan};
-use super::{Embed, Owed, STEP_TOKENS_MAX, SessionError, SessionId, Sessions, feed};
+use super::{Deferred, Embed, STEP_TOKENS_MAX, SessionError, SessionId, Sessions, feed};
 use haversack_cache::Positions;
 use haversack_engine::encoder::{Embedding, EncoderError};
 use haversack_engine::runtime::completion::Completion;
@@ -38,7 +38,7 @@ struct Ready {
     /// Turns that the prompt begins with, and where they will stand.
     reread: Vec<(u64, Range<u64>)>,
     /// Until it has become a turn.
-    owed: Owed,
+    owed: Deferred,
     context: Context,
 }
 
@@ -52,7 +52,7 @@ struct Said {
 /// A turn under way. The session does nothing else until it was handed back, to [`Sessions::end`] or
 /// [`Sessions::abandon`].
 #[must_use]
-pub struct Saying {
+pub struct TurnInProgress {
     stage: Stage,
     id: SessionId,
     sequence: SequenceId,
@@ -90,7 +90,7 @@ impl Stage {
     }
 }
 
-impl Saying {
+impl TurnInProgress {
     pub fn session(&self) -> SessionId {
         self.id
     }
@@ -158,7 +158,7 @@ impl Sessions {
     ) -> Result<Answer, SessionError> {
         let mut saying = self.begin(runtime, id, text, None, now_ms, options)?;
         let beside = self.options.condense_beside;
-        let Saying {
+        let TurnInProgress {
             stage,
             sequence,
             shadow,
@@ -196,7 +196,7 @@ impl Sessions {
         embedding: Option<Embedding>,
         now_ms: u64,
         options: &GenerateOptions,
-    ) -> Result<Saying, SessionError> {
+    ) -> Result<TurnInProgress, SessionError> {
         self.work(runtime, id, STEP_TOKENS_MAX)?;
         let ready = self.prepare(runtime, id, text, embedding)?;
         let most = self.options.answer_max;
@@ -216,7 +216,7 @@ impl Sessions {
         let question = &ready.prompt[ready.prompt.len() - ready.question..];
         let shadow = session.lend(question);
         session.is_answering = true;
-        Ok(Saying {
+        Ok(TurnInProgress {
             stage: Stage::Answering(completion),
             id,
             sequence,
@@ -232,14 +232,14 @@ impl Sessions {
     pub fn conclude(
         &mut self,
         runtime: &mut Runtime,
-        saying: Saying,
+        saying: TurnInProgress,
         took: Took,
         tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-    ) -> Result<Saying, SessionError> {
+    ) -> Result<TurnInProgress, SessionError> {
         let completion = match saying.stage {
             Stage::Answering(completion) => completion,
             closing => {
-                return Ok(Saying {
+                return Ok(TurnInProgress {
                     stage: closing,
                     ..saying
                 });
@@ -256,7 +256,7 @@ impl Sessions {
             read: 0,
         });
         match closing {
-            Ok(stage) => Ok(Saying { stage, ..saying }),
+            Ok(stage) => Ok(TurnInProgress { stage, ..saying }),
             Err(error) => {
                 self.give_back(saying.id, saying.shadow)?;
                 self.undo(runtime, saying.id, saying.ready)?;
@@ -270,11 +270,11 @@ impl Sessions {
     pub fn end(
         &mut self,
         runtime: &mut Runtime,
-        saying: Saying,
+        saying: TurnInProgress,
         embedding: Option<Embedding>,
     ) -> Result<Answer, SessionError> {
         let said = saying.said();
-        let Saying {
+        let TurnInProgress {
             stage,
             id,
             sequence,
@@ -317,7 +317,11 @@ impl Sessions {
     }
 
     /// The conversation is as it was before the question.
-    pub fn abandon(&mut self, runtime: &mut Runtime, saying: Saying) -> Result<(), SessionError> {
+    pub fn abandon(
+        &mut self,
+        runtime: &mut Runtime,
+        saying: TurnInProgress,
+    ) -> Result<(), SessionError> {
         self.give_back(saying.id, saying.shadow)?;
         self.undo(runtime, saying.id, saying.ready)
     }

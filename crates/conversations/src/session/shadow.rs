@@ -19,7 +19,7 @@
 
 use super::condense::{Asked, Condense, CondenseError, Condensed, Extractive, Piece};
 use super::record::{Change, FACT, FactRecord};
-use super::roll::Roll;
+use super::roll::PagedVec;
 use super::talk::fits;
 use super::turns::Place;
 use super::{Fact, Held, Layout, Session, SessionError, SessionId, SessionOptions, Sessions};
@@ -95,7 +95,7 @@ struct Told {
 struct Before {
     sequence: SequenceId,
     facts: Vec<Fact>,
-    turns: Roll<Held>,
+    turns: PagedVec<Held>,
     forgotten: u64,
     columns: BTreeMap<u64, RecordRef>,
     state: Option<RecordRef>,

@@ -3,9 +3,9 @@
 use super::file::holds;
 use super::picture::Why;
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
-use super::roll::Roll;
+use super::roll::PagedVec;
 use super::turns::{Place, Plan, Turn, hidden, last_from};
-use super::{Fact, Held, Record, Saying, Session, SessionError, SessionId, Sessions, feed};
+use super::{Fact, Held, Record, Session, SessionError, SessionId, Sessions, TurnInProgress, feed};
 use haversack_cache::size::{Kept, fork_bytes, kv_bytes, reserve_bytes};
 use haversack_engine::encoder::{Embedding, Stored};
 use haversack_engine::runtime::{Finish, Generation, Runtime, SequenceId, StepError};
@@ -206,7 +206,7 @@ impl Sessions {
     pub(crate) fn promise(
         &self,
         runtime: &Runtime,
-        saying: &Saying,
+        saying: &TurnInProgress,
     ) -> Result<(usize, bool), SessionError> {
         let ending = self.layout.ending()?.len() + 1;
         let coming = (saying.pending().len() + self.options.answer_max + ending) as u64;
@@ -563,7 +563,7 @@ impl Session {
 }
 
 /// Turns in memory that may leave it, oldest first: neither pinned nor among the last.
-pub(super) fn loose(turns: &Roll<Held>, last: usize) -> impl Iterator<Item = &Turn> {
+pub(super) fn loose(turns: &PagedVec<Held>, last: usize) -> impl Iterator<Item = &Turn> {
     let newest = last_from(turns.iter().map(|h| &h.turn), last);
     let turns = turns.iter().take(newest).map(|h| &h.turn);
     turns.filter(|turn| turn.place == Place::Live && !turn.is_pinned)

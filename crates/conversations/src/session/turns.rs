@@ -16,7 +16,7 @@
 //! counts tokens, never time.
 
 use super::relevance::{Judged, Relevance};
-use super::roll::Roll;
+use super::roll::PagedVec;
 use haversack_memory::zoo::{Bug, planted};
 use std::borrow::Borrow;
 use std::fmt;
@@ -90,7 +90,7 @@ impl Plan {
     }
 
     /// As much of it as is still so.
-    pub fn that_holds<T: Borrow<Turn>>(mut self, turns: &Roll<T>) -> Plan {
+    pub fn that_holds<T: Borrow<Turn>>(mut self, turns: &PagedVec<T>) -> Plan {
         let keep = |numbers: &mut Vec<u64>, is_so: fn(&Turn) -> bool| {
             let holds = |number: u64| {
                 let mut turns = turns.iter().map(T::borrow);
@@ -173,7 +173,7 @@ pub struct TooLong {
 /// they are. What room is left belongs to turns that are in memory already: hidden ones leave before visible ones, old
 /// ones before new ones.
 pub fn plan<T: Borrow<Turn>>(
-    turns: &Roll<T>,
+    turns: &PagedVec<T>,
     similarities: &[Option<f32>],
     relevance: &Relevance,
     room: &Room,
@@ -335,7 +335,7 @@ mod tests {
     fn what_holds_of_a_plan() {
         let mut hidden = turn(2, 10, Place::Live);
         hidden.is_visible = false;
-        let turns: Roll<Turn> = [
+        let turns: PagedVec<Turn> = [
             turn(0, 10, Place::Spilled),
             turn(1, 10, Place::Live),
             hidden,
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn the_oldest_leaves_whole() {
-        let turns: Roll<Turn> = (0..5).map(|n| turn(n, 100, Place::Live)).collect();
+        let turns: PagedVec<Turn> = (0..5).map(|n| turn(n, 100, Place::Live)).collect();
         let plan = plan(&turns, &[], &Relevance::All, &room(400, 150)).unwrap();
         assert_eq!(plan.spill, [0, 1, 2]);
         assert_eq!(plan.to_string(), "turns 0, 1, 2 leave memory");
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn what_is_relevant_comes_back_and_pushes_out_what_is_not() {
-        let mut turns: Roll<Turn> = (0..5).map(|n| turn(n, 100, Place::Live)).collect();
+        let mut turns: PagedVec<Turn> = (0..5).map(|n| turn(n, 100, Place::Live)).collect();
         turns[0] = turn(0, 100, Place::Spilled);
         turns[1] = turn(1, 100, Place::Ids);
         let similarities = [Some(0.9), Some(0.1), Some(0.3), Some(0.0), Some(0.0)];
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn what_is_read_again_is_bounded() {
-        let turns: Roll<Turn> = (0..5).map(|n| turn(n, 60, Place::Ids)).collect();
+        let turns: PagedVec<Turn> = (0..5).map(|n| turn(n, 60, Place::Ids)).collect();
         let similarities = [0.1, 0.5, 0.2, 0.9, 0.3].map(Some);
         let relevance = Relevance::Threshold(0.2);
         let recalled = |reread| {
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn pinned_turns_stay_and_a_turn_too_long_is_refused() {
-        let mut turns: Roll<Turn> = (0..4).map(|n| turn(n, 100, Place::Live)).collect();
+        let mut turns: PagedVec<Turn> = (0..4).map(|n| turn(n, 100, Place::Live)).collect();
         turns[0].is_pinned = true;
         let found = plan(&turns, &[], &Relevance::All, &room(300, 200)).unwrap();
         assert_eq!(found.spill, [1, 2, 3]);
@@ -424,7 +424,7 @@ mod tests {
         for _ in 0..20_000 {
             let count = dice(12);
             let places = [Place::Live, Place::Live, Place::Spilled, Place::Ids];
-            let mut turns: Roll<Turn> = (0..count)
+            let mut turns: PagedVec<Turn> = (0..count)
                 .map(|n| {
                     let mut turn = turn(n, dice(90) + 10, places[dice(4) as usize]);
                     turn.is_visible &= dice(2) == 0;

@@ -3,7 +3,7 @@
 use crate::common::Dice;
 use crate::setting::Setting;
 use crate::stage::{CONTEXT, Stage, fingerprint, pick};
-use haversack_conversations::scheduler::Desk;
+use haversack_conversations::scheduler::Scheduler;
 use haversack_engine::runtime::{Keep, Runtime, SequenceId};
 use std::ops::ControlFlow;
 
@@ -29,7 +29,7 @@ fn feed(runtime: &mut Runtime, id: SequenceId, tokens: &[u32]) -> Result<u64, St
 }
 
 impl Draft {
-    pub fn new(dice: &mut Dice, desk: &mut Desk) -> Result<Draft, String> {
+    pub fn new(dice: &mut Dice, desk: &mut Scheduler) -> Result<Draft, String> {
         let window = Keep::Window {
             anchors: 4,
             window: 70,
@@ -45,7 +45,7 @@ impl Draft {
     }
 
     /// Reads on, or drafts and goes back.
-    pub fn act(&mut self, dice: &mut Dice, desk: &mut Desk) -> Result<(), String> {
+    pub fn act(&mut self, dice: &mut Dice, desk: &mut Scheduler) -> Result<(), String> {
         let runtime = desk.runtime_mut();
         if self.tokens.len() > CONTEXT / 2 {
             return Ok(());
@@ -75,7 +75,7 @@ impl Draft {
         Ok(())
     }
 
-    pub fn end(self, desk: &mut Desk) -> Result<Heard, String> {
+    pub fn end(self, desk: &mut Scheduler) -> Result<Heard, String> {
         desk.runtime_mut()
             .close(self.id)
             .map_err(|e| e.to_string())?;

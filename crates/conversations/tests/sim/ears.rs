@@ -3,7 +3,7 @@
 use crate::guest::{Guest, Standing, Told};
 use crate::stage::fingerprint;
 use crate::talk::{Talk, Turn};
-use haversack_conversations::scheduler::{News, Ticket, TurnRequest};
+use haversack_conversations::scheduler::{RequestEvent, RequestId, TurnRequest};
 use haversack_conversations::session::Answer;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -31,8 +31,8 @@ impl Asked {
 
 #[derive(Default)]
 pub struct Ears {
-    pub guests: BTreeMap<Ticket, Guest>,
-    pub asked: BTreeMap<Ticket, Asked>,
+    pub guests: BTreeMap<RequestId, Guest>,
+    pub asked: BTreeMap<RequestId, Asked>,
     /// Guests of processes that are gone.
     pub past: Vec<Guest>,
     pub talks: Vec<Talk>,
@@ -44,17 +44,19 @@ pub struct Ears {
 }
 
 impl Ears {
-    pub fn hear(&mut self, ticket: Ticket, news: News<'_>) -> ControlFlow<()> {
+    pub fn hear(&mut self, ticket: RequestId, news: RequestEvent<'_>) -> ControlFlow<()> {
         if let Some(heard) = &mut self.heard {
             let word = match &news {
-                News::Token { sampled, .. } => format!("token {}", sampled.id),
-                News::Done(done, _) => format!("done {:?}", done.finish),
-                News::Said(answer) => format!("said turn {:?} {:?}", answer.turn, answer.context),
+                RequestEvent::Token { sampled, .. } => format!("token {}", sampled.id),
+                RequestEvent::Done(done, _) => format!("done {:?}", done.finish),
+                RequestEvent::Said(answer) => {
+                    format!("said turn {:?} {:?}", answer.turn, answer.context)
+                }
                 news => format!("{news:?}"),
             };
             heard.push(format!("    {ticket:?} {word}"));
         }
-        if let (News::Entered, Some(passed)) = (&news, self.passed_by(ticket)) {
+        if let (RequestEvent::Entered, Some(passed)) = (&news, self.passed_by(ticket)) {
             self.wrong
                 .get_or_insert(format!("{ticket:?} passes {passed:?} of its session"));
         }
@@ -70,7 +72,7 @@ impl Ears {
     }
 
     /// A turn of the same session that came earlier and waits.
-    fn passed_by(&self, ticket: Ticket) -> Option<Ticket> {
+    fn passed_by(&self, ticket: RequestId) -> Option<RequestId> {
         let session = &self.asked.get(&ticket)?.request.session;
         let mut earlier = self.asked.range(..ticket);
         let waits = |a: &Asked| a.standing == Standing::Waits && a.request.session == *session;
@@ -92,7 +94,7 @@ impl Ears {
     }
 
     /// Somebody whose time is over and who was not told.
-    pub fn overdue(&self, now: Duration) -> Option<Ticket> {
+    pub fn overdue(&self, now: Duration) -> Option<RequestId> {
         let is_there = |s: Standing| matches!(s, Standing::Waits | Standing::Active);
         let is_late = |deadline: Option<Duration>| deadline.is_some_and(|d| d <= now);
         let guests = self.guests.iter();
@@ -126,67 +128,67 @@ fn end(standing: &mut Standing, what: &str) -> Result<(), String> {
 
 fn of_guest(
     guest: &mut Guest,
-    news: News<'_>,
+    news: RequestEvent<'_>,
     failed: &mut Vec<String>,
 ) -> Result<ControlFlow<()>, String> {
     match news {
-        News::Entered => {
+        RequestEvent::Entered => {
             enter(&mut guest.standing)?;
             // Who has left by now hears nothing more.
             if guest.flow().is_break() {
                 guest.standing = Standing::Gone;
             }
         }
-        News::Prompt { done, total } => {
+        RequestEvent::Prompt { done, total } => {
             is_active(guest.standing, "reads")?;
             if done > total {
                 return Err(format!("{done} tokens read of {total}"));
             }
         }
-        News::Token { sampled, logits } => {
+        RequestEvent::Token { sampled, logits } => {
             is_active(guest.standing, "is told a token")?;
             guest.told.push((sampled.id, fingerprint(logits)));
         }
-        News::Done(completed, held) => {
+        RequestEvent::Done(completed, held) => {
             end(&mut guest.standing, "is done")?;
             guest.done = Some(completed);
             guest.changes = held.changes;
             return Ok(ControlFlow::Continue(()));
         }
-        News::Failed(why) => {
+        RequestEvent::Failed(why) => {
             end(&mut guest.standing, "failed")?;
             failed.push(why);
         }
-        News::Said(_) => return Err("hears a turn".to_owned()),
+        RequestEvent::Said(_) => return Err("hears a turn".to_owned()),
     }
     Ok(guest.flow())
 }
 
 fn of_turn(
     asked: &mut Asked,
-    news: News<'_>,
+    news: RequestEvent<'_>,
     failed: &mut Vec<String>,
     talks: &mut [Talk],
 ) -> Result<ControlFlow<()>, String> {
     match news {
-        News::Entered => enter(&mut asked.standing)?,
-        News::Prompt { .. } => is_active(asked.standing, "reads")?,
-        News::Token { sampled, logits } => {
+        RequestEvent::Entered => enter(&mut asked.standing)?,
+        RequestEvent::Prompt { .. } => is_active(asked.standing, "reads")?,
+        RequestEvent::Token { sampled, logits } => {
             is_active(asked.standing, "is told a token")?;
             asked.told.push((sampled.id, fingerprint(logits)));
         }
-        News::Done(completed, _) => {
+        RequestEvent::Done(completed, _) => {
             end(&mut asked.standing, "is done")?;
             let late = asked.request.deadline.is_some();
             if !late || !completed.tokens.is_empty() {
                 return Err("a turn ends like a request".to_owned());
             }
         }
-        News::Said(answer) => {
+        RequestEvent::Said(answer) => {
             end(&mut asked.standing, "was said")?;
             part_of(asked, &answer, talks)?;
         }
-        News::Failed(why) => {
+        RequestEvent::Failed(why) => {
             end(&mut asked.standing, "failed")?;
             // As with a question that was never answered, below.
             let name = &asked.request.session;

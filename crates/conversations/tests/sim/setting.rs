@@ -2,7 +2,7 @@
 
 use crate::common::Dice;
 use crate::stage::{FORMS, MODELS, Make, OTHER, Quick, Stage, one_in, pick};
-use haversack_conversations::scheduler::{Desk, DeskOptions};
+use haversack_conversations::scheduler::{Scheduler, SchedulerOptions};
 use haversack_conversations::session::{SessionOptions, Sessions};
 use haversack_engine::runtime::options::Slabs;
 use haversack_engine::{Policy, Retention, Runtime};
@@ -26,7 +26,7 @@ pub struct Setting {
     pub model: usize,
     pub form: usize,
     pub budget: Option<usize>,
-    pub desk: DeskOptions,
+    pub desk: SchedulerOptions,
     chunk: Option<usize>,
     slab_bytes: usize,
     /// The arena call that fails, counted over all runtimes of the seed.
@@ -69,7 +69,7 @@ impl Setting {
             model,
             form: dice.roll(FORMS),
             budget: None,
-            desk: DeskOptions {
+            desk: SchedulerOptions {
                 batch: 1 + dice.roll(5),
                 queue: pick(dice, &[3, 8, 64]),
                 reuse: pick(dice, &[0, 1, 5]),
@@ -184,13 +184,13 @@ impl Setting {
     }
 
     /// A process that serves this model.
-    pub fn desk(&self, stage: &Stage, model: usize) -> Result<Desk, String> {
+    pub fn desk(&self, stage: &Stage, model: usize) -> Result<Scheduler, String> {
         let runtime = self.runtime_of(stage, model, self.budget, Some(self.arena.clone()))?;
         let sessions = match self.kind {
             Kind::Talks => Some(self.sessions(&runtime)?),
             _ => None,
         };
-        let desk = Desk::new(runtime, self.desk);
+        let desk = Scheduler::new(runtime, self.desk);
         Ok(match sessions {
             Some(sessions) => desk.with_sessions(sessions),
             None => desk,
@@ -198,8 +198,8 @@ impl Setting {
     }
 
     /// A process that does nothing and has no file open.
-    pub fn idle_desk(&self, stage: &Stage) -> Result<Desk, String> {
-        Ok(Desk::new(self.runtime_with(stage, None)?, self.desk))
+    pub fn idle_desk(&self, stage: &Stage) -> Result<Scheduler, String> {
+        Ok(Scheduler::new(self.runtime_with(stage, None)?, self.desk))
     }
 
     pub fn sessions(&self, runtime: &Runtime) -> Result<Sessions, String> {

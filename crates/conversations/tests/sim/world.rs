@@ -7,7 +7,7 @@ use crate::guest::{self, Guest, Standing, ask, ask_wrongly, sampling};
 use crate::setting::{Kind, Setting};
 use crate::stage::{OTHER, Stage, one_in, pick};
 use crate::talk::{self, Op, Talk, turn_tokens};
-use haversack_conversations::scheduler::{Desk, Long, Refused, Ticket, TurnRequest};
+use haversack_conversations::scheduler::{Long, RequestId, Scheduler, SubmitError, TurnRequest};
 use haversack_conversations::session::layout::Layout;
 use haversack_conversations::session::turns::Place;
 use haversack_conversations::session::{SessionError, SessionId, Sessions};
@@ -38,7 +38,7 @@ pub struct World<'a> {
     setting: Setting,
     folder: PathBuf,
     dice: Dice,
-    desk: Desk,
+    desk: Scheduler,
     ears: Ears,
     draft: Option<Draft>,
     now: Duration,
@@ -282,18 +282,18 @@ impl World<'_> {
                 }
                 Ok(())
             }
-            Err(Refused::Full(_)) if self.desk.waiting() == self.setting.desk.queue => Ok(()),
+            Err(SubmitError::Full(_)) if self.desk.waiting() == self.setting.desk.queue => Ok(()),
             // More than all there is.
-            Err(Refused::Bytes { .. }) if self.setting.budget.is_some() => Ok(()),
-            Err(Refused::Keep(_)) if self.setting.budget.is_some() => Ok(()),
-            Err(Refused::Length { .. }) if self.setting.budget.is_some() => Ok(()),
-            Err(Refused::Length { .. })
+            Err(SubmitError::Bytes { .. }) if self.setting.budget.is_some() => Ok(()),
+            Err(SubmitError::Keep(_)) if self.setting.budget.is_some() => Ok(()),
+            Err(SubmitError::Length { .. }) if self.setting.budget.is_some() => Ok(()),
+            Err(SubmitError::Length { .. })
                 if request.rows.is_some_and(|rows| rows.long == Long::Refuse) =>
             {
                 Ok(())
             }
             // A window that is larger than the one all have.
-            Err(Refused::Keep(_)) if self.setting.is_window() => Ok(()),
+            Err(SubmitError::Keep(_)) if self.setting.is_window() => Ok(()),
             Err(refused) => Err(format!("refused: {refused}")),
         }
     }
@@ -326,7 +326,7 @@ impl World<'_> {
         let there = |s: Standing| matches!(s, Standing::Waits | Standing::Active);
         let guests = self.ears.guests.iter().filter(|(_, g)| there(g.standing));
         let turns = self.ears.asked.iter().filter(|(_, a)| there(a.standing));
-        let tickets: Vec<Ticket> = guests.map(|g| *g.0).chain(turns.map(|a| *a.0)).collect();
+        let tickets: Vec<RequestId> = guests.map(|g| *g.0).chain(turns.map(|a| *a.0)).collect();
         if tickets.is_empty() {
             return Ok(());
         }
@@ -582,7 +582,7 @@ impl World<'_> {
                     Some(_) => Err(format!("{ticket:?} is somebody else's")),
                 }
             }
-            Err(Refused::Full(_)) if self.desk.waiting() == self.setting.desk.queue => Ok(()),
+            Err(SubmitError::Full(_)) if self.desk.waiting() == self.setting.desk.queue => Ok(()),
             Err(refused) => Err(format!("a turn is refused: {refused}")),
         }
     }
