@@ -549,7 +549,7 @@ fn create_ms(runtime: &mut Runtime, sessions: &mut Sessions, text: &str) -> f64 
     times[3]
 }
 
-/// The figures of `docs/conversations.md`:
+/// The figures of `docs/how-it-works/conversations.md`:
 /// `cargo test --release -p haversack --test prefix -- --ignored --nocapture`
 #[test]
 #[ignore = "measures, and promises nothing"]

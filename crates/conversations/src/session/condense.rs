@@ -229,7 +229,7 @@ struct Sentence<'a> {
 
 /// What a sentence is worth: how near it is to what all are about, names and numbers, words that say something. By its
 /// length, because two short sentences say more than a long one; the square root is half way to counting each token.
-/// docs/conversations.md has what other weights keep.
+/// docs/how-it-works/conversations.md has what other weights keep.
 const CENTRAL: f32 = 0.5;
 const SPECIFIC: f32 = 0.5;
 const CONTENT: f32 = 1.0;

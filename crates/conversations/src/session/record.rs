@@ -1,4 +1,4 @@
-//! What a session's file holds, record by record. `docs/snapshot-format.md` draws the bytes.
+//! What a session's file holds, record by record. `docs/reference/session-files.md` draws the bytes.
 //!
 //! Turns, facts and changes are a history: read in order they give the conversation. Of columns the last one of a block
 //! counts, of states the last one. Numbers are little-endian; lists say their length first. Bytes are believed only as

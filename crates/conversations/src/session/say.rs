@@ -452,7 +452,7 @@ impl Sessions {
 
         let position = runtime.position(session.sequence)?;
         // A turn that comes back counts as standing where it would if nothing had been said between: small models
-        // do not look far (`docs/conversations.md`).
+        // do not look far (`docs/how-it-works/conversations.md`).
         runtime.set_positions(session.sequence, Positions::Compact)?;
 
         let mut prompt = Vec::new();

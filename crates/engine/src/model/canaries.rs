@@ -2,7 +2,7 @@
 //!
 //! Before rows leave or change, these queries tell what that would do ([`crate::kv_quality::guard`]). One query in eight
 //! of the last three blocks is kept, in every layer whose rows can leave: as good as more of
-//! the last block, and queries further back have not seen all the rows that may leave (`docs/guard.md`).
+//! the last block, and queries further back have not seen all the rows that may leave (`docs/how-it-works/guard.md`).
 //!
 //! ```text
 //! one layer   q (canary, head, dim)  o (canary, head, dim)  max, sum (canary, head)  scale (canary)

@@ -261,7 +261,7 @@ impl FromStr for Policy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Positions {
     /// What the policy does best with. For anchors and a window that is `Compact`, from the first
-    /// row on that leaves: `docs/bounded-cache.md` has the figures.
+    /// row on that leaves: `docs/how-it-works/bounded-cache.md` has the figures.
     #[default]
     Auto,
     /// Gaps close.

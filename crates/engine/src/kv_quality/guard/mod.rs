@@ -51,7 +51,7 @@ pub struct GuardParams {
 }
 
 impl Default for GuardParams {
-    /// Fitted on SmolLM2; `docs/guard.md` has the figures.
+    /// Fitted on SmolLM2; `docs/how-it-works/guard.md` has the figures.
     fn default() -> GuardParams {
         GuardParams {
             slope: 0.95,

@@ -4,6 +4,9 @@
 //! only where they are listed; no C or C++ below the library.
 //! Absences are easy to promise in a document and easy to lose in a pull request: so they are tests.
 
+mod rules;
+mod source;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
