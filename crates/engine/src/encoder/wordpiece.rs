@@ -20,7 +20,7 @@
 //! syllables of Hangul are decomposed by their arithmetic. Marks are not put into canonical order:
 //! those that would move are nonspacing, and gone.
 
-use haversack_text::tokenizer::vocab::Pieces;
+use haversack_text::tokenizer::pieces::Pieces;
 use unicode_general_category::{GeneralCategory as G, get_general_category};
 
 /// Longer words are unknown as a whole.
