@@ -22,7 +22,7 @@ use std::time::Duration;
 /// How often a signal is looked for.
 const LOOK: Duration = Duration::from_millis(50);
 
-pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
+pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
     let key = args.api_key_file.as_deref().map(read_key).transpose()?;
     let address = address(&args.addr)?;
     if key.is_none() && !address.ip().is_loopback() {

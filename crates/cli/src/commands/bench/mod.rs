@@ -80,7 +80,7 @@ impl Row {
     }
 }
 
-pub fn bench(args: &args::Bench, as_json: bool) -> Result<()> {
+pub fn bench(args: &args::BenchArgs, as_json: bool) -> Result<()> {
     let chosen = chosen(&args.only)?;
     let path = resolve::model(args.model.as_deref())?;
     let threads = engine::threads(&args.compute);

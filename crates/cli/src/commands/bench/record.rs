@@ -25,7 +25,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    pub fn now(model: &Path, threads: usize, kv: &str, args: &args::Bench) -> Setting {
+    pub fn now(model: &Path, threads: usize, kv: &str, args: &args::BenchArgs) -> Setting {
         let words: Vec<String> = std::env::args()
             .skip(1)
             .map(|word| without_folder(&word))
@@ -38,8 +38,8 @@ impl Setting {
                 .into_owned(),
             threads,
             activations: match args.compute.activations.unwrap_or_default() {
-                args::Activations::Int8 => "int8",
-                args::Activations::F32 => "f32",
+                args::ActivationsArg::Int8 => "int8",
+                args::ActivationsArg::F32 => "f32",
             },
             kv: kv.to_owned(),
             cpu: cpu_model().unwrap_or_else(|| "unknown".into()),

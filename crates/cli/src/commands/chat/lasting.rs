@@ -33,7 +33,11 @@ pub struct Lasting {
 
 impl Lasting {
     /// `Err(engine)` where the budget or the context has no room for two streams.
-    pub fn new(engine: Engine, args: &args::Chat, home: &Home) -> Result<Result<Lasting, Engine>> {
+    pub fn new(
+        engine: Engine,
+        args: &args::ChatArgs,
+        home: &Home,
+    ) -> Result<Result<Lasting, Engine>> {
         let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
         let stop = engine.model.template().stop_strings();
         let options = SessionOptions {

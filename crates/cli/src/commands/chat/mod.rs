@@ -53,7 +53,7 @@ Of a session (in a terminal, or with --session NAME):
 A line ending in \\ goes on in the next; \"\"\" begins and ends a text of several lines.
 Ctrl-C stops an answer.";
 
-pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
+pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
     if as_json {
         return Err(usage("chat has no JSON form; run has"));
     }
@@ -127,7 +127,7 @@ fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
     }
 }
 
-fn load(args: &args::Chat, habits: Habits) -> Result<Engine> {
+fn load(args: &args::ChatArgs, habits: Habits) -> Result<Engine> {
     let engine = engine::load(
         args.model.as_deref(),
         &args.compute,
@@ -146,7 +146,7 @@ fn load(args: &args::Chat, habits: Habits) -> Result<Engine> {
 }
 
 /// Where the conversation is kept, if it is: by name, or because a person is talking.
-fn keeps(args: &args::Chat, lines: &Lines) -> Result<Option<Home>> {
+fn keeps(args: &args::ChatArgs, lines: &Lines) -> Result<Option<Home>> {
     let plain = !args.compute.cache.is_of_turns();
     match &args.session {
         Some(_) if plain => Err(usage(
@@ -300,7 +300,7 @@ struct Last {
 }
 
 impl Conversation {
-    fn new(mut engine: Engine, args: &args::Chat) -> Result<Conversation> {
+    fn new(mut engine: Engine, args: &args::ChatArgs) -> Result<Conversation> {
         let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
         let stop = engine.model.template().stop_strings();
         let options = GenerateOptions {
