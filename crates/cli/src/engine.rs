@@ -119,7 +119,7 @@ fn open(
     let mut bar: Option<progress::Bytes> = None;
     let model = Model::load(path, &load, &mut |done, total| {
         let bar = bar.get_or_insert_with(|| {
-            out::note("packing the weights for this machine, once");
+            out::note("packing the weights for this CPU (once)");
             progress::Bytes::new(total)
         });
         bar.set(done);
@@ -136,8 +136,8 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
         .as_ref()
         .map(|dir| Endings::new(dir.clone(), temporary_ending()));
     let line = match options.cache_dir {
-        Some(_) => "measuring the mean keys of this model, once",
-        None => "measuring the mean keys of this model; they are not kept",
+        Some(_) => "measuring key statistics of this model (once)",
+        None => "measuring key statistics of this model (not saved: --repack off)",
     };
     let planned = planned(model, options)?;
     let options = planned.as_ref().unwrap_or(options);
@@ -162,7 +162,7 @@ pub fn probe(model: &Arc<Model>, options: &RuntimeOptions, depth: Depth) -> Resu
     let dir = options.cache_dir.as_deref();
     let mut bar = None;
     if !dir.is_some_and(|dir| probe::is_kept(model, dir, depth)) {
-        out::note("probing which layers need what, once");
+        out::note("measuring how sensitive each layer is (once)");
         bar = Some(progress::Count::new(model.config().layers.len(), "layers"));
     }
     let interrupt = Cooperative::begin(1);
@@ -217,7 +217,7 @@ pub fn runtime_options(compute: &ComputeArgs, habits: Habits) -> Result<RuntimeO
         && memory > total
     {
         out::note(&format!(
-            "--memory {} is more than the {} of this machine; it stays a ceiling and reserves nothing",
+            "--memory {} is more than this machine has ({}); it is a limit, not a reservation",
             human(memory),
             human(total)
         ));
@@ -271,7 +271,7 @@ fn retention(flags: &args::CacheArgs, habits: Habits) -> Result<Retention> {
     let policy = match file.map(|file| file.policy).or(flags.policy) {
         Some(Policy::Full) if bounded => {
             return Err(usage(
-                "--policy full keeps everything; --anchors and --window need --policy window or auto",
+                "--policy full evicts nothing; --anchors and --window need --policy window or auto",
             ));
         }
         // Sessions are what is best for a talk, and made of turns.
@@ -279,14 +279,14 @@ fn retention(flags: &args::CacheArgs, habits: Habits) -> Result<Retention> {
             Policy::Streams
         }
         Some(policy) => policy,
-        // Whoever names a window wants one.
+        // --anchors or --window alone means --policy window.
         None if bounded => Policy::Window,
         None => habits.policy,
     };
     match flags.profile {
         None => {}
         Some(_) if policy != Policy::Tiers || params.is_some() => {
-            return Err(usage("--profile has numbers for --policy tiers"));
+            return Err(usage("--profile applies to --policy tiers only"));
         }
         // Until a prompt is there to look at.
         Some(args::ProfileName::Auto) => {}
@@ -298,7 +298,7 @@ fn retention(flags: &args::CacheArgs, habits: Habits) -> Result<Retention> {
         let named = matches!(flags.kv, Some(args::Kv::Named(_))) || !flags.kv_layers.is_empty();
         if named || flags.window.is_some() || flags.window_plan.is_some() {
             return Err(usage(
-                "--policy adaptive chooses codecs and rows itself; --kv, kv_layers and --window need another policy",
+                "--policy adaptive chooses formats and window itself; --kv, kv_layers and --window need another policy",
             ));
         }
     } else if flags.probe.is_some() || flags.recall {
@@ -469,14 +469,11 @@ impl Engine {
     /// Refuses a prompt that cannot fit, before anything is computed.
     pub fn check_fits(&self, tokens: usize) -> Result<()> {
         if tokens == 0 {
-            return Err(anyhow::anyhow!(
-                "{}: its tokenizer makes nothing of this text",
-                self.name()
-            ));
+            return Err(anyhow::anyhow!("{}: the text has no tokens", self.name()));
         }
         match self.room() {
             Some(room) if tokens > room => Err(anyhow::anyhow!(
-                "the text has {tokens} tokens, more than {} allows; accepted: at most {room}, or any number with --policy window",
+                "the text has {tokens} tokens, more than {} allows; accepted: at most {room}, or any length with --policy window",
                 self.limit_name()
             )),
             _ => Ok(()),

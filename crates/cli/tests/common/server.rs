@@ -104,13 +104,13 @@ impl Server {
         assert!(self.child.wait().unwrap().success());
     }
 
-    /// Nobody is there any more.
+    /// No request is active.
     pub fn wait_until_idle(&self) {
         self.wait_until("haversack_requests_active", 0);
         self.wait_until("haversack_requests_waiting", 0);
     }
 
-    /// Nobody is there any more, and nothing is held: not even for those who begin alike, with `--reuse 0`.
+    /// No request is active and the cache is empty (`--reuse 0`: the prefix cache too).
     pub fn wait_until_empty(&self) {
         self.wait_until_idle();
         self.wait_until("haversack_memory_bytes{account=\"blocks\"}", 0);

@@ -121,7 +121,7 @@ impl Work<'_> {
         let (reference, others) = contest
             .setups
             .split_first()
-            .ok_or_else(|| anyhow!("nobody to compare"))?;
+            .ok_or_else(|| anyhow!("no policy to compare"))?;
         let mut entrants: Vec<(&str, RuntimeOptions)> = Vec::new();
         for entrant in others.iter().filter(|e| is_open(self.state, &e.key)) {
             let options = RuntimeOptions {

@@ -28,7 +28,7 @@ const CODECS: [Codec; 7] = [
     Codec::Int2,
 ];
 
-/// Tokens of a session that is talked about when nobody says how many.
+/// Tokens per session where --context is not given.
 const SESSION_TOKENS: usize = 2048;
 
 pub fn plan(args: &args::PlanArgs, as_json: bool) -> Result<()> {
