@@ -403,7 +403,8 @@ impl Stage {
         let body = if request.body_bytes > 0 {
             "x".repeat(request.body_bytes)
         } else {
-            request.body.clone()
+            let long = read(&data("long.txt")).replace('\n', " ");
+            request.body.replace("{long}", &long)
         };
         let mut head = format!(
             "{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n",
