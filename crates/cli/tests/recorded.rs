@@ -144,6 +144,11 @@ fn replays() {
             .map(|(name, found)| format!("{name}: {found}"))
             .collect();
         assert!(broken.is_empty(), "{}", broken.join("\n"));
+        assert_eq!(
+            found.len(),
+            stage.names().len(),
+            "recording needs all models"
+        );
         write_expected(&found);
         return;
     }
@@ -289,6 +294,8 @@ impl Stage {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command.current_dir(sandbox.directory.path());
+        // Help is as wide as the terminal, where one is named.
+        command.env_remove("COLUMNS");
         let mut child = command.spawn().unwrap();
         // A program that ends early does not read.
         let _ = child.stdin.take().unwrap().write_all(case.stdin.as_bytes());
@@ -599,7 +606,7 @@ fn metrics(text: &str, compared: &[String], words: &mut Map<String, Value>) -> V
     json!({ "types": types, "series": series })
 }
 
-/// Events of a stream. Tokens that come together make one event, so text that follows text is joined.
+/// Events of a stream, one for each token.
 fn events(body: &str, words: &mut Map<String, Value>) -> Value {
     let events = body.split("\n\n").filter(|event| !event.trim().is_empty());
     let events = events.map(|event| {

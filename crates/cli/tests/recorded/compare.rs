@@ -120,8 +120,8 @@ impl Intended {
         intended
     }
 
-    /// What is left: differences nobody intended, and intentions that nothing differs by. `ran` are the cases
-    /// that were compared: an intention for one that was skipped is not stale.
+    /// What is left: unintended differences, and intended changes that no longer differ. `ran` are the cases
+    /// that were compared: an intended change of one that was skipped is not stale.
     pub fn judge(&self, differences: &[Difference], ran: &BTreeSet<String>) -> Vec<String> {
         let unintended = differences
             .iter()

@@ -141,7 +141,7 @@ pub fn shape(document: &Value) -> Value {
     }
 }
 
-/// Printed with `--nocapture`: nobody has to search for what is not compared.
+/// The table, for the log of a replay.
 pub fn list() -> String {
     let masks = MASKS.iter().map(|mask| {
         let key = match mask.key {
