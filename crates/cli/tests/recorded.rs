@@ -501,7 +501,11 @@ fn write_models() {
             context: 2048,
             ..Spec::named(name).unwrap()
         };
-        spec.write_file(&data(file)).unwrap();
+        let (path, bytes) = (data(file), spec.to_bytes().unwrap());
+        // Another program may have it mapped.
+        if fs::read(&path).ok().as_ref() != Some(&bytes) {
+            fs::write(&path, bytes).unwrap();
+        }
     }
 }
 
