@@ -4,6 +4,7 @@ use super::{PATIENCE, Sandbox, smollm2, text};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,11 @@ impl Server {
 
     pub fn start_in(sandbox: Sandbox, flags: &[&str]) -> Option<Server> {
         let model = smollm2()?;
-        let mut words = vec!["serve", text(&model), "--addr", "127.0.0.1:0", "--json"];
+        Some(Server::start_with(sandbox, &model, flags))
+    }
+
+    pub fn start_with(sandbox: Sandbox, model: &Path, flags: &[&str]) -> Server {
+        let mut words = vec!["serve", text(model), "--addr", "127.0.0.1:0", "--json"];
         words.extend(flags);
         let mut command = sandbox.command(&words);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -40,7 +45,7 @@ impl Server {
         }
         let told: Value = serde_json::from_str(&document).unwrap();
         server.address = told["address"].as_str().unwrap().parse().unwrap();
-        Some(server)
+        server
     }
 
     pub fn connect(&self) -> TcpStream {
