@@ -3,7 +3,7 @@
 //!
 //! ```no_run
 //! use haversack_engine::{LoadOptions, Model, Runtime, RuntimeOptions};
-//! use haversack_engine::runtime::{Event, GenerateOptions, generate};
+//! use haversack_engine::runtime::{GenerateEvent, GenerateOptions, generate};
 //! use haversack_engine::sample::{SampleOptions, Sampler};
 //! use haversack_text::tokenizer::EncodeOptions;
 //! use std::ops::ControlFlow;
@@ -16,7 +16,7 @@
 //! let mut sampler = Sampler::new(SampleOptions::default())?;
 //! let options = GenerateOptions { tokens_max: Some(64), ..Default::default() };
 //! generate(&mut runtime, chat, &prompt, &mut sampler, &options, &mut |event| {
-//!     if let Event::Token { text, .. } = event {
+//!     if let GenerateEvent::Token { text, .. } = event {
 //!         print!("{text}");
 //!     }
 //!     ControlFlow::Continue(())

@@ -4,7 +4,7 @@
 mod encoder_common;
 
 use encoder_common::{PIECES, Shape, VOCAB, write_sparse};
-use haversack_engine::encoder::safetensors::Header;
+use haversack_engine::encoder::safetensors::SafeTensorsHeader;
 use haversack_engine::encoder::{Encoder, EncoderError, EncoderOptions};
 use std::path::Path;
 
@@ -230,7 +230,7 @@ fn changed_bytes_never_panic() {
             if let Ok(header) = Header::parse(&bad) {
                 accepted += 1;
                 for name in ["a", "b"] {
-                    let inside = |t: &haversack_engine::encoder::safetensors::Tensor<'_>| {
+                    let inside = |t: &haversack_engine::encoder::safetensors::SafeTensor<'_>| {
                         t.start <= t.end && t.end <= end
                     };
                     assert!(header.get(name).is_none_or(inside));

@@ -51,12 +51,12 @@ impl Embedding {
     }
 
     /// The small form.
-    pub fn store(&self) -> Stored {
+    pub fn store(&self) -> StoredEmbedding {
         let greatest = self.0.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         let scale = greatest / 127.0;
         // Length 1: some value is at least 0.05, and the quotient is within 127.
         let codes = self.0.map(|x| (x / scale).round_ties_even() as i8);
-        Stored { scale, codes }
+        StoredEmbedding { scale, codes }
     }
 }
 
@@ -68,7 +68,7 @@ pub fn similarity(a: &Embedding, b: &Embedding) -> f32 {
 
 /// An embedding in 388 bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stored {
+pub struct StoredEmbedding {
     scale: f32,
     codes: [i8; DIMENSIONS],
 }
@@ -82,7 +82,7 @@ pub enum StoredError {
     Length(f32),
 }
 
-impl Stored {
+impl StoredEmbedding {
     pub fn to_bytes(&self) -> [u8; STORED_BYTES] {
         let mut bytes = [0; STORED_BYTES];
         bytes[..4].copy_from_slice(&self.scale.to_le_bytes());
@@ -92,13 +92,13 @@ impl Stored {
         bytes
     }
 
-    /// Refuses what [`Stored::to_bytes`] does not write.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Stored, StoredError> {
+    /// Refuses what [`StoredEmbedding::to_bytes`] does not write.
+    pub fn from_bytes(bytes: &[u8]) -> Result<StoredEmbedding, StoredError> {
         let Ok(bytes) = <&[u8; STORED_BYTES]>::try_from(bytes) else {
             return Err(StoredError::Bytes(bytes.len()));
         };
         let [a, b, c, d, codes @ ..] = bytes;
-        let stored = Stored {
+        let stored = StoredEmbedding {
             scale: f32::from_le_bytes([*a, *b, *c, *d]),
             codes: codes.map(|byte| i8::from_le_bytes([byte])),
         };
@@ -118,7 +118,7 @@ impl Stored {
     }
 
     /// [`similarity`] of two stored ones; exact but for their steps.
-    pub fn similarity(&self, other: &Stored) -> f32 {
+    pub fn similarity(&self, other: &StoredEmbedding) -> f32 {
         let lengths = self.length() * other.length();
         self.dot(other) as f32 / lengths
     }
@@ -129,7 +129,7 @@ impl Stored {
     }
 
     /// At most 384 × 128², which an i32 and an f32 hold exactly.
-    fn dot(&self, other: &Stored) -> i32 {
+    fn dot(&self, other: &StoredEmbedding) -> i32 {
         let pairs = self.codes.iter().zip(&other.codes);
         pairs.map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
     }
@@ -160,7 +160,7 @@ mod tests {
             (wave(1.3), wave(1.3)),
         ] {
             let (x, y) = (a.store(), b.store());
-            assert_eq!(Stored::from_bytes(&x.to_bytes()), Ok(x));
+            assert_eq!(StoredEmbedding::from_bytes(&x.to_bytes()), Ok(x));
             let exact = similarity(&a, &b);
             for got in [similarity(&x.load(), &b), x.similarity(&y)] {
                 assert!((got - exact).abs() <= STORED_ERROR_MAX, "{got} {exact}");
@@ -173,15 +173,15 @@ mod tests {
         let good = wave(0.3).store().to_bytes();
         for len in [0, 4, STORED_BYTES - 1] {
             assert_eq!(
-                Stored::from_bytes(&good[..len]),
+                StoredEmbedding::from_bytes(&good[..len]),
                 Err(StoredError::Bytes(len))
             );
         }
         for scale in [0.0, -1.0, 1.0, f32::NAN, f32::INFINITY, f32::MIN_POSITIVE] {
             let mut bad = good;
             bad[..4].copy_from_slice(&f32::to_le_bytes(scale));
-            assert!(Stored::from_bytes(&bad).is_err(), "{scale}");
+            assert!(StoredEmbedding::from_bytes(&bad).is_err(), "{scale}");
         }
-        assert!(Stored::from_bytes(&[0; STORED_BYTES]).is_err());
+        assert!(StoredEmbedding::from_bytes(&[0; STORED_BYTES]).is_err());
     }
 }

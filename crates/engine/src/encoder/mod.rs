@@ -32,7 +32,7 @@ mod weights;
 pub mod wordpiece;
 
 pub use embedding::{
-    DIMENSIONS, Embedding, STORED_BYTES, STORED_ERROR_MAX, Stored, StoredError, similarity,
+    DIMENSIONS, Embedding, STORED_BYTES, STORED_ERROR_MAX, StoredEmbedding, StoredError, similarity,
 };
 
 use haversack_kernels::Exec;

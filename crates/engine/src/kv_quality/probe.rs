@@ -14,10 +14,10 @@ use super::figures;
 use super::guard::{self, GuardParams};
 use crate::model::LayerConfig;
 use crate::model::Model;
-use crate::model::forward::{Capture, Captured, Resume, Span, Want};
+use crate::model::forward::{Capture, Captured, LogitRows, Resume, StepSpan};
 use crate::runtime::options::{Activations, KvOptions, Retention, RuntimeOptions};
-use crate::runtime::perplexity::divergence;
 use crate::runtime::step::{Runtime, RuntimeError, StepError};
+use crate::sample::kl_divergence;
 use haversack_cache::policy::adaptive::{CODECS, Curves, SHARES};
 use haversack_cache::policy::heavy::Score;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
@@ -265,11 +265,11 @@ pub fn measure(
     std::thread::scope(|scope| {
         let runtime = &mut runtime;
         let reader = scope.spawn(move || {
-            let span = Span {
+            let span = StepSpan {
                 sequence: id,
                 position: 0,
                 tokens: ids,
-                want: Want::Nothing,
+                want: LogitRows::Nothing,
             };
             let read = runtime.step(&[span]).map(|_| ());
             // Ends the other thread's loop.
@@ -723,18 +723,18 @@ impl End<'_> {
             stream: stream.to_vec(),
             output: output.to_vec(),
         };
-        let span = Span {
+        let span = StepSpan {
             sequence: self.id,
             position: self.runtime.position(self.id)?,
             tokens: self.tokens,
-            want: Want::All,
+            want: LogitRows::All,
         };
         let vocab = self.runtime.model().config().vocab;
         let found = self.runtime.trial(span, resume)?;
         let mut each = vec![0.0; self.tokens.len()];
         threads::chunks_mut(self.pool, &mut each, 1, &|i, kl| {
             let token = i * vocab..(i + 1) * vocab;
-            kl[0] = divergence(&self.truth[token.clone()], &found[token]).0;
+            kl[0] = kl_divergence(&self.truth[token.clone()], &found[token]).0;
         });
         Ok((each.iter().sum::<f64>() / each.len() as f64) as f32)
     }

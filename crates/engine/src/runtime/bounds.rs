@@ -2,7 +2,7 @@
 //! cannot fit" is found out before anything is computed.
 
 use super::options::{Policy, Retention};
-use crate::kv_quality::adaptive;
+use crate::runtime::adaptive;
 use haversack_cache::size::largest_that_fits;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
@@ -62,20 +62,20 @@ impl Bounds {
 /// Why no sequence can be kept that way.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BoundsError {
-    #[error("the budget of {budget_bytes} bytes is too small; accepted: at least {least_bytes}")]
+    #[error("the budget of {budget_bytes} bytes is too small; accepted: at least {min_bytes}")]
     Budget {
         budget_bytes: usize,
-        least_bytes: usize,
+        min_bytes: usize,
     },
     #[error(
-        "anchors {anchors} and window {window} with one block more are {rows} rows, which take {least_bytes} bytes; the budget is {budget_bytes}, accepted: at least {least_bytes}"
+        "anchors {anchors} and window {window} with one block more are {rows} rows, which take {min_bytes} bytes; the budget is {budget_bytes}, accepted: at least {min_bytes}"
     )]
     Window {
         anchors: usize,
         window: usize,
         rows: usize,
         budget_bytes: usize,
-        least_bytes: usize,
+        min_bytes: usize,
     },
     #[error(
         "anchors {anchors} and window {window} with one block more are {rows} rows, more than the context; accepted: together at most {most}"
@@ -127,7 +127,7 @@ fn of_retention(
     {
         return Err(BoundsError::Budget {
             budget_bytes,
-            least_bytes: need(least),
+            min_bytes: need(least),
         });
     }
     let capacity = || capacity(context, &fits);
@@ -163,7 +163,7 @@ fn of_retention(
                 window,
                 rows,
                 budget_bytes,
-                least_bytes: need(slots),
+                min_bytes: need(slots),
             });
         }
         return Ok(Bounds {
@@ -266,7 +266,7 @@ mod tests {
             error,
             BoundsError::Budget {
                 budget_bytes: 41_999,
-                least_bytes: 42_000
+                min_bytes: 42_000
             }
         );
     }

@@ -10,8 +10,8 @@ pub mod plan;
 pub mod score;
 pub mod step;
 
-pub use generate::{Event, Finish, GenerateOptions, Generation, Took, generate};
+pub use generate::{Finish, GenerateEvent, GenerateOptions, GenerateTimes, Generation, generate};
 pub use haversack_cache::SequenceId;
 pub use options::RuntimeOptions;
 pub use score::{ScoredToken, score};
-pub use step::{Keep, Runtime, RuntimeError, StepError};
+pub use step::{Runtime, RuntimeError, SequenceRetention, StepError};

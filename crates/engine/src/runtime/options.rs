@@ -2,7 +2,7 @@
 //!
 //! Plain data. Nothing here looks at a device or a model; [`super::bounds`] makes figures of it.
 
-use crate::kv_quality::adaptive::Wishes;
+use crate::runtime::adaptive::AdaptiveOptions;
 use haversack_cache::policy::adaptive::form_name;
 pub use haversack_cache::policy::rows::RowPolicy;
 use haversack_cache::{LayerShape, Noting, Zones};
@@ -297,7 +297,7 @@ pub struct Retention {
     /// How rows are chosen; `None` = as the policy usually does.
     pub params: Option<RowPolicy>,
     /// What `Adaptive` aims at.
-    pub adaptive: Wishes,
+    pub adaptive: AdaptiveOptions,
     /// Put every plan that is applied into words, for [`super::Runtime::plans`].
     pub explain: bool,
     /// Whether a guard looks at rows before they leave, where a policy chooses them one by one.

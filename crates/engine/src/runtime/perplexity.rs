@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Sums over scored tokens. Pieces of a text may be added up.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct KlTally {
     pub tokens: usize,
     /// Of minus the log-probability of the token that came.
     pub nll: f64,
@@ -22,7 +22,7 @@ pub struct Tally {
     pub top1: usize,
 }
 
-impl Tally {
+impl KlTally {
     pub fn nll_mean(&self) -> f64 {
         self.nll / self.tokens as f64
     }
@@ -48,7 +48,7 @@ impl Tally {
         (!self.kl.is_empty()).then(|| self.top1 as f64 / self.kl.len() as f64)
     }
 
-    pub fn add(&mut self, other: &Tally) {
+    pub fn add(&mut self, other: &KlTally) {
         self.tokens += other.tokens;
         self.nll += other.nll;
         self.kl.extend_from_slice(&other.kl);
@@ -104,20 +104,20 @@ fn rows_at_once(runtime: &Runtime) -> usize {
 
 /// One of several that read the same tokens, each in a sequence of its own that stands where the
 /// others stand.
-pub struct Reader<'a> {
+pub struct TextReader<'a> {
     pub runtime: &'a mut Runtime,
     pub id: SequenceId,
-    pub tally: Tally,
+    pub tally: KlTally,
     /// What each of the last tokens took, fed one at a time.
     pub step_times: Vec<Duration>,
 }
 
-impl<'a> Reader<'a> {
-    pub fn new(runtime: &'a mut Runtime, id: SequenceId) -> Reader<'a> {
-        Reader {
+impl<'a> TextReader<'a> {
+    pub fn new(runtime: &'a mut Runtime, id: SequenceId) -> TextReader<'a> {
+        TextReader {
             runtime,
             id,
-            tally: Tally::default(),
+            tally: KlTally::default(),
             step_times: Vec::new(),
         }
     }
@@ -156,8 +156,8 @@ impl<'a> Reader<'a> {
 /// fed one at a time, all readers in turn: how long a token takes at the end of this text, under equal
 /// conditions. `progress` hears how many tokens are done and may stop; then `false` is returned.
 pub fn side_by_side<'a>(
-    readers: &mut [Reader<'a>],
-    mut reference: Option<&mut Reader<'a>>,
+    readers: &mut [TextReader<'a>],
+    mut reference: Option<&mut TextReader<'a>>,
     tokens: &[u32],
     from: usize,
     singles: usize,
@@ -214,12 +214,12 @@ pub fn window(
     tokens: &[u32],
     from: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Tally>, StepError> {
+) -> Result<Option<KlTally>, StepError> {
     let id = runtime.open()?;
     let truth_id = reference.as_mut().map(|r| r.open()).transpose()?;
-    let mut reader = Reader::new(runtime, id);
+    let mut reader = TextReader::new(runtime, id);
     let mut truth = match (&mut reference, truth_id) {
-        (Some(reference), Some(id)) => Some(Reader::new(reference, id)),
+        (Some(reference), Some(id)) => Some(TextReader::new(reference, id)),
         _ => None,
     };
     let readers = std::slice::from_mut(&mut reader);
@@ -239,8 +239,8 @@ pub fn stream(
     tokens: &[u32],
     segment: usize,
     progress: &mut dyn FnMut(usize, &Runtime) -> ControlFlow<()>,
-) -> Result<Option<Vec<Tally>>, StepError> {
-    let mut tallies: Vec<Tally> = Vec::new();
+) -> Result<Option<Vec<KlTally>>, StepError> {
+    let mut tallies: Vec<KlTally> = Vec::new();
     let rows = rows_at_once(runtime);
     let vocab = runtime.model().config().vocab;
     let fed = &tokens[..tokens.len().saturating_sub(1)];
@@ -260,7 +260,7 @@ pub fn stream(
 
 /// Counts the prediction made at `position` of the text in its segment's tally.
 fn place(
-    tallies: &mut Vec<Tally>,
+    tallies: &mut Vec<KlTally>,
     segment: usize,
     logits: &[f32],
     tokens: &[u32],
@@ -268,7 +268,7 @@ fn place(
 ) -> Result<(), StepError> {
     let next = position + 1;
     if tallies.len() <= next / segment {
-        tallies.push(Tally::default());
+        tallies.push(KlTally::default());
     }
     let not_finite = StepError::NotFinite {
         position: position as u64,
@@ -286,8 +286,8 @@ pub fn recompute(
     segment: usize,
     stride: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Vec<Tally>>, StepError> {
-    let mut tallies: Vec<Tally> = Vec::new();
+) -> Result<Option<Vec<KlTally>>, StepError> {
+    let mut tallies: Vec<KlTally> = Vec::new();
     let vocab = runtime.model().config().vocab;
     let mut at = 0;
     while at + 1 < tokens.len() {
@@ -334,11 +334,11 @@ mod tests {
 
     #[test]
     fn percentiles_of_a_tally() {
-        let tally = Tally {
+        let tally = KlTally {
             kl: (1..=200).map(|i| i as f32).collect(),
-            ..Tally::default()
+            ..KlTally::default()
         };
         assert_eq!(tally.kl_p99(), Some(198.0));
-        assert_eq!(Tally::default().kl_p99(), None);
+        assert_eq!(KlTally::default().kl_p99(), None);
     }
 }

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 
 /// How a step is computed, as far as it takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setting {
+pub struct ComputeSetting {
     pub threads: usize,
     /// Activations rounded to int8 have a copy of their own.
     pub int8: bool,
@@ -34,10 +34,10 @@ pub struct Setting {
     pub guarded: bool,
 }
 
-impl Setting {
+impl ComputeSetting {
     /// As these options compute, prompts read in the smallest portions.
-    pub fn of(options: &RuntimeOptions) -> Setting {
-        Setting {
+    pub fn of(options: &RuntimeOptions) -> ComputeSetting {
+        ComputeSetting {
             threads: options.threads.max(1),
             int8: options.activations == Activations::Int8,
             chunk: CHUNK_MIN,
@@ -49,7 +49,7 @@ impl Setting {
 
 /// What one sequence takes at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
+pub struct MemoryNeeds {
     /// Blocks, those of a step under way included.
     pub kv_bytes: usize,
     pub tables_bytes: usize,
@@ -57,7 +57,7 @@ pub struct Needs {
     pub side_bytes: usize,
 }
 
-impl Needs {
+impl MemoryNeeds {
     pub fn total(&self) -> usize {
         [self.tables_bytes, self.scratch_bytes, self.side_bytes]
             .into_iter()
@@ -121,7 +121,7 @@ pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
 }
 
 /// Scratch of a step of `setting.chunk` tokens at the end of `slots` slots.
-pub fn scratch_bytes(config: &Config, setting: Setting, slots: usize) -> usize {
+pub fn scratch_bytes(config: &Config, setting: ComputeSetting, slots: usize) -> usize {
     let size = StepSize {
         rows: setting.chunk,
         wanted: 1,
@@ -140,7 +140,12 @@ pub fn scratch_bytes(config: &Config, setting: Setting, slots: usize) -> usize {
 }
 
 /// What a sequence of `slots` slots takes at most, one step under way.
-pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) -> Needs {
+pub fn needs(
+    config: &Config,
+    kv: &KvOptions,
+    setting: ComputeSetting,
+    slots: usize,
+) -> MemoryNeeds {
     let layers = layers(config, kv);
     let (zones, chunk) = (kv.zones(), setting.chunk.min(slots));
     let before = ((slots - chunk) / BLOCK_SLOTS * BLOCK_SLOTS) as u64;
@@ -163,7 +168,7 @@ pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) ->
     let table = |layer| entries * (size_of::<Entry>() + 8 + notes(layer)) + TABLE_BYTES;
     let tables: usize = layers.iter().map(table).sum();
     let tables = tables + store_bytes(&layers, kv, slots + chunk);
-    Needs {
+    MemoryNeeds {
         kv_bytes: usize::try_from(live.saturating_add(step)).unwrap_or(usize::MAX),
         tables_bytes: tables,
         scratch_bytes: scratch_bytes(config, setting, slots),
@@ -177,7 +182,7 @@ pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) ->
 pub(crate) const COUNTED_BEYOND: usize = 3 * BLOCK_SLOTS;
 
 /// The list of rows among which some leave.
-pub(crate) fn loose_bytes(setting: Setting, rows: usize) -> usize {
+pub(crate) fn loose_bytes(setting: ComputeSetting, rows: usize) -> usize {
     if setting.noting.is_some() {
         rows.saturating_mul(size_of::<Row>())
     } else {
@@ -186,7 +191,12 @@ pub(crate) fn loose_bytes(setting: Setting, rows: usize) -> usize {
 }
 
 /// The canaries of one sequence, and what a guard works in.
-pub(crate) fn guard_bytes(config: &Config, kv: &KvOptions, setting: Setting, rows: usize) -> usize {
+pub(crate) fn guard_bytes(
+    config: &Config,
+    kv: &KvOptions,
+    setting: ComputeSetting,
+    rows: usize,
+) -> usize {
     if !setting.guarded {
         return 0;
     }
@@ -228,7 +238,12 @@ fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
 const TABLE_BYTES: usize = 1024;
 
 /// The most slots whose needs are within `budget_bytes`: whole blocks.
-pub fn slots_max(config: &Config, kv: &KvOptions, setting: Setting, budget_bytes: usize) -> usize {
+pub fn slots_max(
+    config: &Config,
+    kv: &KvOptions,
+    setting: ComputeSetting,
+    budget_bytes: usize,
+) -> usize {
     let fits = |blocks: u64| {
         let slots = blocks as usize * BLOCK_SLOTS;
         needs(config, kv, setting, slots).total() <= budget_bytes
@@ -241,7 +256,7 @@ const SLOTS_MAX: usize = 1 << 30;
 
 /// What a share of the bytes of a full f16 cache buys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Within {
+pub enum ShareFit {
     /// The forms alone are within it.
     Everything,
     /// Anchors and so many of the last rows: whole blocks.
@@ -308,11 +323,11 @@ pub fn within_share(
     least: usize,
     context: usize,
     share: f64,
-) -> Result<Within, ShareTooSmall> {
+) -> Result<ShareFit, ShareTooSmall> {
     let full = full_bytes(config, context).max(1);
     let most = (full as f64 * share) as u64;
     if blocks_bytes(config, kv, context) <= most {
-        return Ok(Within::Everything);
+        return Ok(ShareFit::Everything);
     }
     let bytes = |blocks: u64| {
         let window = blocks as usize * BLOCK_SLOTS;
@@ -328,6 +343,6 @@ pub fn within_share(
             share,
             least: bytes(least) as f64 / full as f64,
         }),
-        blocks => Ok(Within::Window(blocks.max(least) as usize * BLOCK_SLOTS)),
+        blocks => Ok(ShareFit::Window(blocks.max(least) as usize * BLOCK_SLOTS)),
     }
 }

@@ -13,7 +13,7 @@
 
 use super::figures;
 use crate::model::Model;
-use crate::model::forward::{Capture, Span, Want};
+use crate::model::forward::{Capture, LogitRows, StepSpan};
 use crate::model::{Config, LayerConfig};
 use crate::runtime::options::{KvOptions, Retention, RuntimeOptions, Slabs};
 use crate::runtime::plan;
@@ -104,11 +104,11 @@ impl KeyStats {
         let mut position = 0;
         for part in ids.chunks(runtime.chunk().min(PORTION)) {
             runtime.capture(Capture::Keep(Vec::new()));
-            runtime.step(&[Span {
+            runtime.step(&[StepSpan {
                 sequence: id,
                 position: position as u64,
                 tokens: part,
-                want: Want::Nothing,
+                want: LogitRows::Nothing,
             }])?;
             let skip = SKIP.saturating_sub(position);
             for (i, captured) in runtime.captured().iter().enumerate() {

@@ -6,7 +6,7 @@ use super::*;
 use crate::model::Model;
 use crate::runtime::options::{KvOptions, Policy, Retention, RuntimeOptions};
 use crate::runtime::step::Runtime;
-use crate::runtime::step::trial::Change;
+use crate::runtime::trial::Change;
 use crate::{Codec, KvForm, LoadOptions, Repack};
 use haversack_kernels::attention::Attend;
 use haversack_testing::models::Spec;
@@ -154,7 +154,7 @@ fn what_is_foreseen_is_what_attention_does_without_the_rows() {
                 let leave = some(&rows, every);
                 let (difference, _) = foreseen(&mut rt, id, layer, &leave);
                 let fork = rt.fork(id).unwrap();
-                let change = Change {
+                let change = TrialChange {
                     rows: vec![(layer, leave)],
                     round: None,
                 };
@@ -346,7 +346,7 @@ fn rings_follow_their_sequences() {
     let one = rt.ledger().side;
     assert_eq!(one - none, Canaries::ring_bytes(model.config()));
     let rows = some(&rt.settled_rows(id, 0).unwrap(), 9);
-    let change = Change {
+    let change = TrialChange {
         rows: vec![(0, rows)],
         round: None,
     };
@@ -382,7 +382,7 @@ fn rounding_is_foreseen_too() {
     let rows = some(&rt.settled_rows(id, 1).unwrap(), 2);
     let mut last = 0.0;
     for codec in [Codec::F16, Codec::Int8, Codec::Int4, Codec::Int2] {
-        let change = Change {
+        let change = TrialChange {
             rows: vec![(1, rows.clone())],
             round: Some(KvForm::both(codec.form())),
         };

@@ -18,7 +18,7 @@ use std::sync::mpsc::SyncSender;
 
 /// Which rows of a span get logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum LogitRows {
     Nothing,
     Last,
     All,
@@ -26,21 +26,21 @@ pub enum Want {
 
 /// New tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
-pub struct Span<'a> {
+pub struct StepSpan<'a> {
     pub sequence: SequenceId,
     /// Where the sequence stands: the position of `tokens[0]`.
     pub position: u64,
     pub tokens: &'a [u32],
-    pub want: Want,
+    pub want: LogitRows,
 }
 
-impl Span<'_> {
+impl StepSpan<'_> {
     pub(crate) fn wanted(&self) -> std::ops::Range<usize> {
         let n = self.tokens.len();
         match self.want {
-            Want::Nothing => n..n,
-            Want::Last => n.saturating_sub(1)..n,
-            Want::All => 0..n,
+            LogitRows::Nothing => n..n,
+            LogitRows::Last => n.saturating_sub(1)..n,
+            LogitRows::All => 0..n,
         }
     }
 }
@@ -52,7 +52,7 @@ pub fn forward(
     store: &mut Store,
     step: &mut Step,
     s: &mut Scratch,
-    spans: &[Span<'_>],
+    spans: &[StepSpan<'_>],
 ) -> Result<(), CacheError> {
     let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
     s.begin(config, rows);
@@ -113,7 +113,7 @@ fn look_back(
     store: &mut Store,
     step: &mut Step,
     s: &mut Scratch,
-    spans: &[Span<'_>],
+    spans: &[StepSpan<'_>],
     layer: usize,
 ) -> Result<(), CacheError> {
     let (c, w) = (&config.layers[layer], &weights.layers[layer]);
@@ -150,7 +150,13 @@ fn look_back(
     Ok(())
 }
 
-fn embed(config: &Config, weights: &Weights, exec: Exec<'_>, spans: &[Span<'_>], x: &mut [f32]) {
+fn embed(
+    config: &Config,
+    weights: &Weights,
+    exec: Exec<'_>,
+    spans: &[StepSpan<'_>],
+    x: &mut [f32],
+) {
     let tokens = spans.iter().flat_map(|span| span.tokens);
     for (row, &token) in x.chunks_exact_mut(config.dim).zip(tokens) {
         weights.embed(token as usize, row);
@@ -217,7 +223,7 @@ fn remember(
     exec: Exec<'_>,
     layer: usize,
     s: &mut Scratch,
-    spans: &[Span<'_>],
+    spans: &[StepSpan<'_>],
     post_norm: Option<&[f32]>,
 ) {
     if let Some(canaries) = &mut s.canaries {
@@ -239,7 +245,7 @@ fn attend(
     store: &Store,
     layer: usize,
     s: &mut Scratch,
-    spans: &[Span<'_>],
+    spans: &[StepSpan<'_>],
 ) -> Result<(), CacheError> {
     let width = c.heads * c.head_dim;
     let lists = std::mem::take(&mut s.lists);
@@ -770,7 +776,7 @@ impl Scratch {
 
     /// The angles of every row: one rotation for all layers and heads, and one more for each segment
     /// of keys that has moved.
-    fn turn(&mut self, config: &Config, spans: &[Span<'_>]) {
+    fn turn(&mut self, config: &Config, spans: &[StepSpan<'_>]) {
         let moved = |span: usize| match planted(Bug::RowsForPositions) {
             true => self.shifts.of(span)[0],
             false => 0,
@@ -796,7 +802,7 @@ impl Scratch {
     }
 
     /// Moves the rows that want logits to the front of `y`.
-    fn gather(&mut self, config: &Config, spans: &[Span<'_>]) {
+    fn gather(&mut self, config: &Config, spans: &[StepSpan<'_>]) {
         let dim = config.dim;
         let (mut first, mut kept) = (0, 0);
         for span in spans {
@@ -819,7 +825,7 @@ fn grow<T>(v: &mut Vec<T>, len: usize) {
 /// `out` is (rope)(row, 2 × pair). The rows of a span stand `shift` before their positions.
 fn fill_angles(
     config: &Config,
-    spans: &[Span<'_>],
+    spans: &[StepSpan<'_>],
     shift: impl Fn(usize) -> u64,
     out: &mut [Vec<f32>],
 ) {

@@ -16,13 +16,15 @@ pub mod trial;
 use super::bounds::{Bounds, BoundsError, bounds};
 use super::options::{Activations, KvOptions, Retention, RuntimeOptions, noting_by};
 use crate::device::{Governor, WindowChange, governor};
-use crate::kv_quality::adaptive::{self, Curves};
 use crate::kv_quality::calibrate::{self, KeyStats};
 use crate::kv_quality::guard::Guard;
 use crate::kv_quality::probe::{self, Probe};
 use crate::model::Model;
 use crate::model::canaries::Canaries;
-use crate::model::forward::{Capture, Captured, Resume, Scratch, Span, StepSize, Want, forward};
+use crate::model::forward::{
+    Capture, Captured, LogitRows, Resume, Scratch, StepSize, StepSpan, forward,
+};
+use crate::runtime::adaptive::{self, Curves};
 use crate::runtime::plan;
 use haversack_cache::policy::rows::ParamsError;
 use haversack_cache::{
@@ -36,7 +38,7 @@ use haversack_kernels::format::kv::Turn;
 use haversack_kernels::format::kv::carry::Carry;
 use haversack_kernels::threads::Pool;
 use haversack_memory::{Reading, Readings};
-pub use keep::Keep;
+pub use keep::SequenceRetention;
 use keep::{Reach, to_border};
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
@@ -173,7 +175,7 @@ impl Runtime {
             let last = config.layers.len() - 1;
             return Err(BoundsError::NoSuchLayer { layer, last }.into());
         }
-        let setting = plan::Setting::of(options);
+        let setting = plan::ComputeSetting::of(options);
         let (threads, int8) = (setting.threads, setting.int8);
         let need = |rows| plan::needs(config, &options.kv, setting, rows).total();
         let retention = options.retention.clone();
@@ -317,11 +319,11 @@ impl Runtime {
     }
 
     pub fn open(&mut self) -> Result<SequenceId, StepError> {
-        self.open_keeping(Keep::Usual)
+        self.open_with(SequenceRetention::Default)
     }
 
     /// A sequence that keeps something else than the others. A window is within what the runtime has room for.
-    pub fn open_keeping(&mut self, keep: Keep) -> Result<SequenceId, StepError> {
+    pub fn open_keeping(&mut self, keep: SequenceRetention) -> Result<SequenceId, StepError> {
         let reach = self.reach_of(keep)?;
         let policy = reach.policy;
         if policy.is_some() {
@@ -485,7 +487,7 @@ impl Runtime {
 
     /// Feeds every span its tokens in one pass and returns the logits that were wanted,
     /// (wanted row, vocab), span after span.
-    pub fn step(&mut self, spans: &[Span<'_>]) -> Result<&[f32], StepError> {
+    pub fn step(&mut self, spans: &[StepSpan<'_>]) -> Result<&[f32], StepError> {
         for span in spans {
             self.set_window(span.sequence, span.position);
         }
@@ -557,7 +559,11 @@ impl Runtime {
 
     /// The logits that a step would give if one layer had found something else in the cache. The sequence is as
     /// before.
-    pub(crate) fn trial(&mut self, span: Span<'_>, resume: Resume) -> Result<&[f32], StepError> {
+    pub(crate) fn trial(
+        &mut self,
+        span: StepSpan<'_>,
+        resume: Resume,
+    ) -> Result<&[f32], StepError> {
         self.scratch.resume = Some(resume);
         let done = self.step(&[span]).map(|_| ());
         self.scratch.resume = None;
@@ -588,7 +594,7 @@ impl Runtime {
         Ok(wanted.saturating_sub(self.ledger().scratch))
     }
 
-    fn step_size(&self, spans: &[Span<'_>]) -> Result<StepSize, StepError> {
+    fn step_size(&self, spans: &[StepSpan<'_>]) -> Result<StepSize, StepError> {
         let mut size = StepSize {
             jobs: spans.len(),
             ..StepSize::default()
@@ -633,11 +639,11 @@ impl Runtime {
             self.set_window(id, position);
             let take = self.portion(id, position, tokens.len() - done, chunk);
             let want = match (all, done + take == tokens.len()) {
-                (true, _) => Want::All,
-                (false, true) => Want::Last,
-                (false, false) => Want::Nothing,
+                (true, _) => LogitRows::All,
+                (false, true) => LogitRows::Last,
+                (false, false) => LogitRows::Nothing,
             };
-            let step = self.step(&[Span {
+            let step = self.step(&[StepSpan {
                 sequence: id,
                 position,
                 tokens: &tokens[done..done + take],
@@ -694,11 +700,11 @@ impl Runtime {
     /// One new token of one sequence.
     pub fn decode(&mut self, id: SequenceId, token: u32) -> Result<&[f32], StepError> {
         let position = self.position(id)?;
-        self.step(&[Span {
+        self.step(&[StepSpan {
             sequence: id,
             position,
             tokens: &[token],
-            want: Want::Last,
+            want: LogitRows::Last,
         }])
     }
 
@@ -715,7 +721,7 @@ impl Runtime {
         }
     }
 
-    fn check(&self, spans: &[Span<'_>]) -> Result<(), StepError> {
+    fn check(&self, spans: &[StepSpan<'_>]) -> Result<(), StepError> {
         let vocab = self.model.config().vocab;
         for span in spans {
             if span.tokens.is_empty() {
@@ -734,7 +740,7 @@ impl Runtime {
             let within = self.window(id).map(|w| to_border(w, span.position));
             let crosses = within.is_some_and(|within| span.tokens.len() > within);
             if crosses && end > self.free_until(id, span.position) {
-                return Err(StepError::Crosses {
+                return Err(StepError::CrossesEviction {
                     from: span.position,
                     to: end - 1,
                 });
@@ -755,7 +761,7 @@ impl Runtime {
         }
     }
 
-    fn trace(&self, spans: &[Span<'_>]) {
+    fn trace(&self, spans: &[StepSpan<'_>]) {
         if !log::log_enabled!(log::Level::Trace) {
             return;
         }

@@ -19,7 +19,7 @@ use haversack_kernels::ops::turn::{turn, turn_back};
 
 /// What becomes of some rows.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct TrialChange {
     /// Layers and their rows, each layer once.
     pub rows: Vec<(usize, Vec<Row>)>,
     /// They are rounded as this form would round them, or leave.
@@ -28,7 +28,7 @@ pub struct Change {
 
 /// What a change will do, as far as the canaries can tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Foreseen {
+pub struct TrialPrediction {
     /// The guard's own statistic.
     pub statistic: f64,
     /// The same with the output matrix itself instead of one number a head.
@@ -48,8 +48,8 @@ impl Runtime {
     pub fn foresee(
         &mut self,
         id: SequenceId,
-        change: &Change,
-    ) -> Result<Option<Foreseen>, StepError> {
+        change: &TrialChange,
+    ) -> Result<Option<TrialPrediction>, StepError> {
         let position = self.position(id)?;
         let (model, table) = (self.model().clone(), self.table());
         let (config, weights) = (model.config(), model.weights());
@@ -60,7 +60,7 @@ impl Runtime {
         let Some((attention, canaries)) = scratch.guarded(config, pool.threads()) else {
             return Ok(None);
         };
-        let mut found = Foreseen::default();
+        let mut found = TrialPrediction::default();
         let mut after = Share::new(config)?;
         for (layer, rows) in &change.rows {
             let layer = *layer;
@@ -118,7 +118,7 @@ impl Runtime {
     }
 
     /// Makes a change, whatever it does. Rows of a layer lose their names where some of them leave.
-    pub fn make(&mut self, id: SequenceId, change: &Change) -> Result<(), StepError> {
+    pub fn make(&mut self, id: SequenceId, change: &TrialChange) -> Result<(), StepError> {
         let table = self.table();
         let store = self.store_mut();
         for (layer, rows) in &change.rows {

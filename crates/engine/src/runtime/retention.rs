@@ -5,8 +5,8 @@
 use super::guarded::Limits;
 use super::{Runtime, StepError};
 use crate::device::WindowChange;
-use crate::kv_quality::adaptive;
 use crate::model::forward::Span;
+use crate::runtime::adaptive;
 use crate::runtime::bounds::Bounds;
 use crate::runtime::options::{Policy, Retention};
 use haversack_cache::policy::explain::RowPlan;
@@ -21,7 +21,7 @@ const PLANS_MAX: usize = 1024;
 
 /// What one sequence keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Keep {
+pub enum SequenceRetention {
     /// What the options of the runtime say.
     #[default]
     Usual,
@@ -92,7 +92,7 @@ impl Runtime {
     }
 
     /// Asks the policy which rows leave before these tokens come.
-    pub(super) fn make_room(&mut self, span: &Span<'_>) -> Result<(), StepError> {
+    pub(super) fn make_room(&mut self, span: &StepSpan<'_>) -> Result<(), StepError> {
         let (id, position) = (span.sequence, span.position);
         let Some(window) = self.window(id) else {
             return Ok(());
@@ -226,14 +226,14 @@ impl Runtime {
     }
 
     /// What a sequence keeps, if this runtime has room for it.
-    pub(super) fn reach_of(&self, keep: Keep) -> Result<Reach, StepError> {
+    pub(super) fn reach_of(&self, keep: SequenceRetention) -> Result<Reach, StepError> {
         let usual = self.usual();
         match keep {
-            Keep::Usual => Ok(usual),
-            Keep::All { tokens } => {
+            SequenceRetention::Default => Ok(usual),
+            SequenceRetention::All { tokens } => {
                 let most = self.bounds.rows_max.min(self.model.config().context);
                 if tokens > most {
-                    return Err(StepError::TooMany { tokens, most });
+                    return Err(StepError::TooManyTokens { tokens, most });
                 }
                 Ok(Reach {
                     asked: None,
@@ -244,8 +244,8 @@ impl Runtime {
                     ..usual
                 })
             }
-            Keep::Window { anchors, window } => self.windowed(anchors, window),
-            Keep::Chosen {
+            SequenceRetention::Window { anchors, window } => self.windowed(anchors, window),
+            SequenceRetention::Selected {
                 by,
                 anchors,
                 window,
@@ -290,7 +290,7 @@ impl Runtime {
         let recent = self.kv.recent.next_multiple_of(BLOCK_SLOTS);
         let least = recent.saturating_add(Bounds::CHOICE);
         if window < least {
-            return Err(StepError::Narrow { window, least });
+            return Err(StepError::NarrowWindow { window, least });
         }
         let policy = match by {
             // Tiers look at how full the budget is, which others fill; turns, at what nobody has said of a request.
@@ -300,7 +300,7 @@ impl Runtime {
             },
             _ => {
                 let policy = by.name();
-                return Err(StepError::NotOfOne { policy });
+                return Err(StepError::PolicyPerSequence { policy });
             }
         };
         let rows = match by {

@@ -152,7 +152,13 @@ impl Canaries {
     }
 
     /// Keeps some of the last queries of a step. Rows are those of all spans, one after the other.
-    pub(super) fn keep(&mut self, table: Table, layer: usize, spans: &[Span<'_>], seen: &Seen<'_>) {
+    pub(super) fn keep(
+        &mut self,
+        table: Table,
+        layer: usize,
+        spans: &[StepSpan<'_>],
+        seen: &Seen<'_>,
+    ) {
         let Some(start) = self.starts[layer] else {
             return;
         };

@@ -9,7 +9,7 @@ use crate::model::Config;
 use crate::model::Model;
 use crate::runtime::bounds::BoundsError;
 use crate::runtime::options::{KvOptions, Policy, RuntimeOptions};
-use crate::runtime::plan::{self, Setting};
+use crate::runtime::plan::{self, ComputeSetting};
 use crate::runtime::step::RuntimeError;
 use haversack_cache::policy::adaptive::{
     Allotment, Allotted, allot, allot_rows, form_name, rows_bytes,
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 /// What may be said about the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct AdaptiveOptions {
     pub depth: probe::Depth,
     /// Fewer bits and more rows: what nobody asked for yet may still be asked for.
     pub recall: bool,
@@ -32,7 +32,7 @@ pub struct Wishes {
     pub kv_bytes: Option<u64>,
 }
 
-impl Wishes {
+impl AdaptiveOptions {
     /// How much a lost row counts in a context of so many tokens. The same share of more rows holds more of what is
     /// looked for: four times the context, half the damage.
     pub fn row_weight(&self, tokens: usize) -> f32 {
@@ -119,7 +119,7 @@ fn within(
     };
     plan(config, curves, &options.kv, &ask).map_err(|error| BoundsError::Budget {
         budget_bytes: error.budget_bytes,
-        least_bytes: error.minimum_bytes(),
+        min_bytes: error.minimum_bytes(),
     })
 }
 
@@ -130,21 +130,21 @@ fn budgeted(
     options: &RuntimeOptions,
     budget: usize,
 ) -> Result<KvOptions, BoundsError> {
-    let setting = Setting::of(options);
+    let setting = ComputeSetting::of(options);
     let needs = |kv: &KvOptions| {
         let rows = rows_most(config, kv);
         plan::needs(config, kv, setting, rows)
     };
     let least = match within(config, curves, options, 0) {
-        Err(BoundsError::Budget { least_bytes, .. }) => least_bytes as u64,
+        Err(BoundsError::Budget { min_bytes, .. }) => min_bytes as u64,
         other => return other,
     };
     let mut best = within(config, curves, options, least)?;
-    let least_bytes = needs(&best).total();
-    if least_bytes > budget {
+    let min_bytes = needs(&best).total();
+    if min_bytes > budget {
         return Err(BoundsError::Budget {
             budget_bytes: budget,
-            least_bytes,
+            min_bytes,
         });
     }
     // `low` fits, `high` is not known to. What is beside the blocks grows with them, nearly always.
@@ -255,7 +255,7 @@ pub(crate) fn rows_of(
         tokens: tokens as u64,
         zones,
         anchors: anchors as u64,
-        row_weight: Wishes::default().row_weight(tokens),
+        row_weight: AdaptiveOptions::default().row_weight(tokens),
     };
     let mut found = allot_rows(&curves, &shapes, &ask)?.layers.into_iter();
     let rows = layers.iter().map(|layer| {

@@ -49,8 +49,8 @@ impl Counters {
         self.watched.remove(&id);
     }
 
-    pub(super) fn watches(&self, spans: &[Span<'_>]) -> bool {
-        let is_watched = |span: &Span<'_>| self.watched.contains_key(&span.sequence);
+    pub(super) fn watches(&self, spans: &[StepSpan<'_>]) -> bool {
+        let is_watched = |span: &StepSpan<'_>| self.watched.contains_key(&span.sequence);
         !self.watched.is_empty() && spans.iter().any(is_watched)
     }
 
@@ -69,7 +69,7 @@ impl Counters {
     pub(super) fn begin<V: KvView>(
         &mut self,
         kv_heads: usize,
-        spans: &[Span<'_>],
+        spans: &[StepSpan<'_>],
         views: &[V],
     ) -> Begun<'_> {
         let (mut slots, mut jobs, mut counts) = (0, 0, false);
@@ -100,7 +100,7 @@ impl Counters {
         c: &LayerConfig,
         store: &mut Store,
         layer: usize,
-        spans: &[Span<'_>],
+        spans: &[StepSpan<'_>],
     ) -> Result<(), CacheError> {
         if let Some(&position) = self.bad.iter().find(|bad| **bad < u64::MAX) {
             return Err(CacheError::NotANumber { layer, position });

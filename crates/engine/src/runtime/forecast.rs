@@ -1,26 +1,26 @@
 //! What sequences and steps may come to hold, before they do: admission asks here.
 
-use super::{CHUNK_MIN, Keep, Runtime, StepError};
+use super::{CHUNK_MIN, Runtime, SequenceRetention, StepError};
 use crate::model::canaries::Canaries;
 use crate::model::forward::{Scratch, StepSize};
 use crate::runtime::options::{Activations, KvOptions, noting_by};
-use crate::runtime::plan::{self, Setting};
+use crate::runtime::plan::{self, ComputeSetting};
 use haversack_cache::{Account, Row};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 impl Runtime {
     /// Tokens after which a sequence that keeps this ends, if this runtime has room for it.
-    pub fn end_of(&self, keep: Keep) -> Result<Option<usize>, StepError> {
+    pub fn end_of(&self, keep: SequenceRetention) -> Result<Option<usize>, StepError> {
         Ok(self.reach_of(keep)?.end)
     }
 
     /// Rows that a sequence which keeps this has at most until it has seen so many tokens.
-    pub fn rows_keeping(&self, keep: Keep, tokens: usize) -> Result<usize, StepError> {
+    pub fn rows_keeping(&self, keep: SequenceRetention, tokens: usize) -> Result<usize, StepError> {
         Ok(tokens.min(self.rows_of(&self.reach_of(keep)?)))
     }
 
     /// Whether rows of such a sequence are chosen one by one, so that attention is counted for it.
-    pub fn is_counting(&self, keep: Keep) -> Result<bool, StepError> {
+    pub fn is_counting(&self, keep: SequenceRetention) -> Result<bool, StepError> {
         Ok(self.reach_of(keep)?.policy.is_some())
     }
 
@@ -30,8 +30,8 @@ impl Runtime {
     }
 
     /// The same of one that keeps this.
-    pub fn bytes_keeping(&self, keep: Keep, rows: usize) -> Result<usize, StepError> {
-        if keep == Keep::Usual {
+    pub fn bytes_keeping(&self, keep: SequenceRetention, rows: usize) -> Result<usize, StepError> {
+        if keep == SequenceRetention::Default {
             return Ok(self.sequence_bytes(rows));
         }
         let reach = self.reach_of(keep)?;
@@ -41,7 +41,7 @@ impl Runtime {
             rows: own.map(|(layer, &rows)| (layer, rows)).collect(),
             ..self.kv.clone()
         };
-        let setting = Setting {
+        let setting = ComputeSetting {
             noting: reach.policy.as_ref().map(noting_by),
             ..self.setting()
         };
@@ -53,7 +53,7 @@ impl Runtime {
         Ok(self.bytes_in(&kv, setting, rows).saturating_add(list))
     }
 
-    fn bytes_in(&self, kv: &KvOptions, setting: Setting, rows: usize) -> usize {
+    fn bytes_in(&self, kv: &KvOptions, setting: ComputeSetting, rows: usize) -> usize {
         let config = self.model.config();
         let rows = rows.max(1).next_multiple_of(BLOCK_SLOTS);
         let needs = plan::needs(config, kv, setting, rows);
@@ -73,7 +73,7 @@ impl Runtime {
             Some(_) => sequences,
             None => 0,
         };
-        self.scratch_counting(sequences, counting, tokens, rows)
+        self.scratch_bytes_counting(sequences, counting, tokens, rows)
     }
 
     /// The same where attention is counted for so many of them.
@@ -157,8 +157,8 @@ impl Runtime {
         }
     }
 
-    fn setting(&self) -> Setting {
-        Setting {
+    fn setting(&self) -> ComputeSetting {
+        ComputeSetting {
             threads: self.threads_most,
             int8: self.activations == Activations::Int8,
             chunk: CHUNK_MIN,
