@@ -53,11 +53,11 @@ impl Life {
     fn new(model: &Arc<Model>, options: &RuntimeOptions) -> Option<Life> {
         let rt = match Runtime::new(model.clone(), options) {
             Ok(rt) => rt,
-            Err(RuntimeError::Cache(error)) if is_refusal(&error) => return None,
-            Err(RuntimeError::Means(error)) => match *error {
-                StepError::Cache(error) if is_refusal(&error) => return None,
-                error => panic!("{error}"),
-            },
+            Err(RuntimeError::Cache(error) | RuntimeError::Measurement(error))
+                if is_refusal(&error) =>
+            {
+                return None;
+            }
             Err(error) => panic!("{error}"),
         };
         Some(Life {

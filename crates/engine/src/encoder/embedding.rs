@@ -1,4 +1,4 @@
-//! What a text becomes: a direction, and the small form of it that turns keep.
+//! The direction of a text, and the small form of it that turns keep.
 //!
 //! ```text
 //! Embedding   384 × f32, length 1                                  1536 bytes
@@ -6,10 +6,10 @@
 //! ```
 //!
 //! A stored value is within half a step of the value, and a step is the greatest value's 127th part:
-//! 0.0013 for a sentence, whose greatest value is about 0.16, and 0.0032 for no text at all. The
+//! 0.0013 for a sentence, whose greatest value is about 0.16, and 0.0032 for an empty text. The
 //! similarities of the reference texts move by 0.0018 at most; tests hold them below
-//! [`STORED_ERROR_MAX`]. Half floats would be ten times as exact in twice the bytes: no threshold of
-//! relevance is that sharp.
+//! [`STORED_ERROR_MAX`]. Half floats would be ten times as exact in twice the bytes, and no threshold of
+//! relevance needs that.
 
 use haversack_kernels::cpu::Table;
 use haversack_kernels::ops;
@@ -24,7 +24,7 @@ pub const STORED_BYTES: usize = 4 + DIMENSIONS;
 /// The bound for any two is half a step times the square root of 384; texts stay far below it.
 pub const STORED_ERROR_MAX: f32 = 0.003;
 
-/// How far from 1 the length of what is read may be: rounding moves it by some 0.0002.
+/// How far from 1 the length of a stored embedding may be: rounding moves it by some 0.0002.
 const LENGTH_SLACK: f32 = 0.02;
 
 /// A direction of length 1.
@@ -32,8 +32,7 @@ const LENGTH_SLACK: f32 = 0.02;
 pub struct Embedding([f32; DIMENSIONS]);
 
 impl Embedding {
-    /// Of length 1, whatever the length of `x` was; `None` where it has no direction: it is zero, or
-    /// holds what is not a finite number.
+    /// Scales `x` to length 1; `None` where it has no direction: it is zero, or holds a number that is not finite.
     pub fn of(mut x: [f32; DIMENSIONS]) -> Option<Embedding> {
         let table = Table::best();
         let length = ops::dot_self(table, &x).sqrt();
@@ -73,7 +72,7 @@ pub struct StoredEmbedding {
     codes: [i8; DIMENSIONS],
 }
 
-/// Why bytes are no stored embedding.
+/// Why bytes are not a stored embedding.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum StoredError {
     #[error("a stored embedding has {STORED_BYTES} bytes, not {0}")]
@@ -92,7 +91,7 @@ impl StoredEmbedding {
         bytes
     }
 
-    /// Refuses what [`StoredEmbedding::to_bytes`] does not write.
+    /// Refuses bytes that [`StoredEmbedding::to_bytes`] does not write.
     pub fn from_bytes(bytes: &[u8]) -> Result<StoredEmbedding, StoredError> {
         let Ok(bytes) = <&[u8; STORED_BYTES]>::try_from(bytes) else {
             return Err(StoredError::Bytes(bytes.len()));
@@ -103,21 +102,21 @@ impl StoredEmbedding {
             codes: codes.map(|byte| i8::from_le_bytes([byte])),
         };
         let length = stored.scale * (stored.dot(&stored) as f32).sqrt();
-        // Written so that what is not a number is refused.
+        // Written so that NaN is refused.
         if (length - 1.0).abs() <= LENGTH_SLACK {
             return Ok(stored);
         }
         Err(StoredError::Length(length))
     }
 
-    /// The embedding again, with the error of its steps.
+    /// The embedding, with its rounding errors.
     pub fn load(&self) -> Embedding {
         let x = self.codes.map(|code| f32::from(code) * self.scale);
-        // Its length is that of what was stored, or was checked.
+        // `store` and `from_bytes` make sure of its length.
         Embedding::of(x).unwrap_or(Embedding(x))
     }
 
-    /// [`similarity`] of two stored ones; exact but for their steps.
+    /// [`similarity`] of two stored embeddings; exact but for their rounding.
     pub fn similarity(&self, other: &StoredEmbedding) -> f32 {
         let lengths = self.length() * other.length();
         self.dot(other) as f32 / lengths

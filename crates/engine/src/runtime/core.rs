@@ -1,169 +1,71 @@
-//! One owner of the cache, the workers and the scratch memory; one step at a time.
+//! One owner of the model, the cache and the policies; one step at a time.
 //!
-//! The contract of a step, checked and not assumed: spans continue where their sequences stand,
-//! each token adds exactly one row to every layer, and the position after the step is the number of
-//! tokens seen. A violation is an error that names the layer; the sequences are then as before.
-//!
-//! Under a bounded policy rows leave every 32 positions, at places that depend on the window alone, so
-//! that what a token sees does not depend on how a prompt was portioned; a span may then not cross such
-//! a place. [`Runtime::feed`] and [`Runtime::decode`] see to both.
+//! Under a bounded policy rows are evicted every 32 positions, at places that depend on the window alone, so
+//! that what a token sees does not depend on how a prompt was split into steps; a span may not cross such
+//! a place. [`Runtime::feed`] and [`Runtime::decode`] see to it.
 
-mod guarded;
-mod keep;
-mod promise;
-pub mod trial;
-
+use super::adaptive;
 use super::bounds::{Bounds, BoundsError, bounds};
-use super::options::{Activations, KvOptions, Retention, RuntimeOptions, noting_by};
+use super::error::{RuntimeError, StepError};
+use super::eviction::Evictor;
+use super::options::{Activations, Retention, RuntimeOptions, noting_by};
+use super::plan::{self, ComputeSetting};
+use super::retention::{RetentionRules, SequenceRetention, may_evict, to_boundary};
 use crate::device::{Governor, WindowChange, governor};
 use crate::kv_quality::calibrate::{self, KeyStats};
 use crate::kv_quality::guard::Guard;
 use crate::kv_quality::probe::{self, Probe};
 use crate::model::Model;
-use crate::model::canaries::Canaries;
-use crate::model::forward::{
-    Capture, Captured, LogitRows, Resume, Scratch, StepSize, StepSpan, forward,
-};
-use crate::runtime::adaptive::{self, Curves};
-use crate::runtime::plan;
-use haversack_cache::policy::rows::ParamsError;
+use crate::model::kv::KvOptions;
+use crate::step::query_samples::SampleLayout;
+use crate::step::runner::{ModelRunner, StepMode};
+use crate::step::sequence::{RetentionState, SequenceState, Sequences};
+use crate::step::{LogitRows, StepSpan};
 use haversack_cache::{
-    Account, Applied, CacheError, CannotFit, Grow, Image, LayerShape, Ledger, MappedImage, Row,
-    SequenceId, SequenceStats, Step, Store, StoreOptions,
+    Applied, CacheError, Image, LayerShape, Ledger, MappedImage, Row, SequenceId, SequenceStats,
+    Store, StoreOptions,
 };
-use haversack_kernels::Exec;
-use haversack_kernels::attention::BLOCK_SLOTS;
-use haversack_kernels::cpu::Table;
 use haversack_kernels::format::kv::Turn;
 use haversack_kernels::format::kv::carry::Carry;
-use haversack_kernels::threads::Pool;
 use haversack_memory::{Reading, Readings};
-pub use keep::SequenceRetention;
-use keep::{Reach, to_border};
-use std::collections::HashMap;
-use std::ops::{ControlFlow, Range};
+use std::ops::{ControlFlow, Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why a step did not happen. The sequences are as they were.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StepError {
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-    #[error("token {token} is out of range; accepted: 0 to {}", vocab - 1)]
-    Token { token: u32, vocab: usize },
-    #[error("position {end} is past the context of {context} tokens")]
-    Context { end: u64, context: usize },
-    #[error("{tokens} tokens are to be kept; accepted: at most {most}")]
-    TooMany { tokens: usize, most: usize },
-    #[error(
-        "anchors {anchors} and window {window} are to be kept; accepted: a window of at least 1, together at most {most}"
-    )]
-    Window {
-        anchors: usize,
-        window: usize,
-        most: usize,
-    },
-    #[error("a window of {window} has no rows to choose from; accepted: at least {least}")]
-    Narrow { window: usize, least: usize },
-    #[error("no rows of one sequence are chosen by {policy}; accepted: heavy, snap, adaptive")]
-    NotOfOne { policy: &'static str },
-    #[error(
-        "this model was not probed, so nobody knows what its layers need; --policy adaptive does it once"
-    )]
-    NotProbed,
-    #[error("a step needs at least one token")]
-    Empty,
-    #[error("the model computed a number that is not finite at position {position}")]
-    NotFinite { position: u64 },
-    #[error(
-        "tokens {from} to {to} lie on both sides of a place where rows may leave; accepted: spans that end there"
-    )]
-    Crosses { from: u64, to: u64 },
-}
-
-impl StepError {
-    /// The budget is what stands in the way.
-    pub fn is_cannot_fit(&self) -> bool {
-        matches!(self, StepError::Cache(CacheError::CannotFit(_)))
-    }
-}
-
-impl From<CannotFit> for StepError {
-    fn from(error: CannotFit) -> StepError {
-        StepError::Cache(CacheError::CannotFit(error))
-    }
-}
-
-/// Why there is no runtime.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum RuntimeError {
-    #[error(transparent)]
-    Bounds(#[from] BoundsError),
-    #[error(transparent)]
-    Params(#[from] ParamsError),
-    #[error("measuring the mean keys: {0}")]
-    Means(#[from] Box<StepError>),
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-}
-
-impl From<StepError> for RuntimeError {
-    fn from(error: StepError) -> RuntimeError {
-        RuntimeError::Means(Box::new(error))
-    }
-}
+pub use crate::step::runner::CHUNK_MIN;
 
 pub struct Runtime {
-    pub(super) model: Arc<Model>,
-    pub(super) pool: Pool,
-    pub(super) table: Table,
-    pub(super) store: Store,
-    pub(super) scratch: Scratch,
-    /// What the step under way adds to each sequence; kept for its room.
-    grow: Vec<Grow>,
-    /// What is promised holds for so many.
-    threads_most: usize,
+    pub(super) runner: ModelRunner,
+    pub(super) rules: RetentionRules,
+    pub(super) evictor: Evictor,
+    pub(super) setting: ComputeSetting,
     chunk: usize,
-    kv: KvOptions,
-    activations: Activations,
-    retention: Retention,
-    bounds: Bounds,
-    reaches: HashMap<SequenceId, Reach>,
-    /// What a probe found of each layer, if there was one.
-    curves: Option<Vec<Curves>>,
-    governor: Option<Governor>,
-    device: Option<Device>,
-    /// Rows of a layer among which some leave; kept for its room.
-    pub(super) loose: Vec<Row>,
-    pub(super) guard: Option<Guard>,
-    /// What is kept beside blocks whatever is open.
-    pub(super) side_bytes: usize,
-    /// Of these, what sessions hold.
-    held_bytes: usize,
-    /// Plans that were applied, in words, if somebody wants to know.
-    plans: Vec<String>,
-    /// The window that the device has room for, and why. Each sequence takes it over where rows of its
-    /// own may leave.
+    /// What sessions keep, a part of the runner's side bytes.
+    session_bytes: usize,
+    device: Option<DeviceWindow>,
+}
+
+/// Lets windows follow what the device has left.
+struct DeviceWindow {
+    governor: Governor,
+    /// Where this machine is read; `None`: readings come from [`Runtime::observe`] alone.
+    readings: Option<DueReadings>,
+    /// The window that the device has room for, and why. Each sequence takes it over where rows of its own may be
+    /// evicted.
     target: Option<(usize, String)>,
 }
 
-/// The device this runs on, read now and then.
-struct Device {
+struct DueReadings {
     readings: Readings,
     started: Instant,
     /// When the next reading is due.
     due: Duration,
 }
 
-/// Scratch memory that choosing a chunk aims at.
-const SCRATCH_BYTES: usize = 16 << 20;
-pub(crate) const CHUNK_MIN: usize = BLOCK_SLOTS;
-const CHUNK_MAX: usize = 512;
-
 impl Runtime {
+    /// Measures what the options need to know of the model, if no file of `cache_dir` has it.
     pub fn new(model: Arc<Model>, options: &RuntimeOptions) -> Result<Runtime, RuntimeError> {
-        if adaptive::is_open(options) {
+        if adaptive::needs_plan(options) {
             let planned = adaptive::resolve(&model, options)?;
             return Runtime::new(model, &planned);
         }
@@ -175,8 +77,7 @@ impl Runtime {
             let last = config.layers.len() - 1;
             return Err(BoundsError::NoSuchLayer { layer, last }.into());
         }
-        let setting = plan::ComputeSetting::of(options);
-        let (threads, int8) = (setting.threads, setting.int8);
+        let setting = ComputeSetting::of(options);
         let need = |rows| plan::needs(config, &options.kv, setting, rows).total();
         let retention = options.retention.clone();
         let mut bounds = bounds(config.context, &retention, options.budget_bytes, &need)?;
@@ -184,134 +85,128 @@ impl Runtime {
             bounds = bounds.chosen(options.kv.recent)?;
         }
 
-        let layers: Vec<LayerShape> = plan::layers(config, &options.kv);
-        let settled_bytes = plan::settled_bytes(&layers);
-        let (means, carries) = known(&model, options, &layers)?;
+        let layers = options.kv.shapes(config);
         let usual = StoreOptions::default();
-        let mut store = Store::new(StoreOptions {
-            layers,
+        let arenas = StoreOptions {
+            slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
+            faults: options.slabs.faults.clone(),
+            ..usual
+        };
+        let (means, carries) = key_stats(&model, options, &layers, &arenas)?;
+        let store = Store::new(StoreOptions {
+            layers: layers.clone(),
             zones: options.kv.zones(),
             means,
             carries,
             budget_bytes: options.budget_bytes,
             notes: setting.noting,
-            slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
-            faults: options.slabs.faults.clone(),
-            ..usual
+            ..arenas
         })?;
-        let mut scratch = Scratch::new(config, int8);
-        let mut loose = Vec::new();
-        let most = plan::loose_bytes(setting, bounds.rows_max);
-        let mut side_bytes = most;
+        let (threads, int8) = (setting.threads, setting.int8);
+        let mut runner = ModelRunner::new(model.clone(), store, threads, options.table, int8);
+        let rows_max = bounds.rows_max;
+        let settled_bytes = plan::settled_bytes(&layers);
+        let candidate_bytes = plan::candidate_bytes(setting, rows_max);
+        let guard_bytes = match setting.guarded {
+            true => Guard::bytes_for(config, settled_bytes, rows_max),
+            false => 0,
+        };
+        runner
+            .set_side_bytes(candidate_bytes + guard_bytes)
+            .map_err(CacheError::CannotFit)?;
         let mut guard = None;
         if setting.guarded {
-            side_bytes += Guard::bytes_for(config, settled_bytes, bounds.rows_max);
-        }
-        store
-            .charge(Account::Side, side_bytes)
-            .map_err(CacheError::CannotFit)?;
-        if setting.guarded {
-            scratch.canaries = Some(Canaries::new(config));
-            let (weights, rows) = (model.weights(), bounds.rows_max);
+            let (weights, params) = (model.weights(), options.guard);
+            runner.sequences = Sequences::new(Some(SampleLayout::new(config)));
             guard = Some(Guard::new(
                 config,
                 weights,
                 settled_bytes,
-                rows,
-                options.guard,
+                rows_max,
+                params,
             )?);
         }
-        loose
-            .try_reserve_exact(most / size_of::<Row>())
-            .map_err(|_| CacheError::OutOfMemory { bytes: most })?;
-        let chunk = options.chunk.unwrap_or_else(|| {
-            let room = options.budget_bytes.map_or(usize::MAX, |budget| budget / 4);
-            let rows = SCRATCH_BYTES.min(room) / Scratch::bytes_per_row(config);
-            rows.clamp(CHUNK_MIN, CHUNK_MAX) / CHUNK_MIN * CHUNK_MIN
+        let mut evictor = Evictor::new(guard, retention.explain);
+        evictor.reserve(candidate_bytes / size_of::<Row>())?;
+        let chunk = options.chunk;
+        let chunk = chunk.unwrap_or_else(|| runner.chunk_for(options.budget_bytes));
+        let window = bounds.window.filter(|_| retention.replay.is_empty());
+        let device = window.map(|window| {
+            let per_token = plan::bytes_per_token(config, &options.kv);
+            let weights_bytes = model.weights().bytes_per_token() as u64;
+            DeviceWindow {
+                governor: Governor::new(window, per_token, weights_bytes),
+                readings: options.follow_device.then(|| DueReadings {
+                    readings: Readings::open(),
+                    started: Instant::now(),
+                    due: Duration::ZERO,
+                }),
+                target: None,
+            }
         });
-        let governor = bounds
-            .window
-            .filter(|_| retention.replay.is_empty())
-            .map(|window| {
-                let per_token = plan::bytes_per_token(config, &options.kv);
-                Governor::new(window, per_token, model.weights().bytes_per_token() as u64)
-            });
         let depth = retention.adaptive.depth;
         let dir = options.cache_dir.as_deref();
-        let probe = dir.and_then(|dir| probe::kept(&model, dir, depth));
-        let curves = probe.map(|probe| probe.curves);
+        let probe = dir.and_then(|dir| probe::saved(&model, dir, depth));
         Ok(Runtime {
-            pool: Pool::new(threads),
-            table: options.table,
-            store,
-            scratch,
-            grow: Vec::new(),
-            threads_most: threads,
+            rules: RetentionRules {
+                options: retention,
+                bounds,
+                kv: options.kv.clone(),
+                context: config.context,
+                layers,
+                zones: options.kv.zones(),
+                curves: probe.map(|probe| probe.curves),
+            },
+            runner,
+            evictor,
+            setting,
             chunk: chunk.max(1),
-            kv: options.kv.clone(),
-            activations: options.activations,
-            retention,
-            bounds,
-            reaches: HashMap::new(),
-            curves,
-            governor,
-            device: options.follow_device.then(|| Device {
-                readings: Readings::open(),
-                started: Instant::now(),
-                due: Duration::ZERO,
-            }),
-            loose,
-            plans: Vec::new(),
-            guard,
-            side_bytes,
-            held_bytes: 0,
-            target: None,
-            model,
+            session_bytes: 0,
+            device,
         })
     }
 
     pub fn model(&self) -> &Arc<Model> {
-        &self.model
+        &self.runner.model
     }
 
     pub fn store(&self) -> &Store {
-        &self.store
+        &self.runner.store
     }
 
     pub fn kv(&self) -> &KvOptions {
-        &self.kv
+        &self.rules.kv
     }
 
     pub fn activations(&self) -> Activations {
-        self.activations
+        match self.setting.int8 {
+            true => Activations::Int8,
+            false => Activations::F32,
+        }
     }
 
     /// What was asked for.
     pub fn retention(&self) -> &Retention {
-        &self.retention
+        &self.rules.options
     }
 
     /// What a sequence may keep.
     pub fn bounds(&self) -> &Bounds {
-        &self.bounds
+        &self.rules.bounds
     }
 
     pub fn ledger(&self) -> Ledger {
-        self.store.ledger()
+        self.runner.store.ledger()
     }
 
     pub fn threads(&self) -> usize {
-        self.pool.threads()
+        self.runner.threads()
     }
 
-    /// How many threads compute from now on, at most as many as the options said. Tokens do not depend on it.
+    /// Computes with this many threads from now on, at most as many as the options said. Tokens do not depend on it.
     pub fn set_threads(&mut self, threads: usize) {
-        let threads = threads.clamp(1, self.threads_most);
-        if threads != self.threads() {
-            self.pool = Pool::new(threads);
-            // It has room for each thread.
-            self.scratch.release(self.model.config());
-        }
+        self.runner
+            .set_threads(threads.clamp(1, self.setting.threads));
     }
 
     pub fn chunk(&self) -> usize {
@@ -322,90 +217,110 @@ impl Runtime {
         self.open_with(SequenceRetention::Default)
     }
 
-    /// A sequence that keeps something else than the others. A window is within what the runtime has room for.
-    pub fn open_keeping(&mut self, keep: SequenceRetention) -> Result<SequenceId, StepError> {
-        let reach = self.reach_of(keep)?;
-        let policy = reach.policy;
+    /// Opens a sequence with a retention of its own, within what the runtime has room for.
+    pub fn open_with(&mut self, retention: SequenceRetention) -> Result<SequenceId, StepError> {
+        let retention = self.rules.state(retention)?;
+        let policy = retention.policy;
         if policy.is_some() {
-            self.make_room_for_choice(self.rows_of(&reach))?;
+            self.reserve_candidates(self.rules.rows_of(&retention))?;
         }
-        let id = self.open_ring(policy.as_ref().map(noting_by))?;
-        self.store
-            .set_positions(id, self.retention.positions.in_store())?;
-        if let Some(counting) = policy.and_then(|policy| policy.count()) {
-            self.scratch.mass.open(id, counting);
-        }
-        self.reaches.insert(id, reach);
+        let state = SequenceState {
+            retention,
+            counting: policy.and_then(|policy| policy.count()),
+            ..SequenceState::default()
+        };
+        let id = self.runner.open(policy.as_ref().map(noting_by), state)?;
+        let positions = self.rules.options.positions.in_store();
+        self.runner.store.set_positions(id, positions)?;
         Ok(id)
     }
 
-    /// What a probe found of the model: sequences may keep what `Adaptive` says from now on.
-    pub fn know(&mut self, probe: &Probe) {
-        if probe.curves.len() == self.model.config().layers.len() {
-            self.curves = Some(probe.curves.clone());
+    /// Makes room for the list of `rows` candidates for eviction, and charges it.
+    fn reserve_candidates(&mut self, rows: usize) -> Result<(), StepError> {
+        let bytes = rows.saturating_mul(size_of::<Row>());
+        let more = bytes.saturating_sub(self.evictor.candidate_bytes());
+        if more > 0 {
+            self.charge_side(more)?;
+            self.evictor.reserve(rows)?;
+        }
+        Ok(())
+    }
+
+    /// Uses what a probe measured of the model: sequences may be opened with policy `Adaptive` from now on.
+    pub fn load_probe(&mut self, probe: &Probe) {
+        if probe.curves.len() == self.model().config().layers.len() {
+            self.rules.curves = Some(probe.curves.clone());
         }
     }
 
     pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, StepError> {
-        let fork = self.fork_ring(id)?;
-        self.scratch.mass.fork(id, fork);
-        if let Some(guard) = &mut self.guard {
-            guard.fork(id, fork);
-        }
-        if let Some(reach) = self.reaches.get(&id) {
-            self.reaches.insert(fork, reach.clone());
-        }
-        Ok(fork)
+        Ok(self.runner.fork(id)?)
     }
 
     pub fn close(&mut self, id: SequenceId) -> Result<(), StepError> {
-        self.store.close(id)?;
-        self.reaches.remove(&id);
-        self.scratch.mass.close(id);
-        if let Some(canaries) = &mut self.scratch.canaries {
-            canaries.close(id);
-        }
-        if let Some(guard) = &mut self.guard {
-            guard.close(id);
-        }
-        self.charge_rings(0)
+        Ok(self.runner.close(id)?)
     }
 
     /// Sets what sessions keep beside sequences: a level, which the budget covers like everything else.
-    pub fn hold(&mut self, bytes: usize) -> Result<(), StepError> {
-        let own = self.side_bytes - self.held_bytes;
-        let rings = self
-            .scratch
-            .canaries
-            .as_ref()
-            .map_or(0, |c| c.bytes_with(0));
-        self.store.charge(Account::Side, own + bytes + rings)?;
-        self.side_bytes = own + bytes;
-        self.held_bytes = bytes;
+    pub fn set_session_bytes(&mut self, bytes: usize) -> Result<(), StepError> {
+        let own = self.runner.side_bytes() - self.session_bytes;
+        self.runner.set_side_bytes(own + bytes)?;
+        self.session_bytes = bytes;
         Ok(())
     }
 
-    /// A sequence from its image. It stands where it stood, and goes on the same way.
+    /// Charges bytes that others keep beside sequences: a change, not a level.
+    pub fn charge_side(&mut self, bytes: usize) -> Result<(), StepError> {
+        let side = self.runner.side_bytes().saturating_add(bytes);
+        Ok(self.runner.set_side_bytes(side)?)
+    }
+
+    /// Takes back what [`Runtime::charge_side`] charged, or a part of it.
+    pub fn release_side(&mut self, bytes: usize) {
+        let side = self.runner.side_bytes();
+        let bytes = bytes.min(side - self.session_bytes);
+        // Less than before always fits.
+        if let Err(error) = self.runner.set_side_bytes(side - bytes) {
+            log::error!("released memory is still charged: {error}");
+        }
+    }
+
+    /// Lowers the budget by `bytes` until the returned guard is dropped.
+    pub fn reserve(&mut self, bytes: usize) -> Result<ReservedBudget<'_>, StepError> {
+        let budget = self.ledger().budget;
+        let left = budget.map(|budget| budget.saturating_sub(bytes));
+        self.runner.store.set_budget(left)?;
+        Ok(ReservedBudget {
+            runtime: self,
+            budget,
+        })
+    }
+
+    /// A sequence from its image. It goes on where it stood.
     pub fn restore(&mut self, image: Image<'_>) -> Result<SequenceId, StepError> {
-        let id = self.store.restore(image)?;
-        self.reach(id);
+        let id = self.runner.store.restore(image)?;
+        self.insert_restored(id);
         Ok(id)
     }
 
     /// The same from a mapped file: full blocks stay there, and cost no private memory.
     pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> Result<SequenceId, StepError> {
-        let id = self.store.restore_mapped(image)?;
-        self.reach(id);
+        let id = self.runner.store.restore_mapped(image)?;
+        self.insert_restored(id);
         Ok(id)
     }
 
-    fn reach(&mut self, id: SequenceId) {
-        self.reaches.insert(id, self.usual());
+    fn insert_restored(&mut self, id: SequenceId) {
+        let state = SequenceState {
+            retention: self.rules.default_state(),
+            ..SequenceState::default()
+        };
+        self.runner.sequences.insert(id, state);
     }
 
     /// Puts blocks that left a sequence back to where they were.
     pub fn mount(&mut self, id: SequenceId, columns: &[&[u8]]) -> Result<(), StepError> {
-        Ok(self.store.mount(id, columns)?)
+        Ok(self.runner.store.mount(id, columns)?)
     }
 
     /// Whether gaps of a sequence close from now on.
@@ -414,213 +329,135 @@ impl Runtime {
         id: SequenceId,
         to: haversack_cache::Positions,
     ) -> Result<(), StepError> {
-        Ok(self.store.set_positions(id, to)?)
+        Ok(self.runner.store.set_positions(id, to)?)
     }
 
-    /// Forgets every token from `position` on. Refused where the state of then is not there any more:
-    /// a fork taken in time keeps it.
+    /// Drops every token from `position` on. Refused where the state of then is gone: a fork taken in time keeps it.
     pub fn truncate(&mut self, id: SequenceId, position: u64) -> Result<(), StepError> {
-        Ok(self.store.truncate(id, position)?)
+        Ok(self.runner.store.truncate(id, position)?)
     }
 
     /// Hides these positions from every query from now on, and shows all others: see [`Store::hide`]. Refused
-    /// where rows leave one by one.
+    /// where rows are evicted one by one.
     pub fn hide(&mut self, id: SequenceId, hidden: &[Range<u64>]) -> Result<(), StepError> {
-        Ok(self.store.hide(id, hidden)?)
+        Ok(self.runner.store.hide(id, hidden)?)
     }
 
     /// Drops the blocks whose rows are all hidden and among these positions: see [`Store::drop_hidden`].
     pub fn drop_hidden(&mut self, id: SequenceId, range: Range<u64>) -> Result<Applied, StepError> {
-        Ok(self.store.drop_hidden(id, range)?)
+        Ok(self.runner.store.drop_hidden(id, range)?)
     }
 
     /// Tokens a sequence has seen.
     pub fn position(&self, id: SequenceId) -> Result<u64, StepError> {
-        Ok(self.store.position(id)?)
+        Ok(self.runner.store.position(id)?)
     }
 
     pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, StepError> {
-        Ok(self.store.stats(id)?)
+        Ok(self.runner.store.stats(id)?)
     }
 
-    /// The plans that were applied since the last call, in words; those of a while, if nobody asks for long.
+    /// The evictions since the last call, in words, where the options ask for them; the latest ones, if there were many.
     pub fn plans(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.plans)
+        self.evictor
+            .plans
+            .as_mut()
+            .map_or_else(Vec::new, std::mem::take)
     }
 
-    /// Every change of a sequence's window so far, in order. Told to [`Retention::replay`], they give the
+    fn retention_of(&self, id: SequenceId) -> Option<&RetentionState> {
+        Some(&self.runner.sequences.get(id)?.retention)
+    }
+
+    /// Every change of a sequence's window so far, in order. Passed to [`Retention::replay`], they give the
     /// same tokens again.
-    pub fn changes(&self, id: SequenceId) -> &[WindowChange] {
-        self.reaches.get(&id).map_or(&[], |reach| &reach.changes)
+    pub fn window_changes(&self, id: SequenceId) -> &[WindowChange] {
+        self.retention_of(id).map_or(&[], |state| &state.changes)
     }
 
-    /// The window in force, if rows leave at all.
+    /// The window in force, if rows are evicted at all.
     pub fn window(&self, id: SequenceId) -> Option<usize> {
-        self.reaches
-            .get(&id)
-            .map_or(self.bounds.window, |reach| reach.window)
+        self.retention_of(id)
+            .map_or(self.rules.bounds.window, |state| state.window)
     }
 
-    /// Tells the runtime what the device says. A shortage may shrink the window of every sequence, from
-    /// the next place on where its rows may leave; what changes is recorded.
+    /// Tokens after which a sequence ends; `None` where rows are evicted in time.
+    pub fn end(&self, id: SequenceId) -> Option<usize> {
+        self.retention_of(id)
+            .map_or(self.rules.bounds.end(), |state| state.end)
+    }
+
+    /// Predicted KL of all evictions of a sequence so far, where a guard looks at them.
+    pub fn quality_debt(&self, id: SequenceId) -> Option<f64> {
+        self.evictor.guard.as_ref()?;
+        let state = self.runner.sequences.get(id);
+        Some(state.map_or(0.0, |state| state.quality_debt))
+    }
+
+    /// Passes a reading of the device on. A shortage may shrink the window of every sequence, from
+    /// the next place on where its rows may be evicted; changes are recorded.
     pub fn observe(&mut self, reading: &Reading, now: Duration) {
-        let Some(governor) = &mut self.governor else {
-            return;
-        };
-        if let Some(change) = governor.decide(reading, now) {
-            self.target = Some(change);
+        if let Some(device) = &mut self.device
+            && let Some(change) = device.governor.decide(reading, now)
+        {
+            device.target = Some(change);
         }
     }
 
     /// Reads the device if it is time to.
-    fn look(&mut self) {
-        let Some(device) = &mut self.device else {
+    fn read_device(&mut self) {
+        let Some(due) = self.device.as_mut().and_then(|d| d.readings.as_mut()) else {
             return;
         };
-        let now = device.started.elapsed();
-        if now >= device.due {
-            device.due = now + governor::INTERVAL;
-            let reading = device.readings.now();
+        let now = due.started.elapsed();
+        if now >= due.due {
+            due.due = now + governor::INTERVAL;
+            let reading = due.readings.now();
             self.observe(&reading, now);
         }
+    }
+
+    /// Changes the window of a sequence that stands at `position`, if its rows may be evicted there and the device or a
+    /// replay asks for it. Calling it twice at one position changes nothing more.
+    fn update_window(&mut self, id: SequenceId, position: u64) {
+        let may_change = |state: &RetentionState| may_evict(state, position);
+        if !self.retention_of(id).is_some_and(may_change) || self.position(id) != Ok(position) {
+            return;
+        }
+        self.read_device();
+        let target = self.device.as_ref().and_then(|d| d.target.as_ref());
+        let Some(state) = self.runner.sequences.get_mut(id) else {
+            return;
+        };
+        let state = &mut state.retention;
+        let Some(change) = self.rules.window_change(state, position, target) else {
+            return;
+        };
+        let WindowChange { window, reason, .. } = &change;
+        let before = state.window.or(state.window_asked).unwrap_or(*window);
+        log::info!("window {before} -> {window} from position {position}, {reason}");
+        state.window = Some(*window);
+        state.changes.push(change);
     }
 
     /// Feeds every span its tokens in one pass and returns the logits that were wanted,
     /// (wanted row, vocab), span after span.
     pub fn step(&mut self, spans: &[StepSpan<'_>]) -> Result<&[f32], StepError> {
         for span in spans {
-            self.set_window(span.sequence, span.position);
+            self.update_window(span.sequence, span.position);
         }
         self.check(spans)?;
         for span in spans {
-            self.make_room(span)?;
+            self.evictor
+                .make_room(&mut self.runner, &self.rules, span)?;
         }
-        self.grow.clear();
-        self.grow.extend(spans.iter().map(|s| Grow {
-            id: s.sequence,
-            position: s.position,
-            tokens: s.tokens.len(),
-        }));
-        let size = self.step_size(spans)?;
-        let mut step = match self.begin(size) {
-            // What greater steps left behind may be what is missing.
-            Err(CacheError::CannotFit(_)) if self.scratch.exceeds(size) => {
-                self.scratch.release(self.model.config());
-                self.begin(size)?
-            }
-            step => step?,
-        };
-        let is_trial = self.scratch.resume.is_some();
-        let exec = Exec {
-            table: self.table,
-            pool: &self.pool,
-        };
-        let (config, weights) = (self.model.config(), self.model.weights());
-        let (store, scratch) = (&mut self.store, &mut self.scratch);
-        if let Err(error) = forward(config, weights, exec, store, &mut step, scratch, spans) {
-            self.store.rollback(step);
-            return Err(error.into());
-        }
-        if is_trial {
-            self.store.rollback(step);
-            return Ok(self.scratch.last_logits());
-        }
-        self.store.commit(step)?;
-        for span in spans {
-            self.store
-                .make_ahead(exec, span.sequence, span.tokens.len())?;
-        }
+        self.runner.step(spans, StepMode::Append)?;
         self.trace(spans);
-        Ok(self.scratch.last_logits())
-    }
-
-    /// Room for a step, in the scratch and in the blocks, or nothing.
-    fn begin(&mut self, size: StepSize) -> Result<Step, CacheError> {
-        let (config, threads) = (self.model.config(), self.pool.threads());
-        let wanted = self.scratch.bytes_with(config, threads, size);
-        let begun = self
-            .store
-            .charge(Account::Scratch, wanted)
-            .map_err(CacheError::CannotFit)
-            .and_then(|()| self.store.begin(&self.grow));
-        match begun {
-            Ok(step) => {
-                self.scratch.reserve(config, threads, size);
-                Ok(step)
-            }
-            Err(error) => {
-                let held = StepSize::default();
-                let held = self.scratch.bytes_with(config, threads, held);
-                self.store.charge(Account::Scratch, held)?;
-                Err(error)
-            }
-        }
-    }
-
-    /// The logits that a step would give if one layer had found something else in the cache. The sequence is as
-    /// before.
-    pub(crate) fn trial(
-        &mut self,
-        span: StepSpan<'_>,
-        resume: Resume,
-    ) -> Result<&[f32], StepError> {
-        self.scratch.resume = Some(resume);
-        let done = self.step(&[span]).map(|_| ());
-        self.scratch.resume = None;
-        done.map(|()| self.scratch.last_logits())
-    }
-
-    /// Bytes that the scratch has not held yet and may, while a sequence (or a new one) reads so many tokens in the
-    /// smallest portions.
-    pub fn scratch_to_come(
-        &self,
-        id: Option<SequenceId>,
-        tokens: usize,
-    ) -> Result<usize, StepError> {
-        let (rows, spans) = match id {
-            Some(id) => (self.store.rows(id)?, self.store.spans_with(id, tokens)?),
-            None => (0, 1),
-        };
-        let size = StepSize {
-            jobs: 1,
-            rows: tokens.min(CHUNK_MIN),
-            wanted: 1,
-            slots: StepSize::slots_for(rows + tokens, spans),
-            segments: id.map_or(0, |id| self.store.shifts(id).len()),
-            ..StepSize::default()
-        };
-        let (config, threads) = (self.model.config(), self.pool.threads());
-        let wanted = self.scratch.bytes_with(config, threads, size);
-        Ok(wanted.saturating_sub(self.ledger().scratch))
-    }
-
-    fn step_size(&self, spans: &[StepSpan<'_>]) -> Result<StepSize, StepError> {
-        let mut size = StepSize {
-            jobs: spans.len(),
-            ..StepSize::default()
-        };
-        for span in spans {
-            size.rows += span.tokens.len();
-            size.wanted += span.wanted().len();
-            let rows = self.store.rows(span.sequence)? + span.tokens.len();
-            let spans = self.store.spans_with(span.sequence, span.tokens.len())?;
-            size.slots = size.slots.max(StepSize::slots_for(rows, spans));
-            let shifts = self.store.shifts(span.sequence);
-            size.segments += shifts.len();
-            if self.store.is_noted(span.sequence)? {
-                size.counted += rows + plan::COUNTED_BEYOND;
-            }
-            if self.guard.is_some() {
-                size.watched += span.tokens.len();
-            }
-            let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
-            size.moved = size.moved.max(moved);
-        }
-        Ok(size)
+        Ok(self.runner.scratch.last_logits())
     }
 
     /// Feeds tokens step by step and hands over the logits of each step: all of them, or only those of
-    /// the last token. `tell` hears how many tokens are done and may stop.
+    /// the last token. `tell` is given the number of tokens done and may stop.
     fn walk(
         &mut self,
         id: SequenceId,
@@ -636,8 +473,7 @@ impl Runtime {
         let mut chunk = self.chunk;
         let mut done = 0;
         while done < tokens.len() {
-            self.set_window(id, position);
-            let take = self.portion(id, position, tokens.len() - done, chunk);
+            let take = self.chunk_at(id, position, tokens.len() - done, chunk);
             let want = match (all, done + take == tokens.len()) {
                 (true, _) => LogitRows::All,
                 (false, true) => LogitRows::Last,
@@ -650,7 +486,7 @@ impl Runtime {
                 want,
             }]);
             match step {
-                // A smaller portion needs less beside what it leaves; the bits are the same.
+                // A smaller step needs less memory; the bits are the same.
                 Err(error) if error.is_cannot_fit() && take > CHUNK_MIN => {
                     chunk = (take / 2 / CHUNK_MIN * CHUNK_MIN).max(CHUNK_MIN);
                     continue;
@@ -659,11 +495,26 @@ impl Runtime {
             };
             done += take;
             position += take as u64;
-            if tell(done, self.scratch.last_logits()).is_break() {
+            if tell(done, self.logits()).is_break() {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// How many of `tokens` tokens the next step of a sequence may take, at most `max`. A window that changes here has
+    /// changed then: where the step has to end follows from the new one.
+    fn chunk_at(&mut self, id: SequenceId, position: u64, tokens: usize, max: usize) -> usize {
+        self.update_window(id, position);
+        match self.retention_of(id) {
+            Some(state) => self.rules.chunk(state, position, tokens, max),
+            None => tokens.min(max),
+        }
+    }
+
+    /// How many of `tokens` tokens the next step of a sequence at `position` may take.
+    pub fn next_chunk(&mut self, id: SequenceId, position: u64, tokens: usize) -> usize {
+        self.chunk_at(id, position, tokens, self.chunk)
     }
 
     /// Reads a prompt in chunks; returns the logits after its last token.
@@ -674,12 +525,12 @@ impl Runtime {
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<&[f32]>, StepError> {
         let whole = self.walk(id, tokens, false, &mut |done, _| progress(done))?;
-        Ok(whole.then(|| self.scratch.last_logits()))
+        Ok(whole.then(|| self.logits()))
     }
 
     /// Feeds tokens and returns the logits after each, (token, vocab).
     pub fn all_logits(&mut self, id: SequenceId, tokens: &[u32]) -> Result<Vec<f32>, StepError> {
-        let values = tokens.len().saturating_mul(self.model.config().vocab);
+        let values = tokens.len().saturating_mul(self.model().config().vocab);
         let mut all = Vec::new();
         all.try_reserve_exact(values)
             .map_err(|_| CacheError::OutOfMemory {
@@ -694,7 +545,7 @@ impl Runtime {
 
     /// Logits of the last step.
     pub fn logits(&self) -> &[f32] {
-        self.scratch.last_logits()
+        self.runner.scratch.last_logits()
     }
 
     /// One new token of one sequence.
@@ -708,21 +559,11 @@ impl Runtime {
         }])
     }
 
-    /// Hands over what the layers compute in the next steps, until [`Runtime::captured`].
-    pub(crate) fn capture(&mut self, to: Capture) {
-        self.scratch.captured = Some(to);
-    }
-
-    /// (layer), step after step, since [`Runtime::capture`], if it was kept.
-    pub(crate) fn captured(&mut self) -> Vec<Captured> {
-        match self.scratch.captured.take() {
-            Some(Capture::Keep(list)) => list,
-            _ => Vec::new(),
-        }
-    }
-
     fn check(&self, spans: &[StepSpan<'_>]) -> Result<(), StepError> {
-        let vocab = self.model.config().vocab;
+        if spans.is_empty() {
+            return Err(StepError::Empty);
+        }
+        let vocab = self.model().config().vocab;
         for span in spans {
             if span.tokens.is_empty() {
                 return Err(StepError::Empty);
@@ -730,30 +571,27 @@ impl Runtime {
             if let Some(&token) = span.tokens.iter().find(|&&t| t as usize >= vocab) {
                 return Err(StepError::Token { token, vocab });
             }
-            let id = span.sequence;
-            let (expected, found) = (self.position(id)?, span.position);
-            if expected != found {
+            let (id, from) = (span.sequence, span.position);
+            let expected = self.position(id)?;
+            if expected != from {
+                let found = from;
                 return Err(CacheError::Position { expected, found }.into());
             }
-            let end = span.position + span.tokens.len() as u64;
+            let end = from + span.tokens.len() as u64;
             self.check_context(id, end)?;
-            let within = self.window(id).map(|w| to_border(w, span.position));
-            let crosses = within.is_some_and(|within| span.tokens.len() > within);
-            if crosses && end > self.free_until(id, span.position) {
-                return Err(StepError::CrossesEviction {
-                    from: span.position,
-                    to: end - 1,
-                });
+            let crosses = |state: &RetentionState| {
+                let within = state.window.map(|window| to_boundary(window, from));
+                within.is_some_and(|within| span.tokens.len() > within)
+                    && end > self.rules.free_until(state, from)
+            };
+            if self.retention_of(id).is_some_and(crosses) {
+                return Err(StepError::CrossesEviction { from, to: end - 1 });
             }
         }
-        if spans.is_empty() {
-            Err(StepError::Empty)
-        } else {
-            Ok(())
-        }
+        Ok(())
     }
 
-    /// Without a bounded policy the context is the end.
+    /// Without a bounded policy a sequence ends where the context does.
     fn check_context(&self, id: SequenceId, end: u64) -> Result<(), StepError> {
         match self.end(id) {
             Some(context) if end > context as u64 => Err(StepError::Context { end, context }),
@@ -765,9 +603,9 @@ impl Runtime {
         if !log::log_enabled!(log::Level::Trace) {
             return;
         }
-        let config = self.model.config();
+        let config = self.model().config();
         for span in spans {
-            if let Ok(stats) = self.store.stats(span.sequence) {
+            if let Ok(stats) = self.stats(span.sequence) {
                 log::trace!(
                     "step: tokens {} from position {} -> position {}, rows {} in each of {} layers, hidden [{} × {}], logits {:?}",
                     span.tokens.len(),
@@ -784,30 +622,62 @@ impl Runtime {
     }
 }
 
-/// What is known about the keys of each layer, where a codec asks for it and it can be had: the mean to
-/// take from them, and where their rounding errors go.
-type Known = (Vec<Option<Vec<f32>>>, Vec<Option<Carry>>);
+/// A runtime with a part of its budget set aside. Dropping it restores the budget.
+pub struct ReservedBudget<'a> {
+    runtime: &'a mut Runtime,
+    budget: Option<usize>,
+}
 
-fn known(
+impl Deref for ReservedBudget<'_> {
+    type Target = Runtime;
+
+    fn deref(&self) -> &Runtime {
+        self.runtime
+    }
+}
+
+impl DerefMut for ReservedBudget<'_> {
+    fn deref_mut(&mut self) -> &mut Runtime {
+        self.runtime
+    }
+}
+
+impl Drop for ReservedBudget<'_> {
+    fn drop(&mut self) {
+        // What is held was within less.
+        if let Err(error) = self.runtime.runner.store.set_budget(self.budget) {
+            log::error!("the budget was not restored: {error}");
+        }
+    }
+}
+
+/// What codecs use of the keys of each layer, where they do and it can be measured: the mean to subtract, and how
+/// rounding errors are fed back.
+type LayerKeyStats = (Vec<Option<Vec<f32>>>, Vec<Option<Carry>>);
+
+fn key_stats(
     model: &Arc<Model>,
     options: &RuntimeOptions,
     layers: &[LayerShape],
-) -> Result<Known, RuntimeError> {
+    arenas: &StoreOptions,
+) -> Result<LayerKeyStats, RuntimeError> {
     let centred = |layer: &LayerShape| layer.basis().k == Turn::Hadamard;
     let tokens = calibrate::tokens_affordable(model.weights().bytes_per_token() as u64);
     let (true, true, Some(tokens)) = (options.kv.centre, layers.iter().any(centred), tokens) else {
         return Ok((Vec::new(), Vec::new()));
     };
     let dir = options.cache_dir.as_deref();
-    let stats = KeyStats::load_or_measure(model, options.threads, tokens, dir, &options.slabs)?;
+    let stats = KeyStats::load_or_measure(model, options.threads, tokens, dir, arenas)
+        .map_err(RuntimeError::Measurement)?;
     let layers = layers.iter().enumerate();
-    let known = layers.map(|(i, layer)| stats.known(model.config(), i, layer));
-    Ok(known.unzip())
+    let of_layer = layers.map(|(i, layer)| stats.for_layer(model.config(), i, layer));
+    Ok(of_layer.unzip())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::step::scratch::StepScratch;
     use crate::{LoadOptions, Repack};
     use haversack_cache::policy::Plan;
     use haversack_testing::models::Spec;
@@ -840,14 +710,14 @@ mod tests {
             let id = rt.open().unwrap();
             let mut go_on = |_| ControlFlow::Continue(());
             rt.feed(id, &tokens[..2400], &mut go_on).unwrap();
-            let snapshot = rt.store.snapshot(id).unwrap();
+            let snapshot = rt.runner.store.snapshot(id).unwrap();
             let mut plan = Plan::nothing(&snapshot);
             plan.drop = (0..9).map(|i| 256 * i + 32..256 * (i + 1)).collect();
-            rt.store.apply(id, &plan).unwrap();
-            assert!(rt.store.rows(id).unwrap() <= 10 * 32 + 64);
-            assert_eq!(rt.store.spans_with(id, 1).unwrap(), 10);
+            rt.runner.store.apply(id, &plan).unwrap();
+            assert!(rt.store().rows(id).unwrap() <= 10 * 32 + 64);
+            assert_eq!(rt.store().spans_with(id, 1).unwrap(), 10);
             // The scratch of the prompt is gone.
-            rt.scratch = Scratch::new(model.config(), true);
+            rt.runner.scratch = StepScratch::new(model.config(), true);
             for &token in &tokens[2400..2410] {
                 rt.decode(id, token).unwrap();
             }

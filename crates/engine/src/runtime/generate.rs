@@ -1,7 +1,8 @@
 //! One completion: read the prompt, then sample, tell and feed, one token at a time.
 
 use super::completion::{Completed, Completion, Sampled};
-use super::step::{Runtime, StepError};
+use super::core::Runtime;
+use super::error::StepError;
 use crate::sample::{SampleError, Sampler};
 use haversack_cache::SequenceId;
 use haversack_text::stop::StopError;

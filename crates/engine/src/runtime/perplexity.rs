@@ -4,7 +4,8 @@
 //! *Windows*: the text in pieces of one context each, every piece from an empty sequence, scored from
 //! a fraction on. *Stream*: the text in one endless sequence under the runtime's own policy.
 
-use super::step::{Runtime, StepError};
+use super::core::Runtime;
+use super::error::StepError;
 use crate::sample;
 use haversack_cache::SequenceId;
 use std::ops::ControlFlow;
@@ -60,38 +61,12 @@ impl KlTally {
         self.tokens += 1;
         self.nll -= sample::logprob_of(logits, next).ok()?;
         if let Some(reference) = reference {
-            let (kl, agree) = divergence(reference, logits);
+            let (kl, agree) = sample::kl_divergence(reference, logits);
             self.kl.push(kl as f32);
             self.top1 += usize::from(agree);
         }
         Some(())
     }
-}
-
-/// Kullback-Leibler divergence of `found` from `truth` in nats, and whether both have the same
-/// likeliest token. In f64: the terms are small differences of large numbers.
-pub fn divergence(truth: &[f32], found: &[f32]) -> (f64, bool) {
-    let top = |logits: &[f32]| {
-        let mut best = 0;
-        for (i, logit) in logits.iter().enumerate() {
-            if *logit > logits[best] {
-                best = i;
-            }
-        }
-        best
-    };
-    let (t, f) = (top(truth), top(found));
-    let (t_max, f_max) = (f64::from(truth[t]), f64::from(found[f]));
-    let (mut t_sum, mut f_sum, mut cross) = (0.0, 0.0, 0.0);
-    for (a, b) in truth.iter().zip(found) {
-        let (a, b) = (f64::from(*a) - t_max, f64::from(*b) - f_max);
-        let p = a.exp();
-        t_sum += p;
-        f_sum += b.exp();
-        cross += p * (a - b);
-    }
-    let kl = cross / t_sum - t_sum.ln() + f_sum.ln();
-    (kl.max(0.0), t == f)
 }
 
 /// Logits of both runtimes are held for so many bytes at once.
@@ -322,15 +297,6 @@ pub fn recompute(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn divergence_of_known_distributions() {
-        // p = (3/4, 1/4), q = (1/2, 1/2): KL = 3/4 ln 3/2 + 1/4 ln 1/2.
-        let (kl, agree) = divergence(&[3f32.ln(), 0.0], &[5.0, 5.0]);
-        assert!((kl - (0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln())).abs() < 1e-7);
-        assert!(agree, "ties go to the lower id");
-        assert_eq!(divergence(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]), (0.0, true));
-    }
 
     #[test]
     fn percentiles_of_a_tally() {
