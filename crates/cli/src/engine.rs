@@ -7,9 +7,9 @@ use crate::{out, policy_file, progress, resolve};
 use anyhow::{Context, Result};
 use haversack::cache::policy::rows::RowPolicy;
 use haversack::engine::encoder::{Encoder, EncoderOptions};
-use haversack::engine::kv_quality::adaptive::{self, Wishes};
 use haversack::engine::kv_quality::calibrate;
 use haversack::engine::kv_quality::probe::{self, Depth, Probe};
+use haversack::engine::runtime::adaptive::{self, AdaptiveOptions};
 use haversack::engine::runtime::bounds::BoundsError;
 use haversack::engine::runtime::{Runtime, RuntimeError, RuntimeOptions};
 use haversack::engine::sample::{SampleOptions, Sampler};
@@ -161,7 +161,7 @@ fn planned(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Option<Runtim
 pub fn probe(model: &Arc<Model>, options: &RuntimeOptions, depth: Depth) -> Result<Probe> {
     let dir = options.cache_dir.as_deref();
     let mut bar = None;
-    if !dir.is_some_and(|dir| probe::is_kept(model, dir, depth)) {
+    if !dir.is_some_and(|dir| probe::is_saved(model, dir, depth)) {
         out::note("measuring how sensitive each layer is (once)");
         bar = Some(progress::Count::new(model.config().layers.len(), "layers"));
     }
@@ -313,7 +313,7 @@ fn retention(flags: &args::CacheArgs, habits: Habits) -> Result<Retention> {
             args::PositionsArg::Compact => Positions::Compact,
             args::PositionsArg::Original => Positions::Original,
         },
-        adaptive: Wishes {
+        adaptive: AdaptiveOptions {
             depth: match flags.probe.unwrap_or_default() {
                 args::ProbeArg::Short => Depth::Scaled,
                 args::ProbeArg::Deep => Depth::Full,

@@ -88,7 +88,7 @@ pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
 pub fn context_json(runtime: &Runtime, holding: &Holding, cached: usize) -> Json {
     let bounds = runtime.bounds();
     let changes: Vec<Json> = runtime
-        .changes(holding.sequence)
+        .window_changes(holding.sequence)
         .iter()
         .map(|change| {
             json!({
@@ -143,7 +143,7 @@ pub fn explain(runtime: &Runtime, holding: &Holding, cached: usize, computed: us
     if let Some(debt) = runtime.quality_debt(holding.sequence) {
         text.push_str(&format!("; quality debt {debt:.4} nats"));
     }
-    for change in runtime.changes(holding.sequence) {
+    for change in runtime.window_changes(holding.sequence) {
         text.push_str(&format!(
             "\nwindow {} from position {}: {}",
             change.window, change.position, change.reason

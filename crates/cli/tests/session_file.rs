@@ -39,7 +39,8 @@ fn session(sandbox: &Sandbox) -> PathBuf {
     for text in ["one", "two", "three"] {
         let mut sampler = Sampler::new(SampleOptions::default()).unwrap();
         let options = GenerateOptions::default();
-        let go_on = &mut |_: haversack::engine::runtime::Event<'_>| ControlFlow::Continue(());
+        let go_on =
+            &mut |_: haversack::engine::runtime::GenerateEvent<'_>| ControlFlow::Continue(());
         let said = sessions.say(&mut runtime, id, text, 2, &mut sampler, &options, go_on);
         assert_eq!(said.unwrap().context.unsaved, None);
     }

@@ -10,7 +10,7 @@ use haversack_conversations::scheduler::{
 use haversack_engine::kv_quality::probe::{self, Depth};
 use haversack_engine::runtime::completion::Completed;
 use haversack_engine::runtime::options::Guarding;
-use haversack_engine::runtime::{Finish, GenerateOptions, Keep, generate};
+use haversack_engine::runtime::{Finish, GenerateOptions, SequenceRetention, generate};
 use haversack_engine::sample::{SampleOptions, Sampler};
 use haversack_engine::{Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError};
 use haversack_memory::Reading;
@@ -91,12 +91,12 @@ fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
             let keep = rows.keep(request.prompt.len() + most);
             (keep, read.unwrap())
         }
-        None => (Keep::Usual, request.prompt.clone()),
+        None => (SequenceRetention::Default, request.prompt.clone()),
     };
     if let Some(rows) = request.rows.filter(Rows::is_read_again) {
         let mut history = request.prompt.clone();
         for _ in 0..most {
-            let id = runtime.open_keeping(keep).unwrap();
+            let id = runtime.open_with(keep).unwrap();
             let go_on = &mut |_| ControlFlow::Continue(());
             runtime.feed(id, &rows.at(&history), go_on).unwrap();
             history.push(sampler.sample(runtime.logits(), &history).unwrap());
@@ -104,8 +104,8 @@ fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
         }
         return history.split_off(request.prompt.len());
     }
-    let id = runtime.open_keeping(keep).unwrap();
-    let go_on = &mut |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
+    let id = runtime.open_with(keep).unwrap();
+    let go_on = &mut |_: haversack_engine::runtime::GenerateEvent<'_>| ControlFlow::Continue(());
     let said = generate(
         &mut runtime,
         id,
@@ -447,7 +447,7 @@ fn a_window_of_ones_own() {
         };
         let mut runtime = Runtime::new(model.clone(), &options).unwrap();
         let whole = runtime.open().unwrap();
-        let id = runtime.open_keeping(keep).unwrap();
+        let id = runtime.open_with(keep).unwrap();
         let go_on = &mut |_| ControlFlow::Continue(());
         for id in [whole, id] {
             runtime.feed(id, &tokens[..300], go_on).unwrap();
@@ -462,8 +462,8 @@ fn a_window_of_ones_own() {
         window: Some(window),
         ..Retention::default()
     };
-    let (_, expected) = logits(all, Keep::Usual);
-    let own = Keep::Window { anchors, window };
+    let (_, expected) = logits(all, SequenceRetention::Default);
+    let own = SequenceRetention::Window { anchors, window };
     for retention in [Retention::full(), Retention::managed()] {
         let (rows, found) = logits(retention, own);
         assert!(
@@ -474,11 +474,11 @@ fn a_window_of_ones_own() {
     }
     let mut runtime = runtime(&model, None);
     for (anchors, window) in [(0, 0), (2048, 1), (0, usize::MAX)] {
-        let opened = runtime.open_keeping(Keep::Window { anchors, window });
+        let opened = runtime.open_with(SequenceRetention::Window { anchors, window });
         assert!(matches!(opened, Err(StepError::Window { .. })));
     }
-    let opened = runtime.open_keeping(Keep::All { tokens: 2049 });
-    assert!(matches!(opened, Err(StepError::TooMany { .. })));
+    let opened = runtime.open_with(SequenceRetention::All { tokens: 2049 });
+    assert!(matches!(opened, Err(StepError::TooManyTokens { .. })));
 }
 
 /// Policies that choose rows, each for one of many: a sequence gives the bits of a runtime in which all have its policy,
@@ -525,13 +525,13 @@ fn rows_chosen_for_one() {
     };
     let one = {
         let mut runtime = runtime(&model, None);
-        runtime.know(&probe);
-        let bytes = longs.map(|long| runtime.bytes_keeping(keep(long), most).unwrap());
-        let scratch = runtime.scratch_counting(3, 3, 96, 700);
+        runtime.load_probe(&probe);
+        let bytes = longs.map(|long| runtime.sequence_bytes_with(keep(long), most).unwrap());
+        let scratch = runtime.scratch_bytes_counting(3, 3, 96, 700);
         runtime.ledger().side + scratch + 3 * bytes.into_iter().max().unwrap()
     };
     let mut runtime = runtime(&model, Some(one));
-    runtime.know(&probe);
+    runtime.load_probe(&probe);
     let mut desk = Scheduler::new(runtime, SchedulerOptions::default());
     let tickets: Vec<RequestId> = requests
         .iter()
@@ -581,7 +581,7 @@ fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> 
                 guard: Guarding::Off,
                 ..Retention::default()
             };
-            (retention, Keep::Usual)
+            (retention, SequenceRetention::Default)
         }
         Long::Choose(_) => (Retention::full(), rows.keep(670)),
         _ => return alone(model, request),
@@ -593,10 +593,10 @@ fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> 
         ..RuntimeOptions::default()
     };
     let mut runtime = Runtime::new(model.clone(), &options).unwrap();
-    runtime.know(probe);
-    let id = runtime.open_keeping(keep).unwrap();
+    runtime.load_probe(probe);
+    let id = runtime.open_with(keep).unwrap();
     let mut sampler = Sampler::new(request.sample.clone()).unwrap();
-    let tell = &mut |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
+    let tell = &mut |_: haversack_engine::runtime::GenerateEvent<'_>| ControlFlow::Continue(());
     let (prompt, options) = (&request.prompt, &request.options);
     let said = generate(&mut runtime, id, prompt, &mut sampler, options, tell);
     said.unwrap().tokens
@@ -612,21 +612,21 @@ fn rows_nobody_can_choose() {
     };
     let mut runtime = Runtime::new(model.clone(), &options).unwrap();
     let mut open = |by, window| {
-        let keep = Keep::Chosen {
+        let keep = SequenceRetention::Selected {
             by,
             anchors: 0,
             window,
             tokens: 1000,
         };
-        runtime.open_keeping(keep).unwrap_err()
+        runtime.open_with(keep).unwrap_err()
     };
     for by in [Policy::Tiers, Policy::Turns, Policy::Streams] {
-        assert!(matches!(open(by, 512), StepError::NotOfOne { .. }));
+        assert!(matches!(open(by, 512), StepError::PolicyPerSequence { .. }));
     }
     let narrow = open(Policy::Heavy, 255);
     assert_eq!(
         narrow,
-        StepError::Narrow {
+        StepError::NarrowWindow {
             window: 224,
             least: 256
         }
@@ -711,7 +711,8 @@ fn a_window_that_follows_the_device() {
             let mut runtime = make(replay.collect());
             let id = runtime.open().unwrap();
             let mut sampler = Sampler::new(SampleOptions::default()).unwrap();
-            let go_on = &mut |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
+            let go_on =
+                &mut |_: haversack_engine::runtime::GenerateEvent<'_>| ControlFlow::Continue(());
             let said = generate(&mut runtime, id, prompt, &mut sampler, &options, go_on);
             assert_eq!(said.unwrap().tokens, *tokens, "{after}");
         }

@@ -3,7 +3,7 @@
 //!
 //! ```no_run
 //! use haversack_engine::{LoadOptions, Model, Runtime, RuntimeOptions};
-//! use haversack_engine::runtime::{Event, GenerateOptions, generate};
+//! use haversack_engine::runtime::{GenerateEvent, GenerateOptions, generate};
 //! use haversack_engine::sample::{SampleOptions, Sampler};
 //! use haversack_text::tokenizer::EncodeOptions;
 //! use std::ops::ControlFlow;
@@ -16,7 +16,7 @@
 //! let mut sampler = Sampler::new(SampleOptions::default())?;
 //! let options = GenerateOptions { tokens_max: Some(64), ..Default::default() };
 //! generate(&mut runtime, chat, &prompt, &mut sampler, &options, &mut |event| {
-//!     if let Event::Token { text, .. } = event {
+//!     if let GenerateEvent::Token { text, .. } = event {
 //!         print!("{text}");
 //!     }
 //!     ControlFlow::Continue(())
@@ -31,6 +31,7 @@ pub mod kv_quality;
 pub mod model;
 pub mod runtime;
 pub mod sample;
+pub mod step;
 
 pub use haversack_cache::{Ledger, Zones, policy};
 pub use haversack_kernels::format::kv::{Codec, Form, KvForm};
@@ -38,9 +39,8 @@ pub use haversack_kernels::{cpu, format};
 pub use haversack_memory as memory;
 pub use kv_quality::guard::GuardParams;
 pub use model::LoadError;
+pub use model::kv::KvOptions;
 pub use model::load::{LoadOptions, Model, Repack};
 pub use model::residence::Residence;
-pub use runtime::options::{
-    Activations, Guarding, KvOptions, Policy, Positions, Retention, RuntimeOptions,
-};
-pub use runtime::step::{Runtime, RuntimeError, StepError};
+pub use runtime::options::{Activations, Guarding, Policy, Positions, Retention, RuntimeOptions};
+pub use runtime::{Runtime, RuntimeError, StepError};

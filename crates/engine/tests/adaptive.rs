@@ -3,8 +3,8 @@
 mod common;
 
 use common::load_with;
-use haversack_engine::kv_quality::adaptive::{self, Ask, Wishes};
 use haversack_engine::kv_quality::probe::{self, Depth, Probe};
+use haversack_engine::runtime::adaptive::{self, AdaptiveOptions, Ask};
 use haversack_engine::runtime::bounds::BoundsError;
 use haversack_engine::{
     KvOptions, LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeError,
@@ -38,9 +38,9 @@ fn options(dir: &Path, budget_bytes: Option<usize>, kv_bytes: Option<u64>) -> Ru
         cache_dir: Some(dir.to_owned()),
         retention: Retention {
             policy: Policy::Adaptive,
-            adaptive: Wishes {
+            adaptive: AdaptiveOptions {
                 kv_bytes,
-                ..Wishes::default()
+                ..AdaptiveOptions::default()
             },
             ..Retention::default()
         },
@@ -86,10 +86,10 @@ fn a_budget_is_never_exceeded_and_too_small_a_one_says_what_would_do() {
     let dir = tempfile::tempdir().unwrap();
     let (model, tokens) = tiny(dir.path(), "llama");
     let error = Runtime::new(model.clone(), &options(dir.path(), Some(50_000), None)).err();
-    let Some(RuntimeError::Bounds(BoundsError::Budget { least_bytes, .. })) = error else {
+    let Some(RuntimeError::Bounds(BoundsError::Budget { min_bytes, .. })) = error else {
         panic!("{error:?}");
     };
-    for budget in [least_bytes, least_bytes + 100_000] {
+    for budget in [min_bytes, min_bytes + 100_000] {
         let options = options(dir.path(), Some(budget), None);
         let mut runtime =
             Runtime::new(model.clone(), &options).unwrap_or_else(|e| panic!("{budget}: {e}"));
@@ -147,12 +147,12 @@ fn a_probe_is_made_once() {
         let probe = probe::load_or_measure(&model, 1, Depth::Scaled, Some(dir.path()), tell);
         (probe.unwrap(), layers)
     };
-    let kept = || probe::is_kept(&model, dir.path(), Depth::Scaled);
+    let kept = || probe::is_saved(&model, dir.path(), Depth::Scaled);
     assert_eq!(measure(ControlFlow::Break(())), (None, 1));
     assert!(!kept());
     let (first, told) = measure(ControlFlow::Continue(()));
     assert_eq!(told, model.config().layers.len());
-    assert!(kept() && !probe::is_kept(&model, dir.path(), Depth::Full));
+    assert!(kept() && !probe::is_saved(&model, dir.path(), Depth::Full));
     let (again, told) = measure(ControlFlow::Continue(()));
     assert_eq!((&again, told), (&first, 0));
     let file = probe::file(&model, dir.path(), Depth::Scaled);

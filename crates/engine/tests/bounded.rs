@@ -6,9 +6,9 @@ use common::load;
 use haversack_cache::policy::heavy::{Heads, HeavyParams};
 use haversack_cache::policy::rows::RowPolicy;
 use haversack_cache::{CacheError, Noting, SequenceId};
-use haversack_engine::model::forward::{Span, Want};
 use haversack_engine::runtime::options::Slabs;
-use haversack_engine::runtime::plan::{self, Setting};
+use haversack_engine::runtime::plan::{self, ComputeSetting};
+use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError,
 };
@@ -77,7 +77,7 @@ fn a_window_that_shrinks_gives_whole_slabs_back() {
     let full = rt.store().census();
     rt.observe(&room(0), Duration::ZERO);
     let mut more = tokens.iter();
-    while rt.changes(id).is_empty() {
+    while rt.window_changes(id).is_empty() {
         rt.decode(id, *more.next().unwrap()).unwrap();
     }
     for (full, pool) in full.iter().zip(rt.store().census()) {
@@ -110,7 +110,7 @@ fn the_ledger_is_within_the_plan() {
         for part in tokens.chunks(32) {
             feed(&mut rt, id, part).unwrap();
         }
-        let setting = Setting {
+        let setting = ComputeSetting {
             threads: rt.threads(),
             int8: true,
             chunk: 32,
@@ -165,7 +165,7 @@ fn chosen_rows_stay_within_their_number_and_the_plan() {
         oldest + config.context as u64 > 1500,
         "none from before the context"
     );
-    let setting = Setting {
+    let setting = ComputeSetting {
         threads: rt.threads(),
         int8: true,
         chunk: 32,
@@ -218,9 +218,9 @@ fn a_long_prompt_fits_every_budget_that_fits() {
                 params,
                 ..Retention::default()
             };
-            let setting = Setting {
+            let setting = ComputeSetting {
                 chunk: 32,
-                ..Setting::of(&options)
+                ..ComputeSetting::of(&options)
             };
             let needs = plan::needs(config, &options.kv, setting, rows);
             options.budget_bytes = Some(needs.total());
@@ -264,17 +264,17 @@ fn every_sequence_has_its_own_window() {
             let late = rt.open().unwrap();
             feed(&mut rt, late, &tokens[..100]).unwrap();
             assert_eq!(rt.window(late), rt.window(ids[0]));
-            assert_eq!(rt.changes(late).len(), 1);
+            assert_eq!(rt.window_changes(late).len(), 1);
             rt.close(late).unwrap();
-            assert_eq!(rt.changes(late), []);
+            assert_eq!(rt.window_changes(late), []);
         }
     }
     assert_ne!(
-        rt.changes(ids[0])[0].position,
-        rt.changes(ids[1])[0].position
+        rt.window_changes(ids[0])[0].position,
+        rt.window_changes(ids[1])[0].position
     );
     for (s, first) in firsts.into_iter().enumerate() {
-        let changes = rt.changes(ids[s]);
+        let changes = rt.window_changes(ids[s]);
         assert_eq!(changes.len(), 2, "{changes:?}");
         assert!(changes[0].window < 160 && changes[1].window == 160);
         assert_eq!(rt.window(ids[s]), Some(160));
@@ -301,11 +301,11 @@ fn a_wrong_position_changes_nothing() {
     feed(&mut rt, id, &tokens[..111]).unwrap();
     let before = (rt.ledger(), rt.stats(id).unwrap());
     for position in [0, 96, 110, 112, 128, u64::MAX] {
-        let span = Span {
+        let span = StepSpan {
             sequence: id,
             position,
             tokens: &tokens[..1],
-            want: Want::Last,
+            want: LogitRows::Last,
         };
         let error = rt.step(&[span]).unwrap_err();
         let (expected, found) = (111, position);

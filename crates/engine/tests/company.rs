@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Dice, SMOLLM2, load, packed_dir, real_model};
-use haversack_engine::model::forward::{Span, Want};
+use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_engine::{
     Activations, Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime,
     RuntimeOptions,
@@ -220,11 +220,11 @@ fn random_schedules_give_what_each_gets_alone() {
                     let left = prompts[i].len() - done[i];
                     let take = [0, 1, 1, 2 + dice.roll(40)][dice.roll(4)].min(left);
                     if take > 0 {
-                        spans.push(Span {
+                        spans.push(StepSpan {
                             sequence: ids[i],
                             position: done[i] as u64,
                             tokens: &prompts[i][done[i]..done[i] + take],
-                            want: Want::All,
+                            want: LogitRows::All,
                         });
                         members.push((i, take));
                     }
@@ -360,18 +360,18 @@ fn real_model_chunks_threads_batch_and_packing() {
         .map(|i| prompt(&model, 50 + i, 9 + 5 * i as usize))
         .collect();
     let ids: Vec<_> = (0..5).map(|_| rt.open().unwrap()).collect();
-    let mut spans = vec![Span {
+    let mut spans = vec![StepSpan {
         sequence: ids[0],
         position: 0,
         tokens: &tokens,
-        want: Want::All,
+        want: LogitRows::All,
     }];
     for (id, other) in ids[1..].iter().zip(&others) {
-        spans.push(Span {
+        spans.push(StepSpan {
             sequence: *id,
             position: 0,
             tokens: other,
-            want: Want::Last,
+            want: LogitRows::Last,
         });
     }
     let logits = rt.step(&spans).unwrap();

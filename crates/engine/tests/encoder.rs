@@ -8,7 +8,8 @@ mod common;
 
 use common::real_model;
 use haversack_engine::encoder::{
-    Encoder, EncoderOptions, STORED_ERROR_MAX, Stored, TOKENS_MAX, WEIGHTS_FILE, similarity,
+    Encoder, EncoderOptions, STORED_ERROR_MAX, StoredEmbedding, TOKENS_MAX, WEIGHTS_FILE,
+    similarity,
 };
 use haversack_kernels::cpu::Table;
 use serde_json::Value;
@@ -95,7 +96,7 @@ fn embeddings_are_near_the_reference() {
             (f64::from(exact) - ideal).abs() <= COSINE_ERROR_MAX,
             "{row}: {exact}"
         );
-        let stored = Stored::from_bytes(&a.store().to_bytes()).unwrap();
+        let stored = StoredEmbedding::from_bytes(&a.store().to_bytes()).unwrap();
         for got in [similarity(&stored.load(), b), stored.similarity(&b.store())] {
             worst_stored = worst_stored.max((got - exact).abs());
             assert!((got - exact).abs() <= STORED_ERROR_MAX, "{row}: {got}");

@@ -4,7 +4,7 @@
 mod encoder_common;
 
 use encoder_common::{PIECES, Shape, VOCAB, write_sparse};
-use haversack_engine::encoder::safetensors::Header;
+use haversack_engine::encoder::safetensors::SafeTensorsHeader;
 use haversack_engine::encoder::{Encoder, EncoderError, EncoderOptions};
 use std::path::Path;
 
@@ -221,23 +221,23 @@ fn changed_bytes_never_panic() {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
     file.extend_from_slice(&[0; 8]);
-    assert!(Header::parse(&file).is_ok());
+    assert!(SafeTensorsHeader::parse(&file).is_ok());
     let (mut accepted, end) = (0, file.len());
     for at in 0..8 + header.len() {
         for byte in *b"\0 \"\\{}[],:019-aF\x7f\x80\xc3\xff" {
             let mut bad = file.clone();
             bad[at] = byte;
-            if let Ok(header) = Header::parse(&bad) {
+            if let Ok(header) = SafeTensorsHeader::parse(&bad) {
                 accepted += 1;
                 for name in ["a", "b"] {
-                    let inside = |t: &haversack_engine::encoder::safetensors::Tensor<'_>| {
+                    let inside = |t: &haversack_engine::encoder::safetensors::SafeTensor<'_>| {
                         t.start <= t.end && t.end <= end
                     };
                     assert!(header.get(name).is_none_or(inside));
                 }
             }
         }
-        assert!(Header::parse(&file[..at]).is_err());
+        assert!(SafeTensorsHeader::parse(&file[..at]).is_err());
     }
     println!("{accepted} changes were accepted");
 }

@@ -53,11 +53,11 @@ impl Life {
     fn new(model: &Arc<Model>, options: &RuntimeOptions) -> Option<Life> {
         let rt = match Runtime::new(model.clone(), options) {
             Ok(rt) => rt,
-            Err(RuntimeError::Cache(error)) if is_refusal(&error) => return None,
-            Err(RuntimeError::Means(error)) => match *error {
-                StepError::Cache(error) if is_refusal(&error) => return None,
-                error => panic!("{error}"),
-            },
+            Err(RuntimeError::Cache(error) | RuntimeError::Measurement(error))
+                if is_refusal(&error) =>
+            {
+                return None;
+            }
             Err(error) => panic!("{error}"),
         };
         Some(Life {
@@ -126,14 +126,14 @@ impl Life {
         let [short, plenty] = [seconds, seconds + 20].map(Duration::from_secs);
         self.decode("decode", id, &tokens[..75]);
         self.rt.observe(&room(0), short);
-        let changes = self.rt.changes(id).len();
+        let changes = self.rt.window_changes(id).len();
         for &token in &tokens[75..115] {
             self.decode("compact", id, &[token]);
-            if self.rt.changes(id).len() > changes {
+            if self.rt.window_changes(id).len() > changes {
                 break;
             }
         }
-        assert_eq!(self.rt.changes(id).len(), changes + 1);
+        assert_eq!(self.rt.window_changes(id).len(), changes + 1);
         self.decode("shrunk", id, &tokens[..5]);
         self.rt.observe(&room(1 << 40), plenty);
         self.decode("grow", id, &tokens[100..180]);
@@ -183,11 +183,11 @@ fn least_budget(model: &Arc<Model>, kv: &KvOptions) -> usize {
             other => panic!("{other:?}"),
         }
     };
-    let BoundsError::Budget { least_bytes, .. } = refused(1) else {
+    let BoundsError::Budget { min_bytes, .. } = refused(1) else {
         panic!("a byte is too small for anything");
     };
-    match refused(least_bytes) {
-        BoundsError::Window { least_bytes, .. } => least_bytes * 3 / 2,
+    match refused(min_bytes) {
+        BoundsError::Window { min_bytes, .. } => min_bytes * 3 / 2,
         error => panic!("{error}"),
     }
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::load;
 use haversack_cache::{Noting, SequenceId};
-use haversack_engine::runtime::plan::{self, Setting};
+use haversack_engine::runtime::plan::{self, ComputeSetting};
 use haversack_engine::{
     GuardParams, Guarding, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime,
     RuntimeOptions,
@@ -104,7 +104,7 @@ fn the_plan_covers_guard_and_canaries() {
     let config = model.config();
     let kv = KvOptions::default();
     let mut asked = options(kv.clone(), Guarding::On);
-    let setting = Setting {
+    let setting = ComputeSetting {
         threads: 1,
         int8: true,
         chunk: 32,
@@ -116,7 +116,7 @@ fn the_plan_covers_guard_and_canaries() {
     let without = plan::needs(
         config,
         &kv,
-        Setting {
+        ComputeSetting {
             guarded: false,
             ..setting
         },

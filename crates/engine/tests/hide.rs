@@ -4,8 +4,8 @@ mod common;
 
 use common::{load, packed_dir};
 use haversack_cache::SequenceId;
-use haversack_engine::model::forward::{Span, Want};
 use haversack_engine::runtime::options::Positions;
+use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime, RuntimeOptions,
 };
@@ -64,11 +64,11 @@ fn runtime(
 fn read(rt: &mut Runtime, id: SequenceId, tokens: &[u32], portion: usize) -> Vec<u32> {
     let mut bits = Vec::new();
     for tokens in tokens.chunks(portion) {
-        let span = Span {
+        let span = StepSpan {
             sequence: id,
             position: rt.position(id).unwrap(),
             tokens,
-            want: Want::All,
+            want: LogitRows::All,
         };
         let logits = rt.step(&[span]).unwrap();
         assert!(logits.iter().all(|x| x.is_finite()));

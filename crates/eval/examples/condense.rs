@@ -9,7 +9,7 @@ use haversack_conversations::session::condense::{Asked, Piece, condense};
 use haversack_conversations::session::layout::Layout;
 use haversack_conversations::session::{Embed, Progress, SessionOptions, Sessions};
 use haversack_engine::encoder::{Encoder, EncoderOptions};
-use haversack_engine::runtime::{Event, GenerateOptions};
+use haversack_engine::runtime::{GenerateEvent, GenerateOptions};
 use haversack_engine::sample::{SampleOptions, Sampler};
 use haversack_engine::{Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::choice::{self, Case, Question};
@@ -484,8 +484,8 @@ fn talk(
         };
         let is_judging = matches!(stage, Stage::Judging);
         let mut moments = Vec::with_capacity(96);
-        let tell = &mut |event: Event<'_>| {
-            if matches!(event, Event::Token { .. }) {
+        let tell = &mut |event: GenerateEvent<'_>| {
+            if matches!(event, GenerateEvent::Token { .. }) {
                 moments.push(Instant::now());
             }
             ControlFlow::Continue(())

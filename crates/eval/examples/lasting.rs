@@ -11,7 +11,7 @@ use haversack_conversations::session::layout::Layout;
 use haversack_conversations::session::turns::{Place, Turn};
 use haversack_conversations::session::{SessionId, SessionOptions, Sessions};
 use haversack_engine::encoder::{Encoder, EncoderOptions};
-use haversack_engine::runtime::{Event, GenerateOptions};
+use haversack_engine::runtime::{GenerateEvent, GenerateOptions};
 use haversack_engine::sample::{SampleOptions, Sampler};
 use haversack_engine::{Codec, KvForm, KvOptions, Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::dice::Dice;
@@ -133,8 +133,8 @@ impl Made {
             ..GenerateOptions::default()
         };
         let mut times = Vec::new();
-        let tell = &mut |event: Event<'_>| {
-            if matches!(event, Event::Token { .. }) {
+        let tell = &mut |event: GenerateEvent<'_>| {
+            if matches!(event, GenerateEvent::Token { .. }) {
                 times.push(Instant::now());
             }
             ControlFlow::Continue(())

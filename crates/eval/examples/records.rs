@@ -8,9 +8,9 @@
 use haversack_conversations::scheduler::{
     Held, Long, Request, RequestEvent, RequestId, Rows, Scheduler, SchedulerOptions,
 };
-use haversack_engine::kv_quality::adaptive::Wishes;
 use haversack_engine::kv_quality::probe::{self, Depth, Probe};
 use haversack_engine::runtime::GenerateOptions;
+use haversack_engine::runtime::adaptive::AdaptiveOptions;
 use haversack_engine::runtime::plan;
 use haversack_engine::sample::SampleOptions;
 use haversack_engine::{Model, Policy, Retention, Runtime, RuntimeOptions};
@@ -103,9 +103,9 @@ fn main() -> Result<(), Failure> {
     let planned = RuntimeOptions {
         retention: Retention {
             policy: Policy::Adaptive,
-            adaptive: Wishes {
+            adaptive: AdaptiveOptions {
                 kv_bytes: Some(kv_bytes),
-                ..Wishes::default()
+                ..AdaptiveOptions::default()
             },
             ..Retention::default()
         },
@@ -133,7 +133,7 @@ fn at_length(
     probe: &Probe,
     tokens: usize,
 ) -> Result<RuntimeOptions, Failure> {
-    use haversack_engine::kv_quality::adaptive::{Ask, plan};
+    use haversack_engine::runtime::adaptive::{Ask, plan};
     let retention = &options.retention;
     let ask = Ask {
         bytes: retention.adaptive.kv_bytes.unwrap_or(u64::MAX),
@@ -158,7 +158,7 @@ fn desk(
     batch: usize,
 ) -> Result<Scheduler, Failure> {
     let mut runtime = Runtime::new(model.clone(), options)?;
-    runtime.know(probe);
+    runtime.load_probe(probe);
     let options = SchedulerOptions {
         batch,
         ..SchedulerOptions::default()

@@ -11,8 +11,8 @@
 
 use haversack_engine::model::Model;
 use haversack_engine::runtime::generate::GenerateError;
-use haversack_engine::runtime::step::{Runtime, StepError};
 use haversack_engine::runtime::{GenerateOptions, SequenceId, generate};
+use haversack_engine::runtime::{Runtime, StepError};
 use haversack_engine::sample::{self, SampleOptions, Sampler};
 use haversack_text::chat::{ChatError, encode_chat};
 use haversack_text::template::{Message, RenderOptions};

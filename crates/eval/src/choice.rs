@@ -3,10 +3,10 @@
 //! The figure is the log-probability of the right answer among all that are offered. It moves long
 //! before the likeliest answer changes, so that a small model gives a signal too.
 
-use haversack_engine::model::forward::{Span, Want};
 use haversack_engine::runtime::SequenceId;
-use haversack_engine::runtime::step::{Runtime, StepError};
+use haversack_engine::runtime::{Runtime, StepError};
 use haversack_engine::sample;
+use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_text::tokenizer::{EncodeOptions, Tokenizer};
 use std::ops::ControlFlow;
 
@@ -137,18 +137,18 @@ fn on_forks(
     let position = runtime.position(id)?;
     let mut spans = Vec::new();
     for (_, tokens) in continuations {
-        spans.push(Span {
+        spans.push(StepSpan {
             sequence: runtime.fork(id)?,
             position,
             tokens,
-            want: Want::All,
+            want: LogitRows::All,
         });
     }
     let mut logits = match spans.is_empty() {
         true => Ok(Vec::new()),
         false => runtime.step(&spans).map(<[f32]>::to_vec),
     };
-    if let Err(StepError::Crosses { .. }) = logits {
+    if let Err(StepError::CrossesEviction { .. }) = logits {
         let each = spans
             .iter()
             .map(|s| runtime.all_logits(s.sequence, s.tokens));

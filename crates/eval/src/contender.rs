@@ -4,12 +4,12 @@
 //! a runtime. A share is a share of the block bytes that the same context takes in f16.
 
 use haversack_cache::policy::rows::RowPolicy;
-use haversack_engine::kv_quality::adaptive::{self, Ask, Wishes};
 use haversack_engine::kv_quality::probe::Probe;
 use haversack_engine::model::Config;
+use haversack_engine::runtime::adaptive::{self, AdaptiveOptions, Ask};
 use haversack_engine::runtime::bounds::Bounds;
 use haversack_engine::runtime::options::Guarding;
-use haversack_engine::runtime::plan::{self, ShareTooSmall, Within};
+use haversack_engine::runtime::plan::{self, ShareFit, ShareTooSmall};
 use haversack_engine::{Codec, GuardParams, KvForm, KvOptions, Policy, Positions, Retention};
 
 /// Policies that can be compared on a text. Turns are not among them: a text has none.
@@ -53,7 +53,7 @@ pub struct Variant {
     /// How rows are chosen; `None` = as the policy usually does.
     pub params: Option<RowPolicy>,
     pub shape: RetentionShape,
-    pub wishes: Wishes,
+    pub wishes: AdaptiveOptions,
     /// Policies of others are compared as they were published: without a guard.
     pub guard: Guarding,
     /// First tokens kept as f16.
@@ -74,7 +74,7 @@ impl Variant {
             positions: Positions::Auto,
             params: None,
             shape: RetentionShape::Usual,
-            wishes: Wishes::default(),
+            wishes: AdaptiveOptions::default(),
             guard: match policy {
                 Policy::Adaptive => Guarding::On,
                 _ => Guarding::Off,
@@ -91,9 +91,9 @@ impl Variant {
         let variant = variant.map(|(name, policy, shape)| Variant {
             name: name.to_owned(),
             shape,
-            wishes: Wishes {
+            wishes: AdaptiveOptions {
                 recall: name == "adaptive-recall",
-                ..Wishes::default()
+                ..AdaptiveOptions::default()
             },
             ..Variant::new(policy)
         });
@@ -281,8 +281,8 @@ impl Setup {
         let (kv, anchors) = (&everything.kv, variant.anchors);
         let least = variant.window_least(kv.recent);
         match plan::within_share(config, kv, variant.policy, anchors, least, context, share)? {
-            Within::Everything => Ok(everything),
-            Within::Window(window) => Ok(Setup {
+            ShareFit::Everything => Ok(everything),
+            ShareFit::Window(window) => Ok(Setup {
                 retention: Retention {
                     policy: variant.policy,
                     anchors: Some(anchors),

@@ -6,9 +6,9 @@
 
 use crate::dice::Dice;
 use haversack_cache::Row;
-use haversack_engine::runtime::perplexity::divergence;
-use haversack_engine::runtime::step::trial::{Change, Foreseen};
-use haversack_engine::runtime::step::{Runtime, StepError};
+use haversack_engine::runtime::trial::{TrialChange, TrialPrediction, settled_rows};
+use haversack_engine::runtime::{Runtime, StepError};
+use haversack_engine::sample::kl_divergence;
 use haversack_engine::{Codec, KvForm};
 use std::ops::ControlFlow;
 
@@ -27,7 +27,7 @@ pub struct Sample {
     pub kind: &'static str,
     pub layers: usize,
     pub rows: usize,
-    pub foreseen: Foreseen,
+    pub foreseen: TrialPrediction,
     pub kl: f64,
 }
 
@@ -51,10 +51,10 @@ pub fn measure(
     let mut samples = Vec::new();
     for done in 0..count {
         let (kind, change) = candidate(runtime, id, &mut dice)?;
-        if let Some(foreseen) = runtime.foresee(id, &change)? {
+        if let Some(foreseen) = change.predict(runtime, id)? {
             let found = on_fork(runtime, id, Some(&change), behind)?;
             let pairs = truth.chunks_exact(vocab).zip(found.chunks_exact(vocab));
-            let kl: f64 = pairs.map(|(a, b)| divergence(a, b).0).sum();
+            let kl: f64 = pairs.map(|(a, b)| kl_divergence(a, b).0).sum();
             samples.push(Sample {
                 is_eviction: change.round.is_none(),
                 kind,
@@ -75,12 +75,12 @@ pub fn measure(
 fn on_fork(
     runtime: &mut Runtime,
     id: haversack_engine::runtime::SequenceId,
-    change: Option<&Change>,
+    change: Option<&TrialChange>,
     behind: &[u32],
 ) -> Result<Vec<f32>, StepError> {
     let fork = runtime.fork(id)?;
     let logits = change
-        .map_or(Ok(()), |change| runtime.make(fork, change))
+        .map_or(Ok(()), |change| change.apply(runtime, fork))
         .and_then(|()| runtime.all_logits(fork, behind));
     runtime.close(fork)?;
     logits
@@ -91,7 +91,7 @@ fn candidate(
     runtime: &Runtime,
     id: haversack_engine::runtime::SequenceId,
     dice: &mut Dice,
-) -> Result<(&'static str, Change), StepError> {
+) -> Result<(&'static str, TrialChange), StepError> {
     let layers = runtime.model().config().layers.len();
     let touched = [1, 1, 3, 8, layers][dice.below(5)].min(layers);
     let mut all: Vec<usize> = (0..layers).collect();
@@ -103,7 +103,7 @@ fn candidate(
     let (kind, share) = (dice.below(3), dice.below(6));
     let mut rows = Vec::new();
     for &layer in &all[..touched] {
-        let mut settled = runtime.settled_rows(id, layer)?;
+        let mut settled = settled_rows(runtime, id, layer)?;
         settled.retain(|row| row.position >= SINKS);
         if settled.is_empty() {
             continue;
@@ -121,7 +121,7 @@ fn candidate(
         false => ["int4", "int3", "int2"][kind],
     };
     let round = (!is_eviction).then(|| KvForm::both(codecs[kind].form()));
-    Ok((name, Change { rows, round }))
+    Ok((name, TrialChange { rows, round }))
 }
 
 /// Random rows, the oldest, or those that got least attention.

@@ -1,14 +1,14 @@
 //! Predictions side by side: one piece of text through a full f16 cache and any number of contenders.
 
 use haversack_engine::runtime::SequenceId;
-use haversack_engine::runtime::perplexity::{Reader, Tally, side_by_side};
-use haversack_engine::runtime::step::{Runtime, StepError};
+use haversack_engine::runtime::perplexity::{KlTally, TextReader, side_by_side};
+use haversack_engine::runtime::{Runtime, StepError};
 use std::ops::ControlFlow;
 
 /// What one cache made of a piece of text.
 #[derive(Clone, Debug, Default)]
 pub struct CacheVerdict {
-    pub tally: Tally,
+    pub tally: KlTally,
     /// What a token takes at the end of the text: the median.
     pub token_ms: Option<f64>,
     pub held: CacheUse,
@@ -69,11 +69,11 @@ pub fn judge(
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Option<(CacheVerdict, Vec<CacheVerdict>)>, StepError> {
     let id = reference.open()?;
-    let mut truth = Reader::new(reference, id);
+    let mut truth = TextReader::new(reference, id);
     let mut readers = Vec::new();
     for runtime in contenders {
         let id = runtime.open()?;
-        readers.push(Reader::new(runtime, id));
+        readers.push(TextReader::new(runtime, id));
     }
     let whole = side_by_side(
         &mut readers,
@@ -98,7 +98,7 @@ pub fn judge(
     Ok(whole.then_some((truth, judged)))
 }
 
-fn judged(reader: &Reader<'_>) -> Result<CacheVerdict, StepError> {
+fn judged(reader: &TextReader<'_>) -> Result<CacheVerdict, StepError> {
     let times = reader
         .step_times
         .iter()

@@ -101,10 +101,10 @@ impl Fail {
             }
             SubmitError::Keep(
                 StepError::Window { .. }
-                | StepError::Narrow { .. }
-                | StepError::NotOfOne { .. }
+                | StepError::NarrowWindow { .. }
+                | StepError::PolicyPerSequence { .. }
                 | StepError::NotProbed
-                | StepError::TooMany { .. },
+                | StepError::TooManyTokens { .. },
             ) => Fail::param("context", refused.to_string()),
             SubmitError::Keep(_) => Fail::internal(refused.to_string()),
             _ => Fail::bad(refused.to_string()),

@@ -13,7 +13,7 @@ use crate::interrupt::Cooperative;
 use crate::ledger::{self, Holding};
 use crate::{out, progress};
 use anyhow::{Context, Result, anyhow};
-use haversack::engine::runtime::perplexity::{self, Tally};
+use haversack::engine::runtime::perplexity::{self, KlTally};
 use haversack::engine::runtime::{Runtime, RuntimeOptions};
 use haversack::engine::{Activations, KvForm, KvOptions, Retention};
 use haversack::text::tokenizer::EncodeOptions;
@@ -85,9 +85,9 @@ struct Job<'a> {
 
 /// One window, judged.
 struct Window {
-    tally: Tally,
+    tally: KlTally,
     /// int8 activations against f32, both with f16 keys and values.
-    floor: Option<Tally>,
+    floor: Option<KlTally>,
 }
 
 impl Job<'_> {
@@ -153,8 +153,8 @@ impl Job<'_> {
         drop(bar);
         drop((reference, rounded));
 
-        let mut total = Tally::default();
-        let mut floor = Tally::default();
+        let mut total = KlTally::default();
+        let mut floor = KlTally::default();
         for window in &windows {
             total.add(&window.tally);
             if let Some(tally) = &window.floor {
@@ -281,15 +281,15 @@ impl Job<'_> {
         };
         drop(interrupt);
 
-        let mut total = Tally::default();
+        let mut total = KlTally::default();
         found.iter().for_each(|tally| total.add(tally));
-        let mut all_again = Tally::default();
+        let mut all_again = KlTally::default();
         truth.iter().for_each(|tally| all_again.add(tally));
         let reference = (!truth.is_empty()).then(|| all_again.perplexity());
         let mut segments: Vec<Json> = Vec::new();
         for (i, tally) in found.iter().enumerate() {
             let (from, to) = (i * segment, ((i + 1) * segment).min(ids.len()));
-            let again = truth.get(i).map(Tally::perplexity);
+            let again = truth.get(i).map(KlTally::perplexity);
             let beside = again.map_or(String::new(), |again| {
                 let more = 100.0 * (tally.perplexity() / again - 1.0);
                 format!("  read again {again:.4} ({more:+.2} %)")
@@ -348,7 +348,7 @@ fn judge(
     window: &[u32],
     from: usize,
     progress: &mut dyn FnMut(usize),
-) -> Result<Tally> {
+) -> Result<KlTally> {
     let interrupt = Cooperative::begin(1);
     let tally = perplexity::window(runtime, reference, window, from, &mut |done| {
         progress(done);
@@ -361,7 +361,7 @@ fn judge(
 }
 
 /// `  perplexity 12.3456  kl 0.002345 (p99 0.0234)  top-1 98.1 %`
-fn figures(tally: &Tally) -> String {
+fn figures(tally: &KlTally) -> String {
     let mut text = format!("  perplexity {:.4}", tally.perplexity());
     if let (Some(mean), Some(p99), Some(top1)) =
         (tally.kl_mean(), tally.kl_p99(), tally.top1_agreement())

@@ -9,7 +9,7 @@ use crate::ledger::{self, Holding};
 use crate::{out, progress};
 use anyhow::{Context, Result};
 use haversack::cache::policy::profile::Profile;
-use haversack::engine::runtime::{Event, GenerateOptions, generate};
+use haversack::engine::runtime::{GenerateEvent, GenerateOptions, generate};
 use haversack::text::template::Message;
 use haversack::text::tokenizer::EncodeOptions;
 use serde_json::json;
@@ -60,13 +60,13 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
         &options,
         &mut |event| {
             match event {
-                Event::Prompt { done, .. } => {
+                GenerateEvent::Prompt { done, .. } => {
                     memory.poll();
                     if let Some(bar) = &mut bar {
                         bar.set(done);
                     }
                 }
-                Event::Token { text, .. } => {
+                GenerateEvent::Token { text, .. } => {
                     bar = None;
                     memory.poll_token(count);
                     count += 1;

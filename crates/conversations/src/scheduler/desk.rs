@@ -12,7 +12,7 @@ use haversack_engine::device::{Thermal, WindowChange};
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::{Completed, Completion, Sampled};
 use haversack_engine::runtime::options::Policy;
-use haversack_engine::runtime::{Finish, GenerateOptions, Keep, Runtime, StepError};
+use haversack_engine::runtime::{Finish, GenerateOptions, Runtime, SequenceRetention, StepError};
 use haversack_engine::sample::{Constraint, SampleError, SampleOptions, Sampler};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
@@ -307,7 +307,7 @@ impl Scheduler {
 
     /// So many of them are kept no longer.
     pub fn drop_beside(&mut self, bytes: usize) {
-        self.house.runtime.drop_beside(bytes);
+        self.house.runtime.release_side(bytes);
         self.house.left += 1;
     }
 
@@ -345,7 +345,7 @@ impl Scheduler {
             }
             None => usual(runtime),
         };
-        let end = runtime.end_of(keep)?;
+        let end = runtime.end_with(keep)?;
         let most = end.unwrap_or(usize::MAX);
         let read = match &request.rows {
             Some(rows) => rows.of_prompt(&request.prompt, answer),
@@ -366,9 +366,9 @@ impl Scheduler {
                 Completion::within(&read, &request.options, room)?
             }
         };
-        let rows = runtime.rows_keeping(keep, tokens)?;
-        let bytes = runtime.bytes_keeping(keep, rows)?;
-        let counts = runtime.is_counting(keep)?;
+        let rows = runtime.rows_with(keep, tokens)?;
+        let bytes = runtime.sequence_bytes_with(keep, rows)?;
+        let counts = runtime.counts_attention(keep)?;
         if let Some(most) = promisable(runtime, 1, usize::from(counts), rows)
             && bytes > most
         {
@@ -608,13 +608,13 @@ fn first_turns(queue: &Queue<Entry>) -> Vec<RequestId> {
 }
 
 /// What a request keeps that says nothing: where sessions manage their rows, everything there is room for.
-fn usual(runtime: &Runtime) -> Keep {
+fn usual(runtime: &Runtime) -> SequenceRetention {
     let context = runtime.model().config().context;
     match runtime.retention().policy {
-        Policy::Streams => Keep::All {
+        Policy::Streams => SequenceRetention::All {
             tokens: runtime.bounds().rows_max.min(context),
         },
-        _ => Keep::Usual,
+        _ => SequenceRetention::Default,
     }
 }
 

@@ -15,9 +15,11 @@ use super::picture::PutAway;
 use crate::session::{Embed, Opens, SessionError, SessionId, Sessions, TurnInProgress};
 use haversack_engine::device::governor;
 use haversack_engine::encoder::Embedding;
-use haversack_engine::model::forward::{Span, Want};
 use haversack_engine::runtime::options::Policy;
-use haversack_engine::runtime::{Event, Finish, Keep, Runtime, SequenceId, StepError, Took};
+use haversack_engine::runtime::{
+    Finish, GenerateEvent, GenerateTimes, Runtime, SequenceId, SequenceRetention, StepError,
+};
+use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::zoo::{Bug, planted};
 use haversack_memory::{Reading, background};
@@ -281,7 +283,12 @@ impl House {
             self.runtime.retention().policy,
             Policy::Full | Policy::Streams
         );
-        keeps_all && asked.again.is_none() && matches!(asked.keep, Keep::Usual | Keep::All { .. })
+        keeps_all
+            && asked.again.is_none()
+            && matches!(
+                asked.keep,
+                SequenceRetention::Default | SequenceRetention::All { .. }
+            )
     }
 
     /// So many bytes are kept beside all sequences: of what was promised to nobody, if there is room for a conversation or a
@@ -300,10 +307,10 @@ impl House {
         if !self.make_free(bytes, rows, false, None) {
             return Err(SubmitError::Taken { bytes });
         }
-        let kept = self.runtime.keep_beside(bytes).or_else(|_| {
+        let kept = self.runtime.charge_side(bytes).or_else(|_| {
             // What greater steps left behind was not promised to anybody.
             self.runtime.release_scratch();
-            self.runtime.keep_beside(bytes)
+            self.runtime.charge_side(bytes)
         });
         kept.map_err(|_| SubmitError::Taken { bytes })
     }
@@ -379,10 +386,10 @@ impl House {
 
     /// A sequence that has nothing yet. What nobody was promised leaves for it: what was kept for requests to come, and what
     /// greater steps left behind.
-    fn open_sequence(&mut self, keep: Keep) -> Result<SequenceId, StepError> {
+    fn open_sequence(&mut self, keep: SequenceRetention) -> Result<SequenceId, StepError> {
         let mut has_scratch = true;
         loop {
-            match self.runtime.open_keeping(keep) {
+            match self.runtime.open_with(keep) {
                 Err(error) if error.is_cannot_fit() && self.drop_past() => {}
                 Err(error) if error.is_cannot_fit() && has_scratch => {
                     self.runtime.release_scratch();
@@ -563,9 +570,9 @@ impl House {
     ) -> Result<T, SessionError> {
         self.make_way()?;
         let (count, counting, longest) = self.company();
-        let scratch = self
-            .runtime
-            .scratch_counting(count, counting, count * BLOCK_SLOTS, longest);
+        let scratch =
+            self.runtime
+                .scratch_bytes_counting(count, counting, count * BLOCK_SLOTS, longest);
         // What greater steps left behind was not promised to anybody.
         if self.runtime.ledger().scratch > scratch {
             self.runtime.release_scratch();
@@ -575,10 +582,8 @@ impl House {
         let Some(sessions) = &mut self.sessions else {
             return Err(SessionError::NoSessions);
         };
-        let kept = self.runtime.set_aside(outstanding)?;
-        let done = go(&mut self.runtime, sessions);
-        self.runtime.give_back(kept);
-        done
+        let mut runtime = self.runtime.reserve(outstanding)?;
+        go(&mut runtime, sessions)
     }
 
     /// A session gets room before what was kept for requests to come.
@@ -619,13 +624,13 @@ impl House {
             }
             let sequence = job.sequence();
             let position = runtime.position(sequence)?;
-            *take = runtime.portion_of(sequence, position, *take);
+            *take = runtime.next_chunk(sequence, position, *take);
             *take = job.up_to_part(position, *take);
             let want = match job.samples_after(*take) {
-                true => Want::Last,
-                false => Want::Nothing,
+                true => LogitRows::Last,
+                false => LogitRows::Nothing,
             };
-            spans.push(Span {
+            spans.push(StepSpan {
                 sequence,
                 position,
                 tokens: &job.pending()[..*take],
@@ -760,7 +765,7 @@ impl House {
                 seen: stats.position,
                 rows: stats.rows,
                 reused: asked.reused,
-                changes: self.runtime.changes(sequence).to_vec(),
+                changes: self.runtime.window_changes(sequence).to_vec(),
             };
             if asked.completion.finish() == Some(Finish::Cancelled) {
                 self.runtime.close(sequence)?;
@@ -810,9 +815,10 @@ impl House {
             let Work::Turn(saying) = work else {
                 continue;
             };
-            let nobody = &mut |_: Event<'_>| ControlFlow::Continue(());
+            let nobody = &mut |_: GenerateEvent<'_>| ControlFlow::Continue(());
             // What was held back of the text is part of the whole, which is told at the end.
-            let saying = match sessions.conclude(runtime, *saying, Took::default(), nobody) {
+            let saying = match sessions.conclude(runtime, *saying, GenerateTimes::default(), nobody)
+            {
                 Ok(saying) => saying,
                 Err(error) => {
                     *left += 1;
@@ -877,8 +883,8 @@ pub(super) fn promisable(
     rows: usize,
 ) -> Option<usize> {
     let tokens = sequences * BLOCK_SLOTS;
-    let scratch = runtime.scratch_counting(sequences, counting, tokens, rows);
-    runtime.room_bytes(scratch)
+    let scratch = runtime.scratch_bytes_counting(sequences, counting, tokens, rows);
+    runtime.available_bytes(scratch)
 }
 
 pub(super) fn reader(ticket: RequestId, asked: &Asked) -> Reader {

@@ -6,7 +6,9 @@ use super::plan::{Priority, Wish};
 use crate::session::TurnInProgress;
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::Completion;
-use haversack_engine::runtime::{GenerateOptions, Keep, Runtime, SequenceId, StepError};
+use haversack_engine::runtime::{
+    GenerateOptions, Runtime, SequenceId, SequenceRetention, StepError,
+};
 use haversack_engine::sample::Sampler;
 use std::cell::Cell;
 use std::time::Duration;
@@ -26,7 +28,7 @@ pub(super) enum What {
 /// A request, checked.
 pub(super) struct Asked {
     pub completion: Completion,
-    pub keep: Keep,
+    pub keep: SequenceRetention,
     /// Where its rows are read again.
     pub again: Option<Rows>,
     /// That it has at most.
@@ -159,7 +161,7 @@ impl Job {
         };
         // What it holds is free before it is taken again.
         runtime.close(*sequence)?;
-        *sequence = runtime.open_keeping(asked.keep)?;
+        *sequence = runtime.open_with(asked.keep)?;
         let history = asked.completion.history();
         let read = match &asked.again {
             Some(rows) => rows.at(history),

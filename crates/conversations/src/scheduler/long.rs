@@ -10,7 +10,7 @@
 //! Where tokens are left out depends on how many there were, never on when they came: an answer does not depend on how its
 //! prompt was portioned.
 
-use haversack_engine::runtime::Keep;
+use haversack_engine::runtime::SequenceRetention;
 use haversack_engine::runtime::options::Policy;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
@@ -81,21 +81,21 @@ impl Rows {
     }
 
     /// What its sequence keeps, which sees so many tokens at most.
-    pub fn keep(&self, tokens: usize) -> Keep {
+    pub fn keep(&self, tokens: usize) -> SequenceRetention {
         let anchors = self.anchors;
         // Of rows that were not checked nobody says more than that they are too few.
         let window = self
             .most
             .saturating_sub(anchors.saturating_add(BLOCK_SLOTS));
         match self.long {
-            Long::Window => Keep::Window { anchors, window },
-            Long::Choose(by) if tokens > self.most => Keep::Chosen {
+            Long::Window => SequenceRetention::Window { anchors, window },
+            Long::Choose(by) if tokens > self.most => SequenceRetention::Selected {
                 by,
                 anchors,
                 window,
                 tokens,
             },
-            _ => Keep::All { tokens: self.most },
+            _ => SequenceRetention::All { tokens: self.most },
         }
     }
 
@@ -176,8 +176,8 @@ mod tests {
     #[test]
     fn rows_are_chosen_where_they_are_too_many() {
         let rows = rows(Long::Choose(Policy::Heavy));
-        assert_eq!(rows.keep(100), Keep::All { tokens: 100 });
-        let chosen = Keep::Chosen {
+        assert_eq!(rows.keep(100), SequenceRetention::All { tokens: 100 });
+        let chosen = SequenceRetention::Selected {
             by: Policy::Heavy,
             anchors: 4,
             window: 64,

@@ -6,7 +6,7 @@
 //! what others have read. What is kept is promised to nobody, and leaves before anything else does.
 
 use super::desk::RequestId;
-use haversack_engine::runtime::{Keep, Runtime, SequenceId, StepError};
+use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ pub(super) struct Kept {
 pub(super) struct Reader {
     pub ticket: RequestId,
     pub owner: u64,
-    pub keep: Keep,
+    pub keep: SequenceRetention,
 }
 
 /// What became of prompts that others had read the beginning of.

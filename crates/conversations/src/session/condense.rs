@@ -147,7 +147,7 @@ impl Rewriting {
             ..GenerateOptions::default()
         };
         let sequence = runtime.open().ok()?;
-        let mut go_on = |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
+        let mut go_on = |_: haversack_engine::runtime::GenerateEvent<'_>| ControlFlow::Continue(());
         let written = generate(
             runtime,
             sequence,

@@ -713,7 +713,7 @@ impl Sessions {
         let open = self.slots.iter().filter_map(|slot| slot.session.as_ref());
         let sessions: usize = open.map(|s| s.bytes() + TURN_BYTES).sum();
         let encoder = self.encoder.as_ref().map_or(0, |encoder| encoder.bytes());
-        Ok(runtime.hold(sessions + encoder)?)
+        Ok(runtime.set_session_bytes(sessions + encoder)?)
     }
 
     /// The same, with turns of one session leaving memory where they are in the way.

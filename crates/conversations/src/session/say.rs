@@ -18,9 +18,9 @@ use super::{Deferred, Embed, STEP_TOKENS_MAX, SessionError, SessionId, Sessions,
 use haversack_cache::Positions;
 use haversack_engine::encoder::{Embedding, EncoderError};
 use haversack_engine::runtime::completion::Completion;
-use haversack_engine::runtime::generate::{Took, conclude, drive};
+use haversack_engine::runtime::generate::{GenerateTimes, conclude, drive};
 use haversack_engine::runtime::{
-    Event, Finish, GenerateOptions, Generation, Runtime, SequenceId, StepError,
+    Finish, GenerateEvent, GenerateOptions, Generation, Runtime, SequenceId, StepError,
 };
 use haversack_engine::sample::Sampler;
 use haversack_memory::zoo::{Bug, planted};
@@ -83,8 +83,11 @@ impl Stage {
                 read,
             } => (generation, tokens.split_off(read)),
             Stage::Answering(completion) => {
-                let nobody = &mut |_: Event<'_>| ControlFlow::Continue(());
-                (conclude(completion, Took::default(), nobody), Vec::new())
+                let nobody = &mut |_: GenerateEvent<'_>| ControlFlow::Continue(());
+                (
+                    conclude(completion, GenerateTimes::default(), nobody),
+                    Vec::new(),
+                )
             }
         }
     }
@@ -154,7 +157,7 @@ impl Sessions {
         now_ms: u64,
         sampler: &mut Sampler,
         options: &GenerateOptions,
-        tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
     ) -> Result<Answer, SessionError> {
         let mut saying = self.begin(runtime, id, text, None, now_ms, options)?;
         let beside = self.options.condense_beside;
@@ -172,7 +175,7 @@ impl Sessions {
             Stage::Answering(completion) => {
                 drive(runtime, *sequence, completion, sampler, tell, decode)
             }
-            Stage::Closing { .. } => Ok(Took::default()),
+            Stage::Closing { .. } => Ok(GenerateTimes::default()),
         };
         match driven {
             Ok(took) => {
@@ -233,8 +236,8 @@ impl Sessions {
         &mut self,
         runtime: &mut Runtime,
         saying: TurnInProgress,
-        took: Took,
-        tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        took: GenerateTimes,
+        tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
     ) -> Result<TurnInProgress, SessionError> {
         let completion = match saying.stage {
             Stage::Answering(completion) => completion,

@@ -25,8 +25,8 @@ use super::turns::Place;
 use super::{Fact, Held, Layout, Session, SessionError, SessionId, SessionOptions, Sessions};
 use haversack_cache::CacheError;
 use haversack_engine::model::Model;
-use haversack_engine::model::forward::{Span, Want};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
+use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_memory::background;
 use haversack_memory::journal::RecordRef;
 use std::collections::BTreeMap;
@@ -662,12 +662,12 @@ impl Reading {
         &left[..left.len().min(tokens_max).min(STEP_TOKENS_MAX)]
     }
 
-    fn span(&self, sequence: SequenceId, tokens_max: usize) -> Span<'_> {
-        Span {
+    fn span(&self, sequence: SequenceId, tokens_max: usize) -> StepSpan<'_> {
+        StepSpan {
             sequence,
             position: self.done as u64,
             tokens: self.next(tokens_max),
-            want: Want::Nothing,
+            want: LogitRows::Nothing,
         }
     }
 
@@ -697,11 +697,11 @@ impl Reading {
             self.tokens.push(token);
         }
         if let (1.., None, Some(sequence)) = (count, &self.failed, self.sequence) {
-            let answer = Span {
+            let answer = StepSpan {
                 sequence: id,
                 position: runtime.position(id)?,
                 tokens: &[token],
-                want: Want::Last,
+                want: LogitRows::Last,
             };
             match runtime.step(&[answer, self.span(sequence, count)]) {
                 Ok(_) => {

@@ -7,7 +7,7 @@ use super::roll::PagedVec;
 use super::turns::{Place, Plan, Turn, hidden, last_from};
 use super::{Fact, Held, Record, Session, SessionError, SessionId, Sessions, TurnInProgress, feed};
 use haversack_cache::size::{Kept, fork_bytes, kv_bytes, reserve_bytes};
-use haversack_engine::encoder::{Embedding, Stored};
+use haversack_engine::encoder::{Embedding, StoredEmbedding};
 use haversack_engine::runtime::{Finish, Generation, Runtime, SequenceId, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::zoo::{Bug, planted};
@@ -281,7 +281,7 @@ impl Session {
                 Record::Told(bytes) => bytes,
                 Record::Saved(record) => map.as_ref()?.payload(*record).ok()?,
             };
-            let stored = Stored::from_bytes(TurnRecord::embedding(bytes)?).ok()?;
+            let stored = StoredEmbedding::from_bytes(TurnRecord::embedding(bytes)?).ok()?;
             Some(stored.similarity(&question))
         };
         Ok(self.turns.iter().map(similarity).collect())
@@ -579,7 +579,7 @@ pub(super) fn fits(
     let Some(budget) = ledger.budget else {
         return Ok(true);
     };
-    let scratch = runtime.scratch_to_come(id, coming as usize)? as u64;
+    let scratch = runtime.scratch_growth(id, coming as usize)? as u64;
     let wanted = growth_bytes(runtime, id, coming)?.saturating_add(scratch);
     Ok((ledger.total() as u64).saturating_add(wanted) <= budget as u64)
 }

@@ -3,7 +3,7 @@
 use haversack_conversations::session::{Answer, Embed, SessionError, SessionId, Sessions};
 use haversack_engine::Runtime;
 use haversack_engine::encoder::{DIMENSIONS, Embedding, EncoderError};
-use haversack_engine::runtime::{Event, GenerateOptions};
+use haversack_engine::runtime::{GenerateEvent, GenerateOptions};
 use haversack_engine::sample::{SampleOptions, Sampler};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -37,7 +37,7 @@ pub fn try_say(
         ..SampleOptions::default()
     })
     .unwrap();
-    let mut go_on = |_: Event<'_>| ControlFlow::Continue(());
+    let mut go_on = |_: GenerateEvent<'_>| ControlFlow::Continue(());
     let options = GenerateOptions::default();
     sessions.say(runtime, id, text, 8, &mut sampler, &options, &mut go_on)
 }

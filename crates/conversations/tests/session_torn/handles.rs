@@ -81,7 +81,7 @@ fn a_clock_that_goes_back() {
         .enumerate()
     {
         let mut sampler = Sampler::new(SampleOptions::default()).unwrap();
-        let mut go_on = |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
+        let mut go_on = |_: haversack_engine::runtime::GenerateEvent<'_>| ControlFlow::Continue(());
         let options = GenerateOptions::default();
         let answer = sessions.say(
             &mut runtime,

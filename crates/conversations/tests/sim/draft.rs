@@ -4,12 +4,12 @@ use crate::common::Dice;
 use crate::setting::Setting;
 use crate::stage::{CONTEXT, Stage, fingerprint, pick};
 use haversack_conversations::scheduler::Scheduler;
-use haversack_engine::runtime::{Keep, Runtime, SequenceId};
+use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention};
 use std::ops::ControlFlow;
 
 pub struct Draft {
     id: SequenceId,
-    keep: Keep,
+    keep: SequenceRetention,
     /// All that holds.
     tokens: Vec<u32>,
     /// (place of a token, what came behind it)
@@ -30,12 +30,12 @@ fn feed(runtime: &mut Runtime, id: SequenceId, tokens: &[u32]) -> Result<u64, St
 
 impl Draft {
     pub fn new(dice: &mut Dice, desk: &mut Scheduler) -> Result<Draft, String> {
-        let window = Keep::Window {
+        let window = SequenceRetention::Window {
             anchors: 4,
             window: 70,
         };
-        let keep = pick(dice, &[Keep::All { tokens: CONTEXT }, window]);
-        let id = desk.runtime_mut().open_keeping(keep);
+        let keep = pick(dice, &[SequenceRetention::All { tokens: CONTEXT }, window]);
+        let id = desk.runtime_mut().open_with(keep);
         Ok(Draft {
             id: id.map_err(|e| e.to_string())?,
             keep,
@@ -89,7 +89,7 @@ impl Draft {
 
 /// What is left to be judged.
 pub struct Heard {
-    keep: Keep,
+    keep: SequenceRetention,
     tokens: Vec<u32>,
     heard: Vec<(usize, u64)>,
 }
@@ -101,7 +101,7 @@ impl Heard {
         }
         let runtime = stage.alone(setting.model, setting.form, false);
         let vocabulary = runtime.model().config().vocab;
-        let id = runtime.open_keeping(self.keep).map_err(|e| e.to_string())?;
+        let id = runtime.open_with(self.keep).map_err(|e| e.to_string())?;
         let logits = runtime.all_logits(id, &self.tokens);
         runtime.close(id).map_err(|e| e.to_string())?;
         let logits = logits.map_err(|e| e.to_string())?;

@@ -7,7 +7,7 @@ use haversack_conversations::scheduler::{Long, Priority, Request, Rows};
 use haversack_engine::Retention;
 use haversack_engine::device::WindowChange;
 use haversack_engine::runtime::completion::Completed;
-use haversack_engine::runtime::{Finish, GenerateOptions, Keep, Runtime};
+use haversack_engine::runtime::{Finish, GenerateOptions, Runtime, SequenceRetention};
 use haversack_engine::sample::{SampleOptions, Sampler};
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -54,11 +54,11 @@ impl Guest {
     }
 
     /// What its sequence keeps, said without the runtime's usual.
-    fn keep(&self, setting: &Setting) -> Keep {
+    fn keep(&self, setting: &Setting) -> SequenceRetention {
         match (&self.request.rows, setting.window()) {
             (Some(rows), _) => rows.keep(usize::MAX),
-            (None, Some((anchors, window))) => Keep::Window { anchors, window },
-            (None, None) => Keep::All { tokens: self.most },
+            (None, Some((anchors, window))) => SequenceRetention::Window { anchors, window },
+            (None, None) => SequenceRetention::All { tokens: self.most },
         }
     }
 
@@ -199,7 +199,7 @@ pub fn judge(stage: &mut Stage, setting: &Setting, guest: &Guest) -> Result<(), 
             };
             let keep = match &request.rows {
                 Some(rows) => rows.keep(usize::MAX),
-                None => Keep::Usual,
+                None => SequenceRetention::Default,
             };
             alone(&mut stage.runtime(&make)?, keep, request, told)?
         }
@@ -232,7 +232,7 @@ fn check_end(
     let request = &guest.request;
     let most = request.options.tokens_max.unwrap();
     let room = match guest.keep(setting) {
-        Keep::All { tokens } if !request.rows.is_some_and(|r| r.is_read_again()) => {
+        SequenceRetention::All { tokens } if !request.rows.is_some_and(|r| r.is_read_again()) => {
             tokens.saturating_sub(read_of(request).len()) + 1
         }
         _ => usize::MAX,
@@ -263,7 +263,7 @@ fn read_of(request: &Request) -> Vec<u32> {
 /// whose rows are read again, all of its rows for each.
 fn alone(
     runtime: &mut Runtime,
-    keep: Keep,
+    keep: SequenceRetention,
     request: &Request,
     told: &[Told],
 ) -> Result<Vec<f32>, String> {
@@ -274,7 +274,7 @@ fn alone(
         let mut all = Vec::new();
         for i in 0..ids.len() {
             let history = [&request.prompt[..], &ids[..i]].concat();
-            let id = runtime.open_keeping(keep).map_err(wrong)?;
+            let id = runtime.open_with(keep).map_err(wrong)?;
             let fed = runtime.feed(id, &rows.at(&history), &mut nobody());
             let fed = fed.map(|logits| logits.unwrap_or_default().to_vec());
             runtime.close(id).map_err(wrong)?;
@@ -284,7 +284,7 @@ fn alone(
     }
     let read = read_of(request);
     let tokens = [&read[..], &ids[..ids.len() - 1]].concat();
-    let id = runtime.open_keeping(keep).map_err(wrong)?;
+    let id = runtime.open_with(keep).map_err(wrong)?;
     let all = runtime.all_logits(id, &tokens);
     runtime.close(id).map_err(wrong)?;
     Ok(all.map_err(wrong)?.split_off((read.len() - 1) * vocabulary))

@@ -10,7 +10,7 @@ use crate::setting::Setting;
 use crate::stage::{Stage, fingerprint};
 use haversack_conversations::session::layout::Layout;
 use haversack_conversations::session::{Answer, SessionId, Sessions};
-use haversack_engine::runtime::{Event, Finish, GenerateOptions, Runtime, Took};
+use haversack_engine::runtime::{Finish, GenerateEvent, GenerateOptions, GenerateTimes, Runtime};
 use haversack_engine::sample::{SampleOptions, Sampler};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -240,7 +240,7 @@ fn say_alone(
     turn: &Turn,
 ) -> Result<(Vec<Told>, u64), String> {
     let wrong = |e: haversack_conversations::session::SessionError| format!("alone: {e}");
-    let nobody = &mut |_: Event<'_>| ControlFlow::Continue(());
+    let nobody = &mut |_: GenerateEvent<'_>| ControlFlow::Continue(());
     let model = runtime.model().clone();
     let mut sampler = Sampler::new(turn.sample.clone()).map_err(|e| e.to_string())?;
     let begun = sessions.begin(runtime, id, &turn.text, None, 8, &turn.options);
@@ -268,7 +268,7 @@ fn say_alone(
             break;
         }
     }
-    let saying = sessions.conclude(runtime, saying, Took::default(), nobody);
+    let saying = sessions.conclude(runtime, saying, GenerateTimes::default(), nobody);
     let ended = saying.and_then(|saying| sessions.end(runtime, saying, None));
     let answer = ended.map_err(wrong)?;
     Ok((heard, answer.context.spilled))

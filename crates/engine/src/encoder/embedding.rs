@@ -1,4 +1,4 @@
-//! What a text becomes: a direction, and the small form of it that turns keep.
+//! The direction of a text, and the small form of it that turns keep.
 //!
 //! ```text
 //! Embedding   384 × f32, length 1                                  1536 bytes
@@ -6,10 +6,10 @@
 //! ```
 //!
 //! A stored value is within half a step of the value, and a step is the greatest value's 127th part:
-//! 0.0013 for a sentence, whose greatest value is about 0.16, and 0.0032 for no text at all. The
+//! 0.0013 for a sentence, whose greatest value is about 0.16, and 0.0032 for an empty text. The
 //! similarities of the reference texts move by 0.0018 at most; tests hold them below
-//! [`STORED_ERROR_MAX`]. Half floats would be ten times as exact in twice the bytes: no threshold of
-//! relevance is that sharp.
+//! [`STORED_ERROR_MAX`]. Half floats would be ten times as exact in twice the bytes, and no threshold of
+//! relevance needs that.
 
 use haversack_kernels::cpu::Table;
 use haversack_kernels::ops;
@@ -24,7 +24,7 @@ pub const STORED_BYTES: usize = 4 + DIMENSIONS;
 /// The bound for any two is half a step times the square root of 384; texts stay far below it.
 pub const STORED_ERROR_MAX: f32 = 0.003;
 
-/// How far from 1 the length of what is read may be: rounding moves it by some 0.0002.
+/// How far from 1 the length of a stored embedding may be: rounding moves it by some 0.0002.
 const LENGTH_SLACK: f32 = 0.02;
 
 /// A direction of length 1.
@@ -32,8 +32,7 @@ const LENGTH_SLACK: f32 = 0.02;
 pub struct Embedding([f32; DIMENSIONS]);
 
 impl Embedding {
-    /// Of length 1, whatever the length of `x` was; `None` where it has no direction: it is zero, or
-    /// holds what is not a finite number.
+    /// Scales `x` to length 1; `None` where it has no direction: it is zero, or holds a number that is not finite.
     pub fn of(mut x: [f32; DIMENSIONS]) -> Option<Embedding> {
         let table = Table::best();
         let length = ops::dot_self(table, &x).sqrt();
@@ -51,12 +50,12 @@ impl Embedding {
     }
 
     /// The small form.
-    pub fn store(&self) -> Stored {
+    pub fn store(&self) -> StoredEmbedding {
         let greatest = self.0.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         let scale = greatest / 127.0;
         // Length 1: some value is at least 0.05, and the quotient is within 127.
         let codes = self.0.map(|x| (x / scale).round_ties_even() as i8);
-        Stored { scale, codes }
+        StoredEmbedding { scale, codes }
     }
 }
 
@@ -68,12 +67,12 @@ pub fn similarity(a: &Embedding, b: &Embedding) -> f32 {
 
 /// An embedding in 388 bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stored {
+pub struct StoredEmbedding {
     scale: f32,
     codes: [i8; DIMENSIONS],
 }
 
-/// Why bytes are no stored embedding.
+/// Why bytes are not a stored embedding.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum StoredError {
     #[error("a stored embedding has {STORED_BYTES} bytes, not {0}")]
@@ -82,7 +81,7 @@ pub enum StoredError {
     Length(f32),
 }
 
-impl Stored {
+impl StoredEmbedding {
     pub fn to_bytes(&self) -> [u8; STORED_BYTES] {
         let mut bytes = [0; STORED_BYTES];
         bytes[..4].copy_from_slice(&self.scale.to_le_bytes());
@@ -92,33 +91,33 @@ impl Stored {
         bytes
     }
 
-    /// Refuses what [`Stored::to_bytes`] does not write.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Stored, StoredError> {
+    /// Refuses bytes that [`StoredEmbedding::to_bytes`] does not write.
+    pub fn from_bytes(bytes: &[u8]) -> Result<StoredEmbedding, StoredError> {
         let Ok(bytes) = <&[u8; STORED_BYTES]>::try_from(bytes) else {
             return Err(StoredError::Bytes(bytes.len()));
         };
         let [a, b, c, d, codes @ ..] = bytes;
-        let stored = Stored {
+        let stored = StoredEmbedding {
             scale: f32::from_le_bytes([*a, *b, *c, *d]),
             codes: codes.map(|byte| i8::from_le_bytes([byte])),
         };
         let length = stored.scale * (stored.dot(&stored) as f32).sqrt();
-        // Written so that what is not a number is refused.
+        // Written so that NaN is refused.
         if (length - 1.0).abs() <= LENGTH_SLACK {
             return Ok(stored);
         }
         Err(StoredError::Length(length))
     }
 
-    /// The embedding again, with the error of its steps.
+    /// The embedding, with its rounding errors.
     pub fn load(&self) -> Embedding {
         let x = self.codes.map(|code| f32::from(code) * self.scale);
-        // Its length is that of what was stored, or was checked.
+        // `store` and `from_bytes` make sure of its length.
         Embedding::of(x).unwrap_or(Embedding(x))
     }
 
-    /// [`similarity`] of two stored ones; exact but for their steps.
-    pub fn similarity(&self, other: &Stored) -> f32 {
+    /// [`similarity`] of two stored embeddings; exact but for their rounding.
+    pub fn similarity(&self, other: &StoredEmbedding) -> f32 {
         let lengths = self.length() * other.length();
         self.dot(other) as f32 / lengths
     }
@@ -129,7 +128,7 @@ impl Stored {
     }
 
     /// At most 384 × 128², which an i32 and an f32 hold exactly.
-    fn dot(&self, other: &Stored) -> i32 {
+    fn dot(&self, other: &StoredEmbedding) -> i32 {
         let pairs = self.codes.iter().zip(&other.codes);
         pairs.map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
     }
@@ -160,7 +159,7 @@ mod tests {
             (wave(1.3), wave(1.3)),
         ] {
             let (x, y) = (a.store(), b.store());
-            assert_eq!(Stored::from_bytes(&x.to_bytes()), Ok(x));
+            assert_eq!(StoredEmbedding::from_bytes(&x.to_bytes()), Ok(x));
             let exact = similarity(&a, &b);
             for got in [similarity(&x.load(), &b), x.similarity(&y)] {
                 assert!((got - exact).abs() <= STORED_ERROR_MAX, "{got} {exact}");
@@ -173,15 +172,15 @@ mod tests {
         let good = wave(0.3).store().to_bytes();
         for len in [0, 4, STORED_BYTES - 1] {
             assert_eq!(
-                Stored::from_bytes(&good[..len]),
+                StoredEmbedding::from_bytes(&good[..len]),
                 Err(StoredError::Bytes(len))
             );
         }
         for scale in [0.0, -1.0, 1.0, f32::NAN, f32::INFINITY, f32::MIN_POSITIVE] {
             let mut bad = good;
             bad[..4].copy_from_slice(&f32::to_le_bytes(scale));
-            assert!(Stored::from_bytes(&bad).is_err(), "{scale}");
+            assert!(StoredEmbedding::from_bytes(&bad).is_err(), "{scale}");
         }
-        assert!(Stored::from_bytes(&[0; STORED_BYTES]).is_err());
+        assert!(StoredEmbedding::from_bytes(&[0; STORED_BYTES]).is_err());
     }
 }

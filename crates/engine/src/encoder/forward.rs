@@ -5,7 +5,7 @@
 //! Nothing is summed across units of work, so thread count and table change no bit.
 
 use super::embedding::DIMENSIONS;
-use super::weights::{HEAD, HEADS, INNER, LAYERS, Layer, Linear, Norm, Weights};
+use super::weights::{EncoderWeights, HEAD, HEADS, INNER, LAYERS, Layer, Linear, Norm};
 use haversack_kernels::cpu::Table;
 use haversack_kernels::matmul::{Input, Product, matmul};
 use haversack_kernels::ops::{self, Rows};
@@ -28,7 +28,7 @@ pub(super) const fn scratch_len(n: usize) -> usize {
 /// The mean of the last layer's rows. `scratch` has [`scratch_len`] floats, of any value.
 pub(super) fn forward(
     exec: Exec<'_>,
-    weights: &Weights,
+    weights: &EncoderWeights,
     file: &[u8],
     ids: &[u32],
     scratch: &mut [f32],

@@ -1,8 +1,7 @@
-//! The sentence encoder: a text becomes a direction, and texts about the same thing point the same way.
+//! The sentence encoder: turns a text into a direction, so that texts about the same thing point the same way.
 //!
 //! It is all-MiniLM-L6-v2, read from its safetensors file: six layers of attention in both
-//! directions, the mean over tokens, length 1. It says how near a turn of a conversation is to a
-//! question; what follows from that is not decided here.
+//! directions, the mean over tokens, length 1. Sessions compare turns of a conversation with a question by it.
 //!
 //! ```no_run
 //! use haversack_engine::encoder::{Encoder, EncoderOptions, similarity};
@@ -21,19 +20,21 @@
 //! - the same text gives the same bits on every thread count and table;
 //! - weights stay in the mapped file; what is copied out is the vocabulary's index and small vectors
 //!   ([`Encoder::heap_bytes`]);
-//! - one text is embedded at a time. Others wait, so the scratch is there once
+//! - one text is embedded at a time and other threads wait, so there is one scratch
 //!   ([`Encoder::scratch_bytes`]). It is freed after each text, though an allocator may keep it;
 //! - a text of any length is accepted and cut at [`TOKENS_MAX`] tokens.
 
 mod embedding;
+mod error;
 mod forward;
 pub mod safetensors;
 mod weights;
 pub mod wordpiece;
 
 pub use embedding::{
-    DIMENSIONS, Embedding, STORED_BYTES, STORED_ERROR_MAX, Stored, StoredError, similarity,
+    DIMENSIONS, Embedding, STORED_BYTES, STORED_ERROR_MAX, StoredEmbedding, StoredError, similarity,
 };
+pub use error::{EncoderError, EncoderFileError};
 
 use haversack_kernels::Exec;
 use haversack_kernels::cpu::Table;
@@ -42,13 +43,13 @@ use haversack_kernels::threads::Pool;
 use haversack_memory::file::FileMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use weights::{INNER, Weights};
+use weights::{EncoderWeights, INNER};
 use wordpiece::WordPiece;
 
 /// Tokens of a text that count, the two special ones included: what the model was trained with.
 pub const TOKENS_MAX: usize = 256;
 
-/// What the encoder's folder holds.
+/// Files of the encoder's folder.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 pub const VOCAB_FILE: &str = "vocab.txt";
 
@@ -69,66 +70,49 @@ impl Default for EncoderOptions {
     }
 }
 
-/// Why there is no encoder, or no embedding.
-#[derive(Debug, thiserror::Error)]
-pub enum EncoderError {
-    #[error("{}: {error}", path.display())]
-    File {
-        path: PathBuf,
-        error: std::io::Error,
-    },
-    /// The file was read and is not what it should be.
-    #[error("{}: {what}", path.display())]
-    Refused { path: PathBuf, what: String },
-    #[error("no room for {0} bytes to embed a text in")]
-    Memory(usize),
-    #[error("the encoder gave no direction: its weights are zero or not finite numbers")]
-    NoDirection,
-}
-
 /// A sentence encoder, ready to run. May be shared among threads.
 pub struct Encoder {
     file: FileMap,
-    weights: Weights,
+    weights: EncoderWeights,
     pieces: WordPiece,
     table: Table,
     pool: Pool,
-    /// Whoever holds it may take scratch.
-    turn: Mutex<()>,
+    /// Held while a text is embedded: one scratch at a time.
+    busy: Mutex<()>,
 }
 
 impl Encoder {
     /// Opens the folder that `haversack pull minilm` makes.
     pub fn open(dir: &Path, options: &EncoderOptions) -> Result<Encoder, EncoderError> {
         let (path, file) = map(dir, WEIGHTS_FILE)?;
-        let weights =
-            Weights::read(file.as_slice()).map_err(|what| EncoderError::Refused { path, what })?;
+        let weights = EncoderWeights::read(file.as_slice())
+            .map_err(|error| EncoderError::Refused { path, error })?;
         let (path, vocab) = map(dir, VOCAB_FILE)?;
         let pieces = WordPiece::from_vocab(vocab.as_slice()).and_then(|pieces| {
-            if pieces.len() == weights.vocab {
+            let (count, vectors) = (pieces.len(), weights.vocab);
+            if count == vectors {
                 return Ok(pieces);
             }
-            Err(format!(
-                "{} pieces, but {WEIGHTS_FILE} has vectors for {}",
-                pieces.len(),
-                weights.vocab
-            ))
+            Err(EncoderFileError::PieceCount {
+                pieces: count,
+                vectors,
+            })
         });
         Ok(Encoder {
-            pieces: pieces.map_err(|what| EncoderError::Refused { path, what })?,
+            pieces: pieces.map_err(|error| EncoderError::Refused { path, error })?,
             file,
             weights,
             table: options.table,
             pool: Pool::new(options.threads),
-            turn: Mutex::new(()),
+            busy: Mutex::new(()),
         })
     }
 
     /// The direction of a text.
     pub fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
         let ids = self.tokens(text);
-        // Nothing is left half done behind a panic.
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // A panic leaves nothing half done.
+        let _busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         let len = forward::scratch_len(ids.len());
         let mut scratch = Vec::new();
         if scratch.try_reserve_exact(len).is_err() {
@@ -154,14 +138,14 @@ impl Encoder {
         self.pieces.encode(text, TOKENS_MAX)
     }
 
-    /// The most that is taken while a text is embedded: rows of [`TOKENS_MAX`] tokens, and for each
+    /// The most bytes that embedding a text takes: rows of [`TOKENS_MAX`] tokens, and for each
     /// thread the strip of weights it multiplies with (kept by the thread).
     pub fn scratch_bytes(&self) -> usize {
         forward::scratch_len(TOKENS_MAX) * size_of::<f32>()
             + self.pool.threads() * strip_bytes(WeightType::F32, INNER)
     }
 
-    /// What an open encoder keeps on the heap.
+    /// Bytes that an open encoder keeps on the heap.
     pub fn heap_bytes(&self) -> usize {
         self.weights.heap_bytes() + self.pieces.heap_bytes()
     }

@@ -6,23 +6,92 @@
 //! 8 + n  the data; offsets count from here
 //! ```
 //!
-//! The header is an object of objects with three known fields, so what reads it here knows exactly
-//! that and is no reader of JSON. Numbers are whole, nesting is fixed, sizes are bounded, and nothing
-//! is copied: a header costs a small record per tensor. Names are compared as they are written; one
-//! with an escape is never the one that is looked for.
+//! The header is an object of objects with three known fields, so the parser accepts exactly that and not JSON in
+//! general. Numbers are whole, nesting is fixed, sizes are bounded, and nothing is copied: a header costs a small record
+//! per tensor. Names are compared as they are written; one with an escape never matches.
 //!
-//! Invariants of what [`Header::parse`] accepts: each tensor has as many bytes as its type and shape
+//! Invariants of what [`SafeTensorsHeader::parse`] accepts: each tensor has as many bytes as its type and shape
 //! say, no two share a byte or a name, and together they are all the data there is.
 
-/// Ours has 11 KB.
+/// The encoder's header has 11 KB.
 const HEADER_BYTES_MAX: u64 = 1 << 20;
-/// Ours has 104.
+/// The encoder's file has 104.
 const TENSORS_MAX: usize = 4096;
 const RANK_MAX: usize = 4;
 
-/// One tensor: where it lies in the file, and as what.
+/// Why a file is not a safetensors file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SafeTensorsError {
+    #[error("{0} bytes are too few for a safetensors file")]
+    TooShort(usize),
+    #[error("the header claims {0} bytes; accepted: at most {HEADER_BYTES_MAX}")]
+    HeaderLength(u64),
+    #[error("the header claims {length} bytes, the file has {left} after its first 8")]
+    HeaderPastEnd { length: u64, left: usize },
+    #[error("the header is not UTF-8")]
+    NotUtf8,
+    #[error("the header should have {wanted} at byte {at}")]
+    Unexpected { wanted: String, at: usize },
+    #[error("the header ends inside a string")]
+    OpenString,
+    #[error("{0:.24} is too large a number")]
+    Number(String),
+    #[error("a list of more than {0} numbers")]
+    ListLength(usize),
+    #[error("more than {TENSORS_MAX} tensors")]
+    TooManyTensors,
+    #[error("{0} bytes at the end belong to no tensor")]
+    BytesAtEnd(usize),
+    #[error("{bytes} bytes before tensor {name:.80} belong to none")]
+    Gap { bytes: usize, name: String },
+    #[error("tensor {name:.80} {problem}")]
+    Tensor {
+        name: String,
+        problem: TensorProblem,
+    },
+}
+
+/// What is wrong with one tensor of a header.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TensorProblem {
+    #[error("is there twice")]
+    Twice,
+    #[error("overlaps the one before it")]
+    Overlaps,
+    #[error("has an unknown field {0:.80}")]
+    UnknownField(String),
+    #[error("has the field {0} twice")]
+    FieldTwice(String),
+    #[error("needs dtype, shape and two data_offsets")]
+    MissingField,
+    #[error("has the dtype {0:.80}, which is not known")]
+    UnknownType(String),
+    #[error("has bytes {begin} to {end}, not within the {data} of the file")]
+    Outside {
+        begin: usize,
+        end: usize,
+        data: usize,
+    },
+    #[error("is {dtype} of {shape:?}, which does not fill {bytes} bytes")]
+    Size {
+        dtype: String,
+        shape: Vec<usize>,
+        bytes: usize,
+    },
+}
+
+impl TensorProblem {
+    fn of(self, name: &str) -> SafeTensorsError {
+        SafeTensorsError::Tensor {
+            name: name.to_owned(),
+            problem: self,
+        }
+    }
+}
+
+/// One tensor: its place in the file, type and shape.
 #[derive(Clone, Copy, Debug)]
-pub struct Tensor<'a> {
+pub struct SafeTensor<'a> {
     pub name: &'a str,
     pub dtype: &'a str,
     dims: [usize; RANK_MAX],
@@ -32,7 +101,7 @@ pub struct Tensor<'a> {
     pub end: usize,
 }
 
-impl Tensor<'_> {
+impl SafeTensor<'_> {
     pub fn shape(&self) -> &[usize] {
         &self.dims[..self.rank]
     }
@@ -40,34 +109,27 @@ impl Tensor<'_> {
 
 /// All tensors, by name.
 #[derive(Debug)]
-pub struct Header<'a> {
-    tensors: Vec<Tensor<'a>>,
+pub struct SafeTensorsHeader<'a> {
+    tensors: Vec<SafeTensor<'a>>,
 }
 
-impl<'a> Header<'a> {
-    /// Reads the header of a whole file. The error is a sentence without the file's name.
-    pub fn parse(file: &'a [u8]) -> Result<Header<'a>, String> {
+impl<'a> SafeTensorsHeader<'a> {
+    /// Reads the header of a whole file.
+    pub fn parse(file: &'a [u8]) -> Result<SafeTensorsHeader<'a>, SafeTensorsError> {
         let Some((length, rest)) = file.split_first_chunk::<8>() else {
-            return Err(format!(
-                "{} bytes are too few for a safetensors file",
-                file.len()
-            ));
+            return Err(SafeTensorsError::TooShort(file.len()));
         };
         let length = u64::from_le_bytes(*length);
         if length > HEADER_BYTES_MAX {
-            return Err(format!(
-                "the header claims {length} bytes, {HEADER_BYTES_MAX} are the most; not a safetensors file?"
-            ));
+            return Err(SafeTensorsError::HeaderLength(length));
         }
         // Below the bound, so it fits.
         let Some((header, data)) = rest.split_at_checked(length as usize) else {
-            return Err(format!(
-                "the header claims {length} bytes, the file has {} after its first 8",
-                rest.len()
-            ));
+            let left = rest.len();
+            return Err(SafeTensorsError::HeaderPastEnd { length, left });
         };
-        let text = std::str::from_utf8(header).map_err(|_| "the header is not UTF-8")?;
-        let mut reader = Reader {
+        let text = std::str::from_utf8(header).map_err(|_| SafeTensorsError::NotUtf8)?;
+        let mut reader = HeaderReader {
             text,
             at: 0,
             data_at: file.len() - data.len(),
@@ -77,37 +139,38 @@ impl<'a> Header<'a> {
         check_cover(&mut tensors, file.len() - data.len(), file.len())?;
         tensors.sort_by_key(|t| t.name);
         if let Some(pair) = tensors.windows(2).find(|p| p[0].name == p[1].name) {
-            return Err(format!("tensor {:.80} is there twice", pair[0].name));
+            return Err(TensorProblem::Twice.of(pair[0].name));
         }
-        Ok(Header { tensors })
+        Ok(SafeTensorsHeader { tensors })
     }
 
-    pub fn get(&self, name: &str) -> Option<&Tensor<'a>> {
+    pub fn get(&self, name: &str) -> Option<&SafeTensor<'a>> {
         let at = self.tensors.binary_search_by_key(&name, |t| t.name).ok()?;
         self.tensors.get(at)
     }
 }
 
 /// In order of their bytes, each tensor begins where the one before it ends.
-fn check_cover(tensors: &mut [Tensor<'_>], first: usize, end: usize) -> Result<(), String> {
+fn check_cover(
+    tensors: &mut [SafeTensor<'_>],
+    first: usize,
+    end: usize,
+) -> Result<(), SafeTensorsError> {
     tensors.sort_by_key(|t| (t.start, t.end));
     let mut at = first;
     for t in tensors {
         if t.start < at {
-            return Err(format!("tensor {:.80} overlaps the one before it", t.name));
+            return Err(TensorProblem::Overlaps.of(t.name));
         }
         if t.start > at {
-            return Err(format!(
-                "{} bytes before tensor {:.80} belong to none",
-                t.start - at,
-                t.name
-            ));
+            let (bytes, name) = (t.start - at, t.name.to_owned());
+            return Err(SafeTensorsError::Gap { bytes, name });
         }
         at = t.end;
     }
     match end - at {
         0 => Ok(()),
-        left => Err(format!("{left} bytes at the end belong to no tensor")),
+        left => Err(SafeTensorsError::BytesAtEnd(left)),
     }
 }
 
@@ -122,15 +185,15 @@ fn width(dtype: &str) -> Option<usize> {
     })
 }
 
-struct Reader<'a> {
+struct HeaderReader<'a> {
     text: &'a str,
     at: usize,
     data_at: usize,
     data_len: usize,
 }
 
-impl<'a> Reader<'a> {
-    fn tensors(&mut self) -> Result<Vec<Tensor<'a>>, String> {
+impl<'a> HeaderReader<'a> {
+    fn tensors(&mut self) -> Result<Vec<SafeTensor<'a>>, SafeTensorsError> {
         let mut tensors = Vec::new();
         self.expect(b'{')?;
         let mut more = !self.taken(b'}');
@@ -141,7 +204,7 @@ impl<'a> Reader<'a> {
                 self.metadata()?;
             } else {
                 if tensors.len() == TENSORS_MAX {
-                    return Err(format!("more than {TENSORS_MAX} tensors"));
+                    return Err(SafeTensorsError::TooManyTensors);
                 }
                 tensors.push(self.tensor(name)?);
             }
@@ -154,8 +217,8 @@ impl<'a> Reader<'a> {
         Ok(tensors)
     }
 
-    /// Strings by strings, of no use here.
-    fn metadata(&mut self) -> Result<(), String> {
+    /// Strings by strings, which are not used here.
+    fn metadata(&mut self) -> Result<(), SafeTensorsError> {
         self.expect(b'{')?;
         let mut more = !self.taken(b'}');
         while more {
@@ -167,7 +230,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn tensor(&mut self, name: &'a str) -> Result<Tensor<'a>, String> {
+    fn tensor(&mut self, name: &'a str) -> Result<SafeTensor<'a>, SafeTensorsError> {
         let (mut dtype, mut shape, mut offsets) = (None, None, None);
         self.expect(b'{')?;
         let mut more = !self.taken(b'}');
@@ -178,39 +241,36 @@ impl<'a> Reader<'a> {
                 "dtype" => dtype.replace(self.string()?).is_some(),
                 "shape" => shape.replace(self.numbers::<RANK_MAX>()?).is_some(),
                 "data_offsets" => offsets.replace(self.numbers::<2>()?).is_some(),
-                _ => return Err(format!("tensor {name:.80}: unknown field {field:.80}")),
+                _ => return Err(TensorProblem::UnknownField(field.to_owned()).of(name)),
             };
             if twice {
-                return Err(format!("tensor {name:.80}: {field} is there twice"));
+                return Err(TensorProblem::FieldTwice(field.to_owned()).of(name));
             }
             more = self.goes_on(b'}')?;
         }
         let (Some(dtype), Some((dims, rank)), Some(([begin, end], 2))) = (dtype, shape, offsets)
         else {
-            return Err(format!(
-                "tensor {name:.80}: dtype, shape and two data_offsets are needed"
-            ));
+            return Err(TensorProblem::MissingField.of(name));
         };
         let Some(width) = width(dtype) else {
-            return Err(format!("tensor {name:.80}: dtype {dtype:.80} is not known"));
+            return Err(TensorProblem::UnknownType(dtype.to_owned()).of(name));
         };
         if begin > end || end > self.data_len {
-            return Err(format!(
-                "tensor {name:.80}: bytes {begin} to {end} are not within the {} of the file",
-                self.data_len
-            ));
+            let data = self.data_len;
+            return Err(TensorProblem::Outside { begin, end, data }.of(name));
         }
         let bytes = dims[..rank]
             .iter()
             .try_fold(width, |n, dim| n.checked_mul(*dim));
         if bytes != Some(end - begin) {
-            return Err(format!(
-                "tensor {name:.80}: {dtype} of {:?} does not fill {} bytes",
-                &dims[..rank],
-                end - begin
-            ));
+            let problem = TensorProblem::Size {
+                dtype: dtype.to_owned(),
+                shape: dims[..rank].to_vec(),
+                bytes: end - begin,
+            };
+            return Err(problem.of(name));
         }
-        Ok(Tensor {
+        Ok(SafeTensor {
             name,
             dtype,
             dims,
@@ -222,7 +282,7 @@ impl<'a> Reader<'a> {
     }
 
     /// `[1, 2, …]`, at most `N`; how many there were.
-    fn numbers<const N: usize>(&mut self) -> Result<([usize; N], usize), String> {
+    fn numbers<const N: usize>(&mut self) -> Result<([usize; N], usize), SafeTensorsError> {
         let mut numbers = [0; N];
         let mut n = 0;
         self.expect(b'[')?;
@@ -231,7 +291,7 @@ impl<'a> Reader<'a> {
             let number = self.number()?;
             match numbers.get_mut(n) {
                 Some(place) => *place = number,
-                None => return Err(format!("a list of more than {N} numbers")),
+                None => return Err(SafeTensorsError::ListLength(N)),
             }
             n += 1;
             more = self.goes_on(b']')?;
@@ -239,7 +299,7 @@ impl<'a> Reader<'a> {
         Ok((numbers, n))
     }
 
-    fn number(&mut self) -> Result<usize, String> {
+    fn number(&mut self) -> Result<usize, SafeTensorsError> {
         self.skip_space();
         let rest = &self.text[self.at..];
         let digits = &rest[..rest.bytes().take_while(u8::is_ascii_digit).count()];
@@ -249,11 +309,11 @@ impl<'a> Reader<'a> {
         self.at += digits.len();
         digits
             .parse()
-            .map_err(|_| format!("{:.24} is too large a number", digits))
+            .map_err(|_| SafeTensorsError::Number(digits.to_owned()))
     }
 
     /// What stands between the quotes, as it is written.
-    fn string(&mut self) -> Result<&'a str, String> {
+    fn string(&mut self) -> Result<&'a str, SafeTensorsError> {
         self.expect(b'"')?;
         let start = self.at;
         let bytes = self.text.as_bytes();
@@ -268,11 +328,11 @@ impl<'a> Reader<'a> {
                 _ => self.at += 1,
             }
         }
-        Err("the header ends inside a string".into())
+        Err(SafeTensorsError::OpenString)
     }
 
     /// After an item: true for a comma, false for the end.
-    fn goes_on(&mut self, end: u8) -> Result<bool, String> {
+    fn goes_on(&mut self, end: u8) -> Result<bool, SafeTensorsError> {
         if self.taken(b',') {
             return Ok(true);
         }
@@ -280,7 +340,7 @@ impl<'a> Reader<'a> {
         Ok(false)
     }
 
-    fn expect(&mut self, byte: u8) -> Result<(), String> {
+    fn expect(&mut self, byte: u8) -> Result<(), SafeTensorsError> {
         if self.taken(byte) {
             return Ok(());
         }
@@ -301,7 +361,10 @@ impl<'a> Reader<'a> {
             .count();
     }
 
-    fn unexpected(&self, wanted: &str) -> String {
-        format!("the header should have {wanted} at byte {}", self.at)
+    fn unexpected(&self, wanted: &str) -> SafeTensorsError {
+        SafeTensorsError::Unexpected {
+            wanted: wanted.to_owned(),
+            at: self.at,
+        }
     }
 }

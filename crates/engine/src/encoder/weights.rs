@@ -1,10 +1,11 @@
 //! The encoder's tensors: matrices where they lie in the mapped file, small vectors copied out.
 //!
 //! The shape is that of all-MiniLM-L6-v2 and no other: the file does not say how many heads there
-//! are, so a model of another shape is refused, not guessed at. Only the vocabulary may have any size.
+//! are, so a model of another shape is refused. Only the vocabulary may have any size.
 
 use super::embedding::DIMENSIONS;
-use super::safetensors::{Header, Tensor};
+use super::error::EncoderFileError;
+use super::safetensors::{SafeTensor, SafeTensorsHeader};
 use haversack_kernels::format::WeightType;
 use haversack_kernels::matmul::{Layout, Matrix};
 use std::ops::Range;
@@ -55,7 +56,7 @@ pub(super) struct Layer {
     pub down_norm: Norm,
 }
 
-pub(super) struct Weights {
+pub(super) struct EncoderWeights {
     /// (piece, dim), of the file
     words: Range<usize>,
     pub vocab: usize,
@@ -67,17 +68,16 @@ pub(super) struct Weights {
     pub layers: Vec<Layer>,
 }
 
-impl Weights {
-    /// The error is a sentence without the file's name.
-    pub fn read(file: &[u8]) -> Result<Weights, String> {
+impl EncoderWeights {
+    pub fn read(file: &[u8]) -> Result<EncoderWeights, EncoderFileError> {
         let source = Source {
-            header: Header::parse(file)?,
+            header: SafeTensorsHeader::parse(file)?,
             file,
         };
         const D: usize = DIMENSIONS;
         let words = source.f32("embeddings.word_embeddings.weight")?;
         let &[vocab, D] = words.shape() else {
-            return Err(wrong_shape(words, &format!("[any, {D}]")));
+            return Err(wrong_shape(words, format!("[any, {D}]")));
         };
         let positions = "embeddings.position_embeddings.weight";
         let segments = source.floats("embeddings.token_type_embeddings.weight", &[SEGMENTS, D])?;
@@ -95,17 +95,17 @@ impl Weights {
                 down_norm: source.norm(&format!("{at}.output.LayerNorm"))?,
             })
         });
-        Ok(Weights {
+        Ok(EncoderWeights {
             words: words.start..words.end,
             vocab,
             positions: source.bytes(positions, &[POSITIONS, D])?,
             segment: segments[..D].to_vec(),
             norm: source.norm("embeddings.LayerNorm")?,
-            layers: layers.collect::<Result<_, String>>()?,
+            layers: layers.collect::<Result<_, EncoderFileError>>()?,
         })
     }
 
-    /// The sum of what a piece, its place and the segment have for it, before the norm.
+    /// The sum of the vectors of a piece, its position and the segment, before the norm.
     pub fn embed(&self, file: &[u8], piece: usize, position: usize, out: &mut [f32]) {
         let row = |at: &Range<usize>, i: usize| &file[at.clone()][i * DIMENSIONS * 4..];
         let (words, _) = row(&self.words, piece).as_chunks::<4>();
@@ -116,7 +116,7 @@ impl Weights {
         }
     }
 
-    /// What was copied out of the file.
+    /// Bytes copied out of the file.
     pub fn heap_bytes(&self) -> usize {
         let norm = 2 * DIMENSIONS;
         let linears = 5 * DIMENSIONS + INNER;
@@ -125,38 +125,38 @@ impl Weights {
 }
 
 struct Source<'a> {
-    header: Header<'a>,
+    header: SafeTensorsHeader<'a>,
     file: &'a [u8],
 }
 
 impl<'a> Source<'a> {
-    fn f32(&self, name: &str) -> Result<&Tensor<'a>, String> {
+    fn f32(&self, name: &str) -> Result<&SafeTensor<'a>, EncoderFileError> {
         let Some(tensor) = self.header.get(name) else {
-            return Err(format!("tensor {name} is missing"));
+            return Err(EncoderFileError::MissingTensor(name.to_owned()));
         };
         if tensor.dtype != "F32" {
-            return Err(format!(
-                "tensor {name} is {:.80}, F32 is needed",
-                tensor.dtype
-            ));
+            return Err(EncoderFileError::TensorType {
+                name: name.to_owned(),
+                dtype: tensor.dtype.to_owned(),
+            });
         }
         Ok(tensor)
     }
 
-    fn bytes(&self, name: &str, shape: &[usize]) -> Result<Range<usize>, String> {
+    fn bytes(&self, name: &str, shape: &[usize]) -> Result<Range<usize>, EncoderFileError> {
         let tensor = self.f32(name)?;
         if tensor.shape() != shape {
-            return Err(wrong_shape(tensor, &format!("{shape:?}")));
+            return Err(wrong_shape(tensor, format!("{shape:?}")));
         }
         Ok(tensor.start..tensor.end)
     }
 
-    fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, String> {
+    fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EncoderFileError> {
         let (values, _) = self.file[self.bytes(name, shape)?].as_chunks::<4>();
         Ok(values.iter().map(|v| f32::from_le_bytes(*v)).collect())
     }
 
-    fn linear(&self, name: &str, rows: usize, cols: usize) -> Result<Linear, String> {
+    fn linear(&self, name: &str, rows: usize, cols: usize) -> Result<Linear, EncoderFileError> {
         Ok(Linear {
             rows,
             cols,
@@ -165,7 +165,7 @@ impl<'a> Source<'a> {
         })
     }
 
-    fn norm(&self, name: &str) -> Result<Norm, String> {
+    fn norm(&self, name: &str) -> Result<Norm, EncoderFileError> {
         Ok(Norm {
             weight: self.floats(&format!("{name}.weight"), &[DIMENSIONS])?,
             bias: self.floats(&format!("{name}.bias"), &[DIMENSIONS])?,
@@ -173,10 +173,10 @@ impl<'a> Source<'a> {
     }
 }
 
-fn wrong_shape(tensor: &Tensor<'_>, wanted: &str) -> String {
-    format!(
-        "tensor {:.80} has the shape {:?}, {wanted} is needed",
-        tensor.name,
-        tensor.shape()
-    )
+fn wrong_shape(tensor: &SafeTensor<'_>, wanted: String) -> EncoderFileError {
+    EncoderFileError::TensorShape {
+        name: tensor.name.to_owned(),
+        shape: tensor.shape().to_vec(),
+        wanted,
+    }
 }

@@ -9,25 +9,23 @@
 //!
 //! The vocabulary is a text file, a piece per line in the order of ids. What else the model's
 //! `tokenizer.json` says (fold case, strip accents, `##`, 100 characters) is the same for every model
-//! that runs here and stands below as constants: a reader of JSON would learn nothing from it.
+//! that runs here and stands below as constants, so that file is not read.
 //!
-//! Text stays text: `[SEP]` in a sentence is three words, never the special piece. Categories are
-//! those of the Unicode version of our table, which knows younger marks than some other
-//! implementations do.
+//! `[SEP]` in a sentence is three words, never the special piece. Categories are those of the Unicode version of our
+//! table, which is newer than that of some other implementations.
 //!
 //! Accents are stripped by a table of what is left of a character when its canonical decomposition
 //! has lost its nonspacing marks (`bases.txt`: the character and its rest, sorted, a line for each);
 //! syllables of Hangul are decomposed by their arithmetic. Marks are not put into canonical order:
 //! those that would move are nonspacing, and gone.
 
+use super::error::{EncoderFileError, VOCAB_BYTES_MAX};
 use haversack_text::tokenizer::pieces::Pieces;
 use unicode_general_category::{GeneralCategory as G, get_general_category};
 
 /// Longer words are unknown as a whole.
 const WORD_CHARS_MAX: usize = 100;
-/// Ten times the largest vocabulary known; ours has 226 KiB.
-const VOCAB_BYTES_MAX: usize = 16 << 20;
-/// What a piece that goes on with a word begins with.
+/// Prefix of pieces that continue a word.
 const GOES_ON: &str = "##";
 
 const BASES: &str = include_str!("bases.txt");
@@ -41,22 +39,19 @@ pub struct WordPiece {
 }
 
 impl WordPiece {
-    /// From the bytes of a `vocab.txt`. The error is a sentence without the file's name.
-    pub fn from_vocab(bytes: &[u8]) -> Result<WordPiece, String> {
+    /// From the bytes of a `vocab.txt`.
+    pub fn from_vocab(bytes: &[u8]) -> Result<WordPiece, EncoderFileError> {
         if bytes.len() > VOCAB_BYTES_MAX {
-            return Err(format!(
-                "{} bytes of vocabulary, {VOCAB_BYTES_MAX} are the most",
-                bytes.len()
-            ));
+            return Err(EncoderFileError::VocabularyBytes(bytes.len()));
         }
         let lines = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         let lines = lines
             .split(|b| *b == b'\n')
             .map(|line| line.strip_suffix(b"\r").unwrap_or(line));
-        let pieces = Pieces::new(lines).map_err(|e| e.to_string())?;
-        let special = |piece: &str| {
+        let pieces = Pieces::new(lines)?;
+        let special = |piece: &'static str| {
             let found = pieces.find(piece.as_bytes());
-            found.ok_or_else(|| format!("there is no piece {piece}"))
+            found.ok_or(EncoderFileError::MissingPiece(piece))
         };
         Ok(WordPiece {
             unknown: special("[UNK]")?,
@@ -107,7 +102,7 @@ impl WordPiece {
         ids.list
     }
 
-    /// Adds the pieces of the word and empties it; true when there is no room for more.
+    /// Adds the pieces of the word and clears it; true when there is no room for more.
     fn end_word(&self, word: &mut Word, ids: &mut Ids) -> bool {
         if word.chars > WORD_CHARS_MAX {
             ids.push(self.unknown);
@@ -125,7 +120,7 @@ impl WordPiece {
     /// False when some part of the word begins no piece.
     fn split(&self, word: &str, ids: &mut Ids) -> bool {
         let mut rest = word;
-        // The part that is looked for, behind what makes it one that goes on.
+        // The part that is looked up, with the prefix of a continuation.
         let mut part = String::new();
         while !rest.is_empty() {
             part.clear();
@@ -164,7 +159,7 @@ impl Ids {
     }
 }
 
-/// The word under way; past the longest it is counted and no longer kept.
+/// The word being read; past the maximal length its characters are only counted.
 #[derive(Default)]
 struct Word {
     text: String,
@@ -216,7 +211,7 @@ fn is_punctuation(c: char) -> bool {
         )
 }
 
-/// Calls `out` with what becomes of a character: nothing, itself, its base in lower case, or itself
+/// Calls `out` with the folded form of a character: nothing, itself, its base in lower case, or itself
 /// between spaces.
 fn fold(c: char, out: &mut impl FnMut(char)) {
     if c.is_ascii() {
@@ -245,7 +240,7 @@ fn fold(c: char, out: &mut impl FnMut(char)) {
     }
 }
 
-/// The blocks of ideographs that BERT's makers chose; kana and Hangul are not among them.
+/// The blocks of ideographs that BERT treats as words; kana and Hangul are not among them.
 fn is_ideograph(c: char) -> bool {
     matches!(u32::from(c),
         0x3400..=0x4dbf
@@ -385,11 +380,11 @@ mod tests {
             (b"[UNK]\r\n[CLS]\r\n", "[SEP]"),
         ] {
             let e = WordPiece::from_vocab(bytes).err().unwrap();
-            assert_eq!(e, format!("there is no piece {what}"));
+            assert_eq!(e.to_string(), format!("there is no piece {what}"));
         }
         let e = WordPiece::from_vocab(&vec![b'\n'; VOCAB_BYTES_MAX + 1])
             .err()
             .unwrap();
-        assert!(e.contains("16777217"), "{e}");
+        assert!(e.to_string().contains("16777217"), "{e}");
     }
 }

@@ -1,8 +1,32 @@
-//! What a form of the cache costs: mean keys ([`calibrate`]), what hurts each layer ([`probe`]) and the plan made of it
-//! ([`adaptive`]), and what leaving rows would cost ([`guard`]).
+//! What storing keys and values in fewer bits, or fewer of them, costs: statistics of the keys ([`calibrate`]), the damage
+//! to each layer ([`probe`]), and the prediction for rows about to be evicted ([`guard`]).
 
-pub mod adaptive;
 pub mod calibrate;
-mod figures;
 pub mod guard;
+mod measurement_file;
 pub mod probe;
+
+use crate::model::Model;
+use crate::model::kv::KvOptions;
+use crate::step::runner::ModelRunner;
+use haversack_cache::{CacheError, Store, StoreOptions};
+use haversack_kernels::cpu::Table;
+use haversack_kernels::format::kv::KvForm;
+use std::sync::Arc;
+
+/// A runner that keeps everything in f16, to measure with. `arenas` says how blocks are allocated.
+fn exact_runner(
+    model: &Arc<Model>,
+    threads: usize,
+    int8: bool,
+    arenas: &StoreOptions,
+) -> Result<ModelRunner, CacheError> {
+    let kv = KvOptions::plain(KvForm::F16);
+    let store = Store::new(StoreOptions {
+        layers: kv.shapes(model.config()),
+        zones: kv.zones(),
+        ..arenas.clone()
+    })?;
+    let (model, threads) = (model.clone(), threads.max(1));
+    Ok(ModelRunner::new(model, store, threads, Table::best(), int8))
+}

@@ -1,23 +1,25 @@
-//! What hurts this very model: how much the output of each layer changes when its keys or values are stored in
-//! fewer bits, and when rows leave.
+//! Measures how much the output of each layer changes when its keys or values are stored in fewer bits, and when rows are
+//! evicted.
 //!
-//! One pass over a text with everything kept in f16. While the next layer is computed, each is read again by itself: its
+//! One pass over a text with everything kept in f16. While the next layer is computed, each is evaluated by itself: its
 //! keys and values are written into a small store whose layers are the same rows in every codec and with every share of
 //! the rows, and queries of the second half of the text attend to all of them. The damage is the squared change of what
-//! the layer adds to the stream, relative to the stream, averaged over these queries; [`Depth`] says how much is known of
-//! what later layers make of it.
+//! the layer adds to the stream, relative to the stream, averaged over these queries; [`Depth`] says how far it is
+//! followed through later layers.
 //!
-//! Real codecs, real zones and the real choice of rows: nothing here is a model of something else.
+//! The codecs, the zones and the choice of rows are the real ones, not a model of them.
 
 use super::calibrate::{self, KeyStats};
-use super::figures;
+use super::exact_runner;
 use super::guard::{self, GuardParams};
+use super::measurement_file;
 use crate::model::LayerConfig;
 use crate::model::Model;
-use crate::model::forward::{Capture, Captured, Resume, Span, Want};
-use crate::runtime::options::{Activations, KvOptions, Retention, RuntimeOptions};
-use crate::runtime::perplexity::divergence;
-use crate::runtime::step::{Runtime, RuntimeError, StepError};
+use crate::model::kv::KvOptions;
+use crate::sample::kl_divergence;
+use crate::step::runner::{LayerCapture, ModelRunner, StepMode};
+use crate::step::sequence::SequenceState;
+use crate::step::{LogitRows, StepSpan};
 use haversack_cache::policy::adaptive::{CODECS, Curves, SHARES};
 use haversack_cache::policy::heavy::Score;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
@@ -33,23 +35,23 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// One story with people and numbers that come back: what leaves too early is missed.
+/// One story with people and numbers that come back: rows that are evicted too early are missed.
 const TEXT: &str = include_str!("probe/text.txt");
 
-/// Tokens that are read at most.
+/// Tokens of the text that are read at most.
 pub const TOKENS: usize = 2048;
 
-/// What was found of a model.
+/// What was measured of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
     pub curves: Vec<Curves>,
-    /// How the model answers to a change of the stream: `ln KL = offset + slope · ln S`, for the guard.
+    /// How far the logits follow a change of the stream: `ln KL = offset + slope · ln S`, for the guard.
     pub slope: f32,
     pub offset: f32,
 }
 
 impl Probe {
-    /// With the line that most models follow.
+    /// With the usual slope and offset.
     fn of(curves: Vec<Curves>) -> Probe {
         let usual = GuardParams::default();
         let (slope, offset) = (usual.slope as f32, usual.offset as f32);
@@ -60,7 +62,7 @@ impl Probe {
         }
     }
 
-    /// The same with the line of these pairs of change and KL, where they make one.
+    /// The same with slope and offset fitted to these pairs of change and KL, where a fit is plausible.
     fn fitted(self, pairs: &[(f64, f64)]) -> Probe {
         let usual = GuardParams::default();
         match guard::fit(pairs, usual.bound) {
@@ -73,7 +75,7 @@ impl Probe {
         }
     }
 
-    /// `usual` with what is this model's.
+    /// `usual` with this model's slope and offset.
     pub fn guard(&self, usual: GuardParams) -> GuardParams {
         GuardParams {
             slope: f64::from(self.slope),
@@ -83,10 +85,10 @@ impl Probe {
     }
 }
 
-/// Damage is nearly in proportion to the squared change; a line far from that is an accident of few pairs.
+/// Damage is nearly proportional to the squared change; a slope far from 1 is an accident of few pairs.
 const SLOPES: std::ops::RangeInclusive<f64> = 0.75..=1.25;
 
-/// Where the figures of a model are kept.
+/// The file of a model's probe.
 pub fn file(model: &Model, dir: &Path, depth: Depth) -> PathBuf {
     let ending = match depth {
         Depth::Full => "deep",
@@ -96,25 +98,25 @@ pub fn file(model: &Model, dir: &Path, depth: Depth) -> PathBuf {
     dir.join(format!("{}.{ending}", model.fingerprint().to_hex()))
 }
 
-/// A probe of this depth, if one was measured before.
-pub fn kept(model: &Model, dir: &Path, depth: Depth) -> Option<Probe> {
+/// A probe of this depth, if one was saved.
+pub fn saved(model: &Model, dir: &Path, depth: Depth) -> Option<Probe> {
     read(&file(model, dir, depth), model.config().layers.len())
 }
 
-/// Whether one was.
-pub fn is_kept(model: &Model, dir: &Path, depth: Depth) -> bool {
-    kept(model, dir, depth).is_some()
+/// Whether a probe of this depth was saved.
+pub fn is_saved(model: &Model, dir: &Path, depth: Depth) -> bool {
+    saved(model, dir, depth).is_some()
 }
 
-/// From the file in `dir`, or measured on the built-in text and written there. `None`: it was stopped. Trouble with
-/// the file is no trouble.
+/// Reads the probe from the file in `dir`, or measures it on the built-in text and writes the file. `None`: `tell` stopped
+/// it. A file that cannot be read or written is no error.
 pub fn load_or_measure(
     model: &Arc<Model>,
     threads: usize,
     depth: Depth,
     dir: Option<&Path>,
     tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Probe>, RuntimeError> {
+) -> Result<Option<Probe>, CacheError> {
     let layers = model.config().layers.len();
     let path = dir.map(|dir| file(model, dir, depth));
     if let Some(probe) = path.as_ref().and_then(|path| read(path, layers)) {
@@ -124,7 +126,7 @@ pub fn load_or_measure(
     let Some(tokens) = calibrate::tokens_affordable(weights_bytes) else {
         return Ok(Some(Probe::of(vec![TYPICAL; layers])));
     };
-    let stats = KeyStats::load_or_measure(model, threads, tokens, dir, &Default::default())?;
+    let stats = KeyStats::load_or_measure(model, threads, tokens, dir, &StoreOptions::default())?;
     let ids = calibrate::tokens_of(model, TEXT, TOKENS.min(tokens + tokens / 3));
     let Some(probe) = measure(model, Some(&stats), threads, &ids, depth, tell)? else {
         return Ok(None);
@@ -132,12 +134,12 @@ pub fn load_or_measure(
     if let Some(path) = &path
         && let Err(e) = write_file(path, &probe)
     {
-        log::warn!("{}: not kept: {e}", path.display());
+        log::warn!("{}: probe not saved: {e}", path.display());
     }
     Ok(Some(probe))
 }
 
-/// Where a model is too large to be probed unasked: what layers of small models suffer, about.
+/// For models too large to be probed unasked: roughly the damage to layers of small models.
 const TYPICAL: Curves = Curves {
     k: [2e-4, 3e-5, 8e-6, 3e-6, 1e-6, 0.0],
     v: [8e-5, 1.2e-5, 3e-6, 1e-6, 4e-7, 0.0],
@@ -155,11 +157,11 @@ fn write_file(path: &Path, probe: &Probe) -> std::io::Result<()> {
         .iter()
         .flat_map(|c| c.k.into_iter().chain(c.v).chain(c.rows));
     let values = values.chain([probe.slope, probe.offset]);
-    figures::write(path, HEADING, values)
+    measurement_file::write(path, HEADING, values)
 }
 
 fn read(path: &Path, layers: usize) -> Option<Probe> {
-    let values = figures::read(path, HEADING, layers * EACH + 2)?;
+    let values = measurement_file::read(path, HEADING, layers * EACH + 2)?;
     let (lines, rest) = values.as_chunks::<EACH>();
     let &[slope, offset] = rest else {
         return None;
@@ -180,22 +182,22 @@ fn read(path: &Path, layers: usize) -> Option<Probe> {
     })
 }
 
-/// The last tokens of the text, whose words are followed to the end of the model.
+/// The last tokens of the text, for which damage is followed to the logits.
 const LAST: usize = 4 * BLOCK_SLOTS;
 
-/// The same where one try a layer must do.
+/// The same where one trial a layer must do.
 const LAST_SHORT: usize = 2 * BLOCK_SLOTS;
 
-/// Of the blocks before, one in so many judges codecs; all of them judge rows.
-const JUDGE_EVERY: usize = 4;
-const JUDGE_EVERY_SHORT: usize = 8;
+/// Of the blocks before, one in this many evaluates codecs; all of them evaluate rows.
+const EVALUATE_EVERY: usize = 4;
+const EVALUATE_EVERY_SHORT: usize = 8;
 
-/// How much of the damage is followed to the end of the model.
+/// How much of the damage is followed to the logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Depth {
-    /// None: what a layer adds to the stream is all that counts.
+    /// None: only what a layer adds to the stream counts.
     Local,
-    /// That of one codec, keys and values together; everything else is in proportion.
+    /// That of one codec, keys and values together; the rest is scaled in proportion.
     #[default]
     Scaled,
     /// That of every codec.
@@ -210,15 +212,15 @@ impl Depth {
         }
     }
 
-    fn judge_every(self) -> usize {
+    fn evaluate_every(self) -> usize {
         match self {
-            Depth::Full => JUDGE_EVERY,
-            _ => JUDGE_EVERY_SHORT,
+            Depth::Full => EVALUATE_EVERY,
+            _ => EVALUATE_EVERY_SHORT,
         }
     }
 }
 
-/// Probes with `ids`. `tell` hears how many layers are done; `None` = it stopped.
+/// Probes with `ids`. `tell` is given the number of layers that are done; `None` = it stopped the probe.
 pub fn measure(
     model: &Arc<Model>,
     stats: Option<&KeyStats>,
@@ -226,36 +228,28 @@ pub fn measure(
     ids: &[u32],
     depth: Depth,
     tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Probe>, RuntimeError> {
-    let options = RuntimeOptions {
-        threads,
-        activations: Activations::F32,
-        kv: KvOptions::plain(KvForm::F16),
-        retention: Retention::full(),
-        ..RuntimeOptions::default()
-    };
-    let mut runtime = Runtime::new(model.clone(), &options)?;
-    let id = runtime.open()?;
+) -> Result<Option<Probe>, CacheError> {
     let ids = &ids[..ids.len() / BLOCK_SLOTS * BLOCK_SLOTS];
-    if ids.len() < LEAST {
+    if ids.len() < TOKENS_MIN {
         return Ok(Some(Probe::of(vec![TYPICAL; model.config().layers.len()])));
     }
+    let mut runner = exact_runner(model, threads, false, &StoreOptions::default())?;
+    let id = runner.open(None, SequenceState::default())?;
 
-    // One thread computes the model layer by layer, this one judges each layer meanwhile.
+    // One thread computes the model layer by layer, this one evaluates each layer meanwhile.
     let pool = Pool::new(threads);
     let exec = Exec {
         table: Table::best(),
         pool: &pool,
     };
     let (send, receive) = std::sync::mpsc::sync_channel(0);
-    runtime.capture(Capture::Send(send));
-    let mut judged: Vec<Judged> = Vec::new();
+    let mut damages: Vec<LayerDamage> = Vec::new();
     let mut stopped = false;
-    let judge = || -> Result<(), RuntimeError> {
+    let evaluate = || -> Result<(), CacheError> {
         for captured in receive {
-            let bench = Bench::new(model, stats, judged.len(), captured);
-            judged.push(bench.judge(exec, ids.len(), depth)?);
-            if tell(judged.len()).is_break() {
+            let bench = LayerBench::new(model, stats, damages.len(), captured);
+            damages.push(bench.evaluate(exec, ids.len(), depth)?);
+            if tell(damages.len()).is_break() {
                 stopped = true;
                 break;
             }
@@ -263,24 +257,24 @@ pub fn measure(
         Ok(())
     };
     std::thread::scope(|scope| {
-        let runtime = &mut runtime;
+        let runner = &mut runner;
         let reader = scope.spawn(move || {
-            let span = Span {
+            let span = StepSpan {
                 sequence: id,
                 position: 0,
                 tokens: ids,
-                want: Want::Nothing,
+                want: LogitRows::Nothing,
             };
-            let read = runtime.step(&[span]).map(|_| ());
-            // Ends the other thread's loop.
-            runtime.captured();
-            read
+            // Dropping the sender ends the other thread's loop; once that has stopped, nothing is sent.
+            let mut capture = |captured| drop(send.send(captured));
+            let read = runner.step(&[span], StepMode::Capture(&mut capture));
+            read.map(|_| ())
         });
-        let done = judge();
+        let done = evaluate();
         let read = reader
             .join()
             .unwrap_or_else(|_| unreachable!("a step does not panic"));
-        done.and(read.map_err(RuntimeError::from))
+        done.and(read)
     })?;
     if stopped {
         return Ok(None);
@@ -289,38 +283,57 @@ pub fn measure(
     if depth != Depth::Local {
         let before = ids.len() - depth.last();
         // Layers with a window of their own have lost what was before it: then the text is read again.
-        let id = match runtime.truncate(id, before as u64) {
+        let id = match runner.store.truncate(id, before as u64) {
             Ok(()) => id,
-            Err(StepError::Cache(CacheError::Gone { .. })) => {
-                runtime.close(id)?;
-                let id = runtime.open()?;
-                let go_on = &mut |_| ControlFlow::Continue(());
-                runtime.feed(id, &ids[..before], go_on)?;
+            Err(CacheError::Gone { .. }) => {
+                runner.close(id)?;
+                let id = runner.open(None, SequenceState::default())?;
+                append(&mut runner, id, &ids[..before], LogitRows::Nothing)?;
                 id
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
-        let mut end = End {
+        let mut tail = TextTail {
             tokens: &ids[before..],
             truth: Vec::new(),
             pool: &pool,
-            runtime,
+            runner,
             id,
         };
-        end.listen()?;
-        for layer in &mut judged {
-            layer.follow(&mut end, &mut pairs)?;
+        tail.read()?;
+        for layer in &mut damages {
+            layer.follow(&mut tail, &mut pairs)?;
         }
     }
-    let curves = judged.into_iter().map(|layer| layer.curves).collect();
+    let curves = damages.into_iter().map(|layer| layer.curves).collect();
     Ok(Some(Probe::of(curves).fitted(&pairs)))
 }
 
-/// With fewer tokens a probe says nothing.
-const LEAST: usize = 2 * LAST;
+/// Appends tokens in chunks and returns the logits that were wanted.
+fn append(
+    runner: &mut ModelRunner,
+    sequence: SequenceId,
+    tokens: &[u32],
+    want: LogitRows,
+) -> Result<Vec<f32>, CacheError> {
+    let mut logits = Vec::new();
+    for tokens in tokens.chunks(runner.chunk_for(None)) {
+        let span = StepSpan {
+            sequence,
+            position: runner.store.position(sequence)?,
+            tokens,
+            want,
+        };
+        logits.extend_from_slice(runner.step(&[span], StepMode::Append)?);
+    }
+    Ok(logits)
+}
 
-/// One layer, its rows and its queries, ready to be judged.
-struct Bench<'a> {
+/// With fewer tokens nothing can be measured.
+const TOKENS_MIN: usize = 2 * LAST;
+
+/// One layer with its rows and its queries, ready to be evaluated.
+struct LayerBench<'a> {
     model: &'a Arc<Model>,
     stats: Option<&'a KeyStats>,
     layer: usize,
@@ -332,17 +345,17 @@ struct Bench<'a> {
     stream: Vec<f32>,
 }
 
-/// What came of it.
-struct Judged {
+/// The damage to one layer.
+struct LayerDamage {
     layer: usize,
     curves: Curves,
     /// The stream of the last tokens.
     stream: Vec<f32>,
-    /// Of the variants that are followed: what they change for the last tokens, and what they find.
+    /// Of the variants that are followed to the logits: their damage for the last tokens, and the output of attention.
     outputs: Vec<(Sides, f32, Vec<f32>)>,
 }
 
-/// Of what an output is.
+/// Whether an output has coded keys, coded values or both.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sides {
     One(Side),
@@ -361,7 +374,7 @@ enum Side {
     Values,
 }
 
-/// A form of the layer that is tried.
+/// A way to store the layer.
 #[derive(Clone, Copy)]
 enum Variant {
     Exact,
@@ -385,7 +398,7 @@ impl Variant {
         }
     }
 
-    /// Of a layer with or without a window of its own.
+    /// All variants of a layer with or without a window of its own.
     fn all(windowed: bool) -> Vec<Variant> {
         let fewer = 0..CODECS.len() - 1;
         let mut all = vec![Variant::Exact];
@@ -398,17 +411,17 @@ impl Variant {
     }
 }
 
-impl<'a> Bench<'a> {
+impl<'a> LayerBench<'a> {
     fn new(
         model: &'a Arc<Model>,
         stats: Option<&'a KeyStats>,
         layer: usize,
-        captured: Captured,
-    ) -> Bench<'a> {
+        captured: LayerCapture,
+    ) -> LayerBench<'a> {
         let config = model.config();
         let c = &config.layers[layer];
         let spec = &config.ropes[c.rope];
-        let Captured {
+        let LayerCapture {
             mut keys,
             values,
             mut queries,
@@ -423,7 +436,7 @@ impl<'a> Bench<'a> {
                 }
             }
         }
-        Bench {
+        LayerBench {
             model,
             stats,
             layer,
@@ -438,29 +451,34 @@ impl<'a> Bench<'a> {
         &self.model.config().layers[self.layer]
     }
 
-    fn store(&self, variants: &[Variant]) -> Result<Store, RuntimeError> {
+    fn store(&self, variants: &[Variant]) -> Result<Store, CacheError> {
         let (config, c) = (self.model.config(), self.config());
         let shapes: Vec<LayerShape> = variants
             .iter()
             .map(|v| KvOptions::new(v.form()).layer(self.layer, c))
             .collect();
-        let known = |shape: &LayerShape| match self.stats {
-            Some(stats) => stats.known(config, self.layer, shape),
+        let of_layer = |shape: &LayerShape| match self.stats {
+            Some(stats) => stats.for_layer(config, self.layer, shape),
             None => (None, None),
         };
-        let (means, carries) = shapes.iter().map(known).unzip();
-        Ok(Store::new(StoreOptions {
+        let (means, carries) = shapes.iter().map(of_layer).unzip();
+        Store::new(StoreOptions {
             means,
             carries,
             layers: shapes,
             zones: KvOptions::default().zones(),
             notes: Some(Noting::of(&Score::Peak.counting())),
             ..StoreOptions::default()
-        })?)
+        })
     }
 
     /// Reads the text again, a block at a time, in every variant of this one layer.
-    fn judge(&self, exec: Exec<'_>, tokens: usize, depth: Depth) -> Result<Judged, RuntimeError> {
+    fn evaluate(
+        &self,
+        exec: Exec<'_>,
+        tokens: usize,
+        depth: Depth,
+    ) -> Result<LayerDamage, CacheError> {
         let c = self.config();
         let variants = Variant::all(c.window.is_some());
         let mut store = self.store(&variants)?;
@@ -476,18 +494,18 @@ impl<'a> Bench<'a> {
         let counting = Score::Peak.counting();
         let (mut exact_mass, mut own_mass) = (Vec::new(), Vec::new());
         let mut loose = Vec::new();
-        // Variants that have lost nothing so far: what holds for the exact one holds for them.
+        // Variants that have lost no row so far equal the exact one.
         let mut is_whole = vec![true; variants.len()];
-        let mut damages: Vec<Mean> = vec![Mean::default(); variants.len()];
-        let mut ends: Vec<(Mean, Vec<f32>)> = vec![Default::default(); variants.len()];
+        let mut damages: Vec<DamageMean> = vec![DamageMean::default(); variants.len()];
+        let mut ends: Vec<(DamageMean, Vec<f32>)> = vec![Default::default(); variants.len()];
         let (wide, narrow) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         for block in 0..tokens / BLOCK_SLOTS {
             let rows = block * BLOCK_SLOTS..(block + 1) * BLOCK_SLOTS;
             let part =
                 |x: &'_ [f32], width: usize| x[rows.start * width..rows.end * width].to_vec();
             let is_last = rows.start >= tokens - depth.last();
-            let is_judge = rows.start >= tokens / 2;
-            let judges_codecs = is_last || (is_judge && block % depth.judge_every() == 0);
+            let is_evaluated = rows.start >= tokens / 2;
+            let evaluates_codecs = is_last || (is_evaluated && block % depth.evaluate_every() == 0);
             let losses = (&mut loose, &mut is_whole[..]);
             self.thin(&mut store, id, &variants, tokens, losses)?;
             let queries = rows.start as u64..rows.end as u64;
@@ -503,7 +521,7 @@ impl<'a> Bench<'a> {
                 store.write(exec, &mut step, id, i, &k, &v)?;
                 let attends = match variant {
                     Variant::Exact => true,
-                    Variant::Coded(..) => judges_codecs,
+                    Variant::Coded(..) => evaluates_codecs,
                     Variant::Rows(_) => !is_whole[i],
                 };
                 if attends {
@@ -543,7 +561,7 @@ impl<'a> Bench<'a> {
                     if is_last && self.is_followed(*variant, depth) {
                         ends[i].1.extend_from_slice(&out);
                     }
-                    if is_judge {
+                    if is_evaluated {
                         let added = self.added(exec, &out);
                         let dim = self.model.config().dim;
                         let stream = &self.stream[rows.start * dim..rows.end * dim];
@@ -560,7 +578,7 @@ impl<'a> Bench<'a> {
                 if let Variant::Rows(_) = variant {
                     let mass = if attends { &own_mass } else { &exact_mass };
                     store.note_mass(id, i, &counting, queries.clone(), mass)?;
-                    if is_judge && !attends {
+                    if is_evaluated && !attends {
                         damages[i].add_nothing(BLOCK_SLOTS);
                     }
                 }
@@ -594,7 +612,7 @@ impl<'a> Bench<'a> {
             outputs.push((Sides::Both, both.0, both.1));
         }
         let dim = self.model.config().dim;
-        Ok(Judged {
+        Ok(LayerDamage {
             layer: self.layer,
             curves,
             stream: self.stream[(tokens - depth.last()) * dim..tokens * dim].to_vec(),
@@ -611,7 +629,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Lets rows go as a runtime does, in the variants with fewer of them.
+    /// Evicts rows as a runtime does, in the variants that keep a share of them.
     fn thin(
         &self,
         store: &mut Store,
@@ -619,7 +637,7 @@ impl<'a> Bench<'a> {
         variants: &[Variant],
         tokens: usize,
         (loose, is_whole): (&mut Vec<Row>, &mut [bool]),
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), CacheError> {
         let anchors = BLOCK_SLOTS as u64;
         for (i, variant) in variants.iter().enumerate() {
             let Variant::Rows(share) = *variant else {
@@ -670,14 +688,14 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Of squared changes, relative to the stream.
+/// Mean of squared changes, relative to the stream.
 #[derive(Clone, Copy, Default)]
-struct Mean {
+struct DamageMean {
     sum: f64,
     count: usize,
 }
 
-impl Mean {
+impl DamageMean {
     fn add(&mut self, found: &[f32], exact: &[f32], stream: &[f32], dim: usize) {
         let square = |x: f32| f64::from(x) * f64::from(x);
         let pairs = found.chunks_exact(dim).zip(exact.chunks_exact(dim));
@@ -689,7 +707,7 @@ impl Mean {
         }
     }
 
-    /// So many tokens for which nothing changed.
+    /// Tokens for which nothing changed.
     fn add_nothing(&mut self, tokens: usize) {
         self.count += tokens;
     }
@@ -699,9 +717,9 @@ impl Mean {
     }
 }
 
-/// The end of the text as the whole model reads it.
-struct End<'a> {
-    runtime: Runtime,
+/// The end of the text, read by the whole model.
+struct TextTail<'a> {
+    runner: ModelRunner,
     id: SequenceId,
     tokens: &'a [u32],
     /// Logits of all of them.
@@ -709,49 +727,58 @@ struct End<'a> {
     pool: &'a Pool,
 }
 
-impl End<'_> {
-    fn listen(&mut self) -> Result<(), StepError> {
-        let fork = self.runtime.fork(self.id)?;
-        self.truth = self.runtime.all_logits(fork, self.tokens)?;
-        self.runtime.close(fork)
+impl TextTail<'_> {
+    fn read(&mut self) -> Result<(), CacheError> {
+        let fork = self.runner.fork(self.id)?;
+        self.truth = append(&mut self.runner, fork, self.tokens, LogitRows::All)?;
+        self.runner.close(fork)
     }
 
-    /// How far the model's words are from the truth when one layer's attention finds `output`.
-    fn distance(&mut self, layer: usize, stream: &[f32], output: &[f32]) -> Result<f32, StepError> {
-        let resume = Resume {
-            layer,
-            stream: stream.to_vec(),
-            output: output.to_vec(),
-        };
-        let span = Span {
+    /// Mean KL divergence of the logits when the attention of one layer gives `output`.
+    fn divergence(
+        &mut self,
+        layer: usize,
+        stream: &[f32],
+        output: &[f32],
+    ) -> Result<f32, CacheError> {
+        let span = StepSpan {
             sequence: self.id,
-            position: self.runtime.position(self.id)?,
+            position: self.runner.store.position(self.id)?,
             tokens: self.tokens,
-            want: Want::All,
+            want: LogitRows::All,
         };
-        let vocab = self.runtime.model().config().vocab;
-        let found = self.runtime.trial(span, resume)?;
+        let vocab = self.runner.model().config().vocab;
+        let trial = StepMode::Trial {
+            layer,
+            stream,
+            output,
+        };
+        let found = self.runner.step(&[span], trial)?;
         let mut each = vec![0.0; self.tokens.len()];
         threads::chunks_mut(self.pool, &mut each, 1, &|i, kl| {
             let token = i * vocab..(i + 1) * vocab;
-            kl[0] = divergence(&self.truth[token.clone()], &found[token]).0;
+            kl[0] = kl_divergence(&self.truth[token.clone()], &found[token]).0;
         });
         Ok((each.iter().sum::<f64>() / each.len() as f64) as f32)
     }
 }
 
-/// Less is nothing.
+/// Smaller damages count as this.
 const TINY: f32 = 1e-12;
 
-/// The codec whose damage is followed where one is: great enough to be seen, small enough to be in proportion.
+/// The codec whose damage is followed where only one is: large enough to be measured, small enough to be proportional.
 const SCALE_CODEC: usize = 1;
 
-impl Judged {
-    /// From what the layer adds to what the model says.
-    fn follow(&mut self, end: &mut End<'_>, pairs: &mut Vec<(f64, f64)>) -> Result<(), StepError> {
+impl LayerDamage {
+    /// Scales the damage to the stream to the damage to the logits.
+    fn follow(
+        &mut self,
+        tail: &mut TextTail<'_>,
+        pairs: &mut Vec<(f64, f64)>,
+    ) -> Result<(), CacheError> {
         let mut factors = Vec::new();
         for (sides, damage, output) in &self.outputs {
-            let distance = end.distance(self.layer, &self.stream, output)?;
+            let distance = tail.divergence(self.layer, &self.stream, output)?;
             let factor = distance.max(TINY) / damage.max(TINY);
             pairs.push((f64::from(*damage), f64::from(distance)));
             factors.push((*sides, factor.ln()));

@@ -93,7 +93,7 @@ pub struct Config {
 const LAYERS_MAX: u64 = 1024;
 const DIM_MAX: u64 = 1 << 17;
 const HEADS_MAX: u64 = 1 << 12;
-pub(super) const HEAD_DIM_MAX: usize = 1 << 10;
+pub(crate) const HEAD_DIM_MAX: usize = 1 << 10;
 const FFN_MAX: u64 = 1 << 20;
 const VOCAB_MAX: usize = 1 << 22;
 

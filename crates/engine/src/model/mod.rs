@@ -1,13 +1,11 @@
-//! The model: what its metadata says ([`config`]), where its weights lie ([`weights`]), and one
-//! pass over them ([`forward`]), of which some queries are remembered ([`canaries`]).
+//! A model file: what its metadata says ([`config`]), where its weights lie ([`weights`]) and stay ([`residence`],
+//! [`pack`]), and how each layer's keys and values are stored ([`kv`]).
 
-pub mod canaries;
 pub mod config;
-mod counters;
 mod error;
 pub mod fingerprint;
-pub mod forward;
 mod keys;
+pub mod kv;
 pub mod load;
 pub mod pack;
 pub mod residence;

@@ -1,8 +1,7 @@
-//! From budget, context and wishes to the rows a sequence may keep. Pure; the one place where "it
-//! cannot fit" is found out before anything is computed.
+//! The rows a sequence may keep, from budget, context and options. Pure; the one place that finds out that something
+//! cannot fit before anything is computed.
 
 use super::options::{Policy, Retention};
-use crate::kv_quality::adaptive;
 use haversack_cache::size::largest_that_fits;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
@@ -12,14 +11,14 @@ pub struct Bounds {
     pub policy: Policy,
     /// Rows at most, in the fullest layer.
     pub rows_max: usize,
-    /// First tokens that never leave.
+    /// First tokens that are never evicted.
     pub anchors: usize,
-    /// Last tokens that stay; `None`: nothing ever leaves, and `rows_max` is the end.
+    /// Last tokens that are kept; `None`: nothing is evicted, and `rows_max` is the end.
     pub window: Option<usize>,
 }
 
 impl Bounds {
-    /// Tokens after which a sequence ends; `None` where rows leave in time.
+    /// Tokens after which a sequence ends; `None` where rows are evicted in time.
     pub fn end(&self) -> Option<usize> {
         let ends = self.window.is_none() && self.policy != Policy::Streams;
         ends.then_some(self.rows_max)
@@ -33,11 +32,9 @@ impl Bounds {
             _ => Policy::Window.name(),
         }
     }
-}
 
-impl Bounds {
-    /// Rows beside the recent ones that a window needs where rows are chosen: those about to be far, a step, and
-    /// some to choose from.
+    /// Rows beside the recent ones that a window needs where rows are chosen: those about to leave the recent zone, a
+    /// step, and some to choose from.
     pub const CHOICE: usize = 6 * BLOCK_SLOTS;
 
     /// The same where rows are chosen one by one, outside of the `recent` ones: the window is whole blocks, and
@@ -45,59 +42,59 @@ impl Bounds {
     pub fn chosen(self, recent: usize) -> Result<Bounds, BoundsError> {
         let window = self.window.unwrap_or(0);
         let recent = recent.next_multiple_of(BLOCK_SLOTS);
-        // A plan knows its floor.
+        // An adaptive plan has a minimum of its own.
         let choice = match self.policy {
             Policy::Adaptive => BLOCK_SLOTS,
             _ => Bounds::CHOICE,
         };
-        let least = recent.saturating_add(choice);
-        if window < least {
-            return Err(BoundsError::TooNarrow { window, least });
+        let min = recent.saturating_add(choice);
+        if window < min {
+            return Err(BoundsError::TooNarrow { window, min });
         }
         let window = Some(window / BLOCK_SLOTS * BLOCK_SLOTS);
         Ok(Bounds { window, ..self })
     }
 }
 
-/// Why no sequence can be kept that way.
+/// Why no sequence can be kept with these options.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BoundsError {
-    #[error("the budget of {budget_bytes} bytes is too small; accepted: at least {least_bytes}")]
+    #[error("the budget of {budget_bytes} bytes is too small; accepted: at least {min_bytes}")]
     Budget {
         budget_bytes: usize,
-        least_bytes: usize,
+        min_bytes: usize,
     },
     #[error(
-        "anchors {anchors} and window {window} with one block more are {rows} rows, which take {least_bytes} bytes; the budget is {budget_bytes}, accepted: at least {least_bytes}"
+        "anchors {anchors} and window {window} with one block more are {rows} rows, which take {min_bytes} bytes; the budget is {budget_bytes}, accepted: at least {min_bytes}"
     )]
     Window {
         anchors: usize,
         window: usize,
         rows: usize,
         budget_bytes: usize,
-        least_bytes: usize,
+        min_bytes: usize,
     },
     #[error(
-        "anchors {anchors} and window {window} with one block more are {rows} rows, more than the context; accepted: together at most {most}"
+        "anchors {anchors} and window {window} with one block more are {rows} rows, more than the context; accepted: together at most {max}"
     )]
     Context {
         anchors: usize,
         window: usize,
         rows: usize,
-        most: usize,
+        max: usize,
     },
-    #[error("a window of {window} has no rows to choose from; accepted: at least {least}")]
-    TooNarrow { window: usize, least: usize },
-    #[error("anchors {anchors} leave no room for a window; accepted: at most {most}")]
-    Anchors { anchors: usize, most: usize },
-    #[error("a window of {window} is to be made again; accepted: 1 to {most}")]
-    Replay { window: usize, most: usize },
+    #[error("a window of {window} tokens leaves no rows to choose from; accepted: at least {min}")]
+    TooNarrow { window: usize, min: usize },
+    #[error("anchors {anchors} leave no room for a window; accepted: at most {max}")]
+    Anchors { anchors: usize, max: usize },
+    #[error("a window of {window} cannot be replayed; accepted: 1 to {max}")]
+    Replay { window: usize, max: usize },
     #[error("layer {layer} does not exist; the model has layers 0 to {last}")]
     NoSuchLayer { layer: usize, last: usize },
 }
 
-/// `need(rows)` is what a sequence of so many rows takes at most, everything counted, with prompts
-/// read in the smallest portions; it grows with rows.
+/// `need(rows)` is what a sequence of `rows` rows takes at most, everything counted, with prompts
+/// read in the smallest steps; it grows with rows.
 pub fn bounds(
     context: usize,
     retention: &Retention,
@@ -105,11 +102,11 @@ pub fn bounds(
     need: &dyn Fn(usize) -> usize,
 ) -> Result<Bounds, BoundsError> {
     let bounds = of_retention(context, retention, budget_bytes, need)?;
-    // What is promised holds for windows up to this one.
-    let most = bounds.window.unwrap_or(usize::MAX);
+    // The bytes were computed for windows up to this one.
+    let max = bounds.window.unwrap_or(usize::MAX);
     let mut windows = retention.replay.iter().map(|&(_, window)| window);
-    match windows.find(|window| !(1..=most).contains(window)) {
-        Some(window) => Err(BoundsError::Replay { window, most }),
+    match windows.find(|window| !(1..=max).contains(window)) {
+        Some(window) => Err(BoundsError::Replay { window, max }),
         None => Ok(bounds),
     }
 }
@@ -121,13 +118,13 @@ fn of_retention(
     need: &dyn Fn(usize) -> usize,
 ) -> Result<Bounds, BoundsError> {
     let fits = |rows: usize| budget_bytes.is_none_or(|budget| need(rows) <= budget);
-    let least = BLOCK_SLOTS.min(context);
+    let min = BLOCK_SLOTS.min(context);
     if let Some(budget_bytes) = budget_bytes
-        && !fits(least)
+        && !fits(min)
     {
         return Err(BoundsError::Budget {
             budget_bytes,
-            least_bytes: need(least),
+            min_bytes: need(min),
         });
     }
     let capacity = || capacity(context, &fits);
@@ -149,10 +146,10 @@ fn of_retention(
                 anchors,
                 window,
                 rows,
-                most: context.saturating_sub(BLOCK_SLOTS),
+                max: context.saturating_sub(BLOCK_SLOTS),
             });
         }
-        // Blocks stay whole: the last anchor and the oldest of the window may cost one each.
+        // Blocks are kept whole: the last anchor and the oldest of the window may cost one each.
         let slots = anchors.next_multiple_of(BLOCK_SLOTS)
             + (window + BLOCK_SLOTS).next_multiple_of(BLOCK_SLOTS);
         if let Some(budget_bytes) = budget_bytes
@@ -163,7 +160,7 @@ fn of_retention(
                 window,
                 rows,
                 budget_bytes,
-                least_bytes: need(slots),
+                min_bytes: need(slots),
             });
         }
         return Ok(Bounds {
@@ -177,7 +174,7 @@ fn of_retention(
     let rows_max = capacity();
     let room = rows_max.saturating_sub(BLOCK_SLOTS);
     let usual = match policy {
-        Policy::Adaptive => adaptive::ANCHORS,
+        Policy::Adaptive => Retention::ADAPTIVE_ANCHORS,
         _ => Retention::ANCHORS,
     };
     let usual = usual.min(room / 4 / BLOCK_SLOTS * BLOCK_SLOTS);
@@ -189,7 +186,7 @@ fn of_retention(
             anchors,
             window: Some(window),
         }),
-        // A context of hardly a block: nothing can leave and leave anything behind.
+        // A context of hardly a block: there is no room for a window behind anchors.
         _ if policy == Policy::Auto && retention.anchors.is_none() => Ok(Bounds {
             policy,
             rows_max,
@@ -198,12 +195,12 @@ fn of_retention(
         }),
         _ => Err(BoundsError::Anchors {
             anchors,
-            most: room.saturating_sub(1),
+            max: room.saturating_sub(1),
         }),
     }
 }
 
-/// The most rows that fit: whole blocks, or the context itself.
+/// The largest number of rows that fit: whole blocks, or the context itself.
 fn capacity(context: usize, fits: &dyn Fn(usize) -> bool) -> usize {
     if fits(context) {
         return context;
@@ -217,7 +214,7 @@ fn capacity(context: usize, fits: &dyn Fn(usize) -> bool) -> usize {
 mod tests {
     use super::*;
 
-    /// A thousand bytes a row and ten thousand besides.
+    /// A thousand bytes a row and ten thousand beside them.
     fn need(rows: usize) -> usize {
         10_000 + 1000 * rows
     }
@@ -246,7 +243,7 @@ mod tests {
         assert!(bounds(8192, &replay(512), None, &need).is_ok());
         for window in [0, 513] {
             let error = bounds(8192, &replay(window), None, &need).unwrap_err();
-            assert_eq!(error, BoundsError::Replay { window, most: 512 });
+            assert_eq!(error, BoundsError::Replay { window, max: 512 });
         }
         let error = bounds(512, &window(usize::MAX, 512), None, &need).unwrap_err();
         assert!(matches!(error, BoundsError::Context { .. }));
@@ -266,7 +263,7 @@ mod tests {
             error,
             BoundsError::Budget {
                 budget_bytes: 41_999,
-                least_bytes: 42_000
+                min_bytes: 42_000
             }
         );
     }

@@ -4,8 +4,8 @@
 //! ([`many`](haversack_conversations::scheduler)), reads [`Completion::pending`] into the sequence, says how much of it was read, and hands over
 //! the logits behind the last. What comes out depends on nothing but those logits.
 
+use super::core::Runtime;
 use super::generate::{Finish, GenerateError, GenerateOptions};
-use super::step::Runtime;
 use crate::sample::{SampleError, Sampler};
 use haversack_cache::SequenceId;
 use haversack_memory::zoo::{Bug, planted};

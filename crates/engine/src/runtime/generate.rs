@@ -1,7 +1,8 @@
 //! One completion: read the prompt, then sample, tell and feed, one token at a time.
 
 use super::completion::{Completed, Completion, Sampled};
-use super::step::{Runtime, StepError};
+use super::core::Runtime;
+use super::error::StepError;
 use crate::sample::{SampleError, Sampler};
 use haversack_cache::SequenceId;
 use haversack_text::stop::StopError;
@@ -20,7 +21,7 @@ pub struct GenerateOptions {
 
 /// What happens while a completion runs. The caller may stop it at each.
 #[derive(Clone, Copy, Debug)]
-pub enum Event<'a> {
+pub enum GenerateEvent<'a> {
     /// So many tokens of the prompt have been read.
     Prompt { done: usize, total: usize },
     /// A token was sampled; `text` is what may be shown now (often more or less than its piece).
@@ -74,7 +75,7 @@ pub fn generate(
     prompt: &[u32],
     sampler: &mut Sampler,
     options: &GenerateOptions,
-    tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
 ) -> Result<Generation, GenerateError> {
     let mut completion = Completion::new(runtime, sequence, prompt, options)?;
     let decode: Decode<'_> = &mut |runtime, id, token| runtime.decode(id, token).map(|_| ());
@@ -87,7 +88,7 @@ pub type Decode<'a> = &'a mut dyn FnMut(&mut Runtime, SequenceId, u32) -> Result
 
 /// What reading and decoding took.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Took {
+pub struct GenerateTimes {
     pub prefill: Duration,
     pub decode: Duration,
 }
@@ -98,16 +99,16 @@ pub fn drive(
     sequence: SequenceId,
     completion: &mut Completion,
     sampler: &mut Sampler,
-    tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
     decode: Decode<'_>,
-) -> Result<Took, GenerateError> {
+) -> Result<GenerateTimes, GenerateError> {
     let model = runtime.model().clone();
     let tokenizer = model.tokenizer();
     let started = Instant::now();
     let prompt = completion.pending();
     let total = prompt.len();
     let fed = runtime.feed(sequence, prompt, &mut |done| {
-        tell(Event::Prompt { done, total })
+        tell(GenerateEvent::Prompt { done, total })
     })?;
     match fed {
         Some(_) => completion.read(total),
@@ -118,7 +119,7 @@ pub fn drive(
     let started = Instant::now();
     while completion.finish().is_none() {
         let Sampled { id, text } = completion.sample(sampler, tokenizer, runtime.logits())?;
-        if tell(Event::Token { id, text }).is_break() {
+        if tell(GenerateEvent::Token { id, text }).is_break() {
             completion.cancel();
         }
         if let &[token] = completion.pending() {
@@ -127,14 +128,14 @@ pub fn drive(
         }
     }
     let decode = started.elapsed();
-    Ok(Took { prefill, decode })
+    Ok(GenerateTimes { prefill, decode })
 }
 
 /// Ends a completion, and tells what of its text was held back.
 pub fn conclude(
     completion: Completion,
-    took: Took,
-    tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    took: GenerateTimes,
+    tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
 ) -> Generation {
     let Completed {
         text,
@@ -145,7 +146,7 @@ pub fn conclude(
     if let Some(&id) = tokens.last()
         && text.len() > shown
     {
-        let _ = tell(Event::Token {
+        let _ = tell(GenerateEvent::Token {
             id,
             text: &text[shown..],
         });

@@ -1,17 +1,27 @@
-//! Running a model: one step ([`runtime`]), a completion ([`generate`]), a judgement ([`score`],
-//! [`perplexity`]); what leaving rows would cost ([`guard`]); what may be asked for ([`options`]) and what follows from it ([`bounds`]).
+//! Running a model: sequences under a retention policy ([`Runtime`]), what that takes in memory ([`plan`], [`bounds`]),
+//! a completion ([`generate`]), and what a model makes of a given text ([`score`], [`perplexity`]).
 
+pub mod adaptive;
 pub mod bounds;
 pub mod completion;
+mod core;
+mod error;
+mod eviction;
+mod forecast;
 pub mod generate;
+#[cfg(test)]
+mod guard_tests;
 pub mod options;
 pub mod perplexity;
 pub mod plan;
+mod retention;
 pub mod score;
-pub mod step;
+pub mod trial;
 
-pub use generate::{Event, Finish, GenerateOptions, Generation, Took, generate};
+pub use self::core::{ReservedBudget, Runtime};
+pub use error::{RuntimeError, StepError};
+pub use generate::{Finish, GenerateEvent, GenerateOptions, GenerateTimes, Generation, generate};
 pub use haversack_cache::SequenceId;
 pub use options::RuntimeOptions;
+pub use retention::SequenceRetention;
 pub use score::{ScoredToken, score};
-pub use step::{Keep, Runtime, RuntimeError, StepError};

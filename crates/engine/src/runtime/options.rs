@@ -1,20 +1,18 @@
-//! What a runtime may be told: threads, arithmetic, how keys and values are kept, and for how long.
+//! Options of a runtime: threads, arithmetic, how keys and values are stored, and for how long.
 //!
-//! Plain data. Nothing here looks at a device or a model; [`super::bounds`] makes figures of it.
+//! Plain data. Nothing here looks at a device or a model; [`super::bounds`] computes limits from it.
 
-use crate::kv_quality::adaptive::Wishes;
-use haversack_cache::policy::adaptive::form_name;
 pub use haversack_cache::policy::rows::RowPolicy;
-use haversack_cache::{LayerShape, Noting, Zones};
-use haversack_kernels::cpu::Table;
-use haversack_kernels::format::kv::{Codec, Form, KvForm};
-use haversack_memory::Faults;
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::str::FromStr;
 
 use crate::kv_quality::guard::GuardParams;
-use crate::model::LayerConfig;
+use crate::kv_quality::probe::Depth;
+use crate::model::kv::KvOptions;
+use haversack_cache::Noting;
+use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_kernels::cpu::Table;
+use haversack_memory::Faults;
+use std::path::PathBuf;
+use std::str::FromStr;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
@@ -28,16 +26,16 @@ pub enum Activations {
 pub struct RuntimeOptions {
     pub threads: usize,
     pub activations: Activations,
-    /// Tokens per pass while reading a prompt; `None` = by the size of the model and the budget.
+    /// Tokens per step while reading a prompt; `None` = by the size of the model and the budget.
     pub chunk: Option<usize>,
     pub kv: KvOptions,
     pub retention: Retention,
     /// How the guard predicts and what it allows.
     pub guard: GuardParams,
     /// Let the window follow what this machine has left. Off, only [`super::Runtime::observe`] moves
-    /// it: where readings come from elsewhere.
+    /// it.
     pub follow_device: bool,
-    /// Where measurements of a model are kept; `None` = nowhere.
+    /// Where measurements of a model are saved; `None` = nowhere.
     pub cache_dir: Option<PathBuf>,
     /// Ceiling for everything the runtime allocates: blocks, tables, scratch, side data.
     pub budget_bytes: Option<usize>,
@@ -74,140 +72,32 @@ impl Default for RuntimeOptions {
     }
 }
 
-/// How keys and values are stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvOptions {
-    /// Of every layer that has no entry below.
-    pub form: KvForm,
-    pub layers: BTreeMap<usize, KvForm>,
-    /// Rows that single layers keep at most beside those of a step, where rows are chosen one by one.
-    pub rows: BTreeMap<usize, usize>,
-    /// First tokens kept as f16.
-    pub sinks: usize,
-    /// Last tokens kept in `near`, besides the current block. 0 with `sinks` 0 means everything in
-    /// `form`.
-    pub recent: usize,
-    /// Codec of the recent tokens: int8 or f16.
-    pub near: Codec,
-    /// Take the mean from keys before they are coded, where the codec gains by it and the model is
-    /// small enough to be measured.
-    pub centre: bool,
-}
-
-impl Default for KvOptions {
-    fn default() -> KvOptions {
-        KvOptions::new(KvForm::both(Codec::Int4.form()))
-    }
-}
-
-/// Layers with a form of their own that are still exceptions.
-const MIXED_FROM: usize = 8;
-
-impl KvOptions {
-    pub const SINKS: usize = 4;
-    pub const RECENT: usize = 64;
-
-    /// With the usual zones.
-    pub fn new(form: KvForm) -> KvOptions {
-        KvOptions {
-            form,
-            layers: BTreeMap::new(),
-            rows: BTreeMap::new(),
-            sinks: KvOptions::SINKS,
-            recent: KvOptions::RECENT,
-            near: Codec::Int8,
-            centre: true,
-        }
-    }
-
-    /// Everything in one form.
-    pub fn plain(form: KvForm) -> KvOptions {
-        KvOptions {
-            sinks: 0,
-            recent: 0,
-            ..KvOptions::new(form)
-        }
-    }
-
-    /// What layer `index` stores.
-    pub fn layer(&self, index: usize, config: &LayerConfig) -> LayerShape {
-        let far = self.layers.get(&index).copied().unwrap_or(self.form);
-        LayerShape {
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            near: KvForm {
-                k: self.near_form(far.k),
-                v: self.near_form(far.v),
-            },
-            far,
-            window: config.window,
-        }
-    }
-
-    /// Rows that layer `index` keeps at most.
-    pub fn rows_max(&self, index: usize) -> usize {
-        self.rows.get(&index).copied().unwrap_or(usize::MAX)
-    }
-
-    /// A form as good as `near`, or the far one where that is better already.
-    fn near_form(&self, far: Form) -> Form {
-        let is_near = far.codec.is_float() || far.codec == self.near;
-        if self.recent == 0 || is_near {
-            far
-        } else {
-            self.near.form()
-        }
-    }
-
-    pub fn zones(&self) -> Zones {
-        // Rows that are floats anyway need no second copy.
-        let floats = |form: &KvForm| form.k.codec.is_float() && form.v.codec.is_float();
-        let all_floats = floats(&self.form) && self.layers.values().all(floats);
-        Zones {
-            sinks: if all_floats { 0 } else { self.sinks },
-            recent: self.recent,
-        }
-    }
-
-    /// `int4`, or `k=int8,v=int4`, and how many layers differ; `mixed` where most do.
-    pub fn name(&self) -> String {
-        if self.layers.len() > MIXED_FROM {
-            return "mixed".to_owned();
-        }
-        let name = form_name(self.form);
-        match self.layers.len() {
-            0 => name,
-            n => format!("{name}+{n}"),
-        }
-    }
-}
-
-/// Which rows stay when the budget or the context ends.
+/// Which rows are kept when the budget or the context ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Everything while there is room, then anchors and the longest window that fits.
+    /// Everything while it fits, then anchors and the longest window that fits.
     #[default]
     Auto,
-    /// Everything; the context ends the answer.
+    /// Everything; the answer ends with the context.
     Full,
-    /// The first tokens and the last ones.
+    /// The first tokens and the last ones (StreamingLLM).
     Window,
-    /// The first tokens, the last ones, and of those between the ones that got most attention.
+    /// The first tokens, the last ones, and of those between the ones that got most attention (H2O).
     Heavy,
     /// Three groups of layers, each with its own rule.
     Tiers,
-    /// The last tokens, and those which the latest ones look at.
+    /// The last tokens, and those that the latest queries attend to (SnapKV).
     Snap,
     /// Whole turns.
     Turns,
     /// As `Heavy`, with bits and rows for each layer as a probe of the model says.
     Adaptive,
-    /// Nothing by itself: facts stay and turns come and go as a session says ([`haversack_conversations::session`]).
+    /// Evicts nothing by itself: a session keeps facts and moves turns in and out.
     Streams,
 }
 
 impl Policy {
-    /// Rows leave one by one.
+    /// Whether rows are evicted one by one.
     pub fn chooses(self) -> bool {
         !matches!(
             self,
@@ -215,7 +105,7 @@ impl Policy {
         )
     }
 
-    /// Those that can be asked for by name.
+    /// Policies that can be asked for by name.
     pub const ALL: [Policy; 8] = [
         Policy::Auto,
         Policy::Full,
@@ -257,16 +147,16 @@ impl FromStr for Policy {
     }
 }
 
-/// How far apart tokens count as standing once those between them have left.
+/// How far apart tokens count as standing once those between them are evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Positions {
     /// What the policy does best with. For anchors and a window that is `Compact`, from the first
-    /// row on that leaves: `docs/how-it-works/bounded-cache.md` has the figures.
+    /// evicted row on: measured in `docs/how-it-works/bounded-cache.md`.
     #[default]
     Auto,
     /// Gaps close.
     Compact,
-    /// Where they were. Fails past the trained context.
+    /// Tokens stay where they were. Fails past the trained context.
     Original,
 }
 
@@ -289,32 +179,35 @@ pub enum Guarding {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Retention {
     pub policy: Policy,
-    /// First tokens that never leave; `None` = [`Retention::ANCHORS`], or less in a small context.
+    /// First tokens that are never evicted; `None` = [`Retention::ANCHORS`], or less in a small context.
     pub anchors: Option<usize>,
-    /// Last tokens that stay; `None` = as many as fit.
+    /// Last tokens that are kept; `None` = as many as fit.
     pub window: Option<usize>,
     pub positions: Positions,
     /// How rows are chosen; `None` = as the policy usually does.
     pub params: Option<RowPolicy>,
     /// What `Adaptive` aims at.
-    pub adaptive: Wishes,
-    /// Put every plan that is applied into words, for [`super::Runtime::plans`].
+    pub adaptive: AdaptiveOptions,
+    /// Describe every eviction in words, for [`super::Runtime::plans`].
     pub explain: bool,
-    /// Whether a guard looks at rows before they leave, where a policy chooses them one by one.
+    /// Whether a guard looks at rows before they are evicted, where a policy chooses them one by one.
     pub guard: Guarding,
-    /// Changes of the window to make again, each at its position, instead of asking the device.
+    /// Changes of the window to replay, each at its position, instead of reading the device.
     pub replay: Vec<(u64, usize)>,
 }
 
 impl Retention {
     pub const ANCHORS: usize = 64;
 
-    /// Whether a guard looks at rows before they leave. Turns leave as a whole or not at all.
+    /// Anchors of policy `Adaptive`: one block.
+    pub const ADAPTIVE_ANCHORS: usize = BLOCK_SLOTS;
+
+    /// Whether a guard looks at rows before they are evicted. Turns are evicted as a whole or not at all.
     pub fn is_guarded(&self) -> bool {
         self.guard == Guarding::On && self.policy.chooses() && self.policy != Policy::Turns
     }
 
-    /// How rows are chosen, if they are.
+    /// How rows are chosen, where they are evicted one by one.
     pub fn rows(&self) -> Option<RowPolicy> {
         let usual = match self.policy {
             Policy::Auto | Policy::Full | Policy::Window | Policy::Streams => return None,
@@ -326,12 +219,12 @@ impl Retention {
         Some(self.params.unwrap_or(usual))
     }
 
-    /// What is remembered of each row, where rows leave one by one.
+    /// What is kept of each row, where rows are evicted one by one.
     pub(crate) fn noting(&self) -> Option<Noting> {
         self.rows().as_ref().map(noting_by)
     }
 
-    /// For sessions, which say themselves what leaves.
+    /// For sessions, which decide themselves what to evict.
     pub fn managed() -> Retention {
         Retention {
             policy: Policy::Streams,
@@ -339,7 +232,7 @@ impl Retention {
         }
     }
 
-    /// As the policy does it.
+    /// The defaults of a policy.
     pub fn by(policy: Policy) -> Retention {
         Retention {
             policy,
@@ -355,8 +248,18 @@ impl Retention {
     }
 }
 
-/// What a policy wants remembered of each row.
+/// What a policy needs to know of each row.
 pub(crate) fn noting_by(policy: &RowPolicy) -> Noting {
     let counting = policy.count();
     counting.map_or(Noting::ATTENTION, |counting| Noting::of(&counting))
+}
+
+/// What [`Policy::Adaptive`] aims at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdaptiveOptions {
+    pub depth: Depth,
+    /// Fewer bits and more rows, so that rows no query has asked for yet can still be found.
+    pub recall: bool,
+    /// Bytes of the blocks of one sequence; `None` = what the budget leaves, or a quarter of what f16 takes.
+    pub kv_bytes: Option<u64>,
 }

@@ -4,7 +4,8 @@
 //! *Windows*: the text in pieces of one context each, every piece from an empty sequence, scored from
 //! a fraction on. *Stream*: the text in one endless sequence under the runtime's own policy.
 
-use super::step::{Runtime, StepError};
+use super::core::Runtime;
+use super::error::StepError;
 use crate::sample;
 use haversack_cache::SequenceId;
 use std::ops::ControlFlow;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Sums over scored tokens. Pieces of a text may be added up.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct KlTally {
     pub tokens: usize,
     /// Of minus the log-probability of the token that came.
     pub nll: f64,
@@ -22,7 +23,7 @@ pub struct Tally {
     pub top1: usize,
 }
 
-impl Tally {
+impl KlTally {
     pub fn nll_mean(&self) -> f64 {
         self.nll / self.tokens as f64
     }
@@ -48,7 +49,7 @@ impl Tally {
         (!self.kl.is_empty()).then(|| self.top1 as f64 / self.kl.len() as f64)
     }
 
-    pub fn add(&mut self, other: &Tally) {
+    pub fn add(&mut self, other: &KlTally) {
         self.tokens += other.tokens;
         self.nll += other.nll;
         self.kl.extend_from_slice(&other.kl);
@@ -60,38 +61,12 @@ impl Tally {
         self.tokens += 1;
         self.nll -= sample::logprob_of(logits, next).ok()?;
         if let Some(reference) = reference {
-            let (kl, agree) = divergence(reference, logits);
+            let (kl, agree) = sample::kl_divergence(reference, logits);
             self.kl.push(kl as f32);
             self.top1 += usize::from(agree);
         }
         Some(())
     }
-}
-
-/// Kullback-Leibler divergence of `found` from `truth` in nats, and whether both have the same
-/// likeliest token. In f64: the terms are small differences of large numbers.
-pub fn divergence(truth: &[f32], found: &[f32]) -> (f64, bool) {
-    let top = |logits: &[f32]| {
-        let mut best = 0;
-        for (i, logit) in logits.iter().enumerate() {
-            if *logit > logits[best] {
-                best = i;
-            }
-        }
-        best
-    };
-    let (t, f) = (top(truth), top(found));
-    let (t_max, f_max) = (f64::from(truth[t]), f64::from(found[f]));
-    let (mut t_sum, mut f_sum, mut cross) = (0.0, 0.0, 0.0);
-    for (a, b) in truth.iter().zip(found) {
-        let (a, b) = (f64::from(*a) - t_max, f64::from(*b) - f_max);
-        let p = a.exp();
-        t_sum += p;
-        f_sum += b.exp();
-        cross += p * (a - b);
-    }
-    let kl = cross / t_sum - t_sum.ln() + f_sum.ln();
-    (kl.max(0.0), t == f)
 }
 
 /// Logits of both runtimes are held for so many bytes at once.
@@ -104,20 +79,20 @@ fn rows_at_once(runtime: &Runtime) -> usize {
 
 /// One of several that read the same tokens, each in a sequence of its own that stands where the
 /// others stand.
-pub struct Reader<'a> {
+pub struct TextReader<'a> {
     pub runtime: &'a mut Runtime,
     pub id: SequenceId,
-    pub tally: Tally,
+    pub tally: KlTally,
     /// What each of the last tokens took, fed one at a time.
     pub step_times: Vec<Duration>,
 }
 
-impl<'a> Reader<'a> {
-    pub fn new(runtime: &'a mut Runtime, id: SequenceId) -> Reader<'a> {
-        Reader {
+impl<'a> TextReader<'a> {
+    pub fn new(runtime: &'a mut Runtime, id: SequenceId) -> TextReader<'a> {
+        TextReader {
             runtime,
             id,
-            tally: Tally::default(),
+            tally: KlTally::default(),
             step_times: Vec::new(),
         }
     }
@@ -156,8 +131,8 @@ impl<'a> Reader<'a> {
 /// fed one at a time, all readers in turn: how long a token takes at the end of this text, under equal
 /// conditions. `progress` hears how many tokens are done and may stop; then `false` is returned.
 pub fn side_by_side<'a>(
-    readers: &mut [Reader<'a>],
-    mut reference: Option<&mut Reader<'a>>,
+    readers: &mut [TextReader<'a>],
+    mut reference: Option<&mut TextReader<'a>>,
     tokens: &[u32],
     from: usize,
     singles: usize,
@@ -214,12 +189,12 @@ pub fn window(
     tokens: &[u32],
     from: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Tally>, StepError> {
+) -> Result<Option<KlTally>, StepError> {
     let id = runtime.open()?;
     let truth_id = reference.as_mut().map(|r| r.open()).transpose()?;
-    let mut reader = Reader::new(runtime, id);
+    let mut reader = TextReader::new(runtime, id);
     let mut truth = match (&mut reference, truth_id) {
-        (Some(reference), Some(id)) => Some(Reader::new(reference, id)),
+        (Some(reference), Some(id)) => Some(TextReader::new(reference, id)),
         _ => None,
     };
     let readers = std::slice::from_mut(&mut reader);
@@ -239,8 +214,8 @@ pub fn stream(
     tokens: &[u32],
     segment: usize,
     progress: &mut dyn FnMut(usize, &Runtime) -> ControlFlow<()>,
-) -> Result<Option<Vec<Tally>>, StepError> {
-    let mut tallies: Vec<Tally> = Vec::new();
+) -> Result<Option<Vec<KlTally>>, StepError> {
+    let mut tallies: Vec<KlTally> = Vec::new();
     let rows = rows_at_once(runtime);
     let vocab = runtime.model().config().vocab;
     let fed = &tokens[..tokens.len().saturating_sub(1)];
@@ -260,7 +235,7 @@ pub fn stream(
 
 /// Counts the prediction made at `position` of the text in its segment's tally.
 fn place(
-    tallies: &mut Vec<Tally>,
+    tallies: &mut Vec<KlTally>,
     segment: usize,
     logits: &[f32],
     tokens: &[u32],
@@ -268,7 +243,7 @@ fn place(
 ) -> Result<(), StepError> {
     let next = position + 1;
     if tallies.len() <= next / segment {
-        tallies.push(Tally::default());
+        tallies.push(KlTally::default());
     }
     let not_finite = StepError::NotFinite {
         position: position as u64,
@@ -286,8 +261,8 @@ pub fn recompute(
     segment: usize,
     stride: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Vec<Tally>>, StepError> {
-    let mut tallies: Vec<Tally> = Vec::new();
+) -> Result<Option<Vec<KlTally>>, StepError> {
+    let mut tallies: Vec<KlTally> = Vec::new();
     let vocab = runtime.model().config().vocab;
     let mut at = 0;
     while at + 1 < tokens.len() {
@@ -324,21 +299,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn divergence_of_known_distributions() {
-        // p = (3/4, 1/4), q = (1/2, 1/2): KL = 3/4 ln 3/2 + 1/4 ln 1/2.
-        let (kl, agree) = divergence(&[3f32.ln(), 0.0], &[5.0, 5.0]);
-        assert!((kl - (0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln())).abs() < 1e-7);
-        assert!(agree, "ties go to the lower id");
-        assert_eq!(divergence(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]), (0.0, true));
-    }
-
-    #[test]
     fn percentiles_of_a_tally() {
-        let tally = Tally {
+        let tally = KlTally {
             kl: (1..=200).map(|i| i as f32).collect(),
-            ..Tally::default()
+            ..KlTally::default()
         };
         assert_eq!(tally.kl_p99(), Some(198.0));
-        assert_eq!(Tally::default().kl_p99(), None);
+        assert_eq!(KlTally::default().kl_p99(), None);
     }
 }

@@ -1,14 +1,16 @@
-//! What a model takes, from its metadata alone: the figures that the ledger shows later.
+//! The memory that a model needs, from its metadata alone: the numbers that the ledger shows later.
 //!
 //! Pure. Blocks are counted by `cache::size`, scratch by the code that reserves it; nothing is
 //! estimated twice. Tables are the one upper bound: their lists grow by halves.
 
+use super::options::{Activations, Policy, RuntimeOptions};
+use crate::kv_quality::calibrate::uses_error_feedback;
 use crate::kv_quality::guard::Guard;
 use crate::model::Config;
-use crate::model::canaries::Canaries;
-use crate::model::forward::{Scratch, StepSize};
-use crate::runtime::options::{Activations, KvOptions, Policy, RuntimeOptions};
-use crate::runtime::step::CHUNK_MIN;
+use crate::model::kv::KvOptions;
+use crate::step::query_samples::SampleLayout;
+use crate::step::runner::{CHUNK_MIN, COUNTED_BEYOND};
+use crate::step::scratch::{StepScratch, StepSize};
 use haversack_cache::notes::{Noting, Row};
 use haversack_cache::policy::window::WindowParams;
 use haversack_cache::size::{Kept, largest_that_fits};
@@ -22,22 +24,22 @@ use std::collections::BTreeMap;
 
 /// How a step is computed, as far as it takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setting {
+pub struct ComputeSetting {
     pub threads: usize,
     /// Activations rounded to int8 have a copy of their own.
     pub int8: bool,
     /// Tokens per pass while reading a prompt.
     pub chunk: usize,
-    /// Rows leave one by one, so that each is remembered.
+    /// What is kept of each row, where rows are evicted one by one.
     pub noting: Option<Noting>,
-    /// A guard looks at what leaves.
+    /// A guard looks at evictions.
     pub guarded: bool,
 }
 
-impl Setting {
-    /// As these options compute, prompts read in the smallest portions.
-    pub fn of(options: &RuntimeOptions) -> Setting {
-        Setting {
+impl ComputeSetting {
+    /// The setting of these options, with prompts read in the smallest steps.
+    pub fn of(options: &RuntimeOptions) -> ComputeSetting {
+        ComputeSetting {
             threads: options.threads.max(1),
             int8: options.activations == Activations::Int8,
             chunk: CHUNK_MIN,
@@ -49,7 +51,7 @@ impl Setting {
 
 /// What one sequence takes at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
+pub struct MemoryNeeds {
     /// Blocks, those of a step under way included.
     pub kv_bytes: usize,
     pub tables_bytes: usize,
@@ -57,7 +59,7 @@ pub struct Needs {
     pub side_bytes: usize,
 }
 
-impl Needs {
+impl MemoryNeeds {
     pub fn total(&self) -> usize {
         [self.tables_bytes, self.scratch_bytes, self.side_bytes]
             .into_iter()
@@ -65,19 +67,9 @@ impl Needs {
     }
 }
 
-/// What each layer stores.
-pub fn layers(config: &Config, kv: &KvOptions) -> Vec<LayerShape> {
-    config
-        .layers
-        .iter()
-        .enumerate()
-        .map(|(i, layer)| kv.layer(i, layer))
-        .collect()
-}
-
 /// Bytes of keys and values per token once it is no longer recent.
 pub fn bytes_per_token(config: &Config, kv: &KvOptions) -> usize {
-    haversack_cache::bytes_per_token(&layers(config, kv))
+    haversack_cache::bytes_per_token(&kv.shapes(config))
 }
 
 /// Bytes of the blocks of a sequence that has seen `tokens` tokens and kept all that its layers may keep.
@@ -87,18 +79,13 @@ pub fn blocks_bytes(config: &Config, kv: &KvOptions, tokens: usize) -> u64 {
         let layer = std::slice::from_ref(layer);
         kv_bytes(layer, kv.zones(), Kept::All, rows as u64)
     };
-    let layers = layers(config, kv);
+    let layers = kv.shapes(config);
     let bytes = layers.iter().enumerate().map(of);
     bytes.fold(0, u64::saturating_add)
 }
 
-/// Whether rounding the keys of a layer looks at its queries.
-pub(crate) fn carries(layer: &LayerShape) -> bool {
-    layer.basis().k == Turn::Hadamard && Carry::fits(layer.far.k, layer.head_dim)
-}
-
-/// What is kept beside blocks: the mean keys, in the model's basis and in that of the blocks, and where
-/// rounding errors go.
+/// What is kept beside blocks: the mean keys, in the model's basis and in that of the blocks, and how
+/// rounding errors are fed back.
 pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
     if !kv.centre {
         return 0;
@@ -108,20 +95,20 @@ pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
             Turn::Hadamard => 2 * layer.width() * size_of::<f32>(),
             _ => 0,
         };
-        let carry = match carries(layer) {
+        let feedback = match uses_error_feedback(layer) {
             true => Carry::bytes_for(layer.kv_heads, layer.head_dim),
             false => 0,
         };
-        mean.saturating_add(carry)
+        mean.saturating_add(feedback)
     };
-    layers(config, kv)
+    kv.shapes(config)
         .iter()
         .map(of)
         .fold(0, usize::saturating_add)
 }
 
 /// Scratch of a step of `setting.chunk` tokens at the end of `slots` slots.
-pub fn scratch_bytes(config: &Config, setting: Setting, slots: usize) -> usize {
+pub fn scratch_bytes(config: &Config, setting: ComputeSetting, slots: usize) -> usize {
     let size = StepSize {
         rows: setting.chunk,
         wanted: 1,
@@ -134,50 +121,52 @@ pub fn scratch_bytes(config: &Config, setting: Setting, slots: usize) -> usize {
         } else {
             0
         },
-        watched: if setting.guarded { setting.chunk } else { 0 },
+        sampled: if setting.guarded { setting.chunk } else { 0 },
     };
-    Scratch::bytes_for(config, setting.threads, setting.int8, size)
+    StepScratch::bytes_for(config, setting.threads, setting.int8, size)
 }
 
 /// What a sequence of `slots` slots takes at most, one step under way.
-pub fn needs(config: &Config, kv: &KvOptions, setting: Setting, slots: usize) -> Needs {
-    let layers = layers(config, kv);
+pub fn needs(
+    config: &Config,
+    kv: &KvOptions,
+    setting: ComputeSetting,
+    slots: usize,
+) -> MemoryNeeds {
+    let layers = kv.shapes(config);
     let (zones, chunk) = (kv.zones(), setting.chunk.min(slots));
     let before = ((slots - chunk) / BLOCK_SLOTS * BLOCK_SLOTS) as u64;
     let live = |(i, layer): (usize, &LayerShape)| {
         let rows = kv.rows_max(i).min(usize::MAX / 2);
-        let most = rows.next_multiple_of(BLOCK_SLOTS) as u64;
+        let max = rows.next_multiple_of(BLOCK_SLOTS) as u64;
         kv_bytes(
             std::slice::from_ref(layer),
             zones,
             Kept::All,
-            before.min(most),
+            before.min(max),
         )
     };
     let live = layers.iter().enumerate().map(live);
     let live = live.fold(0, u64::saturating_add);
     let step = reserve_bytes(&layers, zones, before, chunk);
-    // A list has room for half as many again, and for a few.
+    // Lists grow by halves and have room for a few entries more.
     let entries = slots.div_ceil(BLOCK_SLOTS) * 3 / 2 + 16;
     let notes = |layer: &LayerShape| setting.noting.map_or(0, |n| n.block_bytes(layer.kv_heads));
     let table = |layer| entries * (size_of::<Entry>() + 8 + notes(layer)) + TABLE_BYTES;
     let tables: usize = layers.iter().map(table).sum();
     let tables = tables + store_bytes(&layers, kv, slots + chunk);
-    Needs {
+    MemoryNeeds {
         kv_bytes: usize::try_from(live.saturating_add(step)).unwrap_or(usize::MAX),
         tables_bytes: tables,
         scratch_bytes: scratch_bytes(config, setting, slots),
         side_bytes: side_bytes(config, kv)
-            .saturating_add(loose_bytes(setting, slots))
+            .saturating_add(candidate_bytes(setting, slots))
             .saturating_add(guard_bytes(config, kv, setting, slots)),
     }
 }
 
-/// Slots beyond the rows of a table that attention may count in: blocks that are not full.
-pub(crate) const COUNTED_BEYOND: usize = 3 * BLOCK_SLOTS;
-
-/// The list of rows among which some leave.
-pub(crate) fn loose_bytes(setting: Setting, rows: usize) -> usize {
+/// The list of candidates for eviction.
+pub(crate) fn candidate_bytes(setting: ComputeSetting, rows: usize) -> usize {
     if setting.noting.is_some() {
         rows.saturating_mul(size_of::<Row>())
     } else {
@@ -185,23 +174,22 @@ pub(crate) fn loose_bytes(setting: Setting, rows: usize) -> usize {
     }
 }
 
-/// The canaries of one sequence, and what a guard works in.
-pub(crate) fn guard_bytes(config: &Config, kv: &KvOptions, setting: Setting, rows: usize) -> usize {
+/// The query samples of one sequence, and the memory of a guard.
+fn guard_bytes(config: &Config, kv: &KvOptions, setting: ComputeSetting, rows: usize) -> usize {
     if !setting.guarded {
         return 0;
     }
-    let guard = Guard::bytes_for(config, settled_bytes(&layers(config, kv)), rows);
-    guard.saturating_add(Canaries::ring_bytes(config))
+    let guard = Guard::bytes_for(config, settled_bytes(&kv.shapes(config)), rows);
+    guard.saturating_add(SampleLayout::new(config).ring_bytes())
 }
 
-/// The greatest block of rows that are no longer recent.
+/// The largest block of rows that are no longer recent.
 pub(crate) fn settled_bytes(layers: &[LayerShape]) -> usize {
     let sizes = layers.iter().map(|l| l.settled_shape().block_bytes());
     sizes.max().unwrap_or(0)
 }
 
-/// What a store keeps beside blocks and tables: rows and blocks on their way into others, and a line for
-/// every block of its slabs.
+/// What a store keeps beside blocks and tables: staging memory, and an entry for every block of its slabs.
 fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
     let slab_bytes = StoreOptions::default().slab_bytes;
     // (block bytes, blocks) of each pool.
@@ -227,8 +215,13 @@ fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
 /// A layer's share of lists that do not grow with rows.
 const TABLE_BYTES: usize = 1024;
 
-/// The most slots whose needs are within `budget_bytes`: whole blocks.
-pub fn slots_max(config: &Config, kv: &KvOptions, setting: Setting, budget_bytes: usize) -> usize {
+/// The largest number of slots, in whole blocks, whose needs are within `budget_bytes`.
+pub fn slots_max(
+    config: &Config,
+    kv: &KvOptions,
+    setting: ComputeSetting,
+    budget_bytes: usize,
+) -> usize {
     let fits = |blocks: u64| {
         let slots = blocks as usize * BLOCK_SLOTS;
         needs(config, kv, setting, slots).total() <= budget_bytes
@@ -236,35 +229,35 @@ pub fn slots_max(config: &Config, kv: &KvOptions, setting: Setting, budget_bytes
     largest_that_fits((SLOTS_MAX / BLOCK_SLOTS) as u64, fits) as usize * BLOCK_SLOTS
 }
 
-/// Longer than any context; a search has to end.
+/// Longer than any context: where the search ends.
 const SLOTS_MAX: usize = 1 << 30;
 
-/// What a share of the bytes of a full f16 cache buys.
+/// What fits within a share of the bytes of a full f16 cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Within {
-    /// The forms alone are within it.
+pub enum ShareFit {
+    /// All rows, in the forms asked for.
     Everything,
-    /// Anchors and so many of the last rows: whole blocks.
+    /// Anchors and this many of the last rows: whole blocks.
     Window(usize),
 }
 
-/// No window is small enough.
+/// Not even the smallest window fits.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("a share of {share} of the f16 bytes is too small; accepted: at least {least:.4}")]
+#[error("a share of {share} of the f16 bytes is too small; accepted: at least {min:.4}")]
 pub struct ShareTooSmall {
     pub share: f64,
-    /// What the smallest window takes.
-    pub least: f64,
+    /// The share that the smallest window takes.
+    pub min: f64,
 }
 
-/// Bytes of the blocks of `tokens` tokens in f16, none left out: what shares are shares of.
+/// Bytes of the blocks of `tokens` tokens in f16, none evicted: what shares are measured against.
 pub fn full_bytes(config: &Config, tokens: usize) -> u64 {
     blocks_bytes(config, &KvOptions::plain(KvForm::F16), tokens)
 }
 
-/// The most block bytes that anchors and a window have live in the last blocks before `context` tokens, or
-/// in the step under way there: sinks, the near zone and the current block are in it. Where rows leave one by one,
-/// layers with a window of their own keep all of that.
+/// The largest number of block bytes that anchors and a window hold in the last blocks before `context` tokens, or
+/// in the step under way there, with sinks, the near zone and the current block. Where rows are evicted one by one,
+/// layers with a window of their own keep all of it.
 pub fn window_bytes(
     config: &Config,
     kv: &KvOptions,
@@ -277,7 +270,7 @@ pub fn window_bytes(
         anchors: anchors as u64,
         window: window as u64,
     });
-    let (layers, zones) = (layers(config, kv), kv.zones());
+    let (layers, zones) = (kv.shapes(config), kv.zones());
     let from = context.saturating_sub(2 * BLOCK_SLOTS);
     let kept_by = |layer: &LayerShape| match policy.chooses() && layer.window.is_some() {
         true => Kept::All,
@@ -290,44 +283,44 @@ pub fn window_bytes(
         });
         bytes.sum()
     };
-    // A block in both forms, of one layer: those before it are settled, those after it have not begun.
+    // One layer has a block in both forms: layers before it are done, layers after it have not begun.
     let zoned = layers.iter().filter(|layer| layer.zoned());
     let under_way = zoned.map(|layer| layer.far_shape().block_bytes());
     let under_way = under_way.max().unwrap_or(0) as u64;
-    let most = (from..=context).map(live).max().unwrap_or(0);
-    most.saturating_add(under_way)
+    let max = (from..=context).map(live).max().unwrap_or(0);
+    max.saturating_add(under_way)
 }
 
-/// The largest window behind `anchors` anchors, of at least `least` rows, with which `context` tokens
-/// take at most `share` of what they take in f16. Everything, where that is within the share.
+/// The largest window behind `anchors` anchors, of at least `window_min` rows, with which `context` tokens
+/// take at most `share` of what they take in f16; everything, where that is within the share.
 pub fn within_share(
     config: &Config,
     kv: &KvOptions,
     policy: Policy,
     anchors: usize,
-    least: usize,
+    window_min: usize,
     context: usize,
     share: f64,
-) -> Result<Within, ShareTooSmall> {
+) -> Result<ShareFit, ShareTooSmall> {
     let full = full_bytes(config, context).max(1);
-    let most = (full as f64 * share) as u64;
-    if blocks_bytes(config, kv, context) <= most {
-        return Ok(Within::Everything);
+    let max = (full as f64 * share) as u64;
+    if blocks_bytes(config, kv, context) <= max {
+        return Ok(ShareFit::Everything);
     }
     let bytes = |blocks: u64| {
         let window = blocks as usize * BLOCK_SLOTS;
         window_bytes(config, kv, policy, anchors, window, context)
     };
-    let least = least.div_ceil(BLOCK_SLOTS).max(1) as u64;
+    let min = window_min.div_ceil(BLOCK_SLOTS).max(1) as u64;
     // Anchors, window and the block of the step are within the context.
     let room = context.min(config.context).saturating_sub(anchors) / BLOCK_SLOTS;
     let room = (room as u64).saturating_sub(1);
-    let fits = |blocks: u64| least <= room && bytes(blocks.max(least)) <= most;
+    let fits = |blocks: u64| min <= room && bytes(blocks.max(min)) <= max;
     match largest_that_fits(room, fits) {
         0 => Err(ShareTooSmall {
             share,
-            least: bytes(least) as f64 / full as f64,
+            min: bytes(min) as f64 / full as f64,
         }),
-        blocks => Ok(Within::Window(blocks.max(least) as usize * BLOCK_SLOTS)),
+        blocks => Ok(ShareFit::Window(blocks.max(min) as usize * BLOCK_SLOTS)),
     }
 }

@@ -1,6 +1,7 @@
 //! Teacher-forced log-probabilities: what the model thought of each token of a given text.
 
-use super::step::{Runtime, StepError};
+use super::core::Runtime;
+use super::error::StepError;
 use crate::sample;
 use std::ops::ControlFlow;
 

@@ -20,7 +20,7 @@ mod rng;
 mod score;
 
 pub use constraint::{Constraint, ConstraintError};
-pub use score::{logprob_of, logprobs_top};
+pub use score::{kl_divergence, logprob_of, logprobs_top};
 
 use exp::exp_nonpositive;
 use rng::Rng;

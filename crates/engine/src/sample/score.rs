@@ -1,4 +1,4 @@
-//! Log-probabilities of tokens, for scoring. Sums in f64: a vocabulary of small terms loses digits in f32.
+//! Log-probabilities of tokens and the distance of two distributions, for scoring. Sums in f64: a vocabulary of small terms loses digits in f32.
 
 use super::SampleError;
 
@@ -74,4 +74,47 @@ pub fn logprobs_top(logits: &[f32], k: usize) -> Result<Vec<(u32, f64)>, SampleE
         .into_iter()
         .map(|id| (id, logprob(at(id), normaliser)))
         .collect())
+}
+
+/// Kullback-Leibler divergence of `found` from `truth` in nats, and whether both have the same
+/// likeliest token. In f64: the terms are small differences of large numbers.
+pub fn kl_divergence(truth: &[f32], found: &[f32]) -> (f64, bool) {
+    let top = |logits: &[f32]| {
+        let mut best = 0;
+        for (i, logit) in logits.iter().enumerate() {
+            if *logit > logits[best] {
+                best = i;
+            }
+        }
+        best
+    };
+    let (t, f) = (top(truth), top(found));
+    let (t_max, f_max) = (f64::from(truth[t]), f64::from(found[f]));
+    let (mut t_sum, mut f_sum, mut cross) = (0.0, 0.0, 0.0);
+    for (a, b) in truth.iter().zip(found) {
+        let (a, b) = (f64::from(*a) - t_max, f64::from(*b) - f_max);
+        let p = a.exp();
+        t_sum += p;
+        f_sum += b.exp();
+        cross += p * (a - b);
+    }
+    let kl = cross / t_sum - t_sum.ln() + f_sum.ln();
+    (kl.max(0.0), t == f)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divergence_of_known_distributions() {
+        // p = (3/4, 1/4), q = (1/2, 1/2): KL = 3/4 ln 3/2 + 1/4 ln 1/2.
+        let (kl, agree) = kl_divergence(&[3f32.ln(), 0.0], &[5.0, 5.0]);
+        assert!((kl - (0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln())).abs() < 1e-7);
+        assert!(agree, "ties go to the lower id");
+        assert_eq!(
+            kl_divergence(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]),
+            (0.0, true)
+        );
+    }
 }

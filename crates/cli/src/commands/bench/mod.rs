@@ -13,8 +13,8 @@ use crate::engine::{self, Engine, Habits};
 use crate::error::usage;
 use crate::{out, resolve};
 use anyhow::Result;
-use haversack::engine::model::forward::{Span, Want};
 use haversack::engine::runtime::SequenceId;
+use haversack::engine::step::{LogitRows, StepSpan};
 use peer::Peer;
 use serde_json::{Value as Json, json};
 use std::ops::ControlFlow;
@@ -271,14 +271,14 @@ impl Bed {
                 .feed(forks[0], &tokens[0], &mut |_| ControlFlow::Continue(()))?;
         } else {
             for step in 0..per_sequence {
-                let spans: Vec<Span<'_>> = forks
+                let spans: Vec<StepSpan<'_>> = forks
                     .iter()
                     .zip(&tokens)
-                    .map(|(&sequence, tokens)| Span {
+                    .map(|(&sequence, tokens)| StepSpan {
                         sequence,
                         position: (self.depth + step) as u64,
                         tokens: &tokens[step..=step],
-                        want: Want::Last,
+                        want: LogitRows::Last,
                     })
                     .collect();
                 engine.runtime.step(&spans)?;

@@ -18,7 +18,7 @@ use crate::ledger::{self, Holding};
 use crate::{out, progress};
 use anyhow::{Context, Result, bail};
 use haversack::engine::StepError;
-use haversack::engine::runtime::{Event, Finish, GenerateOptions, Generation, generate};
+use haversack::engine::runtime::{Finish, GenerateEvent, GenerateOptions, Generation, generate};
 use haversack::engine::sample::Sampler;
 use haversack::session::names;
 use haversack::text::template::Message;
@@ -252,15 +252,15 @@ impl Showing {
         }
     }
 
-    fn show(&mut self, event: Event<'_>) -> ControlFlow<()> {
+    fn show(&mut self, event: GenerateEvent<'_>) -> ControlFlow<()> {
         match event {
-            Event::Prompt { done, total } => {
+            GenerateEvent::Prompt { done, total } => {
                 let bar = &mut self.bar;
                 if let Some(bar) = bar.get_or_insert_with(|| progress::Count::of_prompt(total)) {
                     bar.set(done);
                 }
             }
-            Event::Token { text, .. } => {
+            GenerateEvent::Token { text, .. } => {
                 self.bar = Some(None);
                 if !text.is_empty() && self.writing.is_ok() {
                     self.writing = out::text(text);

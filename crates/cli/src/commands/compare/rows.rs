@@ -7,7 +7,7 @@ use super::run::{FLOOR, at_answer, at_case, at_kl};
 use super::state::{State, as_number, as_numbers};
 use anyhow::{Result, anyhow};
 use haversack::engine::model::Config;
-use haversack::engine::runtime::perplexity::Tally;
+use haversack::engine::runtime::perplexity::KlTally;
 use haversack::engine::runtime::plan;
 use haversack_eval::bleu::{BleuCounts, ORDER};
 use haversack_eval::stats::{self, Interval};
@@ -100,7 +100,7 @@ struct Source<'a> {
 /// Windows of a text together.
 #[derive(Default)]
 struct Windows {
-    tally: Tally,
+    tally: KlTally,
     pieces: Vec<(f64, usize)>,
     bytes: u64,
     full_bytes: u64,
@@ -162,7 +162,7 @@ impl Source<'_> {
         for chunk in 0..self.exam.chunks {
             let at = |key: &str| at_kl(self.contest.context, self.text, chunk, key);
             let result = self.state.get(&at(key))?;
-            let tally = Tally {
+            let tally = KlTally {
                 tokens: usize::try_from(result["tokens"].as_u64()?).ok()?,
                 nll: as_number(&result["nll"])?,
                 kl: as_numbers(&result["kl"])?,

@@ -4,7 +4,7 @@
 //! and said as one.
 
 use haversack::engine::model::Config;
-use haversack::engine::runtime::plan::{self, Needs, Setting};
+use haversack::engine::runtime::plan::{self, ComputeSetting, MemoryNeeds};
 use haversack::engine::{Codec, KvOptions};
 use haversack::memory::bytes::human;
 use serde_json::{Value as Json, json};
@@ -102,8 +102,8 @@ pub struct Figures<'a> {
 }
 
 impl Figures<'_> {
-    fn setting(&self) -> Setting {
-        Setting {
+    fn setting(&self) -> ComputeSetting {
+        ComputeSetting {
             noting: None,
             guarded: false,
             threads: self.threads,
@@ -120,7 +120,7 @@ impl Figures<'_> {
         plan::blocks_bytes(self.config, &(self.options)(codec), tokens)
     }
 
-    pub fn needs(&self, codec: Codec, tokens: usize) -> Needs {
+    pub fn needs(&self, codec: Codec, tokens: usize) -> MemoryNeeds {
         let slots = tokens.next_multiple_of(PORTION);
         plan::needs(self.config, &(self.options)(codec), self.setting(), slots)
     }

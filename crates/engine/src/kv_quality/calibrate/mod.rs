@@ -1,27 +1,27 @@
-//! What is known about a model's keys: measured once, on a short built-in text.
+//! Statistics of a model's keys and queries, measured once on a short built-in text.
 //!
-//! *Means*: most of a key's energy is one constant vector for each layer and head. Taken away before
+//! *Means*: most of a key's energy is one constant vector for each layer and head. Subtracted before
 //! rotation and coding, it leaves the codes to what differs between tokens. *Moments*: queries prefer some
-//! directions by far, and an error of a key matters as much as queries look its way; their second
+//! directions by far, and an error of a key matters as much as queries point along it; their second
 //! moments tell the encoder where an error does least harm ([`Carry`]).
 //!
-//! Both are taken before RoPE, where they do not depend on the position, and used as averages over the
-//! positions of a context after RoPE ([`KeyStats::mean`], [`KeyStats::carry`]).
+//! Both are measured before RoPE, where they do not depend on the position, and used as averages over the
+//! positions of a context after RoPE ([`KeyStats::mean`], [`KeyStats::error_feedback`]).
 //!
-//! Deterministic: the same model gives the same figures on every machine and thread count. Kept in a
-//! small file named by the model's fingerprint; a file that does not check out is made again.
+//! Deterministic: the same model gives the same numbers on every machine and thread count. Saved in a
+//! small file named by the model's fingerprint; a damaged file is measured again.
 
-use super::figures;
+use super::exact_runner;
+use super::measurement_file;
 use crate::model::Model;
-use crate::model::forward::{Capture, Span, Want};
 use crate::model::{Config, LayerConfig};
-use crate::runtime::options::{KvOptions, Retention, RuntimeOptions, Slabs};
-use crate::runtime::plan;
-use crate::runtime::step::{Runtime, RuntimeError};
-use haversack_cache::LayerShape;
+use crate::step::runner::{LayerCapture, StepMode};
+use crate::step::sequence::SequenceState;
+use crate::step::{LogitRows, StepSpan};
+use haversack_cache::{CacheError, LayerShape, StoreOptions};
 use haversack_kernels::cpu::Table;
+use haversack_kernels::format::kv::Turn;
 use haversack_kernels::format::kv::carry::Carry;
-use haversack_kernels::format::kv::{KvForm, Turn};
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};
 use haversack_kernels::ops::turn::turn;
 use haversack_text::tokenizer::EncodeOptions;
@@ -41,22 +41,22 @@ pub(crate) fn tokens_of(model: &Model, text: &str, tokens: usize) -> Vec<u32> {
     ids
 }
 
-/// Tokens of the text that are not counted: the first one is like no other.
-pub const SKIP: usize = 4;
+/// First tokens of the text that are not counted: their keys are unlike all others.
+const SKIP: usize = 4;
 
-/// Tokens times bytes of weights that are affordable without being asked: about two seconds on two
+/// Tokens times bytes of weights that are measured without being asked for: about two seconds on two
 /// cores of a small machine.
 const WORK_MAX: u64 = 150 << 30;
-/// With fewer tokens a mean says too little.
+/// With fewer tokens a mean is too noisy.
 const TOKENS_MIN: usize = 128;
 const TOKENS_MAX: usize = 1536;
 
-/// Tokens that are read at a time: their keys and queries are all in memory at once. A multiple of [`MOMENT_STEP`].
+/// Tokens of a step: their keys and queries are all in memory at once. A multiple of [`MOMENT_STEP`].
 const PORTION: usize = 64;
-/// One token of so many counts for the moments: they are many numbers, and queries are many too.
+/// One token in this many counts for the moments: they are many numbers, and queries are many too.
 const MOMENT_STEP: usize = 4;
 
-/// Figures of keys and queries before RoPE.
+/// Statistics of keys and queries before RoPE.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyStats {
     /// (layer)(kv_head, dim)
@@ -65,33 +65,26 @@ pub struct KeyStats {
     moments: Vec<Vec<f32>>,
 }
 
-/// How many tokens this model can be measured with unasked; `None` = too few to be worth it.
+/// How many tokens a model can be measured with unasked; `None` = too few to be worth it.
 pub fn tokens_affordable(weights_bytes: u64) -> Option<usize> {
     let tokens = usize::try_from(WORK_MAX / weights_bytes.max(1)).unwrap_or(usize::MAX);
     (tokens >= TOKENS_MIN).then_some(tokens.min(TOKENS_MAX))
 }
 
-/// Where the figures of a model are kept.
+/// The file of a model's statistics.
 pub fn file(model: &Model, dir: &Path) -> PathBuf {
     dir.join(format!("{}.keys", model.fingerprint().to_hex()))
 }
 
 impl KeyStats {
-    /// Reads the built-in text with keys and values as they are and adds up keys, and products of queries.
+    /// Reads the built-in text with keys and values in f16 and adds up keys, and products of queries.
     fn measure(
         model: &Arc<Model>,
         threads: usize,
         tokens: usize,
-        slabs: &Slabs,
-    ) -> Result<KeyStats, RuntimeError> {
-        let options = RuntimeOptions {
-            threads,
-            kv: KvOptions::plain(KvForm::F16),
-            retention: Retention::full(),
-            slabs: slabs.clone(),
-            ..Default::default()
-        };
-        let mut runtime = Runtime::new(model.clone(), &options)?;
+        arenas: &StoreOptions,
+    ) -> Result<KeyStats, CacheError> {
+        let mut runner = exact_runner(model, threads, true, arenas)?;
         let ids = tokens_of(model, TEXT, tokens);
         let config = model.config();
         let zeros = |sizes: &dyn Fn(&LayerConfig) -> usize| -> Vec<Vec<f64>> {
@@ -100,30 +93,32 @@ impl KeyStats {
         };
         let mut sums = zeros(&|c| c.kv_heads * c.head_dim);
         let mut products = zeros(&|c| c.kv_heads * half_square(c.head_dim));
-        let id = runtime.open()?;
+        let sequence = runner.open(None, SequenceState::default())?;
         let mut position = 0;
-        for part in ids.chunks(runtime.chunk().min(PORTION)) {
-            runtime.capture(Capture::Keep(Vec::new()));
-            runtime.step(&[Span {
-                sequence: id,
+        for tokens in ids.chunks(runner.chunk_for(None).min(PORTION)) {
+            let span = StepSpan {
+                sequence,
                 position: position as u64,
-                tokens: part,
-                want: Want::Nothing,
-            }])?;
+                tokens,
+                want: LogitRows::Nothing,
+            };
             let skip = SKIP.saturating_sub(position);
-            for (i, captured) in runtime.captured().iter().enumerate() {
+            let mut layer = 0;
+            let mut add = |captured: LayerCapture| {
                 let (keys, queries) = (&captured.keys, &captured.queries);
-                let c = &config.layers[i];
+                let c = &config.layers[layer];
                 for row in keys.chunks_exact(c.kv_heads * c.head_dim).skip(skip) {
-                    let sums = sums[i].iter_mut().zip(row);
+                    let sums = sums[layer].iter_mut().zip(row);
                     sums.for_each(|(s, k)| *s += f64::from(*k));
                 }
                 let rows = queries.chunks_exact(c.heads * c.head_dim).enumerate();
                 for (_, row) in rows.skip(skip).filter(|(r, _)| r % MOMENT_STEP == 0) {
-                    add_products(c, row, &mut products[i]);
+                    add_products(c, row, &mut products[layer]);
                 }
-            }
-            position += part.len();
+                layer += 1;
+            };
+            runner.step(&[span], StepMode::Capture(&mut add))?;
+            position += tokens.len();
         }
         let count = position.saturating_sub(SKIP).max(1) as f64;
         let mean = |sum: &Vec<f64>| sum.iter().map(|s| (s / count) as f32).collect();
@@ -133,32 +128,33 @@ impl KeyStats {
         })
     }
 
-    /// From the file in `dir`, or measured and written there. Trouble with the file is no trouble.
+    /// Reads the statistics from the file in `dir`, or measures them and writes it. A file that cannot be read or written
+    /// is no error.
     pub fn load_or_measure(
         model: &Arc<Model>,
         threads: usize,
         tokens: usize,
         dir: Option<&Path>,
-        slabs: &Slabs,
-    ) -> Result<KeyStats, RuntimeError> {
+        arenas: &StoreOptions,
+    ) -> Result<KeyStats, CacheError> {
         let path = dir.map(|dir| file(model, dir));
         if let Some(path) = &path
             && let Some(stats) = KeyStats::read(path, model.config())
         {
             return Ok(stats);
         }
-        let stats = KeyStats::measure(model, threads, tokens, slabs)?;
+        let stats = KeyStats::measure(model, threads, tokens, arenas)?;
         if let Some(path) = &path
             && let Err(e) = stats.write(path)
         {
-            log::warn!("{}: not kept: {e}", path.display());
+            log::warn!("{}: key statistics not saved: {e}", path.display());
         }
         Ok(stats)
     }
 
     fn write(&self, path: &Path) -> std::io::Result<()> {
         let values = self.means.iter().chain(&self.moments).flatten();
-        figures::write(path, MAGIC, values.copied())
+        measurement_file::write(path, MAGIC, values.copied())
     }
 
     fn read(path: &Path, config: &Config) -> Option<KeyStats> {
@@ -168,7 +164,7 @@ impl KeyStats {
             .map(|c| c.kv_heads * half_square(c.head_dim))
             .collect();
         let count = widths.iter().chain(&products).sum();
-        let mut numbers = figures::read(path, MAGIC, count)?.into_iter();
+        let mut numbers = measurement_file::read(path, MAGIC, count)?.into_iter();
         let mut lists = |sizes: &[usize]| -> Vec<Vec<f32>> {
             let sizes = sizes.iter();
             sizes
@@ -179,7 +175,7 @@ impl KeyStats {
         Some(KeyStats { means, moments })
     }
 
-    /// What is taken from every roped key of a layer: the mean over `positions` positions of the
+    /// What is subtracted from every roped key of a layer: the mean over `positions` positions of the
     /// roped mean.
     pub fn mean(&self, config: &Config, layer: usize, positions: u64) -> Vec<f32> {
         let c = &config.layers[layer];
@@ -196,8 +192,14 @@ impl KeyStats {
         mean
     }
 
-    /// Where rounding errors of a layer's keys go, in the basis that blocks have.
-    pub fn carry(&self, config: &Config, layer: usize, positions: u64, basis: Turn) -> Carry {
+    /// How rounding errors of a layer's keys are fed back, in the basis of the blocks.
+    pub fn error_feedback(
+        &self,
+        config: &Config,
+        layer: usize,
+        positions: u64,
+        basis: Turn,
+    ) -> Carry {
         let c = &config.layers[layer];
         let dim = c.head_dim;
         let mut moments = Vec::with_capacity(c.kv_heads * dim * dim);
@@ -215,12 +217,9 @@ impl KeyStats {
         }
         Carry::new(dim, &moments)
     }
-}
 
-impl KeyStats {
-    /// What is known about the keys of a layer, where its codec asks for it: the mean to take from them, and where
-    /// their rounding errors go.
-    pub(crate) fn known(
+    /// What the codec of a layer uses: the mean to subtract from its keys, and how their rounding errors are fed back.
+    pub(crate) fn for_layer(
         &self,
         config: &Config,
         layer: usize,
@@ -229,9 +228,15 @@ impl KeyStats {
         let positions = config.context as u64;
         let basis = shape.basis().k;
         let mean = (basis == Turn::Hadamard).then(|| self.mean(config, layer, positions));
-        let carry = plan::carries(shape).then(|| self.carry(config, layer, positions, basis));
-        (mean, carry)
+        let feedback = uses_error_feedback(shape)
+            .then(|| self.error_feedback(config, layer, positions, basis));
+        (mean, feedback)
     }
+}
+
+/// Whether rounding the keys of a layer looks at its queries.
+pub(crate) fn uses_error_feedback(layer: &LayerShape) -> bool {
+    layer.basis().k == Turn::Hadamard && Carry::fits(layer.far.k, layer.head_dim)
 }
 
 const MAGIC: &[u8] = b"haversack keys 1\n";

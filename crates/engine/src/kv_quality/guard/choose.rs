@@ -1,27 +1,27 @@
-//! Other victims, or fewer. Pure: numbers in, indexes out.
+//! Chooses other victims, or fewer. Pure: numbers in, indexes out.
 
-/// How many leave.
+/// How many rows leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counts {
-    /// These many must, because there is no room for them.
+pub struct VictimCounts {
+    /// Rows that must leave, because there is no room for them.
     pub must: usize,
-    /// These many would by the policy alone. At least `must`.
+    /// Rows that would leave by the policy alone. At least `must`.
     pub may: usize,
 }
 
-/// Which candidates leave, as indexes into `own`, in order. `own` is what each candidate would cost by itself, in
-/// the order in which the policy would let them go: the first `may` are its choice, the others would be next.
+/// Returns the candidates that leave, as sorted indexes into `own`. `own` is what each candidate would cost alone, in
+/// the order in which the policy would evict them: the first `may` are its choice, the others would be next.
 ///
-/// As long as the costs add up to more than `allowed`, the dearest victim is spared: the next candidate that costs
-/// less goes instead, or nobody if fewer may. A cost that is no number counts as the greatest. Everything else
-/// leaves as the policy said.
-pub fn choose(own: &[f32], counts: Counts, allowed: f64) -> Vec<u32> {
+/// As long as the costs add up to more than `allowed`, the most expensive victim is spared: the next candidate that costs
+/// less leaves instead, or none if fewer may leave. NaN counts as the greatest cost. Everything else leaves as the policy
+/// said.
+pub fn choose(own: &[f32], counts: VictimCounts, allowed: f64) -> Vec<u32> {
     let may = counts.may.min(own.len());
     let cost = |i: u32| match own[i as usize] {
         own if own.is_nan() => f64::INFINITY,
         own => f64::from(own),
     };
-    // Dearest first; of equal ones the policy's last.
+    // Most expensive first; of equal ones the policy's last.
     let by_cost = |list: &mut Vec<u32>| {
         list.sort_unstable_by(|&a, &b| cost(b).total_cmp(&cost(a)).then(b.cmp(&a)));
         // (candidate): what it costs together with all cheaper ones, added from the cheapest up.
@@ -39,8 +39,8 @@ pub fn choose(own: &[f32], counts: Counts, allowed: f64) -> Vec<u32> {
         if together[spared] + cost_instead <= allowed {
             break;
         }
-        let dearest = cost(chosen[spared]);
-        while others.next_if(|&other| cost(other) >= dearest).is_some() {}
+        let costliest = cost(chosen[spared]);
+        while others.next_if(|&other| cost(other) >= costliest).is_some() {}
         let Some(other) = others.next() else {
             break;
         };
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     fn run(own: &[f32], must: usize, may: usize, allowed: f64) -> Vec<u32> {
-        choose(own, Counts { must, may }, allowed)
+        choose(own, VictimCounts { must, may }, allowed)
     }
 
     #[test]
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dearest_are_replaced_by_what_costs_less() {
+    fn the_costliest_are_replaced_by_what_costs_less() {
         let own = [3.0, 1.0, 2.0, 0.0, 0.5];
         assert_eq!(run(&own, 3, 3, 5.9), [1, 2, 3]);
         assert_eq!(run(&own, 3, 3, 2.0), [1, 3, 4]);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_dearest() {
+    fn what_is_no_number_is_costliest() {
         let own = [0.0, f32::NAN, 1.0, f32::INFINITY, 0.5];
         assert_eq!(run(&own, 2, 2, 10.0), [0, 2]);
         assert_eq!(run(&own, 0, 4, 10.0), [0, 2, 4]);

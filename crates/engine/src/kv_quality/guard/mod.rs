@@ -1,38 +1,34 @@
-//! The quality guard: what an eviction would do, told by the last queries before it is made.
+//! The quality guard: predicts from the last queries what an eviction would do, before it is made.
 //!
 //! ```text
-//! policy: these rows ──► share of the canaries' attention ──► statistic S ──► predicted KL
+//! policy: these rows ──► share of the samples' attention ──► statistic S ──► predicted KL
 //!                                                               │ above the bound
 //!                                   other victims, or fewer ◄───┘ (costs row by row)
 //! ```
 //!
-//! `S` is the sum over layers of the mean over canaries of `(|W_o Δo| / |x|)²`. The output matrix is stood in for
+//! `S` is the sum over layers of the mean over query samples of `(|W_o Δo| / |x|)²`. The output matrix is replaced
 //! by one number a head, because products would cost more than all the rest. `ln KL = offset + slope · ln S`; where
 //! offset and slope come from is not decided here ([`fit`]).
 //!
 //! An event is everything that leaves a sequence at one position. Its allowance is shared by the layers: each may take
-//! its part of what is left when its turn comes. What must leave for want of room leaves; then the guard only chooses
-//! among victims, in one layer of sixteen at a time, and the *debt* says what it cost, as far as those can tell.
+//! its part of what is left when its turn comes. Rows for which there is no room leave in any case; then the guard only
+//! chooses among victims, in one layer of sixteen at a time, and the *debt* records the predicted cost.
 //!
-//! Nothing depends on how tokens were portioned: events are where blocks end, and canaries are those of the block.
-//! What it is not: it does not rank rows for the policy, and looks no further ahead than its canaries look back.
+//! Nothing depends on how tokens were split into steps: events are where blocks end, and the samples are those of the
+//! block. The guard does not rank rows for the policy, and looks no further ahead than its samples reach back.
 
 pub mod choose;
 pub(crate) mod share;
 
-pub use haversack_cache::Row;
-
-use crate::model::canaries::Canaries;
 use crate::model::config::Config;
-use crate::model::forward::Scratch;
 use crate::model::weights::Weights;
-use choose::{Counts, choose};
-use haversack_cache::{CacheError, SequenceId, Store};
+use crate::step::sequence::Sequences;
+use choose::{VictimCounts, choose};
+use haversack_cache::{CacheError, Row, SequenceId, Store};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, BLOCK_SLOTS};
 use haversack_kernels::format::gguf::unpack_row;
-use share::{BATCH, Place, Share, Single, statistic};
-use std::collections::HashMap;
+use share::{AttentionShare, BATCH, RowCosts, SampledLayer, statistic};
 
 /// How a statistic becomes a prediction, and how much is allowed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,13 +36,13 @@ pub struct GuardParams {
     /// `ln KL = offset + slope · ln S`
     pub slope: f64,
     pub offset: f64,
-    /// 95 % of true damages are below so many times the prediction.
+    /// 95 % of true damages are below this many times the prediction.
     pub factor: f64,
     /// What `factor` times the prediction of one event may be, in nats.
     pub bound: f64,
-    /// The debt from which on nothing leaves that need not.
+    /// From this debt on only rows are evicted for which there is no room.
     pub total: f64,
-    /// Of so many layers one is looked at, each in its turn, where rows leave whatever they cost.
+    /// One layer in this many is looked at, each in its turn, where rows leave whatever they cost.
     pub turns: u64,
 }
 
@@ -65,7 +61,7 @@ impl Default for GuardParams {
 }
 
 impl GuardParams {
-    /// The KL that a statistic stands for. What is no number is the worst.
+    /// The KL that a statistic predicts. NaN predicts the worst.
     pub fn predict(&self, statistic: f64) -> f64 {
         match statistic {
             s if s.is_nan() => KL_MAX,
@@ -88,11 +84,11 @@ const TURNS: u64 = 16;
 /// With the factor, a twentieth of a nat.
 const TOTAL: f64 = 0.005;
 
-/// A prediction ends here: a model that knows nothing any more is not worse than this.
+/// The greatest prediction: a model that has lost everything is not worse than this.
 const KL_MAX: f64 = 20.0;
 
-/// Slope, offset and factor of measured pairs of statistic and KL; nothing where there are fewer than three
-/// that are above zero, or all statistics are the same. `bound` is not theirs to say.
+/// Slope, offset and factor of measured pairs of statistic and KL; `None` where fewer than three are above zero, or all
+/// statistics are the same. `bound` is passed on.
 pub fn fit(pairs: &[(f64, f64)], bound: f64) -> Option<GuardParams> {
     let positive = |&&(s, kl): &&(f64, f64)| s > 0.0 && kl > 0.0 && s.is_finite() && kl.is_finite();
     let logs: Vec<(f64, f64)> = pairs
@@ -129,27 +125,28 @@ pub fn fit(pairs: &[(f64, f64)], bound: f64) -> Option<GuardParams> {
     })
 }
 
-/// Rows that a policy would let go of one layer, and those it would take next.
-pub(crate) struct Ask<'a> {
+/// Rows that a policy would evict from one layer, and those it would take next.
+pub(crate) struct GuardRequest<'a> {
     pub id: SequenceId,
     pub layer: usize,
     pub position: u64,
-    /// In the policy's order; afterwards those that leave come first.
+    /// In the policy's order; afterwards the victims come first.
     pub rows: &'a mut [Row],
-    /// Of them, the first leave whatever they cost.
+    /// This many of the first rows leave whatever they cost.
     pub fixed: usize,
-    /// The fixed ones among both.
-    pub counts: Counts,
-    /// How many layers' cost this one's is counted as.
+    /// How many leave, the fixed ones included.
+    pub counts: VictimCounts,
+    /// How many layers this one is counted for.
     pub stands_for: f64,
 }
 
-/// What a guard looks at and works with.
-pub(crate) struct Tools<'a> {
+/// What a guard reads and computes with.
+pub(crate) struct GuardTools<'a> {
     pub config: &'a Config,
     pub exec: Exec<'a>,
     pub store: &'a Store,
-    pub scratch: &'a mut Scratch,
+    pub sequences: &'a mut Sequences,
+    pub attention: &'a mut attention::Scratch,
 }
 
 pub struct Guard {
@@ -158,26 +155,25 @@ pub struct Guard {
     pub(crate) gains: Vec<Vec<f32>>,
     /// Blocks of [`BATCH`] rows.
     pub(crate) bytes: Vec<u8>,
-    pub(crate) before: Share,
-    single: Single,
-    /// (candidate)
-    own: Vec<f32>,
+    pub(crate) before: AttentionShare,
+    row_costs: RowCosts,
+    /// (candidate): what it would cost alone.
+    pub(crate) own: Vec<f32>,
     rows_max: usize,
     /// Statistic of the event under way.
-    spent: f64,
-    debts: HashMap<SequenceId, f64>,
+    pub(crate) spent: f64,
 }
 
-/// Candidates beyond those that must leave that are looked at, for each of these.
+/// Candidates that are looked at beyond each row that must leave.
 const SPARES: usize = 1;
 
 impl Guard {
-    /// Bytes of a guard over sequences of `rows` rows, their rings apart.
+    /// Bytes of a guard over sequences of `rows` rows, their query samples apart.
     pub fn bytes_for(config: &Config, block_bytes: usize, rows: usize) -> usize {
         let heads: usize = config.layers.iter().map(|c| c.heads).sum();
         let fixed = BATCH / BLOCK_SLOTS * block_bytes
-            + Share::bytes_for(config)
-            + Single::bytes_for(config)
+            + AttentionShare::bytes_for(config)
+            + RowCosts::bytes_for(config)
             + heads * size_of::<f32>();
         fixed.saturating_add(rows.saturating_mul(size_of::<f32>()))
     }
@@ -197,12 +193,11 @@ impl Guard {
             params,
             gains: gains(config, weights),
             bytes: vec![0; BATCH / BLOCK_SLOTS * block_bytes],
-            before: Share::new(config)?,
-            single: Single::new(config)?,
+            before: AttentionShare::new(config)?,
+            row_costs: RowCosts::new(config)?,
             own,
             rows_max,
             spent: 0.0,
-            debts: HashMap::new(),
         })
     }
 
@@ -215,22 +210,8 @@ impl Guard {
         self.params = params;
     }
 
-    /// Predicted KL of everything that left a sequence so far.
-    pub fn debt(&self, id: SequenceId) -> f64 {
-        self.debts.get(&id).copied().unwrap_or(0.0)
-    }
-
-    pub(crate) fn fork(&mut self, from: SequenceId, to: SequenceId) {
-        let debt = self.debt(from);
-        self.debts.insert(to, debt);
-    }
-
-    pub(crate) fn close(&mut self, id: SequenceId) {
-        self.debts.remove(&id);
-    }
-
-    /// How many layers' cost that of a layer is counted as; `None`: it is not looked at this time. Where something may
-    /// be refused, all are.
+    /// How many layers a layer is counted for; `None`: it is not looked at this time. Where evictions may be refused, every
+    /// layer is looked at.
     pub(crate) fn stands_for(&self, layer: usize, position: u64, may_refuse: bool) -> Option<f64> {
         let turns = self.params.turns.max(1);
         let is_turn = (position / BLOCK_SLOTS as u64 + layer as u64).is_multiple_of(turns);
@@ -246,59 +227,56 @@ impl Guard {
         leave.saturating_mul(1 + SPARES).min(self.rows_max)
     }
 
-    /// What left at one position is booked.
-    pub(crate) fn settle(&mut self, id: SequenceId) -> f64 {
-        let spent = std::mem::take(&mut self.spent);
-        let kl = self.params.predict(spent);
-        if kl > 0.0 {
-            *self.debts.entry(id).or_default() += kl;
-        }
-        kl
+    /// Ends an event and returns its predicted KL.
+    pub(crate) fn settle(&mut self) -> f64 {
+        self.params.predict(std::mem::take(&mut self.spent))
     }
 
-    /// Which of the rows leave one layer: they come first afterwards, and their number is returned. Without the
-    /// canaries of this very place the policy has its way.
-    pub(crate) fn judge(&mut self, tools: Tools<'_>, ask: Ask<'_>) -> Result<usize, CacheError> {
-        let Ask { id, layer, .. } = ask;
-        let may = ask.counts.may.min(ask.rows.len());
-        let must = ask.counts.must.min(may);
-        let may = match self.debt(id) >= self.params.total {
-            true => must,
-            false => may,
-        };
-        let fixed = ask.fixed.min(must);
-        let Tools {
+    /// Chooses the victims of one layer: they come first afterwards, and their number is returned. Without query samples
+    /// at this position the policy's choice stands.
+    pub(crate) fn judge(
+        &mut self,
+        tools: GuardTools<'_>,
+        request: GuardRequest<'_>,
+    ) -> Result<usize, CacheError> {
+        let GuardTools {
             config,
             exec,
             store,
-            scratch,
+            sequences,
+            attention,
         } = tools;
-        let Some((attention, canaries)) = scratch.guarded(config, exec.pool.threads()) else {
+        let GuardRequest {
+            id, layer, rows, ..
+        } = request;
+        let may = request.counts.may.min(rows.len());
+        let must = request.counts.must.min(may);
+        let debt = sequences.get(id).map_or(0.0, |state| state.quality_debt);
+        let may = if debt >= self.params.total { must } else { may };
+        let fixed = request.fixed.min(must);
+        let newest = rows.iter().map(|row| row.position).max().unwrap_or(0);
+        let at = (request.position, newest);
+        let Some(sampled_layer) = sampled_layer(config, store, sequences, id, layer, at) else {
             return Ok(may);
         };
-        let newest = ask.rows.iter().map(|row| row.position).max().unwrap_or(0);
-        let Some(place) = place(config, store, canaries, id, layer, (ask.position, newest)) else {
-            return Ok(may);
-        };
-        let mut look = Look {
+        let mut view = GuardView {
             exec,
             store,
             attention,
-            place,
+            layer: sampled_layer,
             id,
-            layer,
+            index: layer,
         };
         let left = (layer..config.layers.len())
-            .filter(|&l| canaries.has(l))
+            .filter(|&l| sequences.layout.as_ref().is_some_and(|s| s.has(l)))
             .count();
         let allowed = (self.params.allowed() - self.spent).max(0.0) / left.max(1) as f64;
-        let rows = ask.rows;
         let mut leave = may;
-        let mut cost = look.statistic(self, &rows[..leave])?;
+        let mut cost = view.statistic(self, &rows[..leave])?;
         if cost > allowed && (rows.len() > may || may > must) {
-            look.own(self, &rows[fixed..])?;
+            view.own(self, &rows[fixed..])?;
             for _ in 0..ROUNDS {
-                // What rows cost together is more or less than what they cost alone.
+                // Together rows cost more or less than the sum of their own costs.
                 let alone: f64 = self.own[..leave - fixed]
                     .iter()
                     .map(|&x| f64::from(x))
@@ -308,7 +286,7 @@ impl Guard {
                 } else {
                     1.0
                 };
-                let counts = Counts {
+                let counts = VictimCounts {
                     must: must - fixed,
                     may: may - fixed,
                 };
@@ -323,25 +301,23 @@ impl Guard {
                 if same {
                     break;
                 }
-                cost = look.statistic(self, &rows[..leave])?;
+                cost = view.statistic(self, &rows[..leave])?;
                 if cost <= allowed {
                     break;
                 }
             }
             if cost > allowed && leave > must {
                 leave = must;
-                cost = look.statistic(self, &rows[..leave])?;
+                cost = view.statistic(self, &rows[..leave])?;
             }
         }
         let cost = if cost.is_nan() { f64::INFINITY } else { cost };
-        self.spent += ask.stands_for * cost;
-        let present = look.place.present;
-        if leave > 0
-            && let Some(canaries) = &mut scratch.canaries
-        {
-            // What was looked at last is what leaves.
+        self.spent += request.stands_for * cost;
+        let present = view.layer.present;
+        if leave > 0 {
+            // The statistic was computed last for the rows that leave.
             let (difference, left) = self.before.parts();
-            canaries.lose(id, layer, &present, left, difference);
+            sequences.evict_from_samples(id, layer, &present, left, difference);
         }
         Ok(leave)
     }
@@ -350,80 +326,72 @@ impl Guard {
 /// Times that victims are chosen anew in one layer.
 const ROUNDS: usize = 3;
 
-/// The rows of one layer, seen by its canaries.
-pub(crate) struct Look<'a> {
-    pub(crate) exec: Exec<'a>,
-    pub(crate) store: &'a Store,
-    pub(crate) attention: &'a mut attention::Scratch,
-    pub(crate) place: Place<'a>,
-    pub(crate) id: SequenceId,
-    pub(crate) layer: usize,
+/// The rows of one layer, judged by its query samples.
+pub(crate) struct GuardView<'a> {
+    pub exec: Exec<'a>,
+    pub store: &'a Store,
+    pub attention: &'a mut attention::Scratch,
+    pub layer: SampledLayer<'a>,
+    pub id: SequenceId,
+    pub index: usize,
 }
 
-impl Look<'_> {
+impl GuardView<'_> {
     /// What these rows cost together.
-    pub(crate) fn statistic(&mut self, guard: &mut Guard, rows: &[Row]) -> Result<f64, CacheError> {
+    pub fn statistic(&mut self, guard: &mut Guard, rows: &[Row]) -> Result<f64, CacheError> {
         let share = &mut guard.before;
-        share.clear(&self.place);
+        share.clear(&self.layer);
         for rows in rows.chunks(BATCH) {
-            self.store
-                .copy_rows(self.id, self.layer, rows, &mut guard.bytes)?;
-            share.add(
-                self.exec,
-                self.attention,
-                &self.place,
-                &guard.bytes,
-                rows.len(),
-            );
+            let bytes = &mut guard.bytes;
+            self.store.copy_rows(self.id, self.index, rows, bytes)?;
+            share.add(self.exec, self.attention, &self.layer, bytes, rows.len());
         }
-        let gains = &guard.gains[self.layer];
-        let difference = share.difference(&self.place, None);
-        Ok(statistic(self.exec, &self.place, gains, difference))
+        let gains = &guard.gains[self.index];
+        let difference = share.difference(&self.layer, None);
+        Ok(statistic(self.exec, &self.layer, gains, difference))
     }
 
-    /// What each of these rows would cost alone, in the guard's list.
-    fn own(&self, guard: &mut Guard, rows: &[Row]) -> Result<(), CacheError> {
+    /// What each of these rows would cost alone: `guard.own`.
+    pub fn own(&self, guard: &mut Guard, rows: &[Row]) -> Result<(), CacheError> {
         guard.own.clear();
         guard.own.resize(rows.len(), 0.0);
-        let block_bytes = self.place.shape.settled_shape().block_bytes();
+        let block_bytes = self.layer.shape.settled_shape().block_bytes();
+        let gains = &guard.gains[self.index];
         for (rows, own) in rows.chunks(BATCH).zip(guard.own.chunks_mut(BATCH)) {
-            self.store
-                .copy_rows(self.id, self.layer, rows, &mut guard.bytes)?;
-            let blocks = guard.bytes.chunks_exact(block_bytes);
+            let bytes = &mut guard.bytes;
+            self.store.copy_rows(self.id, self.index, rows, bytes)?;
+            let blocks = bytes.chunks_exact(block_bytes);
             for (block, own) in blocks.zip(own.chunks_mut(BLOCK_SLOTS)) {
-                let gains = &guard.gains[self.layer];
-                guard
-                    .single
-                    .add_own(self.exec, &self.place, gains, block, own);
+                (guard.row_costs).add_own(self.exec, &self.layer, gains, block, own);
             }
         }
         Ok(())
     }
 }
 
-/// A layer as its canaries see it, if they are there.
-pub(crate) fn place<'a>(
+/// A layer with its query samples, if there are any. `newest` is the last position that is asked about.
+pub(crate) fn sampled_layer<'a>(
     config: &'a Config,
     store: &'a Store,
-    canaries: &'a Canaries,
+    sequences: &'a Sequences,
     id: SequenceId,
     layer: usize,
     (position, newest): (u64, u64),
-) -> Option<Place<'a>> {
-    let canaries = canaries.of(id, layer, position)?;
+) -> Option<SampledLayer<'a>> {
+    let samples = sequences.samples(id, layer, position)?;
     let present = std::array::from_fn(|i| {
-        canaries.positions[i].is_some_and(|p| p > newest) && canaries.scale[i] > 0.0
+        samples.positions[i].is_some_and(|p| p > newest) && samples.scale[i] > 0.0
     });
-    Some(Place {
+    Some(SampledLayer {
         present,
         config: config.layers.get(layer)?,
         shape: *store.layers().get(layer)?,
         mean: store.mean(layer),
-        canaries,
+        samples,
     })
 }
 
-/// Rows of the output matrix that are looked at: enough for one number a head.
+/// Rows of the output matrix that are read: enough for one number a head.
 const GAIN_ROWS: usize = 64;
 
 /// (layer)(head): by how much the output matrix stretches the squared length of an error of a head, on average over
@@ -451,4 +419,41 @@ fn gains(config: &Config, weights: &Weights) -> Vec<Vec<f32>> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_is_where_the_prediction_reaches_it() {
+        let params = GuardParams::default();
+        let upper = params.predict(params.allowed()) * params.factor;
+        assert!((upper / params.bound - 1.0).abs() < 1e-9, "{upper}");
+        assert_eq!(params.predict(0.0), 0.0);
+        assert_eq!(params.predict(-1.0), 0.0);
+        assert_eq!(params.predict(f64::NAN), KL_MAX);
+        assert_eq!(params.predict(f64::INFINITY), KL_MAX);
+    }
+
+    #[test]
+    fn a_fit_finds_the_line_and_the_spread() {
+        let noise = |i: usize| ((i * 37 % 101) as f64 / 50.0 - 1.0) * 0.5;
+        let pair = |i: usize| {
+            let x = -12.0 + 0.01 * i as f64;
+            (x.exp(), (-0.5 + 0.9 * x + noise(i)).exp())
+        };
+        let pairs: Vec<_> = (0..1000).map(pair).collect();
+        let found = fit(&pairs, 0.02).unwrap();
+        assert!((found.slope - 0.9).abs() < 0.02, "{found:?}");
+        assert!((found.offset + 0.5).abs() < 0.2, "{found:?}");
+        assert!((found.factor.ln() - 0.45).abs() < 0.05, "{found:?}");
+        assert_eq!(found.bound, 0.02);
+        for bad in [
+            &pairs[..2],
+            &[(0.0, 1.0); 9],
+            &[(1.0, 1.0); 9],
+            &[(f64::NAN, 1.0); 9],
+            &[(1.0, 2.0), (2.0, 1.5), (3.0, 1.0)],
+        ] {
+            assert_eq!(fit(bad, 0.1), None);
+        }
+    }
+}

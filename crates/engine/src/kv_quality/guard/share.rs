@@ -1,17 +1,17 @@
-//! What some rows have of the canaries' attention, and what is lost with them.
+//! The share of the query samples' attention that some rows have, and what is lost with them.
 //!
-//! For one canary and head, with `p` the attention probabilities it had, over the rows `L` that leave:
+//! For one sample and head, with `p` the attention probabilities it had, over the rows `L` that leave:
 //!
 //! ```text
 //! w  = Σ p[j]        values = Σ p[j] v[j]        o' - o = (w o - values) / (1 - w)
 //! ```
 //!
-//! Rows that become others have a share before and one after: `(values' - values - (w' - w) o) / (1 - w + w')`.
+//! Rows that change have a share before and one after: `(values' - values - (w' - w) o) / (1 - w + w')`.
 //! Both are sums over those rows alone, so the rest of the table is not read: the rows are gathered into blocks
-//! and attention itself is asked, with whatever codec and table there is.
+//! and the attention kernel runs over them, in their codec.
 
-use crate::model::canaries::{self, CANARIES};
 use crate::model::config::{Config, LayerConfig};
+use crate::step::query_samples::{LayerSamples, SAMPLES};
 use haversack_cache::{CacheError, KvShape, LayerShape};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{
@@ -24,8 +24,8 @@ use std::ops::Range;
 /// Rows that are gathered at a time.
 pub const BATCH: usize = 2 * BLOCK_SLOTS;
 
-/// What stays of a canary's attention when this part leaves. Less than a thousandth is all rounding, and rows that were
-/// recoded since it looked may seem to have more than everything: then a sixteenth is taken.
+/// What stays of a sample's attention when this part leaves. Less than a thousandth is all rounding, and rows that were
+/// recoded since the query may seem to have more than everything: then a sixteenth is assumed.
 fn rest(leaves: f32) -> f32 {
     match 1.0 - leaves {
         rest if rest >= 1.0 / 1024.0 => rest,
@@ -33,20 +33,20 @@ fn rest(leaves: f32) -> f32 {
     }
 }
 
-/// One layer as attention knows it.
+/// One layer and its query samples.
 #[derive(Clone, Copy)]
-pub struct Place<'a> {
+pub struct SampledLayer<'a> {
     pub config: &'a LayerConfig,
     pub shape: LayerShape,
     /// (kv_head, dim), in the basis of the blocks.
     pub mean: Option<&'a [f32]>,
-    pub canaries: canaries::Layer<'a>,
-    /// Those that can tell: they are there, and have seen every row that is asked about.
-    pub present: [bool; CANARIES],
+    pub samples: LayerSamples<'a>,
+    /// Samples that count: they are there, and have seen every row that is asked about.
+    pub present: [bool; SAMPLES],
 }
 
-impl Place<'_> {
-    /// How many can tell.
+impl SampledLayer<'_> {
+    /// How many samples count.
     pub fn count(&self) -> f64 {
         self.present
             .iter()
@@ -56,7 +56,7 @@ impl Place<'_> {
     }
 }
 
-/// Rows gathered into blocks that every canary sees.
+/// Rows gathered into blocks that every sample sees.
 struct Gathered<'a> {
     shape: KvShape,
     bytes: &'a [u8],
@@ -100,49 +100,49 @@ impl KvView for Gathered<'_> {
 
 const _: () = assert!(BATCH <= SPAN_SLOTS, "gathered rows are one span");
 
-/// What rows have of the canaries' attention.
+/// What some rows have of the samples' attention.
 #[derive(Default)]
-pub struct Share {
-    /// (canary, head)
+pub struct AttentionShare {
+    /// (sample, head)
     weight: Vec<f32>,
-    /// (canary, head, dim): weighted values.
+    /// (sample, head, dim): weighted values.
     values: Vec<f32>,
     /// Of one batch.
     out: Vec<f32>,
     sums: Vec<Sum>,
 }
 
-impl Share {
-    /// The greatest of a model's layers.
+impl AttentionShare {
+    /// The greatest widths of a model's layers.
     fn widths(config: &Config) -> (usize, usize) {
-        let most = |f: fn(&LayerConfig) -> usize| config.layers.iter().map(f).max().unwrap_or(0);
-        (most(|c| c.heads), most(|c| c.heads * c.head_dim))
+        let max = |f: fn(&LayerConfig) -> usize| config.layers.iter().map(f).max().unwrap_or(0);
+        (max(|c| c.heads), max(|c| c.heads * c.head_dim))
     }
 
     pub fn bytes_for(config: &Config) -> usize {
-        let (heads, width) = Share::widths(config);
-        let canary = heads * (size_of::<f32>() + size_of::<Sum>()) + 2 * width * size_of::<f32>();
-        CANARIES.saturating_mul(canary)
+        let (heads, width) = AttentionShare::widths(config);
+        let sample = heads * (size_of::<f32>() + size_of::<Sum>()) + 2 * width * size_of::<f32>();
+        SAMPLES.saturating_mul(sample)
     }
 
-    pub fn new(config: &Config) -> Result<Share, CacheError> {
-        let (heads, width) = Share::widths(config);
-        Ok(Share {
-            weight: room(CANARIES * heads)?,
-            values: room(CANARIES * width)?,
-            out: room(CANARIES * width)?,
-            sums: room(CANARIES * heads)?,
+    pub fn new(config: &Config) -> Result<AttentionShare, CacheError> {
+        let (heads, width) = AttentionShare::widths(config);
+        Ok(AttentionShare {
+            weight: room(SAMPLES * heads)?,
+            values: room(SAMPLES * width)?,
+            out: room(SAMPLES * width)?,
+            sums: room(SAMPLES * heads)?,
         })
     }
 
-    /// Nobody's.
-    pub fn clear(&mut self, place: &Place<'_>) {
-        for (list, canary) in [
-            (&mut self.weight, &place.canaries.max),
-            (&mut self.values, &place.canaries.o),
+    /// Starts with no rows.
+    pub fn clear(&mut self, layer: &SampledLayer<'_>) {
+        for (list, like) in [
+            (&mut self.weight, &layer.samples.max),
+            (&mut self.values, &layer.samples.o),
         ] {
             list.clear();
-            list.resize(canary.len(), 0.0);
+            list.resize(like.len(), 0.0);
         }
     }
 
@@ -151,17 +151,17 @@ impl Share {
         &mut self,
         exec: Exec<'_>,
         scratch: &mut attention::Scratch,
-        place: &Place<'_>,
+        layer: &SampledLayer<'_>,
         bytes: &[u8],
         rows: usize,
     ) {
-        let (c, seen) = (place.config, &place.canaries);
+        let (c, samples) = (layer.config, &layer.samples);
         self.out.clear();
-        self.out.resize(seen.q.len(), 0.0);
+        self.out.resize(samples.q.len(), 0.0);
         self.sums.clear();
-        self.sums.resize(seen.max.len(), Sum::default());
+        self.sums.resize(samples.max.len(), Sum::default());
         let view = Gathered {
-            shape: place.shape.settled_shape(),
+            shape: layer.shape.settled_shape(),
             bytes,
             rows,
         };
@@ -169,12 +169,12 @@ impl Share {
             kv_heads: c.kv_heads,
             head_dim: c.head_dim,
             heads: c.heads,
-            basis: place.shape.basis(),
-            mean: place.mean,
+            basis: layer.shape.basis(),
+            mean: layer.mean,
             scale: c.score_scale,
             softcap: None,
             window: None,
-            q: &[seen.q],
+            q: &[samples.q],
             // Behind every gathered row, and in one block of queries.
             first_position: SPAN_SLOTS as u64,
             view: &view,
@@ -184,8 +184,8 @@ impl Share {
         };
         attention::attend(exec, scratch, &mut [job]);
         for (i, sum) in self.sums.iter().enumerate() {
-            // Of the canary's whole attention, where these rows alone make up one.
-            let part = exp(sum.max - seen.max[i]) * (sum.sum / seen.sum[i]);
+            // The kernel normalises over these rows alone; this is their part of the sample's whole attention.
+            let part = exp(sum.max - samples.max[i]) * (sum.sum / samples.sum[i]);
             self.weight[i] += part;
             let range = i * c.head_dim..(i + 1) * c.head_dim;
             let out = &self.out[range.clone()];
@@ -195,14 +195,14 @@ impl Share {
         }
     }
 
-    /// (canary, head)
+    /// (sample, head)
     #[cfg(test)]
     pub fn weights(&self) -> &[f32] {
         &self.weight
     }
 
-    /// What [`Share::difference`] left, and the parts of attention that stay, (canary, head), which take the place of
-    /// the weights.
+    /// The result of [`AttentionShare::difference`], and the parts of attention that stay, (sample, head), which replace the
+    /// weights.
     pub fn parts(&mut self) -> (&[f32], &[f32]) {
         for weight in &mut self.weight {
             *weight = rest(*weight);
@@ -210,19 +210,23 @@ impl Share {
         (&self.values, &self.weight)
     }
 
-    /// What [`Share::difference`] left.
+    /// The result of [`AttentionShare::difference`].
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// What becomes of the outputs when rows with this share become rows with the share `after`, or leave: the
-    /// differences take the place of the values, (canary, head, dim).
-    pub fn difference(&mut self, place: &Place<'_>, after: Option<&Share>) -> &[f32] {
-        let dim = place.config.head_dim;
+    /// How the outputs change when rows with this share become rows with the share `after`, or leave: the differences
+    /// replace the values, (sample, head, dim).
+    pub fn difference(
+        &mut self,
+        layer: &SampledLayer<'_>,
+        after: Option<&AttentionShare>,
+    ) -> &[f32] {
+        let dim = layer.config.head_dim;
         for (i, values) in self.values.chunks_exact_mut(dim).enumerate() {
             let weight = after.map_or(0.0, |after| after.weight[i]) - self.weight[i];
             let by = 1.0 / rest(-weight);
-            let o = &place.canaries.o[i * dim..(i + 1) * dim];
+            let o = &layer.samples.o[i * dim..(i + 1) * dim];
             match after {
                 Some(after) => {
                     let after = &after.values[i * dim..(i + 1) * dim];
@@ -241,13 +245,18 @@ impl Share {
     }
 }
 
-/// The statistic of one layer: the mean over canaries of the squared error that reaches the stream, over the
+/// The statistic of one layer: the mean over samples of the squared error that reaches the stream, over the
 /// squared length of the stream. `gains` is (head): how much an error of its output is stretched.
-pub fn statistic(exec: Exec<'_>, place: &Place<'_>, gains: &[f32], difference: &[f32]) -> f64 {
-    let (heads, dim) = (place.config.heads, place.config.head_dim);
+pub fn statistic(
+    exec: Exec<'_>,
+    layer: &SampledLayer<'_>,
+    gains: &[f32],
+    difference: &[f32],
+) -> f64 {
+    let (heads, dim) = (layer.config.heads, layer.config.head_dim);
     let mut sum = 0.0;
-    for (canary, difference) in difference.chunks_exact(heads * dim).enumerate() {
-        if !place.present[canary] {
+    for (sample, difference) in difference.chunks_exact(heads * dim).enumerate() {
+        if !layer.present[sample] {
             continue;
         }
         let error: f64 = difference
@@ -255,14 +264,14 @@ pub fn statistic(exec: Exec<'_>, place: &Place<'_>, gains: &[f32], difference: &
             .zip(gains)
             .map(|(x, gain)| f64::from(ops::dot_self(exec.table, x)) * f64::from(*gain))
             .sum();
-        sum += error / f64::from(place.canaries.scale[canary]);
+        sum += error / f64::from(layer.samples.scale[sample]);
     }
-    sum / place.count()
+    sum / layer.count()
 }
 
-/// Room to look at rows one by one.
+/// Memory to compute the cost of rows one by one.
 #[derive(Default)]
-pub struct Single {
+pub struct RowCosts {
     /// (dim, slot)
     across: Vec<f32>,
     /// (slot, dim)
@@ -273,18 +282,18 @@ pub struct Single {
     o: Vec<f32>,
 }
 
-impl Single {
+impl RowCosts {
     fn head_dim(config: &Config) -> usize {
         config.layers.iter().map(|c| c.head_dim).max().unwrap_or(0)
     }
 
     pub fn bytes_for(config: &Config) -> usize {
-        (3 * BLOCK_SLOTS + 2) * Single::head_dim(config) * size_of::<f32>()
+        (3 * BLOCK_SLOTS + 2) * RowCosts::head_dim(config) * size_of::<f32>()
     }
 
-    pub fn new(config: &Config) -> Result<Single, CacheError> {
-        let dim = Single::head_dim(config);
-        Ok(Single {
+    pub fn new(config: &Config) -> Result<RowCosts, CacheError> {
+        let dim = RowCosts::head_dim(config);
+        Ok(RowCosts {
             across: room(BLOCK_SLOTS * dim)?,
             k: room(BLOCK_SLOTS * dim)?,
             v: room(BLOCK_SLOTS * dim)?,
@@ -297,13 +306,13 @@ impl Single {
     pub fn add_own(
         &mut self,
         exec: Exec<'_>,
-        place: &Place<'_>,
+        layer: &SampledLayer<'_>,
         gains: &[f32],
         block: &[u8],
         own: &mut [f32],
     ) {
-        let (c, shape, seen) = (place.config, place.shape.settled_shape(), &place.canaries);
-        let (dim, basis, table) = (c.head_dim, place.shape.basis(), exec.table);
+        let (c, shape, samples) = (layer.config, layer.shape.settled_shape(), &layer.samples);
+        let (dim, basis, table) = (c.head_dim, layer.shape.basis(), exec.table);
         let group = c.heads / c.kv_heads;
         let (k_bytes, v_bytes) = (shape.form.k.head_bytes(dim), shape.form.v.head_bytes(dim));
         for list in [&mut self.across, &mut self.k, &mut self.v] {
@@ -321,13 +330,13 @@ impl Single {
             for (i, x) in self.across.iter().enumerate() {
                 self.k[i % BLOCK_SLOTS * dim + i / BLOCK_SLOTS] = *x;
             }
-            let mean = place.mean.map(|mean| &mean[kv_head * dim..][..dim]);
-            for canary in (0..CANARIES).filter(|&canary| place.present[canary]) {
-                let part = (1.0 / (f64::from(seen.scale[canary]) * place.count())) as f32;
+            let mean = layer.mean.map(|mean| &mean[kv_head * dim..][..dim]);
+            for sample in (0..SAMPLES).filter(|&sample| layer.present[sample]) {
+                let part = (1.0 / (f64::from(samples.scale[sample]) * layer.count())) as f32;
                 for head in kv_head * group..(kv_head + 1) * group {
-                    let i = canary * c.heads + head;
-                    self.q.copy_from_slice(&seen.q[i * dim..][..dim]);
-                    self.o.copy_from_slice(&seen.o[i * dim..][..dim]);
+                    let i = sample * c.heads + head;
+                    self.q.copy_from_slice(&samples.q[i * dim..][..dim]);
+                    self.o.copy_from_slice(&samples.o[i * dim..][..dim]);
                     turn(table, basis.k, &mut self.q);
                     turn(table, basis.v, &mut self.o);
                     ops::scale(table, &mut self.q, c.score_scale);
@@ -336,7 +345,7 @@ impl Single {
                     let slots = self.k.chunks_exact(dim).zip(self.v.chunks_exact(dim));
                     for (own, (k, v)) in own.iter_mut().zip(slots) {
                         let score = dot(table, &self.q, k) + bias;
-                        let p = exp(score - seen.max[i]) / seen.sum[i];
+                        let p = exp(score - samples.max[i]) / samples.sum[i];
                         let apart = o_sq - 2.0 * dot(table, &self.o, v) + ops::dot_self(table, v);
                         let moved = p / rest(p);
                         *own += gains[head] * moved * moved * apart.max(0.0) * part;

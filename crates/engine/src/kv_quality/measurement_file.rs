@@ -1,10 +1,10 @@
-//! Figures that were measured once and are kept in a file: a heading, numbers, and a hash of both.
+//! The file of a measurement: a heading, numbers (f32, little-endian), and the BLAKE3 hash of both.
 //!
-//! A file that does not check out is as good as none.
+//! A file whose length or hash is wrong is treated as missing.
 
 use std::path::Path;
 
-/// Writes all of it or nothing.
+/// Writes the whole file or nothing.
 pub fn write(
     path: &Path,
     heading: &[u8],

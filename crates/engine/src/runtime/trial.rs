@@ -1,12 +1,11 @@
-//! Changes that are looked at before they are made: for probes and measurements, not for the path of a token.
-//!
-//! A change is named by its rows, as the store names them, and is foreseen and made on the same sequence; a fork
-//! keeps what was.
+//! Changes of a sequence's rows whose effect is predicted before they are made: for probes and measurements, not for the
+//! path of a token.
 
-use crate::kv_quality::guard::share::{BATCH, Share, statistic};
-use crate::kv_quality::guard::{Look, place};
-use crate::model::canaries::CANARIES;
-use crate::runtime::step::{Runtime, StepError};
+use super::core::Runtime;
+use super::error::StepError;
+use crate::kv_quality::guard::share::{AttentionShare, BATCH, statistic};
+use crate::kv_quality::guard::{GuardView, sampled_layer};
+use crate::step::query_samples::SAMPLES;
 use haversack_cache::{CacheError, KvShape, Row, SequenceId};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -17,112 +16,118 @@ use haversack_kernels::matmul::{Input, Product, matmul};
 use haversack_kernels::ops;
 use haversack_kernels::ops::turn::{turn, turn_back};
 
-/// What becomes of some rows.
+/// Rows that are evicted or rounded. Predicted and applied on the same sequence; a fork keeps what was.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct TrialChange {
     /// Layers and their rows, each layer once.
     pub rows: Vec<(usize, Vec<Row>)>,
-    /// They are rounded as this form would round them, or leave.
+    /// Rounds the rows as this form would; `None`: they are evicted.
     pub round: Option<KvForm>,
 }
 
-/// What a change will do, as far as the canaries can tell.
+/// What a change will do, as far as the query samples can tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Foreseen {
+pub struct TrialPrediction {
     /// The guard's own statistic.
     pub statistic: f64,
     /// The same with the output matrix itself instead of one number a head.
     pub exact: f64,
 }
 
-impl Runtime {
-    /// Rows of a layer that a change may name.
-    pub fn settled_rows(&self, id: SequenceId, layer: usize) -> Result<Vec<Row>, StepError> {
-        let mut rows = Vec::new();
-        self.store().settled_rows(id, layer, &mut rows)?;
-        Ok(rows)
-    }
+/// Rows of a layer that a change may name.
+pub fn settled_rows(
+    runtime: &Runtime,
+    id: SequenceId,
+    layer: usize,
+) -> Result<Vec<Row>, StepError> {
+    let mut rows = Vec::new();
+    runtime.store().settled_rows(id, layer, &mut rows)?;
+    Ok(rows)
+}
 
-    /// What a change would do; nothing where there is no guard, or the sequence does not stand at the end of a
-    /// block.
-    pub fn foresee(
-        &mut self,
+impl TrialChange {
+    /// What the change would do; `None` where there is no guard, or the sequence does not stand at the end of a block.
+    pub fn predict(
+        &self,
+        runtime: &mut Runtime,
         id: SequenceId,
-        change: &Change,
-    ) -> Result<Option<Foreseen>, StepError> {
-        let position = self.position(id)?;
-        let (model, table) = (self.model().clone(), self.table());
-        let (config, weights) = (model.config(), model.weights());
-        let Some((guard, pool, store, scratch)) = self.guarded() else {
+    ) -> Result<Option<TrialPrediction>, StepError> {
+        let position = runtime.position(id)?;
+        let runner = &mut runtime.runner;
+        let Some(guard) = &mut runtime.evictor.guard else {
             return Ok(None);
         };
-        let exec = Exec { table, pool };
-        let Some((attention, canaries)) = scratch.guarded(config, pool.threads()) else {
-            return Ok(None);
+        let (config, weights) = (runner.model.config(), runner.model.weights());
+        let (table, store) = (runner.table, &runner.store);
+        let exec = Exec {
+            table,
+            pool: &runner.pool,
         };
-        let mut found = Foreseen::default();
-        let mut after = Share::new(config)?;
-        for (layer, rows) in &change.rows {
-            let layer = *layer;
+        let threads = runner.pool.threads();
+        let attention = runner.scratch.small_attention(config, threads);
+        let mut found = TrialPrediction::default();
+        let mut after = AttentionShare::new(config)?;
+        for (index, rows) in &self.rows {
+            let index = *index;
             let newest = rows.iter().map(|row| row.position).max().unwrap_or(0);
-            let Some(place) = place(config, store, canaries, id, layer, (position, newest)) else {
+            let at = (position, newest);
+            let Some(layer) = sampled_layer(config, store, &runner.sequences, id, index, at) else {
                 return Ok(None);
             };
-            let mut look = Look {
+            let mut view = GuardView {
                 exec,
                 store,
                 attention,
-                place,
-                id,
                 layer,
+                id,
+                index,
             };
-            look.statistic(guard, rows)?;
-            if let Some(form) = change.round {
-                // Once more: what was asked last are differences.
-                guard.before.clear(&place);
-                after.clear(&place);
+            view.statistic(guard, rows)?;
+            if let Some(form) = self.round {
+                // Once more: the last result are differences.
+                guard.before.clear(&layer);
+                after.clear(&layer);
                 for rows in rows.chunks(BATCH) {
-                    store.copy_rows(id, layer, rows, &mut guard.bytes)?;
+                    store.copy_rows(id, index, rows, &mut guard.bytes)?;
                     let (bytes, count) = (&guard.bytes, rows.len());
-                    guard.before.add(exec, look.attention, &place, bytes, count);
-                    let rounded = rounded(table, place.shape.settled_shape(), form, bytes);
-                    after.add(exec, look.attention, &place, &rounded, count);
+                    guard.before.add(exec, view.attention, &layer, bytes, count);
+                    let rounded = rounded(table, layer.shape.settled_shape(), form, bytes);
+                    after.add(exec, view.attention, &layer, &rounded, count);
                 }
-                guard.before.difference(&place, Some(&after));
+                guard.before.difference(&layer, Some(&after));
             }
             let difference = guard.before.values();
-            found.statistic += statistic(exec, &place, &guard.gains[layer], difference);
-            // (canary, dim)
-            let w = &weights.layers[layer].o;
-            let mut out = vec![0.0; CANARIES * w.rows];
+            found.statistic += statistic(exec, &layer, &guard.gains[index], difference);
+            // (sample, dim)
+            let w = &weights.layers[index].o;
+            let mut out = vec![0.0; SAMPLES * w.rows];
             let product = Product {
                 w: weights.matrix(w),
                 out: &mut out,
             };
             let input = Input {
-                rows: CANARIES,
+                rows: SAMPLES,
                 cols: w.cols,
                 x: difference,
                 int8: None,
             };
             matmul(exec, input, &mut [product]);
-            let errors = out.chunks_exact(w.rows).zip(place.canaries.scale);
+            let errors = out.chunks_exact(w.rows).zip(layer.samples.scale);
             let sum: f64 = errors
-                .zip(place.present)
+                .zip(layer.present)
                 .filter(|(_, present)| *present)
                 .map(|((x, scale), _)| f64::from(ops::dot_self(table, x)) / f64::from(*scale))
                 .sum();
-            found.exact += sum / place.count();
+            found.exact += sum / layer.count();
         }
         Ok(Some(found))
     }
 
-    /// Makes a change, whatever it does. Rows of a layer lose their names where some of them leave.
-    pub fn make(&mut self, id: SequenceId, change: &Change) -> Result<(), StepError> {
-        let table = self.table();
-        let store = self.store_mut();
-        for (layer, rows) in &change.rows {
-            let Some(form) = change.round else {
+    /// Makes the change. Where rows of a layer are evicted, its other rows must be named anew.
+    pub fn apply(&self, runtime: &mut Runtime, id: SequenceId) -> Result<(), StepError> {
+        let (table, store) = (runtime.runner.table, &mut runtime.runner.store);
+        for (layer, rows) in &self.rows {
+            let Some(form) = self.round else {
                 store.thin(id, *layer, 0, rows)?;
                 continue;
             };
@@ -142,8 +147,8 @@ impl Runtime {
     }
 }
 
-/// Blocks with every row rounded as `form` rounds it, and back in the form they had. Rows of floats are turned for
-/// it as `form` would have them; others are in their basis already.
+/// Blocks with every row rounded as `form` rounds it, in the form they had. Rows of floats are rotated into the basis of
+/// `form` first; others are in theirs already.
 fn rounded(table: Table, shape: KvShape, form: KvForm, blocks: &[u8]) -> Vec<u8> {
     let is_float = shape.form.k.codec.is_float() && shape.form.v.codec.is_float();
     let basis = match is_float {

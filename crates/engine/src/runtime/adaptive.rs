@@ -1,20 +1,21 @@
-//! `--policy adaptive`: from what a probe found and what the budget allows to how each layer stores its rows, and
-//! how many.
+//! `--policy adaptive`: how each layer stores its rows, and how many, from what a probe measured and the budget allows.
 //!
 //! The plan is made once, before the first token, for a conversation as long as the context; a shorter one keeps all
 //! its rows in the same forms.
 
-use super::probe::{self, Probe};
-use crate::model::Config;
-use crate::model::Model;
-use crate::runtime::bounds::BoundsError;
-use crate::runtime::options::{KvOptions, Policy, RuntimeOptions};
-use crate::runtime::plan::{self, Setting};
-use crate::runtime::step::RuntimeError;
+pub use super::options::AdaptiveOptions;
+pub use haversack_cache::policy::adaptive::{Ask, Curves};
+
+use super::bounds::BoundsError;
+use super::error::RuntimeError;
+use super::options::{Policy, Retention, RuntimeOptions};
+use super::plan::{self, ComputeSetting};
+use crate::kv_quality::probe::{self, Probe};
+use crate::model::kv::KvOptions;
+use crate::model::{Config, Model};
 use haversack_cache::policy::adaptive::{
     Allotment, Allotted, allot, allot_rows, form_name, rows_bytes,
 };
-pub use haversack_cache::policy::adaptive::{Ask, Curves};
 use haversack_cache::{CannotFit, LayerShape, Zones};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::format::kv::Codec;
@@ -22,18 +23,8 @@ use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// What may be said about the plan.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
-    pub depth: probe::Depth,
-    /// Fewer bits and more rows: what nobody asked for yet may still be asked for.
-    pub recall: bool,
-    /// Bytes of the blocks of one sequence; `None` = what the budget leaves, or a quarter of what f16 takes.
-    pub kv_bytes: Option<u64>,
-}
-
-impl Wishes {
-    /// How much a lost row counts in a context of so many tokens. The same share of more rows holds more of what is
+impl AdaptiveOptions {
+    /// How much a lost row counts in a context of `tokens` tokens. The same share of more rows holds more of what is
     /// looked for: four times the context, half the damage.
     pub fn row_weight(&self, tokens: usize) -> f32 {
         let weight = if self.recall { RECALL_WEIGHT } else { 1.0 };
@@ -44,43 +35,41 @@ impl Wishes {
 /// How much more a lost row counts where recall is wanted.
 const RECALL_WEIGHT: f32 = 2.0;
 
-/// Recent rows: one token in so many of the context, fewer below an eighth of the bytes of f16. Measured in
+/// Recent rows: one token in this many of the context, fewer below an eighth of the bytes of f16. Measured in
 /// `docs/how-it-works/policies.md`.
 const RECENT_PART: f64 = 32.0;
 const NARROW_SHARE: f64 = 0.125;
 
-/// How many rows are recent where nobody says.
+/// How many rows are recent where the options do not say.
 fn recent(tokens: u64, share: f64) -> usize {
     let part = tokens as f64 / RECENT_PART * (share / NARROW_SHARE).min(1.0);
     let blocks = (part / BLOCK_SLOTS as f64).round().max(1.0);
     blocks as usize * BLOCK_SLOTS
 }
 
-/// First tokens that never leave, if nobody says otherwise: a block of them.
-pub(crate) const ANCHORS: usize = BLOCK_SLOTS;
-
-/// Share of the bytes of f16 where no budget is named.
+/// Share of the bytes of f16 where no budget is given.
 const USUAL_SHARE: f64 = 0.25;
 
-/// Whether the options still wait for their plan.
-pub fn is_open(options: &RuntimeOptions) -> bool {
+/// Whether the options ask for a plan and have none yet.
+pub fn needs_plan(options: &RuntimeOptions) -> bool {
     options.retention.policy == Policy::Adaptive && options.kv.layers.is_empty()
 }
 
-/// The options with forms and rows of every layer. Probes the model if need be.
+/// The options with forms and rows of every layer. Probes the model if no probe was saved.
 pub fn resolve(
     model: &Arc<Model>,
     options: &RuntimeOptions,
 ) -> Result<RuntimeOptions, RuntimeError> {
-    let wishes = options.retention.adaptive;
+    let wanted = options.retention.adaptive;
     let dir = options.cache_dir.as_deref();
     let go_on = &mut |_| ControlFlow::Continue(());
-    let found = probe::load_or_measure(model, options.threads, wishes.depth, dir, go_on)?;
-    let probe = found.unwrap_or_else(|| unreachable!("nobody stops it"));
+    let found = probe::load_or_measure(model, options.threads, wanted.depth, dir, go_on);
+    let found = found.map_err(RuntimeError::Measurement)?;
+    let probe = found.unwrap_or_else(|| unreachable!("`go_on` does not stop it"));
     Ok(with_probe(model.config(), options, &probe)?)
 }
 
-/// The same with what a probe found.
+/// The same with a given probe.
 pub fn with_probe(
     config: &Config,
     options: &RuntimeOptions,
@@ -109,46 +98,49 @@ fn within(
     options: &RuntimeOptions,
     bytes: u64,
 ) -> Result<KvOptions, BoundsError> {
-    let wishes = options.retention.adaptive;
+    let wanted = options.retention.adaptive;
     let ask = Ask {
         bytes,
         tokens: config.context as u64,
         zones: options.kv.zones(),
-        anchors: options.retention.anchors.unwrap_or(ANCHORS) as u64,
-        row_weight: wishes.row_weight(config.context),
+        anchors: options
+            .retention
+            .anchors
+            .unwrap_or(Retention::ADAPTIVE_ANCHORS) as u64,
+        row_weight: wanted.row_weight(config.context),
     };
     plan(config, curves, &options.kv, &ask).map_err(|error| BoundsError::Budget {
         budget_bytes: error.budget_bytes,
-        least_bytes: error.minimum_bytes(),
+        min_bytes: error.minimum_bytes(),
     })
 }
 
-/// The plan with which everything counted fits: blocks, and what grows with rows beside them.
+/// The largest plan that fits with everything counted: blocks, and what grows with rows beside them.
 fn budgeted(
     config: &Config,
     curves: &[Curves],
     options: &RuntimeOptions,
     budget: usize,
 ) -> Result<KvOptions, BoundsError> {
-    let setting = Setting::of(options);
+    let setting = ComputeSetting::of(options);
     let needs = |kv: &KvOptions| {
-        let rows = rows_most(config, kv);
+        let rows = rows_max(config, kv);
         plan::needs(config, kv, setting, rows)
     };
-    let least = match within(config, curves, options, 0) {
-        Err(BoundsError::Budget { least_bytes, .. }) => least_bytes as u64,
+    let min = match within(config, curves, options, 0) {
+        Err(BoundsError::Budget { min_bytes, .. }) => min_bytes as u64,
         other => return other,
     };
-    let mut best = within(config, curves, options, least)?;
-    let least_bytes = needs(&best).total();
-    if least_bytes > budget {
+    let mut best = within(config, curves, options, min)?;
+    let min_bytes = needs(&best).total();
+    if min_bytes > budget {
         return Err(BoundsError::Budget {
             budget_bytes: budget,
-            least_bytes,
+            min_bytes,
         });
     }
-    // `low` fits, `high` is not known to. What is beside the blocks grows with them, nearly always.
-    let (mut low, mut high) = (least, budget as u64 + 1);
+    // `low` fits, `high` may not. What is beside the blocks grows with them, nearly always.
+    let (mut low, mut high) = (min, budget as u64 + 1);
     for _ in 0..TRIES {
         let bytes = low + (high - low) / 2;
         if bytes == low {
@@ -164,18 +156,18 @@ fn budgeted(
     Ok(best)
 }
 
-/// Halvings of what is left to try: to a thousandth of the budget.
+/// Halvings of the search: to a thousandth of the budget.
 const TRIES: usize = 10;
 
 /// Rows of the fullest layer, those of a step included.
-fn rows_most(config: &Config, kv: &KvOptions) -> usize {
+fn rows_max(config: &Config, kv: &KvOptions) -> usize {
     let own = |layer: usize| kv.rows_max(layer).saturating_add(BLOCK_SLOTS);
-    let most = (0..config.layers.len()).map(own).max();
-    most.unwrap_or(usize::MAX).min(config.context)
+    let max = (0..config.layers.len()).map(own).max();
+    max.unwrap_or(usize::MAX).min(config.context)
 }
 
-/// `usual` with forms and rows of every layer, so that the blocks of a sequence stay within what is asked; with the
-/// recent rows in eight bits or exact, whichever hurts less.
+/// `usual` with forms and rows of every layer, so that the blocks of a sequence stay within `ask`, and with the recent rows
+/// in eight bits or exact, whichever does less damage.
 pub fn plan(
     config: &Config,
     curves: &[Curves],
@@ -204,7 +196,7 @@ pub fn plan(
     for (layer, Allotment { form, rows }) in found.layers.into_iter().enumerate() {
         kv.layers.insert(layer, form);
         if rows < ask.tokens && config.layers[layer].window.is_none() {
-            // Those of a step come beside.
+            // The rows of a step come on top.
             kv.rows.insert(layer, rows as usize - BLOCK_SLOTS);
         }
     }
@@ -231,7 +223,7 @@ fn allotted(
 }
 
 /// (layer): the rows that each layer keeps beside those of a step, so that all of them together take what `rows` rows
-/// take in each, while a sequence sees so many tokens; `None`: it has a window of its own. Layers are stored as they are.
+/// take in each, while a sequence sees `tokens` tokens; `None`: it has a window of its own. Forms of layers stay.
 pub(crate) fn rows_of(
     curves: &[Curves],
     layers: &[LayerShape],
@@ -240,7 +232,7 @@ pub(crate) fn rows_of(
     rows: usize,
     tokens: usize,
 ) -> Result<Vec<Option<usize>>, CannotFit> {
-    // A layer with a window of its own lets rows go by itself.
+    // A layer with a window of its own drops rows by itself.
     let is_open = |layer: &LayerShape| layer.window.is_none();
     let open = || {
         layers
@@ -255,7 +247,7 @@ pub(crate) fn rows_of(
         tokens: tokens as u64,
         zones,
         anchors: anchors as u64,
-        row_weight: Wishes::default().row_weight(tokens),
+        row_weight: AdaptiveOptions::default().row_weight(tokens),
     };
     let mut found = allot_rows(&curves, &shapes, &ask)?.layers.into_iter();
     let rows = layers.iter().map(|layer| {
@@ -266,7 +258,7 @@ pub(crate) fn rows_of(
     Ok(rows.collect())
 }
 
-/// The plan in words, a line for layers alike.
+/// The plan in words, one line for neighbouring layers that are alike.
 pub fn describe(kv: &KvOptions, context: usize) -> String {
     let mut text = String::new();
     let mut layers = kv.layers.iter().peekable();

@@ -1,0 +1,242 @@
+//! Evicts rows of a sequence before the tokens of a step come, as its policy and the guard decide.
+
+use super::error::StepError;
+use super::retention::{RetentionRules, may_evict};
+use crate::kv_quality::guard::choose::VictimCounts;
+use crate::kv_quality::guard::{Guard, GuardRequest, GuardTools};
+use crate::step::StepSpan;
+use crate::step::runner::ModelRunner;
+use haversack_cache::policy::explain::RowPlan;
+use haversack_cache::policy::rows::{LayerView, RowPolicy};
+use haversack_cache::policy::window::{self, WindowParams};
+use haversack_cache::{CacheError, Row, SequenceId};
+use haversack_kernels::Exec;
+use haversack_kernels::attention::BLOCK_SLOTS;
+
+/// Plans in words that are kept for [`super::Runtime::plans`].
+const PLANS_MAX: usize = 1024;
+
+/// What evictions need beside the cache.
+pub(super) struct Evictor {
+    pub guard: Option<Guard>,
+    /// Rows of a layer among which some leave; kept for its memory.
+    candidates: Vec<Row>,
+    /// Evictions in words, where the options ask for them.
+    pub plans: Option<Vec<String>>,
+}
+
+/// What a layer may keep.
+struct EvictionLimits {
+    layer: usize,
+    anchors: u64,
+    rows_max: usize,
+    /// Rows before this position leave in any case.
+    oldest: u64,
+    /// Share of the budget in use.
+    used: f32,
+}
+
+impl Evictor {
+    pub fn new(guard: Option<Guard>, explain: bool) -> Evictor {
+        Evictor {
+            guard,
+            candidates: Vec::new(),
+            plans: explain.then(Vec::new),
+        }
+    }
+
+    /// Bytes of the list of candidates that such a list has room for already.
+    pub fn candidate_bytes(&self) -> usize {
+        self.candidates.capacity() * size_of::<Row>()
+    }
+
+    /// Makes room for lists of `rows` candidates.
+    pub fn reserve(&mut self, rows: usize) -> Result<(), CacheError> {
+        self.candidates.clear();
+        self.candidates.try_reserve_exact(rows).map_err(|_| {
+            let bytes = rows.saturating_mul(size_of::<Row>());
+            CacheError::OutOfMemory { bytes }
+        })
+    }
+
+    /// Evicts what the policy chooses before the tokens of this span come.
+    pub fn make_room(
+        &mut self,
+        runner: &mut ModelRunner,
+        rules: &RetentionRules,
+        span: &StepSpan<'_>,
+    ) -> Result<(), StepError> {
+        let (id, position) = (span.sequence, span.position);
+        let state = runner.sequences.get(id).map(|state| &state.retention);
+        let Some((state, window)) = state.and_then(|state| Some((state, state.window?))) else {
+            return Ok(());
+        };
+        // A change may have moved the boundaries, and happens at one of the old ones.
+        let last = state.changes.last();
+        let changed = last.is_some_and(|change| change.position == position);
+        if !changed && !may_evict(state, position) {
+            return Ok(());
+        }
+        if let Some(policy) = state.policy {
+            let rows_max = state.rows_max.clone();
+            let (full, anchors) = (state.anchors + window, state.anchors as u64);
+            let rows_max =
+                |layer: usize| rows_max.as_ref().map_or(full, |max| full.min(max[layer]));
+            return self.evict_rows(runner, rules, id, &policy, anchors, &rows_max);
+        }
+        let params = WindowParams {
+            anchors: state.anchors as u64,
+            window: window as u64,
+        };
+        let plan = window::plan(&runner.store.snapshot(id)?, &params);
+        if plan.is_empty() {
+            return Ok(());
+        }
+        log::debug!("{plan}");
+        self.explain(&plan);
+        runner.store.apply(id, &plan)?;
+        // Rows that left a smaller window were spread over all slabs; only whole slabs go back to the device. If there is
+        // no room even for the list of moves, blocks stay where they are.
+        if changed && let Err(error) = runner.store.compact_below(100) {
+            log::warn!("slabs were not compacted: {error}");
+        }
+        Ok(())
+    }
+
+    /// Evicts rows one by one, layer by layer. `rows_max` is what a layer keeps.
+    fn evict_rows(
+        &mut self,
+        runner: &mut ModelRunner,
+        rules: &RetentionRules,
+        id: SequenceId,
+        policy: &RowPolicy,
+        anchors: u64,
+        rows_max: &dyn Fn(usize) -> usize,
+    ) -> Result<(), StepError> {
+        let position = runner.store.position(id)?;
+        // Past the trained context the oldest leave whatever they are worth, and the anchors close up.
+        let past = (position + BLOCK_SLOTS as u64).saturating_sub(rules.context as u64);
+        let past = past.next_multiple_of(BLOCK_SLOTS as u64);
+        let first = anchors.next_multiple_of(BLOCK_SLOTS as u64);
+        let oldest = if past > 0 { first + past } else { 0 };
+        let used = budget_used(runner);
+        let mut words = self.plans.is_some().then(|| RowPlan::new(position));
+        for layer in 0..rules.layers.len() {
+            let rows_max = rows_max(layer);
+            let rows = runner.store.rows_in(id, layer)?;
+            if rows <= rows_max && past == 0 && !policy.has_threshold() {
+                continue;
+            }
+            let candidates = &mut self.candidates;
+            runner.store.loose_rows(id, layer, anchors, candidates)?;
+            let limits = EvictionLimits {
+                layer,
+                anchors,
+                rows_max,
+                oldest,
+                used,
+            };
+            let leave = self.choose(runner, id, policy, &limits, words.as_mut())?;
+            log::debug!("position {position}: {leave} of {rows} rows leave layer {layer}");
+            (runner.store).thin(id, layer, anchors, &self.candidates[..leave])?;
+        }
+        if let Some(guard) = &mut self.guard {
+            let kl = guard.settle();
+            if let Some(state) = runner.sequences.get_mut(id) {
+                state.quality_debt += kl;
+            }
+            log::debug!("position {position}: predicted KL {kl:.6}");
+        }
+        if past > 0 {
+            runner.store.close_gap(id, anchors..oldest)?;
+        }
+        if let Some(words) = words.filter(|words| !words.is_empty()) {
+            self.explain(&words);
+        }
+        Ok(())
+    }
+
+    fn explain(&mut self, plan: &dyn std::fmt::Display) {
+        if let Some(plans) = &mut self.plans {
+            if plans.len() == PLANS_MAX {
+                plans.remove(0);
+            }
+            plans.push(plan.to_string());
+        }
+    }
+
+    /// Moves the candidates that leave to the front and returns their number: the policy's choice, or the guard's among
+    /// those and the next. Rows beyond the layer's limit leave in any case; rows below a threshold may stay.
+    fn choose(
+        &mut self,
+        runner: &mut ModelRunner,
+        id: SequenceId,
+        policy: &RowPolicy,
+        limits: &EvictionLimits,
+        words: Option<&mut RowPlan>,
+    ) -> Result<usize, StepError> {
+        let &EvictionLimits { layer, oldest, .. } = limits;
+        let view = LayerView {
+            most: limits.rows_max,
+            oldest,
+            used: limits.used,
+            ..runner.store.layer_view(id, layer, limits.anchors)?
+        };
+        let candidates = &mut self.candidates;
+        let mut leave = policy.choose(&view, candidates);
+        if leave > 0
+            && let Some(guard) = &mut self.guard
+            && let Some(stands_for) = guard.stands_for(layer, view.position, policy.has_threshold())
+        {
+            let mut considered = leave;
+            if let RowPolicy::Heavy(_) = policy {
+                // A lower limit names the next ones too; of all those the policy's own come first again.
+                let more = guard.candidates(leave) - leave;
+                let lower = LayerView {
+                    most: limits.rows_max.saturating_sub(more),
+                    ..view.clone()
+                };
+                considered = policy.choose(&lower, candidates);
+                leave = policy.choose(&view, &mut candidates[..considered]);
+            }
+            let rows = &mut candidates[..considered];
+            let fixed = rows.iter().filter(|row| row.position < oldest).count();
+            let beyond = view.rows.saturating_sub(limits.rows_max);
+            let request = GuardRequest {
+                id,
+                layer,
+                position: view.position,
+                fixed,
+                counts: VictimCounts {
+                    must: leave.min(beyond.max(fixed)),
+                    may: leave,
+                },
+                stands_for,
+                rows,
+            };
+            let (config, threads) = (runner.model.config(), runner.pool.threads());
+            let tools = GuardTools {
+                config,
+                exec: Exec {
+                    table: runner.table,
+                    pool: &runner.pool,
+                },
+                store: &runner.store,
+                sequences: &mut runner.sequences,
+                attention: runner.scratch.small_attention(config, threads),
+            };
+            leave = guard.judge(tools, request)?;
+        }
+        if let Some(words) = words {
+            words.add(policy, &view, &self.candidates[..leave]);
+        }
+        Ok(leave)
+    }
+}
+
+/// The share of the budget in use; everything where there is none.
+fn budget_used(runner: &ModelRunner) -> f32 {
+    let ledger = runner.store.ledger();
+    let share = |budget: usize| ledger.total() as f32 / budget.max(1) as f32;
+    ledger.budget.map_or(1.0, share)
+}

@@ -1,0 +1,152 @@
+//! What sequences and steps may come to hold, before they do: admission asks here.
+
+use super::core::Runtime;
+use super::error::StepError;
+use super::options::noting_by;
+use super::plan::{self, ComputeSetting};
+use super::retention::SequenceRetention;
+use crate::model::kv::KvOptions;
+use crate::step::runner::{CHUNK_MIN, COUNTED_BEYOND};
+use crate::step::scratch::{StepScratch, StepSize};
+use haversack_cache::{Row, SequenceId};
+use haversack_kernels::attention::BLOCK_SLOTS;
+
+impl Runtime {
+    /// Tokens after which a sequence with this retention ends, if this runtime has room for it.
+    pub fn end_with(&self, retention: SequenceRetention) -> Result<Option<usize>, StepError> {
+        Ok(self.rules.state(retention)?.end)
+    }
+
+    /// Rows that a sequence with this retention has at most until it has seen `tokens` tokens.
+    pub fn rows_with(
+        &self,
+        retention: SequenceRetention,
+        tokens: usize,
+    ) -> Result<usize, StepError> {
+        let state = self.rules.state(retention)?;
+        Ok(tokens.min(self.rules.rows_of(&state)))
+    }
+
+    /// Whether rows of such a sequence are evicted one by one, so that its attention is counted.
+    pub fn counts_attention(&self, retention: SequenceRetention) -> Result<bool, StepError> {
+        Ok(self.rules.state(retention)?.policy.is_some())
+    }
+
+    /// Bytes that a sequence of `rows` rows holds at most, a step that reads a block included.
+    pub fn sequence_bytes(&self, rows: usize) -> usize {
+        self.bytes_in(&self.rules.kv, self.setting, rows)
+    }
+
+    /// The same for a sequence with this retention.
+    pub fn sequence_bytes_with(
+        &self,
+        retention: SequenceRetention,
+        rows: usize,
+    ) -> Result<usize, StepError> {
+        if retention == SequenceRetention::Default {
+            return Ok(self.sequence_bytes(rows));
+        }
+        let state = self.rules.state(retention)?;
+        let own = state.rows_max.iter().flat_map(|rows| rows.iter());
+        let own = own.enumerate().filter(|(_, rows)| **rows < usize::MAX);
+        let kv = KvOptions {
+            rows: own.map(|(layer, &rows)| (layer, rows)).collect(),
+            ..self.rules.kv.clone()
+        };
+        let setting = ComputeSetting {
+            noting: state.policy.as_ref().map(noting_by),
+            ..self.setting
+        };
+        // All sequences share one list of candidates for eviction.
+        let list = state
+            .policy
+            .map_or(0, |_| rows.saturating_mul(size_of::<Row>()));
+        let list = list.saturating_sub(self.evictor.candidate_bytes());
+        Ok(self.bytes_in(&kv, setting, rows).saturating_add(list))
+    }
+
+    fn bytes_in(&self, kv: &KvOptions, setting: ComputeSetting, rows: usize) -> usize {
+        let rows = rows.max(1).next_multiple_of(BLOCK_SLOTS);
+        let needs = plan::needs(self.model().config(), kv, setting, rows);
+        let layout = self.runner.sequences.layout.as_ref();
+        let samples = layout.map_or(0, |layout| layout.ring_bytes());
+        [needs.tables_bytes, samples]
+            .into_iter()
+            .fold(needs.kv_bytes, usize::saturating_add)
+    }
+
+    /// Bytes of scratch after steps of `sequences` sequences with the default retention, which read `tokens` tokens
+    /// together and have at most `rows` rows each.
+    pub fn scratch_bytes(&self, sequences: usize, tokens: usize, rows: usize) -> usize {
+        let counting = match self.setting.noting {
+            Some(_) => sequences,
+            None => 0,
+        };
+        self.scratch_bytes_counting(sequences, counting, tokens, rows)
+    }
+
+    /// The same where attention is counted for `counting` of the sequences.
+    pub fn scratch_bytes_counting(
+        &self,
+        sequences: usize,
+        counting: usize,
+        tokens: usize,
+        rows: usize,
+    ) -> usize {
+        let rows = rows.next_multiple_of(BLOCK_SLOTS);
+        let ComputeSetting {
+            threads,
+            int8,
+            guarded,
+            ..
+        } = self.setting;
+        let size = StepSize {
+            rows: tokens,
+            wanted: sequences,
+            jobs: sequences,
+            slots: rows,
+            moved: 1,
+            segments: 2 * sequences,
+            counted: counting * (rows + COUNTED_BEYOND),
+            sampled: if guarded { tokens } else { 0 },
+        };
+        StepScratch::bytes_for(self.model().config(), threads, int8, size)
+    }
+
+    /// Bytes by which the scratch may still grow while a sequence (or a new one) reads `tokens` tokens in the smallest
+    /// steps.
+    pub fn scratch_growth(
+        &self,
+        id: Option<SequenceId>,
+        tokens: usize,
+    ) -> Result<usize, StepError> {
+        let store = self.store();
+        let (rows, spans) = match id {
+            Some(id) => (store.rows(id)?, store.spans_with(id, tokens)?),
+            None => (0, 1),
+        };
+        let size = StepSize {
+            jobs: 1,
+            rows: tokens.min(CHUNK_MIN),
+            wanted: 1,
+            slots: StepSize::slots_for(rows + tokens, spans),
+            segments: id.map_or(0, |id| store.shifts(id).len()),
+            ..StepSize::default()
+        };
+        let wanted = self.runner.scratch_bytes_with(size);
+        Ok(wanted.saturating_sub(self.ledger().scratch))
+    }
+
+    /// What the budget has for sequences beside `scratch_bytes` of scratch and what is kept whatever is open; `None`
+    /// without a budget.
+    pub fn available_bytes(&self, scratch_bytes: usize) -> Option<usize> {
+        let ledger = self.ledger();
+        let taken = ledger.side.saturating_add(scratch_bytes);
+        ledger.budget.map(|budget| budget.saturating_sub(taken))
+    }
+
+    /// Gives back what steps computed in. The next step takes what it needs.
+    pub fn release_scratch(&mut self) {
+        self.runner.release_scratch();
+    }
+}
