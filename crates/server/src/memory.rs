@@ -10,7 +10,7 @@ use haversack::engine::device::Thermal;
 use haversack::scheduler::Picture;
 use haversack::scheduler::picture::{Shown, Who, form_name};
 use haversack::scheduler::strip::{Lies, TokenMap};
-use haversack::session::picture::{SessionPicture, TurnPicture};
+use haversack::session::report::{SessionPicture, TurnPicture};
 use haversack::session::turns::{Place, Turn};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use crate::error::one_line;
 use crate::out;
 use anyhow::{Context, Result};
 use haversack::memory::bytes::human;
-use haversack::session::look::{Count, Looked, is_journal, look};
+use haversack::session::inspect::{Count, Looked, is_journal, look};
 use serde_json::{Value as Json, json};
 use std::fs::File;
 use std::io::Read;

@@ -6,7 +6,7 @@
 //! strip    ▓▓ sinks │ rest ░░░░ │disk│ids │ rest ░ │ hidden │ recent ▒▒▒      every token once, in order
 //! ```
 
-use crate::session::picture::Away;
+use crate::session::report::Away;
 use haversack_cache::{LayerShape, Run, Spot, Zone};
 use std::ops::Range;
 

@@ -5,7 +5,7 @@
 //! near to what all of them are about, saying something that can be looked up, and unlike what is chosen already. They
 //! stand in the order they had. [`Rewriting`] asks a model for shorter words, and takes them only if they are.
 //!
-//! What this is not: it neither reads into a cache nor knows of sessions; see [`super::shadow`].
+//! What this is not: it neither reads into a cache nor knows of sessions; see [`super::rebuild`].
 //!
 //! Invariants: never more tokens than asked for, as the caller's own count says; what fits already is not touched; the
 //! same text gives the same answer.

@@ -7,7 +7,7 @@
 //!
 //! What this is not: it never decides that a disk works. It tries at every save.
 
-use super::file::{Replay, bad, journal_options, needed};
+use super::log::{Replay, bad, journal_options, needed};
 use super::record::{CHANGE, Change, FACT, STATE, TURN};
 use super::turns::Place;
 use super::{Home, Record, Session, SessionError, SessionOptions};

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! What this is not: it neither steps a model nor batches ([`haversack_engine::runtime`] does), and reads no clock; the caller says what
-//! time it is. [`turns`] and [`relevance`] decide and are pure, [`talk`] does what they say, [`file`] keeps it, and
+//! time it is. [`turns`] and [`relevance`] decide and are pure, [`session`] does what they say, [`log`] keeps it, and
 //! [`prefix`] keeps what many sessions open with, once for all of them.
 //!
 //! Invariants: a turn is visible, hidden, spilled or forgotten as a whole; the opening, facts that hold, and the last
@@ -48,37 +48,37 @@
 
 pub mod condense;
 mod error;
-mod file;
+pub mod inspect;
 pub mod layout;
-pub mod look;
+mod log;
 mod mend;
 pub mod names;
-pub mod picture;
+pub mod paged_vec;
 mod prefix;
+mod rebuild;
 pub mod record;
 pub mod relevance;
-pub mod roll;
-mod say;
-mod shadow;
+pub mod report;
+mod session;
 mod state;
-mod talk;
+mod turn;
 pub mod turns;
 
 pub use error::SessionError;
-pub use file::Identity;
-pub use picture::{SessionPicture, Tally, TurnPicture};
+pub use log::Identity;
 pub use prefix::PrefixStats;
-pub use say::TurnInProgress;
-pub use shadow::{Progress, STEP_TOKENS_MAX};
-pub use talk::{Answer, Context};
+pub use rebuild::{Progress, STEP_TOKENS_MAX};
+pub use report::{SessionPicture, Tally, TurnPicture};
+pub use session::{Answer, Context};
+pub use turn::TurnInProgress;
 
 use haversack_engine::encoder::{Embedding, Encoder, EncoderError};
 use haversack_engine::runtime::{Runtime, SequenceId};
 use haversack_memory::journal::{self, Journal, RecordRef};
 use haversack_memory::zoo::{Bug, planted};
 use layout::Layout;
+use paged_vec::PagedVec;
 use relevance::Relevance;
-use roll::PagedVec;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -287,7 +287,7 @@ struct Session {
     last_time_ms: u64,
     owed: Deferred,
     /// The persistent stream being condensed.
-    shadow: Option<shadow::Shadow>,
+    shadow: Option<rebuild::Shadow>,
     /// It could not be, and will not be tried again before it changes.
     gave_up: bool,
     /// What became of the last condensing, in words.
@@ -295,7 +295,7 @@ struct Session {
     /// A turn is under way.
     is_answering: bool,
     /// For the last question, to be looked at.
-    decided: picture::Decided,
+    decided: report::Decided,
     tally: Tally,
 }
 
@@ -370,7 +370,7 @@ impl Sessions {
     pub fn new(runtime: &Runtime, options: SessionOptions) -> Result<Sessions, SessionError> {
         let mut options = options;
         let room = runtime.bounds().rows_max;
-        let beside = options.persistent_max + talk::slack(runtime);
+        let beside = options.persistent_max + session::slack(runtime);
         let capacity = room.saturating_sub(beside).min(options.capacity);
         if capacity < CAPACITY_MIN.min(options.capacity) {
             return Err(SessionError::Budget {
@@ -697,7 +697,7 @@ impl Sessions {
     }
 
     fn journal_options(&self) -> journal::Options {
-        file::journal_options(&self.options)
+        log::journal_options(&self.options)
     }
 
     fn home(&self, name: &str) -> Option<Home> {
@@ -855,7 +855,7 @@ impl Session {
             gave_up: false,
             condensed: None,
             is_answering: false,
-            decided: picture::Decided::default(),
+            decided: report::Decided::default(),
             tally: Tally::default(),
         }
     }

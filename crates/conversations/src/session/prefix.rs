@@ -22,7 +22,7 @@
 //! tokens under a checksum that holds. The seal of [`SessionOptions::key`] is against that; the tenant in the hash is
 //! against finding out by the clock what another tenant opens with.
 
-use super::file::Identity;
+use super::log::Identity;
 use super::{SessionError, SessionOptions, feed};
 use haversack_cache::MappedImage;
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};

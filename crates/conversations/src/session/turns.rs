@@ -15,8 +15,8 @@
 //! [`plan`] decides and is pure: the same turns, similarities and room give the same plan, which can be printed. It
 //! counts tokens, never time.
 
+use super::paged_vec::PagedVec;
 use super::relevance::{Judged, Relevance};
-use super::roll::PagedVec;
 use haversack_memory::zoo::{Bug, planted};
 use std::borrow::Borrow;
 use std::fmt;

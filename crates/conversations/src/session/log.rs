@@ -4,12 +4,12 @@
 //! not. What nobody needs any more stays in the file until it is more than what somebody does; then the file is written
 //! anew. Either way a save is one commit.
 
-use super::picture::Why;
+use super::paged_vec::PagedVec;
 use super::record::{
     BadRecord, CHANGE, COLUMN, Change, FACT, FactRecord, STATE, StateRecord, TURN, TurnRecord,
 };
-use super::roll::PagedVec;
-use super::talk::loose;
+use super::report::Why;
+use super::session::loose;
 use super::turns::Place;
 use super::{Fact, Held, Home, Opens, Record, Session, SessionError, SessionOptions};
 use haversack_cache::{CacheError, Image, Store};

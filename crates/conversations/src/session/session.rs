@@ -1,9 +1,9 @@
 //! What a session tells and keeps beside its turns: facts come and go, turns leave memory and come back, room is made.
 
-use super::file::holds;
-use super::picture::Why;
+use super::log::holds;
+use super::paged_vec::PagedVec;
 use super::record::{CHANGE, Change, FACT, FactRecord, TURN, TurnRecord};
-use super::roll::PagedVec;
+use super::report::Why;
 use super::turns::{Place, Plan, Turn, hidden, last_from};
 use super::{Fact, Held, Record, Session, SessionError, SessionId, Sessions, TurnInProgress, feed};
 use haversack_cache::size::{Kept, fork_bytes, kv_bytes, reserve_bytes};

@@ -9,10 +9,10 @@
 //! What a plan does to memory loses nothing, so it stays done when an answer fails; tokens are read behind a fork, which
 //! takes the sequence's place again if they do not become a turn.
 
+use super::rebuild::Reading;
 use super::record::{Change, TurnRecord};
 use super::relevance::Relevance;
-use super::shadow::Reading;
-use super::talk::{Answer, Context};
+use super::session::{Answer, Context};
 use super::turns::{Place, Room, plan};
 use super::{Deferred, Embed, STEP_TOKENS_MAX, SessionError, SessionId, Sessions, feed};
 use haversack_cache::Positions;

@@ -3,7 +3,7 @@
 //! No model is needed and nothing is changed; the file may be in use. Everything is verified as [`super::Sessions::resume`]
 //! does it, up to the rows, which only a store of the same form can judge.
 
-use super::file::Replay;
+use super::log::Replay;
 use super::record::{self, BadRecord, STATE};
 use super::turns::Place;
 use haversack_memory::journal::{self, Journal};
@@ -138,7 +138,7 @@ fn identity(bytes: &[u8]) -> Result<Vec<(String, String)>, LookError> {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines();
     let version = lines.next().unwrap_or_default();
-    if version != super::file::VERSION {
+    if version != super::log::VERSION {
         return Err(LookError::Format {
             found: version.chars().take(80).collect(),
         });

@@ -18,9 +18,9 @@
 //! needs them.
 
 use super::condense::{Asked, Condense, CondenseError, Condensed, Extractive, Piece};
+use super::paged_vec::PagedVec;
 use super::record::{Change, FACT, FactRecord};
-use super::roll::PagedVec;
-use super::talk::fits;
+use super::session::fits;
 use super::turns::Place;
 use super::{Fact, Held, Layout, Session, SessionError, SessionId, SessionOptions, Sessions};
 use haversack_cache::CacheError;
