@@ -1,220 +1,178 @@
-//! A session's file: who it belongs to, what a save writes, how it is read again, and what leaves it when the quota ends.
+//! A session's file: what a save appends, how the file is rewritten, and what happens while the disk fails.
 //!
-//! A save appends what is new: turns, facts, changes, columns that have settled, and one state with the columns that have
-//! not. What nobody needs any more stays in the file until it is more than what somebody does; then the file is written
-//! anew. Either way a save is one commit.
+//! A save appends new records (turns, facts, changes, columns that have settled) and one state with the columns that have
+//! not. Records that are no longer needed stay in the file until they outweigh the others; then the file is rewritten.
+//! Either way a save is one commit.
+//!
+//! A failed save changes neither the file nor the conversation. Its records wait, and every later save tries again. What
+//! waits is bounded by what is in memory and in the file: records of a turn that is gone are dropped, and of several
+//! changes of one thing the last counts. While saves fail, a turn that leaves memory goes as far as the file can restore
+//! it: to its rows, to its ids, or away.
 
+use super::error::{SessionError, SharedError};
+use super::options::{SessionOptions, journal_options};
 use super::paged_vec::PagedVec;
 use super::record::{
-    BadRecord, CHANGE, COLUMN, Change, FACT, FactRecord, STATE, StateRecord, TURN, TurnRecord,
+    BadRecord, CHANGE, COLUMN, FACT, FactRecord, LogChange, STATE, StateRecord, TURN, TurnRecord,
+    number,
 };
-use super::report::Why;
-use super::session::loose;
-use super::turns::Place;
-use super::{Fact, Held, Home, Opens, Record, Session, SessionError, SessionOptions};
-use haversack_cache::{CacheError, Image, Store};
+use super::replay::Replay;
+use super::residency::Residency;
+use super::transcript::{Fact, StoredRecord, StoredTurn, Transcript};
+use super::turns::{SLOTS, TurnPlace};
+use haversack_cache::{CacheError, Store};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
-use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::journal::{self, Journal, Map, RecordRef, Rewrite};
 use haversack_memory::zoo::{Bug, planted};
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::PathBuf;
 
-const SLOTS: u64 = BLOCK_SLOTS as u64;
-
-/// Bytes that nobody needs and that are not worth writing a file anew.
+/// Below this many unneeded bytes a file is not rewritten.
 const GARBAGE_BYTES: u64 = 8 << 20;
 
-/// The first line of an identity.
-pub(super) const VERSION: &str = "haversack session 1";
-
-/// Who a file belongs to. A session is read again only by the same.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
-    pub model: String,
-    pub kv: String,
-    pub tokenizer: String,
-    pub tenant: String,
+/// Path and identity of a session's file, which may not exist yet.
+#[derive(Clone, Debug)]
+pub(super) struct LogHome {
+    pub path: PathBuf,
+    pub identity: Vec<u8>,
 }
 
-impl Identity {
-    pub(super) fn of(runtime: &Runtime, tenant: &str) -> Identity {
-        let model = runtime.model();
-        let mut pieces = blake3::Hasher::new_derive_key("haversack tokenizer v1");
-        let tokenizer = model.tokenizer();
-        for id in 0..tokenizer.len() as u32 {
-            let piece = tokenizer.piece_raw(id).unwrap_or_default();
-            pieces.update(&(piece.len() as u32).to_le_bytes());
-            pieces.update(piece);
-        }
-        Identity {
-            model: model.fingerprint().to_hex()[..32].to_owned(),
-            kv: kv_format(runtime),
-            tokenizer: pieces.finalize().to_hex()[..16].to_owned(),
-            tenant: tenant.to_owned(),
-        }
-    }
+/// Why a file could not be created.
+pub(super) enum CreateError {
+    Folder(PathBuf, std::io::Error),
+    File(journal::Error),
+}
 
-    pub(super) fn fields(&self) -> [(&'static str, &str); 4] {
-        [
-            ("model", &self.model),
-            ("kv", &self.kv),
-            ("tokenizer", &self.tokenizer),
-            ("tenant", &self.tenant),
-        ]
-    }
-
-    /// Lines of a name and a value; the session's own name comes last.
-    pub(super) fn to_bytes(&self, session: &str) -> Vec<u8> {
-        let mut text = format!("{VERSION}\n");
-        for (name, value) in self.fields() {
-            text.push_str(&format!("{name} {}\n", value.escape_debug()));
-        }
-        text.push_str(&format!("session {session}\n"));
-        text.into_bytes()
-    }
-
-    /// Whether a file is this one's, and who it is said to be if not.
-    fn check(&self, session: &str, bytes: &[u8]) -> Result<(), SessionError> {
-        let text = String::from_utf8_lossy(bytes);
-        let mut lines = text.lines();
-        let error = |what, saved: &str, here: &str| SessionError::Identity {
-            name: session.to_owned(),
-            what,
-            saved: saved.chars().take(80).collect(),
-            here: here.to_owned(),
+impl CreateError {
+    /// Whether the name is at fault rather than the disk: trying again would not help.
+    pub fn is_refusal(&self) -> bool {
+        let CreateError::File(error) = self else {
+            return false;
         };
-        let version = lines.next().unwrap_or_default();
-        if version != VERSION {
-            return Err(error("format", version, VERSION));
+        !matches!(
+            error,
+            journal::Error::Io { .. } | journal::Error::Quota { .. }
+        )
+    }
+
+    pub fn of(self, name: &str) -> SessionError {
+        let name = name.to_owned();
+        match self {
+            CreateError::Folder(path, source) => SessionError::Io {
+                doing: "making",
+                path,
+                source,
+            },
+            CreateError::File(source) => SessionError::File { name, source },
         }
-        for (what, here) in self.fields().into_iter().chain([("session", session)]) {
-            let saved = lines.next().unwrap_or_default();
-            let saved = saved.strip_prefix(what).unwrap_or_default().trim_start();
-            let here = here.escape_debug().to_string();
-            let is_any = match what {
-                "session" => planted(Bug::OtherConversation),
-                "model" => planted(Bug::OtherModelAccepted),
-                _ => false,
-            };
-            if saved != here && !is_any {
-                return Err(error(what, saved, &here));
-            }
-        }
-        Ok(())
     }
 }
 
-/// How keys and values are stored, in a word that is equal where the bytes mean the same.
-fn kv_format(runtime: &Runtime) -> String {
-    let store = runtime.store();
-    let mut hasher = blake3::Hasher::new_derive_key("haversack kv format v1");
-    for (i, layer) in store.layers().iter().enumerate() {
-        hasher.update(format!("{layer:?}").as_bytes());
-        for x in store.mean(i).unwrap_or_default() {
-            hasher.update(&x.to_bits().to_le_bytes());
+impl LogHome {
+    /// Creates the file. A process that died before its first save leaves a file without records: it is reused.
+    pub fn create(&self, options: &SessionOptions) -> Result<Journal, CreateError> {
+        if let Some(folder) = self.path.parent() {
+            let made = std::fs::create_dir_all(folder);
+            made.map_err(|source| CreateError::Folder(folder.to_owned(), source))?;
         }
-    }
-    let zones = store.zones();
-    hasher.update(format!("{zones:?} {:?}", runtime.model().config().ropes).as_bytes());
-    format!(
-        "{}-{}",
-        runtime.kv().name(),
-        &hasher.finalize().to_hex()[..16]
-    )
-}
-
-pub(super) fn journal_options(options: &SessionOptions) -> journal::Options {
-    journal::Options {
-        quota_bytes: Some(options.quota_bytes),
-        key: options.key,
-        faults: options.faults.clone(),
+        let journal_options = || journal_options(options, options.quota_bytes);
+        let made = match Journal::create(&self.path, &self.identity, journal_options()) {
+            Err(journal::Error::Exists) => match Journal::open(&self.path, journal_options()) {
+                Ok(left) if left.records.is_empty() && left.journal.identity() == self.identity => {
+                    Ok(left.journal)
+                }
+                Err(journal::Error::Busy) => Err(journal::Error::Busy),
+                _ => Err(journal::Error::Exists),
+            },
+            made => made,
+        };
+        made.map_err(CreateError::File)
     }
 }
 
-/// Where records go: behind the others, or into a new file.
-trait Sink {
-    /// One record, of pieces that lie behind each other.
+/// Where records are written: at the end of a journal, or into a new file.
+trait RecordTarget {
+    /// Appends one record, given in consecutive pieces.
     fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error>;
 }
 
-/// Where records of an older file go. They are checked on the way: damage is not copied.
-trait Heir: Sink {
+/// A target that also takes over records of an older file. It checks them on the way: damage is not copied.
+trait RewriteTarget: RecordTarget {
     fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error>;
 }
 
-impl Sink for Journal {
+impl RecordTarget for Journal {
     fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
         Journal::append(self, kind, pieces)
     }
 }
 
-impl Sink for Rewrite<'_> {
+impl RecordTarget for Rewrite<'_> {
     fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
         Rewrite::append(self, kind, pieces)
     }
 }
 
-impl Heir for Rewrite<'_> {
+impl RewriteTarget for Rewrite<'_> {
     fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error> {
         Rewrite::keep(self, record)
     }
 }
 
-/// From one journal to another.
-struct Copy<'a> {
-    old: &'a Journal,
+/// Copies records from one journal to another.
+struct JournalCopy<'a> {
+    from: &'a Journal,
     to: &'a mut Journal,
     buffer: Vec<u8>,
 }
 
-impl Sink for Copy<'_> {
+impl RecordTarget for JournalCopy<'_> {
     fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
         self.to.append(kind, pieces)
     }
 }
 
-impl Heir for Copy<'_> {
+impl RewriteTarget for JournalCopy<'_> {
     fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error> {
-        self.old.read(record, &mut self.buffer)?;
+        self.from.read(record, &mut self.buffer)?;
         self.to.append(record.kind, &[&self.buffer])
     }
 }
 
-/// What a save adds to a file. Rows stay where they are until they are written, one column at a time.
-struct Addition<'a> {
+/// What a save will write. Rows stay in the store until they are written, one column at a time.
+pub(super) struct Draft<'a> {
     store: &'a Store,
     sequence: SequenceId,
     pending: Vec<(u32, Vec<u8>)>,
-    /// Blocks that have settled since the last one.
+    /// Blocks that have settled since the last save.
     columns: Vec<u64>,
     /// Blocks in memory whose columns are records of their own.
     blocks: Vec<u64>,
-    /// In pieces.
+    /// The state record, in pieces.
     state: Vec<Vec<u8>>,
 }
 
-/// Why something was not written.
-enum Unwritten {
+enum WriteError {
     File(journal::Error),
     Rows(CacheError),
 }
 
-impl From<journal::Error> for Unwritten {
-    fn from(error: journal::Error) -> Unwritten {
-        Unwritten::File(error)
+impl From<journal::Error> for WriteError {
+    fn from(error: journal::Error) -> WriteError {
+        WriteError::File(error)
     }
 }
 
-/// Where it went.
-struct Added {
+/// Where a draft was written.
+struct Written {
     pending: Vec<RecordRef>,
     columns: Vec<(u64, RecordRef)>,
     state: RecordRef,
 }
 
-impl Addition<'_> {
-    fn bytes(&self) -> u64 {
+impl Draft<'_> {
+    pub fn bytes(&self) -> u64 {
         let pending = self.pending.iter().map(|(_, bytes)| bytes.len());
         let columns = self.columns.len() * self.store.column_bytes();
         let state = self.state.iter().map(Vec::len);
@@ -223,7 +181,7 @@ impl Addition<'_> {
         (pending.chain(state).sum::<usize>() + columns + records) as u64
     }
 
-    fn write(&self, to: &mut dyn Sink) -> Result<Added, Unwritten> {
+    fn write(&self, to: &mut dyn RecordTarget) -> Result<Written, WriteError> {
         let pending = self.pending.iter();
         let pending = pending.map(|(kind, bytes)| to.append(*kind, &[bytes]));
         let pending = pending.collect::<Result<_, _>>()?;
@@ -232,11 +190,11 @@ impl Addition<'_> {
         for &block in &self.columns {
             bytes.clear();
             let column = self.store.column(self.sequence, block, &mut bytes);
-            column.map_err(Unwritten::Rows)?;
+            column.map_err(WriteError::Rows)?;
             columns.push((block, to.append(COLUMN, &[&bytes])?));
         }
         let state: Vec<&[u8]> = self.state.iter().map(Vec::as_slice).collect();
-        Ok(Added {
+        Ok(Written {
             pending,
             columns,
             state: to.append(STATE, &state)?,
@@ -244,120 +202,246 @@ impl Addition<'_> {
     }
 }
 
-/// What a new file took over.
-struct Kept {
+/// New places of the records that a new file took over.
+struct KeptRecords {
     facts: Vec<RecordRef>,
     turns: PagedVec<RecordRef>,
     columns: BTreeMap<u64, RecordRef>,
 }
 
-impl Session {
-    /// Writes what is new. Where that fails the conversation goes on, and the next save tries again.
-    pub(super) fn save(&mut self, runtime: &Runtime, options: &SessionOptions) {
-        if self.home.is_none() {
-            self.pending.clear();
-            return;
+/// The part of a log that a failed swap of the stream restores.
+pub(super) struct LogCheckpoint {
+    state: Option<RecordRef>,
+    pending: Vec<(u32, Vec<u8>)>,
+    needed_bytes: u64,
+}
+
+pub(super) struct SessionLog {
+    name: String,
+    /// `None` where sessions are not saved.
+    home: Option<LogHome>,
+    /// `None` while the file could not be created.
+    journal: Option<Journal>,
+    /// Records that wait for the next save, with their kinds.
+    pending: Vec<(u32, Vec<u8>)>,
+    /// The record of the last state.
+    state: Option<RecordRef>,
+    /// Bytes of records in the file that are still needed.
+    needed_bytes: u64,
+    /// Why the last save failed.
+    unsaved: Option<SharedError<SessionError>>,
+}
+
+impl SessionLog {
+    pub fn new(name: &str, home: Option<LogHome>, journal: Option<Journal>) -> SessionLog {
+        SessionLog {
+            name: name.to_owned(),
+            home,
+            journal,
+            pending: Vec::new(),
+            state: None,
+            needed_bytes: 0,
+            unsaved: None,
         }
-        let saved = self.ready(options);
-        let saved = saved.and_then(|()| self.try_save(runtime, options));
-        self.unsaved = saved.err().map(|error| {
-            if let Some(journal) = &mut self.journal {
-                journal.abandon();
-            }
-            self.tidy();
-            log::warn!("session {} is not saved: {error}", self.name);
-            error.to_string()
-        });
     }
 
-    pub(super) fn try_save(
+    /// The log of a file that was just replayed.
+    pub fn replayed(
+        name: &str,
+        home: LogHome,
+        journal: Journal,
+        state: RecordRef,
+        transcript: &Transcript,
+        residency: &Residency,
+    ) -> SessionLog {
+        let mut log = SessionLog::new(name, Some(home), Some(journal));
+        log.state = Some(state);
+        log.count_needed(transcript, residency);
+        log
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn unsaved(&self) -> Option<&SharedError<SessionError>> {
+        self.unsaved.as_ref()
+    }
+
+    pub fn has_file(&self) -> bool {
+        self.journal.is_some()
+    }
+
+    pub fn file_bytes(&self) -> u64 {
+        self.journal.as_ref().map_or(0, Journal::committed_bytes)
+    }
+
+    /// Bytes of records that wait to be saved; rows do not count.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.pending.iter().map(|(_, b)| b.len() as u64).sum()
+    }
+
+    /// Number of records that wait to be saved.
+    pub fn waiting(&self) -> usize {
+        self.pending.len()
+    }
+
+    pub fn needed_bytes(&self) -> u64 {
+        self.needed_bytes
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.pending.iter().map(|(_, bytes)| bytes.capacity()).sum()
+    }
+
+    pub fn note(&mut self, change: LogChange) {
+        self.pending.push((CHANGE, change.to_bytes()));
+    }
+
+    pub fn note_fact(&mut self, record: &FactRecord) {
+        self.pending.push((FACT, record.to_bytes()));
+    }
+
+    pub fn note_turn(&mut self, bytes: Vec<u8>) {
+        self.pending.push((TURN, bytes));
+    }
+
+    /// Facts that wait are about to be written anew.
+    pub fn drop_waiting_facts(&mut self) {
+        self.pending.retain(|(kind, _)| *kind != FACT);
+    }
+
+    /// Where a turn that leaves memory can be restored from; `None` = nowhere.
+    pub fn place_after_leaving(
+        &self,
+        stored: &StoredTurn,
+        residency: &Residency,
+    ) -> Option<TurnPlace> {
+        self.journal.as_ref()?;
+        // Rows that are not in the file yet stay in memory until the save after this turn.
+        if self.unsaved.is_none() {
+            return Some(TurnPlace::Spilled);
+        }
+        stored.saved()?;
+        match residency.is_saved(&stored.turn.span) {
+            true => Some(TurnPlace::Spilled),
+            false => Some(TurnPlace::Ids),
+        }
+    }
+
+    /// A turn with its tokens, from the file or from what waits to be saved.
+    pub fn turn_record(&self, stored: &StoredTurn) -> Result<TurnRecord, SessionError> {
+        let read = |bytes: &[u8]| TurnRecord::read(bytes).map_err(|e| self.record_error(e));
+        match &stored.record {
+            StoredRecord::Unsaved(bytes) => read(bytes),
+            StoredRecord::Saved(record) if self.has_file() => read(&self.read(*record)?),
+            StoredRecord::Saved(_) => Err(SessionError::NoSuchTurn {
+                number: stored.turn.number,
+            }),
+        }
+    }
+
+    /// The bytes of a record in the file.
+    pub fn read(&self, record: RecordRef) -> Result<Vec<u8>, SessionError> {
+        let mut bytes = Vec::new();
+        if let Some(journal) = &self.journal {
+            let read = journal.read(record, &mut bytes);
+            read.map_err(|e| self.file_error(e))?;
+        }
+        Ok(bytes)
+    }
+
+    pub fn map(&self) -> Result<Option<Map>, SessionError> {
+        let map = self.journal.as_ref().map(Journal::map).transpose();
+        map.map_err(|e| self.file_error(e))
+    }
+
+    /// Removes the file of a session that did not come to be.
+    pub fn remove(self) {
+        let _ = self.journal.map(Journal::remove);
+    }
+
+    pub fn checkpoint(&self) -> LogCheckpoint {
+        LogCheckpoint {
+            state: self.state,
+            pending: self.pending.clone(),
+            needed_bytes: self.needed_bytes,
+        }
+    }
+
+    /// Back to a checkpoint, after a save that failed.
+    pub fn restore(&mut self, checkpoint: LogCheckpoint) {
+        if let Some(journal) = &mut self.journal {
+            journal.abandon();
+        }
+        self.state = checkpoint.state;
+        self.pending = checkpoint.pending;
+        self.needed_bytes = checkpoint.needed_bytes;
+    }
+
+    /// Before a save: creates a file that could not be created before, and recovers one whose last commit failed midway.
+    /// `false` where sessions are not saved.
+    pub fn prepare(
         &mut self,
-        runtime: &Runtime,
+        transcript: &mut Transcript,
+        residency: &mut Residency,
         options: &SessionOptions,
-    ) -> Result<(), SessionError> {
-        let mut addition = self.addition(runtime)?;
-        let waiting = self.pending.len();
-        self.keep_quota(addition.bytes(), options.quota_bytes);
-        if self.pending.len() > waiting {
-            // What left the file to make room is told with the rest.
-            drop(addition);
-            addition = self.addition(runtime)?;
-        }
-        let wanted = self.needed_bytes + addition.bytes();
-        let Some(journal) = &mut self.journal else {
-            return Ok(());
+    ) -> Result<bool, SessionError> {
+        let Some(home) = &self.home else {
+            self.pending.clear();
+            return Ok(false);
         };
-        let garbage = journal.bytes().saturating_sub(self.needed_bytes);
-        let full = journal.bytes() + addition.bytes() > options.quota_bytes;
-        let mut kept = None;
-        let added = if full || garbage > GARBAGE_BYTES.max(wanted) {
-            let turns = &self.turns;
-            let facts = &self.facts;
-            let columns = &self.columns;
-            let rewritten = journal.rewrite(|to| {
-                let taken = take_over(to, facts, turns, columns)?;
-                Ok((taken, addition.write(to)?))
-            });
-            let (taken, added) = rewritten.map_err(|e| self.unwritten(e))?;
-            kept = Some(taken);
-            added
-        } else {
-            let added = addition.write(journal);
-            let added = added.and_then(|added| Ok(journal.commit().map(|()| added)?));
-            added.map_err(|e| self.unwritten(e))?
-        };
-        if let Some(kept) = kept {
-            self.moved(kept);
+        match &self.journal {
+            None => {
+                let made = home.create(options).map_err(|error| error.of(&self.name));
+                self.journal = Some(made?);
+            }
+            Some(journal) if journal.is_lost() => self.recover(transcript, residency)?,
+            Some(_) => {}
         }
-        let Addition {
-            pending, blocks, ..
-        } = addition;
-        self.added(&pending, blocks, added);
-        Ok(())
+        Ok(true)
     }
 
-    fn unwritten(&self, error: Unwritten) -> SessionError {
-        match error {
-            Unwritten::File(source) => self.file_error(source),
-            Unwritten::Rows(error) => StepError::from(error).into(),
-        }
-    }
-
-    fn addition<'a>(&self, runtime: &'a Runtime) -> Result<Addition<'a>, SessionError> {
+    /// What the next save would write.
+    pub fn draft<'a>(
+        &self,
+        runtime: &'a Runtime,
+        transcript: &Transcript,
+        residency: &Residency,
+    ) -> Result<Draft<'a>, SessionError> {
         let store = runtime.store();
-        let settled = store.settled(self.sequence).map_err(StepError::from)?;
+        let sequence = residency.sequence;
+        let settled = store.settled(sequence).map_err(StepError::from)?;
         let mut columns = Vec::new();
+        let visible = transcript.turns().filter(|turn| turn.is_visible);
         let mut state = StateRecord {
-            position: runtime.position(self.sequence)?,
-            turns_made: self.turns_made,
-            facts_made: self.facts_made,
-            forgotten: self.forgotten,
-            time_ms: self.last_time_ms,
-            visible: (self.turns.iter())
-                .filter(|h| h.turn.is_visible)
-                .map(|h| h.turn.number)
-                .collect(),
+            position: runtime.position(sequence)?,
+            turns_made: transcript.turns_made,
+            facts_made: transcript.facts_made,
+            forgotten: transcript.forgotten,
+            time_ms: transcript.last_time_ms,
+            visible: visible.map(|turn| turn.number).collect(),
             ..StateRecord::default()
         };
         store
-            .outline(self.sequence, &mut state.outline)
+            .outline(sequence, &mut state.outline)
             .map_err(StepError::from)?;
-        for block in store.blocks(self.sequence).map_err(StepError::from)? {
+        for block in store.blocks(sequence).map_err(StepError::from)? {
             if block >= settled {
                 let mut bytes = Vec::new();
-                let column = store.column(self.sequence, block, &mut bytes);
+                let column = store.column(sequence, block, &mut bytes);
                 column.map_err(StepError::from)?;
                 state.tail.push(bytes);
                 continue;
             }
             state.blocks.push(block);
-            if !self.columns.contains_key(&block) {
+            if !residency.columns.contains_key(&block) {
                 columns.push(block);
             }
         }
-        Ok(Addition {
+        Ok(Draft {
             store,
-            sequence: self.sequence,
+            sequence,
             pending: self.pending.clone(),
             columns,
             blocks: state.blocks.clone(),
@@ -365,81 +449,167 @@ impl Session {
         })
     }
 
-    /// Lets rows of turns leave the file, those read longest ago first, until so many more bytes are within half of the
-    /// quota: what is kept is written anew each time the rest is full of what nobody needs. Where not even three
-    /// quarters are enough without rows, turns are forgotten, the oldest first.
-    fn keep_quota(&mut self, more: u64, quota: u64) {
-        while self.needed_bytes.saturating_add(more) > quota / 2 {
-            // A turn that was read again stands behind those that were not.
-            let spilled = (0..self.turns.len())
-                .filter(|&i| self.turns[i].turn.place == Place::Spilled)
-                .min_by_key(|&i| self.turns[i].turn.span.start);
-            let Some(i) = spilled else { break };
-            let turn = &mut self.turns[i].turn;
-            turn.place = Place::Ids;
-            let (number, span) = (turn.number, turn.span.clone());
-            self.change(Change::Moved {
-                turn: number,
-                place: Place::Ids,
-                start: span.start,
+    /// Writes a draft, behind the records of the file or into a new file.
+    pub fn commit(
+        &mut self,
+        draft: Draft<'_>,
+        transcript: &mut Transcript,
+        residency: &mut Residency,
+        quota_bytes: u64,
+    ) -> Result<(), SessionError> {
+        let wanted = self.needed_bytes + draft.bytes();
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        let garbage = journal.bytes().saturating_sub(self.needed_bytes);
+        let is_full = journal.bytes() + draft.bytes() > quota_bytes;
+        let (kept, written) = if is_full || garbage > GARBAGE_BYTES.max(wanted) {
+            let rewritten = journal.rewrite(|to| {
+                let kept = take_over(to, transcript, residency)?;
+                Ok((Some(kept), draft.write(to)?))
             });
-            self.release_columns(span);
+            rewritten.map_err(|e| self.write_error(e))?
+        } else {
+            let written = draft.write(journal);
+            let written = written.and_then(|written| Ok(journal.commit().map(|()| written)?));
+            (None, written.map_err(|e| self.write_error(e))?)
+        };
+        if let Some(kept) = kept {
+            self.relocate(kept, transcript, residency);
         }
-        while self.needed_bytes.saturating_add(more) > quota / 4 * 3 {
-            let Some(i) = self.turns.iter().position(|h| h.turn.place == Place::Ids) else {
-                return;
-            };
-            self.forget(i);
+        self.written(draft, written, transcript, residency);
+        self.unsaved = None;
+        Ok(())
+    }
+
+    /// A save failed: its records wait for the next.
+    pub fn save_failed(&mut self, error: SessionError, transcript: &Transcript) {
+        if let Some(journal) = &mut self.journal {
+            journal.abandon();
         }
+        self.drop_obsolete(transcript);
+        log::warn!("session {} is not saved: {error}", self.name);
+        self.unsaved = Some(error.into());
+    }
+
+    /// Appends everything that another session has in its file.
+    pub fn copy_from(
+        &mut self,
+        from: &SessionLog,
+        transcript: &mut Transcript,
+        residency: &mut Residency,
+    ) -> Result<(), SessionError> {
+        self.pending = from.pending.clone();
+        let (Some(to), Some(old)) = (&mut self.journal, &from.journal) else {
+            return Ok(());
+        };
+        let mut to = JournalCopy {
+            from: old,
+            to,
+            buffer: Vec::new(),
+        };
+        let kept = take_over(&mut to, transcript, residency);
+        let kept = kept.map_err(|e| from.file_error(e))?;
+        if !planted(Bug::OtherRecords) {
+            self.relocate(kept, transcript, residency);
+        }
+        Ok(())
+    }
+
+    /// The record of a turn is no longer needed, nor are its columns.
+    pub fn release(
+        &mut self,
+        stored: &StoredTurn,
+        transcript: &Transcript,
+        residency: &mut Residency,
+    ) {
+        self.release_record(stored.saved());
+        self.release_columns(&stored.turn.span, transcript, residency);
+    }
+
+    pub fn release_record(&mut self, record: Option<RecordRef>) {
+        self.release_bytes(record.map_or(0, |r| r.file_bytes()));
+    }
+
+    pub fn release_columns(
+        &mut self,
+        span: &Range<u64>,
+        transcript: &Transcript,
+        residency: &mut Residency,
+    ) {
+        self.release_bytes(residency.release(span, transcript));
+    }
+
+    fn release_bytes(&mut self, bytes: u64) {
+        self.needed_bytes = self.needed_bytes.saturating_sub(bytes);
+    }
+
+    /// Counts the bytes that are needed of the file, from nothing.
+    fn count_needed(&mut self, transcript: &Transcript, residency: &Residency) {
+        let turns = transcript.turns.iter().filter_map(StoredTurn::saved);
+        let facts = transcript.facts.iter().filter_map(|f| f.record);
+        let columns = residency.columns.values().copied();
+        let all = turns.chain(facts).chain(columns).chain(self.state);
+        self.needed_bytes = all.map(|record| record.file_bytes()).sum();
     }
 
     /// Records have new places.
-    fn moved(&mut self, kept: Kept) {
+    fn relocate(
+        &mut self,
+        kept: KeptRecords,
+        transcript: &mut Transcript,
+        residency: &mut Residency,
+    ) {
         let bytes = |records: &mut dyn Iterator<Item = &RecordRef>| -> u64 {
             records.map(RecordRef::file_bytes).sum()
         };
         self.needed_bytes = bytes(&mut kept.facts.iter())
             + bytes(&mut kept.turns.iter())
             + bytes(&mut kept.columns.values());
-        let facts = self.facts.iter_mut().filter(|f| f.record.is_some());
+        let facts = transcript.facts.iter_mut().filter(|f| f.record.is_some());
         facts.zip(kept.facts).for_each(|(f, r)| f.record = Some(r));
-        let turns = self.turns.iter_mut().filter(|h| h.saved().is_some());
+        let turns = transcript.turns.iter_mut().filter(|h| h.saved().is_some());
         turns
             .zip(kept.turns)
-            .for_each(|(h, r)| h.record = Record::Saved(r));
-        self.columns = kept.columns;
+            .for_each(|(h, r)| h.record = StoredRecord::Saved(r));
+        residency.columns = kept.columns;
         self.state = None;
     }
 
-    fn added(&mut self, pending: &[(u32, Vec<u8>)], blocks: Vec<u64>, added: Added) {
-        let old = self.state.take();
+    fn written(
+        &mut self,
+        draft: Draft<'_>,
+        written: Written,
+        transcript: &mut Transcript,
+        residency: &mut Residency,
+    ) {
+        let old = self.state.replace(written.state);
         self.release_record(old);
-        self.needed_bytes += added.state.file_bytes();
-        self.state = Some(added.state);
-        for (block, record) in added.columns {
+        self.needed_bytes += written.state.file_bytes();
+        for (block, record) in written.columns {
             self.needed_bytes += record.file_bytes();
-            self.columns.insert(block, record);
+            residency.columns.insert(block, record);
         }
-        // What has left memory and holds nothing that anybody needs is read again by nobody.
-        let left = std::mem::replace(&mut self.blocks, blocks);
+        // Columns of blocks that left memory are read again only for spilled turns.
+        let left = std::mem::replace(&mut residency.blocks, draft.blocks);
         for block in left {
-            if self.blocks.binary_search(&block).is_err() {
-                self.release_columns(block * SLOTS..(block + 1) * SLOTS);
+            if residency.blocks.binary_search(&block).is_err() {
+                self.release_columns(&(block * SLOTS..(block + 1) * SLOTS), transcript, residency);
             }
         }
-        for ((kind, bytes), record) in pending.iter().zip(added.pending) {
-            // Every record begins with its number.
-            let number = bytes.first_chunk().map(|n| u64::from_le_bytes(*n));
+        for ((kind, bytes), record) in draft.pending.iter().zip(written.pending) {
+            let number = number(bytes);
             match *kind {
                 TURN => {
-                    let turns = &mut self.turns;
-                    if let Some(held) = turns.iter_mut().find(|h| Some(h.turn.number) == number) {
-                        held.record = Record::Saved(record);
+                    let mut turns = transcript.turns.iter_mut();
+                    if let Some(stored) = turns.find(|h| Some(h.turn.number) == number) {
+                        stored.record = StoredRecord::Saved(record);
                         self.needed_bytes += record.file_bytes();
                     }
                 }
                 FACT => {
-                    if let Some(fact) = self.facts.iter_mut().find(|f| Some(f.number) == number) {
+                    let mut facts = transcript.facts.iter_mut();
+                    if let Some(fact) = facts.find(|f| Some(f.number) == number) {
                         fact.record = Some(record);
                         self.needed_bytes += record.file_bytes();
                     }
@@ -450,377 +620,192 @@ impl Session {
         self.pending.clear();
     }
 
-    /// Nobody needs the record of a turn any more, nor its columns.
-    pub(super) fn release(&mut self, held: &Held) {
-        self.release_record(held.saved());
-        self.release_columns(held.turn.span.clone());
-    }
-
-    pub(super) fn release_record(&mut self, record: Option<RecordRef>) {
-        let bytes = record.map_or(0, |r| r.file_bytes());
-        self.needed_bytes = self.needed_bytes.saturating_sub(bytes);
-    }
-
-    pub(super) fn release_columns(&mut self, span: std::ops::Range<u64>) {
-        for block in span.start / SLOTS..span.end.div_ceil(SLOTS) {
-            if !needed(block, &self.facts, &self.turns) {
-                let record = self.columns.remove(&block);
-                self.release_record(record);
-            }
-        }
-    }
-
-    /// Counts what somebody needs of the file, from the beginning.
-    pub(super) fn count_needed(&mut self) {
-        let turns = self.turns.iter().filter_map(Held::saved);
-        let facts = self.facts.iter().filter_map(|f| f.record);
-        let columns = self.columns.values().copied();
-        let all = turns.chain(facts).chain(columns).chain(self.state);
-        self.needed_bytes = all.map(|record| record.file_bytes()).sum();
-    }
-
-    /// A turn with its tokens, from the file or from what waits to be saved.
-    pub(super) fn turn_record(&self, held: &Held) -> Result<TurnRecord, SessionError> {
-        let read = |bytes: &[u8]| TurnRecord::read(bytes).map_err(|e| self.record_error(e));
-        match (&held.record, &self.journal) {
-            (Record::Told(bytes), _) => read(bytes),
-            (Record::Saved(record), Some(journal)) => {
-                let mut bytes = Vec::new();
-                let found = journal.read(*record, &mut bytes);
-                found.map_err(|e| self.file_error(e))?;
-                read(&bytes)
-            }
-            (Record::Saved(_), None) => Err(SessionError::NoSuchTurn {
-                number: held.turn.number,
-            }),
-        }
-    }
-
-    pub(super) fn open(
-        runtime: &mut Runtime,
-        name: &str,
-        path: &Path,
-        identity: &super::Identity,
-        options: &SessionOptions,
-        room: Opens,
-    ) -> Result<Session, SessionError> {
-        let error = |source| SessionError::File {
-            name: name.to_owned(),
-            source,
+    /// Drops waiting records that no longer say anything.
+    fn drop_obsolete(&mut self, transcript: &Transcript) {
+        let numbers = |kind: u32| -> BTreeSet<u64> {
+            let of_kind = self.pending.iter().filter(|(k, _)| *k == kind);
+            of_kind.filter_map(|(_, bytes)| number(bytes)).collect()
         };
-        let opened = Journal::open(path, journal_options(options)).map_err(error)?;
-        identity.check(name, opened.journal.identity())?;
-        let map = opened.journal.map().map_err(error)?;
-        let replayed = Replay::of(&map, &opened.records);
-        let replayed = replayed.map_err(|source| SessionError::Record {
-            name: name.to_owned(),
-            source,
-        })?;
-        let Replay {
-            state,
-            facts,
-            turns,
-            columns,
-            state_record,
-        } = replayed;
-        let saved = |block: &u64| columns.get(block).and_then(|&r| map.payload(r).ok());
-        let mut found: Vec<&[u8]> = Vec::new();
-        for block in &state.blocks {
-            let column = saved(block).ok_or(SessionError::Record {
-                name: name.to_owned(),
-                source: bad(STATE, "a block without its column"),
-            })?;
-            found.push(column);
+        let (waiting_turns, waiting_facts) = (numbers(TURN), numbers(FACT));
+        let turns: BTreeSet<u64> = transcript.turns().map(|turn| turn.number).collect();
+        let facts: BTreeSet<u64> = transcript.facts.iter().map(|f| f.number).collect();
+        let mut last = BTreeSet::new();
+        let mut kept = Vec::new();
+        for (kind, bytes) in std::mem::take(&mut self.pending).into_iter().rev() {
+            let is_needed = match kind {
+                TURN => number(&bytes).is_some_and(|n| turns.contains(&n)),
+                FACT => number(&bytes).is_some_and(|n| facts.contains(&n)),
+                CHANGE => match LogChange::read(&bytes) {
+                    Ok(LogChange::Moved { turn, .. }) => {
+                        turns.contains(&turn) && last.insert((0, turn))
+                    }
+                    Ok(LogChange::Pinned { turn, .. }) => {
+                        turns.contains(&turn) && last.insert((1, turn))
+                    }
+                    Ok(LogChange::Forgotten { turn }) => {
+                        !waiting_turns.contains(&turn) && last.insert((2, turn))
+                    }
+                    Ok(LogChange::Revoked { fact }) => {
+                        !waiting_facts.contains(&fact) && last.insert((3, fact))
+                    }
+                    Ok(LogChange::Verbatim { fact, .. }) => {
+                        facts.contains(&fact) && last.insert((4, fact))
+                    }
+                    Ok(LogChange::Renewed) => last.insert((5, 0)),
+                    Err(_) => false,
+                },
+                _ => true,
+            };
+            if is_needed {
+                kept.push((kind, bytes));
+            }
         }
-        let tail = || state.tail.iter().map(Vec::as_slice);
-        let mut blocks = state.blocks.clone();
-        let mut left = Vec::new();
-        let mut restore = |columns: &[&[u8]]| {
-            runtime.restore(Image {
-                outline: &state.outline,
-                columns,
-            })
-        };
-        let mut restored = restore(&found.iter().copied().chain(tail()).collect::<Vec<_>>());
-        if room == Opens::AsFits && restored.as_ref().is_err_and(StepError::is_cannot_fit) {
-            // A budget smaller than the one it was put away in: what may leave stays in the file.
-            left.extend(loose(&turns, options.last).map(|t| t.number));
-            let stays = |h: &Held| h.turn.place == Place::Live && !left.contains(&h.turn.number);
-            let live = turns.iter().filter(|h| stays(h)).map(|h| &h.turn.span);
-            let spans: Vec<_> = live.chain(facts.iter().map(|f| &f.span)).collect();
-            blocks.retain(|&block| spans.iter().any(|span| holds(block, span)));
-            let columns = blocks.iter().filter_map(&saved).chain(tail());
-            restored = restore(&columns.collect::<Vec<_>>());
-        }
-        let sequence = restored?;
-        let mut session = Session::new(name, sequence, Some(opened.journal));
-        session.state = Some(state_record);
-        session.facts = facts;
-        session.turns = turns;
-        session.columns = columns;
-        session.blocks = blocks;
-        session.count_needed();
-        session.facts_made = state.facts_made;
-        session.turns_made = state.turns_made;
-        session.forgotten = state.forgotten;
-        session.last_time_ms = state.time_ms;
-        for number in left {
-            session.spill(number, Why::Budget);
-        }
-        if let Err(error) = session.mask(runtime) {
-            runtime.close(session.sequence)?;
-            return Err(error);
-        }
-        Ok(session)
+        kept.reverse();
+        self.pending = kept;
     }
 
-    pub(super) fn fork(
-        &self,
-        runtime: &mut Runtime,
-        name: &str,
-        journal: Option<Journal>,
-        home: Option<Home>,
-        options: &SessionOptions,
-    ) -> Result<Session, SessionError> {
-        let sequence = match runtime.fork(self.sequence) {
-            Ok(sequence) => sequence,
-            Err(error) => {
-                // Nothing of it stays.
-                let _ = journal.map(Journal::remove);
-                return Err(error.into());
-            }
-        };
-        let mut fork = Session::new(name, sequence, journal);
-        fork.home = home;
-        fork.facts = self.facts.clone();
-        fork.turns = self.turns.clone();
-        fork.columns = self.columns.clone();
-        fork.blocks = self.blocks.clone();
-        fork.facts_made = self.facts_made;
-        fork.turns_made = self.turns_made;
-        fork.forgotten = self.forgotten;
-        fork.last_time_ms = self.last_time_ms;
-        fork.pending = self.pending.clone();
-        let copied = fork.copy_records(self).and_then(|()| {
-            fork.save(runtime, options);
-            match fork.unsaved.take() {
-                None => Ok(()),
-                Some(why) => Err(SessionError::Unsaved {
-                    name: name.to_owned(),
-                    why,
-                }),
-            }
-        });
-        if copied.is_err() {
-            // Nothing of it stays.
-            runtime.close(fork.sequence)?;
-            if let Some(journal) = fork.journal.take() {
-                let _ = journal.remove();
-            }
-        }
-        copied.map(|()| fork)
-    }
-
-    /// Everything that `from` has in its file, appended to this one's.
-    fn copy_records(&mut self, from: &Session) -> Result<(), SessionError> {
-        let (Some(to), Some(old)) = (&mut self.journal, &from.journal) else {
+    /// After a commit that failed midway the file has either the state before it or after it. Finds out which, and notes
+    /// the changes that the file lacks.
+    fn recover(
+        &mut self,
+        transcript: &mut Transcript,
+        residency: &mut Residency,
+    ) -> Result<(), SessionError> {
+        let Some(journal) = &mut self.journal else {
             return Ok(());
         };
-        let mut to = Copy {
-            old,
-            to,
-            buffer: Vec::new(),
-        };
-        let kept = take_over(&mut to, &self.facts, &self.turns, &self.columns);
-        let kept = kept.map_err(|e| from.file_error(e))?;
-        if !planted(Bug::OtherRecords) {
-            self.moved(kept);
+        let recovered = journal.recover();
+        let recovered = recovered.and_then(|records| Ok((journal.map()?, records)));
+        let (map, records) = recovered.map_err(|e| self.file_error(e))?;
+        // Nothing was ever saved: everything waits.
+        if records.is_empty() {
+            return Ok(());
         }
+        let replay = Replay::of(&map, &records).map_err(|e| self.record_error(e))?;
+        let found = &replay.transcript;
+        let saved_fact = |number: u64| found.facts.iter().find(|f| f.number == number);
+        // The file has a condensed stream whose swap was undone when its save failed: it belongs to other positions.
+        let is_other = |fact: &Fact| saved_fact(fact.number).is_some_and(|f| f.span != fact.span);
+        if transcript.facts.iter().any(is_other) {
+            return Err(self.record_error(BadRecord {
+                kind: STATE,
+                what: "another persistent stream than the session",
+            }));
+        }
+        let there: BTreeMap<u64, &StoredTurn> = (found.turns.iter())
+            .map(|stored| (stored.turn.number, stored))
+            .collect();
+        let mut changes = Vec::new();
+        let ours: BTreeSet<u64> = transcript.turns().map(|turn| turn.number).collect();
+        for &turn in there.keys().filter(|turn| !ours.contains(turn)) {
+            changes.push(LogChange::Forgotten { turn });
+        }
+        for stored in transcript.turns.iter_mut() {
+            match (there.get(&stored.turn.number), &stored.record) {
+                (Some(saved), _) => {
+                    stored.record = saved.record.clone();
+                    changes.extend(placement(stored));
+                }
+                (None, StoredRecord::Unsaved(_)) => {}
+                // The tokens are lost.
+                (None, StoredRecord::Saved(_)) => {
+                    stored.record = StoredRecord::Unsaved(Box::default())
+                }
+            }
+        }
+        for fact in &mut transcript.facts {
+            fact.record = saved_fact(fact.number).and_then(|saved| saved.record);
+        }
+        for fact in &found.facts {
+            if transcript.facts.iter().all(|f| f.number != fact.number) {
+                changes.push(LogChange::Revoked { fact: fact.number });
+            }
+        }
+        self.pending.retain(|(kind, bytes)| match *kind {
+            TURN => number(bytes).is_none_or(|n| !there.contains_key(&n)),
+            FACT => number(bytes).is_none_or(|n| saved_fact(n).is_none()),
+            _ => true,
+        });
+        changes.into_iter().for_each(|change| self.note(change));
+        self.drop_obsolete(transcript);
+        residency.columns = replay.columns;
+        residency.blocks = replay.state.blocks;
+        let blocks = &residency.blocks;
+        residency
+            .columns
+            .retain(|&block, _| transcript.needs_block(block) || blocks.contains(&block));
+        self.state = Some(replay.state_record);
+        self.count_needed(transcript, residency);
         Ok(())
     }
 
-    pub(super) fn file_error(&self, source: journal::Error) -> SessionError {
+    fn file_error(&self, source: journal::Error) -> SessionError {
         SessionError::File {
             name: self.name.clone(),
             source,
         }
     }
 
-    pub(super) fn record_error(&self, source: BadRecord) -> SessionError {
+    fn record_error(&self, source: BadRecord) -> SessionError {
         SessionError::Record {
             name: self.name.clone(),
             source,
         }
     }
+
+    fn write_error(&self, error: WriteError) -> SessionError {
+        match error {
+            WriteError::File(source) => self.file_error(source),
+            WriteError::Rows(error) => StepError::from(error).into(),
+        }
+    }
 }
 
-/// Writes what is needed of an old file: the history as it would be told now.
+/// The changes that say where a turn is.
+fn placement(stored: &StoredTurn) -> [LogChange; 2] {
+    let turn = &stored.turn;
+    [
+        LogChange::Moved {
+            turn: turn.number,
+            place: turn.place,
+            start: turn.span.start,
+        },
+        LogChange::Pinned {
+            turn: turn.number,
+            is_pinned: turn.is_pinned,
+        },
+    ]
+}
+
+/// Writes the needed records of an old file, and the changes that lead to the present.
 fn take_over(
-    to: &mut dyn Heir,
-    facts: &[Fact],
-    turns: &PagedVec<Held>,
-    columns: &BTreeMap<u64, RecordRef>,
-) -> Result<Kept, journal::Error> {
-    let mut kept = Kept {
+    to: &mut dyn RewriteTarget,
+    transcript: &Transcript,
+    residency: &Residency,
+) -> Result<KeptRecords, journal::Error> {
+    let mut kept = KeptRecords {
         facts: Vec::new(),
         turns: PagedVec::default(),
         columns: BTreeMap::new(),
     };
-    for fact in facts {
+    for fact in &transcript.facts {
         let Some(record) = fact.record else { continue };
         kept.facts.push(to.keep(record)?);
-        if let Some(change) = fact.marked() {
+        if let Some(change) = fact.verbatim_change() {
             to.append(CHANGE, &[&change.to_bytes()])?;
         }
     }
-    for held in turns.iter() {
-        let Some(record) = held.saved() else { continue };
-        let turn = &held.turn;
+    for stored in transcript.turns.iter() {
+        let Some(record) = stored.saved() else {
+            continue;
+        };
         kept.turns.push(to.keep(record)?);
-        let number = turn.number;
-        let changes = [
-            Change::Moved {
-                turn: number,
-                place: turn.place,
-                start: turn.span.start,
-            },
-            Change::Pinned {
-                turn: number,
-                is_pinned: turn.is_pinned,
-            },
-        ];
-        for change in changes {
+        for change in placement(stored) {
             to.append(CHANGE, &[&change.to_bytes()])?;
         }
     }
-    for (&block, &record) in columns {
+    for (&block, &record) in &residency.columns {
         kept.columns.insert(block, to.keep(record)?);
     }
     Ok(kept)
-}
-
-/// Whether a block holds rows of a fact, or of a turn whose rows are kept.
-pub(super) fn needed(block: u64, facts: &[Fact], turns: &PagedVec<Held>) -> bool {
-    let turns = turns.iter().filter(|h| h.turn.place != Place::Ids);
-    let mut spans = turns
-        .map(|h| &h.turn.span)
-        .chain(facts.iter().map(|f| &f.span));
-    spans.any(|span| holds(block, span))
-}
-
-/// Whether rows of the span are in the block.
-pub(super) fn holds(block: u64, span: &std::ops::Range<u64>) -> bool {
-    span.start < (block + 1) * SLOTS && block * SLOTS < span.end
-}
-
-/// A file's records, read in order.
-pub(super) struct Replay {
-    pub state: StateRecord,
-    pub state_record: RecordRef,
-    pub facts: Vec<Fact>,
-    pub turns: PagedVec<Held>,
-    pub columns: BTreeMap<u64, RecordRef>,
-}
-
-pub(super) fn bad(kind: u32, what: &'static str) -> BadRecord {
-    BadRecord { kind, what }
-}
-
-impl Replay {
-    pub fn of(map: &Map, records: &[RecordRef]) -> Result<Replay, BadRecord> {
-        let mut facts: Vec<Fact> = Vec::new();
-        let mut turns = PagedVec::default();
-        let mut columns = BTreeMap::new();
-        let mut last = None;
-        for &record in records {
-            let kind = record.kind;
-            let bytes = map
-                .payload(record)
-                .map_err(|_| bad(kind, "bytes missing"))?;
-            match kind {
-                TURN => {
-                    let told = TurnRecord::read(bytes)?;
-                    turns.push(Held {
-                        turn: told.turn(),
-                        record: Record::Saved(record),
-                    });
-                }
-                FACT => {
-                    let told = FactRecord::read(bytes)?;
-                    // Told anew where the stream was condensed.
-                    facts.retain(|f| f.number != told.number);
-                    facts.push(Fact {
-                        number: told.number,
-                        span: told.span(),
-                        text: told.text,
-                        verbatim: 0,
-                        record: Some(record),
-                    });
-                }
-                CHANGE => match Change::read(bytes)? {
-                    Change::Renewed => columns.clear(),
-                    change => apply(change, &mut facts, &mut turns),
-                },
-                COLUMN => {
-                    let block = bytes.first_chunk().map(|n| u64::from_le_bytes(*n));
-                    let block = block.ok_or(bad(COLUMN, "bytes missing"))?;
-                    columns.insert(block, record);
-                }
-                STATE => last = Some(record),
-                _ => return Err(bad(kind, "no meaning here")),
-            }
-        }
-        let state_record = last.ok_or(bad(STATE, "no record"))?;
-        let bytes = map.payload(state_record);
-        let state = StateRecord::read(bytes.map_err(|_| bad(STATE, "bytes missing"))?)?;
-        for held in turns.iter_mut() {
-            held.turn.is_visible = state.visible.contains(&held.turn.number);
-        }
-        let spans = turns.iter().filter(|h| h.turn.place == Place::Live);
-        let mut spans = spans
-            .map(|h| &h.turn.span)
-            .chain(facts.iter().map(|f| &f.span));
-        if spans.any(|span| span.end > state.position) {
-            return Err(bad(STATE, "a position before its turns"));
-        }
-        columns.retain(|block, _| {
-            let held = *block < u64::MAX / SLOTS - 1 && needed(*block, &facts, &turns);
-            held || state.blocks.contains(block)
-        });
-        Ok(Replay {
-            state,
-            state_record,
-            facts,
-            turns,
-            columns,
-        })
-    }
-}
-
-fn apply(change: Change, facts: &mut Vec<Fact>, turns: &mut PagedVec<Held>) {
-    let find = |turns: &PagedVec<Held>, number| turns.iter().position(|h| h.turn.number == number);
-    match change {
-        Change::Moved { turn, place, start } => {
-            if let Some(i) = find(turns, turn) {
-                let turn = &mut turns[i].turn;
-                turn.place = place;
-                turn.span = start..start.saturating_add(turn.tokens());
-            }
-        }
-        Change::Pinned { turn, is_pinned } => {
-            if let Some(i) = find(turns, turn) {
-                turns[i].turn.is_pinned = is_pinned;
-            }
-        }
-        Change::Forgotten { .. } if planted(Bug::TombstoneIgnored) => {}
-        Change::Forgotten { turn } => turns.retain(|h| h.turn.number != turn),
-        Change::Revoked { fact } => facts.retain(|f| f.number != fact),
-        Change::Verbatim { fact, bytes } => {
-            if let Some(fact) = facts.iter_mut().find(|f| f.number == fact) {
-                fact.verbatim = usize::try_from(bytes).unwrap_or(usize::MAX);
-            }
-        }
-        // Columns are not known here.
-        Change::Renewed => {}
-    }
 }

@@ -1,30 +1,117 @@
-//! What a session shows of itself: where its turns are, how relevant they were to the last question, and what was decided
-//! for it. Nothing here holds a word that was said.
+//! Reports on a session: where its turns are, how relevant they were to the last question, and what was decided for it.
+//! Only [`TurnView`] and [`Answer`] contain text of the conversation.
 
-use super::turns::{Place, Turn};
-use super::{Session, SessionError, SessionId, SessionStats, Sessions};
-use haversack_engine::runtime::Runtime;
+use super::condensing::CondenseOutcome;
+use super::error::{SessionError, SharedError};
+use super::turns::Turn;
+use haversack_engine::runtime::{Finish, Generation};
 use std::ops::Range;
 
-/// Tokens of turns that left memory or came back, by why.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Left for the file: the stream was full, and others were newer or more relevant.
-    pub left_for_stream: u64,
-    /// Left for the file: the budget had no room.
-    pub left_for_budget: u64,
-    /// Nothing of them is left: there is no file, or it is full.
-    pub forgotten: u64,
-    /// Stayed in memory and are not seen: others were more relevant.
+/// What happened to the context of an answer. Counts are tokens, except for `recalled`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContextReport {
+    /// Visible to the answer, the persistent stream included.
+    pub kept: u64,
+    /// In memory and hidden.
+    pub masked: u64,
+    /// Not in memory; the file has rows or ids.
+    pub spilled: u64,
+    /// Turns that came back for this answer.
+    pub recalled: Vec<u64>,
+    /// Forgotten since the session began.
+    pub evicted: u64,
+    /// Visible and not recomputed.
+    pub cached: u64,
+    /// Recomputed, because the ids alone were left.
+    pub recomputed: u64,
+    /// What was decided before the answer, in words.
+    pub plan: String,
+    /// There is no encoder: every turn in memory is visible.
+    pub unjudged: bool,
+    /// Why the turn is not on disk; `None` where it is, or sessions are not saved.
+    pub unsaved: Option<SharedError<SessionError>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub text: String,
+    pub tokens: Vec<u32>,
+    pub finish: Finish,
+    pub generation: Generation,
+    /// `None` where the answer was cancelled before its first token: the question is not part of the conversation then.
+    pub turn: Option<u64>,
+    pub context: ContextReport,
+}
+
+/// Sizes of a session, in tokens where nothing else is said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionStats {
+    pub name: String,
+    /// Tokens read so far.
+    pub position: u64,
+    /// The persistent stream.
+    pub persistent: u64,
+    /// Turns that attention sees.
+    pub visible: u64,
+    /// Turns in memory that are hidden.
     pub hidden: u64,
-    /// Came back from the file.
+    /// Turns whose rows are in the file.
+    pub spilled: u64,
+    /// Turns of which the file has the ids alone.
+    pub ids: u64,
+    /// Turns that are neither in memory nor in the file.
+    pub forgotten: u64,
+    /// Number of turns so far.
+    pub turns: u64,
+    pub file_bytes: u64,
+    /// Bytes of records that wait to be saved, without rows.
+    pub waiting_bytes: u64,
+    /// Why the last turn is not on disk.
+    pub unsaved: Option<SharedError<SessionError>>,
+    pub condensed: Option<CondenseOutcome>,
+}
+
+/// A session file in the folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedSession {
+    pub name: String,
+    pub bytes: u64,
+    pub is_open: bool,
+}
+
+/// One turn with its text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TurnView {
+    pub turn: Turn,
+    pub tokens: Vec<u32>,
+    /// Number of tokens that belong to the question.
+    pub question: usize,
+    /// The question, or the state, without markers.
+    pub text: String,
+    /// The answer, without markers.
+    pub answer: String,
+    pub time_ms: u64,
+}
+
+/// Tokens of turns that left memory or came back, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionCounters {
+    /// Spilled: the stream was full, and other turns were newer or more relevant.
+    pub left_for_stream: u64,
+    /// Spilled: the budget had no room.
+    pub left_for_budget: u64,
+    /// Deleted: there is no file, or it is full.
+    pub forgotten: u64,
+    /// Hidden: other turns were more relevant.
+    pub hidden: u64,
+    /// Mounted from the file.
     pub mounted: u64,
-    /// Were read again: the file had their ids alone.
+    /// Recomputed: the file had the ids alone.
     pub read_again: u64,
 }
 
-impl Tally {
-    fn add(&mut self, other: &Tally) {
+impl SessionCounters {
+    pub(super) fn add(&mut self, other: &SessionCounters) {
         self.left_for_stream += other.left_for_stream;
         self.left_for_budget += other.left_for_budget;
         self.forgotten += other.forgotten;
@@ -34,190 +121,94 @@ impl Tally {
     }
 }
 
-/// Why a turn leaves memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
-    Stream,
-    Budget,
-}
-
 /// What was decided for the last question.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Decided {
-    /// In words; empty before the first.
-    plan: String,
-    /// Turns by number, and how similar each was.
+pub(super) struct LastDecision {
+    /// In words; empty before the first question.
+    pub plan: String,
+    /// Turns by number, with their similarity to the question.
     relevance: Vec<(u64, f32)>,
 }
 
-/// Turns of which the relevance is kept: half of them the last ones, half those that were most similar.
+/// Number of turns whose relevance is kept: half of them the latest, half the most similar.
 const JUDGED: usize = 256;
 
-impl Decided {
-    pub fn bytes(&self) -> usize {
+impl LastDecision {
+    pub fn heap_bytes(&self) -> usize {
         self.plan.capacity() + self.relevance.capacity() * size_of::<(u64, f32)>()
     }
 
-    fn relevance_of(&self, number: u64) -> Option<f32> {
+    pub fn set_relevance(&mut self, judged: impl Iterator<Item = (u64, f32)>) {
+        let mut judged: Vec<(u64, f32)> = judged.collect();
+        let older = judged.len().saturating_sub(JUDGED / 2);
+        judged[..older].sort_by(|a, b| b.1.total_cmp(&a.1));
+        if older > JUDGED / 2 {
+            judged.drain(JUDGED / 2..older);
+            judged.shrink_to_fit();
+        }
+        judged.sort_unstable_by_key(|r| r.0);
+        self.relevance = judged;
+    }
+
+    pub fn relevance_of(&self, number: u64) -> Option<f32> {
         let at = self.relevance.binary_search_by_key(&number, |r| r.0).ok()?;
         Some(self.relevance[at].1)
     }
 }
 
-/// Those worth remembering, by number.
-fn noteworthy(judged: impl Iterator<Item = (u64, f32)>) -> Vec<(u64, f32)> {
-    let mut judged: Vec<(u64, f32)> = judged.collect();
-    let older = judged.len().saturating_sub(JUDGED / 2);
-    judged[..older].sort_by(|a, b| b.1.total_cmp(&a.1));
-    if older > JUDGED / 2 {
-        judged.drain(JUDGED / 2..older);
-        judged.shrink_to_fit();
-    }
-    judged.sort_unstable_by_key(|r| r.0);
-    judged
-}
-
-/// A session in memory, without its words.
+/// A session in memory, without its text.
 #[derive(Clone, Debug)]
-pub struct SessionPicture {
+pub struct SessionReport {
     pub stats: SessionStats,
     pub is_answering: bool,
     /// Some of its turns, oldest first.
-    pub turns: Vec<TurnPicture>,
-    /// Others that are still somewhere.
+    pub turns: Vec<TurnReport>,
+    /// Number of further turns that are in memory or in the file.
     pub turns_left_off: usize,
-    /// What was done to turns for the last question, in words; empty before the first.
+    /// The plan for the last question, in words; empty before the first.
     pub plan: String,
-    /// Where tokens are that have left memory, in order.
-    pub away: Vec<(Range<u64>, Away)>,
+    /// Positions of tokens that have left memory, in order.
+    pub away: Vec<(Range<u64>, RowsAway)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct TurnPicture {
+pub struct TurnReport {
     pub turn: Turn,
-    /// How similar it was to the last question, where somebody judged it.
+    /// Similarity to the last question, if known.
     pub relevance: Option<f32>,
 }
 
 /// What is left of tokens that are not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Away {
+pub enum RowsAway {
     /// Their rows, in the file.
     Disk,
     /// Their ids alone.
     Ids,
 }
 
-/// Turns of one session that are shown at most: those in memory first, then the newest.
-const TURNS: usize = 64;
-
-impl Sessions {
-    /// The sessions in memory.
-    pub fn open_ids(&self) -> impl Iterator<Item = SessionId> + '_ {
-        let open = self.slots.iter().enumerate();
-        open.filter(|(_, slot)| slot.session.is_some())
-            .map(|(index, slot)| SessionId {
-                index: index as u32,
-                generation: slot.generation,
-            })
-    }
-
-    pub fn picture(
-        &self,
-        runtime: &Runtime,
-        id: SessionId,
-    ) -> Result<SessionPicture, SessionError> {
-        let stats = self.stats(runtime, id)?;
-        let session = self.session(id)?;
-        let all = || session.turns.iter().map(|held| &held.turn);
-        let live = |turn: &&Turn| turn.place == Place::Live;
-        let newest = all().rev().filter(live);
-        let newest = newest.chain(all().rev().filter(|turn| !live(turn)));
-        let mut turns: Vec<TurnPicture> = newest
-            .take(TURNS)
-            .map(|turn| TurnPicture {
-                relevance: session.decided.relevance_of(turn.number),
-                turn: turn.clone(),
-            })
-            .collect();
-        turns.sort_by_key(|seen| seen.turn.number);
-        let mut away: Vec<(Range<u64>, Away)> = all()
-            .filter_map(|turn| match turn.place {
-                Place::Live => None,
-                Place::Spilled => Some((turn.span.clone(), Away::Disk)),
-                Place::Ids => Some((turn.span.clone(), Away::Ids)),
-            })
-            .collect();
-        away.sort_by_key(|(span, _)| span.start);
-        Ok(SessionPicture {
-            turns_left_off: session.turns.len() - turns.len(),
-            is_answering: session.is_answering,
-            plan: session.decided.plan.clone(),
-            stats,
-            turns,
-            away,
-        })
-    }
-
-    /// Sessions whose last turn is not on disk.
-    pub fn unsaved(&self) -> usize {
-        let open = self.slots.iter().filter_map(|slot| slot.session.as_ref());
-        open.filter(|session| session.unsaved.is_some()).count()
-    }
-
-    /// Of all sessions since these were made, open or not.
-    pub fn tally(&self) -> Tally {
-        let mut tally = self.closed;
-        let open = self.slots.iter().filter_map(|slot| slot.session.as_ref());
-        open.for_each(|session| tally.add(&session.tally));
-        tally
-    }
-
-    pub(super) fn keep_tally(&mut self, of: &Session) {
-        self.closed.add(&of.tally);
-    }
-}
-
-impl Session {
-    /// (turn): how similar it is to the question that was just asked.
-    pub(super) fn note_relevance(&mut self, similarities: &[Option<f32>]) {
-        let judged = self.turns.iter().zip(similarities);
-        let judged = judged.filter_map(|(held, s)| Some((held.turn.number, (*s)?)));
-        self.decided.relevance = noteworthy(judged);
-    }
-
-    pub(super) fn note_plan(&mut self, plan: &str) {
-        self.decided.plan = plan.to_owned();
-    }
-
-    pub(super) fn note_leaving(&mut self, tokens: u64, why: Why) {
-        match why {
-            Why::Stream => self.tally.left_for_stream += tokens,
-            Why::Budget => self.tally.left_for_budget += tokens,
-        }
-    }
-}
+/// Most turns of one report: those in memory first, then the newest.
+pub(super) const TURNS_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_last_and_the_most_similar_are_remembered() {
+    fn the_latest_and_the_most_similar_turns_are_remembered() {
+        let mut decision = LastDecision::default();
         let few = [(3, 0.5), (9, -0.1)];
-        assert_eq!(noteworthy(few.into_iter()), few);
+        decision.set_relevance(few.into_iter());
+        assert_eq!(decision.relevance, few);
         let many = (0..10_000u64).map(|n| (n, if n % 100 == 7 { 0.9 } else { 0.1 }));
-        let kept = noteworthy(many);
+        decision.set_relevance(many);
+        let kept = &decision.relevance;
         assert_eq!(kept.len(), JUDGED);
         assert!(kept.is_sorted_by_key(|r| r.0) && kept.capacity() < 2 * JUDGED);
         assert!((9_872..10_000).all(|n| kept.iter().any(|r| r.0 == n)));
         let similar = kept.iter().filter(|r| r.0 < 9_872 && r.1 > 0.5).count();
         assert_eq!(similar, 99);
-        let decided = Decided {
-            plan: String::new(),
-            relevance: kept,
-        };
-        assert_eq!(decided.relevance_of(107), Some(0.9));
-        assert_eq!(decided.relevance_of(9_871), None);
+        assert_eq!(decision.relevance_of(107), Some(0.9));
+        assert_eq!(decision.relevance_of(9_871), None);
     }
 }

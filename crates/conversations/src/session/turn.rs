@@ -1,20 +1,26 @@
-//! A turn, from the question to the commit: what is seen is decided, memory is made, the answer is generated, the turn
-//! is saved.
+//! A turn, from the question to the commit: the plan is made and carried out, the answer is generated, the turn is saved.
 //!
 //! ```text
 //! begin ─► TurnInProgress: tokens to read, logits to sample from ─► conclude ─► tokens to read ─► end
-//!                  alone (say), or with others in one step (many)
+//!                  alone (say), or batched with others (the scheduler)
 //! ```
 //!
-//! What a plan does to memory loses nothing, so it stays done when an answer fails; tokens are read behind a fork, which
-//! takes the sequence's place again if they do not become a turn.
+//! A plan loses nothing, so it stays carried out when an answer fails. Tokens are read behind a fork of the sequence,
+//! which takes its place again if the turn is dropped.
 
-use super::rebuild::Reading;
-use super::record::{Change, TurnRecord};
+use super::condensing::STEP_TOKENS_MAX;
+use super::embed::Embed;
+use super::error::SessionError;
+use super::open_session::{OpenSession, stored_bytes};
+use super::options::SessionOptions;
+use super::plan::{TurnRoom, plan};
+use super::record::TurnRecord;
 use super::relevance::Relevance;
-use super::session::{Answer, Context};
-use super::turns::{Place, Room, plan};
-use super::{Deferred, Embed, STEP_TOKENS_MAX, SessionError, SessionId, Sessions, feed};
+use super::report::{Answer, ContextReport};
+use super::residency::{feed, fits, promised_bytes};
+use super::sessions::Sessions;
+use super::slots::SessionId;
+use super::undo::{DroppedTurns, TurnUndo, UndoOnDrop};
 use haversack_cache::Positions;
 use haversack_engine::encoder::{Embedding, EncoderError};
 use haversack_engine::runtime::completion::Completion;
@@ -29,43 +35,40 @@ use std::ops::{ControlFlow, Range};
 use std::time::Duration;
 
 /// A turn that is about to be read.
-struct Ready {
+struct PreparedTurn {
+    session: SessionId,
+    sequence: SequenceId,
     prompt: Vec<u32>,
-    /// As it was before the first token of the prompt.
-    backup: SequenceId,
+    /// Number of tokens of the question, at the end of the prompt.
     question: usize,
     question_start: u64,
-    /// Turns that the prompt begins with, and where they will stand.
+    /// Turns that the prompt begins with, and their new positions.
     reread: Vec<(u64, Range<u64>)>,
-    /// Until it has become a turn.
-    owed: Deferred,
-    context: Context,
+    context: ContextReport,
+    undo: UndoOnDrop,
 }
 
-/// What was answered, and what it is about with its question.
-struct Said {
-    generation: Generation,
+/// What a prepared turn needs from outside its session.
+struct Question {
+    tokens: Vec<u32>,
     embedding: Option<Embedding>,
-    now_ms: u64,
+    /// Tokens of the question, the longest answer and its ending.
+    coming: u64,
 }
 
-/// A turn under way. The session does nothing else until it was handed back, to [`Sessions::end`] or
-/// [`Sessions::abandon`].
+/// A turn in progress. Its session does nothing else until it is handed back to [`Sessions::end`]. Dropping it undoes it:
+/// the session is as it was before the question, from the next call of [`Sessions`] on.
 #[must_use]
 pub struct TurnInProgress {
     stage: Stage,
-    id: SessionId,
-    sequence: SequenceId,
     text: String,
     now_ms: u64,
-    ready: Ready,
-    /// A stream that is read beside the answer.
-    shadow: Option<Reading>,
+    prepared: PreparedTurn,
 }
 
 enum Stage {
     Answering(Completion),
-    /// The answer is there; so much was read of what ends it.
+    /// The answer is complete; `read` of the tokens that end it have been read.
     Closing {
         generation: Generation,
         tokens: Vec<u32>,
@@ -74,7 +77,7 @@ enum Stage {
 }
 
 impl Stage {
-    /// The answer, and what is still to be read of what ends it.
+    /// The answer, and the unread tokens of its ending.
     fn end(self) -> (Generation, Vec<u32>) {
         match self {
             Stage::Closing {
@@ -83,8 +86,8 @@ impl Stage {
                 read,
             } => (generation, tokens.split_off(read)),
             Stage::Answering(completion) => {
-                let nobody = &mut |_: Event<'_>| ControlFlow::Continue(());
-                (conclude(completion, Took::default(), nobody), Vec::new())
+                let ignore = &mut |_: Event<'_>| ControlFlow::Continue(());
+                (conclude(completion, Took::default(), ignore), Vec::new())
             }
         }
     }
@@ -92,12 +95,12 @@ impl Stage {
 
 impl TurnInProgress {
     pub fn session(&self) -> SessionId {
-        self.id
+        self.prepared.session
     }
 
-    /// Where the tokens go.
+    /// The sequence that its tokens are read into.
     pub fn sequence(&self) -> SequenceId {
-        self.sequence
+        self.prepared.sequence
     }
 
     /// The answer, until [`Sessions::conclude`].
@@ -108,7 +111,7 @@ impl TurnInProgress {
         }
     }
 
-    /// Tokens to be read next, of the question, the answer or what ends it.
+    /// Tokens to be read next: of the question, the answer or its ending.
     pub fn pending(&self) -> &[u32] {
         match &self.stage {
             Stage::Answering(completion) => completion.pending(),
@@ -116,7 +119,7 @@ impl TurnInProgress {
         }
     }
 
-    /// Whether a token is sampled from the logits behind so many of them.
+    /// Whether a token is sampled after the first `tokens` of them.
     pub fn samples_after(&self, tokens: usize) -> bool {
         match &self.stage {
             Stage::Answering(completion) => completion.samples_after(tokens),
@@ -124,7 +127,7 @@ impl TurnInProgress {
         }
     }
 
-    /// So many of them are in the sequence now.
+    /// Notes that the first `count` of them are in the sequence.
     pub fn read(&mut self, count: usize) {
         match &mut self.stage {
             Stage::Answering(completion) => completion.read(count),
@@ -132,19 +135,190 @@ impl TurnInProgress {
         }
     }
 
-    /// Question and answer, once the answer is there: what [`Embed`] is asked about.
+    /// Question and answer, once the answer is complete: the text to embed.
     pub fn said(&self) -> Option<String> {
         match &self.stage {
             Stage::Closing { generation, .. } if !generation.tokens.is_empty() => {
-                Some(said_of(&self.text, generation))
+                Some(exchange(&self.text, generation))
             }
             _ => None,
         }
     }
 }
 
+impl PreparedTurn {
+    /// Decides what the answer sees, and makes it so.
+    fn new(
+        runtime: &mut Runtime,
+        id: SessionId,
+        session: &mut OpenSession,
+        question: Question,
+        options: &SessionOptions,
+        has_encoder: bool,
+        dropped: &DroppedTurns,
+    ) -> Result<PreparedTurn, SessionError> {
+        let Question {
+            tokens: question,
+            embedding,
+            coming,
+        } = question;
+        if session.log.unsaved().is_some() {
+            // Turns that leave memory now have to be in the file, and the disk may work again.
+            session.save(runtime, options);
+        }
+        let mut similarities = session.similarities(embedding.as_ref())?;
+        let numbers = session.transcript.turns().map(|turn| turn.number);
+        let judged = numbers.zip(&similarities);
+        let judged = judged.filter_map(|(number, s)| Some((number, (*s)?)));
+        session.decision.set_relevance(judged);
+        for (turn, similarity) in session.transcript.turns().zip(&mut similarities) {
+            if session.transcript.deferred.recall.contains(&turn.number) {
+                *similarity = Some(f32::MAX);
+            }
+        }
+        let relevance = match embedding {
+            Some(_) => options.relevance,
+            None => Relevance::All,
+        };
+        let room = TurnRoom {
+            capacity: options.capacity as u64,
+            coming,
+            last: options.last,
+            reread: options.reread_max as u64,
+        };
+        let found = plan(&session.transcript.turns, &similarities, &relevance, &room)?;
+        log::debug!("session {}: {found}", session.name());
+        // If the rest fails for want of memory, the next answer reports what was done.
+        let deferred = &mut session.transcript.deferred;
+        let earlier = std::mem::take(&mut deferred.done);
+        let earlier = earlier.still_true(&session.transcript.turns);
+        session.transcript.deferred.done = found.clone().after(&earlier);
+        let mut recompute = session.carry_out(runtime, &found)?;
+        session.make_room(runtime, coming, options.last)?;
+        session.make_way(runtime, coming);
+
+        let sequence = session.residency.sequence;
+        let position = runtime.position(sequence)?;
+        // A recalled turn counts as standing where it would if nothing had been said in between: small models do not
+        // look far (`docs/conversations.md`).
+        runtime.set_positions(sequence, Positions::Compact)?;
+
+        let mut prompt = Vec::new();
+        let mut reread = Vec::new();
+        recompute.sort_unstable();
+        for number in recompute {
+            let Some(i) = session.transcript.index_of(number) else {
+                continue;
+            };
+            let record = session.log.turn_record(&session.transcript.turns[i]);
+            let Ok(TurnRecord { tokens, .. }) = record else {
+                session.forget(i);
+                continue;
+            };
+            let start = position + prompt.len() as u64;
+            reread.push((number, start..start + tokens.len() as u64));
+            prompt.extend(tokens);
+        }
+        let backup = runtime.fork(sequence)?;
+        let deferred = std::mem::take(&mut session.transcript.deferred);
+        let mut context = session.context(&deferred.done, !has_encoder);
+        session.decision.plan = context.plan.clone();
+        context.recomputed = prompt.len() as u64;
+        context.kept += (prompt.len() + question.len()) as u64;
+        let question_start = position + prompt.len() as u64;
+        prompt.extend_from_slice(&question);
+        Ok(PreparedTurn {
+            session: id,
+            sequence,
+            prompt,
+            question: question.len(),
+            question_start,
+            reread,
+            context,
+            undo: dropped.guard(TurnUndo {
+                session: id,
+                backup,
+                deferred,
+                rebuild: None,
+            }),
+        })
+    }
+
+    fn question(&self) -> &[u32] {
+        &self.prompt[self.prompt.len() - self.question..]
+    }
+
+    /// Adds the turn to its session and saves it.
+    fn commit(
+        self,
+        runtime: &mut Runtime,
+        session: &mut OpenSession,
+        said: AnsweredTurn,
+        options: &SessionOptions,
+    ) -> Result<Answer, SessionError> {
+        let AnsweredTurn {
+            generation,
+            ending,
+            embedding,
+            now_ms,
+        } = said;
+        let end = runtime.position(self.sequence)?;
+        let mut tokens = self.question().to_vec();
+        tokens.extend_from_slice(&generation.tokens);
+        // Beyond the answer the sequence has read its ending.
+        let whole = (end - self.question_start) as usize;
+        tokens.truncate(whole.saturating_sub(ending.len()));
+        tokens.extend(ending);
+        debug_assert_eq!(tokens.len(), whole);
+
+        let undo = self.undo.commit();
+        session.is_answering = false;
+        for (number, span) in self.reread {
+            session.relocate(number, span);
+        }
+        let number = session.transcript.next_turn();
+        let record = TurnRecord {
+            number,
+            start: self.question_start,
+            time_ms: session.transcript.at(now_ms),
+            question: self.question as u32,
+            is_pinned: false,
+            embedding: stored_bytes(embedding),
+            tokens,
+        };
+        session.add_turn(&record);
+        if let Some(undo) = undo {
+            let condensing = &mut session.condensing;
+            condensing.give_back(undo.rebuild, number, &record.tokens);
+            runtime.close(undo.backup)?;
+        }
+        session.save(runtime, options);
+        let context = ContextReport {
+            unsaved: session.log.unsaved().cloned(),
+            ..self.context
+        };
+        Ok(Answer {
+            text: generation.text.clone(),
+            tokens: generation.tokens.clone(),
+            finish: generation.finish,
+            turn: Some(number),
+            generation,
+            context,
+        })
+    }
+}
+
+/// The answer to a prepared turn.
+struct AnsweredTurn {
+    generation: Generation,
+    ending: Vec<u32>,
+    /// Of question and answer.
+    embedding: Option<Embedding>,
+    now_ms: u64,
+}
+
 impl Sessions {
-    /// One turn: the question is read, the answer generated, both saved. On an error the conversation is as it was.
+    /// One turn: reads the question, generates the answer, saves both. On an error the conversation is as it was.
     #[allow(clippy::too_many_arguments)]
     pub fn say(
         &mut self,
@@ -156,38 +330,35 @@ impl Sessions {
         options: &GenerateOptions,
         tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Answer, SessionError> {
-        let mut saying = self.begin(runtime, id, text, None, now_ms, options)?;
-        let beside = self.options.condense_beside;
+        let mut turn = self.begin(runtime, id, text, None, now_ms, options)?;
+        let per_token = self.options().condense_per_token;
         let TurnInProgress {
-            stage,
-            sequence,
-            shadow,
-            ..
-        } = &mut saying;
-        let decode = &mut |runtime: &mut Runtime, id, token| match shadow {
-            Some(shadow) => shadow.decode_beside(runtime, id, token, beside),
+            stage, prepared, ..
+        } = &mut turn;
+        let sequence = prepared.sequence;
+        let decode = &mut |runtime: &mut Runtime, id, token| match prepared.undo.rebuild() {
+            Some(rebuild) => rebuild.decode_with(runtime, id, token, per_token),
             None => runtime.decode(id, token).map(|_| ()),
         };
         let driven = match stage {
             Stage::Answering(completion) => {
-                drive(runtime, *sequence, completion, sampler, tell, decode)
+                drive(runtime, sequence, completion, sampler, tell, decode)
             }
             Stage::Closing { .. } => Ok(Took::default()),
         };
         match driven {
             Ok(took) => {
-                let saying = self.conclude(runtime, saying, took, tell)?;
-                self.end(runtime, saying, None)
+                let turn = self.conclude(runtime, turn, took, tell)?;
+                self.end(runtime, turn, None)
             }
             Err(error) => {
-                self.abandon(runtime, saying)?;
+                self.abandon(runtime, turn)?;
                 Err(error.into())
             }
         }
     }
 
-    /// Makes everything ready for an answer that somebody else computes. What the question is about is found out here,
-    /// unless somebody has done so.
+    /// Prepares a turn whose answer the caller computes. The question is embedded here unless the caller has done so.
     pub fn begin(
         &mut self,
         runtime: &mut Runtime,
@@ -198,97 +369,88 @@ impl Sessions {
         options: &GenerateOptions,
     ) -> Result<TurnInProgress, SessionError> {
         self.work(runtime, id, STEP_TOKENS_MAX)?;
-        let ready = self.prepare(runtime, id, text, embedding)?;
-        let most = self.options.answer_max;
+        let mut prepared = self.prepare(runtime, id, text, embedding)?;
+        let max = self.options().answer_max;
         let options = GenerateOptions {
-            tokens_max: Some(options.tokens_max.map_or(most, |asked| asked.min(most))),
+            tokens_max: Some(options.tokens_max.map_or(max, |asked| asked.min(max))),
             ..options.clone()
         };
-        let sequence = self.session(id)?.sequence;
-        let completion = match Completion::new(runtime, sequence, &ready.prompt, &options) {
-            Ok(completion) => completion,
-            Err(error) => {
-                self.undo(runtime, id, ready)?;
-                return Err(error.into());
+        match Completion::new(runtime, prepared.sequence, &prepared.prompt, &options) {
+            Ok(completion) => {
+                let session = self.session_mut(runtime, id)?;
+                let rebuild = session.condensing.lend(prepared.question());
+                prepared.undo.set_rebuild(rebuild);
+                session.is_answering = true;
+                Ok(TurnInProgress {
+                    stage: Stage::Answering(completion),
+                    text: text.to_owned(),
+                    now_ms,
+                    prepared,
+                })
             }
-        };
-        let session = self.session_mut(id)?;
-        let question = &ready.prompt[ready.prompt.len() - ready.question..];
-        let shadow = session.lend(question);
-        session.is_answering = true;
-        Ok(TurnInProgress {
-            stage: Stage::Answering(completion),
-            id,
-            sequence,
-            text: text.to_owned(),
-            now_ms,
-            ready,
-            shadow,
-        })
+            Err(error) => {
+                drop(prepared);
+                self.undo_dropped(runtime)?;
+                Err(error.into())
+            }
+        }
     }
 
-    /// The answer is over, or nobody wants more of it: what is left to read is what ends it. On an error the
-    /// conversation is as it was.
+    /// Ends the answer, where it is: what is left to read is its ending. On an error the turn is undone.
     pub fn conclude(
         &mut self,
         runtime: &mut Runtime,
-        saying: TurnInProgress,
+        turn: TurnInProgress,
         took: Took,
         tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<TurnInProgress, SessionError> {
-        let completion = match saying.stage {
+        let completion = match turn.stage {
             Stage::Answering(completion) => completion,
-            closing => {
-                return Ok(TurnInProgress {
-                    stage: closing,
-                    ..saying
-                });
-            }
+            stage => return Ok(TurnInProgress { stage, ..turn }),
         };
         let generation = conclude(completion, took, tell);
-        let closing = match generation.tokens.is_empty() {
+        let tokens = match generation.tokens.is_empty() {
             true => Ok(Vec::new()),
-            false => self.closing(runtime, &generation),
+            false => self.ending_of(runtime, &generation),
         };
-        let closing = closing.map(|tokens| Stage::Closing {
-            generation,
-            tokens,
-            read: 0,
-        });
-        match closing {
-            Ok(stage) => Ok(TurnInProgress { stage, ..saying }),
+        match tokens {
+            Ok(tokens) => {
+                let stage = Stage::Closing {
+                    generation,
+                    tokens,
+                    read: 0,
+                };
+                Ok(TurnInProgress { stage, ..turn })
+            }
             Err(error) => {
-                self.give_back(saying.id, saying.shadow)?;
-                self.undo(runtime, saying.id, saying.ready)?;
+                drop(turn.prepared);
+                self.undo_dropped(runtime)?;
                 Err(error)
             }
         }
     }
 
-    /// Makes a turn of a question and its answer. What ends it is read first, if it was not yet. An answer that was
-    /// cancelled before its first token makes none. What both are about is found out here, unless somebody has done so.
+    /// Makes question and answer a turn of the session. The ending is read first, where the caller has not done so. An
+    /// answer that was cancelled before its first token makes no turn. Both are embedded here unless the caller has done
+    /// so.
     pub fn end(
         &mut self,
         runtime: &mut Runtime,
-        saying: TurnInProgress,
+        turn: TurnInProgress,
         embedding: Option<Embedding>,
     ) -> Result<Answer, SessionError> {
-        let said = saying.said();
+        let said = turn.said();
         let TurnInProgress {
             stage,
-            id,
-            sequence,
             now_ms,
-            ready,
-            shadow,
+            prepared,
             ..
-        } = saying;
-        self.give_back(id, shadow)?;
+        } = turn;
         let (generation, rest) = stage.end();
         let Some(said) = said else {
-            let context = ready.context.clone();
-            self.undo(runtime, id, ready)?;
-            self.session_mut(id)?.is_answering = planted(Bug::WedgedAfterCancel);
+            let (id, context) = (prepared.session, prepared.context.clone());
+            drop(prepared);
+            self.session_mut(runtime, id)?.is_answering = planted(Bug::WedgedAfterCancel);
             return Ok(Answer {
                 text: String::new(),
                 tokens: Vec::new(),
@@ -298,44 +460,21 @@ impl Sessions {
                 context,
             });
         };
-        let said = Said {
-            embedding: embedding.or_else(|| self.encoder.as_deref()?.embed(&said).ok()),
-            generation,
-            now_ms,
-        };
-        let closed = match &rest[..] {
-            [] => Ok(()),
-            rest => feed(runtime, sequence, rest),
-        };
-        match closed {
-            Ok(()) => self.finish(runtime, id, ready, said),
-            Err(error) => {
-                self.undo(runtime, id, ready)?;
-                Err(error)
-            }
-        }
+        let embedding = embedding.or_else(|| self.encoder()?.embed(&said).ok());
+        self.read_and_commit(runtime, prepared, &rest, generation, embedding, now_ms)
     }
 
-    /// The conversation is as it was before the question.
+    /// Undoes a turn now; dropping it would do so at the next call.
     pub fn abandon(
         &mut self,
         runtime: &mut Runtime,
-        saying: TurnInProgress,
+        turn: TurnInProgress,
     ) -> Result<(), SessionError> {
-        self.give_back(saying.id, saying.shadow)?;
-        self.undo(runtime, saying.id, saying.ready)
+        drop(turn);
+        self.undo_dropped(runtime)
     }
 
-    fn give_back(&mut self, id: SessionId, shadow: Option<Reading>) -> Result<(), SessionError> {
-        let index = self.find_any(id)?;
-        if let Some(session) = &mut self.slots[index].session {
-            session.is_answering = false;
-            session.give_back(shadow);
-        }
-        Ok(())
-    }
-
-    /// A turn whose answer is known: a conversation that was had elsewhere.
+    /// Adds a turn whose answer is known: a conversation that took place elsewhere.
     pub fn tell(
         &mut self,
         runtime: &mut Runtime,
@@ -349,12 +488,12 @@ impl Sessions {
             parse_special: false,
         };
         let tokens = runtime.model().tokenizer().encode(answer, plain)?;
-        let most = self.options.answer_max;
-        if tokens.is_empty() || tokens.len() > most {
+        let max = self.options().answer_max;
+        if tokens.is_empty() || tokens.len() > max {
             let tokens = tokens.len();
-            return Err(SessionError::AnswerLength { tokens, most });
+            return Err(SessionError::AnswerLength { tokens, max });
         }
-        let ready = self.prepare(runtime, id, text, None)?;
+        let prepared = self.prepare(runtime, id, text, None)?;
         let generation = Generation {
             text: answer.to_owned(),
             tokens,
@@ -362,141 +501,123 @@ impl Sessions {
             prefill: Duration::ZERO,
             decode: Duration::ZERO,
         };
-        let sequence = self.session(id)?.sequence;
-        let mut all = ready.prompt.clone();
+        let mut all = prepared.prompt.clone();
         all.extend_from_slice(&generation.tokens[..generation.tokens.len() - 1]);
-        all.extend(self.closing(runtime, &generation)?);
-        if let Err(error) = feed(runtime, sequence, &all) {
-            self.undo(runtime, id, ready)?;
-            return Err(error);
-        }
-        let encoder = self.encoder.as_deref();
-        let said = Said {
-            embedding: encoder.and_then(|e| e.embed(&said_of(text, &generation)).ok()),
-            generation,
-            now_ms,
-        };
-        let answer = self.finish(runtime, id, ready, said)?;
+        all.extend(self.ending_of(runtime, &generation)?);
+        let encoder = self.encoder();
+        let said = exchange(text, &generation);
+        let embedding = encoder.and_then(|encoder| encoder.embed(&said).ok());
+        let answer =
+            self.read_and_commit(runtime, prepared, &all, generation, embedding, now_ms)?;
         Ok(answer.turn.unwrap_or_default())
     }
 
-    /// Lets somebody look at the sequence as it would answer a question, right behind it. Nothing is said.
+    /// Lets the caller look at the sequence right behind a question. The conversation does not change.
     pub fn peek<T>(
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
         text: &str,
         look: &mut dyn FnMut(&mut Runtime, SequenceId) -> Result<T, StepError>,
-    ) -> Result<(T, Context), SessionError> {
-        let ready = self.prepare(runtime, id, text, None)?;
-        let context = ready.context.clone();
-        let sequence = self.session(id)?.sequence;
-        let found = feed(runtime, sequence, &ready.prompt)
+    ) -> Result<(T, ContextReport), SessionError> {
+        let prepared = self.prepare(runtime, id, text, None)?;
+        let context = prepared.context.clone();
+        let sequence = prepared.sequence;
+        let found = feed(runtime, sequence, &prepared.prompt)
             .and_then(|()| look(runtime, sequence).map_err(SessionError::from));
-        self.undo(runtime, id, ready)?;
+        drop(prepared);
+        self.undo_dropped(runtime)?;
         Ok((found?, context))
     }
 
-    /// Decides what the answer sees, and makes it so.
+    /// Bytes that the sequence will hold until this turn is over, at most, and whether the budget has them.
+    pub(crate) fn promise(
+        &self,
+        runtime: &Runtime,
+        turn: &TurnInProgress,
+    ) -> Result<(usize, bool), SessionError> {
+        let (sequence, ending) = (turn.sequence(), self.ending_tokens()? + 1);
+        let coming = (turn.pending().len() + self.options().answer_max + ending) as u64;
+        let bytes = promised_bytes(runtime, sequence, coming)?;
+        Ok((bytes, fits(runtime, Some(sequence), coming)?))
+    }
+
     fn prepare(
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
         text: &str,
         embedding: Option<Embedding>,
-    ) -> Result<Ready, SessionError> {
-        let index = self.find(id)?;
-        self.hold_for(runtime, index)?;
-        let layout = &self.layout;
-        // Without an encoder nobody judges, whatever the caller says.
-        let (question, embedding) = match (embedding, &self.encoder) {
+    ) -> Result<PreparedTurn, SessionError> {
+        self.hold_for(runtime, id)?;
+        let (layout, encoder) = (self.layout(), self.encoder());
+        // Without an encoder turns are not judged, even if the caller has an embedding.
+        let (tokens, embedding) = match (embedding, &encoder) {
             (Some(embedding), Some(_)) => (layout.question(text), Ok(Some(embedding))),
-            (_, encoder) => beside(encoder.as_deref(), text, || layout.question(text)),
+            (_, encoder) => embed_while(encoder.as_deref(), text, || layout.question(text)),
         };
-        let (question, embedding) = (question?, embedding?);
-        let ending = layout.ending()?.len() as u64 + 1;
-        let options = &self.options;
-        let Some(session) = &mut self.slots[index].session else {
-            return Err(SessionError::Closed { index });
+        let (tokens, embedding) = (tokens?, embedding?);
+        let ending = self.ending_tokens()? + 1;
+        let question = Question {
+            coming: (tokens.len() + self.options().answer_max + ending) as u64,
+            tokens,
+            embedding,
         };
-        let coming = question.len() as u64 + options.answer_max as u64 + ending;
-        if session.unsaved.is_some() {
-            // A disk that works again in time loses nothing: what leaves memory now has to be in the file.
-            session.save(runtime, options);
-        }
-        let mut similarities = session.similarities(embedding.as_ref())?;
-        session.note_relevance(&similarities);
-        for (held, similarity) in session.turns.iter().zip(&mut similarities) {
-            if session.owed.wanted.contains(&held.turn.number) {
-                *similarity = Some(f32::MAX);
-            }
-        }
-        let relevance = match embedding {
-            Some(_) => options.relevance,
-            None => Relevance::All,
-        };
-        let room = Room {
-            capacity: options.capacity as u64,
-            coming,
-            last: options.last,
-            reread: options.reread_max as u64,
-        };
-        let found = plan(&session.turns, &similarities, &relevance, &room)?;
-        log::debug!("session {}: {found}", session.name);
-        // What follows may find no room; what was done by then is told with the next answer.
-        let earlier = std::mem::take(&mut session.owed.done).that_holds(&session.turns);
-        session.owed.done = found.clone().after(&earlier);
-        let mut reread = session.carry_out(runtime, &found)?;
-        session.make_room(runtime, coming, options.last)?;
-        session.give_way(runtime, coming);
-
-        let position = runtime.position(session.sequence)?;
-        // A turn that comes back counts as standing where it would if nothing had been said between: small models
-        // do not look far (`docs/conversations.md`).
-        runtime.set_positions(session.sequence, Positions::Compact)?;
-
-        let mut prompt = Vec::new();
-        let mut read_again = Vec::new();
-        reread.sort_unstable();
-        for number in reread {
-            let Some(i) = session.turns.iter().position(|h| h.turn.number == number) else {
-                continue;
-            };
-            let Ok(TurnRecord { tokens, .. }) = session.turn_record(&session.turns[i]) else {
-                session.forget(i);
-                continue;
-            };
-            let start = position + prompt.len() as u64;
-            read_again.push((number, start..start + tokens.len() as u64));
-            prompt.extend(tokens);
-        }
-        let backup = runtime.fork(session.sequence)?;
-        let owed = std::mem::take(&mut session.owed);
-        let mut context = session.context(&owed.done, self.encoder.is_none());
-        session.note_plan(&context.plan);
-        context.recomputed = prompt.len() as u64;
-        context.kept += (prompt.len() + question.len()) as u64;
-        let question_start = position + prompt.len() as u64;
-        prompt.extend_from_slice(&question);
-        Ok(Ready {
-            prompt,
-            backup,
-            question: question.len(),
-            question_start,
-            reread: read_again,
-            owed,
-            context,
-        })
+        let dropped = self.dropped();
+        let (session, options) = self.session_and_options(runtime, id)?;
+        let has_encoder = encoder.is_some();
+        PreparedTurn::new(
+            runtime,
+            id,
+            session,
+            question,
+            options,
+            has_encoder,
+            &dropped,
+        )
     }
 
-    /// What is read behind an answer so that it ends as the template ends it: the last token sampled, which the
-    /// sequence does not have yet, and what follows.
-    fn closing(
+    /// Reads the last tokens of a turn and commits it, or undoes it.
+    fn read_and_commit(
+        &mut self,
+        runtime: &mut Runtime,
+        prepared: PreparedTurn,
+        rest: &[u32],
+        generation: Generation,
+        embedding: Option<Embedding>,
+        now_ms: u64,
+    ) -> Result<Answer, SessionError> {
+        let read = match rest {
+            [] => Ok(()),
+            rest => feed(runtime, prepared.sequence, rest),
+        };
+        let ending = read.and_then(|()| self.ending_of(runtime, &generation));
+        let ending = match ending {
+            Ok(ending) => ending,
+            Err(error) => {
+                drop(prepared);
+                self.undo_dropped(runtime)?;
+                return Err(error);
+            }
+        };
+        let said = AnsweredTurn {
+            generation,
+            ending,
+            embedding,
+            now_ms,
+        };
+        let (session, options) = self.answering(prepared.session)?;
+        prepared.commit(runtime, session, said, options)
+    }
+
+    /// Tokens to read behind an answer so that it ends as the template ends it: the last sampled token, which the
+    /// sequence does not have yet, and the markers.
+    fn ending_of(
         &self,
         runtime: &Runtime,
         generation: &Generation,
     ) -> Result<Vec<u32>, SessionError> {
-        let ending = self.layout.ending()?;
+        let ending = self.layout().ending()?;
         if generation.finish == Finish::Cancelled && planted(Bug::OrphanedMarker) {
             return Ok(Vec::new());
         }
@@ -508,96 +629,15 @@ impl Sessions {
         let own = (!is_end).then_some(last);
         Ok(own.into_iter().chain(ending.iter().copied()).collect())
     }
-
-    fn undo(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-        ready: Ready,
-    ) -> Result<(), SessionError> {
-        let session = self.session_mut(id)?;
-        session.unmirror();
-        session.owed = ready.owed;
-        let failed = std::mem::replace(&mut session.sequence, ready.backup);
-        runtime.close(failed)?;
-        Ok(())
-    }
-
-    fn finish(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-        ready: Ready,
-        said: Said,
-    ) -> Result<Answer, SessionError> {
-        let Said {
-            generation,
-            embedding,
-            now_ms,
-        } = said;
-        runtime.close(ready.backup)?;
-        let ending = self.closing(runtime, &generation)?;
-        let index = self.find(id)?;
-        let options = &self.options;
-        let Some(session) = &mut self.slots[index].session else {
-            return Err(SessionError::Closed { index });
-        };
-        for (number, span) in ready.reread {
-            if let Some(held) = session.turns.iter_mut().find(|h| h.turn.number == number) {
-                held.turn.place = Place::Live;
-                held.turn.is_visible = true;
-                held.turn.span = span.clone();
-                session.tally.read_again += span.end - span.start;
-                session.change(Change::Moved {
-                    turn: number,
-                    place: Place::Live,
-                    start: span.start,
-                });
-            }
-        }
-        let end = runtime.position(session.sequence)?;
-        let mut tokens = ready.prompt[ready.prompt.len() - ready.question..].to_vec();
-        tokens.extend_from_slice(&generation.tokens);
-        // What was read beyond the answer is the end marker and what belongs to it.
-        let whole = (end - ready.question_start) as usize;
-        tokens.truncate(whole.saturating_sub(ending.len()));
-        tokens.extend(ending);
-        debug_assert_eq!(tokens.len(), whole);
-        let number = session.turns_made;
-        session.turns_made += 1;
-        let time_ms = session.at(now_ms);
-        let record = TurnRecord {
-            number,
-            start: ready.question_start,
-            time_ms,
-            question: ready.question as u32,
-            is_pinned: false,
-            // One that cannot be had makes a turn unjudged, not unsaid.
-            embedding: embedding.map_or(Vec::new(), |e| e.store().to_bytes().to_vec()),
-            tokens,
-        };
-        session.add(&record);
-        session.mirrored(number, &record.tokens);
-        session.save(runtime, options);
-        let mut context = ready.context;
-        context.unsaved = session.unsaved.clone();
-        Ok(Answer {
-            text: generation.text.clone(),
-            tokens: generation.tokens.clone(),
-            finish: generation.finish,
-            turn: Some(number),
-            generation,
-            context,
-        })
-    }
 }
 
-fn said_of(question: &str, generation: &Generation) -> String {
+/// The text that is embedded for a turn.
+fn exchange(question: &str, generation: &Generation) -> String {
     format!("{question}\n{}", generation.text)
 }
 
-/// Runs `other` while the encoder is at work on the text, on a thread of its own.
-fn beside<T>(
+/// Runs `other` while the encoder embeds the text on a thread of its own.
+fn embed_while<T>(
     encoder: Option<&dyn Embed>,
     text: &str,
     other: impl FnOnce() -> T,
@@ -608,7 +648,7 @@ fn beside<T>(
     std::thread::scope(|scope| {
         let embedding = scope.spawn(|| encoder.embed(text));
         let value = other();
-        // A thread that died judged nothing.
+        // If the encoder panicked, nothing is judged.
         let embedding = embedding.join().map_or(Ok(None), |e| e.map(Some));
         (value, embedding)
     })
