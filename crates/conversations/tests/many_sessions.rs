@@ -8,7 +8,7 @@ use common::{Dice, load};
 use haversack_conversations::scheduler::{
     Pace, Request, RequestEvent, RequestId, Scheduler, SchedulerOptions, SubmitError, TurnRequest,
 };
-use haversack_conversations::session::turns::Place;
+use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{Answer, SessionError, SessionId, SessionOptions, Sessions};
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::{Finish, GenerateOptions};
@@ -561,7 +561,7 @@ fn what_was_asked_for_is_not_forgotten() {
         }
         desk.with_open("anna", |_, sessions, id| {
             let turns = sessions.turns(id)?;
-            let spilled = turns.iter().find(|t| t.place == Place::Spilled);
+            let spilled = turns.iter().find(|t| t.place == TurnPlace::Spilled);
             let oldest = spilled.unwrap().number;
             match asked_for {
                 true => sessions.recall(id, oldest),

@@ -9,7 +9,7 @@ use haversack_conversations::scheduler::strip::Lies;
 use haversack_conversations::scheduler::{
     Request, RequestEvent, Scheduler, SchedulerOptions, TurnRequest,
 };
-use haversack_conversations::session::turns::Place;
+use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{SessionOptions, Sessions};
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::SampleOptions;
@@ -152,7 +152,7 @@ fn the_picture_is_true_at_every_step() {
         let spilled = session
             .turns
             .iter()
-            .filter(|t| t.turn.place == Place::Spilled);
+            .filter(|t| t.turn.place == TurnPlace::Spilled);
         assert!(spilled.count() > 3, "turns have left memory");
         // The last one was said after the question that all were judged by.
         let (last, others) = session.turns.split_last().unwrap();

@@ -14,7 +14,7 @@
 
 use crate::choice::{Question, Verdict, ask, encode};
 use crate::dice::Dice;
-use haversack_conversations::session::layout::{Layout, LayoutError};
+use haversack_conversations::session::layout::{ChatLayout, LayoutError};
 use haversack_conversations::session::{SessionError, SessionId, Sessions};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_text::tokenizer::Tokenizer;
@@ -316,7 +316,7 @@ const ANSWER_TOKENS: usize = 16;
 /// Every question of a dialogue, on a plain sequence: a full cache, or whatever the runtime's policy leaves of it.
 pub fn plain(
     runtime: &mut Runtime,
-    layout: &Layout,
+    layout: &ChatLayout,
     persistent: &str,
     dialogue: &Dialogue,
 ) -> Result<Vec<Heard>, TalkError> {
@@ -329,7 +329,7 @@ pub fn plain(
 fn plain_on(
     runtime: &mut Runtime,
     id: SequenceId,
-    layout: &Layout,
+    layout: &ChatLayout,
     persistent: &str,
     dialogue: &Dialogue,
 ) -> Result<Vec<Heard>, TalkError> {

@@ -501,7 +501,7 @@ impl Became {
                 "recomputed": context.recomputed,
                 "plan": context.plan,
                 "unjudged": context.unjudged,
-                "unsaved": context.unsaved,
+                "unsaved": context.unsaved.as_ref().map(ToString::to_string),
             }),
         }
     }

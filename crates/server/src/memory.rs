@@ -10,8 +10,8 @@ use haversack::engine::device::Thermal;
 use haversack::scheduler::Picture;
 use haversack::scheduler::picture::{Shown, Who, form_name};
 use haversack::scheduler::strip::{Lies, TokenMap};
-use haversack::session::picture::{SessionPicture, TurnPicture};
-use haversack::session::turns::{Place, Turn};
+use haversack::session::report::{SessionReport, TurnReport};
+use haversack::session::turns::{Turn, TurnPlace};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -161,19 +161,19 @@ fn shown_json(shown: &Shown) -> Value {
     document
 }
 
-fn add_session(document: &mut Value, session: &SessionPicture) {
+fn add_session(document: &mut Value, session: &SessionReport) {
     let turns: Vec<Value> = session.turns.iter().map(turn_json).collect();
     document["id"] = json!(session.stats.name);
     document["turns"] = json!(turns);
     document["turns_left_off"] = json!(session.turns_left_off);
     document["turns_said"] = json!(session.stats.turns);
     document["plan"] = json!(session.plan);
-    document["condensed"] = json!(session.stats.condensed);
-    document["unsaved"] = json!(session.stats.unsaved);
+    document["condensed"] = json!(session.stats.condensed.as_ref().map(ToString::to_string));
+    document["unsaved"] = json!(session.stats.unsaved.as_ref().map(ToString::to_string));
     document["file_bytes"] = json!(session.stats.file_bytes);
 }
 
-fn turn_json(seen: &TurnPicture) -> Value {
+fn turn_json(seen: &TurnReport) -> Value {
     json!({
         "number": seen.turn.number,
         "start": seen.turn.span.start,
@@ -188,10 +188,10 @@ fn turn_json(seen: &TurnPicture) -> Value {
 /// Where a turn is, as clients are told.
 pub fn place_name(turn: &Turn) -> &'static str {
     match turn.place {
-        Place::Live if turn.is_visible => "visible",
-        Place::Live => "hidden",
-        Place::Spilled => "spilled",
-        Place::Ids => "ids",
+        TurnPlace::Live if turn.is_visible => "visible",
+        TurnPlace::Live => "hidden",
+        TurnPlace::Spilled => "spilled",
+        TurnPlace::Ids => "ids",
     }
 }
 

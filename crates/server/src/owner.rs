@@ -12,7 +12,7 @@ use haversack::scheduler::{
     Held, Request, RequestEvent, RequestId, Reuse, Scheduler, SchedulerOptions, Sight, SubmitError,
     TurnRequest,
 };
-use haversack::session::{Context, Embed, Sessions};
+use haversack::session::{ContextReport, Embed, Sessions};
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -60,7 +60,7 @@ pub enum Became {
     /// They are part of a conversation.
     Turn {
         number: Option<u64>,
-        context: Box<Context>,
+        context: Box<ContextReport>,
     },
 }
 
@@ -149,7 +149,7 @@ impl Seen {
     }
 
     /// A turn was said: what of its context was there.
-    fn count(&mut self, context: &Context) {
+    fn count(&mut self, context: &ContextReport) {
         let read = context.kept.saturating_sub(context.cached);
         self.prompt_tokens += read;
         self.cache.hits += context.cached;

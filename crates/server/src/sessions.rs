@@ -340,8 +340,8 @@ fn view(desk: &mut Scheduler, name: &str) -> Result<Value, SessionError> {
             },
             "turns_said": stats.turns,
             "file_bytes": stats.file_bytes,
-            "unsaved": stats.unsaved,
-            "condensed": stats.condensed,
+            "unsaved": stats.unsaved.as_ref().map(ToString::to_string),
+            "condensed": stats.condensed.as_ref().map(ToString::to_string),
             "facts": facts,
             "turns": turns?,
         }))

@@ -12,7 +12,7 @@ use super::desk::{Held, RequestEvent, RequestId, SubmitError, Tell};
 use super::job::{Asked, Job, Turn, Work};
 use super::past::{Begins, Kept, PrefixCache, Reader};
 use super::picture::PutAway;
-use crate::session::{Embed, Opens, SessionError, SessionId, Sessions, TurnInProgress};
+use crate::session::{Embed, ResumeMode, SessionError, SessionId, Sessions, TurnInProgress};
 use haversack_engine::device::governor;
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::options::Policy;
@@ -510,18 +510,18 @@ impl House {
             let name = name.to_owned();
             return Err(SessionError::NoSuchSession { name });
         }
-        let mut room = Opens::Whole;
+        let mut room = ResumeMode::Whole;
         loop {
             let opened = self.add(None, |runtime, sessions| {
                 sessions.resume_as(runtime, name, room)
             });
             let is_in_the_way =
                 opened.as_ref().is_err_and(SessionError::is_cannot_fit) && self.is_empty();
-            if !is_in_the_way || room == Opens::AsFits {
+            if !is_in_the_way || room == ResumeMode::AsFits {
                 return opened;
             }
             if !self.send_away(None) {
-                room = Opens::AsFits;
+                room = ResumeMode::AsFits;
             }
         }
     }

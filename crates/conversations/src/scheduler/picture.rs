@@ -6,7 +6,7 @@ use super::house::House;
 use super::job::{Job, Work};
 use super::plan::Pace;
 use super::strip::{TokenMap, strips};
-use crate::session::{SessionId, SessionPicture, Sessions, Tally};
+use crate::session::{SessionCounters, SessionId, SessionReport, Sessions};
 use haversack_cache::{KvForm, Ledger, ZoneBytes};
 use haversack_engine::runtime::{Runtime, SequenceId};
 
@@ -47,12 +47,12 @@ pub struct Shown {
 
 #[derive(Clone, Debug)]
 pub enum Who {
-    Session(Box<SessionPicture>),
+    Session(Box<SessionReport>),
     Request(RequestId),
 }
 
 impl Who {
-    pub fn session(&self) -> Option<&SessionPicture> {
+    pub fn session(&self) -> Option<&SessionReport> {
         match self {
             Who::Session(session) => Some(session),
             Who::Request(_) => None,
@@ -90,7 +90,7 @@ pub struct Sight {
     /// The device has no room for everybody.
     pub is_short: bool,
     pub put_away: PutAway,
-    pub tally: Tally,
+    pub tally: SessionCounters,
     /// Tokens that were read, of prompts and answers.
     pub read: u64,
     /// Openings of sessions: computed, found in memory, found on disk.
@@ -135,7 +135,7 @@ impl Scheduler {
             unsaved: sessions.map_or(0, Sessions::unsaved),
             is_short: house.is_short(),
             put_away: house.put_away,
-            tally: sessions.map_or_else(Tally::default, Sessions::tally),
+            tally: sessions.map_or_else(SessionCounters::default, Sessions::counters),
             read: house.read,
             openings: prefix.map_or([0; 3], |p| [p.computed, p.shared, p.mapped]),
         }
@@ -166,7 +166,7 @@ impl House {
         let stats = runtime.stats(sequence).ok()?;
         let who = match who {
             Holder::Session(id) => {
-                let picture = self.sessions.as_ref()?.picture(runtime, id);
+                let picture = self.sessions.as_ref()?.report(runtime, id);
                 Who::Session(Box::new(picture.ok()?))
             }
             Holder::Request(job) => Who::Request(job.ticket),

@@ -6,7 +6,7 @@
 //! strip    ▓▓ sinks │ rest ░░░░ │disk│ids │ rest ░ │ hidden │ recent ▒▒▒      every token once, in order
 //! ```
 
-use crate::session::picture::Away;
+use crate::session::report::RowsAway;
 use haversack_cache::{LayerShape, Run, Spot, Zone};
 use std::ops::Range;
 
@@ -77,7 +77,7 @@ pub const STRIPS: usize = 8;
 /// The strips of a sequence, from the runs of each layer, and how many layers have no strip because there are too many.
 pub fn strips(
     layers: impl Iterator<Item = (LayerShape, Vec<Run>)>,
-    away: &[(Range<u64>, Away)],
+    away: &[(Range<u64>, RowsAway)],
 ) -> (Vec<TokenMap>, usize) {
     // Layers that keep the same are told by their runs, before anything is made of them.
     let mut groups: Vec<(LayerShape, Vec<Run>, Vec<usize>)> = Vec::new();
@@ -107,7 +107,7 @@ pub fn strips(
 }
 
 /// What a table does not have may be somewhere else.
-fn refine(runs: &[Run], away: &[(Range<u64>, Away)]) -> Vec<Stretch> {
+fn refine(runs: &[Run], away: &[(Range<u64>, RowsAway)]) -> Vec<Stretch> {
     let mut stretches = Vec::new();
     let mut at = 0;
     let mut away = away.iter().peekable();
@@ -124,8 +124,8 @@ fn refine(runs: &[Run], away: &[(Range<u64>, Away)]) -> Vec<Stretch> {
                         Some((span, what)) if span.start <= at => (
                             span.end,
                             match what {
-                                Away::Disk => Lies::Disk,
-                                Away::Ids => Lies::Ids,
+                                RowsAway::Disk => Lies::Disk,
+                                RowsAway::Ids => Lies::Ids,
                             },
                         ),
                         Some((span, _)) => (span.start, Lies::Gone),
@@ -202,10 +202,10 @@ mod tests {
             run(40, Spot::Missing),
         ];
         let away = [
-            (0..10, Away::Disk),
-            (10..20, Away::Disk),
-            (30..40, Away::Ids),
-            (80..100, Away::Disk),
+            (0..10, RowsAway::Disk),
+            (10..20, RowsAway::Disk),
+            (30..40, RowsAway::Ids),
+            (80..100, RowsAway::Disk),
         ];
         assert_eq!(
             refine(&runs, &away),

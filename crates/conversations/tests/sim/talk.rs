@@ -8,7 +8,7 @@
 use crate::guest::Told;
 use crate::setting::Setting;
 use crate::stage::{Stage, fingerprint};
-use haversack_conversations::session::layout::Layout;
+use haversack_conversations::session::layout::ChatLayout;
 use haversack_conversations::session::{Answer, SessionId, Sessions};
 use haversack_engine::runtime::{Finish, GenerateEvent, GenerateOptions, GenerateTimes, Runtime};
 use haversack_engine::sample::{SampleOptions, Sampler};
@@ -123,7 +123,7 @@ impl Talk {
 }
 
 /// The tokens of a turn, as the template has them.
-pub fn turn_tokens(layout: &Layout, turn: &Turn) -> Result<Vec<u32>, String> {
+pub fn turn_tokens(layout: &ChatLayout, turn: &Turn) -> Result<Vec<u32>, String> {
     let wrong = |e: haversack_conversations::session::layout::LayoutError| e.to_string();
     let mut tokens = layout.question(&turn.text).map_err(wrong)?;
     let ending = layout.ending().map_err(wrong)?;
@@ -147,7 +147,7 @@ pub fn judge(stage: &mut Stage, setting: &Setting, talk: &Talk, dir: &Path) -> R
 
 /// All of it at once.
 pub fn judge_list(stage: &mut Stage, model: usize, form: usize, talk: &Talk) -> Result<(), String> {
-    let layout = Layout::new(stage.models[model].clone());
+    let layout = ChatLayout::new(stage.models[model].clone());
     let wrong = |e: haversack_conversations::session::layout::LayoutError| e.to_string();
     let mut tokens = layout.opening(&talk.opening, 0).map_err(wrong)?;
     // (place of the token before, what it was drawn from)

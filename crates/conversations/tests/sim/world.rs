@@ -8,8 +8,8 @@ use crate::setting::{Kind, Setting};
 use crate::stage::{OTHER, Stage, one_in, pick};
 use crate::talk::{self, Op, Talk, turn_tokens};
 use haversack_conversations::scheduler::{Long, RequestId, Scheduler, SubmitError, TurnRequest};
-use haversack_conversations::session::layout::Layout;
-use haversack_conversations::session::turns::Place;
+use haversack_conversations::session::layout::ChatLayout;
+use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{SessionError, SessionId, Sessions};
 use haversack_engine::Runtime;
 use haversack_engine::device::Thermal;
@@ -228,7 +228,7 @@ impl World<'_> {
             let position = store.position(sequence).map_err(|e| e.to_string())?;
             let mut visible = BTreeSet::new();
             for turn in turns.iter().filter(|t| t.is_visible) {
-                if turn.place != Place::Live {
+                if turn.place != TurnPlace::Live {
                     return wrong(format!("{turn:?} is seen"));
                 }
                 visible.extend(turn.span.clone());
@@ -452,7 +452,7 @@ impl World<'_> {
 
     /// The turns of every conversation, token by token as the template has them.
     fn check_records(&mut self) -> Check {
-        let layout = Layout::new(self.stage.models[self.setting.model].clone());
+        let layout = ChatLayout::new(self.stage.models[self.setting.model].clone());
         let talks: Vec<Talk> = self.alive().filter(|t| !t.is_lossy).cloned().collect();
         for talk in talks {
             let struck = self.struck();
@@ -841,7 +841,7 @@ fn change(
     let facts: Vec<u64> = sessions.facts(id)?.iter().map(|f| f.0).collect();
     let fact = facts[which % facts.len()];
     let turns: Vec<(u64, bool, bool)> = (sessions.turns(id)?.iter())
-        .map(|t| (t.number, t.is_pinned, t.place == Place::Live))
+        .map(|t| (t.number, t.is_pinned, t.place == TurnPlace::Live))
         .collect();
     let turn = turns.get(which % turns.len().max(1)).copied();
     Ok(match (what, turn) {

@@ -11,7 +11,7 @@ use haversack::engine::runtime::{Finish, GenerateOptions};
 use haversack::engine::sample::Sampler;
 use haversack::memory::bytes::human;
 use haversack::memory::clock::now_ms;
-use haversack::session::turns::Place;
+use haversack::session::turns::TurnPlace;
 use haversack::session::{Answer, SessionId, SessionOptions, Sessions};
 use haversack_hub::home::Home;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Lasting {
     sampler: Sampler,
     options: GenerateOptions,
     last: Option<Last>,
-    context: Option<haversack::session::Context>,
+    context: Option<haversack::session::ContextReport>,
     question: Option<String>,
     show_stats: bool,
     explain: bool,
@@ -146,7 +146,7 @@ impl Lasting {
             Finish::Stop => {}
         }
         if let Some(reason) = &answer.context.unsaved {
-            out::note(&format!("(not saved: {})", one_line(reason)));
+            out::note(&format!("(not saved: {})", one_line(&reason.to_string())));
         }
         let position = self.sessions.stats(&self.engine.runtime, self.id)?.position;
         self.last = Some(Last {
@@ -298,11 +298,11 @@ impl Lasting {
     fn turns(&self) -> Result<()> {
         for turn in self.sessions.turns(self.id)? {
             let place = match (turn.place, turn.is_visible) {
-                (Place::Live, true) if turn.is_state => "state",
-                (Place::Live, true) => "visible",
-                (Place::Live, false) => "hidden",
-                (Place::Spilled, _) => "on disk",
-                (Place::Ids, _) => "ids",
+                (TurnPlace::Live, true) if turn.is_state => "state",
+                (TurnPlace::Live, true) => "visible",
+                (TurnPlace::Live, false) => "hidden",
+                (TurnPlace::Spilled, _) => "on disk",
+                (TurnPlace::Ids, _) => "ids",
             };
             let view = self.sessions.turn(self.id, turn.number).map_err(named)?;
             let text: String = one_line(&view.text).chars().take(60).collect();

@@ -1,8 +1,8 @@
-//! A list that grows without being moved.
+//! A list that grows without moving.
 //!
-//! A conversation has thousands of turns, told one by one. A `Vec` that doubles has up to twice what it needs, copies
-//! all of it into a new place each time, and leaves a hole as large as it was: one of 8,192 turns took a megabyte more
-//! for the next. A roll takes a page of [`PAGE`] at a time and leaves the others where they are.
+//! A conversation has thousands of turns, added one by one. A `Vec` that doubles has up to twice the capacity it needs,
+//! copies everything each time it grows, and leaves a hole as large as it was: with 8,192 turns the next one took a
+//! megabyte more. A `PagedVec` allocates a page of [`PAGE`] values at a time and leaves the others in place.
 //!
 //! Invariant: every page but the last is full, and none is empty.
 
@@ -34,14 +34,14 @@ impl<T> PagedVec<T> {
         self.pages.is_empty()
     }
 
-    /// Bytes that it holds, used or not.
+    /// Allocated bytes.
     pub fn bytes(&self) -> usize {
         self.pages.capacity() * size_of::<Vec<T>>() + self.pages.len() * PAGE * size_of::<T>()
     }
 
-    pub fn iter(&self) -> Iter<'_, T> {
-        Iter {
-            roll: self,
+    pub fn iter(&self) -> PagedIter<'_, T> {
+        PagedIter {
+            list: self,
             left: 0..self.len(),
         }
     }
@@ -61,7 +61,7 @@ impl<T> PagedVec<T> {
         }
     }
 
-    /// Those behind it move up.
+    /// Later values move up.
     pub fn remove(&mut self, i: usize) -> T {
         let removed = self.pages[i / PAGE].remove(i % PAGE);
         for page in i / PAGE + 1..self.pages.len() {
@@ -96,9 +96,9 @@ impl<T> IndexMut<usize> for PagedVec<T> {
 
 impl<T> FromIterator<T> for PagedVec<T> {
     fn from_iter<I: IntoIterator<Item = T>>(values: I) -> PagedVec<T> {
-        let mut roll = PagedVec::default();
-        values.into_iter().for_each(|value| roll.push(value));
-        roll
+        let mut list = PagedVec::default();
+        values.into_iter().for_each(|value| list.push(value));
+        list
     }
 }
 
@@ -111,25 +111,25 @@ impl<T> IntoIterator for PagedVec<T> {
     }
 }
 
-pub struct Iter<'a, T> {
-    roll: &'a PagedVec<T>,
+pub struct PagedIter<'a, T> {
+    list: &'a PagedVec<T>,
     left: Range<usize>,
 }
 
-impl<T> Clone for Iter<'_, T> {
+impl<T> Clone for PagedIter<'_, T> {
     fn clone(&self) -> Self {
-        Iter {
-            roll: self.roll,
+        PagedIter {
+            list: self.list,
             left: self.left.clone(),
         }
     }
 }
 
-impl<'a, T> Iterator for Iter<'a, T> {
+impl<'a, T> Iterator for PagedIter<'a, T> {
     type Item = &'a T;
 
     fn next(&mut self) -> Option<&'a T> {
-        self.left.next().map(|i| &self.roll[i])
+        self.left.next().map(|i| &self.list[i])
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -137,57 +137,63 @@ impl<'a, T> Iterator for Iter<'a, T> {
     }
 }
 
-impl<T> DoubleEndedIterator for Iter<'_, T> {
+impl<T> DoubleEndedIterator for PagedIter<'_, T> {
     fn next_back(&mut self) -> Option<Self::Item> {
-        self.left.next_back().map(|i| &self.roll[i])
+        self.left.next_back().map(|i| &self.list[i])
     }
 }
 
-impl<T> ExactSizeIterator for Iter<'_, T> {}
+impl<T> ExactSizeIterator for PagedIter<'_, T> {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Pushed, removed and filtered as a list is, page borders in all places.
+    /// Behaves like a `Vec`, across page borders.
     #[test]
-    fn it_is_a_list() {
-        let mut roll: PagedVec<usize> = (0..3 * PAGE + 1).collect();
-        let mut list: Vec<usize> = (0..3 * PAGE + 1).collect();
+    fn behaves_like_a_vec() {
+        let mut paged: PagedVec<usize> = (0..3 * PAGE + 1).collect();
+        let mut expected: Vec<usize> = (0..3 * PAGE + 1).collect();
         let mut at = 7;
         for round in 0..4 * PAGE {
-            at = (at * 31 + round) % list.len();
+            at = (at * 31 + round) % expected.len();
             match round % 5 {
                 0 | 1 => {
-                    roll.push(round);
-                    list.push(round);
+                    paged.push(round);
+                    expected.push(round);
                 }
-                2 | 3 => assert_eq!(roll.remove(at), list.remove(at)),
+                2 | 3 => assert_eq!(paged.remove(at), expected.remove(at)),
                 _ => {
-                    roll[at] += 1;
-                    list[at] += 1;
+                    paged[at] += 1;
+                    expected[at] += 1;
                 }
             }
             assert_eq!(
-                (roll.len(), roll[at % list.len()]),
-                (list.len(), list[at % list.len()])
+                (paged.len(), paged[at % expected.len()]),
+                (expected.len(), expected[at % expected.len()])
             );
         }
-        assert!(roll.iter().eq(&list) && roll.iter().rev().eq(list.iter().rev()));
-        roll.iter_mut().for_each(|v| *v += 1);
-        roll.retain(|v| v % 3 == 0);
-        let kept: Vec<usize> = list.iter().map(|v| v + 1).filter(|v| v % 3 == 0).collect();
-        assert!(roll.iter().eq(&kept) && roll.pages.iter().rev().skip(1).all(|p| p.len() == PAGE));
-        while !roll.is_empty() {
-            roll.remove(0);
+        assert!(paged.iter().eq(&expected) && paged.iter().rev().eq(expected.iter().rev()));
+        paged.iter_mut().for_each(|v| *v += 1);
+        paged.retain(|v| v % 3 == 0);
+        let kept: Vec<usize> = expected
+            .iter()
+            .map(|v| v + 1)
+            .filter(|v| v % 3 == 0)
+            .collect();
+        assert!(
+            paged.iter().eq(&kept) && paged.pages.iter().rev().skip(1).all(|p| p.len() == PAGE)
+        );
+        while !paged.is_empty() {
+            paged.remove(0);
         }
-        assert_eq!((roll.len(), roll.pages.len()), (0, 0));
-        assert!(roll.into_iter().next().is_none());
+        assert_eq!((paged.len(), paged.pages.len()), (0, 0));
+        assert!(paged.into_iter().next().is_none());
     }
 
     #[test]
-    fn it_holds_one_page_too_many_at_most() {
-        let roll: PagedVec<[u8; 56]> = (0..10_000).map(|_| [0; 56]).collect();
-        assert!(roll.bytes() - 10_000 * 56 < 2 * PAGE * 56);
+    fn allocates_at_most_one_page_too_many() {
+        let paged: PagedVec<[u8; 56]> = (0..10_000).map(|_| [0; 56]).collect();
+        assert!(paged.bytes() - 10_000 * 56 < 2 * PAGE * 56);
     }
 }
