@@ -8,8 +8,8 @@ use super::error::{SessionError, SharedError};
 use super::layout::ChatLayout;
 use super::transcript::{StoredTurn, Transcript};
 use haversack_cache::CacheError;
-use haversack_engine::model::forward::{Span, Want};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
+use haversack_engine::step::{LogitRows, StepSpan};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -238,12 +238,12 @@ impl RebuildReading {
         &left[..left.len().min(tokens_max).min(STEP_TOKENS_MAX)]
     }
 
-    fn span(&self, sequence: SequenceId, tokens_max: usize) -> Span<'_> {
-        Span {
+    fn span(&self, sequence: SequenceId, tokens_max: usize) -> StepSpan<'_> {
+        StepSpan {
             sequence,
             position: self.done as u64,
             tokens: self.next(tokens_max),
-            want: Want::Nothing,
+            want: LogitRows::Nothing,
         }
     }
 
@@ -272,11 +272,11 @@ impl RebuildReading {
             self.tokens.push(token);
         }
         if let (1.., None, Some(sequence)) = (count, &self.failed, self.sequence) {
-            let answer = Span {
+            let answer = StepSpan {
                 sequence: id,
                 position: runtime.position(id)?,
                 tokens: &[token],
-                want: Want::Last,
+                want: LogitRows::Last,
             };
             match runtime.step(&[answer, self.span(sequence, count)]) {
                 Ok(_) => {

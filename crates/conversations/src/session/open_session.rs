@@ -17,7 +17,7 @@ use super::transcript::{Deferred, Fact, StoredRecord, StoredTurn, Transcript};
 use super::turns::{Turn, TurnPlace, is_in_block};
 use super::undo::TurnUndo;
 use haversack_cache::Image;
-use haversack_engine::encoder::{Embedding, Stored};
+use haversack_engine::encoder::{Embedding, StoredEmbedding};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::Journal;
 use std::ops::Range;
@@ -305,7 +305,7 @@ impl OpenSession {
                 StoredRecord::Unsaved(bytes) => bytes,
                 StoredRecord::Saved(record) => map.as_ref()?.payload(*record).ok()?,
             };
-            let stored = Stored::from_bytes(TurnRecord::embedding(bytes)?).ok()?;
+            let stored = StoredEmbedding::from_bytes(TurnRecord::embedding(bytes)?).ok()?;
             Some(stored.similarity(&question))
         };
         Ok(turns.iter().map(similarity).collect())

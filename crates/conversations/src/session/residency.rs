@@ -122,7 +122,7 @@ pub(super) fn fits(
     let Some(budget) = ledger.budget else {
         return Ok(true);
     };
-    let scratch = runtime.scratch_to_come(id, coming as usize)? as u64;
+    let scratch = runtime.scratch_growth(id, coming as usize)? as u64;
     let wanted = growth_bytes(runtime, id, coming)?.saturating_add(scratch);
     Ok((ledger.total() as u64).saturating_add(wanted) <= budget as u64)
 }

@@ -625,7 +625,7 @@ impl Sessions {
         let open = self.slots.iter();
         let sessions: usize = open.map(|(_, s)| s.heap_bytes() + TURN_BYTES).sum();
         let encoder = self.encoder.as_ref().map_or(0, |encoder| encoder.bytes());
-        Ok(runtime.hold(sessions + encoder)?)
+        Ok(runtime.set_session_bytes(sessions + encoder)?)
     }
 
     /// Like `hold`, and spills turns of one session until it fits.

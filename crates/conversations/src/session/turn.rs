@@ -24,9 +24,9 @@ use super::undo::{DroppedTurns, TurnUndo, UndoOnDrop};
 use haversack_cache::Positions;
 use haversack_engine::encoder::{Embedding, EncoderError};
 use haversack_engine::runtime::completion::Completion;
-use haversack_engine::runtime::generate::{Took, conclude, drive};
+use haversack_engine::runtime::generate::{GenerateTimes, conclude, drive};
 use haversack_engine::runtime::{
-    Event, Finish, GenerateOptions, Generation, Runtime, SequenceId, StepError,
+    Finish, GenerateEvent, GenerateOptions, Generation, Runtime, SequenceId, StepError,
 };
 use haversack_engine::sample::Sampler;
 use haversack_memory::zoo::{Bug, planted};
@@ -86,8 +86,11 @@ impl Stage {
                 read,
             } => (generation, tokens.split_off(read)),
             Stage::Answering(completion) => {
-                let ignore = &mut |_: Event<'_>| ControlFlow::Continue(());
-                (conclude(completion, Took::default(), ignore), Vec::new())
+                let ignore = &mut |_: GenerateEvent<'_>| ControlFlow::Continue(());
+                (
+                    conclude(completion, GenerateTimes::default(), ignore),
+                    Vec::new(),
+                )
             }
         }
     }
@@ -328,7 +331,7 @@ impl Sessions {
         now_ms: u64,
         sampler: &mut Sampler,
         options: &GenerateOptions,
-        tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
     ) -> Result<Answer, SessionError> {
         let mut turn = self.begin(runtime, id, text, None, now_ms, options)?;
         let per_token = self.options().condense_per_token;
@@ -344,7 +347,7 @@ impl Sessions {
             Stage::Answering(completion) => {
                 drive(runtime, sequence, completion, sampler, tell, decode)
             }
-            Stage::Closing { .. } => Ok(Took::default()),
+            Stage::Closing { .. } => Ok(GenerateTimes::default()),
         };
         match driven {
             Ok(took) => {
@@ -401,8 +404,8 @@ impl Sessions {
         &mut self,
         runtime: &mut Runtime,
         turn: TurnInProgress,
-        took: Took,
-        tell: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        took: GenerateTimes,
+        tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
     ) -> Result<TurnInProgress, SessionError> {
         let completion = match turn.stage {
             Stage::Answering(completion) => completion,

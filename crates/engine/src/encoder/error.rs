@@ -2,7 +2,7 @@
 
 use super::WEIGHTS_FILE;
 use super::safetensors::SafeTensorsError;
-use haversack_text::tokenizer::vocab::VocabError;
+use haversack_text::tokenizer::pieces::VocabError;
 use std::path::PathBuf;
 
 /// Ten times the largest vocabulary known; that of the encoder has 226 KiB.
