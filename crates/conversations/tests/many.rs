@@ -4,8 +4,8 @@ mod common;
 
 use common::{Dice, SMOLLM2, load, packed_dir, real_model};
 use haversack_conversations::scheduler::{
-    Long, Pace, Priority, Request, RequestEvent, RequestId, Rows, Scheduler, SchedulerOptions,
-    SubmitError,
+    LongPrompt, Pace, Priority, Request, RequestEvent, RequestId, RowLimit, Scheduler,
+    SchedulerOptions, SubmitError,
 };
 use haversack_engine::kv_quality::probe::{self, Depth};
 use haversack_engine::runtime::completion::Completed;
@@ -64,13 +64,13 @@ fn request(dice: &mut Dice, ids: &[u32], alike: bool) -> Request {
         },
         rows: [
             None,
-            Some(Long::Refuse),
-            Some(Long::Truncate),
-            Some(Long::Window),
-            Some(Long::Again { every: 16 }),
+            Some(LongPrompt::Refuse),
+            Some(LongPrompt::Truncate),
+            Some(LongPrompt::Window),
+            Some(LongPrompt::Reread { every: 16 }),
         ][if alike { 0 } else { dice.roll(5) }]
-        .map(|long| Rows {
-            most: if long == Long::Refuse { 190 } else { 100 },
+        .map(|long| RowLimit {
+            most: if long == LongPrompt::Refuse { 190 } else { 100 },
             anchors: 10,
             long,
         }),
@@ -93,7 +93,7 @@ fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
         }
         None => (Keep::Usual, request.prompt.clone()),
     };
-    if let Some(rows) = request.rows.filter(Rows::is_read_again) {
+    if let Some(rows) = request.rows.filter(RowLimit::is_read_again) {
         let mut history = request.prompt.clone();
         for _ in 0..most {
             let id = runtime.open_keeping(keep).unwrap();
@@ -125,7 +125,7 @@ fn finish(desk: &mut Scheduler) -> HashMap<RequestId, Completed> {
         let now = Duration::ZERO;
         desk.step(now, &mut |ticket, news| {
             match news {
-                RequestEvent::Done(completed, _) => {
+                RequestEvent::Completed(completed, _) => {
                     assert!(done.insert(ticket, completed).is_none())
                 }
                 RequestEvent::Failed(why) => panic!("{ticket:?}: {why}"),
@@ -183,7 +183,7 @@ fn company_changes_no_token() {
             desk.runtime_mut().set_threads(1 + dice.roll(3));
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    RequestEvent::Done(completed, _) => drop(done.insert(ticket, completed)),
+                    RequestEvent::Completed(completed, _) => drop(done.insert(ticket, completed)),
                     RequestEvent::Failed(why) => panic!("seed {seed}: {why}"),
                     _ => {}
                 }
@@ -202,7 +202,7 @@ fn company_changes_no_token() {
         for (ticket, request) in &given {
             assert_eq!(done[ticket].tokens, alone(&model, request), "seed {seed}");
         }
-        found += desk.reuse().found;
+        found += desk.prefix_cache_stats().found;
         let short = Reading {
             mem_available_bytes: Some(0),
             ..Reading::default()
@@ -243,7 +243,7 @@ fn what_was_read_is_not_read_again() {
         let mut ended = None;
         while !desk.is_idle() {
             desk.step(Duration::ZERO, &mut |_, news| {
-                if let RequestEvent::Done(completed, held) = news {
+                if let RequestEvent::Completed(completed, held) = news {
                     ended = Some((completed.tokens, held.reused));
                 }
                 ControlFlow::Continue(())
@@ -274,7 +274,7 @@ fn what_was_read_is_not_read_again() {
     assert_eq!(ask(1, &with(500..540)).1, 103);
     // Somebody else.
     assert_eq!(ask(2, &with(500..540)).1, 0);
-    let reuse = desk.reuse();
+    let reuse = desk.prefix_cache_stats();
     assert_eq!((reuse.found, reuse.new), (6, 2), "{reuse:?}");
     assert_eq!(reuse.parted, 1);
 }
@@ -307,7 +307,7 @@ fn two_long_ones_meet() {
     let mut lengths = Vec::new();
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |_, news| {
-            if let RequestEvent::Done(completed, _) = news {
+            if let RequestEvent::Completed(completed, _) = news {
                 lengths.push(completed.tokens.len());
             }
             ControlFlow::Continue(())
@@ -344,18 +344,24 @@ fn what_could_never_be_served_is_refused_at_once() {
             ..Request::default()
         })
     };
-    assert!(matches!(ask(&[], 1), Err(SubmitError::Empty)));
+    assert!(matches!(ask(&[], 1), Err(SubmitError::EmptyPrompt)));
     assert!(matches!(
         ask(&[u32::MAX], 1),
-        Err(SubmitError::Token {
+        Err(SubmitError::UnknownToken {
             token: u32::MAX,
             ..
         })
     ));
     let long = vec![ids[0]; end + 1];
-    assert!(matches!(ask(&long, 1), Err(SubmitError::Length { .. })));
+    assert!(matches!(
+        ask(&long, 1),
+        Err(SubmitError::PromptTooLong { .. })
+    ));
     assert!(ask(&ids[..50], 50).is_ok());
-    assert!(matches!(ask(&ids[..50], 50), Err(SubmitError::Full(_))));
+    assert!(matches!(
+        ask(&ids[..50], 50),
+        Err(SubmitError::QueueFull(_))
+    ));
 }
 
 #[test]
@@ -380,7 +386,7 @@ fn a_deadline_ends_it_wherever_it_is() {
     let mut ends = Vec::new();
     for second in 0..=5 {
         desk.step(Duration::from_secs(second), &mut |_, news| {
-            if let RequestEvent::Done(completed, _) = news {
+            if let RequestEvent::Completed(completed, _) = news {
                 ends.push((second, completed.finish, completed.tokens.len()));
             }
             ControlFlow::Continue(())
@@ -493,11 +499,11 @@ fn rows_chosen_for_one() {
     let probe = probe::load_or_measure(&model, 2, Depth::Local, Some(&dir), go_on);
     let probe = probe.unwrap().unwrap();
     let longs = [
-        Long::Choose(Policy::Heavy),
-        Long::Choose(Policy::Snap),
-        Long::Choose(Policy::Adaptive),
-        Long::Window,
-        Long::Truncate,
+        LongPrompt::Select(Policy::Heavy),
+        LongPrompt::Select(Policy::Snap),
+        LongPrompt::Select(Policy::Adaptive),
+        LongPrompt::Window,
+        LongPrompt::Truncate,
     ];
     let requests: Vec<Request> = (0..10)
         .map(|i| Request {
@@ -507,7 +513,7 @@ fn rows_chosen_for_one() {
                 ignore_end: true,
                 ..GenerateOptions::default()
             },
-            rows: Some(Rows {
+            rows: Some(RowLimit {
                 most,
                 anchors,
                 long: longs[i % longs.len()],
@@ -516,7 +522,7 @@ fn rows_chosen_for_one() {
         })
         .collect();
     let keep = |long| {
-        let rows = Rows {
+        let rows = RowLimit {
             most,
             anchors,
             long,
@@ -542,7 +548,7 @@ fn rows_chosen_for_one() {
         let tell: &mut dyn FnMut(RequestId, RequestEvent<'_>) -> ControlFlow<()> =
             &mut |ticket, news| {
                 match news {
-                    RequestEvent::Done(completed, held) => {
+                    RequestEvent::Completed(completed, held) => {
                         done.insert(ticket, (completed.tokens, held));
                     }
                     RequestEvent::Failed(why) => panic!("{why}"),
@@ -560,7 +566,7 @@ fn rows_chosen_for_one() {
         let (tokens, held) = &done[ticket];
         let long = request.rows.unwrap().long;
         assert_eq!(*tokens, chosen_alone(&model, &probe, request), "{long:?}");
-        if let Long::Choose(Policy::Heavy | Policy::Snap) = long {
+        if let LongPrompt::Select(Policy::Heavy | Policy::Snap) = long {
             assert!(held.seen == 669 && held.rows <= most, "{long:?}: {held:?}");
         }
     }
@@ -573,7 +579,7 @@ fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> 
         return alone(model, request);
     };
     let (retention, keep) = match rows.long {
-        Long::Choose(policy @ (Policy::Heavy | Policy::Snap)) => {
+        LongPrompt::Select(policy @ (Policy::Heavy | Policy::Snap)) => {
             let retention = Retention {
                 policy,
                 anchors: Some(rows.anchors),
@@ -583,7 +589,7 @@ fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> 
             };
             (retention, Keep::Usual)
         }
-        Long::Choose(_) => (Retention::full(), rows.keep(670)),
+        LongPrompt::Select(_) => (Retention::full(), rows.keep(670)),
         _ => return alone(model, request),
     };
     let options = RuntimeOptions {
@@ -694,7 +700,7 @@ fn a_window_that_follows_the_device() {
             }
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    RequestEvent::Done(completed, held) => {
+                    RequestEvent::Completed(completed, held) => {
                         done.push((ticket, completed.tokens, held))
                     }
                     RequestEvent::Failed(why) => panic!("{after}: {why}"),

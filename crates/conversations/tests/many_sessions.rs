@@ -112,7 +112,7 @@ fn finish(desk: &mut Scheduler, budget: Option<usize>) -> HashMap<RequestId, Ans
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |ticket, news| {
             match news {
-                RequestEvent::Said(answer) => assert!(said.insert(ticket, *answer).is_none()),
+                RequestEvent::TurnSaved(answer) => assert!(said.insert(ticket, *answer).is_none()),
                 RequestEvent::Failed(why) => panic!("{ticket:?}: {why}"),
                 _ => {}
             }
@@ -221,7 +221,7 @@ fn a_session_comes_back_whole() {
         desk.step(Duration::ZERO, &mut |_, _| ControlFlow::Continue(()))
             .unwrap();
         // Who only looks at it opens it for all that come later.
-        match desk.with_open(NAMES[0], |_, _, _| Ok(())) {
+        match desk.with_session(NAMES[0], |_, _, _| Ok(())) {
             Ok(()) => looked[0] += 1,
             Err(error) if error.is_cannot_fit() => looked[1] += 1,
             Err(error) => panic!("{error}"),
@@ -233,7 +233,9 @@ fn a_session_comes_back_whole() {
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
                     RequestEvent::Token { .. } => order.push(ticket),
-                    RequestEvent::Said(answer) => context = Some((answer.tokens, answer.context)),
+                    RequestEvent::TurnSaved(answer) => {
+                        context = Some((answer.tokens, answer.context))
+                    }
                     RequestEvent::Failed(why) => panic!("{why}"),
                     _ => {}
                 }
@@ -275,7 +277,7 @@ fn one_after_the_other() {
     let mut order = Vec::new();
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |ticket, news| {
-            if let RequestEvent::Said(answer) = news {
+            if let RequestEvent::TurnSaved(answer) = news {
                 order.push((ticket, answer.tokens));
             }
             ControlFlow::Continue(())
@@ -315,7 +317,7 @@ fn cancelled_turns() {
         desk.step(Duration::ZERO, &mut |ticket, news| {
             match news {
                 RequestEvent::Token { .. } if ticket == late => tokens += 1,
-                RequestEvent::Said(answer) => drop(ends.insert(ticket, answer)),
+                RequestEvent::TurnSaved(answer) => drop(ends.insert(ticket, answer)),
                 RequestEvent::Failed(why) => panic!("{why}"),
                 _ => {}
             }
@@ -408,7 +410,7 @@ fn a_promise_is_kept_beside_facts() {
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |_, news| {
             match news {
-                RequestEvent::Done(completed, _) => length = completed.tokens.len(),
+                RequestEvent::Completed(completed, _) => length = completed.tokens.len(),
                 RequestEvent::Failed(why) => panic!("{why}"),
                 _ => {}
             }
@@ -416,7 +418,7 @@ fn a_promise_is_kept_beside_facts() {
         })
         .unwrap();
         let fact = format!("Fact {told} holds and is told.");
-        let fact = desk.with_open("anna", |runtime, sessions, id| {
+        let fact = desk.with_session("anna", |runtime, sessions, id| {
             sessions.add_fact(runtime, id, &fact, 9)
         });
         match fact {
@@ -474,8 +476,8 @@ fn heat_and_shortage_change_no_token() {
         while !desk.is_idle() {
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    RequestEvent::Said(answer) => drop(said.insert(ticket, *answer)),
-                    RequestEvent::Done(completed, _) => answer = completed.tokens,
+                    RequestEvent::TurnSaved(answer) => drop(said.insert(ticket, *answer)),
+                    RequestEvent::Completed(completed, _) => answer = completed.tokens,
                     RequestEvent::Failed(why) => panic!("{why}"),
                     _ => {}
                 }
@@ -485,8 +487,8 @@ fn heat_and_shortage_change_no_token() {
             second += 1;
             let now = Duration::from_secs(second);
             words.extend(desk.observe(Some(heat), &room(memory), now));
-            if *rungs.last().unwrap() != desk.rung() {
-                rungs.push(desk.rung());
+            if *rungs.last().unwrap() != desk.throttle_level() {
+                rungs.push(desk.throttle_level());
             }
         }
         for (who, ticket) in tickets.iter().enumerate() {
@@ -559,7 +561,7 @@ fn what_was_asked_for_is_not_forgotten() {
             desk.say(short).unwrap();
             finish(&mut desk, None);
         }
-        desk.with_open("anna", |_, sessions, id| {
+        desk.with_session("anna", |_, sessions, id| {
             let turns = sessions.turns(id)?;
             let spilled = turns.iter().find(|t| t.place == Place::Spilled);
             let oldest = spilled.unwrap().number;

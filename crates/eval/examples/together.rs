@@ -127,7 +127,7 @@ fn in_the_heat(model: &Arc<Model>, threads: usize) -> Result<(), Box<dyn Error>>
         let mut last: HashMap<RequestId, (Instant, u8)> = HashMap::new();
         let (began, mut step) = (Instant::now(), 0);
         while !desk.is_idle() {
-            let rung = desk.rung();
+            let rung = desk.throttle_level();
             desk.step(began.elapsed(), &mut |ticket, news| {
                 if let RequestEvent::Token { sampled, .. } = news {
                     answers.entry(ticket).or_default().push(sampled.id);

@@ -12,7 +12,7 @@ use haversack::engine::runtime::GenerateOptions;
 use haversack::engine::sample::{Constraint, SampleOptions};
 use haversack::engine::{Model, Policy};
 use haversack::memory::clock::now_ms;
-use haversack::scheduler::{Long, Request, Rows, TurnRequest};
+use haversack::scheduler::{LongPrompt, Request, RowLimit, TurnRequest};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
@@ -227,7 +227,7 @@ pub fn ask(hall: &Hall, wanted: Wanted<'_>, common: &Common) -> Result<Ask, Fail
     let wishes = wishes(hall, &wanted, common)?;
     let rows = rows(hall, common)?;
     let mut options = wishes.options;
-    if rows.long == Long::Refuse {
+    if rows.long == LongPrompt::Refuse {
         let room = rows.most.saturating_sub(wanted.prompt.len()).max(1);
         options.tokens_max = options.tokens_max.map(|most| most.min(room));
     }
@@ -278,13 +278,13 @@ pub fn turn(hall: &Hall, bound: Bound, wanted: Wanted<'_>, common: &Common) -> R
     Ok(Ask::new(what, &wanted, common))
 }
 
-fn rows(hall: &Hall, common: &Common) -> Result<Rows, Fail> {
+fn rows(hall: &Hall, common: &Common) -> Result<RowLimit, Fail> {
     let context = hall.model.config().context.min(hall.rows_most);
     let Some(given) = common.context else {
-        return Ok(Rows {
+        return Ok(RowLimit {
             most: context,
             anchors: 0,
-            long: Long::Refuse,
+            long: LongPrompt::Refuse,
         });
     };
     let count = |n: Option<u64>, usual: usize| {
@@ -297,17 +297,17 @@ fn rows(hall: &Hall, common: &Common) -> Result<Rows, Fail> {
             format!("limit: accepted: at most {context}"),
         ));
     }
-    let rows = Rows {
+    let rows = RowLimit {
         most,
         anchors: count(given.anchors, 0).min(context),
         long: match given.when_longer {
-            WhenLonger::Refuse => Long::Refuse,
-            WhenLonger::Truncate => Long::Truncate,
-            WhenLonger::Window => Long::Window,
-            WhenLonger::Heavy => Long::Choose(Policy::Heavy),
-            WhenLonger::Snap => Long::Choose(Policy::Snap),
-            WhenLonger::Adaptive => Long::Choose(Policy::Adaptive),
-            WhenLonger::Again => Long::Again {
+            WhenLonger::Refuse => LongPrompt::Refuse,
+            WhenLonger::Truncate => LongPrompt::Truncate,
+            WhenLonger::Window => LongPrompt::Window,
+            WhenLonger::Heavy => LongPrompt::Select(Policy::Heavy),
+            WhenLonger::Snap => LongPrompt::Select(Policy::Snap),
+            WhenLonger::Adaptive => LongPrompt::Select(Policy::Adaptive),
+            WhenLonger::Again => LongPrompt::Reread {
                 every: count(given.every, most / 4),
             },
         },

@@ -7,8 +7,8 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use haversack::engine::device::Thermal;
-use haversack::scheduler::Picture;
-use haversack::scheduler::picture::form_name;
+use haversack::scheduler::MemoryReport;
+use haversack::scheduler::memory_report::form_name;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -264,7 +264,7 @@ impl Lines {
         );
     }
 
-    fn picture(&mut self, picture: &Picture) {
+    fn picture(&mut self, picture: &MemoryReport) {
         let zones = picture.zones.iter();
         let zones: Vec<(&str, String, [usize; 2])> = zones
             .map(|z| (z.zone.name(), form_name(z.form), [z.bytes, z.file_bytes]))
@@ -309,7 +309,7 @@ impl Lines {
 }
 
 /// Bytes by session, zone and codec. Sequences come the largest first: those have their names.
-fn by_session(picture: &Picture) -> BTreeMap<(String, &'static str, String), usize> {
+fn by_session(picture: &MemoryReport) -> BTreeMap<(String, &'static str, String), usize> {
     let mut named = 0;
     let mut sums = BTreeMap::new();
     for shown in &picture.sequences {

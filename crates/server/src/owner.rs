@@ -9,8 +9,8 @@ use haversack::engine::sample::{SampleError, logprob_of, logprobs_top};
 use haversack::engine::{Ledger, Model};
 use haversack::memory::{Readings, Zones};
 use haversack::scheduler::{
-    Held, Request, RequestEvent, RequestId, Reuse, Scheduler, SchedulerOptions, Sight, SubmitError,
-    TurnRequest,
+    PrefixCacheStats, Request, RequestEvent, RequestId, RequestReport, Scheduler, SchedulerOptions,
+    SchedulerStats, SubmitError, TurnRequest,
 };
 use haversack::session::{Context, Embed, Sessions};
 use std::collections::{HashMap, VecDeque};
@@ -56,7 +56,7 @@ pub enum Piece {
 #[derive(Debug)]
 pub enum Became {
     /// They are gone with the request.
-    Request(Held),
+    Request(RequestReport),
     /// They are part of a conversation.
     Turn {
         number: Option<u64>,
@@ -96,7 +96,7 @@ pub struct Seen {
     /// Counted beside the books, and told with them.
     pub refused: u64,
     /// Prompts that begin like others.
-    pub reuse: Reuse,
+    pub reuse: PrefixCacheStats,
     /// How hot the device is, if anybody says so.
     pub thermal: Option<Thermal>,
     /// On the ladder of heat.
@@ -106,7 +106,7 @@ pub struct Seen {
     pub last_changes: VecDeque<(Duration, String)>,
     /// Tokens per second: sampled, read.
     pub speed: [f64; 2],
-    pub sight: Sight,
+    pub sight: SchedulerStats,
     pub alerts: Vec<Raised>,
     /// How often each was raised.
     pub alert_counts: [u64; alerts::Alert::ALL.len()],
@@ -518,12 +518,12 @@ impl Owner {
         let thermal = self.device.told.or_else(|| self.device.zones.now());
         let reading = self.device.readings.now();
         let changes = self.desk.observe(thermal, &reading, now);
-        let (ledger, sight) = (self.desk.runtime().ledger(), self.desk.sight());
+        let (ledger, sight) = (self.desk.runtime().ledger(), self.desk.stats());
         let mut seen = lock(&self.seen);
         self.speed.note(now, seen.tokens, sight.read);
         seen.speed = self.speed.per_second();
         seen.thermal = thermal;
-        seen.rung = self.desk.rung();
+        seen.rung = self.desk.throttle_level();
         seen.sight = sight;
         let watched = Watched {
             budget_bytes: ledger.budget,
@@ -573,22 +573,22 @@ impl Owner {
             };
             let is_over = matches!(
                 news,
-                RequestEvent::Done(..) | RequestEvent::Said(_) | RequestEvent::Failed(_)
+                RequestEvent::Completed(..) | RequestEvent::TurnSaved(_) | RequestEvent::Failed(_)
             );
             // In the books before anybody hears of it.
             let mut books = lock(seen);
             match &news {
                 RequestEvent::Token { .. } => books.tokens += 1,
-                RequestEvent::Done(completed, held) => {
+                RequestEvent::Completed(completed, held) => {
                     books.end(completed.finish);
                     books.left_windows += held.seen.saturating_sub(held.rows as u64);
                 }
-                RequestEvent::Said(answer) => {
+                RequestEvent::TurnSaved(answer) => {
                     books.end(answer.finish);
                     books.count(&answer.context);
                 }
                 RequestEvent::Failed(_) => books.failed += 1,
-                RequestEvent::Entered | RequestEvent::Prompt { .. } => {}
+                RequestEvent::Admitted | RequestEvent::PromptRead { .. } => {}
             }
             drop(books);
             let flow = listener.hear(news);
@@ -611,7 +611,7 @@ impl Owner {
         seen.ledger = self.desk.runtime().ledger();
         seen.active = self.desk.active();
         seen.waiting = self.desk.waiting();
-        seen.reuse = self.desk.reuse();
+        seen.reuse = self.desk.prefix_cache_stats();
     }
 }
 
@@ -619,7 +619,7 @@ impl Listener {
     /// Passes on what is of interest. Nobody waits for a reader: one that is too far behind hears no more.
     fn hear(&self, news: RequestEvent<'_>) -> ControlFlow<()> {
         let piece = match news {
-            RequestEvent::Entered | RequestEvent::Prompt { .. } => {
+            RequestEvent::Admitted | RequestEvent::PromptRead { .. } => {
                 return match self.to.is_closed() {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
@@ -635,13 +635,13 @@ impl Listener {
                     Err(error) => Piece::Failed(error.to_string()),
                 }
             }
-            RequestEvent::Done(completed, held) => Piece::Done {
+            RequestEvent::Completed(completed, held) => Piece::Done {
                 text: completed.text,
                 tokens: completed.tokens.len(),
                 finish: completed.finish,
                 became: Became::Request(held),
             },
-            RequestEvent::Said(answer) => Piece::Done {
+            RequestEvent::TurnSaved(answer) => Piece::Done {
                 tokens: answer.tokens.len(),
                 finish: answer.finish,
                 became: Became::Turn {

@@ -8,10 +8,10 @@
 //! turns is promised nothing: what it holds is in its file too, and it leaves memory when somebody else needs the room,
 //! the one that was used longest ago first.
 
-use super::desk::{Held, RequestEvent, RequestId, SubmitError, Tell};
 use super::job::{Asked, Job, Turn, Work};
-use super::past::{Begins, Kept, PrefixCache, Reader};
-use super::picture::PutAway;
+use super::memory_report::SuspendCounts;
+use super::prefix_cache::{Begins, CachedPrefix, PrefixCache, PrefixKey};
+use super::{RequestEvent, RequestId, RequestReport, SubmitError, Tell};
 use crate::session::{Embed, Opens, SessionError, SessionId, Sessions, TurnInProgress};
 use haversack_engine::device::governor;
 use haversack_engine::encoder::Embedding;
@@ -42,7 +42,7 @@ pub(super) struct House {
     pub past: PrefixCache,
     /// Bytes that the device has room for beside all that is held; `None`: as many as the budget says.
     device_room: Option<usize>,
-    pub put_away: PutAway,
+    pub put_away: SuspendCounts,
     /// Tokens that were read.
     pub read: u64,
 }
@@ -125,7 +125,7 @@ impl House {
             left: 0,
             past: PrefixCache::new(reuse),
             device_room: None,
-            put_away: PutAway::default(),
+            put_away: SuspendCounts::default(),
             read: 0,
         }
     }
@@ -294,18 +294,18 @@ impl House {
         if let Some(room) = promisable(&self.runtime, 1, 0, rows) {
             let most = room.saturating_sub(least);
             if bytes > most {
-                return Err(SubmitError::Bytes { bytes, most });
+                return Err(SubmitError::TooManyBytes { bytes, most });
             }
         }
         if !self.make_free(bytes, rows, false, None) {
-            return Err(SubmitError::Taken { bytes });
+            return Err(SubmitError::MemoryPromised { bytes });
         }
         let kept = self.runtime.keep_beside(bytes).or_else(|_| {
             // What greater steps left behind was not promised to anybody.
             self.runtime.release_scratch();
             self.runtime.keep_beside(bytes)
         });
-        kept.map_err(|_| SubmitError::Taken { bytes })
+        kept.map_err(|_| SubmitError::MemoryPromised { bytes })
     }
 
     /// Sessions that could leave memory, the one used longest ago first.
@@ -338,7 +338,7 @@ impl House {
 
     /// A sequence for a request, where its bytes can be promised. It goes on from what others have read, if it begins with
     /// that.
-    pub fn enter(&mut self, asked: &Asked, of: Reader, bytes: usize) -> Enters {
+    pub fn enter(&mut self, asked: &Asked, of: PrefixKey, bytes: usize) -> Enters {
         let prompt = asked.completion.history();
         let is_reusable = self.is_reusable(asked);
         let begins = match is_reusable {
@@ -414,7 +414,7 @@ impl House {
             let Ok(sequence) = self.runtime.fork(*sequence) else {
                 continue;
             };
-            let kept = Kept {
+            let kept = CachedPrefix {
                 of: reader(job.ticket, asked),
                 tokens: prompt[..position as usize].to_vec(),
                 sequence,
@@ -716,7 +716,7 @@ impl House {
             };
             let mut flow = ControlFlow::Continue(());
             if let Some((done, total)) = completion.progress() {
-                flow = tell(*ticket, RequestEvent::Prompt { done, total });
+                flow = tell(*ticket, RequestEvent::PromptRead { done, total });
             }
             if samples {
                 let logits = rows.next().unwrap_or_default();
@@ -756,7 +756,7 @@ impl House {
                 continue;
             };
             let stats = self.runtime.stats(sequence)?;
-            let held = Held {
+            let held = RequestReport {
                 seen: stats.position,
                 rows: stats.rows,
                 reused: asked.reused,
@@ -768,7 +768,7 @@ impl House {
             } else if self.is_reusable(&asked) {
                 let seen = usize::try_from(stats.position).unwrap_or(usize::MAX);
                 let tokens = asked.completion.history();
-                let kept = Kept {
+                let kept = CachedPrefix {
                     of: reader(job.ticket, &asked),
                     tokens: tokens[..seen.min(tokens.len())].to_vec(),
                     sequence,
@@ -779,7 +779,10 @@ impl House {
                 self.runtime.close(sequence)?;
             }
             self.left += 1;
-            let _ = tell(job.ticket, RequestEvent::Done(asked.completion.end(), held));
+            let _ = tell(
+                job.ticket,
+                RequestEvent::Completed(asked.completion.end(), held),
+            );
         }
         Ok(())
     }
@@ -859,7 +862,7 @@ impl House {
                 continue;
             };
             let news = match sessions.end(runtime, *saying, judge.end()) {
-                Ok(answer) => RequestEvent::Said(Box::new(answer)),
+                Ok(answer) => RequestEvent::TurnSaved(Box::new(answer)),
                 Err(error) => RequestEvent::Failed(error.to_string()),
             };
             *left += 1;
@@ -881,8 +884,8 @@ pub(super) fn promisable(
     runtime.room_bytes(scratch)
 }
 
-pub(super) fn reader(ticket: RequestId, asked: &Asked) -> Reader {
-    Reader {
+pub(super) fn reader(ticket: RequestId, asked: &Asked) -> PrefixKey {
+    PrefixKey {
         ticket,
         owner: asked.owner,
         keep: asked.keep,

@@ -1,8 +1,8 @@
 //! What waits at a desk, and what has entered.
 
-use super::desk::RequestId;
-use super::long::Rows;
+use super::RequestId;
 use super::plan::{Priority, Wish};
+use super::row_limit::Rows;
 use crate::session::TurnInProgress;
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::Completion;
@@ -28,7 +28,7 @@ pub(super) struct Asked {
     pub completion: Completion,
     pub keep: Keep,
     /// Where its rows are read again.
-    pub again: Option<Rows>,
+    pub again: Option<RowLimit>,
     /// That it has at most.
     pub rows: usize,
     /// Whose it is.

@@ -1,13 +1,15 @@
 //! One seed's world: everything that happens, one step after the other, and what must hold after each.
 
 use crate::common::Dice;
-use crate::draft::{Draft, Heard};
-use crate::ears::{Asked, Ears};
-use crate::guest::{self, Guest, Standing, ask, ask_wrongly, sampling};
-use crate::setting::{Kind, Setting};
-use crate::stage::{OTHER, Stage, one_in, pick};
-use crate::talk::{self, Op, Talk, turn_tokens};
-use haversack_conversations::scheduler::{Long, RequestId, Scheduler, SubmitError, TurnRequest};
+use crate::event_checker::{Asked, Ears};
+use crate::expected_turns::{self, Op, Talk, turn_tokens};
+use crate::models::{OTHER, Stage, one_in, pick};
+use crate::reference_request::{self, Guest, Standing, ask, ask_wrongly, sampling};
+use crate::rollback::{Draft, Heard};
+use crate::seed_settings::{Kind, Setting};
+use haversack_conversations::scheduler::{
+    LongPrompt, RequestId, Scheduler, SubmitError, TurnRequest,
+};
 use haversack_conversations::session::layout::Layout;
 use haversack_conversations::session::turns::Place;
 use haversack_conversations::session::{SessionError, SessionId, Sessions};
@@ -282,18 +284,22 @@ impl World<'_> {
                 }
                 Ok(())
             }
-            Err(SubmitError::Full(_)) if self.desk.waiting() == self.setting.desk.queue => Ok(()),
+            Err(SubmitError::QueueFull(_)) if self.desk.waiting() == self.setting.desk.queue => {
+                Ok(())
+            }
             // More than all there is.
-            Err(SubmitError::Bytes { .. }) if self.setting.budget.is_some() => Ok(()),
-            Err(SubmitError::Keep(_)) if self.setting.budget.is_some() => Ok(()),
-            Err(SubmitError::Length { .. }) if self.setting.budget.is_some() => Ok(()),
-            Err(SubmitError::Length { .. })
-                if request.rows.is_some_and(|rows| rows.long == Long::Refuse) =>
+            Err(SubmitError::TooManyBytes { .. }) if self.setting.budget.is_some() => Ok(()),
+            Err(SubmitError::Step(_)) if self.setting.budget.is_some() => Ok(()),
+            Err(SubmitError::PromptTooLong { .. }) if self.setting.budget.is_some() => Ok(()),
+            Err(SubmitError::PromptTooLong { .. })
+                if request
+                    .rows
+                    .is_some_and(|rows| rows.long == LongPrompt::Refuse) =>
             {
                 Ok(())
             }
             // A window that is larger than the one all have.
-            Err(SubmitError::Keep(_)) if self.setting.is_window() => Ok(()),
+            Err(SubmitError::Step(_)) if self.setting.is_window() => Ok(()),
             Err(refused) => Err(format!("refused: {refused}")),
         }
     }
@@ -404,16 +410,16 @@ impl World<'_> {
 
     fn judge(&mut self, draft: Option<Heard>) -> Check {
         for (ticket, guest) in &self.ears.guests {
-            guest::judge(self.stage, &self.setting, guest)
+            reference_request::judge(self.stage, &self.setting, guest)
                 .map_err(|wrong| format!("{ticket:?}: {wrong}"))?;
         }
         for guest in &self.ears.past {
-            guest::judge(self.stage, &self.setting, guest)
+            reference_request::judge(self.stage, &self.setting, guest)
                 .map_err(|wrong| format!("before a restart: {wrong}"))?;
         }
         let dir = self.folder.join("alone");
         for talk in &self.ears.talks {
-            talk::judge(self.stage, &self.setting, talk, &dir)?;
+            expected_turns::judge(self.stage, &self.setting, talk, &dir)?;
         }
         match draft {
             Some(draft) => draft.judge(self.stage, &self.setting),
@@ -456,7 +462,7 @@ impl World<'_> {
         let talks: Vec<Talk> = self.alive().filter(|t| !t.is_lossy).cloned().collect();
         for talk in talks {
             let struck = self.struck();
-            let views = self.desk.with_open(&talk.name, |_, sessions, id| {
+            let views = self.desk.with_session(&talk.name, |_, sessions, id| {
                 let turns = sessions.turns(id)?.into_iter().map(|t| t.number);
                 let numbers: Vec<u64> = turns.collect();
                 let views = numbers.into_iter().map(|n| sessions.turn(id, n));
@@ -582,7 +588,9 @@ impl World<'_> {
                     Some(_) => Err(format!("{ticket:?} is somebody else's")),
                 }
             }
-            Err(SubmitError::Full(_)) if self.desk.waiting() == self.setting.desk.queue => Ok(()),
+            Err(SubmitError::QueueFull(_)) if self.desk.waiting() == self.setting.desk.queue => {
+                Ok(())
+            }
             Err(refused) => Err(format!("a turn is refused: {refused}")),
         }
     }
@@ -596,7 +604,7 @@ impl World<'_> {
         let (what, which) = (self.dice.roll(8), self.dice.roll(8));
         let name = self.ears.talks[i].name.clone();
         let struck = self.struck();
-        let done = self.desk.with_open(&name, |runtime, sessions, id| {
+        let done = self.desk.with_session(&name, |runtime, sessions, id| {
             let before = visible(sessions, id)?;
             let op = change(runtime, sessions, id, what, which, &text)?;
             let stats = sessions.stats(runtime, id)?;
@@ -723,7 +731,7 @@ impl World<'_> {
         drop(std::mem::replace(&mut self.desk, idle));
         let mut desk = self.setting.desk(self.stage, OTHER)?;
         for talk in self.alive() {
-            match desk.with_open(&talk.name, |_, _, _| Ok(())) {
+            match desk.with_session(&talk.name, |_, _, _| Ok(())) {
                 Err(SessionError::Identity { what: "model", .. }) => {}
                 other => return Err(format!("{} with another model: {other:?}", talk.name)),
             }
@@ -760,7 +768,7 @@ impl World<'_> {
         let bug = plant(None);
         let form = self.setting.form;
         let mut talks = ears.talks.iter();
-        let judged = talks.try_for_each(|t| talk::judge_list(self.stage, OTHER, form, t));
+        let judged = talks.try_for_each(|t| expected_turns::judge_list(self.stage, OTHER, form, t));
         plant(bug);
         judged.map_err(|wrong| format!("another model: {wrong}"))?;
         for talk in &ears.talks {
@@ -782,7 +790,7 @@ impl World<'_> {
         let mut desk = setting.desk(self.stage, setting.model)?;
         for name in names {
             let struck = faults.struck();
-            let opened = desk.with_open(&name, |_, _, _| Ok(()));
+            let opened = desk.with_session(&name, |_, _, _| Ok(()));
             if let Err(error) = opened
                 && struck == faults.struck()
             {
@@ -817,7 +825,7 @@ impl World<'_> {
         swap().map_err(|e| e.to_string())?;
         let mut desk = self.setting.desk(self.stage, self.setting.model)?;
         for name in [one, two] {
-            match desk.with_open(name, |_, _, _| Ok(())) {
+            match desk.with_session(name, |_, _, _| Ok(())) {
                 Err(SessionError::Identity {
                     what: "session", ..
                 }) => {}

@@ -1,8 +1,8 @@
 //! What everybody hears, and what nobody may: news of somebody unknown, before its time, twice, or after the last.
 
-use crate::guest::{Guest, Standing, Told};
-use crate::stage::fingerprint;
-use crate::talk::{Talk, Turn};
+use crate::expected_turns::{Talk, Turn};
+use crate::models::fingerprint;
+use crate::reference_request::{Guest, Standing, Told};
 use haversack_conversations::scheduler::{RequestEvent, RequestId, TurnRequest};
 use haversack_conversations::session::Answer;
 use std::collections::BTreeMap;
@@ -48,15 +48,15 @@ impl Ears {
         if let Some(heard) = &mut self.heard {
             let word = match &news {
                 RequestEvent::Token { sampled, .. } => format!("token {}", sampled.id),
-                RequestEvent::Done(done, _) => format!("done {:?}", done.finish),
-                RequestEvent::Said(answer) => {
+                RequestEvent::Completed(done, _) => format!("done {:?}", done.finish),
+                RequestEvent::TurnSaved(answer) => {
                     format!("said turn {:?} {:?}", answer.turn, answer.context)
                 }
                 news => format!("{news:?}"),
             };
             heard.push(format!("    {ticket:?} {word}"));
         }
-        if let (RequestEvent::Entered, Some(passed)) = (&news, self.passed_by(ticket)) {
+        if let (RequestEvent::Admitted, Some(passed)) = (&news, self.passed_by(ticket)) {
             self.wrong
                 .get_or_insert(format!("{ticket:?} passes {passed:?} of its session"));
         }
@@ -132,14 +132,14 @@ fn of_guest(
     failed: &mut Vec<String>,
 ) -> Result<ControlFlow<()>, String> {
     match news {
-        RequestEvent::Entered => {
+        RequestEvent::Admitted => {
             enter(&mut guest.standing)?;
             // Who has left by now hears nothing more.
             if guest.flow().is_break() {
                 guest.standing = Standing::Gone;
             }
         }
-        RequestEvent::Prompt { done, total } => {
+        RequestEvent::PromptRead { done, total } => {
             is_active(guest.standing, "reads")?;
             if done > total {
                 return Err(format!("{done} tokens read of {total}"));
@@ -149,7 +149,7 @@ fn of_guest(
             is_active(guest.standing, "is told a token")?;
             guest.told.push((sampled.id, fingerprint(logits)));
         }
-        RequestEvent::Done(completed, held) => {
+        RequestEvent::Completed(completed, held) => {
             end(&mut guest.standing, "is done")?;
             guest.done = Some(completed);
             guest.changes = held.changes;
@@ -159,7 +159,7 @@ fn of_guest(
             end(&mut guest.standing, "failed")?;
             failed.push(why);
         }
-        RequestEvent::Said(_) => return Err("hears a turn".to_owned()),
+        RequestEvent::TurnSaved(_) => return Err("hears a turn".to_owned()),
     }
     Ok(guest.flow())
 }
@@ -171,20 +171,20 @@ fn of_turn(
     talks: &mut [Talk],
 ) -> Result<ControlFlow<()>, String> {
     match news {
-        RequestEvent::Entered => enter(&mut asked.standing)?,
-        RequestEvent::Prompt { .. } => is_active(asked.standing, "reads")?,
+        RequestEvent::Admitted => enter(&mut asked.standing)?,
+        RequestEvent::PromptRead { .. } => is_active(asked.standing, "reads")?,
         RequestEvent::Token { sampled, logits } => {
             is_active(asked.standing, "is told a token")?;
             asked.told.push((sampled.id, fingerprint(logits)));
         }
-        RequestEvent::Done(completed, _) => {
+        RequestEvent::Completed(completed, _) => {
             end(&mut asked.standing, "is done")?;
             let late = asked.request.deadline.is_some();
             if !late || !completed.tokens.is_empty() {
                 return Err("a turn ends like a request".to_owned());
             }
         }
-        RequestEvent::Said(answer) => {
+        RequestEvent::TurnSaved(answer) => {
             end(&mut asked.standing, "was said")?;
             part_of(asked, &answer, talks)?;
         }

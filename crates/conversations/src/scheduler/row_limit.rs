@@ -16,32 +16,32 @@ use haversack_kernels::attention::BLOCK_SLOTS;
 
 /// What becomes of a request that is longer than its rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Long {
+pub enum LongPrompt {
     /// It is not taken.
     #[default]
     Refuse,
     Truncate,
     Window,
     /// Rows leave one by one: those that `Heavy`, `Snap` or `Adaptive` would let go.
-    Choose(Policy),
+    Select(Policy),
     /// Like a window whose rows are read again each time so many tokens have left it.
-    Again {
+    Reread {
         every: usize,
     },
 }
 
 /// The rows of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
+pub struct RowLimit {
     pub most: usize,
     /// First tokens that are always among them.
     pub anchors: usize,
-    pub long: Long,
+    pub long: LongPrompt,
 }
 
 /// Rows with which nothing can be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadRows {
+pub enum RowLimitError {
     #[error("{most} rows with {anchors} anchors; accepted: at least {least}")]
     Few {
         most: usize,
@@ -52,32 +52,32 @@ pub enum BadRows {
     Every { every: usize, most: usize },
 }
 
-impl Rows {
-    pub fn check(&self) -> Result<(), BadRows> {
-        let Rows {
+impl RowLimit {
+    pub fn check(&self) -> Result<(), RowLimitError> {
+        let RowLimit {
             most,
             anchors,
             long,
         } = *self;
         let least = anchors.saturating_add(2 * BLOCK_SLOTS);
         if most < least {
-            return Err(BadRows::Few {
+            return Err(RowLimitError::Few {
                 most,
                 anchors,
                 least,
             });
         }
         match long {
-            Long::Again { every } if !(1..=most - least).contains(&every) => {
+            LongPrompt::Reread { every } if !(1..=most - least).contains(&every) => {
                 let most = most - least;
-                Err(BadRows::Every { every, most })
+                Err(RowLimitError::Every { every, most })
             }
             _ => Ok(()),
         }
     }
 
     pub fn is_read_again(&self) -> bool {
-        matches!(self.long, Long::Again { .. })
+        matches!(self.long, LongPrompt::Reread { .. })
     }
 
     /// What its sequence keeps, which sees so many tokens at most.
@@ -88,8 +88,8 @@ impl Rows {
             .most
             .saturating_sub(anchors.saturating_add(BLOCK_SLOTS));
         match self.long {
-            Long::Window => Keep::Window { anchors, window },
-            Long::Choose(by) if tokens > self.most => Keep::Chosen {
+            LongPrompt::Window => Keep::Window { anchors, window },
+            LongPrompt::Select(by) if tokens > self.most => Keep::Chosen {
                 by,
                 anchors,
                 window,
@@ -103,21 +103,21 @@ impl Rows {
     pub fn of_prompt(&self, prompt: &[u32], answer: usize) -> Option<Vec<u32>> {
         let (most, n) = (self.most, prompt.len());
         match self.long {
-            Long::Window | Long::Choose(_) => Some(prompt.to_vec()),
+            LongPrompt::Window | LongPrompt::Select(_) => Some(prompt.to_vec()),
             _ if n.saturating_add(answer) <= most => Some(prompt.to_vec()),
-            Long::Refuse => None,
-            Long::Truncate => {
+            LongPrompt::Refuse => None,
+            LongPrompt::Truncate => {
                 // Half of the rows are the prompt's, whatever is asked for.
                 let room = most - answer.min(most / 2);
                 Some(self.ends(prompt, room.min(n)))
             }
-            Long::Again { .. } => Some(self.at(prompt)),
+            LongPrompt::Reread { .. } => Some(self.at(prompt)),
         }
     }
 
     /// What is in the rows once so many tokens have come, for a request that reads again.
     pub fn at(&self, tokens: &[u32]) -> Vec<u32> {
-        let Long::Again { every } = self.long else {
+        let LongPrompt::Reread { every } = self.long else {
             return tokens.to_vec();
         };
         // Rows are full at `most`, and again each `every` tokens: since the last such place nothing has left.
@@ -143,8 +143,8 @@ impl Rows {
 mod tests {
     use super::*;
 
-    fn rows(long: Long) -> Rows {
-        Rows {
+    fn rows(long: LongPrompt) -> RowLimit {
+        RowLimit {
             most: 100,
             anchors: 4,
             long,
@@ -158,16 +158,16 @@ mod tests {
     #[test]
     fn what_fits_is_read_as_it_is() {
         for long in [
-            Long::Refuse,
-            Long::Truncate,
-            Long::Window,
-            Long::Choose(Policy::Heavy),
-            Long::Again { every: 8 },
+            LongPrompt::Refuse,
+            LongPrompt::Truncate,
+            LongPrompt::Window,
+            LongPrompt::Select(Policy::Heavy),
+            LongPrompt::Reread { every: 8 },
         ] {
             assert_eq!(rows(long).of_prompt(&ids(80), 20), Some(ids(80)));
         }
-        assert_eq!(rows(Long::Refuse).of_prompt(&ids(81), 20), None);
-        for long in [Long::Window, Long::Choose(Policy::Snap)] {
+        assert_eq!(rows(LongPrompt::Refuse).of_prompt(&ids(81), 20), None);
+        for long in [LongPrompt::Window, LongPrompt::Select(Policy::Snap)] {
             assert_eq!(rows(long).of_prompt(&ids(500), 20), Some(ids(500)));
         }
     }
@@ -175,7 +175,7 @@ mod tests {
     /// Nothing is chosen where everything has room.
     #[test]
     fn rows_are_chosen_where_they_are_too_many() {
-        let rows = rows(Long::Choose(Policy::Heavy));
+        let rows = rows(LongPrompt::Select(Policy::Heavy));
         assert_eq!(rows.keep(100), Keep::All { tokens: 100 });
         let chosen = Keep::Chosen {
             by: Policy::Heavy,
@@ -188,18 +188,20 @@ mod tests {
 
     #[test]
     fn truncated_prompts_leave_room_for_the_answer() {
-        let cut = rows(Long::Truncate).of_prompt(&ids(500), 20).unwrap();
+        let cut = rows(LongPrompt::Truncate).of_prompt(&ids(500), 20).unwrap();
         assert_eq!(cut.len(), 80);
         assert_eq!(cut[..5], [0, 1, 2, 3, 424]);
         assert_eq!(cut[79], 499);
-        let cut = rows(Long::Truncate).of_prompt(&ids(500), 5000).unwrap();
+        let cut = rows(LongPrompt::Truncate)
+            .of_prompt(&ids(500), 5000)
+            .unwrap();
         assert_eq!(cut.len(), 50);
     }
 
     /// Token by token, reading again where the rows are full, the rows hold what [`Rows::at`] says at once.
     #[test]
     fn reading_again_has_one_history() {
-        let rows = rows(Long::Again { every: 24 });
+        let rows = rows(LongPrompt::Reread { every: 24 });
         let mut held: Vec<u32> = Vec::new();
         for n in 1..400 {
             held.push(n - 1);
@@ -213,20 +215,20 @@ mod tests {
 
     #[test]
     fn bad_rows() {
-        let of = |most, anchors, long| Rows {
+        let of = |most, anchors, long| RowLimit {
             most,
             anchors,
             long,
         };
-        assert!(of(68, 4, Long::Truncate).check().is_ok());
+        assert!(of(68, 4, LongPrompt::Truncate).check().is_ok());
         assert!(matches!(
-            of(67, 4, Long::Window).check(),
-            Err(BadRows::Few { least: 68, .. })
+            of(67, 4, LongPrompt::Window).check(),
+            Err(RowLimitError::Few { least: 68, .. })
         ));
-        assert!(of(67, usize::MAX, Long::Window).check().is_err());
+        assert!(of(67, usize::MAX, LongPrompt::Window).check().is_err());
         for every in [0, 33, usize::MAX] {
-            let bad = of(100, 4, Long::Again { every }).check();
-            assert_eq!(bad, Err(BadRows::Every { every, most: 32 }));
+            let bad = of(100, 4, LongPrompt::Reread { every }).check();
+            assert_eq!(bad, Err(RowLimitError::Every { every, most: 32 }));
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Requests: what they ask, what they are told, and what they say when they are computed alone, by the shortest way.
 
 use crate::common::Dice;
-use crate::setting::Setting;
-use crate::stage::{CONTEXT, Make, Stage, fingerprint, one_in, pick};
-use haversack_conversations::scheduler::{Long, Priority, Request, Rows};
+use crate::models::{CONTEXT, Make, Stage, fingerprint, one_in, pick};
+use crate::seed_settings::Setting;
+use haversack_conversations::scheduler::{LongPrompt, Priority, Request, RowLimit};
 use haversack_engine::Retention;
 use haversack_engine::device::WindowChange;
 use haversack_engine::runtime::completion::Completed;
@@ -94,16 +94,16 @@ pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> Request {
         &[
             None,
             None,
-            Some(Long::Refuse),
-            Some(Long::Truncate),
-            Some(Long::Window),
-            Some(Long::Again {
+            Some(LongPrompt::Refuse),
+            Some(LongPrompt::Truncate),
+            Some(LongPrompt::Window),
+            Some(LongPrompt::Reread {
                 every: 1 + spare / 2,
             }),
         ],
     );
-    let rows = kind.map(|long| Rows {
-        most: anchors + 64 + spare + usize::from(matches!(long, Long::Again { .. })) * 21,
+    let rows = kind.map(|long| RowLimit {
+        most: anchors + 64 + spare + usize::from(matches!(long, LongPrompt::Reread { .. })) * 21,
         anchors,
         long,
     });
@@ -145,10 +145,10 @@ pub fn ask_wrongly(dice: &mut Dice, setting: &Setting, now: Duration) -> Request
         }
         // What a client calls -1 elsewhere.
         _ => {
-            request.rows = Some(Rows {
+            request.rows = Some(RowLimit {
                 most: pick(dice, &[0, 1, 40]),
                 anchors: pick(dice, &[2, 41, usize::MAX]),
-                long: pick(dice, &[Long::Window, Long::Truncate]),
+                long: pick(dice, &[LongPrompt::Window, LongPrompt::Truncate]),
             });
         }
     }
@@ -270,7 +270,7 @@ fn alone(
     let vocabulary = runtime.model().config().vocab;
     let ids: Vec<u32> = told.iter().map(|t| t.0).collect();
     let wrong = |e: haversack_engine::StepError| e.to_string();
-    if let Some(rows) = request.rows.filter(Rows::is_read_again) {
+    if let Some(rows) = request.rows.filter(RowLimit::is_read_again) {
         let mut all = Vec::new();
         for i in 0..ids.len() {
             let history = [&request.prompt[..], &ids[..i]].concat();
