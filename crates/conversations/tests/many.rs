@@ -4,7 +4,7 @@ mod common;
 
 use common::{Dice, SMOLLM2, load, packed_dir, real_model};
 use haversack_conversations::scheduler::{
-    LongPrompt, Pace, Priority, Request, RequestEvent, RequestId, RowLimit, Scheduler,
+    LongPrompt, Pace, Priority, Request, RequestEvent, RequestId, RequestKind, RowLimit, Scheduler,
     SchedulerOptions, SubmitError,
 };
 use haversack_engine::kv_quality::probe::{self, Depth};
@@ -48,35 +48,49 @@ fn runtime(model: &Arc<Model>, budget_bytes: Option<usize>) -> Runtime {
 fn request(dice: &mut Dice, ids: &[u32], alike: bool) -> Request {
     let from = if alike { 0 } else { dice.roll(ids.len() / 2) };
     let prompt = [1, 2, 31, 32, 33, 65, 150][dice.roll(7)];
+    let prompt = ids[from..from + prompt].to_vec();
+    let sample = SampleOptions {
+        temperature: [0.0, 1.0][dice.roll(2)],
+        repetition_penalty: 1.1,
+        seed: dice.0,
+        ..SampleOptions::default()
+    };
+    let options = GenerateOptions {
+        tokens_max: Some([0, 1, 2, 40][dice.roll(4)]),
+        ignore_end: true,
+        ..GenerateOptions::default()
+    };
+    let rows = [
+        None,
+        Some(LongPrompt::Refuse),
+        Some(LongPrompt::Truncate),
+        Some(LongPrompt::Window),
+        Some(LongPrompt::Reread { every: 16 }),
+    ][if alike { 0 } else { dice.roll(5) }]
+    .map(|when_longer| RowLimit {
+        max_rows: if when_longer == LongPrompt::Refuse {
+            190
+        } else {
+            100
+        },
+        anchors: 10,
+        when_longer,
+    });
     Request {
-        prompt: ids[from..from + prompt].to_vec(),
-        sample: SampleOptions {
-            temperature: [0.0, 1.0][dice.roll(2)],
-            repetition_penalty: 1.1,
-            seed: dice.0,
-            ..SampleOptions::default()
-        },
+        kind: RequestKind::Completion { prompt, rows },
+        sample,
         constraint: None,
-        options: GenerateOptions {
-            tokens_max: Some([0, 1, 2, 40][dice.roll(4)]),
-            ignore_end: true,
-            ..GenerateOptions::default()
-        },
-        rows: [
-            None,
-            Some(LongPrompt::Refuse),
-            Some(LongPrompt::Truncate),
-            Some(LongPrompt::Window),
-            Some(LongPrompt::Reread { every: 16 }),
-        ][if alike { 0 } else { dice.roll(5) }]
-        .map(|long| RowLimit {
-            most: if long == LongPrompt::Refuse { 190 } else { 100 },
-            anchors: 10,
-            long,
-        }),
+        options,
         priority: [Priority::Interactive, Priority::Background][dice.roll(2)],
         owner: dice.roll(if alike { 2 } else { 3 }) as u64,
         deadline: None,
+    }
+}
+
+fn prompt_and_rows(request: &Request) -> (&[u32], Option<RowLimit>) {
+    match &request.kind {
+        RequestKind::Completion { prompt, rows } => (prompt, *rows),
+        RequestKind::Turn { .. } => panic!("a completion"),
     }
 }
 
@@ -85,24 +99,24 @@ fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
     let mut runtime = runtime(model, None);
     let mut sampler = Sampler::new(request.sample.clone()).unwrap();
     let most = request.options.tokens_max.unwrap();
-    let (keep, prompt) = match &request.rows {
+    let (whole, rows) = prompt_and_rows(request);
+    let (keep, prompt) = match &rows {
         Some(rows) => {
-            let read = rows.of_prompt(&request.prompt, most);
-            let keep = rows.keep(request.prompt.len() + most);
-            (keep, read.unwrap())
+            let read = rows.prompt_to_read(whole, most);
+            (rows.keep(whole.len() + most), read.unwrap())
         }
-        None => (Keep::Usual, request.prompt.clone()),
+        None => (Keep::Usual, whole.to_vec()),
     };
-    if let Some(rows) = request.rows.filter(RowLimit::is_read_again) {
-        let mut history = request.prompt.clone();
+    if let Some(rows) = rows.filter(RowLimit::rereads) {
+        let mut history = whole.to_vec();
         for _ in 0..most {
             let id = runtime.open_keeping(keep).unwrap();
             let go_on = &mut |_| ControlFlow::Continue(());
-            runtime.feed(id, &rows.at(&history), go_on).unwrap();
+            runtime.feed(id, &rows.rows_after(&history), go_on).unwrap();
             history.push(sampler.sample(runtime.logits(), &history).unwrap());
             runtime.close(id).unwrap();
         }
-        return history.split_off(request.prompt.len());
+        return history.split_off(whole.len());
     }
     let id = runtime.open_keeping(keep).unwrap();
     let go_on = &mut |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
@@ -226,7 +240,6 @@ fn what_was_read_is_not_read_again() {
     let mut desk = Scheduler::new(runtime(&model, None), options);
     let mut ask = |owner: u64, prompt: &[u32]| {
         let request = Request {
-            prompt: prompt.to_vec(),
             sample: SampleOptions {
                 temperature: 0.0,
                 ..SampleOptions::default()
@@ -237,7 +250,7 @@ fn what_was_read_is_not_read_again() {
                 ..GenerateOptions::default()
             },
             owner,
-            ..Request::default()
+            ..Request::completion(prompt.to_vec())
         };
         desk.submit(request.clone()).unwrap();
         let mut ended = None;
@@ -292,13 +305,12 @@ fn two_long_ones_meet() {
     let runtime = runtime(&model, Some(budget));
     let mut desk = Scheduler::new(runtime, SchedulerOptions::default());
     let request = Request {
-        prompt: ids[..200].to_vec(),
         options: GenerateOptions {
             tokens_max: Some(200),
             ignore_end: true,
             ..GenerateOptions::default()
         },
-        ..Request::default()
+        ..Request::completion(ids[..200].to_vec())
     };
     for _ in 0..2 {
         desk.submit(request.clone()).unwrap();
@@ -337,11 +349,9 @@ fn what_could_never_be_served_is_refused_at_once() {
             tokens_max: Some(tokens_max),
             ..GenerateOptions::default()
         };
-        let prompt = prompt.to_vec();
         desk.submit(Request {
-            prompt,
             options,
-            ..Request::default()
+            ..Request::completion(prompt.to_vec())
         })
     };
     assert!(matches!(ask(&[], 1), Err(SubmitError::EmptyPrompt)));
@@ -377,9 +387,8 @@ fn a_deadline_ends_it_wherever_it_is() {
     let mut desk = Scheduler::new(runtime, options);
     for _ in 0..2 {
         let request = Request {
-            prompt: ids[..40].to_vec(),
             deadline: Some(Duration::from_secs(5)),
-            ..Request::default()
+            ..Request::completion(ids[..40].to_vec())
         };
         desk.submit(request).unwrap();
     }
@@ -418,14 +427,14 @@ fn three_on_the_real_model() {
             add_special: true,
             parse_special: false,
         };
+        let prompt = model.tokenizer().encode(text, plain).unwrap();
         Request {
-            prompt: model.tokenizer().encode(text, plain).unwrap(),
             options: GenerateOptions {
                 tokens_max: Some(24),
                 ignore_end: true,
                 ..GenerateOptions::default()
             },
-            ..Request::default()
+            ..Request::completion(prompt)
         }
     });
     let runtime = runtime(&model, None);
@@ -493,7 +502,7 @@ fn a_window_of_ones_own() {
 fn rows_chosen_for_one() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(1200);
-    let (most, anchors) = (352, 32);
+    let (max_rows, anchors) = (352, 32);
     let dir = packed_dir();
     let go_on = &mut |_| ControlFlow::Continue(());
     let probe = probe::load_or_measure(&model, 2, Depth::Local, Some(&dir), go_on);
@@ -507,32 +516,33 @@ fn rows_chosen_for_one() {
     ];
     let requests: Vec<Request> = (0..10)
         .map(|i| Request {
-            prompt: ids[31 * i..31 * i + 600].to_vec(),
             options: GenerateOptions {
                 tokens_max: Some(70),
                 ignore_end: true,
                 ..GenerateOptions::default()
             },
-            rows: Some(RowLimit {
-                most,
-                anchors,
-                long: longs[i % longs.len()],
-            }),
-            ..Request::default()
+            ..Request::new(RequestKind::Completion {
+                prompt: ids[31 * i..31 * i + 600].to_vec(),
+                rows: Some(RowLimit {
+                    max_rows,
+                    anchors,
+                    when_longer: longs[i % longs.len()],
+                }),
+            })
         })
         .collect();
-    let keep = |long| {
+    let keep = |when_longer| {
         let rows = RowLimit {
-            most,
+            max_rows,
             anchors,
-            long,
+            when_longer,
         };
         rows.keep(670)
     };
     let one = {
         let mut runtime = runtime(&model, None);
         runtime.know(&probe);
-        let bytes = longs.map(|long| runtime.bytes_keeping(keep(long), most).unwrap());
+        let bytes = longs.map(|long| runtime.bytes_keeping(keep(long), max_rows).unwrap());
         let scratch = runtime.scratch_counting(3, 3, 96, 700);
         runtime.ledger().side + scratch + 3 * bytes.into_iter().max().unwrap()
     };
@@ -564,10 +574,13 @@ fn rows_chosen_for_one() {
 
     for (ticket, request) in tickets.iter().zip(&requests) {
         let (tokens, held) = &done[ticket];
-        let long = request.rows.unwrap().long;
+        let long = prompt_and_rows(request).1.unwrap().when_longer;
         assert_eq!(*tokens, chosen_alone(&model, &probe, request), "{long:?}");
         if let LongPrompt::Select(Policy::Heavy | Policy::Snap) = long {
-            assert!(held.seen == 669 && held.rows <= most, "{long:?}: {held:?}");
+            assert!(
+                held.seen == 669 && held.rows <= max_rows,
+                "{long:?}: {held:?}"
+            );
         }
     }
     assert_ne!(done[&tickets[0]].0, done[&tickets[3]].0);
@@ -575,15 +588,15 @@ fn rows_chosen_for_one() {
 
 /// The same by itself, in a runtime whose every sequence has that policy where there is such a one.
 fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> Vec<u32> {
-    let Some(rows) = request.rows else {
+    let (prompt, Some(rows)) = prompt_and_rows(request) else {
         return alone(model, request);
     };
-    let (retention, keep) = match rows.long {
+    let (retention, keep) = match rows.when_longer {
         LongPrompt::Select(policy @ (Policy::Heavy | Policy::Snap)) => {
             let retention = Retention {
                 policy,
                 anchors: Some(rows.anchors),
-                window: Some(rows.most - rows.anchors - 32),
+                window: Some(rows.max_rows - rows.anchors - 32),
                 guard: Guarding::Off,
                 ..Retention::default()
             };
@@ -603,7 +616,7 @@ fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> 
     let id = runtime.open_keeping(keep).unwrap();
     let mut sampler = Sampler::new(request.sample.clone()).unwrap();
     let tell = &mut |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
-    let (prompt, options) = (&request.prompt, &request.options);
+    let options = &request.options;
     let said = generate(&mut runtime, id, prompt, &mut sampler, options, tell);
     said.unwrap().tokens
 }
@@ -684,9 +697,8 @@ fn a_window_that_follows_the_device() {
         let prompts = [&ids[..400], &ids[100..480]];
         for prompt in prompts {
             let request = Request {
-                prompt: prompt.to_vec(),
                 options: options.clone(),
-                ..Request::default()
+                ..Request::completion(prompt.to_vec())
             };
             desk.submit(request).unwrap();
         }

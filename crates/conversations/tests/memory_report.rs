@@ -6,9 +6,7 @@ use common::load;
 use common::session::Words;
 use haversack_conversations::scheduler::memory_report::{MemoryReport, SequenceReport};
 use haversack_conversations::scheduler::token_map::BlockSource;
-use haversack_conversations::scheduler::{
-    Request, RequestEvent, Scheduler, SchedulerOptions, TurnRequest,
-};
+use haversack_conversations::scheduler::{Request, RequestEvent, Scheduler, SchedulerOptions};
 use haversack_conversations::session::turns::Place;
 use haversack_conversations::session::{SessionOptions, Sessions};
 use haversack_engine::runtime::GenerateOptions;
@@ -46,15 +44,13 @@ fn desk(dir: &Path, arch: &str) -> (Spec, Scheduler) {
     (spec, desk)
 }
 
-fn turn(session: &str, text: &str) -> TurnRequest {
-    TurnRequest {
-        session: session.to_owned(),
-        text: text.to_owned(),
+fn turn(session: &str, text: &str) -> Request {
+    Request {
         sample: SampleOptions {
             temperature: 0.0,
             ..SampleOptions::default()
         },
-        ..TurnRequest::default()
+        ..Request::turn(session, text)
     }
 }
 
@@ -117,18 +113,16 @@ fn the_picture_is_true_at_every_step() {
         for round in 0..12 {
             let topic = ["cats and milk", "boats and rain", "trees"][round % 3];
             let text = format!("question {round} is about {topic}, please say something on it");
-            desk.say(turn("anna", &text)).unwrap();
+            desk.submit(turn("anna", &text)).unwrap();
             if round < 3 {
-                desk.say(turn("ben", &text)).unwrap();
-                let prompt = spec.ids(40 + round);
+                desk.submit(turn("ben", &text)).unwrap();
                 let options = GenerateOptions {
                     tokens_max: Some(20),
                     ..GenerateOptions::default()
                 };
                 desk.submit(Request {
-                    prompt,
                     options,
-                    ..Request::default()
+                    ..Request::completion(spec.ids(40 + round))
                 })
                 .unwrap();
             }

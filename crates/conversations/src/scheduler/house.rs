@@ -11,7 +11,7 @@
 use super::job::{Asked, Job, Turn, Work};
 use super::memory_report::SuspendCounts;
 use super::prefix_cache::{Begins, CachedPrefix, PrefixCache, PrefixKey};
-use super::{RequestEvent, RequestId, RequestReport, SubmitError, Tell};
+use super::request::{Deliver, RequestEvent, RequestId, RequestReport, SubmitError};
 use crate::session::{Embed, Opens, SessionError, SessionId, Sessions, TurnInProgress};
 use haversack_engine::device::governor;
 use haversack_engine::encoder::Embedding;
@@ -292,9 +292,9 @@ impl House {
             None => (self.runtime.sequence_bytes(BLOCK_SLOTS), BLOCK_SLOTS),
         };
         if let Some(room) = promisable(&self.runtime, 1, 0, rows) {
-            let most = room.saturating_sub(least);
-            if bytes > most {
-                return Err(SubmitError::TooManyBytes { bytes, most });
+            let max = room.saturating_sub(least);
+            if bytes > max {
+                return Err(SubmitError::TooManyBytes { bytes, max });
             }
         }
         if !self.make_free(bytes, rows, false, None) {
@@ -657,11 +657,11 @@ impl House {
     }
 
     /// Something is wrong that no room would mend: whoever took part is told.
-    pub fn fail(&mut self, error: &StepError, tell: Tell<'_>) -> Result<(), StepError> {
+    pub fn fail(&mut self, error: &StepError, tell: Deliver<'_>) -> Result<(), StepError> {
         for job in std::mem::take(&mut self.active) {
             let ticket = job.ticket;
             self.give_up(job)?;
-            let _ = tell(ticket, RequestEvent::Failed(error.to_string()));
+            let _ = tell(ticket, RequestEvent::Failed(error.clone().into()));
         }
         Ok(())
     }
@@ -682,7 +682,7 @@ impl House {
     }
 
     /// Hands everybody what the step gave.
-    pub fn deliver(&mut self, takes: &[usize], tell: Tell<'_>) -> Result<(), StepError> {
+    pub fn deliver(&mut self, takes: &[usize], tell: Deliver<'_>) -> Result<(), StepError> {
         let House {
             active,
             runtime,
@@ -727,7 +727,7 @@ impl House {
                         }
                     }
                     Err(error) => {
-                        let _ = tell(*ticket, RequestEvent::Failed(error.to_string()));
+                        let _ = tell(*ticket, RequestEvent::Failed(error.into()));
                         failed.push(i);
                         continue;
                     }
@@ -745,7 +745,7 @@ impl House {
     }
 
     /// Requests that are over leave.
-    pub fn leave_over(&mut self, tell: Tell<'_>) -> Result<(), StepError> {
+    pub fn leave_over(&mut self, tell: Deliver<'_>) -> Result<(), StepError> {
         let is_over = |job: &mut Job| match &job.work {
             Work::Request { asked, .. } => asked.completion.is_over(),
             Work::Turn(_) => false,
@@ -788,7 +788,7 @@ impl House {
     }
 
     /// Turns whose answer is over read what ends it; those that have read it are judged, and leave the batch.
-    pub fn conclude(&mut self, tell: Tell<'_>) {
+    pub fn conclude(&mut self, tell: Deliver<'_>) {
         let House {
             runtime,
             sessions: Some(sessions),
@@ -819,7 +819,7 @@ impl House {
                 Ok(saying) => saying,
                 Err(error) => {
                     *left += 1;
-                    let _ = tell(ticket, RequestEvent::Failed(error.to_string()));
+                    let _ = tell(ticket, RequestEvent::Failed(error.into()));
                     continue;
                 }
             };
@@ -843,7 +843,7 @@ impl House {
     }
 
     /// Turns that have been judged become part of their conversations. With nobody else there, they are waited for.
-    pub fn end_judged(&mut self, tell: Tell<'_>) {
+    pub fn end_judged(&mut self, tell: Deliver<'_>) {
         let House {
             runtime,
             sessions: Some(sessions),
@@ -863,7 +863,7 @@ impl House {
             };
             let news = match sessions.end(runtime, *saying, judge.end()) {
                 Ok(answer) => RequestEvent::TurnSaved(Box::new(answer)),
-                Err(error) => RequestEvent::Failed(error.to_string()),
+                Err(error) => RequestEvent::Failed(error.into()),
             };
             *left += 1;
             let _ = tell(job.ticket, news);

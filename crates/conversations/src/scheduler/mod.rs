@@ -13,6 +13,7 @@ pub mod memory_report;
 pub mod plan;
 mod prefix_cache;
 pub mod queue;
+mod request;
 pub mod row_limit;
 pub mod throttle;
 pub mod token_map;
@@ -20,137 +21,28 @@ pub mod token_map;
 pub use memory_report::{MemoryReport, SchedulerStats};
 pub use plan::{Pace, Priority};
 pub use prefix_cache::PrefixCacheStats;
+pub use request::{
+    Request, RequestError, RequestEvent, RequestId, RequestKind, RequestReport, SubmitError,
+};
 pub use row_limit::{LongPrompt, RowLimit};
 pub use throttle::{StepLimits, Throttle, ThrottleChange};
 
 use self::house::{Enters, House, promisable, reader};
 use self::job::{Asked, Entry, Job, Turn, What, Work};
-use self::plan::{Pace, Portion, Priority, Wish, plan};
-use self::prefix_cache::PrefixCacheStats;
-use self::queue::{Admit, Queue, QueueFull, QueuedRequest};
-use self::row_limit::{RowLimit, RowLimitError};
-use self::throttle::{StepLimits, Throttle};
-use crate::session::{Answer, SessionError, SessionId, Sessions};
-use haversack_engine::device::{Thermal, WindowChange};
-use haversack_engine::encoder::Embedding;
-use haversack_engine::runtime::completion::{Completed, Completion, Sampled};
+use self::plan::{Portion, Wish, plan};
+use self::queue::{Admit, Queue, QueuedRequest};
+use self::request::Deliver;
+use crate::session::{SessionError, SessionId, Sessions};
+use haversack_engine::device::Thermal;
+use haversack_engine::runtime::completion::{Completed, Completion};
 use haversack_engine::runtime::options::Policy;
 use haversack_engine::runtime::{Finish, GenerateOptions, Keep, Runtime, StepError};
-use haversack_engine::sample::{Constraint, SampleError, SampleOptions, Sampler};
+use haversack_engine::sample::Sampler;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
 use haversack_memory::zoo::{Bug, planted};
-use haversack_text::stop::StopError;
 use std::cell::Cell;
-use std::ops::ControlFlow;
 use std::time::Duration;
-
-/// A request as it was given.
-#[derive(Clone, Debug, Default)]
-pub struct Request {
-    pub prompt: Vec<u32>,
-    pub sample: SampleOptions,
-    /// What its answer may be; anything if there is none.
-    pub constraint: Option<Box<dyn Constraint>>,
-    pub options: GenerateOptions,
-    /// That its sequence may have; `None`: what the runtime's options say.
-    pub rows: Option<RowLimit>,
-    pub priority: Priority,
-    /// Whose it is: owners take turns.
-    pub owner: u64,
-    /// When it is of no use any more, on the clock of [`Scheduler::step`].
-    pub deadline: Option<Duration>,
-}
-
-/// A turn of a session, as it was given.
-#[derive(Clone, Debug, Default)]
-pub struct TurnRequest {
-    /// Its name. One that is not open is opened.
-    pub session: String,
-    pub text: String,
-    /// What the text is about, if somebody has asked the encoder already: nobody waits for it here then.
-    pub embedding: Option<Embedding>,
-    pub now_ms: u64,
-    pub sample: SampleOptions,
-    /// What the answer may be.
-    pub constraint: Option<Box<dyn Constraint>>,
-    pub options: GenerateOptions,
-    pub priority: Priority,
-    /// Whose it is: owners take turns.
-    pub owner: u64,
-    /// When it is of no use any more, on the clock of [`Scheduler::step`].
-    pub deadline: Option<Duration>,
-}
-
-/// Names a request while it waits or runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(u64);
-
-impl RequestId {
-    /// Counted from 0, never reused.
-    pub fn number(self) -> u64 {
-        self.0
-    }
-}
-
-/// Why a request was not taken. Nothing has happened then.
-#[derive(Debug, thiserror::Error)]
-pub enum SubmitError {
-    #[error("the prompt is empty")]
-    EmptyPrompt,
-    #[error("token {token} is outside of the vocabulary of {vocabulary}")]
-    UnknownToken { token: u32, vocabulary: usize },
-    #[error("the prompt has {tokens} tokens; accepted: at most {most}")]
-    PromptTooLong { tokens: usize, most: usize },
-    #[error("it may come to hold {bytes} bytes; accepted: at most {most}")]
-    TooManyBytes { bytes: usize, most: usize },
-    #[error("it takes {bytes} bytes, which are promised to others now")]
-    MemoryPromised { bytes: usize },
-    #[error(transparent)]
-    Session(#[from] SessionError),
-    #[error(transparent)]
-    Step(#[from] StepError),
-    #[error(transparent)]
-    RowLimit(#[from] RowLimitError),
-    #[error(transparent)]
-    QueueFull(#[from] QueueFull),
-    #[error(transparent)]
-    Sample(#[from] SampleError),
-    #[error(transparent)]
-    Stop(#[from] StopError),
-}
-
-/// What happens to a request.
-#[derive(Debug)]
-pub enum RequestEvent<'a> {
-    /// Its bytes are promised.
-    Admitted,
-    /// So many tokens of the prompt have been read.
-    PromptRead { done: usize, total: usize },
-    Token {
-        sampled: Sampled<'a>,
-        logits: &'a [f32],
-    },
-    /// The last that is heard of a request.
-    Completed(Completed, RequestReport),
-    /// The last that is heard of a turn: it is part of its conversation now, and saved.
-    TurnSaved(Box<Answer>),
-    /// The last that is heard of it: something is wrong with it, or with all of this.
-    Failed(String),
-}
-
-/// What a request had when it ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RequestReport {
-    /// Tokens seen.
-    pub seen: u64,
-    /// Rows kept of them.
-    pub rows: usize,
-    /// Tokens of the prompt that were not read, because somebody had read them before.
-    pub reused: usize,
-    /// How its window followed the device. Told to [`Retention::replay`](crate::Retention::replay), it says the same again.
-    pub changes: Vec<WindowChange>,
-}
 
 #[derive(Clone, Copy, Debug)]
 pub struct SchedulerOptions {
@@ -185,8 +77,6 @@ pub struct Scheduler {
     ladder: Throttle,
     tickets: u64,
 }
-
-pub(super) type Tell<'a> = &'a mut dyn FnMut(RequestId, RequestEvent<'_>) -> ControlFlow<()>;
 
 impl Scheduler {
     pub fn new(runtime: Runtime, options: SchedulerOptions) -> Scheduler {
@@ -346,20 +236,73 @@ impl Scheduler {
         self.queue.is_empty() && self.house.is_empty()
     }
 
-    /// Takes a request, or says at once why it never could be served.
+    /// Queues a request, or says at once why the scheduler could never serve it. A turn waits for the turn before it of
+    /// the same session.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
+        let (what, bytes) = match request.kind {
+            RequestKind::Completion { prompt, rows } => {
+                let (asked, bytes) =
+                    self.prepare_completion(prompt, rows, request.owner, &request.options)?;
+                (What::Request(Box::new(asked)), bytes)
+            }
+            RequestKind::Turn {
+                session,
+                text,
+                embedding,
+                now_ms,
+            } => {
+                let sessions = self.sessions().ok_or(SessionError::NoSessions)?;
+                if !sessions.exists(&session) {
+                    return Err(SessionError::NoSuchSession { name: session }.into());
+                }
+                let coming = sessions.turn_tokens(&text)?;
+                // Reports bad stop strings now, not when the turn begins.
+                Completion::within(&[], &request.options, None)?;
+                let turn = Turn {
+                    session,
+                    text,
+                    embedding,
+                    now_ms,
+                    options: request.options,
+                    coming,
+                    tried: Cell::new(None),
+                };
+                // What it needs depends on the state of its session when it begins.
+                (What::Turn(Box::new(turn)), 0)
+            }
+        };
+        let entry = Entry {
+            ticket: RequestId(self.tickets),
+            sampler: Sampler::new(request.sample)?.constrained(request.constraint),
+            what,
+        };
+        let (priority, owner) = (request.priority, request.owner);
+        self.queue
+            .push(entry, priority, owner, bytes, request.deadline)?;
+        self.tickets += 1;
+        Ok(RequestId(self.tickets - 1))
+    }
+
+    /// Checks a completion. Returns its worst-case bytes with it.
+    fn prepare_completion(
+        &self,
+        prompt: Vec<u32>,
+        rows: Option<RowLimit>,
+        owner: u64,
+        options: &GenerateOptions,
+    ) -> Result<(Asked, u64), SubmitError> {
         let runtime = &self.house.runtime;
-        let tokens = request.prompt.len();
-        if tokens == 0 {
+        if prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }
         let vocabulary = runtime.model().config().vocab;
         let is_unknown = |&&token: &&u32| token as usize >= vocabulary;
-        if let Some(&token) = request.prompt.iter().find(is_unknown) {
+        if let Some(&token) = prompt.iter().find(is_unknown) {
             return Err(SubmitError::UnknownToken { token, vocabulary });
         }
-        let answer = request.options.tokens_max.unwrap_or(usize::MAX);
-        let keep = match &request.rows {
+        let tokens = prompt.len();
+        let answer = options.tokens_max.unwrap_or(usize::MAX);
+        let keep = match &rows {
             Some(rows) => {
                 if !planted(Bug::NegativeCount) {
                     rows.check()?;
@@ -369,88 +312,45 @@ impl Scheduler {
             None => usual(runtime),
         };
         let end = runtime.end_of(keep)?;
-        let most = end.unwrap_or(usize::MAX);
-        let read = match &request.rows {
-            Some(rows) => rows.of_prompt(&request.prompt, answer),
-            None => (tokens <= most).then(|| request.prompt.clone()),
+        let max = end.unwrap_or(usize::MAX);
+        let read = match &rows {
+            Some(rows) => rows.prompt_to_read(&prompt, answer),
+            None => (tokens <= max).then(|| prompt.clone()),
         };
-        let read = read.ok_or(SubmitError::PromptTooLong { tokens, most })?;
-        let tokens = read.len().saturating_add(answer).min(most);
-        let again = request.rows.filter(|rows| rows.is_read_again());
+        let read = read.ok_or(SubmitError::PromptTooLong { tokens, max })?;
+        let tokens = read.len().saturating_add(answer).min(max);
+        let again = rows.filter(|rows| rows.rereads());
         let completion = match again {
-            // Where rows are read again depends on all that came.
+            // Which rows it reads again depends on all tokens before.
             Some(_) => {
-                let mut whole = Completion::within(&request.prompt, &request.options, None)?;
+                let mut whole = Completion::within(&prompt, options, None)?;
                 whole.read_again(read);
                 whole
             }
             None => {
                 let room = end.map(|end| end.saturating_sub(read.len()) as u64);
-                Completion::within(&read, &request.options, room)?
+                Completion::within(&read, options, room)?
             }
         };
         let rows = runtime.rows_keeping(keep, tokens)?;
         let bytes = runtime.bytes_keeping(keep, rows)?;
         let counts = runtime.is_counting(keep)?;
-        if let Some(most) = promisable(runtime, 1, usize::from(counts), rows)
-            && bytes > most
+        if let Some(max) = promisable(runtime, 1, usize::from(counts), rows)
+            && bytes > max
         {
-            return Err(SubmitError::TooManyBytes { bytes, most });
+            return Err(SubmitError::TooManyBytes { bytes, max });
         }
         let asked = Asked {
             completion,
             keep,
             again,
             rows,
-            owner: request.owner,
+            owner,
             reused: 0,
             parts: None,
             counts,
         };
-        let entry = Entry {
-            ticket: RequestId(self.tickets),
-            sampler: Sampler::new(request.sample)?.constrained(request.constraint),
-            what: What::Request(Box::new(asked)),
-        };
-        let (priority, owner) = (request.priority, request.owner);
-        self.queue
-            .push(entry, priority, owner, bytes as u64, request.deadline)?;
-        Ok(self.ticket())
-    }
-
-    /// Takes a turn of a session, or says at once why it never could be said. It waits for the turn before it, if one is
-    /// under way.
-    pub fn say(&mut self, turn: TurnRequest) -> Result<RequestId, SubmitError> {
-        let sessions = self.sessions().ok_or(SessionError::NoSessions)?;
-        if !sessions.exists(&turn.session) {
-            let name = turn.session;
-            return Err(SessionError::NoSuchSession { name }.into());
-        }
-        let coming = sessions.turn_tokens(&turn.text)?;
-        // Wrong stop texts are told now, not when it begins.
-        Completion::within(&[], &turn.options, None)?;
-        let entry = Entry {
-            ticket: RequestId(self.tickets),
-            sampler: Sampler::new(turn.sample)?.constrained(turn.constraint),
-            what: What::Turn(Box::new(Turn {
-                session: turn.session,
-                text: turn.text,
-                embedding: turn.embedding,
-                now_ms: turn.now_ms,
-                options: turn.options,
-                coming,
-                tried: Cell::new(None),
-            })),
-        };
-        // What it needs depends on where its session is when it begins.
-        self.queue
-            .push(entry, turn.priority, turn.owner, 0, turn.deadline)?;
-        Ok(self.ticket())
-    }
-
-    fn ticket(&mut self) -> RequestId {
-        self.tickets += 1;
-        RequestId(self.tickets - 1)
+        Ok((asked, bytes as u64))
     }
 
     /// Nobody wants it any more: what it holds is free at once. What was said of a turn is part of its conversation, and
@@ -485,7 +385,7 @@ impl Scheduler {
     }
 
     /// One step of all that can take part. `false`: there was nothing to do.
-    pub fn step(&mut self, now: Duration, tell: Tell<'_>) -> Result<bool, StepError> {
+    pub fn step(&mut self, now: Duration, tell: Deliver<'_>) -> Result<bool, StepError> {
         self.portion.begin(now);
         self.expire(now, tell)?;
         self.admit(tell)?;
@@ -516,7 +416,7 @@ impl Scheduler {
     }
 
     /// Ends those whose time is over.
-    fn expire(&mut self, now: Duration, tell: Tell<'_>) -> Result<(), StepError> {
+    fn expire(&mut self, now: Duration, tell: Deliver<'_>) -> Result<(), StepError> {
         for late in self.queue.expired(now) {
             let completed = match late.what.what {
                 What::Request(asked) => asked.completion.end(),
@@ -539,7 +439,7 @@ impl Scheduler {
         self.house.leave_over(tell)
     }
 
-    fn admit(&mut self, tell: Tell<'_>) -> Result<(), StepError> {
+    fn admit(&mut self, tell: Deliver<'_>) -> Result<(), StepError> {
         while self.house.active.len() < self.options.batch {
             let mut entered = Enters::NotYet;
             let first = first_turns(&self.queue);
@@ -591,7 +491,7 @@ impl Scheduler {
                     _,
                 ) => (Work::Turn(saying), bytes, rows, false),
                 (Enters::Never(error), _) => {
-                    let _ = tell(ticket, RequestEvent::Failed(error.to_string()));
+                    let _ = tell(ticket, RequestEvent::Failed(error.into()));
                     continue;
                 }
                 _ => continue,

@@ -5,7 +5,7 @@
 //! that begins alike goes on from there. Tokens are compared one by one, nothing is found by a hash, and owners do not find
 //! what others have read. What is kept is promised to nobody, and leaves before anything else does.
 
-use super::RequestId;
+use super::request::RequestId;
 use haversack_engine::runtime::{Keep, Runtime, SequenceId, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
 

@@ -3,23 +3,55 @@
 use crate::expected_turns::{Talk, Turn};
 use crate::models::fingerprint;
 use crate::reference_request::{Guest, Standing, Told};
-use haversack_conversations::scheduler::{RequestEvent, RequestId, TurnRequest};
+use haversack_conversations::scheduler::{Request, RequestEvent, RequestId, RequestKind};
 use haversack_conversations::session::Answer;
+use haversack_engine::runtime::GenerateOptions;
+use haversack_engine::sample::SampleOptions;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+/// A turn to ask for.
+#[derive(Clone, Debug, Default)]
+pub struct TurnSpec {
+    pub session: String,
+    pub text: String,
+    pub now_ms: u64,
+    pub sample: SampleOptions,
+    pub options: GenerateOptions,
+    pub owner: u64,
+    pub deadline: Option<Duration>,
+}
+
+impl TurnSpec {
+    pub fn request(&self) -> Request {
+        let spec = self.clone();
+        Request {
+            sample: spec.sample,
+            options: spec.options,
+            owner: spec.owner,
+            deadline: spec.deadline,
+            ..Request::new(RequestKind::Turn {
+                session: spec.session,
+                text: spec.text,
+                embedding: None,
+                now_ms: spec.now_ms,
+            })
+        }
+    }
+}
+
 /// A turn that was asked for.
 #[derive(Debug)]
 pub struct Asked {
-    pub request: TurnRequest,
+    pub request: TurnSpec,
     pub leaves: Option<usize>,
     pub standing: Standing,
     told: Vec<Told>,
 }
 
 impl Asked {
-    pub fn new(request: TurnRequest, leaves: Option<usize>) -> Asked {
+    pub fn new(request: TurnSpec, leaves: Option<usize>) -> Asked {
         Asked {
             request,
             leaves,
@@ -157,7 +189,7 @@ fn of_guest(
         }
         RequestEvent::Failed(why) => {
             end(&mut guest.standing, "failed")?;
-            failed.push(why);
+            failed.push(why.to_string());
         }
         RequestEvent::TurnSaved(_) => return Err("hears a turn".to_owned()),
     }
@@ -194,7 +226,7 @@ fn of_turn(
             let name = &asked.request.session;
             let talk = talks.iter_mut().find(|t| t.exists && t.name == *name);
             talk.into_iter().for_each(|talk| talk.is_lossy = true);
-            failed.push(why);
+            failed.push(why.to_string());
         }
     }
     Ok(match asked.leaves {

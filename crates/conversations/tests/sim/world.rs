@@ -1,15 +1,13 @@
 //! One seed's world: everything that happens, one step after the other, and what must hold after each.
 
 use crate::common::Dice;
-use crate::event_checker::{Asked, Ears};
+use crate::event_checker::{Asked, Ears, TurnSpec};
 use crate::expected_turns::{self, Op, Talk, turn_tokens};
 use crate::models::{OTHER, Stage, one_in, pick};
 use crate::reference_request::{self, Guest, Standing, ask, ask_wrongly, sampling};
 use crate::rollback::{Draft, Heard};
 use crate::seed_settings::{Kind, Setting};
-use haversack_conversations::scheduler::{
-    LongPrompt, RequestId, Scheduler, SubmitError, TurnRequest,
-};
+use haversack_conversations::scheduler::{LongPrompt, RequestId, Scheduler, SubmitError};
 use haversack_conversations::session::layout::Layout;
 use haversack_conversations::session::turns::Place;
 use haversack_conversations::session::{SessionError, SessionId, Sessions};
@@ -270,7 +268,7 @@ impl World<'_> {
     fn submit(&mut self) -> Check {
         let request = ask(&mut self.dice, &self.setting, self.now);
         let leaves = self.leaves();
-        let submitted = self.desk.submit(request.clone());
+        let submitted = self.desk.submit(request.request());
         self.tell(|| {
             let (n, most) = (request.prompt.len(), request.options.tokens_max);
             let rows = request.rows;
@@ -294,7 +292,7 @@ impl World<'_> {
             Err(SubmitError::PromptTooLong { .. })
                 if request
                     .rows
-                    .is_some_and(|rows| rows.long == LongPrompt::Refuse) =>
+                    .is_some_and(|rows| rows.when_longer == LongPrompt::Refuse) =>
             {
                 Ok(())
             }
@@ -307,7 +305,7 @@ impl World<'_> {
     fn ask_wrongly(&mut self) -> Check {
         let request = ask_wrongly(&mut self.dice, &self.setting, self.now);
         self.tell(|| "a request that nobody can serve".to_owned());
-        match self.desk.submit(request) {
+        match self.desk.submit(request.request()) {
             Ok(_) => Err("a wrong request was taken".to_owned()),
             Err(_) => Ok(()),
         }
@@ -559,7 +557,7 @@ impl World<'_> {
             return self.create();
         };
         let leaves = self.leaves();
-        let request = TurnRequest {
+        let request = TurnSpec {
             session: self.ears.talks[i].name.clone(),
             text: self.text(6),
             now_ms: 8,
@@ -571,9 +569,8 @@ impl World<'_> {
             },
             owner: self.dice.roll(3) as u64,
             deadline: one_in(&mut self.dice, 15).then(|| self.now + Duration::from_secs(4)),
-            ..TurnRequest::default()
         };
-        let said = self.desk.say(request.clone());
+        let said = self.desk.submit(request.request());
         self.tell(|| {
             format!(
                 "say to {}: {:?}, leaves {leaves:?}: {said:?}",
@@ -746,15 +743,15 @@ impl World<'_> {
         }
         let mut asked = Vec::new();
         for talk in &ears.talks {
-            let request = TurnRequest {
+            let request = TurnSpec {
                 session: talk.name.clone(),
                 text: "egg".to_owned(),
-                ..TurnRequest::default()
+                ..TurnSpec::default()
             };
             asked.push(request);
         }
         for request in asked {
-            let ticket = desk.say(request.clone()).map_err(|e| e.to_string())?;
+            let ticket = desk.submit(request.request()).map_err(|e| e.to_string())?;
             ears.asked.insert(ticket, Asked::new(request, None));
             while !desk.is_idle() {
                 let stepped = desk.step(self.now, &mut |ticket, news| ears.hear(ticket, news));
