@@ -6,7 +6,7 @@
 //! stored belongs to all of a runtime: `adaptive` with the bytes that as many rows take in f16.
 
 use haversack_conversations::scheduler::{
-    LongPrompt, Request, RequestEvent, RequestId, RequestReport, RowLimit, Scheduler,
+    LongPrompt, Request, RequestEvent, RequestId, RequestKind, RequestReport, RowLimit, Scheduler,
     SchedulerOptions,
 };
 use haversack_engine::kv_quality::adaptive::Wishes;
@@ -71,16 +71,16 @@ fn main() -> Result<(), Failure> {
     ];
     let ways = ways.into_iter().filter(|(name, _)| is_wanted(name));
     let ways: Vec<(&str, Option<RowLimit>)> = ways
-        .map(|(name, long)| {
-            let most = match long {
+        .map(|(name, when_longer)| {
+            let max_rows = match when_longer {
                 LongPrompt::Refuse => model.config().context,
                 _ => limit,
             };
             let anchors = ANCHORS;
             let rows = RowLimit {
-                most,
+                max_rows,
                 anchors,
-                long,
+                when_longer,
             };
             (name, Some(rows))
         })
@@ -169,7 +169,6 @@ fn desk(
 
 fn request(prompt: Vec<u32>, rows: Option<RowLimit>, tokens_max: usize) -> Request {
     Request {
-        prompt,
         sample: SampleOptions {
             temperature: 0.0,
             ..SampleOptions::default()
@@ -178,8 +177,7 @@ fn request(prompt: Vec<u32>, rows: Option<RowLimit>, tokens_max: usize) -> Reque
             tokens_max: Some(tokens_max),
             ..GenerateOptions::default()
         },
-        rows,
-        ..Request::default()
+        ..Request::new(RequestKind::Completion { prompt, rows })
     }
 }
 

@@ -54,8 +54,8 @@ fn desk(model: &Arc<Model>, threads: usize) -> Result<Scheduler, Box<dyn Error>>
 fn request(model: &Model, n: usize, tokens: usize) -> Request {
     let mut dice = Dice::new(n as u64, &[]);
     let vocabulary = model.config().vocab;
+    let prompt = (0..PROMPT).map(|_| dice.below(vocabulary) as u32).collect();
     Request {
-        prompt: (0..PROMPT).map(|_| dice.below(vocabulary) as u32).collect(),
         sample: SampleOptions {
             temperature: 0.0,
             ..SampleOptions::default()
@@ -65,7 +65,7 @@ fn request(model: &Model, n: usize, tokens: usize) -> Request {
             ignore_end: true,
             ..GenerateOptions::default()
         },
-        ..Request::default()
+        ..Request::completion(prompt)
     }
 }
 

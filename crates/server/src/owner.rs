@@ -9,8 +9,8 @@ use haversack::engine::sample::{SampleError, logprob_of, logprobs_top};
 use haversack::engine::{Ledger, Model};
 use haversack::memory::{Readings, Zones};
 use haversack::scheduler::{
-    PrefixCacheStats, Request, RequestEvent, RequestId, RequestReport, Scheduler, SchedulerOptions,
-    SchedulerStats, SubmitError, TurnRequest,
+    PrefixCacheStats, Request, RequestEvent, RequestId, RequestKind, RequestReport, Scheduler,
+    SchedulerOptions, SchedulerStats, SubmitError,
 };
 use haversack::session::{Context, Embed, Sessions};
 use std::collections::{HashMap, VecDeque};
@@ -62,12 +62,6 @@ pub enum Became {
         number: Option<u64>,
         context: Box<Context>,
     },
-}
-
-/// What somebody wants answered.
-pub enum Submission {
-    Request(Box<Request>),
-    Turn(Box<TurnRequest>),
 }
 
 /// How likely a token was, and what else was.
@@ -163,7 +157,7 @@ const NOTICES: usize = 64;
 
 enum Command {
     Submit {
-        what: Submission,
+        request: Box<Request>,
         choice: usize,
         logprobs: Option<usize>,
         to: mpsc::Sender<Told>,
@@ -282,7 +276,7 @@ impl Hall {
     /// Places for all of them or none, at once; then the desk says whether it takes them.
     pub async fn submit(
         &self,
-        what: Vec<Submission>,
+        what: Vec<Request>,
         logprobs: Option<usize>,
     ) -> Result<(Place, mpsc::Receiver<Told>), Turned> {
         if self.is_stopping() {
@@ -299,11 +293,11 @@ impl Hall {
             tickets: Vec::new(),
         };
         let (to, told) = mpsc::channel(limits::BEHIND);
-        for (choice, what) in what.into_iter().enumerate() {
+        for (choice, request) in what.into_iter().enumerate() {
             let (reply, answer) = oneshot::channel();
             let permit = permits.split(1).ok_or(Turned::Busy)?;
             let submit = Command::Submit {
-                what,
+                request: Box::new(request),
                 choice,
                 logprobs,
                 to: to.clone(),
@@ -461,21 +455,19 @@ impl Owner {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Submit {
-                what,
+                request,
                 choice,
                 logprobs,
                 to,
                 permit,
                 reply,
             } => {
-                let (ticket, tokens) = match what {
-                    Submission::Request(request) => {
-                        let tokens = request.prompt.len();
-                        (self.desk.submit(*request), tokens)
-                    }
+                let tokens = match &request.kind {
+                    RequestKind::Completion { prompt, .. } => prompt.len(),
                     // Its tokens are counted when it is said.
-                    Submission::Turn(turn) => (self.desk.say(*turn), 0),
+                    RequestKind::Turn { .. } => 0,
                 };
+                let ticket = self.desk.submit(*request);
                 if let Ok(ticket) = ticket {
                     let mut seen = lock(&self.seen);
                     seen.prompt_tokens += tokens as u64;
@@ -650,7 +642,7 @@ impl Listener {
                 },
                 text: answer.text,
             },
-            RequestEvent::Failed(why) => Piece::Failed(why),
+            RequestEvent::Failed(error) => Piece::Failed(error.to_string()),
         };
         match self.to.try_send((self.choice, piece)) {
             Ok(()) => ControlFlow::Continue(()),
