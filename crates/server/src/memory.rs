@@ -109,7 +109,7 @@ fn picture_json(picture: &MemoryReport) -> Value {
     let (sessions, requests): (Vec<&SequenceReport>, Vec<&SequenceReport>) = picture
         .sequences
         .iter()
-        .partition(|shown| shown.who.session().is_some());
+        .partition(|shown| shown.owner.session().is_some());
     let all = |of: Vec<&SequenceReport>| of.into_iter().map(shown_json).collect::<Vec<Value>>();
     json!({
         "object": "memory",
@@ -145,7 +145,7 @@ fn shown_json(shown: &SequenceReport) -> Value {
             })
         })
         .collect();
-    let strips: Vec<Value> = shown.strips.iter().map(strip_json).collect();
+    let strips: Vec<Value> = shown.token_maps.iter().map(strip_json).collect();
     let mut document = json!({
         "is_active": shown.is_active,
         "position": shown.position,
@@ -154,7 +154,7 @@ fn shown_json(shown: &SequenceReport) -> Value {
         "strips": strips,
         "layers_left_off": shown.layers_left_off,
     });
-    match &shown.who {
+    match &shown.owner {
         SequenceOwner::Request(ticket) => document["number"] = json!(ticket.number()),
         SequenceOwner::Session(session) => add_session(&mut document, session),
     }
@@ -203,7 +203,7 @@ fn strip_json(strip: &TokenMap) -> Value {
         }
     }
     let runs: Vec<Value> = strip
-        .stretches
+        .runs
         .iter()
         .map(|(tokens, lies)| json!([tokens, lies.name()]))
         .collect();

@@ -512,7 +512,7 @@ impl Owner {
         let changes = self.desk.observe(thermal, &reading, now);
         let (ledger, sight) = (self.desk.runtime().ledger(), self.desk.stats());
         let mut seen = lock(&self.seen);
-        self.speed.note(now, seen.tokens, sight.read);
+        self.speed.note(now, seen.tokens, sight.tokens_read);
         seen.speed = self.speed.per_second();
         seen.thermal = thermal;
         seen.rung = self.desk.throttle_level();
