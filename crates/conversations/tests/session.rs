@@ -265,7 +265,7 @@ fn facts_hold_until_they_do_not() {
     let long = "word ".repeat(300);
     let error = sessions.add_fact(&mut runtime, id, &long, 3).unwrap_err();
     assert!(
-        matches!(error, SessionError::PersistentFull { most: 300, .. }),
+        matches!(error, SessionError::PersistentFull { max: 300, .. }),
         "{error}"
     );
     sessions.suspend(&mut runtime, id).unwrap();
