@@ -11,7 +11,7 @@ use haversack::scheduler::MemoryReport;
 use haversack::scheduler::memory_report::{SequenceOwner, SequenceReport, form_name};
 use haversack::scheduler::token_map::{BlockSource, TokenMap};
 use haversack::session::report::{SessionReport, TurnReport};
-use haversack::session::turns::{TurnPlace, Turn};
+use haversack::session::turns::{Turn, TurnPlace};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -6,7 +6,7 @@ use super::plan::Pace;
 use super::request::RequestId;
 use super::resources::{Resources, SuspendCounts};
 use super::token_map::{TokenMap, token_maps};
-use crate::session::{SessionId, SessionReport, Sessions, SessionCounters};
+use crate::session::{SessionCounters, SessionId, SessionReport, Sessions};
 use haversack_cache::{KvForm, Ledger, ZoneBytes};
 use haversack_engine::runtime::SequenceId;
 

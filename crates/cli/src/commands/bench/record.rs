@@ -5,7 +5,7 @@ use super::roofline::Roofline;
 use crate::args;
 use crate::commands::doctor::cpu_model;
 use anyhow::{Context, Result};
-use haversack::kernels::cpu::Table;
+use haversack::kernels::cpu::Backend;
 use serde_json::{Value as Json, json};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -55,7 +55,7 @@ impl Setting {
             "activations": self.activations,
             "kv": self.kv,
             "cpu": self.cpu,
-            "table": Table::best().name(),
+            "table": Backend::best().name(),
             "compiler": env!("HAVERSACK_COMPILER"),
             "commit": self.commit,
             "command": self.command,
@@ -119,7 +119,7 @@ pub fn append(path: &Path, setting: &Setting, rows: &[Row], roofline: &Roofline)
             format!("{:.2}", roofline.read_bandwidth_gbs),
             roofline.weight_bytes_per_token.to_string(),
             setting.cpu.clone(),
-            Table::best().name().to_owned(),
+            Backend::best().name().to_owned(),
             env!("HAVERSACK_COMPILER").to_owned(),
             setting.commit.clone(),
             setting.command.clone(),

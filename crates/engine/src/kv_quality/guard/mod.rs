@@ -146,7 +146,7 @@ pub(crate) struct GuardTools<'a> {
     pub exec: Exec<'a>,
     pub store: &'a Store,
     pub sequences: &'a mut Sequences,
-    pub attention: &'a mut attention::Scratch,
+    pub attention: &'a mut attention::AttentionScratch,
 }
 
 pub struct Guard {
@@ -330,7 +330,7 @@ const ROUNDS: usize = 3;
 pub(crate) struct GuardView<'a> {
     pub exec: Exec<'a>,
     pub store: &'a Store,
-    pub attention: &'a mut attention::Scratch,
+    pub attention: &'a mut attention::AttentionScratch,
     pub layer: SampledLayer<'a>,
     pub id: SequenceId,
     pub index: usize,
