@@ -16,7 +16,7 @@ mod store;
 mod table;
 
 pub use haversack_kernels::format::kv::{Basis, Codec, Form, KvForm, KvShape};
-pub use haversack_memory::{Backing, Faults, Region};
+pub use haversack_memory::{Backing, Region, SlabIo};
 
 pub use coding::staging_bytes;
 pub use error::{CacheError, CannotFit};

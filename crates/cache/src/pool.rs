@@ -15,8 +15,9 @@ use crate::adopted::{ADOPTED, Adopted, RegionIndex};
 use crate::error::CacheError;
 use haversack_memory::arena::ALIGN;
 use haversack_memory::zoo::{Bug, planted};
-use haversack_memory::{Arena, ArenaError, Backing, Faults, Refusal, Region, SlabIndex};
+use haversack_memory::{Arena, ArenaError, Backing, Refusal, Region, SlabIndex, SlabIo};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 /// One block, by index and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,13 +107,13 @@ impl Pool {
         block_bytes: usize,
         slab_bytes: usize,
         backing: Backing,
-        faults: Option<Faults>,
+        io: Option<Arc<dyn SlabIo>>,
     ) -> Result<Pool, CacheError> {
         let block_bytes = block_bytes.max(1);
         let blocks_per_slab = blocks_per_slab(block_bytes, slab_bytes);
         let bytes = blocks_per_slab.saturating_mul(block_bytes);
-        let arena = match faults {
-            Some(faults) => Arena::with_faults(bytes, backing, faults),
+        let arena = match io {
+            Some(io) => Arena::with_io(bytes, backing, io),
             None => Arena::with_backing(bytes, backing),
         }
         .map_err(refused)?;
@@ -586,7 +587,7 @@ pub(crate) fn reserve_exact<T>(list: &mut Vec<T>, more: usize) -> Result<(), Cac
 fn refused(error: ArenaError) -> CacheError {
     match error.why {
         Refusal::NoBacking(why) => CacheError::NoBacking { why },
-        Refusal::OutOfMemory | Refusal::Injected => CacheError::OutOfMemory {
+        Refusal::OutOfMemory => CacheError::OutOfMemory {
             bytes: error.slab_bytes,
         },
     }

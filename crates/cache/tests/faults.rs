@@ -10,8 +10,9 @@ mod common;
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};
 use haversack_cache::{
-    CacheError, Codec, Faults, KvForm, LayerShape, SequenceId, Store, StoreOptions, Zones,
+    CacheError, Codec, KvForm, LayerShape, SequenceId, Store, StoreOptions, Zones,
 };
+use haversack_testing::ArenaFaults;
 
 struct Life {
     store: Store,
@@ -116,11 +117,11 @@ impl Life {
 fn sweep(layers: Vec<LayerShape>, zones: Zones) {
     let mut refused = 0;
     for n in 1.. {
-        let faults = Faults::fail_nth(n);
+        let faults = ArenaFaults::fail_nth(n);
         let mut life = Life::new(StoreOptions {
             layers: layers.clone(),
             zones,
-            faults: Some(faults.clone()),
+            slab_io: Some(faults.io()),
             // A page or more each, so that releasing has something to give.
             slab_bytes: 4 << 10,
             ..StoreOptions::default()

@@ -33,7 +33,7 @@ fn recipes() -> Vec<(KvForm, KvForm, Backing)> {
         (int8, int4, Backing::Private),
     ];
     if cfg!(target_os = "linux") {
-        recipes.push((KvForm::F16, KvForm::F16, Backing::Shared));
+        recipes.push((KvForm::F16, KvForm::F16, Backing::Memfd));
     }
     recipes
 }
@@ -92,7 +92,7 @@ fn evicting_gives_pages_back() {
 #[test]
 #[cfg(target_os = "linux")]
 fn huge_pages_need_room_in_the_budget() {
-    use haversack_memory::{Effect, Hint};
+    use haversack_memory::Effect;
 
     let int8 = KvForm::both(Codec::Int8.form());
     let int4 = KvForm::both(Codec::Int4.form());
@@ -104,7 +104,7 @@ fn huge_pages_need_room_in_the_budget() {
         for chunk in tokens.chunks(512) {
             feed(&mut store, id, chunk).unwrap();
         }
-        let huge = |pool: &Pool| match pool.arena().effect(Hint::HugePages) {
+        let huge = |pool: &Pool| match pool.arena().huge_pages() {
             Some(Effect::Active { bytes }) => bytes,
             _ => 0,
         };

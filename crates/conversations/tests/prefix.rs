@@ -7,8 +7,8 @@ use haversack_conversations::session::{SessionId, SessionOptions, Sessions};
 use haversack_engine::{
     Activations, Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions,
 };
-use haversack_memory::journal::{Blow, Faults};
 use haversack_testing::models::Spec;
+use haversack_testing::{DiskFault, JournalFaults};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -350,11 +350,11 @@ fn without_a_file_it_is_computed() {
     let id = create(&mut runtime, &mut sessions, "a");
     let expected = go_on(&mut runtime, &sessions, id);
     let mut strikes = 0;
-    for blow in [Blow::Full, Blow::Broken] {
+    for fault in [DiskFault::Full, DiskFault::Broken] {
         for strike in 1.. {
             let _ = std::fs::remove_dir_all(world.options.prefix_dir.as_ref().unwrap());
-            let faults = Faults::from(strike, blow);
-            world.options.faults = Some(faults.clone());
+            let faults = JournalFaults::from(strike, fault);
+            world.options.journal_io = Some(faults.io());
             let (mut runtime, mut sessions) = world.start();
             let id = create(&mut runtime, &mut sessions, "a");
             assert_eq!(go_on(&mut runtime, &sessions, id), expected);
@@ -368,7 +368,7 @@ fn without_a_file_it_is_computed() {
         }
     }
     assert!(strikes > 6, "{strikes}");
-    world.options.faults = None;
+    world.options.journal_io = None;
     // PrefixCache the quota, and in a folder that cannot be.
     std::fs::remove_dir_all(world.options.prefix_dir.as_ref().unwrap()).unwrap();
     world.options.prefix_quota_bytes = 1000;

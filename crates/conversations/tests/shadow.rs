@@ -17,8 +17,8 @@ use haversack_engine::sample::{SampleOptions, Sampler};
 use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions,
 };
-use haversack_memory::journal::{Blow, Faults};
 use haversack_testing::models::Spec;
+use haversack_testing::{DiskFault, JournalFaults};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -313,19 +313,19 @@ fn killed_on_the_way() {
 /// The disk fails at every call of the swap's commit: the old stream stays, in memory and in the file.
 #[test]
 fn a_swap_that_cannot_be_saved_does_not_happen() {
-    let count = Faults::never();
+    let count = JournalFaults::never();
     let mut world = World::new();
-    world.options.faults = Some(count.clone());
+    world.options.journal_io = Some(count.io());
     let (mut runtime, mut sessions) = world.start();
     let id = over(&mut runtime, &mut sessions);
-    let first = count.steps().len();
+    let first = count.calls().len();
     sessions.settle(&mut runtime, id).unwrap();
-    let last = count.steps().len();
+    let last = count.calls().len();
     assert!(last > first + 3);
     for n in first + 1..=last {
-        let faults = Faults::at(n, Blow::Broken);
+        let faults = JournalFaults::at(n, DiskFault::Broken);
         let mut world = World::new();
-        world.options.faults = Some(faults.clone());
+        world.options.journal_io = Some(faults.io());
         let (mut runtime, mut sessions) = world.start();
         let id = over(&mut runtime, &mut sessions);
         let (before, live) = (world.told(&sessions, id), runtime.ledger().kv_live);

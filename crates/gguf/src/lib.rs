@@ -31,7 +31,7 @@ pub use parse::Tensor;
 pub use value::{Array, Value, ValueType};
 pub use write::{GgufWriter, Meta};
 
-use haversack_memory::{Advice, FileMap};
+use haversack_memory::{FileMap, MapAdvice};
 use parse::Parsed;
 use std::path::{Path, PathBuf};
 
@@ -275,7 +275,7 @@ impl Gguf {
             let first = part.map.as_slice().as_ptr().addr();
             let at = self.bytes(tensor).as_ptr().addr().saturating_sub(first);
             let range = at.saturating_add(bytes.start)..at.saturating_add(bytes.end);
-            let _ = part.map.advise(range, Advice::WillNeed);
+            let _ = part.map.advise(range, MapAdvice::WillNeed);
         }
     }
 

@@ -7,7 +7,7 @@ use haversack::engine::device::{Thermal, governor};
 use haversack::engine::runtime::{Finish, Runtime};
 use haversack::engine::sample::{SampleError, logprob_of, logprobs_top};
 use haversack::engine::{Ledger, Model};
-use haversack::memory::{Readings, Zones};
+use haversack::memory::{Readings, ThermalZones};
 use haversack::scheduler::{
     PrefixCacheStats, Request, RequestEvent, RequestId, RequestKind, RequestReport, Scheduler,
     SchedulerOptions, SchedulerStats, SubmitError,
@@ -325,7 +325,7 @@ struct Listener {
 /// What the device says, and what somebody says of it.
 struct Device {
     readings: Readings,
-    zones: Zones,
+    zones: ThermalZones,
     told: Option<Thermal>,
     /// When it is looked at next.
     due: Duration,
@@ -384,7 +384,7 @@ impl Owner {
         }
         let device = Device {
             readings: Readings::open(),
-            zones: Zones::open(),
+            zones: ThermalZones::open(),
             told: None,
             due: Duration::ZERO,
         };

@@ -40,7 +40,8 @@ use crate::table::{Entry, FormView, Table, TableView};
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
 use haversack_memory::zoo::{Bug, planted};
-use haversack_memory::{Backing, Faults};
+use haversack_memory::{Backing, SlabIo};
+use std::sync::Arc;
 
 /// Slabs of this many bytes: a huge page each, and less than a block beyond it in small ones. A short chat
 /// stays small all the same: pages of a slab that is not full are in memory where they were written.
@@ -61,8 +62,8 @@ pub struct StoreOptions {
     pub notes: Option<Noting>,
     /// Where the pages of blocks come from.
     pub backing: Backing,
-    /// Arena calls that fail, for tests.
-    pub faults: Option<Faults>,
+    /// The arenas' calls to the system; `None` = the real ones.
+    pub slab_io: Option<Arc<dyn SlabIo>>,
     /// Rounded up to whole blocks.
     pub slab_bytes: usize,
 }
@@ -77,7 +78,7 @@ impl Default for StoreOptions {
             budget_bytes: None,
             notes: None,
             backing: Backing::default(),
-            faults: None,
+            slab_io: None,
             slab_bytes: SLAB_BYTES,
         }
     }
@@ -186,8 +187,8 @@ impl Store {
             if let Some(pool) = known {
                 return Ok(pool);
             }
-            let faults = options.faults.clone();
-            let pool = Pool::new(block_bytes, options.slab_bytes, options.backing, faults)?;
+            let io = options.slab_io.clone();
+            let pool = Pool::new(block_bytes, options.slab_bytes, options.backing, io)?;
             pools.push(pool);
             Ok::<usize, CacheError>(pools.len() - 1)
         };

@@ -51,7 +51,7 @@ impl EmbeddingTask {
             return EmbeddingTask::Done(encoder.embed(&text).ok().map(Box::new));
         }
         EmbeddingTask::Running(std::thread::spawn(move || {
-            background::give_way();
+            background::lower_priority();
             encoder.embed(&text).ok()
         }))
     }

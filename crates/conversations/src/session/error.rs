@@ -19,7 +19,7 @@ pub enum SessionError {
     #[error("session {name}: {source}")]
     File {
         name: String,
-        source: journal::Error,
+        source: journal::JournalError,
     },
     #[error("session {name}: {source}")]
     Record {

@@ -22,7 +22,7 @@ use super::transcript::{Fact, StoredRecord, StoredTurn, Transcript};
 use super::turns::{SLOTS, TurnPlace};
 use haversack_cache::{CacheError, Store};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
-use haversack_memory::journal::{self, Journal, Map, RecordRef, Rewrite};
+use haversack_memory::journal::{self, Journal, JournalMap, JournalRewrite, RecordRef};
 use haversack_memory::zoo::{Bug, planted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -41,7 +41,7 @@ pub(super) struct LogHome {
 /// Why a file could not be created.
 pub(super) enum CreateError {
     Folder(PathBuf, std::io::Error),
-    File(journal::Error),
+    File(journal::JournalError),
 }
 
 impl CreateError {
@@ -52,7 +52,7 @@ impl CreateError {
         };
         !matches!(
             error,
-            journal::Error::Io { .. } | journal::Error::Quota { .. }
+            journal::JournalError::Io { .. } | journal::JournalError::Quota { .. }
         )
     }
 
@@ -78,13 +78,17 @@ impl LogHome {
         }
         let journal_options = || journal_options(options, options.quota_bytes);
         let made = match Journal::create(&self.path, &self.identity, journal_options()) {
-            Err(journal::Error::Exists) => match Journal::open(&self.path, journal_options()) {
-                Ok(left) if left.records.is_empty() && left.journal.identity() == self.identity => {
-                    Ok(left.journal)
+            Err(journal::JournalError::Exists) => {
+                match Journal::open(&self.path, journal_options()) {
+                    Ok(left)
+                        if left.records.is_empty() && left.journal.identity() == self.identity =>
+                    {
+                        Ok(left.journal)
+                    }
+                    Err(journal::JournalError::Busy) => Err(journal::JournalError::Busy),
+                    _ => Err(journal::JournalError::Exists),
                 }
-                Err(journal::Error::Busy) => Err(journal::Error::Busy),
-                _ => Err(journal::Error::Exists),
-            },
+            }
             made => made,
         };
         made.map_err(CreateError::File)
@@ -94,29 +98,29 @@ impl LogHome {
 /// Where records are written: at the end of a journal, or into a new file.
 trait RecordTarget {
     /// Appends one record, given in consecutive pieces.
-    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error>;
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::JournalError>;
 }
 
 /// A target that also takes over records of an older file. It checks them on the way: damage is not copied.
 trait RewriteTarget: RecordTarget {
-    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error>;
+    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::JournalError>;
 }
 
 impl RecordTarget for Journal {
-    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::JournalError> {
         Journal::append(self, kind, pieces)
     }
 }
 
-impl RecordTarget for Rewrite<'_> {
-    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
-        Rewrite::append(self, kind, pieces)
+impl RecordTarget for JournalRewrite<'_> {
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::JournalError> {
+        JournalRewrite::append(self, kind, pieces)
     }
 }
 
-impl RewriteTarget for Rewrite<'_> {
-    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error> {
-        Rewrite::keep(self, record)
+impl RewriteTarget for JournalRewrite<'_> {
+    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::JournalError> {
+        JournalRewrite::keep(self, record)
     }
 }
 
@@ -128,13 +132,13 @@ struct JournalCopy<'a> {
 }
 
 impl RecordTarget for JournalCopy<'_> {
-    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::JournalError> {
         self.to.append(kind, pieces)
     }
 }
 
 impl RewriteTarget for JournalCopy<'_> {
-    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error> {
+    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::JournalError> {
         self.from.read(record, &mut self.buffer)?;
         self.to.append(record.kind, &[&self.buffer])
     }
@@ -154,12 +158,12 @@ pub(super) struct Draft<'a> {
 }
 
 enum WriteError {
-    File(journal::Error),
+    File(journal::JournalError),
     Rows(CacheError),
 }
 
-impl From<journal::Error> for WriteError {
-    fn from(error: journal::Error) -> WriteError {
+impl From<journal::JournalError> for WriteError {
+    fn from(error: journal::JournalError) -> WriteError {
         WriteError::File(error)
     }
 }
@@ -351,7 +355,7 @@ impl SessionLog {
         Ok(bytes)
     }
 
-    pub fn map(&self) -> Result<Option<Map>, SessionError> {
+    pub fn map(&self) -> Result<Option<JournalMap>, SessionError> {
         let map = self.journal.as_ref().map(Journal::map).transpose();
         map.map_err(|e| self.file_error(e))
     }
@@ -372,7 +376,7 @@ impl SessionLog {
     /// Back to a checkpoint, after a save that failed.
     pub fn restore(&mut self, checkpoint: LogCheckpoint) {
         if let Some(journal) = &mut self.journal {
-            journal.abandon();
+            journal.rollback();
         }
         self.state = checkpoint.state;
         self.pending = checkpoint.pending;
@@ -485,7 +489,7 @@ impl SessionLog {
     /// A save failed: its records wait for the next.
     pub fn save_failed(&mut self, error: SessionError, transcript: &Transcript) {
         if let Some(journal) = &mut self.journal {
-            journal.abandon();
+            journal.rollback();
         }
         self.drop_obsolete(transcript);
         log::warn!("session {} is not saved: {error}", self.name);
@@ -739,7 +743,7 @@ impl SessionLog {
         Ok(())
     }
 
-    fn file_error(&self, source: journal::Error) -> SessionError {
+    fn file_error(&self, source: journal::JournalError) -> SessionError {
         SessionError::File {
             name: self.name.clone(),
             source,
@@ -782,7 +786,7 @@ fn take_over(
     to: &mut dyn RewriteTarget,
     transcript: &Transcript,
     residency: &Residency,
-) -> Result<KeptRecords, journal::Error> {
+) -> Result<KeptRecords, journal::JournalError> {
     let mut kept = KeptRecords {
         facts: Vec::new(),
         turns: PagedVec::default(),

@@ -28,7 +28,7 @@ use super::options::{SessionOptions, journal_options};
 use super::residency::feed;
 use haversack_cache::MappedImage;
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
-use haversack_memory::journal::{self, Journal, Map, RecordRef, WeakMap};
+use haversack_memory::journal::{self, Journal, JournalMap, RecordRef, WeakJournalMap};
 use haversack_memory::zoo::{Bug, planted};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -88,13 +88,13 @@ pub(super) struct Prefixes {
 /// A file that some sequence still reads: verified once.
 struct MappedFile {
     hash: blake3::Hash,
-    map: WeakMap,
+    map: WeakJournalMap,
     records: Vec<RecordRef>,
 }
 
 /// A file that is verified and mapped.
 struct VerifiedFile {
-    map: Map,
+    map: JournalMap,
     records: Vec<RecordRef>,
 }
 
@@ -102,7 +102,7 @@ struct VerifiedFile {
 #[derive(Debug, thiserror::Error)]
 pub enum PrefixError {
     #[error(transparent)]
-    File(#[from] journal::Error),
+    File(#[from] journal::JournalError),
     #[error("it belongs to another model, format or tenant")]
     Identity,
     #[error("its records are not those of an opening")]
@@ -118,7 +118,7 @@ pub enum PrefixError {
 impl PrefixError {
     /// The file does not exist yet.
     fn is_absence(&self) -> bool {
-        let PrefixError::File(journal::Error::Io { source, .. }) = self else {
+        let PrefixError::File(journal::JournalError::Io { source, .. }) = self else {
             return false;
         };
         source.kind() == std::io::ErrorKind::NotFound
@@ -178,7 +178,7 @@ impl Prefixes {
                 self.stats.written += 1;
                 keep_quota(dir, &file.path, options.prefix_quota_bytes);
             }
-            Err(PrefixError::File(journal::Error::Busy)) => wait_for(&file.path),
+            Err(PrefixError::File(journal::JournalError::Busy)) => wait_for(&file.path),
             Err(error) => {
                 self.note(&file.path, false, error);
                 return Ok(computed);
@@ -267,7 +267,7 @@ struct PrefixFile<'a> {
     path: PathBuf,
     hash: blake3::Hash,
     identity: String,
-    options: journal::Options,
+    options: journal::JournalOptions,
     tokens: &'a [u32],
 }
 
@@ -290,7 +290,7 @@ impl PrefixFile<'_> {
         let mut outline = Vec::new();
         store.outline(id, &mut outline)?;
         let laid = store.lay_out(id)?;
-        std::fs::create_dir_all(dir).map_err(|source| journal::Error::Io {
+        std::fs::create_dir_all(dir).map_err(|source| journal::JournalError::Io {
             doing: "making its folder",
             source,
         })?;

@@ -352,7 +352,7 @@ fn judge(
     Rebuild::Judging {
         judged: transcript.facts.iter().map(|f| f.number).collect(),
         thread: std::thread::spawn(move || {
-            background::give_way();
+            background::lower_priority();
             let layout = ChatLayout::new(model);
             run(&*condenser, &layout, now_ms, &pieces, &options)
         }),

@@ -16,9 +16,9 @@ use haversack_conversations::session::{SessionError, SessionId, Sessions};
 use haversack_engine::Runtime;
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::GenerateOptions;
-use haversack_memory::Faults;
 use haversack_memory::zoo::plant;
 use haversack_memory::{Cgroup, Psi, Reading};
+use haversack_testing::ArenaFaults;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -168,7 +168,11 @@ impl World<'_> {
 
     /// Injected failures so far.
     fn faults_hit(&self) -> usize {
-        let disk = self.settings.disk.as_ref().map_or(0, |disk| disk.blows());
+        let disk = self
+            .settings
+            .disk
+            .as_ref()
+            .map_or(0, |disk| disk.failures());
         usize::from(self.settings.arena.struck()) + disk
     }
 
@@ -825,7 +829,7 @@ impl World<'_> {
         drop(std::mem::replace(&mut self.scheduler, idle));
         let nth = 1 + self.dice.roll(6) as u64;
         self.log(|| format!("allocation {nth} fails"));
-        let faults = Faults::fail_nth(nth);
+        let faults = ArenaFaults::fail_nth(nth);
         let mut settings = self.settings.clone();
         settings.arena = faults.clone();
         let mut scheduler = settings.scheduler(self.models, settings.model)?;

@@ -89,7 +89,7 @@ impl Runtime {
         let usual = StoreOptions::default();
         let arenas = StoreOptions {
             slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
-            faults: options.slabs.faults.clone(),
+            slab_io: options.slabs.io.clone(),
             ..usual
         };
         let (means, carries) = key_stats(&model, options, &layers, &arenas)?;

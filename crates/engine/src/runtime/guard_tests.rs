@@ -76,7 +76,7 @@ fn guarded(rt: &mut Runtime) -> (&mut Guard, GuardTools<'_>) {
     let tools = GuardTools {
         config,
         exec: Exec {
-            table: runner.table,
+            backend: runner.backend,
             pool,
         },
         store: &runner.store,

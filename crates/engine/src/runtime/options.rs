@@ -10,7 +10,7 @@ use crate::model::kv::KvOptions;
 use haversack_cache::Noting;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::cpu::Backend;
-use haversack_memory::Faults;
+use haversack_memory::SlabIo;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -50,8 +50,8 @@ pub struct RuntimeOptions {
 pub struct Slabs {
     /// `None` = as the store likes them.
     pub bytes: Option<usize>,
-    /// Arena calls that fail.
-    pub faults: Option<Faults>,
+    /// Their calls to the system; `None` = the real ones.
+    pub io: Option<std::sync::Arc<dyn SlabIo>>,
 }
 
 impl Default for RuntimeOptions {

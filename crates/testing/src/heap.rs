@@ -1,14 +1,14 @@
-//! Counting what asks the heap for memory, for tests of paths that must not, or not for more than they say.
+//! Counts what asks the heap for memory, for tests of paths that must not allocate, or only within a bound.
 //!
-//! A test makes [`Counting`] its global allocator and compares [`allocations`] or [`held_bytes`] before and after. It
-//! counts every thread of the process. Not for programs: they keep the allocator they like.
+//! A test makes [`CountingAllocator`] its global allocator and compares [`allocations`] or [`held_bytes`] before and
+//! after. It counts every thread of the process. The one `unsafe` of this crate: a global allocator has no safe form.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// The system's allocator, a count of calls that take memory, and the bytes that are taken.
 #[derive(Debug)]
-pub struct Counting;
+pub struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -19,12 +19,12 @@ pub fn allocations() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
 
-/// Bytes of the heap that are in use, as they were asked for.
+/// Bytes of the heap in use, as they were requested.
 pub fn held_bytes() -> usize {
     HELD.load(Ordering::Relaxed)
 }
 
-/// The most that they have been since this was last asked.
+/// The peak of [`held_bytes`] since this was last called.
 pub fn take_peak_bytes() -> usize {
     PEAK.swap(held_bytes(), Ordering::Relaxed)
 }
@@ -40,7 +40,7 @@ fn free(bytes: usize) {
 }
 
 // SAFETY: every call goes to the system's allocator as it came; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
         // SAFETY: the caller's promises are passed on.
