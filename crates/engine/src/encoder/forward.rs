@@ -12,6 +12,9 @@ use haversack_kernels::ops::{self, Rows};
 use haversack_kernels::threads::chunks_mut;
 use haversack_kernels::{Exec, LANES};
 
+/// Tokens of a text that count, the two special ones included: what the model was trained with.
+pub const TOKENS_MAX: usize = 256;
+
 /// Of the published configuration.
 const NORM_EPS: f32 = 1e-12;
 
@@ -148,7 +151,7 @@ fn attend(
 ) {
     let keys = n.next_multiple_of(LANES);
     let queries = out.len() / DIMENSIONS;
-    let mut scores = [0.0; QUERIES * super::TOKENS_MAX]; // (query, token)
+    let mut scores = [0.0; QUERIES * TOKENS_MAX]; // (query, token)
     let at = head * HEAD;
     let of_head = |data| Rows {
         data,

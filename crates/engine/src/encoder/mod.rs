@@ -35,6 +35,7 @@ pub use embedding::{
     DIMENSIONS, Embedding, STORED_BYTES, STORED_ERROR_MAX, StoredEmbedding, StoredError, similarity,
 };
 pub use error::{EncoderError, EncoderFileError};
+pub use forward::TOKENS_MAX;
 
 use haversack_kernels::Exec;
 use haversack_kernels::cpu::Table;
@@ -45,9 +46,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use weights::{EncoderWeights, INNER};
 use wordpiece::WordPiece;
-
-/// Tokens of a text that count, the two special ones included: what the model was trained with.
-pub const TOKENS_MAX: usize = 256;
 
 /// Files of the encoder's folder.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
