@@ -7,13 +7,13 @@ use crate::error::CacheError;
 use crate::pool::reserve_exact;
 use crate::size::LayerShape;
 use haversack_kernels::Exec;
-use haversack_kernels::cpu::Table as Kernels;
-use haversack_kernels::format::kv::carry::{self, Carry};
+use haversack_kernels::cpu::Backend as Kernels;
 use haversack_kernels::format::kv::code::{
     recode_k_head, recode_v_head, write_k_rows, write_sink_row, write_v_rows,
 };
-use haversack_kernels::format::kv::{BLOCK_SLOTS, KvShape, Turn};
-use haversack_kernels::ops::turn::turn;
+use haversack_kernels::format::kv::error_feedback::{self, ErrorFeedback};
+use haversack_kernels::format::kv::{BLOCK_SLOTS, KvShape, Rotation};
+use haversack_kernels::ops::rotation::rotate_head;
 use haversack_kernels::threads::chunks_mut;
 use std::ops::Range;
 
@@ -118,15 +118,15 @@ pub(crate) struct Side<'a> {
     pub keys: bool,
     /// (row, kv_head, dim), as the model computed them.
     pub rows: &'a [f32],
-    pub turn: Turn,
+    pub turn: Rotation,
     pub mean: Option<&'a Mean>,
-    pub carry: Option<&'a Carry>,
+    pub carry: Option<&'a ErrorFeedback>,
 }
 
 impl<'a> Side<'a> {
     /// Coded as they are.
     pub fn is_ready(&self) -> bool {
-        self.mean.is_none() && self.turn == Turn::None
+        self.mean.is_none() && self.turn == Rotation::None
     }
 
     /// The values from `range` on as they are coded: centred and turned into `stage`, block by block.
@@ -150,7 +150,7 @@ impl<'a> Side<'a> {
                     row.iter_mut().zip(&mean.model).for_each(|(x, m)| *x -= m);
                 }
             }
-            turn_rows(exec.table, self.turn, shape.head_dim, stage);
+            turn_rows(exec.backend, self.turn, shape.head_dim, stage);
         });
         stage
     }
@@ -164,26 +164,28 @@ impl<'a> Side<'a> {
     }
 
     /// Codes rows that are ready into its part of a block.
-    pub fn code(&self, table: Kernels, shape: KvShape, to: &mut [u8], slot: usize, rows: &[f32]) {
+    pub fn code(&self, backend: Kernels, shape: KvShape, to: &mut [u8], slot: usize, rows: &[f32]) {
         match carried(self.carry, shape) {
-            Some(carry) if self.keys => carry::write_k_rows(table, shape, carry, to, slot, rows),
-            _ if self.keys => write_k_rows(table, shape, to, slot, rows),
-            _ => write_v_rows(table, shape, to, slot, rows),
+            Some(carry) if self.keys => {
+                error_feedback::write_k_rows(backend, shape, carry, to, slot, rows)
+            }
+            _ if self.keys => write_k_rows(backend, shape, to, slot, rows),
+            _ => write_v_rows(backend, shape, to, slot, rows),
         }
     }
 }
 
 /// What the keys of this form are rounded with, if they are.
-fn carried(carry: Option<&Carry>, shape: KvShape) -> Option<&Carry> {
-    carry.filter(|_| Carry::fits(shape.form.k, shape.head_dim))
+fn carried(carry: Option<&ErrorFeedback>, shape: KvShape) -> Option<&ErrorFeedback> {
+    carry.filter(|_| ErrorFeedback::fits(shape.form.k, shape.head_dim))
 }
 
 /// One head of a block from the near form to the far one. `to` is the head's keys, then its values.
 pub(crate) fn recode_head(
-    table: Kernels,
+    backend: Kernels,
     near: KvShape,
     far: KvShape,
-    carry: Option<&Carry>,
+    carry: Option<&ErrorFeedback>,
     head: usize,
     from: &[u8],
     to: &mut [u8],
@@ -195,15 +197,24 @@ pub(crate) fn recode_head(
     let from_v = &from_v[part(near.form.v.head_bytes(near.head_dim))];
     let (dim, from, to) = (near.head_dim, near.form.k, far.form.k);
     match carried(carry, far) {
-        Some(carry) => carry::recode_k_head(table, dim, from, from_k, to, carry.head(head), to_k),
-        None => recode_k_head(table, dim, from, from_k, to, to_k),
+        Some(carry) => {
+            error_feedback::recode_k_head(backend, dim, from, from_k, to, carry.head(head), to_k)
+        }
+        None => recode_k_head(backend, dim, from, from_k, to, to_k),
     }
-    recode_v_head(table, near.head_dim, near.form.v, from_v, far.form.v, to_v);
+    recode_v_head(
+        backend,
+        near.head_dim,
+        near.form.v,
+        from_v,
+        far.form.v,
+        to_v,
+    );
 }
 
 /// Exact rows of the first tokens: one side of the overlay, (kv_head, slot, dim) with `sinks` slots.
 pub(crate) fn write_sinks(
-    table: Kernels,
+    backend: Kernels,
     shape: LayerShape,
     sinks: usize,
     side: &mut [u8],
@@ -211,15 +222,15 @@ pub(crate) fn write_sinks(
     rows: &[f32],
 ) {
     for (i, row) in rows.chunks_exact(shape.width()).enumerate() {
-        write_sink_row(table, shape.head_dim, sinks, first_slot + i, row, side);
+        write_sink_row(backend, shape.head_dim, sinks, first_slot + i, row, side);
     }
 }
 
 /// Heads, one after the other, into another basis.
-fn turn_rows(table: Kernels, to: Turn, head_dim: usize, rows: &mut [f32]) {
-    if to != Turn::None {
+fn turn_rows(backend: Kernels, to: Rotation, head_dim: usize, rows: &mut [f32]) {
+    if to != Rotation::None {
         for head in rows.chunks_exact_mut(head_dim) {
-            turn(table, to, head);
+            rotate_head(backend, to, head);
         }
     }
 }

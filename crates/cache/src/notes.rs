@@ -7,7 +7,7 @@ use crate::error::CacheError;
 use crate::policy::count::Counting;
 use crate::pool::reserve_exact;
 use crate::size::SLOTS;
-use haversack_kernels::attention::Count;
+use haversack_kernels::attention::MassStatistic;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use std::ops::Range;
 
@@ -89,8 +89,10 @@ impl Noting {
     pub fn of(counting: &Counting) -> Noting {
         Noting {
             word: match counting.count {
-                Count::Squares => Word::AttentionAndLength,
-                Count::Sum | Count::Max | Count::Weighted(_) => Word::Attention,
+                MassStatistic::Squares => Word::AttentionAndLength,
+                MassStatistic::Sum | MassStatistic::Max | MassStatistic::Weighted(_) => {
+                    Word::Attention
+                }
             },
             heads: counting.heads,
         }
@@ -222,7 +224,7 @@ impl Notes {
     }
 
     /// Adds what each KV head counted: (kv_head, slot) of all blocks.
-    pub fn count(&mut self, count: Count, mass: &[u64]) {
+    pub fn count(&mut self, count: MassStatistic, mass: &[u64]) {
         let (heads, form) = (self.heads, self.word);
         let slots = self.positions.len() * BLOCK_SLOTS;
         for (head, mass) in mass.chunks_exact(slots.max(1)).enumerate() {
@@ -232,7 +234,7 @@ impl Notes {
                     let more = u32::try_from(*more).unwrap_or(u32::MAX);
                     let have = form.attention(*word);
                     let sum = match count {
-                        Count::Max => more.max(have),
+                        MassStatistic::Max => more.max(have),
                         _ => have.saturating_add(more),
                     };
                     *word = form.with_attention(*word, sum);
@@ -360,7 +362,7 @@ mod tests {
         assert!(norm_sq(0) > 0.0 && norm_sq(255).is_finite());
     }
 
-    fn noted(count: Count, heads: Heads, values: &[f32]) -> Notes {
+    fn noted(count: MassStatistic, heads: Heads, values: &[f32]) -> Notes {
         let counting = Counting {
             heads,
             ..Counting::always(count)
@@ -380,31 +382,31 @@ mod tests {
 
     #[test]
     fn attention_and_length_share_a_word() {
-        let mut notes = noted(Count::Squares, Heads::Together, &[3.0, 4.0]);
+        let mut notes = noted(MassStatistic::Squares, Heads::Together, &[3.0, 4.0]);
         let length = notes.worth(1, 7).1;
         assert!((length - 25.0).abs() < 2.0);
-        notes.count(Count::Squares, &counted(1000, 0));
-        notes.count(Count::Squares, &counted(4, 20));
-        notes.count(Count::Max, &counted(500, 500));
+        notes.count(MassStatistic::Squares, &counted(1000, 0));
+        notes.count(MassStatistic::Squares, &counted(4, 20));
+        notes.count(MassStatistic::Max, &counted(500, 500));
         assert_eq!(notes.worth(1, 7), (1024, length));
         notes.decay(1 << 31);
         assert_eq!(notes.worth(1, 7), (512, length));
         assert_eq!(notes.of_first(4), 4 * 512);
         // It ends at the greatest number and leaves the length alone.
         for more in [(1 << 24) - 512, 1 << 24, u64::MAX] {
-            notes.count(Count::Squares, &counted(more, 0));
+            notes.count(MassStatistic::Squares, &counted(more, 0));
             assert_eq!(notes.worth(1, 7), (notes.word.most(), length));
         }
         // Where only attention is remembered it has the whole word.
-        let mut notes = noted(Count::Sum, Heads::Together, &[3.0, 4.0]);
-        notes.count(Count::Sum, &counted(u32::MAX.into(), 3));
+        let mut notes = noted(MassStatistic::Sum, Heads::Together, &[3.0, 4.0]);
+        notes.count(MassStatistic::Sum, &counted(u32::MAX.into(), 3));
         assert_eq!(notes.worth(0, 0), (u32::MAX, 1.0));
     }
 
     #[test]
     fn heads_apart_weigh_their_own_values() {
-        let mut notes = noted(Count::Squares, Heads::Apart, &[2.0, 8.0]);
-        notes.count(Count::Squares, &counted(300, 100));
+        let mut notes = noted(MassStatistic::Squares, Heads::Apart, &[2.0, 8.0]);
+        notes.count(MassStatistic::Squares, &counted(300, 100));
         let (attention, length) = notes.worth(1, 3);
         let expected = (300.0 * 4.0 + 100.0 * 64.0) / 400.0;
         assert_eq!(attention, 400);

@@ -11,14 +11,14 @@ use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};
 use haversack_cache::{Codec, Grow, KvForm, LayerShape, SequenceId, Store, StoreOptions, Zones};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{Attend, Need, Scratch, attend};
+use haversack_kernels::attention::{AttentionJob, AttentionLimits, AttentionScratch, attend};
 
 const HEADS: usize = 4;
 const TOKENS: usize = 330;
 
 fn attention(
     store: &Store,
-    scratch: &mut Scratch,
+    scratch: &mut AttentionScratch,
     id: SequenceId,
     layer: usize,
     first_position: u64,
@@ -37,14 +37,13 @@ fn attention(
     attend(
         exec(),
         scratch,
-        &mut [Attend {
+        &mut [AttentionJob {
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
             heads: HEADS,
             basis: shape.basis(),
             mean: store.mean(layer),
             scale: 0.1,
-            softcap: None,
             window: shape.window,
             q: &queries,
             first_position,
@@ -69,7 +68,7 @@ fn outputs(
     policy: Option<WindowParams>,
 ) -> Vec<Vec<f32>> {
     let mut store = Store::new(options.clone()).unwrap();
-    let mut scratch = Scratch::new(Need {
+    let mut scratch = AttentionScratch::new(AttentionLimits {
         threads: exec().pool.threads(),
         jobs: 1,
         heads: HEADS,

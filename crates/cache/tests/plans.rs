@@ -12,7 +12,7 @@ use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::policy::snap::SnapParams;
 use haversack_cache::policy::turns::TurnsParams;
 use haversack_cache::{Row, Span};
-use haversack_kernels::attention::Count;
+use haversack_kernels::attention::MassStatistic;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ use std::path::{Path, PathBuf};
 /// Ways of counting, in the order of a trace's columns.
 fn countings() -> [Counting; 5] {
     [
-        Counting::always(Count::Sum),
-        Counting::always(Count::Squares),
-        Counting::always(Count::Max),
+        Counting::always(MassStatistic::Sum),
+        Counting::always(MassStatistic::Squares),
+        Counting::always(MassStatistic::Max),
         Memory::default().counting(),
         Counting::LAST_BLOCK,
     ]
@@ -217,8 +217,8 @@ fn recorded(seed: u64, position: u64, oldest: u64) -> Trace {
                         let a = look(*p) / total;
                         let to = &mut mass[column];
                         match counting.count {
-                            Count::Max => *to = (*to).max((a * whole as f64) as u64),
-                            Count::Squares => *to += (a * a * whole as f64) as u64,
+                            MassStatistic::Max => *to = (*to).max((a * whole as f64) as u64),
+                            MassStatistic::Squares => *to += (a * a * whole as f64) as u64,
                             _ => *to += (a * whole as f64) as u64,
                         }
                     }

@@ -14,7 +14,7 @@ use haversack_cache::policy::snap::SnapParams;
 use haversack_cache::policy::tiers::{Deep, Middle, Shallow, TiersParams};
 use haversack_cache::policy::turns::TurnsParams;
 use haversack_cache::{Codec, Noting, Row, Span, Store, StoreOptions, Zones};
-use haversack_kernels::attention::{Count, KvView};
+use haversack_kernels::attention::{KvView, MassStatistic};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -405,7 +405,7 @@ fn anchors_outlive_ten_thousand_plans() {
         ..StoreOptions::default()
     })
     .unwrap();
-    let sums = Counting::always(Count::Sum);
+    let sums = Counting::always(MassStatistic::Sum);
     let mut dice = Dice::new(99);
     let (mut plans, mut left) = (0, 0);
     while plans < 10_000 {

@@ -8,7 +8,7 @@ use haversack_cache::{
     Account, CacheError, Codec, Grow, KvForm, LayerShape, Positions, Store, StoreOptions, Zones,
 };
 use haversack_kernels::attention::KvView;
-use haversack_kernels::format::kv::carry::Carry;
+use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
 
 const SHAPE: LayerShape = LayerShape::plain(2, 16, KvForm::F16);
 
@@ -128,8 +128,8 @@ fn options_that_cannot_be_are_refused() {
         }
     );
     for carry in [
-        Carry::new(SHAPE.head_dim, &[]),
-        Carry::new(1, &[1.0; SHAPE.kv_heads]),
+        ErrorFeedback::new(SHAPE.head_dim, &[]),
+        ErrorFeedback::new(1, &[1.0; SHAPE.kv_heads]),
     ] {
         let error = refused(StoreOptions {
             carries: vec![None, Some(carry)],

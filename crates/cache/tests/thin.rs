@@ -7,7 +7,7 @@ use haversack_cache::policy::count::{Counting, Memory};
 use haversack_cache::{
     CacheError, Codec, LayerShape, Noting, Row, SequenceId, Span, Store, StoreOptions, Zones,
 };
-use haversack_kernels::attention::{Count, KvView};
+use haversack_kernels::attention::{KvView, MassStatistic};
 use haversack_kernels::format::kv::slots::copy_slot;
 use std::collections::BTreeSet;
 
@@ -186,7 +186,7 @@ fn only_loose_rows_leave() {
 
 #[test]
 fn mass_and_norms_follow_their_rows() {
-    let squares = Counting::always(Count::Squares);
+    let squares = Counting::always(MassStatistic::Squares);
     let mut store = Store::new(StoreOptions {
         notes: Some(Noting::of(&squares)),
         ..options(Codec::Int8, Codec::Int4)
@@ -243,13 +243,13 @@ fn watched(counting: &Counting, tokens: u64, portion: u64) -> (Store, SequenceId
                 let counted = (from..to).filter(|p| (p + 1) % counting.every == 0);
                 let counted = counted.filter(|p| row / 32 < p / 32);
                 let of = |p: u64| match counting.count {
-                    Count::Weighted(weights) => {
+                    MassStatistic::Weighted(weights) => {
                         (attention(p, row, head) * u64::from(weights[p as usize % 32])) >> 15
                     }
                     _ => attention(p, row, head),
                 };
                 match counting.count {
-                    Count::Max => counted.map(of).max().unwrap_or(0),
+                    MassStatistic::Max => counted.map(of).max().unwrap_or(0),
                     _ => counted.map(of).sum(),
                 }
             })
@@ -283,7 +283,7 @@ fn a_moving_average_is_what_it_says() {
         let (store, id) = watched(&counting, 640, 32);
         let rows = masses(&store, id);
         assert!(rows.len() > 400);
-        let Count::Weighted(weights) = counting.count else {
+        let MassStatistic::Weighted(weights) = counting.count else {
             unreachable!()
         };
         for &(row, mass) in &rows {
@@ -319,7 +319,7 @@ fn the_last_block_is_what_the_last_block_gave() {
         let last = (608..640).map(|p| attention(p, row, 0) + attention(p, row, 1));
         assert_eq!(u64::from(mass), last.sum::<u64>());
     }
-    let (store, id) = watched(&Counting::always(Count::Max), 640, 7);
+    let (store, id) = watched(&Counting::always(MassStatistic::Max), 640, 7);
     for (row, mass) in masses(&store, id) {
         let seen = (row / 32 * 32 + 32..640).filter(|p| (p + 1) % 4 == 0);
         let most = seen.map(|p| attention(p, row, 0).max(attention(p, row, 1)));
@@ -333,7 +333,7 @@ fn shares_leave_the_sinks_out() {
     for counting in [
         Memory::Alpha(0.3).counting(),
         Memory::HalfLife(64.0).counting(),
-        Counting::always(Count::Sum),
+        Counting::always(MassStatistic::Sum),
     ] {
         let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
         let id = store.open().unwrap();

@@ -1,6 +1,6 @@
 //! From flags to a model that is ready to run, and its numbers afterwards.
 
-use crate::args::{self, Compute, Sampling};
+use crate::args::{self, ComputeArgs, SamplingArgs};
 use crate::error::usage;
 use crate::interrupt::Cooperative;
 use crate::{out, policy_file, progress, resolve};
@@ -85,7 +85,7 @@ impl Habits {
 }
 
 /// Loads what `MODEL` means, fetching it first if need be.
-pub fn load(model: Option<&str>, compute: &Compute, habits: Habits) -> Result<Engine> {
+pub fn load(model: Option<&str>, compute: &ComputeArgs, habits: Habits) -> Result<Engine> {
     let options = runtime_options(compute, habits)?;
     let path = resolve::model(model)?;
     let started = Instant::now();
@@ -99,23 +99,27 @@ pub fn load(model: Option<&str>, compute: &Compute, habits: Habits) -> Result<En
     })
 }
 
-fn open(path: &Path, compute: &Compute, options: &RuntimeOptions) -> Result<(Arc<Model>, Runtime)> {
+fn open(
+    path: &Path,
+    compute: &ComputeArgs,
+    options: &RuntimeOptions,
+) -> Result<(Arc<Model>, Runtime)> {
     let (repack, _tidy) = repack(compute);
     let load = LoadOptions {
         context: compute.context,
         repack,
         residence: match compute.weights.unwrap_or_default() {
-            args::Weights::Auto => Residence::Auto,
-            args::Weights::Mapped => Residence::Mapped,
-            args::Weights::Prefetch => Residence::Prefetch,
-            args::Weights::Locked => Residence::Locked,
+            args::WeightsArg::Auto => Residence::Auto,
+            args::WeightsArg::Mapped => Residence::Mapped,
+            args::WeightsArg::Prefetch => Residence::Prefetch,
+            args::WeightsArg::Locked => Residence::Locked,
         },
         threads: options.threads,
     };
     let mut bar: Option<progress::Bytes> = None;
     let model = Model::load(path, &load, &mut |done, total| {
         let bar = bar.get_or_insert_with(|| {
-            out::note("packing the weights for this machine, once");
+            out::note("packing the weights for this CPU (once)");
             progress::Bytes::new(total)
         });
         bar.set(done);
@@ -132,8 +136,8 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
         .as_ref()
         .map(|dir| Endings::new(dir.clone(), temporary_ending()));
     let line = match options.cache_dir {
-        Some(_) => "measuring the mean keys of this model, once",
-        None => "measuring the mean keys of this model; they are not kept",
+        Some(_) => "measuring key statistics of this model (once)",
+        None => "measuring key statistics of this model (not saved: --repack off)",
     };
     let planned = planned(model, options)?;
     let options = planned.as_ref().unwrap_or(options);
@@ -158,7 +162,7 @@ pub fn probe(model: &Arc<Model>, options: &RuntimeOptions, depth: Depth) -> Resu
     let dir = options.cache_dir.as_deref();
     let mut bar = None;
     if !dir.is_some_and(|dir| probe::is_saved(model, dir, depth)) {
-        out::note("probing which layers need what, once");
+        out::note("measuring how sensitive each layer is (once)");
         bar = Some(progress::Count::new(model.config().layers.len(), "layers"));
     }
     let interrupt = Cooperative::begin(1);
@@ -208,12 +212,12 @@ fn must_measure(model: &Model, options: &RuntimeOptions) -> bool {
 }
 
 /// The flags and the habits together, before any model is looked at.
-pub fn runtime_options(compute: &Compute, habits: Habits) -> Result<RuntimeOptions> {
+pub fn runtime_options(compute: &ComputeArgs, habits: Habits) -> Result<RuntimeOptions> {
     if let (Some(memory), Some(total)) = (compute.memory, haversack::memory::usage::mem_total())
         && memory > total
     {
         out::note(&format!(
-            "--memory {} is more than the {} of this machine; it stays a ceiling and reserves nothing",
+            "--memory {} is more than this machine has ({}); it is a limit, not a reservation",
             human(memory),
             human(total)
         ));
@@ -221,8 +225,8 @@ pub fn runtime_options(compute: &Compute, habits: Habits) -> Result<RuntimeOptio
     Ok(RuntimeOptions {
         threads: threads(compute),
         activations: match compute.activations.unwrap_or_default() {
-            args::Activations::Int8 => Activations::Int8,
-            args::Activations::F32 => Activations::F32,
+            args::ActivationsArg::Int8 => Activations::Int8,
+            args::ActivationsArg::F32 => Activations::F32,
         },
         budget_bytes: compute
             .memory
@@ -231,7 +235,7 @@ pub fn runtime_options(compute: &Compute, habits: Habits) -> Result<RuntimeOptio
         retention: retention(&compute.cache, habits)?,
         follow_device: habits.follow_device,
         cache_dir: match (compute.repack.unwrap_or_default(), Home::find()) {
-            (args::Repack::Auto, Ok(home)) => Some(home.cache()),
+            (args::RepackArg::Auto, Ok(home)) => Some(home.cache()),
             _ => None,
         },
         ..RuntimeOptions::default()
@@ -239,7 +243,7 @@ pub fn runtime_options(compute: &Compute, habits: Habits) -> Result<RuntimeOptio
 }
 
 /// How keys and values are stored; `auto` is `usual`.
-pub fn kv(flags: &args::Cache, usual: Codec) -> KvOptions {
+pub fn kv(flags: &args::CacheArgs, usual: Codec) -> KvOptions {
     let pair = match flags.kv.unwrap_or_default() {
         args::Kv::Auto => args::KvPair::both(usual),
         args::Kv::Named(pair) => pair,
@@ -259,7 +263,7 @@ pub fn kv(flags: &args::Cache, usual: Codec) -> KvOptions {
     }
 }
 
-fn retention(flags: &args::Cache, habits: Habits) -> Result<Retention> {
+fn retention(flags: &args::CacheArgs, habits: Habits) -> Result<Retention> {
     let bounded = flags.anchors.is_some() || flags.window.is_some() || flags.window_plan.is_some();
     let file = flags.policy_file.as_deref().map(policy_file::read);
     let file = file.transpose()?;
@@ -267,7 +271,7 @@ fn retention(flags: &args::Cache, habits: Habits) -> Result<Retention> {
     let policy = match file.map(|file| file.policy).or(flags.policy) {
         Some(Policy::Full) if bounded => {
             return Err(usage(
-                "--policy full keeps everything; --anchors and --window need --policy window or auto",
+                "--policy full evicts nothing; --anchors and --window need --policy window or auto",
             ));
         }
         // Sessions are what is best for a talk, and made of turns.
@@ -275,14 +279,14 @@ fn retention(flags: &args::Cache, habits: Habits) -> Result<Retention> {
             Policy::Streams
         }
         Some(policy) => policy,
-        // Whoever names a window wants one.
+        // --anchors or --window alone means --policy window.
         None if bounded => Policy::Window,
         None => habits.policy,
     };
     match flags.profile {
         None => {}
         Some(_) if policy != Policy::Tiers || params.is_some() => {
-            return Err(usage("--profile has numbers for --policy tiers"));
+            return Err(usage("--profile applies to --policy tiers only"));
         }
         // Until a prompt is there to look at.
         Some(args::ProfileName::Auto) => {}
@@ -294,7 +298,7 @@ fn retention(flags: &args::Cache, habits: Habits) -> Result<Retention> {
         let named = matches!(flags.kv, Some(args::Kv::Named(_))) || !flags.kv_layers.is_empty();
         if named || flags.window.is_some() || flags.window_plan.is_some() {
             return Err(usage(
-                "--policy adaptive chooses codecs and rows itself; --kv, kv_layers and --window need another policy",
+                "--policy adaptive chooses formats and window itself; --kv, kv_layers and --window need another policy",
             ));
         }
     } else if flags.probe.is_some() || flags.recall {
@@ -305,14 +309,14 @@ fn retention(flags: &args::Cache, habits: Habits) -> Result<Retention> {
         anchors: flags.anchors,
         window: flags.window,
         positions: match flags.positions.unwrap_or_default() {
-            args::Positions::Auto => Positions::Auto,
-            args::Positions::Compact => Positions::Compact,
-            args::Positions::Original => Positions::Original,
+            args::PositionsArg::Auto => Positions::Auto,
+            args::PositionsArg::Compact => Positions::Compact,
+            args::PositionsArg::Original => Positions::Original,
         },
         adaptive: AdaptiveOptions {
             depth: match flags.probe.unwrap_or_default() {
-                args::Probe::Short => Depth::Scaled,
-                args::Probe::Deep => Depth::Full,
+                args::ProbeArg::Short => Depth::Scaled,
+                args::ProbeArg::Deep => Depth::Full,
             },
             recall: flags.recall,
             kv_bytes: None,
@@ -330,16 +334,16 @@ fn retention(flags: &args::Cache, habits: Habits) -> Result<Retention> {
     })
 }
 
-pub fn threads(compute: &Compute) -> usize {
+pub fn threads(compute: &ComputeArgs) -> usize {
     compute
         .threads
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |count| count.get()))
 }
 
 /// Where packed weights are kept, and what removes a half-written copy if Ctrl-C ends the load.
-fn repack(compute: &Compute) -> (Repack, Option<Endings>) {
+fn repack(compute: &ComputeArgs) -> (Repack, Option<Endings>) {
     match (compute.repack.unwrap_or_default(), Home::find()) {
-        (args::Repack::Auto, Ok(home)) => {
+        (args::RepackArg::Auto, Ok(home)) => {
             let tidy = Endings::new(home.packed(), temporary_ending());
             (Repack::Into(home.packed()), Some(tidy))
         }
@@ -353,7 +357,7 @@ fn temporary_ending() -> String {
 }
 
 /// A sampler from the flags; `temperature` is the default of the command.
-pub fn sampler(flags: &Sampling, temperature: f32, vocabulary: usize) -> Result<Sampler> {
+pub fn sampler(flags: &SamplingArgs, temperature: f32, vocabulary: usize) -> Result<Sampler> {
     if let Some((id, _)) = flags
         .logit_bias
         .iter()
@@ -465,14 +469,11 @@ impl Engine {
     /// Refuses a prompt that cannot fit, before anything is computed.
     pub fn check_fits(&self, tokens: usize) -> Result<()> {
         if tokens == 0 {
-            return Err(anyhow::anyhow!(
-                "{}: its tokenizer makes nothing of this text",
-                self.name()
-            ));
+            return Err(anyhow::anyhow!("{}: the text has no tokens", self.name()));
         }
         match self.room() {
             Some(room) if tokens > room => Err(anyhow::anyhow!(
-                "the text has {tokens} tokens, more than {} allows; accepted: at most {room}, or any number with --policy window",
+                "the text has {tokens} tokens, more than {} allows; accepted: at most {room}, or any length with --policy window",
                 self.limit_name()
             )),
             _ => Ok(()),

@@ -18,7 +18,7 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// Whoever read our output went away (`| head -1`). Not an error of ours: ends quietly with 0.
+/// The reader of stdout closed it (`| head -1`). Not an error: the program ends quietly with 0.
 #[derive(Debug)]
 pub struct Closed;
 

@@ -89,8 +89,8 @@ fn parse(words: &[OsString]) -> Result<Cli> {
 static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 /// A panic is a bug of ours, and still one line. On the main thread it is only noted: it arrives in
-/// `main`. The thread that renders templates contains its panics itself. On any other thread nobody
-/// would tell, so it ends the program here.
+/// `main`. The thread that renders templates contains its panics itself. On any other thread it would
+/// go unreported, so it ends the program here.
 fn catch_panics() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map_or(String::new(), |at| {

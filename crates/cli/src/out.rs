@@ -33,7 +33,7 @@ pub fn json(value: &impl serde::Serialize) -> Result<()> {
     line(&serde_json::to_string_pretty(value)?)
 }
 
-/// A note for the user on stderr; nobody listening is no reason to stop.
+/// A note for the user on stderr; a closed stderr is no reason to stop.
 pub fn note(text: &str) {
     // `eprintln!` panics on a closed stderr, but only it is captured by the test harness.
     #[cfg(test)]

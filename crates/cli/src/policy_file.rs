@@ -12,8 +12,8 @@
 //! ```
 //!
 //! `heavy` and `adaptive` know `score` (sum, peak, max, average with alpha or half_life), `heads` (together, apart) and
-//! `recent`; `snap` knows `neighbours` and `recent`; `turns` knows `recent`. What is left out is as usual; what nobody
-//! knows is refused. Ranges are the library's to check.
+//! `recent`; `snap` knows `neighbours` and `recent`; `turns` knows `recent`. Keys that are left out keep their
+//! defaults, unknown keys are refused; the library checks the ranges.
 
 use crate::error::usage;
 use anyhow::Result;

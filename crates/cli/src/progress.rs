@@ -2,7 +2,7 @@
 
 use crate::out::note;
 use haversack::memory::bytes::human;
-use haversack_hub::progress::Progress;
+use haversack_hub::progress::FetchProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fmt;
 use std::io::{self, IsTerminal};
@@ -151,7 +151,7 @@ impl fmt::Debug for Terminal {
     }
 }
 
-impl Progress for Terminal {
+impl FetchProgress for Terminal {
     fn note(&self, line: &str) {
         note(line);
     }
@@ -169,6 +169,6 @@ impl Progress for Terminal {
 }
 
 /// How the commands fetch: with the hub of the environment, shown on the terminal.
-pub fn fetch_options() -> haversack_hub::fetch::Options {
-    haversack_hub::fetch::Options::from_environment(Arc::new(Terminal::default()))
+pub fn fetch_options() -> haversack_hub::fetch::FetchOptions {
+    haversack_hub::fetch::FetchOptions::from_environment(Arc::new(Terminal::default()))
 }

@@ -2,7 +2,7 @@
 
 use crate::progress;
 use anyhow::{Context, Result, bail};
-use haversack_hub::catalogue::{Model, catalogue};
+use haversack_hub::catalogue::{CatalogueModel, catalogue};
 use haversack_hub::fetch;
 use haversack_hub::home::Home;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ fn existing(argument: Option<&str>) -> Result<Option<PathBuf>> {
 }
 
 /// The catalogue model of that name, or the default one.
-pub fn named(argument: Option<&str>) -> Result<&'static Model> {
+pub fn named(argument: Option<&str>) -> Result<&'static CatalogueModel> {
     let Some(name) = argument else {
         return catalogue()
             .default()

@@ -35,7 +35,7 @@ impl Bench {
         self.run(&format!("{arguments} --json")).json()
     }
 
-    /// So many ids, for `--ids`.
+    /// `count` ids, for `--ids`.
     fn ids(&self, count: usize) -> String {
         let ids = Spec::named("llama").unwrap().ids(count);
         let words: Vec<String> = ids.iter().map(u32::to_string).collect();
@@ -92,7 +92,7 @@ fn endless_in_the_least_budget() {
     }
 }
 
-/// What was left out has a price, unless nobody looks.
+/// Evicted rows have a price in the report, unless the guard is off.
 #[test]
 fn chosen_rows_leave_a_debt() {
     let bench = Bench::new("llama");

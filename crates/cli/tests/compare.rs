@@ -302,7 +302,7 @@ fn questions_alone_have_bytes_too() {
     assert!(rows.iter().all(|row| row["recall_logprob"].is_f64()));
 }
 
-/// A share that somebody can meet leaves the others out, aloud; a share that nobody can is refused with
+/// A share that one policy can meet leaves the others out, with a note; a share that none can is refused with
 /// one that works.
 #[test]
 fn shares_that_are_too_small() {

@@ -1,5 +1,5 @@
-//! Many clients at once over real connections: each hears its own answer, whoever finds no place hears it at once, whoever
-//! leaves frees what it held, and readers who do not read cost nobody anything.
+//! Many clients at once over real connections: each gets its own answer, a client without a place is refused at once, a client
+//! that leaves frees what it held, and slow readers cost other clients nothing.
 //!
 //! `CROWD_SECONDS=300 cargo test --release -p haversack-cli --test crowd -- --nocapture` is the long form. Times are
 //! printed, not judged.
@@ -109,8 +109,8 @@ struct Tally {
     left: usize,
 }
 
-/// Clients who come again as soon as they were answered, and a little after they were not: for so long, and until
-/// somebody has left.
+/// Clients that ask again as soon as they are answered, and a little later when refused: for `time`, and until one has
+/// left in the middle of an answer.
 fn crowd(server: &Server, time: Duration) -> Tally {
     let until = Instant::now() + time;
     let has_left = &AtomicBool::new(false);
@@ -156,7 +156,10 @@ fn crowd(server: &Server, time: Duration) -> Tally {
                     .filter(|&j| j != i)
                     .map(marker)
                     .find(|m| said.contains(m));
-                assert_eq!(foreign, None, "client {i} heard somebody else: {said}");
+                assert_eq!(
+                    foreign, None,
+                    "client {i} received text of another client: {said}"
+                );
             }
             all.answered += tally.answered;
             all.left += tally.left;
@@ -234,7 +237,7 @@ fn everybody_hears_their_own_answer() {
         tally.answers.len()
     );
     assert!(told * 2 > tally.answers.len());
-    // And alone, nobody would have heard anything else.
+    // Each client alone gets the same text.
     for (key, said) in tally.answers.iter().step_by(tally.answers.len() / 16 + 1) {
         let body: Value = serde_json::from_str(key).unwrap();
         let Heard::Answer(alone) = ask(&server, &body, false) else {
@@ -294,7 +297,7 @@ fn whoever_leaves_frees_what_it_held() {
     }
 }
 
-/// Answers that nobody reads, and four readers who do: how long those take, beside as many who read.
+/// Unread answers beside four clients that read: how long those take, compared with everyone reading.
 #[test]
 fn readers_who_do_not_read_cost_nobody_anything() {
     let _alone = alone();

@@ -73,7 +73,7 @@ fn number(value: &Value) -> u64 {
 
 const CODECS: [&str; 7] = ["f16", "int8", "int5", "int4", "int4-plain", "int3", "int2"];
 
-/// LLaMA-7B: 512 KiB a token in f16, and the figures everybody can check by hand.
+/// LLaMA-7B: 512 KiB a token in f16, and the figures that can be checked by hand.
 #[test]
 fn a_model_that_was_never_loaded() {
     let sandbox = Sandbox::new();

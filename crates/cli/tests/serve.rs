@@ -182,7 +182,7 @@ fn strangers_get_an_error_and_nothing_happens() {
     assert_eq!(content(&before), content(&after));
 }
 
-/// Whoever finds no place is told at once, whoever leaves frees theirs, and those who wait are served.
+/// A request without a place is refused at once, a client that leaves frees its place, queued requests are served.
 #[test]
 fn places_are_few_and_come_back() {
     let Some(server) = Server::start(&[

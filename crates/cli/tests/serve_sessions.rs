@@ -100,7 +100,7 @@ fn sessions_last() {
     assert_eq!(server.delete(&format!("{path}/turns/last")), 200);
     assert_eq!(server.session(&name)["facts"].as_array().unwrap().len(), 2);
     assert_eq!(server.session(&fork)["facts"].as_array().unwrap().len(), 1);
-    assert_eq!(server.get("/v1/sessions/nobody").0, 404);
+    assert_eq!(server.get("/v1/sessions/missing").0, 404);
     let before = [&name, &fork].map(|name| server.session(name));
     let question = json!([user("What is my cat called?")]);
     let (_, expected) = server.say(&fork, question.clone());
@@ -165,7 +165,7 @@ fn sessions_meet() {
     assert!(server.metric("haversack_memory_peak_bytes") <= budget);
 }
 
-/// Somebody says that it is hot: an answer under way becomes slower and not another one, and the server says what it did.
+/// A thermal report arrives: an answer under way becomes slower but keeps its tokens, and the server reports the change.
 #[test]
 fn heat_slows_and_changes_nothing() {
     let Some(server) = Server::start(&["--memory", "64M"]) else {

@@ -1,4 +1,4 @@
-//! What whoever watches a server is told: metrics, the memory, and alerts as they happen.
+//! What a server reports: metrics, memory, and alerts as they happen.
 
 mod common;
 
@@ -123,7 +123,7 @@ fn metrics_say_where_bytes_are() {
     assert!(server.metric("haversack_tokens_total") >= 6);
 }
 
-/// An alert is a metric, an event for whoever listens, and part of what the page shows; whoever comes later hears of it too.
+/// An alert is a metric, an event for connected listeners, and part of the page; a later listener gets it too.
 #[test]
 fn alerts_are_told_as_they_happen() {
     let Some(server) = Server::start(&["--memory", "64M"]) else {
@@ -176,6 +176,6 @@ fn alerts_are_told_as_they_happen() {
         );
     }
     assert_eq!(server.metric("haversack_alert{name=\"heat\"}"), 0);
-    // Whoever still listens does not hold up the end.
+    // A connected listener does not hold up the shutdown.
     server.stop();
 }

@@ -5,7 +5,8 @@ mod common;
 use common::session::Words;
 use haversack_conversations::session::Embed;
 use haversack_conversations::session::condense::{
-    Asked, Condense, CondenseError, Condensed, Extractive, How, Piece, condense, split,
+    Condense, CondenseError, CondenseMethod, CondensePiece, CondenseRequest, Condensed, Extractive,
+    condense, split,
 };
 use haversack_engine::encoder::{Embedding, EncoderError};
 use std::sync::Arc;
@@ -28,19 +29,19 @@ fn count(piece: usize, text: &str) -> usize {
     }
 }
 
-fn piece(text: &str, verbatim: usize) -> Piece {
-    Piece {
+fn piece(text: &str, verbatim: usize) -> CondensePiece {
+    CondensePiece {
         text: text.to_owned(),
         verbatim,
     }
 }
 
 fn made(
-    pieces: &[Piece],
+    pieces: &[CondensePiece],
     tokens_max: usize,
     encoder: Option<&dyn Embed>,
 ) -> Result<Condensed, CondenseError> {
-    let asked = Asked {
+    let asked = CondenseRequest {
         pieces,
         tokens_max,
         count: &count,
@@ -104,10 +105,14 @@ fn what_was_taken_back_or_said_twice_goes_first() {
     let all = count(0, text);
     for encoder in [None, Some(&Words as &dyn Embed)] {
         let made = made(&[piece(text, 0)], all - 8, encoder).unwrap();
-        assert!(!made.pieces[0].contains("nine"), "{made}");
-        assert!(made.pieces[0].contains("ten"), "{made}");
-        assert_eq!(made.pieces[0].matches("Miso").count(), 1, "{made}");
-        assert_eq!((made.kept, made.sentences), (4, 6), "{made}");
+        assert!(!made.pieces[0].contains("nine"), "{made:?}");
+        assert!(made.pieces[0].contains("ten"), "{made:?}");
+        assert_eq!(made.pieces[0].matches("Miso").count(), 1, "{made:?}");
+        assert_eq!(
+            (made.summary.kept, made.summary.sentences),
+            (4, 6),
+            "{made:?}"
+        );
     }
     // What was marked stays, and then the other one goes.
     let marked = "The cat is called Miso.";
@@ -120,7 +125,12 @@ fn what_was_taken_back_or_said_twice_goes_first() {
 #[test]
 fn says_how_it_judged() {
     let text = "The boat is called Anna. It was nice. How are you? The bus leaves at 9:40.";
-    let how = |encoder| made(&[piece(text, 0)], 18, encoder).unwrap().to_string();
+    let how = |encoder| {
+        made(&[piece(text, 0)], 18, encoder)
+            .unwrap()
+            .summary
+            .to_string()
+    };
     assert!(how(Some(&Words)).ends_with("tokens, by what they are about"));
     let words = "tokens, by their words alone, without an encoder";
     assert!(how(None).ends_with(words) && how(Some(&Broken)).ends_with(words));
@@ -130,8 +140,8 @@ fn says_how_it_judged() {
         ["The boat is called Anna. The bus leaves at 9:40."]
     );
     assert_eq!(
-        made(&[piece(text, 0)], 100, None).unwrap().how,
-        How::Untouched
+        made(&[piece(text, 0)], 100, None).unwrap().summary.how,
+        CondenseMethod::Untouched
     );
 }
 
@@ -172,7 +182,7 @@ fn any_text_at_all() {
     let mut dice = Dice(11);
     let (mut condensed, mut refused) = (0, 0);
     for round in 0..1500 {
-        let pieces: Vec<Piece> = (0..1 + dice.roll(4))
+        let pieces: Vec<CondensePiece> = (0..1 + dice.roll(4))
             .map(|_| {
                 let text = dice.text();
                 let marked = match dice.roll(4) {
@@ -218,9 +228,12 @@ fn any_text_at_all() {
             .enumerate()
             .map(|(i, t)| count(i, t))
             .sum();
-        assert!(tokens == found.tokens && tokens <= most, "round {round}");
+        assert!(
+            tokens == found.summary.tokens && tokens <= most,
+            "round {round}"
+        );
         if whole <= most {
-            assert!(found.how == How::Untouched);
+            assert!(found.summary.how == CondenseMethod::Untouched);
             assert!(found.pieces.iter().zip(&pieces).all(|(a, b)| *a == b.text));
             continue;
         }
@@ -237,9 +250,12 @@ fn any_text_at_all() {
             }
         }
         // Made short once, it is short.
-        let again: Vec<Piece> = found.pieces.iter().map(|t| piece(t, 0)).collect();
+        let again: Vec<CondensePiece> = found.pieces.iter().map(|t| piece(t, 0)).collect();
         let again = made(&again, most, encoder).unwrap();
-        assert_eq!((again.how, &again.pieces), (How::Untouched, &found.pieces));
+        assert_eq!(
+            (again.summary.how, &again.pieces),
+            (CondenseMethod::Untouched, &found.pieces)
+        );
     }
     assert!(condensed > 500 && refused > 50, "{condensed} {refused}");
 }
@@ -250,10 +266,10 @@ fn as_a_trait() {
         encoder: Some(Arc::new(Words)),
     });
     let pieces = [piece("One is here. Two is there.", 0)];
-    let asked = Asked {
+    let asked = CondenseRequest {
         pieces: &pieces,
         tokens_max: 7,
         count: &count,
     };
-    assert_eq!(extractive.condense(&asked).unwrap().kept, 1);
+    assert_eq!(extractive.condense(&asked).unwrap().summary.kept, 1);
 }

@@ -304,7 +304,7 @@ fn planted_files_are_not_believed() {
         let (mut runtime, mut sessions) = world.start();
         let id = create(&mut runtime, &mut sessions, "a");
         assert_eq!(counts(&sessions), [1, 0, 0, 1], "{what}");
-        let problem = sessions.prefixes().problem.as_ref().unwrap();
+        let problem = sessions.prefixes().problem.as_ref().unwrap().to_string();
         assert!(
             problem.contains("is not used: ") && !problem.contains('\n'),
             "{problem}"
@@ -319,7 +319,7 @@ fn planted_files_are_not_believed() {
     let (mut runtime, mut sessions) = world.start();
     std::fs::copy(&others, &file).unwrap();
     create(&mut runtime, &mut sessions, "d");
-    let problem = sessions.prefixes().problem.clone().unwrap();
+    let problem = sessions.prefixes().problem.clone().unwrap().to_string();
     assert!(problem.ends_with("its tokens are others"), "{problem}");
     assert!(std::fs::read(&file).unwrap() == good);
 
@@ -549,7 +549,7 @@ fn create_ms(runtime: &mut Runtime, sessions: &mut Sessions, text: &str) -> f64 
     times[3]
 }
 
-/// The figures of `docs/conversations.md`:
+/// The figures of `docs/how-it-works/conversations.md`:
 /// `cargo test --release -p haversack --test prefix -- --ignored --nocapture`
 #[test]
 #[ignore = "measures, and promises nothing"]

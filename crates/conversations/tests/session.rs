@@ -5,7 +5,7 @@ mod common;
 use common::load;
 use common::session::{Words, say, seen, try_say};
 use haversack_conversations::session::relevance::Relevance;
-use haversack_conversations::session::turns::Place;
+use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{SessionError, SessionOptions, Sessions};
 use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeError, RuntimeOptions,
@@ -118,7 +118,7 @@ fn turns_come_and_go() {
             let mut expected: BTreeSet<u64> = (0..stats.persistent).collect();
             let turns = sessions.turns(id).unwrap();
             for turn in turns.iter().filter(|t| t.is_visible) {
-                assert_eq!(turn.place, Place::Live);
+                assert_eq!(turn.place, TurnPlace::Live);
                 expected.extend(turn.span.clone());
             }
             assert!(turns.iter().rev().take(2).all(|t| t.is_visible));
@@ -265,7 +265,7 @@ fn facts_hold_until_they_do_not() {
     let long = "word ".repeat(300);
     let error = sessions.add_fact(&mut runtime, id, &long, 3).unwrap_err();
     assert!(
-        matches!(error, SessionError::PersistentFull { most: 300, .. }),
+        matches!(error, SessionError::PersistentFull { max: 300, .. }),
         "{error}"
     );
     sessions.suspend(&mut runtime, id).unwrap();

@@ -11,7 +11,7 @@ mod common;
 
 use common::session::seen;
 use common::{load, small};
-use haversack_conversations::session::turns::Place;
+use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{Embed, SessionError, SessionId, SessionOptions, Sessions};
 use haversack_engine::encoder::{DIMENSIONS, Embedding, EncoderError};
 use haversack_engine::{
@@ -146,7 +146,7 @@ impl World {
             // Which turns are relevant is theirs to say; that they are whole, and the rest, is not.
             for said in &mut naive.turns {
                 let turn = turns.iter().find(|t| t.number == said.number);
-                said.live = turn.is_some_and(|t| t.is_visible && t.place == Place::Live);
+                said.live = turn.is_some_and(|t| t.is_visible && t.place == TurnPlace::Live);
             }
             let asked = naive.turns.iter().filter(|t| !t.state);
             let last = asked.rev().take(2);
@@ -301,7 +301,7 @@ fn converse(world: &mut World, seed: u64) {
                             state: true,
                         });
                     }
-                    Err(SessionError::TooMuchState { most: 55, .. }) => {}
+                    Err(SessionError::TooMuchState { max: 55, .. }) => {}
                     Err(error) => panic!("{story}: {error}"),
                 }
             }

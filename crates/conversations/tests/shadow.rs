@@ -5,12 +5,12 @@ mod common;
 use common::session::{Words, say, seen, try_say};
 use common::{load, packed_dir};
 use haversack_conversations::session::condense::{
-    Asked, Condense, Extractive, How, Piece, Rewriting,
+    Condense, CondenseMethod, CondensePiece, CondenseRequest, Extractive, Rewriting,
 };
-use haversack_conversations::session::layout::Layout;
-use haversack_conversations::session::turns::Place;
+use haversack_conversations::session::layout::ChatLayout;
+use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{
-    Progress, SessionError, SessionId, SessionOptions, Sessions,
+    RebuildProgress, SessionError, SessionId, SessionOptions, Sessions,
 };
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::{SampleOptions, Sampler};
@@ -46,7 +46,7 @@ impl World {
                 capacity: 300,
                 persistent_max: 200,
                 condensed_max: 120,
-                condense_beside: 3,
+                condense_per_token: 3,
                 answer_max: 8,
                 ..SessionOptions::default()
             },
@@ -75,7 +75,7 @@ impl World {
 
     /// Tokens of everything that should be visible, as pieces that were told.
     fn told(&self, sessions: &Sessions, id: SessionId) -> Vec<u32> {
-        let layout = Layout::new(self.model.clone());
+        let layout = ChatLayout::new(self.model.clone());
         let mut tokens = Vec::new();
         for (number, text) in sessions.facts(id).unwrap() {
             tokens.extend(match number {
@@ -151,10 +151,13 @@ fn a_stream_over_its_cap_becomes_shorter() {
         check(&world, &runtime, &sessions, id);
         let swapped = sessions.settle(&mut runtime, id).unwrap();
         assert!(
-            matches!(&swapped, Progress::Swapped(words) if words.contains("what they are about")),
+            matches!(&swapped, RebuildProgress::Swapped(outcome) if outcome.to_string().contains("what they are about")),
             "{swapped:?}"
         );
-        assert_eq!(sessions.work(&mut runtime, id, 32).unwrap(), Progress::Idle);
+        assert_eq!(
+            sessions.work(&mut runtime, id, 32).unwrap(),
+            RebuildProgress::Idle
+        );
         let stats = sessions.stats(&runtime, id).unwrap();
         assert!(
             stats.persistent <= 120 && stats.unsaved.is_none(),
@@ -170,7 +173,7 @@ fn a_stream_over_its_cap_becomes_shorter() {
         let told = world.told(&sessions, id);
         let mut fresh = world.start().0;
         let sequence = fresh.open().unwrap();
-        let question = Layout::new(world.model.clone())
+        let question = ChatLayout::new(world.model.clone())
             .question("what is my cat called")
             .unwrap();
         let prompt = [told, question].concat();
@@ -241,7 +244,7 @@ fn answers_go_on_meanwhile() {
     assert_eq!(again, expected);
     // Turns that left before the swap are ids, and come back as such.
     let turns = sessions.turns(id).unwrap();
-    assert!(turns.iter().any(|t| t.place == Place::Ids), "{turns:?}");
+    assert!(turns.iter().any(|t| t.place == TurnPlace::Ids), "{turns:?}");
 }
 
 /// Killed after every turn behind a swap: columns that the file has of the old positions are never taken for new ones.
@@ -287,10 +290,10 @@ fn killed_on_the_way() {
         let mut stage = 0;
         let swapped = loop {
             match sessions.work(&mut runtime, id, 16).unwrap() {
-                Progress::Judging => std::thread::yield_now(),
-                Progress::Reading { .. } if stage < most => stage += 1,
-                Progress::Reading { .. } => break false,
-                Progress::Swapped(_) => break true,
+                RebuildProgress::Judging => std::thread::yield_now(),
+                RebuildProgress::Reading { .. } if stage < most => stage += 1,
+                RebuildProgress::Reading { .. } => break false,
+                RebuildProgress::Swapped(_) => break true,
                 other => panic!("{other:?}"),
             }
         };
@@ -328,16 +331,25 @@ fn a_swap_that_cannot_be_saved_does_not_happen() {
         let (before, live) = (world.told(&sessions, id), runtime.ledger().kv_live);
         let ended = sessions.settle(&mut runtime, id).unwrap();
         assert!(faults.struck());
-        assert!(matches!(ended, Progress::GivenUp(_)), "call {n}: {ended:?}");
+        assert!(
+            matches!(ended, RebuildProgress::GivenUp(_)),
+            "call {n}: {ended:?}"
+        );
         assert_eq!(world.told(&sessions, id), before, "call {n}");
         assert_eq!(runtime.ledger().kv_live, live, "call {n}");
         check(&world, &runtime, &sessions, id);
         // It goes on, and the next fact has it tried again.
         say(&mut sessions, &mut runtime, id, "who sails the boat");
-        assert_eq!(sessions.work(&mut runtime, id, 32).unwrap(), Progress::Idle);
+        assert_eq!(
+            sessions.work(&mut runtime, id, 32).unwrap(),
+            RebuildProgress::Idle
+        );
         sessions.add_fact(&mut runtime, id, "It rains.", 0).unwrap();
         let ended = sessions.settle(&mut runtime, id).unwrap();
-        assert!(matches!(ended, Progress::Swapped(_)), "call {n}: {ended:?}");
+        assert!(
+            matches!(ended, RebuildProgress::Swapped(_)),
+            "call {n}: {ended:?}"
+        );
         let after = world.told(&sessions, id);
         assert_eq!(sessions.stats(&runtime, id).unwrap().unsaved, None);
         sessions.suspend(&mut runtime, id).unwrap();
@@ -378,10 +390,16 @@ fn a_budget_is_kept() {
             check(&world, &runtime, &sessions, id);
             for _ in 0..12 {
                 match sessions.work(&mut runtime, id, 24).unwrap() {
-                    Progress::Swapped(_) => swapped += 1,
-                    Progress::GivenUp(why) => {
+                    RebuildProgress::Swapped(_) => swapped += 1,
+                    RebuildProgress::GivenUp(why) => {
                         assert!(sessions.stats(&runtime, id).unwrap().persistent > 200);
-                        given_up.insert(why.split(' ').take(3).collect::<Vec<_>>().join(" "));
+                        given_up.insert(
+                            why.to_string()
+                                .split(' ')
+                                .take(3)
+                                .collect::<Vec<_>>()
+                                .join(" "),
+                        );
                     }
                     _ => std::thread::sleep(std::time::Duration::from_millis(1)),
                 }
@@ -423,7 +441,7 @@ fn a_text_too_long_at_the_start() {
         .create(&mut runtime, "far", &text.repeat(40), 0)
         .unwrap_err();
     assert!(
-        matches!(error, SessionError::PersistentFull { most: 1600, .. }),
+        matches!(error, SessionError::PersistentFull { max: 1600, .. }),
         "{error}"
     );
     let marked = sessions
@@ -439,19 +457,22 @@ fn a_model_may_rewrite() {
     let world = World::new();
     let (runtime, _) = world.start();
     let rewriting = Rewriting::new(runtime, Extractive::default());
-    let pieces = [Piece {
+    let pieces = [CondensePiece {
         text: FACTS.join(" "),
         verbatim: FACTS[0].len(),
     }];
     for tokens_max in [10, 30, 50, 1000] {
         let count = |_: usize, text: &str| text.len().div_ceil(4);
-        let asked = Asked {
+        let asked = CondenseRequest {
             pieces: &pieces,
             tokens_max,
             count: &count,
         };
         let found = rewriting.condense(&asked).unwrap();
-        assert!(found.tokens <= tokens_max && found.pieces[0].starts_with(FACTS[0]));
-        assert_eq!(found.how == How::Untouched, tokens_max == 1000);
+        assert!(found.summary.tokens <= tokens_max && found.pieces[0].starts_with(FACTS[0]));
+        assert_eq!(
+            found.summary.how == CondenseMethod::Untouched,
+            tokens_max == 1000
+        );
     }
 }

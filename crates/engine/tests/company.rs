@@ -9,7 +9,7 @@ use haversack_engine::{
     Activations, Codec, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime,
     RuntimeOptions,
 };
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use haversack_testing::models::Spec;
 use std::sync::Arc;
 
@@ -298,9 +298,9 @@ fn a_cut_is_exact_or_refused() {
 fn every_table_gives_the_same_logits() {
     let (_dir, model) = tiny("llama");
     let tokens = prompt(&model, 9, 150);
-    let logits = |table: Table, setup: &Setup| {
+    let logits = |backend: Backend, setup: &Setup| {
         let options = RuntimeOptions {
-            table,
+            backend,
             activations: setup.activations,
             kv: setup.kv.clone(),
             ..Default::default()
@@ -317,13 +317,13 @@ fn every_table_gives_the_same_logits() {
             .map(|kv| Setup::new(Activations::Int8, kv)),
     );
     for setup in setups {
-        let truth = logits(Table::SCALAR, &setup);
-        for table in Table::available() {
+        let truth = logits(Backend::SCALAR, &setup);
+        for backend in Backend::available() {
             assert!(
-                logits(table, &setup) == truth,
+                logits(backend, &setup) == truth,
                 "{}: {} differs from scalar",
                 setup.name(),
-                table.name()
+                backend.name()
             );
         }
     }

@@ -11,7 +11,7 @@ use haversack_engine::encoder::{
     Encoder, EncoderOptions, STORED_ERROR_MAX, StoredEmbedding, TOKENS_MAX, WEIGHTS_FILE,
     similarity,
 };
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -120,7 +120,10 @@ fn all_options() -> Vec<EncoderOptions> {
             ..Default::default()
         })
         .to_vec();
-    all.extend(Table::available().map(|table| EncoderOptions { threads: 2, table }));
+    all.extend(Backend::available().map(|backend| EncoderOptions {
+        threads: 2,
+        backend,
+    }));
     all
 }
 
@@ -140,7 +143,7 @@ fn threads_and_tables_change_no_bit() {
     for options in all_options() {
         let encoder = open(dir.path(), &options);
         // The scalar table is slow: a few short texts are enough for it.
-        let few = if options.table == Table::SCALAR {
+        let few = if options.backend == Backend::SCALAR {
             3
         } else {
             texts.len()

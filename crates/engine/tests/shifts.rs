@@ -5,10 +5,10 @@ use haversack_cache::policy::window::{self, WindowParams};
 use haversack_cache::{Codec, Grow, KvForm, LayerShape, Store, StoreOptions, Zones};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::KvView;
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::code::read_k_head;
 use haversack_kernels::ops::rope::{Pairing, RopeSpec, rotate};
-use haversack_kernels::threads::Pool;
+use haversack_kernels::threads::ThreadPool;
 
 const DIM: usize = 64;
 const ANCHORS: u64 = 64;
@@ -44,7 +44,7 @@ fn anchors(store: &Store, id: haversack_cache::SequenceId, block: u64) -> (Vec<u
             assert_eq!(here.segment, 0);
             bytes.extend_from_slice(here.k.bytes);
             if here.first_position == 0 {
-                read_k_head(Table::best(), DIM, here.k.form, here.k.bytes, &mut rows);
+                read_k_head(Backend::best(), DIM, here.k.form, here.k.bytes, &mut rows);
             }
         }
     }
@@ -77,9 +77,9 @@ fn a_thousand_shifts_rewrite_nothing_and_score_as_keys_rotated_anew() {
             ..StoreOptions::default()
         })
         .unwrap();
-        let pool = Pool::new(1);
+        let pool = ThreadPool::new(1);
         let exec = Exec {
-            table: Table::best(),
+            backend: Backend::best(),
             pool: &pool,
         };
         let mut noise = Noise(7);
@@ -106,7 +106,7 @@ fn a_thousand_shifts_rewrite_nothing_and_score_as_keys_rotated_anew() {
                 let mut angles = vec![0.0; spec.angles_len()];
                 spec.angles(position - shift, &mut angles);
                 let mut moved = query.clone();
-                rotate(Table::best(), &mut moved, &angles, &spec);
+                rotate(Backend::best(), &mut moved, &angles, &spec);
                 let ideal = turned(&spec, &query, position as f64);
                 for slot in [0, 13, 31] {
                     let key: Vec<f32> = (0..DIM).map(|d| rows[d * 32 + slot]).collect();
@@ -136,7 +136,7 @@ fn a_thousand_shifts_rewrite_nothing_and_score_as_keys_rotated_anew() {
             for (i, key) in k.chunks_exact_mut(DIM).enumerate() {
                 let mut angles = vec![0.0; spec.angles_len()];
                 spec.angles(position + i as u64, &mut angles);
-                rotate(Table::best(), key, &angles, &spec);
+                rotate(Backend::best(), key, &angles, &spec);
             }
             store.write(exec, &mut step, id, 0, &k, &v).unwrap();
             store.settle(&mut step, 0);

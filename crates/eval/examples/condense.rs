@@ -5,9 +5,9 @@
 //! log-probability of the right answer among ten. `kept`: the same, and nothing is asked. `gaps`: the time between tokens before, while and after a
 //! stream is condensed, and which tokens of an answer take longest.
 
-use haversack_conversations::session::condense::{Asked, Piece, condense};
-use haversack_conversations::session::layout::Layout;
-use haversack_conversations::session::{Embed, Progress, SessionOptions, Sessions};
+use haversack_conversations::session::condense::{CondensePiece, CondenseRequest, condense};
+use haversack_conversations::session::layout::ChatLayout;
+use haversack_conversations::session::{Embed, RebuildProgress, SessionOptions, Sessions};
 use haversack_engine::encoder::{Encoder, EncoderOptions};
 use haversack_engine::runtime::{GenerateEvent, GenerateOptions};
 use haversack_engine::sample::{SampleOptions, Sampler};
@@ -260,7 +260,7 @@ fn facts(
     cases: usize,
     is_asked: bool,
 ) -> Result<(), Failure> {
-    let layout = Layout::new(model.clone());
+    let layout = ChatLayout::new(model.clone());
     let count = |text: &str| layout.opening(text, 0).map_or(usize::MAX, |ids| ids.len());
     let options = RuntimeOptions {
         retention: Retention::full(),
@@ -273,11 +273,11 @@ fn facts(
     for number in 0..cases {
         let (said, facts) = case(number);
         let [text, other] = [0, 1].map(|seed| among_talk(&said, seed, &count));
-        let pieces = [Piece {
+        let pieces = [CondensePiece {
             text: text.clone(),
             verbatim: 0,
         }];
-        let asked = Asked {
+        let asked = CondenseRequest {
             pieces: &pieces,
             tokens_max: SHORT,
             count: &|_, text| count(text),
@@ -286,10 +286,10 @@ fn facts(
         let words = condense(&asked, None)?;
         // How many are answered whatever is left out, with the same facts among other words, is what to compare with.
         let streams = [
-            (&text, judged.sentences),
-            (&other, judged.sentences),
-            (&judged.pieces[0], judged.kept),
-            (&words.pieces[0], words.kept),
+            (&text, judged.summary.sentences),
+            (&other, judged.summary.sentences),
+            (&judged.pieces[0], judged.summary.kept),
+            (&words.pieces[0], words.summary.kept),
         ];
         let mut whole = Vec::new();
         for (i, (text, sentences)) in streams.into_iter().enumerate() {
@@ -329,7 +329,12 @@ fn facts(
 }
 
 /// Ten answers for each fact, the right one first.
-fn asked_case(model: &Model, layout: &Layout, text: &str, facts: &[Fact]) -> Result<Case, Failure> {
+fn asked_case(
+    model: &Model,
+    layout: &ChatLayout,
+    text: &str,
+    facts: &[Fact],
+) -> Result<Case, Failure> {
     let plain = EncodeOptions {
         add_special: false,
         parse_special: false,
@@ -446,7 +451,7 @@ fn talk(
     number: usize,
 ) -> Result<Told, Failure> {
     const BUDGET_BYTES: usize = 64 << 20;
-    let layout = Layout::new(model.clone());
+    let layout = ChatLayout::new(model.clone());
     let count = |text: &str| layout.opening(text, 0).map_or(usize::MAX, |ids| ids.len());
     let options = RuntimeOptions {
         retention: Retention::managed(),
@@ -478,8 +483,8 @@ fn talk(
         };
         // What goes on now goes on for most of the answer.
         let stage = match sessions.work(runtime, id, 1)? {
-            Progress::Judging => Stage::Judging,
-            Progress::Reading { .. } => Stage::Reading,
+            RebuildProgress::Judging => Stage::Judging,
+            RebuildProgress::Reading { .. } => Stage::Reading,
             _ => Stage::Nothing,
         };
         let is_judging = matches!(stage, Stage::Judging);
@@ -498,7 +503,7 @@ fn talk(
         let gaps = gaps.map(|gap| gap.as_secs_f64() * 1e3).collect();
         answers.push(Answer { stage, gaps });
         // How long it is judged depends on the machine: reading begins with the next answer, every time.
-        while is_judging && matches!(sessions.work(runtime, id, 1)?, Progress::Judging) {
+        while is_judging && matches!(sessions.work(runtime, id, 1)?, RebuildProgress::Judging) {
             std::thread::sleep(Duration::from_millis(1));
         }
         left = left.min(BUDGET_BYTES.saturating_sub(runtime.ledger().peak));

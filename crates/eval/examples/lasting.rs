@@ -7,8 +7,8 @@
 //! | `sessions` | so many sessions (1,000) made, resumed and deleted: blocks, handles, files, private memory |
 //! | `switch` | going on with a session of 600 tokens, from memory and from disk, and opening on a known text, against reading it all again |
 
-use haversack_conversations::session::layout::Layout;
-use haversack_conversations::session::turns::{Place, Turn};
+use haversack_conversations::session::layout::ChatLayout;
+use haversack_conversations::session::turns::{Turn, TurnPlace};
 use haversack_conversations::session::{SessionId, SessionOptions, Sessions};
 use haversack_engine::encoder::{Encoder, EncoderOptions};
 use haversack_engine::runtime::{GenerateEvent, GenerateOptions};
@@ -64,7 +64,7 @@ struct Made {
     runtime: Runtime,
     sessions: Sessions,
     encoder: Option<Arc<Encoder>>,
-    layout: Layout,
+    layout: ChatLayout,
     folder: PathBuf,
     filler: Vec<(String, String)>,
     dice: Dice,
@@ -103,7 +103,7 @@ impl Made {
             runtime,
             sessions,
             encoder,
-            layout: Layout::new(model.clone()),
+            layout: ChatLayout::new(model.clone()),
             folder: folder.to_owned(),
             filler: small_talk(),
             dice: Dice::new(1, &[0x1a57]),
@@ -145,7 +145,7 @@ impl Made {
             .say(runtime, id, &text, now, &mut sampler, &options, tell)?;
         self.read_again += answer.context.recomputed;
         match answer.context.unsaved {
-            Some(why) => Err(why.into()),
+            Some(why) => Err(why.to_string().into()),
             None => Ok(times),
         }
     }
@@ -284,7 +284,7 @@ fn check(made: &Made, id: SessionId, opening: &Range<u64>) -> Result<(), Failure
     let whole = |turn: &&Turn| {
         let rows = within(&turn.span);
         match turn.is_visible {
-            true => rows == turn.tokens() && turn.place == Place::Live,
+            true => rows == turn.tokens() && turn.place == TurnPlace::Live,
             false => rows == 0,
         }
     };
@@ -415,7 +415,7 @@ fn switch(made: &mut Made, count: usize) -> Result<(), Failure> {
         }
         without.push(made.until_read(old)?.0);
         let turns = made.sessions.turns(old)?;
-        let mut spilled = turns.iter().filter(|t| t.place == Place::Spilled);
+        let mut spilled = turns.iter().filter(|t| t.place == TurnPlace::Spilled);
         let one = spilled.nth(round).ok_or("too few turns on disk")?.number;
         made.sessions.recall(old, one)?;
         recalled.push(made.until_read(old)?.0);

@@ -13,7 +13,7 @@
 //! over dialogues, its mean log-probability, how often a free answer says it, and the difference to the full cache,
 //! dialogue by dialogue.
 
-use haversack_conversations::session::layout::Layout;
+use haversack_conversations::session::layout::ChatLayout;
 use haversack_conversations::session::relevance::Relevance;
 use haversack_conversations::session::{SessionOptions, Sessions};
 use haversack_engine::encoder::{Encoder, EncoderOptions};
@@ -63,7 +63,7 @@ fn main() -> Result<(), Failure> {
     let model = haversack_eval::load(Path::new(&model))?;
     let encoder = Encoder::open(Path::new(&encoder), &EncoderOptions::default())?;
     let encoder = Arc::new(encoder);
-    let layout = Layout::new(model.clone());
+    let layout = ChatLayout::new(model.clone());
     let rows = session.persistent_max + session.capacity;
 
     let mut full: Option<Vec<Vec<Heard>>> = None;

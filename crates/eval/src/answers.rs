@@ -157,7 +157,7 @@ fn passages(text: &str) -> Vec<String> {
 
 /// An answer, and what it took.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct FreeAnswer {
     pub tokens: Vec<u32>,
     pub text: String,
 }
@@ -176,7 +176,7 @@ pub fn answer(
     runtime: &mut Runtime,
     base: SequenceId,
     rest: &[u32],
-) -> Result<Answer, GenerateError> {
+) -> Result<FreeAnswer, GenerateError> {
     let mut sampler = Sampler::new(SampleOptions {
         temperature: 0.0,
         ..SampleOptions::default()
@@ -190,7 +190,7 @@ pub fn answer(
         ControlFlow::Continue(())
     });
     runtime.close(fork)?;
-    made.map(|made| Answer {
+    made.map(|made| FreeAnswer {
         tokens: made.tokens,
         text: made.text,
     })

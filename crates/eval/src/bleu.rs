@@ -1,7 +1,7 @@
 //! BLEU-4 as published (Papineni and others, 2002): clipped n-gram precisions up to four, their geometric
 //! mean over all texts together, and a penalty for being short. Without smoothing.
 //!
-//! Counts of one text are kept apart, so that texts can be drawn again for an interval.
+//! BleuCounts of one text are kept apart, so that texts can be drawn again for an interval.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ pub const ORDER: usize = 4;
 
 /// Of one text against one reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct BleuCounts {
     /// (n - 1): n-grams that the reference has too, each as often as there.
     pub matched: [u64; ORDER],
     /// (n - 1): n-grams.
@@ -19,13 +19,13 @@ pub struct Counts {
     pub reference_words: u64,
 }
 
-impl Counts {
-    pub fn of(text: &str, reference: &str) -> Counts {
+impl BleuCounts {
+    pub fn of(text: &str, reference: &str) -> BleuCounts {
         let (words, truth) = (words(text), words(reference));
-        let mut counts = Counts {
+        let mut counts = BleuCounts {
             words: words.len() as u64,
             reference_words: truth.len() as u64,
-            ..Counts::default()
+            ..BleuCounts::default()
         };
         for n in 1..=ORDER {
             let mut left: HashMap<&[String], u64> = HashMap::new();
@@ -43,7 +43,7 @@ impl Counts {
         counts
     }
 
-    pub fn add(&mut self, other: &Counts) {
+    pub fn add(&mut self, other: &BleuCounts) {
         for n in 0..ORDER {
             self.matched[n] += other.matched[n];
             self.all[n] += other.all[n];
@@ -100,12 +100,12 @@ mod tests {
 
     #[test]
     fn known_values() {
-        let bleu = |text: &str, truth: &str| Counts::of(text, truth).bleu();
+        let bleu = |text: &str, truth: &str| BleuCounts::of(text, truth).bleu();
         assert_eq!(bleu("a b c d e", "a b c d e"), 1.0);
         assert_eq!(bleu("", "a b c d"), 0.0);
         assert_eq!(bleu("a b c", "a b c"), 0.0, "no four words");
         // The published example of clipping: "the" seven times, twice in the reference.
-        let counts = Counts::of("the the the the the the the", "the cat is on the mat");
+        let counts = BleuCounts::of("the the the the the the the", "the cat is on the mat");
         assert_eq!((counts.matched[0], counts.all[0]), (2, 7));
         // 5/6, 3/5, 2/4, 1/3 of the n-grams, nothing short.
         let found = bleu("a b c d x f", "a b c d e f");
@@ -118,8 +118,8 @@ mod tests {
 
     #[test]
     fn a_corpus_is_not_a_mean() {
-        let mut both = Counts::of("a b c d", "a b c d");
-        both.add(&Counts::of("x y z w", "a b c d"));
+        let mut both = BleuCounts::of("a b c d", "a b c d");
+        both.add(&BleuCounts::of("x y z w", "a b c d"));
         assert!((both.bleu() - 0.5).abs() < 1e-12);
     }
 }

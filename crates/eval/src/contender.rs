@@ -22,16 +22,16 @@ pub const POLICIES: [Policy; 6] = [
     Policy::Adaptive,
 ];
 
-/// Variants that have a name without a file: [`Shape`] says what they are.
-pub const VARIANTS: [(&str, Policy, Shape); 3] = [
-    ("tiers-written", Policy::Tiers, Shape::Unbounded),
-    ("tiers-demoted", Policy::Tiers, Shape::Demoted),
-    ("adaptive-recall", Policy::Adaptive, Shape::Usual),
+/// Variants that have a name without a file: [`RetentionShape`] says what they are.
+pub const VARIANTS: [(&str, Policy, RetentionShape); 3] = [
+    ("tiers-written", Policy::Tiers, RetentionShape::Unbounded),
+    ("tiers-demoted", Policy::Tiers, RetentionShape::Demoted),
+    ("adaptive-recall", Policy::Adaptive, RetentionShape::Usual),
 ];
 
 /// What a variant does with its share of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Shape {
+pub enum RetentionShape {
     /// Keeps to it.
     #[default]
     Usual,
@@ -52,7 +52,7 @@ pub struct Variant {
     pub positions: Positions,
     /// How rows are chosen; `None` = as the policy usually does.
     pub params: Option<RowPolicy>,
-    pub shape: Shape,
+    pub shape: RetentionShape,
     pub wishes: AdaptiveOptions,
     /// Policies of others are compared as they were published: without a guard.
     pub guard: Guarding,
@@ -73,7 +73,7 @@ impl Variant {
             anchors: Variant::ANCHORS,
             positions: Positions::Auto,
             params: None,
-            shape: Shape::Usual,
+            shape: RetentionShape::Usual,
             wishes: AdaptiveOptions::default(),
             guard: match policy {
                 Policy::Adaptive => Guarding::On,
@@ -108,12 +108,12 @@ impl Variant {
 
     /// Whether it chooses codecs itself.
     pub fn has_own_codecs(&self) -> bool {
-        self.policy == Policy::Adaptive || self.shape == Shape::Demoted
+        self.policy == Policy::Adaptive || self.shape == RetentionShape::Demoted
     }
 
     /// Whether it is run once for each share: what keeps everything has only the bytes it takes.
     pub fn has_shares(&self) -> bool {
-        self.policy != Policy::Full && self.shape == Shape::Usual
+        self.policy != Policy::Full && self.shape == RetentionShape::Usual
     }
 
     /// Rows that its window has at least, where `recent` are kept nearly exact.
@@ -239,7 +239,7 @@ impl Setup {
         context: usize,
     ) -> Result<Setup, ShareTooSmall> {
         match (variant.policy, variant.shape, share.zip(probe)) {
-            (_, Shape::Demoted, _) => return Ok(Setup::demoted(config, variant)),
+            (_, RetentionShape::Demoted, _) => return Ok(Setup::demoted(config, variant)),
             (Policy::Adaptive, _, Some((share, probe))) => {
                 return Setup::adaptive(config, variant, probe, share, context);
             }
@@ -259,7 +259,7 @@ impl Setup {
             retention: Retention::full(),
             guard: GuardParams::default(),
         };
-        if variant.shape == Shape::Unbounded {
+        if variant.shape == RetentionShape::Unbounded {
             let anchors = variant.anchors;
             let window = context.saturating_sub(anchors + BLOCK) / BLOCK * BLOCK;
             let retention = Retention {

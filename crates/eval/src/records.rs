@@ -32,7 +32,7 @@ const FACTS: [&str; 12] = [
     "The taxi is booked under reference",
 ];
 
-/// What stands between them. Nobody asks for it.
+/// What stands between them; no question is about it.
 const NOTES: [&str; 16] = [
     "Slept well and ate little.",
     "In the afternoon a walk in the garden.",
@@ -65,11 +65,11 @@ const QUESTION_TOKENS: usize = 24;
 pub struct Record {
     pub prompt: Vec<u32>,
     /// One for each third.
-    pub questions: Vec<Question>,
+    pub questions: Vec<RecordQuestion>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct RecordQuestion {
     /// Behind the record.
     pub ask: Vec<u32>,
     pub answer: String,
@@ -79,12 +79,12 @@ pub struct Question {
 
 impl Record {
     /// What is read: the record and one of its questions.
-    pub fn asked(&self, question: &Question) -> Vec<u32> {
+    pub fn asked(&self, question: &RecordQuestion) -> Vec<u32> {
         [&self.prompt[..], &question.ask].concat()
     }
 }
 
-/// The record of this number, of up to so many tokens with a question.
+/// The record of this number, of up to `tokens` tokens with a question.
 pub fn record(tokenizer: &Tokenizer, tokens: usize, seed: u64, number: usize) -> Record {
     let mut dice = Dice::new(seed, &[41, number as u64]);
     let mut facts = FACTS;
@@ -108,7 +108,7 @@ pub fn record(tokenizer: &Tokenizer, tokens: usize, seed: u64, number: usize) ->
         }
         prompt.extend(line);
     };
-    // A fact in the middle of each of so many parts.
+    // A fact in the middle of each part.
     let part = room / codes.len();
     let mut places = Vec::new();
     for (i, code) in codes.iter().enumerate() {
@@ -120,7 +120,7 @@ pub fn record(tokenizer: &Tokenizer, tokens: usize, seed: u64, number: usize) ->
     fill(&mut prompt, room);
     let questions = (0..THIRDS).map(|third| {
         let i = third * FACTS_EACH + dice.below(FACTS_EACH);
-        Question {
+        RecordQuestion {
             ask: encode(tokenizer, &format!("\n\n{}", facts[i])),
             answer: codes[i].clone(),
             at: places[i],

@@ -7,16 +7,16 @@ use std::ops::ControlFlow;
 
 /// What one cache made of a piece of text.
 #[derive(Clone, Debug, Default)]
-pub struct Judged {
+pub struct CacheVerdict {
     pub tally: KlTally,
     /// What a token takes at the end of the text: the median.
     pub token_ms: Option<f64>,
-    pub held: Held,
+    pub held: CacheUse,
 }
 
 /// What a sequence holds at the end of a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct CacheUse {
     /// Of its blocks.
     pub bytes: u64,
     /// Values of the rows kept, keys and values, over all layers.
@@ -32,14 +32,14 @@ pub const BUCKETS: usize = 64;
 /// Tokens at the end that are read one at a time, for their time.
 pub const SINGLES: usize = 32;
 
-impl Held {
-    pub fn of(runtime: &Runtime, id: SequenceId) -> Result<Held, StepError> {
+impl CacheUse {
+    pub fn of(runtime: &Runtime, id: SequenceId) -> Result<CacheUse, StepError> {
         let (stats, store) = (runtime.stats(id)?, runtime.store());
         let seen = stats.position.max(1);
-        let mut held = Held {
+        let mut held = CacheUse {
             bytes: stats.bytes as u64,
             rows: stats.rows,
-            ..Held::default()
+            ..CacheUse::default()
         };
         let buckets = BUCKETS.min(seen as usize) as u64;
         let bucket = |position: u64| (position * buckets / seen).min(buckets - 1) as usize;
@@ -67,7 +67,7 @@ pub fn judge(
     tokens: &[u32],
     from: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<(Judged, Vec<Judged>)>, StepError> {
+) -> Result<Option<(CacheVerdict, Vec<CacheVerdict>)>, StepError> {
     let id = reference.open()?;
     let mut truth = TextReader::new(reference, id);
     let mut readers = Vec::new();
@@ -84,7 +84,7 @@ pub fn judge(
         progress,
     );
     let mut result = whole.and_then(|whole| {
-        let all: Result<Vec<Judged>, StepError> = readers.iter().map(judged).collect();
+        let all: Result<Vec<CacheVerdict>, StepError> = readers.iter().map(judged).collect();
         Ok((judged(&truth)?, all?, whole))
     });
     for reader in readers.iter_mut().chain([&mut truth]) {
@@ -98,14 +98,14 @@ pub fn judge(
     Ok(whole.then_some((truth, judged)))
 }
 
-fn judged(reader: &TextReader<'_>) -> Result<Judged, StepError> {
+fn judged(reader: &TextReader<'_>) -> Result<CacheVerdict, StepError> {
     let times = reader
         .step_times
         .iter()
         .map(|time| time.as_secs_f64() * 1e3);
-    Ok(Judged {
+    Ok(CacheVerdict {
         tally: reader.tally.clone(),
         token_ms: crate::stats::median(&times.collect::<Vec<f64>>()),
-        held: Held::of(reader.runtime, reader.id)?,
+        held: CacheUse::of(reader.runtime, reader.id)?,
     })
 }

@@ -76,7 +76,7 @@ impl Spread {
         self.sorted.iter().sum::<f64>() / self.count() as f64
     }
 
-    /// So many of a hundred are not above it.
+    /// The percentile: this share of a hundred is not above it.
     pub fn percentile(&self, part: usize) -> f64 {
         let last = self.count() - 1;
         self.sorted[(self.count() * part / 100).min(last)]

@@ -14,7 +14,7 @@
 
 use crate::choice::{Question, Verdict, ask, encode};
 use crate::dice::Dice;
-use haversack_conversations::session::layout::{Layout, LayoutError};
+use haversack_conversations::session::layout::{ChatLayout, LayoutError};
 use haversack_conversations::session::{SessionError, SessionId, Sessions};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_text::tokenizer::Tokenizer;
@@ -27,11 +27,11 @@ pub type Exchange = (String, String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dialogue {
     pub turns: Vec<Exchange>,
-    pub asked: Vec<Asked>,
+    pub asked: Vec<DialogueQuestion>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct DialogueQuestion {
     pub question: String,
     /// How the answer begins.
     pub begins: String,
@@ -246,8 +246,8 @@ fn speaks(text: &str) -> bool {
     })
 }
 
-/// A dialogue with so many facts among its first turns, all of different kinds, and so many turns in all, the rest of
-/// them from `filler`.
+/// A dialogue of `turns` turns with `facts` facts of different kinds among the first, the rest
+/// of them from `filler`.
 pub fn dialogue(
     seed: u64,
     number: usize,
@@ -270,7 +270,7 @@ pub fn dialogue(
             format!("{} {}.", kind.told, answers[0]),
             format!("I see. {} {}.", kind.begins, answers[0]),
         ));
-        dialogue.asked.push(Asked {
+        dialogue.asked.push(DialogueQuestion {
             question: kind.question.to_owned(),
             begins: kind.begins.to_owned(),
             answers,
@@ -285,7 +285,7 @@ pub fn dialogue(
     dialogue
 }
 
-impl Asked {
+impl DialogueQuestion {
     fn tokens(&self, tokenizer: &Tokenizer) -> Question {
         Question {
             ask: encode(tokenizer, &self.begins),
@@ -316,7 +316,7 @@ const ANSWER_TOKENS: usize = 16;
 /// Every question of a dialogue, on a plain sequence: a full cache, or whatever the runtime's policy leaves of it.
 pub fn plain(
     runtime: &mut Runtime,
-    layout: &Layout,
+    layout: &ChatLayout,
     persistent: &str,
     dialogue: &Dialogue,
 ) -> Result<Vec<Heard>, TalkError> {
@@ -329,7 +329,7 @@ pub fn plain(
 fn plain_on(
     runtime: &mut Runtime,
     id: SequenceId,
-    layout: &Layout,
+    layout: &ChatLayout,
     persistent: &str,
     dialogue: &Dialogue,
 ) -> Result<Vec<Heard>, TalkError> {
@@ -413,7 +413,7 @@ pub fn overlap(seen: &[Range<u64>], range: &Range<u64>) -> u64 {
 fn hear(
     runtime: &mut Runtime,
     id: SequenceId,
-    asked: &Asked,
+    asked: &DialogueQuestion,
 ) -> Result<(Verdict, bool), StepError> {
     let model = runtime.model().clone();
     let fork = runtime.fork(id)?;

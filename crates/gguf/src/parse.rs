@@ -48,13 +48,13 @@ pub struct Parsed {
     pub version: u32,
     pub align: u64,
     /// In file order.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<MetadataEntry>,
     /// Indices of `entries`, by key.
     pub by_key: Vec<u32>,
     pub tensors: Vec<Tensor>,
 }
 
-pub struct Entry {
+pub struct MetadataEntry {
     pub key: Extent,
     pub slot: Slot,
 }
@@ -164,7 +164,7 @@ impl Parsed {
     }
 
     /// The entry with this key.
-    pub fn find(&self, bytes: &[u8], key: &[u8]) -> Option<&Entry> {
+    pub fn find(&self, bytes: &[u8], key: &[u8]) -> Option<&MetadataEntry> {
         let i = self
             .by_key
             .binary_search_by(|&i| key_of(bytes, &self.entries, i).cmp(key))
@@ -173,7 +173,7 @@ impl Parsed {
     }
 }
 
-impl Entry {
+impl MetadataEntry {
     pub fn key<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         self.key.slice(bytes).unwrap_or_default()
     }
@@ -213,7 +213,7 @@ impl<'a> Cursor<'a> {
         self.whole.tail(self.at).len()
     }
 
-    /// The next `len` bytes, if there are so many.
+    /// The next `len` bytes, if the file has them.
     fn take(&mut self, len: u64, field: fmt::Arguments<'_>) -> Result<Extent, Problem> {
         let extent = self
             .whole
@@ -389,7 +389,7 @@ fn what_else(bytes: &[u8]) -> String {
     what.into()
 }
 
-fn entry(at: &mut Cursor<'_>, bytes: &[u8], i: u64) -> Result<Entry, Problem> {
+fn entry(at: &mut Cursor<'_>, bytes: &[u8], i: u64) -> Result<MetadataEntry, Problem> {
     let key = at.name(KEY_BYTES_MAX, format_args!("key {i}"))?;
     // Escaped only when a message needs it.
     let name = Shown(key.slice(bytes).unwrap_or_default());
@@ -408,7 +408,7 @@ fn entry(at: &mut Cursor<'_>, bytes: &[u8], i: u64) -> Result<Entry, Problem> {
             Slot::Scalar(value)
         }
     };
-    Ok(Entry { key, slot })
+    Ok(MetadataEntry { key, slot })
 }
 
 fn value_type(id: u32, field: fmt::Arguments<'_>) -> Result<ValueType, Problem> {
@@ -485,13 +485,13 @@ fn array_head(at: &mut Cursor<'_>, name: Shown<'_>) -> Result<(ValueType, u64), 
     Ok((elem, count))
 }
 
-fn key_of<'a>(bytes: &'a [u8], entries: &[Entry], i: u32) -> &'a [u8] {
+fn key_of<'a>(bytes: &'a [u8], entries: &[MetadataEntry], i: u32) -> &'a [u8] {
     entries
         .get(i as usize)
         .map_or(&[][..], |entry| entry.key(bytes))
 }
 
-fn sorted_keys(bytes: &[u8], entries: &[Entry]) -> Result<Vec<u32>, Problem> {
+fn sorted_keys(bytes: &[u8], entries: &[MetadataEntry]) -> Result<Vec<u32>, Problem> {
     let mut order: Vec<u32> = reserve("kv_count", entries.len() as u64)?;
     order.extend(0..entries.len() as u32);
     order.sort_unstable_by_key(|&i| key_of(bytes, entries, i));
@@ -507,7 +507,7 @@ fn sorted_keys(bytes: &[u8], entries: &[Entry]) -> Result<Vec<u32>, Problem> {
     Ok(order)
 }
 
-fn alignment(bytes: &[u8], entries: &[Entry], by_key: &[u32]) -> Result<u64, Problem> {
+fn alignment(bytes: &[u8], entries: &[MetadataEntry], by_key: &[u32]) -> Result<u64, Problem> {
     const KEY: &str = "general.alignment";
     let Ok(i) = by_key.binary_search_by(|&i| key_of(bytes, entries, i).cmp(KEY.as_bytes())) else {
         return Ok(ALIGN_DEFAULT);

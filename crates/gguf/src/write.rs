@@ -1,5 +1,4 @@
-//! Writing GGUF files: for tests, for the tool that makes synthetic models, and for whoever wants to
-//! convert.
+//! Writing GGUF files: for tests, for the tool that makes synthetic models, and for converters.
 //!
 //! Metadata is held in memory, tensors are planned first and streamed later, so a file of any size
 //! takes the memory of its table. What is written is always well-formed; hostile files are made from

@@ -30,7 +30,7 @@ mod state;
 mod vocabulary;
 
 pub use schema::{Callable, calls};
-pub use vocabulary::{Needs, Vocabulary};
+pub use vocabulary::{GrammarNeeds, Vocabulary};
 
 use serde_json::Value as Json;
 

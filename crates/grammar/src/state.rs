@@ -5,14 +5,14 @@ use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
 use std::fmt;
 
-pub struct State {
+pub struct GrammarState {
     matcher: Matcher,
     allowed: SimpleVob,
 }
 
-impl State {
-    pub fn new(matcher: Matcher) -> State {
-        State {
+impl GrammarState {
+    pub fn new(matcher: Matcher) -> GrammarState {
+        GrammarState {
             matcher,
             allowed: SimpleVob::new(),
         }
@@ -29,13 +29,13 @@ fn failed(error: &dyn fmt::Display) -> ConstraintError {
     })
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for GrammarState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State").finish_non_exhaustive()
+        f.debug_struct("GrammarState").finish_non_exhaustive()
     }
 }
 
-impl Constraint for State {
+impl Constraint for GrammarState {
     fn allowed(&mut self) -> Result<&[u32], ConstraintError> {
         match self.matcher.compute_mask_or_eos() {
             Ok(allowed) => {
@@ -56,7 +56,7 @@ impl Constraint for State {
     }
 
     fn copy(&self) -> Box<dyn Constraint> {
-        Box::new(State {
+        Box::new(GrammarState {
             // The states of the lexer are shared: copies are used one after another.
             matcher: self.matcher.clone(),
             allowed: self.allowed.clone(),

@@ -1,10 +1,10 @@
 //! The trie of a vocabulary, and shapes compiled against it.
 
-use crate::state::State;
+use crate::state::GrammarState;
 use crate::{GrammarError, Shape, limits, schema};
 use haversack_engine::sample::Constraint;
 use haversack_text::tokenizer::Tokenizer;
-use haversack_text::tokenizer::vocab::Kind;
+use haversack_text::tokenizer::pieces::TokenKind;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
@@ -34,7 +34,7 @@ const SLICES: [&str; 1] = [r#"[^"\\\x00-\x1F\x7F]+"#];
 
 /// Bytes that a vocabulary takes, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
+pub struct GrammarNeeds {
     /// While it is made, what stays included.
     pub making: usize,
     pub kept: usize,
@@ -42,7 +42,7 @@ pub struct Needs {
 
 impl Vocabulary {
     /// What one of this tokenizer takes, before anything is made.
-    pub fn needs(tokenizer: &Tokenizer) -> Needs {
+    pub fn needs(tokenizer: &Tokenizer) -> GrammarNeeds {
         let ids = 0..tokenizer.len() as u32;
         let pieces: usize = ids
             .map(|id| tokenizer.piece_bytes(id).len().min(limits::PIECE_BYTES) + 1)
@@ -51,7 +51,7 @@ impl Vocabulary {
             let bytes = tokenizer.len() * token + pieces * byte;
             bytes + limits::VOCABULARY_BYTES
         };
-        Needs {
+        GrammarNeeds {
             making: of(limits::MAKING_BYTES),
             kept: of(limits::KEPT_BYTES),
         }
@@ -96,7 +96,7 @@ impl Vocabulary {
         };
         let parser = on_a_stack(|| self.factory.create_parser(grammar));
         let parser = parser.map_err(|error| GrammarError::refused(&error))?;
-        Ok(Box::new(State::new(Matcher::new(Ok(parser)))))
+        Ok(Box::new(GrammarState::new(Matcher::new(Ok(parser)))))
     }
 }
 
@@ -138,10 +138,10 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
         return Vec::new();
     }
     let is_text = match tokenizer.kind(id) {
-        Kind::Control | Kind::Unknown => false,
+        TokenKind::Control | TokenKind::Unknown => false,
         // Where text has a space put in front, the one behind such a token is not shown: bytes and text would differ.
-        Kind::UserDefined | Kind::HiddenTag => !tokenizer.add_space_prefix(),
-        Kind::Normal | Kind::Unused | Kind::Byte => true,
+        TokenKind::UserDefined | TokenKind::HiddenTag => !tokenizer.add_space_prefix(),
+        TokenKind::Normal | TokenKind::Unused | TokenKind::Byte => true,
     };
     match is_text {
         true if piece.first() == Some(&NO_TEXT) => Vec::new(),

@@ -8,12 +8,12 @@ use std::sync::LazyLock;
 #[serde(deny_unknown_fields)]
 pub struct Catalogue {
     #[serde(rename = "model")]
-    pub models: Vec<Model>,
+    pub models: Vec<CatalogueModel>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Model {
+pub struct CatalogueModel {
     pub name: String,
     #[serde(default)]
     pub aliases: Vec<String>,
@@ -25,24 +25,24 @@ pub struct Model {
     pub notice: Option<String>,
     /// The first file is the model; others belong beside it.
     #[serde(rename = "file")]
-    pub files: Vec<File>,
+    pub files: Vec<CatalogueFile>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct File {
+pub struct CatalogueFile {
     /// Below the `models` folder.
     pub name: String,
     pub bytes: u64,
     /// Lower-case hexadecimal.
     pub sha256: String,
     #[serde(rename = "source")]
-    pub sources: Vec<Source>,
+    pub sources: Vec<DownloadSource>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
-pub enum Source {
+pub enum DownloadSource {
     Hub {
         hub: String,
         path: String,
@@ -81,7 +81,7 @@ pub fn catalogue() -> &'static Catalogue {
 
 impl Catalogue {
     /// The model of that name or alias, in any case.
-    pub fn find(&self, name: &str) -> Option<&Model> {
+    pub fn find(&self, name: &str) -> Option<&CatalogueModel> {
         self.models.iter().find(|model| {
             std::iter::once(&model.name)
                 .chain(&model.aliases)
@@ -90,7 +90,7 @@ impl Catalogue {
     }
 
     /// What is used when no model is named.
-    pub fn default(&self) -> Option<&Model> {
+    pub fn default(&self) -> Option<&CatalogueModel> {
         self.models.iter().find(|model| model.default)
     }
 
@@ -105,7 +105,7 @@ impl Catalogue {
     }
 
     /// The entry whose file is called like `path`, if there is one.
-    pub fn file_named(&self, path: &Path) -> Option<&File> {
+    pub fn file_named(&self, path: &Path) -> Option<&CatalogueFile> {
         let name = path.file_name()?;
         self.models
             .iter()
@@ -114,7 +114,7 @@ impl Catalogue {
     }
 }
 
-impl Model {
+impl CatalogueModel {
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
@@ -150,7 +150,7 @@ mod tests {
                 );
                 assert!(!file.sources.is_empty());
                 for source in &file.sources {
-                    if let Source::Wheels { wheels } = source {
+                    if let DownloadSource::Wheels { wheels } = source {
                         let members: u64 = wheels.iter().map(|w| w.member_bytes).sum();
                         assert_eq!(members, file.bytes, "{}", file.name);
                     }
@@ -162,6 +162,6 @@ mod tests {
             catalogue.find("SmolLM2").unwrap().name,
             "smollm2-135m-instruct"
         );
-        assert!(catalogue.find("nobody").is_none());
+        assert!(catalogue.find("no-such-model").is_none());
     }
 }

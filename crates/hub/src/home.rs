@@ -10,7 +10,7 @@
 //!   chat-history      lines typed into `chat`
 //! ```
 
-use anyhow::{Context, Result};
+use crate::error::{Doing, HubError};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -82,9 +82,9 @@ impl Home {
 pub const ENCODER: &str = "all-minilm-l6-v2";
 
 /// Creates a directory and those above it, naming it when that fails.
-pub fn create(directory: &Path) -> Result<()> {
+pub fn create(directory: &Path) -> Result<(), HubError> {
     fs::create_dir_all(directory)
-        .with_context(|| format!("cannot create directory {}", directory.display()))
+        .doing(|| format!("cannot create directory {}", directory.display()))
 }
 
 fn set(name: &str) -> Option<PathBuf> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-pub trait Progress: Debug + Send + Sync {
+pub trait FetchProgress: Debug + Send + Sync {
     /// A line for the user.
     fn note(&self, line: &str);
 
@@ -10,7 +10,7 @@ pub trait Progress: Debug + Send + Sync {
     /// moves back.
     fn bytes(&self, done: u64, total: u64, phase: &'static str);
 
-    /// The last [`Progress::bytes`] of a download has been reported.
+    /// The last [`FetchProgress::bytes`] of a download has been reported.
     fn bytes_end(&self);
 }
 
@@ -18,22 +18,22 @@ pub trait Progress: Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Silent;
 
-impl Progress for Silent {
+impl FetchProgress for Silent {
     fn note(&self, _: &str) {}
     fn bytes(&self, _: u64, _: u64, _: &'static str) {}
     fn bytes_end(&self) {}
 }
 
 /// One download being reported.
-pub(crate) struct Meter<'a> {
-    progress: &'a dyn Progress,
+pub(crate) struct DownloadMeter<'a> {
+    progress: &'a dyn FetchProgress,
     total: u64,
     done: u64,
 }
 
-impl Meter<'_> {
-    pub fn new(progress: &dyn Progress, total: u64) -> Meter<'_> {
-        Meter {
+impl DownloadMeter<'_> {
+    pub fn new(progress: &dyn FetchProgress, total: u64) -> DownloadMeter<'_> {
+        DownloadMeter {
             progress,
             total,
             done: 0,
@@ -50,7 +50,7 @@ impl Meter<'_> {
     }
 }
 
-impl Drop for Meter<'_> {
+impl Drop for DownloadMeter<'_> {
     fn drop(&mut self) {
         self.progress.bytes_end();
     }

@@ -42,7 +42,7 @@ pub fn tidy_all() {
 
 /// Ends a child and whatever it started: `python3` is often a script that starts the real one.
 fn end(child: &mut Child) {
-    // Once waited for, the number may belong to somebody else.
+    // Once waited for, the number may belong to another process.
     if let Ok(Some(_)) = child.try_wait() {
         return;
     }
@@ -137,7 +137,7 @@ impl Drop for TemporaryFile {
     }
 }
 
-/// Files of a folder that somebody else creates and removes, unless the program is interrupted.
+/// Files of a folder that other code creates and removes, unless the program is interrupted.
 pub struct Endings(u64);
 
 impl Endings {

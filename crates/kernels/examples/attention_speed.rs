@@ -4,13 +4,13 @@
 //! Forms are measured in turn, layer by layer, so that what else the machine does hits all alike.
 //!
 //! `cargo run --release -p haversack-kernels --example attention_speed [-- WORD …]`, where words choose
-//! among tables, models, codecs, `decode` and `prefill`, and thread counts. `hidden` hides the first three
+//! among backends, models, codecs, `decode` and `prefill`, and thread counts. `hidden` hides the first three
 //! quarters of the rows, `holes` every other row.
 
 use haversack_kernels::attention::*;
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::{Basis, Codec, Form, KvForm, KvShape};
-use haversack_kernels::threads::Pool;
+use haversack_kernels::threads::ThreadPool;
 use haversack_kernels::{Exec, ops};
 use std::hint::black_box;
 use std::ops::Range;
@@ -200,7 +200,7 @@ fn best_seconds(runs: usize, mut f: impl FnMut()) -> f64 {
 /// Seconds of the attention of `rows` tokens from position `first` on in one layer.
 fn attend_seconds(
     exec: Exec<'_>,
-    scratch: &mut Scratch,
+    scratch: &mut AttentionScratch,
     model: Model,
     layer: &Layer,
     first: usize,
@@ -210,14 +210,13 @@ fn attend_seconds(
         .map(|i| (i % 23) as f32 / 23.0 - 0.5)
         .collect();
     let mut out = vec![0.0; q.len()];
-    let mut jobs = [Attend {
+    let mut jobs = [AttentionJob {
         kv_heads: model.kv_heads,
         head_dim: model.head_dim,
         heads: model.heads,
         basis: Basis::of(layer.far.form),
         mean: None,
         scale: 0.125,
-        softcap: None,
         window: None,
         q: &[&q],
         first_position: first as u64,
@@ -232,7 +231,7 @@ fn attend_seconds(
 }
 
 /// Seconds of reading what a query at the end reads, by all threads.
-fn read_seconds(pool: &Pool, layer: &Layer) -> f64 {
+fn read_seconds(pool: &ThreadPool, layer: &Layer) -> f64 {
     let query_block = (layer.slots as u64 - 1) / BLOCK_SLOTS as u64;
     let start = Instant::now();
     pool.run(layer.spans(), &|span| {
@@ -254,7 +253,7 @@ fn read_seconds(pool: &Pool, layer: &Layer) -> f64 {
 
 fn decode(
     exec: Exec<'_>,
-    scratch: &mut Scratch,
+    scratch: &mut AttentionScratch,
     model: Model,
     codecs: &[Codec],
     depth: usize,
@@ -296,7 +295,7 @@ fn decode(
 
 fn prefill(
     exec: Exec<'_>,
-    scratch: &mut Scratch,
+    scratch: &mut AttentionScratch,
     model: Model,
     codecs: &[Codec],
     depth: usize,
@@ -331,7 +330,7 @@ fn prefill(
     }
 }
 
-fn small(table: Table, pool: &Pool) {
+fn small(backend: Backend, pool: &ThreadPool) {
     let threads = pool.threads();
     let empty = best_seconds(20, || {
         for _ in 0..1000 {
@@ -343,14 +342,14 @@ fn small(table: Table, pool: &Pool) {
     let up = vec![0.25; 1536];
     let took = best_seconds(20, || {
         for _ in 0..100 {
-            ops::silu_mul(table, &mut gate, &up);
+            ops::silu_mul(backend, &mut gate, &up);
         }
     });
     println!("  silu_mul of 1536        {:8.2} us", 1e6 * took / 100.0);
     let (mut x, mut out) = (vec![0.5; 576], vec![0.5; 576]);
     let took = best_seconds(20, || {
         for _ in 0..100 {
-            ops::rms_norm(table, &x, &out, 1e-5, &mut x.clone());
+            ops::rms_norm(backend, &x, &out, 1e-5, &mut x.clone());
             std::mem::swap(&mut x, &mut out);
         }
     });
@@ -371,10 +370,10 @@ fn main() {
         true => Codec::ALL.into_iter().filter(asked).collect(),
         false => vec![Codec::F16, Codec::Int8, Codec::Int4],
     };
-    let tables: Vec<Table> = Table::available().collect();
-    let table = match chosen(&words, &tables, |table| table.name().into())[..] {
+    let backends: Vec<Backend> = Backend::available().collect();
+    let backend = match chosen(&words, &backends, |backend| backend.name().into())[..] {
         [one] => one,
-        _ => Table::best(),
+        _ => Backend::best(),
     };
     let modes = chosen(&words, &["decode", "prefill"], |mode| mode.to_string());
     let hiding = match words
@@ -385,14 +384,17 @@ fn main() {
         Some(_) => Hiding::Holes,
         None => Hiding::None,
     };
-    println!("table {}", table.name());
+    println!("backend {}", backend.name());
     for threads in chosen(&words, &[1, 2], usize::to_string) {
-        let pool = Pool::new(threads);
-        let exec = Exec { table, pool: &pool };
+        let pool = ThreadPool::new(threads);
+        let exec = Exec {
+            backend,
+            pool: &pool,
+        };
         println!("threads {threads}");
-        small(table, &pool);
+        small(backend, &pool);
         for model in chosen(&words, &MODELS, |model| model.name.into()) {
-            let mut scratch = Scratch::new(Need {
+            let mut scratch = AttentionScratch::new(AttentionLimits {
                 threads,
                 jobs: 1,
                 heads: model.heads,

@@ -3,9 +3,9 @@
 //!
 //! `cargo run --release -p haversack-kernels --example codec_speed [-- TABLE]`
 
-use haversack_kernels::cpu::{Kind, Table};
+use haversack_kernels::cpu::{Backend, BackendKind};
 use haversack_kernels::format::kv::code::*;
-use haversack_kernels::format::kv::{BLOCK_SLOTS, Codec, Form, KvForm, KvShape, Turn};
+use haversack_kernels::format::kv::{BLOCK_SLOTS, Codec, Form, KvForm, KvShape, Rotation};
 use haversack_kernels::ops;
 use std::hint::black_box;
 use std::time::Instant;
@@ -49,26 +49,26 @@ fn rows(slots: usize) -> Vec<f32> {
 }
 
 fn main() {
-    let table = match std::env::args().nth(1) {
-        None => Table::best(),
-        Some(name) => Kind::ALL
+    let backend = match std::env::args().nth(1) {
+        None => Backend::best(),
+        Some(name) => BackendKind::ALL
             .into_iter()
             .find(|kind| kind.name() == name)
-            .and_then(Table::new)
+            .and_then(Backend::new)
             .unwrap_or_else(|| {
-                eprintln!("no table {name} here");
+                eprintln!("no backend {name} here");
                 std::process::exit(2)
             }),
     };
     println!(
-        "table {}, {KV_HEADS} heads x {HEAD_DIM}, keys and values, µs",
-        table.name()
+        "backend {}, {KV_HEADS} heads x {HEAD_DIM}, keys and values, µs",
+        backend.name()
     );
     let rows = rows(BLOCK_SLOTS);
     let near = shape(Codec::Int8.form());
     let (mut k, mut v) = (vec![0; near.k_bytes()], vec![0; near.v_bytes()]);
-    write_k_rows(table, near, &mut k, 0, &rows);
-    write_v_rows(table, near, &mut v, 0, &rows);
+    write_k_rows(backend, near, &mut k, 0, &rows);
+    write_v_rows(backend, near, &mut v, 0, &rows);
 
     println!("codec        row written   block written   block from int8      k      v");
     for codec in Codec::ALL {
@@ -76,25 +76,25 @@ fn main() {
         let (mut to_k, mut to_v) = (vec![0; shape.k_bytes()], vec![0; shape.v_bytes()]);
         let row = best_us(|| {
             let row = black_box(&rows[..shape.row()]);
-            write_k_rows(table, shape, &mut to_k, 5, row);
-            write_v_rows(table, shape, &mut to_v, 5, row);
+            write_k_rows(backend, shape, &mut to_k, 5, row);
+            write_v_rows(backend, shape, &mut to_v, 5, row);
         });
         let block = best_us(|| {
-            write_k_rows(table, shape, &mut to_k, 0, black_box(&rows));
-            write_v_rows(table, shape, &mut to_v, 0, black_box(&rows));
+            write_k_rows(backend, shape, &mut to_k, 0, black_box(&rows));
+            write_v_rows(backend, shape, &mut to_v, 0, black_box(&rows));
         });
         let (from, to) = (near.form.k, shape.form.k);
         let (from_bytes, to_bytes) = (from.head_bytes(HEAD_DIM), to.head_bytes(HEAD_DIM));
         let recode_k = best_us(|| {
             let heads = to_k.chunks_exact_mut(to_bytes);
             for (src, dst) in black_box(&k).chunks_exact(from_bytes).zip(heads) {
-                recode_k_head(table, HEAD_DIM, from, src, to, dst);
+                recode_k_head(backend, HEAD_DIM, from, src, to, dst);
             }
         });
         let recode_v = best_us(|| {
             let heads = to_v.chunks_exact_mut(to_bytes);
             for (src, dst) in black_box(&v).chunks_exact(from_bytes).zip(heads) {
-                recode_v_head(table, HEAD_DIM, from, src, to, dst);
+                recode_v_head(backend, HEAD_DIM, from, src, to, dst);
             }
         });
         println!(
@@ -107,9 +107,9 @@ fn main() {
         let head = vec![0.5; dim];
         let us = |by| {
             let mut head = head.clone();
-            best_us(|| ops::turn(table, by, black_box(&mut head)))
+            best_us(|| ops::rotate_head(backend, by, black_box(&mut head)))
         };
-        let (hadamard, pairs) = (us(Turn::Hadamard), us(Turn::Pairs));
+        let (hadamard, pairs) = (us(Rotation::Hadamard), us(Rotation::Pairs));
         println!("a head of {dim:>3} turned: hadamard {hadamard:.3}, pairs {pairs:.3}");
     }
 }

@@ -7,11 +7,13 @@
 use std::time::Instant;
 
 use haversack_kernels::Exec;
-use haversack_kernels::cpu::{Kind, Table};
+use haversack_kernels::cpu::{Backend, BackendKind};
 use haversack_kernels::format::WeightType::{self, *};
 use haversack_kernels::format::packed::{packed_bytes, strip_bytes};
-use haversack_kernels::matmul::{Input, Int8Rows, Layout, Matrix, Product, matmul};
-use haversack_kernels::threads::Pool;
+use haversack_kernels::matmul::{
+    Int8Rows, MatmulInput, Matrix, MatrixLayout, MatrixProduct, matmul,
+};
+use haversack_kernels::threads::ThreadPool;
 
 const TYPES: [WeightType; 5] = [Q4_1, Q4_0, Q4_K, Q6_K, Q8_0];
 /// (rows, cols): SmolLM2's feed-forward and output, and a 1B model's feed-forward. 576 columns are
@@ -23,27 +25,27 @@ const FOOTPRINT: usize = 64 << 20;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let table = match args.first().map(String::as_str) {
-        None | Some("best") => Table::best(),
-        Some(name) => Kind::ALL
+    let backend = match args.first().map(String::as_str) {
+        None | Some("best") => Backend::best(),
+        Some(name) => BackendKind::ALL
             .into_iter()
             .find(|kind| kind.name().contains(name))
-            .and_then(Table::new)
-            .expect("no such table on this CPU"),
+            .and_then(Backend::new)
+            .expect("no such backend on this CPU"),
     };
     let many: usize = args
         .get(1)
         .map_or(128, |n| n.parse().expect("ROWS is a number"));
     println!(
-        "table {}; plain: a sum over the same bytes on 1 thread",
-        table.name()
+        "backend {}; plain: a sum over the same bytes on 1 thread",
+        backend.name()
     );
     println!("                      | 1 row, GB/s                | {many} rows, GOPS");
     println!("type      rows   cols |    plain  1 thread         2 |  1 thread         2");
     for ty in TYPES {
         for (rows, cols) in SHAPES {
             let cols = cols / ty.block_len() * ty.block_len();
-            let speed = measure(table, ty, rows, cols, many);
+            let speed = measure(backend, ty, rows, cols, many);
             println!(
                 "{:8} {rows:5} {cols:6} | {:8.1} {:9.1} {:9.1} | {:9.0} {:9.0}",
                 ty.name(),
@@ -71,7 +73,7 @@ fn read_seconds(bytes: &[u8]) -> f64 {
 }
 
 /// `[one row on 1 thread, on 2 (GB/s), many rows on 1 thread, on 2 (GOPS), plain sum (GB/s)]`
-fn measure(table: Table, ty: WeightType, rows: usize, cols: usize, many: usize) -> [f64; 5] {
+fn measure(backend: Backend, ty: WeightType, rows: usize, cols: usize, many: usize) -> [f64; 5] {
     let bytes = packed_bytes(ty, rows, cols);
     let copies = (FOOTPRINT / bytes).clamp(1, 100);
     let mut weights: Vec<u8> = (0..copies * bytes).map(|i| ((i * 31) >> 3) as u8).collect();
@@ -79,13 +81,13 @@ fn measure(table: Table, ty: WeightType, rows: usize, cols: usize, many: usize) 
     for pair in weights.chunks_exact_mut(2) {
         pair[1] &= 0xBB;
     }
-    let pools = [Pool::new(1), Pool::new(2)];
+    let pools = [ThreadPool::new(1), ThreadPool::new(2)];
     let mut best = [0f64; 5];
     for n in [1, many] {
         let x: Vec<f32> = (0..n * cols).map(|i| (i % 17) as f32 - 8.0).collect();
         let mut int8 = Int8Rows::with_capacity(n, cols);
         let pool = &pools[0];
-        int8.quantise(Exec { table, pool }, &x, n, cols);
+        int8.quantise(Exec { backend, pool }, &x, n, cols);
         let mut out = vec![0.0; n * rows];
         for _ in 0..ROUNDS {
             if n == 1 {
@@ -93,8 +95,8 @@ fn measure(table: Table, ty: WeightType, rows: usize, cols: usize, many: usize) 
                 best[4] = best[4].max(speed);
             }
             for (p, pool) in pools.iter().enumerate() {
-                let exec = Exec { table, pool };
-                let input = Input {
+                let exec = Exec { backend, pool };
+                let input = MatmulInput {
                     rows: n,
                     cols,
                     x: &x,
@@ -107,10 +109,10 @@ fn measure(table: Table, ty: WeightType, rows: usize, cols: usize, many: usize) 
                         ty,
                         rows,
                         cols,
-                        layout: Layout::Packed,
+                        layout: MatrixLayout::Packed,
                         bytes: &weights[copy * bytes..][..bytes],
                     };
-                    matmul(exec, input, &mut [Product { w, out: &mut out }]);
+                    matmul(exec, input, &mut [MatrixProduct { w, out: &mut out }]);
                 }
                 let seconds = start.elapsed().as_secs_f64();
                 let (slot, work) = match n {

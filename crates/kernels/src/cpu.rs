@@ -1,13 +1,13 @@
-//! Which instruction sets this machine has, and so which tables may run.
+//! Backends: which instruction sets this CPU has, and so which kernels may run.
 
 /// One implementation of all kernels. A value other than `Scalar` exists only where
-/// [`Table::available`] found the features, which is what makes the dispatch sound.
+/// [`Backend::available`] found the features, which is what makes the dispatch sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Table(Kind);
+pub struct Backend(BackendKind);
 
-/// The tables there are, slowest first.
+/// The backends, slowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum BackendKind {
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
@@ -21,39 +21,39 @@ pub enum Kind {
     NeonDot,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 6] = [
-        Kind::Scalar,
-        Kind::Avx2,
-        Kind::Avx512,
-        Kind::Avx512Vbmi,
-        Kind::Neon,
-        Kind::NeonDot,
+impl BackendKind {
+    pub const ALL: [BackendKind; 6] = [
+        BackendKind::Scalar,
+        BackendKind::Avx2,
+        BackendKind::Avx512,
+        BackendKind::Avx512Vbmi,
+        BackendKind::Neon,
+        BackendKind::NeonDot,
     ];
 
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Scalar => "scalar",
-            Kind::Avx2 => "x86-avx2",
-            Kind::Avx512 => "x86-avx512-vnni",
-            Kind::Avx512Vbmi => "x86-avx512-vbmi",
-            Kind::Neon => "arm-neon",
-            Kind::NeonDot => "arm-neon-dot",
+            BackendKind::Scalar => "scalar",
+            BackendKind::Avx2 => "x86-avx2",
+            BackendKind::Avx512 => "x86-avx512-vnni",
+            BackendKind::Avx512Vbmi => "x86-avx512-vbmi",
+            BackendKind::Neon => "arm-neon",
+            BackendKind::NeonDot => "arm-neon-dot",
         }
     }
 
     fn present(self) -> bool {
         match self {
-            Kind::Scalar => true,
+            BackendKind::Scalar => true,
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => {
+            BackendKind::Avx2 => {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => {
-                Kind::Avx2.present()
+            BackendKind::Avx512 => {
+                BackendKind::Avx2.present()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
@@ -61,11 +61,13 @@ impl Kind {
                     && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512Vbmi => Kind::Avx512.present() && is_x86_feature_detected!("avx512vbmi"),
+            BackendKind::Avx512Vbmi => {
+                BackendKind::Avx512.present() && is_x86_feature_detected!("avx512vbmi")
+            }
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            BackendKind::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "aarch64")]
-            Kind::NeonDot => {
+            BackendKind::NeonDot => {
                 std::arch::is_aarch64_feature_detected!("neon")
                     && std::arch::is_aarch64_feature_detected!("dotprod")
             }
@@ -74,24 +76,24 @@ impl Kind {
     }
 }
 
-impl Table {
-    pub const SCALAR: Table = Table(Kind::Scalar);
+impl Backend {
+    pub const SCALAR: Backend = Backend(BackendKind::Scalar);
 
-    /// The table, if this CPU can run it.
-    pub fn new(kind: Kind) -> Option<Table> {
-        kind.present().then_some(Table(kind))
+    /// The backend, if this CPU can run it.
+    pub fn new(kind: BackendKind) -> Option<Backend> {
+        kind.present().then_some(Backend(kind))
     }
 
-    /// The fastest table of this CPU.
-    pub fn best() -> Table {
-        Kind::ALL
+    /// The fastest backend of this CPU.
+    pub fn best() -> Backend {
+        BackendKind::ALL
             .into_iter()
             .rev()
-            .find_map(Table::new)
-            .unwrap_or(Table::SCALAR)
+            .find_map(Backend::new)
+            .unwrap_or(Backend::SCALAR)
     }
 
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> BackendKind {
         self.0
     }
 
@@ -99,9 +101,9 @@ impl Table {
         self.0.name()
     }
 
-    /// Every table this CPU can run. Tests stamp their properties over it, and print what
-    /// [`Kind::ALL`] has beyond it.
-    pub fn available() -> impl Iterator<Item = Table> {
-        Kind::ALL.into_iter().filter_map(Table::new)
+    /// Every backend this CPU can run. Tests check their properties on each, and print what
+    /// [`BackendKind::ALL`] has beyond it.
+    pub fn available() -> impl Iterator<Item = Backend> {
+        BackendKind::ALL.into_iter().filter_map(Backend::new)
     }
 }

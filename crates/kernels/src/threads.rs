@@ -1,13 +1,13 @@
-//! The worker threads: spin, then park.
+//! The thread pool: workers spin, then park.
 //!
 //! A decode step is some 150 short parallel regions, each a few tens of microseconds long, so what
 //! matters is how fast a region starts and ends, not fairness or stealing. One region runs at a
-//! time. Its units are claimed through one counter; the caller works like any other thread; and a
-//! worker that has not yet entered a region when the units run out is not waited for (it may be
-//! asleep, or another program may have its core).
+//! time. Threads claim its units through one counter, the caller among them; and the caller does not wait for
+//! a worker that has not entered the region when the units run out (it may be asleep, or another program
+//! may have its core).
 //!
-//! What this is not: a task scheduler. A region inside a region runs serially on the thread that
-//! asked for it, and so does one asked for while another thread's region is running.
+//! This is no task scheduler. A region inside a region runs serially on the thread that started it, and
+//! so does one started while another thread's region is running.
 //!
 //! Nothing here decides a result: which thread runs a unit, and in which order, is not defined.
 //!
@@ -20,7 +20,7 @@
 //!   wake the parked                          claim units
 //!   claim units                              state -= 1                   (leave)
 //!   state: close
-//!   wait until nobody is inside
+//!   wait until no thread is inside
 //! ```
 
 use std::any::Any;
@@ -52,52 +52,56 @@ type Body = dyn Fn(usize, usize) + Sync;
 
 /// A value on a cache line of its own (two: x86 prefetches lines in pairs).
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CachePadded<T>(T);
 
 struct Shared {
-    state: Apart<AtomicU64>,
-    next: Apart<AtomicUsize>,
+    state: CachePadded<AtomicU64>,
+    next: CachePadded<AtomicUsize>,
     units: AtomicUsize,
     /// Written by the caller while no thread is inside and the state is closed, read by threads
     /// inside.
     body: UnsafeCell<Option<*const Body>>,
     quit: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    parked: Box<[Apart<AtomicBool>]>,
-    /// (thread): the next unit of its own run, in [`Pool::run_in_order`].
-    runs: Box<[Apart<AtomicUsize>]>,
+    parked: Box<[CachePadded<AtomicBool>]>,
+    /// (thread): the next unit of its own run, in [`ThreadPool::run_in_order`].
+    runs: Box<[CachePadded<AtomicUsize>]>,
 }
 
 // SAFETY: `body` is the only field that is not `Sync` by itself. It is written only by the holder
-// of `Pool::busy` while the state is closed with nobody inside, and read only by threads inside.
+// of `ThreadPool::busy` while the state is closed with no thread inside, and read only by threads inside.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `body` is to a `Sync` closure and is used only while its region runs.
 unsafe impl Send for Shared {}
 
 /// A fixed set of workers. Dropping it joins them.
-pub struct Pool {
+pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     handles: Vec<Thread>,
-    /// A region is running. Whoever asks for another, from inside or outside, then works alone
+    /// A region is running. A caller that starts another, from inside or outside, runs it alone
     /// instead of waiting.
     busy: AtomicBool,
 }
 
-impl Pool {
-    /// `threads` threads in all: the caller of [`Pool::run`] and `threads - 1` workers. Zero means
-    /// one. A worker that the system refuses to start is done without.
-    pub fn new(threads: usize) -> Pool {
+impl ThreadPool {
+    /// `threads` threads in all: the caller of [`ThreadPool::run`] and `threads - 1` workers. Zero means
+    /// one. The pool does without workers that the system refuses to start.
+    pub fn new(threads: usize) -> ThreadPool {
         let wanted = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
-            state: Apart(AtomicU64::new(0)),
-            next: Apart(AtomicUsize::new(0)),
+            state: CachePadded(AtomicU64::new(0)),
+            next: CachePadded(AtomicUsize::new(0)),
             units: AtomicUsize::new(0),
             body: UnsafeCell::new(None),
             quit: AtomicBool::new(false),
             panic: Mutex::new(None),
-            parked: (0..wanted).map(|_| Apart(AtomicBool::new(false))).collect(),
-            runs: (0..=wanted).map(|_| Apart(AtomicUsize::new(0))).collect(),
+            parked: (0..wanted)
+                .map(|_| CachePadded(AtomicBool::new(false)))
+                .collect(),
+            runs: (0..=wanted)
+                .map(|_| CachePadded(AtomicUsize::new(0)))
+                .collect(),
         });
         let mut workers = Vec::with_capacity(wanted);
         for index in 0..wanted {
@@ -110,7 +114,7 @@ impl Pool {
                 Err(_) => break,
             }
         }
-        Pool {
+        ThreadPool {
             handles: workers.iter().map(|w| w.thread().clone()).collect(),
             workers,
             shared,
@@ -129,15 +133,15 @@ impl Pool {
         self.run_indexed(units, &|_, unit| f(unit));
     }
 
-    /// Like [`Pool::run`], and tells `f` which thread it is on: `f(worker, unit)` with `worker <
+    /// Like [`ThreadPool::run`], and tells `f` which thread it is on: `f(worker, unit)` with `worker <
     /// threads()`, so that each may have its own scratch.
     pub fn run_indexed(&self, units: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         self.share(units, f, || self.region(units, f));
     }
 
-    /// Like [`Pool::run_indexed`], and a thread that has done a unit goes on with the next one, unless
-    /// another was faster: for work whose next unit's memory is worth asking for. Units may be small:
-    /// threads meet only where one has finished its own run and helps another.
+    /// Like [`ThreadPool::run_indexed`], and a thread that has done a unit goes on with the next one unless
+    /// another thread took it: for work that prefetches its next unit's memory. Units may be small:
+    /// threads share a counter only where one has finished its own run and helps another.
     pub fn run_in_order(&self, units: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         let runs = &self.shared.runs;
         let start = |run: usize| run * units / runs.len();
@@ -161,8 +165,8 @@ impl Pool {
         });
     }
 
-    /// All units here, if nobody could help or another region is running; else `region`, and on with
-    /// what it panicked with.
+    /// Runs all units here if there are no workers or another region is running; else runs `region` and
+    /// resumes its panic.
     fn share(
         &self,
         units: usize,
@@ -195,7 +199,7 @@ impl Pool {
         let body = unsafe {
             std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync + '_), *const Body>(f)
         };
-        // SAFETY: `busy` is ours and the state is closed with nobody inside, so no one reads it.
+        // SAFETY: `busy` is ours and the state is closed with no thread inside, so no thread reads it.
         unsafe { *shared.body.get() = Some(body) };
         shared.units.store(units, Ordering::Relaxed);
         shared.next.0.store(0, Ordering::Relaxed);
@@ -230,7 +234,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.quit.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
@@ -329,8 +333,8 @@ fn await_region(shared: &Shared, index: usize, seen: u64) -> u64 {
     }
 }
 
-/// A pointer that may go to other threads. Whoever makes one sees to it that no two threads touch
-/// the same element.
+/// A pointer that may go to other threads. Its maker promises that no two threads touch the same
+/// element.
 pub(crate) struct Shareable<T>(pub(crate) *mut T);
 
 // SAFETY: see the type: the maker promises disjoint use, and `T: Send` lets the elements travel.
@@ -349,7 +353,7 @@ impl<T> Shareable<T> {
 /// `f(index, part)` for each part of `chunk` elements of `slice` (the last may be shorter), in
 /// parallel. A chunk of zero means the whole slice.
 pub fn chunks_mut<T: Send>(
-    pool: &Pool,
+    pool: &ThreadPool,
     slice: &mut [T],
     chunk: usize,
     f: &(dyn Fn(usize, &mut [T]) + Sync),

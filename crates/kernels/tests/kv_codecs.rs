@@ -1,10 +1,10 @@
-//! Codecs of keys and values: every table writes the scalar bytes, a slot depends on itself alone,
+//! Codecs of keys and values: every backend writes the scalar bytes, a slot depends on itself alone,
 //! errors stay within named bounds, and the bytes lie where the layout says.
 
 use half::f16;
-use haversack_kernels::cpu::{Kind, Table};
+use haversack_kernels::cpu::{Backend, BackendKind};
 use haversack_kernels::format::kv::code::*;
-use haversack_kernels::format::kv::{BLOCK_SLOTS, Codec, Form, KvForm, KvShape, Turn, levels};
+use haversack_kernels::format::kv::{BLOCK_SLOTS, Codec, Form, KvForm, KvShape, Rotation, levels};
 use haversack_kernels::ops;
 
 /// Tiny, no power of two, SmolLM2, Phi-2, Phi-3, Llama, Gemma.
@@ -16,14 +16,17 @@ const HALF_ERROR: f64 = 1.0 / 2048.0;
 /// Half a step of the smallest f16: what a tiny scale may be moved by.
 const HALF_TINY: f64 = 1.0 / (1u64 << 25) as f64;
 
-fn tables() -> Vec<Table> {
+fn backends() -> Vec<Backend> {
     static PRINTED: std::sync::Once = std::sync::Once::new();
     PRINTED.call_once(|| {
-        for kind in Kind::ALL.into_iter().filter(|k| Table::new(*k).is_none()) {
-            println!("not run here: table {}", kind.name());
+        for kind in BackendKind::ALL
+            .into_iter()
+            .filter(|k| Backend::new(*k).is_none())
+        {
+            println!("not run here: backend {}", kind.name());
         }
     });
-    Table::available().collect()
+    Backend::available().collect()
 }
 
 /// A small generator of its own, so that a test's numbers never change under it.
@@ -88,30 +91,30 @@ enum Side {
 }
 const SIDES: [Side; 2] = [Side::K, Side::V];
 
-fn write(side: Side, table: Table, shape: KvShape, to: &mut [u8], slot: usize, rows: &[f32]) {
+fn write(side: Side, backend: Backend, shape: KvShape, to: &mut [u8], slot: usize, rows: &[f32]) {
     match side {
-        Side::K => write_k_rows(table, shape, to, slot, rows),
-        Side::V => write_v_rows(table, shape, to, slot, rows),
+        Side::K => write_k_rows(backend, shape, to, slot, rows),
+        Side::V => write_v_rows(backend, shape, to, slot, rows),
     }
 }
 
 /// A block over arbitrary old bytes.
-fn written(side: Side, table: Table, shape: KvShape, rows: &[f32]) -> Vec<u8> {
+fn written(side: Side, backend: Backend, shape: KvShape, rows: &[f32]) -> Vec<u8> {
     let mut block = vec![0xa5; shape.k_bytes()];
-    write(side, table, shape, &mut block, 0, rows);
+    write(side, backend, shape, &mut block, 0, rows);
     block
 }
 
 /// One head as (slot, dim), for either side.
-fn read(side: Side, table: Table, head_dim: usize, form: Form, head: &[u8]) -> Vec<f32> {
+fn read(side: Side, backend: Backend, head_dim: usize, form: Form, head: &[u8]) -> Vec<f32> {
     let mut out = vec![f32::NAN; head_dim * BLOCK_SLOTS];
     match side {
         Side::V => {
-            read_v_head(table, head_dim, form, head, &mut out);
+            read_v_head(backend, head_dim, form, head, &mut out);
             out
         }
         Side::K => {
-            read_k_head(table, head_dim, form, head, &mut out);
+            read_k_head(backend, head_dim, form, head, &mut out);
             (0..out.len())
                 .map(|i| out[i % head_dim * BLOCK_SLOTS + i / head_dim])
                 .collect()
@@ -119,11 +122,11 @@ fn read(side: Side, table: Table, head_dim: usize, form: Form, head: &[u8]) -> V
     }
 }
 
-fn recode(side: Side, table: Table, dim: usize, from: Form, src: &[u8], to: Form) -> Vec<u8> {
+fn recode(side: Side, backend: Backend, dim: usize, from: Form, src: &[u8], to: Form) -> Vec<u8> {
     let mut dst = vec![0x5a; to.head_bytes(dim)];
     match side {
-        Side::K => recode_k_head(table, dim, from, src, to, &mut dst),
-        Side::V => recode_v_head(table, dim, from, src, to, &mut dst),
+        Side::K => recode_k_head(backend, dim, from, src, to, &mut dst),
+        Side::V => recode_v_head(backend, dim, from, src, to, &mut dst),
     }
     dst
 }
@@ -133,20 +136,20 @@ fn bits(x: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn tables_write_and_read_the_same_bytes() {
+fn backends_write_and_read_the_same_bytes() {
     for dim in HEADS {
         for form in forms() {
             let shape = shape(2, dim, form);
             let rows = Noise(dim as u64).rows(BLOCK_SLOTS, shape.row());
             for side in SIDES {
-                let want = written(side, Table::SCALAR, shape, &rows);
+                let want = written(side, Backend::SCALAR, shape, &rows);
                 let head = &want[form.head_bytes(dim)..];
-                let numbers = read(side, Table::SCALAR, dim, form, head);
-                for table in tables() {
-                    let name = table.name();
-                    let got = written(side, table, shape, &rows);
+                let numbers = read(side, Backend::SCALAR, dim, form, head);
+                for backend in backends() {
+                    let name = backend.name();
+                    let got = written(side, backend, shape, &rows);
                     assert!(got == want, "{name} {side:?} {dim} {form:?}");
-                    let got = read(side, table, dim, form, head);
+                    let got = read(side, backend, dim, form, head);
                     assert_eq!(bits(&got), bits(&numbers), "{name} {side:?} {dim} {form:?}");
                 }
             }
@@ -161,13 +164,13 @@ fn a_slot_depends_on_its_row_alone() {
             let shape = shape(2, dim, form);
             let rows = Noise(99 + dim as u64).rows(BLOCK_SLOTS, shape.row());
             for side in SIDES {
-                let table = Table::best();
-                let want = written(side, table, shape, &rows);
+                let backend = Backend::best();
+                let want = written(side, backend, shape, &rows);
                 // In odd pieces, last first, over other old bytes.
                 let mut got = vec![0x3c; want.len()];
                 for ends in [0, 1, 7, 8, 9, 16, 17, 19, 20, 31, 32].windows(2).rev() {
                     let range = ends[0] * shape.row()..ends[1] * shape.row();
-                    write(side, table, shape, &mut got, ends[0], &rows[range]);
+                    write(side, backend, shape, &mut got, ends[0], &rows[range]);
                 }
                 assert!(got == want, "{side:?} {dim} {form:?}");
             }
@@ -189,15 +192,15 @@ fn recoding_is_reading_and_writing_again() {
             }
             let rows = Noise(i as u64).rows(BLOCK_SLOTS, dim);
             for side in SIDES {
-                let src = written(side, Table::best(), shape(1, dim, from), &rows);
-                let numbers = read(side, Table::best(), dim, from, &src);
-                let want = written(side, Table::SCALAR, shape(1, dim, to), &numbers);
-                for table in tables() {
-                    let got = recode(side, table, dim, from, &src, to);
+                let src = written(side, Backend::best(), shape(1, dim, from), &rows);
+                let numbers = read(side, Backend::best(), dim, from, &src);
+                let want = written(side, Backend::SCALAR, shape(1, dim, to), &numbers);
+                for backend in backends() {
+                    let got = recode(side, backend, dim, from, &src, to);
                     assert!(
                         got == want,
                         "{} {side:?} {dim} {from:?} {to:?}",
-                        table.name()
+                        backend.name()
                     );
                 }
             }
@@ -215,12 +218,12 @@ fn recoding_garbage_is_harmless_and_the_same_everywhere() {
                 .collect();
             for to in forms().filter(|to| !to.codec.is_float()) {
                 for side in SIDES {
-                    let want = recode(side, Table::SCALAR, dim, from, &src, to);
-                    for table in tables() {
-                        let got = recode(side, table, dim, from, &src, to);
-                        assert!(got == want, "{} {side:?} {from:?} {to:?}", table.name());
+                    let want = recode(side, Backend::SCALAR, dim, from, &src, to);
+                    for backend in backends() {
+                        let got = recode(side, backend, dim, from, &src, to);
+                        assert!(got == want, "{} {side:?} {from:?} {to:?}", backend.name());
                     }
-                    let finite = read(side, Table::best(), dim, to, &want);
+                    let finite = read(side, Backend::best(), dim, to, &want);
                     assert!(finite.iter().all(|x| x.is_finite()), "{from:?} {to:?}");
                 }
             }
@@ -236,7 +239,7 @@ fn error_max(codec: Codec, x: f64, absmax: f64) -> f64 {
         // Half a step of the rounded scale; in tiny groups the greatest codes are clamped as well.
         Codec::Int8 => absmax / 127.0 * (0.5 + HALF_ERROR) * 1.001 + 128.0 * HALF_TINY,
         Codec::Int4Plain => absmax / 7.0 * (0.5 + HALF_ERROR) * 1.001 + 8.0 * HALF_TINY,
-        // Nearest of the levels, whatever the scale: nobody is further off than the greatest value.
+        // Nearest of the levels, whatever the scale: no value is further off than the greatest value.
         _ => absmax,
     }
 }
@@ -263,8 +266,8 @@ fn errors_are_bounded() {
         for form in forms() {
             let rows = Noise(7 * dim as u64).rows(BLOCK_SLOTS, dim);
             for side in SIDES {
-                let block = written(side, Table::best(), shape(1, dim, form), &rows);
-                let got = read(side, Table::best(), dim, form, &block);
+                let block = written(side, Backend::best(), shape(1, dim, form), &rows);
+                let got = read(side, Backend::best(), dim, form, &block);
                 for (x, got) in rows.chunks(dim).zip(got.chunks(dim)) {
                     for (x, got) in x.chunks(form.group).zip(got.chunks(form.group)) {
                         let absmax = x.iter().fold(0.0f64, |m, x| m.max(f64::from(x.abs())));
@@ -292,8 +295,8 @@ fn normal_values_keep_their_distortion() {
         for side in SIDES {
             let (mut error, mut power) = (0.0, 0.0);
             for rows in &rows {
-                let block = written(side, Table::best(), shape(1, dim, form), rows);
-                let got = read(side, Table::best(), dim, form, &block);
+                let block = written(side, Backend::best(), shape(1, dim, form), rows);
+                let got = read(side, Backend::best(), dim, form, &block);
                 for (x, got) in rows.iter().zip(got) {
                     error += f64::from(x - got).powi(2);
                     power += f64::from(*x).powi(2);
@@ -312,8 +315,8 @@ fn codebook_codes_are_nearest() {
         for dim in [20, 64] {
             let form = Form { codec, group: 64 };
             let rows = Noise(3).rows(BLOCK_SLOTS, dim);
-            let block = written(Side::V, Table::best(), shape(1, dim, form), &rows);
-            let got = read(Side::V, Table::best(), dim, form, &block);
+            let block = written(Side::V, Backend::best(), shape(1, dim, form), &rows);
+            let got = read(Side::V, Backend::best(), dim, form, &block);
             let scales = &block[form.head_bytes(dim) - 2 * BLOCK_SLOTS..];
             for (i, (x, got)) in rows.iter().zip(got).enumerate() {
                 let at = i / dim * 2;
@@ -341,9 +344,9 @@ fn minus_is_the_mirror_image() {
             SIDES.map(|side| (form, side))
         }) {
             let shape = shape(1, dim, form);
-            for table in tables() {
-                let block = written(side, table, shape, &rows);
-                let mirror = written(side, table, shape, &minus);
+            for backend in backends() {
+                let block = written(side, backend, shape, &rows);
+                let mirror = written(side, backend, shape, &minus);
                 let scales = block.len() - 2 * BLOCK_SLOTS * (dim / form.group);
                 assert!(block[..scales] == mirror[..scales], "{codec}: other codes");
                 let (of_block, _) = block[scales..].as_chunks::<2>();
@@ -412,15 +415,15 @@ fn int4_plain_is_the_textbook() {
         rows[..dim.min(32)].fill(0.0);
         // A tie: 3.5 steps.
         (rows[2 * dim], rows[2 * dim + 1]) = (7000.0, 3500.0);
-        let turned = |turn: Turn| {
+        let turned = |turn: Rotation| {
             let mut rows = rows.clone();
             for row in rows.chunks_mut(dim) {
-                ops::turn(Table::best(), turn, row);
+                ops::rotate_head(Backend::best(), turn, row);
             }
             rows
         };
-        let k = written(Side::K, Table::best(), shape, &turned(Turn::Eights));
-        let v = written(Side::V, Table::best(), shape, &turned(Turn::Pairs));
+        let k = written(Side::K, Backend::best(), shape, &turned(Rotation::Eights));
+        let v = written(Side::V, Backend::best(), shape, &turned(Rotation::Pairs));
         let scales_at = |group: usize, slot: usize| {
             let first = dim / 2 * BLOCK_SLOTS + 2 * (group * BLOCK_SLOTS + slot);
             first..first + 2
@@ -498,14 +501,14 @@ fn odd_numbers() {
         for form in forms().filter(|form| !form.codec.is_float()) {
             for side in SIDES {
                 let shape = shape(1, dim, form);
-                let want = written(side, Table::SCALAR, shape, &rows);
-                for table in tables() {
-                    let got = written(side, table, shape, &rows);
-                    assert!(got == want, "{} {side:?} {form:?}", table.name());
+                let want = written(side, Backend::SCALAR, shape, &rows);
+                for backend in backends() {
+                    let got = written(side, backend, shape, &rows);
+                    assert!(got == want, "{} {side:?} {form:?}", backend.name());
                 }
-                let calm = written(side, Table::best(), shape, &ordinary);
-                let calm = read(side, Table::best(), dim, form, &calm);
-                let got = read(side, Table::best(), dim, form, &want);
+                let calm = written(side, Backend::best(), shape, &ordinary);
+                let calm = read(side, Backend::best(), dim, form, &calm);
+                let got = read(side, Backend::best(), dim, form, &want);
                 assert_eq!(
                     bits(&got[odd.len() * dim..]),
                     bits(&calm[odd.len() * dim..])
@@ -543,8 +546,8 @@ fn odd_numbers() {
                 let hole = got[10 * dim + dim / 2];
                 let mut filled = odd[10].clone();
                 filled[dim / 2] = 0.0;
-                let filled = written(side, Table::best(), shape, &filled);
-                let filled = read(side, Table::best(), dim, form, &filled)[dim / 2];
+                let filled = written(side, Backend::best(), shape, &filled);
+                let filled = read(side, Backend::best(), dim, form, &filled)[dim / 2];
                 assert_eq!(
                     hole.to_bits(),
                     filled.to_bits(),
@@ -563,8 +566,8 @@ fn bytes_lie_where_the_drawing_says() {
     for form in forms() {
         let shape = shape(2, dim, form);
         let (k, v) = (
-            written(Side::K, Table::best(), shape, &rows),
-            written(Side::V, Table::best(), shape, &rows),
+            written(Side::K, Backend::best(), shape, &rows),
+            written(Side::V, Backend::best(), shape, &rows),
         );
         let head_bytes = form.head_bytes(dim);
         assert_eq!(k.len(), 2 * head_bytes);
@@ -606,7 +609,7 @@ fn bytes_lie_where_the_drawing_says() {
                 let value = f32::from(level) * scale;
                 for side in SIDES {
                     let bytes = if side == Side::K { k } else { v };
-                    let got = read(side, Table::best(), dim, form, &bytes[..head_bytes]);
+                    let got = read(side, Backend::best(), dim, form, &bytes[..head_bytes]);
                     assert_eq!(got[slot * dim + d], value, "{form:?} {side:?}");
                 }
             }
@@ -626,7 +629,7 @@ fn padding_is_zero() {
     );
     let block = written(
         Side::K,
-        Table::best(),
+        Backend::best(),
         shape(1, dim, form),
         &vec![1.0; 32 * dim],
     );
@@ -642,7 +645,7 @@ fn padding_is_zero() {
     }
     let block = written(
         Side::V,
-        Table::best(),
+        Backend::best(),
         shape(1, dim, form),
         &vec![1.0; 32 * dim],
     );
@@ -656,7 +659,7 @@ fn padding_is_zero() {
     for side in SIDES {
         let block = written(
             side,
-            Table::best(),
+            Backend::best(),
             shape(1, dim, form),
             &vec![1.0; 32 * dim],
         );
@@ -669,10 +672,10 @@ fn padding_is_zero() {
 fn sinks_are_rows_of_f16() {
     let (heads, dim, slots) = (3, 20, 4);
     let rows = Noise(29).rows(slots, heads * dim);
-    for table in tables() {
+    for backend in backends() {
         let mut sinks = vec![0xee; sink_bytes(heads, dim, slots)];
         for (slot, row) in rows.chunks(heads * dim).enumerate().rev() {
-            write_sink_row(table, dim, slots, slot, row, &mut sinks);
+            write_sink_row(backend, dim, slots, slot, row, &mut sinks);
         }
         for (slot, row) in rows.chunks(heads * dim).enumerate() {
             let mut back = vec![0.0; row.len()];
@@ -683,7 +686,7 @@ fn sinks_are_rows_of_f16() {
                     back[i].to_bits(),
                     half.to_f32().to_bits(),
                     "{}",
-                    table.name()
+                    backend.name()
                 );
                 let at = 2 * ((i / dim * slots + slot) * dim + i % dim);
                 assert_eq!(sinks[at..at + 2], half.to_le_bytes());
@@ -710,12 +713,12 @@ fn unusual_groups() {
             let rows = Noise(31).rows(BLOCK_SLOTS, dim);
             let near = Codec::Int8.form();
             for side in SIDES {
-                let src = written(side, Table::best(), shape(1, dim, near), &rows);
-                let numbers = read(side, Table::SCALAR, dim, near, &src);
-                let want = written(side, Table::SCALAR, shape(1, dim, form), &numbers);
-                for table in tables() {
-                    let got = recode(side, table, dim, near, &src, form);
-                    assert!(got == want, "{} {side:?} {dim} {form:?}", table.name());
+                let src = written(side, Backend::best(), shape(1, dim, near), &rows);
+                let numbers = read(side, Backend::SCALAR, dim, near, &src);
+                let want = written(side, Backend::SCALAR, shape(1, dim, form), &numbers);
+                for backend in backends() {
+                    let got = recode(side, backend, dim, near, &src, form);
+                    assert!(got == want, "{} {side:?} {dim} {form:?}", backend.name());
                 }
             }
         }
@@ -772,8 +775,8 @@ fn scale_search() {
             let (mut power, mut plain, mut ours, mut best) = (0.0, 0.0, 0.0, 0.0);
             for _ in 0..8 {
                 let rows: Vec<f32> = (0..dim * BLOCK_SLOTS).map(|_| source(&mut noise)).collect();
-                let block = written(Side::V, Table::best(), shape(1, dim, form), &rows);
-                let got = read(Side::V, Table::best(), dim, form, &block);
+                let block = written(Side::V, Backend::best(), shape(1, dim, form), &rows);
+                let got = read(Side::V, Backend::best(), dim, form, &block);
                 for (x, got) in rows.chunks(group).zip(got.chunks(group)) {
                     let most = x.iter().fold(0.0f64, |m, x| m.max(f64::from(x.abs())));
                     let least = |book: &[i8], sign: f64| {

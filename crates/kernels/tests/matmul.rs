@@ -1,17 +1,19 @@
-//! The matrix product's promises, stamped over every table of this CPU and every weight type:
+//! The matrix product's promises, stamped over every backend of this CPU and every weight type:
 //!
-//! - the bits of the scalar twin, for any number of rows, from either layout, on any thread count;
+//! - the bits of the scalar reference, for any number of rows, from either layout, on any thread count;
 //! - a row of a batch is that row alone;
 //! - close to the exact sum in f64, by a bound that follows from the arithmetic.
 
 use half::{bf16, f16};
 use haversack_kernels::Exec;
-use haversack_kernels::cpu::{Kind, Table};
+use haversack_kernels::cpu::{Backend, BackendKind};
 use haversack_kernels::format::WeightType::{self, *};
 use haversack_kernels::format::gguf::unpack_row;
 use haversack_kernels::format::packed::{STRIP, pack_strip, packed_bytes, strip_bytes};
-use haversack_kernels::matmul::{Input, Int8Rows, Layout, Matrix, Product, matmul};
-use haversack_kernels::threads::Pool;
+use haversack_kernels::matmul::{
+    Int8Rows, MatmulInput, Matrix, MatrixLayout, MatrixProduct, matmul,
+};
+use haversack_kernels::threads::ThreadPool;
 
 /// xorshift, so that a failure repeats.
 struct Random(u64);
@@ -119,15 +121,15 @@ impl Case {
         }
     }
 
-    fn matrix(&self, layout: Layout) -> Matrix<'_> {
+    fn matrix(&self, layout: MatrixLayout) -> Matrix<'_> {
         Matrix {
             ty: self.ty,
             rows: self.rows,
             cols: self.cols,
             layout,
             bytes: match layout {
-                Layout::Packed => &self.packed,
-                Layout::Gguf => &self.file,
+                MatrixLayout::Packed => &self.packed,
+                MatrixLayout::Gguf => &self.file,
             },
         }
     }
@@ -135,9 +137,9 @@ impl Case {
     /// Rows `first..first + n` of the activations through the matrix.
     fn run(
         &self,
-        table: Table,
-        threads: &Pool,
-        layout: Layout,
+        backend: Backend,
+        threads: &ThreadPool,
+        layout: MatrixLayout,
         path: Path,
         first: usize,
         n: usize,
@@ -145,22 +147,22 @@ impl Case {
         let x = &self.x[first * self.cols..(first + n) * self.cols];
         let mut int8 = Int8Rows::with_capacity(n, self.cols);
         if path == Path::Int8 {
-            let pool = &Pool::new(1);
-            int8.quantise(Exec { table, pool }, x, n, self.cols);
+            let pool = &ThreadPool::new(1);
+            int8.quantise(Exec { backend, pool }, x, n, self.cols);
         }
         let mut out = vec![f32::NAN; n * self.rows];
         matmul(
             Exec {
-                table,
+                backend,
                 pool: threads,
             },
-            Input {
+            MatmulInput {
                 rows: n,
                 cols: self.cols,
                 x,
                 int8: (path == Path::Int8).then_some(&int8),
             },
-            &mut [Product {
+            &mut [MatrixProduct {
                 w: self.matrix(layout),
                 out: &mut out,
             }],
@@ -205,34 +207,34 @@ fn assert_bits(a: &[f32], b: &[f32], what: impl std::fmt::Display) {
 }
 
 fn print_missing_tables() {
-    for kind in Kind::ALL {
-        if Table::new(kind).is_none() {
+    for kind in BackendKind::ALL {
+        if Backend::new(kind).is_none() {
             println!("not exercised on this CPU: {}", kind.name());
         }
     }
 }
 
 #[test]
-fn every_table_gives_the_scalar_bits() {
+fn every_backend_gives_the_scalar_bits() {
     print_missing_tables();
-    let pool = Pool::new(1);
+    let pool = ThreadPool::new(1);
     for ty in WeightType::ALL {
         for (rows, cols, x_rows) in shapes(ty) {
             let most = x_rows[x_rows.len() - 1];
             let case = Case::new(ty, rows, cols, most);
             for &path in case.paths() {
-                let scalar = case.run(Table::SCALAR, &pool, Layout::Packed, path, 0, most);
+                let scalar = case.run(Backend::SCALAR, &pool, MatrixLayout::Packed, path, 0, most);
                 assert!(scalar.iter().all(|v| v.is_finite()));
-                for table in Table::available() {
+                for backend in Backend::available() {
                     for &n in x_rows {
-                        for layout in [Layout::Packed, Layout::Gguf] {
-                            let out = case.run(table, &pool, layout, path, 0, n);
+                        for layout in [MatrixLayout::Packed, MatrixLayout::Gguf] {
+                            let out = case.run(backend, &pool, layout, path, 0, n);
                             assert_bits(
                                 &out,
                                 &scalar[..n * rows],
                                 format_args!(
                                     "{} {ty} {path:?} {layout:?} {rows} x {cols}, {n} rows",
-                                    table.name()
+                                    backend.name()
                                 ),
                             );
                         }
@@ -245,16 +247,16 @@ fn every_table_gives_the_scalar_bits() {
 
 #[test]
 fn a_row_of_a_batch_is_that_row_alone() {
-    let pool = Pool::new(1);
-    for table in Table::available() {
+    let pool = ThreadPool::new(1);
+    for backend in Backend::available() {
         for ty in WeightType::ALL {
             let (rows, cols) = (17, ty.block_len().max(64));
             let case = Case::new(ty, rows, cols, 15);
             for &path in case.paths() {
-                let batch = case.run(table, &pool, Layout::Packed, path, 0, 15);
+                let batch = case.run(backend, &pool, MatrixLayout::Packed, path, 0, 15);
                 for row in 0..15 {
-                    let alone = case.run(table, &pool, Layout::Packed, path, row, 1);
-                    let what = format_args!("{} {ty} {path:?} row {row}", table.name());
+                    let alone = case.run(backend, &pool, MatrixLayout::Packed, path, row, 1);
+                    let what = format_args!("{} {ty} {path:?} row {row}", backend.name());
                     assert_bits(&alone, &batch[row * rows..][..rows], what);
                 }
             }
@@ -264,16 +266,20 @@ fn a_row_of_a_batch_is_that_row_alone() {
 
 #[test]
 fn threads_do_not_change_a_bit() {
-    let (one, two, five) = (Pool::new(1), Pool::new(2), Pool::new(5));
-    for table in Table::available() {
+    let (one, two, five) = (ThreadPool::new(1), ThreadPool::new(2), ThreadPool::new(5));
+    for backend in Backend::available() {
         for ty in WeightType::ALL {
             let case = Case::new(ty, 200, ty.block_len().max(32), 3);
             for &path in case.paths() {
-                for layout in [Layout::Packed, Layout::Gguf] {
-                    let alone = case.run(table, &one, layout, path, 0, 3);
+                for layout in [MatrixLayout::Packed, MatrixLayout::Gguf] {
+                    let alone = case.run(backend, &one, layout, path, 0, 3);
                     for pool in [&two, &five] {
-                        let out = case.run(table, pool, layout, path, 0, 3);
-                        assert_bits(&out, &alone, format_args!("{} {ty} {path:?}", table.name()));
+                        let out = case.run(backend, pool, layout, path, 0, 3);
+                        assert_bits(
+                            &out,
+                            &alone,
+                            format_args!("{} {ty} {path:?}", backend.name()),
+                        );
                     }
                 }
             }
@@ -285,7 +291,7 @@ fn threads_do_not_change_a_bit() {
 /// alone; more than share a region, too.
 #[test]
 fn products_of_one_call_are_independent() {
-    let pool = Pool::new(2);
+    let pool = ThreadPool::new(2);
     let cols = 256;
     let cases: Vec<Case> = [Q4_1, F16, Q6_K, Q8_0, Q4_K, Q4_0, IQ4_XS, Q5_1, F32, Q2_K]
         .into_iter()
@@ -293,25 +299,36 @@ fn products_of_one_call_are_independent() {
         .map(|(i, ty)| Case::new(ty, 1 + 17 * i, cols, 3))
         .collect();
     let x = &cases[0].x;
-    for table in Table::available() {
+    for backend in Backend::available() {
         let mut int8 = Int8Rows::with_capacity(3, cols);
-        int8.quantise(Exec { table, pool: &pool }, x, 3, cols);
-        let input = Input {
+        int8.quantise(
+            Exec {
+                backend,
+                pool: &pool,
+            },
+            x,
+            3,
+            cols,
+        );
+        let input = MatmulInput {
             rows: 3,
             cols,
             x,
             int8: Some(&int8),
         };
-        let exec = Exec { table, pool: &pool };
-        let layout = |i: usize| [Layout::Packed, Layout::Gguf][i % 2];
+        let exec = Exec {
+            backend,
+            pool: &pool,
+        };
+        let layout = |i: usize| [MatrixLayout::Packed, MatrixLayout::Gguf][i % 2];
         let empty =
             || -> Vec<Vec<f32>> { cases.iter().map(|c| vec![f32::NAN; 3 * c.rows]).collect() };
         let (mut together, mut alone) = (empty(), empty());
-        let mut products: Vec<Product<'_>> = cases
+        let mut products: Vec<MatrixProduct<'_>> = cases
             .iter()
             .zip(&mut together)
             .enumerate()
-            .map(|(i, (case, out))| Product {
+            .map(|(i, (case, out))| MatrixProduct {
                 w: case.matrix(layout(i)),
                 out,
             })
@@ -319,11 +336,11 @@ fn products_of_one_call_are_independent() {
         matmul(exec, input, &mut products);
         for (i, (case, out)) in cases.iter().zip(&mut alone).enumerate() {
             let w = case.matrix(layout(i));
-            matmul(exec, input, &mut [Product { w, out }]);
+            matmul(exec, input, &mut [MatrixProduct { w, out }]);
         }
         for (a, b) in together.iter().zip(&alone) {
             assert!(a.iter().all(|v| v.is_finite()));
-            assert_bits(a, b, table.name());
+            assert_bits(a, b, backend.name());
         }
     }
 }
@@ -339,15 +356,15 @@ const INT8_HALF_STEP: f64 = 1.01 / 254.0;
 
 #[test]
 fn close_to_the_exact_sum() {
-    let pool = Pool::new(1);
+    let pool = ThreadPool::new(1);
     let u = 2f64.powi(-24);
     for ty in WeightType::ALL {
         let (rows, cols, n) = (20, if ty.is_float() { 515 } else { 768 }, 2);
         let case = Case::new(ty, rows, cols, n);
         let row_bytes = ty.row_bytes(cols).unwrap();
-        for table in Table::available() {
+        for backend in Backend::available() {
             for &path in case.paths() {
-                let out = case.run(table, &pool, Layout::Packed, path, 0, n);
+                let out = case.run(backend, &pool, MatrixLayout::Packed, path, 0, n);
                 let mut w = vec![0.0; cols];
                 for j in 0..rows {
                     unpack_row(ty, &case.file[j * row_bytes..][..row_bytes], &mut w);
@@ -371,7 +388,7 @@ fn close_to_the_exact_sum() {
                         assert!(
                             error <= bound,
                             "{} {ty} {path:?}: error {error:e}, bound {bound:e}",
-                            table.name()
+                            backend.name()
                         );
                     }
                 }
@@ -380,7 +397,7 @@ fn close_to_the_exact_sum() {
     }
 }
 
-/// Rounding to int8 is the same in every table, for odd values too.
+/// Rounding to int8 is the same in every backend, for odd values too.
 #[test]
 fn int8_rounding_is_the_same_everywhere() {
     let mut random = Random(7);
@@ -394,17 +411,17 @@ fn int8_rounding_is_the_same_everywhere() {
     // Half steps: 127 is the largest, so the rest are codes themselves.
     x.extend((0..32).map(|i| if i == 0 { 127.0 } else { i as f32 - 16.5 }));
     let mut scalar = Int8Rows::with_capacity(1, x.len());
-    let pool = &Pool::new(2);
-    let table = Table::SCALAR;
-    scalar.quantise(Exec { table, pool }, &x, 1, x.len());
-    for table in Table::available() {
+    let pool = &ThreadPool::new(2);
+    let backend = Backend::SCALAR;
+    scalar.quantise(Exec { backend, pool }, &x, 1, x.len());
+    for backend in Backend::available() {
         let mut other = Int8Rows::with_capacity(0, 0);
-        other.quantise(Exec { table, pool }, &x, 1, x.len());
+        other.quantise(Exec { backend, pool }, &x, 1, x.len());
         assert_eq!(
             format!("{scalar:?}"),
             format!("{other:?}"),
             "{}",
-            table.name()
+            backend.name()
         );
     }
 }
@@ -412,15 +429,19 @@ fn int8_rounding_is_the_same_everywhere() {
 /// A NaN or an infinity in the activations is seen in the output, not lost in the rounding.
 #[test]
 fn broken_activations_stay_visible() {
-    let pool = Pool::new(1);
+    let pool = ThreadPool::new(1);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for ty in WeightType::ALL {
             let mut case = Case::new(ty, 17, 256, 1);
             case.x[40] = bad;
-            for table in Table::available() {
+            for backend in Backend::available() {
                 for &path in case.paths() {
-                    let out = case.run(table, &pool, Layout::Packed, path, 0, 1);
-                    assert!(out.iter().all(|v| !v.is_finite()), "{} {ty}", table.name());
+                    let out = case.run(backend, &pool, MatrixLayout::Packed, path, 0, 1);
+                    assert!(
+                        out.iter().all(|v| !v.is_finite()),
+                        "{} {ty}",
+                        backend.name()
+                    );
                 }
             }
         }

@@ -1,6 +1,6 @@
-//! Small operations: every table gives the scalar bits, and those are near the f64 ideal.
+//! Small operations: every backend gives the scalar bits, and those are near the f64 ideal.
 
-use haversack_kernels::cpu::{Kind, Table};
+use haversack_kernels::cpu::{Backend, BackendKind};
 use haversack_kernels::ops::{self, Pairing, RopeSpec, exp, lanes, norm, rope};
 
 /// Lengths around the lanes: none, partial, whole, whole and partial, a model's.
@@ -9,14 +9,17 @@ const LENGTHS: [usize; 9] = [0, 1, 15, 16, 17, 31, 48, 64, 577];
 /// Relative errors of the activations: an exponential, a division and three products.
 const ACTIVATION_ERROR_MAX: f64 = 5e-7;
 
-fn tables() -> Vec<Table> {
+fn backends() -> Vec<Backend> {
     static PRINTED: std::sync::Once = std::sync::Once::new();
     PRINTED.call_once(|| {
-        for kind in Kind::ALL.into_iter().filter(|k| Table::new(*k).is_none()) {
-            println!("not run here: table {}", kind.name());
+        for kind in BackendKind::ALL
+            .into_iter()
+            .filter(|k| Backend::new(*k).is_none())
+        {
+            println!("not run here: backend {}", kind.name());
         }
     });
-    Table::available().collect()
+    Backend::available().collect()
 }
 
 /// Values of both signs over several magnitudes.
@@ -41,7 +44,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 }
 
 /// One line per operation: a name, and what it makes of a row and a second one.
-type Op = (&'static str, fn(Table, &[f32], &[f32]) -> Vec<f32>);
+type Op = (&'static str, fn(Backend, &[f32], &[f32]) -> Vec<f32>);
 const OPS: [Op; 17] = [
     ("sum", |t, x, _| vec![ops::sum(t, x)]),
     ("dot_self", |t, x, _| vec![ops::dot_self(t, x)]),
@@ -101,8 +104,8 @@ const OPS: [Op; 17] = [
     }),
 ];
 
-fn rows_of(data: &[f32], stride: usize) -> ops::Rows<'_> {
-    ops::Rows { data, stride }
+fn rows_of(data: &[f32], stride: usize) -> ops::StridedRows<'_> {
+    ops::StridedRows { data, stride }
 }
 
 fn changed(x: &[f32], f: impl FnOnce(&mut [f32])) -> Vec<f32> {
@@ -112,15 +115,20 @@ fn changed(x: &[f32], f: impl FnOnce(&mut [f32])) -> Vec<f32> {
 }
 
 #[test]
-fn every_table_gives_the_scalar_bits() {
+fn every_backend_gives_the_scalar_bits() {
     for (name, op) in OPS {
         for len in LENGTHS {
             for seed in 1..5 {
                 let (x, y) = (noise(len, seed), noise(len, seed + 100));
-                let expected = op(Table::SCALAR, &x, &y);
-                for table in tables() {
-                    let got = op(table, &x, &y);
-                    assert_eq!(bits(&got), bits(&expected), "{name} {} {len}", table.name());
+                let expected = op(Backend::SCALAR, &x, &y);
+                for backend in backends() {
+                    let got = op(backend, &x, &y);
+                    assert_eq!(
+                        bits(&got),
+                        bits(&expected),
+                        "{name} {} {len}",
+                        backend.name()
+                    );
                 }
             }
         }
@@ -139,7 +147,7 @@ fn the_tree_is_the_documented_one() {
     let f: Vec<f32> = (0..4).map(|i| e[i] + e[i + 4]).collect();
     let expected = (f[0] + f[2]) + (f[1] + f[3]);
     assert_eq!(lanes::fold(l).to_bits(), expected.to_bits());
-    assert_eq!(ops::sum(Table::SCALAR, &x).to_bits(), expected.to_bits());
+    assert_eq!(ops::sum(Backend::SCALAR, &x).to_bits(), expected.to_bits());
 }
 
 /// Every f32 between the limits, in steps that are no power of two, and every one near them.
@@ -177,7 +185,7 @@ fn exp_is_within_its_bound_everywhere() {
         while at < to.to_bits() {
             let n = (to.to_bits() - at).min(1 << 16);
             let x: Vec<f32> = (at..=at + n).map(f32::from_bits).collect();
-            let y = changed(&x, |x| exp::exp_row(Table::best(), x));
+            let y = changed(&x, |x| exp::exp_row(Backend::best(), x));
             for (x, y) in x.iter().zip(&y) {
                 let ideal = f64::from(*x).exp();
                 let near = (ideal as f32).to_bits();
@@ -204,19 +212,19 @@ fn exp_at_its_limits() {
         (f32::MAX, f32::INFINITY),
         (f32::INFINITY, f32::INFINITY),
     ];
-    for table in tables() {
+    for backend in backends() {
         for (x, y) in cases {
-            let got = changed(&[x], |x| exp::exp_row(table, x))[0];
+            let got = changed(&[x], |x| exp::exp_row(backend, x))[0];
             assert_eq!(
                 got.to_bits(),
                 f32::to_bits(y),
                 "exp({x}) on {}",
-                table.name()
+                backend.name()
             );
         }
         // Never subnormal, and not a number stays visible.
-        assert!(changed(&[exp::LOWEST], |x| exp::exp_row(table, x))[0].is_normal());
-        assert!(changed(&[f32::NAN], |x| exp::exp_row(table, x))[0].is_nan());
+        assert!(changed(&[exp::LOWEST], |x| exp::exp_row(backend, x))[0].is_normal());
+        assert!(changed(&[f32::NAN], |x| exp::exp_row(backend, x))[0].is_nan());
     }
 }
 
@@ -224,8 +232,8 @@ fn exp_at_its_limits() {
 fn activations_are_near_the_ideal() {
     let x: Vec<f32> = (-2000..2000).map(|i| i as f32 / 100.0).collect();
     let up = vec![1.5; x.len()];
-    let silu = changed(&x, |x| ops::silu_mul(Table::best(), x, &up));
-    let gelu = changed(&x, |x| ops::gelu_mul(Table::best(), x, &up));
+    let silu = changed(&x, |x| ops::silu_mul(Backend::best(), x, &up));
+    let gelu = changed(&x, |x| ops::gelu_mul(Backend::best(), x, &up));
     for (i, g) in x.iter().map(|x| f64::from(*x)).enumerate() {
         let ideal = g / (1.0 + (-g).exp()) * 1.5;
         assert!((f64::from(silu[i]) - ideal).abs() <= ACTIVATION_ERROR_MAX * ideal.abs());
@@ -257,7 +265,7 @@ fn the_exact_gelu_is_near_the_ideal() {
         let x = f64::from(i) * STEP;
         if x >= -8.0 {
             let ideal = x * below;
-            let got = f64::from(changed(&[x as f32], |x| ops::gelu_exact(Table::best(), x))[0]);
+            let got = f64::from(changed(&[x as f32], |x| ops::gelu_exact(Backend::best(), x))[0]);
             // The square in the exponent is rounded before it is raised.
             let bound = ACTIVATION_ERROR_MAX * (1.0 + x * x / 2.0) * ideal.abs();
             assert!(
@@ -267,9 +275,9 @@ fn the_exact_gelu_is_near_the_ideal() {
         }
         below += STEP / 6.0 * (bell(x) + 4.0 * bell(x + STEP / 2.0) + bell(x + STEP));
     }
-    for table in tables() {
+    for backend in backends() {
         let x = [0.0, 100.0, -100.0, f32::INFINITY, f32::NAN];
-        let y = changed(&x, |x| ops::gelu_exact(table, x));
+        let y = changed(&x, |x| ops::gelu_exact(backend, x));
         assert_eq!(y[..3], [0.0, 100.0, 0.0]);
         // What is not finite stays visible.
         assert!(!y[3].is_finite() && y[4].is_nan());
@@ -280,7 +288,7 @@ fn the_exact_gelu_is_near_the_ideal() {
 fn layer_norm_is_near_the_ideal() {
     let (x, weight, bias) = (noise(384, 3), noise(384, 4), noise(384, 5));
     let out = changed(&x, |x| {
-        ops::layer_norm_assign(Table::best(), x, &weight, &bias, 1e-12)
+        ops::layer_norm_assign(Backend::best(), x, &weight, &bias, 1e-12)
     });
     let wide: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
     let mean = wide.iter().sum::<f64>() / 384.0;
@@ -302,7 +310,7 @@ fn a_small_product_is_the_documented_one() {
     let product = |x: &[f32], rows: usize| {
         let mut out = vec![0.0; rows * 32];
         let (x, m) = (rows_of(x, 40), rows_of(&m, 32));
-        ops::product(Table::best(), x, m, rows, 40, 32, &mut out, 32);
+        ops::product(Backend::best(), x, m, rows, 40, 32, &mut out, 32);
         out
     };
     let all = product(&x, 13);
@@ -322,7 +330,7 @@ fn a_small_product_is_the_documented_one() {
 fn rms_norm_is_near_the_ideal() {
     let (x, weight) = (noise(576, 3), noise(576, 4));
     let mut out = vec![0.0; 576];
-    ops::rms_norm(Table::best(), &x, &weight, 1e-5, &mut out);
+    ops::rms_norm(Backend::best(), &x, &weight, 1e-5, &mut out);
     let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 576.0;
     for i in 0..576 {
         let ideal = f64::from(x[i]) / (mean + 1e-5).sqrt() * f64::from(weight[i]);
@@ -333,10 +341,10 @@ fn rms_norm_is_near_the_ideal() {
 /// A row of zeros stays zeros, and a tiny one is not blown up: that is what eps is for.
 #[test]
 fn rms_norm_of_next_to_nothing() {
-    for table in tables() {
+    for backend in backends() {
         for (x, y) in [(0.0, 0.0), (1e-6, 1e-3)] {
             let mut out = [7.0; 20];
-            ops::rms_norm(table, &[x; 20], &[1.0; 20], 1e-6, &mut out);
+            ops::rms_norm(backend, &[x; 20], &[1.0; 20], 1e-6, &mut out);
             assert!(out.iter().all(|out| (out - y).abs() <= 1e-9), "{out:?}");
         }
     }
@@ -344,11 +352,11 @@ fn rms_norm_of_next_to_nothing() {
 
 #[test]
 fn softmax_sums_to_one_and_survives_nothing() {
-    for table in tables() {
-        let p = changed(&noise(1000, 5), |x| ops::softmax(table, x));
+    for backend in backends() {
+        let p = changed(&noise(1000, 5), |x| ops::softmax(backend, x));
         let total: f64 = p.iter().map(|p| f64::from(*p)).sum();
         assert!((total - 1.0).abs() < 1e-5);
-        let blind = changed(&[f32::NEG_INFINITY; 20], |x| ops::softmax(table, x));
+        let blind = changed(&[f32::NEG_INFINITY; 20], |x| ops::softmax(backend, x));
         assert!(blind.iter().all(|p| *p == 0.0));
     }
 }
@@ -368,7 +376,7 @@ fn pairings_turn_the_right_values() {
         let mut head = vec![0.0; 10];
         head[0] = 1.0;
         head[9] = 7.0;
-        ops::rotate(Table::best(), &mut head, &angles, &spec);
+        ops::rotate(Backend::best(), &mut head, &angles, &spec);
         assert_eq!(head[0], 3f64.cos() as f32);
         assert_eq!(head[partner], 3f64.sin() as f32);
         // Beyond the rotated values nothing moves.
@@ -380,13 +388,13 @@ fn pairings_turn_the_right_values() {
 /// All values at once, against the rotation in f64.
 #[test]
 fn rotation_is_near_the_ideal() {
-    for table in tables() {
+    for backend in backends() {
         for (pairing, apart, step) in [(Pairing::Interleaved, 1, 2), (Pairing::Halves, 32, 1)] {
             let spec = RopeSpec::plain(64, pairing, 10_000.0);
             let mut angles = vec![0.0; 64];
             spec.angles(77, &mut angles);
             let x: Vec<f32> = noise(64, 9).iter().map(|x| x / 30.0).collect();
-            let got = changed(&x, |x| ops::rotate(table, x, &angles, &spec));
+            let got = changed(&x, |x| ops::rotate(backend, x, &angles, &spec));
             for pair in 0..32 {
                 let (i, j) = (pair * step, pair * step + apart);
                 let (a, b) = (f64::from(x[i]), f64::from(x[j]));

@@ -1,6 +1,6 @@
 //! The pool: every unit once, cheap, and alive after a panic.
 
-use haversack_kernels::threads::{Pool, chunks_mut};
+use haversack_kernels::threads::{ThreadPool, chunks_mut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -10,7 +10,7 @@ const THREADS: [usize; 6] = [0, 1, 2, 3, 8, 17];
 #[test]
 fn every_unit_runs_exactly_once() {
     for threads in THREADS {
-        let pool = Pool::new(threads);
+        let pool = ThreadPool::new(threads);
         assert_eq!(pool.threads(), threads.max(1));
         for units in [0, 1, 2, 7, 64, 1000] {
             let hits: Vec<AtomicU32> = (0..units).map(|_| AtomicU32::new(0)).collect();
@@ -27,7 +27,7 @@ fn every_unit_runs_exactly_once() {
 /// sum sooner or later.
 #[test]
 fn stress_tiny_regions() {
-    let pool = Pool::new(2);
+    let pool = ThreadPool::new(2);
     let mut values = [0u64; 4];
     for round in 0..100_000u64 {
         values[0] = round;
@@ -42,7 +42,7 @@ fn stress_tiny_regions() {
 
 #[test]
 fn stress_with_pauses_that_let_workers_park() {
-    let pool = Pool::new(3);
+    let pool = ThreadPool::new(3);
     for round in 0..200 {
         let sum = AtomicUsize::new(0);
         pool.run(16, &|unit| {
@@ -58,7 +58,7 @@ fn stress_with_pauses_that_let_workers_park() {
 #[test]
 fn a_panic_reaches_the_caller_and_leaves_the_pool_usable() {
     for threads in [1, 2, 5] {
-        let pool = Pool::new(threads);
+        let pool = ThreadPool::new(threads);
         for bad in [0, 3, 63] {
             let caught = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(64, &|unit| assert!(unit != bad, "unit {unit} is bad"));
@@ -78,7 +78,7 @@ fn a_panic_reaches_the_caller_and_leaves_the_pool_usable() {
 
 #[test]
 fn a_region_inside_a_region_runs_serially() {
-    let pool = Pool::new(3);
+    let pool = ThreadPool::new(3);
     let count = AtomicUsize::new(0);
     pool.run(8, &|_| {
         let thread = std::thread::current().id();
@@ -92,7 +92,7 @@ fn a_region_inside_a_region_runs_serially() {
 
 #[test]
 fn two_callers_do_not_wait_for_each_other() {
-    let pool = Pool::new(2);
+    let pool = ThreadPool::new(2);
     let count = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -110,7 +110,7 @@ fn two_callers_do_not_wait_for_each_other() {
 
 #[test]
 fn worker_indices_are_exclusive() {
-    let pool = Pool::new(4);
+    let pool = ThreadPool::new(4);
     let held: Vec<AtomicU32> = (0..4).map(|_| AtomicU32::new(0)).collect();
     for _ in 0..200 {
         pool.run_indexed(64, &|worker, _| {
@@ -123,7 +123,7 @@ fn worker_indices_are_exclusive() {
 
 #[test]
 fn chunks_cover_the_slice_with_a_short_last_one() {
-    let pool = Pool::new(2);
+    let pool = ThreadPool::new(2);
     for len in [0, 1, 5, 64, 67] {
         for chunk in [0, 1, 4, 64, 100] {
             let mut values = vec![0usize; len];
@@ -138,11 +138,11 @@ fn chunks_cover_the_slice_with_a_short_last_one() {
     }
 }
 
-/// Every unit once, whoever takes it; alone, in order.
+/// Every unit runs once, on whichever thread; on one thread, in order.
 #[test]
 fn units_in_order_are_each_done_once() {
     for threads in [1, 2, 3, 5] {
-        let pool = Pool::new(threads);
+        let pool = ThreadPool::new(threads);
         for units in [0, 1, 2, 3, 7, 64, 1000] {
             let done: Vec<AtomicUsize> = (0..units).map(|_| AtomicUsize::new(0)).collect();
             let last = AtomicUsize::new(0);

@@ -1,6 +1,6 @@
 //! Mistakes that others have shipped, to be made again on purpose.
 //!
-//! The simulation (`docs/simulation.md`) is only worth something if it finds bugs. So each of these stands in the code
+//! The simulation (`docs/how-it-works/simulation.md`) is only worth something if it finds bugs. So each of these stands in the code
 //! behind [`planted`], at the place where it would be made here, and is planted in one thread at a time. Without the
 //! feature `zoo` the answer is a constant `false`, and nothing of them is in the program.
 

@@ -4,7 +4,7 @@ use super::Shared;
 use super::ask::Ask;
 use super::calls::{Call, Ear, Functions, Said, any_id};
 use super::fail::Fail;
-use super::owner::{Became, Logprob, Piece, Place, Submission, Told, Turned};
+use super::owner::{Became, Logprob, Piece, Place, Told, Turned};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -12,6 +12,7 @@ use futures_util::{Stream, StreamExt, stream};
 use haversack::engine::Model;
 use haversack::engine::runtime::Finish;
 use haversack::memory::clock::since_1970;
+use haversack::scheduler::Request;
 use serde_json::{Value as Json, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -87,7 +88,7 @@ pub async fn answer(shared: Arc<Shared>, api: Api, ask: Ask) -> Result<Response,
 /// A place for all of them, or why there is none.
 pub async fn submit(
     shared: &Shared,
-    what: Vec<Submission>,
+    what: Vec<Request>,
     logprobs: Option<usize>,
 ) -> Result<(Place, mpsc::Receiver<Told>), Fail> {
     let submitted = shared.hall.submit(what, logprobs).await;
@@ -501,7 +502,7 @@ impl Became {
                 "recomputed": context.recomputed,
                 "plan": context.plan,
                 "unjudged": context.unjudged,
-                "unsaved": context.unsaved,
+                "unsaved": context.unsaved.as_ref().map(ToString::to_string),
             }),
         }
     }

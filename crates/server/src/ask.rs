@@ -3,7 +3,7 @@
 use super::calls::Functions;
 use super::fail::Fail;
 use super::limits;
-use super::owner::{Hall, Submission};
+use super::owner::Hall;
 use super::sessions::Bound;
 use super::types::{Common, OneOrMany, WhenLonger};
 use axum::body::Body;
@@ -12,7 +12,7 @@ use haversack::engine::runtime::GenerateOptions;
 use haversack::engine::sample::{Constraint, SampleOptions};
 use haversack::engine::{Model, Policy};
 use haversack::memory::clock::now_ms;
-use haversack::scheduler::{Long, Request, Rows, TurnRequest};
+use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// One request, checked, with a prompt in tokens.
 pub struct Ask {
     /// One for each choice.
-    pub what: Vec<Submission>,
+    pub what: Vec<Request>,
     pub prompt_tokens: usize,
     /// How many of the likeliest are told beside each token.
     pub logprobs: Option<usize>,
@@ -208,7 +208,7 @@ fn wishes(hall: &Hall, wanted: &Wanted<'_>, common: &Common) -> Result<Wishes, F
 }
 
 impl Ask {
-    fn new(what: Vec<Submission>, wanted: &Wanted<'_>, common: &Common) -> Ask {
+    fn new(what: Vec<Request>, wanted: &Wanted<'_>, common: &Common) -> Ask {
         let usage = common.stream_options.and_then(|o| o.include_usage);
         Ask {
             what,
@@ -227,24 +227,24 @@ pub fn ask(hall: &Hall, wanted: Wanted<'_>, common: &Common) -> Result<Ask, Fail
     let wishes = wishes(hall, &wanted, common)?;
     let rows = rows(hall, common)?;
     let mut options = wishes.options;
-    if rows.long == Long::Refuse {
-        let room = rows.most.saturating_sub(wanted.prompt.len()).max(1);
+    if rows.when_longer == LongPrompt::Refuse {
+        let room = rows.max_rows.saturating_sub(wanted.prompt.len()).max(1);
         options.tokens_max = options.tokens_max.map(|most| most.min(room));
     }
     let request = |i: u64| {
-        Submission::Request(Box::new(Request {
-            prompt: wanted.prompt.clone(),
+        let prompt = wanted.prompt.clone();
+        let rows = Some(rows);
+        Request {
             sample: SampleOptions {
                 seed: wishes.sample.seed.wrapping_add(i),
                 ..wishes.sample.clone()
             },
             constraint: wanted.constraint.clone(),
             options: options.clone(),
-            rows: Some(rows),
             owner: wishes.owner,
             deadline: Some(wishes.deadline),
-            ..Request::default()
-        }))
+            ..Request::new(RequestKind::Completion { prompt, rows })
+        }
     };
     let what = (0..wishes.choices).map(request).collect();
     Ok(Ask::new(what, &wanted, common))
@@ -261,30 +261,31 @@ pub fn turn(hall: &Hall, bound: Bound, wanted: Wanted<'_>, common: &Common) -> R
         return Err(Fail::param("context", why));
     }
     let Bound { session, text } = bound;
-    let turn = TurnRequest {
+    let kind = RequestKind::Turn {
         session,
         // One that cannot be had makes a question unjudged, not unasked.
         embedding: hall.encoder.as_ref().and_then(|e| e.embed(&text).ok()),
         text,
         now_ms: now_ms(),
+    };
+    let turn = Request {
         sample: wishes.sample,
         constraint: wanted.constraint.clone(),
         options: wishes.options,
         owner: wishes.owner,
         deadline: Some(wishes.deadline),
-        ..TurnRequest::default()
+        ..Request::new(kind)
     };
-    let what = vec![Submission::Turn(Box::new(turn))];
-    Ok(Ask::new(what, &wanted, common))
+    Ok(Ask::new(vec![turn], &wanted, common))
 }
 
-fn rows(hall: &Hall, common: &Common) -> Result<Rows, Fail> {
+fn rows(hall: &Hall, common: &Common) -> Result<RowLimit, Fail> {
     let context = hall.model.config().context.min(hall.rows_most);
     let Some(given) = common.context else {
-        return Ok(Rows {
-            most: context,
+        return Ok(RowLimit {
+            max_rows: context,
             anchors: 0,
-            long: Long::Refuse,
+            when_longer: LongPrompt::Refuse,
         });
     };
     let count = |n: Option<u64>, usual: usize| {
@@ -297,17 +298,17 @@ fn rows(hall: &Hall, common: &Common) -> Result<Rows, Fail> {
             format!("limit: accepted: at most {context}"),
         ));
     }
-    let rows = Rows {
-        most,
+    let rows = RowLimit {
+        max_rows: most,
         anchors: count(given.anchors, 0).min(context),
-        long: match given.when_longer {
-            WhenLonger::Refuse => Long::Refuse,
-            WhenLonger::Truncate => Long::Truncate,
-            WhenLonger::Window => Long::Window,
-            WhenLonger::Heavy => Long::Choose(Policy::Heavy),
-            WhenLonger::Snap => Long::Choose(Policy::Snap),
-            WhenLonger::Adaptive => Long::Choose(Policy::Adaptive),
-            WhenLonger::Again => Long::Again {
+        when_longer: match given.when_longer {
+            WhenLonger::Refuse => LongPrompt::Refuse,
+            WhenLonger::Truncate => LongPrompt::Truncate,
+            WhenLonger::Window => LongPrompt::Window,
+            WhenLonger::Heavy => LongPrompt::Select(Policy::Heavy),
+            WhenLonger::Snap => LongPrompt::Select(Policy::Snap),
+            WhenLonger::Adaptive => LongPrompt::Select(Policy::Adaptive),
+            WhenLonger::Again => LongPrompt::Reread {
                 every: count(given.every, most / 4),
             },
         },

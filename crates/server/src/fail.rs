@@ -89,24 +89,24 @@ impl Fail {
 
     pub fn refused(refused: &SubmitError) -> Fail {
         match refused {
-            SubmitError::Full(_) => Fail::busy(),
-            SubmitError::Length { .. } => Fail {
+            SubmitError::QueueFull(_) => Fail::busy(),
+            SubmitError::PromptTooLong { .. } => Fail {
                 code: Some("context_length_exceeded"),
                 ..Fail::param("messages", refused.to_string())
             },
             SubmitError::Session(error) => super::sessions::fail(error),
-            SubmitError::Taken { .. } => {
+            SubmitError::MemoryPromised { .. } => {
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Fail::new(status, "server_error", refused.to_string())
             }
-            SubmitError::Keep(
+            SubmitError::Step(
                 StepError::Window { .. }
                 | StepError::NarrowWindow { .. }
                 | StepError::PolicyPerSequence { .. }
                 | StepError::NotProbed
                 | StepError::TooManyTokens { .. },
             ) => Fail::param("context", refused.to_string()),
-            SubmitError::Keep(_) => Fail::internal(refused.to_string()),
+            SubmitError::Step(_) => Fail::internal(refused.to_string()),
             _ => Fail::bad(refused.to_string()),
         }
     }

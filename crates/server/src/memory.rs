@@ -7,11 +7,11 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use haversack::engine::device::Thermal;
-use haversack::scheduler::Picture;
-use haversack::scheduler::picture::{Shown, Who, form_name};
-use haversack::scheduler::strip::{Lies, TokenMap};
-use haversack::session::picture::{SessionPicture, TurnPicture};
-use haversack::session::turns::{Place, Turn};
+use haversack::scheduler::MemoryReport;
+use haversack::scheduler::memory_report::{SequenceOwner, SequenceReport, form_name};
+use haversack::scheduler::token_map::{BlockSource, TokenMap};
+use haversack::session::report::{SessionReport, TurnReport};
+use haversack::session::turns::{Turn, TurnPlace};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,19 +20,19 @@ use tokio::sync::Mutex;
 /// The last picture. Whoever asks while one is made waits for that one.
 #[derive(Default)]
 pub struct Gallery {
-    last: Mutex<Option<(Instant, Arc<Picture>)>>,
+    last: Mutex<Option<(Instant, Arc<MemoryReport>)>>,
 }
 
 impl Shared {
     /// A picture that is as good as new; `None`: the owner has gone.
-    pub async fn picture(&self) -> Option<Arc<Picture>> {
+    pub async fn picture(&self) -> Option<Arc<MemoryReport>> {
         let mut last = self.gallery.last.lock().await;
         if let Some((when, picture)) = &*last
             && when.elapsed() < limits::PICTURE_TIME
         {
             return Some(picture.clone());
         }
-        let picture = Arc::new(self.hall.with(|desk| desk.picture()).await?);
+        let picture = Arc::new(self.hall.with(|desk| desk.memory_report()).await?);
         *last = Some((Instant::now(), picture.clone()));
         Some(picture)
     }
@@ -81,7 +81,7 @@ fn add_seen(document: &mut Value, seen: &Seen, now: Duration) {
     document["tokens_per_second"] = json!({ "sampled": sampled, "read": read });
 }
 
-fn picture_json(picture: &Picture) -> Value {
+fn picture_json(picture: &MemoryReport) -> Value {
     let ledger = &picture.ledger;
     let part = |name: &str, bytes: usize| json!({ "part": name, "bytes": bytes });
     // From exact to coarse, whatever was counted first.
@@ -106,11 +106,11 @@ fn picture_json(picture: &Picture) -> Value {
         part("side", ledger.side),
         part("promised", ledger.kv_promised + picture.promised_bytes),
     ]);
-    let (sessions, requests): (Vec<&Shown>, Vec<&Shown>) = picture
+    let (sessions, requests): (Vec<&SequenceReport>, Vec<&SequenceReport>) = picture
         .sequences
         .iter()
-        .partition(|shown| shown.who.session().is_some());
-    let all = |of: Vec<&Shown>| of.into_iter().map(shown_json).collect::<Vec<Value>>();
+        .partition(|shown| shown.owner.session().is_some());
+    let all = |of: Vec<&SequenceReport>| of.into_iter().map(shown_json).collect::<Vec<Value>>();
     json!({
         "object": "memory",
         "budget_bytes": ledger.budget,
@@ -133,7 +133,7 @@ fn picture_json(picture: &Picture) -> Value {
     })
 }
 
-fn shown_json(shown: &Shown) -> Value {
+fn shown_json(shown: &SequenceReport) -> Value {
     let zones: Vec<Value> = shown
         .zones
         .iter()
@@ -145,7 +145,7 @@ fn shown_json(shown: &Shown) -> Value {
             })
         })
         .collect();
-    let strips: Vec<Value> = shown.strips.iter().map(strip_json).collect();
+    let strips: Vec<Value> = shown.token_maps.iter().map(strip_json).collect();
     let mut document = json!({
         "is_active": shown.is_active,
         "position": shown.position,
@@ -154,26 +154,26 @@ fn shown_json(shown: &Shown) -> Value {
         "strips": strips,
         "layers_left_off": shown.layers_left_off,
     });
-    match &shown.who {
-        Who::Request(ticket) => document["number"] = json!(ticket.number()),
-        Who::Session(session) => add_session(&mut document, session),
+    match &shown.owner {
+        SequenceOwner::Request(ticket) => document["number"] = json!(ticket.number()),
+        SequenceOwner::Session(session) => add_session(&mut document, session),
     }
     document
 }
 
-fn add_session(document: &mut Value, session: &SessionPicture) {
+fn add_session(document: &mut Value, session: &SessionReport) {
     let turns: Vec<Value> = session.turns.iter().map(turn_json).collect();
     document["id"] = json!(session.stats.name);
     document["turns"] = json!(turns);
     document["turns_left_off"] = json!(session.turns_left_off);
     document["turns_said"] = json!(session.stats.turns);
     document["plan"] = json!(session.plan);
-    document["condensed"] = json!(session.stats.condensed);
-    document["unsaved"] = json!(session.stats.unsaved);
+    document["condensed"] = json!(session.stats.condensed.as_ref().map(ToString::to_string));
+    document["unsaved"] = json!(session.stats.unsaved.as_ref().map(ToString::to_string));
     document["file_bytes"] = json!(session.stats.file_bytes);
 }
 
-fn turn_json(seen: &TurnPicture) -> Value {
+fn turn_json(seen: &TurnReport) -> Value {
     json!({
         "number": seen.turn.number,
         "start": seen.turn.span.start,
@@ -188,22 +188,22 @@ fn turn_json(seen: &TurnPicture) -> Value {
 /// Where a turn is, as clients are told.
 pub fn place_name(turn: &Turn) -> &'static str {
     match turn.place {
-        Place::Live if turn.is_visible => "visible",
-        Place::Live => "hidden",
-        Place::Spilled => "spilled",
-        Place::Ids => "ids",
+        TurnPlace::Live if turn.is_visible => "visible",
+        TurnPlace::Live => "hidden",
+        TurnPlace::Spilled => "spilled",
+        TurnPlace::Ids => "ids",
     }
 }
 
 fn strip_json(strip: &TokenMap) -> Value {
     let mut tokens = Map::new();
-    for (lies, &count) in Lies::ALL.iter().zip(&strip.tokens) {
+    for (lies, &count) in BlockSource::ALL.iter().zip(&strip.tokens) {
         if count > 0 {
             tokens.insert(lies.name().into(), json!(count));
         }
     }
     let runs: Vec<Value> = strip
-        .stretches
+        .runs
         .iter()
         .map(|(tokens, lies)| json!([tokens, lies.name()]))
         .collect();

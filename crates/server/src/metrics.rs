@@ -7,8 +7,8 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use haversack::engine::device::Thermal;
-use haversack::scheduler::Picture;
-use haversack::scheduler::picture::form_name;
+use haversack::scheduler::MemoryReport;
+use haversack::scheduler::memory_report::form_name;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -132,15 +132,15 @@ impl Lines {
             "Prompts without a session by how they begin: like one that is kept, like one from which they part where nothing is, like none.",
             "begins",
             &[
-                ("kept", reuse.found),
-                ("parted", reuse.parted),
-                ("new", reuse.new),
+                ("kept", reuse.hits),
+                ("parted", reuse.forks),
+                ("new", reuse.misses),
             ],
         );
         self.counter(
             "prompts_left_total",
             "Prompts and answers that were kept and had to leave.",
-            reuse.left,
+            reuse.evicted,
         );
         self.counter("tokens_total", "Tokens that were sampled.", seen.tokens);
         let [sampled, read] = seen.speed;
@@ -165,7 +165,7 @@ impl Lines {
 
     /// What was there, what left, and why.
     fn kept(&mut self, seen: &Seen) {
-        let (cache, reused) = (&seen.cache, seen.reuse.tokens);
+        let (cache, reused) = (&seen.cache, seen.reuse.hit_tokens);
         self.counter(
             "cache_hit_tokens_total",
             "Tokens seen and not computed again.",
@@ -215,7 +215,7 @@ impl Lines {
             "from",
             &[("disk", tally.mounted), ("ids", tally.read_again)],
         );
-        let away = &seen.sight.put_away;
+        let away = &seen.sight.suspensions;
         self.by(
             "sessions_put_away_total",
             "counter",
@@ -264,7 +264,7 @@ impl Lines {
         );
     }
 
-    fn picture(&mut self, picture: &Picture) {
+    fn picture(&mut self, picture: &MemoryReport) {
         let zones = picture.zones.iter();
         let zones: Vec<(&str, String, [usize; 2])> = zones
             .map(|z| (z.zone.name(), form_name(z.form), [z.bytes, z.file_bytes]))
@@ -309,11 +309,11 @@ impl Lines {
 }
 
 /// Bytes by session, zone and codec. Sequences come the largest first: those have their names.
-fn by_session(picture: &Picture) -> BTreeMap<(String, &'static str, String), usize> {
+fn by_session(picture: &MemoryReport) -> BTreeMap<(String, &'static str, String), usize> {
     let mut named = 0;
     let mut sums = BTreeMap::new();
     for shown in &picture.sequences {
-        let session = match shown.who.session() {
+        let session = match shown.owner.session() {
             None => "",
             Some(session) if named < limits::SESSIONS_NAMED => {
                 named += 1;

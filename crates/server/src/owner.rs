@@ -9,10 +9,10 @@ use haversack::engine::sample::{SampleError, logprob_of, logprobs_top};
 use haversack::engine::{Ledger, Model};
 use haversack::memory::{Readings, Zones};
 use haversack::scheduler::{
-    Held, Request, RequestEvent, RequestId, Reuse, Scheduler, SchedulerOptions, Sight, SubmitError,
-    TurnRequest,
+    PrefixCacheStats, Request, RequestEvent, RequestId, RequestKind, RequestReport, Scheduler,
+    SchedulerOptions, SchedulerStats, SubmitError,
 };
-use haversack::session::{Context, Embed, Sessions};
+use haversack::session::{ContextReport, Embed, Sessions};
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -56,18 +56,12 @@ pub enum Piece {
 #[derive(Debug)]
 pub enum Became {
     /// They are gone with the request.
-    Request(Held),
+    Request(RequestReport),
     /// They are part of a conversation.
     Turn {
         number: Option<u64>,
-        context: Box<Context>,
+        context: Box<ContextReport>,
     },
-}
-
-/// What somebody wants answered.
-pub enum Submission {
-    Request(Box<Request>),
-    Turn(Box<TurnRequest>),
 }
 
 /// How likely a token was, and what else was.
@@ -96,7 +90,7 @@ pub struct Seen {
     /// Counted beside the books, and told with them.
     pub refused: u64,
     /// Prompts that begin like others.
-    pub reuse: Reuse,
+    pub reuse: PrefixCacheStats,
     /// How hot the device is, if anybody says so.
     pub thermal: Option<Thermal>,
     /// On the ladder of heat.
@@ -106,7 +100,7 @@ pub struct Seen {
     pub last_changes: VecDeque<(Duration, String)>,
     /// Tokens per second: sampled, read.
     pub speed: [f64; 2],
-    pub sight: Sight,
+    pub sight: SchedulerStats,
     pub alerts: Vec<Raised>,
     /// How often each was raised.
     pub alert_counts: [u64; alerts::Alert::ALL.len()],
@@ -149,7 +143,7 @@ impl Seen {
     }
 
     /// A turn was said: what of its context was there.
-    fn count(&mut self, context: &Context) {
+    fn count(&mut self, context: &ContextReport) {
         let read = context.kept.saturating_sub(context.cached);
         self.prompt_tokens += read;
         self.cache.hits += context.cached;
@@ -163,7 +157,7 @@ const NOTICES: usize = 64;
 
 enum Command {
     Submit {
-        what: Submission,
+        request: Box<Request>,
         choice: usize,
         logprobs: Option<usize>,
         to: mpsc::Sender<Told>,
@@ -282,7 +276,7 @@ impl Hall {
     /// Places for all of them or none, at once; then the desk says whether it takes them.
     pub async fn submit(
         &self,
-        what: Vec<Submission>,
+        what: Vec<Request>,
         logprobs: Option<usize>,
     ) -> Result<(Place, mpsc::Receiver<Told>), Turned> {
         if self.is_stopping() {
@@ -299,11 +293,11 @@ impl Hall {
             tickets: Vec::new(),
         };
         let (to, told) = mpsc::channel(limits::BEHIND);
-        for (choice, what) in what.into_iter().enumerate() {
+        for (choice, request) in what.into_iter().enumerate() {
             let (reply, answer) = oneshot::channel();
             let permit = permits.split(1).ok_or(Turned::Busy)?;
             let submit = Command::Submit {
-                what,
+                request: Box::new(request),
                 choice,
                 logprobs,
                 to: to.clone(),
@@ -461,21 +455,19 @@ impl Owner {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Submit {
-                what,
+                request,
                 choice,
                 logprobs,
                 to,
                 permit,
                 reply,
             } => {
-                let (ticket, tokens) = match what {
-                    Submission::Request(request) => {
-                        let tokens = request.prompt.len();
-                        (self.desk.submit(*request), tokens)
-                    }
+                let tokens = match &request.kind {
+                    RequestKind::Completion { prompt, .. } => prompt.len(),
                     // Its tokens are counted when it is said.
-                    Submission::Turn(turn) => (self.desk.say(*turn), 0),
+                    RequestKind::Turn { .. } => 0,
                 };
+                let ticket = self.desk.submit(*request);
                 if let Ok(ticket) = ticket {
                     let mut seen = lock(&self.seen);
                     seen.prompt_tokens += tokens as u64;
@@ -518,12 +510,12 @@ impl Owner {
         let thermal = self.device.told.or_else(|| self.device.zones.now());
         let reading = self.device.readings.now();
         let changes = self.desk.observe(thermal, &reading, now);
-        let (ledger, sight) = (self.desk.runtime().ledger(), self.desk.sight());
+        let (ledger, sight) = (self.desk.runtime().ledger(), self.desk.stats());
         let mut seen = lock(&self.seen);
-        self.speed.note(now, seen.tokens, sight.read);
+        self.speed.note(now, seen.tokens, sight.tokens_read);
         seen.speed = self.speed.per_second();
         seen.thermal = thermal;
-        seen.rung = self.desk.rung();
+        seen.rung = self.desk.throttle_level();
         seen.sight = sight;
         let watched = Watched {
             budget_bytes: ledger.budget,
@@ -573,22 +565,22 @@ impl Owner {
             };
             let is_over = matches!(
                 news,
-                RequestEvent::Done(..) | RequestEvent::Said(_) | RequestEvent::Failed(_)
+                RequestEvent::Completed(..) | RequestEvent::TurnSaved(_) | RequestEvent::Failed(_)
             );
             // In the books before anybody hears of it.
             let mut books = lock(seen);
             match &news {
                 RequestEvent::Token { .. } => books.tokens += 1,
-                RequestEvent::Done(completed, held) => {
+                RequestEvent::Completed(completed, held) => {
                     books.end(completed.finish);
                     books.left_windows += held.seen.saturating_sub(held.rows as u64);
                 }
-                RequestEvent::Said(answer) => {
+                RequestEvent::TurnSaved(answer) => {
                     books.end(answer.finish);
                     books.count(&answer.context);
                 }
                 RequestEvent::Failed(_) => books.failed += 1,
-                RequestEvent::Entered | RequestEvent::Prompt { .. } => {}
+                RequestEvent::Admitted | RequestEvent::PromptRead { .. } => {}
             }
             drop(books);
             let flow = listener.hear(news);
@@ -611,7 +603,7 @@ impl Owner {
         seen.ledger = self.desk.runtime().ledger();
         seen.active = self.desk.active();
         seen.waiting = self.desk.waiting();
-        seen.reuse = self.desk.reuse();
+        seen.reuse = self.desk.prefix_cache_stats();
     }
 }
 
@@ -619,7 +611,7 @@ impl Listener {
     /// Passes on what is of interest. Nobody waits for a reader: one that is too far behind hears no more.
     fn hear(&self, news: RequestEvent<'_>) -> ControlFlow<()> {
         let piece = match news {
-            RequestEvent::Entered | RequestEvent::Prompt { .. } => {
+            RequestEvent::Admitted | RequestEvent::PromptRead { .. } => {
                 return match self.to.is_closed() {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
@@ -635,13 +627,13 @@ impl Listener {
                     Err(error) => Piece::Failed(error.to_string()),
                 }
             }
-            RequestEvent::Done(completed, held) => Piece::Done {
+            RequestEvent::Completed(completed, held) => Piece::Done {
                 text: completed.text,
                 tokens: completed.tokens.len(),
                 finish: completed.finish,
                 became: Became::Request(held),
             },
-            RequestEvent::Said(answer) => Piece::Done {
+            RequestEvent::TurnSaved(answer) => Piece::Done {
                 tokens: answer.tokens.len(),
                 finish: answer.finish,
                 became: Became::Turn {
@@ -650,7 +642,7 @@ impl Listener {
                 },
                 text: answer.text,
             },
-            RequestEvent::Failed(why) => Piece::Failed(why),
+            RequestEvent::Failed(error) => Piece::Failed(error.to_string()),
         };
         match self.to.try_send((self.choice, piece)) {
             Ok(()) => ControlFlow::Continue(()),

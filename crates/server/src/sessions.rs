@@ -53,7 +53,7 @@ pub async fn bind(shared: &Shared, request: &ChatRequest) -> Result<Option<Bound
     let bound = shared.hall.with(move |desk| {
         let now = now_ms();
         if desk.sessions().is_some_and(|s| s.exists(&name)) {
-            let bound = desk.with_open(&name, |runtime, sessions, id| {
+            let bound = desk.with_session(&name, |runtime, sessions, id| {
                 go_back_to(runtime, sessions, id, &history)
             });
             return match bound {
@@ -63,7 +63,7 @@ pub async fn bind(shared: &Shared, request: &ChatRequest) -> Result<Option<Bound
             };
         }
         desk.create_session(&name, "", &opening, now)?;
-        desk.with_open(&name, |runtime, sessions, id| {
+        desk.with_session(&name, |runtime, sessions, id| {
             for (question, answer) in &history {
                 sessions.tell(runtime, id, question, answer, now)?;
             }
@@ -250,7 +250,7 @@ pub async fn add_fact(
 ) -> Result<Response, Fail> {
     let Fact { text, supersedes } = ask::read(&headers, body).await?;
     let number = ask_desk(&shared, move |desk| {
-        desk.with_open(&id, |runtime, sessions, id| match supersedes {
+        desk.with_session(&id, |runtime, sessions, id| match supersedes {
             Some(fact) => sessions.supersede(runtime, id, fact, &text, now_ms()),
             None => sessions.add_fact(runtime, id, &text, now_ms()),
         })
@@ -264,7 +264,7 @@ pub async fn revoke_fact(
     Path((id, number)): Path<(String, u64)>,
 ) -> Result<Response, Fail> {
     ask_desk(&shared, move |desk| {
-        desk.with_open(&id, |runtime, sessions, id| {
+        desk.with_session(&id, |runtime, sessions, id| {
             sessions.revoke(runtime, id, number)
         })
     })
@@ -278,7 +278,7 @@ pub async fn recall(
     Path((id, number)): Path<(String, u64)>,
 ) -> Result<Response, Fail> {
     ask_desk(&shared, move |desk| {
-        desk.with_open(&id, |_, sessions, id| sessions.recall(id, number))
+        desk.with_session(&id, |_, sessions, id| sessions.recall(id, number))
     })
     .await?;
     Ok(Json(json!({ "turn": number, "wanted": true })).into_response())
@@ -290,7 +290,7 @@ pub async fn retract(
     Path(id): Path<String>,
 ) -> Result<Response, Fail> {
     let turn = ask_desk(&shared, move |desk| {
-        desk.with_open(&id, |runtime, sessions, id| sessions.retract(runtime, id))
+        desk.with_session(&id, |runtime, sessions, id| sessions.retract(runtime, id))
     });
     Ok(Json(json!({ "retracted": turn.await? })).into_response())
 }
@@ -312,7 +312,7 @@ fn sessions(desk: &Scheduler) -> Result<&Sessions, SessionError> {
 
 /// All there is to know about a session.
 fn view(desk: &mut Scheduler, name: &str) -> Result<Value, SessionError> {
-    desk.with_open(name, |runtime, sessions, id| {
+    desk.with_session(name, |runtime, sessions, id| {
         let stats = sessions.stats(runtime, id)?;
         let facts: Vec<Value> = sessions
             .facts(id)?
@@ -340,8 +340,8 @@ fn view(desk: &mut Scheduler, name: &str) -> Result<Value, SessionError> {
             },
             "turns_said": stats.turns,
             "file_bytes": stats.file_bytes,
-            "unsaved": stats.unsaved,
-            "condensed": stats.condensed,
+            "unsaved": stats.unsaved.as_ref().map(ToString::to_string),
+            "condensed": stats.condensed.as_ref().map(ToString::to_string),
             "facts": facts,
             "turns": turns?,
         }))

@@ -81,7 +81,7 @@ impl Shared {
         let needs = Vocabulary::needs(tokenizer);
         let kept = self
             .hall
-            .wait_for(move |desk| desk.keep_beside(needs.making));
+            .wait_for(move |desk| desk.reserve_bytes(needs.making));
         kept.ok_or_else(Fail::stopping)?
             .map_err(|refused| Fail::refused(&refused))?;
         let new = Vocabulary::new(tokenizer);
@@ -89,7 +89,7 @@ impl Shared {
             Ok(_) => needs.making - needs.kept,
             Err(_) => needs.making,
         };
-        self.hall.wait_for(move |desk| desk.drop_beside(spare));
+        self.hall.wait_for(move |desk| desk.release_bytes(spare));
         Ok(made.get_or_init(|| new))
     }
 }

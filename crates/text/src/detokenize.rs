@@ -7,7 +7,7 @@
 //!
 //! The detokenizer does not hold the tokenizer; sessions keep the one and share the other.
 
-use super::tokenizer::vocab::Kind;
+use super::tokenizer::pieces::TokenKind;
 use super::tokenizer::{TokenizeError, Tokenizer};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Detokenizer {
         // Encoding puts its space in front of a text, and of each text after a special token.
         let special = matches!(
             kind,
-            Kind::Control | Kind::Unknown | Kind::UserDefined | Kind::HiddenTag
+            TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined | TokenKind::HiddenTag
         );
         let drop_space = self.drop_space && tokenizer.add_space_prefix();
         if special {

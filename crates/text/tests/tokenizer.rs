@@ -6,9 +6,9 @@
 //! expected ids were made.
 
 use haversack_text::detokenize::{DetokenizeOptions, Detokenizer};
+use haversack_text::tokenizer::pieces::{Pieces, TokenKind as Kind};
 use haversack_text::tokenizer::pre::Pre;
-use haversack_text::tokenizer::vocab::{Kind, Pieces};
-use haversack_text::tokenizer::{EncodeOptions, Model, TokenizeError, Tokenizer, Vocab};
+use haversack_text::tokenizer::{EncodeOptions, TokenizeError, Tokenizer, TokenizerModel, Vocab};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::sync::LazyLock;
@@ -41,7 +41,7 @@ fn kinds(file: &Value) -> Vec<Kind> {
         .collect()
 }
 
-fn small_vocab(file: &Value, model: Model) -> Vocab {
+fn small_vocab(file: &Value, model: TokenizerModel) -> Vocab {
     let tokens = strings(&file["tokens"]);
     let pieces = Pieces::new(tokens.iter().map(|t| t.as_bytes())).unwrap();
     let mut vocab = Vocab::new(model, pieces);
@@ -53,7 +53,7 @@ fn small_vocab(file: &Value, model: Model) -> Vocab {
 
 fn small_bpe(pre: &str) -> Tokenizer {
     let file = fixture("small_bpe.json");
-    let mut vocab = small_vocab(&file, Model::Bpe);
+    let mut vocab = small_vocab(&file, TokenizerModel::Bpe);
     let lines = strings(&file["merges"]);
     vocab
         .set_merges(lines.iter().map(|m| m.as_bytes()))
@@ -64,7 +64,7 @@ fn small_bpe(pre: &str) -> Tokenizer {
 
 fn small_spm(prefix: bool) -> Tokenizer {
     let file = fixture("small_spm.json");
-    let mut vocab = small_vocab(&file, Model::Spm);
+    let mut vocab = small_vocab(&file, TokenizerModel::Spm);
     let scores = file["scores"].as_array().unwrap();
     vocab.scores = scores.iter().map(|s| s.as_f64().unwrap() as f32).collect();
     vocab.unk = Some(0);
@@ -129,8 +129,8 @@ fn nasty_texts_come_back() {
         for text in TEXTS.iter() {
             // In SentencePiece a lower block is a space.
             let back = match tokenizer.model() {
-                Model::Bpe => text.clone(),
-                Model::Spm => text.replace('▁', " "),
+                TokenizerModel::Bpe => text.clone(),
+                TokenizerModel::Spm => text.replace('▁', " "),
             };
             for options in [WITH_BOS, SPECIAL, PLAIN] {
                 let ids = tokenizer.encode(text, options).unwrap();
@@ -202,12 +202,12 @@ fn vocabularies_put_together_wrongly_are_refused() {
     let pieces = || Pieces::new([&b"a"[..], b"b"].into_iter()).unwrap();
     let refused = |vocab: Vocab| Tokenizer::new(vocab).err().unwrap().to_string();
 
-    let mut vocab = Vocab::new(Model::Bpe, pieces());
+    let mut vocab = Vocab::new(TokenizerModel::Bpe, pieces());
     vocab.kinds.pop();
     assert!(refused(vocab).contains("token_type"));
-    assert!(refused(Vocab::new(Model::Spm, pieces())).contains("scores"));
+    assert!(refused(Vocab::new(TokenizerModel::Spm, pieces())).contains("scores"));
     let none = Pieces::new(std::iter::empty()).unwrap();
-    assert!(refused(Vocab::new(Model::Bpe, none)).contains("no tokens"));
+    assert!(refused(Vocab::new(TokenizerModel::Bpe, none)).contains("no tokens"));
 }
 
 /// Quadratic merging would take many minutes here, not the moment it takes.

@@ -1,6 +1,6 @@
 //! What is remembered of attention, and for how long.
 //!
-//! Attention kernels count in whole numbers ([`Count`]); the notes of a row add them up. A moving average forgets:
+//! Attention kernels count in whole numbers ([`MassStatistic`]); the notes of a row add them up. A moving average forgets:
 //!
 //! ```text
 //! I = α a + (1 − α) I                         for every query, a = the attention it gave
@@ -15,12 +15,12 @@
 
 use super::rows::ParamsError;
 use crate::notes::Heads;
-use haversack_kernels::attention::{BLOCK_SLOTS, Count};
+use haversack_kernels::attention::{BLOCK_SLOTS, MassStatistic};
 
 /// How rows are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counting {
-    pub count: Count,
+    pub count: MassStatistic,
     pub heads: Heads,
     /// One query of so many counts.
     pub every: u64,
@@ -33,7 +33,7 @@ impl Counting {
     pub const EVERY: u64 = 4;
 
     /// Counts for ever.
-    pub const fn always(count: Count) -> Counting {
+    pub const fn always(count: MassStatistic) -> Counting {
         Counting {
             count,
             heads: Heads::Together,
@@ -44,7 +44,7 @@ impl Counting {
 
     /// Only the queries of the last block of 32, all of them.
     pub const LAST_BLOCK: Counting = Counting {
-        count: Count::Sum,
+        count: MassStatistic::Sum,
         heads: Heads::Together,
         every: 1,
         decay: Some(0),
@@ -108,11 +108,11 @@ impl Memory {
         let mut weights = [0; BLOCK_SLOTS];
         let mut left = 1.0;
         for weight in weights.iter_mut().rev() {
-            *weight = (newest * left * f64::from(Count::WEIGHT_ONE)).round() as u16;
+            *weight = (newest * left * f64::from(MassStatistic::WEIGHT_ONE)).round() as u16;
             left *= kept;
         }
         Counting {
-            count: Count::Weighted(weights),
+            count: MassStatistic::Weighted(weights),
             heads: Heads::Together,
             every,
             // A cast ends at the greatest number.
@@ -146,7 +146,7 @@ mod tests {
 
     fn weights(memory: Memory) -> [u16; 32] {
         match memory.counting().count {
-            Count::Weighted(weights) => weights,
+            MassStatistic::Weighted(weights) => weights,
             other => unreachable!("{other:?}"),
         }
     }
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_step_counts_if_one_of_its_queries_does() {
-        let counting = Counting::always(Count::Sum);
+        let counting = Counting::always(MassStatistic::Sum);
         let asked = [(0, 3), (0, 4), (3, 1), (4, 3), (4, 4), (7, 1), (8, 0)];
         let counted = asked.map(|(position, queries)| counting.counts(position, queries));
         assert_eq!(counted, [false, true, true, false, true, true, false]);

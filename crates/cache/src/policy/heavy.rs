@@ -13,7 +13,7 @@ use super::count::{Counting, Memory};
 use super::rows::{LayerView, ParamsError, choose_least};
 pub use crate::notes::Heads;
 use crate::notes::Row;
-use haversack_kernels::attention::Count;
+use haversack_kernels::attention::MassStatistic;
 
 /// What a row is worth.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -33,9 +33,9 @@ impl Score {
     /// What attention counts for it.
     pub fn counting(self) -> Counting {
         match self {
-            Score::Sum => Counting::always(Count::Sum),
-            Score::Peak => Counting::always(Count::Squares),
-            Score::Max => Counting::always(Count::Max),
+            Score::Sum => Counting::always(MassStatistic::Sum),
+            Score::Peak => Counting::always(MassStatistic::Squares),
+            Score::Max => Counting::always(MassStatistic::Max),
             Score::Average(memory) => memory.counting(),
         }
     }

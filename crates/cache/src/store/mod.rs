@@ -38,7 +38,7 @@ use crate::size::{LayerShape, Zones};
 use crate::spans::Spans;
 use crate::table::{Entry, FormView, Table, TableView};
 use haversack_kernels::format::kv::BLOCK_SLOTS;
-use haversack_kernels::format::kv::carry::Carry;
+use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
 use haversack_memory::zoo::{Bug, planted};
 use haversack_memory::{Backing, Faults};
 
@@ -53,7 +53,7 @@ pub struct StoreOptions {
     /// (layer): the mean key, (kv_head, dim), in the model's own basis. An empty list = none.
     pub means: Vec<Option<Vec<f32>>>,
     /// (layer): where the rounding errors of keys go. An empty list = nowhere.
-    pub carries: Vec<Option<Carry>>,
+    pub carries: Vec<Option<ErrorFeedback>>,
     /// Ceiling for everything in the [`Ledger`]; `None` = what the system gives.
     pub budget_bytes: Option<usize>,
     /// Remember where each row came from and how much attention it gets, so that rows can leave one by
@@ -111,7 +111,7 @@ struct Layer {
     far_pool: usize,
     sink_pool: Option<usize>,
     mean: Option<Mean>,
-    carry: Option<Carry>,
+    carry: Option<ErrorFeedback>,
 }
 
 #[derive(Default)]
@@ -245,7 +245,7 @@ impl Store {
     }
 
     /// Where the rounding errors of the layer's keys go.
-    pub fn carry(&self, layer: usize) -> Option<&Carry> {
+    pub fn carry(&self, layer: usize) -> Option<&ErrorFeedback> {
         self.layers.get(layer)?.carry.as_ref()
     }
 
@@ -632,7 +632,7 @@ impl Store {
     fn key_bytes(&self) -> usize {
         let of = |layer: &Layer| {
             layer.mean.as_ref().map_or(0, Mean::bytes)
-                + layer.carry.as_ref().map_or(0, Carry::bytes)
+                + layer.carry.as_ref().map_or(0, ErrorFeedback::bytes)
         };
         self.layers.iter().map(of).sum()
     }
@@ -703,7 +703,11 @@ fn mean_of(layer: usize, shape: LayerShape, mean: Vec<f32>) -> Result<Mean, Cach
     Mean::new(shape, mean)
 }
 
-fn carry_of(layer: usize, shape: LayerShape, carry: Carry) -> Result<Carry, CacheError> {
+fn carry_of(
+    layer: usize,
+    shape: LayerShape,
+    carry: ErrorFeedback,
+) -> Result<ErrorFeedback, CacheError> {
     if carry.kv_heads() != shape.kv_heads || carry.head_dim() != shape.head_dim {
         return Err(CacheError::Carry { layer });
     }

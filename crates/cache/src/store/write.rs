@@ -230,7 +230,7 @@ impl Store {
                 if let Some(id) = entry.near {
                     let head = unit % far.kv_heads;
                     let (bytes, carry) = (pool.bytes(id), layer.carry.as_ref());
-                    recode_head(exec.table, near, far, carry, head, bytes, to);
+                    recode_head(exec.backend, near, far, carry, head, bytes, to);
                 }
             });
             let table = &mut self.sequences[index].tables[l];
@@ -265,7 +265,7 @@ struct Near<'a> {
 impl Near<'_> {
     fn code(&self, pools: &mut [Pool], staging: &mut Staging, side: Side<'_>, range: Range<usize>) {
         let (shape, near) = (self.layer.shape, self.layer.shape.near_shape());
-        let table = self.exec.table;
+        let backend = self.exec.backend;
         let slot = (self.position % SLOTS) as usize;
         let rows = side.ready(self.exec, shape, &mut staging.rows, range);
         let part = side.bytes(near);
@@ -275,7 +275,7 @@ impl Near<'_> {
             let coded = &mut staging.coded[..self.entries.len() * part.len()];
             let block = BLOCK_SLOTS * shape.width();
             chunks_mut(self.exec.pool, coded, part.len(), &|i, to: &mut [u8]| {
-                side.code(table, near, to, 0, &rows[i * block..(i + 1) * block]);
+                side.code(backend, near, to, 0, &rows[i * block..(i + 1) * block]);
             });
             for (id, coded) in ids.zip(coded.chunks_exact(part.len())) {
                 pool.bytes_mut(id)[part.clone()].copy_from_slice(coded);
@@ -283,7 +283,7 @@ impl Near<'_> {
         } else {
             for id in ids {
                 side.code(
-                    table,
+                    backend,
                     near,
                     &mut pool.bytes_mut(id)[part.clone()],
                     slot,
@@ -301,7 +301,7 @@ impl Near<'_> {
                 self.sinks,
             ));
             let to = if side.keys { k } else { v };
-            write_sinks(table, shape, self.sinks, to, slot, &rows[..exact]);
+            write_sinks(backend, shape, self.sinks, to, slot, &rows[..exact]);
         }
     }
 }

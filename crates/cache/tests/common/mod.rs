@@ -10,32 +10,32 @@ use haversack_cache::{
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::KvView;
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
-use haversack_kernels::format::kv::carry::{self, Carry};
 use haversack_kernels::format::kv::code::{
     recode_k_head, recode_v_head, write_k_rows, write_v_rows,
 };
-use haversack_kernels::ops::turn::turn;
-use haversack_kernels::threads::Pool;
+use haversack_kernels::format::kv::error_feedback::{self, ErrorFeedback};
+use haversack_kernels::ops::rotation::rotate_head;
+use haversack_kernels::threads::ThreadPool;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 /// One thread: most tests are about bytes, and cores are few.
 pub fn exec() -> Exec<'static> {
-    static POOL: OnceLock<Pool> = OnceLock::new();
+    static POOL: OnceLock<ThreadPool> = OnceLock::new();
     Exec {
-        table: Table::best(),
-        pool: POOL.get_or_init(|| Pool::new(1)),
+        backend: Backend::best(),
+        pool: POOL.get_or_init(|| ThreadPool::new(1)),
     }
 }
 
 /// Two threads, which code several blocks at once.
 pub fn exec_two() -> Exec<'static> {
-    static POOL: OnceLock<Pool> = OnceLock::new();
+    static POOL: OnceLock<ThreadPool> = OnceLock::new();
     Exec {
-        table: Table::best(),
-        pool: POOL.get_or_init(|| Pool::new(2)),
+        backend: Backend::best(),
+        pool: POOL.get_or_init(|| ThreadPool::new(2)),
     }
 }
 
@@ -111,7 +111,7 @@ pub struct Twin {
 pub struct Coder {
     layers: Vec<LayerShape>,
     means: Vec<Option<Vec<f32>>>,
-    carries: Vec<Option<Carry>>,
+    carries: Vec<Option<ErrorFeedback>>,
     known: HashMap<(usize, Vec<u32>), Twin>,
 }
 
@@ -141,7 +141,7 @@ impl Coder {
         let basis = shape.basis();
         for head in rows.chunks_exact_mut(shape.head_dim) {
             let to = if side == 0 { basis.k } else { basis.v };
-            turn(Table::best(), to, head);
+            rotate_head(Backend::best(), to, head);
         }
         rows
     }
@@ -160,18 +160,18 @@ impl Coder {
 
     fn code(&self, layer: usize, tokens: &[u32]) -> Twin {
         let shape = self.layers[layer];
-        let table = Table::best();
+        let backend = Backend::best();
         let (from, to) = (shape.near_shape(), shape.far_shape());
         let mut near = vec![0; from.block_bytes()];
         let (k, v) = near.split_at_mut(from.k_bytes());
         let carry = self.carries[layer].as_ref();
-        let carry = |form: Form| carry.filter(|_| Carry::fits(form, shape.head_dim));
+        let carry = |form: Form| carry.filter(|_| ErrorFeedback::fits(form, shape.head_dim));
         let rows = self.rows(layer, 0, tokens);
         match carry(from.form.k) {
-            Some(carry) => carry::write_k_rows(table, from, carry, k, 0, &rows),
-            None => write_k_rows(table, from, k, 0, &rows),
+            Some(carry) => error_feedback::write_k_rows(backend, from, carry, k, 0, &rows),
+            None => write_k_rows(backend, from, k, 0, &rows),
         }
-        write_v_rows(table, from, v, 0, &self.rows(layer, 1, tokens));
+        write_v_rows(backend, from, v, 0, &self.rows(layer, 1, tokens));
         let mut far = vec![0; to.block_bytes()];
         let ((near_k, near_v), (far_k, far_v)) = (
             near.split_at(from.k_bytes()),
@@ -184,25 +184,25 @@ impl Coder {
             let (src, dst) = (&near_k[part(a)], &mut far_k[part(b)]);
             match carry(b) {
                 Some(carry) => {
-                    carry::recode_k_head(table, dim, a, src, b, carry.head(head), dst);
+                    error_feedback::recode_k_head(backend, dim, a, src, b, carry.head(head), dst);
                 }
-                None => recode_k_head(table, dim, a, src, b, dst),
+                None => recode_k_head(backend, dim, a, src, b, dst),
             }
             let (a, b) = (from.form.v, to.form.v);
-            recode_v_head(table, dim, a, &near_v[part(a)], b, &mut far_v[part(b)]);
+            recode_v_head(backend, dim, a, &near_v[part(a)], b, &mut far_v[part(b)]);
         }
         Twin { near, far }
     }
 }
 
 /// Moments of queries that like some directions better than others, made up.
-pub fn some_carry(shape: LayerShape) -> Carry {
+pub fn some_carry(shape: LayerShape) -> ErrorFeedback {
     let dim = shape.head_dim;
     let moments: Vec<f64> = (0..shape.kv_heads * dim * dim)
         .map(|n| (n / dim % dim, n % dim))
         .map(|(i, j)| 0.9f64.powi(i.abs_diff(j) as i32) + f64::from(i == j))
         .collect();
-    Carry::new(dim, &moments)
+    ErrorFeedback::new(dim, &moments)
 }
 
 /// Where the bytes of one slot of one head lie: (start, len) pieces.

@@ -1,9 +1,8 @@
-//! The flags about keys and values: how they are stored, which of them stay, and where weights live.
+//! Flags of the KV cache: its format, what it keeps, and where the weights live.
 //!
-//! Only words become values here. What the values mean together with a model and a budget is the
-//! library's to say.
+//! Parsing only: the library checks the values against a model and a budget.
 
-use super::{CONTEXT_MAX, count};
+use super::values::{CONTEXT_MAX, count, group};
 use clap::{Args, ValueEnum};
 use haversack::cache::policy::profile::Profile;
 use haversack::engine::{Codec, Form, KvForm, Policy};
@@ -17,68 +16,68 @@ pub const SINKS_MAX: u64 = 32;
 pub const RECENT_MAX: u64 = 4096;
 
 #[derive(Debug, Clone, Default, Args)]
-pub struct Cache {
-    /// How keys and values are stored: f32, f16, int8, int5, int4, int4-plain, int3, int2, auto, or k=int8,v=int4 [default: int4; f16 for score and perplexity]
+pub struct CacheArgs {
+    /// KV cache format: f32, f16, int8, int5, int4, int4-plain, int3, int2 or auto; k=int8,v=int4 sets keys and values apart [default: int4; f16 for score and perplexity]
     #[arg(long, value_name = "CODEC", allow_hyphen_values = true)]
     pub kv: Option<Kv>,
 
-    /// Values that share a scale: 32 or 64 [default: 64; 32 for int4-plain]
+    /// Values per quantisation scale: 32 or 64 [default: 64; 32 for int4-plain]
     #[arg(long, value_name = "N", value_parser = group, allow_hyphen_values = true)]
     pub group: Option<usize>,
 
-    /// What stays when the budget or the context ends: auto, full, window, tiers, heavy, snap, turns or adaptive [default: auto; full for score, perplexity and bench]
+    /// What the cache keeps when memory or context runs out: auto, full, window, tiers, heavy, snap, turns or adaptive [default: auto; full for score, perplexity and bench]
     #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true)]
     pub policy: Option<Policy>,
 
-    /// A policy that chooses rows, with its numbers, as TOML
+    /// TOML file that names a policy and sets its parameters
     #[arg(long, value_name = "FILE", conflicts_with = "policy")]
     pub policy_file: Option<PathBuf>,
 
-    /// Numbers for --policy tiers by what the conversation is for: auto, chat, code, summarize, long-form or conservative [default: chat]
+    /// Parameter set for --policy tiers: auto, chat, code, summarize, long-form or conservative [default: chat]
     #[arg(long, value_name = "NAME", value_parser = profile, allow_hyphen_values = true)]
     pub profile: Option<ProfileName>,
 
-    /// How thoroughly the model is probed for --policy adaptive, once [default: short]
+    /// How long to probe the model for --policy adaptive; done once per model [default: short]
     #[arg(long, value_name = "KIND")]
-    pub probe: Option<Probe>,
+    pub probe: Option<ProbeArg>,
 
-    /// With --policy adaptive: fewer bits and more rows, for what may be asked much later
+    /// With --policy adaptive: keep more tokens at fewer bits, so that early facts can be asked for later
     #[arg(long)]
     pub recall: bool,
 
-    /// First tokens that never leave [default: 64, or less in a small context]
+    /// First tokens that are never evicted [default: 64, or less in a small context]
     #[arg(long, value_name = "N", value_parser = count(0, CONTEXT_MAX), allow_hyphen_values = true)]
     pub anchors: Option<usize>,
 
-    /// Last tokens that stay [default: as many as fit]
+    /// Most recent tokens to keep [default: as many as fit]
     #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
     pub window: Option<usize>,
 
-    /// First tokens kept as f16 [default: 4]
+    /// First tokens stored as f16 [default: 4]
     #[arg(long, value_name = "N", value_parser = count(0, SINKS_MAX), allow_hyphen_values = true)]
     pub sinks: Option<usize>,
 
-    /// Last tokens kept nearly exact [default: 64]
+    /// Most recent tokens stored at higher precision [default: 64]
     #[arg(long, value_name = "N", value_parser = count(0, RECENT_MAX), allow_hyphen_values = true)]
     pub recent: Option<usize>,
 
-    /// How the recent tokens are stored [default: int8]
+    /// Format of the most recent tokens [default: int8]
     #[arg(long, value_name = "CODEC")]
     pub recent_kv: Option<RecentKv>,
 
-    /// Where tokens count as standing once others have left [default: auto]
+    /// Position ids after an eviction: close the gap or keep the original ones [default: auto]
     #[arg(long, value_name = "KIND")]
-    pub positions: Option<Positions>,
+    pub positions: Option<PositionsArg>,
 
-    /// Look at what leaving rows would cost before they leave: on or off, for policies that choose rows [default: on]
+    /// Quality guard: estimate the damage before evicting tokens (heavy and adaptive only) [default: on]
     #[arg(long, value_name = "SWITCH")]
     pub guard: Option<Switch>,
 
-    /// Leave the mean in the keys
+    /// Do not subtract the mean key before quantising
     #[arg(long)]
     pub no_centre: bool,
 
-    /// Changes of the window to make again: POSITION:WINDOW,… as `context.changes` has them
+    /// Replay window changes: POSITION:WINDOW,… as reported in `context.changes`
     #[arg(long, value_name = "PLAN", hide = true, allow_hyphen_values = true)]
     pub window_plan: Option<WindowPlan>,
 
@@ -94,7 +93,7 @@ pub struct KvPair {
     pub v: Codec,
 }
 
-impl Cache {
+impl CacheArgs {
     /// Nothing here says which rows stay, so sessions can.
     pub fn is_of_turns(&self) -> bool {
         let bounded = self.anchors.is_some() || self.window.is_some() || self.window_plan.is_some();
@@ -177,8 +176,7 @@ impl FromStr for Kv {
     }
 }
 
-/// What is kept when the budget or the context ends.
-/// The policies that this version has.
+/// A policy by its name.
 fn policy(name: &str) -> Result<Policy, String> {
     name.parse().map_err(|_| {
         let names = Policy::ALL.map(Policy::name).join(", ");
@@ -207,11 +205,11 @@ fn profile(name: &str) -> Result<ProfileName, String> {
 
 /// How thoroughly a model is probed for `--policy adaptive`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Probe {
-    /// Half a minute: two tries of each layer with the rest of the model, everything else in proportion
+pub enum ProbeArg {
+    /// About half a minute: two measurements per layer
     #[default]
     Short,
-    /// Two minutes: ten tries of each layer
+    /// About two minutes: ten measurements per layer
     Deep,
 }
 
@@ -229,25 +227,25 @@ pub enum Switch {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Positions {
+pub enum PositionsArg {
     #[default]
     Auto,
-    /// Gaps close: a query stands right behind what is left
+    /// Close the gap: the remaining tokens become neighbours
     Compact,
-    /// Where they were
+    /// Keep the position each token had
     Original,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Weights {
-    /// Locked, mapped or prefetched, by what this machine has
+pub enum WeightsArg {
+    /// Chosen by the memory of this machine
     #[default]
     Auto,
-    /// Clean pages of the file, read when touched
+    /// Memory-mapped; pages are read on first use
     Mapped,
-    /// A layer ahead is asked for while one is computed
+    /// Memory-mapped; the next layer is prefetched while one is computed
     Prefetch,
-    /// Kept in memory as long as the program runs
+    /// Locked in memory while the program runs
     Locked,
 }
 
@@ -276,14 +274,6 @@ impl FromStr for WindowPlan {
             changes.push(pair);
         }
         Ok(WindowPlan(changes))
-    }
-}
-
-pub(super) fn group(text: &str) -> Result<usize, String> {
-    match text {
-        "32" => Ok(32),
-        "64" => Ok(64),
-        _ => Err("accepted: 32, 64".into()),
     }
 }
 

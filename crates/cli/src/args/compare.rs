@@ -1,31 +1,33 @@
-//! The flags of `compare`: who is compared, on what, and by which tasks.
+//! Flags of `compare`: which policies and formats, on which texts, by which tasks.
 //!
-//! Names of policies are only split here: a policy file may add some, and it is read later.
+//! Policy names are split here and checked later, because a policy file may add some.
 
-use super::{Activations, CONTEXT_MAX, KvPair, THREADS_MAX, TOKENS_MAX, count, fraction};
+use super::ActivationsArg;
+use super::cache::KvPair;
+use super::values::{CONTEXT_MAX, THREADS_MAX, TOKENS_MAX, count, fraction};
 use clap::Args;
 use haversack_eval::task::Task;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 #[derive(Debug, Args)]
-pub struct Compare {
-    /// A path or a catalogue name
+pub struct CompareArgs {
+    /// Path of a GGUF file, or a catalogue name
     pub model: Option<String>,
 
-    /// A file with text to judge by; - is stdin (repeatable) [default: a text that is made up]
+    /// File with the text to measure on; - is stdin (repeatable) [default: a generated text]
     #[arg(long, value_name = "FILE")]
     pub text_file: Vec<PathBuf>,
 
-    /// Who decides what stays: full, window, tiers, heavy, snap, adaptive, tiers-written, tiers-demoted, adaptive-recall, or names of --policy-file
+    /// Policies to compare: full, window, tiers, heavy, snap, adaptive, tiers-written, tiers-demoted, adaptive-recall, or names from --policy-file
     #[arg(long, value_name = "NAMES", default_value = "full,window,heavy", value_delimiter = ',', value_parser = name, allow_hyphen_values = true)]
     pub policies: Vec<String>,
 
-    /// Bytes, as shares of what a full f16 cache takes
+    /// Cache sizes, as fractions of a full f16 cache
     #[arg(long, value_name = "SHARES", default_value = "0.5,0.25,0.125", value_delimiter = ',', value_parser = share, allow_hyphen_values = true)]
     pub shares: Vec<f64>,
 
-    /// How keys and values are stored, such as f16,int4,k=int8,v=int4
+    /// KV cache formats, such as f16,int4,k=int8,v=int4
     #[arg(
         long,
         value_name = "CODECS",
@@ -34,23 +36,23 @@ pub struct Compare {
     )]
     pub codecs: Codecs,
 
-    /// Tokens of a window of text [default: 2048, or the model's context if that is less]
+    /// Tokens per window of text [default: 2048, or the model's context if that is less]
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = count(CONTEXT_MIN, CONTEXT_MAX), allow_hyphen_values = true)]
     pub contexts: Vec<usize>,
 
-    /// Windows of each text
+    /// Windows per text
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
     pub chunks: usize,
 
-    /// Tokens of each text to leave out at its beginning
+    /// Tokens to skip at the start of each text
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0, TOKENS_MAX), allow_hyphen_values = true)]
     pub offset: usize,
 
-    /// Fraction of a window from which on tokens count
+    /// Score the tokens of a window from this fraction on
     #[arg(long, value_name = "F", default_value_t = 0.5, value_parser = fraction, allow_hyphen_values = true)]
     pub score_from: f64,
 
-    /// By what: kl, needles, lookups, recall, arithmetic, answers
+    /// Tasks: kl, needles, lookups, recall, arithmetic, answers
     #[arg(
         long,
         value_name = "NAMES",
@@ -58,21 +60,21 @@ pub struct Compare {
         value_delimiter = ',',
         allow_hyphen_values = true
     )]
-    pub tasks: Vec<Job>,
+    pub tasks: Vec<CompareTask>,
 
-    /// Prompts of each task with questions; four questions each
+    /// Prompts per question task; each has four questions
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = count(1, CASES_MAX), allow_hyphen_values = true)]
     pub needles: usize,
 
-    /// Instructions to answer freely
+    /// Number of instructions for the task answers
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = count(1, ANSWERS_MAX), allow_hyphen_values = true)]
     pub answers: usize,
 
-    /// A file with instructions: one on each line, or JSON lines [default: made up, 500 at most]
+    /// File with instructions, one per line or JSON lines [default: generated; at most 500]
     #[arg(long, value_name = "FILE")]
     pub instructions: Option<PathBuf>,
 
-    /// Same seed, same cases and intervals
+    /// Random seed; the same seed gives the same cases and intervals
     #[arg(
         long,
         value_name = "N",
@@ -81,24 +83,24 @@ pub struct Compare {
     )]
     pub seed: u64,
 
-    /// A folder for report.csv, report.html and what is needed to go on after an interruption
+    /// Folder for report.csv, report.html and the state that lets an interrupted run continue
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
-    /// A TOML file with parameters of policies, and policies under names of their own
+    /// TOML file that sets policy parameters and defines policies under new names
     #[arg(long, value_name = "FILE")]
     pub policy_file: Option<PathBuf>,
 
-    /// Arithmetic of all contenders: f32 is exact, int8 is how models usually run
+    /// Activation arithmetic: f32 is exact, int8 is what models usually run with
     #[arg(long, value_name = "KIND", default_value = "f32")]
-    pub activations: Activations,
+    pub activations: ActivationsArg,
 
     /// Worker threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = count(1, THREADS_MAX), allow_hyphen_values = true)]
     pub threads: Option<usize>,
 }
 
-/// Shorter windows have nothing to leave out.
+/// A shorter window has nothing to evict.
 const CONTEXT_MIN: u64 = 128;
 const CASES_MAX: u64 = 10_000;
 const ANSWERS_MAX: u64 = 500;
@@ -145,23 +147,23 @@ impl FromStr for Codecs {
     }
 }
 
-/// Something to judge by.
+/// What a cache is judged by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Job {
+pub enum CompareTask {
     Kl,
     Questions(Task),
     Answers,
 }
 
-impl FromStr for Job {
+impl FromStr for CompareTask {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Job, String> {
+    fn from_str(text: &str) -> Result<CompareTask, String> {
         let task = Task::ALL.into_iter().find(|task| task.name() == text);
         match (text, task) {
-            ("kl", _) => Ok(Job::Kl),
-            ("answers", _) => Ok(Job::Answers),
-            (_, Some(task)) => Ok(Job::Questions(task)),
+            ("kl", _) => Ok(CompareTask::Kl),
+            ("answers", _) => Ok(CompareTask::Answers),
+            (_, Some(task)) => Ok(CompareTask::Questions(task)),
             _ => {
                 let names = Task::ALL.map(Task::name).join(", ");
                 Err(format!("accepted: kl, {names}, answers"))

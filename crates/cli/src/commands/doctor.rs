@@ -2,7 +2,7 @@
 
 use crate::out;
 use anyhow::Result;
-use haversack::kernels::cpu::{Kind, Table};
+use haversack::kernels::cpu::{Backend, BackendKind};
 use haversack::memory::bytes::human;
 use haversack::memory::{Reading, usage};
 use haversack_hub::catalogue::catalogue;
@@ -48,8 +48,8 @@ fn plain(value: &Json) -> String {
 }
 
 fn report() -> Json {
-    let available: Vec<&str> = Table::available().map(Table::name).collect();
-    let other: Vec<&str> = Kind::ALL
+    let available: Vec<&str> = Backend::available().map(Backend::name).collect();
+    let other: Vec<&str> = BackendKind::ALL
         .iter()
         .map(|kind| kind.name())
         .filter(|name| !available.contains(name))
@@ -61,7 +61,7 @@ fn report() -> Json {
             "model": cpu_model(),
             "cores": std::thread::available_parallelism().map(|count| count.get()).ok(),
             "tables": available,
-            "used": Table::best().name(),
+            "used": Backend::best().name(),
             "tables_not_here": other,
         },
         "memory": {

@@ -15,7 +15,7 @@ const ITEMS_SHOWN: usize = 4;
 /// Characters of a text that are shown; a template has thousands.
 const TEXT_SHOWN: usize = 60;
 
-pub fn inspect(args: &args::Inspect, as_json: bool) -> Result<()> {
+pub fn inspect(args: &args::InspectArgs, as_json: bool) -> Result<()> {
     if let Some(path) = args.model.as_deref().and_then(session_file::meant) {
         return session_file::inspect(path, as_json);
     }

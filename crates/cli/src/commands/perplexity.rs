@@ -20,7 +20,7 @@ use haversack::text::tokenizer::EncodeOptions;
 use serde_json::{Value as Json, json};
 use std::ops::ControlFlow;
 
-pub fn perplexity(args: &args::Perplexity, as_json: bool) -> Result<()> {
+pub fn perplexity(args: &args::PerplexityArgs, as_json: bool) -> Result<()> {
     check(args)?;
     let text = Text::given(args.text.text.as_deref(), args.text.text_file.as_deref())?;
     let habits = match args.mode {
@@ -29,8 +29,8 @@ pub fn perplexity(args: &args::Perplexity, as_json: bool) -> Result<()> {
     };
     let engine = engine::load(args.model.as_deref(), &args.compute, habits)?;
     let encode = EncodeOptions {
-        add_special: !args.no_bos,
-        parse_special: args.special,
+        add_special: !args.encoding.no_bos,
+        parse_special: args.encoding.special,
     };
     let ids = engine.model.tokenizer().encode(&text.read()?, encode)?;
     let from = args.offset.min(ids.len());
@@ -49,7 +49,7 @@ pub fn perplexity(args: &args::Perplexity, as_json: bool) -> Result<()> {
 }
 
 /// What can be refused before anything is loaded.
-fn check(args: &args::Perplexity) -> Result<()> {
+fn check(args: &args::PerplexityArgs) -> Result<()> {
     match (args.mode, args.reference) {
         (Mode::Stream, Some(Reference::Full)) => Err(usage(
             "--reference full compares windows; --mode stream accepts recompute",
@@ -65,7 +65,7 @@ fn check(args: &args::Perplexity) -> Result<()> {
 }
 
 /// Options of a runtime that keeps everything in f16, at the same activations.
-fn exact(engine: &Engine, args: &args::Perplexity) -> Result<RuntimeOptions> {
+fn exact(engine: &Engine, args: &args::PerplexityArgs) -> Result<RuntimeOptions> {
     let given = engine::runtime_options(&args.compute, Habits::JUDGE)?;
     Ok(RuntimeOptions {
         threads: engine.runtime.threads(),
@@ -77,7 +77,7 @@ fn exact(engine: &Engine, args: &args::Perplexity) -> Result<RuntimeOptions> {
 }
 
 struct Job<'a> {
-    args: &'a args::Perplexity,
+    args: &'a args::PerplexityArgs,
     engine: Engine,
     exact: RuntimeOptions,
     as_json: bool,

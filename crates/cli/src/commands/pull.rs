@@ -11,7 +11,7 @@ use haversack_hub::fetch::{self, Fetched};
 use haversack_hub::home::Home;
 use serde_json::json;
 
-pub fn pull(args: &args::Pull, as_json: bool) -> Result<()> {
+pub fn pull(args: &args::PullArgs, as_json: bool) -> Result<()> {
     if args.list {
         return list(as_json);
     }

@@ -15,7 +15,7 @@ use haversack::text::tokenizer::EncodeOptions;
 use serde_json::json;
 use std::ops::ControlFlow;
 
-pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
+pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
     let prompt = Text::given(
         args.prompt.prompt.as_deref(),
         args.prompt.prompt_file.as_deref(),
@@ -140,11 +140,11 @@ pub fn run(args: &args::Run, as_json: bool) -> Result<()> {
 }
 
 /// Whether the prompt is continued rather than answered.
-fn is_plain_text(args: &args::Run) -> bool {
+fn is_plain_text(args: &args::RunArgs) -> bool {
     args.raw || args.prompt.ids.is_some()
 }
 
-fn prompt_ids(args: &args::Run, prompt: Text, engine: &Engine) -> Result<Vec<u32>> {
+fn prompt_ids(args: &args::RunArgs, prompt: Text, engine: &Engine) -> Result<Vec<u32>> {
     let tokenizer = engine.model.tokenizer();
     if let Some(ids) = &args.prompt.ids {
         super::tokenize::check_ids(tokenizer, &ids.0)?;
@@ -158,8 +158,8 @@ fn prompt_ids(args: &args::Run, prompt: Text, engine: &Engine) -> Result<Vec<u32
     }
     if args.raw {
         let options = EncodeOptions {
-            add_special: !args.no_bos,
-            parse_special: args.special,
+            add_special: !args.encoding.no_bos,
+            parse_special: args.encoding.special,
         };
         return Ok(tokenizer.encode(&text, options)?);
     }
@@ -168,8 +168,8 @@ fn prompt_ids(args: &args::Run, prompt: Text, engine: &Engine) -> Result<Vec<u32
         messages.push(Message::new("system", system));
     }
     messages.push(Message::new("user", text));
-    let ids = engine.chat_ids(&messages, args.special)?;
-    Ok(match (args.no_bos, ids.split_first()) {
+    let ids = engine.chat_ids(&messages, args.encoding.special)?;
+    Ok(match (args.encoding.no_bos, ids.split_first()) {
         (true, Some((first, rest))) if tokenizer.bos() == Some(*first) && tokenizer.add_bos() => {
             rest.to_vec()
         }
@@ -178,7 +178,7 @@ fn prompt_ids(args: &args::Run, prompt: Text, engine: &Engine) -> Result<Vec<u32
 }
 
 /// `--profile auto` looks at the prompt.
-fn profiled(prompt: Text, compute: &args::Compute) -> Result<(Text, args::Compute)> {
+fn profiled(prompt: Text, compute: &args::ComputeArgs) -> Result<(Text, args::ComputeArgs)> {
     let mut compute = compute.clone();
     if compute.cache.profile != Some(args::ProfileName::Auto) {
         return Ok((prompt, compute));

@@ -16,7 +16,7 @@ use std::ops::ControlFlow;
 /// The likeliest tokens listed at every place.
 const TOP: usize = 5;
 
-pub fn score(args: &args::Score, as_json: bool) -> Result<()> {
+pub fn score(args: &args::ScoreArgs, as_json: bool) -> Result<()> {
     let text = Text::given(args.text.text.as_deref(), args.text.text_file.as_deref())?;
     let mut engine = engine::load(args.model.as_deref(), &args.compute, Habits::JUDGE)?;
     let model = engine.model.clone();
@@ -28,8 +28,8 @@ pub fn score(args: &args::Score, as_json: bool) -> Result<()> {
         }
         None => {
             let options = EncodeOptions {
-                add_special: !args.no_bos,
-                parse_special: args.special,
+                add_special: !args.encoding.no_bos,
+                parse_special: args.encoding.special,
             };
             let text = text.read()?;
             if text.is_empty() {

@@ -22,12 +22,12 @@ use std::time::Duration;
 /// How often a signal is looked for.
 const LOOK: Duration = Duration::from_millis(50);
 
-pub fn serve(args: &args::Serve, as_json: bool) -> Result<()> {
+pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
     let key = args.api_key_file.as_deref().map(read_key).transpose()?;
     let address = address(&args.addr)?;
     if key.is_none() && !address.ip().is_loopback() {
         return Err(usage(format!(
-            "--addr {address} can be reached from other machines, and nobody would need a key; accepted: a loopback address, or --api-key-file"
+            "--addr {address} can be reached from other machines; it needs --api-key-file, or use a loopback address"
         )));
     }
     // Before a model is loaded: the port may be taken.
@@ -135,7 +135,7 @@ fn name_of(path: &Path) -> String {
     stem.to_string_lossy().into_owned()
 }
 
-/// The first line of a file that nobody else may read.
+/// The API key: the first line of a file that only its owner may read.
 fn read_key(path: &Path) -> Result<String> {
     let name = || format!("--api-key-file {}", path.display());
     let file = std::fs::File::open(path).with_context(name)?;

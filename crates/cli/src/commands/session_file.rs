@@ -4,7 +4,7 @@ use crate::error::one_line;
 use crate::out;
 use anyhow::{Context, Result};
 use haversack::memory::bytes::human;
-use haversack::session::look::{Count, Looked, is_journal, look};
+use haversack::session::inspect::{SessionInspection, TurnCount, is_journal};
 use serde_json::{Value as Json, json};
 use std::fs::File;
 use std::io::Read;
@@ -24,8 +24,8 @@ pub fn meant(argument: &str) -> Option<&Path> {
     (named || found.is_file() && begins()).then_some(path)
 }
 
-fn looked(path: &Path) -> Result<Looked> {
-    look(path, None).with_context(|| path.display().to_string())
+fn looked(path: &Path) -> Result<SessionInspection> {
+    SessionInspection::of(path, None).with_context(|| path.display().to_string())
 }
 
 /// A line that says what was checked, and the same as a document.
@@ -90,7 +90,7 @@ pub fn inspect(path: &Path, as_json: bool) -> Result<()> {
         ("in the file", found.spilled),
         ("as ids", found.ids),
     ];
-    for (place, Count { turns, tokens }) in counts {
+    for (place, TurnCount { turns, tokens }) in counts {
         row("", format!("{place:12} {turns:>7} {tokens:>9} tokens"));
     }
     row(
@@ -109,14 +109,14 @@ pub fn inspect(path: &Path, as_json: bool) -> Result<()> {
     out::text(&page)
 }
 
-fn document(path: &Path, found: &Looked) -> Json {
+fn document(path: &Path, found: &SessionInspection) -> Json {
     let identity: serde_json::Map<String, Json> = (found.identity.iter())
         .map(|(name, value)| (name.clone(), json!(value)))
         .collect();
     let records: Vec<Json> = (found.kinds.iter())
         .map(|kind| json!({ "kind": kind.kind, "records": kind.records, "bytes": kind.bytes }))
         .collect();
-    let count = |count: Count| json!({ "turns": count.turns, "tokens": count.tokens });
+    let count = |count: TurnCount| json!({ "turns": count.turns, "tokens": count.tokens });
     json!({
         "path": path,
         "format": "session",
@@ -142,7 +142,7 @@ fn document(path: &Path, found: &Looked) -> Json {
 }
 
 /// Who it belongs to, on one line; what is empty is left out.
-fn identity(found: &Looked) -> String {
+fn identity(found: &SessionInspection) -> String {
     let said = found.identity.iter().filter(|(_, value)| !value.is_empty());
     let pairs: Vec<String> = said
         .map(|(name, value)| format!("{} {}", one_line(name), one_line(value)))

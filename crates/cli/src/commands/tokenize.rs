@@ -10,13 +10,13 @@ use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 
-pub fn tokenize(args: &args::Tokenize, as_json: bool) -> Result<()> {
+pub fn tokenize(args: &args::TokenizeArgs, as_json: bool) -> Result<()> {
     let text = Text::given(args.text.text.as_deref(), args.text.text_file.as_deref())?;
     let tokenizer = open(&resolve::model(args.model.as_deref())?)?;
     let text = text.read()?;
     let options = EncodeOptions {
-        add_special: !args.no_bos,
-        parse_special: args.special,
+        add_special: !args.encoding.no_bos,
+        parse_special: args.encoding.special,
     };
     let ids = tokenizer.encode(&text, options)?;
     if as_json {
@@ -27,7 +27,7 @@ pub fn tokenize(args: &args::Tokenize, as_json: bool) -> Result<()> {
     out::line(&ids.join(","))
 }
 
-pub fn detokenize(args: &args::Detokenize, as_json: bool) -> Result<()> {
+pub fn detokenize(args: &args::DetokenizeArgs, as_json: bool) -> Result<()> {
     let tokenizer = open(&resolve::model(args.model.as_deref())?)?;
     let ids = &args.ids.0;
     check_ids(&tokenizer, ids)?;

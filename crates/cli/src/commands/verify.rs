@@ -19,7 +19,7 @@ use haversack_hub::fetch::sha256_file;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
-pub fn verify(args: &args::Verify, as_json: bool) -> Result<()> {
+pub fn verify(args: &args::VerifyArgs, as_json: bool) -> Result<()> {
     let mut rows = Vec::new();
     let mut failures: Vec<anyhow::Error> = Vec::new();
     for name in &args.files {

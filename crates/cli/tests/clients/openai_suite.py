@@ -270,7 +270,7 @@ def no_place():
     assert error.response.headers["retry-after"] == "1"
     for stream in streams:
         stream.close()
-    # Whoever left has freed a place: a client that comes back gets one.
+    # A client that left has freed its place: the next one gets it.
     again = client.with_options(max_retries=5)
     assert again.chat.completions.create(model="any", messages=HELLO, max_tokens=2).choices
 

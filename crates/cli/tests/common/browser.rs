@@ -35,7 +35,7 @@ impl Browser {
             let port = line.split_once("successfully on port ")?.1;
             port.trim_end_matches('.').parse::<u16>().ok()
         });
-        // Whatever it says later, nobody has to read it.
+        // Later output is not read.
         std::thread::spawn(move || lines.for_each(drop));
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)

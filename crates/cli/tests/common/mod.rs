@@ -17,6 +17,7 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Sandbox {
     pub directory: tempfile::TempDir,
     home: PathBuf,
+    program: PathBuf,
 }
 
 pub struct Ended {
@@ -29,7 +30,17 @@ impl Sandbox {
     pub fn new() -> Sandbox {
         let directory = tempfile::tempdir().unwrap();
         let home = directory.path().join("home");
-        Sandbox { directory, home }
+        let program = PathBuf::from(env!("CARGO_BIN_EXE_haversack"));
+        Sandbox {
+            directory,
+            home,
+            program,
+        }
+    }
+
+    /// With another build of the program.
+    pub fn with_program(self, program: PathBuf) -> Sandbox {
+        Sandbox { program, ..self }
     }
 
     /// With a data directory that tests share: weights are packed once for all of them.
@@ -81,7 +92,7 @@ impl Sandbox {
 
     /// The program with nothing to fetch from: the hub refuses, and pip knows no index.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_haversack"));
+        let mut command = Command::new(&self.program);
         command
             .args(arguments)
             .env("HAVERSACK_HOME", self.home())
@@ -131,7 +142,7 @@ pub fn smollm2() -> Option<PathBuf> {
     model("smollm2-135m-instruct-q4_1.gguf")
 }
 
-fn model(name: &str) -> Option<PathBuf> {
+pub fn model(name: &str) -> Option<PathBuf> {
     let set = |name: &str| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())

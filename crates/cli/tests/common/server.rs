@@ -4,6 +4,7 @@ use super::{PATIENCE, Sandbox, smollm2, text};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,11 @@ impl Server {
 
     pub fn start_in(sandbox: Sandbox, flags: &[&str]) -> Option<Server> {
         let model = smollm2()?;
-        let mut words = vec!["serve", text(&model), "--addr", "127.0.0.1:0", "--json"];
+        Some(Server::start_with(sandbox, &model, flags))
+    }
+
+    pub fn start_with(sandbox: Sandbox, model: &Path, flags: &[&str]) -> Server {
+        let mut words = vec!["serve", text(model), "--addr", "127.0.0.1:0", "--json"];
         words.extend(flags);
         let mut command = sandbox.command(&words);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -40,7 +45,7 @@ impl Server {
         }
         let told: Value = serde_json::from_str(&document).unwrap();
         server.address = told["address"].as_str().unwrap().parse().unwrap();
-        Some(server)
+        server
     }
 
     pub fn connect(&self) -> TcpStream {
@@ -104,13 +109,13 @@ impl Server {
         assert!(self.child.wait().unwrap().success());
     }
 
-    /// Nobody is there any more.
+    /// No request is active.
     pub fn wait_until_idle(&self) {
         self.wait_until("haversack_requests_active", 0);
         self.wait_until("haversack_requests_waiting", 0);
     }
 
-    /// Nobody is there any more, and nothing is held: not even for those who begin alike, with `--reuse 0`.
+    /// No request is active and the cache is empty (`--reuse 0`: the prefix cache too).
     pub fn wait_until_empty(&self) {
         self.wait_until_idle();
         self.wait_until("haversack_memory_bytes{account=\"blocks\"}", 0);

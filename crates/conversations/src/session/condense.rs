@@ -1,16 +1,16 @@
-//! A text that became too long, made short enough: which of its sentences stay.
+//! Condensing a text to a number of tokens.
 //!
-//! [`Extractive`] takes sentences as they are, so it invents nothing. What the caller marked stays word for word. Of the
-//! rest, what was said twice goes first, and what a later sentence takes back; then the sentences are chosen one by one:
-//! near to what all of them are about, saying something that can be looked up, and unlike what is chosen already. They
-//! stand in the order they had. [`Rewriting`] asks a model for shorter words, and takes them only if they are.
+//! [`Extractive`] keeps sentences as they are, so it invents nothing. Text that is marked verbatim stays. Of the rest it
+//! drops repetitions and sentences that a later one supersedes, then chooses sentence by sentence: close to the mean of
+//! all, specific, and unlike those already chosen. Sentences keep their order. [`Rewriting`] asks a model for a shorter
+//! text, and takes it only if it is shorter.
 //!
-//! What this is not: it neither reads into a cache nor knows of sessions; see [`super::shadow`].
+//! What this is not: it neither reads into a cache nor knows sessions; `rebuild.rs` does.
 //!
-//! Invariants: never more tokens than asked for, as the caller's own count says; what fits already is not touched; the
-//! same text gives the same answer.
+//! Invariants: the result never has more tokens than asked for, by the caller's count; a text that fits is not changed;
+//! the same text gives the same result.
 
-use super::Embed;
+use super::embed::Embed;
 use haversack_engine::encoder::{DIMENSIONS, Embedding, similarity};
 use haversack_engine::runtime::{GenerateOptions, Runtime, generate};
 use haversack_engine::sample::{SampleOptions, Sampler};
@@ -22,57 +22,62 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// One piece of the persistent stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct CondensePiece {
     pub text: String,
-    /// Bytes at its beginning that stay word for word.
+    /// Bytes at its beginning that must not change.
     pub verbatim: usize,
 }
 
-/// What is to be condensed, and into how much.
+/// A text to condense, and to how many tokens.
 #[derive(Clone, Copy)]
-pub struct Asked<'a> {
-    pub pieces: &'a [Piece],
-    /// Of all pieces.
+pub struct CondenseRequest<'a> {
+    pub pieces: &'a [CondensePiece],
+    /// Most tokens of all pieces together.
     pub tokens_max: usize,
-    /// Tokens of piece `i` if it says this, markers included; `usize::MAX` where it cannot be said.
+    /// Tokens of piece `i` with this text, markers included; `usize::MAX` where it cannot be encoded.
     pub count: &'a dyn Fn(usize, &str) -> usize,
 }
 
-/// How sentences were judged.
+/// How sentences were chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    /// Not at all: everything fitted.
+pub enum CondenseMethod {
+    /// Everything fitted.
     Untouched,
-    /// By what they are about.
+    /// By their embeddings.
     Embeddings,
-    /// By their words and places: there was no encoder, or it failed.
+    /// By their words and positions: there was no encoder, or it failed.
     Words,
-    /// A model wrote them anew.
+    /// A model rewrote them.
     Rewritten,
 }
 
-/// A text that is short enough.
+/// A condensed text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condensed {
-    /// (piece): what is left of it; empty where that is nothing.
+    /// (piece): what is left of it; may be empty.
     pub pieces: Vec<String>,
-    /// As the caller counts them.
+    pub summary: CondenseSummary,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CondenseSummary {
+    /// By the caller's count.
     pub tokens: usize,
     /// Sentences that are left, and that there were.
     pub kept: usize,
     pub sentences: usize,
-    pub how: How,
+    pub how: CondenseMethod,
 }
 
 /// `23 of 60 sentences in 298 tokens, by what they are about`
-impl std::fmt::Display for Condensed {
+impl std::fmt::Display for CondenseSummary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (kept, sentences, tokens) = (self.kept, self.sentences, self.tokens);
         let how = match self.how {
-            How::Untouched => "untouched",
-            How::Embeddings => "by what they are about",
-            How::Words => "by their words alone, without an encoder",
-            How::Rewritten => "written anew by a model",
+            CondenseMethod::Untouched => "untouched",
+            CondenseMethod::Embeddings => "by what they are about",
+            CondenseMethod::Words => "by their words alone, without an encoder",
+            CondenseMethod::Rewritten => "written anew by a model",
         };
         write!(
             f,
@@ -81,50 +86,50 @@ impl std::fmt::Display for Condensed {
     }
 }
 
-/// Why nothing became short enough.
+/// Why a text could not be condensed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CondenseError {
-    #[error("what is to stay word for word has {tokens} tokens; accepted: at most {most}")]
-    Verbatim { tokens: usize, most: usize },
+    #[error("what is to stay word for word has {tokens} tokens; accepted: at most {max}")]
+    Verbatim { tokens: usize, max: usize },
     #[error("condensing ended without a result")]
     Died,
 }
 
-/// Makes a text short enough.
+/// Condenses texts.
 pub trait Condense: Send + Sync {
-    fn condense(&self, asked: &Asked<'_>) -> Result<Condensed, CondenseError>;
+    fn condense(&self, asked: &CondenseRequest<'_>) -> Result<Condensed, CondenseError>;
 }
 
 /// Leaves sentences out.
 #[derive(Clone, Default)]
 pub struct Extractive {
-    /// Without it sentences are judged by their words and places.
+    /// Without it sentences are judged by their words and positions.
     pub encoder: Option<Arc<dyn Embed>>,
 }
 
 impl Condense for Extractive {
-    fn condense(&self, asked: &Asked<'_>) -> Result<Condensed, CondenseError> {
+    fn condense(&self, asked: &CondenseRequest<'_>) -> Result<Condensed, CondenseError> {
         condense(asked, self.encoder.as_deref())
     }
 }
 
-/// Has a model write the text anew. What it writes cannot be checked, only counted: it is taken where it is shorter
-/// and short enough, and otherwise sentences are left out as [`Extractive`] does.
+/// Has a model rewrite the text. The result cannot be checked, only counted: it is taken where it is short enough;
+/// otherwise sentences are left out as [`Extractive`] does.
 pub struct Rewriting {
     runtime: Mutex<Runtime>,
-    otherwise: Extractive,
+    fallback: Extractive,
 }
 
 impl Rewriting {
     /// The runtime is of any model that has a chat template, with a budget of its own.
-    pub fn new(runtime: Runtime, otherwise: Extractive) -> Rewriting {
+    pub fn new(runtime: Runtime, fallback: Extractive) -> Rewriting {
         Rewriting {
             runtime: Mutex::new(runtime),
-            otherwise,
+            fallback,
         }
     }
 
-    /// What the model makes of a text; `None` where it fails.
+    /// The model's shorter version of a text; `None` where it fails.
     fn rewrite(&self, text: &str, tokens_max: usize) -> Option<String> {
         let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         let runtime = &mut *runtime;
@@ -158,24 +163,24 @@ impl Rewriting {
         );
         runtime.close(sequence).ok()?;
         let written = written.ok()?;
-        // An answer that was cut off ends in the middle of a sentence.
+        // A truncated answer ends in the middle of a sentence.
         let whole = written.finish == haversack_engine::runtime::Finish::Stop;
         let text = written.text.trim();
         (whole && !text.is_empty()).then(|| text.to_owned())
     }
 }
 
-/// What a model is asked to do.
+/// The instruction to the model.
 const REWRITE: &str = "Rewrite these facts as short sentences, one per line. Keep every name, number, \
     date and instruction exactly. Leave out greetings, small talk and repetitions. Write nothing else.";
 
 impl Condense for Rewriting {
-    fn condense(&self, asked: &Asked<'_>) -> Result<Condensed, CondenseError> {
+    fn condense(&self, asked: &CondenseRequest<'_>) -> Result<Condensed, CondenseError> {
         let whole = untouched(asked);
-        if whole.tokens <= asked.tokens_max {
+        if whole.summary.tokens <= asked.tokens_max {
             return Ok(whole);
         }
-        let rewritten = |piece: &Piece| {
+        let rewritten = |piece: &CondensePiece| {
             let (kept, rest) = piece.text.split_at(piece.verbatim_end());
             // One sentence is as short as it gets.
             if split(rest).len() < 2 {
@@ -189,21 +194,21 @@ impl Condense for Rewriting {
         if let Some(pieces) = pieces {
             let tokens = total(asked, &pieces);
             if tokens <= asked.tokens_max {
-                return Ok(Condensed {
-                    kept: pieces.iter().map(|p| split(p).len()).sum(),
-                    pieces,
+                let summary = CondenseSummary {
                     tokens,
-                    sentences: whole.sentences,
-                    how: How::Rewritten,
-                });
+                    kept: pieces.iter().map(|p| split(p).len()).sum(),
+                    sentences: whole.summary.sentences,
+                    how: CondenseMethod::Rewritten,
+                };
+                return Ok(Condensed { pieces, summary });
             }
         }
-        self.otherwise.condense(asked)
+        self.fallback.condense(asked)
     }
 }
 
-impl Piece {
-    /// Where what stays word for word ends, between two characters.
+impl CondensePiece {
+    /// End of the verbatim part, at a character boundary.
     fn verbatim_end(&self) -> usize {
         let end = self.verbatim.min(self.text.len());
         (end..=self.text.len())
@@ -211,13 +216,21 @@ impl Piece {
             .unwrap_or(self.text.len())
     }
 
-    /// What stays word for word, without the space around it.
-    pub(super) fn marked(&self) -> &str {
+    /// The verbatim part, trimmed.
+    fn marked(&self) -> &str {
         self.text[..self.verbatim_end()].trim()
+    }
+
+    /// Bytes of the condensed text that are verbatim.
+    pub(super) fn verbatim_in(&self, condensed: &str) -> usize {
+        match condensed == self.text {
+            true => self.verbatim.min(condensed.len()),
+            false => self.marked().len().min(condensed.len()),
+        }
     }
 }
 
-/// A sentence and where it stands.
+/// A sentence and its place.
 struct Sentence<'a> {
     piece: usize,
     span: Range<usize>,
@@ -227,36 +240,36 @@ struct Sentence<'a> {
     direction: Option<Embedding>,
 }
 
-/// What a sentence is worth: how near it is to what all are about, names and numbers, words that say something. By its
-/// length, because two short sentences say more than a long one; the square root is half way to counting each token.
-/// docs/conversations.md has what other weights keep.
+/// Weights of a sentence's value: closeness to the mean of all, names and numbers, share of content words. The sum is
+/// divided by the square root of the length, because two short sentences say more than a long one.
+/// docs/conversations.md compares other weights.
 const CENTRAL: f32 = 0.5;
 const SPECIFIC: f32 = 0.5;
 const CONTENT: f32 = 1.0;
 
-/// What likeness to a chosen sentence takes away, from a likeness on that is more than having the same subject.
+/// Penalty for similarity to a chosen sentence, above the similarity of two sentences on one subject.
 const NOVEL: f32 = 1.0;
 const NOVEL_FROM: f32 = 0.6;
 
-/// A sentence with fewer words says no more for it.
+/// Shorter sentences gain nothing from being shorter.
 const WORDS_MIN: usize = 3;
 
-/// Sentences more similar than this say the same.
+/// Sentences more similar than this count as equal.
 const SAME: f32 = 0.95;
 
-/// Leaves sentences out until the text is short enough.
+/// Leaves sentences out until the text fits.
 pub fn condense(
-    asked: &Asked<'_>,
+    asked: &CondenseRequest<'_>,
     encoder: Option<&dyn Embed>,
 ) -> Result<Condensed, CondenseError> {
     let whole = untouched(asked);
-    if whole.tokens <= asked.tokens_max {
+    if whole.summary.tokens <= asked.tokens_max {
         return Ok(whole);
     }
     let mut sentences = sentences_of(asked.pieces);
     let how = match encoder {
-        Some(encoder) if embed(&mut sentences, encoder) => How::Embeddings,
-        _ => How::Words,
+        Some(encoder) if embed(&mut sentences, encoder) => CondenseMethod::Embeddings,
+        _ => CondenseMethod::Words,
     };
     let mut chosen: Vec<bool> = sentences.iter().map(|s| s.is_verbatim).collect();
     let mut texts = joined(asked.pieces, &sentences, &chosen);
@@ -269,7 +282,7 @@ pub fn condense(
     if sum(&counts) > asked.tokens_max {
         return Err(CondenseError::Verbatim {
             tokens: sum(&counts),
-            most: asked.tokens_max,
+            max: asked.tokens_max,
         });
     }
 
@@ -277,7 +290,7 @@ pub fn condense(
     let mut open: Vec<usize> = (0..sentences.len())
         .filter(|&i| !chosen[i] && !is_stale(&sentences, i))
         .collect();
-    // (sentence): how near the nearest that is chosen is.
+    // (sentence): similarity to the most similar chosen one.
     let mut nearest = vec![0.0f32; sentences.len()];
     let note = |nearest: &mut [f32], new: usize| {
         for (i, nearest) in nearest.iter_mut().enumerate() {
@@ -290,7 +303,7 @@ pub fn condense(
     while !open.is_empty() {
         let told = |i: usize| (nearest[i] - NOVEL_FROM).max(0.0) / (1.0 - NOVEL_FROM);
         let score = |i: usize| value[i] - NOVEL * told(i);
-        // Of equals the first.
+        // Ties go to the first.
         let best = (0..open.len()).fold(0, |best, at| {
             match score(open[at]).total_cmp(&score(open[best])) {
                 std::cmp::Ordering::Greater => at,
@@ -303,7 +316,7 @@ pub fn condense(
         let text = joined_piece(asked.pieces, &sentences, &chosen, piece);
         let count = (asked.count)(piece, &text);
         let before = std::mem::replace(&mut counts[piece], count);
-        // Markers and merges make a sentence cost more or less than it does alone: the whole is counted.
+        // Token merges make a sentence cost more or less in context: count the whole.
         if sum(&counts) <= asked.tokens_max {
             texts[piece] = text;
             note(&mut nearest, i);
@@ -314,32 +327,34 @@ pub fn condense(
     }
     Ok(Condensed {
         pieces: texts,
-        tokens: sum(&counts),
-        kept: chosen.iter().filter(|&&c| c).count(),
-        sentences: sentences.len(),
-        how,
+        summary: CondenseSummary {
+            tokens: sum(&counts),
+            kept: chosen.iter().filter(|&&c| c).count(),
+            sentences: sentences.len(),
+            how,
+        },
     })
 }
 
-fn total(asked: &Asked<'_>, pieces: &[String]) -> usize {
+fn total(asked: &CondenseRequest<'_>, pieces: &[String]) -> usize {
     let counts = pieces.iter().enumerate();
     let counts = counts.map(|(i, text)| (asked.count)(i, text));
     counts.fold(0, usize::saturating_add)
 }
 
-fn untouched(asked: &Asked<'_>) -> Condensed {
+fn untouched(asked: &CondenseRequest<'_>) -> Condensed {
     let pieces: Vec<String> = asked.pieces.iter().map(|p| p.text.clone()).collect();
     let sentences = pieces.iter().map(|p| split(p).len()).sum();
-    Condensed {
+    let summary = CondenseSummary {
         tokens: total(asked, &pieces),
-        pieces,
         kept: sentences,
         sentences,
-        how: How::Untouched,
-    }
+        how: CondenseMethod::Untouched,
+    };
+    Condensed { pieces, summary }
 }
 
-fn sentences_of(pieces: &[Piece]) -> Vec<Sentence<'_>> {
+fn sentences_of(pieces: &[CondensePiece]) -> Vec<Sentence<'_>> {
     let mut sentences = Vec::new();
     for (piece, said) in pieces.iter().enumerate() {
         let end = said.verbatim_end();
@@ -366,7 +381,7 @@ fn sentences_of(pieces: &[Piece]) -> Vec<Sentence<'_>> {
     sentences
 }
 
-/// Whether every sentence has a direction now.
+/// Embeds all sentences, or none.
 fn embed(sentences: &mut [Sentence<'_>], encoder: &dyn Embed) -> bool {
     for sentence in &mut *sentences {
         match encoder.embed(sentence.text) {
@@ -381,11 +396,11 @@ fn embed(sentences: &mut [Sentence<'_>], encoder: &dyn Embed) -> bool {
     true
 }
 
-/// What sentences are worth by themselves.
+/// (sentence): its value, chosen sentences aside.
 fn values(sentences: &[Sentence<'_>]) -> Vec<f32> {
     let central = match sentences.iter().all(|s| s.direction.is_some()) {
         true => centrality(sentences),
-        // Without an encoder: what was said early frames the rest.
+        // Without an encoder, early sentences count more.
         false => (0..sentences.len())
             .map(|i| 1.0 - i as f32 / sentences.len() as f32)
             .collect(),
@@ -413,8 +428,7 @@ fn centrality(sentences: &[Sentence<'_>]) -> Vec<f32> {
     sentences.iter().map(|s| near(s).unwrap_or(0.0)).collect()
 }
 
-/// How much of a sentence can be looked up, `0..=1`: numbers, and names where the first word alone does not count, for
-/// each word. A question asks for something instead.
+/// Share of names and numbers among the words, `0..=1`; a capital counts from the second word on. Questions get less.
 fn specific(text: &str) -> f32 {
     let mut words = 0;
     let mut named = 0;
@@ -428,7 +442,7 @@ fn specific(text: &str) -> f32 {
         named += usize::from(is_name || word.contains(|c: char| c.is_numeric()));
     }
     let share = named as f32 / words.max(1) as f32;
-    // Two in a short sentence are as good as it gets.
+    // One word in three is the maximum.
     let share = (share * 3.0).min(1.0);
     match text.trim_end().ends_with(['?', '？']) {
         true => share - 0.5,
@@ -436,7 +450,7 @@ fn specific(text: &str) -> f32 {
     }
 }
 
-/// English words that say little by themselves. Sentences of other languages have hardly any, so this says nothing of them.
+/// English stop words. Sentences of other languages have hardly any and are not affected.
 const SMALL_WORDS: &str = " a about after again ago all also always am an and another any anyway are as at away \
     back be because been before being both but by can could did do does doing done down either else even ever \
     every few for from get go going got had has have having he her here hers him his how however i if in into is \
@@ -446,19 +460,19 @@ const SMALL_WORDS: &str = " a about after again ago all also always am an and an
     that the their them then there these they thing things this those though through to too under until up us ve \
     very was way we well were what when where which while who why will with without would yes yet you your yours ";
 
-/// The share of words that say something, `0..=1`.
+/// Share of words that are not stop words, `0..=1`.
 fn content(words: &[String]) -> f32 {
     let small = |word: &&String| SMALL_WORDS.contains(&format!(" {word} "));
     let small = words.iter().filter(small).count();
     1.0 - small as f32 / words.len().max(1) as f32
 }
 
-/// English writes it as if it were a name.
+/// English capitalises it like a name.
 fn is_pronoun(word: &str) -> bool {
     word == "I" || word.starts_with("I'") || word.starts_with("I’")
 }
 
-/// How alike two sentences are, `0..=1`.
+/// Similarity of two sentences, `0..=1`.
 fn likeness(a: &Sentence<'_>, b: &Sentence<'_>) -> f32 {
     match (&a.direction, &b.direction) {
         (Some(a), Some(b)) => similarity(a, b).max(0.0),
@@ -471,12 +485,12 @@ fn likeness(a: &Sentence<'_>, b: &Sentence<'_>) -> f32 {
     }
 }
 
-/// Whether another sentence makes this one needless: it says the same, or something else about the same later.
+/// Whether another sentence repeats or supersedes this one.
 fn is_stale(sentences: &[Sentence<'_>], i: usize) -> bool {
     let this = &sentences[i];
     sentences.iter().enumerate().any(|(j, other)| {
         let later = j > i;
-        // Of two that say the same the later one stays: it may take back what was said between them.
+        // Of two equal sentences the later stays: it may take back one between them.
         let same = this.words == other.words
             || this.direction.is_some()
                 && likeness(this, other) > SAME
@@ -490,10 +504,10 @@ fn is_contained(a: &Sentence<'_>, b: &Sentence<'_>) -> bool {
     a.words.iter().all(|word| b.words.contains(word))
 }
 
-/// Words that two statements about one thing begin with, at least, where one takes the other back: `The shop opens at` …
+/// A statement supersedes another if they begin with at least this many equal words: `The shop opens at` …
 const SAME_BEGINNING: usize = 4;
 
-/// And at most so many that they end with.
+/// … and differ in at most this many words at the end.
 const OTHER_END: usize = 2;
 
 /// Whether a later sentence begins like this one, nearly to its end, and ends differently.
@@ -511,15 +525,15 @@ fn words(text: &str) -> Vec<String> {
         .collect()
 }
 
-fn joined(pieces: &[Piece], sentences: &[Sentence<'_>], chosen: &[bool]) -> Vec<String> {
+fn joined(pieces: &[CondensePiece], sentences: &[Sentence<'_>], chosen: &[bool]) -> Vec<String> {
     (0..pieces.len())
         .map(|piece| joined_piece(pieces, sentences, chosen, piece))
         .collect()
 }
 
-/// What is left of a piece: sentences as they were, on lines of their own where they were.
+/// The chosen sentences of a piece; line breaks between sentences stay.
 fn joined_piece(
-    pieces: &[Piece],
+    pieces: &[CondensePiece],
     sentences: &[Sentence<'_>],
     chosen: &[bool],
     piece: usize,
@@ -541,14 +555,14 @@ fn joined_piece(
     out
 }
 
-/// Words with a full stop that ends nothing.
+/// Words whose full stop does not end a sentence.
 const ABBREVIATIONS: [&str; 28] = [
     "dr", "mr", "mrs", "ms", "prof", "st", "jr", "sr", "vs", "etc", "e.g", "i.e", "no", "nr",
     "approx", "ca", "fig", "vol", "inc", "ltd", "co", "dept", "est", "u.s", "a.m", "p.m", "z.b",
     "bzw",
 ];
 
-/// Where the sentences of a text are, in bytes. A line ends one, unless the next goes on in the middle of it.
+/// Byte ranges of the sentences. A line break ends one, unless the next line continues it.
 pub fn split(text: &str) -> Vec<Range<usize>> {
     let mut spans = Vec::new();
     let mut start = 0;
@@ -559,7 +573,7 @@ pub fn split(text: &str) -> Vec<Range<usize>> {
             '\n' => ends_line(&text[start..at], &text[end..]),
             '。' | '！' | '？' => true,
             '.' | '!' | '?' | '…' => {
-                // Quotes and brackets behind it belong to it.
+                // Closing quotes and brackets belong to the sentence.
                 let closing = |c: char| {
                     matches!(
                         c,
@@ -589,7 +603,7 @@ pub fn split(text: &str) -> Vec<Range<usize>> {
     spans
 }
 
-/// Without the space around it, if anything is left.
+/// Adds a trimmed span, unless it has no letter or digit.
 fn push(spans: &mut Vec<Range<usize>>, text: &str, span: Range<usize>) {
     let said = &text[span.clone()];
     let start = span.end - said.trim_start().len();
@@ -599,14 +613,14 @@ fn push(spans: &mut Vec<Range<usize>>, text: &str, span: Range<usize>) {
     }
 }
 
-/// Whether a line break ends a sentence: not where a line is full and the next begins with a small letter.
+/// Whether a line break ends a sentence: not where the next line begins in lower case.
 fn ends_line(line: &str, rest: &str) -> bool {
     let next = rest.chars().next();
     let goes_on = next.is_some_and(char::is_lowercase) && !line.trim_end().ends_with([':', ';']);
     !goes_on
 }
 
-/// Whether a full stop behind this ends no sentence: a title, an initial, the number of a list.
+/// Whether a full stop here belongs to a title, an initial or a list number.
 fn is_abbreviation(before: &str) -> bool {
     let word = before
         .rsplit(char::is_whitespace)

@@ -1,9 +1,12 @@
-//! Why a session could not do what it was asked to. The conversation is as it was then.
+//! Errors of sessions. After an error the conversation is as it was before the call.
 
 use haversack_engine::encoder::EncoderError;
 use haversack_engine::runtime::StepError;
 use haversack_memory::journal;
+use std::fmt;
+use std::ops::Deref;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
@@ -32,34 +35,37 @@ pub enum SessionError {
     },
     #[error("there is no session {name}")]
     NoSuchSession { name: String },
-    #[error("nothing keeps sessions here")]
+    #[error("sessions are not enabled here")]
     NoSessions,
     #[error("session {name} is open already")]
     Open { name: String },
     #[error("session {name} is not saved: {why}")]
-    Unsaved { name: String, why: String },
+    Unsaved {
+        name: String,
+        why: SharedError<SessionError>,
+    },
     #[error("sessions are not saved here; there is no {name}")]
     NowhereToLook { name: String },
     #[error(
-        "the persistent stream would have {tokens} tokens; accepted: at most {most}, facts included"
+        "the persistent stream would have {tokens} tokens; accepted: at most {max}, facts included"
     )]
-    PersistentFull { tokens: usize, most: usize },
-    #[error("an answer of {tokens} tokens; accepted: 1 to {most}")]
-    AnswerLength { tokens: usize, most: usize },
+    PersistentFull { tokens: usize, max: usize },
+    #[error("an answer of {tokens} tokens; accepted: 1 to {max}")]
+    AnswerLength { tokens: usize, max: usize },
     #[error(transparent)]
     Condense(#[from] super::condense::CondenseError),
     #[error("there is no fact {number} that holds")]
     NoSuchFact { number: u64 },
     #[error("there is no turn {number}")]
     NoSuchTurn { number: u64 },
-    #[error("turn {number} is no state that holds")]
+    #[error("turn {number} is not a state that holds")]
     NoSuchState { number: u64 },
-    #[error("{tokens} tokens of state; accepted: {most} at most")]
-    TooMuchState { tokens: usize, most: usize },
-    #[error("the budget leaves {room} tokens for a conversation; accepted: at least {least}")]
-    Budget { room: usize, least: usize },
+    #[error("{tokens} tokens of state; accepted: at most {max}")]
+    TooMuchState { tokens: usize, max: usize },
+    #[error("the budget leaves {room} tokens for a conversation; accepted: at least {min}")]
+    Budget { room: usize, min: usize },
     #[error(transparent)]
-    TooLong(#[from] super::turns::TooLong),
+    TooLong(#[from] super::plan::TooLong),
     #[error(transparent)]
     Tokenize(#[from] haversack_text::tokenizer::TokenizeError),
     #[error(transparent)]
@@ -79,8 +85,52 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// The budget is what stands in the way.
+    /// Whether the memory budget is the cause.
     pub fn is_cannot_fit(&self) -> bool {
         matches!(self, SessionError::Step(error) if error.is_cannot_fit())
     }
 }
+
+/// An error that several reports hold. Two are equal if their texts are: errors of the operating system cannot be
+/// compared otherwise.
+pub struct SharedError<E>(Arc<E>);
+
+impl<E> Clone for SharedError<E> {
+    fn clone(&self) -> SharedError<E> {
+        SharedError(self.0.clone())
+    }
+}
+
+impl<E> From<E> for SharedError<E> {
+    fn from(error: E) -> SharedError<E> {
+        SharedError(Arc::new(error))
+    }
+}
+
+impl<E> Deref for SharedError<E> {
+    type Target = E;
+
+    fn deref(&self) -> &E {
+        &self.0
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for SharedError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<E: fmt::Debug> fmt::Debug for SharedError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<E: fmt::Display> PartialEq for SharedError<E> {
+    fn eq(&self, other: &SharedError<E>) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.to_string() == other.to_string()
+    }
+}
+
+impl<E: fmt::Display> Eq for SharedError<E> {}

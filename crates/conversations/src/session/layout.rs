@@ -1,9 +1,9 @@
-//! How a conversation becomes tokens piece by piece: what opens it, a question, what ends an answer, a fact.
+//! Tokens of a conversation, piece by piece: the opening, a question, the ending of an answer, a fact.
 //!
-//! Templates lay out whole conversations. A session has to add to what has been read already, so the pieces are what a
-//! longer conversation has beyond a shorter one; that the shorter one is a prefix of the longer one is checked each
-//! time, not assumed. Where a template has no place for a system message, what it would say is said in an exchange of
-//! its own. A piece begins and ends with the template's own markers, so none of them is ever without its other half.
+//! Chat templates render whole conversations. A session appends to tokens that are already read, so a piece is what a
+//! longer conversation has beyond a shorter one; that the shorter one is a prefix is checked each time. Where a template
+//! has no place for a system message, an exchange of its own says the same. A piece begins and ends with the template's
+//! markers, so no marker is ever without its other half.
 
 use haversack_engine::model::Model;
 use haversack_text::chat::{ChatError, encode_chat};
@@ -18,23 +18,23 @@ pub enum LayoutError {
     NotAPrefix,
 }
 
-/// Short words for an exchange that says what a system message would.
+/// The answer in an exchange that replaces a system message.
 const NOTED: &str = "Noted.";
 
-/// The pieces of one model's conversations. What is the same for all of them is laid out once.
-pub struct Layout {
+/// The pieces of one model's conversations. Constant pieces are rendered once.
+pub struct ChatLayout {
     model: Arc<Model>,
-    /// An exchange, and what it ends with.
+    /// An exchange, and its ending.
     before: OnceLock<Vec<u32>>,
     ending: OnceLock<Vec<u32>>,
-    /// Tokens before and behind the text of a question, and of a fact.
+    /// Number of tokens before and after the text of a question, and of a fact.
     question_marks: OnceLock<(usize, usize)>,
     fact_marks: OnceLock<(usize, usize)>,
 }
 
-impl Layout {
-    pub fn new(model: Arc<Model>) -> Layout {
-        Layout {
+impl ChatLayout {
+    pub fn new(model: Arc<Model>) -> ChatLayout {
+        ChatLayout {
             model,
             before: OnceLock::new(),
             ending: OnceLock::new(),
@@ -43,7 +43,7 @@ impl Layout {
         }
     }
 
-    /// What a conversation begins with: the persistent text, or what the template writes without one. The time is for
+    /// The beginning of a conversation: the persistent text, or what the template writes without one. The time is for
     /// templates that write the date.
     pub fn opening(&self, persistent: &str, now_ms: u64) -> Result<Vec<u32>, LayoutError> {
         let system = Message::new("system", persistent);
@@ -54,7 +54,7 @@ impl Layout {
         let question = [Message::new("user", "a")];
         let longer = self.ids_at(now_ms, &with(&question), true)?;
         if persistent.is_empty() {
-            // The common beginning of two questions that begin differently, back to the last marker.
+            // The common prefix of two different questions, without the question's marker.
             let other = self.ids_at(now_ms, &[Message::new("user", "7")], true)?;
             let same = common(&longer, &other);
             let (marker, _) = self.question_marks()?;
@@ -78,12 +78,12 @@ impl Layout {
         }
     }
 
-    /// A question and the marker behind which the answer begins.
+    /// A question and the marker that begins the answer.
     pub fn question(&self, text: &str) -> Result<Vec<u32>, LayoutError> {
         self.beyond(&[Message::new("user", text)], true)
     }
 
-    /// A fact told in the middle of a conversation.
+    /// A fact in the middle of a conversation.
     pub fn fact(&self, text: &str) -> Result<Vec<u32>, LayoutError> {
         match self.beyond(&[Message::new("system", text)], false) {
             Ok(ids) if self.says(&ids, text) => Ok(ids),
@@ -94,17 +94,17 @@ impl Layout {
         }
     }
 
-    /// What a question says, without its markers.
+    /// The text of a question, without its markers.
     pub fn question_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
         Ok(self.text_within(tokens, self.question_marks()?))
     }
 
-    /// What an answer says, without what ends it.
+    /// The text of an answer, without its ending.
     pub fn answer_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
         Ok(self.text_within(tokens, (0, self.ending()?.len())))
     }
 
-    /// What a fact says, without its markers.
+    /// The text of a fact, without its markers.
     pub fn fact_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
         let marks = match self.fact_marks.get() {
             Some(marks) => *marks,
@@ -122,7 +122,7 @@ impl Layout {
         text.unwrap_or_default().trim().to_owned()
     }
 
-    /// What follows an answer that ended without a marker of its own, the marker included.
+    /// What follows an answer that has no end marker of its own, the marker included.
     pub fn ending(&self) -> Result<&[u32], LayoutError> {
         if let Some(ending) = self.ending.get() {
             return Ok(ending);
@@ -136,14 +136,14 @@ impl Layout {
         if !one.starts_with(&asked) {
             return Err(LayoutError::NotAPrefix);
         }
-        // What two different answers end with alike; an answer is at least one token.
+        // The common suffix of two different answers; an answer has at least one token.
         let alike = common_end(&one[asked.len()..], &other[asked.len().min(other.len())..]);
         let alike = alike.min(one.len() - asked.len() - 1);
         let ending = one[one.len() - alike..].to_vec();
         Ok(self.ending.get_or_init(|| ending))
     }
 
-    /// Tokens of the question's markers, before its text and behind it.
+    /// Number of marker tokens before and after the text of a question.
     fn question_marks(&self) -> Result<(usize, usize), LayoutError> {
         if let Some(marks) = self.question_marks.get() {
             return Ok(*marks);
@@ -152,7 +152,7 @@ impl Layout {
         Ok(*self.question_marks.get_or_init(|| marks))
     }
 
-    /// What messages add to a conversation that had an exchange before.
+    /// What messages add to a conversation of one exchange.
     fn beyond(&self, more: &[Message], generate: bool) -> Result<Vec<u32>, LayoutError> {
         let mut messages = vec![Message::new("user", "a"), Message::new("assistant", "b")];
         let before = match self.before.get() {
@@ -170,7 +170,7 @@ impl Layout {
         }
     }
 
-    /// Whether the tokens hold the text: templates may leave out what they have no place for.
+    /// Whether the tokens contain the text: templates may leave out messages.
     fn says(&self, ids: &[u32], text: &str) -> bool {
         let tokenizer = self.model.tokenizer();
         let bytes: Vec<u8> = ids
@@ -179,7 +179,7 @@ impl Layout {
             .flatten()
             .copied()
             .collect();
-        // Vocabularies write spaces in their own ways: words are compared.
+        // Vocabularies differ in how they write spaces: compare one word.
         let word = text.split_whitespace().next_back().unwrap_or_default();
         let found = bytes
             .windows(word.len().max(1))
@@ -187,7 +187,7 @@ impl Layout {
         word.is_empty() || found || !word.is_ascii()
     }
 
-    /// Pieces behind the opening are the same at any time.
+    /// Pieces after the opening do not depend on the time.
     fn ids(&self, messages: &[Message], generate: bool) -> Result<Vec<u32>, ChatError> {
         self.ids_at(0, messages, generate)
     }
@@ -208,7 +208,7 @@ impl Layout {
     }
 }
 
-/// What two texts begin and end with alike: the markers around them.
+/// Lengths of the common prefix and suffix: the markers around the text.
 fn around(one: &[u32], other: &[u32]) -> (usize, usize) {
     (common(one, other), common_end(one, other))
 }

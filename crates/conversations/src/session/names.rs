@@ -1,23 +1,22 @@
-//! What a session may be called. A name becomes a file name, so it is letters, digits and a little more, and nothing that
-//! means something to a file system.
+//! Names of sessions. A name becomes a file name, so it has no character with a meaning to file systems.
 
-/// Longest name. With an ending it is below what every file system takes.
+/// Longest name. With the extension it is within the limit of every file system.
 pub const NAME_BYTES_MAX: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{found:?} is no name of a session; accepted: 1 to {NAME_BYTES_MAX} of a-z, A-Z, 0-9, '-', '_' and '.', beginning with a letter or a digit"
+    "{found:?} is not a session name; accepted: 1 to {NAME_BYTES_MAX} of a-z, A-Z, 0-9, '-', '_' and '.', beginning with a letter or a digit"
 )]
 pub struct BadName {
-    /// Its beginning.
+    /// Truncated.
     found: String,
 }
 
-/// The name, if it is one.
+/// Returns the name if it is valid.
 pub fn check(name: &str) -> Result<&str, BadName> {
-    let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let begins = name.starts_with(|c: char| c.is_ascii_alphanumeric());
-    if begins && name.len() <= NAME_BYTES_MAX && name.chars().all(known) {
+    if begins && name.len() <= NAME_BYTES_MAX && name.chars().all(is_allowed) {
         return Ok(name);
     }
     Err(BadName {

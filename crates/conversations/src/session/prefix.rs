@@ -1,12 +1,12 @@
-//! What sessions open with, in one file for all who open with the same: found by a hash, believed after a look.
+//! Shared prefix files: the keys and values of an opening, computed once for all sessions that begin with it.
 //!
 //! The keys and values of an opening depend on its tokens, the model, and how both are computed and coded, and on nothing
-//! else. So whoever computes them first leaves them in `DIR/<hash>.prefix`, and everybody after that, in this process or
-//! another, maps the file and begins where the opening ends. Full blocks are read where they are mapped and are in
-//! memory once; the partly filled one and the exact first tokens are copied, since the next token changes them.
+//! else. The first session that computes them writes `DIR/<hash>.prefix`; later sessions, in this process or another, map
+//! the file and begin where the opening ends. Full blocks are read where they are mapped and are in memory once; the
+//! partly filled block and the exact first tokens are copied, since the next token changes them.
 //!
 //! ```text
-//! identity    what the hash is of, in words, all but the tokens
+//! identity    the text that the hash is of, without the tokens
 //! TOKENS      u32 each
 //! OUTLINE     Store::outline
 //! INDEX       Laid::index
@@ -14,20 +14,23 @@
 //! TAIL        the column that is not full, if there is one
 //! ```
 //!
-//! It is a [`Journal`] that nobody appends to: complete under its name or not there. A file that is damaged, or whose
-//! tokens are others, is not used and is replaced; a folder that takes no file is none. None of it is ever an error of
-//! the session: an opening can always be computed, and is then the same, bit for bit.
+//! The file is a [`Journal`] that is never appended to: it is complete under its name, or absent. A damaged file, or one
+//! with other tokens, is not used and is replaced; without a writable folder nothing is shared. A problem is reported and
+//! is never an error of the session: an opening can always be computed, with the same bits.
 //!
-//! What is not promised: without a key, whoever can write to the folder can leave other keys and values for the right
-//! tokens under a checksum that holds. The seal of [`SessionOptions::key`] is against that; the tenant in the hash is
-//! against finding out by the clock what another tenant opens with.
+//! What is not promised: without a key, a process that can write to the folder can plant other keys and values for the
+//! right tokens under a valid checksum. The seal of [`SessionOptions::key`] prevents that; the tenant in the hash
+//! prevents one tenant from timing what another opens with.
 
-use super::file::Identity;
-use super::{SessionError, SessionOptions, feed};
+use super::error::{SessionError, SharedError};
+use super::identity::Identity;
+use super::options::{SessionOptions, journal_options};
+use super::residency::feed;
 use haversack_cache::MappedImage;
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, Map, RecordRef, WeakMap};
 use haversack_memory::zoo::{Bug, planted};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -39,15 +42,15 @@ const TAIL: u32 = 5;
 
 const ENDING: &str = "prefix";
 
-/// Another process is writing the same file: how often it is looked for, and how long between. A file is written in
-/// a few milliseconds; whoever finds none goes on with what it has computed.
+/// Another process is writing the same file: how often to look for it, and how long to wait in between. A file is written
+/// in a few milliseconds; without it the session uses what it has computed.
 const LOOKS: usize = 20;
-const BETWEEN: Duration = Duration::from_millis(5);
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How openings were come by.
+/// How openings were obtained.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixStats {
-    /// Computed, token by token.
+    /// Computed from their tokens.
     pub computed: u64,
     /// Found in memory: another session of this process had the same.
     pub shared: u64,
@@ -55,55 +58,76 @@ pub struct PrefixStats {
     pub mapped: u64,
     /// Files written.
     pub written: u64,
-    /// Why the last file was not believed, or not written.
-    pub problem: Option<String>,
+    /// The last file that was not used, or not written.
+    pub problem: Option<PrefixProblem>,
 }
 
-/// Files in use and what came of them.
+/// A prefix file that was not used, or not written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefixProblem {
+    pub path: PathBuf,
+    pub is_written: bool,
+    pub error: SharedError<PrefixError>,
+}
+
+impl fmt::Display for PrefixProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.is_written { "used" } else { "written" };
+        write!(f, "{} is not {what}: {}", self.path.display(), self.error)
+    }
+}
+
+/// Files in use, and statistics.
 pub(super) struct Prefixes {
-    /// All that the bytes of an opening depend on beside its tokens.
-    words: String,
-    known: Vec<Known>,
+    /// All that the bytes of an opening depend on except its tokens: the identity of the files.
+    identity: String,
+    known: Vec<MappedFile>,
     stats: PrefixStats,
 }
 
 /// A file that some sequence still reads: verified once.
-struct Known {
+struct MappedFile {
     hash: blake3::Hash,
     map: WeakMap,
     records: Vec<RecordRef>,
 }
 
-/// A file that can be used now.
-struct Found {
+/// A file that is verified and mapped.
+struct VerifiedFile {
     map: Map,
     records: Vec<RecordRef>,
 }
 
-/// Why a file is no use.
+/// Why a prefix file cannot be used or written.
 #[derive(Debug, thiserror::Error)]
-enum Unusable {
+pub enum PrefixError {
     #[error(transparent)]
     File(#[from] journal::Error),
-    #[error("{0}")]
-    Other(&'static str),
+    #[error("it belongs to another model, format or tenant")]
+    Identity,
+    #[error("its records are not those of an opening")]
+    Records,
+    #[error("its tokens are others")]
+    Tokens,
+    #[error("its position is not at the end of its tokens")]
+    Position,
     #[error(transparent)]
     Step(#[from] StepError),
 }
 
-impl Unusable {
-    /// Nobody has written it yet.
+impl PrefixError {
+    /// The file does not exist yet.
     fn is_absence(&self) -> bool {
-        let Unusable::File(journal::Error::Io { source, .. }) = self else {
+        let PrefixError::File(journal::Error::Io { source, .. }) = self else {
             return false;
         };
         source.kind() == std::io::ErrorKind::NotFound
     }
 }
 
-impl From<haversack_cache::CacheError> for Unusable {
-    fn from(error: haversack_cache::CacheError) -> Unusable {
-        Unusable::Step(error.into())
+impl From<haversack_cache::CacheError> for PrefixError {
+    fn from(error: haversack_cache::CacheError) -> PrefixError {
+        PrefixError::Step(error.into())
     }
 }
 
@@ -112,7 +136,7 @@ impl Prefixes {
     pub fn new(runtime: &Runtime, identity: &Identity, options: &SessionOptions) -> Prefixes {
         let dir = options.prefix_dir.as_deref();
         Prefixes {
-            words: dir.map_or(String::new(), |_| words(runtime, identity)),
+            identity: dir.map_or(String::new(), |_| file_identity(runtime, identity)),
             known: Vec::new(),
             stats: PrefixStats::default(),
         }
@@ -132,17 +156,13 @@ impl Prefixes {
         let Some(dir) = options.prefix_dir.as_deref().filter(|_| !tokens.is_empty()) else {
             return compute(runtime, tokens);
         };
-        let words = self.words.clone();
-        let hash = hash(&words, options.key.as_ref(), tokens);
-        let file = File {
+        let identity = self.identity.clone();
+        let hash = hash(&identity, options.key.as_ref(), tokens);
+        let file = PrefixFile {
             path: dir.join(format!("{}.{ENDING}", hash.to_hex())),
             hash,
-            words,
-            options: journal::Options {
-                quota_bytes: Some(options.prefix_quota_bytes),
-                key: options.key,
-                faults: options.faults.clone(),
-            },
+            identity,
+            options: journal_options(options, options.prefix_quota_bytes),
             tokens,
         };
         if let Some(sequence) = self.find(runtime, &file) {
@@ -158,13 +178,13 @@ impl Prefixes {
                 self.stats.written += 1;
                 keep_quota(dir, &file.path, options.prefix_quota_bytes);
             }
-            Err(Unusable::File(journal::Error::Busy)) => wait_for(&file.path),
+            Err(PrefixError::File(journal::Error::Busy)) => wait_for(&file.path),
             Err(error) => {
-                self.note(&file.path, "is not written", &error);
+                self.note(&file.path, false, error);
                 return Ok(computed);
             }
         }
-        // From here on as all who come later: the blocks just computed are in memory once, in the file's pages.
+        // From here on like every later session: the blocks just computed are in memory once, in the file's pages.
         let Ok(found) = file.open() else {
             return Ok(computed);
         };
@@ -174,21 +194,21 @@ impl Prefixes {
                 Ok(mapped)
             }
             Err(error) => {
-                self.note(&file.path, "is not used", &error);
+                self.note(&file.path, true, error);
                 Ok(computed)
             }
         }
     }
 
-    /// The sequence of a file that is there and right.
-    fn find(&mut self, runtime: &mut Runtime, file: &File<'_>) -> Option<SequenceId> {
+    /// A sequence over the file, if it exists and is valid.
+    fn find(&mut self, runtime: &mut Runtime, file: &PrefixFile<'_>) -> Option<SequenceId> {
         self.known.retain(|known| known.map.upgrade().is_some());
-        let is_it = |known: &&Known| known.hash == file.hash || planted(Bug::StaleHash);
+        let is_it = |known: &&MappedFile| known.hash == file.hash || planted(Bug::StaleHash);
         let known = self.known.iter().find(is_it);
         let known = known.and_then(|known| {
             let records = known.records.clone();
             let map = known.map.upgrade()?;
-            Some(Found { map, records })
+            Some(VerifiedFile { map, records })
         });
         let is_known = known.is_some();
         let mounted = match known.map_or_else(|| file.open(), Ok) {
@@ -207,22 +227,22 @@ impl Prefixes {
             }
             Err(error) => {
                 self.known.retain(|known| known.hash != file.hash);
-                self.note(&file.path, "is not used", &error);
+                self.note(&file.path, true, error);
                 None
             }
         }
     }
 
-    /// Opens a sequence over a file and remembers the file for the next.
+    /// Opens a sequence over a file and remembers the file for the next session.
     fn mount(
         &mut self,
         runtime: &mut Runtime,
-        file: &File<'_>,
-        found: &Found,
-    ) -> Result<SequenceId, Unusable> {
+        file: &PrefixFile<'_>,
+        found: &VerifiedFile,
+    ) -> Result<SequenceId, PrefixError> {
         let sequence = found.restore(runtime, file.tokens)?;
         if !self.known.iter().any(|known| known.hash == file.hash) {
-            self.known.push(Known {
+            self.known.push(MappedFile {
                 hash: file.hash,
                 map: found.map.downgrade(),
                 records: found.records.clone(),
@@ -231,37 +251,41 @@ impl Prefixes {
         Ok(sequence)
     }
 
-    fn note(&mut self, path: &Path, what: &str, error: &Unusable) {
-        let problem = format!("{} {what}: {error}", path.display());
+    fn note(&mut self, path: &Path, is_written: bool, error: PrefixError) {
+        let problem = PrefixProblem {
+            path: path.to_owned(),
+            is_written,
+            error: error.into(),
+        };
         log::warn!("{problem}");
         self.stats.problem = Some(problem);
     }
 }
 
-/// One opening's file, there or not.
-struct File<'a> {
+/// The file of one opening, which may not exist.
+struct PrefixFile<'a> {
     path: PathBuf,
     hash: blake3::Hash,
-    words: String,
+    identity: String,
     options: journal::Options,
     tokens: &'a [u32],
 }
 
-impl File<'_> {
-    /// Verifies and maps it. Its tokens have not been looked at.
-    fn open(&self) -> Result<Found, Unusable> {
+impl PrefixFile<'_> {
+    /// Verifies and maps it; its tokens are not compared yet.
+    fn open(&self) -> Result<VerifiedFile, PrefixError> {
         let view = Journal::view(&self.path, &self.options)?;
-        if view.identity != self.words.as_bytes() {
-            return Err(Unusable::Other("it belongs to somebody else"));
+        if view.identity != self.identity.as_bytes() {
+            return Err(PrefixError::Identity);
         }
-        Ok(Found {
+        Ok(VerifiedFile {
             map: view.map,
             records: view.records,
         })
     }
 
-    /// Leaves what a sequence has read for others. It has read the tokens and nothing else.
-    fn write(&self, runtime: &Runtime, id: SequenceId, dir: &Path) -> Result<(), Unusable> {
+    /// Writes the rows of a sequence that has read the tokens and nothing else.
+    fn write(&self, runtime: &Runtime, id: SequenceId, dir: &Path) -> Result<(), PrefixError> {
         let store = runtime.store();
         let mut outline = Vec::new();
         store.outline(id, &mut outline)?;
@@ -270,7 +294,7 @@ impl File<'_> {
             doing: "making its folder",
             source,
         })?;
-        let identity = self.words.as_bytes();
+        let identity = self.identity.as_bytes();
         Journal::publish(&self.path, identity, self.options.clone(), |to| {
             to.append(TOKENS, &[&bytes_of(self.tokens)])?;
             to.append(OUTLINE, &[&outline])?;
@@ -286,21 +310,20 @@ impl File<'_> {
     }
 }
 
-impl Found {
-    /// A sequence over the file, if it is of these tokens.
-    fn restore(&self, runtime: &mut Runtime, tokens: &[u32]) -> Result<SequenceId, Unusable> {
-        let odd = Unusable::Other("its records are not those of an opening");
+impl VerifiedFile {
+    /// A sequence over the file, if it has these tokens.
+    fn restore(&self, runtime: &mut Runtime, tokens: &[u32]) -> Result<SequenceId, PrefixError> {
         let [told, outline, index, rest @ ..] = &self.records[..] else {
-            return Err(odd);
+            return Err(PrefixError::Records);
         };
         let pools = rest.iter().take_while(|r| r.kind == POOL).count();
         let (pools, tail) = rest.split_at(pools);
         let kinds = [told.kind, outline.kind, index.kind];
         if kinds != [TOKENS, OUTLINE, INDEX] || tail.iter().any(|r| r.kind != TAIL) {
-            return Err(odd);
+            return Err(PrefixError::Records);
         }
         if self.map.payload(*told)? != bytes_of(tokens) && !planted(Bug::StaleHash) {
-            return Err(Unusable::Other("its tokens are others"));
+            return Err(PrefixError::Tokens);
         }
         let regions = pools.iter().map(|r| self.map.region(*r));
         let regions = regions.collect::<Result<Vec<_>, _>>()?;
@@ -314,13 +337,13 @@ impl Found {
         })?;
         if runtime.position(sequence)? != tokens.len() as u64 {
             runtime.close(sequence)?;
-            return Err(Unusable::Other("it stands elsewhere than its tokens end"));
+            return Err(PrefixError::Position);
         }
         Ok(sequence)
     }
 }
 
-/// Reads tokens into a sequence of their own.
+/// Reads tokens into a new sequence.
 fn compute(runtime: &mut Runtime, tokens: &[u32]) -> Result<SequenceId, SessionError> {
     let sequence = runtime.open()?;
     if tokens.is_empty() {
@@ -335,42 +358,42 @@ fn compute(runtime: &mut Runtime, tokens: &[u32]) -> Result<SequenceId, SessionE
     }
 }
 
-/// All that the bytes depend on beside the tokens, and whose they are: lines of a name and a value.
-fn words(runtime: &Runtime, identity: &Identity) -> String {
+/// All that the bytes depend on except the tokens, and the tenant: lines of a name and a value.
+fn file_identity(runtime: &Runtime, identity: &Identity) -> String {
     let model = runtime.model();
     let store = runtime.store();
     let mut carries = blake3::Hasher::new_derive_key("haversack prefix carries v1");
     for layer in 0..store.layers().len() {
-        // Numbers are written so that they can be read again: other numbers, other text.
+        // Debug prints floats so that different numbers give different text.
         carries.update(format!("{:?};", store.carry(layer)).as_bytes());
     }
-    let mut words = String::from("haversack prefix 1\n");
+    let mut text = String::from("haversack prefix 1\n");
     if planted(Bug::KeyOmitsSalt) {
-        return words;
+        return text;
     }
     for (name, value) in identity.fields() {
-        words.push_str(&format!("{name} {}\n", value.escape_debug()));
+        text.push_str(&format!("{name} {}\n", value.escape_debug()));
     }
     let rope = format!("{:?}", model.config().ropes);
     let rope = blake3::hash(rope.as_bytes()).to_hex();
     let carries = carries.finalize().to_hex();
-    words.push_str(&format!("fingerprint {}\n", model.fingerprint().to_hex()));
-    words.push_str(&format!("rope {}\n", &rope[..16]));
-    words.push_str(&format!("carries {}\n", &carries[..16]));
-    words.push_str(&format!("activations {:?}\n", runtime.activations()));
-    words.push_str(&format!(
+    text.push_str(&format!("fingerprint {}\n", model.fingerprint().to_hex()));
+    text.push_str(&format!("rope {}\n", &rope[..16]));
+    text.push_str(&format!("carries {}\n", &carries[..16]));
+    text.push_str(&format!("activations {:?}\n", runtime.activations()));
+    text.push_str(&format!(
         "positions {:?}\n",
         runtime.retention().positions.in_store()
     ));
-    words
+    text
 }
 
-/// The file's name. With a key it is another one: who cannot open a file should not replace it.
-fn hash(words: &str, key: Option<&[u8; 32]>, tokens: &[u32]) -> blake3::Hash {
+/// The file's name. It depends on the key: a process that cannot open a file must not replace it.
+fn hash(identity: &str, key: Option<&[u8; 32]>, tokens: &[u32]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new_derive_key("haversack prefix v1");
     let sealed = key.map(|key| blake3::keyed_hash(key, b"haversack prefix key v1"));
     let sealed = sealed.map_or([0; 32], |hash| *hash.as_bytes());
-    for part in [words.as_bytes(), &sealed, &bytes_of(tokens)] {
+    for part in [identity.as_bytes(), &sealed, &bytes_of(tokens)] {
         hasher.update(&(part.len() as u64).to_le_bytes());
         hasher.update(part);
     }
@@ -381,9 +404,9 @@ fn bytes_of(tokens: &[u32]) -> Vec<u8> {
     tokens.iter().flat_map(|t| t.to_le_bytes()).collect()
 }
 
-/// Removes what was written longest ago until all files but `kept` are within the quota together with it. Whoever has
-/// mapped one keeps it; what cannot be removed stays.
-fn keep_quota(dir: &Path, kept: &Path, most: u64) {
+/// Removes the oldest files other than `kept` until all are within the quota. Sequences that have mapped a removed file
+/// keep it; a file that cannot be removed stays.
+fn keep_quota(dir: &Path, kept: &Path, bytes_max: u64) {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return;
     };
@@ -399,7 +422,7 @@ fn keep_quota(dir: &Path, kept: &Path, most: u64) {
     files.sort();
     let mut bytes: u64 = files.iter().map(|(.., bytes)| bytes).sum();
     for (_, path, its) in files.iter().filter(|(_, path, _)| path != kept) {
-        if bytes <= most {
+        if bytes <= bytes_max {
             return;
         }
         if std::fs::remove_file(path).is_ok() {
@@ -408,12 +431,12 @@ fn keep_quota(dir: &Path, kept: &Path, most: u64) {
     }
 }
 
-/// Until the file is there, or for a moment.
+/// Waits until the file exists, for a moment at most.
 fn wait_for(path: &Path) {
     for _ in 0..LOOKS {
         if path.exists() {
             return;
         }
-        std::thread::sleep(BETWEEN);
+        std::thread::sleep(LOOK_INTERVAL);
     }
 }

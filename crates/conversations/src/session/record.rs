@@ -1,10 +1,10 @@
-//! What a session's file holds, record by record. `docs/snapshot-format.md` draws the bytes.
+//! The records of a session file and their bytes; `docs/snapshot-format.md` draws them.
 //!
-//! Turns, facts and changes are a history: read in order they give the conversation. Of columns the last one of a block
-//! counts, of states the last one. Numbers are little-endian; lists say their length first. Bytes are believed only as
-//! far as they are there: a length is compared with what is left before anything is reserved.
+//! Turns, facts and changes are a history: replayed in order they give the conversation. Of the columns of a block the
+//! last counts, of states the last. Numbers are little-endian; lists begin with their length. A length is compared with
+//! the bytes that are left before anything is allocated.
 
-use super::turns::{Place, Turn};
+use super::turns::{Turn, TurnPlace};
 use std::ops::Range;
 
 /// Kinds of records. Never renumbered.
@@ -14,7 +14,7 @@ pub const CHANGE: u32 = 3;
 pub const COLUMN: u32 = 4;
 pub const STATE: u32 = 5;
 
-/// What a kind is called.
+/// The name of a kind.
 pub fn name(kind: u32) -> Option<&'static str> {
     let names = [
         (TURN, "turn"),
@@ -26,7 +26,12 @@ pub fn name(kind: u32) -> Option<&'static str> {
     (names.iter().find(|(known, _)| *known == kind)).map(|(_, name)| *name)
 }
 
-/// A record that does not say what its kind says.
+/// The number that the record of a turn or a fact begins with; of a column, the number of its block.
+pub(super) fn number(bytes: &[u8]) -> Option<u64> {
+    bytes.first_chunk().map(|n| u64::from_le_bytes(*n))
+}
+
+/// A record that its kind cannot have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a record of kind {kind} has {what}")]
 pub struct BadRecord {
@@ -34,18 +39,18 @@ pub struct BadRecord {
     pub what: &'static str,
 }
 
-/// A turn as it was told.
+/// A turn, as it was first saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnRecord {
     pub number: u64,
     pub start: u64,
-    /// Since 1970; never before that of an earlier turn.
+    /// Unix time; never before that of an earlier turn.
     pub time_ms: u64,
-    /// Of the tokens, so many are the question and its markers.
+    /// Number of tokens of the question, markers included.
     pub question: u32,
     pub is_pinned: bool,
     pub tokens: Vec<u32>,
-    /// As the encoder stores it; empty without one.
+    /// In the encoder's storage format; empty without an encoder.
     pub embedding: Vec<u8>,
 }
 
@@ -55,43 +60,47 @@ pub struct FactRecord {
     pub number: u64,
     pub start: u64,
     pub time_ms: u64,
-    /// The fact that this one takes the place of.
+    /// The fact that this one replaces.
     pub supersedes: Option<u64>,
     pub tokens: Vec<u32>,
     pub text: String,
 }
 
-/// What became of something.
+/// A change of something saved before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// A turn is where it says now.
-    Moved { turn: u64, place: Place, start: u64 },
-    /// A turn is not in the file any more.
+pub enum LogChange {
+    /// The rows of a turn have a new place.
+    Moved {
+        turn: u64,
+        place: TurnPlace,
+        start: u64,
+    },
+    /// A turn was deleted.
     Forgotten { turn: u64 },
-    /// A fact does not hold any more.
+    /// A fact no longer holds.
     Revoked { fact: u64 },
-    /// A turn is pinned, or not any more.
+    /// A turn was pinned or unpinned.
     Pinned { turn: u64, is_pinned: bool },
-    /// Columns told before are those of another sequence, and count no more.
+    /// Earlier columns belong to a sequence that was replaced.
     Renewed,
-    /// So many bytes at the beginning of a fact stay word for word.
+    /// Condensing must not change the first bytes of a fact.
     Verbatim { fact: u64, bytes: u64 },
 }
 
-/// What is in memory, and all of it that is not settled.
+/// What is in memory, with the columns that are not settled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateRecord {
     pub position: u64,
     pub turns_made: u64,
     pub facts_made: u64,
-    /// Tokens of turns that are nowhere any more.
+    /// Tokens of turns that were forgotten.
     pub forgotten: u64,
     pub time_ms: u64,
     /// Turns that attention sees.
     pub visible: Vec<u64>,
     /// Blocks whose columns are records of their own.
     pub blocks: Vec<u64>,
-    /// As [`haversack_cache::Store::outline`] says it.
+    /// From [`haversack_cache::Store::outline`].
     pub outline: Vec<u8>,
     /// Columns that may still change.
     pub tail: Vec<Vec<u8>>,
@@ -134,12 +143,12 @@ impl TurnRecord {
         }
     }
 
-    /// As it was told: in memory, and what of it is seen is not said here.
+    /// The turn, live; its visibility is in the state record.
     pub fn turn(&self) -> Turn {
         Turn {
             number: self.number,
             span: self.span(),
-            place: Place::Live,
+            place: TurnPlace::Live,
             is_visible: false,
             is_pinned: self.is_pinned,
             is_state: self.question as usize == self.tokens.len(),
@@ -150,7 +159,7 @@ impl TurnRecord {
         self.start..self.start.saturating_add(self.tokens.len() as u64)
     }
 
-    /// The embedding of a record in its bytes, without the rest of it.
+    /// The embedding in the bytes of a record.
     pub fn embedding(bytes: &[u8]) -> Option<&[u8]> {
         let mut from = Reader { kind: TURN, bytes };
         from.take(3 * 8 + 2 * 4).ok()?;
@@ -200,16 +209,16 @@ impl FactRecord {
     }
 }
 
-impl Change {
+impl LogChange {
     pub fn to_bytes(self) -> Vec<u8> {
         let mut out = Writer::default();
         let (what, number, more, start) = match self {
-            Change::Moved { turn, place, start } => (0, turn, place as u32, start),
-            Change::Forgotten { turn } => (1, turn, 0, 0),
-            Change::Revoked { fact } => (2, fact, 0, 0),
-            Change::Pinned { turn, is_pinned } => (3, turn, u32::from(is_pinned), 0),
-            Change::Renewed => (4, 0, 0, 0),
-            Change::Verbatim { fact, bytes } => (5, fact, 0, bytes),
+            LogChange::Moved { turn, place, start } => (0, turn, place as u32, start),
+            LogChange::Forgotten { turn } => (1, turn, 0, 0),
+            LogChange::Revoked { fact } => (2, fact, 0, 0),
+            LogChange::Pinned { turn, is_pinned } => (3, turn, u32::from(is_pinned), 0),
+            LogChange::Renewed => (4, 0, 0, 0),
+            LogChange::Verbatim { fact, bytes } => (5, fact, 0, bytes),
         };
         out.u32(what);
         out.u32(more);
@@ -218,7 +227,7 @@ impl Change {
         out.0
     }
 
-    pub fn read(bytes: &[u8]) -> Result<Change, BadRecord> {
+    pub fn read(bytes: &[u8]) -> Result<LogChange, BadRecord> {
         let mut from = Reader {
             kind: CHANGE,
             bytes,
@@ -226,19 +235,19 @@ impl Change {
         let (what, more) = (from.u32()?, from.u32()?);
         let (number, start) = (from.u64()?, from.u64()?);
         let change = match (what, more) {
-            (0, 0..=2) => Change::Moved {
+            (0, 0..=2) => LogChange::Moved {
                 turn: number,
-                place: [Place::Live, Place::Spilled, Place::Ids][more as usize],
+                place: [TurnPlace::Live, TurnPlace::Spilled, TurnPlace::Ids][more as usize],
                 start,
             },
-            (1, 0) => Change::Forgotten { turn: number },
-            (2, 0) => Change::Revoked { fact: number },
-            (3, 0 | 1) => Change::Pinned {
+            (1, 0) => LogChange::Forgotten { turn: number },
+            (2, 0) => LogChange::Revoked { fact: number },
+            (3, 0 | 1) => LogChange::Pinned {
                 turn: number,
                 is_pinned: more == 1,
             },
-            (4, 0) => Change::Renewed,
-            (5, 0) => Change::Verbatim {
+            (4, 0) => LogChange::Renewed,
+            (5, 0) => LogChange::Verbatim {
                 fact: number,
                 bytes: start,
             },
@@ -250,7 +259,7 @@ impl Change {
 }
 
 impl StateRecord {
-    /// Bytes that lie behind each other, in pieces: rows are not copied once more.
+    /// The bytes in consecutive pieces, so that rows are not copied again.
     pub fn into_pieces(self) -> Vec<Vec<u8>> {
         let mut out = Writer::default();
         out.u64(self.position);
@@ -368,19 +377,19 @@ impl<'a> Reader<'a> {
     }
 
     fn ids(&mut self) -> Result<Vec<u32>, BadRecord> {
-        let bytes = self.many(4)?;
+        let bytes = self.items(4)?;
         let ids = bytes.as_chunks::<4>().0.iter();
         Ok(ids.map(|id| u32::from_le_bytes(*id)).collect())
     }
 
     fn numbers(&mut self) -> Result<Vec<u64>, BadRecord> {
-        let bytes = self.many(8)?;
+        let bytes = self.items(8)?;
         let numbers = bytes.as_chunks::<8>().0.iter();
         Ok(numbers.map(|n| u64::from_le_bytes(*n)).collect())
     }
 
-    /// So many things of `size` bytes as the next number says.
-    fn many(&mut self, size: u64) -> Result<&'a [u8], BadRecord> {
+    /// A list of items of `size` bytes, behind its length.
+    fn items(&mut self, size: u64) -> Result<&'a [u8], BadRecord> {
         let bytes = self.u64()?.checked_mul(size);
         self.take(bytes.ok_or(self.bad("a length past every file"))?)
     }
@@ -409,9 +418,9 @@ mod tests {
         }
     }
 
-    /// Every record comes back as it was, and cut anywhere it is an error and no panic.
+    /// Every record reads back as it was written; cut anywhere it is an error and no panic.
     #[test]
-    fn there_and_back() {
+    fn records_read_back() {
         let fact = FactRecord {
             number: 0,
             start: 5,
@@ -432,19 +441,19 @@ mod tests {
             tail: vec![vec![], vec![4; 10]],
         };
         let changes = [
-            Change::Moved {
+            LogChange::Moved {
                 turn: 4,
-                place: Place::Ids,
+                place: TurnPlace::Ids,
                 start: 9,
             },
-            Change::Forgotten { turn: 1 },
-            Change::Revoked { fact: 2 },
-            Change::Pinned {
+            LogChange::Forgotten { turn: 1 },
+            LogChange::Revoked { fact: 2 },
+            LogChange::Pinned {
                 turn: 3,
                 is_pinned: true,
             },
-            Change::Renewed,
-            Change::Verbatim { fact: 4, bytes: 12 },
+            LogChange::Renewed,
+            LogChange::Verbatim { fact: 4, bytes: 12 },
         ];
         assert_eq!(TurnRecord::read(&turn().to_bytes()), Ok(turn()));
         assert_eq!(FactRecord::read(&fact.to_bytes()), Ok(fact.clone()));
@@ -454,12 +463,11 @@ mod tests {
         );
         for change in changes {
             let bytes = change.to_bytes();
-            assert_eq!(Change::read(&bytes), Ok(change));
-            assert!((0..bytes.len()).all(|cut| Change::read(&bytes[..cut]).is_err()));
+            assert_eq!(LogChange::read(&bytes), Ok(change));
+            assert!((0..bytes.len()).all(|cut| LogChange::read(&bytes[..cut]).is_err()));
         }
         let cut = |bytes: &[u8], read: &dyn Fn(&[u8]) -> bool| {
             assert!((0..bytes.len()).all(|cut| !read(&bytes[..cut])));
-            // Any length at all.
             for at in 0..bytes.len() {
                 let mut changed = bytes.to_vec();
                 changed[at] = 0xff;

@@ -1,11 +1,11 @@
-//! Which turns a question is about.
+//! Which turns are relevant to a question.
 //!
 //! Pure: similarities go in, the turns that attention should see come out. The similarity of a turn is the dot product
-//! of its embedding and the question's. `Threshold` is the rule as it is usually written; what is similar depends on
-//! the encoder, so `Top` takes the best few whatever their scale, and keeps those it had unless others are clearly
-//! better: a mask that flickers costs page-ins and helps nobody. What would have to be read again has to be better still.
+//! of its embedding and the question's. `Threshold` is the usual rule. What counts as similar depends on the encoder, so
+//! `Top` takes the best few on any scale, and keeps those it had unless others are clearly better: a mask that flickers
+//! costs page-ins. A turn that would have to be recomputed must be better still.
 
-use super::turns::Place;
+use super::turns::TurnPlace;
 
 /// How turns are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,10 +17,9 @@ pub enum Relevance {
     /// The most similar turns.
     Top {
         turns: usize,
-        /// Added to the similarity of a turn that is visible now; half of it is taken from one that would have to be
-        /// read again.
+        /// Added to the similarity of a visible turn; half of it is subtracted for a turn that has to be recomputed.
         hysteresis: f32,
-        /// Turns less similar than this are not chosen, however few there are. -1 = a short talk is seen whole.
+        /// Turns less similar than this are not chosen. -1 = all turns of a short conversation are visible.
         least: f32,
     },
 }
@@ -35,18 +34,18 @@ impl Default for Relevance {
     }
 }
 
-/// One turn as it is judged.
+/// One turn to judge.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Judged {
-    /// `None`: not known, which counts as relevant. Better to see too much than to forget silently.
+pub struct JudgedTurn {
+    /// `None` = unknown, which counts as relevant: rather see too much than forget silently.
     pub similarity: Option<f32>,
-    pub place: Place,
+    pub place: TurnPlace,
     pub is_visible: bool,
 }
 
 impl Relevance {
     /// (turn): whether it is relevant. Ties go to the newer turn; turns come oldest first.
-    pub fn choose(&self, turns: impl Iterator<Item = Judged>) -> Vec<bool> {
+    pub fn choose(&self, turns: impl Iterator<Item = JudgedTurn>) -> Vec<bool> {
         match *self {
             Relevance::All => turns.map(|_| true).collect(),
             Relevance::Threshold(least) => turns
@@ -57,11 +56,11 @@ impl Relevance {
                 hysteresis,
                 least,
             } => {
-                let score = |turn: &Judged| {
+                let score = |turn: &JudgedTurn| {
                     let bonus = match (turn.place, turn.is_visible) {
                         (_, true) => hysteresis,
-                        (Place::Live | Place::Spilled, false) => 0.0,
-                        (Place::Ids, false) => -hysteresis / 2.0,
+                        (TurnPlace::Live | TurnPlace::Spilled, false) => 0.0,
+                        (TurnPlace::Ids, false) => -hysteresis / 2.0,
                     };
                     turn.similarity.map(|s| s + bonus)
                 };
@@ -87,12 +86,12 @@ impl Relevance {
 mod tests {
     use super::*;
 
-    fn judged(similarities: &[f32], visible: usize) -> std::vec::IntoIter<Judged> {
+    fn judged(similarities: &[f32], visible: usize) -> std::vec::IntoIter<JudgedTurn> {
         let turns = similarities.iter().enumerate();
         turns
-            .map(|(i, &s)| Judged {
+            .map(|(i, &s)| JudgedTurn {
                 similarity: Some(s),
-                place: Place::Live,
+                place: TurnPlace::Live,
                 is_visible: i == visible,
             })
             .collect::<Vec<_>>()
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_few_and_whoever_is_there_already() {
+    fn the_best_few_and_those_already_visible() {
         let top = Relevance::Top {
             turns: 1,
             hysteresis: 0.1,
@@ -120,11 +119,11 @@ mod tests {
         assert_eq!(top.choose(judged(&[0.5, 0.65], 0)), [false, true]);
         assert_eq!(top.choose(judged(&[0.5, 0.5], 9)), [false, true]);
         assert_eq!(top.choose(judged(&[0.1, 0.05], 9)), [false, false]);
-        // Having to be read again costs half as much as being seen is worth.
+        // Recomputing costs half of what being visible is worth.
         for (similarity, chosen) in [(0.54, [true, false]), (0.56, [false, true])] {
             let mut read_again = judged(&[0.5, similarity], 9);
-            read_again.as_mut_slice()[0].place = Place::Spilled;
-            read_again.as_mut_slice()[1].place = Place::Ids;
+            read_again.as_mut_slice()[0].place = TurnPlace::Spilled;
+            read_again.as_mut_slice()[1].place = TurnPlace::Ids;
             assert_eq!(top.choose(read_again), chosen, "{similarity}");
         }
         let mut unknown = judged(&[0.5, 0.5], 9);

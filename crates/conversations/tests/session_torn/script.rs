@@ -2,7 +2,9 @@
 
 use crate::World;
 pub use crate::common::session::try_say as say;
-use haversack_conversations::session::{Answer, Progress, SessionError, SessionId, Sessions};
+use haversack_conversations::session::{
+    Answer, RebuildProgress, SessionError, SessionId, Sessions,
+};
 use haversack_engine::Runtime;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -184,7 +186,7 @@ impl Telling {
             }
             Condense => {
                 let done = sessions.settle(runtime, main)?;
-                assert!(matches!(done, Progress::Swapped(_)), "{done:?}");
+                assert!(matches!(done, RebuildProgress::Swapped(_)), "{done:?}");
             }
             Fork => self.fork = Some(sessions.fork(runtime, main, "fork")?),
         }

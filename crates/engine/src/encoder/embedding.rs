@@ -11,7 +11,7 @@
 //! [`STORED_ERROR_MAX`]. Half floats would be ten times as exact in twice the bytes, and no threshold of
 //! relevance needs that.
 
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use haversack_kernels::ops;
 
 /// Values of an embedding.
@@ -34,8 +34,8 @@ pub struct Embedding([f32; DIMENSIONS]);
 impl Embedding {
     /// Scales `x` to length 1; `None` where it has no direction: it is zero, or holds a number that is not finite.
     pub fn of(mut x: [f32; DIMENSIONS]) -> Option<Embedding> {
-        let table = Table::best();
-        let length = ops::dot_self(table, &x).sqrt();
+        let backend = Backend::best();
+        let length = ops::dot_self(backend, &x).sqrt();
         if !length.is_finite() || length < f32::MIN_POSITIVE {
             return None;
         }
@@ -62,7 +62,7 @@ impl Embedding {
 /// The cosine of the angle between two texts: 1 for the same direction, about 0 for unrelated ones.
 /// The same bits on every machine.
 pub fn similarity(a: &Embedding, b: &Embedding) -> f32 {
-    ops::dot(Table::best(), &a.0, &b.0)
+    ops::dot(Backend::best(), &a.0, &b.0)
 }
 
 /// An embedding in 388 bytes.

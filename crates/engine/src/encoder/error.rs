@@ -1,7 +1,7 @@
 //! Why there is no encoder, or no embedding.
 
 use super::safetensors::SafeTensorsError;
-use haversack_text::tokenizer::vocab::VocabError;
+use haversack_text::tokenizer::pieces::VocabError;
 use std::path::PathBuf;
 
 /// Ten times the largest vocabulary known; that of the encoder has 226 KiB.

@@ -2,13 +2,13 @@
 //! with the norm after the sum.
 //!
 //! A row of the batch is a token. Products with weights are [`matmul`]'s; the rest runs row by row.
-//! Nothing is summed across units of work, so thread count and table change no bit.
+//! Nothing is summed across units of work, so thread count and backend change no bit.
 
 use super::embedding::DIMENSIONS;
 use super::weights::{EncoderWeights, HEAD, HEADS, INNER, LAYERS, Layer, Linear, Norm};
-use haversack_kernels::cpu::Table;
-use haversack_kernels::matmul::{Input, Product, matmul};
-use haversack_kernels::ops::{self, Rows};
+use haversack_kernels::cpu::Backend;
+use haversack_kernels::matmul::{MatmulInput, MatrixProduct, matmul};
+use haversack_kernels::ops::{self, StridedRows};
 use haversack_kernels::threads::chunks_mut;
 use haversack_kernels::{Exec, LANES};
 
@@ -41,7 +41,7 @@ pub(super) fn forward(
     let (side, wide) = rest.split_at_mut(n * DIMENSIONS); // (token, dim)
     for (position, (row, &id)) in x.chunks_exact_mut(DIMENSIONS).zip(ids).enumerate() {
         weights.embed(file, id as usize, position, row);
-        norm(exec.table, row, &weights.norm);
+        norm(exec.backend, row, &weights.norm);
     }
     for layer in &weights.layers[..LAYERS] {
         attention(exec, layer, file, n, x, side, wide);
@@ -49,9 +49,9 @@ pub(super) fn forward(
     }
     let mut mean = [0.0; DIMENSIONS];
     for row in x.chunks_exact(DIMENSIONS) {
-        ops::add_assign(exec.table, &mut mean, row);
+        ops::add_assign(exec.backend, &mut mean, row);
     }
-    ops::scale(exec.table, &mut mean, 1.0 / n as f32);
+    ops::scale(exec.backend, &mut mean, 1.0 / n as f32);
     mean
 }
 
@@ -71,7 +71,7 @@ fn attention(
     let (k, rest) = rest.split_at_mut(len);
     let (v, rest) = rest.split_at_mut(len);
     let turned = &mut rest[..keys * DIMENSIONS]; // (head, dim, token)
-    let input = Input {
+    let input = MatmulInput {
         rows: n,
         cols: DIMENSIONS,
         x,
@@ -82,18 +82,18 @@ fn attention(
         (&layer.k, &mut *k),
         (&layer.v, &mut *v),
     ]
-    .map(|(linear, out)| Product {
+    .map(|(linear, out)| MatrixProduct {
         w: linear.matrix(file),
         out,
     });
     matmul(exec, input, &mut products);
     let scale = 1.0 / (HEAD as f32).sqrt();
     rows(exec, q, DIMENSIONS, &|_, row| {
-        ops::add_assign(exec.table, row, &layer.q.bias);
-        ops::scale(exec.table, row, scale);
+        ops::add_assign(exec.backend, row, &layer.q.bias);
+        ops::scale(exec.backend, row, scale);
     });
     rows(exec, v, DIMENSIONS, &|_, row| {
-        ops::add_assign(exec.table, row, &layer.v.bias);
+        ops::add_assign(exec.backend, row, &layer.v.bias);
     });
     chunks_mut(exec.pool, turned, keys * HEAD, &|head, turned| {
         turn(k, &layer.k.bias, head, keys, turned);
@@ -103,7 +103,7 @@ fn attention(
         let q = &q[unit * QUERIES * DIMENSIONS..][..out.len()];
         for head in 0..HEADS {
             attend(
-                exec.table,
+                exec.backend,
                 q,
                 &turned[head * keys * HEAD..],
                 v,
@@ -141,7 +141,7 @@ fn turn(k: &[f32], bias: &[f32], head: usize, keys: usize, turned: &mut [f32]) {
 
 /// One head of a few queries: scores, softmax, the sum of values.
 fn attend(
-    table: Table,
+    backend: Backend,
     q: &[f32],      // (query, dim of all heads)
     turned: &[f32], // (dim, token) of this head
     v: &[f32],      // (token, dim of all heads)
@@ -153,16 +153,16 @@ fn attend(
     let queries = out.len() / DIMENSIONS;
     let mut scores = [0.0; QUERIES * TOKENS_MAX]; // (query, token)
     let at = head * HEAD;
-    let of_head = |data| Rows {
+    let of_head = |data| StridedRows {
         data,
         stride: DIMENSIONS,
     };
-    let turned = Rows {
+    let turned = StridedRows {
         data: turned,
         stride: keys,
     };
     ops::product(
-        table,
+        backend,
         of_head(&q[at..]),
         turned,
         queries,
@@ -172,14 +172,14 @@ fn attend(
         keys,
     );
     for row in scores.chunks_exact_mut(keys).take(queries) {
-        ops::softmax(table, &mut row[..n]);
+        ops::softmax(backend, &mut row[..n]);
     }
-    let scores = Rows {
+    let scores = StridedRows {
         data: &scores,
         stride: keys,
     };
     ops::product(
-        table,
+        backend,
         scores,
         of_head(&v[at..]),
         queries,
@@ -203,8 +203,8 @@ fn feed_forward(
     let inner = &mut wide[..n * INNER];
     linear(exec, &layer.up, file, n, x, inner);
     rows(exec, inner, INNER, &|_, row| {
-        ops::add_assign(exec.table, row, &layer.up.bias);
-        ops::gelu_exact(exec.table, row);
+        ops::add_assign(exec.backend, row, &layer.up.bias);
+        ops::gelu_exact(exec.backend, row);
     });
     add_and_norm(exec, &layer.down, &layer.down_norm, file, n, inner, x, side);
 }
@@ -223,22 +223,22 @@ fn add_and_norm(
     linear(exec, by, file, n, from, product);
     let product = &*product;
     rows(exec, x, DIMENSIONS, &|i, row| {
-        ops::add_assign(exec.table, row, &product[i * DIMENSIONS..][..DIMENSIONS]);
-        ops::add_assign(exec.table, row, &by.bias);
-        norm(exec.table, row, after);
+        ops::add_assign(exec.backend, row, &product[i * DIMENSIONS..][..DIMENSIONS]);
+        ops::add_assign(exec.backend, row, &by.bias);
+        norm(exec.backend, row, after);
     });
 }
 
 /// The product without the bias.
 fn linear(exec: Exec<'_>, by: &Linear, file: &[u8], n: usize, x: &[f32], out: &mut [f32]) {
-    let input = Input {
+    let input = MatmulInput {
         rows: n,
         cols: x.len() / n,
         x,
         int8: None,
     };
     let w = by.matrix(file);
-    matmul(exec, input, &mut [Product { w, out }]);
+    matmul(exec, input, &mut [MatrixProduct { w, out }]);
 }
 
 /// `f(index, row)` for each row, a few at a time on each thread.
@@ -250,6 +250,6 @@ fn rows(exec: Exec<'_>, x: &mut [f32], len: usize, f: &(dyn Fn(usize, &mut [f32]
     });
 }
 
-fn norm(table: Table, row: &mut [f32], norm: &Norm) {
-    ops::layer_norm_assign(table, row, &norm.weight, &norm.bias, NORM_EPS);
+fn norm(backend: Backend, row: &mut [f32], norm: &Norm) {
+    ops::layer_norm_assign(backend, row, &norm.weight, &norm.bias, NORM_EPS);
 }

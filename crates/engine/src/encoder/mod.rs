@@ -17,7 +17,7 @@
 //!
 //! Invariants:
 //!
-//! - the same text gives the same bits on every thread count and table;
+//! - the same text gives the same bits on every thread count and backend;
 //! - weights stay in the mapped file; what is copied out is the vocabulary's index and small vectors
 //!   ([`Encoder::heap_bytes`]);
 //! - one text is embedded at a time and other threads wait, so there is one scratch
@@ -38,9 +38,9 @@ pub use error::{EncoderError, EncoderFileError};
 pub use forward::TOKENS_MAX;
 
 use haversack_kernels::Exec;
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::{WeightType, packed::strip_bytes};
-use haversack_kernels::threads::Pool;
+use haversack_kernels::threads::ThreadPool;
 use haversack_memory::file::FileMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -56,14 +56,14 @@ pub const VOCAB_FILE: &str = "vocab.txt";
 pub struct EncoderOptions {
     /// One leaves the other cores to the model that is answering.
     pub threads: usize,
-    pub table: Table,
+    pub backend: Backend,
 }
 
 impl Default for EncoderOptions {
     fn default() -> EncoderOptions {
         EncoderOptions {
             threads: 1,
-            table: Table::best(),
+            backend: Backend::best(),
         }
     }
 }
@@ -73,8 +73,8 @@ pub struct Encoder {
     file: FileMap,
     weights: EncoderWeights,
     pieces: WordPiece,
-    table: Table,
-    pool: Pool,
+    backend: Backend,
+    pool: ThreadPool,
     /// Held while a text is embedded: one scratch at a time.
     busy: Mutex<()>,
 }
@@ -100,8 +100,8 @@ impl Encoder {
             pieces: pieces.map_err(|error| EncoderError::Refused { path, error })?,
             file,
             weights,
-            table: options.table,
-            pool: Pool::new(options.threads),
+            backend: options.backend,
+            pool: ThreadPool::new(options.threads),
             busy: Mutex::new(()),
         })
     }
@@ -118,7 +118,7 @@ impl Encoder {
         }
         scratch.resize(len, 0.0);
         let exec = Exec {
-            table: self.table,
+            backend: self.backend,
             pool: &self.pool,
         };
         let mean = forward::forward(

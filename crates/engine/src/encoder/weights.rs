@@ -7,7 +7,7 @@ use super::embedding::DIMENSIONS;
 use super::error::EncoderFileError;
 use super::safetensors::{SafeTensor, SafeTensorsHeader};
 use haversack_kernels::format::WeightType;
-use haversack_kernels::matmul::{Layout, Matrix};
+use haversack_kernels::matmul::{Matrix, MatrixLayout};
 use std::ops::Range;
 
 pub(super) const LAYERS: usize = 6;
@@ -34,7 +34,7 @@ impl Linear {
             ty: WeightType::F32,
             rows: self.rows,
             cols: self.cols,
-            layout: Layout::Gguf,
+            layout: MatrixLayout::Gguf,
             bytes: &file[self.bytes.clone()],
         }
     }

@@ -20,7 +20,7 @@
 //! those that would move are nonspacing, and gone.
 
 use super::error::{EncoderFileError, VOCAB_BYTES_MAX};
-use haversack_text::tokenizer::vocab::Pieces;
+use haversack_text::tokenizer::pieces::Pieces;
 use unicode_general_category::{GeneralCategory as G, get_general_category};
 
 /// Longer words are unknown as a whole.

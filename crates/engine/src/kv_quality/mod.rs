@@ -10,7 +10,7 @@ use crate::model::Model;
 use crate::model::kv::KvOptions;
 use crate::step::runner::ModelRunner;
 use haversack_cache::{CacheError, Store, StoreOptions};
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::KvForm;
 use std::sync::Arc;
 
@@ -28,5 +28,11 @@ fn exact_runner(
         ..arenas.clone()
     })?;
     let (model, threads) = (model.clone(), threads.max(1));
-    Ok(ModelRunner::new(model, store, threads, Table::best(), int8))
+    Ok(ModelRunner::new(
+        model,
+        store,
+        threads,
+        Backend::best(),
+        int8,
+    ))
 }

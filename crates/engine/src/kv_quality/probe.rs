@@ -25,12 +25,14 @@ use haversack_cache::policy::heavy::Score;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::{CacheError, Grow, LayerShape, Noting, Row, SequenceId, Store, StoreOptions};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Mass, Need};
-use haversack_kernels::cpu::Table;
+use haversack_kernels::attention::{
+    self, AttentionJob, AttentionLimits, BLOCK_SLOTS, KvView, Mass,
+};
+use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::KvForm;
-use haversack_kernels::matmul::{Input, Product, matmul};
+use haversack_kernels::matmul::{MatmulInput, MatrixProduct, matmul};
 use haversack_kernels::ops::{self, rope};
-use haversack_kernels::threads::{self, Pool};
+use haversack_kernels::threads::{self, ThreadPool};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -237,9 +239,9 @@ pub fn measure(
     let id = runner.open(None, SequenceState::default())?;
 
     // One thread computes the model layer by layer, this one evaluates each layer meanwhile.
-    let pool = Pool::new(threads);
+    let pool = ThreadPool::new(threads);
     let exec = Exec {
-        table: Table::best(),
+        backend: Backend::best(),
         pool: &pool,
     };
     let (send, receive) = std::sync::mpsc::sync_channel(0);
@@ -432,7 +434,7 @@ impl<'a> LayerBench<'a> {
             for (position, row) in rows.chunks_exact_mut(heads * c.head_dim).enumerate() {
                 spec.angles(position as u64, &mut angles);
                 for head in row.chunks_exact_mut(c.head_dim) {
-                    rope::rotate(Table::best(), head, &angles, spec);
+                    rope::rotate(Backend::best(), head, &angles, spec);
                 }
             }
         }
@@ -483,7 +485,7 @@ impl<'a> LayerBench<'a> {
         let variants = Variant::all(c.window.is_some());
         let mut store = self.store(&variants)?;
         let id = store.open()?;
-        let mut scratch = attention::Scratch::new(Need {
+        let mut scratch = attention::AttentionScratch::new(AttentionLimits {
             threads: exec.pool.threads(),
             jobs: 1,
             heads: c.heads,
@@ -536,14 +538,13 @@ impl<'a> LayerBench<'a> {
                     mass.clear();
                     mass.resize(if counted { slots } else { 0 }, 0);
                     let mut bad = u64::MAX;
-                    let job = Attend {
+                    let job = AttentionJob {
                         kv_heads: c.kv_heads,
                         head_dim: c.head_dim,
                         heads: c.heads,
                         basis: store.layers()[i].basis(),
                         mean: store.mean(i),
                         scale: c.score_scale,
-                        softcap: None,
                         window: c.window,
                         q: &[&q],
                         first_position: rows.start as u64,
@@ -666,11 +667,11 @@ impl<'a> LayerBench<'a> {
         let cols = self.config().heads * self.config().head_dim;
         let rows = out.len() / cols;
         let mut added = vec![0.0; rows * config.dim];
-        let product = Product {
+        let product = MatrixProduct {
             w: weights.matrix(&w.o),
             out: &mut added,
         };
-        let input = Input {
+        let input = MatmulInput {
             rows,
             cols,
             x: out,
@@ -681,7 +682,7 @@ impl<'a> LayerBench<'a> {
             let mut row = vec![0.0; config.dim];
             for added in added.chunks_exact_mut(config.dim) {
                 row.copy_from_slice(added);
-                ops::rms_norm(exec.table, &row, weight, config.norm_eps, added);
+                ops::rms_norm(exec.backend, &row, weight, config.norm_eps, added);
             }
         }
         added
@@ -724,7 +725,7 @@ struct TextTail<'a> {
     tokens: &'a [u32],
     /// Logits of all of them.
     truth: Vec<f32>,
-    pool: &'a Pool,
+    pool: &'a ThreadPool,
 }
 
 impl TextTail<'_> {

@@ -1,6 +1,6 @@
 //! Why a model file was refused.
 
-use haversack_text::tokenizer::vocab::VocabError;
+use haversack_text::tokenizer::pieces::VocabError;
 use std::path::{Path, PathBuf};
 
 /// Why a model file was refused. One line, naming the file and the field.

@@ -6,7 +6,7 @@ use super::residence::Residence;
 use super::weights::Weights;
 use super::{fingerprint, pack};
 use haversack_gguf::Gguf;
-use haversack_kernels::threads::Pool;
+use haversack_kernels::threads::ThreadPool;
 use haversack_text::template::ChatTemplate;
 use haversack_text::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ impl Model {
         if let Repack::Into(dir) = &options.repack
             && weights.packed_bytes() >= pack::WORTH_BYTES
         {
-            let pool = Pool::new(options.threads.max(1));
+            let pool = ThreadPool::new(options.threads.max(1));
             match pack::open_or_write(&weights, &fingerprint, dir, &pool, progress) {
                 Ok(map) => weights.use_packed(map),
                 Err(e) => log::warn!(

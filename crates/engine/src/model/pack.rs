@@ -15,7 +15,7 @@
 
 use crate::model::weights::{PACKED_START, Weights};
 use haversack_kernels::format::packed::{STRIP, pack_strip, strip_bytes};
-use haversack_kernels::threads::{Pool, chunks_mut};
+use haversack_kernels::threads::{ThreadPool, chunks_mut};
 use haversack_memory::file::FileMap;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -35,7 +35,7 @@ pub fn open_or_write(
     weights: &Weights,
     key: &blake3::Hash,
     dir: &Path,
-    pool: &Pool,
+    pool: &ThreadPool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> io::Result<FileMap> {
     let path = dir.join(format!("{}.packed", &key.to_hex()[..32]));
@@ -67,7 +67,7 @@ fn write(
     weights: &Weights,
     key: &blake3::Hash,
     path: &Path,
-    pool: &Pool,
+    pool: &ThreadPool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> io::Result<()> {
     let temporary = Temporary(path.with_extension(format!("{}.tmp", std::process::id())));

@@ -12,7 +12,7 @@ use haversack_gguf::{Gguf, Tensor};
 use haversack_kernels::format::WeightType;
 use haversack_kernels::format::gguf::unpack_row;
 use haversack_kernels::format::packed::{STRIP, strip_bytes};
-use haversack_kernels::matmul::{Layout, Matrix};
+use haversack_kernels::matmul::{Matrix, MatrixLayout};
 use haversack_memory::file::{Advice, FileMap};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -169,8 +169,8 @@ impl Weights {
 
     pub fn matrix(&self, w: &Weight) -> Matrix<'_> {
         let (layout, bytes) = match &self.packed {
-            Some(map) => (Layout::Packed, &map.as_slice()[w.packed.clone()]),
-            None => (Layout::Gguf, self.source(w)),
+            Some(map) => (MatrixLayout::Packed, &map.as_slice()[w.packed.clone()]),
+            None => (MatrixLayout::Gguf, self.source(w)),
         };
         Matrix {
             ty: w.ty,

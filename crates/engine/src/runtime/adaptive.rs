@@ -36,7 +36,7 @@ impl AdaptiveOptions {
 const RECALL_WEIGHT: f32 = 2.0;
 
 /// Recent rows: one token in this many of the context, fewer below an eighth of the bytes of f16. Measured in
-/// `docs/policies.md`.
+/// `docs/how-it-works/policies.md`.
 const RECENT_PART: f64 = 32.0;
 const NARROW_SHARE: f64 = 0.125;
 

@@ -25,8 +25,8 @@ use haversack_cache::{
     Applied, CacheError, Image, LayerShape, Ledger, MappedImage, Row, SequenceId, SequenceStats,
     Store, StoreOptions,
 };
-use haversack_kernels::format::kv::Turn;
-use haversack_kernels::format::kv::carry::Carry;
+use haversack_kernels::format::kv::Rotation;
+use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
 use haversack_memory::{Reading, Readings};
 use std::ops::{ControlFlow, Deref, DerefMut, Range};
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl Runtime {
             ..arenas
         })?;
         let (threads, int8) = (setting.threads, setting.int8);
-        let mut runner = ModelRunner::new(model.clone(), store, threads, options.table, int8);
+        let mut runner = ModelRunner::new(model.clone(), store, threads, options.backend, int8);
         let rows_max = bounds.rows_max;
         let settled_bytes = plan::settled_bytes(&layers);
         let candidate_bytes = plan::candidate_bytes(setting, rows_max);
@@ -653,7 +653,7 @@ impl Drop for ReservedBudget<'_> {
 
 /// What codecs use of the keys of each layer, where they do and it can be measured: the mean to subtract, and how
 /// rounding errors are fed back.
-type LayerKeyStats = (Vec<Option<Vec<f32>>>, Vec<Option<Carry>>);
+type LayerKeyStats = (Vec<Option<Vec<f32>>>, Vec<Option<ErrorFeedback>>);
 
 fn key_stats(
     model: &Arc<Model>,
@@ -661,7 +661,7 @@ fn key_stats(
     layers: &[LayerShape],
     arenas: &StoreOptions,
 ) -> Result<LayerKeyStats, RuntimeError> {
-    let centred = |layer: &LayerShape| layer.basis().k == Turn::Hadamard;
+    let centred = |layer: &LayerShape| layer.basis().k == Rotation::Hadamard;
     let tokens = calibrate::tokens_affordable(model.weights().bytes_per_token() as u64);
     let (true, true, Some(tokens)) = (options.kv.centre, layers.iter().any(centred), tokens) else {
         return Ok((Vec::new(), Vec::new()));

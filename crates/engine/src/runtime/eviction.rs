@@ -218,7 +218,7 @@ impl Evictor {
             let tools = GuardTools {
                 config,
                 exec: Exec {
-                    table: runner.table,
+                    backend: runner.backend,
                     pool: &runner.pool,
                 },
                 store: &runner.store,

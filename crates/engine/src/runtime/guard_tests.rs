@@ -15,7 +15,7 @@ use crate::step::scratch::StepSize;
 use crate::{Codec, KvForm, LoadOptions, Repack};
 use haversack_cache::{Row, SequenceId};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{self, Attend};
+use haversack_kernels::attention::{self, AttentionJob};
 use haversack_testing::models::Spec;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ fn guarded(rt: &mut Runtime) -> (&mut Guard, GuardTools<'_>) {
     let tools = GuardTools {
         config,
         exec: Exec {
-            table: runner.table,
+            backend: runner.backend,
             pool,
         },
         store: &runner.store,
@@ -121,14 +121,13 @@ fn answer(rt: &mut Runtime, id: SequenceId, layer: usize, sample: usize) -> Vec<
     let width = c.heads * c.head_dim;
     let table = view.store.view(id, layer).unwrap();
     let mut out = vec![0.0; width];
-    let job = Attend {
+    let job = AttentionJob {
         kv_heads: c.kv_heads,
         head_dim: c.head_dim,
         heads: c.heads,
         basis: view.layer.shape.basis(),
         mean: view.layer.mean,
         scale: c.score_scale,
-        softcap: None,
         window: None,
         q: &[&view.layer.samples.q[sample * width..][..width]],
         first_position: view.layer.samples.positions[sample].unwrap(),

@@ -9,7 +9,7 @@ use crate::kv_quality::probe::Depth;
 use crate::model::kv::KvOptions;
 use haversack_cache::Noting;
 use haversack_kernels::attention::BLOCK_SLOTS;
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use haversack_memory::Faults;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -39,7 +39,7 @@ pub struct RuntimeOptions {
     pub cache_dir: Option<PathBuf>,
     /// Ceiling for everything the runtime allocates: blocks, tables, scratch, side data.
     pub budget_bytes: Option<usize>,
-    pub table: Table,
+    pub backend: Backend,
     #[doc(hidden)]
     pub slabs: Slabs,
 }
@@ -66,7 +66,7 @@ impl Default for RuntimeOptions {
             follow_device: false,
             cache_dir: None,
             budget_bytes: None,
-            table: Table::best(),
+            backend: Backend::best(),
             slabs: Slabs::default(),
         }
     }
@@ -151,7 +151,7 @@ impl FromStr for Policy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Positions {
     /// What the policy does best with. For anchors and a window that is `Compact`, from the first
-    /// evicted row on: measured in `docs/bounded-cache.md`.
+    /// evicted row on: measured in `docs/how-it-works/bounded-cache.md`.
     #[default]
     Auto,
     /// Gaps close.

@@ -18,8 +18,8 @@ use haversack_cache::{
     Entry, LayerShape, Pool, StoreOptions, kv_bytes, reserve_bytes, staging_bytes,
 };
 use haversack_kernels::attention::BLOCK_SLOTS;
-use haversack_kernels::format::kv::carry::Carry;
-use haversack_kernels::format::kv::{KvForm, Turn};
+use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
+use haversack_kernels::format::kv::{KvForm, Rotation};
 use std::collections::BTreeMap;
 
 /// How a step is computed, as far as it takes memory.
@@ -92,11 +92,11 @@ pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
     }
     let of = |layer: &LayerShape| {
         let mean = match layer.basis().k {
-            Turn::Hadamard => 2 * layer.width() * size_of::<f32>(),
+            Rotation::Hadamard => 2 * layer.width() * size_of::<f32>(),
             _ => 0,
         };
         let feedback = match uses_error_feedback(layer) {
-            true => Carry::bytes_for(layer.kv_heads, layer.head_dim),
+            true => ErrorFeedback::bytes_for(layer.kv_heads, layer.head_dim),
             false => 0,
         };
         mean.saturating_add(feedback)

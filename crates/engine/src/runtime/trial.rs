@@ -9,12 +9,12 @@ use crate::step::query_samples::SAMPLES;
 use haversack_cache::{CacheError, KvShape, Row, SequenceId};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::code::{read_k_head, read_v_head, write_k_rows, write_v_rows};
 use haversack_kernels::format::kv::{Basis, KvForm};
-use haversack_kernels::matmul::{Input, Product, matmul};
+use haversack_kernels::matmul::{MatmulInput, MatrixProduct, matmul};
 use haversack_kernels::ops;
-use haversack_kernels::ops::turn::{turn, turn_back};
+use haversack_kernels::ops::rotation::{rotate_head, unrotate_head};
 
 /// Rows that are evicted or rounded. Predicted and applied on the same sequence; a fork keeps what was.
 #[derive(Clone, Debug)]
@@ -58,9 +58,9 @@ impl TrialChange {
             return Ok(None);
         };
         let (config, weights) = (runner.model.config(), runner.model.weights());
-        let (table, store) = (runner.table, &runner.store);
+        let (backend, store) = (runner.backend, &runner.store);
         let exec = Exec {
-            table,
+            backend,
             pool: &runner.pool,
         };
         let threads = runner.pool.threads();
@@ -91,7 +91,7 @@ impl TrialChange {
                     store.copy_rows(id, index, rows, &mut guard.bytes)?;
                     let (bytes, count) = (&guard.bytes, rows.len());
                     guard.before.add(exec, view.attention, &layer, bytes, count);
-                    let rounded = rounded(table, layer.shape.settled_shape(), form, bytes);
+                    let rounded = rounded(backend, layer.shape.settled_shape(), form, bytes);
                     after.add(exec, view.attention, &layer, &rounded, count);
                 }
                 guard.before.difference(&layer, Some(&after));
@@ -101,11 +101,11 @@ impl TrialChange {
             // (sample, dim)
             let w = &weights.layers[index].o;
             let mut out = vec![0.0; SAMPLES * w.rows];
-            let product = Product {
+            let product = MatrixProduct {
                 w: weights.matrix(w),
                 out: &mut out,
             };
-            let input = Input {
+            let input = MatmulInput {
                 rows: SAMPLES,
                 cols: w.cols,
                 x: difference,
@@ -116,7 +116,7 @@ impl TrialChange {
             let sum: f64 = errors
                 .zip(layer.present)
                 .filter(|(_, present)| *present)
-                .map(|((x, scale), _)| f64::from(ops::dot_self(table, x)) / f64::from(*scale))
+                .map(|((x, scale), _)| f64::from(ops::dot_self(backend, x)) / f64::from(*scale))
                 .sum();
             found.exact += sum / layer.count();
         }
@@ -125,7 +125,7 @@ impl TrialChange {
 
     /// Makes the change. Where rows of a layer are evicted, its other rows must be named anew.
     pub fn apply(&self, runtime: &mut Runtime, id: SequenceId) -> Result<(), StepError> {
-        let (table, store) = (runtime.runner.table, &mut runtime.runner.store);
+        let (backend, store) = (runtime.runner.backend, &mut runtime.runner.store);
         for (layer, rows) in &self.rows {
             let Some(form) = self.round else {
                 store.thin(id, *layer, 0, rows)?;
@@ -140,7 +140,7 @@ impl TrialChange {
             };
             let mut bytes = vec![0; rows.len().div_ceil(BLOCK_SLOTS) * shape.block_bytes()];
             store.copy_rows(id, *layer, rows, &mut bytes)?;
-            let bytes = rounded(table, shape, form, &bytes);
+            let bytes = rounded(backend, shape, form, &bytes);
             store.replace_rows(id, *layer, rows, &bytes)?;
         }
         Ok(())
@@ -149,7 +149,7 @@ impl TrialChange {
 
 /// Blocks with every row rounded as `form` rounds it, in the form they had. Rows of floats are rotated into the basis of
 /// `form` first; others are in theirs already.
-fn rounded(table: Table, shape: KvShape, form: KvForm, blocks: &[u8]) -> Vec<u8> {
+fn rounded(backend: Backend, shape: KvShape, form: KvForm, blocks: &[u8]) -> Vec<u8> {
     let is_float = shape.form.k.codec.is_float() && shape.form.v.codec.is_float();
     let basis = match is_float {
         true => Basis::of(form),
@@ -160,29 +160,29 @@ fn rounded(table: Table, shape: KvShape, form: KvForm, blocks: &[u8]) -> Vec<u8>
     let size = shape.block_bytes();
     for (from, to) in blocks.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
         let mut rounded = vec![0; coarse.block_bytes()];
-        let (mut k, mut v) = rows_of(table, shape, from);
+        let (mut k, mut v) = rows_of(backend, shape, from);
         let heads = |x: &mut [f32], f: &dyn Fn(&mut [f32])| {
             x.chunks_exact_mut(shape.head_dim).for_each(f);
         };
-        heads(&mut k, &|head| turn(table, basis.k, head));
-        heads(&mut v, &|head| turn(table, basis.v, head));
-        write(table, coarse, &k, &v, &mut rounded);
-        let (mut k, mut v) = rows_of(table, coarse, &rounded);
-        heads(&mut k, &|head| turn_back(table, basis.k, head));
-        heads(&mut v, &|head| turn_back(table, basis.v, head));
-        write(table, shape, &k, &v, to);
+        heads(&mut k, &|head| rotate_head(backend, basis.k, head));
+        heads(&mut v, &|head| rotate_head(backend, basis.v, head));
+        write(backend, coarse, &k, &v, &mut rounded);
+        let (mut k, mut v) = rows_of(backend, coarse, &rounded);
+        heads(&mut k, &|head| unrotate_head(backend, basis.k, head));
+        heads(&mut v, &|head| unrotate_head(backend, basis.v, head));
+        write(backend, shape, &k, &v, to);
     }
     to
 }
 
-fn write(table: Table, shape: KvShape, k: &[f32], v: &[f32], to: &mut [u8]) {
+fn write(backend: Backend, shape: KvShape, k: &[f32], v: &[f32], to: &mut [u8]) {
     let (to_k, to_v) = to.split_at_mut(shape.k_bytes());
-    write_k_rows(table, shape, to_k, 0, k);
-    write_v_rows(table, shape, to_v, 0, v);
+    write_k_rows(backend, shape, to_k, 0, k);
+    write_v_rows(backend, shape, to_v, 0, v);
 }
 
 /// Keys and values of a block, (slot, kv_head, dim).
-fn rows_of(table: Table, shape: KvShape, block: &[u8]) -> (Vec<f32>, Vec<f32>) {
+fn rows_of(backend: Backend, shape: KvShape, block: &[u8]) -> (Vec<f32>, Vec<f32>) {
     let (dim, heads) = (shape.head_dim, shape.kv_heads);
     let (k_bytes, v_bytes) = (shape.form.k.head_bytes(dim), shape.form.v.head_bytes(dim));
     let mut head = vec![0.0; BLOCK_SLOTS * dim];
@@ -190,11 +190,23 @@ fn rows_of(table: Table, shape: KvShape, block: &[u8]) -> (Vec<f32>, Vec<f32>) {
     let mut v = k.clone();
     let (from_k, from_v) = block.split_at(shape.k_bytes());
     for h in 0..heads {
-        read_k_head(table, dim, shape.form.k, &from_k[h * k_bytes..], &mut head);
+        read_k_head(
+            backend,
+            dim,
+            shape.form.k,
+            &from_k[h * k_bytes..],
+            &mut head,
+        );
         for (i, x) in head.iter().enumerate() {
             k[(i % BLOCK_SLOTS * heads + h) * dim + i / BLOCK_SLOTS] = *x;
         }
-        read_v_head(table, dim, shape.form.v, &from_v[h * v_bytes..], &mut head);
+        read_v_head(
+            backend,
+            dim,
+            shape.form.v,
+            &from_v[h * v_bytes..],
+            &mut head,
+        );
         for (slot, x) in head.chunks_exact(dim).enumerate() {
             v[(slot * heads + h) * dim..][..dim].copy_from_slice(x);
         }

@@ -11,8 +11,8 @@ use crate::model::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use crate::model::weights::{Weight, Weights};
 use haversack_cache::{CacheError, Step, Store};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{self, Attend, BLOCK_SLOTS, KvView, Sum};
-use haversack_kernels::matmul::{Input, Int8Rows, Product, matmul};
+use haversack_kernels::attention::{self, AttentionJob, BLOCK_SLOTS, KvView, SoftmaxSum};
+use haversack_kernels::matmul::{Int8Rows, MatmulInput, MatrixProduct, matmul};
 use haversack_kernels::ops;
 use haversack_kernels::threads::chunks_mut;
 
@@ -109,7 +109,7 @@ pub(super) fn forward(
             y: &s.y,
             post_norm: w.post_attn_norm.as_deref(),
         };
-        (cache.sequences).record_queries(exec.table, layer, spans, &computed);
+        (cache.sequences).record_queries(exec.backend, layer, spans, &computed);
         residual(exec, config, s, &w.post_attn_norm);
 
         // Feed-forward.
@@ -195,7 +195,7 @@ fn embed(
     for (row, &token) in x.chunks_exact_mut(config.dim).zip(tokens) {
         weights.embed(token as usize, row);
         if config.embed_scale != 1.0 {
-            ops::scale(exec.table, row, config.embed_scale);
+            ops::scale(exec.backend, row, config.embed_scale);
         }
     }
 }
@@ -204,7 +204,7 @@ fn norm(exec: Exec<'_>, x: &[f32], weight: &[f32], config: &Config, out: &mut [f
     let dim = config.dim;
     chunks_mut(exec.pool, out, dim, &|row, out: &mut [f32]| {
         ops::rms_norm(
-            exec.table,
+            exec.backend,
             &x[row * dim..(row + 1) * dim],
             weight,
             config.norm_eps,
@@ -236,7 +236,7 @@ fn head_norm(
         let mut copy = [0.0; HEAD_DIM_MAX];
         let copy = &mut copy[..c.head_dim];
         copy.copy_from_slice(head);
-        ops::rms_norm(exec.table, copy, weight, config.norm_eps, head);
+        ops::rms_norm(exec.backend, copy, weight, config.norm_eps, head);
     });
 }
 
@@ -276,7 +276,9 @@ fn attend(
     let mut counters = is_counted.then(|| counts.begin(sequences, c.kv_heads, spans, &views));
     let is_sampled = sequences.layout.as_ref().is_some_and(|l| l.has(layer));
     let mut sums = is_sampled.then(|| {
-        state.sums.resize(q.len() / c.head_dim, Sum::default());
+        state
+            .sums
+            .resize(q.len() / c.head_dim, SoftmaxSum::default());
         &mut state.sums[..]
     });
     for (i, (span, view)) in spans.iter().zip(&views).enumerate() {
@@ -288,14 +290,13 @@ fn attend(
             let slots = view.blocks() * BLOCK_SLOTS * c.kv_heads;
             counters.take(span, slots)
         });
-        jobs.push(Attend {
+        jobs.push(AttentionJob {
             kv_heads: c.kv_heads,
             head_dim: c.head_dim,
             heads: c.heads,
             basis: shape.basis(),
             mean: store.mean(layer),
             scale: c.score_scale,
-            softcap: None,
             window: c.window,
             q,
             first_position: span.position,
@@ -336,7 +337,7 @@ fn residual(exec: Exec<'_>, config: &Config, s: &mut StepScratch, post_norm: &Op
         &mut s.x,
         RESIDUAL_ROWS * dim,
         &|i, x: &mut [f32]| {
-            ops::add_assign(exec.table, x, &y[i * RESIDUAL_ROWS * dim..][..x.len()]);
+            ops::add_assign(exec.backend, x, &y[i * RESIDUAL_ROWS * dim..][..x.len()]);
         },
     );
 }
@@ -346,8 +347,8 @@ fn activate(exec: Exec<'_>, config: &Config, c: &LayerConfig, gate: &mut [f32], 
     chunks_mut(exec.pool, gate, ffn, &|row, gate: &mut [f32]| {
         let up = &up[row * ffn..(row + 1) * ffn];
         match config.activation {
-            Activation::Silu => ops::silu_mul(exec.table, gate, up),
-            Activation::Gelu => ops::gelu_mul(exec.table, gate, up),
+            Activation::Silu => ops::silu_mul(exec.backend, gate, up),
+            Activation::Gelu => ops::gelu_mul(exec.backend, gate, up),
         }
     });
 }
@@ -371,9 +372,9 @@ fn multiply<const N: usize>(
     let mut products = outputs.map(|(w, out)| {
         out.resize(rows * w.rows, 0.0);
         let w = weights.matrix(w);
-        Product { w, out }
+        MatrixProduct { w, out }
     });
-    let input = Input {
+    let input = MatmulInput {
         rows,
         cols,
         x,

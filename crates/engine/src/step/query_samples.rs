@@ -2,7 +2,7 @@
 //!
 //! Before rows are evicted or rounded, these queries tell what that would change ([`crate::kv_quality::guard`]). One
 //! query in eight of the last three blocks is kept, in every layer whose rows can leave: as good as more queries of
-//! the last block, and queries further back have not seen all the rows that may leave (`docs/guard.md`).
+//! the last block, and queries further back have not seen all the rows that may leave (`docs/how-it-works/guard.md`).
 //!
 //! ```text
 //! one layer   q (sample, head, dim)  o (sample, head, dim)  max, sum (sample, head)  scale (sample)
@@ -19,8 +19,8 @@
 use super::span::StepSpan;
 use crate::model::config::{Config, LayerConfig};
 use haversack_cache::CacheError;
-use haversack_kernels::attention::{BLOCK_SLOTS, Sum};
-use haversack_kernels::cpu::Table;
+use haversack_kernels::attention::{BLOCK_SLOTS, SoftmaxSum};
+use haversack_kernels::cpu::Backend;
 use haversack_kernels::ops;
 use std::ops::Range;
 
@@ -101,7 +101,7 @@ pub(super) struct LayerQueries<'a> {
     pub q: &'a [f32],
     pub o: &'a [f32],
     /// (row, head)
-    pub sums: &'a [Sum],
+    pub sums: &'a [SoftmaxSum],
     /// (row, dim): the stream before the layer adds to it, and what it will add before its norm.
     pub x: &'a [f32],
     pub y: &'a [f32],
@@ -168,7 +168,7 @@ impl SampleLayout {
     pub(super) fn record(
         &self,
         ring: &mut SampleRing,
-        table: Table,
+        backend: Backend,
         layer: usize,
         (span, first): (&StepSpan<'_>, usize),
         computed: &LayerQueries<'_>,
@@ -193,11 +193,11 @@ impl SampleLayout {
                 values[parts.max + sample * heads + head] = sum.max;
                 values[parts.sum + sample * heads + head] = sum.sum;
             }
-            let of = |x: &[f32]| ops::dot_self(table, &x[row * dim..(row + 1) * dim]);
+            let of = |x: &[f32]| ops::dot_self(backend, &x[row * dim..(row + 1) * dim]);
             let mut scale = of(computed.x);
             if let Some(norm) = computed.post_norm {
                 // The norm makes every output as long as its weights say.
-                scale *= of(computed.y) / ops::dot_self(table, norm);
+                scale *= of(computed.y) / ops::dot_self(backend, norm);
             }
             values[parts.scale + sample] = scale;
             ring.positions[sample] = position;

@@ -14,8 +14,8 @@ use crate::model::Model;
 use haversack_cache::{Account, CacheError, CannotFit, Grow, Noting, SequenceId, Step, Store};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
-use haversack_kernels::cpu::Table;
-use haversack_kernels::threads::Pool;
+use haversack_kernels::cpu::Backend;
+use haversack_kernels::threads::ThreadPool;
 use std::sync::Arc;
 
 /// Tokens of the smallest step that a prompt is read in: a block.
@@ -29,8 +29,8 @@ pub(crate) const COUNTED_BEYOND: usize = 3 * BLOCK_SLOTS;
 
 pub struct ModelRunner {
     pub(crate) model: Arc<Model>,
-    pub(crate) pool: Pool,
-    pub(crate) table: Table,
+    pub(crate) pool: ThreadPool,
+    pub(crate) backend: Backend,
     pub(crate) store: Store,
     pub(crate) sequences: Sequences,
     pub(crate) scratch: StepScratch,
@@ -45,13 +45,13 @@ impl ModelRunner {
         model: Arc<Model>,
         store: Store,
         threads: usize,
-        table: Table,
+        backend: Backend,
         int8: bool,
     ) -> ModelRunner {
         let scratch = StepScratch::new(model.config(), int8);
         ModelRunner {
-            pool: Pool::new(threads),
-            table,
+            pool: ThreadPool::new(threads),
+            backend,
             store,
             sequences: Sequences::new(None),
             scratch,
@@ -78,7 +78,7 @@ impl ModelRunner {
 
     pub fn set_threads(&mut self, threads: usize) {
         if threads != self.threads() {
-            self.pool = Pool::new(threads);
+            self.pool = ThreadPool::new(threads);
             // The scratch has room for each thread.
             self.scratch.release(self.model.config());
         }
@@ -173,7 +173,7 @@ impl ModelRunner {
             step => step?,
         };
         let exec = Exec {
-            table: self.table,
+            backend: self.backend,
             pool: &self.pool,
         };
         let cx = StepContext {

@@ -5,7 +5,7 @@ use super::span::StepSpan;
 use crate::model::config::{Config, LayerConfig};
 use haversack_cache::{Store, TableView};
 use haversack_kernels::Exec;
-use haversack_kernels::attention::{self, Attend, Need, SPAN_SLOTS, Sum};
+use haversack_kernels::attention::{self, AttentionJob, AttentionLimits, SPAN_SLOTS, SoftmaxSum};
 use haversack_kernels::matmul::Int8Rows;
 use haversack_kernels::ops::rope::{self, RopeSpec};
 use haversack_kernels::threads::chunks_mut;
@@ -35,7 +35,7 @@ impl StepSize {
     /// Slots are reserved in large steps, so that a long answer does not move scratch often.
     const SLOTS_STEP: usize = 1024;
 
-    /// Spans that [`Need`] has beyond those of its slots, for what is kept behind a gap.
+    /// Spans that [`AttentionLimits`] has beyond those of its slots, for what is kept behind a gap.
     const SPANS_BEYOND: usize = 2;
 
     /// What to reserve for a table of `rows` rows in `spans` spans. Rows in few pieces need what their
@@ -183,7 +183,7 @@ fn rotate(exec: Exec<'_>, spec: &RopeSpec, head_dim: usize, x: &mut [f32], angle
     chunks_mut(exec.pool, x, width, &|row, x: &mut [f32]| {
         let angles = &angles[row * spec.dims..(row + 1) * spec.dims];
         for head in x.chunks_exact_mut(head_dim) {
-            rope::rotate(exec.table, head, angles, spec);
+            rope::rotate(exec.backend, head, angles, spec);
         }
     });
 }
@@ -216,7 +216,7 @@ pub(super) struct JobLists {
     pub views: Vec<TableView<'static>>,
     /// (span, segment)
     pub queries: Vec<&'static [f32]>,
-    pub jobs: Vec<Attend<'static>>,
+    pub jobs: Vec<AttentionJob<'static>>,
 }
 
 /// The memory of a list for elements of another lifetime: the list is emptied. An iterator that
@@ -229,11 +229,11 @@ pub(super) fn reuse<T, U>(mut list: Vec<T>) -> Vec<U> {
 
 /// What attention computes in, and its output.
 pub(super) struct AttentionState {
-    pub kernel: attention::Scratch,
+    pub kernel: attention::AttentionScratch,
     pub lists: JobLists,
     pub counts: AttentionCounts,
     /// (row, head): what each softmax was divided by, where queries are sampled.
-    pub sums: Vec<Sum>,
+    pub sums: Vec<SoftmaxSum>,
     /// (row, head, dim)
     pub out: Vec<f32>,
 }
@@ -263,7 +263,7 @@ pub struct StepScratch {
 
 impl StepScratch {
     pub fn new(config: &Config, int8: bool) -> StepScratch {
-        let kernel = attention::Scratch::new(Need {
+        let kernel = attention::AttentionScratch::new(AttentionLimits {
             threads: 1,
             jobs: 1,
             heads: 1,
@@ -299,7 +299,7 @@ impl StepScratch {
         &mut self,
         config: &Config,
         threads: usize,
-    ) -> &mut attention::Scratch {
+    ) -> &mut attention::AttentionScratch {
         let size = StepSize {
             jobs: 1,
             slots: SPAN_SLOTS,
@@ -332,7 +332,7 @@ impl StepScratch {
 
     /// Bytes of [`JobLists`] and of the shifts.
     fn list_bytes(size: StepSize) -> usize {
-        let job = size_of::<Attend>() + size_of::<TableView>() + 2 * size_of::<usize>();
+        let job = size_of::<AttentionJob>() + size_of::<TableView>() + 2 * size_of::<usize>();
         size.jobs * job + size.segments * (size_of::<&[f32]>() + size_of::<u64>())
     }
 
@@ -353,8 +353,12 @@ impl StepScratch {
         Int8Rows::bytes_for(rows, Widths::of(config).input(config))
     }
 
-    fn needs(config: &Config, threads: usize, size: StepSize) -> impl Iterator<Item = Need> {
-        config.layers.iter().map(move |c| Need {
+    fn needs(
+        config: &Config,
+        threads: usize,
+        size: StepSize,
+    ) -> impl Iterator<Item = AttentionLimits> {
+        config.layers.iter().map(move |c| AttentionLimits {
             threads,
             jobs: size.jobs,
             heads: c.heads,
@@ -375,8 +379,8 @@ impl StepScratch {
             + int8
             + StepScratch::list_bytes(size)
             + StepScratch::counters(config, size) * size_of::<u64>()
-            + StepScratch::softmaxes(config, size) * size_of::<Sum>()
-            + attention::Scratch::bytes_for(StepScratch::needs(config, threads, size))
+            + StepScratch::softmaxes(config, size) * size_of::<SoftmaxSum>()
+            + attention::AttentionScratch::bytes_for(StepScratch::needs(config, threads, size))
     }
 
     /// Bytes it will hold once it serves `size` too.

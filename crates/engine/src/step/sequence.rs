@@ -6,7 +6,7 @@ use crate::device::WindowChange;
 use haversack_cache::policy::count::Counting;
 use haversack_cache::policy::rows::RowPolicy;
 use haversack_cache::{CacheError, SequenceId};
-use haversack_kernels::cpu::Table;
+use haversack_kernels::cpu::Backend;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ impl Sequences {
     /// Keeps some of the queries of a step, whose rows are those of all spans one after the other.
     pub(super) fn record_queries(
         &mut self,
-        table: Table,
+        backend: Backend,
         layer: usize,
         spans: &[StepSpan<'_>],
         computed: &LayerQueries<'_>,
@@ -135,7 +135,7 @@ impl Sequences {
         for span in spans {
             let state = self.states.get_mut(&span.sequence);
             if let Some(ring) = state.and_then(|state| state.samples.as_mut()) {
-                layout.record(ring, table, layer, (span, first), computed);
+                layout.record(ring, backend, layer, (span, first), computed);
             }
             first += span.tokens.len();
         }

@@ -4,17 +4,22 @@
 //! file is not asked (`If-Range` needs a validator kept from last time): the sha256 at the end
 //! decides, and a wrong one starts again from nothing.
 
-use super::part::{Copying, Part, copy};
-use super::{Failure, Options};
-use crate::progress::Meter;
+use super::FetchOptions;
+use super::part::{Copying, PartialFile, copy};
+use crate::error::FetchFailure;
+use crate::progress::DownloadMeter;
 use std::io;
 use std::thread::sleep;
 use ureq::Agent;
 use ureq::http::{Response, StatusCode, header};
 
-pub fn fetch(url: &str, part: &mut Part, options: &Options) -> Result<(), Failure> {
+pub fn fetch(
+    url: &str,
+    part: &mut PartialFile,
+    options: &FetchOptions,
+) -> Result<(), FetchFailure> {
     let agent = agent(options);
-    let mut progress = Meter::new(&*options.progress, part.total());
+    let mut progress = DownloadMeter::new(&*options.progress, part.total());
     progress.set(part.len());
 
     // Attempts count only while nothing new arrives: a bad line that moves is still a line. What
@@ -30,7 +35,7 @@ pub fn fetch(url: &str, part: &mut Part, options: &Options) -> Result<(), Failur
                 idle = if part.len() > farthest { 0 } else { idle + 1 };
                 farthest = farthest.max(part.len());
                 if idle >= options.attempts {
-                    return Err(Failure::Source(reason));
+                    return Err(FetchFailure::Source(reason));
                 }
                 sleep(options.pause);
             }
@@ -42,16 +47,16 @@ pub fn fetch(url: &str, part: &mut Part, options: &Options) -> Result<(), Failur
 enum Attempt {
     /// Worth trying again from where it stopped.
     Cut(String),
-    Failed(Failure),
+    Failed(FetchFailure),
 }
 
 impl Attempt {
     fn failed(reason: impl Into<String>) -> Attempt {
-        Attempt::Failed(Failure::Source(reason.into()))
+        Attempt::Failed(FetchFailure::Source(reason.into()))
     }
 }
 
-fn agent(options: &Options) -> Agent {
+fn agent(options: &FetchOptions) -> Agent {
     // The proxy is taken from the environment (HTTPS_PROXY, ALL_PROXY, NO_PROXY) by default.
     Agent::config_builder()
         .http_status_as_error(false)
@@ -68,8 +73,8 @@ fn agent(options: &Options) -> Agent {
 fn attempt(
     agent: &Agent,
     url: &str,
-    part: &mut Part,
-    progress: &mut Meter<'_>,
+    part: &mut PartialFile,
+    progress: &mut DownloadMeter<'_>,
 ) -> Result<(), Attempt> {
     let mut request = agent.get(url).header(header::ACCEPT_ENCODING, "identity");
     if part.len() > 0 {
@@ -78,7 +83,7 @@ fn attempt(
     let response = request.call().map_err(|error| reason(&error))?;
     let begins = begins_at(&response, part)?;
     part.truncate(begins)
-        .map_err(|error| Attempt::Failed(Failure::Local(error)))?;
+        .map_err(|error| Attempt::Failed(FetchFailure::Local(error)))?;
     progress.set(part.len());
 
     let mut body = response.into_body().into_reader();
@@ -99,7 +104,7 @@ fn attempt(
 }
 
 /// The offset of the body's first byte, if the response is one we can use.
-fn begins_at<B>(response: &Response<B>, part: &mut Part) -> Result<u64, Attempt> {
+fn begins_at<B>(response: &Response<B>, part: &mut PartialFile) -> Result<u64, Attempt> {
     let status = response.status();
     let text = |name| {
         response
@@ -137,7 +142,7 @@ fn begins_at<B>(response: &Response<B>, part: &mut Part) -> Result<u64, Attempt>
         // Nothing there to continue; ask for all of it.
         StatusCode::RANGE_NOT_SATISFIABLE if part.len() > 0 => {
             part.restart()
-                .map_err(|error| Attempt::Failed(Failure::Local(error)))?;
+                .map_err(|error| Attempt::Failed(FetchFailure::Local(error)))?;
             Err(Attempt::Cut("it has nothing to continue with".into()))
         }
         StatusCode::TOO_MANY_REQUESTS => Err(Attempt::Cut(format!("it answered {status}"))),
@@ -162,7 +167,7 @@ fn unresolved() -> Attempt {
     Attempt::failed("its name cannot be resolved (no network?)")
 }
 
-/// Not reaching the hub at all is final: there is another source, and waiting helps nobody.
+/// Not reaching the hub at all is final: there is another source, and waiting does not help.
 fn reason(error: &ureq::Error) -> Attempt {
     match error {
         ureq::Error::HostNotFound => unresolved(),

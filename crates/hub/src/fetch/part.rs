@@ -4,9 +4,8 @@
 //! an earlier fetch left. The final name appears by rename after an fsync, never before the caller
 //! has compared the hash.
 
-use super::Failure;
+use crate::error::{Doing, FetchFailure, HubError};
 use crate::tidy::Growing;
-use anyhow::{Context, Result, anyhow};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Large enough that system calls do not show, small enough for any stack of buffers.
 const CHUNK: usize = 1 << 17;
 
-pub struct Part {
+pub struct PartialFile {
     path: PathBuf,
     file: File,
     hash: Sha256,
@@ -27,17 +26,17 @@ pub struct Part {
     _tidy: Growing,
 }
 
-impl Part {
+impl PartialFile {
     /// Opens or creates the file and hashes what is in it.
-    pub fn open(path: &Path, total: u64) -> Result<Part> {
+    pub fn open(path: &Path, total: u64) -> Result<PartialFile, HubError> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .open(path)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        let mut part = Part {
+            .doing(|| format!("cannot write {}", path.display()))?;
+        let mut part = PartialFile {
             path: path.to_path_buf(),
             file,
             hash: Sha256::new(),
@@ -46,7 +45,7 @@ impl Part {
             resumed: false,
             _tidy: Growing::new(path.to_path_buf()),
         };
-        let found = part.file.metadata().with_context(|| part.name())?.len();
+        let found = part.file.metadata().doing(|| part.name())?.len();
         if found > total {
             part.restart()?;
         } else if found > 0 {
@@ -74,15 +73,15 @@ impl Part {
     }
 
     /// Appends. More bytes than the whole file has mean that the source serves something else.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), FetchFailure> {
         if bytes.len() as u64 > self.total - self.len {
-            return Err(Failure::Source(format!(
+            return Err(FetchFailure::Source(format!(
                 "it serves more than {} bytes",
                 self.total
             )));
         }
         if let Err(error) = self.file.write_all(bytes) {
-            return Err(Failure::Local(self.writing(error)));
+            return Err(FetchFailure::Local(self.writing(error)));
         }
         self.hash.update(bytes);
         self.len += bytes.len() as u64;
@@ -90,23 +89,21 @@ impl Part {
     }
 
     /// Keeps the first `len` bytes.
-    pub fn truncate(&mut self, len: u64) -> Result<()> {
+    pub fn truncate(&mut self, len: u64) -> Result<(), HubError> {
         if len >= self.len {
             return Ok(());
         }
         if len == 0 {
             return self.restart();
         }
-        self.file.set_len(len).with_context(|| self.name())?;
+        self.file.set_len(len).doing(|| self.name())?;
         self.rehash(len)
     }
 
     /// Empties the file.
-    pub fn restart(&mut self) -> Result<()> {
-        self.file.set_len(0).with_context(|| self.name())?;
-        self.file
-            .seek(SeekFrom::Start(0))
-            .with_context(|| self.name())?;
+    pub fn restart(&mut self) -> Result<(), HubError> {
+        self.file.set_len(0).doing(|| self.name())?;
+        self.file.seek(SeekFrom::Start(0)).doing(|| self.name())?;
         self.hash = Sha256::new();
         self.len = 0;
         self.resumed = false;
@@ -114,13 +111,13 @@ impl Part {
     }
 
     /// Gives the file its final name. The caller has compared the hash.
-    pub fn finish(self, target: &Path) -> Result<()> {
+    pub fn finish(self, target: &Path) -> Result<(), HubError> {
         if let Err(error) = self.file.sync_all() {
             let error = self.writing(error);
             self.discard();
             return Err(error);
         }
-        fs::rename(&self.path, target).with_context(|| {
+        fs::rename(&self.path, target).doing(|| {
             format!(
                 "cannot rename {} to {}",
                 self.path.display(),
@@ -142,26 +139,24 @@ impl Part {
         let _ = fs::remove_file(&self.path);
     }
 
-    fn rehash(&mut self, len: u64) -> Result<()> {
-        self.file
-            .seek(SeekFrom::Start(0))
-            .with_context(|| self.name())?;
-        let (hash, read) =
-            hash_reader(&mut (&mut self.file).take(len)).with_context(|| self.name())?;
+    fn rehash(&mut self, len: u64) -> Result<(), HubError> {
+        self.file.seek(SeekFrom::Start(0)).doing(|| self.name())?;
+        let (hash, read) = hash_reader(&mut (&mut self.file).take(len)).doing(|| self.name())?;
         if read != len {
-            return Err(anyhow!("{} changed while it was read", self.path.display()));
+            return Err(HubError::Changed(self.path.clone()));
         }
         self.hash = hash;
         self.len = len;
         Ok(())
     }
 
-    fn writing(&self, error: io::Error) -> anyhow::Error {
+    fn writing(&self, error: io::Error) -> HubError {
         let what = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "disk full while writing",
             _ => "cannot write",
         };
-        anyhow::Error::new(error).context(format!("{what} {}", self.path.display()))
+        let doing = format!("{what} {}", self.path.display());
+        HubError::Io { doing, error }
     }
 
     fn name(&self) -> String {
@@ -170,9 +165,9 @@ impl Part {
 }
 
 /// The sha256 of a file in lower-case hexadecimal.
-pub fn sha256_file(path: &Path) -> Result<String> {
+pub fn sha256_file(path: &Path) -> Result<String, HubError> {
     let read = || -> io::Result<_> { hash_reader(&mut File::open(path)?) };
-    let (hash, _) = read().with_context(|| format!("cannot read {}", path.display()))?;
+    let (hash, _) = read().doing(|| format!("cannot read {}", path.display()))?;
     Ok(hex(hash))
 }
 
@@ -203,7 +198,7 @@ fn hex(hash: Sha256) -> String {
 /// Copies a whole source into the part, telling how far it is.
 pub fn copy(
     reader: &mut impl Read,
-    part: &mut Part,
+    part: &mut PartialFile,
     mut tell: impl FnMut(u64),
 ) -> Result<(), Copying> {
     let mut buffer = vec![0; CHUNK];
@@ -224,5 +219,5 @@ pub fn copy(
 pub enum Copying {
     /// The source stopped giving bytes; those before it count.
     Cut(io::Error),
-    Failed(Failure),
+    Failed(FetchFailure),
 }

@@ -1,11 +1,11 @@
 //! Temporary folders under `$HAVERSACK_HOME/tmp`, removed however the fetch ends.
 //!
 //! A dropped or interrupted fetch removes its own ([`Folder`]). After a kill the folder stays; the
-//! next fetch sweeps every folder whose lock nobody holds.
+//! next fetch sweeps every folder whose lock is free.
 
+use crate::error::{Doing, HubError};
 use crate::home::create;
 use crate::tidy::Folder;
-use anyhow::{Context, Result};
 use haversack_memory::clock::since_1970;
 use std::fs::{self, File};
 use std::path::Path;
@@ -16,21 +16,21 @@ const LOCK: &str = "lock";
 /// A folder this young may not have its lock yet.
 const YOUNG: Duration = Duration::from_secs(60);
 
-pub struct Scratch {
+pub struct ScratchFolder {
     folder: Folder,
     _lock: File,
 }
 
-impl Scratch {
-    pub fn new(parent: &Path) -> Result<Scratch> {
+impl ScratchFolder {
+    pub fn new(parent: &Path) -> Result<ScratchFolder, HubError> {
         let name = format!("fetch-{}-{}", std::process::id(), since_1970().as_nanos());
         let path = parent.join(name);
         create(&path)?;
         let folder = Folder::new(path);
         let lock = File::create(folder.path().join(LOCK))
             .and_then(|file| file.lock().map(|()| file))
-            .with_context(|| format!("cannot use {}", folder.path().display()))?;
-        Ok(Scratch {
+            .doing(|| format!("cannot use {}", folder.path().display()))?;
+        Ok(ScratchFolder {
             folder,
             _lock: lock,
         })

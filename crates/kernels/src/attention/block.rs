@@ -1,4 +1,4 @@
-//! Blocks as attention reads them. How they lie in memory is [`crate::format::kv`]'s business.
+//! Blocks as attention reads them. [`crate::format::kv`] defines their bytes.
 
 use crate::format::kv::Form;
 use std::ops::Range;
@@ -10,9 +10,9 @@ pub struct Coded<'a> {
     pub bytes: &'a [u8],
 }
 
-/// The first rows of a sequence, exact: they stand in for the same slots of the block.
+/// Attention sinks: the first rows of a sequence, kept exact. They replace the same slots of the block.
 ///
-/// Both sides are f16, (kv_head, slot, dim), in the layer's basis.
+/// Keys and values are f16, (kv_head, slot, dim), in the layer's basis.
 #[derive(Clone, Copy)]
 pub struct Sinks<'a> {
     pub rows: usize,
@@ -29,17 +29,16 @@ pub struct Block<'a> {
     pub sinks: Option<Sinks<'a>>,
     /// Slots that may be seen, `1..=32`.
     pub rows: usize,
-    /// Bit `i`: slot `i` counts like one that no query may see. What is stored there does not matter, as long
-    /// as it is numbers.
+    /// Bit `i`: no query sees slot `i`. What is stored there does not matter as long as it is finite.
     pub hidden: u32,
     /// Position of slot 0, a multiple of 32; the others follow by one.
     pub first_position: u64,
-    /// Which of [`super::Attend::q`] meets these keys.
+    /// Which of [`super::AttentionJob::q`] meets these keys.
     pub segment: usize,
 }
 
 impl Block<'_> {
-    /// Whether all of these slots are hidden. Most blocks hide none, and are asked for every head and tile.
+    /// Whether all of these slots are hidden. Called for every head and tile; most blocks hide none.
     #[inline(always)]
     pub(super) fn hides(&self, slots: Range<usize>) -> bool {
         if self.hidden == 0 {
@@ -60,7 +59,8 @@ pub(super) fn slots_of(mut bits: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// A table of blocks, read by attention. Positions grow along the table. Blocks that no span holds are not read.
+/// A block table, as attention reads it. Positions grow along the table. Attention does not read blocks
+/// that are in no span.
 pub trait KvView: Sync {
     fn blocks(&self) -> usize;
     /// Block `i < blocks()` as the queries at positions `32 * query_block ..` see it.

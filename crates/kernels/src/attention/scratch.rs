@@ -1,7 +1,7 @@
-//! Memory attention works in, reserved before a step.
+//! Scratch memory of attention, reserved before a step.
 //!
 //! ```text
-//! per thread:  tile (256, dim) bytes  weights (row, 256) of two bytes  unit, sum, max, inverse (row)
+//! per thread:  tile (256, dim) bytes  weights (row, 256) of two bytes  row scale, sum, max, inverse (row)
 //!              queries  total (row, dim)  partial (row, dim)  scores (span, row, 256 + pad)
 //! split:       per (job, segment, kv_head): queries
 //!              per (job, kv_head, span): scores (row, 256 + pad)  partial (row, dim)  max, sum (row)
@@ -10,27 +10,31 @@
 //! `row` is a query and a head of one group: at most [`TILE_ROWS`], or one query's group if that is
 //! larger.
 
-use super::kernel::{Room, Weights};
-use super::step::{Layout, Queries};
-use super::{Attend, SPAN_SLOTS, Sum, UNITS_PER_THREAD};
+use super::cast::{bytes_mut, words_mut};
+use super::job::{AttentionJob, SPAN_SLOTS, SoftmaxSum};
+use super::kernel::{Weights, Workspace};
+use super::query::{QueryLayout, QuerySource};
 
-/// Rows of a tile at most: two or three register tiles of the widest table, so that a block is read
-/// from the second cache less often than it is from the first.
+/// Most rows of a tile: two or three register tiles of the widest backend, so that a block is read
+/// from L2 less often than from L1.
 pub(super) const TILE_ROWS: usize = 32;
 
-/// Segments of a sequence whose queries are loaded before they are split; with more they are not.
+/// Most segments of a sequence that the split path takes: it loads the queries of all of them first.
 const SEGMENTS_MAX: usize = 8;
 
+/// KV heads per thread up to which the scratch has records for the split path: more heads occupy the
+/// threads anyway, and their records would take much memory.
+const UNITS_PER_THREAD: usize = 4;
 /// Distance between rows of scores of one span. Not 256: at a power of two the rows would share
 /// cache sets.
 pub(super) const SCORE_STRIDE: usize = SPAN_SLOTS + 16;
 
-/// The largest step [`Scratch`] must serve. Layers that differ are reserved for one after another.
+/// The largest step [`AttentionScratch`] must serve. Layers that differ are reserved for one after another.
 #[derive(Clone, Copy, Debug)]
-pub struct Need {
+pub struct AttentionLimits {
     /// Threads of the pool.
     pub threads: usize,
-    /// Sequences of a batch. More are worked off in several rounds.
+    /// Sequences of a batch. A larger batch runs in several rounds.
     pub jobs: usize,
     pub heads: usize,
     pub kv_heads: usize,
@@ -39,13 +43,13 @@ pub struct Need {
     pub slots: usize,
 }
 
-impl Need {
+impl AttentionLimits {
     fn group(self) -> usize {
         self.heads.div_ceil(self.kv_heads.max(1)).max(1)
     }
 
     fn spans(self) -> usize {
-        // What is kept may begin and end inside 256 positions, behind the anchors.
+        // The kept blocks may begin and end inside 256 positions, after the anchors.
         self.slots.div_ceil(SPAN_SLOTS) + 2
     }
 
@@ -55,7 +59,7 @@ impl Need {
         area_floats(rows, self.head_dim, self.spans())
     }
 
-    /// Floats of queries and of all spans' records when queries are split: of as many sequences as
+    /// Floats of queries and of all spans' records of the split path: for as many sequences as would
     /// leave threads idle otherwise.
     fn records(self) -> usize {
         let jobs = (UNITS_PER_THREAD * self.threads)
@@ -66,12 +70,12 @@ impl Need {
         jobs * self.kv_heads * (queries + records)
     }
 
-    /// Bytes [`Scratch`] holds after reserving for this alone:
+    /// Bytes [`AttentionScratch`] holds after reserving for this alone:
     /// `threads * tile_rows * (slots rounded up to 256) * 4.25` and a little, and with more than
     /// one thread up to `heads * slots * 4.25` for each split sequence.
     pub fn bytes(self) -> usize {
         let area = self.area().div_ceil(16) * self.threads.max(1);
-        64 * (area + self.records().div_ceil(16)) + self.jobs * size_of::<Outlet>()
+        64 * (area + self.records().div_ceil(16)) + self.jobs * size_of::<JobOutput>()
     }
 }
 
@@ -87,7 +91,7 @@ fn area_floats(rows: usize, head_dim: usize, spans: usize) -> usize {
     tile_floats(head_dim)
         + rows * SPAN_SLOTS / 2
         + 4 * rows.next_multiple_of(16)
-        + Layout {
+        + QueryLayout {
             rows,
             dim: head_dim,
         }
@@ -104,74 +108,74 @@ fn tile_floats(head_dim: usize) -> usize {
 /// A cache line, so that areas start on one.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([f32; 16]);
+struct CacheLine([f32; 16]);
 
-/// Reserved memory. Grows in [`Scratch::reserve`] only.
-pub struct Scratch {
-    areas: Vec<Line>,
+/// Reserved memory. Grows in [`AttentionScratch::reserve`] only.
+pub struct AttentionScratch {
+    areas: Vec<CacheLine>,
     area_lines: usize,
     threads: usize,
-    records: Vec<Line>,
-    outlets: Vec<Outlet>,
+    records: Vec<CacheLine>,
+    outputs: Vec<JobOutput>,
     jobs: usize,
 }
 
-/// Where a job's results go: its mutable slices taken apart, because units of several threads
-/// write into them.
+/// Where a job's results go: its mutable slices as pointers, because units of several threads write into
+/// them.
 #[derive(Clone, Copy)]
-pub(super) struct Outlet {
+pub(super) struct JobOutput {
     pub out: *mut f32,
-    pub mass: Option<MassOutlet>,
-    pub sums: Option<*mut Sum>,
+    pub mass: Option<MassOutput>,
+    pub sums: Option<*mut SoftmaxSum>,
     /// First unit of the job in a region.
     pub first_unit: usize,
     /// First float of the job's records.
     pub first_float: usize,
 }
 
-impl Outlet {
-    /// Hands out what a row's softmax was divided by, if somebody asked. `at` is (row, head).
+impl JobOutput {
+    /// Writes the softmax denominator of a row, if the job asks for it. `at` is (row, head).
     ///
     /// # Safety
     /// - `at` is a row and head of the job, and no other thread writes the same.
     pub(super) unsafe fn put_sum(&self, at: usize, max: f32, sum: f32) {
         if let Some(sums) = self.sums {
-            // SAFETY: `Attend::check` saw that there is one for each row and head.
-            unsafe { *sums.add(at) = Sum { max, sum } };
+            // SAFETY: `AttentionJob::check` saw that there is one for each row and head.
+            unsafe { *sums.add(at) = SoftmaxSum { max, sum } };
         }
     }
 }
 
 /// Where a job's [`Mass`](super::Mass) goes.
 #[derive(Clone, Copy)]
-pub(super) struct MassOutlet {
+pub(super) struct MassOutput {
     pub counters: *mut u64,
     pub bad: *mut u64,
 }
 
 // SAFETY: the pointers come from slices that are borrowed for the whole call of `attend`; units
 // write disjoint rows of `out` and `sums` and touch the masses atomically.
-unsafe impl Send for Outlet {}
+unsafe impl Send for JobOutput {}
 // SAFETY: as above.
-unsafe impl Sync for Outlet {}
+unsafe impl Sync for JobOutput {}
 
-/// What a region works with: the outlets, the areas and the records.
+/// The memory of a region: the outputs, the areas and the records.
 pub(super) struct Parts<'a> {
-    pub outlets: &'a [Outlet],
+    pub outputs: &'a [JobOutput],
     /// (thread, area)
     pub areas: &'a mut [f32],
     pub area_len: usize,
     pub records: &'a mut [f32],
 }
 
-impl Scratch {
-    pub fn new(need: Need) -> Scratch {
-        let mut scratch = Scratch {
+impl AttentionScratch {
+    pub fn new(need: AttentionLimits) -> AttentionScratch {
+        let mut scratch = AttentionScratch {
             areas: Vec::new(),
             area_lines: 0,
             threads: 1,
             records: Vec::new(),
-            outlets: Vec::new(),
+            outputs: Vec::new(),
             jobs: 1,
         };
         scratch.reserve(need);
@@ -179,8 +183,8 @@ impl Scratch {
     }
 
     /// Makes room for `need`, keeping what was reserved before.
-    pub fn reserve(&mut self, need: Need) {
-        const ZERO: Line = Line([0.0; 16]);
+    pub fn reserve(&mut self, need: AttentionLimits) {
+        const ZERO: CacheLine = CacheLine([0.0; 16]);
         self.threads = self.threads.max(need.threads);
         self.jobs = self.jobs.max(need.jobs);
         self.area_lines = self.area_lines.max(need.area().div_ceil(16));
@@ -194,12 +198,12 @@ impl Scratch {
             self.records.reserve_exact(lines - self.records.len());
             self.records.resize(lines, ZERO);
         }
-        self.outlets.clear();
-        self.outlets.reserve_exact(self.jobs);
+        self.outputs.clear();
+        self.outputs.reserve_exact(self.jobs);
     }
 
     /// Bytes held after reserving for all of these and nothing else.
-    pub fn bytes_for(needs: impl Iterator<Item = Need>) -> usize {
+    pub fn bytes_for(needs: impl Iterator<Item = AttentionLimits>) -> usize {
         let (mut area, mut records, mut threads, mut jobs) = (0, 0, 1, 1);
         for need in needs {
             area = area.max(need.area().div_ceil(16));
@@ -207,13 +211,13 @@ impl Scratch {
             threads = threads.max(need.threads);
             jobs = jobs.max(need.jobs);
         }
-        64 * (area * threads + records) + jobs * size_of::<Outlet>()
+        64 * (area * threads + records) + jobs * size_of::<JobOutput>()
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         64 * (self.areas.capacity() + self.records.capacity())
-            + self.outlets.capacity() * size_of::<Outlet>()
+            + self.outputs.capacity() * size_of::<JobOutput>()
     }
 
     pub(super) fn jobs_max(&self) -> usize {
@@ -221,17 +225,18 @@ impl Scratch {
     }
 
     /// The records of these jobs fit.
-    pub(super) fn fits_split(&self, jobs: &[Attend<'_>]) -> bool {
+    pub(super) fn fits_split(&self, jobs: &[AttentionJob<'_>]) -> bool {
         let floats: usize = jobs.iter().map(split_floats).sum();
         floats <= 16 * self.records.len() && jobs.iter().all(|job| job.q.len() <= SEGMENTS_MAX)
     }
 
-    /// Takes the jobs apart for a region on `threads` threads, with `units` units in each job.
+    /// Prepares a region on `threads` threads, with `units` units in each job. Returns the number of
+    /// units, too.
     pub(super) fn parts(
         &mut self,
         threads: usize,
-        jobs: &mut [Attend<'_>],
-        units: fn(&Attend<'_>) -> usize,
+        jobs: &mut [AttentionJob<'_>],
+        units: fn(&AttentionJob<'_>) -> usize,
     ) -> (Parts<'_>, usize) {
         assert!(
             threads <= self.threads,
@@ -241,7 +246,7 @@ impl Scratch {
             jobs.len() <= self.jobs,
             "scratch was reserved for fewer jobs"
         );
-        self.outlets.clear();
+        self.outputs.clear();
         let (mut first_unit, mut first_float) = (0, 0);
         for job in jobs {
             let rows = queries_per_tile(job.group()) * job.group();
@@ -250,11 +255,11 @@ impl Scratch {
                 area <= 16 * self.area_lines,
                 "scratch was reserved for less"
             );
-            let mass = job.mass.as_mut().map(|mass| MassOutlet {
+            let mass = job.mass.as_mut().map(|mass| MassOutput {
                 counters: mass.counters.as_mut_ptr(),
                 bad: mass.bad,
             });
-            self.outlets.push(Outlet {
+            self.outputs.push(JobOutput {
                 out: job.out.as_mut_ptr(),
                 mass,
                 sums: job.sums.as_mut().map(|sums| sums.as_mut_ptr()),
@@ -265,7 +270,7 @@ impl Scratch {
             first_float += split_floats(job);
         }
         let parts = Parts {
-            outlets: &self.outlets,
+            outputs: &self.outputs,
             areas: floats(&mut self.areas),
             area_len: 16 * self.area_lines,
             records: floats(&mut self.records),
@@ -274,30 +279,30 @@ impl Scratch {
     }
 }
 
-fn floats(lines: &mut [Line]) -> &mut [f32] {
-    // SAFETY: a `Line` is sixteen floats and nothing else.
+fn floats(lines: &mut [CacheLine]) -> &mut [f32] {
+    // SAFETY: a `CacheLine` is sixteen floats and nothing else.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), 16 * lines.len()) }
 }
 
 /// The records of a job, behind its queries.
-fn split_floats(job: &Attend<'_>) -> usize {
+fn split_floats(job: &AttentionJob<'_>) -> usize {
     let records = job.spans() * record_floats(job.group(), job.head_dim);
     job.kv_heads * records + queries_floats(job)
 }
 
 /// The queries of a job, as all its segments meet them.
-pub(super) fn queries_floats(job: &Attend<'_>) -> usize {
+pub(super) fn queries_floats(job: &AttentionJob<'_>) -> usize {
     job.q.len() * job.kv_heads * query_floats(job.group(), job.head_dim)
 }
 
 fn query_floats(rows: usize, dim: usize) -> usize {
-    Layout { rows, dim }.floats()
+    QueryLayout { rows, dim }.floats()
 }
 
-/// One thread's area, taken apart for a unit of `rows` rows.
+/// One thread's area, divided for a unit of `rows` rows.
 pub(super) struct Area<'a> {
-    pub queries: Queries<'a>,
-    pub room: Room<'a>,
+    pub queries: QuerySource<'a>,
+    pub workspace: Workspace<'a>,
     /// (row, dim)
     pub total: &'a mut [f32],
     /// (row, dim)
@@ -315,11 +320,11 @@ impl<'a> Area<'a> {
         let padded = rows.next_multiple_of(16);
         let (tile, floats) = floats.split_at_mut(tile_floats(head_dim));
         let (bytes, floats) = floats.split_at_mut(rows * SPAN_SLOTS / 2);
-        let (unit, floats) = floats.split_at_mut(padded);
+        let (row_scale, floats) = floats.split_at_mut(padded);
         let (totals, floats) = floats.split_at_mut(padded);
         let (max, floats) = floats.split_at_mut(padded);
         let (inverse, floats) = floats.split_at_mut(padded);
-        let queries = Layout {
+        let queries = QueryLayout {
             rows,
             dim: head_dim,
         };
@@ -327,15 +332,15 @@ impl<'a> Area<'a> {
         let (total, floats) = floats.split_at_mut(rows * head_dim);
         let (partial, scores) = floats.split_at_mut(rows * head_dim);
         Area {
-            queries: Queries::Here {
+            queries: QuerySource::PerSegment {
                 floats: queries,
                 segment: None,
             },
-            room: Room {
+            workspace: Workspace {
                 tile: bytes_mut(tile),
                 weights: Weights {
                     bytes: bytes_mut(bytes),
-                    unit,
+                    row_scale,
                     totals: words_mut(totals),
                 },
             },
@@ -348,31 +353,7 @@ impl<'a> Area<'a> {
     }
 }
 
-/// Floats as room for bytes.
-pub(super) fn bytes_mut(floats: &mut [f32]) -> &mut [u8] {
-    // SAFETY: any bytes are floats and the other way round, and there are four to a float.
-    unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats)) }
-}
-
-/// Floats as room for whole numbers.
-pub(super) fn words_mut(floats: &mut [f32]) -> &mut [i32] {
-    // SAFETY: any four bytes are either; size and alignment are the same.
-    unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), floats.len()) }
-}
-
-/// Floats as bytes.
-pub(super) fn bytes_of(floats: &[f32]) -> &[u8] {
-    // SAFETY: as for `bytes_mut`.
-    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
-}
-
-/// Floats as whole numbers.
-pub(super) fn words_of(floats: &[f32]) -> &[i32] {
-    // SAFETY: as for `words_mut`.
-    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), floats.len()) }
-}
-
-/// What one span of one KV head leaves for the next region of the split path, in this order:
+/// The record that one span of one KV head leaves for the next region of the split path, in this order:
 /// scores (row, 256 + pad), partial (row, dim), max (row), sum (row). Whole cache lines, so that
 /// records of two threads share none.
 pub(super) fn record_floats(rows: usize, head_dim: usize) -> usize {

@@ -1,26 +1,10 @@
 //! What queries see of a span: which blocks, and which of their slots.
 
 use super::block::{Block, Coded};
+use super::job::{AttentionJob, SPAN_BLOCKS};
 use super::kernel::{Head, Piece};
-use super::{Attend, BLOCK_SLOTS, SPAN_BLOCKS};
-use crate::format::kv::Form;
+use crate::format::kv::{BLOCK_SLOTS, Form, Side};
 use std::ops::Range;
-
-/// Which of a block's two halves.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Side {
-    K,
-    V,
-}
-
-impl Side {
-    fn of<'a>(self, block: &Block<'a>) -> Coded<'a> {
-        match self {
-            Side::K => block.k,
-            Side::V => block.v,
-        }
-    }
-}
 
 /// The positions of a block's slots.
 #[derive(Clone, Copy)]
@@ -38,7 +22,7 @@ impl Extent {
     }
 
     /// The slots that a query at `position` sees.
-    pub(super) fn visible(self, job: &Attend<'_>, position: u64) -> Range<usize> {
+    pub(super) fn visible(self, job: &AttentionJob<'_>, position: u64) -> Range<usize> {
         let upto = |p: u64| p.saturating_sub(self.first_position).min(self.rows as u64) as usize;
         let next = position.saturating_add(1);
         let lowest = job.window.map_or(0, |w| next.saturating_sub(w));
@@ -48,7 +32,7 @@ impl Extent {
 
 /// A block that some query sees.
 #[derive(Clone, Copy)]
-pub(super) struct Look {
+pub(super) struct VisibleBlock {
     pub extent: Extent,
     /// In the span.
     pub index: usize,
@@ -59,28 +43,29 @@ pub(super) struct Look {
     pub is_clear: bool,
 }
 
-/// What will be read after a span, on the same thread and if no other one takes it.
+/// What a thread will probably read after a span.
 #[derive(Clone, Copy)]
-pub(super) enum Ahead {
-    Nothing,
-    /// The same head of this span; behind the last, its values in the first, or the keys of the next head.
+pub(super) enum Prefetch {
+    None,
+    /// The same head of this span; after the last span, the head's values in the first, or the keys of the
+    /// next head.
     Span(usize),
     /// The other heads, and then those of this span.
     Heads(usize),
 }
 
-/// The blocks of a span that queries of one query block see, one side of them, and one head's part of
-/// each. Asking the view is a call each, so it is done once for all heads.
+/// The keys or values of the blocks of a span that queries of one query block see, and one head's part
+/// of each. Every question to the view is a virtual call, so a span is opened once for all heads.
 pub(super) struct Span<'a> {
-    looks: [Look; SPAN_BLOCKS],
+    visible_blocks: [VisibleBlock; SPAN_BLOCKS],
     pieces: [Piece<'a>; SPAN_BLOCKS],
-    /// All heads of each, and of what is ahead of it.
+    /// All heads of each block, and of the block to prefetch meanwhile.
     sides: [(&'a [u8], &'a [u8]); SPAN_BLOCKS],
     seen: usize,
     /// All heads.
     sinks: &'a [u8],
-    ahead: Ahead,
-    /// How many heads further on [`Ahead::Span`] is.
+    ahead: Prefetch,
+    /// How many heads [`Prefetch::Span`] advances.
     heads_on: usize,
     kv_heads: usize,
     /// In the table.
@@ -89,17 +74,17 @@ pub(super) struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// What the queries at `positions`, first and last, see. Nothing, if they see none of it. The head is
-    /// still to be chosen. Inlined: what it returns is a kilobyte, and would be copied.
+    /// What the queries at `positions`, first and last, see; none if they see no block.
+    /// [`Span::pieces`] chooses the head. Inlined: the result is a kilobyte, and would be copied.
     #[inline(always)]
     pub(super) fn open(
-        job: &'a Attend<'_>,
+        job: &'a AttentionJob<'_>,
         positions: (u64, u64),
         span: usize,
         side: Side,
-        ahead: Ahead,
+        ahead: Prefetch,
     ) -> Option<Span<'a>> {
-        const NOTHING: Look = Look {
+        const NONE: VisibleBlock = VisibleBlock {
             extent: Extent {
                 rows: 0,
                 first_position: 0,
@@ -111,7 +96,7 @@ impl<'a> Span<'a> {
         };
         let range = job.view.span(span);
         let mut open = Span {
-            looks: [NOTHING; SPAN_BLOCKS],
+            visible_blocks: [NONE; SPAN_BLOCKS],
             pieces: [Piece::NONE; SPAN_BLOCKS],
             sides: [(&[], &[]); SPAN_BLOCKS],
             seen: 0,
@@ -133,8 +118,8 @@ impl<'a> Span<'a> {
             if first.start >= last.end || block.hides(first.start..last.end) {
                 continue;
             }
-            let coded = side.of(&block);
-            open.looks[open.seen] = Look {
+            let coded = coded(side, &block);
+            open.visible_blocks[open.seen] = VisibleBlock {
                 extent,
                 index,
                 segment: block.segment,
@@ -160,11 +145,11 @@ impl<'a> Span<'a> {
         }
         // Span, side, and how many heads further on.
         let next = match (ahead, side) {
-            (Ahead::Span(next) | Ahead::Heads(next), _) if next < job.spans() => {
+            (Prefetch::Span(next) | Prefetch::Heads(next), _) if next < job.spans() => {
                 Some((next, side, 0))
             }
-            (Ahead::Span(_), Side::K) => Some((0, Side::V, 0)),
-            (Ahead::Span(_), Side::V) => Some((0, Side::K, 1)),
+            (Prefetch::Span(_), Side::K) => Some((0, Side::V, 0)),
+            (Prefetch::Span(_), Side::V) => Some((0, Side::K, 1)),
             _ => None,
         };
         if let Some((next, side, heads_on)) = next {
@@ -172,7 +157,7 @@ impl<'a> Span<'a> {
             for ((_, to), i) in open.sides.iter_mut().zip(job.view.span(next)) {
                 let block = job.view.block(i, query_block);
                 if !block.hides(0..block.rows) {
-                    *to = side.of(&block).bytes;
+                    *to = coded(side, &block).bytes;
                 }
             }
         }
@@ -180,18 +165,18 @@ impl<'a> Span<'a> {
     }
 
     /// The blocks that some query sees.
-    pub(super) fn looks(&self) -> &[Look] {
-        &self.looks[..self.seen]
+    pub(super) fn visible_blocks(&self) -> &[VisibleBlock] {
+        &self.visible_blocks[..self.seen]
     }
 
-    /// One head's part of them, with what will be read a span of blocks later.
+    /// One head's part of them, with the bytes to prefetch.
     pub(super) fn pieces(&mut self, kv_head: usize) -> &[Piece<'a>] {
-        // Of which blocks, and which head.
+        // Prefetch from the next blocks or from these, and which head.
         let (of_next, ahead) = match self.ahead {
-            Ahead::Heads(_) if kv_head + 1 < self.kv_heads => (false, Some(kv_head + 1)),
-            Ahead::Heads(_) => (true, Some(0)),
-            Ahead::Span(_) => (true, Some(kv_head + self.heads_on)),
-            Ahead::Nothing => (true, None),
+            Prefetch::Heads(_) if kv_head + 1 < self.kv_heads => (false, Some(kv_head + 1)),
+            Prefetch::Heads(_) => (true, Some(0)),
+            Prefetch::Span(_) => (true, Some(kv_head + self.heads_on)),
+            Prefetch::None => (true, None),
         };
         for (piece, (bytes, next)) in self.pieces[..self.seen].iter_mut().zip(&self.sides) {
             let head = &mut piece.head;
@@ -212,8 +197,15 @@ impl<'a> Span<'a> {
     }
 }
 
-/// Bytes and groups of a head in one form. Blocks of a form follow each other, and working these out
-/// takes divisions.
+/// The keys or the values of a block.
+fn coded<'a>(side: Side, block: &Block<'a>) -> Coded<'a> {
+    match side {
+        Side::K => block.k,
+        Side::V => block.v,
+    }
+}
+
+/// Bytes and groups of a head in one form, kept from block to block: computing them takes divisions.
 #[derive(Clone, Copy)]
 struct Size {
     form: Form,

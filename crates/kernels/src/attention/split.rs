@@ -1,4 +1,4 @@
-//! The split path: one query per sequence, deep; a unit is one span, all its heads.
+//! The split path: one query per sequence, at depth; a unit is one span with all its heads.
 //!
 //! ```text
 //! before     queries of all segments
@@ -8,38 +8,47 @@
 //! region 3   sums and values of all spans in order → output; mass of the span
 //! ```
 
-use super::Attend;
-use super::scratch::{Area, Outlet, SCORE_STRIDE, Scratch, queries_floats, record_floats};
-use super::span::{Ahead, Side, Span};
-use super::step::{self, Layout, Queries, Unit};
+use super::job::AttentionJob;
+use super::query::{QueryLayout, QuerySource, Unit};
+use super::scratch::{
+    Area, AttentionScratch, JobOutput, SCORE_STRIDE, queries_floats, record_floats,
+};
+use super::span::{Prefetch, Span};
+use super::step;
+use crate::format::kv::Side;
 use crate::ops::lanes::greater;
 use crate::threads::Shareable;
 use crate::{Exec, ops};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-fn units(job: &Attend<'_>) -> usize {
+fn units(job: &AttentionJob<'_>) -> usize {
     job.spans()
 }
 
 /// One unit of a region: a job and a span.
-struct Place<'a> {
-    job: &'a Attend<'a>,
-    outlet: &'a Outlet,
+struct SpanUnit<'a> {
+    job: &'a AttentionJob<'a>,
+    output: &'a JobOutput,
     span: usize,
     /// The job's queries, and behind them its records.
     floats: *mut f32,
 }
 
-impl<'a> Place<'a> {
-    fn new(jobs: &'a [Attend<'a>], outlets: &'a [Outlet], records: *mut f32, unit: usize) -> Self {
-        let index = outlets.partition_point(|o| o.first_unit <= unit) - 1;
-        let outlet = &outlets[index];
-        Place {
+impl<'a> SpanUnit<'a> {
+    fn new(
+        jobs: &'a [AttentionJob<'a>],
+        outputs: &'a [JobOutput],
+        records: *mut f32,
+        unit: usize,
+    ) -> Self {
+        let index = outputs.partition_point(|o| o.first_unit <= unit) - 1;
+        let output = &outputs[index];
+        SpanUnit {
             job: &jobs[index],
-            outlet,
-            span: unit - outlet.first_unit,
+            output,
+            span: unit - output.first_unit,
             // SAFETY: inside the records, which hold all jobs.
-            floats: unsafe { records.add(outlet.first_float) },
+            floats: unsafe { records.add(output.first_float) },
         }
     }
 
@@ -62,14 +71,14 @@ impl<'a> Place<'a> {
         unit(self.job, 0).positions(self.job)
     }
 
-    /// Whether it counts.
+    /// Whether the query counts towards the mass.
     fn counts(&self) -> bool {
         step::counts(self.job, &unit(self.job, 0))
     }
 }
 
 /// The only query of a job, one KV head.
-fn unit(job: &Attend<'_>, kv_head: usize) -> Unit {
+fn unit(job: &AttentionJob<'_>, kv_head: usize) -> Unit {
     Unit {
         kv_head,
         first: 0,
@@ -80,7 +89,7 @@ fn unit(job: &Attend<'_>, kv_head: usize) -> Unit {
 
 /// One KV head of a unit, with the records of all its spans.
 struct Head<'a> {
-    job: &'a Attend<'a>,
+    job: &'a AttentionJob<'a>,
     unit: Unit,
     /// Record of span 0.
     records: *mut f32,
@@ -133,61 +142,69 @@ impl<'a> Head<'a> {
     unsafe fn whole_sum(&self, r: usize) -> f32 {
         let mut sum = 0.0;
         for span in 0..self.job.spans() {
-            // SAFETY: in the record; nobody writes it any more.
+            // SAFETY: in the record; no thread writes sums after region 2.
             sum += unsafe { *self.sum(span, r) };
         }
         sum
     }
 }
 
-pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]) {
-    let table = exec.table;
+pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [AttentionJob<'_>]) {
+    let backend = exec.backend;
     let (parts, count) = scratch.parts(exec.pool.threads(), jobs, units);
-    let (outlets, area_len) = (parts.outlets, parts.area_len);
+    let (outputs, area_len) = (parts.outputs, parts.area_len);
     let areas = Shareable(parts.areas.as_mut_ptr());
     let records = Shareable(parts.records.as_mut_ptr());
     let jobs = &*jobs;
-    let area = |worker: usize, job: &Attend<'_>| {
+    let area = |worker: usize, job: &AttentionJob<'_>| {
         // SAFETY: `worker` is below the thread count the areas were made for, and no other thread
         // of the region has the same.
         let area = unsafe { from_raw_parts_mut(areas.get().add(worker * area_len), area_len) };
         Area::new(area, job.group(), job.head_dim)
     };
 
-    for (job, outlet) in jobs.iter().zip(outlets) {
-        let layout = Layout {
+    for (job, output) in jobs.iter().zip(outputs) {
+        let layout = QueryLayout {
             rows: job.group(),
             dim: job.head_dim,
         };
-        // SAFETY: the queries of the job are inside the records, and nobody else is here yet.
+        // SAFETY: the queries of the job are inside the records, and no region runs yet.
         let floats = unsafe {
-            from_raw_parts_mut(records.get().add(outlet.first_float), queries_floats(job))
+            from_raw_parts_mut(records.get().add(output.first_float), queries_floats(job))
         };
         for (i, floats) in floats.chunks_exact_mut(layout.floats()).enumerate() {
             let (segment, kv_head) = (i / job.kv_heads, i % job.kv_heads);
-            layout.load(table, job, &unit(job, kv_head), segment, floats);
+            layout.load(backend, job, &unit(job, kv_head), segment, floats);
         }
     }
 
     exec.pool.run_in_order(count, &|worker, unit| {
-        let place = Place::new(jobs, outlets, records.get(), unit);
-        let (job, span) = (place.job, place.span);
-        let ahead = Ahead::Heads(span + 1);
-        let mut open = Span::open(job, place.positions(), span, Side::K, ahead);
-        // SAFETY: the queries of the job, which nobody writes any more.
-        let floats = unsafe { from_raw_parts(place.floats, queries_floats(job)) };
-        let mut queries = Queries::Ready(floats);
-        let room = &mut area(worker, job).room;
-        for head in place.heads() {
+        let work = SpanUnit::new(jobs, outputs, records.get(), unit);
+        let (job, span) = (work.job, work.span);
+        let ahead = Prefetch::Heads(span + 1);
+        let mut open = Span::open(job, work.positions(), span, Side::K, ahead);
+        // SAFETY: the queries of the job, which no region writes.
+        let floats = unsafe { from_raw_parts(work.floats, queries_floats(job)) };
+        let mut queries = QuerySource::Loaded(floats);
+        let workspace = &mut area(worker, job).workspace;
+        for head in work.heads() {
             // SAFETY: in region 1 a record belongs to its unit.
             let scores = unsafe { head.scores(span) };
             if let Some(open) = &mut open {
-                step::score_span(table, job, &head.unit, open, &mut queries, room, scores);
+                step::score_span(
+                    backend,
+                    job,
+                    &head.unit,
+                    open,
+                    &mut queries,
+                    workspace,
+                    scores,
+                );
             }
             for (r, row) in scores.chunks_exact(SCORE_STRIDE).enumerate() {
                 let row = &row[..job.span_slots(span)];
                 let max = match open {
-                    Some(_) => ops::max(table, row),
+                    Some(_) => ops::max(backend, row),
                     None => f32::NEG_INFINITY,
                 };
                 // SAFETY: in region 1 a record belongs to its unit.
@@ -196,14 +213,14 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
         }
     });
 
-    // The greatest of all spans takes the place of the first one's.
-    for first in outlets.iter().map(|outlet| outlet.first_unit) {
-        let place = Place::new(jobs, outlets, records.get(), first);
-        for head in place.heads() {
+    // The greatest of all spans takes the work of the first one's.
+    for first in outputs.iter().map(|output| output.first_unit) {
+        let work = SpanUnit::new(jobs, outputs, records.get(), first);
+        for head in work.heads() {
             for r in 0..head.unit.group {
                 // SAFETY: in the records, and no region runs.
                 unsafe {
-                    for span in 1..place.job.spans() {
+                    for span in 1..work.job.spans() {
                         *head.max(0, r) = greater(*head.max(0, r), *head.max(span, r));
                     }
                 }
@@ -212,26 +229,28 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
     }
 
     exec.pool.run_in_order(count, &|worker, unit| {
-        let place = Place::new(jobs, outlets, records.get(), unit);
-        let (job, span) = (place.job, place.span);
-        let ahead = Ahead::Heads(span + 1);
-        let mut open = Span::open(job, place.positions(), span, Side::V, ahead);
-        let room = &mut area(worker, job).room;
-        for head in place.heads() {
+        let work = SpanUnit::new(jobs, outputs, records.get(), unit);
+        let (job, span) = (work.job, work.span);
+        let ahead = Prefetch::Heads(span + 1);
+        let mut open = Span::open(job, work.positions(), span, Side::V, ahead);
+        let workspace = &mut area(worker, job).workspace;
+        for head in work.heads() {
             // SAFETY: in region 2 a record belongs to its unit, but for the maxima, which all read.
             let (scores, partial) = unsafe { (head.scores(span), head.partial(span)) };
             for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
                 let mut sum = 0.0;
                 if open.is_some() {
-                    // SAFETY: in the record; nobody writes it any more.
+                    // SAFETY: in the record; no thread writes maxima in region 2.
                     let max = unsafe { *head.max(0, r) };
-                    sum = step::exp_row(table, row, job.span_slots(span), max);
+                    sum = step::exp_row(backend, row, job.span_slots(span), max);
                 }
                 // SAFETY: in region 2 a record's sums belong to its unit.
                 unsafe { *head.sum(span, r) = sum };
             }
             match &mut open {
-                Some(open) => step::weigh_span(table, job, &head.unit, open, scores, room, partial),
+                Some(open) => {
+                    step::weigh_span(backend, job, &head.unit, open, scores, workspace, partial)
+                }
                 // Adding nothing.
                 None => partial.fill(0.0),
             }
@@ -240,20 +259,16 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
 
     // Without anything to count only the outputs are left, which the units of span 0 write.
     exec.pool.run_indexed(count, &|worker, unit| {
-        let place = Place::new(jobs, outlets, records.get(), unit);
-        let (job, span) = (place.job, place.span);
-        if span != 0 && !place.counts() {
+        let work = SpanUnit::new(jobs, outputs, records.get(), unit);
+        let (job, span) = (work.job, work.span);
+        if span != 0 && !work.counts() {
             return;
         }
-        let open = place
-            .outlet
-            .mass
-            .filter(|_| place.counts())
-            .and_then(|mass| {
-                let open = Span::open(job, place.positions(), span, Side::V, Ahead::Nothing)?;
-                Some((open, mass))
-            });
-        for head in place.heads() {
+        let open = work.output.mass.filter(|_| work.counts()).and_then(|mass| {
+            let open = Span::open(job, work.positions(), span, Side::V, Prefetch::None)?;
+            Some((open, mass))
+        });
+        for head in work.heads() {
             let Area { total, inverse, .. } = area(worker, job);
             for (r, inverse) in inverse.iter_mut().enumerate() {
                 // SAFETY: region 2 is over.
@@ -262,7 +277,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
                     let at = head.unit.offset(job, r) / job.head_dim;
                     // SAFETY: sums of a job are written by its unit of span 0 alone; maxima stay as
                     // they are since region 2.
-                    unsafe { place.outlet.put_sum(at, *head.max(0, r), sum) };
+                    unsafe { work.output.put_sum(at, *head.max(0, r), sum) };
                 }
                 *inverse = step::inverse(sum);
             }
@@ -270,26 +285,26 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut Scratch, jobs: &mut [Attend<'_>]
                 // SAFETY: in region 3 scores belong to their unit, and so does the part of `mass`.
                 unsafe {
                     let p = head.scores(span);
-                    step::mass_span(table, job, &head.unit, open, p, inverse, *mass, false);
+                    step::mass_span(backend, job, &head.unit, open, p, inverse, *mass, false);
                 }
             }
-            if let Some(mass) = place.outlet.mass.filter(|_| span == 0) {
+            if let Some(mass) = work.output.mass.filter(|_| span == 0) {
                 // SAFETY: `mass` is this job's, and every unit uses it only so.
-                unsafe { step::name_bad(job, &head.unit, inverse, mass) };
+                unsafe { step::report_bad(job, &head.unit, inverse, mass) };
             }
             if span == 0 {
                 total.fill(0.0);
                 for span in 0..job.spans() {
                     // SAFETY: in region 3 partials belong to the unit of span 0.
-                    ops::add_assign(table, total, unsafe { head.partial(span) });
+                    ops::add_assign(backend, total, unsafe { head.partial(span) });
                 }
                 let dim = job.head_dim;
                 for (r, total) in total.chunks_exact_mut(dim).enumerate() {
-                    step::finish_row(table, job, total, inverse[r]);
+                    step::finish_row(backend, job, total, inverse[r]);
                     // SAFETY: the rows of a job are written by its unit of span 0 alone, and
-                    // `Attend::check` saw that `out` has them all.
+                    // `AttentionJob::check` saw that `out` has them all.
                     let out = unsafe {
-                        from_raw_parts_mut(place.outlet.out.add(head.unit.offset(job, r)), dim)
+                        from_raw_parts_mut(work.output.out.add(head.unit.offset(job, r)), dim)
                     };
                     out.copy_from_slice(total);
                 }

@@ -1,215 +1,57 @@
-//! The steps both paths are made of, for one span and the rows of one unit.
+//! The steps of both paths, for one span and the rows of one unit.
 
 use super::block::slots_of;
-use super::kernel::{self, Numbers, NumbersMut, Query, Room, Rows};
-use super::scratch::{MassOutlet, SCORE_STRIDE, bytes_mut, bytes_of, words_mut, words_of};
-use super::span::{Look, Span};
-use super::{Attend, BLOCK_SLOTS, Count, SPAN_SLOTS};
-use crate::cpu::Table;
+use super::job::{AttentionJob, MassStatistic, SPAN_SLOTS};
+use super::kernel::{self, Rows, Workspace};
+use super::query::{QuerySource, Unit};
+use super::scratch::{MassOutput, SCORE_STRIDE};
+use super::span::{Span, VisibleBlock};
+use crate::cpu::Backend;
+use crate::format::kv::BLOCK_SLOTS;
 use crate::ops;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The rows of a unit: `queries` queries from `first` on, each with the heads of one group.
-/// Row `r` is query `r / group`, head `r % group` of the group.
-#[derive(Clone, Copy)]
-pub(super) struct Unit {
-    pub kv_head: usize,
-    pub first: usize,
-    pub queries: usize,
-    pub group: usize,
-}
-
-impl Unit {
-    pub(super) fn rows(&self) -> usize {
-        self.queries * self.group
-    }
-
-    pub(super) fn position(&self, job: &Attend<'_>, query: usize) -> u64 {
-        job.first_position
-            .saturating_add((self.first + query) as u64)
-    }
-
-    /// Of the first and the last query.
-    pub(super) fn positions(&self, job: &Attend<'_>) -> (u64, u64) {
-        (self.position(job, 0), self.position(job, self.queries - 1))
-    }
-
-    /// Where row `r` lies in (row, head, dim).
-    pub(super) fn offset(&self, job: &Attend<'_>, r: usize) -> usize {
-        let head = self.kv_head * self.group + r % self.group;
-        ((self.first + r / self.group) * job.heads + head) * job.head_dim
-    }
-}
-
-/// A unit's queries as blocks of one segment meet them, in some floats:
-///
-/// ```text
-/// q (row, dim)  bias (row)  narrow, wide: unit (row) numbers (row, 2 len bytes) eights (row, len / 8)
-/// ```
-#[derive(Clone, Copy)]
-pub(super) struct Layout {
-    pub rows: usize,
-    pub dim: usize,
-}
-
-impl Layout {
-    fn len(self) -> usize {
-        self.dim.next_multiple_of(16)
-    }
-
-    fn numbers(self) -> usize {
-        self.rows * (1 + self.len() / 2 + self.len() / 8)
-    }
-
-    /// Floats that queries take: whole cache lines.
-    pub(super) fn floats(self) -> usize {
-        (self.rows * (self.dim + 1) + 2 * self.numbers()).next_multiple_of(16)
-    }
-
-    /// Writes the queries of a unit as a segment meets them: in the basis of the blocks, scaled, with
-    /// what the mean adds to every score, and rounded.
-    pub(super) fn load(
-        self,
-        table: Table,
-        job: &Attend<'_>,
-        unit: &Unit,
-        segment: usize,
-        floats: &mut [f32],
-    ) {
-        let (rows, dim) = (self.rows, self.dim);
-        let (q, floats) = floats.split_at_mut(rows * dim);
-        let (bias, floats) = floats.split_at_mut(rows);
-        let mean = job.mean.map(|mean| &mean[unit.kv_head * dim..][..dim]);
-        for (r, (q, bias)) in q.chunks_exact_mut(dim).zip(bias).enumerate() {
-            q.copy_from_slice(&job.q[segment][unit.offset(job, r)..][..dim]);
-            ops::turn::turn(table, job.basis.k, q);
-            ops::scale(table, q, job.scale);
-            *bias = mean.map_or(0.0, |mean| kernel::dot(table, q, mean));
-        }
-        let q = Rows {
-            values: q,
-            stride: dim,
-            count: rows,
-        };
-        let (narrow, wide) = floats.split_at_mut(self.numbers());
-        let (mut narrow, mut wide) = (self.numbers_mut(narrow), self.numbers_mut(wide));
-        kernel::round_queries(table, q, &mut narrow, &mut wide);
-    }
-
-    fn numbers_mut(self, floats: &mut [f32]) -> NumbersMut<'_> {
-        let (rows, len) = (self.rows, self.len());
-        let (unit, floats) = floats.split_at_mut(rows);
-        let (bytes, eights) = floats.split_at_mut(rows * len / 2);
-        NumbersMut {
-            bytes: bytes_mut(bytes),
-            len,
-            unit,
-            eights: words_mut(&mut eights[..rows * len / 8]),
-        }
-    }
-
-    /// What was loaded.
-    pub(super) fn read(self, floats: &[f32]) -> Query<'_> {
-        let (q, floats) = floats.split_at(self.rows * self.dim);
-        let (bias, floats) = floats.split_at(self.rows);
-        let (narrow, wide) = floats.split_at(self.numbers());
-        Query {
-            q: Rows {
-                values: q,
-                stride: self.dim,
-                count: self.rows,
-            },
-            bias,
-            narrow: self.numbers_of(narrow),
-            wide: self.numbers_of(wide),
-        }
-    }
-
-    fn numbers_of(self, floats: &[f32]) -> Numbers<'_> {
-        let (rows, len) = (self.rows, self.len());
-        let (unit, floats) = floats.split_at(rows);
-        let (bytes, eights) = floats.split_at(rows * len / 2);
-        Numbers {
-            bytes: bytes_of(bytes),
-            len,
-            unit,
-            eights: words_of(&eights[..rows * len / 8]),
-        }
-    }
-}
-
-/// Where a unit finds its queries.
-pub(super) enum Queries<'a> {
-    /// Loaded for one segment at a time. Segments follow each other along the table, so each is loaded
-    /// once.
-    Here {
-        floats: &'a mut [f32],
-        segment: Option<usize>,
-    },
-    /// Loaded for all segments: (segment, kv_head, layout).
-    Ready(&'a [f32]),
-}
-
-impl Queries<'_> {
-    fn of_segment(
-        &mut self,
-        table: Table,
-        job: &Attend<'_>,
-        unit: &Unit,
-        wanted: usize,
-    ) -> Query<'_> {
-        let layout = Layout {
-            rows: unit.rows(),
-            dim: job.head_dim,
-        };
-        match self {
-            Queries::Here { floats, segment } => {
-                if *segment != Some(wanted) {
-                    layout.load(table, job, unit, wanted, floats);
-                    *segment = Some(wanted);
-                }
-                layout.read(floats)
-            }
-            Queries::Ready(floats) => {
-                let nth = wanted * job.kv_heads + unit.kv_head;
-                layout.read(&floats[nth * layout.floats()..])
-            }
-        }
-    }
-}
-
 /// A row's sum over all spans becomes its output: divided, and back in the model's basis.
-pub(super) fn finish_row(table: Table, job: &Attend<'_>, total: &mut [f32], inverse: f32) {
-    ops::scale(table, total, inverse);
-    ops::turn::turn_back(table, job.basis.v, total);
+pub(super) fn finish_row(
+    backend: Backend,
+    job: &AttentionJob<'_>,
+    total: &mut [f32],
+    inverse: f32,
+) {
+    ops::scale(backend, total, inverse);
+    ops::rotation::unrotate_head(backend, job.basis.v, total);
 }
 
-/// Scores of a span, minus infinity where a query must not look; `scores` is (row, 256 + pad).
+/// Scores of a span, minus infinity for slots that a query does not see; `scores` is (row, 256 + pad).
 pub(super) fn score_span(
-    table: Table,
-    job: &Attend<'_>,
+    backend: Backend,
+    job: &AttentionJob<'_>,
     unit: &Unit,
     span: &mut Span<'_>,
-    queries: &mut Queries<'_>,
-    room: &mut Room<'_>,
+    queries: &mut QuerySource<'_>,
+    workspace: &mut Workspace<'_>,
     scores: &mut [f32],
 ) {
     // Blocks of a segment are scored together.
     let mut from = 0;
-    while let Some(Look { segment, .. }) = span.looks().get(from).copied() {
-        let alike = |look: &&Look| look.segment == segment;
-        let end = from + span.looks()[from..].iter().take_while(alike).count();
-        let query = queries.of_segment(table, job, unit, segment);
+    while let Some(VisibleBlock { segment, .. }) = span.visible_blocks().get(from).copied() {
+        let same_form = |look: &&VisibleBlock| look.segment == segment;
+        let end = from
+            + span.visible_blocks()[from..]
+                .iter()
+                .take_while(same_form)
+                .count();
+        let query = queries.of_segment(backend, job, unit, segment);
         let pieces = &span.pieces(unit.kv_head)[from..end];
-        kernel::score(table, query, pieces, room, scores, SCORE_STRIDE);
+        kernel::score(backend, query, pieces, workspace, scores, SCORE_STRIDE);
         from = end;
     }
     let mut next = 0;
-    for look in span.looks() {
-        blind(scores, next..look.index);
+    for look in span.visible_blocks() {
+        mask_blocks(scores, next..look.index);
         next = look.index + 1;
-        if job.softcap.is_none() && look.is_clear {
+        if look.is_clear {
             continue;
         }
         let scores = &mut scores[look.index * BLOCK_SLOTS..];
@@ -217,9 +59,6 @@ pub(super) fn score_span(
             let seen = look.extent.visible(job, unit.position(job, query));
             for r in query * unit.group..(query + 1) * unit.group {
                 let scores = &mut scores[r * SCORE_STRIDE..][..BLOCK_SLOTS];
-                if let Some(cap) = job.softcap {
-                    kernel::soft_cap(table, scores, cap);
-                }
                 scores[..seen.start].fill(f32::NEG_INFINITY);
                 scores[seen.end..].fill(f32::NEG_INFINITY);
                 for slot in slots_of(look.hidden) {
@@ -228,11 +67,11 @@ pub(super) fn score_span(
             }
         }
     }
-    blind(scores, next..span.count);
+    mask_blocks(scores, next..span.count);
 }
 
-/// Scores of blocks that nobody sees.
-fn blind(scores: &mut [f32], blocks: Range<usize>) {
+/// Sets the scores of blocks that no query sees.
+fn mask_blocks(scores: &mut [f32], blocks: Range<usize>) {
     let slots = blocks.start * BLOCK_SLOTS..blocks.end * BLOCK_SLOTS;
     if !slots.is_empty() {
         for row in scores.chunks_exact_mut(SCORE_STRIDE) {
@@ -241,24 +80,24 @@ fn blind(scores: &mut [f32], blocks: Range<usize>) {
     }
 }
 
-/// What is subtracted from a row's scores before the exponential.
+/// Subtracted from a row's scores before the exponential.
 pub(super) fn shift(max: f32) -> f32 {
     if max == f32::NEG_INFINITY { 0.0 } else { max }
 }
 
-/// The factor of a row's output; a query that sees nothing gets zeros.
+/// The factor of a row's output; zero for a query that sees no slot.
 pub(super) fn inverse(sum: f32) -> f32 {
     if sum == 0.0 { 0.0 } else { 1.0 / sum }
 }
 
 /// `partial (row, dim)` = the span's values weighted by `p` (row, 256 + pad).
 pub(super) fn weigh_span(
-    table: Table,
-    job: &Attend<'_>,
+    backend: Backend,
+    job: &AttentionJob<'_>,
     unit: &Unit,
     span: &mut Span<'_>,
     p: &[f32],
-    room: &mut Room<'_>,
+    workspace: &mut Workspace<'_>,
     partial: &mut [f32],
 ) {
     let p = Rows {
@@ -267,11 +106,11 @@ pub(super) fn weigh_span(
         count: unit.rows(),
     };
     let pieces = span.pieces(unit.kv_head);
-    kernel::weigh(table, p, pieces, job.head_dim, room, partial);
+    kernel::weigh(backend, p, pieces, job.head_dim, workspace, partial);
 }
 
-/// Whether any query of the unit counts.
-pub(super) fn counts(job: &Attend<'_>, unit: &Unit) -> bool {
+/// Whether any query of the unit counts towards the mass.
+pub(super) fn counts(job: &AttentionJob<'_>, unit: &Unit) -> bool {
     let every = job.mass.as_ref().map_or(0, |mass| mass.every);
     let (first, last) = unit.positions(job);
     every > 0 && first / every < last.saturating_add(1) / every
@@ -284,19 +123,19 @@ pub(super) fn counts(job: &Attend<'_>, unit: &Unit) -> bool {
 /// - `to` are the job's counters, used by other threads only through this function.
 /// - Unless `shared`, no other thread uses the counters of this KV head and span.
 pub(super) unsafe fn mass_span(
-    table: Table,
-    job: &Attend<'_>,
+    backend: Backend,
+    job: &AttentionJob<'_>,
     unit: &Unit,
     span: &Span<'_>,
     p: &[f32],
     inverse: &[f32],
-    to: MassOutlet,
+    to: MassOutput,
     shared: bool,
 ) {
     let Some(mass) = &job.mass else { return };
     let blocks = job.view.blocks();
-    let is_max = mass.count == Count::Max;
-    for look in span.looks() {
+    let is_max = mass.count == MassStatistic::Max;
+    for look in span.visible_blocks() {
         let i = look.index;
         let mut counts = [0u64; BLOCK_SLOTS];
         for query in 0..unit.queries {
@@ -309,10 +148,18 @@ pub(super) unsafe fn mass_span(
                 continue;
             }
             let p = &p[query * unit.group * SCORE_STRIDE + i * BLOCK_SLOTS..];
-            add_mass(table, p, inverse, mass.count, position, others, &mut counts);
+            add_mass(
+                backend,
+                p,
+                inverse,
+                mass.count,
+                position,
+                others,
+                &mut counts,
+            );
         }
         let first = (unit.kv_head * blocks + span.first + i) * BLOCK_SLOTS;
-        // SAFETY: `Attend::check` saw that the counters have (kv_head, slot) of all blocks; the
+        // SAFETY: `AttentionJob::check` saw that the counters have (kv_head, slot) of all blocks; the
         // caller promises that every access is through here, and that there is no other one
         // unless `shared`.
         unsafe {
@@ -335,15 +182,20 @@ pub(super) unsafe fn mass_span(
     }
 }
 
-/// Names the first query of the unit whose probabilities are not numbers. Where one is not, neither is
-/// their sum.
+/// Reports the first query of the unit whose probabilities are not finite. If one of them is not, their
+/// sum is not either.
 ///
 /// # Safety
 /// - `to` is the job's, used by other threads only atomically.
-pub(super) unsafe fn name_bad(job: &Attend<'_>, unit: &Unit, inverse: &[f32], to: MassOutlet) {
+pub(super) unsafe fn report_bad(
+    job: &AttentionJob<'_>,
+    unit: &Unit,
+    inverse: &[f32],
+    to: MassOutput,
+) {
     let mut queries = inverse.chunks_exact(unit.group).take(unit.queries);
     if let Some(query) = queries.position(is_bad) {
-        // SAFETY: borrowed for the whole call, and the caller promises that nobody else uses it otherwise.
+        // SAFETY: borrowed for the whole call, and the caller promises that other threads use it only atomically.
         let bad = unsafe { AtomicU64::from_ptr(to.bad) };
         bad.fetch_min(unit.position(job, query), Ordering::Relaxed);
     }
@@ -363,15 +215,15 @@ fn join(is_max: bool, a: u64, b: u64) -> u64 {
 
 /// One query's mass in one block, in its first `others` slots.
 fn add_mass(
-    table: Table,
+    backend: Backend,
     p: &[f32],
     inverse: &[f32],
-    count: Count,
+    count: MassStatistic,
     position: u64,
     others: usize,
     counts: &mut [u64; BLOCK_SLOTS],
 ) {
-    let (factor, is_squared) = (count.factor(position), count == Count::Squares);
+    let (factor, is_squared) = (count.factor(position), count == MassStatistic::Squares);
     for lane in (0..others).step_by(16) {
         let p = Rows {
             values: &p[lane..],
@@ -379,15 +231,15 @@ fn add_mass(
             count: inverse.len(),
         };
         let mut more = [0; 16];
-        kernel::mass_lanes(table, p, inverse, factor, is_squared, &mut more);
+        kernel::mass_lanes(backend, p, inverse, factor, is_squared, &mut more);
         for (to, more) in counts[lane..others].iter_mut().zip(more) {
-            *to = join(count == Count::Max, *to, more);
+            *to = join(count == MassStatistic::Max, *to, more);
         }
     }
 }
 
 /// The exponentials and the sum of one row of a span.
-pub(super) fn exp_row(table: Table, row: &mut [f32], slots: usize, max: f32) -> f32 {
+pub(super) fn exp_row(backend: Backend, row: &mut [f32], slots: usize, max: f32) -> f32 {
     debug_assert!(slots <= SPAN_SLOTS);
-    ops::exp::exp_sub_sum(table, &mut row[..slots], shift(max))
+    ops::exp::exp_sub_sum(backend, &mut row[..slots], shift(max))
 }

@@ -1,4 +1,4 @@
-//! Blocks as they lie in a GGUF file, and the plain way to read them back as f32.
+//! Blocks in a GGUF file, and the plain way to read them as f32.
 //!
 //! A quantised row is a run of blocks of 32 or 256 values. Whatever the type, a *group* of 32
 //! values is: 32 unsigned codes, and for each 16 of them a scale and perhaps a minimum,
@@ -9,10 +9,10 @@
 //!
 //! where `integer` subtracts a constant or looks the code up. [`codes`] and [`scales`] read one
 //! group from a block; unpacking a row and packing a strip ([`super::packed`]) are both built on
-//! these two, so a bit is picked out of the file in one place only.
+//! these two, so only one place knows where a bit lies in the file.
 //!
-//! This is not the path of a token: nothing here is fast, and nothing here can panic on the
-//! contents of a block. Scales may be infinite or NaN; they come out as such.
+//! Tokens do not pass here: nothing is fast, and no contents of a block can make it panic. Scales may
+//! be infinite or NaN and stay so.
 
 use half::{bf16, f16};
 

@@ -1,5 +1,5 @@
-//! Byte layouts: how weights lie in a GGUF file ([`gguf`]) and how they lie once packed for the
-//! matrix product ([`packed`]); how keys and values lie in a block ([`kv`]).
+//! Byte layouts: weights in a GGUF file ([`gguf`]) and packed for the matrix product ([`packed`]); keys
+//! and values in a block ([`kv`]).
 
 pub mod gguf;
 pub mod kv;

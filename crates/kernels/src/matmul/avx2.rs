@@ -7,97 +7,54 @@
 
 use std::arch::x86_64::*;
 
-use super::Task;
-use super::isa::{Float, Isa, Quant, for_type};
+use super::isa::{CodeDot, Float, Quant, for_type};
 use super::kernel;
-
-/// Proof that the CPU has the features of [`crate::cpu::Kind::Avx2`].
-#[derive(Clone, Copy)]
-struct Avx2(());
+use super::task::Task;
+use crate::simd::avx2::Avx2;
+use crate::simd::op;
 
 /// All strips of a task.
 ///
 /// # Safety
-/// The CPU has the features of [`crate::cpu::Kind::Avx2`].
+/// The CPU has the features of [`crate::cpu::BackendKind::Avx2`].
 pub(super) unsafe fn strips(task: &Task<'_>) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { for_type!(task.ty, quant, float, (task)) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn quant<T: Quant>(task: &Task<'_>) {
-    kernel::quant_strips::<Avx2, T>(Avx2(()), task);
+    // SAFETY: this function runs only where the features are enabled.
+    let token = unsafe { Avx2::assume() };
+    kernel::quant_strips::<_, T>(token, task);
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn float<T: Float>(task: &Task<'_>) {
-    kernel::float_strips::<Avx2, T>(Avx2(()), task);
+    // SAFETY: this function runs only where the features are enabled.
+    let token = unsafe { Avx2::assume() };
+    kernel::float_strips::<_, T>(token, task);
 }
 
-// SAFETY of every block below: an `Avx2` exists only inside the two functions above, which run
-// only where the features are; loads and stores pass on their caller's promise.
-macro_rules! op {
-    ($e:expr) => {
-        // SAFETY: see above the macro.
-        unsafe { $e }
-    };
-}
-
-impl Isa for Avx2 {
-    const LANES: usize = 8;
+impl CodeDot for Avx2 {
     const BIASED: bool = false;
     // 16 registers: the codes of a group already spill, and are read back from L1.
     const INT8_ROWS_MAX: usize = 4;
     const F32_ROWS: usize = 2;
 
-    type F = __m256;
-    type I = __m256i;
     type B = __m256i;
 
     #[inline(always)]
-    fn splat(self, x: f32) -> __m256 {
-        op!(_mm256_set1_ps(x))
-    }
-    #[inline(always)]
-    fn neg(self, a: __m256) -> __m256 {
-        op!(_mm256_xor_ps(a, _mm256_set1_ps(-0.0)))
-    }
-    #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        op!(_mm256_add_ps(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: __m256, b: __m256) -> __m256 {
-        op!(_mm256_mul_ps(a, b))
-    }
-    #[inline(always)]
-    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        op!(_mm256_fmadd_ps(a, b, c))
-    }
-
-    #[inline(always)]
-    fn splat_i(self, x: i32) -> __m256i {
-        op!(_mm256_set1_epi32(x))
-    }
-    #[inline(always)]
-    fn add_i(self, a: __m256i, b: __m256i) -> __m256i {
-        op!(_mm256_add_epi32(a, b))
-    }
-    #[inline(always)]
-    fn and_i(self, a: __m256i, mask: i32) -> __m256i {
+    fn and_i32(self, a: __m256i, mask: i32) -> __m256i {
         op!(_mm256_and_si256(a, _mm256_set1_epi32(mask)))
     }
     #[inline(always)]
-    fn shr4_i(self, a: __m256i) -> __m256i {
+    fn shr4_i32(self, a: __m256i) -> __m256i {
         op!(_mm256_srli_epi32::<4>(a))
-    }
-    #[inline(always)]
-    fn to_f32(self, a: __m256i) -> __m256 {
-        op!(_mm256_cvtepi32_ps(a))
     }
 
     #[inline(always)]
-    fn splat_b(self, x: u8) -> __m256i {
+    fn splat_u8(self, x: u8) -> __m256i {
         op!(_mm256_set1_epi8(x as i8))
     }
     #[inline(always)]
@@ -168,16 +125,8 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load(self, p: *const u8) -> __m256i {
+    unsafe fn load_bytes(self, p: *const u8) -> __m256i {
         op!(_mm256_loadu_si256(p.cast()))
-    }
-    #[inline(always)]
-    unsafe fn load_f32(self, p: *const u8) -> __m256 {
-        op!(_mm256_loadu_ps(p.cast()))
-    }
-    #[inline(always)]
-    unsafe fn load_f16(self, p: *const u8) -> __m256 {
-        op!(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())))
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u8) -> __m256 {
@@ -193,14 +142,5 @@ impl Isa for Avx2 {
     #[inline(always)]
     unsafe fn load_i8(self, p: *const u8) -> __m256i {
         op!(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
-    }
-    #[inline(always)]
-    unsafe fn store(self, a: __m256, p: *mut f32) {
-        op!(_mm256_storeu_ps(p, a))
-    }
-
-    #[inline(always)]
-    fn prefetch(self, p: *const u8) {
-        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
     }
 }

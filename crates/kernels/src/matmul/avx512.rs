@@ -2,98 +2,55 @@
 
 use std::arch::x86_64::*;
 
-use super::Task;
-use super::isa::{Float, Isa, Quant, for_type};
+use super::isa::{CodeDot, Float, Quant, for_type};
 use super::kernel;
-
-/// Proof that the CPU has the features of [`crate::cpu::Kind::Avx512`].
-#[derive(Clone, Copy)]
-struct Avx512(());
+use super::task::Task;
+use crate::simd::avx512::Avx512;
+use crate::simd::op;
 
 /// All strips of a task.
 ///
 /// # Safety
-/// The CPU has the features of [`crate::cpu::Kind::Avx512`].
+/// The CPU has the features of [`crate::cpu::BackendKind::Avx512`].
 pub(super) unsafe fn strips(task: &Task<'_>) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { for_type!(task.ty, quant, float, (task)) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn quant<T: Quant>(task: &Task<'_>) {
-    kernel::quant_strips::<Avx512, T>(Avx512(()), task);
+    // SAFETY: this function runs only where the features are enabled.
+    let token = unsafe { Avx512::<false>::assume() };
+    kernel::quant_strips::<_, T>(token, task);
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn float<T: Float>(task: &Task<'_>) {
-    kernel::float_strips::<Avx512, T>(Avx512(()), task);
+    // SAFETY: this function runs only where the features are enabled.
+    let token = unsafe { Avx512::<false>::assume() };
+    kernel::float_strips::<_, T>(token, task);
 }
 
-// SAFETY of every block below: an `Avx512` exists only inside the two functions above, which run
-// only where the features are; loads and stores pass on their caller's promise.
-macro_rules! op {
-    ($e:expr) => {
-        // SAFETY: see above the macro.
-        unsafe { $e }
-    };
-}
-
-impl Isa for Avx512 {
-    const LANES: usize = 16;
+impl CodeDot for Avx512<false> {
     const BIASED: bool = true;
     // 8 vectors of codes, scale, minimum, and per row a sum and a dot: 26 of 32 registers.
     const INT8_ROWS_MAX: usize = 8;
     // 4 sums per row: 16 registers, the rest for unpacking.
     const F32_ROWS: usize = 4;
 
-    type F = __m512;
-    type I = __m512i;
     type B = __m512i;
 
     #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        op!(_mm512_set1_ps(x))
-    }
-    #[inline(always)]
-    fn neg(self, a: __m512) -> __m512 {
-        op!(_mm512_xor_ps(a, _mm512_set1_ps(-0.0)))
-    }
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        op!(_mm512_add_ps(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        op!(_mm512_mul_ps(a, b))
-    }
-    #[inline(always)]
-    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        op!(_mm512_fmadd_ps(a, b, c))
-    }
-
-    #[inline(always)]
-    fn splat_i(self, x: i32) -> __m512i {
-        op!(_mm512_set1_epi32(x))
-    }
-    #[inline(always)]
-    fn add_i(self, a: __m512i, b: __m512i) -> __m512i {
-        op!(_mm512_add_epi32(a, b))
-    }
-    #[inline(always)]
-    fn and_i(self, a: __m512i, mask: i32) -> __m512i {
+    fn and_i32(self, a: __m512i, mask: i32) -> __m512i {
         op!(_mm512_and_si512(a, _mm512_set1_epi32(mask)))
     }
     #[inline(always)]
-    fn shr4_i(self, a: __m512i) -> __m512i {
+    fn shr4_i32(self, a: __m512i) -> __m512i {
         op!(_mm512_srli_epi32::<4>(a))
-    }
-    #[inline(always)]
-    fn to_f32(self, a: __m512i) -> __m512 {
-        op!(_mm512_cvtepi32_ps(a))
     }
 
     #[inline(always)]
-    fn splat_b(self, x: u8) -> __m512i {
+    fn splat_u8(self, x: u8) -> __m512i {
         op!(_mm512_set1_epi8(x as i8))
     }
     #[inline(always)]
@@ -155,16 +112,8 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load(self, p: *const u8) -> __m512i {
+    unsafe fn load_bytes(self, p: *const u8) -> __m512i {
         op!(_mm512_loadu_si512(p.cast()))
-    }
-    #[inline(always)]
-    unsafe fn load_f32(self, p: *const u8) -> __m512 {
-        op!(_mm512_loadu_ps(p.cast()))
-    }
-    #[inline(always)]
-    unsafe fn load_f16(self, p: *const u8) -> __m512 {
-        op!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())))
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u8) -> __m512 {
@@ -180,14 +129,5 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn load_i8(self, p: *const u8) -> __m512i {
         op!(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
-    }
-    #[inline(always)]
-    unsafe fn store(self, a: __m512, p: *mut f32) {
-        op!(_mm512_storeu_ps(p, a))
-    }
-
-    #[inline(always)]
-    fn prefetch(self, p: *const u8) {
-        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
     }
 }

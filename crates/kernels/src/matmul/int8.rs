@@ -1,6 +1,6 @@
 //! Activations rounded to int8, 32 values to a scale.
 //!
-//! One group of 32 values and all a product may want to know about it fill one cache line:
+//! One group of 32 values and what a product needs to know about it fill one cache line:
 //!
 //! ```text
 //! 0          32      36        40            48       52              60
@@ -14,10 +14,10 @@
 //!
 //! Rounding: scale = absmax / 127, code = x * (127 / absmax) to the nearest even; zeros below
 //! [`TINY`]. A group with a NaN or an infinity gets a NaN or infinite scale and unspecified codes,
-//! so a broken model shows in the output and does not pass for a small number.
+//! so that a broken model shows in the output.
 
 use crate::Exec;
-use crate::cpu::Kind;
+use crate::cpu::BackendKind;
 use crate::format::gguf::GROUP;
 use crate::threads::chunks_mut;
 
@@ -52,7 +52,7 @@ impl Int8Rows {
         }
     }
 
-    /// Room for as much, keeping what there is.
+    /// Makes room for `rows` rows of `cols` values, keeping what there is.
     pub fn reserve(&mut self, rows: usize, cols: usize) {
         let count = rows * cols.div_ceil(GROUP);
         if let Some(more) = count.checked_sub(self.lines.len()) {
@@ -61,7 +61,7 @@ impl Int8Rows {
         }
     }
 
-    /// Bytes of so much room.
+    /// Bytes that room for `rows` rows of `cols` values takes.
     pub fn bytes_for(rows: usize, cols: usize) -> usize {
         rows * cols.div_ceil(GROUP) * size_of::<Line>()
     }
@@ -96,15 +96,17 @@ impl Int8Rows {
             UNIT_LINES,
             &|i, lines: &mut [Line]| {
                 let groups = &groups[i * UNIT_LINES..][..lines.len()];
-                match exec.table.kind() {
+                match exec.backend.kind() {
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: the table exists, so the CPU has the features.
-                    Kind::Avx512 | Kind::Avx512Vbmi => unsafe { x86::lines_avx512(groups, lines) },
+                    // SAFETY: the backend exists, so the CPU has the features.
+                    BackendKind::Avx512 | BackendKind::Avx512Vbmi => unsafe {
+                        x86::lines_avx512(groups, lines)
+                    },
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: as above.
-                    Kind::Avx2 => unsafe { x86::lines_avx2(groups, lines) },
+                    BackendKind::Avx2 => unsafe { x86::lines_avx2(groups, lines) },
                     #[cfg(target_arch = "aarch64")]
-                    Kind::Neon | Kind::NeonDot => arm::lines_neon(groups, lines),
+                    BackendKind::Neon | BackendKind::NeonDot => arm::lines_neon(groups, lines),
                     _ => lines_scalar(groups, lines),
                 }
             },
@@ -117,7 +119,7 @@ impl Int8Rows {
     }
 }
 
-/// Groups a thread rounds at a time. One row of a small model is less, and is not worth waking anyone.
+/// Groups a thread rounds at a time. One row of a small model is less: too little to wake a worker for.
 const UNIT_LINES: usize = 512;
 
 /// Below it a group is all zeros: the inverse of its scale would be infinite.

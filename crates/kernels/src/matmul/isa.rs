@@ -1,12 +1,13 @@
-//! What the product needs from an instruction set.
+//! What the product needs from an instruction set beyond [`crate::simd::Isa`], and the weight types as
+//! types.
 //!
-//! A value of a type that implements [`Isa`] is proof that the CPU has the instructions: it is
-//! made only by the dispatch, from a [`crate::cpu::Table`]. Everything here is `inline(always)`
-//! and ends up inside one function per weight type that has the target features switched on; a
-//! closure or a call that is not inlined would compute in plain scalar code, so there are none.
+//! Everything here is `inline(always)` and ends up inside one function per weight type that has the
+//! target features switched on; a closure or a call that is not inlined would compute in plain scalar
+//! code, so there are none.
 
 use crate::format::WeightType;
 use crate::format::packed::Shape;
+use crate::simd::Isa;
 
 /// A quantised weight type as a type, so that the kernels are compiled once for each.
 pub(super) trait Quant {
@@ -61,10 +62,9 @@ macro_rules! for_type {
 }
 pub(super) use for_type;
 
-/// Vector operations over `LANES` rows of a strip.
-pub(super) trait Isa: Copy {
-    /// Rows per vector: 16, or 8 and a strip is done in two parts.
-    const LANES: usize;
+/// Weight codes: unpacking them and multiplying them with activations, over `LANES` rows of a strip
+/// (16, or 8 and a strip is done in two parts).
+pub(super) trait CodeDot: Isa {
     /// The dot product wants unsigned codes: signed ones are shifted up by 128, which is taken
     /// out again through the sum of the activations.
     const BIASED: bool;
@@ -73,28 +73,14 @@ pub(super) trait Isa: Copy {
     /// The same for f32, 2 or 4.
     const F32_ROWS: usize;
 
-    /// `LANES` f32.
-    type F: Copy;
-    /// `LANES` i32.
-    type I: Copy;
     /// `LANES` times four bytes.
     type B: Copy;
 
-    fn splat(self, x: f32) -> Self::F;
-    fn neg(self, a: Self::F) -> Self::F;
-    fn add(self, a: Self::F, b: Self::F) -> Self::F;
-    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
-    /// `a * b + c`, rounded once.
-    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-
-    fn splat_i(self, x: i32) -> Self::I;
-    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
-    fn and_i(self, a: Self::I, mask: i32) -> Self::I;
+    fn and_i32(self, a: Self::I, mask: i32) -> Self::I;
     /// Logical shift right by 4.
-    fn shr4_i(self, a: Self::I) -> Self::I;
-    fn to_f32(self, a: Self::I) -> Self::F;
+    fn shr4_i32(self, a: Self::I) -> Self::I;
 
-    fn splat_b(self, x: u8) -> Self::B;
+    fn splat_u8(self, x: u8) -> Self::B;
     fn and(self, a: Self::B, b: Self::B) -> Self::B;
     fn or(self, a: Self::B, b: Self::B) -> Self::B;
     fn xor(self, a: Self::B, b: Self::B) -> Self::B;
@@ -114,13 +100,7 @@ pub(super) trait Isa: Copy {
 
     /// # Safety
     /// `4 * LANES` bytes at `p` are readable.
-    unsafe fn load(self, p: *const u8) -> Self::B;
-    /// # Safety
-    /// `4 * LANES` bytes at `p` are readable.
-    unsafe fn load_f32(self, p: *const u8) -> Self::F;
-    /// # Safety
-    /// `2 * LANES` bytes at `p` are readable.
-    unsafe fn load_f16(self, p: *const u8) -> Self::F;
+    unsafe fn load_bytes(self, p: *const u8) -> Self::B;
     /// # Safety
     /// `2 * LANES` bytes at `p` are readable.
     unsafe fn load_bf16(self, p: *const u8) -> Self::F;
@@ -130,10 +110,4 @@ pub(super) trait Isa: Copy {
     /// # Safety
     /// `LANES` bytes at `p` are readable.
     unsafe fn load_i8(self, p: *const u8) -> Self::I;
-    /// # Safety
-    /// `LANES` f32 at `p` are writable.
-    unsafe fn store(self, a: Self::F, p: *mut f32);
-
-    /// Asks for the cache line at `p`, which may be no address at all.
-    fn prefetch(self, p: *const u8);
 }

@@ -21,16 +21,15 @@
 //!
 //! How many activation rows share an unpacked group (`R`) changes nothing in either.
 
-use super::Task;
 use super::int8::Line;
-use super::isa::{Float, Isa, Quant};
+use super::isa::{CodeDot, Float, Quant};
+use super::task::Task;
 use crate::format::WeightType::{self, *};
 use crate::format::gguf::{GROUP, IQ4_VALUES, Integer};
 use crate::format::packed::{Bits, STRIP, VECTOR, strip_bytes};
 
-/// How far ahead of its first use a strip is asked for: the hardware's own prefetching stops at each
-/// 4 KiB page.
-const AHEAD: usize = 4096;
+/// How far ahead kernels prefetch a strip: the hardware's own prefetching stops at each 4 KiB page.
+const PREFETCH_BYTES: usize = 4096;
 
 /// Quads of a group.
 const QUADS: usize = GROUP / 4;
@@ -46,9 +45,9 @@ const IQ4_BIASED: [i8; 16] = {
     table
 };
 
-/// The body once for each `$i` below `$n`, which is at most 2, 4 or 8, written out: the compiler's
-/// own unrolling gives up on the longer bodies, and then sums live in memory, not in registers. The
-/// conditions are constants, so what is beyond `$n` is never compiled (a matter of minutes).
+/// The body once for each `$i` below `$n`, which is at most 2, 4 or 8, written out: the compiler
+/// does not unroll the longer bodies itself, and then sums live in memory, not in registers. The
+/// conditions are constants, so bodies beyond `$n` are never compiled, which saves minutes.
 macro_rules! each {
     ($i:ident < $n:expr, of 2, $body:block) => {
         each!(@ $i, $n, $body, 0 1)
@@ -69,7 +68,7 @@ macro_rules! each {
 /// All strips of a task, quantised weights. A block of activation rows stays in L1 while all
 /// strips pass.
 #[inline(always)]
-pub(super) fn quant_strips<S: Isa, T: Quant>(s: S, task: &Task<'_>) {
+pub(super) fn quant_strips<S: CodeDot, T: Quant>(s: S, task: &Task<'_>) {
     if let Some(lines) = task.lines {
         let mut row = 0;
         if const { S::INT8_ROWS_MAX >= 8 } {
@@ -117,7 +116,7 @@ pub(super) fn quant_strips<S: Isa, T: Quant>(s: S, task: &Task<'_>) {
 
 /// All strips of a task, float weights.
 #[inline(always)]
-pub(super) fn float_strips<S: Isa, T: Float>(s: S, task: &Task<'_>) {
+pub(super) fn float_strips<S: CodeDot, T: Float>(s: S, task: &Task<'_>) {
     let mut row = 0;
     while row + S::F32_ROWS <= task.x_rows {
         if const { S::F32_ROWS == 4 } {
@@ -136,7 +135,7 @@ pub(super) fn float_strips<S: Isa, T: Float>(s: S, task: &Task<'_>) {
 /// `R` activation rows from `row` on through all strips, int8, `P` parts of a strip's 16 rows at a
 /// time.
 #[inline(always)]
-fn int8_strips<S: Isa, T: Quant, const R: usize, const P: usize>(
+fn int8_strips<S: CodeDot, T: Quant, const R: usize, const P: usize>(
     s: S,
     task: &Task<'_>,
     lines: &[Line],
@@ -171,7 +170,7 @@ fn int8_strips<S: Isa, T: Quant, const R: usize, const P: usize>(
                 each!(r < R, of 8, {
                     let place = &mut out[r][lane + p * S::LANES..][..S::LANES];
                     // SAFETY: the slice has LANES places.
-                    unsafe { s.store(acc[p][r], place.as_mut_ptr()) };
+                    unsafe { s.store_f32(acc[p][r], place.as_mut_ptr()) };
                 });
             });
             lane += P * S::LANES;
@@ -181,18 +180,18 @@ fn int8_strips<S: Isa, T: Quant, const R: usize, const P: usize>(
 }
 
 /// A group of `LANES` rows in registers.
-struct Group<S: Isa> {
+struct Group<S: CodeDot> {
     codes: [S::B; QUADS],
     scales: [S::F; 2],
     mins: [S::F; 2],
 }
 
-impl<S: Isa> Group<S> {
+impl<S: CodeDot> Group<S> {
     /// # Safety
     /// `record` is a whole record of `T`, `g` a group of it, `lane + LANES <= 16`.
     #[inline(always)]
     unsafe fn load<T: Quant>(s: S, record: *const u8, g: usize, lane: usize) -> Group<S> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe {
             Group {
                 codes: load_codes::<S, T>(s, record, g, lane),
@@ -222,7 +221,7 @@ impl<S: Isa> Group<S> {
 
 /// The exact dot product of one half of a group, or of the whole where it has one scale.
 #[inline(always)]
-fn half_dot<S: Isa, T: Quant, const R: usize>(
+fn half_dot<S: CodeDot, T: Quant, const R: usize>(
     s: S,
     codes: &[S::B; QUADS],
     line: &Line,
@@ -237,8 +236,8 @@ fn half_dot<S: Isa, T: Quant, const R: usize>(
         line.neg_sums[half]
     };
     let mut dot = match const { log2_zero::<S>(T::TY) } {
-        Some(n) => s.splat_i(neg_sum << n),
-        None => s.splat_i(0),
+        Some(n) => s.splat_i32(neg_sum << n),
+        None => s.splat_i32(0),
     };
     if const { R > 1 } {
         each!(q < QUADS / halves(T::TY), of 8, {
@@ -247,19 +246,19 @@ fn half_dot<S: Isa, T: Quant, const R: usize>(
         });
         return dot;
     }
-    // A row alone has nothing to overlap its chain of dots with: two chains.
-    let mut second = s.splat_i(0);
+    // A single row has nothing to overlap its chain of dots with: two chains.
+    let mut second = s.splat_i32(0);
     each!(q < QUADS / halves(T::TY) / 2, of 4, {
         let quad = half * quads + 2 * q;
         dot = s.dot(dot, codes[quad], quad_of(line, quad), signed);
         second = s.dot(second, codes[quad + 1], quad_of(line, quad + 1), signed);
     });
-    s.add_i(dot, second)
+    s.add_i32(dot, second)
 }
 
 /// `R` activation rows from `row` on through all strips of quantised weights, f32.
 #[inline(always)]
-fn f32_strips<S: Isa, T: Quant, const R: usize>(s: S, task: &Task<'_>, row: usize) {
+fn f32_strips<S: CodeDot, T: Quant, const R: usize>(s: S, task: &Task<'_>, row: usize) {
     let cols = task.cols;
     let x = task.x[row * cols..(row + R) * cols].as_ptr();
     let signed = const { !S::BIASED && is_signed(T::TY) };
@@ -274,7 +273,7 @@ fn f32_strips<S: Isa, T: Quant, const R: usize>(s: S, task: &Task<'_>, row: usiz
                     let record = record::<T>(strip, group);
                     Group::load::<T>(s, record, group % T::SHAPE.groups, lane)
                 };
-                // A loop, so that the codes go through memory: nothing beside 32 R products.
+                // A loop, so that the codes go through memory: that is cheap beside 32 R products.
                 for q in 0..QUADS {
                     let half = q * const { halves(T::TY) } / QUADS;
                     let k = group * GROUP + 4 * q;
@@ -304,7 +303,7 @@ fn f32_strips<S: Isa, T: Quant, const R: usize>(s: S, task: &Task<'_>, row: usiz
 
 /// `R` activation rows from `row` on through all strips of float weights.
 #[inline(always)]
-fn float_rows<S: Isa, T: Float, const R: usize>(s: S, task: &Task<'_>, row: usize) {
+fn float_rows<S: CodeDot, T: Float, const R: usize>(s: S, task: &Task<'_>, row: usize) {
     let cols = task.cols;
     let x = task.x[row * cols..(row + R) * cols].as_ptr();
     for (i, strip) in task.strips(strip_bytes(T::TY, cols)).enumerate() {
@@ -315,7 +314,7 @@ fn float_rows<S: Isa, T: Float, const R: usize>(s: S, task: &Task<'_>, row: usiz
             let whole = cols / 4 * 4;
             for k in (0..whole).step_by(4) {
                 if R == 1 && lane == 0 {
-                    let at = k * STRIP * T::TY.block_bytes() + AHEAD;
+                    let at = k * STRIP * T::TY.block_bytes() + PREFETCH_BYTES;
                     each!(line < T::TY.block_bytes(), of 4, {
                         s.prefetch(strip.as_ptr().wrapping_add(at + line * VECTOR));
                     });
@@ -344,7 +343,7 @@ fn float_rows<S: Isa, T: Float, const R: usize>(s: S, task: &Task<'_>, row: usiz
 /// # Safety
 /// `strip` holds more than `k` columns, `x` has `R` rows of `cols > k`, `lane + LANES <= 16`.
 #[inline(always)]
-unsafe fn float_step<S: Isa, T: Float, const R: usize>(
+unsafe fn float_step<S: CodeDot, T: Float, const R: usize>(
     s: S,
     strip: &[u8],
     x: *const f32,
@@ -354,11 +353,11 @@ unsafe fn float_step<S: Isa, T: Float, const R: usize>(
     j: usize,
     acc: &mut [[S::F; 4]; R],
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         let p = strip.as_ptr().add((k * STRIP + lane) * T::TY.block_bytes());
         let w = match T::TY {
-            F32 => s.load_f32(p),
+            F32 => s.load_f32(p.cast()),
             F16 => s.load_f16(p),
             _ => s.load_bf16(p),
         };
@@ -370,7 +369,7 @@ unsafe fn float_step<S: Isa, T: Float, const R: usize>(
 
 /// The fixed end of the f32 sums.
 #[inline(always)]
-fn store_sums<S: Isa, const R: usize>(
+fn store_sums<S: CodeDot, const R: usize>(
     s: S,
     acc: &[[S::F; 4]; R],
     out: &mut [[f32; STRIP]; R],
@@ -381,7 +380,7 @@ fn store_sums<S: Isa, const R: usize>(
         let sum = s.add(s.add(a[0], a[1]), s.add(a[2], a[3]));
         let place = &mut out[r][lane..lane + S::LANES];
         // SAFETY: the slice has LANES places.
-        unsafe { s.store(sum, place.as_mut_ptr()) };
+        unsafe { s.store_f32(sum, place.as_mut_ptr()) };
     });
 }
 
@@ -399,7 +398,7 @@ const fn is_signed(ty: WeightType) -> bool {
 }
 
 /// What the loaded codes are too large by, as a power of two.
-const fn log2_zero<S: Isa>(ty: WeightType) -> Option<u32> {
+const fn log2_zero<S: CodeDot>(ty: WeightType) -> Option<u32> {
     match ty.integer() {
         Integer::Minus(0) => None,
         Integer::Minus(zero) => Some(zero.trailing_zeros()),
@@ -428,7 +427,7 @@ fn quad_of(line: &Line, quad: usize) -> i32 {
 /// `strip` is a whole strip of `T`, `group` a group of its rows.
 #[inline(always)]
 unsafe fn record<T: Quant>(strip: &[u8], group: usize) -> *const u8 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         strip
             .as_ptr()
@@ -437,8 +436,8 @@ unsafe fn record<T: Quant>(strip: &[u8], group: usize) -> *const u8 {
 }
 
 #[inline(always)]
-fn prefetch_group<S: Isa, T: Quant>(s: S, record: *const u8, g: usize) {
-    let ahead = record.wrapping_add(g * T::SHAPE.code_bytes + AHEAD);
+fn prefetch_group<S: CodeDot, T: Quant>(s: S, record: *const u8, g: usize) {
+    let ahead = record.wrapping_add(g * T::SHAPE.code_bytes + PREFETCH_BYTES);
     let mut at = 0;
     while at < T::SHAPE.code_bytes {
         s.prefetch(ahead.wrapping_add(at));
@@ -458,7 +457,7 @@ fn prefetch_group<S: Isa, T: Quant>(s: S, record: *const u8, g: usize) {
 /// # Safety
 /// `record` is a whole record of `T`, `g` a group of it, `lane + LANES <= 16`.
 #[inline(always)]
-unsafe fn load_codes<S: Isa, T: Quant>(
+unsafe fn load_codes<S: CodeDot, T: Quant>(
     s: S,
     record: *const u8,
     g: usize,
@@ -466,27 +465,27 @@ unsafe fn load_codes<S: Isa, T: Quant>(
 ) -> [S::B; QUADS] {
     // SAFETY: the caller's; a vector is 64 bytes and 4 * (lane + LANES) <= 64.
     let at = unsafe { record.add(g * T::SHAPE.code_bytes + 4 * lane) };
-    let mut codes = [s.splat_b(0); QUADS];
+    let mut codes = [s.splat_u8(0); QUADS];
     match T::SHAPE.bits {
         Bits::Eight => each!(i < QUADS, of 8, {
             // SAFETY: eight vectors of codes.
-            let v = unsafe { s.load(at.add(i * VECTOR)) };
+            let v = unsafe { s.load_bytes(at.add(i * VECTOR)) };
             codes[i] = if S::BIASED {
-                s.xor(v, s.splat_b(0x80))
+                s.xor(v, s.splat_u8(0x80))
             } else {
                 v
             };
         }),
         Bits::Two | Bits::Three => each!(i < QUADS, of 8, {
             // SAFETY: two vectors of pairs.
-            let v = unsafe { s.load(at.add(i / 4 * VECTOR)) };
-            codes[i] = s.and(shift(s, v, 2 * (i % 4), 0), s.splat_b(3));
+            let v = unsafe { s.load_bytes(at.add(i / 4 * VECTOR)) };
+            codes[i] = s.and(shift(s, v, 2 * (i % 4), 0), s.splat_u8(3));
         }),
         Bits::Four | Bits::Five | Bits::Six => each!(i < 4, of 4, {
             // SAFETY: four vectors of nibbles.
-            let v = unsafe { s.load(at.add(i * VECTOR)) };
-            codes[i] = s.and(v, s.splat_b(15));
-            codes[i + 4] = s.and(s.shr(v, 4), s.splat_b(15));
+            let v = unsafe { s.load_bytes(at.add(i * VECTOR)) };
+            codes[i] = s.and(v, s.splat_u8(15));
+            codes[i + 4] = s.and(s.shr(v, 4), s.splat_u8(15));
         }),
     }
     match T::SHAPE.bits {
@@ -497,16 +496,16 @@ unsafe fn load_codes<S: Isa, T: Quant>(
                 (2, 2)
             };
             // SAFETY: the one-bit plane is the last vector.
-            let v = unsafe { s.load(at.add(plane * VECTOR)) };
+            let v = unsafe { s.load_bytes(at.add(plane * VECTOR)) };
             each!(i < QUADS, of 8, {
-                let bit = s.and(shift(s, v, i, to), s.splat_b(1 << to));
+                let bit = s.and(shift(s, v, i, to), s.splat_u8(1 << to));
                 codes[i] = s.or(codes[i], bit);
             });
         }
         Bits::Six => each!(i < QUADS, of 8, {
             // SAFETY: the two vectors of pairs after the nibbles.
-            let v = unsafe { s.load(at.add((4 + i / 4) * VECTOR)) };
-            let pair = s.and(shift(s, v, 2 * (i % 4), 4), s.splat_b(0x30));
+            let v = unsafe { s.load_bytes(at.add((4 + i / 4) * VECTOR)) };
+            let pair = s.and(shift(s, v, 2 * (i % 4), 4), s.splat_u8(0x30));
             codes[i] = s.or(codes[i], pair);
         }),
         _ => {}
@@ -520,7 +519,7 @@ unsafe fn load_codes<S: Isa, T: Quant>(
 
 /// Moves bit `from` of each byte to bit `to`.
 #[inline(always)]
-fn shift<S: Isa>(s: S, v: S::B, from: usize, to: usize) -> S::B {
+fn shift<S: CodeDot>(s: S, v: S::B, from: usize, to: usize) -> S::B {
     if from > to {
         s.shr(v, from - to)
     } else if from < to {
@@ -535,7 +534,7 @@ fn shift<S: Isa>(s: S, v: S::B, from: usize, to: usize) -> S::B {
 /// # Safety
 /// As [`load_codes`].
 #[inline(always)]
-unsafe fn load_scales<S: Isa, T: Quant>(
+unsafe fn load_scales<S: CodeDot, T: Quant>(
     s: S,
     record: *const u8,
     g: usize,
@@ -556,8 +555,8 @@ unsafe fn load_scales<S: Isa, T: Quant>(
             Q2_K => {
                 let (a, b) = (s.load_u8(small), s.load_u8(small.add(STRIP)));
                 [
-                    s.mul(d, s.to_f32(s.and_i(a, 15))),
-                    s.mul(d, s.to_f32(s.and_i(b, 15))),
+                    s.mul(d, s.to_f32(s.and_i32(a, 15))),
+                    s.mul(d, s.to_f32(s.and_i32(b, 15))),
                 ]
             }
             _ => [d; 2],
@@ -570,7 +569,12 @@ unsafe fn load_scales<S: Isa, T: Quant>(
 /// # Safety
 /// As [`load_codes`].
 #[inline(always)]
-unsafe fn load_mins<S: Isa, T: Quant>(s: S, record: *const u8, g: usize, lane: usize) -> [S::F; 2] {
+unsafe fn load_mins<S: CodeDot, T: Quant>(
+    s: S,
+    record: *const u8,
+    g: usize,
+    lane: usize,
+) -> [S::F; 2] {
     if !T::TY.has_min() {
         return [s.splat(0.0); 2];
     }
@@ -584,8 +588,8 @@ unsafe fn load_mins<S: Isa, T: Quant>(s: S, record: *const u8, g: usize, lane: u
             Q2_K => {
                 let (a, b) = (s.load_u8(small), s.load_u8(small.add(STRIP)));
                 [
-                    s.neg(s.mul(m, s.to_f32(s.shr4_i(a)))),
-                    s.neg(s.mul(m, s.to_f32(s.shr4_i(b)))),
+                    s.neg(s.mul(m, s.to_f32(s.shr4_i32(a)))),
+                    s.neg(s.mul(m, s.to_f32(s.shr4_i32(b)))),
                 ]
             }
             _ => [m; 2],

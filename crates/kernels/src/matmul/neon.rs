@@ -5,16 +5,19 @@
 //! 2 * 128 * 127 = 32,512: exact) and a pairwise accumulation in i32.
 
 use std::arch::aarch64::*;
-use std::arch::asm;
 
-use super::Task;
-use super::isa::{Float, Isa, Quant, for_type};
+use super::isa::{CodeDot, Float, Quant, for_type};
 use super::kernel;
+use super::task::Task;
+use crate::simd::neon::{Neon, sdot};
+use crate::simd::{Pair, op};
 
-/// A value with `DOT` is proof that the CPU has the features of [`crate::cpu::Kind::NeonDot`]; plain
-/// NEON is part of every aarch64 we compile for.
-#[derive(Clone, Copy)]
-struct Neon<const DOT: bool>(());
+/// Eight lanes, without dot product.
+#[inline(always)]
+fn neon() -> Pair<Neon<false>> {
+    // SAFETY: plain NEON is part of every aarch64 we compile for.
+    Pair(unsafe { Neon::assume() })
+}
 
 /// All strips of a task, without dot product.
 pub(super) fn strips(task: &Task<'_>) {
@@ -24,36 +27,29 @@ pub(super) fn strips(task: &Task<'_>) {
 /// All strips of a task.
 ///
 /// # Safety
-/// The CPU has the features of [`crate::cpu::Kind::NeonDot`].
+/// The CPU has the features of [`crate::cpu::BackendKind::NeonDot`].
 pub(super) unsafe fn strips_dot(task: &Task<'_>) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { for_type!(task.ty, quant_dot, float, (task)) }
 }
 
 fn quant<T: Quant>(task: &Task<'_>) {
-    kernel::quant_strips::<Neon<false>, T>(Neon(()), task);
+    kernel::quant_strips::<_, T>(neon(), task);
 }
 
 #[target_feature(enable = "dotprod")]
 fn quant_dot<T: Quant>(task: &Task<'_>) {
     if task.lines.is_some() {
-        kernel::quant_strips::<Neon<true>, T>(Neon(()), task);
+        // SAFETY: this function runs only where the dot product is enabled.
+        let token = Pair(unsafe { Neon::<true>::assume() });
+        kernel::quant_strips::<_, T>(token, task);
     } else {
         quant::<T>(task);
     }
 }
 
 fn float<T: Float>(task: &Task<'_>) {
-    kernel::float_strips::<Neon<false>, T>(Neon(()), task);
-}
-
-// SAFETY of every block below: NEON is always there, and the dot product where `DOT` is; loads and
-// stores pass on their caller's promise.
-macro_rules! op {
-    ($e:expr) => {
-        // SAFETY: see above the macro.
-        unsafe { $e }
-    };
+    kernel::float_strips::<_, T>(neon(), task);
 }
 
 /// The expression for each of the two registers.
@@ -76,18 +72,7 @@ macro_rules! both {
 #[inline(always)]
 fn dot4<const DOT: bool>(acc: int32x4_t, codes: uint8x16_t, quad: int8x16_t) -> int32x4_t {
     if DOT {
-        let mut acc = acc;
-        // SAFETY: `DOT` says the instruction exists; it touches only these registers.
-        unsafe {
-            asm!(
-                "sdot {acc:v}.4s, {codes:v}.16b, {quad:v}.16b",
-                acc = inout(vreg) acc,
-                codes = in(vreg) codes,
-                quad = in(vreg) quad,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-        }
-        return acc;
+        return op!(sdot(acc, vreinterpretq_s8_u8(codes), quad));
     }
     op!({
         let codes = vreinterpretq_s8_u8(codes);
@@ -97,63 +82,27 @@ fn dot4<const DOT: bool>(acc: int32x4_t, codes: uint8x16_t, quad: int8x16_t) -> 
     })
 }
 
-impl<const DOT: bool> Isa for Neon<DOT> {
-    const LANES: usize = 8;
+impl<const DOT: bool> CodeDot for Pair<Neon<DOT>> {
     const BIASED: bool = false;
     // 2 registers for each row's sum, 16 for the codes.
     const INT8_ROWS_MAX: usize = 4;
     // 8 registers for each row's four sums.
     const F32_ROWS: usize = 2;
 
-    type F = [float32x4_t; 2];
-    type I = [int32x4_t; 2];
     type B = [uint8x16_t; 2];
 
     #[inline(always)]
-    fn splat(self, x: f32) -> Self::F {
-        [op!(vdupq_n_f32(x)); 2]
-    }
-    #[inline(always)]
-    fn neg(self, a: Self::F) -> Self::F {
-        both!(i, op!(vnegq_f32(a[i])))
-    }
-    #[inline(always)]
-    fn add(self, a: Self::F, b: Self::F) -> Self::F {
-        both!(i, op!(vaddq_f32(a[i], b[i])))
-    }
-    #[inline(always)]
-    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
-        both!(i, op!(vmulq_f32(a[i], b[i])))
-    }
-    #[inline(always)]
-    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-        both!(i, op!(vfmaq_f32(c[i], a[i], b[i])))
-    }
-
-    #[inline(always)]
-    fn splat_i(self, x: i32) -> Self::I {
-        [op!(vdupq_n_s32(x)); 2]
-    }
-    #[inline(always)]
-    fn add_i(self, a: Self::I, b: Self::I) -> Self::I {
-        both!(i, op!(vaddq_s32(a[i], b[i])))
-    }
-    #[inline(always)]
-    fn and_i(self, a: Self::I, mask: i32) -> Self::I {
+    fn and_i32(self, a: Self::I, mask: i32) -> Self::I {
         both!(i, op!(vandq_s32(a[i], vdupq_n_s32(mask))))
     }
     #[inline(always)]
-    fn shr4_i(self, a: Self::I) -> Self::I {
+    fn shr4_i32(self, a: Self::I) -> Self::I {
         // Only asked of bytes, so the sign does not matter.
         both!(i, op!(vshrq_n_s32::<4>(a[i])))
     }
-    #[inline(always)]
-    fn to_f32(self, a: Self::I) -> Self::F {
-        both!(i, op!(vcvtq_f32_s32(a[i])))
-    }
 
     #[inline(always)]
-    fn splat_b(self, x: u8) -> Self::B {
+    fn splat_u8(self, x: u8) -> Self::B {
         [op!(vdupq_n_u8(x)); 2]
     }
     #[inline(always)]
@@ -219,19 +168,8 @@ impl<const DOT: bool> Isa for Neon<DOT> {
     }
 
     #[inline(always)]
-    unsafe fn load(self, p: *const u8) -> Self::B {
+    unsafe fn load_bytes(self, p: *const u8) -> Self::B {
         both!(i, op!(vld1q_u8(p.add(16 * i))))
-    }
-    #[inline(always)]
-    unsafe fn load_f32(self, p: *const u8) -> Self::F {
-        both!(i, op!(vreinterpretq_f32_u8(vld1q_u8(p.add(16 * i)))))
-    }
-    #[inline(always)]
-    unsafe fn load_f16(self, p: *const u8) -> Self::F {
-        both!(
-            i,
-            op!(vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p.add(8 * i)))))
-        )
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u8) -> Self::F {
@@ -255,18 +193,5 @@ impl<const DOT: bool> Isa for Neon<DOT> {
             let wide = op!(vget_low_s16(vmovl_s8(vcreate_s8(u64::from(four)))));
             op!(vmovl_s16(wide))
         })
-    }
-    #[inline(always)]
-    unsafe fn store(self, a: Self::F, p: *mut f32) {
-        op!(vst1q_f32(p, a[0]));
-        op!(vst1q_f32(p.add(4), a[1]));
-    }
-
-    #[inline(always)]
-    fn prefetch(self, p: *const u8) {
-        // SAFETY: a hint; it reads nothing and faults on no address.
-        unsafe {
-            asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly));
-        }
     }
 }

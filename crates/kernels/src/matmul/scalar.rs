@@ -1,9 +1,9 @@
-//! The dumb twin: one output at a time, as the definition reads. Every other table must give its
-//! bits.
+//! The scalar reference: one output at a time, as the definition reads. Every other backend must give
+//! its bits.
 
-use super::Task;
 use super::int8::Line;
 use super::kernel::halves;
+use super::task::Task;
 use crate::format::WeightType::*;
 use crate::format::gguf::GROUP;
 use crate::format::packed::{STRIP, read_group, strip_bytes};

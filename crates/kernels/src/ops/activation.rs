@@ -2,15 +2,15 @@
 //!
 //! The gated ones are a sigmoid: `silu(g) = g / (1 + e^-g)`, and the tanh form of gelu is
 //! `g / (1 + e^(-2u))` with `u = sqrt(2/pi) (g + 0.044715 g^3)`, because
-//! `(1 + tanh u) / 2 = 1 / (1 + e^(-2u))`. Written so, nothing cancels for large negative gates.
+//! `(1 + tanh u) / 2 = 1 / (1 + e^(-2u))`. In this form nothing cancels for large negative gates.
 //!
 //! The exact gelu is `x` times the normal distribution at `x`. What lies beyond `|x|` is
 //! `h = e^(-x^2 / 2) t q(t)` with `t = 1 / (1 + 0.375 |x| / sqrt 2)`: then gelu is `x h` on the left
 //! and `x - x h` on the right, and nothing cancels here either.
 
 use super::exp::{exp, exp_lanes};
-use super::simd::{Simd, simd_fn};
 use crate::LANES;
+use crate::simd::{Simd, simd_fn};
 
 /// `-2 sqrt(2 / pi)`, which is `-sqrt(2) * 2 / sqrt(pi)`.
 const GELU_SLOPE: f32 = (-std::f64::consts::SQRT_2 * std::f64::consts::FRAC_2_SQRT_PI) as f32;
@@ -85,7 +85,7 @@ fn gated<S: Simd, const GELU: bool>(s: S, gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
-fn gated_lanes<S: Simd, const GELU: bool>(s: S, g: S::V, u: S::V) -> S::V {
+fn gated_lanes<S: Simd, const GELU: bool>(s: S, g: S::F, u: S::F) -> S::F {
     let exponent = if GELU {
         let slope = s.splat(GELU_SLOPE);
         let cube = s.mul(s.mul(g, g), s.splat(GELU_CUBE));
@@ -129,7 +129,7 @@ fn simd_gelu_exact<S: Simd>(s: S, x: &mut [f32]) {
 }
 
 #[inline(always)]
-fn gelu_exact_lanes<S: Simd>(s: S, x: S::V) -> S::V {
+fn gelu_exact_lanes<S: Simd>(s: S, x: S::F) -> S::F {
     let (zero, one) = (s.splat(0.0), s.splat(1.0));
     let size = s.if_less(x, zero, s.mul(x, s.splat(-1.0)), x);
     let t = s.div(one, s.fma(size, s.splat(TAIL_SLOPE), one));

@@ -1,4 +1,4 @@
-//! The exponential, as a polynomial of our own: libraries differ in the last bit, tables may not.
+//! The exponential, as a polynomial of our own: libraries differ in the last bit, backends may not.
 //!
 //! ```text
 //! n = round(x / ln 2)                  by adding and subtracting 1.5 * 2^23
@@ -14,8 +14,8 @@
 //! - `x >` [`HIGHEST`]: infinity (the last factor of two before overflow is given up).
 //! - Not a number in, not a number out.
 
-use super::simd::{Simd, simd_fn};
 use crate::LANES;
+use crate::simd::{Simd, simd_fn};
 
 /// Just above `ln(2^-126)`, the least normal number.
 pub const LOWEST: f32 = -87.3365;
@@ -59,14 +59,14 @@ pub fn exp(x: f32) -> f32 {
 
 /// [`exp`] of sixteen lanes.
 #[inline(always)]
-pub(crate) fn exp_lanes<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn exp_lanes<S: Simd>(s: S, x: S::F) -> S::F {
     let y = exp_lanes_low(s, x);
     s.if_less(s.splat(HIGHEST), x, s.splat(f32::INFINITY), y)
 }
 
 /// [`exp`] of lanes that are not above [`HIGHEST`].
 #[inline(always)]
-fn exp_lanes_low<S: Simd>(s: S, x: S::V) -> S::V {
+fn exp_lanes_low<S: Simd>(s: S, x: S::F) -> S::F {
     let round = s.splat(ROUND);
     let t = s.fma(x, s.splat(LOG2_E), round);
     let n = s.sub(t, round);

@@ -10,15 +10,8 @@
 //!       + 2 apart, + 1 apart
 //! ```
 
-use super::simd::{Simd, simd_fn};
 use crate::LANES;
-
-/// One in fixed point: attention mass is counted in units of 2^-40, where additions commute.
-/// A 24-bit probability above 2^-16 is exact in them, and 2^24 tokens' worth of mass fits.
-pub const FIXED_ONE: f32 = (1u64 << 40) as f32;
-
-/// Adding 2^52 to a double below it rounds it to an integer, found in the low bits of the sum.
-pub const FIXED_MAGIC: f64 = (1u64 << 52) as f64;
+use crate::simd::{FIXED_MAGIC, FIXED_ONE, Simd, simd_fn};
 
 /// `x` in units of 2^-40, rounded to nearest, ties to even, for `x` in `0.0..=2.0`.
 pub fn to_fixed(x: f32) -> u64 {
@@ -26,7 +19,7 @@ pub fn to_fixed(x: f32) -> u64 {
     n.to_bits() ^ FIXED_MAGIC.to_bits()
 }
 
-/// The greater; what is not a number is never it.
+/// The greater one; `a` where either is NaN.
 #[inline(always)]
 pub(crate) fn greater(a: f32, b: f32) -> f32 {
     if a < b { b } else { a }
@@ -128,8 +121,7 @@ fn simd_dot<S: Simd>(s: S, x: &[f32], y: &[f32]) -> f32 {
 }
 
 simd_fn! {
-    /// The greatest of a row, minus infinity for an empty one. Not defined where a value is not a
-    /// number.
+    /// The greatest of a row, minus infinity for an empty one. Undefined where a value is NaN.
     pub fn max(x: &[f32]) -> f32 = scalar_max, simd_max;
 }
 

@@ -1,9 +1,9 @@
 //! Norms of one row. The root-mean-square norm is for a hidden state, or one head for models that
 //! norm their queries and keys; the layer norm takes the mean out first and is for encoders.
 
-use super::lanes::{simd_dot_self, simd_sum};
-use super::simd::{Simd, simd_fn};
-use crate::cpu::Table;
+use super::lanes::{dot_self, simd_dot_self, simd_sum, sum};
+use crate::cpu::Backend;
+use crate::simd::{Simd, simd_fn};
 
 simd_fn! {
     /// `out = x / sqrt(mean(x^2) + eps) * weight`, in this order: the row's factor first, then the
@@ -19,7 +19,7 @@ fn factor(squares: f32, len: usize, eps: f32) -> f32 {
 }
 
 fn scalar_rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let by = factor(super::dot_self(Table::SCALAR, x), x.len(), eps);
+    let by = factor(dot_self(Backend::SCALAR, x), x.len(), eps);
     apply(x, weight, by, out);
 }
 
@@ -45,7 +45,7 @@ simd_fn! {
 }
 
 fn scalar_rms_norm_assign(x: &mut [f32], weight: &[f32], eps: f32) {
-    let by = factor(super::dot_self(Table::SCALAR, x), x.len(), eps);
+    let by = factor(dot_self(Backend::SCALAR, x), x.len(), eps);
     apply_assign(x, weight, by);
 }
 
@@ -71,9 +71,9 @@ simd_fn! {
 }
 
 fn scalar_layer_norm_assign(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
-    let mean = super::sum(Table::SCALAR, x) / x.len() as f32;
+    let mean = sum(Backend::SCALAR, x) / x.len() as f32;
     subtract(x, mean);
-    let by = factor(super::dot_self(Table::SCALAR, x), x.len(), eps);
+    let by = factor(dot_self(Backend::SCALAR, x), x.len(), eps);
     apply_biased(x, weight, bias, by);
 }
 

@@ -1,18 +1,17 @@
-//! Products of small f32 matrices that are made on the way: the scores and sums of an encoder's heads.
+//! Products of small f32 matrices that are computed on the way: the scores and sums of an encoder's heads.
 //!
-//! What this is not: a product with weights ([`crate::matmul`]), which lie packed. Here one column is
-//! a lane, so a sum runs along `k` in order, fused, from zero: a row of many equals the same row
-//! alone.
+//! Products with packed weights are in [`crate::matmul`]. Here one column is a lane, so a sum runs along
+//! `k` in order, fused, from zero: a row of many equals the same row alone.
 
-use super::simd::{Simd, simd_fn};
 use crate::LANES;
+use crate::simd::{Simd, simd_fn};
 
 /// Rows that share a loaded vector: twelve registers of AVX2's sixteen are accumulators.
 const TILE: usize = 6;
 
 /// Rows of a matrix, `stride` apart; what lies between two rows is not touched.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a> {
+pub struct StridedRows<'a> {
     pub data: &'a [f32],
     pub stride: usize,
 }
@@ -21,14 +20,14 @@ simd_fn! {
     /// `out = x m`, with `x` of (rows, k), `m` of (k, cols) and `out` of (rows, cols) in rows
     /// `out_stride` apart. `cols` is a multiple of sixteen.
     pub fn product(
-        x: Rows<'_>, m: Rows<'_>, rows: usize, k: usize, cols: usize,
+        x: StridedRows<'_>, m: StridedRows<'_>, rows: usize, k: usize, cols: usize,
         out: &mut [f32], out_stride: usize,
     ) = scalar_product, simd_product;
 }
 
 fn scalar_product(
-    x: Rows<'_>,
-    m: Rows<'_>,
+    x: StridedRows<'_>,
+    m: StridedRows<'_>,
     rows: usize,
     k: usize,
     cols: usize,
@@ -50,8 +49,8 @@ fn scalar_product(
 #[inline(always)]
 fn simd_product<S: Simd>(
     s: S,
-    x: Rows<'_>,
-    m: Rows<'_>,
+    x: StridedRows<'_>,
+    m: StridedRows<'_>,
     rows: usize,
     k: usize,
     cols: usize,
@@ -61,7 +60,7 @@ fn simd_product<S: Simd>(
     assert_eq!(cols % LANES, 0);
     let mut row = 0;
     while row < rows {
-        let x = Rows {
+        let x = StridedRows {
             data: &x.data[row * x.stride..],
             stride: x.stride,
         };
@@ -79,8 +78,8 @@ fn simd_product<S: Simd>(
 #[inline(always)]
 fn tile<S: Simd, const R: usize>(
     s: S,
-    x: Rows<'_>,
-    m: Rows<'_>,
+    x: StridedRows<'_>,
+    m: StridedRows<'_>,
     k: usize,
     cols: usize,
     out: &mut [f32],

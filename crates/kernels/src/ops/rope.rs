@@ -1,12 +1,12 @@
-//! Rotary positions: pairs of a head's values turned by an angle that grows with the position.
+//! Rotary positions (RoPE): pairs of a head's values rotate by an angle that grows with the position.
 //!
-//! Which frequencies (linear, llama3 and yarn scaling, per-pair factors) is the model's business:
-//! here they come ready, one per pair.
+//! The model chooses the frequencies (linear, llama3 and yarn scaling, per-pair factors): here they come
+//! ready, one per pair.
 //!
 //! An angle is `position * frequency` in f64: at a million tokens its error is 1e-10, far below
 //! what the f32 cosine can show, so no position is worse than another.
 
-use super::simd::{Simd, simd_fn};
+use crate::simd::{Simd, simd_fn};
 
 /// Which two values of a head make a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,18 +60,18 @@ impl RopeSpec {
 }
 
 /// Rotates one head in place by the angles of its position.
-pub fn rotate(table: crate::cpu::Table, head: &mut [f32], angles: &[f32], spec: &RopeSpec) {
+pub fn rotate(backend: crate::cpu::Backend, head: &mut [f32], angles: &[f32], spec: &RopeSpec) {
     assert_eq!(angles.len(), spec.dims);
     let head = &mut head[..spec.dims];
     match spec.pairing {
-        Pairing::Interleaved => interleaved(table, head, angles),
-        Pairing::Halves => halves(table, head, angles),
+        Pairing::Interleaved => interleaved(backend, head, angles),
+        Pairing::Halves => halves(backend, head, angles),
     }
 }
 
 /// `(a cos - b sin, a sin + b cos)`: one product rounded, the other fused.
 #[inline(always)]
-fn turn(a: f32, b: f32, angle: [f32; 2]) -> (f32, f32) {
+fn rotate_pair(a: f32, b: f32, angle: [f32; 2]) -> (f32, f32) {
     let [cos, sin] = angle;
     (a.mul_add(cos, -(b * sin)), a.mul_add(sin, b * cos))
 }
@@ -85,11 +85,11 @@ fn each_interleaved(head: &mut [f32], angles: &[f32]) {
     let (pairs, _) = head.as_chunks_mut::<2>();
     let (angles, _) = angles.as_chunks::<2>();
     for (pair, angle) in pairs.iter_mut().zip(angles) {
-        (pair[0], pair[1]) = turn(pair[0], pair[1], *angle);
+        (pair[0], pair[1]) = rotate_pair(pair[0], pair[1], *angle);
     }
 }
 
-// No reduction, so the scalar loop compiled with the table's instructions gives the same bits.
+// No reduction, so the scalar loop compiled with the backend's instructions gives the same bits.
 #[inline(always)]
 fn simd_interleaved<S: Simd>(_: S, head: &mut [f32], angles: &[f32]) {
     each_interleaved(head, angles);
@@ -104,7 +104,7 @@ fn each_halves(head: &mut [f32], angles: &[f32]) {
     let (first, second) = head.split_at_mut(angles.len() / 2);
     let (angles, _) = angles.as_chunks::<2>();
     for ((a, b), angle) in first.iter_mut().zip(second).zip(angles) {
-        (*a, *b) = turn(*a, *b, *angle);
+        (*a, *b) = rotate_pair(*a, *b, *angle);
     }
 }
 

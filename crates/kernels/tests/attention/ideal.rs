@@ -1,23 +1,23 @@
-//! The dumb twin of attention, in f64 over the numbers as stored.
+//! The plain reference of attention, in f64 over the numbers as stored.
 
 use super::kv::{Counted, Sequence, Side, value};
-use haversack_kernels::attention::{BLOCK_SLOTS, Count, KvView};
-use haversack_kernels::cpu::Table;
-use haversack_kernels::format::kv::{Codec, Form, Turn};
+use haversack_kernels::attention::{BLOCK_SLOTS, KvView, MassStatistic};
+use haversack_kernels::cpu::Backend;
+use haversack_kernels::format::kv::{Codec, Form, Rotation};
 use haversack_kernels::ops;
 
 /// A head in another basis. Hadamard and its inverse are the same; the other is told by `back`.
-pub fn turned(turn: Turn, x: &[f64], back: bool) -> Vec<f64> {
+pub fn turned(turn: Rotation, x: &[f64], back: bool) -> Vec<f64> {
     match turn {
-        Turn::None => x.to_vec(),
-        Turn::Eights => {
+        Rotation::None => x.to_vec(),
+        Rotation::Eights => {
             let mut y = x.to_vec();
             for (y, x) in y.chunks_exact_mut(8).zip(x.chunks_exact(8)) {
-                y.copy_from_slice(&turned(Turn::Pairs, x, back));
+                y.copy_from_slice(&turned(Rotation::Pairs, x, back));
             }
             y
         }
-        Turn::Pairs => {
+        Rotation::Pairs => {
             let half = x.len().div_ceil(2);
             let from = |i: usize| if i < half { 2 * i } else { 2 * (i - half) + 1 };
             let mut y = vec![0.0; x.len()];
@@ -30,7 +30,7 @@ pub fn turned(turn: Turn, x: &[f64], back: bool) -> Vec<f64> {
             }
             y
         }
-        Turn::Hadamard => {
+        Rotation::Hadamard => {
             let mut y = Vec::new();
             while y.len() < x.len() {
                 let rest = &x[y.len()..];
@@ -96,10 +96,7 @@ pub fn ideal(s: &Sequence, from: usize, counts: &[Counted]) -> (Vec<f64>, Vec<Ve
                         continue;
                     }
                     let query = &queries[slot.segment];
-                    let mut score = query.bias + dot(&query.ways[slot.way], &slot.k);
-                    if let Some(cap) = s.softcap {
-                        score = f64::from(cap) * (score / f64::from(cap)).tanh();
-                    }
+                    let score = query.bias + dot(&query.ways[slot.way], &slot.k);
                     p[slot.index] = score.exp();
                     total += p[slot.index];
                 }
@@ -130,10 +127,10 @@ pub fn ideal(s: &Sequence, from: usize, counts: &[Counted]) -> (Vec<f64>, Vec<Ve
                         let to: &mut f64 = &mut mass[kv * all + slot.index];
                         let weight = |w: &[u16; 32]| f64::from(w[position as usize % 32]);
                         match count {
-                            Count::Sum => *to += a,
-                            Count::Squares => *to += a * a,
-                            Count::Max => *to = to.max(a),
-                            Count::Weighted(w) => *to += a * weight(w) / 32768.0,
+                            MassStatistic::Sum => *to += a,
+                            MassStatistic::Squares => *to += a * a,
+                            MassStatistic::Max => *to = to.max(a),
+                            MassStatistic::Weighted(w) => *to += a * weight(w) / 32768.0,
                         }
                     }
                 }
@@ -162,8 +159,8 @@ impl Query {
         exact.iter_mut().for_each(|x| *x *= f64::from(s.scale()));
         // Rounded from the very numbers that attention rounds, or some would go the other way.
         let mut narrow = q.to_vec();
-        ops::turn(Table::SCALAR, s.basis.k, &mut narrow);
-        ops::scale(Table::SCALAR, &mut narrow, s.scale());
+        ops::rotate_head(Backend::SCALAR, s.basis.k, &mut narrow);
+        ops::scale(Backend::SCALAR, &mut narrow, s.scale());
         let greatest = narrow.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
         let rounded = |limit: f32| {
             let number = |x: &f32| f64::from((x * (limit / greatest)).round_ties_even());

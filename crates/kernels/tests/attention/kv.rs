@@ -5,10 +5,10 @@
 //! numbers.
 
 use haversack_kernels::attention::*;
-use haversack_kernels::cpu::{Kind, Table};
+use haversack_kernels::cpu::{Backend, BackendKind};
 use haversack_kernels::format::kv::code::{write_k_rows, write_v_rows};
 use haversack_kernels::format::kv::*;
-use haversack_kernels::threads::Pool;
+use haversack_kernels::threads::ThreadPool;
 use haversack_kernels::{Exec, attention};
 use std::ops::Range;
 use std::sync::Arc;
@@ -57,7 +57,6 @@ pub struct Sequence {
     pub near_blocks: u64,
     /// Exact rows in the block of position 0.
     pub sinks: usize,
-    pub softcap: Option<f32>,
     pub window: Option<u64>,
     /// Positions that no query sees, in any order.
     pub hidden: Vec<Range<u64>>,
@@ -92,7 +91,6 @@ impl Sequence {
             far: KvForm::F16,
             near_blocks: 0,
             sinks: 0,
-            softcap: None,
             window: None,
             hidden: Vec::new(),
             spoiled: false,
@@ -277,12 +275,12 @@ impl Sequence {
         let values = token * shape.row()..(token + rows) * shape.row();
         let seed = self.seed + 1000 * token as u64 + salt;
         if form.k.codec.is_float() {
-            write_k_rows(Table::SCALAR, shape, &mut k, 0, &self.k[values.clone()]);
+            write_k_rows(Backend::SCALAR, shape, &mut k, 0, &self.k[values.clone()]);
         } else {
             draw(&mut Noise(seed), form.k, self.head_dim, &mut k);
         }
         if form.v.codec.is_float() {
-            write_v_rows(Table::SCALAR, shape, &mut v, 0, &self.v[values]);
+            write_v_rows(Backend::SCALAR, shape, &mut v, 0, &self.v[values]);
         } else {
             draw(&mut Noise(seed ^ 0x7a1), form.v, self.head_dim, &mut v);
         }
@@ -485,7 +483,7 @@ pub struct Outcome {
     /// The first position that was not a number.
     pub bad: u64,
     /// (row, head)
-    pub sums: Vec<Sum>,
+    pub sums: Vec<SoftmaxSum>,
 }
 
 impl Outcome {
@@ -497,7 +495,7 @@ impl Outcome {
 }
 
 /// What is counted, of one query in how many.
-pub type Counted = (Count, u64);
+pub type Counted = (MassStatistic, u64);
 
 /// One way of counting for each turn: everything that can be counted, of all queries or of some.
 pub fn counted(turn: usize) -> Counted {
@@ -505,11 +503,11 @@ pub fn counted(turn: usize) -> Counted {
 }
 
 /// Everything that can be counted.
-pub const COUNTS: [Count; 4] = [
-    Count::Sum,
-    Count::Squares,
-    Count::Max,
-    Count::Weighted(WEIGHTS),
+pub const COUNTS: [MassStatistic; 4] = [
+    MassStatistic::Sum,
+    MassStatistic::Squares,
+    MassStatistic::Max,
+    MassStatistic::Weighted(WEIGHTS),
 ];
 
 /// Up to one, no two alike.
@@ -526,14 +524,14 @@ const WEIGHTS: [u16; 32] = {
 /// Runs the last `len - from` tokens of each sequence in chunks, all sequences of a chunk in one
 /// call.
 pub fn run(
-    table: Table,
-    pool: &Pool,
+    backend: Backend,
+    pool: &ThreadPool,
     sequences: &[&Sequence],
     from: usize,
     chunk: usize,
     counted: Option<Counted>,
 ) -> Vec<Outcome> {
-    let mut scratch = Scratch::new(Need {
+    let mut scratch = AttentionScratch::new(AttentionLimits {
         threads: pool.threads(),
         jobs: sequences.len(),
         heads: 1,
@@ -547,7 +545,7 @@ pub fn run(
         let table = s.table(s.len).blocks;
         let blocks = table.len();
         tables.push(table);
-        scratch.reserve(Need {
+        scratch.reserve(AttentionLimits {
             threads: pool.threads(),
             jobs: sequences.len(),
             heads: s.heads,
@@ -561,7 +559,7 @@ pub fn run(
             out: vec![f32::NAN; s.q[0].len()],
             mass: vec![0; slots],
             bad: u64::MAX,
-            sums: vec![Sum::default(); s.q[0].len() / s.head_dim],
+            sums: vec![SoftmaxSum::default(); s.q[0].len() / s.head_dim],
         });
     }
     let bytes = scratch.bytes();
@@ -588,14 +586,13 @@ pub fn run(
         }
         let mut jobs = Vec::new();
         for (s, range, start, q, blocks, (counters, bad), outcome) in &mut parts {
-            jobs.push(Attend {
+            jobs.push(AttentionJob {
                 kv_heads: s.kv_heads,
                 head_dim: s.head_dim,
                 heads: s.heads,
                 basis: s.basis,
                 mean: s.mean.as_deref(),
                 scale: s.scale(),
-                softcap: s.softcap,
                 window: s.window,
                 q,
                 first_position: s.first_position() + *start as u64,
@@ -610,7 +607,7 @@ pub fn run(
                 sums: Some(&mut outcome.sums[range.start / s.head_dim..range.end / s.head_dim]),
             });
         }
-        attention::attend(Exec { table, pool }, &mut scratch, &mut jobs);
+        attention::attend(Exec { backend, pool }, &mut scratch, &mut jobs);
         drop(jobs);
         for (s, _, _, _, blocks, (counters, bad), outcome) in parts {
             outcome.bad = outcome.bad.min(bad);
@@ -621,7 +618,7 @@ pub fn run(
                     let to = &mut outcome.mass[head * all + slot];
                     let more = counters[head * here + slot];
                     *to = match counted {
-                        Some((Count::Max, _)) => more.max(*to),
+                        Some((MassStatistic::Max, _)) => more.max(*to),
                         _ => *to + more,
                     };
                 }
@@ -632,13 +629,16 @@ pub fn run(
     outcomes
 }
 
-/// The tables of this CPU; prints once what it cannot run.
-pub fn tables() -> Vec<Table> {
+/// The backends of this CPU; prints once what it cannot run.
+pub fn backends() -> Vec<Backend> {
     static PRINTED: std::sync::Once = std::sync::Once::new();
     PRINTED.call_once(|| {
-        for kind in Kind::ALL.into_iter().filter(|k| Table::new(*k).is_none()) {
-            println!("not run here: table {}", kind.name());
+        for kind in BackendKind::ALL
+            .into_iter()
+            .filter(|k| Backend::new(*k).is_none())
+        {
+            println!("not run here: backend {}", kind.name());
         }
     });
-    Table::available().collect()
+    Backend::available().collect()
 }

@@ -92,7 +92,7 @@ pub enum Expr {
     Binary(Binary, Box<(Expr, Expr)>),
     And(Box<(Expr, Expr)>),
     Or(Box<(Expr, Expr)>),
-    Compare(Box<Expr>, Vec<(Compare, Expr)>),
+    Compare(Box<Expr>, Vec<(CompareOp, Expr)>),
     /// value, condition, otherwise
     Cond(Box<(Expr, Expr)>, Option<Box<Expr>>),
 }
@@ -110,7 +110,7 @@ pub enum Binary {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compare {
+pub enum CompareOp {
     Eq,
     Ne,
     Lt,

@@ -2,21 +2,21 @@
 
 use super::ast::Name;
 use super::limits::{Outcome, fail};
-use super::value::Value;
+use super::value::TemplateValue;
 
 #[derive(Default)]
-pub struct Call {
-    pub positional: Vec<Value>,
-    pub named: Vec<(Name, Value)>,
+pub struct TemplateCall {
+    pub positional: Vec<TemplateValue>,
+    pub named: Vec<(Name, TemplateValue)>,
 }
 
-impl Call {
+impl TemplateCall {
     /// The arguments in the order of `params`; absent ones are `None`, surplus ones an error.
     pub fn bind<const N: usize>(
         self,
         what: &str,
         params: [&str; N],
-    ) -> Outcome<[Option<Value>; N]> {
+    ) -> Outcome<[Option<TemplateValue>; N]> {
         let mut bound = [const { None }; N];
         if self.positional.len() > N {
             return fail(format!(
@@ -42,7 +42,7 @@ impl Call {
     }
 
     /// The first positional argument, leaving the others.
-    pub fn shift(&mut self) -> Option<Value> {
+    pub fn shift(&mut self) -> Option<TemplateValue> {
         if self.positional.is_empty() {
             None
         } else {
@@ -52,7 +52,7 @@ impl Call {
 }
 
 /// An argument that must be there.
-pub fn required(value: Option<Value>, what: &str) -> Outcome<Value> {
+pub fn required(value: Option<TemplateValue>, what: &str) -> Outcome<TemplateValue> {
     match value {
         Some(value) => Ok(value),
         None => fail(format!("{what} misses an argument")),

@@ -3,17 +3,20 @@
 //! It reads nothing but the tree, the variables it was given and the clock it was handed. Every statement and
 //! expression costs a step and a level of depth; every byte emitted is counted, also those of captured text.
 
-use super::TemplateError;
-use super::ast::{Args, Compare, Expr, Filter, For, Macro, Name, Stmt, StmtKind, Target};
-use super::call::{Call, required};
+use super::ast::{Args, CompareOp, Expr, Filter, For, Macro, Name, Stmt, StmtKind, Target};
+use super::call::{TemplateCall, required};
+use super::error::TemplateError;
 use super::filters;
 use super::limits::{
-    Buffer, CALL_DEPTH_MAX, Meter, OUTPUT_BYTES_MAX, Outcome, RANGE_MAX, SLOT_BYTES, fail, limit,
+    Buffer, CALL_DEPTH_MAX, OUTPUT_BYTES_MAX, Outcome, RANGE_MAX, SLOT_BYTES, TemplateMeter, fail,
+    limit,
 };
 use super::methods;
 use super::ops;
 use super::time::strftime;
-use super::value::{Function, Loop, Namespace, Value, contains, equal, find_key, order, print};
+use super::value::{
+    Function, Loop, Namespace, TemplateValue, contains, equal, find_key, order, print,
+};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,10 +29,10 @@ enum Flow {
     Continue,
 }
 
-type Scope = Vec<(Name, Value)>;
+type Scope = Vec<(Name, TemplateValue)>;
 
 pub struct Interpreter<'m> {
-    meter: &'m Meter,
+    meter: &'m TemplateMeter,
     unix_seconds: i64,
     scopes: Vec<Scope>,
     /// The output, and on top of it the captures under way.
@@ -51,7 +54,11 @@ impl Drop for Interpreter<'_> {
 }
 
 impl<'m> Interpreter<'m> {
-    pub fn new(meter: &'m Meter, unix_seconds: i64, variables: Vec<(Name, Value)>) -> Self {
+    pub fn new(
+        meter: &'m TemplateMeter,
+        unix_seconds: i64,
+        variables: Vec<(Name, TemplateValue)>,
+    ) -> Self {
         let mut globals: Scope = [
             ("range", Function::Range),
             ("namespace", Function::Namespace),
@@ -60,7 +67,7 @@ impl<'m> Interpreter<'m> {
             ("strftime_now", Function::StrftimeNow),
         ]
         .into_iter()
-        .map(|(name, function)| (name.into(), Value::Function(function)))
+        .map(|(name, function)| (name.into(), TemplateValue::Function(function)))
         .collect();
         globals.extend(variables);
         Interpreter {
@@ -110,14 +117,14 @@ impl<'m> Interpreter<'m> {
     }
 
     /// Runs `body` in a new scope, its output into a value.
-    fn capture(&mut self, scope: Scope, body: &[Stmt]) -> Outcome<Value> {
+    fn capture(&mut self, scope: Scope, body: &[Stmt]) -> Outcome<TemplateValue> {
         self.outputs.push(String::new());
         self.scopes.push(scope);
         let result = self.body(body);
         self.scopes.pop();
         let text = self.outputs.pop().unwrap_or_default();
         result?;
-        Value::text(self.meter, text)
+        TemplateValue::text(self.meter, text)
     }
 
     // --- statements
@@ -141,7 +148,7 @@ impl<'m> Interpreter<'m> {
         match stmt {
             StmtKind::Text(text) => self.emit(text)?,
             StmtKind::Print(expr) => match self.eval(expr)? {
-                Value::Str(s) => self.emit(s.as_str())?,
+                TemplateValue::Str(s) => self.emit(s.as_str())?,
                 value => {
                     let mut out = Buffer::new(self.meter);
                     print(self.meter, &value, &mut out)?;
@@ -191,7 +198,7 @@ impl<'m> Interpreter<'m> {
                 return flow;
             }
             StmtKind::Macro(definition) => {
-                let value = Value::Macro(Arc::clone(definition), self.scopes.len());
+                let value = TemplateValue::Macro(Arc::clone(definition), self.scopes.len());
                 self.assign(&Target::Name(Arc::clone(&definition.name)), value)?;
             }
             StmtKind::Call(block, expr) => {
@@ -199,11 +206,11 @@ impl<'m> Interpreter<'m> {
                     return fail("a call block with parameters is not supported");
                 }
                 // The text is made before the call: it sees the scope it was written in.
-                let Value::Str(text) = self.capture(Vec::new(), &block.body)? else {
+                let TemplateValue::Str(text) = self.capture(Vec::new(), &block.body)? else {
                     return fail("call");
                 };
                 self.scopes
-                    .push(vec![("caller".into(), Value::Caller(text))]);
+                    .push(vec![("caller".into(), TemplateValue::Caller(text))]);
                 let result = self.eval(expr);
                 self.scopes.pop();
                 let mut out = Buffer::new(self.meter);
@@ -233,7 +240,7 @@ impl<'m> Interpreter<'m> {
                     kept.push(item.clone());
                 }
             }
-            items = Value::list(self.meter, kept)?.iterate(self.meter)?;
+            items = TemplateValue::list(self.meter, kept)?.iterate(self.meter)?;
         }
         if items.items.is_empty() {
             return match self.body(&stmt.otherwise)? {
@@ -254,7 +261,7 @@ impl<'m> Interpreter<'m> {
             state.index.set(index);
             self.scopes.push(vec![(
                 Arc::clone(&loop_name),
-                Value::Loop(Rc::clone(&state)),
+                TemplateValue::Loop(Rc::clone(&state)),
             )]);
             self.assign(&stmt.target, item.clone())?;
             let flow = self.body(&stmt.body);
@@ -267,7 +274,7 @@ impl<'m> Interpreter<'m> {
         Ok(())
     }
 
-    fn assign(&mut self, target: &Target, value: Value) -> Outcome<()> {
+    fn assign(&mut self, target: &Target, value: TemplateValue) -> Outcome<()> {
         self.meter.step(1)?;
         match target {
             Target::Name(name) => {
@@ -282,7 +289,7 @@ impl<'m> Interpreter<'m> {
                 Ok(())
             }
             Target::Field(name, field) => match self.lookup(name)? {
-                Value::Namespace(namespace) => self.set_field(&namespace, field, value),
+                TemplateValue::Namespace(namespace) => self.set_field(&namespace, field, value),
                 other => fail(format!("cannot set a field of a {}", other.type_name())),
             },
             Target::Tuple(targets) => {
@@ -302,7 +309,7 @@ impl<'m> Interpreter<'m> {
         }
     }
 
-    fn set_field(&self, namespace: &Namespace, field: &Name, value: Value) -> Outcome<()> {
+    fn set_field(&self, namespace: &Namespace, field: &Name, value: TemplateValue) -> Outcome<()> {
         let mut fields = namespace.fields.borrow_mut();
         self.meter.step(fields.len() / 8)?;
         match fields.iter_mut().find(|(have, ..)| have == field) {
@@ -320,7 +327,7 @@ impl<'m> Interpreter<'m> {
         Ok(())
     }
 
-    fn lookup(&self, name: &Name) -> Outcome<Value> {
+    fn lookup(&self, name: &Name) -> Outcome<TemplateValue> {
         let mut seen = 0;
         for scope in self.scopes.iter().rev() {
             seen += 1 + scope.len();
@@ -330,44 +337,46 @@ impl<'m> Interpreter<'m> {
             }
         }
         self.meter.step(seen / 8)?;
-        Ok(Value::Undefined(Arc::clone(name)))
+        Ok(TemplateValue::Undefined(Arc::clone(name)))
     }
 
     // --- expressions
 
-    fn eval(&mut self, expr: &Expr) -> Outcome<Value> {
+    fn eval(&mut self, expr: &Expr) -> Outcome<TemplateValue> {
         self.enter()?;
         let value = self.expression(expr)?;
         self.depth -= 1;
         Ok(value)
     }
 
-    fn eval_all(&mut self, exprs: &[Expr]) -> Outcome<Vec<Value>> {
+    fn eval_all(&mut self, exprs: &[Expr]) -> Outcome<Vec<TemplateValue>> {
         exprs.iter().map(|e| self.eval(e)).collect()
     }
 
-    fn expression(&mut self, expr: &Expr) -> Outcome<Value> {
+    fn expression(&mut self, expr: &Expr) -> Outcome<TemplateValue> {
         match expr {
-            Expr::None => Ok(Value::None),
-            Expr::Bool(b) => Ok(Value::Bool(*b)),
-            Expr::Int(i) => Ok(Value::Int(*i)),
-            Expr::Float(f) => Ok(Value::Float(*f)),
-            Expr::Str(text) => Ok(Value::Str(super::value::Str::Given(Arc::clone(text)))),
+            Expr::None => Ok(TemplateValue::None),
+            Expr::Bool(b) => Ok(TemplateValue::Bool(*b)),
+            Expr::Int(i) => Ok(TemplateValue::Int(*i)),
+            Expr::Float(f) => Ok(TemplateValue::Float(*f)),
+            Expr::Str(text) => Ok(TemplateValue::Str(super::value::Str::Given(Arc::clone(
+                text,
+            )))),
             Expr::Name(name) => self.lookup(name),
             Expr::List(items) => {
                 let items = self.eval_all(items)?;
-                Value::list(self.meter, items)
+                TemplateValue::list(self.meter, items)
             }
             Expr::Tuple(items) => {
                 let items = self.eval_all(items)?;
-                Value::tuple(self.meter, items)
+                TemplateValue::tuple(self.meter, items)
             }
             Expr::Dict(entries) => {
                 let mut values = Vec::new();
                 for (key, value) in entries {
                     values.push((self.eval(key)?, self.eval(value)?));
                 }
-                Value::dict(self.meter, values)
+                TemplateValue::dict(self.meter, values)
             }
             Expr::Attr(object, name) => {
                 let object = self.eval(object)?;
@@ -384,7 +393,7 @@ impl<'m> Interpreter<'m> {
                 for (bound, part) in bounds.iter_mut().zip(parts.iter()) {
                     if let Some(part) = part {
                         *bound = match self.eval(part)? {
-                            Value::None => None,
+                            TemplateValue::None => None,
                             value => Some(value.int_arg("a slice")?),
                         };
                     }
@@ -400,9 +409,9 @@ impl<'m> Interpreter<'m> {
                 let name = &*test.name;
                 let value = self.eval(value)?;
                 let args = self.args(&test.args)?;
-                filters::test(self.meter, name, &value, args.positional).map(Value::Bool)
+                filters::test(self.meter, name, &value, args.positional).map(TemplateValue::Bool)
             }
-            Expr::Not(value) => Ok(Value::Bool(!self.eval(value)?.truth())),
+            Expr::Not(value) => Ok(TemplateValue::Bool(!self.eval(value)?.truth())),
             Expr::Neg(value) => ops::negate(self.eval(value)?),
             Expr::Pos(value) => self.eval(value)?.defined(),
             Expr::Binary(op, sides) => {
@@ -431,11 +440,11 @@ impl<'m> Interpreter<'m> {
                 for (op, right) in rest {
                     let right = self.eval(right)?;
                     if !self.compare(*op, &left, &right)? {
-                        return Ok(Value::Bool(false));
+                        return Ok(TemplateValue::Bool(false));
                     }
                     left = right;
                 }
-                Ok(Value::Bool(true))
+                Ok(TemplateValue::Bool(true))
             }
             Expr::Cond(sides, otherwise) => {
                 if self.eval(&sides.1)?.truth() {
@@ -443,46 +452,48 @@ impl<'m> Interpreter<'m> {
                 } else if let Some(otherwise) = otherwise {
                     self.eval(otherwise)
                 } else {
-                    Ok(Value::undefined("the value of an 'if' without 'else'"))
+                    Ok(TemplateValue::undefined(
+                        "the value of an 'if' without 'else'",
+                    ))
                 }
             }
         }
     }
 
-    fn compare(&self, op: Compare, a: &Value, b: &Value) -> Outcome<bool> {
+    fn compare(&self, op: CompareOp, a: &TemplateValue, b: &TemplateValue) -> Outcome<bool> {
         Ok(match op {
-            Compare::Eq => equal(self.meter, a, b)?,
-            Compare::Ne => !equal(self.meter, a, b)?,
-            Compare::Lt => order(self.meter, a, b)?.is_lt(),
-            Compare::Le => order(self.meter, a, b)?.is_le(),
-            Compare::Gt => order(self.meter, a, b)?.is_gt(),
-            Compare::Ge => order(self.meter, a, b)?.is_ge(),
-            Compare::In => contains(self.meter, b, a)?,
-            Compare::NotIn => !contains(self.meter, b, a)?,
+            CompareOp::Eq => equal(self.meter, a, b)?,
+            CompareOp::Ne => !equal(self.meter, a, b)?,
+            CompareOp::Lt => order(self.meter, a, b)?.is_lt(),
+            CompareOp::Le => order(self.meter, a, b)?.is_le(),
+            CompareOp::Gt => order(self.meter, a, b)?.is_gt(),
+            CompareOp::Ge => order(self.meter, a, b)?.is_ge(),
+            CompareOp::In => contains(self.meter, b, a)?,
+            CompareOp::NotIn => !contains(self.meter, b, a)?,
         })
     }
 
-    fn attribute(&self, object: &Value, name: &Name) -> Outcome<Value> {
+    fn attribute(&self, object: &TemplateValue, name: &Name) -> Outcome<TemplateValue> {
         match object {
-            Value::Undefined(missing) => fail(format!("'{missing}' is undefined")),
-            Value::Loop(state) => Ok(loop_field(state, name)),
-            Value::Namespace(_) => filters::lookup(self.meter, object, name),
+            TemplateValue::Undefined(missing) => fail(format!("'{missing}' is undefined")),
+            TemplateValue::Loop(state) => Ok(loop_field(state, name)),
+            TemplateValue::Namespace(_) => filters::lookup(self.meter, object, name),
             _ => match (methods::find(object, name), object) {
                 // As in Python, a method hides an entry of the same name.
-                (Some(method), _) => Value::method(object, method),
-                (None, Value::Dict(dict)) => {
-                    let key = Value::Str(super::value::Str::Given(Arc::clone(name)));
+                (Some(method), _) => TemplateValue::method(object, method),
+                (None, TemplateValue::Dict(dict)) => {
+                    let key = TemplateValue::Str(super::value::Str::Given(Arc::clone(name)));
                     Ok(match find_key(self.meter, &dict.entries, &key)? {
                         Some(at) => dict.entries[at].1.clone(),
-                        None => Value::Undefined(Arc::clone(name)),
+                        None => TemplateValue::Undefined(Arc::clone(name)),
                     })
                 }
-                _ => Ok(Value::Undefined(Arc::clone(name))),
+                _ => Ok(TemplateValue::Undefined(Arc::clone(name))),
             },
         }
     }
 
-    fn item(&self, object: &Value, index: &Value) -> Outcome<Value> {
+    fn item(&self, object: &TemplateValue, index: &TemplateValue) -> Outcome<TemplateValue> {
         let at = |len: usize| {
             let index = index.as_int()?;
             let from_start = if index < 0 {
@@ -493,66 +504,72 @@ impl<'m> Interpreter<'m> {
             usize::try_from(from_start).ok().filter(|i| *i < len)
         };
         match object {
-            Value::Undefined(missing) => fail(format!("'{missing}' is undefined")),
-            Value::Dict(dict) => {
+            TemplateValue::Undefined(missing) => fail(format!("'{missing}' is undefined")),
+            TemplateValue::Dict(dict) => {
                 if let Some(at) = find_key(self.meter, &dict.entries, index)? {
                     return Ok(dict.entries[at].1.clone());
                 }
-                Ok(Value::undefined(index.as_str().unwrap_or("an item")))
+                Ok(TemplateValue::undefined(
+                    index.as_str().unwrap_or("an item"),
+                ))
             }
-            Value::List(list) if index.as_int().is_some() => {
+            TemplateValue::List(list) if index.as_int().is_some() => {
                 let item = at(list.items.len())
                     .and_then(|i| list.items.get(i))
                     .cloned();
-                Ok(item.unwrap_or_else(|| Value::undefined("an item")))
+                Ok(item.unwrap_or_else(|| TemplateValue::undefined("an item")))
             }
-            Value::Str(s) if index.as_int().is_some() => {
+            TemplateValue::Str(s) if index.as_int().is_some() => {
                 self.meter.work(s.as_str().len())?;
                 let text = s.as_str();
                 match at(text.chars().count()).and_then(|i| text.chars().nth(i)) {
-                    Some(c) => Value::text(self.meter, c.to_string()),
-                    None => Ok(Value::undefined("a character")),
+                    Some(c) => TemplateValue::text(self.meter, c.to_string()),
+                    None => Ok(TemplateValue::undefined("a character")),
                 }
             }
             _ => match index.as_str() {
                 Some(name) if name.len() <= 64 => self.attribute(object, &name.into()),
-                _ => Ok(Value::undefined("an item")),
+                _ => Ok(TemplateValue::undefined("an item")),
             },
         }
     }
 
-    fn args(&mut self, args: &Args) -> Outcome<Call> {
+    fn args(&mut self, args: &Args) -> Outcome<TemplateCall> {
         let positional = self.eval_all(&args.positional)?;
         let mut named = Vec::new();
         for (name, value) in &args.named {
             named.push((Arc::clone(name), self.eval(value)?));
         }
-        Ok(Call { positional, named })
+        Ok(TemplateCall { positional, named })
     }
 
-    fn filter(&mut self, filter: &Filter, value: Value) -> Outcome<Value> {
+    fn filter(&mut self, filter: &Filter, value: TemplateValue) -> Outcome<TemplateValue> {
         let args = self.args(&filter.args)?;
         filters::apply(self.meter, &filter.name, value, args, 0)
     }
 
-    fn filter_all(&mut self, filters: &[Filter], mut value: Value) -> Outcome<Value> {
+    fn filter_all(
+        &mut self,
+        filters: &[Filter],
+        mut value: TemplateValue,
+    ) -> Outcome<TemplateValue> {
         for filter in filters {
             value = self.filter(filter, value)?;
         }
         Ok(value)
     }
 
-    fn call(&mut self, callee: &Expr, args: &Args) -> Outcome<Value> {
+    fn call(&mut self, callee: &Expr, args: &Args) -> Outcome<TemplateValue> {
         if let Expr::Attr(object, name) = callee {
             let object = self.eval(object)?;
-            if let (Value::Loop(state), "cycle") = (&object, &**name) {
+            if let (TemplateValue::Loop(state), "cycle") = (&object, &**name) {
                 let call = self.args(args)?;
                 let count = call.positional.len().max(1);
                 let item = call.positional.get(state.index.get() % count).cloned();
                 return required(item, "cycle");
             }
             let function = self.attribute(&object, name)?;
-            if matches!(function, Value::Undefined(_)) {
+            if matches!(function, TemplateValue::Undefined(_)) {
                 return fail(format!("a {} has no method '{name}'", object.type_name()));
             }
             let call = self.args(args)?;
@@ -563,22 +580,31 @@ impl<'m> Interpreter<'m> {
         self.invoke(function, call)
     }
 
-    fn invoke(&mut self, function: Value, call: Call) -> Outcome<Value> {
+    fn invoke(&mut self, function: TemplateValue, call: TemplateCall) -> Outcome<TemplateValue> {
         match function {
-            Value::Method(method) => methods::call(self.meter, &method.receiver, method.name, call),
-            Value::Macro(definition, scopes) => self.invoke_macro(&definition, scopes, call),
-            Value::Caller(text) => {
-                call.none("caller")?;
-                Ok(Value::Str(text))
+            TemplateValue::Method(method) => {
+                methods::call(self.meter, &method.receiver, method.name, call)
             }
-            Value::Function(function) => self.builtin(function, call),
-            Value::Undefined(name) => fail(format!("'{name}' is undefined")),
+            TemplateValue::Macro(definition, scopes) => {
+                self.invoke_macro(&definition, scopes, call)
+            }
+            TemplateValue::Caller(text) => {
+                call.none("caller")?;
+                Ok(TemplateValue::Str(text))
+            }
+            TemplateValue::Function(function) => self.builtin(function, call),
+            TemplateValue::Undefined(name) => fail(format!("'{name}' is undefined")),
             other => fail(format!("a {} cannot be called", other.type_name())),
         }
     }
 
     /// A macro sees the scopes it was defined in, then its arguments.
-    fn invoke_macro(&mut self, definition: &Macro, visible: usize, call: Call) -> Outcome<Value> {
+    fn invoke_macro(
+        &mut self,
+        definition: &Macro,
+        visible: usize,
+        call: TemplateCall,
+    ) -> Outcome<TemplateValue> {
         if call.positional.len() > definition.params.len() {
             return fail(format!(
                 "macro '{}' takes {} arguments",
@@ -589,7 +615,7 @@ impl<'m> Interpreter<'m> {
         let caller = self.lookup(&"caller".into())?;
         let hidden = self.scopes.split_off(visible.min(self.scopes.len()));
         let mut scope: Scope = Vec::new();
-        if let Value::Caller(_) = caller {
+        if let TemplateValue::Caller(_) = caller {
             scope.push(("caller".into(), caller));
         }
         let mut positional = call.positional.into_iter();
@@ -609,7 +635,7 @@ impl<'m> Interpreter<'m> {
                     scope = self.scopes.pop().unwrap_or_default();
                     value?
                 }
-                (None, None) => Value::Undefined(Arc::clone(name)),
+                (None, None) => TemplateValue::Undefined(Arc::clone(name)),
             };
             scope.push((Arc::clone(name), value));
         }
@@ -626,12 +652,16 @@ impl<'m> Interpreter<'m> {
         Ok(text)
     }
 
-    fn builtin(&mut self, function: Function, call: Call) -> Outcome<Value> {
+    fn builtin(&mut self, function: Function, call: TemplateCall) -> Outcome<TemplateValue> {
         match function {
             Function::RaiseException => {
                 let [message] = call.bind("raise_exception", ["message"])?;
                 let mut out = Buffer::new(self.meter);
-                print(self.meter, &message.unwrap_or(Value::None), &mut out)?;
+                print(
+                    self.meter,
+                    &message.unwrap_or(TemplateValue::None),
+                    &mut out,
+                )?;
                 Err(TemplateError::Raised(out.into_string()))
             }
             Function::StrftimeNow => {
@@ -641,7 +671,7 @@ impl<'m> Interpreter<'m> {
                 self.meter.work(format.len().saturating_mul(8))?;
                 let mut out = Buffer::new(self.meter);
                 strftime(self.unix_seconds, format, &mut out)?;
-                Value::text(self.meter, out.into_string())
+                TemplateValue::text(self.meter, out.into_string())
             }
             Function::Range => {
                 let [first, second, step] = call.bind("range", ["start", "stop", "step"])?;
@@ -660,9 +690,9 @@ impl<'m> Interpreter<'m> {
                 let entries = call
                     .named
                     .into_iter()
-                    .map(|(k, v)| (Value::Str(super::value::Str::Given(k)), v))
+                    .map(|(k, v)| (TemplateValue::Str(super::value::Str::Given(k)), v))
                     .collect();
-                Value::dict(self.meter, entries)
+                TemplateValue::dict(self.meter, entries)
             }
             Function::Namespace => {
                 let namespace = Rc::new(Namespace::default());
@@ -671,9 +701,9 @@ impl<'m> Interpreter<'m> {
                 namespace
                     .fields
                     .borrow_mut()
-                    .push(("".into(), Value::None, charge));
+                    .push(("".into(), TemplateValue::None, charge));
                 self.namespaces.push(Rc::clone(&namespace));
-                if let [Value::Dict(dict)] = call.positional.as_slice() {
+                if let [TemplateValue::Dict(dict)] = call.positional.as_slice() {
                     for (key, value) in &dict.entries {
                         let key = key.str_arg("namespace")?;
                         self.meter.charge(key.len()).map(drop)?;
@@ -685,13 +715,13 @@ impl<'m> Interpreter<'m> {
                 for (name, value) in &call.named {
                     self.set_field(&namespace, name, value.clone())?;
                 }
-                Ok(Value::Namespace(namespace))
+                Ok(TemplateValue::Namespace(namespace))
             }
         }
     }
 }
 
-fn range(meter: &Meter, start: i64, stop: i64, step: i64) -> Outcome<Value> {
+fn range(meter: &TemplateMeter, start: i64, stop: i64, step: i64) -> Outcome<TemplateValue> {
     if step == 0 {
         return fail("range needs a step other than zero");
     }
@@ -707,33 +737,33 @@ fn range(meter: &Meter, start: i64, stop: i64, step: i64) -> Outcome<Value> {
     }
     meter.step(count as usize / 4)?;
     meter.fits(count as usize * SLOT_BYTES)?;
-    Value::list(
+    TemplateValue::list(
         meter,
         (0..count)
-            .map(|i| Value::Int((start + i * step) as i64))
+            .map(|i| TemplateValue::Int((start + i * step) as i64))
             .collect(),
     )
 }
 
-fn loop_field(state: &Loop, name: &Name) -> Value {
+fn loop_field(state: &Loop, name: &Name) -> TemplateValue {
     let (index, len) = (state.index.get(), state.items.items.len());
-    let number = |n: usize| Value::Int(n as i64);
+    let number = |n: usize| TemplateValue::Int(n as i64);
     let neighbour = |at: Option<usize>| {
         let item = at.and_then(|at| state.items.items.get(at)).cloned();
-        item.unwrap_or_else(|| Value::Undefined(Arc::clone(name)))
+        item.unwrap_or_else(|| TemplateValue::Undefined(Arc::clone(name)))
     };
     match &**name {
         "index" => number(index + 1),
         "index0" => number(index),
         "revindex" => number(len - index),
         "revindex0" => number(len - index - 1),
-        "first" => Value::Bool(index == 0),
-        "last" => Value::Bool(index + 1 == len),
+        "first" => TemplateValue::Bool(index == 0),
+        "last" => TemplateValue::Bool(index + 1 == len),
         "length" => number(len),
         "depth" => number(state.nesting + 1),
         "depth0" => number(state.nesting),
         "previtem" => neighbour(index.checked_sub(1)),
         "nextitem" => neighbour(index.checked_add(1)),
-        _ => Value::Undefined(Arc::clone(name)),
+        _ => TemplateValue::Undefined(Arc::clone(name)),
     }
 }

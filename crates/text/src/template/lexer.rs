@@ -5,7 +5,7 @@
 //! `trim_blocks` eats one newline after `%}` and `#}`; `lstrip_blocks` eats blanks between the start of a
 //! line and `{%` or `{#`; a `-` eats all white space on its side and a `+` keeps it.
 
-use super::TemplateError;
+use super::error::TemplateError;
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Token<'s> {

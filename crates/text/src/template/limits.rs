@@ -7,7 +7,7 @@
 //! lists and mappings are charged when they are made and credited when they are dropped, so that a
 //! long honest conversation is not refused for what it has already given back.
 
-use super::TemplateError;
+use super::error::TemplateError;
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -42,9 +42,6 @@ pub const WIDTH_MAX: usize = 4096;
 pub const STACK_BYTES: usize = 16 << 20;
 /// What a list element or a mapping entry is charged, beyond the value's own bytes.
 pub const SLOT_BYTES: usize = 32;
-/// Longest error message, in characters.
-pub const MESSAGE_CHARS_MAX: usize = 200;
-
 pub type Outcome<T> = Result<T, TemplateError>;
 
 pub fn limit(what: &'static str) -> TemplateError {
@@ -75,12 +72,12 @@ impl Drop for Charge {
 
 /// The two meters of one render.
 #[derive(Default)]
-pub struct Meter {
+pub struct TemplateMeter {
     live: Rc<Live>,
     steps: Cell<u64>,
 }
 
-impl Meter {
+impl TemplateMeter {
     pub fn step(&self, count: usize) -> Outcome<()> {
         let steps = self.steps.get().saturating_add(count as u64);
         self.steps.set(steps);
@@ -119,12 +116,12 @@ impl Meter {
 
 /// A string under construction that never outgrows the live bytes.
 pub struct Buffer<'m> {
-    meter: &'m Meter,
+    meter: &'m TemplateMeter,
     text: String,
 }
 
 impl<'m> Buffer<'m> {
-    pub fn new(meter: &'m Meter) -> Self {
+    pub fn new(meter: &'m TemplateMeter) -> Self {
         Buffer {
             meter,
             text: String::new(),

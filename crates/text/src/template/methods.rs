@@ -1,9 +1,9 @@
 //! Python methods of strings, mappings and lists, as templates call them. Those that would change their
 //! receiver do not exist: the sandbox that templates are written for refuses them too.
 
-use super::call::{Call, required};
-use super::limits::{Buffer, Meter, Outcome, SLOT_BYTES, fail};
-use super::value::{Dict, List, Value, equal, find_key, print};
+use super::call::{TemplateCall, required};
+use super::limits::{Buffer, Outcome, SLOT_BYTES, TemplateMeter, fail};
+use super::value::{Dict, List, TemplateValue, equal, find_key, print};
 
 const STRING: [&str; 36] = [
     "strip",
@@ -47,59 +47,75 @@ const MAPPING: [&str; 5] = ["get", "items", "keys", "values", "copy"];
 const SEQUENCE: [&str; 3] = ["index", "count", "copy"];
 
 /// The method of that name, if this value has one.
-pub fn find(value: &Value, name: &str) -> Option<&'static str> {
+pub fn find(value: &TemplateValue, name: &str) -> Option<&'static str> {
     let names: &[&'static str] = match value {
-        Value::Str(_) => &STRING,
-        Value::Dict(_) => &MAPPING,
-        Value::List(_) => &SEQUENCE,
+        TemplateValue::Str(_) => &STRING,
+        TemplateValue::Dict(_) => &MAPPING,
+        TemplateValue::List(_) => &SEQUENCE,
         _ => &[],
     };
     names.iter().find(|n| **n == name).copied()
 }
 
-pub fn call(meter: &Meter, receiver: &Value, name: &str, args: Call) -> Outcome<Value> {
+pub fn call(
+    meter: &TemplateMeter,
+    receiver: &TemplateValue,
+    name: &str,
+    args: TemplateCall,
+) -> Outcome<TemplateValue> {
     match receiver {
-        Value::Str(s) => string(meter, receiver, s.as_str(), name, args),
-        Value::Dict(dict) => mapping(meter, receiver, dict, name, args),
-        Value::List(list) => sequence(meter, receiver, list, name, args),
+        TemplateValue::Str(s) => string(meter, receiver, s.as_str(), name, args),
+        TemplateValue::Dict(dict) => mapping(meter, receiver, dict, name, args),
+        TemplateValue::List(list) => sequence(meter, receiver, list, name, args),
         _ => fail(format!("a {} has no method '{name}'", receiver.type_name())),
     }
 }
 
-fn mapping(meter: &Meter, receiver: &Value, dict: &Dict, name: &str, args: Call) -> Outcome<Value> {
+fn mapping(
+    meter: &TemplateMeter,
+    receiver: &TemplateValue,
+    dict: &Dict,
+    name: &str,
+    args: TemplateCall,
+) -> Outcome<TemplateValue> {
     if name == "get" {
         let [key, default] = args.bind("get", ["key", "default"])?;
         let found = find_key(meter, &dict.entries, &required(key, "get")?)?;
         return Ok(match found {
             Some(at) => dict.entries[at].1.clone(),
-            None => default.unwrap_or(Value::None),
+            None => default.unwrap_or(TemplateValue::None),
         });
     }
     args.none(name)?;
     match name {
         "copy" => Ok(receiver.clone()),
         "items" => items(meter, dict),
-        "keys" => Value::list(meter, dict.entries.iter().map(|(k, _)| k.clone()).collect()),
-        "values" => Value::list(meter, dict.entries.iter().map(|(_, v)| v.clone()).collect()),
+        "keys" => TemplateValue::list(meter, dict.entries.iter().map(|(k, _)| k.clone()).collect()),
+        "values" => {
+            TemplateValue::list(meter, dict.entries.iter().map(|(_, v)| v.clone()).collect())
+        }
         _ => fail(format!("a mapping has no method '{name}'")),
     }
 }
 
-pub fn items(meter: &Meter, dict: &Dict) -> Outcome<Value> {
+pub fn items(meter: &TemplateMeter, dict: &Dict) -> Outcome<TemplateValue> {
     let mut pairs = Vec::new();
     for (key, value) in &dict.entries {
-        pairs.push(Value::tuple(meter, vec![key.clone(), value.clone()])?);
+        pairs.push(TemplateValue::tuple(
+            meter,
+            vec![key.clone(), value.clone()],
+        )?);
     }
-    Value::list(meter, pairs)
+    TemplateValue::list(meter, pairs)
 }
 
 fn sequence(
-    meter: &Meter,
-    receiver: &Value,
+    meter: &TemplateMeter,
+    receiver: &TemplateValue,
     list: &List,
     name: &str,
-    args: Call,
-) -> Outcome<Value> {
+    args: TemplateCall,
+) -> Outcome<TemplateValue> {
     if name == "copy" {
         args.none(name)?;
         return Ok(receiver.clone());
@@ -110,7 +126,7 @@ fn sequence(
     for (at, item) in list.items.iter().enumerate() {
         if equal(meter, item, &wanted)? {
             if name == "index" {
-                return Ok(Value::Int(at as i64));
+                return Ok(TemplateValue::Int(at as i64));
             }
             count += 1;
         }
@@ -118,13 +134,19 @@ fn sequence(
     if name == "index" {
         fail("the value is not in the list")
     } else {
-        Ok(Value::Int(count))
+        Ok(TemplateValue::Int(count))
     }
 }
 
-fn string(meter: &Meter, receiver: &Value, s: &str, name: &str, args: Call) -> Outcome<Value> {
+fn string(
+    meter: &TemplateMeter,
+    receiver: &TemplateValue,
+    s: &str,
+    name: &str,
+    args: TemplateCall,
+) -> Outcome<TemplateValue> {
     meter.work(s.len())?;
-    let text = |text: String| Value::text(meter, text);
+    let text = |text: String| TemplateValue::text(meter, text);
     match name {
         "strip" | "lstrip" | "rstrip" => {
             let [chars] = args.bind(name, ["chars"])?;
@@ -163,10 +185,10 @@ fn string(meter: &Meter, receiver: &Value, s: &str, name: &str, args: Call) -> O
                 } else {
                     line
                 };
-                lines.push(Value::copied(meter, kept)?);
+                lines.push(TemplateValue::copied(meter, kept)?);
                 rest = tail.get(ending..).unwrap_or("");
             }
-            Value::list(meter, lines)
+            TemplateValue::list(meter, lines)
         }
         "partition" | "rpartition" => {
             let [sep] = args.bind(name, ["sep"])?;
@@ -187,14 +209,14 @@ fn string(meter: &Meter, receiver: &Value, s: &str, name: &str, args: Call) -> O
             };
             let parts = parts
                 .into_iter()
-                .map(|p| Value::copied(meter, p))
+                .map(|p| TemplateValue::copied(meter, p))
                 .collect::<Outcome<Vec<_>>>()?;
-            Value::tuple(meter, parts)
+            TemplateValue::tuple(meter, parts)
         }
         "startswith" | "endswith" => {
             let [affix] = args.bind(name, ["prefix"])?;
             let affix = required(affix, name)?;
-            let test = |affix: &Value| -> Outcome<bool> {
+            let test = |affix: &TemplateValue| -> Outcome<bool> {
                 meter.step(1)?;
                 let affix = affix.str_arg(name)?;
                 Ok(if name == "startswith" {
@@ -203,15 +225,15 @@ fn string(meter: &Meter, receiver: &Value, s: &str, name: &str, args: Call) -> O
                     s.ends_with(affix)
                 })
             };
-            if let Value::List(list) = &affix {
+            if let TemplateValue::List(list) = &affix {
                 for one in &list.items {
                     if test(one)? {
-                        return Ok(Value::Bool(true));
+                        return Ok(TemplateValue::Bool(true));
                     }
                 }
-                return Ok(Value::Bool(false));
+                return Ok(TemplateValue::Bool(false));
             }
-            test(&affix).map(Value::Bool)
+            test(&affix).map(TemplateValue::Bool)
         }
         "removeprefix" | "removesuffix" => {
             let [affix] = args.bind(name, ["affix"])?;
@@ -222,7 +244,7 @@ fn string(meter: &Meter, receiver: &Value, s: &str, name: &str, args: Call) -> O
             } else {
                 s.strip_suffix(affix)
             };
-            Value::copied(meter, cut.unwrap_or(s))
+            TemplateValue::copied(meter, cut.unwrap_or(s))
         }
         "replace" => {
             let [old, new, count] = args.bind(name, ["old", "new", "count"])?;
@@ -238,7 +260,7 @@ fn string(meter: &Meter, receiver: &Value, s: &str, name: &str, args: Call) -> O
             let sub = required(sub, name)?;
             let sub = sub.str_arg(name)?;
             if name == "count" {
-                return Ok(Value::Int(s.matches(sub).count() as i64));
+                return Ok(TemplateValue::Int(s.matches(sub).count() as i64));
             }
             let at = if name.starts_with('r') {
                 s.rfind(sub)
@@ -246,9 +268,11 @@ fn string(meter: &Meter, receiver: &Value, s: &str, name: &str, args: Call) -> O
                 s.find(sub)
             };
             match at {
-                Some(at) => Ok(Value::Int(s.get(..at).unwrap_or("").chars().count() as i64)),
+                Some(at) => Ok(TemplateValue::Int(
+                    s.get(..at).unwrap_or("").chars().count() as i64,
+                )),
                 None if name.ends_with("index") => fail("the substring was not found"),
-                None => Ok(Value::Int(-1)),
+                None => Ok(TemplateValue::Int(-1)),
             }
         }
         "join" => {
@@ -281,10 +305,11 @@ fn string(meter: &Meter, receiver: &Value, s: &str, name: &str, args: Call) -> O
 }
 
 /// The methods without arguments.
-pub fn plain(meter: &Meter, s: &str, name: &str) -> Outcome<Value> {
+pub fn plain(meter: &TemplateMeter, s: &str, name: &str) -> Outcome<TemplateValue> {
     // A case mapping makes a string at most three times as long.
     meter.fits(s.len().saturating_mul(3))?;
-    let all = |test: fn(char) -> bool| Ok(Value::Bool(!s.is_empty() && s.chars().all(test)));
+    let all =
+        |test: fn(char) -> bool| Ok(TemplateValue::Bool(!s.is_empty() && s.chars().all(test)));
     let mapped = match name {
         "upper" => s.to_uppercase(),
         "lower" | "casefold" => s.to_lowercase(),
@@ -340,23 +365,25 @@ pub fn plain(meter: &Meter, s: &str, name: &str) -> Outcome<Value> {
                     c.is_uppercase()
                 }
             };
-            return Ok(Value::Bool(s.chars().any(right) && !s.chars().any(wrong)));
+            return Ok(TemplateValue::Bool(
+                s.chars().any(right) && !s.chars().any(wrong),
+            ));
         }
         _ => return fail(format!("a string has no method '{name}'")),
     };
-    Value::text(meter, mapped)
+    TemplateValue::text(meter, mapped)
 }
 
 pub fn strip(
-    meter: &Meter,
-    receiver: &Value,
+    meter: &TemplateMeter,
+    receiver: &TemplateValue,
     s: &str,
-    chars: Option<&Value>,
+    chars: Option<&TemplateValue>,
     left: bool,
     right: bool,
-) -> Outcome<Value> {
+) -> Outcome<TemplateValue> {
     let set = match chars {
-        None | Some(Value::None) => None,
+        None | Some(TemplateValue::None) => None,
         Some(chars) => {
             let set = chars.str_arg("strip")?;
             meter.step(s.len().saturating_mul(set.len()) / 16)?;
@@ -375,25 +402,25 @@ pub fn strip(
     if kept.len() == s.len() {
         Ok(receiver.clone())
     } else {
-        Value::copied(meter, kept)
+        TemplateValue::copied(meter, kept)
     }
 }
 
 fn split(
-    meter: &Meter,
+    meter: &TemplateMeter,
     s: &str,
-    sep: Option<Value>,
+    sep: Option<TemplateValue>,
     max: usize,
     from_right: bool,
-) -> Outcome<Value> {
+) -> Outcome<TemplateValue> {
     let sep = match sep {
-        None | Some(Value::None) => None,
+        None | Some(TemplateValue::None) => None,
         Some(sep) => Some(sep),
     };
-    let mut parts: Vec<Value> = Vec::new();
+    let mut parts: Vec<TemplateValue> = Vec::new();
     let mut push = |part: &str| -> Outcome<()> {
         meter.fits(parts.len().saturating_mul(SLOT_BYTES))?;
-        parts.push(Value::copied(meter, part)?);
+        parts.push(TemplateValue::copied(meter, part)?);
         Ok(())
     };
     let limit = max.saturating_add(1);
@@ -444,10 +471,16 @@ fn split(
     if from_right {
         parts.reverse();
     }
-    Value::list(meter, parts)
+    TemplateValue::list(meter, parts)
 }
 
-pub fn replace(meter: &Meter, s: &str, old: &str, new: &str, count: usize) -> Outcome<Value> {
+pub fn replace(
+    meter: &TemplateMeter,
+    s: &str,
+    old: &str,
+    new: &str,
+    count: usize,
+) -> Outcome<TemplateValue> {
     meter.work(s.len())?;
     let mut out = Buffer::new(meter);
     let mut from = 0;
@@ -458,10 +491,16 @@ pub fn replace(meter: &Meter, s: &str, old: &str, new: &str, count: usize) -> Ou
         from = at + found.len();
     }
     out.push(s.get(from..).unwrap_or(""))?;
-    Value::text(meter, out.into_string())
+    TemplateValue::text(meter, out.into_string())
 }
 
-pub fn pad(meter: &Meter, s: &str, how: &str, width: i64, fill: char) -> Outcome<Value> {
+pub fn pad(
+    meter: &TemplateMeter,
+    s: &str,
+    how: &str,
+    width: i64,
+    fill: char,
+) -> Outcome<TemplateValue> {
     let missing = usize::try_from(width)
         .unwrap_or(0)
         .saturating_sub(s.chars().count());
@@ -489,11 +528,11 @@ pub fn pad(meter: &Meter, s: &str, how: &str, width: i64, fill: char) -> Outcome
             out.pad(fill, missing - left)?;
         }
     }
-    Value::text(meter, out.into_string())
+    TemplateValue::text(meter, out.into_string())
 }
 
 /// `'{} {0} {name}'.format(…)`, without format specifications.
-fn format(meter: &Meter, s: &str, args: &Call) -> Outcome<Value> {
+fn format(meter: &TemplateMeter, s: &str, args: &TemplateCall) -> Outcome<TemplateValue> {
     let mut out = Buffer::new(meter);
     let mut next = 0;
     let mut rest = s;
@@ -527,5 +566,5 @@ fn format(meter: &Meter, s: &str, args: &Call) -> Outcome<Value> {
         rest = after;
     }
     out.push(rest)?;
-    Value::text(meter, out.into_string())
+    TemplateValue::text(meter, out.into_string())
 }

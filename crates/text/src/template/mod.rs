@@ -5,7 +5,7 @@
 //! call out; and its time, memory, depth and output are bounded by counts (module `limits`), so that it ends
 //! within a second and a few tens of MiB whatever it says. It ends in a prompt or in a [`TemplateError`] of one
 //! line. A broken template never prevents loading a model or plain completion: the error is kept and reported
-//! when somebody asks for a rendered chat.
+//! when a chat is rendered.
 //!
 //! The interpreter is our own. A general engine evaluates `s ~ s`, `l == l` or a mapping with a nested key
 //! inside its virtual machine: fuel counts the instruction, not the bytes copied or the nodes compared, so
@@ -25,6 +25,7 @@
 
 mod ast;
 mod call;
+mod error;
 mod eval;
 mod filters;
 mod lexer;
@@ -36,70 +37,12 @@ mod plain;
 mod time;
 mod value;
 
+pub use error::TemplateError;
 pub use limits::{INPUT_BYTES_MAX, LIVE_BYTES_MAX, OUTPUT_BYTES_MAX, SOURCE_BYTES_MAX, STEPS_MAX};
 
-use limits::{MESSAGE_BYTES, MESSAGE_CHARS_MAX, Meter, Outcome, PART_BYTES, STACK_BYTES};
-use std::fmt;
+use limits::{MESSAGE_BYTES, Outcome, PART_BYTES, STACK_BYTES, TemplateMeter};
 use std::sync::Arc;
-use value::Value;
-
-/// Why a chat could not be rendered. Displays as one line of at most a few hundred characters, whatever the
-/// template put into its message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TemplateError {
-    /// The source is too long or not a template.
-    Source(String),
-    /// The template called `raise_exception`.
-    Raised(String),
-    /// The template asked for more than it may have.
-    Limit(&'static str),
-    /// The template computed something that has no answer.
-    Render(String),
-    /// The interpreter failed: a bug of ours, contained.
-    Internal,
-}
-
-impl fmt::Display for TemplateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TemplateError::Source(why) => write!(f, "chat template: {}", OneLine(why)),
-            TemplateError::Raised(why) => write!(
-                f,
-                "the chat template refused the messages: {}",
-                OneLine(why)
-            ),
-            TemplateError::Limit(what) => write!(f, "chat template: {what}"),
-            TemplateError::Render(why) => write!(f, "chat template: {}", OneLine(why)),
-            TemplateError::Internal => write!(f, "chat template: the interpreter failed"),
-        }
-    }
-}
-
-impl std::error::Error for TemplateError {}
-
-/// Text from a stranger inside a message: control characters escaped, cut to [`MESSAGE_CHARS_MAX`].
-struct OneLine<'s>(&'s str);
-
-impl fmt::Display for OneLine<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut chars = self.0.chars();
-        for c in chars.by_ref().take(MESSAGE_CHARS_MAX) {
-            // Besides control characters: separators that some terminals break at, and what reverses text.
-            if c.is_control()
-                || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-            {
-                write!(f, "{}", c.escape_default())?;
-            } else {
-                write!(f, "{c}")?;
-            }
-        }
-        if chars.next().is_some() {
-            write!(f, "…")
-        } else {
-            Ok(())
-        }
-    }
-}
+use value::TemplateValue;
 
 /// One message of a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -182,22 +125,22 @@ impl Variable {
         inner.saturating_add(PART_BYTES)
     }
 
-    fn value(&self, meter: &Meter) -> Outcome<Value> {
+    fn value(&self, meter: &TemplateMeter) -> Outcome<TemplateValue> {
         Ok(match self {
-            Variable::None => Value::None,
-            Variable::Bool(b) => Value::Bool(*b),
-            Variable::Int(i) => Value::Int(*i),
-            Variable::Float(f) => Value::Float(*f),
-            Variable::Text(text) => Value::given(text),
+            Variable::None => TemplateValue::None,
+            Variable::Bool(b) => TemplateValue::Bool(*b),
+            Variable::Int(i) => TemplateValue::Int(*i),
+            Variable::Float(f) => TemplateValue::Float(*f),
+            Variable::Text(text) => TemplateValue::given(text),
             Variable::List(items) => {
                 let items = items.iter().map(|item| item.value(meter));
-                Value::list(meter, items.collect::<Outcome<Vec<Value>>>()?)?
+                TemplateValue::list(meter, items.collect::<Outcome<Vec<TemplateValue>>>()?)?
             }
             Variable::Map(entries) => {
                 let entries = entries
                     .iter()
-                    .map(|(name, value)| Ok((Value::given(name), value.value(meter)?)));
-                Value::dict(meter, entries.collect::<Outcome<Vec<_>>>()?)?
+                    .map(|(name, value)| Ok((TemplateValue::given(name), value.value(meter)?)));
+                TemplateValue::dict(meter, entries.collect::<Outcome<Vec<_>>>()?)?
             }
         })
     }
@@ -332,35 +275,38 @@ impl ChatTemplate {
         options: &RenderOptions,
     ) -> Outcome<String> {
         // The messages are the caller's, already bounded: metered apart.
-        let given = Meter::default();
-        let (role, content) = (Value::given("role"), Value::given("content"));
+        let given = TemplateMeter::default();
+        let (role, content) = (
+            TemplateValue::given("role"),
+            TemplateValue::given("content"),
+        );
         let mut list = Vec::with_capacity(messages.len());
         for message in messages {
             let mut entries = vec![
-                (role.clone(), Value::given(&message.role)),
-                (content.clone(), Value::given(&message.content)),
+                (role.clone(), TemplateValue::given(&message.role)),
+                (content.clone(), TemplateValue::given(&message.content)),
             ];
             for (name, value) in &message.fields {
-                entries.push((Value::given(name), value.value(&given)?));
+                entries.push((TemplateValue::given(name), value.value(&given)?));
             }
-            list.push(Value::dict(&given, entries)?);
+            list.push(TemplateValue::dict(&given, entries)?);
         }
-        let mut variables: Vec<(ast::Name, Value)> = vec![
-            ("messages".into(), Value::list(&given, list)?),
-            ("bos_token".into(), Value::given(&self.bos)),
-            ("eos_token".into(), Value::given(&self.eos)),
+        let mut variables: Vec<(ast::Name, TemplateValue)> = vec![
+            ("messages".into(), TemplateValue::list(&given, list)?),
+            ("bos_token".into(), TemplateValue::given(&self.bos)),
+            ("eos_token".into(), TemplateValue::given(&self.eos)),
             (
                 "add_generation_prompt".into(),
-                Value::Bool(options.add_generation_prompt),
+                TemplateValue::Bool(options.add_generation_prompt),
             ),
-            ("tools".into(), Value::None),
-            ("documents".into(), Value::None),
+            ("tools".into(), TemplateValue::None),
+            ("documents".into(), TemplateValue::None),
         ];
         for (name, value) in &options.variables {
             variables.retain(|(have, _)| **have != **name);
             variables.push((name.as_str().into(), value.value(&given)?));
         }
-        let meter = Meter::default();
+        let meter = TemplateMeter::default();
         eval::Interpreter::new(&meter, options.now_unix_seconds, variables).run(body)
     }
 }

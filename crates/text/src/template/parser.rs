@@ -1,8 +1,8 @@
 //! From tokens to a tree. Recursion is guarded, and every node knows its height, because a chain such as
 //! `a.b.b.b…` grows a tree without any recursion here and would be walked recursively later.
 
-use super::TemplateError;
-use super::ast::{Args, Binary, Compare, Expr, Filter, For, Macro, Name, Stmt, StmtKind, Target};
+use super::ast::{Args, Binary, CompareOp, Expr, Filter, For, Macro, Name, Stmt, StmtKind, Target};
+use super::error::TemplateError;
 use super::lexer::{Lexed, Token, lex};
 use super::limits::{SOURCE_BYTES_MAX, SOURCE_DEPTH_MAX};
 use std::sync::Arc;
@@ -489,18 +489,18 @@ impl<'s> Parser<'s> {
         let mut rest = Vec::new();
         loop {
             let op = match self.peek() {
-                Some(Token::Op("==")) => Compare::Eq,
-                Some(Token::Op("!=")) => Compare::Ne,
-                Some(Token::Op("<")) => Compare::Lt,
-                Some(Token::Op("<=")) => Compare::Le,
-                Some(Token::Op(">")) => Compare::Gt,
-                Some(Token::Op(">=")) => Compare::Ge,
-                Some(Token::Name("in")) => Compare::In,
+                Some(Token::Op("==")) => CompareOp::Eq,
+                Some(Token::Op("!=")) => CompareOp::Ne,
+                Some(Token::Op("<")) => CompareOp::Lt,
+                Some(Token::Op("<=")) => CompareOp::Le,
+                Some(Token::Op(">")) => CompareOp::Gt,
+                Some(Token::Op(">=")) => CompareOp::Ge,
+                Some(Token::Name("in")) => CompareOp::In,
                 Some(Token::Name("not"))
                     if matches!(self.tokens.get(self.at + 1), Some((Token::Name("in"), _))) =>
                 {
                     self.at += 1;
-                    Compare::NotIn
+                    CompareOp::NotIn
                 }
                 _ => break,
             };

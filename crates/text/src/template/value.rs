@@ -6,7 +6,9 @@
 //! chain of namespaces can leak or be dropped recursively.
 
 use super::ast::{Macro, Name};
-use super::limits::{Buffer, Charge, Meter, Outcome, SLOT_BYTES, VALUE_DEPTH_MAX, fail, limit};
+use super::limits::{
+    Buffer, Charge, Outcome, SLOT_BYTES, TemplateMeter, VALUE_DEPTH_MAX, fail, limit,
+};
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -29,21 +31,21 @@ impl Str {
 }
 
 pub struct List {
-    pub items: Vec<Value>,
+    pub items: Vec<TemplateValue>,
     pub tuple: bool,
     depth: usize,
     _charge: Charge,
 }
 
 pub struct Dict {
-    pub entries: Vec<(Value, Value)>,
+    pub entries: Vec<(TemplateValue, TemplateValue)>,
     depth: usize,
     _charge: Charge,
 }
 
 #[derive(Default)]
 pub struct Namespace {
-    pub fields: RefCell<Vec<(Name, Value, Charge)>>,
+    pub fields: RefCell<Vec<(Name, TemplateValue, Charge)>>,
 }
 
 pub struct Loop {
@@ -54,7 +56,7 @@ pub struct Loop {
 }
 
 pub struct Method {
-    pub receiver: Value,
+    pub receiver: TemplateValue,
     pub name: &'static str,
 }
 
@@ -68,7 +70,7 @@ pub enum Function {
 }
 
 #[derive(Clone)]
-pub enum Value {
+pub enum TemplateValue {
     /// What was missing, for the message.
     Undefined(Name),
     None,
@@ -88,31 +90,35 @@ pub enum Value {
     Function(Function),
 }
 
-impl Value {
-    pub fn given(text: &str) -> Value {
-        Value::Str(Str::Given(text.into()))
+impl TemplateValue {
+    pub fn given(text: &str) -> TemplateValue {
+        TemplateValue::Str(Str::Given(text.into()))
     }
 
     /// The name is for a message only, and is not charged: it is cut.
-    pub fn undefined(name: &str) -> Value {
+    pub fn undefined(name: &str) -> TemplateValue {
         let end = name.char_indices().nth(40).map_or(name.len(), |(at, _)| at);
-        Value::Undefined(name.get(..end).unwrap_or("").into())
+        TemplateValue::Undefined(name.get(..end).unwrap_or("").into())
     }
 
-    pub fn text(meter: &Meter, text: String) -> Outcome<Value> {
+    pub fn text(meter: &TemplateMeter, text: String) -> Outcome<TemplateValue> {
         let charge = meter.charge(text.len() + SLOT_BYTES)?;
-        Ok(Value::Str(Str::Made(Rc::new((
+        Ok(TemplateValue::Str(Str::Made(Rc::new((
             text.into_boxed_str(),
             charge,
         )))))
     }
 
-    pub fn copied(meter: &Meter, text: &str) -> Outcome<Value> {
+    pub fn copied(meter: &TemplateMeter, text: &str) -> Outcome<TemplateValue> {
         meter.fits(text.len())?;
-        Value::text(meter, text.to_owned())
+        TemplateValue::text(meter, text.to_owned())
     }
 
-    fn sequence(meter: &Meter, items: Vec<Value>, tuple: bool) -> Outcome<Rc<List>> {
+    fn sequence(
+        meter: &TemplateMeter,
+        items: Vec<TemplateValue>,
+        tuple: bool,
+    ) -> Outcome<Rc<List>> {
         let charge = meter.charge(items.len().saturating_mul(SLOT_BYTES) + SLOT_BYTES)?;
         let depth = deeper(items.iter())?;
         Ok(Rc::new(List {
@@ -123,23 +129,34 @@ impl Value {
         }))
     }
 
-    pub fn list(meter: &Meter, items: Vec<Value>) -> Outcome<Value> {
-        Ok(Value::List(Value::sequence(meter, items, false)?))
+    pub fn list(meter: &TemplateMeter, items: Vec<TemplateValue>) -> Outcome<TemplateValue> {
+        Ok(TemplateValue::List(TemplateValue::sequence(
+            meter, items, false,
+        )?))
     }
 
-    pub fn tuple(meter: &Meter, items: Vec<Value>) -> Outcome<Value> {
-        Ok(Value::List(Value::sequence(meter, items, true)?))
+    pub fn tuple(meter: &TemplateMeter, items: Vec<TemplateValue>) -> Outcome<TemplateValue> {
+        Ok(TemplateValue::List(TemplateValue::sequence(
+            meter, items, true,
+        )?))
     }
 
     /// A mapping; a later entry replaces an earlier one of the same key.
-    pub fn dict(meter: &Meter, entries: Vec<(Value, Value)>) -> Outcome<Value> {
+    pub fn dict(
+        meter: &TemplateMeter,
+        entries: Vec<(TemplateValue, TemplateValue)>,
+    ) -> Outcome<TemplateValue> {
         let charge = meter.charge(entries.len().saturating_mul(2 * SLOT_BYTES) + SLOT_BYTES)?;
         let depth = deeper(entries.iter().flat_map(|(k, v)| [k, v]))?;
-        let mut unique: Vec<(Value, Value)> = Vec::new();
+        let mut unique: Vec<(TemplateValue, TemplateValue)> = Vec::new();
         for (key, value) in entries {
             if !matches!(
                 key,
-                Value::Str(_) | Value::Int(_) | Value::Float(_) | Value::Bool(_) | Value::None
+                TemplateValue::Str(_)
+                    | TemplateValue::Int(_)
+                    | TemplateValue::Float(_)
+                    | TemplateValue::Bool(_)
+                    | TemplateValue::None
             ) {
                 return fail(format!("a {} cannot be a key", key.type_name()));
             }
@@ -148,16 +165,16 @@ impl Value {
                 None => unique.push((key, value)),
             }
         }
-        Ok(Value::Dict(Rc::new(Dict {
+        Ok(TemplateValue::Dict(Rc::new(Dict {
             entries: unique,
             depth,
             _charge: charge,
         })))
     }
 
-    pub fn method(receiver: &Value, name: &'static str) -> Outcome<Value> {
+    pub fn method(receiver: &TemplateValue, name: &'static str) -> Outcome<TemplateValue> {
         deeper(std::iter::once(receiver))?;
-        Ok(Value::Method(Rc::new(Method {
+        Ok(TemplateValue::Method(Rc::new(Method {
             receiver: receiver.clone(),
             name,
         })))
@@ -165,57 +182,58 @@ impl Value {
 
     fn depth(&self) -> usize {
         match self {
-            Value::List(list) => list.depth,
-            Value::Dict(dict) => dict.depth,
-            Value::Loop(l) => l.items.depth + 1,
-            Value::Method(m) => m.receiver.depth() + 1,
+            TemplateValue::List(list) => list.depth,
+            TemplateValue::Dict(dict) => dict.depth,
+            TemplateValue::Loop(l) => l.items.depth + 1,
+            TemplateValue::Method(m) => m.receiver.depth() + 1,
             _ => 0,
         }
     }
 
     pub fn type_name(&self) -> &'static str {
         match self {
-            Value::Undefined(_) => "undefined value",
-            Value::None => "none",
-            Value::Bool(_) => "boolean",
-            Value::Int(_) => "integer",
-            Value::Float(_) => "float",
-            Value::Str(_) => "string",
-            Value::List(list) if list.tuple => "tuple",
-            Value::List(_) => "list",
-            Value::Dict(_) => "mapping",
-            Value::Namespace(_) => "namespace",
-            Value::Loop(_) => "loop",
-            Value::Method(_) | Value::Macro(..) | Value::Caller(_) | Value::Function(_) => {
-                "function"
-            }
+            TemplateValue::Undefined(_) => "undefined value",
+            TemplateValue::None => "none",
+            TemplateValue::Bool(_) => "boolean",
+            TemplateValue::Int(_) => "integer",
+            TemplateValue::Float(_) => "float",
+            TemplateValue::Str(_) => "string",
+            TemplateValue::List(list) if list.tuple => "tuple",
+            TemplateValue::List(_) => "list",
+            TemplateValue::Dict(_) => "mapping",
+            TemplateValue::Namespace(_) => "namespace",
+            TemplateValue::Loop(_) => "loop",
+            TemplateValue::Method(_)
+            | TemplateValue::Macro(..)
+            | TemplateValue::Caller(_)
+            | TemplateValue::Function(_) => "function",
         }
     }
 
     /// An undefined value may be tested and printed, not computed with.
-    pub fn defined(self) -> Outcome<Value> {
+    pub fn defined(self) -> Outcome<TemplateValue> {
         match &self {
-            Value::Undefined(name) => fail(format!("'{name}' is undefined")),
+            TemplateValue::Undefined(name) => fail(format!("'{name}' is undefined")),
             _ => Ok(self),
         }
     }
 
     pub fn truth(&self) -> bool {
         match self {
-            Value::Undefined(_) | Value::None => false,
-            Value::Bool(b) => *b,
-            Value::Int(i) => *i != 0,
-            Value::Float(f) => *f != 0.0,
-            Value::Str(s) => !s.as_str().is_empty(),
-            Value::List(list) => !list.items.is_empty(),
-            Value::Dict(dict) => !dict.entries.is_empty(),
+            TemplateValue::Undefined(_) | TemplateValue::None => false,
+            TemplateValue::Bool(b) => *b,
+            TemplateValue::Int(i) => *i != 0,
+            TemplateValue::Float(f) => *f != 0.0,
+            TemplateValue::Str(s) => !s.as_str().is_empty(),
+            TemplateValue::List(list) => !list.items.is_empty(),
+            TemplateValue::Dict(dict) => !dict.entries.is_empty(),
             _ => true,
         }
     }
 
     pub fn as_str(&self) -> Option<&str> {
         match self {
-            Value::Str(s) => Some(s.as_str()),
+            TemplateValue::Str(s) => Some(s.as_str()),
             _ => None,
         }
     }
@@ -223,15 +241,15 @@ impl Value {
     /// Integers, and booleans as Python counts them.
     pub fn as_int(&self) -> Option<i64> {
         match self {
-            Value::Int(i) => Some(*i),
-            Value::Bool(b) => Some(i64::from(*b)),
+            TemplateValue::Int(i) => Some(*i),
+            TemplateValue::Bool(b) => Some(i64::from(*b)),
             _ => None,
         }
     }
 
     pub fn as_float(&self) -> Option<f64> {
         match self {
-            Value::Float(f) => Some(*f),
+            TemplateValue::Float(f) => Some(*f),
             _ => self.as_int().map(|i| i as f64),
         }
     }
@@ -254,44 +272,44 @@ impl Value {
     }
 
     /// What a loop over this value visits.
-    pub fn iterate(&self, meter: &Meter) -> Outcome<Rc<List>> {
+    pub fn iterate(&self, meter: &TemplateMeter) -> Outcome<Rc<List>> {
         match self {
-            Value::List(list) => Ok(Rc::clone(list)),
-            Value::Dict(dict) => {
+            TemplateValue::List(list) => Ok(Rc::clone(list)),
+            TemplateValue::Dict(dict) => {
                 let keys = dict.entries.iter().map(|(k, _)| k.clone()).collect();
-                Value::sequence(meter, keys, false)
+                TemplateValue::sequence(meter, keys, false)
             }
-            Value::Str(s) => {
+            TemplateValue::Str(s) => {
                 let count = s.as_str().chars().count();
                 meter.fits(count.saturating_mul(2 * SLOT_BYTES + 8))?;
                 meter.step(count)?;
                 let mut chars = Vec::with_capacity(count);
                 for c in s.as_str().chars() {
-                    chars.push(Value::text(meter, c.to_string())?);
+                    chars.push(TemplateValue::text(meter, c.to_string())?);
                 }
-                Value::sequence(meter, chars, false)
+                TemplateValue::sequence(meter, chars, false)
             }
-            Value::Undefined(_) => Value::sequence(meter, Vec::new(), false),
+            TemplateValue::Undefined(_) => TemplateValue::sequence(meter, Vec::new(), false),
             _ => fail(format!("a {} cannot be iterated", self.type_name())),
         }
     }
 
-    pub fn length(&self, meter: &Meter) -> Outcome<usize> {
+    pub fn length(&self, meter: &TemplateMeter) -> Outcome<usize> {
         match self {
-            Value::Str(s) => {
+            TemplateValue::Str(s) => {
                 meter.work(s.as_str().len())?;
                 Ok(s.as_str().chars().count())
             }
-            Value::List(list) => Ok(list.items.len()),
-            Value::Dict(dict) => Ok(dict.entries.len()),
-            Value::Undefined(_) => Ok(0),
+            TemplateValue::List(list) => Ok(list.items.len()),
+            TemplateValue::Dict(dict) => Ok(dict.entries.len()),
+            TemplateValue::Undefined(_) => Ok(0),
             _ => fail(format!("a {} has no length", self.type_name())),
         }
     }
 }
 
-fn deeper<'v>(values: impl Iterator<Item = &'v Value>) -> Outcome<usize> {
-    let depth = 1 + values.map(Value::depth).max().unwrap_or(0);
+fn deeper<'v>(values: impl Iterator<Item = &'v TemplateValue>) -> Outcome<usize> {
+    let depth = 1 + values.map(TemplateValue::depth).max().unwrap_or(0);
     if depth > VALUE_DEPTH_MAX {
         Err(limit("a value is nested too deep"))
     } else {
@@ -299,7 +317,11 @@ fn deeper<'v>(values: impl Iterator<Item = &'v Value>) -> Outcome<usize> {
     }
 }
 
-pub fn find_key(meter: &Meter, entries: &[(Value, Value)], key: &Value) -> Outcome<Option<usize>> {
+pub fn find_key(
+    meter: &TemplateMeter,
+    entries: &[(TemplateValue, TemplateValue)],
+    key: &TemplateValue,
+) -> Outcome<Option<usize>> {
     for (at, (have, _)) in entries.iter().enumerate() {
         if equal(meter, have, key)? {
             return Ok(Some(at));
@@ -308,18 +330,19 @@ pub fn find_key(meter: &Meter, entries: &[(Value, Value)], key: &Value) -> Outco
     Ok(None)
 }
 
-pub fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
+pub fn equal(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Outcome<bool> {
     meter.step(1)?;
     Ok(match (a, b) {
-        (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
-        (Value::Str(a), Value::Str(b)) => {
+        (TemplateValue::Undefined(_), TemplateValue::Undefined(_))
+        | (TemplateValue::None, TemplateValue::None) => true,
+        (TemplateValue::Str(a), TemplateValue::Str(b)) => {
             let (a, b) = (a.as_str(), b.as_str());
             if a.len() == b.len() {
                 meter.work(a.len())?;
             }
             a == b
         }
-        (Value::List(a), Value::List(b)) => {
+        (TemplateValue::List(a), TemplateValue::List(b)) => {
             if a.items.len() != b.items.len() || a.tuple != b.tuple {
                 return Ok(false);
             }
@@ -330,7 +353,7 @@ pub fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
             }
             true
         }
-        (Value::Dict(a), Value::Dict(b)) => {
+        (TemplateValue::Dict(a), TemplateValue::Dict(b)) => {
             if a.entries.len() != b.entries.len() {
                 return Ok(false);
             }
@@ -342,8 +365,8 @@ pub fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
             }
             true
         }
-        (Value::Namespace(a), Value::Namespace(b)) => Rc::ptr_eq(a, b),
-        (Value::Function(a), Value::Function(b)) => a == b,
+        (TemplateValue::Namespace(a), TemplateValue::Namespace(b)) => Rc::ptr_eq(a, b),
+        (TemplateValue::Function(a), TemplateValue::Function(b)) => a == b,
         _ => match (a.as_int(), b.as_int()) {
             (Some(a), Some(b)) => a == b,
             _ => matches!((a.as_float(), b.as_float()), (Some(a), Some(b)) if a == b),
@@ -351,7 +374,7 @@ pub fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
     })
 }
 
-pub fn order(meter: &Meter, a: &Value, b: &Value) -> Outcome<Ordering> {
+pub fn order(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Outcome<Ordering> {
     meter.step(1)?;
     if let (Some(a), Some(b)) = (a.as_int(), b.as_int()) {
         return Ok(a.cmp(&b));
@@ -361,11 +384,11 @@ pub fn order(meter: &Meter, a: &Value, b: &Value) -> Outcome<Ordering> {
         return Ok(a.partial_cmp(&b).unwrap_or_else(|| a.total_cmp(&b)));
     }
     match (a, b) {
-        (Value::Str(a), Value::Str(b)) => {
+        (TemplateValue::Str(a), TemplateValue::Str(b)) => {
             meter.work(a.as_str().len().min(b.as_str().len()))?;
             Ok(a.as_str().cmp(b.as_str()))
         }
-        (Value::List(a), Value::List(b)) => {
+        (TemplateValue::List(a), TemplateValue::List(b)) => {
             for (a, b) in a.items.iter().zip(&b.items) {
                 let order = order(meter, a, b)?;
                 if order.is_ne() {
@@ -383,9 +406,13 @@ pub fn order(meter: &Meter, a: &Value, b: &Value) -> Outcome<Ordering> {
 }
 
 /// `needle in haystack`
-pub fn contains(meter: &Meter, haystack: &Value, needle: &Value) -> Outcome<bool> {
+pub fn contains(
+    meter: &TemplateMeter,
+    haystack: &TemplateValue,
+    needle: &TemplateValue,
+) -> Outcome<bool> {
     match haystack {
-        Value::Str(s) => {
+        TemplateValue::Str(s) => {
             let Some(needle) = needle.as_str() else {
                 return fail(format!(
                     "'in' a string needs a string, not a {}",
@@ -395,8 +422,8 @@ pub fn contains(meter: &Meter, haystack: &Value, needle: &Value) -> Outcome<bool
             meter.work(s.as_str().len())?;
             Ok(s.as_str().contains(needle))
         }
-        Value::Dict(dict) => Ok(find_key(meter, &dict.entries, needle)?.is_some()),
-        Value::List(list) => {
+        TemplateValue::Dict(dict) => Ok(find_key(meter, &dict.entries, needle)?.is_some()),
+        TemplateValue::List(list) => {
             for item in &list.items {
                 if equal(meter, item, needle)? {
                     return Ok(true);
@@ -404,32 +431,32 @@ pub fn contains(meter: &Meter, haystack: &Value, needle: &Value) -> Outcome<bool
             }
             Ok(false)
         }
-        Value::Undefined(_) => Ok(false),
+        TemplateValue::Undefined(_) => Ok(false),
         _ => fail(format!("'in' does not work on a {}", haystack.type_name())),
     }
 }
 
 /// Python's `str()`.
-pub fn print(meter: &Meter, value: &Value, out: &mut Buffer) -> Outcome<()> {
+pub fn print(meter: &TemplateMeter, value: &TemplateValue, out: &mut Buffer) -> Outcome<()> {
     match value {
-        Value::Str(s) => out.push(s.as_str()),
-        Value::Undefined(_) => Ok(()),
+        TemplateValue::Str(s) => out.push(s.as_str()),
+        TemplateValue::Undefined(_) => Ok(()),
         _ => repr(meter, value, out),
     }
 }
 
 /// Python's `repr()`.
-pub fn repr(meter: &Meter, value: &Value, out: &mut Buffer) -> Outcome<()> {
+pub fn repr(meter: &TemplateMeter, value: &TemplateValue, out: &mut Buffer) -> Outcome<()> {
     meter.step(1)?;
     match value {
-        Value::Undefined(_) => out.push("Undefined"),
-        Value::None => out.push("None"),
-        Value::Bool(true) => out.push("True"),
-        Value::Bool(false) => out.push("False"),
-        Value::Int(i) => out.push(&i.to_string()),
-        Value::Float(f) => out.push(&float_text(*f)),
-        Value::Str(s) => repr_str(meter, s.as_str(), out),
-        Value::List(list) => {
+        TemplateValue::Undefined(_) => out.push("Undefined"),
+        TemplateValue::None => out.push("None"),
+        TemplateValue::Bool(true) => out.push("True"),
+        TemplateValue::Bool(false) => out.push("False"),
+        TemplateValue::Int(i) => out.push(&i.to_string()),
+        TemplateValue::Float(f) => out.push(&float_text(*f)),
+        TemplateValue::Str(s) => repr_str(meter, s.as_str(), out),
+        TemplateValue::List(list) => {
             out.push(if list.tuple { "(" } else { "[" })?;
             for (i, item) in list.items.iter().enumerate() {
                 if i > 0 {
@@ -442,7 +469,7 @@ pub fn repr(meter: &Meter, value: &Value, out: &mut Buffer) -> Outcome<()> {
             }
             out.push(if list.tuple { ")" } else { "]" })
         }
-        Value::Dict(dict) => {
+        TemplateValue::Dict(dict) => {
             out.push("{")?;
             for (i, (key, value)) in dict.entries.iter().enumerate() {
                 if i > 0 {
@@ -463,7 +490,7 @@ pub fn repr(meter: &Meter, value: &Value, out: &mut Buffer) -> Outcome<()> {
     }
 }
 
-fn repr_str(meter: &Meter, text: &str, out: &mut Buffer) -> Outcome<()> {
+fn repr_str(meter: &TemplateMeter, text: &str, out: &mut Buffer) -> Outcome<()> {
     meter.work(text.len())?;
     let quote = if text.contains('\'') && !text.contains('"') {
         '"'
@@ -519,8 +546,8 @@ pub struct Json {
 }
 
 pub fn json(
-    meter: &Meter,
-    value: &Value,
+    meter: &TemplateMeter,
+    value: &TemplateValue,
     style: &Json,
     level: usize,
     out: &mut Buffer,
@@ -534,17 +561,17 @@ pub fn json(
         None => Ok(()),
     };
     match value {
-        Value::None => out.push("null"),
-        Value::Bool(b) => out.push(if *b { "true" } else { "false" }),
-        Value::Int(i) => out.push(&i.to_string()),
-        Value::Float(f) if f.is_nan() => out.push("NaN"),
-        Value::Float(f) if f.is_infinite() => {
+        TemplateValue::None => out.push("null"),
+        TemplateValue::Bool(b) => out.push(if *b { "true" } else { "false" }),
+        TemplateValue::Int(i) => out.push(&i.to_string()),
+        TemplateValue::Float(f) if f.is_nan() => out.push("NaN"),
+        TemplateValue::Float(f) if f.is_infinite() => {
             out.push(if *f > 0.0 { "Infinity" } else { "-Infinity" })
         }
-        Value::Float(f) => out.push(&float_text(*f)),
-        Value::Str(s) => json_str(meter, s.as_str(), style.ascii, out),
-        Value::List(list) if list.items.is_empty() => out.push("[]"),
-        Value::List(list) => {
+        TemplateValue::Float(f) => out.push(&float_text(*f)),
+        TemplateValue::Str(s) => json_str(meter, s.as_str(), style.ascii, out),
+        TemplateValue::List(list) if list.items.is_empty() => out.push("[]"),
+        TemplateValue::List(list) => {
             out.push("[")?;
             for (i, item) in list.items.iter().enumerate() {
                 if i > 0 {
@@ -556,9 +583,9 @@ pub fn json(
             newline(out, level)?;
             out.push("]")
         }
-        Value::Dict(dict) if dict.entries.is_empty() => out.push("{}"),
-        Value::Dict(dict) => {
-            let mut entries: Vec<&(Value, Value)> = dict.entries.iter().collect();
+        TemplateValue::Dict(dict) if dict.entries.is_empty() => out.push("{}"),
+        TemplateValue::Dict(dict) => {
+            let mut entries: Vec<&(TemplateValue, TemplateValue)> = dict.entries.iter().collect();
             if style.sort_keys {
                 meter.step(entries.len().saturating_mul(16))?;
                 entries.sort_by(|a, b| a.0.as_str().cmp(&b.0.as_str()));
@@ -570,7 +597,7 @@ pub fn json(
                 }
                 newline(out, level + 1)?;
                 match key {
-                    Value::Str(s) => json_str(meter, s.as_str(), style.ascii, out)?,
+                    TemplateValue::Str(s) => json_str(meter, s.as_str(), style.ascii, out)?,
                     other => {
                         out.push("\"")?;
                         json(meter, other, style, level + 1, out)?;
@@ -587,7 +614,7 @@ pub fn json(
     }
 }
 
-fn json_str(meter: &Meter, text: &str, ascii: bool, out: &mut Buffer) -> Outcome<()> {
+fn json_str(meter: &TemplateMeter, text: &str, ascii: bool, out: &mut Buffer) -> Outcome<()> {
     meter.work(text.len())?;
     out.push("\"")?;
     for c in text.chars() {

@@ -9,13 +9,9 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::vocab::{Kind, NO_ID, Pieces, Slots, Vocab, VocabError};
-use super::{TEXT_BYTES_MAX, find_text};
-
-/// More merges than tokens make no sense, but duplicates are harmless up to here.
-const MERGES_MAX: usize = 1 << 23;
-
-const NO_RANK: u32 = u32::MAX;
+use super::merges::{Merges, NO_RANK};
+use super::pieces::{NO_ID, Pieces, TEXT_BYTES_MAX, TokenKind, find_text};
+use super::vocab::Vocab;
 
 /// The character that spells a byte: itself where it is printable Latin-1, else the next one
 /// from U+0100 on.
@@ -60,7 +56,7 @@ pub(super) fn unmap(piece: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// The token of each byte. SmolLM2 lacks 21 of them.
-pub(super) fn byte_ids(pieces: &Pieces, kinds: &[Kind]) -> Box<[u32; 256]> {
+pub(super) fn byte_ids(pieces: &Pieces, kinds: &[TokenKind]) -> Box<[u32; 256]> {
     Box::new(std::array::from_fn(|byte| {
         let mut buffer = [0; 4];
         find_text(
@@ -69,80 +65,6 @@ pub(super) fn byte_ids(pieces: &Pieces, kinds: &[Kind]) -> Box<[u32; 256]> {
             spelled(byte as u8).encode_utf8(&mut buffer).as_bytes(),
         )
     }))
-}
-
-/// Which pairs merge into what. The rank is the place in `list`.
-#[derive(Default)]
-pub struct Merges {
-    /// `[left, right, joined]`
-    list: Vec<[u32; 3]>,
-    slots: Option<Slots>,
-}
-
-impl Merges {
-    /// From lines `left right`. A line that names no tokens, or whose result is none, can never
-    /// apply to a text that ends in tokens: it is left out, and counted.
-    pub fn new<'a>(
-        lines: impl Iterator<Item = &'a [u8]>,
-        pieces: &Pieces,
-        kinds: &[Kind],
-    ) -> Result<Merges, VocabError> {
-        let mut list: Vec<[u32; 3]> = Vec::new();
-        let mut joined = Vec::new();
-        let mut left_out = 0usize;
-        for (count, line) in lines.enumerate() {
-            if count >= MERGES_MAX {
-                let why = format!("more than {MERGES_MAX} merges");
-                return Err(VocabError::bad("tokenizer.ggml.merges", why));
-            }
-            let merge = split_line(line).map(|(left, right)| {
-                joined.clear();
-                joined.extend_from_slice(left);
-                joined.extend_from_slice(right);
-                [left, right, &joined].map(|piece| find_text(pieces, kinds, piece))
-            });
-            match merge {
-                Some(merge) if !merge.contains(&NO_ID) => list.push(merge),
-                _ => left_out += 1,
-            }
-        }
-        if left_out > 0 {
-            log::warn!("tokenizer.ggml.merges: {left_out} merges name no tokens and are ignored");
-        }
-        list.shrink_to_fit();
-        let mut slots = Slots::new(list.len());
-        for (rank, &[left, right, _]) in list.iter().enumerate() {
-            let is_it = |other: u32| list[other as usize][..2] == [left, right];
-            // Of equal merges the first has the say.
-            if let Err(slot) = slots.find(slots.hash((left, right)), is_it) {
-                slots.fill(slot, rank as u32);
-            }
-        }
-        Ok(Merges {
-            list,
-            slots: Some(slots),
-        })
-    }
-
-    fn rank(&self, left: u32, right: u32) -> u32 {
-        let Some(slots) = &self.slots else {
-            return NO_RANK;
-        };
-        let is_it = |rank: u32| self.list[rank as usize][..2] == [left, right];
-        slots
-            .find(slots.hash((left, right)), is_it)
-            .unwrap_or(NO_RANK)
-    }
-
-    pub(super) fn heap_bytes(&self) -> usize {
-        self.list.capacity() * 12 + self.slots.as_ref().map_or(0, Slots::heap_bytes)
-    }
-}
-
-/// The space that parts a merge is never the first byte: a piece has at least one.
-fn split_line(line: &[u8]) -> Option<(&[u8], &[u8])> {
-    let space = 1 + line.get(1..)?.iter().position(|&b| b == b' ')?;
-    Some((&line[..space], &line[space + 1..]))
 }
 
 /// One symbol of the word in work. Dead ones keep their place and are stepped over.
@@ -257,15 +179,5 @@ mod tests {
         assert_eq!(spelled(b' '), 'Ġ');
         assert_eq!(spelled(b'\n'), 'Ċ');
         assert_eq!(spelled(0xAD), '\u{143}');
-    }
-
-    #[test]
-    fn merge_lines_are_parted_at_the_first_space_after_a_byte() {
-        assert_eq!(split_line(b"a b"), Some((&b"a"[..], &b"b"[..])));
-        assert_eq!(split_line(b"  b"), Some((&b" "[..], &b"b"[..])));
-        for bad in [&b""[..], b" ", b"ab"] {
-            assert_eq!(split_line(bad), None);
-        }
-        assert_eq!(split_line(b"a "), Some((&b"a"[..], &b""[..])));
     }
 }

@@ -1,7 +1,8 @@
 //! A vocabulary from the metadata of a GGUF file. Every defect is an error that names its key, or
 //! a line in the log where the text still tokenizes soundly.
 
-use super::vocab::{Kind, Model, Pieces, TOKENS_MAX, Vocab, VocabError};
+use super::pieces::{Pieces, TOKENS_MAX, TokenKind, VocabError};
+use super::vocab::{TokenizerModel, Vocab};
 use super::{Tokenizer, spm};
 use haversack_gguf::{Array, Gguf, shown};
 
@@ -29,8 +30,8 @@ impl Tokenizer {
 fn read(file: &Gguf) -> Result<Vocab, VocabError> {
     let name = file.str(MODEL)?.ok_or(VocabError::Missing { key: MODEL })?;
     let model = match name {
-        "gpt2" => Model::Bpe,
-        "llama" | "gemma" => Model::Spm,
+        "gpt2" => TokenizerModel::Bpe,
+        "llama" | "gemma" => TokenizerModel::Spm,
         other => {
             let other = shown(other.as_bytes());
             let why = format!("\"{other}\" is not known; accepted: gpt2, llama, gemma");
@@ -54,38 +55,38 @@ fn read(file: &Gguf) -> Result<Vocab, VocabError> {
     match file.array(TYPES)? {
         Some(types) => {
             same_length(TYPES, &types, len)?;
-            vocab.kinds = types.i32s()?.map(Kind::from_file).collect();
+            vocab.kinds = types.i32s()?.map(TokenKind::from_file).collect();
         }
         None => log::warn!("{TYPES} is missing: special tokens are not known"),
     }
 
     // BPE files may carry scores, which mean nothing there.
     match model {
-        Model::Bpe => {
+        TokenizerModel::Bpe => {
             let merges = required(file, MERGES)?;
             vocab.set_merges(merges.strs()?)?;
             vocab.set_pre(file.str(PRE)?.unwrap_or_default());
         }
-        Model::Spm => {
+        TokenizerModel::Spm => {
             let scores = required(file, SCORES)?;
             same_length(SCORES, &scores, len)?;
             vocab.scores = scores.f32s()?.collect();
             vocab.add_bos = true;
             vocab.add_space_prefix = name == "llama";
             // SentencePiece's own defaults, where the file is silent and they look the part.
-            let default = |id: u32, wanted: Kind| {
+            let default = |id: u32, wanted: TokenKind| {
                 (vocab.kinds.get(id as usize) == Some(&wanted)).then_some(id)
             };
             (vocab.unk, vocab.bos, vocab.eos) = (
-                default(0, Kind::Unknown),
-                default(1, Kind::Control),
-                default(2, Kind::Control),
+                default(0, TokenKind::Unknown),
+                default(1, TokenKind::Control),
+                default(2, TokenKind::Control),
             );
             for (id, _) in vocab
                 .kinds
                 .iter()
                 .enumerate()
-                .filter(|k| *k.1 == Kind::Byte)
+                .filter(|k| *k.1 == TokenKind::Byte)
             {
                 let piece = vocab.pieces.get(id as u32).unwrap_or_default();
                 if spm::byte_of(piece).is_none() {

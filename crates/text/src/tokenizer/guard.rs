@@ -7,8 +7,8 @@
 //! rendered and parsed with the guards in place, and they are dropped from the text between the
 //! tokens that were found.
 
+use super::pieces::TokenKind;
 use super::special::Span;
-use super::vocab::Kind;
 use super::{EncodeOptions, TokenizeError, Tokenizer};
 use std::borrow::Cow;
 
@@ -45,7 +45,8 @@ impl Tokenizer {
                         let piece = String::from_utf8_lossy(self.piece_raw(id).unwrap_or_default());
                         // User-defined tokens are part of the plain text; one character cannot be
                         // broken.
-                        let plain = self.kind(id) == Kind::UserDefined || piece.chars().count() < 2;
+                        let plain =
+                            self.kind(id) == TokenKind::UserDefined || piece.chars().count() < 2;
                         found |= !plain;
                         for (i, c) in piece.chars().enumerate() {
                             if i > 0 && !plain {

@@ -26,6 +26,8 @@
 mod bpe;
 mod from_gguf;
 pub mod guard;
+mod merges;
+pub mod pieces;
 pub mod pre;
 mod special;
 mod spm;
@@ -33,14 +35,11 @@ pub mod vocab;
 
 use std::borrow::Cow;
 
+use pieces::VocabError;
+pub use pieces::{TEXT_BYTES_MAX, TokenKind};
 use pre::Pre;
 use special::{Span, Specials};
-use vocab::{Kind, NO_ID, VocabError};
-pub use vocab::{Model, Vocab};
-
-/// Longest text taken in one call. Encoding needs up to 40 bytes of scratch per byte of text, and
-/// positions are 32 bits.
-pub const TEXT_BYTES_MAX: usize = 64 << 20;
+pub use vocab::{TokenizerModel, Vocab};
 
 /// Texts that end a generation when a vocabulary has them as special tokens. The metadata often
 /// names only one of several (a base model's `<|endoftext|>` beside the chat's `<|im_end|>`).
@@ -107,12 +106,12 @@ impl Tokenizer {
         vocab.check()?;
         let ends = mark_ends(&mut vocab);
         let pre = match vocab.model {
-            Model::Bpe => Pre::from_name(&vocab.pre),
-            Model::Spm => Pre::Gpt2,
+            TokenizerModel::Bpe => Pre::from_name(&vocab.pre),
+            TokenizerModel::Spm => Pre::Gpt2,
         };
         let byte_ids = match vocab.model {
-            Model::Bpe => bpe::byte_ids(&vocab.pieces, &vocab.kinds),
-            Model::Spm => spm::byte_ids(&vocab),
+            TokenizerModel::Bpe => bpe::byte_ids(&vocab.pieces, &vocab.kinds),
+            TokenizerModel::Spm => spm::byte_ids(&vocab),
         };
         let specials = Specials::new(&vocab.pieces, &vocab.kinds);
         Ok(Tokenizer {
@@ -149,7 +148,7 @@ impl Tokenizer {
             .specials
             .split(&self.vocab.pieces, text, options.parse_special);
         match self.vocab.model {
-            Model::Bpe => {
+            TokenizerModel::Bpe => {
                 let mut words = bpe::Scratch::default();
                 for span in spans {
                     match span {
@@ -166,7 +165,7 @@ impl Tokenizer {
                     }
                 }
             }
-            Model::Spm => {
+            TokenizerModel::Spm => {
                 let mut scratch = spm::Scratch::default();
                 let mut after_token = true;
                 for span in spans {
@@ -216,15 +215,19 @@ impl Tokenizer {
             return Cow::Borrowed(&[]);
         };
         match (self.kind(id), self.vocab.model) {
-            (Kind::Control | Kind::Unknown | Kind::UserDefined | Kind::HiddenTag, _) => {
-                Cow::Borrowed(piece)
-            }
-            (Kind::Byte, _) => match spm::byte_of(piece) {
+            (
+                TokenKind::Control
+                | TokenKind::Unknown
+                | TokenKind::UserDefined
+                | TokenKind::HiddenTag,
+                _,
+            ) => Cow::Borrowed(piece),
+            (TokenKind::Byte, _) => match spm::byte_of(piece) {
                 Some(byte) => Cow::Owned(vec![byte]),
                 None => Cow::Borrowed(piece),
             },
-            (_, Model::Bpe) => bpe::unmap(piece),
-            (_, Model::Spm) => spm::unescape(piece),
+            (_, TokenizerModel::Bpe) => bpe::unmap(piece),
+            (_, TokenizerModel::Spm) => spm::unescape(piece),
         }
     }
 
@@ -250,16 +253,16 @@ impl Tokenizer {
 
     /// Control and unknown tokens: no part of the text unless asked for.
     pub fn is_control(&self, id: u32) -> bool {
-        matches!(self.kind(id), Kind::Control | Kind::Unknown)
+        matches!(self.kind(id), TokenKind::Control | TokenKind::Unknown)
     }
 
-    /// Kind of a token; ids outside the vocabulary are unused.
-    pub fn kind(&self, id: u32) -> Kind {
+    /// TokenKind of a token; ids outside the vocabulary are unused.
+    pub fn kind(&self, id: u32) -> TokenKind {
         self.vocab
             .kinds
             .get(id as usize)
             .copied()
-            .unwrap_or(Kind::Unused)
+            .unwrap_or(TokenKind::Unused)
     }
 
     /// Number of tokens; at least one.
@@ -290,10 +293,10 @@ impl Tokenizer {
 
     /// Does encoding put a space in front of text (and detokenizing take it away)?
     pub fn add_space_prefix(&self) -> bool {
-        self.vocab.model == Model::Spm && self.vocab.add_space_prefix
+        self.vocab.model == TokenizerModel::Spm && self.vocab.add_space_prefix
     }
 
-    pub fn model(&self) -> Model {
+    pub fn model(&self) -> TokenizerModel {
         self.vocab.model
     }
 
@@ -332,10 +335,10 @@ fn mark_ends(vocab: &mut Vocab) -> Vec<u32> {
         let Some(kind) = vocab.kinds.get_mut(id as usize) else {
             continue;
         };
-        if *kind == Kind::UserDefined && *marker == ALSO_A_TAG {
-            *kind = Kind::HiddenTag;
+        if *kind == TokenKind::UserDefined && *marker == ALSO_A_TAG {
+            *kind = TokenKind::HiddenTag;
         } else {
-            *kind = Kind::Control;
+            *kind = TokenKind::Control;
             ends.push(id);
         }
     }
@@ -349,19 +352,4 @@ fn mark_ends(vocab: &mut Vocab) -> Vec<u32> {
     ends.sort_unstable();
     ends.dedup();
     ends
-}
-
-/// Pieces longer than this are not made from text (the longest of SmolLM2 has 162 bytes, of Gemma
-/// 48). It bounds the hashing per merge against files with giant pieces.
-const PIECE_BYTES_MAX: usize = 1024;
-
-/// The id of a piece that plain text may become.
-fn find_text(pieces: &vocab::Pieces, kinds: &[Kind], piece: &[u8]) -> u32 {
-    if piece.len() > PIECE_BYTES_MAX {
-        return NO_ID;
-    }
-    match pieces.find(piece) {
-        Some(id) if kinds.get(id as usize).is_some_and(|kind| kind.is_text()) => id,
-        _ => NO_ID,
-    }
 }

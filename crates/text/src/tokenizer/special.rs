@@ -9,7 +9,7 @@
 //! its longest token, by narrowing a range of the sorted tokens byte by byte; a position asks
 //! again only when a longer neighbour has taken the end of its match.
 
-use super::vocab::{Kind, Pieces};
+use super::pieces::{Pieces, TokenKind};
 
 /// Special tokens longer than this are not looked for (the longest known have 48 bytes). It
 /// bounds the work per position against files with giant tokens.
@@ -37,8 +37,8 @@ struct Sorted {
 }
 
 impl Specials {
-    pub(super) fn new(pieces: &Pieces, kinds: &[Kind]) -> Specials {
-        let collect = |wanted: fn(Kind) -> bool| {
+    pub(super) fn new(pieces: &Pieces, kinds: &[TokenKind]) -> Specials {
+        let collect = |wanted: fn(TokenKind) -> bool| {
             let ids = (0..pieces.len() as u32).filter(|&id| {
                 kinds.get(id as usize).is_some_and(|&kind| wanted(kind))
                     && pieces.get(id).is_some_and(|p| {
@@ -54,10 +54,13 @@ impl Specials {
             all: collect(|kind| {
                 matches!(
                     kind,
-                    Kind::Control | Kind::Unknown | Kind::UserDefined | Kind::HiddenTag
+                    TokenKind::Control
+                        | TokenKind::Unknown
+                        | TokenKind::UserDefined
+                        | TokenKind::HiddenTag
                 )
             }),
-            always: collect(|kind| kind == Kind::UserDefined),
+            always: collect(|kind| kind == TokenKind::UserDefined),
         }
     }
 
@@ -265,7 +268,7 @@ mod tests {
 
     fn ours(tokens: &[&str], text: &str) -> Vec<String> {
         let pieces = Pieces::new(tokens.iter().map(|t| t.as_bytes())).unwrap();
-        let kinds = vec![Kind::UserDefined; tokens.len()];
+        let kinds = vec![TokenKind::UserDefined; tokens.len()];
         let spans = Specials::new(&pieces, &kinds).split(&pieces, text, false);
         let name = |span: &Span| match *span {
             Span::Text(t) => t.to_string(),

@@ -10,8 +10,8 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::find_text;
-use super::vocab::{Kind, NO_ID, Vocab};
+use super::pieces::{NO_ID, TokenKind, find_text};
+use super::vocab::Vocab;
 
 const SPACE: &str = "▁";
 
@@ -29,7 +29,7 @@ pub(super) fn byte_ids(vocab: &Vocab) -> Box<[u32; 256]> {
         let name = format!("<0x{byte:02X}>");
         // By name: files without kinds still have byte tokens.
         match vocab.pieces.find(name.as_bytes()) {
-            Some(id) if vocab.kinds.get(id as usize) != Some(&Kind::Control) => id,
+            Some(id) if vocab.kinds.get(id as usize) != Some(&TokenKind::Control) => id,
             _ => NO_ID,
         }
     }))

@@ -29,11 +29,11 @@ const BATCH_TOKENS: usize = 64;
 /// What a row measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Reading a prompt of so many tokens.
+    /// Reading a prompt of this many tokens.
     Prefill(usize),
-    /// One token after the other, with so many before.
+    /// Decoding, with this many tokens in the cache.
     Decode { depth: usize },
-    /// A token of each of so many sequences at a time.
+    /// One token for each of this many sequences per step.
     Batch(usize),
 }
 
@@ -80,7 +80,7 @@ impl Row {
     }
 }
 
-pub fn bench(args: &args::Bench, as_json: bool) -> Result<()> {
+pub fn bench(args: &args::BenchArgs, as_json: bool) -> Result<()> {
     let chosen = chosen(&args.only)?;
     let path = resolve::model(args.model.as_deref())?;
     let threads = engine::threads(&args.compute);

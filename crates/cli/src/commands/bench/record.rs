@@ -5,7 +5,7 @@ use super::roofline::Roofline;
 use crate::args;
 use crate::commands::doctor::cpu_model;
 use anyhow::{Context, Result};
-use haversack::kernels::cpu::Table;
+use haversack::kernels::cpu::Backend;
 use serde_json::{Value as Json, json};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -25,7 +25,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    pub fn now(model: &Path, threads: usize, kv: &str, args: &args::Bench) -> Setting {
+    pub fn now(model: &Path, threads: usize, kv: &str, args: &args::BenchArgs) -> Setting {
         let words: Vec<String> = std::env::args()
             .skip(1)
             .map(|word| without_folder(&word))
@@ -38,8 +38,8 @@ impl Setting {
                 .into_owned(),
             threads,
             activations: match args.compute.activations.unwrap_or_default() {
-                args::Activations::Int8 => "int8",
-                args::Activations::F32 => "f32",
+                args::ActivationsArg::Int8 => "int8",
+                args::ActivationsArg::F32 => "f32",
             },
             kv: kv.to_owned(),
             cpu: cpu_model().unwrap_or_else(|| "unknown".into()),
@@ -55,7 +55,7 @@ impl Setting {
             "activations": self.activations,
             "kv": self.kv,
             "cpu": self.cpu,
-            "table": Table::best().name(),
+            "table": Backend::best().name(),
             "compiler": env!("HAVERSACK_COMPILER"),
             "commit": self.commit,
             "command": self.command,
@@ -119,7 +119,7 @@ pub fn append(path: &Path, setting: &Setting, rows: &[Row], roofline: &Roofline)
             format!("{:.2}", roofline.read_bandwidth_gbs),
             roofline.weight_bytes_per_token.to_string(),
             setting.cpu.clone(),
-            Table::best().name().to_owned(),
+            Backend::best().name().to_owned(),
             env!("HAVERSACK_COMPILER").to_owned(),
             setting.commit.clone(),
             setting.command.clone(),

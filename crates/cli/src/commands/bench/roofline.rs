@@ -1,5 +1,5 @@
 //! How close decoding comes to the memory: every token reads every weight once, so the bandwidth
-//! divided by the bytes of the weights is the most tokens per second there can be.
+//! divided by the bytes of the weights is the upper limit of tokens per second.
 
 use serde_json::{Value as Json, json};
 use std::hint::black_box;

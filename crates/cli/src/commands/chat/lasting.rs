@@ -1,4 +1,4 @@
-//! A conversation that lasts: a session with a name, kept on disk, and the commands that only sessions have.
+//! A conversation saved to disk under a name, and the commands that only such sessions have.
 
 use super::{Last, Partner, Showing, Slash, TEMPERATURE};
 use crate::args;
@@ -11,7 +11,7 @@ use haversack::engine::runtime::{Finish, GenerateOptions};
 use haversack::engine::sample::Sampler;
 use haversack::memory::bytes::human;
 use haversack::memory::clock::now_ms;
-use haversack::session::turns::Place;
+use haversack::session::turns::TurnPlace;
 use haversack::session::{Answer, SessionId, SessionOptions, Sessions};
 use haversack_hub::home::Home;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Lasting {
     sampler: Sampler,
     options: GenerateOptions,
     last: Option<Last>,
-    context: Option<haversack::session::Context>,
+    context: Option<haversack::session::ContextReport>,
     question: Option<String>,
     show_stats: bool,
     explain: bool,
@@ -33,7 +33,11 @@ pub struct Lasting {
 
 impl Lasting {
     /// `Err(engine)` where the budget or the context has no room for two streams.
-    pub fn new(engine: Engine, args: &args::Chat, home: &Home) -> Result<Result<Lasting, Engine>> {
+    pub fn new(
+        engine: Engine,
+        args: &args::ChatArgs,
+        home: &Home,
+    ) -> Result<Result<Lasting, Engine>> {
         let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
         let stop = engine.model.template().stop_strings();
         let options = SessionOptions {
@@ -49,14 +53,14 @@ impl Lasting {
         };
         let mut sessions = match Sessions::new(&engine.runtime, options) {
             Ok(sessions) => sessions,
-            // Who names a session wants that one.
+            // A named session must not be replaced by an unsaved chat.
             Err(error) if args.session.is_some() => return Err(named(error)),
             Err(_) => return Ok(Err(engine)),
         };
         match engine::encoder(home)? {
             Some(encoder) => sessions = sessions.with_encoder(Arc::new(encoder)),
             None => out::note(
-                "no sentence encoder: every turn in memory stays visible (haversack pull minilm fetches one)",
+                "no sentence encoder: answers see every turn in memory (get one with: haversack pull minilm)",
             ),
         }
         let mut engine = engine;
@@ -72,7 +76,7 @@ impl Lasting {
         };
         let id = id.map_err(named)?;
         if exists && args.system.is_some() {
-            out::note("the session has its persistent text already; /fact adds to it");
+            out::note("this session already has a system message; /fact adds to it");
         }
         Ok(Ok(Lasting {
             sessions,
@@ -126,7 +130,7 @@ impl Lasting {
         match silent && number(&self.name).is_some() {
             true => self.sessions.delete(&self.name).map_err(named)?,
             false => out::note(&format!(
-                "kept; haversack chat --session {} goes on",
+                "saved; continue with: haversack chat --session {}",
                 self.name
             )),
         }
@@ -136,11 +140,13 @@ impl Lasting {
     fn tell(&mut self, answer: Answer, before: u64) -> Result<()> {
         match answer.finish {
             Finish::Cancelled => out::note("(stopped)"),
-            Finish::Length => out::note("(stopped at the most tokens of an answer; -n sets it)"),
+            Finish::Length => {
+                out::note("(stopped at the token limit of an answer; set it with -n)")
+            }
             Finish::Stop => {}
         }
         if let Some(reason) = &answer.context.unsaved {
-            out::note(&format!("(not saved: {})", one_line(reason)));
+            out::note(&format!("(not saved: {})", one_line(&reason.to_string())));
         }
         let position = self.sessions.stats(&self.engine.runtime, self.id)?.position;
         self.last = Some(Last {
@@ -172,8 +178,7 @@ impl Lasting {
     }
 
     fn open(&mut self, name: Option<&str>) -> Result<()> {
-        let name =
-            name.ok_or_else(|| usage("/open NAME goes on with a session; /sessions lists them"))?;
+        let name = name.ok_or_else(|| usage("/open needs a session name; /sessions lists them"))?;
         if name == self.name {
             return Ok(());
         }
@@ -286,18 +291,18 @@ impl Lasting {
         let number = number_of("/forget", number)?;
         let (sessions, runtime) = (&mut self.sessions, &mut self.engine.runtime);
         sessions.revoke(runtime, self.id, number).map_err(named)?;
-        out::note(&format!("fact {number} does not hold any more"));
+        out::note(&format!("fact {number} deleted"));
         Ok(())
     }
 
     fn turns(&self) -> Result<()> {
         for turn in self.sessions.turns(self.id)? {
             let place = match (turn.place, turn.is_visible) {
-                (Place::Live, true) if turn.is_state => "state",
-                (Place::Live, true) => "visible",
-                (Place::Live, false) => "hidden",
-                (Place::Spilled, _) => "on disk",
-                (Place::Ids, _) => "ids",
+                (TurnPlace::Live, true) if turn.is_state => "state",
+                (TurnPlace::Live, true) => "visible",
+                (TurnPlace::Live, false) => "hidden",
+                (TurnPlace::Spilled, _) => "on disk",
+                (TurnPlace::Ids, _) => "ids",
             };
             let view = self.sessions.turn(self.id, turn.number).map_err(named)?;
             let text: String = one_line(&view.text).chars().take(60).collect();
@@ -315,7 +320,7 @@ impl Lasting {
         let text = match (text, &self.question) {
             (Some(text), _) => text.to_owned(),
             (None, Some(text)) => text.clone(),
-            (None, None) => return Err(usage("there is no question to ask again")),
+            (None, None) => return Err(usage("there is no question to regenerate")),
         };
         self.sessions.retract(&mut self.engine.runtime, self.id)?;
         self.answer(&text)
@@ -325,7 +330,7 @@ impl Lasting {
         let text = text.unwrap_or_default();
         self.system = text.to_owned();
         if text.is_empty() {
-            out::note("new sessions begin without a system message; this one keeps its own");
+            out::note("new sessions start without a system message; this one keeps its own");
             return Ok(());
         }
         self.fact(Some(text))
@@ -365,7 +370,7 @@ impl Lasting {
 
     fn explained(&self) -> Result<String> {
         let Some(context) = &self.context else {
-            return Ok("nothing was answered yet".to_owned());
+            return Ok("there is no answer yet".to_owned());
         };
         let recalled: Vec<String> = context.recalled.iter().map(u64::to_string).collect();
         let recalled = match recalled.is_empty() {
@@ -383,7 +388,7 @@ impl Lasting {
             context.plan
         );
         if context.unjudged {
-            text.push_str("; no encoder, so everything in memory is visible");
+            text.push_str("; no sentence encoder, so every turn in memory is visible");
         }
         Ok(text)
     }
@@ -448,7 +453,7 @@ impl Partner for Lasting {
     }
 }
 
-/// Of a session that nobody gave a name.
+/// Name of a session that was started without one.
 fn number(name: &str) -> Option<u64> {
     name.strip_prefix("chat-")?.parse().ok()
 }

@@ -34,28 +34,28 @@ const TEMPERATURE: f32 = 0.7;
 const PATIENCE: usize = 3;
 
 const HELP: &str = "\
-/help          this
-/system TEXT   set the system message (without TEXT: none) and keep the conversation
-/clear         forget the conversation
-/stats         numbers of the last answer and of the context
-/quit          end (also Ctrl-D)
+/help          show this list
+/system TEXT   set the system message; without TEXT remove it
+/clear         delete the conversation and start over
+/stats         speed of the last answer, memory use
+/quit          leave (or Ctrl-D)
 
-Of a session (in a terminal, or with --session NAME):
-/sessions      list them             /open NAME     go on with another
-/new [NAME]    begin one             /fork [NAME]   go on from here in a second one
-/fact [TEXT]   tell what always holds, or list it; /fact N TEXT takes the place of fact N
-/forget N      fact N does not hold any more
-/state [NAME: TEXT]   tell what holds now in place of what NAME was, or list it; /state NAME: lets it go
-/turns         every turn and where it is           /recall N  the next answer sees turn N
+In a session (chat in a terminal, or --session NAME):
+/sessions      list saved sessions    /open NAME    switch to another session
+/new [NAME]    start a session        /fork [NAME]  copy this session and continue in the copy
+/fact [TEXT]   add a fact that is never evicted, or list facts; /fact N TEXT replaces fact N
+/forget N      delete fact N
+/state [NAME: TEXT]   set a value that may change, or list them; /state NAME: deletes it
+/turns         list turns and where each is stored   /recall N  make the next answer see turn N
 /context       what the last answer saw
-/regenerate    answer again          /edit TEXT     ask this in place of the last question
+/regenerate    answer the last question again        /edit TEXT  replace the last question
 
-A line ending in \\ goes on in the next; \"\"\" begins and ends a text of several lines.
+End a line with \\ to continue it; put \"\"\" around text of several lines.
 Ctrl-C stops an answer.";
 
-pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
+pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
     if as_json {
-        return Err(usage("chat has no JSON form; run has"));
+        return Err(usage("chat has no --json; use run --json"));
     }
     let history = if args.no_save {
         None
@@ -71,9 +71,9 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
                 converse(&mut lines, &mut lasting)?;
                 return lasting.end();
             }
-            Err(_) => {
-                out::note("the memory is too small for a session; this conversation is not kept")
-            }
+            Err(_) => out::note(
+                "--memory is too small for a session; this conversation will not be saved",
+            ),
         }
     }
     let engine = load(args, Habits::TALK)?;
@@ -85,7 +85,7 @@ pub fn chat(args: &args::Chat, as_json: bool) -> Result<()> {
     converse(&mut lines, &mut conversation)
 }
 
-/// Somebody to talk to.
+/// What answers in a chat: a saved session, or a conversation in memory.
 trait Partner {
     /// One turn. On an error the conversation is as it was.
     fn answer(&mut self, text: &str) -> Result<()>;
@@ -110,7 +110,9 @@ fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
             }
             Some(slash) => partner.command(&slash).map(|known| {
                 if !known {
-                    out::note("only a session can do that: in a terminal, or with --session NAME");
+                    out::note(
+                        "this command needs a session: chat in a terminal, or use --session NAME",
+                    );
                 }
             }),
             None => partner.answer(&text),
@@ -127,7 +129,7 @@ fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
     }
 }
 
-fn load(args: &args::Chat, habits: Habits) -> Result<Engine> {
+fn load(args: &args::ChatArgs, habits: Habits) -> Result<Engine> {
     let engine = engine::load(
         args.model.as_deref(),
         &args.compute,
@@ -146,11 +148,11 @@ fn load(args: &args::Chat, habits: Habits) -> Result<Engine> {
 }
 
 /// Where the conversation is kept, if it is: by name, or because a person is talking.
-fn keeps(args: &args::Chat, lines: &Lines) -> Result<Option<Home>> {
+fn keeps(args: &args::ChatArgs, lines: &Lines) -> Result<Option<Home>> {
     let plain = !args.compute.cache.is_of_turns();
     match &args.session {
         Some(_) if plain => Err(usage(
-            "--session is made of turns; --policy auto or turns, and neither --anchors nor --window",
+            "--session works with --policy auto or turns, without --anchors and --window",
         )),
         Some(name) => {
             names::check(name).map_err(|error| usage(format!("--session: {error}")))?;
@@ -173,7 +175,7 @@ impl fmt::Display for Full {
         let Full { tokens, room } = self;
         write!(
             f,
-            "the conversation would have {tokens} tokens and the context is full at {room}; /clear begins anew"
+            "the conversation would need {tokens} tokens, the context has {room}; /clear starts over"
         )
     }
 }
@@ -300,7 +302,7 @@ struct Last {
 }
 
 impl Conversation {
-    fn new(mut engine: Engine, args: &args::Chat) -> Result<Conversation> {
+    fn new(mut engine: Engine, args: &args::ChatArgs) -> Result<Conversation> {
         let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
         let stop = engine.model.template().stop_strings();
         let options = GenerateOptions {
@@ -488,9 +490,9 @@ impl Partner for Conversation {
             Finish::Cancelled => out::note("(stopped)"),
             Finish::Length => match self.full_at() {
                 Some(room) => out::note(&format!(
-                    "(the context of {room} tokens is full; /clear begins anew)"
+                    "(the context of {room} tokens is full; /clear starts over)"
                 )),
-                None => out::note("(stopped at the most tokens of an answer; -n sets it)"),
+                None => out::note("(stopped at the token limit of an answer; set it with -n)"),
             },
             Finish::Stop => {}
         }

@@ -68,7 +68,7 @@ impl LeftOut {
     }
 }
 
-/// The contest in one context. A share that nobody can meet is refused with the least that somebody can.
+/// The contest in one context. A share that no policy can meet is refused, with the smallest that one can.
 pub fn contests(
     config: &Config,
     variants: &[Variant],

@@ -189,7 +189,7 @@ fn maps(contest: &Contest, state: &State) -> String {
 }
 
 fn table(rows: &[Row]) -> String {
-    // Columns in which somebody has something to say.
+    // Columns that hold a value in at least one row.
     let names: Vec<&str> = rows
         .first()
         .map_or(Vec::new(), |row| row.columns().collect());

@@ -12,7 +12,7 @@ mod run;
 mod state;
 mod svg;
 
-use crate::args::{self, Activations, Compute, Job};
+use crate::args::{self, ActivationsArg, CompareTask, ComputeArgs};
 use crate::engine::{self, Engine, Habits};
 use crate::error::usage;
 use crate::input::Text;
@@ -60,11 +60,11 @@ impl Reading {
     }
 }
 
-pub fn compare(args: &args::Compare, as_json: bool) -> Result<()> {
+pub fn compare(args: &args::CompareArgs, as_json: bool) -> Result<()> {
     let variants = policies::variants(&args.policies, args.policy_file.as_deref())?;
     let codings = codings(args);
     let texts = texts(args)?;
-    let instructions = match args.tasks.contains(&Job::Answers) {
+    let instructions = match args.tasks.contains(&CompareTask::Answers) {
         true => told(args)?,
         false => Vec::new(),
     };
@@ -72,10 +72,10 @@ pub fn compare(args: &args::Compare, as_json: bool) -> Result<()> {
         let cannot = || format!("cannot write to --out {}", folder.display());
         fs::create_dir_all(folder).with_context(cannot)?;
     }
-    let compute = Compute {
+    let compute = ComputeArgs {
         threads: args.threads,
         activations: Some(args.activations),
-        ..Compute::default()
+        ..ComputeArgs::default()
     };
     let mut engine = engine::load(args.model.as_deref(), &compute, Habits::JUDGE)?;
     let contexts = contexts(args, &engine)?;
@@ -140,14 +140,14 @@ pub fn compare(args: &args::Compare, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-fn activations(kind: Activations) -> &'static str {
+fn activations(kind: ActivationsArg) -> &'static str {
     match kind {
-        Activations::F32 => "f32",
-        Activations::Int8 => "int8",
+        ActivationsArg::F32 => "f32",
+        ActivationsArg::Int8 => "int8",
     }
 }
 
-fn codings(args: &args::Compare) -> Vec<Coding> {
+fn codings(args: &args::CompareArgs) -> Vec<Coding> {
     let mut codings: Vec<Coding> = Vec::new();
     for (name, pair) in &args.codecs.0 {
         let coding = Coding {
@@ -162,7 +162,7 @@ fn codings(args: &args::Compare) -> Vec<Coding> {
 }
 
 /// Names and texts. Files are opened before any is read, and read before a model is fetched.
-fn texts(args: &args::Compare) -> Result<Vec<(String, String)>> {
+fn texts(args: &args::CompareArgs) -> Result<Vec<(String, String)>> {
     let files = &args.text_file;
     let is_stdin = |path: &&PathBuf| path.as_path() == Path::new("-");
     if files.iter().filter(is_stdin).count() > 1 {
@@ -195,7 +195,7 @@ fn texts(args: &args::Compare) -> Result<Vec<(String, String)>> {
 }
 
 /// The instructions to answer.
-fn told(args: &args::Compare) -> Result<Vec<String>> {
+fn told(args: &args::CompareArgs) -> Result<Vec<String>> {
     let Some(path) = &args.instructions else {
         return Ok(instructions::instructions(args.seed, args.answers));
     };
@@ -238,7 +238,7 @@ fn instruction(line: &str) -> Option<String> {
 }
 
 /// Windows to compare in, each once.
-fn contexts(args: &args::Compare, engine: &Engine) -> Result<Vec<usize>> {
+fn contexts(args: &args::CompareArgs, engine: &Engine) -> Result<Vec<usize>> {
     const USUAL: usize = 2048;
     let most = engine.model.config().context;
     let mut contexts = Vec::new();
@@ -259,7 +259,7 @@ fn contexts(args: &args::Compare, engine: &Engine) -> Result<Vec<usize>> {
 }
 
 fn exam(
-    args: &args::Compare,
+    args: &args::CompareArgs,
     engine: &Engine,
     given: Vec<(String, String)>,
     instructions: Vec<String>,
@@ -306,7 +306,7 @@ fn exam(
     }
     let mut tasks: Vec<Task> = Vec::new();
     for job in &args.tasks {
-        if let Job::Questions(task) = job
+        if let CompareTask::Questions(task) = job
             && !tasks.contains(task)
         {
             tasks.push(*task);
@@ -316,7 +316,7 @@ fn exam(
         texts,
         chunks: args.chunks,
         score_from: args.score_from,
-        has_kl: args.tasks.contains(&Job::Kl),
+        has_kl: args.tasks.contains(&CompareTask::Kl),
         tasks,
         cases: args.needles,
         instructions,
@@ -325,7 +325,7 @@ fn exam(
 }
 
 /// What results of one file have in common.
-fn header(args: &args::Compare, engine: &Engine, exam: &Exam) -> Json {
+fn header(args: &args::CompareArgs, engine: &Engine, exam: &Exam) -> Json {
     let texts: Vec<String> = exam
         .texts
         .iter()
@@ -349,7 +349,7 @@ fn header(args: &args::Compare, engine: &Engine, exam: &Exam) -> Json {
 }
 
 /// What a report says about itself.
-fn about(args: &args::Compare, engine: &Engine, exam: &Exam) -> Vec<(&'static str, String)> {
+fn about(args: &args::CompareArgs, engine: &Engine, exam: &Exam) -> Vec<(&'static str, String)> {
     let texts: Vec<&str> = exam.texts.iter().map(|text| text.name.as_str()).collect();
     let model = engine.path.file_name().map(|name| name.to_string_lossy());
     let mut about = vec![

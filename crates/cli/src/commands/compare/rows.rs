@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow};
 use haversack::engine::model::Config;
 use haversack::engine::runtime::perplexity::KlTally;
 use haversack::engine::runtime::plan;
-use haversack_eval::bleu::{Counts, ORDER};
+use haversack_eval::bleu::{BleuCounts, ORDER};
 use haversack_eval::stats::{self, Interval};
 use haversack_eval::task::Task;
 use serde_json::{Map, Value as Json, json};
@@ -264,7 +264,7 @@ const KL_COLUMNS: [&str; 12] = [
 
 /// An answer beside the one of the full cache.
 struct Answer {
-    counts: Counts,
+    counts: BleuCounts,
     alike: u64,
     is_same: bool,
     /// As the full cache judges it, over its tokens.
@@ -281,7 +281,7 @@ impl Answer {
         let counts = match made.get("bleu") {
             Some(told) => counts(told)?,
             // The reference beside itself.
-            None => Counts::of(own["text"].as_str()?, own["text"].as_str()?),
+            None => BleuCounts::of(own["text"].as_str()?, own["text"].as_str()?),
         };
         let same = tokens == own_tokens;
         Some(Answer {
@@ -296,12 +296,12 @@ impl Answer {
     }
 }
 
-fn counts(told: &Json) -> Option<Counts> {
+fn counts(told: &Json) -> Option<BleuCounts> {
     let four = |list: &Json| -> Option<[u64; ORDER]> {
         let list = list.as_array()?.iter().map(Json::as_u64);
         list.collect::<Option<Vec<u64>>>()?.try_into().ok()
     };
-    Some(Counts {
+    Some(BleuCounts {
         matched: four(&told[0])?,
         all: four(&told[1])?,
         words: told[2][0].as_u64()?,
@@ -310,7 +310,7 @@ fn counts(told: &Json) -> Option<Counts> {
 }
 
 fn bleu(answers: &[&Answer]) -> f64 {
-    let mut sum = Counts::default();
+    let mut sum = BleuCounts::default();
     answers.iter().for_each(|answer| sum.add(&answer.counts));
     sum.bleu()
 }

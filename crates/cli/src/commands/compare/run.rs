@@ -12,10 +12,10 @@ use anyhow::{Result, anyhow};
 use haversack::engine::runtime::{Runtime, RuntimeOptions, SequenceId};
 use haversack::engine::{Activations, runtime::plan};
 use haversack_eval::answers::{self, Script};
-use haversack_eval::bleu::Counts;
+use haversack_eval::bleu::BleuCounts;
 use haversack_eval::choice;
 use haversack_eval::contender::Setup;
-use haversack_eval::side::{self, Judged};
+use haversack_eval::side::{self, CacheVerdict};
 use haversack_eval::task::Task;
 use serde_json::{Value as Json, json};
 use std::io::{self, IsTerminal};
@@ -121,7 +121,7 @@ impl Work<'_> {
         let (reference, others) = contest
             .setups
             .split_first()
-            .ok_or_else(|| anyhow!("nobody to compare"))?;
+            .ok_or_else(|| anyhow!("no policy to compare"))?;
         let mut entrants: Vec<(&str, RuntimeOptions)> = Vec::new();
         for entrant in others.iter().filter(|e| is_open(self.state, &e.key)) {
             let options = RuntimeOptions {
@@ -328,7 +328,7 @@ impl Work<'_> {
             let (own_tokens, own_text) = own.ok_or_else(|| anyhow!("the state has no answers"))?;
             let made = answers::answer(&mut runner.runtime, base, rest)?;
             let nll = answers::nll(&mut self.engine.runtime, truth, rest, &made.tokens)?;
-            let counts = Counts::of(&made.text, &own_text);
+            let counts = BleuCounts::of(&made.text, &own_text);
             let result = json!({
                 "tokens": made.tokens,
                 "text": made.text,
@@ -354,7 +354,7 @@ impl Work<'_> {
     }
 }
 
-fn of_window(judged: &Judged, full_ms: Option<f64>) -> Json {
+fn of_window(judged: &CacheVerdict, full_ms: Option<f64>) -> Json {
     let ms = |ms: Option<f64>| ms.map_or(Json::Null, state::number);
     let kept: Vec<Json> = judged
         .held

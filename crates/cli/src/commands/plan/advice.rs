@@ -239,7 +239,8 @@ fn weights(device: Device, bytes: u64) -> (&'static str, String) {
         return ("prefetch", why);
     }
     if !device.is_phone() && bytes.saturating_mul(LOCK_TIMES) <= device.app_bytes() {
-        let why = "there is room enough that nobody misses it, and other programs' files cannot push the weights out";
+        let why =
+            "there is memory to spare, and page cache of other programs cannot evict the weights";
         return ("locked", why.into());
     }
     (
@@ -277,7 +278,7 @@ impl Case<'_> {
         }
     }
 
-    /// The best codec that holds the whole context; f16 only where nobody would miss the bytes.
+    /// The best codec that holds the whole context; f16 only where memory is plentiful.
     fn quality(&self) -> Choice {
         let room = self.room();
         let fits = |codec: Codec| self.figures.whole(codec) <= room;
@@ -311,7 +312,7 @@ impl Case<'_> {
         )
     }
 
-    /// A window each, so that nobody's conversation grows into the others'.
+    /// A window each, so that no conversation takes the memory of another.
     fn many(&self, session: usize) -> Choice {
         let kv = Codec::Int4;
         let count = self.figures.sessions(kv, self.room(), session);

@@ -28,10 +28,10 @@ const CODECS: [Codec; 7] = [
     Codec::Int2,
 ];
 
-/// Tokens of a session that is talked about when nobody says how many.
+/// Tokens per session where --context is not given.
 const SESSION_TOKENS: usize = 2048;
 
-pub fn plan(args: &args::Plan, as_json: bool) -> Result<()> {
+pub fn plan(args: &args::PlanArgs, as_json: bool) -> Result<()> {
     let path = resolve::model(args.model.as_deref())?;
     let gguf = Gguf::open(&path)?;
     let config = Config::read(&gguf, None).map_err(|error| {
@@ -68,7 +68,7 @@ pub fn plan(args: &args::Plan, as_json: bool) -> Result<()> {
 }
 
 /// What `--kv CODEC` means with the flags given.
-fn options(args: &args::Plan, codec: Codec) -> KvOptions {
+fn options(args: &args::PlanArgs, codec: Codec) -> KvOptions {
     let form = Form {
         codec,
         group: args.group.unwrap_or(codec.default_group()),

@@ -3,7 +3,7 @@
 //! *Means*: most of a key's energy is one constant vector for each layer and head. Subtracted before
 //! rotation and coding, it leaves the codes to what differs between tokens. *Moments*: queries prefer some
 //! directions by far, and an error of a key matters as much as queries point along it; their second
-//! moments tell the encoder where an error does least harm ([`Carry`]).
+//! moments tell the encoder where an error does least harm ([`ErrorFeedback`]).
 //!
 //! Both are measured before RoPE, where they do not depend on the position, and used as averages over the
 //! positions of a context after RoPE ([`KeyStats::mean`], [`KeyStats::error_feedback`]).
@@ -19,11 +19,11 @@ use crate::step::runner::{LayerCapture, StepMode};
 use crate::step::sequence::SequenceState;
 use crate::step::{LogitRows, StepSpan};
 use haversack_cache::{CacheError, LayerShape, StoreOptions};
-use haversack_kernels::cpu::Table;
-use haversack_kernels::format::kv::Turn;
-use haversack_kernels::format::kv::carry::Carry;
+use haversack_kernels::cpu::Backend;
+use haversack_kernels::format::kv::Rotation;
+use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};
-use haversack_kernels::ops::turn::turn;
+use haversack_kernels::ops::rotation::rotate_head;
 use haversack_text::tokenizer::EncodeOptions;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -198,8 +198,8 @@ impl KeyStats {
         config: &Config,
         layer: usize,
         positions: u64,
-        basis: Turn,
-    ) -> Carry {
+        basis: Rotation,
+    ) -> ErrorFeedback {
         let c = &config.layers[layer];
         let dim = c.head_dim;
         let mut moments = Vec::with_capacity(c.kv_heads * dim * dim);
@@ -209,13 +209,13 @@ impl KeyStats {
             // M becomes T M Tᵀ: rows, and columns as rows.
             for _ in 0..2 {
                 for row in square.chunks_exact_mut(dim) {
-                    turn(Table::best(), basis, row);
+                    rotate_head(Backend::best(), basis, row);
                 }
                 transpose(&mut square, dim);
             }
             moments.extend(square.iter().map(|&x| f64::from(x)));
         }
-        Carry::new(dim, &moments)
+        ErrorFeedback::new(dim, &moments)
     }
 
     /// What the codec of a layer uses: the mean to subtract from its keys, and how their rounding errors are fed back.
@@ -224,10 +224,10 @@ impl KeyStats {
         config: &Config,
         layer: usize,
         shape: &LayerShape,
-    ) -> (Option<Vec<f32>>, Option<Carry>) {
+    ) -> (Option<Vec<f32>>, Option<ErrorFeedback>) {
         let positions = config.context as u64;
         let basis = shape.basis().k;
-        let mean = (basis == Turn::Hadamard).then(|| self.mean(config, layer, positions));
+        let mean = (basis == Rotation::Hadamard).then(|| self.mean(config, layer, positions));
         let feedback = uses_error_feedback(shape)
             .then(|| self.error_feedback(config, layer, positions, basis));
         (mean, feedback)
@@ -236,7 +236,7 @@ impl KeyStats {
 
 /// Whether rounding the keys of a layer looks at its queries.
 pub(crate) fn uses_error_feedback(layer: &LayerShape) -> bool {
-    layer.basis().k == Turn::Hadamard && Carry::fits(layer.far.k, layer.head_dim)
+    layer.basis().k == Rotation::Hadamard && ErrorFeedback::fits(layer.far.k, layer.head_dim)
 }
 
 const MAGIC: &[u8] = b"haversack keys 1\n";

@@ -47,7 +47,7 @@ pub struct GuardParams {
 }
 
 impl Default for GuardParams {
-    /// Fitted on SmolLM2; `docs/guard.md` has the figures.
+    /// Fitted on SmolLM2; `docs/how-it-works/guard.md` has the figures.
     fn default() -> GuardParams {
         GuardParams {
             slope: 0.95,
@@ -146,7 +146,7 @@ pub(crate) struct GuardTools<'a> {
     pub exec: Exec<'a>,
     pub store: &'a Store,
     pub sequences: &'a mut Sequences,
-    pub attention: &'a mut attention::Scratch,
+    pub attention: &'a mut attention::AttentionScratch,
 }
 
 pub struct Guard {
@@ -321,7 +321,7 @@ const ROUNDS: usize = 3;
 pub(crate) struct GuardView<'a> {
     pub exec: Exec<'a>,
     pub store: &'a Store,
-    pub attention: &'a mut attention::Scratch,
+    pub attention: &'a mut attention::AttentionScratch,
     pub layer: SampledLayer<'a>,
     pub id: SequenceId,
     pub index: usize,

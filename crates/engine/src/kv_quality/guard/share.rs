@@ -15,10 +15,10 @@ use crate::step::query_samples::{LayerSamples, SAMPLES};
 use haversack_cache::{CacheError, KvShape, LayerShape};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{
-    self, Attend, BLOCK_SLOTS, Block, Coded, KvView, SPAN_SLOTS, Sum, dot,
+    self, AttentionJob, BLOCK_SLOTS, Block, Coded, KvView, SPAN_SLOTS, SoftmaxSum, dot,
 };
 use haversack_kernels::format::kv::code::{read_k_head, read_v_head};
-use haversack_kernels::ops::{self, exp::exp, turn::turn};
+use haversack_kernels::ops::{self, exp::exp, rotation::rotate_head};
 use std::ops::Range;
 
 /// Rows that are gathered at a time.
@@ -109,7 +109,7 @@ pub struct AttentionShare {
     values: Vec<f32>,
     /// Of one batch.
     out: Vec<f32>,
-    sums: Vec<Sum>,
+    sums: Vec<SoftmaxSum>,
 }
 
 impl AttentionShare {
@@ -121,7 +121,8 @@ impl AttentionShare {
 
     pub fn bytes_for(config: &Config) -> usize {
         let (heads, width) = AttentionShare::widths(config);
-        let sample = heads * (size_of::<f32>() + size_of::<Sum>()) + 2 * width * size_of::<f32>();
+        let sample =
+            heads * (size_of::<f32>() + size_of::<SoftmaxSum>()) + 2 * width * size_of::<f32>();
         SAMPLES.saturating_mul(sample)
     }
 
@@ -150,7 +151,7 @@ impl AttentionShare {
     pub fn add(
         &mut self,
         exec: Exec<'_>,
-        scratch: &mut attention::Scratch,
+        scratch: &mut attention::AttentionScratch,
         layer: &SampledLayer<'_>,
         bytes: &[u8],
         rows: usize,
@@ -159,20 +160,19 @@ impl AttentionShare {
         self.out.clear();
         self.out.resize(samples.q.len(), 0.0);
         self.sums.clear();
-        self.sums.resize(samples.max.len(), Sum::default());
+        self.sums.resize(samples.max.len(), SoftmaxSum::default());
         let view = Gathered {
             shape: layer.shape.settled_shape(),
             bytes,
             rows,
         };
-        let job = Attend {
+        let job = AttentionJob {
             kv_heads: c.kv_heads,
             head_dim: c.head_dim,
             heads: c.heads,
             basis: layer.shape.basis(),
             mean: layer.mean,
             scale: c.score_scale,
-            softcap: None,
             window: None,
             q: &[samples.q],
             // Behind every gathered row, and in one block of queries.
@@ -262,7 +262,7 @@ pub fn statistic(
         let error: f64 = difference
             .chunks_exact(dim)
             .zip(gains)
-            .map(|(x, gain)| f64::from(ops::dot_self(exec.table, x)) * f64::from(*gain))
+            .map(|(x, gain)| f64::from(ops::dot_self(exec.backend, x)) * f64::from(*gain))
             .sum();
         sum += error / f64::from(layer.samples.scale[sample]);
     }
@@ -312,7 +312,7 @@ impl RowCosts {
         own: &mut [f32],
     ) {
         let (c, shape, samples) = (layer.config, layer.shape.settled_shape(), &layer.samples);
-        let (dim, basis, table) = (c.head_dim, layer.shape.basis(), exec.table);
+        let (dim, basis, backend) = (c.head_dim, layer.shape.basis(), exec.backend);
         let group = c.heads / c.kv_heads;
         let (k_bytes, v_bytes) = (shape.form.k.head_bytes(dim), shape.form.v.head_bytes(dim));
         for list in [&mut self.across, &mut self.k, &mut self.v] {
@@ -325,8 +325,8 @@ impl RowCosts {
         for kv_head in 0..c.kv_heads {
             let k = &k[kv_head * k_bytes..][..k_bytes];
             let v = &v[kv_head * v_bytes..][..v_bytes];
-            read_k_head(table, dim, shape.form.k, k, &mut self.across);
-            read_v_head(table, dim, shape.form.v, v, &mut self.v);
+            read_k_head(backend, dim, shape.form.k, k, &mut self.across);
+            read_v_head(backend, dim, shape.form.v, v, &mut self.v);
             for (i, x) in self.across.iter().enumerate() {
                 self.k[i % BLOCK_SLOTS * dim + i / BLOCK_SLOTS] = *x;
             }
@@ -337,16 +337,17 @@ impl RowCosts {
                     let i = sample * c.heads + head;
                     self.q.copy_from_slice(&samples.q[i * dim..][..dim]);
                     self.o.copy_from_slice(&samples.o[i * dim..][..dim]);
-                    turn(table, basis.k, &mut self.q);
-                    turn(table, basis.v, &mut self.o);
-                    ops::scale(table, &mut self.q, c.score_scale);
-                    let bias = mean.map_or(0.0, |mean| dot(table, &self.q, mean));
-                    let o_sq = ops::dot_self(table, &self.o);
+                    rotate_head(backend, basis.k, &mut self.q);
+                    rotate_head(backend, basis.v, &mut self.o);
+                    ops::scale(backend, &mut self.q, c.score_scale);
+                    let bias = mean.map_or(0.0, |mean| dot(backend, &self.q, mean));
+                    let o_sq = ops::dot_self(backend, &self.o);
                     let slots = self.k.chunks_exact(dim).zip(self.v.chunks_exact(dim));
                     for (own, (k, v)) in own.iter_mut().zip(slots) {
-                        let score = dot(table, &self.q, k) + bias;
+                        let score = dot(backend, &self.q, k) + bias;
                         let p = exp(score - samples.max[i]) / samples.sum[i];
-                        let apart = o_sq - 2.0 * dot(table, &self.o, v) + ops::dot_self(table, v);
+                        let apart =
+                            o_sq - 2.0 * dot(backend, &self.o, v) + ops::dot_self(backend, v);
                         let moved = p / rest(p);
                         *own += gains[head] * moved * moved * apart.max(0.0) * part;
                     }

@@ -1,28 +1,28 @@
-//! Four-bit codes looked up in registers: for the few rows of a decode step, where a tile of levels
-//! would be written and read once each.
+//! Four-bit codes looked up in registers: for the few rows of a decode step, which would write a tile
+//! of levels and read it once.
 //!
-//! Exact sums, and so the same ones as by way of a tile. [`takes_k`] and [`takes_v`] say where it
-//! can be done. Codes come in pairs, so a step makes two vectors of fours:
+//! Sums are exact, and so the same as with a tile. [`takes_k`] and [`takes_v`] say which blocks this
+//! works for. Codes come in pairs, so a step makes two vectors of quads:
 //!
 //! ```text
-//! keys    fours 2 j and 2 j + 1 of sixteen slots
-//! values  dimensions c .. c + 16 and half + c .. half + c + 16 of one four of slots
+//! keys    quads 2 j and 2 j + 1 of sixteen slots
+//! values  dimensions c .. c + 16 and half + c .. half + c + 16 of one quad of slots
 //! ```
 
-use super::head::Head;
-use super::numbers::{Kind, Numbers, Wide, simd_round_weights};
-use super::unpack::sixteen;
-use super::whole::{Ends, Room, add, with_rows};
-use super::{Piece, Rows};
-use crate::attention::{BLOCK_SLOTS, SPAN_SLOTS};
-use crate::format::kv::Codec;
-use crate::ops::simd::Simd;
+use super::finish::{ScoreEpilogue, add, with_rows};
+use super::level_dot::LevelDot;
+use super::piece::{Head, Piece, Rows};
+use super::quantize::Workspace;
+use super::quantize::{Precision, QuantizedRows, Wide, simd_quantize_weights};
+use super::unpack::sixteen_levels;
+use crate::attention::job::SPAN_SLOTS;
+use crate::format::kv::{BLOCK_SLOTS, Codec};
 
 fn takes(head: &Head<'_>) -> bool {
     matches!(head.form.codec, Codec::Int4 | Codec::Int4Plain)
 }
 
-/// These keys can be read so: a group is whole pairs of fours.
+/// These keys can be read so: a group is whole pairs of quads.
 pub(super) fn takes_k(k: &Head<'_>) -> bool {
     takes(k) && k.dim.is_multiple_of(8)
 }
@@ -36,12 +36,12 @@ pub(super) fn takes_v(v: &Head<'_>) -> bool {
 ///
 /// # Safety
 /// - `takes_k` holds for the pieces, which have bytes for every dimension and are of one size; `q` and
-///   `bias` have `rows` rows, at most [`Kind::FUSED`], with all dimensions; `out` has `rows` rows with
+///   `bias` have `rows` rows, at most [`Precision::FUSED`], with all dimensions; `out` has `rows` rows with
 ///   all slots of the pieces, `stride` apart.
 #[inline(always)]
-pub(super) unsafe fn score<S: Simd, N: Kind<S>>(
+pub(super) unsafe fn score<S: LevelDot, N: Precision<S>>(
     s: S,
-    q: Numbers<'_>,
+    q: QuantizedRows<'_>,
     rows: usize,
     bias: &[f32],
     pieces: &[Piece<'_>],
@@ -67,9 +67,9 @@ pub(super) unsafe fn score<S: Simd, N: Kind<S>>(
 /// # Safety
 /// - As for [`score`], with `R` rows; `slot + 16 * C <= 32`.
 #[inline(always)]
-unsafe fn score_tiles<S: Simd, N: Kind<S>, const R: usize, const C: usize>(
+unsafe fn score_tiles<S: LevelDot, N: Precision<S>, const R: usize, const C: usize>(
     s: S,
-    q: Numbers<'_>,
+    q: QuantizedRows<'_>,
     bias: &[f32],
     pieces: &[Piece<'_>],
     slot: usize,
@@ -77,11 +77,11 @@ unsafe fn score_tiles<S: Simd, N: Kind<S>, const R: usize, const C: usize>(
 ) {
     const LINE: usize = 4 * BLOCK_SLOTS;
     let first = &pieces[0].head;
-    let book = s.book(&sixteen(first.form.codec));
+    let book = s.codebook(&sixteen_levels(first.form.codec));
     let (rows, stride) = (q.bytes.as_ptr(), 2 * q.len);
     for group in 0..first.groups {
         let dims = first.group(group);
-        let ends = Ends::<S, R>::new(s, q, 0, bias, first, group);
+        let epilogue = ScoreEpilogue::<S, R>::new(s, q, 0, bias, first, group);
         for Piece { head, at, .. } in pieces {
             let plane = head.bytes.as_ptr().wrapping_add(4 * slot);
             // With nothing ahead, what is being read anyway.
@@ -97,12 +97,12 @@ unsafe fn score_tiles<S: Simd, N: Kind<S>, const R: usize, const C: usize>(
                 unsafe {
                     for c in 0..C {
                         s.prefetch(ahead.wrapping_add(j * LINE + 64 * c));
-                        let levels = s.nibbles(book, &*plane.add(j * LINE + 64 * c).cast());
+                        let levels = s.look_up_nibbles(book, &*plane.add(j * LINE + 64 * c).cast());
                         for r in 0..R {
                             let row = rows.add(r * stride);
-                            let by = N::four(s, row, q.len, 2 * j);
+                            let by = N::quad(s, row, q.len, 2 * j);
                             low[r][c] = N::dot(s, low[r][c], levels.0, by);
-                            let by = N::four(s, row, q.len, 2 * j + 1);
+                            let by = N::quad(s, row, q.len, 2 * j + 1);
                             let sum = if R <= S::CHAINS { &mut high } else { &mut low };
                             sum[r][c] = N::dot(s, sum[r][c], levels.1, by);
                         }
@@ -112,27 +112,27 @@ unsafe fn score_tiles<S: Simd, N: Kind<S>, const R: usize, const C: usize>(
             if R <= S::CHAINS {
                 for r in 0..R {
                     for c in 0..C {
-                        low[r][c] = N::join(s, low[r][c], high[r][c]);
+                        low[r][c] = N::add(s, low[r][c], high[r][c]);
                     }
                 }
             }
             // SAFETY: the caller's promise.
             unsafe {
                 let out = (out.0.add(*at), out.1);
-                ends.score::<N, C>(s, head.scales(group), slot, low, out);
+                epilogue.score::<N, C>(s, head.scales(group), slot, low, out);
             }
         }
     }
 }
 
-/// As [`super::whole::weigh`], which saw to the sizes; `takes_v` holds, and there are at most
-/// [`Simd::FUSED_WIDE`] rows.
+/// As [`super::integer::weigh`], which saw to the sizes; `takes_v` holds, and there are at most
+/// [`LevelDot::FUSED_WIDE`] rows.
 #[inline(always)]
-pub(super) fn weigh<S: Simd>(
+pub(super) fn weigh<S: LevelDot>(
     s: S,
     p: Rows<'_>,
     pieces: &[Piece<'_>],
-    room: &mut Room<'_>,
+    workspace: &mut Workspace<'_>,
     out: &mut [f32],
 ) {
     let Head { form, dim, .. } = pieces[0].head;
@@ -140,7 +140,7 @@ pub(super) fn weigh<S: Simd>(
     for Piece { head, slots, .. } in pieces {
         assert!(slots.div_ceil(4) * 4 * half <= head.bytes.len());
     }
-    let book = s.book(&sixteen(form.codec));
+    let book = s.codebook(&sixteen_levels(form.codec));
     let mut loaded = usize::MAX;
     for column in (0..half).step_by(16) {
         let groups = [column / form.group, (half + column) / form.group];
@@ -150,21 +150,21 @@ pub(super) fn weigh<S: Simd>(
                 break;
             }
             if loaded != group {
-                simd_round_weights(s, p, pieces, group, &mut room.weights);
+                simd_quantize_weights(s, p, pieces, group, &mut workspace.weights);
                 loaded = group;
             }
             // SAFETY: the pieces' sizes were asserted above and by the caller; the weights have been
             // rounded for all rows.
             unsafe {
-                let a = room.weights.read();
+                let a = workspace.weights.read();
                 with_rows!(p.count, S::FUSED_WIDE, R => {
                     let sums = weigh_tile::<S, R>(s, book, a, pieces, half, column, nth == 0);
                     for r in 0..R {
                         if nth == 0 {
-                            add(s, &room.weights, r, sums[r][0], dim, column, 16, out);
+                            add(s, &workspace.weights, r, sums[r][0], dim, column, 16, out);
                         }
                         if nth == 1 || same {
-                            add(s, &room.weights, r, sums[r][1], dim, half + column, 16, out);
+                            add(s, &workspace.weights, r, sums[r][1], dim, half + column, 16, out);
                         }
                     }
                 });
@@ -179,14 +179,14 @@ pub(super) fn weigh<S: Simd>(
 /// - `a` has `R` rows of a span's slots; the pieces are within the span and have their slots, and
 ///   `takes_v`; `column + 16 <= half`.
 #[inline(always)]
-unsafe fn weigh_tile<S: Simd, const R: usize>(
+unsafe fn weigh_tile<S: LevelDot, const R: usize>(
     s: S,
-    book: S::Book,
-    a: Numbers<'_>,
+    book: S::Codebook,
+    a: QuantizedRows<'_>,
     pieces: &[Piece<'_>],
     half: usize,
     column: usize,
-    ask: bool,
+    prefetch: bool,
 ) -> [[S::Wide; 2]; R] {
     let mut acc = [[s.wide_zero(); 2]; R];
     let rows = a.bytes.as_ptr();
@@ -195,17 +195,17 @@ unsafe fn weigh_tile<S: Simd, const R: usize>(
         // With nothing ahead, what is being read anyway.
         let ahead = match head.ahead.len() {
             0 => from,
-            _ if !ask => from,
+            _ if !prefetch => from,
             _ => head.ahead.as_ptr().wrapping_add(4 * column),
         };
         for i in 0..slots.div_ceil(4) {
             s.prefetch(ahead.wrapping_add(4 * i * half));
             // SAFETY: the piece has the slots, the row their weights.
             unsafe {
-                let levels = s.nibbles(book, &*from.add(4 * i * half).cast());
+                let levels = s.look_up_nibbles(book, &*from.add(4 * i * half).cast());
                 for r in 0..R {
                     let row = rows.add(2 * SPAN_SLOTS * r);
-                    let by = Wide::four(s, row, SPAN_SLOTS, at / 4 + i);
+                    let by = Wide::quad(s, row, SPAN_SLOTS, at / 4 + i);
                     acc[r][0] = s.wide_dot(acc[r][0], levels.0, by);
                     acc[r][1] = s.wide_dot(acc[r][1], levels.1, by);
                 }

@@ -1,114 +1,74 @@
-//! The inner loops of attention, over the blocks of a span and one KV head, each with its scalar twin.
+//! The inner loops of attention, over the blocks of a span and one KV head, each with its scalar
+//! reference.
 //!
-//! With levels for `k` and `v`, scales apart, and groups of dimensions in order:
+//! With `k` and `v` as levels without their scales, and groups of dimensions in order:
 //!
 //! ```text
-//! score  (row, slot) = bias (row) + unit (row) * sum over groups  scale (group, slot)
-//!                                              * sum over dim     number (row, dim) * k (dim, slot)
-//! weigh  (row, dim)  = unit (row) * sum over slot  number (row, slot) * v (slot, dim)
+//! score  (row, slot) = bias (row) + row_scale (row) * sum over groups  scale (group, slot)
+//!                                              * sum over dim     integer (row, dim) * k (dim, slot)
+//! weigh  (row, dim)  = row_scale (row) * sum over slot  integer (row, slot) * v (slot, dim)
 //! ```
 //!
-//! Numbers and levels are whole, and their sums exact ([`numbers`], [`whole`]). Floats are multiplied
-//! in f32, each output lane a chain of fused multiply-adds along the inner index ([`product`]), and so
-//! are sinks, whatever form their block has ([`sink`]).
+//! Queries and weights are quantised to integers, levels are integers, and their sums exact
+//! ([`quantize`], [`integer`]). Floats are multiplied in f32, each output lane a chain of fused
+//! multiply-adds along the inner index ([`product`]), and so are sinks, whatever form their block has
+//! ([`sink`]).
 //!
-//! Floats and `int8` are read as they lie. Narrower codes are unpacked into a tile of levels
-//! ([`unpack`]) that all rows share or, four bits and few rows, in registers ([`fused`]).
+//! Kernels read floats and `int8` in place. They unpack narrower codes into a tile of levels that all
+//! rows share ([`unpack`]) or, for four bits and few rows, in registers ([`fused`]).
 
+mod finish;
 mod fused;
-mod head;
-mod numbers;
+mod integer;
+mod level_dot;
+mod piece;
 mod product;
+mod quantize;
 mod sink;
 mod unpack;
-mod whole;
 
-pub(crate) use head::Head;
-pub(crate) use numbers::{Numbers, NumbersMut, Weights, round_queries};
-pub(crate) use whole::Room;
+pub(crate) use piece::{Head, Piece, Rows};
+pub(crate) use quantize::{QuantizedRows, QuantizedRowsMut, Weights, Workspace, quantize_queries};
 
-use super::{BLOCK_SLOTS, SPAN_BLOCKS};
+use super::job::SPAN_BLOCKS;
 use crate::LANES;
-use crate::cpu::Table;
-use crate::format::kv::Form;
-use crate::ops::exp::{exp, exp_lanes};
+use crate::cpu::Backend;
+use crate::format::kv::BLOCK_SLOTS;
 use crate::ops::lanes::{fold, padded, to_fixed};
-use crate::ops::simd::{Simd, simd_fn};
-use product::{End, Panel, product};
+use crate::simd::{Simd, simd_fn};
+use product::{Epilogue, Panel, product};
 
-/// Rows of f32 at a common distance: `row(r) = values[r * stride ..]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
-    pub values: &'a [f32],
-    pub stride: usize,
-    pub count: usize,
-}
-
-/// One block's keys or values: slot 0 has the scores or weights at `at`, and `slots` of them matter.
-#[derive(Clone, Copy)]
-pub(crate) struct Piece<'a> {
-    pub head: Head<'a>,
-    pub at: usize,
-    pub slots: usize,
-}
-
-impl<'a> Piece<'a> {
-    pub(crate) const NONE: Piece<'a> = Piece {
-        head: Head {
-            form: Form::F16,
-            dim: 0,
-            groups: 0,
-            bytes: &[],
-            ahead: &[],
-            sinks: &[],
-        },
-        at: 0,
-        slots: 0,
-    };
-
-    /// Every slot matters, and the planes speak for it.
-    #[inline(always)]
-    fn is_whole(&self) -> bool {
-        self.slots == BLOCK_SLOTS && self.head.sinks.is_empty()
-    }
-
-    /// Slots that the planes speak for and that matter.
-    fn own_slots(&self) -> usize {
-        self.slots.saturating_sub(self.head.sink_rows())
-    }
-}
-
-/// Queries as keys meet them: as they are, and rounded two ways.
+/// Queries in f32 and quantised in both precisions.
 #[derive(Clone, Copy)]
 pub(crate) struct Query<'a> {
     /// (row, dim)
     pub q: Rows<'a>,
     /// (row): added to every score
     pub bias: &'a [f32],
-    pub narrow: Numbers<'a>,
-    pub wide: Numbers<'a>,
+    pub narrow: QuantizedRows<'a>,
+    pub wide: QuantizedRows<'a>,
 }
 
-/// Pieces of one form come together; at most a span of them.
-fn alike(pieces: &[Piece<'_>]) -> usize {
-    let alike = |other: &&Piece<'_>| other.head.form == pieces[0].head.form;
-    pieces.iter().take_while(alike).count().min(SPAN_BLOCKS)
+/// Leading pieces of the same form; at most a span of them.
+fn same_form(pieces: &[Piece<'_>]) -> usize {
+    let same_form = |other: &&Piece<'_>| other.head.form == pieces[0].head.form;
+    pieces.iter().take_while(same_form).count().min(SPAN_BLOCKS)
 }
 
-/// Scores of blocks that meet the same queries: `out` is (row, slot) with `stride` between rows, 32
+/// Scores of blocks of one segment: `out` is (row, slot) with `stride` between rows, 32
 /// slots written for each piece.
 pub(crate) fn score(
-    table: Table,
+    backend: Backend,
     query: Query<'_>,
     pieces: &[Piece<'_>],
-    room: &mut Room<'_>,
+    workspace: &mut Workspace<'_>,
     out: &mut [f32],
     stride: usize,
 ) {
     let Query { q, bias, .. } = query;
     let mut rest = pieces;
     while let Some(Piece { head, .. }) = rest.first() {
-        let (pieces, later) = rest.split_at(alike(rest));
+        let (pieces, later) = rest.split_at(same_form(rest));
         if head.form.codec.is_float() {
             for Piece { head, at, .. } in pieces {
                 let panel = [Panel {
@@ -117,21 +77,28 @@ pub(crate) fn score(
                     at: 0,
                     inner: head.dim,
                 }];
-                let (codec, out, end) = (head.form.codec, &mut out[*at..], End::Bias(bias));
+                let (codec, out, end) = (head.form.codec, &mut out[*at..], Epilogue::Bias(bias));
                 let (width, slots) = (BLOCK_SLOTS, 0..BLOCK_SLOTS);
-                product(table, codec, q, &panel, width, slots, out, stride, end);
+                product(backend, codec, q, &panel, width, slots, out, stride, end);
             }
         } else {
-            let numbers = match whole::is_narrow(head.form.codec) {
+            let numbers = match integer::is_narrow(head.form.codec) {
                 true => query.narrow,
                 false => query.wide,
             };
-            whole::score(
-                table, numbers, q.count, bias, pieces, room.tile, out, stride,
+            integer::score(
+                backend,
+                numbers,
+                q.count,
+                bias,
+                pieces,
+                workspace.tile,
+                out,
+                stride,
             );
         }
         for Piece { head, at, .. } in pieces.iter().filter(|p| !p.head.sinks.is_empty()) {
-            sink::score(table, q, bias, head, &mut out[*at..], stride);
+            sink::score(backend, q, bias, head, &mut out[*at..], stride);
         }
         rest = later;
     }
@@ -140,11 +107,11 @@ pub(crate) fn score(
 /// The values of the blocks of one span, weighted: `out` is (row, dim) without gaps; `p` is
 /// (row, slot). `pieces` are in order.
 pub(crate) fn weigh(
-    table: Table,
+    backend: Backend,
     p: Rows<'_>,
     pieces: &[Piece<'_>],
     dim: usize,
-    room: &mut Room<'_>,
+    workspace: &mut Workspace<'_>,
     out: &mut [f32],
 ) {
     out[..p.count * dim].fill(0.0);
@@ -153,11 +120,11 @@ pub(crate) fn weigh(
             values: &p.values[*at..],
             ..p
         };
-        sink::weigh(table, p, head, *slots, out);
+        sink::weigh(backend, p, head, *slots, out);
     }
     let mut rest = pieces;
     while let Some(Piece { head, .. }) = rest.first() {
-        let (pieces, later) = rest.split_at(alike(rest));
+        let (pieces, later) = rest.split_at(same_form(rest));
         if head.form.codec.is_float() {
             let line = dim * head.form.codec.planes()[0] / 8;
             let mut panels = [Panel::NONE; SPAN_BLOCKS];
@@ -171,9 +138,19 @@ pub(crate) fn weigh(
                 };
             }
             let (codec, panels) = (head.form.codec, &panels[..pieces.len()]);
-            product(table, codec, p, panels, dim, 0..dim, out, dim, End::Resume);
+            product(
+                backend,
+                codec,
+                p,
+                panels,
+                dim,
+                0..dim,
+                out,
+                dim,
+                Epilogue::Resume,
+            );
         } else {
-            whole::weigh(table, p, pieces, room, out);
+            integer::weigh(backend, p, pieces, workspace, out);
         }
         rest = later;
     }
@@ -206,31 +183,6 @@ fn simd_dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
         acc = s.fma(s.load(&a), s.load(&b), acc);
     }
     s.sum(acc)
-}
-
-simd_fn! {
-    /// Soft cap of scores: `cap * tanh(x / cap)`, with `tanh y = 1 - 2 / (1 + e^2y)`. Its absolute
-    /// error is within `cap * 2^-22`.
-    pub(crate) fn soft_cap(x: &mut [f32], cap: f32) = scalar_soft_cap, simd_soft_cap;
-}
-
-fn scalar_soft_cap(x: &mut [f32], cap: f32) {
-    let by = 2.0 / cap;
-    for x in x {
-        *x = (-2.0 / (1.0 + exp(*x * by))).mul_add(cap, cap);
-    }
-}
-
-#[inline(always)]
-fn simd_soft_cap<S: Simd>(s: S, x: &mut [f32], cap: f32) {
-    let (by, cap) = (s.splat(2.0 / cap), s.splat(cap));
-    let (whole, tail) = x.as_chunks_mut::<16>();
-    assert!(tail.is_empty(), "scores come by the block");
-    for x in whole {
-        let e = exp_lanes(s, s.mul(s.load(x), by));
-        let t = s.div(s.splat(-2.0), s.add(s.splat(1.0), e));
-        s.store(s.fma(t, cap, cap), x);
-    }
 }
 
 simd_fn! {
@@ -285,5 +237,5 @@ fn simd_mass_lanes<S: Simd>(
     if is_squared {
         a = s.mul(a, a);
     }
-    s.add_fixed(s.mul(a, s.splat(factor)), to);
+    s.count_fixed(s.mul(a, s.splat(factor)), to);
 }

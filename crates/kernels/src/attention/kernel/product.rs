@@ -4,13 +4,14 @@
 //! out (row, column) <- sum over panels and i  a (row, at + i) * panel (i, column)
 //! ```
 //!
-//! Each output lane is a chain of fused multiply-adds along the inner index, in order. [`End`] says
-//! what it starts from and what becomes of it. So a row's bits depend neither on the rows beside it
-//! nor on how many were computed at once.
+//! Each output lane is a chain of fused multiply-adds along the inner index, in order. [`Epilogue`] says
+//! what it starts from and where it ends. So a row's bits depend neither on other rows nor on how many
+//! were computed at once.
 
-use super::Rows;
+use super::level_dot::LevelDot;
+use super::piece::Rows;
 use crate::format::kv::Codec;
-use crate::ops::simd::{Simd, simd_fn};
+use crate::simd::simd_fn;
 use half::f16;
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ pub(crate) struct Panel<'a> {
     pub lines: &'a [u8],
     /// Lines of the same shape that will be read after these, or nothing. A head's part of a
     /// block is about one page, where the hardware's prefetcher stops, and the next is elsewhere:
-    /// so it is asked for while this one is multiplied.
+    /// the kernel prefetches it while it multiplies this one.
     pub ahead: &'a [u8],
     pub at: usize,
     pub inner: usize,
@@ -35,7 +36,7 @@ impl<'a> Panel<'a> {
         inner: 0,
     };
 
-    /// For the dumb twin.
+    /// For the scalar reference.
     fn value(&self, codec: Codec, index: usize) -> f32 {
         let at = &self.lines[index * width_of(codec)..];
         match codec {
@@ -61,9 +62,9 @@ const fn codec_of(kind: u8) -> Codec {
     }
 }
 
-/// What a chain starts from, and what becomes of it.
+/// What a chain starts from, and what is stored.
 #[derive(Clone, Copy)]
-pub(crate) enum End<'a> {
+pub(crate) enum Epilogue<'a> {
     /// From what is in `out`, and stored there.
     Resume,
     /// From 0; `out = chain + bias (row)`.
@@ -81,7 +82,7 @@ simd_fn! {
         columns: Range<usize>,
         out: &mut [f32],
         out_stride: usize,
-        end: End<'_>,
+        end: Epilogue<'_>,
     ) = scalar_product, simd_product;
 }
 
@@ -93,14 +94,14 @@ fn scalar_product(
     columns: Range<usize>,
     out: &mut [f32],
     out_stride: usize,
-    end: End<'_>,
+    end: Epilogue<'_>,
 ) {
     for r in 0..a.count {
         let a = &a.values[r * a.stride..];
         for column in columns.clone() {
             let out = &mut out[r * out_stride + column];
             let mut sum = match end {
-                End::Resume => *out,
+                Epilogue::Resume => *out,
                 _ => 0.0f32,
             };
             for panel in panels {
@@ -109,15 +110,15 @@ fn scalar_product(
                 }
             }
             *out = match end {
-                End::Resume => sum,
-                End::Bias(bias) => sum + bias[r],
+                Epilogue::Resume => sum,
+                Epilogue::Bias(bias) => sum + bias[r],
             };
         }
     }
 }
 
 #[inline(always)]
-fn simd_product<S: Simd>(
+fn simd_product<S: LevelDot>(
     s: S,
     codec: Codec,
     a: Rows<'_>,
@@ -126,7 +127,7 @@ fn simd_product<S: Simd>(
     columns: Range<usize>,
     out: &mut [f32],
     out_stride: usize,
-    end: End<'_>,
+    end: Epilogue<'_>,
 ) {
     match codec {
         Codec::F32 => columns_of::<S, WIDE>(s, a, panels, width, columns, out, out_stride, end),
@@ -137,7 +138,7 @@ fn simd_product<S: Simd>(
 
 /// Panels of one kind.
 #[inline(always)]
-fn columns_of<S: Simd, const KIND: u8>(
+fn columns_of<S: LevelDot, const KIND: u8>(
     s: S,
     a: Rows<'_>,
     panels: &[Panel<'_>],
@@ -145,7 +146,7 @@ fn columns_of<S: Simd, const KIND: u8>(
     columns: Range<usize>,
     out: &mut [f32],
     out_stride: usize,
-    end: End<'_>,
+    end: Epilogue<'_>,
 ) {
     if a.count == 0 || columns.is_empty() {
         return;
@@ -157,7 +158,7 @@ fn columns_of<S: Simd, const KIND: u8>(
         assert!((a.count - 1) * a.stride + panel.at + panel.inner <= a.values.len());
         assert!(width_of(codec) * panel.inner * width <= panel.lines.len());
     }
-    if let End::Bias(bias) = end {
+    if let Epilogue::Bias(bias) = end {
         assert!(a.count <= bias.len());
     }
 
@@ -173,8 +174,8 @@ fn columns_of<S: Simd, const KIND: u8>(
         while row < a.count {
             let rows = (a.count - row).min(S::ROWS);
             let end = match end {
-                End::Bias(bias) => End::Bias(&bias[row..]),
-                End::Resume => end,
+                Epilogue::Bias(bias) => Epilogue::Bias(&bias[row..]),
+                Epilogue::Resume => end,
             };
             // SAFETY: rows `row..row + rows` are below `a.count`, columns `column..column + 16
             // * cols` below `columns.end`, and the sizes were asserted above.
@@ -182,7 +183,7 @@ fn columns_of<S: Simd, const KIND: u8>(
                 let a = (a.values.as_ptr().add(row * a.stride), a.stride);
                 let out = (out.as_mut_ptr().add(row * out_stride + column), out_stride);
                 let first = row == 0;
-                if let End::Resume = end {
+                if let Epilogue::Resume = end {
                     tiles::<S, KIND, true>(
                         s, rows, cols, a, panels, width, column, first, out, end,
                     );
@@ -208,7 +209,7 @@ fn columns_of<S: Simd, const KIND: u8>(
 /// # Safety
 /// - As for [`tile`], with `rows` and `cols` for `R` and `C`; `rows <= S::ROWS`, `cols <= S::COLS`.
 #[inline(always)]
-unsafe fn tiles<S: Simd, const KIND: u8, const RESUME: bool>(
+unsafe fn tiles<S: LevelDot, const KIND: u8, const RESUME: bool>(
     s: S,
     rows: usize,
     cols: usize,
@@ -218,7 +219,7 @@ unsafe fn tiles<S: Simd, const KIND: u8, const RESUME: bool>(
     column: usize,
     first: bool,
     out: (*mut f32, usize),
-    end: End<'_>,
+    end: Epilogue<'_>,
 ) {
     macro_rules! pick {
         ($($r:literal)*) => {
@@ -246,9 +247,9 @@ unsafe fn tiles<S: Simd, const KIND: u8, const RESUME: bool>(
 /// # Safety
 /// - `a` has `R` rows as long as the panels ask; panels have lines of `width` values, of which the
 ///   tile takes `16 * C` from `column` on; `out` has `R` rows of `16 * C` values that nothing else
-///   refers to; the bias of `end` has these rows; `RESUME` is whether `end` is [`End::Resume`].
+///   refers to; the bias of `end` has these rows; `RESUME` is whether `end` is [`Epilogue::Resume`].
 #[inline(always)]
-unsafe fn tile<S: Simd, const R: usize, const C: usize, const KIND: u8, const RESUME: bool>(
+unsafe fn tile<S: LevelDot, const R: usize, const C: usize, const KIND: u8, const RESUME: bool>(
     s: S,
     a: (*const f32, usize),
     panels: &[Panel<'_>],
@@ -256,7 +257,7 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const KIND: u8, const RE
     column: usize,
     first: bool,
     out: (*mut f32, usize),
-    end: End<'_>,
+    end: Epilogue<'_>,
 ) {
     let size = width_of(codec_of(KIND));
     let mut acc = [[s.splat(0.0); C]; R];
@@ -303,7 +304,7 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const KIND: u8, const RE
     }
     // Short loops each: the compiler unrolls them, and the accumulators stay in registers.
     match end {
-        End::Resume => {
+        Epilogue::Resume => {
             for r in 0..R {
                 for c in 0..C {
                     // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
@@ -311,7 +312,7 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize, const KIND: u8, const RE
                 }
             }
         }
-        End::Bias(bias) => {
+        Epilogue::Bias(bias) => {
             for r in 0..R {
                 // SAFETY: the bias has the tile's rows.
                 let bias = s.splat(unsafe { *bias.get_unchecked(r) });

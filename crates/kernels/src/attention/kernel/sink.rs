@@ -1,13 +1,12 @@
-//! The first tokens of a sequence, exact: rows of f16 in f32 products.
+//! Attention sinks: the first tokens of a sequence, exact, as rows of f16 in f32 products.
 //!
-//! They stand in for the first slots of their block, whatever its form: what the block's own products
-//! made of these slots is overwritten, and its own values of them are not weighed.
+//! They replace the first slots of their block, whatever its form: their scores overwrite those of the
+//! block's own keys, and the block's own values of these slots have no weight.
 
-use super::Rows;
-use super::head::{Head, half_at};
+use super::piece::{Head, Rows, half_at};
 use crate::LANES;
 use crate::ops::lanes::fold;
-use crate::ops::simd::{Simd, simd_fn};
+use crate::simd::{Simd, simd_fn};
 
 simd_fn! {
     /// Scores of the sinks of a block: `bias (row)` plus sixteen lanes of fused multiply-adds and their
@@ -44,7 +43,7 @@ fn simd_score<S: Simd>(
             let q = &q.values[r * q.stride..][..k.dim];
             let mut acc = s.splat(0.0);
             for (q, k) in q.chunks(LANES).zip(k.sink(slot).chunks(2 * LANES)) {
-                acc = s.fma(some(s, q), halves(s, k), acc);
+                acc = s.fma(load_padded(s, q), load_half_padded(s, k), acc);
             }
             out[r * stride + slot] = bias[r] + s.sum(acc);
         }
@@ -76,7 +75,10 @@ fn simd_weigh<S: Simd>(s: S, p: Rows<'_>, v: &Head<'_>, slots: usize, out: &mut 
             let p = s.splat(p.values[r * p.stride + slot]);
             for (out, v) in out.chunks_mut(LANES).zip(v.sink(slot).chunks(2 * LANES)) {
                 let mut sum = [0.0; LANES];
-                s.store(s.fma(p, halves(s, v), some(s, out)), &mut sum);
+                s.store(
+                    s.fma(p, load_half_padded(s, v), load_padded(s, out)),
+                    &mut sum,
+                );
                 out.copy_from_slice(&sum[..out.len()]);
             }
         }
@@ -85,7 +87,7 @@ fn simd_weigh<S: Simd>(s: S, p: Rows<'_>, v: &Head<'_>, slots: usize, out: &mut 
 
 /// Sixteen numbers, or as many as there are and zeros.
 #[inline(always)]
-fn some<S: Simd>(s: S, x: &[f32]) -> S::V {
+fn load_padded<S: Simd>(s: S, x: &[f32]) -> S::F {
     match x.first_chunk() {
         Some(x) => s.load(x),
         None => s.load(&crate::ops::lanes::padded(x, 0.0)),
@@ -94,7 +96,7 @@ fn some<S: Simd>(s: S, x: &[f32]) -> S::V {
 
 /// Sixteen f16, or as many as there are and zeros.
 #[inline(always)]
-fn halves<S: Simd>(s: S, x: &[u8]) -> S::V {
+fn load_half_padded<S: Simd>(s: S, x: &[u8]) -> S::F {
     match x.first_chunk() {
         Some(x) => s.load_half(x),
         None => {

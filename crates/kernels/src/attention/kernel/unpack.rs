@@ -1,21 +1,20 @@
-//! Codes of one head of a block as a tile of levels, a byte each, in fours as [`super::whole`] reads
+//! Codes of one head of a block as a tile of levels, a byte each, in quads as [`super::integer`] reads
 //! them.
 //!
 //! ```text
-//! keys    (four of dimensions, slot, 4)
-//! values  (four of slots, dim, 4)
+//! keys    (quad of dimensions, slot, 4)
+//! values  (quad of slots, dim, 4)
 //! ```
 //!
 //! Bytes of a plane that hold the same bits of a tile's neighbours are neighbours too: unpacking is
 //! shifting and masking runs of bytes, and looking the codes up. Unpacked once, the tile serves all
-//! rows of a unit. Slots that were never written hold anything.
+//! rows of a unit. Slots that were never written hold arbitrary bytes.
 
-use super::head::Head;
-use crate::attention::BLOCK_SLOTS;
-use crate::format::kv::{Codec, levels as books};
-use crate::ops::simd::Simd;
+use super::level_dot::LevelDot;
+use super::piece::Head;
+use crate::format::kv::{BLOCK_SLOTS, Codec, levels as books};
 
-/// The levels of a codec, as long as the longest.
+/// The levels of a codec, padded to thirty-two.
 fn levels(codec: Codec) -> [i8; 32] {
     let mut all = [0; 32];
     let levels = books::of(codec);
@@ -24,13 +23,13 @@ fn levels(codec: Codec) -> [i8; 32] {
 }
 
 /// The levels of a four-bit codec.
-pub(super) fn sixteen(codec: Codec) -> [i8; 16] {
+pub(super) fn sixteen_levels(codec: Codec) -> [i8; 16] {
     let mut all = [0; 16];
     all.copy_from_slice(&levels(codec)[..16]);
     all
 }
 
-/// One level of a key or a value, for the dumb twins.
+/// One level of a key or a value, for the scalar reference.
 pub(super) fn level(head: &Head<'_>, is_value: bool, slot: usize, d: usize) -> i8 {
     let (mut code, mut above) = (0, 0);
     for (i, bits) in head.form.codec.planes().iter().enumerate() {
@@ -49,18 +48,18 @@ pub(super) fn level(head: &Head<'_>, is_value: bool, slot: usize, d: usize) -> i
     }
 }
 
-/// Keys: `tile` is (four, slot, 4).
+/// Keys: `tile` is (quad, slot, 4).
 #[inline(always)]
-pub(super) fn keys<S: Simd>(s: S, head: &Head<'_>, tile: &mut [u8]) {
+pub(super) fn keys<S: LevelDot>(s: S, head: &Head<'_>, tile: &mut [u8]) {
     const LINE: usize = 4 * BLOCK_SLOTS;
     let tile = &mut tile[..head.dim.div_ceil(4) * LINE];
     let mut above = 0;
     for (i, bits) in head.form.codec.planes().iter().enumerate() {
         let per = 8 / bits;
         let lines = head.plane(i).chunks_exact(LINE);
-        for (j, (from, fours)) in lines.zip(tile.chunks_mut(per * LINE)).enumerate() {
-            ask(s, head, j * LINE);
-            for (field, to) in fours.chunks_exact_mut(LINE).enumerate() {
+        for (j, (from, quads)) in lines.zip(tile.chunks_mut(per * LINE)).enumerate() {
+            prefetch_next(s, head, j * LINE);
+            for (field, to) in quads.chunks_exact_mut(LINE).enumerate() {
                 spread(*bits, field, above, from, to);
             }
         }
@@ -69,17 +68,17 @@ pub(super) fn keys<S: Simd>(s: S, head: &Head<'_>, tile: &mut [u8]) {
     look_up(s, head.form.codec, tile);
 }
 
-/// Values of the first `slots` slots, in whole fours: `tile` is (four, dim, 4).
+/// Values of the first `slots` slots, in whole quads: `tile` is (quad, dim, 4).
 #[inline(always)]
-pub(super) fn values<S: Simd>(s: S, head: &Head<'_>, slots: usize, tile: &mut [u8]) {
+pub(super) fn values<S: LevelDot>(s: S, head: &Head<'_>, slots: usize, tile: &mut [u8]) {
     let dim = head.dim;
     let tile = &mut tile[..slots.div_ceil(4) * 4 * dim];
     let mut above = 0;
     for (i, bits) in head.form.codec.planes().iter().enumerate() {
         let n = head.form.plane_bytes(i, dim);
-        let fours = head.plane(i).chunks_exact(4 * n);
-        for (j, (from, to)) in fours.zip(tile.chunks_exact_mut(4 * dim)).enumerate() {
-            ask(s, head, j * 4 * n);
+        let quads = head.plane(i).chunks_exact(4 * n);
+        for (j, (from, to)) in quads.zip(tile.chunks_exact_mut(4 * dim)).enumerate() {
+            prefetch_next(s, head, j * 4 * n);
             for (field, to) in to.chunks_mut(4 * n).enumerate() {
                 spread(*bits, field, above, &from[..to.len()], to);
             }
@@ -107,7 +106,7 @@ fn spread(bits: usize, field: usize, above: usize, from: &[u8], to: &mut [u8]) {
 
 /// Codes become levels.
 #[inline(always)]
-fn look_up<S: Simd>(s: S, codec: Codec, tile: &mut [u8]) {
+fn look_up<S: LevelDot>(s: S, codec: Codec, tile: &mut [u8]) {
     let levels = levels(codec);
     let (whole, rest) = tile.as_chunks_mut::<64>();
     for codes in whole {
@@ -118,10 +117,10 @@ fn look_up<S: Simd>(s: S, codec: Codec, tile: &mut [u8]) {
     }
 }
 
-/// Asks for the memory that is as far into what is ahead. One line at a time, between other work:
-/// asking for many at once waits for the first.
+/// Prefetches at the same offset of what is read next. One line at a time, between other work:
+/// prefetching many at once waits for the first.
 #[inline(always)]
-fn ask<S: Simd>(s: S, head: &Head<'_>, at: usize) {
+fn prefetch_next<S: LevelDot>(s: S, head: &Head<'_>, at: usize) {
     for at in [at, at + 64] {
         s.prefetch(head.ahead.as_ptr().wrapping_add(at.min(head.ahead.len())));
     }

@@ -1,60 +1,65 @@
-//! Numbers to codes and back, by the row and by the block.
+//! Encodes and decodes rows and blocks.
 //!
-//! Rows are what the model computed, centred and turned by the caller. What a row becomes depends on
-//! that row alone, so rows may come one at a time or many, and a block may be recoded whenever.
-//! Recoding is reading and writing again, without the memory in between.
+//! Rows are what the model computed, centred and rotated by the caller. The code of a row depends on that
+//! row alone, so rows may come one at a time or many, and a block may be recoded at any time. Recoding is
+//! decoding and encoding, without a block of floats in between.
 //!
 //! Nothing here allocates. Slices are as long as the shape says and forms fit their head
-//! ([`Form::fits`]): those are the caller's promises, and breaking them panics. The numbers and the
-//! bytes themselves may be anything.
+//! ([`Form::fits`]): anything else panics. The values and the bytes
+//! themselves may be arbitrary.
 
 use super::Codec::{self, *};
-use super::encode::{self, Coder, Codes, Group, Lanes, NO_CODES, Plain};
+use super::encode::{self, Coder, Codes, Group, NO_CODES, ScalarCoder, SimdCoder};
 use super::levels::{self, BOOK2, BOOK3, BOOK4, BOOK5};
 use super::plane::{self, Parts};
-use super::{BLOCK_SLOTS, Form, GROUP_MAX, KvShape, float};
-use crate::cpu::Table;
-use crate::ops::simd::Simd;
+use super::{BLOCK_SLOTS, Form, GROUP_MAX, KvShape, Side, float};
+use crate::cpu::Backend;
+use crate::simd::Simd;
 
 pub use super::float::{read_sink_row, sink_bytes, write_sink_row};
 
 /// Bytes of one group's scales.
 pub(super) const SCALES: usize = BLOCK_SLOTS * 2;
 
-/// Numbers of a tile: thirty-two slots of the usual group, eight of the greatest. It stays in the
-/// nearest cache beside what it is made from and into.
+/// Numbers of a tile: thirty-two slots of the usual group, eight of the greatest. It fits L1 together with
+/// its source and its target.
 const TILE: usize = 8 * GROUP_MAX;
 /// Dimensions recoded at once where a head has no groups.
 const FLOAT_STEP: usize = 64;
 
-/// Keys and values lie differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    K,
-    V,
-}
-
 /// Writes the keys of consecutive slots from `first_slot` on; `rows` is (slot, kv_head, dim), `k` the
 /// keys of a whole block.
-pub fn write_k_rows(table: Table, shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
+pub fn write_k_rows(
+    backend: Backend,
+    shape: KvShape,
+    k: &mut [u8],
+    first_slot: usize,
+    rows: &[f32],
+) {
     let k = &mut k[..shape.k_bytes()];
     check(shape, shape.form.k, first_slot, rows.len());
     match shape.form.k.codec {
-        F16 => float::store_k(table, shape, k, first_slot, rows),
+        F16 => float::store_k(backend, shape, k, first_slot, rows),
         F32 => float::store_k_exact(shape, k, first_slot, rows),
-        _ => encode(table, Side::K, shape.form.k, shape, k, first_slot, rows),
+        _ => encode(backend, Side::K, shape.form.k, shape, k, first_slot, rows),
     }
 }
 
 /// Writes the values of consecutive slots from `first_slot` on; `rows` is (slot, kv_head, dim), `v` the
 /// values of a whole block.
-pub fn write_v_rows(table: Table, shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
+pub fn write_v_rows(
+    backend: Backend,
+    shape: KvShape,
+    v: &mut [u8],
+    first_slot: usize,
+    rows: &[f32],
+) {
     let v = &mut v[..shape.v_bytes()];
     check(shape, shape.form.v, first_slot, rows.len());
     match shape.form.v.codec {
-        F16 => float::store_v(table, shape, v, first_slot, rows),
+        F16 => float::store_v(backend, shape, v, first_slot, rows),
         F32 => float::store_v_exact(shape, v, first_slot, rows),
-        _ => encode(table, Side::V, shape.form.v, shape, v, first_slot, rows),
+        _ => encode(backend, Side::V, shape.form.v, shape, v, first_slot, rows),
     }
 }
 
@@ -72,48 +77,48 @@ fn check_form(form: Form, head_dim: usize) {
     assert!(form.fits(head_dim), "{form:?} on a head of {head_dim}");
 }
 
-/// The keys of one head of a block as numbers: `out` is (dim, slot).
-pub fn read_k_head(table: Table, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
+/// The keys of one head of a block as f32: `out` is (dim, slot).
+pub fn read_k_head(backend: Backend, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
     check_form(form, head_dim);
     assert_eq!(out.len(), head_dim * BLOCK_SLOTS);
     let head = &head[..form.head_bytes(head_dim)];
-    read_k(table, head_dim, form, head, out);
+    read_k(backend, head_dim, form, head, out);
 }
 
-/// The values of one head of a block as numbers: `out` is (slot, dim).
-pub fn read_v_head(table: Table, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
+/// The values of one head of a block as f32: `out` is (slot, dim).
+pub fn read_v_head(backend: Backend, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
     check_form(form, head_dim);
     assert_eq!(out.len(), head_dim * BLOCK_SLOTS);
     let head = &head[..form.head_bytes(head_dim)];
-    read_v(table, head_dim, form, head, out);
+    read_v(backend, head_dim, form, head, out);
 }
 
 /// The keys of one head of a full block in another form.
 pub fn recode_k_head(
-    table: Table,
+    backend: Backend,
     head_dim: usize,
     from: Form,
     src: &[u8],
     to: Form,
     dst: &mut [u8],
 ) {
-    recode(table, Side::K, head_dim, from, src, to, dst);
+    recode(backend, Side::K, head_dim, from, src, to, dst);
 }
 
 /// The values of one head of a full block in another form.
 pub fn recode_v_head(
-    table: Table,
+    backend: Backend,
     head_dim: usize,
     from: Form,
     src: &[u8],
     to: Form,
     dst: &mut [u8],
 ) {
-    recode(table, Side::V, head_dim, from, src, to, dst);
+    recode(backend, Side::V, head_dim, from, src, to, dst);
 }
 
 fn recode(
-    table: Table,
+    backend: Backend,
     side: Side,
     head_dim: usize,
     from: Form,
@@ -125,27 +130,27 @@ fn recode(
     check_form(to, head_dim);
     let src = &src[..from.head_bytes(head_dim)];
     let dst = &mut dst[..to.head_bytes(head_dim)];
-    recode_head(table, side, head_dim, from, src, to, dst);
+    recode_head(backend, side, head_dim, from, src, to, dst);
 }
 
-/// Declares the faces of a body that is generic over [`Coder`].
-macro_rules! coded {
+/// Declares the dispatch of a body that is generic over [`Coder`].
+macro_rules! coder_fn {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:path, $plain:ident, $lanes:ident;)*) => {$(
-        $crate::ops::simd::simd_fn! {
+        $crate::simd::simd_fn! {
             fn $name($($arg: $ty),*) = $plain, $lanes;
         }
         fn $plain($($arg: $ty),*) {
-            $body(Plain, $($arg),*)
+            $body(ScalarCoder, $($arg),*)
         }
         #[inline(always)]
         fn $lanes<S: Simd>(s: S, $($arg: $ty),*) {
-            $body(Lanes(s), $($arg),*)
+            $body(SimdCoder(s), $($arg),*)
         }
     )*};
 }
-pub(super) use coded;
+pub(super) use coder_fn;
 
-coded! {
+coder_fn! {
     fn encode(
         side: Side,
         form: Form,
@@ -186,7 +191,7 @@ fn encode_rows<C: Coder>(
     }
 }
 
-/// Group `g` of one slot: numbers to codes, codes to planes, the scale beside them.
+/// Encodes group `g` of one slot: writes its codes to the planes, and its scale.
 #[inline(always)]
 fn put_group<C: Coder>(
     c: C,
@@ -244,7 +249,7 @@ pub(super) fn put_codes(
     }
 }
 
-/// Levels of codes as numbers.
+/// Levels of codes as f32.
 #[inline(always)]
 fn to_levels(codec: Codec, codes: &[u8], out: &mut [f32]) {
     let table = levels::of(codec);
@@ -253,7 +258,7 @@ fn to_levels(codec: Codec, codes: &[u8], out: &mut [f32]) {
             *out = f32::from(*code as i8);
         }
     } else {
-        // A power of two: the mask says that no code is outside.
+        // The length is a power of two: the mask proves that no code is outside.
         for (out, code) in out.iter_mut().zip(codes) {
             *out = f32::from(table[usize::from(*code) & (table.len() - 1)]);
         }
@@ -262,7 +267,7 @@ fn to_levels(codec: Codec, codes: &[u8], out: &mut [f32]) {
 
 /// Dimensions `first..` of one slot, at most [`GROUP_MAX`] of them, from a multiple of four on.
 #[inline(always)]
-pub(super) fn run<C: Coder>(
+pub(super) fn read_slot<C: Coder>(
     c: C,
     side: Side,
     form: Form,
@@ -322,7 +327,7 @@ fn read_k_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &m
     for (i, lines) in lines.chunks_mut(GROUP_MAX).enumerate() {
         let row = &mut row[..lines.len()];
         for slot in 0..BLOCK_SLOTS {
-            run(c, Side::K, form, head_dim, head, slot, i * GROUP_MAX, row);
+            read_slot(c, Side::K, form, head_dim, head, slot, i * GROUP_MAX, row);
             for (line, x) in lines.iter_mut().zip(&*row) {
                 line[slot] = *x;
             }
@@ -334,7 +339,7 @@ fn read_k_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &m
 fn read_v_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
     for (slot, row) in out.chunks_exact_mut(head_dim).enumerate() {
         for (i, x) in row.chunks_mut(GROUP_MAX).enumerate() {
-            run(c, Side::V, form, head_dim, head, slot, i * GROUP_MAX, x);
+            read_slot(c, Side::V, form, head_dim, head, slot, i * GROUP_MAX, x);
         }
     }
 }
@@ -363,7 +368,7 @@ fn recode_tiles<C: Coder>(
             // (slot, dim)
             let tile = &mut tile[..at_once.min(BLOCK_SLOTS - slots) * dims];
             for (i, row) in tile.chunks_exact_mut(dims).enumerate() {
-                run(c, side, from, head_dim, src, slots + i, first, row);
+                read_slot(c, side, from, head_dim, src, slots + i, first, row);
             }
             for (i, x) in tile.chunks_exact(dims).enumerate() {
                 let slot = slots + i;

@@ -1,4 +1,4 @@
-//! One group of one slot: its scale and its codes.
+//! Encodes one group of one slot: its scale and its codes.
 //!
 //! Lanes are dimensions, as in every sum over a row ([`crate::ops::lanes`]): a group is at most
 //! [`GROUP_MAX`] values, padded with zeros to whole vectors. So a slot written alone and a block
@@ -8,27 +8,26 @@
 //! even and clamped. A scale that rounds to zero gives zeros.
 //!
 //! *Codebooks*: for a scale `s` the nearest levels `l` are known, and for given levels the best
-//! scale is `Σ l·x / Σ l²`, which takes `(Σ l·x)² / Σ l²` off the squared error. So each of
-//! a few first scales ([`Book::tries`]) costs one pass that yields both a better scale and its
-//! worth. The best is rounded to f16 and the codes are the levels nearest under that. Midpoints of
+//! scale is `Σ l·x / Σ l²`, which reduces the squared error by `(Σ l·x)² / Σ l²`. So each of
+//! a few start scales ([`Codebook::start_scales`]) costs one pass that yields both a better scale and its
+//! gain. The best is rounded to f16 and the codes are the levels nearest under that. Midpoints of
 //! levels times an f16 are exact in f32: no rounding decides a code.
 //!
-//! A book reaches further above zero than below, and a negative scale turns it over: each group
-//! takes the way up that suits it. The likely way is the one that reaches all its values with the
-//! smaller scale.
+//! A codebook reaches further above zero than below, and a negative scale mirrors it: each group takes
+//! the orientation that suits it. The likely one reaches all its values with the smaller scale.
 //!
 //! The passes only have to find a good scale. They take levels from two curves
-//! ([`Book::index`], [`Book::level`]), which cost the same for any count of levels; comparing with
+//! ([`Codebook::index`], [`Codebook::level`]), which cost the same for any count of levels; comparing with
 //! every midpoint is left to the codes.
 //!
-//! Anything may come in. What is not a number counts as zero, and magnitudes end at
-//! [`VALUE_MAX`], the greatest that a level of 127 and a finite f16 can say.
+//! Any input is valid. NaN counts as zero, and magnitudes are clamped to [`VALUE_MAX`], the greatest that
+//! a level of 127 and a finite f16 can represent.
 
 use super::GROUP_MAX;
-use super::levels::{Book, Curve, First};
+use super::levels::{Codebook, Curve, StartScale};
 use crate::LANES;
 use crate::ops::lanes::{self, greater};
-use crate::ops::simd::Simd;
+use crate::simd::Simd;
 use half::f16;
 use std::hint::select_unpredictable;
 
@@ -70,44 +69,44 @@ impl Group {
 pub(super) type Codes = [[u8; LANES]; VECTORS];
 pub(super) const NO_CODES: Codes = [[0; LANES]; VECTORS];
 
-/// The operations of the encoder: a plain way and one over lanes, with equal bits.
+/// The operations of the encoder: a scalar implementation and one over lanes, with equal bits.
 pub(super) trait Coder: Copy {
     /// NaN to 0, within [`VALUE_MAX`].
     fn clean(self, x: &[f32], group: &mut Group);
     /// The greatest of `-x` and of `x`, zero at least.
-    fn ends(self, group: &Group) -> (f32, f32);
+    fn extremes(self, group: &Group) -> (f32, f32);
     fn squares(self, group: &Group) -> f32;
     /// `Σ l·x` and `Σ l²` with the levels of the curves near `by * x`.
-    fn products<const N: usize>(self, group: &Group, book: &Book<N>, by: f32) -> (f32, f32);
+    fn products<const N: usize>(self, group: &Group, book: &Codebook<N>, by: f32) -> (f32, f32);
     /// The nearest f16 of a number in `0..=65504`, as a number and as bytes.
     fn half(self, x: f32) -> (f32, [u8; 2]);
     /// `x / by`, rounded and clamped; the low byte of the integer.
     fn uniform(self, x: &[f32; LANES], by: f32, low: f32, high: f32) -> [u8; LANES];
-    /// Codes of the levels nearest to `turn * x / scale`, where `turn` is 1 or -1.
+    /// Codes of the levels nearest to `sign * x / scale`, where `sign` is 1 or -1.
     fn nearest<const N: usize>(
         self,
         x: &[f32; LANES],
-        book: &Book<N>,
-        turn: f32,
+        book: &Codebook<N>,
+        sign: f32,
         scale: f32,
     ) -> [u8; LANES];
     /// Lanes are slots, each with its scale. The codes of the nearest levels, and how far off those are.
     fn round<const N: usize>(
         self,
         x: &[f32; LANES],
-        book: &Book<N>,
+        book: &Codebook<N>,
         scale: &[f32; LANES],
         codes: &mut [u8; LANES],
     ) -> [f32; LANES];
-    /// Takes parts of an error, in units, from what comes after.
-    fn carry(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]);
+    /// Subtracts shares of an error, in units, from the dimensions after it.
+    fn feed_back(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]);
     /// Thirty-two f16.
     fn widen(self, x: &[u8; 64]) -> [f32; 32];
     /// Number `i` of some f16.
     fn half_at(self, x: &[u8], i: usize) -> f32;
 }
 
-/// `scale` as a divisor: a scale of zero says that everything is zero.
+/// `scale` as a divisor: a scale of zero makes every code zero.
 #[inline(always)]
 fn divisor(scale: f32) -> f32 {
     if scale > 0.0 { scale } else { f32::INFINITY }
@@ -123,7 +122,7 @@ pub(super) fn uniform<C: Coder>(
     codes: &mut Codes,
 ) -> [u8; 2] {
     c.clean(x, group);
-    let (below, above) = c.ends(group);
+    let (below, above) = c.extremes(group);
     let scale = greater(below, above) / high;
     let (scale, bytes) = c.half(if scale > HALF_MAX { HALF_MAX } else { scale });
     for (codes, x) in codes.iter_mut().zip(group.vectors()) {
@@ -137,14 +136,14 @@ pub(super) fn uniform<C: Coder>(
 pub(super) fn codebook<C: Coder, const N: usize>(
     c: C,
     x: &[f32],
-    book: &Book<N>,
+    book: &Codebook<N>,
     group: &mut Group,
     codes: &mut Codes,
 ) -> [u8; 2] {
     let (scale, bytes) = scale(c, x, book, group);
-    let turn = if scale < 0.0 { -1.0 } else { 1.0 };
+    let sign = if scale < 0.0 { -1.0 } else { 1.0 };
     for (codes, x) in codes.iter_mut().zip(group.vectors()) {
-        *codes = c.nearest(x, book, turn, divisor(scale.abs()));
+        *codes = c.nearest(x, book, sign, divisor(scale.abs()));
     }
     bytes
 }
@@ -154,54 +153,58 @@ pub(super) fn codebook<C: Coder, const N: usize>(
 pub(super) fn scale<C: Coder, const N: usize>(
     c: C,
     x: &[f32],
-    book: &Book<N>,
+    book: &Codebook<N>,
     group: &mut Group,
 ) -> (f32, [u8; 2]) {
     c.clean(x, group);
-    let (below, above) = c.ends(group);
-    // The scales that reach every value, the book as it is and turned over.
+    let (below, above) = c.extremes(group);
+    // The scales that reach every value, for the codebook and for its mirror image.
     let upright = greater(above / book.top, below / book.bottom);
-    let turned = greater(below / book.top, above / book.bottom);
-    let ways = if turned < upright {
-        [(-1.0, turned), (1.0, upright)]
+    let mirrored = greater(below / book.top, above / book.bottom);
+    let orientations = if mirrored < upright {
+        [(-1.0, mirrored), (1.0, upright)]
     } else {
-        [(1.0, upright), (-1.0, turned)]
+        [(1.0, upright), (-1.0, mirrored)]
     };
-    let asks = |tries: &[First]| tries.iter().any(|first| matches!(first, First::Rms(_)));
-    let rms = if asks(book.tries[0]) || asks(book.tries[1]) {
+    let asks = |start_scales: &[StartScale]| {
+        start_scales
+            .iter()
+            .any(|first| matches!(first, StartScale::Rms(_)))
+    };
+    let rms = if asks(book.start_scales[0]) || asks(book.start_scales[1]) {
         (c.squares(group) / group.len as f32).sqrt()
     } else {
         0.0
     };
-    let (mut worth, mut scale) = (-1.0, 0.0);
-    for ((turn, reach), tries) in ways.into_iter().zip(book.tries) {
-        for first in tries {
+    let (mut best_gain, mut scale) = (-1.0, 0.0);
+    for ((sign, reach), start_scales) in orientations.into_iter().zip(book.start_scales) {
+        for first in start_scales {
             let first = match first {
-                First::Reach(by) => by * reach,
-                First::Rms(by) => by * rms,
+                StartScale::Reach(by) => by * reach,
+                StartScale::Rms(by) => by * rms,
             };
-            // Below that a reciprocal is no number, and any scale is zero in f16.
+            // Below that the reciprocal overflows, and any scale is zero in f16.
             let by = if first < f32::MIN_POSITIVE {
                 0.0
             } else {
-                turn / first
+                sign / first
             };
             let (lx, ll) = c.products(group, book, by);
-            // Where f16 ends, so does what a scale can take off the error.
+            // The scale must fit f16.
             let fit = lx / ll;
             let fit = if fit > HALF_MAX { HALF_MAX } else { fit };
             let fit = if fit < -HALF_MAX { -HALF_MAX } else { fit };
             let gain = fit * (2.0 * lx - fit * ll);
-            // Which is best is a coin's throw: selected, not branched for, the passes overlap.
-            scale = select_unpredictable(gain > worth, fit, scale);
-            worth = select_unpredictable(gain > worth, gain, worth);
+            // Which is best is unpredictable: selected without a branch, the passes overlap.
+            scale = select_unpredictable(gain > best_gain, fit, scale);
+            best_gain = select_unpredictable(gain > best_gain, gain, best_gain);
         }
     }
     let (size, mut bytes) = c.half(scale.abs());
     // A scale of zero has no sign.
-    let turn = if scale < 0.0 && size > 0.0 { -1.0 } else { 1.0 };
-    bytes[1] |= u8::from(turn < 0.0) << 7;
-    (turn * size, bytes)
+    let sign = if scale < 0.0 && size > 0.0 { -1.0 } else { 1.0 };
+    bytes[1] |= u8::from(sign < 0.0) << 7;
+    (sign * size, bytes)
 }
 
 /// To f16: nearest, ties to even, within the finite range.
@@ -211,18 +214,18 @@ pub(super) fn to_half(x: f32) -> [u8; 2] {
     f16::from_f32_const(x).to_le_bytes()
 }
 
-/// The plain way.
+/// The scalar reference.
 #[derive(Clone, Copy)]
-pub(super) struct Plain;
+pub(super) struct ScalarCoder;
 
-impl Plain {
+impl ScalarCoder {
     fn curve(curve: Curve, x: f32) -> f32 {
         let (last, rest) = (curve[0], &curve[1..]);
         rest.iter().fold(last, |sum, c| sum.mul_add(x, *c))
     }
 }
 
-impl Coder for Plain {
+impl Coder for ScalarCoder {
     fn clean(self, x: &[f32], group: &mut Group) {
         *group = Group::EMPTY;
         group.len = x.len();
@@ -233,7 +236,7 @@ impl Coder for Plain {
         }
     }
 
-    fn ends(self, group: &Group) -> (f32, f32) {
+    fn extremes(self, group: &Group) -> (f32, f32) {
         let values = group.values().iter();
         values.fold((0.0, 0.0), |(below, above), x| {
             (greater(below, -x), greater(above, *x))
@@ -248,12 +251,12 @@ impl Coder for Plain {
         lanes::fold(lanes)
     }
 
-    fn products<const N: usize>(self, group: &Group, book: &Book<N>, by: f32) -> (f32, f32) {
+    fn products<const N: usize>(self, group: &Group, book: &Codebook<N>, by: f32) -> (f32, f32) {
         let (mut lx, mut ll) = ([0.0f32; LANES], [0.0f32; LANES]);
         for (i, x) in group.values().iter().enumerate() {
             let near = (x * by).clamp(-book.bottom, book.top);
-            let index = (Plain::curve(book.index, near) + MAGIC) - MAGIC;
-            let level = Plain::curve(book.level, index);
+            let index = (ScalarCoder::curve(book.index, near) + MAGIC) - MAGIC;
+            let level = ScalarCoder::curve(book.level, index);
             let lane = i % LANES;
             lx[lane] = x.mul_add(level, lx[lane]);
             ll[lane] = level.mul_add(level, ll[lane]);
@@ -273,20 +276,20 @@ impl Coder for Plain {
     fn nearest<const N: usize>(
         self,
         x: &[f32; LANES],
-        book: &Book<N>,
-        turn: f32,
+        book: &Codebook<N>,
+        sign: f32,
         scale: f32,
     ) -> [u8; LANES] {
         x.map(|x| {
             let bounds = book.bounds.iter().skip(1);
-            bounds.filter(|bound| turn * x >= **bound * scale).count() as u8
+            bounds.filter(|bound| sign * x >= **bound * scale).count() as u8
         })
     }
 
     fn round<const N: usize>(
         self,
         x: &[f32; LANES],
-        book: &Book<N>,
+        book: &Codebook<N>,
         scale: &[f32; LANES],
         codes: &mut [u8; LANES],
     ) -> [f32; LANES] {
@@ -304,7 +307,7 @@ impl Coder for Plain {
         })
     }
 
-    fn carry(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]) {
+    fn feed_back(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]) {
         for (part, after) in parts.iter().zip(after) {
             for (x, error) in after.iter_mut().zip(error) {
                 *x = (error * -unit).mul_add(f32::from(*part), *x);
@@ -324,17 +327,17 @@ impl Coder for Plain {
 
 /// Sixteen lanes at a time.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes<S: Simd>(pub S);
+pub(super) struct SimdCoder<S: Simd>(pub S);
 
-impl<S: Simd> Lanes<S> {
+impl<S: Simd> SimdCoder<S> {
     #[inline(always)]
-    fn clean_lanes(self, x: &[f32; LANES]) -> S::V {
+    fn clean_lanes(self, x: &[f32; LANES]) -> S::F {
         let s = self.0;
         let (zero, top, bottom) = (s.splat(0.0), s.splat(VALUE_MAX), s.splat(-VALUE_MAX));
         // Adding zero makes a signaling not-a-number a quiet one: compilers read the next lines as
         // maximum and minimum, whose instructions let the former through on some machines.
         let x = s.add(s.load(x), zero);
-        // What is not a number is neither above nor below zero.
+        // NaN is neither above nor below zero.
         let above = s.if_less(zero, x, x, zero);
         let below = s.if_less(x, zero, x, zero);
         let above = s.if_less(top, above, top, above);
@@ -343,7 +346,7 @@ impl<S: Simd> Lanes<S> {
     }
 
     #[inline(always)]
-    fn curve(self, curve: Curve, x: S::V) -> S::V {
+    fn curve(self, curve: Curve, x: S::F) -> S::F {
         let s = self.0;
         let mut sum = s.splat(curve[0]);
         for c in &curve[1..] {
@@ -354,7 +357,7 @@ impl<S: Simd> Lanes<S> {
 
     /// The level of the curves near `x * by`.
     #[inline(always)]
-    fn level<const N: usize>(self, x: S::V, book: &Book<N>, by: S::V) -> S::V {
+    fn level<const N: usize>(self, x: S::F, book: &Codebook<N>, by: S::F) -> S::F {
         let s = self.0;
         let (top, magic) = (s.splat(book.top), s.splat(MAGIC));
         let near = s.max(s.mul(x, by), s.splat(-book.bottom));
@@ -365,7 +368,7 @@ impl<S: Simd> Lanes<S> {
 
     /// The low bytes of small integers in f32.
     #[inline(always)]
-    fn low_bytes(self, x: S::V) -> [u8; LANES] {
+    fn low_bytes(self, x: S::F) -> [u8; LANES] {
         let s = self.0;
         let mut wide = [0.0; LANES];
         s.store(s.add(x, s.splat(MAGIC)), &mut wide);
@@ -377,7 +380,7 @@ impl<S: Simd> Lanes<S> {
     }
 }
 
-impl<S: Simd> Coder for Lanes<S> {
+impl<S: Simd> Coder for SimdCoder<S> {
     #[inline(always)]
     fn clean(self, x: &[f32], group: &mut Group) {
         group.len = x.len();
@@ -393,7 +396,7 @@ impl<S: Simd> Coder for Lanes<S> {
     }
 
     #[inline(always)]
-    fn ends(self, group: &Group) -> (f32, f32) {
+    fn extremes(self, group: &Group) -> (f32, f32) {
         let s = self.0;
         let zero = s.splat(0.0);
         let (mut below, mut above) = (zero, zero);
@@ -417,7 +420,7 @@ impl<S: Simd> Coder for Lanes<S> {
     }
 
     #[inline(always)]
-    fn products<const N: usize>(self, group: &Group, book: &Book<N>, by: f32) -> (f32, f32) {
+    fn products<const N: usize>(self, group: &Group, book: &Codebook<N>, by: f32) -> (f32, f32) {
         let s = self.0;
         let by = s.splat(by);
         let (mut lx, mut ll) = (s.splat(0.0), s.splat(0.0));
@@ -463,12 +466,12 @@ impl<S: Simd> Coder for Lanes<S> {
     fn nearest<const N: usize>(
         self,
         x: &[f32; LANES],
-        book: &Book<N>,
-        turn: f32,
+        book: &Codebook<N>,
+        sign: f32,
         scale: f32,
     ) -> [u8; LANES] {
         let s = self.0;
-        let (x, scale) = (s.mul(s.load(x), s.splat(turn)), s.splat(scale));
+        let (x, scale) = (s.mul(s.load(x), s.splat(sign)), s.splat(scale));
         let mut code = s.splat(0.0);
         for i in 1..N {
             let bound = s.mul(s.splat(book.bounds[i]), scale);
@@ -481,7 +484,7 @@ impl<S: Simd> Coder for Lanes<S> {
     fn round<const N: usize>(
         self,
         x: &[f32; LANES],
-        book: &Book<N>,
+        book: &Codebook<N>,
         scale: &[f32; LANES],
         codes: &mut [u8; LANES],
     ) -> [f32; LANES] {
@@ -504,7 +507,7 @@ impl<S: Simd> Coder for Lanes<S> {
     }
 
     #[inline(always)]
-    fn carry(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]) {
+    fn feed_back(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]) {
         let s = self.0;
         let error = s.mul(s.load(error), s.splat(-unit));
         for (part, after) in parts.iter().zip(after) {

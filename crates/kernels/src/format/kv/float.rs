@@ -1,14 +1,13 @@
-//! Floats in blocks and beside them: `f16` and `f32` keys and values, and the sinks.
+//! Float codecs: `f16` and `f32` keys and values in blocks, and the sinks.
 //!
-//! To f16 means nearest, ties to even, within the finite range; what is not a number stays so. To
+//! To f16 means nearest, ties to even, within the finite range; NaN stays NaN. To
 //! f32 is a copy.
 
-use super::code::Side;
 use super::encode::{Coder, HALF_MAX, to_half};
-use super::{BLOCK_SLOTS, KvShape};
-use crate::cpu::Table;
+use super::{BLOCK_SLOTS, KvShape, Side};
+use crate::cpu::Backend;
 use crate::ops::lanes::padded;
-use crate::ops::simd::{Simd, simd_fn};
+use crate::simd::{Simd, simd_fn};
 use half::f16;
 
 /// Bytes of one f16.
@@ -16,7 +15,7 @@ const HALF: usize = 2;
 /// Bytes of one f32.
 const WORD: usize = 4;
 
-/// Copies need no table: there is nothing to round.
+/// Needs no backend: there is nothing to round.
 pub(super) fn store_k_exact(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
     let (lines, _) = k.as_chunks_mut::<{ BLOCK_SLOTS * 4 }>();
     for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
@@ -69,7 +68,7 @@ fn half_lanes<S: Simd>(s: S, x: &[f32; 16]) -> [u8; 32] {
 }
 
 /// Sixteen dimensions of up to 32 slots at a time: the source is read once and in order, and a
-/// line of the block is written while it is in the nearest cache.
+/// line of the block is written while it is in L1.
 #[inline(always)]
 fn simd_store_k<S: Simd>(s: S, shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
     let row = shape.row();
@@ -213,7 +212,7 @@ pub const fn sink_bytes(kv_heads: usize, head_dim: usize, slots: usize) -> usize
 /// Writes one row of one side of the sinks. `row` is (kv_head, dim); `sinks` is f16, (kv_head, slot,
 /// dim) with `slots` slots.
 pub fn write_sink_row(
-    table: Table,
+    backend: Backend,
     head_dim: usize,
     slots: usize,
     slot: usize,
@@ -229,7 +228,7 @@ pub fn write_sink_row(
         .chunks_exact_mut(slots * line)
         .zip(row.chunks_exact(head_dim))
     {
-        narrow(table, x, &mut head[slot * line..][..line]);
+        narrow(backend, x, &mut head[slot * line..][..line]);
     }
 }
 

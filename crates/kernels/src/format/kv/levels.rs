@@ -1,16 +1,16 @@
-//! The levels of each codec: what a code stands for before its scale.
+//! The levels of each codec: the value of a code before its scale.
 //!
-//! Levels are whole numbers that fit a signed byte, so one table look-up of bytes makes sixteen or more
+//! Levels are integers that fit a signed byte, so one table look-up of bytes makes sixteen or more
 //! of them on every instruction set, and `level * scale` is exact: eight bits times eleven.
 //!
 //! The codebooks ascend, and a code is an index. They reach further above zero than below: a scale
-//! has a sign, so that each group takes a book or its mirror image, and two books that differ
-//! leave less error than one. They are trained on groups of 64 normal values, each with its best
+//! has a sign, so that each group takes a codebook or its mirror image, and two different
+//! codebooks leave less error than one. They are trained on groups of 64 normal values, each with its best
 //! scale of either sign: every level is the mean of the values nearest to it, in units of
 //! their scales and by the weight of those. The greatest is 127 and the others are rounded.
 
 use super::Codec;
-use First::{Reach, Rms};
+use StartScale::{Reach, Rms};
 
 pub const INT5: [i8; 32] = [
     -108, -95, -83, -73, -64, -57, -50, -43, -37, -32, -26, -21, -16, -11, -6, -1, 4, 9, 14, 19,
@@ -40,8 +40,8 @@ pub const fn of(codec: Codec) -> &'static [i8] {
 /// A polynomial, highest power first.
 pub(super) type Curve = &'static [f32];
 
-/// A first scale of the encoder.
-pub(super) enum First {
+/// A scale from which the encoder starts its search.
+pub(super) enum StartScale {
     /// Times the scale that reaches every value.
     Reach(f32),
     /// Times the root mean square.
@@ -49,7 +49,7 @@ pub(super) enum First {
 }
 
 /// A codebook as the encoder reads it.
-pub(super) struct Book<const N: usize> {
+pub(super) struct Codebook<const N: usize> {
     pub levels: [f32; N],
     /// From `bounds[i]` on, level `i` is nearer than level `i - 1`; the first is unused.
     pub bounds: [f32; N],
@@ -60,15 +60,15 @@ pub(super) struct Book<const N: usize> {
     pub index: Curve,
     /// About the level of such an index.
     pub level: Curve,
-    /// First scales for the book the likely way up, and for its mirror image.
-    pub tries: [&'static [First]; 2],
+    /// Start scales for the likely orientation, and for the mirror image.
+    pub start_scales: [&'static [StartScale]; 2],
 }
 
 const fn book<const N: usize>(
     levels: &[i8; N],
     [index, level]: [Curve; 2],
-    tries: [&'static [First]; 2],
-) -> Book<N> {
+    start_scales: [&'static [StartScale]; 2],
+) -> Codebook<N> {
     let mut bounds = [0.0; N];
     let mut numbers = [levels[0] as f32; N];
     let mut i = 1;
@@ -77,14 +77,14 @@ const fn book<const N: usize>(
         numbers[i] = levels[i] as f32;
         i += 1;
     }
-    Book {
+    Codebook {
         levels: numbers,
         bounds,
         bottom: -(levels[0] as f32),
         top: levels[N - 1] as f32,
         index,
         level,
-        tries,
+        start_scales,
     }
 }
 
@@ -92,7 +92,7 @@ const fn book<const N: usize>(
 // go through all. The first scales are what leaves the least error together, of many
 // (`docs/kv-blocks.md`). With many levels the greatest value of a group wants the greatest level; with
 // four it is better cut off.
-pub(super) static BOOK5: Book<32> = book(
+pub(super) static BOOK5: Codebook<32> = book(
     &INT5,
     [
         &[
@@ -123,7 +123,7 @@ pub(super) static BOOK5: Book<32> = book(
         &[Reach(0.96), Reach(1.0)],
     ],
 );
-pub(super) static BOOK4: Book<16> = book(
+pub(super) static BOOK4: Codebook<16> = book(
     &INT4,
     [
         &[
@@ -148,7 +148,7 @@ pub(super) static BOOK4: Book<16> = book(
         &[Reach(0.94), Reach(1.0)],
     ],
 );
-pub(super) static BOOK3: Book<8> = book(
+pub(super) static BOOK3: Codebook<8> = book(
     &INT3,
     [
         &[-7.598_673e-7, 2.294_447e-6, 3.922_013e-2, -0.720_092_4],
@@ -163,7 +163,7 @@ pub(super) static BOOK3: Book<8> = book(
     ],
     [&[Reach(0.76), Reach(0.84), Reach(0.94)], &[Reach(0.78)]],
 );
-pub(super) static BOOK2: Book<4> = book(
+pub(super) static BOOK2: Codebook<4> = book(
     &INT2,
     [
         &[-4.642_793e-6, 1.396_386e-2, -0.659_970_4],

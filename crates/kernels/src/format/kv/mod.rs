@@ -1,4 +1,4 @@
-//! How keys and values lie in a block: which codec, in groups of how many, in which basis.
+//! Keys and values in a block: the codec, how many values share a scale, the basis.
 //!
 //! A block is thirty-two slots of one layer. For each KV head, keys first and then values:
 //!
@@ -11,23 +11,24 @@
 //! scales  (group, slot)             f16, group by group along the head
 //! ```
 //!
-//! Fours are what an instruction adds up at once: of dimensions for keys, of slots for values. Every
-//! byte of a plane belongs to one slot, so a slot can be written alone and no group spans
-//! tokens. A code wider than its first plane has its high bits in a second one: 5 = 4 + 1 and
-//! 3 = 2 + 1. `f16` and `f32` are one plane of whole numbers, `k: (dim, slot)`, `v: (slot, dim)`,
+//! An instruction adds up four products at once: of dimensions for keys, of slots for values. Every byte
+//! of a plane belongs to one slot, so a slot can be written alone and no group spans tokens. A code wider than its first plane has its high bits in a second one: 5 = 4 + 1 and
+//! 3 = 2 + 1. `f16` and `f32` are one plane of unsplit numbers, `k: (dim, slot)`, `v: (slot, dim)`,
 //! and have no scales.
 //!
-//! A value is `level[code] * scale`, where levels are whole numbers that fit a byte. This file knows
-//! sizes and names; [`levels`] has the numbers, [`code`] turns numbers into codes and back, [`carry`] does so
-//! with keys when it knows their queries.
+//! A value is `level[code] * scale`, where levels are integers that fit a byte. This file knows sizes and
+//! names; [`levels`] has the levels, [`code`] encodes and decodes rows, [`error_feedback`] encodes keys
+//! with their queries in view.
 
-pub mod carry;
 pub mod code;
 mod encode;
+pub mod error_feedback;
 mod float;
 pub mod levels;
 mod plane;
 pub mod slots;
+
+pub use crate::ops::rotation::Rotation;
 
 use std::str::FromStr;
 
@@ -37,10 +38,17 @@ pub const BLOCK_SLOTS: usize = 32;
 /// Values that may share a scale.
 pub const GROUP_MAX: usize = 256;
 
+/// Keys and values lie differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    K,
+    V,
+}
+
 /// How a number is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
-    /// As computed: the reference that other forms are measured against.
+    /// Unrounded: the reference that other forms are measured against.
     F32,
     F16,
     /// Uniform, -127 to 127, `scale = absmax / 127`.
@@ -49,7 +57,7 @@ pub enum Codec {
     Int5,
     /// Sixteen levels for a normal distribution.
     Int4,
-    /// The textbook: uniform, -8 to 7, `scale = absmax / 7`, nothing removed and nothing rotated.
+    /// Textbook int4: uniform, -8 to 7, `scale = absmax / 7`, no mean removed and no rotation.
     Int4Plain,
     /// Eight levels for a normal distribution.
     Int3,
@@ -75,7 +83,7 @@ impl Codec {
         }
     }
 
-    /// Bits of each plane; their sum is the bits of one value, scales apart.
+    /// Bits of each plane; their sum is the bits of one value without scales.
     pub const fn planes(self) -> &'static [usize] {
         match self {
             F32 => &[32],
@@ -88,12 +96,12 @@ impl Codec {
         }
     }
 
-    /// A floating-point number, without scale and without basis.
+    /// A floating-point codec, without scales and without basis.
     pub const fn is_float(self) -> bool {
         matches!(self, F32 | F16)
     }
 
-    /// Values that share a scale unless something else is asked for.
+    /// Values that share a scale by default.
     pub const fn default_group(self) -> usize {
         match self {
             Int4Plain => 32,
@@ -101,7 +109,7 @@ impl Codec {
         }
     }
 
-    /// In its usual group.
+    /// With its default group.
     pub const fn form(self) -> Form {
         Form {
             codec: self,
@@ -135,7 +143,7 @@ impl FromStr for Codec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Form {
     pub codec: Codec,
-    /// Meaningless for floats. A head that is no multiple of it ends in a smaller group.
+    /// Unused for floats. A head whose size is no multiple of it ends in a smaller group.
     pub group: usize,
 }
 
@@ -143,7 +151,7 @@ impl Form {
     pub const F16: Form = F16.form();
     pub const F32: Form = F32.form();
 
-    /// Whether heads of this size can be stored so: groups start at whole bytes of every plane and
+    /// Whether heads of this size can be stored in this form: groups start at whole bytes of every plane and
     /// are of no more than [`GROUP_MAX`] values.
     pub const fn fits(self, head_dim: usize) -> bool {
         let used = if self.group < head_dim {
@@ -164,7 +172,7 @@ impl Form {
         }
     }
 
-    /// Bytes of one slot in plane `i`: whole fours, where values are codes.
+    /// Bytes of one slot in plane `i`: whole quads, where values are codes.
     pub const fn plane_bytes(self, i: usize, head_dim: usize) -> usize {
         let bits = self.codec.planes()[i];
         if self.codec.is_float() {
@@ -237,42 +245,26 @@ impl KvShape {
     }
 }
 
-/// What is done to the values of a head before they are coded, and undone on what attention makes of
-/// them. Each is orthogonal, so products with a query turned the same way are what they were.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Turn {
-    #[default]
-    None,
-    /// Hadamard: outliers are spread over the head. Heads that are no power of two are turned in
-    /// pieces, the greatest power of two first.
-    Hadamard,
-    /// `(0, 2, 4, …, 1, 3, 5, …)`: puts neighbours into one byte where values are stored by halves.
-    Pairs,
-    /// `(0, 2, 4, 6, 1, 3, 5, 7)` of every eight: the same where keys are stored by fours. What is
-    /// no whole eight stays.
-    Eights,
-}
-
 /// The basis of a layer's keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Basis {
-    pub k: Turn,
-    pub v: Turn,
+    pub k: Rotation,
+    pub v: Rotation,
 }
 
 impl Basis {
-    /// What a codec asks for.
+    /// The basis that the codecs of a form need.
     pub const fn of(form: KvForm) -> Basis {
         Basis {
             k: match form.k.codec {
-                F32 | F16 => Turn::None,
-                Int4Plain => Turn::Eights,
-                _ => Turn::Hadamard,
+                F32 | F16 => Rotation::None,
+                Int4Plain => Rotation::Eights,
+                _ => Rotation::Hadamard,
             },
             v: match form.v.codec {
-                F32 | F16 => Turn::None,
-                Int4Plain => Turn::Pairs,
-                _ => Turn::Hadamard,
+                F32 | F16 => Rotation::None,
+                Int4Plain => Rotation::Pairs,
+                _ => Rotation::Hadamard,
             },
         }
     }

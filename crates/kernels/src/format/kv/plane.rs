@@ -56,27 +56,27 @@ pub(super) fn put_k<const BITS: usize>(
     codes: &[u8],
 ) {
     let per = const { 8 / BITS };
-    let (fours, _) = plane.as_chunks_mut::<4>();
+    let (quads, _) = plane.as_chunks_mut::<4>();
     let mut at = first / 4;
     let whole = codes.chunks_exact(4);
     let rest = whole.remainder();
     for codes in whole {
-        let four = &mut fours[at / per * BLOCK_SLOTS + slot];
-        put_four::<BITS>(four, drop, at % per, codes);
+        let quad = &mut quads[at / per * BLOCK_SLOTS + slot];
+        put_quad::<BITS>(quad, drop, at % per, codes);
         at += 1;
     }
     if !rest.is_empty() {
         let mut codes = [0; 4];
         codes[..rest.len()].copy_from_slice(rest);
-        let four = &mut fours[at / per * BLOCK_SLOTS + slot];
-        put_four::<BITS>(four, drop, at % per, &codes);
+        let quad = &mut quads[at / per * BLOCK_SLOTS + slot];
+        put_quad::<BITS>(quad, drop, at % per, &codes);
     }
 }
 
 /// The first field of a byte clears the others.
 #[inline(always)]
-fn put_four<const BITS: usize>(four: &mut [u8; 4], drop: usize, field: usize, codes: &[u8]) {
-    for (byte, code) in four.iter_mut().zip(codes) {
+fn put_quad<const BITS: usize>(quad: &mut [u8; 4], drop: usize, field: usize, codes: &[u8]) {
+    for (byte, code) in quad.iter_mut().zip(codes) {
         let kept = if field == 0 { 0 } else { *byte };
         *byte = kept | ((code >> drop) & mask(BITS)) << (BITS * field);
     }
@@ -92,12 +92,12 @@ pub(super) fn put_v<const BITS: usize>(
     codes: &[u8],
 ) {
     let n = plane.len() / BLOCK_SLOTS;
-    let (fours, _) = plane.as_chunks_mut::<4>();
-    let (line, i) = (&mut fours[slot / 4 * n..][..n], slot % 4);
+    let (quads, _) = plane.as_chunks_mut::<4>();
+    let (line, i) = (&mut quads[slot / 4 * n..][..n], slot % 4);
     if first == 0 {
         // A head shorter than its plane leaves bytes that no code clears.
-        for four in &mut line[codes.len().min(n)..] {
-            four[i] = 0;
+        for quad in &mut line[codes.len().min(n)..] {
+            quad[i] = 0;
         }
     }
     let (mut at, mut codes) = (first, codes);
@@ -106,12 +106,12 @@ pub(super) fn put_v<const BITS: usize>(
         let (run, rest) = codes.split_at(codes.len().min(n - j));
         let line = &mut line[j..j + run.len()];
         if field == 0 {
-            for (four, code) in line.iter_mut().zip(run) {
-                four[i] = (code >> drop) & mask(BITS);
+            for (quad, code) in line.iter_mut().zip(run) {
+                quad[i] = (code >> drop) & mask(BITS);
             }
         } else {
-            for (four, code) in line.iter_mut().zip(run) {
-                four[i] |= ((code >> drop) & mask(BITS)) << (BITS * field);
+            for (quad, code) in line.iter_mut().zip(run) {
+                quad[i] |= ((code >> drop) & mask(BITS)) << (BITS * field);
             }
         }
         at += run.len();
@@ -130,10 +130,10 @@ pub(super) fn get_k<const BITS: usize>(
     codes: &mut [u8],
 ) {
     let per = const { 8 / BITS };
-    let (fours, _) = plane.as_chunks::<4>();
+    let (quads, _) = plane.as_chunks::<4>();
     for (at, codes) in (first / 4..).zip(codes.chunks_mut(4)) {
-        let four = &fours[at / per * BLOCK_SLOTS + slot];
-        for (code, byte) in codes.iter_mut().zip(four) {
+        let quad = &quads[at / per * BLOCK_SLOTS + slot];
+        for (code, byte) in codes.iter_mut().zip(quad) {
             *code |= ((byte >> (BITS * (at % per))) & mask(BITS)) << lift;
         }
     }
@@ -150,15 +150,15 @@ pub(super) fn get_v<const BITS: usize>(
     codes: &mut [u8],
 ) {
     let n = plane.len() / BLOCK_SLOTS;
-    let (fours, _) = plane.as_chunks::<4>();
-    let (line, i) = (&fours[slot / 4 * n..][..n], slot % 4);
+    let (quads, _) = plane.as_chunks::<4>();
+    let (line, i) = (&quads[slot / 4 * n..][..n], slot % 4);
     let (mut at, mut codes) = (first, codes);
     while !codes.is_empty() {
         let (field, j) = (at / n, at % n);
         let run = codes.len().min(n - j);
         let (to, rest) = codes.split_at_mut(run);
-        for (code, four) in to.iter_mut().zip(&line[j..j + run]) {
-            *code |= ((four[i] >> (BITS * field)) & mask(BITS)) << lift;
+        for (code, quad) in to.iter_mut().zip(&line[j..j + run]) {
+            *code |= ((quad[i] >> (BITS * field)) & mask(BITS)) << lift;
         }
         at += run;
         codes = rest;

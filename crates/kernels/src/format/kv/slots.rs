@@ -1,6 +1,6 @@
-//! Slots as they are, from one block to another of the same shape.
+//! Copies slots from one block to another of the same shape, without decoding.
 //!
-//! Every byte of a plane belongs to one slot, so a slot moves without being decoded.
+//! Every byte of a plane belongs to one slot.
 
 use super::{BLOCK_SLOTS, Form, KvShape};
 use std::ops::Range;
@@ -32,8 +32,8 @@ pub fn move_slot(shape: KvShape, block: &mut [u8], from_slot: usize, to_slot: us
 struct Piece {
     /// Of the part.
     start: usize,
-    /// Values of codes lie in fours of slots; everything else has one slot after the other.
-    by_fours: bool,
+    /// Coded values lie in quads of slots; everything else lies slot by slot.
+    by_quads: bool,
     /// Bytes of a run, from one run to the next, and how many.
     bytes: usize,
     stride: usize,
@@ -42,7 +42,7 @@ struct Piece {
 
 impl Piece {
     fn of(self, slot: usize) -> impl Iterator<Item = Range<usize>> {
-        let first = match self.by_fours {
+        let first = match self.by_quads {
             true => slot / 4 * self.count * 4 + slot % 4,
             false => slot * self.bytes,
         };
@@ -75,7 +75,7 @@ fn head_pieces(
         let slot = form.plane_bytes(i, head_dim);
         let lines = |bytes: usize| Piece {
             start,
-            by_fours: false,
+            by_quads: false,
             bytes,
             stride: BLOCK_SLOTS * bytes,
             count: slot / bytes,
@@ -86,7 +86,7 @@ fn head_pieces(
             (false, true) => lines(slot),
             (false, false) => Piece {
                 start,
-                by_fours: true,
+                by_quads: true,
                 bytes: 1,
                 stride: 4,
                 count: slot,
@@ -96,7 +96,7 @@ fn head_pieces(
     }
     f(Piece {
         start,
-        by_fours: false,
+        by_quads: false,
         bytes: 2,
         stride: 2 * BLOCK_SLOTS,
         count: form.groups(head_dim),
@@ -106,7 +106,7 @@ fn head_pieces(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::Table;
+    use crate::cpu::Backend;
     use crate::format::kv::code::{write_k_rows, write_v_rows};
     use crate::format::kv::{Codec, KvForm};
 
@@ -119,8 +119,8 @@ mod tests {
         };
         let mut block = vec![0; shape.block_bytes()];
         let (k, v) = block.split_at_mut(shape.k_bytes());
-        write_k_rows(Table::best(), shape, k, 0, &values(0));
-        write_v_rows(Table::best(), shape, v, 0, &values(1));
+        write_k_rows(Backend::best(), shape, k, 0, &values(0));
+        write_v_rows(Backend::best(), shape, v, 0, &values(1));
         block
     }
 

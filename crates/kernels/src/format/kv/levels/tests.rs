@@ -1,4 +1,4 @@
-//! Books are what their comments say: trained, and followed by their curves.
+//! Codebooks are what their comments say: trained, and approximated by their curves.
 
 use super::*;
 
@@ -18,27 +18,27 @@ impl Noise {
 }
 
 /// The index of the level nearest to `x`.
-fn nearest<const N: usize>(book: &Book<N>, x: f64) -> usize {
+fn nearest<const N: usize>(book: &Codebook<N>, x: f64) -> usize {
     let bounds = book.bounds[1..].iter();
     bounds.filter(|bound| x >= f64::from(**bound)).count()
 }
 
 /// The scale of either sign that leaves the least error, of ninety-six.
-fn best_scale<const N: usize>(table: &[i8], book: &Book<N>, x: &[f64]) -> f64 {
-    let most = x.iter().fold(0.0f64, |m, x| m.max(x.abs()));
-    let (mut worth, mut best) = (0.0, 1.0);
+fn best_scale<const N: usize>(table: &[i8], book: &Codebook<N>, x: &[f64]) -> f64 {
+    let max = x.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+    let (mut best_gain, mut best) = (0.0, 1.0);
     for (sign, i) in [1.0, -1.0]
         .into_iter()
         .flat_map(|s| (0..48).map(move |i| (s, i)))
     {
-        let by = sign * (0.3 + 0.02 * f64::from(i)) * most / 127.0;
+        let by = sign * (0.3 + 0.02 * f64::from(i)) * max / 127.0;
         let (mut lx, mut ll) = (0.0, 0.0);
         for x in x {
             let level = f64::from(table[nearest(book, x / by)]);
             (lx, ll) = (lx + level * x, ll + level * level);
         }
-        if lx * lx / ll > worth {
-            (worth, best) = (lx * lx / ll, lx / ll);
+        if lx * lx / ll > best_gain {
+            (best_gain, best) = (lx * lx / ll, lx / ll);
         }
     }
     best
@@ -48,7 +48,7 @@ fn best_scale<const N: usize>(table: &[i8], book: &Book<N>, x: &[f64]) -> f64 {
 /// groups leave a level uncertain by a quarter.
 const OFF_MAX: f64 = 0.8;
 
-fn check<const N: usize>(codec: Codec, book: &Book<N>) {
+fn check<const N: usize>(codec: Codec, book: &Codebook<N>) {
     let table = of(codec);
     assert_eq!(table.len(), N);
     assert!(table.windows(2).all(|l| l[0] < l[1]), "{codec} ascends");
@@ -92,7 +92,7 @@ fn at(curve: Curve, x: f32) -> f32 {
 /// of the bound, and say it to a unit. No level of theirs is zero: a sum of squares divides.
 #[test]
 fn curves_follow_the_levels() {
-    fn follow<const N: usize>(codec: Codec, book: &Book<N>) {
+    fn follow<const N: usize>(codec: Codec, book: &Codebook<N>) {
         let half = (N / 2) as f32;
         let steps = ((book.top + book.bottom) * 8.0) as usize;
         for x in (0..=steps).map(|i| i as f32 / 8.0 - book.bottom) {

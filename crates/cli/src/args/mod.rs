@@ -1,0 +1,593 @@
+//! The arguments: a contract that tests outside this repository call.
+//!
+//! Whatever can be refused without a model is refused here, in one line that names the flag and what it accepts. [`cache`]
+//! holds the flags of the KV cache, [`values`] parses single values. An option that a configuration file may set too is an
+//! `Option`: the command line wins, then the file, then the default.
+
+mod cache;
+mod compare;
+mod values;
+
+pub use cache::{
+    CacheArgs, Kv, KvPair, PositionsArg, ProbeArg, ProfileName, RecentKv, Switch, WeightsArg,
+};
+pub use compare::{CompareArgs, CompareTask};
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use haversack::memory::bytes;
+use haversack::session::relevance::Relevance;
+use std::path::PathBuf;
+use std::str::FromStr;
+pub use values::Ids;
+use values::{
+    CONTEXT_MAX, THREADS_MAX, TOKENS_MAX, above_zero, between, bias, count, fraction, group,
+    peer_kv, relevance, share,
+};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "haversack",
+    version,
+    about = "Run language models from GGUF files inside a byte budget.",
+    after_help = "MODEL is the path of a GGUF file or a catalogue name (see pull --list). Without it the default model is used; it is downloaded on first use.",
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+
+    #[command(flatten)]
+    pub global: GlobalArgs,
+}
+
+/// Flags of every command.
+#[derive(Debug, Clone, Default, Args)]
+pub struct GlobalArgs {
+    /// Print one JSON document on stdout; progress goes to stderr
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// Log level on stderr: off, error, warn, info, debug or trace
+    #[arg(long, global = true, value_name = "LEVEL")]
+    pub log: Option<LogLevel>,
+
+    /// TOML file with default values for flags, under the same names
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Download a model from the catalogue
+    Pull(PullArgs),
+    /// Complete one prompt
+    Run(Box<RunArgs>),
+    /// Chat in the terminal
+    Chat(Box<ChatArgs>),
+    /// Print the log-probability of every token of a text
+    Score(ScoreArgs),
+    /// Convert text to token ids
+    Tokenize(TokenizeArgs),
+    /// Convert token ids to text
+    Detokenize(DetokenizeArgs),
+    /// Show what a model or session file contains
+    Inspect(InspectArgs),
+    /// Check model and session files for damage
+    Verify(VerifyArgs),
+    /// Show what this machine offers: CPU features, memory, models
+    Doctor,
+    /// Measure speed, alone or against llama-bench
+    Bench(BenchArgs),
+    /// Measure perplexity of a text, and what a cache setting costs
+    Perplexity(Box<PerplexityArgs>),
+    /// Compare cache policies and formats at equal memory
+    Compare(Box<CompareArgs>),
+    /// Show what fits a device with a given amount of memory
+    Plan(PlanArgs),
+    /// Serve the model over HTTP with an OpenAI-compatible API
+    Serve(Box<ServeArgs>),
+}
+
+/// Flags of the commands that compute.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ComputeArgs {
+    /// Memory limit for the KV cache and scratch memory, such as 1500M or 4GiB [default: from the device]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse, allow_hyphen_values = true)]
+    pub memory: Option<u64>,
+
+    /// Worker threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = count(1, THREADS_MAX), allow_hyphen_values = true)]
+    pub threads: Option<usize>,
+
+    /// Context length in tokens [default: what the model was trained for]
+    #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub context: Option<usize>,
+
+    /// Activation arithmetic: int8 is fast, f32 is exact [default: int8]
+    #[arg(long, value_name = "KIND")]
+    pub activations: Option<ActivationsArg>,
+
+    /// Cache weights packed for this CPU in the data directory (auto), or write nothing there (off) [default: auto]
+    #[arg(long, value_name = "MODE")]
+    pub repack: Option<RepackArg>,
+
+    /// How weights are kept in memory [default: auto]
+    #[arg(long, value_name = "MODE")]
+    pub weights: Option<WeightsArg>,
+
+    #[command(flatten)]
+    pub cache: CacheArgs,
+}
+
+/// Sampling flags of `run` and `chat`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SamplingArgs {
+    /// Sampling temperature; 0 always takes the likeliest token [default: 0 for run, 0.7 for chat]
+    #[arg(long, value_name = "T", value_parser = between::<0, 100>, allow_hyphen_values = true)]
+    pub temperature: Option<f32>,
+
+    /// Sample from the K likeliest tokens; 0 turns it off
+    #[arg(long, value_name = "K", value_parser = count(0, TOKENS_MAX), allow_hyphen_values = true)]
+    pub top_k: Option<usize>,
+
+    /// Sample from the likeliest tokens that together reach this probability; 1 turns it off
+    #[arg(long, value_name = "P", value_parser = share, allow_hyphen_values = true)]
+    pub top_p: Option<f32>,
+
+    /// Drop tokens below this fraction of the likeliest token's probability; 0 turns it off
+    #[arg(long, value_name = "P", value_parser = between::<0, 1>, allow_hyphen_values = true)]
+    pub min_p: Option<f32>,
+
+    /// Divide the logits of tokens already seen; 1 turns it off
+    #[arg(long, value_name = "X", value_parser = above_zero, allow_hyphen_values = true)]
+    pub repetition_penalty: Option<f32>,
+
+    /// Subtract from the logits of tokens already seen
+    #[arg(long, value_name = "X", value_parser = between::<-100, 100>, allow_hyphen_values = true)]
+    pub presence_penalty: Option<f32>,
+
+    /// Subtract from the logits of tokens already seen, once per occurrence
+    #[arg(long, value_name = "X", value_parser = between::<-100, 100>, allow_hyphen_values = true)]
+    pub frequency_penalty: Option<f32>,
+
+    /// Add BIAS to the logit of token ID: ID=BIAS (repeatable)
+    #[arg(long, value_name = "ID=BIAS", value_parser = bias, allow_hyphen_values = true)]
+    pub logit_bias: Vec<(u32, f32)>,
+
+    /// Random seed; the same seed gives the same tokens [default: 0]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub seed: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// Catalogue name [default: the default model]
+    pub name: Option<String>,
+
+    /// List the catalogue instead of downloading
+    #[arg(long, conflicts_with = "name")]
+    pub list: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Path of a GGUF file, or a catalogue name
+    pub model: Option<String>,
+
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+
+    /// Use the prompt as it is, without the model's chat template
+    #[arg(long)]
+    pub raw: bool,
+
+    /// System message for the chat template
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "ids"])]
+    pub system: Option<String>,
+
+    #[command(flatten)]
+    pub encoding: EncodingArgs,
+
+    /// Maximum number of tokens to generate [default: until the model stops; with --policy full also at the end of the context]
+    #[arg(short = 'n', long, value_name = "N", value_parser = count(1, TOKENS_MAX), allow_hyphen_values = true)]
+    pub max_tokens: Option<usize>,
+
+    /// Continue past the end-of-sequence token
+    #[arg(long)]
+    pub ignore_eos: bool,
+
+    /// Stop when this text appears (repeatable)
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+
+    /// Print speed and memory use on stderr afterwards
+    #[arg(long)]
+    pub stats: bool,
+
+    /// Print on stderr what the cache kept, evicted and why
+    #[arg(long)]
+    pub explain: bool,
+
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// How text becomes token ids.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct EncodingArgs {
+    /// Parse special tokens such as <|im_end|> in the text
+    #[arg(long)]
+    pub special: bool,
+
+    /// Do not add the beginning-of-sequence token
+    #[arg(long)]
+    pub no_bos: bool,
+}
+
+/// Exactly one of them.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct PromptArgs {
+    /// Prompt text
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+
+    /// File with the prompt; - is stdin
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Option<PathBuf>,
+
+    /// Token ids, used as given: "1,2,3"
+    #[arg(long, value_name = "IDS", value_parser = Ids::from_str, allow_hyphen_values = true)]
+    pub ids: Option<Ids>,
+}
+
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// Path of a GGUF file, or a catalogue name
+    pub model: Option<String>,
+
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+
+    /// Maximum number of tokens per answer [default: the model's context]
+    #[arg(short = 'n', long, value_name = "N", value_parser = count(1, TOKENS_MAX), allow_hyphen_values = true)]
+    pub max_tokens: Option<usize>,
+
+    /// Print speed and memory use after every answer
+    #[arg(long)]
+    pub stats: bool,
+
+    /// Print after every answer what the cache kept, evicted and why
+    #[arg(long)]
+    pub explain: bool,
+
+    /// Continue the session NAME, or start it [default: a new session in a terminal, none in a pipe]
+    #[arg(long, value_name = "NAME", conflicts_with = "no_save")]
+    pub session: Option<String>,
+
+    /// Which earlier turns an answer sees: all, threshold=0.6 or top-k=8 [default: top-k=8]
+    #[arg(long, value_name = "RULE", value_parser = relevance)]
+    pub relevance: Option<Relevance>,
+
+    /// Save no session and no input history
+    #[arg(long)]
+    pub no_save: bool,
+
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// Exactly one of them.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct TextArgs {
+    /// Text
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub text: Option<String>,
+
+    /// File with the text; - is stdin
+    #[arg(long, value_name = "FILE")]
+    pub text_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ScoreArgs {
+    /// Path of a GGUF file, or a catalogue name
+    pub model: Option<String>,
+
+    #[command(flatten)]
+    pub text: TextOrIdsArgs,
+
+    #[command(flatten)]
+    pub encoding: EncodingArgs,
+
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// Exactly one of them.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct TextOrIdsArgs {
+    /// Text
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub text: Option<String>,
+
+    /// File with the text; - is stdin
+    #[arg(long, value_name = "FILE")]
+    pub text_file: Option<PathBuf>,
+
+    /// Token ids, used as given: "1,2,3"
+    #[arg(long, value_name = "IDS", value_parser = Ids::from_str, allow_hyphen_values = true)]
+    pub ids: Option<Ids>,
+}
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Path of a GGUF file, or a catalogue name
+    pub model: Option<String>,
+
+    /// Address and port to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    pub addr: String,
+
+    /// File whose first line is the API key that clients must send
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+
+    /// Additional host name that clients may use for this server (repeatable)
+    #[arg(long, value_name = "NAME")]
+    pub host: Vec<String>,
+
+    /// Maximum number of requests computed together [default: 8]
+    #[arg(long, value_name = "N", value_parser = count(1, 64), allow_hyphen_values = true)]
+    pub batch: Option<usize>,
+
+    /// Maximum number of queued requests [default: 64]
+    #[arg(long, value_name = "N", value_parser = count(0, 4096), allow_hyphen_values = true)]
+    pub queue: Option<usize>,
+
+    /// Finished requests kept in the prefix cache, evicted first when memory is needed [default: 16]
+    #[arg(long, value_name = "N", value_parser = count(0, 256), allow_hyphen_values = true)]
+    pub reuse: Option<usize>,
+
+    /// Disable sessions
+    #[arg(long)]
+    pub no_sessions: bool,
+
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    /// Path of a GGUF file, or a catalogue name
+    pub model: Option<String>,
+
+    #[command(flatten)]
+    pub text: TextArgs,
+
+    #[command(flatten)]
+    pub encoding: EncodingArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct DetokenizeArgs {
+    /// Path of a GGUF file, or a catalogue name
+    pub model: Option<String>,
+
+    /// Token ids: "1,2,3"
+    #[arg(long, value_name = "IDS", value_parser = Ids::from_str, allow_hyphen_values = true)]
+    pub ids: Ids,
+}
+
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Path of a GGUF file, or a catalogue name
+    pub model: Option<String>,
+
+    /// List every tensor instead of a table by type
+    #[arg(long)]
+    pub tensors: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// Paths, or catalogue names
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Path of a GGUF file, or a catalogue name
+    pub model: Option<String>,
+
+    /// Measure only these rows, such as prefill_512,decode_d0
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub only: Vec<String>,
+
+    /// Path of a llama-bench binary to measure in the same run, interleaved
+    #[arg(long, value_name = "PATH")]
+    pub against: Option<PathBuf>,
+
+    /// KV cache type of the other program
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = peer_kv)]
+    pub against_kv: String,
+
+    /// Rounds per measurement; the median is reported
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count(1, 100), allow_hyphen_values = true)]
+    pub repeat: usize,
+
+    /// Append the rows to a CSV file, with CPU, compiler, command and commit
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct PerplexityArgs {
+    /// Path of a GGUF file, or a catalogue name
+    pub model: Option<String>,
+
+    #[command(flatten)]
+    pub text: TextArgs,
+
+    /// chunk: windows of --context tokens, each from an empty cache; stream: the whole text through one cache
+    #[arg(long, value_name = "MODE", default_value = "chunk")]
+    pub mode: Mode,
+
+    /// Maximum number of windows [default: all of the text]
+    #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub chunks: Option<usize>,
+
+    /// Score the tokens of a window from this fraction on
+    #[arg(long, value_name = "F", default_value_t = 0.5, value_parser = fraction, allow_hyphen_values = true)]
+    pub score_from: f64,
+
+    /// Compare with a full f16 cache (full), or with anchors and window computed anew (recompute; stream mode only)
+    #[arg(long, value_name = "KIND")]
+    pub reference: Option<Reference>,
+
+    /// Tokens between two recomputations of the window, for --reference recompute
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub reference_stride: usize,
+
+    /// Skip measuring what int8 activations alone cost
+    #[arg(long)]
+    pub no_floor: bool,
+
+    /// Tokens per reported segment in stream mode
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub segment: usize,
+
+    /// Tokens to skip at the start of the text
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0, TOKENS_MAX), allow_hyphen_values = true)]
+    pub offset: usize,
+
+    /// Maximum number of tokens of the text to use
+    #[arg(long, value_name = "N", value_parser = count(2, TOKENS_MAX), allow_hyphen_values = true)]
+    pub tokens: Option<usize>,
+
+    #[command(flatten)]
+    pub encoding: EncodingArgs,
+
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Path of a GGUF file, or a catalogue name
+    pub model: Option<String>,
+
+    /// Memory of the device, such as 4G
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse, allow_hyphen_values = true)]
+    pub ram: u64,
+
+    /// Tokens per session [default: 2048, or the model's context if that is less]
+    #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub context: Option<usize>,
+
+    /// Values per quantisation scale: 32 or 64 [default: set by the format]
+    #[arg(long, value_name = "N", value_parser = group, allow_hyphen_values = true)]
+    pub group: Option<usize>,
+
+    /// First tokens stored as f16 [default: 4]
+    #[arg(long, value_name = "N", value_parser = count(0, cache::SINKS_MAX), allow_hyphen_values = true)]
+    pub sinks: Option<usize>,
+
+    /// Most recent tokens stored at higher precision [default: 64]
+    #[arg(long, value_name = "N", value_parser = count(0, cache::RECENT_MAX), allow_hyphen_values = true)]
+    pub recent: Option<usize>,
+
+    /// Worker threads of the device
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = count(1, THREADS_MAX), allow_hyphen_values = true)]
+    pub threads: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Mode {
+    #[default]
+    Chunk,
+    Stream,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Reference {
+    Full,
+    Recompute,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum ActivationsArg {
+    #[default]
+    Int8,
+    F32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum RepackArg {
+    #[default]
+    Auto,
+    Off,
+}
+
+impl Command {
+    /// The cache flags of the commands that have them.
+    pub fn cache_mut(&mut self) -> Option<&mut CacheArgs> {
+        let compute = match self {
+            Command::Run(args) => &mut args.compute,
+            Command::Chat(args) => &mut args.compute,
+            Command::Score(args) => &mut args.compute,
+            Command::Bench(args) => &mut args.compute,
+            Command::Perplexity(args) => &mut args.compute,
+            Command::Serve(args) => &mut args.compute,
+            _ => return None,
+        };
+        Some(&mut compute.cache)
+    }
+}
+
+/// clap's message on one line, without its usage text.
+pub fn one_line(error: &clap::Error) -> String {
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let names: Vec<_> = Cli::command()
+            .get_subcommands()
+            .map(|c| c.get_name().to_string())
+            .collect();
+        return format!(
+            "error: no command given; accepted: {} (see --help)",
+            names.join(", ")
+        );
+    }
+    let text = error.render().to_string();
+    let text = text.replace("  tip:", "; tip:").replace("\n\n;", ";");
+    let head: Vec<&str> = text
+        .lines()
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .collect();
+    crate::error::one_line(&head.join(" "))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+//! Recorded against found, field by field, less what is intended.
+
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// `intended.toml`: differences that are there on purpose.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Intended {
+    #[serde(default)]
+    change: Vec<Change>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Change {
+    /// A case; without it the change is one of a group of words, in all cases.
+    case: Option<String>,
+    /// A field of the case's record, such as `/json/kv/codec`, with everything below it.
+    field: Option<String>,
+    /// A group of words, such as `error-wording`.
+    group: Option<String>,
+    reason: String,
+}
+
+/// A field that is not as it was recorded.
+pub struct Difference {
+    pub case: String,
+    field: String,
+    recorded: Option<Value>,
+    found: Option<Value>,
+}
+
+impl Difference {
+    /// Every field of a case in which `recorded` and `found` differ.
+    pub fn all(case: &str, recorded: &Value, found: &Value) -> Vec<Difference> {
+        let mut all = Vec::new();
+        walk(case, "", Some(recorded), Some(found), &mut all);
+        all
+    }
+
+    pub fn line(&self) -> String {
+        let shown = |value: &Option<Value>| {
+            let text = value
+                .as_ref()
+                .map_or("nothing".to_owned(), Value::to_string);
+            text.chars().take(300).collect::<String>()
+        };
+        let (recorded, found) = (shown(&self.recorded), shown(&self.found));
+        format!(
+            "{} {}\n  recorded {recorded}\n  found    {found}",
+            self.case, self.field
+        )
+    }
+}
+
+fn walk(
+    case: &str,
+    field: &str,
+    recorded: Option<&Value>,
+    found: Option<&Value>,
+    all: &mut Vec<Difference>,
+) {
+    match (recorded, found) {
+        (Some(Value::Object(before)), Some(Value::Object(after))) => {
+            let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+            for key in keys {
+                let field = format!("{field}/{key}");
+                walk(case, &field, before.get(key), after.get(key), all);
+            }
+        }
+        (Some(Value::Array(before)), Some(Value::Array(after))) if before.len() == after.len() => {
+            for (i, (before, after)) in before.iter().zip(after).enumerate() {
+                walk(
+                    case,
+                    &format!("{field}/{i}"),
+                    Some(before),
+                    Some(after),
+                    all,
+                );
+            }
+        }
+        (before, after) if before == after => {}
+        (before, after) => all.push(Difference {
+            case: case.to_owned(),
+            field: field.to_owned(),
+            recorded: before.cloned(),
+            found: after.cloned(),
+        }),
+    }
+}
+
+impl Change {
+    fn covers(&self, difference: &Difference) -> bool {
+        let is_below = |field: &str| {
+            let rest = difference.field.strip_prefix(field);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let group = self.group.as_ref().map(|group| format!("/words/{group}"));
+        self.case
+            .as_ref()
+            .is_none_or(|case| *case == difference.case)
+            && self.field.as_deref().is_none_or(is_below)
+            && group.as_deref().is_none_or(is_below)
+    }
+}
+
+impl Intended {
+    pub fn read(text: &str) -> Intended {
+        let intended: Intended = toml::from_str(text).unwrap();
+        for change in &intended.change {
+            assert!(!change.reason.is_empty(), "an intended change has a reason");
+            let names_a_field = change.case.is_some() && change.field.is_some();
+            assert!(
+                names_a_field || change.group.is_some(),
+                "a case and a field, or a group"
+            );
+        }
+        intended
+    }
+
+    /// What is left: unintended differences, and intended changes that no longer differ. `ran` are the cases
+    /// that were compared: an intended change of one that was skipped is not stale.
+    pub fn judge(&self, differences: &[Difference], ran: &BTreeSet<String>) -> Vec<String> {
+        let unintended = differences
+            .iter()
+            .filter(|difference| !self.change.iter().any(|change| change.covers(difference)))
+            .map(Difference::line);
+        let stale = self.change.iter().filter(|change| {
+            let has_run = change.case.as_ref().is_none_or(|case| ran.contains(case));
+            has_run
+                && !differences
+                    .iter()
+                    .any(|difference| change.covers(difference))
+        });
+        let stale = stale.map(|change| {
+            let name = change.case.as_ref().or(change.group.as_ref()).unwrap();
+            format!(
+                "intended.toml: nothing differs any more by {name}: {}",
+                change.reason
+            )
+        });
+        unintended.chain(stale).collect()
+    }
+}

@@ -1,0 +1,761 @@
+//! One session in memory: its transcript, its rows, its file and its condensing, kept in step.
+
+use super::condensing::Condensing;
+use super::error::SessionError;
+use super::identity::Identity;
+use super::log::{LogHome, SessionLog};
+use super::options::{SessionOptions, journal_options};
+use super::plan::TurnPlan;
+use super::record::{BadRecord, FactRecord, LogChange, STATE, TurnRecord};
+use super::replay::Replay;
+use super::report::{
+    ContextReport, LastDecision, RowsAway, SessionCounters, SessionReport, SessionStats, TURNS_MAX,
+    TurnReport,
+};
+use super::residency::{Residency, fits};
+use super::transcript::{Deferred, Fact, StoredRecord, StoredTurn, Transcript};
+use super::turns::{Turn, TurnPlace, is_in_block};
+use super::undo::TurnUndo;
+use haversack_cache::Image;
+use haversack_engine::encoder::{Embedding, StoredEmbedding};
+use haversack_engine::runtime::{Runtime, SequenceId, StepError};
+use haversack_memory::journal::Journal;
+use std::ops::Range;
+
+/// One token in this many of the ephemeral stream may belong to pinned turns.
+const STATE_SHARE: usize = 4;
+
+/// How much of a session is brought back into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResumeMode {
+    /// All that was in memory, or an error.
+    Whole,
+    /// Turns that do not fit stay in the file.
+    AsFits,
+}
+
+/// Why a turn leaves memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SpillCause {
+    Stream,
+    Budget,
+}
+
+pub(super) struct OpenSession {
+    pub transcript: Transcript,
+    pub residency: Residency,
+    pub log: SessionLog,
+    pub condensing: Condensing,
+    /// For the last question; reports show it.
+    pub decision: LastDecision,
+    pub counters: SessionCounters,
+    /// A turn is in progress.
+    pub is_answering: bool,
+}
+
+impl OpenSession {
+    pub fn new(transcript: Transcript, residency: Residency, log: SessionLog) -> OpenSession {
+        OpenSession {
+            transcript,
+            residency,
+            log,
+            condensing: Condensing::default(),
+            decision: LastDecision::default(),
+            counters: SessionCounters::default(),
+            is_answering: false,
+        }
+    }
+
+    /// Opens a session from its file.
+    pub fn open(
+        runtime: &mut Runtime,
+        name: &str,
+        home: LogHome,
+        identity: &Identity,
+        options: &SessionOptions,
+        mode: ResumeMode,
+    ) -> Result<OpenSession, SessionError> {
+        let error = |source| SessionError::File {
+            name: name.to_owned(),
+            source,
+        };
+        let bad_record = |source| SessionError::Record {
+            name: name.to_owned(),
+            source,
+        };
+        let opened = Journal::open(&home.path, journal_options(options, options.quota_bytes));
+        let opened = opened.map_err(error)?;
+        identity.check(name, opened.journal.identity())?;
+        let map = opened.journal.map().map_err(error)?;
+        let Replay {
+            transcript,
+            columns,
+            state,
+            state_record,
+        } = Replay::of(&map, &opened.records).map_err(bad_record)?;
+        let saved = |block: &u64| columns.get(block).and_then(|&r| map.payload(r).ok());
+        let mut found: Vec<&[u8]> = Vec::new();
+        for block in &state.blocks {
+            found.push(saved(block).ok_or(bad_record(BadRecord {
+                kind: STATE,
+                what: "a block without its column",
+            }))?);
+        }
+        let tail = || state.tail.iter().map(Vec::as_slice);
+        let mut blocks = state.blocks.clone();
+        let mut left = Vec::new();
+        let mut restore = |columns: &[&[u8]]| {
+            runtime.restore(Image {
+                outline: &state.outline,
+                columns,
+            })
+        };
+        let mut restored = restore(&found.iter().copied().chain(tail()).collect::<Vec<_>>());
+        if mode == ResumeMode::AsFits && restored.as_ref().is_err_and(StepError::is_cannot_fit) {
+            // The budget is smaller than the one it was saved in: evictable turns stay in the file.
+            left.extend(transcript.evictable(options.last).map(|t| t.number));
+            let stays = |t: &&Turn| t.place == TurnPlace::Live && !left.contains(&t.number);
+            let live = transcript.turns().filter(stays).map(|turn| &turn.span);
+            let spans: Vec<_> = live
+                .chain(transcript.facts.iter().map(|f| &f.span))
+                .collect();
+            blocks.retain(|&block| spans.iter().any(|span| is_in_block(block, span)));
+            let columns = blocks.iter().filter_map(&saved).chain(tail());
+            restored = restore(&columns.collect::<Vec<_>>());
+        }
+        let residency = Residency {
+            sequence: restored?,
+            columns,
+            blocks,
+        };
+        let log = SessionLog::replayed(
+            name,
+            home,
+            opened.journal,
+            state_record,
+            &transcript,
+            &residency,
+        );
+        let mut session = OpenSession::new(transcript, residency, log);
+        for number in left {
+            session.spill(number, SpillCause::Budget);
+        }
+        if let Err(error) = session.mask(runtime) {
+            runtime.close(session.residency.sequence)?;
+            return Err(error);
+        }
+        Ok(session)
+    }
+
+    /// A second session with the same past, in a file of its own.
+    pub fn fork(
+        &self,
+        runtime: &mut Runtime,
+        name: &str,
+        home: Option<LogHome>,
+        options: &SessionOptions,
+    ) -> Result<OpenSession, SessionError> {
+        let journal = home.as_ref().map(|home| home.create(options)).transpose();
+        let log = SessionLog::new(name, home, journal.map_err(|error| error.of(name))?);
+        let sequence = match runtime.fork(self.residency.sequence) {
+            Ok(sequence) => sequence,
+            Err(error) => {
+                log.remove();
+                return Err(error.into());
+            }
+        };
+        let transcript = Transcript {
+            deferred: Deferred::default(),
+            ..self.transcript.clone()
+        };
+        let residency = Residency {
+            sequence,
+            ..self.residency.clone()
+        };
+        let mut fork = OpenSession::new(transcript, residency, log);
+        let copied = fork
+            .log
+            .copy_from(&self.log, &mut fork.transcript, &mut fork.residency);
+        let copied = copied.and_then(|()| {
+            fork.save(runtime, options);
+            fork.check_saved()
+        });
+        if let Err(error) = copied {
+            runtime.close(fork.residency.sequence)?;
+            fork.log.remove();
+            return Err(error);
+        }
+        Ok(fork)
+    }
+
+    pub fn name(&self) -> &str {
+        self.log.name()
+    }
+
+    pub fn check_saved(&self) -> Result<(), SessionError> {
+        match self.log.unsaved() {
+            None => Ok(()),
+            Some(why) => Err(SessionError::Unsaved {
+                name: self.name().to_owned(),
+                why: why.clone(),
+            }),
+        }
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.transcript.heap_bytes()
+            + self.residency.heap_bytes()
+            + self.log.heap_bytes()
+            + self.decision.heap_bytes()
+    }
+
+    /// Saves what is new. On failure the conversation goes on, and the next save tries again.
+    pub fn save(&mut self, runtime: &Runtime, options: &SessionOptions) {
+        let (transcript, residency) = (&mut self.transcript, &mut self.residency);
+        let saved = match self.log.prepare(transcript, residency, options) {
+            Ok(false) => return,
+            Ok(true) => self.try_save(runtime, options),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = saved {
+            self.log.save_failed(error, &self.transcript);
+        }
+    }
+
+    pub fn try_save(
+        &mut self,
+        runtime: &Runtime,
+        options: &SessionOptions,
+    ) -> Result<(), SessionError> {
+        let quota = options.quota_bytes;
+        let mut draft = self.log.draft(runtime, &self.transcript, &self.residency)?;
+        let waiting = self.log.waiting();
+        self.keep_quota(draft.bytes(), quota);
+        if self.log.waiting() > waiting {
+            // Deletions that keep the quota are saved with the rest.
+            drop(draft);
+            draft = self.log.draft(runtime, &self.transcript, &self.residency)?;
+        }
+        let (transcript, residency) = (&mut self.transcript, &mut self.residency);
+        self.log.commit(draft, transcript, residency, quota)
+    }
+
+    /// Deletes rows of spilled turns from the file, oldest positions first, until the needed bytes and `more` are within
+    /// half of the quota: the other half is for garbage between two rewrites. If even without rows more than three
+    /// quarters are needed, turns are forgotten, oldest first.
+    fn keep_quota(&mut self, more: u64, quota: u64) {
+        while self.log.needed_bytes().saturating_add(more) > quota / 2 {
+            let turns = &self.transcript.turns;
+            let spilled = (0..turns.len())
+                .filter(|&i| turns[i].turn.place == TurnPlace::Spilled)
+                .min_by_key(|&i| turns[i].turn.span.start);
+            let Some(i) = spilled else { break };
+            let span = self.move_turn(i, TurnPlace::Ids);
+            self.release_columns(&span);
+        }
+        while self.log.needed_bytes().saturating_add(more) > quota / 4 * 3 {
+            let ids = |turn: &Turn| turn.place == TurnPlace::Ids;
+            let Some(i) = self.transcript.turns().position(ids) else {
+                return;
+            };
+            self.forget(i);
+        }
+    }
+
+    /// Reads tokens that no answer follows; returns their first position. On an error the sequence is as it was.
+    fn append(
+        &mut self,
+        runtime: &mut Runtime,
+        tokens: &[u32],
+        last: usize,
+    ) -> Result<u64, SessionError> {
+        self.make_room(runtime, tokens.len() as u64, last)?;
+        self.residency.append(runtime, tokens)
+    }
+
+    pub fn mask(&self, runtime: &mut Runtime) -> Result<(), SessionError> {
+        self.residency.mask(runtime, &self.transcript)
+    }
+
+    fn mask_and_save(
+        &mut self,
+        runtime: &mut Runtime,
+        options: &SessionOptions,
+    ) -> Result<(), SessionError> {
+        self.mask(runtime)?;
+        self.save(runtime, options);
+        Ok(())
+    }
+
+    /// (turn): its similarity to the question.
+    pub fn similarities(
+        &self,
+        question: Option<&Embedding>,
+    ) -> Result<Vec<Option<f32>>, SessionError> {
+        let turns = &self.transcript.turns;
+        let Some(question) = question.map(Embedding::store) else {
+            return Ok(vec![None; turns.len()]);
+        };
+        let map = match turns.is_empty() {
+            true => None,
+            false => self.log.map()?,
+        };
+        let similarity = |stored: &StoredTurn| {
+            let bytes = match &stored.record {
+                StoredRecord::Unsaved(bytes) => bytes,
+                StoredRecord::Saved(record) => map.as_ref()?.payload(*record).ok()?,
+            };
+            let stored = StoredEmbedding::from_bytes(TurnRecord::embedding(bytes)?).ok()?;
+            Some(stored.similarity(&question))
+        };
+        Ok(turns.iter().map(similarity).collect())
+    }
+
+    /// Carries a plan out; returns the turns that have to be recomputed. Memory is freed before it is taken, and a turn
+    /// that does not fit stays where it is.
+    pub fn carry_out(
+        &mut self,
+        runtime: &mut Runtime,
+        plan: &TurnPlan,
+    ) -> Result<Vec<u64>, SessionError> {
+        for &number in &plan.spill {
+            self.spill(number, SpillCause::Stream);
+        }
+        for StoredTurn { turn, .. } in self.transcript.turns.iter_mut() {
+            if plan.hide.contains(&turn.number) {
+                self.counters.hidden += turn.tokens();
+                turn.is_visible = false;
+            } else if plan.show.contains(&turn.number) {
+                turn.is_visible = true;
+            }
+        }
+        self.mask(runtime)?;
+        let mut reread = Vec::new();
+        for &number in &plan.recall {
+            let Some(i) = self.transcript.index_of(number) else {
+                continue;
+            };
+            if self.transcript.turns[i].turn.place == TurnPlace::Ids {
+                reread.push(number);
+                continue;
+            }
+            match self.mount(runtime, i) {
+                Ok(true) => {}
+                // Its rows cannot be read: recompute them from the ids.
+                Ok(false) => reread.push(number),
+                Err(error) if error.is_cannot_fit() => {
+                    log::info!("session {}: no room for turn {number}", self.name());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.mask(runtime)?;
+        Ok(reread)
+    }
+
+    /// Marks a turn as out of memory, as far as the file can restore it.
+    fn spill(&mut self, number: u64, cause: SpillCause) {
+        let Some(i) = self.transcript.index_of(number) else {
+            return;
+        };
+        let stored = &self.transcript.turns[i];
+        let Some(place) = self.log.place_after_leaving(stored, &self.residency) else {
+            self.forget(i);
+            return;
+        };
+        self.transcript.turns[i].turn.is_visible = false;
+        let span = self.move_turn(i, place);
+        *match cause {
+            SpillCause::Stream => &mut self.counters.left_for_stream,
+            SpillCause::Budget => &mut self.counters.left_for_budget,
+        } += span.end - span.start;
+        if place == TurnPlace::Ids {
+            self.release_columns(&span);
+        }
+    }
+
+    /// Gives a turn a new place and notes it; returns its span.
+    fn move_turn(&mut self, i: usize, place: TurnPlace) -> Range<u64> {
+        let turn = &mut self.transcript.turns[i].turn;
+        turn.place = place;
+        self.log.note(LogChange::Moved {
+            turn: turn.number,
+            place,
+            start: turn.span.start,
+        });
+        turn.span.clone()
+    }
+
+    /// Brings a recomputed turn back, at its new positions.
+    pub fn relocate(&mut self, number: u64, span: Range<u64>) {
+        let Some(i) = self.transcript.index_of(number) else {
+            return;
+        };
+        let turn = &mut self.transcript.turns[i].turn;
+        turn.is_visible = true;
+        turn.span = span;
+        self.counters.read_again += turn.tokens();
+        self.move_turn(i, TurnPlace::Live);
+    }
+
+    /// After a swap of the stream: the new positions of a turn, or that its rows are gone.
+    pub fn carry_over(&mut self, number: u64, span: Option<&Range<u64>>) {
+        let Some(i) = self.transcript.index_of(number) else {
+            return;
+        };
+        let turn = &mut self.transcript.turns[i].turn;
+        match (turn.place, span) {
+            (TurnPlace::Ids, _) => {}
+            (TurnPlace::Live, Some(span)) => {
+                turn.span = span.clone();
+                self.move_turn(i, TurnPlace::Live);
+            }
+            // Its rows belong to positions that no longer exist.
+            _ if self.log.has_file() => {
+                turn.is_visible = false;
+                turn.is_pinned = false;
+                self.move_turn(i, TurnPlace::Ids);
+            }
+            _ => self.forget(i),
+        }
+    }
+
+    /// Deletes a turn for want of room.
+    pub fn forget(&mut self, i: usize) {
+        let tokens = self.take_out(i).tokens();
+        self.transcript.forgotten += tokens;
+        self.counters.forgotten += tokens;
+    }
+
+    /// Deletes a turn, its record and its rows.
+    fn take_out(&mut self, i: usize) -> Turn {
+        let stored = self.transcript.turns.remove(i);
+        let turn = stored.turn.number;
+        self.log.note(LogChange::Forgotten { turn });
+        self.log
+            .release(&stored, &self.transcript, &mut self.residency);
+        stored.turn
+    }
+
+    fn release_columns(&mut self, span: &Range<u64>) {
+        self.log
+            .release_columns(span, &self.transcript, &mut self.residency);
+    }
+
+    /// Adds a turn that was just read.
+    pub fn add_turn(&mut self, record: &TurnRecord) {
+        let bytes = record.to_bytes();
+        self.transcript.add_turn(record, &bytes);
+        self.log.note_turn(bytes);
+    }
+
+    /// Mounts the blocks of a spilled turn. `false` where the file does not have them all.
+    fn mount(&mut self, runtime: &mut Runtime, i: usize) -> Result<bool, SessionError> {
+        let span = self.transcript.turns[i].turn.span.clone();
+        let Some(missing) = self.residency.missing(runtime, &span)? else {
+            return Ok(false);
+        };
+        let mut columns = Vec::new();
+        for (block, record) in missing {
+            match self.log.read(record) {
+                Ok(bytes) => columns.push(bytes),
+                Err(error) => {
+                    log::warn!("block {block}: {error}");
+                    return Ok(false);
+                }
+            }
+        }
+        let columns: Vec<&[u8]> = columns.iter().map(Vec::as_slice).collect();
+        runtime.mount(self.residency.sequence, &columns)?;
+        self.transcript.turns[i].turn.is_visible = true;
+        self.move_turn(i, TurnPlace::Live);
+        self.counters.mounted += span.end - span.start;
+        Ok(true)
+    }
+
+    /// Spills turns until `coming` more tokens fit the budget, hidden ones first, then the oldest. Where nothing more may
+    /// leave it returns all the same: the step reports by how much it is short.
+    pub fn make_room(
+        &mut self,
+        runtime: &mut Runtime,
+        coming: u64,
+        last: usize,
+    ) -> Result<(), SessionError> {
+        while !fits(runtime, Some(self.residency.sequence), coming)? && self.spill_one(last) {
+            self.mask(runtime)?;
+        }
+        Ok(())
+    }
+
+    /// Spills one turn, if any may leave.
+    pub fn spill_one(&mut self, last: usize) -> bool {
+        let victim = self.transcript.victim(last);
+        victim
+            .inspect(|&number| self.spill(number, SpillCause::Budget))
+            .is_some()
+    }
+
+    /// Adds a fact to the persistent stream; returns its number.
+    pub fn tell_fact(
+        &mut self,
+        runtime: &mut Runtime,
+        tokens: &[u32],
+        text: &str,
+        now_ms: u64,
+        supersedes: Option<u64>,
+        options: &SessionOptions,
+    ) -> Result<u64, SessionError> {
+        let old = supersedes.map_or(Ok(0), |fact| self.transcript.check_fact(fact))?;
+        let persistent = self.transcript.persistent_tokens() - old + tokens.len();
+        let max = options.persistent_max;
+        check_persistent(persistent, max.saturating_add(max / 2))?;
+        let start = self.append(runtime, tokens, options.last)?;
+        let time_ms = self.transcript.at(now_ms);
+        self.condensing.gave_up = false;
+        let number = self.note_fact(tokens, start, time_ms, text, supersedes);
+        if let Some(fact) = supersedes {
+            self.drop_fact(fact);
+        }
+        self.mask_and_save(runtime, options)?;
+        Ok(number)
+    }
+
+    /// Notes a fact that was just read.
+    pub fn note_fact(
+        &mut self,
+        tokens: &[u32],
+        start: u64,
+        time_ms: u64,
+        text: &str,
+        supersedes: Option<u64>,
+    ) -> u64 {
+        let number = self.transcript.facts_made;
+        self.transcript.facts_made += 1;
+        let record = FactRecord {
+            number,
+            start,
+            time_ms,
+            supersedes,
+            tokens: tokens.to_vec(),
+            text: text.to_owned(),
+        };
+        self.log.note_fact(&record);
+        self.transcript.facts.push(Fact::new(record, None));
+        number
+    }
+
+    pub fn revoke(
+        &mut self,
+        runtime: &mut Runtime,
+        fact: u64,
+        options: &SessionOptions,
+    ) -> Result<(), SessionError> {
+        self.transcript.check_fact(fact)?;
+        self.drop_fact(fact);
+        self.mask_and_save(runtime, options)
+    }
+
+    fn drop_fact(&mut self, number: u64) {
+        let facts = &mut self.transcript.facts;
+        if let Some(i) = facts.iter().position(|f| f.number == number) {
+            let fact = facts.remove(i);
+            self.log.release_record(fact.record);
+            self.log.note(LogChange::Revoked { fact: number });
+        }
+    }
+
+    /// Marks the first bytes of a fact as verbatim.
+    pub fn mark(&mut self, number: u64, bytes: usize) {
+        if let Some(change) = self.transcript.mark(number, bytes) {
+            self.log.note(change);
+        }
+    }
+
+    /// Takes the last turn back.
+    pub fn retract(
+        &mut self,
+        runtime: &mut Runtime,
+        options: &SessionOptions,
+    ) -> Result<Option<u64>, SessionError> {
+        let Some(i) = self.transcript.turns().rposition(|turn| !turn.is_state) else {
+            return Ok(None);
+        };
+        let turn = self.take_out(i).number;
+        self.mask_and_save(runtime, options)?;
+        Ok(Some(turn))
+    }
+
+    pub fn pin(
+        &mut self,
+        runtime: &mut Runtime,
+        number: u64,
+        is_pinned: bool,
+        options: &SessionOptions,
+    ) -> Result<(), SessionError> {
+        let i = self.transcript.index_of(number);
+        let i = i.ok_or(SessionError::NoSuchTurn { number })?;
+        let turn = &mut self.transcript.turns[i].turn;
+        turn.is_pinned = is_pinned && turn.place == TurnPlace::Live;
+        turn.is_visible |= turn.is_pinned;
+        self.log.note(LogChange::Pinned {
+            turn: number,
+            is_pinned: turn.is_pinned,
+        });
+        self.mask_and_save(runtime, options)
+    }
+
+    /// Tells a state, in place of `instead` if given; returns its turn number.
+    pub fn tell_state(
+        &mut self,
+        runtime: &mut Runtime,
+        state: (Vec<u32>, Option<Embedding>),
+        now_ms: u64,
+        instead: Option<u64>,
+        options: &SessionOptions,
+    ) -> Result<u64, SessionError> {
+        let (tokens, embedding) = state;
+        if let Some(number) = instead {
+            self.transcript.check_state(number)?;
+        }
+        let pinned = self.transcript.turns().filter(|turn| turn.is_pinned);
+        let others = pinned.filter(|turn| Some(turn.number) != instead);
+        let asked = others.map(Turn::tokens).sum::<u64>() as usize + tokens.len();
+        let max = options.capacity / STATE_SHARE;
+        if asked > max {
+            return Err(SessionError::TooMuchState { tokens: asked, max });
+        }
+        let start = self.append(runtime, &tokens, options.last)?;
+        if let Some(i) = instead.and_then(|number| self.transcript.index_of(number)) {
+            self.take_out(i);
+        }
+        let number = self.transcript.next_turn();
+        let record = TurnRecord {
+            number,
+            start,
+            time_ms: self.transcript.at(now_ms),
+            question: tokens.len() as u32,
+            is_pinned: true,
+            embedding: stored_bytes(embedding),
+            tokens,
+        };
+        self.add_turn(&record);
+        self.mask_and_save(runtime, options)?;
+        Ok(number)
+    }
+
+    pub fn drop_state(
+        &mut self,
+        runtime: &mut Runtime,
+        number: u64,
+        options: &SessionOptions,
+    ) -> Result<(), SessionError> {
+        self.transcript.check_state(number)?;
+        if let Some(i) = self.transcript.index_of(number) {
+            self.take_out(i);
+        }
+        self.mask_and_save(runtime, options)
+    }
+
+    /// Undoes a turn that was dropped; returns the sequence to be closed.
+    pub fn undo(&mut self, undo: TurnUndo) -> SequenceId {
+        self.is_answering = false;
+        self.condensing.take_back(undo.rebuild);
+        self.transcript.deferred = undo.deferred;
+        std::mem::replace(&mut self.residency.sequence, undo.backup)
+    }
+
+    /// The context of an answer, before its own tokens.
+    pub fn context(&self, plan: &TurnPlan, unjudged: bool) -> ContextReport {
+        // A turn that did not fit is still spilled.
+        let is_spilled = |number: &u64| {
+            let mut turns = self.transcript.turns();
+            turns.any(|t| t.number == *number && t.place == TurnPlace::Spilled)
+        };
+        let mut recalled = plan.recall.clone();
+        recalled.retain(|number| !is_spilled(number));
+        let mut context = ContextReport {
+            kept: self.transcript.persistent_tokens() as u64,
+            evicted: self.transcript.forgotten,
+            recalled,
+            plan: plan.to_string(),
+            unjudged,
+            ..ContextReport::default()
+        };
+        for turn in self.transcript.turns() {
+            *match (turn.place, turn.is_visible) {
+                (TurnPlace::Live, true) => &mut context.kept,
+                (TurnPlace::Live, false) => &mut context.masked,
+                _ => &mut context.spilled,
+            } += turn.tokens();
+        }
+        context.cached = context.kept;
+        context
+    }
+
+    pub fn stats(&self, runtime: &Runtime) -> Result<SessionStats, SessionError> {
+        let mut stats = SessionStats {
+            name: self.name().to_owned(),
+            position: runtime.position(self.residency.sequence)?,
+            persistent: self.transcript.persistent_tokens() as u64,
+            forgotten: self.transcript.forgotten,
+            turns: self.transcript.turns_made,
+            file_bytes: self.log.file_bytes(),
+            waiting_bytes: self.log.waiting_bytes(),
+            unsaved: self.log.unsaved().cloned(),
+            condensed: self.condensing.outcome.clone(),
+            ..SessionStats::default()
+        };
+        for turn in self.transcript.turns() {
+            *match (turn.place, turn.is_visible) {
+                (TurnPlace::Live, true) => &mut stats.visible,
+                (TurnPlace::Live, false) => &mut stats.hidden,
+                (TurnPlace::Spilled, _) => &mut stats.spilled,
+                (TurnPlace::Ids, _) => &mut stats.ids,
+            } += turn.tokens();
+        }
+        Ok(stats)
+    }
+
+    pub fn report(&self, runtime: &Runtime) -> Result<SessionReport, SessionError> {
+        let all = || self.transcript.turns();
+        let live = |turn: &&Turn| turn.place == TurnPlace::Live;
+        let newest = all().rev().filter(live);
+        let newest = newest.chain(all().rev().filter(|turn| !live(turn)));
+        let mut turns: Vec<TurnReport> = newest
+            .take(TURNS_MAX)
+            .map(|turn| TurnReport {
+                relevance: self.decision.relevance_of(turn.number),
+                turn: turn.clone(),
+            })
+            .collect();
+        turns.sort_by_key(|report| report.turn.number);
+        let mut away: Vec<(Range<u64>, RowsAway)> = all()
+            .filter_map(|turn| match turn.place {
+                TurnPlace::Live => None,
+                TurnPlace::Spilled => Some((turn.span.clone(), RowsAway::Disk)),
+                TurnPlace::Ids => Some((turn.span.clone(), RowsAway::Ids)),
+            })
+            .collect();
+        away.sort_by_key(|(span, _)| span.start);
+        Ok(SessionReport {
+            turns_left_off: all().len() - turns.len(),
+            is_answering: self.is_answering,
+            plan: self.decision.plan.clone(),
+            stats: self.stats(runtime)?,
+            turns,
+            away,
+        })
+    }
+}
+
+/// An embedding as records have it; empty without one: the turn is then not judged.
+pub(super) fn stored_bytes(embedding: Option<Embedding>) -> Vec<u8> {
+    embedding.map_or(Vec::new(), |e| e.store().to_bytes().to_vec())
+}
+
+pub(super) fn check_persistent(tokens: usize, max: usize) -> Result<(), SessionError> {
+    match tokens > max {
+        true => Err(SessionError::PersistentFull { tokens, max }),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,73 @@
+//! Settings of all sessions of one [`super::Sessions`].
+
+use super::relevance::Relevance;
+use haversack_memory::journal;
+use std::path::PathBuf;
+
+/// Settings of sessions. Plain data.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Folder of the session files; `None` = sessions are not saved, and turns that leave memory are forgotten.
+    pub dir: Option<PathBuf>,
+    /// Folder of the shared prefix files, read and written by all processes that use it; `None` = each session computes
+    /// its own opening.
+    pub prefix_dir: Option<PathBuf>,
+    /// Largest sum of the files there, in bytes: the oldest file is removed first.
+    pub prefix_quota_bytes: u64,
+    /// Tokens of the persistent stream; a longer one is condensed. Until that is done it may be half as long again.
+    pub persistent_max: usize,
+    /// Tokens that condensing aims at, where the text that is marked verbatim allows it.
+    pub condensed_max: usize,
+    /// Tokens of the rebuilt stream that are read along with each token of an answer; 0 = none: [`super::Sessions::work`]
+    /// reads them all.
+    pub condense_per_token: usize,
+    /// Tokens of turns in memory, the turn in progress included; lower where the budget is too small for it.
+    pub capacity: usize,
+    /// Tokens of an answer.
+    pub answer_max: usize,
+    pub relevance: Relevance,
+    /// Number of latest turns that stay visible whatever the question.
+    pub last: usize,
+    /// Tokens that are recomputed before an answer, for turns of which the file has the ids alone; one turn is always
+    /// allowed.
+    pub reread_max: usize,
+    /// Largest size of one session file.
+    pub quota_bytes: u64,
+    /// Owner of these sessions: files of another tenant are refused.
+    pub tenant: String,
+    /// Seals files: a file that was changed without the key is refused.
+    pub key: Option<[u8; 32]>,
+    #[doc(hidden)]
+    pub faults: Option<journal::Faults>,
+}
+
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions {
+            dir: None,
+            prefix_dir: None,
+            prefix_quota_bytes: 256 << 20,
+            persistent_max: 512,
+            condensed_max: 300,
+            condense_per_token: 2,
+            capacity: 1536,
+            answer_max: 256,
+            relevance: Relevance::default(),
+            last: 2,
+            reread_max: 128,
+            quota_bytes: 256 << 20,
+            tenant: String::new(),
+            key: None,
+            faults: None,
+        }
+    }
+}
+
+/// How files are opened: session files and prefix files differ in their quota only.
+pub(super) fn journal_options(options: &SessionOptions, quota_bytes: u64) -> journal::Options {
+    journal::Options {
+        quota_bytes: Some(quota_bytes),
+        key: options.key,
+        faults: options.faults.clone(),
+    }
+}

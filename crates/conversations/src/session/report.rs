@@ -1,0 +1,214 @@
+//! Reports on a session: where its turns are, how relevant they were to the last question, and what was decided for it.
+//! Only [`TurnView`] and [`Answer`] contain text of the conversation.
+
+use super::condensing::CondenseOutcome;
+use super::error::{SessionError, SharedError};
+use super::turns::Turn;
+use haversack_engine::runtime::{Finish, Generation};
+use std::ops::Range;
+
+/// What happened to the context of an answer. Counts are tokens, except for `recalled`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContextReport {
+    /// Visible to the answer, the persistent stream included.
+    pub kept: u64,
+    /// In memory and hidden.
+    pub masked: u64,
+    /// Not in memory; the file has rows or ids.
+    pub spilled: u64,
+    /// Turns that came back for this answer.
+    pub recalled: Vec<u64>,
+    /// Forgotten since the session began.
+    pub evicted: u64,
+    /// Visible and not recomputed.
+    pub cached: u64,
+    /// Recomputed, because the ids alone were left.
+    pub recomputed: u64,
+    /// What was decided before the answer, in words.
+    pub plan: String,
+    /// There is no encoder: every turn in memory is visible.
+    pub unjudged: bool,
+    /// Why the turn is not on disk; `None` where it is, or sessions are not saved.
+    pub unsaved: Option<SharedError<SessionError>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub text: String,
+    pub tokens: Vec<u32>,
+    pub finish: Finish,
+    pub generation: Generation,
+    /// `None` where the answer was cancelled before its first token: the question is not part of the conversation then.
+    pub turn: Option<u64>,
+    pub context: ContextReport,
+}
+
+/// Sizes of a session, in tokens where nothing else is said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionStats {
+    pub name: String,
+    /// Tokens read so far.
+    pub position: u64,
+    /// The persistent stream.
+    pub persistent: u64,
+    /// Turns that attention sees.
+    pub visible: u64,
+    /// Turns in memory that are hidden.
+    pub hidden: u64,
+    /// Turns whose rows are in the file.
+    pub spilled: u64,
+    /// Turns of which the file has the ids alone.
+    pub ids: u64,
+    /// Turns that are neither in memory nor in the file.
+    pub forgotten: u64,
+    /// Number of turns so far.
+    pub turns: u64,
+    pub file_bytes: u64,
+    /// Bytes of records that wait to be saved, without rows.
+    pub waiting_bytes: u64,
+    /// Why the last turn is not on disk.
+    pub unsaved: Option<SharedError<SessionError>>,
+    pub condensed: Option<CondenseOutcome>,
+}
+
+/// A session file in the folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedSession {
+    pub name: String,
+    pub bytes: u64,
+    pub is_open: bool,
+}
+
+/// One turn with its text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TurnView {
+    pub turn: Turn,
+    pub tokens: Vec<u32>,
+    /// Number of tokens that belong to the question.
+    pub question: usize,
+    /// The question, or the state, without markers.
+    pub text: String,
+    /// The answer, without markers.
+    pub answer: String,
+    pub time_ms: u64,
+}
+
+/// Tokens of turns that left memory or came back, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionCounters {
+    /// Spilled: the stream was full, and other turns were newer or more relevant.
+    pub left_for_stream: u64,
+    /// Spilled: the budget had no room.
+    pub left_for_budget: u64,
+    /// Deleted: there is no file, or it is full.
+    pub forgotten: u64,
+    /// Hidden: other turns were more relevant.
+    pub hidden: u64,
+    /// Mounted from the file.
+    pub mounted: u64,
+    /// Recomputed: the file had the ids alone.
+    pub read_again: u64,
+}
+
+impl SessionCounters {
+    pub(super) fn add(&mut self, other: &SessionCounters) {
+        self.left_for_stream += other.left_for_stream;
+        self.left_for_budget += other.left_for_budget;
+        self.forgotten += other.forgotten;
+        self.hidden += other.hidden;
+        self.mounted += other.mounted;
+        self.read_again += other.read_again;
+    }
+}
+
+/// What was decided for the last question.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LastDecision {
+    /// In words; empty before the first question.
+    pub plan: String,
+    /// Turns by number, with their similarity to the question.
+    relevance: Vec<(u64, f32)>,
+}
+
+/// Number of turns whose relevance is kept: half of them the latest, half the most similar.
+const JUDGED: usize = 256;
+
+impl LastDecision {
+    pub fn heap_bytes(&self) -> usize {
+        self.plan.capacity() + self.relevance.capacity() * size_of::<(u64, f32)>()
+    }
+
+    pub fn set_relevance(&mut self, judged: impl Iterator<Item = (u64, f32)>) {
+        let mut judged: Vec<(u64, f32)> = judged.collect();
+        let older = judged.len().saturating_sub(JUDGED / 2);
+        judged[..older].sort_by(|a, b| b.1.total_cmp(&a.1));
+        if older > JUDGED / 2 {
+            judged.drain(JUDGED / 2..older);
+            judged.shrink_to_fit();
+        }
+        judged.sort_unstable_by_key(|r| r.0);
+        self.relevance = judged;
+    }
+
+    pub fn relevance_of(&self, number: u64) -> Option<f32> {
+        let at = self.relevance.binary_search_by_key(&number, |r| r.0).ok()?;
+        Some(self.relevance[at].1)
+    }
+}
+
+/// A session in memory, without its text.
+#[derive(Clone, Debug)]
+pub struct SessionReport {
+    pub stats: SessionStats,
+    pub is_answering: bool,
+    /// Some of its turns, oldest first.
+    pub turns: Vec<TurnReport>,
+    /// Number of further turns that are in memory or in the file.
+    pub turns_left_off: usize,
+    /// The plan for the last question, in words; empty before the first.
+    pub plan: String,
+    /// Positions of tokens that have left memory, in order.
+    pub away: Vec<(Range<u64>, RowsAway)>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct TurnReport {
+    pub turn: Turn,
+    /// Similarity to the last question, if known.
+    pub relevance: Option<f32>,
+}
+
+/// What is left of tokens that are not in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowsAway {
+    /// Their rows, in the file.
+    Disk,
+    /// Their ids alone.
+    Ids,
+}
+
+/// Most turns of one report: those in memory first, then the newest.
+pub(super) const TURNS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_and_the_most_similar_turns_are_remembered() {
+        let mut decision = LastDecision::default();
+        let few = [(3, 0.5), (9, -0.1)];
+        decision.set_relevance(few.into_iter());
+        assert_eq!(decision.relevance, few);
+        let many = (0..10_000u64).map(|n| (n, if n % 100 == 7 { 0.9 } else { 0.1 }));
+        decision.set_relevance(many);
+        let kept = &decision.relevance;
+        assert_eq!(kept.len(), JUDGED);
+        assert!(kept.is_sorted_by_key(|r| r.0) && kept.capacity() < 2 * JUDGED);
+        assert!((9_872..10_000).all(|n| kept.iter().any(|r| r.0 == n)));
+        let similar = kept.iter().filter(|r| r.0 < 9_872 && r.1 > 0.5).count();
+        assert_eq!(similar, 99);
+        assert_eq!(decision.relevance_of(107), Some(0.9));
+        assert_eq!(decision.relevance_of(9_871), None);
+    }
+}

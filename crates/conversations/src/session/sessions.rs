@@ -1,0 +1,761 @@
+//! The sessions of one model, one store and one folder: opens, lists and closes them, and holds their memory in the
+//! ledger. What happens inside a session is [`OpenSession`]'s; turns are in `turn.rs`.
+
+use super::condense::{Condense, CondensePiece, Extractive};
+use super::condensing::{RebuildProgress, STEP_TOKENS_MAX};
+use super::embed::Embed;
+use super::error::SessionError;
+use super::identity::Identity;
+use super::layout::ChatLayout;
+use super::log::{LogHome, SessionLog};
+use super::names;
+use super::open_session::{OpenSession, ResumeMode, check_persistent};
+use super::options::{SessionOptions, journal_options};
+use super::prefix::{PrefixStats, Prefixes};
+use super::rebuild::condense_opening;
+use super::report::{ListedSession, SessionCounters, SessionReport, SessionStats, TurnView};
+use super::residency::{Residency, fits, promised_bytes, slack};
+use super::slots::{SessionId, Slots};
+use super::transcript::{Deferred, Transcript};
+use super::turns::Turn;
+use super::undo::DroppedTurns;
+use haversack_engine::runtime::{Runtime, SequenceId};
+use haversack_memory::journal::Journal;
+use haversack_memory::zoo::{Bug, planted};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Extension of a session file.
+const ENDING: &str = "session";
+
+/// Bytes that a turn adds to a session's lists, its tokens until they are saved included.
+const TURN_BYTES: usize = 16 << 10;
+
+/// Fewest tokens of turns in memory that make a conversation.
+const CAPACITY_MIN: usize = 128;
+
+/// Sessions of one model, one store and one folder.
+pub struct Sessions {
+    options: SessionOptions,
+    identity: Identity,
+    layout: ChatLayout,
+    encoder: Option<Arc<dyn Embed>>,
+    condenser: Option<Arc<dyn Condense>>,
+    slots: Slots<OpenSession>,
+    /// Of sessions that were closed, by name.
+    deferred: BTreeMap<String, Deferred>,
+    prefixes: Prefixes,
+    /// Of sessions that were closed, together.
+    closed: SessionCounters,
+    dropped: DroppedTurns,
+    /// Sequences of undone turns that wait for a runtime to close them.
+    to_close: Vec<SequenceId>,
+}
+
+impl Sessions {
+    /// Sessions over a runtime made with [`haversack_engine::Retention::managed`].
+    pub fn new(runtime: &Runtime, options: SessionOptions) -> Result<Sessions, SessionError> {
+        let mut options = options;
+        let room = runtime.bounds().rows_max;
+        let others = options.persistent_max + slack(runtime);
+        let capacity = room.saturating_sub(others).min(options.capacity);
+        if capacity < CAPACITY_MIN.min(options.capacity) {
+            return Err(SessionError::Budget {
+                room,
+                min: others + CAPACITY_MIN,
+            });
+        }
+        options.capacity = capacity;
+        options.answer_max = options.answer_max.min(capacity / 2);
+        let identity = Identity::of(runtime, &options.tenant);
+        Ok(Sessions {
+            prefixes: Prefixes::new(runtime, &identity, &options),
+            identity,
+            layout: ChatLayout::new(runtime.model().clone()),
+            options,
+            encoder: None,
+            condenser: None,
+            slots: Slots::new(),
+            deferred: BTreeMap::new(),
+            closed: SessionCounters::default(),
+            dropped: DroppedTurns::default(),
+            to_close: Vec::new(),
+        })
+    }
+
+    /// Judges turns by their embeddings. Without an encoder every turn in memory stays visible.
+    pub fn with_encoder(self, encoder: Arc<dyn Embed>) -> Sessions {
+        Sessions {
+            encoder: Some(encoder),
+            ..self
+        }
+    }
+
+    /// Condenses streams over their limit; by default [`Extractive`] does.
+    pub fn with_condenser(self, condenser: Arc<dyn Condense>) -> Sessions {
+        Sessions {
+            condenser: Some(condenser),
+            ..self
+        }
+    }
+
+    pub fn options(&self) -> &SessionOptions {
+        &self.options
+    }
+
+    pub fn has_encoder(&self) -> bool {
+        self.encoder.is_some()
+    }
+
+    /// The encoder, for callers that embed on another thread.
+    pub fn encoder(&self) -> Option<Arc<dyn Embed>> {
+        self.encoder.clone()
+    }
+
+    pub(super) fn layout(&self) -> &ChatLayout {
+        &self.layout
+    }
+
+    pub(super) fn dropped(&self) -> DroppedTurns {
+        self.dropped.clone()
+    }
+
+    /// Creates a session that begins with a persistent text. A text over the limit is condensed first. If the disk takes
+    /// no file, the session goes on without one and reports it; a name that is taken is an error.
+    pub fn create(
+        &mut self,
+        runtime: &mut Runtime,
+        name: &str,
+        persistent: &str,
+        now_ms: u64,
+    ) -> Result<SessionId, SessionError> {
+        self.create_marked(runtime, name, "", persistent, now_ms)
+    }
+
+    /// Creates a session whose persistent text begins with a part that condensing never changes: instructions, for
+    /// example.
+    pub fn create_marked(
+        &mut self,
+        runtime: &mut Runtime,
+        name: &str,
+        marked: &str,
+        persistent: &str,
+        now_ms: u64,
+    ) -> Result<SessionId, SessionError> {
+        self.check_new(runtime, name)?;
+        let separator = match marked.is_empty() || persistent.is_empty() {
+            true => "",
+            false => "\n",
+        };
+        let piece = CondensePiece {
+            text: format!("{marked}{separator}{persistent}"),
+            verbatim: marked.len(),
+        };
+        let (condenser, layout, options) = (self.condenser(), &self.layout, &self.options);
+        let (piece, outcome) = condense_opening(&*condenser, layout, now_ms, piece, options)?;
+        let opening = layout.opening(&piece.text, now_ms)?;
+        check_persistent(opening.len(), options.persistent_max)?;
+        let home = self.home(name);
+        let journal = match home.as_ref().map(|home| home.create(options)) {
+            Some(Err(error)) if error.is_refusal() => return Err(error.of(name)),
+            Some(created) => created.ok(),
+            None => None,
+        };
+        let log = SessionLog::new(name, home, journal);
+        let sequence = match self.prefixes.begin(runtime, &self.options, &opening) {
+            Ok(sequence) => sequence,
+            Err(error) => {
+                log.remove();
+                return Err(error);
+            }
+        };
+        let transcript = Transcript {
+            last_time_ms: now_ms,
+            ..Transcript::default()
+        };
+        let mut session = OpenSession::new(transcript, Residency::new(sequence), log);
+        session.note_fact(&opening, 0, now_ms, &piece.text, None);
+        if piece.verbatim > 0 {
+            session.mark(0, piece.verbatim);
+        }
+        session.condensing.outcome = outcome;
+        session.save(runtime, &self.options);
+        self.admit(runtime, session, None)
+    }
+
+    /// How openings were obtained so far.
+    pub fn prefixes(&self) -> &PrefixStats {
+        self.prefixes.stats()
+    }
+
+    /// Opens a session from its file, at the end of the last acknowledged turn. Turns that do not fit stay in the file.
+    pub fn resume(&mut self, runtime: &mut Runtime, name: &str) -> Result<SessionId, SessionError> {
+        self.resume_as(runtime, name, ResumeMode::AsFits)
+    }
+
+    pub(crate) fn resume_as(
+        &mut self,
+        runtime: &mut Runtime,
+        name: &str,
+        mode: ResumeMode,
+    ) -> Result<SessionId, SessionError> {
+        self.check_new(runtime, name)?;
+        let Some(home) = self.home(name) else {
+            return Err(SessionError::NowhereToLook { name: name.into() });
+        };
+        let (identity, options) = (&self.identity, &self.options);
+        let mut session = OpenSession::open(runtime, name, home, identity, options, mode)?;
+        session.transcript.deferred = self.deferred.get(name).cloned().unwrap_or_default();
+        let id = self.admit(runtime, session, Some(mode))?;
+        self.deferred.remove(name);
+        Ok(id)
+    }
+
+    /// Saves a session if need be and closes it. If it cannot be saved it stays open: [`Sessions::close`] gives up what
+    /// is not saved.
+    pub fn suspend(&mut self, runtime: &mut Runtime, id: SessionId) -> Result<(), SessionError> {
+        let (session, options) = self.session_and_options(runtime, id)?;
+        if session.log.unsaved().is_some() {
+            session.save(runtime, options);
+        }
+        session.check_saved()?;
+        self.close(runtime, id)
+    }
+
+    /// Closes a session as it is. What was not saved is lost.
+    pub fn close(&mut self, runtime: &mut Runtime, id: SessionId) -> Result<(), SessionError> {
+        self.session_mut(runtime, id)?;
+        if let Some(mut session) = self.slots.remove(id) {
+            session.condensing.stop(runtime);
+            self.closed.add(&session.counters);
+            runtime.close(session.residency.sequence)?;
+            let name = session.name().to_owned();
+            let deferred = session.transcript.deferred;
+            if deferred != Deferred::default() {
+                self.deferred.insert(name, deferred);
+            }
+            self.hold(runtime)?;
+        }
+        Ok(())
+    }
+
+    /// Creates a second session with the same past, which shares the rows in memory. Its file has to be created first:
+    /// turns that left memory can only be copied.
+    pub fn fork(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        name: &str,
+    ) -> Result<SessionId, SessionError> {
+        self.check_new(runtime, name)?;
+        let home = self.home(name);
+        let (session, options) = self.session_and_options(runtime, id)?;
+        let fork = session.fork(runtime, name, home, options)?;
+        self.admit(runtime, fork, None)
+    }
+
+    /// Deletes a session that is not open, with its file.
+    pub fn delete(&mut self, name: &str) -> Result<(), SessionError> {
+        names::check(name)?;
+        self.check_not_open(name)?;
+        let Some(home) = self.home(name) else {
+            return Err(SessionError::NowhereToLook { name: name.into() });
+        };
+        self.deferred.remove(name);
+        let options = journal_options(&self.options, self.options.quota_bytes);
+        let opened = Journal::open(&home.path, options);
+        let removed = opened.and_then(|opened| opened.journal.remove());
+        removed.map_err(|source| SessionError::File {
+            name: name.into(),
+            source,
+        })
+    }
+
+    /// The sessions of the folder, by name.
+    pub fn list(&self) -> Result<Vec<ListedSession>, SessionError> {
+        let Some(dir) = &self.options.dir else {
+            return Ok(Vec::new());
+        };
+        let error = |source| SessionError::Io {
+            doing: "reading",
+            path: dir.clone(),
+            source,
+        };
+        let entries = match std::fs::read_dir(dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(error(e)),
+        };
+        let mut listed = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(error)?;
+            let file = entry.file_name();
+            let name = file
+                .to_str()
+                .and_then(|n| n.strip_suffix(ENDING)?.strip_suffix('.'));
+            let Some(name) = name.filter(|name| names::check(name).is_ok()) else {
+                continue;
+            };
+            let metadata = entry.metadata().map_err(error)?;
+            if metadata.is_file() {
+                listed.push(ListedSession {
+                    name: name.to_owned(),
+                    bytes: metadata.len(),
+                    is_open: self.opened(name).is_some(),
+                });
+            }
+        }
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(listed)
+    }
+
+    /// The session of this name, if it is open.
+    pub fn opened(&self, name: &str) -> Option<SessionId> {
+        let mut open = self.slots.iter();
+        let found = open.find(|(_, session)| session.name() == name);
+        found.map(|(id, _)| id)
+    }
+
+    /// The sessions in memory.
+    pub fn open_ids(&self) -> impl Iterator<Item = SessionId> + '_ {
+        self.slots.iter().map(|(id, _)| id)
+    }
+
+    /// Whether there is a session of this name, open or in a file.
+    pub fn exists(&self, name: &str) -> bool {
+        let is_saved = |dir: &Path| names::check(name).is_ok() && path_of(dir, name).is_file();
+        self.opened(name).is_some() || self.options.dir.as_deref().is_some_and(is_saved)
+    }
+
+    /// Whether a turn of it is in progress.
+    pub fn is_answering(&self, id: SessionId) -> Result<bool, SessionError> {
+        Ok(self.session(id)?.is_answering)
+    }
+
+    pub fn stats(&self, runtime: &Runtime, id: SessionId) -> Result<SessionStats, SessionError> {
+        self.session(id)?.stats(runtime)
+    }
+
+    pub fn report(&self, runtime: &Runtime, id: SessionId) -> Result<SessionReport, SessionError> {
+        self.session(id)?.report(runtime)
+    }
+
+    /// Number of sessions whose last turn is not on disk.
+    pub fn unsaved(&self) -> usize {
+        let open = self.slots.iter();
+        open.filter(|(_, session)| session.log.unsaved().is_some())
+            .count()
+    }
+
+    /// Counters of all sessions so far, open or closed.
+    pub fn counters(&self) -> SessionCounters {
+        let mut counters = self.closed;
+        let open = self.slots.iter();
+        open.for_each(|(_, session)| counters.add(&session.counters));
+        counters
+    }
+
+    /// The facts that hold, with their numbers; the opening is 0.
+    pub fn facts(&self, id: SessionId) -> Result<Vec<(u64, &str)>, SessionError> {
+        let facts = self.session(id)?.transcript.facts.iter();
+        Ok(facts.map(|fact| (fact.number, &fact.text[..])).collect())
+    }
+
+    /// The turns that are in memory or in the file, oldest first.
+    pub fn turns(&self, id: SessionId) -> Result<Vec<&Turn>, SessionError> {
+        Ok(self.session(id)?.transcript.turns().collect())
+    }
+
+    /// One turn with its tokens.
+    pub fn turn(&self, id: SessionId, number: u64) -> Result<TurnView, SessionError> {
+        let session = self.session(id)?;
+        let stored = session.transcript.stored(number)?;
+        let record = session.log.turn_record(stored)?;
+        let (asked, answered) = record.tokens.split_at(record.question as usize);
+        Ok(TurnView {
+            turn: stored.turn.clone(),
+            question: asked.len(),
+            text: match stored.turn.is_state {
+                true => self.layout.fact_text(asked)?,
+                false => self.layout.question_text(asked)?,
+            },
+            answer: self.layout.answer_text(answered)?,
+            time_ms: record.time_ms,
+            tokens: record.tokens,
+        })
+    }
+
+    /// Number of tokens that end an answer.
+    pub fn ending_tokens(&self) -> Result<usize, SessionError> {
+        Ok(self.layout.ending()?.len())
+    }
+
+    /// The sequence of a session, for callers that step it in a batch.
+    pub fn sequence(&self, id: SessionId) -> Result<SequenceId, SessionError> {
+        Ok(self.session(id)?.residency.sequence)
+    }
+
+    /// Adds to the persistent stream; returns the fact's number.
+    pub fn add_fact(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        now_ms: u64,
+    ) -> Result<u64, SessionError> {
+        self.tell_fact(runtime, id, text, now_ms, None)
+    }
+
+    /// Replaces a fact: the old one is not visible any more. Answers given while it held may still reflect it.
+    pub fn supersede(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        fact: u64,
+        text: &str,
+        now_ms: u64,
+    ) -> Result<u64, SessionError> {
+        self.tell_fact(runtime, id, text, now_ms, Some(fact))
+    }
+
+    fn tell_fact(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        now_ms: u64,
+        supersedes: Option<u64>,
+    ) -> Result<u64, SessionError> {
+        let tokens = self.layout.fact(text)?;
+        let (session, options) = self.session_and_options(runtime, id)?;
+        session.tell_fact(runtime, &tokens, text, now_ms, supersedes, options)
+    }
+
+    /// Removes a fact from the persistent stream. The opening cannot be revoked.
+    pub fn revoke(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        fact: u64,
+    ) -> Result<(), SessionError> {
+        let (session, options) = self.session_and_options(runtime, id)?;
+        session.revoke(runtime, fact, options)
+    }
+
+    /// Marks a fact as verbatim, so that condensing neither shortens nor drops it, or removes the mark. For the opening
+    /// see [`Sessions::create_marked`].
+    pub fn mark_fact(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        number: u64,
+        is_verbatim: bool,
+    ) -> Result<(), SessionError> {
+        let (session, options) = self.session_and_options(runtime, id)?;
+        session.mark_fact(runtime, number, is_verbatim, options)
+    }
+
+    /// Tells a state: what holds now and will change soon, such as the level of a game or the page that is open. It
+    /// replaces `instead` if given; returns its number, which is a turn's.
+    ///
+    /// Every answer sees a state, and it does not leave memory. When it changes, the old one is deleted at once, in memory
+    /// and in the file, so a state that changes with every turn takes no more room than one that never does. States and
+    /// other pinned turns have a quarter of the capacity. [`Sessions::pin`] turns a state into a turn like others,
+    /// [`Sessions::drop_state`] deletes it.
+    pub fn tell_state(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        now_ms: u64,
+        instead: Option<u64>,
+    ) -> Result<u64, SessionError> {
+        let tokens = self.layout.fact(text)?;
+        self.session(id)?;
+        let embedding = self.encoder.as_deref();
+        let embedding = embedding.and_then(|encoder| encoder.embed(text).ok());
+        let (session, options) = self.session_and_options(runtime, id)?;
+        session.tell_state(runtime, (tokens, embedding), now_ms, instead, options)
+    }
+
+    pub fn drop_state(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        number: u64,
+    ) -> Result<(), SessionError> {
+        let (session, options) = self.session_and_options(runtime, id)?;
+        session.drop_state(runtime, number, options)
+    }
+
+    /// Deletes the last turn, as if it had not been said.
+    pub fn retract(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+    ) -> Result<Option<u64>, SessionError> {
+        let (session, options) = self.session_and_options(runtime, id)?;
+        session.retract(runtime, options)
+    }
+
+    /// Pins a turn, so that it stays visible, or unpins it.
+    pub fn pin(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        number: u64,
+        is_pinned: bool,
+    ) -> Result<(), SessionError> {
+        let (session, options) = self.session_and_options(runtime, id)?;
+        session.pin(runtime, number, is_pinned, options)
+    }
+
+    /// Makes a turn visible to the next answer, wherever it is.
+    pub fn recall(&mut self, id: SessionId, number: u64) -> Result<(), SessionError> {
+        self.restore_dropped();
+        self.check_idle(id)?;
+        let closed = SessionError::Closed { index: id.index() };
+        let transcript = &mut self.slots.get_mut(id).ok_or(closed)?.transcript;
+        transcript.stored(number)?;
+        transcript.deferred.recall.push(number);
+        Ok(())
+    }
+
+    /// Background work between two turns: begins to condense a stream over its limit, reads at most `tokens_max` tokens,
+    /// swaps. Does nothing where nothing is to be done.
+    pub fn work(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        tokens_max: usize,
+    ) -> Result<RebuildProgress, SessionError> {
+        let condenser = self.condenser();
+        let (session, options) = self.session_and_options(runtime, id)?;
+        Ok(session.work(runtime, condenser, tokens_max, options))
+    }
+
+    /// Calls [`Sessions::work`] until nothing is left to do. Waits for the judging thread.
+    pub fn settle(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+    ) -> Result<RebuildProgress, SessionError> {
+        loop {
+            match self.work(runtime, id, STEP_TOKENS_MAX)? {
+                RebuildProgress::Judging => {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                RebuildProgress::Reading { .. } => {}
+                ended => return Ok(ended),
+            }
+        }
+    }
+
+    /// Stops condensing. The old stream stays until the next fact.
+    pub fn stop_condensing(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+    ) -> Result<(), SessionError> {
+        self.session_mut(runtime, id)?.stop_condensing(runtime);
+        Ok(())
+    }
+
+    /// Bytes and rows that the sequence of a session, or of a new one, may reach until a turn of `coming` tokens is over.
+    /// They do not depend on other requests.
+    pub(crate) fn turn_needs(
+        &self,
+        runtime: &Runtime,
+        id: Option<SessionId>,
+        coming: u64,
+    ) -> Result<(usize, usize), SessionError> {
+        let options = &self.options;
+        let persistent = options.persistent_max + options.persistent_max / 2;
+        let rows_max = persistent + options.capacity + slack(runtime);
+        let Some(id) = id else {
+            return Ok((runtime.sequence_bytes(rows_max), rows_max));
+        };
+        let sequence = self.sequence(id)?;
+        let end = runtime.position(sequence)?.saturating_add(coming);
+        let rows = usize::try_from(end).unwrap_or(usize::MAX).min(rows_max);
+        let bytes = promised_bytes(runtime, sequence, coming)?;
+        Ok((bytes.max(runtime.sequence_bytes(rows)), rows))
+    }
+
+    /// Whether the budget has room for a turn of `coming` tokens, with all lists as they are now.
+    pub(crate) fn turn_fits(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        coming: u64,
+    ) -> Result<bool, SessionError> {
+        self.undo_dropped(runtime)?;
+        self.hold(runtime)?;
+        Ok(fits(runtime, Some(self.sequence(id)?), coming)?)
+    }
+
+    /// Tokens of a turn at most: the question, the longest answer, its ending, and turns that are recomputed.
+    pub(crate) fn turn_tokens(&self, text: &str) -> Result<u64, SessionError> {
+        let options = &self.options;
+        let question = self.layout.question(text)?.len();
+        let ending = self.ending_tokens()? + 1;
+        Ok((question + options.answer_max + ending + options.reread_max) as u64)
+    }
+
+    fn condenser(&self) -> Arc<dyn Condense> {
+        match &self.condenser {
+            Some(condenser) => condenser.clone(),
+            None => Arc::new(Extractive {
+                encoder: self.encoder.clone(),
+            }),
+        }
+    }
+
+    fn home(&self, name: &str) -> Option<LogHome> {
+        let dir = self.options.dir.as_deref()?;
+        Some(LogHome {
+            path: path_of(dir, name),
+            identity: self.identity.to_bytes(name),
+        })
+    }
+
+    /// Enters the bytes of all sessions into the ledger, with room for one turn more each.
+    fn hold(&self, runtime: &mut Runtime) -> Result<(), SessionError> {
+        let open = self.slots.iter();
+        let sessions: usize = open.map(|(_, s)| s.heap_bytes() + TURN_BYTES).sum();
+        let encoder = self.encoder.as_ref().map_or(0, |encoder| encoder.bytes());
+        Ok(runtime.set_session_bytes(sessions + encoder)?)
+    }
+
+    /// Like `hold`, and spills turns of one session until it fits.
+    pub(super) fn hold_for(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+    ) -> Result<(), SessionError> {
+        self.session_mut(runtime, id)?;
+        let last = self.options.last;
+        loop {
+            let held = self.hold(runtime);
+            let is_short = held.as_ref().is_err_and(SessionError::is_cannot_fit);
+            let Some(session) = self.slots.get_mut(id).filter(|_| is_short) else {
+                return held;
+            };
+            if !session.spill_one(last) {
+                return held;
+            }
+            session.mask(runtime)?;
+        }
+    }
+
+    /// Takes a session in, if its lists fit the budget too. If not, the file of a new session is removed.
+    fn admit(
+        &mut self,
+        runtime: &mut Runtime,
+        session: OpenSession,
+        resumed: Option<ResumeMode>,
+    ) -> Result<SessionId, SessionError> {
+        let id = self.slots.insert(session);
+        let held = match resumed {
+            Some(ResumeMode::Whole) => self.hold(runtime),
+            Some(ResumeMode::AsFits) | None => self.hold_for(runtime, id),
+        };
+        if let Err(error) = held {
+            if let Some(session) = self.slots.remove(id) {
+                runtime.close(session.residency.sequence)?;
+                if resumed.is_none() {
+                    session.log.remove();
+                }
+            }
+            return Err(error);
+        }
+        Ok(id)
+    }
+
+    /// Undoes turns that were dropped since the last call. Every call that changes a session begins with it.
+    pub(super) fn undo_dropped(&mut self, runtime: &mut Runtime) -> Result<(), SessionError> {
+        self.restore_dropped();
+        while let Some(sequence) = self.to_close.pop() {
+            runtime.close(sequence)?;
+        }
+        Ok(())
+    }
+
+    /// The part of undoing that needs no runtime.
+    fn restore_dropped(&mut self) {
+        for undo in self.dropped.take() {
+            let failed = match self.slots.get_mut(undo.session) {
+                Some(session) => session.undo(undo),
+                None => undo.backup,
+            };
+            self.to_close.push(failed);
+        }
+    }
+
+    /// The name is valid and not open.
+    fn check_new(&mut self, runtime: &mut Runtime, name: &str) -> Result<(), SessionError> {
+        self.undo_dropped(runtime)?;
+        names::check(name)?;
+        self.check_not_open(name)
+    }
+
+    fn check_not_open(&self, name: &str) -> Result<(), SessionError> {
+        match self.opened(name) {
+            Some(_) => Err(SessionError::Open { name: name.into() }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_idle(&self, id: SessionId) -> Result<(), SessionError> {
+        let session = self.session(id)?;
+        match session.is_answering {
+            true => Err(SessionError::Answering {
+                name: session.name().to_owned(),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    fn session(&self, id: SessionId) -> Result<&OpenSession, SessionError> {
+        let session = self.slots.get(id);
+        session.ok_or(SessionError::Closed { index: id.index() })
+    }
+
+    /// A session without a turn in progress.
+    pub(super) fn session_mut(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+    ) -> Result<&mut OpenSession, SessionError> {
+        Ok(self.session_and_options(runtime, id)?.0)
+    }
+
+    pub(super) fn session_and_options(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+    ) -> Result<(&mut OpenSession, &SessionOptions), SessionError> {
+        self.undo_dropped(runtime)?;
+        self.check_idle(id)?;
+        self.answering(id)
+    }
+
+    /// A session whatever it does.
+    pub(super) fn answering(
+        &mut self,
+        id: SessionId,
+    ) -> Result<(&mut OpenSession, &SessionOptions), SessionError> {
+        let session = self.slots.get_mut(id);
+        let session = session.ok_or(SessionError::Closed { index: id.index() })?;
+        Ok((session, &self.options))
+    }
+}
+
+fn path_of(dir: &Path, name: &str) -> PathBuf {
+    let name = match planted(Bug::SpillFileShared) {
+        true => &name[..name.len().min(2)],
+        false => name,
+    };
+    dir.join(format!("{name}.{ENDING}"))
+}

@@ -1,0 +1,658 @@
+//! A turn, from the question to the commit: the plan is made and carried out, the answer is generated, the turn is saved.
+//!
+//! ```text
+//! begin ─► TurnInProgress: tokens to read, logits to sample from ─► conclude ─► tokens to read ─► end
+//!                  alone (say), or batched with others (the scheduler)
+//! ```
+//!
+//! A plan loses nothing, so it stays carried out when an answer fails. Tokens are read behind a fork of the sequence,
+//! which takes its place again if the turn is dropped.
+
+use super::condensing::STEP_TOKENS_MAX;
+use super::embed::Embed;
+use super::error::SessionError;
+use super::open_session::{OpenSession, stored_bytes};
+use super::options::SessionOptions;
+use super::plan::{TurnRoom, plan};
+use super::record::TurnRecord;
+use super::relevance::Relevance;
+use super::report::{Answer, ContextReport};
+use super::residency::{feed, fits, promised_bytes};
+use super::sessions::Sessions;
+use super::slots::SessionId;
+use super::undo::{DroppedTurns, TurnUndo, UndoOnDrop};
+use haversack_cache::Positions;
+use haversack_engine::encoder::{Embedding, EncoderError};
+use haversack_engine::runtime::completion::Completion;
+use haversack_engine::runtime::generate::{GenerateTimes, conclude, drive};
+use haversack_engine::runtime::{
+    Finish, GenerateEvent, GenerateOptions, Generation, Runtime, SequenceId, StepError,
+};
+use haversack_engine::sample::Sampler;
+use haversack_memory::zoo::{Bug, planted};
+use haversack_text::tokenizer::EncodeOptions;
+use std::ops::{ControlFlow, Range};
+use std::time::Duration;
+
+/// A turn that is about to be read.
+struct PreparedTurn {
+    session: SessionId,
+    sequence: SequenceId,
+    prompt: Vec<u32>,
+    /// Number of tokens of the question, at the end of the prompt.
+    question: usize,
+    question_start: u64,
+    /// Turns that the prompt begins with, and their new positions.
+    reread: Vec<(u64, Range<u64>)>,
+    context: ContextReport,
+    undo: UndoOnDrop,
+}
+
+/// What a prepared turn needs from outside its session.
+struct Question {
+    tokens: Vec<u32>,
+    embedding: Option<Embedding>,
+    /// Tokens of the question, the longest answer and its ending.
+    coming: u64,
+}
+
+/// A turn in progress. Its session does nothing else until it is handed back to [`Sessions::end`]. Dropping it undoes it:
+/// the session is as it was before the question, from the next call of [`Sessions`] on.
+#[must_use]
+pub struct TurnInProgress {
+    stage: Stage,
+    text: String,
+    now_ms: u64,
+    prepared: PreparedTurn,
+}
+
+enum Stage {
+    Answering(Completion),
+    /// The answer is complete; `read` of the tokens that end it have been read.
+    Closing {
+        generation: Generation,
+        tokens: Vec<u32>,
+        read: usize,
+    },
+}
+
+impl Stage {
+    /// The answer, and the unread tokens of its ending.
+    fn end(self) -> (Generation, Vec<u32>) {
+        match self {
+            Stage::Closing {
+                generation,
+                mut tokens,
+                read,
+            } => (generation, tokens.split_off(read)),
+            Stage::Answering(completion) => {
+                let ignore = &mut |_: GenerateEvent<'_>| ControlFlow::Continue(());
+                (
+                    conclude(completion, GenerateTimes::default(), ignore),
+                    Vec::new(),
+                )
+            }
+        }
+    }
+}
+
+impl TurnInProgress {
+    pub fn session(&self) -> SessionId {
+        self.prepared.session
+    }
+
+    /// The sequence that its tokens are read into.
+    pub fn sequence(&self) -> SequenceId {
+        self.prepared.sequence
+    }
+
+    /// The answer, until [`Sessions::conclude`].
+    pub fn completion(&mut self) -> Option<&mut Completion> {
+        match &mut self.stage {
+            Stage::Answering(completion) => Some(completion),
+            Stage::Closing { .. } => None,
+        }
+    }
+
+    /// Tokens to be read next: of the question, the answer or its ending.
+    pub fn pending(&self) -> &[u32] {
+        match &self.stage {
+            Stage::Answering(completion) => completion.pending(),
+            Stage::Closing { tokens, read, .. } => &tokens[*read..],
+        }
+    }
+
+    /// Whether a token is sampled after the first `tokens` of them.
+    pub fn samples_after(&self, tokens: usize) -> bool {
+        match &self.stage {
+            Stage::Answering(completion) => completion.samples_after(tokens),
+            Stage::Closing { .. } => false,
+        }
+    }
+
+    /// Notes that the first `count` of them are in the sequence.
+    pub fn read(&mut self, count: usize) {
+        match &mut self.stage {
+            Stage::Answering(completion) => completion.read(count),
+            Stage::Closing { tokens, read, .. } => *read = (*read + count).min(tokens.len()),
+        }
+    }
+
+    /// Question and answer, once the answer is complete: the text to embed.
+    pub fn said(&self) -> Option<String> {
+        match &self.stage {
+            Stage::Closing { generation, .. } if !generation.tokens.is_empty() => {
+                Some(exchange(&self.text, generation))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl PreparedTurn {
+    /// Decides what the answer sees, and makes it so.
+    fn new(
+        runtime: &mut Runtime,
+        id: SessionId,
+        session: &mut OpenSession,
+        question: Question,
+        options: &SessionOptions,
+        has_encoder: bool,
+        dropped: &DroppedTurns,
+    ) -> Result<PreparedTurn, SessionError> {
+        let Question {
+            tokens: question,
+            embedding,
+            coming,
+        } = question;
+        if session.log.unsaved().is_some() {
+            // Turns that leave memory now have to be in the file, and the disk may work again.
+            session.save(runtime, options);
+        }
+        let mut similarities = session.similarities(embedding.as_ref())?;
+        let numbers = session.transcript.turns().map(|turn| turn.number);
+        let judged = numbers.zip(&similarities);
+        let judged = judged.filter_map(|(number, s)| Some((number, (*s)?)));
+        session.decision.set_relevance(judged);
+        for (turn, similarity) in session.transcript.turns().zip(&mut similarities) {
+            if session.transcript.deferred.recall.contains(&turn.number) {
+                *similarity = Some(f32::MAX);
+            }
+        }
+        let relevance = match embedding {
+            Some(_) => options.relevance,
+            None => Relevance::All,
+        };
+        let room = TurnRoom {
+            capacity: options.capacity as u64,
+            coming,
+            last: options.last,
+            reread: options.reread_max as u64,
+        };
+        let found = plan(&session.transcript.turns, &similarities, &relevance, &room)?;
+        log::debug!("session {}: {found}", session.name());
+        // If the rest fails for want of memory, the next answer reports what was done.
+        let deferred = &mut session.transcript.deferred;
+        let earlier = std::mem::take(&mut deferred.done);
+        let earlier = earlier.still_true(&session.transcript.turns);
+        session.transcript.deferred.done = found.clone().after(&earlier);
+        let mut recompute = session.carry_out(runtime, &found)?;
+        session.make_room(runtime, coming, options.last)?;
+        session.make_way(runtime, coming);
+
+        let sequence = session.residency.sequence;
+        let position = runtime.position(sequence)?;
+        // A recalled turn counts as standing where it would if nothing had been said in between: small models do not
+        // look far (`docs/conversations.md`).
+        runtime.set_positions(sequence, Positions::Compact)?;
+
+        let mut prompt = Vec::new();
+        let mut reread = Vec::new();
+        recompute.sort_unstable();
+        for number in recompute {
+            let Some(i) = session.transcript.index_of(number) else {
+                continue;
+            };
+            let record = session.log.turn_record(&session.transcript.turns[i]);
+            let Ok(TurnRecord { tokens, .. }) = record else {
+                session.forget(i);
+                continue;
+            };
+            let start = position + prompt.len() as u64;
+            reread.push((number, start..start + tokens.len() as u64));
+            prompt.extend(tokens);
+        }
+        let backup = runtime.fork(sequence)?;
+        let deferred = std::mem::take(&mut session.transcript.deferred);
+        let mut context = session.context(&deferred.done, !has_encoder);
+        session.decision.plan = context.plan.clone();
+        context.recomputed = prompt.len() as u64;
+        context.kept += (prompt.len() + question.len()) as u64;
+        let question_start = position + prompt.len() as u64;
+        prompt.extend_from_slice(&question);
+        Ok(PreparedTurn {
+            session: id,
+            sequence,
+            prompt,
+            question: question.len(),
+            question_start,
+            reread,
+            context,
+            undo: dropped.guard(TurnUndo {
+                session: id,
+                backup,
+                deferred,
+                rebuild: None,
+            }),
+        })
+    }
+
+    fn question(&self) -> &[u32] {
+        &self.prompt[self.prompt.len() - self.question..]
+    }
+
+    /// Adds the turn to its session and saves it.
+    fn commit(
+        self,
+        runtime: &mut Runtime,
+        session: &mut OpenSession,
+        said: AnsweredTurn,
+        options: &SessionOptions,
+    ) -> Result<Answer, SessionError> {
+        let AnsweredTurn {
+            generation,
+            ending,
+            embedding,
+            now_ms,
+        } = said;
+        let end = runtime.position(self.sequence)?;
+        let mut tokens = self.question().to_vec();
+        tokens.extend_from_slice(&generation.tokens);
+        // Beyond the answer the sequence has read its ending.
+        let whole = (end - self.question_start) as usize;
+        tokens.truncate(whole.saturating_sub(ending.len()));
+        tokens.extend(ending);
+        debug_assert_eq!(tokens.len(), whole);
+
+        let undo = self.undo.commit();
+        session.is_answering = false;
+        for (number, span) in self.reread {
+            session.relocate(number, span);
+        }
+        let number = session.transcript.next_turn();
+        let record = TurnRecord {
+            number,
+            start: self.question_start,
+            time_ms: session.transcript.at(now_ms),
+            question: self.question as u32,
+            is_pinned: false,
+            embedding: stored_bytes(embedding),
+            tokens,
+        };
+        session.add_turn(&record);
+        if let Some(undo) = undo {
+            let condensing = &mut session.condensing;
+            condensing.give_back(undo.rebuild, number, &record.tokens);
+            runtime.close(undo.backup)?;
+        }
+        session.save(runtime, options);
+        let context = ContextReport {
+            unsaved: session.log.unsaved().cloned(),
+            ..self.context
+        };
+        Ok(Answer {
+            text: generation.text.clone(),
+            tokens: generation.tokens.clone(),
+            finish: generation.finish,
+            turn: Some(number),
+            generation,
+            context,
+        })
+    }
+}
+
+/// The answer to a prepared turn.
+struct AnsweredTurn {
+    generation: Generation,
+    ending: Vec<u32>,
+    /// Of question and answer.
+    embedding: Option<Embedding>,
+    now_ms: u64,
+}
+
+impl Sessions {
+    /// One turn: reads the question, generates the answer, saves both. On an error the conversation is as it was.
+    #[allow(clippy::too_many_arguments)]
+    pub fn say(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        now_ms: u64,
+        sampler: &mut Sampler,
+        options: &GenerateOptions,
+        tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
+    ) -> Result<Answer, SessionError> {
+        let mut turn = self.begin(runtime, id, text, None, now_ms, options)?;
+        let per_token = self.options().condense_per_token;
+        let TurnInProgress {
+            stage, prepared, ..
+        } = &mut turn;
+        let sequence = prepared.sequence;
+        let decode = &mut |runtime: &mut Runtime, id, token| match prepared.undo.rebuild() {
+            Some(rebuild) => rebuild.decode_with(runtime, id, token, per_token),
+            None => runtime.decode(id, token).map(|_| ()),
+        };
+        let driven = match stage {
+            Stage::Answering(completion) => {
+                drive(runtime, sequence, completion, sampler, tell, decode)
+            }
+            Stage::Closing { .. } => Ok(GenerateTimes::default()),
+        };
+        match driven {
+            Ok(took) => {
+                let turn = self.conclude(runtime, turn, took, tell)?;
+                self.end(runtime, turn, None)
+            }
+            Err(error) => {
+                self.abandon(runtime, turn)?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Prepares a turn whose answer the caller computes. The question is embedded here unless the caller has done so.
+    pub fn begin(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        embedding: Option<Embedding>,
+        now_ms: u64,
+        options: &GenerateOptions,
+    ) -> Result<TurnInProgress, SessionError> {
+        self.work(runtime, id, STEP_TOKENS_MAX)?;
+        let mut prepared = self.prepare(runtime, id, text, embedding)?;
+        let max = self.options().answer_max;
+        let options = GenerateOptions {
+            tokens_max: Some(options.tokens_max.map_or(max, |asked| asked.min(max))),
+            ..options.clone()
+        };
+        match Completion::new(runtime, prepared.sequence, &prepared.prompt, &options) {
+            Ok(completion) => {
+                let session = self.session_mut(runtime, id)?;
+                let rebuild = session.condensing.lend(prepared.question());
+                prepared.undo.set_rebuild(rebuild);
+                session.is_answering = true;
+                Ok(TurnInProgress {
+                    stage: Stage::Answering(completion),
+                    text: text.to_owned(),
+                    now_ms,
+                    prepared,
+                })
+            }
+            Err(error) => {
+                drop(prepared);
+                self.undo_dropped(runtime)?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Ends the answer, where it is: what is left to read is its ending. On an error the turn is undone.
+    pub fn conclude(
+        &mut self,
+        runtime: &mut Runtime,
+        turn: TurnInProgress,
+        took: GenerateTimes,
+        tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
+    ) -> Result<TurnInProgress, SessionError> {
+        let completion = match turn.stage {
+            Stage::Answering(completion) => completion,
+            stage => return Ok(TurnInProgress { stage, ..turn }),
+        };
+        let generation = conclude(completion, took, tell);
+        let tokens = match generation.tokens.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.ending_of(runtime, &generation),
+        };
+        match tokens {
+            Ok(tokens) => {
+                let stage = Stage::Closing {
+                    generation,
+                    tokens,
+                    read: 0,
+                };
+                Ok(TurnInProgress { stage, ..turn })
+            }
+            Err(error) => {
+                drop(turn.prepared);
+                self.undo_dropped(runtime)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes question and answer a turn of the session. The ending is read first, where the caller has not done so. An
+    /// answer that was cancelled before its first token makes no turn. Both are embedded here unless the caller has done
+    /// so.
+    pub fn end(
+        &mut self,
+        runtime: &mut Runtime,
+        turn: TurnInProgress,
+        embedding: Option<Embedding>,
+    ) -> Result<Answer, SessionError> {
+        let said = turn.said();
+        let TurnInProgress {
+            stage,
+            now_ms,
+            prepared,
+            ..
+        } = turn;
+        let (generation, rest) = stage.end();
+        let Some(said) = said else {
+            let (id, context) = (prepared.session, prepared.context.clone());
+            drop(prepared);
+            self.session_mut(runtime, id)?.is_answering = planted(Bug::WedgedAfterCancel);
+            return Ok(Answer {
+                text: String::new(),
+                tokens: Vec::new(),
+                finish: generation.finish,
+                generation,
+                turn: None,
+                context,
+            });
+        };
+        let embedding = embedding.or_else(|| self.encoder()?.embed(&said).ok());
+        self.read_and_commit(runtime, prepared, &rest, generation, embedding, now_ms)
+    }
+
+    /// Undoes a turn now; dropping it would do so at the next call.
+    pub fn abandon(
+        &mut self,
+        runtime: &mut Runtime,
+        turn: TurnInProgress,
+    ) -> Result<(), SessionError> {
+        drop(turn);
+        self.undo_dropped(runtime)
+    }
+
+    /// Adds a turn whose answer is known: a conversation that took place elsewhere.
+    pub fn tell(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        answer: &str,
+        now_ms: u64,
+    ) -> Result<u64, SessionError> {
+        let plain = EncodeOptions {
+            add_special: false,
+            parse_special: false,
+        };
+        let tokens = runtime.model().tokenizer().encode(answer, plain)?;
+        let max = self.options().answer_max;
+        if tokens.is_empty() || tokens.len() > max {
+            let tokens = tokens.len();
+            return Err(SessionError::AnswerLength { tokens, max });
+        }
+        let prepared = self.prepare(runtime, id, text, None)?;
+        let generation = Generation {
+            text: answer.to_owned(),
+            tokens,
+            finish: Finish::Stop,
+            prefill: Duration::ZERO,
+            decode: Duration::ZERO,
+        };
+        let mut all = prepared.prompt.clone();
+        all.extend_from_slice(&generation.tokens[..generation.tokens.len() - 1]);
+        all.extend(self.ending_of(runtime, &generation)?);
+        let encoder = self.encoder();
+        let said = exchange(text, &generation);
+        let embedding = encoder.and_then(|encoder| encoder.embed(&said).ok());
+        let answer =
+            self.read_and_commit(runtime, prepared, &all, generation, embedding, now_ms)?;
+        Ok(answer.turn.unwrap_or_default())
+    }
+
+    /// Lets the caller look at the sequence right behind a question. The conversation does not change.
+    pub fn peek<T>(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        look: &mut dyn FnMut(&mut Runtime, SequenceId) -> Result<T, StepError>,
+    ) -> Result<(T, ContextReport), SessionError> {
+        let prepared = self.prepare(runtime, id, text, None)?;
+        let context = prepared.context.clone();
+        let sequence = prepared.sequence;
+        let found = feed(runtime, sequence, &prepared.prompt)
+            .and_then(|()| look(runtime, sequence).map_err(SessionError::from));
+        drop(prepared);
+        self.undo_dropped(runtime)?;
+        Ok((found?, context))
+    }
+
+    /// Bytes that the sequence will hold until this turn is over, at most, and whether the budget has them.
+    pub(crate) fn promise(
+        &self,
+        runtime: &Runtime,
+        turn: &TurnInProgress,
+    ) -> Result<(usize, bool), SessionError> {
+        let (sequence, ending) = (turn.sequence(), self.ending_tokens()? + 1);
+        let coming = (turn.pending().len() + self.options().answer_max + ending) as u64;
+        let bytes = promised_bytes(runtime, sequence, coming)?;
+        Ok((bytes, fits(runtime, Some(sequence), coming)?))
+    }
+
+    fn prepare(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        embedding: Option<Embedding>,
+    ) -> Result<PreparedTurn, SessionError> {
+        self.hold_for(runtime, id)?;
+        let (layout, encoder) = (self.layout(), self.encoder());
+        // Without an encoder turns are not judged, even if the caller has an embedding.
+        let (tokens, embedding) = match (embedding, &encoder) {
+            (Some(embedding), Some(_)) => (layout.question(text), Ok(Some(embedding))),
+            (_, encoder) => embed_while(encoder.as_deref(), text, || layout.question(text)),
+        };
+        let (tokens, embedding) = (tokens?, embedding?);
+        let ending = self.ending_tokens()? + 1;
+        let question = Question {
+            coming: (tokens.len() + self.options().answer_max + ending) as u64,
+            tokens,
+            embedding,
+        };
+        let dropped = self.dropped();
+        let (session, options) = self.session_and_options(runtime, id)?;
+        let has_encoder = encoder.is_some();
+        PreparedTurn::new(
+            runtime,
+            id,
+            session,
+            question,
+            options,
+            has_encoder,
+            &dropped,
+        )
+    }
+
+    /// Reads the last tokens of a turn and commits it, or undoes it.
+    fn read_and_commit(
+        &mut self,
+        runtime: &mut Runtime,
+        prepared: PreparedTurn,
+        rest: &[u32],
+        generation: Generation,
+        embedding: Option<Embedding>,
+        now_ms: u64,
+    ) -> Result<Answer, SessionError> {
+        let read = match rest {
+            [] => Ok(()),
+            rest => feed(runtime, prepared.sequence, rest),
+        };
+        let ending = read.and_then(|()| self.ending_of(runtime, &generation));
+        let ending = match ending {
+            Ok(ending) => ending,
+            Err(error) => {
+                drop(prepared);
+                self.undo_dropped(runtime)?;
+                return Err(error);
+            }
+        };
+        let said = AnsweredTurn {
+            generation,
+            ending,
+            embedding,
+            now_ms,
+        };
+        let (session, options) = self.answering(prepared.session)?;
+        prepared.commit(runtime, session, said, options)
+    }
+
+    /// Tokens to read behind an answer so that it ends as the template ends it: the last sampled token, which the
+    /// sequence does not have yet, and the markers.
+    fn ending_of(
+        &self,
+        runtime: &Runtime,
+        generation: &Generation,
+    ) -> Result<Vec<u32>, SessionError> {
+        let ending = self.layout().ending()?;
+        if generation.finish == Finish::Cancelled && planted(Bug::OrphanedMarker) {
+            return Ok(Vec::new());
+        }
+        let Some(&last) = generation.tokens.last() else {
+            return Ok(ending.to_vec());
+        };
+        // An answer that ended by itself has the first token of its ending already.
+        let is_end = runtime.model().tokenizer().is_end(last) && ending.first() == Some(&last);
+        let own = (!is_end).then_some(last);
+        Ok(own.into_iter().chain(ending.iter().copied()).collect())
+    }
+}
+
+/// The text that is embedded for a turn.
+fn exchange(question: &str, generation: &Generation) -> String {
+    format!("{question}\n{}", generation.text)
+}
+
+/// Runs `other` while the encoder embeds the text on a thread of its own.
+fn embed_while<T>(
+    encoder: Option<&dyn Embed>,
+    text: &str,
+    other: impl FnOnce() -> T,
+) -> (T, Result<Option<Embedding>, EncoderError>) {
+    let Some(encoder) = encoder else {
+        return (other(), Ok(None));
+    };
+    std::thread::scope(|scope| {
+        let embedding = scope.spawn(|| encoder.embed(text));
+        let value = other();
+        // If the encoder panicked, nothing is judged.
+        let embedding = embedding.join().map_or(Ok(None), |e| e.map(Some));
+        (value, embedding)
+    })
+}

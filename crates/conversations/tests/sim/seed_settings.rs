@@ -1,0 +1,230 @@
+//! What a seed decides before the first step: the model, the KV form, the budget, and which calls fail.
+
+use crate::common::Dice;
+use crate::models::{FORMS, MODELS, Make, Models, OTHER, QuickEncoder, one_in, pick};
+use haversack_conversations::scheduler::{Scheduler, SchedulerOptions};
+use haversack_conversations::session::{SessionOptions, Sessions};
+use haversack_engine::runtime::options::Slabs;
+use haversack_engine::{Policy, Retention, Runtime};
+use haversack_memory::{Faults, journal};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// Completions, and a sequence that speculates.
+    Completions,
+    /// Sessions, and completions between their turns.
+    Sessions,
+    /// Completions with windows that follow the device.
+    Windows { anchors: usize, window: usize },
+}
+
+#[derive(Clone, Debug)]
+pub struct SeedSettings {
+    pub kind: Scenario,
+    pub model: usize,
+    pub form: usize,
+    pub budget: Option<usize>,
+    pub scheduler: SchedulerOptions,
+    chunk: Option<usize>,
+    slab_bytes: usize,
+    /// The arena call that fails, counted over all runtimes of the seed.
+    pub arena: Faults,
+    /// `arena` has one.
+    pub may_fail: bool,
+    /// Calls to the disk that fail.
+    pub disk: Option<journal::Faults>,
+    pub sessions: SessionOptions,
+    pub has_encoder: bool,
+    pub steps: usize,
+}
+
+impl SeedSettings {
+    pub fn roll(dice: &mut Dice, models: &Models, folder: &Path) -> SeedSettings {
+        let kind = match dice.roll(8) {
+            0..=2 => Scenario::Completions,
+            3..=6 => Scenario::Sessions,
+            _ => Scenario::Windows {
+                anchors: pick(dice, &[0, 4, 40]),
+                window: 65 + dice.roll(80),
+            },
+        };
+        let model = match dice.roll(MODELS) {
+            OTHER => 0,
+            model => model,
+        };
+        let may_fail = one_in(dice, 4);
+        let arena = match may_fail {
+            true => Faults::fail_nth(1 + dice.roll(60) as u64),
+            false => Faults::never(),
+        };
+        let disk = (kind == Scenario::Sessions && one_in(dice, 5)).then(|| {
+            let blow = pick(dice, &[journal::Blow::Full, journal::Blow::Broken]);
+            journal::Faults::burst(1 + dice.roll(120), 1 + dice.roll(6), blow)
+        });
+        let prefix_dir = one_in(dice, 2).then(|| folder.join("prefixes"));
+        let mut settings = SeedSettings {
+            kind,
+            model,
+            form: dice.roll(FORMS),
+            budget: None,
+            scheduler: SchedulerOptions {
+                batch: 1 + dice.roll(5),
+                queue: pick(dice, &[3, 8, 64]),
+                reuse: pick(dice, &[0, 1, 5]),
+                // The runtime's own, below.
+                chunk: usize::MAX,
+            },
+            chunk: pick(dice, &[None, Some(17), Some(64), Some(200), Some(200)]),
+            slab_bytes: pick(dice, &[1, 4 << 10, 16 << 10]),
+            arena,
+            may_fail,
+            sessions: SessionOptions {
+                dir: Some(folder.join("sessions")),
+                prefix_dir,
+                capacity: pick(dice, &[128, 160]),
+                persistent_max: 96,
+                answer_max: 6,
+                last: 1 + dice.roll(2),
+                reread_max: 64,
+                faults: disk.clone(),
+                ..SessionOptions::default()
+            },
+            disk,
+            has_encoder: one_in(dice, 2),
+            steps: 15 + dice.roll(35),
+        };
+        if !one_in(dice, 3) {
+            settings.budget = Some(settings.tight(dice, models));
+        }
+        settings
+    }
+
+    /// A budget for a few of the largest requests, and hardly more.
+    fn tight(&self, dice: &mut Dice, models: &Models) -> usize {
+        let free = self.runtime_with(models, None).unwrap();
+        let (rows, beside) = match self.kind {
+            Scenario::Completions => (128, 0),
+            Scenario::Windows { anchors, window } => (anchors + window + 32, 0),
+            // With facts, and the lists of four sessions.
+            Scenario::Sessions => (96 + 48 + self.sessions.capacity + 256, 4 * (20 << 10)),
+        };
+        let one = free.sequence_bytes(rows);
+        let ledger = free.ledger();
+        let kept = ledger.side + ledger.tables + free.scratch_bytes(2, 64, rows);
+        // A session that the budget alone forces to evict would differ from its reference without a budget.
+        let first = match self.kind {
+            Scenario::Sessions => 6,
+            _ => 4,
+        } + dice.roll(12);
+        for quarters in first..64 {
+            let budget = kept + beside + one * quarters / 4 + 2048;
+            let Ok(runtime) = self.runtime_with(models, Some(budget)) else {
+                continue;
+            };
+            let fits = match self.kind {
+                Scenario::Sessions => Sessions::new(&runtime, self.sessions.clone())
+                    .is_ok_and(|s| s.options().capacity == self.sessions.capacity),
+                _ => true,
+            };
+            if fits {
+                return budget;
+            }
+        }
+        kept + beside + 16 * one
+    }
+
+    pub fn is_window(&self) -> bool {
+        self.window().is_some()
+    }
+
+    pub fn window(&self) -> Option<(usize, usize)> {
+        match self.kind {
+            Scenario::Windows { anchors, window } => Some((anchors, window)),
+            _ => None,
+        }
+    }
+
+    pub fn retention(&self) -> Retention {
+        match self.kind {
+            Scenario::Completions => Retention::full(),
+            Scenario::Sessions => Retention::managed(),
+            Scenario::Windows { anchors, window } => Retention {
+                policy: Policy::Window,
+                anchors: Some(anchors),
+                window: Some(window),
+                ..Retention::default()
+            },
+        }
+    }
+
+    fn runtime_with(&self, models: &Models, budget: Option<usize>) -> Result<Runtime, String> {
+        self.runtime_of(models, self.model, budget, None)
+    }
+
+    fn runtime_of(
+        &self,
+        models: &Models,
+        model: usize,
+        budget: Option<usize>,
+        faults: Option<Faults>,
+    ) -> Result<Runtime, String> {
+        models.runtime(&Make {
+            model,
+            form: self.form,
+            retention: self.retention(),
+            budget,
+            chunk: self.chunk,
+            slabs: Slabs {
+                bytes: Some(self.slab_bytes),
+                faults,
+            },
+        })
+    }
+
+    /// A process with this model.
+    pub fn scheduler(&self, models: &Models, model: usize) -> Result<Scheduler, String> {
+        let runtime = self.runtime_of(models, model, self.budget, Some(self.arena.clone()))?;
+        let sessions = match self.kind {
+            Scenario::Sessions => Some(self.sessions(&runtime)?),
+            _ => None,
+        };
+        let scheduler = Scheduler::new(runtime, self.scheduler);
+        Ok(match sessions {
+            Some(sessions) => scheduler.with_sessions(sessions),
+            None => scheduler,
+        })
+    }
+
+    /// A process without sessions, which has no file open.
+    pub fn idle_scheduler(&self, models: &Models) -> Result<Scheduler, String> {
+        Ok(Scheduler::new(
+            self.runtime_with(models, None)?,
+            self.scheduler,
+        ))
+    }
+
+    pub fn sessions(&self, runtime: &Runtime) -> Result<Sessions, String> {
+        self.sessions_in(runtime, self.sessions.clone())
+    }
+
+    /// For reference answers: in its own folder, on a disk that works.
+    pub fn sessions_alone(&self, runtime: &Runtime, dir: PathBuf) -> Result<Sessions, String> {
+        let options = SessionOptions {
+            dir: Some(dir),
+            prefix_dir: None,
+            faults: None,
+            ..self.sessions.clone()
+        };
+        self.sessions_in(runtime, options)
+    }
+
+    fn sessions_in(&self, runtime: &Runtime, options: SessionOptions) -> Result<Sessions, String> {
+        let sessions = Sessions::new(runtime, options).map_err(|e| e.to_string())?;
+        Ok(match self.has_encoder {
+            true => sessions.with_encoder(Arc::new(QuickEncoder)),
+            false => sessions,
+        })
+    }
+}

@@ -1,0 +1,108 @@
+//! One head of the keys or values of a block, in memory.
+
+use crate::format::kv::{BLOCK_SLOTS, Form};
+use half::f16;
+use std::ops::Range;
+
+/// The planes and scales of one head, and the sinks that replace its first slots.
+#[derive(Clone, Copy)]
+pub(crate) struct Head<'a> {
+    pub form: Form,
+    pub dim: usize,
+    /// Scales of a slot: none for floats.
+    pub groups: usize,
+    /// All of the head and nothing else.
+    pub bytes: &'a [u8],
+    /// What will be read after this, or nothing. Only prefetched, never read.
+    pub ahead: &'a [u8],
+    /// f16, (slot, dim): the first slots, exact.
+    pub sinks: &'a [u8],
+}
+
+impl<'a> Head<'a> {
+    /// Slots that sinks replace.
+    pub(super) fn sink_rows(&self) -> usize {
+        (self.sinks.len() / (2 * self.dim)).min(BLOCK_SLOTS)
+    }
+
+    /// f16 values of a sink.
+    pub(super) fn sink(&self, slot: usize) -> &'a [u8] {
+        &self.sinks[2 * slot * self.dim..][..2 * self.dim]
+    }
+
+    /// Plane `i`, all slots.
+    pub(super) fn plane(&self, i: usize) -> &'a [u8] {
+        let before: usize = (0..i).map(|i| self.form.plane_bytes(i, self.dim)).sum();
+        let bytes = self.form.plane_bytes(i, self.dim);
+        &self.bytes[BLOCK_SLOTS * before..][..BLOCK_SLOTS * bytes]
+    }
+
+    /// Dimensions of a coded group.
+    #[inline(always)]
+    pub(super) fn group(&self, group: usize) -> Range<usize> {
+        let first = group * self.form.group;
+        first..(first + self.form.group).min(self.dim)
+    }
+
+    /// f16 scales of a coded group: (slot).
+    #[inline(always)]
+    pub(super) fn scales(&self, group: usize) -> &'a [u8; 2 * BLOCK_SLOTS] {
+        let first = self.bytes.len() - (self.groups - group) * 2 * BLOCK_SLOTS;
+        match self.bytes[first..].first_chunk() {
+            Some(scales) => scales,
+            None => unreachable!("groups are counted from the end"),
+        }
+    }
+
+    /// The scale of one slot of a coded group, for the scalar reference.
+    pub(super) fn code_scale(&self, group: usize, slot: usize) -> f32 {
+        half_at(self.scales(group), slot)
+    }
+}
+
+/// One f16 of many.
+pub(super) fn half_at(halves: &[u8], i: usize) -> f32 {
+    f16::from_le_bytes([halves[2 * i], halves[2 * i + 1]]).to_f32_const()
+}
+
+/// Rows of f32 at a common distance: `row(r) = values[r * stride ..]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub values: &'a [f32],
+    pub stride: usize,
+    pub count: usize,
+}
+
+/// One block's keys or values: slot 0 has the scores or weights at `at`; the first `slots` are read.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    pub head: Head<'a>,
+    pub at: usize,
+    pub slots: usize,
+}
+
+impl<'a> Piece<'a> {
+    pub(crate) const NONE: Piece<'a> = Piece {
+        head: Head {
+            form: Form::F16,
+            dim: 0,
+            groups: 0,
+            bytes: &[],
+            ahead: &[],
+            sinks: &[],
+        },
+        at: 0,
+        slots: 0,
+    };
+
+    /// Every slot is read, and read from the planes.
+    #[inline(always)]
+    pub(super) fn is_whole(&self) -> bool {
+        self.slots == BLOCK_SLOTS && self.head.sinks.is_empty()
+    }
+
+    /// Slots that are read from the planes.
+    pub(super) fn own_slots(&self) -> usize {
+        self.slots.saturating_sub(self.head.sink_rows())
+    }
+}
