@@ -193,8 +193,8 @@ fn damages_are_in_order() {
     assert!(text.starts_with("layer"), "{text}");
 }
 
-/// A long context has more recent rows, a small share fewer; whoever names a number gets it. And the guard predicts
-/// by the line that was found.
+/// A long context has more recent rows, a small share fewer; a number that the options name is taken. And the guard
+/// predicts with the slope and offset of the probe.
 #[test]
 fn recent_rows_follow_the_context() {
     let dir = tempfile::tempdir().unwrap();

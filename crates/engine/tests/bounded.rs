@@ -1,4 +1,4 @@
-//! A runtime whose rows leave: what it holds, and what it gives back.
+//! A runtime that evicts rows: what it holds, and what it gives back.
 
 mod common;
 
@@ -125,6 +125,25 @@ fn the_ledger_is_within_the_plan() {
             ledger.scratch <= needs.scratch_bytes,
             "{ledger:?} {needs:?}"
         );
+    }
+}
+
+/// What others charge is on top of the store's own mean keys. A change was once added to the level that the ledger shows,
+/// which has the mean keys in it already, so every charge and every release counted them once more.
+#[test]
+fn a_charge_beside_sequences_is_counted_once() {
+    let (_dir, model, _) = tiny();
+    let mut rt = Runtime::new(model, &options(64, 128)).unwrap();
+    let before = rt.ledger().side;
+    assert!(before > 0, "mean keys");
+    for _ in 0..3 {
+        rt.charge_side(1000).unwrap();
+        rt.set_session_bytes(500).unwrap();
+        assert_eq!(rt.ledger().side, before + 1500);
+        rt.release_side(1000);
+        assert_eq!(rt.ledger().side, before + 500);
+        rt.set_session_bytes(0).unwrap();
+        assert_eq!(rt.ledger().side, before);
     }
 }
 

@@ -10,7 +10,7 @@ use haversack_testing::models::Spec;
 use haversack_text::chat::{ChatError, encode_chat};
 use haversack_text::template::{ChatTemplate, Message, RenderOptions, Variable};
 use haversack_text::tokenizer::pieces::{Pieces, TokenKind as Kind};
-use haversack_text::tokenizer::{EncodeOptions, TokenizerModel as VocabModel, Tokenizer, Vocab};
+use haversack_text::tokenizer::{EncodeOptions, Tokenizer, TokenizerModel as VocabModel, Vocab};
 use proptest::prelude::*;
 use std::sync::{Arc, LazyLock};
 

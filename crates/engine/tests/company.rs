@@ -1,4 +1,4 @@
-//! Tokens do not depend on company: logits are equal bit for bit however a prompt is chunked, whoever
+//! Tokens do not depend on company: logits are equal bit for bit however a prompt is chunked, whatever
 //! shares the batch, on any number of threads, and whether rows were computed now or before.
 
 mod common;

@@ -1,7 +1,7 @@
 //! Every arena call of a runtime's life fails once.
 //!
 //! The life: measure the mean keys, open, read a prompt past the window, decode, shrink the window and
-//! compact, fork, cut back, close; all of it under the least budget that is accepted. For each N the
+//! compact, fork, truncate, close; all of it under the smallest budget that is accepted. For each N the
 //! Nth call (a slab to add, pages to give back) is refused. What was asked then either happens all the
 //! same, or ends in a typed error and happens when it is asked again. After every act the logits
 //! and the ledger (but for what is made ahead) are those of a runtime that never saw a fault, and so is
@@ -175,8 +175,8 @@ fn options(kv: KvOptions, budget_bytes: Option<usize>, faults: ArenaFaults) -> R
     }
 }
 
-/// What the runtime says is the least for its window, and as much again for the fork.
-fn least_budget(model: &Arc<Model>, kv: &KvOptions) -> usize {
+/// The smallest budget that the runtime accepts for its window, and as much again for the fork.
+fn smallest_budget(model: &Arc<Model>, kv: &KvOptions) -> usize {
     let refused = |bytes: usize| {
         let options = options(kv.clone(), Some(bytes), ArenaFaults::never());
         match Runtime::new(model.clone(), &options).err() {
@@ -205,7 +205,7 @@ fn sweep(variant: &str, kv: KvOptions, must: &[&str]) {
     spec.write_file(&path).unwrap();
     let model = load(&path, Repack::Off);
     let tokens = spec.ids(200);
-    let budget = Some(least_budget(&model, &kv));
+    let budget = Some(smallest_budget(&model, &kv));
     let start = |faults: &ArenaFaults| {
         let options = options(kv.clone(), budget, faults.clone());
         Life::new(&model, &options)

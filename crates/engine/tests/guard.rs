@@ -1,5 +1,4 @@
-//! A runtime whose guard has something to say: the same tokens in any portions, within the plan, and a debt that
-//! is what was left out.
+//! A runtime whose guard interferes: the same tokens however a prompt is chunked, memory within the plan, and a debt.
 
 mod common;
 
@@ -99,7 +98,7 @@ fn other_victims_cost_less() {
 }
 
 #[test]
-fn the_plan_covers_guard_and_canaries() {
+fn the_plan_covers_guard_and_query_samples() {
     let (_dir, model, tokens) = tiny();
     let config = model.config();
     let kv = KvOptions::default();
@@ -130,7 +129,7 @@ fn the_plan_covers_guard_and_canaries() {
     let ledger = rt.ledger();
     assert!(ledger.side <= needs.side_bytes, "{ledger:?} {needs:?}");
     assert!(ledger.peak <= needs.total(), "{ledger:?} {needs:?}");
-    // A second sequence has canaries of its own; where they do not fit it is not opened, and nothing is lost.
+    // A second sequence has query samples of its own; where they do not fit it is not opened, and nothing is lost.
     let ring = ledger.side - {
         rt.close(id).unwrap();
         rt.ledger().side

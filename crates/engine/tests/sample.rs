@@ -249,7 +249,7 @@ fn a_seed_gives_the_same_tokens_for_ever() {
     };
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2));
-    // Recorded: a change here changes everybody's texts.
+    // Recorded: a change here changes the text of every seed.
     assert_eq!(run(1), RECORDED);
 }
 

@@ -149,6 +149,13 @@ impl Gguf {
         self.parts.iter().map(|p| &p.map)
     }
 
+    /// Tells the system how all files of the set will be read. A hint.
+    pub fn advise(&self, advice: MapAdvice) {
+        for map in self.maps() {
+            let _ = map.advise(0..map.len(), advice);
+        }
+    }
+
     /// Each part's table: what stands before its first tensor.
     pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().map(|p| {

@@ -1,8 +1,8 @@
-//! The window follows what the device has: smaller in a real shortage, larger again when memory
+//! Adapts the window to the memory of the device: smaller in a shortage, larger again when memory
 //! returns.
 //!
 //! ```text
-//! headroom = least of  MemAvailable - floor
+//! headroom = min of    MemAvailable - floor
 //!                      cgroup limit - anonymous pages - weights, where the group has room for weights at all
 //! below LOW            shrink by what is missing, at once if the device changed, else every 10 s
 //! above HIGH           grow by what is spare, at most to what was asked for, every 10 s
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A window shrinks by eighths of what was asked for, so that small movements of a reading change
-//! nothing. Every change has a reason in words and a position; a run that is told the same changes
+//! nothing. Every change has a reason in words and a position; a run that replays the same changes
 //! gives the same tokens.
 
 use haversack_memory::Reading;
@@ -29,25 +29,24 @@ pub struct WindowChange {
 pub const LOW_BYTES: u64 = 16 << 20;
 /// Above this much room it grows again.
 pub const HIGH_BYTES: u64 = 48 << 20;
-/// RAM left to everybody else.
+/// RAM left to other processes.
 pub const FLOOR_BYTES: u64 = 64 << 20;
-/// The least time between two changes while the device says the same.
+/// Minimal time between two changes while the limit stays the same.
 pub const CALM: Duration = Duration::from_secs(10);
-/// How often a reading is worth taking.
+/// Time between two readings.
 pub const INTERVAL: Duration = Duration::from_millis(500);
-/// Share of time, in percent, that tasks stood still for memory (PSI): above it the machine thrashes
+/// Share of time, in percent, that tasks stalled on memory (PSI): above it the machine thrashes
 /// whatever the byte counts say.
 const STALL_PERCENT: f32 = 20.0;
-/// Steps between the whole window and none.
+/// Sizes of the window.
 const STEPS: usize = 8;
 
-/// What the decisions are about.
+/// Decides on the window from readings.
 #[derive(Clone, Debug)]
 pub struct Governor {
     /// The window that was asked for.
     asked: usize,
-    /// The least that is worth anything.
-    least: usize,
+    window_min: usize,
     bytes_per_token: usize,
     weights_bytes: u64,
     window: usize,
@@ -59,7 +58,7 @@ impl Governor {
     pub fn new(asked: usize, bytes_per_token: usize, weights_bytes: u64) -> Governor {
         Governor {
             asked,
-            least: (asked / STEPS).max(32).min(asked),
+            window_min: (asked / STEPS).max(32).min(asked),
             bytes_per_token: bytes_per_token.max(1),
             weights_bytes,
             window: asked,
@@ -72,12 +71,12 @@ impl Governor {
         self.window
     }
 
-    /// Room that is left, and which bound it is.
+    /// Bytes that are left, and which limit says so.
     pub fn headroom(&self, reading: &Reading) -> Option<(i64, &'static str)> {
         headroom(reading, self.weights_bytes)
     }
 
-    /// What a reading at time `now` changes, if anything: the new window and why.
+    /// The new window and why, if a reading at time `now` changes it.
     pub fn decide(&mut self, reading: &Reading, now: Duration) -> Option<(usize, String)> {
         let (headroom, bound) = self.headroom(reading)?;
         let limit = reading.cgroup.as_ref().and_then(|group| group.limit_bytes);
@@ -120,7 +119,7 @@ impl Governor {
         if window >= self.asked {
             self.asked
         } else {
-            (window / step * step).max(self.least)
+            (window / step * step).max(self.window_min)
         }
     }
 
@@ -137,13 +136,13 @@ impl Governor {
     }
 }
 
-/// Whether tasks stand still for memory, whatever the byte counts say.
+/// Whether tasks stall on memory, whatever the byte counts say.
 pub fn is_stalled(reading: &Reading) -> bool {
     let mut psi = [reading.psi, reading.cgroup_psi].into_iter().flatten();
     psi.any(|psi| psi.full_avg10 >= STALL_PERCENT)
 }
 
-/// Room that a device has left beside weights of so many bytes, and which bound it is.
+/// Bytes that a device has left beside the weights, and which limit says so.
 pub fn headroom(reading: &Reading, weights_bytes: u64) -> Option<(i64, &'static str)> {
     let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let system = reading

@@ -1,5 +1,5 @@
-//! What the device says, and what follows from it. Pure: readings come in as data with their time,
-//! decisions go out as data; nothing here opens a file or looks at a clock.
+//! Limits that follow from readings of the device. Pure: readings come in as data with their time,
+//! decisions go out as data; nothing here opens a file or reads a clock.
 
 pub mod governor;
 

@@ -1,6 +1,5 @@
 //! Why there is no encoder, or no embedding.
 
-use super::WEIGHTS_FILE;
 use super::safetensors::SafeTensorsError;
 use haversack_text::tokenizer::pieces::VocabError;
 use std::path::PathBuf;
@@ -38,7 +37,7 @@ pub enum EncoderFileError {
     VocabularyBytes(usize),
     #[error("there is no piece {0}")]
     MissingPiece(&'static str),
-    #[error("{pieces} pieces, but {WEIGHTS_FILE} has vectors for {vectors}")]
+    #[error("{pieces} pieces, but the weights have vectors for {vectors}")]
     PieceCount { pieces: usize, vectors: usize },
     #[error("tensor {0} is missing")]
     MissingTensor(String),

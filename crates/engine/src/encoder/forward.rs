@@ -2,7 +2,7 @@
 //! with the norm after the sum.
 //!
 //! A row of the batch is a token. Products with weights are [`matmul`]'s; the rest runs row by row.
-//! Nothing is summed across units of work, so thread count and table change no bit.
+//! Nothing is summed across units of work, so thread count and backend change no bit.
 
 use super::embedding::DIMENSIONS;
 use super::weights::{EncoderWeights, HEAD, HEADS, INNER, LAYERS, Layer, Linear, Norm};
@@ -11,6 +11,9 @@ use haversack_kernels::matmul::{MatmulInput, MatrixProduct, matmul};
 use haversack_kernels::ops::{self, StridedRows};
 use haversack_kernels::threads::chunks_mut;
 use haversack_kernels::{Exec, LANES};
+
+/// Tokens of a text that count, the two special ones included: what the model was trained with.
+pub const TOKENS_MAX: usize = 256;
 
 /// Of the published configuration.
 const NORM_EPS: f32 = 1e-12;
@@ -148,7 +151,7 @@ fn attend(
 ) {
     let keys = n.next_multiple_of(LANES);
     let queries = out.len() / DIMENSIONS;
-    let mut scores = [0.0; QUERIES * super::TOKENS_MAX]; // (query, token)
+    let mut scores = [0.0; QUERIES * TOKENS_MAX]; // (query, token)
     let at = head * HEAD;
     let of_head = |data| StridedRows {
         data,

@@ -17,7 +17,7 @@
 //!
 //! Invariants:
 //!
-//! - the same text gives the same bits on every thread count and table;
+//! - the same text gives the same bits on every thread count and backend;
 //! - weights stay in the mapped file; what is copied out is the vocabulary's index and small vectors
 //!   ([`Encoder::heap_bytes`]);
 //! - one text is embedded at a time and other threads wait, so there is one scratch
@@ -35,6 +35,7 @@ pub use embedding::{
     DIMENSIONS, Embedding, STORED_BYTES, STORED_ERROR_MAX, StoredEmbedding, StoredError, similarity,
 };
 pub use error::{EncoderError, EncoderFileError};
+pub use forward::TOKENS_MAX;
 
 use haversack_kernels::Exec;
 use haversack_kernels::cpu::Backend;
@@ -45,9 +46,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use weights::{EncoderWeights, INNER};
 use wordpiece::WordPiece;
-
-/// Tokens of a text that count, the two special ones included: what the model was trained with.
-pub const TOKENS_MAX: usize = 256;
 
 /// Files of the encoder's folder.
 pub const WEIGHTS_FILE: &str = "model.safetensors";

@@ -44,7 +44,7 @@ pub enum SafeTensorsError {
     BytesAtEnd(usize),
     #[error("{bytes} bytes before tensor {name:.80} belong to none")]
     Gap { bytes: usize, name: String },
-    #[error("tensor {name:.80} {problem}")]
+    #[error("tensor {name:.80}{problem}")]
     Tensor {
         name: String,
         problem: TensorProblem,
@@ -54,25 +54,25 @@ pub enum SafeTensorsError {
 /// What is wrong with one tensor of a header.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorProblem {
-    #[error("is there twice")]
+    #[error(" is there twice")]
     Twice,
-    #[error("overlaps the one before it")]
+    #[error(" overlaps the one before it")]
     Overlaps,
-    #[error("has an unknown field {0:.80}")]
+    #[error(": unknown field {0:.80}")]
     UnknownField(String),
-    #[error("has the field {0} twice")]
+    #[error(": {0} is there twice")]
     FieldTwice(String),
-    #[error("needs dtype, shape and two data_offsets")]
+    #[error(": dtype, shape and two data_offsets are needed")]
     MissingField,
-    #[error("has the dtype {0:.80}, which is not known")]
+    #[error(": dtype {0:.80} is not known")]
     UnknownType(String),
-    #[error("has bytes {begin} to {end}, not within the {data} of the file")]
+    #[error(": bytes {begin} to {end} are not within the {data} of the file")]
     Outside {
         begin: usize,
         end: usize,
         data: usize,
     },
-    #[error("is {dtype} of {shape:?}, which does not fill {bytes} bytes")]
+    #[error(": {dtype} of {shape:?} does not fill {bytes} bytes")]
     Size {
         dtype: String,
         shape: Vec<usize>,

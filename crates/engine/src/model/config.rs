@@ -1,12 +1,12 @@
-//! From GGUF metadata to one description per layer.
+//! The configuration of a model, from GGUF metadata: one description per layer.
 //!
 //! Architectures differ in data, not in code: everything `forward` branches on is a field here.
 //! All numbers come from a file, so each is checked against its range and named when it is wrong.
 //! Shapes are compared with the tensors later, by [`super::weights`].
 
+use super::error::LoadError;
 use super::keys::{Keys, missing};
 use super::rope;
-use crate::model::LoadError;
 use haversack_gguf::Gguf;
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};
 

@@ -1,4 +1,4 @@
-//! Who a model is, from its content.
+//! Identifies a model by its content.
 //!
 //! Hashing every byte would read the whole file at every start. The fingerprint covers all names,
 //! types and shapes, all metadata, and from every tensor three samples; two trainings or two

@@ -1,7 +1,7 @@
 //! Metadata keys of one architecture, each read with its range: a number from a file that is out of
 //! range is an error that names the key and what is accepted.
 
-use crate::model::LoadError;
+use super::error::LoadError;
 use haversack_gguf::Gguf;
 
 /// Metadata keys of one architecture, with their ranges.

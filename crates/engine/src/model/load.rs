@@ -1,9 +1,10 @@
-//! A model ready to run: what it is, where its weights lie, and how it reads and writes text.
+//! A loaded model: its configuration, weights, tokenizer and chat template.
 
+use super::config::Config;
+use super::error::LoadError;
 use super::residence::Residence;
-use super::{LoadError, fingerprint, pack};
-use crate::model::config::Config;
-use crate::model::weights::Weights;
+use super::weights::Weights;
+use super::{fingerprint, pack};
 use haversack_gguf::Gguf;
 use haversack_kernels::threads::ThreadPool;
 use haversack_text::template::ChatTemplate;
@@ -40,7 +41,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a GGUF file. `progress` hears (bytes done, bytes in all) while weights are packed for
+    /// Opens a GGUF file. `progress` is given (bytes done, bytes in all) while weights are packed for
     /// the first time.
     pub fn load(
         path: &Path,
@@ -66,7 +67,7 @@ impl Model {
                 .unwrap_or_default();
             String::from_utf8_lossy(piece).into_owned()
         };
-        // A broken template spoils chats, not completions.
+        // Without its template a model can still complete text.
         let template = match gguf.str("tokenizer.chat_template") {
             Ok(source) => {
                 ChatTemplate::new(source, &special(tokenizer.bos()), &special(tokenizer.eos()))

@@ -1,8 +1,8 @@
 //! The packed copy of a model's weights: a cache file that is mapped like the model itself.
 //!
-//! Matrix products want strips of 16 rows ([`haversack_kernels::format::packed`]); a GGUF file has rows
-//! one after the other. Packing once, into a file, buys decoding at memory speed for the price of
-//! disk: about the size of the model, written at first use. The pages are clean and shared
+//! Matrix products read strips of 16 rows ([`haversack_kernels::format::packed`]); a GGUF file has rows
+//! one after the other. Packing once, into a file, makes decoding run at memory speed and costs disk: about the size of
+//! the model, written at first use. The pages are clean and shared
 //! between processes, so it costs no private memory. Without it (`Repack::Off`, no room, no right to write)
 //! each strip is packed on the fly, with the same results bit for bit and a slower decode.
 //!
@@ -24,13 +24,13 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8; 8] = b"HAVERPAK";
 /// Raised whenever the layout of `format::packed` changes.
 const VERSION: u32 = 1;
-/// Packed at a time: large enough for the disk, small enough not to count.
+/// Bytes packed at a time: large enough for the disk, small enough not to matter in memory.
 const BATCH_BYTES: usize = 2 << 20;
 /// Smaller models are packed on the fly: their matrices stay in the CPU's cache anyway.
 pub const WORTH_BYTES: usize = 8 << 20;
 
 /// Maps the packed copy of `weights`, writing it first if `dir` does not have it.
-/// `progress` hears (bytes done, bytes in all).
+/// `progress` is given (bytes done, bytes in all).
 pub fn open_or_write(
     weights: &Weights,
     key: &blake3::Hash,

@@ -1,9 +1,9 @@
-//! Where weights are while the model runs: left to the page cache, asked for a layer ahead, or locked.
+//! Where weights are while the model runs: left to the page cache, prefetched a layer ahead, or locked.
 //!
-//! Mapped pages are clean and the system may take them back; reading them again from disk in the middle
-//! of a token is what makes a model stutter. When the file does not fit beside everything else,
-//! asking for the next layer while this one is computed hides part of the wait. Locking helps where
-//! there is room and somebody else's file copying would push the weights out.
+//! Mapped pages are clean and the system may drop them; reading them again from disk in the middle
+//! of a token makes a model stutter. When the file does not fit into memory, prefetching the next layer while this one is
+//! computed hides part of the wait. Locking helps where there is room and other processes' files would push the weights
+//! out.
 
 use haversack_memory::Reading;
 

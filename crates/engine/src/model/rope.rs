@@ -1,11 +1,11 @@
 //! Rotary frequencies of a model: base, scaling and per-pair factors as one list of frequencies.
 //!
-//! Every scaling we read (linear, llama3 factors, yarn, long/short factors) multiplies an angle by a
+//! Every supported scaling (linear, llama3 factors, yarn, long/short factors) multiplies an angle by a
 //! number that depends on the pair only. So all of them end here, as `freqs`, and nothing later
-//! knows which one it was.
+//! depends on which one it was.
 
+use super::error::LoadError;
 use super::keys::Keys;
-use crate::model::LoadError;
 use haversack_gguf::Gguf;
 use haversack_kernels::format::{WeightType, gguf::unpack_row};
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};

@@ -5,9 +5,9 @@
 //! gate/up) are seen as the row ranges they are made of, so that `forward` knows one shape only.
 
 use super::config::{Arch, Config};
+use super::error::LoadError;
 use super::keys::missing;
-use crate::model::LoadError;
-use crate::model::residence::Residence;
+use super::residence::Residence;
 use haversack_gguf::{Gguf, Tensor};
 use haversack_kernels::format::WeightType;
 use haversack_kernels::format::gguf::unpack_row;
@@ -17,7 +17,7 @@ use haversack_memory::file::{FileMap, MapAdvice};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// A matrix of `rows` outputs by `cols` inputs.
+/// A matrix of `rows` outputs by `cols` inputs: where its bytes lie.
 #[derive(Clone, Debug)]
 pub struct Weight {
     pub ty: WeightType,
@@ -58,7 +58,7 @@ pub struct Weights {
     pub output_norm: Vec<f32>,
     pub output: Weight,
     packed_bytes: usize,
-    /// Ask for the next layer while one is computed.
+    /// Prefetch the next layer while one is computed.
     prefetch: bool,
 }
 
@@ -106,7 +106,7 @@ impl Weights {
         self.packed = Some(map);
     }
 
-    /// Locks the file that products read, or has layers asked for ahead of time.
+    /// Locks the file that products read, or prefetches layers from now on.
     pub fn reside(&mut self, residence: Residence) -> std::io::Result<()> {
         self.prefetch = residence == Residence::Prefetch;
         if residence != Residence::Locked {
@@ -118,7 +118,7 @@ impl Weights {
         }
     }
 
-    /// Before a layer is computed: the one after it will be needed.
+    /// Prefetches the layer after this one.
     pub fn prefetch_after(&self, layer: usize) {
         if !self.prefetch {
             return;
@@ -129,7 +129,7 @@ impl Weights {
         for w in of_layer.into_iter().flatten().chain(output) {
             match &self.packed {
                 Some(map) => {
-                    // A hint: what fails is slow, not wrong.
+                    // A hint: without it the layer is slow, not wrong.
                     let _ = map.advise(w.packed.clone(), MapAdvice::WillNeed);
                 }
                 None => self
@@ -349,7 +349,7 @@ impl<'a> Finder<'a> {
         Ok((index, &self.g.tensors()[index]))
     }
 
-    /// A tensor of a layer that nothing reads means that the file says more than we compute.
+    /// A tensor of a layer that nothing reads means that the model computes something we do not.
     fn warn_unused(&self, config: &Config) {
         for (t, _) in self
             .g
@@ -359,7 +359,7 @@ impl<'a> Finder<'a> {
             .filter(|(t, used)| !**used && t.name.starts_with("blk."))
         {
             log::warn!(
-                "tensor {} is not part of architecture {} as we know it and is ignored",
+                "tensor {} is unknown in architecture {} and is ignored",
                 t.name.escape_debug(),
                 config.arch.name()
             );

@@ -1,11 +1,10 @@
-//! A completion on its way: which tokens it wants read next, and what comes of their logits.
+//! The state of a completion: which tokens to feed next, and what follows from their logits.
 //!
-//! It computes nothing. Whoever does, one after another ([`generate`](super::generate::generate)) or many in one step
-//! ([`many`](haversack_conversations::scheduler)), reads [`Completion::pending`] into the sequence, says how much of it was read, and hands over
-//! the logits behind the last. What comes out depends on nothing but those logits.
+//! It computes nothing itself. A driver (one completion at a time in `generate`, many in one step in the scheduler) feeds [`Completion::pending`] to the sequence, reports how much of it was read, and passes the
+//! logits after the last token on. The result depends on nothing but those logits.
 
 use super::core::Runtime;
-use super::generate::{Finish, GenerateError, GenerateOptions};
+use super::error::StepError;
 use crate::sample::{SampleError, Sampler};
 use haversack_cache::SequenceId;
 use haversack_memory::zoo::{Bug, planted};
@@ -13,14 +12,55 @@ use haversack_text::detokenize::{DetokenizeOptions, Detokenizer};
 use haversack_text::stop::{StopError, Stops};
 use haversack_text::tokenizer::Tokenizer;
 
+#[derive(Clone, Debug, Default)]
+pub struct GenerateOptions {
+    /// Tokens to generate at most; `None` = until the model ends or the context is full.
+    pub tokens_max: Option<usize>,
+    /// Text that ends the answer and is not part of it.
+    pub stop: Vec<String>,
+    /// Go on when the model ends its answer.
+    pub ignore_end: bool,
+}
+
+/// Why a completion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended its answer, or a stop string appeared.
+    Stop,
+    /// The token limit or the context ended it.
+    Length,
+    Cancelled,
+}
+
+impl Finish {
+    pub fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Why a completion failed.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    #[error(transparent)]
+    Stop(#[from] StopError),
+}
+
 pub struct Completion {
     /// The prompt, and everything sampled since: penalties look at both.
     history: Vec<u32>,
     prompt: usize,
-    /// What the sequence is to read before a token is sampled, and how much of it was read.
+    /// Tokens to feed before the next one is sampled, and how many of them were read.
     queue: Vec<u32>,
     read: usize,
-    /// Most tokens to sample.
+    /// Tokens to sample at most.
     limit: Option<usize>,
     ignores_end: bool,
     stops: Stops,
@@ -33,23 +73,23 @@ pub struct Completion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampled<'a> {
     pub id: u32,
-    /// What may be shown now: often more or less than the token's piece.
+    /// Text that can be shown now: often more or less than the token's own.
     pub text: &'a str,
 }
 
-/// What became of a completion.
+/// The result of a completion.
 #[derive(Clone, Debug)]
 pub struct Completed {
     pub text: String,
     /// Everything sampled, the ending token included.
     pub tokens: Vec<u32>,
     pub finish: Finish,
-    /// From here on, text that was not shown: half a character, or the beginning of a stop string that never came.
+    /// Text from this byte on was not shown: half a character, or the beginning of a stop string that never came.
     pub shown: usize,
 }
 
 impl Completion {
-    /// Of this sequence, from where it stands.
+    /// A completion of this sequence, from where it stands.
     pub fn new(
         runtime: &Runtime,
         sequence: SequenceId,
@@ -57,13 +97,13 @@ impl Completion {
         options: &GenerateOptions,
     ) -> Result<Completion, GenerateError> {
         let behind = runtime.position(sequence)? + prompt.len() as u64;
-        // Bounded policies have no end; the others end where nothing more fits.
+        // Sequences under a bounded policy have no end; the others end where nothing more fits.
         let room = runtime.end(sequence);
         let room = room.map(|end| (end as u64).saturating_sub(behind));
         Ok(Completion::within(prompt, options, room)?)
     }
 
-    /// Of a sequence that has room for so many tokens behind the prompt, if it ends.
+    /// A completion of a sequence that ends `room` tokens after the prompt; `None`: it has no end.
     pub fn within(
         prompt: &[u32],
         options: &GenerateOptions,
@@ -76,8 +116,8 @@ impl Completion {
                 .saturating_add(1)
         });
         let limit = match (options.tokens_max, room) {
-            (Some(most), Some(room)) => Some(most.min(room)),
-            (most, room) => most.or(room),
+            (Some(max), Some(room)) => Some(max.min(room)),
+            (max, room) => max.or(room),
         };
         let stops = Stops::new(options.stop.iter().cloned())?;
         Ok(Completion {
@@ -94,28 +134,28 @@ impl Completion {
         })
     }
 
-    /// Tokens to be read before the next one can be sampled. A prompt is read even if nothing is to be sampled.
+    /// Tokens to feed before the next one can be sampled. A prompt is read even if nothing is to be sampled.
     pub fn pending(&self) -> &[u32] {
         &self.queue[self.read..]
     }
 
-    /// Whether it samples from the logits behind so many of them.
+    /// Whether it samples from the logits after this many pending tokens.
     pub fn samples_after(&self, tokens: usize) -> bool {
         self.finish.is_none() && tokens == self.pending().len()
     }
 
-    /// So many of them are in the sequence now.
+    /// Records that this many pending tokens were read.
     pub fn read(&mut self, tokens: usize) {
         self.read = (self.read + tokens).min(self.queue.len());
     }
 
-    /// Tokens of the prompt that were read, and all of them, until the first token is sampled.
+    /// Tokens of the prompt that were read, and their total, until the first token is sampled.
     pub fn progress(&self) -> Option<(usize, usize)> {
         let is_reading = self.sampled().is_empty();
         is_reading.then_some((self.read, self.queue.len()))
     }
 
-    /// What the sequence had is lost: these are to be read in its place, and the last of them is the last of all.
+    /// Starts over with an empty sequence: these tokens are to be read, the last of which is the last sampled one.
     pub fn read_again(&mut self, tokens: Vec<u32>) {
         debug_assert_eq!(tokens.last(), self.history.last());
         (self.queue, self.read) = (tokens, 0);
@@ -126,7 +166,7 @@ impl Completion {
         &self.history
     }
 
-    /// Nothing more is read or sampled.
+    /// Whether nothing more is to be read or sampled.
     pub fn is_over(&self) -> bool {
         self.finish.is_some() && self.pending().is_empty()
     }
@@ -144,13 +184,13 @@ impl Completion {
         self.finish
     }
 
-    /// Whoever wanted it does so no longer.
+    /// Stops the completion: nothing more is read or sampled.
     pub fn cancel(&mut self) {
         self.finish.get_or_insert(Finish::Cancelled);
         self.read = self.queue.len();
     }
 
-    /// The next token, from the logits behind the last one that was read.
+    /// Samples the next token from the logits after the last one that was read.
     pub fn sample(
         &mut self,
         sampler: &mut Sampler,
@@ -169,7 +209,7 @@ impl Completion {
         let stopped = self.stops.push(&piece, &mut self.text);
         if ended || stopped {
             self.finish = Some(Finish::Stop);
-        } else if self.limit.is_some_and(|most| self.sampled().len() >= most) {
+        } else if self.limit.is_some_and(|max| self.sampled().len() >= max) {
             self.finish = Some(Finish::Length);
         }
         if self.finish.is_none() {
@@ -185,7 +225,7 @@ impl Completion {
         })
     }
 
-    /// One that nobody ended is cancelled.
+    /// Ends the completion; one that has not finished counts as cancelled.
     pub fn end(mut self) -> Completed {
         let shown = self.text.len();
         let mut rest = String::new();

@@ -1,50 +1,22 @@
-//! One completion: read the prompt, then sample, tell and feed, one token at a time.
+//! Runs one completion: reads the prompt, then samples a token, reports it and feeds it, until the end.
+
+pub use super::completion::{Finish, GenerateError, GenerateOptions};
 
 use super::completion::{Completed, Completion, Sampled};
 use super::core::Runtime;
 use super::error::StepError;
-use crate::sample::{SampleError, Sampler};
+use crate::sample::Sampler;
 use haversack_cache::SequenceId;
-use haversack_text::stop::StopError;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-#[derive(Clone, Debug, Default)]
-pub struct GenerateOptions {
-    /// Most tokens to generate; `None` = until the model ends or the context is full.
-    pub tokens_max: Option<usize>,
-    /// Text that ends the answer and is not part of it.
-    pub stop: Vec<String>,
-    /// Go on when the model says it is done.
-    pub ignore_end: bool,
-}
-
-/// What happens while a completion runs. The caller may stop it at each.
+/// What happens while a completion runs. The caller may stop it at each event.
 #[derive(Clone, Copy, Debug)]
 pub enum GenerateEvent<'a> {
-    /// So many tokens of the prompt have been read.
+    /// `done` of `total` tokens of the prompt have been read.
     Prompt { done: usize, total: usize },
-    /// A token was sampled; `text` is what may be shown now (often more or less than its piece).
+    /// A token was sampled; `text` can be shown now (often more or less than the token's own text).
     Token { id: u32, text: &'a str },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// The model ended, or a stop string appeared.
-    Stop,
-    /// The token limit or the context ended it.
-    Length,
-    Cancelled,
-}
-
-impl Finish {
-    pub fn name(self) -> &'static str {
-        match self {
-            Finish::Stop => "stop",
-            Finish::Length => "length",
-            Finish::Cancelled => "cancelled",
-        }
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -55,16 +27,6 @@ pub struct Generation {
     pub finish: Finish,
     pub prefill: Duration,
     pub decode: Duration,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum GenerateError {
-    #[error(transparent)]
-    Step(#[from] StepError),
-    #[error(transparent)]
-    Sample(#[from] SampleError),
-    #[error(transparent)]
-    Stop(#[from] StopError),
 }
 
 /// Feeds `prompt` to the sequence and generates from there. Every sampled token except the last is
@@ -83,10 +45,10 @@ pub fn generate(
     Ok(conclude(completion, took, tell))
 }
 
-/// One token of a sequence, computed; its logits are the runtime's last ones then.
+/// Computes one token of a sequence; afterwards its logits are the runtime's last ones.
 pub type Decode<'a> = &'a mut dyn FnMut(&mut Runtime, SequenceId, u32) -> Result<(), StepError>;
 
-/// What reading and decoding took.
+/// How long reading the prompt and decoding took.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GenerateTimes {
     pub prefill: Duration,
@@ -131,7 +93,7 @@ pub fn drive(
     Ok(GenerateTimes { prefill, decode })
 }
 
-/// Ends a completion, and tells what of its text was held back.
+/// Ends a completion and reports the text that was held back.
 pub fn conclude(
     completion: Completion,
     took: GenerateTimes,

@@ -291,10 +291,10 @@ fn a_hostile_policy_is_held_to_the_bound() {
             rows.sort_by_key(|row| std::cmp::Reverse(row.mass));
             rows.truncate(may + spare);
             let (guard, tools) = guarded(&mut rt);
-            guard.set_params(GuardParams {
+            guard.params = GuardParams {
                 bound,
                 ..GuardParams::default()
-            });
+            };
             let request = GuardRequest {
                 id,
                 layer,
@@ -310,8 +310,8 @@ fn a_hostile_policy_is_held_to_the_bound() {
             left.push(leave);
         }
         let (guard, _) = guarded(&mut rt);
-        let allowed = guard.params().allowed();
-        assert_eq!(guard.settle(), guard.params().predict(spent));
+        let allowed = guard.params.allowed();
+        assert_eq!(guard.settle(), guard.params.predict(spent));
         rt.close(id).unwrap();
         (left, spent, allowed)
     };

@@ -1,5 +1,5 @@
-//! How well a cache keeps what the model would have said: perplexity of a text, and the distance of
-//! the distributions from those of a reference that keeps everything.
+//! How much a bounded or coded cache changes what a model says: perplexity of a text, and KL divergence from a
+//! reference that keeps everything.
 //!
 //! *Windows*: the text in pieces of one context each, every piece from an empty sequence, scored from
 //! a fraction on. *Stream*: the text in one endless sequence under the runtime's own policy.
@@ -11,11 +11,11 @@ use haversack_cache::SequenceId;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// Sums over scored tokens. Pieces of a text may be added up.
+/// Sums over scored tokens. Tallies of pieces of a text can be added.
 #[derive(Clone, Debug, Default)]
 pub struct KlTally {
     pub tokens: usize,
-    /// Of minus the log-probability of the token that came.
+    /// Sum of the negative log-probabilities of the tokens that came.
     pub nll: f64,
     /// Kullback-Leibler divergence from the reference, token by token; empty without one.
     pub kl: Vec<f32>,
@@ -37,7 +37,7 @@ impl KlTally {
         (!self.kl.is_empty()).then(|| sum / self.kl.len() as f64)
     }
 
-    /// The 99th of a hundred.
+    /// The 99th percentile.
     pub fn kl_p99(&self) -> Option<f64> {
         let mut sorted = self.kl.clone();
         sorted.sort_by(f32::total_cmp);
@@ -56,8 +56,8 @@ impl KlTally {
         self.top1 += other.top1;
     }
 
-    /// One place: `next` is the token that came, `reference` the logits to compare with.
-    fn place(&mut self, logits: &[f32], reference: Option<&[f32]>, next: u32) -> Option<()> {
+    /// Counts one position: `next` is the token that came, `reference` the logits to compare with.
+    fn count(&mut self, logits: &[f32], reference: Option<&[f32]>, next: u32) -> Option<()> {
         self.tokens += 1;
         self.nll -= sample::logprob_of(logits, next).ok()?;
         if let Some(reference) = reference {
@@ -69,7 +69,7 @@ impl KlTally {
     }
 }
 
-/// Logits of both runtimes are held for so many bytes at once.
+/// Bytes of logits that are held at once, of both runtimes.
 const LOGITS_BYTES: usize = 24 << 20;
 
 fn rows_at_once(runtime: &Runtime) -> usize {
@@ -77,13 +77,12 @@ fn rows_at_once(runtime: &Runtime) -> usize {
     (LOGITS_BYTES / row).clamp(1, 64)
 }
 
-/// One of several that read the same tokens, each in a sequence of its own that stands where the
-/// others stand.
+/// One of several readers of the same tokens, each with a sequence of its own at the same position.
 pub struct TextReader<'a> {
     pub runtime: &'a mut Runtime,
     pub id: SequenceId,
     pub tally: KlTally,
-    /// What each of the last tokens took, fed one at a time.
+    /// How long each of the last tokens took, fed one at a time.
     pub step_times: Vec<Duration>,
 }
 
@@ -119,17 +118,17 @@ impl<'a> TextReader<'a> {
             let truth = truth.map(|t| &t[i * vocab..(i + 1) * vocab]);
             let position = (done + i) as u64;
             self.tally
-                .place(logits, truth, next)
+                .count(logits, truth, next)
                 .ok_or(StepError::NotFinite { position })?;
         }
         Ok(())
     }
 }
 
-/// The same tokens through all readers, part by part, so that the logits of the reference are computed
-/// once for all and held for one part only. Places from `from` on count. The last `singles` of them are
-/// fed one at a time, all readers in turn: how long a token takes at the end of this text, under equal
-/// conditions. `progress` hears how many tokens are done and may stop; then `false` is returned.
+/// Feeds the same tokens to all readers, part by part, so that the logits of the reference are computed
+/// once for all and held for one part only. Positions from `from` on count. The last `singles` of them are
+/// fed one at a time, all readers in turn, to measure how long a token takes at the end of this text under equal
+/// conditions. `progress` is given the number of tokens done and may stop; then `false` is returned.
 pub fn side_by_side<'a>(
     readers: &mut [TextReader<'a>],
     mut reference: Option<&mut TextReader<'a>>,
@@ -140,7 +139,7 @@ pub fn side_by_side<'a>(
 ) -> Result<bool, StepError> {
     // The last token is not fed: nothing follows it.
     let fed = &tokens[..tokens.len().saturating_sub(1)];
-    // The place before `from` predicts the token at `from`.
+    // The position before `from` predicts the token at `from`.
     let quiet = from.saturating_sub(1).min(fed.len());
     if quiet > 0 {
         let mut on = |_: usize| ControlFlow::Continue(());
@@ -181,7 +180,7 @@ pub fn side_by_side<'a>(
     Ok(true)
 }
 
-/// One window from an empty sequence: places from `from` on count. With a reference, both read the
+/// Scores one window from an empty sequence: positions from `from` on count. With a reference, both read the
 /// same tokens side by side.
 pub fn window(
     runtime: &mut Runtime,
@@ -207,7 +206,7 @@ pub fn window(
     Ok(whole?.then_some(tally))
 }
 
-/// The text through one endless sequence. A tally for each run of `segment` tokens.
+/// Scores a text in one endless sequence, with a tally for each run of `segment` tokens.
 pub fn stream(
     runtime: &mut Runtime,
     id: SequenceId,
@@ -223,7 +222,7 @@ pub fn stream(
     for part in fed.chunks(rows) {
         let found = runtime.all_logits(id, part)?;
         for (i, logits) in found.chunks_exact(vocab).enumerate() {
-            place(&mut tallies, segment, logits, tokens, done + i)?;
+            count_in_segment(&mut tallies, segment, logits, tokens, done + i)?;
         }
         done += part.len();
         if progress(done, runtime).is_break() {
@@ -234,7 +233,7 @@ pub fn stream(
 }
 
 /// Counts the prediction made at `position` of the text in its segment's tally.
-fn place(
+fn count_in_segment(
     tallies: &mut Vec<KlTally>,
     segment: usize,
     logits: &[f32],
@@ -249,11 +248,11 @@ fn place(
         position: position as u64,
     };
     let tally = tallies.last_mut().ok_or(not_finite.clone())?;
-    tally.place(logits, None, tokens[next]).ok_or(not_finite)
+    tally.count(logits, None, tokens[next]).ok_or(not_finite)
 }
 
-/// What a stream is held against: for each run of `stride` tokens the anchors and the window before it
-/// are read again into an empty sequence. Exact, and as slow as it sounds.
+/// The exact counterpart of [`stream`]: for each run of `stride` tokens the anchors and the window before it
+/// are read again into an empty sequence. Slow.
 pub fn recompute(
     runtime: &mut Runtime,
     tokens: &[u32],
@@ -279,7 +278,7 @@ pub fn recompute(
             }
             let found = runtime.all_logits(id, &tokens[at..end])?;
             for (i, logits) in found.chunks_exact(vocab).enumerate() {
-                place(&mut tallies, segment, logits, tokens, at + i)?;
+                count_in_segment(&mut tallies, segment, logits, tokens, at + i)?;
             }
             Ok(())
         };

@@ -1,4 +1,4 @@
-//! Teacher-forced log-probabilities: what the model thought of each token of a given text.
+//! Teacher-forced log-probabilities of the tokens of a given text.
 
 use super::core::Runtime;
 use super::error::StepError;
@@ -10,14 +10,14 @@ use std::ops::ControlFlow;
 pub struct ScoredToken {
     pub id: u32,
     pub logprob: Option<f64>,
-    /// The likeliest tokens at this place.
+    /// The likeliest tokens at this position.
     pub top: Vec<(u32, f64)>,
 }
 
 /// Logits held at once: a few rows of a large vocabulary, many of a small one.
 const LOGITS_BYTES: usize = 16 << 20;
 
-/// Scores `tokens` from an empty context. `progress` hears how many are done and may stop.
+/// Scores `tokens` from an empty context. `progress` is given the number of tokens done and may stop.
 pub fn score(
     runtime: &mut Runtime,
     tokens: &[u32],

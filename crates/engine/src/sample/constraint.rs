@@ -1,21 +1,21 @@
-//! What an answer may be: asked before each token which ones may come, and told which one came.
+//! Constraint on an answer: says before each token which ones are allowed, and is given the one that was sampled.
 //!
-//! The engine knows no grammar. Whoever does (`haversack-grammar`: JSON schemas and regular expressions) hands a
-//! [`Constraint`] to the [`Sampler`](super::Sampler), which forbids everything else before biases, penalties and chance
-//! have their say. What is forbidden cannot be drawn, whatever they do.
+//! The engine knows no grammar. `haversack-grammar` (JSON schemas and regular expressions) passes a [`Constraint`] to the
+//! [`Sampler`](super::Sampler), which masks all other tokens before biases, penalties and the draw, so that they are never
+//! sampled.
 
 use std::fmt::Debug;
 
-/// Where an answer stands in what it may be. One for each answer.
+/// The state of one constrained answer.
 pub trait Constraint: Debug + Send {
-    /// A bit for each token that may come next: token `i` is bit `i % 32` of word `i / 32`. Tokens behind the end may not.
-    /// Once nothing else may come these are the tokens that end an answer.
+    /// A bit for each token that is allowed next: token `i` is bit `i % 32` of word `i / 32`. Tokens past the end are not
+    /// allowed. Once the answer is complete these are the tokens that end it.
     fn allowed(&mut self) -> Result<&[u32], ConstraintError>;
 
-    /// This one came.
+    /// Advances by the token that was sampled.
     fn take(&mut self, token: u32) -> Result<(), ConstraintError>;
 
-    /// Another one that stands where this one does.
+    /// A constraint in the same state.
     fn copy(&self) -> Box<dyn Constraint>;
 }
 
@@ -25,12 +25,12 @@ impl Clone for Box<dyn Constraint> {
     }
 }
 
-/// Why an answer cannot go on. A sentence of ours: what was generated is not in it.
+/// Why an answer cannot go on. A fixed sentence: the generated text is not part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConstraintError(pub &'static str);
 
-/// Forbids what is not allowed.
+/// Masks every token that is not allowed.
 pub(super) fn apply(allowed: &[u32], logits: &mut [f32]) {
     let (words, rest) = logits.split_at_mut(logits.len().min(allowed.len() * 32));
     for (&word, logits) in allowed.iter().zip(words.chunks_mut(32)) {

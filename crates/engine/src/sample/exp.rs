@@ -1,5 +1,5 @@
-//! exp for weights. Our own, because a library's differs between systems in the last digit and a seed must mean
-//! the same text everywhere; and because this one has no branch, so a loop over a vocabulary runs in lanes.
+//! exp for weights. Not the library's, because that differs between systems in the last digit and a seed must give
+//! the same text everywhere; and this one has no branch, so a loop over a vocabulary is vectorised.
 
 /// exp(x) for x at most 0, within three units in the last place; 0 below -87, where f32 ends.
 ///
@@ -22,7 +22,7 @@ pub fn exp_nonpositive(x: f32) -> f32 {
     p = p * r + 0.5;
     p = p * r + 1.0;
     p = p * r + 1.0;
-    // The low bits of the shifted number are n: a cast would check its range, and end the lanes.
+    // The low bits of the shifted number are n: a cast would check its range, and prevent vectorisation.
     let integer = shifted.to_bits().wrapping_sub(ROUND.to_bits());
     let scale = f32::from_bits(integer.wrapping_add(127) << 23);
     if x > -87.0 { p * scale } else { 0.0 }

@@ -11,51 +11,27 @@
 //! min-p see the tempered distribution of the top-k set, renormalised. Ties go to the lowest id everywhere.
 //!
 //! A sampler owns its generator and its scratch: one draw per sampled token and none when greedy, so the
-//! same seed gives the same text for ever, and no allocation after the first token of a vocabulary. A NaN never
-//! comes out: it is an error, as is a distribution in which nothing is possible.
+//! same seed always gives the same text, and no allocation after the first token of a vocabulary. A NaN is an error, as
+//! is a distribution in which no token is possible.
 
 mod constraint;
+mod error;
 mod exp;
 mod rng;
 mod score;
 
 pub use constraint::{Constraint, ConstraintError};
+pub use error::{LOGIT_BIAS_MAX, SampleError};
 pub use score::{kl_divergence, logprob_of, logprobs_top};
 
 use exp::exp_nonpositive;
 use rng::Rng;
 use std::cmp::Ordering;
 
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum SampleError {
-    #[error("{option} is {value}, accepted is {range}")]
-    Option {
-        option: &'static str,
-        value: f64,
-        range: &'static str,
-    },
-    #[error("logit_bias has {0} entries, accepted are at most {LOGIT_BIAS_MAX}")]
-    BiasCount(usize),
-    #[error("logit_bias names token {id}, the vocabulary has {vocabulary}")]
-    BiasToken { id: u32, vocabulary: usize },
-    #[error("the logit of token {0} is not a number")]
-    Nan(usize),
-    #[error("no token is possible: every logit is minus infinity")]
-    Nothing,
-    #[error("there are no logits")]
-    Empty,
-    #[error("token {id} is outside of the vocabulary of {vocabulary}")]
-    Token { id: u32, vocabulary: usize },
-    #[error(transparent)]
-    Constraint(#[from] ConstraintError),
-}
-
-/// Most entries of `logit_bias`: more is a vocabulary, not a bias.
-pub const LOGIT_BIAS_MAX: usize = 4096;
-/// Longest window of the penalties.
+/// Tokens of the penalties' window at most.
 pub const PENALTY_LAST_N_MAX: usize = 1 << 20;
 
-/// How to choose; the default is greedy without penalties.
+/// How tokens are sampled; the default is greedy without penalties.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampleOptions {
     /// 0 takes the likeliest token; accepted 0 to 100.
@@ -74,7 +50,7 @@ pub struct SampleOptions {
     pub frequency_penalty: f32,
     /// How many of the last tokens count as seen; 0 is off.
     pub penalty_last_n: usize,
-    /// Added to single logits, entries of one token add up; -100 forbids in practice, minus infinity strictly.
+    /// Added to single logits, entries of one token add up; -100 forbids a token in practice, minus infinity strictly.
     pub logit_bias: Vec<(u32, f32)>,
     pub seed: u64,
 }
@@ -98,75 +74,71 @@ impl Default for SampleOptions {
 
 impl SampleOptions {
     fn check(&self) -> Result<(), SampleError> {
-        let within = |option, value: f32, good: bool, range| {
-            if good {
-                Ok(())
-            } else {
-                Err(SampleError::Option {
-                    option,
-                    value: f64::from(value),
-                    range,
-                })
-            }
-        };
-        // Written so that a NaN fails every one of them.
-        within(
-            "temperature",
-            self.temperature,
-            (0.0..=100.0).contains(&self.temperature),
-            "0 to 100",
-        )?;
-        within(
-            "top_p",
-            self.top_p,
-            self.top_p > 0.0 && self.top_p <= 1.0,
-            "above 0, up to 1",
-        )?;
-        within(
-            "min_p",
-            self.min_p,
-            (0.0..=1.0).contains(&self.min_p),
-            "0 to 1",
-        )?;
-        let repetition = self.repetition_penalty;
-        within(
-            "repetition_penalty",
-            repetition,
-            repetition > 0.0 && repetition <= 100.0,
-            "above 0, up to 100",
-        )?;
-        let signed = -100.0..=100.0;
-        within(
-            "presence_penalty",
-            self.presence_penalty,
-            signed.contains(&self.presence_penalty),
-            "-100 to 100",
-        )?;
-        within(
-            "frequency_penalty",
-            self.frequency_penalty,
-            signed.contains(&self.frequency_penalty),
-            "-100 to 100",
-        )?;
-        if self.penalty_last_n > PENALTY_LAST_N_MAX {
-            let value = self.penalty_last_n as f64;
-            return Err(SampleError::Option {
-                option: "penalty_last_n",
+        let within = |option, value: f64, good: bool, range| match good {
+            true => Ok(()),
+            false => Err(SampleError::Option {
+                option,
                 value,
-                range: "0 to 1048576",
-            });
+                range,
+            }),
+        };
+        let signed = -100.0..=100.0;
+        // Written so that NaN fails every check.
+        for (option, value, good, range) in [
+            (
+                "temperature",
+                self.temperature,
+                (0.0..=100.0).contains(&self.temperature),
+                "0 to 100",
+            ),
+            (
+                "top_p",
+                self.top_p,
+                self.top_p > 0.0 && self.top_p <= 1.0,
+                "above 0, up to 1",
+            ),
+            (
+                "min_p",
+                self.min_p,
+                (0.0..=1.0).contains(&self.min_p),
+                "0 to 1",
+            ),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                self.repetition_penalty > 0.0 && self.repetition_penalty <= 100.0,
+                "above 0, up to 100",
+            ),
+            (
+                "presence_penalty",
+                self.presence_penalty,
+                signed.contains(&self.presence_penalty),
+                "-100 to 100",
+            ),
+            (
+                "frequency_penalty",
+                self.frequency_penalty,
+                signed.contains(&self.frequency_penalty),
+                "-100 to 100",
+            ),
+        ] {
+            within(option, f64::from(value), good, range)?;
         }
+        let last_n = self.penalty_last_n;
+        let good = last_n <= PENALTY_LAST_N_MAX;
+        within("penalty_last_n", last_n as f64, good, "0 to 1048576")?;
         if self.logit_bias.len() > LOGIT_BIAS_MAX {
             return Err(SampleError::BiasCount(self.logit_bias.len()));
         }
         for &(_, bias) in &self.logit_bias {
             let good = signed.contains(&bias) || bias == f32::NEG_INFINITY;
-            within("logit_bias", bias, good, "-100 to 100, or minus infinity")?;
+            let range = "-100 to 100, or minus infinity";
+            within("logit_bias", f64::from(bias), good, range)?;
         }
         Ok(())
     }
 
-    /// Whether a logit may change before one is chosen.
+    /// Whether logits change before a token is chosen.
     fn adjusts(&self) -> bool {
         !self.logit_bias.is_empty() || self.penalises()
     }
@@ -231,7 +203,7 @@ impl Sampler {
         })
     }
 
-    /// The same, for an answer that may not be anything.
+    /// The same for a constrained answer.
     pub fn constrained(self, constraint: Option<Box<dyn Constraint>>) -> Sampler {
         Sampler { constraint, ..self }
     }
@@ -297,7 +269,7 @@ impl Sampler {
         if top == f32::NEG_INFINITY {
             return Err(SampleError::Nothing);
         }
-        // An infinite logit leaves nothing to chance; nor does a temperature of zero.
+        // An infinite logit or a temperature of zero is greedy.
         if self.options.temperature == 0.0 || top == f32::INFINITY {
             return Ok(best as u32);
         }
@@ -310,7 +282,7 @@ impl Sampler {
         Ok(drawn.unwrap_or(best as u32))
     }
 
-    /// Tokens outside of the vocabulary are passed over: a history may come from another stream of ids.
+    /// Tokens outside of the vocabulary are skipped: a history may come from another tokenizer.
     fn penalise(&mut self, logits: &mut [f32], history: &[u32]) {
         let from = history.len().saturating_sub(self.options.penalty_last_n);
         self.recent.clear();
@@ -357,9 +329,9 @@ impl Sampler {
     }
 
     /// The nucleus without sorting a vocabulary: the mass by class of weight tells in which class it ends;
-    /// what is above belongs to it, and only that class is sorted. What weighs less than `least` is left out:
+    /// what is above belongs to it, and only that class is sorted. What weighs less than `weight_min` is left out:
     /// min-p keeps a prefix of the same order, so both cuts may be made at once.
-    fn gather_nucleus(&mut self, logits: &[f32], enough: f64, least: f32) {
+    fn gather_nucleus(&mut self, logits: &[f32], enough: f64, weight_min: f32) {
         self.masses.clear();
         self.masses.resize(CLASSES, 0.0);
         for &weight in &self.weights {
@@ -380,7 +352,7 @@ impl Sampler {
         self.edge.clear();
         for (id, (&weight, &logit)) in self.weights.iter().zip(logits).enumerate() {
             let class = class_of(weight);
-            if weight >= least && class >= edge_class {
+            if weight >= weight_min && class >= edge_class {
                 let id = id as u32;
                 let side = if class > edge_class {
                     &mut self.candidates
@@ -479,10 +451,10 @@ fn block_sum(weights: &[f32]) -> f64 {
 }
 
 /// The `k` likeliest in one pass: a buffer a few times as long as `k`, cut back to `k` whenever it is full,
-/// after which only what beats the least of them is looked at. Ids rise, so a later equal never wins.
+/// after which only logits above the smallest of them are looked at. Ids rise, so a later equal never wins.
 fn select_top(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
     let room = k.saturating_mul(4).max(256);
-    let mut least = f32::NEG_INFINITY;
+    let mut smallest = f32::NEG_INFINITY;
     let cut = |candidates: &mut Vec<Candidate>| {
         if k < candidates.len() {
             candidates.select_nth_unstable_by(k - 1, likelier);
@@ -491,7 +463,7 @@ fn select_top(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
     };
     candidates.clear();
     for (id, &logit) in logits.iter().enumerate() {
-        if logit > least {
+        if logit > smallest {
             candidates.push(Candidate {
                 id: id as u32,
                 logit,
@@ -500,7 +472,7 @@ fn select_top(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
             if candidates.len() >= room {
                 cut(candidates);
                 // The selection left the k-th last.
-                least = candidates.last().map_or(least, |c| c.logit);
+                smallest = candidates.last().map_or(smallest, |c| c.logit);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The generator behind sampling, written out so that a seed means the same text for ever.
+//! The random number generator of sampling, written out so that a seed always gives the same text.
 //!
 //! xoshiro256++ (Blackman and Vigna) with its state filled by splitmix64, as its authors advise. Not for secrets.
 
@@ -42,7 +42,7 @@ impl Rng {
 mod tests {
     use super::Rng;
 
-    /// Recorded once from the reference algorithm in another language; a seed must never change its meaning.
+    /// Recorded once from the reference algorithm in another language; the numbers of a seed must never change.
     #[test]
     fn the_sequence_of_a_seed_is_fixed() {
         let mut rng = Rng::new(42);

@@ -1,6 +1,6 @@
 //! Log-probabilities of tokens and the distance of two distributions, for scoring. Sums in f64: a vocabulary of small terms loses digits in f32.
 
-use super::SampleError;
+use super::error::SampleError;
 
 /// Largest logit and the logarithm of the sum of exp(logit - largest).
 fn normaliser(logits: &[f32]) -> Result<(f64, f64), SampleError> {

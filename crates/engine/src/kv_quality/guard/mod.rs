@@ -150,7 +150,7 @@ pub(crate) struct GuardTools<'a> {
 }
 
 pub struct Guard {
-    params: GuardParams,
+    pub(crate) params: GuardParams,
     /// (layer)(head)
     pub(crate) gains: Vec<Vec<f32>>,
     /// Blocks of [`BATCH`] rows.
@@ -199,15 +199,6 @@ impl Guard {
             rows_max,
             spent: 0.0,
         })
-    }
-
-    pub fn params(&self) -> GuardParams {
-        self.params
-    }
-
-    /// Another prediction or bound from now on.
-    pub fn set_params(&mut self, params: GuardParams) {
-        self.params = params;
     }
 
     /// How many layers a layer is counted for; `None`: it is not looked at this time. Where evictions may be refused, every
