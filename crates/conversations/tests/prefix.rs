@@ -198,7 +198,7 @@ fn sessions_on_one_opening_have_its_blocks_once() {
         (0, 0, 0)
     );
 
-    // Nobody has it now: the next one reads it from disk.
+    // No sequence has it mapped now: the next session reads it from disk.
     create(&mut runtime, &mut sessions, "again");
     assert_eq!(counts(&sessions), [1, 9, 1, 1]);
 }
@@ -224,7 +224,7 @@ fn whatever_the_bytes_depend_on_is_in_the_name() {
     let mut world = World::new(dir.path(), "llama", int4());
     expect_another(&world, PERSISTENT, "first");
     expect_another(&world, "You keep no log.", "text");
-    world.options.tenant = "somebody".into();
+    world.options.tenant = "other".into();
     expect_another(&world, PERSISTENT, "tenant");
     world.options.key = Some([7; 32]);
     expect_another(&world, PERSISTENT, "key");
@@ -315,7 +315,7 @@ fn planted_files_are_not_believed() {
         }
     }
 
-    // A file whose every checksum holds, with somebody else's tokens under the same identity.
+    // A file whose every checksum holds, with other tokens under the same identity.
     let (mut runtime, mut sessions) = world.start();
     std::fs::copy(&others, &file).unwrap();
     create(&mut runtime, &mut sessions, "d");
@@ -383,7 +383,7 @@ fn without_a_file_it_is_computed() {
     assert_eq!(go_on(&mut runtime, &sessions, id), expected);
 }
 
-/// Openings that nobody asked for longest leave the folder; who reads one goes on.
+/// The oldest prefix files leave the folder; sequences that have mapped one keep it.
 #[test]
 fn the_folder_has_a_quota() {
     let dir = tempfile::tempdir().unwrap();

@@ -10,6 +10,7 @@ use crate::args;
 use crate::commands::session_file;
 use crate::{out, resolve};
 use anyhow::{Context, Result, anyhow, bail};
+use haversack::memory::MapAdvice;
 use haversack::engine::{LoadOptions, Model};
 use haversack::gguf::{Gguf, Tensor, shown};
 use haversack::kernels::format::gguf::unpack_row;
@@ -74,6 +75,7 @@ struct Good {
 
 fn one(path: &Path) -> Result<Good> {
     let gguf = Gguf::open(path)?;
+    gguf.advise(MapAdvice::Sequential);
     let mut parts = Vec::new();
     let mut known = false;
     for part in gguf.part_paths() {

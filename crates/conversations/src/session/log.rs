@@ -249,19 +249,14 @@ impl SessionLog {
         }
     }
 
-    /// The log of a file that was just replayed.
-    pub fn replayed(
-        name: &str,
-        home: LogHome,
-        journal: Journal,
-        state: RecordRef,
-        transcript: &Transcript,
-        residency: &Residency,
-    ) -> SessionLog {
-        let mut log = SessionLog::new(name, Some(home), Some(journal));
-        log.state = Some(state);
-        log.count_needed(transcript, residency);
-        log
+    /// Goes on after the last state of a file that was replayed.
+    pub fn resume(&mut self, state: RecordRef, transcript: &Transcript, residency: &Residency) {
+        self.state = Some(state);
+        let turns = transcript.turns.iter().filter_map(StoredTurn::saved);
+        let facts = transcript.facts.iter().filter_map(|f| f.record);
+        let columns = residency.columns.values().copied();
+        let needed = turns.chain(facts).chain(columns).chain([state]);
+        self.needed_bytes = needed.map(|record| record.file_bytes()).sum();
     }
 
     pub fn name(&self) -> &str {
@@ -548,15 +543,6 @@ impl SessionLog {
         self.needed_bytes = self.needed_bytes.saturating_sub(bytes);
     }
 
-    /// Counts the bytes that are needed of the file, from nothing.
-    fn count_needed(&mut self, transcript: &Transcript, residency: &Residency) {
-        let turns = transcript.turns.iter().filter_map(StoredTurn::saved);
-        let facts = transcript.facts.iter().filter_map(|f| f.record);
-        let columns = residency.columns.values().copied();
-        let all = turns.chain(facts).chain(columns).chain(self.state);
-        self.needed_bytes = all.map(|record| record.file_bytes()).sum();
-    }
-
     /// Records have new places.
     fn relocate(
         &mut self,
@@ -738,8 +724,7 @@ impl SessionLog {
         residency
             .columns
             .retain(|&block, _| transcript.needs_block(block) || blocks.contains(&block));
-        self.state = Some(replay.state_record);
-        self.count_needed(transcript, residency);
+        self.resume(replay.state_record, transcript, residency);
         Ok(())
     }
 

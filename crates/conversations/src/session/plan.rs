@@ -37,11 +37,8 @@ pub struct TurnPlan {
 }
 
 impl TurnPlan {
-    pub fn is_empty(&self) -> bool {
-        self.recall.is_empty()
-            && self.hide.is_empty()
-            && self.show.is_empty()
-            && self.spill.is_empty()
+    fn lists(&self) -> [&Vec<u64>; 4] {
+        [&self.recall, &self.hide, &self.show, &self.spill]
     }
 
     /// Drops the entries that the turns no longer agree with.
@@ -63,23 +60,15 @@ impl TurnPlan {
 
     /// Merges an earlier plan into this one. Where both name a turn, this plan wins.
     pub fn after(mut self, earlier: &TurnPlan) -> TurnPlan {
-        let here = [&self.recall, &self.hide, &self.show, &self.spill];
-        let is_new = |turn: &&u64| !here.iter().any(|turns| turns.contains(turn));
-        let left = |turns: &[u64]| turns.iter().filter(is_new).copied().collect::<Vec<u64>>();
-        let [recall, hide, show, spill] = [
-            &earlier.recall,
-            &earlier.hide,
-            &earlier.show,
-            &earlier.spill,
-        ]
-        .map(|t| left(t));
-        for (turns, more) in [
-            (&mut self.recall, recall),
-            (&mut self.hide, hide),
-            (&mut self.show, show),
-            (&mut self.spill, spill),
-        ] {
-            turns.extend(more);
+        let named: Vec<u64> = self.lists().into_iter().flatten().copied().collect();
+        let lists = [
+            &mut self.recall,
+            &mut self.hide,
+            &mut self.show,
+            &mut self.spill,
+        ];
+        for (turns, earlier) in lists.into_iter().zip(earlier.lists()) {
+            turns.extend(earlier.iter().filter(|turn| !named.contains(turn)));
             turns.sort_unstable();
         }
         self

@@ -12,7 +12,6 @@ use super::condensing::STEP_TOKENS_MAX;
 use super::embed::Embed;
 use super::error::SessionError;
 use super::open_session::{OpenSession, stored_bytes};
-use super::options::SessionOptions;
 use super::plan::{TurnRoom, plan};
 use super::record::TurnRecord;
 use super::relevance::Relevance;
@@ -156,7 +155,6 @@ impl PreparedTurn {
         id: SessionId,
         session: &mut OpenSession,
         question: Question,
-        options: &SessionOptions,
         has_encoder: bool,
         dropped: &DroppedTurns,
     ) -> Result<PreparedTurn, SessionError> {
@@ -165,9 +163,10 @@ impl PreparedTurn {
             embedding,
             coming,
         } = question;
+        let options = session.options.clone();
         if session.log.unsaved().is_some() {
             // Turns that leave memory now have to be in the file, and the disk may work again.
-            session.save(runtime, options);
+            session.save(runtime);
         }
         let mut similarities = session.similarities(embedding.as_ref())?;
         let numbers = session.transcript.turns().map(|turn| turn.number);
@@ -197,7 +196,7 @@ impl PreparedTurn {
         let earlier = earlier.still_true(&session.transcript.turns);
         session.transcript.deferred.done = found.clone().after(&earlier);
         let mut recompute = session.carry_out(runtime, &found)?;
-        session.make_room(runtime, coming, options.last)?;
+        session.make_room(runtime, coming)?;
         session.make_way(runtime, coming);
 
         let sequence = session.residency.sequence;
@@ -256,15 +255,11 @@ impl PreparedTurn {
         self,
         runtime: &mut Runtime,
         session: &mut OpenSession,
-        said: AnsweredTurn,
-        options: &SessionOptions,
+        generation: Generation,
+        ending: Vec<u32>,
+        embedding: Option<Embedding>,
+        now_ms: u64,
     ) -> Result<Answer, SessionError> {
-        let AnsweredTurn {
-            generation,
-            ending,
-            embedding,
-            now_ms,
-        } = said;
         let end = runtime.position(self.sequence)?;
         let mut tokens = self.question().to_vec();
         tokens.extend_from_slice(&generation.tokens);
@@ -295,7 +290,7 @@ impl PreparedTurn {
             condensing.give_back(undo.rebuild, number, &record.tokens);
             runtime.close(undo.backup)?;
         }
-        session.save(runtime, options);
+        session.save(runtime);
         let context = ContextReport {
             unsaved: session.log.unsaved().cloned(),
             ..self.context
@@ -309,15 +304,6 @@ impl PreparedTurn {
             context,
         })
     }
-}
-
-/// The answer to a prepared turn.
-struct AnsweredTurn {
-    generation: Generation,
-    ending: Vec<u32>,
-    /// Of question and answer.
-    embedding: Option<Embedding>,
-    now_ms: u64,
 }
 
 impl Sessions {
@@ -567,17 +553,8 @@ impl Sessions {
             embedding,
         };
         let dropped = self.dropped();
-        let (session, options) = self.session_and_options(runtime, id)?;
-        let has_encoder = encoder.is_some();
-        PreparedTurn::new(
-            runtime,
-            id,
-            session,
-            question,
-            options,
-            has_encoder,
-            &dropped,
-        )
+        let session = self.session_mut(runtime, id)?;
+        PreparedTurn::new(runtime, id, session, question, encoder.is_some(), &dropped)
     }
 
     /// Reads the last tokens of a turn and commits it, or undoes it.
@@ -603,14 +580,8 @@ impl Sessions {
                 return Err(error);
             }
         };
-        let said = AnsweredTurn {
-            generation,
-            ending,
-            embedding,
-            now_ms,
-        };
-        let (session, options) = self.answering(prepared.session)?;
-        prepared.commit(runtime, session, said, options)
+        let session = self.any_session_mut(prepared.session)?;
+        prepared.commit(runtime, session, generation, ending, embedding, now_ms)
     }
 
     /// Tokens to read behind an answer so that it ends as the template ends it: the last sampled token, which the

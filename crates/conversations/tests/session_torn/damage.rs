@@ -157,7 +157,7 @@ fn another_model_of_the_same_shape() {
         line.to_string(),
         format!("session small was saved with model {mine}; this is {theirs}")
     );
-    // Under another name it is another session; with a key it is nobody's.
+    // Under another name it is another session; with a key it cannot be opened.
     fs::copy(world.file("small"), world.file("copy")).unwrap();
     let mut runtime = world.runtime();
     let mut sessions = world.sessions(&runtime);

@@ -233,7 +233,7 @@ fn a_thousand_turns_without_a_disk() {
     assert_eq!(found.state(), state, "{refused:?}");
 }
 
-/// Somebody removes the file, or puts another in its place.
+/// Another process removes the file, or replaces it.
 #[test]
 fn the_file_goes_away() {
     let folder = quick_dir();
@@ -252,9 +252,9 @@ fn the_file_goes_away() {
             .stats(&telling.runtime, telling.main.unwrap());
         assert_eq!(stats.unwrap().unsaved.unwrap().to_string(), unsaved, "{i}");
         assert!(answer.is_none_or(|a| a.context.unsaved.unwrap().to_string() == unsaved));
-        fs::write(&path, "somebody else's").unwrap();
+        fs::write(&path, "another file").unwrap();
     }
-    assert_eq!(fs::read(&path).unwrap(), b"somebody else's");
+    assert_eq!(fs::read(&path).unwrap(), b"another file");
     // Every turn can still be read.
     telling.state();
     fs::rename(&away, &path).unwrap();
@@ -320,7 +320,7 @@ fn a_folder_that_is_read_only() {
     open(&world.file("main"), 0o666).unwrap();
     open(world.dir(), 0o555).unwrap();
     open(folder.path(), 0o755).unwrap();
-    // The superuser may write everywhere: somebody else has to try.
+    // The superuser may write everywhere: run it as another user.
     let exe = folder.path().join("test");
     fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
     let mut command = Command::new(&exe);
@@ -333,7 +333,7 @@ fn a_folder_that_is_read_only() {
     }
     match command.status() {
         Ok(status) => assert!(status.success()),
-        Err(e) => println!("SKIPPED: nobody else can run this: {e}"),
+        Err(e) => println!("SKIPPED: cannot run as another user: {e}"),
     }
     open(world.dir(), 0o755).unwrap();
     let (found, _) = Telling::resumed(&world);

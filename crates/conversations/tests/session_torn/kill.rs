@@ -142,7 +142,7 @@ impl Measure {
         Measure::take(world, folder, SCRIPT)
     }
 
-    /// The folder as it is after so many steps.
+    /// The folder after a number of steps.
     fn lay_out(&self, steps: usize) {
         let _ = fs::remove_dir_all(self.world.dir());
         if steps > 0 {
@@ -182,7 +182,7 @@ impl Measure {
         let left = |path: &Path| path.to_string_lossy().contains("journal-new");
         for file in fs::read_dir(self.world.dir()).into_iter().flatten() {
             let path = file.unwrap().path();
-            // What was to become a file that nobody acknowledged may lie there until somebody makes it again.
+            // A file that was never acknowledged may stay until a session of that name is created again.
             let is_first = path.to_string_lossy().contains(".fork.") || acknowledged == 0;
             assert!(!left(&path) || is_first, "{how}: {path:?}");
         }

@@ -207,7 +207,7 @@ fn a_stream_over_its_cap_becomes_shorter() {
     }
 }
 
-/// Nobody calls `work`: answers take the shadow along, and one of the next turns begins with the swap. Killed after any
+/// `work` is never called: answers read the rebuild along, and one of the next turns begins with the swap. Killed after any
 /// turn, the session goes on the same way.
 #[test]
 fn answers_go_on_meanwhile() {
@@ -358,7 +358,7 @@ fn a_swap_that_cannot_be_saved_does_not_happen() {
     }
 }
 
-/// Somebody else has more and more of the budget: inside it at every step, condensed or given up, as before where it was
+/// Another sequence takes more and more of the budget: inside it at every step, condensed or given up, as before where it was
 /// given up, and nothing leaks.
 #[test]
 fn a_budget_is_kept() {
