@@ -341,7 +341,7 @@ impl OpenSession {
         Rebuild::Judging {
             judged: facts.iter().map(|f| f.number).collect(),
             thread: std::thread::spawn(move || {
-                background::give_way();
+                background::lower_priority();
                 let layout = ChatLayout::new(model);
                 run(&*condenser, &layout, now_ms, &pieces, &options)
             }),
