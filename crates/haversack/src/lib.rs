@@ -8,3 +8,6 @@ pub use haversack_gguf as gguf;
 pub use haversack_kernels as kernels;
 pub use haversack_memory as memory;
 pub use haversack_text as text;
+
+pub mod alerts;
+pub mod speed;

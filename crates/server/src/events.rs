@@ -1,6 +1,6 @@
 //! `/v1/events`: alerts and changes that the device made necessary, as they happen.
 
-use super::alerts::Change;
+use haversack::alerts::Change;
 use super::answer::streamed;
 use super::fail::Fail;
 use super::owner::Notice;

@@ -10,7 +10,6 @@
 //! but for its own answer. Whoever has no place in the queue is told so at once. Limits are in [`limits`]; no text of a
 //! prompt or of an answer is logged, and no endpoint takes a path.
 
-mod alerts;
 mod answer;
 mod ask;
 mod calls;
@@ -29,7 +28,6 @@ mod page;
 mod responses;
 mod sessions;
 mod shape;
-mod speed;
 mod tools;
 mod types;
 

@@ -1,6 +1,6 @@
 //! `/metrics`, as Prometheus reads it. Labels have few values: names of sessions end somewhere, all else is ours.
 
-use super::alerts::Alert;
+use haversack::alerts::Alert;
 use super::owner::Seen;
 use super::{Shared, limits};
 use axum::extract::State;

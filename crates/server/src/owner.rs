@@ -1,8 +1,8 @@
 //! The thread that owns the runtime and the desk, and the hall where those wait who want something of it.
 
-use super::alerts::{self, Raised, Watch, Watched};
+use haversack::alerts::{self, Raised, Watch, Watched};
 use super::limits;
-use super::speed::Speed;
+use haversack::speed::Speed;
 use haversack::engine::device::{Thermal, governor};
 use haversack::engine::runtime::{Finish, Runtime};
 use haversack::engine::sample::{SampleError, logprob_of, logprobs_top};

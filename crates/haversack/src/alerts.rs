@@ -1,7 +1,7 @@
 //! What somebody should know of: raised at one threshold, over below another, and only after a while. Pure: what is seen
 //! comes in with its time, what changes goes out in words.
 
-use haversack::engine::device::Thermal;
+use haversack_engine::device::Thermal;
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
