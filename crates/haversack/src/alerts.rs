@@ -10,7 +10,7 @@ pub enum Alert {
     Memory,
     Queue,
     /// Somebody found no place.
-    SubmitError,
+    Refused,
     Failed,
     Heat,
     /// The device is short of memory.
@@ -25,7 +25,7 @@ impl Alert {
     pub const ALL: [Alert; 8] = [
         Alert::Memory,
         Alert::Queue,
-        Alert::SubmitError,
+        Alert::Refused,
         Alert::Failed,
         Alert::Heat,
         Alert::Device,
@@ -37,7 +37,7 @@ impl Alert {
         match self {
             Alert::Memory => "memory",
             Alert::Queue => "queue",
-            Alert::SubmitError => "refused",
+            Alert::Refused => "refused",
             Alert::Failed => "failed",
             Alert::Heat => "heat",
             Alert::Device => "device",
@@ -73,7 +73,7 @@ pub struct Watched {
 
 /// Something that changed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Change {
+pub struct AlertChange {
     pub alert: Alert,
     pub is_raised: bool,
     pub words: String,
@@ -81,7 +81,7 @@ pub struct Change {
 
 /// Something that holds.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Raised {
+pub struct RaisedAlert {
     pub alert: Alert,
     pub since: Duration,
     pub words: String,
@@ -90,8 +90,8 @@ pub struct Raised {
 }
 
 #[derive(Debug, Default)]
-pub struct Watch {
-    raised: Vec<Raised>,
+pub struct AlertWatch {
+    raised: Vec<RaisedAlert>,
     last: Watched,
     /// As in [`Alert::ALL`].
     counts: [u64; Alert::ALL.len()],
@@ -103,8 +103,8 @@ enum Level {
     Under,
 }
 
-impl Watch {
-    pub fn raised(&self) -> &[Raised] {
+impl AlertWatch {
+    pub fn raised(&self) -> &[RaisedAlert] {
         &self.raised
     }
 
@@ -113,7 +113,7 @@ impl Watch {
         self.counts
     }
 
-    pub fn look(&mut self, now: Duration, watched: &Watched) -> Vec<Change> {
+    pub fn look(&mut self, now: Duration, watched: &Watched) -> Vec<AlertChange> {
         let mut changes = Vec::new();
         for (i, alert) in Alert::ALL.into_iter().enumerate() {
             let level = level(alert, watched, &self.last);
@@ -125,13 +125,13 @@ impl Watch {
                 }
                 (Level::Over(words), None) => {
                     self.counts[i] += 1;
-                    self.raised.push(Raised {
+                    self.raised.push(RaisedAlert {
                         alert,
                         since: now,
                         words: words.clone(),
                         seen: now,
                     });
-                    changes.push(Change {
+                    changes.push(AlertChange {
                         alert,
                         is_raised: true,
                         words,
@@ -140,7 +140,7 @@ impl Watch {
                 (Level::Between, Some(at)) => self.raised[at].seen = now,
                 (Level::Under, Some(at)) if now >= self.raised[at].seen + CALM => {
                     let since = self.raised.remove(at).since;
-                    changes.push(Change {
+                    changes.push(AlertChange {
                         alert,
                         is_raised: false,
                         words: format!("over after {} s", (now - since).as_secs()),
@@ -179,7 +179,7 @@ fn level(alert: Alert, now: &Watched, last: &Watched) -> Level {
             share(now.bound_bytes, budget, MEMORY, words)
         }
         Alert::Queue => share(now.waiting, now.queue, QUEUE, "of those who may wait do"),
-        Alert::SubmitError => more(
+        Alert::Refused => more(
             now.refused_total,
             last.refused_total,
             "requests that found no place",
@@ -209,8 +209,8 @@ fn level(alert: Alert, now: &Watched, last: &Watched) -> Level {
 mod tests {
     use super::*;
 
-    fn names(changes: &[Change]) -> Vec<(&'static str, bool)> {
-        let name = |change: &Change| (change.alert.name(), change.is_raised);
+    fn names(changes: &[AlertChange]) -> Vec<(&'static str, bool)> {
+        let name = |change: &AlertChange| (change.alert.name(), change.is_raised);
         changes.iter().map(name).collect()
     }
 
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_share_is_raised_above_and_over_below_and_later() {
-        let mut watch = Watch::default();
+        let mut watch = AlertWatch::default();
         let mut at = |now, bound_bytes| {
             let watched = Watched {
                 budget_bytes: Some(1000),
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn what_happens_is_raised_until_it_does_not() {
-        let mut watch = Watch::default();
+        let mut watch = AlertWatch::default();
         let mut at = |now, refused_total| {
             let watched = Watched {
                 refused_total,
@@ -298,7 +298,7 @@ mod tests {
             },
         ];
         for (alert, watched) in Alert::ALL.into_iter().zip(each) {
-            let mut watch = Watch::default();
+            let mut watch = AlertWatch::default();
             assert_eq!(watch.look(seconds(0), &calm), []);
             let changes = watch.look(seconds(1), &watched);
             assert_eq!(names(&changes), [(alert.name(), true)]);
@@ -310,6 +310,6 @@ mod tests {
             waiting: 7,
             ..Watched::default()
         };
-        assert_eq!(Watch::default().look(seconds(0), &nothing), []);
+        assert_eq!(AlertWatch::default().look(seconds(0), &nothing), []);
     }
 }
