@@ -1,8 +1,8 @@
 //! Answers as clients of this API expect them: one document, or events of which each is a piece.
 
 use super::Shared;
-use super::ask::Ask;
-use super::calls::{Call, Ear, Functions, Said, any_id};
+use super::request::Ask;
+use super::tool_calls::{Call, Ear, Functions, Said, any_id};
 use super::fail::Fail;
 use super::owner::{Became, Logprob, Piece, Place, Submission, Told, Turned};
 use axum::body::{Body, Bytes};

@@ -1,13 +1,13 @@
 //! `/v1/chat/completions`: messages through the model's own template.
 
 use super::answer::{Api, answer};
-use super::ask::Wanted;
-use super::calls::Functions;
+use super::request::Wanted;
+use super::tool_calls::Functions;
 use super::fail::Fail;
 use super::sessions;
 use super::tools::{self, Tools};
 use super::types::{ChatMessage, ChatRequest};
-use super::{Shared, ask, shape};
+use super::{Shared, request, structured};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -22,7 +22,7 @@ pub async fn chat(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let request: ChatRequest = ask::read(&headers, body).await?;
+    let request: ChatRequest = request::read(&headers, body).await?;
     let top = match request.logprobs {
         Some(true) => Some(request.top_logprobs.unwrap_or(0)),
         _ if request.top_logprobs.is_some() => {
@@ -41,7 +41,7 @@ pub async fn chat(
         if bound.is_some() && tools.is_some() {
             return Err(Fail::param("tools", "accepted: none in a session"));
         }
-        let form = shape::asked(&request.common)?;
+        let form = structured::asked(&request.common)?;
         if let (Some(_), Some((param, _))) = (&tools, &form) {
             return Err(Fail::param(param, "accepted: tools or a form, not both"));
         }
@@ -62,8 +62,8 @@ pub async fn chat(
             callable,
         };
         match bound {
-            Some(bound) => ask::turn(&here.hall, bound, wanted, &request.common),
-            None => ask::ask(&here.hall, wanted, &request.common),
+            Some(bound) => request::turn(&here.hall, bound, wanted, &request.common),
+            None => request::ask(&here.hall, wanted, &request.common),
         }
     });
     let asked = asked.await.map_err(|_| Fail::stopping())??;

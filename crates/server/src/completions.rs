@@ -1,10 +1,10 @@
 //! `/v1/completions`: a text, or token ids, goes on.
 
 use super::answer::{Api, answer};
-use super::ask::Wanted;
+use super::request::Wanted;
 use super::fail::Fail;
 use super::types::{CompletionRequest, Prompt};
-use super::{Shared, ask, shape};
+use super::{Shared, request, structured};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -18,7 +18,7 @@ pub async fn completions(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let request: CompletionRequest = ask::read(&headers, body).await?;
+    let request: CompletionRequest = request::read(&headers, body).await?;
     let here = shared.clone();
     let asked = tokio::task::spawn_blocking(move || {
         if request.echo.unwrap_or(false) {
@@ -39,7 +39,7 @@ pub async fn completions(
             return Err(Fail::param("tools", "accepted: none; a chat may have some"));
         }
         let model = &here.hall.model;
-        let asked = shape::asked(&request.common)?;
+        let asked = structured::asked(&request.common)?;
         let constraint = asked.map(|(param, shape)| here.constraint(param, &shape));
         let wanted = Wanted {
             prompt: encode(model, request.prompt)?,
@@ -48,7 +48,7 @@ pub async fn completions(
             constraint: constraint.transpose()?,
             callable: None,
         };
-        ask::ask(&here.hall, wanted, &request.common)
+        request::ask(&here.hall, wanted, &request.common)
     });
     let asked = asked.await.map_err(|_| Fail::stopping())??;
     answer(shared, Api::Completions, asked).await

@@ -1,7 +1,7 @@
 //! `/v1/device`: what the device says, what followed from it, and a way to say it for devices that cannot be asked.
 
 use super::fail::Fail;
-use super::{Shared, ask};
+use super::{Shared, request};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -38,7 +38,7 @@ pub async fn tell(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let Told { thermal } = ask::read(&headers, body).await?;
+    let Told { thermal } = request::read(&headers, body).await?;
     let thermal = match thermal {
         None => None,
         Some(name) => {

@@ -3,7 +3,7 @@
 //! One request is computed at a time, on a thread of its own and on one core: those who are being answered go on.
 
 use super::fail::Fail;
-use super::{Shared, ask, limits};
+use super::{Shared, request, limits};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -54,7 +54,7 @@ pub async fn embeddings(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let request: EmbeddingRequest = ask::read(&headers, body).await?;
+    let request: EmbeddingRequest = request::read(&headers, body).await?;
     let as_text = match request.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,

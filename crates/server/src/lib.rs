@@ -11,12 +11,12 @@
 //! prompt or of an answer is logged, and no endpoint takes a path.
 
 mod answer;
-mod ask;
-mod calls;
+mod request;
+mod tool_calls;
 mod chat;
 mod completions;
 mod device;
-mod door;
+mod auth;
 mod embeddings;
 mod events;
 mod fail;
@@ -27,15 +27,15 @@ mod owner;
 mod page;
 mod responses;
 mod sessions;
-mod shape;
+mod structured;
 mod tools;
 mod types;
 
-pub use door::Door;
+pub use auth::Door;
 pub use embeddings::Encoders;
 pub use memory::Gallery;
 pub use owner::{Hall, Owner, OwnerOptions};
-pub use shape::Grammars;
+pub use structured::Grammars;
 
 use axum::Router;
 use axum::extract::{Path, State};
@@ -124,7 +124,7 @@ async fn openapi() -> Response {
 }
 
 fn router(shared: Arc<Shared>) -> Router {
-    let guard = axum::middleware::from_fn_with_state(shared.clone(), door::guard);
+    let guard = axum::middleware::from_fn_with_state(shared.clone(), auth::guard);
     let routes = routes().into_iter();
     routes
         .fold(Router::new(), |router, (path, _, answers)| {

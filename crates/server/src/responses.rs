@@ -2,11 +2,11 @@
 //! named differently. Nothing is stored, so nothing can be gone on with.
 
 use super::answer::{streamed, submit};
-use super::ask::{Ask, Wanted};
+use super::request::{Ask, Wanted};
 use super::fail::Fail;
 use super::owner::{Piece, Place, Told};
 use super::types::{ChatMessage, Common, ContextLimit};
-use super::{Shared, ask, chat};
+use super::{Shared, request, chat};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -57,7 +57,7 @@ pub async fn responses(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let request: ResponseRequest = ask::read(&headers, body).await?;
+    let request: ResponseRequest = request::read(&headers, body).await?;
     let here = shared.clone();
     let asked = tokio::task::spawn_blocking(move || {
         refuse(&request)?;
@@ -81,7 +81,7 @@ pub async fn responses(
             context: request.context,
             ..Common::default()
         };
-        Ok((head, ask::ask(&here.hall, wanted, &common)?))
+        Ok((head, request::ask(&here.hall, wanted, &common)?))
     });
     let (mut head, asked) = asked.await.map_err(|_| Fail::stopping())??;
     let Ask {

@@ -5,7 +5,7 @@
 //! said before is as welcome; one that went back (an answer made anew, a question edited) has the turns behind that taken
 //! back; one that tells of another conversation is refused, because no answer to it would be right.
 
-use super::ask;
+use super::request;
 use super::fail::Fail;
 use super::memory::place_name;
 use super::types::{ChatMessage, ChatRequest};
@@ -203,7 +203,7 @@ pub async fn create(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let given: Create = ask::read(&headers, body).await?;
+    let given: Create = request::read(&headers, body).await?;
     let view = ask_desk(&shared, move |desk| {
         desk.create_session(&given.id, &given.verbatim, &given.persistent, now_ms())?;
         view(desk, &given.id)
@@ -234,7 +234,7 @@ pub async fn fork(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let Fork { id } = ask::read(&headers, body).await?;
+    let Fork { id } = request::read(&headers, body).await?;
     let view = ask_desk(&shared, move |desk| {
         desk.fork_session(&from, &id)?;
         view(desk, &id)
@@ -248,7 +248,7 @@ pub async fn add_fact(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let Fact { text, supersedes } = ask::read(&headers, body).await?;
+    let Fact { text, supersedes } = request::read(&headers, body).await?;
     let number = ask_desk(&shared, move |desk| {
         desk.with_open(&id, |runtime, sessions, id| match supersedes {
             Some(fact) => sessions.supersede(runtime, id, fact, &text, now_ms()),

@@ -3,7 +3,7 @@
 //! Where the model's template knows tools they are handed to it as they came. Where it does not, they are described in the
 //! system's message, calls are written as text, and results come from the user: what such a model has seen is text.
 
-use super::calls::Functions;
+use super::tool_calls::Functions;
 use super::fail::Fail;
 use super::limits;
 use super::types::ChatMessage;

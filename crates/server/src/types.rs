@@ -1,5 +1,5 @@
 //! What clients send. Fields that are not known are passed over; those that are known and not served are refused in
-//! [`super::ask`], because an answer that ignores them would be a wrong one.
+//! [`super::request`], because an answer that ignores them would be a wrong one.
 
 use serde::Deserialize;
 use serde_json::Value as Json;

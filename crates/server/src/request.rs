@@ -1,6 +1,6 @@
 //! From what a client sent to requests of the desk: everything is checked before anything is computed.
 
-use super::calls::Functions;
+use super::tool_calls::Functions;
 use super::fail::Fail;
 use super::limits;
 use super::owner::{Hall, Submission};
