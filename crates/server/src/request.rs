@@ -1,31 +1,25 @@
-//! From what a client sent to requests of the desk: everything is checked before anything is computed.
+//! From a parsed body to requests of the scheduler: everything is checked before anything is computed.
 
-use super::tool_calls::Functions;
 use super::fail::Fail;
 use super::limits;
-use super::owner::{Hall, Submission};
-use super::sessions::Bound;
-use super::types::{Common, OneOrMany, WhenLonger};
-use axum::body::Body;
-use axum::http::{HeaderMap, StatusCode, header};
+use super::tool_calls::Functions;
+use super::types::{CommonFields, OneOrMany, WhenLonger};
 use haversack::engine::runtime::GenerateOptions;
 use haversack::engine::sample::{Constraint, SampleOptions};
 use haversack::engine::{Model, Policy};
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::{Long, Request, Rows, TurnRequest};
-use http_body_util::BodyExt;
-use hyper::body::Body as _;
-use serde::de::DeserializeOwned;
+use haversack::{Client, Submission};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
-/// One request, checked, with a prompt in tokens.
-pub struct Ask {
+/// A client's request, checked, its prompt in tokens.
+pub struct CheckedRequest {
     /// One for each choice.
-    pub what: Vec<Submission>,
+    pub submissions: Vec<Submission>,
     pub prompt_tokens: usize,
-    /// How many of the likeliest are told beside each token.
+    /// How many of the likeliest tokens are told with each.
     pub logprobs: Option<usize>,
     pub stream: bool,
     pub include_usage: bool,
@@ -35,130 +29,28 @@ pub struct Ask {
     pub callable: Option<Functions>,
 }
 
-/// The body of a request as what it should be.
-pub async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Fail> {
-    let text = |name| headers.get(name).map(|v| v.to_str().unwrap_or("?"));
-    let kind = text(header::CONTENT_TYPE).unwrap_or("application/json");
-    let kind = kind.split(';').next().unwrap_or_default().trim();
-    if !kind.eq_ignore_ascii_case("application/json") {
-        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        return Err(Fail::status(status, "accepted: application/json"));
-    }
-    if text(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
-        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        return Err(Fail::status(
-            status,
-            "accepted: a body that is not compressed",
-        ));
-    }
-    let whole = tokio::time::timeout(limits::BODY_TIME, whole(body)).await;
-    parse(&whole.unwrap_or_else(|_| Err(slow()))?)
+/// A message to a session.
+pub struct SessionMessage {
+    pub session: String,
+    pub text: String,
 }
 
-/// All of a body, as far as it may go. What says that it is longer is not waited for.
-async fn whole(mut body: Body) -> Result<Vec<u8>, Fail> {
-    let long = || {
-        let most = limits::BODY_BYTES;
-        Fail::status(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the body is too long; accepted: at most {most} bytes"),
-        )
-    };
-    if body.size_hint().lower() > limits::BODY_BYTES as u64 {
-        return Err(long());
-    }
-    let mut bytes = Vec::new();
-    loop {
-        let frame = tokio::time::timeout(limits::BODY_PAUSE, body.frame()).await;
-        match frame.map_err(|_| slow())? {
-            None => return Ok(bytes),
-            Some(Err(_)) => return Err(Fail::bad("the body ended early")),
-            Some(Ok(frame)) => {
-                let data = frame.into_data().unwrap_or_default();
-                if bytes.len() + data.len() > limits::BODY_BYTES {
-                    return Err(long());
-                }
-                bytes.extend_from_slice(&data);
-            }
-        }
-    }
-}
-
-fn slow() -> Fail {
-    Fail::status(StatusCode::REQUEST_TIMEOUT, "the body took too long")
-}
-
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fail> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    if depth(bytes) > limits::JSON_DEPTH {
-        let most = limits::JSON_DEPTH;
-        return Err(Fail::bad(format!(
-            "the JSON is nested too deep; accepted: at most {most} levels"
-        )));
-    }
-    serde_json::from_slice(bytes).map_err(|error| {
-        // Where it is wrong, not what is there: that may be somebody's text.
-        let (line, column) = (error.line(), error.column());
-        match error.classify() {
-            serde_json::error::Category::Data => Fail::bad(format!(
-                "the JSON does not fit: {}",
-                without_values(&error.to_string())
-            )),
-            _ => Fail::bad(format!("the body is no JSON, line {line} column {column}")),
-        }
-    })
-}
-
-/// An error of types without what it quotes.
-fn without_values(message: &str) -> String {
-    let mut quoted = false;
-    let mut out = String::new();
-    for c in message.chars().take(300) {
-        if c == '"' {
-            quoted = !quoted;
-            out.push('"');
-        } else if !quoted {
-            out.push(c);
-        }
-    }
-    out
-}
-
-/// How deep brackets go, whatever is between them.
-fn depth(bytes: &[u8]) -> usize {
-    let (mut now, mut most, mut text, mut escaped) = (0usize, 0, false, false);
-    for &b in bytes {
-        match b {
-            _ if escaped => escaped = false,
-            b'\\' if text => escaped = true,
-            b'"' => text = !text,
-            b'[' | b'{' if !text => {
-                now += 1;
-                most = most.max(now);
-            }
-            b']' | b'}' if !text => now = now.saturating_sub(1),
-            _ => {}
-        }
-    }
-    most
-}
-
-/// What the kinds of request make of theirs.
-pub struct Wanted<'a> {
-    /// Of a session there is none: it is what was said.
+/// What each endpoint makes of its own fields.
+pub struct EndpointFields<'a> {
+    /// Empty in a session.
     pub prompt: Vec<u32>,
-    /// Texts that end an answer of this kind.
+    /// Stop strings of this endpoint.
     pub stops: &'a [&'a str],
-    /// How many of the likeliest tokens are told, where any are.
+    /// How many of the likeliest tokens are told; `None`: no log-probabilities.
     pub top: Option<u64>,
-    /// What the answer may be.
+    /// For structured output.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// Functions that it may call.
+    /// Functions that the answer may call.
     pub callable: Option<Functions>,
 }
 
-/// What a request says beside its text, checked.
-struct Wishes {
+/// The common fields, checked.
+struct CheckedFields {
     sample: SampleOptions,
     options: GenerateOptions,
     choices: u64,
@@ -166,35 +58,36 @@ struct Wishes {
     deadline: Duration,
 }
 
-fn wishes(hall: &Hall, wanted: &Wanted<'_>, common: &Common) -> Result<Wishes, Fail> {
-    let (top, model) = (wanted.top, &hall.model);
+fn check(
+    client: &Client,
+    fields: &EndpointFields<'_>,
+    common: &CommonFields,
+) -> Result<CheckedFields, Fail> {
+    let (top, model) = (fields.top, client.model());
     if top.is_some_and(|top| top > limits::TOP_LOGPROBS) {
-        let most = limits::TOP_LOGPROBS;
-        return Err(Fail::param(
-            "top_logprobs",
-            format!("accepted: 0 to {most}"),
-        ));
+        let max = limits::TOP_LOGPROBS;
+        return Err(Fail::param("top_logprobs", format!("accepted: 0 to {max}")));
     }
     let choices = common.n.unwrap_or(1);
     if !(1..=limits::CHOICES).contains(&choices) {
-        let most = limits::CHOICES;
-        return Err(Fail::param("n", format!("accepted: 1 to {most}")));
+        let max = limits::CHOICES;
+        return Err(Fail::param("n", format!("accepted: 1 to {max}")));
     }
     let limit = common.max_completion_tokens.or(common.max_tokens);
     if limit.is_some_and(|n| n == 0 || n > u64::from(u32::MAX)) {
-        let what = "max_tokens";
-        return Err(Fail::param(what, format!("accepted: 1 to {}", u32::MAX)));
+        let accepted = format!("accepted: 1 to {}", u32::MAX);
+        return Err(Fail::param("max_tokens", accepted));
     }
-    // An answer that has a form ends by itself, and a text in the middle of it would make it another one.
-    let has_form = wanted.constraint.is_some();
-    let stops = if has_form { &[][..] } else { wanted.stops };
-    if has_form && common.stop.is_some() {
+    // Structured output ends by itself, and a stop string in the middle would break it.
+    let is_structured = fields.constraint.is_some();
+    let stops = if is_structured { &[][..] } else { fields.stops };
+    if is_structured && common.stop.is_some() {
         return Err(Fail::param(
             "stop",
-            "an answer that has a form ends by itself",
+            "structured output ends by itself; accepted: none",
         ));
     }
-    Ok(Wishes {
+    Ok(CheckedFields {
         sample: sample(model, common)?,
         options: GenerateOptions {
             tokens_max: Some(limit.map_or(limits::TOKENS, |n| n as usize)),
@@ -203,83 +96,96 @@ fn wishes(hall: &Hall, wanted: &Wanted<'_>, common: &Common) -> Result<Wishes, F
         },
         choices,
         owner: common.user.as_deref().map_or(0, name_of),
-        deadline: hall.now() + limits::REQUEST_TIME,
+        deadline: client.now() + limits::REQUEST_TIME,
     })
 }
 
-impl Ask {
-    fn new(what: Vec<Submission>, wanted: &Wanted<'_>, common: &Common) -> Ask {
+impl CheckedRequest {
+    fn new(
+        submissions: Vec<Submission>,
+        fields: &EndpointFields<'_>,
+        common: &CommonFields,
+    ) -> CheckedRequest {
         let usage = common.stream_options.and_then(|o| o.include_usage);
-        Ask {
-            what,
-            prompt_tokens: wanted.prompt.len(),
-            logprobs: wanted.top.map(|top| top as usize),
+        CheckedRequest {
+            submissions,
+            prompt_tokens: fields.prompt.len(),
+            logprobs: fields.top.map(|top| top as usize),
             stream: common.stream.unwrap_or(false),
             include_usage: usage.unwrap_or(false),
             model: common.model.clone(),
-            callable: wanted.callable.clone(),
+            callable: fields.callable.clone(),
         }
     }
 }
 
 /// One request for each choice.
-pub fn ask(hall: &Hall, wanted: Wanted<'_>, common: &Common) -> Result<Ask, Fail> {
-    let wishes = wishes(hall, &wanted, common)?;
-    let rows = rows(hall, common)?;
-    let mut options = wishes.options;
+pub fn completion(
+    client: &Client,
+    fields: EndpointFields<'_>,
+    common: &CommonFields,
+) -> Result<CheckedRequest, Fail> {
+    let checked = check(client, &fields, common)?;
+    let rows = rows(client, common)?;
+    let mut options = checked.options;
     if rows.long == Long::Refuse {
-        let room = rows.most.saturating_sub(wanted.prompt.len()).max(1);
+        let room = rows.most.saturating_sub(fields.prompt.len()).max(1);
         options.tokens_max = options.tokens_max.map(|most| most.min(room));
     }
     let request = |i: u64| {
         Submission::Request(Box::new(Request {
-            prompt: wanted.prompt.clone(),
+            prompt: fields.prompt.clone(),
             sample: SampleOptions {
-                seed: wishes.sample.seed.wrapping_add(i),
-                ..wishes.sample.clone()
+                seed: checked.sample.seed.wrapping_add(i),
+                ..checked.sample.clone()
             },
-            constraint: wanted.constraint.clone(),
+            constraint: fields.constraint.clone(),
             options: options.clone(),
             rows: Some(rows),
-            owner: wishes.owner,
-            deadline: Some(wishes.deadline),
+            owner: checked.owner,
+            deadline: Some(checked.deadline),
             ..Request::default()
         }))
     };
-    let what = (0..wishes.choices).map(request).collect();
-    Ok(Ask::new(what, &wanted, common))
+    let submissions = (0..checked.choices).map(request).collect();
+    Ok(CheckedRequest::new(submissions, &fields, common))
 }
 
 /// A turn of a session.
-pub fn turn(hall: &Hall, bound: Bound, wanted: Wanted<'_>, common: &Common) -> Result<Ask, Fail> {
-    let wishes = wishes(hall, &wanted, common)?;
-    if wishes.choices != 1 {
+pub fn turn(
+    client: &Client,
+    message: SessionMessage,
+    fields: EndpointFields<'_>,
+    common: &CommonFields,
+) -> Result<CheckedRequest, Fail> {
+    let checked = check(client, &fields, common)?;
+    if checked.choices != 1 {
         return Err(Fail::param("n", "accepted: 1 in a session"));
     }
     if common.context.is_some() {
-        let why = "a session has its own; accepted: none";
+        let why = "a session manages its own context; accepted: none";
         return Err(Fail::param("context", why));
     }
-    let Bound { session, text } = bound;
+    let SessionMessage { session, text } = message;
     let turn = TurnRequest {
         session,
-        // One that cannot be had makes a question unjudged, not unasked.
-        embedding: hall.encoder.as_ref().and_then(|e| e.embed(&text).ok()),
+        // Without one every turn in memory stays visible.
+        embedding: client.encoder().and_then(|e| e.embed(&text).ok()),
         text,
         now_ms: now_ms(),
-        sample: wishes.sample,
-        constraint: wanted.constraint.clone(),
-        options: wishes.options,
-        owner: wishes.owner,
-        deadline: Some(wishes.deadline),
+        sample: checked.sample,
+        constraint: fields.constraint.clone(),
+        options: checked.options,
+        owner: checked.owner,
+        deadline: Some(checked.deadline),
         ..TurnRequest::default()
     };
-    let what = vec![Submission::Turn(Box::new(turn))];
-    Ok(Ask::new(what, &wanted, common))
+    let submissions = vec![Submission::Turn(Box::new(turn))];
+    Ok(CheckedRequest::new(submissions, &fields, common))
 }
 
-fn rows(hall: &Hall, common: &Common) -> Result<Rows, Fail> {
-    let context = hall.model.config().context.min(hall.rows_most);
+fn rows(client: &Client, common: &CommonFields) -> Result<Rows, Fail> {
+    let context = client.model().config().context.min(client.rows_max());
     let Some(given) = common.context else {
         return Ok(Rows {
             most: context,
@@ -317,7 +223,7 @@ fn rows(hall: &Hall, common: &Common) -> Result<Rows, Fail> {
     Ok(rows)
 }
 
-fn stop(common: &Common, usual: &[&str]) -> Result<Vec<String>, Fail> {
+fn stop(common: &CommonFields, usual: &[&str]) -> Result<Vec<String>, Fail> {
     let stop = common.stop.as_ref().map_or(&[][..], OneOrMany::as_slice);
     let (strings, bytes) = (limits::STOPS, limits::STOP_BYTES);
     let fits = stop.iter().all(|s| (1..=bytes).contains(&s.len()));
@@ -331,7 +237,7 @@ fn stop(common: &Common, usual: &[&str]) -> Result<Vec<String>, Fail> {
     Ok(stop.iter().cloned().chain(usual).collect())
 }
 
-fn sample(model: &Model, common: &Common) -> Result<SampleOptions, Fail> {
+fn sample(model: &Model, common: &CommonFields) -> Result<SampleOptions, Fail> {
     let usual = SampleOptions::default();
     let mut logit_bias = Vec::new();
     for (token, bias) in common.logit_bias.iter().flatten() {
@@ -339,7 +245,7 @@ fn sample(model: &Model, common: &Common) -> Result<SampleOptions, Fail> {
         let Some(id) = token.parse().ok().filter(known) else {
             return Err(Fail::param(
                 "logit_bias",
-                "its names must be token ids of this model",
+                "accepted: token ids of this model as names",
             ));
         };
         logit_bias.push((id, *bias));
@@ -365,44 +271,12 @@ fn sample(model: &Model, common: &Common) -> Result<SampleOptions, Fail> {
     Ok(options)
 }
 
-/// Another one each time.
+/// A new one each time.
 fn any_seed() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// The same for the same name, while the server runs.
+/// The same for the same name while the server runs.
 fn name_of(user: &str) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(user)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::ChatRequest;
-
-    #[test]
-    fn brackets_are_counted_outside_of_texts() {
-        assert_eq!(depth(b"{}"), 1);
-        assert_eq!(depth(br#"{"a":[{"b":"]]]{{{{\"[[[["}]}"#), 3);
-        assert_eq!(depth(&[b'['; 1000]), 1000);
-        assert_eq!(depth(b"]]]]["), 1);
-    }
-
-    #[test]
-    fn errors_quote_nothing() {
-        let of = |body: &str| {
-            let fail = parse::<ChatRequest>(body.as_bytes()).unwrap_err();
-            fail.json()["error"]["message"].as_str().unwrap().to_owned()
-        };
-        let told = of(r#"{"messages":[{"role":"user","content":"x"}],"temperature":"my secret"}"#);
-        assert!(!told.contains("secret"), "{told}");
-        assert!(told.contains("expected f32"), "{told}");
-        assert_eq!(
-            of(r#"{"messages":"#),
-            "the body is no JSON, line 1 column 12"
-        );
-        assert!(of("[1,2,3]").starts_with("the JSON does not fit"));
-        let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
-        assert!(of(&deep).contains("64 levels"));
-    }
 }

@@ -1,97 +1,68 @@
-//! What form an answer is to have: `response_format`, `grammar`, and two names that other servers have for them.
+//! Structured output: `response_format`, `grammar`, and two names that other servers have for them.
 
-use super::Shared;
 use super::fail::Fail;
-use super::types::Common;
+use super::types::CommonFields;
 use haversack::engine::sample::Constraint;
-use haversack_grammar::{GrammarError, Shape, Vocabulary};
+use haversack::grammar::Shape;
+use haversack::{Client, Error};
 use serde_json::Value as Json;
-use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The vocabulary as grammars see it, made when the first one is asked for. Its bytes are promised before.
-#[derive(Debug, Default)]
-pub struct Grammars {
-    made: OnceLock<Result<Vocabulary, GrammarError>>,
-    /// One makes it; others wait.
-    making: Mutex<()>,
-}
-
-/// The form that a request asks for, and the parameter that does.
-pub fn asked(common: &Common) -> Result<Option<(&'static str, Shape)>, Fail> {
-    let mut asked = Vec::new();
+/// The shape that a request asks for, and the parameter that names it.
+pub fn requested(common: &CommonFields) -> Result<Option<(&'static str, Shape)>, Fail> {
+    let mut found = Vec::new();
     if let Some(format) = &common.response_format {
-        let shape = response_format(format)?;
-        asked.extend(shape.map(|shape| ("response_format", shape)));
+        let name = "response_format";
+        let shape = self::format(name, format, "/json_schema/schema")?;
+        found.extend(shape.map(|shape| (name, shape)));
     }
     if let Some(grammar) = &common.grammar {
         let regex = grammar.get("regex").and_then(Json::as_str);
         let accepted = || Fail::param("grammar", "accepted: { \"regex\": \"…\" }");
         let shape = Shape::Regex(regex.ok_or_else(accepted)?.to_owned());
-        asked.push(("grammar", shape));
+        found.push(("grammar", shape));
     }
     if let Some(regex) = &common.guided_regex {
-        asked.push(("guided_regex", Shape::Regex(regex.clone())));
+        found.push(("guided_regex", Shape::Regex(regex.clone())));
     }
     if let Some(schema) = &common.guided_json {
-        asked.push(("guided_json", Shape::Schema(schema.clone())));
+        found.push(("guided_json", Shape::Schema(schema.clone())));
     }
-    match asked.len() {
-        0 | 1 => Ok(asked.pop()),
+    match found.len() {
+        0 | 1 => Ok(found.pop()),
         _ => Err(Fail::param(
-            asked[1].0,
-            format!("accepted: one form, and there is {}", asked[0].0),
+            found[1].0,
+            format!(
+                "accepted: one of these, and {} is there already",
+                found[0].0
+            ),
         )),
     }
 }
 
-/// `None` where anything may be said.
-pub fn response_format(format: &Json) -> Result<Option<Shape>, Fail> {
-    let fail = |what: &str| Err(Fail::param("response_format", what));
+/// A format object; `schema` points to its schema. `None`: the answer is free text.
+pub fn format(param: &'static str, format: &Json, schema: &str) -> Result<Option<Shape>, Fail> {
+    let fail = |what: &str| Err(Fail::param(param, what));
     match format.get("type").and_then(Json::as_str) {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(Shape::Object)),
-        Some("json_schema") => match format.pointer("/json_schema/schema") {
+        Some("json_schema") => match format.pointer(schema) {
             Some(schema) => Ok(Some(Shape::Schema(schema.clone()))),
-            None => fail("json_schema.schema is missing"),
+            None => fail("the schema is missing"),
         },
         _ => fail("accepted types: text, json_object, json_schema"),
     }
 }
 
-impl Shared {
-    /// A constraint for this form. Takes a while: not for the thread that answers others.
-    pub fn constraint(
-        &self,
-        param: &'static str,
-        shape: &Shape,
-    ) -> Result<Box<dyn Constraint>, Fail> {
-        let vocabulary = self.vocabulary()?.as_ref().map_err(Clone::clone);
-        vocabulary
-            .and_then(|vocabulary| vocabulary.compile(shape))
-            .map_err(|error| Fail::param(param, error.to_string()))
-    }
-
-    fn vocabulary(&self) -> Result<&Result<Vocabulary, GrammarError>, Fail> {
-        let Grammars { made, making } = &self.grammars;
-        let _alone = making.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(made) = made.get() {
-            return Ok(made);
-        }
-        let tokenizer = self.hall.model.tokenizer();
-        let needs = Vocabulary::needs(tokenizer);
-        let kept = self
-            .hall
-            .wait_for(move |desk| desk.keep_beside(needs.making));
-        kept.ok_or_else(Fail::stopping)?
-            .map_err(|refused| Fail::refused(&refused))?;
-        let new = Vocabulary::new(tokenizer);
-        let spare = match &new {
-            Ok(_) => needs.making - needs.kept,
-            Err(_) => needs.making,
-        };
-        self.hall.wait_for(move |desk| desk.drop_beside(spare));
-        Ok(made.get_or_init(|| new))
-    }
+/// A constraint for this shape. Takes a while: not for the thread that serves other clients.
+pub fn constraint(
+    client: &Client,
+    param: &'static str,
+    shape: &Shape,
+) -> Result<Box<dyn Constraint>, Fail> {
+    client.constraint(shape).map_err(|error| match error {
+        Error::Grammar(error) => Fail::param(param, error.to_string()),
+        error => error.into(),
+    })
 }
 
 #[cfg(test)]
@@ -100,11 +71,11 @@ mod tests {
     use serde_json::json;
 
     fn of(fields: Json) -> Result<Option<(&'static str, Shape)>, Fail> {
-        asked(&serde_json::from_value(fields).unwrap())
+        requested(&serde_json::from_value(fields).unwrap())
     }
 
     #[test]
-    fn one_form_at_most() {
+    fn one_shape_at_most() {
         assert!(of(json!({})).unwrap().is_none());
         assert!(
             of(json!({ "response_format": { "type": "text" } }))
@@ -122,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_form_names_its_parameter() {
+    fn a_wrong_shape_names_its_parameter() {
         for (name, value) in [
             ("response_format", json!({})),
             ("response_format", json!(5)),
