@@ -4,8 +4,8 @@ mod common;
 
 use common::{Dice, SMOLLM2, load, packed_dir, real_model};
 use haversack_conversations::scheduler::{
-    Long, Pace, Priority, Request, RequestEvent, RequestId, Rows, Scheduler, SchedulerOptions,
-    SubmitError,
+    LongPrompt, Pace, Priority, Request, RequestEvent, RequestId, RequestKind, RowLimit, Scheduler,
+    SchedulerOptions, SubmitError,
 };
 use haversack_engine::kv_quality::probe::{self, Depth};
 use haversack_engine::runtime::completion::Completed;
@@ -48,35 +48,49 @@ fn runtime(model: &Arc<Model>, budget_bytes: Option<usize>) -> Runtime {
 fn request(dice: &mut Dice, ids: &[u32], alike: bool) -> Request {
     let from = if alike { 0 } else { dice.roll(ids.len() / 2) };
     let prompt = [1, 2, 31, 32, 33, 65, 150][dice.roll(7)];
+    let prompt = ids[from..from + prompt].to_vec();
+    let sample = SampleOptions {
+        temperature: [0.0, 1.0][dice.roll(2)],
+        repetition_penalty: 1.1,
+        seed: dice.0,
+        ..SampleOptions::default()
+    };
+    let options = GenerateOptions {
+        tokens_max: Some([0, 1, 2, 40][dice.roll(4)]),
+        ignore_end: true,
+        ..GenerateOptions::default()
+    };
+    let rows = [
+        None,
+        Some(LongPrompt::Refuse),
+        Some(LongPrompt::Truncate),
+        Some(LongPrompt::Window),
+        Some(LongPrompt::Reread { every: 16 }),
+    ][if alike { 0 } else { dice.roll(5) }]
+    .map(|when_longer| RowLimit {
+        max_rows: if when_longer == LongPrompt::Refuse {
+            190
+        } else {
+            100
+        },
+        anchors: 10,
+        when_longer,
+    });
     Request {
-        prompt: ids[from..from + prompt].to_vec(),
-        sample: SampleOptions {
-            temperature: [0.0, 1.0][dice.roll(2)],
-            repetition_penalty: 1.1,
-            seed: dice.0,
-            ..SampleOptions::default()
-        },
+        kind: RequestKind::Completion { prompt, rows },
+        sample,
         constraint: None,
-        options: GenerateOptions {
-            tokens_max: Some([0, 1, 2, 40][dice.roll(4)]),
-            ignore_end: true,
-            ..GenerateOptions::default()
-        },
-        rows: [
-            None,
-            Some(Long::Refuse),
-            Some(Long::Truncate),
-            Some(Long::Window),
-            Some(Long::Again { every: 16 }),
-        ][if alike { 0 } else { dice.roll(5) }]
-        .map(|long| Rows {
-            most: if long == Long::Refuse { 190 } else { 100 },
-            anchors: 10,
-            long,
-        }),
+        options,
         priority: [Priority::Interactive, Priority::Background][dice.roll(2)],
         owner: dice.roll(if alike { 2 } else { 3 }) as u64,
         deadline: None,
+    }
+}
+
+fn prompt_and_rows(request: &Request) -> (&[u32], Option<RowLimit>) {
+    match &request.kind {
+        RequestKind::Completion { prompt, rows } => (prompt, *rows),
+        RequestKind::Turn { .. } => panic!("a completion"),
     }
 }
 
@@ -85,24 +99,24 @@ fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
     let mut runtime = runtime(model, None);
     let mut sampler = Sampler::new(request.sample.clone()).unwrap();
     let most = request.options.tokens_max.unwrap();
-    let (keep, prompt) = match &request.rows {
+    let (whole, rows) = prompt_and_rows(request);
+    let (keep, prompt) = match &rows {
         Some(rows) => {
-            let read = rows.of_prompt(&request.prompt, most);
-            let keep = rows.keep(request.prompt.len() + most);
-            (keep, read.unwrap())
+            let read = rows.prompt_to_read(whole, most);
+            (rows.keep(whole.len() + most), read.unwrap())
         }
-        None => (Keep::Usual, request.prompt.clone()),
+        None => (Keep::Usual, whole.to_vec()),
     };
-    if let Some(rows) = request.rows.filter(Rows::is_read_again) {
-        let mut history = request.prompt.clone();
+    if let Some(rows) = rows.filter(RowLimit::rereads) {
+        let mut history = whole.to_vec();
         for _ in 0..most {
             let id = runtime.open_keeping(keep).unwrap();
             let go_on = &mut |_| ControlFlow::Continue(());
-            runtime.feed(id, &rows.at(&history), go_on).unwrap();
+            runtime.feed(id, &rows.rows_after(&history), go_on).unwrap();
             history.push(sampler.sample(runtime.logits(), &history).unwrap());
             runtime.close(id).unwrap();
         }
-        return history.split_off(request.prompt.len());
+        return history.split_off(whole.len());
     }
     let id = runtime.open_keeping(keep).unwrap();
     let go_on = &mut |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
@@ -125,7 +139,7 @@ fn finish(desk: &mut Scheduler) -> HashMap<RequestId, Completed> {
         let now = Duration::ZERO;
         desk.step(now, &mut |ticket, news| {
             match news {
-                RequestEvent::Done(completed, _) => {
+                RequestEvent::Completed(completed, _) => {
                     assert!(done.insert(ticket, completed).is_none())
                 }
                 RequestEvent::Failed(why) => panic!("{ticket:?}: {why}"),
@@ -183,7 +197,7 @@ fn company_changes_no_token() {
             desk.runtime_mut().set_threads(1 + dice.roll(3));
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    RequestEvent::Done(completed, _) => drop(done.insert(ticket, completed)),
+                    RequestEvent::Completed(completed, _) => drop(done.insert(ticket, completed)),
                     RequestEvent::Failed(why) => panic!("seed {seed}: {why}"),
                     _ => {}
                 }
@@ -202,7 +216,7 @@ fn company_changes_no_token() {
         for (ticket, request) in &given {
             assert_eq!(done[ticket].tokens, alone(&model, request), "seed {seed}");
         }
-        found += desk.reuse().found;
+        found += desk.prefix_cache_stats().found;
         let short = Reading {
             mem_available_bytes: Some(0),
             ..Reading::default()
@@ -226,7 +240,6 @@ fn what_was_read_is_not_read_again() {
     let mut desk = Scheduler::new(runtime(&model, None), options);
     let mut ask = |owner: u64, prompt: &[u32]| {
         let request = Request {
-            prompt: prompt.to_vec(),
             sample: SampleOptions {
                 temperature: 0.0,
                 ..SampleOptions::default()
@@ -237,13 +250,13 @@ fn what_was_read_is_not_read_again() {
                 ..GenerateOptions::default()
             },
             owner,
-            ..Request::default()
+            ..Request::completion(prompt.to_vec())
         };
         desk.submit(request.clone()).unwrap();
         let mut ended = None;
         while !desk.is_idle() {
             desk.step(Duration::ZERO, &mut |_, news| {
-                if let RequestEvent::Done(completed, held) = news {
+                if let RequestEvent::Completed(completed, held) = news {
                     ended = Some((completed.tokens, held.reused));
                 }
                 ControlFlow::Continue(())
@@ -274,7 +287,7 @@ fn what_was_read_is_not_read_again() {
     assert_eq!(ask(1, &with(500..540)).1, 103);
     // Somebody else.
     assert_eq!(ask(2, &with(500..540)).1, 0);
-    let reuse = desk.reuse();
+    let reuse = desk.prefix_cache_stats();
     assert_eq!((reuse.found, reuse.new), (6, 2), "{reuse:?}");
     assert_eq!(reuse.parted, 1);
 }
@@ -292,13 +305,12 @@ fn two_long_ones_meet() {
     let runtime = runtime(&model, Some(budget));
     let mut desk = Scheduler::new(runtime, SchedulerOptions::default());
     let request = Request {
-        prompt: ids[..200].to_vec(),
         options: GenerateOptions {
             tokens_max: Some(200),
             ignore_end: true,
             ..GenerateOptions::default()
         },
-        ..Request::default()
+        ..Request::completion(ids[..200].to_vec())
     };
     for _ in 0..2 {
         desk.submit(request.clone()).unwrap();
@@ -307,7 +319,7 @@ fn two_long_ones_meet() {
     let mut lengths = Vec::new();
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |_, news| {
-            if let RequestEvent::Done(completed, _) = news {
+            if let RequestEvent::Completed(completed, _) = news {
                 lengths.push(completed.tokens.len());
             }
             ControlFlow::Continue(())
@@ -337,25 +349,29 @@ fn what_could_never_be_served_is_refused_at_once() {
             tokens_max: Some(tokens_max),
             ..GenerateOptions::default()
         };
-        let prompt = prompt.to_vec();
         desk.submit(Request {
-            prompt,
             options,
-            ..Request::default()
+            ..Request::completion(prompt.to_vec())
         })
     };
-    assert!(matches!(ask(&[], 1), Err(SubmitError::Empty)));
+    assert!(matches!(ask(&[], 1), Err(SubmitError::EmptyPrompt)));
     assert!(matches!(
         ask(&[u32::MAX], 1),
-        Err(SubmitError::Token {
+        Err(SubmitError::UnknownToken {
             token: u32::MAX,
             ..
         })
     ));
     let long = vec![ids[0]; end + 1];
-    assert!(matches!(ask(&long, 1), Err(SubmitError::Length { .. })));
+    assert!(matches!(
+        ask(&long, 1),
+        Err(SubmitError::PromptTooLong { .. })
+    ));
     assert!(ask(&ids[..50], 50).is_ok());
-    assert!(matches!(ask(&ids[..50], 50), Err(SubmitError::Full(_))));
+    assert!(matches!(
+        ask(&ids[..50], 50),
+        Err(SubmitError::QueueFull(_))
+    ));
 }
 
 #[test]
@@ -371,16 +387,15 @@ fn a_deadline_ends_it_wherever_it_is() {
     let mut desk = Scheduler::new(runtime, options);
     for _ in 0..2 {
         let request = Request {
-            prompt: ids[..40].to_vec(),
             deadline: Some(Duration::from_secs(5)),
-            ..Request::default()
+            ..Request::completion(ids[..40].to_vec())
         };
         desk.submit(request).unwrap();
     }
     let mut ends = Vec::new();
     for second in 0..=5 {
         desk.step(Duration::from_secs(second), &mut |_, news| {
-            if let RequestEvent::Done(completed, _) = news {
+            if let RequestEvent::Completed(completed, _) = news {
                 ends.push((second, completed.finish, completed.tokens.len()));
             }
             ControlFlow::Continue(())
@@ -412,14 +427,14 @@ fn three_on_the_real_model() {
             add_special: true,
             parse_special: false,
         };
+        let prompt = model.tokenizer().encode(text, plain).unwrap();
         Request {
-            prompt: model.tokenizer().encode(text, plain).unwrap(),
             options: GenerateOptions {
                 tokens_max: Some(24),
                 ignore_end: true,
                 ..GenerateOptions::default()
             },
-            ..Request::default()
+            ..Request::completion(prompt)
         }
     });
     let runtime = runtime(&model, None);
@@ -487,46 +502,47 @@ fn a_window_of_ones_own() {
 fn rows_chosen_for_one() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(1200);
-    let (most, anchors) = (352, 32);
+    let (max_rows, anchors) = (352, 32);
     let dir = packed_dir();
     let go_on = &mut |_| ControlFlow::Continue(());
     let probe = probe::load_or_measure(&model, 2, Depth::Local, Some(&dir), go_on);
     let probe = probe.unwrap().unwrap();
     let longs = [
-        Long::Choose(Policy::Heavy),
-        Long::Choose(Policy::Snap),
-        Long::Choose(Policy::Adaptive),
-        Long::Window,
-        Long::Truncate,
+        LongPrompt::Select(Policy::Heavy),
+        LongPrompt::Select(Policy::Snap),
+        LongPrompt::Select(Policy::Adaptive),
+        LongPrompt::Window,
+        LongPrompt::Truncate,
     ];
     let requests: Vec<Request> = (0..10)
         .map(|i| Request {
-            prompt: ids[31 * i..31 * i + 600].to_vec(),
             options: GenerateOptions {
                 tokens_max: Some(70),
                 ignore_end: true,
                 ..GenerateOptions::default()
             },
-            rows: Some(Rows {
-                most,
-                anchors,
-                long: longs[i % longs.len()],
-            }),
-            ..Request::default()
+            ..Request::new(RequestKind::Completion {
+                prompt: ids[31 * i..31 * i + 600].to_vec(),
+                rows: Some(RowLimit {
+                    max_rows,
+                    anchors,
+                    when_longer: longs[i % longs.len()],
+                }),
+            })
         })
         .collect();
-    let keep = |long| {
-        let rows = Rows {
-            most,
+    let keep = |when_longer| {
+        let rows = RowLimit {
+            max_rows,
             anchors,
-            long,
+            when_longer,
         };
         rows.keep(670)
     };
     let one = {
         let mut runtime = runtime(&model, None);
         runtime.know(&probe);
-        let bytes = longs.map(|long| runtime.bytes_keeping(keep(long), most).unwrap());
+        let bytes = longs.map(|long| runtime.bytes_keeping(keep(long), max_rows).unwrap());
         let scratch = runtime.scratch_counting(3, 3, 96, 700);
         runtime.ledger().side + scratch + 3 * bytes.into_iter().max().unwrap()
     };
@@ -542,7 +558,7 @@ fn rows_chosen_for_one() {
         let tell: &mut dyn FnMut(RequestId, RequestEvent<'_>) -> ControlFlow<()> =
             &mut |ticket, news| {
                 match news {
-                    RequestEvent::Done(completed, held) => {
+                    RequestEvent::Completed(completed, held) => {
                         done.insert(ticket, (completed.tokens, held));
                     }
                     RequestEvent::Failed(why) => panic!("{why}"),
@@ -558,10 +574,13 @@ fn rows_chosen_for_one() {
 
     for (ticket, request) in tickets.iter().zip(&requests) {
         let (tokens, held) = &done[ticket];
-        let long = request.rows.unwrap().long;
+        let long = prompt_and_rows(request).1.unwrap().when_longer;
         assert_eq!(*tokens, chosen_alone(&model, &probe, request), "{long:?}");
-        if let Long::Choose(Policy::Heavy | Policy::Snap) = long {
-            assert!(held.seen == 669 && held.rows <= most, "{long:?}: {held:?}");
+        if let LongPrompt::Select(Policy::Heavy | Policy::Snap) = long {
+            assert!(
+                held.seen == 669 && held.rows <= max_rows,
+                "{long:?}: {held:?}"
+            );
         }
     }
     assert_ne!(done[&tickets[0]].0, done[&tickets[3]].0);
@@ -569,21 +588,21 @@ fn rows_chosen_for_one() {
 
 /// The same by itself, in a runtime whose every sequence has that policy where there is such a one.
 fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> Vec<u32> {
-    let Some(rows) = request.rows else {
+    let (prompt, Some(rows)) = prompt_and_rows(request) else {
         return alone(model, request);
     };
-    let (retention, keep) = match rows.long {
-        Long::Choose(policy @ (Policy::Heavy | Policy::Snap)) => {
+    let (retention, keep) = match rows.when_longer {
+        LongPrompt::Select(policy @ (Policy::Heavy | Policy::Snap)) => {
             let retention = Retention {
                 policy,
                 anchors: Some(rows.anchors),
-                window: Some(rows.most - rows.anchors - 32),
+                window: Some(rows.max_rows - rows.anchors - 32),
                 guard: Guarding::Off,
                 ..Retention::default()
             };
             (retention, Keep::Usual)
         }
-        Long::Choose(_) => (Retention::full(), rows.keep(670)),
+        LongPrompt::Select(_) => (Retention::full(), rows.keep(670)),
         _ => return alone(model, request),
     };
     let options = RuntimeOptions {
@@ -597,7 +616,7 @@ fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> 
     let id = runtime.open_keeping(keep).unwrap();
     let mut sampler = Sampler::new(request.sample.clone()).unwrap();
     let tell = &mut |_: haversack_engine::runtime::Event<'_>| ControlFlow::Continue(());
-    let (prompt, options) = (&request.prompt, &request.options);
+    let options = &request.options;
     let said = generate(&mut runtime, id, prompt, &mut sampler, options, tell);
     said.unwrap().tokens
 }
@@ -678,9 +697,8 @@ fn a_window_that_follows_the_device() {
         let prompts = [&ids[..400], &ids[100..480]];
         for prompt in prompts {
             let request = Request {
-                prompt: prompt.to_vec(),
                 options: options.clone(),
-                ..Request::default()
+                ..Request::completion(prompt.to_vec())
             };
             desk.submit(request).unwrap();
         }
@@ -694,7 +712,7 @@ fn a_window_that_follows_the_device() {
             }
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    RequestEvent::Done(completed, held) => {
+                    RequestEvent::Completed(completed, held) => {
                         done.push((ticket, completed.tokens, held))
                     }
                     RequestEvent::Failed(why) => panic!("{after}: {why}"),

@@ -6,7 +6,7 @@ mod common;
 use common::session::{Words, say};
 use common::{Dice, load};
 use haversack_conversations::scheduler::{
-    Pace, Request, RequestEvent, RequestId, Scheduler, SchedulerOptions, SubmitError, TurnRequest,
+    Pace, Request, RequestEvent, RequestId, RequestKind, Scheduler, SchedulerOptions, SubmitError,
 };
 use haversack_conversations::session::turns::Place;
 use haversack_conversations::session::{Answer, SessionError, SessionId, SessionOptions, Sessions};
@@ -69,16 +69,22 @@ fn question(who: usize, round: usize) -> String {
     format!("{} asks about {} and cats", NAMES[who], round * 7 % 5)
 }
 
-fn turn(who: usize, round: usize) -> TurnRequest {
-    TurnRequest {
-        session: NAMES[who].to_owned(),
-        text: question(who, round),
-        now_ms: 8,
+fn turn(who: usize, round: usize) -> Request {
+    turn_in(NAMES[who], question(who, round))
+}
+
+fn turn_in(session: &str, text: String) -> Request {
+    Request {
         sample: SampleOptions {
             temperature: 0.0,
             ..SampleOptions::default()
         },
-        ..TurnRequest::default()
+        ..Request::new(RequestKind::Turn {
+            session: session.to_owned(),
+            text,
+            embedding: None,
+            now_ms: 8,
+        })
     }
 }
 
@@ -112,7 +118,7 @@ fn finish(desk: &mut Scheduler, budget: Option<usize>) -> HashMap<RequestId, Ans
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |ticket, news| {
             match news {
-                RequestEvent::Said(answer) => assert!(said.insert(ticket, *answer).is_none()),
+                RequestEvent::TurnSaved(answer) => assert!(said.insert(ticket, *answer).is_none()),
                 RequestEvent::Failed(why) => panic!("{ticket:?}: {why}"),
                 _ => {}
             }
@@ -150,7 +156,7 @@ fn company_changes_no_turn() {
                 batch: 1 + dice.roll(8),
                 chunk: 1 + dice.roll(100),
             });
-            let tickets = [0, 1, 2, 3].map(|who| desk.say(turn(who, round)).unwrap());
+            let tickets = [0, 1, 2, 3].map(|who| desk.submit(turn(who, round)).unwrap());
             for _ in 0..dice.roll(3) {
                 let prompt = ids[..1 + dice.roll(150)].to_vec();
                 let options = GenerateOptions {
@@ -158,9 +164,8 @@ fn company_changes_no_turn() {
                     ..GenerateOptions::default()
                 };
                 desk.submit(Request {
-                    prompt,
                     options,
-                    ..Request::default()
+                    ..Request::completion(prompt)
                 })
                 .unwrap();
             }
@@ -204,7 +209,7 @@ fn a_session_comes_back_whole() {
         let mut desk = desk(&model, dir.path(), &format!("desk{part}"), budget);
         desk.create_session(NAMES[0], "", OPENING, 0).unwrap();
         for round in 0..rounds - 1 {
-            desk.say(turn(0, round)).unwrap();
+            desk.submit(turn(0, round)).unwrap();
             finish(&mut desk, budget);
         }
         desk.suspend_all();
@@ -213,27 +218,28 @@ fn a_session_comes_back_whole() {
             ..GenerateOptions::default()
         };
         let other = Request {
-            prompt: spec.ids(560),
             options,
-            ..Request::default()
+            ..Request::completion(spec.ids(560))
         };
         let other = desk.submit(other).unwrap();
         desk.step(Duration::ZERO, &mut |_, _| ControlFlow::Continue(()))
             .unwrap();
         // Who only looks at it opens it for all that come later.
-        match desk.with_open(NAMES[0], |_, _, _| Ok(())) {
+        match desk.with_session(NAMES[0], |_, _, _| Ok(())) {
             Ok(()) => looked[0] += 1,
             Err(error) if error.is_cannot_fit() => looked[1] += 1,
             Err(error) => panic!("{error}"),
         }
-        let last = desk.say(turn(0, rounds - 1)).unwrap();
+        let last = desk.submit(turn(0, rounds - 1)).unwrap();
         let mut order = Vec::new();
         let mut context = None;
         while !desk.is_idle() {
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
                     RequestEvent::Token { .. } => order.push(ticket),
-                    RequestEvent::Said(answer) => context = Some((answer.tokens, answer.context)),
+                    RequestEvent::TurnSaved(answer) => {
+                        context = Some((answer.tokens, answer.context))
+                    }
                     RequestEvent::Failed(why) => panic!("{why}"),
                     _ => {}
                 }
@@ -265,17 +271,17 @@ fn one_after_the_other() {
     }
     // Owners take turns, but not in one conversation.
     let mut asked = |r: usize| {
-        desk.say(TurnRequest {
+        desk.submit(Request {
             owner: r as u64 / 2,
             ..turn(0, r)
         })
     };
     let anna: Vec<RequestId> = (0..3).map(|r| asked(r).unwrap()).collect();
-    let ben = desk.say(turn(1, 0)).unwrap();
+    let ben = desk.submit(turn(1, 0)).unwrap();
     let mut order = Vec::new();
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |ticket, news| {
-            if let RequestEvent::Said(answer) = news {
+            if let RequestEvent::TurnSaved(answer) = news {
                 order.push((ticket, answer.tokens));
             }
             ControlFlow::Continue(())
@@ -302,9 +308,9 @@ fn cancelled_turns() {
         .iter()
         .map(|name| desk.create_session(name, "", OPENING, 0).unwrap())
         .collect();
-    let early = desk.say(turn(0, 0)).unwrap();
-    let late = desk.say(turn(1, 0)).unwrap();
-    let waits = desk.say(turn(1, 1)).unwrap();
+    let early = desk.submit(turn(0, 0)).unwrap();
+    let late = desk.submit(turn(1, 0)).unwrap();
+    let waits = desk.submit(turn(1, 1)).unwrap();
     let mut tokens = 0;
     let mut ends = HashMap::new();
     while !desk.is_idle() {
@@ -315,7 +321,7 @@ fn cancelled_turns() {
         desk.step(Duration::ZERO, &mut |ticket, news| {
             match news {
                 RequestEvent::Token { .. } if ticket == late => tokens += 1,
-                RequestEvent::Said(answer) => drop(ends.insert(ticket, answer)),
+                RequestEvent::TurnSaved(answer) => drop(ends.insert(ticket, answer)),
                 RequestEvent::Failed(why) => panic!("{why}"),
                 _ => {}
             }
@@ -335,7 +341,7 @@ fn cancelled_turns() {
     assert_eq!(turns(ids[0]), 0);
     assert_eq!(turns(ids[1]), 1);
     // And the one that was never asked can be asked again.
-    let again = desk.say(turn(0, 0)).unwrap();
+    let again = desk.submit(turn(0, 0)).unwrap();
     let said = finish(&mut desk, None);
     assert_eq!(said[&again].tokens, truth[0][0].tokens);
 }
@@ -348,17 +354,14 @@ fn what_could_never_be_said_is_refused_at_once() {
         runtime(&model, dir.path(), None),
         SchedulerOptions::default(),
     );
-    let refused = bare.say(turn(0, 0));
+    let refused = bare.submit(turn(0, 0));
     assert!(matches!(
         refused,
         Err(SubmitError::Session(SessionError::NoSessions))
     ));
     let mut desk = desk(&model, dir.path(), "desk", None);
     for name in ["anna", "../anna", "", "a/b"] {
-        let refused = desk.say(TurnRequest {
-            session: name.to_owned(),
-            ..turn(0, 0)
-        });
+        let refused = desk.submit(turn_in(name, question(0, 0)));
         let error = SessionError::NoSuchSession { name: name.into() };
         assert_eq!(refused.unwrap_err().to_string(), error.to_string());
         assert!(desk.delete_session(name).is_err());
@@ -369,7 +372,7 @@ fn what_could_never_be_said_is_refused_at_once() {
         stop,
         ..GenerateOptions::default()
     };
-    let refused = desk.say(TurnRequest {
+    let refused = desk.submit(Request {
         options,
         ..turn(0, 0)
     });
@@ -395,20 +398,19 @@ fn a_promise_is_kept_beside_facts() {
     let mut desk = desk(&model, dir.path(), "desk", Some(budget));
     desk.create_session("anna", "", OPENING, 0).unwrap();
     let request = Request {
-        prompt: ids[..200].to_vec(),
         options: GenerateOptions {
             tokens_max: Some(200),
             ignore_end: true,
             ..GenerateOptions::default()
         },
-        ..Request::default()
+        ..Request::completion(ids[..200].to_vec())
     };
     desk.submit(request).unwrap();
     let (mut told, mut refused, mut length) = (0, 0, 0);
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |_, news| {
             match news {
-                RequestEvent::Done(completed, _) => length = completed.tokens.len(),
+                RequestEvent::Completed(completed, _) => length = completed.tokens.len(),
                 RequestEvent::Failed(why) => panic!("{why}"),
                 _ => {}
             }
@@ -416,7 +418,7 @@ fn a_promise_is_kept_beside_facts() {
         })
         .unwrap();
         let fact = format!("Fact {told} holds and is told.");
-        let fact = desk.with_open("anna", |runtime, sessions, id| {
+        let fact = desk.with_session("anna", |runtime, sessions, id| {
             sessions.add_fact(runtime, id, &fact, 9)
         });
         match fact {
@@ -443,13 +445,12 @@ fn heat_and_shortage_change_no_token() {
         desk.create_session(name, "", OPENING, 0).unwrap();
     }
     let request = Request {
-        prompt: ids[..150].to_vec(),
         options: GenerateOptions {
             tokens_max: Some(40),
             ignore_end: true,
             ..GenerateOptions::default()
         },
-        ..Request::default()
+        ..Request::completion(ids[..150].to_vec())
     };
     let weights = model.weights().bytes_per_token() as u64;
     let room = |mib: u64| Reading {
@@ -463,7 +464,7 @@ fn heat_and_shortage_change_no_token() {
     let (mut second, mut rungs, mut words) = (0, vec![0], Vec::new());
     let mut first = None;
     for round in 0..rounds {
-        let tickets = [0, 1, 2, 3].map(|who| desk.say(turn(who, round)).unwrap());
+        let tickets = [0, 1, 2, 3].map(|who| desk.submit(turn(who, round)).unwrap());
         desk.submit(request.clone()).unwrap();
         let (mut said, mut answer) = (HashMap::new(), Vec::new());
         let (heat, memory) = match round {
@@ -474,8 +475,8 @@ fn heat_and_shortage_change_no_token() {
         while !desk.is_idle() {
             desk.step(Duration::ZERO, &mut |ticket, news| {
                 match news {
-                    RequestEvent::Said(answer) => drop(said.insert(ticket, *answer)),
-                    RequestEvent::Done(completed, _) => answer = completed.tokens,
+                    RequestEvent::TurnSaved(answer) => drop(said.insert(ticket, *answer)),
+                    RequestEvent::Completed(completed, _) => answer = completed.tokens,
                     RequestEvent::Failed(why) => panic!("{why}"),
                     _ => {}
                 }
@@ -485,8 +486,8 @@ fn heat_and_shortage_change_no_token() {
             second += 1;
             let now = Duration::from_secs(second);
             words.extend(desk.observe(Some(heat), &room(memory), now));
-            if *rungs.last().unwrap() != desk.rung() {
-                rungs.push(desk.rung());
+            if *rungs.last().unwrap() != desk.throttle_level() {
+                rungs.push(desk.throttle_level());
             }
         }
         for (who, ticket) in tickets.iter().enumerate() {
@@ -519,14 +520,10 @@ fn a_fork_keeps_what_it_is_made_of() {
     };
     desk.observe(None, &short, Duration::ZERO);
     desk.create_session("anna", "", OPENING, 0).unwrap();
-    desk.say(turn(0, 0)).unwrap();
+    desk.submit(turn(0, 0)).unwrap();
     finish(&mut desk, None);
     desk.fork_session("anna", "ben").unwrap();
-    let turn = TurnRequest {
-        session: "ben".to_owned(),
-        ..turn(0, 1)
-    };
-    let ticket = desk.say(turn).unwrap();
+    let ticket = desk.submit(turn_in("ben", question(0, 1))).unwrap();
     let said = finish(&mut desk, None);
     assert_eq!(said[&ticket].tokens, truth[0][1].tokens);
 }
@@ -537,10 +534,7 @@ fn a_fork_keeps_what_it_is_made_of() {
 fn what_was_asked_for_is_not_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
-    let about_nothing = || TurnRequest {
-        text: "zebras only".to_owned(),
-        ..turn(0, 0)
-    };
+    let about_nothing = || turn_in(NAMES[0], "zebras only".to_owned());
     let seen = |asked_for: bool, between: &dyn Fn(&mut Scheduler)| {
         let runtime = runtime(&model, dir.path(), None);
         let folder = tempfile::tempdir_in(dir.path()).unwrap();
@@ -548,18 +542,17 @@ fn what_was_asked_for_is_not_forgotten() {
         let mut desk = Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions);
         desk.create_session("anna", "", OPENING, 0).unwrap();
         for round in 0..9 {
-            let short = TurnRequest {
-                text: format!("cats {round}"),
+            let short = Request {
                 options: GenerateOptions {
                     tokens_max: Some(2),
                     ..GenerateOptions::default()
                 },
-                ..turn(0, round)
+                ..turn_in(NAMES[0], format!("cats {round}"))
             };
-            desk.say(short).unwrap();
+            desk.submit(short).unwrap();
             finish(&mut desk, None);
         }
-        desk.with_open("anna", |_, sessions, id| {
+        desk.with_session("anna", |_, sessions, id| {
             let turns = sessions.turns(id)?;
             let spilled = turns.iter().find(|t| t.place == Place::Spilled);
             let oldest = spilled.unwrap().number;
@@ -570,7 +563,7 @@ fn what_was_asked_for_is_not_forgotten() {
         })
         .unwrap();
         between(&mut desk);
-        let ticket = desk.say(about_nothing()).unwrap();
+        let ticket = desk.submit(about_nothing()).unwrap();
         let answer = finish(&mut desk, None).remove(&ticket).unwrap();
         answer.tokens
     };
@@ -578,7 +571,7 @@ fn what_was_asked_for_is_not_forgotten() {
     assert_ne!(truth, seen(false, &|_| ()));
     assert_eq!(seen(true, &Scheduler::suspend_all), truth);
     let undone = seen(true, &|desk| {
-        let ticket = desk.say(about_nothing()).unwrap();
+        let ticket = desk.submit(about_nothing()).unwrap();
         desk.step(Duration::ZERO, &mut |_, _| ControlFlow::Break(()))
             .unwrap();
         desk.cancel(ticket).unwrap();

@@ -6,7 +6,8 @@
 //! stored belongs to all of a runtime: `adaptive` with the bytes that as many rows take in f16.
 
 use haversack_conversations::scheduler::{
-    Held, Long, Request, RequestEvent, RequestId, Rows, Scheduler, SchedulerOptions,
+    LongPrompt, Request, RequestEvent, RequestId, RequestKind, RequestReport, RowLimit, Scheduler,
+    SchedulerOptions,
 };
 use haversack_engine::kv_quality::adaptive::Wishes;
 use haversack_engine::kv_quality::probe::{self, Depth, Probe};
@@ -60,26 +61,26 @@ fn main() -> Result<(), Failure> {
     let probe = probe.ok_or("there is no probe")?;
 
     let ways = [
-        ("full", Long::Refuse),
-        ("truncate", Long::Truncate),
-        ("window", Long::Window),
-        ("again", Long::Again { every: EVERY }),
-        ("heavy", Long::Choose(Policy::Heavy)),
-        ("snap", Long::Choose(Policy::Snap)),
-        ("adaptive", Long::Choose(Policy::Adaptive)),
+        ("full", LongPrompt::Refuse),
+        ("truncate", LongPrompt::Truncate),
+        ("window", LongPrompt::Window),
+        ("again", LongPrompt::Reread { every: EVERY }),
+        ("heavy", LongPrompt::Select(Policy::Heavy)),
+        ("snap", LongPrompt::Select(Policy::Snap)),
+        ("adaptive", LongPrompt::Select(Policy::Adaptive)),
     ];
     let ways = ways.into_iter().filter(|(name, _)| is_wanted(name));
-    let ways: Vec<(&str, Option<Rows>)> = ways
-        .map(|(name, long)| {
-            let most = match long {
-                Long::Refuse => model.config().context,
+    let ways: Vec<(&str, Option<RowLimit>)> = ways
+        .map(|(name, when_longer)| {
+            let max_rows = match when_longer {
+                LongPrompt::Refuse => model.config().context,
                 _ => limit,
             };
             let anchors = ANCHORS;
-            let rows = Rows {
-                most,
+            let rows = RowLimit {
+                max_rows,
                 anchors,
-                long,
+                when_longer,
             };
             (name, Some(rows))
         })
@@ -123,7 +124,7 @@ fn main() -> Result<(), Failure> {
 struct Answer {
     right: bool,
     tokens: Vec<u32>,
-    held: Held,
+    held: RequestReport,
 }
 
 /// A plan for so many tokens instead of the whole context.
@@ -166,9 +167,8 @@ fn desk(
     Ok(Scheduler::new(runtime, options))
 }
 
-fn request(prompt: Vec<u32>, rows: Option<Rows>, tokens_max: usize) -> Request {
+fn request(prompt: Vec<u32>, rows: Option<RowLimit>, tokens_max: usize) -> Request {
     Request {
-        prompt,
         sample: SampleOptions {
             temperature: 0.0,
             ..SampleOptions::default()
@@ -177,8 +177,7 @@ fn request(prompt: Vec<u32>, rows: Option<Rows>, tokens_max: usize) -> Request {
             tokens_max: Some(tokens_max),
             ..GenerateOptions::default()
         },
-        rows,
-        ..Request::default()
+        ..Request::new(RequestKind::Completion { prompt, rows })
     }
 }
 
@@ -186,7 +185,7 @@ fn request(prompt: Vec<u32>, rows: Option<Rows>, tokens_max: usize) -> Request {
 fn ask(
     desk: &mut Scheduler,
     all: &[Record],
-    ways: &[(&str, Option<Rows>)],
+    ways: &[(&str, Option<RowLimit>)],
 ) -> Result<Vec<Vec<Answer>>, Failure> {
     let mut answers: Vec<Vec<Answer>> = ways.iter().map(|_| Vec::new()).collect();
     let total: usize = all.iter().map(|record| record.questions.len()).sum();
@@ -220,14 +219,14 @@ fn ask(
     Ok(answers)
 }
 
-type Said = HashMap<RequestId, (String, Vec<u32>, Held)>;
+type Said = HashMap<RequestId, (String, Vec<u32>, RequestReport)>;
 
 fn finish(desk: &mut Scheduler) -> Result<Said, Failure> {
     let (mut said, mut failed) = (HashMap::new(), None);
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |ticket, news| {
             match news {
-                RequestEvent::Done(completed, held) => {
+                RequestEvent::Completed(completed, held) => {
                     said.insert(ticket, (completed.text, completed.tokens, held));
                 }
                 RequestEvent::Failed(why) => failed = Some(why),
@@ -248,7 +247,7 @@ fn alone(
     options: &RuntimeOptions,
     probe: &Probe,
     all: &[Record],
-    ways: &[(&str, Option<Rows>)],
+    ways: &[(&str, Option<RowLimit>)],
     found: &[Vec<Answer>],
 ) -> Result<(usize, usize), Failure> {
     let mut desk = desk(model, options, probe, 1)?;

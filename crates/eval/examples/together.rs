@@ -54,8 +54,8 @@ fn desk(model: &Arc<Model>, threads: usize) -> Result<Scheduler, Box<dyn Error>>
 fn request(model: &Model, n: usize, tokens: usize) -> Request {
     let mut dice = Dice::new(n as u64, &[]);
     let vocabulary = model.config().vocab;
+    let prompt = (0..PROMPT).map(|_| dice.below(vocabulary) as u32).collect();
     Request {
-        prompt: (0..PROMPT).map(|_| dice.below(vocabulary) as u32).collect(),
         sample: SampleOptions {
             temperature: 0.0,
             ..SampleOptions::default()
@@ -65,7 +65,7 @@ fn request(model: &Model, n: usize, tokens: usize) -> Request {
             ignore_end: true,
             ..GenerateOptions::default()
         },
-        ..Request::default()
+        ..Request::completion(prompt)
     }
 }
 
@@ -127,7 +127,7 @@ fn in_the_heat(model: &Arc<Model>, threads: usize) -> Result<(), Box<dyn Error>>
         let mut last: HashMap<RequestId, (Instant, u8)> = HashMap::new();
         let (began, mut step) = (Instant::now(), 0);
         while !desk.is_idle() {
-            let rung = desk.rung();
+            let rung = desk.throttle_level();
             desk.step(began.elapsed(), &mut |ticket, news| {
                 if let RequestEvent::Token { sampled, .. } = news {
                     answers.entry(ticket).or_default().push(sampled.id);

@@ -3,7 +3,7 @@
 
 use crate::channel::{Reply, ReplyTo, bounded, reply};
 use crate::command::{Command, Pressure, Submit};
-use crate::driver::{Driver, Submission};
+use crate::driver::Driver;
 use crate::error::Error;
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::notices::{NoticeReceiver, Notices};
@@ -11,7 +11,9 @@ use crate::places::Places;
 use crate::report::{AnswerEvent, EventReceiver};
 use crate::sessions::{ConversationView, History};
 use crate::thread;
-use haversack_conversations::scheduler::{Picture, RequestId, Scheduler, SchedulerOptions};
+use haversack_conversations::scheduler::{
+    MemoryReport, Request, RequestId, Scheduler, SchedulerOptions,
+};
 use haversack_conversations::session::{Embed, Listed, Sessions};
 use haversack_engine::Model;
 use haversack_engine::device::Thermal;
@@ -42,7 +44,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// How the events of a submission are told.
+/// How the events of requests are told.
 #[derive(Clone, Copy, Debug)]
 pub struct EventOptions {
     /// How many of the likeliest tokens are told with each; `None`: no log-probabilities.
@@ -160,28 +162,28 @@ impl Client {
             // The last handle may be dropped by a waker that the engine's thread calls.
             Some(thread) if thread.thread().id() != std::thread::current().id() => {
                 let joined = thread.join();
-                joined.map_err(|_| Error::Failed("the engine's thread panicked".into()))
+                joined.map_err(|_| Error::Panicked)
             }
             _ => Ok(()),
         }
     }
 
-    /// Takes places for all submissions or none, at once and without a lock, and hands them to the scheduler.
+    /// Takes places for all requests or none, at once and without a lock, and hands them to the scheduler.
     fn offer(
         &self,
-        submissions: Vec<Submission>,
+        requests: Vec<Request>,
         options: EventOptions,
     ) -> Result<(Reply<Vec<RequestId>>, AnswerEvents), Error> {
         if self.is_stopping() {
             return Err(Error::Closed);
         }
-        let permits = self.places.try_acquire(submissions.len()).ok_or_else(|| {
+        let permits = self.places.try_acquire(requests.len()).ok_or_else(|| {
             self.metrics.refused.fetch_add(1, Ordering::Relaxed);
             Error::Busy
         })?;
         let (events, receiver) = bounded(options.max_behind);
         let submit = Submit {
-            submissions,
+            requests,
             permits,
             logprobs: options.logprobs,
             events,
@@ -197,10 +199,10 @@ impl Client {
 
     pub async fn submit(
         &self,
-        submissions: Vec<Submission>,
+        requests: Vec<Request>,
         options: EventOptions,
     ) -> Result<AnswerEvents, Error> {
-        let (ids, mut events) = self.offer(submissions, options)?;
+        let (ids, mut events) = self.offer(requests, options)?;
         events.ids = ids.await?;
         Ok(events)
     }
@@ -208,10 +210,10 @@ impl Client {
     /// [`Client::submit`] for a thread that may block.
     pub fn submit_blocking(
         &self,
-        submissions: Vec<Submission>,
+        requests: Vec<Request>,
         options: EventOptions,
     ) -> Result<AnswerEvents, Error> {
-        let (ids, mut events) = self.offer(submissions, options)?;
+        let (ids, mut events) = self.offer(requests, options)?;
         events.ids = ids.wait()?;
         Ok(events)
     }
@@ -316,7 +318,7 @@ impl Client {
         self.ask_named(name, |name, reply| Command::Retract { name, reply })
     }
 
-    pub fn memory(&self) -> Reply<Picture> {
+    pub fn memory(&self) -> Reply<MemoryReport> {
         self.ask(Command::Memory)
     }
 

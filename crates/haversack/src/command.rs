@@ -1,11 +1,10 @@
 //! What handles ask of the engine's thread: one variant for each operation, each with a typed reply.
 
 use crate::channel::{ReplyTo, Sender};
-use crate::driver::Submission;
 use crate::places::Permit;
 use crate::report::AnswerEvent;
 use crate::sessions::{ConversationView, History};
-use haversack_conversations::scheduler::{Picture, RequestId};
+use haversack_conversations::scheduler::{MemoryReport, Request, RequestId};
 use haversack_conversations::session::Listed;
 use haversack_engine::device::Thermal;
 
@@ -22,8 +21,8 @@ pub enum Pressure {
 }
 
 pub(crate) struct Submit {
-    pub submissions: Vec<Submission>,
-    /// One for each submission.
+    pub requests: Vec<Request>,
+    /// One for each request.
     pub permits: Vec<Permit>,
     pub logprobs: Option<usize>,
     pub events: Sender<(usize, AnswerEvent)>,
@@ -83,7 +82,7 @@ pub(crate) enum Command {
         name: String,
         reply: ReplyTo<Option<u64>>,
     },
-    Memory(ReplyTo<Picture>),
+    Memory(ReplyTo<MemoryReport>),
     Reserve {
         bytes: usize,
         reply: ReplyTo<()>,

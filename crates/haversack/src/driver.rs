@@ -10,7 +10,7 @@ use crate::places::Permit;
 use crate::report::{AnswerEvent, ContextSeen, EventReceiver, Logprob, Report};
 use crate::speed::Speed;
 use haversack_conversations::scheduler::{
-    Request, RequestEvent, RequestId, Scheduler, SubmitError, TurnRequest,
+    Request, RequestEvent, RequestId, RequestKind, Scheduler, SubmitError,
 };
 use haversack_engine::device::Thermal;
 use haversack_memory::Reading;
@@ -19,12 +19,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-/// A request to the scheduler.
-pub enum Submission {
-    Request(Box<Request>),
-    Turn(Box<TurnRequest>),
-}
 
 /// The receiver of one request's events.
 pub(crate) struct Listener {
@@ -88,28 +82,26 @@ impl Driver {
     /// `max_behind`: events that may wait to be received; the request is cancelled beyond that.
     pub fn submit(
         &mut self,
-        submission: Submission,
+        request: Request,
         max_behind: usize,
     ) -> Result<(RequestId, EventReceiver), SubmitError> {
         let (events, receiver) = bounded(max_behind);
         let listener = Listener::new(0, None, events, None);
-        let id = self.submit_for(submission, listener)?;
+        let id = self.submit_for(request, listener)?;
         Ok((id, EventReceiver(receiver)))
     }
 
     pub(crate) fn submit_for(
         &mut self,
-        submission: Submission,
+        request: Request,
         listener: Listener,
     ) -> Result<RequestId, SubmitError> {
-        let (id, tokens) = match submission {
-            Submission::Request(request) => {
-                let tokens = request.prompt.len();
-                (self.scheduler.submit(*request)?, tokens)
-            }
+        let tokens = match &request.kind {
+            RequestKind::Completion { prompt, .. } => prompt.len(),
             // Its tokens are counted when the turn is saved.
-            Submission::Turn(turn) => (self.scheduler.say(*turn)?, 0),
+            RequestKind::Turn { .. } => 0,
         };
+        let id = self.scheduler.submit(request)?;
         let mut metrics = lock(&self.shared.metrics);
         metrics.prompt_tokens += tokens as u64;
         metrics.cache.no_session += tokens as u64;
@@ -131,24 +123,24 @@ impl Driver {
     /// Applies a reading of the device: throttling, room for sessions and requests, alerts.
     pub fn observe(&mut self, now: Duration, thermal: Option<Thermal>, reading: &Reading) {
         let changes = self.scheduler.observe(thermal, reading, now);
-        let (ledger, sight) = (self.scheduler.runtime().ledger(), self.scheduler.sight());
+        let (ledger, stats) = (self.scheduler.runtime().ledger(), self.scheduler.stats());
         let mut metrics = lock(&self.shared.metrics);
-        self.speed.note(now, metrics.sampled_tokens, sight.read);
+        self.speed.note(now, metrics.sampled_tokens, stats.read);
         metrics.speed = self.speed.per_second();
         metrics.thermal = thermal;
-        metrics.throttle_level = self.scheduler.rung();
-        metrics.sight = sight;
+        metrics.throttle_level = self.scheduler.throttle_level();
+        metrics.stats = stats;
         let watched = Watched {
             budget_bytes: ledger.budget,
-            bound_bytes: sight.bound_bytes,
+            bound_bytes: stats.bound_bytes,
             waiting: self.scheduler.waiting(),
             queue: self.queue,
             thermal,
-            is_short: sight.is_short,
-            unsaved: sight.unsaved,
+            is_short: stats.is_short,
+            unsaved: stats.unsaved,
             refused_total: self.shared.refused.load(Ordering::Relaxed),
             failed_total: metrics.failed,
-            forgotten_total: sight.tally.forgotten,
+            forgotten_total: stats.tally.forgotten,
         };
         for change in self.alerts.look(now, &watched) {
             let alert = change.alert.name();
@@ -209,7 +201,7 @@ impl Driver {
         metrics.ledger = self.scheduler.runtime().ledger();
         metrics.active = self.scheduler.active();
         metrics.waiting = self.scheduler.waiting();
-        metrics.prefix_cache = self.scheduler.reuse();
+        metrics.prefix_cache = self.scheduler.prefix_cache_stats();
     }
 
     /// Saves every session and ends all subscriptions.
@@ -222,16 +214,16 @@ impl Driver {
 fn count(metrics: &mut Metrics, event: &RequestEvent<'_>) {
     match event {
         RequestEvent::Token { .. } => metrics.sampled_tokens += 1,
-        RequestEvent::Done(completed, held) => {
+        RequestEvent::Completed(completed, held) => {
             metrics.count_end(completed.finish);
             metrics.window_evictions += held.seen.saturating_sub(held.rows as u64);
         }
-        RequestEvent::Said(answer) => {
+        RequestEvent::TurnSaved(answer) => {
             metrics.count_end(answer.finish);
             metrics.count_turn(&answer.context);
         }
         RequestEvent::Failed(_) => metrics.failed += 1,
-        RequestEvent::Entered | RequestEvent::Prompt { .. } => {}
+        RequestEvent::Admitted | RequestEvent::PromptRead { .. } => {}
     }
 }
 
@@ -261,7 +253,7 @@ impl Listener {
 
     fn event(&mut self, event: RequestEvent<'_>) -> Heard {
         match event {
-            RequestEvent::Entered | RequestEvent::Prompt { .. } => Heard::Nothing,
+            RequestEvent::Admitted | RequestEvent::PromptRead { .. } => Heard::Nothing,
             RequestEvent::Token { sampled, logits } => {
                 self.first_token.get_or_insert(self.submitted.elapsed());
                 let logprob = self
@@ -272,15 +264,15 @@ impl Listener {
                         text: sampled.text.to_owned(),
                         logprob,
                     },
-                    Err(error) => AnswerEvent::Failed(Error::Failed(error.to_string())),
+                    Err(error) => AnswerEvent::Failed(Error::Sample(error)),
                 })
             }
-            RequestEvent::Done(completed, held) => Heard::Last(AnswerEvent::Finished {
+            RequestEvent::Completed(completed, held) => Heard::Last(AnswerEvent::Finished {
                 report: self.report(completed.tokens.len(), ContextSeen::Completion(held)),
                 finish: completed.finish,
                 text: completed.text,
             }),
-            RequestEvent::Said(answer) => {
+            RequestEvent::TurnSaved(answer) => {
                 let seen = ContextSeen::Turn {
                     number: answer.turn,
                     context: Box::new(answer.context),
@@ -291,7 +283,7 @@ impl Listener {
                     text: answer.text,
                 })
             }
-            RequestEvent::Failed(why) => Heard::Last(AnswerEvent::Failed(Error::Failed(why))),
+            RequestEvent::Failed(error) => Heard::Last(AnswerEvent::Failed(error.into())),
         }
     }
 

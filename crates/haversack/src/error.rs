@@ -1,10 +1,11 @@
 //! What can go wrong, as one enum. [`Error::kind`] is stable: an HTTP status or a binding's exception is chosen by it,
 //! never by the text.
 
-use haversack_conversations::scheduler::SubmitError;
+use haversack_conversations::scheduler::{RequestError, SubmitError};
 use haversack_conversations::session::SessionError;
 use haversack_engine::encoder::EncoderError;
 use haversack_engine::runtime::bounds::BoundsError;
+use haversack_engine::sample::SampleError;
 use haversack_engine::{LoadError, RuntimeError, StepError};
 use haversack_gguf::{GgufError, Problem};
 use haversack_text::tokenizer::TokenizeError;
@@ -63,8 +64,12 @@ pub enum Error {
     #[error("the answer was cut off")]
     CutOff,
     /// The request failed while it was computed.
-    #[error("{0}")]
-    Failed(String),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    #[error("the engine's thread panicked")]
+    Panicked,
     #[error("the engine's thread could not be started: {0}")]
     Thread(#[source] std::io::Error),
 }
@@ -83,7 +88,7 @@ impl Error {
             Error::Busy => ErrorKind::Busy,
             Error::Closed => ErrorKind::Closed,
             Error::CutOff => ErrorKind::Cancelled,
-            Error::Failed(_) => ErrorKind::Internal,
+            Error::Request(_) | Error::Sample(_) | Error::Panicked => ErrorKind::Internal,
             Error::Thread(_) => ErrorKind::Io,
         }
     }
@@ -125,11 +130,11 @@ fn of_step(error: &StepError) -> ErrorKind {
 
 fn of_submit(error: &SubmitError) -> ErrorKind {
     match error {
-        SubmitError::Full(_) => ErrorKind::Busy,
-        SubmitError::Length { .. } | SubmitError::Bytes { .. } => ErrorKind::TooLarge,
-        SubmitError::Taken { .. } => ErrorKind::OutOfMemory,
+        SubmitError::QueueFull(_) => ErrorKind::Busy,
+        SubmitError::PromptTooLong { .. } | SubmitError::TooManyBytes { .. } => ErrorKind::TooLarge,
+        SubmitError::MemoryPromised { .. } => ErrorKind::OutOfMemory,
         SubmitError::Session(error) => of_session(error),
-        SubmitError::Keep(error) => of_step(error),
+        SubmitError::Step(error) => of_step(error),
         _ => ErrorKind::InvalidInput,
     }
 }

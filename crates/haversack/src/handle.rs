@@ -6,7 +6,7 @@ use crate::conversation::ConversationBuilder;
 use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::prompt::Prompt;
-use haversack_conversations::scheduler::Picture;
+use haversack_conversations::scheduler::MemoryReport;
 use haversack_conversations::session::{Listed, SessionOptions, Sessions};
 use haversack_engine::device::Thermal;
 use haversack_engine::encoder::{Encoder, EncoderOptions};
@@ -68,7 +68,7 @@ impl Engine {
     }
 
     /// Where every byte of the budget is: the ledger, by conversation, zone and codec.
-    pub fn memory(&self) -> Result<Picture, Error> {
+    pub fn memory(&self) -> Result<MemoryReport, Error> {
         self.0.memory().wait()
     }
 

@@ -3,7 +3,7 @@
 use crate::alerts::{Alert, RaisedAlert};
 use crate::channel::lock;
 use haversack_cache::Ledger;
-use haversack_conversations::scheduler::{Reuse, Sight};
+use haversack_conversations::scheduler::{PrefixCacheStats, SchedulerStats};
 use haversack_conversations::session::Context;
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::Finish;
@@ -29,7 +29,7 @@ pub struct Metrics {
     pub failed: u64,
     /// Requests that found no place.
     pub refused: u64,
-    pub prefix_cache: Reuse,
+    pub prefix_cache: PrefixCacheStats,
     /// How hot the device is, where it says so.
     pub thermal: Option<Thermal>,
     /// 0: not throttled.
@@ -39,7 +39,7 @@ pub struct Metrics {
     pub last_device_changes: VecDeque<(Duration, String)>,
     /// Tokens per second: sampled, read.
     pub speed: [f64; 2],
-    pub sight: Sight,
+    pub stats: SchedulerStats,
     pub alerts: Vec<RaisedAlert>,
     /// How often each alert was raised, in the order of [`Alert::ALL`].
     pub alert_counts: [u64; Alert::ALL.len()],

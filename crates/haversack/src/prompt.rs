@@ -2,9 +2,8 @@
 
 use crate::answer::{Answer, AnswerStream};
 use crate::client::{Client, EventOptions};
-use crate::driver::Submission;
 use crate::error::Error;
-use haversack_conversations::scheduler::{Priority, Request, TurnRequest};
+use haversack_conversations::scheduler::{Priority, Request, RequestKind};
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::{Constraint, SampleOptions};
 use haversack_memory::clock::now_ms;
@@ -151,8 +150,8 @@ impl Prompt {
     /// Blocks until the scheduler has accepted the request.
     pub fn send(self) -> Result<Answer, Error> {
         let client = self.client.clone();
-        let (submission, options) = self.submission()?;
-        let events = client.submit_blocking(vec![submission], options)?;
+        let (request, options) = self.request()?;
+        let events = client.submit_blocking(vec![request], options)?;
         Ok(Answer::new(client, events))
     }
 
@@ -169,7 +168,7 @@ impl Prompt {
         Ok(self.constraint.take())
     }
 
-    fn submission(mut self) -> Result<(Submission, EventOptions), Error> {
+    fn request(mut self) -> Result<(Request, EventOptions), Error> {
         let constraint = self.constrained()?;
         let model = self.client.model().clone();
         let mut stop = std::mem::take(&mut self.stop);
@@ -188,41 +187,38 @@ impl Prompt {
             ignore_end: false,
         };
         let deadline = self.timeout.map(|timeout| self.client.now() + timeout);
-        let submission = match self.target {
+        let kind = match self.target {
             Target::Completion => {
                 let encode = EncodeOptions {
                     add_special: true,
                     parse_special: false,
                 };
-                Submission::Request(Box::new(Request {
+                RequestKind::Completion {
                     prompt: model.tokenizer().encode(&self.text, encode)?,
-                    sample: self.sample,
-                    constraint,
-                    options,
                     rows: None,
-                    priority: self.priority,
-                    owner: self.owner,
-                    deadline,
-                }))
+                }
             }
             Target::Conversation(session) => {
                 let encoder = self.client.encoder();
-                Submission::Turn(Box::new(TurnRequest {
+                RequestKind::Turn {
                     session,
                     // Without one every turn in memory stays visible.
                     embedding: encoder.and_then(|encoder| encoder.embed(&self.text).ok()),
                     text: self.text,
                     now_ms: now_ms(),
-                    sample: self.sample,
-                    constraint,
-                    options,
-                    priority: self.priority,
-                    owner: self.owner,
-                    deadline,
-                }))
+                }
             }
         };
-        Ok((submission, events))
+        let request = Request {
+            kind,
+            sample: self.sample,
+            constraint,
+            options,
+            priority: self.priority,
+            owner: self.owner,
+            deadline,
+        };
+        Ok((request, events))
     }
 }
 
@@ -234,8 +230,8 @@ impl IntoFuture for Prompt {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let client = self.client.clone();
-            let (submission, options) = self.submission()?;
-            let events = client.submit(vec![submission], options).await?;
+            let (request, options) = self.request()?;
+            let events = client.submit(vec![request], options).await?;
             Ok(Answer::new(client, events).into_stream())
         })
     }

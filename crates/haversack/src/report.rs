@@ -2,7 +2,7 @@
 
 use crate::channel::Receiver;
 use crate::error::Error;
-use haversack_conversations::scheduler::Held;
+use haversack_conversations::scheduler::RequestReport;
 use haversack_conversations::session::Context;
 use haversack_engine::runtime::Finish;
 use haversack_engine::sample::{SampleError, logprob_of, logprobs_top};
@@ -63,7 +63,7 @@ pub struct Report {
 #[derive(Clone, Debug)]
 pub enum ContextSeen {
     /// Of a completion: it ended with the request.
-    Completion(Held),
+    Completion(RequestReport),
     /// Of a conversation.
     Turn {
         /// `None` where the answer was cancelled before it began: the message is not part of the conversation then.
@@ -74,7 +74,7 @@ pub enum ContextSeen {
 
 impl Default for ContextSeen {
     fn default() -> ContextSeen {
-        ContextSeen::Completion(Held::default())
+        ContextSeen::Completion(RequestReport::default())
     }
 }
 

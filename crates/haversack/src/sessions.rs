@@ -37,7 +37,7 @@ pub(crate) fn open(
         scheduler.create_session(name, "", system, now_ms())?;
         return Ok(());
     }
-    match scheduler.with_open(name, |_, _, _| Ok(())) {
+    match scheduler.with_session(name, |_, _, _| Ok(())) {
         // Its next turn opens it, once there is room.
         Err(error) if error.is_cannot_fit() => Ok(()),
         opened => opened,
@@ -48,7 +48,7 @@ pub(crate) fn view(
     scheduler: &mut Scheduler,
     name: &str,
 ) -> Result<ConversationView, SessionError> {
-    scheduler.with_open(name, |runtime, sessions, id| {
+    scheduler.with_session(name, |runtime, sessions, id| {
         let facts = sessions.facts(id)?.into_iter();
         let facts = facts.map(|(number, text)| (number, text.to_owned()));
         let numbers: Vec<u64> = sessions.turns(id)?.iter().map(|turn| turn.number).collect();
@@ -74,7 +74,7 @@ pub(crate) fn rewind(
     history: &History,
 ) -> Result<bool, SessionError> {
     if exists(scheduler, name) {
-        let rewound = scheduler.with_open(name, |runtime, sessions, id| {
+        let rewound = scheduler.with_session(name, |runtime, sessions, id| {
             retract_after(runtime, sessions, id, history)
         });
         return match rewound {
@@ -85,7 +85,7 @@ pub(crate) fn rewind(
     }
     let now = now_ms();
     scheduler.create_session(name, "", system, now)?;
-    scheduler.with_open(name, |runtime, sessions, id| {
+    scheduler.with_session(name, |runtime, sessions, id| {
         for (question, answer) in history {
             sessions.tell(runtime, id, question, answer, now)?;
         }
@@ -131,7 +131,7 @@ pub(crate) fn add_fact(
     text: &str,
     supersedes: Option<u64>,
 ) -> Result<u64, SessionError> {
-    scheduler.with_open(name, |runtime, sessions, id| match supersedes {
+    scheduler.with_session(name, |runtime, sessions, id| match supersedes {
         Some(fact) => sessions.supersede(runtime, id, fact, text, now_ms()),
         None => sessions.add_fact(runtime, id, text, now_ms()),
     })

@@ -180,7 +180,7 @@ impl EngineThread {
                 name,
                 number,
                 reply,
-            } => reply.send(scheduler.with_open(&name, |runtime, sessions, id| {
+            } => reply.send(scheduler.with_session(&name, |runtime, sessions, id| {
                 sessions.revoke(runtime, id, number)
             })),
             Command::Recall {
@@ -188,16 +188,16 @@ impl EngineThread {
                 number,
                 reply,
             } => reply
-                .send(scheduler.with_open(&name, |_, sessions, id| sessions.recall(id, number))),
+                .send(scheduler.with_session(&name, |_, sessions, id| sessions.recall(id, number))),
             Command::Retract { name, reply } => {
-                reply.send(
-                    scheduler
-                        .with_open(&name, |runtime, sessions, id| sessions.retract(runtime, id)),
-                );
+                reply
+                    .send(scheduler.with_session(&name, |runtime, sessions, id| {
+                        sessions.retract(runtime, id)
+                    }));
             }
-            Command::Memory(reply) => reply.send(Ok::<_, Error>(scheduler.picture())),
-            Command::Reserve { bytes, reply } => reply.send(scheduler.keep_beside(bytes)),
-            Command::Release { bytes } => scheduler.drop_beside(bytes),
+            Command::Memory(reply) => reply.send(Ok::<_, Error>(scheduler.memory_report())),
+            Command::Reserve { bytes, reply } => reply.send(scheduler.reserve_bytes(bytes)),
+            Command::Release { bytes } => scheduler.release_bytes(bytes),
             Command::Thermal(thermal) => {
                 self.device.thermal = thermal;
                 self.device.due = Duration::ZERO;
@@ -210,14 +210,14 @@ impl EngineThread {
         }
     }
 
-    /// All of the submissions or none.
+    /// All of the requests or none.
     fn submit(&mut self, submit: Submit) -> Result<Vec<RequestId>, Error> {
         let mut ids = Vec::new();
-        let pairs = submit.submissions.into_iter().zip(submit.permits);
-        for (index, (submission, permit)) in pairs.enumerate() {
+        let pairs = submit.requests.into_iter().zip(submit.permits);
+        for (index, (request, permit)) in pairs.enumerate() {
             let events = submit.events.clone();
             let listener = Listener::new(index, submit.logprobs, events, Some(permit));
-            match self.driver.submit_for(submission, listener) {
+            match self.driver.submit_for(request, listener) {
                 Ok(id) => ids.push(id),
                 Err(error) => {
                     ids.into_iter().for_each(|id| self.driver.cancel(id));

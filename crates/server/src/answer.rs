@@ -66,12 +66,12 @@ pub async fn answer(
     api: Api,
     request: CheckedRequest,
 ) -> Result<Response, Fail> {
-    let choices = request.submissions.len();
+    let choices = request.requests.len();
     let options = EventOptions {
         logprobs: request.logprobs,
         ..EVENTS
     };
-    let events = server.client().submit(request.submissions, options).await?;
+    let events = server.client().submit(request.requests, options).await?;
     let now = since_1970();
     let head = Head {
         callable: request.callable,

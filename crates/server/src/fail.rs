@@ -121,11 +121,11 @@ impl From<Error> for Fail {
             Error::Session(_) | Error::Submit(SubmitError::Session(_)) => {
                 Fail::status(status(kind), error.to_string())
             }
-            Error::Submit(SubmitError::Length { .. }) => Fail {
+            Error::Submit(SubmitError::PromptTooLong { .. }) => Fail {
                 code: Some("context_length_exceeded"),
                 ..Fail::param("messages", error.to_string())
             },
-            Error::Submit(SubmitError::Keep(_)) if kind == ErrorKind::InvalidInput => {
+            Error::Submit(SubmitError::Step(_)) if kind == ErrorKind::InvalidInput => {
                 Fail::param("context", error.to_string())
             }
             _ if status(kind).is_client_error() => Fail::status(status(kind), error.to_string()),

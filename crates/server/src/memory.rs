@@ -6,8 +6,8 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use haversack::engine::device::Thermal;
-use haversack::scheduler::picture::{Shown, Who, form_name};
-use haversack::scheduler::strip::{Lies, TokenMap};
+use haversack::scheduler::memory_report::{SequenceOwner, SequenceReport, form_name};
+use haversack::scheduler::token_map::{BlockSource, TokenMap};
 use haversack::session::picture::{SessionPicture, TurnPicture};
 use haversack::session::turns::{Place, Turn};
 use haversack::{MemoryReport, Metrics};
@@ -83,11 +83,11 @@ fn report_json(report: &MemoryReport) -> Value {
         part("side", ledger.side),
         part("promised", ledger.kv_promised + report.promised_bytes),
     ]);
-    let (sessions, requests): (Vec<&Shown>, Vec<&Shown>) = report
+    let (sessions, requests): (Vec<&SequenceReport>, Vec<&SequenceReport>) = report
         .sequences
         .iter()
         .partition(|shown| shown.who.session().is_some());
-    let all = |of: Vec<&Shown>| of.into_iter().map(shown_json).collect::<Vec<Value>>();
+    let all = |of: Vec<&SequenceReport>| of.into_iter().map(shown_json).collect::<Vec<Value>>();
     json!({
         "object": "memory",
         "budget_bytes": ledger.budget,
@@ -110,7 +110,7 @@ fn report_json(report: &MemoryReport) -> Value {
     })
 }
 
-fn shown_json(shown: &Shown) -> Value {
+fn shown_json(shown: &SequenceReport) -> Value {
     let zones: Vec<Value> = shown
         .zones
         .iter()
@@ -132,8 +132,8 @@ fn shown_json(shown: &Shown) -> Value {
         "layers_left_off": shown.layers_left_off,
     });
     match &shown.who {
-        Who::Request(ticket) => document["number"] = json!(ticket.number()),
-        Who::Session(session) => add_session(&mut document, session),
+        SequenceOwner::Request(ticket) => document["number"] = json!(ticket.number()),
+        SequenceOwner::Session(session) => add_session(&mut document, session),
     }
     document
 }
@@ -174,7 +174,7 @@ pub fn place_name(turn: &Turn) -> &'static str {
 
 fn strip_json(strip: &TokenMap) -> Value {
     let mut tokens = Map::new();
-    for (lies, &count) in Lies::ALL.iter().zip(&strip.tokens) {
+    for (lies, &count) in BlockSource::ALL.iter().zip(&strip.tokens) {
         if count > 0 {
             tokens.insert(lies.name().into(), json!(count));
         }

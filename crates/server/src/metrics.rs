@@ -7,7 +7,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use haversack::alerts::Alert;
 use haversack::engine::device::Thermal;
-use haversack::scheduler::picture::form_name;
+use haversack::scheduler::memory_report::form_name;
 use haversack::{MemoryReport, Metrics};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -96,7 +96,7 @@ impl Lines {
         self.gauge(
             "memory_bound_bytes",
             "Bytes held or promised, without what idle sessions could give up.",
-            metrics.sight.bound_bytes as f64,
+            metrics.stats.bound_bytes as f64,
         );
         self.gauge(
             "requests_active",
@@ -182,7 +182,7 @@ impl Lines {
                 ("rows_gone", cache.rows_gone),
             ],
         );
-        let [computed, shared, mapped] = metrics.sight.openings;
+        let [computed, shared, mapped] = metrics.stats.openings;
         self.by(
             "openings_total",
             "counter",
@@ -190,7 +190,7 @@ impl Lines {
             "how",
             &[("computed", computed), ("memory", shared), ("disk", mapped)],
         );
-        let tally = &metrics.sight.tally;
+        let tally = &metrics.stats.tally;
         self.by(
             "evicted_tokens_total",
             "counter",
@@ -215,7 +215,7 @@ impl Lines {
             "from",
             &[("disk", tally.mounted), ("ids", tally.read_again)],
         );
-        let away = &metrics.sight.put_away;
+        let away = &metrics.stats.put_away;
         self.by(
             "sessions_put_away_total",
             "counter",

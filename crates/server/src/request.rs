@@ -4,12 +4,12 @@ use super::fail::Fail;
 use super::limits;
 use super::tool_calls::Functions;
 use super::types::{CommonFields, OneOrMany, WhenLonger};
+use haversack::Client;
 use haversack::engine::runtime::GenerateOptions;
 use haversack::engine::sample::{Constraint, SampleOptions};
 use haversack::engine::{Model, Policy};
 use haversack::memory::clock::now_ms;
-use haversack::scheduler::{Long, Request, Rows, TurnRequest};
-use haversack::{Client, Submission};
+use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// A client's request, checked, its prompt in tokens.
 pub struct CheckedRequest {
     /// One for each choice.
-    pub submissions: Vec<Submission>,
+    pub requests: Vec<Request>,
     pub prompt_tokens: usize,
     /// How many of the likeliest tokens are told with each.
     pub logprobs: Option<usize>,
@@ -102,13 +102,13 @@ fn check(
 
 impl CheckedRequest {
     fn new(
-        submissions: Vec<Submission>,
+        requests: Vec<Request>,
         fields: &EndpointFields<'_>,
         common: &CommonFields,
     ) -> CheckedRequest {
         let usage = common.stream_options.and_then(|o| o.include_usage);
         CheckedRequest {
-            submissions,
+            requests,
             prompt_tokens: fields.prompt.len(),
             logprobs: fields.top.map(|top| top as usize),
             stream: common.stream.unwrap_or(false),
@@ -128,27 +128,27 @@ pub fn completion(
     let checked = check(client, &fields, common)?;
     let rows = rows(client, common)?;
     let mut options = checked.options;
-    if rows.long == Long::Refuse {
-        let room = rows.most.saturating_sub(fields.prompt.len()).max(1);
-        options.tokens_max = options.tokens_max.map(|most| most.min(room));
+    if rows.when_longer == LongPrompt::Refuse {
+        let room = rows.max_rows.saturating_sub(fields.prompt.len()).max(1);
+        options.tokens_max = options.tokens_max.map(|max| max.min(room));
     }
     let request = |i: u64| {
-        Submission::Request(Box::new(Request {
-            prompt: fields.prompt.clone(),
+        let prompt = fields.prompt.clone();
+        let rows = Some(rows);
+        Request {
             sample: SampleOptions {
                 seed: checked.sample.seed.wrapping_add(i),
                 ..checked.sample.clone()
             },
             constraint: fields.constraint.clone(),
             options: options.clone(),
-            rows: Some(rows),
             owner: checked.owner,
             deadline: Some(checked.deadline),
-            ..Request::default()
-        }))
+            ..Request::new(RequestKind::Completion { prompt, rows })
+        }
     };
-    let submissions = (0..checked.choices).map(request).collect();
-    Ok(CheckedRequest::new(submissions, &fields, common))
+    let requests = (0..checked.choices).map(request).collect();
+    Ok(CheckedRequest::new(requests, &fields, common))
 }
 
 /// A turn of a session.
@@ -167,54 +167,55 @@ pub fn turn(
         return Err(Fail::param("context", why));
     }
     let SessionMessage { session, text } = message;
-    let turn = TurnRequest {
+    let kind = RequestKind::Turn {
         session,
         // Without one every turn in memory stays visible.
         embedding: client.encoder().and_then(|e| e.embed(&text).ok()),
         text,
         now_ms: now_ms(),
+    };
+    let turn = Request {
         sample: checked.sample,
         constraint: fields.constraint.clone(),
         options: checked.options,
         owner: checked.owner,
         deadline: Some(checked.deadline),
-        ..TurnRequest::default()
+        ..Request::new(kind)
     };
-    let submissions = vec![Submission::Turn(Box::new(turn))];
-    Ok(CheckedRequest::new(submissions, &fields, common))
+    Ok(CheckedRequest::new(vec![turn], &fields, common))
 }
 
-fn rows(client: &Client, common: &CommonFields) -> Result<Rows, Fail> {
+fn rows(client: &Client, common: &CommonFields) -> Result<RowLimit, Fail> {
     let context = client.model().config().context.min(client.rows_max());
     let Some(given) = common.context else {
-        return Ok(Rows {
-            most: context,
+        return Ok(RowLimit {
+            max_rows: context,
             anchors: 0,
-            long: Long::Refuse,
+            when_longer: LongPrompt::Refuse,
         });
     };
     let count = |n: Option<u64>, usual: usize| {
         n.map_or(usual, |n| usize::try_from(n).unwrap_or(usize::MAX))
     };
-    let most = count(given.limit, context);
-    if most > context {
+    let max_rows = count(given.limit, context);
+    if max_rows > context {
         return Err(Fail::param(
             "context",
             format!("limit: accepted: at most {context}"),
         ));
     }
-    let rows = Rows {
-        most,
+    let rows = RowLimit {
+        max_rows,
         anchors: count(given.anchors, 0).min(context),
-        long: match given.when_longer {
-            WhenLonger::Refuse => Long::Refuse,
-            WhenLonger::Truncate => Long::Truncate,
-            WhenLonger::Window => Long::Window,
-            WhenLonger::Heavy => Long::Choose(Policy::Heavy),
-            WhenLonger::Snap => Long::Choose(Policy::Snap),
-            WhenLonger::Adaptive => Long::Choose(Policy::Adaptive),
-            WhenLonger::Again => Long::Again {
-                every: count(given.every, most / 4),
+        when_longer: match given.when_longer {
+            WhenLonger::Refuse => LongPrompt::Refuse,
+            WhenLonger::Truncate => LongPrompt::Truncate,
+            WhenLonger::Window => LongPrompt::Window,
+            WhenLonger::Heavy => LongPrompt::Select(Policy::Heavy),
+            WhenLonger::Snap => LongPrompt::Select(Policy::Snap),
+            WhenLonger::Adaptive => LongPrompt::Select(Policy::Adaptive),
+            WhenLonger::Again => LongPrompt::Reread {
+                every: count(given.every, max_rows / 4),
             },
         },
     };

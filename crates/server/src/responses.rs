@@ -88,7 +88,7 @@ pub async fn responses(
     });
     let (mut head, checked) = checked.await.map_err(|_| Fail::stopping())??;
     head.input_tokens = checked.prompt_tokens;
-    let events = server.client().submit(checked.submissions, EVENTS).await?;
+    let events = server.client().submit(checked.requests, EVENTS).await?;
     match checked.stream {
         true => Ok(stream_events(head, events)),
         false => whole(head, events).await,

@@ -8,10 +8,10 @@
 //! turns is promised nothing: what it holds is in its file too, and it leaves memory when somebody else needs the room,
 //! the one that was used longest ago first.
 
-use super::desk::{Held, RequestEvent, RequestId, SubmitError, Tell};
 use super::job::{Asked, Job, Turn, Work};
-use super::past::{Begins, Kept, PrefixCache, Reader};
-use super::picture::PutAway;
+use super::memory_report::SuspendCounts;
+use super::prefix_cache::{Begins, CachedPrefix, PrefixCache, PrefixKey};
+use super::request::{Deliver, RequestEvent, RequestId, RequestReport, SubmitError};
 use crate::session::{Embed, Opens, SessionError, SessionId, Sessions, TurnInProgress};
 use haversack_engine::device::governor;
 use haversack_engine::encoder::Embedding;
@@ -42,7 +42,7 @@ pub(super) struct House {
     pub past: PrefixCache,
     /// Bytes that the device has room for beside all that is held; `None`: as many as the budget says.
     device_room: Option<usize>,
-    pub put_away: PutAway,
+    pub put_away: SuspendCounts,
     /// Tokens that were read.
     pub read: u64,
 }
@@ -125,7 +125,7 @@ impl House {
             left: 0,
             past: PrefixCache::new(reuse),
             device_room: None,
-            put_away: PutAway::default(),
+            put_away: SuspendCounts::default(),
             read: 0,
         }
     }
@@ -292,20 +292,20 @@ impl House {
             None => (self.runtime.sequence_bytes(BLOCK_SLOTS), BLOCK_SLOTS),
         };
         if let Some(room) = promisable(&self.runtime, 1, 0, rows) {
-            let most = room.saturating_sub(least);
-            if bytes > most {
-                return Err(SubmitError::Bytes { bytes, most });
+            let max = room.saturating_sub(least);
+            if bytes > max {
+                return Err(SubmitError::TooManyBytes { bytes, max });
             }
         }
         if !self.make_free(bytes, rows, false, None) {
-            return Err(SubmitError::Taken { bytes });
+            return Err(SubmitError::MemoryPromised { bytes });
         }
         let kept = self.runtime.keep_beside(bytes).or_else(|_| {
             // What greater steps left behind was not promised to anybody.
             self.runtime.release_scratch();
             self.runtime.keep_beside(bytes)
         });
-        kept.map_err(|_| SubmitError::Taken { bytes })
+        kept.map_err(|_| SubmitError::MemoryPromised { bytes })
     }
 
     /// Sessions that could leave memory, the one used longest ago first.
@@ -338,7 +338,7 @@ impl House {
 
     /// A sequence for a request, where its bytes can be promised. It goes on from what others have read, if it begins with
     /// that.
-    pub fn enter(&mut self, asked: &Asked, of: Reader, bytes: usize) -> Enters {
+    pub fn enter(&mut self, asked: &Asked, of: PrefixKey, bytes: usize) -> Enters {
         let prompt = asked.completion.history();
         let is_reusable = self.is_reusable(asked);
         let begins = match is_reusable {
@@ -414,7 +414,7 @@ impl House {
             let Ok(sequence) = self.runtime.fork(*sequence) else {
                 continue;
             };
-            let kept = Kept {
+            let kept = CachedPrefix {
                 of: reader(job.ticket, asked),
                 tokens: prompt[..position as usize].to_vec(),
                 sequence,
@@ -657,11 +657,11 @@ impl House {
     }
 
     /// Something is wrong that no room would mend: whoever took part is told.
-    pub fn fail(&mut self, error: &StepError, tell: Tell<'_>) -> Result<(), StepError> {
+    pub fn fail(&mut self, error: &StepError, tell: Deliver<'_>) -> Result<(), StepError> {
         for job in std::mem::take(&mut self.active) {
             let ticket = job.ticket;
             self.give_up(job)?;
-            let _ = tell(ticket, RequestEvent::Failed(error.to_string()));
+            let _ = tell(ticket, RequestEvent::Failed(error.clone().into()));
         }
         Ok(())
     }
@@ -682,7 +682,7 @@ impl House {
     }
 
     /// Hands everybody what the step gave.
-    pub fn deliver(&mut self, takes: &[usize], tell: Tell<'_>) -> Result<(), StepError> {
+    pub fn deliver(&mut self, takes: &[usize], tell: Deliver<'_>) -> Result<(), StepError> {
         let House {
             active,
             runtime,
@@ -716,7 +716,7 @@ impl House {
             };
             let mut flow = ControlFlow::Continue(());
             if let Some((done, total)) = completion.progress() {
-                flow = tell(*ticket, RequestEvent::Prompt { done, total });
+                flow = tell(*ticket, RequestEvent::PromptRead { done, total });
             }
             if samples {
                 let logits = rows.next().unwrap_or_default();
@@ -727,7 +727,7 @@ impl House {
                         }
                     }
                     Err(error) => {
-                        let _ = tell(*ticket, RequestEvent::Failed(error.to_string()));
+                        let _ = tell(*ticket, RequestEvent::Failed(error.into()));
                         failed.push(i);
                         continue;
                     }
@@ -745,7 +745,7 @@ impl House {
     }
 
     /// Requests that are over leave.
-    pub fn leave_over(&mut self, tell: Tell<'_>) -> Result<(), StepError> {
+    pub fn leave_over(&mut self, tell: Deliver<'_>) -> Result<(), StepError> {
         let is_over = |job: &mut Job| match &job.work {
             Work::Request { asked, .. } => asked.completion.is_over(),
             Work::Turn(_) => false,
@@ -756,7 +756,7 @@ impl House {
                 continue;
             };
             let stats = self.runtime.stats(sequence)?;
-            let held = Held {
+            let held = RequestReport {
                 seen: stats.position,
                 rows: stats.rows,
                 reused: asked.reused,
@@ -768,7 +768,7 @@ impl House {
             } else if self.is_reusable(&asked) {
                 let seen = usize::try_from(stats.position).unwrap_or(usize::MAX);
                 let tokens = asked.completion.history();
-                let kept = Kept {
+                let kept = CachedPrefix {
                     of: reader(job.ticket, &asked),
                     tokens: tokens[..seen.min(tokens.len())].to_vec(),
                     sequence,
@@ -779,13 +779,16 @@ impl House {
                 self.runtime.close(sequence)?;
             }
             self.left += 1;
-            let _ = tell(job.ticket, RequestEvent::Done(asked.completion.end(), held));
+            let _ = tell(
+                job.ticket,
+                RequestEvent::Completed(asked.completion.end(), held),
+            );
         }
         Ok(())
     }
 
     /// Turns whose answer is over read what ends it; those that have read it are judged, and leave the batch.
-    pub fn conclude(&mut self, tell: Tell<'_>) {
+    pub fn conclude(&mut self, tell: Deliver<'_>) {
         let House {
             runtime,
             sessions: Some(sessions),
@@ -816,7 +819,7 @@ impl House {
                 Ok(saying) => saying,
                 Err(error) => {
                     *left += 1;
-                    let _ = tell(ticket, RequestEvent::Failed(error.to_string()));
+                    let _ = tell(ticket, RequestEvent::Failed(error.into()));
                     continue;
                 }
             };
@@ -840,7 +843,7 @@ impl House {
     }
 
     /// Turns that have been judged become part of their conversations. With nobody else there, they are waited for.
-    pub fn end_judged(&mut self, tell: Tell<'_>) {
+    pub fn end_judged(&mut self, tell: Deliver<'_>) {
         let House {
             runtime,
             sessions: Some(sessions),
@@ -859,8 +862,8 @@ impl House {
                 continue;
             };
             let news = match sessions.end(runtime, *saying, judge.end()) {
-                Ok(answer) => RequestEvent::Said(Box::new(answer)),
-                Err(error) => RequestEvent::Failed(error.to_string()),
+                Ok(answer) => RequestEvent::TurnSaved(Box::new(answer)),
+                Err(error) => RequestEvent::Failed(error.into()),
             };
             *left += 1;
             let _ = tell(job.ticket, news);
@@ -881,8 +884,8 @@ pub(super) fn promisable(
     runtime.room_bytes(scratch)
 }
 
-pub(super) fn reader(ticket: RequestId, asked: &Asked) -> Reader {
-    Reader {
+pub(super) fn reader(ticket: RequestId, asked: &Asked) -> PrefixKey {
+    PrefixKey {
         ticket,
         owner: asked.owner,
         keep: asked.keep,

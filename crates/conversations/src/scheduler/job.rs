@@ -1,8 +1,8 @@
 //! What waits at a desk, and what has entered.
 
-use super::desk::RequestId;
-use super::long::Rows;
 use super::plan::{Priority, Wish};
+use super::request::RequestId;
+use super::row_limit::RowLimit;
 use crate::session::TurnInProgress;
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::Completion;
@@ -28,7 +28,7 @@ pub(super) struct Asked {
     pub completion: Completion,
     pub keep: Keep,
     /// Where its rows are read again.
-    pub again: Option<Rows>,
+    pub again: Option<RowLimit>,
     /// That it has at most.
     pub rows: usize,
     /// Whose it is.
@@ -149,7 +149,7 @@ impl Job {
             return Ok(false);
         };
         let held = runtime.position(*sequence)? as usize + asked.completion.pending().len();
-        Ok(held >= rows.most)
+        Ok(held >= rows.max_rows)
     }
 
     /// A request's sequence that has nothing yet, and what belongs into its rows to read. `false`: it is none.
@@ -162,7 +162,7 @@ impl Job {
         *sequence = runtime.open_keeping(asked.keep)?;
         let history = asked.completion.history();
         let read = match &asked.again {
-            Some(rows) => rows.at(history),
+            Some(rows) => rows.rows_after(history),
             None => history.to_vec(),
         };
         asked.completion.read_again(read);

@@ -13,7 +13,7 @@ pub const PASSES_MAX: u32 = 8;
 
 /// A request that has not entered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting<T> {
+pub struct QueuedRequest<T> {
     pub what: T,
     pub priority: Priority,
     /// Whose it is: a client, or a tenant.
@@ -27,19 +27,19 @@ pub struct Waiting<T> {
 
 /// Whether a request may enter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum May {
-    Enter,
+pub enum Admit {
+    Now,
     /// There is no room for it now.
-    NoRoom,
+    NoMemory,
     /// It waits for something else: whoever passes it takes nothing from it.
-    NotYet,
+    Blocked,
 }
 
-impl May {
-    pub fn if_room(has_room: bool) -> May {
+impl Admit {
+    pub fn if_room(has_room: bool) -> Admit {
         match has_room {
-            true => May::Enter,
-            false => May::NoRoom,
+            true => Admit::Now,
+            false => Admit::NoMemory,
         }
     }
 }
@@ -47,14 +47,14 @@ impl May {
 /// The queue is as long as it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{waiting} requests are waiting already")]
-pub struct Full {
+pub struct QueueFull {
     pub waiting: usize,
 }
 
 #[derive(Clone, Debug)]
 pub struct Queue<T> {
     /// In the order they came.
-    waiting: Vec<Waiting<T>>,
+    waiting: Vec<QueuedRequest<T>>,
     most: usize,
     /// Owners, and when one of theirs entered last. Those without a request are forgotten.
     served: Vec<(u64, u64)>,
@@ -85,7 +85,7 @@ impl<T> Queue<T> {
         bytes.fold(0, u64::saturating_add)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Waiting<T>> {
+    pub fn iter(&self) -> impl Iterator<Item = &QueuedRequest<T>> {
         self.waiting.iter()
     }
 
@@ -96,12 +96,12 @@ impl<T> Queue<T> {
         owner: u64,
         bytes: u64,
         deadline: Option<Duration>,
-    ) -> Result<(), Full> {
+    ) -> Result<(), QueueFull> {
         if self.waiting.len() >= self.most {
             let waiting = self.waiting.len();
-            return Err(Full { waiting });
+            return Err(QueueFull { waiting });
         }
-        self.waiting.push(Waiting {
+        self.waiting.push(QueuedRequest {
             what,
             priority,
             owner,
@@ -113,7 +113,10 @@ impl<T> Queue<T> {
     }
 
     /// The next to enter, of those that may now. Whoever is asked and may is the one.
-    pub fn pop(&mut self, mut may: impl FnMut(&Waiting<T>) -> May) -> Option<Waiting<T>> {
+    pub fn pop(
+        &mut self,
+        mut may: impl FnMut(&QueuedRequest<T>) -> Admit,
+    ) -> Option<QueuedRequest<T>> {
         let mut order: Vec<usize> = (0..self.waiting.len()).collect();
         order.sort_by_key(|&i| {
             let waiting = &self.waiting[i];
@@ -123,13 +126,13 @@ impl<T> Queue<T> {
         let mut passed = Vec::new();
         for i in order {
             match may(&self.waiting[i]) {
-                May::Enter => {
+                Admit::Now => {
                     chosen = Some(i);
                     break;
                 }
-                May::NotYet => {}
-                May::NoRoom if self.waiting[i].passed >= PASSES_MAX => break,
-                May::NoRoom => passed.push(i),
+                Admit::Blocked => {}
+                Admit::NoMemory if self.waiting[i].passed >= PASSES_MAX => break,
+                Admit::NoMemory => passed.push(i),
             }
         }
         let i = chosen?;
@@ -150,12 +153,15 @@ impl<T> Queue<T> {
     }
 
     /// Takes out whoever is no longer wanted.
-    pub fn take(&mut self, mut is_out: impl FnMut(&Waiting<T>) -> bool) -> Vec<Waiting<T>> {
+    pub fn take(
+        &mut self,
+        mut is_out: impl FnMut(&QueuedRequest<T>) -> bool,
+    ) -> Vec<QueuedRequest<T>> {
         self.waiting.extract_if(.., |w| is_out(w)).collect()
     }
 
     /// Takes out those whose time is over.
-    pub fn expired(&mut self, now: Duration) -> Vec<Waiting<T>> {
+    pub fn expired(&mut self, now: Duration) -> Vec<QueuedRequest<T>> {
         self.take(|waiting| waiting.deadline.is_some_and(|deadline| deadline <= now))
     }
 
@@ -180,7 +186,7 @@ mod tests {
     }
 
     fn all(queue: &mut Queue<char>) -> String {
-        std::iter::from_fn(|| queue.pop(|_| May::Enter).map(|w| w.what)).collect()
+        std::iter::from_fn(|| queue.pop(|_| Admit::Now).map(|w| w.what)).collect()
     }
 
     #[test]
@@ -213,7 +219,11 @@ mod tests {
         for round in 0..20 {
             queue.push('s', Interactive, 2 + round, 1, None).unwrap();
             let room = if round < 15 { 10 } else { 100 };
-            entered.extend(queue.pop(|w| May::if_room(w.bytes <= room)).map(|w| w.what));
+            entered.extend(
+                queue
+                    .pop(|w| Admit::if_room(w.bytes <= room))
+                    .map(|w| w.what),
+            );
         }
         assert_eq!(entered, "ssssssssLssss");
     }
@@ -225,9 +235,9 @@ mod tests {
         let mut entered = String::new();
         for round in 0..20 {
             queue.push('s', Interactive, 2 + round, 1, None).unwrap();
-            let may = |w: &Waiting<char>| match w.what {
-                'w' => May::NotYet,
-                _ => May::Enter,
+            let may = |w: &QueuedRequest<char>| match w.what {
+                'w' => Admit::Blocked,
+                _ => Admit::Now,
             };
             entered.extend(queue.pop(may).map(|w| w.what));
         }
@@ -241,13 +251,13 @@ mod tests {
         queue.push('a', Interactive, 1, 5, at(3)).unwrap();
         queue.push('b', Interactive, 1, 6, at(9)).unwrap();
         let full = queue.push('c', Interactive, 1, 1, None);
-        assert_eq!(full, Err(Full { waiting: 2 }));
+        assert_eq!(full, Err(QueueFull { waiting: 2 }));
         assert_eq!(queue.bytes(), 11);
         assert!(queue.expired(Duration::from_secs(2)).is_empty());
         let expired = queue.expired(Duration::from_secs(3));
         assert_eq!((expired.len(), expired[0].what), (1, 'a'));
         assert_eq!(queue.take(|w| w.what == 'b').len(), 1);
-        assert!(queue.is_empty() && queue.pop(|_| May::Enter).is_none());
+        assert!(queue.is_empty() && queue.pop(|_| Admit::Now).is_none());
     }
 
     /// Served owners are not remembered for ever.
@@ -257,8 +267,8 @@ mod tests {
         for round in 0..1000 {
             queue.push('a', Interactive, round, 1, None).unwrap();
             queue.push('b', Interactive, round, 1, None).unwrap();
-            queue.pop(|_| May::Enter).unwrap();
-            queue.pop(|_| May::Enter).unwrap();
+            queue.pop(|_| Admit::Now).unwrap();
+            queue.pop(|_| Admit::Now).unwrap();
         }
         assert!(queue.served.is_empty() && queue.is_empty());
     }

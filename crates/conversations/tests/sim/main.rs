@@ -8,16 +8,16 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod draft;
-mod ears;
-mod guest;
-mod setting;
-mod stage;
-mod talk;
+mod event_checker;
+mod expected_turns;
+mod models;
+mod mutants;
+mod reference_request;
+mod rollback;
+mod seed_settings;
 mod world;
-mod zoo;
 
-use stage::Stage;
+use models::Stage;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -54,7 +54,7 @@ fn try_seed(stage: &mut Stage, seed: u64, story: &mut Option<Vec<String>>) -> Re
 #[test]
 fn nobody_is_lost_and_nobody_says_anything_else() {
     let folder = quick_dir();
-    let models = stage::models(folder.path());
+    let models = models::load_all(folder.path());
     if let Some(seed) = asked("SIM_SEED") {
         let mut story = Some(Vec::new());
         let mut stage = Stage::new(&models, folder.path());

@@ -1,13 +1,13 @@
 //! One seed's world: everything that happens, one step after the other, and what must hold after each.
 
 use crate::common::Dice;
-use crate::draft::{Draft, Heard};
-use crate::ears::{Asked, Ears};
-use crate::guest::{self, Guest, Standing, ask, ask_wrongly, sampling};
-use crate::setting::{Kind, Setting};
-use crate::stage::{OTHER, Stage, one_in, pick};
-use crate::talk::{self, Op, Talk, turn_tokens};
-use haversack_conversations::scheduler::{Long, RequestId, Scheduler, SubmitError, TurnRequest};
+use crate::event_checker::{Asked, Ears, TurnSpec};
+use crate::expected_turns::{self, Op, Talk, turn_tokens};
+use crate::models::{OTHER, Stage, one_in, pick};
+use crate::reference_request::{self, Guest, Standing, ask, ask_wrongly, sampling};
+use crate::rollback::{Draft, Heard};
+use crate::seed_settings::{Kind, Setting};
+use haversack_conversations::scheduler::{LongPrompt, RequestId, Scheduler, SubmitError};
 use haversack_conversations::session::layout::Layout;
 use haversack_conversations::session::turns::Place;
 use haversack_conversations::session::{SessionError, SessionId, Sessions};
@@ -268,7 +268,7 @@ impl World<'_> {
     fn submit(&mut self) -> Check {
         let request = ask(&mut self.dice, &self.setting, self.now);
         let leaves = self.leaves();
-        let submitted = self.desk.submit(request.clone());
+        let submitted = self.desk.submit(request.request());
         self.tell(|| {
             let (n, most) = (request.prompt.len(), request.options.tokens_max);
             let rows = request.rows;
@@ -282,18 +282,22 @@ impl World<'_> {
                 }
                 Ok(())
             }
-            Err(SubmitError::Full(_)) if self.desk.waiting() == self.setting.desk.queue => Ok(()),
+            Err(SubmitError::QueueFull(_)) if self.desk.waiting() == self.setting.desk.queue => {
+                Ok(())
+            }
             // More than all there is.
-            Err(SubmitError::Bytes { .. }) if self.setting.budget.is_some() => Ok(()),
-            Err(SubmitError::Keep(_)) if self.setting.budget.is_some() => Ok(()),
-            Err(SubmitError::Length { .. }) if self.setting.budget.is_some() => Ok(()),
-            Err(SubmitError::Length { .. })
-                if request.rows.is_some_and(|rows| rows.long == Long::Refuse) =>
+            Err(SubmitError::TooManyBytes { .. }) if self.setting.budget.is_some() => Ok(()),
+            Err(SubmitError::Step(_)) if self.setting.budget.is_some() => Ok(()),
+            Err(SubmitError::PromptTooLong { .. }) if self.setting.budget.is_some() => Ok(()),
+            Err(SubmitError::PromptTooLong { .. })
+                if request
+                    .rows
+                    .is_some_and(|rows| rows.when_longer == LongPrompt::Refuse) =>
             {
                 Ok(())
             }
             // A window that is larger than the one all have.
-            Err(SubmitError::Keep(_)) if self.setting.is_window() => Ok(()),
+            Err(SubmitError::Step(_)) if self.setting.is_window() => Ok(()),
             Err(refused) => Err(format!("refused: {refused}")),
         }
     }
@@ -301,7 +305,7 @@ impl World<'_> {
     fn ask_wrongly(&mut self) -> Check {
         let request = ask_wrongly(&mut self.dice, &self.setting, self.now);
         self.tell(|| "a request that nobody can serve".to_owned());
-        match self.desk.submit(request) {
+        match self.desk.submit(request.request()) {
             Ok(_) => Err("a wrong request was taken".to_owned()),
             Err(_) => Ok(()),
         }
@@ -404,16 +408,16 @@ impl World<'_> {
 
     fn judge(&mut self, draft: Option<Heard>) -> Check {
         for (ticket, guest) in &self.ears.guests {
-            guest::judge(self.stage, &self.setting, guest)
+            reference_request::judge(self.stage, &self.setting, guest)
                 .map_err(|wrong| format!("{ticket:?}: {wrong}"))?;
         }
         for guest in &self.ears.past {
-            guest::judge(self.stage, &self.setting, guest)
+            reference_request::judge(self.stage, &self.setting, guest)
                 .map_err(|wrong| format!("before a restart: {wrong}"))?;
         }
         let dir = self.folder.join("alone");
         for talk in &self.ears.talks {
-            talk::judge(self.stage, &self.setting, talk, &dir)?;
+            expected_turns::judge(self.stage, &self.setting, talk, &dir)?;
         }
         match draft {
             Some(draft) => draft.judge(self.stage, &self.setting),
@@ -456,7 +460,7 @@ impl World<'_> {
         let talks: Vec<Talk> = self.alive().filter(|t| !t.is_lossy).cloned().collect();
         for talk in talks {
             let struck = self.struck();
-            let views = self.desk.with_open(&talk.name, |_, sessions, id| {
+            let views = self.desk.with_session(&talk.name, |_, sessions, id| {
                 let turns = sessions.turns(id)?.into_iter().map(|t| t.number);
                 let numbers: Vec<u64> = turns.collect();
                 let views = numbers.into_iter().map(|n| sessions.turn(id, n));
@@ -553,7 +557,7 @@ impl World<'_> {
             return self.create();
         };
         let leaves = self.leaves();
-        let request = TurnRequest {
+        let request = TurnSpec {
             session: self.ears.talks[i].name.clone(),
             text: self.text(6),
             now_ms: 8,
@@ -565,9 +569,8 @@ impl World<'_> {
             },
             owner: self.dice.roll(3) as u64,
             deadline: one_in(&mut self.dice, 15).then(|| self.now + Duration::from_secs(4)),
-            ..TurnRequest::default()
         };
-        let said = self.desk.say(request.clone());
+        let said = self.desk.submit(request.request());
         self.tell(|| {
             format!(
                 "say to {}: {:?}, leaves {leaves:?}: {said:?}",
@@ -582,7 +585,9 @@ impl World<'_> {
                     Some(_) => Err(format!("{ticket:?} is somebody else's")),
                 }
             }
-            Err(SubmitError::Full(_)) if self.desk.waiting() == self.setting.desk.queue => Ok(()),
+            Err(SubmitError::QueueFull(_)) if self.desk.waiting() == self.setting.desk.queue => {
+                Ok(())
+            }
             Err(refused) => Err(format!("a turn is refused: {refused}")),
         }
     }
@@ -596,7 +601,7 @@ impl World<'_> {
         let (what, which) = (self.dice.roll(8), self.dice.roll(8));
         let name = self.ears.talks[i].name.clone();
         let struck = self.struck();
-        let done = self.desk.with_open(&name, |runtime, sessions, id| {
+        let done = self.desk.with_session(&name, |runtime, sessions, id| {
             let before = visible(sessions, id)?;
             let op = change(runtime, sessions, id, what, which, &text)?;
             let stats = sessions.stats(runtime, id)?;
@@ -723,7 +728,7 @@ impl World<'_> {
         drop(std::mem::replace(&mut self.desk, idle));
         let mut desk = self.setting.desk(self.stage, OTHER)?;
         for talk in self.alive() {
-            match desk.with_open(&talk.name, |_, _, _| Ok(())) {
+            match desk.with_session(&talk.name, |_, _, _| Ok(())) {
                 Err(SessionError::Identity { what: "model", .. }) => {}
                 other => return Err(format!("{} with another model: {other:?}", talk.name)),
             }
@@ -738,15 +743,15 @@ impl World<'_> {
         }
         let mut asked = Vec::new();
         for talk in &ears.talks {
-            let request = TurnRequest {
+            let request = TurnSpec {
                 session: talk.name.clone(),
                 text: "egg".to_owned(),
-                ..TurnRequest::default()
+                ..TurnSpec::default()
             };
             asked.push(request);
         }
         for request in asked {
-            let ticket = desk.say(request.clone()).map_err(|e| e.to_string())?;
+            let ticket = desk.submit(request.request()).map_err(|e| e.to_string())?;
             ears.asked.insert(ticket, Asked::new(request, None));
             while !desk.is_idle() {
                 let stepped = desk.step(self.now, &mut |ticket, news| ears.hear(ticket, news));
@@ -760,7 +765,7 @@ impl World<'_> {
         let bug = plant(None);
         let form = self.setting.form;
         let mut talks = ears.talks.iter();
-        let judged = talks.try_for_each(|t| talk::judge_list(self.stage, OTHER, form, t));
+        let judged = talks.try_for_each(|t| expected_turns::judge_list(self.stage, OTHER, form, t));
         plant(bug);
         judged.map_err(|wrong| format!("another model: {wrong}"))?;
         for talk in &ears.talks {
@@ -782,7 +787,7 @@ impl World<'_> {
         let mut desk = setting.desk(self.stage, setting.model)?;
         for name in names {
             let struck = faults.struck();
-            let opened = desk.with_open(&name, |_, _, _| Ok(()));
+            let opened = desk.with_session(&name, |_, _, _| Ok(()));
             if let Err(error) = opened
                 && struck == faults.struck()
             {
@@ -817,7 +822,7 @@ impl World<'_> {
         swap().map_err(|e| e.to_string())?;
         let mut desk = self.setting.desk(self.stage, self.setting.model)?;
         for name in [one, two] {
-            match desk.with_open(name, |_, _, _| Ok(())) {
+            match desk.with_session(name, |_, _, _| Ok(())) {
                 Err(SessionError::Identity {
                     what: "session", ..
                 }) => {}

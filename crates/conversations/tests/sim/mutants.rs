@@ -2,7 +2,7 @@
 //!
 //! `ZOO_BUG=…` looks at one of them.
 
-use crate::stage::{self, Stage};
+use crate::models::{self, Stage};
 use crate::{quick_dir, try_seed};
 use haversack_memory::zoo::{Bug, plant};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ const SEEDS_MAX: u64 = 1000;
 #[test]
 fn every_planted_bug_is_found() {
     let folder = quick_dir();
-    let models = stage::models(folder.path());
+    let models = models::load_all(folder.path());
     let only = std::env::var("ZOO_BUG").ok();
     let bugs: Vec<Bug> = Bug::ALL
         .into_iter()

@@ -32,23 +32,23 @@ const LAST: u8 = 4;
 
 /// What a rung leaves of all there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct StepLimits {
     pub pace: Pace,
     pub threads: usize,
 }
 
 /// A step on the ladder, as it is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rung {
+pub struct ThrottleChange {
     pub from: u8,
     pub to: u8,
     pub thermal: Thermal,
-    pub limits: Limits,
+    pub limits: StepLimits,
 }
 
-impl std::fmt::Display for Rung {
+impl std::fmt::Display for ThrottleChange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Limits { pace, threads } = self.limits;
+        let StepLimits { pace, threads } = self.limits;
         let heat = self.thermal.name();
         write!(
             f,
@@ -59,17 +59,17 @@ impl std::fmt::Display for Rung {
 }
 
 #[derive(Clone, Debug)]
-pub struct Ladder {
-    most: Limits,
+pub struct Throttle {
+    most: StepLimits,
     rung: u8,
     /// Since when it has been cool enough for the rung above.
     cool: Option<Duration>,
 }
 
-impl Ladder {
+impl Throttle {
     /// `most`: what there is when nothing is in the way.
-    pub fn new(most: Limits) -> Ladder {
-        Ladder {
+    pub fn new(most: StepLimits) -> Throttle {
+        Throttle {
             most,
             rung: 0,
             cool: None,
@@ -80,8 +80,8 @@ impl Ladder {
         self.rung
     }
 
-    pub fn limits(&self) -> Limits {
-        let Limits { pace, threads } = self.most;
+    pub fn limits(&self) -> StepLimits {
+        let StepLimits { pace, threads } = self.most;
         let half = |n: usize| n.div_ceil(2);
         let quarter = (pace.chunk / 4).max(BLOCK_SLOTS);
         let (chunk, threads, batch) = match self.rung {
@@ -92,14 +92,14 @@ impl Ladder {
             _ => (BLOCK_SLOTS, 1, 1),
         };
         let chunk = chunk.min(pace.chunk);
-        Limits {
+        StepLimits {
             pace: Pace { batch, chunk },
             threads,
         }
     }
 
     /// What a reading changes, if anything.
-    pub fn decide(&mut self, thermal: Thermal, now: Duration) -> Option<Rung> {
+    pub fn decide(&mut self, thermal: Thermal, now: Duration) -> Option<ThrottleChange> {
         let (from, allowed) = (self.rung, rung_of(thermal));
         if allowed >= from {
             self.cool = None;
@@ -116,7 +116,7 @@ impl Ladder {
             }
             _ => return None,
         };
-        Some(Rung {
+        Some(ThrottleChange {
             from,
             to: self.rung,
             thermal,
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use Thermal::{Critical, Fair, Nominal, Serious};
 
-    const MOST: Limits = Limits {
+    const MOST: StepLimits = StepLimits {
         pace: Pace {
             batch: 8,
             chunk: 512,
@@ -145,7 +145,7 @@ mod tests {
     /// Down a rung with each reading, up a rung each ten seconds, never past one.
     #[test]
     fn the_ladder_is_followed_in_order() {
-        let mut ladder = Ladder::new(MOST);
+        let mut ladder = Throttle::new(MOST);
         let down: Vec<u8> = (0..6)
             .filter_map(|s| ladder.decide(Critical, at(s)))
             .map(|rung| rung.to)
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn rungs_say_what_they_leave() {
-        let mut ladder = Ladder::new(MOST);
+        let mut ladder = Throttle::new(MOST);
         let mut seen = vec![ladder.limits()];
         for _ in 0..4 {
             seen.push(ladder.decide(Critical, at(0)).unwrap().limits);
@@ -178,7 +178,7 @@ mod tests {
                 (32, 1, 1)
             ]
         );
-        let mut least = Ladder::new(Limits {
+        let mut least = Throttle::new(StepLimits {
             pace: Pace { batch: 1, chunk: 8 },
             threads: 1,
         });
@@ -191,7 +191,7 @@ mod tests {
     /// A device at the border: each time it is hot again, the calm begins anew.
     #[test]
     fn no_swinging() {
-        let mut ladder = Ladder::new(MOST);
+        let mut ladder = Throttle::new(MOST);
         let mut changes = 0;
         for second in 0..600 {
             let heat = if second % 8 < 4 { Fair } else { Nominal };
@@ -207,7 +207,7 @@ mod tests {
     /// A clock that stands still or goes back only makes it wait.
     #[test]
     fn clocks_may_lie() {
-        let mut ladder = Ladder::new(MOST);
+        let mut ladder = Throttle::new(MOST);
         ladder.decide(Fair, at(100));
         for second in (0..100).rev() {
             assert_eq!(ladder.decide(Nominal, at(second)), None);

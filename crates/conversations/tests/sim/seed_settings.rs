@@ -1,7 +1,7 @@
 //! What a seed decides before anything happens: the model, how it keeps its rows, how little memory there is, who fails.
 
 use crate::common::Dice;
-use crate::stage::{FORMS, MODELS, Make, OTHER, Quick, Stage, one_in, pick};
+use crate::models::{FORMS, MODELS, Make, OTHER, Quick, Stage, one_in, pick};
 use haversack_conversations::scheduler::{Scheduler, SchedulerOptions};
 use haversack_conversations::session::{SessionOptions, Sessions};
 use haversack_engine::runtime::options::Slabs;

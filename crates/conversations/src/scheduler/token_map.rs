@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// Where a token is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lies {
+pub enum BlockSource {
     /// In memory, in the form of this zone.
     Held(Zone),
     /// In memory, and not seen.
@@ -26,36 +26,39 @@ pub enum Lies {
     Gone,
 }
 
-impl Lies {
-    pub const ALL: [Lies; 8] = [
-        Lies::Held(Zone::Sinks),
-        Lies::Held(Zone::Recent),
-        Lies::Held(Zone::Rest),
-        Lies::Hidden,
-        Lies::Passed,
-        Lies::Disk,
-        Lies::Ids,
-        Lies::Gone,
+impl BlockSource {
+    pub const ALL: [BlockSource; 8] = [
+        BlockSource::Held(Zone::Sinks),
+        BlockSource::Held(Zone::Recent),
+        BlockSource::Held(Zone::Rest),
+        BlockSource::Hidden,
+        BlockSource::Passed,
+        BlockSource::Disk,
+        BlockSource::Ids,
+        BlockSource::Gone,
     ];
 
     pub const fn name(self) -> &'static str {
         match self {
-            Lies::Held(zone) => zone.name(),
-            Lies::Hidden => "hidden",
-            Lies::Passed => "passed",
-            Lies::Disk => "disk",
-            Lies::Ids => "ids",
-            Lies::Gone => "gone",
+            BlockSource::Held(zone) => zone.name(),
+            BlockSource::Hidden => "hidden",
+            BlockSource::Passed => "passed",
+            BlockSource::Disk => "disk",
+            BlockSource::Ids => "ids",
+            BlockSource::Gone => "gone",
         }
     }
 
     fn index(self) -> usize {
-        Lies::ALL.iter().position(|l| *l == self).unwrap_or(0)
+        BlockSource::ALL
+            .iter()
+            .position(|l| *l == self)
+            .unwrap_or(0)
     }
 }
 
 /// Tokens behind each other.
-pub type Stretch = (u64, Lies);
+pub type Stretch = (u64, BlockSource);
 
 /// Layers that keep the same tokens in the same forms.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +66,7 @@ pub struct TokenMap {
     pub layers: Vec<usize>,
     pub shape: LayerShape,
     /// Tokens by where they are, as in [`Lies::ALL`]; together all that were seen.
-    pub tokens: [u64; Lies::ALL.len()],
+    pub tokens: [u64; BlockSource::ALL.len()],
     /// From the first token to the last, at most [`STRETCHES`]. Where there would be more, what is shown of a part is what
     /// most of it is.
     pub stretches: Vec<Stretch>,
@@ -92,7 +95,7 @@ pub fn strips(
     }
     let strips = groups.into_iter().map(|(shape, runs, layers)| {
         let stretches = refine(&runs, away);
-        let mut tokens = [0; Lies::ALL.len()];
+        let mut tokens = [0; BlockSource::ALL.len()];
         for &(count, lies) in &stretches {
             tokens[lies.index()] += count;
         }
@@ -114,9 +117,9 @@ fn refine(runs: &[Run], away: &[(Range<u64>, Away)]) -> Vec<Stretch> {
     for run in runs {
         let end = at + run.tokens;
         let lies = match run.spot {
-            Spot::Held(zone) => Lies::Held(zone),
-            Spot::Hidden => Lies::Hidden,
-            Spot::Passed => Lies::Passed,
+            Spot::Held(zone) => BlockSource::Held(zone),
+            Spot::Hidden => BlockSource::Hidden,
+            Spot::Passed => BlockSource::Passed,
             Spot::Missing => {
                 while at < end {
                     while away.next_if(|(span, _)| span.end <= at).is_some() {}
@@ -124,12 +127,12 @@ fn refine(runs: &[Run], away: &[(Range<u64>, Away)]) -> Vec<Stretch> {
                         Some((span, what)) if span.start <= at => (
                             span.end,
                             match what {
-                                Away::Disk => Lies::Disk,
-                                Away::Ids => Lies::Ids,
+                                Away::Disk => BlockSource::Disk,
+                                Away::Ids => BlockSource::Ids,
                             },
                         ),
-                        Some((span, _)) => (span.start, Lies::Gone),
-                        None => (end, Lies::Gone),
+                        Some((span, _)) => (span.start, BlockSource::Gone),
+                        None => (end, BlockSource::Gone),
                     };
                     push(&mut stretches, until.min(end) - at, lies);
                     at = until.min(end);
@@ -151,7 +154,7 @@ fn coarsen(stretches: Vec<Stretch>, most: usize) -> Vec<Stretch> {
     let all: u64 = stretches.iter().map(|(tokens, _)| tokens).sum();
     let part = all.div_ceil(most as u64).max(1);
     let mut coarse = Vec::new();
-    let mut counts = [0u64; Lies::ALL.len()];
+    let mut counts = [0u64; BlockSource::ALL.len()];
     let mut filled = 0;
     for (mut tokens, lies) in stretches {
         while tokens > 0 {
@@ -161,7 +164,7 @@ fn coarsen(stretches: Vec<Stretch>, most: usize) -> Vec<Stretch> {
             tokens -= take;
             if filled == part {
                 push(&mut coarse, part, most_of(&counts));
-                (counts, filled) = ([0; Lies::ALL.len()], 0);
+                (counts, filled) = ([0; BlockSource::ALL.len()], 0);
             }
         }
     }
@@ -169,12 +172,16 @@ fn coarsen(stretches: Vec<Stretch>, most: usize) -> Vec<Stretch> {
     coarse
 }
 
-fn most_of(counts: &[u64; Lies::ALL.len()]) -> Lies {
-    let most = Lies::ALL.iter().zip(counts).rev().max_by_key(|(_, n)| **n);
-    most.map_or(Lies::Gone, |(lies, _)| *lies)
+fn most_of(counts: &[u64; BlockSource::ALL.len()]) -> BlockSource {
+    let most = BlockSource::ALL
+        .iter()
+        .zip(counts)
+        .rev()
+        .max_by_key(|(_, n)| **n);
+    most.map_or(BlockSource::Gone, |(lies, _)| *lies)
 }
 
-fn push(stretches: &mut Vec<Stretch>, tokens: u64, lies: Lies) {
+fn push(stretches: &mut Vec<Stretch>, tokens: u64, lies: BlockSource) {
     match stretches.last_mut() {
         _ if tokens == 0 => {}
         Some(last) if last.1 == lies => last.0 += tokens,
@@ -187,7 +194,7 @@ mod tests {
     use super::*;
     use haversack_kernels::format::kv::KvForm;
 
-    const REST: Lies = Lies::Held(Zone::Rest);
+    const REST: BlockSource = BlockSource::Held(Zone::Rest);
 
     fn run(tokens: u64, spot: Spot) -> Run {
         Run { tokens, spot }
@@ -210,14 +217,14 @@ mod tests {
         assert_eq!(
             refine(&runs, &away),
             [
-                (4, Lies::Held(Zone::Sinks)),
-                (16, Lies::Disk),
-                (10, Lies::Gone),
-                (10, Lies::Ids),
-                (24, Lies::Gone),
+                (4, BlockSource::Held(Zone::Sinks)),
+                (16, BlockSource::Disk),
+                (10, BlockSource::Gone),
+                (10, BlockSource::Ids),
+                (24, BlockSource::Gone),
                 (32, REST),
-                (4, Lies::Disk),
-                (36, Lies::Gone),
+                (4, BlockSource::Disk),
+                (36, BlockSource::Gone),
             ]
         );
     }
@@ -229,7 +236,7 @@ mod tests {
             let many: Vec<Stretch> = (0..count)
                 .map(|i| match i % 2 {
                     0 => (3, REST),
-                    _ => (1, Lies::Hidden),
+                    _ => (1, BlockSource::Hidden),
                 })
                 .collect();
             let all: u64 = many.iter().map(|s| s.0).sum();
@@ -259,7 +266,7 @@ mod tests {
         let (found, left_off) = strips(layers.into_iter(), &[]);
         let layers: Vec<&[usize]> = found.iter().map(|s| &s.layers[..]).collect();
         assert_eq!((layers, left_off), (vec![&[0, 2][..], &[1, 3]], 0));
-        assert_eq!(found[1].tokens[Lies::Passed.index()], 36);
+        assert_eq!(found[1].tokens[BlockSource::Passed.index()], 36);
         let each = (1..12).map(|n| (plain, vec![run(n, Spot::Missing)]));
         let (found, left_off) = strips(each, &[]);
         assert_eq!((found.len(), left_off), (STRIPS, 3));

@@ -1,9 +1,9 @@
 //! Requests: what they ask, what they are told, and what they say when they are computed alone, by the shortest way.
 
 use crate::common::Dice;
-use crate::setting::Setting;
-use crate::stage::{CONTEXT, Make, Stage, fingerprint, one_in, pick};
-use haversack_conversations::scheduler::{Long, Priority, Request, Rows};
+use crate::models::{CONTEXT, Make, Stage, fingerprint, one_in, pick};
+use crate::seed_settings::Setting;
+use haversack_conversations::scheduler::{LongPrompt, Priority, Request, RequestKind, RowLimit};
 use haversack_engine::Retention;
 use haversack_engine::device::WindowChange;
 use haversack_engine::runtime::completion::Completed;
@@ -26,9 +26,38 @@ pub enum Standing {
 /// A token, and the hash of what it was drawn from.
 pub type Told = (u32, u64);
 
+/// A completion to ask for.
+#[derive(Clone, Debug)]
+pub struct CompletionSpec {
+    pub prompt: Vec<u32>,
+    pub rows: Option<RowLimit>,
+    pub sample: SampleOptions,
+    pub options: GenerateOptions,
+    pub priority: Priority,
+    pub owner: u64,
+    pub deadline: Option<Duration>,
+}
+
+impl CompletionSpec {
+    pub fn request(&self) -> Request {
+        let spec = self.clone();
+        Request {
+            sample: spec.sample,
+            options: spec.options,
+            priority: spec.priority,
+            owner: spec.owner,
+            deadline: spec.deadline,
+            ..Request::new(RequestKind::Completion {
+                prompt: spec.prompt,
+                rows: spec.rows,
+            })
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Guest {
-    pub request: Request,
+    pub request: CompletionSpec,
     /// Hangs up after so many tokens; 0 = while the prompt is read.
     pub leaves: Option<usize>,
     pub standing: Standing,
@@ -41,7 +70,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    pub fn new(request: Request, leaves: Option<usize>, runtime: &Runtime) -> Guest {
+    pub fn new(request: CompletionSpec, leaves: Option<usize>, runtime: &Runtime) -> Guest {
         Guest {
             request,
             leaves,
@@ -81,7 +110,7 @@ pub fn sampling(dice: &mut Dice) -> SampleOptions {
 }
 
 /// A request that could be served somewhere.
-pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> Request {
+pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> CompletionSpec {
     let long = setting.is_window() || one_in(dice, 4);
     let length = match long {
         true => 60 + dice.roll(100),
@@ -94,18 +123,21 @@ pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> Request {
         &[
             None,
             None,
-            Some(Long::Refuse),
-            Some(Long::Truncate),
-            Some(Long::Window),
-            Some(Long::Again {
+            Some(LongPrompt::Refuse),
+            Some(LongPrompt::Truncate),
+            Some(LongPrompt::Window),
+            Some(LongPrompt::Reread {
                 every: 1 + spare / 2,
             }),
         ],
     );
-    let rows = kind.map(|long| Rows {
-        most: anchors + 64 + spare + usize::from(matches!(long, Long::Again { .. })) * 21,
+    let rows = kind.map(|when_longer| RowLimit {
+        max_rows: anchors
+            + 64
+            + spare
+            + usize::from(matches!(when_longer, LongPrompt::Reread { .. })) * 21,
         anchors,
-        long,
+        when_longer,
     });
     // Some begin alike.
     let alike = pick(dice, &[0, 0, 40, 75]).min(length);
@@ -114,7 +146,7 @@ pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> Request {
         false => 3 + dice.roll(310) as u32,
     });
     let prompt = prompt.collect();
-    Request {
+    CompletionSpec {
         prompt,
         sample: sampling(dice),
         options: GenerateOptions {
@@ -126,12 +158,11 @@ pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> Request {
         priority: pick(dice, &[Priority::Interactive, Priority::Background]),
         owner: dice.roll(3) as u64,
         deadline: one_in(dice, 12).then(|| now + Duration::from_secs(1 + dice.roll(12) as u64)),
-        ..Request::default()
     }
 }
 
 /// A request that nobody can serve, and that must not be taken.
-pub fn ask_wrongly(dice: &mut Dice, setting: &Setting, now: Duration) -> Request {
+pub fn ask_wrongly(dice: &mut Dice, setting: &Setting, now: Duration) -> CompletionSpec {
     let mut request = ask(dice, setting, now);
     match dice.roll(4) {
         0 => request.prompt.clear(),
@@ -145,10 +176,10 @@ pub fn ask_wrongly(dice: &mut Dice, setting: &Setting, now: Duration) -> Request
         }
         // What a client calls -1 elsewhere.
         _ => {
-            request.rows = Some(Rows {
-                most: pick(dice, &[0, 1, 40]),
+            request.rows = Some(RowLimit {
+                max_rows: pick(dice, &[0, 1, 40]),
                 anchors: pick(dice, &[2, 41, usize::MAX]),
-                long: pick(dice, &[Long::Window, Long::Truncate]),
+                when_longer: pick(dice, &[LongPrompt::Window, LongPrompt::Truncate]),
             });
         }
     }
@@ -207,7 +238,7 @@ pub fn judge(stage: &mut Stage, setting: &Setting, guest: &Guest) -> Result<(), 
     let vocabulary = stage.models[setting.model].config().vocab;
     let mut sampler = Sampler::new(request.sample.clone()).map_err(|e| e.to_string())?;
     let mut history = read_of(request);
-    if request.rows.is_some_and(|rows| rows.is_read_again()) {
+    if request.rows.is_some_and(|rows| rows.rereads()) {
         history = request.prompt.clone();
     }
     for (i, (row, (token, hash))) in logits.chunks_exact(vocabulary).zip(told).enumerate() {
@@ -232,7 +263,7 @@ fn check_end(
     let request = &guest.request;
     let most = request.options.tokens_max.unwrap();
     let room = match guest.keep(setting) {
-        Keep::All { tokens } if !request.rows.is_some_and(|r| r.is_read_again()) => {
+        Keep::All { tokens } if !request.rows.is_some_and(|r| r.rereads()) => {
             tokens.saturating_sub(read_of(request).len()) + 1
         }
         _ => usize::MAX,
@@ -251,10 +282,12 @@ fn check_end(
     }
 }
 
-fn read_of(request: &Request) -> Vec<u32> {
+fn read_of(request: &CompletionSpec) -> Vec<u32> {
     let most = request.options.tokens_max.unwrap();
     match &request.rows {
-        Some(rows) => rows.of_prompt(&request.prompt, most).unwrap_or_default(),
+        Some(rows) => rows
+            .prompt_to_read(&request.prompt, most)
+            .unwrap_or_default(),
         None => request.prompt.clone(),
     }
 }
@@ -264,18 +297,18 @@ fn read_of(request: &Request) -> Vec<u32> {
 fn alone(
     runtime: &mut Runtime,
     keep: Keep,
-    request: &Request,
+    request: &CompletionSpec,
     told: &[Told],
 ) -> Result<Vec<f32>, String> {
     let vocabulary = runtime.model().config().vocab;
     let ids: Vec<u32> = told.iter().map(|t| t.0).collect();
     let wrong = |e: haversack_engine::StepError| e.to_string();
-    if let Some(rows) = request.rows.filter(Rows::is_read_again) {
+    if let Some(rows) = request.rows.filter(RowLimit::rereads) {
         let mut all = Vec::new();
         for i in 0..ids.len() {
             let history = [&request.prompt[..], &ids[..i]].concat();
             let id = runtime.open_keeping(keep).map_err(wrong)?;
-            let fed = runtime.feed(id, &rows.at(&history), &mut nobody());
+            let fed = runtime.feed(id, &rows.rows_after(&history), &mut nobody());
             let fed = fed.map(|logits| logits.unwrap_or_default().to_vec());
             runtime.close(id).map_err(wrong)?;
             all.extend(fed.map_err(wrong)?);

@@ -29,7 +29,7 @@ pub const CONTEXT: usize = 768;
 /// Ways to keep keys and values.
 pub const FORMS: usize = 4;
 
-pub fn models(folder: &Path) -> Vec<Arc<Model>> {
+pub fn load_all(folder: &Path) -> Vec<Arc<Model>> {
     let plain = small("llama", CONTEXT);
     let other = Spec {
         seed: 2,

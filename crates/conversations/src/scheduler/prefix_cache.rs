@@ -5,23 +5,23 @@
 //! that begins alike goes on from there. Tokens are compared one by one, nothing is found by a hash, and owners do not find
 //! what others have read. What is kept is promised to nobody, and leaves before anything else does.
 
-use super::desk::RequestId;
+use super::request::RequestId;
 use haversack_engine::runtime::{Keep, Runtime, SequenceId, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 #[derive(Debug, Default)]
 pub(super) struct PrefixCache {
     /// The one used longest ago first.
-    kept: Vec<Kept>,
+    kept: Vec<CachedPrefix>,
     /// Sequences at most.
     most: usize,
-    reuse: Reuse,
+    reuse: PrefixCacheStats,
 }
 
 /// A sequence, and all that it has seen, of which nothing has left.
 #[derive(Debug)]
-pub(super) struct Kept {
-    pub of: Reader,
+pub(super) struct CachedPrefix {
+    pub of: PrefixKey,
     pub tokens: Vec<u32>,
     pub sequence: SequenceId,
     /// Where prompts part: more than one may go on from it.
@@ -30,7 +30,7 @@ pub(super) struct Kept {
 
 /// Who reads.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reader {
+pub(super) struct PrefixKey {
     pub ticket: RequestId,
     pub owner: u64,
     pub keep: Keep,
@@ -38,7 +38,7 @@ pub(super) struct Reader {
 
 /// What became of prompts that others had read the beginning of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reuse {
+pub struct PrefixCacheStats {
     /// Prompts that went on from what was kept.
     pub found: u64,
     /// Tokens that they did not read.
@@ -68,7 +68,7 @@ impl PrefixCache {
         }
     }
 
-    pub fn reuse(&self) -> Reuse {
+    pub fn reuse(&self) -> PrefixCacheStats {
         self.reuse
     }
 
@@ -81,21 +81,21 @@ impl PrefixCache {
     }
 
     /// How the prompt begins.
-    pub fn begins(&self, of: Reader, prompt: &[u32]) -> Begins {
+    pub fn begins(&self, of: PrefixKey, prompt: &[u32]) -> Begins {
         let kept = self.kept.iter().filter(|kept| kept.is_for(of));
         begins(kept.map(|kept| &kept.tokens[..]), prompt)
     }
 
     /// Takes out the sequence that has the first `from` tokens of the prompt, as [`PrefixCache::begins`] says. It is to be handed
     /// to [`PrefixCache::go_on`] or [`PrefixCache::put_back`].
-    pub fn take(&mut self, of: Reader, prompt: &[u32], from: usize) -> Option<Kept> {
-        let is_it = |kept: &Kept| kept.is_for(of) && kept.tokens == prompt[..from];
+    pub fn take(&mut self, of: PrefixKey, prompt: &[u32], from: usize) -> Option<CachedPrefix> {
+        let is_it = |kept: &CachedPrefix| kept.is_for(of) && kept.tokens == prompt[..from];
         let i = self.kept.iter().position(is_it)?;
         Some(self.kept.remove(i))
     }
 
     /// A sequence that goes on from what was kept.
-    pub fn go_on(&mut self, runtime: &mut Runtime, kept: Kept) -> SequenceId {
+    pub fn go_on(&mut self, runtime: &mut Runtime, kept: CachedPrefix) -> SequenceId {
         if !kept.is_fork {
             return kept.sequence;
         }
@@ -109,7 +109,7 @@ impl PrefixCache {
         }
     }
 
-    pub fn put_back(&mut self, kept: Kept) {
+    pub fn put_back(&mut self, kept: CachedPrefix) {
         self.kept.push(kept);
     }
 
@@ -130,11 +130,11 @@ impl PrefixCache {
     }
 
     /// Keeps a sequence; or closes it, where that is of no use.
-    pub fn keep(&mut self, runtime: &mut Runtime, new: Kept) -> Result<(), StepError> {
+    pub fn keep(&mut self, runtime: &mut Runtime, new: CachedPrefix) -> Result<(), StepError> {
         let stats = runtime.stats(new.sequence)?;
         let is_whole = stats.rows as u64 == stats.position;
         let is_all = stats.position == new.tokens.len() as u64;
-        let is_known = |kept: &Kept| kept.is_for(new.of) && kept.tokens == new.tokens;
+        let is_known = |kept: &CachedPrefix| kept.is_for(new.of) && kept.tokens == new.tokens;
         if !is_whole
             || !is_all
             || !self.is_worth(new.tokens.len())
@@ -180,8 +180,8 @@ impl PrefixCache {
     }
 }
 
-impl Kept {
-    fn is_for(&self, of: Reader) -> bool {
+impl CachedPrefix {
+    fn is_for(&self, of: PrefixKey) -> bool {
         self.of.owner == of.owner && self.of.keep == of.keep
     }
 }

@@ -5,9 +5,9 @@
 //! is alone in a process with all the memory there is. Whatever else was in the world must make no difference: company,
 //! budgets, forks, questions that were never answered, processes that died.
 
-use crate::guest::Told;
-use crate::setting::Setting;
-use crate::stage::{Stage, fingerprint};
+use crate::models::{Stage, fingerprint};
+use crate::reference_request::Told;
+use crate::seed_settings::Setting;
 use haversack_conversations::session::layout::Layout;
 use haversack_conversations::session::{Answer, SessionId, Sessions};
 use haversack_engine::runtime::{Event, Finish, GenerateOptions, Runtime, Took};

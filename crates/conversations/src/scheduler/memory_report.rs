@@ -1,17 +1,17 @@
 //! The memory as it is between two steps, for whoever wants to see it: bytes by zone and form, and each sequence as strips
 //! of tokens. It is made of what is there already, takes time for blocks and not for tokens, and changes nothing.
 
-use super::desk::{RequestId, Scheduler};
 use super::house::House;
 use super::job::{Job, Work};
 use super::plan::Pace;
-use super::strip::{TokenMap, strips};
+use super::token_map::{TokenMap, strips};
+use super::{RequestId, Scheduler};
 use crate::session::{SessionId, SessionPicture, Sessions, Tally};
 use haversack_cache::{KvForm, Ledger, ZoneBytes};
 use haversack_engine::runtime::{Runtime, SequenceId};
 
 #[derive(Clone, Debug)]
-pub struct Picture {
+pub struct MemoryReport {
     pub ledger: Ledger,
     /// Blocks by zone and form, shared ones once.
     pub zones: Vec<ZoneBytes>,
@@ -26,14 +26,14 @@ pub struct Picture {
     pub active: usize,
     pub waiting: usize,
     /// The largest first, at most [`SHOWN`].
-    pub sequences: Vec<Shown>,
+    pub sequences: Vec<SequenceReport>,
     pub left_off: usize,
 }
 
 /// A session in memory, or a request that is computed.
 #[derive(Clone, Debug)]
-pub struct Shown {
-    pub who: Who,
+pub struct SequenceReport {
+    pub who: SequenceOwner,
     pub is_active: bool,
     /// Tokens seen.
     pub position: u64,
@@ -46,16 +46,16 @@ pub struct Shown {
 }
 
 #[derive(Clone, Debug)]
-pub enum Who {
+pub enum SequenceOwner {
     Session(Box<SessionPicture>),
     Request(RequestId),
 }
 
-impl Who {
+impl SequenceOwner {
     pub fn session(&self) -> Option<&SessionPicture> {
         match self {
-            Who::Session(session) => Some(session),
-            Who::Request(_) => None,
+            SequenceOwner::Session(session) => Some(session),
+            SequenceOwner::Request(_) => None,
         }
     }
 }
@@ -73,7 +73,7 @@ pub fn form_name(form: KvForm) -> String {
 
 /// Why sessions that did nothing were put away, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PutAway {
+pub struct SuspendCounts {
     /// Somebody else needed the room.
     pub for_others: u64,
     /// The device was short of memory.
@@ -82,14 +82,14 @@ pub struct PutAway {
 
 /// What a watchman wants to know; cheap enough for twice a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Sight {
+pub struct SchedulerStats {
     /// Held, or promised, and not to be had by putting sessions away.
     pub bound_bytes: usize,
     /// Sessions whose last turn is not on disk.
     pub unsaved: usize,
     /// The device has no room for everybody.
     pub is_short: bool,
-    pub put_away: PutAway,
+    pub put_away: SuspendCounts,
     pub tally: Tally,
     /// Tokens that were read, of prompts and answers.
     pub read: u64,
@@ -98,7 +98,7 @@ pub struct Sight {
 }
 
 impl Scheduler {
-    pub fn picture(&self) -> Picture {
+    pub fn memory_report(&self) -> MemoryReport {
         let house = self.house();
         let runtime = &house.runtime;
         let mut sequences = house.shown();
@@ -109,7 +109,7 @@ impl Scheduler {
             // One that has just ended is not worth an error.
             house.look_at(who, sequence)
         });
-        Picture {
+        MemoryReport {
             ledger: runtime.ledger(),
             zones: runtime.store().zone_bytes(),
             promised_bytes: house.outstanding(),
@@ -124,13 +124,13 @@ impl Scheduler {
         }
     }
 
-    pub fn sight(&self) -> Sight {
+    pub fn stats(&self) -> SchedulerStats {
         let house = self.house();
         let sessions = house.sessions.as_ref();
         let held = house.runtime.ledger().total();
         let bound = held.saturating_sub(house.idle_bytes());
         let prefix = sessions.map(Sessions::prefixes);
-        Sight {
+        SchedulerStats {
             bound_bytes: bound.saturating_add(house.outstanding()),
             unsaved: sessions.map_or(0, Sessions::unsaved),
             is_short: house.is_short(),
@@ -161,22 +161,22 @@ impl House {
         sessions.chain(requests).collect()
     }
 
-    fn look_at(&self, who: Holder<'_>, sequence: SequenceId) -> Option<Shown> {
+    fn look_at(&self, who: Holder<'_>, sequence: SequenceId) -> Option<SequenceReport> {
         let (runtime, store) = (&self.runtime, self.runtime.store());
         let stats = runtime.stats(sequence).ok()?;
         let who = match who {
             Holder::Session(id) => {
                 let picture = self.sessions.as_ref()?.picture(runtime, id);
-                Who::Session(Box::new(picture.ok()?))
+                SequenceOwner::Session(Box::new(picture.ok()?))
             }
-            Holder::Request(job) => Who::Request(job.ticket),
+            Holder::Request(job) => SequenceOwner::Request(job.ticket),
         };
         let away = who.session().map_or(&[][..], |session| &session.away);
         let shapes = store.layers().iter().copied().enumerate();
         let layers = shapes.map(|(i, shape)| Some((shape, store.runs(sequence, i).ok()?)));
         let layers: Option<Vec<_>> = layers.collect();
         let (strips, layers_left_off) = strips(layers?.into_iter(), away);
-        Some(Shown {
+        Some(SequenceReport {
             is_active: who.session().is_none_or(|session| session.is_answering),
             position: stats.position,
             bytes: stats.bytes,

@@ -4,11 +4,9 @@ mod common;
 
 use common::load;
 use common::session::Words;
-use haversack_conversations::scheduler::picture::{Picture, Shown};
-use haversack_conversations::scheduler::strip::Lies;
-use haversack_conversations::scheduler::{
-    Request, RequestEvent, Scheduler, SchedulerOptions, TurnRequest,
-};
+use haversack_conversations::scheduler::memory_report::{MemoryReport, SequenceReport};
+use haversack_conversations::scheduler::token_map::BlockSource;
+use haversack_conversations::scheduler::{Request, RequestEvent, Scheduler, SchedulerOptions};
 use haversack_conversations::session::turns::Place;
 use haversack_conversations::session::{SessionOptions, Sessions};
 use haversack_engine::runtime::GenerateOptions;
@@ -46,21 +44,19 @@ fn desk(dir: &Path, arch: &str) -> (Spec, Scheduler) {
     (spec, desk)
 }
 
-fn turn(session: &str, text: &str) -> TurnRequest {
-    TurnRequest {
-        session: session.to_owned(),
-        text: text.to_owned(),
+fn turn(session: &str, text: &str) -> Request {
+    Request {
         sample: SampleOptions {
             temperature: 0.0,
             ..SampleOptions::default()
         },
-        ..TurnRequest::default()
+        ..Request::turn(session, text)
     }
 }
 
 /// Every token is in each strip once, every layer in one strip, every byte in one zone.
-fn check(desk: &Scheduler) -> Picture {
-    let picture = desk.picture();
+fn check(desk: &Scheduler) -> MemoryReport {
+    let picture = desk.memory_report();
     let ledger = desk.runtime().ledger();
     assert_eq!(picture.ledger, ledger);
     let in_budget = picture.zones.iter().map(|z| z.bytes).sum::<usize>();
@@ -87,7 +83,7 @@ fn step_to_the_end(desk: &mut Scheduler) -> Vec<String> {
     while !desk.is_idle() {
         desk.step(Duration::ZERO, &mut |_, news| {
             match news {
-                RequestEvent::Said(answer) => plans.push(answer.context.plan),
+                RequestEvent::TurnSaved(answer) => plans.push(answer.context.plan),
                 RequestEvent::Failed(why) => panic!("{why}"),
                 _ => {}
             }
@@ -99,8 +95,8 @@ fn step_to_the_end(desk: &mut Scheduler) -> Vec<String> {
     plans
 }
 
-fn of<'a>(picture: &'a Picture, name: &str) -> &'a Shown {
-    let is_it = |s: &&Shown| s.who.session().is_some_and(|s| s.stats.name == name);
+fn of<'a>(picture: &'a MemoryReport, name: &str) -> &'a SequenceReport {
+    let is_it = |s: &&SequenceReport| s.who.session().is_some_and(|s| s.stats.name == name);
     picture.sequences.iter().find(is_it).unwrap()
 }
 
@@ -117,18 +113,16 @@ fn the_picture_is_true_at_every_step() {
         for round in 0..12 {
             let topic = ["cats and milk", "boats and rain", "trees"][round % 3];
             let text = format!("question {round} is about {topic}, please say something on it");
-            desk.say(turn("anna", &text)).unwrap();
+            desk.submit(turn("anna", &text)).unwrap();
             if round < 3 {
-                desk.say(turn("ben", &text)).unwrap();
-                let prompt = spec.ids(40 + round);
+                desk.submit(turn("ben", &text)).unwrap();
                 let options = GenerateOptions {
                     tokens_max: Some(20),
                     ..GenerateOptions::default()
                 };
                 desk.submit(Request {
-                    prompt,
                     options,
-                    ..Request::default()
+                    ..Request::completion(spec.ids(40 + round))
                 })
                 .unwrap();
             }
@@ -158,7 +152,10 @@ fn the_picture_is_true_at_every_step() {
         let (last, others) = session.turns.split_last().unwrap();
         assert!(last.relevance.is_none() && others.iter().all(|t| t.relevance.is_some()));
         // Layers with a window of their own have passed what others have on disk.
-        let at = Lies::ALL.iter().position(|l| *l == Lies::Disk).unwrap();
+        let at = BlockSource::ALL
+            .iter()
+            .position(|l| *l == BlockSource::Disk)
+            .unwrap();
         let strips = of(&picture, "anna").strips.iter();
         let on_disk = strips.map(|strip| strip.tokens[at]).max().unwrap();
         let spilled = session.stats.spilled;
@@ -166,21 +163,21 @@ fn the_picture_is_true_at_every_step() {
             on_disk > 0 && on_disk <= spilled,
             "{arch}: {on_disk}, {spilled}"
         );
-        let tally = desk.sight().tally;
+        let tally = desk.stats().tally;
         let left = tally.left_for_stream + tally.left_for_budget;
         assert!(left >= session.stats.spilled && tally.forgotten == 0);
-        assert_eq!(desk.sight().bound_bytes, idle_bound(&picture));
+        assert_eq!(desk.stats().bound_bytes, idle_bound(&picture));
         let strips = of(&picture, "anna").strips.len();
         assert_eq!(strips, if arch == "gemma3" { 2 } else { 1 });
 
         // What has left is not shown, and still counted.
         desk.suspend_all();
         assert!(check(&desk).sequences.is_empty());
-        assert_eq!(desk.sight().tally, tally);
+        assert_eq!(desk.stats().tally, tally);
     }
 }
 
 /// With nobody active: what is held beside sessions that would leave.
-fn idle_bound(picture: &Picture) -> usize {
+fn idle_bound(picture: &MemoryReport) -> usize {
     picture.ledger.total().saturating_sub(picture.idle_bytes)
 }

@@ -1,8 +1,8 @@
 //! Somebody who reads ahead and goes back: what was drafted and taken back must leave nothing.
 
 use crate::common::Dice;
-use crate::setting::Setting;
-use crate::stage::{CONTEXT, Stage, fingerprint, pick};
+use crate::models::{CONTEXT, Stage, fingerprint, pick};
+use crate::seed_settings::Setting;
 use haversack_conversations::scheduler::Scheduler;
 use haversack_engine::runtime::{Keep, Runtime, SequenceId};
 use std::ops::ControlFlow;

@@ -1,25 +1,57 @@
 //! What everybody hears, and what nobody may: news of somebody unknown, before its time, twice, or after the last.
 
-use crate::guest::{Guest, Standing, Told};
-use crate::stage::fingerprint;
-use crate::talk::{Talk, Turn};
-use haversack_conversations::scheduler::{RequestEvent, RequestId, TurnRequest};
+use crate::expected_turns::{Talk, Turn};
+use crate::models::fingerprint;
+use crate::reference_request::{Guest, Standing, Told};
+use haversack_conversations::scheduler::{Request, RequestEvent, RequestId, RequestKind};
 use haversack_conversations::session::Answer;
+use haversack_engine::runtime::GenerateOptions;
+use haversack_engine::sample::SampleOptions;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+/// A turn to ask for.
+#[derive(Clone, Debug, Default)]
+pub struct TurnSpec {
+    pub session: String,
+    pub text: String,
+    pub now_ms: u64,
+    pub sample: SampleOptions,
+    pub options: GenerateOptions,
+    pub owner: u64,
+    pub deadline: Option<Duration>,
+}
+
+impl TurnSpec {
+    pub fn request(&self) -> Request {
+        let spec = self.clone();
+        Request {
+            sample: spec.sample,
+            options: spec.options,
+            owner: spec.owner,
+            deadline: spec.deadline,
+            ..Request::new(RequestKind::Turn {
+                session: spec.session,
+                text: spec.text,
+                embedding: None,
+                now_ms: spec.now_ms,
+            })
+        }
+    }
+}
+
 /// A turn that was asked for.
 #[derive(Debug)]
 pub struct Asked {
-    pub request: TurnRequest,
+    pub request: TurnSpec,
     pub leaves: Option<usize>,
     pub standing: Standing,
     told: Vec<Told>,
 }
 
 impl Asked {
-    pub fn new(request: TurnRequest, leaves: Option<usize>) -> Asked {
+    pub fn new(request: TurnSpec, leaves: Option<usize>) -> Asked {
         Asked {
             request,
             leaves,
@@ -48,15 +80,15 @@ impl Ears {
         if let Some(heard) = &mut self.heard {
             let word = match &news {
                 RequestEvent::Token { sampled, .. } => format!("token {}", sampled.id),
-                RequestEvent::Done(done, _) => format!("done {:?}", done.finish),
-                RequestEvent::Said(answer) => {
+                RequestEvent::Completed(done, _) => format!("done {:?}", done.finish),
+                RequestEvent::TurnSaved(answer) => {
                     format!("said turn {:?} {:?}", answer.turn, answer.context)
                 }
                 news => format!("{news:?}"),
             };
             heard.push(format!("    {ticket:?} {word}"));
         }
-        if let (RequestEvent::Entered, Some(passed)) = (&news, self.passed_by(ticket)) {
+        if let (RequestEvent::Admitted, Some(passed)) = (&news, self.passed_by(ticket)) {
             self.wrong
                 .get_or_insert(format!("{ticket:?} passes {passed:?} of its session"));
         }
@@ -132,14 +164,14 @@ fn of_guest(
     failed: &mut Vec<String>,
 ) -> Result<ControlFlow<()>, String> {
     match news {
-        RequestEvent::Entered => {
+        RequestEvent::Admitted => {
             enter(&mut guest.standing)?;
             // Who has left by now hears nothing more.
             if guest.flow().is_break() {
                 guest.standing = Standing::Gone;
             }
         }
-        RequestEvent::Prompt { done, total } => {
+        RequestEvent::PromptRead { done, total } => {
             is_active(guest.standing, "reads")?;
             if done > total {
                 return Err(format!("{done} tokens read of {total}"));
@@ -149,7 +181,7 @@ fn of_guest(
             is_active(guest.standing, "is told a token")?;
             guest.told.push((sampled.id, fingerprint(logits)));
         }
-        RequestEvent::Done(completed, held) => {
+        RequestEvent::Completed(completed, held) => {
             end(&mut guest.standing, "is done")?;
             guest.done = Some(completed);
             guest.changes = held.changes;
@@ -157,9 +189,9 @@ fn of_guest(
         }
         RequestEvent::Failed(why) => {
             end(&mut guest.standing, "failed")?;
-            failed.push(why);
+            failed.push(why.to_string());
         }
-        RequestEvent::Said(_) => return Err("hears a turn".to_owned()),
+        RequestEvent::TurnSaved(_) => return Err("hears a turn".to_owned()),
     }
     Ok(guest.flow())
 }
@@ -171,20 +203,20 @@ fn of_turn(
     talks: &mut [Talk],
 ) -> Result<ControlFlow<()>, String> {
     match news {
-        RequestEvent::Entered => enter(&mut asked.standing)?,
-        RequestEvent::Prompt { .. } => is_active(asked.standing, "reads")?,
+        RequestEvent::Admitted => enter(&mut asked.standing)?,
+        RequestEvent::PromptRead { .. } => is_active(asked.standing, "reads")?,
         RequestEvent::Token { sampled, logits } => {
             is_active(asked.standing, "is told a token")?;
             asked.told.push((sampled.id, fingerprint(logits)));
         }
-        RequestEvent::Done(completed, _) => {
+        RequestEvent::Completed(completed, _) => {
             end(&mut asked.standing, "is done")?;
             let late = asked.request.deadline.is_some();
             if !late || !completed.tokens.is_empty() {
                 return Err("a turn ends like a request".to_owned());
             }
         }
-        RequestEvent::Said(answer) => {
+        RequestEvent::TurnSaved(answer) => {
             end(&mut asked.standing, "was said")?;
             part_of(asked, &answer, talks)?;
         }
@@ -194,7 +226,7 @@ fn of_turn(
             let name = &asked.request.session;
             let talk = talks.iter_mut().find(|t| t.exists && t.name == *name);
             talk.into_iter().for_each(|talk| talk.is_lossy = true);
-            failed.push(why);
+            failed.push(why.to_string());
         }
     }
     Ok(match asked.leaves {

@@ -1,0 +1,165 @@
+//! A request: what a caller submits, why it may be refused, and the events it causes until it ends.
+//!
+//! ```text
+//! Request ─► QueuedRequest<PreparedRequest> ─► RunningRequest ─► RequestEvent::{Completed, TurnSaved, Failed}
+//! submit      waits in the queue                in the batch
+//! ```
+
+use super::plan::Priority;
+use super::queue::QueueFull;
+use super::row_limit::{RowLimit, RowLimitError};
+use crate::session::{Answer, SessionError};
+use haversack_engine::device::WindowChange;
+use haversack_engine::encoder::Embedding;
+use haversack_engine::runtime::completion::{Completed, Sampled};
+use haversack_engine::runtime::{GenerateOptions, StepError};
+use haversack_engine::sample::{Constraint, SampleError, SampleOptions};
+use haversack_text::stop::StopError;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub kind: RequestKind,
+    pub sample: SampleOptions,
+    /// Restricts which tokens the answer may have, such as a grammar.
+    pub constraint: Option<Box<dyn Constraint>>,
+    pub options: GenerateOptions,
+    pub priority: Priority,
+    /// Client or tenant. The queue serves owners round-robin.
+    pub owner: u64,
+    /// On the clock of [`Scheduler::step`](super::Scheduler::step).
+    pub deadline: Option<Duration>,
+}
+
+#[derive(Clone, Debug)]
+pub enum RequestKind {
+    /// A prompt in tokens. Its sequence ends with the request.
+    Completion {
+        prompt: Vec<u32>,
+        /// `None`: the runtime's retention options apply.
+        rows: Option<RowLimit>,
+    },
+    /// A turn of a stored session. The scheduler opens the session if it is not in memory.
+    Turn {
+        session: String,
+        text: String,
+        /// Of the text. `None`: computed when the turn begins, while other requests wait for it.
+        embedding: Option<Embedding>,
+        now_ms: u64,
+    },
+}
+
+impl Request {
+    /// A completion with default options.
+    pub fn completion(prompt: Vec<u32>) -> Request {
+        Request::new(RequestKind::Completion { prompt, rows: None })
+    }
+
+    /// A turn with default options, at time 0.
+    pub fn turn(session: impl Into<String>, text: impl Into<String>) -> Request {
+        Request::new(RequestKind::Turn {
+            session: session.into(),
+            text: text.into(),
+            embedding: None,
+            now_ms: 0,
+        })
+    }
+
+    pub fn new(kind: RequestKind) -> Request {
+        Request {
+            kind,
+            sample: SampleOptions::default(),
+            constraint: None,
+            options: GenerateOptions::default(),
+            priority: Priority::default(),
+            owner: 0,
+            deadline: None,
+        }
+    }
+}
+
+/// Names a request from its submission on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub(super) u64);
+
+impl RequestId {
+    /// Counted from 0, never reused.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// Why the scheduler did not take a request. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    #[error("token {token} is outside of the vocabulary of {vocabulary}")]
+    UnknownToken { token: u32, vocabulary: usize },
+    #[error("the prompt has {tokens} tokens; accepted: at most {max}")]
+    PromptTooLong { tokens: usize, max: usize },
+    #[error("the request may need {bytes} bytes; accepted: at most {max}")]
+    TooManyBytes { bytes: usize, max: usize },
+    #[error("{bytes} bytes are needed, and other requests hold or were promised them")]
+    MemoryPromised { bytes: usize },
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    RowLimit(#[from] RowLimitError),
+    #[error(transparent)]
+    QueueFull(#[from] QueueFull),
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    #[error(transparent)]
+    Stop(#[from] StopError),
+}
+
+/// What happens to a request. `Completed`, `TurnSaved` and `Failed` are the last event of theirs.
+#[derive(Debug)]
+pub enum RequestEvent<'a> {
+    /// Its bytes are promised, and it is in the batch.
+    Admitted,
+    PromptRead {
+        done: usize,
+        total: usize,
+    },
+    Token {
+        sampled: Sampled<'a>,
+        logits: &'a [f32],
+    },
+    /// A completion has ended, or a request of either kind passed its deadline in the queue.
+    Completed(Completed, RequestReport),
+    /// A turn has ended, is part of its session and was saved.
+    TurnSaved(Box<Answer>),
+    Failed(RequestError),
+}
+
+/// Why a request failed after it was taken.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+}
+
+/// Receives events. `Break` cancels the request.
+pub(super) type Deliver<'a> = &'a mut dyn FnMut(RequestId, RequestEvent<'_>) -> ControlFlow<()>;
+
+/// What the sequence of a completion held when it ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestReport {
+    /// Tokens read or sampled.
+    pub seen: u64,
+    /// Rows kept of them.
+    pub rows: usize,
+    /// Prompt tokens that came from the prefix cache.
+    pub reused: usize,
+    /// How its window followed the device. [`Retention::replay`](haversack_engine::Retention::replay) with these gives the same tokens.
+    pub changes: Vec<WindowChange>,
+}
