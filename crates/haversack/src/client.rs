@@ -2,14 +2,13 @@
 //! server does. [`crate::Engine`] and [`crate::Conversation`] are built on it.
 
 use crate::channel::{Reply, ReplyTo, bounded, reply};
-use crate::command::{Command, Pressure, Submit};
+use crate::command::{Command, ConversationCommand, ConversationView, History, Pressure, Submit};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::notices::{NoticeReceiver, Notices};
 use crate::places::Places;
-use crate::report::{AnswerEvent, EventReceiver};
-use crate::sessions::{ConversationView, History};
+use crate::report::EventReceiver;
 use crate::thread;
 use haversack_conversations::scheduler::{
     MemoryReport, Request, RequestId, Scheduler, SchedulerOptions,
@@ -18,6 +17,7 @@ use haversack_conversations::session::{Embed, Listed, Sessions};
 use haversack_engine::Model;
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::Runtime;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
@@ -225,12 +225,12 @@ impl Client {
         reply
     }
 
-    fn ask_named<T>(
+    fn tell<T>(
         &self,
         name: &str,
-        command: impl FnOnce(String, ReplyTo<T>) -> Command,
+        command: impl FnOnce(ReplyTo<T>) -> ConversationCommand,
     ) -> Reply<T> {
-        self.ask(|reply| command(name.to_owned(), reply))
+        self.ask(|reply| Command::Conversation(name.to_owned(), command(reply)))
     }
 
     /// Conversations in the sessions folder.
@@ -240,82 +240,56 @@ impl Client {
 
     /// Goes on with a conversation, or begins it with a system text.
     pub fn open(&self, name: &str, system: String) -> Reply<()> {
-        self.ask_named(name, |name, reply| Command::Open {
-            name,
-            system,
-            reply,
-        })
+        self.tell(name, |reply| ConversationCommand::Open(system, reply))
     }
 
-    /// Begins a conversation; `verbatim` is the part of the persistent text that is never condensed.
-    pub fn create(
-        &self,
-        name: &str,
-        verbatim: String,
-        persistent: String,
-    ) -> Reply<ConversationView> {
-        self.ask_named(name, |name, reply| Command::Create {
-            name,
-            verbatim,
-            persistent,
-            reply,
+    /// Begins a conversation; `verbatim` is the part of its opening that is never condensed.
+    pub fn create(&self, name: &str, verbatim: String, more: String) -> Reply<ConversationView> {
+        self.tell(name, |reply| {
+            ConversationCommand::Create(verbatim, more, reply)
         })
     }
 
     pub fn view(&self, name: &str) -> Reply<ConversationView> {
-        self.ask_named(name, |name, reply| Command::View { name, reply })
+        self.tell(name, ConversationCommand::View)
     }
 
-    /// Copies conversation `from` under a new name.
-    pub fn fork(&self, from: String, name: &str) -> Reply<ConversationView> {
-        self.ask_named(name, |name, reply| Command::Fork { from, name, reply })
+    /// Copies a conversation under a new name.
+    pub fn fork(&self, name: &str, to: String) -> Reply<ConversationView> {
+        self.tell(name, |reply| ConversationCommand::Fork(to, reply))
     }
 
     pub fn delete(&self, name: &str) -> Reply<()> {
-        self.ask_named(name, |name, reply| Command::Delete { name, reply })
+        self.tell(name, ConversationCommand::Delete)
     }
 
     /// Makes `history` what was said last, beginning the conversation if there is none. `false`: the conversation went
     /// another way.
     pub fn rewind(&self, name: &str, system: String, history: History) -> Reply<bool> {
-        self.ask_named(name, |name, reply| Command::Rewind {
-            name,
-            system,
-            history,
-            reply,
+        self.tell(name, |reply| {
+            ConversationCommand::Rewind(system, history, reply)
         })
     }
 
     /// Adds a fact, in place of the one it supersedes; replies its number.
     pub fn add_fact(&self, name: &str, text: String, supersedes: Option<u64>) -> Reply<u64> {
-        self.ask_named(name, |name, reply| Command::AddFact {
-            name,
-            text,
-            supersedes,
-            reply,
+        self.tell(name, |reply| {
+            ConversationCommand::AddFact(text, supersedes, reply)
         })
     }
 
     pub fn revoke_fact(&self, name: &str, number: u64) -> Reply<()> {
-        self.ask_named(name, |name, reply| Command::RevokeFact {
-            name,
-            number,
-            reply,
-        })
+        self.tell(name, |reply| ConversationCommand::RevokeFact(number, reply))
     }
 
     /// The next answer sees this turn, wherever its rows are.
-    pub fn recall(&self, name: &str, number: u64) -> Reply<()> {
-        self.ask_named(name, |name, reply| Command::Recall {
-            name,
-            number,
-            reply,
-        })
+    pub fn recall(&self, name: &str, turn: u64) -> Reply<()> {
+        self.tell(name, |reply| ConversationCommand::Recall(turn, reply))
     }
 
     /// Deletes the last turn; replies its number, `None` where there was none.
     pub fn retract(&self, name: &str) -> Reply<Option<u64>> {
-        self.ask_named(name, |name, reply| Command::Retract { name, reply })
+        self.tell(name, ConversationCommand::Retract)
     }
 
     pub fn memory(&self) -> Reply<MemoryReport> {
@@ -324,12 +298,12 @@ impl Client {
 
     /// Counts bytes that the caller is about to allocate against the budget.
     pub fn reserve(&self, bytes: usize) -> Reply<()> {
-        self.ask(|reply| Command::Reserve { bytes, reply })
+        self.ask(|reply| Command::Reserve(bytes, reply))
     }
 
     /// Gives reserved bytes back.
     pub fn release(&self, bytes: usize) {
-        let _ = self.commands.send(Command::Release { bytes });
+        let _ = self.commands.send(Command::Release(bytes));
     }
 
     /// Overrides how hot the device is; `None`: what the device says.
@@ -370,20 +344,17 @@ pub struct AnswerEvents {
     ids: Vec<RequestId>,
 }
 
-impl AnswerEvents {
-    pub fn recv(&mut self) -> Option<(usize, AnswerEvent)> {
-        self.receiver.recv()
-    }
+impl Deref for AnswerEvents {
+    type Target = EventReceiver;
 
-    pub async fn next(&mut self) -> Option<(usize, AnswerEvent)> {
-        self.receiver.next().await
+    fn deref(&self) -> &EventReceiver {
+        &self.receiver
     }
+}
 
-    pub fn poll_next(
-        &mut self,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<(usize, AnswerEvent)>> {
-        self.receiver.poll_next(cx)
+impl DerefMut for AnswerEvents {
+    fn deref_mut(&mut self) -> &mut EventReceiver {
+        &mut self.receiver
     }
 }
 

@@ -3,9 +3,8 @@
 use crate::channel::{ReplyTo, Sender};
 use crate::places::Permit;
 use crate::report::AnswerEvent;
-use crate::sessions::{ConversationView, History};
 use haversack_conversations::scheduler::{MemoryReport, Request, RequestId};
-use haversack_conversations::session::Listed;
+use haversack_conversations::session::{Listed, SessionStats, TurnView};
 use haversack_engine::device::Thermal;
 
 /// How short of memory the system says it is.
@@ -20,6 +19,22 @@ pub enum Pressure {
     Critical,
 }
 
+/// Everything there is to know about one conversation.
+#[derive(Clone, Debug)]
+pub struct ConversationView {
+    pub stats: SessionStats,
+    /// Facts that hold, with their numbers.
+    pub facts: Vec<(u64, String)>,
+    /// The last [`VIEW_TURNS_MAX`] turns.
+    pub turns: Vec<TurnView>,
+}
+
+/// Turns of a [`ConversationView`].
+pub const VIEW_TURNS_MAX: usize = 256;
+
+/// Messages and their answers, the oldest first.
+pub type History = Vec<(String, String)>;
+
 pub(crate) struct Submit {
     pub requests: Vec<Request>,
     /// One for each request.
@@ -32,65 +47,31 @@ pub(crate) enum Command {
     Submit(Submit, ReplyTo<Vec<RequestId>>),
     Cancel(Vec<RequestId>),
     List(ReplyTo<Vec<Listed>>),
-    Open {
-        name: String,
-        system: String,
-        reply: ReplyTo<()>,
-    },
-    Create {
-        name: String,
-        verbatim: String,
-        persistent: String,
-        reply: ReplyTo<ConversationView>,
-    },
-    View {
-        name: String,
-        reply: ReplyTo<ConversationView>,
-    },
-    Fork {
-        from: String,
-        name: String,
-        reply: ReplyTo<ConversationView>,
-    },
-    Delete {
-        name: String,
-        reply: ReplyTo<()>,
-    },
-    Rewind {
-        name: String,
-        system: String,
-        history: History,
-        reply: ReplyTo<bool>,
-    },
-    AddFact {
-        name: String,
-        text: String,
-        supersedes: Option<u64>,
-        reply: ReplyTo<u64>,
-    },
-    RevokeFact {
-        name: String,
-        number: u64,
-        reply: ReplyTo<()>,
-    },
-    Recall {
-        name: String,
-        number: u64,
-        reply: ReplyTo<()>,
-    },
-    Retract {
-        name: String,
-        reply: ReplyTo<Option<u64>>,
-    },
+    /// To the conversation of this name.
+    Conversation(String, ConversationCommand),
     Memory(ReplyTo<MemoryReport>),
-    Reserve {
-        bytes: usize,
-        reply: ReplyTo<()>,
-    },
-    Release {
-        bytes: usize,
-    },
+    /// Bytes that a caller is about to allocate, and bytes it gives back.
+    Reserve(usize, ReplyTo<()>),
+    Release(usize),
     Thermal(Option<Thermal>),
     Pressure(Pressure),
     Stop,
+}
+
+pub(crate) enum ConversationCommand {
+    /// Begins with this system text, if there is none of the name.
+    Open(String, ReplyTo<()>),
+    /// Verbatim and persistent text.
+    Create(String, String, ReplyTo<ConversationView>),
+    View(ReplyTo<ConversationView>),
+    /// Under a new name.
+    Fork(String, ReplyTo<ConversationView>),
+    Delete(ReplyTo<()>),
+    /// To a system text and a history.
+    Rewind(String, History, ReplyTo<bool>),
+    /// In place of the fact it supersedes.
+    AddFact(String, Option<u64>, ReplyTo<u64>),
+    RevokeFact(u64, ReplyTo<()>),
+    Recall(u64, ReplyTo<()>),
+    Retract(ReplyTo<Option<u64>>),
 }

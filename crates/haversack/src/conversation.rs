@@ -99,7 +99,7 @@ impl Conversation {
     /// A second conversation that goes on from here under another name.
     pub fn fork(&self, name: impl Into<String>) -> Result<Conversation, Error> {
         let name = name.into();
-        self.client.fork(self.name.clone(), &name).wait()?;
+        self.client.fork(&self.name, name.clone()).wait()?;
         Ok(Conversation {
             client: self.client.clone(),
             name,

@@ -125,7 +125,7 @@ impl Driver {
         let changes = self.scheduler.observe(thermal, reading, now);
         let (ledger, stats) = (self.scheduler.runtime().ledger(), self.scheduler.stats());
         let mut metrics = lock(&self.shared.metrics);
-        self.speed.note(now, metrics.sampled_tokens, stats.read);
+        self.speed.add(now, metrics.sampled_tokens, stats.read);
         metrics.speed = self.speed.per_second();
         metrics.thermal = thermal;
         metrics.throttle_level = self.scheduler.throttle_level();
@@ -142,7 +142,7 @@ impl Driver {
             failed_total: metrics.failed,
             forgotten_total: stats.tally.forgotten,
         };
-        for change in self.alerts.look(now, &watched) {
+        for change in self.alerts.observe(now, &watched) {
             let alert = change.alert.name();
             match change.is_raised {
                 true => log::warn!("alert {alert}: {}", change.words),

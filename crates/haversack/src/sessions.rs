@@ -1,38 +1,52 @@
 //! What conversations are asked between two steps of the scheduler.
 
+use crate::command::{ConversationCommand, ConversationView, History, VIEW_TURNS_MAX};
 use haversack_conversations::scheduler::Scheduler;
-use haversack_conversations::session::{
-    Listed, SessionError, SessionId, SessionStats, Sessions, TurnView,
-};
+use haversack_conversations::session::{Listed, SessionError, SessionId, Sessions, TurnView};
 use haversack_engine::Runtime;
 use haversack_memory::clock::now_ms;
 
-/// Everything there is to know about one conversation.
-#[derive(Clone, Debug)]
-pub struct ConversationView {
-    pub stats: SessionStats,
-    /// Facts that hold, with their numbers.
-    pub facts: Vec<(u64, String)>,
-    /// The last [`VIEW_TURNS_MAX`] turns.
-    pub turns: Vec<TurnView>,
+pub(crate) fn execute(scheduler: &mut Scheduler, name: &str, command: ConversationCommand) {
+    use ConversationCommand as C;
+    match command {
+        C::Open(system, reply) => reply.send(open(scheduler, name, &system)),
+        C::Create(verbatim, persistent, reply) => {
+            let created = scheduler.create_session(name, &verbatim, &persistent, now_ms());
+            reply.send(created.and_then(|_| view(scheduler, name)));
+        }
+        C::View(reply) => reply.send(view(scheduler, name)),
+        C::Fork(to, reply) => {
+            let forked = scheduler.fork_session(name, &to);
+            reply.send(forked.and_then(|_| view(scheduler, &to)));
+        }
+        C::Delete(reply) => reply.send(scheduler.delete_session(name)),
+        C::Rewind(system, history, reply) => {
+            reply.send(rewind(scheduler, name, &system, &history));
+        }
+        C::AddFact(text, supersedes, reply) => {
+            let added = scheduler.with_session(name, |runtime, sessions, id| match supersedes {
+                Some(fact) => sessions.supersede(runtime, id, fact, &text, now_ms()),
+                None => sessions.add_fact(runtime, id, &text, now_ms()),
+            });
+            reply.send(added);
+        }
+        C::RevokeFact(number, reply) => reply
+            .send(scheduler.with_session(name, |runtime, all, id| all.revoke(runtime, id, number))),
+        C::Recall(turn, reply) => {
+            reply.send(scheduler.with_session(name, |_, all, id| all.recall(id, turn)));
+        }
+        C::Retract(reply) => {
+            reply.send(scheduler.with_session(name, |runtime, all, id| all.retract(runtime, id)));
+        }
+    }
 }
-
-/// Turns of a [`ConversationView`].
-pub const VIEW_TURNS_MAX: usize = 256;
-
-/// Messages and their answers, the oldest first.
-pub type History = Vec<(String, String)>;
 
 pub(crate) fn list(scheduler: &Scheduler) -> Result<Vec<Listed>, SessionError> {
     scheduler.sessions().ok_or(SessionError::NoSessions)?.list()
 }
 
 /// Creates the conversation if there is none of this name.
-pub(crate) fn open(
-    scheduler: &mut Scheduler,
-    name: &str,
-    system: &str,
-) -> Result<(), SessionError> {
+fn open(scheduler: &mut Scheduler, name: &str, system: &str) -> Result<(), SessionError> {
     if !exists(scheduler, name) {
         scheduler.create_session(name, "", system, now_ms())?;
         return Ok(());
@@ -44,10 +58,7 @@ pub(crate) fn open(
     }
 }
 
-pub(crate) fn view(
-    scheduler: &mut Scheduler,
-    name: &str,
-) -> Result<ConversationView, SessionError> {
+fn view(scheduler: &mut Scheduler, name: &str) -> Result<ConversationView, SessionError> {
     scheduler.with_session(name, |runtime, sessions, id| {
         let facts = sessions.facts(id)?.into_iter();
         let facts = facts.map(|(number, text)| (number, text.to_owned()));
@@ -67,7 +78,7 @@ pub(crate) fn view(
 
 /// Makes `history` what was said last: a new conversation is told it, an existing one retracts the turns after it.
 /// `false`: the conversation went another way, and is as it was.
-pub(crate) fn rewind(
+fn rewind(
     scheduler: &mut Scheduler,
     name: &str,
     system: &str,
@@ -123,18 +134,6 @@ fn retract_after(
         }
     }
     Ok(false)
-}
-
-pub(crate) fn add_fact(
-    scheduler: &mut Scheduler,
-    name: &str,
-    text: &str,
-    supersedes: Option<u64>,
-) -> Result<u64, SessionError> {
-    scheduler.with_session(name, |runtime, sessions, id| match supersedes {
-        Some(fact) => sessions.supersede(runtime, id, fact, text, now_ms()),
-        None => sessions.add_fact(runtime, id, text, now_ms()),
-    })
 }
 
 fn exists(scheduler: &Scheduler, name: &str) -> bool {

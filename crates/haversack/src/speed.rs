@@ -1,30 +1,30 @@
-//! How fast tokens come, over the last few seconds.
+//! Tokens per second over the last few seconds.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What is remembered.
+/// Samples older than this are dropped.
 const WINDOW: Duration = Duration::from_secs(3);
 
-/// Totals and when they were seen.
+/// Totals with their times.
 #[derive(Clone, Debug, Default)]
 pub struct Speed {
-    seen: VecDeque<(Duration, [u64; 2])>,
+    samples: VecDeque<(Duration, [u64; 2])>,
 }
 
 impl Speed {
-    /// Tokens that were sampled, and tokens that were read, in all.
-    pub fn note(&mut self, now: Duration, sampled: u64, read: u64) {
-        self.seen.push_back((now, [sampled, read]));
-        // One that is older stays: otherwise a slow step would leave nothing to compare with.
-        while self.seen.len() > 2 && self.seen[1].0 + WINDOW <= now {
-            self.seen.pop_front();
+    /// Totals of sampled and read tokens.
+    pub fn add(&mut self, now: Duration, sampled: u64, read: u64) {
+        self.samples.push_back((now, [sampled, read]));
+        // One older sample stays: a slow step would leave nothing to compare with.
+        while self.samples.len() > 2 && self.samples[1].0 + WINDOW <= now {
+            self.samples.pop_front();
         }
     }
 
-    /// Of each, per second.
+    /// Sampled, read.
     pub fn per_second(&self) -> [f64; 2] {
-        let (Some(first), Some(last)) = (self.seen.front(), self.seen.back()) else {
+        let (Some(first), Some(last)) = (self.samples.front(), self.samples.back()) else {
             return [0.0; 2];
         };
         let seconds = last.0.saturating_sub(first.0).as_secs_f64();
@@ -40,20 +40,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_seconds_count() {
+    fn only_the_last_seconds_count() {
         let mut speed = Speed::default();
         assert_eq!(speed.per_second(), [0.0; 2]);
         for i in 0..20u64 {
-            speed.note(Duration::from_millis(500 * i), 10 * i, 25 * i);
+            speed.add(Duration::from_millis(500 * i), 10 * i, 25 * i);
         }
         assert_eq!(speed.per_second(), [20.0, 50.0]);
-        assert!(speed.seen.len() < 10);
-        // Nothing comes any more.
+        assert!(speed.samples.len() < 10);
+        // No more tokens.
         for i in 20..40u64 {
-            speed.note(Duration::from_millis(500 * i), 200, 500);
+            speed.add(Duration::from_millis(500 * i), 200, 500);
         }
         assert_eq!(speed.per_second(), [0.0; 2]);
-        speed.note(Duration::from_secs(60), 240, 500);
+        speed.add(Duration::from_secs(60), 240, 500);
         assert!(speed.per_second()[0] > 0.0);
     }
 }

@@ -6,7 +6,6 @@ use crate::error::Error;
 use crate::sessions;
 use haversack_conversations::scheduler::RequestId;
 use haversack_engine::device::{Thermal, governor};
-use haversack_memory::clock::now_ms;
 use haversack_memory::{Reading, Readings, Zones};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
@@ -144,60 +143,12 @@ impl EngineThread {
             Command::Submit(submit, reply) => reply.send(self.submit(submit)),
             Command::Cancel(ids) => ids.into_iter().for_each(|id| self.driver.cancel(id)),
             Command::List(reply) => reply.send(sessions::list(scheduler)),
-            Command::Open {
-                name,
-                system,
-                reply,
-            } => reply.send(sessions::open(scheduler, &name, &system)),
-            Command::Create {
-                name,
-                verbatim,
-                persistent,
-                reply,
-            } => {
-                let created = scheduler.create_session(&name, &verbatim, &persistent, now_ms());
-                reply.send(created.and_then(|_| sessions::view(scheduler, &name)));
-            }
-            Command::View { name, reply } => reply.send(sessions::view(scheduler, &name)),
-            Command::Fork { from, name, reply } => {
-                let forked = scheduler.fork_session(&from, &name);
-                reply.send(forked.and_then(|_| sessions::view(scheduler, &name)));
-            }
-            Command::Delete { name, reply } => reply.send(scheduler.delete_session(&name)),
-            Command::Rewind {
-                name,
-                system,
-                history,
-                reply,
-            } => reply.send(sessions::rewind(scheduler, &name, &system, &history)),
-            Command::AddFact {
-                name,
-                text,
-                supersedes,
-                reply,
-            } => reply.send(sessions::add_fact(scheduler, &name, &text, supersedes)),
-            Command::RevokeFact {
-                name,
-                number,
-                reply,
-            } => reply.send(scheduler.with_session(&name, |runtime, sessions, id| {
-                sessions.revoke(runtime, id, number)
-            })),
-            Command::Recall {
-                name,
-                number,
-                reply,
-            } => reply
-                .send(scheduler.with_session(&name, |_, sessions, id| sessions.recall(id, number))),
-            Command::Retract { name, reply } => {
-                reply
-                    .send(scheduler.with_session(&name, |runtime, sessions, id| {
-                        sessions.retract(runtime, id)
-                    }));
+            Command::Conversation(name, command) => {
+                sessions::execute(scheduler, &name, command);
             }
             Command::Memory(reply) => reply.send(Ok::<_, Error>(scheduler.memory_report())),
-            Command::Reserve { bytes, reply } => reply.send(scheduler.reserve_bytes(bytes)),
-            Command::Release { bytes } => scheduler.release_bytes(bytes),
+            Command::Reserve(bytes, reply) => reply.send(scheduler.reserve_bytes(bytes)),
+            Command::Release(bytes) => scheduler.release_bytes(bytes),
             Command::Thermal(thermal) => {
                 self.device.thermal = thermal;
                 self.device.due = Duration::ZERO;

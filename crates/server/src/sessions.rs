@@ -167,7 +167,7 @@ pub async fn fork(
     body: Body,
 ) -> Result<Response, Fail> {
     let ForkRequest { id } = body::read(&headers, body).await?;
-    let view = running(&server)?.fork(from, &id).await?;
+    let view = running(&server)?.fork(&from, id).await?;
     Ok((StatusCode::CREATED, Json(view_json(&view))).into_response())
 }
 
