@@ -1,4 +1,5 @@
-//! Many requests at one desk: each says what it says alone, bytes are promised before they are taken, everybody is served.
+//! Many requests in one scheduler: each gets the tokens it gets alone, bytes are promised before they are taken, and every
+//! request is served.
 
 mod common;
 
@@ -44,7 +45,7 @@ fn runtime(model: &Arc<Model>, budget_bytes: Option<usize>) -> Runtime {
     Runtime::new(model.clone(), &options).unwrap()
 }
 
-/// Any; or one that begins like all others.
+/// A random request; `alike`: with the same beginning as all others.
 fn request(dice: &mut Dice, ids: &[u32], alike: bool) -> Request {
     let from = if alike { 0 } else { dice.roll(ids.len() / 2) };
     let prompt = [1, 2, 31, 32, 33, 65, 150][dice.roll(7)];
@@ -94,22 +95,22 @@ fn prompt_and_rows(request: &Request) -> (&[u32], Option<RowLimit>) {
     }
 }
 
-/// The same by itself, by the shortest way: one that reads again has all its rows read again for every token.
+/// The tokens of a request computed alone, by the shortest way: one that re-reads reads all its rows for every token.
 fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
     let mut runtime = runtime(model, None);
     let mut sampler = Sampler::new(request.sample.clone()).unwrap();
-    let most = request.options.tokens_max.unwrap();
+    let max_tokens = request.options.tokens_max.unwrap();
     let (whole, rows) = prompt_and_rows(request);
     let (keep, prompt) = match &rows {
         Some(rows) => {
-            let read = rows.prompt_to_read(whole, most);
-            (rows.keep(whole.len() + most), read.unwrap())
+            let read = rows.prompt_to_read(whole, max_tokens);
+            (rows.keep(whole.len() + max_tokens), read.unwrap())
         }
         None => (Keep::Usual, whole.to_vec()),
     };
     if let Some(rows) = rows.filter(RowLimit::rereads) {
         let mut history = whole.to_vec();
-        for _ in 0..most {
+        for _ in 0..max_tokens {
             let id = runtime.open_keeping(keep).unwrap();
             let go_on = &mut |_| ControlFlow::Continue(());
             runtime.feed(id, &rows.rows_after(&history), go_on).unwrap();
@@ -131,41 +132,42 @@ fn alone(model: &Arc<Model>, request: &Request) -> Vec<u32> {
     said.unwrap().tokens
 }
 
-/// Steps until nothing is left; returns what became of each.
-fn finish(desk: &mut Scheduler) -> HashMap<RequestId, Completed> {
+/// Steps until the scheduler is idle.
+fn finish(scheduler: &mut Scheduler) -> HashMap<RequestId, Completed> {
     let mut done = HashMap::new();
     let mut steps = 0;
-    while !desk.is_idle() {
+    while !scheduler.is_idle() {
         let now = Duration::ZERO;
-        desk.step(now, &mut |ticket, news| {
-            match news {
-                RequestEvent::Completed(completed, _) => {
-                    assert!(done.insert(ticket, completed).is_none())
+        scheduler
+            .step(now, &mut |request_id, event| {
+                match event {
+                    RequestEvent::Completed(completed, _) => {
+                        assert!(done.insert(request_id, completed).is_none())
+                    }
+                    RequestEvent::Failed(why) => panic!("{request_id:?}: {why}"),
+                    _ => {}
                 }
-                RequestEvent::Failed(why) => panic!("{ticket:?}: {why}"),
-                _ => {}
-            }
-            ControlFlow::Continue(())
-        })
-        .unwrap();
+                ControlFlow::Continue(())
+            })
+            .unwrap();
         steps += 1;
-        assert!(steps < 100_000, "nothing comes to an end");
+        assert!(steps < 100_000, "the scheduler never becomes idle");
     }
     done
 }
 
-/// Arrivals, cancels, threads and a batch that grow and shrink and a budget that is too small for all of them: nobody says another
-/// token for it, nobody is lost, and the ledger is within the budget after every step.
+/// Arrivals, cancels, threads and a batch that grow and shrink, and a budget too small for all requests: no token changes, no
+/// request is lost, and the ledger is within the budget after every step.
 #[test]
-fn company_changes_no_token() {
+fn other_requests_change_no_token() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(600);
-    let least = runtime(&model, None).sequence_bytes(190);
+    let one = runtime(&model, None).sequence_bytes(190);
     let mut found = 0;
     for seed in 1..=24u64 {
         let mut dice = Dice(seed * 0x9e37_79b9);
         let budget = [None, Some(2), Some(4), Some(9)][dice.roll(4)];
-        let budget = budget.map(|times| times * least + (1 << 20));
+        let budget = budget.map(|times| times * one + (1 << 20));
         let runtime = runtime(&model, budget);
         let options = SchedulerOptions {
             batch: 1 + dice.roll(8),
@@ -174,70 +176,77 @@ fn company_changes_no_token() {
             ..SchedulerOptions::default()
         };
         let alike = options.reuse > 0 && dice.roll(2) == 0;
-        let mut desk = Scheduler::new(runtime, options);
+        let mut scheduler = Scheduler::new(runtime, options);
         let mut given: HashMap<RequestId, Request> = HashMap::new();
         let (mut done, mut cancelled) = (HashMap::new(), 0);
         for round in 0..60 {
             if round < 30 && dice.roll(2) == 0 {
                 let request = request(&mut dice, &ids, alike);
-                let ticket = desk.submit(request.clone()).unwrap();
-                given.insert(ticket, request);
+                let request_id = scheduler.submit(request.clone()).unwrap();
+                given.insert(request_id, request);
             }
             if dice.roll(12) == 0
-                && let Some(&ticket) = given.keys().find(|t| !done.contains_key(*t))
+                && let Some(&request_id) = given.keys().find(|t| !done.contains_key(*t))
             {
-                desk.cancel(ticket).unwrap();
-                given.remove(&ticket);
+                scheduler.cancel(request_id).unwrap();
+                given.remove(&request_id);
                 cancelled += 1;
             }
-            desk.set_pace(Pace {
+            scheduler.set_pace(Pace {
                 batch: 1 + dice.roll(8),
                 chunk: 1 + dice.roll(100),
             });
-            desk.runtime_mut().set_threads(1 + dice.roll(3));
-            desk.step(Duration::ZERO, &mut |ticket, news| {
-                match news {
-                    RequestEvent::Completed(completed, _) => drop(done.insert(ticket, completed)),
-                    RequestEvent::Failed(why) => panic!("seed {seed}: {why}"),
-                    _ => {}
-                }
-                ControlFlow::Continue(())
-            })
-            .unwrap();
-            let ledger = desk.runtime().ledger();
+            scheduler.runtime_mut().set_threads(1 + dice.roll(3));
+            scheduler
+                .step(Duration::ZERO, &mut |request_id, event| {
+                    match event {
+                        RequestEvent::Completed(completed, _) => {
+                            drop(done.insert(request_id, completed))
+                        }
+                        RequestEvent::Failed(why) => panic!("seed {seed}: {why}"),
+                        _ => {}
+                    }
+                    ControlFlow::Continue(())
+                })
+                .unwrap();
+            let ledger = scheduler.runtime().ledger();
             assert!(budget.is_none_or(|budget| ledger.peak <= budget));
         }
-        done.extend(finish(&mut desk));
+        done.extend(finish(&mut scheduler));
         assert_eq!(
             done.len(),
             given.len(),
             "seed {seed}, {cancelled} cancelled"
         );
-        for (ticket, request) in &given {
-            assert_eq!(done[ticket].tokens, alone(&model, request), "seed {seed}");
+        for (request_id, request) in &given {
+            assert_eq!(
+                done[request_id].tokens,
+                alone(&model, request),
+                "seed {seed}"
+            );
         }
-        found += desk.prefix_cache_stats().found;
+        found += scheduler.prefix_cache_stats().hits;
         let short = Reading {
             mem_available_bytes: Some(0),
             ..Reading::default()
         };
-        desk.observe(None, &short, Duration::ZERO);
-        assert_eq!(desk.runtime().ledger().kv_live, 0, "seed {seed}");
+        scheduler.observe(None, &short, Duration::ZERO);
+        assert_eq!(scheduler.runtime().ledger().kv_live, 0, "seed {seed}");
     }
-    assert!(found > 3, "{found} went on from what others had read");
+    assert!(found > 3, "{found} prefix cache hits");
 }
 
-/// A conversation that is sent whole each time, by several: what was read is not read again, whoever began alike goes on
-/// from where they part, and nobody from what another owner has read.
+/// Conversations that are sent whole each time: a cached beginning is not read again, prompts with the same beginning go on
+/// from where they fork, and no owner gets what another owner's requests have read.
 #[test]
-fn what_was_read_is_not_read_again() {
+fn the_prefix_cache_serves_its_owner() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(600);
     let options = SchedulerOptions {
         reuse: 8,
         ..SchedulerOptions::default()
     };
-    let mut desk = Scheduler::new(runtime(&model, None), options);
+    let mut scheduler = Scheduler::new(runtime(&model, None), options);
     let mut ask = |owner: u64, prompt: &[u32]| {
         let request = Request {
             sample: SampleOptions {
@@ -252,16 +261,17 @@ fn what_was_read_is_not_read_again() {
             owner,
             ..Request::completion(prompt.to_vec())
         };
-        desk.submit(request.clone()).unwrap();
+        scheduler.submit(request.clone()).unwrap();
         let mut ended = None;
-        while !desk.is_idle() {
-            desk.step(Duration::ZERO, &mut |_, news| {
-                if let RequestEvent::Completed(completed, held) = news {
-                    ended = Some((completed.tokens, held.reused));
-                }
-                ControlFlow::Continue(())
-            })
-            .unwrap();
+        while !scheduler.is_idle() {
+            scheduler
+                .step(Duration::ZERO, &mut |_, event| {
+                    if let RequestEvent::Completed(completed, held) = event {
+                        ended = Some((completed.tokens, held.reused));
+                    }
+                    ControlFlow::Continue(())
+                })
+                .unwrap();
         }
         let (tokens, reused) = ended.unwrap();
         assert_eq!(tokens, alone(&model, &request));
@@ -270,31 +280,136 @@ fn what_was_read_is_not_read_again() {
     let opening = &ids[..70];
     let (answer, reused) = ask(1, opening);
     assert_eq!(reused, 0);
-    // The conversation goes on: all was read but the last token.
+    // The conversation goes on: all is cached but the last token.
     let mut longer = [opening, &answer, &ids[200..230]].concat();
     let (answer, reused) = ask(1, &longer);
     assert_eq!(reused, 70 + 19);
-    // Another answer to the same: only where its prompt ended is of use.
+    // Another answer to the same prompt: only the end of the prompt is of use.
     longer.extend([&answer[..3], &ids[300..310]].concat());
     assert_eq!(ask(1, &longer).1, 70 + 20 + 30);
-    // Others with the same opening: the second one shows where they part.
+    // Others with the same opening: the second one shows where they fork.
     let with = |more: std::ops::Range<usize>| [&ids[..64], &ids[more]].concat();
     assert_eq!(ask(1, &with(400..440)).1, 0);
     assert_eq!(ask(1, &with(450..490)).1, 64);
     assert_eq!(ask(1, &with(500..540)).1, 64);
-    // Just the same again.
+    // Twice the same prompt.
     assert_eq!(ask(1, &with(500..540)).1, 64);
     assert_eq!(ask(1, &with(500..540)).1, 103);
-    // Somebody else.
+    // Another owner.
     assert_eq!(ask(2, &with(500..540)).1, 0);
-    let reuse = desk.prefix_cache_stats();
-    assert_eq!((reuse.found, reuse.new), (6, 2), "{reuse:?}");
-    assert_eq!(reuse.parted, 1);
+    let stats = scheduler.prefix_cache_stats();
+    assert_eq!((stats.hits, stats.misses), (6, 2), "{stats:?}");
+    assert_eq!(stats.forks, 1);
 }
 
-/// Two whose bytes together exceed the budget: the second waits, and both say all they have to.
+/// Steps until the scheduler is idle. Returns the prompt tokens read of each request, step by step, and its answer.
+fn read_step_by_step(
+    scheduler: &mut Scheduler,
+    mut before_step: impl FnMut(&mut Scheduler, usize),
+) -> (Vec<HashMap<RequestId, usize>>, HashMap<RequestId, Vec<u32>>) {
+    let (mut steps, mut answers) = (Vec::new(), HashMap::new());
+    let mut read: HashMap<RequestId, usize> = HashMap::new();
+    while !scheduler.is_idle() {
+        before_step(scheduler, steps.len());
+        let mut step = HashMap::new();
+        scheduler
+            .step(Duration::ZERO, &mut |id, event| {
+                match event {
+                    RequestEvent::PromptRead { done, .. } => {
+                        let before = read.insert(id, done).unwrap_or(0);
+                        step.insert(id, done - before);
+                    }
+                    RequestEvent::Completed(completed, _) => {
+                        answers.insert(id, completed.tokens);
+                    }
+                    RequestEvent::Failed(why) => panic!("{why}"),
+                    _ => {}
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        if !step.is_empty() {
+            steps.push(step);
+        }
+    }
+    (steps, answers)
+}
+
+/// The only request reads its prompt in the runtime's own chunk. As soon as another runs or waits, steps read 64 prompt
+/// tokens at most. The tokens are the same.
 #[test]
-fn two_long_ones_meet() {
+fn a_lone_prompt_is_read_in_the_runtimes_chunk() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(600);
+    let chunk = 150;
+    let new_scheduler = |batch: usize| {
+        let options = RuntimeOptions {
+            threads: 2,
+            retention: Retention::full(),
+            chunk: Some(chunk),
+            cache_dir: Some(packed_dir()),
+            ..RuntimeOptions::default()
+        };
+        let runtime = Runtime::new(model.clone(), &options).unwrap();
+        assert_eq!(runtime.chunk(), chunk);
+        let options = SchedulerOptions {
+            batch,
+            ..SchedulerOptions::default()
+        };
+        Scheduler::new(runtime, options)
+    };
+    let request = |from: usize| Request {
+        options: GenerateOptions {
+            tokens_max: Some(5),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        ..Request::completion(ids[from..from + 400].to_vec())
+    };
+    let sums = |steps: &[HashMap<RequestId, usize>]| -> Vec<usize> {
+        steps.iter().map(|step| step.values().sum()).collect()
+    };
+
+    let mut scheduler = new_scheduler(8);
+    let id = scheduler.submit(request(0)).unwrap();
+    let (steps, answers) = read_step_by_step(&mut scheduler, |_, _| ());
+    assert_eq!(steps.len(), 400usize.div_ceil(chunk));
+    assert_eq!(sums(&steps), [150, 150, 100]);
+    assert_eq!(answers[&id], alone(&model, &request(0)));
+
+    let mut scheduler = new_scheduler(8);
+    let both = [0, 100].map(|from| scheduler.submit(request(from)).unwrap());
+    let (steps, answers) = read_step_by_step(&mut scheduler, |_, _| ());
+    assert!(sums(&steps).iter().all(|&read| read <= 64), "{steps:?}");
+    for (id, from) in both.iter().zip([0, 100]) {
+        assert_eq!(answers[id], alone(&model, &request(from)));
+    }
+
+    // The second arrives after one step of the first.
+    let mut scheduler = new_scheduler(8);
+    scheduler.submit(request(0)).unwrap();
+    let (steps, _) = read_step_by_step(&mut scheduler, |scheduler, step| {
+        if step == 1 && scheduler.active() + scheduler.waiting() == 1 {
+            scheduler.submit(request(100)).unwrap();
+        }
+    });
+    let sums = sums(&steps);
+    assert_eq!(sums[0], 150);
+    assert_eq!(sums[1..4], [64; 3]);
+
+    // A request that waits in the queue limits the step too.
+    let mut scheduler = new_scheduler(1);
+    for from in [0, 100] {
+        scheduler.submit(request(from)).unwrap();
+    }
+    let (steps, _) = read_step_by_step(&mut scheduler, |_, _| ());
+    let read: Vec<usize> = steps.iter().map(|step| step.values().sum()).collect();
+    assert_eq!(read, [64, 64, 64, 64, 64, 64, 16, 150, 150, 100]);
+}
+
+/// Two requests whose bytes together exceed the budget: the second waits, and both complete.
+#[test]
+fn two_long_requests_run_one_after_the_other() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(400);
     let budget = {
@@ -303,7 +418,7 @@ fn two_long_ones_meet() {
         runtime.ledger().side + scratch + runtime.sequence_bytes(400) * 7 / 4
     };
     let runtime = runtime(&model, Some(budget));
-    let mut desk = Scheduler::new(runtime, SchedulerOptions::default());
+    let mut scheduler = Scheduler::new(runtime, SchedulerOptions::default());
     let request = Request {
         options: GenerateOptions {
             tokens_max: Some(200),
@@ -313,26 +428,27 @@ fn two_long_ones_meet() {
         ..Request::completion(ids[..200].to_vec())
     };
     for _ in 0..2 {
-        desk.submit(request.clone()).unwrap();
+        scheduler.submit(request.clone()).unwrap();
     }
-    let mut most = 0;
+    let mut max_active = 0;
     let mut lengths = Vec::new();
-    while !desk.is_idle() {
-        desk.step(Duration::ZERO, &mut |_, news| {
-            if let RequestEvent::Completed(completed, _) = news {
-                lengths.push(completed.tokens.len());
-            }
-            ControlFlow::Continue(())
-        })
-        .unwrap();
-        most = most.max(desk.active());
+    while !scheduler.is_idle() {
+        scheduler
+            .step(Duration::ZERO, &mut |_, event| {
+                if let RequestEvent::Completed(completed, _) = event {
+                    lengths.push(completed.tokens.len());
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        max_active = max_active.max(scheduler.active());
     }
-    assert_eq!((lengths, most), (vec![200, 200], 1));
-    assert!(desk.runtime().ledger().peak <= budget);
+    assert_eq!((lengths, max_active), (vec![200, 200], 1));
+    assert!(scheduler.runtime().ledger().peak <= budget);
 }
 
 #[test]
-fn what_could_never_be_served_is_refused_at_once() {
+fn a_request_that_can_never_be_served_is_refused_at_once() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(300);
     let one = runtime(&model, None).sequence_bytes(100);
@@ -343,13 +459,13 @@ fn what_could_never_be_served_is_refused_at_once() {
         ..SchedulerOptions::default()
     };
     let end = runtime.bounds().end().unwrap();
-    let mut desk = Scheduler::new(runtime, options);
+    let mut scheduler = Scheduler::new(runtime, options);
     let mut ask = |prompt: &[u32], tokens_max| {
         let options = GenerateOptions {
             tokens_max: Some(tokens_max),
             ..GenerateOptions::default()
         };
-        desk.submit(Request {
+        scheduler.submit(Request {
             options,
             ..Request::completion(prompt.to_vec())
         })
@@ -375,7 +491,7 @@ fn what_could_never_be_served_is_refused_at_once() {
 }
 
 #[test]
-fn a_deadline_ends_it_wherever_it_is() {
+fn a_deadline_ends_a_request_in_the_queue_and_in_the_batch() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(100);
     let runtime = runtime(&model, None);
@@ -384,33 +500,34 @@ fn a_deadline_ends_it_wherever_it_is() {
         queue: 9,
         ..SchedulerOptions::default()
     };
-    let mut desk = Scheduler::new(runtime, options);
+    let mut scheduler = Scheduler::new(runtime, options);
     for _ in 0..2 {
         let request = Request {
             deadline: Some(Duration::from_secs(5)),
             ..Request::completion(ids[..40].to_vec())
         };
-        desk.submit(request).unwrap();
+        scheduler.submit(request).unwrap();
     }
     let mut ends = Vec::new();
     for second in 0..=5 {
-        desk.step(Duration::from_secs(second), &mut |_, news| {
-            if let RequestEvent::Completed(completed, _) = news {
-                ends.push((second, completed.finish, completed.tokens.len()));
-            }
-            ControlFlow::Continue(())
-        })
-        .unwrap();
+        scheduler
+            .step(Duration::from_secs(second), &mut |_, event| {
+                if let RequestEvent::Completed(completed, _) = event {
+                    ends.push((second, completed.finish, completed.tokens.len()));
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
     }
     ends.sort_by_key(|end| end.2);
     let cancelled = Finish::Cancelled;
     assert_eq!(ends.len(), 2);
     assert!(ends.iter().all(|end| (end.0, end.1) == (5, cancelled)));
     assert!(ends[0].2 == 0 && ends[1].2 > 0, "{ends:?}");
-    assert!(desk.is_idle() && desk.runtime().ledger().kv_live == 0);
+    assert!(scheduler.is_idle() && scheduler.runtime().ledger().kv_live == 0);
 }
 
-/// The same with the real model, while three share every step.
+/// Three requests share every step of the real model.
 #[test]
 fn three_on_the_real_model() {
     let Some(path) = real_model(SMOLLM2) else {
@@ -438,19 +555,19 @@ fn three_on_the_real_model() {
         }
     });
     let runtime = runtime(&model, None);
-    let mut desk = Scheduler::new(runtime, SchedulerOptions::default());
-    let tickets = requests
+    let mut scheduler = Scheduler::new(runtime, SchedulerOptions::default());
+    let request_ids = requests
         .clone()
-        .map(|request| desk.submit(request).unwrap());
-    let done = finish(&mut desk);
-    for (ticket, request) in tickets.iter().zip(&requests) {
-        assert_eq!(done[ticket].tokens, alone(&model, request));
+        .map(|request| scheduler.submit(request).unwrap());
+    let done = finish(&mut scheduler);
+    for (request_id, request) in request_ids.iter().zip(&requests) {
+        assert_eq!(done[request_id].tokens, alone(&model, request));
     }
 }
 
-/// A sequence with a window of its own gives the bits of a runtime in which all have it, whatever the others keep.
+/// A sequence with its own window gives the bits of a runtime in which every sequence has that window.
 #[test]
-fn a_window_of_ones_own() {
+fn a_window_of_one_sequence() {
     let (_dir, spec, model) = tiny();
     let tokens = spec.ids(400);
     let (anchors, window) = (10, 50);
@@ -496,10 +613,10 @@ fn a_window_of_ones_own() {
     assert!(matches!(opened, Err(StepError::TooMany { .. })));
 }
 
-/// Policies that choose rows, each for one of many: a sequence gives the bits of a runtime in which all have its policy,
-/// beside others that keep everything or a window, and within a budget of which all are promised their part.
+/// Policies that select rows, each set for one request: a sequence gives the bits of a runtime in which every sequence has its
+/// policy, next to others that keep everything or a window, within a budget of which each is promised its part.
 #[test]
-fn rows_chosen_for_one() {
+fn rows_selected_for_one_request() {
     let (_dir, spec, model) = tiny();
     let ids = spec.ids(1200);
     let (max_rows, anchors) = (352, 32);
@@ -548,34 +665,34 @@ fn rows_chosen_for_one() {
     };
     let mut runtime = runtime(&model, Some(one));
     runtime.know(&probe);
-    let mut desk = Scheduler::new(runtime, SchedulerOptions::default());
-    let tickets: Vec<RequestId> = requests
+    let mut scheduler = Scheduler::new(runtime, SchedulerOptions::default());
+    let request_ids: Vec<RequestId> = requests
         .iter()
-        .map(|request| desk.submit(request.clone()).unwrap())
+        .map(|request| scheduler.submit(request.clone()).unwrap())
         .collect();
     let (mut done, mut together) = (HashMap::new(), 0);
-    while !desk.is_idle() {
+    while !scheduler.is_idle() {
         let tell: &mut dyn FnMut(RequestId, RequestEvent<'_>) -> ControlFlow<()> =
-            &mut |ticket, news| {
-                match news {
+            &mut |request_id, event| {
+                match event {
                     RequestEvent::Completed(completed, held) => {
-                        done.insert(ticket, (completed.tokens, held));
+                        done.insert(request_id, (completed.tokens, held));
                     }
                     RequestEvent::Failed(why) => panic!("{why}"),
                     _ => {}
                 }
                 ControlFlow::Continue(())
             };
-        desk.step(Duration::ZERO, tell).unwrap();
-        together = together.max(desk.active());
-        assert!(desk.runtime().ledger().total() <= one);
+        scheduler.step(Duration::ZERO, tell).unwrap();
+        together = together.max(scheduler.active());
+        assert!(scheduler.runtime().ledger().total() <= one);
     }
     assert!((2..10).contains(&together), "{together} at once");
 
-    for (ticket, request) in tickets.iter().zip(&requests) {
-        let (tokens, held) = &done[ticket];
+    for (request_id, request) in request_ids.iter().zip(&requests) {
+        let (tokens, held) = &done[request_id];
         let long = prompt_and_rows(request).1.unwrap().when_longer;
-        assert_eq!(*tokens, chosen_alone(&model, &probe, request), "{long:?}");
+        assert_eq!(*tokens, selected_alone(&model, &probe, request), "{long:?}");
         if let LongPrompt::Select(Policy::Heavy | Policy::Snap) = long {
             assert!(
                 held.seen == 669 && held.rows <= max_rows,
@@ -583,11 +700,11 @@ fn rows_chosen_for_one() {
             );
         }
     }
-    assert_ne!(done[&tickets[0]].0, done[&tickets[3]].0);
+    assert_ne!(done[&request_ids[0]].0, done[&request_ids[3]].0);
 }
 
-/// The same by itself, in a runtime whose every sequence has that policy where there is such a one.
-fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> Vec<u32> {
+/// The tokens of a request computed alone, in a runtime whose every sequence has its policy where there is one.
+fn selected_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> Vec<u32> {
     let (prompt, Some(rows)) = prompt_and_rows(request) else {
         return alone(model, request);
     };
@@ -621,9 +738,9 @@ fn chosen_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> 
     said.unwrap().tokens
 }
 
-/// What cannot be chosen for one is refused with its reason.
+/// Policies that cannot be set for one request are refused with the reason.
 #[test]
-fn rows_nobody_can_choose() {
+fn policies_that_cannot_select_for_one_request() {
     let (_dir, _, model) = tiny();
     let options = RuntimeOptions {
         retention: Retention::full(),
@@ -657,8 +774,8 @@ fn rows_nobody_can_choose() {
     assert_eq!(open(Policy::Adaptive, 512), StepError::NotProbed);
 }
 
-/// A window that becomes smaller while somebody reads: portions follow the new one, nobody fails, and what was said can be
-/// said again from the changes that were told.
+/// A window that shrinks while requests read: portions follow it, no request fails, and the reported changes give the same
+/// tokens again.
 #[test]
 fn a_window_that_follows_the_device() {
     let (_dir, spec, model) = tiny();
@@ -689,8 +806,8 @@ fn a_window_that_follows_the_device() {
     };
     let mut changed = 0;
     for after in 1..8 {
-        let mut desk = Scheduler::new(make(Vec::new()), SchedulerOptions::default());
-        desk.set_pace(Pace {
+        let mut scheduler = Scheduler::new(make(Vec::new()), SchedulerOptions::default());
+        scheduler.set_pace(Pace {
             batch: 8,
             chunk: 100,
         });
@@ -700,27 +817,28 @@ fn a_window_that_follows_the_device() {
                 options: options.clone(),
                 ..Request::completion(prompt.to_vec())
             };
-            desk.submit(request).unwrap();
+            scheduler.submit(request).unwrap();
         }
         let mut done = Vec::new();
         for step in 0.. {
-            if desk.is_idle() {
+            if scheduler.is_idle() {
                 break;
             }
             if step == after {
-                desk.observe(None, &short, Duration::from_secs(1));
+                scheduler.observe(None, &short, Duration::from_secs(1));
             }
-            desk.step(Duration::ZERO, &mut |ticket, news| {
-                match news {
-                    RequestEvent::Completed(completed, held) => {
-                        done.push((ticket, completed.tokens, held))
+            scheduler
+                .step(Duration::ZERO, &mut |request_id, event| {
+                    match event {
+                        RequestEvent::Completed(completed, held) => {
+                            done.push((request_id, completed.tokens, held))
+                        }
+                        RequestEvent::Failed(why) => panic!("{after}: {why}"),
+                        _ => {}
                     }
-                    RequestEvent::Failed(why) => panic!("{after}: {why}"),
-                    _ => {}
-                }
-                ControlFlow::Continue(())
-            })
-            .unwrap();
+                    ControlFlow::Continue(())
+                })
+                .unwrap();
         }
         done.sort_by_key(|done| done.0);
         for ((_, tokens, held), prompt) in done.iter().zip(prompts) {

@@ -1,5 +1,5 @@
-//! Conversations at one desk: each says what it says alone, whoever else is there; turns share steps; a session that does
-//! nothing leaves memory when somebody needs the room, and nothing of it is lost.
+//! Sessions in one scheduler: each gets the answers it gets alone; turns share steps; an idle session is suspended when a
+//! request needs its memory, and loses nothing.
 
 mod common;
 
@@ -58,8 +58,8 @@ fn sessions(runtime: &Runtime, dir: &Path) -> Sessions {
     sessions.with_encoder(Arc::new(Words))
 }
 
-/// With sessions in a folder of this name.
-fn desk(model: &Arc<Model>, dir: &Path, name: &str, budget: Option<usize>) -> Scheduler {
+/// With sessions in the folder `name`.
+fn scheduler(model: &Arc<Model>, dir: &Path, name: &str, budget: Option<usize>) -> Scheduler {
     let runtime = runtime(model, dir, budget);
     let sessions = sessions(&runtime, &dir.join(name));
     Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions)
@@ -88,7 +88,7 @@ fn turn_in(session: &str, text: String) -> Request {
     }
 }
 
-/// What each says in each round, one after the other, with all the memory there is.
+/// The answers of each session in each round, computed one after the other without a budget.
 fn alone(model: &Arc<Model>, dir: &Path, rounds: usize) -> Vec<Vec<Answer>> {
     let mut runtime = runtime(model, dir, None);
     let mut sessions = sessions(&runtime, &dir.join("alone"));
@@ -103,7 +103,7 @@ fn alone(model: &Arc<Model>, dir: &Path, rounds: usize) -> Vec<Vec<Answer>> {
     all.collect()
 }
 
-/// Bytes that a conversation may come to hold, and what is kept beside all of them.
+/// Worst-case bytes of a session, and bytes held beside all sessions.
 fn sizes(model: &Arc<Model>, dir: &Path) -> (usize, usize) {
     let runtime = runtime(model, dir, None);
     let scratch = runtime.scratch_bytes(2, 64, 800);
@@ -111,33 +111,36 @@ fn sizes(model: &Arc<Model>, dir: &Path) -> (usize, usize) {
     (runtime.sequence_bytes(96 + CAPACITY + 448), kept)
 }
 
-/// Steps until nothing is left.
-fn finish(desk: &mut Scheduler, budget: Option<usize>) -> HashMap<RequestId, Answer> {
+/// Steps until the scheduler is idle.
+fn finish(scheduler: &mut Scheduler, budget: Option<usize>) -> HashMap<RequestId, Answer> {
     let mut said = HashMap::new();
     let mut steps = 0;
-    while !desk.is_idle() {
-        desk.step(Duration::ZERO, &mut |ticket, news| {
-            match news {
-                RequestEvent::TurnSaved(answer) => assert!(said.insert(ticket, *answer).is_none()),
-                RequestEvent::Failed(why) => panic!("{ticket:?}: {why}"),
-                _ => {}
-            }
-            ControlFlow::Continue(())
-        })
-        .unwrap();
-        let ledger = desk.runtime().ledger();
+    while !scheduler.is_idle() {
+        scheduler
+            .step(Duration::ZERO, &mut |request_id, event| {
+                match event {
+                    RequestEvent::TurnSaved(answer) => {
+                        assert!(said.insert(request_id, *answer).is_none())
+                    }
+                    RequestEvent::Failed(why) => panic!("{request_id:?}: {why}"),
+                    _ => {}
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        let ledger = scheduler.runtime().ledger();
         assert!(budget.is_none_or(|budget| ledger.peak <= budget));
         assert_eq!(ledger.budget, budget);
         steps += 1;
-        assert!(steps < 100_000, "nothing comes to an end");
+        assert!(steps < 100_000, "the scheduler never becomes idle");
     }
     said
 }
 
-/// Four conversations at a time, with other requests between them, in budgets that hold all of them, two, or hardly one:
-/// nobody says another token for it.
+/// Four sessions at a time, with completions between their turns, in budgets that hold all of them, two, or hardly one: no
+/// token changes.
 #[test]
-fn company_changes_no_turn() {
+fn other_requests_change_no_turn() {
     let dir = tempfile::tempdir().unwrap();
     let (spec, model) = tiny(dir.path());
     let rounds = 8;
@@ -146,56 +149,57 @@ fn company_changes_no_turn() {
     let (one, kept) = sizes(&model, dir.path());
     for (i, budget) in [None, Some(9), Some(3), Some(1)].into_iter().enumerate() {
         let budget = budget.map(|times| times * one + kept);
-        let mut desk = desk(&model, dir.path(), &format!("desk{i}"), budget);
+        let mut scheduler = scheduler(&model, dir.path(), &format!("scheduler{i}"), budget);
         for name in NAMES {
-            desk.create_session(name, "", OPENING, 0).unwrap();
+            scheduler.create_session(name, "", OPENING, 0).unwrap();
         }
         let mut dice = Dice(7 + i as u64);
         for round in 0..rounds {
-            desk.set_pace(Pace {
+            scheduler.set_pace(Pace {
                 batch: 1 + dice.roll(8),
                 chunk: 1 + dice.roll(100),
             });
-            let tickets = [0, 1, 2, 3].map(|who| desk.submit(turn(who, round)).unwrap());
+            let request_ids = [0, 1, 2, 3].map(|who| scheduler.submit(turn(who, round)).unwrap());
             for _ in 0..dice.roll(3) {
                 let prompt = ids[..1 + dice.roll(150)].to_vec();
                 let options = GenerateOptions {
                     tokens_max: Some(dice.roll(20)),
                     ..GenerateOptions::default()
                 };
-                desk.submit(Request {
-                    options,
-                    ..Request::completion(prompt)
-                })
-                .unwrap();
+                scheduler
+                    .submit(Request {
+                        options,
+                        ..Request::completion(prompt)
+                    })
+                    .unwrap();
             }
-            let said = finish(&mut desk, budget);
-            for (who, ticket) in tickets.iter().enumerate() {
-                let (said, truth) = (&said[ticket], &truth[who][round]);
+            let said = finish(&mut scheduler, budget);
+            for (who, request_id) in request_ids.iter().enumerate() {
+                let (said, truth) = (&said[request_id], &truth[who][round]);
                 let name = format!("budget {i}, round {round}, {}", NAMES[who]);
                 assert_eq!(said.tokens, truth.tokens, "{name}");
                 assert_eq!(said.turn, truth.turn, "{name}");
                 assert_eq!(said.context, truth.context, "{name}");
             }
         }
-        let open = |desk: &Scheduler| {
-            let sessions = desk.sessions().unwrap();
+        let open = |scheduler: &Scheduler| {
+            let sessions = scheduler.sessions().unwrap();
             NAMES.map(|name| sessions.opened(name).is_some())
         };
         match budget {
-            None => assert_eq!(open(&desk), [true; 4]),
-            // They took turns in memory.
-            Some(_) if i == 3 => assert!(open(&desk).contains(&false)),
+            None => assert_eq!(open(&scheduler), [true; 4]),
+            // Some were suspended for others.
+            Some(_) if i == 3 => assert!(open(&scheduler).contains(&false)),
             Some(_) => {}
         }
-        desk.suspend_all();
-        assert_eq!(open(&desk), [false; 4]);
-        assert_eq!(desk.runtime().ledger().kv_live, 0);
+        scheduler.suspend_all();
+        assert_eq!(open(&scheduler), [false; 4]);
+        assert_eq!(scheduler.runtime().ledger().kv_live, 0);
     }
 }
 
-/// A session that others leave no room for now waits until it can be opened as it was put away: what stayed in its file
-/// would be missing in the answer.
+/// A session that does not fit now waits until it can be opened whole: turns that stayed in its file would be missing in the
+/// answer.
 #[test]
 fn a_session_comes_back_whole() {
     let dir = tempfile::tempdir().unwrap();
@@ -206,13 +210,13 @@ fn a_session_comes_back_whole() {
     let (mut looked, mut waited) = ([0, 0], [0, 0]);
     for part in 0..36 {
         let budget = Some(one + part * one / 16 + kept);
-        let mut desk = desk(&model, dir.path(), &format!("desk{part}"), budget);
-        desk.create_session(NAMES[0], "", OPENING, 0).unwrap();
+        let mut scheduler = scheduler(&model, dir.path(), &format!("scheduler{part}"), budget);
+        scheduler.create_session(NAMES[0], "", OPENING, 0).unwrap();
         for round in 0..rounds - 1 {
-            desk.submit(turn(0, round)).unwrap();
-            finish(&mut desk, budget);
+            scheduler.submit(turn(0, round)).unwrap();
+            finish(&mut scheduler, budget);
         }
-        desk.suspend_all();
+        scheduler.suspend_all();
         let options = GenerateOptions {
             tokens_max: Some(20),
             ..GenerateOptions::default()
@@ -221,31 +225,33 @@ fn a_session_comes_back_whole() {
             options,
             ..Request::completion(spec.ids(560))
         };
-        let other = desk.submit(other).unwrap();
-        desk.step(Duration::ZERO, &mut |_, _| ControlFlow::Continue(()))
+        let other = scheduler.submit(other).unwrap();
+        scheduler
+            .step(Duration::ZERO, &mut |_, _| ControlFlow::Continue(()))
             .unwrap();
-        // Who only looks at it opens it for all that come later.
-        match desk.with_session(NAMES[0], |_, _, _| Ok(())) {
+        // Inspecting it opens it for later requests too.
+        match scheduler.with_session(NAMES[0], |_, _, _| Ok(())) {
             Ok(()) => looked[0] += 1,
             Err(error) if error.is_cannot_fit() => looked[1] += 1,
             Err(error) => panic!("{error}"),
         }
-        let last = desk.submit(turn(0, rounds - 1)).unwrap();
+        let last = scheduler.submit(turn(0, rounds - 1)).unwrap();
         let mut order = Vec::new();
         let mut context = None;
-        while !desk.is_idle() {
-            desk.step(Duration::ZERO, &mut |ticket, news| {
-                match news {
-                    RequestEvent::Token { .. } => order.push(ticket),
-                    RequestEvent::TurnSaved(answer) => {
-                        context = Some((answer.tokens, answer.context))
+        while !scheduler.is_idle() {
+            scheduler
+                .step(Duration::ZERO, &mut |request_id, event| {
+                    match event {
+                        RequestEvent::Token { .. } => order.push(request_id),
+                        RequestEvent::TurnSaved(answer) => {
+                            context = Some((answer.tokens, answer.context))
+                        }
+                        RequestEvent::Failed(why) => panic!("{why}"),
+                        _ => {}
                     }
-                    RequestEvent::Failed(why) => panic!("{why}"),
-                    _ => {}
-                }
-                ControlFlow::Continue(())
-            })
-            .unwrap();
+                    ControlFlow::Continue(())
+                })
+                .unwrap();
         }
         let truth = &truth[0][rounds - 1];
         let whole = Some((truth.tokens.clone(), truth.context.clone()));
@@ -254,100 +260,102 @@ fn a_session_comes_back_whole() {
         let first = order.iter().position(|&t| t == last).unwrap();
         waited[usize::from(first > last_of_other)] += 1;
     }
-    // With room for both they talk at once.
+    // With room for both they run at once.
     assert!(waited.iter().all(|&times| times > 0), "{waited:?}");
     assert!(looked.iter().all(|&times| times > 0), "{looked:?}");
 }
 
-/// Turns of one session are said one after the other, in the order they came, and hold nobody else up.
+/// Turns of one session run one after the other, in order of submission, and hold up no other request.
 #[test]
-fn one_after_the_other() {
+fn turns_of_a_session_keep_their_order() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
     let truth = alone(&model, dir.path(), 3);
-    let mut desk = desk(&model, dir.path(), "desk", None);
+    let mut scheduler = scheduler(&model, dir.path(), "scheduler", None);
     for name in &NAMES[..2] {
-        desk.create_session(name, "", OPENING, 0).unwrap();
+        scheduler.create_session(name, "", OPENING, 0).unwrap();
     }
-    // Owners take turns, but not in one conversation.
+    // Owners are served round-robin, but not within one session.
     let mut asked = |r: usize| {
-        desk.submit(Request {
+        scheduler.submit(Request {
             owner: r as u64 / 2,
             ..turn(0, r)
         })
     };
     let anna: Vec<RequestId> = (0..3).map(|r| asked(r).unwrap()).collect();
-    let ben = desk.submit(turn(1, 0)).unwrap();
+    let ben = scheduler.submit(turn(1, 0)).unwrap();
     let mut order = Vec::new();
-    while !desk.is_idle() {
-        desk.step(Duration::ZERO, &mut |ticket, news| {
-            if let RequestEvent::TurnSaved(answer) = news {
-                order.push((ticket, answer.tokens));
-            }
-            ControlFlow::Continue(())
-        })
-        .unwrap();
+    while !scheduler.is_idle() {
+        scheduler
+            .step(Duration::ZERO, &mut |request_id, event| {
+                if let RequestEvent::TurnSaved(answer) = event {
+                    order.push((request_id, answer.tokens));
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
     }
-    let of = |ticket| order.iter().position(|(t, _)| *t == ticket).unwrap();
+    let of = |request_id| order.iter().position(|(t, _)| *t == request_id).unwrap();
     assert!(of(anna[0]) < of(anna[1]) && of(anna[1]) < of(anna[2]));
     assert!(of(ben) < of(anna[1]));
-    for (round, &ticket) in anna.iter().enumerate() {
-        assert_eq!(order[of(ticket)].1, truth[0][round].tokens);
+    for (round, &request_id) in anna.iter().enumerate() {
+        assert_eq!(order[of(request_id)].1, truth[0][round].tokens);
     }
 }
 
-/// What nobody wants more of ends where it is: before its first token the question was never asked, behind it the answer
-/// is as long as it got. What waits is never begun.
+/// A cancelled turn that has no token yet leaves its session unchanged; one that has keeps the answer so far. A queued one
+/// never begins.
 #[test]
 fn cancelled_turns() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
     let truth = alone(&model, dir.path(), 2);
-    let mut desk = desk(&model, dir.path(), "desk", None);
+    let mut scheduler = scheduler(&model, dir.path(), "scheduler", None);
     let ids: Vec<SessionId> = NAMES[..2]
         .iter()
-        .map(|name| desk.create_session(name, "", OPENING, 0).unwrap())
+        .map(|name| scheduler.create_session(name, "", OPENING, 0).unwrap())
         .collect();
-    let early = desk.submit(turn(0, 0)).unwrap();
-    let late = desk.submit(turn(1, 0)).unwrap();
-    let waits = desk.submit(turn(1, 1)).unwrap();
+    let early = scheduler.submit(turn(0, 0)).unwrap();
+    let late = scheduler.submit(turn(1, 0)).unwrap();
+    let waits = scheduler.submit(turn(1, 1)).unwrap();
     let mut tokens = 0;
     let mut ends = HashMap::new();
-    while !desk.is_idle() {
+    while !scheduler.is_idle() {
         if tokens == 0 {
-            desk.cancel(early).unwrap();
-            desk.cancel(waits).unwrap();
+            scheduler.cancel(early).unwrap();
+            scheduler.cancel(waits).unwrap();
         }
-        desk.step(Duration::ZERO, &mut |ticket, news| {
-            match news {
-                RequestEvent::Token { .. } if ticket == late => tokens += 1,
-                RequestEvent::TurnSaved(answer) => drop(ends.insert(ticket, answer)),
-                RequestEvent::Failed(why) => panic!("{why}"),
-                _ => {}
-            }
-            match tokens {
-                4 => ControlFlow::Break(()),
-                _ => ControlFlow::Continue(()),
-            }
-        })
-        .unwrap();
+        scheduler
+            .step(Duration::ZERO, &mut |request_id, event| {
+                match event {
+                    RequestEvent::Token { .. } if request_id == late => tokens += 1,
+                    RequestEvent::TurnSaved(answer) => drop(ends.insert(request_id, answer)),
+                    RequestEvent::Failed(why) => panic!("{why}"),
+                    _ => {}
+                }
+                match tokens {
+                    4 => ControlFlow::Break(()),
+                    _ => ControlFlow::Continue(()),
+                }
+            })
+            .unwrap();
     }
     assert!(!ends.contains_key(&waits));
     let said = &ends[&late];
     assert_eq!((said.finish, said.turn), (Finish::Cancelled, Some(0)));
     assert_eq!(said.tokens, truth[1][0].tokens[..4]);
-    let sessions = desk.sessions().unwrap();
-    let turns = |id| sessions.stats(desk.runtime(), id).unwrap().turns;
+    let sessions = scheduler.sessions().unwrap();
+    let turns = |id| sessions.stats(scheduler.runtime(), id).unwrap().turns;
     assert_eq!(turns(ids[0]), 0);
     assert_eq!(turns(ids[1]), 1);
-    // And the one that was never asked can be asked again.
-    let again = desk.submit(turn(0, 0)).unwrap();
-    let said = finish(&mut desk, None);
+    // The question that was cancelled early can be asked anew.
+    let again = scheduler.submit(turn(0, 0)).unwrap();
+    let said = finish(&mut scheduler, None);
     assert_eq!(said[&again].tokens, truth[0][0].tokens);
 }
 
 #[test]
-fn what_could_never_be_said_is_refused_at_once() {
+fn a_turn_that_can_never_be_served_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
     let mut bare = Scheduler::new(
@@ -359,33 +367,33 @@ fn what_could_never_be_said_is_refused_at_once() {
         refused,
         Err(SubmitError::Session(SessionError::NoSessions))
     ));
-    let mut desk = desk(&model, dir.path(), "desk", None);
+    let mut scheduler = scheduler(&model, dir.path(), "scheduler", None);
     for name in ["anna", "../anna", "", "a/b"] {
-        let refused = desk.submit(turn_in(name, question(0, 0)));
+        let refused = scheduler.submit(turn_in(name, question(0, 0)));
         let error = SessionError::NoSuchSession { name: name.into() };
         assert_eq!(refused.unwrap_err().to_string(), error.to_string());
-        assert!(desk.delete_session(name).is_err());
+        assert!(scheduler.delete_session(name).is_err());
     }
-    desk.create_session("anna", "", OPENING, 0).unwrap();
+    scheduler.create_session("anna", "", OPENING, 0).unwrap();
     let stop = vec![String::new()];
     let options = GenerateOptions {
         stop,
         ..GenerateOptions::default()
     };
-    let refused = desk.submit(Request {
+    let refused = scheduler.submit(Request {
         options,
         ..turn(0, 0)
     });
     assert!(matches!(refused, Err(SubmitError::Stop(_))));
-    assert!(desk.is_idle());
-    desk.delete_session("anna").unwrap();
-    assert_eq!(desk.sessions().unwrap().list().unwrap(), []);
-    assert_eq!(desk.runtime().ledger().kv_live, 0);
+    assert!(scheduler.is_idle());
+    scheduler.delete_session("anna").unwrap();
+    assert_eq!(scheduler.sessions().unwrap().list().unwrap(), []);
+    assert_eq!(scheduler.runtime().ledger().kv_live, 0);
 }
 
-/// A fact that is told while others are answered cannot take what they were promised.
+/// A fact that is added while a request runs cannot take the bytes it was promised.
 #[test]
-fn a_promise_is_kept_beside_facts() {
+fn facts_take_no_promised_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let (spec, model) = tiny(dir.path());
     let ids = spec.ids(400);
@@ -395,8 +403,8 @@ fn a_promise_is_kept_beside_facts() {
         (runtime.sequence_bytes(400), scratch)
     };
     let budget = one + scratch + (700 << 10);
-    let mut desk = desk(&model, dir.path(), "desk", Some(budget));
-    desk.create_session("anna", "", OPENING, 0).unwrap();
+    let mut scheduler = scheduler(&model, dir.path(), "scheduler", Some(budget));
+    scheduler.create_session("anna", "", OPENING, 0).unwrap();
     let request = Request {
         options: GenerateOptions {
             tokens_max: Some(200),
@@ -405,34 +413,35 @@ fn a_promise_is_kept_beside_facts() {
         },
         ..Request::completion(ids[..200].to_vec())
     };
-    desk.submit(request).unwrap();
+    scheduler.submit(request).unwrap();
     let (mut told, mut refused, mut length) = (0, 0, 0);
-    while !desk.is_idle() {
-        desk.step(Duration::ZERO, &mut |_, news| {
-            match news {
-                RequestEvent::Completed(completed, _) => length = completed.tokens.len(),
-                RequestEvent::Failed(why) => panic!("{why}"),
-                _ => {}
-            }
-            ControlFlow::Continue(())
-        })
-        .unwrap();
+    while !scheduler.is_idle() {
+        scheduler
+            .step(Duration::ZERO, &mut |_, event| {
+                match event {
+                    RequestEvent::Completed(completed, _) => length = completed.tokens.len(),
+                    RequestEvent::Failed(why) => panic!("{why}"),
+                    _ => {}
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
         let fact = format!("Fact {told} holds and is told.");
-        let fact = desk.with_session("anna", |runtime, sessions, id| {
+        let fact = scheduler.with_session("anna", |runtime, sessions, id| {
             sessions.add_fact(runtime, id, &fact, 9)
         });
         match fact {
             Ok(_) => told += 1,
             Err(_) => refused += 1,
         }
-        assert!(desk.runtime().ledger().peak <= budget);
+        assert!(scheduler.runtime().ledger().peak <= budget);
     }
     assert_eq!(length, 200);
     assert!(told > 0 && refused > 0, "{told} told, {refused} refused");
 }
 
-/// The device becomes hot and short of memory and recovers, while everybody talks: the ladder is followed in order,
-/// nobody is lost, and nobody says another token.
+/// The device becomes hot and short of memory and recovers while all sessions answer: throttle levels follow in order, no
+/// request is lost, and no token changes.
 #[test]
 fn heat_and_shortage_change_no_token() {
     let dir = tempfile::tempdir().unwrap();
@@ -440,9 +449,9 @@ fn heat_and_shortage_change_no_token() {
     let rounds = 6;
     let truth = alone(&model, dir.path(), rounds);
     let ids = spec.ids(200);
-    let mut desk = desk(&model, dir.path(), "desk", None);
+    let mut scheduler = scheduler(&model, dir.path(), "scheduler", None);
     for name in NAMES {
-        desk.create_session(name, "", OPENING, 0).unwrap();
+        scheduler.create_session(name, "", OPENING, 0).unwrap();
     }
     let request = Request {
         options: GenerateOptions {
@@ -461,77 +470,78 @@ fn heat_and_shortage_change_no_token() {
         }),
         ..Reading::default()
     };
-    let (mut second, mut rungs, mut words) = (0, vec![0], Vec::new());
+    let (mut second, mut levels, mut words) = (0, vec![0], Vec::new());
     let mut first = None;
     for round in 0..rounds {
-        let tickets = [0, 1, 2, 3].map(|who| desk.submit(turn(who, round)).unwrap());
-        desk.submit(request.clone()).unwrap();
+        let request_ids = [0, 1, 2, 3].map(|who| scheduler.submit(turn(who, round)).unwrap());
+        scheduler.submit(request.clone()).unwrap();
         let (mut said, mut answer) = (HashMap::new(), Vec::new());
         let (heat, memory) = match round {
             0 | 1 => (Thermal::Critical, 200),
             2 | 3 => (Thermal::Critical, 0),
             _ => (Thermal::Nominal, 200),
         };
-        while !desk.is_idle() {
-            desk.step(Duration::ZERO, &mut |ticket, news| {
-                match news {
-                    RequestEvent::TurnSaved(answer) => drop(said.insert(ticket, *answer)),
-                    RequestEvent::Completed(completed, _) => answer = completed.tokens,
-                    RequestEvent::Failed(why) => panic!("{why}"),
-                    _ => {}
-                }
-                ControlFlow::Continue(())
-            })
-            .unwrap();
+        while !scheduler.is_idle() {
+            scheduler
+                .step(Duration::ZERO, &mut |request_id, event| {
+                    match event {
+                        RequestEvent::TurnSaved(answer) => drop(said.insert(request_id, *answer)),
+                        RequestEvent::Completed(completed, _) => answer = completed.tokens,
+                        RequestEvent::Failed(why) => panic!("{why}"),
+                        _ => {}
+                    }
+                    ControlFlow::Continue(())
+                })
+                .unwrap();
             second += 1;
             let now = Duration::from_secs(second);
-            words.extend(desk.observe(Some(heat), &room(memory), now));
-            if *rungs.last().unwrap() != desk.throttle_level() {
-                rungs.push(desk.throttle_level());
+            words.extend(scheduler.observe(Some(heat), &room(memory), now));
+            if *levels.last().unwrap() != scheduler.throttle_level() {
+                levels.push(scheduler.throttle_level());
             }
         }
-        for (who, ticket) in tickets.iter().enumerate() {
-            assert_eq!(said[ticket].tokens, truth[who][round].tokens);
+        for (who, request_id) in request_ids.iter().enumerate() {
+            assert_eq!(said[request_id].tokens, truth[who][round].tokens);
         }
         assert_eq!(first.get_or_insert(answer.clone()), &answer);
         if round == 3 {
-            // Only who talks is in memory.
-            let sessions = desk.sessions().unwrap();
+            // Only answering sessions are in memory.
+            let sessions = scheduler.sessions().unwrap();
             let open = NAMES.iter().filter(|name| sessions.opened(name).is_some());
             assert!(open.count() < 4);
         }
     }
-    assert_eq!(rungs, [0, 1, 2, 3, 4, 3, 2, 1, 0], "{words:?}");
+    assert_eq!(levels, [0, 1, 2, 3, 4, 3, 2, 1, 0], "{words:?}");
     let said = |what: &str| words.iter().any(|word| word.ends_with(what));
     assert!(said("a session leaves memory"), "{words:?}");
-    assert!(said("everybody may enter"), "{words:?}");
+    assert!(said("requests are admitted again"), "{words:?}");
 }
 
-/// A fork where nobody has room: the session that it is made of does not leave memory for it.
+/// A fork while the device is short of memory: its source is not suspended for it.
 #[test]
-fn a_fork_keeps_what_it_is_made_of() {
+fn a_fork_keeps_its_source_in_memory() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
     let truth = alone(&model, dir.path(), 2);
-    let mut desk = desk(&model, dir.path(), "desk", None);
+    let mut scheduler = scheduler(&model, dir.path(), "scheduler", None);
     let short = Reading {
         mem_available_bytes: Some(0),
         ..Reading::default()
     };
-    desk.observe(None, &short, Duration::ZERO);
-    desk.create_session("anna", "", OPENING, 0).unwrap();
-    desk.submit(turn(0, 0)).unwrap();
-    finish(&mut desk, None);
-    desk.fork_session("anna", "ben").unwrap();
-    let ticket = desk.submit(turn_in("ben", question(0, 1))).unwrap();
-    let said = finish(&mut desk, None);
-    assert_eq!(said[&ticket].tokens, truth[0][1].tokens);
+    scheduler.observe(None, &short, Duration::ZERO);
+    scheduler.create_session("anna", "", OPENING, 0).unwrap();
+    scheduler.submit(turn(0, 0)).unwrap();
+    finish(&mut scheduler, None);
+    scheduler.fork_session("anna", "ben").unwrap();
+    let request_id = scheduler.submit(turn_in("ben", question(0, 1))).unwrap();
+    let said = finish(&mut scheduler, None);
+    assert_eq!(said[&request_id].tokens, truth[0][1].tokens);
 }
 
-/// A turn that somebody asked for is seen by the next answer, though the session left memory in between, or a question
-/// was taken back before it was answered.
+/// The next answer sees a recalled turn, even if the session was suspended in between, or a question was cancelled before it
+/// was answered.
 #[test]
-fn what_was_asked_for_is_not_forgotten() {
+fn a_recalled_turn_is_not_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = tiny(dir.path());
     let about_nothing = || turn_in(NAMES[0], "zebras only".to_owned());
@@ -539,8 +549,9 @@ fn what_was_asked_for_is_not_forgotten() {
         let runtime = runtime(&model, dir.path(), None);
         let folder = tempfile::tempdir_in(dir.path()).unwrap();
         let sessions = sessions(&runtime, folder.path());
-        let mut desk = Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions);
-        desk.create_session("anna", "", OPENING, 0).unwrap();
+        let mut scheduler =
+            Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions);
+        scheduler.create_session("anna", "", OPENING, 0).unwrap();
         for round in 0..9 {
             let short = Request {
                 options: GenerateOptions {
@@ -549,33 +560,35 @@ fn what_was_asked_for_is_not_forgotten() {
                 },
                 ..turn_in(NAMES[0], format!("cats {round}"))
             };
-            desk.submit(short).unwrap();
-            finish(&mut desk, None);
+            scheduler.submit(short).unwrap();
+            finish(&mut scheduler, None);
         }
-        desk.with_session("anna", |_, sessions, id| {
-            let turns = sessions.turns(id)?;
-            let spilled = turns.iter().find(|t| t.place == Place::Spilled);
-            let oldest = spilled.unwrap().number;
-            match asked_for {
-                true => sessions.recall(id, oldest),
-                false => Ok(()),
-            }
-        })
-        .unwrap();
-        between(&mut desk);
-        let ticket = desk.submit(about_nothing()).unwrap();
-        let answer = finish(&mut desk, None).remove(&ticket).unwrap();
+        scheduler
+            .with_session("anna", |_, sessions, id| {
+                let turns = sessions.turns(id)?;
+                let spilled = turns.iter().find(|t| t.place == Place::Spilled);
+                let oldest = spilled.unwrap().number;
+                match asked_for {
+                    true => sessions.recall(id, oldest),
+                    false => Ok(()),
+                }
+            })
+            .unwrap();
+        between(&mut scheduler);
+        let request_id = scheduler.submit(about_nothing()).unwrap();
+        let answer = finish(&mut scheduler, None).remove(&request_id).unwrap();
         answer.tokens
     };
     let truth = seen(true, &|_| ());
     assert_ne!(truth, seen(false, &|_| ()));
     assert_eq!(seen(true, &Scheduler::suspend_all), truth);
-    let undone = seen(true, &|desk| {
-        let ticket = desk.submit(about_nothing()).unwrap();
-        desk.step(Duration::ZERO, &mut |_, _| ControlFlow::Break(()))
+    let undone = seen(true, &|scheduler| {
+        let request_id = scheduler.submit(about_nothing()).unwrap();
+        scheduler
+            .step(Duration::ZERO, &mut |_, _| ControlFlow::Break(()))
             .unwrap();
-        desk.cancel(ticket).unwrap();
-        finish(desk, None);
+        scheduler.cancel(request_id).unwrap();
+        finish(scheduler, None);
     });
     assert_eq!(undone, truth);
 }

@@ -125,7 +125,8 @@ impl Driver {
         let changes = self.scheduler.observe(thermal, reading, now);
         let (ledger, stats) = (self.scheduler.runtime().ledger(), self.scheduler.stats());
         let mut metrics = lock(&self.shared.metrics);
-        self.speed.add(now, metrics.sampled_tokens, stats.read);
+        self.speed
+            .add(now, metrics.sampled_tokens, stats.tokens_read);
         metrics.speed = self.speed.per_second();
         metrics.thermal = thermal;
         metrics.throttle_level = self.scheduler.throttle_level();

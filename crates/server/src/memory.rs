@@ -86,7 +86,7 @@ fn report_json(report: &MemoryReport) -> Value {
     let (sessions, requests): (Vec<&SequenceReport>, Vec<&SequenceReport>) = report
         .sequences
         .iter()
-        .partition(|shown| shown.who.session().is_some());
+        .partition(|shown| shown.owner.session().is_some());
     let all = |of: Vec<&SequenceReport>| of.into_iter().map(shown_json).collect::<Vec<Value>>();
     json!({
         "object": "memory",
@@ -122,7 +122,7 @@ fn shown_json(shown: &SequenceReport) -> Value {
             })
         })
         .collect();
-    let strips: Vec<Value> = shown.strips.iter().map(strip_json).collect();
+    let strips: Vec<Value> = shown.token_maps.iter().map(strip_json).collect();
     let mut document = json!({
         "is_active": shown.is_active,
         "position": shown.position,
@@ -131,7 +131,7 @@ fn shown_json(shown: &SequenceReport) -> Value {
         "strips": strips,
         "layers_left_off": shown.layers_left_off,
     });
-    match &shown.who {
+    match &shown.owner {
         SequenceOwner::Request(ticket) => document["number"] = json!(ticket.number()),
         SequenceOwner::Session(session) => add_session(&mut document, session),
     }
@@ -180,7 +180,7 @@ fn strip_json(strip: &TokenMap) -> Value {
         }
     }
     let runs: Vec<Value> = strip
-        .stretches
+        .runs
         .iter()
         .map(|(tokens, lies)| json!([tokens, lies.name()]))
         .collect();

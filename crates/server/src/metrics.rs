@@ -132,15 +132,15 @@ impl Lines {
             "Prompts without a session, by prefix cache result: found, diverged from a cached prompt at an unsaved position, or new.",
             "begins",
             &[
-                ("kept", reuse.found),
-                ("parted", reuse.parted),
-                ("new", reuse.new),
+                ("kept", reuse.hits),
+                ("parted", reuse.forks),
+                ("new", reuse.misses),
             ],
         );
         self.counter(
             "prompts_left_total",
             "Entries evicted from the prefix cache.",
-            reuse.left,
+            reuse.evicted,
         );
         self.counter("tokens_total", "Tokens sampled.", metrics.sampled_tokens);
         let [sampled, read] = metrics.speed;
@@ -165,7 +165,7 @@ impl Lines {
 
     /// Hits, misses and evictions.
     fn cache(&mut self, metrics: &Metrics) {
-        let (cache, reused) = (&metrics.cache, metrics.prefix_cache.tokens);
+        let (cache, reused) = (&metrics.cache, metrics.prefix_cache.hit_tokens);
         self.counter(
             "cache_hit_tokens_total",
             "Context tokens whose keys and values were cached.",
@@ -215,7 +215,7 @@ impl Lines {
             "from",
             &[("disk", tally.mounted), ("ids", tally.read_again)],
         );
-        let away = &metrics.stats.put_away;
+        let away = &metrics.stats.suspensions;
         self.by(
             "sessions_put_away_total",
             "counter",
@@ -319,7 +319,7 @@ fn by_session(report: &MemoryReport) -> BTreeMap<(String, &'static str, String),
     let mut named = 0;
     let mut sums = BTreeMap::new();
     for shown in &report.sequences {
-        let session = match shown.who.session() {
+        let session = match shown.owner.session() {
             None => "",
             Some(session) if named < limits::SESSIONS_NAMED => {
                 named += 1;

@@ -1,47 +1,48 @@
-//! The memory as it is between two steps, for whoever wants to see it: bytes by zone and form, and each sequence as strips
-//! of tokens. It is made of what is there already, takes time for blocks and not for tokens, and changes nothing.
+//! Memory report: bytes by zone and form, and the tokens of each sequence by where they are, between two steps. Making one
+//! takes time by blocks, not by tokens, and changes nothing.
 
-use super::house::House;
-use super::job::{Job, Work};
+use super::batch::Batch;
 use super::plan::Pace;
-use super::token_map::{TokenMap, strips};
-use super::{RequestId, Scheduler};
+use super::request::RequestId;
+use super::resources::{Resources, SuspendCounts};
+use super::token_map::{TokenMap, token_maps};
 use crate::session::{SessionId, SessionPicture, Sessions, Tally};
 use haversack_cache::{KvForm, Ledger, ZoneBytes};
-use haversack_engine::runtime::{Runtime, SequenceId};
+use haversack_engine::runtime::SequenceId;
 
 #[derive(Clone, Debug)]
 pub struct MemoryReport {
     pub ledger: Ledger,
-    /// Blocks by zone and form, shared ones once.
+    /// Blocks by zone and form; shared blocks count once.
     pub zones: Vec<ZoneBytes>,
-    /// Promised to those who have entered, and not held yet.
+    /// Promised to running requests and not held yet.
     pub promised_bytes: usize,
-    /// Held by sessions that would leave for others, and kept for requests to come.
+    /// Held by idle sessions and by the prefix cache, which leave memory when a request needs it.
     pub idle_bytes: usize,
-    /// Mapped, and not in the budget.
+    /// Mapped from the model file, not in the budget.
     pub weights_bytes: usize,
     pub pace: Pace,
     pub threads: usize,
     pub active: usize,
     pub waiting: usize,
-    /// The largest first, at most [`SHOWN`].
+    /// The largest first, at most [`MAX_SEQUENCES`].
     pub sequences: Vec<SequenceReport>,
+    /// Sequences beyond those.
     pub left_off: usize,
 }
 
-/// A session in memory, or a request that is computed.
+/// A session in memory, or a running completion.
 #[derive(Clone, Debug)]
 pub struct SequenceReport {
-    pub who: SequenceOwner,
+    pub owner: SequenceOwner,
     pub is_active: bool,
-    /// Tokens seen.
+    /// Tokens read or sampled.
     pub position: u64,
-    /// Of its blocks; shared ones count for each.
+    /// Of its blocks; shared blocks count for each sequence.
     pub bytes: usize,
     pub zones: Vec<ZoneBytes>,
-    pub strips: Vec<TokenMap>,
-    /// Layers beyond those.
+    pub token_maps: Vec<TokenMap>,
+    /// Layers that have no token map because there are too many different ones.
     pub layers_left_off: usize,
 }
 
@@ -60,10 +61,9 @@ impl SequenceOwner {
     }
 }
 
-/// Sequences that are shown at most.
-pub const SHOWN: usize = 64;
+pub const MAX_SEQUENCES: usize = 64;
 
-/// How a form is called: `int4`, or `int8+int4` where keys and values differ.
+/// `int4`, or `int8+int4` where keys and values differ.
 pub fn form_name(form: KvForm) -> String {
     match (form.k.codec, form.v.codec) {
         (k, v) if k == v => k.to_string(),
@@ -71,132 +71,114 @@ pub fn form_name(form: KvForm) -> String {
     }
 }
 
-/// Why sessions that did nothing were put away, counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SuspendCounts {
-    /// Somebody else needed the room.
-    pub for_others: u64,
-    /// The device was short of memory.
-    pub for_device: u64,
-}
-
-/// What a watchman wants to know; cheap enough for twice a second.
+/// Counters for alerts and metrics, cheap enough to read twice a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SchedulerStats {
-    /// Held, or promised, and not to be had by putting sessions away.
+    /// Held or promised, beyond what idle sessions and the prefix cache hold.
     pub bound_bytes: usize,
     /// Sessions whose last turn is not on disk.
     pub unsaved: usize,
-    /// The device has no room for everybody.
+    /// The device is short of memory.
     pub is_short: bool,
-    pub put_away: SuspendCounts,
+    pub suspensions: SuspendCounts,
     pub tally: Tally,
-    /// Tokens that were read, of prompts and answers.
-    pub read: u64,
-    /// Openings of sessions: computed, found in memory, found on disk.
+    /// Tokens read, of prompts and answers.
+    pub tokens_read: u64,
+    /// Session openings: computed, found in memory, found on disk.
     pub openings: [u64; 3],
 }
 
-impl Scheduler {
-    pub fn memory_report(&self) -> MemoryReport {
-        let house = self.house();
-        let runtime = &house.runtime;
-        let mut sequences = house.shown();
-        sequences.sort_by_key(|(_, sequence)| std::cmp::Reverse(held(runtime, *sequence)));
-        let left_off = sequences.len().saturating_sub(SHOWN);
-        sequences.truncate(SHOWN);
-        let sequences = sequences.into_iter().filter_map(|(who, sequence)| {
-            // One that has just ended is not worth an error.
-            house.look_at(who, sequence)
-        });
+impl MemoryReport {
+    pub(super) fn new(
+        resources: &Resources,
+        batch: &Batch,
+        pace: Pace,
+        waiting: usize,
+    ) -> MemoryReport {
+        let runtime = &resources.runtime;
+        let mut holders = holders(resources, batch);
+        holders.sort_by_key(|(_, id)| std::cmp::Reverse(resources.held_bytes(*id)));
+        let left_off = holders.len().saturating_sub(MAX_SEQUENCES);
+        holders.truncate(MAX_SEQUENCES);
+        let sequences = holders.into_iter();
+        let sequences = sequences.filter_map(|(holder, id)| report_sequence(resources, holder, id));
         MemoryReport {
             ledger: runtime.ledger(),
             zones: runtime.store().zone_bytes(),
-            promised_bytes: house.outstanding(),
-            idle_bytes: house.idle_bytes(),
+            promised_bytes: batch.promises().outstanding_bytes(resources),
+            idle_bytes: resources.idle_bytes(),
             weights_bytes: runtime.model().weights().bytes_per_token(),
-            pace: self.pace(),
+            pace,
             threads: runtime.threads(),
-            active: self.active(),
-            waiting: self.waiting(),
+            active: batch.len(),
+            waiting,
             sequences: sequences.collect(),
             left_off,
         }
     }
+}
 
-    pub fn stats(&self) -> SchedulerStats {
-        let house = self.house();
-        let sessions = house.sessions.as_ref();
-        let held = house.runtime.ledger().total();
-        let bound = held.saturating_sub(house.idle_bytes());
-        let prefix = sessions.map(Sessions::prefixes);
+impl SchedulerStats {
+    pub(super) fn new(resources: &Resources, batch: &Batch) -> SchedulerStats {
+        let sessions = resources.sessions.as_ref();
+        let held = resources.runtime.ledger().total();
+        let bound = held.saturating_sub(resources.idle_bytes());
+        let promised = batch.promises().outstanding_bytes(resources);
+        let openings = sessions.map(Sessions::prefixes);
         SchedulerStats {
-            bound_bytes: bound.saturating_add(house.outstanding()),
+            bound_bytes: bound.saturating_add(promised),
             unsaved: sessions.map_or(0, Sessions::unsaved),
-            is_short: house.is_short(),
-            put_away: house.put_away,
+            is_short: resources.is_device_short(),
+            suspensions: resources.suspensions,
             tally: sessions.map_or_else(Tally::default, Sessions::tally),
-            read: house.read,
-            openings: prefix.map_or([0; 3], |p| [p.computed, p.shared, p.mapped]),
+            tokens_read: batch.tokens_read(),
+            openings: openings.map_or([0; 3], |p| [p.computed, p.shared, p.mapped]),
         }
     }
 }
 
-/// Somebody who holds a sequence.
-enum Holder<'a> {
+enum Holder {
     Session(SessionId),
-    Request(&'a Job),
+    Request(RequestId),
 }
 
-impl House {
-    fn shown(&self) -> Vec<(Holder<'_>, SequenceId)> {
-        let sessions = self.sessions.iter().flat_map(|sessions| {
-            let of = |id| Some((Holder::Session(id), sessions.sequence(id).ok()?));
-            sessions.open_ids().filter_map(of)
-        });
-        let requests = self.active.iter().filter_map(|job| match &job.work {
-            Work::Request { sequence, .. } => Some((Holder::Request(job), *sequence)),
-            Work::Turn(_) => None,
-        });
-        sessions.chain(requests).collect()
-    }
-
-    fn look_at(&self, who: Holder<'_>, sequence: SequenceId) -> Option<SequenceReport> {
-        let (runtime, store) = (&self.runtime, self.runtime.store());
-        let stats = runtime.stats(sequence).ok()?;
-        let who = match who {
-            Holder::Session(id) => {
-                let picture = self.sessions.as_ref()?.picture(runtime, id);
-                SequenceOwner::Session(Box::new(picture.ok()?))
-            }
-            Holder::Request(job) => SequenceOwner::Request(job.ticket),
-        };
-        let away = who.session().map_or(&[][..], |session| &session.away);
-        let shapes = store.layers().iter().copied().enumerate();
-        let layers = shapes.map(|(i, shape)| Some((shape, store.runs(sequence, i).ok()?)));
-        let layers: Option<Vec<_>> = layers.collect();
-        let (strips, layers_left_off) = strips(layers?.into_iter(), away);
-        Some(SequenceReport {
-            is_active: who.session().is_none_or(|session| session.is_answering),
-            position: stats.position,
-            bytes: stats.bytes,
-            zones: store.zone_bytes_of(sequence).ok()?,
-            strips,
-            layers_left_off,
-            who,
-        })
-    }
-
-    /// Held by sessions that could leave memory, and kept for requests to come.
-    fn idle_bytes(&self) -> usize {
-        let sessions = self.sessions.as_ref();
-        let idle = self.idle(None).into_iter();
-        let sequences = idle.filter_map(|id| sessions?.sequence(id).ok());
-        let all = sequences.chain(self.past.sequences());
-        all.map(|id| held(&self.runtime, id)).sum()
-    }
+fn holders(resources: &Resources, batch: &Batch) -> Vec<(Holder, SequenceId)> {
+    let sessions = resources.sessions.iter().flat_map(|sessions| {
+        let of = |id| Some((Holder::Session(id), sessions.sequence(id).ok()?));
+        sessions.open_ids().filter_map(of)
+    });
+    let requests = batch.completions();
+    let requests = requests.map(|(request, id)| (Holder::Request(request), id));
+    sessions.chain(requests).collect()
 }
 
-fn held(runtime: &Runtime, sequence: SequenceId) -> usize {
-    runtime.stats(sequence).map_or(0, |stats| stats.bytes)
+/// `None`: the sequence has just ended.
+fn report_sequence(
+    resources: &Resources,
+    holder: Holder,
+    sequence: SequenceId,
+) -> Option<SequenceReport> {
+    let (runtime, store) = (&resources.runtime, resources.runtime.store());
+    let stats = runtime.stats(sequence).ok()?;
+    let owner = match holder {
+        Holder::Session(id) => {
+            let session = resources.sessions.as_ref()?.picture(runtime, id);
+            SequenceOwner::Session(Box::new(session.ok()?))
+        }
+        Holder::Request(id) => SequenceOwner::Request(id),
+    };
+    let away = owner.session().map_or(&[][..], |session| &session.away);
+    let shapes = store.layers().iter().copied().enumerate();
+    let layers = shapes.map(|(i, shape)| Some((shape, store.runs(sequence, i).ok()?)));
+    let layers: Option<Vec<_>> = layers.collect();
+    let (token_maps, layers_left_off) = token_maps(layers?.into_iter(), away);
+    Some(SequenceReport {
+        is_active: owner.session().is_none_or(|session| session.is_answering),
+        position: stats.position,
+        bytes: stats.bytes,
+        zones: store.zone_bytes_of(sequence).ok()?,
+        token_maps,
+        layers_left_off,
+        owner,
+    })
 }

@@ -4,17 +4,20 @@
 //! submit ─► queue ─► admission (bytes promised) ─► batch ─► step ─► … ─► Completed | TurnSaved | Failed
 //! ```
 //!
-//! [`queue`], [`plan`], [`row_limit`] and [`throttle`] decide and are pure. The tokens of a request do not depend on which other requests
-//! run, when it was admitted, or how its prompt was cut into portions.
+//! [`queue`], [`plan`], [`row_limit`], [`throttle`] and the decision of [`admission`] are pure. The tokens of a request do
+//! not depend on which other requests run, when it was admitted, or how its prompt was cut into portions.
 
-mod house;
-mod job;
+pub mod admission;
+mod batch;
 pub mod memory_report;
 pub mod plan;
 mod prefix_cache;
 pub mod queue;
 mod request;
+mod resources;
 pub mod row_limit;
+mod running;
+mod submit;
 pub mod throttle;
 pub mod token_map;
 
@@ -24,35 +27,36 @@ pub use prefix_cache::PrefixCacheStats;
 pub use request::{
     Request, RequestError, RequestEvent, RequestId, RequestKind, RequestReport, SubmitError,
 };
+pub use resources::SuspendCounts;
 pub use row_limit::{LongPrompt, RowLimit};
 pub use throttle::{StepLimits, Throttle, ThrottleChange};
 
-use self::house::{Enters, House, promisable, reader};
-use self::job::{Asked, Entry, Job, Turn, What, Work};
-use self::plan::{Portion, Wish, plan};
-use self::queue::{Admit, Queue, QueuedRequest};
-use self::request::Deliver;
 use crate::session::{SessionError, SessionId, Sessions};
+use admission::{Admission, Outcome};
+use batch::Batch;
 use haversack_engine::device::Thermal;
-use haversack_engine::runtime::completion::{Completed, Completion};
-use haversack_engine::runtime::options::Policy;
-use haversack_engine::runtime::{Finish, GenerateOptions, Keep, Runtime, StepError};
+use haversack_engine::runtime::completion::Completed;
+use haversack_engine::runtime::{Finish, Runtime, StepError};
 use haversack_engine::sample::Sampler;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
 use haversack_memory::zoo::{Bug, planted};
-use std::cell::Cell;
+use plan::{Portion, plan, prompt_tokens};
+use queue::Queue;
+use request::Deliver;
+use resources::Resources;
+use running::{PreparedRequest, PreparedWork, RunningRequest};
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug)]
 pub struct SchedulerOptions {
-    /// Sequences of one step at most.
+    /// Maximum requests that run at once.
     pub batch: usize,
-    /// Requests that may wait.
+    /// Maximum requests that wait.
     pub queue: usize,
-    /// Sequences that are kept of requests that are over, for those who begin alike, while nobody needs their room.
+    /// Maximum sequences of finished requests in the prefix cache; 0 = no cache.
     pub reuse: usize,
-    /// Tokens of prompts that a step reads at most; fewer where that takes long, see [`Portion`].
+    /// Maximum prompt tokens of a step while several requests run or wait, see [`Portion`].
     pub chunk: usize,
 }
 
@@ -70,117 +74,251 @@ impl Default for SchedulerOptions {
 
 pub struct Scheduler {
     options: SchedulerOptions,
+    queue: Queue<PreparedRequest>,
+    batch: Batch,
+    resources: Resources,
     pace: Pace,
-    portion: Portion,
-    queue: Queue<Entry>,
-    house: House,
-    ladder: Throttle,
-    tickets: u64,
+    shared_portion: Portion,
+    lone_portion: Portion,
+    throttle: Throttle,
+    next_id: u64,
 }
 
 impl Scheduler {
     pub fn new(runtime: Runtime, options: SchedulerOptions) -> Scheduler {
-        // A step of nobody would never end.
+        // A batch of none would never end.
         let batch = options.batch.max(1);
-        let options = SchedulerOptions { batch, ..options };
         let chunk = runtime.chunk().min(options.chunk.max(1));
         let pace = Pace { batch, chunk };
         Scheduler {
-            options,
-            pace,
-            portion: Portion::new(chunk),
+            options: SchedulerOptions { batch, ..options },
             queue: Queue::new(options.queue),
-            ladder: Throttle::new(StepLimits {
+            batch: Batch::default(),
+            pace,
+            shared_portion: Portion::shared(chunk),
+            lone_portion: Portion::lone(chunk, runtime.chunk()),
+            throttle: Throttle::new(StepLimits {
                 pace,
                 threads: runtime.threads(),
             }),
-            house: House::new(runtime, options.reuse),
-            tickets: 0,
+            resources: Resources::new(runtime, options.reuse),
+            next_id: 0,
         }
     }
 
-    /// With sessions over its runtime, none of which is open yet.
+    /// Serves turns of these sessions. They must be of this scheduler's runtime, and none may be open.
     pub fn with_sessions(mut self, sessions: Sessions) -> Scheduler {
-        self.house.sessions = Some(sessions);
+        self.resources.sessions = Some(sessions);
         self
     }
 
-    /// How much a step may do from now on. Whoever has entered stays, and says the same.
+    /// Queues a request, or says at once why it could never be served. A turn waits for earlier turns of its session.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
+        let Request { owner, options, .. } = request;
+        let (work, bytes) = submit::prepare(&self.resources, request.kind, options, owner)?;
+        let id = RequestId(self.next_id);
+        let sampler = Sampler::new(request.sample)?.constrained(request.constraint);
+        let prepared = PreparedRequest { id, sampler, work };
+        self.queue
+            .push(prepared, request.priority, owner, bytes, request.deadline)?;
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    /// Ends a request. A completion is gone at once, without an event. A running turn ends with what it has said so far,
+    /// which becomes part of its session. Requests that have ended are ignored.
+    pub fn cancel(&mut self, id: RequestId) -> Result<(), StepError> {
+        let removed = self
+            .queue
+            .remove(|queued| queued.request.id == id && !planted(Bug::QueueLeak));
+        let hits_another = !removed.is_empty() && planted(Bug::CancelHitsAnother);
+        self.batch.cancel(&mut self.resources, id, hits_another)
+    }
+
+    /// Computes one step of the batch. `now` is the caller's clock, also of deadlines. `deliver` receives the events; `Break`
+    /// cancels the request. `false`: there was nothing to do.
+    pub fn step(&mut self, now: Duration, deliver: Deliver<'_>) -> Result<bool, StepError> {
+        self.shared_portion.begin(now);
+        self.lone_portion.begin(now);
+        self.expire(now, deliver)?;
+        self.admit(deliver)?;
+        let (batch, resources) = (&mut self.batch, &mut self.resources);
+        batch.reread_full(resources)?;
+        batch.conclude_turns(resources, deliver);
+        batch.save_turns(resources, deliver);
+        if batch.is_empty() {
+            return Ok(batch.is_saving());
+        }
+        let demands = batch.demands();
+        let mut takes = self.plan_step(&demands, now);
+        let chunk = self.pace().chunk.max(BLOCK_SLOTS);
+        let (batch, resources) = (&mut self.batch, &mut self.resources);
+        if batch.compute(resources, &demands, &mut takes, chunk, deliver)? {
+            batch.cache_prefixes(resources, &takes)?;
+            batch.deliver(resources, &takes, deliver)?;
+            batch.conclude_turns(resources, deliver);
+        }
+        Ok(true)
+    }
+
+    /// (demand): tokens of the next step. The only request reads the runtime's own chunk, unless the pace was lowered.
+    fn plan_step(&mut self, demands: &[plan::Demand], now: Duration) -> Vec<usize> {
+        let is_lone = demands.len() == 1 && self.queue.is_empty();
+        let is_slowed = self.pace.chunk < self.throttle.max().pace.chunk;
+        let mut pace = self.pace();
+        let portion = if is_lone && !is_slowed {
+            pace.chunk = self.lone_portion.tokens();
+            &mut self.lone_portion
+        } else {
+            &mut self.shared_portion
+        };
+        let takes = plan(demands, pace);
+        portion.reads(now, prompt_tokens(demands, &takes));
+        takes
+    }
+
+    /// Ends requests whose deadline has passed.
+    fn expire(&mut self, now: Duration, deliver: Deliver<'_>) -> Result<(), StepError> {
+        for expired in self.queue.remove_expired(now) {
+            let completed = match expired.request.work {
+                PreparedWork::Completion(work) => work.completion.end(),
+                PreparedWork::Turn(_) => Completed {
+                    text: String::new(),
+                    tokens: Vec::new(),
+                    finish: Finish::Cancelled,
+                    shown: 0,
+                },
+            };
+            let event = RequestEvent::Completed(completed, RequestReport::default());
+            let _ = deliver(expired.request.id, event);
+        }
+        self.batch.expire(&mut self.resources, now, deliver)
+    }
+
+    /// Moves requests from the queue to the batch while their bytes can be promised.
+    fn admit(&mut self, deliver: Deliver<'_>) -> Result<(), StepError> {
+        while self.batch.len() < self.options.batch && !self.queue.is_empty() {
+            let first_turns = first_turns(&self.queue);
+            let mut admission = Admission::new(&mut self.resources, self.batch.promises());
+            let mut outcome = Outcome::Blocked;
+            let admitted = self.queue.pop_admissible(|queued| {
+                let PreparedRequest { id, work, .. } = &queued.request;
+                outcome = match work {
+                    PreparedWork::Turn(_) if !first_turns.contains(id) => Outcome::Blocked,
+                    _ => admission.start(queued),
+                };
+                outcome.admit()
+            });
+            let Some(queued) = admitted else {
+                break;
+            };
+            let id = queued.request.id;
+            match outcome {
+                Outcome::Started(started) => {
+                    self.batch.push(RunningRequest::new(queued, started));
+                    if deliver(id, RequestEvent::Admitted).is_break() {
+                        self.cancel(id)?;
+                    }
+                }
+                Outcome::Failed(error) => drop(deliver(id, RequestEvent::Failed(error))),
+                Outcome::NoMemory | Outcome::Blocked => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Requests in the batch.
+    pub fn active(&self) -> usize {
+        self.batch.len()
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.batch.is_empty() && !self.batch.is_saving()
+    }
+
+    /// Limits later steps. Running requests stay, and their tokens do not change.
     pub fn set_pace(&mut self, pace: Pace) {
         let batch = pace.batch.clamp(1, self.options.batch);
         self.pace = Pace { batch, ..pace };
     }
 
-    /// Tells what the device says: how hot it is, if anybody knows, and what memory it has. Returns what changes, in
-    /// words. Heat changes the pace; a shortage of memory sends sessions that do nothing to their files, then holds up
-    /// who has not entered, and at last makes windows smaller where sequences have one. Nothing but that last changes a
-    /// token, and nobody who has entered is sent away.
+    /// Of a step beside other requests.
+    pub fn pace(&self) -> Pace {
+        Pace {
+            chunk: self.pace.chunk.min(self.shared_portion.tokens()),
+            ..self.pace
+        }
+    }
+
+    /// 0 = not throttled.
+    pub fn throttle_level(&self) -> u8 {
+        self.throttle.level()
+    }
+
+    /// Acts on readings of the device, and returns log lines of what changed. Heat changes the pace and the threads. A
+    /// shortage of memory empties the prefix cache, suspends idle sessions, holds up admission, and at last shrinks the windows
+    /// of sequences that have one. Only the last changes tokens. No running request is ended.
     pub fn observe(
         &mut self,
         thermal: Option<Thermal>,
         reading: &Reading,
         now: Duration,
     ) -> Vec<String> {
-        let mut words = Vec::new();
-        if let Some(rung) = thermal.and_then(|thermal| self.ladder.decide(thermal, now)) {
-            self.set_pace(rung.limits.pace);
+        let mut lines = Vec::new();
+        if let Some(change) = thermal.and_then(|thermal| self.throttle.observe(thermal, now)) {
+            self.set_pace(change.limits.pace);
             if planted(Bug::HeatDropsRequest) {
-                self.house.active.truncate(self.pace.batch);
+                self.batch.truncate(self.pace.batch);
             }
-            self.house.runtime.set_threads(rung.limits.threads);
-            words.push(rung.to_string());
+            self.resources.runtime.set_threads(change.limits.threads);
+            lines.push(change.to_string());
         }
-        words.extend(self.house.observe(reading));
-        self.house.runtime.observe(reading, now);
-        words
+        lines.extend(self.resources.observe(reading));
+        self.resources.runtime.observe(reading, now);
+        lines
     }
 
-    /// How far down the ladder of heat it is; 0 is the top.
-    pub fn throttle_level(&self) -> u8 {
-        self.ladder.rung()
+    pub fn memory_report(&self) -> MemoryReport {
+        MemoryReport::new(&self.resources, &self.batch, self.pace(), self.queue.len())
     }
 
-    /// What became of prompts that begin like others.
+    pub fn stats(&self) -> SchedulerStats {
+        SchedulerStats::new(&self.resources, &self.batch)
+    }
+
     pub fn prefix_cache_stats(&self) -> PrefixCacheStats {
-        self.house.past.reuse()
-    }
-
-    pub fn pace(&self) -> Pace {
-        Pace {
-            chunk: self.pace.chunk.min(self.portion.tokens()),
-            ..self.pace
-        }
+        self.resources.prefix_cache.stats()
     }
 
     pub fn runtime(&self) -> &Runtime {
-        &self.house.runtime
+        &self.resources.runtime
     }
 
-    /// For what does not concern sequences: threads, readings of the device.
+    /// For what does not concern sequences, such as threads.
     pub fn runtime_mut(&mut self) -> &mut Runtime {
-        &mut self.house.runtime
-    }
-
-    pub(super) fn house(&self) -> &House {
-        &self.house
+        &mut self.resources.runtime
     }
 
     pub fn sessions(&self) -> Option<&Sessions> {
-        self.house.sessions.as_ref()
+        self.resources.sessions.as_ref()
     }
 
-    /// Does something with the sessions, between two steps. It cannot take what was promised to others.
+    /// Runs `go` with a session, opened if it was not. It cannot take memory that was promised to requests.
     pub fn with_session<T>(
         &mut self,
         name: &str,
         go: impl FnOnce(&mut Runtime, &mut Sessions, SessionId) -> Result<T, SessionError>,
     ) -> Result<T, SessionError> {
-        let id = self.house.open(name)?;
-        self.house
-            .aside(|runtime, sessions| go(runtime, sessions, id))
+        let mut admission = self.admission();
+        let id = admission.open_session(name)?;
+        admission.with_sessions(|runtime, sessions| go(runtime, sessions, id))
     }
 
-    /// A new session: see [`Sessions::create_marked`]. Others that do nothing may leave memory for it.
+    /// See [`Sessions::create_marked`]. Idle sessions may be suspended for the new one.
     pub fn create_session(
         &mut self,
         name: &str,
@@ -188,383 +326,58 @@ impl Scheduler {
         persistent: &str,
         now_ms: u64,
     ) -> Result<SessionId, SessionError> {
-        self.house.add(None, |runtime, sessions| {
+        self.admission().add_session(None, |runtime, sessions| {
             sessions.create_marked(runtime, name, marked, persistent, now_ms)
         })
     }
 
-    /// A second session that goes on from where one is: see [`Sessions::fork`].
+    /// See [`Sessions::fork`].
     pub fn fork_session(&mut self, from: &str, name: &str) -> Result<SessionId, SessionError> {
-        let id = self.house.open(from)?;
-        self.house.add(Some(id), |runtime, sessions| {
+        let mut admission = self.admission();
+        let id = admission.open_session(from)?;
+        admission.add_session(Some(id), |runtime, sessions| {
             sessions.fork(runtime, id, name)
         })
     }
 
-    /// Removes a session and its file, open or not. One that is answering is not removed.
+    /// Deletes a session and its file, open or not, unless it is answering.
     pub fn delete_session(&mut self, name: &str) -> Result<(), SessionError> {
-        self.house.delete(name)
+        self.resources.delete_session(name)
     }
 
-    /// Puts away every session that does nothing, so that its file says all, and lets go of what was kept for requests to
-    /// come.
+    /// Suspends every idle session, so that its file has all of it, and empties the prefix cache.
     pub fn suspend_all(&mut self) {
-        self.house.suspend_all();
+        self.resources.suspend_all();
     }
 
-    /// So many bytes are kept beside all sequences from now on, in the ledger like everything else: what nobody was
-    /// promised, and only where there is still room for somebody.
+    /// Charges bytes that no sequence holds to the budget, if they were promised to no request and a request still fits
+    /// beside them.
     pub fn reserve_bytes(&mut self, bytes: usize) -> Result<(), SubmitError> {
-        self.house.keep_beside(bytes)
+        self.admission().reserve_bytes(bytes)
     }
 
-    /// So many of them are kept no longer.
+    /// Gives back reserved bytes.
     pub fn release_bytes(&mut self, bytes: usize) {
-        self.house.runtime.drop_beside(bytes);
-        self.house.left += 1;
+        self.resources.runtime.drop_beside(bytes);
+        self.resources.releases += 1;
     }
 
-    pub fn waiting(&self) -> usize {
-        self.queue.len()
-    }
-
-    pub fn active(&self) -> usize {
-        self.house.active.len()
-    }
-
-    pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.house.is_empty()
-    }
-
-    /// Queues a request, or says at once why the scheduler could never serve it. A turn waits for the turn before it of
-    /// the same session.
-    pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
-        let (what, bytes) = match request.kind {
-            RequestKind::Completion { prompt, rows } => {
-                let (asked, bytes) =
-                    self.prepare_completion(prompt, rows, request.owner, &request.options)?;
-                (What::Request(Box::new(asked)), bytes)
-            }
-            RequestKind::Turn {
-                session,
-                text,
-                embedding,
-                now_ms,
-            } => {
-                let sessions = self.sessions().ok_or(SessionError::NoSessions)?;
-                if !sessions.exists(&session) {
-                    return Err(SessionError::NoSuchSession { name: session }.into());
-                }
-                let coming = sessions.turn_tokens(&text)?;
-                // Reports bad stop strings now, not when the turn begins.
-                Completion::within(&[], &request.options, None)?;
-                let turn = Turn {
-                    session,
-                    text,
-                    embedding,
-                    now_ms,
-                    options: request.options,
-                    coming,
-                    tried: Cell::new(None),
-                };
-                // What it needs depends on the state of its session when it begins.
-                (What::Turn(Box::new(turn)), 0)
-            }
-        };
-        let entry = Entry {
-            ticket: RequestId(self.tickets),
-            sampler: Sampler::new(request.sample)?.constrained(request.constraint),
-            what,
-        };
-        let (priority, owner) = (request.priority, request.owner);
-        self.queue
-            .push(entry, priority, owner, bytes, request.deadline)?;
-        self.tickets += 1;
-        Ok(RequestId(self.tickets - 1))
-    }
-
-    /// Checks a completion. Returns its worst-case bytes with it.
-    fn prepare_completion(
-        &self,
-        prompt: Vec<u32>,
-        rows: Option<RowLimit>,
-        owner: u64,
-        options: &GenerateOptions,
-    ) -> Result<(Asked, u64), SubmitError> {
-        let runtime = &self.house.runtime;
-        if prompt.is_empty() {
-            return Err(SubmitError::EmptyPrompt);
-        }
-        let vocabulary = runtime.model().config().vocab;
-        let is_unknown = |&&token: &&u32| token as usize >= vocabulary;
-        if let Some(&token) = prompt.iter().find(is_unknown) {
-            return Err(SubmitError::UnknownToken { token, vocabulary });
-        }
-        let tokens = prompt.len();
-        let answer = options.tokens_max.unwrap_or(usize::MAX);
-        let keep = match &rows {
-            Some(rows) => {
-                if !planted(Bug::NegativeCount) {
-                    rows.check()?;
-                }
-                rows.keep(tokens.saturating_add(answer))
-            }
-            None => usual(runtime),
-        };
-        let end = runtime.end_of(keep)?;
-        let max = end.unwrap_or(usize::MAX);
-        let read = match &rows {
-            Some(rows) => rows.prompt_to_read(&prompt, answer),
-            None => (tokens <= max).then(|| prompt.clone()),
-        };
-        let read = read.ok_or(SubmitError::PromptTooLong { tokens, max })?;
-        let tokens = read.len().saturating_add(answer).min(max);
-        let again = rows.filter(|rows| rows.rereads());
-        let completion = match again {
-            // Which rows it reads again depends on all tokens before.
-            Some(_) => {
-                let mut whole = Completion::within(&prompt, options, None)?;
-                whole.read_again(read);
-                whole
-            }
-            None => {
-                let room = end.map(|end| end.saturating_sub(read.len()) as u64);
-                Completion::within(&read, options, room)?
-            }
-        };
-        let rows = runtime.rows_keeping(keep, tokens)?;
-        let bytes = runtime.bytes_keeping(keep, rows)?;
-        let counts = runtime.is_counting(keep)?;
-        if let Some(max) = promisable(runtime, 1, usize::from(counts), rows)
-            && bytes > max
-        {
-            return Err(SubmitError::TooManyBytes { bytes, max });
-        }
-        let asked = Asked {
-            completion,
-            keep,
-            again,
-            rows,
-            owner,
-            reused: 0,
-            parts: None,
-            counts,
-        };
-        Ok((asked, bytes as u64))
-    }
-
-    /// Nobody wants it any more: what it holds is free at once. What was said of a turn is part of its conversation, and
-    /// ends there. Unknown tickets are of requests that are done.
-    pub fn cancel(&mut self, ticket: RequestId) -> Result<(), StepError> {
-        let is_out = |w: &QueuedRequest<Entry>| w.what.ticket == ticket && !planted(Bug::QueueLeak);
-        let waited = !self.queue.take(is_out).is_empty();
-        let hits_another = waited && planted(Bug::CancelHitsAnother);
-        let House {
-            active,
-            runtime,
-            left,
-            past,
-            ..
-        } = &mut self.house;
-        let is_it = |job: &Job| job.ticket == ticket || hits_another;
-        let Some(i) = active.iter().position(is_it) else {
-            return Ok(());
-        };
-        match active[i].work {
-            Work::Request { sequence, .. } => {
-                active.remove(i);
-                *left += 1;
-                past.forget(runtime, ticket)?;
-                runtime.close(sequence)
-            }
-            Work::Turn(_) => {
-                active[i].cancel();
-                Ok(())
-            }
-        }
-    }
-
-    /// One step of all that can take part. `false`: there was nothing to do.
-    pub fn step(&mut self, now: Duration, tell: Deliver<'_>) -> Result<bool, StepError> {
-        self.portion.begin(now);
-        self.expire(now, tell)?;
-        self.admit(tell)?;
-        self.house.renew()?;
-        self.house.conclude(tell);
-        self.house.end_judged(tell);
-        if self.house.active.is_empty() {
-            return Ok(!self.house.ending.is_empty());
-        }
-        let wishes: Vec<Wish> = self.house.active.iter().map(Job::wish).collect();
-        let mut takes = plan(&wishes, self.pace());
-        self.portion.reads(now, read_of(&wishes, &takes));
-        loop {
-            match self.house.compute(&mut takes) {
-                Ok(()) => break,
-                // What nobody was promised goes first.
-                Err(error) if error.is_cannot_fit() && self.house.drop_past() => {}
-                // Its promise covers a block of each, and decoding at least.
-                Err(error) if error.is_cannot_fit() && shrink(&wishes, &mut takes) => {}
-                Err(error) if error.is_cannot_fit() && self.house.step_back(&mut takes)? => {}
-                Err(error) => return self.house.fail(&error, tell).map(|()| true),
-            }
-        }
-        self.house.remember(&takes)?;
-        self.house.deliver(&takes, tell)?;
-        self.house.conclude(tell);
-        Ok(true)
-    }
-
-    /// Ends those whose time is over.
-    fn expire(&mut self, now: Duration, tell: Deliver<'_>) -> Result<(), StepError> {
-        for late in self.queue.expired(now) {
-            let completed = match late.what.what {
-                What::Request(asked) => asked.completion.end(),
-                What::Turn(_) => Completed {
-                    text: String::new(),
-                    tokens: Vec::new(),
-                    finish: Finish::Cancelled,
-                    shown: 0,
-                },
-            };
-            let _ = tell(
-                late.what.ticket,
-                RequestEvent::Completed(completed, RequestReport::default()),
-            );
-        }
-        let is_late = |job: &Job| job.deadline.is_some_and(|deadline| deadline <= now);
-        for job in self.house.active.iter_mut().filter(|job| is_late(job)) {
-            job.cancel();
-        }
-        self.house.leave_over(tell)
-    }
-
-    fn admit(&mut self, tell: Deliver<'_>) -> Result<(), StepError> {
-        while self.house.active.len() < self.options.batch {
-            let mut entered = Enters::NotYet;
-            let first = first_turns(&self.queue);
-            let house = &mut self.house;
-            let next = self.queue.pop(|waiting| {
-                entered = match &waiting.what.what {
-                    What::Request(asked) => {
-                        let of = reader(waiting.what.ticket, asked);
-                        house.enter(asked, of, waiting.bytes as usize)
-                    }
-                    What::Turn(_) if !first.contains(&waiting.what.ticket) => Enters::NotYet,
-                    What::Turn(turn) => house.enter_turn(turn),
-                };
-                match &entered {
-                    Enters::NoRoom => Admit::NoMemory,
-                    Enters::NotYet => Admit::Blocked,
-                    _ => Admit::Now,
-                }
-            });
-            let Some(next) = next else {
-                break;
-            };
-            let Entry {
-                ticket,
-                sampler,
-                what,
-            } = next.what;
-            let (work, bytes, rows, counts) = match (entered, what) {
-                (
-                    Enters::Sequence {
-                        sequence,
-                        read,
-                        parts,
-                    },
-                    What::Request(mut asked),
-                ) => {
-                    asked.completion.read(read);
-                    (asked.reused, asked.parts) = (read, parts);
-                    let (rows, counts) = (asked.rows, asked.counts);
-                    let work = Work::Request { asked, sequence };
-                    (work, next.bytes as usize, rows, counts)
-                }
-                (
-                    Enters::Turn {
-                        saying,
-                        bytes,
-                        rows,
-                    },
-                    _,
-                ) => (Work::Turn(saying), bytes, rows, false),
-                (Enters::Never(error), _) => {
-                    let _ = tell(ticket, RequestEvent::Failed(error.into()));
-                    continue;
-                }
-                _ => continue,
-            };
-            self.house.active.push(Job {
-                ticket,
-                sampler,
-                priority: next.priority,
-                deadline: next.deadline,
-                bytes,
-                rows,
-                counts,
-                waited: 0,
-                work,
-            });
-            if tell(ticket, RequestEvent::Admitted).is_break() {
-                self.cancel(ticket)?;
-            }
-        }
-        Ok(())
+    fn admission(&mut self) -> Admission<'_> {
+        Admission::new(&mut self.resources, self.batch.promises())
     }
 }
 
-/// Of each session, the turn that came first of those that wait: whoever asks, a conversation has an order.
-fn first_turns(queue: &Queue<Entry>) -> Vec<RequestId> {
+/// The first queued turn of each session: turns of a session keep their order, whichever owners they have.
+fn first_turns(queue: &Queue<PreparedRequest>) -> Vec<RequestId> {
     let mut sessions: Vec<&str> = Vec::new();
     let mut first = Vec::new();
-    for waiting in queue.iter() {
-        if let What::Turn(turn) = &waiting.what.what
-            && !sessions.contains(&&turn.session[..])
+    for queued in queue.iter() {
+        if let PreparedWork::Turn(turn) = &queued.request.work
+            && !sessions.contains(&turn.session.as_str())
         {
             sessions.push(&turn.session);
-            first.push(waiting.what.ticket);
+            first.push(queued.request.id);
         }
     }
     first
-}
-
-/// What a request keeps that says nothing: where sessions manage their rows, everything there is room for.
-fn usual(runtime: &Runtime) -> Keep {
-    let context = runtime.model().config().context;
-    match runtime.retention().policy {
-        Policy::Streams => Keep::All {
-            tokens: runtime.bounds().rows_max.min(context),
-        },
-        _ => Keep::Usual,
-    }
-}
-
-/// Tokens of prompts among those.
-fn read_of(wishes: &[Wish], takes: &[usize]) -> usize {
-    let readers = wishes.iter().zip(takes).filter(|(w, _)| !w.is_decode());
-    readers.map(|(_, take)| take).sum()
-}
-
-/// Smaller portions of prompts; then none beside those who decode. `false`: it is as small as it gets.
-fn shrink(wishes: &[Wish], takes: &mut [usize]) -> bool {
-    let widest = takes.iter().copied().max().unwrap_or(0);
-    if widest > BLOCK_SLOTS {
-        takes
-            .iter_mut()
-            .for_each(|take| *take = (*take).min(BLOCK_SLOTS));
-        return true;
-    }
-    let reads = |(wish, take): &(&Wish, &mut usize)| wish.pending > 1 && **take > 0;
-    let readers: Vec<_> = wishes.iter().zip(takes.iter_mut()).filter(reads).collect();
-    let decoders = wishes.iter().filter(|wish| wish.is_decode()).count();
-    // One reader alone is the least there can be without a decoder.
-    let kept = usize::from(decoders == 0);
-    let spare = readers.len() > kept;
-    readers
-        .into_iter()
-        .skip(kept)
-        .for_each(|(_, take)| *take = 0);
-    spare
 }

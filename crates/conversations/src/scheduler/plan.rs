@@ -1,37 +1,36 @@
 //! Which tokens the next step computes. Pure.
 //!
-//! A step is one pass over the weights, however many sequences take part, so everybody who has a token to decode does.
-//! Prompts are read beside them, in portions: what is left of the chunk is shared out in whole blocks, evenly, so that a
-//! short prompt does not wait for a long one. Background work gets what nobody else wants.
+//! A step is one pass over the weights, however many sequences take part, so every request that decodes takes part. Prompts
+//! are read in the same step, in portions: requests share the chunk evenly, in whole blocks, so that a short prompt does
+//! not wait for a long one. Background requests get what interactive ones leave.
 //!
-//! How much is read in a step follows the clock ([`Portion`]): whoever waits for a token, or has left, waits for the step.
+//! How much a step reads follows the clock ([`Portion`]), because decoding requests and cancellations wait for the step.
 //!
-//! What a sequence computes does not depend on any of this; only when.
+//! The plan decides when a sequence is computed, never what.
 
 use haversack_kernels::attention::BLOCK_SLOTS;
 use std::time::Duration;
 
-/// Who goes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// A user waits for it.
     #[default]
     Interactive,
     Background,
 }
 
-/// What one sequence wants of the next step.
+/// What one request wants of the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct Demand {
     pub priority: Priority,
-    /// Tokens that it has to read before it can say one.
+    /// Tokens to read before its next token can be sampled.
     pub pending: usize,
-    /// Steps since it took part in one.
-    pub waited: u64,
+    /// Steps since it last took part in one.
+    pub skipped_steps: u64,
 }
 
-impl Wish {
-    pub(super) fn is_decode(&self) -> bool {
+impl Demand {
+    fn is_decode(&self) -> bool {
         self.pending == 1
     }
 }
@@ -39,34 +38,57 @@ impl Wish {
 /// How much one step may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Sequences that take part at most.
+    /// Maximum sequences of a step.
     pub batch: usize,
-    /// Tokens of prompts at most. At least a block is read, or nobody would ever begin.
+    /// Maximum prompt tokens of a step. It reads at least a block, or no request would ever begin.
     pub chunk: usize,
 }
 
-/// Tokens of prompts that a step reads, by how long steps take: half as many once one takes longer than
-/// [`Portion::LONG`], twice as many again once one takes less than [`Portion::SHORT`]. Where even a block
-/// takes longer than [`Portion::HOPELESS`], as many as there may be: small portions would only cost.
+/// Prompt tokens that a step reads, by how long steps take. There are two:
+///
+/// * [`Portion::shared`], while several requests run or wait. It halves when a step takes longer than 40 ms, down to a block, and
+///   doubles when one takes less than 15 ms. Where even a block takes longer than 100 ms it goes back to the maximum: small
+///   portions would only cost.
+/// * [`Portion::lone`], for the only request. No other request waits for its steps, so it reads the runtime's own chunk, as
+///   generation without a scheduler does. Only a cancellation or a new request waits for the step: the portion halves
+///   when a step takes longer than a second, down to the shared maximum, and doubles when one takes less than 0.4 s.
 #[derive(Clone, Debug)]
 pub struct Portion {
     tokens: usize,
-    most: usize,
+    min: usize,
+    max: usize,
+    /// A step that takes longer halves it.
+    long: Duration,
+    /// A step that takes less doubles it. Less than half of `long`, so that it does not swing.
+    short: Duration,
+    /// A block that takes longer sets it to the maximum.
+    hopeless: Duration,
     /// When the last step began, and what it read.
     last: Option<(Duration, usize)>,
 }
 
 impl Portion {
-    /// A device on which a whole portion takes longer is slow, or others have its cores just now.
-    pub const LONG: Duration = Duration::from_millis(40);
-    /// Less than half of it, so that twice as many are not too many at once.
-    pub const SHORT: Duration = Duration::from_millis(15);
-    pub const HOPELESS: Duration = Duration::from_millis(100);
-
-    pub fn new(most: usize) -> Portion {
+    pub fn shared(max: usize) -> Portion {
         Portion {
-            tokens: most,
-            most,
+            tokens: max,
+            min: BLOCK_SLOTS.min(max),
+            max,
+            long: Duration::from_millis(40),
+            short: Duration::from_millis(15),
+            hopeless: Duration::from_millis(100),
+            last: None,
+        }
+    }
+
+    /// `min`: of [`Portion::shared`] the maximum.
+    pub fn lone(min: usize, max: usize) -> Portion {
+        Portion {
+            tokens: max,
+            min: min.min(max),
+            max,
+            long: Duration::from_secs(1),
+            short: Duration::from_millis(400),
+            hopeless: Duration::MAX,
             last: None,
         }
     }
@@ -80,58 +102,62 @@ impl Portion {
         let Some((began, read)) = self.last.take() else {
             return;
         };
-        // A clock that was set back says nothing, and nor does a step that read little.
+        // A clock that went backwards says nothing, nor does a step that read little.
         let Some(took) = now.checked_sub(began).filter(|_| 2 * read > self.tokens) else {
             return;
         };
         let block = took.mul_f64(BLOCK_SLOTS as f64 / read as f64);
-        if block > Portion::HOPELESS {
-            self.tokens = self.most;
-        } else if took > Portion::LONG {
-            self.tokens = (self.tokens / 2).max(BLOCK_SLOTS).min(self.most);
-        } else if took < Portion::SHORT {
-            self.tokens = (self.tokens * 2).min(self.most);
+        if block > self.hopeless {
+            self.tokens = self.max;
+        } else if took > self.long {
+            self.tokens = (self.tokens / 2).max(self.min);
+        } else if took < self.short {
+            self.tokens = (self.tokens * 2).min(self.max);
         }
     }
 
-    /// The step that began then reads so much of prompts.
+    /// The step that began at `now` reads this many prompt tokens.
     pub fn reads(&mut self, now: Duration, tokens: usize) {
         self.last = Some((now, tokens));
     }
 }
 
-/// (wish): tokens that it gets, in the order they were given; 0 waits for another step.
-pub fn plan(wishes: &[Wish], pace: Pace) -> Vec<usize> {
-    let mut takes = vec![0; wishes.len()];
-    let mut order: Vec<usize> = (0..wishes.len())
-        .filter(|&i| wishes[i].pending > 0)
+/// (demand): tokens that it gets; 0 waits for another step.
+pub fn plan(demands: &[Demand], pace: Pace) -> Vec<usize> {
+    let mut takes = vec![0; demands.len()];
+    let mut order: Vec<usize> = (0..demands.len())
+        .filter(|&i| demands[i].pending > 0)
         .collect();
-    // Whoever waited longest comes first among equals, and whoever came first among those.
+    // Among equals the request that was skipped most comes first, then the one admitted first.
     order.sort_by_key(|&i| {
-        let wish = &wishes[i];
-        (wish.priority, !wish.is_decode(), u64::MAX - wish.waited)
+        let demand = &demands[i];
+        (
+            demand.priority,
+            !demand.is_decode(),
+            u64::MAX - demand.skipped_steps,
+        )
     });
     order.truncate(pace.batch.max(1));
     let mut readers = Vec::new();
     for &i in &order {
-        match wishes[i].is_decode() {
-            true => takes[i] = 1,
-            false => readers.push(i),
+        if demands[i].is_decode() {
+            takes[i] = 1;
+        } else {
+            readers.push(i);
         }
     }
-    share(wishes, pace.chunk.max(BLOCK_SLOTS), &readers, &mut takes);
+    share(demands, pace.chunk.max(BLOCK_SLOTS), &readers, &mut takes);
     takes
 }
 
-/// A chunk among those who read, block by block in turn, until it or what they want is used up. Nobody in the background
-/// gets a block that somebody else would take.
-fn share(wishes: &[Wish], chunk: usize, readers: &[usize], takes: &mut [usize]) {
+/// Shares a chunk among the readers, block by block in turn, interactive ones first.
+fn share(demands: &[Demand], chunk: usize, readers: &[usize], takes: &mut [usize]) {
     let mut left = chunk;
     for priority in [Priority::Interactive, Priority::Background] {
         loop {
             let before = left;
-            for &i in readers.iter().filter(|&&i| wishes[i].priority == priority) {
-                let more = (wishes[i].pending - takes[i]).min(BLOCK_SLOTS).min(left);
+            for &i in readers.iter().filter(|&&i| demands[i].priority == priority) {
+                let more = (demands[i].pending - takes[i]).min(BLOCK_SLOTS).min(left);
                 takes[i] += more;
                 left -= more;
             }
@@ -142,16 +168,46 @@ fn share(wishes: &[Wish], chunk: usize, readers: &[usize], takes: &mut [usize]) 
     }
 }
 
+/// Prompt tokens of a plan.
+pub fn prompt_tokens(demands: &[Demand], takes: &[usize]) -> usize {
+    let readers = demands.iter().zip(takes).filter(|(d, _)| !d.is_decode());
+    readers.map(|(_, take)| take).sum()
+}
+
+/// Makes a plan smaller that does not fit into memory: first at most `chunk` tokens of a prompt. `false`: none has more.
+pub fn limit_takes(takes: &mut [usize], chunk: usize) -> bool {
+    let is_wider = takes.iter().any(|&take| take > chunk);
+    takes.iter_mut().for_each(|take| *take = (*take).min(chunk));
+    is_wider
+}
+
+/// Makes a plan smaller that does not fit into memory: first a block of each prompt, then decoding alone, or one prompt
+/// where no request decodes. `false`: it cannot be smaller.
+pub fn shrink(demands: &[Demand], takes: &mut [usize]) -> bool {
+    if limit_takes(takes, BLOCK_SLOTS) {
+        return true;
+    }
+    let reads = |(demand, take): &(&Demand, &mut usize)| demand.pending > 1 && **take > 0;
+    let readers: Vec<_> = demands.iter().zip(takes.iter_mut()).filter(reads).collect();
+    let kept = usize::from(!demands.iter().any(Demand::is_decode));
+    let spare = readers.len() > kept;
+    readers
+        .into_iter()
+        .skip(kept)
+        .for_each(|(_, take)| *take = 0);
+    spare
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use Priority::{Background, Interactive};
 
-    fn wish(priority: Priority, pending: usize, waited: u64) -> Wish {
-        Wish {
+    fn demand(priority: Priority, pending: usize, skipped_steps: u64) -> Demand {
+        Demand {
             priority,
             pending,
-            waited,
+            skipped_steps,
         }
     }
 
@@ -161,28 +217,28 @@ mod tests {
     };
 
     #[test]
-    fn everybody_decodes_and_prompts_share_the_chunk() {
-        let wishes = [
-            wish(Interactive, 1, 0),
-            wish(Interactive, 500, 0),
-            wish(Interactive, 40, 0),
-            wish(Interactive, 1, 0),
+    fn all_decode_and_prompts_share_the_chunk() {
+        let demands = [
+            demand(Interactive, 1, 0),
+            demand(Interactive, 500, 0),
+            demand(Interactive, 40, 0),
+            demand(Interactive, 1, 0),
         ];
-        assert_eq!(plan(&wishes, PACE), [1, 88, 40, 1]);
+        assert_eq!(plan(&demands, PACE), [1, 88, 40, 1]);
     }
 
     #[test]
-    fn the_background_gets_what_nobody_wants() {
+    fn the_background_gets_what_is_left() {
         let reading = [
-            wish(Background, 500, 90),
-            wish(Interactive, 100, 0),
-            wish(Background, 1, 0),
+            demand(Background, 500, 90),
+            demand(Interactive, 100, 0),
+            demand(Background, 1, 0),
         ];
         assert_eq!(plan(&reading, PACE), [28, 100, 1]);
         let full = [
-            wish(Background, 1, 900),
-            wish(Interactive, 1, 0),
-            wish(Interactive, 300, 0),
+            demand(Background, 1, 900),
+            demand(Interactive, 1, 0),
+            demand(Interactive, 300, 0),
         ];
         let pace = Pace { batch: 2, ..PACE };
         assert_eq!(plan(&full, pace), [0, 1, 128]);
@@ -190,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_portion_follows_the_clock() {
-        let mut portion = Portion::new(256);
+        let mut portion = Portion::shared(256);
         let mut now = Duration::ZERO;
         let mut step = |portion: &mut Portion, read: usize, took: Duration| {
             portion.begin(now);
@@ -219,25 +275,51 @@ mod tests {
         assert_eq!(step(&mut portion, 256, slower), 128);
         assert_eq!(step(&mut portion, 128, hopeless), 64);
         assert_eq!(step(&mut portion, 64, hopeless), 256);
-        // Nobody was there for a while, or the clock began anew.
+        // The scheduler was idle for a while, or the clock began anew.
         assert_eq!(step(&mut portion, 0, 100 * slow), 256);
-        assert_eq!(step(&mut Portion::new(8), 8, slow), 8);
+        assert_eq!(step(&mut Portion::shared(8), 8, slow), 8);
         portion.reads(1000 * slow, 256);
         portion.begin(Duration::ZERO);
         assert_eq!(portion.tokens(), 256);
     }
 
-    /// However many there are and however narrow the step, each takes part after a while.
+    /// 512 tokens may take a second; on a slower device a step reads less, but never less than beside other requests.
     #[test]
-    fn nobody_waits_for_ever() {
-        let mut wishes: Vec<Wish> = (0..9).map(|_| wish(Interactive, 1, 0)).collect();
+    fn a_lone_portion_follows_a_slower_clock() {
+        let mut portion = Portion::lone(64, 512);
+        let mut now = Duration::ZERO;
+        let mut step = |millis: u64| {
+            let tokens = portion.tokens();
+            portion.reads(now, tokens);
+            now += Duration::from_millis(millis);
+            portion.begin(now);
+            portion.tokens()
+        };
+        assert_eq!([900; 3].map(&mut step), [512; 3]);
+        assert_eq!([8000; 4].map(&mut step), [256, 128, 64, 64]);
+        assert_eq!(
+            [500, 399, 30, 30, 30].map(&mut step),
+            [64, 128, 256, 512, 512]
+        );
+        assert_eq!(Portion::lone(64, 17).tokens(), 17);
+    }
+
+    /// With more requests than a step takes, each takes part in turn.
+    #[test]
+    fn no_request_starves() {
+        let mut demands: Vec<Demand> = (0..9).map(|_| demand(Interactive, 1, 0)).collect();
         let mut parts = [0; 9];
         for _ in 0..27 {
-            let takes = plan(&wishes, Pace { batch: 3, ..PACE });
+            let takes = plan(&demands, Pace { batch: 3, ..PACE });
             assert_eq!(takes.iter().sum::<usize>(), 3);
             for (i, &take) in takes.iter().enumerate() {
                 parts[i] += take;
-                wishes[i].waited = if take > 0 { 0 } else { wishes[i].waited + 1 };
+                let demand = &mut demands[i];
+                demand.skipped_steps = if take > 0 {
+                    0
+                } else {
+                    demand.skipped_steps + 1
+                };
             }
         }
         assert_eq!(parts, [9; 9]);
@@ -253,24 +335,24 @@ mod tests {
             (seed >> 33) % below
         };
         for _ in 0..20_000 {
-            let wishes: Vec<Wish> = (0..roll(12))
+            let demands: Vec<Demand> = (0..roll(12))
                 .map(|_| {
                     let priority = [Interactive, Background][roll(2) as usize];
                     let pending = [0, 1, 2, 31, 33, 700][roll(6) as usize];
-                    wish(priority, pending, roll(5))
+                    demand(priority, pending, roll(5))
                 })
                 .collect();
             let pace = Pace {
                 batch: roll(9) as usize,
                 chunk: roll(300) as usize,
             };
-            let takes = plan(&wishes, pace);
+            let takes = plan(&demands, pace);
             let taking = takes.iter().filter(|&&take| take > 0).count();
-            let wanting = wishes.iter().filter(|w| w.pending > 0).count();
+            let wanting = demands.iter().filter(|w| w.pending > 0).count();
             assert!(taking <= pace.batch.max(1));
             assert_eq!(taking > 0, wanting > 0);
-            assert!(takes.iter().zip(&wishes).all(|(&t, w)| t <= w.pending));
-            let read = takes.iter().zip(&wishes).filter(|(_, w)| w.pending > 1);
+            assert!(takes.iter().zip(&demands).all(|(&t, w)| t <= w.pending));
+            let read = takes.iter().zip(&demands).filter(|(_, w)| w.pending > 1);
             let read: usize = read.map(|(&take, _)| take).sum();
             assert!(read <= pace.chunk.max(BLOCK_SLOTS));
         }

@@ -1,9 +1,8 @@
-//! What requests have read that are over: kept while nobody needs the room, so that who begins with the same tokens does
-//! not read them again.
+//! Prefix cache: KV of finished requests, evicted first.
 //!
-//! A sequence is kept where a prompt ended, where an answer ended, and where a prompt parted from one before it: the third
-//! that begins alike goes on from there. Tokens are compared one by one, nothing is found by a hash, and owners do not find
-//! what others have read. What is kept is promised to nobody, and leaves before anything else does.
+//! It caches a sequence where a prompt ended, where an answer ended, and where a prompt departed from an earlier one: the
+//! third prompt with that beginning goes on from there. Tokens are compared one by one, without hashes, and an owner never
+//! gets what another owner's requests have read. No bytes are promised to cached sequences.
 
 use super::request::RequestId;
 use haversack_engine::runtime::{Keep, Runtime, SequenceId, StepError};
@@ -11,196 +10,190 @@ use haversack_kernels::attention::BLOCK_SLOTS;
 
 #[derive(Debug, Default)]
 pub(super) struct PrefixCache {
-    /// The one used longest ago first.
-    kept: Vec<CachedPrefix>,
-    /// Sequences at most.
-    most: usize,
-    reuse: PrefixCacheStats,
+    /// Least recently used first.
+    cached: Vec<CachedPrefix>,
+    max_sequences: usize,
+    stats: PrefixCacheStats,
 }
 
-/// A sequence, and all that it has seen, of which nothing has left.
+/// A sequence that holds the rows of all its tokens.
 #[derive(Debug)]
 pub(super) struct CachedPrefix {
-    pub of: PrefixKey,
+    pub key: PrefixKey,
     pub tokens: Vec<u32>,
     pub sequence: SequenceId,
-    /// Where prompts part: more than one may go on from it.
+    /// Prompts depart here, so it stays cached when a request goes on from it.
     pub is_fork: bool,
 }
 
-/// Who reads.
+/// Which request read it, and which requests may use it: those of the same owner that keep the same rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PrefixKey {
-    pub ticket: RequestId,
+    pub request: RequestId,
     pub owner: u64,
     pub keep: Keep,
 }
 
-/// What became of prompts that others had read the beginning of.
+/// Prompts by what the cache had for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixCacheStats {
-    /// Prompts that went on from what was kept.
-    pub found: u64,
-    /// Tokens that they did not read.
-    pub tokens: u64,
-    /// Prompts that began like one before, and parted from it where nothing was kept.
-    pub parted: u64,
-    /// Prompts that began like none.
-    pub new: u64,
-    /// What was kept and had to leave.
-    pub left: u64,
+    pub hits: u64,
+    /// Prompt tokens not computed because of hits.
+    pub hit_tokens: u64,
+    /// Prompts that began like an earlier one and departed from it where nothing was cached.
+    pub forks: u64,
+    pub misses: u64,
+    pub evicted: u64,
 }
 
-/// How a prompt begins.
+/// How much of a prompt the cache has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Begins {
-    /// Tokens of the longest that is kept and that it goes on from.
-    pub from: usize,
-    /// Behind that: where it parts from another.
-    pub parts: Option<usize>,
+pub(super) struct PrefixMatch {
+    /// Tokens of the longest cached prefix.
+    pub tokens: usize,
+    /// Beyond that: where the prompt departs from a cached one.
+    pub fork_at: Option<usize>,
 }
 
 impl PrefixCache {
-    pub fn new(most: usize) -> PrefixCache {
+    pub fn new(max_sequences: usize) -> PrefixCache {
         PrefixCache {
-            most,
+            max_sequences,
             ..PrefixCache::default()
         }
     }
 
-    pub fn reuse(&self) -> PrefixCacheStats {
-        self.reuse
+    pub fn stats(&self) -> PrefixCacheStats {
+        self.stats
     }
 
     pub fn sequences(&self) -> impl Iterator<Item = SequenceId> {
-        self.kept.iter().map(|kept| kept.sequence)
+        self.cached.iter().map(|cached| cached.sequence)
     }
 
     pub fn is_empty(&self) -> bool {
-        self.kept.is_empty()
+        self.cached.is_empty()
     }
 
-    /// How the prompt begins.
-    pub fn begins(&self, of: PrefixKey, prompt: &[u32]) -> Begins {
-        let kept = self.kept.iter().filter(|kept| kept.is_for(of));
-        begins(kept.map(|kept| &kept.tokens[..]), prompt)
+    pub fn find(&self, key: PrefixKey, prompt: &[u32]) -> PrefixMatch {
+        let cached = self.cached.iter().filter(|cached| cached.serves(key));
+        longest_match(cached.map(|cached| &cached.tokens[..]), prompt)
     }
 
-    /// Takes out the sequence that has the first `from` tokens of the prompt, as [`PrefixCache::begins`] says. It is to be handed
-    /// to [`PrefixCache::go_on`] or [`PrefixCache::put_back`].
-    pub fn take(&mut self, of: PrefixKey, prompt: &[u32], from: usize) -> Option<CachedPrefix> {
-        let is_it = |kept: &CachedPrefix| kept.is_for(of) && kept.tokens == prompt[..from];
-        let i = self.kept.iter().position(is_it)?;
-        Some(self.kept.remove(i))
+    /// Takes out the sequence that holds the first `tokens` of the prompt, as [`PrefixCache::find`] says. The caller hands it to
+    /// [`PrefixCache::continue_from`] or [`PrefixCache::put_back`].
+    pub fn take(&mut self, key: PrefixKey, prompt: &[u32], tokens: usize) -> Option<CachedPrefix> {
+        let is_it = |cached: &CachedPrefix| cached.serves(key) && cached.tokens == prompt[..tokens];
+        let i = self.cached.iter().position(is_it)?;
+        Some(self.cached.remove(i))
     }
 
-    /// A sequence that goes on from what was kept.
-    pub fn go_on(&mut self, runtime: &mut Runtime, kept: CachedPrefix) -> SequenceId {
-        if !kept.is_fork {
-            return kept.sequence;
+    /// A sequence that goes on from a cached one.
+    pub fn continue_from(&mut self, runtime: &mut Runtime, cached: CachedPrefix) -> SequenceId {
+        if !cached.is_fork {
+            return cached.sequence;
         }
-        match runtime.fork(kept.sequence) {
+        match runtime.fork(cached.sequence) {
             Ok(fork) => {
-                self.kept.push(kept);
+                self.cached.push(cached);
                 fork
             }
-            // Then nobody else goes on from it.
-            Err(_) => kept.sequence,
+            // No memory for a second one: the request takes the cached one itself.
+            Err(_) => cached.sequence,
         }
     }
 
-    pub fn put_back(&mut self, kept: CachedPrefix) {
-        self.kept.push(kept);
+    pub fn put_back(&mut self, cached: CachedPrefix) {
+        self.cached.push(cached);
     }
 
-    /// Counts how a prompt that enters begins.
-    pub fn count(&mut self, begins: Begins) {
-        let reuse = &mut self.reuse;
-        match begins {
-            Begins {
-                from: 0,
-                parts: None,
-            } => reuse.new += 1,
-            Begins { from: 0, .. } => reuse.parted += 1,
-            Begins { from, .. } => {
-                reuse.found += 1;
-                reuse.tokens += from as u64;
+    /// Counts a prompt that was admitted.
+    pub fn count(&mut self, found: PrefixMatch) {
+        let stats = &mut self.stats;
+        match (found.tokens, found.fork_at) {
+            (0, None) => stats.misses += 1,
+            (0, Some(_)) => stats.forks += 1,
+            (tokens, _) => {
+                stats.hits += 1;
+                stats.hit_tokens += tokens as u64;
             }
         }
     }
 
-    /// Keeps a sequence; or closes it, where that is of no use.
-    pub fn keep(&mut self, runtime: &mut Runtime, new: CachedPrefix) -> Result<(), StepError> {
+    /// Caches a sequence, or closes it where it is too short, incomplete or cached already.
+    pub fn insert(&mut self, runtime: &mut Runtime, new: CachedPrefix) -> Result<(), StepError> {
         let stats = runtime.stats(new.sequence)?;
         let is_whole = stats.rows as u64 == stats.position;
         let is_all = stats.position == new.tokens.len() as u64;
-        let is_known = |kept: &CachedPrefix| kept.is_for(new.of) && kept.tokens == new.tokens;
+        let is_same = |cached: &CachedPrefix| cached.serves(new.key) && cached.tokens == new.tokens;
         if !is_whole
             || !is_all
-            || !self.is_worth(new.tokens.len())
-            || self.kept.iter().any(is_known)
+            || !self.accepts(new.tokens.len())
+            || self.cached.iter().any(is_same)
         {
             return runtime.close(new.sequence);
         }
-        while self.kept.len() >= self.most {
-            self.drop_one(runtime)?;
+        while self.cached.len() >= self.max_sequences {
+            self.evict_one(runtime)?;
         }
-        self.kept.push(new);
-        // Without a budget there is an end too: as many tokens as one whole context.
+        self.cached.push(new);
+        // Without a budget the limit is one whole context.
         if runtime.ledger().budget.is_none() {
             let context = runtime.model().config().context;
-            let tokens =
-                |past: &PrefixCache| past.kept.iter().map(|k| k.tokens.len()).sum::<usize>();
-            while tokens(self) > context && self.drop_one(runtime)? {}
+            let total =
+                |cache: &PrefixCache| cache.cached.iter().map(|c| c.tokens.len()).sum::<usize>();
+            while total(self) > context && self.evict_one(runtime)? {}
         }
         Ok(())
     }
 
-    /// Whether a sequence of so many tokens is kept at all.
-    pub fn is_worth(&self, tokens: usize) -> bool {
-        self.most > 0 && tokens >= BLOCK_SLOTS
+    /// Whether it caches sequences of this length.
+    pub fn accepts(&self, tokens: usize) -> bool {
+        self.max_sequences > 0 && tokens >= BLOCK_SLOTS
     }
 
-    /// Nothing stays of somebody who has left.
-    pub fn forget(&mut self, runtime: &mut Runtime, ticket: RequestId) -> Result<(), StepError> {
-        for kept in self.kept.extract_if(.., |kept| kept.of.ticket == ticket) {
-            runtime.close(kept.sequence)?;
+    /// Closes what a cancelled request has cached.
+    pub fn forget(&mut self, runtime: &mut Runtime, request: RequestId) -> Result<(), StepError> {
+        let is_its = |cached: &mut CachedPrefix| cached.key.request == request;
+        for cached in self.cached.extract_if(.., is_its) {
+            runtime.close(cached.sequence)?;
         }
         Ok(())
     }
 
-    /// What was used longest ago leaves. `false`: there is nothing.
-    pub fn drop_one(&mut self, runtime: &mut Runtime) -> Result<bool, StepError> {
-        if self.kept.is_empty() {
+    /// Closes the least recently used sequence. `false`: the cache is empty.
+    pub fn evict_one(&mut self, runtime: &mut Runtime) -> Result<bool, StepError> {
+        if self.cached.is_empty() {
             return Ok(false);
         }
-        self.reuse.left += 1;
-        let kept = self.kept.remove(0);
-        runtime.close(kept.sequence).map(|()| true)
+        self.stats.evicted += 1;
+        let cached = self.cached.remove(0);
+        runtime.close(cached.sequence).map(|()| true)
     }
 }
 
 impl CachedPrefix {
-    fn is_for(&self, of: PrefixKey) -> bool {
-        self.of.owner == of.owner && self.of.keep == of.keep
+    fn serves(&self, key: PrefixKey) -> bool {
+        self.key.owner == key.owner && self.key.keep == key.keep
     }
 }
 
-/// How a prompt begins, beside others that were read. Its last token is read in any case: what comes next is said behind
-/// it.
-fn begins<'a>(read: impl Iterator<Item = &'a [u32]>, prompt: &[u32]) -> Begins {
-    let most = prompt.len().saturating_sub(1);
-    let (mut from, mut alike) = (0, 0);
-    for tokens in read {
+/// Never matches the last token of the prompt: it must be read for its logits.
+fn longest_match<'a>(cached: impl Iterator<Item = &'a [u32]>, prompt: &[u32]) -> PrefixMatch {
+    let beginning = &prompt[..prompt.len().saturating_sub(1)];
+    let (mut matched, mut longest_common) = (0, 0);
+    for tokens in cached {
         let same = |(a, b): &(&u32, &u32)| a == b;
-        let common = tokens.iter().zip(&prompt[..most]).take_while(same).count();
-        alike = alike.max(common);
+        let common = tokens.iter().zip(beginning).take_while(same).count();
+        longest_common = longest_common.max(common);
         if common == tokens.len() {
-            from = from.max(common);
+            matched = matched.max(common);
         }
     }
-    let parts = (alike >= from + BLOCK_SLOTS).then_some(alike);
-    Begins { from, parts }
+    PrefixMatch {
+        tokens: matched,
+        fork_at: (longest_common >= matched + BLOCK_SLOTS).then_some(longest_common),
+    }
 }
 
 #[cfg(test)]
@@ -208,18 +201,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_prompts_begin() {
+    fn matches_and_forks() {
         let all: Vec<u32> = (0..300).collect();
-        let kept = [&all[..40], &all[..100]];
-        let of = |tokens: &[u32]| {
-            let begins = begins(kept.into_iter(), tokens);
-            (begins.from, begins.parts)
+        let cached = [&all[..40], &all[..100]];
+        let of = |prompt: &[u32]| {
+            let found = longest_match(cached.into_iter(), prompt);
+            (found.tokens, found.fork_at)
         };
         assert_eq!(of(&all), (100, None));
-        // The last token is read in any case.
+        // The last token is never matched.
         assert_eq!(of(&all[..100]), (40, Some(99)));
         assert_eq!(of(&all[..101]), (100, None));
-        // Where it parts is remembered, if that is worth a block.
+        // A fork must be at least a block beyond the match.
         assert_eq!(of(&all[..72]), (40, None));
         assert_eq!(of(&all[..73]), (40, Some(72)));
         let mut other = all.clone();

@@ -1,50 +1,35 @@
-//! Who waits, and who enters next. Pure.
+//! Admission queue: decides which waiting request starts next. Pure.
 //!
-//! A request enters when the most it may come to hold is free, or can be made free; then it is never failed half way.
-//! Those who somebody waits for come before the background, owners take turns, and one owner's requests keep their
-//! order. A small request may pass a large one that has no room yet, but only [`PASSES_MAX`] times: then the large one is
-//! next, however long that takes.
+//! Order: interactive before background, owners round-robin, FIFO within an owner. A request is admitted once its
+//! worst-case bytes are available, so an admitted request never fails for memory. A small request may overtake a larger
+//! one that does not fit yet, at most [`MAX_OVERTAKES`] times; then the larger one is next, however long that takes.
 
 use super::plan::Priority;
 use std::time::Duration;
 
-/// Requests that may enter before one that came earlier.
-pub const PASSES_MAX: u32 = 8;
+pub const MAX_OVERTAKES: u32 = 8;
 
-/// A request that has not entered.
+/// A request that has not been admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuedRequest<T> {
-    pub what: T,
+    pub request: T,
     pub priority: Priority,
-    /// Whose it is: a client, or a tenant.
+    /// Client or tenant.
     pub owner: u64,
-    /// Bytes that it holds at most.
-    pub bytes: u64,
-    /// When it is of no use any more.
+    pub worst_case_bytes: u64,
     pub deadline: Option<Duration>,
-    passed: u32,
+    overtaken: u32,
 }
 
-/// Whether a request may enter.
+/// Whether a request may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admit {
     Now,
-    /// There is no room for it now.
     NoMemory,
-    /// It waits for something else: whoever passes it takes nothing from it.
+    /// It waits for something other than memory, so requests that overtake it take nothing from it.
     Blocked,
 }
 
-impl Admit {
-    pub fn if_room(has_room: bool) -> Admit {
-        match has_room {
-            true => Admit::Now,
-            false => Admit::NoMemory,
-        }
-    }
-}
-
-/// The queue is as long as it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{waiting} requests are waiting already")]
 pub struct QueueFull {
@@ -53,21 +38,21 @@ pub struct QueueFull {
 
 #[derive(Clone, Debug)]
 pub struct Queue<T> {
-    /// In the order they came.
+    /// In order of arrival.
     waiting: Vec<QueuedRequest<T>>,
-    most: usize,
-    /// Owners, and when one of theirs entered last. Those without a request are forgotten.
+    max_len: usize,
+    /// (owner, admission sequence number of its last request), only of owners that have a request waiting.
     served: Vec<(u64, u64)>,
-    entered: u64,
+    admitted: u64,
 }
 
 impl<T> Queue<T> {
-    pub fn new(most: usize) -> Queue<T> {
+    pub fn new(max_len: usize) -> Queue<T> {
         Queue {
             waiting: Vec::new(),
-            most,
+            max_len,
             served: Vec::new(),
-            entered: 0,
+            admitted: 0,
         }
     }
 
@@ -79,96 +64,91 @@ impl<T> Queue<T> {
         self.waiting.is_empty()
     }
 
-    /// Bytes that those who wait will hold at most.
-    pub fn bytes(&self) -> u64 {
-        let bytes = self.waiting.iter().map(|w| w.bytes);
-        bytes.fold(0, u64::saturating_add)
-    }
-
+    /// In order of arrival.
     pub fn iter(&self) -> impl Iterator<Item = &QueuedRequest<T>> {
         self.waiting.iter()
     }
 
     pub fn push(
         &mut self,
-        what: T,
+        request: T,
         priority: Priority,
         owner: u64,
-        bytes: u64,
+        worst_case_bytes: u64,
         deadline: Option<Duration>,
     ) -> Result<(), QueueFull> {
-        if self.waiting.len() >= self.most {
-            let waiting = self.waiting.len();
+        let waiting = self.waiting.len();
+        if waiting >= self.max_len {
             return Err(QueueFull { waiting });
         }
         self.waiting.push(QueuedRequest {
-            what,
+            request,
             priority,
             owner,
-            bytes,
+            worst_case_bytes,
             deadline,
-            passed: 0,
+            overtaken: 0,
         });
         Ok(())
     }
 
-    /// The next to enter, of those that may now. Whoever is asked and may is the one.
-    pub fn pop(
+    /// Removes and returns the first request, in scheduling order, that `admit` accepts.
+    pub fn pop_admissible(
         &mut self,
-        mut may: impl FnMut(&QueuedRequest<T>) -> Admit,
+        mut admit: impl FnMut(&QueuedRequest<T>) -> Admit,
     ) -> Option<QueuedRequest<T>> {
         let mut order: Vec<usize> = (0..self.waiting.len()).collect();
         order.sort_by_key(|&i| {
-            let waiting = &self.waiting[i];
-            (waiting.priority, self.turn_of(waiting.owner), i)
+            let queued = &self.waiting[i];
+            (queued.priority, self.last_admitted(queued.owner), i)
         });
         let mut chosen = None;
-        let mut passed = Vec::new();
+        let mut overtaken = Vec::new();
         for i in order {
-            match may(&self.waiting[i]) {
+            match admit(&self.waiting[i]) {
                 Admit::Now => {
                     chosen = Some(i);
                     break;
                 }
                 Admit::Blocked => {}
-                Admit::NoMemory if self.waiting[i].passed >= PASSES_MAX => break,
-                Admit::NoMemory => passed.push(i),
+                Admit::NoMemory if self.waiting[i].overtaken >= MAX_OVERTAKES => break,
+                Admit::NoMemory => overtaken.push(i),
             }
         }
-        let i = chosen?;
-        for passed in passed {
-            self.waiting[passed].passed += 1;
+        let chosen = chosen?;
+        for i in overtaken {
+            self.waiting[i].overtaken += 1;
         }
-        let entering = self.waiting.remove(i);
-        self.entered += 1;
-        self.served.retain(|&(owner, _)| owner != entering.owner);
-        if self.waiting.iter().any(|w| w.owner == entering.owner) {
-            self.served.push((entering.owner, self.entered));
-        }
+        let admitted = self.waiting.remove(chosen);
+        self.admitted += 1;
         let Queue {
             waiting, served, ..
         } = self;
-        served.retain(|(owner, _)| waiting.iter().any(|w| w.owner == *owner));
-        Some(entering)
+        served.retain(|&(owner, _)| owner != admitted.owner);
+        served.push((admitted.owner, self.admitted));
+        served.retain(|(owner, _)| waiting.iter().any(|queued| queued.owner == *owner));
+        Some(admitted)
     }
 
-    /// Takes out whoever is no longer wanted.
-    pub fn take(
+    /// Removes and returns the requests that `is_out` names.
+    pub fn remove(
         &mut self,
         mut is_out: impl FnMut(&QueuedRequest<T>) -> bool,
     ) -> Vec<QueuedRequest<T>> {
-        self.waiting.extract_if(.., |w| is_out(w)).collect()
+        self.waiting
+            .extract_if(.., |queued| is_out(queued))
+            .collect()
     }
 
-    /// Takes out those whose time is over.
-    pub fn expired(&mut self, now: Duration) -> Vec<QueuedRequest<T>> {
-        self.take(|waiting| waiting.deadline.is_some_and(|deadline| deadline <= now))
+    /// Removes requests whose deadline has passed.
+    pub fn remove_expired(&mut self, now: Duration) -> Vec<QueuedRequest<T>> {
+        self.remove(|queued| queued.deadline.is_some_and(|deadline| deadline <= now))
     }
 
-    /// When an owner was served last; never comes first.
-    fn turn_of(&self, owner: u64) -> u64 {
+    /// Admission sequence number of the owner's last request; 0 if none yet.
+    fn last_admitted(&self, owner: u64) -> u64 {
         let served = self.served.iter().find(|(served, _)| *served == owner);
-        served.map_or(0, |&(_, when)| when)
+        served.map_or(0, |&(_, number)| number)
     }
 }
 
@@ -179,28 +159,29 @@ mod tests {
 
     fn queue(of: &[(char, Priority, u64, u64)]) -> Queue<char> {
         let mut queue = Queue::new(64);
-        for &(what, priority, owner, bytes) in of {
-            queue.push(what, priority, owner, bytes, None).unwrap();
+        for &(name, priority, owner, bytes) in of {
+            queue.push(name, priority, owner, bytes, None).unwrap();
         }
         queue
     }
 
-    fn all(queue: &mut Queue<char>) -> String {
-        std::iter::from_fn(|| queue.pop(|_| Admit::Now).map(|w| w.what)).collect()
+    fn pop_all(queue: &mut Queue<char>) -> String {
+        let pop = || queue.pop_admissible(|_| Admit::Now).map(|q| q.request);
+        std::iter::from_fn(pop).collect()
     }
 
     #[test]
-    fn first_come_first_served() {
+    fn interactive_requests_come_first_then_arrival_order() {
         let mut queue = queue(&[
             ('b', Background, 1, 1),
             ('c', Interactive, 1, 1),
             ('d', Interactive, 1, 1),
         ]);
-        assert_eq!(all(&mut queue), "cdb");
+        assert_eq!(pop_all(&mut queue), "cdb");
     }
 
     #[test]
-    fn owners_take_turns() {
+    fn owners_are_served_round_robin() {
         let mut queue = queue(&[
             ('a', Interactive, 1, 1),
             ('b', Interactive, 1, 1),
@@ -208,67 +189,67 @@ mod tests {
             ('x', Interactive, 2, 1),
             ('y', Interactive, 3, 1),
         ]);
-        assert_eq!(all(&mut queue), "axybc");
+        assert_eq!(pop_all(&mut queue), "axybc");
     }
 
-    /// The large one is passed so often and no more; then it holds up everybody until it has room.
+    /// Small requests overtake the large one `MAX_OVERTAKES` times; then it holds up the queue until it fits.
     #[test]
-    fn the_large_one_gets_its_turn() {
+    fn a_large_request_is_not_starved() {
         let mut queue = queue(&[('L', Interactive, 1, 100)]);
-        let mut entered = String::new();
+        let mut admitted = String::new();
         for round in 0..20 {
             queue.push('s', Interactive, 2 + round, 1, None).unwrap();
-            let room = if round < 15 { 10 } else { 100 };
-            entered.extend(
-                queue
-                    .pop(|w| Admit::if_room(w.bytes <= room))
-                    .map(|w| w.what),
-            );
+            let free = if round < 15 { 10 } else { 100 };
+            let popped = queue.pop_admissible(|q| {
+                if q.worst_case_bytes <= free {
+                    Admit::Now
+                } else {
+                    Admit::NoMemory
+                }
+            });
+            admitted.extend(popped.map(|q| q.request));
         }
-        assert_eq!(entered, "ssssssssLssss");
+        assert_eq!(admitted, "ssssssssLssss");
     }
 
-    /// Whoever waits for something else than room holds nobody up.
     #[test]
-    fn not_yet_is_not_no_room() {
+    fn a_blocked_request_holds_up_no_other() {
         let mut queue = queue(&[('w', Interactive, 1, 1)]);
-        let mut entered = String::new();
+        let mut admitted = String::new();
         for round in 0..20 {
             queue.push('s', Interactive, 2 + round, 1, None).unwrap();
-            let may = |w: &QueuedRequest<char>| match w.what {
+            let popped = queue.pop_admissible(|q| match q.request {
                 'w' => Admit::Blocked,
                 _ => Admit::Now,
-            };
-            entered.extend(queue.pop(may).map(|w| w.what));
+            });
+            admitted.extend(popped.map(|q| q.request));
         }
-        assert_eq!(entered, "s".repeat(20));
+        assert_eq!(admitted, "s".repeat(20));
     }
 
     #[test]
-    fn limits() {
+    fn length_and_deadlines() {
         let mut queue = Queue::new(2);
         let at = |s| Some(Duration::from_secs(s));
         queue.push('a', Interactive, 1, 5, at(3)).unwrap();
         queue.push('b', Interactive, 1, 6, at(9)).unwrap();
         let full = queue.push('c', Interactive, 1, 1, None);
         assert_eq!(full, Err(QueueFull { waiting: 2 }));
-        assert_eq!(queue.bytes(), 11);
-        assert!(queue.expired(Duration::from_secs(2)).is_empty());
-        let expired = queue.expired(Duration::from_secs(3));
-        assert_eq!((expired.len(), expired[0].what), (1, 'a'));
-        assert_eq!(queue.take(|w| w.what == 'b').len(), 1);
-        assert!(queue.is_empty() && queue.pop(|_| Admit::Now).is_none());
+        assert!(queue.remove_expired(Duration::from_secs(2)).is_empty());
+        let expired = queue.remove_expired(Duration::from_secs(3));
+        assert_eq!((expired.len(), expired[0].request), (1, 'a'));
+        assert_eq!(queue.remove(|q| q.request == 'b').len(), 1);
+        assert!(queue.is_empty() && queue.pop_admissible(|_| Admit::Now).is_none());
     }
 
-    /// Served owners are not remembered for ever.
     #[test]
-    fn nothing_stays() {
+    fn owners_without_a_request_are_forgotten() {
         let mut queue = Queue::new(64);
         for round in 0..1000 {
             queue.push('a', Interactive, round, 1, None).unwrap();
             queue.push('b', Interactive, round, 1, None).unwrap();
-            queue.pop(|_| Admit::Now).unwrap();
-            queue.pop(|_| Admit::Now).unwrap();
+            queue.pop_admissible(|_| Admit::Now).unwrap();
+            queue.pop_admissible(|_| Admit::Now).unwrap();
         }
         assert!(queue.served.is_empty() && queue.is_empty());
     }

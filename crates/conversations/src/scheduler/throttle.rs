@@ -1,43 +1,40 @@
-//! Heat and load change the pace, one rung at a time, in a published order. Pure.
+//! Throttle: heat slows the scheduler down, one level at a time, in a published order. Pure.
 //!
-//! | rung | prompts are read | threads | at once |
+//! | level | prompt tokens of a step | threads | batch |
 //! |---|---|---|---|
-//! | 0 | a whole chunk a step | all | all |
+//! | 0 | a whole chunk | all | all |
 //! | 1 | a quarter of one | all | all |
 //! | 2 | a quarter | half | all |
 //! | 3 | a quarter | half | half |
 //! | 4 | a block | one | one |
 //!
-//! Nothing here changes a token: whoever has entered goes on, slower. Nominal heat allows rung 0, fair 1, serious 3,
-//! critical 4. The way down is taken rung by rung, one for each reading; the way up as well, but only after it has been
-//! cooler for [`CALM`]: so that a device at the border does not swing.
+//! No level changes a token: running requests go on, slower. Nominal heat allows level 0, fair 1, serious 3, critical 4.
+//! Each reading may raise the level by one. The level goes down by one each time it has been cooler for [`CALM`], so that a
+//! device at the border does not swing.
 
-use crate::scheduler::Pace;
+use super::plan::Pace;
 use haversack_engine::device::governor::CALM;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Thermal;
 use std::time::Duration;
 
-/// The rung that a state allows.
-fn rung_of(thermal: Thermal) -> u8 {
+/// The level that a thermal state allows.
+fn allowed_level(thermal: Thermal) -> u8 {
     match thermal {
         Thermal::Nominal => 0,
         Thermal::Fair => 1,
         Thermal::Serious => 3,
-        Thermal::Critical => LAST,
+        Thermal::Critical => 4,
     }
 }
 
-const LAST: u8 = 4;
-
-/// What a rung leaves of all there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
     pub pace: Pace,
     pub threads: usize,
 }
 
-/// A step on the ladder, as it is logged.
+/// A change of the level. Displays as a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThrottleChange {
     pub from: u8,
@@ -52,7 +49,7 @@ impl std::fmt::Display for ThrottleChange {
         let heat = self.thermal.name();
         write!(
             f,
-            "heat is {heat}: rung {} -> {}, prompts {} tokens a step, {threads} threads, {} at once",
+            "heat is {heat}: throttle level {} -> {}, prompts {} tokens a step, {threads} threads, batch of {}",
             self.from, self.to, pace.chunk, pace.batch
         )
     }
@@ -60,31 +57,36 @@ impl std::fmt::Display for ThrottleChange {
 
 #[derive(Clone, Debug)]
 pub struct Throttle {
-    most: StepLimits,
-    rung: u8,
-    /// Since when it has been cool enough for the rung above.
-    cool: Option<Duration>,
+    /// At level 0.
+    max: StepLimits,
+    level: u8,
+    /// Since when it has been cool enough for the level below.
+    cool_since: Option<Duration>,
 }
 
 impl Throttle {
-    /// `most`: what there is when nothing is in the way.
-    pub fn new(most: StepLimits) -> Throttle {
+    pub fn new(max: StepLimits) -> Throttle {
         Throttle {
-            most,
-            rung: 0,
-            cool: None,
+            max,
+            level: 0,
+            cool_since: None,
         }
     }
 
-    pub fn rung(&self) -> u8 {
-        self.rung
+    pub fn level(&self) -> u8 {
+        self.level
+    }
+
+    /// The limits of level 0.
+    pub fn max(&self) -> StepLimits {
+        self.max
     }
 
     pub fn limits(&self) -> StepLimits {
-        let StepLimits { pace, threads } = self.most;
+        let StepLimits { pace, threads } = self.max;
         let half = |n: usize| n.div_ceil(2);
         let quarter = (pace.chunk / 4).max(BLOCK_SLOTS);
-        let (chunk, threads, batch) = match self.rung {
+        let (chunk, threads, batch) = match self.level {
             0 => (pace.chunk, threads, pace.batch),
             1 => (quarter, threads, pace.batch),
             2 => (quarter, half(threads), pace.batch),
@@ -98,27 +100,27 @@ impl Throttle {
         }
     }
 
-    /// What a reading changes, if anything.
-    pub fn decide(&mut self, thermal: Thermal, now: Duration) -> Option<ThrottleChange> {
-        let (from, allowed) = (self.rung, rung_of(thermal));
+    /// Takes a reading. Returns the change of level, if there is one.
+    pub fn observe(&mut self, thermal: Thermal, now: Duration) -> Option<ThrottleChange> {
+        let (from, allowed) = (self.level, allowed_level(thermal));
         if allowed >= from {
-            self.cool = None;
+            self.cool_since = None;
         }
-        self.rung = match allowed {
+        self.level = match allowed {
             hotter if hotter > from => from + 1,
             cooler if cooler < from => {
-                let since = *self.cool.get_or_insert(now);
+                let since = *self.cool_since.get_or_insert(now);
                 if now.saturating_sub(since) < CALM {
                     return None;
                 }
-                self.cool = Some(now);
+                self.cool_since = Some(now);
                 from - 1
             }
             _ => return None,
         };
         Some(ThrottleChange {
             from,
-            to: self.rung,
+            to: self.level,
             thermal,
             limits: self.limits(),
         })
@@ -130,7 +132,7 @@ mod tests {
     use super::*;
     use Thermal::{Critical, Fair, Nominal, Serious};
 
-    const MOST: StepLimits = StepLimits {
+    const MAX: StepLimits = StepLimits {
         pace: Pace {
             batch: 8,
             chunk: 512,
@@ -142,27 +144,27 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// Down a rung with each reading, up a rung each ten seconds, never past one.
+    /// A level up with each reading, a level down each ten seconds, never two at once.
     #[test]
-    fn the_ladder_is_followed_in_order() {
-        let mut ladder = Throttle::new(MOST);
-        let down: Vec<u8> = (0..6)
-            .filter_map(|s| ladder.decide(Critical, at(s)))
-            .map(|rung| rung.to)
+    fn levels_follow_in_order() {
+        let mut throttle = Throttle::new(MAX);
+        let up: Vec<u8> = (0..6)
+            .filter_map(|s| throttle.observe(Critical, at(s)))
+            .map(|change| change.to)
             .collect();
-        assert_eq!(down, [1, 2, 3, 4]);
-        let up: Vec<(u64, u8)> = (6..60)
-            .filter_map(|s| Some((s, ladder.decide(Nominal, at(s))?.to)))
+        assert_eq!(up, [1, 2, 3, 4]);
+        let down: Vec<(u64, u8)> = (6..60)
+            .filter_map(|s| Some((s, throttle.observe(Nominal, at(s))?.to)))
             .collect();
-        assert_eq!(up, [(16, 3), (26, 2), (36, 1), (46, 0)]);
+        assert_eq!(down, [(16, 3), (26, 2), (36, 1), (46, 0)]);
     }
 
     #[test]
-    fn rungs_say_what_they_leave() {
-        let mut ladder = Throttle::new(MOST);
-        let mut seen = vec![ladder.limits()];
+    fn limits_of_each_level() {
+        let mut throttle = Throttle::new(MAX);
+        let mut seen = vec![throttle.limits()];
         for _ in 0..4 {
-            seen.push(ladder.decide(Critical, at(0)).unwrap().limits);
+            seen.push(throttle.observe(Critical, at(0)).unwrap().limits);
         }
         let seen: Vec<(usize, usize, usize)> = seen
             .iter()
@@ -178,40 +180,39 @@ mod tests {
                 (32, 1, 1)
             ]
         );
-        let mut least = Throttle::new(StepLimits {
+        let mut min = Throttle::new(StepLimits {
             pace: Pace { batch: 1, chunk: 8 },
             threads: 1,
         });
-        while let Some(rung) = least.decide(Critical, at(0)) {
-            assert_eq!(rung.limits.threads, 1);
-            assert_eq!(rung.limits.pace, Pace { batch: 1, chunk: 8 });
+        while let Some(change) = min.observe(Critical, at(0)) {
+            assert_eq!(change.limits.threads, 1);
+            assert_eq!(change.limits.pace, Pace { batch: 1, chunk: 8 });
         }
     }
 
-    /// A device at the border: each time it is hot again, the calm begins anew.
+    /// At the border: each hot reading starts the calm time anew.
     #[test]
     fn no_swinging() {
-        let mut ladder = Throttle::new(MOST);
+        let mut throttle = Throttle::new(MAX);
         let mut changes = 0;
         for second in 0..600 {
             let heat = if second % 8 < 4 { Fair } else { Nominal };
-            changes += usize::from(ladder.decide(heat, at(second)).is_some());
+            changes += usize::from(throttle.observe(heat, at(second)).is_some());
         }
-        assert_eq!((changes, ladder.rung()), (1, 1));
+        assert_eq!((changes, throttle.level()), (1, 1));
         for second in 600..700 {
-            ladder.decide(Serious, at(second));
+            throttle.observe(Serious, at(second));
         }
-        assert_eq!(ladder.rung(), 3);
+        assert_eq!(throttle.level(), 3);
     }
 
-    /// A clock that stands still or goes back only makes it wait.
     #[test]
-    fn clocks_may_lie() {
-        let mut ladder = Throttle::new(MOST);
-        ladder.decide(Fair, at(100));
+    fn a_clock_that_goes_backwards_delays() {
+        let mut throttle = Throttle::new(MAX);
+        throttle.observe(Fair, at(100));
         for second in (0..100).rev() {
-            assert_eq!(ladder.decide(Nominal, at(second)), None);
+            assert_eq!(throttle.observe(Nominal, at(second)), None);
         }
-        assert!(ladder.decide(Nominal, at(200)).is_some());
+        assert!(throttle.observe(Nominal, at(200)).is_some());
     }
 }

@@ -1,9 +1,9 @@
-//! Tokens of a sequence as a strip: which are kept how, which are hidden, on disk or gone. Pure.
+//! Token map: where each token of a sequence is: in memory by zone, hidden, on disk, or gone. Pure.
 //!
 //! ```text
-//! table    ▓▓ sinks │ rest ░░░░ │ missing │ rest ░ │ hidden │ recent ▒▒▒
-//! session            │           │ disk ids│        │        │
-//! strip    ▓▓ sinks │ rest ░░░░ │disk│ids │ rest ░ │ hidden │ recent ▒▒▒      every token once, in order
+//! cache    ▓▓ sinks │ rest ░░░░ │ missing │ rest ░ │ hidden │ recent ▒▒▒
+//! session           │           │ disk ids│        │        │
+//! map      ▓▓ sinks │ rest ░░░░ │disk│ids │ rest ░ │ hidden │ recent ▒▒▒      every token once, in order
 //! ```
 
 use crate::session::picture::Away;
@@ -15,13 +15,13 @@ use std::ops::Range;
 pub enum BlockSource {
     /// In memory, in the form of this zone.
     Held(Zone),
-    /// In memory, and not seen.
+    /// In memory, masked from attention.
     Hidden,
-    /// The window of these layers has passed it.
+    /// Outside the window of these layers.
     Passed,
     /// Its rows are in the session's file.
     Disk,
-    /// The file has its id alone.
+    /// Only its id is in the session's file.
     Ids,
     Gone,
 }
@@ -50,142 +50,140 @@ impl BlockSource {
     }
 
     fn index(self) -> usize {
-        BlockSource::ALL
-            .iter()
-            .position(|l| *l == self)
-            .unwrap_or(0)
+        let same = |source: &BlockSource| *source == self;
+        BlockSource::ALL.iter().position(same).unwrap_or(0)
     }
 }
 
-/// Tokens behind each other.
-pub type Stretch = (u64, BlockSource);
+impl From<Away> for BlockSource {
+    fn from(away: Away) -> BlockSource {
+        match away {
+            Away::Disk => BlockSource::Disk,
+            Away::Ids => BlockSource::Ids,
+        }
+    }
+}
 
-/// Layers that keep the same tokens in the same forms.
+/// Consecutive tokens in one place.
+pub type TokenRun = (u64, BlockSource);
+
+/// The map of all layers that keep the same tokens in the same forms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenMap {
     pub layers: Vec<usize>,
     pub shape: LayerShape,
-    /// Tokens by where they are, as in [`Lies::ALL`]; together all that were seen.
+    /// Tokens by where they are, as in [`BlockSource::ALL`]; their sum is the position of the sequence.
     pub tokens: [u64; BlockSource::ALL.len()],
-    /// From the first token to the last, at most [`STRETCHES`]. Where there would be more, what is shown of a part is what
-    /// most of it is.
-    pub stretches: Vec<Stretch>,
+    /// From the first token to the last, at most [`MAX_RUNS`]. A longer map is coarsened: each part shows where most of its
+    /// tokens are.
+    pub runs: Vec<TokenRun>,
 }
 
-/// Of one strip. A screen has no more to show them on.
-pub const STRETCHES: usize = 256;
+/// Of one map: about what a screen can show.
+pub const MAX_RUNS: usize = 256;
 /// Of one sequence.
-pub const STRIPS: usize = 8;
+pub const MAX_MAPS: usize = 8;
 
-/// The strips of a sequence, from the runs of each layer, and how many layers have no strip because there are too many.
-pub fn strips(
+/// The maps of a sequence, from the runs of each layer, and the number of layers left without one.
+pub fn token_maps(
     layers: impl Iterator<Item = (LayerShape, Vec<Run>)>,
     away: &[(Range<u64>, Away)],
 ) -> (Vec<TokenMap>, usize) {
-    // Layers that keep the same are told by their runs, before anything is made of them.
+    // Layers are grouped by their runs before a map is made.
     let mut groups: Vec<(LayerShape, Vec<Run>, Vec<usize>)> = Vec::new();
     let mut left_off = 0;
     for (i, (shape, runs)) in layers.enumerate() {
         let same = |group: &(LayerShape, Vec<Run>, Vec<usize>)| group.0 == shape && group.1 == runs;
         match groups.iter().position(same) {
             Some(at) => groups[at].2.push(i),
-            None if groups.len() == STRIPS => left_off += 1,
+            None if groups.len() == MAX_MAPS => left_off += 1,
             None => groups.push((shape, runs, vec![i])),
         }
     }
-    let strips = groups.into_iter().map(|(shape, runs, layers)| {
-        let stretches = refine(&runs, away);
+    let maps = groups.into_iter().map(|(shape, runs, layers)| {
+        let runs = refine(&runs, away);
         let mut tokens = [0; BlockSource::ALL.len()];
-        for &(count, lies) in &stretches {
-            tokens[lies.index()] += count;
+        for &(count, source) in &runs {
+            tokens[source.index()] += count;
         }
         TokenMap {
             layers,
             shape,
             tokens,
-            stretches: coarsen(stretches, STRETCHES),
+            runs: coarsen(runs, MAX_RUNS),
         }
     });
-    (strips.collect(), left_off)
+    (maps.collect(), left_off)
 }
 
-/// What a table does not have may be somewhere else.
-fn refine(runs: &[Run], away: &[(Range<u64>, Away)]) -> Vec<Stretch> {
-    let mut stretches = Vec::new();
+/// Looks up in the session what the cache is missing.
+fn refine(cache_runs: &[Run], away: &[(Range<u64>, Away)]) -> Vec<TokenRun> {
+    let mut runs = Vec::new();
     let mut at = 0;
     let mut away = away.iter().peekable();
-    for run in runs {
+    for run in cache_runs {
         let end = at + run.tokens;
-        let lies = match run.spot {
+        let source = match run.spot {
             Spot::Held(zone) => BlockSource::Held(zone),
             Spot::Hidden => BlockSource::Hidden,
             Spot::Passed => BlockSource::Passed,
             Spot::Missing => {
                 while at < end {
                     while away.next_if(|(span, _)| span.end <= at).is_some() {}
-                    let (until, lies) = match away.peek() {
-                        Some((span, what)) if span.start <= at => (
-                            span.end,
-                            match what {
-                                Away::Disk => BlockSource::Disk,
-                                Away::Ids => BlockSource::Ids,
-                            },
-                        ),
+                    let (until, source) = match away.peek() {
+                        Some((span, place)) if span.start <= at => (span.end, (*place).into()),
                         Some((span, _)) => (span.start, BlockSource::Gone),
                         None => (end, BlockSource::Gone),
                     };
-                    push(&mut stretches, until.min(end) - at, lies);
+                    push(&mut runs, until.min(end) - at, source);
                     at = until.min(end);
                 }
                 continue;
             }
         };
-        push(&mut stretches, run.tokens, lies);
+        push(&mut runs, run.tokens, source);
         at = end;
     }
-    stretches
+    runs
 }
 
-/// The same tokens in no more than so many stretches.
-fn coarsen(stretches: Vec<Stretch>, most: usize) -> Vec<Stretch> {
-    if stretches.len() <= most {
-        return stretches;
+/// The same tokens in at most `max` runs.
+fn coarsen(runs: Vec<TokenRun>, max: usize) -> Vec<TokenRun> {
+    if runs.len() <= max {
+        return runs;
     }
-    let all: u64 = stretches.iter().map(|(tokens, _)| tokens).sum();
-    let part = all.div_ceil(most as u64).max(1);
+    let all: u64 = runs.iter().map(|(tokens, _)| tokens).sum();
+    let part = all.div_ceil(max as u64).max(1);
     let mut coarse = Vec::new();
     let mut counts = [0u64; BlockSource::ALL.len()];
     let mut filled = 0;
-    for (mut tokens, lies) in stretches {
+    for (mut tokens, source) in runs {
         while tokens > 0 {
             let take = tokens.min(part - filled);
-            counts[lies.index()] += take;
+            counts[source.index()] += take;
             filled += take;
             tokens -= take;
             if filled == part {
-                push(&mut coarse, part, most_of(&counts));
+                push(&mut coarse, part, majority(&counts));
                 (counts, filled) = ([0; BlockSource::ALL.len()], 0);
             }
         }
     }
-    push(&mut coarse, filled, most_of(&counts));
+    push(&mut coarse, filled, majority(&counts));
     coarse
 }
 
-fn most_of(counts: &[u64; BlockSource::ALL.len()]) -> BlockSource {
-    let most = BlockSource::ALL
-        .iter()
-        .zip(counts)
-        .rev()
-        .max_by_key(|(_, n)| **n);
-    most.map_or(BlockSource::Gone, |(lies, _)| *lies)
+fn majority(counts: &[u64; BlockSource::ALL.len()]) -> BlockSource {
+    let counted = BlockSource::ALL.iter().zip(counts).rev();
+    let max = counted.max_by_key(|(_, n)| **n);
+    max.map_or(BlockSource::Gone, |(source, _)| *source)
 }
 
-fn push(stretches: &mut Vec<Stretch>, tokens: u64, lies: BlockSource) {
-    match stretches.last_mut() {
+fn push(runs: &mut Vec<TokenRun>, tokens: u64, source: BlockSource) {
+    match runs.last_mut() {
         _ if tokens == 0 => {}
-        Some(last) if last.1 == lies => last.0 += tokens,
-        _ => stretches.push((tokens, lies)),
+        Some(last) if last.1 == source => last.0 += tokens,
+        _ => runs.push((tokens, source)),
     }
 }
 
@@ -201,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_looked_for() {
+    fn missing_tokens_are_looked_up_in_the_session() {
         let runs = [
             run(4, Spot::Held(Zone::Sinks)),
             run(60, Spot::Missing),
@@ -229,20 +227,20 @@ mod tests {
         );
     }
 
-    /// However many there are, all tokens are in the strip, and a part shows what most of it is.
+    /// A coarse map still has every token, and each part shows where most of its tokens are.
     #[test]
-    fn a_long_strip_is_coarse_and_whole() {
+    fn a_long_map_is_coarse_and_complete() {
         for count in [1u64, 255, 256, 257, 1000, 40_001] {
-            let many: Vec<Stretch> = (0..count)
+            let many: Vec<TokenRun> = (0..count)
                 .map(|i| match i % 2 {
                     0 => (3, REST),
                     _ => (1, BlockSource::Hidden),
                 })
                 .collect();
             let all: u64 = many.iter().map(|s| s.0).sum();
-            let is_coarse = many.len() > STRETCHES;
-            let coarse = coarsen(many, STRETCHES);
-            assert!(coarse.len() <= STRETCHES);
+            let is_coarse = many.len() > MAX_RUNS;
+            let coarse = coarsen(many, MAX_RUNS);
+            assert!(coarse.len() <= MAX_RUNS);
             assert_eq!(coarse.iter().map(|s| s.0).sum::<u64>(), all, "{count}");
             if is_coarse && count > 512 {
                 assert!(coarse.iter().all(|s| s.1 == REST), "{coarse:?}");
@@ -251,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_keep_the_same_are_one_strip() {
+    fn layers_that_keep_the_same_share_a_map() {
         let plain = LayerShape::plain(1, 32, KvForm::F16);
         let windowed = LayerShape {
             window: Some(64),
@@ -263,12 +261,12 @@ mod tests {
             1 => (plain, runs.clone()),
             _ => (windowed, runs.clone()),
         });
-        let (found, left_off) = strips(layers.into_iter(), &[]);
+        let (found, left_off) = token_maps(layers.into_iter(), &[]);
         let layers: Vec<&[usize]> = found.iter().map(|s| &s.layers[..]).collect();
         assert_eq!((layers, left_off), (vec![&[0, 2][..], &[1, 3]], 0));
         assert_eq!(found[1].tokens[BlockSource::Passed.index()], 36);
         let each = (1..12).map(|n| (plain, vec![run(n, Spot::Missing)]));
-        let (found, left_off) = strips(each, &[]);
-        assert_eq!((found.len(), left_off), (STRIPS, 3));
+        let (found, left_off) = token_maps(each, &[]);
+        assert_eq!((found.len(), left_off), (MAX_MAPS, 3));
     }
 }

@@ -1,8 +1,8 @@
-//! What everybody hears, and what nobody may: news of somebody unknown, before its time, twice, or after the last.
+//! Checks the events of each request: none of an unknown request, none out of order, none twice, none after the last.
 
-use crate::expected_turns::{Talk, Turn};
+use crate::expected_turns::{ExpectedSession, ExpectedTurn};
 use crate::models::fingerprint;
-use crate::reference_request::{Guest, Standing, Told};
+use crate::reference_request::{ReferenceRequest, RequestState, TokenHash};
 use haversack_conversations::scheduler::{Request, RequestEvent, RequestId, RequestKind};
 use haversack_conversations::session::Answer;
 use haversack_engine::runtime::GenerateOptions;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// A turn to ask for.
+/// A turn to submit.
 #[derive(Clone, Debug, Default)]
 pub struct TurnSpec {
     pub session: String,
@@ -41,225 +41,239 @@ impl TurnSpec {
     }
 }
 
-/// A turn that was asked for.
+/// A submitted turn and what it has received.
 #[derive(Debug)]
-pub struct Asked {
+pub struct ReferenceTurn {
     pub request: TurnSpec,
-    pub leaves: Option<usize>,
-    pub standing: Standing,
-    told: Vec<Told>,
+    pub cancels_after: Option<usize>,
+    pub state: RequestState,
+    tokens: Vec<TokenHash>,
 }
 
-impl Asked {
-    pub fn new(request: TurnSpec, leaves: Option<usize>) -> Asked {
-        Asked {
+impl ReferenceTurn {
+    pub fn new(request: TurnSpec, cancels_after: Option<usize>) -> ReferenceTurn {
+        ReferenceTurn {
             request,
-            leaves,
-            standing: Standing::Waits,
-            told: Vec::new(),
+            cancels_after,
+            state: RequestState::Queued,
+            tokens: Vec::new(),
         }
     }
 }
 
 #[derive(Default)]
-pub struct Ears {
-    pub guests: BTreeMap<RequestId, Guest>,
-    pub asked: BTreeMap<RequestId, Asked>,
-    /// Guests of processes that are gone.
-    pub past: Vec<Guest>,
-    pub talks: Vec<Talk>,
-    /// Who failed in this step, and why.
+pub struct EventChecker {
+    pub completions: BTreeMap<RequestId, ReferenceRequest>,
+    pub turns: BTreeMap<RequestId, ReferenceTurn>,
+    /// Completions of processes that were killed.
+    pub past: Vec<ReferenceRequest>,
+    pub expected_sessions: Vec<ExpectedSession>,
+    /// Why requests failed in this step.
     pub failed: Vec<String>,
     pub wrong: Option<String>,
-    /// What was heard, for whoever reads a trace.
-    pub heard: Option<Vec<String>>,
+    /// Lines for the trace, if one is wanted.
+    pub lines: Option<Vec<String>>,
 }
 
-impl Ears {
-    pub fn hear(&mut self, ticket: RequestId, news: RequestEvent<'_>) -> ControlFlow<()> {
-        if let Some(heard) = &mut self.heard {
-            let word = match &news {
+impl EventChecker {
+    pub fn check_event(&mut self, id: RequestId, event: RequestEvent<'_>) -> ControlFlow<()> {
+        if let Some(lines) = &mut self.lines {
+            let word = match &event {
                 RequestEvent::Token { sampled, .. } => format!("token {}", sampled.id),
                 RequestEvent::Completed(done, _) => format!("done {:?}", done.finish),
                 RequestEvent::TurnSaved(answer) => {
                     format!("said turn {:?} {:?}", answer.turn, answer.context)
                 }
-                news => format!("{news:?}"),
+                event => format!("{event:?}"),
             };
-            heard.push(format!("    {ticket:?} {word}"));
+            lines.push(format!("    {id:?} {word}"));
         }
-        if let (RequestEvent::Admitted, Some(passed)) = (&news, self.passed_by(ticket)) {
+        if let (RequestEvent::Admitted, Some(passed)) = (&event, self.first_overtaken(id)) {
             self.wrong
-                .get_or_insert(format!("{ticket:?} passes {passed:?} of its session"));
+                .get_or_insert(format!("{id:?} overtakes {passed:?} of its session"));
         }
-        let heard = match (self.guests.get_mut(&ticket), self.asked.get_mut(&ticket)) {
-            (Some(guest), _) => of_guest(guest, news, &mut self.failed),
-            (None, Some(asked)) => of_turn(asked, news, &mut self.failed, &mut self.talks),
-            (None, None) => Err("nobody has this ticket".to_owned()),
+        let checked = match (self.completions.get_mut(&id), self.turns.get_mut(&id)) {
+            (Some(completion), _) => check_completion_event(completion, event, &mut self.failed),
+            (None, Some(turn)) => {
+                check_turn_event(turn, event, &mut self.failed, &mut self.expected_sessions)
+            }
+            (None, None) => Err("an unknown request".to_owned()),
         };
-        heard.unwrap_or_else(|wrong| {
-            self.wrong.get_or_insert(format!("{ticket:?}: {wrong}"));
+        checked.unwrap_or_else(|wrong| {
+            self.wrong.get_or_insert(format!("{id:?}: {wrong}"));
             ControlFlow::Continue(())
         })
     }
 
-    /// A turn of the same session that came earlier and waits.
-    fn passed_by(&self, ticket: RequestId) -> Option<RequestId> {
-        let session = &self.asked.get(&ticket)?.request.session;
-        let mut earlier = self.asked.range(..ticket);
-        let waits = |a: &Asked| a.standing == Standing::Waits && a.request.session == *session;
+    /// An earlier turn of the same session that is still queued.
+    fn first_overtaken(&self, id: RequestId) -> Option<RequestId> {
+        let session = &self.turns.get(&id)?.request.session;
+        let mut earlier = self.turns.range(..id);
+        let waits =
+            |a: &ReferenceTurn| a.state == RequestState::Queued && a.request.session == *session;
         earlier.find(|(_, a)| waits(a)).map(|(t, _)| *t)
     }
 
-    /// How many are in a state.
-    pub fn count(&self, standing: Standing) -> (usize, usize) {
-        let guests = self.guests.values().filter(|g| g.standing == standing);
-        let asked = self.asked.values().filter(|a| a.standing == standing);
-        (guests.count(), asked.count())
+    /// Completions and turns in a state.
+    pub fn count(&self, state: RequestState) -> (usize, usize) {
+        let completions = self.completions.values().filter(|g| g.state == state);
+        let turns = self.turns.values().filter(|a| a.state == state);
+        (completions.count(), turns.count())
     }
 
-    /// Their process is gone.
-    pub fn lose_all(&mut self) {
-        self.asked.clear();
-        let guests = std::mem::take(&mut self.guests);
-        self.past.extend(guests.into_values());
+    /// The process was killed.
+    pub fn drop_all(&mut self) {
+        self.turns.clear();
+        let completions = std::mem::take(&mut self.completions);
+        self.past.extend(completions.into_values());
     }
 
-    /// Somebody whose time is over and who was not told.
+    /// A completion whose deadline has passed without an event.
     pub fn overdue(&self, now: Duration) -> Option<RequestId> {
-        let is_there = |s: Standing| matches!(s, Standing::Waits | Standing::Active);
+        let is_there = |s: RequestState| matches!(s, RequestState::Queued | RequestState::Running);
         let is_late = |deadline: Option<Duration>| deadline.is_some_and(|d| d <= now);
-        let guests = self.guests.iter();
-        let mut late = guests.filter(|(_, g)| is_there(g.standing) && is_late(g.request.deadline));
-        late.next().map(|(ticket, _)| *ticket)
+        let completions = self.completions.iter();
+        let mut late =
+            completions.filter(|(_, g)| is_there(g.state) && is_late(g.request.deadline));
+        late.next().map(|(id, _)| *id)
     }
 }
 
-fn enter(standing: &mut Standing) -> Result<(), String> {
-    match standing {
-        Standing::Waits => *standing = Standing::Active,
-        _ => return Err(format!("enters, and is {standing:?}")),
-    }
-    Ok(())
-}
-
-fn is_active(standing: Standing, what: &str) -> Result<(), String> {
-    match standing {
-        Standing::Active => Ok(()),
-        _ => Err(format!("{what}, and is {standing:?}")),
-    }
-}
-
-fn end(standing: &mut Standing, what: &str) -> Result<(), String> {
-    match standing {
-        Standing::Waits | Standing::Active => *standing = Standing::Ended,
-        _ => return Err(format!("{what}, and is {standing:?}")),
+fn admit(state: &mut RequestState) -> Result<(), String> {
+    match state {
+        RequestState::Queued => *state = RequestState::Running,
+        _ => return Err(format!("admitted, but is {state:?}")),
     }
     Ok(())
 }
 
-fn of_guest(
-    guest: &mut Guest,
-    news: RequestEvent<'_>,
+fn expect_running(state: RequestState, what: &str) -> Result<(), String> {
+    match state {
+        RequestState::Running => Ok(()),
+        _ => Err(format!("{what}, but is {state:?}")),
+    }
+}
+
+fn expect_end(state: &mut RequestState, what: &str) -> Result<(), String> {
+    match state {
+        RequestState::Queued | RequestState::Running => *state = RequestState::Ended,
+        _ => return Err(format!("{what}, but is {state:?}")),
+    }
+    Ok(())
+}
+
+fn check_completion_event(
+    completion: &mut ReferenceRequest,
+    event: RequestEvent<'_>,
     failed: &mut Vec<String>,
 ) -> Result<ControlFlow<()>, String> {
-    match news {
+    match event {
         RequestEvent::Admitted => {
-            enter(&mut guest.standing)?;
-            // Who has left by now hears nothing more.
-            if guest.flow().is_break() {
-                guest.standing = Standing::Gone;
+            admit(&mut completion.state)?;
+            // Cancelled on admission: no event may follow.
+            if completion.flow().is_break() {
+                completion.state = RequestState::Dropped;
             }
         }
         RequestEvent::PromptRead { done, total } => {
-            is_active(guest.standing, "reads")?;
+            expect_running(completion.state, "reads")?;
             if done > total {
                 return Err(format!("{done} tokens read of {total}"));
             }
         }
         RequestEvent::Token { sampled, logits } => {
-            is_active(guest.standing, "is told a token")?;
-            guest.told.push((sampled.id, fingerprint(logits)));
+            expect_running(completion.state, "gets a token")?;
+            completion.tokens.push((sampled.id, fingerprint(logits)));
         }
         RequestEvent::Completed(completed, held) => {
-            end(&mut guest.standing, "is done")?;
-            guest.done = Some(completed);
-            guest.changes = held.changes;
+            expect_end(&mut completion.state, "is done")?;
+            completion.done = Some(completed);
+            completion.changes = held.changes;
             return Ok(ControlFlow::Continue(()));
         }
         RequestEvent::Failed(why) => {
-            end(&mut guest.standing, "failed")?;
+            expect_end(&mut completion.state, "failed")?;
             failed.push(why.to_string());
         }
-        RequestEvent::TurnSaved(_) => return Err("hears a turn".to_owned()),
+        RequestEvent::TurnSaved(_) => return Err("a completion is saved as a turn".to_owned()),
     }
-    Ok(guest.flow())
+    Ok(completion.flow())
 }
 
-fn of_turn(
-    asked: &mut Asked,
-    news: RequestEvent<'_>,
+fn check_turn_event(
+    turn: &mut ReferenceTurn,
+    event: RequestEvent<'_>,
     failed: &mut Vec<String>,
-    talks: &mut [Talk],
+    expected_sessions: &mut [ExpectedSession],
 ) -> Result<ControlFlow<()>, String> {
-    match news {
-        RequestEvent::Admitted => enter(&mut asked.standing)?,
-        RequestEvent::PromptRead { .. } => is_active(asked.standing, "reads")?,
+    match event {
+        RequestEvent::Admitted => admit(&mut turn.state)?,
+        RequestEvent::PromptRead { .. } => expect_running(turn.state, "reads")?,
         RequestEvent::Token { sampled, logits } => {
-            is_active(asked.standing, "is told a token")?;
-            asked.told.push((sampled.id, fingerprint(logits)));
+            expect_running(turn.state, "gets a token")?;
+            turn.tokens.push((sampled.id, fingerprint(logits)));
         }
         RequestEvent::Completed(completed, _) => {
-            end(&mut asked.standing, "is done")?;
-            let late = asked.request.deadline.is_some();
+            expect_end(&mut turn.state, "is done")?;
+            let late = turn.request.deadline.is_some();
             if !late || !completed.tokens.is_empty() {
-                return Err("a turn ends like a request".to_owned());
+                return Err("a turn ends like a completion".to_owned());
             }
         }
         RequestEvent::TurnSaved(answer) => {
-            end(&mut asked.standing, "was said")?;
-            part_of(asked, &answer, talks)?;
+            expect_end(&mut turn.state, "was said")?;
+            add_saved_turn(turn, &answer, expected_sessions)?;
         }
         RequestEvent::Failed(why) => {
-            end(&mut asked.standing, "failed")?;
-            // As with a question that was never answered, below.
-            let name = &asked.request.session;
-            let talk = talks.iter_mut().find(|t| t.exists && t.name == *name);
-            talk.into_iter().for_each(|talk| talk.is_lossy = true);
+            expect_end(&mut turn.state, "failed")?;
+            // As with a question that was not answered, below.
+            let name = &turn.request.session;
+            let expected = expected_sessions
+                .iter_mut()
+                .find(|t| t.exists && t.name == *name);
+            expected
+                .into_iter()
+                .for_each(|expected| expected.is_lossy = true);
             failed.push(why.to_string());
         }
     }
-    Ok(match asked.leaves {
-        Some(after) if asked.told.len() >= after => ControlFlow::Break(()),
+    Ok(match turn.cancels_after {
+        Some(after) if turn.tokens.len() >= after => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     })
 }
 
-/// The turn has become part of its conversation.
-fn part_of(asked: &Asked, answer: &Answer, talks: &mut [Talk]) -> Result<(), String> {
-    let tokens: Vec<u32> = asked.told.iter().map(|t| t.0).collect();
+/// Adds a saved turn to what is expected of its session.
+fn add_saved_turn(
+    turn: &ReferenceTurn,
+    answer: &Answer,
+    expected_sessions: &mut [ExpectedSession],
+) -> Result<(), String> {
+    let tokens: Vec<u32> = turn.tokens.iter().map(|t| t.0).collect();
     if answer.tokens != tokens {
-        return Err(format!("told {tokens:?}, said {:?}", answer.tokens));
+        return Err(format!("tokens {tokens:?}, said {:?}", answer.tokens));
     }
     if answer.turn.is_some() == tokens.is_empty() {
         return Err(format!("{} tokens, turn {:?}", tokens.len(), answer.turn));
     }
-    let name = &asked.request.session;
-    let talk = talks.iter_mut().find(|t| t.exists && t.name == *name);
-    let talk = talk.ok_or(format!("{name} is no conversation"))?;
-    let turn = Turn {
-        text: asked.request.text.clone(),
-        sample: asked.request.sample.clone(),
-        options: asked.request.options.clone(),
-        told: asked.told.clone(),
+    let name = &turn.request.session;
+    let expected = expected_sessions
+        .iter_mut()
+        .find(|t| t.exists && t.name == *name);
+    let expected = expected.ok_or(format!("{name} is no session"))?;
+    let saved = ExpectedTurn {
+        text: turn.request.text.clone(),
+        sample: turn.request.sample.clone(),
+        options: turn.request.options.clone(),
+        tokens: turn.tokens.clone(),
         finish: answer.finish,
         spilled: answer.context.spilled,
     };
     match answer.turn {
-        Some(_) => talk.said(turn, answer),
-        // A question that was never answered is none. What was done to turns for it stays done, and shows if they were
-        // seen: nobody can say then what comes next.
-        None => talk.is_lossy |= answer.context.plan != "nothing changes",
+        Some(_) => expected.said(saved, answer),
+        // A question without an answer is no turn. But turns that were evicted for it stay evicted, so later answers cannot be
+        // predicted.
+        None => expected.is_lossy |= answer.context.plan != "nothing changes",
     }
     Ok(())
 }

@@ -1,9 +1,8 @@
-//! What worlds are made of, once for each thread: tiny models, and runtimes with all the memory there is for whoever
-//! computes alone.
+//! What each thread of the simulation computes with: tiny models, and runtimes without a budget for reference answers.
 //!
-//! The models say nothing, and every bit of what they compute depends on every row: numbers are f32, and what is compared
-//! is not the token alone but a hash of all the logits it was drawn from. A row that is missing, foreign, moved or
-//! masked wrongly shows at the next token.
+//! The models mean nothing, but every bit they compute depends on every row: activations are f32, and checks compare not
+//! only tokens but a hash of all the logits. A row that is missing, foreign, moved or masked wrongly shows at the next
+//! token.
 
 use crate::common::session::Words;
 use crate::common::{Dice, load, small};
@@ -19,14 +18,14 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// One that sees everything, another of the same shape, and one with windows in half of its layers.
+/// A plain one, another of the same shape, and one with windows in half of its layers.
 pub const MODELS: usize = 3;
 pub const OTHER: usize = 1;
 
-/// Tokens that a model was made for.
+/// Context length of each model.
 pub const CONTEXT: usize = 768;
 
-/// Ways to keep keys and values.
+/// KV cache forms.
 pub const FORMS: usize = 4;
 
 pub fn load_all(folder: &Path) -> Vec<Arc<Model>> {
@@ -67,7 +66,7 @@ fn form(i: usize) -> KvOptions {
     }
 }
 
-/// What a runtime is made with.
+/// Options of a runtime.
 #[derive(Clone, Debug, Default)]
 pub struct Make {
     pub model: usize,
@@ -78,16 +77,16 @@ pub struct Make {
     pub slabs: Slabs,
 }
 
-/// What a thread keeps from seed to seed.
-pub struct Stage {
+/// Kept from seed to seed.
+pub struct Models {
     pub models: Vec<Arc<Model>>,
     pub folder: PathBuf,
     alone: HashMap<(usize, usize, bool), Runtime>,
 }
 
-impl Stage {
-    pub fn new(models: &[Arc<Model>], folder: &Path) -> Stage {
-        Stage {
+impl Models {
+    pub fn new(models: &[Arc<Model>], folder: &Path) -> Models {
+        Models {
             models: models.to_vec(),
             folder: folder.to_owned(),
             alone: HashMap::new(),
@@ -109,7 +108,7 @@ impl Stage {
         Runtime::new(model, &options).map_err(|e| e.to_string())
     }
 
-    /// A runtime without a budget, for whoever computes alone: with everything kept, or for sessions.
+    /// A runtime without a budget for reference answers; `managed`: for sessions.
     pub fn alone(&mut self, model: usize, form: usize, managed: bool) -> &mut Runtime {
         if !self.alone.contains_key(&(model, form, managed)) {
             let make = Make {
@@ -127,16 +126,16 @@ impl Stage {
         self.alone.get_mut(&(model, form, managed)).unwrap()
     }
 
-    /// Something was wrong in the middle of it: nothing of that is kept.
+    /// Drops runtimes that a panic may have left in a bad state.
     pub fn clear(&mut self) {
         self.alone.clear();
     }
 }
 
-/// Says what words mean without taking time for it: no thread decides when a turn ends.
-pub struct Quick;
+/// An encoder that runs on the scheduler's thread, so that thread timing decides nothing.
+pub struct QuickEncoder;
 
-impl Embed for Quick {
+impl Embed for QuickEncoder {
     fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
         Words.embed(text)
     }
@@ -146,7 +145,7 @@ impl Embed for Quick {
     }
 }
 
-/// A hash of all logits, every bit of them.
+/// Hashes every bit of the logits.
 pub fn fingerprint(logits: &[f32]) -> u64 {
     logits.iter().fold(0xcbf2_9ce4_8422_2325, |hash, logit| {
         (hash ^ u64::from(logit.to_bits()))
@@ -155,7 +154,7 @@ pub fn fingerprint(logits: &[f32]) -> u64 {
     })
 }
 
-/// One of `sides` with the chance of one in it.
+/// True once in `sides` times.
 pub fn one_in(dice: &mut Dice, sides: usize) -> bool {
     dice.roll(sides) == 0
 }

@@ -1,8 +1,8 @@
-//! Requests: what they ask, what they are told, and what they say when they are computed alone, by the shortest way.
+//! Reference requests: random completions, what each has received, and its tokens computed alone by the shortest way.
 
 use crate::common::Dice;
-use crate::models::{CONTEXT, Make, Stage, fingerprint, one_in, pick};
-use crate::seed_settings::Setting;
+use crate::models::{CONTEXT, Make, Models, fingerprint, one_in, pick};
+use crate::seed_settings::SeedSettings;
 use haversack_conversations::scheduler::{LongPrompt, Priority, Request, RequestKind, RowLimit};
 use haversack_engine::Retention;
 use haversack_engine::device::WindowChange;
@@ -12,21 +12,21 @@ use haversack_engine::sample::{SampleOptions, Sampler};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// What has become of somebody so far.
+/// State of a request as its events tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    Waits,
-    Active,
-    /// The last was heard.
+pub enum RequestState {
+    Queued,
+    Running,
+    /// Its last event was delivered.
     Ended,
-    /// It was cancelled, or its process is gone: nothing more may be heard.
-    Gone,
+    /// It was cancelled, or its process killed: no event may follow.
+    Dropped,
 }
 
-/// A token, and the hash of what it was drawn from.
-pub type Told = (u32, u64);
+/// A token, and the hash of its logits.
+pub type TokenHash = (u32, u64);
 
-/// A completion to ask for.
+/// A completion to submit.
 #[derive(Clone, Debug)]
 pub struct CompletionSpec {
     pub prompt: Vec<u32>,
@@ -56,51 +56,55 @@ impl CompletionSpec {
 }
 
 #[derive(Debug)]
-pub struct Guest {
+pub struct ReferenceRequest {
     pub request: CompletionSpec,
-    /// Hangs up after so many tokens; 0 = while the prompt is read.
-    pub leaves: Option<usize>,
-    pub standing: Standing,
-    pub told: Vec<Told>,
+    /// Cancels after this many tokens; 0 = while the prompt is read.
+    pub cancels_after: Option<usize>,
+    pub state: RequestState,
+    pub tokens: Vec<TokenHash>,
     pub done: Option<Completed>,
     /// How its window followed the device.
     pub changes: Vec<WindowChange>,
-    /// Tokens that a sequence may have which says nothing about it.
-    most: usize,
+    /// Row limit of a sequence that sets none.
+    max: usize,
 }
 
-impl Guest {
-    pub fn new(request: CompletionSpec, leaves: Option<usize>, runtime: &Runtime) -> Guest {
-        Guest {
+impl ReferenceRequest {
+    pub fn new(
+        request: CompletionSpec,
+        cancels_after: Option<usize>,
+        runtime: &Runtime,
+    ) -> ReferenceRequest {
+        ReferenceRequest {
             request,
-            leaves,
-            most: runtime.bounds().rows_max.min(CONTEXT),
-            standing: Standing::Waits,
-            told: Vec::new(),
+            cancels_after,
+            max: runtime.bounds().rows_max.min(CONTEXT),
+            state: RequestState::Queued,
+            tokens: Vec::new(),
             done: None,
             changes: Vec::new(),
         }
     }
 
-    /// What its sequence keeps, said without the runtime's usual.
-    fn keep(&self, setting: &Setting) -> Keep {
-        match (&self.request.rows, setting.window()) {
+    /// What its sequence keeps, independent of the runtime's default.
+    fn keep(&self, settings: &SeedSettings) -> Keep {
+        match (&self.request.rows, settings.window()) {
             (Some(rows), _) => rows.keep(usize::MAX),
             (None, Some((anchors, window))) => Keep::Window { anchors, window },
-            (None, None) => Keep::All { tokens: self.most },
+            (None, None) => Keep::All { tokens: self.max },
         }
     }
 
-    /// Whether it goes on listening.
+    /// Whether the client cancels now.
     pub fn flow(&self) -> ControlFlow<()> {
-        match self.leaves {
-            Some(after) if self.told.len() >= after => ControlFlow::Break(()),
+        match self.cancels_after {
+            Some(after) if self.tokens.len() >= after => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         }
     }
 }
 
-pub fn sampling(dice: &mut Dice) -> SampleOptions {
+pub fn random_sampling(dice: &mut Dice) -> SampleOptions {
     SampleOptions {
         temperature: pick(dice, &[0.0, 1.0, 2.0]),
         repetition_penalty: pick(dice, &[1.0, 1.1]),
@@ -109,9 +113,13 @@ pub fn sampling(dice: &mut Dice) -> SampleOptions {
     }
 }
 
-/// A request that could be served somewhere.
-pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> CompletionSpec {
-    let long = setting.is_window() || one_in(dice, 4);
+/// A valid request, though memory may be too small for it.
+pub fn random_completion(
+    dice: &mut Dice,
+    settings: &SeedSettings,
+    now: Duration,
+) -> CompletionSpec {
+    let long = settings.is_window() || one_in(dice, 4);
     let length = match long {
         true => 60 + dice.roll(100),
         false => 1 + dice.roll(40),
@@ -139,7 +147,7 @@ pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> CompletionSpec 
         anchors,
         when_longer,
     });
-    // Some begin alike.
+    // Some share a beginning.
     let alike = pick(dice, &[0, 0, 40, 75]).min(length);
     let prompt = (0..length).map(|i| match i < alike {
         true => 3 + (i as u32 * 7) % 310,
@@ -148,7 +156,7 @@ pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> CompletionSpec 
     let prompt = prompt.collect();
     CompletionSpec {
         prompt,
-        sample: sampling(dice),
+        sample: random_sampling(dice),
         options: GenerateOptions {
             tokens_max: Some(pick(dice, &[0, 1, 2, 5, 12])),
             ignore_end: !one_in(dice, 4),
@@ -161,20 +169,24 @@ pub fn ask(dice: &mut Dice, setting: &Setting, now: Duration) -> CompletionSpec 
     }
 }
 
-/// A request that nobody can serve, and that must not be taken.
-pub fn ask_wrongly(dice: &mut Dice, setting: &Setting, now: Duration) -> CompletionSpec {
-    let mut request = ask(dice, setting, now);
+/// A request that `submit` must refuse.
+pub fn invalid_completion(
+    dice: &mut Dice,
+    settings: &SeedSettings,
+    now: Duration,
+) -> CompletionSpec {
+    let mut request = random_completion(dice, settings, now);
     match dice.roll(4) {
         0 => request.prompt.clear(),
         1 => request.prompt.push(u32::MAX - dice.roll(9) as u32),
         2 => {
             request.prompt = vec![5; CONTEXT + 1];
             request.rows = None;
-            if setting.is_window() {
+            if settings.is_window() {
                 request.prompt.clear();
             }
         }
-        // What a client calls -1 elsewhere.
+        // As from a client that sends -1.
         _ => {
             request.rows = Some(RowLimit {
                 max_rows: pick(dice, &[0, 1, 40]),
@@ -186,45 +198,49 @@ pub fn ask_wrongly(dice: &mut Dice, setting: &Setting, now: Duration) -> Complet
     request
 }
 
-fn nobody() -> impl FnMut(usize) -> ControlFlow<()> {
+fn ignore() -> impl FnMut(usize) -> ControlFlow<()> {
     |_| ControlFlow::Continue(())
 }
 
-/// Compares what a guest was told with the same computed alone. An answer that was cut off is right as far as it goes.
-pub fn judge(stage: &mut Stage, setting: &Setting, guest: &Guest) -> Result<(), String> {
-    let Guest {
+/// Compares a completion with the same computed alone. An answer that was cut off is compared as far as it goes.
+pub fn check_tokens(
+    models: &mut Models,
+    settings: &SeedSettings,
+    completion: &ReferenceRequest,
+) -> Result<(), String> {
+    let ReferenceRequest {
         request,
-        told,
+        tokens,
         done,
         changes,
         ..
-    } = guest;
+    } = completion;
     if let Some(done) = done {
-        let tokens: Vec<u32> = told.iter().map(|t| t.0).collect();
+        let tokens: Vec<u32> = tokens.iter().map(|t| t.0).collect();
         if done.tokens != tokens {
-            return Err(format!("told {tokens:?}, had {:?}", done.tokens));
+            return Err(format!("tokens {tokens:?}, had {:?}", done.tokens));
         }
-        check_end(stage, setting, guest, done)?;
+        check_end(models, settings, completion, done)?;
     }
-    // How a window followed the device is told at the end.
-    let is_known = done.is_some() || !setting.is_window();
-    if told.is_empty() || !is_known {
+    // How a window followed the device is reported with the last event.
+    let is_known = done.is_some() || !settings.is_window();
+    if tokens.is_empty() || !is_known {
         return Ok(());
     }
     let logits = match changes.is_empty() {
         true => {
-            let keep = guest.keep(setting);
-            let runtime = stage.alone(setting.model, setting.form, false);
-            alone(runtime, keep, request, told)?
+            let keep = completion.keep(settings);
+            let runtime = models.alone(settings.model, settings.form, false);
+            alone(runtime, keep, request, tokens)?
         }
         false => {
             let retention = Retention {
                 replay: changes.iter().map(|c| (c.position, c.window)).collect(),
-                ..setting.retention()
+                ..settings.retention()
             };
             let make = Make {
-                model: setting.model,
-                form: setting.form,
+                model: settings.model,
+                form: settings.form,
                 retention,
                 ..Make::default()
             };
@@ -232,16 +248,16 @@ pub fn judge(stage: &mut Stage, setting: &Setting, guest: &Guest) -> Result<(), 
                 Some(rows) => rows.keep(usize::MAX),
                 None => Keep::Usual,
             };
-            alone(&mut stage.runtime(&make)?, keep, request, told)?
+            alone(&mut models.runtime(&make)?, keep, request, tokens)?
         }
     };
-    let vocabulary = stage.models[setting.model].config().vocab;
+    let vocabulary = models.models[settings.model].config().vocab;
     let mut sampler = Sampler::new(request.sample.clone()).map_err(|e| e.to_string())?;
     let mut history = read_of(request);
     if request.rows.is_some_and(|rows| rows.rereads()) {
         history = request.prompt.clone();
     }
-    for (i, (row, (token, hash))) in logits.chunks_exact(vocabulary).zip(told).enumerate() {
+    for (i, (row, (token, hash))) in logits.chunks_exact(vocabulary).zip(tokens).enumerate() {
         if fingerprint(row) != *hash {
             return Err(format!("token {i} was drawn from other logits"));
         }
@@ -255,60 +271,60 @@ pub fn judge(stage: &mut Stage, setting: &Setting, guest: &Guest) -> Result<(), 
 }
 
 fn check_end(
-    stage: &Stage,
-    setting: &Setting,
-    guest: &Guest,
+    models: &Models,
+    settings: &SeedSettings,
+    completion: &ReferenceRequest,
     done: &Completed,
 ) -> Result<(), String> {
-    let request = &guest.request;
-    let most = request.options.tokens_max.unwrap();
-    let room = match guest.keep(setting) {
+    let request = &completion.request;
+    let max = request.options.tokens_max.unwrap();
+    let room = match completion.keep(settings) {
         Keep::All { tokens } if !request.rows.is_some_and(|r| r.rereads()) => {
             tokens.saturating_sub(read_of(request).len()) + 1
         }
         _ => usize::MAX,
     };
     let count = done.tokens.len();
-    let tokenizer = stage.models[setting.model].tokenizer();
+    let tokenizer = models.models[settings.model].tokenizer();
     let ended = |token: &u32| tokenizer.is_end(*token) && !request.options.ignore_end;
     let is_right = match done.finish {
-        Finish::Length => count == most.min(room),
+        Finish::Length => count == max.min(room),
         Finish::Stop => done.tokens.last().is_some_and(ended),
-        Finish::Cancelled => guest.leaves.is_some() || request.deadline.is_some(),
+        Finish::Cancelled => completion.cancels_after.is_some() || request.deadline.is_some(),
     };
     match is_right {
         true => Ok(()),
-        false => Err(format!("{count} tokens of {most} and {:?}", done.finish)),
+        false => Err(format!("{count} tokens of {max} and {:?}", done.finish)),
     }
 }
 
 fn read_of(request: &CompletionSpec) -> Vec<u32> {
-    let most = request.options.tokens_max.unwrap();
+    let max = request.options.tokens_max.unwrap();
     match &request.rows {
         Some(rows) => rows
-            .prompt_to_read(&request.prompt, most)
+            .prompt_to_read(&request.prompt, max)
             .unwrap_or_default(),
         None => request.prompt.clone(),
     }
 }
 
-/// (token, vocab): the logits behind which each token was drawn, from the tokens alone: all of them at once, or for one
-/// whose rows are read again, all of its rows for each.
+/// (token, vocab): the logits of each token, computed alone: all at once, or, for a request that re-reads, from all its rows
+/// for each token.
 fn alone(
     runtime: &mut Runtime,
     keep: Keep,
     request: &CompletionSpec,
-    told: &[Told],
+    tokens: &[TokenHash],
 ) -> Result<Vec<f32>, String> {
     let vocabulary = runtime.model().config().vocab;
-    let ids: Vec<u32> = told.iter().map(|t| t.0).collect();
+    let ids: Vec<u32> = tokens.iter().map(|t| t.0).collect();
     let wrong = |e: haversack_engine::StepError| e.to_string();
     if let Some(rows) = request.rows.filter(RowLimit::rereads) {
         let mut all = Vec::new();
         for i in 0..ids.len() {
             let history = [&request.prompt[..], &ids[..i]].concat();
             let id = runtime.open_keeping(keep).map_err(wrong)?;
-            let fed = runtime.feed(id, &rows.rows_after(&history), &mut nobody());
+            let fed = runtime.feed(id, &rows.rows_after(&history), &mut ignore());
             let fed = fed.map(|logits| logits.unwrap_or_default().to_vec());
             runtime.close(id).map_err(wrong)?;
             all.extend(fed.map_err(wrong)?);

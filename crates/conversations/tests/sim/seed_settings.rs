@@ -1,7 +1,7 @@
-//! What a seed decides before anything happens: the model, how it keeps its rows, how little memory there is, who fails.
+//! What a seed decides before the first step: the model, the KV form, the budget, and which calls fail.
 
 use crate::common::Dice;
-use crate::models::{FORMS, MODELS, Make, OTHER, Quick, Stage, one_in, pick};
+use crate::models::{FORMS, MODELS, Make, Models, OTHER, QuickEncoder, one_in, pick};
 use haversack_conversations::scheduler::{Scheduler, SchedulerOptions};
 use haversack_conversations::session::{SessionOptions, Sessions};
 use haversack_engine::runtime::options::Slabs;
@@ -11,41 +11,41 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Requests, and somebody who drafts.
-    Requests,
-    /// Conversations, and requests between them.
-    Talks,
-    /// Requests over windows that follow the device.
+pub enum Scenario {
+    /// Completions, and a sequence that speculates.
+    Completions,
+    /// Sessions, and completions between their turns.
+    Sessions,
+    /// Completions with windows that follow the device.
     Windows { anchors: usize, window: usize },
 }
 
 #[derive(Clone, Debug)]
-pub struct Setting {
-    pub kind: Kind,
+pub struct SeedSettings {
+    pub kind: Scenario,
     pub model: usize,
     pub form: usize,
     pub budget: Option<usize>,
-    pub desk: SchedulerOptions,
+    pub scheduler: SchedulerOptions,
     chunk: Option<usize>,
     slab_bytes: usize,
     /// The arena call that fails, counted over all runtimes of the seed.
     pub arena: Faults,
-    /// There is one.
+    /// `arena` has one.
     pub may_fail: bool,
     /// Calls to the disk that fail.
     pub disk: Option<journal::Faults>,
     pub sessions: SessionOptions,
-    pub is_judged: bool,
+    pub has_encoder: bool,
     pub steps: usize,
 }
 
-impl Setting {
-    pub fn roll(dice: &mut Dice, stage: &Stage, folder: &Path) -> Setting {
+impl SeedSettings {
+    pub fn roll(dice: &mut Dice, models: &Models, folder: &Path) -> SeedSettings {
         let kind = match dice.roll(8) {
-            0..=2 => Kind::Requests,
-            3..=6 => Kind::Talks,
-            _ => Kind::Windows {
+            0..=2 => Scenario::Completions,
+            3..=6 => Scenario::Sessions,
+            _ => Scenario::Windows {
                 anchors: pick(dice, &[0, 4, 40]),
                 window: 65 + dice.roll(80),
             },
@@ -59,21 +59,21 @@ impl Setting {
             true => Faults::fail_nth(1 + dice.roll(60) as u64),
             false => Faults::never(),
         };
-        let disk = (kind == Kind::Talks && one_in(dice, 5)).then(|| {
+        let disk = (kind == Scenario::Sessions && one_in(dice, 5)).then(|| {
             let blow = pick(dice, &[journal::Blow::Full, journal::Blow::Broken]);
             journal::Faults::burst(1 + dice.roll(120), 1 + dice.roll(6), blow)
         });
         let prefix_dir = one_in(dice, 2).then(|| folder.join("prefixes"));
-        let mut setting = Setting {
+        let mut settings = SeedSettings {
             kind,
             model,
             form: dice.roll(FORMS),
             budget: None,
-            desk: SchedulerOptions {
+            scheduler: SchedulerOptions {
                 batch: 1 + dice.roll(5),
                 queue: pick(dice, &[3, 8, 64]),
                 reuse: pick(dice, &[0, 1, 5]),
-                // As the runtime has it, below.
+                // The runtime's own, below.
                 chunk: usize::MAX,
             },
             chunk: pick(dice, &[None, Some(17), Some(64), Some(200), Some(200)]),
@@ -92,39 +92,39 @@ impl Setting {
                 ..SessionOptions::default()
             },
             disk,
-            is_judged: one_in(dice, 2),
+            has_encoder: one_in(dice, 2),
             steps: 15 + dice.roll(35),
         };
         if !one_in(dice, 3) {
-            setting.budget = Some(setting.tight(dice, stage));
+            settings.budget = Some(settings.tight(dice, models));
         }
-        setting
+        settings
     }
 
-    /// Room for so many of the largest there may be, and hardly more.
-    fn tight(&self, dice: &mut Dice, stage: &Stage) -> usize {
-        let free = self.runtime_with(stage, None).unwrap();
+    /// A budget for a few of the largest requests, and hardly more.
+    fn tight(&self, dice: &mut Dice, models: &Models) -> usize {
+        let free = self.runtime_with(models, None).unwrap();
         let (rows, beside) = match self.kind {
-            Kind::Requests => (128, 0),
-            Kind::Windows { anchors, window } => (anchors + window + 32, 0),
-            // What is told beside turns, and lists of four sessions.
-            Kind::Talks => (96 + 48 + self.sessions.capacity + 256, 4 * (20 << 10)),
+            Scenario::Completions => (128, 0),
+            Scenario::Windows { anchors, window } => (anchors + window + 32, 0),
+            // With facts, and the lists of four sessions.
+            Scenario::Sessions => (96 + 48 + self.sessions.capacity + 256, 4 * (20 << 10)),
         };
         let one = free.sequence_bytes(rows);
         let ledger = free.ledger();
         let kept = ledger.side + ledger.tables + free.scratch_bytes(2, 64, rows);
-        // A conversation that is cut short by the budget itself says something else than with all the memory there is.
+        // A session that the budget alone forces to evict would differ from its reference without a budget.
         let first = match self.kind {
-            Kind::Talks => 6,
+            Scenario::Sessions => 6,
             _ => 4,
         } + dice.roll(12);
         for quarters in first..64 {
             let budget = kept + beside + one * quarters / 4 + 2048;
-            let Ok(runtime) = self.runtime_with(stage, Some(budget)) else {
+            let Ok(runtime) = self.runtime_with(models, Some(budget)) else {
                 continue;
             };
             let fits = match self.kind {
-                Kind::Talks => Sessions::new(&runtime, self.sessions.clone())
+                Scenario::Sessions => Sessions::new(&runtime, self.sessions.clone())
                     .is_ok_and(|s| s.options().capacity == self.sessions.capacity),
                 _ => true,
             };
@@ -141,16 +141,16 @@ impl Setting {
 
     pub fn window(&self) -> Option<(usize, usize)> {
         match self.kind {
-            Kind::Windows { anchors, window } => Some((anchors, window)),
+            Scenario::Windows { anchors, window } => Some((anchors, window)),
             _ => None,
         }
     }
 
     pub fn retention(&self) -> Retention {
         match self.kind {
-            Kind::Requests => Retention::full(),
-            Kind::Talks => Retention::managed(),
-            Kind::Windows { anchors, window } => Retention {
+            Scenario::Completions => Retention::full(),
+            Scenario::Sessions => Retention::managed(),
+            Scenario::Windows { anchors, window } => Retention {
                 policy: Policy::Window,
                 anchors: Some(anchors),
                 window: Some(window),
@@ -159,18 +159,18 @@ impl Setting {
         }
     }
 
-    fn runtime_with(&self, stage: &Stage, budget: Option<usize>) -> Result<Runtime, String> {
-        self.runtime_of(stage, self.model, budget, None)
+    fn runtime_with(&self, models: &Models, budget: Option<usize>) -> Result<Runtime, String> {
+        self.runtime_of(models, self.model, budget, None)
     }
 
     fn runtime_of(
         &self,
-        stage: &Stage,
+        models: &Models,
         model: usize,
         budget: Option<usize>,
         faults: Option<Faults>,
     ) -> Result<Runtime, String> {
-        stage.runtime(&Make {
+        models.runtime(&Make {
             model,
             form: self.form,
             retention: self.retention(),
@@ -183,30 +183,33 @@ impl Setting {
         })
     }
 
-    /// A process that serves this model.
-    pub fn desk(&self, stage: &Stage, model: usize) -> Result<Scheduler, String> {
-        let runtime = self.runtime_of(stage, model, self.budget, Some(self.arena.clone()))?;
+    /// A process with this model.
+    pub fn scheduler(&self, models: &Models, model: usize) -> Result<Scheduler, String> {
+        let runtime = self.runtime_of(models, model, self.budget, Some(self.arena.clone()))?;
         let sessions = match self.kind {
-            Kind::Talks => Some(self.sessions(&runtime)?),
+            Scenario::Sessions => Some(self.sessions(&runtime)?),
             _ => None,
         };
-        let desk = Scheduler::new(runtime, self.desk);
+        let scheduler = Scheduler::new(runtime, self.scheduler);
         Ok(match sessions {
-            Some(sessions) => desk.with_sessions(sessions),
-            None => desk,
+            Some(sessions) => scheduler.with_sessions(sessions),
+            None => scheduler,
         })
     }
 
-    /// A process that does nothing and has no file open.
-    pub fn idle_desk(&self, stage: &Stage) -> Result<Scheduler, String> {
-        Ok(Scheduler::new(self.runtime_with(stage, None)?, self.desk))
+    /// A process without sessions, which has no file open.
+    pub fn idle_scheduler(&self, models: &Models) -> Result<Scheduler, String> {
+        Ok(Scheduler::new(
+            self.runtime_with(models, None)?,
+            self.scheduler,
+        ))
     }
 
     pub fn sessions(&self, runtime: &Runtime) -> Result<Sessions, String> {
         self.sessions_in(runtime, self.sessions.clone())
     }
 
-    /// For whoever computes alone: files of its own, on a disk that works.
+    /// For reference answers: in its own folder, on a disk that works.
     pub fn sessions_alone(&self, runtime: &Runtime, dir: PathBuf) -> Result<Sessions, String> {
         let options = SessionOptions {
             dir: Some(dir),
@@ -219,8 +222,8 @@ impl Setting {
 
     fn sessions_in(&self, runtime: &Runtime, options: SessionOptions) -> Result<Sessions, String> {
         let sessions = Sessions::new(runtime, options).map_err(|e| e.to_string())?;
-        Ok(match self.is_judged {
-            true => sessions.with_encoder(Arc::new(Quick)),
+        Ok(match self.has_encoder {
+            true => sessions.with_encoder(Arc::new(QuickEncoder)),
             false => sessions,
         })
     }

@@ -1,12 +1,14 @@
-//! One seed's world: everything that happens, one step after the other, and what must hold after each.
+//! The world of one seed: what happens in each step, and what must hold after it.
 
 use crate::common::Dice;
-use crate::event_checker::{Asked, Ears, TurnSpec};
-use crate::expected_turns::{self, Op, Talk, turn_tokens};
-use crate::models::{OTHER, Stage, one_in, pick};
-use crate::reference_request::{self, Guest, Standing, ask, ask_wrongly, sampling};
-use crate::rollback::{Draft, Heard};
-use crate::seed_settings::{Kind, Setting};
+use crate::event_checker::{EventChecker, ReferenceTurn, TurnSpec};
+use crate::expected_turns::{self, ExpectedSession, SessionOp, turn_tokens};
+use crate::models::{Models, OTHER, one_in, pick};
+use crate::reference_request::{
+    self, ReferenceRequest, RequestState, invalid_completion, random_completion, random_sampling,
+};
+use crate::rollback::{Rollback, RollbackRecord};
+use crate::seed_settings::{Scenario, SeedSettings};
 use haversack_conversations::scheduler::{LongPrompt, RequestId, Scheduler, SubmitError};
 use haversack_conversations::session::layout::Layout;
 use haversack_conversations::session::turns::Place;
@@ -21,10 +23,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Steps in which everybody who is there must have come to an end, once nothing stands in the way.
+/// Steps within which all requests must end once nothing fails or is short any more.
 const STEPS_TO_END: usize = 2000;
 
-/// Pairs of the same length, so that one could be taken for another; two of them fill a block.
+/// Pairs of the same length, so that one could be mistaken for the other; two of them fill a block.
 const OPENINGS: [&str; 4] = [
     "You know dogs.",
     "You know figs.",
@@ -34,25 +36,25 @@ const OPENINGS: [&str; 4] = [
 const WORDS: [&str; 6] = ["apple", "bread", "cat", "door", "egg", "fox"];
 
 pub struct World<'a> {
-    stage: &'a mut Stage,
-    setting: Setting,
+    models: &'a mut Models,
+    settings: SeedSettings,
     folder: PathBuf,
     dice: Dice,
-    desk: Scheduler,
-    ears: Ears,
-    draft: Option<Draft>,
+    scheduler: Scheduler,
+    checker: EventChecker,
+    rollback: Option<Rollback>,
     now: Duration,
     names: usize,
-    /// What happened, if somebody wants to read it.
-    story: Option<Vec<String>>,
+    /// Lines of what happened, if wanted.
+    trace: Option<Vec<String>>,
 }
 
 type Check = Result<(), String>;
 
-/// Lives through a seed. The error is what was wrong, and when.
-pub fn live(stage: &mut Stage, seed: u64, story: &mut Option<Vec<String>>) -> Check {
-    let folder = stage.folder.join(format!("world-{seed}"));
-    // One that ended in a panic has left everything.
+/// Runs a seed. The error says what was wrong, and when.
+pub fn run(models: &mut Models, seed: u64, trace: &mut Option<Vec<String>>) -> Check {
+    let folder = models.folder.join(format!("world-{seed}"));
+    // Left over from a run that panicked.
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
     let mut dice = Dice((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -60,79 +62,79 @@ pub fn live(stage: &mut Stage, seed: u64, story: &mut Option<Vec<String>>) -> Ch
         let _ = dice.roll(2);
     }
     let bug = plant(None);
-    let setting = Setting::roll(&mut dice, stage, &folder);
+    let settings = SeedSettings::roll(&mut dice, models, &folder);
     plant(bug);
-    if let Some(story) = story {
-        story.push(format!("{setting:?}"));
+    if let Some(trace) = trace {
+        trace.push(format!("{settings:?}"));
     }
-    let desk = setting.desk(stage, setting.model);
-    let lived = desk.and_then(|desk| {
+    let scheduler = settings.scheduler(models, settings.model);
+    let ran = scheduler.and_then(|scheduler| {
         let mut world = World {
-            ears: Ears {
-                heard: story.is_some().then(Vec::new),
-                ..Ears::default()
+            checker: EventChecker {
+                lines: trace.is_some().then(Vec::new),
+                ..EventChecker::default()
             },
-            stage,
-            setting,
+            models,
+            settings,
             folder: folder.clone(),
             dice,
-            desk,
-            draft: None,
+            scheduler,
+            rollback: None,
             now: Duration::ZERO,
             names: 0,
-            story: story.take(),
+            trace: trace.take(),
         };
-        let lived = world.live();
-        *story = world.story.take();
-        lived
+        let ran = world.run();
+        *trace = world.trace.take();
+        ran
     });
     let _ = std::fs::remove_dir_all(&folder);
-    lived
+    ran
 }
 
 impl World<'_> {
-    fn live(&mut self) -> Check {
-        for step in 0..self.setting.steps {
-            let lived = self.act().and_then(|()| self.step());
-            lived.map_err(|wrong| format!("step {step}: {wrong}"))?;
+    fn run(&mut self) -> Check {
+        for step in 0..self.settings.steps {
+            let ran = self.act().and_then(|()| self.step());
+            ran.map_err(|wrong| format!("step {step}: {wrong}"))?;
         }
-        self.come_to_an_end()?;
-        let draft = self.draft.take().map(|d| d.end(&mut self.desk));
-        let draft = draft.transpose()?;
-        // What is right is not computed by whoever makes mistakes.
+        self.run_to_the_end()?;
+        let rollback = self.rollback.take().map(|d| d.end(&mut self.scheduler));
+        let rollback = rollback.transpose()?;
+        // References are computed without the planted bug.
         let bug = plant(None);
-        let judged = self.judge(draft);
+        let checked = self.check_tokens(rollback);
         plant(bug);
-        judged?;
-        self.tidy_up()
+        checked?;
+        self.check_nothing_is_left()
     }
 
-    fn tell(&mut self, what: impl FnOnce() -> String) {
-        if let Some(story) = &mut self.story {
-            story.push(what());
+    fn log(&mut self, what: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(what());
         }
     }
 
-    /// Something happens, or several things.
+    /// One or two random actions.
     fn act(&mut self) -> Check {
         for _ in 0..1 + self.dice.roll(2) {
-            match (self.setting.kind, self.dice.roll(24)) {
-                (Kind::Talks, 0..=7) => self.ask_turn()?,
-                (Kind::Talks, 8..=9) => self.create()?,
-                (Kind::Talks, 10..=13) => self.change_talk()?,
-                (Kind::Talks, 14) => self.fork()?,
-                (Kind::Talks, 15) if one_in(&mut self.dice, 3) => self.delete()?,
-                (Kind::Talks, 16) if one_in(&mut self.dice, 2) => self.restart()?,
-                (Kind::Talks, 17) if one_in(&mut self.dice, 2) => {
-                    self.tell(|| "all are put away".to_owned());
-                    self.desk.suspend_all();
+            match (self.settings.kind, self.dice.roll(24)) {
+                (Scenario::Sessions, 0..=7) => self.submit_turn()?,
+                (Scenario::Sessions, 8..=9) => self.create()?,
+                (Scenario::Sessions, 10..=13) => self.change_session()?,
+                (Scenario::Sessions, 14) => self.fork()?,
+                (Scenario::Sessions, 15) if one_in(&mut self.dice, 3) => self.delete()?,
+                (Scenario::Sessions, 16) if one_in(&mut self.dice, 2) => self.restart()?,
+                (Scenario::Sessions, 17) if one_in(&mut self.dice, 2) => {
+                    self.log(|| "all sessions are suspended".to_owned());
+                    self.scheduler.suspend_all();
                 }
-                (Kind::Requests, 0..=3) => self.draft()?,
-                (_, 18) => self.ask_wrongly()?,
+                (Scenario::Completions, 0..=3) => self.rollback()?,
+                (_, 18) => self.invalid_completion()?,
                 (_, 19 | 20) => self.cancel()?,
                 (_, 21) => self.observe(),
-                (Kind::Talks, 22 | 23) => self.submit()?,
-                (Kind::Talks, _) => {}
+                (Scenario::Sessions, 22 | 23) => self.submit()?,
+                (Scenario::Sessions, _) => {}
                 (_, 22) if one_in(&mut self.dice, 6) => self.restart()?,
                 _ => self.submit()?,
             }
@@ -141,20 +143,21 @@ impl World<'_> {
     }
 
     fn step(&mut self) -> Check {
-        // Short, long and hopeless for a portion of a prompt.
+        // Short, long and hopeless steps for the portion.
         let took = pick(&mut self.dice, &[5, 30, 60, 1000, 1000]);
         self.now += Duration::from_millis(took);
-        let struck = self.struck();
-        let ears = &mut self.ears;
-        let stepped = (self.desk).step(self.now, &mut |ticket, news| ears.hear(ticket, news));
-        if let Some(heard) = self.ears.heard.as_mut().map(std::mem::take) {
+        let faults_hit = self.faults_hit();
+        let checker = &mut self.checker;
+        let stepped =
+            (self.scheduler).step(self.now, &mut |id, event| checker.check_event(id, event));
+        if let Some(lines) = self.checker.lines.as_mut().map(std::mem::take) {
             let now = self.now.as_secs_f64();
-            self.tell(|| format!("{now:.3} s"));
-            self.story
+            self.log(|| format!("{now:.3} s"));
+            self.trace
                 .iter_mut()
-                .for_each(|story| story.extend(heard.iter().cloned()));
+                .for_each(|trace| trace.extend(lines.iter().cloned()));
         }
-        let fails = struck != self.struck();
+        let fails = faults_hit != self.faults_hit();
         if let Err(error) = stepped
             && !fails
         {
@@ -163,63 +166,65 @@ impl World<'_> {
         self.check(fails)
     }
 
-    /// Calls that failed on purpose so far.
-    fn struck(&self) -> usize {
-        let disk = self.setting.disk.as_ref().map_or(0, |disk| disk.blows());
-        usize::from(self.setting.arena.struck()) + disk
+    /// Injected failures so far.
+    fn faults_hit(&self) -> usize {
+        let disk = self.settings.disk.as_ref().map_or(0, |disk| disk.blows());
+        usize::from(self.settings.arena.struck()) + disk
     }
 
     /// What must hold after every step.
     fn check(&mut self, fails: bool) -> Check {
-        if let Some(wrong) = self.ears.wrong.take() {
+        if let Some(wrong) = self.checker.wrong.take() {
             return Err(wrong);
         }
-        for why in std::mem::take(&mut self.ears.failed) {
-            // Who waited for a session that was deleted, or lost with a disk.
-            let gone = |t: &Talk| !t.exists && why.starts_with(&format!("session {}: ", t.name));
-            let is_gone =
-                why.starts_with("there is no session") || self.ears.talks.iter().any(gone);
+        for why in std::mem::take(&mut self.checker.failed) {
+            // A turn of a session that was deleted, or lost with a disk.
+            let gone = |t: &ExpectedSession| {
+                !t.exists && why.starts_with(&format!("session {}: ", t.name))
+            };
+            let is_gone = why.starts_with("there is no session")
+                || self.checker.expected_sessions.iter().any(gone);
             if !fails && !is_gone {
-                return Err(format!("somebody failed: {why}"));
+                return Err(format!("a request failed: {why}"));
             }
         }
-        self.desk.runtime().store().audit()?;
-        let ledger = self.desk.runtime().ledger();
-        if ledger.budget != self.setting.budget {
+        self.scheduler.runtime().store().audit()?;
+        let ledger = self.scheduler.runtime().ledger();
+        if ledger.budget != self.settings.budget {
             return Err(format!("the budget is {:?}", ledger.budget));
         }
-        let (waits, active) = (self.desk.waiting(), self.desk.active());
-        let (guests, turns) = self.ears.count(Standing::Waits);
-        if waits != guests + turns || waits > self.setting.desk.queue {
+        let (waits, active) = (self.scheduler.waiting(), self.scheduler.active());
+        let (completions, turns) = self.checker.count(RequestState::Queued);
+        if waits != completions + turns || waits > self.settings.scheduler.queue {
             return Err(format!(
-                "{waits} are in the queue, {guests} and {turns} wait"
+                "{waits} are in the queue, {completions} and {turns} wait"
             ));
         }
-        let (guests, turns) = self.ears.count(Standing::Active);
-        // Turns that are being judged are in no step.
-        let is_known = (guests..=guests + turns).contains(&active);
-        if !is_known || active > self.setting.desk.batch {
+        let (completions, turns) = self.checker.count(RequestState::Running);
+        // Turns that wait for their embedding are not in the batch.
+        let is_known = (completions..=completions + turns).contains(&active);
+        if !is_known || active > self.settings.scheduler.batch {
             return Err(format!(
-                "{active} are active, {guests} and {turns} should be"
+                "{active} are active, {completions} and {turns} should be"
             ));
         }
-        if let Some(ticket) = self.ears.overdue(self.now) {
-            return Err(format!("{ticket:?} is overdue"));
+        if let Some(id) = self.checker.overdue(self.now) {
+            return Err(format!("{id:?} is overdue"));
         }
         self.check_seen()
     }
 
-    /// Attention sees the facts and whole turns, those that are said to be visible and no others.
+    /// Attention sees the facts and exactly the turns that are visible, whole.
     fn check_seen(&self) -> Check {
-        let Some(sessions) = self.desk.sessions() else {
+        let Some(sessions) = self.scheduler.sessions() else {
             return Ok(());
         };
-        let store = self.desk.runtime().store();
-        for talk in self.ears.talks.iter().filter(|t| t.exists) {
-            let Some(id) = sessions.opened(&talk.name) else {
+        let store = self.scheduler.runtime().store();
+        for expected in self.checker.expected_sessions.iter().filter(|t| t.exists) {
+            let Some(id) = sessions.opened(&expected.name) else {
                 continue;
             };
-            let wrong = |what: String| Err(format!("{}: {what}", talk.name));
+            let wrong = |what: String| Err(format!("{}: {what}", expected.name));
             if sessions.is_answering(id).unwrap_or(true) {
                 continue;
             }
@@ -238,7 +243,7 @@ impl World<'_> {
             }
             let held: BTreeSet<u64> = turns.iter().flat_map(|t| t.span.clone()).collect();
             for (layer, shape) in store.layers().iter().enumerate() {
-                // What a window has passed is seen by nobody.
+                // Positions outside the window of the layer are not seen.
                 let passed = shape.window.map_or(0, |w| position.saturating_sub(w - 1));
                 let view = store.view(sequence, layer).map_err(|e| e.to_string())?;
                 let mut seen = BTreeSet::new();
@@ -247,7 +252,7 @@ impl World<'_> {
                     let rows = (0..entry.rows).filter(shown);
                     seen.extend(rows.map(|i| entry.first_position + u64::from(i)));
                 }
-                // Facts are everywhere between turns.
+                // Facts lie between turns.
                 let turns: BTreeSet<u64> = seen.intersection(&held).copied().collect();
                 let missing = visible.difference(&turns).find(|p| **p >= passed);
                 if let Some(position) = missing {
@@ -261,34 +266,37 @@ impl World<'_> {
         Ok(())
     }
 
-    fn leaves(&mut self) -> Option<usize> {
+    fn cancels_after(&mut self) -> Option<usize> {
         one_in(&mut self.dice, 6).then(|| self.dice.roll(4))
     }
 
     fn submit(&mut self) -> Check {
-        let request = ask(&mut self.dice, &self.setting, self.now);
-        let leaves = self.leaves();
-        let submitted = self.desk.submit(request.request());
-        self.tell(|| {
-            let (n, most) = (request.prompt.len(), request.options.tokens_max);
+        let request = random_completion(&mut self.dice, &self.settings, self.now);
+        let cancels_after = self.cancels_after();
+        let submitted = self.scheduler.submit(request.request());
+        self.log(|| {
+            let (n, max) = (request.prompt.len(), request.options.tokens_max);
             let rows = request.rows;
-            format!("request of {n} and {most:?}, {rows:?}, leaves {leaves:?}: {submitted:?}")
+            format!("request of {n} and {max:?}, {rows:?}, cancels_after {cancels_after:?}: {submitted:?}")
         });
         match submitted {
-            Ok(ticket) => {
-                let guest = Guest::new(request, leaves, self.desk.runtime());
-                if self.ears.guests.insert(ticket, guest).is_some() {
-                    return Err(format!("{ticket:?} is somebody else's"));
+            Ok(id) => {
+                let completion =
+                    ReferenceRequest::new(request, cancels_after, self.scheduler.runtime());
+                if self.checker.completions.insert(id, completion).is_some() {
+                    return Err(format!("{id:?} is taken already"));
                 }
                 Ok(())
             }
-            Err(SubmitError::QueueFull(_)) if self.desk.waiting() == self.setting.desk.queue => {
+            Err(SubmitError::QueueFull(_))
+                if self.scheduler.waiting() == self.settings.scheduler.queue =>
+            {
                 Ok(())
             }
-            // More than all there is.
-            Err(SubmitError::TooManyBytes { .. }) if self.setting.budget.is_some() => Ok(()),
-            Err(SubmitError::Step(_)) if self.setting.budget.is_some() => Ok(()),
-            Err(SubmitError::PromptTooLong { .. }) if self.setting.budget.is_some() => Ok(()),
+            // More than the whole budget.
+            Err(SubmitError::TooManyBytes { .. }) if self.settings.budget.is_some() => Ok(()),
+            Err(SubmitError::Step(_)) if self.settings.budget.is_some() => Ok(()),
+            Err(SubmitError::PromptTooLong { .. }) if self.settings.budget.is_some() => Ok(()),
             Err(SubmitError::PromptTooLong { .. })
                 if request
                     .rows
@@ -296,55 +304,62 @@ impl World<'_> {
             {
                 Ok(())
             }
-            // A window that is larger than the one all have.
-            Err(SubmitError::Step(_)) if self.setting.is_window() => Ok(()),
+            // A window larger than the runtime's.
+            Err(SubmitError::Step(_)) if self.settings.is_window() => Ok(()),
             Err(refused) => Err(format!("refused: {refused}")),
         }
     }
 
-    fn ask_wrongly(&mut self) -> Check {
-        let request = ask_wrongly(&mut self.dice, &self.setting, self.now);
-        self.tell(|| "a request that nobody can serve".to_owned());
-        match self.desk.submit(request.request()) {
-            Ok(_) => Err("a wrong request was taken".to_owned()),
+    fn invalid_completion(&mut self) -> Check {
+        let request = invalid_completion(&mut self.dice, &self.settings, self.now);
+        self.log(|| "an invalid request".to_owned());
+        match self.scheduler.submit(request.request()) {
+            Ok(_) => Err("an invalid request was taken".to_owned()),
             Err(_) => Ok(()),
         }
     }
 
-    fn draft(&mut self) -> Check {
-        // It takes memory that nobody promised.
-        if self.setting.budget.is_some() || self.setting.may_fail {
+    fn rollback(&mut self) -> Check {
+        // It takes memory that was not promised to it.
+        if self.settings.budget.is_some() || self.settings.may_fail {
             return self.submit();
         }
-        if self.draft.is_none() {
-            self.draft = Some(Draft::new(&mut self.dice, &mut self.desk)?);
+        if self.rollback.is_none() {
+            self.rollback = Some(Rollback::new(&mut self.dice, &mut self.scheduler)?);
         }
-        self.tell(|| "somebody drafts".to_owned());
-        match &mut self.draft {
-            Some(draft) => draft.act(&mut self.dice, &mut self.desk),
+        self.log(|| "rollback".to_owned());
+        match &mut self.rollback {
+            Some(rollback) => rollback.act(&mut self.dice, &mut self.scheduler),
             None => Ok(()),
         }
     }
 
     fn cancel(&mut self) -> Check {
-        let there = |s: Standing| matches!(s, Standing::Waits | Standing::Active);
-        let guests = self.ears.guests.iter().filter(|(_, g)| there(g.standing));
-        let turns = self.ears.asked.iter().filter(|(_, a)| there(a.standing));
-        let tickets: Vec<RequestId> = guests.map(|g| *g.0).chain(turns.map(|a| *a.0)).collect();
-        if tickets.is_empty() {
+        let there = |s: RequestState| matches!(s, RequestState::Queued | RequestState::Running);
+        let completions = self
+            .checker
+            .completions
+            .iter()
+            .filter(|(_, g)| there(g.state));
+        let turns = self.checker.turns.iter().filter(|(_, a)| there(a.state));
+        let ids: Vec<RequestId> = completions
+            .map(|g| *g.0)
+            .chain(turns.map(|a| *a.0))
+            .collect();
+        if ids.is_empty() {
             return Ok(());
         }
-        let ticket = pick(&mut self.dice, &tickets);
-        self.tell(|| format!("{ticket:?} is cancelled"));
-        self.desk.cancel(ticket).map_err(|e| e.to_string())?;
-        if let Some(guest) = self.ears.guests.get_mut(&ticket) {
-            guest.standing = Standing::Gone;
+        let id = pick(&mut self.dice, &ids);
+        self.log(|| format!("{id:?} is cancelled"));
+        self.scheduler.cancel(id).map_err(|e| e.to_string())?;
+        if let Some(completion) = self.checker.completions.get_mut(&id) {
+            completion.state = RequestState::Dropped;
         }
-        if let Some(asked) = self.ears.asked.get_mut(&ticket) {
-            match asked.standing {
-                Standing::Waits => asked.standing = Standing::Gone,
-                // What was said of it is part of the conversation.
-                _ => asked.leaves = asked.leaves.or(Some(usize::MAX)),
+        if let Some(turn) = self.checker.turns.get_mut(&id) {
+            match turn.state {
+                RequestState::Queued => turn.state = RequestState::Dropped,
+                // Its answer so far becomes part of the session.
+                _ => turn.cancels_after = turn.cancels_after.or(Some(usize::MAX)),
             }
         }
         Ok(())
@@ -371,12 +386,12 @@ impl World<'_> {
                 full_total_us: 1,
             });
         }
-        let words = self.desk.observe(heat, &reading, self.now);
-        self.tell(|| format!("heat {heat:?}, {mib} MiB: {words:?}"));
+        let words = self.scheduler.observe(heat, &reading, self.now);
+        self.log(|| format!("heat {heat:?}, {mib} MiB: {words:?}"));
     }
 
     fn room(&self, mib: u64) -> Reading {
-        let weights = self.desk.runtime().model().weights().bytes_per_token() as u64;
+        let weights = self.scheduler.runtime().model().weights().bytes_per_token() as u64;
         Reading {
             cgroup: Some(Cgroup {
                 limit_bytes: Some(weights + (mib << 20)),
@@ -387,151 +402,158 @@ impl World<'_> {
         }
     }
 
-    /// Nothing stands in anybody's way any more: all come to an end.
-    fn come_to_an_end(&mut self) -> Check {
+    /// With nothing failing or short any more, all requests end.
+    fn run_to_the_end(&mut self) -> Check {
         for _ in 0..STEPS_TO_END {
-            if self.desk.is_idle() {
-                let (guests, turns) = self.ears.count(Standing::Active);
-                return match guests + turns {
+            if self.scheduler.is_idle() {
+                let (completions, turns) = self.checker.count(RequestState::Running);
+                return match completions + turns {
                     0 => Ok(()),
-                    n => Err(format!("{n} never heard of their end")),
+                    n => Err(format!("{n} requests got no last event")),
                 };
             }
             let calm = self.room(200);
-            self.desk.observe(Some(Thermal::Nominal), &calm, self.now);
+            self.scheduler
+                .observe(Some(Thermal::Nominal), &calm, self.now);
             self.step()
                 .map_err(|wrong| format!("at the end: {wrong}"))?;
         }
-        let (waits, active) = (self.desk.waiting(), self.desk.active());
-        Err(format!("{waits} wait and {active} are active for ever"))
+        let (waits, active) = (self.scheduler.waiting(), self.scheduler.active());
+        Err(format!("{waits} wait and {active} run for ever"))
     }
 
-    fn judge(&mut self, draft: Option<Heard>) -> Check {
-        for (ticket, guest) in &self.ears.guests {
-            reference_request::judge(self.stage, &self.setting, guest)
-                .map_err(|wrong| format!("{ticket:?}: {wrong}"))?;
+    fn check_tokens(&mut self, rollback: Option<RollbackRecord>) -> Check {
+        for (id, completion) in &self.checker.completions {
+            reference_request::check_tokens(self.models, &self.settings, completion)
+                .map_err(|wrong| format!("{id:?}: {wrong}"))?;
         }
-        for guest in &self.ears.past {
-            reference_request::judge(self.stage, &self.setting, guest)
+        for completion in &self.checker.past {
+            reference_request::check_tokens(self.models, &self.settings, completion)
                 .map_err(|wrong| format!("before a restart: {wrong}"))?;
         }
         let dir = self.folder.join("alone");
-        for talk in &self.ears.talks {
-            expected_turns::judge(self.stage, &self.setting, talk, &dir)?;
+        for expected in &self.checker.expected_sessions {
+            expected_turns::check_tokens(self.models, &self.settings, expected, &dir)?;
         }
-        match draft {
-            Some(draft) => draft.judge(self.stage, &self.setting),
+        match rollback {
+            Some(rollback) => rollback.check_tokens(self.models, &self.settings),
             None => Ok(()),
         }
     }
 
-    /// Nothing is left of anybody.
-    fn tidy_up(&mut self) -> Check {
-        let struck = self.struck();
+    /// Nothing is left in memory or on disk.
+    fn check_nothing_is_left(&mut self) -> Check {
+        let faults_hit = self.faults_hit();
         self.check_records()?;
-        self.desk.suspend_all();
-        self.desk.runtime().store().audit()?;
+        self.scheduler.suspend_all();
+        self.scheduler.runtime().store().audit()?;
         let names: Vec<String> = self.alive().map(|t| t.name.clone()).collect();
         for name in names {
-            if let Err(error) = self.desk.delete_session(&name)
-                && struck == self.struck()
+            if let Err(error) = self.scheduler.delete_session(&name)
+                && faults_hit == self.faults_hit()
             {
                 return Err(format!("deleting {name}: {error}"));
             }
         }
-        let left = self.desk.runtime().store().open_sequences();
+        let left = self.scheduler.runtime().store().open_sequences();
         if left > 0 {
             return Err(format!("{left} sequences are left"));
         }
-        let ledger = self.desk.runtime().ledger();
+        let ledger = self.scheduler.runtime().ledger();
         if ledger.kv_live + ledger.kv_ahead + ledger.kv_promised > 0 {
-            return Err(format!("somebody left something: {ledger:?}"));
+            return Err(format!("bytes are left: {ledger:?}"));
         }
         let left = files(&self.folder.join("sessions"));
-        match left.is_empty() || self.setting.disk.is_some() {
+        match left.is_empty() || self.settings.disk.is_some() {
             true => Ok(()),
             false => Err(format!("files are left: {left:?}")),
         }
     }
 
-    /// The turns of every conversation, token by token as the template has them.
+    /// The saved turns of every session have the tokens of the chat template.
     fn check_records(&mut self) -> Check {
-        let layout = Layout::new(self.stage.models[self.setting.model].clone());
-        let talks: Vec<Talk> = self.alive().filter(|t| !t.is_lossy).cloned().collect();
-        for talk in talks {
-            let struck = self.struck();
-            let views = self.desk.with_session(&talk.name, |_, sessions, id| {
-                let turns = sessions.turns(id)?.into_iter().map(|t| t.number);
-                let numbers: Vec<u64> = turns.collect();
-                let views = numbers.into_iter().map(|n| sessions.turn(id, n));
-                views.collect::<Result<Vec<_>, _>>()
-            });
+        let layout = Layout::new(self.models.models[self.settings.model].clone());
+        let expected_sessions: Vec<ExpectedSession> =
+            self.alive().filter(|t| !t.is_lossy).cloned().collect();
+        for expected in expected_sessions {
+            let faults_hit = self.faults_hit();
+            let views = self
+                .scheduler
+                .with_session(&expected.name, |_, sessions, id| {
+                    let turns = sessions.turns(id)?.into_iter().map(|t| t.number);
+                    let numbers: Vec<u64> = turns.collect();
+                    let views = numbers.into_iter().map(|n| sessions.turn(id, n));
+                    views.collect::<Result<Vec<_>, _>>()
+                });
             let views = match views {
                 Ok(views) => views,
-                Err(_) if struck != self.struck() => continue,
-                Err(error) => return Err(format!("{}: {error}", talk.name)),
+                Err(_) if faults_hit != self.faults_hit() => continue,
+                Err(error) => return Err(format!("{}: {error}", expected.name)),
             };
-            let turns = talk.turns();
+            let turns = expected.turns();
             let numbers: Vec<u64> = views.iter().map(|v| v.turn.number).collect();
             if numbers.len() != turns.len()
                 || !turns.iter().map(|t| t.0).eq(numbers.iter().copied())
             {
-                let expected: Vec<u64> = turns.iter().map(|t| t.0).collect();
+                let right: Vec<u64> = turns.iter().map(|t| t.0).collect();
                 return Err(format!(
-                    "{}: turns {numbers:?}, not {expected:?}",
-                    talk.name
+                    "{}: turns {numbers:?}, not {right:?}",
+                    expected.name
                 ));
             }
             for (view, (number, turn)) in views.iter().zip(turns) {
                 if view.tokens != turn_tokens(&layout, turn)? {
-                    return Err(format!("{}: turn {number} has other tokens", talk.name));
+                    return Err(format!("{}: turn {number} has other tokens", expected.name));
                 }
             }
         }
         Ok(())
     }
 
-    fn alive(&self) -> impl Iterator<Item = &Talk> {
-        self.ears.talks.iter().filter(|t| t.exists)
+    fn alive(&self) -> impl Iterator<Item = &ExpectedSession> {
+        self.checker.expected_sessions.iter().filter(|t| t.exists)
     }
 
-    fn some_talk(&mut self) -> Option<usize> {
-        let talks = self.ears.talks.iter().enumerate();
-        let alive: Vec<usize> = talks.filter(|(_, t)| t.exists).map(|(i, _)| i).collect();
+    fn random_session(&mut self) -> Option<usize> {
+        let expected_sessions = self.checker.expected_sessions.iter().enumerate();
+        let alive: Vec<usize> = expected_sessions
+            .filter(|(_, t)| t.exists)
+            .map(|(i, _)| i)
+            .collect();
         (!alive.is_empty()).then(|| pick(&mut self.dice, &alive))
     }
 
-    fn text(&mut self, most: usize) -> String {
-        let count = 1 + self.dice.roll(most);
+    fn text(&mut self, max: usize) -> String {
+        let count = 1 + self.dice.roll(max);
         let words: Vec<&str> = (0..count).map(|_| pick(&mut self.dice, &WORDS)).collect();
         words.join(" ")
     }
 
     fn create(&mut self) -> Check {
         if self.alive().count() >= 4 {
-            return self.ask_turn();
+            return self.submit_turn();
         }
         let name = self.name();
         let opening = pick(&mut self.dice, &OPENINGS);
-        let struck = self.struck();
-        let created = self.desk.create_session(&name, "", opening, 0);
-        self.tell(|| format!("create {name}: {created:?}"));
+        let faults_hit = self.faults_hit();
+        let created = self.scheduler.create_session(&name, "", opening, 0);
+        self.log(|| format!("create {name}: {created:?}"));
         match created {
             Ok(_) => {
                 let saved = self.is_saved(&name);
-                let mut talk = Talk::new(name, opening);
-                talk.saved(saved);
-                self.ears.talks.push(talk);
+                let mut expected = ExpectedSession::new(name, opening);
+                expected.saved(saved);
+                self.checker.expected_sessions.push(expected);
                 Ok(())
             }
-            Err(error) => self.may(error, struck),
+            Err(error) => self.may(error, faults_hit),
         }
     }
 
-    /// Whether an open session has all it says in its file.
+    /// Whether an open session is saved.
     fn is_saved(&self, name: &str) -> bool {
-        let sessions = self.desk.sessions();
-        let stats = sessions.and_then(|s| s.stats(self.desk.runtime(), s.opened(name)?).ok());
+        let sessions = self.scheduler.sessions();
+        let stats = sessions.and_then(|s| s.stats(self.scheduler.runtime(), s.opened(name)?).ok());
         stats.is_some_and(|stats| stats.unsaved.is_none())
     }
 
@@ -540,28 +562,27 @@ impl World<'_> {
         format!("ta{}", self.names)
     }
 
-    /// Errors that are nobody's mistake: no room beside those who were promised theirs, a call that failed, a session
-    /// that answers.
-    fn may(&self, error: SessionError, struck: usize) -> Check {
+    /// Accepts errors that are right: no memory beside promises, an injected failure, a session that is answering.
+    fn may(&self, error: SessionError, faults_hit: usize) -> Check {
         let is_short = error.is_cannot_fit();
         match error {
-            _ if is_short && self.setting.budget.is_some() => Ok(()),
-            _ if struck != self.struck() => Ok(()),
+            _ if is_short && self.settings.budget.is_some() => Ok(()),
+            _ if faults_hit != self.faults_hit() => Ok(()),
             SessionError::Answering { .. } | SessionError::PersistentFull { .. } => Ok(()),
             error => Err(error.to_string()),
         }
     }
 
-    fn ask_turn(&mut self) -> Check {
-        let Some(i) = self.some_talk() else {
+    fn submit_turn(&mut self) -> Check {
+        let Some(i) = self.random_session() else {
             return self.create();
         };
-        let leaves = self.leaves();
+        let cancels_after = self.cancels_after();
         let request = TurnSpec {
-            session: self.ears.talks[i].name.clone(),
+            session: self.checker.expected_sessions[i].name.clone(),
             text: self.text(6),
             now_ms: 8,
-            sample: sampling(&mut self.dice),
+            sample: random_sampling(&mut self.dice),
             options: GenerateOptions {
                 tokens_max: pick(&mut self.dice, &[None, Some(2)]),
                 ignore_end: !one_in(&mut self.dice, 4),
@@ -570,232 +591,255 @@ impl World<'_> {
             owner: self.dice.roll(3) as u64,
             deadline: one_in(&mut self.dice, 15).then(|| self.now + Duration::from_secs(4)),
         };
-        let said = self.desk.submit(request.request());
-        self.tell(|| {
+        let said = self.scheduler.submit(request.request());
+        self.log(|| {
             format!(
-                "say to {}: {:?}, leaves {leaves:?}: {said:?}",
+                "turn of {}: {:?}, cancels_after {cancels_after:?}: {said:?}",
                 request.session, request.text
             )
         });
         match said {
-            Ok(ticket) => {
-                let asked = Asked::new(request, leaves);
-                match self.ears.asked.insert(ticket, asked) {
+            Ok(id) => {
+                let turns = ReferenceTurn::new(request, cancels_after);
+                match self.checker.turns.insert(id, turns) {
                     None => Ok(()),
-                    Some(_) => Err(format!("{ticket:?} is somebody else's")),
+                    Some(_) => Err(format!("{id:?} is taken already")),
                 }
             }
-            Err(SubmitError::QueueFull(_)) if self.desk.waiting() == self.setting.desk.queue => {
+            Err(SubmitError::QueueFull(_))
+                if self.scheduler.waiting() == self.settings.scheduler.queue =>
+            {
                 Ok(())
             }
             Err(refused) => Err(format!("a turn is refused: {refused}")),
         }
     }
 
-    /// Facts, and turns taken back, pinned, asked for.
-    fn change_talk(&mut self) -> Check {
-        let Some(i) = self.some_talk() else {
+    /// Adds facts; retracts, pins or recalls turns.
+    fn change_session(&mut self) -> Check {
+        let Some(i) = self.random_session() else {
             return Ok(());
         };
         let text = self.text(4);
         let (what, which) = (self.dice.roll(8), self.dice.roll(8));
-        let name = self.ears.talks[i].name.clone();
-        let struck = self.struck();
-        let done = self.desk.with_session(&name, |runtime, sessions, id| {
+        let name = self.checker.expected_sessions[i].name.clone();
+        let faults_hit = self.faults_hit();
+        let done = self.scheduler.with_session(&name, |runtime, sessions, id| {
             let before = visible(sessions, id)?;
             let op = change(runtime, sessions, id, what, which, &text)?;
             let stats = sessions.stats(runtime, id)?;
             let gone = before.difference(&visible(sessions, id)?).count();
             Ok((op, stats, gone))
         });
-        self.tell(|| format!("{name}: {done:?}"));
+        self.log(|| format!("{name}: {done:?}"));
         match done {
             Ok((op, stats, gone)) => {
-                let talk = &mut self.ears.talks[i];
-                // A fact takes the room of a turn where there is no other.
-                talk.is_lossy |= gone > 0 && matches!(op, Some(Op::Fact(_) | Op::Supersede(..)));
-                talk.has_gaps |= stats.hidden + stats.spilled + stats.ids + stats.forgotten > 0;
-                talk.saved(stats.unsaved.is_none());
-                talk.ops.extend(op);
+                let expected = &mut self.checker.expected_sessions[i];
+                // A fact may evict a turn where there is no other room.
+                expected.is_lossy |=
+                    gone > 0 && matches!(op, Some(SessionOp::Fact(_) | SessionOp::Supersede(..)));
+                expected.had_evictions |=
+                    stats.hidden + stats.spilled + stats.ids + stats.forgotten > 0;
+                expected.saved(stats.unsaved.is_none());
+                expected.ops.extend(op);
                 Ok(())
             }
             Err(error) => {
                 let is_fact = what < 4;
-                // What was tried for a fact may have made a turn leave.
-                let talk = &mut self.ears.talks[i];
-                talk.is_lossy |= is_fact && self.setting.budget.is_some();
-                self.may(error, struck)
+                // The attempt to add a fact may have evicted a turn.
+                let expected = &mut self.checker.expected_sessions[i];
+                expected.is_lossy |= is_fact && self.settings.budget.is_some();
+                self.may(error, faults_hit)
             }
         }
     }
 
     fn fork(&mut self) -> Check {
-        let Some(i) = self.some_talk() else {
+        let Some(i) = self.random_session() else {
             return Ok(());
         };
         if self.alive().count() >= 5 {
             return Ok(());
         }
         let name = self.name();
-        let from = self.ears.talks[i].name.clone();
-        let struck = self.struck();
-        let forked = self.desk.fork_session(&from, &name);
-        self.tell(|| format!("fork {name} from {from}: {forked:?}"));
+        let from = self.checker.expected_sessions[i].name.clone();
+        let faults_hit = self.faults_hit();
+        let forked = self.scheduler.fork_session(&from, &name);
+        self.log(|| format!("fork {name} from {from}: {forked:?}"));
         match forked {
             Ok(_) => {
-                let mut talk = self.ears.talks[i].clone();
-                talk.name = name;
-                // Turns that somebody wants to see are wanted in the first one.
-                talk.forget_recalls();
-                talk.saved(true);
-                self.ears.talks.push(talk);
+                let mut expected = self.checker.expected_sessions[i].clone();
+                expected.name = name;
+                // Recalls stay with the source.
+                expected.forget_recalls();
+                expected.saved(true);
+                self.checker.expected_sessions.push(expected);
                 Ok(())
             }
-            Err(SessionError::Unsaved { .. }) if self.setting.disk.is_some() => Ok(()),
-            Err(error) => self.may(error, struck),
+            Err(SessionError::Unsaved { .. }) if self.settings.disk.is_some() => Ok(()),
+            Err(error) => self.may(error, faults_hit),
         }
     }
 
     fn delete(&mut self) -> Check {
-        let Some(i) = self.some_talk() else {
+        let Some(i) = self.random_session() else {
             return Ok(());
         };
-        let name = self.ears.talks[i].name.clone();
-        let struck = self.struck();
-        let deleted = self.desk.delete_session(&name);
-        self.tell(|| format!("delete {name}: {deleted:?}"));
+        let name = self.checker.expected_sessions[i].name.clone();
+        let faults_hit = self.faults_hit();
+        let deleted = self.scheduler.delete_session(&name);
+        self.log(|| format!("delete {name}: {deleted:?}"));
         let path = self.folder.join(format!("sessions/{name}.session"));
         match deleted {
             Ok(()) => {
-                self.ears.talks[i].exists = false;
+                self.checker.expected_sessions[i].exists = false;
                 match path.exists() {
                     true => Err(format!("{name} was deleted and has a file")),
                     false => Ok(()),
                 }
             }
-            Err(SessionError::NoSuchSession { .. }) if self.ears.talks[i].is_unsaved => {
-                self.ears.talks[i].exists = false;
+            Err(SessionError::NoSuchSession { .. })
+                if self.checker.expected_sessions[i].is_unsaved =>
+            {
+                self.checker.expected_sessions[i].exists = false;
                 Ok(())
             }
             Err(error) => {
-                // It was put away as it was.
-                let failed = struck != self.struck();
-                let talk = &mut self.ears.talks[i];
-                talk.is_lossy |= failed;
-                talk.exists &= talk.was_saved || !failed;
-                // Or it is gone, and only nobody can promise that it stays so.
-                talk.exists &= path.exists() || !failed;
-                self.may(error, struck)
+                // It was suspended instead.
+                let failed = faults_hit != self.faults_hit();
+                let expected = &mut self.checker.expected_sessions[i];
+                expected.is_lossy |= failed;
+                expected.exists &= expected.was_saved || !failed;
+                // Or its file is gone, but that is not durable.
+                expected.exists &= path.exists() || !failed;
+                self.may(error, faults_hit)
             }
         }
     }
 
-    /// The process dies, and another one begins where the files end.
+    /// The process is killed, and another one goes on from the files.
     fn restart(&mut self) -> Check {
-        self.tell(|| "the process dies".to_owned());
-        self.ears.lose_all();
-        self.draft = None;
-        if self.setting.kind == Kind::Talks && self.setting.disk.is_none() && !self.setting.may_fail
+        self.log(|| "the process is killed".to_owned());
+        self.checker.drop_all();
+        self.rollback = None;
+        if self.settings.kind == Scenario::Sessions
+            && self.settings.disk.is_none()
+            && !self.settings.may_fail
         {
             match self.dice.roll(5) {
-                0 if self.setting.model == 0 => self.serve_another_model()?,
+                0 if self.settings.model == 0 => self.serve_another_model()?,
                 1 => self.mix_up_files()?,
                 2 | 3 => self.fail_to_restore()?,
                 _ => {}
             }
         }
-        // Locks of files end with it.
-        let idle = self.setting.idle_desk(self.stage)?;
-        drop(std::mem::replace(&mut self.desk, idle));
-        self.desk = self.setting.desk(self.stage, self.setting.model)?;
-        for talk in self.ears.talks.iter_mut().filter(|t| t.exists) {
-            talk.is_lossy |= talk.is_unsaved;
-            talk.ops.push(Op::Reopen);
-            let path = self.folder.join(format!("sessions/{}.session", talk.name));
-            if talk.was_saved && !path.exists() {
-                return Err(format!("{} was saved and has no file", talk.name));
+        // Releases the locks of files.
+        let idle = self.settings.idle_scheduler(self.models)?;
+        drop(std::mem::replace(&mut self.scheduler, idle));
+        self.scheduler = self.settings.scheduler(self.models, self.settings.model)?;
+        for expected in self
+            .checker
+            .expected_sessions
+            .iter_mut()
+            .filter(|t| t.exists)
+        {
+            expected.is_lossy |= expected.is_unsaved;
+            expected.ops.push(SessionOp::Reopen);
+            let path = self
+                .folder
+                .join(format!("sessions/{}.session", expected.name));
+            if expected.was_saved && !path.exists() {
+                return Err(format!("{} was saved and has no file", expected.name));
             }
-            // One that was never saved is gone with its process.
-            talk.exists = talk.was_saved;
+            // A session that was never saved is gone.
+            expected.exists = expected.was_saved;
         }
         Ok(())
     }
 
-    /// For a while the process has another model of the same shape: nothing of one gets into the other.
+    /// A process with another model of the same shape: no rows of one get into the other.
     fn serve_another_model(&mut self) -> Check {
-        self.tell(|| "another model".to_owned());
-        let idle = self.setting.idle_desk(self.stage)?;
-        drop(std::mem::replace(&mut self.desk, idle));
-        let mut desk = self.setting.desk(self.stage, OTHER)?;
-        for talk in self.alive() {
-            match desk.with_session(&talk.name, |_, _, _| Ok(())) {
+        self.log(|| "another model".to_owned());
+        let idle = self.settings.idle_scheduler(self.models)?;
+        drop(std::mem::replace(&mut self.scheduler, idle));
+        let mut scheduler = self.settings.scheduler(self.models, OTHER)?;
+        for expected in self.alive() {
+            match scheduler.with_session(&expected.name, |_, _, _| Ok(())) {
                 Err(SessionError::Identity { what: "model", .. }) => {}
-                other => return Err(format!("{} with another model: {other:?}", talk.name)),
+                other => return Err(format!("{} with another model: {other:?}", expected.name)),
             }
         }
-        let mut ears = Ears::default();
+        let mut checker = EventChecker::default();
         for opening in OPENINGS {
             let name = self.name();
-            match desk.create_session(&name, "", opening, 0) {
-                Ok(_) => ears.talks.push(Talk::new(name, opening)),
+            match scheduler.create_session(&name, "", opening, 0) {
+                Ok(_) => checker
+                    .expected_sessions
+                    .push(ExpectedSession::new(name, opening)),
                 Err(error) => return Err(format!("another model: {error}")),
             }
         }
-        let mut asked = Vec::new();
-        for talk in &ears.talks {
+        let mut turns = Vec::new();
+        for expected in &checker.expected_sessions {
             let request = TurnSpec {
-                session: talk.name.clone(),
+                session: expected.name.clone(),
                 text: "egg".to_owned(),
                 ..TurnSpec::default()
             };
-            asked.push(request);
+            turns.push(request);
         }
-        for request in asked {
-            let ticket = desk.submit(request.request()).map_err(|e| e.to_string())?;
-            ears.asked.insert(ticket, Asked::new(request, None));
-            while !desk.is_idle() {
-                let stepped = desk.step(self.now, &mut |ticket, news| ears.hear(ticket, news));
+        for request in turns {
+            let id = scheduler
+                .submit(request.request())
+                .map_err(|e| e.to_string())?;
+            checker.turns.insert(id, ReferenceTurn::new(request, None));
+            while !scheduler.is_idle() {
+                let stepped =
+                    scheduler.step(self.now, &mut |id, event| checker.check_event(id, event));
                 stepped.map_err(|e| e.to_string())?;
             }
         }
-        ears.wrong.map_or(Ok(()), Err)?;
-        if !ears.failed.is_empty() {
-            return Err(format!("another model: {:?}", ears.failed));
+        checker.wrong.map_or(Ok(()), Err)?;
+        if !checker.failed.is_empty() {
+            return Err(format!("another model: {:?}", checker.failed));
         }
         let bug = plant(None);
-        let form = self.setting.form;
-        let mut talks = ears.talks.iter();
-        let judged = talks.try_for_each(|t| expected_turns::judge_list(self.stage, OTHER, form, t));
+        let form = self.settings.form;
+        let mut expected_sessions = checker.expected_sessions.iter();
+        let checked = expected_sessions
+            .try_for_each(|t| expected_turns::check_as_list(self.models, OTHER, form, t));
         plant(bug);
-        judged.map_err(|wrong| format!("another model: {wrong}"))?;
-        for talk in &ears.talks {
-            desk.delete_session(&talk.name).map_err(|e| e.to_string())?;
+        checked.map_err(|wrong| format!("another model: {wrong}"))?;
+        for expected in &checker.expected_sessions {
+            scheduler
+                .delete_session(&expected.name)
+                .map_err(|e| e.to_string())?;
         }
         Ok(())
     }
 
-    /// A process that cannot have what its first sessions need: it says so, and keeps nothing of them.
+    /// A process whose allocations fail while it opens sessions: it reports that, and keeps nothing of them.
     fn fail_to_restore(&mut self) -> Check {
         let names: Vec<String> = self.alive().map(|t| t.name.clone()).collect();
-        let idle = self.setting.idle_desk(self.stage)?;
-        drop(std::mem::replace(&mut self.desk, idle));
+        let idle = self.settings.idle_scheduler(self.models)?;
+        drop(std::mem::replace(&mut self.scheduler, idle));
         let nth = 1 + self.dice.roll(6) as u64;
-        self.tell(|| format!("allocation {nth} fails"));
+        self.log(|| format!("allocation {nth} fails"));
         let faults = Faults::fail_nth(nth);
-        let mut setting = self.setting.clone();
-        setting.arena = faults.clone();
-        let mut desk = setting.desk(self.stage, setting.model)?;
+        let mut settings = self.settings.clone();
+        settings.arena = faults.clone();
+        let mut scheduler = settings.scheduler(self.models, settings.model)?;
         for name in names {
-            let struck = faults.struck();
-            let opened = desk.with_session(&name, |_, _, _| Ok(()));
+            let faults_hit = faults.struck();
+            let opened = scheduler.with_session(&name, |_, _, _| Ok(()));
             if let Err(error) = opened
-                && struck == faults.struck()
+                && faults_hit == faults.struck()
             {
                 return Err(format!("{name}: {error}"));
             }
-            desk.suspend_all();
-            desk.runtime().store().audit()?;
-            let left = desk.runtime().store().open_sequences();
+            scheduler.suspend_all();
+            scheduler.runtime().store().audit()?;
+            let left = scheduler.runtime().store().open_sequences();
             if left > 0 {
                 return Err(format!("{left} sequences are left of {name}"));
             }
@@ -803,15 +847,15 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Somebody puts files under each other's names: none of them is read.
+    /// Files are swapped between two names: neither is read.
     fn mix_up_files(&mut self) -> Check {
         let names: Vec<String> = self.alive().map(|t| t.name.clone()).collect();
         let [one, two, ..] = &names[..] else {
             return Ok(());
         };
-        self.tell(|| format!("{one} and {two} are mixed up"));
-        let idle = self.setting.idle_desk(self.stage)?;
-        drop(std::mem::replace(&mut self.desk, idle));
+        self.log(|| format!("{one} and {two} are mixed up"));
+        let idle = self.settings.idle_scheduler(self.models)?;
+        drop(std::mem::replace(&mut self.scheduler, idle));
         let path = |name: &str| self.folder.join(format!("sessions/{name}.session"));
         let swap = || -> std::io::Result<()> {
             let aside = self.folder.join("aside");
@@ -820,21 +864,25 @@ impl World<'_> {
             std::fs::rename(&aside, path(two))
         };
         swap().map_err(|e| e.to_string())?;
-        let mut desk = self.setting.desk(self.stage, self.setting.model)?;
+        let mut scheduler = self.settings.scheduler(self.models, self.settings.model)?;
         for name in [one, two] {
-            match desk.with_session(name, |_, _, _| Ok(())) {
+            match scheduler.with_session(name, |_, _, _| Ok(())) {
                 Err(SessionError::Identity {
                     what: "session", ..
                 }) => {}
-                other => return Err(format!("{name} is somebody else's: {other:?}")),
+                other => {
+                    return Err(format!(
+                        "{name} was opened from another session's file: {other:?}"
+                    ));
+                }
             }
         }
-        drop(desk);
+        drop(scheduler);
         swap().map_err(|e| e.to_string())
     }
 }
 
-/// One change of a conversation, if there is something to change.
+/// One change of a session, if there is something to change.
 fn change(
     runtime: &mut Runtime,
     sessions: &mut Sessions,
@@ -842,7 +890,7 @@ fn change(
     what: usize,
     which: usize,
     text: &str,
-) -> Result<Option<Op>, SessionError> {
+) -> Result<Option<SessionOp>, SessionError> {
     let facts: Vec<u64> = sessions.facts(id)?.iter().map(|f| f.0).collect();
     let fact = facts[which % facts.len()];
     let turns: Vec<(u64, bool, bool)> = (sessions.turns(id)?.iter())
@@ -852,28 +900,28 @@ fn change(
     Ok(match (what, turn) {
         (0 | 1, _) => {
             sessions.add_fact(runtime, id, text, 8)?;
-            Some(Op::Fact(text.to_owned()))
+            Some(SessionOp::Fact(text.to_owned()))
         }
         (2, _) if fact > 0 => {
             sessions.supersede(runtime, id, fact, text, 8)?;
-            Some(Op::Supersede(fact, text.to_owned()))
+            Some(SessionOp::Supersede(fact, text.to_owned()))
         }
         (3, _) if fact > 0 => {
             sessions.revoke(runtime, id, fact)?;
-            Some(Op::Revoke(fact))
+            Some(SessionOp::Revoke(fact))
         }
-        (4, _) => sessions.retract(runtime, id)?.map(|_| Op::Retract),
+        (4, _) => sessions.retract(runtime, id)?.map(|_| SessionOp::Retract),
         (5, Some((turn, is_pinned, is_live))) => {
             let others = turns.iter().any(|t| t.1 && t.0 != turn);
             if others || !is_live {
                 return Ok(None);
             }
             sessions.pin(runtime, id, turn, !is_pinned)?;
-            Some(Op::Pin(turn, !is_pinned))
+            Some(SessionOp::Pin(turn, !is_pinned))
         }
         (6 | 7, Some((turn, ..))) => {
             sessions.recall(id, turn)?;
-            Some(Op::Recall(turn))
+            Some(SessionOp::Recall(turn))
         }
         _ => None,
     })

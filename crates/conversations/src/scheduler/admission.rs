@@ -1,0 +1,470 @@
+//! Admission: which bytes a request may be promised, and what leaves memory for it.
+//!
+//! ```text
+//! budget = fixed + scratch of the largest step + held + promised and not held yet + free
+//! ```
+//!
+//! A request is admitted when all it may come to hold can be promised, so no running request ever fails because of
+//! another. [`decide`] is pure; [`Admission::make_room`] applies it until the request fits or cannot.
+
+use super::prefix_cache::PrefixMatch;
+use super::queue::{Admit, QueuedRequest};
+use super::request::{RequestError, RequestId, SubmitError};
+use super::resources::{Resources, promisable};
+use super::running::{CompletionWork, PreparedRequest, PreparedTurn, PreparedWork, Started};
+use crate::session::{Opens, SessionError, SessionId, Sessions};
+use haversack_engine::runtime::{Runtime, SequenceId};
+use haversack_kernels::attention::BLOCK_SLOTS;
+
+/// Memory as a request finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryState {
+    /// Bytes that can be promised; `None`: there is no limit.
+    pub free_bytes: Option<usize>,
+    /// Bytes of the sessions that can be suspended.
+    pub idle_session_bytes: usize,
+    pub has_idle_session: bool,
+    pub has_cached_prefix: bool,
+    /// No other request was promised anything.
+    pub is_batch_empty: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    Admit(Admit),
+    /// Evict the least recently used cached prefix, then decide again.
+    EvictPrefix,
+    /// Suspend the least recently used idle session, then decide again.
+    SuspendSession,
+}
+
+/// The next thing to do for a request that needs `bytes`. Sessions are only suspended if that will be enough. With no
+/// other request running, the request gets what there is.
+pub fn decide(bytes: usize, memory: MemoryState) -> Decision {
+    let Some(free) = memory.free_bytes.filter(|&free| free < bytes) else {
+        return Decision::Admit(Admit::Now);
+    };
+    if memory.has_cached_prefix {
+        return Decision::EvictPrefix;
+    }
+    let is_enough = free.saturating_add(memory.idle_session_bytes) >= bytes;
+    if memory.has_idle_session && (is_enough || memory.is_batch_empty) {
+        return Decision::SuspendSession;
+    }
+    Decision::Admit(when_nothing_leaves(memory.is_batch_empty))
+}
+
+fn when_nothing_leaves(is_batch_empty: bool) -> Admit {
+    if is_batch_empty {
+        Admit::Now
+    } else {
+        Admit::NoMemory
+    }
+}
+
+/// What running requests were promised.
+#[derive(Debug, Default)]
+pub(super) struct Promises {
+    /// (sequence, its worst-case bytes), of the batch and of turns that are being saved.
+    pub sequences: Vec<(SequenceId, usize)>,
+    /// Requests in the batch.
+    pub requests: usize,
+    /// Of how many of them attention is counted.
+    pub counting: usize,
+    /// Of the longest of them.
+    pub max_rows: usize,
+}
+
+impl Promises {
+    /// Bytes that were promised and are not held yet.
+    pub fn outstanding_bytes(&self, resources: &Resources) -> usize {
+        let sequences = self.sequences.iter();
+        let outstanding =
+            sequences.map(|&(id, bytes)| bytes.saturating_sub(resources.held_bytes(id)));
+        outstanding.sum()
+    }
+}
+
+/// What became of an attempt to start a queued request.
+pub(super) enum Outcome {
+    Started(Started),
+    NoMemory,
+    Blocked,
+    Failed(RequestError),
+}
+
+impl Outcome {
+    /// Requests that fail leave the queue too.
+    pub fn admit(&self) -> Admit {
+        match self {
+            Outcome::Started(_) | Outcome::Failed(_) => Admit::Now,
+            Outcome::NoMemory => Admit::NoMemory,
+            Outcome::Blocked => Admit::Blocked,
+        }
+    }
+}
+
+/// Takes memory from resources within what was promised to running requests.
+pub(super) struct Admission<'a> {
+    resources: &'a mut Resources,
+    promises: Promises,
+}
+
+impl Admission<'_> {
+    pub fn new(resources: &mut Resources, promises: Promises) -> Admission<'_> {
+        Admission {
+            resources,
+            promises,
+        }
+    }
+
+    /// Tries to start a request.
+    pub fn start(&mut self, queued: &QueuedRequest<PreparedRequest>) -> Outcome {
+        match &queued.request.work {
+            PreparedWork::Completion(work) => {
+                let bytes = queued.worst_case_bytes as usize;
+                self.start_completion(work, queued.request.id, bytes)
+            }
+            PreparedWork::Turn(turn) => self.start_turn(turn),
+        }
+    }
+
+    /// From a cached prefix if there is one.
+    fn start_completion(&mut self, work: &CompletionWork, id: RequestId, bytes: usize) -> Outcome {
+        let prompt = work.completion.history();
+        let key = work.prefix_key(id);
+        let is_cacheable = work.is_cacheable(&self.resources.runtime);
+        let found = match is_cacheable {
+            true => self.resources.prefix_cache.find(key, prompt),
+            false => PrefixMatch::default(),
+        };
+        let cached = match found.tokens {
+            0 => None,
+            tokens => self.resources.prefix_cache.take(key, prompt, tokens),
+        };
+        let held = (cached.as_ref()).map_or(0, |cached| self.resources.held_bytes(cached.sequence));
+        let bytes = bytes.saturating_sub(held);
+        if self.make_room(bytes, work.max_rows, work.counts_attention, None) != Admit::Now {
+            if let Some(cached) = cached {
+                self.resources.prefix_cache.put_back(cached);
+            }
+            return Outcome::NoMemory;
+        }
+        let Resources {
+            runtime,
+            prefix_cache,
+            ..
+        } = &mut *self.resources;
+        if is_cacheable {
+            prefix_cache.count(found);
+        }
+        let reused = if cached.is_some() { found.tokens } else { 0 };
+        let opened = match cached {
+            Some(cached) => Ok(prefix_cache.continue_from(runtime, cached)),
+            None => self.resources.open_sequence(work.keep),
+        };
+        match opened {
+            Ok(sequence) => Outcome::Started(Started::Completion {
+                sequence,
+                reused,
+                fork_at: found.fork_at,
+            }),
+            Err(error) => Outcome::Failed(error.into()),
+        }
+    }
+
+    fn start_turn(&mut self, turn: &PreparedTurn) -> Outcome {
+        // There is no more memory than at the last attempt until some is released.
+        let releases = self.resources.releases;
+        if turn.no_memory_at.get() == Some(releases) {
+            return Outcome::NoMemory;
+        }
+        let outcome = match self.begin_turn(turn) {
+            Ok(outcome) => outcome,
+            Err(error) if error.is_cannot_fit() && !self.is_batch_empty() => Outcome::NoMemory,
+            Err(error) => Outcome::Failed(error.into()),
+        };
+        if matches!(outcome, Outcome::NoMemory) {
+            turn.no_memory_at.set(Some(self.resources.releases));
+        }
+        outcome
+    }
+
+    fn begin_turn(&mut self, turn: &PreparedTurn) -> Result<Outcome, SessionError> {
+        let is_batch_empty = self.is_batch_empty();
+        let id = self.open_session(&turn.session)?;
+        let sessions = self.resources.sessions()?;
+        if sessions.is_answering(id)? {
+            return Ok(Outcome::Blocked);
+        }
+        let runtime = &self.resources.runtime;
+        let (bytes, max_rows) = sessions.turn_needs(runtime, Some(id), turn.max_tokens)?;
+        let more = bytes.saturating_sub(self.resources.session_bytes(id));
+        if self.make_room(more, max_rows, false, Some(id)) != Admit::Now {
+            return Ok(Outcome::NoMemory);
+        }
+        self.resources.mark_used(id);
+        // Other sessions are suspended before turns of this one leave memory.
+        while !self.turn_fits(id, turn.max_tokens)? {
+            if !is_batch_empty {
+                return Ok(Outcome::NoMemory);
+            }
+            if !self.evict_or_suspend(Some(id)) {
+                break;
+            }
+        }
+        self.with_sessions(|runtime, sessions| {
+            let PreparedTurn {
+                text,
+                embedding,
+                now_ms,
+                options,
+                ..
+            } = turn;
+            let begun = sessions.begin(runtime, id, text, *embedding, *now_ms, options)?;
+            match sessions.promise(runtime, &begun) {
+                Ok((promised_bytes, fits)) if fits || is_batch_empty => {
+                    Ok(Outcome::Started(Started::Turn {
+                        turn: Box::new(begun),
+                        promised_bytes,
+                        max_rows,
+                    }))
+                }
+                Ok(_) => sessions.abandon(runtime, begun).map(|()| Outcome::NoMemory),
+                Err(error) => sessions.abandon(runtime, begun).and(Err(error)),
+            }
+        })
+    }
+
+    /// Whether a turn fits beside what other requests were promised.
+    fn turn_fits(&mut self, id: SessionId, max_tokens: u64) -> Result<bool, SessionError> {
+        match self.with_sessions(|runtime, sessions| sessions.turn_fits(runtime, id, max_tokens)) {
+            Err(error) if error.is_cannot_fit() => Ok(false),
+            fits => fits,
+        }
+    }
+
+    /// The session of this name. Opens it whole if it is not in memory: rows that stay in the file would be missing in its
+    /// answers. Only with no request running and every other session suspended, turns that do not fit stay in the file.
+    pub fn open_session(&mut self, name: &str) -> Result<SessionId, SessionError> {
+        let sessions = self.resources.sessions()?;
+        if let Some(id) = sessions.opened(name) {
+            return Ok(id);
+        }
+        if !sessions.exists(name) {
+            let name = name.to_owned();
+            return Err(SessionError::NoSuchSession { name });
+        }
+        let mut opens = Opens::Whole;
+        loop {
+            let opened = self.add_session(None, |runtime, sessions| {
+                sessions.resume_as(runtime, name, opens)
+            });
+            let no_memory = opened.as_ref().is_err_and(SessionError::is_cannot_fit);
+            if !(no_memory && self.is_batch_empty()) || opens == Opens::AsFits {
+                return opened;
+            }
+            if !self.evict_or_suspend(None) {
+                opens = Opens::AsFits;
+            }
+        }
+    }
+
+    /// Opens a session with as much room as a turn may need, if there is that much. `source`, which it is made from, stays
+    /// in memory.
+    pub fn add_session(
+        &mut self,
+        source: Option<SessionId>,
+        open: impl FnOnce(&mut Runtime, &mut Sessions) -> Result<SessionId, SessionError>,
+    ) -> Result<SessionId, SessionError> {
+        let sessions = self.resources.sessions()?;
+        let (bytes, rows) = sessions.turn_needs(&self.resources.runtime, None, 0)?;
+        self.make_room(bytes, rows, false, source);
+        let id = self.with_sessions(open)?;
+        self.resources.mark_used(id);
+        Ok(id)
+    }
+
+    /// Runs `go` with everything set aside that was promised to running requests.
+    pub fn with_sessions<T>(
+        &mut self,
+        go: impl FnOnce(&mut Runtime, &mut Sessions) -> Result<T, SessionError>,
+    ) -> Result<T, SessionError> {
+        self.evict_prefixes_for_a_turn()?;
+        let Promises {
+            requests,
+            counting,
+            max_rows,
+            ..
+        } = self.promises;
+        let runtime = &mut self.resources.runtime;
+        let tokens = requests * BLOCK_SLOTS;
+        let scratch = runtime.scratch_counting(requests, counting, tokens, max_rows);
+        // Scratch that larger steps left behind was promised to no request.
+        if runtime.ledger().scratch > scratch {
+            runtime.release_scratch();
+        }
+        let scratch = scratch.saturating_sub(runtime.ledger().scratch);
+        let outstanding = self.promises.outstanding_bytes(self.resources);
+        let Resources {
+            runtime, sessions, ..
+        } = &mut *self.resources;
+        let sessions = sessions.as_mut().ok_or(SessionError::NoSessions)?;
+        let reserved = runtime.set_aside(outstanding.saturating_add(scratch))?;
+        let done = go(runtime, sessions);
+        runtime.give_back(reserved);
+        done
+    }
+
+    fn evict_prefixes_for_a_turn(&mut self) -> Result<(), SessionError> {
+        let Some(sessions) = &self.resources.sessions else {
+            return Ok(());
+        };
+        if self.resources.prefix_cache.is_empty() {
+            return Ok(());
+        }
+        let (bytes, rows) = sessions.turn_needs(&self.resources.runtime, None, 0)?;
+        let is_short = |admission: &Admission<'_>| {
+            let free = admission.free_bytes(rows, false);
+            free.is_some_and(|free| free < bytes)
+        };
+        while is_short(self) && self.resources.evict_prefix() {}
+        Ok(())
+    }
+
+    /// Charges bytes that no sequence holds to the budget, if a session's turn or a block of text has room beside them.
+    pub fn reserve_bytes(&mut self, bytes: usize) -> Result<(), SubmitError> {
+        let runtime = &self.resources.runtime;
+        let (min_bytes, rows) = match &self.resources.sessions {
+            Some(sessions) => sessions.turn_needs(runtime, None, 0)?,
+            None => (runtime.sequence_bytes(BLOCK_SLOTS), BLOCK_SLOTS),
+        };
+        if let Some(room) = promisable(runtime, 1, 0, rows) {
+            let max = room.saturating_sub(min_bytes);
+            if bytes > max {
+                return Err(SubmitError::TooManyBytes { bytes, max });
+            }
+        }
+        if self.make_room(bytes, rows, false, None) != Admit::Now {
+            return Err(SubmitError::MemoryPromised { bytes });
+        }
+        self.resources.reserve_bytes(bytes)
+    }
+
+    /// Makes `bytes` free for a sequence of up to `rows` rows, by what may leave memory, except the session `spare`.
+    fn make_room(
+        &mut self,
+        bytes: usize,
+        rows: usize,
+        counts_attention: bool,
+        spare: Option<SessionId>,
+    ) -> Admit {
+        loop {
+            let left = match decide(bytes, self.memory_state(rows, counts_attention, spare)) {
+                Decision::Admit(admit) => return admit,
+                Decision::EvictPrefix => self.resources.evict_prefix(),
+                Decision::SuspendSession => self.suspend_for_others(spare),
+            };
+            if !left {
+                return when_nothing_leaves(self.is_batch_empty());
+            }
+        }
+    }
+
+    fn memory_state(
+        &self,
+        rows: usize,
+        counts_attention: bool,
+        spare: Option<SessionId>,
+    ) -> MemoryState {
+        let idle = self.resources.idle_sessions(spare);
+        MemoryState {
+            free_bytes: self.free_bytes(rows, counts_attention),
+            has_idle_session: !idle.is_empty(),
+            idle_session_bytes: idle
+                .iter()
+                .map(|&id| self.resources.session_bytes(id))
+                .sum(),
+            has_cached_prefix: !self.resources.prefix_cache.is_empty(),
+            is_batch_empty: self.is_batch_empty(),
+        }
+    }
+
+    /// Bytes that can be promised to one more request of up to `rows` rows; `None`: there is no limit.
+    fn free_bytes(&self, rows: usize, counts_attention: bool) -> Option<usize> {
+        let Promises {
+            requests,
+            counting,
+            max_rows,
+            ..
+        } = self.promises;
+        let counting = counting + usize::from(counts_attention);
+        let free = (self.resources).free_bytes(requests + 1, counting, max_rows.max(rows))?;
+        Some(free.saturating_sub(self.promises.outstanding_bytes(self.resources)))
+    }
+
+    /// Evicts a cached prefix or suspends an idle session but `spare`. `false`: there is neither.
+    fn evict_or_suspend(&mut self, spare: Option<SessionId>) -> bool {
+        self.resources.evict_prefix() || self.suspend_for_others(spare)
+    }
+
+    fn suspend_for_others(&mut self, spare: Option<SessionId>) -> bool {
+        let is_suspended = self.resources.suspend_one(spare);
+        self.resources.suspensions.for_others += u64::from(is_suspended);
+        is_suspended
+    }
+
+    fn is_batch_empty(&self) -> bool {
+        self.promises.sequences.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: MemoryState = MemoryState {
+        free_bytes: Some(10),
+        idle_session_bytes: 50,
+        has_idle_session: true,
+        has_cached_prefix: true,
+        is_batch_empty: false,
+    };
+
+    #[test]
+    fn what_fits_is_admitted_and_nothing_leaves() {
+        assert_eq!(decide(10, FULL), Decision::Admit(Admit::Now));
+        let unlimited = MemoryState {
+            free_bytes: None,
+            ..FULL
+        };
+        assert_eq!(decide(usize::MAX, unlimited), Decision::Admit(Admit::Now));
+    }
+
+    #[test]
+    fn prefixes_leave_before_sessions_and_sessions_only_if_that_is_enough() {
+        assert_eq!(decide(11, FULL), Decision::EvictPrefix);
+        let no_prefix = MemoryState {
+            has_cached_prefix: false,
+            ..FULL
+        };
+        assert_eq!(decide(60, no_prefix), Decision::SuspendSession);
+        assert_eq!(decide(61, no_prefix), Decision::Admit(Admit::NoMemory));
+    }
+
+    #[test]
+    fn the_only_request_gets_what_there_is() {
+        let alone = MemoryState {
+            has_cached_prefix: false,
+            is_batch_empty: true,
+            ..FULL
+        };
+        assert_eq!(decide(61, alone), Decision::SuspendSession);
+        let empty = MemoryState {
+            has_idle_session: false,
+            idle_session_bytes: 0,
+            ..alone
+        };
+        assert_eq!(decide(61, empty), Decision::Admit(Admit::Now));
+    }
+}

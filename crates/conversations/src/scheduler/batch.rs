@@ -1,0 +1,510 @@
+//! Batch: the running requests, computed together step by step until each ends.
+//!
+//! ```text
+//! compute ─► cache prefixes ─► deliver tokens ─► finish completions
+//!                                               conclude turns ─► embed the turn ─► save it
+//! ```
+
+use super::admission::Promises;
+use super::plan::{Demand, limit_takes, shrink};
+use super::prefix_cache::CachedPrefix;
+use super::request::{Deliver, RequestError, RequestEvent, RequestId, RequestReport};
+use super::resources::Resources;
+use super::running::{RunningRequest, RunningWork};
+use crate::session::{Embed, TurnInProgress};
+use haversack_engine::encoder::Embedding;
+use haversack_engine::model::forward::{Span, Want};
+use haversack_engine::runtime::{Event, Finish, SequenceId, StepError, Took};
+use haversack_memory::background;
+use haversack_memory::zoo::{Bug, planted};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+#[derive(Default)]
+pub(super) struct Batch {
+    /// In order of admission.
+    running: Vec<RunningRequest>,
+    /// Turns that have all their tokens and wait for their embedding.
+    saving: Vec<SavingTurn>,
+    /// Tokens read so far, of prompts and answers.
+    tokens_read: u64,
+}
+
+struct SavingTurn {
+    id: RequestId,
+    promised_bytes: usize,
+    turn: TurnInProgress,
+    embedding: EmbeddingTask,
+}
+
+/// The embedding of a turn, on a thread of its own if the encoder takes long.
+enum EmbeddingTask {
+    Done(Option<Box<Embedding>>),
+    Running(JoinHandle<Option<Embedding>>),
+}
+
+impl EmbeddingTask {
+    fn start(text: String, encoder: Arc<dyn Embed>) -> EmbeddingTask {
+        if encoder.is_quick() {
+            return EmbeddingTask::Done(encoder.embed(&text).ok().map(Box::new));
+        }
+        EmbeddingTask::Running(std::thread::spawn(move || {
+            background::give_way();
+            encoder.embed(&text).ok()
+        }))
+    }
+
+    fn is_done(&self) -> bool {
+        match self {
+            EmbeddingTask::Done(_) => true,
+            EmbeddingTask::Running(thread) => thread.is_finished(),
+        }
+    }
+
+    /// Blocks until it is done. A thread that panicked gives no embedding.
+    fn wait(self) -> Option<Embedding> {
+        match self {
+            EmbeddingTask::Done(embedding) => embedding.map(|embedding| *embedding),
+            EmbeddingTask::Running(thread) => thread.join().ok().flatten(),
+        }
+    }
+}
+
+impl Batch {
+    pub fn len(&self) -> usize {
+        self.running.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    pub fn is_saving(&self) -> bool {
+        !self.saving.is_empty()
+    }
+
+    pub fn tokens_read(&self) -> u64 {
+        self.tokens_read
+    }
+
+    pub fn push(&mut self, request: RunningRequest) {
+        self.running.push(request);
+    }
+
+    pub fn demands(&self) -> Vec<Demand> {
+        self.running.iter().map(RunningRequest::demand).collect()
+    }
+
+    /// Completions and their sequences; turns belong to their sessions.
+    pub fn completions(&self) -> impl Iterator<Item = (RequestId, SequenceId)> {
+        let is_completion = |r: &&RunningRequest| matches!(r.work, RunningWork::Completion { .. });
+        let completions = self.running.iter().filter(is_completion);
+        completions.map(|request| (request.id, request.sequence()))
+    }
+
+    pub fn promises(&self) -> Promises {
+        let running = self.running.iter();
+        let running = running.map(|request| (request.sequence(), request.promised_bytes));
+        let saving = self.saving.iter();
+        let saving = saving.map(|saving| (saving.turn.sequence(), saving.promised_bytes));
+        Promises {
+            sequences: running.chain(saving).collect(),
+            requests: self.running.len(),
+            counting: self.running.iter().filter(|r| r.counts_attention).count(),
+            max_rows: self.running.iter().map(|r| r.max_rows).max().unwrap_or(0),
+        }
+    }
+
+    /// A completion leaves at once. A turn ends at its next step with what it has said so far.
+    pub fn cancel(
+        &mut self,
+        resources: &mut Resources,
+        id: RequestId,
+        hits_another: bool,
+    ) -> Result<(), StepError> {
+        let is_it = |request: &RunningRequest| request.id == id || hits_another;
+        let Some(i) = self.running.iter().position(is_it) else {
+            return Ok(());
+        };
+        match self.running[i].work {
+            RunningWork::Completion { sequence, .. } => {
+                self.running.remove(i);
+                resources.releases += 1;
+                let runtime = &mut resources.runtime;
+                resources.prefix_cache.forget(runtime, id)?;
+                runtime.close(sequence)
+            }
+            RunningWork::Turn(_) => {
+                self.running[i].cancel();
+                Ok(())
+            }
+        }
+    }
+
+    /// Cancels requests whose deadline has passed.
+    pub fn expire(
+        &mut self,
+        resources: &mut Resources,
+        now: Duration,
+        deliver: Deliver<'_>,
+    ) -> Result<(), StepError> {
+        for request in &mut self.running {
+            if request.deadline.is_some_and(|deadline| deadline <= now) {
+                request.cancel();
+            }
+        }
+        self.finish_completions(resources, deliver)
+    }
+
+    /// The planted bug `HeatDropsRequest`.
+    pub fn truncate(&mut self, requests: usize) {
+        self.running.truncate(requests);
+    }
+
+    /// Restarts completions that re-read their rows and whose rows are full.
+    pub fn reread_full(&mut self, resources: &mut Resources) -> Result<(), StepError> {
+        for request in &mut self.running {
+            if request.is_full(&resources.runtime)? {
+                request.restart(&mut resources.runtime)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One pass over the weights, with `takes[i]` tokens of the `i`th request. Takes become smaller where memory or a
+    /// policy demands it, first to `chunk` tokens. `false`: the step is impossible, and all requests have failed.
+    pub fn compute(
+        &mut self,
+        resources: &mut Resources,
+        demands: &[Demand],
+        takes: &mut [usize],
+        chunk: usize,
+        deliver: Deliver<'_>,
+    ) -> Result<bool, StepError> {
+        loop {
+            let error = match self.try_compute(resources, takes) {
+                Ok(()) => return Ok(true),
+                Err(error) => error,
+            };
+            // Promises cover a block of each request, or decoding at least.
+            let is_smaller = error.is_cannot_fit()
+                && (limit_takes(takes, chunk)
+                    || resources.evict_prefix()
+                    || shrink(demands, takes)
+                    || self.restart_last(resources, takes)?);
+            if !is_smaller {
+                return self.fail_all(resources, &error, deliver).map(|()| false);
+            }
+        }
+    }
+
+    fn try_compute(&self, resources: &mut Resources, takes: &mut [usize]) -> Result<(), StepError> {
+        let runtime = &mut resources.runtime;
+        let mut spans = Vec::with_capacity(takes.len());
+        for (request, take) in self.running.iter().zip(takes) {
+            if *take == 0 {
+                continue;
+            }
+            let sequence = request.sequence();
+            let position = runtime.position(sequence)?;
+            *take = runtime.portion_of(sequence, position, *take);
+            *take = request.up_to_fork(position, *take);
+            let want = if request.samples_after(*take) {
+                Want::Last
+            } else {
+                Want::Nothing
+            };
+            spans.push(Span {
+                sequence,
+                position,
+                tokens: &request.pending()[..*take],
+                want,
+            });
+        }
+        if spans.is_empty() {
+            return Ok(());
+        }
+        runtime.step(&spans).map(|_| ())
+    }
+
+    /// Restarts the completion admitted last, so that the others can go on; its tokens stay the same. `false`: fewer than
+    /// two requests take part, or no completion does.
+    fn restart_last(
+        &mut self,
+        resources: &mut Resources,
+        takes: &mut [usize],
+    ) -> Result<bool, StepError> {
+        let taking: Vec<usize> = (0..takes.len()).filter(|&i| takes[i] > 0).collect();
+        if taking.len() < 2 {
+            return Ok(false);
+        }
+        for i in taking.into_iter().rev() {
+            let request = &mut self.running[i];
+            if request.restart(&mut resources.runtime)? {
+                log::warn!("a promise was too small: {:?} starts again", request.id);
+                takes[i] = 0;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Ends every running request with this error.
+    fn fail_all(
+        &mut self,
+        resources: &mut Resources,
+        error: &StepError,
+        deliver: Deliver<'_>,
+    ) -> Result<(), StepError> {
+        for request in std::mem::take(&mut self.running) {
+            let id = request.id;
+            abandon(resources, request)?;
+            let _ = deliver(id, RequestEvent::Failed(error.clone().into()));
+        }
+        Ok(())
+    }
+
+    /// Caches what was read up to the end of a prompt, or to where it departs from a cached one.
+    pub fn cache_prefixes(
+        &self,
+        resources: &mut Resources,
+        takes: &[usize],
+    ) -> Result<(), StepError> {
+        let Resources {
+            runtime,
+            prefix_cache,
+            ..
+        } = resources;
+        for (request, &take) in self.running.iter().zip(takes) {
+            let RunningWork::Completion { work, sequence } = &request.work else {
+                continue;
+            };
+            let position = runtime.position(*sequence)?;
+            let prompt = work.completion.prompt();
+            let is_fork = work.fork_at.is_some_and(|at| at as u64 == position);
+            let is_place = is_fork || prompt.len() as u64 == position;
+            if take == 0
+                || !is_place
+                || !prefix_cache.accepts(position as usize)
+                || !work.is_cacheable(runtime)
+            {
+                continue;
+            }
+            // No memory that was promised to no request: it is not cached.
+            let Ok(sequence) = runtime.fork(*sequence) else {
+                continue;
+            };
+            let cached = CachedPrefix {
+                key: work.prefix_key(request.id),
+                tokens: prompt[..position as usize].to_vec(),
+                sequence,
+                is_fork,
+            };
+            prefix_cache.insert(runtime, cached)?;
+        }
+        Ok(())
+    }
+
+    /// Samples and delivers what the step computed.
+    pub fn deliver(
+        &mut self,
+        resources: &mut Resources,
+        takes: &[usize],
+        deliver: Deliver<'_>,
+    ) -> Result<(), StepError> {
+        let runtime = &resources.runtime;
+        let model = runtime.model().clone();
+        let tokenizer = model.tokenizer();
+        let mut rows = runtime.logits().chunks_exact(model.config().vocab);
+        let mut failed = Vec::new();
+        for (i, (request, &take)) in self.running.iter_mut().zip(takes).enumerate() {
+            if take == 0 {
+                request.skipped_steps += 1;
+                if planted(Bug::BatchLosesToken) {
+                    request.read(1);
+                }
+                continue;
+            }
+            request.skipped_steps = 0;
+            self.tokens_read += take as u64;
+            let samples = request.samples_after(take);
+            request.read(take);
+            let RunningRequest {
+                id, sampler, work, ..
+            } = request;
+            let Some(completion) = work.completion() else {
+                continue;
+            };
+            let mut flow = ControlFlow::Continue(());
+            if let Some((done, total)) = completion.progress() {
+                flow = deliver(*id, RequestEvent::PromptRead { done, total });
+            }
+            if samples {
+                let logits = rows.next().unwrap_or_default();
+                match completion.sample(sampler, tokenizer, logits) {
+                    Ok(sampled) => {
+                        if flow.is_continue() {
+                            flow = deliver(*id, RequestEvent::Token { sampled, logits });
+                        }
+                    }
+                    Err(error) => {
+                        let _ = deliver(*id, RequestEvent::Failed(error.into()));
+                        failed.push(i);
+                        continue;
+                    }
+                }
+            }
+            if flow.is_break() {
+                completion.cancel();
+            }
+        }
+        for i in failed.into_iter().rev() {
+            abandon(resources, self.running.remove(i))?;
+        }
+        self.finish_completions(resources, deliver)
+    }
+
+    /// Removes completions that have ended, and caches what they have read.
+    fn finish_completions(
+        &mut self,
+        resources: &mut Resources,
+        deliver: Deliver<'_>,
+    ) -> Result<(), StepError> {
+        let is_over = |request: &mut RunningRequest| match &request.work {
+            RunningWork::Completion { work, .. } => work.completion.is_over(),
+            RunningWork::Turn(_) => false,
+        };
+        let over: Vec<RunningRequest> = self.running.extract_if(.., is_over).collect();
+        for request in over {
+            let RunningWork::Completion { work, sequence } = request.work else {
+                continue;
+            };
+            let Resources {
+                runtime,
+                prefix_cache,
+                releases,
+                ..
+            } = &mut *resources;
+            let stats = runtime.stats(sequence)?;
+            let report = RequestReport {
+                seen: stats.position,
+                rows: stats.rows,
+                reused: work.reused,
+                changes: runtime.changes(sequence).to_vec(),
+            };
+            if work.completion.finish() == Some(Finish::Cancelled) {
+                runtime.close(sequence)?;
+                prefix_cache.forget(runtime, request.id)?;
+            } else if work.is_cacheable(runtime) {
+                let seen = usize::try_from(stats.position).unwrap_or(usize::MAX);
+                let tokens = work.completion.history();
+                let cached = CachedPrefix {
+                    key: work.prefix_key(request.id),
+                    tokens: tokens[..seen.min(tokens.len())].to_vec(),
+                    sequence,
+                    is_fork: false,
+                };
+                prefix_cache.insert(runtime, cached)?;
+            } else {
+                runtime.close(sequence)?;
+            }
+            *releases += 1;
+            let ended = RequestEvent::Completed(work.completion.end(), report);
+            let _ = deliver(request.id, ended);
+        }
+        Ok(())
+    }
+
+    /// Turns whose answer has ended read the end marker; those that have read it leave the batch to be saved.
+    pub fn conclude_turns(&mut self, resources: &mut Resources, deliver: Deliver<'_>) {
+        let Resources {
+            runtime,
+            sessions: Some(sessions),
+            releases,
+            ..
+        } = resources
+        else {
+            return;
+        };
+        let is_over = |request: &mut RunningRequest| match &mut request.work {
+            RunningWork::Completion { .. } => false,
+            RunningWork::Turn(turn) => match turn.completion() {
+                Some(completion) => completion.is_over(),
+                None => turn.pending().is_empty(),
+            },
+        };
+        let mut reading = Vec::new();
+        for request in self.running.extract_if(.., is_over) {
+            let RunningWork::Turn(turn) = request.work else {
+                continue;
+            };
+            // Text that was held back is part of the answer, which is delivered at the end.
+            let ignore = &mut |_: Event<'_>| ControlFlow::Continue(());
+            let turn = match sessions.conclude(runtime, *turn, Took::default(), ignore) {
+                Ok(turn) => turn,
+                Err(error) => {
+                    *releases += 1;
+                    let _ = deliver(request.id, RequestEvent::Failed(error.into()));
+                    continue;
+                }
+            };
+            if !turn.pending().is_empty() {
+                let work = RunningWork::Turn(Box::new(turn));
+                reading.push(RunningRequest { work, ..request });
+                continue;
+            }
+            let embedding = match turn.said().zip(sessions.encoder()) {
+                Some((text, encoder)) => EmbeddingTask::start(text, encoder),
+                None => EmbeddingTask::Done(None),
+            };
+            self.saving.push(SavingTurn {
+                id: request.id,
+                promised_bytes: request.promised_bytes,
+                turn,
+                embedding,
+            });
+        }
+        self.running.append(&mut reading);
+    }
+
+    /// Saves turns that have their embedding. With nothing else to compute, it waits for them.
+    pub fn save_turns(&mut self, resources: &mut Resources, deliver: Deliver<'_>) {
+        let Resources {
+            runtime,
+            sessions: Some(sessions),
+            releases,
+            ..
+        } = resources
+        else {
+            return;
+        };
+        let waits = self.running.is_empty();
+        let is_ready = |saving: &mut SavingTurn| waits || saving.embedding.is_done();
+        for saving in self.saving.extract_if(.., is_ready) {
+            let saved = sessions.end(runtime, saving.turn, saving.embedding.wait());
+            let event = match saved {
+                Ok(answer) => RequestEvent::TurnSaved(Box::new(answer)),
+                Err(error) => RequestEvent::Failed(RequestError::Session(error)),
+            };
+            *releases += 1;
+            let _ = deliver(saving.id, event);
+        }
+    }
+}
+
+/// Frees what a request holds. A session is as before the turn.
+fn abandon(resources: &mut Resources, request: RunningRequest) -> Result<(), StepError> {
+    resources.releases += 1;
+    match (request.work, &mut resources.sessions) {
+        (RunningWork::Completion { sequence, .. }, _) => resources.runtime.close(sequence),
+        (RunningWork::Turn(turn), Some(sessions)) => {
+            if let Err(error) = sessions.abandon(&mut resources.runtime, *turn) {
+                log::error!("{error}");
+            }
+            Ok(())
+        }
+        (RunningWork::Turn(_), None) => Ok(()),
+    }
+}

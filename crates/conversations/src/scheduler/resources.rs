@@ -1,0 +1,226 @@
+//! The runtime, the sessions and the prefix cache over it, and what can leave memory when other requests need it.
+//!
+//! A session between two turns was promised nothing: its file has all it holds. It is suspended (leaves memory) when other
+//! requests need the bytes, the least recently used first, after everything in the prefix cache.
+
+use super::prefix_cache::PrefixCache;
+use super::request::SubmitError;
+use crate::session::{SessionError, SessionId, Sessions};
+use haversack_engine::device::governor;
+use haversack_engine::runtime::{Keep, Runtime, SequenceId, StepError};
+use haversack_kernels::attention::BLOCK_SLOTS;
+use haversack_memory::Reading;
+
+pub(super) struct Resources {
+    pub runtime: Runtime,
+    pub sessions: Option<Sessions>,
+    pub prefix_cache: PrefixCache,
+    /// Open sessions, least recently used first.
+    recency: Vec<SessionId>,
+    /// Tables and lists of the runtime with nothing open; every promise includes them.
+    empty_table_bytes: usize,
+    /// Bytes that the device can still give, while it is short of memory.
+    device_room: Option<usize>,
+    /// Counts the times that memory became free.
+    pub releases: u64,
+    pub suspensions: SuspendCounts,
+}
+
+/// Sessions suspended, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SuspendCounts {
+    /// Other requests needed the memory.
+    pub for_others: u64,
+    /// The device was short of memory.
+    pub for_device: u64,
+}
+
+impl Resources {
+    pub fn new(runtime: Runtime, max_cached_prefixes: usize) -> Resources {
+        Resources {
+            empty_table_bytes: runtime.ledger().tables,
+            runtime,
+            sessions: None,
+            prefix_cache: PrefixCache::new(max_cached_prefixes),
+            recency: Vec::new(),
+            device_room: None,
+            releases: 0,
+            suspensions: SuspendCounts::default(),
+        }
+    }
+
+    pub fn sessions(&self) -> Result<&Sessions, SessionError> {
+        self.sessions.as_ref().ok_or(SessionError::NoSessions)
+    }
+
+    /// The device is short of memory.
+    pub fn is_device_short(&self) -> bool {
+        self.device_room.is_some()
+    }
+
+    /// Bytes that all sequences of a batch of `sequences` may hold together beyond what is held now; `None`: there is no
+    /// limit.
+    pub fn free_bytes(&self, sequences: usize, counting: usize, rows: usize) -> Option<usize> {
+        let room = promisable(&self.runtime, sequences, counting, rows).map(|room| {
+            let ledger = self.runtime.ledger();
+            let tables = ledger.tables.saturating_sub(self.empty_table_bytes);
+            room.saturating_sub(ledger.kv_live + ledger.kv_ahead + tables)
+        });
+        room.into_iter().chain(self.device_room).min()
+    }
+
+    pub fn held_bytes(&self, sequence: SequenceId) -> usize {
+        self.runtime.stats(sequence).map_or(0, |stats| stats.bytes)
+    }
+
+    pub fn session_bytes(&self, id: SessionId) -> usize {
+        let sequence = self.sessions.as_ref().and_then(|s| s.sequence(id).ok());
+        sequence.map_or(0, |sequence| self.held_bytes(sequence))
+    }
+
+    /// Bytes of idle sessions and of the prefix cache.
+    pub fn idle_bytes(&self) -> usize {
+        let sessions = self.idle_sessions(None).into_iter();
+        let cached = self.prefix_cache.sequences();
+        sessions.map(|id| self.session_bytes(id)).sum::<usize>()
+            + cached.map(|id| self.held_bytes(id)).sum::<usize>()
+    }
+
+    /// Sessions that can be suspended, least recently used first, without `spare`.
+    pub fn idle_sessions(&self, spare: Option<SessionId>) -> Vec<SessionId> {
+        let Some(sessions) = &self.sessions else {
+            return Vec::new();
+        };
+        let is_idle = |&id: &SessionId| {
+            Some(id) != spare && sessions.is_answering(id).is_ok_and(|answers| !answers)
+        };
+        self.recency.iter().copied().filter(is_idle).collect()
+    }
+
+    pub fn mark_used(&mut self, id: SessionId) {
+        self.recency.retain(|&used| used != id);
+        self.recency.push(id);
+    }
+
+    /// Suspends the least recently used idle session but `spare`. `false`: none can be suspended.
+    pub fn suspend_one(&mut self, spare: Option<SessionId>) -> bool {
+        let idle = self.idle_sessions(spare);
+        let Some(sessions) = &mut self.sessions else {
+            return false;
+        };
+        for id in idle {
+            match sessions.suspend(&mut self.runtime, id) {
+                Ok(()) => {
+                    self.recency.retain(|&used| used != id);
+                    return true;
+                }
+                Err(error) => log::warn!("{error}"),
+            }
+        }
+        false
+    }
+
+    /// `false`: the prefix cache is empty.
+    pub fn evict_prefix(&mut self) -> bool {
+        let evicted = self.prefix_cache.evict_one(&mut self.runtime);
+        evicted.unwrap_or_else(|error| {
+            log::error!("{error}");
+            false
+        })
+    }
+
+    pub fn suspend_all(&mut self) {
+        while self.evict_prefix() {}
+        while self.suspend_one(None) {}
+    }
+
+    /// Deletes a session and its file, open or not.
+    pub fn delete_session(&mut self, name: &str) -> Result<(), SessionError> {
+        let sessions = self.sessions.as_mut().ok_or(SessionError::NoSessions)?;
+        if let Some(id) = sessions.opened(name) {
+            sessions.close(&mut self.runtime, id)?;
+            self.recency.retain(|&used| used != id);
+        }
+        if !sessions.exists(name) {
+            let name = name.to_owned();
+            return Err(SessionError::NoSuchSession { name });
+        }
+        sessions.delete(name)
+    }
+
+    /// Opens an empty sequence. The prefix cache, then scratch of larger steps, leave memory for it.
+    pub fn open_sequence(&mut self, keep: Keep) -> Result<SequenceId, StepError> {
+        let mut has_scratch = true;
+        loop {
+            match self.runtime.open_keeping(keep) {
+                Err(error) if error.is_cannot_fit() && self.evict_prefix() => {}
+                Err(error) if error.is_cannot_fit() && has_scratch => {
+                    self.runtime.release_scratch();
+                    has_scratch = false;
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Charges bytes that no sequence holds to the budget.
+    pub fn reserve_bytes(&mut self, bytes: usize) -> Result<(), SubmitError> {
+        let reserved = self.runtime.keep_beside(bytes).or_else(|_| {
+            // Scratch that larger steps left behind was promised to no request.
+            self.runtime.release_scratch();
+            self.runtime.keep_beside(bytes)
+        });
+        reserved.map_err(|_| SubmitError::MemoryPromised { bytes })
+    }
+
+    /// Acts on a memory reading of the device. While it is short of memory, the prefix cache is emptied, then each reading
+    /// suspends one idle session, and no request is admitted that it has no room for. Running requests go on. Returns a log line if
+    /// something changed.
+    pub fn observe(&mut self, reading: &Reading) -> Option<String> {
+        let weights = self.runtime.model().weights().bytes_per_token() as u64;
+        let (room, bound) = governor::headroom(reading, weights)?;
+        let stalled = governor::is_stalled(reading);
+        let spare = usize::try_from(room - governor::LOW_BYTES as i64).unwrap_or(0);
+        let cause = if stalled {
+            "tasks stall for memory".to_owned()
+        } else {
+            format!("{bound} leaves {} MiB", room >> 20)
+        };
+        let was_short = self.is_device_short();
+        if stalled || spare == 0 {
+            self.device_room = Some(0);
+            if self.evict_prefix() {
+                while self.evict_prefix() {}
+                return Some(format!("{cause}: the prefix cache is emptied"));
+            }
+            if self.suspend_one(None) {
+                self.suspensions.for_device += 1;
+                return Some(format!("{cause}: a session leaves memory"));
+            }
+            return (!was_short).then(|| format!("{cause}: no further request is admitted"));
+        }
+        if room > governor::HIGH_BYTES as i64 {
+            self.device_room = None;
+            self.releases += u64::from(was_short);
+            return was_short.then(|| format!("{cause}: requests are admitted again"));
+        }
+        if was_short {
+            self.device_room = Some(spare);
+            self.releases += 1;
+        }
+        None
+    }
+}
+
+/// Bytes that the budget has for all sequences together beside the scratch of a step in which each of `sequences` reads a
+/// block; `None`: there is no budget. `counting`: of how many attention is counted; `rows`: of the longest.
+pub(super) fn promisable(
+    runtime: &Runtime,
+    sequences: usize,
+    counting: usize,
+    rows: usize,
+) -> Option<usize> {
+    let tokens = sequences * BLOCK_SLOTS;
+    let scratch = runtime.scratch_counting(sequences, counting, tokens, rows);
+    runtime.room_bytes(scratch)
+}

@@ -1,0 +1,249 @@
+//! A request between submission and its last event: prepared while it waits in the queue, running in the batch.
+
+use super::plan::{Demand, Priority};
+use super::prefix_cache::PrefixKey;
+use super::queue::QueuedRequest;
+use super::request::RequestId;
+use super::row_limit::RowLimit;
+use crate::session::TurnInProgress;
+use haversack_engine::encoder::Embedding;
+use haversack_engine::runtime::completion::Completion;
+use haversack_engine::runtime::options::Policy;
+use haversack_engine::runtime::{GenerateOptions, Keep, Runtime, SequenceId, StepError};
+use haversack_engine::sample::Sampler;
+use std::cell::Cell;
+use std::time::Duration;
+
+/// A request that was checked and waits.
+pub(super) struct PreparedRequest {
+    pub id: RequestId,
+    pub sampler: Sampler,
+    pub work: PreparedWork,
+}
+
+pub(super) enum PreparedWork {
+    Completion(Box<CompletionWork>),
+    Turn(Box<PreparedTurn>),
+}
+
+pub(super) struct CompletionWork {
+    pub completion: Completion,
+    pub keep: Keep,
+    /// Set where its rows are read again whenever they are full.
+    pub reread: Option<RowLimit>,
+    pub max_rows: usize,
+    pub owner: u64,
+    /// Prompt tokens that came from the prefix cache.
+    pub reused: usize,
+    /// Where its prompt departs from a cached one; the sequence is cached there too.
+    pub fork_at: Option<usize>,
+    /// A policy selects its rows one by one, so attention is counted.
+    pub counts_attention: bool,
+}
+
+impl CompletionWork {
+    pub fn prefix_key(&self, request: RequestId) -> PrefixKey {
+        PrefixKey {
+            request,
+            owner: self.owner,
+            keep: self.keep,
+        }
+    }
+
+    /// Whether other requests may go on from what it reads: it keeps every row.
+    pub fn is_cacheable(&self, runtime: &Runtime) -> bool {
+        let policy = &runtime.retention().policy;
+        matches!(policy, Policy::Full | Policy::Streams)
+            && self.reread.is_none()
+            && matches!(self.keep, Keep::Usual | Keep::All { .. })
+    }
+}
+
+/// A turn that has not begun.
+pub(super) struct PreparedTurn {
+    pub session: String,
+    pub text: String,
+    pub embedding: Option<Embedding>,
+    pub now_ms: u64,
+    pub options: GenerateOptions,
+    /// Upper bound of the tokens it reads.
+    pub max_tokens: u64,
+    /// [`Resources::releases`](super::resources::Resources::releases) when it found no memory.
+    pub no_memory_at: Cell<Option<u64>>,
+}
+
+/// A request in the batch.
+pub(super) struct RunningRequest {
+    pub id: RequestId,
+    pub sampler: Sampler,
+    pub priority: Priority,
+    pub deadline: Option<Duration>,
+    /// Worst-case bytes of its sequence.
+    pub promised_bytes: usize,
+    pub max_rows: usize,
+    pub counts_attention: bool,
+    /// Steps since it last took part in one.
+    pub skipped_steps: u64,
+    pub work: RunningWork,
+}
+
+pub(super) enum RunningWork {
+    Completion {
+        work: Box<CompletionWork>,
+        sequence: SequenceId,
+    },
+    Turn(Box<TurnInProgress>),
+}
+
+/// What admission gives a request to start with.
+pub(super) enum Started {
+    Completion {
+        sequence: SequenceId,
+        reused: usize,
+        fork_at: Option<usize>,
+    },
+    Turn {
+        turn: Box<TurnInProgress>,
+        promised_bytes: usize,
+        max_rows: usize,
+    },
+}
+
+impl RunningRequest {
+    pub fn new(queued: QueuedRequest<PreparedRequest>, started: Started) -> RunningRequest {
+        let PreparedRequest { id, sampler, work } = queued.request;
+        let (work, promised_bytes, max_rows, counts_attention) = match (started, work) {
+            (
+                Started::Completion {
+                    sequence,
+                    reused,
+                    fork_at,
+                },
+                PreparedWork::Completion(mut work),
+            ) => {
+                work.completion.read(reused);
+                (work.reused, work.fork_at) = (reused, fork_at);
+                let (max_rows, counts) = (work.max_rows, work.counts_attention);
+                let bytes = queued.worst_case_bytes as usize;
+                let work = RunningWork::Completion { work, sequence };
+                (work, bytes, max_rows, counts)
+            }
+            (
+                Started::Turn {
+                    turn,
+                    promised_bytes,
+                    max_rows,
+                },
+                _,
+            ) => (RunningWork::Turn(turn), promised_bytes, max_rows, false),
+            (Started::Completion { .. }, PreparedWork::Turn(_)) => {
+                unreachable!("admission starts a turn as a turn")
+            }
+        };
+        RunningRequest {
+            id,
+            sampler,
+            priority: queued.priority,
+            deadline: queued.deadline,
+            promised_bytes,
+            max_rows,
+            counts_attention,
+            skipped_steps: 0,
+            work,
+        }
+    }
+
+    pub fn sequence(&self) -> SequenceId {
+        match &self.work {
+            RunningWork::Completion { sequence, .. } => *sequence,
+            RunningWork::Turn(turn) => turn.sequence(),
+        }
+    }
+
+    pub fn pending(&self) -> &[u32] {
+        match &self.work {
+            RunningWork::Completion { work, .. } => work.completion.pending(),
+            RunningWork::Turn(turn) => turn.pending(),
+        }
+    }
+
+    pub fn samples_after(&self, tokens: usize) -> bool {
+        match &self.work {
+            RunningWork::Completion { work, .. } => work.completion.samples_after(tokens),
+            RunningWork::Turn(turn) => turn.samples_after(tokens),
+        }
+    }
+
+    pub fn read(&mut self, tokens: usize) {
+        match &mut self.work {
+            RunningWork::Completion { work, .. } => work.completion.read(tokens),
+            RunningWork::Turn(turn) => turn.read(tokens),
+        }
+    }
+
+    /// Shortens a portion of `take` tokens from `position` on, so that the step ends where the prompt forks.
+    pub fn up_to_fork(&self, position: u64, take: usize) -> usize {
+        let RunningWork::Completion { work, .. } = &self.work else {
+            return take;
+        };
+        let left = work.fork_at.map(|at| (at as u64).saturating_sub(position));
+        match left {
+            Some(left) if left > 0 => take.min(usize::try_from(left).unwrap_or(take)),
+            _ => take,
+        }
+    }
+
+    pub fn cancel(&mut self) {
+        if let Some(completion) = self.work.completion() {
+            completion.cancel();
+        }
+    }
+
+    pub fn demand(&self) -> Demand {
+        Demand {
+            priority: self.priority,
+            pending: self.pending().len(),
+            skipped_steps: self.skipped_steps,
+        }
+    }
+
+    /// A completion that re-reads its rows, and whose rows are full.
+    pub fn is_full(&self, runtime: &Runtime) -> Result<bool, StepError> {
+        let RunningWork::Completion { work, sequence } = &self.work else {
+            return Ok(false);
+        };
+        let Some(rows) = work.reread else {
+            return Ok(false);
+        };
+        let held = runtime.position(*sequence)? as usize + work.completion.pending().len();
+        Ok(held >= rows.max_rows)
+    }
+
+    /// Gives a completion an empty sequence and has it read its rows again. `false`: it is a turn, and nothing changed.
+    pub fn restart(&mut self, runtime: &mut Runtime) -> Result<bool, StepError> {
+        let RunningWork::Completion { work, sequence } = &mut self.work else {
+            return Ok(false);
+        };
+        // Frees the rows before it takes new ones.
+        runtime.close(*sequence)?;
+        *sequence = runtime.open_keeping(work.keep)?;
+        let history = work.completion.history();
+        let read = match &work.reread {
+            Some(rows) => rows.rows_after(history),
+            None => history.to_vec(),
+        };
+        work.completion.read_again(read);
+        work.reused = 0;
+        Ok(true)
+    }
+}
+
+impl RunningWork {
+    /// The answer, while tokens may be added to it.
+    pub fn completion(&mut self) -> Option<&mut Completion> {
+        match self {
+            RunningWork::Completion { work, .. } => Some(&mut work.completion),
+            RunningWork::Turn(turn) => turn.completion(),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Checks a request before it is queued, so that whatever could never be served is refused at once.
+
+use super::request::{RequestKind, SubmitError};
+use super::resources::{Resources, promisable};
+use super::row_limit::RowLimit;
+use super::running::{CompletionWork, PreparedTurn, PreparedWork};
+use crate::session::SessionError;
+use haversack_engine::runtime::completion::Completion;
+use haversack_engine::runtime::options::Policy;
+use haversack_engine::runtime::{GenerateOptions, Keep, Runtime};
+use haversack_memory::zoo::{Bug, planted};
+use std::cell::Cell;
+
+/// The work of a request and its worst-case bytes. Those of a turn depend on its session, so admission asks for them later: 0.
+pub(super) fn prepare(
+    resources: &Resources,
+    kind: RequestKind,
+    options: GenerateOptions,
+    owner: u64,
+) -> Result<(PreparedWork, u64), SubmitError> {
+    match kind {
+        RequestKind::Completion { prompt, rows } => {
+            let (work, bytes) = completion(&resources.runtime, &prompt, rows, &options, owner)?;
+            Ok((PreparedWork::Completion(Box::new(work)), bytes as u64))
+        }
+        RequestKind::Turn {
+            session,
+            text,
+            embedding,
+            now_ms,
+        } => {
+            let sessions = resources.sessions()?;
+            if !sessions.exists(&session) {
+                return Err(SessionError::NoSuchSession { name: session }.into());
+            }
+            let max_tokens = sessions.turn_tokens(&text)?;
+            // Finds bad stop strings now, not when the turn begins.
+            Completion::within(&[], &options, None)?;
+            let turn = PreparedTurn {
+                session,
+                text,
+                embedding,
+                now_ms,
+                options,
+                max_tokens,
+                no_memory_at: Cell::new(None),
+            };
+            Ok((PreparedWork::Turn(Box::new(turn)), 0))
+        }
+    }
+}
+
+fn completion(
+    runtime: &Runtime,
+    prompt: &[u32],
+    rows: Option<RowLimit>,
+    options: &GenerateOptions,
+    owner: u64,
+) -> Result<(CompletionWork, usize), SubmitError> {
+    let tokens = prompt.len();
+    if tokens == 0 {
+        return Err(SubmitError::EmptyPrompt);
+    }
+    let vocabulary = runtime.model().config().vocab;
+    let is_unknown = |&&token: &&u32| token as usize >= vocabulary;
+    if let Some(&token) = prompt.iter().find(is_unknown) {
+        return Err(SubmitError::UnknownToken { token, vocabulary });
+    }
+    let answer = options.tokens_max.unwrap_or(usize::MAX);
+    let keep = match &rows {
+        Some(rows) => {
+            if !planted(Bug::NegativeCount) {
+                rows.check()?;
+            }
+            rows.keep(tokens.saturating_add(answer))
+        }
+        None => default_keep(runtime),
+    };
+    let end = runtime.end_of(keep)?;
+    let max = end.unwrap_or(usize::MAX);
+    let read = match &rows {
+        Some(rows) => rows.prompt_to_read(prompt, answer),
+        None => (tokens <= max).then(|| prompt.to_vec()),
+    };
+    let read = read.ok_or(SubmitError::PromptTooLong { tokens, max })?;
+    let max_tokens = read.len().saturating_add(answer).min(max);
+    let reread = rows.filter(RowLimit::rereads);
+    let completion = if reread.is_some() {
+        // What it reads again depends on the whole prompt.
+        let mut whole = Completion::within(prompt, options, None)?;
+        whole.read_again(read);
+        whole
+    } else {
+        let room = end.map(|end| end.saturating_sub(read.len()) as u64);
+        Completion::within(&read, options, room)?
+    };
+    let max_rows = runtime.rows_keeping(keep, max_tokens)?;
+    let bytes = runtime.bytes_keeping(keep, max_rows)?;
+    let counts_attention = runtime.is_counting(keep)?;
+    if let Some(max) = promisable(runtime, 1, usize::from(counts_attention), max_rows)
+        && bytes > max
+    {
+        return Err(SubmitError::TooManyBytes { bytes, max });
+    }
+    let work = CompletionWork {
+        completion,
+        keep,
+        reread,
+        max_rows,
+        owner,
+        reused: 0,
+        fork_at: None,
+        counts_attention,
+    };
+    Ok((work, bytes))
+}
+
+/// Of a completion without a row limit. Where sessions manage their rows it keeps all that there is room for.
+fn default_keep(runtime: &Runtime) -> Keep {
+    let context = runtime.model().config().context;
+    match runtime.retention().policy {
+        Policy::Streams => Keep::All {
+            tokens: runtime.bounds().rows_max.min(context),
+        },
+        _ => Keep::Usual,
+    }
+}
