@@ -1,4 +1,5 @@
-//! Calls in what a model says. Families write them differently; what is none of theirs stays text, and no text is lost.
+//! Tool calls in the text of an answer. Model families write them differently; anything else stays text, and no text is
+//! lost.
 //!
 //! ```text
 //! Hermes, Qwen   words <tool_call>{"name": …, "arguments": {…}}</tool_call> <tool_call>…
@@ -6,7 +7,7 @@
 //! Mistral        words [TOOL_CALLS][{"name": …, "arguments": {…}}, …]
 //! ```
 //!
-//! Markers may be tokens that are not shown: then only the JSON is there, as the whole answer.
+//! Markers may be special tokens, which are not shown: then the whole answer is the JSON.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -15,19 +16,19 @@ use std::sync::Arc;
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
-/// From here to the end.
+/// Opens a list that goes on to the end of the answer.
 const LIST: &str = "[TOOL_CALLS]";
 
-/// What may be called. A name that is none of them is no call: nobody could answer it.
+/// Functions that may be called. Any other name is not a call: the client could not answer it.
 #[derive(Clone, Debug)]
 pub struct Functions {
     pub names: Arc<[String]>,
-    /// One call at most: what is said behind it is not heard.
+    /// At most one call: text after it is dropped.
     pub once: bool,
 }
 
 impl Functions {
-    /// Texts that end an answer in which they come.
+    /// Stop strings of the answer.
     pub fn stops(&self) -> &'static [&'static str] {
         match self.once {
             true => &[CLOSE],
@@ -37,28 +38,28 @@ impl Functions {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct ToolCall {
     pub name: String,
     /// An object, as the model wrote it.
     pub arguments: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum Parsed {
     Text(String),
-    Call(Call),
+    Call(ToolCall),
 }
 
-/// Hears an answer piece by piece and tells calls from text. Text is held back while it may be part of a call.
+/// Separates calls from text, piece by piece. Text is held back while it may be part of a call.
 #[derive(Debug)]
-pub struct Ear {
+pub struct CallParser {
     functions: Functions,
     mode: Mode,
     held: String,
-    /// The tag that `held` is behind, and blanks in front of it: text again if it is no call.
+    /// The tag before `held`, and blanks before that: text again if `held` is not a call.
     lead: String,
-    /// Text came since the last call: blanks behind it are text as well.
-    spoke: bool,
+    /// Text came since the last call: blanks after it are text as well.
+    has_text: bool,
     calls: usize,
 }
 
@@ -67,64 +68,64 @@ enum Mode {
     /// Nothing but blanks so far, or since a call.
     Blank,
     Text,
-    /// Behind [`OPEN`].
+    /// After [`OPEN`].
     Tagged,
-    /// Behind [`LIST`].
+    /// After [`LIST`].
     Listed,
-    /// JSON from the beginning: it is one call or none.
+    /// JSON from the beginning: all of it is calls, or none.
     Whole,
 }
 
-impl Ear {
-    pub fn new(functions: Functions) -> Ear {
-        Ear {
+impl CallParser {
+    pub fn new(functions: Functions) -> CallParser {
+        CallParser {
             functions,
             mode: Mode::Blank,
             held: String::new(),
             lead: String::new(),
-            spoke: false,
+            has_text: false,
             calls: 0,
         }
     }
 
-    /// How many calls were heard.
+    /// Calls so far.
     pub fn calls(&self) -> usize {
         self.calls
     }
 
-    /// It was called, and that was all.
+    /// The only call is there.
     fn is_over(&self) -> bool {
         self.functions.once && self.calls > 0
     }
 
-    pub fn hear(&mut self, text: &str) -> Vec<Said> {
+    pub fn push(&mut self, text: &str) -> Vec<Parsed> {
         self.held.push_str(text);
-        let mut said = Vec::new();
-        while !self.is_over() && self.step(&mut said) {}
+        let mut parsed = Vec::new();
+        while !self.is_over() && self.step(&mut parsed) {}
         if self.is_over() {
             self.held.clear();
         }
-        said
+        parsed
     }
 
-    /// There is no more.
-    pub fn end(&mut self) -> Vec<Said> {
+    /// The answer has ended.
+    pub fn finish(&mut self) -> Vec<Parsed> {
         let held = std::mem::take(&mut self.held);
-        let mut said = Vec::new();
+        let mut parsed = Vec::new();
         match self.mode {
             // Blanks around calls are not text.
             Mode::Blank if self.calls > 0 && held.trim().is_empty() => {}
-            Mode::Blank | Mode::Text => push_text(&mut said, &held),
-            Mode::Tagged => self.judge(one(&held), &held, &mut said),
-            Mode::Listed => self.judge(many(&held), &held, &mut said),
-            Mode::Whole => self.judge(whole(&held), &held, &mut said),
+            Mode::Blank | Mode::Text => push_text(&mut parsed, &held),
+            Mode::Tagged => self.judge(one(&held), &held, &mut parsed),
+            Mode::Listed => self.judge(many(&held), &held, &mut parsed),
+            Mode::Whole => self.judge(whole(&held), &held, &mut parsed),
         }
         self.mode = Mode::Blank;
-        said
+        parsed
     }
 
-    /// `false`: more has to be heard first.
-    fn step(&mut self, said: &mut Vec<Said>) -> bool {
+    /// `false`: it needs more text.
+    fn step(&mut self, parsed: &mut Vec<Parsed>) -> bool {
         match self.mode {
             Mode::Blank => {
                 let text = self.held.trim_start();
@@ -143,17 +144,17 @@ impl Ear {
                 let Some((at, tag, mode)) = found else {
                     let keep = beginning_of_a_tag(&self.held);
                     let rest = self.held.split_off(self.held.len() - keep);
-                    push_text(said, &self.held);
-                    self.spoke |= !self.held.is_empty();
+                    push_text(parsed, &self.held);
+                    self.has_text |= !self.held.is_empty();
                     self.held = rest;
                     return false;
                 };
                 let rest = self.held.split_off(at + tag.len());
                 self.lead = std::mem::replace(&mut self.held, rest);
-                // Blanks in front of a call are not text, where they are all there is.
-                if self.spoke || !self.lead[..at].trim().is_empty() {
+                // Nothing but blanks before a call is not text.
+                if self.has_text || !self.lead[..at].trim().is_empty() {
                     let tag = self.lead.split_off(at);
-                    push_text(said, &std::mem::replace(&mut self.lead, tag));
+                    push_text(parsed, &std::mem::replace(&mut self.lead, tag));
                 }
                 self.mode = mode;
                 true
@@ -164,44 +165,44 @@ impl Ear {
                 };
                 let rest = self.held.split_off(at + CLOSE.len());
                 let held = std::mem::replace(&mut self.held, rest);
-                self.judge(one(&held[..at]), &held, said);
+                self.judge(one(&held[..at]), &held, parsed);
                 true
             }
             Mode::Listed | Mode::Whole => false,
         }
     }
 
-    /// These calls if all of them can be made, else the text that they were.
-    fn judge(&mut self, calls: Option<Vec<Call>>, held: &str, said: &mut Vec<Said>) {
+    /// The calls if all of them are known functions, else their text.
+    fn judge(&mut self, calls: Option<Vec<ToolCall>>, held: &str, parsed: &mut Vec<Parsed>) {
         let lead = std::mem::take(&mut self.lead);
         let names = &self.functions.names;
-        let known = |calls: &Vec<Call>| calls.iter().all(|call| names.contains(&call.name));
+        let known = |calls: &Vec<ToolCall>| calls.iter().all(|call| names.contains(&call.name));
         match calls.filter(known) {
             Some(mut calls) => {
                 if self.functions.once {
                     calls.truncate(1);
                 }
                 self.calls += calls.len();
-                said.extend(calls.into_iter().map(Said::Call));
+                parsed.extend(calls.into_iter().map(Parsed::Call));
                 self.mode = Mode::Blank;
-                self.spoke = false;
+                self.has_text = false;
             }
             None => {
-                push_text(said, &(lead + held));
-                self.spoke = true;
+                push_text(parsed, &(lead + held));
+                self.has_text = true;
                 self.mode = Mode::Text;
             }
         }
     }
 }
 
-fn push_text(said: &mut Vec<Said>, text: &str) {
+fn push_text(parsed: &mut Vec<Parsed>, text: &str) {
     if !text.is_empty() {
-        said.push(Said::Text(text.to_owned()));
+        parsed.push(Parsed::Text(text.to_owned()));
     }
 }
 
-/// Bytes at the end that a tag may begin with.
+/// Bytes at the end that may begin a tag.
 fn beginning_of_a_tag(text: &str) -> usize {
     let longest = |tag: &str| (1..tag.len()).rev().find(|&n| text.ends_with(&tag[..n]));
     [OPEN, LIST]
@@ -221,12 +222,12 @@ struct Written<'a> {
 }
 
 impl Written<'_> {
-    /// `None` where what should be arguments is no object.
-    fn call(self) -> Option<Call> {
+    /// `None` where the arguments are not an object.
+    fn call(self) -> Option<ToolCall> {
         let arguments = match self.arguments.or(self.parameters) {
             None => "{}".to_owned(),
             Some(raw) if raw.get().starts_with('{') => raw.get().to_owned(),
-            // Some write the object as a text.
+            // Some models write the object as a string.
             Some(raw) => {
                 let text: String = serde_json::from_str(raw.get()).ok()?;
                 let inner: &RawValue = serde_json::from_str(&text).ok()?;
@@ -236,7 +237,7 @@ impl Written<'_> {
                     .then(|| inner.get().to_owned())?
             }
         };
-        Some(Call {
+        Some(ToolCall {
             name: self.name,
             arguments,
         })
@@ -244,30 +245,30 @@ impl Written<'_> {
 }
 
 /// `{"name": …, "arguments": …}`
-fn one(text: &str) -> Option<Vec<Call>> {
+fn one(text: &str) -> Option<Vec<ToolCall>> {
     let written: Written<'_> = serde_json::from_str(text.trim()).ok()?;
     Some(vec![written.call()?])
 }
 
-/// A list of those, not empty; or one of them.
-fn many(text: &str) -> Option<Vec<Call>> {
+/// A list of calls, not empty; or one call.
+fn many(text: &str) -> Option<Vec<ToolCall>> {
     if !text.trim_start().starts_with('[') {
         return one(text);
     }
     let written: Vec<Written<'_>> = serde_json::from_str(text.trim()).ok()?;
-    let calls: Option<Vec<Call>> = written.into_iter().map(Written::call).collect();
+    let calls: Option<Vec<ToolCall>> = written.into_iter().map(Written::call).collect();
     calls.filter(|calls| !calls.is_empty())
 }
 
-/// A whole answer. Arguments have to be there: an object that has a name may be just that.
-fn whole(text: &str) -> Option<Vec<Call>> {
+/// A whole answer. Arguments must be there: any other object may have a name too.
+fn whole(text: &str) -> Option<Vec<ToolCall>> {
     let text = text.trim();
     let text = text.strip_prefix(LIST).unwrap_or(text);
     let has_arguments = text.contains("\"arguments\"") || text.contains("\"parameters\"");
     many(text).filter(|_| has_arguments)
 }
 
-/// A name for a call: nine letters and digits, which is what some templates insist on.
+/// An id for a call: nine letters and digits, as some templates require.
 pub fn any_id() -> String {
     let mut bits = RandomState::new().hash_one(0u8);
     let digit = |_| {
@@ -287,39 +288,39 @@ mod tests {
         Functions { names, once }
     }
 
-    /// What is heard, with texts that follow each other joined.
-    fn heard(pieces: &[&str]) -> Vec<Said> {
-        heard_by(Ear::new(functions(false)), pieces)
+    /// What is parsed, with adjacent texts joined.
+    fn parse(pieces: &[&str]) -> Vec<Parsed> {
+        parsed_by(CallParser::new(functions(false)), pieces)
     }
 
-    fn heard_by(mut ear: Ear, pieces: &[&str]) -> Vec<Said> {
-        let mut said: Vec<Said> = Vec::new();
+    fn parsed_by(mut parser: CallParser, pieces: &[&str]) -> Vec<Parsed> {
+        let mut parsed: Vec<Parsed> = Vec::new();
         let parts = pieces
             .iter()
-            .flat_map(|piece| ear.hear(piece))
+            .flat_map(|piece| parser.push(piece))
             .collect::<Vec<_>>();
-        for part in parts.into_iter().chain(ear.end()) {
-            match (said.last_mut(), part) {
-                (Some(Said::Text(before)), Said::Text(text)) => before.push_str(&text),
-                (_, part) => said.push(part),
+        for part in parts.into_iter().chain(parser.finish()) {
+            match (parsed.last_mut(), part) {
+                (Some(Parsed::Text(before)), Parsed::Text(text)) => before.push_str(&text),
+                (_, part) => parsed.push(part),
             }
         }
-        said
+        parsed
     }
 
-    fn text(text: &str) -> Said {
-        Said::Text(text.to_owned())
+    fn text(text: &str) -> Parsed {
+        Parsed::Text(text.to_owned())
     }
 
-    fn call(name: &str, arguments: &str) -> Said {
-        Said::Call(Call {
+    fn call(name: &str, arguments: &str) -> Parsed {
+        Parsed::Call(ToolCall {
             name: name.to_owned(),
             arguments: arguments.to_owned(),
         })
     }
 
     /// The answer, and what is in it; however it is cut into pieces.
-    fn cases() -> Vec<(&'static str, Vec<Said>)> {
+    fn cases() -> Vec<(&'static str, Vec<Parsed>)> {
         vec![
             ("", vec![]),
             ("hello", vec![text("hello")]),
@@ -337,7 +338,7 @@ mod tests {
                 "<tool_call>{\"name\":\"go\",\"arguments\":{}}</tool_call> and then",
                 vec![call("go", "{}"), text(" and then")],
             ),
-            // It ended where the tag should have been closed.
+            // The answer ended before the closing tag.
             ("<tool_call>{\"name\":\"go\"}", vec![call("go", "{}")]),
             (
                 "<tool_call>{\"name\":\"go\"",
@@ -368,7 +369,7 @@ mod tests {
                 "{\"name\": \"go\", \"arguments\": \"{\\\"a\\\": 1}\"}",
                 vec![call("go", "{\"a\": 1}")],
             ),
-            // An answer that is JSON and no call.
+            // An answer that is JSON and not a call.
             ("{\"name\": \"go\"}", vec![text("{\"name\": \"go\"}")]),
             (
                 "{\"name\": \"Bob\", \"arguments\": {}}",
@@ -399,36 +400,40 @@ mod tests {
     #[test]
     fn calls_are_told_from_text_however_they_arrive() {
         for (answer, want) in cases() {
-            assert_eq!(heard(&[answer]), want, "{answer}");
+            assert_eq!(parse(&[answer]), want, "{answer}");
             let letters: Vec<String> = answer.chars().map(String::from).collect();
             let letters: Vec<&str> = letters.iter().map(String::as_str).collect();
-            assert_eq!(heard(&letters), want, "{answer}");
+            assert_eq!(parse(&letters), want, "{answer}");
             for (cut, _) in answer.char_indices() {
                 let (a, b) = answer.split_at(cut);
-                assert_eq!(heard(&[a, b]), want, "{answer} cut at {cut}");
+                assert_eq!(parse(&[a, b]), want, "{answer} cut at {cut}");
             }
         }
     }
 
-    /// The same answers, of which one call is wanted: everything up to it, and it.
+    /// The same answers with one call at most: everything up to it, and it.
     #[test]
-    fn behind_the_only_call_nothing_is_heard() {
+    fn text_after_the_only_call_is_dropped() {
         let mut calls = 0;
         for (answer, mut want) in cases() {
-            if let Some(at) = want.iter().position(|said| matches!(said, Said::Call(_))) {
+            if let Some(at) = want
+                .iter()
+                .position(|parsed| matches!(parsed, Parsed::Call(_)))
+            {
                 want.truncate(at + 1);
                 calls += 1;
             }
-            let once = || Ear::new(functions(true));
-            assert_eq!(heard_by(once(), &[answer]), want, "{answer}");
+            let once = || CallParser::new(functions(true));
+            assert_eq!(parsed_by(once(), &[answer]), want, "{answer}");
             for (cut, _) in answer.char_indices() {
                 let (a, b) = answer.split_at(cut);
-                assert_eq!(heard_by(once(), &[a, b]), want, "{answer} cut at {cut}");
+                assert_eq!(parsed_by(once(), &[a, b]), want, "{answer} cut at {cut}");
             }
-            // Nor where the text that ends a call ended the answer.
+            // The same where the closing tag ended the answer.
             let stopped = answer.split(CLOSE).next().unwrap_or_default();
-            let same = heard_by(once(), &[stopped]);
-            if want.iter().any(|said| matches!(said, Said::Call(_))) && !answer.contains("rm") {
+            let same = parsed_by(once(), &[stopped]);
+            if want.iter().any(|parsed| matches!(parsed, Parsed::Call(_))) && !answer.contains("rm")
+            {
                 assert_eq!(same, want, "{answer}");
             }
         }
@@ -438,11 +443,11 @@ mod tests {
 
     #[test]
     fn text_is_shown_as_soon_as_it_is_certain() {
-        let mut ear = Ear::new(functions(false));
-        assert_eq!(ear.hear("Hello"), [text("Hello")]);
-        assert_eq!(ear.hear(" <to"), [text(" ")]);
-        assert_eq!(ear.hear("ol box"), [text("<tool box")]);
-        assert_eq!(ear.end(), []);
+        let mut parser = CallParser::new(functions(false));
+        assert_eq!(parser.push("Hello"), [text("Hello")]);
+        assert_eq!(parser.push(" <to"), [text(" ")]);
+        assert_eq!(parser.push("ol box"), [text("<tool box")]);
+        assert_eq!(parser.finish(), []);
     }
 
     #[test]

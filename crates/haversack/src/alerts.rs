@@ -1,7 +1,7 @@
-//! What somebody should know of: raised at one threshold, over below another, and only after a while. Pure: what is seen
-//! comes in with its time, what changes goes out in words.
+//! Alerts with hysteresis: raised at one threshold, cleared below a lower one and only after a while. Pure: readings come
+//! in with their time, changes go out with a message.
 
-use haversack::engine::device::Thermal;
+use haversack_engine::device::Thermal;
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,15 +9,15 @@ pub enum Alert {
     /// Nearly all of the budget is held or promised.
     Memory,
     Queue,
-    /// Somebody found no place.
-    SubmitError,
+    /// A request found no place in the queue.
+    Refused,
     Failed,
     Heat,
     /// The device is short of memory.
     Device,
-    /// A turn is not on disk.
+    /// A turn could not be saved.
     Unsaved,
-    /// Turns are nowhere any more.
+    /// Turns left memory and are not on disk either.
     Forgotten,
 }
 
@@ -25,7 +25,7 @@ impl Alert {
     pub const ALL: [Alert; 8] = [
         Alert::Memory,
         Alert::Queue,
-        Alert::SubmitError,
+        Alert::Refused,
         Alert::Failed,
         Alert::Heat,
         Alert::Device,
@@ -37,7 +37,7 @@ impl Alert {
         match self {
             Alert::Memory => "memory",
             Alert::Queue => "queue",
-            Alert::SubmitError => "refused",
+            Alert::Refused => "refused",
             Alert::Failed => "failed",
             Alert::Heat => "heat",
             Alert::Device => "device",
@@ -47,21 +47,21 @@ impl Alert {
     }
 }
 
-/// Percent of the budget, raised from and over below.
+/// Percent of the budget: raised at, cleared below.
 const MEMORY: (u64, u64) = (95, 85);
-/// Percent of those who may wait.
+/// Percent of the queue's places.
 const QUEUE: (u64, u64) = (90, 50);
-/// Calm for so long, it is over: shorter than somebody takes to look.
+/// How long a reading must stay low before its alert is cleared.
 pub const CALM: Duration = Duration::from_secs(10);
 
-/// What is watched. Totals only grow.
+/// The readings. Totals only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Watched {
     pub budget_bytes: Option<usize>,
-    /// Held or promised, beside what would leave for others.
+    /// Held or promised, without what idle sessions could give up.
     pub bound_bytes: usize,
     pub waiting: usize,
-    /// That may wait.
+    /// Requests that may wait.
     pub queue: usize,
     pub thermal: Option<Thermal>,
     pub is_short: bool,
@@ -71,27 +71,27 @@ pub struct Watched {
     pub forgotten_total: u64,
 }
 
-/// Something that changed.
+/// An alert that was raised or cleared.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Change {
+pub struct AlertChange {
     pub alert: Alert,
     pub is_raised: bool,
     pub words: String,
 }
 
-/// Something that holds.
+/// An alert that is raised.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Raised {
+pub struct RaisedAlert {
     pub alert: Alert,
     pub since: Duration,
     pub words: String,
-    /// When it was last over the upper threshold or between both.
+    /// When the reading was last above the lower threshold.
     seen: Duration,
 }
 
 #[derive(Debug, Default)]
-pub struct Watch {
-    raised: Vec<Raised>,
+pub struct AlertWatch {
+    raised: Vec<RaisedAlert>,
     last: Watched,
     /// As in [`Alert::ALL`].
     counts: [u64; Alert::ALL.len()],
@@ -103,17 +103,17 @@ enum Level {
     Under,
 }
 
-impl Watch {
-    pub fn raised(&self) -> &[Raised] {
+impl AlertWatch {
+    pub fn raised(&self) -> &[RaisedAlert] {
         &self.raised
     }
 
-    /// How often each was raised.
+    /// How often each alert was raised.
     pub fn counts(&self) -> [u64; Alert::ALL.len()] {
         self.counts
     }
 
-    pub fn look(&mut self, now: Duration, watched: &Watched) -> Vec<Change> {
+    pub fn observe(&mut self, now: Duration, watched: &Watched) -> Vec<AlertChange> {
         let mut changes = Vec::new();
         for (i, alert) in Alert::ALL.into_iter().enumerate() {
             let level = level(alert, watched, &self.last);
@@ -125,13 +125,13 @@ impl Watch {
                 }
                 (Level::Over(words), None) => {
                     self.counts[i] += 1;
-                    self.raised.push(Raised {
+                    self.raised.push(RaisedAlert {
                         alert,
                         since: now,
                         words: words.clone(),
                         seen: now,
                     });
-                    changes.push(Change {
+                    changes.push(AlertChange {
                         alert,
                         is_raised: true,
                         words,
@@ -140,10 +140,10 @@ impl Watch {
                 (Level::Between, Some(at)) => self.raised[at].seen = now,
                 (Level::Under, Some(at)) if now >= self.raised[at].seen + CALM => {
                     let since = self.raised.remove(at).since;
-                    changes.push(Change {
+                    changes.push(AlertChange {
                         alert,
                         is_raised: false,
-                        words: format!("over after {} s", (now - since).as_secs()),
+                        words: format!("cleared after {} s", (now - since).as_secs()),
                     });
                 }
                 _ => {}
@@ -175,20 +175,21 @@ fn level(alert: Alert, now: &Watched, last: &Watched) -> Level {
     match alert {
         Alert::Memory => {
             let budget = now.budget_bytes.unwrap_or(0);
-            let words = "of the budget is held or promised: who comes now waits";
+            let words = "of the memory budget is held or promised; new requests wait";
             share(now.bound_bytes, budget, MEMORY, words)
         }
-        Alert::Queue => share(now.waiting, now.queue, QUEUE, "of those who may wait do"),
-        Alert::SubmitError => more(
+        Alert::Queue => share(now.waiting, now.queue, QUEUE, "of the queue is full"),
+        Alert::Refused => more(
             now.refused_total,
             last.refused_total,
-            "requests that found no place",
+            "requests refused because the queue was full",
         ),
-        Alert::Failed => more(now.failed_total, last.failed_total, "requests that failed"),
+        Alert::Failed => more(now.failed_total, last.failed_total, "requests failed"),
         Alert::Heat => match now.thermal {
-            Some(heat @ (Thermal::Serious | Thermal::Critical)) => {
-                Level::Over(format!("the device is hot ({}): slower", heat.name()))
-            }
+            Some(heat @ (Thermal::Serious | Thermal::Critical)) => Level::Over(format!(
+                "the device is hot ({}); the engine slows down",
+                heat.name()
+            )),
             Some(Thermal::Fair) => Level::Between,
             _ => Level::Under,
         },
@@ -200,7 +201,7 @@ fn level(alert: Alert, now: &Watched, last: &Watched) -> Level {
         Alert::Forgotten => more(
             now.forgotten_total,
             last.forgotten_total,
-            "tokens of turns forgotten, because a file is full or cannot be written",
+            "tokens of turns lost because a session file is full or cannot be written",
         ),
     }
 }
@@ -209,8 +210,8 @@ fn level(alert: Alert, now: &Watched, last: &Watched) -> Level {
 mod tests {
     use super::*;
 
-    fn names(changes: &[Change]) -> Vec<(&'static str, bool)> {
-        let name = |change: &Change| (change.alert.name(), change.is_raised);
+    fn names(changes: &[AlertChange]) -> Vec<(&'static str, bool)> {
+        let name = |change: &AlertChange| (change.alert.name(), change.is_raised);
         changes.iter().map(name).collect()
     }
 
@@ -219,20 +220,20 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_raised_above_and_over_below_and_later() {
-        let mut watch = Watch::default();
+    fn a_share_is_raised_above_and_cleared_below_after_a_while() {
+        let mut watch = AlertWatch::default();
         let mut at = |now, bound_bytes| {
             let watched = Watched {
                 budget_bytes: Some(1000),
                 bound_bytes,
                 ..Watched::default()
             };
-            names(&watch.look(seconds(now), &watched))
+            names(&watch.observe(seconds(now), &watched))
         };
         assert_eq!(at(0, 949), []);
         assert_eq!(at(1, 950), [("memory", true)]);
         assert_eq!(at(2, 990), []);
-        // Between both it stays, however long.
+        // Between the thresholds it stays raised.
         assert_eq!(at(100, 850), []);
         assert_eq!(at(101, 949), []);
         assert_eq!(at(102, 849), []);
@@ -244,14 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_is_raised_until_it_does_not() {
-        let mut watch = Watch::default();
+    fn an_event_is_raised_until_it_stops_happening() {
+        let mut watch = AlertWatch::default();
         let mut at = |now, refused_total| {
             let watched = Watched {
                 refused_total,
                 ..Watched::default()
             };
-            names(&watch.look(seconds(now), &watched))
+            names(&watch.observe(seconds(now), &watched))
         };
         assert_eq!(at(0, 0), []);
         assert_eq!(at(1, 3), [("refused", true)]);
@@ -260,9 +261,9 @@ mod tests {
         assert_eq!(at(19, 4), [("refused", false)]);
     }
 
-    /// Each of them, alone, by name; none where nothing is wrong, or there is no budget and no queue.
+    /// Each alone, by name; none where nothing is wrong, or there is no budget and no queue.
     #[test]
-    fn each_is_raised_by_what_it_is_about() {
+    fn each_alert_is_raised_by_its_reading() {
         let calm = Watched {
             budget_bytes: Some(100),
             queue: 10,
@@ -298,9 +299,9 @@ mod tests {
             },
         ];
         for (alert, watched) in Alert::ALL.into_iter().zip(each) {
-            let mut watch = Watch::default();
-            assert_eq!(watch.look(seconds(0), &calm), []);
-            let changes = watch.look(seconds(1), &watched);
+            let mut watch = AlertWatch::default();
+            assert_eq!(watch.observe(seconds(0), &calm), []);
+            let changes = watch.observe(seconds(1), &watched);
             assert_eq!(names(&changes), [(alert.name(), true)]);
             assert_eq!(watch.raised()[0].words, changes[0].words);
             assert!(changes[0].words.len() > 10);
@@ -310,6 +311,6 @@ mod tests {
             waiting: 7,
             ..Watched::default()
         };
-        assert_eq!(Watch::default().look(seconds(0), &nothing), []);
+        assert_eq!(AlertWatch::default().observe(seconds(0), &nothing), []);
     }
 }

@@ -1,7 +1,6 @@
-//! Who may come in. A page of another site must not talk to this server through somebody's browser: the Host must be
-//! this machine's, and an Origin, where there is one, too. With a key everybody needs it.
+//! Access control. A page of another site must not reach this server through a user's browser: the Host must be one of
+//! this server's names, and so must the Origin, where there is one. A server with an API key asks every client for it.
 
-use super::Shared;
 use super::fail::Fail;
 use super::page;
 use axum::extract::{Request, State};
@@ -12,18 +11,18 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 #[derive(Debug, Default)]
-pub struct Door {
+pub struct Auth {
     pub key: Option<String>,
-    /// Names by which this server may be called beside those of the loopback.
+    /// Accepted host names besides those of the loopback.
     pub hosts: Vec<String>,
-    /// It may be called by any address, as long as that is no name: names can be made to mean this machine.
+    /// Accepts any IP address as Host, but no other names: a stranger's DNS name can point to this machine.
     pub is_open: bool,
 }
 
 const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
-impl Door {
-    /// `is_public`: there is nothing to protect.
+impl Auth {
+    /// `is_public`: the path needs no key.
     fn check(&self, headers: &HeaderMap, is_public: bool) -> Result<(), Fail> {
         let host = headers
             .get(header::HOST)
@@ -31,10 +30,13 @@ impl Door {
         let is_ours = |host: &str| self.is_named(host) || self.is_open && is_address(host);
         if !host.is_some_and(is_ours) {
             let status = StatusCode::MISDIRECTED_REQUEST;
-            return Err(Fail::status(status, "the Host is not one of this server's"));
+            return Err(Fail::status(
+                status,
+                "the Host header is not one of this server's names",
+            ));
         }
         if let Some(origin) = headers.get(header::ORIGIN) {
-            // Its own page, by whatever name that was called.
+            // The server's own page, by any name of the server.
             let ours = |origin: &str| {
                 let from = origin.split_once("://").map(|(_, rest)| rest);
                 from.is_some_and(|from| Some(from) == host || self.is_named(from))
@@ -42,7 +44,7 @@ impl Door {
             if !origin.to_str().is_ok_and(ours) {
                 return Err(Fail::status(
                     StatusCode::FORBIDDEN,
-                    "the Origin is not one of this server's",
+                    "the Origin header is not one of this server's names",
                 ));
             }
         }
@@ -87,15 +89,15 @@ fn is_address(host: &str) -> bool {
     }
 }
 
-/// Takes as long wherever they differ.
+/// Takes the same time wherever they differ.
 fn is_same(a: &[u8], b: &[u8]) -> bool {
     let differs = a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b));
     a.len() == b.len() && differs == 0
 }
 
-pub async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+pub async fn guard(State(auth): State<Arc<Auth>>, request: Request, next: Next) -> Response {
     let is_public = page::is_public(request.uri().path());
-    match shared.door.check(request.headers(), is_public) {
+    match auth.check(request.headers(), is_public) {
         Ok(()) => next.run(request).await,
         Err(fail) => fail.into_response(),
     }
@@ -106,25 +108,25 @@ mod tests {
     use super::*;
     use axum::http::HeaderValue;
 
-    fn status(door: &Door, headers: &[(header::HeaderName, &'static str)]) -> u16 {
+    fn status(auth: &Auth, headers: &[(header::HeaderName, &'static str)]) -> u16 {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.insert(name, HeaderValue::from_static(value));
         }
-        match door.check(&map, false) {
+        match auth.check(&map, false) {
             Ok(()) => 200,
             Err(fail) => fail.into_response().status().as_u16(),
         }
     }
 
     #[test]
-    fn only_this_machine_and_its_names() {
-        let door = Door {
+    fn only_names_of_this_machine_are_accepted() {
+        let auth = Auth {
             key: None,
             hosts: vec!["Box.local".into()],
             is_open: false,
         };
-        let of = |host| status(&door, &[(header::HOST, host)]);
+        let of = |host| status(&auth, &[(header::HOST, host)]);
         for host in [
             "localhost",
             "LOCALHOST:8080",
@@ -143,10 +145,10 @@ mod tests {
         ] {
             assert_eq!(of(host), 421, "{host}");
         }
-        assert_eq!(status(&door, &[]), 421);
+        assert_eq!(status(&auth, &[]), 421);
         let from = |origin| {
             status(
-                &door,
+                &auth,
                 &[(header::HOST, "localhost"), (header::ORIGIN, origin)],
             )
         };
@@ -162,15 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_asked_for_where_there_is_one() {
-        let door = Door {
+    fn a_server_with_a_key_asks_for_it() {
+        let auth = Auth {
             key: Some("secret".into()),
             hosts: Vec::new(),
             is_open: true,
         };
         let with = |key| {
             status(
-                &door,
+                &auth,
                 &[(header::HOST, "localhost"), (header::AUTHORIZATION, key)],
             )
         };
@@ -184,10 +186,10 @@ mod tests {
         ] {
             assert_eq!(with(key), 401, "{key}");
         }
-        assert_eq!(status(&door, &[(header::HOST, "localhost")]), 401);
+        assert_eq!(status(&auth, &[(header::HOST, "localhost")]), 401);
         let by = |host| {
             status(
-                &door,
+                &auth,
                 &[
                     (header::HOST, host),
                     (header::AUTHORIZATION, "Bearer secret"),
@@ -198,11 +200,11 @@ mod tests {
             assert_eq!(by(host), 200, "{host}");
         }
         assert_eq!(by("evil.example"), 421);
-        // The page itself needs none, but still comes from here.
+        // The page itself needs no key, but still one of the server's names.
         for (host, public) in [("localhost", true), ("evil.example", false)] {
             let mut map = HeaderMap::new();
             map.insert(header::HOST, HeaderValue::from_static(host));
-            assert_eq!(door.check(&map, true).is_ok(), public, "{host}");
+            assert_eq!(auth.check(&map, true).is_ok(), public, "{host}");
         }
     }
 }
