@@ -17,7 +17,7 @@ use haversack_engine::{Codec, KvForm, KvOptions, Model, Retention, Runtime, Runt
 use haversack_eval::dice::Dice;
 use haversack_eval::stats::Spread;
 use haversack_eval::talk::{overlap, seen, small_talk};
-use haversack_memory::usage::Usage;
+use haversack_memory::usage::ProcessUsage;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

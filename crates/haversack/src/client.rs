@@ -13,7 +13,7 @@ use crate::thread;
 use haversack_conversations::scheduler::{
     MemoryReport, Request, RequestId, Scheduler, SchedulerOptions,
 };
-use haversack_conversations::session::{Embed, Listed, Sessions};
+use haversack_conversations::session::{Embed, ListedSession, Sessions};
 use haversack_engine::Model;
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::Runtime;
@@ -234,7 +234,7 @@ impl Client {
     }
 
     /// Conversations in the sessions folder.
-    pub fn list(&self) -> Reply<Vec<Listed>> {
+    pub fn list(&self) -> Reply<Vec<ListedSession>> {
         self.ask(Command::List)
     }
 

@@ -4,7 +4,7 @@ use crate::channel::{ReplyTo, Sender};
 use crate::places::Permit;
 use crate::report::AnswerEvent;
 use haversack_conversations::scheduler::{MemoryReport, Request, RequestId};
-use haversack_conversations::session::{Listed, SessionStats, TurnView};
+use haversack_conversations::session::{ListedSession, SessionStats, TurnView};
 use haversack_engine::device::Thermal;
 
 /// How short of memory the system says it is.
@@ -46,7 +46,7 @@ pub(crate) struct Submit {
 pub(crate) enum Command {
     Submit(Submit, ReplyTo<Vec<RequestId>>),
     Cancel(Vec<RequestId>),
-    List(ReplyTo<Vec<Listed>>),
+    List(ReplyTo<Vec<ListedSession>>),
     /// To the conversation of this name.
     Conversation(String, ConversationCommand),
     Memory(ReplyTo<MemoryReport>),

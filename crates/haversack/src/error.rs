@@ -112,18 +112,17 @@ fn of_runtime(error: &RuntimeError) -> ErrorKind {
     match error {
         RuntimeError::Bounds(BoundsError::Budget { .. }) => ErrorKind::OutOfMemory,
         RuntimeError::Bounds(_) | RuntimeError::Params(_) => ErrorKind::InvalidInput,
-        RuntimeError::Means(error) => of_step(error),
-        RuntimeError::Cache(_) => ErrorKind::OutOfMemory,
+        RuntimeError::Measurement(_) | RuntimeError::Cache(_) => ErrorKind::OutOfMemory,
     }
 }
 
 fn of_step(error: &StepError) -> ErrorKind {
     match error {
         StepError::Window { .. }
-        | StepError::Narrow { .. }
-        | StepError::NotOfOne { .. }
+        | StepError::NarrowWindow { .. }
+        | StepError::PolicyPerSequence { .. }
         | StepError::NotProbed
-        | StepError::TooMany { .. } => ErrorKind::InvalidInput,
+        | StepError::TooManyTokens { .. } => ErrorKind::InvalidInput,
         _ => ErrorKind::Internal,
     }
 }

@@ -7,11 +7,12 @@ use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::prompt::Prompt;
 use haversack_conversations::scheduler::MemoryReport;
-use haversack_conversations::session::{Listed, SessionOptions, Sessions};
+use haversack_conversations::session::{ListedSession, SessionOptions, Sessions};
 use haversack_engine::device::Thermal;
 use haversack_engine::encoder::{Encoder, EncoderOptions};
-use haversack_engine::kv_quality::{adaptive, probe};
+use haversack_engine::kv_quality::probe;
 use haversack_engine::runtime::Runtime;
+use haversack_engine::runtime::adaptive;
 use haversack_engine::{
     Codec, KvForm, KvOptions, LoadOptions, Model, Policy, Repack, Retention, RuntimeOptions,
 };
@@ -58,7 +59,7 @@ impl Engine {
     }
 
     /// Conversations in the sessions folder.
-    pub fn conversations(&self) -> Result<Vec<Listed>, Error> {
+    pub fn conversations(&self) -> Result<Vec<ListedSession>, Error> {
         self.0.list().wait()
     }
 
@@ -219,7 +220,9 @@ impl EngineBuilder {
             let (threads, depth) = (self.runtime.threads, self.runtime.retention.adaptive.depth);
             let dir = self.runtime.cache_dir.as_deref();
             let go_on = &mut |_| ControlFlow::Continue(());
-            if let Some(probe) = probe::load_or_measure(&model, threads, depth, dir, go_on)? {
+            if let Some(probe) = probe::load_or_measure(&model, threads, depth, dir, go_on)
+                .map_err(haversack_engine::RuntimeError::Measurement)?
+            {
                 let planned = adaptive::with_probe(model.config(), &self.runtime, &probe);
                 self.runtime = planned.map_err(haversack_engine::RuntimeError::from)?;
             }

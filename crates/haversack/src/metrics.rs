@@ -4,7 +4,7 @@ use crate::alerts::{Alert, RaisedAlert};
 use crate::channel::lock;
 use haversack_cache::Ledger;
 use haversack_conversations::scheduler::{PrefixCacheStats, SchedulerStats};
-use haversack_conversations::session::Context;
+use haversack_conversations::session::ContextReport;
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::Finish;
 use std::collections::VecDeque;
@@ -72,7 +72,7 @@ impl Metrics {
     }
 
     /// Counts what of a turn's context was in the cache.
-    pub(crate) fn count_turn(&mut self, context: &Context) {
+    pub(crate) fn count_turn(&mut self, context: &ContextReport) {
         let read = context.kept.saturating_sub(context.cached);
         self.prompt_tokens += read;
         self.cache.hits += context.cached;

@@ -3,7 +3,7 @@
 use crate::channel::Receiver;
 use crate::error::Error;
 use haversack_conversations::scheduler::RequestReport;
-use haversack_conversations::session::Context;
+use haversack_conversations::session::ContextReport;
 use haversack_engine::runtime::Finish;
 use haversack_engine::sample::{SampleError, logprob_of, logprobs_top};
 use std::fmt;
@@ -68,7 +68,7 @@ pub enum ContextSeen {
     Turn {
         /// `None` where the answer was cancelled before it began: the message is not part of the conversation then.
         number: Option<u64>,
-        context: Box<Context>,
+        context: Box<ContextReport>,
     },
 }
 

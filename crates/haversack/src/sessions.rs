@@ -2,7 +2,9 @@
 
 use crate::command::{ConversationCommand, ConversationView, History, VIEW_TURNS_MAX};
 use haversack_conversations::scheduler::Scheduler;
-use haversack_conversations::session::{Listed, SessionError, SessionId, Sessions, TurnView};
+use haversack_conversations::session::{
+    ListedSession, SessionError, SessionId, Sessions, TurnView,
+};
 use haversack_engine::Runtime;
 use haversack_memory::clock::now_ms;
 
@@ -41,7 +43,7 @@ pub(crate) fn execute(scheduler: &mut Scheduler, name: &str, command: Conversati
     }
 }
 
-pub(crate) fn list(scheduler: &Scheduler) -> Result<Vec<Listed>, SessionError> {
+pub(crate) fn list(scheduler: &Scheduler) -> Result<Vec<ListedSession>, SessionError> {
     scheduler.sessions().ok_or(SessionError::NoSessions)?.list()
 }
 

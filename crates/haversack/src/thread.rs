@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::sessions;
 use haversack_conversations::scheduler::RequestId;
 use haversack_engine::device::{Thermal, governor};
-use haversack_memory::{Reading, Readings, Zones};
+use haversack_memory::{Reading, Readings, ThermalZones};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(1);
 /// The device: what its files say, and what callers said of it.
 struct Device {
     readings: Readings,
-    zones: Zones,
+    zones: ThermalZones,
     /// Instead of the zones.
     thermal: Option<Thermal>,
     pressure: Pressure,
@@ -29,7 +29,7 @@ impl Device {
     fn open() -> Device {
         Device {
             readings: Readings::open(),
-            zones: Zones::open(),
+            zones: ThermalZones::open(),
             thermal: None,
             pressure: Pressure::Nominal,
             due: Duration::ZERO,

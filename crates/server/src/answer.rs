@@ -457,7 +457,7 @@ fn context_json(seen: &ContextSeen) -> Json {
             "recomputed": context.recomputed,
             "plan": context.plan,
             "unjudged": context.unjudged,
-            "unsaved": context.unsaved,
+            "unsaved": context.unsaved.as_ref().map(ToString::to_string),
         }),
     }
 }

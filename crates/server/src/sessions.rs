@@ -231,8 +231,8 @@ fn view_json(view: &ConversationView) -> Value {
         },
         "turns_said": stats.turns,
         "file_bytes": stats.file_bytes,
-        "unsaved": stats.unsaved,
-        "condensed": stats.condensed,
+        "unsaved": stats.unsaved.as_ref().map(ToString::to_string),
+        "condensed": stats.condensed.as_ref().map(ToString::to_string),
         "facts": facts.collect::<Vec<Value>>(),
         "turns": turns.collect::<Vec<Value>>(),
     })

@@ -71,7 +71,7 @@ enum Mode {
     /// After [`OPEN`].
     Tagged,
     /// After [`LIST`].
-    Listed,
+    ListedSession,
     /// JSON from the beginning: all of it is calls, or none.
     Whole,
 }
@@ -117,7 +117,7 @@ impl CallParser {
             Mode::Blank if self.calls > 0 && held.trim().is_empty() => {}
             Mode::Blank | Mode::Text => push_text(&mut parsed, &held),
             Mode::Tagged => self.judge(one(&held), &held, &mut parsed),
-            Mode::Listed => self.judge(many(&held), &held, &mut parsed),
+            Mode::ListedSession => self.judge(many(&held), &held, &mut parsed),
             Mode::Whole => self.judge(whole(&held), &held, &mut parsed),
         }
         self.mode = Mode::Blank;
@@ -137,7 +137,7 @@ impl CallParser {
                 true
             }
             Mode::Text => {
-                let found = [(OPEN, Mode::Tagged), (LIST, Mode::Listed)]
+                let found = [(OPEN, Mode::Tagged), (LIST, Mode::ListedSession)]
                     .into_iter()
                     .filter_map(|(tag, mode)| Some((self.held.find(tag)?, tag, mode)))
                     .min_by_key(|(at, ..)| *at);
@@ -168,7 +168,7 @@ impl CallParser {
                 self.judge(one(&held[..at]), &held, parsed);
                 true
             }
-            Mode::Listed | Mode::Whole => false,
+            Mode::ListedSession | Mode::Whole => false,
         }
     }
 

@@ -86,7 +86,7 @@ impl Promises {
     /// Of a step in which each request reads a block.
     fn scratch_bytes(&self, runtime: &Runtime) -> usize {
         let tokens = self.requests * BLOCK_SLOTS;
-        runtime.scratch_counting(self.requests, self.counting, tokens, self.max_rows)
+        runtime.scratch_bytes_counting(self.requests, self.counting, tokens, self.max_rows)
     }
 }
 
