@@ -211,7 +211,7 @@ impl Setup {
         let kv =
             adaptive::plan(config, &probe.curves, &usual, &ask).map_err(|error| ShareTooSmall {
                 share,
-                least: error.minimum_bytes() as f64 / full,
+                min: error.minimum_bytes() as f64 / full,
             })?;
         Ok(Setup {
             kv,

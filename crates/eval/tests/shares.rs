@@ -97,7 +97,7 @@ fn a_refusal_names_a_share_that_works() {
         for codec in CODECS {
             let variant = Variant::new(policy);
             let of = |share| Setup::of(config, &variant, &coding(codec), None, Some(share), 2048);
-            let least = of(1e-6).unwrap_err().least;
+            let least = of(1e-6).unwrap_err().min;
             assert!(of(least + 1e-9).is_ok(), "{codec}");
             assert!(of(least - 1e-6).is_err(), "{codec}");
         }
