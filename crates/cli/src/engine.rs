@@ -149,7 +149,7 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
 
 /// Options that wait for a plan, with it. A probe of the model comes first, once.
 fn planned(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Option<RuntimeOptions>> {
-    if !adaptive::is_open(options) {
+    if !adaptive::needs_plan(options) {
         return Ok(None);
     }
     let probe = probe(model, options, options.retention.adaptive.depth)?;
@@ -176,7 +176,7 @@ pub fn probe(model: &Arc<Model>, options: &RuntimeOptions, depth: Depth) -> Resu
         }
     };
     let probe = probe::load_or_measure(model, options.threads, depth, dir, &mut tell);
-    let probe = probe.map_err(named)?;
+    let probe = probe.map_err(|error| named(RuntimeError::Measurement(error)))?;
     probe.ok_or_else(|| anyhow::anyhow!("interrupted"))
 }
 

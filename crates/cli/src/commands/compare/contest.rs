@@ -109,7 +109,7 @@ pub fn contests(
                         codec: coding.name.clone(),
                         share: error.share,
                         context,
-                        least: error.least,
+                        least: error.min,
                     }),
                 }
             }
