@@ -110,12 +110,12 @@ fn counts(sessions: &Sessions) -> [u64; 4] {
 
 /// Regions, blocks in files, references to those.
 fn adopted(runtime: &Runtime) -> [usize; 3] {
-    let census = runtime.store().census();
+    let census = runtime.store().pool_stats();
     census.iter().fold([0; 3], |sum, c| {
         [
             sum[0] + c.regions,
-            sum[1] + c.adopted,
-            sum[2] + c.adopted_references,
+            sum[1] + c.mapped,
+            sum[2] + c.mapped_references,
         ]
     })
 }

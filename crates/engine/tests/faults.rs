@@ -10,7 +10,7 @@
 mod common;
 
 use common::load;
-use haversack_cache::{CacheError, Census};
+use haversack_cache::{CacheError, PoolStats};
 use haversack_engine::runtime::SequenceId;
 use haversack_engine::runtime::bounds::BoundsError;
 use haversack_engine::runtime::options::Slabs;
@@ -35,7 +35,7 @@ struct Record {
     act: &'static str,
     ledger: Ledger,
     /// (pool)
-    census: Vec<Census>,
+    census: Vec<PoolStats>,
     logits: Vec<u32>,
 }
 
@@ -83,7 +83,7 @@ impl Life {
             done => done,
         };
         let done = done.unwrap_or_else(|error| panic!("{act}: {error}"));
-        let census = self.rt.store().census();
+        let census = self.rt.store().pool_stats();
         for pool in &census {
             assert_eq!(pool.free + pool.live, pool.total);
             assert_eq!(pool.promised, 0);

@@ -2,7 +2,7 @@
 //! leave. Here: keep the first block and the last four, and every second block between them.
 //! `cargo run --release --example custom_policy -- model.gguf`
 
-use haversack::cache::policy::{Plan, Snapshot};
+use haversack::cache::policy::{EvictionPlan, Snapshot};
 use haversack::engine::sample::{SampleOptions, Sampler};
 use haversack::engine::{LoadOptions, Model, Retention, Runtime, RuntimeOptions};
 use haversack::text::tokenizer::EncodeOptions;
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let held = runtime.store().snapshot(sequence)?;
         for gap in every_second_block(&held) {
             // A plan explains itself; hiding and dropping carries it out.
-            println!("{}", Plan::without(&held, gap.clone()));
+            println!("{}", EvictionPlan::without(&held, gap.clone()));
             hidden.push(gap.clone());
             hidden.sort_by_key(|range| range.start);
             runtime.hide(sequence, &hidden)?;

@@ -410,7 +410,9 @@ impl SessionLog {
     ) -> Result<Draft<'a>, SessionError> {
         let store = runtime.store();
         let sequence = residency.sequence;
-        let settled = store.settled(sequence).map_err(StepError::from)?;
+        let settled = store
+            .first_mutable_block(sequence)
+            .map_err(StepError::from)?;
         let mut columns = Vec::new();
         let visible = transcript.turns().filter(|turn| turn.is_visible);
         let mut state = StateRecord {

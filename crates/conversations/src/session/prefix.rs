@@ -289,7 +289,7 @@ impl PrefixFile<'_> {
         let store = runtime.store();
         let mut outline = Vec::new();
         store.outline(id, &mut outline)?;
-        let laid = store.lay_out(id)?;
+        let laid = store.mapped_layout(id)?;
         std::fs::create_dir_all(dir).map_err(|source| journal::JournalError::Io {
             doing: "making its folder",
             source,
@@ -365,7 +365,7 @@ fn file_identity(runtime: &Runtime, identity: &Identity) -> String {
     let mut carries = blake3::Hasher::new_derive_key("haversack prefix carries v1");
     for layer in 0..store.layers().len() {
         // Debug prints floats so that different numbers give different text.
-        carries.update(format!("{:?};", store.carry(layer)).as_bytes());
+        carries.update(format!("{:?};", store.error_feedback(layer)).as_bytes());
     }
     let mut text = String::from("haversack prefix 1\n");
     if planted(Bug::KeyOmitsSalt) {

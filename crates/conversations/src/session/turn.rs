@@ -20,7 +20,7 @@ use super::residency::{feed, fits, promised_bytes};
 use super::sessions::Sessions;
 use super::slots::SessionId;
 use super::undo::{DroppedTurns, TurnUndo, UndoOnDrop};
-use haversack_cache::Positions;
+use haversack_cache::PositionMode;
 use haversack_engine::encoder::{Embedding, EncoderError};
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::generate::{GenerateTimes, conclude, drive};
@@ -203,7 +203,7 @@ impl PreparedTurn {
         let position = runtime.position(sequence)?;
         // A recalled turn counts as standing where it would if nothing had been said in between: small models do not
         // look far (`docs/conversations.md`).
-        runtime.set_positions(sequence, Positions::Compact)?;
+        runtime.set_positions(sequence, PositionMode::Compact)?;
 
         let mut prompt = Vec::new();
         let mut reread = Vec::new();

@@ -1,45 +1,44 @@
-//! Pieces of a sequence that somebody gave a meaning: turns, and what must stay.
+//! Annotations of a sequence: ranges of positions that belong together (turns) or must stay (protected).
 //!
-//! In order and apart from each other; pieces that touch stay two. A new one takes its positions from those it
-//! overlaps. Their number is bounded, so that whoever annotates cannot fill the memory.
+//! Ordered and disjoint; ranges that touch stay separate. A new annotation takes its positions from those it overlaps.
+//! Their number is bounded, so that a caller cannot fill the memory with them.
 
-use crate::error::CacheError;
-use crate::pool::reserve_exact;
+use crate::error::{CacheError, reserve_exact};
 use std::ops::Range;
 
-/// A piece of a sequence.
+/// An annotated range of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct Annotation {
     pub start: u64,
     pub end: u64,
-    /// Its rows never leave one by one.
+    /// Policies that evict single rows keep its rows.
     pub protected: bool,
 }
 
-/// The piece that holds a position.
-pub fn at(spans: &[Span], position: u64) -> Option<&Span> {
-    let i = spans.partition_point(|span| span.end <= position);
-    spans.get(i).filter(|span| span.start <= position)
+/// The annotation that covers a position.
+pub fn at(annotations: &[Annotation], position: u64) -> Option<&Annotation> {
+    let i = annotations.partition_point(|a| a.end <= position);
+    annotations.get(i).filter(|a| a.start <= position)
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Spans {
-    list: Vec<Span>,
+pub(crate) struct Annotations {
+    list: Vec<Annotation>,
 }
 
-/// Turns of a very long conversation.
-pub(crate) const SPANS_MAX: usize = 4096;
+/// More than the turns of a very long conversation.
+pub(crate) const ANNOTATIONS_MAX: usize = 4096;
 
-/// Pieces by which a full list grows.
+/// Annotations by which a full list grows.
 const GROWTH: usize = 32;
 
-impl Spans {
-    pub fn list(&self) -> &[Span] {
+impl Annotations {
+    pub fn list(&self) -> &[Annotation] {
         &self.list
     }
 
     pub fn bytes(&self) -> usize {
-        self.list.capacity() * size_of::<Span>()
+        self.list.capacity() * size_of::<Annotation>()
     }
 
     /// Bytes of a copy.
@@ -47,15 +46,15 @@ impl Spans {
         size_of_val(&self.list[..])
     }
 
-    pub fn copy(&self) -> Result<Spans, CacheError> {
+    pub fn copy(&self) -> Result<Annotations, CacheError> {
         let mut list = Vec::new();
         reserve_exact(&mut list, self.list.len())?;
         list.extend_from_slice(&self.list);
-        Ok(Spans { list })
+        Ok(Annotations { list })
     }
 
-    /// Pieces to make room for before one more is put in: it may split another.
-    pub fn wanted(&self) -> usize {
+    /// How much room to add before one more is inserted: it may split another.
+    pub fn room_wanted(&self) -> usize {
         match self.list.capacity() - self.list.len() {
             0 | 1 => GROWTH,
             _ => 0,
@@ -67,12 +66,12 @@ impl Spans {
         reserve_exact(&mut self.list, if more > 0 { len } else { 0 })
     }
 
-    /// There is room for two more.
-    pub fn put(&mut self, range: Range<u64>, protected: bool) {
+    /// Inserts an annotation. There is room for two more.
+    pub fn insert(&mut self, range: Range<u64>, protected: bool) {
         debug_assert!(range.start < range.end);
         self.clear(range.clone());
         let i = self.list.partition_point(|span| span.end <= range.start);
-        let span = Span {
+        let span = Annotation {
             start: range.start,
             end: range.end,
             protected,
@@ -80,10 +79,10 @@ impl Spans {
         self.list.insert(i, span);
     }
 
-    /// No piece holds these positions any more. There is room for one more.
+    /// Removes these positions from all annotations. There is room for one more.
     fn clear(&mut self, range: Range<u64>) {
         let first = self.list.partition_point(|span| span.end <= range.start);
-        let inside = |span: &&Span| span.start < range.end;
+        let inside = |span: &&Annotation| span.start < range.end;
         let count = self.list[first..].iter().take_while(inside).count();
         let Some(overlapped) = self
             .list
@@ -93,11 +92,11 @@ impl Spans {
             return;
         };
         let (head, tail) = (overlapped[0], overlapped[count - 1]);
-        let before = (head.start < range.start).then_some(Span {
+        let before = (head.start < range.start).then_some(Annotation {
             end: range.start,
             ..head
         });
-        let after = (tail.end > range.end).then_some(Span {
+        let after = (tail.end > range.end).then_some(Annotation {
             start: range.end,
             ..tail
         });
@@ -105,7 +104,7 @@ impl Spans {
         self.list.splice(first..first + count, left);
     }
 
-    /// Nothing is known of positions from here on.
+    /// Removes everything from `position` on.
     pub fn truncate(&mut self, position: u64) {
         self.list.retain(|span| span.start < position);
         if let Some(last) = self.list.last_mut() {
@@ -120,8 +119,8 @@ mod tests {
 
     /// Against a flag for every position.
     #[test]
-    fn a_new_piece_takes_what_it_overlaps() {
-        let mut spans = Spans::default();
+    fn a_new_annotation_takes_what_it_overlaps() {
+        let mut annotations = Annotations::default();
         let mut model = [(0u32, false); 100];
         let mut dice = 7u64;
         for number in 1..2000u32 {
@@ -130,32 +129,35 @@ mod tests {
             let protected = dice >> 63 == 1;
             let (start, end) = (a.min(b), a.max(b) + 1);
             if number % 50 == 0 {
-                spans.truncate(start);
+                annotations.truncate(start);
                 model[start as usize..].fill((0, false));
             } else {
-                let more = spans.wanted();
-                spans.make_room(more).unwrap();
-                let room = spans.bytes();
-                spans.put(start..end, protected);
-                assert_eq!(room, spans.bytes());
+                let more = annotations.room_wanted();
+                annotations.make_room(more).unwrap();
+                let room = annotations.bytes();
+                annotations.insert(start..end, protected);
+                assert_eq!(room, annotations.bytes());
                 model[start as usize..end as usize].fill((number, protected));
             }
             let mut last = 0;
-            for span in spans.list() {
+            for span in annotations.list() {
                 assert!(span.start >= last && span.start < span.end);
                 last = span.end;
             }
             for (position, (owner, protected)) in model.iter().enumerate() {
-                let found = at(spans.list(), position as u64);
+                let found = at(annotations.list(), position as u64);
                 assert_eq!(
                     found.map(|s| s.protected),
                     (*owner > 0).then_some(*protected)
                 );
                 if position > 0 && *owner > 0 && *owner == model[position - 1].0 {
-                    assert_eq!(found, at(spans.list(), position as u64 - 1));
+                    assert_eq!(found, at(annotations.list(), position as u64 - 1));
                 }
             }
-            assert_eq!(spans.copy().unwrap().bytes(), spans.copy_bytes());
+            assert_eq!(
+                annotations.copy().unwrap().bytes(),
+                annotations.copy_bytes()
+            );
         }
     }
 }

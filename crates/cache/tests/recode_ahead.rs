@@ -1,13 +1,12 @@
-//! Far forms that are made before their block leaves the recent zone: every token pays a little, none for all layers,
-//! and nobody can tell but by the bytes.
+//! Recoding ahead: every token pays a little and none for all layers, and only the bytes show it.
 
 mod common;
 
 use common::*;
-use haversack_cache::size::Kept;
+use haversack_cache::size::KeptTokens;
 use haversack_cache::{
-    CacheError, Codec, Grow, LayerShape, SequenceId, Store, StoreOptions, Zones, kv_bytes,
-    reserve_bytes,
+    CacheError, Codec, LayerShape, SequenceGrowth, SequenceId, Store, StoreOptions, Zones,
+    kv_bytes, reserve_bytes,
 };
 
 const LAYERS: usize = 30;
@@ -37,17 +36,17 @@ fn ahead(store: &Store, id: SequenceId) -> usize {
     ahead_bytes(store, id) as usize / layer().far_shape().block_bytes()
 }
 
-fn grow(store: &Store, id: SequenceId, tokens: usize) -> Grow {
+fn grow(store: &Store, id: SequenceId, tokens: usize) -> SequenceGrowth {
     let position = store.position(id).unwrap();
-    Grow {
+    SequenceGrowth {
         id,
         position,
         tokens,
     }
 }
 
-/// A token at a time: two layers at most get their far form with each, all have it before the border, and the
-/// bytes that a step ends with or asks for are those at a border, as if nothing were made ahead.
+/// A token at a time: each recodes two layers at most, all are recoded before the border, and the bytes that a step ends
+/// with or asks for are at most those at a border, as if nothing were recoded ahead.
 #[test]
 fn every_token_pays_a_little() {
     let layers = vec![layer(); LAYERS];
@@ -59,8 +58,9 @@ fn every_token_pays_a_little() {
     let (mut most, mut planned, mut before) = (0, 0, 0);
     for (position, &token) in all.iter().enumerate() {
         let at = position as u64;
-        planned = planned
-            .max(kv_bytes(&layers, ZONES, Kept::All, at) + reserve_bytes(&layers, ZONES, at, 1));
+        planned = planned.max(
+            kv_bytes(&layers, ZONES, KeptTokens::All, at) + reserve_bytes(&layers, ZONES, at, 1),
+        );
         let step = store.begin(&[grow(&store, id, 1)]).unwrap();
         let ledger = store.ledger();
         most = most.max((ledger.kv_live + ledger.kv_ahead + ledger.kv_promised) as u64);
@@ -77,7 +77,7 @@ fn every_token_pays_a_little() {
         }
         before = now;
         let ledger = store.ledger();
-        let seen = kv_bytes(&layers, ZONES, Kept::All, at + 1);
+        let seen = kv_bytes(&layers, ZONES, KeptTokens::All, at + 1);
         assert_eq!(ledger.kv_live as u64, seen, "at {position}");
         assert_eq!(ledger.kv_ahead as u64, now as u64 * far, "at {position}");
         check_with(&store, &mut coder, id, &model);
@@ -92,7 +92,7 @@ fn coded(store: &Store, id: SequenceId) -> usize {
     entries.filter(|e| e.far.is_some()).count()
 }
 
-/// However long the prompt was: no token behind it has more than two layers to do.
+/// However long the prompt was, no token after it recodes more than two layers.
 #[test]
 fn a_prompt_leaves_no_more_than_its_share() {
     for prompt in 64..=160 {
@@ -111,7 +111,7 @@ fn a_prompt_leaves_no_more_than_its_share() {
     }
 }
 
-/// So it is with a few at a time, wherever the border falls.
+/// The same with a few tokens at a time, wherever the border falls.
 #[test]
 fn a_few_tokens_at_a_time_share_it_too() {
     for few in [2, 3, 5, 8, 13] {
@@ -130,7 +130,7 @@ fn a_few_tokens_at_a_time_share_it_too() {
     }
 }
 
-/// Where there is no room for it nothing is made ahead, and no token is refused that was not before.
+/// Without room in the budget nothing is recoded ahead, and no token is refused that was not refused before.
 #[test]
 fn a_tight_budget_is_not_spent_ahead() {
     let mut store = Store::new(options()).unwrap();
@@ -150,9 +150,9 @@ fn a_tight_budget_is_not_spent_ahead() {
     assert!(matches!(error, CacheError::CannotFit(_)), "{error}");
 }
 
-/// Forks share what was made ahead, rollback keeps it, and a sequence that is cut back makes it anew.
+/// Forks share blocks recoded ahead, rollback keeps them, and a truncated sequence makes them again.
 #[test]
-fn it_is_shared_kept_and_made_anew() {
+fn blocks_recoded_ahead_are_shared_kept_and_made_again() {
     let mut store = Store::new(options()).unwrap();
     let mut coder = Coder::new(&options());
     let a = store.open().unwrap();

@@ -1,95 +1,84 @@
-//! What is remembered about each row: where it came from, how much attention it got, how large its value is.
+//! Row statistics: position, accumulated attention and value norm of each row, for policies that evict single rows.
 //!
-//! Attention comes as whole numbers ([`haversack_kernels::attention::Mass`]), so counters do not depend on
-//! how tokens were portioned. They end at the greatest number: a row that gets there stays anyway.
+//! Attention comes as integers ([`haversack_kernels::attention::Mass`]), so the sums do not depend on how tokens were
+//! split into steps. Counters saturate: a row that gets there stays anyway.
 
-use crate::error::CacheError;
-use crate::policy::count::Counting;
-use crate::pool::reserve_exact;
+use crate::counting::{AttentionCounting, Heads};
+use crate::error::{CacheError, reserve_exact};
 use crate::size::SLOTS;
 use haversack_kernels::attention::MassStatistic;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use std::ops::Range;
 
-/// What a word of a row holds.
+/// Layout of a row's statistics word.
 ///
 /// ```text
 /// Attention            31                     attention                      0
-/// AttentionAndLength   31  length  24 23            attention                0
+/// AttentionAndNorm     31   norm   24 23            attention                0
 /// ```
 ///
-/// Only the sum of squares is weighed with lengths, and its unit is made for 24 bits.
+/// Only sums of squares are weighted with norms, and their unit is chosen for 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     Attention,
     /// See [`norm_code`].
-    AttentionAndLength,
+    AttentionAndNorm,
 }
 
 impl Word {
-    const LENGTH_SHIFT: u32 = 24;
+    const NORM_SHIFT: u32 = 24;
 
-    /// The greatest attention it holds.
-    const fn most(self) -> u32 {
+    /// Largest attention it holds.
+    const fn max(self) -> u32 {
         match self {
             Word::Attention => u32::MAX,
-            Word::AttentionAndLength => (1 << Word::LENGTH_SHIFT) - 1,
+            Word::AttentionAndNorm => (1 << Word::NORM_SHIFT) - 1,
         }
     }
 
     fn attention(self, word: u32) -> u32 {
-        word & self.most()
+        word & self.max()
     }
 
-    /// Squared length of the values, about; 1 where it is not remembered.
+    /// Approximate squared norm of the values; 1 if the word does not hold it.
     fn norm_sq(self, word: u32) -> f32 {
         match self {
             Word::Attention => 1.0,
-            Word::AttentionAndLength => norm_sq((word >> Word::LENGTH_SHIFT) as u8),
+            Word::AttentionAndNorm => norm_sq((word >> Word::NORM_SHIFT) as u8),
         }
     }
 
-    /// Of values that nobody has looked at.
+    /// The word of a new row without attention.
     fn fresh(self, values: &[f32]) -> u32 {
         match self {
             Word::Attention => 0,
-            Word::AttentionAndLength => u32::from(norm_code(values)) << Word::LENGTH_SHIFT,
+            Word::AttentionAndNorm => u32::from(norm_code(values)) << Word::NORM_SHIFT,
         }
     }
 
     fn with_attention(self, word: u32, attention: u32) -> u32 {
-        word & !self.most() | attention.min(self.most())
+        word & !self.max() | attention.min(self.max())
     }
 }
 
-/// Who has a word of a row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Heads {
-    /// All KV heads of a layer have one: what they gave is added up.
-    #[default]
-    Together,
-    /// Each KV head has its own, for its own values.
-    Apart,
-}
-
-/// What a store remembers of attention.
+/// What a sequence records about each row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Noting {
+pub struct StatsFormat {
     word: Word,
     heads: Heads,
 }
 
-impl Noting {
-    pub const ATTENTION: Noting = Noting {
+impl StatsFormat {
+    pub const ATTENTION: StatsFormat = StatsFormat {
         word: Word::Attention,
         heads: Heads::Together,
     };
 
-    /// What a policy that counts in this way needs.
-    pub fn of(counting: &Counting) -> Noting {
-        Noting {
+    /// What a policy that counts attention in this way needs.
+    pub fn of(counting: &AttentionCounting) -> StatsFormat {
+        StatsFormat {
             word: match counting.count {
-                MassStatistic::Squares => Word::AttentionAndLength,
+                MassStatistic::Squares => Word::AttentionAndNorm,
                 MassStatistic::Sum | MassStatistic::Max | MassStatistic::Weighted(_) => {
                     Word::Attention
                 }
@@ -98,12 +87,12 @@ impl Noting {
         }
     }
 
-    /// The greatest attention of a word.
-    pub const fn most(self) -> u32 {
-        self.word.most()
+    /// Largest attention of a word.
+    pub const fn max(self) -> u32 {
+        self.word.max()
     }
 
-    /// Words of a row.
+    /// Words per row.
     fn words(self, kv_heads: usize) -> usize {
         match self.heads {
             Heads::Together => 1,
@@ -111,32 +100,32 @@ impl Noting {
         }
     }
 
-    /// What is remembered of 32 rows.
+    /// Bytes for one block of rows.
     pub fn block_bytes(self, kv_heads: usize) -> usize {
         (1 + self.words(kv_heads)) * size_of::<Slots>()
     }
 }
 
-/// A number for each slot of a block.
+/// One number per slot of a block.
 type Slots = [u32; BLOCK_SLOTS];
 
-/// Of the rows of a table.
+/// The row statistics of one table.
 #[derive(Debug)]
-pub(crate) struct Notes {
+pub(crate) struct RowStats {
     word: Word,
-    /// Words of a row.
+    /// Words per row.
     heads: usize,
-    /// (block, slot): position of the token. A row may have come from another block.
+    /// (block, slot): position of the token. A row may have moved here from another block.
     positions: Vec<Slots>,
-    /// (block, head, slot): attention since the row was written, its own block's aside, and its length.
+    /// (block, head, slot): attention since the row was written, except from queries of its own block, and its norm.
     words: Vec<Slots>,
 }
 
-impl Notes {
-    pub fn new(noting: Noting, kv_heads: usize) -> Notes {
-        Notes {
-            word: noting.word,
-            heads: noting.words(kv_heads),
+impl RowStats {
+    pub fn new(format: StatsFormat, kv_heads: usize) -> RowStats {
+        RowStats {
+            word: format.word,
+            heads: format.words(kv_heads),
             positions: Vec::new(),
             words: Vec::new(),
         }
@@ -146,14 +135,14 @@ impl Notes {
         (self.positions.capacity() + self.words.capacity()) * size_of::<Slots>()
     }
 
-    /// How many bytes larger it becomes when it has room for so many blocks.
+    /// How many bytes it grows when it has room for `blocks` blocks.
     pub fn bytes_to_hold(&self, blocks: usize) -> usize {
         let positions = blocks.saturating_sub(self.positions.capacity());
         let words = (blocks * self.heads).saturating_sub(self.words.capacity());
         (positions + words) * size_of::<Slots>()
     }
 
-    /// Has room for so many blocks.
+    /// Makes room for `blocks` blocks.
     pub fn hold(&mut self, blocks: usize) -> Result<(), CacheError> {
         let (positions, words) = (self.positions.len(), self.words.len());
         reserve_exact(&mut self.positions, blocks.saturating_sub(positions))?;
@@ -165,12 +154,11 @@ impl Notes {
         size_of_val(&self.positions[..]) + size_of_val(&self.words[..])
     }
 
-    pub fn copy(&self) -> Result<Notes, CacheError> {
-        let mut copy = Notes {
-            word: self.word,
-            heads: self.heads,
+    pub fn copy(&self) -> Result<RowStats, CacheError> {
+        let mut copy = RowStats {
             positions: Vec::new(),
             words: Vec::new(),
+            ..*self
         };
         copy.hold(self.positions.len())?;
         copy.positions.extend_from_slice(&self.positions);
@@ -183,7 +171,7 @@ impl Notes {
         self.words.shrink_to_fit();
     }
 
-    /// A block whose rows stand where they were written. Its room was reserved.
+    /// Appends a block whose slots hold consecutive positions. Its room was reserved.
     pub fn push(&mut self, first_position: u64) {
         let positions = std::array::from_fn(|i| clamp(first_position + i as u64));
         self.positions.push(positions);
@@ -191,14 +179,14 @@ impl Notes {
         self.words.resize(words, [0; BLOCK_SLOTS]);
     }
 
-    /// Takes blocks out.
-    pub fn take(&mut self, blocks: Range<usize>) {
+    /// Removes blocks.
+    pub fn remove(&mut self, blocks: Range<usize>) {
         self.words
             .drain(blocks.start * self.heads..blocks.end * self.heads);
         self.positions.drain(blocks);
     }
 
-    /// Blocks for which `is_kept` does not hold go.
+    /// Keeps the blocks for which `is_kept` holds.
     pub fn retain(&mut self, is_kept: impl Fn(usize) -> bool) {
         let (mut block, mut word) = (0.., 0..);
         let heads = self.heads;
@@ -212,7 +200,7 @@ impl Notes {
         self.positions[block][slot]
     }
 
-    /// A row is written: (kv_head, dim).
+    /// Starts the statistics of a new row; `values` is (kv_head, dim).
     pub fn write(&mut self, block: usize, slot: usize, values: &[f32]) {
         let words = &mut self.words[block * self.heads..][..self.heads];
         for (word, values) in words
@@ -223,7 +211,7 @@ impl Notes {
         }
     }
 
-    /// Adds what each KV head counted: (kv_head, slot) of all blocks.
+    /// Adds the attention that each KV head counted; `mass` is (kv_head, slot) of all blocks.
     pub fn count(&mut self, count: MassStatistic, mass: &[u64]) {
         let (heads, form) = (self.heads, self.word);
         let slots = self.positions.len() * BLOCK_SLOTS;
@@ -243,7 +231,7 @@ impl Notes {
         }
     }
 
-    /// All attention is multiplied by `decay`, in units of 2^-32, and rounded down.
+    /// Multiplies all attention by `decay`, in units of 2^-32, rounding down.
     pub fn decay(&mut self, decay: u32) {
         let form = self.word;
         for word in self.words.as_flattened_mut() {
@@ -252,7 +240,7 @@ impl Notes {
         }
     }
 
-    /// A row takes another one's slot; both are (block, slot).
+    /// Moves a row to another slot; both are (block, slot).
     pub fn move_row(&mut self, from: (usize, usize), to: (usize, usize)) {
         self.positions[to.0][to.1] = self.positions[from.0][from.1];
         for head in 0..self.heads {
@@ -261,9 +249,9 @@ impl Notes {
         }
     }
 
-    /// Attention that all heads gave a row, and the squared length of its values. Where heads are apart, each weighs
-    /// its attention with its own values: the length is what their sum comes to.
-    pub fn worth(&self, block: usize, slot: usize) -> (u32, f32) {
+    /// Attention of a row over all heads, and the squared norm of its values. With [`Heads::Apart`] the norm is the mean
+    /// of the heads' norms, weighted with their attention.
+    pub fn attention_and_norm(&self, block: usize, slot: usize) -> (u32, f32) {
         let words = &self.words[block * self.heads..][..self.heads];
         if let [word] = words {
             return (
@@ -284,7 +272,7 @@ impl Notes {
     }
 
     /// Attention of the first rows of the first block.
-    pub fn of_first(&self, rows: usize) -> u64 {
+    pub fn attention_of_first(&self, rows: usize) -> u64 {
         let words = self.words.iter().take(self.heads);
         let first = words.flat_map(|words| &words[..rows]);
         first
@@ -293,30 +281,30 @@ impl Notes {
     }
 }
 
-/// Conversations of more than 2^32 tokens would remember them all as old.
+/// Positions past 2^32 are all recorded as the last one.
 fn clamp(position: u64) -> u32 {
     u32::try_from(position).unwrap_or(u32::MAX)
 }
 
 /// One row as a policy sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Row {
+pub struct KvRow {
     pub position: u64,
     /// Attention since the row was written, in units of the kernel.
     pub mass: u32,
-    /// Squared length of its values, about; 1 where it is not remembered.
+    /// Approximate squared norm of its values; 1 if it is not recorded.
     pub norm_sq: f32,
-    /// What a policy makes of it; the store says 0.
+    /// The policy's score; 0 as the store gives it.
     pub worth: f32,
-    /// Where it is: entry of the table, slot of the entry.
+    /// Its place: entry of the table, slot of the entry.
     pub entry: u32,
     pub slot: u8,
-    /// Somebody said that it stays.
+    /// Annotated as protected: it always stays.
     pub protected: bool,
 }
 
-impl Row {
-    /// Queries outside its own block that have seen the row when the sequence stands at `position`.
+impl KvRow {
+    /// Queries outside its own block that have seen the row by `position`.
     pub fn queries(&self, position: u64) -> u64 {
         let end = (self.position / SLOTS + 1).saturating_mul(SLOTS);
         position.saturating_sub(end)
@@ -326,8 +314,8 @@ impl Row {
 /// Eighths of powers of two around one, in a byte.
 const NORM_BIAS: i32 = 128;
 
-/// The squared length of a row in a byte: the logarithm to base two in eighths, cut off at both ends.
-pub fn norm_code(values: &[f32]) -> u8 {
+/// The squared norm of a row in a byte: its binary logarithm in eighths, clamped.
+fn norm_code(values: &[f32]) -> u8 {
     let sum = values.iter().fold(0.0f32, |sum, x| x.mul_add(*x, sum));
     // Exponent and three bits of the fraction: a logarithm, nearly.
     let log = (sum.to_bits() >> 20) as i32 - (127 << 3);
@@ -335,7 +323,7 @@ pub fn norm_code(values: &[f32]) -> u8 {
 }
 
 /// The number a code stands for: the middle of its eighth.
-pub fn norm_sq(code: u8) -> f32 {
+fn norm_sq(code: u8) -> f32 {
     let log = i32::from(code) - NORM_BIAS + (127 << 3);
     f32::from_bits(((log as u32) << 20) | 1 << 19)
 }
@@ -362,17 +350,17 @@ mod tests {
         assert!(norm_sq(0) > 0.0 && norm_sq(255).is_finite());
     }
 
-    fn noted(count: MassStatistic, heads: Heads, values: &[f32]) -> Notes {
-        let counting = Counting {
+    fn stats_of(count: MassStatistic, heads: Heads, values: &[f32]) -> RowStats {
+        let counting = AttentionCounting {
             heads,
-            ..Counting::always(count)
+            ..AttentionCounting::always(count)
         };
-        let mut notes = Notes::new(Noting::of(&counting), 2);
+        let mut stats = RowStats::new(StatsFormat::of(&counting), 2);
         for block in 0..2 {
-            notes.push(block as u64 * SLOTS);
-            (0..BLOCK_SLOTS).for_each(|slot| notes.write(block, slot, values));
+            stats.push(block as u64 * SLOTS);
+            (0..BLOCK_SLOTS).for_each(|slot| stats.write(block, slot, values));
         }
-        notes
+        stats
     }
 
     /// Counts of two heads and two blocks.
@@ -381,52 +369,52 @@ mod tests {
     }
 
     #[test]
-    fn attention_and_length_share_a_word() {
-        let mut notes = noted(MassStatistic::Squares, Heads::Together, &[3.0, 4.0]);
-        let length = notes.worth(1, 7).1;
-        assert!((length - 25.0).abs() < 2.0);
-        notes.count(MassStatistic::Squares, &counted(1000, 0));
-        notes.count(MassStatistic::Squares, &counted(4, 20));
-        notes.count(MassStatistic::Max, &counted(500, 500));
-        assert_eq!(notes.worth(1, 7), (1024, length));
-        notes.decay(1 << 31);
-        assert_eq!(notes.worth(1, 7), (512, length));
-        assert_eq!(notes.of_first(4), 4 * 512);
-        // It ends at the greatest number and leaves the length alone.
+    fn attention_and_norm_share_a_word() {
+        let mut stats = stats_of(MassStatistic::Squares, Heads::Together, &[3.0, 4.0]);
+        let norm = stats.attention_and_norm(1, 7).1;
+        assert!((norm - 25.0).abs() < 2.0);
+        stats.count(MassStatistic::Squares, &counted(1000, 0));
+        stats.count(MassStatistic::Squares, &counted(4, 20));
+        stats.count(MassStatistic::Max, &counted(500, 500));
+        assert_eq!(stats.attention_and_norm(1, 7), (1024, norm));
+        stats.decay(1 << 31);
+        assert_eq!(stats.attention_and_norm(1, 7), (512, norm));
+        assert_eq!(stats.attention_of_first(4), 4 * 512);
+        // Attention saturates and leaves the norm alone.
         for more in [(1 << 24) - 512, 1 << 24, u64::MAX] {
-            notes.count(MassStatistic::Squares, &counted(more, 0));
-            assert_eq!(notes.worth(1, 7), (notes.word.most(), length));
+            stats.count(MassStatistic::Squares, &counted(more, 0));
+            assert_eq!(stats.attention_and_norm(1, 7), (stats.word.max(), norm));
         }
-        // Where only attention is remembered it has the whole word.
-        let mut notes = noted(MassStatistic::Sum, Heads::Together, &[3.0, 4.0]);
-        notes.count(MassStatistic::Sum, &counted(u32::MAX.into(), 3));
-        assert_eq!(notes.worth(0, 0), (u32::MAX, 1.0));
+        // Without norms, attention has the whole word.
+        let mut stats = stats_of(MassStatistic::Sum, Heads::Together, &[3.0, 4.0]);
+        stats.count(MassStatistic::Sum, &counted(u32::MAX.into(), 3));
+        assert_eq!(stats.attention_and_norm(0, 0), (u32::MAX, 1.0));
     }
 
     #[test]
-    fn heads_apart_weigh_their_own_values() {
-        let mut notes = noted(MassStatistic::Squares, Heads::Apart, &[2.0, 8.0]);
-        notes.count(MassStatistic::Squares, &counted(300, 100));
-        let (attention, length) = notes.worth(1, 3);
+    fn separate_heads_are_weighted_with_their_own_norms() {
+        let mut stats = stats_of(MassStatistic::Squares, Heads::Apart, &[2.0, 8.0]);
+        stats.count(MassStatistic::Squares, &counted(300, 100));
+        let (attention, length) = stats.attention_and_norm(1, 3);
         let expected = (300.0 * 4.0 + 100.0 * 64.0) / 400.0;
         assert_eq!(attention, 400);
         assert!((length / expected - 1.0).abs() < 0.07, "{length}");
-        assert_eq!(notes.of_first(2), 2 * 400);
-        // All words of a row move with it.
-        notes.write(0, 5, &[1.0, 1.0]);
-        notes.move_row((1, 3), (0, 5));
-        assert_eq!(notes.worth(0, 5), (attention, length));
-        assert_eq!(notes.position(0, 5), 35);
-        notes.retain(|block| block == 0);
-        assert_eq!((notes.positions.len(), notes.words.len()), (1, 2));
-        assert_eq!(notes.worth(0, 5), (attention, length));
-        notes.take(0..1);
-        assert_eq!((notes.positions.len(), notes.words.len()), (0, 0));
+        assert_eq!(stats.attention_of_first(2), 2 * 400);
+        // A row moves with all its words.
+        stats.write(0, 5, &[1.0, 1.0]);
+        stats.move_row((1, 3), (0, 5));
+        assert_eq!(stats.attention_and_norm(0, 5), (attention, length));
+        assert_eq!(stats.position(0, 5), 35);
+        stats.retain(|block| block == 0);
+        assert_eq!((stats.positions.len(), stats.words.len()), (1, 2));
+        assert_eq!(stats.attention_and_norm(0, 5), (attention, length));
+        stats.remove(0..1);
+        assert_eq!((stats.positions.len(), stats.words.len()), (0, 0));
     }
 
     #[test]
-    fn queries_are_those_behind_the_block() {
-        let row = Row {
+    fn queries_are_those_after_the_block() {
+        let row = KvRow {
             position: 40,
             mass: 0,
             norm_sq: 1.0,

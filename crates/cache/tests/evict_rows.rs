@@ -1,11 +1,12 @@
-//! Rows that leave one by one, against a sequence of the same tokens that keeps everything.
+//! Evicting single rows, compared with a sequence of the same tokens that keeps everything.
 
 mod common;
 
 use common::*;
-use haversack_cache::policy::count::{Counting, Memory};
+use haversack_cache::policy::count::{AttentionCounting, AttentionMemory};
 use haversack_cache::{
-    CacheError, Codec, LayerShape, Noting, Row, SequenceId, Span, Store, StoreOptions, Zones,
+    Annotation, CacheError, Codec, KvRow, LayerShape, SequenceId, StatsFormat, Store, StoreOptions,
+    Zones,
 };
 use haversack_kernels::attention::{KvView, MassStatistic};
 use haversack_kernels::format::kv::slots::copy_slot;
@@ -25,7 +26,7 @@ fn options(near: Codec, far: Codec) -> StoreOptions {
             sinks: 4,
             recent: 64,
         },
-        notes: Some(Noting::ATTENTION),
+        row_stats: Some(StatsFormat::ATTENTION),
         ..StoreOptions::default()
     }
 }
@@ -51,7 +52,7 @@ fn check(store: &Store, id: SequenceId, whole: (&Store, SequenceId), gone: &BTre
     let position = store.position(id).unwrap();
     for layer in [0, 2] {
         let mut rows = Vec::new();
-        store.loose_rows(id, layer, ANCHORS, &mut rows).unwrap();
+        store.evictable_rows(id, layer, ANCHORS, &mut rows).unwrap();
         let view = store.view(id, layer).unwrap();
         let entries = view.entries();
         let mut seen: BTreeSet<u64> = BTreeSet::new();
@@ -82,13 +83,13 @@ fn check(store: &Store, id: SequenceId, whole: (&Store, SequenceId), gone: &BTre
             left.len()
         );
     }
-    for pool in store.census() {
+    for pool in store.pool_stats() {
         assert_eq!(pool.live + pool.free, pool.total);
     }
 }
 
 #[test]
-fn what_stays_is_what_it_was() {
+fn remaining_rows_keep_their_bytes() {
     for (near, far) in [
         (Codec::Int8, Codec::Int4),
         (Codec::Int8, Codec::Int3),
@@ -108,8 +109,8 @@ fn what_stays_is_what_it_was() {
             fed = to;
             let mut left = BTreeSet::new();
             for layer in [0, 2] {
-                let mut rows: Vec<Row> = Vec::new();
-                store.loose_rows(id, layer, ANCHORS, &mut rows).unwrap();
+                let mut rows: Vec<KvRow> = Vec::new();
+                store.evictable_rows(id, layer, ANCHORS, &mut rows).unwrap();
                 // The same positions in both layers, whatever the order of their rows.
                 rows.sort_by_key(|row| row.position);
                 let mut throw = dice;
@@ -120,7 +121,7 @@ fn what_stays_is_what_it_was() {
                     (throw >> 60) < 2
                 });
                 left = rows.iter().map(|row| row.position).collect();
-                assert_eq!(store.thin(id, layer, ANCHORS, &rows), Ok(rows.len()));
+                assert_eq!(store.evict_rows(id, layer, ANCHORS, &rows), Ok(rows.len()));
             }
             dice = dice.wrapping_add(977);
             gone.extend(left);
@@ -137,7 +138,7 @@ fn what_stays_is_what_it_was() {
         for position in [1, 512, 899] {
             assert!(matches!(
                 store.truncate(id, position),
-                Err(CacheError::Gone { .. })
+                Err(CacheError::NotRestorable { .. })
             ));
         }
         store.truncate(id, 0).unwrap();
@@ -148,47 +149,49 @@ fn what_stays_is_what_it_was() {
 }
 
 #[test]
-fn only_loose_rows_leave() {
+fn only_evictable_rows_are_evicted() {
     let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
     let id = store.open().unwrap();
     feed(&mut store, id, &tokens(256)).unwrap();
     let mut rows = Vec::new();
-    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
     // The anchors' blocks stay whole; blocks 5, 6 and 7 are recent or about to be far.
     let positions: Vec<u64> = rows.iter().map(|row| row.position).collect();
     assert_eq!(positions, (64..160).collect::<Vec<_>>());
     let live = store.ledger();
     for (entry, slot) in [(0, 0), (1, 31), (5, 0), (99, 0), (2, 32), (2, 255)] {
-        let row = Row {
+        let row = KvRow {
             entry,
             slot,
             ..rows[0]
         };
-        let error = store.thin(id, 0, ANCHORS, &[rows[3], row]).unwrap_err();
+        let error = store
+            .evict_rows(id, 0, ANCHORS, &[rows[3], row])
+            .unwrap_err();
         assert!(
-            matches!(error, CacheError::NotLoose { layer: 0, .. }),
+            matches!(error, CacheError::NotEvictable { layer: 0, .. }),
             "{error}"
         );
         assert_eq!(store.ledger(), live);
     }
     let twice = [rows[0], rows[0]];
-    assert!(store.thin(id, 0, ANCHORS, &twice).is_err());
+    assert!(store.evict_rows(id, 0, ANCHORS, &twice).is_err());
     // The sliding layer has nothing to give.
-    store.loose_rows(id, 1, ANCHORS, &mut rows).unwrap();
+    store.evictable_rows(id, 1, ANCHORS, &mut rows).unwrap();
     assert!(rows.is_empty());
     // All of them at once.
-    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
-    assert_eq!(store.thin(id, 0, ANCHORS, &rows), Ok(96));
-    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    assert_eq!(store.evict_rows(id, 0, ANCHORS, &rows), Ok(96));
+    store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
     assert!(rows.is_empty());
     feed(&mut store, id, &tokens(300)[256..]).unwrap();
 }
 
 #[test]
 fn mass_and_norms_follow_their_rows() {
-    let squares = Counting::always(MassStatistic::Squares);
+    let squares = AttentionCounting::always(MassStatistic::Squares);
     let mut store = Store::new(StoreOptions {
-        notes: Some(Noting::of(&squares)),
+        row_stats: Some(StatsFormat::of(&squares)),
         ..options(Codec::Int8, Codec::Int4)
     })
     .unwrap();
@@ -199,24 +202,28 @@ fn mass_and_norms_follow_their_rows() {
     let mass: Vec<u64> = (0..2 * blocks * 32)
         .map(|i| ((i % (blocks * 32)) * (1 + i / (blocks * 32))) as u64)
         .collect();
-    store.note_mass(id, 0, &squares, 0..320, &mass).unwrap();
+    store
+        .record_attention(id, 0, &squares, 0..320, &mass)
+        .unwrap();
     let mut rows = Vec::new();
-    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
     let norms: Vec<f32> = rows.iter().map(|row| row.norm_sq).collect();
     assert!(norms.iter().any(|n| *n != norms[0]));
-    let leave: Vec<Row> = rows.iter().step_by(3).copied().collect();
+    let leave: Vec<KvRow> = rows.iter().step_by(3).copied().collect();
     let first = rows[0].position;
-    store.thin(id, 0, ANCHORS, &leave).unwrap();
-    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    store.evict_rows(id, 0, ANCHORS, &leave).unwrap();
+    store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
     for row in &rows {
         assert_eq!(u64::from(row.mass), 3 * row.position);
         assert_eq!(row.norm_sq, norms[(row.position - first) as usize]);
     }
-    // It ends at the greatest number.
+    // Counters saturate.
     let most = vec![u64::MAX; mass.len()];
-    store.note_mass(id, 0, &squares, 320..324, &most).unwrap();
-    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
-    let most = Noting::of(&squares).most();
+    store
+        .record_attention(id, 0, &squares, 320..324, &most)
+        .unwrap();
+    store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    let most = StatsFormat::of(&squares).max();
     assert!(rows.iter().all(|row| row.mass == most));
 }
 
@@ -227,8 +234,8 @@ fn attention(position: u64, row: u64, head: u64) -> u64 {
     (mixed >> 40) % 40_000
 }
 
-/// Feeds tokens in portions and counts what each row gets of each query.
-fn watched(counting: &Counting, tokens: u64, portion: u64) -> (Store, SequenceId) {
+/// Feeds tokens in chunks and records the attention of each query.
+fn watched(counting: &AttentionCounting, tokens: u64, portion: u64) -> (Store, SequenceId) {
     let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
     let id = store.open().unwrap();
     let all: Vec<u32> = (0..tokens as u32).collect();
@@ -254,7 +261,9 @@ fn watched(counting: &Counting, tokens: u64, portion: u64) -> (Store, SequenceId
                 }
             })
             .collect();
-        store.note_mass(id, 0, counting, from..to, &mass).unwrap();
+        store
+            .record_attention(id, 0, counting, from..to, &mass)
+            .unwrap();
         from = to;
     }
     (store, id)
@@ -262,23 +271,23 @@ fn watched(counting: &Counting, tokens: u64, portion: u64) -> (Store, SequenceId
 
 fn masses(store: &Store, id: SequenceId) -> Vec<(u64, u32)> {
     let mut rows = Vec::new();
-    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
     rows.iter().map(|row| (row.position, row.mass)).collect()
 }
 
 /// I = α a + (1 − α) I for each query, as written, in f64; however tokens were portioned.
 #[test]
-fn a_moving_average_is_what_it_says() {
+fn a_moving_average_is_exact() {
     for memory in [
-        Memory::Alpha(0.3),
-        Memory::Alpha(0.02),
-        Memory::HalfLife(32.0),
-        Memory::HalfLife(300.0),
+        AttentionMemory::Alpha(0.3),
+        AttentionMemory::Alpha(0.02),
+        AttentionMemory::HalfLife(32.0),
+        AttentionMemory::HalfLife(300.0),
     ] {
         let counting = memory.counting();
         let kept = match memory {
-            Memory::Alpha(alpha) => 1.0 - f64::from(alpha),
-            Memory::HalfLife(queries) => 0.5f64.powf(1.0 / f64::from(queries)),
+            AttentionMemory::Alpha(alpha) => 1.0 - f64::from(alpha),
+            AttentionMemory::HalfLife(queries) => 0.5f64.powf(1.0 / f64::from(queries)),
         };
         let (store, id) = watched(&counting, 640, 32);
         let rows = masses(&store, id);
@@ -305,21 +314,21 @@ fn a_moving_average_is_what_it_says() {
             let (other, its) = watched(&counting, 640, portion);
             assert!(masses(&other, its) == rows, "{memory:?} by {portion}");
             assert_eq!(
-                other.layer_view(its, 0, ANCHORS).unwrap().whole,
-                store.layer_view(id, 0, ANCHORS).unwrap().whole
+                other.layer_view(its, 0, ANCHORS).unwrap().full_mass,
+                store.layer_view(id, 0, ANCHORS).unwrap().full_mass
             );
         }
     }
 }
 
 #[test]
-fn the_last_block_is_what_the_last_block_gave() {
-    let (store, id) = watched(&Counting::LAST_BLOCK, 640, 7);
+fn last_block_counting_counts_the_last_block() {
+    let (store, id) = watched(&AttentionCounting::LAST_BLOCK, 640, 7);
     for (row, mass) in masses(&store, id) {
         let last = (608..640).map(|p| attention(p, row, 0) + attention(p, row, 1));
         assert_eq!(u64::from(mass), last.sum::<u64>());
     }
-    let (store, id) = watched(&Counting::always(MassStatistic::Max), 640, 7);
+    let (store, id) = watched(&AttentionCounting::always(MassStatistic::Max), 640, 7);
     for (row, mass) in masses(&store, id) {
         let seen = (row / 32 * 32 + 32..640).filter(|p| (p + 1) % 4 == 0);
         let most = seen.map(|p| attention(p, row, 0).max(attention(p, row, 1)));
@@ -331,9 +340,9 @@ fn the_last_block_is_what_the_last_block_gave() {
 #[test]
 fn shares_leave_the_sinks_out() {
     for counting in [
-        Memory::Alpha(0.3).counting(),
-        Memory::HalfLife(64.0).counting(),
-        Counting::always(MassStatistic::Sum),
+        AttentionMemory::Alpha(0.3).counting(),
+        AttentionMemory::HalfLife(64.0).counting(),
+        AttentionCounting::always(MassStatistic::Sum),
     ] {
         let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
         let id = store.open().unwrap();
@@ -355,17 +364,20 @@ fn shares_leave_the_sinks_out() {
             };
             let mass: Vec<u64> = (0..2 * slots).map(|i| of(i % slots)).collect();
             store
-                .note_mass(id, 0, &counting, from..rows, &mass)
+                .record_attention(id, 0, &counting, from..rows, &mass)
                 .unwrap();
         }
         let view = store.layer_view(id, 0, ANCHORS).unwrap();
-        assert_eq!((view.rows, view.others, view.position), (640, 636, 640));
-        assert_eq!(view.loose, 64..544);
+        assert_eq!(
+            (view.rows, view.non_sink_rows, view.position),
+            (640, 636, 640)
+        );
+        assert_eq!(view.evictable, 64..544);
         let mut rows = Vec::new();
-        store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+        store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
         if counting.decay.is_some() {
             for row in &rows[..64] {
-                let share = view.relative(row.mass, view.others);
+                let share = view.relative(row.mass, view.non_sink_rows);
                 assert!((share - 1.0).abs() < 0.2, "{counting:?} {share}");
             }
         }
@@ -373,25 +385,25 @@ fn shares_leave_the_sinks_out() {
 }
 
 #[test]
-fn what_crosses_a_border_is_refused() {
-    let counting = Memory::default().counting();
+fn steps_across_a_border_are_refused() {
+    let counting = AttentionMemory::default().counting();
     let (mut store, id) = watched(&counting, 640, 32);
     let before = masses(&store, id);
     let error = store
-        .note_mass(id, 0, &counting, 650..680, &[])
+        .record_attention(id, 0, &counting, 650..680, &[])
         .unwrap_err();
     assert_eq!(error, CacheError::Unaligned { from: 650, to: 679 });
     assert!(error.to_string().contains("650 to 679"));
     assert_eq!(masses(&store, id), before);
     // Long after, nothing is left.
     store
-        .note_mass(id, 0, &counting, u64::MAX - 31..u64::MAX, &[])
+        .record_attention(id, 0, &counting, u64::MAX - 31..u64::MAX, &[])
         .unwrap();
     assert!(masses(&store, id).iter().all(|(_, mass)| *mass == 0));
 }
 
 #[test]
-fn what_is_protected_stays() {
+fn protected_rows_stay() {
     let mut store = Store::new(StoreOptions {
         budget_bytes: Some(4 << 20),
         ..options(Codec::Int8, Codec::Int4)
@@ -405,24 +417,26 @@ fn what_is_protected_stays() {
     let noted = store.ledger();
     assert!(noted.tables > before.tables && noted.peak >= noted.total());
     let mut rows = Vec::new();
-    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
     for row in &rows {
         let stays = (100..200).contains(&row.position) && !(120..130).contains(&row.position);
         assert_eq!(row.protected, stays, "{row:?}");
     }
-    let (stay, leave): (Vec<Row>, Vec<Row>) = rows.iter().partition(|row| row.protected);
+    let (stay, leave): (Vec<KvRow>, Vec<KvRow>) = rows.iter().partition(|row| row.protected);
     for row in &stay {
-        let said = Row {
+        let said = KvRow {
             protected: false,
             ..*row
         };
-        let error = store.thin(id, 0, ANCHORS, &[leave[0], said]).unwrap_err();
+        let error = store
+            .evict_rows(id, 0, ANCHORS, &[leave[0], said])
+            .unwrap_err();
         let position = row.position;
-        assert_eq!(error, CacheError::NotLoose { layer: 0, position });
+        assert_eq!(error, CacheError::NotEvictable { layer: 0, position });
     }
-    assert_eq!(store.thin(id, 0, ANCHORS, &leave), Ok(leave.len()));
+    assert_eq!(store.evict_rows(id, 0, ANCHORS, &leave), Ok(leave.len()));
     // Flags follow their rows.
-    store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
+    store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
     assert!(rows.len() == stay.len() && rows.iter().all(|row| row.protected));
     // A fork has its own.
     let fork = store.fork(id).unwrap();
@@ -431,7 +445,7 @@ fn what_is_protected_stays() {
     assert_eq!(store.annotations(fork).unwrap().len(), 1);
     let spans = store.annotations(id).unwrap();
     assert_eq!(spans.len(), 3);
-    let last = Span {
+    let last = Annotation {
         start: 130,
         end: 200,
         protected: true,
@@ -448,7 +462,7 @@ fn what_is_protected_stays() {
     store.close(id).unwrap();
 }
 
-/// Neither the list nor the budget is without end.
+/// Annotations are limited in number and by the budget.
 #[test]
 fn annotations_are_bounded() {
     let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
@@ -477,10 +491,10 @@ fn annotations_are_bounded() {
     assert_eq!(tight.ledger().total(), total);
 }
 
-/// Three whole blocks leave from the front of a table that a fork shares: the rows that stay move into blocks that
-/// have lost all of their own, and those are copied first like any other.
+/// Evicts three whole blocks at the front of a table that a fork shares: the remaining rows move into blocks that have
+/// lost all of their own, and those are copied first like any other.
 #[test]
-fn whole_blocks_leave_a_table_that_is_shared() {
+fn whole_blocks_of_a_shared_table_are_evicted() {
     let mut whole = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
     let mut store = Store::new(options(Codec::Int8, Codec::Int4)).unwrap();
     let (all, id) = (whole.open().unwrap(), store.open().unwrap());
@@ -490,25 +504,25 @@ fn whole_blocks_leave_a_table_that_is_shared() {
     let gone: BTreeSet<u64> = (64..165).collect();
     for layer in [0, 2] {
         let mut rows = Vec::new();
-        store.loose_rows(id, layer, ANCHORS, &mut rows).unwrap();
+        store.evictable_rows(id, layer, ANCHORS, &mut rows).unwrap();
         rows.retain(|row| gone.contains(&row.position));
-        assert_eq!(store.thin(id, layer, ANCHORS, &rows), Ok(101));
+        assert_eq!(store.evict_rows(id, layer, ANCHORS, &rows), Ok(101));
     }
     check(&store, id, (&whole, all), &gone);
     check(&store, fork, (&whole, all), &BTreeSet::new());
 }
 
-/// Rows are copied out as they are and written back changed; a fork keeps what it had.
+/// Rows are copied out and written back changed; a fork keeps its own.
 #[test]
-fn rows_go_out_and_come_back() {
+fn rows_are_copied_and_replaced() {
     for (near, far) in [(Codec::Int8, Codec::Int4), (Codec::F16, Codec::F16)] {
         let mut store = Store::new(options(near, far)).unwrap();
         let id = store.open().unwrap();
         feed(&mut store, id, &tokens(400)).unwrap();
         let mut rows = Vec::new();
-        store.loose_rows(id, 0, ANCHORS, &mut rows).unwrap();
-        let rows: Vec<Row> = rows.into_iter().step_by(5).collect();
-        let shape = store.layers()[0].settled_shape();
+        store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
+        let rows: Vec<KvRow> = rows.into_iter().step_by(5).collect();
+        let shape = store.layers()[0].final_shape();
         let mut blocks = vec![0; rows.len().div_ceil(32) * shape.block_bytes()];
         store.copy_rows(id, 0, &rows, &mut blocks).unwrap();
         let before: Vec<Vec<u8>> = rows
@@ -525,7 +539,7 @@ fn rows_go_out_and_come_back() {
             assert!(alone(&blocks, i) == *before);
         }
         let fork = store.fork(id).unwrap();
-        let turned: Vec<Row> = rows.iter().rev().copied().collect();
+        let turned: Vec<KvRow> = rows.iter().rev().copied().collect();
         store.replace_rows(id, 0, &turned, &blocks).unwrap();
         let mut after = blocks.clone();
         store.copy_rows(id, 0, &turned, &mut after).unwrap();
@@ -533,17 +547,17 @@ fn rows_go_out_and_come_back() {
         store.copy_rows(fork, 0, &rows, &mut after).unwrap();
         assert!((0..rows.len()).all(|i| alone(&after, i) == before[i]));
         // What is not there, or has no room, is refused.
-        let recent = Row {
+        let recent = KvRow {
             entry: 12,
             ..rows[0]
         };
-        let nowhere = Row {
+        let nowhere = KvRow {
             entry: 99,
             ..rows[0]
         };
         for row in [
             nowhere,
-            Row {
+            KvRow {
                 slot: 99,
                 ..rows[0]
             },
