@@ -42,7 +42,7 @@ use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
 use haversack_memory::zoo::{Bug, planted};
 use plan::{Portion, plan, prompt_tokens};
-use queue::Queue;
+use queue::{Admit, Queue};
 use request::Deliver;
 use resources::Resources;
 use running::{PreparedRequest, PreparedWork, RunningRequest};
@@ -200,11 +200,13 @@ impl Scheduler {
         while self.batch.len() < self.options.batch && !self.queue.is_empty() {
             let first_turns = first_turns(&self.queue);
             let mut admission = Admission::new(&mut self.resources, self.batch.promises());
-            let mut outcome = Outcome::Blocked;
+            let mut outcome = Outcome::Waits(Admit::Blocked);
             let admitted = self.queue.pop_admissible(|queued| {
                 let PreparedRequest { id, work, .. } = &queued.request;
                 outcome = match work {
-                    PreparedWork::Turn(_) if !first_turns.contains(id) => Outcome::Blocked,
+                    PreparedWork::Turn(_) if !first_turns.contains(id) => {
+                        Outcome::Waits(Admit::Blocked)
+                    }
                     _ => admission.start(queued),
                 };
                 outcome.admit()
@@ -221,7 +223,7 @@ impl Scheduler {
                     }
                 }
                 Outcome::Failed(error) => drop(deliver(id, RequestEvent::Failed(error))),
-                Outcome::NoMemory | Outcome::Blocked => {}
+                Outcome::Waits(_) => {}
             }
         }
         Ok(())
