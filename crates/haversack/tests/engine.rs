@@ -23,6 +23,17 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// An answer that does not end by itself.
+fn endless(engine: &Engine, tokens: usize) -> Answer {
+    let ends = engine.model().tokenizer().ends().iter();
+    let options = SampleOptions {
+        logit_bias: ends.map(|&id| (id, f32::NEG_INFINITY)).collect(),
+        ..SampleOptions::default()
+    };
+    let prompt = engine.complete("a").max_tokens(tokens).sample(options);
+    prompt.send().unwrap()
+}
+
 fn is_send_sync_clone<T: Send + Sync + Clone>() {}
 fn is_send<T: Send>() {}
 
@@ -91,7 +102,7 @@ fn a_completion_gives_the_same_text_whole_and_streamed() {
 fn dropping_an_answer_cancels_it() {
     let dir = tempfile::tempdir().unwrap();
     let engine = builder(dir.path()).batch(1).queue(0).start().unwrap();
-    let mut answer = engine.complete("a").max_tokens(1500).send().unwrap();
+    let mut answer = endless(&engine, 1500);
     assert!(answer.next().unwrap().is_ok());
     let refused = engine.complete("b").send().err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Busy);
@@ -108,14 +119,7 @@ fn dropping_an_answer_cancels_it() {
 fn an_answer_may_be_read_late() {
     let dir = tempfile::tempdir().unwrap();
     let engine = builder(dir.path()).start().unwrap();
-    // An answer that never ends by itself.
-    let ends = engine.model().tokenizer().ends().iter();
-    let endless = SampleOptions {
-        logit_bias: ends.map(|&id| (id, f32::NEG_INFINITY)).collect(),
-        ..SampleOptions::default()
-    };
-    let prompt = engine.complete("a").max_tokens(700).sample(endless);
-    let mut answer = prompt.send().unwrap();
+    let mut answer = endless(&engine, 700);
     until("it is complete", || engine.metrics().completed == 1);
     assert!(answer.text().is_ok());
     assert_eq!(answer.report().tokens, 700);
