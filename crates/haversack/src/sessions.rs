@@ -21,7 +21,7 @@ pub(crate) fn execute(scheduler: &mut Scheduler, name: &str, command: Conversati
             let forked = scheduler.fork_session(name, &to);
             reply.send(forked.and_then(|_| view(scheduler, &to)));
         }
-        C::Delete(reply) => reply.send(scheduler.delete_session(name)),
+        C::Delete(reply) => reply.send(delete(scheduler, name)),
         C::Rewind(system, history, reply) => {
             reply.send(rewind(scheduler, name, &system, &history));
         }
@@ -136,6 +136,16 @@ fn retract_after(
         }
     }
     Ok(false)
+}
+
+/// A conversation without a file is deleted once it is closed.
+fn delete(scheduler: &mut Scheduler, name: &str) -> Result<(), SessionError> {
+    let sessions = scheduler.sessions();
+    let is_in_memory_only = sessions.is_some_and(|s| s.options().dir.is_none() && s.exists(name));
+    match scheduler.delete_session(name) {
+        Err(SessionError::NoSuchSession { .. }) if is_in_memory_only => Ok(()),
+        deleted => deleted,
+    }
 }
 
 fn exists(scheduler: &Scheduler, name: &str) -> bool {

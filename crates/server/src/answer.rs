@@ -4,7 +4,7 @@ use super::fail::Fail;
 use super::limits;
 use super::request::CheckedRequest;
 use super::state::ServerState;
-use super::tool_calls::{CallParser, Functions, Parsed, ToolCall, any_id};
+use super::tool_calls::{AnswerPart, CallParser, Functions, ToolCall, any_id};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -250,12 +250,12 @@ impl Events {
     }
 
     /// An event for each; log-probabilities go with the first, or alone.
-    fn push_deltas(&mut self, i: usize, parsed: Vec<Parsed>, logprob: Option<Json>) {
+    fn push_deltas(&mut self, i: usize, parsed: Vec<AnswerPart>, logprob: Option<Json>) {
         let mut deltas: Vec<Json> = Vec::new();
         for parsed in parsed {
             deltas.push(match parsed {
-                Parsed::Text(text) => json!({ "content": text }),
-                Parsed::Call(call) => {
+                AnswerPart::Text(text) => json!({ "content": text }),
+                AnswerPart::Call(call) => {
                     let mut call = call_json(&call);
                     call["index"] = json!(self.choices[i].calls);
                     self.choices[i].calls += 1;
@@ -296,17 +296,17 @@ impl ChoiceText {
         }
     }
 
-    fn push(&mut self, text: &str) -> Vec<Parsed> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.received += text.len();
         match &mut self.parser {
             Some(parser) => parser.push(text),
             None if text.is_empty() => Vec::new(),
-            None => vec![Parsed::Text(text.to_owned())],
+            None => vec![AnswerPart::Text(text.to_owned())],
         }
     }
 
     /// With the whole text: the engine or the parser may have held some of it back.
-    fn finish(&mut self, text: &str) -> Vec<Parsed> {
+    fn finish(&mut self, text: &str) -> Vec<AnswerPart> {
         let mut parsed = self.push(text.get(self.received..).unwrap_or_default());
         if let Some(parser) = &mut self.parser {
             parsed.extend(parser.finish());
@@ -323,12 +323,12 @@ impl ChoiceText {
     }
 }
 
-fn message(parsed: Vec<Parsed>) -> Json {
+fn message(parsed: Vec<AnswerPart>) -> Json {
     let (mut text, mut calls) = (String::new(), Vec::new());
     for parsed in parsed {
         match parsed {
-            Parsed::Text(part) => text += &part,
-            Parsed::Call(call) => calls.push(call_json(&call)),
+            AnswerPart::Text(part) => text += &part,
+            AnswerPart::Call(call) => calls.push(call_json(&call)),
         }
     }
     let mut message = json!({ "role": "assistant", "content": text });

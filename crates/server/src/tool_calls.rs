@@ -45,7 +45,7 @@ pub struct ToolCall {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Parsed {
+pub enum AnswerPart {
     Text(String),
     Call(ToolCall),
 }
@@ -98,7 +98,7 @@ impl CallParser {
         self.functions.once && self.calls > 0
     }
 
-    pub fn push(&mut self, text: &str) -> Vec<Parsed> {
+    pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.held.push_str(text);
         let mut parsed = Vec::new();
         while !self.is_over() && self.step(&mut parsed) {}
@@ -109,7 +109,7 @@ impl CallParser {
     }
 
     /// The answer has ended.
-    pub fn finish(&mut self) -> Vec<Parsed> {
+    pub fn finish(&mut self) -> Vec<AnswerPart> {
         let held = std::mem::take(&mut self.held);
         let mut parsed = Vec::new();
         match self.mode {
@@ -125,7 +125,7 @@ impl CallParser {
     }
 
     /// `false`: it needs more text.
-    fn step(&mut self, parsed: &mut Vec<Parsed>) -> bool {
+    fn step(&mut self, parsed: &mut Vec<AnswerPart>) -> bool {
         match self.mode {
             Mode::Blank => {
                 let text = self.held.trim_start();
@@ -173,7 +173,7 @@ impl CallParser {
     }
 
     /// The calls if all of them are known functions, else their text.
-    fn judge(&mut self, calls: Option<Vec<ToolCall>>, held: &str, parsed: &mut Vec<Parsed>) {
+    fn judge(&mut self, calls: Option<Vec<ToolCall>>, held: &str, parsed: &mut Vec<AnswerPart>) {
         let lead = std::mem::take(&mut self.lead);
         let names = &self.functions.names;
         let known = |calls: &Vec<ToolCall>| calls.iter().all(|call| names.contains(&call.name));
@@ -183,7 +183,7 @@ impl CallParser {
                     calls.truncate(1);
                 }
                 self.calls += calls.len();
-                parsed.extend(calls.into_iter().map(Parsed::Call));
+                parsed.extend(calls.into_iter().map(AnswerPart::Call));
                 self.mode = Mode::Blank;
                 self.has_text = false;
             }
@@ -196,9 +196,9 @@ impl CallParser {
     }
 }
 
-fn push_text(parsed: &mut Vec<Parsed>, text: &str) {
+fn push_text(parsed: &mut Vec<AnswerPart>, text: &str) {
     if !text.is_empty() {
-        parsed.push(Parsed::Text(text.to_owned()));
+        parsed.push(AnswerPart::Text(text.to_owned()));
     }
 }
 
@@ -289,38 +289,38 @@ mod tests {
     }
 
     /// What is parsed, with adjacent texts joined.
-    fn parse(pieces: &[&str]) -> Vec<Parsed> {
+    fn parse(pieces: &[&str]) -> Vec<AnswerPart> {
         parsed_by(CallParser::new(functions(false)), pieces)
     }
 
-    fn parsed_by(mut parser: CallParser, pieces: &[&str]) -> Vec<Parsed> {
-        let mut parsed: Vec<Parsed> = Vec::new();
+    fn parsed_by(mut parser: CallParser, pieces: &[&str]) -> Vec<AnswerPart> {
+        let mut parsed: Vec<AnswerPart> = Vec::new();
         let parts = pieces
             .iter()
             .flat_map(|piece| parser.push(piece))
             .collect::<Vec<_>>();
         for part in parts.into_iter().chain(parser.finish()) {
             match (parsed.last_mut(), part) {
-                (Some(Parsed::Text(before)), Parsed::Text(text)) => before.push_str(&text),
+                (Some(AnswerPart::Text(before)), AnswerPart::Text(text)) => before.push_str(&text),
                 (_, part) => parsed.push(part),
             }
         }
         parsed
     }
 
-    fn text(text: &str) -> Parsed {
-        Parsed::Text(text.to_owned())
+    fn text(text: &str) -> AnswerPart {
+        AnswerPart::Text(text.to_owned())
     }
 
-    fn call(name: &str, arguments: &str) -> Parsed {
-        Parsed::Call(ToolCall {
+    fn call(name: &str, arguments: &str) -> AnswerPart {
+        AnswerPart::Call(ToolCall {
             name: name.to_owned(),
             arguments: arguments.to_owned(),
         })
     }
 
     /// The answer, and what is in it; however it is cut into pieces.
-    fn cases() -> Vec<(&'static str, Vec<Parsed>)> {
+    fn cases() -> Vec<(&'static str, Vec<AnswerPart>)> {
         vec![
             ("", vec![]),
             ("hello", vec![text("hello")]),
@@ -418,7 +418,7 @@ mod tests {
         for (answer, mut want) in cases() {
             if let Some(at) = want
                 .iter()
-                .position(|parsed| matches!(parsed, Parsed::Call(_)))
+                .position(|parsed| matches!(parsed, AnswerPart::Call(_)))
             {
                 want.truncate(at + 1);
                 calls += 1;
@@ -432,7 +432,10 @@ mod tests {
             // The same where the closing tag ended the answer.
             let stopped = answer.split(CLOSE).next().unwrap_or_default();
             let same = parsed_by(once(), &[stopped]);
-            if want.iter().any(|parsed| matches!(parsed, Parsed::Call(_))) && !answer.contains("rm")
+            if want
+                .iter()
+                .any(|parsed| matches!(parsed, AnswerPart::Call(_)))
+                && !answer.contains("rm")
             {
                 assert_eq!(same, want, "{answer}");
             }
