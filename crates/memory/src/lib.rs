@@ -14,6 +14,8 @@ pub mod file;
 #[cfg(any(unix, windows))]
 pub mod journal;
 mod kernel_text;
+#[doc(hidden)]
+pub mod mutants;
 pub mod pressure;
 pub mod reading;
 #[cfg(unix)]
@@ -21,8 +23,6 @@ mod resident;
 mod system;
 pub mod thermal;
 pub mod usage;
-#[doc(hidden)]
-pub mod zoo;
 
 pub use arena::{Arena, ArenaError, Backing, Effect, Refusal, Slab, SlabIndex, SlabIo};
 pub use file::{FileMap, MapAdvice, Region};

@@ -47,7 +47,7 @@ use crate::table::{BlockTable, TableView};
 use haversack_kernels::Exec;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
 use haversack_memory::Region;
-use haversack_memory::zoo::{Bug, planted};
+use haversack_memory::mutants::{Mutant, planted};
 use image::{Column, Outline};
 use sequence::{GAPS, Sequence, Sequences};
 use std::ops::Range;
@@ -164,7 +164,7 @@ impl Store {
     pub fn charge(&mut self, account: Account, bytes: usize) -> Result<(), CannotFit> {
         let ledger = self.ledger();
         let before = std::mem::replace(self.level(account), bytes);
-        if planted(Bug::BudgetAfterAllocating) {
+        if planted(Mutant::BudgetAfterAllocating) {
             self.update_peak();
         }
         let more = bytes.saturating_sub(before);
@@ -425,11 +425,11 @@ impl Store {
         let mut step = std::mem::take(&mut self.spare);
         step.add_members(&self.storage, &self.sequences, growth)?;
         let worst = step.worst_case(&self.storage, &self.sequences);
-        if !planted(Bug::BudgetAfterAllocating) {
+        if !planted(Mutant::BudgetAfterAllocating) {
             self.ledger().fit(worst)?;
         }
         let mut reserved = step.reserve(&mut self.storage, &mut self.sequences);
-        if planted(Bug::BudgetAfterAllocating) {
+        if planted(Mutant::BudgetAfterAllocating) {
             self.update_peak();
             reserved = reserved.and_then(|()| Ok(self.ledger().fit(0)?));
         }
@@ -801,7 +801,7 @@ impl Store {
         let sequence = self.sequences.get_mut(id)?;
         let storage = &mut self.storage;
         if let Err(error) = image::fill(storage, sequence, ledger, outline, columns, regions) {
-            if !planted(Bug::FailedRestoreLeaks) {
+            if !planted(Mutant::FailedRestoreLeaks) {
                 self.close(id)?;
             }
             return Err(error);

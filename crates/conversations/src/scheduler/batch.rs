@@ -16,7 +16,7 @@ use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{Finish, GenerateEvent, GenerateTimes, SequenceId, StepError};
 use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_memory::background;
-use haversack_memory::zoo::{Bug, planted};
+use haversack_memory::mutants::{Mutant, planted};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -160,7 +160,7 @@ impl Batch {
         self.finish_completions(resources, deliver)
     }
 
-    /// The planted bug `HeatDropsRequest`.
+    /// The mutant `HeatDropsRequest`.
     pub fn truncate(&mut self, requests: usize) {
         self.running.truncate(requests);
     }
@@ -312,7 +312,7 @@ impl Batch {
         for (i, (request, &take)) in self.running.iter_mut().zip(takes).enumerate() {
             if take == 0 {
                 request.skipped_steps += 1;
-                if planted(Bug::BatchLosesToken) {
+                if planted(Mutant::BatchLosesToken) {
                     request.read(1);
                 }
                 continue;

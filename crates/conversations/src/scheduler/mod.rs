@@ -40,7 +40,7 @@ use haversack_engine::runtime::{Finish, Runtime, StepError};
 use haversack_engine::sample::Sampler;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
-use haversack_memory::zoo::{Bug, planted};
+use haversack_memory::mutants::{Mutant, planted};
 use plan::{Portion, plan, prompt_tokens};
 use queue::{Admit, Queue};
 use request::Deliver;
@@ -130,8 +130,8 @@ impl Scheduler {
     pub fn cancel(&mut self, id: RequestId) -> Result<(), StepError> {
         let removed = self
             .queue
-            .remove(|queued| queued.request.id == id && !planted(Bug::QueueLeak));
-        let hits_another = !removed.is_empty() && planted(Bug::CancelHitsAnother);
+            .remove(|queued| queued.request.id == id && !planted(Mutant::QueueLeak));
+        let hits_another = !removed.is_empty() && planted(Mutant::CancelHitsAnother);
         self.batch.cancel(&mut self.resources, id, hits_another)
     }
 
@@ -273,7 +273,7 @@ impl Scheduler {
         let mut lines = Vec::new();
         if let Some(change) = thermal.and_then(|thermal| self.throttle.observe(thermal, now)) {
             self.set_pace(change.limits.pace);
-            if planted(Bug::HeatDropsRequest) {
+            if planted(Mutant::HeatDropsRequest) {
                 self.batch.truncate(self.pace.batch);
             }
             self.resources.runtime.set_threads(change.limits.threads);

@@ -2,7 +2,7 @@
 
 use super::error::SessionError;
 use haversack_engine::runtime::Runtime;
-use haversack_memory::zoo::{Bug, planted};
+use haversack_memory::mutants::{Mutant, planted};
 
 /// The first line of an identity.
 pub(super) const VERSION: &str = "haversack session 1";
@@ -72,8 +72,8 @@ impl Identity {
             let saved = saved.strip_prefix(what).unwrap_or_default().trim_start();
             let here = here.escape_debug().to_string();
             let is_any = match what {
-                "session" => planted(Bug::OtherConversation),
-                "model" => planted(Bug::OtherModelAccepted),
+                "session" => planted(Mutant::OtherConversation),
+                "model" => planted(Mutant::OtherModelAccepted),
                 _ => false,
             };
             if saved != here && !is_any {

@@ -6,7 +6,7 @@
 use super::paged_vec::PagedVec;
 use super::relevance::{JudgedTurn, Relevance};
 use super::turns::{Turn, TurnPlace, last_from};
-use haversack_memory::zoo::{Bug, planted};
+use haversack_memory::mutants::{Mutant, planted};
 use std::borrow::Borrow;
 use std::fmt;
 
@@ -140,7 +140,7 @@ pub fn plan<T: Borrow<Turn>>(
         is_visible: turn.is_visible,
     }));
 
-    let by_score = planted(Bug::ProtectionByScore);
+    let by_score = planted(Mutant::ProtectionByScore);
     let mut wanted: Vec<bool> = all().map(|t| t.is_pinned && !by_score).collect();
     let mut take = |i: usize, wanted: &mut [bool]| {
         if !wanted[i] && turn(i).tokens() <= left {

@@ -21,7 +21,7 @@ use super::turns::Turn;
 use super::undo::DroppedTurns;
 use haversack_engine::runtime::{Runtime, SequenceId};
 use haversack_memory::journal::Journal;
-use haversack_memory::zoo::{Bug, planted};
+use haversack_memory::mutants::{Mutant, planted};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -740,7 +740,7 @@ impl Sessions {
 }
 
 fn path_of(dir: &Path, name: &str) -> PathBuf {
-    let name = match planted(Bug::SpillFileShared) {
+    let name = match planted(Mutant::SpillFileShared) {
         true => &name[..name.len().min(2)],
         false => name,
     };

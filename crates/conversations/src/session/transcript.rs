@@ -7,7 +7,7 @@ use super::plan::TurnPlan;
 use super::record::{FactRecord, LogChange, TurnRecord};
 use super::turns::{Turn, TurnPlace, is_in_block, last_from};
 use haversack_memory::journal::RecordRef;
-use haversack_memory::zoo::{Bug, planted};
+use haversack_memory::mutants::{Mutant, planted};
 use std::borrow::Borrow;
 use std::ops::Range;
 
@@ -191,7 +191,7 @@ impl Transcript {
         let turns = self.turns().filter(live).map(|turn| &turn.span);
         let mut spans: Vec<Range<u64>> = facts.chain(turns).cloned().collect();
         let spilled = || self.turns().any(|turn| turn.place != TurnPlace::Live);
-        if planted(Bug::HalfTurn)
+        if planted(Mutant::HalfTurn)
             && let Some(oldest) = spans.get_mut(self.facts.len()).filter(|_| spilled())
         {
             oldest.start = oldest.start.midpoint(oldest.end);
@@ -228,7 +228,7 @@ impl Transcript {
                     self.turns[i].turn.is_pinned = is_pinned;
                 }
             }
-            LogChange::Forgotten { .. } if planted(Bug::TombstoneIgnored) => {}
+            LogChange::Forgotten { .. } if planted(Mutant::TombstoneIgnored) => {}
             LogChange::Forgotten { turn } => self.turns.retain(|h| h.turn.number != turn),
             LogChange::Revoked { fact } => self.facts.retain(|f| f.number != fact),
             LogChange::Verbatim { fact, bytes } => {

@@ -140,7 +140,9 @@ impl Evictor {
             };
             let leave = self.choose(runner, id, policy, &limits, words.as_mut())?;
             log::debug!("position {position}: {leave} of {rows} rows leave layer {layer}");
-            runner.store.evict_rows(id, layer, anchors, &self.candidates[..leave])?;
+            runner
+                .store
+                .evict_rows(id, layer, anchors, &self.candidates[..leave])?;
         }
         if let Some(guard) = &mut self.guard {
             let kl = guard.settle();

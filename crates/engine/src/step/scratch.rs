@@ -9,7 +9,7 @@ use haversack_kernels::attention::{self, AttentionJob, AttentionLimits, SPAN_SLO
 use haversack_kernels::matmul::Int8Rows;
 use haversack_kernels::ops::rope::{self, RopeSpec};
 use haversack_kernels::threads::chunks_mut;
-use haversack_memory::zoo::{Bug, planted};
+use haversack_memory::mutants::{Mutant, planted};
 
 /// How large a step is: what scratch memory is reserved for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -141,7 +141,7 @@ impl Rotations {
             self.ends.push(self.shifts.len());
         }
         let mut angles = std::mem::take(&mut self.angles);
-        let moved = |span: usize| match planted(Bug::RowsForPositions) {
+        let moved = |span: usize| match planted(Mutant::RowsForPositions) {
             true => self.shifts(span)[0],
             false => 0,
         };
@@ -199,7 +199,7 @@ fn fill_angles(
     for (spec, out) in config.ropes.iter().zip(out) {
         out.resize(rows * spec.dims, 0.0);
         let positions = spans.iter().enumerate().flat_map(|(i, span)| {
-            let restarts = span.tokens.len() == 1 && planted(Bug::PositionsRestart);
+            let restarts = span.tokens.len() == 1 && planted(Mutant::PositionsRestart);
             let position = if restarts { 0 } else { span.position };
             let first = position.saturating_sub(shift(i));
             (0..span.tokens.len() as u64).map(move |row| first + row)
