@@ -14,8 +14,6 @@ pub mod file;
 #[cfg(any(unix, windows))]
 pub mod journal;
 mod kernel_text;
-#[doc(hidden)]
-pub mod mutants;
 pub mod pressure;
 pub mod reading;
 #[cfg(unix)]
