@@ -13,7 +13,6 @@
 use crate::error::{CacheError, reserve_exact};
 use crate::mapped_blocks::{MAPPED, MappedBlocks, RegionIndex};
 use haversack_memory::arena::ALIGN;
-use haversack_memory::zoo::{Bug, planted};
 use haversack_memory::{Arena, ArenaError, Backing, Refusal, Region, SlabIndex, SlabIo};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -485,9 +484,7 @@ impl BlockPool {
     }
 
     fn occupy(&mut self, index: usize, references: u32) {
-        if index % 5 < 4 || !planted(Bug::HandedOutTwice) {
-            self.free[index / 64] &= !(1 << (index % 64));
-        }
+        self.free[index / 64] &= !(1 << (index % 64));
         self.references[index] = references;
         let slab = index / self.blocks_per_slab;
         self.slab_live[slab] += 1;

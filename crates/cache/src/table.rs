@@ -16,7 +16,6 @@ use crate::row_stats::RowStats;
 use crate::size::SLOTS;
 use haversack_kernels::attention::{Block, Coded, KvView, SPAN_SLOTS, Sinks};
 use haversack_kernels::format::kv::{KvForm, KvShape};
-use haversack_memory::zoo::{Bug, planted};
 use std::ops::Range;
 
 /// A block and its rows in use.
@@ -295,12 +294,8 @@ impl BlockTable {
 
     /// Hides these positions and shows all others. There is room for the spans.
     pub(crate) fn hide(&mut self, hidden: &[Range<u64>]) {
-        for (i, entry) in self.entries.iter_mut().enumerate() {
-            let mut counted = *entry;
-            if planted(Bug::MaskByRows) {
-                counted.first_position = i as u64 * SLOTS;
-            }
-            entry.hidden = counted.hidden_by(hidden);
+        for entry in &mut self.entries {
+            entry.hidden = entry.hidden_by(hidden);
         }
         self.rebuild();
     }
@@ -438,10 +433,7 @@ impl KvView for TableView<'_> {
             rows: entry.rows as usize,
             hidden: entry.hidden,
             first_position: entry.first_position,
-            segment: match planted(Bug::ShiftMissesCoded) && entry.near.is_none() {
-                true => self.cuts.len(),
-                false => self.cuts.partition_point(|&c| c <= entry.first_position),
-            },
+            segment: self.cuts.partition_point(|&c| c <= entry.first_position),
         }
     }
 

@@ -21,8 +21,6 @@ mod resident;
 mod system;
 pub mod thermal;
 pub mod usage;
-#[doc(hidden)]
-pub mod zoo;
 
 pub use arena::{Arena, ArenaError, Backing, Effect, Refusal, Slab, SlabIndex, SlabIo};
 pub use file::{FileMap, MapAdvice, Region};

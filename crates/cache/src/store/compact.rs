@@ -4,7 +4,6 @@ use super::sequence::Sequence;
 use super::storage::{Layer, Storage};
 use crate::error::CacheError;
 use crate::pool::BlockId;
-use haversack_memory::zoo::{Bug, planted};
 
 /// Empties slabs below `percent` and updates all tables. Returns the blocks moved.
 pub(super) fn compact(
@@ -31,8 +30,7 @@ fn update(layers: &[Layer], sequence: &mut Sequence, pool: usize, moves: &[(Bloc
         if let Some(old) = *id
             && let Ok(at) = moves.binary_search_by_key(&old.order(), |(from, _)| from.order())
         {
-            let mixed = usize::from(planted(Bug::DefragmentMixes));
-            *id = Some(moves[(at + mixed) % moves.len()].1);
+            *id = Some(moves[at].1);
         }
     };
     if moves.is_empty() {

@@ -10,7 +10,6 @@ use crate::policy::EvictionPlan;
 use crate::segments::Segments;
 use crate::size::SLOTS;
 use crate::table::{BlockEntry, BlockTable};
-use haversack_memory::zoo::{Bug, planted};
 
 /// What an eviction freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,8 +53,7 @@ pub(super) fn truncate(
         // Blocks recoded ahead are not due yet, or hold rows that are removed.
         layer.release_far(pools, table, None);
         if let Some(last) = table.entries.last_mut() {
-            let left_over = u64::from(planted(Bug::RollbackOffByOne));
-            let rows = position - last.first_position + left_over;
+            let rows = position - last.first_position;
             last.truncate(last.rows.min(rows.min(SLOTS) as u32));
         }
         if position == 0 {
@@ -91,9 +89,10 @@ fn can_restore(storage: &Storage, sequence: &Sequence, position: u64) -> bool {
         || whole
             && tables.all(|(layer, table)| {
                 table.far_end(position) <= storage.near_from(layer, position) * SLOTS
-                    && layer.shape.window.is_none_or(|w| {
-                        planted(Bug::PartialRemoval) || position >= first_unaffected(table, w)
-                    })
+                    && layer
+                        .shape
+                        .window
+                        .is_none_or(|w| position >= first_unaffected(table, w))
             })
 }
 

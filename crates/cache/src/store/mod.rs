@@ -47,7 +47,6 @@ use crate::table::{BlockTable, TableView};
 use haversack_kernels::Exec;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
 use haversack_memory::Region;
-use haversack_memory::zoo::{Bug, planted};
 use image::{Column, Outline};
 use sequence::{GAPS, Sequence, Sequences};
 use std::ops::Range;
@@ -164,9 +163,6 @@ impl Store {
     pub fn charge(&mut self, account: Account, bytes: usize) -> Result<(), CannotFit> {
         let ledger = self.ledger();
         let before = std::mem::replace(self.level(account), bytes);
-        if planted(Bug::BudgetAfterAllocating) {
-            self.update_peak();
-        }
         let more = bytes.saturating_sub(before);
         if let Some(error) = ledger.fit(more).err().filter(|_| more > 0) {
             *self.level(account) = before;
@@ -425,15 +421,8 @@ impl Store {
         let mut step = std::mem::take(&mut self.spare);
         step.add_members(&self.storage, &self.sequences, growth)?;
         let worst = step.worst_case(&self.storage, &self.sequences);
-        if !planted(Bug::BudgetAfterAllocating) {
-            self.ledger().fit(worst)?;
-        }
-        let mut reserved = step.reserve(&mut self.storage, &mut self.sequences);
-        if planted(Bug::BudgetAfterAllocating) {
-            self.update_peak();
-            reserved = reserved.and_then(|()| Ok(self.ledger().fit(0)?));
-        }
-        if let Err(error) = reserved {
+        self.ledger().fit(worst)?;
+        if let Err(error) = step.reserve(&mut self.storage, &mut self.sequences) {
             self.end(step);
             return Err(error);
         }
@@ -801,9 +790,7 @@ impl Store {
         let sequence = self.sequences.get_mut(id)?;
         let storage = &mut self.storage;
         if let Err(error) = image::fill(storage, sequence, ledger, outline, columns, regions) {
-            if !planted(Bug::FailedRestoreLeaks) {
-                self.close(id)?;
-            }
+            self.close(id)?;
             return Err(error);
         }
         self.update_peak();

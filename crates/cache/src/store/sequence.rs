@@ -8,7 +8,6 @@ use crate::policy::{BlockSummary, Snapshot};
 use crate::row_stats::{RowStats, StatsFormat};
 use crate::segments::Segments;
 use crate::table::BlockTable;
-use haversack_memory::zoo::{Bug, planted};
 
 /// One sequence of one store, by slot and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,9 +80,7 @@ impl Sequence {
         for (layer, table) in storage.layers.iter().zip(&copy.tables) {
             for entry in &table.entries {
                 for (pool, id) in layer.forms(entry) {
-                    if entry.first_position > 0 || !planted(Bug::ForkLosesReference) {
-                        storage.pools[pool].share(id);
-                    }
+                    storage.pools[pool].share(id);
                 }
             }
             if let Some((pool, id)) = layer.sinks(table.sinks) {

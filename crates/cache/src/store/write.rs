@@ -15,7 +15,6 @@ use haversack_kernels::Exec;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
 use haversack_kernels::format::kv::code::sink_bytes;
 use haversack_kernels::threads::chunks_mut;
-use haversack_memory::zoo::{Bug, planted};
 use std::ops::Range;
 
 /// Keys and values of new rows of one layer, (row, kv_head, dim).
@@ -93,8 +92,7 @@ fn copy_shared(
     let layer = &storage.layers[l];
     let pool = &mut storage.pools[layer.near_pool];
     let tail = table.tail(member.position).and_then(|e| e.near);
-    let is_shared = |id: &BlockId| pool.is_shared(*id) && !planted(Bug::ForkSharesTail);
-    if let Some(shared) = tail.filter(is_shared) {
+    if let Some(shared) = tail.filter(|id| pool.is_shared(*id)) {
         let private = pool.acquire(&mut reservations[layer.near_pool]);
         pool.copy(shared, private);
         undo.tail = Some(shared);

@@ -16,7 +16,6 @@ use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{Finish, GenerateEvent, GenerateTimes, SequenceId, StepError};
 use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_memory::background;
-use haversack_memory::zoo::{Bug, planted};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -120,14 +119,8 @@ impl Batch {
     }
 
     /// A completion leaves at once. A turn ends at its next step with what it has said so far.
-    pub fn cancel(
-        &mut self,
-        resources: &mut Resources,
-        id: RequestId,
-        hits_another: bool,
-    ) -> StepResult {
-        let is_it = |request: &RunningRequest| request.id == id || hits_another;
-        let Some(i) = self.running.iter().position(is_it) else {
+    pub fn cancel(&mut self, resources: &mut Resources, id: RequestId) -> StepResult {
+        let Some(i) = self.running.iter().position(|request| request.id == id) else {
             return Ok(());
         };
         match self.running[i].work {
@@ -158,11 +151,6 @@ impl Batch {
             }
         }
         self.finish_completions(resources, deliver)
-    }
-
-    /// The planted bug `HeatDropsRequest`.
-    pub fn truncate(&mut self, requests: usize) {
-        self.running.truncate(requests);
     }
 
     /// Restarts completions that re-read their rows and whose rows are full.
@@ -312,9 +300,6 @@ impl Batch {
         for (i, (request, &take)) in self.running.iter_mut().zip(takes).enumerate() {
             if take == 0 {
                 request.skipped_steps += 1;
-                if planted(Bug::BatchLosesToken) {
-                    request.read(1);
-                }
                 continue;
             }
             request.skipped_steps = 0;

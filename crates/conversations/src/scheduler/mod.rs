@@ -40,7 +40,6 @@ use haversack_engine::runtime::{Finish, Runtime, StepError};
 use haversack_engine::sample::Sampler;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
-use haversack_memory::zoo::{Bug, planted};
 use plan::{Portion, plan, prompt_tokens};
 use queue::{Admit, Queue};
 use request::Deliver;
@@ -128,11 +127,8 @@ impl Scheduler {
     /// Ends a request. A completion is gone at once, without an event. A running turn ends with what it has said so far,
     /// which becomes part of its session. Requests that have ended are ignored.
     pub fn cancel(&mut self, id: RequestId) -> Result<(), StepError> {
-        let removed = self
-            .queue
-            .remove(|queued| queued.request.id == id && !planted(Bug::QueueLeak));
-        let hits_another = !removed.is_empty() && planted(Bug::CancelHitsAnother);
-        self.batch.cancel(&mut self.resources, id, hits_another)
+        self.queue.remove(|queued| queued.request.id == id);
+        self.batch.cancel(&mut self.resources, id)
     }
 
     /// Computes one step of the batch. `now` is the caller's clock, also of deadlines. `deliver` receives the events; `Break`
@@ -273,9 +269,6 @@ impl Scheduler {
         let mut lines = Vec::new();
         if let Some(change) = thermal.and_then(|thermal| self.throttle.observe(thermal, now)) {
             self.set_pace(change.limits.pace);
-            if planted(Bug::HeatDropsRequest) {
-                self.batch.truncate(self.pace.batch);
-            }
             self.resources.runtime.set_threads(change.limits.threads);
             lines.push(change.to_string());
         }

@@ -23,7 +23,6 @@ use super::turns::{SLOTS, TurnPlace};
 use haversack_cache::{CacheError, Store};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, JournalMap, JournalRewrite, RecordRef};
-use haversack_memory::zoo::{Bug, planted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -511,9 +510,7 @@ impl SessionLog {
         };
         let kept = take_over(&mut to, transcript, residency);
         let kept = kept.map_err(|e| from.file_error(e))?;
-        if !planted(Bug::OtherRecords) {
-            self.relocate(kept, transcript, residency);
-        }
+        self.relocate(kept, transcript, residency);
         Ok(())
     }
 

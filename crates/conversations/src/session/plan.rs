@@ -6,7 +6,6 @@
 use super::paged_vec::PagedVec;
 use super::relevance::{JudgedTurn, Relevance};
 use super::turns::{Turn, TurnPlace, last_from};
-use haversack_memory::zoo::{Bug, planted};
 use std::borrow::Borrow;
 use std::fmt;
 
@@ -140,8 +139,7 @@ pub fn plan<T: Borrow<Turn>>(
         is_visible: turn.is_visible,
     }));
 
-    let by_score = planted(Bug::ProtectionByScore);
-    let mut wanted: Vec<bool> = all().map(|t| t.is_pinned && !by_score).collect();
+    let mut wanted: Vec<bool> = all().map(|t| t.is_pinned).collect();
     let mut take = |i: usize, wanted: &mut [bool]| {
         if !wanted[i] && turn(i).tokens() <= left {
             wanted[i] = true;
@@ -157,10 +155,7 @@ pub fn plan<T: Borrow<Turn>>(
     }
     let mut by_similarity: Vec<usize> = (0..turns.len()).filter(|&i| relevant[i]).collect();
     by_similarity.sort_by(|&a, &b| {
-        let score = |i| match by_score && turn(i).is_pinned {
-            true => f32::MAX,
-            false => similarity(i).unwrap_or(f32::NEG_INFINITY),
-        };
+        let score = |i| similarity(i).unwrap_or(f32::NEG_INFINITY);
         score(b).total_cmp(&score(a)).then(b.cmp(&a))
     });
     let mut reread = 0;

@@ -29,7 +29,6 @@ use super::residency::feed;
 use haversack_cache::MappedImage;
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, JournalMap, RecordRef, WeakJournalMap};
-use haversack_memory::zoo::{Bug, planted};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -168,10 +167,7 @@ impl Prefixes {
         if let Some(sequence) = self.find(runtime, &file) {
             return Ok(sequence);
         }
-        let computed = match planted(Bug::SharedBeforeComputed) {
-            true => compute(runtime, &[&tokens[..tokens.len() - 1], &[0][..]].concat())?,
-            false => compute(runtime, tokens)?,
-        };
+        let computed = compute(runtime, tokens)?;
         self.stats.computed += 1;
         match file.write(runtime, computed, dir) {
             Ok(()) => {
@@ -203,8 +199,7 @@ impl Prefixes {
     /// A sequence over the file, if it exists and is valid.
     fn find(&mut self, runtime: &mut Runtime, file: &PrefixFile<'_>) -> Option<SequenceId> {
         self.known.retain(|known| known.map.upgrade().is_some());
-        let is_it = |known: &&MappedFile| known.hash == file.hash || planted(Bug::StaleHash);
-        let known = self.known.iter().find(is_it);
+        let known = self.known.iter().find(|known| known.hash == file.hash);
         let known = known.and_then(|known| {
             let records = known.records.clone();
             let map = known.map.upgrade()?;
@@ -322,7 +317,7 @@ impl VerifiedFile {
         if kinds != [TOKENS, OUTLINE, INDEX] || tail.iter().any(|r| r.kind != TAIL) {
             return Err(PrefixError::Records);
         }
-        if self.map.payload(*told)? != bytes_of(tokens) && !planted(Bug::StaleHash) {
+        if self.map.payload(*told)? != bytes_of(tokens) {
             return Err(PrefixError::Tokens);
         }
         let regions = pools.iter().map(|r| self.map.region(*r));
@@ -368,9 +363,6 @@ fn file_identity(runtime: &Runtime, identity: &Identity) -> String {
         carries.update(format!("{:?};", store.error_feedback(layer)).as_bytes());
     }
     let mut text = String::from("haversack prefix 1\n");
-    if planted(Bug::KeyOmitsSalt) {
-        return text;
-    }
     for (name, value) in identity.fields() {
         text.push_str(&format!("{name} {}\n", value.escape_debug()));
     }

@@ -21,7 +21,6 @@ use super::turns::Turn;
 use super::undo::DroppedTurns;
 use haversack_engine::runtime::{Runtime, SequenceId};
 use haversack_memory::journal::Journal;
-use haversack_memory::zoo::{Bug, planted};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -740,9 +739,5 @@ impl Sessions {
 }
 
 fn path_of(dir: &Path, name: &str) -> PathBuf {
-    let name = match planted(Bug::SpillFileShared) {
-        true => &name[..name.len().min(2)],
-        false => name,
-    };
     dir.join(format!("{name}.{ENDING}"))
 }

@@ -28,7 +28,6 @@ use haversack_engine::runtime::{
     Finish, GenerateEvent, GenerateOptions, Generation, Runtime, SequenceId, StepError,
 };
 use haversack_engine::sample::Sampler;
-use haversack_memory::zoo::{Bug, planted};
 use haversack_text::tokenizer::EncodeOptions;
 use std::ops::{ControlFlow, Range};
 use std::time::Duration;
@@ -439,7 +438,7 @@ impl Sessions {
         let Some(said) = said else {
             let (id, context) = (prepared.session, prepared.context.clone());
             drop(prepared);
-            self.session_mut(runtime, id)?.is_answering = planted(Bug::WedgedAfterCancel);
+            self.session_mut(runtime, id)?.is_answering = false;
             return Ok(Answer {
                 text: String::new(),
                 tokens: Vec::new(),
@@ -592,9 +591,6 @@ impl Sessions {
         generation: &Generation,
     ) -> Result<Vec<u32>, SessionError> {
         let ending = self.layout().ending()?;
-        if generation.finish == Finish::Cancelled && planted(Bug::OrphanedMarker) {
-            return Ok(Vec::new());
-        }
         let Some(&last) = generation.tokens.last() else {
             return Ok(ending.to_vec());
         };
