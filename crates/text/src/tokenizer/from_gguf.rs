@@ -2,8 +2,8 @@
 //! a line in the log where the text still tokenizes soundly.
 
 use super::pieces::{Pieces, TOKENS_MAX, TokenKind, VocabError};
-use super::vocab::{TokenizerModel, Vocab};
 use super::spm;
+use super::vocab::{TokenizerModel, Vocab};
 use haversack_gguf::{Array, Gguf, shown};
 
 const MODEL: &str = "tokenizer.ggml.model";

@@ -113,6 +113,7 @@ impl Tokenizer {
                     what: own.into(),
                 },
             })
+    }
 
     pub fn new(mut vocab: Vocab) -> Result<Tokenizer, VocabError> {
         vocab.check()?;
