@@ -145,8 +145,8 @@ fn turns_come_and_go() {
 #[test]
 fn a_dropped_turn_is_undone() {
     let world = World::new();
-    let mut answers = Vec::new();
-    for stage in 0..4 {
+    let (mut answers, mut lives) = (Vec::new(), Vec::new());
+    for stage in 0..5 {
         let mut runtime = world.runtime();
         let mut sessions = world.sessions(&runtime);
         let name = format!("anna{stage}");
@@ -154,10 +154,7 @@ fn a_dropped_turn_is_undone() {
             .create(&mut runtime, &name, "You know things.", 0)
             .unwrap();
         say(&mut sessions, &mut runtime, id, QUESTIONS[0]);
-        let (before, live) = (
-            sessions.stats(&runtime, id).unwrap(),
-            runtime.ledger().kv_live,
-        );
+        let before = sessions.stats(&runtime, id).unwrap();
         if stage > 0 {
             let (now, options) = (8, GenerateOptions::default());
             let mut turn = sessions
@@ -170,8 +167,11 @@ fn a_dropped_turn_is_undone() {
                 runtime.feed(sequence, &tokens, &mut go_on).unwrap();
                 turn.read(tokens.len());
             }
-            drop(turn);
-            if stage > 2 {
+            match stage {
+                2 => sessions.abandon(&mut runtime, turn).unwrap(),
+                _ => drop(turn),
+            }
+            if stage == 4 {
                 // A call without a runtime.
                 sessions.recall(id, 0).unwrap();
             }
@@ -179,12 +179,14 @@ fn a_dropped_turn_is_undone() {
         }
         assert!(!sessions.is_answering(id).unwrap());
         assert_eq!(sessions.stats(&runtime, id).unwrap(), before, "{stage}");
-        assert_eq!(runtime.ledger().kv_live, live, "{stage}");
+        lives.push(runtime.ledger().kv_live);
         answers.push(say(&mut sessions, &mut runtime, id, QUESTIONS[2]).tokens);
         sessions.suspend(&mut runtime, id).unwrap();
         assert_eq!(runtime.ledger().kv_live, 0, "{stage}");
     }
     assert!(answers.iter().all(|answer| *answer == answers[0]));
+    // Dropping leaves as much memory in use as `abandon` does.
+    assert_eq!((lives[3], lives[4]), (lives[2], lives[2]));
 }
 
 /// A process killed after a turn goes on as if nothing had happened: every turn is resumed in a new process' place and

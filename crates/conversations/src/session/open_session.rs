@@ -157,8 +157,8 @@ impl OpenSession {
         home: Option<LogHome>,
     ) -> Result<OpenSession, SessionError> {
         let options = &self.options;
-        let journal = home.as_ref().map(|home| home.create(options)).transpose();
-        let log = SessionLog::new(name, home, journal.map_err(|error| error.of(name))?);
+        let journal = home.as_ref().map(|home| home.create(name, options));
+        let log = SessionLog::new(name, home, journal.transpose()?);
         let sequence = match runtime.fork(self.residency.sequence) {
             Ok(sequence) => sequence,
             Err(error) => {

@@ -278,7 +278,7 @@ impl OpenSession {
         reading: RebuildReading,
         sequence: SequenceId,
     ) -> Result<(), SessionError> {
-        let checkpoint = self.log.checkpoint();
+        let records = self.log.records();
         let transcript = self.transcript.clone();
         let blocks = self.residency.blocks.clone();
         let new = Residency {
@@ -287,8 +287,8 @@ impl OpenSession {
         };
         let old = std::mem::replace(&mut self.residency, new);
         self.transcript.facts.clear();
-        let records = transcript.facts.iter().filter_map(|f| f.record);
-        for record in records.chain(old.columns.values().copied()) {
+        let facts = transcript.facts.iter().filter_map(|f| f.record);
+        for record in facts.chain(old.columns.values().copied()) {
             self.log.release_record(Some(record));
         }
         self.log.drop_waiting_facts();
@@ -324,7 +324,7 @@ impl OpenSession {
             Ok(())
         });
         if let Err(error) = saved {
-            self.log.restore(checkpoint);
+            self.log.restore(records);
             self.transcript = transcript;
             self.residency = old;
             return Err(error);

@@ -84,19 +84,15 @@ impl Sessions {
     }
 
     /// Judges turns by their embeddings. Without an encoder every turn in memory stays visible.
-    pub fn with_encoder(self, encoder: Arc<dyn Embed>) -> Sessions {
-        Sessions {
-            encoder: Some(encoder),
-            ..self
-        }
+    pub fn with_encoder(mut self, encoder: Arc<dyn Embed>) -> Sessions {
+        self.encoder = Some(encoder);
+        self
     }
 
     /// Condenses streams over their limit; by default [`Extractive`] does.
-    pub fn with_condenser(self, condenser: Arc<dyn Condense>) -> Sessions {
-        Sessions {
-            condenser: Some(condenser),
-            ..self
-        }
+    pub fn with_condenser(mut self, condenser: Arc<dyn Condense>) -> Sessions {
+        self.condenser = Some(condenser);
+        self
     }
 
     pub fn options(&self) -> &SessionOptions {
@@ -156,8 +152,8 @@ impl Sessions {
         let opening = layout.opening(&piece.text, now_ms)?;
         check_persistent(opening.len(), options.persistent_max)?;
         let home = self.home(name);
-        let journal = match home.as_ref().map(|home| home.create(options)) {
-            Some(Err(error)) if error.is_refusal() => return Err(error.of(name)),
+        let journal = match home.as_ref().map(|home| home.create(name, options)) {
+            Some(Err(error)) if !error.is_disk() => return Err(error),
             Some(created) => created.ok(),
             None => None,
         };
