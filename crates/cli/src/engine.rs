@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub struct Engine {
+pub struct LoadedModel {
     pub path: PathBuf,
     pub model: Arc<Model>,
     pub runtime: Runtime,
@@ -85,12 +85,12 @@ impl Habits {
 }
 
 /// Loads what `MODEL` means, fetching it first if need be.
-pub fn load(model: Option<&str>, compute: &ComputeArgs, habits: Habits) -> Result<Engine> {
+pub fn load(model: Option<&str>, compute: &ComputeArgs, habits: Habits) -> Result<LoadedModel> {
     let options = runtime_options(compute, habits)?;
     let path = resolve::model(model)?;
     let started = Instant::now();
     let (model, runtime) = open(&path, compute, &options)?;
-    Ok(Engine {
+    Ok(LoadedModel {
         path,
         model,
         runtime,
@@ -428,7 +428,7 @@ impl Memory {
     }
 }
 
-impl Engine {
+impl LoadedModel {
     /// The ids of a conversation, up to the opening of the assistant's turn. Nothing a message says
     /// can become a special token, unless the messages are `trusted` to mean it.
     pub fn chat_ids(&self, messages: &[Message], trusted: bool) -> Result<Vec<u32>> {

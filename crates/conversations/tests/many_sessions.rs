@@ -9,7 +9,9 @@ use haversack_conversations::scheduler::{
     Pace, Request, RequestEvent, RequestId, RequestKind, Scheduler, SchedulerOptions, SubmitError,
 };
 use haversack_conversations::session::turns::TurnPlace;
-use haversack_conversations::session::{Answer, SessionError, SessionId, SessionOptions, Sessions};
+use haversack_conversations::session::{
+    SessionError, SessionId, SessionOptions, Sessions, TurnAnswer,
+};
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::{Finish, GenerateOptions};
 use haversack_engine::sample::SampleOptions;
@@ -89,7 +91,7 @@ fn turn_in(session: &str, text: String) -> Request {
 }
 
 /// The answers of each session in each round, computed one after the other without a budget.
-fn alone(model: &Arc<Model>, dir: &Path, rounds: usize) -> Vec<Vec<Answer>> {
+fn alone(model: &Arc<Model>, dir: &Path, rounds: usize) -> Vec<Vec<TurnAnswer>> {
     let mut runtime = runtime(model, dir, None);
     let mut sessions = sessions(&runtime, &dir.join("alone"));
     let all = NAMES.iter().enumerate().map(|(who, name)| {
@@ -112,7 +114,7 @@ fn sizes(model: &Arc<Model>, dir: &Path) -> (usize, usize) {
 }
 
 /// Steps until the scheduler is idle.
-fn finish(scheduler: &mut Scheduler, budget: Option<usize>) -> HashMap<RequestId, Answer> {
+fn finish(scheduler: &mut Scheduler, budget: Option<usize>) -> HashMap<RequestId, TurnAnswer> {
     let mut said = HashMap::new();
     let mut steps = 0;
     while !scheduler.is_idle() {

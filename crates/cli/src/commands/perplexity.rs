@@ -6,7 +6,7 @@
 //! read again and again for a stream.
 
 use crate::args::{self, Mode, Reference};
-use crate::engine::{self, Engine, Habits};
+use crate::engine::{self, Habits, LoadedModel};
 use crate::error::usage;
 use crate::input::Text;
 use crate::interrupt::Cooperative;
@@ -65,7 +65,7 @@ fn check(args: &args::PerplexityArgs) -> Result<()> {
 }
 
 /// Options of a runtime that keeps everything in f16, at the same activations.
-fn exact(engine: &Engine, args: &args::PerplexityArgs) -> Result<RuntimeOptions> {
+fn exact(engine: &LoadedModel, args: &args::PerplexityArgs) -> Result<RuntimeOptions> {
     let given = engine::runtime_options(&args.compute, Habits::JUDGE)?;
     Ok(RuntimeOptions {
         threads: engine.runtime.threads(),
@@ -78,7 +78,7 @@ fn exact(engine: &Engine, args: &args::PerplexityArgs) -> Result<RuntimeOptions>
 
 struct Job<'a> {
     args: &'a args::PerplexityArgs,
-    engine: Engine,
+    engine: LoadedModel,
     exact: RuntimeOptions,
     as_json: bool,
 }

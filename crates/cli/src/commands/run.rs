@@ -1,7 +1,7 @@
 //! `run`: one completion, streamed.
 
 use crate::args;
-use crate::engine::{self, Engine, Habits, milliseconds, per_second};
+use crate::engine::{self, Habits, LoadedModel, milliseconds, per_second};
 use crate::error::usage;
 use crate::input::Text;
 use crate::interrupt::Cooperative;
@@ -144,7 +144,7 @@ fn is_plain_text(args: &args::RunArgs) -> bool {
     args.raw || args.prompt.ids.is_some()
 }
 
-fn prompt_ids(args: &args::RunArgs, prompt: Text, engine: &Engine) -> Result<Vec<u32>> {
+fn prompt_ids(args: &args::RunArgs, prompt: Text, engine: &LoadedModel) -> Result<Vec<u32>> {
     let tokenizer = engine.model.tokenizer();
     if let Some(ids) = &args.prompt.ids {
         super::tokenize::check_ids(tokenizer, &ids.0)?;

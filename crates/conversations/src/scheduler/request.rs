@@ -8,7 +8,7 @@
 use super::plan::Priority;
 use super::queue::QueueFull;
 use super::row_limit::{RowLimit, RowLimitError};
-use crate::session::{Answer, SessionError};
+use crate::session::{SessionError, TurnAnswer};
 use haversack_engine::device::WindowChange;
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::{Completed, Sampled};
@@ -135,7 +135,7 @@ pub enum RequestEvent<'a> {
     /// A completion has ended, or a request of either kind passed its deadline in the queue.
     Completed(Completed, RequestReport),
     /// A turn has ended, is part of its session and was saved.
-    TurnSaved(Box<Answer>),
+    TurnSaved(Box<TurnAnswer>),
     Failed(RequestError),
 }
 

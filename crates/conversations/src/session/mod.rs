@@ -87,8 +87,8 @@ pub(crate) use open_session::ResumeMode;
 pub use options::SessionOptions;
 pub use prefix::{PrefixError, PrefixProblem, PrefixStats};
 pub use report::{
-    Answer, ContextReport, ListedSession, SessionCounters, SessionReport, SessionStats, TurnReport,
-    TurnView,
+    ContextReport, ListedSession, SessionCounters, SessionReport, SessionStats, TurnAnswer,
+    TurnReport, TurnView,
 };
 pub use sessions::Sessions;
 pub use slots::SessionId;

@@ -1,5 +1,5 @@
 //! Reports on a session: where its turns are, how relevant they were to the last question, and what was decided for it.
-//! Only [`TurnView`] and [`Answer`] contain text of the conversation.
+//! Only [`TurnView`] and [`TurnAnswer`] contain text of the conversation.
 
 use super::condensing::CondenseOutcome;
 use super::error::{SessionError, SharedError};
@@ -33,7 +33,7 @@ pub struct ContextReport {
 }
 
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct TurnAnswer {
     pub text: String,
     pub tokens: Vec<u32>,
     pub finish: Finish,

@@ -15,7 +15,7 @@ use super::open_session::{OpenSession, stored_bytes};
 use super::plan::{TurnRoom, plan};
 use super::record::TurnRecord;
 use super::relevance::Relevance;
-use super::report::{Answer, ContextReport};
+use super::report::{ContextReport, TurnAnswer};
 use super::residency::{feed, fits, promised_bytes};
 use super::sessions::Sessions;
 use super::slots::SessionId;
@@ -258,7 +258,7 @@ impl PreparedTurn {
         ending: Vec<u32>,
         embedding: Option<Embedding>,
         now_ms: u64,
-    ) -> Result<Answer, SessionError> {
+    ) -> Result<TurnAnswer, SessionError> {
         let end = runtime.position(self.sequence)?;
         let mut tokens = self.question().to_vec();
         tokens.extend_from_slice(&generation.tokens);
@@ -294,7 +294,7 @@ impl PreparedTurn {
             unsaved: session.log.unsaved().cloned(),
             ..self.context
         };
-        Ok(Answer {
+        Ok(TurnAnswer {
             text: generation.text.clone(),
             tokens: generation.tokens.clone(),
             finish: generation.finish,
@@ -317,7 +317,7 @@ impl Sessions {
         sampler: &mut Sampler,
         options: &GenerateOptions,
         tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
-    ) -> Result<Answer, SessionError> {
+    ) -> Result<TurnAnswer, SessionError> {
         let mut turn = self.begin(runtime, id, text, None, now_ms, options)?;
         let per_token = self.options().condense_per_token;
         let TurnInProgress {
@@ -426,7 +426,7 @@ impl Sessions {
         runtime: &mut Runtime,
         turn: TurnInProgress,
         embedding: Option<Embedding>,
-    ) -> Result<Answer, SessionError> {
+    ) -> Result<TurnAnswer, SessionError> {
         let said = turn.said();
         let TurnInProgress {
             stage,
@@ -439,7 +439,7 @@ impl Sessions {
             let (id, context) = (prepared.session, prepared.context.clone());
             drop(prepared);
             self.session_mut(runtime, id)?.is_answering = false;
-            return Ok(Answer {
+            return Ok(TurnAnswer {
                 text: String::new(),
                 tokens: Vec::new(),
                 finish: generation.finish,
@@ -565,7 +565,7 @@ impl Sessions {
         generation: Generation,
         embedding: Option<Embedding>,
         now_ms: u64,
-    ) -> Result<Answer, SessionError> {
+    ) -> Result<TurnAnswer, SessionError> {
         let read = match rest {
             [] => Ok(()),
             rest => feed(runtime, prepared.sequence, rest),

@@ -1,6 +1,6 @@
 //! What tests of sessions share: an encoder of words, a turn, and what attention sees.
 
-use haversack_conversations::session::{Answer, Embed, SessionError, SessionId, Sessions};
+use haversack_conversations::session::{Embed, SessionError, SessionId, Sessions, TurnAnswer};
 use haversack_engine::Runtime;
 use haversack_engine::encoder::{DIMENSIONS, Embedding, EncoderError};
 use haversack_engine::runtime::{GenerateEvent, GenerateOptions};
@@ -31,7 +31,7 @@ pub fn try_say(
     runtime: &mut Runtime,
     id: SessionId,
     text: &str,
-) -> Result<Answer, SessionError> {
+) -> Result<TurnAnswer, SessionError> {
     let mut sampler = Sampler::new(SampleOptions {
         temperature: 0.0,
         ..SampleOptions::default()
@@ -42,7 +42,12 @@ pub fn try_say(
     sessions.say(runtime, id, text, 8, &mut sampler, &options, &mut go_on)
 }
 
-pub fn say(sessions: &mut Sessions, runtime: &mut Runtime, id: SessionId, text: &str) -> Answer {
+pub fn say(
+    sessions: &mut Sessions,
+    runtime: &mut Runtime,
+    id: SessionId,
+    text: &str,
+) -> TurnAnswer {
     try_say(sessions, runtime, id, text).unwrap()
 }
 

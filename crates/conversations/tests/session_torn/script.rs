@@ -3,7 +3,7 @@
 use crate::World;
 pub use crate::common::session::try_say as say;
 use haversack_conversations::session::{
-    Answer, RebuildProgress, SessionError, SessionId, Sessions,
+    RebuildProgress, SessionError, SessionId, Sessions, TurnAnswer,
 };
 use haversack_engine::Runtime;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -150,7 +150,7 @@ impl Telling {
         }
     }
 
-    pub fn try_step(&mut self, op: Op) -> Result<Option<Answer>, SessionError> {
+    pub fn try_step(&mut self, op: Op) -> Result<Option<TurnAnswer>, SessionError> {
         let (sessions, runtime) = (&mut self.sessions, &mut self.runtime);
         if let Create = op {
             self.main = Some(sessions.create(runtime, "main", OPENING, 5)?);

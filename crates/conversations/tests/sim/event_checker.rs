@@ -4,7 +4,7 @@ use crate::expected_turns::{ExpectedSession, ExpectedTurn};
 use crate::models::fingerprint;
 use crate::reference_request::{ReferenceRequest, RequestState, TokenHash};
 use haversack_conversations::scheduler::{Request, RequestEvent, RequestId, RequestKind};
-use haversack_conversations::session::Answer;
+use haversack_conversations::session::TurnAnswer;
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::SampleOptions;
 use std::collections::BTreeMap;
@@ -246,7 +246,7 @@ fn check_turn_event(
 /// Adds a saved turn to what is expected of its session.
 fn add_saved_turn(
     turn: &ReferenceTurn,
-    answer: &Answer,
+    answer: &TurnAnswer,
     expected_sessions: &mut [ExpectedSession],
 ) -> Result<(), String> {
     let tokens: Vec<u32> = turn.tokens.iter().map(|t| t.0).collect();

@@ -9,7 +9,7 @@ use crate::models::{Models, fingerprint};
 use crate::reference_request::TokenHash;
 use crate::seed_settings::SeedSettings;
 use haversack_conversations::session::layout::ChatLayout;
-use haversack_conversations::session::{Answer, SessionId, Sessions};
+use haversack_conversations::session::{SessionId, Sessions, TurnAnswer};
 use haversack_engine::runtime::{Finish, GenerateEvent, GenerateOptions, GenerateTimes, Runtime};
 use haversack_engine::sample::{SampleOptions, Sampler};
 use std::ops::ControlFlow;
@@ -74,7 +74,7 @@ impl ExpectedSession {
     }
 
     /// Adds a saved turn.
-    pub fn said(&mut self, turn: ExpectedTurn, answer: &Answer) {
+    pub fn said(&mut self, turn: ExpectedTurn, answer: &TurnAnswer) {
         let context = &answer.context;
         let moved = context.masked + context.spilled + context.evicted + context.recomputed;
         self.had_evictions |= moved > 0 || !context.recalled.is_empty();

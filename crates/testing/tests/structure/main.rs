@@ -28,7 +28,7 @@ const CRATES: [(&str, &str, bool); 14] = [
     ("hub", "haversack-hub", false),
     ("server", "haversack-server", false),
     ("cli", "haversack-cli", false),
-    ("testing", "haversack-testing", false),
+    ("testing", "haversack-testing", true),
 ];
 
 fn root() -> PathBuf {
@@ -201,7 +201,7 @@ fn json_http_and_anyhow_have_an_address() {
             // Schemas are JSON.
             "grammar" => &["serde_json"],
             "server" => &["serde_json", "tokio", "axum"],
-            "hub" => &["ureq", "anyhow"],
+            "hub" => &["ureq"],
             _ => &[],
         };
         let used = dependencies(&manifest(folder), "dependencies");

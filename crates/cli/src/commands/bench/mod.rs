@@ -7,9 +7,10 @@
 mod peer;
 mod record;
 mod roofline;
+mod work;
 
 use crate::args;
-use crate::engine::{self, Engine, Habits};
+use crate::engine::{self, Habits, LoadedModel};
 use crate::error::usage;
 use crate::{out, resolve};
 use anyhow::Result;
@@ -19,23 +20,7 @@ use peer::Peer;
 use serde_json::{Value as Json, json};
 use std::ops::ControlFlow;
 use std::time::Instant;
-
-/// Tokens decoded in one measurement.
-const DECODE_TOKENS: usize = 64;
-/// Tokens of each sequence before batched decoding begins, and decoded then.
-const BATCH_PROMPT: usize = 128;
-const BATCH_TOKENS: usize = 64;
-
-/// What a row measures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// Reading a prompt of this many tokens.
-    Prefill(usize),
-    /// Decoding, with this many tokens in the cache.
-    Decode { depth: usize },
-    /// One token for each of this many sequences per step.
-    Batch(usize),
-}
+use work::{BATCH_PROMPT, BATCH_TOKENS, DECODE_TOKENS, Work, median};
 
 const ROWS: [(&str, Work); 13] = [
     ("prefill_512", Work::Prefill(512)),
@@ -53,26 +38,15 @@ const ROWS: [(&str, Work); 13] = [
     ("batch_8", Work::Batch(8)),
 ];
 
-impl Work {
-    /// Positions a sequence reaches.
-    fn context(self) -> usize {
-        match self {
-            Work::Prefill(tokens) => tokens,
-            Work::Decode { depth } => depth.max(1) + DECODE_TOKENS,
-            Work::Batch(_) => BATCH_PROMPT + BATCH_TOKENS,
-        }
-    }
-}
-
 /// A measured row.
-pub struct Row {
+pub struct BenchRow {
     pub name: &'static str,
     /// Tokens per second.
     pub value: f64,
     pub against: Option<f64>,
 }
 
-impl Row {
+impl BenchRow {
     pub fn ratio(&self) -> Option<f64> {
         self.against
             .filter(|against| *against > 0.0)
@@ -168,7 +142,7 @@ fn chosen(only: &[String]) -> Result<Vec<(&'static str, Work)>> {
     Ok(ROWS.into_iter().filter(|(name, _)| wanted(name)).collect())
 }
 
-fn line(row: &Row) -> String {
+fn line(row: &BenchRow) -> String {
     match (row.against, row.ratio()) {
         (Some(against), Some(ratio)) => {
             format!(
@@ -181,12 +155,12 @@ fn line(row: &Row) -> String {
 }
 
 fn measure(
-    engine: &mut Engine,
+    engine: &mut LoadedModel,
     peer: Option<&Peer>,
     name: &'static str,
     work: Work,
     repeat: usize,
-) -> Result<Row> {
+) -> Result<BenchRow> {
     let mut bed = Bed::prepare(engine, work)?;
     // Once without counting: pages come in, threads wake up.
     bed.run(engine)?;
@@ -206,7 +180,7 @@ fn measure(
         ));
     }
     bed.close(engine)?;
-    Ok(Row {
+    Ok(BenchRow {
         name,
         value: median(&ours),
         against: theirs.best(),
@@ -222,7 +196,7 @@ struct Bed {
 }
 
 impl Bed {
-    fn prepare(engine: &mut Engine, work: Work) -> Result<Bed> {
+    fn prepare(engine: &mut LoadedModel, work: Work) -> Result<Bed> {
         let (count, depth) = match work {
             Work::Prefill(_) => (1, 0),
             // The first token needs one before it; it is what a beginning token is for.
@@ -248,7 +222,7 @@ impl Bed {
     }
 
     /// One measurement in tokens per second; the sequences stand where they stood.
-    fn run(&mut self, engine: &mut Engine) -> Result<f64> {
+    fn run(&mut self, engine: &mut LoadedModel) -> Result<f64> {
         let per_sequence = match self.work {
             Work::Prefill(tokens) => tokens,
             Work::Decode { .. } => DECODE_TOKENS,
@@ -291,7 +265,7 @@ impl Bed {
         Ok((per_sequence * self.sequences.len()) as f64 / seconds)
     }
 
-    fn close(self, engine: &mut Engine) -> Result<()> {
+    fn close(self, engine: &mut LoadedModel) -> Result<()> {
         for sequence in self.sequences {
             engine.runtime.close(sequence)?;
         }
@@ -300,7 +274,7 @@ impl Bed {
 }
 
 /// Token ids without meaning, the same every time.
-fn ids(engine: &Engine, seed: u64, count: usize) -> Vec<u32> {
+fn ids(engine: &LoadedModel, seed: u64, count: usize) -> Vec<u32> {
     let vocabulary = engine.model.config().vocab as u64;
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..count)
@@ -311,17 +285,6 @@ fn ids(engine: &Engine, seed: u64, count: usize) -> Vec<u32> {
             ((state >> 33) % vocabulary) as u32
         })
         .collect()
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => 0.0,
-        count if count % 2 == 1 => values[middle],
-        _ => (values[middle - 1] + values[middle]) / 2.0,
-    }
 }
 
 #[cfg(test)]

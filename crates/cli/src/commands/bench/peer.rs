@@ -1,6 +1,6 @@
 //! The other program: llama-bench, and llama-batched-bench beside it.
 
-use super::{BATCH_PROMPT, BATCH_TOKENS, DECODE_TOKENS, Work, median};
+use super::work::{BATCH_PROMPT, BATCH_TOKENS, DECODE_TOKENS, Work, median};
 use crate::error::one_line;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value as Json;

@@ -1,6 +1,6 @@
 //! Measurements kept with where they come from: CPU, compiler, command and commit in every line.
 
-use super::Row;
+use super::BenchRow;
 use super::roofline::Roofline;
 use crate::args;
 use crate::commands::doctor::cpu_model;
@@ -90,7 +90,12 @@ fn commit() -> Option<String> {
 }
 
 /// Appends the rows, with a header if the file is new.
-pub fn append(path: &Path, setting: &Setting, rows: &[Row], roofline: &Roofline) -> Result<()> {
+pub fn append(
+    path: &Path,
+    setting: &Setting,
+    rows: &[BenchRow],
+    roofline: &Roofline,
+) -> Result<()> {
     let name = || format!("cannot write {}", path.display());
     let mut file = OpenOptions::new()
         .create(true)

@@ -1,8 +1,8 @@
 //! A conversation saved to disk under a name, and the commands that only such sessions have.
 
-use super::{Last, Partner, Showing, Slash, TEMPERATURE};
+use super::partner::{Last, Partner, Showing, Slash, TEMPERATURE};
 use crate::args;
-use crate::engine::{self, Engine, per_second};
+use crate::engine::{self, LoadedModel, per_second};
 use crate::error::{one_line, usage};
 use crate::ledger::{self, Holding};
 use crate::out;
@@ -12,12 +12,12 @@ use haversack::engine::sample::Sampler;
 use haversack::memory::bytes::human;
 use haversack::memory::clock::now_ms;
 use haversack::session::turns::TurnPlace;
-use haversack::session::{Answer, SessionId, SessionOptions, Sessions};
+use haversack::session::{SessionId, SessionOptions, Sessions, TurnAnswer};
 use haversack_hub::home::Home;
 use std::sync::Arc;
 
 pub struct Lasting {
-    engine: Engine,
+    engine: LoadedModel,
     sessions: Sessions,
     id: SessionId,
     name: String,
@@ -34,10 +34,10 @@ pub struct Lasting {
 impl Lasting {
     /// `Err(engine)` where the budget or the context has no room for two streams.
     pub fn new(
-        engine: Engine,
+        engine: LoadedModel,
         args: &args::ChatArgs,
         home: &Home,
-    ) -> Result<Result<Lasting, Engine>> {
+    ) -> Result<Result<Lasting, LoadedModel>> {
         let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
         let stop = engine.model.template().stop_strings();
         let options = SessionOptions {
@@ -137,7 +137,7 @@ impl Lasting {
         Ok(())
     }
 
-    fn tell(&mut self, answer: Answer, before: u64) -> Result<()> {
+    fn tell(&mut self, answer: TurnAnswer, before: u64) -> Result<()> {
         match answer.finish {
             Finish::Cancelled => out::note("(stopped)"),
             Finish::Length => {

@@ -9,29 +9,24 @@
 
 mod lasting;
 mod lines;
+mod partner;
 
 use crate::args;
-use crate::engine::{self, Engine, Habits, per_second};
+use crate::engine::{self, Habits, LoadedModel, per_second};
 use crate::error::{Closed, one_line, usage};
-use crate::interrupt::Cooperative;
 use crate::ledger::{self, Holding};
-use crate::{out, progress};
+use crate::out;
 use anyhow::{Context, Result, bail};
 use haversack::engine::StepError;
-use haversack::engine::runtime::{Finish, GenerateEvent, GenerateOptions, Generation, generate};
+use haversack::engine::runtime::{Finish, GenerateOptions, Generation, generate};
 use haversack::engine::sample::Sampler;
 use haversack::session::names;
 use haversack::text::template::Message;
 use haversack_hub::home::Home;
 use lasting::Lasting;
 use lines::{Input, Lines};
+use partner::{Last, Partner, Showing, Slash, TEMPERATURE};
 use std::fmt;
-use std::ops::ControlFlow;
-
-/// Warm enough to talk, cool enough for a small model.
-const TEMPERATURE: f32 = 0.7;
-/// Presses of Ctrl-C that an answer may ignore while it reads a long prompt.
-const PATIENCE: usize = 3;
 
 const HELP: &str = "\
 /help          show this list
@@ -85,15 +80,6 @@ pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
     converse(&mut lines, &mut conversation)
 }
 
-/// What answers in a chat: a saved session, or a conversation in memory.
-trait Partner {
-    /// One turn. On an error the conversation is as it was.
-    fn answer(&mut self, text: &str) -> Result<()>;
-
-    /// Does what a command says; `false`: not this one.
-    fn command(&mut self, slash: &Slash<'_>) -> Result<bool>;
-}
-
 fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
     loop {
         let text = match lines.next()? {
@@ -129,7 +115,7 @@ fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
     }
 }
 
-fn load(args: &args::ChatArgs, habits: Habits) -> Result<Engine> {
+fn load(args: &args::ChatArgs, habits: Habits) -> Result<LoadedModel> {
     let engine = engine::load(
         args.model.as_deref(),
         &args.compute,
@@ -182,28 +168,6 @@ impl fmt::Display for Full {
 
 impl std::error::Error for Full {}
 
-#[derive(Debug, PartialEq, Eq)]
-enum Slash<'a> {
-    Help,
-    System(Option<&'a str>),
-    Clear,
-    Stats,
-    Sessions,
-    Open(Option<&'a str>),
-    New(Option<&'a str>),
-    Fork(Option<&'a str>),
-    Fact(Option<&'a str>),
-    State(Option<&'a str>),
-    Forget(Option<&'a str>),
-    Turns,
-    Recall(Option<&'a str>),
-    Context,
-    Regenerate,
-    Edit(Option<&'a str>),
-    Quit,
-    Unknown(&'a str),
-}
-
 /// A line that begins with `/` and a letter is a command; `/ ` or a path in a text block is not.
 fn command(text: &str) -> Option<Slash<'_>> {
     let rest = text.strip_prefix('/')?;
@@ -234,54 +198,8 @@ fn command(text: &str) -> Option<Slash<'_>> {
     })
 }
 
-/// An answer on its way to the terminal: a bar while the prompt is read, then the text; Ctrl-C stops it.
-struct Showing {
-    interrupt: Cooperative,
-    /// The bar of the prompt, once its length is known.
-    bar: Option<Option<progress::Count>>,
-    writing: Result<()>,
-}
-
-impl Showing {
-    /// `prompt` is how many tokens will be read, where that is known beforehand.
-    fn new(prompt: Option<usize>) -> Showing {
-        Showing {
-            interrupt: Cooperative::begin(PATIENCE),
-            bar: prompt.map(progress::Count::of_prompt),
-            writing: Ok(()),
-        }
-    }
-
-    fn show(&mut self, event: GenerateEvent<'_>) -> ControlFlow<()> {
-        match event {
-            GenerateEvent::Prompt { done, total } => {
-                let bar = &mut self.bar;
-                if let Some(bar) = bar.get_or_insert_with(|| progress::Count::of_prompt(total)) {
-                    bar.set(done);
-                }
-            }
-            GenerateEvent::Token { text, .. } => {
-                self.bar = Some(None);
-                if !text.is_empty() && self.writing.is_ok() {
-                    self.writing = out::text(text);
-                }
-            }
-        }
-        if self.writing.is_err() || self.interrupt.raised() {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
-    }
-
-    /// Whether all of it could be written. Ctrl-C means what it meant before.
-    fn end(self) -> Result<()> {
-        self.writing
-    }
-}
-
 struct Conversation {
-    engine: Engine,
+    engine: LoadedModel,
     sequence: haversack::engine::runtime::SequenceId,
     sampler: Sampler,
     options: GenerateOptions,
@@ -294,15 +212,8 @@ struct Conversation {
     explain: bool,
 }
 
-/// Numbers of the last answer.
-struct Last {
-    prompt: usize,
-    reused: usize,
-    generation: Generation,
-}
-
 impl Conversation {
-    fn new(mut engine: Engine, args: &args::ChatArgs) -> Result<Conversation> {
+    fn new(mut engine: LoadedModel, args: &args::ChatArgs) -> Result<Conversation> {
         let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
         let stop = engine.model.template().stop_strings();
         let options = GenerateOptions {

@@ -3,7 +3,7 @@
 
 use super::Exam;
 use super::contest::Contest;
-use super::rows::Row;
+use super::rows::CompareRow;
 use super::run::at_kl;
 use super::state::{State, as_bytes};
 use super::svg::{Point, Scale, Series, escape, heat, plot, short};
@@ -33,7 +33,7 @@ pub fn page(
     about: &[(&'static str, String)],
     exam: &Exam,
     contests: &[Contest],
-    rows: &[Row],
+    rows: &[CompareRow],
     state: &State,
 ) -> String {
     let mut page = String::from(
@@ -52,7 +52,7 @@ pub fn page(
     page.push_str("</dl>\n<p>Distances are from a full f16 cache of the same model on the same text. Vertical lines are 95 % intervals. Lower is better for KL, higher for the others.</p>\n");
     for contest in contests {
         for (number, text) in exam.texts.iter().enumerate() {
-            let own: Vec<&Row> = rows
+            let own: Vec<&CompareRow> = rows
                 .iter()
                 .filter(|row| {
                     row.number("context") == Some(contest.context as f64)
@@ -76,7 +76,7 @@ pub fn page(
     page
 }
 
-fn plots(exam: &Exam, rows: &[&Row]) -> String {
+fn plots(exam: &Exam, rows: &[&CompareRow]) -> String {
     let mut text = String::from("<div class=\"plots\">\n");
     if exam.has_kl {
         let lines = series(rows, "kl_mean");
@@ -125,7 +125,7 @@ fn plots(exam: &Exam, rows: &[&Row]) -> String {
 }
 
 /// One line for each policy and codec.
-fn series(rows: &[&Row], column: &str) -> Vec<Series> {
+fn series(rows: &[&CompareRow], column: &str) -> Vec<Series> {
     let mut lines: Vec<Series> = Vec::new();
     let mut names: Vec<String> = Vec::new();
     for row in rows {
@@ -188,7 +188,7 @@ fn maps(contest: &Contest, state: &State) -> String {
     text
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[CompareRow]) -> String {
     // Columns that hold a value in at least one row.
     let names: Vec<&str> = rows
         .first()

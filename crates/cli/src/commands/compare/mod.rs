@@ -13,7 +13,7 @@ mod state;
 mod svg;
 
 use crate::args::{self, ActivationsArg, CompareTask, ComputeArgs};
-use crate::engine::{self, Engine, Habits};
+use crate::engine::{self, Habits, LoadedModel};
 use crate::error::usage;
 use crate::input::Text;
 use crate::out;
@@ -125,7 +125,7 @@ pub fn compare(args: &args::CompareArgs, as_json: bool) -> Result<()> {
             "chunks": args.chunks,
             "offset": args.offset,
             "score_from": args.score_from,
-            "rows": rows.iter().map(rows::Row::json).collect::<Vec<Json>>(),
+            "rows": rows.iter().map(rows::CompareRow::json).collect::<Vec<Json>>(),
             "left_out": left_out,
             "files": files,
         }));
@@ -238,7 +238,7 @@ fn instruction(line: &str) -> Option<String> {
 }
 
 /// Windows to compare in, each once.
-fn contexts(args: &args::CompareArgs, engine: &Engine) -> Result<Vec<usize>> {
+fn contexts(args: &args::CompareArgs, engine: &LoadedModel) -> Result<Vec<usize>> {
     const USUAL: usize = 2048;
     let most = engine.model.config().context;
     let mut contexts = Vec::new();
@@ -260,7 +260,7 @@ fn contexts(args: &args::CompareArgs, engine: &Engine) -> Result<Vec<usize>> {
 
 fn exam(
     args: &args::CompareArgs,
-    engine: &Engine,
+    engine: &LoadedModel,
     given: Vec<(String, String)>,
     instructions: Vec<String>,
     contexts: &[usize],
@@ -325,7 +325,7 @@ fn exam(
 }
 
 /// What results of one file have in common.
-fn header(args: &args::CompareArgs, engine: &Engine, exam: &Exam) -> Json {
+fn header(args: &args::CompareArgs, engine: &LoadedModel, exam: &Exam) -> Json {
     let texts: Vec<String> = exam
         .texts
         .iter()
@@ -349,7 +349,11 @@ fn header(args: &args::CompareArgs, engine: &Engine, exam: &Exam) -> Json {
 }
 
 /// What a report says about itself.
-fn about(args: &args::CompareArgs, engine: &Engine, exam: &Exam) -> Vec<(&'static str, String)> {
+fn about(
+    args: &args::CompareArgs,
+    engine: &LoadedModel,
+    exam: &Exam,
+) -> Vec<(&'static str, String)> {
     let texts: Vec<&str> = exam.texts.iter().map(|text| text.name.as_str()).collect();
     let model = engine.path.file_name().map(|name| name.to_string_lossy());
     let mut about = vec![
@@ -383,7 +387,7 @@ fn write(
     about: &[(&'static str, String)],
     exam: &Exam,
     contests: &[Contest],
-    rows: &[rows::Row],
+    rows: &[rows::CompareRow],
     state: &State,
 ) -> Result<Json> {
     let put = |name: &str, text: &str| -> Result<String> {

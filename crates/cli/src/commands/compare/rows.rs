@@ -15,11 +15,11 @@ use haversack_eval::task::Task;
 use serde_json::{Map, Value as Json, json};
 
 /// Cells by column, in order. All rows of a report have the same columns.
-pub struct Row {
+pub struct CompareRow {
     cells: Vec<(String, Json)>,
 }
 
-impl Row {
+impl CompareRow {
     pub fn json(&self) -> Json {
         Json::Object(self.cells.iter().cloned().collect::<Map<String, Json>>())
     }
@@ -55,12 +55,17 @@ impl Row {
     }
 }
 
-pub fn rows(config: &Config, exam: &Exam, contests: &[Contest], state: &State) -> Result<Vec<Row>> {
+pub fn rows(
+    config: &Config,
+    exam: &Exam,
+    contests: &[Contest],
+    state: &State,
+) -> Result<Vec<CompareRow>> {
     let mut rows = Vec::new();
     for contest in contests {
         for (number, text) in exam.texts.iter().enumerate() {
             for contender in &contest.contenders {
-                let mut row = Row { cells: Vec::new() };
+                let mut row = CompareRow { cells: Vec::new() };
                 row.put("policy", json!(contender.policy));
                 row.put("codec", json!(contender.codec));
                 row.put("share", json!(contender.share));
@@ -113,7 +118,7 @@ struct Windows {
 
 impl Source<'_> {
     /// `None` where a result is missing.
-    fn fill(&self, row: &mut Row, contender: &Contender) -> Option<()> {
+    fn fill(&self, row: &mut CompareRow, contender: &Contender) -> Option<()> {
         let entrant = self.contest.setups.get(contender.setup)?;
         let context = self.contest.context;
         if self.exam.has_kl {
@@ -134,7 +139,7 @@ impl Source<'_> {
         self.answers(row, &entrant.key)
     }
 
-    fn windows(&self, row: &mut Row, key: &str) -> Option<()> {
+    fn windows(&self, row: &mut CompareRow, key: &str) -> Option<()> {
         let windows = self.collect(key)?;
         let floor = self.collect(FLOOR).and_then(|floor| floor.tally.kl_mean());
         let Windows { tally, pieces, .. } = &windows;
@@ -186,7 +191,7 @@ impl Source<'_> {
         Some(windows)
     }
 
-    fn questions(&self, row: &mut Row, task: Task, key: &str) -> Option<()> {
+    fn questions(&self, row: &mut CompareRow, task: Task, key: &str) -> Option<()> {
         let cases = match self.exam.tasks.contains(&task) {
             true => self.exam.cases,
             false => 0,
@@ -213,7 +218,7 @@ impl Source<'_> {
         Some(())
     }
 
-    fn answers(&self, row: &mut Row, key: &str) -> Option<()> {
+    fn answers(&self, row: &mut CompareRow, key: &str) -> Option<()> {
         let reference = &self.contest.setups.first()?.key;
         let mut answers: Vec<Answer> = Vec::new();
         for number in 0..self.exam.instructions.len() {
@@ -326,7 +331,7 @@ fn nll_ratio(answers: &[&Answer]) -> f64 {
 }
 
 /// One line for each row, after a line of names.
-pub fn csv(rows: &[Row]) -> String {
+pub fn csv(rows: &[CompareRow]) -> String {
     let mut text = String::new();
     let mut line = |cells: Vec<String>| {
         text.push_str(&cells.join(","));
@@ -370,7 +375,7 @@ const SHOWN: [(&str, &str, usize); 13] = [
 ];
 
 /// For a terminal.
-pub fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[CompareRow]) -> String {
     let mut lines: Vec<Vec<String>> = vec![SHOWN.iter().map(|s| s.1.to_owned()).collect()];
     for row in rows {
         let cell = |(column, _, digits): &(&str, &str, usize)| match row.get(column) {

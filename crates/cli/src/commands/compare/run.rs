@@ -6,7 +6,7 @@
 use super::contest::Contest;
 use super::state::{self, State};
 use super::{Exam, Reading};
-use crate::engine::{self, Engine};
+use crate::engine::{self, LoadedModel};
 use crate::{out, progress};
 use anyhow::{Result, anyhow};
 use haversack::engine::runtime::{Runtime, RuntimeOptions, SequenceId};
@@ -49,14 +49,14 @@ struct Runner<'a> {
 }
 
 struct Work<'a> {
-    engine: &'a mut Engine,
+    engine: &'a mut LoadedModel,
     exam: &'a Exam,
     state: &'a mut State,
     bar: Bar,
 }
 
 pub fn run(
-    engine: &mut Engine,
+    engine: &mut LoadedModel,
     options: &RuntimeOptions,
     exam: &Exam,
     contests: &[Contest],

@@ -1,0 +1,40 @@
+//! What a row of `bench` measures, and the median of its rounds.
+
+/// Tokens decoded in one measurement.
+pub const DECODE_TOKENS: usize = 64;
+/// Tokens of each sequence before batched decoding begins, and decoded then.
+pub const BATCH_PROMPT: usize = 128;
+pub const BATCH_TOKENS: usize = 64;
+
+/// What a row measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Reading a prompt of this many tokens.
+    Prefill(usize),
+    /// Decoding, with this many tokens in the cache.
+    Decode { depth: usize },
+    /// One token for each of this many sequences per step.
+    Batch(usize),
+}
+
+impl Work {
+    /// Positions a sequence reaches.
+    pub fn context(self) -> usize {
+        match self {
+            Work::Prefill(tokens) => tokens,
+            Work::Decode { depth } => depth.max(1) + DECODE_TOKENS,
+            Work::Batch(_) => BATCH_PROMPT + BATCH_TOKENS,
+        }
+    }
+}
+
+pub fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => values[middle],
+        _ => (values[middle - 1] + values[middle]) / 2.0,
+    }
+}
