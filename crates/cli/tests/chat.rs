@@ -163,7 +163,7 @@ fn input_that_is_not_text() {
             .contains("UTF-8")
     );
     let ended = sandbox.run(&["chat", text(&model), "--json"]);
-    assert!(ended.error(2).contains("JSON"));
+    assert!(ended.error(2).contains("--json"));
 }
 
 /// Ctrl-C stops the answer and not the program: the next question is answered.

@@ -359,8 +359,10 @@ fn file_identity(runtime: &Runtime, identity: &Identity) -> String {
     let store = runtime.store();
     let mut carries = blake3::Hasher::new_derive_key("haversack prefix carries v1");
     for layer in 0..store.layers().len() {
-        // Debug prints floats so that different numbers give different text.
-        carries.update(format!("{:?};", store.error_feedback(layer)).as_bytes());
+        // Debug prints floats so that different numbers give different text. The type was called `Carry` when the format
+        // was fixed: files of earlier builds hash that name.
+        let text = format!("{:?};", store.error_feedback(layer));
+        carries.update(text.replacen("ErrorFeedback", "Carry", 1).as_bytes());
     }
     let mut text = String::from("haversack prefix 1\n");
     for (name, value) in identity.fields() {

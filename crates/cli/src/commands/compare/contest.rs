@@ -123,7 +123,7 @@ pub fn contests(
             // Rounded up, so that what is named works.
             let least = (least * 1e4).ceil() / 1e4;
             return Err(usage(format!(
-                "--shares {share}: nobody can keep {context} tokens in it; accepted: at least {least}"
+                "--shares {share}: no policy can keep {context} tokens in it; accepted: at least {least}"
             )));
         }
     }
