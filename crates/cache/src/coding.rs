@@ -1,10 +1,8 @@
-//! From what the model computed to the bytes of a block: centre, turn, code; and from the near form
-//! to the far one.
+//! Encoding of rows into blocks (subtract the mean, rotate, quantise) and recoding of near blocks into the far form.
 //!
-//! What a row becomes depends on that row alone, and a far block on its near bytes alone.
+//! An encoded row depends on that row alone, and a far block on its near bytes alone.
 
-use crate::error::CacheError;
-use crate::pool::reserve_exact;
+use crate::error::{CacheError, reserve_exact};
 use crate::size::LayerShape;
 use haversack_kernels::Exec;
 use haversack_kernels::cpu::Backend as Kernels;
@@ -19,47 +17,45 @@ use std::ops::Range;
 
 /// The mean key of a layer: (kv_head, dim).
 pub(crate) struct Mean {
-    /// As the model computes keys.
+    /// In the model's basis.
     model: Vec<f32>,
     /// In the layer's basis.
-    pub turned: Vec<f32>,
+    pub rotated: Vec<f32>,
 }
 
 impl Mean {
     pub fn new(shape: LayerShape, model: Vec<f32>) -> Result<Mean, CacheError> {
-        let mut turned = Vec::new();
-        reserve_exact(&mut turned, model.len())?;
-        turned.extend_from_slice(&model);
-        turn_rows(
+        let mut rotated = Vec::new();
+        reserve_exact(&mut rotated, model.len())?;
+        rotated.extend_from_slice(&model);
+        rotate_rows(
             Kernels::best(),
             shape.basis().k,
             shape.head_dim,
-            &mut turned,
+            &mut rotated,
         );
-        Ok(Mean { model, turned })
+        Ok(Mean { model, rotated })
     }
 
     pub fn bytes(&self) -> usize {
-        (self.model.capacity() + self.turned.capacity()) * size_of::<f32>()
+        (self.model.capacity() + self.rotated.capacity()) * size_of::<f32>()
     }
 }
 
-/// Room for rows on their way into blocks and for blocks on their way to the far form. Made once, so
-/// that a step allocates nothing.
+/// Staging buffers for rows to be encoded and blocks to be recoded. Allocated once, so that a step allocates nothing.
 #[derive(Default)]
 pub(crate) struct Staging {
-    /// (block, slot, kv_head, dim) of keys or values.
+    /// Keys or values, (block, slot, kv_head, dim).
     pub rows: Vec<f32>,
-    /// (block) of keys or values; or (block, kv_head) { keys values }
+    /// Encoded keys or values, (block); or recoded blocks, (block, kv_head) { keys values }.
     pub coded: Vec<u8>,
 }
 
-/// Bytes that are staged at once, one block at least: a few units for each thread, and they stay in
-/// the second cache.
+/// Target size of a staged batch, which has one block at least: a few units for each thread, and within the L2 cache.
 const STAGED_BYTES: usize = 128 << 10;
 
 impl Staging {
-    /// (layer): its shape, and whether a mean is taken from its keys.
+    /// (layer): its shape, and whether its keys are centred.
     pub fn new(layers: impl Iterator<Item = (LayerShape, bool)>) -> Result<Staging, CacheError> {
         let mut staging = Staging::default();
         let (rows, coded) = staged(layers);
@@ -75,18 +71,18 @@ impl Staging {
     }
 }
 
-/// The bytes of a store's staging. Layers whose keys are centred are turned as well.
+/// The bytes of a store's staging buffers. Layers whose keys are centred are rotated as well.
 pub fn staging_bytes(layers: &[LayerShape]) -> usize {
     let (rows, coded) = staged(layers.iter().map(|&layer| (layer, false)));
     rows.saturating_mul(size_of::<f32>()).saturating_add(coded)
 }
 
-/// Values and bytes of the layer that needs most. Rows that are coded as they are need none.
+/// Values and bytes of the layer that needs most. Rows that are encoded as they come need none.
 fn staged(layers: impl Iterator<Item = (LayerShape, bool)>) -> (usize, usize) {
     let (mut rows, mut coded) = (0, 0);
     for (layer, centred) in layers {
         if centred || layer.basis() != Default::default() {
-            let blocks = blocks_at_once(layer);
+            let blocks = batch_row_blocks(layer);
             let near = layer.near_shape();
             let values = layer.width().saturating_mul(BLOCK_SLOTS);
             rows = rows.max(values.saturating_mul(blocks));
@@ -95,42 +91,42 @@ fn staged(layers: impl Iterator<Item = (LayerShape, bool)>) -> (usize, usize) {
         }
         if layer.zoned() {
             let block = layer.far_shape().block_bytes();
-            coded = coded.max(block.saturating_mul(at_once(block)));
+            coded = coded.max(block.saturating_mul(batch_blocks(block)));
         }
     }
     (rows, coded)
 }
 
-/// Blocks of this size that are staged at once.
-pub(crate) fn at_once(block_bytes: usize) -> usize {
+/// Blocks of this size per staged batch.
+pub(crate) fn batch_blocks(block_bytes: usize) -> usize {
     (STAGED_BYTES / block_bytes.max(1)).clamp(1, 16)
 }
 
-/// Blocks of new rows that are staged at once.
-pub(crate) fn blocks_at_once(shape: LayerShape) -> usize {
+/// Blocks of new rows per staged batch.
+pub(crate) fn batch_row_blocks(shape: LayerShape) -> usize {
     let row = shape.width().saturating_mul(size_of::<f32>());
-    at_once(row.saturating_mul(BLOCK_SLOTS))
+    batch_blocks(row.saturating_mul(BLOCK_SLOTS))
 }
 
-/// Keys or values of new rows: how they are made ready and where they go.
+/// Keys or values of new rows, and how to encode them.
 #[derive(Clone, Copy)]
-pub(crate) struct Side<'a> {
+pub(crate) struct KvSide<'a> {
     pub keys: bool,
     /// (row, kv_head, dim), as the model computed them.
     pub rows: &'a [f32],
-    pub turn: Rotation,
+    pub rotation: Rotation,
     pub mean: Option<&'a Mean>,
-    pub carry: Option<&'a ErrorFeedback>,
+    pub error_feedback: Option<&'a ErrorFeedback>,
 }
 
-impl<'a> Side<'a> {
-    /// Coded as they are.
-    pub fn is_ready(&self) -> bool {
-        self.mean.is_none() && self.turn == Rotation::None
+impl<'a> KvSide<'a> {
+    /// Whether rows are encoded as they come.
+    pub fn is_raw(&self) -> bool {
+        self.mean.is_none() && self.rotation == Rotation::None
     }
 
-    /// The values from `range` on as they are coded: centred and turned into `stage`, block by block.
-    pub fn ready(
+    /// The values of `range`, centred and rotated into `stage` block by block where that is needed.
+    pub fn prepare(
         &self,
         exec: Exec<'_>,
         shape: LayerShape,
@@ -138,7 +134,7 @@ impl<'a> Side<'a> {
         range: Range<usize>,
     ) -> &'a [f32] {
         let rows = &self.rows[range];
-        if self.is_ready() {
+        if self.is_raw() {
             return rows;
         }
         let stage = &mut stage[..rows.len()];
@@ -150,22 +146,30 @@ impl<'a> Side<'a> {
                     row.iter_mut().zip(&mean.model).for_each(|(x, m)| *x -= m);
                 }
             }
-            turn_rows(exec.backend, self.turn, shape.head_dim, stage);
+            rotate_rows(exec.backend, self.rotation, shape.head_dim, stage);
         });
         stage
     }
 
     /// Its part of a block's bytes.
     pub fn bytes(&self, shape: KvShape) -> Range<usize> {
-        match self.keys {
-            true => 0..shape.k_bytes(),
-            false => shape.k_bytes()..shape.block_bytes(),
+        if self.keys {
+            0..shape.k_bytes()
+        } else {
+            shape.k_bytes()..shape.block_bytes()
         }
     }
 
-    /// Codes rows that are ready into its part of a block.
-    pub fn code(&self, backend: Kernels, shape: KvShape, to: &mut [u8], slot: usize, rows: &[f32]) {
-        match carried(self.carry, shape) {
+    /// Encodes prepared rows into its part of a block.
+    pub fn encode(
+        &self,
+        backend: Kernels,
+        shape: KvShape,
+        to: &mut [u8],
+        slot: usize,
+        rows: &[f32],
+    ) {
+        match error_feedback(self.error_feedback, shape) {
             Some(carry) if self.keys => {
                 error_feedback::write_k_rows(backend, shape, carry, to, slot, rows)
             }
@@ -175,12 +179,12 @@ impl<'a> Side<'a> {
     }
 }
 
-/// What the keys of this form are rounded with, if they are.
-fn carried(carry: Option<&ErrorFeedback>, shape: KvShape) -> Option<&ErrorFeedback> {
+/// The error feedback of keys in this form, if it applies.
+fn error_feedback(carry: Option<&ErrorFeedback>, shape: KvShape) -> Option<&ErrorFeedback> {
     carry.filter(|_| ErrorFeedback::fits(shape.form.k, shape.head_dim))
 }
 
-/// One head of a block from the near form to the far one. `to` is the head's keys, then its values.
+/// Recodes one head of a block from the near form to the far one. `to` is the head's keys, then its values.
 pub(crate) fn recode_head(
     backend: Kernels,
     near: KvShape,
@@ -196,7 +200,7 @@ pub(crate) fn recode_head(
     let from_k = &from_k[part(near.form.k.head_bytes(near.head_dim))];
     let from_v = &from_v[part(near.form.v.head_bytes(near.head_dim))];
     let (dim, from, to) = (near.head_dim, near.form.k, far.form.k);
-    match carried(carry, far) {
+    match error_feedback(carry, far) {
         Some(carry) => {
             error_feedback::recode_k_head(backend, dim, from, from_k, to, carry.head(head), to_k)
         }
@@ -212,7 +216,7 @@ pub(crate) fn recode_head(
     );
 }
 
-/// Exact rows of the first tokens: one side of the overlay, (kv_head, slot, dim) with `sinks` slots.
+/// Writes exact rows of the first tokens: one side of the sinks, (kv_head, slot, dim) with `sinks` slots.
 pub(crate) fn write_sinks(
     backend: Kernels,
     shape: LayerShape,
@@ -226,8 +230,8 @@ pub(crate) fn write_sinks(
     }
 }
 
-/// Heads, one after the other, into another basis.
-fn turn_rows(backend: Kernels, to: Rotation, head_dim: usize, rows: &mut [f32]) {
+/// Rotates heads, one after the other, into another basis.
+fn rotate_rows(backend: Kernels, to: Rotation, head_dim: usize, rows: &mut [f32]) {
     if to != Rotation::None {
         for head in rows.chunks_exact_mut(head_dim) {
             rotate_head(backend, to, head);

@@ -1,6 +1,6 @@
-//! What can go wrong, by name. Running out of budget is an answer ([`CannotFit`]), not a fault.
+//! Errors of the cache. Running out of budget is an answer ([`CannotFit`]), not a fault.
 
-/// It does not fit the budget. Nothing was changed.
+/// The request does not fit the budget. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("does not fit: {short_by} bytes short of the budget of {budget_bytes} bytes")]
 pub struct CannotFit {
@@ -9,7 +9,7 @@ pub struct CannotFit {
 }
 
 impl CannotFit {
-    /// The least budget that would do.
+    /// The smallest budget that would be enough.
     pub fn minimum_bytes(self) -> usize {
         self.budget_bytes.saturating_add(self.short_by)
     }
@@ -25,11 +25,11 @@ pub enum CacheError {
     OutOfMemory { bytes: usize },
     #[error("the system has no memory of this kind: {why}")]
     NoBacking { why: &'static str },
-    #[error("{what} is {found}; it may be at most {most}")]
+    #[error("{what} is {found}; it may be at most {max}")]
     TooMany {
         what: &'static str,
         found: usize,
-        most: usize,
+        max: usize,
     },
     #[error("layer {layer}: heads of {head_dim} cannot be stored in this form")]
     Form { layer: usize, head_dim: usize },
@@ -40,28 +40,28 @@ pub enum CacheError {
         found: usize,
     },
     #[error("the rounding of layer {layer}'s keys is for heads of another shape")]
-    Carry { layer: usize },
-    #[error("the row of position {position} may not leave layer {layer}")]
-    NotLoose { layer: usize, position: u64 },
-    /// The step did not happen. What the layers before counted of it stays counted.
+    ErrorFeedback { layer: usize },
+    #[error("the row of position {position} cannot be evicted from layer {layer}")]
+    NotEvictable { layer: usize, position: u64 },
+    /// The step was rolled back. Attention that earlier layers recorded in this step stays recorded.
     #[error("the attention of layer {layer} is not a number at position {position}")]
     NotANumber { layer: usize, position: u64 },
     #[error(
-        "attention of positions {from} to {to} was counted across a multiple of 32, where counters are weighed anew"
+        "attention of positions {from} to {to} was recorded across a multiple of 32, where statistics decay"
     )]
     Unaligned { from: u64, to: u64 },
-    #[error("positions {start} to {end} are no piece of a sequence")]
+    #[error("the annotation {start}..{end} is empty")]
     BadSpan { start: u64, end: u64 },
     #[error("the image of a sequence has {what}")]
     BadImage { what: &'static str },
-    #[error("rows of this store leave one by one; its sequences have no image")]
+    #[error("a sequence with row statistics has no image")]
     NoImage,
     #[error(
-        "positions {start} to {end} cannot be hidden: pieces come in order, apart from each other, and end at {position} at most"
+        "positions {start} to {end} cannot be hidden: ranges must be in order, must not overlap, and must end at {position} or before"
     )]
     BadHidden { start: u64, end: u64, position: u64 },
-    #[error("rows of sequence {index} leave one by one, so they cannot be hidden")]
-    Noted { index: usize },
+    #[error("sequence {index} has row statistics, so its rows cannot be hidden")]
+    HasRowStats { index: usize },
     #[error("sequence {index} is closed")]
     Closed { index: usize },
     #[error("sequence {index} is in the middle of a step")]
@@ -89,11 +89,19 @@ pub enum CacheError {
     Unsettled { layer: usize },
     #[error("cannot cut back to position {asked}: the sequence stands at {position}")]
     Truncate { asked: u64, position: u64 },
-    /// What the sequence held at `asked` is not kept in the form it had; from `oldest` on it is.
+    /// Blocks near `asked` were evicted or recoded; every position from `oldest` on can be restored.
     #[error("position {asked} cannot be restored any more; the oldest that can is {oldest}")]
-    Gone { asked: u64, oldest: u64 },
+    NotRestorable { asked: u64, oldest: u64 },
     #[error("the plan was made at position {planned}, the sequence stands at {position}")]
     StalePlan { planned: u64, position: u64 },
     #[error("the plan drops positions {start} to {end}, which is not the end of whole blocks")]
     BadPlan { start: u64, end: u64 },
+}
+
+/// Reserves room for exactly `more` elements, or says that there is no memory.
+pub(crate) fn reserve_exact<T>(list: &mut Vec<T>, more: usize) -> Result<(), CacheError> {
+    list.try_reserve_exact(more)
+        .map_err(|_| CacheError::OutOfMemory {
+            bytes: more.saturating_mul(size_of::<T>()),
+        })
 }

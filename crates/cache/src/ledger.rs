@@ -1,50 +1,50 @@
-//! Where the bytes are. One ceiling covers the sum of all accounts.
+//! Memory ledger: the store's bytes by account. One budget covers their sum.
 
 use crate::error::CannotFit;
 
-/// Bytes that others hold and the budget covers. Each is told as a level, not as a difference.
+/// Bytes outside the store that its budget covers. The caller reports each as a level, not as a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
     /// Activations and attention scratch.
     Scratch,
-    /// What others keep beside keys and values.
+    /// Everything else the caller keeps beside keys and values.
     Side,
 }
 
 /// The store's bytes at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// `None` = what the system gives.
+    /// `None` = no limit.
     pub budget: Option<usize>,
-    /// Blocks that queries see, shared ones once.
+    /// Blocks that queries read; a shared block counts once.
     pub kv_live: usize,
-    /// Blocks that were made ahead, before any query sees them.
+    /// Blocks recoded ahead, before any query reads them.
     pub kv_ahead: usize,
-    /// Blocks that tables hold in mapped files, shared ones once. Clean pages, which the system can take back: the
-    /// budget does not cover them.
+    /// Blocks that tables hold in mapped files; a shared block counts once. Their pages are clean and the system can
+    /// reclaim them, so the budget does not cover them.
     pub kv_file: usize,
-    /// Blocks promised to steps under way.
+    /// Blocks reserved for steps in progress.
     pub kv_promised: usize,
-    /// The most that `kv_live` has been.
+    /// Highest `kv_live` so far.
     pub kv_peak: usize,
-    /// Tables, lists of blocks and staging: what the store holds to find and code them.
+    /// Block tables, free lists and staging buffers.
     pub tables: usize,
     pub scratch: usize,
-    /// The mean keys, and what others keep beside keys and values.
+    /// Mean keys and error feedback, plus [`Account::Side`].
     pub side: usize,
-    /// The most that [`Ledger::total`] has been, promises included.
+    /// Highest [`Ledger::total`] so far, reservations included.
     pub peak: usize,
-    /// Address space of the slabs; what of it is in memory, the system says.
+    /// Address space of the slabs; how much of it is resident, only the system knows.
     pub mapped: usize,
 }
 
 impl Ledger {
-    /// What is held against the budget.
+    /// Bytes counted against the budget.
     pub fn total(&self) -> usize {
         self.kv_live + self.kv_ahead + self.kv_promised + self.tables + self.scratch + self.side
     }
 
-    /// Whether `more` bytes fit beside all this.
+    /// Checks that `more` bytes fit the budget.
     pub(crate) fn fit(&self, more: usize) -> Result<(), CannotFit> {
         let Some(budget_bytes) = self.budget else {
             return Ok(());

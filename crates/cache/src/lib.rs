@@ -1,33 +1,35 @@
 #![forbid(unsafe_code)]
-//! Keys and values of a language model in small blocks. The page below says the whole idea.
+//! KV cache of a language model: keys and values in small blocks, inside one byte budget.
 #![doc = include_str!("../README.md")]
 
-mod adopted;
+mod annotations;
 mod coding;
+mod counting;
 mod error;
 mod ledger;
-pub mod notes;
+mod mapped_blocks;
 pub mod policy;
 mod pool;
+pub mod row_stats;
 mod segments;
 pub mod size;
-mod spans;
 mod store;
 mod table;
 
 pub use haversack_kernels::format::kv::{Basis, Codec, Form, KvForm, KvShape};
-pub use haversack_memory::{Backing, Faults, Region};
+pub use haversack_memory::{Backing, Region, SlabIo};
 
+pub use annotations::Annotation;
 pub use coding::staging_bytes;
+pub use counting::{AttentionCounting, Heads};
 pub use error::{CacheError, CannotFit};
 pub use ledger::{Account, Ledger};
-pub use notes::{Heads, Noting, Row};
-pub use policy::Positions;
-pub use pool::{BlockId, Census, Pool, Reservation};
+pub use policy::PositionMode;
+pub use pool::{BlockId, BlockPool, PoolStats, Reservation};
+pub use row_stats::{KvRow, StatsFormat};
 pub use size::{LayerShape, Zones, bytes_per_token, kv_bytes, reserve_bytes};
-pub use spans::Span;
 pub use store::{
-    Applied, Grow, Image, Laid, MappedImage, Run, SequenceId, SequenceStats, Spot, Step, Store,
-    StoreOptions, Zone, ZoneBytes,
+    EvictionOutcome, Image, ImageLayout, MappedImage, SequenceGrowth, SequenceId, SequenceStats,
+    Step, Store, StoreOptions, TokenRun, TokenState, Zone, ZoneBytes,
 };
-pub use table::{Entry, Table, TableView};
+pub use table::{BlockEntry, BlockTable, TableView};

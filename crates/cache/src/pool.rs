@@ -1,22 +1,21 @@
-//! Blocks of one size in slabs: reserve → acquire → forfeit.
+//! Block pool: reference-counted blocks of one size in slabs. Reserve → acquire → forfeit.
 //!
-//! A [`Reservation`] is a promise of blocks. Taking one out of the pool can fail; using it cannot.
-//! Blocks are counted, not owned: the last `release` frees a block and raises its generation, so
-//! that a stale [`BlockId`] is recognised.
+//! Making a [`Reservation`] can fail; acquiring its blocks cannot. The last `release` frees a block and raises its
+//! generation, so that a stale [`BlockId`] is recognised.
 //!
-//! The lowest free block is taken first. So the high slabs run empty when a sequence shrinks, and an
-//! empty slab's pages go back to the system. A slab that is full for the first time since is put into huge
-//! pages: not before, or pages of blocks that nobody took would be in memory.
+//! The pool acquires the lowest free block. So the high slabs run empty when sequences shrink, and an empty slab's pages
+//! go back to the system. A slab moves to huge pages when it is full, and not before: huge pages of a sparse slab would
+//! make its free blocks resident.
 //!
-//! Beside the slabs there may be blocks of files ([`crate::adopted`]). They are read and counted like all others, are
-//! shared whoever holds them, and are in none of the lists that say what is free, full or sparse.
+//! A pool may also have blocks in mapped files ([`crate::mapped_blocks`]). They are read and counted like all others,
+//! always count as shared, and are in none of the lists of free, full or sparse slabs.
 
-use crate::adopted::{ADOPTED, Adopted, RegionIndex};
-use crate::error::CacheError;
+use crate::error::{CacheError, reserve_exact};
+use crate::mapped_blocks::{MAPPED, MappedBlocks, RegionIndex};
 use haversack_memory::arena::ALIGN;
-use haversack_memory::zoo::{Bug, planted};
-use haversack_memory::{Arena, ArenaError, Backing, Faults, Refusal, Region, SlabIndex};
+use haversack_memory::{Arena, ArenaError, Backing, Refusal, Region, SlabIndex, SlabIo};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 /// One block, by index and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,26 +25,26 @@ pub struct BlockId {
 }
 
 impl BlockId {
-    /// A key to sort by.
+    /// A sort key.
     pub(crate) fn order(self) -> (u32, u32) {
         (self.index, self.generation.get())
     }
 
-    pub(crate) fn is_adopted(self) -> bool {
-        self.index & ADOPTED != 0
+    pub(crate) fn is_mapped(self) -> bool {
+        self.index & MAPPED != 0
     }
 }
 
-/// Blocks promised to one step and not yet taken. Give it back with [`Pool::forfeit`].
-#[must_use = "a reservation that is dropped keeps its blocks promised for ever"]
+/// Blocks reserved for one step and not yet acquired. Return it with [`BlockPool::forfeit`].
+#[must_use = "dropping a reservation keeps its blocks reserved for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Reservation {
     blocks: usize,
 }
 
-/// The blocks of a pool, counted.
+/// The blocks of a pool, counted one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Census {
+pub struct PoolStats {
     pub block_bytes: usize,
     pub total: usize,
     pub free: usize,
@@ -56,30 +55,30 @@ pub struct Census {
     pub slabs: usize,
     /// Slabs whose pages may be in memory.
     pub slabs_touched: usize,
-    /// Blocks in files that a table holds; none of the numbers above has them.
-    pub adopted: usize,
-    /// The sum of their reference counts.
-    pub adopted_references: usize,
-    /// Files' regions that are kept for them.
+    /// Blocks in mapped files with references. None of the numbers above includes them.
+    pub mapped: usize,
+    /// The sum of the reference counts of mapped blocks.
+    pub mapped_references: usize,
+    /// Mapped regions in use.
     pub regions: usize,
 }
 
-/// What is known of a slab's pages.
+/// State of a slab's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pages {
-    /// No block was taken since they were last given back.
+    /// Not resident: no block was acquired since the pages were released.
     Untouched,
-    /// In memory where blocks were written.
+    /// Resident where blocks were written.
     Small,
-    /// All blocks were in use, and the system was asked for huge ones.
+    /// All blocks were in use and the pool asked for huge pages.
     Huge,
 }
 
-pub struct Pool {
+pub struct BlockPool {
     arena: Arena,
     block_bytes: usize,
     blocks_per_slab: usize,
-    /// (block): how many tables hold it; 0 = free. With [`AHEAD`] where nobody sees it yet.
+    /// (block): tables that hold it; 0 = free. [`AHEAD`] is set while no query reads it yet.
     references: Vec<u32>,
     /// (block): raised each time the block is freed; never 0.
     generations: Vec<NonZeroU32>,
@@ -92,31 +91,31 @@ pub struct Pool {
     slab_pages: Vec<Pages>,
     promised: usize,
     live: usize,
-    /// Of those, blocks that nobody sees yet.
+    /// Live blocks recoded ahead, which no query reads yet.
     ahead: usize,
-    adopted: Adopted,
+    mapped: MappedBlocks,
 }
 
-/// The bit of a reference count that says: made ahead, nobody sees it yet.
+/// The bit of a reference count that marks a block recoded ahead, which no query reads yet.
 const AHEAD: u32 = 1 << 31;
 
-impl Pool {
+impl BlockPool {
     /// `slab_bytes` is rounded up to whole blocks.
     pub fn new(
         block_bytes: usize,
         slab_bytes: usize,
         backing: Backing,
-        faults: Option<Faults>,
-    ) -> Result<Pool, CacheError> {
+        io: Option<Arc<dyn SlabIo>>,
+    ) -> Result<BlockPool, CacheError> {
         let block_bytes = block_bytes.max(1);
         let blocks_per_slab = blocks_per_slab(block_bytes, slab_bytes);
         let bytes = blocks_per_slab.saturating_mul(block_bytes);
-        let arena = match faults {
-            Some(faults) => Arena::with_faults(bytes, backing, faults),
+        let arena = match io {
+            Some(io) => Arena::with_io(bytes, backing, io),
             None => Arena::with_backing(bytes, backing),
         }
         .map_err(refused)?;
-        Ok(Pool {
+        Ok(BlockPool {
             arena,
             block_bytes,
             blocks_per_slab,
@@ -129,7 +128,7 @@ impl Pool {
             promised: 0,
             live: 0,
             ahead: 0,
-            adopted: Adopted::default(),
+            mapped: MappedBlocks::default(),
         })
     }
 
@@ -137,26 +136,26 @@ impl Pool {
         self.block_bytes
     }
 
-    /// Blocks of slabs in use.
+    /// Live blocks in slabs.
     pub fn live(&self) -> usize {
         self.live
     }
 
-    /// Of those, blocks that were made ahead.
+    /// Live blocks that were recoded ahead.
     pub fn ahead(&self) -> usize {
         self.ahead
     }
 
-    /// Blocks of files in use.
-    pub fn adopted(&self) -> usize {
-        self.adopted.live()
+    /// Live blocks in mapped files.
+    pub fn mapped(&self) -> usize {
+        self.mapped.live()
     }
 
     pub fn promised(&self) -> usize {
         self.promised
     }
 
-    /// Blocks there are, in use or not.
+    /// Blocks in slabs, live or free.
     pub fn total(&self) -> usize {
         self.references.len()
     }
@@ -165,13 +164,9 @@ impl Pool {
         &self.arena
     }
 
-    pub fn arena_mut(&mut self) -> &mut Arena {
-        &mut self.arena
-    }
-
-    /// Counted one by one, for tests and reports.
-    pub fn census(&self) -> Census {
-        Census {
+    /// Counts every block, for tests and reports.
+    pub fn stats(&self) -> PoolStats {
+        PoolStats {
             block_bytes: self.block_bytes,
             total: self.total(),
             free: self.free.iter().map(|w| w.count_ones() as usize).sum(),
@@ -184,38 +179,38 @@ impl Pool {
             slabs_touched: (self.slab_pages.iter())
                 .filter(|&&pages| pages != Pages::Untouched)
                 .count(),
-            adopted: self.adopted.live(),
-            adopted_references: self.adopted.references(),
-            regions: self.adopted.regions(),
+            mapped: self.mapped.live(),
+            mapped_references: self.mapped.references(),
+            regions: self.mapped.regions(),
         }
     }
 
-    /// Bytes of the lists that say which block is free.
+    /// Bytes of the pool's lists.
     pub fn list_bytes(&self) -> usize {
         self.references.capacity() * size_of::<u32>()
             + self.generations.capacity() * size_of::<NonZeroU32>()
             + self.free.capacity() * size_of::<u64>()
             + self.slab_live.capacity() * size_of::<u32>()
             + self.slab_pages.capacity() * size_of::<Pages>()
-            + self.adopted.list_bytes()
+            + self.mapped.list_bytes()
     }
 
-    /// How much longer the lists become when `blocks` more are promised.
+    /// How many bytes the lists grow when `blocks` more are reserved.
     pub fn list_bytes_to_reserve(&self, blocks: usize) -> usize {
         let slabs = self.slabs_to_reserve(blocks);
         let slabs = self.slab_live.len().saturating_add(slabs);
-        let now = self.list_bytes() - self.adopted.list_bytes();
-        lists_bytes(slabs, self.blocks_per_slab).saturating_sub(now)
+        let now = self.list_bytes() - self.mapped.list_bytes();
+        list_bytes_of(slabs, self.blocks_per_slab).saturating_sub(now)
     }
 
-    /// Bytes of the lists of a pool that has grown to hold `blocks` blocks.
+    /// Bytes of the lists of a pool with `blocks` blocks.
     pub fn list_bytes_for(block_bytes: usize, slab_bytes: usize, blocks: usize) -> usize {
         let per_slab = blocks_per_slab(block_bytes.max(1), slab_bytes);
-        lists_bytes(blocks.div_ceil(per_slab), per_slab)
+        list_bytes_of(blocks.div_ceil(per_slab), per_slab)
     }
 
-    /// Promises `blocks` blocks, growing the arena if too few are free. On failure nothing is
-    /// promised; slabs that were added stay for the next call.
+    /// Reserves `blocks` blocks and adds slabs if too few are free. On failure nothing is reserved; slabs that were added
+    /// stay for the next call.
     pub fn reserve(&mut self, blocks: usize) -> Result<Reservation, CacheError> {
         for _ in 0..self.slabs_to_reserve(blocks) {
             self.add_slab()?;
@@ -224,10 +219,10 @@ impl Pool {
         Ok(Reservation { blocks })
     }
 
-    /// Takes one promised block, with one reference. Its bytes are whatever they were before.
+    /// Takes one reserved block, with one reference. Its bytes are whatever they were before.
     ///
-    /// Panics when the reservation is empty: the caller computed the worst case wrongly, which is a
-    /// bug and not a shortage.
+    /// Panics when the reservation is empty: the caller computed the worst case wrongly, which is a bug and not a
+    /// shortage.
     pub fn acquire(&mut self, reservation: &mut Reservation) -> BlockId {
         assert!(
             reservation.blocks > 0,
@@ -235,15 +230,15 @@ impl Pool {
         );
         reservation.blocks -= 1;
         self.promised -= 1;
-        // `reserve` grew the pool until every promise had a free block, and only `acquire` takes one.
+        // `reserve` added slabs until every reserved block was free, and only `acquire` takes one.
         let index = self
             .lowest_free()
-            .unwrap_or_else(|| unreachable!("promised blocks are free"));
+            .unwrap_or_else(|| unreachable!("reserved blocks are free"));
         self.occupy(index, 1);
         self.id(index)
     }
 
-    /// Puts a block that only this step holds back into its reservation.
+    /// Returns a block that only this step holds to its reservation.
     pub fn put_back(&mut self, reservation: &mut Reservation, id: BlockId) {
         debug_assert!(!self.is_shared(id));
         self.release(id);
@@ -251,52 +246,52 @@ impl Pool {
         self.promised += 1;
     }
 
-    /// Gives back what a step did not take.
+    /// Returns what a step reserved and did not acquire.
     pub fn forfeit(&mut self, reservation: Reservation) {
         self.promised -= reservation.blocks;
     }
 
-    /// Takes in a region of whole blocks. Whoever takes none of them calls [`Pool::drop_unused`].
-    pub(crate) fn adopt(&mut self, region: &Region) -> Result<RegionIndex, CacheError> {
+    /// Adds a region of whole blocks. A caller that takes none of them calls [`BlockPool::drop_unused_regions`].
+    pub(crate) fn map_region(&mut self, region: &Region) -> Result<RegionIndex, CacheError> {
         let whole = region.len().is_multiple_of(self.block_bytes);
         if !whole || !region.as_slice().as_ptr().addr().is_multiple_of(ALIGN) {
             let what = "a region that is not of whole blocks";
             return Err(CacheError::BadImage { what });
         }
-        self.adopted.add(region, region.len() / self.block_bytes)
+        self.mapped.add(region, region.len() / self.block_bytes)
     }
 
-    /// How much longer the lists become with a region.
-    pub(crate) fn list_bytes_to_adopt(&self, region: &Region) -> usize {
+    /// How many bytes the lists grow with a region.
+    pub(crate) fn list_bytes_to_map(&self, region: &Region) -> usize {
         let blocks = region.len() / self.block_bytes;
-        self.adopted.list_bytes_to_add(region, blocks)
+        self.mapped.list_bytes_to_add(region, blocks)
     }
 
-    /// One more table holds block number `block` of a region.
-    pub(crate) fn take_adopted(&mut self, from: RegionIndex, block: usize) -> BlockId {
-        let (index, generation) = self.adopted.take(from, block);
+    /// Takes a reference to block number `block` of a region.
+    pub(crate) fn take_mapped(&mut self, from: RegionIndex, block: usize) -> BlockId {
+        let (index, generation) = self.mapped.take(from, block);
         BlockId { index, generation }
     }
 
-    /// Lets regions go of which no table holds a block.
-    pub(crate) fn drop_unused(&mut self) {
-        self.adopted.drop_unused();
+    /// Drops regions without references.
+    pub(crate) fn drop_unused_regions(&mut self) {
+        self.mapped.drop_unused_regions();
     }
 
-    /// One more table holds the block.
+    /// Takes one more reference to a block.
     pub fn share(&mut self, id: BlockId) {
         self.check(id);
-        if id.is_adopted() {
-            return self.adopted.share(id.index);
+        if id.is_mapped() {
+            return self.mapped.share(id.index);
         }
         self.references[id.index as usize] += 1;
     }
 
-    /// One table less holds the block; the last one frees it.
+    /// Drops a reference; the last one frees the block.
     pub fn release(&mut self, id: BlockId) {
         self.check(id);
-        if id.is_adopted() {
-            return self.adopted.release(id.index);
+        if id.is_mapped() {
+            return self.mapped.release(id.index);
         }
         let i = id.index as usize;
         self.references[i] -= 1;
@@ -306,7 +301,7 @@ impl Pool {
         }
     }
 
-    /// Whether the block was made before anybody sees it. It must not be of a file.
+    /// Marks a block as recoded ahead, or clears the mark. Not for mapped blocks.
     pub(crate) fn set_ahead(&mut self, id: BlockId, is_ahead: bool) {
         let count = &mut self.references[id.index as usize];
         let was = *count & AHEAD != 0;
@@ -315,19 +310,19 @@ impl Pool {
     }
 
     pub(crate) fn is_ahead(&self, id: BlockId) -> bool {
-        !id.is_adopted() && self.references[id.index as usize] & AHEAD != 0
+        !id.is_mapped() && self.references[id.index as usize] & AHEAD != 0
     }
 
-    /// Whether somebody else has it too, so that it must not be written. A file's always has.
+    /// Whether another table holds the block too, so that it must not be written. Always true for mapped blocks.
     pub fn is_shared(&self, id: BlockId) -> bool {
         self.check(id);
-        id.is_adopted() || self.references[id.index as usize] & !AHEAD > 1
+        id.is_mapped() || self.references[id.index as usize] & !AHEAD > 1
     }
 
-    /// How many tables hold the block; `None` where it was freed since.
+    /// References to the block; `None` if it was freed since.
     pub(crate) fn holders(&self, id: BlockId) -> Option<usize> {
-        if id.is_adopted() {
-            return Some(self.adopted.held(id.index, id.generation) as usize).filter(|&n| n > 0);
+        if id.is_mapped() {
+            return Some(self.mapped.holders(id.index, id.generation) as usize).filter(|&n| n > 0);
         }
         let i = id.index as usize;
         let is_free = self.free[i / 64] >> (i % 64) & 1 == 1;
@@ -337,44 +332,45 @@ impl Pool {
 
     pub fn bytes(&self, id: BlockId) -> &[u8] {
         self.check(id);
-        if id.is_adopted() {
-            return self.adopted.bytes(id.index, self.block_bytes);
+        if id.is_mapped() {
+            return self.mapped.bytes(id.index, self.block_bytes);
         }
         let (slab, at) = self.place(id.index as usize);
         &self.arena.slab(slab)[at..at + self.block_bytes]
     }
 
-    /// Panics for a block of a file: who writes to what is shared has not looked.
+    /// Panics for a mapped block: those are shared, and the caller must copy shared blocks.
     pub fn bytes_mut(&mut self, id: BlockId) -> &mut [u8] {
         self.check(id);
-        assert!(!id.is_adopted(), "a block of a file is not written");
+        assert!(!id.is_mapped(), "a block of a file is not written");
         self.raw_mut(id.index as usize)
     }
 
     /// One block to read and another to write.
-    pub(crate) fn two(&mut self, from: BlockId, to: BlockId) -> (&[u8], &mut [u8]) {
+    pub(crate) fn pair_mut(&mut self, from: BlockId, to: BlockId) -> (&[u8], &mut [u8]) {
         self.check(from);
         self.check(to);
-        assert!(!to.is_adopted(), "a block of a file is not written");
-        if from.is_adopted() {
+        assert!(!to.is_mapped(), "a block of a file is not written");
+        if from.is_mapped() {
             let (slab, at) = self.place(to.index as usize);
-            let from = self.adopted.bytes(from.index, self.block_bytes);
+            let from = self.mapped.bytes(from.index, self.block_bytes);
             let to = &mut self.arena.slab_mut(slab)[at..at + self.block_bytes];
             return (from, to);
         }
-        self.two_raw(from.index as usize, to.index as usize)
+        self.pair_raw_mut(from.index as usize, to.index as usize)
     }
 
-    fn two_raw(&mut self, from: usize, to: usize) -> (&[u8], &mut [u8]) {
+    fn pair_raw_mut(&mut self, from: usize, to: usize) -> (&[u8], &mut [u8]) {
         let bytes = self.block_bytes;
         let (from_slab, from_at) = self.place(from);
         let (to_slab, to_at) = self.place(to);
         if from_slab == to_slab {
             let slab = self.arena.slab_mut(from_slab);
             let (low, high) = slab.split_at_mut(from_at.max(to_at));
-            return match from_at < to_at {
-                true => (&low[from_at..from_at + bytes], &mut high[..bytes]),
-                false => (&high[..bytes], &mut low[to_at..to_at + bytes]),
+            return if from_at < to_at {
+                (&low[from_at..from_at + bytes], &mut high[..bytes])
+            } else {
+                (&high[..bytes], &mut low[to_at..to_at + bytes])
             };
         }
         let (from_slab, to_slab) = self.arena.two_slabs(from_slab, to_slab);
@@ -386,12 +382,19 @@ impl Pool {
 
     /// Copies one block's bytes into another.
     pub fn copy(&mut self, from: BlockId, to: BlockId) {
-        let (from, to) = self.two(from, to);
+        let (from, to) = self.pair_mut(from, to);
         to.copy_from_slice(from);
     }
 
-    /// Gives the pages of slabs back that hold no block and that no promise needs. Returns the
-    /// slabs.
+    /// Copies a shared block into one of the reservation and drops the reference to it.
+    pub(crate) fn make_private(&mut self, shared: BlockId, from: &mut Reservation) -> BlockId {
+        let private = self.acquire(from);
+        self.copy(shared, private);
+        self.release(shared);
+        private
+    }
+
+    /// Releases the pages of slabs without live blocks that no reservation needs. Returns the number of slabs.
     pub fn release_empty_slabs(&mut self) -> usize {
         let mut free_below = 0;
         let mut released = 0;
@@ -408,7 +411,7 @@ impl Pool {
         released
     }
 
-    /// Slabs that are full and still have small pages.
+    /// Full slabs that still have small pages.
     pub fn full_slabs(&self) -> impl Iterator<Item = SlabIndex> + '_ {
         let slabs = self.slab_pages.iter().zip(&self.slab_live).enumerate();
         let full = slabs.filter(|(_, (pages, live))| {
@@ -417,17 +420,16 @@ impl Pool {
         full.map(|(i, _)| SlabIndex(i))
     }
 
-    /// Asks for huge pages for a slab that is full. Whether the system has any changes nothing but the
-    /// time that reading takes.
+    /// Asks for huge pages for a full slab. If the system has none, only reading is slower.
     pub fn collapse(&mut self, slab: SlabIndex) {
         self.arena.collapse(slab);
         self.slab_pages[slab.0] = Pages::Huge;
     }
 
-    /// Moves blocks out of slabs of which less than `percent` is in use, the highest first, into
-    /// free places below. Returns where each went. Whoever holds ids must follow.
+    /// Moves blocks out of slabs of which less than `percent` is in use, the highest first, into free blocks below.
+    /// Returns old and new id of each; the caller updates its tables.
     ///
-    /// Must not run while blocks are promised to a step: a step keeps ids of its own.
+    /// Must not run during a step: a step keeps ids of its own.
     pub fn compact(&mut self, percent: usize) -> Result<Vec<(BlockId, BlockId)>, CacheError> {
         let sparse = |live: u32, blocks: usize| {
             live > 0 && (live as usize).saturating_mul(100) < percent.saturating_mul(blocks)
@@ -482,9 +484,7 @@ impl Pool {
     }
 
     fn occupy(&mut self, index: usize, references: u32) {
-        if index % 5 < 4 || !planted(Bug::HandedOutTwice) {
-            self.free[index / 64] &= !(1 << (index % 64));
-        }
+        self.free[index / 64] &= !(1 << (index % 64));
         self.references[index] = references;
         let slab = index / self.blocks_per_slab;
         self.slab_live[slab] += 1;
@@ -509,7 +509,7 @@ impl Pool {
     }
 
     fn copy_raw(&mut self, from: usize, to: usize) {
-        let (from, to) = self.two_raw(from, to);
+        let (from, to) = self.pair_raw_mut(from, to);
         to.copy_from_slice(from);
     }
 
@@ -522,11 +522,12 @@ impl Pool {
 
     fn check(&self, id: BlockId) {
         let i = id.index as usize;
-        let held = match id.is_adopted() {
-            true => self.adopted.held(id.index, id.generation) > 0,
-            false => self.references[i] > 0 && self.generations[i] == id.generation,
+        let is_live = if id.is_mapped() {
+            self.mapped.holders(id.index, id.generation) > 0
+        } else {
+            self.references[i] > 0 && self.generations[i] == id.generation
         };
-        assert!(held, "block {i} was freed and is not this table's any more");
+        assert!(is_live, "block {i} was freed");
     }
 
     fn slabs_to_reserve(&self, blocks: usize) -> usize {
@@ -538,7 +539,7 @@ impl Pool {
     fn add_slab(&mut self) -> Result<(), CacheError> {
         let first = self.total();
         let end = first + self.blocks_per_slab;
-        if end > ADOPTED as usize {
+        if end > MAPPED as usize {
             let bytes = self.arena.slab_bytes();
             return Err(CacheError::OutOfMemory { bytes });
         }
@@ -566,7 +567,7 @@ fn blocks_per_slab(block_bytes: usize, slab_bytes: usize) -> usize {
     slab_bytes.div_ceil(block_bytes).max(1)
 }
 
-fn lists_bytes(slabs: usize, blocks_per_slab: usize) -> usize {
+fn list_bytes_of(slabs: usize, blocks_per_slab: usize) -> usize {
     let blocks = slabs.saturating_mul(blocks_per_slab);
     let per_block = size_of::<u32>() + size_of::<NonZeroU32>();
     blocks
@@ -575,18 +576,10 @@ fn lists_bytes(slabs: usize, blocks_per_slab: usize) -> usize {
         .saturating_add(slabs.saturating_mul(size_of::<u32>() + size_of::<Pages>()))
 }
 
-/// Room for exactly `more` elements, or an answer.
-pub(crate) fn reserve_exact<T>(list: &mut Vec<T>, more: usize) -> Result<(), CacheError> {
-    list.try_reserve_exact(more)
-        .map_err(|_| CacheError::OutOfMemory {
-            bytes: more.saturating_mul(size_of::<T>()),
-        })
-}
-
 fn refused(error: ArenaError) -> CacheError {
     match error.why {
         Refusal::NoBacking(why) => CacheError::NoBacking { why },
-        Refusal::OutOfMemory | Refusal::Injected => CacheError::OutOfMemory {
+        Refusal::OutOfMemory => CacheError::OutOfMemory {
             bytes: error.slab_bytes,
         },
     }
@@ -595,13 +588,15 @@ fn refused(error: ArenaError) -> CacheError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use haversack_memory::FileMap;
+    use std::sync::{Arc, Weak};
 
-    fn pool(block_bytes: usize, blocks: usize) -> Pool {
-        Pool::new(block_bytes, blocks * block_bytes, Backing::Private, None).unwrap()
+    fn pool(block_bytes: usize, blocks: usize) -> BlockPool {
+        BlockPool::new(block_bytes, blocks * block_bytes, Backing::Private, None).unwrap()
     }
 
     #[test]
-    fn a_reservation_is_a_promise_and_forfeit_returns_it() {
+    fn forfeit_returns_a_reservation() {
         let mut pool = pool(4096, 8);
         let mut r = pool.reserve(3).unwrap();
         assert_eq!((pool.live(), pool.promised()), (0, 3));
@@ -625,9 +620,9 @@ mod tests {
         for (i, &id) in ids.iter().enumerate() {
             assert!(pool.bytes(id).iter().all(|&b| b == i as u8));
         }
-        let census = pool.census();
-        assert_eq!(census.free + census.live, census.total);
-        assert_eq!((census.slabs, census.live), (15, 100));
+        let stats = pool.stats();
+        assert_eq!(stats.free + stats.live, stats.total);
+        assert_eq!((stats.slabs, stats.live), (15, 100));
     }
 
     #[test]
@@ -643,21 +638,21 @@ mod tests {
     }
 
     #[test]
-    fn lists_grow_by_what_was_said() {
+    fn lists_grow_by_the_predicted_bytes() {
         let mut pool = pool(64, 100);
         let mut all = 0;
         for blocks in [1, 99, 1, 250, 3] {
-            let said = pool.list_bytes_to_reserve(blocks);
+            let predicted = pool.list_bytes_to_reserve(blocks);
             let before = pool.list_bytes();
             let _held = pool.reserve(blocks).unwrap();
             all += blocks;
-            assert_eq!(pool.list_bytes() - before, said);
-            assert_eq!(pool.list_bytes(), Pool::list_bytes_for(64, 6400, all));
+            assert_eq!(pool.list_bytes() - before, predicted);
+            assert_eq!(pool.list_bytes(), BlockPool::list_bytes_for(64, 6400, all));
         }
     }
 
     #[test]
-    fn a_slab_is_put_into_huge_pages_once_it_is_full() {
+    fn a_full_slab_moves_to_huge_pages_once() {
         let mut pool = pool(6528, 322);
         let mut r = pool.reserve(400).unwrap();
         let mut ids: Vec<_> = (0..321).map(|_| pool.acquire(&mut r)).collect();
@@ -688,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_place_is_taken_and_high_slabs_run_empty() {
+    fn compaction_empties_high_slabs() {
         let mut pool = pool(4096, 4);
         let mut r = pool.reserve(12).unwrap();
         let ids: Vec<_> = (0..12).map(|_| pool.acquire(&mut r)).collect();
@@ -709,6 +704,99 @@ mod tests {
         assert_eq!((moves[0].0, moves[0].1.index), (ids[11], 1));
         assert!(pool.bytes(moves[0].1).iter().all(|&b| b == 3));
         assert_eq!(pool.release_empty_slabs(), 1);
-        assert_eq!(pool.census().slabs_touched, 1);
+        assert_eq!(pool.stats().slabs_touched, 1);
+    }
+
+    /// A pool and a file with three of its blocks, of which block `i` is all `i`.
+    fn mapped_pool(name: &str) -> (BlockPool, Region, Weak<FileMap>) {
+        let name = format!("haversack-mapped-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let bytes: Vec<u8> = (0..3 * 128).map(|i| (i / 128) as u8).collect();
+        std::fs::write(&path, bytes).unwrap();
+        let map = Arc::new(FileMap::open(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        let weak = Arc::downgrade(&map);
+        let pool = BlockPool::new(128, 1024, Backing::Private, None).unwrap();
+        (pool, Region::new(map, 0..384).unwrap(), weak)
+    }
+
+    #[test]
+    fn the_last_reference_drops_a_region() {
+        let (mut pool, region, map) = mapped_pool("last");
+        let predicted = pool.list_bytes_to_map(&region);
+        let region_index = pool.map_region(&region).unwrap();
+        assert_eq!(pool.list_bytes(), predicted);
+        assert_eq!(pool.list_bytes_to_map(&region), 0);
+        assert_eq!(
+            pool.map_region(&region).unwrap(),
+            region_index,
+            "added once"
+        );
+        drop(region);
+        let (one, two) = (
+            pool.take_mapped(region_index, 1),
+            pool.take_mapped(region_index, 2),
+        );
+        assert_eq!(pool.take_mapped(region_index, 1), one);
+        assert_eq!((pool.mapped(), pool.live(), pool.total()), (2, 0, 0));
+        assert!(pool.is_shared(two), "always shared");
+        pool.share(two);
+        assert!(pool.bytes(two).iter().all(|&b| b == 2));
+        let mut r = pool.reserve(1).unwrap();
+        let copy = pool.acquire(&mut r);
+        pool.forfeit(r);
+        pool.copy(one, copy);
+        assert!(pool.bytes(copy).iter().all(|&b| b == 1));
+        for id in [one, two, one] {
+            pool.release(id);
+        }
+        assert_eq!((pool.mapped(), pool.stats().regions), (1, 1));
+        assert!(map.upgrade().is_some());
+        pool.release(two);
+        assert_eq!((pool.mapped(), pool.stats().regions), (0, 0));
+        assert!(map.upgrade().is_none());
+    }
+
+    #[test]
+    fn an_unused_region_is_dropped() {
+        let (mut pool, region, map) = mapped_pool("unused");
+        pool.map_region(&region).unwrap();
+        drop(region);
+        pool.drop_unused_regions();
+        assert!(map.upgrade().is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "was freed")]
+    fn a_stale_id_of_a_mapped_block_is_recognised() {
+        let (mut pool, region, _map) = mapped_pool("stale");
+        let region_index = pool.map_region(&region).unwrap();
+        let (_kept, id) = (
+            pool.take_mapped(region_index, 1),
+            pool.take_mapped(region_index, 0),
+        );
+        pool.release(id);
+        assert_ne!(pool.take_mapped(region_index, 0), id);
+        pool.bytes(id);
+    }
+
+    #[test]
+    #[should_panic(expected = "a block of a file is not written")]
+    fn mapped_blocks_are_read_only() {
+        let (mut pool, region, _map) = mapped_pool("write");
+        let region_index = pool.map_region(&region).unwrap();
+        let id = pool.take_mapped(region_index, 0);
+        pool.bytes_mut(id);
+    }
+
+    #[test]
+    fn regions_of_partial_blocks_are_refused() {
+        let (mut pool, region, map) = mapped_pool("part");
+        let map = map.upgrade().unwrap();
+        for range in [0..100, 8..136] {
+            let part = Region::new(map.clone(), range).unwrap();
+            assert!(pool.map_region(&part).is_err());
+        }
+        drop(region);
     }
 }

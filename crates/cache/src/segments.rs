@@ -1,75 +1,75 @@
-//! What was evicted from a sequence or is hidden, and how far back its query stands for what is left.
+//! Segments of a sequence: the stretches between evicted or hidden positions, and how far back a query's position is
+//! shifted for each.
 //!
 //! ```text
 //! kept      0 … 63 |   gap    | 1024 … 1535      position 1536
 //! segment      0                    1
-//! shift       960                   0            the query counts as standing at 576 for segment 0
+//! shift       960                   0            for segment 0 the query's position is 576
 //! ```
 //!
-//! The keys stay as they are; the query is turned once for each segment. A block is in one segment, and so a gap
-//! closes unless a block has rows on both sides of it:
+//! Keys are never rewritten; the query is rotated once per segment. A block is in one segment, so a gap closes unless one
+//! block has rows on both sides of it:
 //!
 //! ```text
-//! blocks      |   A   |   B   |   C   |   D   |      · hidden or gone, x seen
-//!             |xxxx···|·······|··xx···|··xxxxx|      two gaps close; A is before both, C between them, D behind
-//!             |xxx··xx|·······|xxxxxxx|xxxxxxx|      the one in A does not, the one of B does
+//! blocks      |   A   |   B   |   C   |   D   |      · hidden or evicted, x visible
+//!             |xxxx···|·······|··xx···|··xxxxx|      two gaps close; A is before both, C between, D after
+//!             |xxx··xx|·······|xxxxxxx|xxxxxxx|      the gap in A stays open, the gap in B closes
 //! ```
 //!
-//! A block is behind every gap that starts at its first position or before: it has no rows before those.
+//! A block comes after every gap that starts at or before its first position.
 
-use crate::error::CacheError;
-use crate::policy::Positions;
-use crate::pool::reserve_exact;
+use crate::error::{CacheError, reserve_exact};
+use crate::policy::PositionMode;
 use crate::size::SLOTS;
 use std::ops::Range;
 
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
-    pub positions: Positions,
-    /// Positions that left, in order and apart from each other.
+    pub positions: PositionMode,
+    /// Evicted positions, ordered and disjoint.
     pub gaps: Vec<Range<u64>>,
-    /// Positions that no query sees, in order and apart from each other or touching. Some may have left too.
+    /// Positions that no query sees, ordered and disjoint; they may touch. Some may be evicted too.
     pub hidden: Vec<Range<u64>>,
-    /// Where the sequence stood at the last eviction.
+    /// Position of the sequence at the last eviction.
     pub evicted_at: u64,
-    /// Where the gaps before the segments after the first start.
+    /// Start of the gap before each segment but the first.
     pub cuts: Vec<u64>,
     /// (segment)
     pub shifts: Vec<u64>,
 }
 
 impl Segments {
-    /// The heap bytes of room for so many gaps, some of them hidden.
+    /// Heap bytes for this capacity.
     pub fn bytes_for(gaps: usize, hidden: usize) -> usize {
         let ranges = gaps + hidden;
         ranges * size_of::<Range<u64>>() + (2 * ranges + 1) * size_of::<u64>()
     }
 
-    pub fn with_room(gaps: usize, hidden: usize) -> Result<Segments, CacheError> {
+    pub fn with_capacity(gaps: usize, hidden: usize) -> Result<Segments, CacheError> {
         let mut segments = Segments::default();
-        segments.make_room(gaps, hidden)?;
-        segments.cut();
+        segments.reserve(gaps, hidden)?;
+        segments.rebuild();
         Ok(segments)
     }
 
     pub fn copy(&self) -> Result<Segments, CacheError> {
-        let (gaps, hidden) = self.room();
-        let mut copy = Segments::with_room(gaps, hidden)?;
+        let (gaps, hidden) = self.capacity();
+        let mut copy = Segments::with_capacity(gaps, hidden)?;
         copy.positions = self.positions;
         copy.evicted_at = self.evicted_at;
         copy.gaps.extend(self.gaps.iter().cloned());
         copy.hidden.extend(self.hidden.iter().cloned());
-        copy.cut();
+        copy.rebuild();
         Ok(copy)
     }
 
-    /// Of gaps, and of hidden pieces.
-    pub fn room(&self) -> (usize, usize) {
+    /// Capacity for gaps and for hidden ranges.
+    pub fn capacity(&self) -> (usize, usize) {
         (self.gaps.capacity(), self.hidden.capacity())
     }
 
-    /// Room for so many, and what there is already.
-    pub fn make_room(&mut self, gaps: usize, hidden: usize) -> Result<(), CacheError> {
+    /// Raises the capacity to these numbers, if it is smaller.
+    pub fn reserve(&mut self, gaps: usize, hidden: usize) -> Result<(), CacheError> {
         fn grow<T>(list: &mut Vec<T>, to: usize) -> Result<(), CacheError> {
             let more = to.saturating_sub(list.len());
             reserve_exact(list, more)
@@ -87,7 +87,7 @@ impl Segments {
             + (self.cuts.capacity() + self.shifts.capacity()) * size_of::<u64>()
     }
 
-    /// Positions leave. There is room for one more gap.
+    /// Adds a gap. There is room for one more.
     pub fn evict(&mut self, gap: Range<u64>) {
         let at = self.gaps.partition_point(|g| g.end < gap.start);
         let touching = self.gaps[at..].iter().take_while(|g| g.start <= gap.end);
@@ -102,7 +102,7 @@ impl Segments {
         }
     }
 
-    /// Positions come back. There is room for one more gap.
+    /// Removes positions from the gap they are in. There is room for one more gap.
     pub fn mount(&mut self, back: Range<u64>) {
         let Some(at) = self
             .gaps
@@ -117,41 +117,40 @@ impl Segments {
         self.gaps.splice(at..at + 1, left);
     }
 
-    /// Hides these positions and no others. There is room for them.
+    /// Sets the hidden ranges. There is room for them.
     pub fn hide(&mut self, hidden: &[Range<u64>]) {
         self.hidden.clear();
         self.hidden.extend_from_slice(hidden);
-        self.cut();
+        self.rebuild();
     }
 
-    /// Nothing is hidden from `position` on.
+    /// Removes hidden ranges from `position` on.
     pub fn truncate(&mut self, position: u64) {
         if self.hidden.last().is_some_and(|last| last.end > position) {
             self.hidden.retain(|range| range.start < position);
             if let Some(last) = self.hidden.last_mut() {
                 last.end = last.end.min(position);
             }
-            self.cut();
+            self.rebuild();
         }
     }
 
-    pub fn forget(&mut self) {
+    pub fn clear_gaps(&mut self) {
         self.gaps.clear();
         self.evicted_at = 0;
-        self.cut();
+        self.rebuild();
     }
 
-    /// Segments anew, from the gaps. A gap at the very start has nothing before it, and where
-    /// positions stay as they were there is one segment.
-    pub fn cut(&mut self) {
+    /// Recomputes the segments. A gap at the very start has nothing before it, and with original positions there is one
+    /// segment.
+    pub fn rebuild(&mut self) {
         self.cuts.clear();
         self.shifts.clear();
-        if self.positions == Positions::Compact {
+        if self.positions == PositionMode::Compact {
             let closes = |g: &Range<u64>| g.start > 0 && (self.hidden.is_empty() || !is_within(g));
             let inner = || union(&self.gaps, &self.hidden).filter(closes);
             let mut shift: u64 = inner().map(|g| g.end - g.start).sum();
             for gap in inner() {
-                // Rows that took the place of others may stand where a gap is.
                 self.cuts.push(gap.start);
                 self.shifts.push(shift);
                 shift -= gap.end - gap.start;
@@ -161,17 +160,17 @@ impl Segments {
     }
 }
 
-/// Whether one block has rows before and behind.
+/// Whether one block has rows on both sides of the gap.
 fn is_within(gap: &Range<u64>) -> bool {
     !gap.start.is_multiple_of(SLOTS) && gap.end < gap.start.next_multiple_of(SLOTS)
 }
 
-/// Positions in either list, in order; those that touch are one.
+/// The union of two ordered lists; ranges that touch are merged.
 fn union<'a>(
     mut a: &'a [Range<u64>],
     mut b: &'a [Range<u64>],
 ) -> impl Iterator<Item = Range<u64>> + 'a {
-    // The list that goes on first gives its first.
+    // Takes the first range of the list that starts first.
     let mut next = move |until: u64| {
         let first = |list: &[Range<u64>]| list.first().map_or(u64::MAX, |range| range.start);
         let list = if first(a) <= first(b) { &mut a } else { &mut b };
@@ -197,34 +196,34 @@ mod tests {
 
     #[test]
     fn gaps_merge_and_shifts_add_up() {
-        let mut segments = Segments::with_room(3, 0).unwrap();
+        let mut segments = Segments::with_capacity(3, 0).unwrap();
         assert_eq!(segments.shifts, [0]);
         for gap in [64..128, 128..192, 320..352, 16..32] {
             segments.evict(gap);
         }
-        segments.cut();
+        segments.rebuild();
         assert_eq!(segments.gaps, [16..32, 64..192, 320..352]);
         assert_eq!(segments.cuts, [16, 64, 320]);
         assert_eq!(segments.shifts, [176, 160, 32, 0]);
         segments.evict(0..352);
-        segments.cut();
+        segments.rebuild();
         assert_eq!((segments.cuts.len(), &segments.shifts[..]), (0, &[0][..]));
         assert_eq!(segments.bytes(), Segments::bytes_for(3, 0));
     }
 
     #[test]
     fn original_positions_are_one_segment() {
-        let mut segments = Segments::with_room(1, 0).unwrap();
-        segments.positions = Positions::Original;
+        let mut segments = Segments::with_capacity(1, 0).unwrap();
+        segments.positions = PositionMode::Original;
         segments.evict(64..128);
-        segments.cut();
+        segments.rebuild();
         assert_eq!((segments.cuts.len(), &segments.shifts[..]), (0, &[0][..]));
     }
 
     /// Hidden gaps that start and end inside blocks: cuts, shifts.
     #[test]
     fn hidden_gaps_close_where_no_block_is_on_both_sides() {
-        let mut segments = Segments::with_room(2, 3).unwrap();
+        let mut segments = Segments::with_capacity(2, 3).unwrap();
         let mut cut = |hidden: &[Range<u64>]| {
             segments.hide(hidden);
             (segments.cuts.clone(), segments.shifts.clone())

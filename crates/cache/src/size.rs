@@ -1,34 +1,34 @@
-//! How many bytes keys and values take. Planner, ledger and documents all ask here.
+//! Byte arithmetic of keys and values, shared by planner, ledger and documentation.
 //!
-//! Everything is counted in whole blocks, as the pools hand them out: what this file says is what
-//! the ledger shows. What it does not count: tables and lists ([`crate::Ledger::tables`]).
+//! Counts whole blocks, as the pools hand them out, so that these numbers equal the ledger's. Tables and free lists are
+//! not included ([`crate::Ledger::tables`]).
 
-use crate::policy::window::WindowParams;
 use haversack_kernels::format::kv::code::sink_bytes;
 use haversack_kernels::format::kv::{BLOCK_SLOTS, Basis, KvForm, KvShape};
+use std::ops::Range;
 
-/// [`BLOCK_SLOTS`] as positions count.
+/// [`BLOCK_SLOTS`], in the type of positions.
 pub(crate) const SLOTS: u64 = BLOCK_SLOTS as u64;
 
-/// Values of K that one token may have in a layer: a hundred times the largest model's, and far from
+/// Upper limit for the K values of one token in a layer: a hundred times the largest model's, and far from
 /// overflowing any product here.
 const WIDTH_MAX: usize = 1 << 20;
 
-/// What one layer keeps of each token.
+/// How one layer stores each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerShape {
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// The form of blocks near the query.
+    /// Form of blocks in the recent zone.
     pub near: KvForm,
-    /// The form of the others, made from the near one.
+    /// Form of older blocks, recoded from the near one.
     pub far: KvForm,
-    /// A sliding-window layer: a query at `p` sees positions above `p - window` only.
+    /// Sliding-window layer: a query at `p` attends to positions above `p - window` only.
     pub window: Option<u64>,
 }
 
 impl LayerShape {
-    /// One form, everything seen.
+    /// One form, full attention.
     pub const fn plain(kv_heads: usize, head_dim: usize, form: KvForm) -> LayerShape {
         LayerShape {
             kv_heads,
@@ -40,33 +40,33 @@ impl LayerShape {
     }
 
     pub const fn near_shape(self) -> KvShape {
-        KvShape {
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            form: self.near,
-        }
+        self.shape(self.near)
     }
 
     pub const fn far_shape(self) -> KvShape {
+        self.shape(self.far)
+    }
+
+    const fn shape(self, form: KvForm) -> KvShape {
         KvShape {
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
-            form: self.far,
+            form,
         }
     }
 
-    /// The basis of both forms: what the far one asks for.
+    /// The basis of both forms, chosen by the far one.
     pub const fn basis(self) -> Basis {
         Basis::of(self.far)
     }
 
-    /// Blocks change their form when they leave the recent zone.
+    /// Whether blocks are recoded when they leave the recent zone.
     pub fn zoned(self) -> bool {
         self.near != self.far
     }
 
-    /// Whether heads of this size can be stored so. Numbers that come from a file are asked here
-    /// first: everything else in this module multiplies them.
+    /// Whether heads of this size can be stored in these forms. Check numbers from a file here first: everything else
+    /// in this module multiplies them.
     pub const fn fits(self) -> bool {
         let dim = self.head_dim;
         let width = self.kv_heads.saturating_mul(dim);
@@ -77,12 +77,18 @@ impl LayerShape {
         forms && width > 0 && width <= WIDTH_MAX
     }
 
+    /// The form of blocks that are no longer recent.
+    pub const fn final_shape(self) -> KvShape {
+        // Where near and far are one form, both shapes are the same.
+        self.far_shape()
+    }
+
     /// Values of K (and of V) per token.
     pub const fn width(self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// Bytes of the exact copy of the first tokens; 0 where the blocks are floats anyway.
+    /// Bytes of the exact copy of the first tokens (the sinks); 0 where blocks hold floats anyway.
     pub const fn sink_bytes(self, zones: Zones) -> usize {
         let floats = self.near.k.codec.is_float()
             && self.near.v.codec.is_float()
@@ -96,40 +102,57 @@ impl LayerShape {
     }
 }
 
-/// Which tokens are kept better than the rest.
+/// Which tokens are stored more precisely than the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Zones {
-    /// First tokens of a sequence that have an f16 copy, at most 32.
+    /// First tokens of a sequence that have an exact f16 copy, at most 32.
     pub sinks: usize,
-    /// Most recent tokens in the near form, beside the current block; rounded up to blocks.
+    /// Most recent tokens stored in the near form, in addition to the current block; rounded up to blocks.
     pub recent: usize,
 }
 
 impl Zones {
-    /// Block distance up to which the near form is seen.
+    /// Block distance up to which a query reads the near form.
     pub const fn recent_blocks(self) -> u64 {
         (self.recent as u64).div_ceil(SLOTS)
     }
 }
 
-/// Which of the tokens seen are still there.
+/// Parameters of [`crate::policy::window`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub struct WindowParams {
+    /// First tokens, which always stay.
+    pub anchors: u64,
+    /// Most recent tokens, which stay.
+    pub window: u64,
+}
+
+impl WindowParams {
+    /// The positions that are evicted by `position`.
+    pub fn gap(self, position: u64) -> Range<u64> {
+        let start = self.anchors;
+        let end = position.saturating_sub(self.window) / SLOTS * SLOTS;
+        start..end.max(start)
+    }
+}
+
+/// Which tokens of a sequence are still stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptTokens {
     /// All of them.
     All,
-    /// What the window policy leaves when it is asked wherever a block may leave.
+    /// What the window policy keeps when it runs at every position where it can evict a block.
     Window(WindowParams),
 }
 
-/// Bytes of keys and values per token in the far form, over all layers. It counts KV heads, not
-/// query heads.
+/// Bytes of keys and values per token in the far form, over all layers. Counts KV heads, not query heads.
 pub fn bytes_per_token(layers: &[LayerShape]) -> usize {
     let blocks: usize = layers.iter().map(|l| l.far_shape().block_bytes()).sum();
     blocks / BLOCK_SLOTS
 }
 
-/// Bytes of the live blocks of one sequence that has seen `position` tokens.
-pub fn kv_bytes(layers: &[LayerShape], zones: Zones, kept: Kept, position: u64) -> u64 {
+/// Bytes of the live blocks of one sequence after `position` tokens.
+pub fn kv_bytes(layers: &[LayerShape], zones: Zones, kept: KeptTokens, position: u64) -> u64 {
     let (head, tail) = kept.blocks(position);
     let sum = layers.iter().map(|layer| {
         let seen = layer
@@ -154,15 +177,15 @@ pub fn kv_bytes(layers: &[LayerShape], zones: Zones, kept: Kept, position: u64) 
     sum.fold(0, u64::saturating_add)
 }
 
-/// Bytes that a step of `tokens` from `position` on reserves beside what is live: the worst case of
-/// one sequence that shares nothing and still has its recent blocks.
+/// Bytes that a step of `tokens` from `position` on reserves in addition to what is live: the worst case of one sequence
+/// that shares nothing and still has its recent blocks.
 pub fn reserve_bytes(layers: &[LayerShape], zones: Zones, position: u64, tokens: usize) -> u64 {
-    // (block bytes, the most that one layer returns when it is settled)
+    // (block bytes, most blocks that one layer returns when it is settled)
     let mut transient: Vec<(usize, u64)> = Vec::new();
     let mut bytes = 0u64;
     for layer in layers {
-        let standing = Standing::alone(*layer, zones, position, tokens);
-        let need = Need::of(*layer, zones, position, tokens, standing);
+        let state = TableState::alone(*layer, zones, position, tokens);
+        let need = BlockDemand::of(*layer, zones, position, tokens, state);
         let near = layer.near_shape().block_bytes();
         bytes = bytes
             .saturating_add(need.near.saturating_mul(near as u64))
@@ -172,7 +195,7 @@ pub fn reserve_bytes(layers: &[LayerShape], zones: Zones, position: u64, tokens:
             )
             .saturating_add(need.sinks.saturating_mul(layer.sink_bytes(zones) as u64));
         match transient.iter_mut().find(|(size, _)| *size == near) {
-            Some((_, most)) => *most = need.transient.max(*most),
+            Some((_, max)) => *max = need.transient.max(*max),
             None => transient.push((near, need.transient)),
         }
     }
@@ -181,24 +204,24 @@ pub fn reserve_bytes(layers: &[LayerShape], zones: Zones, position: u64, tokens:
     })
 }
 
-/// Bytes that a fork at `position` keeps while the sequence goes on for so many tokens: near forms that it does
-/// without by then, and the block it was writing to, which it copies.
+/// Bytes that a fork at `position` keeps alive while the original sequence grows by `tokens`: near forms that the
+/// original has recoded by then, and the block it was writing to, which it copies.
 pub fn fork_bytes(layers: &[LayerShape], zones: Zones, position: u64, tokens: usize) -> u64 {
     let of = |layer: &LayerShape| {
-        let leaving = Standing::alone(*layer, zones, position, tokens).leaving;
+        let leaving = TableState::alone(*layer, zones, position, tokens).leaving;
         let near = layer.near_shape().block_bytes() as u64;
         leaving.saturating_add(1).saturating_mul(near)
     };
     layers.iter().map(of).fold(0, u64::saturating_add)
 }
 
-impl Kept {
+impl KeptTokens {
     /// Blocks before and after the gap.
-    fn blocks(self, position: u64) -> (std::ops::Range<u64>, std::ops::Range<u64>) {
+    fn blocks(self, position: u64) -> (Range<u64>, Range<u64>) {
         let end = position.div_ceil(SLOTS);
         match self {
-            Kept::All => (0..0, 0..end),
-            Kept::Window(params) => {
+            KeptTokens::All => (0..0, 0..end),
+            KeptTokens::Window(params) => {
                 let gap = params.gap(position);
                 if gap.is_empty() {
                     (0..0, 0..end)
@@ -210,15 +233,14 @@ impl Kept {
     }
 }
 
-/// The largest number up to `most` that fits, 0 if not even 1 does. What fits, fits for every number
-/// below. Asks a number of times that grows with the digits of the answer.
-pub fn largest_that_fits(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
-    // `low` fits or is 0, `high` does not or is past `most`.
+/// The largest number up to `max` that fits, 0 if not even 1 does, by binary search: `fits` must be monotone.
+pub fn largest_that_fits(max: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    // `low` fits or is 0, `high` does not fit or is past `max`.
     let (mut low, mut high) = (0, 1);
-    while high <= most && fits(high) {
+    while high <= max && fits(high) {
         (low, high) = (high, high.saturating_mul(2));
     }
-    high = high.min(most.saturating_add(1));
+    high = high.min(max.saturating_add(1));
     while low + 1 < high {
         let middle = low + (high - low) / 2;
         if fits(middle) {
@@ -230,14 +252,14 @@ pub fn largest_that_fits(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
     low
 }
 
-/// The first block that a query at `position` or later may see in a layer with this window. Exactly
-/// those before it have `last position + window <= position`.
+/// The first block that a query at `position` or later can attend to in a layer with this window. Exactly the blocks
+/// before it have `last position + window <= position`.
 pub(crate) fn first_seen_block(window: u64, position: u64) -> u64 {
-    // The block of the first position seen: `position - window + 1`. A query sees itself at least.
+    // The block of the first visible position, `position - window + 1`. A query always sees itself.
     (position + 1).saturating_sub(window.max(1)) / SLOTS
 }
 
-/// The first block that is near when the last query stood at `position - 1`.
+/// The first block in the recent zone when the last query is at `position - 1`.
 pub(crate) fn near_from(layer: LayerShape, zones: Zones, position: u64) -> u64 {
     if !layer.zoned() {
         return 0;
@@ -245,22 +267,22 @@ pub(crate) fn near_from(layer: LayerShape, zones: Zones, position: u64) -> u64 {
     (position.saturating_sub(1) / SLOTS).saturating_sub(zones.recent_blocks())
 }
 
-/// What a layer of a sequence holds that a step must know to count what it takes.
+/// What a step must know of a table to count the blocks it takes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Standing {
-    /// Near blocks that the step makes far.
+pub(crate) struct TableState {
+    /// Near blocks that leave the recent zone in this step.
     pub leaving: u64,
-    /// The last block is partly filled and must be copied before it is written.
+    /// The last block is partly filled and shared, so the step copies it before writing.
     pub copy_tail: bool,
-    /// The sinks must be made, or copied before they are written.
+    /// The sinks must be allocated, or copied before they are written.
     pub make_sinks: bool,
 }
 
-impl Standing {
-    fn alone(layer: LayerShape, zones: Zones, position: u64, tokens: usize) -> Standing {
+impl TableState {
+    fn alone(layer: LayerShape, zones: Zones, position: u64, tokens: usize) -> TableState {
         let before = near_from(layer, zones, position);
         let after = near_from(layer, zones, position.saturating_add(tokens as u64));
-        Standing {
+        TableState {
             leaving: after.min(position.div_ceil(SLOTS)).saturating_sub(before),
             copy_tail: false,
             make_sinks: position == 0,
@@ -270,8 +292,8 @@ impl Standing {
 
 /// Blocks that a step takes for one layer of one sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Need {
-    /// In near form, until the end of the step at least.
+pub(crate) struct BlockDemand {
+    /// In near form, until the end of the step or longer.
     pub near: u64,
     /// In near form, until the layer is settled.
     pub transient: u64,
@@ -279,24 +301,24 @@ pub(crate) struct Need {
     pub sinks: u64,
 }
 
-impl Need {
+impl BlockDemand {
     pub fn of(
         layer: LayerShape,
         zones: Zones,
         position: u64,
         tokens: usize,
-        standing: Standing,
-    ) -> Need {
+        state: TableState,
+    ) -> BlockDemand {
         if tokens == 0 {
-            return Need::default();
+            return BlockDemand::default();
         }
         let end = position.saturating_add(tokens as u64);
         let near_from = near_from(layer, zones, end);
         let (first, last) = (position.div_ceil(SLOTS), end.div_ceil(SLOTS));
         let mut transient = near_from.min(last).saturating_sub(first);
         let mut near = (last - first) - transient;
-        let far = transient + standing.leaving;
-        if standing.copy_tail {
+        let far = transient + state.leaving;
+        if state.copy_tail {
             if position / SLOTS < near_from {
                 transient += 1;
             } else {
@@ -304,11 +326,11 @@ impl Need {
             }
         }
         let writes_sinks = layer.sink_bytes(zones) > 0 && position < zones.sinks as u64;
-        Need {
+        BlockDemand {
             near,
             transient,
             far,
-            sinks: u64::from(writes_sinks && standing.make_sinks),
+            sinks: u64::from(writes_sinks && state.make_sinks),
         }
     }
 }
@@ -329,14 +351,14 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_that_fits() {
-        for most in [0, 1, 2, 3, 7, 8, 9, 100] {
-            for limit in 0..=most + 2 {
-                let found = largest_that_fits(most, |n| {
-                    assert!((1..=most).contains(&n));
+    fn largest_that_fits_finds_the_limit() {
+        for max in [0, 1, 2, 3, 7, 8, 9, 100] {
+            for limit in 0..=max + 2 {
+                let found = largest_that_fits(max, |n| {
+                    assert!((1..=max).contains(&n));
                     n <= limit
                 });
-                assert_eq!(found, limit.min(most), "up to {most}");
+                assert_eq!(found, limit.min(max), "up to {max}");
             }
         }
     }
@@ -384,7 +406,7 @@ mod tests {
         };
         let layers = [layer; 5];
         for tokens in [1usize, 32, 96, 97, 128, 129, 512] {
-            let after = kv_bytes(&layers, zones, Kept::All, tokens as u64);
+            let after = kv_bytes(&layers, zones, KeptTokens::All, tokens as u64);
             let reserved = reserve_bytes(&layers, zones, 0, tokens);
             let transient = (tokens as u64).div_ceil(SLOTS).saturating_sub(3)
                 * layer.near_shape().block_bytes() as u64;

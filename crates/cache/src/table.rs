@@ -1,38 +1,37 @@
-//! One layer of one sequence: which blocks hold it, in which form, and how many rows of them count.
+//! Block table: the blocks of one layer of one sequence, their forms, and how many rows of each are in use.
 //!
-//! Positions grow along the table and a block's first is a multiple of 32: slot `i` of an entry holds
-//! position `first_position + i`, unless rows left one by one and others took their slots
-//! ([`crate::store`]); those have left the recent zone, so that every query sees all of them. Blocks may be
-//! missing where they were evicted. Between steps an entry has one form, but for the one that leaves the recent
-//! zone next: it is near, and its far form may be there already. In a step others may have both.
+//! Positions grow along the table and a block's first is a multiple of 32: slot `i` of an entry holds position
+//! `first_position + i`, unless single rows were evicted and others moved into their slots; that happens only outside
+//! the recent zone, where every query sees all rows. Evicted blocks are missing. Between steps an entry has one form,
+//! except the one that leaves the recent zone next: it is near, and its far form may exist already (recoded ahead). In a
+//! step other entries may have both.
 //!
-//! Rows may be hidden: they stay where they are, and no query sees them. Spans hold what is shown and reach
-//! from the first such entry of their 256 positions to the last, so that what lies outside is never looked at; entries
-//! keep their numbers whether they are shown or not.
+//! Hidden rows stay stored, but no query sees them. A span (a run of entries within 256 positions) reaches from its first
+//! visible entry to its last, so that attention never touches what lies outside; entries keep their numbers, visible or
+//! not.
 
-use crate::error::CacheError;
-use crate::notes::Notes;
-use crate::pool::{BlockId, Pool, reserve_exact};
+use crate::error::{CacheError, reserve_exact};
+use crate::pool::{BlockId, BlockPool};
+use crate::row_stats::RowStats;
 use crate::size::SLOTS;
 use haversack_kernels::attention::{Block, Coded, KvView, SPAN_SLOTS, Sinks};
 use haversack_kernels::format::kv::{KvForm, KvShape};
-use haversack_memory::zoo::{Bug, planted};
 use std::ops::Range;
 
-/// A block and what counts of it.
+/// A block and its rows in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct BlockEntry {
     pub near: Option<BlockId>,
-    /// Never set where near and far are the same form.
+    /// Never set where near and far are one form.
     pub far: Option<BlockId>,
     pub first_position: u64,
     /// `1..=32`
     pub rows: u32,
-    /// Bit `i`: the row in slot `i` is hidden. Rows that are not there are not.
+    /// Bit `i`: the row in slot `i` is hidden. Unused slots have no bit.
     pub hidden: u32,
 }
 
-impl Entry {
+impl BlockEntry {
     pub(crate) fn block(&self) -> u64 {
         self.first_position / SLOTS
     }
@@ -41,27 +40,42 @@ impl Entry {
         self.first_position / SPAN_SLOTS as u64
     }
 
-    /// Within the recent zone, or of a layer without one.
+    /// In the recent zone, or in a layer with one form.
     pub fn is_near(&self) -> bool {
         self.near.is_some()
+    }
+
+    /// The form of an entry that is no longer recent: its only one.
+    pub(crate) fn final_block(&self) -> BlockId {
+        let form = self.far.or(self.near);
+        form.unwrap_or_else(|| unreachable!("an entry has a form"))
+    }
+
+    pub(crate) fn replace_final_block(&mut self, id: BlockId) {
+        let form = if self.far.is_some() {
+            &mut self.far
+        } else {
+            &mut self.near
+        };
+        *form = Some(id);
     }
 
     pub fn positions(&self) -> Range<u64> {
         self.first_position..self.first_position + u64::from(self.rows)
     }
 
-    /// Whether any row is not hidden.
+    /// Whether any row is visible.
     pub fn is_shown(&self) -> bool {
         self.hidden != low_bits(self.rows)
     }
 
     /// Keeps the first rows only.
-    pub(crate) fn cut(&mut self, rows: u32) {
+    pub(crate) fn truncate(&mut self, rows: u32) {
         self.rows = rows;
         self.hidden &= low_bits(rows);
     }
 
-    /// Which rows are among these positions, in order and apart from each other.
+    /// The rows within these positions, which are ordered and disjoint.
     fn hidden_by(&self, hidden: &[Range<u64>]) -> u32 {
         let Range { start, end } = self.positions();
         let before = |position: u64| low_bits((position.clamp(start, end) - start) as u32);
@@ -73,48 +87,93 @@ impl Entry {
     }
 }
 
-/// As many bits as rows, at most 32.
+/// A mask of the first `rows` bits, at most 32.
 pub(crate) fn low_bits(rows: u32) -> u32 {
     u32::MAX.checked_shr(SLOTS as u32 - rows).unwrap_or(0)
 }
 
 #[derive(Debug, Default)]
-pub struct Table {
-    pub(crate) entries: Vec<Entry>,
-    /// What is remembered of each entry, if anything.
-    pub(crate) notes: Option<Notes>,
-    /// Runs of entries in the same 256 positions, from the first that is shown to the last.
+pub struct BlockTable {
+    pub(crate) entries: Vec<BlockEntry>,
+    /// Statistics of the rows, if the sequence keeps them.
+    pub(crate) row_stats: Option<RowStats>,
+    /// Runs of entries within 256 positions, from the first visible one to the last.
     pub(crate) spans: Vec<Range<u32>>,
     /// The exact copy of the first tokens.
     pub(crate) sinks: Option<BlockId>,
     pub(crate) rows: usize,
-    /// What a row would have counted that got all attention, over all KV heads.
-    pub(crate) whole: u64,
-    /// The block of 32 queries for which counters are weighed.
-    pub(crate) aged: u64,
-    /// Positions below were dropped because the layer's window has passed them.
-    pub(crate) passed: u64,
+    /// Attention that a row would have if it had got all of it, over all KV heads.
+    pub(crate) full_mass: u64,
+    /// The block of 32 queries up to which the statistics have decayed.
+    pub(crate) decayed_to: u64,
+    /// Positions below this one were dropped because the layer's own window has passed them.
+    pub(crate) window_passed: u64,
 }
 
-/// Entries by which a full list grows at least.
+/// Minimum number of entries by which a full list grows.
 const GROWTH_MIN: usize = 8;
 
-impl Table {
+impl BlockTable {
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[BlockEntry] {
         &self.entries
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>()
+        self.entries.capacity() * size_of::<BlockEntry>()
             + self.spans.capacity() * size_of::<Range<u32>>()
-            + self.notes.as_ref().map_or(0, Notes::bytes)
+            + self.row_stats.as_ref().map_or(0, RowStats::bytes)
     }
 
-    /// Capacities that hold `more` entries, grown in steps so that decoding seldom asks.
+    /// Bytes of the lists of [`BlockTable::copy`].
+    pub(crate) fn copy_bytes(&self) -> usize {
+        size_of_val(&self.entries[..])
+            + size_of_val(&self.spans[..])
+            + self.row_stats.as_ref().map_or(0, RowStats::copy_bytes)
+    }
+
+    /// A second table of the same blocks; the caller takes the references.
+    pub(crate) fn copy(&self) -> Result<BlockTable, CacheError> {
+        let mut copy = BlockTable {
+            entries: Vec::new(),
+            spans: Vec::new(),
+            row_stats: self.row_stats.as_ref().map(RowStats::copy).transpose()?,
+            ..*self
+        };
+        reserve_exact(&mut copy.entries, self.entries.len())?;
+        reserve_exact(&mut copy.spans, self.spans.len())?;
+        copy.entries.extend_from_slice(&self.entries);
+        copy.spans.extend_from_slice(&self.spans);
+        Ok(copy)
+    }
+
+    pub(crate) fn shrink_to_fit(&mut self) {
+        self.entries.shrink_to_fit();
+        self.spans.shrink_to_fit();
+        if let Some(stats) = &mut self.row_stats {
+            stats.shrink_to_fit();
+        }
+    }
+
+    /// The index of the entry of a block.
+    pub(crate) fn find(&self, block: u64) -> Option<usize> {
+        self.entries
+            .binary_search_by_key(&block, BlockEntry::block)
+            .ok()
+    }
+
+    /// The position of a row. Rows move between slots only where there are row statistics.
+    pub(crate) fn position(&self, entry: usize, slot: usize) -> u64 {
+        match &self.row_stats {
+            Some(stats) => stats.position(entry, slot).into(),
+            None => self.entries[entry].first_position + slot as u64,
+        }
+    }
+
+    /// Capacities for `more` entries, grown in steps so that decoding seldom reallocates.
     fn room(&self, more: usize) -> (usize, usize) {
         let grown = |capacity: usize, wanted: usize| {
             if wanted <= capacity {
@@ -124,8 +183,8 @@ impl Table {
             }
         };
         let entries = self.entries.len() + more;
-        // A run that goes on, and then at least eight blocks to a run unless some are missing; one
-        // more entry never starts more than one more run, and neither do rows in a hidden one.
+        // A span has eight blocks or more unless some are missing. An entry starts one span at most, and so do new rows in
+        // a hidden entry.
         let starts = self.entries.last().is_some_and(|e| !e.is_shown());
         let spans = self.spans.len() + more + usize::from(starts);
         (
@@ -137,30 +196,30 @@ impl Table {
         )
     }
 
-    /// How many bytes larger the lists become when `more` entries are made room for.
+    /// How many bytes the lists grow when `more` entries are reserved.
     pub(crate) fn bytes_to_grow(&self, more: usize) -> usize {
         let (entries, spans) = self.room(more);
-        let notes = self.notes.as_ref();
-        (entries - self.entries.capacity()) * size_of::<Entry>()
+        let stats = self.row_stats.as_ref();
+        (entries - self.entries.capacity()) * size_of::<BlockEntry>()
             + (spans - self.spans.capacity()) * size_of::<Range<u32>>()
-            + notes.map_or(0, |notes| notes.bytes_to_hold(entries))
+            + stats.map_or(0, |stats| stats.bytes_to_hold(entries))
     }
 
     pub(crate) fn reserve(&mut self, more: usize) -> Result<(), CacheError> {
         let (entries, spans) = self.room(more);
         let (have, had) = (self.entries.len(), self.spans.len());
         reserve_exact(&mut self.entries, entries - have)?;
-        if let Some(notes) = &mut self.notes {
-            notes.hold(entries)?;
+        if let Some(stats) = &mut self.row_stats {
+            stats.hold(entries)?;
         }
         reserve_exact(&mut self.spans, spans - had)
     }
 
-    /// How many bytes larger the lists become when `more` entries are put in anywhere: each may start a run of its own.
+    /// How many bytes the lists grow when `more` entries are inserted anywhere: each may start a span of its own.
     pub(crate) fn bytes_to_mount(&self, more: usize) -> usize {
         let entries = (self.entries.len() + more).saturating_sub(self.entries.capacity());
         let spans = (self.spans.len() + more).saturating_sub(self.spans.capacity());
-        entries * size_of::<Entry>() + spans * size_of::<Range<u32>>()
+        entries * size_of::<BlockEntry>() + spans * size_of::<Range<u32>>()
     }
 
     pub(crate) fn reserve_mount(&mut self, more: usize) -> Result<(), CacheError> {
@@ -169,17 +228,17 @@ impl Table {
     }
 
     /// Appends an entry. Its room was reserved.
-    pub(crate) fn push(&mut self, entry: Entry) {
+    pub(crate) fn push(&mut self, entry: BlockEntry) {
         debug_assert!(self.entries.len() < self.entries.capacity());
         self.rows += entry.rows as usize;
-        if let Some(notes) = &mut self.notes {
-            notes.push(entry.first_position);
+        if let Some(stats) = &mut self.row_stats {
+            stats.push(entry.first_position);
         }
         self.entries.push(entry);
         self.show(self.entries.len() - 1);
     }
 
-    /// A run holds entry `i`, after which none is shown yet. There is room for one more run.
+    /// Adds entry `i`, the last visible one so far, to the spans. There is room for one more span.
     fn show(&mut self, i: usize) {
         let end = i as u32 + 1;
         if self.last_span() == Some(self.entries[i].span())
@@ -192,24 +251,24 @@ impl Table {
         }
     }
 
-    /// Which 256 positions the last run is in.
+    /// Number of the 256 positions that the last span is in.
     fn last_span(&self) -> Option<u64> {
         let last = self.spans.last()?;
         Some(self.entries[last.start as usize].span())
     }
 
-    /// Takes entries out, with what is remembered of them.
-    pub(crate) fn take(&mut self, range: Range<usize>) -> std::vec::Drain<'_, Entry> {
-        if let Some(notes) = &mut self.notes {
-            notes.take(range.clone());
+    /// Removes entries and their row statistics.
+    pub(crate) fn remove(&mut self, range: Range<usize>) -> std::vec::Drain<'_, BlockEntry> {
+        if let Some(stats) = &mut self.row_stats {
+            stats.remove(range.clone());
         }
         self.entries.drain(range)
     }
 
-    /// Entries without rows go.
+    /// Removes entries without rows.
     pub(crate) fn drop_empty(&mut self) {
-        if let Some(notes) = &mut self.notes {
-            notes.retain(|i| self.entries[i].rows > 0);
+        if let Some(stats) = &mut self.row_stats {
+            stats.retain(|i| self.entries[i].rows > 0);
         }
         self.entries.retain(|entry| entry.rows > 0);
     }
@@ -223,9 +282,9 @@ impl Table {
         }
     }
 
-    /// How many runs there are when these positions are hidden.
+    /// Number of spans if these positions were hidden.
     pub(crate) fn spans_hiding(&self, hidden: &[Range<u64>]) -> usize {
-        let is_shown = |e: &&Entry| e.hidden_by(hidden) != low_bits(e.rows);
+        let is_shown = |e: &&BlockEntry| e.hidden_by(hidden) != low_bits(e.rows);
         let mut last = None;
         let shown = self.entries.iter().filter(is_shown);
         shown
@@ -233,20 +292,16 @@ impl Table {
             .count()
     }
 
-    /// Hides these positions and no others. There is room for the runs.
+    /// Hides these positions and shows all others. There is room for the spans.
     pub(crate) fn hide(&mut self, hidden: &[Range<u64>]) {
-        for (i, entry) in self.entries.iter_mut().enumerate() {
-            let mut counted = *entry;
-            if planted(Bug::MaskByRows) {
-                counted.first_position = i as u64 * SLOTS;
-            }
-            entry.hidden = counted.hidden_by(hidden);
+        for entry in &mut self.entries {
+            entry.hidden = entry.hidden_by(hidden);
         }
-        self.recount();
+        self.rebuild();
     }
 
-    /// After entries were taken out or cut: rows and runs anew. Needs no room that was not there.
-    pub(crate) fn recount(&mut self) {
+    /// Recomputes rows and spans after entries were removed or truncated. Needs no more room than before.
+    pub(crate) fn rebuild(&mut self) {
         self.rows = self.entries.iter().map(|e| e.rows as usize).sum();
         self.spans.clear();
         for i in 0..self.entries.len() {
@@ -256,21 +311,21 @@ impl Table {
         }
     }
 
-    /// Entries before block `end` that have no far form yet. They stand together.
-    pub(crate) fn uncoded(&self, end: u64) -> Range<usize> {
+    /// Entries before block `end` without a far form. They are adjacent.
+    pub(crate) fn without_far(&self, end: u64) -> Range<usize> {
         let end = self.entries.partition_point(|e| e.block() < end);
-        let uncoded = self.entries[..end].iter().rev();
-        let count = uncoded.take_while(|e| e.far.is_none()).count();
+        let without_far = self.entries[..end].iter().rev();
+        let count = without_far.take_while(|e| e.far.is_none()).count();
         end - count..end
     }
 
-    /// The far form of the block that leaves the recent zone next, if it is there already.
-    pub(crate) fn prepared(&self) -> Option<BlockId> {
+    /// The far form of the block that leaves the recent zone next, if it was recoded ahead.
+    pub(crate) fn recoded_ahead(&self) -> Option<BlockId> {
         let mut near = self.entries.iter().rev().take_while(|e| e.near.is_some());
         near.find_map(|e| e.far)
     }
 
-    /// Runs of entries in the same 256 positions once positions from `first` to `end` are there too.
+    /// Number of spans once positions from `first` to `end` are stored too.
     pub(crate) fn spans_with(&self, first: u64, end: u64) -> usize {
         let slots = SPAN_SLOTS as u64;
         if end <= first {
@@ -282,15 +337,14 @@ impl Table {
     }
 
     /// The last entry if it is partly filled at `position`.
-    pub(crate) fn tail(&self, position: u64) -> Option<&Entry> {
+    pub(crate) fn tail(&self, position: u64) -> Option<&BlockEntry> {
         let last = self.entries.last()?;
         (last.positions().end == position && !position.is_multiple_of(SLOTS)).then_some(last)
     }
 
-    /// The end of the last block that has only the far form and starts before `position`; 0 if
-    /// there is none.
+    /// The end of the last block that starts before `position` and has only the far form; 0 if there is none.
     pub(crate) fn far_end(&self, position: u64) -> u64 {
-        let far_only = |e: &&Entry| !e.is_near() && e.first_position < position;
+        let far_only = |e: &&BlockEntry| !e.is_near() && e.first_position < position;
         let last = self.entries.iter().rev().find(far_only);
         last.map_or(0, |e| e.first_position + SLOTS)
     }
@@ -298,25 +352,25 @@ impl Table {
 
 /// A table as attention reads it.
 pub struct TableView<'a> {
-    pub(crate) table: &'a Table,
+    pub(crate) table: &'a BlockTable,
     pub(crate) near: FormView<'a>,
     pub(crate) far: FormView<'a>,
-    pub(crate) sinks: Option<&'a Pool>,
+    pub(crate) sinks: Option<&'a BlockPool>,
     pub(crate) sink_rows: usize,
     pub(crate) recent_blocks: u64,
-    /// Where the gaps before the segments after the first start.
+    /// Start of the gap before each segment but the first.
     pub(crate) cuts: &'a [u64],
 }
 
-/// The blocks of one form. What takes divisions is worked out once, not for every block.
+/// The blocks of one form. Sizes that take divisions are computed once, not per block.
 pub(crate) struct FormView<'a> {
-    pool: &'a Pool,
+    pool: &'a BlockPool,
     form: KvForm,
     k_bytes: usize,
 }
 
 impl<'a> FormView<'a> {
-    pub(crate) fn new(pool: &'a Pool, shape: KvShape) -> FormView<'a> {
+    pub(crate) fn new(pool: &'a BlockPool, shape: KvShape) -> FormView<'a> {
         FormView {
             pool,
             form: shape.form,
@@ -326,11 +380,11 @@ impl<'a> FormView<'a> {
 }
 
 impl TableView<'_> {
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[BlockEntry] {
         &self.table.entries
     }
 
-    /// The block of the exact copy of the first tokens.
+    /// The block with the exact copy of the first tokens.
     pub fn sink_block(&self) -> Option<BlockId> {
         self.table.sinks
     }
@@ -351,19 +405,16 @@ impl KvView for TableView<'_> {
         self.table.entries.len()
     }
 
-    /// The near form up to the recent distance, the far one beyond. A block that no such query sees
-    /// may have lost the form they would see; then the other is shown.
+    /// The near form within the recent distance, the far one beyond. A block may have lost a form that no query of the
+    /// step reads; then this is the other one.
     fn block(&self, i: usize, query_block: u64) -> Block<'_> {
         let entry = &self.table.entries[i];
         let is_near = query_block.saturating_sub(entry.block()) <= self.recent_blocks;
         let near = entry.near.map(|id| (&self.near, id));
         let far = entry.far.map(|id| (&self.far, id));
-        // Where both forms are the same there is only ever the near one.
-        let (view, id) = match is_near {
-            true => near.or(far),
-            false => far.or(near),
-        }
-        .unwrap_or_else(|| unreachable!("an entry has a form"));
+        // With one form there is only the near one.
+        let form = if is_near { near.or(far) } else { far.or(near) };
+        let (view, id) = form.unwrap_or_else(|| unreachable!("an entry has a form"));
         let (k, v) = view.pool.bytes(id).split_at(view.k_bytes);
         Block {
             k: Coded {
@@ -382,10 +433,7 @@ impl KvView for TableView<'_> {
             rows: entry.rows as usize,
             hidden: entry.hidden,
             first_position: entry.first_position,
-            segment: match planted(Bug::ShiftMissesCoded) && entry.near.is_none() {
-                true => self.cuts.len(),
-                false => self.cuts.partition_point(|&c| c <= entry.first_position),
-            },
+            segment: self.cuts.partition_point(|&c| c <= entry.first_position),
         }
     }
 

@@ -9,7 +9,9 @@ mod common;
 
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};
-use haversack_cache::{Codec, Grow, KvForm, LayerShape, SequenceId, Store, StoreOptions, Zones};
+use haversack_cache::{
+    Codec, KvForm, LayerShape, SequenceGrowth, SequenceId, Store, StoreOptions, Zones,
+};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{AttentionJob, AttentionLimits, AttentionScratch, attend};
 
@@ -91,12 +93,12 @@ fn outputs(
         let company = store.stats(other).unwrap().position;
         let mut step = store
             .begin(&[
-                Grow {
+                SequenceGrowth {
                     id,
                     position: at as u64,
                     tokens: n,
                 },
-                Grow {
+                SequenceGrowth {
                     id: other,
                     position: company,
                     tokens: 3,
@@ -114,7 +116,7 @@ fn outputs(
             store.settle(&mut step, layer);
         }
         store.commit(step).unwrap();
-        store.make_ahead(exec_of(n), id, n).unwrap();
+        store.recode_ahead(exec_of(n), id, n).unwrap();
         at += n;
         if let Some(params) = policy {
             let plan = plan(&store.snapshot(id).unwrap(), &params);
@@ -161,7 +163,7 @@ fn options(near: KvForm, far: KvForm) -> StoreOptions {
             recent: 64,
         },
         means: vec![Some(mean), None],
-        carries: vec![Some(some_carry(layer)), None],
+        error_feedback: vec![Some(some_carry(layer)), None],
         ..StoreOptions::default()
     }
 }

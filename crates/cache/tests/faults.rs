@@ -10,8 +10,9 @@ mod common;
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};
 use haversack_cache::{
-    CacheError, Codec, Faults, KvForm, LayerShape, SequenceId, Store, StoreOptions, Zones,
+    CacheError, Codec, KvForm, LayerShape, SequenceId, Store, StoreOptions, Zones,
 };
+use haversack_testing::ArenaFaults;
 
 struct Life {
     store: Store,
@@ -47,7 +48,7 @@ impl Life {
     }
 
     fn check(&mut self) {
-        for census in self.store.census() {
+        for census in self.store.pool_stats() {
             assert_eq!(census.free + census.live, census.total);
             assert_eq!(census.promised, 0);
         }
@@ -93,7 +94,7 @@ impl Life {
         self.evict(1, params);
         self.feed(0, &tokens[..20]);
         self.evict(0, params);
-        self.insist(|store| store.compact());
+        self.insist(|store| store.compact_below(25));
         self.check();
         self.insist(|store| store.compact_below(100));
         self.check();
@@ -108,7 +109,12 @@ impl Life {
             self.check();
         }
         assert_eq!(self.store.ledger().kv_live, 0);
-        let touched = self.store.census().iter().map(|c| c.slabs_touched).sum();
+        let touched = self
+            .store
+            .pool_stats()
+            .iter()
+            .map(|c| c.slabs_touched)
+            .sum();
         assert_eq!(0usize, touched, "every page went back");
     }
 }
@@ -116,11 +122,11 @@ impl Life {
 fn sweep(layers: Vec<LayerShape>, zones: Zones) {
     let mut refused = 0;
     for n in 1.. {
-        let faults = Faults::fail_nth(n);
+        let faults = ArenaFaults::fail_nth(n);
         let mut life = Life::new(StoreOptions {
             layers: layers.clone(),
             zones,
-            faults: Some(faults.clone()),
+            slab_io: Some(faults.io()),
             // A page or more each, so that releasing has something to give.
             slab_bytes: 4 << 10,
             ..StoreOptions::default()

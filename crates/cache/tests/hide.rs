@@ -1,15 +1,15 @@
-//! Hidden rows: what attention may see of a sequence is what a list of positions says, whatever was appended,
-//! hidden, shown, dropped, evicted, cut back or forked before.
+//! Hidden rows: attention sees exactly the positions of a plain list, whatever was appended, hidden, shown, dropped,
+//! evicted, truncated or forked before.
 
 #![expect(clippy::single_range_in_vec_init, reason = "lists of one range")]
 
 mod common;
 
 use common::{codec_layer, feed, write};
-use haversack_cache::policy::Plan;
+use haversack_cache::policy::EvictionPlan;
 use haversack_cache::{
-    CacheError, Codec, Grow, KvForm, LayerShape, Noting, Positions, Run, SequenceId, Spot, Store,
-    StoreOptions, Zone, ZoneBytes, Zones,
+    CacheError, Codec, KvForm, LayerShape, PositionMode, SequenceGrowth, SequenceId, StatsFormat,
+    Store, StoreOptions, TokenRun, TokenState, Zone, ZoneBytes, Zones,
 };
 use haversack_kernels::attention::KvView;
 use std::ops::Range;
@@ -35,7 +35,7 @@ fn options() -> StoreOptions {
     }
 }
 
-/// The dumb twin: what is true of each position.
+/// Reference model: the state of each position.
 #[derive(Clone, Default)]
 struct Twin {
     compact: bool,
@@ -148,10 +148,10 @@ fn check_runs(store: &Store, id: SequenceId, twin: &Twin) {
     let last = position.saturating_sub(1) as u64 / 32;
     let zones = store.zones();
     for (layer, shape) in store.layers().iter().enumerate() {
-        let runs = store.runs(id, layer).unwrap();
-        assert!(runs.windows(2).all(|two| two[0].spot != two[1].spot));
-        let one = |run: &Run| vec![run.spot; run.tokens as usize];
-        let spots: Vec<Spot> = runs.iter().flat_map(one).collect();
+        let runs = store.token_runs(id, layer).unwrap();
+        assert!(runs.windows(2).all(|two| two[0].state != two[1].state));
+        let one = |run: &TokenRun| vec![run.state; run.tokens as usize];
+        let spots: Vec<TokenState> = runs.iter().flat_map(one).collect();
         assert_eq!(spots.len(), position, "layer {layer}");
         for (p, spot) in spots.into_iter().enumerate() {
             let in_window = shape.window.is_none_or(|w| p as u64 + w > position as u64);
@@ -162,13 +162,13 @@ fn check_runs(store: &Store, id: SequenceId, twin: &Twin) {
                 false => Zone::Rest,
             };
             let fits = match spot {
-                Spot::Held(zone) => twin.seen(p) && zone == held,
-                Spot::Hidden => twin.hidden[p] && !twin.gone[p],
-                Spot::Passed => !in_window,
-                Spot::Missing => twin.gone[p],
+                TokenState::Held(zone) => twin.seen(p) && zone == held,
+                TokenState::Hidden => twin.hidden[p] && !twin.gone[p],
+                TokenState::Passed => !in_window,
+                TokenState::Missing => twin.gone[p],
             };
             assert!(fits, "layer {layer}, token {p} of {position}: {spot:?}");
-            assert!(!twin.seen(p) || !in_window || matches!(spot, Spot::Held(_)));
+            assert!(!twin.seen(p) || !in_window || matches!(spot, TokenState::Held(_)));
         }
     }
 }
@@ -222,7 +222,7 @@ fn attended_positions_are_those_of_a_list() {
     );
 }
 
-/// So many random steps of a few sequences, each looked at.
+/// Random steps of a few sequences, each checked.
 fn converse(options: StoreOptions, steps: usize) {
     let mut store = Store::new(options).unwrap();
     let empty = store.ledger().tables;
@@ -239,8 +239,8 @@ fn converse(options: StoreOptions, steps: usize) {
             };
             let id = store.open().unwrap();
             let to = match twin.compact {
-                true => Positions::Compact,
-                false => Positions::Original,
+                true => PositionMode::Compact,
+                false => PositionMode::Original,
             };
             store.set_positions(id, to).unwrap();
             all.push((id, twin));
@@ -278,7 +278,7 @@ fn converse(options: StoreOptions, steps: usize) {
                 let mut gap = random.range(position);
                 gap.end = gap.end / 32 * 32;
                 let snapshot = store.snapshot(id).unwrap();
-                let plan = Plan::without(&snapshot, gap.clone());
+                let plan = EvictionPlan::without(&snapshot, gap.clone());
                 if plan.drop.iter().all(|gap| gap.end <= position as u64) {
                     let rows = store.apply(id, &plan).unwrap().rows;
                     for p in plan.drop.iter().cloned().flatten() {
@@ -298,7 +298,7 @@ fn converse(options: StoreOptions, steps: usize) {
                         twin.truncate(to);
                         done[5] += usize::from(to < position);
                     }
-                    Err(CacheError::Gone { .. }) => assert!(to < oldest),
+                    Err(CacheError::NotRestorable { .. }) => assert!(to < oldest),
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -315,7 +315,7 @@ fn converse(options: StoreOptions, steps: usize) {
             }
             _ => {
                 store.trim();
-                store.compact().unwrap();
+                store.compact_below(25).unwrap();
             }
         }
         let (id, twin) = &all[i];
@@ -343,7 +343,7 @@ fn converse(options: StoreOptions, steps: usize) {
 fn roll_back(store: &mut Store, id: SequenceId, tokens: usize) {
     let position = store.position(id).unwrap();
     let mut step = store
-        .begin(&[Grow {
+        .begin(&[SequenceGrowth {
             id,
             position,
             tokens,
@@ -399,7 +399,7 @@ fn refused_lists_change_nothing() {
     ));
 
     let mut noted = Store::new(StoreOptions {
-        notes: Some(Noting::ATTENTION),
+        row_stats: Some(StatsFormat::ATTENTION),
         ..options()
     })
     .unwrap();
@@ -407,7 +407,7 @@ fn refused_lists_change_nothing() {
     feed(&mut noted, id, &[1; 100]).unwrap();
     assert_eq!(noted.hide(id, &[]), Ok(()));
     let error = noted.hide(id, &[1..2]).unwrap_err();
-    assert_eq!(error, CacheError::Noted { index: 0 });
+    assert_eq!(error, CacheError::HasRowStats { index: 0 });
 }
 
 /// Room for the list is within the budget, and is there before anything changes.

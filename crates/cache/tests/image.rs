@@ -1,11 +1,12 @@
-//! Sequences as bytes and back.
+//! Sequence images: saved, restored, mounted, damaged.
 
 mod common;
 
 use common::{Coder, Model, check_with, codec_layer, feed};
 use haversack_cache::policy::window::{WindowParams, plan};
 use haversack_cache::{
-    CacheError, Codec, Image, KvForm, LayerShape, Noting, SequenceId, Store, StoreOptions, Zones,
+    CacheError, Codec, Image, KvForm, LayerShape, SequenceId, StatsFormat, Store, StoreOptions,
+    Zones,
 };
 
 /// A layer of each kind: two forms, one form, a window of its own.
@@ -66,7 +67,7 @@ fn dice(state: &mut u64) -> u64 {
     *state >> 33
 }
 
-/// Whatever was fed and evicted: the restored one is the same, goes on the same way, and its image is the same bytes.
+/// Whatever was fed and evicted, a restored sequence is the same, continues the same way, and has the same image.
 #[test]
 fn restored_equals_computed() {
     let mut coder = Coder::new(&options());
@@ -79,7 +80,7 @@ fn restored_equals_computed() {
         let mut store = Store::new(options()).unwrap();
         let mut model = Model::default();
         let id = store.open().unwrap();
-        // Somebody else's rows lie where the blocks will be.
+        // Another sequence's rows were where the blocks will be.
         let other = store.open().unwrap();
         feed(&mut store, other, &vec![round + 9; 400]).unwrap();
         store.close(other).unwrap();
@@ -111,23 +112,23 @@ fn restored_equals_computed() {
         second.close(copy).unwrap();
         assert!(
             second
-                .census()
+                .pool_stats()
                 .iter()
                 .all(|c| c.live == 0 && c.promised == 0)
         );
     }
 }
 
-/// A column below `settled` is the same bytes for ever.
+/// A column below `first_mutable_block` never changes.
 #[test]
-fn settled_columns_never_change() {
+fn final_columns_never_change() {
     let mut store = Store::new(options()).unwrap();
     let id = store.open().unwrap();
     let mut kept: Vec<Vec<u8>> = Vec::new();
     for token in 0..700 {
         feed(&mut store, id, &[token]).unwrap();
-        let settled = store.settled(id).unwrap();
-        // The window of a layer lets its blocks go: compare those that have not passed.
+        let settled = store.first_mutable_block(id).unwrap();
+        // A layer's window drops its blocks: compare those that it has not passed.
         for block in kept.len() as u64..settled {
             let mut bytes = Vec::new();
             store.column(id, block, &mut bytes).unwrap();
@@ -143,7 +144,7 @@ fn settled_columns_never_change() {
     assert!(kept.len() > 15);
 }
 
-/// What left comes back to its place, in whatever order, and only what is not there.
+/// Evicted blocks come back to their place, in any order; blocks that are stored are refused.
 #[test]
 fn mounted_blocks_are_where_they_were() {
     let mut store = Store::new(options()).unwrap();
@@ -178,9 +179,9 @@ fn mounted_blocks_are_where_they_were() {
     assert!(store.mount(id, &[late[1], late[0]]).is_err());
 }
 
-/// A budget that is a byte short is an answer, and nothing is left behind.
+/// A budget that is a byte short is refused, and nothing is left behind.
 #[test]
-fn what_does_not_fit_is_not_opened() {
+fn an_image_that_does_not_fit_is_not_opened() {
     let mut store = Store::new(options()).unwrap();
     let id = store.open().unwrap();
     feed(&mut store, id, &(0..500).collect::<Vec<u32>>()).unwrap();
@@ -212,7 +213,7 @@ fn what_does_not_fit_is_not_opened() {
     assert_eq!(fits, 1);
 }
 
-/// Bytes from a file: cut anywhere, any byte changed, another model's. Refused or the same shape, never a panic.
+/// Damaged images: truncated anywhere, any byte changed, another model's. Refused or of the same shape, never a panic.
 #[test]
 fn hostile_images() {
     let mut store = Store::new(options()).unwrap();
@@ -256,15 +257,15 @@ fn hostile_images() {
     assert!(with(&saved.outline, &swapped).is_err());
     assert!(with(&saved.outline, &columns[..columns.len() - 1]).is_err());
     let mut noted = Store::new(StoreOptions {
-        notes: Some(Noting::ATTENTION),
+        row_stats: Some(StatsFormat::ATTENTION),
         ..options()
     })
     .unwrap();
     assert_eq!(saved.open_in(&mut noted), Err(CacheError::NoImage));
 }
 
-/// A column is written when its rows have their last form, and a layer with a window passes it later: what is read again
-/// is the sequence as it stands, without those rows. Mounted, they do not come back either.
+/// A column is written when its rows have their final form, and a layer with a window passes it later: the restored
+/// sequence is without those rows. Mounting does not bring them back either.
 #[test]
 fn columns_that_a_window_has_passed_since() {
     let options = options();
@@ -278,8 +279,8 @@ fn columns_that_a_window_has_passed_since() {
         let tokens: Vec<u32> = (end - 7..=end).collect();
         feed(&mut store, id, &tokens).unwrap();
         model.feed(&tokens);
-        // As a file does: what has settled is written once, and never again.
-        let settled = store.settled(id).unwrap() as usize;
+        // As a file does: final columns are written once.
+        let settled = store.first_mutable_block(id).unwrap() as usize;
         for block in columns.len()..settled {
             let mut bytes = Vec::new();
             store.column(id, block as u64, &mut bytes).unwrap();
@@ -314,7 +315,7 @@ fn columns_that_a_window_has_passed_since() {
     let back: Vec<&[u8]> = columns[..3].iter().map(Vec::as_slice).collect();
     store.mount(id, &back).unwrap();
     store.hide(id, &[]).unwrap();
-    let held = |layer| store.kept(id, layer).unwrap().next();
+    let held = |layer| store.kept_positions(id, layer).unwrap().next();
     // Of the sinks nothing is said here: the first block had left.
     assert_eq!((held(0), held(1)), (Some(0), Some(0)));
     assert!(held(2) > Some(95), "{:?}", held(2));

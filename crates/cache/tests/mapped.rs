@@ -1,4 +1,4 @@
-//! Sequences whose full blocks stay in a file: the same as computed ones, in memory once, never written.
+//! Mapped images: full blocks stay in the file, equal computed ones, are in memory once and never written.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn options() -> StoreOptions {
     }
 }
 
-/// A folder of one test, gone when it ends.
+/// A folder for one test, removed at its end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -63,7 +63,7 @@ impl Saved {
     fn of(store: &Store, id: SequenceId, path: &Path) -> Saved {
         let mut outline = Vec::new();
         store.outline(id, &mut outline).unwrap();
-        let laid = store.lay_out(id).unwrap();
+        let laid = store.mapped_layout(id).unwrap();
         let mut file = vec![7; 64];
         let mut regions = Vec::new();
         for blocks in &laid.regions {
@@ -101,20 +101,20 @@ fn tokens(seed: u32, count: u32) -> Vec<u32> {
 }
 
 fn adopted(store: &Store) -> (usize, usize, usize) {
-    store.census().iter().fold((0, 0, 0), |sum, c| {
+    store.pool_stats().iter().fold((0, 0, 0), |sum, c| {
         (
-            sum.0 + c.adopted,
-            sum.1 + c.adopted_references,
+            sum.0 + c.mapped,
+            sum.1 + c.mapped_references,
             sum.2 + c.regions,
         )
     })
 }
 
-/// Nothing is live, promised or adopted, and the file is not mapped any more.
+/// Nothing is live, reserved or mapped, and the file is unmapped.
 fn check_empty(store: &Store, map: &Weak<FileMap>) {
-    for census in store.census() {
+    for census in store.pool_stats() {
         assert_eq!((census.live, census.promised), (0, 0));
-        assert_eq!((census.adopted, census.regions), (0, 0));
+        assert_eq!((census.mapped, census.regions), (0, 0));
     }
     assert_eq!(store.ledger().kv_file, 0);
     assert!(map.upgrade().is_none(), "still mapped");
@@ -175,9 +175,9 @@ fn mapped_equals_computed_and_stays_in_the_file() {
     }
 }
 
-/// Everything that can happen to a block can happen to one of a file, and what is written is a copy.
+/// Mapped blocks can be forked, truncated, evicted and hidden like others; writing copies them.
 #[test]
-fn blocks_of_files_are_forked_cut_evicted_and_hidden() {
+fn mapped_blocks_are_forked_truncated_evicted_and_hidden() {
     let dir = Folder::new("forked");
     let path = dir.0.join("a");
     let mut coder = Coder::new(&options());
@@ -263,7 +263,7 @@ fn the_budget_covers_copies_only() {
     }
 }
 
-/// What is not an image of this store is refused, and nothing has happened.
+/// Images of other stores are refused, and nothing has changed.
 #[test]
 fn odd_images_are_refused() {
     let dir = Folder::new("odd");

@@ -15,8 +15,8 @@ mod common;
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};
 use haversack_cache::{
-    Account, CacheError, Codec, Form, Grow, KvForm, LayerShape, Ledger, Positions, SequenceId,
-    Store, StoreOptions, Zones,
+    Account, CacheError, Codec, Form, KvForm, LayerShape, Ledger, PositionMode, SequenceGrowth,
+    SequenceId, Store, StoreOptions, Zones,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -125,7 +125,7 @@ fn options(rng: &mut Rng) -> StoreOptions {
             recent: rng.pick(&[0, 32, 40, 64]),
         },
         means,
-        carries,
+        error_feedback: carries,
         slab_bytes: block * (1 + rng.below(8)),
         ..StoreOptions::default()
     }
@@ -137,7 +137,7 @@ struct World {
     twins: Vec<(SequenceId, Model)>,
     coder: Coder,
     token: u32,
-    /// Bytes that somebody keeps beside.
+    /// Bytes charged to the caller's account.
     side: usize,
 }
 
@@ -191,7 +191,7 @@ impl World {
             }
         }
         let mut live = 0;
-        for census in self.store.census() {
+        for census in self.store.pool_stats() {
             assert_eq!(census.free + census.live, census.total, "free + live");
             assert_eq!(census.promised, 0, "promises end with their step");
             let size = census.block_bytes;
@@ -270,7 +270,7 @@ impl World {
         for &i in &members {
             let n = self.rng.below(most) + 1;
             fed.push(self.tokens(n));
-            grow.push(Grow {
+            grow.push(SequenceGrowth {
                 id: self.twins[i].0,
                 position: self.twins[i].1.position(),
                 tokens: n,
@@ -318,11 +318,11 @@ impl World {
             for (&i, tokens) in members.iter().zip(&fed) {
                 let (id, model) = &mut self.twins[i];
                 model.feed(tokens);
-                // Whoever does not call it has nothing ahead.
+                // Without the call nothing is recoded ahead.
                 if self.rng.one_in(8) {
                     continue;
                 }
-                self.store.make_ahead(exec(), *id, tokens.len()).unwrap();
+                self.store.recode_ahead(exec(), *id, tokens.len()).unwrap();
             }
             return self.check(&members);
         }
@@ -347,7 +347,7 @@ impl World {
             assert_eq!(answer, Ok(()), "to {to}");
             self.twins[i].1.truncate(to);
         } else {
-            let Err(CacheError::Gone { asked, oldest }) = answer else {
+            let Err(CacheError::NotRestorable { asked, oldest }) = answer else {
                 panic!("{answer:?}, asked for {to}");
             };
             assert_eq!(asked, to as u64);
@@ -362,7 +362,7 @@ impl World {
     fn evict(&mut self) {
         let Some(i) = self.any() else { return };
         if self.store.layers().iter().all(|l| l.window.is_some()) {
-            // Nobody holds what the window has passed, so a plan cannot name it.
+            // No layer holds what its window has passed, so a plan cannot name it.
             return;
         }
         let params = WindowParams {
@@ -388,7 +388,7 @@ impl World {
         assert_eq!(rows > 0, !made.is_empty(), "{made}");
         let stats = self.store.stats(id).unwrap();
         assert_eq!(stats.bytes as u64, made.bytes_after, "{made}");
-        // A far form that a fork has seen counts as live, also where it is only ahead.
+        // A far form that a fork reads counts as live, even if it is only recoded ahead here.
         let most = made.bytes_before - made.bytes_after + ahead;
         assert!(applied.bytes_freed as u64 <= most);
         let again = plan(&self.store.snapshot(id).unwrap(), &params);
@@ -431,10 +431,10 @@ impl World {
         match self.rng.below(4) {
             0 => _ = self.store.trim(),
             1 => _ = self.store.compact_below(100).unwrap(),
-            _ => _ = self.store.compact().unwrap(),
+            _ => _ = self.store.compact_below(25).unwrap(),
         }
         assert_eq!(self.store.ledger().kv_live, before.kv_live);
-        for census in self.store.census() {
+        for census in self.store.pool_stats() {
             let per_slab = census.total / census.slabs.max(1);
             assert!(census.slabs_touched <= census.live || per_slab == 0);
         }
@@ -443,7 +443,9 @@ impl World {
 
     fn positions(&mut self) {
         let Some(i) = self.any() else { return };
-        let to = self.rng.pick(&[Positions::Compact, Positions::Original]);
+        let to = self
+            .rng
+            .pick(&[PositionMode::Compact, PositionMode::Original]);
         self.store.set_positions(self.twins[i].0, to).unwrap();
         self.twins[i].1.positions = to;
         let shifts = self.store.shifts(self.twins[i].0);

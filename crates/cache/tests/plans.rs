@@ -1,30 +1,30 @@
-//! Recorded layers, and what every policy makes of them, in words.
+//! Recorded layers, and the plan of every policy for them, in words.
 //!
-//! `plans/*.trace` are snapshots of a made-up attention stream, recorded once: a line for each layer, then its loose rows
-//! with what each way of counting had noted. `plans/*.txt` are the plans. With `HAVERSACK_REWRITE_PLANS=1` the plans
+//! `plans/*.trace` are snapshots of a made-up attention stream, recorded once: a line for each layer, then its evictable
+//! rows with the statistics of each way of counting. `plans/*.txt` are the plans. With `HAVERSACK_REWRITE_PLANS=1` the plans
 //! are written anew, and traces that are missing are recorded; what changed is then for the reviewer to read.
 
-use haversack_cache::policy::count::{Counting, Memory};
+use haversack_cache::policy::count::{AttentionCounting, AttentionMemory};
 use haversack_cache::policy::explain::RowPlan;
-use haversack_cache::policy::heavy::{HeavyParams, Score};
+use haversack_cache::policy::heavy::{HeavyParams, HeavyScore};
 use haversack_cache::policy::profile::Profile;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::policy::snap::SnapParams;
 use haversack_cache::policy::turns::TurnsParams;
-use haversack_cache::{Row, Span};
+use haversack_cache::{Annotation, KvRow};
 use haversack_kernels::attention::MassStatistic;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Ways of counting, in the order of a trace's columns.
-fn countings() -> [Counting; 5] {
+fn countings() -> [AttentionCounting; 5] {
     [
-        Counting::always(MassStatistic::Sum),
-        Counting::always(MassStatistic::Squares),
-        Counting::always(MassStatistic::Max),
-        Memory::default().counting(),
-        Counting::LAST_BLOCK,
+        AttentionCounting::always(MassStatistic::Sum),
+        AttentionCounting::always(MassStatistic::Squares),
+        AttentionCounting::always(MassStatistic::Max),
+        AttentionMemory::default().counting(),
+        AttentionCounting::LAST_BLOCK,
     ]
 }
 
@@ -38,12 +38,12 @@ fn subjects() -> Vec<(&'static str, RowPolicy, usize)> {
     };
     let tiers = |profile: Profile| RowPolicy::Tiers(profile.params());
     vec![
-        ("heavy, peak", heavy(Score::Peak), CAP),
-        ("heavy, sum", heavy(Score::Sum), CAP),
-        ("heavy, max", heavy(Score::Max), CAP),
+        ("heavy, peak", heavy(HeavyScore::Peak), CAP),
+        ("heavy, sum", heavy(HeavyScore::Sum), CAP),
+        ("heavy, max", heavy(HeavyScore::Max), CAP),
         (
             "heavy, average",
-            heavy(Score::Average(Memory::default())),
+            heavy(HeavyScore::Average(AttentionMemory::default())),
             CAP,
         ),
         ("tiers, no cap", tiers(Profile::Chat), usize::MAX),
@@ -63,7 +63,7 @@ const CAP: usize = 320;
 struct Trace {
     position: u64,
     oldest: u64,
-    spans: Vec<Span>,
+    spans: Vec<Annotation>,
     layers: Vec<Layer>,
 }
 
@@ -118,7 +118,7 @@ fn plans(trace: &Trace) -> String {
         let mut all = String::new();
         for (i, layer) in trace.layers.iter().enumerate() {
             let column = countings().iter().position(|c| Some(*c) == policy.count());
-            let mut rows: Vec<Row> = layer
+            let mut rows: Vec<KvRow> = layer
                 .loose
                 .iter()
                 .map(|loose| row(trace, loose, column))
@@ -129,13 +129,13 @@ fn plans(trace: &Trace) -> String {
                 layers: trace.layers.len(),
                 position: trace.position,
                 rows: layer.rows,
-                most,
-                oldest: trace.oldest,
-                used: 1.0,
-                loose: first..(trace.position / 32 - 2) * 32,
-                others: layer.others,
-                whole: column.map_or(0, |column| layer.wholes[column]),
-                spans: &trace.spans,
+                max_rows: most,
+                min_position: trace.oldest,
+                budget_used: 1.0,
+                evictable: first..(trace.position / 32 - 2) * 32,
+                non_sink_rows: layer.others,
+                full_mass: column.map_or(0, |column| layer.wholes[column]),
+                annotations: &trace.spans,
             };
             let leave = policy.choose(&view, &mut rows);
             plan.add(&policy, &view, &rows[..leave]);
@@ -147,10 +147,10 @@ fn plans(trace: &Trace) -> String {
     text
 }
 
-fn row(trace: &Trace, loose: &Loose, column: Option<usize>) -> Row {
+fn row(trace: &Trace, loose: &Loose, column: Option<usize>) -> KvRow {
     let position = loose.position;
     let mut spans = trace.spans.iter();
-    Row {
+    KvRow {
         position,
         mass: column.map_or(0, |column| loose.masses[column]),
         norm_sq: loose.norm_sq,
@@ -249,7 +249,7 @@ fn recorded(seed: u64, position: u64, oldest: u64) -> Trace {
             loose: loose.collect(),
         }
     };
-    let span = |start, end, protected| Span {
+    let span = |start, end, protected| Annotation {
         start,
         end,
         protected,
@@ -308,7 +308,7 @@ fn read(text: &str) -> Trace {
         let number = |i: usize| words[i].parse::<u64>().unwrap();
         match words[0] {
             "position" => (trace.position, trace.oldest) = (number(1), number(3)),
-            "span" => trace.spans.push(Span {
+            "span" => trace.spans.push(Annotation {
                 start: number(1),
                 end: number(2),
                 protected: number(3) == 1,

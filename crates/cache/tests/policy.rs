@@ -1,12 +1,12 @@
 //! Properties of the window policy, over any snapshot that a sequence can have.
 
 use haversack_cache::policy::window::{WindowParams, fit, plan, steady_bytes};
-use haversack_cache::policy::{Held, Plan, Snapshot};
+use haversack_cache::policy::{BlockSummary, EvictionPlan, Snapshot};
 use haversack_cache::{KvForm, LayerShape, Zones};
 use proptest::prelude::*;
 
 fn whole(position: u64) -> Snapshot {
-    let block = |first: u64| Held {
+    let block = |first: u64| BlockSummary {
         first_position: first,
         rows: (position - first).min(32) as u32,
         bytes: 1000 + first,
@@ -18,7 +18,7 @@ fn whole(position: u64) -> Snapshot {
 }
 
 /// What is left, position by position, and the bytes of the blocks that hold any of it.
-fn after(snapshot: &Snapshot, plan: &Plan) -> Snapshot {
+fn after(snapshot: &Snapshot, plan: &EvictionPlan) -> Snapshot {
     let mut left = snapshot.clone();
     for held in &mut left.blocks {
         let first = held.first_position;
@@ -30,7 +30,7 @@ fn after(snapshot: &Snapshot, plan: &Plan) -> Snapshot {
 }
 
 fn positions(snapshot: &Snapshot) -> Vec<u64> {
-    let of = |held: &Held| held.first_position..held.first_position + u64::from(held.rows);
+    let of = |held: &BlockSummary| held.first_position..held.first_position + u64::from(held.rows);
     snapshot.blocks.iter().flat_map(of).collect()
 }
 
@@ -55,7 +55,7 @@ proptest! {
         if position % 32 > 0 {
             let first_position = snapshot.position;
             let rows = (position % 32) as u32;
-            snapshot.blocks.push(Held { first_position, rows, bytes: 7 });
+            snapshot.blocks.push(BlockSummary { first_position, rows, bytes: 7 });
             snapshot.position = position;
         }
 

@@ -1,10 +1,10 @@
-//! Memory really goes back: what the system says is resident follows what the ledger says is live.
+//! Memory goes back to the system: resident bytes follow the ledger's live bytes.
 
 mod common;
 
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};
-use haversack_cache::{Backing, Codec, KvForm, LayerShape, Pool, Store, StoreOptions, Zones};
+use haversack_cache::{Backing, BlockPool, Codec, KvForm, LayerShape, Store, StoreOptions, Zones};
 
 const SLAB: u64 = 2 << 20;
 
@@ -33,7 +33,7 @@ fn recipes() -> Vec<(KvForm, KvForm, Backing)> {
         (int8, int4, Backing::Private),
     ];
     if cfg!(target_os = "linux") {
-        recipes.push((KvForm::F16, KvForm::F16, Backing::Shared));
+        recipes.push((KvForm::F16, KvForm::F16, Backing::Memfd));
     }
     recipes
 }
@@ -77,7 +77,7 @@ fn evicting_gives_pages_back() {
         // beyond its own bytes.
         store.compact_below(100).unwrap();
         let packed = store.resident_bytes().unwrap();
-        let pools = store.census().len() as u64;
+        let pools = store.pool_stats().len() as u64;
         assert!(packed <= after);
         let live = store.ledger().kv_live as u64;
         assert!(packed <= live + pools * 2 * SLAB, "{packed} for {live}");
@@ -87,12 +87,11 @@ fn evicting_gives_pages_back() {
     }
 }
 
-/// Full slabs are put into huge pages while the budget has room for the copy, and not otherwise: a run
-/// needs not a byte more for it.
+/// Full slabs move to huge pages only while the budget has room for the copy.
 #[test]
 #[cfg(target_os = "linux")]
 fn huge_pages_need_room_in_the_budget() {
-    use haversack_memory::{Effect, Hint};
+    use haversack_memory::Effect;
 
     let int8 = KvForm::both(Codec::Int8.form());
     let int4 = KvForm::both(Codec::Int4.form());
@@ -104,11 +103,11 @@ fn huge_pages_need_room_in_the_budget() {
         for chunk in tokens.chunks(512) {
             feed(&mut store, id, chunk).unwrap();
         }
-        let huge = |pool: &Pool| match pool.arena().effect(Hint::HugePages) {
+        let huge = |pool: &BlockPool| match pool.arena().huge_pages() {
             Some(Effect::Active { bytes }) => bytes,
             _ => 0,
         };
-        let huge: u64 = store.pools_mut().iter().map(huge).sum();
+        let huge: u64 = store.pools().iter().map(huge).sum();
         (huge, store.ledger().peak, store.resident_bytes())
     };
     // Two slabs of int4 become full; when the second does, nearly all is in use.
@@ -124,24 +123,24 @@ fn huge_pages_need_room_in_the_budget() {
     }
 }
 
-/// A token does not wait for pages to be copied; whoever reads a prompt does.
+/// Slabs move to huge pages while a prompt is read, not while single tokens are fed.
 #[test]
 fn single_tokens_leave_slabs_to_prompts() {
     let int8 = KvForm::both(Codec::Int8.form());
     let mut store = store(int8, int8, Backing::Private);
     let id = store.open().unwrap();
-    let waiting = |store: &mut Store| -> usize {
-        let pools = store.pools_mut().iter();
+    let waiting = |store: &Store| -> usize {
+        let pools = store.pools().iter();
         pools.map(|p| p.full_slabs().count()).sum()
     };
-    let mut most = 0;
+    let mut max = 0;
     for token in 0..4096 {
         feed(&mut store, id, &[token]).unwrap();
-        most = most.max(waiting(&mut store));
+        max = max.max(waiting(&store));
     }
-    assert_eq!(most, 4);
+    assert_eq!(max, 4);
     feed(&mut store, id, &[7; 32]).unwrap();
-    assert_eq!(waiting(&mut store), 0);
+    assert_eq!(waiting(&store), 0);
 }
 
 /// A long conversation in a window does not creep: pages stay within a slab or two of what is live.

@@ -1,4 +1,4 @@
-//! Properties of every policy that chooses rows, over random layers: what `policy/rows.rs` promises.
+//! Properties of every row policy on random layers: the guarantees of `policy/rows.rs`.
 //!
 //! A new policy is one more line in `subjects` and a test that names it. Numbers are small, so that zones, caps and
 //! thresholds meet often; a failure prints the seed of its layer.
@@ -6,14 +6,14 @@
 mod common;
 
 use common::{codec_layer, feed};
-use haversack_cache::policy::count::{Counting, Memory};
-use haversack_cache::policy::heavy::{HeavyParams, Score};
+use haversack_cache::policy::count::{AttentionCounting, AttentionMemory};
+use haversack_cache::policy::heavy::{HeavyParams, HeavyScore};
 use haversack_cache::policy::profile::Profile;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::policy::snap::SnapParams;
 use haversack_cache::policy::tiers::{Deep, Middle, Shallow, TiersParams};
 use haversack_cache::policy::turns::TurnsParams;
-use haversack_cache::{Codec, Noting, Row, Span, Store, StoreOptions, Zones};
+use haversack_cache::{Annotation, Codec, KvRow, StatsFormat, Store, StoreOptions, Zones};
 use haversack_kernels::attention::{KvView, MassStatistic};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -73,11 +73,11 @@ fn policy(subject: Subject, dice: &mut Dice, layers: usize) -> RowPolicy {
     let policy = match subject {
         Subject::Heavy => RowPolicy::Heavy(HeavyParams {
             score: dice.pick(&[
-                Score::Sum,
-                Score::Peak,
-                Score::Max,
-                Score::Average(Memory::Alpha(0.3)),
-                Score::Average(Memory::HalfLife(32.0)),
+                HeavyScore::Sum,
+                HeavyScore::Peak,
+                HeavyScore::Max,
+                HeavyScore::Average(AttentionMemory::Alpha(0.3)),
+                HeavyScore::Average(AttentionMemory::HalfLife(32.0)),
             ]),
             recent,
             ..HeavyParams::default()
@@ -93,7 +93,7 @@ fn policy(subject: Subject, dice: &mut Dice, layers: usize) -> RowPolicy {
             let second = first + dice.below((layers - first) as u64 + 1) as usize;
             let thetas = [0.0, 0.15, 0.5, 1.0, 1.3, 1000.0];
             RowPolicy::Tiers(TiersParams {
-                memory: Memory::default(),
+                memory: AttentionMemory::default(),
                 trigger: dice.pick(&[0.0, 0.7, 1.0]),
                 borders: dice.pick(&[None, Some([first, second])]),
                 shallow: Shallow {
@@ -119,11 +119,11 @@ fn policy(subject: Subject, dice: &mut Dice, layers: usize) -> RowPolicy {
     policy
 }
 
-/// A layer and its loose rows.
+/// A layer and its evictable rows.
 struct Snapshot {
     view: LayerView<'static>,
-    spans: Vec<Span>,
-    rows: Vec<Row>,
+    spans: Vec<Annotation>,
+    rows: Vec<KvRow>,
 }
 
 impl Snapshot {
@@ -139,7 +139,7 @@ impl Snapshot {
             if !dice.one_in(keep) {
                 continue;
             }
-            rows.push(Row {
+            rows.push(KvRow {
                 position,
                 mass: dice.below(greatest) as u32,
                 norm_sq: dice.pick(&[1.0, 0.25, 3.0]),
@@ -160,31 +160,31 @@ impl Snapshot {
             layers,
             position,
             rows: kept,
-            most: match dice.below(4) {
+            max_rows: match dice.below(4) {
                 0 => usize::MAX,
                 1 => kept,
                 _ => dice.below(kept as u64 + 5) as usize,
             },
-            oldest: match dice.below(4) {
+            min_position: match dice.below(4) {
                 0 => dice.below(position + 1),
                 _ => 0,
             },
-            used: dice.pick(&[0.5, 0.9, 1.0]),
-            loose,
-            others: kept.saturating_sub(4),
-            whole: (mass + dice.below(1000)) * dice.pick(&[0, 1, 2]),
-            spans: &[],
+            budget_used: dice.pick(&[0.5, 0.9, 1.0]),
+            evictable: loose,
+            non_sink_rows: kept.saturating_sub(4),
+            full_mass: (mass + dice.below(1000)) * dice.pick(&[0, 1, 2]),
+            annotations: &[],
         };
         Snapshot { view, spans, rows }
     }
 }
 
-fn random_spans(dice: &mut Dice, position: u64) -> Vec<Span> {
+fn random_spans(dice: &mut Dice, position: u64) -> Vec<Annotation> {
     let mut spans = Vec::new();
     let mut at = dice.below(40);
     while at < position && !dice.one_in(8) {
         let end = at + 1 + dice.below(60);
-        spans.push(Span {
+        spans.push(Annotation {
             start: at,
             end,
             protected: dice.one_in(4),
@@ -194,17 +194,17 @@ fn random_spans(dice: &mut Dice, position: u64) -> Vec<Span> {
     spans
 }
 
-fn span_at(spans: &[Span], position: u64) -> Option<&Span> {
+fn span_at(spans: &[Annotation], position: u64) -> Option<&Annotation> {
     spans
         .iter()
         .find(|span| (span.start..span.end).contains(&position))
 }
 
-fn is_protected(spans: &[Span], position: u64) -> bool {
+fn is_protected(spans: &[Annotation], position: u64) -> bool {
     span_at(spans, position).is_some_and(|span| span.protected)
 }
 
-fn chosen(policy: &RowPolicy, view: &LayerView<'_>, rows: &[Row]) -> (BTreeSet<u64>, Vec<Row>) {
+fn chosen(policy: &RowPolicy, view: &LayerView<'_>, rows: &[KvRow]) -> (BTreeSet<u64>, Vec<KvRow>) {
     let mut rows = rows.to_vec();
     let leave = policy.choose(view, &mut rows);
     let left = rows[..leave].iter().map(|row| row.position).collect();
@@ -212,25 +212,25 @@ fn chosen(policy: &RowPolicy, view: &LayerView<'_>, rows: &[Row]) -> (BTreeSet<u
 }
 
 /// Whether a row may leave for the cap, as the rules say it: slow and obvious.
-fn may_leave(policy: &RowPolicy, view: &LayerView<'_>, row: &Row) -> bool {
+fn may_leave(policy: &RowPolicy, view: &LayerView<'_>, row: &KvRow) -> bool {
     let recent = policy.recent(view);
     let is_old = |position: u64| position.saturating_add(recent) < view.position;
-    let whole_turn = |span: &Span| {
-        let inside = view.loose.start <= span.start && span.end <= view.loose.end;
+    let whole_turn = |span: &Annotation| {
+        let inside = view.evictable.start <= span.start && span.end <= view.evictable.end;
         inside && is_old(span.end - 1)
     };
-    let may = match (policy, span_at(view.spans, row.position)) {
+    let may = match (policy, span_at(view.annotations, row.position)) {
         (RowPolicy::Turns(_), Some(span)) => whole_turn(span),
         _ => is_old(row.position),
     };
-    !row.protected && (may || row.position < view.oldest)
+    !row.protected && (may || row.position < view.min_position)
 }
 
-fn check(policy: &RowPolicy, view: &LayerView<'_>, rows: &[Row], dice: &mut Dice, what: &str) {
+fn check(policy: &RowPolicy, view: &LayerView<'_>, rows: &[KvRow], dice: &mut Dice, what: &str) {
     let (left, after) = chosen(policy, view, rows);
 
     // The same rows as before, in another order.
-    let place = |row: &Row| (row.position, row.mass, row.entry, row.slot, row.protected);
+    let place = |row: &KvRow| (row.position, row.mass, row.entry, row.slot, row.protected);
     let (mut before, mut then): (Vec<_>, Vec<_>) = (
         rows.iter().map(place).collect(),
         after.iter().map(place).collect(),
@@ -239,7 +239,7 @@ fn check(policy: &RowPolicy, view: &LayerView<'_>, rows: &[Row], dice: &mut Dice
     then.sort_unstable();
     assert!(before == then, "{what}: rows were changed");
 
-    let too_old = |row: &&Row| !row.protected && row.position < view.oldest;
+    let too_old = |row: &&KvRow| !row.protected && row.position < view.min_position;
     for row in rows {
         let leaves = left.contains(&row.position);
         assert!(!(leaves && row.protected), "{what}: protected {row:?}");
@@ -250,13 +250,13 @@ fn check(policy: &RowPolicy, view: &LayerView<'_>, rows: &[Row], dice: &mut Dice
         assert!(leaves || !too_old(&row), "{what}: too old {row:?}");
     }
 
-    let met = view.rows - left.len() <= view.most;
+    let met = view.rows - left.len() <= view.max_rows;
     let more = rows
         .iter()
         .any(|row| may_leave(policy, view, row) && !left.contains(&row.position));
     assert!(met || !more, "{what}: {} leave, more could", left.len());
 
-    let excess = view.rows.saturating_sub(view.most);
+    let excess = view.rows.saturating_sub(view.max_rows);
     let forced = rows.iter().filter(too_old).count();
     match policy {
         RowPolicy::Heavy(_) | RowPolicy::Snap(_) => {
@@ -276,13 +276,13 @@ fn check(policy: &RowPolicy, view: &LayerView<'_>, rows: &[Row], dice: &mut Dice
         "{what}: order matters"
     );
 
-    let stay: Vec<Row> = mixed
+    let stay: Vec<KvRow> = mixed
         .into_iter()
         .filter(|row| !left.contains(&row.position))
         .collect();
     let again = LayerView {
         rows: view.rows - left.len(),
-        others: view.others.saturating_sub(left.len()),
+        non_sink_rows: view.non_sink_rows.saturating_sub(left.len()),
         ..view.clone()
     };
     let (twice, _) = chosen(policy, &again, &stay);
@@ -294,14 +294,14 @@ fn check(policy: &RowPolicy, view: &LayerView<'_>, rows: &[Row], dice: &mut Dice
 }
 
 /// A turn leaves or stays, but for what is too old.
-fn halves(view: &LayerView<'_>, rows: &[Row], left: &BTreeSet<u64>, what: &str) {
-    for span in view.spans {
+fn halves(view: &LayerView<'_>, rows: &[KvRow], left: &BTreeSet<u64>, what: &str) {
+    for span in view.annotations {
         let of_span = || {
             rows.iter()
                 .filter(|row| (span.start..span.end).contains(&row.position))
         };
         let leaving = of_span().filter(|row| left.contains(&row.position)).count();
-        let too_old = of_span().filter(|row| row.position < view.oldest && !row.protected);
+        let too_old = of_span().filter(|row| row.position < view.min_position && !row.protected);
         let all = leaving == of_span().count();
         assert!(
             all || leaving == too_old.count(),
@@ -317,14 +317,14 @@ fn properties(subject: Subject, seeds: Range<u64>) {
         let Snapshot { view, spans, rows } = Snapshot::random(&mut dice);
         let policy = policy(subject, &mut dice, view.layers);
         let view = LayerView {
-            spans: &spans,
+            annotations: &spans,
             ..view
         };
         let what = format!("seed {seed}, {}", policy.name());
         check(&policy, &view, &rows, &mut dice, &what);
         let leave = chosen(&policy, &view, &rows).0.len();
         left += u64::from(leave > 0);
-        capped += u64::from(view.rows - leave > view.most);
+        capped += u64::from(view.rows - leave > view.max_rows);
     }
     // Neither idle nor hopeless.
     let all = seeds.end - seeds.start;
@@ -355,7 +355,7 @@ fn turns_keep_the_rules() {
 /// Numbers of a request go as far as their type does.
 #[test]
 fn the_greatest_numbers_are_answered() {
-    let spans = [Span {
+    let spans = [Annotation {
         start: 0,
         end: u64::MAX,
         protected: false,
@@ -364,7 +364,7 @@ fn the_greatest_numbers_are_answered() {
     for subject in SUBJECTS {
         for _ in 0..500 {
             let policy = policy(subject, &mut dice, 3);
-            let mut rows: Vec<Row> = Snapshot::random(&mut dice).rows;
+            let mut rows: Vec<KvRow> = Snapshot::random(&mut dice).rows;
             for row in &mut rows {
                 row.position = u64::MAX - row.position - 1;
                 row.mass = u32::MAX;
@@ -375,13 +375,13 @@ fn the_greatest_numbers_are_answered() {
                 layers: 3,
                 position: u64::MAX,
                 rows: usize::MAX,
-                most: dice.pick(&[0, 1, usize::MAX]),
-                oldest: 0,
-                used: 1.0,
-                loose: 0..u64::MAX,
-                others: usize::MAX,
-                whole: dice.pick(&[0, 1, u64::MAX]),
-                spans: dice.pick(&[&[], &spans[..]]),
+                max_rows: dice.pick(&[0, 1, usize::MAX]),
+                min_position: 0,
+                budget_used: 1.0,
+                evictable: 0..u64::MAX,
+                non_sink_rows: usize::MAX,
+                full_mass: dice.pick(&[0, 1, u64::MAX]),
+                annotations: dice.pick(&[&[], &spans[..]]),
             };
             assert!(policy.choose(&view, &mut rows) <= rows.len());
         }
@@ -390,8 +390,8 @@ fn the_greatest_numbers_are_answered() {
 
 const ANCHORS: u64 = 40;
 
-/// Sequences of a real store, thinned wherever they stand by policies of every kind, one after the other: whatever
-/// they choose, anchors, protected rows and the last block are there.
+/// Sequences of a store under row policies of every kind, one after the other: whatever they choose, anchors, protected
+/// rows and the last block stay.
 #[test]
 fn anchors_outlive_ten_thousand_plans() {
     let layer = codec_layer(1, 16, Codec::Int8, Codec::Int4);
@@ -401,11 +401,11 @@ fn anchors_outlive_ten_thousand_plans() {
             sinks: 4,
             recent: 32,
         },
-        notes: Some(Noting::ATTENTION),
+        row_stats: Some(StatsFormat::ATTENTION),
         ..StoreOptions::default()
     })
     .unwrap();
-    let sums = Counting::always(MassStatistic::Sum);
+    let sums = AttentionCounting::always(MassStatistic::Sum);
     let mut dice = Dice::new(99);
     let (mut plans, mut left) = (0, 0);
     while plans < 10_000 {
@@ -433,19 +433,19 @@ fn anchors_outlive_ten_thousand_plans() {
                 let slots = store.view(id, layer).unwrap().blocks() as u64 * 32;
                 let mass: Vec<u64> = (0..slots).map(|_| dice.below(1 << 20)).collect();
                 store
-                    .note_mass(id, layer, &sums, from..position, &mass)
+                    .record_attention(id, layer, &sums, from..position, &mass)
                     .unwrap();
                 let mut rows = Vec::new();
-                store.loose_rows(id, layer, ANCHORS, &mut rows).unwrap();
+                store.evictable_rows(id, layer, ANCHORS, &mut rows).unwrap();
                 let view = LayerView {
-                    most,
-                    oldest,
+                    max_rows: most,
+                    min_position: oldest,
                     ..store.layer_view(id, layer, ANCHORS).unwrap()
                 };
                 let leave = policy.choose(&view, &mut rows);
                 let before = present(&store, id, layer);
                 let (gone, _) = rows.split_at(leave);
-                store.thin(id, layer, ANCHORS, gone).unwrap();
+                store.evict_rows(id, layer, ANCHORS, gone).unwrap();
                 let after = present(&store, id, layer);
                 let gone: BTreeSet<u64> = gone.iter().map(|row| row.position).collect();
                 assert!(before.difference(&after).eq(&gone), "{policy:?}");
@@ -472,7 +472,7 @@ fn anchors_outlive_ten_thousand_plans() {
 /// Positions that a layer has rows of.
 fn present(store: &Store, id: haversack_cache::SequenceId, layer: usize) -> BTreeSet<u64> {
     let mut rows = Vec::new();
-    store.loose_rows(id, layer, ANCHORS, &mut rows).unwrap();
+    store.evictable_rows(id, layer, ANCHORS, &mut rows).unwrap();
     let loose: BTreeSet<u32> = rows.iter().map(|row| row.entry).collect();
     let view = store.view(id, layer).unwrap();
     let firm = view.entries().iter().enumerate();

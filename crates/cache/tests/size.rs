@@ -4,9 +4,10 @@ mod common;
 
 use common::*;
 use haversack_cache::policy::window::{self, WindowParams, plan};
-use haversack_cache::size::Kept;
+use haversack_cache::size::KeptTokens;
 use haversack_cache::{
-    Codec, Form, Grow, KvForm, LayerShape, Store, StoreOptions, Zones, kv_bytes, reserve_bytes,
+    Codec, Form, KvForm, LayerShape, SequenceGrowth, Store, StoreOptions, Zones, kv_bytes,
+    reserve_bytes,
 };
 
 const MIB: u64 = 1 << 20;
@@ -60,12 +61,12 @@ fn store(layers: &[LayerShape], zones: Zones) -> Store {
 
 /// Blocks in the arena, counted one by one, in bytes.
 fn arena_bytes(store: &Store) -> u64 {
-    let census = store.census();
+    let census = store.pool_stats();
     census.iter().map(|c| (c.live * c.block_bytes) as u64).sum()
 }
 
 /// Feeds zeros: bytes do not depend on what is stored.
-fn feed_any(store: &mut Store, grow: Grow) {
+fn feed_any(store: &mut Store, grow: SequenceGrowth) {
     let mut step = store.begin(&[grow]).unwrap();
     for layer in 0..store.layers().len() {
         let rows = vec![0.0; grow.tokens * store.layers()[layer].width()];
@@ -74,7 +75,7 @@ fn feed_any(store: &mut Store, grow: Grow) {
         store.settle(&mut step, layer);
     }
     store.commit(step).unwrap();
-    store.make_ahead(exec(), grow.id, grow.tokens).unwrap();
+    store.recode_ahead(exec(), grow.id, grow.tokens).unwrap();
 }
 
 fn planned_is_live(layers: &[LayerShape], zones: Zones) {
@@ -83,7 +84,7 @@ fn planned_is_live(layers: &[LayerShape], zones: Zones) {
     let mut position = 0u64;
     for tokens in [1usize, 31, 1, 100, 200, 500, 32, 7] {
         let live = store.ledger().kv_live as u64;
-        let grow = Grow {
+        let grow = SequenceGrowth {
             id,
             position,
             tokens,
@@ -104,7 +105,7 @@ fn planned_is_live(layers: &[LayerShape], zones: Zones) {
             "{tokens} tokens at {position}"
         );
         position += tokens as u64;
-        let planned = kv_bytes(layers, zones, Kept::All, position);
+        let planned = kv_bytes(layers, zones, KeptTokens::All, position);
         let ledger = store.ledger();
         assert_eq!(ledger.kv_live as u64, planned, "at {position}");
         assert_eq!(ledger.kv_ahead as u64, ahead, "at {position}");
@@ -146,7 +147,7 @@ fn windows_as_planned(layers: &[LayerShape], zones: Zones, params: WindowParams)
     let (mut most, mut end) = (0, 0);
     for position in (0..1000u64).step_by(8) {
         let tokens = 8;
-        let grow = Grow {
+        let grow = SequenceGrowth {
             id,
             position,
             tokens,
@@ -159,7 +160,7 @@ fn windows_as_planned(layers: &[LayerShape], zones: Zones, params: WindowParams)
         end = position + tokens as u64;
         let plan = plan(&store.snapshot(id).unwrap(), &params);
         store.apply(id, &plan).unwrap();
-        let planned = kv_bytes(layers, zones, Kept::Window(params), end);
+        let planned = kv_bytes(layers, zones, KeptTokens::Window(params), end);
         assert_eq!(store.ledger().kv_live as u64, planned, "{params:?} {end}");
         assert_eq!(arena_bytes(&store), planned + ahead_bytes(&store, id));
     }
@@ -199,11 +200,11 @@ fn a_7b_as_everyone_counts_it() {
         (with(Codec::Int4Plain, 64), 272),
     ] {
         let layers = vec![LayerShape::plain(32, 128, form); 32];
-        assert_eq!(kv_bytes(&layers, off, Kept::All, 2048), mib * MIB);
+        assert_eq!(kv_bytes(&layers, off, KeptTokens::All, 2048), mib * MIB);
         let mut store = store(&layers, off);
         let id = store.open().unwrap();
         let step = store
-            .begin(&[Grow {
+            .begin(&[SequenceGrowth {
                 id,
                 position: 0,
                 tokens: 2048,
@@ -216,11 +217,11 @@ fn a_7b_as_everyone_counts_it() {
         store.rollback(step);
     }
     let layers = vec![LayerShape::plain(32, 128, with(Codec::Int4Plain, 32)); 32];
-    assert_eq!(kv_bytes(&layers, off, Kept::All, 576), 81 * MIB);
+    assert_eq!(kv_bytes(&layers, off, KeptTokens::All, 576), 81 * MIB);
     let params = WindowParams {
         anchors: 64,
         window: 512,
     };
-    let endless = kv_bytes(&layers, off, Kept::Window(params), 320 * 32);
+    let endless = kv_bytes(&layers, off, KeptTokens::Window(params), 320 * 32);
     assert_eq!(endless, 81 * MIB, "64 anchors and 512 tokens, however long");
 }

@@ -5,7 +5,8 @@ mod common;
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};
 use haversack_cache::{
-    Account, CacheError, Codec, Grow, KvForm, LayerShape, Positions, Store, StoreOptions, Zones,
+    Account, CacheError, Codec, KvForm, LayerShape, PositionMode, SequenceGrowth, Store,
+    StoreOptions, Zones,
 };
 use haversack_kernels::attention::KvView;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
@@ -36,9 +37,9 @@ fn count(n: u32) -> Vec<u32> {
     (1..=n).collect()
 }
 
-fn grow(store: &Store, id: haversack_cache::SequenceId, tokens: usize) -> Grow {
+fn grow(store: &Store, id: haversack_cache::SequenceId, tokens: usize) -> SequenceGrowth {
     let position = store.stats(id).unwrap().position;
-    Grow {
+    SequenceGrowth {
         id,
         position,
         tokens,
@@ -132,10 +133,10 @@ fn options_that_cannot_be_are_refused() {
         ErrorFeedback::new(1, &[1.0; SHAPE.kv_heads]),
     ] {
         let error = refused(StoreOptions {
-            carries: vec![None, Some(carry)],
+            error_feedback: vec![None, Some(carry)],
             ..base()
         });
-        assert_eq!(error, CacheError::Carry { layer });
+        assert_eq!(error, CacheError::ErrorFeedback { layer });
     }
     let error = refused(StoreOptions {
         zones: Zones {
@@ -144,7 +145,7 @@ fn options_that_cannot_be_are_refused() {
         },
         ..base()
     });
-    assert!(matches!(error, CacheError::TooMany { most: 32, .. }));
+    assert!(matches!(error, CacheError::TooMany { max: 32, .. }));
     let mut tiny = Store::new(StoreOptions {
         budget_bytes: Some(0),
         ..base()
@@ -166,7 +167,7 @@ fn a_wrong_position_is_refused() {
     let mut store = store();
     let id = store.open().unwrap();
     feed(&mut store, id, &[1, 2, 3]).unwrap();
-    let wrong = Grow {
+    let wrong = SequenceGrowth {
         id,
         position: 0,
         tokens: 1,
@@ -328,7 +329,7 @@ fn a_sliding_layer_keeps_its_window() {
     let gone = store.truncate(id, oldest - 1).unwrap_err();
     assert_eq!(
         gone,
-        CacheError::Gone {
+        CacheError::NotRestorable {
             asked: oldest - 1,
             oldest
         }
@@ -355,7 +356,7 @@ fn a_far_block_cannot_become_near_again() {
     let gone = store.truncate(id, 96).unwrap_err();
     assert_eq!(
         gone,
-        CacheError::Gone {
+        CacheError::NotRestorable {
             asked: 96,
             oldest: 97
         }
@@ -398,7 +399,7 @@ fn eviction_leaves_anchors_and_window_and_closes_the_gap() {
         .map(|i| view.block(i, 19).segment)
         .collect();
     assert_eq!(segments, [0, 0, 1, 1]);
-    store.set_positions(id, Positions::Original).unwrap();
+    store.set_positions(id, PositionMode::Original).unwrap();
     assert_eq!(store.shifts(id), [0]);
     let view = store.view(id, 0).unwrap();
     assert!((0..view.blocks()).all(|i| view.block(i, 19).segment == 0));
@@ -408,7 +409,7 @@ fn eviction_leaves_anchors_and_window_and_closes_the_gap() {
     check(&store, id, &twin);
     assert!(matches!(
         store.truncate(id, 639),
-        Err(CacheError::Gone { oldest: 640, .. })
+        Err(CacheError::NotRestorable { oldest: 640, .. })
     ));
     store.truncate(id, 38).unwrap();
     assert_eq!(store.shifts(id), [0]);
@@ -440,7 +441,7 @@ fn plans_that_leave_holes_or_are_old_are_refused() {
         &[(0, 64), (32, 96)],
     ];
     for drop in bad {
-        let bad = haversack_cache::policy::Plan {
+        let bad = haversack_cache::policy::EvictionPlan {
             drop: drop.iter().map(|&(from, to)| from..to).collect(),
             ..plan.clone()
         };

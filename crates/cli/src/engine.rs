@@ -18,7 +18,7 @@ use haversack::engine::{
     Residence, Retention,
 };
 use haversack::memory::bytes::human;
-use haversack::memory::{PeakMeter, Usage};
+use haversack::memory::{PeakMeter, ProcessUsage};
 use haversack::text::chat::encode_chat;
 use haversack::text::template::{Message, RenderOptions};
 use haversack::text::tokenizer::EncodeOptions;
@@ -213,8 +213,10 @@ fn must_measure(model: &Model, options: &RuntimeOptions) -> bool {
 
 /// The flags and the habits together, before any model is looked at.
 pub fn runtime_options(compute: &ComputeArgs, habits: Habits) -> Result<RuntimeOptions> {
-    if let (Some(memory), Some(total)) = (compute.memory, haversack::memory::usage::mem_total())
-        && memory > total
+    if let (Some(memory), Some(total)) = (
+        compute.memory,
+        haversack::memory::Reading::now().mem_total_bytes,
+    ) && memory > total
     {
         out::note(&format!(
             "--memory {} is more than this machine has ({}); it is a limit, not a reservation",
@@ -388,7 +390,7 @@ pub fn sampler(flags: &SamplingArgs, temperature: f32, vocabulary: usize) -> Res
 
 /// What the process takes: after loading, and at most since then.
 pub struct Memory {
-    baseline: Option<Usage>,
+    baseline: Option<ProcessUsage>,
     meter: PeakMeter,
 }
 

@@ -17,8 +17,8 @@
 
 use crate::error::usage;
 use anyhow::Result;
-use haversack::cache::policy::count::Memory;
-use haversack::cache::policy::heavy::{Heads, HeavyParams, Score};
+use haversack::cache::policy::count::AttentionMemory;
+use haversack::cache::policy::heavy::{Heads, HeavyParams, HeavyScore};
 use haversack::cache::policy::profile::Profile;
 use haversack::cache::policy::rows::RowPolicy;
 use haversack::cache::policy::snap::SnapParams;
@@ -91,10 +91,10 @@ fn heavy(keys: &mut Keys) -> Result<HeavyParams, String> {
     let memory = memory(keys)?;
     let score = match (keys.text("score")?.as_deref(), memory) {
         (None, None) => usual.score,
-        (Some("sum"), None) => Score::Sum,
-        (Some("peak"), None) => Score::Peak,
-        (Some("max"), None) => Score::Max,
-        (None | Some("average"), memory) => Score::Average(memory.unwrap_or_default()),
+        (Some("sum"), None) => HeavyScore::Sum,
+        (Some("peak"), None) => HeavyScore::Peak,
+        (Some("max"), None) => HeavyScore::Max,
+        (None | Some("average"), memory) => HeavyScore::Average(memory.unwrap_or_default()),
         (Some(score @ ("sum" | "peak" | "max")), Some(_)) => {
             return Err(format!(
                 "score {score} forgets nothing; alpha and half_life need average"
@@ -119,13 +119,13 @@ fn heavy(keys: &mut Keys) -> Result<HeavyParams, String> {
     })
 }
 
-fn memory(keys: &mut Keys) -> Result<Option<Memory>, String> {
+fn memory(keys: &mut Keys) -> Result<Option<AttentionMemory>, String> {
     match (keys.number("alpha")?, keys.number("half_life")?) {
         (Some(_), Some(_)) => {
             Err("alpha and half_life say the same thing; accepted: one of them".into())
         }
-        (Some(alpha), None) => Ok(Some(Memory::Alpha(alpha))),
-        (None, Some(queries)) => Ok(Some(Memory::HalfLife(queries))),
+        (Some(alpha), None) => Ok(Some(AttentionMemory::Alpha(alpha))),
+        (None, Some(queries)) => Ok(Some(AttentionMemory::HalfLife(queries))),
         (None, None) => Ok(None),
     }
 }
@@ -282,7 +282,7 @@ mod tests {
             panic!("{file:?}");
         };
         assert_eq!(file.policy, Policy::Tiers);
-        assert_eq!(params.memory, Memory::HalfLife(32.0));
+        assert_eq!(params.memory, AttentionMemory::HalfLife(32.0));
         assert_eq!((params.trigger, params.borders), (0.5, Some([8, 20])));
         assert_eq!(
             (params.shallow.recent, params.shallow.theta),
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!((params.middle.theta, params.deep.share_max), (0.10, 0.5));
         let heavy =
             parse("policy = 'adaptive'\nscore = 'max'\nheads = 'apart'\nrecent = 100").unwrap();
-        let score = Score::Max;
+        let score = HeavyScore::Max;
         let expected = HeavyParams {
             score,
             heads: Heads::Apart,

@@ -277,7 +277,7 @@ fn the_page_asks_for_the_key() {
     };
     browser.open(&format!("http://{}/", server.address));
     browser.wait("the field for the key", |b| {
-        b.count("#door:not([hidden])") == 1
+        b.count("#auth:not([hidden])") == 1
     });
     browser.press("wrong-key-0123456789");
     browser.press(ENTER);
@@ -289,5 +289,5 @@ fn the_page_asks_for_the_key() {
     browser.press(secret);
     browser.press(ENTER);
     browser.wait("the page is ready", |b| b.count("body.ready .talk") == 1);
-    assert_eq!(browser.count("#door:not([hidden])"), 0);
+    assert_eq!(browser.count("#auth:not([hidden])"), 0);
 }

@@ -193,7 +193,7 @@ fn heat_slows_and_changes_nothing() {
         .collect();
     let rungs = changes
         .iter()
-        .filter(|what| what.starts_with("heat is critical: rung"));
+        .filter(|what| what.starts_with("heat is critical: throttle level"));
     assert_eq!(rungs.count(), 4, "{device}");
     let (_, slow) = server.post("/v1/chat/completions", &hello(8));
     assert!(content(&cool).starts_with(&content(&slow)));

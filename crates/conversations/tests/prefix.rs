@@ -7,8 +7,8 @@ use haversack_conversations::session::{SessionId, SessionOptions, Sessions};
 use haversack_engine::{
     Activations, Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions,
 };
-use haversack_memory::journal::{Blow, Faults};
 use haversack_testing::models::Spec;
+use haversack_testing::{DiskFault, JournalFaults};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -110,12 +110,12 @@ fn counts(sessions: &Sessions) -> [u64; 4] {
 
 /// Regions, blocks in files, references to those.
 fn adopted(runtime: &Runtime) -> [usize; 3] {
-    let census = runtime.store().census();
+    let census = runtime.store().pool_stats();
     census.iter().fold([0; 3], |sum, c| {
         [
             sum[0] + c.regions,
-            sum[1] + c.adopted,
-            sum[2] + c.adopted_references,
+            sum[1] + c.mapped,
+            sum[2] + c.mapped_references,
         ]
     })
 }
@@ -198,7 +198,7 @@ fn sessions_on_one_opening_have_its_blocks_once() {
         (0, 0, 0)
     );
 
-    // Nobody has it now: the next one reads it from disk.
+    // No sequence has it mapped now: the next session reads it from disk.
     create(&mut runtime, &mut sessions, "again");
     assert_eq!(counts(&sessions), [1, 9, 1, 1]);
 }
@@ -224,7 +224,7 @@ fn whatever_the_bytes_depend_on_is_in_the_name() {
     let mut world = World::new(dir.path(), "llama", int4());
     expect_another(&world, PERSISTENT, "first");
     expect_another(&world, "You keep no log.", "text");
-    world.options.tenant = "somebody".into();
+    world.options.tenant = "other".into();
     expect_another(&world, PERSISTENT, "tenant");
     world.options.key = Some([7; 32]);
     expect_another(&world, PERSISTENT, "key");
@@ -315,7 +315,7 @@ fn planted_files_are_not_believed() {
         }
     }
 
-    // A file whose every checksum holds, with somebody else's tokens under the same identity.
+    // A file whose every checksum holds, with other tokens under the same identity.
     let (mut runtime, mut sessions) = world.start();
     std::fs::copy(&others, &file).unwrap();
     create(&mut runtime, &mut sessions, "d");
@@ -350,11 +350,11 @@ fn without_a_file_it_is_computed() {
     let id = create(&mut runtime, &mut sessions, "a");
     let expected = go_on(&mut runtime, &sessions, id);
     let mut strikes = 0;
-    for blow in [Blow::Full, Blow::Broken] {
+    for fault in [DiskFault::Full, DiskFault::Broken] {
         for strike in 1.. {
             let _ = std::fs::remove_dir_all(world.options.prefix_dir.as_ref().unwrap());
-            let faults = Faults::from(strike, blow);
-            world.options.faults = Some(faults.clone());
+            let faults = JournalFaults::from(strike, fault);
+            world.options.journal_io = Some(faults.io());
             let (mut runtime, mut sessions) = world.start();
             let id = create(&mut runtime, &mut sessions, "a");
             assert_eq!(go_on(&mut runtime, &sessions, id), expected);
@@ -368,7 +368,7 @@ fn without_a_file_it_is_computed() {
         }
     }
     assert!(strikes > 6, "{strikes}");
-    world.options.faults = None;
+    world.options.journal_io = None;
     // PrefixCache the quota, and in a folder that cannot be.
     std::fs::remove_dir_all(world.options.prefix_dir.as_ref().unwrap()).unwrap();
     world.options.prefix_quota_bytes = 1000;
@@ -383,7 +383,7 @@ fn without_a_file_it_is_computed() {
     assert_eq!(go_on(&mut runtime, &sessions, id), expected);
 }
 
-/// Openings that nobody asked for longest leave the folder; who reads one goes on.
+/// The oldest prefix files leave the folder; sequences that have mapped one keep it.
 #[test]
 fn the_folder_has_a_quota() {
     let dir = tempfile::tempdir().unwrap();

@@ -7,11 +7,13 @@ use common::session::{Words, say, seen, try_say};
 use haversack_conversations::session::relevance::Relevance;
 use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{SessionError, SessionOptions, Sessions};
+use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeError, RuntimeOptions,
 };
 use haversack_testing::models::Spec;
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -138,7 +140,56 @@ fn turns_come_and_go() {
     assert_eq!(runtime.ledger().kv_live, 0);
 }
 
-/// Whoever is killed after a turn goes on as if nothing had been: every turn is resumed in a new process' place and
+/// A turn that is dropped at any stage is undone by the next call, whichever that is: the conversation goes on as if the
+/// question had not been asked, and nothing leaks.
+#[test]
+fn a_dropped_turn_is_undone() {
+    let world = World::new();
+    let (mut answers, mut lives) = (Vec::new(), Vec::new());
+    for stage in 0..5 {
+        let mut runtime = world.runtime();
+        let mut sessions = world.sessions(&runtime);
+        let name = format!("anna{stage}");
+        let id = sessions
+            .create(&mut runtime, &name, "You know things.", 0)
+            .unwrap();
+        say(&mut sessions, &mut runtime, id, QUESTIONS[0]);
+        let before = sessions.stats(&runtime, id).unwrap();
+        if stage > 0 {
+            let (now, options) = (8, GenerateOptions::default());
+            let mut turn = sessions
+                .begin(&mut runtime, id, QUESTIONS[1], None, now, &options)
+                .unwrap();
+            assert!(sessions.is_answering(id).unwrap());
+            if stage > 1 {
+                let (sequence, tokens) = (turn.sequence(), turn.pending().to_vec());
+                let mut go_on = |_| ControlFlow::Continue(());
+                runtime.feed(sequence, &tokens, &mut go_on).unwrap();
+                turn.read(tokens.len());
+            }
+            match stage {
+                2 => sessions.abandon(&mut runtime, turn).unwrap(),
+                _ => drop(turn),
+            }
+            if stage == 4 {
+                // A call without a runtime.
+                sessions.recall(id, 0).unwrap();
+            }
+            sessions.work(&mut runtime, id, 1).unwrap();
+        }
+        assert!(!sessions.is_answering(id).unwrap());
+        assert_eq!(sessions.stats(&runtime, id).unwrap(), before, "{stage}");
+        lives.push(runtime.ledger().kv_live);
+        answers.push(say(&mut sessions, &mut runtime, id, QUESTIONS[2]).tokens);
+        sessions.suspend(&mut runtime, id).unwrap();
+        assert_eq!(runtime.ledger().kv_live, 0, "{stage}");
+    }
+    assert!(answers.iter().all(|answer| *answer == answers[0]));
+    // Dropping leaves as much memory in use as `abandon` does.
+    assert_eq!((lives[3], lives[4]), (lives[2], lives[2]));
+}
+
+/// A process killed after a turn goes on as if nothing had happened: every turn is resumed in a new process' place and
 /// answers the same.
 #[test]
 fn resumed_goes_on_the_same_way() {
@@ -310,7 +361,7 @@ fn states_change_and_take_no_more() {
         assert_eq!(sessions.turn(id, room).unwrap().text, text);
         sizes.push(sessions.stats(&runtime, id).unwrap().forgotten);
     }
-    // What does not hold any more was not forgotten: nobody misses it.
+    // A state that was replaced does not count as forgotten.
     assert_eq!(sizes.last(), Some(&0));
     // The last turn is one that was asked.
     let last = sessions.retract(&mut runtime, id).unwrap();
@@ -396,7 +447,7 @@ fn bad_names_and_foreign_files() {
     let mut other = World::new();
     other.options = SessionOptions {
         dir: Some(world.dir().to_owned()),
-        tenant: "somebody".into(),
+        tenant: "other".into(),
         ..other.options
     };
     let mut stranger = other.sessions(&runtime);
@@ -404,10 +455,7 @@ fn bad_names_and_foreign_files() {
         .resume(&mut runtime, "mine")
         .unwrap_err()
         .to_string();
-    assert_eq!(
-        error,
-        "session mine was saved with tenant ; this is somebody"
-    );
+    assert_eq!(error, "session mine was saved with tenant ; this is other");
     // The same name in another format.
     let kv = World {
         kv: KvOptions::plain(KvForm::F16),

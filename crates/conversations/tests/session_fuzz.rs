@@ -64,7 +64,7 @@ struct Naive {
 }
 
 impl Naive {
-    /// Before a turn of so many tokens: the newest that fit stay, without an encoder.
+    /// Makes room for `coming` tokens: the newest turns that fit stay; there is no encoder.
     fn make_room(&mut self, coming: u64) {
         let pinned: u64 = self
             .turns

@@ -4,7 +4,7 @@ mod common;
 
 use common::load_with;
 use haversack_engine::kv_quality::probe::{self, Depth, Probe};
-use haversack_engine::runtime::adaptive::{self, AdaptiveOptions, Ask};
+use haversack_engine::runtime::adaptive::{self, AdaptiveOptions, AllotmentTarget};
 use haversack_engine::runtime::bounds::BoundsError;
 use haversack_engine::{
     KvOptions, LoadOptions, Model, Policy, Repack, Retention, Runtime, RuntimeError,
@@ -75,7 +75,7 @@ fn a_plan_keeps_to_its_bytes() {
             let rows = &runtime.kv().rows;
             assert!(share < 6 || !rows.is_empty(), "rows leave");
             for (&layer, &rows) in rows {
-                assert!(runtime.store().rows_in(id, layer).unwrap() <= rows + 32);
+                assert!(runtime.store().layer_rows(id, layer).unwrap() <= rows + 32);
             }
         }
     }
@@ -208,7 +208,7 @@ fn recent_rows_follow_the_context() {
             recent: named,
             ..KvOptions::default()
         };
-        let ask = Ask {
+        let ask = AllotmentTarget {
             bytes: (plan::full_bytes(config, tokens) as f64 * share) as u64,
             tokens: tokens as u64,
             zones: usual.zones(),

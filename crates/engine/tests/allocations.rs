@@ -10,12 +10,12 @@ use common::load;
 use haversack_engine::{
     Codec, KvForm, KvOptions, Policy, Repack, Retention, Runtime, RuntimeOptions,
 };
-use haversack_memory::heap::{Counting, allocations};
+use haversack_testing::heap::{CountingAllocator, allocations};
 use haversack_testing::models::Spec;
 use std::ops::ControlFlow;
 
 #[global_allocator]
-static HEAP: Counting = Counting;
+static HEAP: CountingAllocator = CountingAllocator;
 
 /// The snapshot's list and the plan's. A snapshot of layers that keep different blocks grows once.
 const LEAVING_MAX: u64 = 3;

@@ -5,7 +5,7 @@ mod common;
 use common::load;
 use haversack_cache::policy::heavy::{Heads, HeavyParams};
 use haversack_cache::policy::rows::RowPolicy;
-use haversack_cache::{CacheError, Noting, SequenceId};
+use haversack_cache::{CacheError, SequenceId, StatsFormat};
 use haversack_engine::runtime::options::Slabs;
 use haversack_engine::runtime::plan::{self, ComputeSetting};
 use haversack_engine::step::{LogitRows, StepSpan};
@@ -74,13 +74,13 @@ fn a_window_that_shrinks_gives_whole_slabs_back() {
     let mut rt = Runtime::new(model, &options).unwrap();
     let id = rt.open().unwrap();
     feed(&mut rt, id, &tokens).unwrap();
-    let full = rt.store().census();
+    let full = rt.store().pool_stats();
     rt.observe(&room(0), Duration::ZERO);
     let mut more = tokens.iter();
     while rt.window_changes(id).is_empty() {
         rt.decode(id, *more.next().unwrap()).unwrap();
     }
-    for (full, pool) in full.iter().zip(rt.store().census()) {
+    for (full, pool) in full.iter().zip(rt.store().pool_stats()) {
         let whole = pool.live.div_ceil(pool.total / pool.slabs);
         assert!(full.slabs_touched > whole + 1, "{full:?}");
         assert!(pool.slabs_touched <= whole + 1, "{pool:?}");
@@ -177,7 +177,7 @@ fn chosen_rows_stay_within_their_number_and_the_plan() {
         assert!(rt.stats(id).unwrap().rows <= 64 + 256 + 32);
     }
     let mut rows = Vec::new();
-    rt.store().loose_rows(id, 0, 64, &mut rows).unwrap();
+    rt.store().evictable_rows(id, 0, 64, &mut rows).unwrap();
     let oldest = rows.iter().map(|row| row.position).min().unwrap();
     let newest = rows.iter().map(|row| row.position).max().unwrap();
     assert!(
@@ -192,7 +192,7 @@ fn chosen_rows_stay_within_their_number_and_the_plan() {
         threads: rt.threads(),
         int8: true,
         chunk: 32,
-        noting: Some(Noting::ATTENTION),
+        noting: Some(StatsFormat::ATTENTION),
         guarded: true,
     };
     let needs = plan::needs(config, &kv, setting, 64 + 256 + 32);

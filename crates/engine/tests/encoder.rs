@@ -203,7 +203,8 @@ fn cpu_ms() -> f64 {
 #[ignore = "prints times, asserts nothing"]
 fn measure() {
     let Some(dir) = real() else { return };
-    let private = || haversack_memory::usage::Usage::now().map_or(0, |usage| usage.private_bytes);
+    let private =
+        || haversack_memory::usage::ProcessUsage::now().map_or(0, |usage| usage.private_bytes);
     let before = private();
     for threads in [1, 2] {
         let options = EncoderOptions {

@@ -10,7 +10,7 @@
 mod common;
 
 use common::load;
-use haversack_cache::{CacheError, Census};
+use haversack_cache::{CacheError, PoolStats};
 use haversack_engine::runtime::SequenceId;
 use haversack_engine::runtime::bounds::BoundsError;
 use haversack_engine::runtime::options::Slabs;
@@ -18,7 +18,8 @@ use haversack_engine::{
     Codec, KvForm, KvOptions, Ledger, Model, Policy, Repack, Retention, Runtime, RuntimeError,
     RuntimeOptions, StepError,
 };
-use haversack_memory::{Cgroup, Faults, Reading};
+use haversack_memory::{Cgroup, Reading};
+use haversack_testing::ArenaFaults;
 use haversack_testing::models::Spec;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ struct Record {
     act: &'static str,
     ledger: Ledger,
     /// (pool)
-    census: Vec<Census>,
+    census: Vec<PoolStats>,
     logits: Vec<u32>,
 }
 
@@ -82,7 +83,7 @@ impl Life {
             done => done,
         };
         let done = done.unwrap_or_else(|error| panic!("{act}: {error}"));
-        let census = self.rt.store().census();
+        let census = self.rt.store().pool_stats();
         for pool in &census {
             assert_eq!(pool.free + pool.live, pool.total);
             assert_eq!(pool.promised, 0);
@@ -155,7 +156,7 @@ impl Life {
     }
 }
 
-fn options(kv: KvOptions, budget_bytes: Option<usize>, faults: Faults) -> RuntimeOptions {
+fn options(kv: KvOptions, budget_bytes: Option<usize>, faults: ArenaFaults) -> RuntimeOptions {
     RuntimeOptions {
         threads: 1,
         kv,
@@ -168,7 +169,7 @@ fn options(kv: KvOptions, budget_bytes: Option<usize>, faults: Faults) -> Runtim
         budget_bytes,
         slabs: Slabs {
             bytes: Some(SLAB_BYTES),
-            faults: Some(faults),
+            io: Some(faults.io()),
         },
         ..RuntimeOptions::default()
     }
@@ -177,7 +178,7 @@ fn options(kv: KvOptions, budget_bytes: Option<usize>, faults: Faults) -> Runtim
 /// The smallest budget that the runtime accepts for its window, and as much again for the fork.
 fn smallest_budget(model: &Arc<Model>, kv: &KvOptions) -> usize {
     let refused = |bytes: usize| {
-        let options = options(kv.clone(), Some(bytes), Faults::never());
+        let options = options(kv.clone(), Some(bytes), ArenaFaults::never());
         match Runtime::new(model.clone(), &options).err() {
             Some(RuntimeError::Bounds(error)) => error,
             other => panic!("{other:?}"),
@@ -205,12 +206,12 @@ fn sweep(variant: &str, kv: KvOptions, must: &[&str]) {
     let model = load(&path, Repack::Off);
     let tokens = spec.ids(200);
     let budget = Some(smallest_budget(&model, &kv));
-    let start = |faults: &Faults| {
+    let start = |faults: &ArenaFaults| {
         let options = options(kv.clone(), budget, faults.clone());
         Life::new(&model, &options)
     };
 
-    let never = Faults::never();
+    let never = ArenaFaults::never();
     let mut life = start(&never).unwrap();
     let loaded = never.calls();
     let truth = life.live(&tokens, 100);
@@ -219,7 +220,7 @@ fn sweep(variant: &str, kv: KvOptions, must: &[&str]) {
 
     let mut refused = Vec::new();
     for n in 1..=calls {
-        let faults = Faults::fail_nth(n);
+        let faults = ArenaFaults::fail_nth(n);
         let mut life = start(&faults).unwrap_or_else(|| {
             assert!(n <= loaded, "call {n}");
             refused.push("load");

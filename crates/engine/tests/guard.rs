@@ -3,7 +3,7 @@
 mod common;
 
 use common::load;
-use haversack_cache::{Noting, SequenceId};
+use haversack_cache::{SequenceId, StatsFormat};
 use haversack_engine::runtime::plan::{self, ComputeSetting};
 use haversack_engine::{
     GuardParams, Guarding, KvForm, KvOptions, Model, Policy, Repack, Retention, Runtime,
@@ -107,7 +107,7 @@ fn the_plan_covers_guard_and_query_samples() {
         threads: 1,
         int8: true,
         chunk: 32,
-        noting: Some(Noting::ATTENTION),
+        noting: Some(StatsFormat::ATTENTION),
         guarded: true,
     };
     let rows = 32 + 256 + 32;

@@ -82,7 +82,7 @@ fn gone(rt: &Runtime, id: SequenceId) -> Vec<Range<u64>> {
     let mut gaps = Vec::new();
     let mut next = 0;
     let position = rt.position(id).unwrap();
-    for kept in rt.store().kept(id, 0).unwrap().chain([position]) {
+    for kept in rt.store().kept_positions(id, 0).unwrap().chain([position]) {
         if kept > next {
             gaps.push(next..kept);
         }

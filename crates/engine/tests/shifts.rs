@@ -2,7 +2,7 @@
 //! keys rotated anew would score.
 
 use haversack_cache::policy::window::{self, WindowParams};
-use haversack_cache::{Codec, Grow, KvForm, LayerShape, Store, StoreOptions, Zones};
+use haversack_cache::{Codec, KvForm, LayerShape, SequenceGrowth, Store, StoreOptions, Zones};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::KvView;
 use haversack_kernels::cpu::Backend;
@@ -126,7 +126,7 @@ fn a_thousand_shifts_rewrite_nothing_and_score_as_keys_rotated_anew() {
                 }
             }
             let mut step = store
-                .begin(&[Grow {
+                .begin(&[SequenceGrowth {
                     id,
                     position,
                     tokens: 32,

@@ -169,7 +169,7 @@ const TALK: [&str; 48] = [
     "Please tell me if I am going on too long.",
     "By the way, I like what you did with your hair.",
     "The bus was late again, as always.",
-    "Who would have thought?",
+    "SequenceOwner would have thought?",
     "I had soup for lunch and it was rather good.",
     "Sometimes I just like to look out of the window.",
     "Ha, you should have seen their faces!",

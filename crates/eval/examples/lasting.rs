@@ -17,7 +17,7 @@ use haversack_engine::{Codec, KvForm, KvOptions, Model, Retention, Runtime, Runt
 use haversack_eval::dice::Dice;
 use haversack_eval::stats::Spread;
 use haversack_eval::talk::{overlap, seen, small_talk};
-use haversack_memory::usage::Usage;
+use haversack_memory::usage::ProcessUsage;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -206,7 +206,7 @@ fn turns(made: &mut Made, count: usize) -> Result<(), Failure> {
             return Err(format!("turn {turn}: {ledger:?}").into());
         }
         if (turn + 1) % 100 == 0 {
-            let bytes = Usage::now()?.private_bytes;
+            let bytes = ProcessUsage::now()?.private_bytes;
             private.push((turn as f64 + 1.0, bytes as f64));
             println!(
                 "{},{bytes},{},{},{},{},{},{},{},{recalled},{}",
@@ -325,7 +325,7 @@ fn sessions(made: &mut Made, count: usize) -> Result<(), Failure> {
         let ledger = made.runtime.ledger();
         println!(
             "{stage},{done},{},{},{},{},{},{}",
-            Usage::now()?.private_bytes,
+            ProcessUsage::now()?.private_bytes,
             ledger.kv_live,
             ledger.kv_file,
             ledger.total(),

@@ -134,9 +134,9 @@ fn at_length(
     probe: &Probe,
     tokens: usize,
 ) -> Result<RuntimeOptions, Failure> {
-    use haversack_engine::runtime::adaptive::{Ask, plan};
+    use haversack_engine::runtime::adaptive::{AllotmentTarget, plan};
     let retention = &options.retention;
-    let ask = Ask {
+    let ask = AllotmentTarget {
         bytes: retention.adaptive.kv_bytes.unwrap_or(u64::MAX),
         tokens: tokens as u64,
         zones: options.kv.zones(),

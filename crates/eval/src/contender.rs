@@ -6,7 +6,7 @@
 use haversack_cache::policy::rows::RowPolicy;
 use haversack_engine::kv_quality::probe::Probe;
 use haversack_engine::model::Config;
-use haversack_engine::runtime::adaptive::{self, AdaptiveOptions, Ask};
+use haversack_engine::runtime::adaptive::{self, AdaptiveOptions, AllotmentTarget};
 use haversack_engine::runtime::bounds::Bounds;
 use haversack_engine::runtime::options::Guarding;
 use haversack_engine::runtime::plan::{self, ShareFit, ShareTooSmall};
@@ -201,7 +201,7 @@ impl Setup {
             recent: variant.recent,
             ..KvOptions::default()
         };
-        let ask = Ask {
+        let ask = AllotmentTarget {
             bytes: (full * share) as u64,
             tokens: context as u64,
             zones: usual.zones(),

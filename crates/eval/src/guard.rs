@@ -5,8 +5,8 @@
 //! which rows, how many, in which layers, dropped or rounded to which codec.
 
 use crate::dice::Dice;
-use haversack_cache::Row;
-use haversack_engine::runtime::trial::{TrialChange, TrialPrediction, settled_rows};
+use haversack_cache::KvRow;
+use haversack_engine::runtime::trial::{TrialChange, TrialPrediction, final_rows};
 use haversack_engine::runtime::{Runtime, StepError};
 use haversack_engine::sample::kl_divergence;
 use haversack_engine::{Codec, KvForm};
@@ -103,7 +103,7 @@ fn candidate(
     let (kind, share) = (dice.below(3), dice.below(6));
     let mut rows = Vec::new();
     for &layer in &all[..touched] {
-        let mut settled = settled_rows(runtime, id, layer)?;
+        let mut settled = final_rows(runtime, id, layer)?;
         settled.retain(|row| row.position >= SINKS);
         if settled.is_empty() {
             continue;
@@ -125,7 +125,7 @@ fn candidate(
 }
 
 /// Random rows, the oldest, or those that got least attention.
-fn victims(mut rows: Vec<Row>, kind: usize, share: usize, dice: &mut Dice) -> Vec<Row> {
+fn victims(mut rows: Vec<KvRow>, kind: usize, share: usize, dice: &mut Dice) -> Vec<KvRow> {
     let parts = [0.03, 0.06, 0.125, 0.25, 0.5, 0.75];
     let count = (rows.len() as f64 * parts[share]).ceil() as usize;
     match kind {
@@ -137,8 +137,8 @@ fn victims(mut rows: Vec<Row>, kind: usize, share: usize, dice: &mut Dice) -> Ve
         }
         1 => {}
         _ => {
-            let worth = |row: &Row| f64::from(row.norm_sq) * f64::from(row.mass);
-            let per_query = |row: &Row| worth(row) / row.queries(PREFIX as u64).max(1) as f64;
+            let worth = |row: &KvRow| f64::from(row.norm_sq) * f64::from(row.mass);
+            let per_query = |row: &KvRow| worth(row) / row.queries(PREFIX as u64).max(1) as f64;
             rows.sort_by(|a, b| per_query(a).total_cmp(&per_query(b)));
         }
     }
@@ -147,7 +147,7 @@ fn victims(mut rows: Vec<Row>, kind: usize, share: usize, dice: &mut Dice) -> Ve
 }
 
 /// Neighbours.
-fn span(rows: Vec<Row>, share: usize, dice: &mut Dice) -> Vec<Row> {
+fn span(rows: Vec<KvRow>, share: usize, dice: &mut Dice) -> Vec<KvRow> {
     let parts = [0.06, 0.125, 0.25, 0.5, 0.75, 1.0];
     let count = (rows.len() as f64 * parts[share]).ceil() as usize;
     let first = dice.below(rows.len() - count + 1);

@@ -47,7 +47,7 @@ impl CacheUse {
         (0..seen).for_each(|position| all[bucket(position)] += 1);
         for (layer, shape) in store.layers().iter().enumerate() {
             let mut kept = vec![0u64; buckets as usize];
-            for position in store.kept(id, layer)? {
+            for position in store.kept_positions(id, layer)? {
                 kept[bucket(position)] += 1;
                 held.values += 2 * shape.width() as u64;
             }

@@ -150,12 +150,12 @@ fn blocks_stay_within(name: &str, policy: Policy, shares: &[(Codec, f64)]) {
                 "{name} {policy:?} {codec} {used} at {at}"
             );
         }
-        let kept = runtime.store().kept(id, layer).unwrap().count();
-        assert_eq!(kept, runtime.store().rows_in(id, layer).unwrap());
-        let mut kept: Vec<u64> = runtime.store().kept(id, layer).unwrap().collect();
+        let kept = runtime.store().kept_positions(id, layer).unwrap().count();
+        assert_eq!(kept, runtime.store().layer_rows(id, layer).unwrap());
+        let mut kept: Vec<u64> = runtime.store().kept_positions(id, layer).unwrap().collect();
         kept.sort_unstable();
         kept.dedup();
-        assert_eq!(kept.len(), runtime.store().rows_in(id, layer).unwrap());
+        assert_eq!(kept.len(), runtime.store().layer_rows(id, layer).unwrap());
         assert_eq!(kept[..32], (0..32).collect::<Vec<u64>>(), "anchors");
         assert_eq!(kept.last(), Some(&(n as u64 - 2)));
     }

@@ -6,7 +6,7 @@
 //! ```
 
 use haversack_gguf::Gguf;
-use haversack_memory::Usage;
+use haversack_memory::ProcessUsage;
 use std::time::Instant;
 
 fn main() {
@@ -18,7 +18,7 @@ fn main() {
 }
 
 fn line(file: &str) {
-    let private = || Usage::now().map_or(0, |u| u.private_bytes / 1024);
+    let private = || ProcessUsage::now().map_or(0, |u| u.private_bytes / 1024);
     let before = private();
     let start = Instant::now();
     let opened = Gguf::open(file);

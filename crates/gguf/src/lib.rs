@@ -31,7 +31,7 @@ pub use parse::Tensor;
 pub use value::{Array, Value, ValueType};
 pub use write::{GgufWriter, Meta};
 
-use haversack_memory::{Advice, FileMap};
+use haversack_memory::{FileMap, MapAdvice};
 use parse::Parsed;
 use std::path::{Path, PathBuf};
 
@@ -147,6 +147,13 @@ impl Gguf {
     /// The maps themselves, for advice to the kernel and for fingerprints.
     pub fn maps(&self) -> impl ExactSizeIterator<Item = &FileMap> {
         self.parts.iter().map(|p| &p.map)
+    }
+
+    /// Tells the system how all files of the set will be read. A hint.
+    pub fn advise(&self, advice: MapAdvice) {
+        for map in self.maps() {
+            let _ = map.advise(0..map.len(), advice);
+        }
     }
 
     /// Each part's table: what stands before its first tensor.
@@ -275,7 +282,7 @@ impl Gguf {
             let first = part.map.as_slice().as_ptr().addr();
             let at = self.bytes(tensor).as_ptr().addr().saturating_sub(first);
             let range = at.saturating_add(bytes.start)..at.saturating_add(bytes.end);
-            let _ = part.map.advise(range, Advice::WillNeed);
+            let _ = part.map.advise(range, MapAdvice::WillNeed);
         }
     }
 

@@ -5,11 +5,11 @@ mod common;
 
 use common::{real, tiny};
 use haversack_grammar::Vocabulary;
-use haversack_memory::heap::{self, Counting};
+use haversack_testing::heap::{self, CountingAllocator};
 use haversack_text::tokenizer::Tokenizer;
 
 #[global_allocator]
-static HEAP: Counting = Counting;
+static HEAP: CountingAllocator = CountingAllocator;
 
 fn holds(name: &str, tokenizer: &Tokenizer) -> (f64, f64) {
     let needs = Vocabulary::needs(tokenizer);

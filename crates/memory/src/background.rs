@@ -1,32 +1,32 @@
-//! Threads whose work can wait.
+//! Threads for work without a deadline.
 
-/// From here on the calling thread gives way to every other, where the system lets a single thread do so (Linux,
-/// Android). Elsewhere, and where it is refused, nothing changes.
-pub fn give_way() {
+/// Gives the calling thread the lowest usual priority, where the system has priorities of single threads (Linux,
+/// Android). Elsewhere, and where the system refuses, nothing changes.
+pub fn lower_priority() {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {
-        // A thread is a process of its own to this call; none named is the caller. Refused, its work is still right.
-        let _ = rustix::process::setpriority_process(None, LEAST);
+        // To this call a thread is a process, and `None` is the calling one. Refused, its work is still right.
+        let _ = rustix::process::setpriority_process(None, NICE_MAX);
     }
 }
 
 /// The lowest of the usual priorities.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-const LEAST: i32 = 19;
+const NICE_MAX: i32 = 19;
 
 #[cfg(all(test, any(target_os = "linux", target_os = "android")))]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_the_thread_that_asks() {
+    fn only_the_calling_thread_changes() {
         let priority = || rustix::process::getpriority_process(None).unwrap();
         let before = priority();
         let there = std::thread::spawn(move || {
-            give_way();
+            lower_priority();
             priority()
         });
-        assert_eq!(there.join().unwrap(), LEAST);
+        assert_eq!(there.join().unwrap(), NICE_MAX);
         assert_eq!(priority(), before);
     }
 }

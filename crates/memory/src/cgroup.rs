@@ -6,9 +6,9 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::usage::read_capped;
+use crate::kernel_text::read_capped;
 
-/// The most levels that are looked at, own group first. Deeper trees exist nowhere.
+/// Levels that are read, own group first. No real tree is deeper.
 const LEVELS_MAX: usize = 32;
 
 /// The folders of the process's group and its ancestors, own group first.

@@ -27,30 +27,38 @@ use std::sync::Arc;
 
 /// What the kernel should expect, for [`FileMap::advise`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Advice {
+pub enum MapAdvice {
     /// Start reading these pages now.
     WillNeed,
     /// Drop them from this process; the next read fetches them again.
     DontNeed,
-    /// Read once, front to back.
+    /// Read once, front to back: the kernel reads further ahead.
     Sequential,
-    /// No read-ahead.
-    Random,
+    /// The default; ends [`MapAdvice::Sequential`].
+    Normal,
+}
+
+/// Opens a file that is read once, front to back, without a map: the kernel reads further ahead.
+pub fn open_sequential(path: impl AsRef<Path>) -> io::Result<File> {
+    let file = File::open(path)?;
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
+    Ok(file)
 }
 
 /// A file's bytes, read-only.
 pub struct FileMap {
-    inner: imp::Map,
+    inner: imp::Mapping,
 }
 
 impl FileMap {
     /// Maps the whole file. Fails with a sentence for anything that is not a regular file.
     pub fn open(path: impl AsRef<Path>) -> io::Result<FileMap> {
         let path = path.as_ref();
-        // Asking first keeps us from opening devices, where `open` alone may have effects.
+        // Checking first avoids opening devices, where `open` alone may have effects.
         refuse_irregular(&fs::metadata(path)?)?;
         let file = imp::open_without_waiting(path)?;
-        // The answer that counts: the name may have changed hands since.
+        // The check that counts: the name may mean another file since.
         let meta = file.metadata()?;
         refuse_irregular(&meta)?;
         let len = usize::try_from(meta.len()).map_err(|_| {
@@ -63,15 +71,15 @@ impl FileMap {
             )
         })?;
         Ok(FileMap {
-            inner: imp::Map::new(&file, len)?,
+            inner: imp::Mapping::new(&file, len)?,
         })
     }
 
-    /// Maps the first `len` bytes of an open file, which has at least so many.
+    /// Maps the first `len` bytes of an open file, which is at least that long.
     #[cfg(any(unix, windows))]
     pub(crate) fn of(file: &File, len: usize) -> io::Result<FileMap> {
         Ok(FileMap {
-            inner: imp::Map::new(file, len)?,
+            inner: imp::Mapping::new(file, len)?,
         })
     }
 
@@ -99,7 +107,7 @@ impl FileMap {
 
     /// Tells the kernel what to expect of `range`, widened to whole pages and cut at the end of the
     /// file. Advice changes speed and residency, never what is read.
-    pub fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
+    pub fn advise(&self, range: Range<usize>, advice: MapAdvice) -> io::Result<()> {
         let end = range.end.min(self.len());
         if range.start >= end {
             return Ok(());
@@ -108,8 +116,8 @@ impl FileMap {
     }
 
     /// Reads the whole file into memory and keeps it there until [`FileMap::unlock`]. Pages of the
-    /// page cache are locked where they are: this costs no private memory, but nobody gets them back
-    /// under pressure. The error names the limit of the process where that is the cause.
+    /// page cache are locked where they are: this costs no private memory, but the system cannot take them
+    /// back under pressure. The error names the limit of the process where that is the cause.
     pub fn lock(&self) -> io::Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -124,9 +132,9 @@ impl FileMap {
         self.inner.unlock()
     }
 
-    /// Bytes of the file that are in memory, in whole pages and at most its length, whoever brought
-    /// them there. `None` where the system does not say. Linux tells the truth to those who own the
-    /// file or may write to it; to anybody else every page is in memory.
+    /// Bytes of the file that are in memory, in whole pages and at most its length, whichever process
+    /// read them. `None` where the system does not say. Linux answers correctly for files that the user
+    /// owns or may write to; of any other file every page counts as in memory.
     pub fn resident_bytes(&self) -> Option<u64> {
         if self.is_empty() {
             return Some(0);
@@ -141,7 +149,7 @@ impl std::fmt::Debug for FileMap {
     }
 }
 
-/// A part of a map, which it keeps alive. Copies are cheap, and of the same bytes.
+/// A part of a map, which it keeps alive. Clones are cheap and share the bytes.
 #[derive(Clone)]
 pub struct Region {
     map: Arc<FileMap>,
@@ -192,7 +200,7 @@ fn refuse_irregular(meta: &fs::Metadata) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
-/// The limit of the process, where that is the cause, said in words.
+/// Names the limit of the process where that is the cause.
 #[cfg_attr(not(unix), allow(dead_code))]
 fn lock_refused(cause: io::Error, bytes: u64, limit: Option<u64>) -> io::Error {
     let why = match limit {
@@ -222,7 +230,7 @@ mod imp {
             .open(path)
     }
 
-    pub struct Map {
+    pub struct Mapping {
         /// Dangling when `len` is 0.
         start: NonNull<u8>,
         len: usize,
@@ -230,14 +238,14 @@ mod imp {
 
     // SAFETY: the map is read-only for its whole life and freed only by `drop`; nothing about it
     // belongs to the thread that made it.
-    unsafe impl Send for Map {}
+    unsafe impl Send for Mapping {}
     // SAFETY: as above; shared reads of read-only pages.
-    unsafe impl Sync for Map {}
+    unsafe impl Sync for Mapping {}
 
-    impl Map {
-        pub fn new(file: &File, len: usize) -> io::Result<Map> {
+    impl Mapping {
+        pub fn new(file: &File, len: usize) -> io::Result<Mapping> {
             if len == 0 {
-                return Ok(Map {
+                return Ok(Mapping {
                     start: NonNull::dangling(),
                     len: 0,
                 });
@@ -255,7 +263,7 @@ mod imp {
                 )
             }?;
             match NonNull::new(start.cast::<u8>()) {
-                Some(start) => Ok(Map { start, len }),
+                Some(start) => Ok(Mapping { start, len }),
                 None => Err(io::Error::other("the kernel mapped the file at address 0")),
             }
         }
@@ -282,26 +290,24 @@ mod imp {
         }
 
         /// `begin < end <= len`, as the caller has checked.
-        pub fn advise(&self, begin: usize, end: usize, advice: Advice) -> io::Result<()> {
+        pub fn advise(&self, begin: usize, end: usize, advice: MapAdvice) -> io::Result<()> {
             let page = rustix::param::page_size();
             let begin = begin / page * page;
             let advice = match advice {
-                Advice::WillNeed => mm::Advice::WillNeed,
+                MapAdvice::WillNeed => mm::Advice::WillNeed,
                 #[cfg(any(target_os = "linux", target_os = "android"))]
-                Advice::DontNeed => mm::Advice::LinuxDontNeed,
+                MapAdvice::DontNeed => mm::Advice::LinuxDontNeed,
                 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-                Advice::DontNeed => mm::Advice::DontNeed,
-                Advice::Sequential => mm::Advice::Sequential,
-                Advice::Random => mm::Advice::Random,
+                MapAdvice::DontNeed => mm::Advice::DontNeed,
+                MapAdvice::Sequential => mm::Advice::Sequential,
+                MapAdvice::Normal => mm::Advice::Normal,
             };
             // SAFETY: the range lies inside our own map, whose start is on a page. The pages are
             // clean and backed by the file, so dropping them changes nothing a reader can see.
             unsafe { mm::madvise(self.start.as_ptr().add(begin).cast(), end - begin, advice) }?;
             Ok(())
         }
-    }
 
-    impl Map {
         pub fn lock(&self) -> io::Result<()> {
             // SAFETY: locking changes where our own pages may go, never what they hold.
             unsafe { mm::mlock(self.start.as_ptr().cast(), self.len) }
@@ -326,7 +332,7 @@ mod imp {
         None
     }
 
-    impl Drop for Map {
+    impl Drop for Mapping {
         fn drop(&mut self) {
             if self.len > 0 {
                 // SAFETY: exactly the range that `new` mapped, and no borrow outlives `self`.
@@ -348,12 +354,12 @@ mod imp {
         File::open(path)
     }
 
-    pub struct Map {
+    pub struct Mapping {
         bytes: Vec<u8>,
     }
 
-    impl Map {
-        pub fn new(file: &File, len: usize) -> io::Result<Map> {
+    impl Mapping {
+        pub fn new(file: &File, len: usize) -> io::Result<Mapping> {
             let mut bytes = Vec::new();
             bytes
                 .try_reserve_exact(len)
@@ -361,7 +367,7 @@ mod imp {
             let mut file = file;
             file.seek(SeekFrom::Start(0))?;
             file.take(len as u64).read_to_end(&mut bytes)?;
-            Ok(Map { bytes })
+            Ok(Mapping { bytes })
         }
 
         pub fn as_slice(&self) -> &[u8] {
@@ -376,7 +382,7 @@ mod imp {
             self.bytes.len()
         }
 
-        pub fn advise(&self, _begin: usize, _end: usize, _advice: Advice) -> io::Result<()> {
+        pub fn advise(&self, _begin: usize, _end: usize, _advice: MapAdvice) -> io::Result<()> {
             Ok(())
         }
 
@@ -420,10 +426,10 @@ mod tests {
         fs::write(&path, &bytes).unwrap();
         let map = FileMap::open(&path).unwrap();
         for advice in [
-            Advice::WillNeed,
-            Advice::DontNeed,
-            Advice::Sequential,
-            Advice::Random,
+            MapAdvice::WillNeed,
+            MapAdvice::DontNeed,
+            MapAdvice::Sequential,
+            MapAdvice::Normal,
         ] {
             for range in [
                 0..50_000,
@@ -459,7 +465,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let map = FileMap::open(file.path()).unwrap();
         assert!(map.is_empty());
-        map.advise(0..10, Advice::WillNeed).unwrap();
+        map.advise(0..10, MapAdvice::WillNeed).unwrap();
         map.lock().unwrap();
         map.unlock().unwrap();
         assert_eq!(map.resident_bytes(), Some(0));

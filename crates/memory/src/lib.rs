@@ -1,9 +1,9 @@
-//! Memory as the operating system sees it: file maps, anonymous arenas, readings of what the
-//! process and the device use, a record file that survives a crash, and threads
-//! that can wait. Everything unsafe about it stays behind this surface.
+//! Memory as the operating system sees it: file maps, arenas, readings of what the process and the
+//! device use, a record file that survives a crash, and low-priority threads. Everything unsafe about
+//! it stays behind this surface.
 //!
-//! What this crate is not: it decides nothing. It maps, gives back and counts bytes; budgets and
-//! the choice of what to release live above.
+//! What this crate is not: it decides nothing. It maps, gives back and counts bytes; the crates above
+//! keep budgets and choose what to release.
 
 pub mod arena;
 pub mod background;
@@ -11,26 +11,23 @@ pub mod bytes;
 mod cgroup;
 pub mod clock;
 pub mod file;
-#[doc(hidden)]
-pub mod heap;
 #[cfg(any(unix, windows))]
 pub mod journal;
+mod kernel_text;
 pub mod pressure;
 pub mod reading;
 #[cfg(unix)]
 mod resident;
+mod system;
 pub mod thermal;
 pub mod usage;
-#[doc(hidden)]
-pub mod zoo;
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
-pub use arena::SharedSlabs;
-pub use arena::{Arena, ArenaError, Backing, Effect, Faults, Hint, Refusal, ShareError, SlabIndex};
-pub use file::{Advice, FileMap, Region};
+pub use arena::{Arena, ArenaError, Backing, Effect, Refusal, Slab, SlabIndex, SlabIo};
+pub use file::{FileMap, MapAdvice, Region};
 #[cfg(any(unix, windows))]
-pub use journal::Journal;
-pub use pressure::{PressureTrigger, Psi, Stall};
-pub use reading::{Cgroup, Reading, Readings};
-pub use thermal::{Thermal, Zones};
-pub use usage::{PeakMeter, Usage};
+pub use journal::{Journal, JournalIo};
+pub use pressure::Psi;
+pub use reading::{Cgroup, CgroupLimits, Reading, Readings};
+pub use system::SystemIo;
+pub use thermal::{Thermal, ThermalZones};
+pub use usage::{PeakMeter, ProcessUsage};

@@ -1,16 +1,15 @@
 //! What the device has left: the numbers a governor decides on, several times a second.
 //!
-//! Plain data and no policy. The files are opened once and read again from their beginning
-//! ([`Readings`]); a file that is not there is `None` in the reading, never a zero. Which group the
-//! process is in is looked up each time, in one small file, because it may be moved; limits are
-//! read each time, because they may be changed.
+//! Plain data and no policy. [`Readings`] opens the kernel's files once and reads them again from their
+//! beginning; a file that is not there is `None` in the reading, never a zero. The group of the process
+//! is read each time, from one small file, because the process may be moved; limits are read each time,
+//! because they may be changed.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::cgroup;
+use crate::kernel_text::{KernelFile, TEXT_BYTES_MAX, field_kib, parse_limit};
 use crate::pressure::{self, Psi};
-use crate::usage::{TEXT_BYTES_MAX, field_kib, parse_limit, whole_lines};
 
 /// The machine and the group of this process at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -53,7 +52,7 @@ impl Cgroup {
 }
 
 impl Reading {
-    /// One reading, with files opened for it. Whoever reads often keeps a [`Readings`].
+    /// One reading, with files opened for it. Keep a [`Readings`] to read often.
     pub fn now() -> Reading {
         Readings::open().now()
     }
@@ -62,13 +61,13 @@ impl Reading {
 /// Open files of the kernel.
 pub struct Readings {
     proc: PathBuf,
-    meminfo: Option<Text>,
-    psi: Option<Text>,
+    meminfo: Option<KernelFile>,
+    psi: Option<KernelFile>,
     /// /proc/self/cgroup, and what it said when the files below were opened.
-    own: Option<Text>,
+    own: Option<KernelFile>,
     own_said: String,
     levels: Vec<Level>,
-    cgroup_psi: Option<Text>,
+    cgroup_psi: Option<KernelFile>,
     /// Reused by every read.
     buffer: Vec<u8>,
 }
@@ -82,9 +81,9 @@ impl Readings {
     fn under(proc: &Path) -> Readings {
         let mut readings = Readings {
             proc: proc.to_path_buf(),
-            meminfo: Text::open(&proc.join("meminfo")),
-            psi: Text::open(&proc.join("pressure/memory")),
-            own: Text::open(&proc.join("self/cgroup")),
+            meminfo: KernelFile::open(&proc.join("meminfo")),
+            psi: KernelFile::open(&proc.join("pressure/memory")),
+            own: KernelFile::open(&proc.join("self/cgroup")),
             own_said: String::new(),
             levels: Vec::new(),
             cgroup_psi: None,
@@ -102,15 +101,11 @@ impl Readings {
         let Some(dirs) = cgroup::find(&self.proc) else {
             return;
         };
-        // With both mounted, the version that has a memory controller is the one that limits.
-        self.levels = dirs.v1.iter().filter_map(|d| Level::open(1, d)).collect();
-        if self.levels.is_empty() {
-            self.levels = dirs.v2.iter().filter_map(|d| Level::open(2, d)).collect();
-        }
+        self.levels = open_levels(&dirs);
         self.cgroup_psi = dirs
             .v2
             .first()
-            .and_then(|dir| Text::open(&dir.join("memory.pressure")));
+            .and_then(|dir| KernelFile::open(&dir.join("memory.pressure")));
     }
 
     pub fn now(&mut self) -> Reading {
@@ -124,7 +119,7 @@ impl Readings {
             reading.mem_available_bytes = field_kib(text, "MemAvailable");
             reading.mem_total_bytes = field_kib(text, "MemTotal");
         }
-        let mut psi = |file: &Option<Text>| pressure::parse(file.as_ref()?.read(buffer)?);
+        let mut psi = |file: &Option<KernelFile>| pressure::parse(file.as_ref()?.read(buffer)?);
         reading.psi = psi(&self.psi);
         reading.cgroup_psi = psi(&self.cgroup_psi);
         reading.cgroup = tightest(&self.levels, buffer);
@@ -132,8 +127,66 @@ impl Readings {
     }
 }
 
+/// The limits of this process's control group by themselves, for a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CgroupLimits {
+    /// 1 or 2.
+    pub version: u8,
+    /// The smallest `memory.max` (v1: `limit_in_bytes`) from the process's group up to the root:
+    /// beyond it the kernel kills processes.
+    pub max_bytes: Option<u64>,
+    /// The smallest `memory.high` (v2): beyond it the kernel slows processes down.
+    pub high_bytes: Option<u64>,
+    /// What the group whose `max_bytes` is reported uses now, page cache included.
+    pub used_bytes: Option<u64>,
+}
+
+impl CgroupLimits {
+    /// `None` where there are no control groups for memory.
+    pub fn now() -> Option<CgroupLimits> {
+        CgroupLimits::of(&cgroup::find(Path::new("/proc"))?)
+    }
+
+    fn of(dirs: &cgroup::Dirs) -> Option<CgroupLimits> {
+        let levels = open_levels(dirs);
+        let buffer = &mut vec![0; TEXT_BYTES_MAX];
+        let mut read = |file: &Option<KernelFile>| parse_limit(file.as_ref()?.read(buffer)?);
+        let own = levels.first()?;
+        let mut limits = CgroupLimits {
+            version: own.version,
+            max_bytes: None,
+            high_bytes: None,
+            used_bytes: read(&own.usage),
+        };
+        for level in &levels {
+            let [max, high] = [&level.limits[0], &level.limits[1]].map(&mut read);
+            if max.is_some_and(|max| limits.max_bytes.is_none_or(|old| max < old)) {
+                limits.max_bytes = max;
+                limits.used_bytes = read(&level.usage);
+            }
+            if high.is_some_and(|high| limits.high_bytes.is_none_or(|old| high < old)) {
+                limits.high_bytes = high;
+            }
+        }
+        Some(limits)
+    }
+}
+
+/// With both versions mounted, the one that has a memory controller is the one that limits.
+fn open_levels(dirs: &cgroup::Dirs) -> Vec<Level> {
+    let open = |version, dirs: &[PathBuf]| -> Vec<Level> {
+        dirs.iter()
+            .filter_map(|dir| Level::open(version, dir))
+            .collect()
+    };
+    match open(1, &dirs.v1) {
+        levels if levels.is_empty() => open(2, &dirs.v2),
+        levels => levels,
+    }
+}
+
 /// The level with the least room, own group first among equals. Levels without a limit are not read
-/// further: they take nothing from anybody.
+/// further: they restrict nothing.
 fn tightest(levels: &[Level], buffer: &mut [u8]) -> Option<Cgroup> {
     let limited = levels
         .iter()
@@ -146,15 +199,15 @@ fn tightest(levels: &[Level], buffer: &mut [u8]) -> Option<Cgroup> {
 /// The files of one group.
 struct Level {
     version: u8,
-    limits: [Option<Text>; 2],
-    usage: Option<Text>,
-    stat: Option<Text>,
+    limits: [Option<KernelFile>; 2],
+    usage: Option<KernelFile>,
+    stat: Option<KernelFile>,
 }
 
 impl Level {
     /// `None` where the folder has no memory controller, like the root of version 2.
     fn open(version: u8, dir: &Path) -> Option<Level> {
-        let open = |name: &str| Text::open(&dir.join(name));
+        let open = |name: &str| KernelFile::open(&dir.join(name));
         let (limits, usage) = match version {
             1 => (
                 [open("memory.limit_in_bytes"), None],
@@ -233,43 +286,6 @@ impl Stat {
             file,
             reclaimable: inactive.and_then(|n| n.checked_add(active?)),
         }
-    }
-}
-
-/// A small text file that the kernel writes anew for every read from its beginning.
-struct Text(File);
-
-impl Text {
-    fn open(path: &Path) -> Option<Text> {
-        File::open(path).ok().map(Text)
-    }
-
-    /// The text, cut at a line where the buffer ends first.
-    fn read<'a>(&self, buffer: &'a mut [u8]) -> Option<&'a str> {
-        let mut len = 0;
-        while len < buffer.len() {
-            match self.read_at(&mut buffer[len..], len as u64).ok()? {
-                0 => break,
-                n => len += n,
-            }
-        }
-        if len == buffer.len() {
-            len = whole_lines(buffer);
-        }
-        std::str::from_utf8(&buffer[..len]).ok()
-    }
-
-    #[cfg(unix)]
-    fn read_at(&self, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
-        std::os::unix::fs::FileExt::read_at(&self.0, buffer, at)
-    }
-
-    #[cfg(not(unix))]
-    fn read_at(&self, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
-        use std::io::{Read, Seek, SeekFrom};
-        let mut file = &self.0;
-        file.seek(SeekFrom::Start(at))?;
-        file.read(buffer)
     }
 }
 
@@ -395,7 +411,7 @@ mod tests {
                 reclaimable_bytes: Some(120),
             }
         );
-        // Nobody limits: the own group without a limit.
+        // No level has a limit: the own group.
         write(
             &dir,
             "groups/memory.limit_in_bytes",
@@ -462,7 +478,7 @@ mod tests {
         let group = Readings::under(dir.path()).now().cgroup.unwrap();
         assert_eq!((group.anon_bytes, group.file_bytes), (None, None));
         let path = dir.path().join("groups/memory.stat");
-        let cut = crate::usage::read_capped(&path).unwrap();
+        let cut = crate::kernel_text::read_capped(&path).unwrap();
         assert_eq!(cut.len(), TEXT_BYTES_MAX - 8);
         let sum = Stat::parse(2, "inactive_file 18446744073709551615\nactive_file 1\n");
         assert_eq!(sum, Stat::default());
@@ -475,11 +491,68 @@ mod tests {
         let reading = readings.now();
         let (available, total) = (reading.mem_available_bytes, reading.mem_total_bytes);
         assert!(available.unwrap() > 0 && available <= total);
-        assert_eq!(total, crate::usage::mem_total());
         let started = std::time::Instant::now();
         for _ in 0..100 {
             readings.now();
         }
         eprintln!("a reading takes {:?}: {reading:?}", started.elapsed() / 100);
+    }
+
+    /// As if `root` were /sys/fs/cgroup.
+    fn limits_under(root: &Path, groups: &str) -> Option<CgroupLimits> {
+        CgroupLimits::of(&cgroup::dirs(groups, &cgroup::Mounts::usual(root)))
+    }
+
+    #[test]
+    fn version_2_takes_the_smallest_limit_on_the_way_up() {
+        let dir = device(&[
+            ("app/memory.max", "1073741824\n"),
+            ("app/memory.high", "900000000\n"),
+            ("app/memory.current", "500\n"),
+            ("app/job/memory.max", "max\n"),
+            ("app/job/memory.high", "max\n"),
+            ("app/job/memory.current", "100\n"),
+        ]);
+        let got = limits_under(dir.path(), "0::/app/job\n").unwrap();
+        assert_eq!(
+            got,
+            CgroupLimits {
+                version: 2,
+                max_bytes: Some(1 << 30),
+                high_bytes: Some(900_000_000),
+                used_bytes: Some(500),
+            }
+        );
+    }
+
+    #[test]
+    fn version_1_knows_its_number_for_none() {
+        let groups = "9:cpu,cpuacct:/x\n4:memory:/box\n0::/\n";
+        let dir = device(&[
+            ("memory/box/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("memory/box/memory.usage_in_bytes", "77\n"),
+        ]);
+        let got = limits_under(dir.path(), groups).unwrap();
+        assert_eq!((got.version, got.max_bytes), (1, None));
+        assert_eq!(got.used_bytes, Some(77));
+        let dir = device(&[
+            ("memory/memory.limit_in_bytes", "4096000\n"),
+            ("memory/memory.usage_in_bytes", "5\n"),
+        ]);
+        // In a container the named group is not visible and the root is ours.
+        let got = limits_under(dir.path(), groups).unwrap();
+        assert_eq!(got.max_bytes, Some(4_096_000));
+    }
+
+    #[test]
+    fn no_groups_or_odd_ones_are_no_reading() {
+        let dir = device(&[("memory.max", "123\n")]);
+        assert_eq!(limits_under(dir.path(), ""), None);
+        assert_eq!(limits_under(dir.path(), "nonsense\n::\n"), None);
+        let got = limits_under(dir.path(), "0::/../../etc\n").unwrap();
+        assert_eq!(got.max_bytes, Some(123));
+        let inside = dir.path().join("inside");
+        fs::create_dir(&inside).unwrap();
+        assert_eq!(limits_under(&inside, "0::/..\n"), None);
     }
 }

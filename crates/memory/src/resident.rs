@@ -1,14 +1,4 @@
-//! Which pages of a map are in memory, as the kernel says: `mincore`.
-
-/// Pages asked about in one call; one byte each on the stack.
-#[cfg(any(
-    target_os = "linux",
-    target_os = "android",
-    target_vendor = "apple",
-    target_os = "freebsd",
-    target_os = "netbsd"
-))]
-const PAGES_AT_ONCE: usize = 4096;
+//! Which pages of a map are in memory: `mincore`.
 
 /// Whole pages of the `len` mapped bytes at `start`, which lies on a page border, that are in
 /// memory. `None` where the system has no such call or refuses it. Reads nothing of the pages, so
@@ -22,8 +12,10 @@ const PAGES_AT_ONCE: usize = 4096;
 ))]
 pub(crate) fn resident_bytes(start: *const u8, len: usize) -> Option<u64> {
     use std::ffi::{c_int, c_void};
-    // Every one of these systems has it in the C library that `std` already links; its vector is
-    // `char *` or `unsigned char *`, one byte per page either way.
+    /// Pages of one call; one byte each on the stack.
+    const PAGES_AT_ONCE: usize = 4096;
+    // The C library that `std` links has it on each of these systems; its vector is `char *` or
+    // `unsigned char *`, one byte per page either way.
     unsafe extern "C" {
         fn mincore(start: *mut c_void, len: usize, pages: *mut u8) -> c_int;
     }

@@ -1,18 +1,18 @@
-//! How hot the device is, as Linux tells it: thermal zones and the temperatures at which they act.
+//! How hot the device is, from Linux's thermal zones and the temperatures at which they act.
 //!
-//! | | with a temperature at which it slows itself | with one at which it switches off only |
+//! | | zone with a passive trip point (it slows down there) | zone that only switches off |
 //! |---|---|---|
 //! | fair | 10 °C below | 30 °C below |
 //! | serious | there | 20 °C below |
 //! | critical | 5 °C below the one at which it switches off | the same |
 //!
-//! The hottest zone counts. A zone that names no such temperature says nothing: a battery's 40 °C and a core's 90 °C are
-//! both usual. Android and iOS tell the state itself, which comes in from outside.
+//! The hottest zone counts. A zone without trip points is ignored: a battery's 40 °C and a core's 90 °C are
+//! both usual. Android and iOS report the state itself; the caller passes it in.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How hot the device says it is. Android's and iOS's states map to these one to one.
+/// How hot the device is. Android's and iOS's states map to these one to one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Thermal {
     #[default]
@@ -40,7 +40,7 @@ impl Thermal {
     }
 }
 
-/// A zone, and where it acts. Thousandths of a degree Celsius.
+/// A zone and its trip points, in thousandths of a degree Celsius.
 #[derive(Debug)]
 struct Zone {
     temperature: PathBuf,
@@ -48,30 +48,35 @@ struct Zone {
     off: Option<i64>,
 }
 
-/// The zones that say when they act.
+/// The zones that have trip points.
 #[derive(Debug)]
-pub struct Zones(Vec<Zone>);
+pub struct ThermalZones(Vec<Zone>);
 
-/// More zones, or places in one, than any device has.
-const MANY: usize = 64;
+/// More zones, and more trip points in one, than any device has.
+const ENTRIES_MAX: usize = 64;
 
-impl Zones {
-    /// Those of this system; there may be none.
-    pub fn open() -> Zones {
-        Zones::under(Path::new("/sys/class/thermal"))
+impl ThermalZones {
+    /// The zones of this system; there may be none.
+    pub fn open() -> ThermalZones {
+        ThermalZones::under(Path::new("/sys/class/thermal"))
     }
 
-    fn under(dir: &Path) -> Zones {
+    fn under(dir: &Path) -> ThermalZones {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         let is_zone = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str());
             name.is_some_and(|name| name.starts_with("thermal_zone"))
         };
         let zones = entries.map(|entry| entry.path()).filter(is_zone);
-        Zones(zones.take(MANY).filter_map(|path| zone(&path)).collect())
+        ThermalZones(
+            zones
+                .take(ENTRIES_MAX)
+                .filter_map(|path| zone(&path))
+                .collect(),
+        )
     }
 
-    /// The hottest of them; `None` where nothing says it.
+    /// The state of the hottest zone; `None` without a readable one.
     pub fn now(&self) -> Option<Thermal> {
         let heat = |zone: &Zone| Some(heat(number(&zone.temperature)?, zone.passive, zone.off));
         self.0.iter().filter_map(heat).max()
@@ -80,18 +85,18 @@ impl Zones {
 
 fn zone(path: &Path) -> Option<Zone> {
     let (mut passive, mut off) = (None::<i64>, None::<i64>);
-    for i in 0..MANY {
+    for i in 0..ENTRIES_MAX {
         let Ok(kind) = fs::read_to_string(path.join(format!("trip_point_{i}_type"))) else {
             break;
         };
-        // Zones have places that are not set: zero, or far below.
+        // ThermalZones have places that are not set: zero, or far below.
         let at = number(&path.join(format!("trip_point_{i}_temp"))).filter(|&at| at > 0);
-        let least = match kind.trim() {
+        let lowest = match kind.trim() {
             "passive" => &mut passive,
             "hot" | "critical" => &mut off,
             _ => continue,
         };
-        *least = (*least).into_iter().chain(at).min();
+        *lowest = (*lowest).into_iter().chain(at).min();
     }
     (passive.is_some() || off.is_some()).then(|| Zone {
         temperature: path.join("temp"),
@@ -164,14 +169,14 @@ mod tests {
                 fs::write(path.join(name), text).unwrap();
             }
         };
-        assert_eq!(Zones::under(dir.path()).now(), None);
-        assert_eq!(Zones::under(&dir.path().join("nothing")).now(), None);
+        assert_eq!(ThermalZones::under(dir.path()).now(), None);
+        assert_eq!(ThermalZones::under(&dir.path().join("nothing")).now(), None);
         write(
             "thermal_zone0",
             &[("temp", "99000\n"), ("type", "battery\n")],
         );
         write("cooling_device0", &[("temp", "99000\n")]);
-        assert_eq!(Zones::under(dir.path()).now(), None);
+        assert_eq!(ThermalZones::under(dir.path()).now(), None);
         write(
             "thermal_zone1",
             &[
@@ -184,7 +189,7 @@ mod tests {
                 ("trip_point_2_temp", "-274000\n"),
             ],
         );
-        let zones = Zones::under(dir.path());
+        let zones = ThermalZones::under(dir.path());
         assert_eq!(zones.now(), Some(Fair));
         let temperature = dir.path().join("thermal_zone1/temp");
         fs::write(&temperature, "100000").unwrap();

@@ -3,13 +3,12 @@
 //! counts per process.
 #![cfg(target_os = "linux")]
 
-use haversack_memory::{
-    Arena, Backing, Effect, Hint, ShareError, SharedSlabs, SlabIndex, Usage, arena,
-};
+use haversack_memory::{Arena, Backing, Effect, FileMap, ProcessUsage, Refusal, SlabIndex, arena};
+use haversack_testing::ArenaFaults;
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Command, Stdio};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ fn status_bytes(key: &str) -> u64 {
     kib.parse::<u64>().unwrap() * 1024
 }
 
-/// What the kernel noted about the map of slab `i`: `hg` is asked for huge pages, `mg` for merging.
+/// Whether the kernel's flags of the map of slab `i` have `flag`; `mg` is merging.
 fn has_flag(arena: &Arena, i: SlabIndex, flag: &str) -> bool {
     let address = arena.slab(i).as_ptr() as usize;
     let text = fs::read_to_string("/proc/self/smaps").unwrap();
@@ -74,9 +73,9 @@ fn half_of_a_private_arena_goes_back() {
     let mut arena = filled(Backing::Private);
     let whole = (SLABS * SLAB) as u64;
     assert_eq!(arena.resident_bytes(), Some(whole));
-    let before = Usage::now().unwrap();
+    let before = ProcessUsage::now().unwrap();
     let freed = release_half(&mut arena);
-    let after = Usage::now().unwrap();
+    let after = ProcessUsage::now().unwrap();
     assert_eq!(arena.resident_bytes(), Some(whole - freed));
     fell_by(
         before.private_bytes,
@@ -94,7 +93,7 @@ fn half_of_a_private_arena_goes_back() {
 #[test]
 fn half_of_a_shared_arena_goes_back() {
     let _alone = alone();
-    let mut arena = filled(Backing::Shared);
+    let mut arena = filled(Backing::Memfd);
     let whole = (SLABS * SLAB) as u64;
     assert_eq!(arena.resident_bytes(), Some(whole));
     let rss = status_bytes("RssShmem");
@@ -121,7 +120,6 @@ fn a_locked_slab_is_cleared_and_stays() {
         return;
     }
     assert!(!arena.release(i));
-    assert_eq!(arena.release_range(i, 0..usize::MAX), 0);
     assert!(arena.slab(i).iter().all(|&x| x == 0));
     assert_eq!(arena.resident_bytes(), Some(64 << 10));
     // SAFETY: as above.
@@ -133,7 +131,7 @@ fn a_locked_slab_is_cleared_and_stays() {
 #[test]
 fn slabs_cost_no_page_before_they_are_touched() {
     let _alone = alone();
-    for backing in [Backing::Private, Backing::Shared] {
+    for backing in Backing::ALL {
         let mut arena = Arena::with_backing(1 << 30, backing).unwrap();
         for _ in 0..4 {
             arena.add_slab().unwrap();
@@ -142,44 +140,39 @@ fn slabs_cost_no_page_before_they_are_touched() {
         arena.slab_mut(SlabIndex(3))[5] = 1;
         let page = rustix::param::page_size() as u64;
         assert_eq!(arena.resident_bytes(), Some(page), "{backing:?}");
-        // A page given back alone.
-        assert_eq!(
-            arena.release_range(SlabIndex(3), 0..page as usize),
-            page as usize
-        );
+        assert!(arena.release(SlabIndex(3)));
         assert_eq!(arena.resident_bytes(), Some(0), "{backing:?}");
     }
 }
 
 const CHILD: &str = "HAVERSACK_MEMORY_TEST_CHILD";
 
-/// The other process of the test below: maps what it finds on its standard input.
+/// The other process of the test below: maps the file whose name it gets, as any file.
 #[test]
-fn child_reads_shared_slabs() {
-    if std::env::var_os(CHILD).is_none() {
+fn child_reads_a_memory_file() {
+    let Some(path) = std::env::var_os(CHILD) else {
         return;
-    }
-    let slabs = SharedSlabs::map(std::io::stdin(), 10_000, 2).unwrap();
-    let sums: Vec<u64> = (0..2)
-        .map(|i| slabs.slab(i).unwrap().iter().map(|&x| x as u64).sum())
-        .collect();
+    };
+    let map = FileMap::open(Path::new(&path)).unwrap();
+    let stride = 10_000usize.next_multiple_of(rustix::param::page_size());
+    let sum = |slab: &[u8]| slab[..10_000].iter().map(|&x| x as u64).sum::<u64>();
+    let sums: Vec<u64> = map.as_slice().chunks(stride).map(sum).collect();
     println!("child saw {sums:?}");
 }
 
 #[test]
-fn another_process_sees_the_bytes_of_a_shared_arena() {
+fn another_process_reads_a_memory_file() {
     let _alone = alone();
-    let mut arena = Arena::with_backing(10_000, Backing::Shared).unwrap();
+    let mut arena = Arena::with_backing(10_000, Backing::Memfd).unwrap();
     for value in [3, 5] {
         let i = arena.add_slab().unwrap();
         arena.slab_mut(i).fill(value);
     }
+    let path = arena.memfd_path().unwrap();
     let saw = || {
-        let fd: OwnedFd = arena.shared_fd().unwrap().try_clone_to_owned().unwrap();
         let out = Command::new(std::env::current_exe().unwrap())
-            .args(["child_reads_shared_slabs", "--exact", "--nocapture"])
-            .env(CHILD, "1")
-            .stdin(Stdio::from(fd))
+            .args(["child_reads_a_memory_file", "--exact", "--nocapture"])
+            .env(CHILD, &path)
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -187,101 +180,35 @@ fn another_process_sees_the_bytes_of_a_shared_arena() {
         text
     };
     assert!(saw().contains("child saw [30000, 50000]"));
-    arena.release(SlabIndex(0));
-    let saw = || {
-        let fd: OwnedFd = arena.shared_fd().unwrap().try_clone_to_owned().unwrap();
-        let slabs = SharedSlabs::map(fd, 10_000, 2).unwrap();
-        (slabs.slab(0).unwrap()[0], slabs.slab(1).unwrap()[9_999])
-    };
-    assert_eq!(saw(), (0, 5));
-}
-
-#[test]
-fn a_received_descriptor_is_checked_before_it_is_mapped() {
-    let _alone = alone();
-    let page = rustix::param::page_size();
-    let mut arena = Arena::with_backing(page + 1, Backing::Shared).unwrap();
-    let first = arena.add_slab().unwrap();
-    let fd = arena.shared_fd().unwrap().try_clone_to_owned().unwrap();
-    let slabs = SharedSlabs::map(&fd, page + 1, 1).unwrap();
-    assert_eq!(slabs.slab(0).unwrap().len(), page + 1);
-    assert!(slabs.slab(1).is_none() && slabs.slab(usize::MAX).is_none());
     // A map made earlier follows the owner's writes.
-    arena.slab_mut(first)[page] = 77;
-    assert_eq!(slabs.slab(0).unwrap()[page], 77);
-
-    assert_eq!(
-        SharedSlabs::map(&fd, page + 1, 2).err(),
-        Some(ShareError::TooShort {
-            needed_bytes: 4 * page as u64,
-            file_bytes: 2 * page as u64,
-        })
-    );
-    for (bytes, count) in [
-        (usize::MAX, 1),
-        (1, usize::MAX),
-        (usize::MAX / 2, 3),
-        (usize::MAX - page + 1, 1),
-        (1 << 40, 1 << 23),
-    ] {
-        let e = SharedSlabs::map(&fd, bytes, count).err().unwrap();
-        assert!(matches!(e, ShareError::TooLarge { .. }), "{e}");
-    }
-    assert_eq!(SharedSlabs::map(&fd, 0, 0).unwrap().slabs(), 0);
-    assert_eq!(SharedSlabs::map(&fd, 0, 1).unwrap().slab(0).unwrap(), [0]);
-
-    // What can shrink is refused: an ordinary file, and a memory file without the seal.
-    let mut plain = tempfile::tempfile().unwrap();
-    plain.write_all(&vec![1; 2 * page]).unwrap();
-    assert_eq!(
-        SharedSlabs::map(&plain, page, 1).err(),
-        Some(ShareError::NotSealed)
-    );
-    let loose = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&loose, 2 * page as u64).unwrap();
-    assert_eq!(
-        SharedSlabs::map(&loose, page, 1).err(),
-        Some(ShareError::NotSealed)
-    );
-    let (pipe, _) = std::io::pipe().unwrap();
-    assert_eq!(
-        SharedSlabs::map(&pipe, page, 1).err(),
-        Some(ShareError::NotSealed)
-    );
+    let map = FileMap::open(&path).unwrap();
+    arena.slab_mut(SlabIndex(0))[9_999] = 77;
+    assert_eq!(map.as_slice()[9_999], 77);
+    assert!(arena.release(SlabIndex(0)));
+    assert!(saw().contains("child saw [0, 50000]"));
 }
 
-/// Whoever receives the descriptor can neither write to the slabs nor cut them off; the owner can
-/// still punch holes.
+/// A reader cannot cut the file off: its length only grows, so no map of it meets SIGBUS.
 #[test]
-fn the_shared_descriptor_is_read_only_and_the_file_keeps_its_length() {
+fn a_memory_file_keeps_its_length() {
     let _alone = alone();
-    let mut arena = Arena::with_backing(SLAB, Backing::Shared).unwrap();
+    let mut arena = Arena::with_backing(SLAB, Backing::Memfd).unwrap();
     let i = arena.add_slab().unwrap();
     arena.slab_mut(i).fill(4);
-    let fd = arena.shared_fd().unwrap().try_clone_to_owned().unwrap();
-    assert!(File::from(fd.try_clone().unwrap()).write(b"x").is_err());
-    assert!(rustix::fs::ftruncate(&fd, 0).is_err());
-    assert!(rustix::fs::fcntl_add_seals(fd.as_fd(), rustix::fs::SealFlags::WRITE).is_err());
-    let mut byte = [0];
-    File::from(fd.try_clone().unwrap())
-        .read_exact(&mut byte)
-        .unwrap();
-    assert_eq!(byte, [4]);
+    let path = arena.memfd_path().unwrap();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    assert!(file.set_len(0).is_err());
+    assert!(file.set_len(SLAB as u64 - 1).is_err());
+    assert_eq!(file.metadata().unwrap().len(), SLAB as u64);
 
-    let slabs = SharedSlabs::map(&fd, SLAB, 1).unwrap();
-    assert!(arena.seal_growth());
-    let refused = arena.add_slab().unwrap_err();
-    assert_eq!((refused.mapped_bytes, arena.slabs()), (SLAB, 1));
+    let map = FileMap::open(&path).unwrap();
+    assert_eq!(map.as_slice()[SLAB - 1], 4);
     assert!(arena.release(i));
     assert_eq!(arena.resident_bytes(), Some(0));
     // Reading a hole costs a page, unlike in private memory.
-    assert_eq!(slabs.slab(0).unwrap()[SLAB - 1], 0);
+    assert_eq!(map.as_slice()[SLAB - 1], 0);
     let page = rustix::param::page_size() as u64;
     assert_eq!(arena.resident_bytes(), Some(page));
-
-    let mut private = Arena::new(SLAB);
-    assert!(private.shared_fd().is_none());
-    assert!(!private.seal_growth());
 }
 
 /// Small pages put together hold the same bytes and no more memory, and go back as whole slabs.
@@ -291,14 +218,14 @@ fn a_slab_in_use_is_put_into_huge_pages() {
     const LEN: usize = (4 << 20) + 5000;
     let mut arena = Arena::new(LEN);
     let i = arena.add_slab().unwrap();
-    assert_eq!(arena.effect(Hint::HugePages), None);
+    assert_eq!(arena.huge_pages(), None);
     assert_eq!(arena.slab(i).as_ptr() as usize % (2 << 20), 0);
     for (at, byte) in arena.slab_mut(i).iter_mut().enumerate() {
         *byte = (at / 4096 + at) as u8;
     }
     let before = arena.resident_bytes();
     let done = arena.collapse(i);
-    let told = arena.effect(Hint::HugePages).unwrap();
+    let told = arena.huge_pages().unwrap();
     eprintln!("collapse: {done}, {told}");
     match (done, &told) {
         (true, told) => assert_eq!(*told, Effect::Active { bytes: 4 << 20 }),
@@ -315,69 +242,27 @@ fn a_slab_in_use_is_put_into_huge_pages() {
     assert!(arena.release(i));
     assert_eq!(arena.resident_bytes(), Some(0));
     assert!(arena.slab(i).iter().all(|&b| b == 0));
+    let told = arena.huge_pages().unwrap();
+    assert!(!matches!(told, Effect::Active { .. }), "{told}");
 
     // What has no room for a huge page says no, and so does what is shared.
     let mut small = Arena::new(64 << 10);
     let i = small.add_slab().unwrap();
     assert!(!small.collapse(i));
-    let told = small.effect(Hint::HugePages).unwrap();
+    let told = small.huge_pages().unwrap();
     assert!(!matches!(told, Effect::Active { .. }), "{told}");
-    let mut shared = Arena::with_backing(LEN, Backing::Shared).unwrap();
+    let mut shared = Arena::with_backing(LEN, Backing::Memfd).unwrap();
     let i = shared.add_slab().unwrap();
     assert!(!shared.collapse(i));
 }
 
 #[test]
-fn huge_pages_are_reported_as_the_kernel_has_them() {
+fn a_memory_file_is_never_merged() {
     let _alone = alone();
-    let mut arena = Arena::new(8 << 20);
+    let mut arena = Arena::with_backing(SLAB, Backing::Memfd).unwrap();
     let i = arena.add_slab().unwrap();
-    let before = arena.ask(Hint::HugePages);
-    assert!(!matches!(before, Effect::Active { .. }), "{before}");
-    let later = arena.add_slab().unwrap();
-    if !matches!(before, Effect::NotPossible { .. }) {
-        assert!(has_flag(&arena, i, "hg") && has_flag(&arena, later, "hg"));
-    }
-    arena.slab_mut(i).fill(1);
-    let after = arena.effect(Hint::HugePages).unwrap();
-    eprintln!("huge pages: before {before}; after {after}");
-    let switch = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
-    match &switch {
-        Err(_) => assert!(matches!(after, Effect::NotPossible { .. })),
-        Ok(text) if text.contains("[never]") => {
-            assert!(after.to_string().contains("never"), "{after}");
-        }
-        // Free huge pages are luck; but what is claimed must be possible.
-        Ok(_) => match &after {
-            Effect::Active { bytes } => {
-                assert!((1..=8 << 20).contains(bytes), "{after}");
-                assert_eq!(arena.resident_bytes(), Some(8 << 20));
-            }
-            other => eprintln!("SKIPPED: no huge page was granted: {other}"),
-        },
-    }
-    assert!(arena.release(i));
-    let gone = arena.effect(Hint::HugePages).unwrap();
-    assert!(!matches!(gone, Effect::Active { .. }), "{gone}");
-
-    // A slab smaller than a huge page says so.
-    let mut small = Arena::new(64 << 10);
-    let i = small.add_slab().unwrap();
-    small.slab_mut(i).fill(1);
-    if switch.is_ok_and(|t| !t.contains("[never]")) {
-        let told = small.ask(Hint::HugePages);
-        assert!(told.to_string().contains("no slab has"), "{told}");
-    }
-}
-
-#[test]
-fn shared_memory_is_never_merged_and_says_so() {
-    let _alone = alone();
-    let mut arena = Arena::with_backing(SLAB, Backing::Shared).unwrap();
-    arena.add_slab().unwrap();
-    let told = arena.ask(Hint::Merge);
-    assert!(matches!(told, Effect::NotPossible { .. }), "{told}");
-    assert!(told.to_string().contains("shared"), "{told}");
+    assert_eq!(arena.merged(), None);
+    assert!(!has_flag(&arena, i, "mg"));
 }
 
 /// ksmd on for the length of a test. The lock on the switch keeps two test runs from restoring each
@@ -416,14 +301,14 @@ fn full_scans() -> u64 {
 #[test]
 fn equal_private_pages_merge_when_ksmd_runs() {
     let _alone = alone();
-    let mut arena = Arena::new(1 << 20);
+    let mut arena = Arena::with_backing(1 << 20, Backing::Mergeable).unwrap();
     for _ in 0..2 {
         let i = arena.add_slab().unwrap();
         arena.slab_mut(i).fill(0xa5);
     }
-    let before = arena.ask(Hint::Merge);
+    let before = arena.merged().unwrap();
     eprintln!("merge before: {before}");
-    if !matches!(before, Effect::NotPossible { .. }) {
+    if !matches!(before, Effect::Unavailable { .. }) {
         let later = arena.add_slab().unwrap();
         assert!(has_flag(&arena, SlabIndex(0), "mg") && has_flag(&arena, later, "mg"));
     }
@@ -436,7 +321,7 @@ fn equal_private_pages_merge_when_ksmd_runs() {
     let scans = full_scans();
     let patience = Instant::now() + Duration::from_secs(60);
     loop {
-        let told = arena.effect(Hint::Merge).unwrap();
+        let told = arena.merged().unwrap();
         if let Effect::Active { bytes } = told {
             eprintln!("merge after: {told}");
             assert!(bytes <= 2 << 20, "{told}");
@@ -457,4 +342,50 @@ fn equal_private_pages_merge_when_ksmd_runs() {
     assert_eq!(arena.slab(SlabIndex(1)).as_ptr() as usize % arena::ALIGN, 0);
     assert!(arena.release(SlabIndex(0)));
     assert!(arena.slab(SlabIndex(0)).iter().all(|&x| x == 0));
+}
+
+/// Every call in turn fails, on every backing: an error or a cleared slab, nothing else.
+#[test]
+fn a_fault_hits_one_call_and_changes_nothing_else() {
+    for backing in Backing::ALL {
+        for n in 0..=6 {
+            let faults = ArenaFaults::fail_nth(n);
+            let Ok(mut arena) = Arena::with_io(10_000, backing, faults.io()) else {
+                continue;
+            };
+            let mut failed = Vec::new();
+            let mut slabs = Vec::new();
+            for call in 1..=3 {
+                match arena.add_slab() {
+                    Ok(i) => {
+                        arena.slab_mut(i).fill(5);
+                        slabs.push(i);
+                    }
+                    Err(e) => {
+                        assert_eq!(e.why, Refusal::OutOfMemory);
+                        assert!(e.to_string().contains("10000 bytes"), "{e}");
+                        failed.push(call);
+                    }
+                }
+                assert_eq!(arena.slabs(), slabs.len());
+            }
+            for call in 4..=5 {
+                let i = slabs[call - 4];
+                if !arena.release(i) {
+                    failed.push(call);
+                }
+                assert!(arena.slab(i).iter().all(|&x| x == 0));
+            }
+            let i = slabs[1];
+            arena.slab_mut(i).fill(6);
+            if !arena.release(i) {
+                failed.push(6);
+            }
+            assert!(arena.slab(i).iter().all(|&x| x == 0));
+            assert_eq!(faults.calls(), 6);
+            assert_eq!(faults.struck(), n > 0);
+            let expected: Vec<usize> = (n > 0).then_some(n as usize).into_iter().collect();
+            assert_eq!(failed, expected, "{backing:?}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Mapped files against the real kernel: what is in memory, what can be kept there, who may.
 #![cfg(target_os = "linux")]
 
-use haversack_memory::{Advice, FileMap};
+use haversack_memory::{FileMap, MapAdvice};
 use std::fs::{self, File};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -18,7 +18,7 @@ fn a_locked_map_is_resident_and_costs_nothing_private() {
     File::open(&path).unwrap().sync_all().unwrap();
     let map = FileMap::open(&path).unwrap();
     // Written pages are in the page cache; dropping them is a request.
-    map.advise(0..len, Advice::DontNeed).unwrap();
+    map.advise(0..len, MapAdvice::DontNeed).unwrap();
     let file = File::open(&path).unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     let cold = map.resident_bytes().unwrap();
@@ -34,7 +34,7 @@ fn a_locked_map_is_resident_and_costs_nothing_private() {
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     assert_eq!(map.resident_bytes(), Some(len as u64));
     // The kernel refuses to drop locked pages.
-    assert!(map.advise(0..len, Advice::DontNeed).is_err());
+    assert!(map.advise(0..len, MapAdvice::DontNeed).is_err());
     let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
     let start = format!("{:x}-", map.as_slice().as_ptr() as usize);
     let field = |key: &str| {
@@ -48,7 +48,7 @@ fn a_locked_map_is_resident_and_costs_nothing_private() {
     assert_eq!(field("Private_Dirty:") + field("Anonymous:"), 0);
     assert!(field("Locked:") * 1024 >= 8 << 20);
     map.unlock().unwrap();
-    map.advise(0..len, Advice::DontNeed).unwrap();
+    map.advise(0..len, MapAdvice::DontNeed).unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     eprintln!(
         "resident: cold {cold}, locked {len}, then {:?}",
@@ -57,7 +57,7 @@ fn a_locked_map_is_resident_and_costs_nothing_private() {
     if cold < len as u64 {
         assert!(map.resident_bytes().unwrap() < len as u64);
         // Whole pages of a range are fetched ahead of use; the kernel may fetch more.
-        map.advise(1..100, Advice::WillNeed).unwrap();
+        map.advise(1..100, MapAdvice::WillNeed).unwrap();
         assert_eq!(map.as_slice()[99], 7);
         assert!(map.resident_bytes().unwrap() > 0);
     }

@@ -1,4 +1,4 @@
-//! Killed with SIGKILL, at every step and at random moments: what was acknowledged is there, whole.
+//! Killed with SIGKILL, at every call and at random moments: what was acknowledged is there, whole.
 //!
 //! A child (this program again) tells a story by turns. A turn is three records that depend on its
 //! number alone; the child commits them, says "ack N", and now and then rewrites the file so that
@@ -7,7 +7,8 @@
 #![cfg(target_os = "linux")]
 
 use haversack_memory::Journal;
-use haversack_memory::journal::{Blow, Error, Faults, Options, RecordRef, Step};
+use haversack_memory::journal::{JournalError, JournalOptions, RecordRef};
+use haversack_testing::{DiskCall, DiskFault, JournalFaults};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +20,7 @@ use std::time::Duration;
 const PATH: &str = "JOURNAL_KILL_PATH";
 const TURNS: &str = "JOURNAL_KILL_TURNS";
 const NTH: &str = "JOURNAL_KILL_NTH";
-/// Rewriting leaves so many turns.
+/// Turns that rewriting leaves.
 const KEPT: usize = 3;
 
 /// The records of a turn: one small, one of a few pages, one empty.
@@ -68,10 +69,12 @@ fn child_tells_its_story() {
         return;
     };
     let number = |name| std::env::var(name).ok()?.parse::<usize>().ok();
-    let faults = number(NTH).map_or(Faults::never(), |n| Faults::at(n, Blow::Kill));
-    let options = Options {
-        faults: Some(faults.clone()),
-        ..Options::default()
+    let faults = number(NTH).map_or(JournalFaults::never(), |n| {
+        JournalFaults::at(n, DiskFault::Kill)
+    });
+    let options = JournalOptions {
+        io: Some(faults.io()),
+        ..JournalOptions::default()
     };
     let say = |line: String| {
         let mut out = std::io::stdout().lock();
@@ -80,7 +83,7 @@ fn child_tells_its_story() {
     };
     let (mut journal, mut records) = match Journal::create(&path, b"story", options.clone()) {
         Ok(journal) => (journal, Vec::new()),
-        Err(Error::Exists) => {
+        Err(JournalError::Exists) => {
             let opened = Journal::open(&path, options).unwrap();
             (opened.journal, opened.records)
         }
@@ -95,7 +98,7 @@ fn child_tells_its_story() {
         }
         if next % 11 == 7 {
             // Thought better of it, once.
-            journal.abandon();
+            journal.rollback();
             records.truncate(records.len() - 3);
             for (kind, payload) in turn(next) {
                 records.push(journal.append(kind, &[&payload]).unwrap());
@@ -112,14 +115,14 @@ fn child_tells_its_story() {
                 .rewrite(|new| {
                     let kept = records[from..].iter();
                     kept.map(|record| new.keep(*record))
-                        .collect::<Result<_, Error>>()
+                        .collect::<Result<_, JournalError>>()
                 })
                 .unwrap();
             say(format!("cut {first}\n"));
         }
     }
-    for (n, step) in faults.steps().iter().enumerate() {
-        say(format!("step {} {step:?}\n", n + 1));
+    for (n, call) in faults.calls().iter().enumerate() {
+        say(format!("call {} {call:?}\n", n + 1));
     }
 }
 
@@ -164,15 +167,17 @@ impl Said {
 
     /// Opens what the child has left and compares. The number of turns found.
     fn compare(&self, path: &Path) -> usize {
-        let opened = match Journal::open(path, Options::default()) {
+        let opened = match Journal::open(path, JournalOptions::default()) {
             Ok(opened) => opened,
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Err(JournalError::Io { source, .. })
+                if source.kind() == std::io::ErrorKind::NotFound =>
+            {
                 assert!(!self.opened, "{self:?}: the file is gone");
                 return 0;
             }
             Err(e) => panic!("{self:?}: {e}"),
         };
-        let summary = Journal::check(path, &Options::default()).unwrap();
+        let summary = Journal::check(path, &JournalOptions::default()).unwrap();
         assert_eq!(summary.tail_bytes, 0);
         let found = turns(&opened.journal, &opened.records);
         let next = self.acknowledged.map_or(0, |last| last + 1);
@@ -196,16 +201,16 @@ fn quick_dir() -> tempfile::TempDir {
 
 /// Dies in the Nth call that changes the disk, for every N of a story that has all of them.
 #[test]
-fn killed_at_every_step() {
+fn killed_at_every_call() {
     for begun in [false, true] {
-        let mut by_step: BTreeMap<String, usize> = BTreeMap::new();
-        let mut steps: Vec<String> = Vec::new();
+        let mut by_call: BTreeMap<String, usize> = BTreeMap::new();
+        let mut calls: Vec<String> = Vec::new();
         for nth in 0.. {
             let dir = quick_dir();
             let path = dir.path().join("story");
             let mut said = Said::default();
             if begun {
-                // Eight turns and a tail that nobody committed.
+                // Eight turns and a tail that was not committed.
                 let mut child = start(&path, &[(TURNS, 8)]);
                 let mut text = String::new();
                 child
@@ -233,18 +238,18 @@ fn killed_at_every_step() {
             let left = fs::read_dir(dir.path()).unwrap().count();
             assert!(left <= 1, "temporary files are left");
             if nth == 0 {
-                let lines = text.lines().filter_map(|line| line.split_once("step "));
+                let lines = text.lines().filter_map(|line| line.split_once("call "));
                 let names = lines.filter_map(|(_, rest)| rest.split_once(' '));
-                steps = names.map(|(_, name)| name.to_string()).collect();
+                calls = names.map(|(_, name)| name.to_string()).collect();
                 assert!(status.success());
                 continue;
             }
-            if nth > steps.len() {
+            if nth > calls.len() {
                 assert!(status.success(), "{status}");
                 break;
             }
             assert_eq!(status.signal(), Some(9), "{status}");
-            *by_step.entry(steps[nth - 1].clone()).or_default() += 1;
+            *by_call.entry(calls[nth - 1].clone()).or_default() += 1;
             // And the story goes on from there.
             let mut child = start(&path, &[(TURNS, 3)]);
             let mut text = String::new();
@@ -258,19 +263,13 @@ fn killed_at_every_step() {
             said.hear(&text);
             assert!(said.compare(&path) > 0);
         }
-        eprintln!("begun {begun}: killed at {by_step:?}");
-        use Step::*;
-        for step in [
-            Write,
-            Cut,
-            SyncData,
-            WriteHead,
-            SyncHead,
-            Rename,
-            SyncDirectory,
+        eprintln!("begun {begun}: killed at {by_call:?}");
+        use DiskCall::*;
+        for call in [
+            Write, Truncate, SyncData, WriteHead, SyncHead, Rename, SyncFolder,
         ] {
-            let name = format!("{step:?}");
-            assert!(by_step.contains_key(&name), "never killed at {name}");
+            let name = format!("{call:?}");
+            assert!(by_call.contains_key(&name), "never killed at {name}");
         }
     }
 }
@@ -284,12 +283,12 @@ fn killed_at_random_moments() {
     let mut state = 88_172_645_463_325_252u64;
     let (mut turns, mut early) = (0, 0);
     for kill in 0..KILLS {
-        // Most in memory, where a moment holds many steps; some where fsync takes its time.
+        // Most in memory, where a moment holds many calls; some where fsync takes its time.
         let dir = if kill % 5 == 0 { &real } else { &quick };
         let path = dir.path().join("story");
         let mut said = Said::default();
         if path.exists() {
-            let opened = Journal::open(&path, Options::default()).unwrap();
+            let opened = Journal::open(&path, JournalOptions::default()).unwrap();
             let found = crate::turns(&opened.journal, &opened.records);
             said.acknowledged = found.last().copied();
             said.cut = found.first().copied();
@@ -333,12 +332,12 @@ fn a_lock_dies_with_its_process() {
     }
     let (mut busy, mut looks) = (0, 0);
     for _ in 0..200 {
-        match Journal::open(&path, Options::default()) {
-            Err(Error::Busy) => busy += 1,
+        match Journal::open(&path, JournalOptions::default()) {
+            Err(JournalError::Busy) => busy += 1,
             other => panic!("{:?}", other.map(|opened| opened.journal)),
         }
         // Looking at a file that is being written finds it whole.
-        Journal::check(&path, &Options::default()).unwrap();
+        Journal::check(&path, &JournalOptions::default()).unwrap();
         looks += 1;
     }
     assert_eq!((busy, looks), (200, 200));

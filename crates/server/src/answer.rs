@@ -1,10 +1,10 @@
-//! Answers as clients of this API expect them: one document, or events of which each is a piece.
+//! Answers of the chat and completion APIs: one document, or a stream of events.
 
-use super::Shared;
-use super::ask::Ask;
-use super::calls::{Call, Ear, Functions, Said, any_id};
 use super::fail::Fail;
-use super::owner::{Became, Logprob, Piece, Place, Told, Turned};
+use super::limits;
+use super::request::CheckedRequest;
+use super::state::ServerState;
+use super::tool_calls::{AnswerPart, CallParser, Functions, ToolCall, any_id};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -12,14 +12,19 @@ use futures_util::{Stream, StreamExt, stream};
 use haversack::engine::Model;
 use haversack::engine::runtime::Finish;
 use haversack::memory::clock::since_1970;
-use haversack::scheduler::Request;
+use haversack::{AnswerEvent, AnswerEvents, ContextSeen, Error, EventOptions, Logprob, Report};
 use serde_json::{Value as Json, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use tokio::sync::mpsc;
 
-/// Which of the two APIs an answer is for: they differ in names and in where the text is.
+/// How the engine tells the events of a request.
+pub const EVENTS: EventOptions = EventOptions {
+    logprobs: None,
+    max_behind: limits::BEHIND,
+};
+
+/// The two APIs differ in names and in where the text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Api {
     Chat,
@@ -43,9 +48,9 @@ impl Api {
     }
 }
 
-/// What all parts of an answer say of it.
+/// What all parts of an answer have in common.
 struct Head {
-    /// Functions that may be called: calls are looked for in what is said.
+    /// Functions that may be called: the text is searched for calls.
     callable: Option<Functions>,
     api: Api,
     id: String,
@@ -53,158 +58,117 @@ struct Head {
     model: String,
     prompt_tokens: usize,
     include_usage: bool,
-    shared: Arc<Shared>,
+    server: Arc<ServerState>,
 }
 
-pub async fn answer(shared: Arc<Shared>, api: Api, ask: Ask) -> Result<Response, Fail> {
-    let Ask {
-        what,
-        prompt_tokens,
-        logprobs,
-        stream,
-        include_usage,
-        model,
-        callable,
-    } = ask;
-    let choices = what.len();
-    let (place, told) = submit(&shared, what, logprobs).await?;
+pub async fn answer(
+    server: Arc<ServerState>,
+    api: Api,
+    request: CheckedRequest,
+) -> Result<Response, Fail> {
+    let choices = request.requests.len();
+    let options = EventOptions {
+        logprobs: request.logprobs,
+        ..EVENTS
+    };
+    let events = server.client().submit(request.requests, options).await?;
     let now = since_1970();
     let head = Head {
-        callable,
+        callable: request.callable,
         api,
         id: format!("{}-{:x}", api.id(), now.as_nanos()),
         created: now.as_secs(),
-        model: model.unwrap_or_else(|| shared.model_name.clone()),
-        prompt_tokens,
-        include_usage,
-        shared,
+        model: request.model.unwrap_or_else(|| server.model_name.clone()),
+        prompt_tokens: request.prompt_tokens,
+        include_usage: request.include_usage,
+        server,
     };
-    match stream {
-        true => Ok(events(head, place, told, choices)),
-        false => whole(head, place, told, choices).await,
+    match request.stream {
+        true => Ok(stream_events(head, events, choices)),
+        false => whole(head, events, choices).await,
     }
 }
 
-/// A place for all of them, or why there is none.
-pub async fn submit(
-    shared: &Shared,
-    what: Vec<Request>,
-    logprobs: Option<usize>,
-) -> Result<(Place, mpsc::Receiver<Told>), Fail> {
-    let submitted = shared.hall.submit(what, logprobs).await;
-    submitted.map_err(|turned| match turned {
-        Turned::Busy => Fail::busy(),
-        Turned::Stopping => Fail::stopping(),
-        Turned::SubmitError(refused) => Fail::refused(&refused),
-    })
-}
-
-/// What was said of one choice.
+/// One choice so far.
 #[derive(Default)]
 struct Choice {
     logprobs: Vec<Json>,
-    ended: Option<Ended>,
+    ended: Option<(String, Finish, Report)>,
 }
 
-struct Ended {
-    text: String,
-    tokens: usize,
-    finish: Finish,
-    became: Became,
-}
-
-async fn whole(
-    head: Head,
-    place: Place,
-    mut told: mpsc::Receiver<Told>,
-    choices: usize,
-) -> Result<Response, Fail> {
+async fn whole(head: Head, mut events: AnswerEvents, choices: usize) -> Result<Response, Fail> {
     let mut all: Vec<Choice> = (0..choices).map(|_| Choice::default()).collect();
     while all.iter().any(|choice| choice.ended.is_none()) {
-        let Some((i, piece)) = told.recv().await else {
-            return Err(Fail::internal("the answer was cut off"));
-        };
-        match piece {
-            Piece::Token { logprob, .. } => {
+        let (i, event) = events.next().await.ok_or(Error::CutOff)?;
+        match event {
+            AnswerEvent::Token { logprob, .. } => {
                 let logprob = logprob.map(|l| head.logprob(&l));
                 all[i].logprobs.extend(logprob);
             }
-            Piece::Done {
+            AnswerEvent::Finished {
                 text,
-                tokens,
                 finish,
-                became,
-            } => {
-                all[i].ended = Some(Ended {
-                    text,
-                    tokens,
-                    finish,
-                    became,
-                });
-            }
-            Piece::Failed(why) => return Err(Fail::internal(why)),
+                report,
+            } => all[i].ended = Some((text, finish, report)),
+            AnswerEvent::Failed(error) => return Err(error.into()),
         }
     }
-    drop(place);
+    drop(events);
     let mut completion_tokens = 0;
     let mut first = None;
     let mut listed = Vec::new();
     for (i, choice) in all.into_iter().enumerate() {
-        let Some(ended) = choice.ended else { continue };
-        completion_tokens += ended.tokens;
-        first = first.or(Some(ended.became));
+        let Some((text, finish, report)) = choice.ended else {
+            continue;
+        };
+        completion_tokens += report.tokens;
+        first = first.or(Some(report.context));
         let logprobs = head.logprobs(choice.logprobs, &mut 0);
-        let mut speaker = Speaker::new(&head);
-        let said = speaker.last(&ended.text);
+        let mut choice = ChoiceText::new(&head);
+        let parsed = choice.finish(&text);
         let mut one = json!({
             "index": i,
             "logprobs": logprobs,
-            "finish_reason": speaker.finish(ended.finish),
+            "finish_reason": choice.finish_reason(finish),
         });
         match head.api {
-            Api::Chat => one["message"] = message(said),
-            Api::Completions => one["text"] = json!(ended.text),
+            Api::Chat => one["message"] = message(parsed),
+            Api::Completions => one["text"] = json!(text),
         }
         listed.push(one);
     }
     let mut body = head.part(false, listed);
     body["usage"] = head.usage(completion_tokens, first.as_ref());
-    body["context"] = first.as_ref().map(Became::json).unwrap_or_default();
+    body["context"] = first.as_ref().map(context_json).unwrap_or_default();
     Ok(axum::Json(body).into_response())
 }
 
 /// A stream of events that is being written.
 struct Events {
     head: Head,
-    told: mpsc::Receiver<Told>,
-    /// One for each choice.
-    speakers: Vec<Speaker>,
+    /// `None` once the answer has ended. Dropped with the stream, so a client that leaves frees what it held.
+    events: Option<AnswerEvents>,
+    choices: Vec<ChoiceText>,
     /// Choices that have not ended.
     open: usize,
     completion_tokens: usize,
     ready: VecDeque<Bytes>,
-    /// Ends with the stream, so that a client that leaves frees what it held.
-    place: Option<Place>,
 }
 
-fn events(head: Head, place: Place, told: mpsc::Receiver<Told>, choices: usize) -> Response {
+fn stream_events(head: Head, events: AnswerEvents, choices: usize) -> Response {
     let mut events = Events {
-        speakers: (0..choices).map(|_| Speaker::new(&head)).collect(),
+        choices: (0..choices).map(|_| ChoiceText::new(&head)).collect(),
         head,
-        told,
+        events: Some(events),
         open: choices,
         completion_tokens: 0,
         ready: VecDeque::new(),
-        place: Some(place),
     };
     if events.head.api == Api::Chat {
         for i in 0..choices {
             let first = json!({ "role": "assistant", "content": "" });
-            events.say(
-                events
-                    .head
-                    .part(true, vec![events.head.delta(i, first, None)]),
-            );
+            let choice = events.head.delta(i, first, None);
+            events.push(&events.head.part(true, vec![choice]));
         }
     }
     streamed(stream::unfold(events, async |mut events| {
@@ -213,7 +177,7 @@ fn events(head: Head, place: Place, told: mpsc::Receiver<Told>, choices: usize) 
     }))
 }
 
-/// Events as they come.
+/// A response of server-sent events.
 pub fn streamed(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let body = events.map(Ok::<Bytes, Infallible>);
     let mut response = Response::new(Body::from_stream(body));
@@ -225,7 +189,7 @@ pub fn streamed(events: impl Stream<Item = Bytes> + Send + 'static) -> Response 
 }
 
 impl Events {
-    fn say(&mut self, event: Json) {
+    fn push(&mut self, event: &Json) {
         self.ready.push_back(format!("data: {event}\n\n").into());
     }
 
@@ -234,77 +198,71 @@ impl Events {
             if let Some(bytes) = self.ready.pop_front() {
                 return Some(bytes);
             }
-            self.place.as_ref()?;
-            match self.told.recv().await {
-                Some((i, piece)) => self.hear(i, piece),
-                None => {
-                    self.say(Fail::internal("the answer was cut off").json());
-                    self.place = None;
-                }
+            match self.events.as_mut()?.next().await {
+                Some((i, event)) => self.receive(i, event),
+                None => self.fail(Error::CutOff),
             }
         }
     }
 
-    fn hear(&mut self, i: usize, piece: Piece) {
-        match piece {
-            Piece::Token { text, logprob } => {
-                let said = self.speakers[i].piece(&text);
+    fn receive(&mut self, i: usize, event: AnswerEvent) {
+        match event {
+            AnswerEvent::Token { text, logprob } => {
+                let parsed = self.choices[i].push(&text);
                 let logprob = logprob.map(|l| {
-                    let offset = &mut self.speakers[i].offset;
+                    let offset = &mut self.choices[i].offset;
                     self.head.logprobs(vec![self.head.logprob(&l)], offset)
                 });
-                self.tell(i, said, logprob);
+                self.push_deltas(i, parsed, logprob);
             }
-            Piece::Done {
+            AnswerEvent::Finished {
                 text,
-                tokens,
                 finish,
-                became,
+                report,
             } => {
-                let said = self.speakers[i].last(&text);
-                self.tell(i, said, None);
-                self.completion_tokens += tokens;
+                let parsed = self.choices[i].finish(&text);
+                self.push_deltas(i, parsed, None);
+                self.completion_tokens += report.tokens;
                 self.open -= 1;
-                let finish = self.speakers[i].finish(finish);
-                let choice = self.head.delta(i, json!({}), Some(finish));
+                let reason = self.choices[i].finish_reason(finish);
+                let choice = self.head.delta(i, json!({}), Some(reason));
                 let mut part = self.head.part(true, vec![choice]);
-                part["context"] = became.json();
-                self.say(part);
+                part["context"] = context_json(&report.context);
+                self.push(&part);
                 if self.open == 0 {
                     if self.head.include_usage {
                         let mut last = self.head.part(true, Vec::new());
-                        last["usage"] = self.head.usage(self.completion_tokens, Some(&became));
-                        self.say(last);
+                        let seen = Some(&report.context);
+                        last["usage"] = self.head.usage(self.completion_tokens, seen);
+                        self.push(&last);
                     }
                     self.ready.push_back("data: [DONE]\n\n".into());
-                    self.place = None;
+                    self.events = None;
                 }
             }
-            Piece::Failed(why) => {
-                self.say(Fail::internal(why).json());
-                self.place = None;
-            }
+            AnswerEvent::Failed(error) => self.fail(error),
         }
     }
-}
 
-impl Events {
+    fn fail(&mut self, error: Error) {
+        self.push(&Fail::from(error).json());
+        self.events = None;
+    }
+
     /// An event for each; log-probabilities go with the first, or alone.
-    fn tell(&mut self, i: usize, said: Vec<Said>, logprob: Option<Json>) {
+    fn push_deltas(&mut self, i: usize, parsed: Vec<AnswerPart>, logprob: Option<Json>) {
         let mut deltas: Vec<Json> = Vec::new();
-        let mut index = self.speakers[i].told;
-        for said in said {
-            deltas.push(match said {
-                Said::Text(text) => json!({ "content": text }),
-                Said::Call(call) => {
+        for parsed in parsed {
+            deltas.push(match parsed {
+                AnswerPart::Text(text) => json!({ "content": text }),
+                AnswerPart::Call(call) => {
                     let mut call = call_json(&call);
-                    call["index"] = json!(index);
-                    index += 1;
+                    call["index"] = json!(self.choices[i].calls);
+                    self.choices[i].calls += 1;
                     json!({ "tool_calls": [call] })
                 }
             });
         }
-        self.speakers[i].told = index;
         if deltas.is_empty() && logprob.is_some() {
             deltas.push(json!({ "content": "" }));
         }
@@ -312,52 +270,52 @@ impl Events {
         for delta in deltas {
             let mut choice = self.head.delta(i, delta, None);
             choice["logprobs"] = logprob.take();
-            self.say(self.head.part(true, vec![choice]));
+            self.push(&self.head.part(true, vec![choice]));
         }
     }
 }
 
-/// What one choice says: text as it comes, and calls in it where there may be any.
-struct Speaker {
-    ear: Option<Ear>,
-    /// Bytes that were heard.
-    heard: usize,
-    /// Calls that were told.
-    told: usize,
-    /// Characters of tokens whose log-probabilities were told.
+/// The text of one choice as it comes, and the calls in it where there may be any.
+struct ChoiceText {
+    parser: Option<CallParser>,
+    /// Bytes received.
+    received: usize,
+    /// Calls sent.
+    calls: usize,
+    /// Characters of tokens whose log-probabilities were sent.
     offset: usize,
 }
 
-impl Speaker {
-    fn new(head: &Head) -> Speaker {
-        Speaker {
-            ear: head.callable.clone().map(Ear::new),
-            heard: 0,
-            told: 0,
+impl ChoiceText {
+    fn new(head: &Head) -> ChoiceText {
+        ChoiceText {
+            parser: head.callable.clone().map(CallParser::new),
+            received: 0,
+            calls: 0,
             offset: 0,
         }
     }
 
-    fn piece(&mut self, text: &str) -> Vec<Said> {
-        self.heard += text.len();
-        match &mut self.ear {
-            Some(ear) => ear.hear(text),
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
+        self.received += text.len();
+        match &mut self.parser {
+            Some(parser) => parser.push(text),
             None if text.is_empty() => Vec::new(),
-            None => vec![Said::Text(text.to_owned())],
+            None => vec![AnswerPart::Text(text.to_owned())],
         }
     }
 
-    /// With the whole text at its end: some of it may have been held back, by us or before us.
-    fn last(&mut self, text: &str) -> Vec<Said> {
-        let mut said = self.piece(text.get(self.heard..).unwrap_or_default());
-        if let Some(ear) = &mut self.ear {
-            said.extend(ear.end());
+    /// With the whole text: the engine or the parser may have held some of it back.
+    fn finish(&mut self, text: &str) -> Vec<AnswerPart> {
+        let mut parsed = self.push(text.get(self.received..).unwrap_or_default());
+        if let Some(parser) = &mut self.parser {
+            parsed.extend(parser.finish());
         }
-        said
+        parsed
     }
 
-    fn finish(&self, finish: Finish) -> &'static str {
-        let called = self.ear.as_ref().is_some_and(|ear| ear.calls() > 0);
+    fn finish_reason(&self, finish: Finish) -> &'static str {
+        let called = self.parser.as_ref().is_some_and(|p| p.calls() > 0);
         match finish {
             Finish::Stop if called => "tool_calls",
             finish => finish.name(),
@@ -365,13 +323,12 @@ impl Speaker {
     }
 }
 
-/// An assistant's message of all that was said.
-fn message(said: Vec<Said>) -> Json {
+fn message(parsed: Vec<AnswerPart>) -> Json {
     let (mut text, mut calls) = (String::new(), Vec::new());
-    for said in said {
-        match said {
-            Said::Text(part) => text += &part,
-            Said::Call(call) => calls.push(call_json(&call)),
+    for parsed in parsed {
+        match parsed {
+            AnswerPart::Text(part) => text += &part,
+            AnswerPart::Call(call) => calls.push(call_json(&call)),
         }
     }
     let mut message = json!({ "role": "assistant", "content": text });
@@ -384,7 +341,7 @@ fn message(said: Vec<Said>) -> Json {
     message
 }
 
-fn call_json(call: &Call) -> Json {
+fn call_json(call: &ToolCall) -> Json {
     json!({
         "id": any_id(),
         "type": "function",
@@ -403,7 +360,7 @@ impl Head {
         })
     }
 
-    /// One choice of an event. `delta` holds what is new of a message.
+    /// One choice of an event. `delta` holds the new part of the message.
     fn delta(&self, i: usize, delta: Json, finish: Option<&str>) -> Json {
         let mut choice = json!({ "index": i, "finish_reason": finish });
         match self.api {
@@ -416,10 +373,10 @@ impl Head {
         choice
     }
 
-    fn usage(&self, completion_tokens: usize, became: Option<&Became>) -> Json {
-        let (prompt_tokens, cached_tokens) = match became {
-            Some(Became::Turn { context, .. }) => (context.kept, context.cached),
-            Some(Became::Request(held)) => (self.prompt_tokens as u64, held.reused as u64),
+    fn usage(&self, completion_tokens: usize, seen: Option<&ContextSeen>) -> Json {
+        let (prompt_tokens, cached_tokens) = match seen {
+            Some(ContextSeen::Turn { context, .. }) => (context.kept, context.cached),
+            Some(ContextSeen::Completion(held)) => (self.prompt_tokens as u64, held.reused as u64),
             None => (self.prompt_tokens as u64, 0),
         };
         json!({
@@ -430,7 +387,7 @@ impl Head {
         })
     }
 
-    /// Log-probabilities as the API has them: the older one has lists beside each other. `offset` is where the first begins.
+    /// Log-probabilities in the API's form: completions have parallel lists. `offset` is where the first token begins.
     fn logprobs(&self, of: Vec<Json>, offset: &mut usize) -> Json {
         if of.is_empty() {
             return Json::Null;
@@ -462,7 +419,7 @@ impl Head {
     }
 
     fn logprob(&self, of: &Logprob) -> Json {
-        let model = &self.shared.hall.model;
+        let model = self.server.client().model();
         let top = of.top.iter().map(|&(id, p)| token_json(model, id, p));
         let mut one = token_json(model, of.id, of.logprob);
         one["top_logprobs"] = top.collect();
@@ -480,30 +437,27 @@ fn token_json(model: &Model, id: u32, logprob: f64) -> Json {
     })
 }
 
-impl Became {
-    /// What became of the tokens.
-    fn json(&self) -> Json {
-        match self {
-            Became::Request(held) => json!({
-                "kept": held.rows,
-                "evicted": held.seen.saturating_sub(held.rows as u64),
-                "spilled": 0,
-                "cached": held.reused,
-                "recomputed": 0,
-            }),
-            Became::Turn { number, context } => json!({
-                "turn": number,
-                "kept": context.kept,
-                "masked": context.masked,
-                "spilled": context.spilled,
-                "recalled": context.recalled,
-                "evicted": context.evicted,
-                "cached": context.cached,
-                "recomputed": context.recomputed,
-                "plan": context.plan,
-                "unjudged": context.unjudged,
-                "unsaved": context.unsaved.as_ref().map(ToString::to_string),
-            }),
-        }
+fn context_json(seen: &ContextSeen) -> Json {
+    match seen {
+        ContextSeen::Completion(held) => json!({
+            "kept": held.rows,
+            "evicted": held.seen.saturating_sub(held.rows as u64),
+            "spilled": 0,
+            "cached": held.reused,
+            "recomputed": 0,
+        }),
+        ContextSeen::Turn { number, context } => json!({
+            "turn": number,
+            "kept": context.kept,
+            "masked": context.masked,
+            "spilled": context.spilled,
+            "recalled": context.recalled,
+            "evicted": context.evicted,
+            "cached": context.cached,
+            "recomputed": context.recomputed,
+            "plan": context.plan,
+            "unjudged": context.unjudged,
+            "unsaved": context.unsaved.as_ref().map(ToString::to_string),
+        }),
     }
 }

@@ -1,13 +1,13 @@
 //! `/v1/chat/completions`: messages through the model's own template.
 
 use super::answer::{Api, answer};
-use super::ask::Wanted;
-use super::calls::Functions;
 use super::fail::Fail;
-use super::sessions;
-use super::tools::{self, Tools};
+use super::request::EndpointFields;
+use super::state::ServerState;
+use super::tool_calls::Functions;
+use super::tools::{self, ToolSet};
 use super::types::{ChatMessage, ChatRequest};
-use super::{Shared, ask, shape};
+use super::{body, request, sessions, structured};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -18,41 +18,43 @@ use haversack::text::template::RenderOptions;
 use std::sync::Arc;
 
 pub async fn chat(
-    State(shared): State<Arc<Shared>>,
+    State(server): State<Arc<ServerState>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let request: ChatRequest = ask::read(&headers, body).await?;
+    let request: ChatRequest = body::read(&headers, body).await?;
     let top = match request.logprobs {
         Some(true) => Some(request.top_logprobs.unwrap_or(0)),
         _ if request.top_logprobs.is_some() => {
-            return Err(Fail::param("top_logprobs", "it needs logprobs"));
+            return Err(Fail::param("top_logprobs", "accepted: only with logprobs"));
         }
         _ => None,
     };
-    let bound = sessions::bind(&shared, &request).await?;
-    let here = shared.clone();
-    // A long prompt takes a while to become tokens, and a schema to be compiled: others are answered meanwhile.
-    let asked = tokio::task::spawn_blocking(move || {
-        let model = &here.hall.model;
+    let message = sessions::bind(&server, &request).await?;
+    let here = server.clone();
+    // Tokenizing a long prompt and compiling a schema take a while: other clients are served meanwhile.
+    let checked = tokio::task::spawn_blocking(move || {
+        let model = here.client().model();
         let tools = request.common.tools.as_deref().unwrap_or_default();
         let once = request.parallel_tool_calls == Some(false);
-        let tools = Tools::read(tools, request.tool_choice.as_ref(), once)?;
-        if bound.is_some() && tools.is_some() {
+        let tools = ToolSet::read(tools, request.tool_choice.as_ref(), once)?;
+        if message.is_some() && tools.is_some() {
             return Err(Fail::param("tools", "accepted: none in a session"));
         }
-        let form = shape::asked(&request.common)?;
-        if let (Some(_), Some((param, _))) = (&tools, &form) {
-            return Err(Fail::param(param, "accepted: tools or a form, not both"));
+        let shape = structured::requested(&request.common)?;
+        if let (Some(_), Some((param, _))) = (&tools, &shape) {
+            let accepted = "accepted: tools or structured output, not both";
+            return Err(Fail::param(param, accepted));
         }
-        let call = tools.as_ref().and_then(Tools::shape);
-        let form = form.or(call.map(|shape| ("tools", shape)));
-        let constraint = form.map(|(param, shape)| here.constraint(param, &shape));
-        let callable = tools.as_ref().map(Tools::functions);
+        let call = tools.as_ref().and_then(ToolSet::shape);
+        let shape = shape.or(call.map(|shape| ("tools", shape)));
+        let constraint =
+            shape.map(|(param, shape)| structured::constraint(here.client(), param, &shape));
+        let callable = tools.as_ref().map(ToolSet::functions);
         let once = callable.as_ref().map_or(&[][..], Functions::stops);
         let stops = [model.template().stop_strings(), once].concat();
-        let wanted = Wanted {
-            prompt: match bound {
+        let fields = EndpointFields {
+            prompt: match message {
                 Some(_) => Vec::new(),
                 None => encode(model, &request.messages, tools.as_ref())?,
             },
@@ -61,23 +63,23 @@ pub async fn chat(
             constraint: constraint.transpose()?,
             callable,
         };
-        match bound {
-            Some(bound) => ask::turn(&here.hall, bound, wanted, &request.common),
-            None => ask::ask(&here.hall, wanted, &request.common),
+        match message {
+            Some(message) => request::turn(here.client(), message, fields, &request.common),
+            None => request::completion(here.client(), fields, &request.common),
         }
     });
-    let asked = asked.await.map_err(|_| Fail::stopping())??;
-    answer(shared, Api::Chat, asked).await
+    let checked = checked.await.map_err(|_| Fail::stopping())??;
+    answer(server, Api::Chat, checked).await
 }
 
 /// The messages in tokens, with the tools in front of them or wherever the template puts them.
 pub fn encode(
     model: &Model,
     messages: &[ChatMessage],
-    tools: Option<&Tools>,
+    tools: Option<&ToolSet>,
 ) -> Result<Vec<u32>, Fail> {
     if messages.is_empty() {
-        return Err(Fail::param("messages", "accepted: one at least"));
+        return Err(Fail::param("messages", "accepted: at least one message"));
     }
     let template = model.template();
     let knows_tools = template.knows_tools();

@@ -1,10 +1,11 @@
-//! `/v1/completions`: a text, or token ids, goes on.
+//! `/v1/completions`: continues a text, or token ids.
 
 use super::answer::{Api, answer};
-use super::ask::Wanted;
 use super::fail::Fail;
-use super::types::{CompletionRequest, Prompt};
-use super::{Shared, ask, shape};
+use super::request::EndpointFields;
+use super::state::ServerState;
+use super::types::{CompletionPrompt, CompletionRequest};
+use super::{body, request, structured};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -14,13 +15,13 @@ use haversack::text::tokenizer::EncodeOptions;
 use std::sync::Arc;
 
 pub async fn completions(
-    State(shared): State<Arc<Shared>>,
+    State(server): State<Arc<ServerState>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let request: CompletionRequest = ask::read(&headers, body).await?;
-    let here = shared.clone();
-    let asked = tokio::task::spawn_blocking(move || {
+    let request: CompletionRequest = body::read(&headers, body).await?;
+    let here = server.clone();
+    let checked = tokio::task::spawn_blocking(move || {
         if request.echo.unwrap_or(false) {
             return Err(Fail::param("echo", "accepted: false"));
         }
@@ -36,30 +37,36 @@ pub async fn completions(
             .as_ref()
             .is_some_and(|tools| !tools.is_empty())
         {
-            return Err(Fail::param("tools", "accepted: none; a chat may have some"));
+            return Err(Fail::param(
+                "tools",
+                "accepted: none; /v1/chat/completions takes tools",
+            ));
         }
-        let model = &here.hall.model;
-        let asked = shape::asked(&request.common)?;
-        let constraint = asked.map(|(param, shape)| here.constraint(param, &shape));
-        let wanted = Wanted {
+        let model = here.client().model();
+        let shape = structured::requested(&request.common)?;
+        let constraint =
+            shape.map(|(param, shape)| structured::constraint(here.client(), param, &shape));
+        let fields = EndpointFields {
             prompt: encode(model, request.prompt)?,
             stops: &[],
             top: request.logprobs,
             constraint: constraint.transpose()?,
             callable: None,
         };
-        ask::ask(&here.hall, wanted, &request.common)
+        request::completion(here.client(), fields, &request.common)
     });
-    let asked = asked.await.map_err(|_| Fail::stopping())??;
-    answer(shared, Api::Completions, asked).await
+    let checked = checked.await.map_err(|_| Fail::stopping())??;
+    answer(server, Api::Completions, checked).await
 }
 
-fn encode(model: &Model, prompt: Prompt) -> Result<Vec<u32>, Fail> {
+fn encode(model: &Model, prompt: CompletionPrompt) -> Result<Vec<u32>, Fail> {
     let text = match prompt {
-        Prompt::Tokens(tokens) => return Ok(tokens),
-        Prompt::Text(text) => text,
-        Prompt::Texts(mut texts) if texts.len() == 1 => texts.swap_remove(0),
-        Prompt::Texts(_) => return Err(Fail::param("prompt", "accepted: one text, or token ids")),
+        CompletionPrompt::Tokens(tokens) => return Ok(tokens),
+        CompletionPrompt::Text(text) => text,
+        CompletionPrompt::Texts(mut texts) if texts.len() == 1 => texts.swap_remove(0),
+        CompletionPrompt::Texts(_) => {
+            return Err(Fail::param("prompt", "accepted: one text, or token ids"));
+        }
     };
     let options = EncodeOptions {
         add_special: true,

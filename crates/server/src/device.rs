@@ -1,7 +1,9 @@
-//! `/v1/device`: what the device says, what followed from it, and a way to say it for devices that cannot be asked.
+//! `/v1/device`: how hot the device is, what the engine changed because of it, and a way to set it where the device
+//! has no sensors to read.
 
+use super::body;
 use super::fail::Fail;
-use super::{Shared, ask};
+use super::state::ServerState;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -13,32 +15,32 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 #[derive(Debug, Deserialize)]
-pub struct Told {
-    /// A state, or `null`: what the device says.
+pub struct ThermalRequest {
+    /// A state, or `null` for what the sensors say.
     thermal: Option<String>,
 }
 
-pub async fn show(State(shared): State<Arc<Shared>>) -> Response {
-    let seen = shared.hall.seen();
-    let changes: Vec<Value> = seen
-        .last_changes
+pub async fn show(State(server): State<Arc<ServerState>>) -> Response {
+    let metrics = server.engine.metrics();
+    let changes: Vec<Value> = metrics
+        .last_device_changes
         .iter()
         .map(|(when, what)| json!({ "seconds": when.as_secs_f64(), "what": what }))
         .collect();
     Json(json!({
-        "thermal": seen.thermal.map(Thermal::name),
-        "rung": seen.rung,
+        "thermal": metrics.thermal.map(Thermal::name),
+        "rung": metrics.throttle_level,
         "changes": changes,
     }))
     .into_response()
 }
 
 pub async fn tell(
-    State(shared): State<Arc<Shared>>,
+    State(server): State<Arc<ServerState>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let Told { thermal } = ask::read(&headers, body).await?;
+    let ThermalRequest { thermal } = body::read(&headers, body).await?;
     let thermal = match thermal {
         None => None,
         Some(name) => {
@@ -50,6 +52,6 @@ pub async fn tell(
             Some(known.ok_or_else(wrong)?)
         }
     };
-    shared.hall.tell_thermal(thermal);
+    server.client().set_thermal(thermal);
     Ok(Json(json!({ "thermal": thermal.map(Thermal::name) })).into_response())
 }

@@ -1,77 +1,76 @@
-//! `/v1/events`: alerts and changes that the device made necessary, as they happen.
+//! `/v1/events`: alerts and device changes as they happen.
 
-use super::alerts::Change;
 use super::answer::streamed;
 use super::fail::Fail;
-use super::owner::Notice;
-use super::{Shared, limits};
+use super::limits;
+use super::state::ServerState;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::Response;
 use futures_util::stream;
+use haversack::alerts::AlertChange;
+use haversack::{Notice, NoticeReceiver};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::broadcast::{Receiver, error::RecvError};
 
-/// How often somebody who listens is asked to go, when the server stops.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often a subscriber checks whether the server is stopping.
+const STOP_CHECK: Duration = Duration::from_millis(250);
 
-struct Listener {
-    shared: Arc<Shared>,
-    notices: Receiver<Notice>,
+struct Subscriber {
+    server: Arc<ServerState>,
+    notices: NoticeReceiver,
     ready: VecDeque<Bytes>,
-    spoke: Instant,
+    last_sent: Instant,
     _place: OwnedSemaphorePermit,
 }
 
-pub async fn events(State(shared): State<Arc<Shared>>) -> Result<Response, Fail> {
-    let place = shared.listeners.clone().try_acquire_owned();
+pub async fn events(State(server): State<Arc<ServerState>>) -> Result<Response, Fail> {
+    let place = server.subscribers.clone().try_acquire_owned();
     let place = place.map_err(|_| Fail::busy())?;
-    let notices = shared.hall.notices();
-    // What holds already comes first.
-    let raised = shared.hall.seen().alerts;
+    let notices = server.client().notices();
+    // Alerts that are raised already come first.
+    let raised = server.engine.metrics().alerts;
     let ready = raised.into_iter().map(|raised| {
-        let change = Change {
+        let change = AlertChange {
             alert: raised.alert,
             is_raised: true,
             words: raised.words,
         };
         event(&Notice::Alert(raised.since, change))
     });
-    let listener = Listener {
+    let subscriber = Subscriber {
         ready: ready.collect(),
         notices,
-        spoke: Instant::now(),
+        last_sent: Instant::now(),
         _place: place,
-        shared,
+        server,
     };
-    Ok(streamed(stream::unfold(listener, async |mut listener| {
-        let bytes = listener.next().await?;
-        Some((bytes, listener))
-    })))
+    Ok(streamed(stream::unfold(
+        subscriber,
+        async |mut subscriber| {
+            let bytes = subscriber.next().await?;
+            Some((bytes, subscriber))
+        },
+    )))
 }
 
-impl Listener {
+impl Subscriber {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(bytes) = self.ready.pop_front() {
-                self.spoke = Instant::now();
+                self.last_sent = Instant::now();
                 return Some(bytes);
             }
-            if self.shared.hall.is_stopping() {
+            if self.server.client().is_stopping() {
                 return None;
             }
-            match tokio::time::timeout(LOOK, self.notices.recv()).await {
-                Ok(Ok(notice)) => self.ready.push_back(event(&notice)),
-                Ok(Err(RecvError::Lagged(missed))) => {
-                    let event = json!({ "missed": missed });
-                    self.ready.push_back(format!("data: {event}\n\n").into());
-                }
-                Ok(Err(RecvError::Closed)) => return None,
-                Err(_) if self.spoke.elapsed() >= limits::SILENCE => {
+            match tokio::time::timeout(STOP_CHECK, self.notices.next()).await {
+                Ok(Some(notice)) => self.ready.push_back(event(&notice)),
+                Ok(None) => return None,
+                Err(_) if self.last_sent.elapsed() >= limits::SILENCE => {
                     self.ready.push_back(": still there\n\n".into());
                 }
                 Err(_) => {}
@@ -95,6 +94,9 @@ fn event(notice: &Notice) -> Bytes {
             "device",
             json!({ "what": what, "seconds": when.as_secs_f64() }),
         ),
+        Notice::Missed(missed) => {
+            return format!("data: {}\n\n", json!({ "missed": missed })).into();
+        }
     };
     format!("event: {kind}\ndata: {data}\n\n").into()
 }

@@ -1,11 +1,11 @@
-//! Errors as clients of this API expect them: a status, and one JSON object that says what is wrong in a line.
+//! Errors as clients of the OpenAI API expect them: a status, and one JSON object that says in a line what is wrong.
 
 use super::limits;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use haversack::engine::StepError;
 use haversack::scheduler::SubmitError;
+use haversack::{Error, ErrorKind};
 use serde_json::json;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Fail {
     }
 
     pub fn bad(message: impl Into<String>) -> Fail {
-        Fail::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+        Fail::status(StatusCode::BAD_REQUEST, message)
     }
 
     pub fn param(param: &'static str, message: impl Into<String>) -> Fail {
@@ -58,16 +58,15 @@ impl Fail {
         Fail {
             code: Some("model_not_found"),
             param: Some("model"),
-            ..Fail::status(status, "no model of this name is served")
+            ..Fail::status(status, "this server has no model of that name")
         }
     }
 
     pub fn method() -> Fail {
         let status = StatusCode::METHOD_NOT_ALLOWED;
-        Fail::status(status, "this path does not take this method")
+        Fail::status(status, "this path does not accept this method")
     }
 
-    /// All places are taken.
     pub fn busy() -> Fail {
         let status = StatusCode::TOO_MANY_REQUESTS;
         Fail::new(
@@ -87,30 +86,6 @@ impl Fail {
         Fail::new(status, "server_error", message)
     }
 
-    pub fn refused(refused: &SubmitError) -> Fail {
-        match refused {
-            SubmitError::QueueFull(_) => Fail::busy(),
-            SubmitError::PromptTooLong { .. } => Fail {
-                code: Some("context_length_exceeded"),
-                ..Fail::param("messages", refused.to_string())
-            },
-            SubmitError::Session(error) => super::sessions::fail(error),
-            SubmitError::MemoryPromised { .. } => {
-                let status = StatusCode::SERVICE_UNAVAILABLE;
-                Fail::new(status, "server_error", refused.to_string())
-            }
-            SubmitError::Step(
-                StepError::Window { .. }
-                | StepError::NarrowWindow { .. }
-                | StepError::PolicyPerSequence { .. }
-                | StepError::NotProbed
-                | StepError::TooManyTokens { .. },
-            ) => Fail::param("context", refused.to_string()),
-            SubmitError::Step(_) => Fail::internal(refused.to_string()),
-            _ => Fail::bad(refused.to_string()),
-        }
-    }
-
     /// The object alone, for a stream that has begun.
     pub fn json(&self) -> serde_json::Value {
         json!({
@@ -124,14 +99,49 @@ impl Fail {
     }
 }
 
+/// The status for each kind of error.
+fn status(kind: ErrorKind) -> StatusCode {
+    match kind {
+        ErrorKind::InvalidInput | ErrorKind::TooLarge => StatusCode::BAD_REQUEST,
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::Conflict => StatusCode::CONFLICT,
+        ErrorKind::Busy => StatusCode::TOO_MANY_REQUESTS,
+        ErrorKind::Unsupported => StatusCode::NOT_IMPLEMENTED,
+        ErrorKind::OutOfMemory | ErrorKind::Closed => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl From<Error> for Fail {
+    fn from(error: Error) -> Fail {
+        let kind = error.kind();
+        match &error {
+            _ if kind == ErrorKind::Busy => Fail::busy(),
+            _ if kind == ErrorKind::Closed => Fail::stopping(),
+            Error::Session(_) | Error::Submit(SubmitError::Session(_)) => {
+                Fail::status(status(kind), error.to_string())
+            }
+            Error::Submit(SubmitError::PromptTooLong { .. }) => Fail {
+                code: Some("context_length_exceeded"),
+                ..Fail::param("messages", error.to_string())
+            },
+            Error::Submit(SubmitError::Step(_)) if kind == ErrorKind::InvalidInput => {
+                Fail::param("context", error.to_string())
+            }
+            _ if status(kind).is_client_error() => Fail::status(status(kind), error.to_string()),
+            _ => Fail::new(status(kind), "server_error", error.to_string()),
+        }
+    }
+}
+
 impl IntoResponse for Fail {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.json())).into_response();
-        let again = [
+        let retried = [
             StatusCode::TOO_MANY_REQUESTS,
             StatusCode::SERVICE_UNAVAILABLE,
         ];
-        if again.contains(&self.status) {
+        if retried.contains(&self.status) {
             let seconds = HeaderValue::from(limits::RETRY_SECONDS);
             response.headers_mut().insert(header::RETRY_AFTER, seconds);
         }

@@ -1,43 +1,40 @@
 #![forbid(unsafe_code)]
-//! `serve`: the model behind HTTP, for clients that speak the OpenAI API.
+//! HTTP for an engine: the OpenAI API, sessions, metrics and the page.
 //!
 //! ```text
-//! HTTP → door (host, origin, key) → types → ask (checked, tokens) → owner ⟲ desk → answer (plain or events)
-//!                                            sessions ───────────────┘
+//! HTTP → auth (host, origin, key) → body → types → request (checked, tokens) → haversack::Client → answer (document or events)
+//!                                                  sessions ──────────────────┘
 //! ```
 //!
-//! One thread owns the desk, with the runtime and the sessions, and computes; everything about HTTP is on another and never waits for a step
-//! but for its own answer. Whoever has no place in the queue is told so at once. Limits are in [`limits`]; no text of a
-//! prompt or of an answer is logged, and no endpoint takes a path.
+//! The engine computes on its own thread; the HTTP thread never waits for a step except for the answer itself. A request
+//! that finds no place in the queue is refused at once. Limits are in [`limits`]; no text of a prompt or an answer is
+//! logged, and no endpoint takes a path.
 
-mod alerts;
 mod answer;
-mod ask;
-mod calls;
+mod auth;
+mod body;
 mod chat;
 mod completions;
 mod device;
-mod door;
 mod embeddings;
+mod encoder;
 mod events;
 mod fail;
 mod limits;
 mod memory;
 mod metrics;
-mod owner;
 mod page;
+mod request;
 mod responses;
 mod sessions;
-mod shape;
-mod speed;
+mod state;
+mod structured;
+mod tool_calls;
 mod tools;
 mod types;
 
-pub use door::Door;
-pub use embeddings::Encoders;
-pub use memory::Gallery;
-pub use owner::{Hall, Owner, OwnerOptions};
-pub use shape::Grammars;
+pub use auth::Auth;
+pub use state::ServerState;
 
 use axum::Router;
 use axum::extract::{Path, State};
@@ -54,31 +51,8 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-/// What every handler sees.
-pub struct Shared {
-    pub hall: Hall,
-    pub door: Door,
-    pub grammars: Grammars,
-    pub encoders: Encoders,
-    /// Told where a request names none.
-    pub model_name: String,
-    /// Conversations are kept here.
-    pub has_sessions: bool,
-    /// When the server began, in seconds since 1970.
-    pub created: u64,
-    pub gallery: Gallery,
-    /// Places for those who listen to events.
-    pub listeners: Arc<Semaphore>,
-}
-
-impl Shared {
-    pub fn listeners() -> Arc<Semaphore> {
-        Arc::new(Semaphore::new(limits::LISTENERS))
-    }
-}
-
-/// What is served where, and by which method. `openapi.json` describes it.
-fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<Shared>>)> {
+/// Path, method and handler of every endpoint. `openapi.json` describes them.
+fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<ServerState>>)> {
     vec![
         ("/", "get", get(page::index)),
         ("/page/{file}", "get", get(page::file)),
@@ -125,8 +99,8 @@ async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
 }
 
-fn router(shared: Arc<Shared>) -> Router {
-    let guard = axum::middleware::from_fn_with_state(shared.clone(), door::guard);
+fn router(server: Arc<ServerState>) -> Router {
+    let guard = axum::middleware::from_fn_with_state(server.auth.clone(), auth::guard);
     let routes = routes().into_iter();
     routes
         .fold(Router::new(), |router, (path, _, answers)| {
@@ -135,54 +109,52 @@ fn router(shared: Arc<Shared>) -> Router {
         .fallback(async || Fail::not_found())
         .method_not_allowed_fallback(async || Fail::method())
         .layer(guard)
-        .with_state(shared)
+        .with_state(server)
 }
 
-async fn health(State(shared): State<Arc<Shared>>) -> Response {
-    let seen = shared.hall.seen();
-    let status = if shared.hall.is_stopping() {
+async fn health(State(server): State<Arc<ServerState>>) -> Response {
+    let metrics = server.engine.metrics();
+    let status = if server.client().is_stopping() {
         "stopping"
     } else {
         "ok"
     };
     axum::Json(json!({
         "status": status,
-        "active": seen.active,
-        "waiting": seen.waiting,
+        "active": metrics.active,
+        "waiting": metrics.waiting,
     }))
     .into_response()
 }
 
-async fn models(State(shared): State<Arc<Shared>>) -> Response {
-    let data = [shared.model_json()];
+async fn models(State(server): State<Arc<ServerState>>) -> Response {
+    let data = [model_json(&server)];
     axum::Json(json!({ "object": "list", "data": data })).into_response()
 }
 
-async fn model(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Response {
-    match id == shared.model_name {
-        true => axum::Json(shared.model_json()).into_response(),
-        false => Fail::no_model().into_response(),
+async fn model(State(server): State<Arc<ServerState>>, Path(id): Path<String>) -> Response {
+    if id != server.model_name {
+        return Fail::no_model().into_response();
     }
+    axum::Json(model_json(&server)).into_response()
 }
 
-impl Shared {
-    fn model_json(&self) -> serde_json::Value {
-        json!({
-            "id": self.model_name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "haversack",
-        })
-    }
+fn model_json(server: &ServerState) -> serde_json::Value {
+    json!({
+        "id": server.model_name,
+        "object": "model",
+        "created": server.created,
+        "owned_by": "haversack",
+    })
 }
 
-/// Answers until `stop` ends; then those under way are finished, for as long as they may.
+/// Serves until `stop` ends; then finishes the answers under way, for at most [`limits::STOP_TIME`].
 pub async fn serve(
     listener: TcpListener,
-    shared: Arc<Shared>,
+    server: Arc<ServerState>,
     stop: impl Future<Output = ()>,
 ) -> std::io::Result<()> {
-    let app = router(shared.clone());
+    let app = router(server.clone());
     let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(limits::CONNECTIONS));
     let mut stop = std::pin::pin!(stop);
@@ -193,9 +165,9 @@ pub async fn serve(
                 Ok(place) => tokio::select! {
                     accepted = listener.accept() => match accepted {
                         Ok((stream, _)) => (place, stream),
-                        // Out of files, or gone before it was taken: others may fare better soon.
+                        // Out of file descriptors, or the client left early: the next one may succeed.
                         Err(error) => {
-                            log::warn!("a connection was not taken: {error}");
+                            log::warn!("a connection could not be accepted: {error}");
                             tokio::time::sleep(Duration::from_millis(50)).await;
                             continue;
                         }
@@ -221,11 +193,11 @@ pub async fn serve(
             drop(place);
         });
     }
-    shared.hall.stop();
+    server.client().stop();
     drop(listener);
     tokio::select! {
         () = graceful.shutdown() => {}
-        () = tokio::time::sleep(limits::STOP_TIME) => log::warn!("answers were cut off at the end"),
+        () = tokio::time::sleep(limits::STOP_TIME) => log::warn!("the server stopped before all answers were complete"),
     }
     Ok(())
 }
@@ -237,7 +209,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn what_is_served_is_described_and_the_other_way_round() {
+    fn every_endpoint_is_described_and_every_description_is_served() {
         let document: Json = serde_json::from_str(OPENAPI).unwrap();
         let mut described = BTreeSet::new();
         for (path, methods) in document["paths"].as_object().unwrap() {
@@ -255,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_of_the_description_is_there() {
+    fn every_reference_in_the_description_resolves() {
         fn references<'a>(of: &'a Json, into: &mut Vec<&'a str>) {
             match of {
                 Json::Object(map) => {

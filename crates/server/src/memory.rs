@@ -1,51 +1,28 @@
-//! `/v1/memory`: where every byte and every token is, between two steps. No text of anybody is in it.
+//! `/v1/memory`: where every byte and every token is, between two steps. It contains no text of prompts or answers.
 
 use super::fail::Fail;
-use super::owner::Seen;
-use super::{Shared, limits};
+use super::state::ServerState;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use haversack::engine::device::Thermal;
-use haversack::scheduler::MemoryReport;
 use haversack::scheduler::memory_report::{SequenceOwner, SequenceReport, form_name};
 use haversack::scheduler::token_map::{BlockSource, TokenMap};
 use haversack::session::report::{SessionReport, TurnReport};
 use haversack::session::turns::{Turn, TurnPlace};
+use haversack::{MemoryReport, Metrics};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::sync::Mutex;
+use std::time::Duration;
 
-/// The last picture. Whoever asks while one is made waits for that one.
-#[derive(Default)]
-pub struct Gallery {
-    last: Mutex<Option<(Instant, Arc<MemoryReport>)>>,
-}
-
-impl Shared {
-    /// A picture that is as good as new; `None`: the owner has gone.
-    pub async fn picture(&self) -> Option<Arc<MemoryReport>> {
-        let mut last = self.gallery.last.lock().await;
-        if let Some((when, picture)) = &*last
-            && when.elapsed() < limits::PICTURE_TIME
-        {
-            return Some(picture.clone());
-        }
-        let picture = Arc::new(self.hall.with(|desk| desk.memory_report()).await?);
-        *last = Some((Instant::now(), picture.clone()));
-        Some(picture)
-    }
-}
-
-pub async fn show(State(shared): State<Arc<Shared>>) -> Result<Response, Fail> {
-    let picture = shared.picture().await.ok_or_else(Fail::stopping)?;
-    let seen = shared.hall.seen();
-    let mut document = picture_json(&picture);
-    document["keeps_sessions"] = json!(shared.has_sessions);
-    document["model"] = json!(shared.model_name);
-    add_seen(&mut document, &seen, shared.hall.now());
-    document["batch"]["queue"] = json!(shared.hall.options.queue);
+pub async fn show(State(server): State<Arc<ServerState>>) -> Result<Response, Fail> {
+    let report = server.memory_report().await?;
+    let mut document = report_json(&report);
+    document["keeps_sessions"] = json!(server.has_sessions);
+    document["model"] = json!(server.model_name);
+    let client = server.client();
+    add_metrics(&mut document, &client.metrics(), client.now());
+    document["batch"]["queue"] = json!(client.options().queue);
     let headers = [
         (header::CONTENT_TYPE, "application/json"),
         (header::CACHE_CONTROL, "no-store"),
@@ -53,9 +30,9 @@ pub async fn show(State(shared): State<Arc<Shared>>) -> Result<Response, Fail> {
     Ok((headers, document.to_string()).into_response())
 }
 
-fn add_seen(document: &mut Value, seen: &Seen, now: Duration) {
+fn add_metrics(document: &mut Value, metrics: &Metrics, now: Duration) {
     let seconds = |when: Duration| now.saturating_sub(when).as_secs();
-    let alerts: Vec<Value> = seen
+    let alerts: Vec<Value> = metrics
         .alerts
         .iter()
         .map(|raised| {
@@ -66,26 +43,26 @@ fn add_seen(document: &mut Value, seen: &Seen, now: Duration) {
             })
         })
         .collect();
-    let changes: Vec<Value> = seen
-        .last_changes
+    let changes: Vec<Value> = metrics
+        .last_device_changes
         .iter()
         .map(|(when, what)| json!({ "seconds_ago": seconds(*when), "what": what }))
         .collect();
     document["alerts"] = json!(alerts);
     document["device"] = json!({
-        "thermal": seen.thermal.map(Thermal::name),
-        "rung": seen.rung,
+        "thermal": metrics.thermal.map(Thermal::name),
+        "rung": metrics.throttle_level,
         "changes": changes,
     });
-    let [sampled, read] = seen.speed.map(|speed| (speed * 10.0).round() / 10.0);
+    let [sampled, read] = metrics.speed.map(|speed| (speed * 10.0).round() / 10.0);
     document["tokens_per_second"] = json!({ "sampled": sampled, "read": read });
 }
 
-fn picture_json(picture: &MemoryReport) -> Value {
-    let ledger = &picture.ledger;
+fn report_json(report: &MemoryReport) -> Value {
+    let ledger = &report.ledger;
     let part = |name: &str, bytes: usize| json!({ "part": name, "bytes": bytes });
-    // From exact to coarse, whatever was counted first.
-    let mut zones = picture.zones.clone();
+    // From exact to coarse.
+    let mut zones = report.zones.clone();
     zones.sort_by_key(|zone| zone.zone);
     let mut parts: Vec<Value> = zones
         .iter()
@@ -104,9 +81,9 @@ fn picture_json(picture: &MemoryReport) -> Value {
         part("tables", ledger.tables),
         part("scratch", ledger.scratch),
         part("side", ledger.side),
-        part("promised", ledger.kv_promised + picture.promised_bytes),
+        part("promised", ledger.kv_promised + report.promised_bytes),
     ]);
-    let (sessions, requests): (Vec<&SequenceReport>, Vec<&SequenceReport>) = picture
+    let (sessions, requests): (Vec<&SequenceReport>, Vec<&SequenceReport>) = report
         .sequences
         .iter()
         .partition(|shown| shown.owner.session().is_some());
@@ -116,20 +93,20 @@ fn picture_json(picture: &MemoryReport) -> Value {
         "budget_bytes": ledger.budget,
         "held_bytes": ledger.total(),
         "peak_bytes": ledger.peak,
-        "idle_bytes": picture.idle_bytes,
-        "weights_bytes": picture.weights_bytes,
+        "idle_bytes": report.idle_bytes,
+        "weights_bytes": report.weights_bytes,
         "file_bytes": ledger.kv_file,
         "parts": parts,
         "batch": {
-            "active": picture.active,
-            "most": picture.pace.batch,
-            "waiting": picture.waiting,
-            "chunk": picture.pace.chunk,
-            "threads": picture.threads,
+            "active": report.active,
+            "most": report.pace.batch,
+            "waiting": report.waiting,
+            "chunk": report.pace.chunk,
+            "threads": report.threads,
         },
         "sessions": all(sessions),
         "requests": all(requests),
-        "left_off": picture.left_off,
+        "left_off": report.left_off,
     })
 }
 
@@ -185,7 +162,7 @@ fn turn_json(seen: &TurnReport) -> Value {
     })
 }
 
-/// Where a turn is, as clients are told.
+/// Where a turn is, as the API calls it.
 pub fn place_name(turn: &Turn) -> &'static str {
     match turn.place {
         TurnPlace::Live if turn.is_visible => "visible",
@@ -237,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_told_in_runs() {
+    fn layers_are_grouped_in_ranges() {
         assert_eq!(ranges(&[]), Vec::<[usize; 2]>::new());
         assert_eq!(ranges(&[0, 1, 2, 4, 6, 7]), [[0, 2], [4, 4], [6, 7]]);
     }

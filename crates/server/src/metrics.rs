@@ -1,25 +1,25 @@
-//! `/metrics`, as Prometheus reads it. Labels have few values: names of sessions end somewhere, all else is ours.
+//! `/metrics` in the format of Prometheus. Labels have few values: at most [`limits::SESSIONS_NAMED`] session names.
 
-use super::alerts::Alert;
-use super::owner::Seen;
-use super::{Shared, limits};
+use super::limits;
+use super::state::ServerState;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use haversack::alerts::Alert;
 use haversack::engine::device::Thermal;
-use haversack::scheduler::MemoryReport;
 use haversack::scheduler::memory_report::form_name;
+use haversack::{MemoryReport, Metrics};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-pub async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    // Whoever watches a server that is busy wants what there is, not to wait.
-    let picture = tokio::time::timeout(limits::PICTURE_WAIT, shared.picture()).await;
+pub async fn metrics(State(server): State<Arc<ServerState>>) -> Response {
+    // A busy server tells what it has rather than let its monitor wait.
+    let report = tokio::time::timeout(limits::REPORT_WAIT, server.memory_report()).await;
     let mut lines = Lines::default();
-    lines.seen(&shared.hall.seen());
-    if let Ok(Some(picture)) = picture {
-        lines.picture(&picture);
+    lines.metrics(&server.engine.metrics());
+    if let Ok(Ok(report)) = report {
+        lines.memory(&report);
     }
     let kind = "text/plain; version=0.0.4";
     ([(header::CONTENT_TYPE, kind)], lines.0).into_response()
@@ -57,7 +57,7 @@ impl Lines {
         self.metric(name, "counter", help, &[(Vec::new(), value as f64)]);
     }
 
-    /// Numbers that one label tells apart.
+    /// One metric with one label.
     fn by(&mut self, name: &str, kind: &str, help: &str, label: &str, values: &[(&str, u64)]) {
         let samples: Vec<Sample<'_>> = values
             .iter()
@@ -66,12 +66,12 @@ impl Lines {
         self.metric(name, kind, help, &samples);
     }
 
-    fn seen(&mut self, seen: &Seen) {
-        let ledger = &seen.ledger;
+    fn metrics(&mut self, metrics: &Metrics) {
+        let ledger = &metrics.ledger;
         self.by(
             "memory_bytes",
             "gauge",
-            "Bytes of the ledger, by account.",
+            "Bytes counted against the budget, by account.",
             "account",
             &[
                 ("blocks", ledger.kv_live as u64),
@@ -85,51 +85,51 @@ impl Lines {
         let budget = ledger.budget.unwrap_or(0);
         self.gauge(
             "memory_budget_bytes",
-            "The ceiling; 0 is none.",
+            "Memory budget; 0 means no limit.",
             budget as f64,
         );
         self.gauge(
             "memory_peak_bytes",
-            "The most that the ledger has held.",
+            "Highest number of bytes held at once.",
             ledger.peak as f64,
         );
         self.gauge(
             "memory_bound_bytes",
-            "Bytes held or promised, beside what idle sessions would give up.",
-            seen.sight.bound_bytes as f64,
+            "Bytes held or promised, without what idle sessions could give up.",
+            metrics.stats.bound_bytes as f64,
         );
         self.gauge(
             "requests_active",
-            "Requests that are computed.",
-            seen.active as f64,
+            "Requests being computed.",
+            metrics.active as f64,
         );
         self.gauge(
             "requests_waiting",
-            "Requests that wait.",
-            seen.waiting as f64,
+            "Requests waiting in the queue.",
+            metrics.waiting as f64,
         );
         self.by(
             "requests_total",
             "counter",
-            "Requests that ended, by how.",
+            "Finished requests, by outcome.",
             "end",
             &[
-                ("done", seen.done),
-                ("cancelled", seen.cancelled),
-                ("failed", seen.failed),
-                ("no_place", seen.refused),
+                ("done", metrics.completed),
+                ("cancelled", metrics.cancelled),
+                ("failed", metrics.failed),
+                ("no_place", metrics.refused),
             ],
         );
         self.counter(
             "prompt_tokens_total",
-            "Tokens of prompts.",
-            seen.prompt_tokens,
+            "Prompt tokens of accepted requests.",
+            metrics.prompt_tokens,
         );
-        let reuse = seen.reuse;
+        let reuse = metrics.prefix_cache;
         self.by(
             "prompts_total",
             "counter",
-            "Prompts without a session by how they begin: like one that is kept, like one from which they part where nothing is, like none.",
+            "Prompts without a session, by prefix cache result: found, diverged from a cached prompt at an unsaved position, or new.",
             "begins",
             &[
                 ("kept", reuse.hits),
@@ -139,42 +139,42 @@ impl Lines {
         );
         self.counter(
             "prompts_left_total",
-            "Prompts and answers that were kept and had to leave.",
+            "Entries evicted from the prefix cache.",
             reuse.evicted,
         );
-        self.counter("tokens_total", "Tokens that were sampled.", seen.tokens);
-        let [sampled, read] = seen.speed;
+        self.counter("tokens_total", "Tokens sampled.", metrics.sampled_tokens);
+        let [sampled, read] = metrics.speed;
         self.metric(
             "tokens_per_second",
             "gauge",
-            "Over the last three seconds.",
+            "Tokens per second over the last three seconds.",
             &[
                 (vec![("of", "sampled")], sampled),
                 (vec![("of", "read")], read),
             ],
         );
-        self.counter("steps_total", "Passes over the weights.", seen.steps);
+        self.counter("steps_total", "Forward passes.", metrics.steps);
         self.counter(
             "step_sequences_total",
-            "Sequences in all of them.",
-            seen.stepped,
+            "Sequences in all forward passes, summed.",
+            metrics.step_sequences,
         );
-        self.kept(seen);
-        self.device(seen);
+        self.cache(metrics);
+        self.device(metrics);
     }
 
-    /// What was there, what left, and why.
-    fn kept(&mut self, seen: &Seen) {
-        let (cache, reused) = (&seen.cache, seen.reuse.hit_tokens);
+    /// Hits, misses and evictions.
+    fn cache(&mut self, metrics: &Metrics) {
+        let (cache, reused) = (&metrics.cache, metrics.prefix_cache.hit_tokens);
         self.counter(
             "cache_hit_tokens_total",
-            "Tokens seen and not computed again.",
+            "Context tokens whose keys and values were cached.",
             cache.hits + reused,
         );
         self.by(
             "cache_miss_tokens_total",
             "counter",
-            "Tokens that had to be computed, by why.",
+            "Context tokens that had to be computed, by reason.",
             "reason",
             &[
                 ("new", cache.new),
@@ -182,90 +182,96 @@ impl Lines {
                 ("rows_gone", cache.rows_gone),
             ],
         );
-        let [computed, shared, mapped] = seen.sight.openings;
+        let [computed, shared, mapped] = metrics.stats.openings;
         self.by(
             "openings_total",
             "counter",
-            "What sessions open with, by how it was come by.",
+            "Session openings, by source of their keys and values.",
             "how",
             &[("computed", computed), ("memory", shared), ("disk", mapped)],
         );
-        let tally = &seen.sight.tally;
+        let tally = &metrics.stats.tally;
         self.by(
             "evicted_tokens_total",
             "counter",
-            "Tokens that left memory, by why.",
+            "Tokens evicted from memory, by reason.",
             "reason",
             &[
                 ("stream_full", tally.left_for_stream),
                 ("budget", tally.left_for_budget),
                 ("forgotten", tally.forgotten),
-                ("window", seen.left_windows),
+                ("window", metrics.window_evictions),
             ],
         );
         self.counter(
             "hidden_tokens_total",
-            "Tokens that were hidden, because others were more relevant.",
+            "Tokens hidden from attention because other turns were more relevant.",
             tally.hidden,
         );
         self.by(
             "recalled_tokens_total",
             "counter",
-            "Tokens that came back, by where from.",
+            "Tokens brought back into memory, by source.",
             "from",
             &[("disk", tally.mounted), ("ids", tally.read_again)],
         );
-        let away = &seen.sight.suspensions;
+        let away = &metrics.stats.suspensions;
         self.by(
             "sessions_put_away_total",
             "counter",
-            "Idle sessions that left memory, by why.",
+            "Idle sessions moved out of memory, by reason.",
             "reason",
             &[("others", away.for_others), ("device", away.for_device)],
         );
     }
 
-    fn device(&mut self, seen: &Seen) {
+    fn device(&mut self, metrics: &Metrics) {
         let states = Thermal::ALL.map(|state| {
-            let is_it = seen.thermal == Some(state);
+            let is_it = metrics.thermal == Some(state);
             (state.name(), u64::from(is_it))
         });
         self.by(
             "thermal",
             "gauge",
-            "1 for the state the device is in; none where nothing says it.",
+            "1 for the current thermal state of the device; all 0 where it is unknown.",
             "state",
             &states,
         );
         self.gauge(
             "rung",
-            "How far down the ladder of heat; 0 is the top.",
-            f64::from(seen.rung),
+            "Throttle level; 0 means not throttled.",
+            f64::from(metrics.throttle_level),
         );
         self.counter(
             "device_changes_total",
-            "Changes that the device made necessary.",
-            seen.changes,
+            "Changes the engine made because of the device.",
+            metrics.device_changes,
         );
-        let is_raised = |alert: Alert| seen.alerts.iter().any(|raised| raised.alert == alert);
+        let is_raised = |alert: Alert| metrics.alerts.iter().any(|raised| raised.alert == alert);
         let alerts = Alert::ALL.map(|alert| (alert.name(), u64::from(is_raised(alert))));
-        self.by("alert", "gauge", "1 while it is raised.", "name", &alerts);
+        self.by(
+            "alert",
+            "gauge",
+            "1 while the alert is raised.",
+            "name",
+            &alerts,
+        );
         let counts = Alert::ALL
             .map(Alert::name)
             .into_iter()
-            .zip(seen.alert_counts);
+            .zip(metrics.alert_counts);
         let counts: Vec<(&str, u64)> = counts.collect();
         self.by(
             "alerts_total",
             "counter",
-            "How often each was raised.",
+            "How often each alert was raised.",
             "name",
             &counts,
         );
     }
 
-    fn picture(&mut self, picture: &MemoryReport) {
-        let zones = picture.zones.iter();
+    fn memory(&mut self, report: &MemoryReport) {
+        let zones = report.zones.iter();
         let zones: Vec<(&str, String, [usize; 2])> = zones
             .map(|z| (z.zone.name(), form_name(z.form), [z.bytes, z.file_bytes]))
             .collect();
@@ -284,10 +290,10 @@ impl Lines {
         self.metric(
             "kv_bytes",
             "gauge",
-            "Blocks that are seen, by zone, codec and where they lie; shared ones once.",
+            "Bytes of visible KV blocks, by zone, codec and place; shared blocks count once.",
             &samples,
         );
-        let held = by_session(picture);
+        let held = by_session(report);
         let samples: Vec<Sample<'_>> = held
             .iter()
             .map(|((session, zone, codec), &bytes)| {
@@ -302,17 +308,17 @@ impl Lines {
         self.metric(
             "session_bytes",
             "gauge",
-            "Blocks of each session in memory; shared ones count for each. The smallest are one, \"other\"; requests without a session are \"\".",
+            "Bytes of KV blocks of each session; shared blocks count for each. Small sessions are summed as \"other\"; requests without a session are \"\".",
             &samples,
         );
     }
 }
 
-/// Bytes by session, zone and codec. Sequences come the largest first: those have their names.
-fn by_session(picture: &MemoryReport) -> BTreeMap<(String, &'static str, String), usize> {
+/// Bytes by session, zone and codec. Sequences come largest first: the first ones are named.
+fn by_session(report: &MemoryReport) -> BTreeMap<(String, &'static str, String), usize> {
     let mut named = 0;
     let mut sums = BTreeMap::new();
-    for shown in &picture.sequences {
+    for shown in &report.sequences {
         let session = match shown.owner.session() {
             None => "",
             Some(session) if named < limits::SESSIONS_NAMED => {
@@ -329,7 +335,7 @@ fn by_session(picture: &MemoryReport) -> BTreeMap<(String, &'static str, String)
     sums
 }
 
-/// A label's value as the format wants it.
+/// A label's value, escaped.
 fn escaped(value: &str) -> String {
     value
         .replace('\\', "\\\\")
@@ -342,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_label_says_it_stays_one_line() {
+    fn any_label_stays_on_one_line() {
         let mut lines = Lines::default();
         let samples = [(vec![("session", "a\"b\\c\nd"), ("zone", "rest")], 1.5)];
         lines.metric("x", "gauge", "Help.", &samples);
@@ -351,11 +357,11 @@ mod tests {
         assert_eq!(lines.0.lines().count(), 3);
     }
 
-    /// Every name once, every number a number, whatever the server has seen.
+    /// Every name once, every number finite.
     #[test]
-    fn each_metric_is_told_once() {
+    fn each_metric_is_listed_once() {
         let mut lines = Lines::default();
-        lines.seen(&Seen::default());
+        lines.metrics(&Metrics::default());
         let types = lines.0.lines().filter(|line| line.starts_with("# TYPE "));
         let mut names: Vec<&str> = types.filter_map(|line| line.split(' ').nth(2)).collect();
         let all = names.len();

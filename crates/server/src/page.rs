@@ -1,12 +1,12 @@
-//! The page at `/`: files that are part of the program. They hold nothing of anybody, so they need no key; what they show
-//! they ask for like every other client.
+//! The page at `/`: files that are part of the program. They contain no user data and need no key; the page asks the API
+//! for everything it shows, like any other client.
 
 use super::fail::Fail;
 use axum::extract::Path;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-/// By name: what it is, and its text.
+/// Name, content type and text.
 const FILES: [(&str, &str, &str); 7] = [
     (
         "index.html",
@@ -27,7 +27,7 @@ const FILES: [(&str, &str, &str); 7] = [
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Nothing but these files, nothing inside of other pages, and talk with nobody else.
+/// Loads these files only, connects to this server only, and is not framed by other pages.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -39,7 +39,7 @@ pub async fn file(Path(name): Path<String>) -> Response {
     of(&name)
 }
 
-/// Whether there is anything to protect at this path.
+/// Whether this path needs no key.
 pub fn is_public(path: &str) -> bool {
     path == "/" || path.starts_with("/page/")
 }
@@ -63,7 +63,7 @@ fn of(name: &str) -> Response {
 mod tests {
     use super::*;
 
-    /// No script or style in the page itself, nothing from elsewhere, and no text that becomes markup.
+    /// No inline script or style, nothing from other hosts, and no text that becomes markup.
     #[test]
     fn the_files_keep_to_the_policy() {
         for (name, _, text) in FILES {
@@ -92,7 +92,7 @@ mod tests {
                 "{script}"
             );
         }
-        // Everything it asks for is there.
+        // Every file it asks for exists.
         for part in page.split("\"/page/").skip(1) {
             let name = part.split('"').next().unwrap();
             assert!(FILES.iter().any(|(known, ..)| *known == name), "{name}");

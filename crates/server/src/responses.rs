@@ -1,12 +1,12 @@
-//! `/v1/responses`: the younger of the two ways to ask for text. What it asks for becomes the same request; what it hears is
-//! named differently. Nothing is stored, so nothing can be gone on with.
+//! `/v1/responses`: the newer API for text. Its request becomes the same one; its events have other names. Nothing is
+//! stored, so no response can be continued.
 
-use super::answer::{streamed, submit};
-use super::ask::{Ask, Wanted};
+use super::answer::{EVENTS, streamed};
 use super::fail::Fail;
-use super::owner::{Piece, Place, Told};
-use super::types::{ChatMessage, Common, ContextLimit};
-use super::{Shared, ask, chat};
+use super::request::EndpointFields;
+use super::state::ServerState;
+use super::types::{ChatMessage, CommonFields, ContextLimit};
+use super::{body, chat, request, structured};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -14,12 +14,11 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use haversack::engine::runtime::Finish;
 use haversack::memory::clock::since_1970;
-use haversack_grammar::Shape;
+use haversack::{AnswerEvent, AnswerEvents, Error};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use tokio::sync::mpsc;
 
 #[derive(Debug, Deserialize)]
 pub struct ResponseRequest {
@@ -38,7 +37,7 @@ pub struct ResponseRequest {
     pub more: BTreeMap<String, Json>,
 }
 
-/// What is known and not served, and the values that ask for nothing.
+/// Fields that are not implemented, and the values that ask for nothing.
 const REFUSED: [(&str, &[&str]); 10] = [
     ("previous_response_id", &[]),
     ("conversation", &[]),
@@ -53,48 +52,46 @@ const REFUSED: [(&str, &[&str]); 10] = [
 ];
 
 pub async fn responses(
-    State(shared): State<Arc<Shared>>,
+    State(server): State<Arc<ServerState>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Fail> {
-    let request: ResponseRequest = ask::read(&headers, body).await?;
-    let here = shared.clone();
-    let asked = tokio::task::spawn_blocking(move || {
+    let request: ResponseRequest = body::read(&headers, body).await?;
+    let here = server.clone();
+    let checked = tokio::task::spawn_blocking(move || {
         refuse(&request)?;
         let head = Head::new(&here, &request);
-        let model = &here.hall.model;
-        let form = request.text.as_ref().map(form).transpose()?.flatten();
-        let constraint = form.map(|shape| here.constraint("text", &shape));
-        let wanted = Wanted {
+        let model = here.client().model();
+        let format = request.text.as_ref().and_then(|text| text.get("format"));
+        let format = format.filter(|format| !format.is_null());
+        let shape = format.map(|format| structured::format("text", format, "/schema"));
+        let shape = shape.transpose()?.flatten();
+        let constraint = shape.map(|shape| structured::constraint(here.client(), "text", &shape));
+        let fields = EndpointFields {
             prompt: chat::encode(model, &messages(&request)?, None)?,
             stops: model.template().stop_strings(),
             top: None,
             constraint: constraint.transpose()?,
             callable: None,
         };
-        let common = Common {
+        let common = CommonFields {
             max_completion_tokens: request.max_output_tokens,
             temperature: request.temperature,
             top_p: request.top_p,
             stream: request.stream,
             user: request.user,
             context: request.context,
-            ..Common::default()
+            ..CommonFields::default()
         };
-        Ok((head, ask::ask(&here.hall, wanted, &common)?))
+        let checked = request::completion(here.client(), fields, &common)?;
+        Ok::<_, Fail>((head, checked))
     });
-    let (mut head, asked) = asked.await.map_err(|_| Fail::stopping())??;
-    let Ask {
-        what,
-        prompt_tokens,
-        stream,
-        ..
-    } = asked;
-    head.input_tokens = prompt_tokens;
-    let (place, told) = submit(&shared, what, None).await?;
-    match stream {
-        true => Ok(events(head, place, told)),
-        false => whole(head, place, told).await,
+    let (mut head, checked) = checked.await.map_err(|_| Fail::stopping())??;
+    head.input_tokens = checked.prompt_tokens;
+    let events = server.client().submit(checked.requests, EVENTS).await?;
+    match checked.stream {
+        true => Ok(stream_events(head, events)),
+        false => whole(head, events).await,
     }
 }
 
@@ -138,45 +135,26 @@ fn messages(request: &ResponseRequest) -> Result<Vec<ChatMessage>, Fail> {
     Ok(messages)
 }
 
-/// `text.format`; `None` where anything may be said.
-fn form(text: &Json) -> Result<Option<Shape>, Fail> {
-    let Some(format) = text.get("format").filter(|format| !format.is_null()) else {
-        return Ok(None);
-    };
-    match format.get("type").and_then(Json::as_str) {
-        Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Shape::Object)),
-        Some("json_schema") => match format.get("schema") {
-            Some(schema) => Ok(Some(Shape::Schema(schema.clone()))),
-            None => Err(Fail::param("text", "format.schema is missing")),
-        },
-        _ => Err(Fail::param(
-            "text",
-            "accepted formats: text, json_object, json_schema",
-        )),
-    }
-}
-
-/// What a response says of itself from its beginning on.
+/// The part of a response document that is known from its beginning.
 struct Head {
     item: String,
     document: Json,
     input_tokens: usize,
 }
 
-/// How far it is.
+/// How far the response is.
 enum Stage<'a> {
-    Begun,
+    Started,
     Ended {
         text: &'a str,
         tokens: usize,
         finish: Finish,
     },
-    Failed(&'a str),
+    Failed(&'a Error),
 }
 
 impl Head {
-    fn new(shared: &Shared, request: &ResponseRequest) -> Head {
+    fn new(server: &ServerState, request: &ResponseRequest) -> Head {
         let now = since_1970();
         let id = format!("resp_{:x}", now.as_nanos());
         let format = request.text.as_ref().and_then(|text| text.get("format"));
@@ -190,7 +168,7 @@ impl Head {
             "incomplete_details": null,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
-            "model": request.model.as_ref().unwrap_or(&shared.model_name),
+            "model": request.model.as_ref().unwrap_or(&server.model_name),
             "output": [],
             "parallel_tool_calls": true,
             "previous_response_id": null,
@@ -216,7 +194,7 @@ impl Head {
     fn document(&self, stage: &Stage<'_>) -> Json {
         let mut document = self.document.clone();
         match *stage {
-            Stage::Begun => {}
+            Stage::Started => {}
             Stage::Ended {
                 text,
                 tokens,
@@ -236,15 +214,16 @@ impl Head {
                     "total_tokens": self.input_tokens + tokens,
                 });
             }
-            Stage::Failed(why) => {
+            Stage::Failed(error) => {
                 document["status"] = json!("failed");
-                document["error"] = json!({ "code": "server_error", "message": why });
+                let message = error.to_string();
+                document["error"] = json!({ "code": "server_error", "message": message });
             }
         }
         document
     }
 
-    /// The one message of it, with what it says where that is known.
+    /// The response's one message, with its text where that is known.
     fn item(&self, status: &str, text: Option<&str>) -> Json {
         json!({
             "id": self.item,
@@ -268,29 +247,27 @@ fn part(text: &str) -> Json {
     json!({ "type": "output_text", "text": text, "annotations": [] })
 }
 
-async fn whole(head: Head, place: Place, mut told: mpsc::Receiver<Told>) -> Result<Response, Fail> {
+async fn whole(head: Head, mut events: AnswerEvents) -> Result<Response, Fail> {
     loop {
-        match told.recv().await {
-            Some((_, Piece::Token { .. })) => {}
+        match events.next().await {
+            Some((_, AnswerEvent::Token { .. })) => {}
             Some((
                 _,
-                Piece::Done {
+                AnswerEvent::Finished {
                     text,
-                    tokens,
                     finish,
-                    ..
+                    report,
                 },
             )) => {
-                drop(place);
                 let stage = Stage::Ended {
                     text: &text,
-                    tokens,
+                    tokens: report.tokens,
                     finish,
                 };
                 return Ok(axum::Json(head.document(&stage)).into_response());
             }
-            Some((_, Piece::Failed(why))) => return Err(Fail::internal(why)),
-            None => return Err(Fail::internal("the answer was cut off")),
+            Some((_, AnswerEvent::Failed(error))) => return Err(error.into()),
+            None => return Err(Error::CutOff.into()),
         }
     }
 }
@@ -298,34 +275,32 @@ async fn whole(head: Head, place: Place, mut told: mpsc::Receiver<Told>) -> Resu
 /// A stream of events that is being written.
 struct Events {
     head: Head,
-    told: mpsc::Receiver<Told>,
+    /// `None` once the response has ended. Dropped with the stream, so a client that leaves frees what it held.
+    events: Option<AnswerEvents>,
     ready: VecDeque<Bytes>,
-    /// Events so far: each has its number.
+    /// Of the next event.
     number: u64,
     /// Bytes of the text that were sent.
     sent: usize,
-    /// Ends with the stream, so that a client that leaves frees what it held.
-    place: Option<Place>,
 }
 
-fn events(head: Head, place: Place, told: mpsc::Receiver<Told>) -> Response {
+fn stream_events(head: Head, events: AnswerEvents) -> Response {
     let mut events = Events {
         head,
-        told,
+        events: Some(events),
         ready: VecDeque::new(),
         number: 0,
         sent: 0,
-        place: Some(place),
     };
-    let begun = events.head.document(&Stage::Begun);
-    events.say("response.created", json!({ "response": begun }));
-    events.say("response.in_progress", json!({ "response": begun }));
+    let started = events.head.document(&Stage::Started);
+    events.push("response.created", json!({ "response": started }));
+    events.push("response.in_progress", json!({ "response": started }));
     let item = events.head.item("in_progress", None);
-    events.say(
+    events.push(
         "response.output_item.added",
         json!({ "output_index": 0, "item": item }),
     );
-    events.say_of_part("response.content_part.added", json!({ "part": part("") }));
+    events.push_part("response.content_part.added", json!({ "part": part("") }));
     streamed(stream::unfold(events, async |mut events| {
         let bytes = events.next().await?;
         Some((bytes, events))
@@ -333,7 +308,7 @@ fn events(head: Head, place: Place, told: mpsc::Receiver<Told>) -> Response {
 }
 
 impl Events {
-    fn say(&mut self, name: &str, mut event: Json) {
+    fn push(&mut self, name: &str, mut event: Json) {
         event["type"] = json!(name);
         event["sequence_number"] = json!(self.number);
         self.number += 1;
@@ -341,11 +316,11 @@ impl Events {
         self.ready.push_back(bytes.into());
     }
 
-    fn say_of_part(&mut self, name: &str, mut event: Json) {
+    fn push_part(&mut self, name: &str, mut event: Json) {
         event["item_id"] = json!(self.head.item);
         event["output_index"] = json!(0);
         event["content_index"] = json!(0);
-        self.say(name, event);
+        self.push(name, event);
     }
 
     async fn next(&mut self) -> Option<Bytes> {
@@ -353,65 +328,63 @@ impl Events {
             if let Some(bytes) = self.ready.pop_front() {
                 return Some(bytes);
             }
-            self.place.as_ref()?;
-            match self.told.recv().await {
-                Some((_, piece)) => self.hear(piece),
-                None => self.fail("the answer was cut off"),
+            match self.events.as_mut()?.next().await {
+                Some((_, event)) => self.receive(event),
+                None => self.fail(&Error::CutOff),
             }
         }
     }
 
-    fn hear(&mut self, piece: Piece) {
-        match piece {
-            Piece::Token { text, .. } => self.delta(&text),
-            Piece::Done {
+    fn receive(&mut self, event: AnswerEvent) {
+        match event {
+            AnswerEvent::Token { text, .. } => self.delta(&text),
+            AnswerEvent::Finished {
                 text,
-                tokens,
                 finish,
-                ..
+                report,
             } => {
-                // Some may have been held back until here.
+                // Some text may have been held back until here.
                 self.delta(text.get(self.sent..).unwrap_or_default());
-                self.say_of_part(
+                self.push_part(
                     "response.output_text.done",
                     json!({ "text": text, "logprobs": [] }),
                 );
-                self.say_of_part("response.content_part.done", json!({ "part": part(&text) }));
+                self.push_part("response.content_part.done", json!({ "part": part(&text) }));
                 let item = self.head.item(status(finish), Some(&text));
-                self.say(
+                self.push(
                     "response.output_item.done",
                     json!({ "output_index": 0, "item": item }),
                 );
                 let document = self.head.document(&Stage::Ended {
                     text: &text,
-                    tokens,
+                    tokens: report.tokens,
                     finish,
                 });
                 let name = match finish {
                     Finish::Stop => "response.completed",
                     Finish::Length | Finish::Cancelled => "response.incomplete",
                 };
-                self.say(name, json!({ "response": document }));
-                self.place = None;
+                self.push(name, json!({ "response": document }));
+                self.events = None;
             }
-            Piece::Failed(why) => self.fail(&why),
+            AnswerEvent::Failed(error) => self.fail(&error),
         }
     }
 
     fn delta(&mut self, text: &str) {
         if !text.is_empty() {
             self.sent += text.len();
-            self.say_of_part(
+            self.push_part(
                 "response.output_text.delta",
                 json!({ "delta": text, "logprobs": [] }),
             );
         }
     }
 
-    fn fail(&mut self, why: &str) {
-        let document = self.head.document(&Stage::Failed(why));
-        self.say("response.failed", json!({ "response": document }));
-        self.place = None;
+    fn fail(&mut self, error: &Error) {
+        let document = self.head.document(&Stage::Failed(error));
+        self.push("response.failed", json!({ "response": document }));
+        self.events = None;
     }
 }
 
@@ -428,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_served_is_refused_by_name() {
+    fn fields_that_are_not_implemented_are_refused_by_name() {
         for nothing in [
             json!({}),
             json!({ "tools": [], "tool_choice": "auto", "previous_response_id": null }),

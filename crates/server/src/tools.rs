@@ -1,14 +1,14 @@
-//! `tools`, `tool_choice` and the messages that calls and their results are in.
+//! `tools`, `tool_choice`, and messages with calls and their results.
 //!
-//! Where the model's template knows tools they are handed to it as they came. Where it does not, they are described in the
-//! system's message, calls are written as text, and results come from the user: what such a model has seen is text.
+//! A template that knows tools gets them as they came. For any other template the tools are described in the system
+//! message, calls are written as text, and results come from the user: such a model has seen nothing but text.
 
-use super::calls::Functions;
 use super::fail::Fail;
 use super::limits;
+use super::tool_calls::Functions;
 use super::types::ChatMessage;
+use haversack::grammar::{Callable, Shape, calls};
 use haversack::text::template::{Message, Variable};
-use haversack_grammar::{Callable, Shape, calls};
 use serde_json::Value as Json;
 
 #[derive(Debug, PartialEq)]
@@ -22,24 +22,28 @@ struct Tool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Choice {
     Auto,
-    /// Some call has to be made: of this one, or of any.
+    /// The answer must be a call: of this tool, or of any.
     Must(Option<usize>),
 }
 
-/// What may be called, where anything may.
+/// Functions that the answer may call.
 #[derive(Debug, PartialEq)]
-pub struct Tools {
+pub struct ToolSet {
     tools: Vec<Tool>,
     choice: Choice,
     once: bool,
 }
 
-impl Tools {
-    /// `once`: one call at most is wanted.
-    pub fn read(tools: &[Json], choice: Option<&Json>, once: bool) -> Result<Option<Tools>, Fail> {
+impl ToolSet {
+    /// `once`: at most one call.
+    pub fn read(
+        tools: &[Json],
+        choice: Option<&Json>,
+        once: bool,
+    ) -> Result<Option<ToolSet>, Fail> {
         if tools.len() > limits::TOOLS {
-            let most = limits::TOOLS;
-            return Err(Fail::param("tools", format!("accepted: at most {most}")));
+            let max = limits::TOOLS;
+            return Err(Fail::param("tools", format!("accepted: at most {max}")));
         }
         let tools = tools
             .iter()
@@ -65,7 +69,7 @@ impl Tools {
             },
         };
         match (tools.is_empty(), choice) {
-            (false, _) => Ok(Some(Tools {
+            (false, _) => Ok(Some(ToolSet {
                 tools,
                 choice,
                 once,
@@ -82,7 +86,7 @@ impl Tools {
         }
     }
 
-    /// The form of an answer that has to be a call.
+    /// The shape of an answer that must be a call.
     pub fn shape(&self) -> Option<Shape> {
         let Choice::Must(only) = self.choice else {
             return None;
@@ -151,20 +155,19 @@ fn tool(tool: &Json) -> Result<Tool, Fail> {
 /// The messages as a template takes them.
 pub fn messages(
     given: &[ChatMessage],
-    tools: Option<&Tools>,
+    tools: Option<&ToolSet>,
     knows_tools: bool,
 ) -> Result<Vec<Message>, Fail> {
     let mut messages: Vec<Message> = Vec::new();
-    // The last one is the user's, made of results.
+    // The last message is one of results.
     let mut is_results = false;
     for message in given {
         let calls = message.tool_calls.as_deref().unwrap_or_default();
         let calls = calls
             .iter()
-            .map(past)
-            .collect::<Result<Vec<PrefixCache>, Fail>>()?;
+            .map(past_call)
+            .collect::<Result<Vec<PastCall>, Fail>>()?;
         let role = match message.role.as_str() {
-            // Another name for the same.
             "developer" => "system",
             role => role,
         };
@@ -173,7 +176,7 @@ pub fn messages(
         if knows_tools {
             let mut one = Message::new(role, text);
             if !calls.is_empty() {
-                let calls = calls.iter().map(PrefixCache::variable).collect();
+                let calls = calls.iter().map(PastCall::variable).collect();
                 one.fields
                     .push(("tool_calls".into(), Variable::List(calls)));
             }
@@ -193,7 +196,7 @@ pub fn messages(
                 _ => messages.push(Message::new("user", result)),
             }
         } else {
-            let written = calls.iter().map(PrefixCache::written);
+            let written = calls.iter().map(PastCall::written);
             let parts: Vec<String> = std::iter::once(text)
                 .filter(|text| !text.is_empty() || calls.is_empty())
                 .chain(written)
@@ -212,13 +215,13 @@ pub fn messages(
 }
 
 /// A call that was made earlier.
-struct PrefixCache {
+struct PastCall {
     id: String,
     name: String,
     arguments: Json,
 }
 
-fn past(call: &Json) -> Result<PrefixCache, Fail> {
+fn past_call(call: &Json) -> Result<PastCall, Fail> {
     let text = |at: &str| call.pointer(at).and_then(Json::as_str);
     let (Some(name), Some(arguments)) = (text("/function/name"), text("/function/arguments"))
     else {
@@ -227,10 +230,10 @@ fn past(call: &Json) -> Result<PrefixCache, Fail> {
             "tool_calls: accepted: functions with a name and arguments",
         ));
     };
-    Ok(PrefixCache {
+    Ok(PastCall {
         id: text("/id").unwrap_or_default().to_owned(),
         name: name.to_owned(),
-        // Templates write the object out themselves. What is none stays the text it is.
+        // Templates write the object out themselves; anything else stays text.
         arguments: serde_json::from_str(arguments)
             .ok()
             .filter(Json::is_object)
@@ -238,7 +241,7 @@ fn past(call: &Json) -> Result<PrefixCache, Fail> {
     })
 }
 
-impl PrefixCache {
+impl PastCall {
     fn variable(&self) -> Variable {
         let text = |text: &str| Variable::Text(text.to_owned());
         let function = vec![
@@ -294,7 +297,7 @@ mod tests {
 
     #[test]
     fn choices_are_read() {
-        let of = |choice: Json| Tools::read(&[go()], Some(&choice), false);
+        let of = |choice: Json| ToolSet::read(&[go()], Some(&choice), false);
         assert_eq!(of(json!("none")).unwrap(), None);
         assert_eq!(of(json!("auto")).unwrap().unwrap().shape(), None);
         assert!(of(json!("required")).unwrap().unwrap().shape().is_some());
@@ -308,22 +311,22 @@ mod tests {
             let error = of(bad).unwrap_err();
             assert_eq!(error.json()["error"]["param"], "tool_choice");
         }
-        assert_eq!(Tools::read(&[], None, false).unwrap(), None);
-        assert!(Tools::read(&[], Some(&json!("required")), false).is_err());
+        assert_eq!(ToolSet::read(&[], None, false).unwrap(), None);
+        assert!(ToolSet::read(&[], Some(&json!("required")), false).is_err());
         for bad in [
             json!(5),
             json!({ "type": "web_search" }),
             json!({ "type": "function", "function": { "name": "a b" } }),
             json!({ "type": "function", "function": { "name": "f", "parameters": [] } }),
         ] {
-            let error = Tools::read(&[bad], None, false).unwrap_err();
+            let error = ToolSet::read(&[bad], None, false).unwrap_err();
             assert_eq!(error.json()["error"]["param"], "tools");
         }
     }
 
     #[test]
     fn a_template_without_tools_gets_text() {
-        let tools = Tools::read(&[go()], None, false).unwrap();
+        let tools = ToolSet::read(&[go()], None, false).unwrap();
         let given = chat(json!([
             { "role": "user", "content": "Go!" },
             { "role": "assistant", "content": null, "tool_calls": [

@@ -1,13 +1,13 @@
 //! What clients send. Fields that are not known are passed over; those that are known and not served are refused in
-//! [`super::ask`], because an answer that ignores them would be a wrong one.
+//! [`super::request`], because an answer that ignores them would be a wrong one.
 
 use serde::Deserialize;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
-/// Of both kinds of request.
+/// Of chat and completion requests.
 #[derive(Debug, Default, Deserialize)]
-pub struct Common {
+pub struct CommonFields {
     pub model: Option<String>,
     pub max_tokens: Option<u64>,
     pub max_completion_tokens: Option<u64>,
@@ -37,36 +37,36 @@ pub struct Common {
 pub struct ChatRequest {
     pub messages: Vec<ChatMessage>,
     pub tool_choice: Option<Json>,
-    /// `false`: one call at most.
+    /// `false`: at most one call.
     pub parallel_tool_calls: Option<bool>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<u64>,
-    /// The conversation that it goes on with, which is made if there is none.
+    /// The session to continue, which is created if there is none.
     pub session_id: Option<String>,
-    /// The same, if what it is called has that conversation; else nothing is gone on with.
+    /// A hint of the same kind: a session that does not match the messages is not used.
     pub prompt_cache_key: Option<String>,
     #[serde(flatten)]
-    pub common: Common,
+    pub common: CommonFields,
 }
 
 #[derive(Debug, Deserialize)]
 pub struct CompletionRequest {
-    pub prompt: Prompt,
+    pub prompt: CompletionPrompt,
     pub logprobs: Option<u64>,
     pub echo: Option<bool>,
     pub suffix: Option<String>,
     pub best_of: Option<u64>,
     #[serde(flatten)]
-    pub common: Common,
+    pub common: CommonFields,
 }
 
 #[derive(Debug, Deserialize)]
 pub struct ChatMessage {
     pub role: String,
-    pub content: Option<Content>,
-    /// Of an assistant that called.
+    pub content: Option<MessageContent>,
+    /// Calls that the assistant made.
     pub tool_calls: Option<Vec<Json>>,
-    /// Of a tool that answers.
+    /// Which call this message answers.
     pub tool_call_id: Option<String>,
     pub name: Option<String>,
 }
@@ -75,7 +75,7 @@ impl ChatMessage {
     pub fn new(role: &str, text: &str) -> ChatMessage {
         ChatMessage {
             role: role.to_owned(),
-            content: Some(Content::Text(text.to_owned())),
+            content: Some(MessageContent::Text(text.to_owned())),
             tool_calls: None,
             tool_call_id: None,
             name: None,
@@ -85,38 +85,40 @@ impl ChatMessage {
     pub fn text(&self) -> String {
         match &self.content {
             None => String::new(),
-            Some(Content::Text(text)) => text.clone(),
-            Some(Content::Parts(parts)) => parts.iter().map(Part::text).collect(),
+            Some(MessageContent::Text(text)) => text.clone(),
+            Some(MessageContent::Parts(parts)) => parts.iter().map(ContentPart::text).collect(),
         }
     }
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-pub enum Content {
+pub enum MessageContent {
     Text(String),
-    Parts(Vec<Part>),
+    Parts(Vec<ContentPart>),
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Part {
+pub enum ContentPart {
     Text { text: String },
     InputText { text: String },
     OutputText { text: String },
 }
 
-impl Part {
+impl ContentPart {
     fn text(&self) -> &str {
         match self {
-            Part::Text { text } | Part::InputText { text } | Part::OutputText { text } => text,
+            ContentPart::Text { text }
+            | ContentPart::InputText { text }
+            | ContentPart::OutputText { text } => text,
         }
     }
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-pub enum Prompt {
+pub enum CompletionPrompt {
     Text(String),
     Tokens(Vec<u32>),
     Texts(Vec<String>),
@@ -143,7 +145,7 @@ pub struct StreamOptions {
     pub include_usage: Option<bool>,
 }
 
-/// Tokens that the answer may look back at, and what becomes of a request that has more.
+/// Tokens that attention may see, and what happens to a request that has more.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct ContextLimit {
     pub limit: Option<u64>,
@@ -151,7 +153,7 @@ pub struct ContextLimit {
     pub when_longer: WhenLonger,
     /// First tokens that stay.
     pub anchors: Option<u64>,
-    /// With `again`: how many tokens leave before the rest is read again.
+    /// With `again`: how many tokens are evicted before the rest is read again.
     pub every: Option<u64>,
 }
 

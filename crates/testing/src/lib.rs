@@ -1,6 +1,13 @@
-#![forbid(unsafe_code)]
-//! What tests need and products do not: random models.
+//! What tests of several crates share: random models, calls to the system that fail on demand, an allocator that counts.
 //!
-//! Only `[dev-dependencies]` may name this crate.
+//! Faults are implementations of the IO traits that the product has anyway: [`ArenaFaults`] of
+//! [`haversack_memory::SlabIo`], [`JournalFaults`] of [`haversack_memory::JournalIo`]. Only `[dev-dependencies]` may name this
+//! crate.
 
+mod arena;
+pub mod heap;
+mod journal;
 pub mod models;
+
+pub use arena::ArenaFaults;
+pub use journal::{DiskCall, DiskFault, JournalFaults};

@@ -1,22 +1,20 @@
-//! Adaptive: every layer gets the codecs and the number of rows that it needs, from what a probe of this very
-//! model found.
+//! Adaptive: gives each layer the codecs and the number of rows that it needs, from a probe of the model. Our own.
 //!
-//! The idea is our own. A probe says for each layer how much its output changes when keys are stored in a codec, when
-//! values are, and when only a share of the rows is left ([`Curves`]). Damages are squared relative errors,
-//! and those of different layers and causes add up. So the best plan within some bytes is the one in which every
-//! layer minimises `damage + price · bytes` for itself, at the price for which all of them together fit:
-//! a search over one number.
+//! A probe measures for each layer how much its output changes when keys are stored in a codec, when values are, and when
+//! only a share of the rows is left ([`DamageCurves`]). Damages are squared relative errors, and those of different layers
+//! and causes add up. So the best plan within a number of bytes is the one in which every layer minimises
+//! `damage + price · bytes` for itself, at the price for which all of them together fit (Lagrangian rate allocation).
 //!
-//! Which rows leave a layer that has too many is [`super::heavy`]'s to say.
+//! [`super::heavy`] then chooses which rows leave a layer that is above its number.
 //!
-//! Parameters: bytes, tokens of the context, and how much a lost row counts ([`Ask::row_weight`]):
-//! distributions hardly notice a fact that nobody asks for.
+//! Parameters: bytes, tokens of the context, and how much a lost row counts ([`AllotmentTarget::row_weight`]): average
+//! distributions hardly show the loss of a fact that the text never asks for.
 
 use crate::error::CannotFit;
-use crate::size::{Kept, LayerShape, SLOTS, Zones, kv_bytes};
+use crate::size::{KeptTokens, LayerShape, SLOTS, Zones, kv_bytes};
 use haversack_kernels::format::kv::{Codec, Form, KvForm};
 
-/// What a layer may be stored in, the smallest first.
+/// Codecs to choose from, the smallest first.
 pub const CODECS: [Codec; 6] = [
     Codec::Int2,
     Codec::Int3,
@@ -26,12 +24,12 @@ pub const CODECS: [Codec; 6] = [
     Codec::F16,
 ];
 
-/// Shares of the rows that a probe tries.
+/// Shares of the rows that a probe measures.
 pub const SHARES: [f32; 6] = [0.9, 0.75, 0.5, 0.25, 0.125, 0.0625];
 
-/// How much a layer suffers from what may be done to it: squared relative errors of its output.
+/// Damage to a layer's output by codec and by share of rows: squared relative errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Curves {
+pub struct DamageCurves {
     /// Keys in each of [`CODECS`].
     pub k: [f32; CODECS.len()],
     pub v: [f32; CODECS.len()],
@@ -39,25 +37,24 @@ pub struct Curves {
     pub rows: [f32; SHARES.len()],
 }
 
-impl Curves {
-    /// The same where the recent rows are exact. Codes of eight bits are sixty-four times as exact as those of five, so
-    /// what both suffer alike is what the recent rows suffer in eight.
-    pub fn with_exact_near(&self) -> Curves {
+impl DamageCurves {
+    /// The same curves if recent rows are exact. Eight bits have a 64th of the error of five, so the damage that both have
+    /// in common is that of the recent rows in eight.
+    pub fn with_exact_near(&self) -> DamageCurves {
         let five = CODECS.iter().position(|c| *c == Codec::Int5).unwrap_or(0);
         let eight = CODECS.iter().position(|c| *c == Codec::Int8).unwrap_or(0);
         let without = |curve: [f32; CODECS.len()]| {
             let near = ((64.0 * curve[eight] - curve[five]) / 63.0).clamp(0.0, curve[eight]);
             curve.map(|damage| (damage - near).max(0.0))
         };
-        Curves {
+        DamageCurves {
             k: without(self.k),
             v: without(self.v),
             rows: self.rows,
         }
     }
 
-    /// With `share` of the rows left: straight lines between logarithms, and a parabola to the point where
-    /// nothing has left.
+    /// Damage with `share` of the rows: linear between logarithms, and a parabola up to the point where all rows are left.
     fn rows_at(&self, share: f32) -> f32 {
         if share >= 1.0 {
             return 0.0;
@@ -76,25 +73,25 @@ impl Curves {
     }
 }
 
-/// No logarithm of nothing.
+/// Avoids the logarithm of zero.
 const TINY: f32 = 1e-12;
 
-/// What is to be shared out.
+/// The bytes to allot, and for what.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ask {
-    /// Of the blocks of one sequence, when it has seen `tokens`.
+pub struct AllotmentTarget {
+    /// Bytes of the blocks of one sequence after `tokens` tokens.
     pub bytes: u64,
     pub tokens: u64,
     pub zones: Zones,
-    /// First tokens that never leave.
+    /// Number of first tokens that always stay.
     pub anchors: u64,
-    /// How much the loss of rows counts beside the loss of bits; 1 = as the probe found it.
+    /// Weight of the damage by lost rows against that by codecs; 1 = as measured.
     pub row_weight: f32,
 }
 
-/// What all layers get, and what they suffer.
+/// The allotments of all layers, and their total damage.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Allotted {
+pub struct AllotmentPlan {
     pub layers: Vec<Allotment>,
     pub damage: f64,
 }
@@ -103,11 +100,11 @@ pub struct Allotted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allotment {
     pub form: KvForm,
-    /// Rows with those of a step, whole blocks; all of the context where nothing leaves.
+    /// Rows including those of a step, in whole blocks; the whole context if nothing is evicted.
     pub rows: u64,
 }
 
-/// What is tried for one layer.
+/// A candidate for one layer.
 #[derive(Clone, Copy)]
 struct Choice {
     allotment: Allotment,
@@ -115,29 +112,29 @@ struct Choice {
     damage: f64,
 }
 
-/// Row counts that are tried for each layer at most.
+/// Maximum number of row counts tried per layer.
 const ROW_STEPS: u64 = 192;
 
-/// Shares the bytes out. `shapes` gives heads and windows of each layer and the near form that goes with a far
-/// one. `CannotFit` names what even the smallest plan would take.
+/// Allots codecs and rows. `shape` gives heads and window of a layer and the near form that goes with a far one.
+/// `CannotFit` says what the smallest plan would take.
 pub fn allot(
-    curves: &[Curves],
+    curves: &[DamageCurves],
     shape: &dyn Fn(usize, KvForm) -> LayerShape,
-    ask: &Ask,
-) -> Result<Allotted, CannotFit> {
+    ask: &AllotmentTarget,
+) -> Result<AllotmentPlan, CannotFit> {
     let forms = |layer: usize| forms(&curves[layer], &|form| shape(layer, form));
     let hulls = (0..curves.len()).map(|layer| hull(choices(&curves[layer], forms(layer), ask)));
     share_out(&hulls.collect::<Vec<_>>(), ask.bytes)
 }
 
-/// The same where each layer is stored as it is: only rows are shared out.
+/// Allots rows only; each layer keeps its codecs.
 pub fn allot_rows(
-    curves: &[Curves],
+    curves: &[DamageCurves],
     shapes: &[LayerShape],
-    ask: &Ask,
-) -> Result<Allotted, CannotFit> {
+    ask: &AllotmentTarget,
+) -> Result<AllotmentPlan, CannotFit> {
     let hulls = curves.iter().zip(shapes).map(|(curves, &shape)| {
-        let only = Coded {
+        let only = StoredForm {
             form: shape.far,
             shape,
             damage: 0.0,
@@ -147,19 +144,19 @@ pub fn allot_rows(
     share_out(&hulls.collect::<Vec<_>>(), ask.bytes)
 }
 
-/// What all layers take on their way through the last block of so many rows.
+/// Highest number of bytes of all layers while they fill the last block of `rows` rows.
 pub fn rows_bytes(shapes: &[LayerShape], zones: Zones, rows: u64) -> u64 {
-    let bytes = shapes.iter().map(|&shape| most_bytes(shape, zones, rows));
+    let bytes = shapes.iter().map(|&shape| max_bytes(shape, zones, rows));
     bytes.fold(0, u64::saturating_add)
 }
 
-fn share_out(hulls: &[Vec<Choice>], bytes: u64) -> Result<Allotted, CannotFit> {
+fn share_out(hulls: &[Vec<Choice>], bytes: u64) -> Result<AllotmentPlan, CannotFit> {
     let total = |picks: &[usize]| -> u64 {
         let bytes = picks.iter().zip(hulls).map(|(&i, hull)| hull[i].bytes);
         bytes.fold(0, u64::saturating_add)
     };
-    // Every layer starts with the least, and the step that heals most for its bytes is taken while there is room. Along
-    // a hull steps heal less and less, so this is the plan of one price for all.
+    // Greedy: every layer starts with its smallest choice, and the step with the largest gain per byte is taken while it
+    // fits. Along a convex hull gains decrease, so this is the plan of one price for all layers.
     let mut picks = vec![0; hulls.len()];
     let mut used = total(&picks);
     if used > bytes {
@@ -181,7 +178,7 @@ fn share_out(hulls: &[Vec<Choice>], bytes: u64) -> Result<Allotted, CannotFit> {
                 continue;
             }
             let gain = (hull[at].damage - next.damage) / more as f64;
-            if best.is_none_or(|(most, ..)| gain > most) {
+            if best.is_none_or(|(max, ..)| gain > max) {
                 best = Some((gain, layer, more));
             }
         }
@@ -192,21 +189,21 @@ fn share_out(hulls: &[Vec<Choice>], bytes: u64) -> Result<Allotted, CannotFit> {
         used += more;
     }
     let chosen = || picks.iter().zip(hulls).map(|(&i, hull)| &hull[i]);
-    Ok(Allotted {
+    Ok(AllotmentPlan {
         layers: chosen().map(|choice| choice.allotment).collect(),
         damage: chosen().map(|choice| choice.damage).sum(),
     })
 }
 
-/// A way to store a layer, and what it suffers from that.
-struct Coded {
+/// A form to store a layer in, and its damage.
+struct StoredForm {
     form: KvForm,
     shape: LayerShape,
     damage: f64,
 }
 
-/// All of them.
-fn forms(curves: &Curves, shape: &dyn Fn(KvForm) -> LayerShape) -> Vec<Coded> {
+/// All combinations of codecs.
+fn forms(curves: &DamageCurves, shape: &dyn Fn(KvForm) -> LayerShape) -> Vec<StoredForm> {
     let mut forms = Vec::new();
     for (i, k) in CODECS.iter().enumerate() {
         for (j, v) in CODECS.iter().enumerate() {
@@ -214,7 +211,7 @@ fn forms(curves: &Curves, shape: &dyn Fn(KvForm) -> LayerShape) -> Vec<Coded> {
                 k: k.form(),
                 v: v.form(),
             };
-            forms.push(Coded {
+            forms.push(StoredForm {
                 form,
                 shape: shape(form),
                 damage: f64::from(curves.k[i]) + f64::from(curves.v[j]),
@@ -224,20 +221,20 @@ fn forms(curves: &Curves, shape: &dyn Fn(KvForm) -> LayerShape) -> Vec<Coded> {
     forms
 }
 
-fn choices(curves: &Curves, forms: Vec<Coded>, ask: &Ask) -> Vec<Choice> {
+fn choices(curves: &DamageCurves, forms: Vec<StoredForm>, ask: &AllotmentTarget) -> Vec<Choice> {
     let all = ask.tokens.next_multiple_of(SLOTS).max(SLOTS);
     let floor = rows_floor(ask.zones, ask.anchors).min(all);
     let step = ((all - floor) / ROW_STEPS)
         .next_multiple_of(SLOTS)
         .max(SLOTS);
     let mut choices = Vec::new();
-    for Coded {
+    for StoredForm {
         form,
         shape,
         damage,
     } in forms
     {
-        // A layer with a window of its own lets rows go by itself.
+        // A layer with a window of its own drops rows by itself.
         let rows = match shape.window {
             Some(_) => vec![all],
             None => {
@@ -251,7 +248,7 @@ fn choices(curves: &Curves, forms: Vec<Coded>, ask: &Ask) -> Vec<Choice> {
             let lost = f64::from(curves.rows_at(share)) * f64::from(ask.row_weight);
             choices.push(Choice {
                 allotment: Allotment { form, rows },
-                bytes: most_bytes(shape, ask.zones, rows),
+                bytes: max_bytes(shape, ask.zones, rows),
                 damage: damage + lost,
             });
         }
@@ -259,25 +256,25 @@ fn choices(curves: &Curves, forms: Vec<Coded>, ask: &Ask) -> Vec<Choice> {
     choices
 }
 
-/// Bytes of a layer on its way through the last block of so many rows. A window of its own may begin inside a block.
-fn most_bytes(shape: LayerShape, zones: Zones, rows: u64) -> u64 {
+/// Highest number of bytes of a layer while it fills the last block of `rows` rows. Its own window may begin inside a
+/// block.
+fn max_bytes(shape: LayerShape, zones: Zones, rows: u64) -> u64 {
     let first = match shape.window {
         Some(_) => rows.saturating_sub(SLOTS),
         None => rows,
     };
-    let bytes = (first..=rows).map(|at| kv_bytes(&[shape], zones, Kept::All, at));
+    let bytes = (first..=rows).map(|at| kv_bytes(&[shape], zones, KeptTokens::All, at));
     bytes.max().unwrap_or(0)
 }
 
-/// Rows that every layer has: the anchors, one block at least, the recent ones, the one that is about to leave them and
-/// the one of the step. Fewer would let fresh tokens go at once.
+/// Minimum rows of a layer: the anchors (at least one block), the recent blocks, the one that leaves them next and the one
+/// of the step. With fewer, new tokens would be evicted at once.
 pub fn rows_floor(zones: Zones, anchors: u64) -> u64 {
     let anchors = anchors.clamp(1, 1 << 40).next_multiple_of(SLOTS);
     anchors + (zones.recent_blocks() + 2) * SLOTS
 }
 
-/// The choices that are best at some price: bytes grow, damage shrinks, and each step heals less for a byte than the
-/// one before.
+/// The lower convex hull of the choices: bytes grow, damage shrinks, and each step gains less per byte than the one before.
 fn hull(mut choices: Vec<Choice>) -> Vec<Choice> {
     choices.sort_by(|a, b| {
         let by_bytes = a.bytes.cmp(&b.bytes);
@@ -301,7 +298,7 @@ fn hull(mut choices: Vec<Choice>) -> Vec<Choice> {
     hull
 }
 
-/// The usual form of a codec name, for plans that are printed.
+/// The name of a form in printed plans.
 pub fn form_name(form: KvForm) -> String {
     let name = |form: Form| form.codec.name();
     if form.k.codec == form.v.codec {
@@ -336,17 +333,17 @@ mod tests {
         }
     }
 
-    fn curves(scale: f32) -> Curves {
-        Curves {
+    fn curves(scale: f32) -> DamageCurves {
+        DamageCurves {
             k: [160.0, 40.0, 10.0, 2.5, 0.1, 0.0].map(|x| x * scale),
             v: [80.0, 20.0, 5.0, 1.2, 0.05, 0.0].map(|x| x * scale),
             rows: [20.0, 60.0, 200.0, 600.0, 1500.0, 4000.0].map(|x| x * scale),
         }
     }
 
-    fn ask(share: f64) -> Ask {
-        let full = kv_bytes(&[shape(0, KvForm::F16); 4], zones(), Kept::All, 2048);
-        Ask {
+    fn ask(share: f64) -> AllotmentTarget {
+        let full = kv_bytes(&[shape(0, KvForm::F16); 4], zones(), KeptTokens::All, 2048);
+        AllotmentTarget {
             bytes: (full as f64 * share) as u64,
             tokens: 2048,
             zones: zones(),
@@ -356,12 +353,12 @@ mod tests {
     }
 
     fn bytes(plan: &[Allotment]) -> u64 {
-        let of = |a: &Allotment| kv_bytes(&[shape(0, a.form)], zones(), Kept::All, a.rows);
+        let of = |a: &Allotment| kv_bytes(&[shape(0, a.form)], zones(), KeptTokens::All, a.rows);
         plan.iter().map(of).sum()
     }
 
     #[test]
-    fn every_share_is_used_and_none_exceeded() {
+    fn plans_use_the_bytes_and_never_exceed_them() {
         let curves = [1.0, 0.1, 10.0, 1.0].map(curves);
         for share in [1.0, 0.5, 0.25, 0.125, 0.07] {
             let plan = allot(&curves, &shape, &ask(share)).unwrap().layers;
@@ -385,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn who_suffers_more_gets_more() {
+    fn sensitive_layers_get_more() {
         let curves = [1.0, 0.01, 100.0, 1.0].map(curves);
         let plan = allot(&curves, &shape, &ask(0.125)).unwrap().layers;
         let each: Vec<u64> = plan.iter().map(|a| bytes(&[*a])).collect();
@@ -393,14 +390,14 @@ mod tests {
         assert_eq!(plan, allot(&curves, &shape, &ask(0.125)).unwrap().layers);
     }
 
-    /// Bits go before rows where bytes are many, and rows are dearer where recall is wanted.
+    /// With many bytes bits are given up before rows, and a higher row weight keeps more rows.
     #[test]
     fn bits_before_rows() {
         let curves = [curves(1.0); 4];
         let quarter = allot(&curves, &shape, &ask(0.25)).unwrap().layers;
         assert!(quarter.iter().all(|a| a.rows >= 1700), "{quarter:?}");
         let rows = |weight| -> u64 {
-            let ask = Ask {
+            let ask = AllotmentTarget {
                 row_weight: weight,
                 ..ask(0.125)
             };
@@ -410,17 +407,17 @@ mod tests {
         assert!(rows(30.0) > rows(1.0));
     }
 
-    /// Stored as they are, layers have as many rows together as if all had the same number, and who suffers more has more.
+    /// With fixed codecs the total number of rows is that of an even split, and sensitive layers have more.
     #[test]
-    fn rows_alone_are_shared_out() {
+    fn rows_alone_are_allotted() {
         let curves = [1.0, 0.01, 100.0, 1.0].map(curves);
         let shapes = [shape(0, KvForm::both(Codec::Int4.form())); 4];
         let bytes = rows_bytes(&shapes, zones(), 512);
-        let ask = Ask { bytes, ..ask(1.0) };
+        let ask = AllotmentTarget { bytes, ..ask(1.0) };
         let plan = allot_rows(&curves, &shapes, &ask).unwrap().layers;
         assert!(plan.iter().all(|a| a.form == shapes[0].far));
         let rows: Vec<u64> = plan.iter().map(|a| a.rows).collect();
-        // The last block may be one's alone.
+        // One of two equal layers may get the last block.
         assert!(rows[0].abs_diff(rows[3]) <= SLOTS, "{rows:?}");
         let (less, more) = (rows[0].min(rows[3]), rows[0].max(rows[3]));
         assert!(rows[1] < less && more < rows[2], "{rows:?}");
@@ -429,29 +426,29 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_fit_says_what_would() {
+    fn cannot_fit_names_the_smallest_plan() {
         let curves = [curves(1.0); 4];
         let error = allot(&curves, &shape, &ask(0.01)).unwrap_err();
-        let least = Ask {
+        let min = AllotmentTarget {
             bytes: error.minimum_bytes() as u64,
             ..ask(0.01)
         };
-        let plan = allot(&curves, &shape, &least).unwrap().layers;
-        assert_eq!(bytes(&plan), least.bytes);
-        let less = Ask {
-            bytes: least.bytes - 1,
-            ..least
+        let plan = allot(&curves, &shape, &min).unwrap().layers;
+        assert_eq!(bytes(&plan), min.bytes);
+        let less = AllotmentTarget {
+            bytes: min.bytes - 1,
+            ..min
         };
         assert_eq!(allot(&curves, &shape, &less).unwrap_err().short_by, 1);
     }
 
     #[test]
-    fn exact_recent_rows_leave_what_the_far_ones_suffer() {
+    fn exact_recent_rows_leave_the_damage_of_far_rows() {
         let far = [16384.0, 4096.0, 1024.0, 64.0, 1.0, 0.0];
-        let both = Curves {
+        let both = DamageCurves {
             k: far.map(|x| if x > 0.0 { x + 100.0 } else { x }),
             v: far,
-            ..Curves::default()
+            ..DamageCurves::default()
         };
         let exact = both.with_exact_near();
         for (found, far) in exact.k.iter().chain(&exact.v).zip(far.iter().chain(&far)) {
@@ -460,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_hurt_more_the_fewer_they_are() {
+    fn damage_grows_as_rows_shrink() {
         let curves = curves(1.0);
         let mut last = 0.0;
         for percent in (1..=100).rev() {

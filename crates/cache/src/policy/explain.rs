@@ -1,53 +1,53 @@
-//! What a policy that chooses rows decided, in words.
+//! Explains a row policy's decision in words.
 //!
-//! Made when somebody asks for an explanation, layer by layer, from what [`RowPolicy::choose`] left; the path of a token
-//! does without. A line stays short however deep the model and however many rows leave: layers that lose rows for the same
-//! reasons stand together.
+//! Built only when an explanation is asked for, layer by layer, from the result of [`RowPolicy::choose`]. The text stays
+//! short however deep the model and however many rows are evicted: layers that lose rows for the same reasons are grouped.
 
-use super::heavy::Score;
-use super::rows::{LayerView, RowPolicy};
-use crate::notes::Row;
+use super::heavy::HeavyScore;
+use super::rows::RowPolicy;
+use super::select::LayerView;
+use crate::row_stats::KvRow;
 use std::fmt;
 
-/// What leaves a sequence.
+/// The rows that leave a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowPlan {
-    /// Tokens seen when it was made.
+    /// Position of the sequence when the policy ran.
     pub position: u64,
-    /// Those that lose rows, in order.
+    /// Layers that lose rows, in order.
     pub layers: Vec<LayerPlan>,
 }
 
-/// What leaves one layer.
+/// The rows that leave one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerPlan {
     pub layer: usize,
     pub rows_before: usize,
-    /// Positions, in order.
+    /// PositionMode, in order.
     pub leave: Vec<u64>,
-    /// Reasons, in the order in which they were asked, each of a row at least.
-    pub why: Vec<Why>,
+    /// Reasons in order of precedence, each for one row or more.
+    pub why: Vec<EvictionReason>,
 }
 
-/// Why rows leave.
+/// Why rows are evicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Why {
-    /// Before the oldest that may stay.
+pub enum EvictionReason {
+    /// Before [`LayerView::min_position`].
     Age,
-    /// Nothing but the last so many tokens stays.
+    /// Only this many last tokens stay.
     NotRecent(u64),
-    /// Importance below so much of the uniform share.
+    /// Importance below this multiple of the uniform share.
     Below(f32),
-    /// The least of what may leave, for the cap.
-    Least(Measure),
-    /// A turn, as a whole.
+    /// The lowest of the evictable rows, for the cap.
+    Lowest(EvictionScore),
+    /// A whole turn.
     Turn,
 }
 
-/// What was least.
+/// The score that was lowest.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Measure {
-    Heavy(Score),
+pub enum EvictionScore {
+    Heavy(HeavyScore),
     Importance,
     Observed,
 }
@@ -60,15 +60,14 @@ impl RowPlan {
         }
     }
 
-    /// One layer more: `view` and the rows that leave, as [`RowPolicy::choose`] was given the one and left the
-    /// other.
-    pub fn add(&mut self, policy: &RowPolicy, view: &LayerView<'_>, leave: &[Row]) {
+    /// Adds a layer: `view` as given to [`RowPolicy::choose`], and the rows that it chose.
+    pub fn add(&mut self, policy: &RowPolicy, view: &LayerView<'_>, leave: &[KvRow]) {
         if leave.is_empty() {
             return;
         }
         let mut positions: Vec<u64> = leave.iter().map(|row| row.position).collect();
         positions.sort_unstable();
-        let mut why: Vec<Why> = Vec::new();
+        let mut why: Vec<EvictionReason> = Vec::new();
         for row in leave {
             let reason = reason(policy, view, row, leave.len());
             if !why.contains(&reason) {
@@ -89,58 +88,60 @@ impl RowPlan {
     }
 }
 
-fn reason(policy: &RowPolicy, view: &LayerView<'_>, row: &Row, leave: usize) -> Why {
-    if row.position < view.oldest {
-        return Why::Age;
+fn reason(policy: &RowPolicy, view: &LayerView<'_>, row: &KvRow, leave: usize) -> EvictionReason {
+    if row.position < view.min_position {
+        return EvictionReason::Age;
     }
     match policy {
-        RowPolicy::Heavy(params) => Why::Least(Measure::Heavy(params.score)),
-        RowPolicy::Snap(_) => Why::Least(Measure::Observed),
-        RowPolicy::Turns(_) => Why::Turn,
+        RowPolicy::Heavy(params) => EvictionReason::Lowest(EvictionScore::Heavy(params.score)),
+        RowPolicy::Snap(_) => EvictionReason::Lowest(EvictionScore::Observed),
+        RowPolicy::Turns(_) => EvictionReason::Turn,
         RowPolicy::Tiers(params) => match params.theta(view.layer, view.layers) {
-            None => Why::NotRecent(policy.recent(view)),
+            None => EvictionReason::NotRecent(policy.recent(view)),
             Some(theta) => {
-                let left = view.others.saturating_sub(leave);
+                let left = view.non_sink_rows.saturating_sub(leave);
                 match view.relative(row.mass, left) < theta {
-                    true => Why::Below(theta),
-                    false => Why::Least(Measure::Importance),
+                    true => EvictionReason::Below(theta),
+                    false => EvictionReason::Lowest(EvictionScore::Importance),
                 }
             }
         },
     }
 }
 
-impl Why {
+impl EvictionReason {
     fn rank(&self) -> u8 {
         match self {
-            Why::Age => 0,
-            Why::NotRecent(_) | Why::Turn => 1,
-            Why::Below(_) => 2,
-            Why::Least(_) => 3,
+            EvictionReason::Age => 0,
+            EvictionReason::NotRecent(_) | EvictionReason::Turn => 1,
+            EvictionReason::Below(_) => 2,
+            EvictionReason::Lowest(_) => 3,
         }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for EvictionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Why::Age => f.write_str("by age"),
-            Why::NotRecent(recent) => write!(f, "all but the last {recent} tokens"),
-            Why::Below(theta) => write!(f, "importance below {theta} of the uniform share"),
-            Why::Turn => f.write_str("whole turns, the oldest first"),
-            Why::Least(measure) => f.write_str(match measure {
-                Measure::Heavy(Score::Sum) => "the least attention so far",
-                Measure::Heavy(Score::Peak) => "the least squared attention and value",
-                Measure::Heavy(Score::Max) => "the least attention of any one query",
-                Measure::Heavy(Score::Average(_)) => "the least attention of late",
-                Measure::Importance => "the least important for the cap",
-                Measure::Observed => "the least seen by the last 32 queries",
+            EvictionReason::Age => f.write_str("by age"),
+            EvictionReason::NotRecent(recent) => write!(f, "all but the last {recent} tokens"),
+            EvictionReason::Below(theta) => {
+                write!(f, "importance below {theta} of the uniform share")
+            }
+            EvictionReason::Turn => f.write_str("whole turns, the oldest first"),
+            EvictionReason::Lowest(measure) => f.write_str(match measure {
+                EvictionScore::Heavy(HeavyScore::Sum) => "the least attention so far",
+                EvictionScore::Heavy(HeavyScore::Peak) => "the least squared attention and value",
+                EvictionScore::Heavy(HeavyScore::Max) => "the least attention of any one query",
+                EvictionScore::Heavy(HeavyScore::Average(_)) => "the least attention of late",
+                EvictionScore::Importance => "the least important for the cap",
+                EvictionScore::Observed => "the least seen by the last 32 queries",
             }),
         }
     }
 }
 
-/// Positions named one by one before the others are only counted.
+/// Positions listed before the others are only counted.
 const NAMED: usize = 3;
 
 impl fmt::Display for RowPlan {
@@ -160,7 +161,7 @@ impl fmt::Display for RowPlan {
     }
 }
 
-/// Layers that lose rows for the same reasons. Between them may be some that lose none.
+/// Writes layers that lose rows for the same reasons. Layers between them may lose none.
 fn describe(f: &mut fmt::Formatter<'_>, group: &[LayerPlan]) -> fmt::Result {
     let [first, .., last] = group else {
         let Some(only) = group.first() else {
@@ -171,8 +172,8 @@ fn describe(f: &mut fmt::Formatter<'_>, group: &[LayerPlan]) -> fmt::Result {
         positions(f, &only.leave)?;
         return reasons(f, &only.why);
     };
-    let left = Ends::of(group.iter().map(|layer| layer.leave.len() as u64));
-    let rows = Ends::of(group.iter().map(|layer| layer.rows_before as u64));
+    let left = Bounds::of(group.iter().map(|layer| layer.leave.len() as u64));
+    let rows = Bounds::of(group.iter().map(|layer| layer.rows_before as u64));
     match last.layer - first.layer + 1 == group.len() {
         true => write!(f, "layers {} to {}", first.layer, last.layer)?,
         false => write!(
@@ -188,27 +189,27 @@ fn describe(f: &mut fmt::Formatter<'_>, group: &[LayerPlan]) -> fmt::Result {
         positions(f, &first.leave)?;
     } else {
         let all = group.iter().flat_map(|layer| &layer.leave);
-        write!(f, "among positions {}", Ends::of(all.copied()))?;
+        write!(f, "among positions {}", Bounds::of(all.copied()))?;
     }
     reasons(f, &first.why)
 }
 
-fn reasons(f: &mut fmt::Formatter<'_>, why: &[Why]) -> fmt::Result {
+fn reasons(f: &mut fmt::Formatter<'_>, why: &[EvictionReason]) -> fmt::Result {
     for (i, why) in why.iter().enumerate() {
         write!(f, "{}{why}", if i > 0 { " and " } else { ", " })?;
     }
     Ok(())
 }
 
-/// In order: one run, or the first few.
+/// Writes ordered positions: one range, or the first few.
 fn positions(f: &mut fmt::Formatter<'_>, list: &[u64]) -> fmt::Result {
-    let ends = Ends::of(list.iter().copied());
-    let is_run = ends.most - ends.least + 1 == list.len() as u64;
+    let bounds = Bounds::of(list.iter().copied());
+    let is_run = bounds.max - bounds.min + 1 == list.len() as u64;
     if list.len() == 1 {
-        return write!(f, "position {ends}");
+        return write!(f, "position {bounds}");
     }
     if is_run {
-        return write!(f, "positions {ends}");
+        return write!(f, "positions {bounds}");
     }
     let named = if list.len() <= NAMED + 1 {
         list.len()
@@ -221,39 +222,31 @@ fn positions(f: &mut fmt::Formatter<'_>, list: &[u64]) -> fmt::Result {
     }
     match list.len() - named {
         0 => Ok(()),
-        more => write!(f, " and {more} more up to {}", ends.most),
+        more => write!(f, " and {more} more up to {}", bounds.max),
     }
 }
 
-/// Of numbers.
-struct Ends {
-    least: u64,
-    most: u64,
+/// Smallest and largest of some numbers.
+struct Bounds {
+    min: u64,
+    max: u64,
 }
 
-impl Ends {
-    fn of(numbers: impl Iterator<Item = u64>) -> Ends {
-        let none = Ends {
-            least: u64::MAX,
-            most: 0,
-        };
-        let ends = numbers.fold(none, |ends, n| Ends {
-            least: ends.least.min(n),
-            most: ends.most.max(n),
-        });
-        Ends {
-            least: ends.least.min(ends.most),
-            ..ends
+impl Bounds {
+    fn of(numbers: impl Iterator<Item = u64> + Clone) -> Bounds {
+        Bounds {
+            min: numbers.clone().min().unwrap_or(0),
+            max: numbers.max().unwrap_or(0),
         }
     }
 }
 
-impl fmt::Display for Ends {
+impl fmt::Display for Bounds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.least == self.most {
-            true => write!(f, "{}", self.most),
-            false => write!(f, "{} to {}", self.least, self.most),
+        if self.min < self.max {
+            write!(f, "{} to ", self.min)?;
         }
+        write!(f, "{}", self.max)
     }
 }
 
@@ -261,7 +254,12 @@ impl fmt::Display for Ends {
 mod tests {
     use super::*;
 
-    fn layer(layer: usize, rows_before: usize, leave: Vec<u64>, why: &[Why]) -> LayerPlan {
+    fn layer(
+        layer: usize,
+        rows_before: usize,
+        leave: Vec<u64>,
+        why: &[EvictionReason],
+    ) -> LayerPlan {
         LayerPlan {
             layer,
             rows_before,
@@ -271,11 +269,11 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_said_in_words() {
+    fn a_plan_prints_in_words() {
         let mut plan = RowPlan::new(1056);
         assert_eq!(plan.to_string(), "at position 1056: nothing leaves");
         let shallow: Vec<u64> = (64..96).collect();
-        let recent = [Why::NotRecent(128)];
+        let recent = [EvictionReason::NotRecent(128)];
         plan.layers = (0..10)
             .map(|i| layer(i, 608, shallow.clone(), &recent))
             .collect();
@@ -283,12 +281,16 @@ mod tests {
         let mut sorted = scattered.clone();
         sorted.sort_unstable();
         plan.layers
-            .push(layer(17, 700, sorted, &[Why::Below(0.15)]));
-        let both = [Why::Below(0.25), Why::Least(Measure::Importance)];
+            .push(layer(17, 700, sorted, &[EvictionReason::Below(0.15)]));
+        let both = [
+            EvictionReason::Below(0.25),
+            EvictionReason::Lowest(EvictionScore::Importance),
+        ];
         plan.layers
             .push(layer(20, 640, vec![80, 90, 100, 110], &both));
         plan.layers.push(layer(22, 630, vec![85], &both));
-        plan.layers.push(layer(23, 630, vec![85], &[Why::Age]));
+        plan.layers
+            .push(layer(23, 630, vec![85], &[EvictionReason::Age]));
         assert_eq!(
             plan.to_string(),
             "at position 1056: layers 0 to 9 let 32 of 608 rows go each, positions 64 to 95, all but the last 128 \

@@ -1,48 +1,49 @@
-//! Heavy hitters: of the rows that may leave, those leave which got least attention.
+//! Heavy hitters: evicts the rows with the least accumulated attention; the most recent tokens stay.
+//! From H2O (Zhang et al. 2023).
 //!
-//! The idea is H2O's (accumulated attention, and the most recent tokens whatever they got). [`Score::Sum`] is as
-//! published. [`Score::Peak`] won our comparison: the root of the mean *squared* attention times the length of the
-//! value, because one query that needs a row says more than many that glance at it, and a row without length says
-//! nothing. [`Score::Max`] takes the greatest instead, and [`Score::Average`] forgets, as TOVA does at once.
+//! [`HeavyScore::Sum`] is as published. [`HeavyScore::Peak`] won our comparison: the root of the mean *squared* attention
+//! times the norm of the value, because one query that needs a row says more than many that glance at it, and a value
+//! near zero adds nothing. [`HeavyScore::Max`] takes the maximum instead. [`HeavyScore::Average`] is a moving average;
+//! its limit, the attention of the last query alone, is TOVA (Oren et al. 2024).
 //!
-//! Parameters: the score, and how many of the last tokens stay whatever they got.
-//!
-//! Every layer for itself: rows that leave one layer may stay in another.
+//! Parameters: the score, and how many of the last tokens always stay. Each layer decides for itself: a row evicted from
+//! one layer may stay in another.
 
-use super::count::{Counting, Memory};
-use super::rows::{LayerView, ParamsError, choose_least};
-pub use crate::notes::Heads;
-use crate::notes::Row;
+pub use super::count::Heads;
+use super::count::{AttentionCounting, AttentionMemory};
+use super::params::ParamsError;
+use super::select::{LayerView, choose_lowest};
+use crate::row_stats::KvRow;
 use haversack_kernels::attention::MassStatistic;
 
-/// What a row is worth.
+/// The score of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Score {
-    /// All attention it ever got. Notes hold sums.
+pub enum HeavyScore {
+    /// The sum of all its attention. Statistics hold sums.
     Sum,
     #[default]
-    /// Length of its value times the root of the mean squared attention. Notes hold squares.
+    /// Norm of its value times the root of the mean squared attention. Statistics hold squares.
     Peak,
-    /// The most attention that one query ever gave it.
+    /// The most attention that a single query gave it.
     Max,
-    /// Attention of late: a moving average.
-    Average(Memory),
+    /// A moving average of its attention.
+    Average(AttentionMemory),
 }
 
-impl Score {
-    /// What attention counts for it.
-    pub fn counting(self) -> Counting {
+impl HeavyScore {
+    /// How attention is counted for this score.
+    pub fn counting(self) -> AttentionCounting {
         match self {
-            Score::Sum => Counting::always(MassStatistic::Sum),
-            Score::Peak => Counting::always(MassStatistic::Squares),
-            Score::Max => Counting::always(MassStatistic::Max),
-            Score::Average(memory) => memory.counting(),
+            HeavyScore::Sum => AttentionCounting::always(MassStatistic::Sum),
+            HeavyScore::Peak => AttentionCounting::always(MassStatistic::Squares),
+            HeavyScore::Max => AttentionCounting::always(MassStatistic::Max),
+            HeavyScore::Average(memory) => memory.counting(),
         }
     }
 
     pub fn check(self) -> Result<(), ParamsError> {
         match self {
-            Score::Average(memory) => memory.check(),
+            HeavyScore::Average(memory) => memory.check(),
             _ => Ok(()),
         }
     }
@@ -50,17 +51,17 @@ impl Score {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeavyParams {
-    pub score: Score,
+    pub score: HeavyScore,
     pub heads: Heads,
-    /// Last tokens that stay whatever they got. Half of the cap counts at most.
+    /// Number of last tokens that always stay; at most half of the cap.
     pub recent: u64,
 }
 
 impl Default for HeavyParams {
-    /// Half of the cap is recent.
+    /// Half of the cap holds recent tokens.
     fn default() -> HeavyParams {
         HeavyParams {
-            score: Score::default(),
+            score: HeavyScore::default(),
             heads: Heads::default(),
             recent: u64::MAX,
         }
@@ -68,38 +69,38 @@ impl Default for HeavyParams {
 }
 
 impl HeavyParams {
-    pub fn counting(&self) -> Counting {
-        Counting {
+    pub fn counting(&self) -> AttentionCounting {
+        AttentionCounting {
             heads: self.heads,
             ..self.score.counting()
         }
     }
 }
 
-/// As [`super::rows::RowPolicy::choose`].
-pub fn choose(view: &LayerView<'_>, rows: &mut [Row], params: &HeavyParams) -> usize {
-    if view.rows > view.most {
+/// See [`super::rows::RowPolicy::choose`].
+pub fn choose(view: &LayerView<'_>, rows: &mut [KvRow], params: &HeavyParams) -> usize {
+    if view.rows > view.max_rows {
         for row in rows.iter_mut() {
             row.worth = worth(row, view.position, params.score);
         }
     }
-    choose_least(view, rows, params.recent)
+    choose_lowest(view, rows, params.recent)
 }
 
-/// Grows with the score; the root is left out, because only the order counts.
-fn worth(row: &Row, position: u64, score: Score) -> f32 {
+/// Monotone in the score; the root is left out, because only the order matters.
+fn worth(row: &KvRow, position: u64, score: HeavyScore) -> f32 {
     match score {
-        Score::Sum | Score::Max | Score::Average(_) => row.mass as f32,
-        Score::Peak => row.norm_sq * (row.mass as f32 / row.queries(position).max(1) as f32),
+        HeavyScore::Sum | HeavyScore::Max | HeavyScore::Average(_) => row.mass as f32,
+        HeavyScore::Peak => row.norm_sq * (row.mass as f32 / row.queries(position).max(1) as f32),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{left, row, view};
+    use super::super::select::testing::{left, row, view};
     use super::*;
 
-    fn params(score: Score, recent: u64) -> HeavyParams {
+    fn params(score: HeavyScore, recent: u64) -> HeavyParams {
         HeavyParams {
             score,
             recent,
@@ -107,20 +108,20 @@ mod tests {
         }
     }
 
-    /// At position 1000, with so many rows too many.
-    fn leaving(rows: &[Row], leave: usize, oldest: u64, params: HeavyParams) -> Vec<u64> {
+    /// At position 1000, with `leave` rows above the cap.
+    fn leaving(rows: &[KvRow], leave: usize, oldest: u64, params: HeavyParams) -> Vec<u64> {
         let view = LayerView {
             position: 1000,
             rows: 600,
-            most: 600 - leave,
-            oldest,
+            max_rows: 600 - leave,
+            min_position: oldest,
             ..view()
         };
         left(rows, |rows| choose(&view, rows, &params))
     }
 
     #[test]
-    fn the_least_leave_and_the_recent_stay() {
+    fn lowest_scores_are_evicted_and_recent_rows_stay() {
         let rows = [
             row(0, 900, 1.0),
             row(10, 900, 0.1),
@@ -128,32 +129,38 @@ mod tests {
             row(800, 400, 1.0),
             row(990, 0, 0.0),
         ];
-        assert_eq!(leaving(&rows, 2, 0, params(Score::Sum, 64)), [500, 800]);
-        assert_eq!(leaving(&rows, 2, 0, params(Score::Max, 64)), [500, 800]);
+        assert_eq!(
+            leaving(&rows, 2, 0, params(HeavyScore::Sum, 64)),
+            [500, 800]
+        );
+        assert_eq!(
+            leaving(&rows, 2, 0, params(HeavyScore::Max, 64)),
+            [500, 800]
+        );
         // Means: 0.93, 0.093, 1.04, 2.38.
-        assert_eq!(leaving(&rows, 2, 0, params(Score::Peak, 64)), [0, 10]);
-        assert_eq!(leaving(&rows, 9, 0, params(Score::Peak, 64)).len(), 4);
-        assert_eq!(leaving(&rows, 1, 0, params(Score::Sum, 0)), [990]);
-        assert!(leaving(&rows, 0, 0, params(Score::Sum, 0)).is_empty());
-        let aged = |leave| leaving(&rows, leave, 501, params(Score::Sum, 64));
+        assert_eq!(leaving(&rows, 2, 0, params(HeavyScore::Peak, 64)), [0, 10]);
+        assert_eq!(leaving(&rows, 9, 0, params(HeavyScore::Peak, 64)).len(), 4);
+        assert_eq!(leaving(&rows, 1, 0, params(HeavyScore::Sum, 0)), [990]);
+        assert!(leaving(&rows, 0, 0, params(HeavyScore::Sum, 0)).is_empty());
+        let aged = |leave| leaving(&rows, leave, 501, params(HeavyScore::Sum, 64));
         assert_eq!(aged(1), [0, 10, 500]);
         assert_eq!(aged(4), [0, 10, 500, 800]);
     }
 
     #[test]
-    fn of_equal_rows_the_older_leaves() {
-        let rows: Vec<Row> = (0..100).rev().map(|p| row(p, 5, 1.0)).collect();
-        let gone = leaving(&rows, 30, 0, params(Score::Sum, 64));
+    fn of_equal_rows_the_older_is_evicted() {
+        let rows: Vec<KvRow> = (0..100).rev().map(|p| row(p, 5, 1.0)).collect();
+        let gone = leaving(&rows, 30, 0, params(HeavyScore::Sum, 64));
         assert_eq!(gone, (0..30).collect::<Vec<_>>());
     }
 
     #[test]
-    fn half_of_the_cap_is_recent_at_most() {
-        let rows: Vec<Row> = (900..1000).map(|p| row(p, 5, 1.0)).collect();
+    fn at_most_half_of_the_cap_is_recent() {
+        let rows: Vec<KvRow> = (900..1000).map(|p| row(p, 5, 1.0)).collect();
         let view = LayerView {
             position: 1000,
             rows: 100,
-            most: 60,
+            max_rows: 60,
             ..view()
         };
         let gone = left(&rows, |rows| choose(&view, rows, &HeavyParams::default()));

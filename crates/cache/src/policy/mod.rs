@@ -1,16 +1,17 @@
-//! Which tokens leave: decided here, done by [`crate::Store::apply`].
+//! Eviction policies: decide which tokens to evict. [`crate::Store::apply`] and [`crate::Store::evict_rows`] do it.
 //!
-//! A policy is a pure function. It holds no state, reads no clock and touches no block, so printing
-//! what it decided explains an eviction and running it again gives the same one. There are two kinds:
-//! [`window`] lets whole blocks leave all layers alike, from a [`Snapshot`] to a [`Plan`]; those in
-//! [`rows`] choose rows, every layer for itself.
+//! A policy is a pure function. It holds no state, reads no clock and touches no block, so printing its decision explains
+//! an eviction, and running it again gives the same one. There are two kinds: [`window`] evicts whole blocks from all
+//! layers alike, from a [`Snapshot`] to an [`EvictionPlan`]; those in [`rows`] choose rows, each layer for itself.
 
 pub mod adaptive;
 pub mod count;
 pub mod explain;
 pub mod heavy;
+mod params;
 pub mod profile;
 pub mod rows;
+mod select;
 pub mod snap;
 pub mod tiers;
 pub mod turns;
@@ -19,34 +20,34 @@ pub mod window;
 use std::fmt;
 use std::ops::Range;
 
-/// How far apart tokens count as standing once those between them have left.
+/// How distances between tokens count once tokens between them are evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Positions {
-    /// The gap closes: a query counts as standing right behind what is left.
+pub enum PositionMode {
+    /// Gaps close: a query's position is shifted back by the evicted tokens.
     #[default]
     Compact,
-    /// Where they were.
+    /// Every token keeps its position.
     Original,
 }
 
-/// One block of a sequence, over all layers that still have it.
+/// One block of a sequence, summed over all layers that still have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct BlockSummary {
     /// A multiple of 32.
     pub first_position: u64,
     /// `1..=32`
     pub rows: u32,
-    /// Of all its forms and layers; blocks that others share count too.
+    /// Shared blocks count too.
     pub bytes: u64,
 }
 
-/// What a sequence holds, as a policy sees it.
+/// The blocks of a sequence, as a policy sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Tokens seen.
+    /// Tokens fed.
     pub position: u64,
     /// In order of position.
-    pub blocks: Vec<Held>,
+    pub blocks: Vec<BlockSummary>,
 }
 
 impl Snapshot {
@@ -59,22 +60,22 @@ impl Snapshot {
     }
 }
 
-/// What leaves.
+/// What to evict.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// Tokens seen when it was made; it is good for no other moment.
+pub struct EvictionPlan {
+    /// Position of the sequence when the plan was made; the plan is valid only there.
     pub position: u64,
-    /// In order, apart from each other; each ends where a block ends.
+    /// Ordered and disjoint; each range ends where a block ends.
     pub drop: Vec<Range<u64>>,
     pub rows_after: u64,
     pub bytes_after: u64,
     pub bytes_before: u64,
 }
 
-impl Plan {
-    /// Everything stays.
-    pub fn nothing(snapshot: &Snapshot) -> Plan {
-        Plan {
+impl EvictionPlan {
+    /// A plan that evicts nothing.
+    pub fn nothing(snapshot: &Snapshot) -> EvictionPlan {
+        EvictionPlan {
             position: snapshot.position,
             drop: Vec::new(),
             rows_after: snapshot.rows(),
@@ -83,9 +84,9 @@ impl Plan {
         }
     }
 
-    /// Drops the positions of `gap` that are still there. `gap` ends at a multiple of 32.
-    pub fn without(snapshot: &Snapshot, gap: Range<u64>) -> Plan {
-        let mut plan = Plan::nothing(snapshot);
+    /// A plan that evicts the positions of `gap` that are still stored. `gap` ends at a multiple of 32.
+    pub fn without(snapshot: &Snapshot, gap: Range<u64>) -> EvictionPlan {
+        let mut plan = EvictionPlan::nothing(snapshot);
         for held in &snapshot.blocks {
             let end = held.first_position + u64::from(held.rows);
             let from = held.first_position.max(gap.start);
@@ -96,7 +97,7 @@ impl Plan {
             if from == held.first_position {
                 plan.bytes_after -= held.bytes;
             }
-            // The whole block, also where its last rows left before.
+            // To the end of the block, even if its last rows were evicted before.
             let block_end = held.first_position + crate::size::SLOTS;
             match plan.drop.last_mut() {
                 Some(last) if last.end == from => last.end = block_end,
@@ -111,7 +112,7 @@ impl Plan {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for EvictionPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "at position {}: ", self.position)?;
         if self.drop.is_empty() {
@@ -131,50 +132,5 @@ impl fmt::Display for Plan {
             " leave; {} rows stay, {} bytes become {}",
             self.rows_after, self.bytes_before, self.bytes_after
         )
-    }
-}
-
-/// What the tests of policies share.
-#[cfg(test)]
-mod testing {
-    use super::rows::LayerView;
-    use crate::notes::Row;
-
-    pub fn row(position: u64, mass: u32, norm_sq: f32) -> Row {
-        Row {
-            position,
-            mass,
-            norm_sq,
-            worth: 0.0,
-            entry: 0,
-            slot: 0,
-            protected: false,
-        }
-    }
-
-    /// Of one layer without a cap.
-    pub fn view() -> LayerView<'static> {
-        LayerView {
-            layer: 0,
-            layers: 1,
-            position: 0,
-            rows: 0,
-            most: usize::MAX,
-            oldest: 0,
-            used: 1.0,
-            loose: 0..u64::MAX,
-            others: 0,
-            whole: 0,
-            spans: &[],
-        }
-    }
-
-    /// Positions that leave, in order.
-    pub fn left(rows: &[Row], choose: impl Fn(&mut [Row]) -> usize) -> Vec<u64> {
-        let mut rows = rows.to_vec();
-        let leave = choose(&mut rows);
-        let mut left: Vec<u64> = rows[..leave].iter().map(|row| row.position).collect();
-        left.sort_unstable();
-        left
     }
 }

@@ -1,22 +1,22 @@
-//! Sets of numbers for [`super::tiers`], by what a conversation is for, and a guess at what that is.
+//! Parameter sets for [`super::tiers`] by use case, and a guess at the use case from the prompt.
 //!
-//! The guess looks for a few plain signs at both ends of the prompt. It is wrong now and then; whoever knows better
-//! says so.
+//! The guess looks for a few keywords and code-like lines at both ends of the prompt. It is sometimes wrong; the user can
+//! name the profile instead.
 
-use super::tiers::{Deep, Middle, Shallow, TiersParams};
+use super::tiers::TiersParams;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
     /// As published.
     #[default]
     Chat,
-    /// Keeps more in the middle layers: a name far above is needed as it was written.
+    /// Keeps more in the middle layers: identifiers far above are needed exactly.
     Code,
     /// The gist is enough.
     Summarize,
-    /// Deep layers are favoured: what a text is about must not fade.
+    /// Favours deep layers: the subject of a text must not fade.
     LongForm,
-    /// Shallow layers too lose only what is below a threshold.
+    /// Shallow layers, too, lose only rows below a threshold.
     Conservative,
 }
 
@@ -44,49 +44,29 @@ impl Profile {
     }
 
     pub const fn params(self) -> TiersParams {
-        const P: TiersParams = TiersParams::PUBLISHED;
+        let mut params = TiersParams::PUBLISHED;
         match self {
-            Profile::Chat => P,
-            Profile::Code => TiersParams {
-                middle: Middle {
-                    theta: 0.10,
-                    batch: 8,
-                    ..P.middle
-                },
-                ..P
-            },
-            Profile::Summarize => TiersParams {
-                middle: Middle {
-                    theta: 0.30,
-                    batch: 32,
-                    ..P.middle
-                },
-                ..P
-            },
-            Profile::LongForm => TiersParams {
-                deep: Deep {
-                    recent: 512,
-                    theta: 0.15,
-                    share_max: 0.05,
-                },
-                ..P
-            },
-            Profile::Conservative => TiersParams {
-                shallow: Shallow {
-                    theta: Some(0.20),
-                    ..P.shallow
-                },
-                middle: Middle {
-                    theta: 0.30,
-                    ..P.middle
-                },
-                deep: Deep {
-                    theta: 0.35,
-                    ..P.deep
-                },
-                ..P
-            },
+            Profile::Chat => {}
+            Profile::Code => {
+                params.middle.theta = 0.10;
+                params.middle.batch = 8;
+            }
+            Profile::Summarize => {
+                params.middle.theta = 0.30;
+                params.middle.batch = 32;
+            }
+            Profile::LongForm => {
+                params.deep.recent = 512;
+                params.deep.theta = 0.15;
+                params.deep.share_max = 0.05;
+            }
+            Profile::Conservative => {
+                params.shallow.theta = Some(0.20);
+                params.middle.theta = 0.30;
+                params.deep.theta = 0.35;
+            }
         }
+        params
     }
 
     /// A guess from the prompt.
@@ -111,9 +91,9 @@ impl Profile {
     }
 }
 
-/// Bytes of a prompt that are read at either end: where people say what they want.
+/// Bytes of a prompt that are examined at either end: where people say what they want.
 const END_BYTES: usize = 2000;
-/// One line of so many makes it code.
+/// One code-like line in this many makes it code.
 const CODE_LINES_OF: usize = 3;
 
 const SUMMARIZE: [&str; 5] = [
@@ -156,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_profile_has_a_name_and_makes_sense() {
+    fn every_profile_has_a_name_and_valid_parameters() {
         for profile in Profile::ALL {
             assert_eq!(Profile::from_name(profile.name()), Some(profile));
             assert_eq!(profile.params().check(3), Ok(()));
@@ -166,14 +146,17 @@ mod tests {
     }
 
     #[test]
-    fn plain_signs_are_seen() {
+    fn profiles_are_guessed_from_the_prompt() {
         let long = "It was a dark and stormy night. ".repeat(400);
         for (prompt, profile) in [
             ("", Profile::Chat),
             ("What is the capital of Peru?", Profile::Chat),
             ("Summarize this:\nfn main() {\n}\n", Profile::Summarize),
             (&format!("{long}\nTL;DR"), Profile::Summarize),
-            ("Why does this fail?\n```\nx = 1\n```", Profile::Code),
+            (
+                "EvictionReason does this fail?\n```\nx = 1\n```",
+                Profile::Code,
+            ),
             ("def f(x):\n    return x\n\nf(", Profile::Code),
             (
                 "Please write a story about a crane; end it well.",

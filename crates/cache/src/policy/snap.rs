@@ -1,25 +1,25 @@
-//! An observation window: the last 32 queries say what the next ones will need.
+//! Observation window: the attention of the last 32 queries decides which rows stay. From SnapKV (Li et al. 2024).
 //!
-//! The idea is SnapKV's: attention of the end of a prompt chooses among everything before it, and what was chosen
-//! takes its neighbours along, because a word of a fact is little without the others. Published, it looks once, when
-//! the prompt has been read; here it looks whenever the layer is above its cap, so that prompts may be longer than
-//! the cache and answers may go on.
+//! Attention of the end of a prompt chooses among everything before it, and a chosen row keeps its neighbours, because one
+//! word of a fact is little without the others. As published, the choice is made once, after the prompt; here it is made
+//! whenever the layer is above its cap, so that prompts can be longer than the cache and answers can go on.
 //!
 //! ```text
-//! queries    … 1023 | 1024 … 1055 |           asked at position 1056: the last block of 32 counts, alone
-//! worth      the greatest attention among the rows within `neighbours` positions
+//! queries    … 1023 | 1024 … 1055 |           run at position 1056: only the last block of 32 counts
+//! worth      the maximum attention of the rows within `neighbours` positions
 //! ```
 //!
 //! Parameters: neighbours to either side, and how many of the last tokens stay.
 
-use super::rows::{LayerView, ParamsError, choose_least};
-use crate::notes::Row;
+use super::params::ParamsError;
+use super::select::{LayerView, choose_lowest};
+use crate::row_stats::KvRow;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapParams {
-    /// Positions to either side that a row is worth as much as.
+    /// Distance within which a row is worth as much as its best neighbour.
     pub neighbours: u64,
-    /// Last tokens that stay, the observation window among them. Half of the cap counts at most.
+    /// Number of last tokens that stay, including the observation window; at most half of the cap.
     pub recent: u64,
 }
 
@@ -39,36 +39,36 @@ impl SnapParams {
     }
 }
 
-/// As [`super::rows::RowPolicy::choose`].
-pub fn choose(view: &LayerView<'_>, rows: &mut [Row], params: &SnapParams) -> usize {
-    if view.rows > view.most {
+/// See [`super::rows::RowPolicy::choose`].
+pub fn choose(view: &LayerView<'_>, rows: &mut [KvRow], params: &SnapParams) -> usize {
+    if view.rows > view.max_rows {
         rows.sort_unstable_by_key(|row| row.position);
         for i in 0..rows.len() {
             let center = rows[i].position;
-            let near = |row: &&Row| row.position.abs_diff(center) <= params.neighbours;
+            let near = |row: &&KvRow| row.position.abs_diff(center) <= params.neighbours;
             let before = rows[..i].iter().rev().take_while(near);
             let around = before.chain(rows[i..].iter().take_while(near));
-            let most = around.map(|row| row.mass).max().unwrap_or(0);
-            rows[i].worth = most as f32;
+            let max = around.map(|row| row.mass).max().unwrap_or(0);
+            rows[i].worth = max as f32;
         }
     }
-    choose_least(view, rows, params.recent)
+    choose_lowest(view, rows, params.recent)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{left, row, view};
+    use super::super::select::testing::{left, row, view};
     use super::*;
 
     #[test]
-    fn neighbours_stay_with_what_was_looked_at() {
-        let mut rows: Vec<Row> = (100..200).map(|p| row(p, 1, 1.0)).collect();
+    fn neighbours_of_attended_rows_stay() {
+        let mut rows: Vec<KvRow> = (100..200).map(|p| row(p, 1, 1.0)).collect();
         rows[50].mass = 1000;
         rows.reverse();
         let view = LayerView {
             position: 600,
             rows: 100,
-            most: 7,
+            max_rows: 7,
             ..view()
         };
         let gone = left(&rows, |rows| choose(&view, rows, &SnapParams::default()));

@@ -1,30 +1,32 @@
-//! Tiers: shallow, middle and deep layers keep different rows.
+//! Tiers: shallow, middle and deep layers keep different rows, the deep ones most. (The nearest paper, PyramidKV by Cai
+//! et al. 2024, gives layers different shares too, but more to the shallow ones.)
 //!
-//! As published, in thirds of the layers, when more than 70 % of the budget is used:
+//! By default, in thirds of the layers, when more than 70 % of the budget is used:
 //!
 //! ```text
 //! shallow   the anchors and the last 128 tokens
-//! middle    of the middle half of the context, but for the first 64 and the last 128 tokens, those leave whose
-//!           importance is below θ = 0.15, in batches of 16
-//! deep      the last 256 tokens stay; of those before, what is below θ = 0.25, a tenth of all tokens at most,
-//!           and only as a last resort: when the layer is above its cap, or has none
+//! middle    of the middle half of the context, except the first 64 and the last 128 tokens, rows with
+//!           importance below θ = 0.15 are evicted, in batches of 16
+//! deep      the last 256 tokens stay; of those before, rows below θ = 0.25 are evicted, at most a tenth of all
+//!           tokens, and only as a last resort: when the layer is above its cap, or has none
 //! ```
 //!
 //! Importance is a moving average with α = 0.3, relative to the uniform share: keep if I · n ≥ θ with the sinks taken
-//! out. (Attention sums to one: an absolute 0.15 would let everything leave.) n shrinks with every row that leaves, so
-//! that the rule holds for what is left. A layer that is above its cap all the same loses the least important; without
-//! a cap rows leave by θ alone.
+//! out. (Attention sums to one: an absolute 0.15 would evict everything.) n shrinks with every evicted row, so that the
+//! rule holds for what is left. A layer that is still above its cap loses its least important rows; without a cap, θ alone
+//! decides.
 //!
 //! Parameters: all these numbers, and the layers at which the groups end. [`super::profile`] has sets of them.
 
-use super::count::Memory;
-use super::rows::{LayerView, ParamsError, least_first, order, partition, set_apart};
-use crate::notes::Row;
+use super::count::AttentionMemory;
+use super::params::ParamsError;
+use super::select::{LayerView, lowest_first, order, partition, split_by_rule};
+use crate::row_stats::KvRow;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TiersParams {
-    pub memory: Memory,
-    /// What of the budget must be used before anything leaves.
+    pub memory: AttentionMemory,
+    /// Share of the budget that must be in use before anything is evicted.
     pub trigger: f32,
     /// The first middle and the first deep layer; `None` = thirds.
     pub borders: Option<[usize; 2]>,
@@ -36,19 +38,19 @@ pub struct TiersParams {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shallow {
     pub recent: u64,
-    /// `None` = nothing but the recent tokens stays.
+    /// `None` = only recent tokens stay.
     pub theta: Option<f32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Middle {
-    /// First tokens that stay.
+    /// Number of first tokens that stay.
     pub first: u64,
     pub recent: u64,
-    /// The part of the context that rows leave from.
+    /// The part of the context that rows are evicted from.
     pub part: [f32; 2],
     pub theta: f32,
-    /// Rows leave in multiples of it.
+    /// Rows are evicted in multiples of this.
     pub batch: usize,
 }
 
@@ -56,13 +58,13 @@ pub struct Middle {
 pub struct Deep {
     pub recent: u64,
     pub theta: f32,
-    /// The most that ever leaves by θ, of all tokens.
+    /// Largest share of all tokens that θ evicts.
     pub share_max: f32,
 }
 
 impl TiersParams {
     pub const PUBLISHED: TiersParams = TiersParams {
-        memory: Memory::Alpha(0.3),
+        memory: AttentionMemory::Alpha(0.3),
         trigger: 0.7,
         borders: None,
         shallow: Shallow {
@@ -83,7 +85,7 @@ impl TiersParams {
         },
     };
 
-    /// Multiples of the uniform share; beyond the greatest no row is ever kept.
+    /// In multiples of the uniform share.
     const THETA_MAX: f32 = 1000.0;
 
     pub fn check(&self, layers: usize) -> Result<(), ParamsError> {
@@ -140,7 +142,7 @@ impl TiersParams {
         }
     }
 
-    /// Last tokens that stay in a layer.
+    /// Number of last tokens that stay in a layer.
     pub(super) fn recent(&self, layer: usize, layers: usize) -> u64 {
         match self.tier(layer, layers) {
             Tier::Shallow => self.shallow.recent,
@@ -149,7 +151,7 @@ impl TiersParams {
         }
     }
 
-    /// Below which importance rows leave a layer; `None` = whatever it is.
+    /// Importance below which rows of a layer are evicted; `None` = any.
     pub fn theta(&self, layer: usize, layers: usize) -> Option<f32> {
         match self.tier(layer, layers) {
             Tier::Shallow => self.shallow.theta,
@@ -172,9 +174,9 @@ enum Tier {
     Deep,
 }
 
-/// As [`super::rows::RowPolicy::choose`]. Rows get their importance as worth.
-pub fn choose(view: &LayerView<'_>, rows: &mut [Row], params: &TiersParams) -> usize {
-    let (gone, free) = set_apart(view, rows);
+/// See [`super::rows::RowPolicy::choose`]. `worth` is the importance.
+pub fn choose(view: &LayerView<'_>, rows: &mut [KvRow], params: &TiersParams) -> usize {
+    let (gone, free) = split_by_rule(view, rows);
     let rows = &mut rows[gone..free];
     let rule = Rule::of(view, params);
     if !rule.is_due && view.excess() <= gone {
@@ -190,21 +192,21 @@ pub fn choose(view: &LayerView<'_>, rows: &mut [Row], params: &TiersParams) -> u
     if excess > 0 {
         let rest = &mut rows[leave..old];
         let more = excess.min(rest.len());
-        least_first(rest, more);
+        lowest_first(rest, more);
         leave += more;
-        // The uniform share of what is left is another.
+        // The uniform share of the remaining rows is another.
         leave += rule.choose(view, &mut rows[leave..old], gone + leave);
     }
     gone + leave
 }
 
-/// What a tier lets leave by importance.
+/// What a tier evicts by importance.
 struct Rule {
     is_due: bool,
     positions: std::ops::Range<u64>,
     theta: Option<f32>,
     batch: usize,
-    /// Rows that are gone when no more leave.
+    /// Number of evicted rows at which it stops.
     gone_max: usize,
 }
 
@@ -213,7 +215,7 @@ impl Rule {
         let tier = params.tier(view.layer, view.layers);
         let of_all = |part: f32| (view.position as f64 * f64::from(part)) as u64;
         let anywhere = Rule {
-            is_due: view.used > params.trigger,
+            is_due: view.budget_used > params.trigger,
             positions: 0..u64::MAX,
             theta: params.theta(view.layer, view.layers),
             batch: 1,
@@ -228,15 +230,15 @@ impl Rule {
                 ..anywhere
             },
             Tier::Deep => Rule {
-                is_due: anywhere.is_due && (!view.has_cap() || view.rows > view.most),
+                is_due: anywhere.is_due && (!view.has_cap() || view.rows > view.max_rows),
                 gone_max: of_all(params.deep.share_max) as usize,
                 ..anywhere
             },
         }
     }
 
-    /// Those that leave come first, after `before` others left.
-    fn choose(&self, view: &LayerView<'_>, rows: &mut [Row], before: usize) -> usize {
+    /// Moves the rows to evict to the front, after `before` others were chosen.
+    fn choose(&self, view: &LayerView<'_>, rows: &mut [KvRow], before: usize) -> usize {
         if !self.is_due {
             return 0;
         }
@@ -244,42 +246,43 @@ impl Rule {
         let rows = &mut rows[..inside];
         let left = view.rows.saturating_sub(before);
         let gone = (view.position as usize).saturating_sub(left);
-        let most = self.gone_max.saturating_sub(gone).min(rows.len());
+        let max = self.gone_max.saturating_sub(gone).min(rows.len());
         let Some(theta) = self.theta else {
-            return most;
+            return max;
         };
         rows.sort_unstable_by(order);
-        let others = view.others.saturating_sub(before);
-        let below = |(i, row): &(usize, &Row)| theta > row.worth * others.saturating_sub(*i) as f32;
-        let count = rows.iter().enumerate().take_while(below).count().min(most);
+        let others = view.non_sink_rows.saturating_sub(before);
+        let below =
+            |(i, row): &(usize, &KvRow)| theta > row.worth * others.saturating_sub(*i) as f32;
+        let count = rows.iter().enumerate().take_while(below).count().min(max);
         count / self.batch * self.batch
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{left, row, view};
+    use super::super::select::testing::{left, row, view};
     use super::*;
 
     const LAYERS: usize = 6;
 
     /// At position 1024 with all rows, each with the uniform share but for every fourth with a tenth of it.
-    fn rows() -> Vec<Row> {
+    fn rows() -> Vec<KvRow> {
         let mass = |p: u64| if p.is_multiple_of(4) { 100 } else { 1000 };
-        let mut rows: Vec<Row> = (64..928).map(|p| row(p, mass(p), 1.0)).collect();
+        let mut rows: Vec<KvRow> = (64..928).map(|p| row(p, mass(p), 1.0)).collect();
         rows.reverse();
         rows
     }
 
-    fn at(layer: usize, most: usize) -> LayerView<'static> {
+    fn at(layer: usize, max_rows: usize) -> LayerView<'static> {
         LayerView {
             layer,
             layers: LAYERS,
             position: 1024,
             rows: 1024,
-            most,
-            others: 1020,
-            whole: 1_020_000,
+            max_rows,
+            non_sink_rows: 1020,
+            full_mass: 1_020_000,
             ..view()
         }
     }
@@ -294,16 +297,16 @@ mod tests {
         let all = usize::MAX;
         assert_eq!(gone(&at(0, all), &params), (64..896).collect::<Vec<_>>());
         assert_eq!(gone(&at(1, all), &params).len(), 832);
-        // The middle half is 256..768: every fourth leaves.
+        // The middle half is 256..768: every fourth row is evicted.
         let middle: Vec<u64> = (256..768).step_by(4).collect();
         assert_eq!(gone(&at(2, all), &params), middle);
-        // A tenth at most, of 64..768.
+        // At most a tenth, of 64..768.
         let deep: Vec<u64> = (64..768).step_by(4).take(102).collect();
         assert_eq!(gone(&at(4, all), &params), deep);
-        // Below the trigger nothing leaves.
+        // Below the trigger nothing is evicted.
         for layer in 0..LAYERS {
             let idle = LayerView {
-                used: 0.7,
+                budget_used: 0.7,
                 ..at(layer, 2000)
             };
             assert!(gone(&idle, &params).is_empty());
@@ -314,12 +317,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_is_met_by_the_least_important() {
+    fn a_cap_evicts_the_least_important() {
         let params = TiersParams::default();
         for layer in 0..LAYERS {
             let gone = gone(&at(layer, 700), &params);
             assert!(gone.len() >= 324, "{layer}");
-            // All that are small leave before any other.
+            // All small ones are evicted before any other.
             let small = gone.iter().filter(|p| p.is_multiple_of(4)).count();
             let end = if layer < 4 { 896 } else { 768 };
             assert_eq!(small as u64, (end - 64) / 4, "{layer}");
@@ -333,7 +336,7 @@ mod tests {
         assert_eq!(gone(&at(2, usize::MAX), &params).len(), 100);
         params.borders = Some([0, 0]);
         assert_eq!(gone(&at(0, usize::MAX), &params).len(), 102);
-        // Far too high: everything that may.
+        // Far too high: evicts everything evictable.
         params.middle.theta = 1000.0;
         params.borders = Some([0, 6]);
         params.middle.batch = 1;
@@ -341,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_numbers_are_named() {
+    fn errors_name_the_parameter() {
         let said = |change: fn(&mut TiersParams)| {
             let mut params = TiersParams::default();
             change(&mut params);

@@ -1,163 +1,82 @@
-//! Sequences over pools of blocks: the one place where tables change.
+//! The store: sequences over pools of blocks. The only place where tables change.
 //!
-//! [`step`] and [`write`] grow sequences (`begin` → `write` → `settle` → `commit`, or `rollback`),
-//! [`ahead`] makes far forms before they are seen, [`evict`] makes them shorter, [`hide`] hides rows, [`tidy`] gives memory back. This file holds what they share, and opens, forks and
-//! closes sequences.
+//! [`Storage`] is the layers and their pools, [`Sequences`] the tables that point into them. The files beside this one
+//! each hold one operation: [`step`] and [`write`] grow sequences (`begin` → `write` → `settle` → `commit`, or
+//! `rollback`), [`recode_ahead`] makes far forms before they are due, [`evict`], [`evict_rows`] and [`hide`] shorten
+//! them, [`image`] and [`mapped`] save and restore them, [`compact`] gives memory back. This file checks ids and the
+//! budget and calls them.
 //!
-//! Invariants between steps: an entry has one form, but for the far form that is made ahead of what leaves the
-//! recent zone next; near forms are exactly those within the recent zone of the last position; a layer with a window holds no block that its next query cannot see;
-//! the sum of all accounts is within the budget.
+//! Invariants between steps: an entry has one form, except for a far form recoded ahead of the block that leaves the
+//! recent zone next; entries are near exactly within the recent zone of the last position; a layer with a window holds no
+//! block that its next query cannot see; the sum of all accounts is within the budget.
 
-mod ahead;
 mod audit;
+mod compact;
 mod evict;
+mod evict_rows;
 mod hide;
 mod image;
 mod mapped;
-mod picture;
+mod recode_ahead;
+mod report;
 mod rows;
+mod sequence;
 mod step;
-mod thin;
-mod tidy;
+mod storage;
 mod write;
 
-pub use evict::Applied;
+pub use evict::EvictionOutcome;
 pub use image::Image;
-pub use mapped::{Laid, MappedImage};
-pub use picture::{Run, Spot, Zone, ZoneBytes};
-pub use step::{Grow, Step};
+pub use mapped::{ImageLayout, MappedImage};
+pub use report::{TokenRun, TokenState, Zone, ZoneBytes};
+pub use sequence::SequenceId;
+pub use step::{SequenceGrowth, Step};
+pub use storage::StoreOptions;
 
-use crate::coding::{Mean, Staging};
+use crate::annotations::{ANNOTATIONS_MAX, Annotation};
+use crate::counting::AttentionCounting;
 use crate::error::{CacheError, CannotFit};
 use crate::ledger::{Account, Ledger};
-use crate::notes::{Notes, Noting};
-use crate::policy::{Held, Positions, Snapshot};
-use crate::pool::{BlockId, Census, Pool, reserve_exact};
+use crate::policy::rows::LayerView;
+use crate::policy::{EvictionPlan, PositionMode, Snapshot};
+use crate::pool::{BlockPool, PoolStats};
+use crate::row_stats::{KvRow, StatsFormat};
 use crate::segments::Segments;
-use crate::size::{LayerShape, Zones};
-use crate::spans::Spans;
-use crate::table::{Entry, FormView, Table, TableView};
-use haversack_kernels::format::kv::BLOCK_SLOTS;
+use crate::size::{LayerShape, SLOTS, Zones};
+use crate::table::{BlockTable, TableView};
+use haversack_kernels::Exec;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
-use haversack_memory::zoo::{Bug, planted};
-use haversack_memory::{Backing, Faults};
+use haversack_memory::Region;
+use image::{Column, Outline};
+use sequence::{GAPS, Sequence, Sequences};
+use std::ops::Range;
+use storage::Storage;
+use write::NewRows;
 
-/// Slabs of this many bytes: a huge page each, and less than a block beyond it in small ones. A short chat
-/// stays small all the same: pages of a slab that is not full are in memory where they were written.
-const SLAB_BYTES: usize = 2 << 20;
-
-#[derive(Clone, Debug)]
-pub struct StoreOptions {
-    pub layers: Vec<LayerShape>,
-    pub zones: Zones,
-    /// (layer): the mean key, (kv_head, dim), in the model's own basis. An empty list = none.
-    pub means: Vec<Option<Vec<f32>>>,
-    /// (layer): where the rounding errors of keys go. An empty list = nowhere.
-    pub carries: Vec<Option<ErrorFeedback>>,
-    /// Ceiling for everything in the [`Ledger`]; `None` = what the system gives.
-    pub budget_bytes: Option<usize>,
-    /// Remember where each row came from and how much attention it gets, so that rows can leave one by
-    /// one ([`Store::thin`]): of every sequence that says nothing else.
-    pub notes: Option<Noting>,
-    /// Where the pages of blocks come from.
-    pub backing: Backing,
-    /// Arena calls that fail, for tests.
-    pub faults: Option<Faults>,
-    /// Rounded up to whole blocks.
-    pub slab_bytes: usize,
-}
-
-impl Default for StoreOptions {
-    fn default() -> StoreOptions {
-        StoreOptions {
-            layers: Vec::new(),
-            zones: Zones::default(),
-            means: Vec::new(),
-            carries: Vec::new(),
-            budget_bytes: None,
-            notes: None,
-            backing: Backing::default(),
-            faults: None,
-            slab_bytes: SLAB_BYTES,
-        }
-    }
-}
-
-/// One sequence of one store, by slot and generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SequenceId {
-    index: u32,
-    generation: u32,
-}
+/// Full slabs of a pool that may wait for huge pages while single tokens are fed: copying one takes a third of the time
+/// of a token of a small model, while a prompt takes long anyway. A long answer still moves them all in time.
+const SLABS_WAITING: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceStats {
-    /// Tokens seen.
+    /// Tokens fed.
     pub position: u64,
-    /// Rows kept, in the fullest layer.
+    /// Rows stored, in the fullest layer.
     pub rows: usize,
-    /// The most that `rows` has been.
+    /// Highest `rows` so far.
     pub rows_peak: usize,
-    /// Bytes of the blocks that queries of this sequence see; shared blocks count for each holder. Far forms that were
-    /// made ahead are not among them.
+    /// Bytes of the blocks that queries of this sequence read; a shared block counts for each holder, and blocks recoded
+    /// ahead do not count.
     pub bytes: usize,
 }
 
-/// What is fixed about a layer.
-struct Layer {
-    shape: LayerShape,
-    near_pool: usize,
-    /// The same as `near_pool` where near and far are one form.
-    far_pool: usize,
-    sink_pool: Option<usize>,
-    mean: Option<Mean>,
-    carry: Option<ErrorFeedback>,
-}
-
-#[derive(Default)]
-struct Sequence {
-    generation: u32,
-    /// (layer); empty when the slot is free.
-    tables: Vec<Table>,
-    position: u64,
-    rows_peak: usize,
-    open: bool,
-    in_step: bool,
-    segments: Segments,
-    spans: Spans,
-    /// Where it stood when rows last left one by one.
-    thinned_at: u64,
-    /// Rows are remembered, so that they can.
-    noted: bool,
-}
-
-impl Sequence {
-    /// Rows of the fullest layer.
-    fn rows(&self) -> usize {
-        self.tables.iter().map(Table::rows).max().unwrap_or(0)
-    }
-}
-
-/// Full slabs of a pool that wait for huge pages while single tokens are fed: copying one takes as long as a third of a
-/// token of a small model, and whoever reads a prompt waits anyway. A long answer gets them all the same.
-const SLABS_WAITING: usize = 4;
-
-/// Gaps that every sequence has room for, so that making room does not ask for room. With anchors and
-/// a window there is one, and a few when their numbers change on the way.
-const GAPS: usize = 8;
-
 pub struct Store {
-    shapes: Vec<LayerShape>,
-    layers: Vec<Layer>,
-    zones: Zones,
-    /// One pool per block size.
-    pools: Vec<Pool>,
-    sequences: Vec<Sequence>,
-    staging: Staging,
+    storage: Storage,
+    sequences: Sequences,
     /// The lists of the last step, for the next one.
     spare: Step,
+    row_stats: Option<StatsFormat>,
     budget_bytes: Option<usize>,
-    notes: Option<Noting>,
     scratch: usize,
     side: usize,
     kv_peak: usize,
@@ -165,282 +84,256 @@ pub struct Store {
     steps_under_way: usize,
 }
 
+/// Options, accounts and budget.
 impl Store {
-    /// A store without sequences. It takes memory for staging and none for blocks.
+    /// A store without sequences. It allocates staging buffers and no blocks.
     pub fn new(options: StoreOptions) -> Result<Store, CacheError> {
-        let StoreOptions { layers, zones, .. } = options;
-        if zones.sinks > BLOCK_SLOTS {
-            return Err(CacheError::TooMany {
-                what: "the number of sinks",
-                found: zones.sinks,
-                most: BLOCK_SLOTS,
-            });
-        }
-        let mut means = options.means;
-        means.resize_with(layers.len(), || None);
-        let mut carries = options.carries;
-        carries.resize_with(layers.len(), || None);
-        let mut pools: Vec<Pool> = Vec::new();
-        let mut pool_of = |block_bytes: usize| {
-            let known = pools.iter().position(|p| p.block_bytes() == block_bytes);
-            if let Some(pool) = known {
-                return Ok(pool);
-            }
-            let faults = options.faults.clone();
-            let pool = Pool::new(block_bytes, options.slab_bytes, options.backing, faults)?;
-            pools.push(pool);
-            Ok::<usize, CacheError>(pools.len() - 1)
-        };
-        let mut made = Vec::new();
-        let stats = means.into_iter().zip(carries);
-        for (i, (&shape, (mean, carry))) in layers.iter().zip(stats).enumerate() {
-            if !shape.fits() {
-                let head_dim = shape.head_dim;
-                return Err(CacheError::Form { layer: i, head_dim });
-            }
-            let sink_bytes = shape.sink_bytes(zones);
-            made.push(Layer {
-                shape,
-                near_pool: pool_of(shape.near_shape().block_bytes())?,
-                far_pool: pool_of(shape.far_shape().block_bytes())?,
-                sink_pool: match sink_bytes {
-                    0 => None,
-                    bytes => Some(pool_of(bytes)?),
-                },
-                mean: mean.map(|mean| mean_of(i, shape, mean)).transpose()?,
-                carry: carry.map(|carry| carry_of(i, shape, carry)).transpose()?,
-            });
-        }
         let store = Store {
-            staging: Staging::new(made.iter().map(|l| (l.shape, l.mean.is_some())))?,
-            shapes: layers,
-            layers: made,
-            zones,
-            pools,
-            sequences: Vec::new(),
+            sequences: Sequences::default(),
             spare: Step::default(),
+            row_stats: options.row_stats,
             budget_bytes: options.budget_bytes,
-            notes: options.notes,
             scratch: 0,
             side: 0,
             kv_peak: 0,
             peak: 0,
             steps_under_way: 0,
+            storage: Storage::new(options)?,
         };
         store.ledger().fit(0)?;
         Ok(store)
     }
 
     pub fn layers(&self) -> &[LayerShape] {
-        &self.shapes
+        &self.storage.shapes
     }
 
     pub fn zones(&self) -> Zones {
-        self.zones
+        self.storage.zones
     }
 
-    /// The layer's mean key in its basis, (kv_head, dim): what attention adds back.
+    /// The layer's mean key in its basis, (kv_head, dim), which attention adds back.
     pub fn mean(&self, layer: usize) -> Option<&[f32]> {
-        Some(&self.layers.get(layer)?.mean.as_ref()?.turned)
+        Some(&self.storage.layers.get(layer)?.mean.as_ref()?.rotated)
     }
 
-    /// Where the rounding errors of the layer's keys go.
-    pub fn carry(&self, layer: usize) -> Option<&ErrorFeedback> {
-        self.layers.get(layer)?.carry.as_ref()
+    /// The error feedback for the rounding of the layer's keys.
+    pub fn error_feedback(&self, layer: usize) -> Option<&ErrorFeedback> {
+        self.storage.layers.get(layer)?.error_feedback.as_ref()
     }
 
     pub fn ledger(&self) -> Ledger {
-        let sum = |f: &dyn Fn(&Pool) -> usize| self.pools.iter().map(f).sum::<usize>();
+        let pools = &self.storage.pools;
+        let sum = |f: &dyn Fn(&BlockPool) -> usize| pools.iter().map(f).sum::<usize>();
         Ledger {
             budget: self.budget_bytes,
-            kv_live: sum(&|p| (p.live() - p.ahead()) * p.block_bytes()),
+            kv_live: self.storage.live_bytes(),
             kv_ahead: sum(&|p| p.ahead() * p.block_bytes()),
-            kv_file: sum(&|p| p.adopted() * p.block_bytes()),
+            kv_file: sum(&|p| p.mapped() * p.block_bytes()),
             kv_promised: sum(&|p| p.promised() * p.block_bytes()),
             kv_peak: self.kv_peak,
             peak: self.peak,
-            tables: self.table_bytes() + sum(&|p| p.list_bytes()),
+            tables: self.sequences.bytes()
+                + self.storage.staging.bytes()
+                + self.step_bytes(self.sequences.slots.len())
+                + sum(&|p| p.list_bytes()),
             scratch: self.scratch,
-            side: self.side + self.key_bytes(),
+            side: self.side + self.storage.key_bytes(),
             mapped: sum(&|p| p.arena().mapped_bytes()),
         }
     }
 
-    /// (pool): its blocks, counted one by one. For tests and reports.
-    pub fn census(&self) -> Vec<Census> {
-        self.pools.iter().map(Pool::census).collect()
+    /// (pool): its blocks, counted one by one, for tests and reports.
+    pub fn pool_stats(&self) -> Vec<PoolStats> {
+        self.storage.pools.iter().map(BlockPool::stats).collect()
     }
 
-    /// Bytes of slabs in memory, as the system says; `None` where it does not.
+    /// Resident bytes of slabs according to the system; `None` if it does not say.
     pub fn resident_bytes(&self) -> Option<u64> {
-        let mut pools = self.pools.iter();
+        let mut pools = self.storage.pools.iter();
         pools.try_fold(0, |sum, p| Some(sum + p.arena().resident_bytes()?))
     }
 
-    /// The pools, for hints and readings of their arenas.
-    pub fn pools_mut(&mut self) -> &mut [Pool] {
-        &mut self.pools
+    /// The pools, for readings of their arenas.
+    pub fn pools(&self) -> &[BlockPool] {
+        &self.storage.pools
     }
 
-    /// Sets the level of an account that others keep. It is refused where the sum would pass the
-    /// budget.
+    /// Sets the level of an account that the caller keeps. Refused if the sum would pass the budget.
     pub fn charge(&mut self, account: Account, bytes: usize) -> Result<(), CannotFit> {
         let ledger = self.ledger();
-        let level = match account {
-            Account::Scratch => &mut self.scratch,
-            Account::Side => &mut self.side,
-        };
-        let before = std::mem::replace(level, bytes);
-        if planted(Bug::BudgetAfterAllocating) {
-            self.note_total();
-        }
+        let before = std::mem::replace(self.level(account), bytes);
         let more = bytes.saturating_sub(before);
         if let Some(error) = ledger.fit(more).err().filter(|_| more > 0) {
-            match account {
-                Account::Scratch => self.scratch = before,
-                Account::Side => self.side = before,
-            }
+            *self.level(account) = before;
             return Err(error);
         }
-        self.note_total();
+        self.update_peak();
         Ok(())
     }
 
-    /// Another ceiling from now on. A ceiling below what is held is refused: evict first.
-    pub fn set_budget(&mut self, budget_bytes: Option<usize>) -> Result<(), CannotFit> {
-        let budget = budget_bytes;
-        Ledger {
-            budget,
-            ..self.ledger()
+    fn level(&mut self, account: Account) -> &mut usize {
+        match account {
+            Account::Scratch => &mut self.scratch,
+            Account::Side => &mut self.side,
         }
-        .fit(0)?;
+    }
+
+    /// Changes the budget. A budget below what is held is refused: evict first.
+    pub fn set_budget(&mut self, budget_bytes: Option<usize>) -> Result<(), CannotFit> {
+        let mut ledger = self.ledger();
+        ledger.budget = budget_bytes;
+        ledger.fit(0)?;
         self.budget_bytes = budget_bytes;
         Ok(())
     }
 
-    pub fn open(&mut self) -> Result<SequenceId, CacheError> {
-        self.open_noting(self.notes)
-    }
-
-    /// A sequence of whose rows something else is remembered than of the others'.
-    pub fn open_noting(&mut self, notes: Option<Noting>) -> Result<SequenceId, CacheError> {
-        let slot = self.free_slot(Segments::bytes_for(GAPS, 0))?;
-        let mut sequence = Sequence {
-            segments: Segments::with_room(GAPS, 0)?,
-            noted: notes.is_some(),
-            ..Sequence::default()
-        };
-        reserve_exact(&mut sequence.tables, self.layers.len())?;
-        let tables = self.layers.iter().map(|layer| Table {
-            // A layer with a window of its own loses rows by itself.
-            notes: notes
-                .filter(|_| layer.shape.window.is_none())
-                .map(|noting| Notes::new(noting, layer.shape.kv_heads)),
-            ..Table::default()
-        });
-        sequence.tables.extend(tables);
-        Ok(self.admit(slot, sequence))
-    }
-
-    /// A second sequence that shares every block with the first. What is partly filled is copied
-    /// when either writes to it.
-    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, CacheError> {
-        let from = self.idle(id)?;
-        let lists: usize = self.sequences[from].tables.iter().map(list_bytes).sum();
-        let (gaps, hidden) = self.sequences[from].segments.room();
-        let segments = Segments::bytes_for(gaps, hidden);
-        let spans = self.sequences[from].spans.copy_bytes();
-        let slot = self.free_slot(lists + segments + spans)?;
-        let source = &self.sequences[from];
-        let mut sequence = Sequence {
-            position: source.position,
-            segments: source.segments.copy()?,
-            spans: source.spans.copy()?,
-            thinned_at: source.thinned_at,
-            noted: source.noted,
-            ..Sequence::default()
-        };
-        reserve_exact(&mut sequence.tables, self.layers.len())?;
-        for table in &source.tables {
-            let mut copy = Table {
-                sinks: table.sinks,
-                rows: table.rows,
-                passed: table.passed,
-                notes: table.notes.as_ref().map(Notes::copy).transpose()?,
-                whole: table.whole,
-                aged: table.aged,
-                ..Table::default()
-            };
-            reserve_exact(&mut copy.entries, table.entries.len())?;
-            reserve_exact(&mut copy.spans, table.spans.len())?;
-            copy.entries.extend_from_slice(&table.entries);
-            copy.spans.extend_from_slice(&table.spans);
-            sequence.tables.push(copy);
+    /// Releases unused memory: pages of empty slabs and spare capacity of tables. Returns the number of slabs.
+    pub fn trim(&mut self) -> usize {
+        for sequence in self.sequences.slots.iter_mut().filter(|s| !s.in_step) {
+            sequence
+                .tables
+                .iter_mut()
+                .for_each(BlockTable::shrink_to_fit);
         }
-        for (layer, table) in self.layers.iter().zip(&sequence.tables) {
-            for entry in &table.entries {
-                for (pool, id) in layer.forms(entry) {
-                    if entry.first_position > 0 || !planted(Bug::ForkLosesReference) {
-                        self.pools[pool].share(id);
-                    }
+        self.storage.release_empty_slabs()
+    }
+
+    /// Moves blocks out of slabs of which less than `percent` is in use and releases those slabs; 100 moves every block as
+    /// far down as there is room. Returns the number of blocks moved; 0 during a step.
+    pub fn compact_below(&mut self, percent: usize) -> Result<usize, CacheError> {
+        if self.steps_under_way > 0 {
+            return Ok(0);
+        }
+        compact::compact(&mut self.storage, &mut self.sequences.slots, percent)
+    }
+
+    /// Moves full slabs to huge pages, except `waiting` of each pool. The system holds both copies for a moment, so the
+    /// budget must have room for one slab.
+    fn collapse_full_slabs(&mut self, waiting: usize) {
+        for pool in 0..self.storage.pools.len() {
+            loop {
+                let slab = self.storage.pools[pool].full_slabs().nth(waiting);
+                let Some(slab) = slab else { break };
+                let bytes = self.storage.pools[pool].arena().slab_bytes();
+                if self.ledger().fit(bytes).is_err() {
+                    return;
                 }
-            }
-            if let (Some(pool), Some(id)) = (layer.sink_pool, table.sinks) {
-                self.pools[pool].share(id);
+                self.storage.pools[pool].collapse(slab);
             }
         }
-        Ok(self.admit(slot, sequence))
+    }
+
+    /// The lists of a step of this many sequences.
+    fn step_bytes(&self, members: usize) -> usize {
+        let (layers, pools) = (self.storage.layers.len(), self.storage.pools.len());
+        Step::bytes_for(members, layers, pools)
+    }
+
+    /// Called after reserving or charging: nothing else makes the total grow.
+    fn update_peak(&mut self) {
+        self.peak = self.peak.max(self.ledger().total());
+    }
+
+    fn update_kv_peak(&mut self) {
+        self.kv_peak = self.kv_peak.max(self.storage.live_bytes());
+    }
+
+    /// Sequences that are open.
+    pub fn open_sequences(&self) -> usize {
+        self.sequences.open().count()
+    }
+
+    /// Checks the store between steps, for tests: reference counts against tables, reservations, positions of entries,
+    /// the budget.
+    pub fn audit(&self) -> Result<(), String> {
+        audit::audit(&self.storage, &self.sequences, self.steps_under_way > 0)?;
+        let ledger = self.ledger();
+        match ledger.budget {
+            Some(budget) if ledger.peak > budget || ledger.total() > budget => {
+                Err(format!("more than the budget: {ledger:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes of blocks by zone and form: together [`Ledger::kv_live`] and [`Ledger::kv_file`].
+    pub fn zone_bytes(&self) -> Vec<ZoneBytes> {
+        report::zone_bytes(&self.storage, &self.sequences)
+    }
+}
+
+/// Sequences: open, fork, close, read.
+impl Store {
+    pub fn open(&mut self) -> Result<SequenceId, CacheError> {
+        self.open_with_stats(self.row_stats)
+    }
+
+    /// Opens a sequence with its own choice of row statistics.
+    pub fn open_with_stats(
+        &mut self,
+        format: Option<StatsFormat>,
+    ) -> Result<SequenceId, CacheError> {
+        let slot = self.free_slot(Segments::bytes_for(GAPS, 0))?;
+        let sequence = Sequence::new(&self.storage, format)?;
+        Ok(self.sequences.put(slot, sequence))
+    }
+
+    /// A second sequence that shares every block with the first. A partly filled block is copied when either writes to it.
+    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, CacheError> {
+        let from = self.sequences.idle_index(id)?;
+        let slot = self.free_slot(self.sequences.slots[from].fork_bytes())?;
+        let sequence = self.sequences.slots[from].fork(&mut self.storage)?;
+        Ok(self.sequences.put(slot, sequence))
     }
 
     pub fn close(&mut self, id: SequenceId) -> Result<(), CacheError> {
-        let i = self.idle(id)?;
-        let tables = std::mem::take(&mut self.sequences[i].tables);
-        for (layer, table) in self.layers.iter().zip(tables) {
-            for entry in &table.entries {
-                release(&mut self.pools, layer, entry);
-            }
-            release_sinks(&mut self.pools, layer, table.sinks);
-        }
-        self.sequences[i] = Sequence {
-            generation: self.sequences[i].generation.wrapping_add(1),
-            ..Sequence::default()
-        };
-        self.release_empty_slabs();
+        self.sequences.idle_mut(id)?.close(&mut self.storage);
         Ok(())
     }
 
-    /// Tokens seen. Cheap, unlike [`Store::stats`], which adds up every block.
+    /// A slot for a sequence with `more` bytes of lists, if the budget has room for it.
+    fn free_slot(&mut self, more: usize) -> Result<usize, CacheError> {
+        let tables = self.storage.layers.len() * size_of::<BlockTable>();
+        let free = self.sequences.free_slot();
+        let slots = self.sequences.slots.len();
+        let slot = match free {
+            Some(_) => 0,
+            None => size_of::<Sequence>() + self.step_bytes(slots + 1) - self.step_bytes(slots),
+        };
+        self.ledger().fit(tables + more + slot)?;
+        match free {
+            Some(slot) => Ok(slot),
+            None => self.sequences.add_slot(),
+        }
+    }
+
+    /// Tokens fed. Cheap, unlike [`Store::stats`], which adds up every block.
     pub fn position(&self, id: SequenceId) -> Result<u64, CacheError> {
-        Ok(self.sequences[self.find(id)?].position)
+        Ok(self.sequences.get(id)?.position)
     }
 
-    /// Rows kept, in the fullest layer. Cheap.
+    /// Rows stored, in the fullest layer. Cheap.
     pub fn rows(&self, id: SequenceId) -> Result<usize, CacheError> {
-        Ok(self.sequences[self.find(id)?].rows())
+        Ok(self.sequences.get(id)?.rows())
     }
 
-    /// Rows kept in one layer.
-    pub fn rows_in(&self, id: SequenceId, layer: usize) -> Result<usize, CacheError> {
-        self.layer(layer)?;
-        Ok(self.sequences[self.find(id)?].tables[layer].rows())
+    /// Rows stored in one layer.
+    pub fn layer_rows(&self, id: SequenceId, layer: usize) -> Result<usize, CacheError> {
+        Ok(self.table(id, layer)?.rows())
     }
 
-    /// Whether rows of sequences that say nothing else are remembered.
-    pub fn is_noting(&self) -> bool {
-        self.notes.is_some()
+    /// Whether a sequence has row statistics, so that single rows can be evicted.
+    pub fn has_row_stats(&self, id: SequenceId) -> Result<bool, CacheError> {
+        Ok(self.sequences.get(id)?.has_row_stats)
     }
 
-    /// Whether rows of a sequence are remembered, so that they can leave one by one.
-    pub fn is_noted(&self, id: SequenceId) -> Result<bool, CacheError> {
-        Ok(self.sequences[self.find(id)?].noted)
-    }
-
-    /// What [`KvView::spans`] will say of the layer with most once `tokens` more are there. Blocks may be
-    /// missing or hidden anywhere, so rows do not bound it.
+    /// The largest [`KvView::spans`] of any layer after `tokens` more. Blocks may be missing or hidden anywhere, so the
+    /// number of rows does not bound it.
     ///
     /// [`KvView::spans`]: haversack_kernels::attention::KvView::spans
-    pub fn spans_with(&self, id: SequenceId, tokens: usize) -> Result<usize, CacheError> {
-        let sequence = &self.sequences[self.find(id)?];
+    pub fn max_spans_after(&self, id: SequenceId, tokens: usize) -> Result<usize, CacheError> {
+        let sequence = self.sequences.get(id)?;
         let first = sequence.position;
         let end = first.saturating_add(tokens as u64);
         let spans = sequence.tables.iter().map(|t| t.spans_with(first, end));
@@ -448,297 +341,471 @@ impl Store {
     }
 
     pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, CacheError> {
-        let sequence = &self.sequences[self.find(id)?];
-        let mut bytes = 0;
-        for (layer, table) in self.layers.iter().zip(&sequence.tables) {
-            bytes += table
-                .entries
-                .iter()
-                .map(|e| self.entry_bytes(layer, e))
-                .sum::<usize>();
-            bytes += self.sink_bytes(layer, table);
-        }
+        let sequence = self.sequences.get(id)?;
         Ok(SequenceStats {
             position: sequence.position,
             rows: sequence.rows(),
             rows_peak: sequence.rows_peak,
-            bytes,
+            bytes: sequence.block_bytes(&self.storage),
         })
     }
 
-    /// What a policy decides on.
+    /// The blocks of a sequence, for a policy.
     pub fn snapshot(&self, id: SequenceId) -> Result<Snapshot, CacheError> {
-        let sequence = &self.sequences[self.find(id)?];
-        let mut blocks: Vec<Held> = Vec::new();
-        let tables = sequence.tables.iter().map(|t| t.entries.len());
-        reserve_exact(&mut blocks, tables.max().unwrap_or(0))?;
-        for (layer, table) in self.layers.iter().zip(&sequence.tables) {
-            for entry in &table.entries {
-                let mut bytes = self.entry_bytes(layer, entry) as u64;
-                if entry.first_position == 0 {
-                    bytes += self.sink_bytes(layer, table) as u64;
-                }
-                let at = blocks.partition_point(|b| b.first_position < entry.first_position);
-                match blocks.get_mut(at) {
-                    Some(held) if held.first_position == entry.first_position => {
-                        held.bytes += bytes;
-                    }
-                    _ => {
-                        let held = Held {
-                            first_position: entry.first_position,
-                            rows: entry.rows,
-                            bytes,
-                        };
-                        reserve_exact(&mut blocks, 1)?;
-                        blocks.insert(at, held);
-                    }
-                }
-            }
-        }
-        Ok(Snapshot {
-            position: sequence.position,
-            blocks,
-        })
+        self.sequences.get(id)?.snapshot(&self.storage)
     }
 
-    /// One layer as attention reads it, rows of the step under way included.
+    /// One layer as attention reads it, including rows of the step in progress.
     pub fn view(&self, id: SequenceId, layer: usize) -> Result<TableView<'_>, CacheError> {
-        let sequence = &self.sequences[self.find(id)?];
-        let made = self.layer(layer)?;
-        Ok(TableView {
-            table: &sequence.tables[layer],
-            near: FormView::new(&self.pools[made.near_pool], made.shape.near_shape()),
-            far: FormView::new(&self.pools[made.far_pool], made.shape.far_shape()),
-            sinks: made.sink_pool.map(|pool| &self.pools[pool]),
-            sink_rows: self.zones.sinks,
-            recent_blocks: self.zones.recent_blocks(),
-            cuts: &sequence.segments.cuts,
-        })
+        let sequence = self.sequences.get(id)?;
+        let of = self.storage.layer(layer)?;
+        let table = &sequence.tables[layer];
+        Ok(self.storage.view(of, table, &sequence.segments.cuts))
     }
 
-    /// Positions of the rows that a layer still has, block by block.
-    pub fn kept(
+    /// Positions of the rows that a layer has, block by block.
+    pub fn kept_positions(
         &self,
         id: SequenceId,
         layer: usize,
     ) -> Result<impl Iterator<Item = u64> + '_, CacheError> {
-        self.layer(layer)?;
-        let table = &self.sequences[self.find(id)?].tables[layer];
-        let position = |(i, entry): (usize, &Entry), slot: usize| match &table.notes {
-            Some(notes) => u64::from(notes.position(i, slot)),
-            None => entry.first_position + slot as u64,
-        };
-        let rows = |entry: &Entry| 0..entry.rows as usize;
+        let table = self.table(id, layer)?;
         let entries = table.entries.iter().enumerate();
-        Ok(entries.flat_map(move |(i, e)| rows(e).map(move |slot| position((i, e), slot))))
+        let rows = move |(i, entry): (usize, &crate::BlockEntry)| {
+            (0..entry.rows as usize).map(move |slot| table.position(i, slot))
+        };
+        Ok(entries.flat_map(rows))
     }
 
-    /// (segment): how far back the query stands for its keys. `[0]` where nothing was evicted or is hidden.
+    /// (segment): how far back the query's position is shifted for its keys. `[0]` if nothing is evicted or hidden.
     pub fn shifts(&self, id: SequenceId) -> &[u64] {
-        let shifts = self
-            .find(id)
-            .map(|i| &self.sequences[i].segments.shifts[..]);
-        shifts.ok().filter(|s| !s.is_empty()).unwrap_or(&[0])
+        let sequence = self.sequences.get(id).ok();
+        let shifts = sequence.map(|s| &s.segments.shifts[..]);
+        shifts.filter(|s| !s.is_empty()).unwrap_or(&[0])
     }
 
     /// Whether gaps close from now on.
-    pub fn set_positions(&mut self, id: SequenceId, to: Positions) -> Result<(), CacheError> {
-        let i = self.idle(id)?;
-        self.sequences[i].segments.positions = to;
-        self.sequences[i].segments.cut();
+    pub fn set_positions(&mut self, id: SequenceId, to: PositionMode) -> Result<(), CacheError> {
+        let segments = &mut self.sequences.idle_mut(id)?.segments;
+        segments.positions = to;
+        segments.rebuild();
         Ok(())
     }
 
-    fn layer(&self, layer: usize) -> Result<&Layer, CacheError> {
-        self.layers.get(layer).ok_or(CacheError::NoSuchLayer {
-            layer,
-            layers: self.layers.len(),
-        })
+    /// [`Store::zone_bytes`] of one sequence: blocks that its queries read, shared or not.
+    pub fn sequence_zone_bytes(&self, id: SequenceId) -> Result<Vec<ZoneBytes>, CacheError> {
+        let sequence = self.sequences.get(id)?;
+        Ok(report::sequence_zone_bytes(&self.storage, sequence))
     }
 
-    /// A slot for a sequence with `more` bytes of lists, if the budget has room for it.
-    fn free_slot(&mut self, more: usize) -> Result<usize, CacheError> {
-        let tables = self.layers.len() * size_of::<Table>();
-        let free = self.sequences.iter().position(|s| !s.open);
-        let slots = self.sequences.len();
-        let slot = match free {
-            Some(_) => 0,
-            None => size_of::<Sequence>() + self.step_bytes(slots + 1) - self.step_bytes(slots),
-        };
-        self.ledger().fit(tables + more + slot)?;
-        if let Some(slot) = free {
-            return Ok(slot);
+    /// The tokens of one layer, from the first to the last that was fed.
+    pub fn token_runs(&self, id: SequenceId, layer: usize) -> Result<Vec<TokenRun>, CacheError> {
+        self.table(id, layer)?;
+        let sequence = self.sequences.get(id)?;
+        Ok(report::token_runs(&self.storage, sequence, layer))
+    }
+
+    fn table(&self, id: SequenceId, layer: usize) -> Result<&BlockTable, CacheError> {
+        let sequence = self.sequences.get(id)?;
+        self.storage.layer(layer)?;
+        Ok(&sequence.tables[layer])
+    }
+}
+
+/// Steps.
+impl Store {
+    /// Starts a step in which each sequence grows by some tokens from the position where the caller believes it to be.
+    /// Reserves the worst case; this is the only call of a step that can answer [`CannotFit`], and then nothing has
+    /// changed.
+    pub fn begin(&mut self, growth: &[SequenceGrowth]) -> Result<Step, CacheError> {
+        let mut step = std::mem::take(&mut self.spare);
+        step.add_members(&self.storage, &self.sequences, growth)?;
+        let worst = step.worst_case(&self.storage, &self.sequences);
+        self.ledger().fit(worst)?;
+        if let Err(error) = step.reserve(&mut self.storage, &mut self.sequences) {
+            self.end(step);
+            return Err(error);
         }
-        reserve_exact(&mut self.sequences, 1)?;
-        self.sequences.push(Sequence::default());
-        Ok(self.sequences.len() - 1)
-    }
-
-    fn admit(&mut self, slot: usize, sequence: Sequence) -> SequenceId {
-        let generation = self.sequences[slot].generation;
-        self.sequences[slot] = Sequence {
-            generation,
-            open: true,
-            ..sequence
-        };
-        SequenceId {
-            index: slot as u32,
-            generation,
+        for member in &step.members {
+            self.sequences.slots[member.index].in_step = true;
         }
+        self.steps_under_way += 1;
+        self.update_peak();
+        Ok(step)
     }
 
-    fn find(&self, id: SequenceId) -> Result<usize, CacheError> {
-        let index = id.index as usize;
-        match self.sequences.get(index) {
-            Some(s) if s.open && s.generation == id.generation => Ok(index),
-            _ => Err(CacheError::Closed { index }),
+    /// Appends rows to one layer: `k` and `v` are (row, kv_head, dim) in the model's basis, keys already rotated. Blocks
+    /// that leave the recent zone of the step's last query get their far form.
+    pub fn write(
+        &mut self,
+        exec: Exec<'_>,
+        step: &mut Step,
+        id: SequenceId,
+        layer: usize,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), CacheError> {
+        let (storage, sequences) = (&mut self.storage, &mut self.sequences);
+        let rows = NewRows { k, v };
+        if write::write(storage, sequences, exec, step, (id, layer), rows)? {
+            self.update_kv_peak();
         }
+        Ok(())
     }
 
-    fn idle(&self, id: SequenceId) -> Result<usize, CacheError> {
-        let index = self.find(id)?;
-        if self.sequences[index].in_step {
-            return Err(CacheError::Busy { index });
+    /// After attention of a layer: returns near forms that the step made and no later query reads, for the next layer.
+    pub fn settle(&mut self, step: &mut Step, layer: usize) {
+        step.settle(&mut self.storage, &mut self.sequences, layer);
+    }
+
+    /// Ends a step. If a layer of a sequence has not grown by exactly the tokens fed, the step is rolled back and the
+    /// error names the layer.
+    pub fn commit(&mut self, step: Step) -> Result<(), CacheError> {
+        if let Err(error) = step.check_written(self.storage.layers.len()) {
+            self.rollback(step);
+            return Err(error);
         }
-        Ok(index)
+        step.commit(&mut self.storage, &mut self.sequences);
+        self.steps_under_way -= 1;
+        let is_prompt = step.members.iter().any(|m| m.tokens as u64 >= SLOTS);
+        self.end(step);
+        self.storage.release_empty_slabs();
+        if self.steps_under_way == 0 {
+            self.collapse_full_slabs(if is_prompt { 0 } else { SLABS_WAITING });
+        }
+        Ok(())
     }
 
-    /// Of the form that counts.
-    fn entry_bytes(&self, layer: &Layer, entry: &Entry) -> usize {
-        let form = layer.form(entry);
-        form.map_or(0, |(pool, _)| self.pools[pool].block_bytes())
+    /// Ends a step as if it had not begun.
+    pub fn rollback(&mut self, step: Step) {
+        step.roll_back(&mut self.storage, &mut self.sequences);
+        self.steps_under_way -= 1;
+        self.end(step);
+        self.storage.release_empty_slabs();
     }
 
-    fn sink_bytes(&self, layer: &Layer, table: &Table) -> usize {
-        let pool = table.sinks.and(layer.sink_pool);
-        pool.map_or(0, |pool| self.pools[pool].block_bytes())
+    fn end(&mut self, mut step: Step) {
+        step.forfeit(&mut self.storage.pools);
+        self.spare = step;
     }
 
-    /// Sequences, staging, and the lists of a step.
-    fn table_bytes(&self) -> usize {
-        let sequences = self.sequences.iter().map(Sequence::bytes).sum::<usize>();
-        self.sequences.capacity() * size_of::<Sequence>()
-            + sequences
-            + self.staging.bytes()
-            + self.step_bytes(self.sequences.len())
-    }
-
-    /// The lists of a step of so many sequences.
-    fn step_bytes(&self, members: usize) -> usize {
-        Step::bytes_for(members, self.layers.len(), self.pools.len())
-    }
-
-    /// What layers know about their keys.
-    fn key_bytes(&self) -> usize {
-        let of = |layer: &Layer| {
-            layer.mean.as_ref().map_or(0, Mean::bytes)
-                + layer.carry.as_ref().map_or(0, ErrorFeedback::bytes)
-        };
-        self.layers.iter().map(of).sum()
-    }
-
-    fn release_empty_slabs(&mut self) -> usize {
-        let pools = self.pools.iter_mut();
-        pools.map(Pool::release_empty_slabs).sum()
-    }
-
-    /// Puts slabs that have become full into huge pages, all but so many of each pool. The system holds both until it
-    /// has copied, so there must be room in the budget for one more.
-    fn collapse_full_slabs(&mut self, waiting: usize) {
-        for pool in 0..self.pools.len() {
-            loop {
-                let slab = self.pools[pool].full_slabs().nth(waiting);
-                let Some(slab) = slab else { break };
-                let bytes = self.pools[pool].arena().slab_bytes();
-                if self.ledger().fit(bytes).is_err() {
-                    return;
-                }
-                self.pools[pool].collapse(slab);
+    /// After a step of `tokens` tokens of a sequence: recodes its share of the block that leaves the recent zone next.
+    pub fn recode_ahead(
+        &mut self,
+        exec: Exec<'_>,
+        id: SequenceId,
+        tokens: usize,
+    ) -> Result<(), CacheError> {
+        let index = self.sequences.idle_index(id)?;
+        let share = recode_ahead::share(&self.storage, &self.sequences.slots[index], tokens);
+        if share > 0 {
+            let ledger = self.ledger();
+            let sequence = &mut self.sequences.slots[index];
+            if recode_ahead::recode(&mut self.storage, sequence, ledger, exec, share) > 0 {
+                self.update_peak();
             }
         }
-    }
-
-    /// After something was promised or charged: nothing else makes the total grow.
-    fn note_total(&mut self) {
-        self.peak = self.peak.max(self.ledger().total());
-    }
-
-    fn note_peak(&mut self) {
-        let live = |p: &Pool| (p.live() - p.ahead()) * p.block_bytes();
-        self.kv_peak = self.kv_peak.max(self.pools.iter().map(live).sum());
+        Ok(())
     }
 }
 
-impl Layer {
-    /// Which block of which pool: the forms an entry has.
-    fn forms(&self, entry: &Entry) -> impl Iterator<Item = (usize, BlockId)> + use<> {
-        let near = entry.near.map(|id| (self.near_pool, id));
-        let far = entry.far.map(|id| (self.far_pool, id));
-        near.into_iter().chain(far)
+/// Eviction.
+impl Store {
+    /// Removes every token from `position` on. Afterwards the sequence is exactly what it was at that position, or the
+    /// call is refused: evicted rows and recoded blocks cannot be restored. Hidden rows stay hidden.
+    pub fn truncate(&mut self, id: SequenceId, position: u64) -> Result<(), CacheError> {
+        let sequence = self.sequences.idle_mut(id)?;
+        evict::truncate(&mut self.storage, sequence, position)
     }
 
-    /// The form that counts: the near one while there is one.
-    fn form(&self, entry: &Entry) -> Option<(usize, BlockId)> {
-        self.forms(entry).next()
+    /// The smallest position from which on [`Store::truncate`] accepts every one.
+    pub fn oldest_restorable(&self, id: SequenceId) -> Result<u64, CacheError> {
+        let sequence = self.sequences.get(id)?;
+        Ok(evict::oldest_restorable(&self.storage, sequence))
     }
-}
 
-impl Sequence {
-    fn bytes(&self) -> usize {
-        self.tables.capacity() * size_of::<Table>()
-            + self.tables.iter().map(Table::bytes).sum::<usize>()
-            + self.segments.bytes()
-            + self.spans.bytes()
+    /// Evicts what a plan says, from every layer. A plan made at another position, or one that would leave a hole inside a
+    /// block, is refused.
+    pub fn apply(
+        &mut self,
+        id: SequenceId,
+        plan: &EvictionPlan,
+    ) -> Result<EvictionOutcome, CacheError> {
+        let ledger = self.ledger();
+        let sequence = self.sequences.idle_mut(id)?;
+        evict::apply(&mut self.storage, sequence, ledger, plan)
     }
-}
 
-fn mean_of(layer: usize, shape: LayerShape, mean: Vec<f32>) -> Result<Mean, CacheError> {
-    if mean.len() != shape.width() {
-        return Err(CacheError::Mean {
-            layer,
-            expected: shape.width(),
-            found: mean.len(),
-        });
+    /// Hides these positions of a sequence and shows all others that it has. They must be ordered, disjoint and below the
+    /// sequence's position. On error nothing has changed.
+    pub fn hide(&mut self, id: SequenceId, hidden: &[Range<u64>]) -> Result<(), CacheError> {
+        let index = self.sequences.idle_index(id)?;
+        let ledger = self.ledger();
+        hide::hide(&mut self.sequences.slots[index], &ledger, index, hidden)?;
+        self.update_peak();
+        Ok(())
     }
-    Mean::new(shape, mean)
-}
 
-fn carry_of(
-    layer: usize,
-    shape: LayerShape,
-    carry: ErrorFeedback,
-) -> Result<ErrorFeedback, CacheError> {
-    if carry.kv_heads() != shape.kv_heads || carry.head_dim() != shape.head_dim {
-        return Err(CacheError::Carry { layer });
+    /// The hidden ranges, in order.
+    pub fn hidden(&self, id: SequenceId) -> &[Range<u64>] {
+        let sequence = self.sequences.get(id);
+        sequence.map_or(&[], |sequence| &sequence.segments.hidden)
     }
-    Ok(carry)
-}
 
-/// Bytes of a copy of the table's lists.
-fn list_bytes(table: &Table) -> usize {
-    table.entries.len() * size_of::<Entry>()
-        + size_of_val(&table.spans[..])
-        + table.notes.as_ref().map_or(0, Notes::copy_bytes)
-}
-
-/// One table less holds what the entry names.
-fn release(pools: &mut [Pool], layer: &Layer, entry: &Entry) {
-    for (pool, id) in layer.forms(entry) {
-        pools[pool].release(id);
-    }
-}
-
-/// Far forms of near entries go, all but `kept`.
-fn release_far(pools: &mut [Pool], layer: &Layer, table: &mut Table, kept: Option<BlockId>) {
-    for entry in table.entries.iter_mut().rev().filter(|e| e.is_near()) {
-        if let Some(far) = entry.far.take_if(|far| Some(*far) != kept) {
-            pools[layer.far_pool].release(far);
+    /// Drops the blocks within `range` of which every row is hidden, from all layers. Blocks of the recent zone and the
+    /// last block stay; blocks at the borders of what is hidden stay with their rows hidden. The sequence can still be
+    /// truncated to any position after what was dropped.
+    pub fn drop_hidden(
+        &mut self,
+        id: SequenceId,
+        range: Range<u64>,
+    ) -> Result<EvictionOutcome, CacheError> {
+        let ledger = self.ledger();
+        let sequence = self.sequences.idle_mut(id)?;
+        let outcome = hide::drop_hidden(&mut self.storage, sequence, ledger, range)?;
+        if outcome.is_some() {
+            self.update_peak();
         }
+        Ok(outcome.unwrap_or_default())
+    }
+
+    /// Adds the attention of queries at these positions to the row statistics of a layer: `mass` is (kv_head, slot) of
+    /// all its blocks, counted as `counting` says. `counting` must be the same for all calls.
+    pub fn record_attention(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        counting: &AttentionCounting,
+        queries: Range<u64>,
+        mass: &[u64],
+    ) -> Result<(), CacheError> {
+        let sequence = self.sequences.get_mut(id)?;
+        let kv_heads = self.storage.layer(layer)?.shape.kv_heads as u64;
+        let table = &mut sequence.tables[layer];
+        evict_rows::record_attention(table, kv_heads, counting, queries, mass)
+    }
+
+    /// One layer as a row policy sees it, without a cap and with nothing too old.
+    pub fn layer_view(
+        &self,
+        id: SequenceId,
+        layer: usize,
+        anchors: u64,
+    ) -> Result<LayerView<'_>, CacheError> {
+        self.table(id, layer)?;
+        let sequence = self.sequences.get(id)?;
+        Ok(evict_rows::layer_view(
+            &self.storage,
+            sequence,
+            layer,
+            anchors,
+        ))
+    }
+
+    /// Annotates a range of a sequence, as a turn or as something that must stay. It takes its positions from earlier
+    /// annotations.
+    pub fn annotate(
+        &mut self,
+        id: SequenceId,
+        range: Range<u64>,
+        protected: bool,
+    ) -> Result<(), CacheError> {
+        let index = self.sequences.idle_index(id)?;
+        if range.is_empty() {
+            let (start, end) = (range.start, range.end);
+            return Err(CacheError::BadSpan { start, end });
+        }
+        let annotations = &self.sequences.slots[index].annotations;
+        let count = annotations.list().len();
+        if count + 2 > ANNOTATIONS_MAX {
+            return Err(CacheError::TooMany {
+                what: "the number of annotations",
+                found: count + 1,
+                max: ANNOTATIONS_MAX - 2,
+            });
+        }
+        let more = annotations.room_wanted();
+        self.ledger().fit(more * size_of::<Annotation>())?;
+        let annotations = &mut self.sequences.slots[index].annotations;
+        annotations.make_room(more)?;
+        annotations.insert(range, protected);
+        self.update_peak();
+        Ok(())
+    }
+
+    /// The annotations, in order.
+    pub fn annotations(&self, id: SequenceId) -> Result<&[Annotation], CacheError> {
+        Ok(self.sequences.get(id)?.annotations.list())
+    }
+
+    /// The rows of a layer that can be evicted: in full blocks, older than the recent zone and after the first `anchors`
+    /// tokens. `rows` is emptied first.
+    pub fn evictable_rows(
+        &self,
+        id: SequenceId,
+        layer: usize,
+        anchors: u64,
+        rows: &mut Vec<KvRow>,
+    ) -> Result<(), CacheError> {
+        self.table(id, layer)?;
+        let sequence = self.sequences.get(id)?;
+        evict_rows::evictable_rows(self.storage.zones, sequence, layer, anchors, rows);
+        Ok(())
+    }
+
+    /// Evicts rows of one layer. Rows are named as [`Store::evictable_rows`] returned them; if one is protected or was not
+    /// returned, the call is refused and nothing has changed.
+    pub fn evict_rows(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        anchors: u64,
+        leave: &[KvRow],
+    ) -> Result<usize, CacheError> {
+        let ledger = self.ledger();
+        let sequence = self.sequences.idle_mut(id)?;
+        self.storage.layer(layer)?;
+        evict_rows::evict_rows(&mut self.storage, sequence, &ledger, layer, anchors, leave)
+    }
+
+    /// Declares that no layer has a row of these positions any more: with compact positions the gap closes.
+    pub fn close_gap(&mut self, id: SequenceId, gap: Range<u64>) -> Result<(), CacheError> {
+        let mut ledger = self.ledger();
+        let sequence = self.sequences.idle_mut(id)?;
+        sequence.reserve_gaps(&mut ledger, 1)?;
+        if gap.start < gap.end && gap.end <= sequence.position {
+            sequence.segments.evict(gap);
+            sequence.segments.evicted_at = sequence.position;
+            sequence.segments.rebuild();
+        }
+        Ok(())
+    }
+
+    /// Every row of a layer in a full block that is no longer recent. `rows` is emptied first.
+    pub fn final_rows(
+        &self,
+        id: SequenceId,
+        layer: usize,
+        rows: &mut Vec<KvRow>,
+    ) -> Result<(), CacheError> {
+        self.evictable_rows(id, layer, 0, rows)
+    }
+
+    /// Copies rows into `to`, whole blocks of [`LayerShape::final_shape`]. Unused slots of the last block keep what they
+    /// hold.
+    pub fn copy_rows(
+        &self,
+        id: SequenceId,
+        layer: usize,
+        rows: &[KvRow],
+        to: &mut [u8],
+    ) -> Result<(), CacheError> {
+        let table = self.table(id, layer)?;
+        rows::copy_rows(&self.storage, table, layer, rows, to)
+    }
+
+    /// Writes rows back as [`Store::copy_rows`] copied them, or changed. Shared blocks are copied first. On error nothing
+    /// has changed.
+    pub fn replace_rows(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        rows: &[KvRow],
+        from: &[u8],
+    ) -> Result<(), CacheError> {
+        let ledger = self.ledger();
+        let sequence = self.sequences.idle_mut(id)?;
+        self.storage.layer(layer)?;
+        let table = &mut sequence.tables[layer];
+        rows::replace_rows(&mut self.storage, table, &ledger, layer, rows, from)
     }
 }
 
-fn release_sinks(pools: &mut [Pool], layer: &Layer, sinks: Option<BlockId>) {
-    if let (Some(pool), Some(id)) = (layer.sink_pool, sinks) {
-        pools[pool].release(id);
+/// Images.
+impl Store {
+    /// The first block that may still change. All full blocks before it have their final form.
+    pub fn first_mutable_block(&self, id: SequenceId) -> Result<u64, CacheError> {
+        let position = self.sequences.get(id)?.position;
+        Ok(image::first_mutable_block(&self.storage, position))
+    }
+
+    /// The blocks that any layer has, in order.
+    pub fn blocks(&self, id: SequenceId) -> Result<Vec<u64>, CacheError> {
+        image::blocks(self.sequences.get(id)?)
+    }
+
+    /// Bytes of a column whose block all layers have in the far form.
+    pub fn column_bytes(&self) -> usize {
+        image::column_bytes(&self.storage)
+    }
+
+    /// Appends one block of every layer to `out`.
+    pub fn column(&self, id: SequenceId, block: u64, out: &mut Vec<u8>) -> Result<(), CacheError> {
+        let sequence = self.sequences.with_image(id)?;
+        image::write_column(&self.storage, sequence, block, out)
+    }
+
+    /// Appends all but the columns to `out`.
+    pub fn outline(&self, id: SequenceId, out: &mut Vec<u8>) -> Result<(), CacheError> {
+        let sequence = self.sequences.with_image(id)?;
+        image::write_outline(&self.storage, sequence, out)
+    }
+
+    /// Opens the sequence of an image. Everything is checked first; then all of it fits or nothing has happened.
+    pub fn restore(&mut self, image: Image<'_>) -> Result<SequenceId, CacheError> {
+        let outline = self.read_outline(image.outline)?;
+        let columns = image::read_columns(&self.storage, &outline, image.columns)?;
+        self.restore_from(&outline, &columns, &[])
+    }
+
+    /// The parts of a mapped image of a sequence, except its outline.
+    pub fn mapped_layout(&self, id: SequenceId) -> Result<ImageLayout<'_>, CacheError> {
+        mapped::layout(&self.storage, self.sequences.with_image(id)?)
+    }
+
+    /// Opens the sequence of a mapped image; its full blocks stay in the file. Everything is checked first, as in
+    /// [`Store::restore`], except the bytes of the blocks, for which the caller vouches.
+    pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> Result<SequenceId, CacheError> {
+        let outline = self.read_outline(image.outline)?;
+        let columns = mapped::read_columns(&self.storage, &outline, image)?;
+        self.restore_from(&outline, &columns, image.regions)
+    }
+
+    fn read_outline<'a>(&self, bytes: &'a [u8]) -> Result<Outline<'a>, CacheError> {
+        if self.row_stats.is_some() {
+            return Err(CacheError::NoImage);
+        }
+        Outline::read(&self.storage, bytes)
+    }
+
+    fn restore_from(
+        &mut self,
+        outline: &Outline<'_>,
+        columns: &[Column<'_>],
+        regions: &[Region],
+    ) -> Result<SequenceId, CacheError> {
+        image::check(&self.storage, outline, columns)?;
+        let id = self.open()?;
+        let ledger = self.ledger();
+        let sequence = self.sequences.get_mut(id)?;
+        let storage = &mut self.storage;
+        if let Err(error) = image::fill(storage, sequence, ledger, outline, columns, regions) {
+            self.close(id)?;
+            return Err(error);
+        }
+        self.update_peak();
+        self.update_kv_peak();
+        Ok(id)
+    }
+
+    /// Puts evicted blocks back where they were. They must be final, and not stored now.
+    pub fn mount(&mut self, id: SequenceId, columns: &[&[u8]]) -> Result<(), CacheError> {
+        self.sequences.with_image(id)?;
+        let ledger = self.ledger();
+        let sequence = self.sequences.idle_mut(id)?;
+        image::mount(&mut self.storage, sequence, ledger, columns)?;
+        self.update_peak();
+        self.update_kv_peak();
+        Ok(())
     }
 }

@@ -1,8 +1,8 @@
-//! Growing: `begin` → for each layer `write` (every sequence), attention, `settle` → `commit`.
+//! Steps: `begin` → for each layer `write` (every sequence), attention, `settle` → `commit`.
 //!
-//! A step is whole or has not happened. Until `commit` nothing that was there before is given up:
-//! a block that leaves the recent zone keeps its near form beside the new far one, a shared block
-//! that had to be copied stays held. `rollback` therefore restores exactly.
+//! A step is whole or has not happened. Until `commit` every old block stays: a block that leaves the recent zone keeps
+//! its near form beside the new far one, and a shared block that had to be copied keeps its reference. So `rollback`
+//! restores exactly.
 //!
 //! ```text
 //! blocks          0 … 11      12 13 14       15 16 17 18 19
@@ -12,200 +12,243 @@
 //! committed       far         far            far  far  near …
 //! ```
 //!
-//! Only `begin` takes memory: it reserves the worst case of all sequences together. Near forms of
-//! new blocks that leave at once are counted for the layer with most of them, because `settle`
-//! returns them before the next layer is written.
+//! Only `begin` takes memory: it reserves the worst case of all sequences together. Near forms of new blocks that leave
+//! the recent zone at once are counted for the layer with most of them, because `settle` returns them before the next
+//! layer is written.
 
-use super::{Layer, SLABS_WAITING, SequenceId, Store, release, release_far, release_sinks};
-use crate::error::CacheError;
-use crate::pool::{BlockId, Pool, Reservation, reserve_exact};
-use crate::size::{Need, SLOTS, Standing, first_seen_block, near_from};
-use crate::table::Table;
-use haversack_memory::zoo::{Bug, planted};
+use super::sequence::{SequenceId, Sequences};
+use super::storage::{Layer, Storage};
+use crate::error::{CacheError, reserve_exact};
+use crate::pool::{BlockId, BlockPool, Reservation};
+use crate::size::{BlockDemand, SLOTS, TableState, first_seen_block};
+use crate::table::BlockTable;
 
 /// One sequence's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grow {
+pub struct SequenceGrowth {
     pub id: SequenceId,
-    /// Where the caller says it stands.
+    /// The position at which the caller believes the sequence to be.
     pub position: u64,
     pub tokens: usize,
 }
 
-/// A step under way: what was promised to it, who takes part, and what rollback needs. Its lists go back
-/// to the store, for the next one.
+/// A step in progress: its reservations, its sequences, and what rollback needs. The store reuses its lists for the next
+/// step.
 #[must_use = "a step ends with commit or rollback"]
 #[derive(Default)]
 pub struct Step {
     /// (pool)
     pub(super) reservations: Vec<Reservation>,
-    pub(super) members: Vec<Member>,
+    pub(super) members: Vec<StepMember>,
     /// (member, layer)
-    pub(super) marks: Vec<Mark>,
-    /// The layer whose new near forms are not given back yet.
+    pub(super) undo: Vec<TableUndo>,
+    /// The layer whose transient near forms are not returned yet.
     pub(super) unsettled: Option<usize>,
-    /// (pool): blocks that it can need at once, and those of them that one layer after the other needs.
+    /// (pool): blocks that the step can need at once.
     needed: Vec<usize>,
+    /// (pool): those of them that one layer after the other needs.
     transient: Vec<usize>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Member {
+pub(super) struct StepMember {
     pub id: SequenceId,
     pub index: usize,
     pub position: u64,
     pub tokens: usize,
 }
 
-impl Member {
-    /// Where it stands after the step.
+impl StepMember {
+    /// Its position after the step.
     pub fn end(&self) -> u64 {
         self.position + self.tokens as u64
     }
+
+    /// Blocks that the step begins.
+    fn new_blocks(&self) -> usize {
+        (self.end().div_ceil(SLOTS) - self.position.div_ceil(SLOTS)) as usize
+    }
 }
 
-/// A table as it was, as far as the step changes it.
+/// What a step changes in a table, as it was before.
 #[derive(Clone, Copy)]
-pub(super) struct Mark {
+pub(super) struct TableUndo {
     pub written: bool,
     pub entries: usize,
     /// Rows of the last entry.
     pub tail_rows: u32,
-    /// The shared block that a private copy stands in for.
+    /// The shared block that a private copy replaced.
     pub tail: Option<BlockId>,
     pub sinks: Option<BlockId>,
-    /// The far form of a block that was still near.
-    pub prepared: Option<BlockId>,
+    /// The far form of a near block, recoded ahead.
+    pub recoded_ahead: Option<BlockId>,
 }
 
-impl Mark {
-    /// The first entry whose near form the step made, a private copy of the tail included.
+impl TableUndo {
+    fn of(table: &BlockTable) -> TableUndo {
+        TableUndo {
+            written: false,
+            entries: table.entries.len(),
+            tail_rows: table.entries.last().map_or(0, |e| e.rows),
+            tail: None,
+            sinks: table.sinks,
+            recoded_ahead: table.recoded_ahead(),
+        }
+    }
+
+    /// The first entry whose near form the step made, including a private copy of the tail.
     pub fn first_made(&self) -> usize {
         self.entries - usize::from(self.tail.is_some())
+    }
+
+    /// Drops what was kept for a rollback.
+    fn commit(
+        &self,
+        pools: &mut [BlockPool],
+        layer: &Layer,
+        table: &mut BlockTable,
+        near_from: u64,
+    ) {
+        if let Some(shared) = self.tail {
+            pools[layer.near_pool].release(shared);
+        }
+        if let Some(before) = self.sinks.filter(|_| self.sinks != table.sinks) {
+            layer.release_sinks(pools, Some(before));
+        }
+        for (i, entry) in table.entries.iter_mut().enumerate().rev() {
+            if entry.block() < near_from
+                && let Some(near) = entry.near.take()
+            {
+                pools[layer.near_pool].release(near);
+                if let Some(far) = entry.far {
+                    pools[layer.far_pool].set_ahead(far, false);
+                }
+            } else if i < self.first_made() && entry.near.is_none() {
+                break;
+            }
+        }
+    }
+
+    /// Restores the table.
+    fn roll_back(&self, pools: &mut [BlockPool], layer: &Layer, table: &mut BlockTable) {
+        for entry in table.remove(self.entries..table.entries.len()) {
+            layer.release(pools, &entry);
+        }
+        if let Some(last) = table.entries.last_mut() {
+            last.rows = self.tail_rows;
+            if let Some(shared) = self.tail
+                && let Some(private) = last.near.replace(shared)
+            {
+                pools[layer.near_pool].release(private);
+            }
+        }
+        layer.release_far(pools, table, self.recoded_ahead);
+        if self.sinks != table.sinks {
+            layer.release_sinks(pools, table.sinks);
+            table.sinks = self.sinks;
+        }
+        table.rebuild();
     }
 }
 
 impl Step {
-    /// Heap bytes of the lists of a step of so many sequences.
+    /// Heap bytes of the lists of a step with this number of sequences.
     pub(super) fn bytes_for(members: usize, layers: usize, pools: usize) -> usize {
         if members == 0 {
             return 0;
         }
-        let member = size_of::<Member>() + layers * size_of::<Mark>();
+        let member = size_of::<StepMember>() + layers * size_of::<TableUndo>();
         members * member + pools * (size_of::<Reservation>() + 2 * size_of::<usize>())
     }
 
     pub(super) fn member(&self, id: SequenceId) -> Option<usize> {
         self.members.iter().position(|m| m.id == id)
     }
-}
 
-impl Store {
-    /// Starts a step in which each sequence grows by so many tokens from the position it is said to
-    /// stand at. The worst case is reserved here, and only here can the answer be "does not fit";
-    /// then nothing has changed.
-    pub fn begin(&mut self, grow: &[Grow]) -> Result<Step, CacheError> {
-        let (layers, pools) = (self.layers.len(), self.pools.len());
-        let mut step = std::mem::take(&mut self.spare);
-        // All sequences there are: a batch of more is refused below.
-        let members = self.sequences.len();
-        reserve_exact(&mut step.reservations, pools)?;
-        reserve_exact(&mut step.members, members)?;
-        reserve_exact(&mut step.marks, members.saturating_mul(layers))?;
-        reserve_exact(&mut step.needed, pools)?;
-        reserve_exact(&mut step.transient, pools)?;
-        for &part in grow {
-            let member = self.member(&step, part)?;
-            step.members.push(member);
-            for table in &self.sequences[member.index].tables {
-                step.marks.push(Mark {
-                    written: false,
-                    entries: table.entries.len(),
-                    tail_rows: table.entries.last().map_or(0, |e| e.rows),
-                    tail: None,
-                    sinks: table.sinks,
-                    prepared: table.prepared(),
-                });
-            }
+    /// Adds the sequences that grow, and remembers their tables.
+    pub(super) fn add_members(
+        &mut self,
+        storage: &Storage,
+        sequences: &Sequences,
+        growth: &[SequenceGrowth],
+    ) -> Result<(), CacheError> {
+        let (layers, pools) = (storage.layers.len(), storage.pools.len());
+        // Room for all sequences there are: a larger batch is refused below.
+        let members = sequences.slots.len();
+        reserve_exact(&mut self.reservations, pools)?;
+        reserve_exact(&mut self.members, members)?;
+        reserve_exact(&mut self.undo, members.saturating_mul(layers))?;
+        reserve_exact(&mut self.needed, pools)?;
+        reserve_exact(&mut self.transient, pools)?;
+        for growth in growth {
+            let member = self.checked_member(sequences, growth)?;
+            self.members.push(member);
+            let tables = &sequences.slots[member.index].tables;
+            self.undo.extend(tables.iter().map(TableUndo::of));
         }
-
-        let worst = self.worst_case(&mut step);
-        if !planted(Bug::BudgetAfterAllocating) {
-            self.ledger().fit(worst)?;
-        }
-
-        let mut taken = self.take(&mut step);
-        if planted(Bug::BudgetAfterAllocating) {
-            self.note_total();
-            taken = taken.and_then(|()| Ok(self.ledger().fit(0)?));
-        }
-        if let Err(error) = taken {
-            self.forfeit(step);
-            return Err(error);
-        }
-        for member in &step.members {
-            self.sequences[member.index].in_step = true;
-        }
-        self.steps_under_way += 1;
-        self.note_total();
-        Ok(step)
+        Ok(())
     }
 
-    fn member(&self, step: &Step, grow: Grow) -> Result<Member, CacheError> {
-        let index = self.idle(grow.id)?;
-        if step.member(grow.id).is_some() {
+    fn checked_member(
+        &self,
+        sequences: &Sequences,
+        growth: &SequenceGrowth,
+    ) -> Result<StepMember, CacheError> {
+        let index = sequences.idle_index(growth.id)?;
+        if self.member(growth.id).is_some() {
             return Err(CacheError::Busy { index });
         }
-        let position = self.sequences[index].position;
-        if position != grow.position {
+        let position = sequences.slots[index].position;
+        if position != growth.position {
             return Err(CacheError::Position {
                 expected: position,
-                found: grow.position,
+                found: growth.position,
             });
         }
-        let most = (u64::MAX / 2).saturating_sub(position);
-        if grow.tokens as u64 > most.min(u64::from(u32::MAX)) {
+        let max = (u64::MAX / 2).saturating_sub(position);
+        if growth.tokens as u64 > max.min(u64::from(u32::MAX)) {
             return Err(CacheError::TooMany {
                 what: "the number of tokens in a step",
-                found: grow.tokens,
-                most: u32::MAX as usize,
+                found: growth.tokens,
+                max: u32::MAX as usize,
             });
         }
-        Ok(Member {
-            id: grow.id,
+        Ok(StepMember {
+            id: growth.id,
             index,
             position,
-            tokens: grow.tokens,
+            tokens: growth.tokens,
         })
     }
 
-    /// Counts the blocks that the step can need at once; returns the bytes of those and of longer tables.
-    fn worst_case(&self, step: &mut Step) -> usize {
+    /// Counts the blocks that the step can need at once. Returns their bytes and those of longer tables.
+    pub(super) fn worst_case(&mut self, storage: &Storage, sequences: &Sequences) -> usize {
         let Step {
             members,
             needed,
             transient,
             ..
-        } = step;
-        needed.resize(self.pools.len(), 0);
-        transient.resize(self.pools.len(), 0);
+        } = self;
+        needed.resize(storage.pools.len(), 0);
+        transient.resize(storage.pools.len(), 0);
         let mut bytes = 0usize;
-        for (l, layer) in self.layers.iter().enumerate() {
+        for (l, layer) in storage.layers.iter().enumerate() {
             let mut of_layer = 0;
             for member in members.iter() {
-                let table = &self.sequences[member.index].tables[l];
-                let need = self.need(layer, table, member);
-                needed[layer.near_pool] += need.near as usize;
-                needed[layer.far_pool] += need.far as usize;
+                let table = &sequences.slots[member.index].tables[l];
+                let demand = demand(storage, layer, table, member);
+                needed[layer.near_pool] += demand.near as usize;
+                needed[layer.far_pool] += demand.far as usize;
                 if let Some(pool) = layer.sink_pool {
-                    needed[pool] += need.sinks as usize;
+                    needed[pool] += demand.sinks as usize;
                 }
-                of_layer += need.transient as usize;
-                bytes = bytes.saturating_add(table.bytes_to_grow(new_blocks(member)));
+                of_layer += demand.transient as usize;
+                bytes = bytes.saturating_add(table.bytes_to_grow(member.new_blocks()));
             }
             transient[layer.near_pool] = transient[layer.near_pool].max(of_layer);
         }
-        for (pool, (needed, transient)) in self.pools.iter().zip(needed.iter_mut().zip(transient)) {
+        let needed = needed.iter_mut().zip(transient);
+        for (pool, (needed, transient)) in storage.pools.iter().zip(needed) {
             *needed += *transient;
             bytes = bytes
                 .saturating_add(needed.saturating_mul(pool.block_bytes()))
@@ -214,195 +257,153 @@ impl Store {
         bytes
     }
 
-    fn need(&self, layer: &Layer, table: &Table, member: &Member) -> Need {
-        let Member {
-            position, tokens, ..
-        } = *member;
-        let near_from = near_from(layer.shape, self.zones, member.end());
-        let near = &self.pools[layer.near_pool];
-        let shared = |pool: &Pool, id: Option<BlockId>| id.is_some_and(|id| pool.is_shared(id));
-        let standing = Standing {
-            leaving: table.uncoded(near_from).len() as u64,
-            copy_tail: shared(near, table.tail(position).and_then(|e| e.near)),
-            make_sinks: match (layer.sink_pool, table.sinks) {
-                (Some(pool), sinks) => sinks.is_none() || shared(&self.pools[pool], sinks),
-                (None, _) => false,
-            },
-        };
-        Need::of(layer.shape, self.zones, position, tokens, standing)
-    }
-
-    /// Blocks from the pools and room in the tables.
-    fn take(&mut self, step: &mut Step) -> Result<(), CacheError> {
-        for (pool, &blocks) in self.pools.iter_mut().zip(&step.needed) {
-            step.reservations.push(pool.reserve(blocks)?);
+    /// Reserves the counted blocks, and room in the tables.
+    pub(super) fn reserve(
+        &mut self,
+        storage: &mut Storage,
+        sequences: &mut Sequences,
+    ) -> Result<(), CacheError> {
+        for (pool, &blocks) in storage.pools.iter_mut().zip(&self.needed) {
+            self.reservations.push(pool.reserve(blocks)?);
         }
-        for member in &step.members {
-            for table in &mut self.sequences[member.index].tables {
-                table.reserve(new_blocks(member))?;
+        for member in &self.members {
+            for table in &mut sequences.slots[member.index].tables {
+                table.reserve(member.new_blocks())?;
             }
         }
         Ok(())
     }
 
-    /// After attention of that layer: near forms that the step made and that no later query sees go
-    /// back to the reservation, for the next layer.
-    pub fn settle(&mut self, step: &mut Step, layer: usize) {
-        if step.unsettled != Some(layer) {
+    /// Returns near forms that the step made and no later query reads to the reservation, for the next layer.
+    pub(super) fn settle(
+        &mut self,
+        storage: &mut Storage,
+        sequences: &mut Sequences,
+        layer: usize,
+    ) {
+        if self.unsettled != Some(layer) {
             return;
         }
-        step.unsettled = None;
-        let made = &self.layers[layer];
-        let pool = &mut self.pools[made.near_pool];
-        let reservation = &mut step.reservations[made.near_pool];
-        for (m, member) in step.members.iter().enumerate() {
-            let mark = &step.marks[m * self.layers.len() + layer];
-            let near_from = near_from(made.shape, self.zones, member.end());
-            let table = &mut self.sequences[member.index].tables[layer];
-            for entry in &mut table.entries[mark.first_made()..] {
+        self.unsettled = None;
+        let layers = storage.layers.len();
+        for (m, member) in self.members.iter().enumerate() {
+            let of = &storage.layers[layer];
+            let near_from = storage.near_from(of, member.end());
+            let pool = &mut storage.pools[of.near_pool];
+            let first = self.undo[m * layers + layer].first_made();
+            let table = &mut sequences.slots[member.index].tables[layer];
+            for entry in &mut table.entries[first..] {
                 if entry.block() < near_from
                     && let Some(near) = entry.near.take()
                 {
-                    pool.put_back(reservation, near);
+                    pool.put_back(&mut self.reservations[of.near_pool], near);
                 }
             }
         }
     }
 
-    /// Ends a step: every layer of every sequence must have grown by exactly the tokens fed. If one
-    /// has not, the step is rolled back and the error names the layer.
-    pub fn commit(&mut self, step: Step) -> Result<(), CacheError> {
-        let layers = self.layers.len();
-        for (m, member) in step.members.iter().enumerate() {
-            let marks = &step.marks[m * layers..(m + 1) * layers];
-            let missing = marks.iter().position(|mark| !mark.written);
+    /// Checks that every layer of every sequence has grown by exactly its tokens.
+    pub(super) fn check_written(&self, layers: usize) -> Result<(), CacheError> {
+        for (m, member) in self.members.iter().enumerate() {
+            let undo = &self.undo[m * layers..(m + 1) * layers];
+            let missing = undo.iter().position(|undo| !undo.written);
             if let Some(layer) = missing.filter(|_| member.tokens > 0) {
-                let expected = member.tokens;
-                self.rollback(step);
                 return Err(CacheError::Growth {
                     layer,
-                    expected,
+                    expected: member.tokens,
                     found: 0,
                 });
             }
         }
-        for (m, member) in step.members.iter().enumerate() {
-            let sequence = &mut self.sequences[member.index];
+        Ok(())
+    }
+
+    pub(super) fn commit(&self, storage: &mut Storage, sequences: &mut Sequences) {
+        let layers = storage.layers.len();
+        for (m, member) in self.members.iter().enumerate() {
+            let sequence = &mut sequences.slots[member.index];
             sequence.position += member.tokens as u64;
             sequence.in_step = false;
             sequence.rows_peak = sequence.rows_peak.max(sequence.rows());
             for (l, table) in sequence.tables.iter_mut().enumerate() {
-                let mark = &step.marks[m * layers + l];
-                let layer = &self.layers[l];
-                let near_from = near_from(layer.shape, self.zones, sequence.position);
-                finish(&mut self.pools, layer, table, mark, near_from);
+                let layer = &storage.layers[l];
+                let near_from = storage.near_from(layer, sequence.position);
+                let undo = &self.undo[m * layers + l];
+                undo.commit(&mut storage.pools, layer, table, near_from);
                 if let Some(window) = layer.shape.window {
                     let first = first_seen_block(window, sequence.position) * SLOTS;
-                    drop_passed(&mut self.pools, layer, table, first);
+                    drop_passed(&mut storage.pools, layer, table, first);
                 }
             }
         }
-        self.steps_under_way -= 1;
-        let reads = step.members.iter().any(|m| m.tokens as u64 >= SLOTS);
-        self.forfeit(step);
-        self.release_empty_slabs();
-        if self.steps_under_way == 0 {
-            self.collapse_full_slabs(if reads { 0 } else { SLABS_WAITING });
-        }
-        Ok(())
     }
 
-    /// Ends a step as if it had not begun.
-    pub fn rollback(&mut self, step: Step) {
-        let layers = self.layers.len();
-        for (m, member) in step.members.iter().enumerate() {
-            let sequence = &mut self.sequences[member.index];
+    pub(super) fn roll_back(&self, storage: &mut Storage, sequences: &mut Sequences) {
+        let layers = storage.layers.len();
+        for (m, member) in self.members.iter().enumerate() {
+            let sequence = &mut sequences.slots[member.index];
             sequence.in_step = false;
             for (l, table) in sequence.tables.iter_mut().enumerate() {
-                let mark = &step.marks[m * layers + l];
-                if mark.written && member.tokens > 0 {
-                    undo(&mut self.pools, &self.layers[l], table, mark);
+                let undo = &self.undo[m * layers + l];
+                if undo.written && member.tokens > 0 {
+                    undo.roll_back(&mut storage.pools, &storage.layers[l], table);
                 }
             }
         }
-        self.steps_under_way -= 1;
-        self.forfeit(step);
-        self.release_empty_slabs();
     }
 
-    /// Ends with what it was promised and did not take; its lists stay.
-    fn forfeit(&mut self, mut step: Step) {
-        for (pool, reservation) in self.pools.iter_mut().zip(step.reservations.drain(..)) {
+    /// Returns what was reserved and not acquired, and empties the lists.
+    pub(super) fn forfeit(&mut self, pools: &mut [BlockPool]) {
+        for (pool, reservation) in pools.iter_mut().zip(self.reservations.drain(..)) {
             pool.forfeit(reservation);
         }
-        step.members.clear();
-        step.marks.clear();
-        step.needed.clear();
-        step.transient.clear();
-        step.unsettled = None;
-        self.spare = step;
+        self.members.clear();
+        self.undo.clear();
+        self.needed.clear();
+        self.transient.clear();
+        self.unsettled = None;
     }
 }
 
-/// Blocks that the step begins.
-fn new_blocks(member: &Member) -> usize {
-    (member.end().div_ceil(SLOTS) - member.position.div_ceil(SLOTS)) as usize
+/// Blocks that the step can take for one table.
+fn demand(
+    storage: &Storage,
+    layer: &Layer,
+    table: &BlockTable,
+    member: &StepMember,
+) -> BlockDemand {
+    let near = &storage.pools[layer.near_pool];
+    let shared = |pool: &BlockPool, id: Option<BlockId>| id.is_some_and(|id| pool.is_shared(id));
+    let state = TableState {
+        leaving: table
+            .without_far(storage.near_from(layer, member.end()))
+            .len() as u64,
+        copy_tail: shared(near, table.tail(member.position).and_then(|e| e.near)),
+        make_sinks: layer
+            .sink_pool
+            .is_some_and(|pool| table.sinks.is_none() || shared(&storage.pools[pool], table.sinks)),
+    };
+    BlockDemand::of(
+        layer.shape,
+        storage.zones,
+        member.position,
+        member.tokens,
+        state,
+    )
 }
 
-/// What was kept for a rollback goes.
-fn finish(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark, near_from: u64) {
-    if let Some(shared) = mark.tail {
-        pools[layer.near_pool].release(shared);
-    }
-    if let Some(before) = mark.sinks.filter(|_| mark.sinks != table.sinks) {
-        release_sinks(pools, layer, Some(before));
-    }
-    for (i, entry) in table.entries.iter_mut().enumerate().rev() {
-        if entry.block() < near_from
-            && let Some(near) = entry.near.take()
-        {
-            pools[layer.near_pool].release(near);
-            if let Some(far) = entry.far {
-                pools[layer.far_pool].set_ahead(far, false);
-            }
-        } else if i < mark.first_made() && entry.near.is_none() {
-            break;
-        }
-    }
-}
-
-fn undo(pools: &mut [Pool], layer: &Layer, table: &mut Table, mark: &Mark) {
-    for entry in table.take(mark.entries..table.entries.len()) {
-        release(pools, layer, &entry);
-    }
-    if let Some(last) = table.entries.last_mut() {
-        last.rows = mark.tail_rows;
-        if let Some(shared) = mark.tail
-            && let Some(private) = last.near.replace(shared)
-        {
-            pools[layer.near_pool].release(private);
-        }
-    }
-    release_far(pools, layer, table, mark.prepared);
-    if mark.sinks != table.sinks {
-        release_sinks(pools, layer, table.sinks);
-        table.sinks = mark.sinks;
-    }
-    table.recount();
-}
-
-/// Blocks before `first` leave a layer whose window has passed them.
-fn drop_passed(pools: &mut [Pool], layer: &Layer, table: &mut Table, first: u64) {
+/// Drops blocks before `first` from a layer whose window has passed them.
+fn drop_passed(pools: &mut [BlockPool], layer: &Layer, table: &mut BlockTable, first: u64) {
     let passed = table.entries.partition_point(|e| e.first_position < first);
     if passed == 0 {
         return;
     }
-    let mut upto = table.passed;
-    for entry in table.take(0..passed) {
-        upto = entry.first_position + SLOTS;
-        release(pools, layer, &entry);
+    let mut end = table.window_passed;
+    for entry in table.remove(0..passed) {
+        end = entry.first_position + SLOTS;
+        layer.release(pools, &entry);
     }
-    table.passed = upto;
-    release_sinks(pools, layer, table.sinks.take());
-    table.recount();
+    table.window_passed = end;
+    layer.release_sinks(pools, table.sinks.take());
+    table.rebuild();
 }

@@ -5,8 +5,8 @@
 
 use haversack_cache::policy::window::WindowParams;
 use haversack_cache::{
-    CacheError, Codec, Entry, Form, Grow, KvForm, KvShape, LayerShape, Positions, SequenceId, Step,
-    Store, StoreOptions, Zones,
+    BlockEntry, CacheError, Codec, Form, KvForm, KvShape, LayerShape, PositionMode, SequenceGrowth,
+    SequenceId, Step, Store, StoreOptions, Zones,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::KvView;
@@ -81,8 +81,8 @@ pub fn write(
 /// A whole step of one sequence.
 pub fn feed(store: &mut Store, id: SequenceId, tokens: &[u32]) -> Result<(), CacheError> {
     let position = store.stats(id)?.position;
-    let spans = store.spans_with(id, tokens.len())?;
-    let mut step = store.begin(&[Grow {
+    let spans = store.max_spans_after(id, tokens.len())?;
+    let mut step = store.begin(&[SequenceGrowth {
         id,
         position,
         tokens: tokens.len(),
@@ -98,7 +98,7 @@ pub fn feed(store: &mut Store, id: SequenceId, tokens: &[u32]) -> Result<(), Cac
     }
     assert_eq!(most, spans, "what attention reserves for");
     store.commit(step)?;
-    store.make_ahead(exec(), id, tokens.len())
+    store.recode_ahead(exec(), id, tokens.len())
 }
 
 /// The bytes of both forms of a block that holds exactly these tokens.
@@ -111,7 +111,7 @@ pub struct Twin {
 pub struct Coder {
     layers: Vec<LayerShape>,
     means: Vec<Option<Vec<f32>>>,
-    carries: Vec<Option<ErrorFeedback>>,
+    error_feedback: Vec<Option<ErrorFeedback>>,
     known: HashMap<(usize, Vec<u32>), Twin>,
 }
 
@@ -119,10 +119,10 @@ impl Coder {
     pub fn new(options: &StoreOptions) -> Coder {
         let mut means = options.means.clone();
         means.resize(options.layers.len(), None);
-        let mut carries = options.carries.clone();
+        let mut carries = options.error_feedback.clone();
         carries.resize(options.layers.len(), None);
         Coder {
-            carries,
+            error_feedback: carries,
             layers: options.layers.clone(),
             means,
             known: HashMap::new(),
@@ -164,7 +164,7 @@ impl Coder {
         let (from, to) = (shape.near_shape(), shape.far_shape());
         let mut near = vec![0; from.block_bytes()];
         let (k, v) = near.split_at_mut(from.k_bytes());
-        let carry = self.carries[layer].as_ref();
+        let carry = self.error_feedback[layer].as_ref();
         let carry = |form: Form| carry.filter(|_| ErrorFeedback::fits(form, shape.head_dim));
         let rows = self.rows(layer, 0, tokens);
         match carry(from.form.k) {
@@ -271,7 +271,7 @@ pub struct Model {
     pub gone: Vec<bool>,
     /// Where it stood at the last eviction.
     pub evicted_at: usize,
-    pub positions: Positions,
+    pub positions: PositionMode,
 }
 
 impl Model {
@@ -340,7 +340,7 @@ impl Model {
         let mut after = 0;
         for p in (0..self.gone.len()).rev() {
             let starts_run = !self.gone[p] && self.gone.get(p + 1) == Some(&true);
-            if self.positions == Positions::Compact && starts_run {
+            if self.positions == PositionMode::Compact && starts_run {
                 shifts.push(after);
             }
             after += u64::from(self.gone[p]);
@@ -398,7 +398,7 @@ pub fn check_with(store: &Store, coder: &mut Coder, id: SequenceId, model: &Mode
     for (layer, &shape) in store.layers().iter().enumerate() {
         let view = store.view(id, layer).unwrap();
         let blocks = model.blocks(shape);
-        let entries: Vec<Entry> = view.entries().to_vec();
+        let entries: Vec<BlockEntry> = view.entries().to_vec();
         let found: Vec<(usize, usize)> = entries
             .iter()
             .map(|e| (e.first_position as usize / BLOCK_SLOTS, e.rows as usize))

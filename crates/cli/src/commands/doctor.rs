@@ -4,7 +4,7 @@ use crate::out;
 use anyhow::Result;
 use haversack::kernels::cpu::{Backend, BackendKind};
 use haversack::memory::bytes::human;
-use haversack::memory::{Reading, usage};
+use haversack::memory::{CgroupLimits, Reading};
 use haversack_hub::catalogue::catalogue;
 use haversack_hub::fetch::free_bytes;
 use haversack_hub::home::Home;
@@ -54,7 +54,7 @@ fn report() -> Json {
         .map(|kind| kind.name())
         .filter(|name| !available.contains(name))
         .collect();
-    let cgroup = usage::cgroup_memory();
+    let cgroup = CgroupLimits::now();
     let reading = Reading::now();
     json!({
         "cpu": {
@@ -65,8 +65,8 @@ fn report() -> Json {
             "tables_not_here": other,
         },
         "memory": {
-            "total_bytes": usage::mem_total(),
-            "available_bytes": usage::mem_available(),
+            "total_bytes": reading.mem_total_bytes,
+            "available_bytes": reading.mem_available_bytes,
             "cgroup_version": cgroup.map(|group| group.version),
             "cgroup_limit_bytes": cgroup.and_then(|group| group.max_bytes),
             "cgroup_high_bytes": cgroup.and_then(|group| group.high_bytes),

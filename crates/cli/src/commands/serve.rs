@@ -1,4 +1,4 @@
-//! `serve`: the model behind HTTP, until it is told to stop.
+//! `serve`: the model behind HTTP, until a signal stops it.
 
 use crate::args;
 use crate::engine::{self, Habits};
@@ -7,27 +7,25 @@ use crate::interrupt::Cooperative;
 use crate::out;
 use anyhow::{Context, Result};
 use haversack::engine::runtime::Runtime;
-use haversack::memory::clock::since_1970;
 use haversack::session::{SessionOptions, Sessions};
+use haversack::{Engine, EngineOptions};
 use haversack_hub::home::Home;
-use haversack_server::{
-    self as server, Door, Encoders, Gallery, Grammars, Owner, OwnerOptions, Shared,
-};
+use haversack_server::{self as server, Auth, ServerState};
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a signal is looked for.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often the server checks for a signal.
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
     let key = args.api_key_file.as_deref().map(read_key).transpose()?;
     let address = address(&args.addr)?;
     if key.is_none() && !address.ip().is_loopback() {
         return Err(usage(format!(
-            "--addr {address} can be reached from other machines; it needs --api-key-file, or use a loopback address"
+            "--addr {address} can be reached from other machines without a key; accepted: a loopback address, or --api-key-file"
         )));
     }
     // Before a model is loaded: the port may be taken.
@@ -36,34 +34,27 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
     let address = listener.local_addr()?;
     let keeps = !args.no_sessions && args.compute.cache.is_of_turns();
     let habits = if keeps { Habits::SESSION } else { Habits::TALK };
-    let engine = engine::load(args.model.as_deref(), &args.compute, habits)?;
+    let loaded = engine::load(args.model.as_deref(), &args.compute, habits)?;
     let sessions = match keeps {
-        true => sessions(&engine.runtime)?,
+        true => sessions(&loaded.runtime)?,
         false => None,
     };
     let has_sessions = sessions.is_some();
-    let model_name = name_of(&engine.path);
-    let options = OwnerOptions {
-        batch: args.batch.unwrap_or(8),
-        queue: args.queue.unwrap_or(64),
-        reuse: args.reuse.unwrap_or(16),
+    let usual = EngineOptions::default();
+    let options = EngineOptions {
+        batch: args.batch.unwrap_or(usual.batch),
+        queue: args.queue.unwrap_or(usual.queue),
+        prefix_cache: args.reuse.unwrap_or(usual.prefix_cache),
     };
-    let (hall, owner) = Owner::start(engine.runtime, sessions, options)?;
-    let shared = Arc::new(Shared {
-        hall,
-        door: Door {
-            is_open: key.is_some(),
-            key,
-            hosts: args.host.clone(),
-        },
-        grammars: Grammars::default(),
-        encoders: Encoders::default(),
-        model_name,
-        has_sessions,
-        created: since_1970().as_secs(),
-        gallery: Gallery::default(),
-        listeners: Shared::listeners(),
-    });
+    let engine = Engine::with_runtime(loaded.runtime, sessions, options)?;
+    let auth = Auth {
+        is_open: key.is_some(),
+        key,
+        hosts: args.host.clone(),
+    };
+    let model_name = name_of(&loaded.path);
+    let state = ServerState::new(engine.clone(), auth, model_name, has_sessions);
+    let state = Arc::new(state);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(4)
@@ -71,29 +62,27 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
     let interrupt = Cooperative::begin(1);
     let stop = async {
         while !interrupt.raised() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(SIGNAL_CHECK).await;
         }
     };
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
+        let model = &state.model_name;
         if as_json {
-            out::json(&json!({ "address": address.to_string(), "model": shared.model_name }))?;
+            out::json(&json!({ "address": address.to_string(), "model": model }))?;
         } else {
-            out::note(&format!(
-                "{} is served at http://{address}",
-                shared.model_name
-            ));
+            out::note(&format!("{model} is served at http://{address}"));
         }
-        server::serve(listener, shared.clone(), stop).await?;
+        server::serve(listener, state.clone(), stop).await?;
         anyhow::Ok(())
     })?;
-    shared.hall.close();
-    // Whatever was still being answered has been cut off by now.
+    // Cuts off answers that are still under way.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    owner.join().map_err(|_| anyhow::anyhow!("internal error"))
+    engine.close()?;
+    Ok(())
 }
 
-/// Conversations in the data directory; `None`, with a word, where this runtime has no place for them.
+/// Sessions in the data directory; `None`, with a note, where the budget has no room for them.
 fn sessions(runtime: &Runtime) -> Result<Option<Sessions>> {
     let home = Home::find()?;
     let options = SessionOptions {
@@ -129,13 +118,13 @@ fn address(text: &str) -> Result<SocketAddr> {
     found.next().ok_or_else(wrong)
 }
 
-/// The file of a model, without folder and ending.
+/// The model's file name without its extension.
 fn name_of(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default();
     stem.to_string_lossy().into_owned()
 }
 
-/// The API key: the first line of a file that only its owner may read.
+/// The first line of a file that only its owner may read.
 fn read_key(path: &Path) -> Result<String> {
     let name = || format!("--api-key-file {}", path.display());
     let file = std::fs::File::open(path).with_context(name)?;
@@ -148,7 +137,7 @@ fn read_key(path: &Path) -> Result<String> {
         use std::os::unix::fs::PermissionsExt;
         if metadata.permissions().mode() & 0o077 != 0 {
             return Err(usage(format!(
-                "{}: others may read it; accepted: a file of mode 600",
+                "{}: other users may read it; accepted: a file of mode 600",
                 name()
             )));
         }

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use haversack::engine::{LoadOptions, Model};
 use haversack::gguf::{Gguf, Tensor, shown};
 use haversack::kernels::format::gguf::unpack_row;
+use haversack::memory::MapAdvice;
 use haversack::memory::bytes::human;
 use haversack_hub::catalogue::catalogue;
 use haversack_hub::fetch::sha256_file;
@@ -74,6 +75,7 @@ struct Good {
 
 fn one(path: &Path) -> Result<Good> {
     let gguf = Gguf::open(path)?;
+    gguf.advise(MapAdvice::Sequential);
     let mut parts = Vec::new();
     let mut known = false;
     for part in gguf.part_paths() {

@@ -78,18 +78,23 @@ pub(super) struct Promises {
 impl Promises {
     /// Bytes that were promised and are not held yet.
     pub fn outstanding_bytes(&self, resources: &Resources) -> usize {
-        let sequences = self.sequences.iter();
         let outstanding =
-            sequences.map(|&(id, bytes)| bytes.saturating_sub(resources.held_bytes(id)));
-        outstanding.sum()
+            |&(id, bytes): &(_, usize)| bytes.saturating_sub(resources.held_bytes(id));
+        self.sequences.iter().map(outstanding).sum()
+    }
+
+    /// Of a step in which each request reads a block.
+    fn scratch_bytes(&self, runtime: &Runtime) -> usize {
+        let tokens = self.requests * BLOCK_SLOTS;
+        runtime.scratch_bytes_counting(self.requests, self.counting, tokens, self.max_rows)
     }
 }
 
 /// What became of an attempt to start a queued request.
 pub(super) enum Outcome {
     Started(Started),
-    NoMemory,
-    Blocked,
+    /// `NoMemory` or `Blocked`.
+    Waits(Admit),
     Failed(RequestError),
 }
 
@@ -97,9 +102,8 @@ impl Outcome {
     /// Requests that fail leave the queue too.
     pub fn admit(&self) -> Admit {
         match self {
+            Outcome::Waits(admit) => *admit,
             Outcome::Started(_) | Outcome::Failed(_) => Admit::Now,
-            Outcome::NoMemory => Admit::NoMemory,
-            Outcome::Blocked => Admit::Blocked,
         }
     }
 }
@@ -134,33 +138,28 @@ impl Admission<'_> {
         let prompt = work.completion.history();
         let key = work.prefix_key(id);
         let is_cacheable = work.is_cacheable(&self.resources.runtime);
-        let found = match is_cacheable {
-            true => self.resources.prefix_cache.find(key, prompt),
-            false => PrefixMatch::default(),
-        };
-        let cached = match found.tokens {
-            0 => None,
-            tokens => self.resources.prefix_cache.take(key, prompt, tokens),
-        };
+        let mut found = PrefixMatch::default();
+        if is_cacheable {
+            found = self.resources.prefix_cache.find(key, prompt);
+        }
+        let cached = self.resources.prefix_cache.take(key, prompt, found);
         let held = (cached.as_ref()).map_or(0, |cached| self.resources.held_bytes(cached.sequence));
         let bytes = bytes.saturating_sub(held);
         if self.make_room(bytes, work.max_rows, work.counts_attention, None) != Admit::Now {
             if let Some(cached) = cached {
                 self.resources.prefix_cache.put_back(cached);
             }
-            return Outcome::NoMemory;
+            return Outcome::Waits(Admit::NoMemory);
         }
-        let Resources {
-            runtime,
-            prefix_cache,
-            ..
-        } = &mut *self.resources;
         if is_cacheable {
-            prefix_cache.count(found);
+            self.resources.prefix_cache.count(found);
         }
         let reused = if cached.is_some() { found.tokens } else { 0 };
         let opened = match cached {
-            Some(cached) => Ok(prefix_cache.continue_from(runtime, cached)),
+            Some(cached) => {
+                let runtime = &mut self.resources.runtime;
+                Ok(self.resources.prefix_cache.continue_from(runtime, cached))
+            }
             None => self.resources.open_sequence(work.keep),
         };
         match opened {
@@ -177,14 +176,16 @@ impl Admission<'_> {
         // There is no more memory than at the last attempt until some is released.
         let releases = self.resources.releases;
         if turn.no_memory_at.get() == Some(releases) {
-            return Outcome::NoMemory;
+            return Outcome::Waits(Admit::NoMemory);
         }
         let outcome = match self.begin_turn(turn) {
             Ok(outcome) => outcome,
-            Err(error) if error.is_cannot_fit() && !self.is_batch_empty() => Outcome::NoMemory,
+            Err(error) if error.is_cannot_fit() && !self.is_batch_empty() => {
+                Outcome::Waits(Admit::NoMemory)
+            }
             Err(error) => Outcome::Failed(error.into()),
         };
-        if matches!(outcome, Outcome::NoMemory) {
+        if outcome.admit() == Admit::NoMemory {
             turn.no_memory_at.set(Some(self.resources.releases));
         }
         outcome
@@ -195,33 +196,27 @@ impl Admission<'_> {
         let id = self.open_session(&turn.session)?;
         let sessions = self.resources.sessions()?;
         if sessions.is_answering(id)? {
-            return Ok(Outcome::Blocked);
+            return Ok(Outcome::Waits(Admit::Blocked));
         }
         let runtime = &self.resources.runtime;
         let (bytes, max_rows) = sessions.turn_needs(runtime, Some(id), turn.max_tokens)?;
         let more = bytes.saturating_sub(self.resources.session_bytes(id));
         if self.make_room(more, max_rows, false, Some(id)) != Admit::Now {
-            return Ok(Outcome::NoMemory);
+            return Ok(Outcome::Waits(Admit::NoMemory));
         }
         self.resources.mark_used(id);
         // Other sessions are suspended before turns of this one leave memory.
         while !self.turn_fits(id, turn.max_tokens)? {
             if !is_batch_empty {
-                return Ok(Outcome::NoMemory);
+                return Ok(Outcome::Waits(Admit::NoMemory));
             }
             if !self.evict_or_suspend(Some(id)) {
                 break;
             }
         }
         self.with_sessions(|runtime, sessions| {
-            let PreparedTurn {
-                text,
-                embedding,
-                now_ms,
-                options,
-                ..
-            } = turn;
-            let begun = sessions.begin(runtime, id, text, *embedding, *now_ms, options)?;
+            let (text, options) = (&turn.text, &turn.options);
+            let begun = sessions.begin(runtime, id, text, turn.embedding, turn.now_ms, options)?;
             match sessions.promise(runtime, &begun) {
                 Ok((promised_bytes, fits)) if fits || is_batch_empty => {
                     Ok(Outcome::Started(Started::Turn {
@@ -230,7 +225,9 @@ impl Admission<'_> {
                         max_rows,
                     }))
                 }
-                Ok(_) => sessions.abandon(runtime, begun).map(|()| Outcome::NoMemory),
+                Ok(_) => sessions
+                    .abandon(runtime, begun)
+                    .map(|()| Outcome::Waits(Admit::NoMemory)),
                 Err(error) => sessions.abandon(runtime, begun).and(Err(error)),
             }
         })
@@ -277,8 +274,7 @@ impl Admission<'_> {
         source: Option<SessionId>,
         open: impl FnOnce(&mut Runtime, &mut Sessions) -> Result<SessionId, SessionError>,
     ) -> Result<SessionId, SessionError> {
-        let sessions = self.resources.sessions()?;
-        let (bytes, rows) = sessions.turn_needs(&self.resources.runtime, None, 0)?;
+        let (bytes, rows) = self.resources.new_session_needs()?;
         self.make_room(bytes, rows, false, source);
         let id = self.with_sessions(open)?;
         self.resources.mark_used(id);
@@ -291,42 +287,33 @@ impl Admission<'_> {
         go: impl FnOnce(&mut Runtime, &mut Sessions) -> Result<T, SessionError>,
     ) -> Result<T, SessionError> {
         self.evict_prefixes_for_a_turn()?;
-        let Promises {
-            requests,
-            counting,
-            max_rows,
-            ..
-        } = self.promises;
-        let runtime = &mut self.resources.runtime;
-        let tokens = requests * BLOCK_SLOTS;
-        let scratch = runtime.scratch_bytes_counting(requests, counting, tokens, max_rows);
+        let (runtime, promises) = (&mut self.resources.runtime, &self.promises);
+        let scratch = promises.scratch_bytes(runtime);
         // Scratch that larger steps left behind was promised to no request.
         if runtime.ledger().scratch > scratch {
             runtime.release_scratch();
         }
         let scratch = scratch.saturating_sub(runtime.ledger().scratch);
-        let outstanding = self.promises.outstanding_bytes(self.resources);
-        let Resources {
-            runtime, sessions, ..
-        } = &mut *self.resources;
-        let sessions = sessions.as_mut().ok_or(SessionError::NoSessions)?;
-        let mut runtime = runtime.reserve(outstanding.saturating_add(scratch))?;
+        let promised = promises
+            .outstanding_bytes(self.resources)
+            .saturating_add(scratch);
+        let runtime = &mut self.resources.runtime;
+        let sessions = self.resources.sessions.as_mut();
+        let sessions = sessions.ok_or(SessionError::NoSessions)?;
+        let mut runtime = runtime.reserve(promised)?;
         go(&mut runtime, sessions)
     }
 
     fn evict_prefixes_for_a_turn(&mut self) -> Result<(), SessionError> {
-        let Some(sessions) = &self.resources.sessions else {
-            return Ok(());
-        };
-        if self.resources.prefix_cache.is_empty() {
+        if self.resources.prefix_cache.is_empty() || self.resources.sessions.is_none() {
             return Ok(());
         }
-        let (bytes, rows) = sessions.turn_needs(&self.resources.runtime, None, 0)?;
-        let is_short = |admission: &Admission<'_>| {
-            let free = admission.free_bytes(rows, false);
-            free.is_some_and(|free| free < bytes)
-        };
-        while is_short(self) && self.resources.evict_prefix() {}
+        let (bytes, rows) = self.resources.new_session_needs()?;
+        while self
+            .free_bytes(rows, false)
+            .is_some_and(|free| free < bytes)
+            && self.resources.evict_prefix()
+        {}
         Ok(())
     }
 
@@ -334,7 +321,7 @@ impl Admission<'_> {
     pub fn reserve_bytes(&mut self, bytes: usize) -> Result<(), SubmitError> {
         let runtime = &self.resources.runtime;
         let (min_bytes, rows) = match &self.resources.sessions {
-            Some(sessions) => sessions.turn_needs(runtime, None, 0)?,
+            Some(_) => self.resources.new_session_needs()?,
             None => (runtime.sequence_bytes(BLOCK_SLOTS), BLOCK_SLOTS),
         };
         if let Some(room) = promisable(runtime, 1, 0, rows) {
@@ -390,15 +377,11 @@ impl Admission<'_> {
 
     /// Bytes that can be promised to one more request of up to `rows` rows; `None`: there is no limit.
     fn free_bytes(&self, rows: usize, counts_attention: bool) -> Option<usize> {
-        let Promises {
-            requests,
-            counting,
-            max_rows,
-            ..
-        } = self.promises;
-        let counting = counting + usize::from(counts_attention);
-        let free = (self.resources).free_bytes(requests + 1, counting, max_rows.max(rows))?;
-        Some(free.saturating_sub(self.promises.outstanding_bytes(self.resources)))
+        let promises = &self.promises;
+        let counting = promises.counting + usize::from(counts_attention);
+        let rows = promises.max_rows.max(rows);
+        let free = (self.resources).free_bytes(promises.requests + 1, counting, rows)?;
+        Some(free.saturating_sub(promises.outstanding_bytes(self.resources)))
     }
 
     /// Evicts a cached prefix or suspends an idle session but `spare`. `false`: there is neither.

@@ -16,11 +16,12 @@ use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{Finish, GenerateEvent, GenerateTimes, SequenceId, StepError};
 use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_memory::background;
-use haversack_memory::zoo::{Bug, planted};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+type StepResult<T = ()> = Result<T, StepError>;
 
 #[derive(Default)]
 pub(super) struct Batch {
@@ -51,7 +52,7 @@ impl EmbeddingTask {
             return EmbeddingTask::Done(encoder.embed(&text).ok().map(Box::new));
         }
         EmbeddingTask::Running(std::thread::spawn(move || {
-            background::give_way();
+            background::lower_priority();
             encoder.embed(&text).ok()
         }))
     }
@@ -118,14 +119,8 @@ impl Batch {
     }
 
     /// A completion leaves at once. A turn ends at its next step with what it has said so far.
-    pub fn cancel(
-        &mut self,
-        resources: &mut Resources,
-        id: RequestId,
-        hits_another: bool,
-    ) -> Result<(), StepError> {
-        let is_it = |request: &RunningRequest| request.id == id || hits_another;
-        let Some(i) = self.running.iter().position(is_it) else {
+    pub fn cancel(&mut self, resources: &mut Resources, id: RequestId) -> StepResult {
+        let Some(i) = self.running.iter().position(|request| request.id == id) else {
             return Ok(());
         };
         match self.running[i].work {
@@ -149,7 +144,7 @@ impl Batch {
         resources: &mut Resources,
         now: Duration,
         deliver: Deliver<'_>,
-    ) -> Result<(), StepError> {
+    ) -> StepResult {
         for request in &mut self.running {
             if request.deadline.is_some_and(|deadline| deadline <= now) {
                 request.cancel();
@@ -158,13 +153,8 @@ impl Batch {
         self.finish_completions(resources, deliver)
     }
 
-    /// The planted bug `HeatDropsRequest`.
-    pub fn truncate(&mut self, requests: usize) {
-        self.running.truncate(requests);
-    }
-
     /// Restarts completions that re-read their rows and whose rows are full.
-    pub fn reread_full(&mut self, resources: &mut Resources) -> Result<(), StepError> {
+    pub fn reread_full(&mut self, resources: &mut Resources) -> StepResult {
         for request in &mut self.running {
             if request.is_full(&resources.runtime)? {
                 request.restart(&mut resources.runtime)?;
@@ -182,7 +172,7 @@ impl Batch {
         takes: &mut [usize],
         chunk: usize,
         deliver: Deliver<'_>,
-    ) -> Result<bool, StepError> {
+    ) -> StepResult<bool> {
         loop {
             let error = match self.try_compute(resources, takes) {
                 Ok(()) => return Ok(true),
@@ -200,7 +190,7 @@ impl Batch {
         }
     }
 
-    fn try_compute(&self, resources: &mut Resources, takes: &mut [usize]) -> Result<(), StepError> {
+    fn try_compute(&self, resources: &mut Resources, takes: &mut [usize]) -> StepResult {
         let runtime = &mut resources.runtime;
         let mut spans = Vec::with_capacity(takes.len());
         for (request, take) in self.running.iter().zip(takes) {
@@ -231,11 +221,7 @@ impl Batch {
 
     /// Restarts the completion admitted last, so that the others can go on; its tokens stay the same. `false`: fewer than
     /// two requests take part, or no completion does.
-    fn restart_last(
-        &mut self,
-        resources: &mut Resources,
-        takes: &mut [usize],
-    ) -> Result<bool, StepError> {
+    fn restart_last(&mut self, resources: &mut Resources, takes: &mut [usize]) -> StepResult<bool> {
         let taking: Vec<usize> = (0..takes.len()).filter(|&i| takes[i] > 0).collect();
         if taking.len() < 2 {
             return Ok(false);
@@ -257,7 +243,7 @@ impl Batch {
         resources: &mut Resources,
         error: &StepError,
         deliver: Deliver<'_>,
-    ) -> Result<(), StepError> {
+    ) -> StepResult {
         for request in std::mem::take(&mut self.running) {
             let id = request.id;
             abandon(resources, request)?;
@@ -267,16 +253,8 @@ impl Batch {
     }
 
     /// Caches what was read up to the end of a prompt, or to where it departs from a cached one.
-    pub fn cache_prefixes(
-        &self,
-        resources: &mut Resources,
-        takes: &[usize],
-    ) -> Result<(), StepError> {
-        let Resources {
-            runtime,
-            prefix_cache,
-            ..
-        } = resources;
+    pub fn cache_prefixes(&self, resources: &mut Resources, takes: &[usize]) -> StepResult {
+        let (runtime, cache) = (&mut resources.runtime, &mut resources.prefix_cache);
         for (request, &take) in self.running.iter().zip(takes) {
             let RunningWork::Completion { work, sequence } = &request.work else {
                 continue;
@@ -287,12 +265,12 @@ impl Batch {
             let is_place = is_fork || prompt.len() as u64 == position;
             if take == 0
                 || !is_place
-                || !prefix_cache.accepts(position as usize)
+                || !cache.accepts(position as usize)
                 || !work.is_cacheable(runtime)
             {
                 continue;
             }
-            // No memory that was promised to no request: it is not cached.
+            // Caching takes no promised memory; where there is no other, the prefix is not cached.
             let Ok(sequence) = runtime.fork(*sequence) else {
                 continue;
             };
@@ -302,7 +280,7 @@ impl Batch {
                 sequence,
                 is_fork,
             };
-            prefix_cache.insert(runtime, cached)?;
+            cache.insert(runtime, cached)?;
         }
         Ok(())
     }
@@ -313,7 +291,7 @@ impl Batch {
         resources: &mut Resources,
         takes: &[usize],
         deliver: Deliver<'_>,
-    ) -> Result<(), StepError> {
+    ) -> StepResult {
         let runtime = &resources.runtime;
         let model = runtime.model().clone();
         let tokenizer = model.tokenizer();
@@ -322,9 +300,6 @@ impl Batch {
         for (i, (request, &take)) in self.running.iter_mut().zip(takes).enumerate() {
             if take == 0 {
                 request.skipped_steps += 1;
-                if planted(Bug::BatchLosesToken) {
-                    request.read(1);
-                }
                 continue;
             }
             request.skipped_steps = 0;
@@ -371,7 +346,7 @@ impl Batch {
         &mut self,
         resources: &mut Resources,
         deliver: Deliver<'_>,
-    ) -> Result<(), StepError> {
+    ) -> StepResult {
         let is_over = |request: &mut RunningRequest| match &request.work {
             RunningWork::Completion { work, .. } => work.completion.is_over(),
             RunningWork::Turn(_) => false,
@@ -381,12 +356,7 @@ impl Batch {
             let RunningWork::Completion { work, sequence } = request.work else {
                 continue;
             };
-            let Resources {
-                runtime,
-                prefix_cache,
-                releases,
-                ..
-            } = &mut *resources;
+            let (runtime, cache) = (&mut resources.runtime, &mut resources.prefix_cache);
             let stats = runtime.stats(sequence)?;
             let report = RequestReport {
                 seen: stats.position,
@@ -396,7 +366,7 @@ impl Batch {
             };
             if work.completion.finish() == Some(Finish::Cancelled) {
                 runtime.close(sequence)?;
-                prefix_cache.forget(runtime, request.id)?;
+                cache.forget(runtime, request.id)?;
             } else if work.is_cacheable(runtime) {
                 let seen = usize::try_from(stats.position).unwrap_or(usize::MAX);
                 let tokens = work.completion.history();
@@ -406,11 +376,11 @@ impl Batch {
                     sequence,
                     is_fork: false,
                 };
-                prefix_cache.insert(runtime, cached)?;
+                cache.insert(runtime, cached)?;
             } else {
                 runtime.close(sequence)?;
             }
-            *releases += 1;
+            resources.releases += 1;
             let ended = RequestEvent::Completed(work.completion.end(), report);
             let _ = deliver(request.id, ended);
         }
@@ -419,13 +389,8 @@ impl Batch {
 
     /// Turns whose answer has ended read the end marker; those that have read it leave the batch to be saved.
     pub fn conclude_turns(&mut self, resources: &mut Resources, deliver: Deliver<'_>) {
-        let Resources {
-            runtime,
-            sessions: Some(sessions),
-            releases,
-            ..
-        } = resources
-        else {
+        let runtime = &mut resources.runtime;
+        let Some(sessions) = &mut resources.sessions else {
             return;
         };
         let is_over = |request: &mut RunningRequest| match &mut request.work {
@@ -445,7 +410,7 @@ impl Batch {
             let turn = match sessions.conclude(runtime, *turn, GenerateTimes::default(), ignore) {
                 Ok(turn) => turn,
                 Err(error) => {
-                    *releases += 1;
+                    resources.releases += 1;
                     let _ = deliver(request.id, RequestEvent::Failed(error.into()));
                     continue;
                 }
@@ -471,13 +436,8 @@ impl Batch {
 
     /// Saves turns that have their embedding. With nothing else to compute, it waits for them.
     pub fn save_turns(&mut self, resources: &mut Resources, deliver: Deliver<'_>) {
-        let Resources {
-            runtime,
-            sessions: Some(sessions),
-            releases,
-            ..
-        } = resources
-        else {
+        let runtime = &mut resources.runtime;
+        let Some(sessions) = &mut resources.sessions else {
             return;
         };
         let waits = self.running.is_empty();
@@ -488,14 +448,14 @@ impl Batch {
                 Ok(answer) => RequestEvent::TurnSaved(Box::new(answer)),
                 Err(error) => RequestEvent::Failed(RequestError::Session(error)),
             };
-            *releases += 1;
+            resources.releases += 1;
             let _ = deliver(saving.id, event);
         }
     }
 }
 
 /// Frees what a request holds. A session is as before the turn.
-fn abandon(resources: &mut Resources, request: RunningRequest) -> Result<(), StepError> {
+fn abandon(resources: &mut Resources, request: RunningRequest) -> StepResult {
     resources.releases += 1;
     match (request.work, &mut resources.sessions) {
         (RunningWork::Completion { sequence, .. }, _) => resources.runtime.close(sequence),

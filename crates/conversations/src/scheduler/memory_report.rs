@@ -169,14 +169,14 @@ fn report_sequence(
     };
     let away = owner.session().map_or(&[][..], |session| &session.away);
     let shapes = store.layers().iter().copied().enumerate();
-    let layers = shapes.map(|(i, shape)| Some((shape, store.runs(sequence, i).ok()?)));
+    let layers = shapes.map(|(i, shape)| Some((shape, store.token_runs(sequence, i).ok()?)));
     let layers: Option<Vec<_>> = layers.collect();
     let (token_maps, layers_left_off) = token_maps(layers?.into_iter(), away);
     Some(SequenceReport {
         is_active: owner.session().is_none_or(|session| session.is_answering),
         position: stats.position,
         bytes: stats.bytes,
-        zones: store.zone_bytes_of(sequence).ok()?,
+        zones: store.sequence_zone_bytes(sequence).ok()?,
         token_maps,
         layers_left_off,
         owner,

@@ -40,9 +40,8 @@ use haversack_engine::runtime::{Finish, Runtime, StepError};
 use haversack_engine::sample::Sampler;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
-use haversack_memory::zoo::{Bug, planted};
 use plan::{Portion, plan, prompt_tokens};
-use queue::Queue;
+use queue::{Admit, Queue};
 use request::Deliver;
 use resources::Resources;
 use running::{PreparedRequest, PreparedWork, RunningRequest};
@@ -128,11 +127,8 @@ impl Scheduler {
     /// Ends a request. A completion is gone at once, without an event. A running turn ends with what it has said so far,
     /// which becomes part of its session. Requests that have ended are ignored.
     pub fn cancel(&mut self, id: RequestId) -> Result<(), StepError> {
-        let removed = self
-            .queue
-            .remove(|queued| queued.request.id == id && !planted(Bug::QueueLeak));
-        let hits_another = !removed.is_empty() && planted(Bug::CancelHitsAnother);
-        self.batch.cancel(&mut self.resources, id, hits_another)
+        self.queue.remove(|queued| queued.request.id == id);
+        self.batch.cancel(&mut self.resources, id)
     }
 
     /// Computes one step of the batch. `now` is the caller's clock, also of deadlines. `deliver` receives the events; `Break`
@@ -200,11 +196,13 @@ impl Scheduler {
         while self.batch.len() < self.options.batch && !self.queue.is_empty() {
             let first_turns = first_turns(&self.queue);
             let mut admission = Admission::new(&mut self.resources, self.batch.promises());
-            let mut outcome = Outcome::Blocked;
+            let mut outcome = Outcome::Waits(Admit::Blocked);
             let admitted = self.queue.pop_admissible(|queued| {
                 let PreparedRequest { id, work, .. } = &queued.request;
                 outcome = match work {
-                    PreparedWork::Turn(_) if !first_turns.contains(id) => Outcome::Blocked,
+                    PreparedWork::Turn(_) if !first_turns.contains(id) => {
+                        Outcome::Waits(Admit::Blocked)
+                    }
                     _ => admission.start(queued),
                 };
                 outcome.admit()
@@ -221,7 +219,7 @@ impl Scheduler {
                     }
                 }
                 Outcome::Failed(error) => drop(deliver(id, RequestEvent::Failed(error))),
-                Outcome::NoMemory | Outcome::Blocked => {}
+                Outcome::Waits(_) => {}
             }
         }
         Ok(())
@@ -271,9 +269,6 @@ impl Scheduler {
         let mut lines = Vec::new();
         if let Some(change) = thermal.and_then(|thermal| self.throttle.observe(thermal, now)) {
             self.set_pace(change.limits.pace);
-            if planted(Bug::HeatDropsRequest) {
-                self.batch.truncate(self.pace.batch);
-            }
             self.resources.runtime.set_threads(change.limits.threads);
             lines.push(change.to_string());
         }

@@ -80,10 +80,16 @@ impl PrefixCache {
         longest_match(cached.map(|cached| &cached.tokens[..]), prompt)
     }
 
-    /// Takes out the sequence that holds the first `tokens` of the prompt, as [`PrefixCache::find`] says. The caller hands it to
+    /// Takes out the sequence that [`PrefixCache::find`] has found, if it has. The caller hands it to
     /// [`PrefixCache::continue_from`] or [`PrefixCache::put_back`].
-    pub fn take(&mut self, key: PrefixKey, prompt: &[u32], tokens: usize) -> Option<CachedPrefix> {
-        let is_it = |cached: &CachedPrefix| cached.serves(key) && cached.tokens == prompt[..tokens];
+    pub fn take(
+        &mut self,
+        key: PrefixKey,
+        prompt: &[u32],
+        found: PrefixMatch,
+    ) -> Option<CachedPrefix> {
+        let prefix = &prompt[..found.tokens];
+        let is_it = |cached: &CachedPrefix| cached.serves(key) && cached.tokens == prefix;
         let i = self.cached.iter().position(is_it)?;
         Some(self.cached.remove(i))
     }

@@ -32,6 +32,8 @@ pub struct Request {
     pub deadline: Option<Duration>,
 }
 
+// The embedding is an array of 1.5 kB. A request moves a few times in its life; a box would burden every caller.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug)]
 pub enum RequestKind {
     /// A prompt in tokens. Its sequence ends with the request.

@@ -53,6 +53,11 @@ impl Resources {
         self.sessions.as_ref().ok_or(SessionError::NoSessions)
     }
 
+    /// Bytes and rows that a session may need for its first turn.
+    pub fn new_session_needs(&self) -> Result<(usize, usize), SessionError> {
+        self.sessions()?.turn_needs(&self.runtime, None, 0)
+    }
+
     /// The device is short of memory.
     pub fn is_device_short(&self) -> bool {
         self.device_room.is_some()

@@ -8,7 +8,6 @@ use crate::session::SessionError;
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::options::Policy;
 use haversack_engine::runtime::{GenerateOptions, Runtime, SequenceRetention};
-use haversack_memory::zoo::{Bug, planted};
 use std::cell::Cell;
 
 /// The work of a request and its worst-case bytes. Those of a turn depend on its session, so admission asks for them later: 0.
@@ -69,9 +68,7 @@ fn completion(
     let answer = options.tokens_max.unwrap_or(usize::MAX);
     let keep = match &rows {
         Some(rows) => {
-            if !planted(Bug::NegativeCount) {
-                rows.check()?;
-            }
+            rows.check()?;
             rows.keep(tokens.saturating_add(answer))
         }
         None => default_keep(runtime),

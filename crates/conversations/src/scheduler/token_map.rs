@@ -7,7 +7,7 @@
 //! ```
 
 use crate::session::report::RowsAway;
-use haversack_cache::{LayerShape, Run, Spot, Zone};
+use haversack_cache::{LayerShape, TokenRun, TokenState, Zone};
 use std::ops::Range;
 
 /// Where a token is.
@@ -65,7 +65,7 @@ impl From<RowsAway> for BlockSource {
 }
 
 /// Consecutive tokens in one place.
-pub type TokenRun = (u64, BlockSource);
+pub type SourceRun = (u64, BlockSource);
 
 /// The map of all layers that keep the same tokens in the same forms.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,7 +76,7 @@ pub struct TokenMap {
     pub tokens: [u64; BlockSource::ALL.len()],
     /// From the first token to the last, at most [`MAX_RUNS`]. A longer map is coarsened: each part shows where most of its
     /// tokens are.
-    pub runs: Vec<TokenRun>,
+    pub runs: Vec<SourceRun>,
 }
 
 /// Of one map: about what a screen can show.
@@ -86,14 +86,15 @@ pub const MAX_MAPS: usize = 8;
 
 /// The maps of a sequence, from the runs of each layer, and the number of layers left without one.
 pub fn token_maps(
-    layers: impl Iterator<Item = (LayerShape, Vec<Run>)>,
+    layers: impl Iterator<Item = (LayerShape, Vec<TokenRun>)>,
     away: &[(Range<u64>, RowsAway)],
 ) -> (Vec<TokenMap>, usize) {
     // Layers are grouped by their runs before a map is made.
-    let mut groups: Vec<(LayerShape, Vec<Run>, Vec<usize>)> = Vec::new();
+    let mut groups: Vec<(LayerShape, Vec<TokenRun>, Vec<usize>)> = Vec::new();
     let mut left_off = 0;
     for (i, (shape, runs)) in layers.enumerate() {
-        let same = |group: &(LayerShape, Vec<Run>, Vec<usize>)| group.0 == shape && group.1 == runs;
+        let same =
+            |group: &(LayerShape, Vec<TokenRun>, Vec<usize>)| group.0 == shape && group.1 == runs;
         match groups.iter().position(same) {
             Some(at) => groups[at].2.push(i),
             None if groups.len() == MAX_MAPS => left_off += 1,
@@ -117,17 +118,17 @@ pub fn token_maps(
 }
 
 /// Looks up in the session what the cache is missing.
-fn refine(cache_runs: &[Run], away: &[(Range<u64>, RowsAway)]) -> Vec<TokenRun> {
+fn refine(cache_runs: &[TokenRun], away: &[(Range<u64>, RowsAway)]) -> Vec<SourceRun> {
     let mut runs = Vec::new();
     let mut at = 0;
     let mut away = away.iter().peekable();
     for run in cache_runs {
         let end = at + run.tokens;
-        let source = match run.spot {
-            Spot::Held(zone) => BlockSource::Held(zone),
-            Spot::Hidden => BlockSource::Hidden,
-            Spot::Passed => BlockSource::Passed,
-            Spot::Missing => {
+        let source = match run.state {
+            TokenState::Held(zone) => BlockSource::Held(zone),
+            TokenState::Hidden => BlockSource::Hidden,
+            TokenState::Passed => BlockSource::Passed,
+            TokenState::Missing => {
                 while at < end {
                     while away.next_if(|(span, _)| span.end <= at).is_some() {}
                     let (until, source) = match away.peek() {
@@ -148,7 +149,7 @@ fn refine(cache_runs: &[Run], away: &[(Range<u64>, RowsAway)]) -> Vec<TokenRun> 
 }
 
 /// The same tokens in at most `max` runs.
-fn coarsen(runs: Vec<TokenRun>, max: usize) -> Vec<TokenRun> {
+fn coarsen(runs: Vec<SourceRun>, max: usize) -> Vec<SourceRun> {
     if runs.len() <= max {
         return runs;
     }
@@ -179,7 +180,7 @@ fn majority(counts: &[u64; BlockSource::ALL.len()]) -> BlockSource {
     max.map_or(BlockSource::Gone, |(source, _)| *source)
 }
 
-fn push(runs: &mut Vec<TokenRun>, tokens: u64, source: BlockSource) {
+fn push(runs: &mut Vec<SourceRun>, tokens: u64, source: BlockSource) {
     match runs.last_mut() {
         _ if tokens == 0 => {}
         Some(last) if last.1 == source => last.0 += tokens,
@@ -194,17 +195,20 @@ mod tests {
 
     const REST: BlockSource = BlockSource::Held(Zone::Rest);
 
-    fn run(tokens: u64, spot: Spot) -> Run {
-        Run { tokens, spot }
+    fn run(tokens: u64, spot: TokenState) -> TokenRun {
+        TokenRun {
+            tokens,
+            state: spot,
+        }
     }
 
     #[test]
     fn missing_tokens_are_looked_up_in_the_session() {
         let runs = [
-            run(4, Spot::Held(Zone::Sinks)),
-            run(60, Spot::Missing),
-            run(32, Spot::Held(Zone::Rest)),
-            run(40, Spot::Missing),
+            run(4, TokenState::Held(Zone::Sinks)),
+            run(60, TokenState::Missing),
+            run(32, TokenState::Held(Zone::Rest)),
+            run(40, TokenState::Missing),
         ];
         let away = [
             (0..10, RowsAway::Disk),
@@ -231,7 +235,7 @@ mod tests {
     #[test]
     fn a_long_map_is_coarse_and_complete() {
         for count in [1u64, 255, 256, 257, 1000, 40_001] {
-            let many: Vec<TokenRun> = (0..count)
+            let many: Vec<SourceRun> = (0..count)
                 .map(|i| match i % 2 {
                     0 => (3, REST),
                     _ => (1, BlockSource::Hidden),
@@ -255,8 +259,11 @@ mod tests {
             window: Some(64),
             ..plain
         };
-        let whole = vec![run(100, Spot::Held(Zone::Rest))];
-        let passed = vec![run(36, Spot::Passed), run(64, Spot::Held(Zone::Rest))];
+        let whole = vec![run(100, TokenState::Held(Zone::Rest))];
+        let passed = vec![
+            run(36, TokenState::Passed),
+            run(64, TokenState::Held(Zone::Rest)),
+        ];
         let layers = [&whole, &passed, &whole, &passed].map(|runs| match runs.len() {
             1 => (plain, runs.clone()),
             _ => (windowed, runs.clone()),
@@ -265,7 +272,7 @@ mod tests {
         let layers: Vec<&[usize]> = found.iter().map(|s| &s.layers[..]).collect();
         assert_eq!((layers, left_off), (vec![&[0, 2][..], &[1, 3]], 0));
         assert_eq!(found[1].tokens[BlockSource::Passed.index()], 36);
-        let each = (1..12).map(|n| (plain, vec![run(n, Spot::Missing)]));
+        let each = (1..12).map(|n| (plain, vec![run(n, TokenState::Missing)]));
         let (found, left_off) = token_maps(each, &[]);
         assert_eq!((found.len(), left_off), (MAX_MAPS, 3));
     }

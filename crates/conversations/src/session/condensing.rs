@@ -68,12 +68,12 @@ pub enum RebuildError {
     #[error("the budget has no room for {tokens} more tokens")]
     NoRoom { tokens: u64 },
     #[error(transparent)]
-    Failed(SessionError),
+    Failed(Box<SessionError>),
 }
 
 impl<E: Into<SessionError>> From<E> for RebuildError {
     fn from(error: E) -> RebuildError {
-        RebuildError::Failed(error.into())
+        RebuildError::Failed(Box::new(error.into()))
     }
 }
 

@@ -19,7 +19,7 @@ pub enum SessionError {
     #[error("session {name}: {source}")]
     File {
         name: String,
-        source: journal::Error,
+        source: journal::JournalError,
     },
     #[error("session {name}: {source}")]
     Record {
@@ -60,7 +60,7 @@ pub enum SessionError {
     NoSuchTurn { number: u64 },
     #[error("turn {number} is not a state that holds")]
     NoSuchState { number: u64 },
-    #[error("{tokens} tokens of state; accepted: at most {max}")]
+    #[error("{tokens} tokens of state; accepted: {max} at most")]
     TooMuchState { tokens: usize, max: usize },
     #[error("the budget leaves {room} tokens for a conversation; accepted: at least {min}")]
     Budget { room: usize, min: usize },
@@ -89,10 +89,21 @@ impl SessionError {
     pub fn is_cannot_fit(&self) -> bool {
         matches!(self, SessionError::Step(error) if error.is_cannot_fit())
     }
+
+    /// Whether the disk is the cause, so that trying again may help.
+    pub(super) fn is_disk(&self) -> bool {
+        use journal::JournalError::{Io, Quota};
+        match self {
+            SessionError::Io { .. } => true,
+            SessionError::File { source, .. } => matches!(source, Io { .. } | Quota { .. }),
+            _ => false,
+        }
+    }
 }
 
 /// An error that several reports hold. Two are equal if their texts are: errors of the operating system cannot be
 /// compared otherwise.
+#[derive(Debug)]
 pub struct SharedError<E>(Arc<E>);
 
 impl<E> Clone for SharedError<E> {
@@ -116,12 +127,6 @@ impl<E> Deref for SharedError<E> {
 }
 
 impl<E: fmt::Display> fmt::Display for SharedError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<E: fmt::Debug> fmt::Debug for SharedError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

@@ -2,7 +2,6 @@
 
 use super::error::SessionError;
 use haversack_engine::runtime::Runtime;
-use haversack_memory::zoo::{Bug, planted};
 
 /// The first line of an identity.
 pub(super) const VERSION: &str = "haversack session 1";
@@ -71,12 +70,7 @@ impl Identity {
             let saved = lines.next().unwrap_or_default();
             let saved = saved.strip_prefix(what).unwrap_or_default().trim_start();
             let here = here.escape_debug().to_string();
-            let is_any = match what {
-                "session" => planted(Bug::OtherConversation),
-                "model" => planted(Bug::OtherModelAccepted),
-                _ => false,
-            };
-            if saved != here && !is_any {
+            if saved != here {
                 return Err(error(what, saved, &here));
             }
         }

@@ -15,7 +15,7 @@ use std::path::Path;
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     #[error(transparent)]
-    File(#[from] journal::Error),
+    File(#[from] journal::JournalError),
     #[error("it is damaged: {0}")]
     Record(#[from] BadRecord),
     #[error("it holds {found:?}, not a session of version 1")]
@@ -76,9 +76,9 @@ pub fn is_journal(beginning: &[u8]) -> bool {
 impl SessionInspection {
     /// Verifies a file and reads its contents.
     pub fn of(path: &Path, key: Option<[u8; 32]>) -> Result<SessionInspection, InspectError> {
-        let options = journal::Options {
+        let options = journal::JournalOptions {
             key,
-            ..journal::Options::default()
+            ..journal::JournalOptions::default()
         };
         let summary = Journal::check(path, &options)?;
         let mut inspection = SessionInspection {

@@ -22,8 +22,7 @@ use super::transcript::{Fact, StoredRecord, StoredTurn, Transcript};
 use super::turns::{SLOTS, TurnPlace};
 use haversack_cache::{CacheError, Store};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
-use haversack_memory::journal::{self, Journal, Map, RecordRef, Rewrite};
-use haversack_memory::zoo::{Bug, planted};
+use haversack_memory::journal::{self, Journal, JournalMap, JournalRewrite, RecordRef};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -38,85 +37,54 @@ pub(super) struct LogHome {
     pub identity: Vec<u8>,
 }
 
-/// Why a file could not be created.
-pub(super) enum CreateError {
-    Folder(PathBuf, std::io::Error),
-    File(journal::Error),
-}
-
-impl CreateError {
-    /// Whether the name is at fault rather than the disk: trying again would not help.
-    pub fn is_refusal(&self) -> bool {
-        let CreateError::File(error) = self else {
-            return false;
-        };
-        !matches!(
-            error,
-            journal::Error::Io { .. } | journal::Error::Quota { .. }
-        )
-    }
-
-    pub fn of(self, name: &str) -> SessionError {
-        let name = name.to_owned();
-        match self {
-            CreateError::Folder(path, source) => SessionError::Io {
-                doing: "making",
-                path,
-                source,
-            },
-            CreateError::File(source) => SessionError::File { name, source },
-        }
-    }
-}
-
 impl LogHome {
     /// Creates the file. A process that died before its first save leaves a file without records: it is reused.
-    pub fn create(&self, options: &SessionOptions) -> Result<Journal, CreateError> {
+    pub fn create(&self, name: &str, options: &SessionOptions) -> Result<Journal, SessionError> {
         if let Some(folder) = self.path.parent() {
-            let made = std::fs::create_dir_all(folder);
-            made.map_err(|source| CreateError::Folder(folder.to_owned(), source))?;
+            std::fs::create_dir_all(folder).map_err(|source| SessionError::Io {
+                doing: "making",
+                path: folder.to_owned(),
+                source,
+            })?;
         }
         let journal_options = || journal_options(options, options.quota_bytes);
-        let made = match Journal::create(&self.path, &self.identity, journal_options()) {
-            Err(journal::Error::Exists) => match Journal::open(&self.path, journal_options()) {
-                Ok(left) if left.records.is_empty() && left.journal.identity() == self.identity => {
-                    Ok(left.journal)
+        let created = match Journal::create(&self.path, &self.identity, journal_options()) {
+            Err(journal::JournalError::Exists) => {
+                match Journal::open(&self.path, journal_options()) {
+                    Ok(left)
+                        if left.records.is_empty() && left.journal.identity() == self.identity =>
+                    {
+                        Ok(left.journal)
+                    }
+                    Err(journal::JournalError::Busy) => Err(journal::JournalError::Busy),
+                    _ => Err(journal::JournalError::Exists),
                 }
-                Err(journal::Error::Busy) => Err(journal::Error::Busy),
-                _ => Err(journal::Error::Exists),
-            },
-            made => made,
+            }
+            created => created,
         };
-        made.map_err(CreateError::File)
+        created.map_err(|source| SessionError::File {
+            name: name.to_owned(),
+            source,
+        })
     }
 }
 
-/// Where records are written: at the end of a journal, or into a new file.
-trait RecordTarget {
+type Appended = Result<RecordRef, journal::JournalError>;
+
+/// A new file that also takes over records of an older one. It checks them on the way: damage is not copied.
+trait RewriteTarget {
     /// Appends one record, given in consecutive pieces.
-    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error>;
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Appended;
+    fn keep(&mut self, record: RecordRef) -> Appended;
 }
 
-/// A target that also takes over records of an older file. It checks them on the way: damage is not copied.
-trait RewriteTarget: RecordTarget {
-    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error>;
-}
-
-impl RecordTarget for Journal {
-    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
-        Journal::append(self, kind, pieces)
+impl RewriteTarget for JournalRewrite<'_> {
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Appended {
+        JournalRewrite::append(self, kind, pieces)
     }
-}
 
-impl RecordTarget for Rewrite<'_> {
-    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
-        Rewrite::append(self, kind, pieces)
-    }
-}
-
-impl RewriteTarget for Rewrite<'_> {
-    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error> {
-        Rewrite::keep(self, record)
+    fn keep(&mut self, record: RecordRef) -> Appended {
+        JournalRewrite::keep(self, record)
     }
 }
 
@@ -127,14 +95,12 @@ struct JournalCopy<'a> {
     buffer: Vec<u8>,
 }
 
-impl RecordTarget for JournalCopy<'_> {
-    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Result<RecordRef, journal::Error> {
+impl RewriteTarget for JournalCopy<'_> {
+    fn append(&mut self, kind: u32, pieces: &[&[u8]]) -> Appended {
         self.to.append(kind, pieces)
     }
-}
 
-impl RewriteTarget for JournalCopy<'_> {
-    fn keep(&mut self, record: RecordRef) -> Result<RecordRef, journal::Error> {
+    fn keep(&mut self, record: RecordRef) -> Appended {
         self.from.read(record, &mut self.buffer)?;
         self.to.append(record.kind, &[&self.buffer])
     }
@@ -154,12 +120,12 @@ pub(super) struct Draft<'a> {
 }
 
 enum WriteError {
-    File(journal::Error),
+    File(journal::JournalError),
     Rows(CacheError),
 }
 
-impl From<journal::Error> for WriteError {
-    fn from(error: journal::Error) -> WriteError {
+impl From<journal::JournalError> for WriteError {
+    fn from(error: journal::JournalError) -> WriteError {
         WriteError::File(error)
     }
 }
@@ -181,9 +147,12 @@ impl Draft<'_> {
         (pending.chain(state).sum::<usize>() + columns + records) as u64
     }
 
-    fn write(&self, to: &mut dyn RecordTarget) -> Result<Written, WriteError> {
+    fn write(
+        &self,
+        append: &mut dyn FnMut(u32, &[&[u8]]) -> Appended,
+    ) -> Result<Written, WriteError> {
         let pending = self.pending.iter();
-        let pending = pending.map(|(kind, bytes)| to.append(*kind, &[bytes]));
+        let pending = pending.map(|(kind, bytes)| append(*kind, &[bytes]));
         let pending = pending.collect::<Result<_, _>>()?;
         let mut columns = Vec::new();
         let mut bytes = Vec::new();
@@ -191,13 +160,13 @@ impl Draft<'_> {
             bytes.clear();
             let column = self.store.column(self.sequence, block, &mut bytes);
             column.map_err(WriteError::Rows)?;
-            columns.push((block, to.append(COLUMN, &[&bytes])?));
+            columns.push((block, append(COLUMN, &[&bytes])?));
         }
         let state: Vec<&[u8]> = self.state.iter().map(Vec::as_slice).collect();
         Ok(Written {
             pending,
             columns,
-            state: to.append(STATE, &state)?,
+            state: append(STATE, &state)?,
         })
     }
 }
@@ -209,10 +178,14 @@ struct KeptRecords {
     columns: BTreeMap<u64, RecordRef>,
 }
 
-/// The part of a log that a failed swap of the stream restores.
-pub(super) struct LogCheckpoint {
-    state: Option<RecordRef>,
+/// The records of a log: what a failed swap of the stream restores.
+#[derive(Clone, Default)]
+pub(super) struct LogRecords {
+    /// Records that wait for the next save, with their kinds.
     pending: Vec<(u32, Vec<u8>)>,
+    /// The record of the last state.
+    state: Option<RecordRef>,
+    /// Bytes of records in the file that are still needed.
     needed_bytes: u64,
 }
 
@@ -222,12 +195,7 @@ pub(super) struct SessionLog {
     home: Option<LogHome>,
     /// `None` while the file could not be created.
     journal: Option<Journal>,
-    /// Records that wait for the next save, with their kinds.
-    pending: Vec<(u32, Vec<u8>)>,
-    /// The record of the last state.
-    state: Option<RecordRef>,
-    /// Bytes of records in the file that are still needed.
-    needed_bytes: u64,
+    records: LogRecords,
     /// Why the last save failed.
     unsaved: Option<SharedError<SessionError>>,
 }
@@ -238,26 +206,19 @@ impl SessionLog {
             name: name.to_owned(),
             home,
             journal,
-            pending: Vec::new(),
-            state: None,
-            needed_bytes: 0,
+            records: LogRecords::default(),
             unsaved: None,
         }
     }
 
-    /// The log of a file that was just replayed.
-    pub fn replayed(
-        name: &str,
-        home: LogHome,
-        journal: Journal,
-        state: RecordRef,
-        transcript: &Transcript,
-        residency: &Residency,
-    ) -> SessionLog {
-        let mut log = SessionLog::new(name, Some(home), Some(journal));
-        log.state = Some(state);
-        log.count_needed(transcript, residency);
-        log
+    /// Goes on after the last state of a file that was replayed.
+    pub fn resume(&mut self, state: RecordRef, transcript: &Transcript, residency: &Residency) {
+        self.records.state = Some(state);
+        let turns = transcript.turns.iter().filter_map(StoredTurn::saved);
+        let facts = transcript.facts.iter().filter_map(|f| f.record);
+        let columns = residency.columns.values().copied();
+        let needed = turns.chain(facts).chain(columns).chain([state]);
+        self.records.needed_bytes = needed.map(|record| record.file_bytes()).sum();
     }
 
     pub fn name(&self) -> &str {
@@ -278,37 +239,45 @@ impl SessionLog {
 
     /// Bytes of records that wait to be saved; rows do not count.
     pub fn waiting_bytes(&self) -> u64 {
-        self.pending.iter().map(|(_, b)| b.len() as u64).sum()
+        self.records
+            .pending
+            .iter()
+            .map(|(_, b)| b.len() as u64)
+            .sum()
     }
 
     /// Number of records that wait to be saved.
     pub fn waiting(&self) -> usize {
-        self.pending.len()
+        self.records.pending.len()
     }
 
     pub fn needed_bytes(&self) -> u64 {
-        self.needed_bytes
+        self.records.needed_bytes
     }
 
     pub fn heap_bytes(&self) -> usize {
-        self.pending.iter().map(|(_, bytes)| bytes.capacity()).sum()
+        self.records
+            .pending
+            .iter()
+            .map(|(_, bytes)| bytes.capacity())
+            .sum()
     }
 
     pub fn note(&mut self, change: LogChange) {
-        self.pending.push((CHANGE, change.to_bytes()));
+        self.records.pending.push((CHANGE, change.to_bytes()));
     }
 
     pub fn note_fact(&mut self, record: &FactRecord) {
-        self.pending.push((FACT, record.to_bytes()));
+        self.records.pending.push((FACT, record.to_bytes()));
     }
 
     pub fn note_turn(&mut self, bytes: Vec<u8>) {
-        self.pending.push((TURN, bytes));
+        self.records.pending.push((TURN, bytes));
     }
 
     /// Facts that wait are about to be written anew.
     pub fn drop_waiting_facts(&mut self) {
-        self.pending.retain(|(kind, _)| *kind != FACT);
+        self.records.pending.retain(|(kind, _)| *kind != FACT);
     }
 
     /// Where a turn that leaves memory can be restored from; `None` = nowhere.
@@ -351,7 +320,7 @@ impl SessionLog {
         Ok(bytes)
     }
 
-    pub fn map(&self) -> Result<Option<Map>, SessionError> {
+    pub fn map(&self) -> Result<Option<JournalMap>, SessionError> {
         let map = self.journal.as_ref().map(Journal::map).transpose();
         map.map_err(|e| self.file_error(e))
     }
@@ -361,22 +330,16 @@ impl SessionLog {
         let _ = self.journal.map(Journal::remove);
     }
 
-    pub fn checkpoint(&self) -> LogCheckpoint {
-        LogCheckpoint {
-            state: self.state,
-            pending: self.pending.clone(),
-            needed_bytes: self.needed_bytes,
-        }
+    pub fn records(&self) -> LogRecords {
+        self.records.clone()
     }
 
-    /// Back to a checkpoint, after a save that failed.
-    pub fn restore(&mut self, checkpoint: LogCheckpoint) {
+    /// Back to earlier records, after a save that failed.
+    pub fn restore(&mut self, records: LogRecords) {
         if let Some(journal) = &mut self.journal {
-            journal.abandon();
+            journal.rollback();
         }
-        self.state = checkpoint.state;
-        self.pending = checkpoint.pending;
-        self.needed_bytes = checkpoint.needed_bytes;
+        self.records = records;
     }
 
     /// Before a save: creates a file that could not be created before, and recovers one whose last commit failed midway.
@@ -388,14 +351,11 @@ impl SessionLog {
         options: &SessionOptions,
     ) -> Result<bool, SessionError> {
         let Some(home) = &self.home else {
-            self.pending.clear();
+            self.records.pending.clear();
             return Ok(false);
         };
         match &self.journal {
-            None => {
-                let made = home.create(options).map_err(|error| error.of(&self.name));
-                self.journal = Some(made?);
-            }
+            None => self.journal = Some(home.create(&self.name, options)?),
             Some(journal) if journal.is_lost() => self.recover(transcript, residency)?,
             Some(_) => {}
         }
@@ -411,7 +371,9 @@ impl SessionLog {
     ) -> Result<Draft<'a>, SessionError> {
         let store = runtime.store();
         let sequence = residency.sequence;
-        let settled = store.settled(sequence).map_err(StepError::from)?;
+        let settled = store
+            .first_mutable_block(sequence)
+            .map_err(StepError::from)?;
         let mut columns = Vec::new();
         let visible = transcript.turns().filter(|turn| turn.is_visible);
         let mut state = StateRecord {
@@ -442,7 +404,7 @@ impl SessionLog {
         Ok(Draft {
             store,
             sequence,
-            pending: self.pending.clone(),
+            pending: self.records.pending.clone(),
             columns,
             blocks: state.blocks.clone(),
             state: state.into_pieces(),
@@ -457,20 +419,21 @@ impl SessionLog {
         residency: &mut Residency,
         quota_bytes: u64,
     ) -> Result<(), SessionError> {
-        let wanted = self.needed_bytes + draft.bytes();
+        let wanted = self.records.needed_bytes + draft.bytes();
         let Some(journal) = &mut self.journal else {
             return Ok(());
         };
-        let garbage = journal.bytes().saturating_sub(self.needed_bytes);
+        let garbage = journal.bytes().saturating_sub(self.records.needed_bytes);
         let is_full = journal.bytes() + draft.bytes() > quota_bytes;
         let (kept, written) = if is_full || garbage > GARBAGE_BYTES.max(wanted) {
             let rewritten = journal.rewrite(|to| {
                 let kept = take_over(to, transcript, residency)?;
-                Ok((Some(kept), draft.write(to)?))
+                let written = draft.write(&mut |kind, pieces| to.append(kind, pieces))?;
+                Ok((Some(kept), written))
             });
             rewritten.map_err(|e| self.write_error(e))?
         } else {
-            let written = draft.write(journal);
+            let written = draft.write(&mut |kind, pieces| journal.append(kind, pieces));
             let written = written.and_then(|written| Ok(journal.commit().map(|()| written)?));
             (None, written.map_err(|e| self.write_error(e))?)
         };
@@ -485,7 +448,7 @@ impl SessionLog {
     /// A save failed: its records wait for the next.
     pub fn save_failed(&mut self, error: SessionError, transcript: &Transcript) {
         if let Some(journal) = &mut self.journal {
-            journal.abandon();
+            journal.rollback();
         }
         self.drop_obsolete(transcript);
         log::warn!("session {} is not saved: {error}", self.name);
@@ -499,7 +462,7 @@ impl SessionLog {
         transcript: &mut Transcript,
         residency: &mut Residency,
     ) -> Result<(), SessionError> {
-        self.pending = from.pending.clone();
+        self.records.pending = from.records.pending.clone();
         let (Some(to), Some(old)) = (&mut self.journal, &from.journal) else {
             return Ok(());
         };
@@ -510,9 +473,7 @@ impl SessionLog {
         };
         let kept = take_over(&mut to, transcript, residency);
         let kept = kept.map_err(|e| from.file_error(e))?;
-        if !planted(Bug::OtherRecords) {
-            self.relocate(kept, transcript, residency);
-        }
+        self.relocate(kept, transcript, residency);
         Ok(())
     }
 
@@ -541,16 +502,7 @@ impl SessionLog {
     }
 
     fn release_bytes(&mut self, bytes: u64) {
-        self.needed_bytes = self.needed_bytes.saturating_sub(bytes);
-    }
-
-    /// Counts the bytes that are needed of the file, from nothing.
-    fn count_needed(&mut self, transcript: &Transcript, residency: &Residency) {
-        let turns = transcript.turns.iter().filter_map(StoredTurn::saved);
-        let facts = transcript.facts.iter().filter_map(|f| f.record);
-        let columns = residency.columns.values().copied();
-        let all = turns.chain(facts).chain(columns).chain(self.state);
-        self.needed_bytes = all.map(|record| record.file_bytes()).sum();
+        self.records.needed_bytes = self.records.needed_bytes.saturating_sub(bytes);
     }
 
     /// Records have new places.
@@ -563,7 +515,7 @@ impl SessionLog {
         let bytes = |records: &mut dyn Iterator<Item = &RecordRef>| -> u64 {
             records.map(RecordRef::file_bytes).sum()
         };
-        self.needed_bytes = bytes(&mut kept.facts.iter())
+        self.records.needed_bytes = bytes(&mut kept.facts.iter())
             + bytes(&mut kept.turns.iter())
             + bytes(&mut kept.columns.values());
         let facts = transcript.facts.iter_mut().filter(|f| f.record.is_some());
@@ -573,7 +525,7 @@ impl SessionLog {
             .zip(kept.turns)
             .for_each(|(h, r)| h.record = StoredRecord::Saved(r));
         residency.columns = kept.columns;
-        self.state = None;
+        self.records.state = None;
     }
 
     fn written(
@@ -583,11 +535,11 @@ impl SessionLog {
         transcript: &mut Transcript,
         residency: &mut Residency,
     ) {
-        let old = self.state.replace(written.state);
+        let old = self.records.state.replace(written.state);
         self.release_record(old);
-        self.needed_bytes += written.state.file_bytes();
+        self.records.needed_bytes += written.state.file_bytes();
         for (block, record) in written.columns {
-            self.needed_bytes += record.file_bytes();
+            self.records.needed_bytes += record.file_bytes();
             residency.columns.insert(block, record);
         }
         // Columns of blocks that left memory are read again only for spilled turns.
@@ -604,26 +556,26 @@ impl SessionLog {
                     let mut turns = transcript.turns.iter_mut();
                     if let Some(stored) = turns.find(|h| Some(h.turn.number) == number) {
                         stored.record = StoredRecord::Saved(record);
-                        self.needed_bytes += record.file_bytes();
+                        self.records.needed_bytes += record.file_bytes();
                     }
                 }
                 FACT => {
                     let mut facts = transcript.facts.iter_mut();
                     if let Some(fact) = facts.find(|f| Some(f.number) == number) {
                         fact.record = Some(record);
-                        self.needed_bytes += record.file_bytes();
+                        self.records.needed_bytes += record.file_bytes();
                     }
                 }
                 _ => {}
             }
         }
-        self.pending.clear();
+        self.records.pending.clear();
     }
 
     /// Drops waiting records that no longer say anything.
     fn drop_obsolete(&mut self, transcript: &Transcript) {
         let numbers = |kind: u32| -> BTreeSet<u64> {
-            let of_kind = self.pending.iter().filter(|(k, _)| *k == kind);
+            let of_kind = self.records.pending.iter().filter(|(k, _)| *k == kind);
             of_kind.filter_map(|(_, bytes)| number(bytes)).collect()
         };
         let (waiting_turns, waiting_facts) = (numbers(TURN), numbers(FACT));
@@ -631,7 +583,7 @@ impl SessionLog {
         let facts: BTreeSet<u64> = transcript.facts.iter().map(|f| f.number).collect();
         let mut last = BTreeSet::new();
         let mut kept = Vec::new();
-        for (kind, bytes) in std::mem::take(&mut self.pending).into_iter().rev() {
+        for (kind, bytes) in std::mem::take(&mut self.records.pending).into_iter().rev() {
             let is_needed = match kind {
                 TURN => number(&bytes).is_some_and(|n| turns.contains(&n)),
                 FACT => number(&bytes).is_some_and(|n| facts.contains(&n)),
@@ -661,7 +613,7 @@ impl SessionLog {
             }
         }
         kept.reverse();
-        self.pending = kept;
+        self.records.pending = kept;
     }
 
     /// After a commit that failed midway the file has either the state before it or after it. Finds out which, and notes
@@ -721,7 +673,7 @@ impl SessionLog {
                 changes.push(LogChange::Revoked { fact: fact.number });
             }
         }
-        self.pending.retain(|(kind, bytes)| match *kind {
+        self.records.pending.retain(|(kind, bytes)| match *kind {
             TURN => number(bytes).is_none_or(|n| !there.contains_key(&n)),
             FACT => number(bytes).is_none_or(|n| saved_fact(n).is_none()),
             _ => true,
@@ -734,12 +686,11 @@ impl SessionLog {
         residency
             .columns
             .retain(|&block, _| transcript.needs_block(block) || blocks.contains(&block));
-        self.state = Some(replay.state_record);
-        self.count_needed(transcript, residency);
+        self.resume(replay.state_record, transcript, residency);
         Ok(())
     }
 
-    fn file_error(&self, source: journal::Error) -> SessionError {
+    fn file_error(&self, source: journal::JournalError) -> SessionError {
         SessionError::File {
             name: self.name.clone(),
             source,
@@ -782,7 +733,7 @@ fn take_over(
     to: &mut dyn RewriteTarget,
     transcript: &Transcript,
     residency: &Residency,
-) -> Result<KeptRecords, journal::Error> {
+) -> Result<KeptRecords, journal::JournalError> {
     let mut kept = KeptRecords {
         facts: Vec::new(),
         turns: PagedVec::default(),

@@ -21,6 +21,7 @@ use haversack_engine::encoder::{Embedding, StoredEmbedding};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::Journal;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// One token in this many of the ephemeral stream may belong to pinned turns.
 const STATE_SHARE: usize = 4;
@@ -42,6 +43,7 @@ enum SpillCause {
 }
 
 pub(super) struct OpenSession {
+    pub options: Arc<SessionOptions>,
     pub transcript: Transcript,
     pub residency: Residency,
     pub log: SessionLog,
@@ -54,8 +56,14 @@ pub(super) struct OpenSession {
 }
 
 impl OpenSession {
-    pub fn new(transcript: Transcript, residency: Residency, log: SessionLog) -> OpenSession {
+    pub fn new(
+        options: &Arc<SessionOptions>,
+        transcript: Transcript,
+        residency: Residency,
+        log: SessionLog,
+    ) -> OpenSession {
         OpenSession {
+            options: options.clone(),
             transcript,
             residency,
             log,
@@ -72,7 +80,7 @@ impl OpenSession {
         name: &str,
         home: LogHome,
         identity: &Identity,
-        options: &SessionOptions,
+        options: &Arc<SessionOptions>,
         mode: ResumeMode,
     ) -> Result<OpenSession, SessionError> {
         let error = |source| SessionError::File {
@@ -128,15 +136,9 @@ impl OpenSession {
             columns,
             blocks,
         };
-        let log = SessionLog::replayed(
-            name,
-            home,
-            opened.journal,
-            state_record,
-            &transcript,
-            &residency,
-        );
-        let mut session = OpenSession::new(transcript, residency, log);
+        let mut log = SessionLog::new(name, Some(home), Some(opened.journal));
+        log.resume(state_record, &transcript, &residency);
+        let mut session = OpenSession::new(options, transcript, residency, log);
         for number in left {
             session.spill(number, SpillCause::Budget);
         }
@@ -153,10 +155,10 @@ impl OpenSession {
         runtime: &mut Runtime,
         name: &str,
         home: Option<LogHome>,
-        options: &SessionOptions,
     ) -> Result<OpenSession, SessionError> {
-        let journal = home.as_ref().map(|home| home.create(options)).transpose();
-        let log = SessionLog::new(name, home, journal.map_err(|error| error.of(name))?);
+        let options = &self.options;
+        let journal = home.as_ref().map(|home| home.create(name, options));
+        let log = SessionLog::new(name, home, journal.transpose()?);
         let sequence = match runtime.fork(self.residency.sequence) {
             Ok(sequence) => sequence,
             Err(error) => {
@@ -172,12 +174,12 @@ impl OpenSession {
             sequence,
             ..self.residency.clone()
         };
-        let mut fork = OpenSession::new(transcript, residency, log);
+        let mut fork = OpenSession::new(options, transcript, residency, log);
         let copied = fork
             .log
             .copy_from(&self.log, &mut fork.transcript, &mut fork.residency);
         let copied = copied.and_then(|()| {
-            fork.save(runtime, options);
+            fork.save(runtime);
             fork.check_saved()
         });
         if let Err(error) = copied {
@@ -210,11 +212,11 @@ impl OpenSession {
     }
 
     /// Saves what is new. On failure the conversation goes on, and the next save tries again.
-    pub fn save(&mut self, runtime: &Runtime, options: &SessionOptions) {
+    pub fn save(&mut self, runtime: &Runtime) {
         let (transcript, residency) = (&mut self.transcript, &mut self.residency);
-        let saved = match self.log.prepare(transcript, residency, options) {
+        let saved = match self.log.prepare(transcript, residency, &self.options) {
             Ok(false) => return,
-            Ok(true) => self.try_save(runtime, options),
+            Ok(true) => self.try_save(runtime),
             Err(error) => Err(error),
         };
         if let Err(error) = saved {
@@ -222,12 +224,8 @@ impl OpenSession {
         }
     }
 
-    pub fn try_save(
-        &mut self,
-        runtime: &Runtime,
-        options: &SessionOptions,
-    ) -> Result<(), SessionError> {
-        let quota = options.quota_bytes;
+    pub fn try_save(&mut self, runtime: &Runtime) -> Result<(), SessionError> {
+        let quota = self.options.quota_bytes;
         let mut draft = self.log.draft(runtime, &self.transcript, &self.residency)?;
         let waiting = self.log.waiting();
         self.keep_quota(draft.bytes(), quota);
@@ -263,13 +261,8 @@ impl OpenSession {
     }
 
     /// Reads tokens that no answer follows; returns their first position. On an error the sequence is as it was.
-    fn append(
-        &mut self,
-        runtime: &mut Runtime,
-        tokens: &[u32],
-        last: usize,
-    ) -> Result<u64, SessionError> {
-        self.make_room(runtime, tokens.len() as u64, last)?;
+    fn append(&mut self, runtime: &mut Runtime, tokens: &[u32]) -> Result<u64, SessionError> {
+        self.make_room(runtime, tokens.len() as u64)?;
         self.residency.append(runtime, tokens)
     }
 
@@ -277,13 +270,9 @@ impl OpenSession {
         self.residency.mask(runtime, &self.transcript)
     }
 
-    fn mask_and_save(
-        &mut self,
-        runtime: &mut Runtime,
-        options: &SessionOptions,
-    ) -> Result<(), SessionError> {
+    fn mask_and_save(&mut self, runtime: &mut Runtime) -> Result<(), SessionError> {
         self.mask(runtime)?;
-        self.save(runtime, options);
+        self.save(runtime);
         Ok(())
     }
 
@@ -475,21 +464,16 @@ impl OpenSession {
 
     /// Spills turns until `coming` more tokens fit the budget, hidden ones first, then the oldest. Where nothing more may
     /// leave it returns all the same: the step reports by how much it is short.
-    pub fn make_room(
-        &mut self,
-        runtime: &mut Runtime,
-        coming: u64,
-        last: usize,
-    ) -> Result<(), SessionError> {
-        while !fits(runtime, Some(self.residency.sequence), coming)? && self.spill_one(last) {
+    pub fn make_room(&mut self, runtime: &mut Runtime, coming: u64) -> Result<(), SessionError> {
+        while !fits(runtime, Some(self.residency.sequence), coming)? && self.spill_one() {
             self.mask(runtime)?;
         }
         Ok(())
     }
 
     /// Spills one turn, if any may leave.
-    pub fn spill_one(&mut self, last: usize) -> bool {
-        let victim = self.transcript.victim(last);
+    pub fn spill_one(&mut self) -> bool {
+        let victim = self.transcript.victim(self.options.last);
         victim
             .inspect(|&number| self.spill(number, SpillCause::Budget))
             .is_some()
@@ -503,20 +487,19 @@ impl OpenSession {
         text: &str,
         now_ms: u64,
         supersedes: Option<u64>,
-        options: &SessionOptions,
     ) -> Result<u64, SessionError> {
         let old = supersedes.map_or(Ok(0), |fact| self.transcript.check_fact(fact))?;
         let persistent = self.transcript.persistent_tokens() - old + tokens.len();
-        let max = options.persistent_max;
+        let max = self.options.persistent_max;
         check_persistent(persistent, max.saturating_add(max / 2))?;
-        let start = self.append(runtime, tokens, options.last)?;
+        let start = self.append(runtime, tokens)?;
         let time_ms = self.transcript.at(now_ms);
         self.condensing.gave_up = false;
         let number = self.note_fact(tokens, start, time_ms, text, supersedes);
         if let Some(fact) = supersedes {
             self.drop_fact(fact);
         }
-        self.mask_and_save(runtime, options)?;
+        self.mask_and_save(runtime)?;
         Ok(number)
     }
 
@@ -544,15 +527,10 @@ impl OpenSession {
         number
     }
 
-    pub fn revoke(
-        &mut self,
-        runtime: &mut Runtime,
-        fact: u64,
-        options: &SessionOptions,
-    ) -> Result<(), SessionError> {
+    pub fn revoke(&mut self, runtime: &mut Runtime, fact: u64) -> Result<(), SessionError> {
         self.transcript.check_fact(fact)?;
         self.drop_fact(fact);
-        self.mask_and_save(runtime, options)
+        self.mask_and_save(runtime)
     }
 
     fn drop_fact(&mut self, number: u64) {
@@ -572,16 +550,12 @@ impl OpenSession {
     }
 
     /// Takes the last turn back.
-    pub fn retract(
-        &mut self,
-        runtime: &mut Runtime,
-        options: &SessionOptions,
-    ) -> Result<Option<u64>, SessionError> {
+    pub fn retract(&mut self, runtime: &mut Runtime) -> Result<Option<u64>, SessionError> {
         let Some(i) = self.transcript.turns().rposition(|turn| !turn.is_state) else {
             return Ok(None);
         };
         let turn = self.take_out(i).number;
-        self.mask_and_save(runtime, options)?;
+        self.mask_and_save(runtime)?;
         Ok(Some(turn))
     }
 
@@ -590,7 +564,6 @@ impl OpenSession {
         runtime: &mut Runtime,
         number: u64,
         is_pinned: bool,
-        options: &SessionOptions,
     ) -> Result<(), SessionError> {
         let i = self.transcript.index_of(number);
         let i = i.ok_or(SessionError::NoSuchTurn { number })?;
@@ -601,7 +574,7 @@ impl OpenSession {
             turn: number,
             is_pinned: turn.is_pinned,
         });
-        self.mask_and_save(runtime, options)
+        self.mask_and_save(runtime)
     }
 
     /// Tells a state, in place of `instead` if given; returns its turn number.
@@ -611,7 +584,6 @@ impl OpenSession {
         state: (Vec<u32>, Option<Embedding>),
         now_ms: u64,
         instead: Option<u64>,
-        options: &SessionOptions,
     ) -> Result<u64, SessionError> {
         let (tokens, embedding) = state;
         if let Some(number) = instead {
@@ -620,11 +592,11 @@ impl OpenSession {
         let pinned = self.transcript.turns().filter(|turn| turn.is_pinned);
         let others = pinned.filter(|turn| Some(turn.number) != instead);
         let asked = others.map(Turn::tokens).sum::<u64>() as usize + tokens.len();
-        let max = options.capacity / STATE_SHARE;
+        let max = self.options.capacity / STATE_SHARE;
         if asked > max {
             return Err(SessionError::TooMuchState { tokens: asked, max });
         }
-        let start = self.append(runtime, &tokens, options.last)?;
+        let start = self.append(runtime, &tokens)?;
         if let Some(i) = instead.and_then(|number| self.transcript.index_of(number)) {
             self.take_out(i);
         }
@@ -639,21 +611,16 @@ impl OpenSession {
             tokens,
         };
         self.add_turn(&record);
-        self.mask_and_save(runtime, options)?;
+        self.mask_and_save(runtime)?;
         Ok(number)
     }
 
-    pub fn drop_state(
-        &mut self,
-        runtime: &mut Runtime,
-        number: u64,
-        options: &SessionOptions,
-    ) -> Result<(), SessionError> {
+    pub fn drop_state(&mut self, runtime: &mut Runtime, number: u64) -> Result<(), SessionError> {
         self.transcript.check_state(number)?;
         if let Some(i) = self.transcript.index_of(number) {
             self.take_out(i);
         }
-        self.mask_and_save(runtime, options)
+        self.mask_and_save(runtime)
     }
 
     /// Undoes a turn that was dropped; returns the sequence to be closed.

@@ -38,7 +38,7 @@ pub struct SessionOptions {
     /// Seals files: a file that was changed without the key is refused.
     pub key: Option<[u8; 32]>,
     #[doc(hidden)]
-    pub faults: Option<journal::Faults>,
+    pub journal_io: Option<std::sync::Arc<dyn journal::JournalIo>>,
 }
 
 impl Default for SessionOptions {
@@ -58,16 +58,19 @@ impl Default for SessionOptions {
             quota_bytes: 256 << 20,
             tenant: String::new(),
             key: None,
-            faults: None,
+            journal_io: None,
         }
     }
 }
 
 /// How files are opened: session files and prefix files differ in their quota only.
-pub(super) fn journal_options(options: &SessionOptions, quota_bytes: u64) -> journal::Options {
-    journal::Options {
+pub(super) fn journal_options(
+    options: &SessionOptions,
+    quota_bytes: u64,
+) -> journal::JournalOptions {
+    journal::JournalOptions {
         quota_bytes: Some(quota_bytes),
         key: options.key,
-        faults: options.faults.clone(),
+        io: options.journal_io.clone(),
     }
 }

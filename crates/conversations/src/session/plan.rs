@@ -6,7 +6,6 @@
 use super::paged_vec::PagedVec;
 use super::relevance::{JudgedTurn, Relevance};
 use super::turns::{Turn, TurnPlace, last_from};
-use haversack_memory::zoo::{Bug, planted};
 use std::borrow::Borrow;
 use std::fmt;
 
@@ -37,11 +36,8 @@ pub struct TurnPlan {
 }
 
 impl TurnPlan {
-    pub fn is_empty(&self) -> bool {
-        self.recall.is_empty()
-            && self.hide.is_empty()
-            && self.show.is_empty()
-            && self.spill.is_empty()
+    fn lists(&self) -> [&Vec<u64>; 4] {
+        [&self.recall, &self.hide, &self.show, &self.spill]
     }
 
     /// Drops the entries that the turns no longer agree with.
@@ -63,23 +59,15 @@ impl TurnPlan {
 
     /// Merges an earlier plan into this one. Where both name a turn, this plan wins.
     pub fn after(mut self, earlier: &TurnPlan) -> TurnPlan {
-        let here = [&self.recall, &self.hide, &self.show, &self.spill];
-        let is_new = |turn: &&u64| !here.iter().any(|turns| turns.contains(turn));
-        let left = |turns: &[u64]| turns.iter().filter(is_new).copied().collect::<Vec<u64>>();
-        let [recall, hide, show, spill] = [
-            &earlier.recall,
-            &earlier.hide,
-            &earlier.show,
-            &earlier.spill,
-        ]
-        .map(|t| left(t));
-        for (turns, more) in [
-            (&mut self.recall, recall),
-            (&mut self.hide, hide),
-            (&mut self.show, show),
-            (&mut self.spill, spill),
-        ] {
-            turns.extend(more);
+        let named: Vec<u64> = self.lists().into_iter().flatten().copied().collect();
+        let lists = [
+            &mut self.recall,
+            &mut self.hide,
+            &mut self.show,
+            &mut self.spill,
+        ];
+        for (turns, earlier) in lists.into_iter().zip(earlier.lists()) {
+            turns.extend(earlier.iter().filter(|turn| !named.contains(turn)));
             turns.sort_unstable();
         }
         self
@@ -151,8 +139,7 @@ pub fn plan<T: Borrow<Turn>>(
         is_visible: turn.is_visible,
     }));
 
-    let by_score = planted(Bug::ProtectionByScore);
-    let mut wanted: Vec<bool> = all().map(|t| t.is_pinned && !by_score).collect();
+    let mut wanted: Vec<bool> = all().map(|t| t.is_pinned).collect();
     let mut take = |i: usize, wanted: &mut [bool]| {
         if !wanted[i] && turn(i).tokens() <= left {
             wanted[i] = true;
@@ -168,10 +155,7 @@ pub fn plan<T: Borrow<Turn>>(
     }
     let mut by_similarity: Vec<usize> = (0..turns.len()).filter(|&i| relevant[i]).collect();
     by_similarity.sort_by(|&a, &b| {
-        let score = |i| match by_score && turn(i).is_pinned {
-            true => f32::MAX,
-            false => similarity(i).unwrap_or(f32::NEG_INFINITY),
-        };
+        let score = |i| similarity(i).unwrap_or(f32::NEG_INFINITY);
         score(b).total_cmp(&score(a)).then(b.cmp(&a))
     });
     let mut reread = 0;

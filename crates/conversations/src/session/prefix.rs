@@ -28,8 +28,7 @@ use super::options::{SessionOptions, journal_options};
 use super::residency::feed;
 use haversack_cache::MappedImage;
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
-use haversack_memory::journal::{self, Journal, Map, RecordRef, WeakMap};
-use haversack_memory::zoo::{Bug, planted};
+use haversack_memory::journal::{self, Journal, JournalMap, RecordRef, WeakJournalMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -88,13 +87,13 @@ pub(super) struct Prefixes {
 /// A file that some sequence still reads: verified once.
 struct MappedFile {
     hash: blake3::Hash,
-    map: WeakMap,
+    map: WeakJournalMap,
     records: Vec<RecordRef>,
 }
 
 /// A file that is verified and mapped.
 struct VerifiedFile {
-    map: Map,
+    map: JournalMap,
     records: Vec<RecordRef>,
 }
 
@@ -102,7 +101,7 @@ struct VerifiedFile {
 #[derive(Debug, thiserror::Error)]
 pub enum PrefixError {
     #[error(transparent)]
-    File(#[from] journal::Error),
+    File(#[from] journal::JournalError),
     #[error("it belongs to another model, format or tenant")]
     Identity,
     #[error("its records are not those of an opening")]
@@ -118,7 +117,7 @@ pub enum PrefixError {
 impl PrefixError {
     /// The file does not exist yet.
     fn is_absence(&self) -> bool {
-        let PrefixError::File(journal::Error::Io { source, .. }) = self else {
+        let PrefixError::File(journal::JournalError::Io { source, .. }) = self else {
             return false;
         };
         source.kind() == std::io::ErrorKind::NotFound
@@ -168,17 +167,14 @@ impl Prefixes {
         if let Some(sequence) = self.find(runtime, &file) {
             return Ok(sequence);
         }
-        let computed = match planted(Bug::SharedBeforeComputed) {
-            true => compute(runtime, &[&tokens[..tokens.len() - 1], &[0][..]].concat())?,
-            false => compute(runtime, tokens)?,
-        };
+        let computed = compute(runtime, tokens)?;
         self.stats.computed += 1;
         match file.write(runtime, computed, dir) {
             Ok(()) => {
                 self.stats.written += 1;
                 keep_quota(dir, &file.path, options.prefix_quota_bytes);
             }
-            Err(PrefixError::File(journal::Error::Busy)) => wait_for(&file.path),
+            Err(PrefixError::File(journal::JournalError::Busy)) => wait_for(&file.path),
             Err(error) => {
                 self.note(&file.path, false, error);
                 return Ok(computed);
@@ -203,8 +199,7 @@ impl Prefixes {
     /// A sequence over the file, if it exists and is valid.
     fn find(&mut self, runtime: &mut Runtime, file: &PrefixFile<'_>) -> Option<SequenceId> {
         self.known.retain(|known| known.map.upgrade().is_some());
-        let is_it = |known: &&MappedFile| known.hash == file.hash || planted(Bug::StaleHash);
-        let known = self.known.iter().find(is_it);
+        let known = self.known.iter().find(|known| known.hash == file.hash);
         let known = known.and_then(|known| {
             let records = known.records.clone();
             let map = known.map.upgrade()?;
@@ -267,7 +262,7 @@ struct PrefixFile<'a> {
     path: PathBuf,
     hash: blake3::Hash,
     identity: String,
-    options: journal::Options,
+    options: journal::JournalOptions,
     tokens: &'a [u32],
 }
 
@@ -289,8 +284,8 @@ impl PrefixFile<'_> {
         let store = runtime.store();
         let mut outline = Vec::new();
         store.outline(id, &mut outline)?;
-        let laid = store.lay_out(id)?;
-        std::fs::create_dir_all(dir).map_err(|source| journal::Error::Io {
+        let laid = store.mapped_layout(id)?;
+        std::fs::create_dir_all(dir).map_err(|source| journal::JournalError::Io {
             doing: "making its folder",
             source,
         })?;
@@ -322,7 +317,7 @@ impl VerifiedFile {
         if kinds != [TOKENS, OUTLINE, INDEX] || tail.iter().any(|r| r.kind != TAIL) {
             return Err(PrefixError::Records);
         }
-        if self.map.payload(*told)? != bytes_of(tokens) && !planted(Bug::StaleHash) {
+        if self.map.payload(*told)? != bytes_of(tokens) {
             return Err(PrefixError::Tokens);
         }
         let regions = pools.iter().map(|r| self.map.region(*r));
@@ -365,12 +360,9 @@ fn file_identity(runtime: &Runtime, identity: &Identity) -> String {
     let mut carries = blake3::Hasher::new_derive_key("haversack prefix carries v1");
     for layer in 0..store.layers().len() {
         // Debug prints floats so that different numbers give different text.
-        carries.update(format!("{:?};", store.carry(layer)).as_bytes());
+        carries.update(format!("{:?};", store.error_feedback(layer)).as_bytes());
     }
     let mut text = String::from("haversack prefix 1\n");
-    if planted(Bug::KeyOmitsSalt) {
-        return text;
-    }
     for (name, value) in identity.fields() {
         text.push_str(&format!("{name} {}\n", value.escape_debug()));
     }

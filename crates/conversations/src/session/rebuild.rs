@@ -26,7 +26,7 @@ use super::open_session::{OpenSession, check_persistent};
 use super::options::SessionOptions;
 use super::record::{FactRecord, LogChange};
 use super::residency::{Residency, fits};
-use super::transcript::{Fact, Transcript};
+use super::transcript::Fact;
 use haversack_engine::model::Model;
 use haversack_engine::runtime::{Runtime, SequenceId};
 use haversack_memory::background;
@@ -94,20 +94,19 @@ impl OpenSession {
         runtime: &mut Runtime,
         condenser: Arc<dyn Condense>,
         tokens_max: usize,
-        options: &SessionOptions,
     ) -> RebuildProgress {
         let (judged, thread) = match self.condensing.rebuild.take() {
             None => {
-                let is_long = self.transcript.persistent_tokens() > options.persistent_max;
+                let is_long = self.transcript.persistent_tokens() > self.options.persistent_max;
                 if !is_long || self.condensing.gave_up {
                     return RebuildProgress::Idle;
                 }
-                let judging = judge(&self.transcript, runtime.model(), condenser, options);
+                let judging = self.judge(runtime.model(), condenser);
                 self.condensing.rebuild = Some(judging);
                 return RebuildProgress::Judging;
             }
             Some(Rebuild::Reading(reading)) => {
-                return self.read_on(runtime, reading, tokens_max, options);
+                return self.read_on(runtime, reading, tokens_max);
             }
             Some(Rebuild::Judging { judged, thread }) => (judged, thread),
         };
@@ -118,7 +117,7 @@ impl OpenSession {
         let condensed = thread.join().unwrap_or(Err(CondenseError::Died));
         let begun = condensed
             .map_err(RebuildError::from)
-            .and_then(|condensed| self.begin_reading(runtime, judged, condensed, options));
+            .and_then(|condensed| self.begin_reading(runtime, judged, condensed));
         match begun {
             Ok(reading) => {
                 let (done, total) = (0, reading.tokens.len());
@@ -141,13 +140,12 @@ impl OpenSession {
         runtime: &mut Runtime,
         number: u64,
         is_verbatim: bool,
-        options: &SessionOptions,
     ) -> Result<(), SessionError> {
         self.transcript.check_fact(number)?;
         self.condensing.stop(runtime);
         self.condensing.gave_up = false;
         self.mark(number, if is_verbatim { usize::MAX } else { 0 });
-        self.save(runtime, options);
+        self.save(runtime);
         Ok(())
     }
 
@@ -171,7 +169,6 @@ impl OpenSession {
         runtime: &mut Runtime,
         judged: Vec<u64>,
         condensed: Condensed,
-        options: &SessionOptions,
     ) -> Result<RebuildReading, RebuildError> {
         let layout = ChatLayout::new(runtime.model().clone());
         let now_ms = self.transcript.last_time_ms;
@@ -191,11 +188,11 @@ impl OpenSession {
         loop {
             let missing = reading.missing(&self.transcript);
             let missing: u64 = missing.map(|stored| stored.turn.tokens()).sum();
-            let tokens = reading.tokens.len() as u64 + missing + options.answer_max as u64;
+            let tokens = reading.tokens.len() as u64 + missing + self.options.answer_max as u64;
             if fits(runtime, None, tokens).unwrap_or(false) {
                 break;
             }
-            if !self.log.has_file() || !self.spill_one(options.last) {
+            if !self.log.has_file() || !self.spill_one() {
                 return Err(RebuildError::NoRoom { tokens });
             }
             self.mask(runtime)?;
@@ -237,7 +234,6 @@ impl OpenSession {
         runtime: &mut Runtime,
         mut reading: RebuildReading,
         tokens_max: usize,
-        options: &SessionOptions,
     ) -> RebuildProgress {
         let layout = ChatLayout::new(runtime.model().clone());
         let extended = self.extend(&layout, &mut reading);
@@ -262,7 +258,7 @@ impl OpenSession {
             before: self.transcript.persistent_tokens(),
             after: reading.summary,
         };
-        match self.swap(runtime, reading, sequence, options) {
+        match self.swap(runtime, reading, sequence) {
             Ok(()) => {
                 log::info!("session {}: {outcome}", self.name());
                 self.condensing.outcome = Some(outcome.clone());
@@ -281,9 +277,8 @@ impl OpenSession {
         runtime: &mut Runtime,
         reading: RebuildReading,
         sequence: SequenceId,
-        options: &SessionOptions,
     ) -> Result<(), SessionError> {
-        let checkpoint = self.log.checkpoint();
+        let records = self.log.records();
         let transcript = self.transcript.clone();
         let blocks = self.residency.blocks.clone();
         let new = Residency {
@@ -292,8 +287,8 @@ impl OpenSession {
         };
         let old = std::mem::replace(&mut self.residency, new);
         self.transcript.facts.clear();
-        let records = transcript.facts.iter().filter_map(|f| f.record);
-        for record in records.chain(old.columns.values().copied()) {
+        let facts = transcript.facts.iter().filter_map(|f| f.record);
+        for record in facts.chain(old.columns.values().copied()) {
             self.log.release_record(Some(record));
         }
         self.log.drop_waiting_facts();
@@ -323,13 +318,13 @@ impl OpenSession {
         }
         let saved = self.mask(runtime).and_then(|()| {
             if self.log.has_file() {
-                return self.try_save(runtime, options);
+                return self.try_save(runtime);
             }
-            self.save(runtime, options);
+            self.save(runtime);
             Ok(())
         });
         if let Err(error) = saved {
-            self.log.restore(checkpoint);
+            self.log.restore(records);
             self.transcript = transcript;
             self.residency = old;
             return Err(error);
@@ -337,25 +332,20 @@ impl OpenSession {
         close(runtime, old.sequence);
         Ok(())
     }
-}
 
-/// Judges the sentences of all facts, on a thread.
-fn judge(
-    transcript: &Transcript,
-    model: &Arc<Model>,
-    condenser: Arc<dyn Condense>,
-    options: &SessionOptions,
-) -> Rebuild {
-    let (model, options) = (model.clone(), options.clone());
-    let now_ms = transcript.last_time_ms;
-    let pieces: Vec<CondensePiece> = transcript.facts.iter().map(piece_of).collect();
-    Rebuild::Judging {
-        judged: transcript.facts.iter().map(|f| f.number).collect(),
-        thread: std::thread::spawn(move || {
-            background::give_way();
-            let layout = ChatLayout::new(model);
-            run(&*condenser, &layout, now_ms, &pieces, &options)
-        }),
+    /// Judges the sentences of all facts, on a thread.
+    fn judge(&self, model: &Arc<Model>, condenser: Arc<dyn Condense>) -> Rebuild {
+        let (model, options) = (model.clone(), self.options.clone());
+        let (facts, now_ms) = (&self.transcript.facts, self.transcript.last_time_ms);
+        let pieces: Vec<CondensePiece> = facts.iter().map(piece_of).collect();
+        Rebuild::Judging {
+            judged: facts.iter().map(|f| f.number).collect(),
+            thread: std::thread::spawn(move || {
+                background::lower_priority();
+                let layout = ChatLayout::new(model);
+                run(&*condenser, &layout, now_ms, &pieces, &options)
+            }),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use super::record::{
 };
 use super::transcript::{Fact, StoredRecord, StoredTurn, Transcript};
 use super::turns::SLOTS;
-use haversack_memory::journal::{Map, RecordRef};
+use haversack_memory::journal::{JournalMap, RecordRef};
 use std::collections::BTreeMap;
 
 pub(super) struct Replay {
@@ -18,7 +18,7 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    pub fn of(map: &Map, records: &[RecordRef]) -> Result<Replay, BadRecord> {
+    pub fn of(map: &JournalMap, records: &[RecordRef]) -> Result<Replay, BadRecord> {
         let bad = |kind, what| BadRecord { kind, what };
         let mut transcript = Transcript::default();
         let mut columns = BTreeMap::new();

@@ -6,7 +6,7 @@
 use super::error::SessionError;
 use super::transcript::Transcript;
 use super::turns::{SLOTS, blocks_of, hidden};
-use haversack_cache::size::{Kept, fork_bytes, kv_bytes, reserve_bytes};
+use haversack_cache::size::{KeptTokens, fork_bytes, kv_bytes, reserve_bytes};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::journal::RecordRef;
@@ -143,7 +143,7 @@ fn growth_bytes(runtime: &Runtime, id: Option<SequenceId>, coming: u64) -> Resul
     let store = runtime.store();
     let (layers, zones) = (store.layers(), store.zones());
     let position = id.map_or(Ok(0), |id| runtime.position(id))?;
-    let bytes = |position| kv_bytes(layers, zones, Kept::All, position);
+    let bytes = |position| kv_bytes(layers, zones, KeptTokens::All, position);
     let growth = bytes(position + coming).saturating_sub(bytes(position));
     let step = reserve_bytes(layers, zones, position, BLOCK_SLOTS);
     // The backup of the sequence lives until the turn is committed.

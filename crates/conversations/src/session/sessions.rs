@@ -21,7 +21,6 @@ use super::turns::Turn;
 use super::undo::DroppedTurns;
 use haversack_engine::runtime::{Runtime, SequenceId};
 use haversack_memory::journal::Journal;
-use haversack_memory::zoo::{Bug, planted};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,7 +36,7 @@ const CAPACITY_MIN: usize = 128;
 
 /// Sessions of one model, one store and one folder.
 pub struct Sessions {
-    options: SessionOptions,
+    options: Arc<SessionOptions>,
     identity: Identity,
     layout: ChatLayout,
     encoder: Option<Arc<dyn Embed>>,
@@ -73,7 +72,7 @@ impl Sessions {
             prefixes: Prefixes::new(runtime, &identity, &options),
             identity,
             layout: ChatLayout::new(runtime.model().clone()),
-            options,
+            options: Arc::new(options),
             encoder: None,
             condenser: None,
             slots: Slots::new(),
@@ -85,19 +84,15 @@ impl Sessions {
     }
 
     /// Judges turns by their embeddings. Without an encoder every turn in memory stays visible.
-    pub fn with_encoder(self, encoder: Arc<dyn Embed>) -> Sessions {
-        Sessions {
-            encoder: Some(encoder),
-            ..self
-        }
+    pub fn with_encoder(mut self, encoder: Arc<dyn Embed>) -> Sessions {
+        self.encoder = Some(encoder);
+        self
     }
 
     /// Condenses streams over their limit; by default [`Extractive`] does.
-    pub fn with_condenser(self, condenser: Arc<dyn Condense>) -> Sessions {
-        Sessions {
-            condenser: Some(condenser),
-            ..self
-        }
+    pub fn with_condenser(mut self, condenser: Arc<dyn Condense>) -> Sessions {
+        self.condenser = Some(condenser);
+        self
     }
 
     pub fn options(&self) -> &SessionOptions {
@@ -157,8 +152,8 @@ impl Sessions {
         let opening = layout.opening(&piece.text, now_ms)?;
         check_persistent(opening.len(), options.persistent_max)?;
         let home = self.home(name);
-        let journal = match home.as_ref().map(|home| home.create(options)) {
-            Some(Err(error)) if error.is_refusal() => return Err(error.of(name)),
+        let journal = match home.as_ref().map(|home| home.create(name, options)) {
+            Some(Err(error)) if !error.is_disk() => return Err(error),
             Some(created) => created.ok(),
             None => None,
         };
@@ -174,13 +169,14 @@ impl Sessions {
             last_time_ms: now_ms,
             ..Transcript::default()
         };
-        let mut session = OpenSession::new(transcript, Residency::new(sequence), log);
+        let mut session =
+            OpenSession::new(&self.options, transcript, Residency::new(sequence), log);
         session.note_fact(&opening, 0, now_ms, &piece.text, None);
         if piece.verbatim > 0 {
             session.mark(0, piece.verbatim);
         }
         session.condensing.outcome = outcome;
-        session.save(runtime, &self.options);
+        session.save(runtime);
         self.admit(runtime, session, None)
     }
 
@@ -215,9 +211,9 @@ impl Sessions {
     /// Saves a session if need be and closes it. If it cannot be saved it stays open: [`Sessions::close`] gives up what
     /// is not saved.
     pub fn suspend(&mut self, runtime: &mut Runtime, id: SessionId) -> Result<(), SessionError> {
-        let (session, options) = self.session_and_options(runtime, id)?;
+        let session = self.session_mut(runtime, id)?;
         if session.log.unsaved().is_some() {
-            session.save(runtime, options);
+            session.save(runtime);
         }
         session.check_saved()?;
         self.close(runtime, id)
@@ -250,8 +246,8 @@ impl Sessions {
     ) -> Result<SessionId, SessionError> {
         self.check_new(runtime, name)?;
         let home = self.home(name);
-        let (session, options) = self.session_and_options(runtime, id)?;
-        let fork = session.fork(runtime, name, home, options)?;
+        let session = self.session_mut(runtime, id)?;
+        let fork = session.fork(runtime, name, home)?;
         self.admit(runtime, fork, None)
     }
 
@@ -428,8 +424,8 @@ impl Sessions {
         supersedes: Option<u64>,
     ) -> Result<u64, SessionError> {
         let tokens = self.layout.fact(text)?;
-        let (session, options) = self.session_and_options(runtime, id)?;
-        session.tell_fact(runtime, &tokens, text, now_ms, supersedes, options)
+        self.session_mut(runtime, id)?
+            .tell_fact(runtime, &tokens, text, now_ms, supersedes)
     }
 
     /// Removes a fact from the persistent stream. The opening cannot be revoked.
@@ -439,8 +435,7 @@ impl Sessions {
         id: SessionId,
         fact: u64,
     ) -> Result<(), SessionError> {
-        let (session, options) = self.session_and_options(runtime, id)?;
-        session.revoke(runtime, fact, options)
+        self.session_mut(runtime, id)?.revoke(runtime, fact)
     }
 
     /// Marks a fact as verbatim, so that condensing neither shortens nor drops it, or removes the mark. For the opening
@@ -452,8 +447,8 @@ impl Sessions {
         number: u64,
         is_verbatim: bool,
     ) -> Result<(), SessionError> {
-        let (session, options) = self.session_and_options(runtime, id)?;
-        session.mark_fact(runtime, number, is_verbatim, options)
+        self.session_mut(runtime, id)?
+            .mark_fact(runtime, number, is_verbatim)
     }
 
     /// Tells a state: what holds now and will change soon, such as the level of a game or the page that is open. It
@@ -475,8 +470,8 @@ impl Sessions {
         self.session(id)?;
         let embedding = self.encoder.as_deref();
         let embedding = embedding.and_then(|encoder| encoder.embed(text).ok());
-        let (session, options) = self.session_and_options(runtime, id)?;
-        session.tell_state(runtime, (tokens, embedding), now_ms, instead, options)
+        self.session_mut(runtime, id)?
+            .tell_state(runtime, (tokens, embedding), now_ms, instead)
     }
 
     pub fn drop_state(
@@ -485,8 +480,7 @@ impl Sessions {
         id: SessionId,
         number: u64,
     ) -> Result<(), SessionError> {
-        let (session, options) = self.session_and_options(runtime, id)?;
-        session.drop_state(runtime, number, options)
+        self.session_mut(runtime, id)?.drop_state(runtime, number)
     }
 
     /// Deletes the last turn, as if it had not been said.
@@ -495,8 +489,7 @@ impl Sessions {
         runtime: &mut Runtime,
         id: SessionId,
     ) -> Result<Option<u64>, SessionError> {
-        let (session, options) = self.session_and_options(runtime, id)?;
-        session.retract(runtime, options)
+        self.session_mut(runtime, id)?.retract(runtime)
     }
 
     /// Pins a turn, so that it stays visible, or unpins it.
@@ -507,16 +500,15 @@ impl Sessions {
         number: u64,
         is_pinned: bool,
     ) -> Result<(), SessionError> {
-        let (session, options) = self.session_and_options(runtime, id)?;
-        session.pin(runtime, number, is_pinned, options)
+        self.session_mut(runtime, id)?
+            .pin(runtime, number, is_pinned)
     }
 
     /// Makes a turn visible to the next answer, wherever it is.
     pub fn recall(&mut self, id: SessionId, number: u64) -> Result<(), SessionError> {
         self.restore_dropped();
         self.check_idle(id)?;
-        let closed = SessionError::Closed { index: id.index() };
-        let transcript = &mut self.slots.get_mut(id).ok_or(closed)?.transcript;
+        let transcript = &mut self.any_session_mut(id)?.transcript;
         transcript.stored(number)?;
         transcript.deferred.recall.push(number);
         Ok(())
@@ -531,8 +523,8 @@ impl Sessions {
         tokens_max: usize,
     ) -> Result<RebuildProgress, SessionError> {
         let condenser = self.condenser();
-        let (session, options) = self.session_and_options(runtime, id)?;
-        Ok(session.work(runtime, condenser, tokens_max, options))
+        let session = self.session_mut(runtime, id)?;
+        Ok(session.work(runtime, condenser, tokens_max))
     }
 
     /// Calls [`Sessions::work`] until nothing is left to do. Waits for the judging thread.
@@ -635,14 +627,13 @@ impl Sessions {
         id: SessionId,
     ) -> Result<(), SessionError> {
         self.session_mut(runtime, id)?;
-        let last = self.options.last;
         loop {
             let held = self.hold(runtime);
             let is_short = held.as_ref().is_err_and(SessionError::is_cannot_fit);
             let Some(session) = self.slots.get_mut(id).filter(|_| is_short) else {
                 return held;
             };
-            if !session.spill_one(last) {
+            if !session.spill_one() {
                 return held;
             }
             session.mask(runtime)?;
@@ -728,34 +719,21 @@ impl Sessions {
         runtime: &mut Runtime,
         id: SessionId,
     ) -> Result<&mut OpenSession, SessionError> {
-        Ok(self.session_and_options(runtime, id)?.0)
-    }
-
-    pub(super) fn session_and_options(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-    ) -> Result<(&mut OpenSession, &SessionOptions), SessionError> {
         self.undo_dropped(runtime)?;
         self.check_idle(id)?;
-        self.answering(id)
+        self.any_session_mut(id)
     }
 
-    /// A session whatever it does.
-    pub(super) fn answering(
+    /// A session that may have a turn in progress.
+    pub(super) fn any_session_mut(
         &mut self,
         id: SessionId,
-    ) -> Result<(&mut OpenSession, &SessionOptions), SessionError> {
+    ) -> Result<&mut OpenSession, SessionError> {
         let session = self.slots.get_mut(id);
-        let session = session.ok_or(SessionError::Closed { index: id.index() })?;
-        Ok((session, &self.options))
+        session.ok_or(SessionError::Closed { index: id.index() })
     }
 }
 
 fn path_of(dir: &Path, name: &str) -> PathBuf {
-    let name = match planted(Bug::SpillFileShared) {
-        true => &name[..name.len().min(2)],
-        false => name,
-    };
     dir.join(format!("{name}.{ENDING}"))
 }

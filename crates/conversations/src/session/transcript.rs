@@ -7,7 +7,6 @@ use super::plan::TurnPlan;
 use super::record::{FactRecord, LogChange, TurnRecord};
 use super::turns::{Turn, TurnPlace, is_in_block, last_from};
 use haversack_memory::journal::RecordRef;
-use haversack_memory::zoo::{Bug, planted};
 use std::borrow::Borrow;
 use std::ops::Range;
 
@@ -189,14 +188,7 @@ impl Transcript {
         let live = |turn: &&Turn| turn.place == TurnPlace::Live && (hidden_too || turn.is_visible);
         let facts = self.facts.iter().map(|fact| &fact.span);
         let turns = self.turns().filter(live).map(|turn| &turn.span);
-        let mut spans: Vec<Range<u64>> = facts.chain(turns).cloned().collect();
-        let spilled = || self.turns().any(|turn| turn.place != TurnPlace::Live);
-        if planted(Bug::HalfTurn)
-            && let Some(oldest) = spans.get_mut(self.facts.len()).filter(|_| spilled())
-        {
-            oldest.start = oldest.start.midpoint(oldest.end);
-        }
-        spans
+        facts.chain(turns).cloned().collect()
     }
 
     /// Whether a block holds rows of a fact, or of a turn whose rows are kept.
@@ -228,7 +220,6 @@ impl Transcript {
                     self.turns[i].turn.is_pinned = is_pinned;
                 }
             }
-            LogChange::Forgotten { .. } if planted(Bug::TombstoneIgnored) => {}
             LogChange::Forgotten { turn } => self.turns.retain(|h| h.turn.number != turn),
             LogChange::Revoked { fact } => self.facts.retain(|f| f.number != fact),
             LogChange::Verbatim { fact, bytes } => {

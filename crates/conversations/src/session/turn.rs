@@ -12,7 +12,6 @@ use super::condensing::STEP_TOKENS_MAX;
 use super::embed::Embed;
 use super::error::SessionError;
 use super::open_session::{OpenSession, stored_bytes};
-use super::options::SessionOptions;
 use super::plan::{TurnRoom, plan};
 use super::record::TurnRecord;
 use super::relevance::Relevance;
@@ -21,7 +20,7 @@ use super::residency::{feed, fits, promised_bytes};
 use super::sessions::Sessions;
 use super::slots::SessionId;
 use super::undo::{DroppedTurns, TurnUndo, UndoOnDrop};
-use haversack_cache::Positions;
+use haversack_cache::PositionMode;
 use haversack_engine::encoder::{Embedding, EncoderError};
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::generate::{GenerateTimes, conclude, drive};
@@ -29,7 +28,6 @@ use haversack_engine::runtime::{
     Finish, GenerateEvent, GenerateOptions, Generation, Runtime, SequenceId, StepError,
 };
 use haversack_engine::sample::Sampler;
-use haversack_memory::zoo::{Bug, planted};
 use haversack_text::tokenizer::EncodeOptions;
 use std::ops::{ControlFlow, Range};
 use std::time::Duration;
@@ -156,7 +154,6 @@ impl PreparedTurn {
         id: SessionId,
         session: &mut OpenSession,
         question: Question,
-        options: &SessionOptions,
         has_encoder: bool,
         dropped: &DroppedTurns,
     ) -> Result<PreparedTurn, SessionError> {
@@ -165,9 +162,10 @@ impl PreparedTurn {
             embedding,
             coming,
         } = question;
+        let options = session.options.clone();
         if session.log.unsaved().is_some() {
             // Turns that leave memory now have to be in the file, and the disk may work again.
-            session.save(runtime, options);
+            session.save(runtime);
         }
         let mut similarities = session.similarities(embedding.as_ref())?;
         let numbers = session.transcript.turns().map(|turn| turn.number);
@@ -197,14 +195,14 @@ impl PreparedTurn {
         let earlier = earlier.still_true(&session.transcript.turns);
         session.transcript.deferred.done = found.clone().after(&earlier);
         let mut recompute = session.carry_out(runtime, &found)?;
-        session.make_room(runtime, coming, options.last)?;
+        session.make_room(runtime, coming)?;
         session.make_way(runtime, coming);
 
         let sequence = session.residency.sequence;
         let position = runtime.position(sequence)?;
         // A recalled turn counts as standing where it would if nothing had been said in between: small models do not
         // look far (`docs/conversations.md`).
-        runtime.set_positions(sequence, Positions::Compact)?;
+        runtime.set_positions(sequence, PositionMode::Compact)?;
 
         let mut prompt = Vec::new();
         let mut reread = Vec::new();
@@ -256,15 +254,11 @@ impl PreparedTurn {
         self,
         runtime: &mut Runtime,
         session: &mut OpenSession,
-        said: AnsweredTurn,
-        options: &SessionOptions,
+        generation: Generation,
+        ending: Vec<u32>,
+        embedding: Option<Embedding>,
+        now_ms: u64,
     ) -> Result<Answer, SessionError> {
-        let AnsweredTurn {
-            generation,
-            ending,
-            embedding,
-            now_ms,
-        } = said;
         let end = runtime.position(self.sequence)?;
         let mut tokens = self.question().to_vec();
         tokens.extend_from_slice(&generation.tokens);
@@ -295,7 +289,7 @@ impl PreparedTurn {
             condensing.give_back(undo.rebuild, number, &record.tokens);
             runtime.close(undo.backup)?;
         }
-        session.save(runtime, options);
+        session.save(runtime);
         let context = ContextReport {
             unsaved: session.log.unsaved().cloned(),
             ..self.context
@@ -309,15 +303,6 @@ impl PreparedTurn {
             context,
         })
     }
-}
-
-/// The answer to a prepared turn.
-struct AnsweredTurn {
-    generation: Generation,
-    ending: Vec<u32>,
-    /// Of question and answer.
-    embedding: Option<Embedding>,
-    now_ms: u64,
 }
 
 impl Sessions {
@@ -453,7 +438,7 @@ impl Sessions {
         let Some(said) = said else {
             let (id, context) = (prepared.session, prepared.context.clone());
             drop(prepared);
-            self.session_mut(runtime, id)?.is_answering = planted(Bug::WedgedAfterCancel);
+            self.session_mut(runtime, id)?.is_answering = false;
             return Ok(Answer {
                 text: String::new(),
                 tokens: Vec::new(),
@@ -567,17 +552,8 @@ impl Sessions {
             embedding,
         };
         let dropped = self.dropped();
-        let (session, options) = self.session_and_options(runtime, id)?;
-        let has_encoder = encoder.is_some();
-        PreparedTurn::new(
-            runtime,
-            id,
-            session,
-            question,
-            options,
-            has_encoder,
-            &dropped,
-        )
+        let session = self.session_mut(runtime, id)?;
+        PreparedTurn::new(runtime, id, session, question, encoder.is_some(), &dropped)
     }
 
     /// Reads the last tokens of a turn and commits it, or undoes it.
@@ -603,14 +579,8 @@ impl Sessions {
                 return Err(error);
             }
         };
-        let said = AnsweredTurn {
-            generation,
-            ending,
-            embedding,
-            now_ms,
-        };
-        let (session, options) = self.answering(prepared.session)?;
-        prepared.commit(runtime, session, said, options)
+        let session = self.any_session_mut(prepared.session)?;
+        prepared.commit(runtime, session, generation, ending, embedding, now_ms)
     }
 
     /// Tokens to read behind an answer so that it ends as the template ends it: the last sampled token, which the
@@ -621,9 +591,6 @@ impl Sessions {
         generation: &Generation,
     ) -> Result<Vec<u32>, SessionError> {
         let ending = self.layout().ending()?;
-        if generation.finish == Finish::Cancelled && planted(Bug::OrphanedMarker) {
-            return Ok(Vec::new());
-        }
         let Some(&last) = generation.tokens.last() else {
             return Ok(ending.to_vec());
         };

@@ -53,7 +53,7 @@ pub fn seen(runtime: &Runtime, sessions: &Sessions, id: SessionId) -> BTreeSet<u
     let mut all: Option<BTreeSet<u64>> = None;
     for layer in 0..store.layers().len() {
         let view = store.view(sequence, layer).unwrap();
-        let shown = |e: &haversack_cache::Entry| {
+        let shown = |e: &haversack_cache::BlockEntry| {
             let (first, hidden) = (e.first_position, e.hidden);
             (0..e.rows)
                 .filter(move |i| hidden >> i & 1 == 0)

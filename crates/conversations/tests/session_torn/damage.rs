@@ -4,7 +4,7 @@ use crate::script::{OPENING, say};
 use crate::{World, quick_dir};
 use haversack_conversations::session::{SessionOptions, Sessions};
 use haversack_engine::Runtime;
-use haversack_memory::journal::{Journal, Options};
+use haversack_memory::journal::{Journal, JournalOptions};
 use std::fs;
 
 /// A session of one turn, as small as they come.
@@ -60,7 +60,7 @@ impl<'a> Tried<'a> {
 }
 
 fn checks(bytes: &[u8]) -> bool {
-    Journal::check_bytes(bytes, &Options::default()).is_ok()
+    Journal::check_bytes(bytes, &JournalOptions::default()).is_ok()
 }
 
 /// All bits go through the verification that `resume` begins with, over bytes in memory; those of the head, of the
@@ -157,7 +157,7 @@ fn another_model_of_the_same_shape() {
         line.to_string(),
         format!("session small was saved with model {mine}; this is {theirs}")
     );
-    // Under another name it is another session; with a key it is nobody's.
+    // Under another name it is another session; with a key it cannot be opened.
     fs::copy(world.file("small"), world.file("copy")).unwrap();
     let mut runtime = world.runtime();
     let mut sessions = world.sessions(&runtime);

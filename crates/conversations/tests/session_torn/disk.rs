@@ -4,7 +4,7 @@ use crate::script::{BEFORE_CONDENSING, OPENING, Op, SCRIPT, Telling, Told, say};
 use crate::{World, asked, quick_dir};
 use haversack_conversations::session::turns::Turn;
 use haversack_conversations::session::{SessionError, Sessions};
-use haversack_memory::journal::{Blow, Faults};
+use haversack_testing::{DiskFault, JournalFaults};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,10 +19,10 @@ fn tiny(folder: &Path) -> World {
     world
 }
 
-fn with_faults(world: &World, faults: &Faults) -> World {
+fn with_faults(world: &World, faults: &JournalFaults) -> World {
     let mut other = World::of(&world.path, world.dir().to_owned());
     other.options = world.options.clone();
-    other.options.faults = Some(faults.clone());
+    other.options.journal_io = Some(faults.io());
     other
 }
 
@@ -110,12 +110,12 @@ fn tell(world: &World, healthy: &World, exact: Option<&[Told]>) -> usize {
 fn calls_that_fail() {
     let folder = quick_dir();
     let healthy = tiny(folder.path());
-    let faults = Faults::never();
+    let faults = JournalFaults::never();
     let mut telling = Telling::new(&with_faults(&healthy, &faults));
     let exact = BEFORE_CONDENSING.iter().map(|op| telling.step(*op));
     let exact: Vec<Told> = exact.collect();
     drop(telling);
-    let calls = faults.steps().len();
+    let calls = faults.calls().len();
     let every = asked("TORN_FAULTS").is_some();
     let begun = Instant::now();
     let (mut runs, mut unsaved) = (0, 0);
@@ -131,8 +131,8 @@ fn calls_that_fail() {
             if begun.elapsed() > Duration::from_secs(15) && runs >= 16 && !every {
                 break;
             }
-            let blow = [Blow::Full, Blow::Broken][(n + count) % 2];
-            let world = with_faults(&healthy, &Faults::burst(n, count, blow));
+            let fault = [DiskFault::Full, DiskFault::Broken][(n + count) % 2];
+            let world = with_faults(&healthy, &JournalFaults::burst(n, count, fault));
             // One failure is mended by the next save, before anything has to leave.
             unsaved += tell(&world, &healthy, (count == 1).then_some(&exact[..]));
             runs += 1;
@@ -147,7 +147,7 @@ fn calls_that_fail() {
 #[test]
 fn a_thousand_turns_without_a_disk() {
     let folder = quick_dir();
-    let faults = Faults::never();
+    let faults = JournalFaults::never();
     let healthy = World::tiny(folder.path(), 1);
     let world = with_faults(&healthy, &faults);
     let Telling {
@@ -233,7 +233,7 @@ fn a_thousand_turns_without_a_disk() {
     assert_eq!(found.state(), state, "{refused:?}");
 }
 
-/// Somebody removes the file, or puts another in its place.
+/// Another process removes the file, or replaces it.
 #[test]
 fn the_file_goes_away() {
     let folder = quick_dir();
@@ -252,9 +252,9 @@ fn the_file_goes_away() {
             .stats(&telling.runtime, telling.main.unwrap());
         assert_eq!(stats.unwrap().unsaved.unwrap().to_string(), unsaved, "{i}");
         assert!(answer.is_none_or(|a| a.context.unsaved.unwrap().to_string() == unsaved));
-        fs::write(&path, "somebody else's").unwrap();
+        fs::write(&path, "another file").unwrap();
     }
-    assert_eq!(fs::read(&path).unwrap(), b"somebody else's");
+    assert_eq!(fs::read(&path).unwrap(), b"another file");
     // Every turn can still be read.
     telling.state();
     fs::rename(&away, &path).unwrap();
@@ -320,7 +320,7 @@ fn a_folder_that_is_read_only() {
     open(&world.file("main"), 0o666).unwrap();
     open(world.dir(), 0o555).unwrap();
     open(folder.path(), 0o755).unwrap();
-    // The superuser may write everywhere: somebody else has to try.
+    // The superuser may write everywhere: run it as another user.
     let exe = folder.path().join("test");
     fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
     let mut command = Command::new(&exe);
@@ -333,7 +333,7 @@ fn a_folder_that_is_read_only() {
     }
     match command.status() {
         Ok(status) => assert!(status.success()),
-        Err(e) => println!("SKIPPED: nobody else can run this: {e}"),
+        Err(e) => println!("SKIPPED: cannot run as another user: {e}"),
     }
     open(world.dir(), 0o755).unwrap();
     let (found, _) = Telling::resumed(&world);

@@ -7,7 +7,7 @@
 use crate::common::{SMOLLM2, real_model};
 use crate::script::{Op, SCRIPT, SHORT, Telling, Told};
 use crate::{Dice, World, asked, quick_dir};
-use haversack_memory::journal::{Blow, Faults, Step};
+use haversack_testing::{DiskCall, DiskFault, JournalFaults};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,13 +25,13 @@ const CAPACITY: &str = "TORN_CAPACITY";
 const IS_SHORT: &str = "TORN_SHORT";
 
 /// Calls that a telling makes, sooner or later.
-const KINDS: [Step; 6] = [
-    Step::Write,
-    Step::SyncData,
-    Step::WriteHead,
-    Step::SyncHead,
-    Step::Rename,
-    Step::SyncDirectory,
+const KINDS: [DiskCall; 6] = [
+    DiskCall::Write,
+    DiskCall::SyncData,
+    DiskCall::WriteHead,
+    DiskCall::SyncHead,
+    DiskCall::Rename,
+    DiskCall::SyncFolder,
 ];
 
 /// The child's side. Without its variables it is no test.
@@ -48,7 +48,7 @@ fn child_tells_the_script() {
     let mut world = World::of(Path::new(&model), PathBuf::from(dir));
     world.options.quota_bytes = asked(QUOTA).unwrap() as u64;
     world.options.capacity = asked(CAPACITY).unwrap();
-    world.options.faults = asked(NTH).map(|n| Faults::at(n, Blow::Kill));
+    world.options.journal_io = asked(NTH).map(|n| JournalFaults::at(n, DiskFault::Kill).io());
     let script = match asked(IS_SHORT) {
         Some(_) => SHORT,
         None => SCRIPT,
@@ -142,7 +142,7 @@ impl Measure {
         Measure::take(world, folder, SCRIPT)
     }
 
-    /// The folder as it is after so many steps.
+    /// The folder after a number of steps.
     fn lay_out(&self, steps: usize) {
         let _ = fs::remove_dir_all(self.world.dir());
         if steps > 0 {
@@ -182,7 +182,7 @@ impl Measure {
         let left = |path: &Path| path.to_string_lossy().contains("journal-new");
         for file in fs::read_dir(self.world.dir()).into_iter().flatten() {
             let path = file.unwrap().path();
-            // What was to become a file that nobody acknowledged may lie there until somebody makes it again.
+            // A file that was never acknowledged may stay until a session of that name is created again.
             let is_first = path.to_string_lossy().contains(".fork.") || acknowledged == 0;
             assert!(!left(&path) || is_first, "{how}: {path:?}");
         }
@@ -254,7 +254,7 @@ fn killed_at_every_step_of_the_files() {
     let every = asked("TORN_STEPS").is_some();
     let begun = Instant::now();
     let is_over = || begun.elapsed() > Duration::from_secs(15) && !every;
-    let mut kinds: BTreeMap<Step, usize> = BTreeMap::new();
+    let mut kinds: BTreeMap<DiskCall, usize> = BTreeMap::new();
     let (mut killed, mut ahead) = (0, 0);
     // The fork and the steps beside it first; then whatever fits.
     let mut order: Vec<usize> = (0..measure.script.len()).collect();
@@ -266,19 +266,19 @@ fn killed_at_every_step_of_the_files() {
         }
         // Which calls there are, from a telling that is not killed.
         measure.lay_out(from);
-        let faults = Faults::never();
+        let faults = JournalFaults::never();
         let mut world = World::of(&measure.world.path, measure.world.dir().to_owned());
         world.options = measure.world.options.clone();
-        world.options.faults = Some(faults.clone());
+        world.options.journal_io = Some(faults.io());
         let mut telling = match from {
             0 => Telling::new(&world),
             _ => Telling::resumed(&world).0,
         };
         telling.step(measure.script[from]);
         drop(telling);
-        for (n, step) in faults.steps().into_iter().enumerate() {
+        for (n, step) in faults.calls().into_iter().enumerate() {
             // Writes are many and alike.
-            if step == Step::Write && n % 3 > 0 && !every {
+            if step == DiskCall::Write && n % 3 > 0 && !every {
                 continue;
             }
             if is_over() && kinds.contains_key(&step) {

@@ -24,9 +24,9 @@ pub enum Op {
     Supersede(u64, &'static str),
     Revoke(u64),
     Retract,
-    /// The turn so many before the last.
+    /// A turn, counted back from the last.
     Pin(u64, bool),
-    /// A turn somebody asks for, and a question.
+    /// A turn to recall, and a question.
     Recall(u64, &'static str),
     Fork,
     /// In the fork.

@@ -11,7 +11,6 @@ mod common;
 mod event_checker;
 mod expected_turns;
 mod models;
-mod mutants;
 mod reference_request;
 mod rollback;
 mod seed_settings;

@@ -6,7 +6,7 @@ use haversack_conversations::scheduler::{Scheduler, SchedulerOptions};
 use haversack_conversations::session::{SessionOptions, Sessions};
 use haversack_engine::runtime::options::Slabs;
 use haversack_engine::{Policy, Retention, Runtime};
-use haversack_memory::{Faults, journal};
+use haversack_testing::{ArenaFaults, DiskFault, JournalFaults};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,11 +30,11 @@ pub struct SeedSettings {
     chunk: Option<usize>,
     slab_bytes: usize,
     /// The arena call that fails, counted over all runtimes of the seed.
-    pub arena: Faults,
+    pub arena: ArenaFaults,
     /// `arena` has one.
     pub may_fail: bool,
     /// Calls to the disk that fail.
-    pub disk: Option<journal::Faults>,
+    pub disk: Option<JournalFaults>,
     pub sessions: SessionOptions,
     pub has_encoder: bool,
     pub steps: usize,
@@ -56,12 +56,12 @@ impl SeedSettings {
         };
         let may_fail = one_in(dice, 4);
         let arena = match may_fail {
-            true => Faults::fail_nth(1 + dice.roll(60) as u64),
-            false => Faults::never(),
+            true => ArenaFaults::fail_nth(1 + dice.roll(60) as u64),
+            false => ArenaFaults::never(),
         };
         let disk = (kind == Scenario::Sessions && one_in(dice, 5)).then(|| {
-            let blow = pick(dice, &[journal::Blow::Full, journal::Blow::Broken]);
-            journal::Faults::burst(1 + dice.roll(120), 1 + dice.roll(6), blow)
+            let fault = pick(dice, &[DiskFault::Full, DiskFault::Broken]);
+            JournalFaults::burst(1 + dice.roll(120), 1 + dice.roll(6), fault)
         });
         let prefix_dir = one_in(dice, 2).then(|| folder.join("prefixes"));
         let mut settings = SeedSettings {
@@ -88,7 +88,7 @@ impl SeedSettings {
                 answer_max: 6,
                 last: 1 + dice.roll(2),
                 reread_max: 64,
-                faults: disk.clone(),
+                journal_io: disk.as_ref().map(JournalFaults::io),
                 ..SessionOptions::default()
             },
             disk,
@@ -168,7 +168,7 @@ impl SeedSettings {
         models: &Models,
         model: usize,
         budget: Option<usize>,
-        faults: Option<Faults>,
+        faults: Option<ArenaFaults>,
     ) -> Result<Runtime, String> {
         models.runtime(&Make {
             model,
@@ -178,7 +178,7 @@ impl SeedSettings {
             chunk: self.chunk,
             slabs: Slabs {
                 bytes: Some(self.slab_bytes),
-                faults,
+                io: faults.map(|faults| faults.io()),
             },
         })
     }
@@ -214,7 +214,7 @@ impl SeedSettings {
         let options = SessionOptions {
             dir: Some(dir),
             prefix_dir: None,
-            faults: None,
+            journal_io: None,
             ..self.sessions.clone()
         };
         self.sessions_in(runtime, options)

@@ -16,9 +16,8 @@ use haversack_conversations::session::{SessionError, SessionId, Sessions};
 use haversack_engine::Runtime;
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::GenerateOptions;
-use haversack_memory::Faults;
-use haversack_memory::zoo::plant;
 use haversack_memory::{Cgroup, Psi, Reading};
+use haversack_testing::ArenaFaults;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -61,9 +60,7 @@ pub fn run(models: &mut Models, seed: u64, trace: &mut Option<Vec<String>>) -> C
     for _ in 0..4 {
         let _ = dice.roll(2);
     }
-    let bug = plant(None);
     let settings = SeedSettings::roll(&mut dice, models, &folder);
-    plant(bug);
     if let Some(trace) = trace {
         trace.push(format!("{settings:?}"));
     }
@@ -101,11 +98,7 @@ impl World<'_> {
         self.run_to_the_end()?;
         let rollback = self.rollback.take().map(|d| d.end(&mut self.scheduler));
         let rollback = rollback.transpose()?;
-        // References are computed without the planted bug.
-        let bug = plant(None);
-        let checked = self.check_tokens(rollback);
-        plant(bug);
-        checked?;
+        self.check_tokens(rollback)?;
         self.check_nothing_is_left()
     }
 
@@ -168,7 +161,11 @@ impl World<'_> {
 
     /// Injected failures so far.
     fn faults_hit(&self) -> usize {
-        let disk = self.settings.disk.as_ref().map_or(0, |disk| disk.blows());
+        let disk = self
+            .settings
+            .disk
+            .as_ref()
+            .map_or(0, |disk| disk.failures());
         usize::from(self.settings.arena.struck()) + disk
     }
 
@@ -803,12 +800,10 @@ impl World<'_> {
         if !checker.failed.is_empty() {
             return Err(format!("another model: {:?}", checker.failed));
         }
-        let bug = plant(None);
         let form = self.settings.form;
         let mut expected_sessions = checker.expected_sessions.iter();
         let checked = expected_sessions
             .try_for_each(|t| expected_turns::check_as_list(self.models, OTHER, form, t));
-        plant(bug);
         checked.map_err(|wrong| format!("another model: {wrong}"))?;
         for expected in &checker.expected_sessions {
             scheduler
@@ -825,7 +820,7 @@ impl World<'_> {
         drop(std::mem::replace(&mut self.scheduler, idle));
         let nth = 1 + self.dice.roll(6) as u64;
         self.log(|| format!("allocation {nth} fails"));
-        let faults = Faults::fail_nth(nth);
+        let faults = ArenaFaults::fail_nth(nth);
         let mut settings = self.settings.clone();
         settings.arena = faults.clone();
         let mut scheduler = settings.scheduler(self.models, settings.model)?;

@@ -20,10 +20,12 @@ use crate::sample::kl_divergence;
 use crate::step::runner::{LayerCapture, ModelRunner, StepMode};
 use crate::step::sequence::SequenceState;
 use crate::step::{LogitRows, StepSpan};
-use haversack_cache::policy::adaptive::{CODECS, Curves, SHARES};
-use haversack_cache::policy::heavy::Score;
+use haversack_cache::policy::adaptive::{CODECS, DamageCurves, SHARES};
+use haversack_cache::policy::heavy::HeavyScore;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
-use haversack_cache::{CacheError, Grow, LayerShape, Noting, Row, SequenceId, Store, StoreOptions};
+use haversack_cache::{
+    CacheError, KvRow, LayerShape, SequenceGrowth, SequenceId, StatsFormat, Store, StoreOptions,
+};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{
     self, AttentionJob, AttentionLimits, BLOCK_SLOTS, KvView, Mass,
@@ -46,7 +48,7 @@ pub const TOKENS: usize = 2048;
 /// What was measured of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
-    pub curves: Vec<Curves>,
+    pub curves: Vec<DamageCurves>,
     /// How far the logits follow a change of the stream: `ln KL = offset + slope · ln S`, for the guard.
     pub slope: f32,
     pub offset: f32,
@@ -54,7 +56,7 @@ pub struct Probe {
 
 impl Probe {
     /// With the usual slope and offset.
-    fn of(curves: Vec<Curves>) -> Probe {
+    fn of(curves: Vec<DamageCurves>) -> Probe {
         let usual = GuardParams::default();
         let (slope, offset) = (usual.slope as f32, usual.offset as f32);
         Probe {
@@ -142,7 +144,7 @@ pub fn load_or_measure(
 }
 
 /// For models too large to be probed unasked: roughly the damage to layers of small models.
-const TYPICAL: Curves = Curves {
+const TYPICAL: DamageCurves = DamageCurves {
     k: [2e-4, 3e-5, 8e-6, 3e-6, 1e-6, 0.0],
     v: [8e-5, 1.2e-5, 3e-6, 1e-6, 4e-7, 0.0],
     rows: [1e-6, 6e-6, 3.5e-5, 1.5e-4, 4e-4, 1.5e-3],
@@ -171,7 +173,7 @@ fn read(path: &Path, layers: usize) -> Option<Probe> {
     let curves = lines.iter().map(|line| {
         let (k, rest) = line.split_at(CODECS.len());
         let (v, rows) = rest.split_at(CODECS.len());
-        let mut curves = Curves::default();
+        let mut curves = DamageCurves::default();
         curves.k.copy_from_slice(k);
         curves.v.copy_from_slice(v);
         curves.rows.copy_from_slice(rows);
@@ -287,7 +289,7 @@ pub fn measure(
         // Layers with a window of their own have lost what was before it: then the text is read again.
         let id = match runner.store.truncate(id, before as u64) {
             Ok(()) => id,
-            Err(CacheError::Gone { .. }) => {
+            Err(CacheError::NotRestorable { .. }) => {
                 runner.close(id)?;
                 let id = runner.open(None, SequenceState::default())?;
                 append(&mut runner, id, &ids[..before], LogitRows::Nothing)?;
@@ -350,7 +352,7 @@ struct LayerBench<'a> {
 /// The damage to one layer.
 struct LayerDamage {
     layer: usize,
-    curves: Curves,
+    curves: DamageCurves,
     /// The stream of the last tokens.
     stream: Vec<f32>,
     /// Of the variants that are followed to the logits: their damage for the last tokens, and the output of attention.
@@ -466,10 +468,10 @@ impl<'a> LayerBench<'a> {
         let (means, carries) = shapes.iter().map(of_layer).unzip();
         Store::new(StoreOptions {
             means,
-            carries,
+            error_feedback: carries,
             layers: shapes,
             zones: KvOptions::default().zones(),
-            notes: Some(Noting::of(&Score::Peak.counting())),
+            row_stats: Some(StatsFormat::of(&HeavyScore::Peak.counting())),
             ..StoreOptions::default()
         })
     }
@@ -493,7 +495,7 @@ impl<'a> LayerBench<'a> {
             head_dim: c.head_dim,
             slots: tokens + 8 * BLOCK_SLOTS,
         });
-        let counting = Score::Peak.counting();
+        let counting = HeavyScore::Peak.counting();
         let (mut exact_mass, mut own_mass) = (Vec::new(), Vec::new());
         let mut loose = Vec::new();
         // Variants that have lost no row so far equal the exact one.
@@ -511,7 +513,7 @@ impl<'a> LayerBench<'a> {
             let losses = (&mut loose, &mut is_whole[..]);
             self.thin(&mut store, id, &variants, tokens, losses)?;
             let queries = rows.start as u64..rows.end as u64;
-            let mut step = store.begin(&[Grow {
+            let mut step = store.begin(&[SequenceGrowth {
                 id,
                 position: rows.start as u64,
                 tokens: BLOCK_SLOTS,
@@ -578,7 +580,7 @@ impl<'a> LayerBench<'a> {
                 }
                 if let Variant::Rows(_) = variant {
                     let mass = if attends { &own_mass } else { &exact_mass };
-                    store.note_mass(id, i, &counting, queries.clone(), mass)?;
+                    store.record_attention(id, i, &counting, queries.clone(), mass)?;
                     if is_evaluated && !attends {
                         damages[i].add_nothing(BLOCK_SLOTS);
                     }
@@ -587,7 +589,7 @@ impl<'a> LayerBench<'a> {
             }
             store.commit(step)?;
         }
-        let mut curves = Curves::default();
+        let mut curves = DamageCurves::default();
         let mut outputs = Vec::new();
         // Small changes add up: keys + values - exact.
         let mut both = (0.0, Vec::new());
@@ -637,7 +639,7 @@ impl<'a> LayerBench<'a> {
         id: SequenceId,
         variants: &[Variant],
         tokens: usize,
-        (loose, is_whole): (&mut Vec<Row>, &mut [bool]),
+        (loose, is_whole): (&mut Vec<KvRow>, &mut [bool]),
     ) -> Result<(), CacheError> {
         let anchors = BLOCK_SLOTS as u64;
         for (i, variant) in variants.iter().enumerate() {
@@ -645,16 +647,16 @@ impl<'a> LayerBench<'a> {
                 continue;
             };
             let most = ((tokens as f32 * SHARES[share]) as usize).saturating_sub(BLOCK_SLOTS);
-            if store.rows_in(id, i)? <= most {
+            if store.layer_rows(id, i)? <= most {
                 continue;
             }
-            store.loose_rows(id, i, anchors, loose)?;
+            store.evictable_rows(id, i, anchors, loose)?;
             let view = LayerView {
-                most,
+                max_rows: most,
                 ..store.layer_view(id, i, anchors)?
             };
             let leave = RowPolicy::default().choose(&view, loose);
-            store.thin(id, i, anchors, &loose[..leave])?;
+            store.evict_rows(id, i, anchors, &loose[..leave])?;
             is_whole[i] &= leave == 0;
         }
         Ok(())

@@ -16,7 +16,7 @@
 use crate::model::weights::{PACKED_START, Weights};
 use haversack_kernels::format::packed::{STRIP, pack_strip, strip_bytes};
 use haversack_kernels::threads::{ThreadPool, chunks_mut};
-use haversack_memory::file::FileMap;
+use haversack_memory::file::{FileMap, MapAdvice};
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -43,7 +43,11 @@ pub fn open_or_write(
         Ok(map) => Ok(map),
         Err(_) => {
             fs::create_dir_all(dir)?;
-            write(weights, key, &path, pool, progress)?;
+            weights.gguf().advise(MapAdvice::Sequential);
+            let written = write(weights, key, &path, pool, progress);
+            // The model goes on reading embeddings, or everything, from the same maps.
+            weights.gguf().advise(MapAdvice::Normal);
+            written?;
             open(weights, key, &path)
         }
     }

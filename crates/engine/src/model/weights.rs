@@ -13,7 +13,7 @@ use haversack_kernels::format::WeightType;
 use haversack_kernels::format::gguf::unpack_row;
 use haversack_kernels::format::packed::{STRIP, strip_bytes};
 use haversack_kernels::matmul::{Matrix, MatrixLayout};
-use haversack_memory::file::{Advice, FileMap};
+use haversack_memory::file::{FileMap, MapAdvice};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -130,7 +130,7 @@ impl Weights {
             match &self.packed {
                 Some(map) => {
                     // A hint: without it the layer is slow, not wrong.
-                    let _ = map.advise(w.packed.clone(), Advice::WillNeed);
+                    let _ = map.advise(w.packed.clone(), MapAdvice::WillNeed);
                 }
                 None => self
                     .gguf

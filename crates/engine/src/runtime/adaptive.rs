@@ -4,7 +4,7 @@
 //! its rows in the same forms.
 
 pub use super::options::AdaptiveOptions;
-pub use haversack_cache::policy::adaptive::{Ask, Curves};
+pub use haversack_cache::policy::adaptive::{AllotmentTarget, DamageCurves};
 
 use super::bounds::BoundsError;
 use super::error::RuntimeError;
@@ -14,7 +14,7 @@ use crate::kv_quality::probe::{self, Probe};
 use crate::model::kv::KvOptions;
 use crate::model::{Config, Model};
 use haversack_cache::policy::adaptive::{
-    Allotment, Allotted, allot, allot_rows, form_name, rows_bytes,
+    Allotment, AllotmentPlan, allot, allot_rows, form_name, rows_bytes,
 };
 use haversack_cache::{CannotFit, LayerShape, Zones};
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -94,12 +94,12 @@ pub fn with_probe(
 
 fn within(
     config: &Config,
-    curves: &[Curves],
+    curves: &[DamageCurves],
     options: &RuntimeOptions,
     bytes: u64,
 ) -> Result<KvOptions, BoundsError> {
     let wanted = options.retention.adaptive;
-    let ask = Ask {
+    let ask = AllotmentTarget {
         bytes,
         tokens: config.context as u64,
         zones: options.kv.zones(),
@@ -118,7 +118,7 @@ fn within(
 /// The largest plan that fits with everything counted: blocks, and what grows with rows beside them.
 fn budgeted(
     config: &Config,
-    curves: &[Curves],
+    curves: &[DamageCurves],
     options: &RuntimeOptions,
     budget: usize,
 ) -> Result<KvOptions, BoundsError> {
@@ -170,9 +170,9 @@ fn rows_max(config: &Config, kv: &KvOptions) -> usize {
 /// in eight bits or exact, whichever does less damage.
 pub fn plan(
     config: &Config,
-    curves: &[Curves],
+    curves: &[DamageCurves],
     usual: &KvOptions,
-    ask: &Ask,
+    ask: &AllotmentTarget,
 ) -> Result<KvOptions, CannotFit> {
     let full = plan::full_bytes(config, ask.tokens as usize);
     let mut usual = usual.clone();
@@ -182,7 +182,7 @@ pub fn plan(
         ask.zones = usual.zones();
     }
     let (usual, ask) = (&usual, &ask);
-    let exact: Vec<Curves> = curves.iter().map(Curves::with_exact_near).collect();
+    let exact: Vec<DamageCurves> = curves.iter().map(DamageCurves::with_exact_near).collect();
     let rounded = allotted(config, curves, usual, Codec::Int8, ask);
     let exact = allotted(config, &exact, usual, Codec::F16, ask);
     let (near, found) = match (rounded, exact) {
@@ -205,11 +205,11 @@ pub fn plan(
 
 fn allotted(
     config: &Config,
-    curves: &[Curves],
+    curves: &[DamageCurves],
     usual: &KvOptions,
     near: Codec,
-    ask: &Ask,
-) -> Result<Allotted, CannotFit> {
+    ask: &AllotmentTarget,
+) -> Result<AllotmentPlan, CannotFit> {
     let shape = |layer: usize, form| {
         let kv = KvOptions {
             form,
@@ -225,7 +225,7 @@ fn allotted(
 /// (layer): the rows that each layer keeps beside those of a step, so that all of them together take what `rows` rows
 /// take in each, while a sequence sees `tokens` tokens; `None`: it has a window of its own. Forms of layers stay.
 pub(crate) fn rows_of(
-    curves: &[Curves],
+    curves: &[DamageCurves],
     layers: &[LayerShape],
     zones: Zones,
     anchors: usize,
@@ -240,9 +240,10 @@ pub(crate) fn rows_of(
             .zip(curves)
             .filter(|(layer, _)| is_open(layer))
     };
-    let (shapes, curves): (Vec<LayerShape>, Vec<Curves>) = open().map(|(s, c)| (*s, *c)).unzip();
+    let (shapes, curves): (Vec<LayerShape>, Vec<DamageCurves>) =
+        open().map(|(s, c)| (*s, *c)).unzip();
     let step = BLOCK_SLOTS as u64;
-    let ask = Ask {
+    let ask = AllotmentTarget {
         bytes: rows_bytes(&shapes, zones, rows as u64 + step),
         tokens: tokens as u64,
         zones,

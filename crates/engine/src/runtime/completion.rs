@@ -7,7 +7,6 @@ use super::core::Runtime;
 use super::error::StepError;
 use crate::sample::{SampleError, Sampler};
 use haversack_cache::SequenceId;
-use haversack_memory::zoo::{Bug, planted};
 use haversack_text::detokenize::{DetokenizeOptions, Detokenizer};
 use haversack_text::stop::{StopError, Stops};
 use haversack_text::tokenizer::Tokenizer;
@@ -213,9 +212,7 @@ impl Completion {
             self.finish = Some(Finish::Length);
         }
         if self.finish.is_none() {
-            if !planted(Bug::DoubleAccumulation) {
-                self.queue.clear();
-            }
+            self.queue.clear();
             self.queue.push(id);
             self.read = 0;
         }

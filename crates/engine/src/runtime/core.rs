@@ -22,8 +22,8 @@ use crate::step::runner::{ModelRunner, StepMode};
 use crate::step::sequence::{RetentionState, SequenceState, Sequences};
 use crate::step::{LogitRows, StepSpan};
 use haversack_cache::{
-    Applied, CacheError, Image, LayerShape, Ledger, MappedImage, Row, SequenceId, SequenceStats,
-    Store, StoreOptions,
+    CacheError, EvictionOutcome, Image, KvRow, LayerShape, Ledger, MappedImage, SequenceId,
+    SequenceStats, Store, StoreOptions,
 };
 use haversack_kernels::format::kv::Rotation;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
@@ -89,7 +89,7 @@ impl Runtime {
         let usual = StoreOptions::default();
         let arenas = StoreOptions {
             slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
-            faults: options.slabs.faults.clone(),
+            slab_io: options.slabs.io.clone(),
             ..usual
         };
         let (means, carries) = key_stats(&model, options, &layers, &arenas)?;
@@ -97,9 +97,9 @@ impl Runtime {
             layers: layers.clone(),
             zones: options.kv.zones(),
             means,
-            carries,
+            error_feedback: carries,
             budget_bytes: options.budget_bytes,
-            notes: setting.noting,
+            row_stats: setting.noting,
             ..arenas
         })?;
         let (threads, int8) = (setting.threads, setting.int8);
@@ -127,7 +127,7 @@ impl Runtime {
             )?);
         }
         let mut evictor = Evictor::new(guard, retention.explain);
-        evictor.reserve(candidate_bytes / size_of::<Row>())?;
+        evictor.reserve(candidate_bytes / size_of::<KvRow>())?;
         let chunk = options.chunk;
         let chunk = chunk.unwrap_or_else(|| runner.chunk_for(options.budget_bytes));
         let window = bounds.window.filter(|_| retention.replay.is_empty());
@@ -237,7 +237,7 @@ impl Runtime {
 
     /// Makes room for the list of `rows` candidates for eviction, and charges it.
     fn reserve_candidates(&mut self, rows: usize) -> Result<(), StepError> {
-        let bytes = rows.saturating_mul(size_of::<Row>());
+        let bytes = rows.saturating_mul(size_of::<KvRow>());
         let more = bytes.saturating_sub(self.evictor.candidate_bytes());
         if more > 0 {
             self.charge_side(more)?;
@@ -327,7 +327,7 @@ impl Runtime {
     pub fn set_positions(
         &mut self,
         id: SequenceId,
-        to: haversack_cache::Positions,
+        to: haversack_cache::PositionMode,
     ) -> Result<(), StepError> {
         Ok(self.runner.store.set_positions(id, to)?)
     }
@@ -344,7 +344,11 @@ impl Runtime {
     }
 
     /// Drops the blocks whose rows are all hidden and among these positions: see [`Store::drop_hidden`].
-    pub fn drop_hidden(&mut self, id: SequenceId, range: Range<u64>) -> Result<Applied, StepError> {
+    pub fn drop_hidden(
+        &mut self,
+        id: SequenceId,
+        range: Range<u64>,
+    ) -> Result<EvictionOutcome, StepError> {
         Ok(self.runner.store.drop_hidden(id, range)?)
     }
 
@@ -679,7 +683,7 @@ mod tests {
     use super::*;
     use crate::step::scratch::StepScratch;
     use crate::{LoadOptions, Repack};
-    use haversack_cache::policy::Plan;
+    use haversack_cache::policy::EvictionPlan;
     use haversack_testing::models::Spec;
 
     /// Any block may leave: one of every eight stays, each in 256 positions of its own. Rows alone would
@@ -711,11 +715,11 @@ mod tests {
             let mut go_on = |_| ControlFlow::Continue(());
             rt.feed(id, &tokens[..2400], &mut go_on).unwrap();
             let snapshot = rt.runner.store.snapshot(id).unwrap();
-            let mut plan = Plan::nothing(&snapshot);
+            let mut plan = EvictionPlan::nothing(&snapshot);
             plan.drop = (0..9).map(|i| 256 * i + 32..256 * (i + 1)).collect();
             rt.runner.store.apply(id, &plan).unwrap();
             assert!(rt.store().rows(id).unwrap() <= 10 * 32 + 64);
-            assert_eq!(rt.store().spans_with(id, 1).unwrap(), 10);
+            assert_eq!(rt.store().max_spans_after(id, 1).unwrap(), 10);
             // The scratch of the prompt is gone.
             rt.runner.scratch = StepScratch::new(model.config(), true);
             for &token in &tokens[2400..2410] {

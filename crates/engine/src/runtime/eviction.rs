@@ -9,7 +9,7 @@ use crate::step::runner::ModelRunner;
 use haversack_cache::policy::explain::RowPlan;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::policy::window::{self, WindowParams};
-use haversack_cache::{CacheError, Row, SequenceId};
+use haversack_cache::{CacheError, KvRow, SequenceId};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
@@ -20,7 +20,7 @@ const PLANS_MAX: usize = 1024;
 pub(super) struct Evictor {
     pub guard: Option<Guard>,
     /// Rows of a layer among which some leave; kept for its memory.
-    candidates: Vec<Row>,
+    candidates: Vec<KvRow>,
     /// Evictions in words, where the options ask for them.
     pub plans: Option<Vec<String>>,
 }
@@ -47,14 +47,14 @@ impl Evictor {
 
     /// Bytes of the list of candidates that such a list has room for already.
     pub fn candidate_bytes(&self) -> usize {
-        self.candidates.capacity() * size_of::<Row>()
+        self.candidates.capacity() * size_of::<KvRow>()
     }
 
     /// Makes room for lists of `rows` candidates.
     pub fn reserve(&mut self, rows: usize) -> Result<(), CacheError> {
         self.candidates.clear();
         self.candidates.try_reserve_exact(rows).map_err(|_| {
-            let bytes = rows.saturating_mul(size_of::<Row>());
+            let bytes = rows.saturating_mul(size_of::<KvRow>());
             CacheError::OutOfMemory { bytes }
         })
     }
@@ -123,12 +123,14 @@ impl Evictor {
         let mut words = self.plans.is_some().then(|| RowPlan::new(position));
         for layer in 0..rules.layers.len() {
             let rows_max = rows_max(layer);
-            let rows = runner.store.rows_in(id, layer)?;
+            let rows = runner.store.layer_rows(id, layer)?;
             if rows <= rows_max && past == 0 && !policy.has_threshold() {
                 continue;
             }
             let candidates = &mut self.candidates;
-            runner.store.loose_rows(id, layer, anchors, candidates)?;
+            runner
+                .store
+                .evictable_rows(id, layer, anchors, candidates)?;
             let limits = EvictionLimits {
                 layer,
                 anchors,
@@ -138,7 +140,9 @@ impl Evictor {
             };
             let leave = self.choose(runner, id, policy, &limits, words.as_mut())?;
             log::debug!("position {position}: {leave} of {rows} rows leave layer {layer}");
-            (runner.store).thin(id, layer, anchors, &self.candidates[..leave])?;
+            runner
+                .store
+                .evict_rows(id, layer, anchors, &self.candidates[..leave])?;
         }
         if let Some(guard) = &mut self.guard {
             let kl = guard.settle();
@@ -177,9 +181,9 @@ impl Evictor {
     ) -> Result<usize, StepError> {
         let &EvictionLimits { layer, oldest, .. } = limits;
         let view = LayerView {
-            most: limits.rows_max,
-            oldest,
-            used: limits.used,
+            max_rows: limits.rows_max,
+            min_position: oldest,
+            budget_used: limits.used,
             ..runner.store.layer_view(id, layer, limits.anchors)?
         };
         let candidates = &mut self.candidates;
@@ -193,7 +197,7 @@ impl Evictor {
                 // A lower limit names the next ones too; of all those the policy's own come first again.
                 let more = guard.candidates(leave) - leave;
                 let lower = LayerView {
-                    most: limits.rows_max.saturating_sub(more),
+                    max_rows: limits.rows_max.saturating_sub(more),
                     ..view.clone()
                 };
                 considered = policy.choose(&lower, candidates);

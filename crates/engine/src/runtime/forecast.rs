@@ -8,7 +8,7 @@ use super::retention::SequenceRetention;
 use crate::model::kv::KvOptions;
 use crate::step::runner::{CHUNK_MIN, COUNTED_BEYOND};
 use crate::step::scratch::{StepScratch, StepSize};
-use haversack_cache::{Row, SequenceId};
+use haversack_cache::{KvRow, SequenceId};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 impl Runtime {
@@ -60,7 +60,7 @@ impl Runtime {
         // All sequences share one list of candidates for eviction.
         let list = state
             .policy
-            .map_or(0, |_| rows.saturating_mul(size_of::<Row>()));
+            .map_or(0, |_| rows.saturating_mul(size_of::<KvRow>()));
         let list = list.saturating_sub(self.evictor.candidate_bytes());
         Ok(self.bytes_in(&kv, setting, rows).saturating_add(list))
     }
@@ -122,7 +122,7 @@ impl Runtime {
     ) -> Result<usize, StepError> {
         let store = self.store();
         let (rows, spans) = match id {
-            Some(id) => (store.rows(id)?, store.spans_with(id, tokens)?),
+            Some(id) => (store.rows(id)?, store.max_spans_after(id, tokens)?),
             None => (0, 1),
         };
         let size = StepSize {

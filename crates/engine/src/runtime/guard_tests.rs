@@ -2,7 +2,7 @@
 
 use super::Runtime;
 use super::options::{Policy, Retention, RuntimeOptions};
-use super::trial::{TrialChange, settled_rows};
+use super::trial::{TrialChange, final_rows};
 use crate::kv_quality::guard::choose::VictimCounts;
 use crate::kv_quality::guard::share::{AttentionShare, BATCH, statistic};
 use crate::kv_quality::guard::{
@@ -13,7 +13,7 @@ use crate::model::kv::KvOptions;
 use crate::step::query_samples::{SAMPLES, SampleLayout};
 use crate::step::scratch::StepSize;
 use crate::{Codec, KvForm, LoadOptions, Repack};
-use haversack_cache::{Row, SequenceId};
+use haversack_cache::{KvRow, SequenceId};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, AttentionJob};
 use haversack_testing::models::Spec;
@@ -141,7 +141,7 @@ fn answer(rt: &mut Runtime, id: SequenceId, layer: usize, sample: usize) -> Vec<
 }
 
 /// (sample, head, dim): outputs after rows left, less those before, by the formula; and the statistic.
-fn predicted(rt: &mut Runtime, id: SequenceId, layer: usize, rows: &[Row]) -> (Vec<f32>, f64) {
+fn predicted(rt: &mut Runtime, id: SequenceId, layer: usize, rows: &[KvRow]) -> (Vec<f32>, f64) {
     let (guard, tools) = guarded(rt);
     let mut view = view(tools, id, layer);
     let cost = view.statistic(guard, rows).unwrap();
@@ -157,7 +157,7 @@ fn codes_as_seen(sample: usize) -> bool {
     sample >= 8
 }
 
-fn some(rows: &[Row], every: usize) -> Vec<Row> {
+fn some(rows: &[KvRow], every: usize) -> Vec<KvRow> {
     rows.iter().step_by(every).copied().collect()
 }
 
@@ -169,8 +169,8 @@ fn the_prediction_is_what_attention_does_without_the_rows() {
         let tolerance = if kv.form == KvForm::F16 { 2e-5 } else { 1e-2 };
         let id = fed(&mut rt, &tokens[..TOKENS]);
         for layer in 0..model.config().layers.len() {
-            let rows = settled_rows(&rt, id, layer).unwrap();
-            let rows: Vec<Row> = rows.into_iter().filter(|row| row.position >= 32).collect();
+            let rows = final_rows(&rt, id, layer).unwrap();
+            let rows: Vec<KvRow> = rows.into_iter().filter(|row| row.position >= 32).collect();
             assert!(rows.len() > 2 * BATCH);
             for every in [1, 2, 7, 100] {
                 let leave = some(&rows, every);
@@ -256,7 +256,7 @@ fn a_row_alone_costs_what_a_set_of_one_costs() {
     for kv in codecs() {
         let mut rt = runtime(&model, kv.clone(), None);
         let id = fed(&mut rt, &tokens[..TOKENS]);
-        let rows = some(&settled_rows(&rt, id, 1).unwrap(), 3);
+        let rows = some(&final_rows(&rt, id, 1).unwrap(), 3);
         let (guard, tools) = guarded(&mut rt);
         view(tools, id, 1).own(guard, &rows).unwrap();
         let own = guard.own.clone();
@@ -286,7 +286,7 @@ fn a_hostile_policy_is_held_to_the_bound() {
         let mut left = Vec::new();
         let mut spent = 0.0;
         for layer in 0..model.config().layers.len() {
-            let mut rows = settled_rows(&rt, id, layer).unwrap();
+            let mut rows = final_rows(&rt, id, layer).unwrap();
             // This policy evicts the most expensive rows first.
             rows.sort_by_key(|row| std::cmp::Reverse(row.mass));
             rows.truncate(may + spare);
@@ -342,7 +342,7 @@ fn rings_follow_their_sequences() {
     let id = fed(&mut rt, &tokens[..TOKENS]);
     let one = rt.ledger().side;
     assert_eq!(one - none, SampleLayout::new(model.config()).ring_bytes());
-    let rows = some(&settled_rows(&rt, id, 0).unwrap(), 9);
+    let rows = some(&final_rows(&rt, id, 0).unwrap(), 9);
     let change = TrialChange {
         rows: vec![(0, rows)],
         round: None,
@@ -376,7 +376,7 @@ fn rounding_is_predicted_too() {
     let (model, tokens) = tiny();
     let mut rt = runtime(&model, KvOptions::new(KvForm::F16), None);
     let id = fed(&mut rt, &tokens[..TOKENS]);
-    let rows = some(&settled_rows(&rt, id, 1).unwrap(), 2);
+    let rows = some(&final_rows(&rt, id, 1).unwrap(), 2);
     let mut last = 0.0;
     for codec in [Codec::F16, Codec::Int8, Codec::Int4, Codec::Int2] {
         let change = TrialChange {
@@ -413,7 +413,7 @@ fn a_share_of_everything_is_one() {
     let (model, tokens) = tiny();
     let mut rt = runtime(&model, KvOptions::new(KvForm::F16), None);
     let id = fed(&mut rt, &tokens[..TOKENS]);
-    let rows = settled_rows(&rt, id, 0).unwrap();
+    let rows = final_rows(&rt, id, 0).unwrap();
     let mut share = AttentionShare::new(model.config()).unwrap();
     let (guard, tools) = guarded(&mut rt);
     let view = view(tools, id, 0);

@@ -7,10 +7,10 @@ pub use haversack_cache::policy::rows::RowPolicy;
 use crate::kv_quality::guard::GuardParams;
 use crate::kv_quality::probe::Depth;
 use crate::model::kv::KvOptions;
-use haversack_cache::Noting;
+use haversack_cache::StatsFormat;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::cpu::Backend;
-use haversack_memory::Faults;
+use haversack_memory::SlabIo;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -50,8 +50,8 @@ pub struct RuntimeOptions {
 pub struct Slabs {
     /// `None` = as the store likes them.
     pub bytes: Option<usize>,
-    /// Arena calls that fail.
-    pub faults: Option<Faults>,
+    /// Their calls to the system; `None` = the real ones.
+    pub io: Option<std::sync::Arc<dyn SlabIo>>,
 }
 
 impl Default for RuntimeOptions {
@@ -161,10 +161,10 @@ pub enum Positions {
 }
 
 impl Positions {
-    pub fn in_store(self) -> haversack_cache::Positions {
+    pub fn in_store(self) -> haversack_cache::PositionMode {
         match self {
-            Positions::Auto | Positions::Compact => haversack_cache::Positions::Compact,
-            Positions::Original => haversack_cache::Positions::Original,
+            Positions::Auto | Positions::Compact => haversack_cache::PositionMode::Compact,
+            Positions::Original => haversack_cache::PositionMode::Original,
         }
     }
 }
@@ -220,7 +220,7 @@ impl Retention {
     }
 
     /// What is kept of each row, where rows are evicted one by one.
-    pub(crate) fn noting(&self) -> Option<Noting> {
+    pub(crate) fn noting(&self) -> Option<StatsFormat> {
         self.rows().as_ref().map(noting_by)
     }
 
@@ -249,9 +249,11 @@ impl Retention {
 }
 
 /// What a policy needs to know of each row.
-pub(crate) fn noting_by(policy: &RowPolicy) -> Noting {
+pub(crate) fn noting_by(policy: &RowPolicy) -> StatsFormat {
     let counting = policy.count();
-    counting.map_or(Noting::ATTENTION, |counting| Noting::of(&counting))
+    counting.map_or(StatsFormat::ATTENTION, |counting| {
+        StatsFormat::of(&counting)
+    })
 }
 
 /// What [`Policy::Adaptive`] aims at.

@@ -11,11 +11,11 @@ use crate::model::kv::KvOptions;
 use crate::step::query_samples::SampleLayout;
 use crate::step::runner::{CHUNK_MIN, COUNTED_BEYOND};
 use crate::step::scratch::{StepScratch, StepSize};
-use haversack_cache::notes::{Noting, Row};
 use haversack_cache::policy::window::WindowParams;
-use haversack_cache::size::{Kept, largest_that_fits};
+use haversack_cache::row_stats::{KvRow, StatsFormat};
+use haversack_cache::size::{KeptTokens, largest_that_fits};
 use haversack_cache::{
-    Entry, LayerShape, Pool, StoreOptions, kv_bytes, reserve_bytes, staging_bytes,
+    BlockEntry, BlockPool, LayerShape, StoreOptions, kv_bytes, reserve_bytes, staging_bytes,
 };
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
@@ -31,7 +31,7 @@ pub struct ComputeSetting {
     /// Tokens per pass while reading a prompt.
     pub chunk: usize,
     /// What is kept of each row, where rows are evicted one by one.
-    pub noting: Option<Noting>,
+    pub noting: Option<StatsFormat>,
     /// A guard looks at evictions.
     pub guarded: bool,
 }
@@ -77,7 +77,7 @@ pub fn blocks_bytes(config: &Config, kv: &KvOptions, tokens: usize) -> u64 {
     let of = |(i, layer): (usize, &LayerShape)| {
         let rows = tokens.min(kv.rows_max(i).saturating_add(BLOCK_SLOTS));
         let layer = std::slice::from_ref(layer);
-        kv_bytes(layer, kv.zones(), Kept::All, rows as u64)
+        kv_bytes(layer, kv.zones(), KeptTokens::All, rows as u64)
     };
     let layers = kv.shapes(config);
     let bytes = layers.iter().enumerate().map(of);
@@ -142,7 +142,7 @@ pub fn needs(
         kv_bytes(
             std::slice::from_ref(layer),
             zones,
-            Kept::All,
+            KeptTokens::All,
             before.min(max),
         )
     };
@@ -152,7 +152,7 @@ pub fn needs(
     // Lists grow by halves and have room for a few entries more.
     let entries = slots.div_ceil(BLOCK_SLOTS) * 3 / 2 + 16;
     let notes = |layer: &LayerShape| setting.noting.map_or(0, |n| n.block_bytes(layer.kv_heads));
-    let table = |layer| entries * (size_of::<Entry>() + 8 + notes(layer)) + TABLE_BYTES;
+    let table = |layer| entries * (size_of::<BlockEntry>() + 8 + notes(layer)) + TABLE_BYTES;
     let tables: usize = layers.iter().map(table).sum();
     let tables = tables + store_bytes(&layers, kv, slots + chunk);
     MemoryNeeds {
@@ -168,7 +168,7 @@ pub fn needs(
 /// The list of candidates for eviction.
 pub(crate) fn candidate_bytes(setting: ComputeSetting, rows: usize) -> usize {
     if setting.noting.is_some() {
-        rows.saturating_mul(size_of::<Row>())
+        rows.saturating_mul(size_of::<KvRow>())
     } else {
         0
     }
@@ -185,7 +185,7 @@ fn guard_bytes(config: &Config, kv: &KvOptions, setting: ComputeSetting, rows: u
 
 /// The largest block of rows that are no longer recent.
 pub(crate) fn settled_bytes(layers: &[LayerShape]) -> usize {
-    let sizes = layers.iter().map(|l| l.settled_shape().block_bytes());
+    let sizes = layers.iter().map(|l| l.final_shape().block_bytes());
     sizes.max().unwrap_or(0)
 }
 
@@ -208,7 +208,7 @@ fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
     }
     let lists = pools
         .into_iter()
-        .map(|(size, blocks)| Pool::list_bytes_for(size, slab_bytes, blocks));
+        .map(|(size, blocks)| BlockPool::list_bytes_for(size, slab_bytes, blocks));
     lists.fold(staging_bytes(layers), usize::saturating_add)
 }
 
@@ -266,14 +266,14 @@ pub fn window_bytes(
     window: usize,
     context: usize,
 ) -> u64 {
-    let kept = Kept::Window(WindowParams {
+    let kept = KeptTokens::Window(WindowParams {
         anchors: anchors as u64,
         window: window as u64,
     });
     let (layers, zones) = (kv.shapes(config), kv.zones());
     let from = context.saturating_sub(2 * BLOCK_SLOTS);
     let kept_by = |layer: &LayerShape| match policy.chooses() && layer.window.is_some() {
-        true => Kept::All,
+        true => KeptTokens::All,
         false => kept,
     };
     let live = |position: usize| -> u64 {

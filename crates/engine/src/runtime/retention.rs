@@ -9,7 +9,7 @@ use super::options::{Policy, Retention};
 use crate::device::WindowChange;
 use crate::model::kv::KvOptions;
 use crate::step::sequence::RetentionState;
-use haversack_cache::policy::adaptive::Curves;
+use haversack_cache::policy::adaptive::DamageCurves;
 use haversack_cache::{LayerShape, Zones};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(super) struct RetentionRules {
     pub layers: Vec<LayerShape>,
     pub zones: Zones,
     /// (layer): what a probe measured, if there was one.
-    pub curves: Option<Vec<Curves>>,
+    pub curves: Option<Vec<DamageCurves>>,
 }
 
 impl RetentionRules {

@@ -6,7 +6,7 @@ use super::error::StepError;
 use crate::kv_quality::guard::share::{AttentionShare, BATCH, statistic};
 use crate::kv_quality::guard::{GuardView, sampled_layer};
 use crate::step::query_samples::SAMPLES;
-use haversack_cache::{CacheError, KvShape, Row, SequenceId};
+use haversack_cache::{CacheError, KvRow, KvShape, SequenceId};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::cpu::Backend;
@@ -20,7 +20,7 @@ use haversack_kernels::ops::rotation::{rotate_head, unrotate_head};
 #[derive(Clone, Debug)]
 pub struct TrialChange {
     /// Layers and their rows, each layer once.
-    pub rows: Vec<(usize, Vec<Row>)>,
+    pub rows: Vec<(usize, Vec<KvRow>)>,
     /// Rounds the rows as this form would; `None`: they are evicted.
     pub round: Option<KvForm>,
 }
@@ -35,13 +35,13 @@ pub struct TrialPrediction {
 }
 
 /// Rows of a layer that a change may name.
-pub fn settled_rows(
+pub fn final_rows(
     runtime: &Runtime,
     id: SequenceId,
     layer: usize,
-) -> Result<Vec<Row>, StepError> {
+) -> Result<Vec<KvRow>, StepError> {
     let mut rows = Vec::new();
-    runtime.store().settled_rows(id, layer, &mut rows)?;
+    runtime.store().final_rows(id, layer, &mut rows)?;
     Ok(rows)
 }
 
@@ -91,7 +91,7 @@ impl TrialChange {
                     store.copy_rows(id, index, rows, &mut guard.bytes)?;
                     let (bytes, count) = (&guard.bytes, rows.len());
                     guard.before.add(exec, view.attention, &layer, bytes, count);
-                    let rounded = rounded(backend, layer.shape.settled_shape(), form, bytes);
+                    let rounded = rounded(backend, layer.shape.final_shape(), form, bytes);
                     after.add(exec, view.attention, &layer, &rounded, count);
                 }
                 guard.before.difference(&layer, Some(&after));
@@ -128,11 +128,11 @@ impl TrialChange {
         let (backend, store) = (runtime.runner.backend, &mut runtime.runner.store);
         for (layer, rows) in &self.rows {
             let Some(form) = self.round else {
-                store.thin(id, *layer, 0, rows)?;
+                store.evict_rows(id, *layer, 0, rows)?;
                 continue;
             };
             let shape = match store.layers().get(*layer) {
-                Some(shape) => shape.settled_shape(),
+                Some(shape) => shape.final_shape(),
                 None => {
                     let (layer, layers) = (*layer, store.layers().len());
                     return Err(CacheError::NoSuchLayer { layer, layers }.into());

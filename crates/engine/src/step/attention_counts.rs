@@ -85,7 +85,7 @@ impl AttentionCounts {
             let slots = store.view(span.sequence, layer)?.blocks() * BLOCK_SLOTS * c.kv_heads;
             let (own, others) = counters.split_at(slots);
             let queries = span.position..span.position + span.tokens.len() as u64;
-            store.note_mass(span.sequence, layer, counting, queries, own)?;
+            store.record_attention(span.sequence, layer, counting, queries, own)?;
             counters = others;
         }
         Ok(())

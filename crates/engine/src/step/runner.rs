@@ -11,7 +11,9 @@ use super::scratch::{StepScratch, StepSize};
 use super::sequence::{SequenceState, Sequences};
 use super::span::StepSpan;
 use crate::model::Model;
-use haversack_cache::{Account, CacheError, CannotFit, Grow, Noting, SequenceId, Step, Store};
+use haversack_cache::{
+    Account, CacheError, CannotFit, SequenceGrowth, SequenceId, StatsFormat, Step, Store,
+};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::cpu::Backend;
@@ -35,7 +37,7 @@ pub struct ModelRunner {
     pub(crate) sequences: Sequences,
     pub(crate) scratch: StepScratch,
     /// What the step under way adds to each sequence; kept for its memory.
-    growth: Vec<Grow>,
+    growth: Vec<SequenceGrowth>,
     /// Charged beside blocks, whatever is open.
     side_bytes: usize,
 }
@@ -103,7 +105,7 @@ impl ModelRunner {
     /// Opens a sequence. `noting` says what the store keeps of each row.
     pub fn open(
         &mut self,
-        noting: Option<Noting>,
+        noting: Option<StatsFormat>,
         state: SequenceState,
     ) -> Result<SequenceId, CacheError> {
         self.opened(
@@ -111,7 +113,7 @@ impl ModelRunner {
                 let samples = runner.sequences.new_ring()?;
                 Ok(SequenceState { samples, ..state })
             },
-            |store| store.open_noting(noting),
+            |store| store.open_with_stats(noting),
         )
     }
 
@@ -158,7 +160,7 @@ impl ModelRunner {
         mut mode: StepMode<'_>,
     ) -> Result<&[f32], CacheError> {
         self.growth.clear();
-        self.growth.extend(spans.iter().map(|s| Grow {
+        self.growth.extend(spans.iter().map(|s| SequenceGrowth {
             id: s.sequence,
             position: s.position,
             tokens: s.tokens.len(),
@@ -196,7 +198,7 @@ impl ModelRunner {
         self.store.commit(step)?;
         for span in spans {
             self.store
-                .make_ahead(exec, span.sequence, span.tokens.len())?;
+                .recode_ahead(exec, span.sequence, span.tokens.len())?;
         }
         Ok(self.scratch.last_logits())
     }
@@ -232,11 +234,13 @@ impl ModelRunner {
             size.rows += span.tokens.len();
             size.wanted += span.wanted().len();
             let rows = self.store.rows(span.sequence)? + span.tokens.len();
-            let spans = self.store.spans_with(span.sequence, span.tokens.len())?;
+            let spans = self
+                .store
+                .max_spans_after(span.sequence, span.tokens.len())?;
             size.slots = size.slots.max(StepSize::slots_for(rows, spans));
             let shifts = self.store.shifts(span.sequence);
             size.segments += shifts.len();
-            if self.store.is_noted(span.sequence)? {
+            if self.store.has_row_stats(span.sequence)? {
                 size.counted += rows + COUNTED_BEYOND;
             }
             if self.sequences.layout.is_some() {

@@ -9,7 +9,6 @@ use haversack_kernels::attention::{self, AttentionJob, AttentionLimits, SPAN_SLO
 use haversack_kernels::matmul::Int8Rows;
 use haversack_kernels::ops::rope::{self, RopeSpec};
 use haversack_kernels::threads::chunks_mut;
-use haversack_memory::zoo::{Bug, planted};
 
 /// How large a step is: what scratch memory is reserved for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -141,11 +140,7 @@ impl Rotations {
             self.ends.push(self.shifts.len());
         }
         let mut angles = std::mem::take(&mut self.angles);
-        let moved = |span: usize| match planted(Bug::RowsForPositions) {
-            true => self.shifts(span)[0],
-            false => 0,
-        };
-        fill_angles(config, spans, moved, &mut angles);
+        fill_angles(config, spans, |_| 0, &mut angles);
         self.angles = angles;
         let mut moved_angles = std::mem::take(&mut self.moved_angles);
         for (segment, angles) in moved_angles.iter_mut().enumerate() {
@@ -199,9 +194,7 @@ fn fill_angles(
     for (spec, out) in config.ropes.iter().zip(out) {
         out.resize(rows * spec.dims, 0.0);
         let positions = spans.iter().enumerate().flat_map(|(i, span)| {
-            let restarts = span.tokens.len() == 1 && planted(Bug::PositionsRestart);
-            let position = if restarts { 0 } else { span.position };
-            let first = position.saturating_sub(shift(i));
+            let first = span.position.saturating_sub(shift(i));
             (0..span.tokens.len() as u64).map(move |row| first + row)
         });
         for (row, position) in out.chunks_exact_mut(spec.dims).zip(positions) {

@@ -3,7 +3,7 @@
 use super::query_samples::{LayerQueries, LayerSamples, SAMPLES, SampleLayout, SampleRing};
 use super::span::StepSpan;
 use crate::device::WindowChange;
-use haversack_cache::policy::count::Counting;
+use haversack_cache::policy::count::AttentionCounting;
 use haversack_cache::policy::rows::RowPolicy;
 use haversack_cache::{CacheError, SequenceId};
 use haversack_kernels::cpu::Backend;
@@ -41,7 +41,7 @@ impl RetentionState {
 pub struct SequenceState {
     pub retention: RetentionState,
     /// How the attention that its rows get is counted, where a policy looks at it.
-    pub counting: Option<Counting>,
+    pub counting: Option<AttentionCounting>,
     /// Its last queries, where a guard looks at evictions.
     pub samples: Option<SampleRing>,
     /// Predicted KL divergence caused by all evictions so far, in nats.
@@ -163,7 +163,7 @@ impl Sequences {
             .any(|span| self.counting(span.sequence).is_some())
     }
 
-    pub(super) fn counting(&self, id: SequenceId) -> Option<&Counting> {
+    pub(super) fn counting(&self, id: SequenceId) -> Option<&AttentionCounting> {
         self.states.get(&id)?.counting.as_ref()
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::error::{Doing, FetchFailure, HubError};
 use crate::tidy::Growing;
+use haversack_memory::file::open_sequential;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -166,7 +167,7 @@ impl PartialFile {
 
 /// The sha256 of a file in lower-case hexadecimal.
 pub fn sha256_file(path: &Path) -> Result<String, HubError> {
-    let read = || -> io::Result<_> { hash_reader(&mut File::open(path)?) };
+    let read = || -> io::Result<_> { hash_reader(&mut open_sequential(path)?) };
     let (hash, _) = read().doing(|| format!("cannot read {}", path.display()))?;
     Ok(hex(hash))
 }

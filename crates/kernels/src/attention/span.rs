@@ -64,7 +64,7 @@ pub(super) struct Span<'a> {
     seen: usize,
     /// All heads.
     sinks: &'a [u8],
-    ahead: Prefetch,
+    prefetch: Prefetch,
     /// How many heads [`Prefetch::Span`] advances.
     heads_on: usize,
     kv_heads: usize,
@@ -82,7 +82,7 @@ impl<'a> Span<'a> {
         positions: (u64, u64),
         span: usize,
         side: Side,
-        ahead: Prefetch,
+        prefetch: Prefetch,
     ) -> Option<Span<'a>> {
         const NONE: VisibleBlock = VisibleBlock {
             extent: Extent {
@@ -101,7 +101,7 @@ impl<'a> Span<'a> {
             sides: [(&[], &[]); SPAN_BLOCKS],
             seen: 0,
             sinks: &[],
-            ahead,
+            prefetch,
             heads_on: 0,
             kv_heads: job.kv_heads,
             first: range.start,
@@ -144,7 +144,7 @@ impl<'a> Span<'a> {
             return None;
         }
         // Span, side, and how many heads further on.
-        let next = match (ahead, side) {
+        let next = match (prefetch, side) {
             (Prefetch::Span(next) | Prefetch::Heads(next), _) if next < job.spans() => {
                 Some((next, side, 0))
             }
@@ -172,7 +172,7 @@ impl<'a> Span<'a> {
     /// One head's part of them, with the bytes to prefetch.
     pub(super) fn pieces(&mut self, kv_head: usize) -> &[Piece<'a>] {
         // Prefetch from the next blocks or from these, and which head.
-        let (of_next, ahead) = match self.ahead {
+        let (of_next, upcoming) = match self.prefetch {
             Prefetch::Heads(_) if kv_head + 1 < self.kv_heads => (false, Some(kv_head + 1)),
             Prefetch::Heads(_) => (true, Some(0)),
             Prefetch::Span(_) => (true, Some(kv_head + self.heads_on)),
@@ -184,7 +184,7 @@ impl<'a> Span<'a> {
             head.bytes = &bytes[kv_head * size..][..size];
             let from = if of_next { next } else { bytes };
             // A block of another form may be shorter.
-            head.ahead = ahead
+            head.upcoming = upcoming
                 .and_then(|nth| from.get(nth * size..(nth + 1) * size))
                 .unwrap_or(&[]);
         }
@@ -234,7 +234,7 @@ impl Size {
             dim: self.dim,
             groups: self.groups,
             bytes: &coded.bytes[..self.bytes],
-            ahead: &[],
+            upcoming: &[],
             sinks: &[],
         }
     }

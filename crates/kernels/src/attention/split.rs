@@ -181,8 +181,8 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
     exec.pool.run_in_order(count, &|worker, unit| {
         let work = SpanUnit::new(jobs, outputs, records.get(), unit);
         let (job, span) = (work.job, work.span);
-        let ahead = Prefetch::Heads(span + 1);
-        let mut open = Span::open(job, work.positions(), span, Side::K, ahead);
+        let prefetch = Prefetch::Heads(span + 1);
+        let mut open = Span::open(job, work.positions(), span, Side::K, prefetch);
         // SAFETY: the queries of the job, which no region writes.
         let floats = unsafe { from_raw_parts(work.floats, queries_floats(job)) };
         let mut queries = QuerySource::Loaded(floats);
@@ -231,8 +231,8 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
     exec.pool.run_in_order(count, &|worker, unit| {
         let work = SpanUnit::new(jobs, outputs, records.get(), unit);
         let (job, span) = (work.job, work.span);
-        let ahead = Prefetch::Heads(span + 1);
-        let mut open = Span::open(job, work.positions(), span, Side::V, ahead);
+        let prefetch = Prefetch::Heads(span + 1);
+        let mut open = Span::open(job, work.positions(), span, Side::V, prefetch);
         let workspace = &mut area(worker, job).workspace;
         for head in work.heads() {
             // SAFETY: in region 2 a record belongs to its unit, but for the maxima, which all read.

@@ -36,11 +36,11 @@ pub(super) fn score_span(
     // Blocks of a segment are scored together.
     let mut from = 0;
     while let Some(VisibleBlock { segment, .. }) = span.visible_blocks().get(from).copied() {
-        let same_form = |look: &&VisibleBlock| look.segment == segment;
+        let same_segment = |block: &&VisibleBlock| block.segment == segment;
         let end = from
             + span.visible_blocks()[from..]
                 .iter()
-                .take_while(same_form)
+                .take_while(same_segment)
                 .count();
         let query = queries.of_segment(backend, job, unit, segment);
         let pieces = &span.pieces(unit.kv_head)[from..end];
@@ -48,20 +48,20 @@ pub(super) fn score_span(
         from = end;
     }
     let mut next = 0;
-    for look in span.visible_blocks() {
-        mask_blocks(scores, next..look.index);
-        next = look.index + 1;
-        if look.is_clear {
+    for block in span.visible_blocks() {
+        mask_blocks(scores, next..block.index);
+        next = block.index + 1;
+        if block.is_clear {
             continue;
         }
-        let scores = &mut scores[look.index * BLOCK_SLOTS..];
+        let scores = &mut scores[block.index * BLOCK_SLOTS..];
         for query in 0..unit.queries {
-            let seen = look.extent.visible(job, unit.position(job, query));
+            let seen = block.extent.visible(job, unit.position(job, query));
             for r in query * unit.group..(query + 1) * unit.group {
                 let scores = &mut scores[r * SCORE_STRIDE..][..BLOCK_SLOTS];
                 scores[..seen.start].fill(f32::NEG_INFINITY);
                 scores[seen.end..].fill(f32::NEG_INFINITY);
-                for slot in slots_of(look.hidden) {
+                for slot in slots_of(block.hidden) {
                     scores[slot] = f32::NEG_INFINITY;
                 }
             }
@@ -135,13 +135,13 @@ pub(super) unsafe fn mass_span(
     let Some(mass) = &job.mass else { return };
     let blocks = job.view.blocks();
     let is_max = mass.count == MassStatistic::Max;
-    for look in span.visible_blocks() {
-        let i = look.index;
+    for block in span.visible_blocks() {
+        let i = block.index;
         let mut counts = [0u64; BLOCK_SLOTS];
         for query in 0..unit.queries {
             let position = unit.position(job, query);
             let own = position - position % BLOCK_SLOTS as u64;
-            let others = own.saturating_sub(look.extent.first_position).min(32) as usize;
+            let others = own.saturating_sub(block.extent.first_position).min(32) as usize;
             let inverse = &inverse[query * unit.group..][..unit.group];
             let counts_at_all = others > 0 && (position + 1).is_multiple_of(mass.every);
             if !counts_at_all || is_bad(inverse) {

@@ -437,15 +437,15 @@ unsafe fn record<T: Quant>(strip: &[u8], group: usize) -> *const u8 {
 
 #[inline(always)]
 fn prefetch_group<S: CodeDot, T: Quant>(s: S, record: *const u8, g: usize) {
-    let ahead = record.wrapping_add(g * T::SHAPE.code_bytes + PREFETCH_BYTES);
+    let from = record.wrapping_add(g * T::SHAPE.code_bytes + PREFETCH_BYTES);
     let mut at = 0;
     while at < T::SHAPE.code_bytes {
-        s.prefetch(ahead.wrapping_add(at));
+        s.prefetch(from.wrapping_add(at));
         at += VECTOR;
     }
     if g == T::SHAPE.groups - 1 {
         while at < T::SHAPE.record_bytes - (T::SHAPE.groups - 1) * T::SHAPE.code_bytes {
-            s.prefetch(ahead.wrapping_add(at));
+            s.prefetch(from.wrapping_add(at));
             at += VECTOR;
         }
     }

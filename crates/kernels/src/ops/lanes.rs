@@ -74,23 +74,12 @@ simd_fn! {
 }
 
 fn scalar_dot_self(x: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    for (i, x) in x.iter().enumerate() {
-        lanes[i % LANES] = x.mul_add(*x, lanes[i % LANES]);
-    }
-    fold(lanes)
+    scalar_dot(x, x)
 }
 
 #[inline(always)]
 pub(crate) fn simd_dot_self<S: Simd>(s: S, x: &[f32]) -> f32 {
-    let (whole, tail) = x.as_chunks::<LANES>();
-    let mut acc = s.splat(0.0);
-    for x in whole {
-        let x = s.load(x);
-        acc = s.fma(x, x, acc);
-    }
-    let last = s.load(&padded(tail, 0.0));
-    s.sum(s.fma(last, last, acc))
+    simd_dot(s, x, x)
 }
 
 simd_fn! {

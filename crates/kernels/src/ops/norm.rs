@@ -39,31 +39,6 @@ fn simd_rms_norm<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [
 }
 
 simd_fn! {
-    /// [`rms_norm`] in place.
-    pub fn rms_norm_assign(x: &mut [f32], weight: &[f32], eps: f32)
-        = scalar_rms_norm_assign, simd_rms_norm_assign;
-}
-
-fn scalar_rms_norm_assign(x: &mut [f32], weight: &[f32], eps: f32) {
-    let by = factor(dot_self(Backend::SCALAR, x), x.len(), eps);
-    apply_assign(x, weight, by);
-}
-
-#[inline(always)]
-fn apply_assign(x: &mut [f32], weight: &[f32], by: f32) {
-    assert_eq!(x.len(), weight.len());
-    for (x, weight) in x.iter_mut().zip(weight) {
-        *x = *x * by * weight;
-    }
-}
-
-#[inline(always)]
-fn simd_rms_norm_assign<S: Simd>(s: S, x: &mut [f32], weight: &[f32], eps: f32) {
-    let by = factor(simd_dot_self(s, x), x.len(), eps);
-    apply_assign(x, weight, by);
-}
-
-simd_fn! {
     /// `x = (x - mean) / sqrt(variance + eps) * weight + bias`, in this order: the mean is taken out,
     /// then the squares of what is left are summed.
     pub fn layer_norm_assign(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32)

@@ -1,11 +1,11 @@
-//! What can go wrong with a journal, one clear line each. The caller adds the name of the file.
+//! Errors of a journal, one line each. The caller adds the name of the file.
 
 use std::fmt;
 use std::io;
 
 /// Why a journal could not be made, opened, written or read.
 #[derive(Debug)]
-pub enum Error {
+pub enum JournalError {
     /// A call to the system failed.
     Io {
         doing: &'static str,
@@ -29,81 +29,81 @@ pub enum Error {
     Damaged { offset: u64, what: &'static str },
     /// Sealed, and no key was given.
     KeyMissing,
-    /// Not sealed, and a key was given: anybody could have written it.
+    /// Not sealed, and a key was given: anyone could have written it.
     NotSealed,
-    /// Sealed with another key, or altered by somebody who does not have it.
+    /// Sealed with another key, or altered without it.
     KeyWrong,
     /// Growing to `needed` bytes would pass the quota.
     Quota { needed: u64, quota: u64 },
     /// The caller's identity is longer than a journal takes.
-    Identity { bytes: u64, most: u64 },
+    Identity { bytes: u64, max: u64 },
     /// The reference is of another file, or of one that was rewritten since.
     Stale { offset: u64 },
     /// Writing failed in a way that leaves open what is on the disk. What was committed before is
     /// there; [`super::Journal::recover`], or opening the file again, tells the rest.
     Lost,
-    /// The name does not mean this file any more: what is written to it would be found by nobody.
+    /// The name means another file, or none: what is written here would be lost.
     Gone,
-    /// No memory for so many bytes.
+    /// No memory for this many bytes.
     Memory { bytes: u64 },
 }
 
-impl Error {
+impl JournalError {
     /// For `map_err`: what was being done when the system refused.
-    pub(super) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Error {
-        move |source| Error::Io { doing, source }
+    pub(super) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> JournalError {
+        move |source| JournalError::Io { doing, source }
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for JournalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io { doing, source } => write!(f, "{doing}: {source}"),
-            Error::Exists => write!(f, "it exists already"),
-            Error::Busy => write!(f, "it is open elsewhere"),
-            Error::Name => write!(f, "the path does not end in a name a journal can have"),
-            Error::Irregular(what) => write!(f, "it is {what}, not a regular file"),
-            Error::Foreign { bytes: 0 } => write!(f, "it is empty, not a journal"),
-            Error::Foreign { bytes } => write!(f, "it is not a journal ({bytes} bytes)"),
-            Error::Version { found, known } => {
+            JournalError::Io { doing, source } => write!(f, "{doing}: {source}"),
+            JournalError::Exists => write!(f, "it exists already"),
+            JournalError::Busy => write!(f, "it is open elsewhere"),
+            JournalError::Name => write!(f, "the path does not end in a name a journal can have"),
+            JournalError::Irregular(what) => write!(f, "it is {what}, not a regular file"),
+            JournalError::Foreign { bytes: 0 } => write!(f, "it is empty, not a journal"),
+            JournalError::Foreign { bytes } => write!(f, "it is not a journal ({bytes} bytes)"),
+            JournalError::Version { found, known } => {
                 write!(f, "it has version {found}; this program reads {known}")
             }
-            Error::Truncated { bytes, committed } => write!(
+            JournalError::Truncated { bytes, committed } => write!(
                 f,
                 "it is truncated: {bytes} bytes of {committed} that were committed"
             ),
-            Error::Damaged { offset, what } => {
+            JournalError::Damaged { offset, what } => {
                 write!(f, "it is damaged: {what}, at byte {offset}")
             }
-            Error::KeyMissing => write!(f, "it is sealed with a key, and none was given"),
-            Error::NotSealed => write!(f, "a key was given, and it is not sealed"),
-            Error::KeyWrong => write!(f, "it is sealed with another key, or was altered"),
-            Error::Quota { needed, quota } => {
+            JournalError::KeyMissing => write!(f, "it is sealed with a key, and none was given"),
+            JournalError::NotSealed => write!(f, "a key was given, and it is not sealed"),
+            JournalError::KeyWrong => write!(f, "it is sealed with another key, or was altered"),
+            JournalError::Quota { needed, quota } => {
                 write!(f, "{needed} bytes would pass the quota of {quota}")
             }
-            Error::Identity { bytes, most } => {
-                write!(f, "an identity of {bytes} bytes; at most {most}")
+            JournalError::Identity { bytes, max } => {
+                write!(f, "an identity of {bytes} bytes; at most {max}")
             }
-            Error::Stale { offset } => {
+            JournalError::Stale { offset } => {
                 write!(
                     f,
                     "the record at byte {offset} is not the one referred to: the file is another one or was rewritten"
                 )
             }
-            Error::Lost => write!(
+            JournalError::Lost => write!(
                 f,
                 "a failed write left its state unknown: open it again to go on"
             ),
-            Error::Gone => write!(f, "it was removed or replaced while it was open"),
-            Error::Memory { bytes } => write!(f, "no memory for {bytes} bytes"),
+            JournalError::Gone => write!(f, "it was removed or replaced while it was open"),
+            JournalError::Memory { bytes } => write!(f, "no memory for {bytes} bytes"),
         }
     }
 }
 
-impl std::error::Error for Error {
+impl std::error::Error for JournalError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Io { source, .. } => Some(source),
+            JournalError::Io { source, .. } => Some(source),
             _ => None,
         }
     }

@@ -1,8 +1,9 @@
 //! The bytes of a journal, and nothing else: head and record headers to bytes and back. Pure; every
 //! number from a file is checked before it is believed. The module above draws the whole file.
 
-use super::error::Error;
+use super::error::JournalError;
 use blake3::Hash;
+use std::num::NonZeroU64;
 
 pub const MAGIC: &[u8; 8] = b"HAVERJNL";
 /// Raised whenever a byte changes its meaning.
@@ -25,7 +26,7 @@ const HEAD_USED: usize = 160;
 
 /// What was committed last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct JournalHead {
     /// Bytes of the file that count, head included.
     pub length: u64,
     pub commits: u64,
@@ -35,7 +36,7 @@ pub struct Head {
     pub identity: Hash,
 }
 
-impl Head {
+impl JournalHead {
     pub fn encode(&self, key: Option<&[u8; 32]>) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         bytes[0..8].copy_from_slice(MAGIC);
@@ -57,14 +58,17 @@ impl Head {
 
     /// Of bytes that begin with [`MAGIC`]. The checksum comes before the key, so that damage and a
     /// wrong key are told apart.
-    pub fn decode(bytes: &[u8; HEAD_BYTES], key: Option<&[u8; 32]>) -> Result<Head, Error> {
-        let damaged = |offset: usize, what| Error::Damaged {
+    pub fn decode(
+        bytes: &[u8; HEAD_BYTES],
+        key: Option<&[u8; 32]>,
+    ) -> Result<JournalHead, JournalError> {
+        let damaged = |offset: usize, what| JournalError::Damaged {
             offset: offset as u64,
             what,
         };
         let version = u32_at(bytes, 8);
         if version != VERSION {
-            return Err(Error::Version {
+            return Err(JournalError::Version {
                 found: version,
                 known: VERSION,
             });
@@ -79,14 +83,14 @@ impl Head {
         match (u32_at(bytes, 12), key) {
             (0, None) if seal == Hash::from([0; 32]) => {}
             (0, None) => return Err(damaged(SEALED_TO, "a seal where there is none")),
-            (0, Some(_)) => return Err(Error::NotSealed),
-            (SEALED, None) => return Err(Error::KeyMissing),
+            (0, Some(_)) => return Err(JournalError::NotSealed),
+            (SEALED, None) => return Err(JournalError::KeyMissing),
             // Comparing hashes takes the same time wherever they differ.
             (SEALED, Some(key)) if blake3::keyed_hash(key, &bytes[..SEALED_TO]) == seal => {}
-            (SEALED, Some(_)) => return Err(Error::KeyWrong),
+            (SEALED, Some(_)) => return Err(JournalError::KeyWrong),
             _ => return Err(damaged(12, "unknown flags")),
         }
-        let head = Head {
+        let head = JournalHead {
             length: u64_at(bytes, 16),
             commits: u64_at(bytes, 24),
             chain: hash_at(bytes, 32),
@@ -101,22 +105,22 @@ impl Head {
 
 /// Whose bytes a record holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum RecordRole {
     Record = 0,
     Identity = 1,
 }
 
 /// What stands before a payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
-    pub role: Role,
+pub struct RecordHeader {
+    pub role: RecordRole,
     pub kind: u32,
     /// Of the payload, without padding.
     pub bytes: u64,
     pub payload: Hash,
 }
 
-impl Header {
+impl RecordHeader {
     /// As it stands at `offset`. The checksum covers the place too: no header is valid elsewhere.
     pub fn encode(&self, offset: u64) -> [u8; HEADER_BYTES as usize] {
         let mut bytes = [0; HEADER_BYTES as usize];
@@ -129,22 +133,66 @@ impl Header {
         bytes
     }
 
-    pub fn decode(bytes: &[u8; HEADER_BYTES as usize], offset: u64) -> Result<Header, Error> {
-        let damaged = |what| Error::Damaged { offset, what };
+    pub fn decode(
+        bytes: &[u8; HEADER_BYTES as usize],
+        offset: u64,
+    ) -> Result<RecordHeader, JournalError> {
+        let damaged = |what| JournalError::Damaged { offset, what };
         if header_checksum(bytes, offset) != bytes[16..32] {
             return Err(damaged("a record's header does not match its checksum"));
         }
         let role = match u32_at(bytes, 0) {
-            0 => Role::Record,
-            1 => Role::Identity,
+            0 => RecordRole::Record,
+            1 => RecordRole::Identity,
             _ => return Err(damaged("a record of an unknown role")),
         };
-        Ok(Header {
+        Ok(RecordHeader {
             role,
             kind: u32_at(bytes, 4),
             bytes: u64_at(bytes, 8),
             payload: hash_at(bytes, 32),
         })
+    }
+}
+
+/// A record of one file: where its payload lies, and enough to notice that it is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RecordRef {
+    pub kind: u32,
+    /// The first bytes of the payload's hash.
+    tag: [u8; 4],
+    /// Of the payload in the file. Before the first one is a head.
+    offset: NonZeroU64,
+    /// Of the payload, without padding.
+    pub bytes: u64,
+}
+
+/// Callers keep thousands, in variants of their own.
+const _: () = assert!(size_of::<RecordRef>() == 24 && size_of::<Option<RecordRef>>() == 24);
+
+const HEADER: NonZeroU64 = NonZeroU64::new(HEADER_BYTES).unwrap();
+
+impl RecordRef {
+    /// The record whose header stands at `offset`.
+    pub(super) fn of(offset: u64, header: &RecordHeader) -> RecordRef {
+        let [a, b, c, d, ..] = *header.payload.as_bytes();
+        RecordRef {
+            kind: header.kind,
+            tag: [a, b, c, d],
+            offset: HEADER.saturating_add(offset),
+            bytes: header.bytes,
+        }
+    }
+
+    /// Of the payload in the file; a multiple of 64.
+    pub fn offset(&self) -> u64 {
+        self.offset.get()
+    }
+
+    /// What the record takes of the file, header and padding included: what the caller counts as
+    /// garbage once it does without it.
+    pub fn file_bytes(&self) -> u64 {
+        HEADER_BYTES + padded(self.bytes).unwrap_or(self.bytes)
     }
 }
 

@@ -1,8 +1,7 @@
 //! Committed records, read where they lie.
 
-use super::RecordRef;
-use super::error::Error;
-use super::layout::{self, FIRST, HEADER_BYTES, Header};
+use super::error::JournalError;
+use super::layout::{self, FIRST, HEADER_BYTES, RecordHeader, RecordRef};
 use crate::file::{FileMap, Region};
 use std::fs::File;
 use std::ops::Range;
@@ -15,40 +14,41 @@ use std::sync::{Arc, Weak};
 /// with the file they are of: after a rewrite, old ones with the old map, new ones with a new map.
 ///
 /// Pages come from the file when they are touched. Their checksums were verified when the journal
-/// was opened or when they were written, and are not looked at again; [`super::Journal::read`] does.
+/// was opened or when they were written, and are not checked again; [`super::Journal::read`] does.
 ///
-/// Copies are of the same map, which goes with the last of them and of its regions.
+/// Clones share one map, which is unmapped with the last of them and of its regions.
 #[derive(Clone)]
-pub struct Map {
+pub struct JournalMap {
     bytes: Arc<FileMap>,
 }
 
-/// A map that is there as long as somebody else has it.
+/// Refers to a map without keeping it alive.
 #[derive(Clone)]
-pub struct WeakMap(Weak<FileMap>);
+pub struct WeakJournalMap(Weak<FileMap>);
 
-impl WeakMap {
-    pub fn upgrade(&self) -> Option<Map> {
+impl WeakJournalMap {
+    pub fn upgrade(&self) -> Option<JournalMap> {
         let bytes = self.0.upgrade()?;
-        Some(Map { bytes })
+        Some(JournalMap { bytes })
     }
 }
 
-impl Map {
-    pub(super) fn new(file: &File, committed: u64) -> Result<Map, Error> {
-        let len = usize::try_from(committed).map_err(|_| Error::Memory { bytes: committed })?;
-        let bytes = FileMap::of(file, len).map_err(Error::io("mapping it"))?;
+impl JournalMap {
+    pub(super) fn new(file: &File, committed: u64) -> Result<JournalMap, JournalError> {
+        let len =
+            usize::try_from(committed).map_err(|_| JournalError::Memory { bytes: committed })?;
+        let bytes = FileMap::of(file, len).map_err(JournalError::io("mapping it"))?;
         let bytes = Arc::new(bytes);
-        Ok(Map { bytes })
+        Ok(JournalMap { bytes })
     }
 
-    pub fn downgrade(&self) -> WeakMap {
-        WeakMap(Arc::downgrade(&self.bytes))
+    pub fn downgrade(&self) -> WeakJournalMap {
+        WeakJournalMap(Arc::downgrade(&self.bytes))
     }
 
     /// The payload, at an address that is a multiple of 64 where files are mapped.
-    pub fn payload(&self, record: RecordRef) -> Result<&[u8], Error> {
-        let stale = Error::Stale {
+    pub fn payload(&self, record: RecordRef) -> Result<&[u8], JournalError> {
+        let stale = JournalError::Stale {
             offset: record.offset(),
         };
         let range = self.find(record);
@@ -56,8 +56,8 @@ impl Map {
     }
 
     /// The payload as a part of the map that keeps the map alive.
-    pub fn region(&self, record: RecordRef) -> Result<Region, Error> {
-        let stale = Error::Stale {
+    pub fn region(&self, record: RecordRef) -> Result<Region, JournalError> {
+        let stale = JournalError::Stale {
             offset: record.offset(),
         };
         let range = self.find(record);
@@ -71,7 +71,7 @@ impl Map {
             return None;
         }
         let header = self.bytes.range(at(offset)?..at(record.offset())?)?;
-        let header = Header::decode(header.try_into().ok()?, offset).ok()?;
+        let header = RecordHeader::decode(header.try_into().ok()?, offset).ok()?;
         if RecordRef::of(offset, &header) != record {
             return None;
         }

@@ -1,8 +1,8 @@
 //! A journal: records in a file that survive a process killed at any moment.
 //!
 //! Records are appended, and then committed together; what was committed is there after a crash,
-//! whole, and what was not is gone, whole. Every byte is checked before anything is believed. A
-//! journal knows nothing of what it holds: kinds are numbers, payloads and the identity are bytes.
+//! whole, and what was not is gone, whole. Every byte is checked before any is used. The journal does
+//! not interpret what it holds: kinds are numbers, payloads and the identity are bytes.
 //! It is no database: it has no keys, does not merge, and one process has it open at a time.
 //!
 //! ```text
@@ -39,135 +39,93 @@
 //!   returns is durable, name included;
 //! - a file appears under its name complete (temporary name, fsync, rename, fsync of the folder);
 //! - a failed append or commit leaves what was committed, and a usable journal. Where the disk does
-//!   not even take the old head back, the journal says [`Error::Lost`] until it has recovered or is
+//!   not even take the old head back, the journal says [`JournalError::Lost`] until it has recovered or is
 //!   opened again, and can be read until then;
-//! - a commit or a rewrite succeeds only while the name means the file: [`Error::Gone`] otherwise;
+//! - a commit or a rewrite succeeds only while the name means the file: [`JournalError::Gone`] otherwise;
 //! - lengths from a file are compared with the file before anything is reserved for them.
 //!
 //! **Limits we document and do not remove.** A sector that is half written when power fails is
 //! damage, and found as such: disks promise that it does not happen. The seal shows that a file was
-//! written by somebody with the key; an older state of the same file, put back whole, is one of those.
+//! written with the key; an older state of the same file, put back whole, is one of those.
 
-mod disk;
 mod error;
-mod faults;
+mod file;
+mod io;
 mod layout;
 mod map;
 mod verify;
 mod write;
 
-pub use error::Error;
-pub use faults::{Blow, Faults, Step};
-pub use layout::IDENTITY_BYTES_MAX;
-pub use map::{Map, WeakMap};
+pub use error::JournalError;
+pub use io::JournalIo;
+pub use layout::{IDENTITY_BYTES_MAX, RecordRef};
+pub use map::{JournalMap, WeakJournalMap};
 
-use disk::{Disk, Names};
-use layout::{Head, Header, Role};
+use crate::system::SystemIo;
+use file::{JournalFile, JournalPaths};
+use layout::{JournalHead, RecordHeader, RecordRole};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::num::NonZeroU64;
 use std::path::Path;
-use verify::{Source, Verified};
+use std::sync::Arc;
+use verify::{ByteSource, Verified};
 use write::Tail;
 
-/// How a journal is kept.
+/// Limits and seal of a journal.
 #[derive(Clone, Default)]
-pub struct Options {
+pub struct JournalOptions {
     /// The file may not grow past this. While it is rewritten the old one is there as well.
     pub quota_bytes: Option<u64>,
     /// Seals the head. A sealed journal opens with its key only; with a key only a sealed one does.
     pub key: Option<[u8; 32]>,
-    /// For tests.
-    pub faults: Option<Faults>,
+    /// How the disk is changed; `None` = by the system's calls.
+    pub io: Option<Arc<dyn JournalIo>>,
 }
 
-impl Options {
-    fn within_quota(&self, needed: u64) -> Result<u64, Error> {
-        match self.quota_bytes {
-            Some(quota) if needed > quota => Err(Error::Quota { needed, quota }),
-            _ => Ok(needed),
-        }
+impl JournalOptions {
+    fn paths(&self, path: &Path) -> Result<JournalPaths, JournalError> {
+        let io = self.io.clone().unwrap_or_else(|| Arc::new(SystemIo));
+        JournalPaths::of(path, io)
     }
 }
 
-impl fmt::Debug for Options {
+impl fmt::Debug for JournalOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options")
+        f.debug_struct("JournalOptions")
             .field("quota_bytes", &self.quota_bytes)
             .field("sealed", &self.key.is_some())
             .finish_non_exhaustive()
     }
 }
 
-/// A record of one file: where its payload lies, and enough to notice that it is another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RecordRef {
-    pub kind: u32,
-    /// The first bytes of the payload's hash.
-    tag: [u8; 4],
-    /// Of the payload in the file. Before the first one is a head.
-    offset: NonZeroU64,
-    /// Of the payload, without padding.
-    pub bytes: u64,
-}
-
-/// Callers keep thousands, in variants of their own.
-const _: () = assert!(size_of::<RecordRef>() == 24 && size_of::<Option<RecordRef>>() == 24);
-
-const HEADER: NonZeroU64 = NonZeroU64::new(layout::HEADER_BYTES).unwrap();
-
-impl RecordRef {
-    /// The record whose header stands at `offset`.
-    fn of(offset: u64, header: &Header) -> RecordRef {
-        let [a, b, c, d, ..] = *header.payload.as_bytes();
-        RecordRef {
-            kind: header.kind,
-            tag: [a, b, c, d],
-            offset: HEADER.saturating_add(offset),
-            bytes: header.bytes,
-        }
-    }
-
-    /// Of the payload in the file; a multiple of 64.
-    pub fn offset(&self) -> u64 {
-        self.offset.get()
-    }
-
-    /// What the record takes of the file, header and padding included: what the caller counts as
-    /// garbage once it does without it.
-    pub fn file_bytes(&self) -> u64 {
-        layout::HEADER_BYTES + layout::padded(self.bytes).unwrap_or(self.bytes)
-    }
-}
-
 /// What [`Journal::open`] found.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedJournal {
     pub journal: Journal,
     /// In the order they were written.
     pub records: Vec<RecordRef>,
-    /// Bytes of an append that nobody committed, cut off.
+    /// Bytes of an append that was not committed, cut off.
     pub dropped_bytes: u64,
 }
 
 /// A journal to be read; see [`Journal::view`].
-pub struct View {
+pub struct JournalView {
     pub identity: Vec<u8>,
     /// In the order they were written.
     pub records: Vec<RecordRef>,
-    pub map: Map,
+    pub map: JournalMap,
 }
 
 /// Records of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct RecordTotals {
     pub records: u64,
     /// Of payloads.
     pub bytes: u64,
 }
 
-impl Tally {
+impl RecordTotals {
     fn add(&mut self, record: RecordRef) {
         self.records += 1;
         self.bytes = self.bytes.saturating_add(record.bytes);
@@ -176,11 +134,11 @@ impl Tally {
 
 /// What [`Journal::check`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Summary {
+pub struct JournalSummary {
     pub identity: Vec<u8>,
-    pub kinds: BTreeMap<u32, Tally>,
-    /// Of kinds past the first [`KINDS_LISTED_MAX`].
-    pub others: Tally,
+    pub kinds: BTreeMap<u32, RecordTotals>,
+    /// Of kinds past the first 256.
+    pub others: RecordTotals,
     /// Committed, head included.
     pub bytes: u64,
     /// Behind what is committed: being written now, or left by a process that died.
@@ -190,23 +148,23 @@ pub struct Summary {
 }
 
 /// A summary stays small whatever the file holds.
-pub const KINDS_LISTED_MAX: usize = 256;
+const KINDS_LISTED_MAX: usize = 256;
 /// A writer can change the head while others read it. More often than this is no accident.
-const LOOKS_MAX: usize = 8;
+const READS_MAX: usize = 8;
 
 /// A record file, open and locked. Dropping it leaves what was committed.
 pub struct Journal {
-    names: Names,
-    disk: Disk,
-    options: Options,
+    paths: JournalPaths,
+    file: JournalFile,
+    options: JournalOptions,
     identity: Vec<u8>,
     /// What is committed.
-    head: Head,
+    head: JournalHead,
     /// What is appended; at the head's length when nothing is.
     tail: Tail,
     lost: bool,
     /// A file that took this one's name when a rewrite failed at its last step. Locked as well.
-    successor: Option<Disk>,
+    successor: Option<JournalFile>,
 }
 
 impl Journal {
@@ -214,23 +172,22 @@ impl Journal {
     pub fn create(
         path: impl AsRef<Path>,
         identity: &[u8],
-        options: Options,
-    ) -> Result<Journal, Error> {
-        let names = Names::of(path.as_ref())?;
-        if fs::symlink_metadata(&names.path).is_ok() {
-            return Err(Error::Exists);
+        options: JournalOptions,
+    ) -> Result<Journal, JournalError> {
+        let paths = options.paths(path.as_ref())?;
+        if fs::symlink_metadata(&paths.path).is_ok() {
+            return Err(JournalError::Exists);
         }
-        let faults = options.faults.as_ref();
-        let draft = Draft::begin(&names, &options, identity)?;
-        let (disk, head, tail) = draft.place(0, options.key.as_ref(), false)?;
-        if let Err(e) = names.sync_folder(faults) {
+        let draft = Draft::begin(&paths, &options, identity)?;
+        let (file, head, tail) = draft.place(0, options.key.as_ref(), false)?;
+        if let Err(e) = paths.sync_folder() {
             // Not durable is not created.
-            let _ = names.remove(&names.path, faults);
+            let _ = paths.remove();
             return Err(e);
         }
         Ok(Journal {
-            names,
-            disk,
+            paths,
+            file,
             options,
             identity: identity.to_vec(),
             head,
@@ -240,57 +197,59 @@ impl Journal {
         })
     }
 
-    /// Writes a whole journal that nobody will append to. It appears under its name complete or not at
-    /// all, and takes the place of whatever file had it; who has mapped that one keeps it. Two who write
-    /// at once: the second is told [`Error::Busy`].
+    /// Writes a whole journal that will not be appended to. It appears under its name complete or not at
+    /// all, and replaces the file that had the name; maps of the old file stay valid. Of two writers at
+    /// once the second gets [`JournalError::Busy`].
     ///
     /// What it holds is durable, its name may not be: after a power cut the file may be missing.
-    pub fn publish<E: From<Error>>(
+    pub fn publish<E: From<JournalError>>(
         path: impl AsRef<Path>,
         identity: &[u8],
-        options: Options,
-        fill: impl FnOnce(&mut Publication) -> Result<(), E>,
+        options: JournalOptions,
+        fill: impl FnOnce(&mut JournalWriter) -> Result<(), E>,
     ) -> Result<(), E> {
-        let names = Names::of(path.as_ref())?;
-        let mut publication = Publication {
-            draft: Draft::begin(&names, &options, identity)?,
+        let paths = options.paths(path.as_ref())?;
+        let mut writer = JournalWriter {
+            draft: Draft::begin(&paths, &options, identity)?,
             options,
         };
-        fill(&mut publication)?;
-        let key = publication.options.key.as_ref();
-        publication.draft.place(1, key, true)?;
+        fill(&mut writer)?;
+        let key = writer.options.key.as_ref();
+        writer.draft.place(1, key, true)?;
         Ok(())
     }
 
     /// Locks an existing journal and verifies all of it; then cuts off what was not committed, and
-    /// what a process that died has left beside it.
-    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Opened, Error> {
-        let names = Names::of(path.as_ref())?;
-        let faults = options.faults.as_ref();
-        let disk = Disk::open(&names.path, faults)?;
-        let (found, records) = verify_and_list(&disk, &options)?;
+    /// the temporary file of a process that died.
+    pub fn open(
+        path: impl AsRef<Path>,
+        options: JournalOptions,
+    ) -> Result<OpenedJournal, JournalError> {
+        let paths = options.paths(path.as_ref())?;
+        let file = paths.open()?;
+        let (found, records) = verify_and_list(&file, &options)?;
         let Verified {
             head,
             identity,
             file_bytes,
         } = found;
-        // What cannot be removed is in nobody's way until the next rewrite, which says so.
-        let _ = names.clear(faults);
+        // A leftover that cannot be removed does no harm until the next rewrite, which reports it.
+        let _ = paths.clear();
         let dropped_bytes = file_bytes - head.length;
         if dropped_bytes > 0 {
-            disk.cut(head.length)?;
+            file.truncate(head.length)?;
         }
         // A head or a name may have been seen that only the page cache has: its writer died
         // between writing and fsync. What is told to the caller must be true after a power cut.
-        disk.sync(Step::SyncData)?;
-        names.sync_folder(faults)?;
+        file.sync()?;
+        paths.sync_folder()?;
         let tail = Tail {
             end: head.length,
             chain: head.chain,
         };
         let journal = Journal {
-            names,
-            disk,
+            paths,
+            file,
             options,
             identity,
             head,
@@ -298,47 +257,60 @@ impl Journal {
             lost: false,
             successor: None,
         };
-        Ok(Opened {
+        Ok(OpenedJournal {
             journal,
             records,
             dropped_bytes,
         })
     }
 
-    /// Verifies a journal as `open` does and changes nothing. It takes no lock and may look at one
-    /// that is in use: what is committed does not change.
-    pub fn check(path: impl AsRef<Path>, options: &Options) -> Result<Summary, Error> {
-        let disk = Disk::look(&Names::of(path.as_ref())?.path)?;
-        steadily(&disk, || summarise(&disk, options))
+    /// Verifies a journal as `open` does and changes nothing. It takes no lock and works on a journal
+    /// in use: what is committed does not change.
+    pub fn check(
+        path: impl AsRef<Path>,
+        options: &JournalOptions,
+    ) -> Result<JournalSummary, JournalError> {
+        let file = options.paths(path.as_ref())?.inspect()?;
+        retry_torn_read(&file, || summarise(&file, options))
     }
 
     /// Verifies a journal and maps its records, to be read and not written. It takes no lock: any
     /// number of processes may view one, and share its pages, while one of them writes to it.
-    pub fn view(path: impl AsRef<Path>, options: &Options) -> Result<View, Error> {
-        let disk = Disk::look(&Names::of(path.as_ref())?.path)?;
-        steadily(&disk, || {
-            let (found, records) = verify_and_list(&disk, options)?;
-            Ok(View {
+    pub fn view(
+        path: impl AsRef<Path>,
+        options: &JournalOptions,
+    ) -> Result<JournalView, JournalError> {
+        let file = options.paths(path.as_ref())?.inspect()?;
+        retry_torn_read(&file, || {
+            let (found, records) = verify_and_list(&file, options)?;
+            Ok(JournalView {
                 identity: found.identity,
                 records,
-                map: Map::new(disk.file(), found.head.length)?,
+                map: JournalMap::new(file.file(), found.head.length)?,
             })
         })
     }
 
     /// The same over bytes in memory.
-    pub fn check_bytes(bytes: &[u8], options: &Options) -> Result<Summary, Error> {
+    pub fn check_bytes(
+        bytes: &[u8],
+        options: &JournalOptions,
+    ) -> Result<JournalSummary, JournalError> {
         summarise(bytes, options)
     }
 
     /// Writes a record, the parts one after the other, behind what is there. It is not durable and
     /// not part of the journal until [`Journal::commit`]. After an error it was not appended, and
     /// everything else is as before.
-    pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, Error> {
+    pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, JournalError> {
         self.usable()?;
-        let appended = self
-            .tail
-            .append(&self.disk, &self.options, Role::Record, kind, parts);
+        let appended = self.tail.append(
+            &self.file,
+            self.options.quota_bytes,
+            RecordRole::Record,
+            kind,
+            parts,
+        );
         if appended.is_err() {
             self.cut();
         }
@@ -346,29 +318,29 @@ impl Journal {
     }
 
     /// Makes what was appended durable and part of the journal. After an error it is dropped.
-    pub fn commit(&mut self) -> Result<(), Error> {
+    pub fn commit(&mut self) -> Result<(), JournalError> {
         self.usable()?;
         if !self.has_appended() {
             return Ok(());
         }
-        if let Err(e) = self.disk.is_named(&self.names.path) {
+        if let Err(e) = self.file.is_named(&self.paths.path) {
             self.drop_appended();
             return Err(e);
         }
-        if let Err(e) = self.disk.sync(Step::SyncData) {
+        if let Err(e) = self.file.sync() {
             // The kernel may have forgotten the pages that failed: a second sync would succeed and
             // prove nothing. They have to be written again.
             self.drop_appended();
             return Err(e);
         }
-        let next = Head {
+        let next = JournalHead {
             length: self.tail.end,
             commits: self.head.commits.saturating_add(1),
             chain: self.tail.chain,
             identity: self.head.identity,
         };
         if let Err(e) = self.put_head(&next) {
-            // Nobody knows which head the disk has. With the old one back, the tail may go.
+            // Either head may be on the disk. With the old one written back, the tail may go.
             match self.put_head(&self.head) {
                 Ok(()) => self.drop_appended(),
                 Err(_) => self.lost = true,
@@ -380,17 +352,17 @@ impl Journal {
     }
 
     /// Drops what was appended since the last commit.
-    pub fn abandon(&mut self) {
+    pub fn rollback(&mut self) {
         if !self.lost && self.has_appended() {
             self.drop_appended();
         }
     }
 
     /// Reads a record, committed or appended, and verifies it. `into` is replaced.
-    pub fn read(&self, record: RecordRef, into: &mut Vec<u8>) -> Result<(), Error> {
+    pub fn read(&self, record: RecordRef, into: &mut Vec<u8>) -> Result<(), JournalError> {
         into.clear();
         let header = self.find(record)?;
-        let no_memory = Error::Memory {
+        let no_memory = JournalError::Memory {
             bytes: record.bytes,
         };
         let Ok(bytes) = usize::try_from(record.bytes) else {
@@ -399,9 +371,9 @@ impl Journal {
         into.try_reserve_exact(bytes).map_err(|_| no_memory)?;
         into.resize(bytes, 0);
         let read = self
-            .disk
+            .file
             .read_exact_at(into, record.offset())
-            .map_err(Error::io("reading a record"))
+            .map_err(JournalError::io("reading a record"))
             .and_then(|()| write::matches(blake3::hash(into), &header, record.offset()));
         if read.is_err() {
             into.clear();
@@ -410,62 +382,61 @@ impl Journal {
     }
 
     /// The committed records, to be read where they lie.
-    pub fn map(&self) -> Result<Map, Error> {
-        Map::new(self.disk.file(), self.head.length)
+    pub fn map(&self) -> Result<JournalMap, JournalError> {
+        JournalMap::new(self.file.file(), self.head.length)
     }
 
     /// Replaces the file by one with the records that `fill` keeps or adds, in that order. They are
     /// committed and durable on return; all references are new. After an error the old file is in
-    /// place and nothing has changed, unless the last step failed: then the journal is [`Error::Lost`],
+    /// place and nothing has changed, unless the last step failed: then the journal is [`JournalError::Lost`],
     /// old references go on reading the old file, and recovering or opening it again finds one of the
     /// two, whole.
     ///
     /// What was appended and not committed may be kept like any record; what is not kept is gone.
-    pub fn rewrite<T, E: From<Error>>(
+    pub fn rewrite<T, E: From<JournalError>>(
         &mut self,
-        fill: impl FnOnce(&mut Rewrite<'_>) -> Result<T, E>,
+        fill: impl FnOnce(&mut JournalRewrite<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
         self.usable()?;
-        self.disk.is_named(&self.names.path)?;
-        let mut rewrite = Rewrite {
-            draft: Draft::begin(&self.names, &self.options, &self.identity)?,
+        self.file.is_named(&self.paths.path)?;
+        let mut rewrite = JournalRewrite {
+            draft: Draft::begin(&self.paths, &self.options, &self.identity)?,
             old: self,
         };
         let value = fill(&mut rewrite)?;
         let commits = self.head.commits.saturating_add(1);
         let key = self.options.key.as_ref();
-        let (disk, head, tail) = rewrite.draft.place(commits, key, true)?;
+        let (file, head, tail) = rewrite.draft.place(commits, key, true)?;
         // The name means the new file from here on.
-        let faults = self.options.faults.as_ref();
-        if let Err(e) = self.names.sync_folder(faults) {
+        if let Err(e) = self.paths.sync_folder() {
             self.lost = true;
-            self.successor = Some(disk);
+            self.successor = Some(file);
             return Err(e.into());
         }
-        self.disk = disk;
+        self.file = file;
         self.head = head;
         self.tail = tail;
         Ok(value)
     }
 
-    /// Whether writing says [`Error::Lost`].
+    /// Whether writing says [`JournalError::Lost`].
     pub fn is_lost(&self) -> bool {
         self.lost
     }
 
-    /// After [`Error::Lost`]: looks at what the disk has, as `open` does, and goes on with it. The
+    /// After [`JournalError::Lost`]: verifies what the disk has, as `open` does, and goes on with it. The
     /// records are those of the last commit or of the one that failed; all references are new. After
     /// an error it is as lost as before. What was appended and not committed is dropped.
-    pub fn recover(&mut self) -> Result<Vec<RecordRef>, Error> {
-        self.abandon();
-        let disk = self.successor.as_ref().unwrap_or(&self.disk);
-        disk.is_named(&self.names.path)?;
-        let (found, records) = verify_and_list(disk, &self.options)?;
-        disk.cut(found.head.length)?;
-        disk.sync(Step::SyncData)?;
-        self.names.sync_folder(self.options.faults.as_ref())?;
+    pub fn recover(&mut self) -> Result<Vec<RecordRef>, JournalError> {
+        self.rollback();
+        let file = self.successor.as_ref().unwrap_or(&self.file);
+        file.is_named(&self.paths.path)?;
+        let (found, records) = verify_and_list(file, &self.options)?;
+        file.truncate(found.head.length)?;
+        file.sync()?;
+        self.paths.sync_folder()?;
         if let Some(successor) = self.successor.take() {
-            self.disk = successor;
+            self.file = successor;
         }
         self.tail = Tail {
             end: found.head.length,
@@ -477,14 +448,13 @@ impl Journal {
     }
 
     /// Removes the file.
-    pub fn remove(self) -> Result<(), Error> {
-        let faults = self.options.faults.as_ref();
-        self.names.remove(&self.names.path, faults)?;
-        self.names.sync_folder(faults)
+    pub fn remove(self) -> Result<(), JournalError> {
+        self.paths.remove()?;
+        self.paths.sync_folder()
     }
 
     pub fn path(&self) -> &Path {
-        &self.names.path
+        &self.paths.path
     }
 
     pub fn identity(&self) -> &[u8] {
@@ -508,34 +478,33 @@ impl Journal {
         self.options.quota_bytes
     }
 
-    /// The next append or rewrite has to fit this; what is there stays.
-    pub fn set_quota_bytes(&mut self, quota_bytes: Option<u64>) {
-        self.options.quota_bytes = quota_bytes;
-    }
-
-    fn usable(&self) -> Result<(), Error> {
-        if self.lost { Err(Error::Lost) } else { Ok(()) }
+    fn usable(&self) -> Result<(), JournalError> {
+        if self.lost {
+            Err(JournalError::Lost)
+        } else {
+            Ok(())
+        }
     }
 
     fn has_appended(&self) -> bool {
         self.tail.end > self.head.length
     }
 
-    fn find(&self, record: RecordRef) -> Result<Header, Error> {
+    fn find(&self, record: RecordRef) -> Result<RecordHeader, JournalError> {
         let inside = record.offset() > layout::FIRST
             && (record.offset().checked_add(record.bytes)).is_some_and(|end| end <= self.tail.end);
         if !inside {
-            return Err(Error::Stale {
+            return Err(JournalError::Stale {
                 offset: record.offset(),
             });
         }
-        write::find(&self.disk, record)
+        write::find(&self.file, record)
     }
 
-    fn put_head(&self, head: &Head) -> Result<(), Error> {
+    fn put_head(&self, head: &JournalHead) -> Result<(), JournalError> {
         let bytes = head.encode(self.options.key.as_ref());
-        self.disk.write_at(Step::WriteHead, &bytes, 0)?;
-        self.disk.sync(Step::SyncHead)
+        self.file.write_head(&bytes)?;
+        self.file.sync()
     }
 
     fn drop_appended(&mut self) {
@@ -549,7 +518,7 @@ impl Journal {
     /// Gives the disk back what lies behind the tail. Where that fails it lies there until it is
     /// written over: the head says what counts.
     fn cut(&self) {
-        let _ = self.disk.cut(self.tail.end);
+        let _ = self.file.truncate(self.tail.end);
     }
 }
 
@@ -565,24 +534,30 @@ impl fmt::Debug for Journal {
 }
 
 /// The file that will take a journal's place; see [`Journal::rewrite`].
-pub struct Rewrite<'a> {
+pub struct JournalRewrite<'a> {
     old: &'a Journal,
     draft: Draft,
 }
 
-impl Rewrite<'_> {
+impl JournalRewrite<'_> {
     /// Takes a record over as it is.
-    pub fn keep(&mut self, record: RecordRef) -> Result<RecordRef, Error> {
+    pub fn keep(&mut self, record: RecordRef) -> Result<RecordRef, JournalError> {
         self.old.find(record)?;
-        let Draft { tail, disk, .. } = &mut self.draft;
-        let kept = tail.copy(disk, &self.old.options, &self.old.disk, record);
+        let Draft { tail, file, .. } = &mut self.draft;
+        let kept = tail.copy(file, self.old.options.quota_bytes, &self.old.file, record);
         self.tidy(kept)
     }
 
     /// Adds a new record.
-    pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, Error> {
-        let Draft { tail, disk, .. } = &mut self.draft;
-        let appended = tail.append(disk, &self.old.options, Role::Record, kind, parts);
+    pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, JournalError> {
+        let Draft { tail, file, .. } = &mut self.draft;
+        let appended = tail.append(
+            file,
+            self.old.options.quota_bytes,
+            RecordRole::Record,
+            kind,
+            parts,
+        );
         self.tidy(appended)
     }
 
@@ -592,54 +567,69 @@ impl Rewrite<'_> {
     }
 
     /// The caller may go on after an error: then half a record must not stay at the end.
-    fn tidy(&self, written: Result<RecordRef, Error>) -> Result<RecordRef, Error> {
+    fn tidy(&self, written: Result<RecordRef, JournalError>) -> Result<RecordRef, JournalError> {
         if written.is_err() {
-            let _ = self.draft.disk.cut(self.draft.tail.end);
+            let _ = self.draft.file.truncate(self.draft.tail.end);
         }
         written
     }
 }
 
 /// The file that [`Journal::publish`] will give a name.
-pub struct Publication {
+pub struct JournalWriter {
     draft: Draft,
-    options: Options,
+    options: JournalOptions,
 }
 
-impl Publication {
+impl JournalWriter {
     /// Adds a record, the parts one after the other. After an error nothing is published.
-    pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, Error> {
-        let Draft { tail, disk, .. } = &mut self.draft;
-        tail.append(disk, &self.options, Role::Record, kind, parts)
+    pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, JournalError> {
+        let Draft { tail, file, .. } = &mut self.draft;
+        tail.append(
+            file,
+            self.options.quota_bytes,
+            RecordRole::Record,
+            kind,
+            parts,
+        )
     }
 }
 
 /// A journal under its temporary name.
 struct Draft {
     temporary: Temporary,
-    disk: Disk,
+    file: JournalFile,
     identity: blake3::Hash,
     tail: Tail,
 }
 
 impl Draft {
-    fn begin(names: &Names, options: &Options, identity: &[u8]) -> Result<Draft, Error> {
+    fn begin(
+        paths: &JournalPaths,
+        options: &JournalOptions,
+        identity: &[u8],
+    ) -> Result<Draft, JournalError> {
         let bytes = identity.len() as u64;
         if bytes > IDENTITY_BYTES_MAX {
-            let most = IDENTITY_BYTES_MAX;
-            return Err(Error::Identity { bytes, most });
+            let max = IDENTITY_BYTES_MAX;
+            return Err(JournalError::Identity { bytes, max });
         }
-        let disk = Disk::begin(names, options.faults.as_ref())?;
+        let file = paths.create_temporary()?;
         let temporary = Temporary {
-            names: names.clone(),
-            faults: options.faults.clone(),
+            paths: paths.clone(),
             placed: false,
         };
         let mut tail = Tail::start();
-        tail.append(&disk, options, Role::Identity, 0, &[identity])?;
+        tail.append(
+            &file,
+            options.quota_bytes,
+            RecordRole::Identity,
+            0,
+            &[identity],
+        )?;
         Ok(Draft {
             temporary,
-            disk,
+            file,
             identity: blake3::hash(identity),
             tail,
         })
@@ -651,73 +641,78 @@ impl Draft {
         commits: u64,
         key: Option<&[u8; 32]>,
         replace: bool,
-    ) -> Result<(Disk, Head, Tail), Error> {
-        let head = Head {
+    ) -> Result<(JournalFile, JournalHead, Tail), JournalError> {
+        let head = JournalHead {
             length: self.tail.end,
             commits,
             chain: self.tail.chain,
             identity: self.identity,
         };
-        self.disk.write_at(Step::WriteHead, &head.encode(key), 0)?;
-        self.disk.sync(Step::SyncData)?;
-        let Temporary { names, faults, .. } = &self.temporary;
-        names.place(replace, faults.as_ref())?;
+        self.file.write_head(&head.encode(key))?;
+        self.file.sync()?;
+        self.temporary.paths.place(replace)?;
         self.temporary.placed = true;
-        Ok((self.disk, head, self.tail))
+        Ok((self.file, head, self.tail))
     }
 }
 
 /// Removes the temporary file unless it got its final name.
 struct Temporary {
-    names: Names,
-    faults: Option<Faults>,
+    paths: JournalPaths,
     placed: bool,
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.placed {
-            // What stays is removed by the next who opens or makes the journal.
-            let _ = self
-                .names
-                .remove(&self.names.temporary, self.faults.as_ref());
+            // A file that stays is removed when the journal is opened or created next.
+            let _ = self.paths.remove_temporary();
         }
     }
 }
 
-fn verify_and_list(disk: &Disk, options: &Options) -> Result<(Verified, Vec<RecordRef>), Error> {
+fn verify_and_list(
+    file: &JournalFile,
+    options: &JournalOptions,
+) -> Result<(Verified, Vec<RecordRef>), JournalError> {
     let mut records = Vec::new();
-    let found = verify::verify(disk, options.key.as_ref(), |record| {
+    let found = verify::verify(file, options.key.as_ref(), |record| {
         let bytes = size_of_val(&record) as u64;
         let room = records.try_reserve(1);
-        room.map_err(|_| Error::Memory { bytes })?;
+        room.map_err(|_| JournalError::Memory { bytes })?;
         records.push(record);
         Ok(())
     })?;
     Ok((found, records))
 }
 
-/// Looks at a file that somebody may be writing to. A head that changed meanwhile may have been read
-/// half old, half new: then it is looked at again.
-fn steadily<T>(disk: &Disk, look: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+/// Reads a file that another process may be writing to. A head that changed meanwhile may have been read
+/// half old, half new: then everything is read again.
+fn retry_torn_read<T>(
+    file: &JournalFile,
+    read: impl Fn() -> Result<T, JournalError>,
+) -> Result<T, JournalError> {
     let mut tries = 1;
     loop {
-        let head = head_of(disk);
-        let result = look();
-        if result.is_ok() || tries == LOOKS_MAX || head_of(disk) == head {
+        let head = head_of(file);
+        let result = read();
+        if result.is_ok() || tries == READS_MAX || head_of(file) == head {
             return result;
         }
         tries += 1;
     }
 }
 
-fn head_of(disk: &Disk) -> Option<[u8; layout::HEAD_BYTES]> {
-    verify::read_head(disk, disk.bytes().ok()?).ok()
+fn head_of(file: &JournalFile) -> Option<[u8; layout::HEAD_BYTES]> {
+    verify::read_head(file, file.bytes().ok()?).ok()
 }
 
-fn summarise<S: Source + ?Sized>(source: &S, options: &Options) -> Result<Summary, Error> {
-    let mut kinds: BTreeMap<u32, Tally> = BTreeMap::new();
-    let mut others = Tally::default();
+fn summarise<S: ByteSource + ?Sized>(
+    source: &S,
+    options: &JournalOptions,
+) -> Result<JournalSummary, JournalError> {
+    let mut kinds: BTreeMap<u32, RecordTotals> = BTreeMap::new();
+    let mut others = RecordTotals::default();
     let verified = verify::verify(source, options.key.as_ref(), |record| {
         if kinds.len() < KINDS_LISTED_MAX || kinds.contains_key(&record.kind) {
             kinds.entry(record.kind).or_default().add(record);
@@ -726,7 +721,7 @@ fn summarise<S: Source + ?Sized>(source: &S, options: &Options) -> Result<Summar
         }
         Ok(())
     })?;
-    Ok(Summary {
+    Ok(JournalSummary {
         identity: verified.identity,
         kinds,
         others,

@@ -1,27 +1,26 @@
-//! Reading a journal from its first byte to its last committed one, believing nothing.
+//! Reading a journal from its first byte to its last committed one, checking every byte.
 //!
 //! One pass with one buffer of bounded size: opening, checking and tests over bytes in memory all
 //! come through here. Nothing is handed out as true until the pass has reached the end: the chain in
 //! the head covers all records, and only there is it known.
 
-use super::RecordRef;
-use super::error::Error;
+use super::error::JournalError;
 use super::layout::{
-    self, ALIGN, FIRST, HEAD_BYTES, HEADER_BYTES, Head, Header, IDENTITY_BYTES_MAX, Role,
+    self, ALIGN, FIRST, HEAD_BYTES, HEADER_BYTES, IDENTITY_BYTES_MAX, JournalHead, RecordHeader,
+    RecordRef, RecordRole,
 };
-use super::write::zeroed;
 use std::io;
 
 /// Read at a time: large enough for the disk, small enough not to count.
 const WINDOW_BYTES: u64 = 256 << 10;
 
 /// Where bytes come from: a file, or memory.
-pub trait Source {
+pub trait ByteSource {
     fn bytes(&self) -> io::Result<u64>;
     fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
-impl Source for [u8] {
+impl ByteSource for [u8] {
     fn bytes(&self) -> io::Result<u64> {
         Ok(self.len() as u64)
     }
@@ -38,23 +37,25 @@ impl Source for [u8] {
 
 /// A journal whose every committed byte is what was written.
 pub struct Verified {
-    pub head: Head,
+    pub head: JournalHead,
     pub identity: Vec<u8>,
     /// Committed or not.
     pub file_bytes: u64,
 }
 
-/// Checks everything up to the committed length; `each` hears of the records as they pass, before
-/// it is known that all is well.
-pub fn verify<S: Source + ?Sized>(
+/// Checks everything up to the committed length. `each` gets the records as they pass, before the last
+/// of them is checked.
+pub fn verify<S: ByteSource + ?Sized>(
     source: &S,
     key: Option<&[u8; 32]>,
-    mut each: impl FnMut(RecordRef) -> Result<(), Error>,
-) -> Result<Verified, Error> {
-    let file_bytes = source.bytes().map_err(Error::io("asking for its length"))?;
-    let head = Head::decode(&read_head(source, file_bytes)?, key)?;
+    mut each: impl FnMut(RecordRef) -> Result<(), JournalError>,
+) -> Result<Verified, JournalError> {
+    let file_bytes = source
+        .bytes()
+        .map_err(JournalError::io("asking for its length"))?;
+    let head = JournalHead::decode(&read_head(source, file_bytes)?, key)?;
     if head.length > file_bytes {
-        return Err(Error::Truncated {
+        return Err(JournalError::Truncated {
             bytes: file_bytes,
             committed: head.length,
         });
@@ -65,16 +66,16 @@ pub fn verify<S: Source + ?Sized>(
     let mut identity = Vec::new();
     while window.at < window.end {
         let offset = window.at;
-        let damaged = |what| Error::Damaged { offset, what };
+        let damaged = |what| JournalError::Damaged { offset, what };
         let mut bytes = [0; HEADER_BYTES as usize];
         bytes.copy_from_slice(window.next(HEADER_BYTES)?);
-        let header = Header::decode(&bytes, offset)?;
+        let header = RecordHeader::decode(&bytes, offset)?;
         // Before anything is reserved or read for it: does it fit what is there?
         if layout::record_end(offset, header.bytes).is_none_or(|end| end > window.end) {
             return Err(damaged("a record passes the committed end"));
         }
         let first = offset == FIRST;
-        if (header.role == Role::Identity) != first {
+        if (header.role == RecordRole::Identity) != first {
             return Err(damaged("the identity is not the first record, and alone"));
         }
         if first {
@@ -91,7 +92,7 @@ pub fn verify<S: Source + ?Sized>(
         chain = layout::chain_on(&chain, &bytes);
     }
     if chain != head.chain {
-        return Err(Error::Damaged {
+        return Err(JournalError::Damaged {
             offset: 32,
             what: "the records are not those that were committed",
         });
@@ -104,29 +105,29 @@ pub fn verify<S: Source + ?Sized>(
 }
 
 /// The head as it stands; of its bytes only the magic is checked.
-pub fn read_head<S: Source + ?Sized>(
+pub fn read_head<S: ByteSource + ?Sized>(
     source: &S,
     file_bytes: u64,
-) -> Result<[u8; HEAD_BYTES], Error> {
+) -> Result<[u8; HEAD_BYTES], JournalError> {
     if file_bytes < HEAD_BYTES as u64 {
-        return Err(Error::Foreign { bytes: file_bytes });
+        return Err(JournalError::Foreign { bytes: file_bytes });
     }
     let mut bytes = [0; HEAD_BYTES];
     source
         .read_exact_at(&mut bytes, 0)
-        .map_err(Error::io("reading its head"))?;
+        .map_err(JournalError::io("reading its head"))?;
     if &bytes[..8] != layout::MAGIC {
-        return Err(Error::Foreign { bytes: file_bytes });
+        return Err(JournalError::Foreign { bytes: file_bytes });
     }
     Ok(bytes)
 }
 
 /// One payload with its padding, as the header promised them.
-fn payload<S: Source + ?Sized>(
+fn payload<S: ByteSource + ?Sized>(
     window: &mut Window<'_, S>,
-    header: &Header,
+    header: &RecordHeader,
     mut each: impl FnMut(&[u8]),
-) -> Result<(), Error> {
+) -> Result<(), JournalError> {
     let offset = window.at;
     let mut hasher = blake3::Hasher::new();
     let mut left = header.bytes;
@@ -140,14 +141,14 @@ fn payload<S: Source + ?Sized>(
         hasher.update(bytes);
         each(bytes);
         if padding.iter().any(|&b| b != 0) {
-            return Err(Error::Damaged {
+            return Err(JournalError::Damaged {
                 offset,
                 what: "the padding of a record is not zero",
             });
         }
     }
     if hasher.finalize() != header.payload {
-        return Err(Error::Damaged {
+        return Err(JournalError::Damaged {
             offset,
             what: "a record's bytes do not match their checksum",
         });
@@ -170,8 +171,8 @@ struct Window<'a, S: ?Sized> {
     end: u64,
 }
 
-impl<'a, S: Source + ?Sized> Window<'a, S> {
-    fn new(source: &'a S, at: u64, end: u64) -> Result<Window<'a, S>, Error> {
+impl<'a, S: ByteSource + ?Sized> Window<'a, S> {
+    fn new(source: &'a S, at: u64, end: u64) -> Result<Window<'a, S>, JournalError> {
         let bytes = WINDOW_BYTES.min(end - at);
         let buffer = zeroed(bytes)?;
         Ok(Window {
@@ -183,20 +184,31 @@ impl<'a, S: Source + ?Sized> Window<'a, S> {
         })
     }
 
-    /// Between 1 and `most` bytes, a multiple of [`ALIGN`] as `most` is; never past the end.
-    fn next(&mut self, most: u64) -> Result<&[u8], Error> {
-        debug_assert!(most.is_multiple_of(ALIGN) && most <= self.end - self.at);
+    /// Between 1 and `max` bytes, a multiple of [`ALIGN`] as `max` is; never past the end.
+    fn next(&mut self, max: u64) -> Result<&[u8], JournalError> {
+        debug_assert!(max.is_multiple_of(ALIGN) && max <= self.end - self.at);
         if self.ready.is_empty() {
             let n = (self.buffer.len() as u64).min(self.end - self.at) as usize;
             self.source
                 .read_exact_at(&mut self.buffer[..n], self.at)
-                .map_err(Error::io("reading it"))?;
+                .map_err(JournalError::io("reading it"))?;
             self.ready = 0..n;
         }
-        let n = self.ready.len().min(usize_or_max(most));
+        let n = self.ready.len().min(usize_or_max(max));
         let begin = self.ready.start;
         self.ready.start += n;
         self.at += n as u64;
         Ok(&self.buffer[begin..begin + n])
     }
+}
+
+/// A buffer of zeros, or [`JournalError::Memory`].
+pub fn zeroed(bytes: u64) -> Result<Vec<u8>, JournalError> {
+    let mut buffer = Vec::new();
+    usize::try_from(bytes)
+        .ok()
+        .and_then(|n| buffer.try_reserve_exact(n).ok().map(|()| n))
+        .map(|n| buffer.resize(n, 0))
+        .ok_or(JournalError::Memory { bytes })?;
+    Ok(buffer)
 }

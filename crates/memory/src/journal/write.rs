@@ -1,16 +1,14 @@
-//! Putting records behind each other: the one way bytes get into a journal, whether they are
-//! appended to a file in use or fill the temporary file that will take its place.
+//! Appends records: the one way bytes get into a journal, whether it is a file in use or the temporary
+//! file that will take its place.
 
-use super::disk::Disk;
-use super::error::Error;
-use super::faults::Step;
-use super::layout::{self, FIRST, HEADER_BYTES, Header, Role};
-use super::verify::Source;
-use super::{Options, RecordRef};
+use super::error::JournalError;
+use super::file::JournalFile;
+use super::layout::{self, FIRST, HEADER_BYTES, RecordHeader, RecordRef, RecordRole};
+use super::verify::{ByteSource, zeroed};
 use blake3::Hash;
 
-/// Small parts are gathered up to this before they are written; larger ones go as they are.
-const GATHER_BYTES: usize = 64 << 10;
+/// Parts are joined up to this length before they are written; larger ones are written as they are.
+const BUFFER_BYTES: usize = 64 << 10;
 
 /// Where the next record goes, and the chain up to there.
 #[derive(Clone, Debug)]
@@ -32,25 +30,25 @@ impl Tail {
     /// behind it in the file means nothing.
     pub fn append(
         &mut self,
-        disk: &Disk,
-        options: &Options,
-        role: Role,
+        file: &JournalFile,
+        quota_bytes: Option<u64>,
+        role: RecordRole,
         kind: u32,
         parts: &[&[u8]],
-    ) -> Result<RecordRef, Error> {
+    ) -> Result<RecordRef, JournalError> {
         let mut hasher = blake3::Hasher::new();
         let mut bytes = 0u64;
         for part in parts {
             hasher.update(part);
             bytes = bytes.saturating_add(part.len() as u64);
         }
-        let header = Header {
+        let header = RecordHeader {
             role,
             kind,
             bytes,
             payload: hasher.finalize(),
         };
-        self.write(disk, options, &header, |out| {
+        self.write(file, quota_bytes, &header, |out| {
             parts.iter().try_for_each(|part| out.put(part))
         })
     }
@@ -59,21 +57,21 @@ impl Tail {
     /// not copied.
     pub fn copy(
         &mut self,
-        disk: &Disk,
-        options: &Options,
-        source: &Disk,
+        file: &JournalFile,
+        quota_bytes: Option<u64>,
+        source: &JournalFile,
         from: RecordRef,
-    ) -> Result<RecordRef, Error> {
+    ) -> Result<RecordRef, JournalError> {
         let header = find(source, from)?;
-        self.write(disk, options, &header, |out| {
+        self.write(file, quota_bytes, &header, |out| {
             let mut hasher = blake3::Hasher::new();
-            let mut chunk = zeroed(header.bytes.min(GATHER_BYTES as u64))?;
+            let mut chunk = zeroed(header.bytes.min(BUFFER_BYTES as u64))?;
             let mut done = 0;
             while done < header.bytes {
                 let n = (chunk.len() as u64).min(header.bytes - done) as usize;
                 source
                     .read_exact_at(&mut chunk[..n], from.offset() + done)
-                    .map_err(Error::io("reading a record"))?;
+                    .map_err(JournalError::io("reading a record"))?;
                 hasher.update(&chunk[..n]);
                 out.put(&chunk[..n])?;
                 done += n as u64;
@@ -84,15 +82,18 @@ impl Tail {
 
     fn write(
         &mut self,
-        disk: &Disk,
-        options: &Options,
-        header: &Header,
-        fill: impl FnOnce(&mut Outlet<'_>) -> Result<(), Error>,
-    ) -> Result<RecordRef, Error> {
+        file: &JournalFile,
+        quota_bytes: Option<u64>,
+        header: &RecordHeader,
+        fill: impl FnOnce(&mut RecordWriter<'_>) -> Result<(), JournalError>,
+    ) -> Result<RecordRef, JournalError> {
         let end = layout::record_end(self.end, header.bytes);
-        let end = options.within_quota(end.unwrap_or(u64::MAX))?;
+        let end = end.unwrap_or(u64::MAX);
+        if let Some(quota) = quota_bytes.filter(|&quota| end > quota) {
+            return Err(JournalError::Quota { needed: end, quota });
+        }
         let head = header.encode(self.end);
-        let mut out = Outlet::new(disk, self.end, end)?;
+        let mut out = RecordWriter::new(file, self.end, end)?;
         out.put(&head)?;
         fill(&mut out)?;
         let padding = layout::padded(header.bytes).unwrap_or(0) - header.bytes;
@@ -107,9 +108,9 @@ impl Tail {
     }
 }
 
-/// The header of the record that `wanted` refers to, or the news that there is none.
-pub fn find(source: &Disk, wanted: RecordRef) -> Result<Header, Error> {
-    let stale = Error::Stale {
+/// The header of the record that `wanted` refers to, or [`JournalError::Stale`].
+pub fn find(source: &JournalFile, wanted: RecordRef) -> Result<RecordHeader, JournalError> {
+    let stale = JournalError::Stale {
         offset: wanted.offset(),
     };
     let Some(offset) = wanted.offset().checked_sub(HEADER_BYTES) else {
@@ -119,69 +120,58 @@ pub fn find(source: &Disk, wanted: RecordRef) -> Result<Header, Error> {
     if source.read_exact_at(&mut bytes, offset).is_err() {
         return Err(stale);
     }
-    match Header::decode(&bytes, offset) {
+    match RecordHeader::decode(&bytes, offset) {
         Ok(header) if RecordRef::of(offset, &header) == wanted => Ok(header),
         _ => Err(stale),
     }
 }
 
-/// Are these the bytes the header promised?
-pub fn matches(found: Hash, header: &Header, offset: u64) -> Result<(), Error> {
+/// Whether these are the bytes the header promised.
+pub fn matches(found: Hash, header: &RecordHeader, offset: u64) -> Result<(), JournalError> {
     if found == header.payload {
         return Ok(());
     }
-    Err(Error::Damaged {
+    Err(JournalError::Damaged {
         offset,
         what: "a record's bytes do not match their checksum",
     })
 }
 
-/// So many zero bytes, or the news that there is no memory for them.
-pub fn zeroed(bytes: u64) -> Result<Vec<u8>, Error> {
-    let mut buffer = Vec::new();
-    usize::try_from(bytes)
-        .ok()
-        .and_then(|n| buffer.try_reserve_exact(n).ok().map(|()| n))
-        .map(|n| buffer.resize(n, 0))
-        .ok_or(Error::Memory { bytes })?;
-    Ok(buffer)
-}
-
-/// Bytes on their way to the file, small ones gathered.
-struct Outlet<'a> {
-    disk: &'a Disk,
+/// A writer that joins small parts to one write.
+struct RecordWriter<'a> {
+    file: &'a JournalFile,
     at: u64,
-    gathered: Vec<u8>,
+    buffered: Vec<u8>,
 }
 
-impl<'a> Outlet<'a> {
-    fn new(disk: &'a Disk, at: u64, end: u64) -> Result<Outlet<'a>, Error> {
-        let bytes = (end - at).min(GATHER_BYTES as u64);
-        let mut gathered = Vec::new();
-        gathered
+impl<'a> RecordWriter<'a> {
+    fn new(file: &'a JournalFile, at: u64, end: u64) -> Result<RecordWriter<'a>, JournalError> {
+        let bytes = (end - at).min(BUFFER_BYTES as u64);
+        let mut buffered = Vec::new();
+        buffered
             .try_reserve_exact(bytes as usize)
-            .map_err(|_| Error::Memory { bytes })?;
-        Ok(Outlet { disk, at, gathered })
+            .map_err(|_| JournalError::Memory { bytes })?;
+        Ok(RecordWriter { file, at, buffered })
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        if bytes.len() > self.gathered.capacity() - self.gathered.len() {
+    fn put(&mut self, bytes: &[u8]) -> Result<(), JournalError> {
+        if bytes.len() > self.buffered.capacity() - self.buffered.len() {
             self.flush()?;
         }
-        if bytes.len() > self.gathered.capacity() {
-            self.disk.write_at(Step::Write, bytes, self.at)?;
+        if bytes.len() > self.buffered.capacity() {
+            self.file.write_record(bytes, self.at)?;
             self.at += bytes.len() as u64;
         } else {
-            self.gathered.extend_from_slice(bytes);
+            self.buffered.extend_from_slice(bytes);
         }
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), Error> {
-        if !self.gathered.is_empty() {
-            self.disk.write_at(Step::Write, &self.gathered, self.at)?;
-            self.at += self.gathered.len() as u64;
-            self.gathered.clear();
+    fn flush(&mut self) -> Result<(), JournalError> {
+        if !self.buffered.is_empty() {
+            self.file.write_record(&self.buffered, self.at)?;
+            self.at += self.buffered.len() as u64;
+            self.buffered.clear();
         }
         Ok(())
     }

@@ -12,9 +12,9 @@ fn every_flipped_bit_is_found() {
     for (key, size) in [(None, 20_000), (Some([9; 32]), 3000)] {
         let dir = quick_dir();
         let path = dir.path().join("a");
-        let options = Options {
+        let options = JournalOptions {
             key,
-            ..Options::default()
+            ..JournalOptions::default()
         };
         let records = sample(&path, options.clone(), size);
         assert!(records.len() >= 7);
@@ -63,24 +63,27 @@ fn every_flipped_bit_is_found() {
 fn every_truncation_is_refused() {
     let dir = quick_dir();
     let path = dir.path().join("a");
-    sample(&path, Options::default(), 20_000);
+    sample(&path, JournalOptions::default(), 20_000);
     let good = fs::read(&path).unwrap();
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     for len in (0..good.len()).rev() {
-        assert!(Journal::check_bytes(&good[..len], &Options::default()).is_err());
+        assert!(Journal::check_bytes(&good[..len], &JournalOptions::default()).is_err());
         if len % 7 == 0 || len <= 600 {
             file.set_len(len as u64).unwrap();
-            let e = Journal::open(&path, Options::default()).unwrap_err();
+            let e = Journal::open(&path, JournalOptions::default()).unwrap_err();
             if len >= 512 {
-                assert!(matches!(e, Error::Truncated { .. }), "{len}: {e}");
+                assert!(matches!(e, JournalError::Truncated { .. }), "{len}: {e}");
                 assert!(
                     e.to_string()
                         .contains(&format!("{len} bytes of {}", good.len()))
                 );
             } else {
-                assert!(matches!(e, Error::Foreign { .. }), "{len}: {e}");
+                assert!(matches!(e, JournalError::Foreign { .. }), "{len}: {e}");
             }
-            assert!(Journal::check(&path, &Options::default()).is_err(), "{len}");
+            assert!(
+                Journal::check(&path, &JournalOptions::default()).is_err(),
+                "{len}"
+            );
         }
     }
 }
@@ -91,7 +94,7 @@ fn what_changed_places_is_found() {
     let dir = quick_dir();
     let path = dir.path().join("a");
     let mut rng = Rng(3);
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     // A record fills a page: swapping pages swaps records.
     for _ in 0..8 {
         journal.append(1, &[&rng.bytes(4096 - 64)]).unwrap();
@@ -107,7 +110,7 @@ fn what_changed_places_is_found() {
                 for i in 0..size {
                     bytes.swap(from + a * size + i, from + b * size + i);
                 }
-                let found = Journal::check_bytes(&bytes, &Options::default());
+                let found = Journal::check_bytes(&bytes, &JournalOptions::default());
                 assert_eq!(found.is_err(), bytes != good, "{size}: {a} and {b}");
                 if let (Err(e), 4096, 640) = (found, size, from) {
                     // Whole records: each header knows its place, before the chain is asked.
@@ -120,10 +123,10 @@ fn what_changed_places_is_found() {
     let record = 640..640 + 4096;
     let mut bytes = good.clone();
     bytes.drain(record.clone());
-    assert!(Journal::check_bytes(&bytes, &Options::default()).is_err());
+    assert!(Journal::check_bytes(&bytes, &JournalOptions::default()).is_err());
     let mut bytes = good.clone();
     bytes.splice(640..640, good[record].iter().copied());
-    assert!(Journal::check_bytes(&bytes, &Options::default()).is_err());
+    assert!(Journal::check_bytes(&bytes, &JournalOptions::default()).is_err());
 }
 
 /// A record in its place, with all its checksums right, but of another time: the chain knows.
@@ -133,7 +136,7 @@ fn a_record_of_another_file_is_found() {
     let files: Vec<Vec<u8>> = (0..2u8)
         .map(|file| {
             let path = dir.path().join(file.to_string());
-            let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+            let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
             for record in 0..5 {
                 journal.append(1, &[&[file, record, 7]]).unwrap();
             }
@@ -145,7 +148,7 @@ fn a_record_of_another_file_is_found() {
         let range = 640 + record * 128..640 + (record + 1) * 128;
         let mut bytes = files[0].clone();
         bytes[range.clone()].copy_from_slice(&files[1][range]);
-        let e = Journal::check_bytes(&bytes, &Options::default()).unwrap_err();
+        let e = Journal::check_bytes(&bytes, &JournalOptions::default()).unwrap_err();
         assert!(
             e.to_string().contains("not those that were committed"),
             "{e}"
@@ -153,21 +156,21 @@ fn a_record_of_another_file_is_found() {
     }
     // All of them, behind the head of the first.
     let bytes = [&files[0][..512], &files[1][512..]].concat();
-    assert!(Journal::check_bytes(&bytes, &Options::default()).is_err());
+    assert!(Journal::check_bytes(&bytes, &JournalOptions::default()).is_err());
 }
 
-/// Whoever opens a damaged file finds out, and leaves it as it is for those who can repair it.
+/// Opening a damaged file reports the damage and leaves the file as it is, for repair.
 #[test]
 fn a_damaged_file_is_not_touched() {
     let dir = quick_dir();
     let path = dir.path().join("a");
-    sample(&path, Options::default(), 2000);
+    sample(&path, JournalOptions::default(), 2000);
     let mut bytes = fs::read(&path).unwrap();
     let end = bytes.len();
     bytes[end - 1] ^= 1;
     bytes.extend([3; 1000]);
     fs::write(&path, &bytes).unwrap();
-    assert!(Journal::open(&path, Options::default()).is_err());
+    assert!(Journal::open(&path, JournalOptions::default()).is_err());
     assert_eq!(fs::read(&path).unwrap(), bytes);
     bytes[end - 1] ^= 1;
     fs::write(&path, &bytes).unwrap();
@@ -180,7 +183,7 @@ fn a_damaged_file_is_not_touched() {
 fn a_length_of_2_to_the_60_costs_nothing() {
     let dir = quick_dir();
     let path = dir.path().join("a");
-    let mut journal = Journal::create(&path, b"", Options::default()).unwrap();
+    let mut journal = Journal::create(&path, b"", JournalOptions::default()).unwrap();
     journal.append(1, &[b"x"]).unwrap();
     journal.commit().unwrap();
     drop(journal);
@@ -203,7 +206,7 @@ fn a_length_of_2_to_the_60_costs_nothing() {
         bytes[16..24].copy_from_slice(&length.to_le_bytes());
         forge(&mut bytes);
         assert!(
-            Journal::check_bytes(&bytes, &Options::default()).is_err(),
+            Journal::check_bytes(&bytes, &JournalOptions::default()).is_err(),
             "{length}"
         );
         // In the header of the identity, and of a record.
@@ -218,15 +221,15 @@ fn a_length_of_2_to_the_60_costs_nothing() {
             hasher.update(&bytes[at..at + 16]);
             hasher.update(&bytes[at + 32..at + 64]);
             bytes[at + 16..at + 32].copy_from_slice(&hasher.finalize().as_bytes()[..16]);
-            let e = Journal::check_bytes(&bytes, &Options::default()).unwrap_err();
-            assert!(matches!(e, Error::Damaged { .. }), "{length}: {e}");
+            let e = Journal::check_bytes(&bytes, &JournalOptions::default()).unwrap_err();
+            assert!(matches!(e, JournalError::Damaged { .. }), "{length}: {e}");
         }
     }
     // The version of tomorrow is named.
     let mut bytes = good.clone();
     bytes[8] = 2;
     forge(&mut bytes);
-    let e = Journal::check_bytes(&bytes, &Options::default()).unwrap_err();
+    let e = Journal::check_bytes(&bytes, &JournalOptions::default()).unwrap_err();
     assert!(
         e.to_string().contains("version 2; this program reads 1"),
         "{e}"
@@ -236,9 +239,9 @@ fn a_length_of_2_to_the_60_costs_nothing() {
 #[test]
 fn a_sealed_journal_opens_with_its_key_only() {
     let dir = quick_dir();
-    let with = |key| Options {
+    let with = |key| JournalOptions {
         key,
-        ..Options::default()
+        ..JournalOptions::default()
     };
     let (sealed, plain) = (dir.path().join("sealed"), dir.path().join("plain"));
     let key = Some([1; 32]);
@@ -261,7 +264,7 @@ fn a_sealed_journal_opens_with_its_key_only() {
         let e = Journal::check(path, &with(key)).unwrap_err();
         assert!(e.to_string().contains(want), "{e}");
     }
-    // Options are printed in logs; keys are not.
+    // JournalOptions are printed in logs; keys are not.
     assert!(!format!("{:?}", with(Some([173; 32]))).contains("173"));
     // A forger who takes the seal off, or makes the checksum right after a change, is found.
     let good = fs::read(&sealed).unwrap();
@@ -279,17 +282,17 @@ fn a_sealed_journal_opens_with_its_key_only() {
 fn damage_under_an_open_journal_is_found() {
     let dir = quick_dir();
     let path = dir.path().join("a");
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     let record = journal.append(1, &[&[7; 200_000]]).unwrap();
     journal.commit().unwrap();
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(&[6], record.offset() + 150_000).unwrap();
     let mut bytes = Vec::new();
     let e = journal.read(record, &mut bytes).unwrap_err();
-    assert!(matches!(e, Error::Damaged { .. }), "{e}");
+    assert!(matches!(e, JournalError::Damaged { .. }), "{e}");
     assert!(bytes.is_empty());
     let e = journal.rewrite(|new| new.keep(record)).unwrap_err();
-    assert!(matches!(e, Error::Damaged { .. }), "{e}");
+    assert!(matches!(e, JournalError::Damaged { .. }), "{e}");
     file.write_all_at(&[7], record.offset() + 150_000).unwrap();
     journal.rewrite(|new| new.keep(record)).unwrap();
 }
@@ -301,7 +304,7 @@ fn a_power_cut_leaves_one_commit_or_the_other() {
     let dir = quick_dir();
     let path = dir.path().join("a");
     let mut rng = Rng(11);
-    let before = sample(&path, Options::default(), 6000);
+    let before = sample(&path, JournalOptions::default(), 6000);
     let old = fs::read(&path).unwrap();
     let mut after = before.clone();
     let mut journal = open(&path).journal;
@@ -315,7 +318,7 @@ fn a_power_cut_leaves_one_commit_or_the_other() {
     let new = fs::read(&path).unwrap();
     let reopened = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        Journal::open(&path, Options::default()).map(|opened| content(&opened))
+        Journal::open(&path, JournalOptions::default()).map(|opened| content(&opened))
     };
     for _ in 0..500 {
         let mut bytes = new.clone();

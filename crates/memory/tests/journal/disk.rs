@@ -1,26 +1,26 @@
-//! The order of steps, disks that are full, folders that are read-only.
+//! The order of calls, disks that are full, folders that are read-only.
 
 use crate::*;
-use haversack_memory::journal::Step;
+use haversack_testing::DiskCall;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 /// What is made durable in which order: everything else rests on it.
 #[test]
-fn steps_come_in_order() {
-    use Step::*;
+fn calls_come_in_order() {
+    use DiskCall::*;
     let dir = quick_dir();
     let path = dir.path().join("a");
-    let faults = Faults::never();
+    let faults = JournalFaults::never();
     let mut seen = 0;
     let mut since = || {
-        let steps = faults.steps();
-        let new = steps[seen..].to_vec();
-        seen = steps.len();
+        let calls = faults.calls();
+        let new = calls[seen..].to_vec();
+        seen = calls.len();
         new
     };
     let mut journal = Journal::create(&path, IDENTITY, with_faults(&faults)).unwrap();
-    let place = [Write, WriteHead, SyncData, Rename, SyncDirectory];
+    let place = [Write, WriteHead, SyncHead, Rename, SyncFolder];
     assert_eq!(since(), place);
     // Parts are gathered; what is large goes by itself.
     journal
@@ -32,16 +32,16 @@ fn steps_come_in_order() {
     journal.commit().unwrap();
     assert_eq!(since(), []);
     journal.append(1, &[]).unwrap();
-    journal.abandon();
-    assert_eq!(since(), [Write, Cut]);
+    journal.rollback();
+    assert_eq!(since(), [Write, Truncate]);
     journal.append(1, &[]).unwrap();
     drop(journal);
     let mut journal = Journal::open(&path, with_faults(&faults)).unwrap().journal;
-    assert_eq!(since(), [Write, Cut, SyncData, SyncDirectory]);
-    journal.rewrite(|_| Ok::<_, Error>(())).unwrap();
+    assert_eq!(since(), [Write, Truncate, SyncData, SyncFolder]);
+    journal.rewrite(|_| Ok::<_, JournalError>(())).unwrap();
     assert_eq!(since(), place);
     journal.remove().unwrap();
-    assert_eq!(since(), [Remove, SyncDirectory]);
+    assert_eq!(since(), [Remove, SyncFolder]);
 }
 
 /// A limit on the size of files stands for a full disk: the kernel itself refuses.
@@ -69,7 +69,7 @@ fn a_file_that_may_not_grow_stays_usable() {
 fn limited() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a");
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     let payload = vec![1; 100_000];
     let mut records = Vec::new();
     let e = loop {
@@ -81,7 +81,7 @@ fn limited() {
         assert!(records.len() < 100, "the limit is not there");
     };
     eprintln!("after {} records: {e}", records.len());
-    assert!(matches!(e, Error::Io { .. }), "{e}");
+    assert!(matches!(e, JournalError::Io { .. }), "{e}");
     assert_eq!(fs::metadata(&path).unwrap().len(), journal.bytes());
     // Small ones still fit, and room can be made.
     records.push(journal.append(2, &[b"small"]).unwrap());
@@ -91,7 +91,7 @@ fn limited() {
         .rewrite(|new| {
             half.iter()
                 .map(|r| new.keep(*r))
-                .collect::<Result<Vec<_>, Error>>()
+                .collect::<Result<Vec<_>, JournalError>>()
         })
         .unwrap();
     journal.append(1, &[&payload]).unwrap();
@@ -108,11 +108,11 @@ fn a_folder_that_is_read_only() {
     }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a");
-    sample(&path, Options::default(), 2000);
+    sample(&path, JournalOptions::default(), 2000);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o555)).unwrap();
     if rustix::process::geteuid().is_root() {
-        // The superuser may write everywhere: somebody else has to try.
+        // The superuser may write everywhere: another user has to try.
         let exe = dir.path().join("test");
         fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
         let status = Command::new(&exe)
@@ -124,7 +124,7 @@ fn a_folder_that_is_read_only() {
             .status();
         match status {
             Ok(status) => assert!(status.success()),
-            Err(e) => eprintln!("SKIPPED: nobody else can run this: {e}"),
+            Err(e) => eprintln!("SKIPPED: no other user can run this: {e}"),
         }
         fs::remove_file(exe).unwrap();
     } else {
@@ -134,13 +134,13 @@ fn a_folder_that_is_read_only() {
 }
 
 fn read_only(dir: &Path) {
-    let denied = |e: Error| {
-        let Error::Io { source, .. } = &e else {
+    let denied = |e: JournalError| {
+        let JournalError::Io { source, .. } = &e else {
             panic!("{e}")
         };
         assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied, "{e}");
     };
-    denied(Journal::create(dir.join("b"), IDENTITY, Options::default()).unwrap_err());
+    denied(Journal::create(dir.join("b"), IDENTITY, JournalOptions::default()).unwrap_err());
     let mut opened = open(&dir.join("a"));
     let before = opened.journal.bytes();
     denied(
@@ -167,7 +167,7 @@ fn a_full_disk_loses_nothing() {
         return full(Path::new(&dir));
     }
     let dir = tempfile::tempdir().unwrap();
-    // In a namespace of its own, so that nobody has to be the superuser.
+    // In a namespace of its own, so that the test needs no superuser.
     let script = "mount -t tmpfs -o size=1m none \"$JOURNAL_FULL\" || exit 77; exec \"$0\" \"$@\"";
     let status = Command::new("unshare")
         .args(["-rm", "sh", "-c", script])
@@ -177,7 +177,7 @@ fn a_full_disk_loses_nothing() {
         .status();
     match status {
         Ok(status) if status.success() => {}
-        // 101 is a test that failed; anything else is somebody who may not mount.
+        // 101 is a test that failed; anything else means that mounting is not allowed.
         Ok(status) if status.code() == Some(101) => panic!("it failed on the full disk"),
         other => eprintln!("SKIPPED: no small disk to fill: {other:?}"),
     }
@@ -185,15 +185,15 @@ fn a_full_disk_loses_nothing() {
 
 fn full(dir: &Path) {
     let path = dir.join("a");
-    let is_full = |e: Error| {
-        let Error::Io { source, .. } = &e else {
+    let is_full = |e: JournalError| {
+        let JournalError::Io { source, .. } = &e else {
             panic!("{e}")
         };
         assert_eq!(source.kind(), std::io::ErrorKind::StorageFull, "{e}");
     };
     let ballast = dir.join("ballast");
     fs::write(&ballast, vec![1; 300_000]).unwrap();
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     let payload = vec![1; 100_000];
     let mut records = Vec::new();
     loop {
@@ -229,7 +229,7 @@ fn full(dir: &Path) {
 fn prints_its_times() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("a");
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     // A turn: many small blocks, 400 KB in all.
     let block = Rng(1).bytes(6400);
     let parts = [&block[..]; 64];
@@ -253,7 +253,8 @@ fn prints_its_times() {
     let kept: Vec<_> = journal
         .rewrite(|new| {
             let half = records.iter().step_by(2);
-            half.map(|r| new.keep(*r)).collect::<Result<_, Error>>()
+            half.map(|r| new.keep(*r))
+                .collect::<Result<_, JournalError>>()
         })
         .unwrap();
     eprintln!(
@@ -276,7 +277,7 @@ fn prints_its_times() {
     }
     // A session of the usual size.
     let path = dir.path().join("b");
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     (0..10).for_each(|_| _ = journal.append(1, &parts).unwrap());
     journal.commit().unwrap();
     drop(journal);
@@ -289,30 +290,30 @@ fn prints_its_times() {
     median("open of 4 MB", &mut opens);
 }
 
-/// Somebody removes or replaces the file while it is open. The kernel would take writes to it for
-/// days; nobody would ever find them. It can be read, and goes on when the name is its own again.
+/// The file is removed or replaced while it is open. The kernel would take writes to it, and they
+/// would be lost. The journal can be read, and goes on when the name is its own again.
 #[test]
 fn a_file_without_its_name_takes_no_commit() {
     let dir = quick_dir();
     let (path, away) = (dir.path().join("a"), dir.path().join("b"));
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     let first = journal.append(1, &[b"first"]).unwrap();
     journal.commit().unwrap();
     for replaced in [false, true] {
         fs::rename(&path, &away).unwrap();
         if replaced {
-            fs::write(&path, "somebody else's").unwrap();
+            fs::write(&path, "another program's").unwrap();
         }
         journal.append(1, &[b"second"]).unwrap();
-        assert!(matches!(journal.commit(), Err(Error::Gone)));
-        let rewritten = journal.rewrite(|_| Ok::<_, Error>(()));
-        assert!(matches!(rewritten, Err(Error::Gone)));
-        assert!(matches!(journal.recover(), Err(Error::Gone)));
+        assert!(matches!(journal.commit(), Err(JournalError::Gone)));
+        let rewritten = journal.rewrite(|_| Ok::<_, JournalError>(()));
+        assert!(matches!(rewritten, Err(JournalError::Gone)));
+        assert!(matches!(journal.recover(), Err(JournalError::Gone)));
         let mut bytes = Vec::new();
         journal.read(first, &mut bytes).unwrap();
         assert_eq!(bytes, b"first");
         if replaced {
-            assert_eq!(fs::read(&path).unwrap(), b"somebody else's");
+            assert_eq!(fs::read(&path).unwrap(), b"another program's");
         }
         fs::rename(&away, &path).unwrap();
         journal.append(1, &[b"third"]).unwrap();

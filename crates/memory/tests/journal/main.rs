@@ -8,8 +8,9 @@ mod story;
 
 use haversack_memory::Journal;
 use haversack_memory::journal::{
-    Blow, Error, Faults, IDENTITY_BYTES_MAX, Opened, Options, RecordRef,
+    IDENTITY_BYTES_MAX, JournalError, JournalOptions, OpenedJournal, RecordRef,
 };
+use haversack_testing::{DiskFault, JournalFaults};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -44,15 +45,15 @@ fn quick_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }
 
-fn with_faults(faults: &Faults) -> Options {
-    Options {
-        faults: Some(faults.clone()),
-        ..Options::default()
+fn with_faults(faults: &JournalFaults) -> JournalOptions {
+    JournalOptions {
+        io: Some(faults.io()),
+        ..JournalOptions::default()
     }
 }
 
 /// All records, read in both ways there are.
-fn content(opened: &Opened) -> Vec<Record> {
+fn content(opened: &OpenedJournal) -> Vec<Record> {
     let map = opened.journal.map().unwrap();
     let mut bytes = Vec::new();
     let read = |record: &RecordRef| {
@@ -66,12 +67,12 @@ fn content(opened: &Opened) -> Vec<Record> {
     opened.records.iter().map(read).collect()
 }
 
-fn open(path: &Path) -> Opened {
-    Journal::open(path, Options::default()).unwrap()
+fn open(path: &Path) -> OpenedJournal {
+    Journal::open(path, JournalOptions::default()).unwrap()
 }
 
 /// A file with records of many lengths in several commits, and what it holds.
-fn sample(path: &Path, options: Options, bytes: usize) -> Vec<Record> {
+fn sample(path: &Path, options: JournalOptions, bytes: usize) -> Vec<Record> {
     let mut rng = Rng(bytes as u64);
     let mut journal = Journal::create(path, IDENTITY, options).unwrap();
     let mut records = Vec::new();
@@ -90,7 +91,7 @@ fn sample(path: &Path, options: Options, bytes: usize) -> Vec<Record> {
 fn what_is_committed_is_found_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a");
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     assert_eq!(journal.commits(), 0);
     // Parts are one payload.
     let first = journal.append(7, &[b"one ", b"", b"two"]).unwrap();
@@ -106,7 +107,7 @@ fn what_is_committed_is_found_again() {
     journal.append(1, &[b"never committed"]).unwrap();
     drop(journal);
 
-    let summary = Journal::check(&path, &Options::default()).unwrap();
+    let summary = Journal::check(&path, &JournalOptions::default()).unwrap();
     assert_eq!(summary.tail_bytes, 128);
     let opened = open(&path);
     assert_eq!(opened.dropped_bytes, 128);
@@ -114,7 +115,7 @@ fn what_is_committed_is_found_again() {
     assert_eq!(opened.records, [first, second]);
     assert_eq!(opened.records[1].bytes, 300_003);
     assert_eq!(content(&opened)[0], (7, b"one two".to_vec()));
-    let summary = Journal::check(&path, &Options::default()).unwrap();
+    let summary = Journal::check(&path, &JournalOptions::default()).unwrap();
     assert_eq!(summary.identity, IDENTITY);
     assert_eq!(summary.kinds[&7].bytes, 7);
     assert_eq!(summary.kinds[&u32::MAX].records, 1);
@@ -135,16 +136,19 @@ fn what_is_committed_is_found_again() {
 fn a_new_journal_takes_no_name_that_is_taken() {
     let dir = quick_dir();
     let path = dir.path().join("a");
-    let create = |path: &Path| Journal::create(path, IDENTITY, Options::default());
+    let create = |path: &Path| Journal::create(path, IDENTITY, JournalOptions::default());
     fs::write(&path, "mine").unwrap();
-    assert!(matches!(create(&path), Err(Error::Exists)));
+    assert!(matches!(create(&path), Err(JournalError::Exists)));
     assert_eq!(fs::read(&path).unwrap(), b"mine");
     let link = dir.path().join("link");
     symlink(dir.path().join("nowhere"), &link).unwrap();
-    assert!(matches!(create(&link), Err(Error::Exists)));
+    assert!(matches!(create(&link), Err(JournalError::Exists)));
     for name in ["..", "/", "", ".b.journal-new"] {
         let e = create(&dir.path().join(name)).unwrap_err();
-        let refused = matches!(e, Error::Name | Error::Exists | Error::Irregular(_));
+        let refused = matches!(
+            e,
+            JournalError::Name | JournalError::Exists | JournalError::Irregular(_)
+        );
         assert!(refused, "{name}: {e}");
     }
     for name in [
@@ -153,15 +157,15 @@ fn a_new_journal_takes_no_name_that_is_taken() {
         "no/such/folder".to_string(),
     ] {
         let e = create(&dir.path().join(&name)).unwrap_err();
-        assert!(matches!(e, Error::Io { .. }), "{name}: {e}");
+        assert!(matches!(e, JournalError::Io { .. }), "{name}: {e}");
     }
     let big = vec![0; IDENTITY_BYTES_MAX as usize + 1];
-    let e = Journal::create(dir.path().join("b"), &big, Options::default()).unwrap_err();
+    let e = Journal::create(dir.path().join("b"), &big, JournalOptions::default()).unwrap_err();
     assert!(
         e.to_string().contains("65537") && e.to_string().contains("65536"),
         "{e}"
     );
-    Journal::create(dir.path().join("b"), &big[1..], Options::default()).unwrap();
+    Journal::create(dir.path().join("b"), &big[1..], JournalOptions::default()).unwrap();
     assert_eq!(open(&dir.path().join("b")).journal.identity(), &big[1..]);
 }
 
@@ -169,7 +173,7 @@ fn a_new_journal_takes_no_name_that_is_taken() {
 fn only_regular_files_are_opened() {
     let dir = quick_dir();
     let path = dir.path().join("a");
-    sample(&path, Options::default(), 2000);
+    sample(&path, JournalOptions::default(), 2000);
     let name = |name: &str| dir.path().join(name);
     symlink(&path, name("link")).unwrap();
     fs::create_dir(name("folder")).unwrap();
@@ -193,13 +197,13 @@ fn only_regular_files_are_opened() {
         (name("byte"), "it is not a journal (1 bytes)"),
         (name("text"), "it is not a journal (1800 bytes)"),
     ] {
-        let e = Journal::open(&path, Options::default()).unwrap_err();
+        let e = Journal::open(&path, JournalOptions::default()).unwrap_err();
         assert_eq!(e.to_string(), want);
-        let e = Journal::check(&path, &Options::default()).unwrap_err();
+        let e = Journal::check(&path, &JournalOptions::default()).unwrap_err();
         assert_eq!(e.to_string(), want);
     }
-    let e = Journal::open(name("absent"), Options::default()).unwrap_err();
-    let Error::Io { source, .. } = e else {
+    let e = Journal::open(name("absent"), JournalOptions::default()).unwrap_err();
+    let JournalError::Io { source, .. } = e else {
         panic!("{e}")
     };
     assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
@@ -209,9 +213,9 @@ fn only_regular_files_are_opened() {
 fn one_at_a_time() {
     let dir = quick_dir();
     let path = dir.path().join("a");
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     let busy = || {
-        let e = Journal::open(&path, Options::default()).unwrap_err();
+        let e = Journal::open(&path, JournalOptions::default()).unwrap_err();
         assert_eq!(e.to_string(), "it is open elsewhere");
     };
     busy();
@@ -219,10 +223,12 @@ fn one_at_a_time() {
     journal.commit().unwrap();
     // Looking takes no lock.
     assert_eq!(
-        Journal::check(&path, &Options::default()).unwrap().commits,
+        Journal::check(&path, &JournalOptions::default())
+            .unwrap()
+            .commits,
         1
     );
-    let views = [(); 2].map(|()| Journal::view(&path, &Options::default()).unwrap());
+    let views = [(); 2].map(|()| Journal::view(&path, &JournalOptions::default()).unwrap());
     for view in &views {
         assert_eq!(view.identity, IDENTITY);
         assert_eq!(view.map.payload(view.records[0]).unwrap(), b"a");
@@ -237,27 +243,27 @@ fn one_at_a_time() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[700] ^= 1;
     fs::write(&path, &bytes).unwrap();
-    assert!(Journal::view(&path, &Options::default()).is_err());
+    assert!(Journal::view(&path, &JournalOptions::default()).is_err());
 }
 
-/// Processes that rewrite a file all the time, and others that want to open it: whoever succeeds has
+/// Processes that rewrite a file all the time, and others that want to open it: the one that succeeds has
 /// the file the name means, never one that was replaced before the lock came.
 #[test]
 fn a_lock_is_on_the_file_the_name_means() {
     let dir = quick_dir();
     let path = &dir.path().join("a");
-    drop(Journal::create(path, &0u64.to_le_bytes(), Options::default()).unwrap());
+    drop(Journal::create(path, &0u64.to_le_bytes(), JournalOptions::default()).unwrap());
     let opened = std::sync::atomic::AtomicU64::new(0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..2000 {
-                    let mut found = match Journal::open(path, Options::default()) {
+                    let mut found = match Journal::open(path, JournalOptions::default()) {
                         Ok(found) => found,
-                        Err(Error::Busy) => continue,
+                        Err(JournalError::Busy) => continue,
                         Err(e) => panic!("{e}"),
                     };
-                    // One more for everybody who had it.
+                    // One more for each process that had it.
                     let count = content(&found).first().map_or(0, |(kind, _)| *kind);
                     found
                         .journal
@@ -277,9 +283,9 @@ fn a_lock_is_on_the_file_the_name_means() {
 fn a_quota_names_both_numbers_and_changes_nothing() {
     let dir = quick_dir();
     let path = dir.path().join("a");
-    let options = Options {
+    let options = JournalOptions {
         quota_bytes: Some(1024),
-        ..Options::default()
+        ..JournalOptions::default()
     };
     let mut journal = Journal::create(&path, IDENTITY, options.clone()).unwrap();
     assert_eq!(journal.bytes(), 640);
@@ -306,15 +312,15 @@ fn a_quota_names_both_numbers_and_changes_nothing() {
             .sum::<u64>(),
         384
     );
-    let small = Options {
+    let small = JournalOptions {
         quota_bytes: Some(600),
-        ..Options::default()
+        ..JournalOptions::default()
     };
     let e = Journal::create(dir.path().join("b"), IDENTITY, small).unwrap_err();
     assert!(
         matches!(
             e,
-            Error::Quota {
+            JournalError::Quota {
                 needed: 640,
                 quota: 600
             }
@@ -328,7 +334,7 @@ fn a_quota_names_both_numbers_and_changes_nothing() {
 fn references_go_with_their_file() {
     let dir = quick_dir();
     let path = dir.path().join("a");
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     let a = journal.append(1, &[b"first"]).unwrap();
     let b = journal.append(1, &[b"other"]).unwrap();
     journal.commit().unwrap();
@@ -339,10 +345,10 @@ fn references_go_with_their_file() {
     let mut bytes = Vec::new();
     for stale in [a, b] {
         let e = journal.read(stale, &mut bytes).unwrap_err();
-        assert!(matches!(e, Error::Stale { .. }), "{e}");
+        assert!(matches!(e, JournalError::Stale { .. }), "{e}");
         assert!(journal.map().unwrap().payload(stale).is_err());
         let e = journal.rewrite(|new| new.keep(stale)).unwrap_err();
-        assert!(matches!(e, Error::Stale { .. }), "{e}");
+        assert!(matches!(e, JournalError::Stale { .. }), "{e}");
     }
     journal.read(kept, &mut bytes).unwrap();
     assert_eq!(bytes, b"other");
@@ -352,7 +358,7 @@ fn references_go_with_their_file() {
     assert!(old.payload(kept).is_err());
     // An abandoned record is not there, though its bytes may be.
     let gone = journal.append(1, &[b"gone"]).unwrap();
-    journal.abandon();
+    journal.rollback();
     assert!(journal.read(gone, &mut bytes).is_err());
     assert!(bytes.is_empty());
 }
@@ -363,7 +369,7 @@ fn what_the_dead_left_is_removed() {
     let dir = quick_dir();
     let (path, left) = (dir.path().join("a"), dir.path().join(".a.journal-new"));
     fs::write(&left, vec![1; 10_000]).unwrap();
-    let mut journal = Journal::create(&path, IDENTITY, Options::default()).unwrap();
+    let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
     assert!(!left.exists());
     fs::write(&left, vec![1; 10_000]).unwrap();
     journal.rewrite(|new| new.append(1, &[b"a"])).unwrap();
@@ -378,7 +384,7 @@ fn what_the_dead_left_is_removed() {
         .journal
         .rewrite(|new| new.append(1, &[b"a"]))
         .unwrap_err();
-    assert!(matches!(e, Error::Busy), "{e}");
+    assert!(matches!(e, JournalError::Busy), "{e}");
     assert!(left.exists());
 }
 
@@ -387,28 +393,28 @@ fn what_the_dead_left_is_removed() {
 fn a_publication_takes_the_place_of_what_was_there() {
     let dir = quick_dir();
     let path = dir.path().join("a");
-    let publish = |bytes: &[u8], options: Options| {
+    let publish = |bytes: &[u8], options: JournalOptions| {
         Journal::publish(&path, IDENTITY, options, |to| {
             to.append(3, &[bytes, b"!"])?;
             to.append(4, &[])?;
-            Ok::<_, Error>(())
+            Ok::<_, JournalError>(())
         })
     };
-    let view = || Journal::view(&path, &Options::default()).unwrap();
-    publish(b"one", Options::default()).unwrap();
+    let view = || Journal::view(&path, &JournalOptions::default()).unwrap();
+    publish(b"one", JournalOptions::default()).unwrap();
     let one = view();
     assert_eq!(one.identity, IDENTITY);
     assert_eq!(one.records.len(), 2);
     let region = one.map.region(one.records[0]).unwrap();
     let weak = one.map.downgrade();
     let once = fs::read(&path).unwrap();
-    publish(b"one", Options::default()).unwrap();
+    publish(b"one", JournalOptions::default()).unwrap();
     assert_eq!(fs::read(&path).unwrap(), once, "the same is the same bytes");
     // At every call that can fail: the old one or the new one, and nothing beside it.
     let mut strike = 0;
     loop {
         strike += 1;
-        let faults = Faults::at(strike, Blow::Full);
+        let faults = JournalFaults::at(strike, DiskFault::Full);
         let done = publish(b"two", with_faults(&faults)).is_ok();
         let found = view();
         let found = found.map.payload(found.records[0]).unwrap();
@@ -425,6 +431,6 @@ fn a_publication_takes_the_place_of_what_was_there() {
     assert!(weak.upgrade().is_none());
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    assert!(publish(b"three", Options::default()).is_err());
+    assert!(publish(b"three", JournalOptions::default()).is_err());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }

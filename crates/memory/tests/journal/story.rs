@@ -1,13 +1,12 @@
 //! Random stories beside a list of what must be there, on a good disk and on one that fails.
 
 use crate::*;
-use haversack_memory::journal::Blow;
 
 /// One step of a random story.
 enum Op {
     Append(Record),
     Commit,
-    Abandon,
+    Rollback,
     /// Which of the records stay, and what is added behind them.
     Rewrite(Vec<bool>, Vec<Record>),
     Reopen,
@@ -23,7 +22,7 @@ fn random_op(rng: &mut Rng) -> Op {
     match rng.below(20) {
         0..=9 => Op::Append(record(rng)),
         10..=14 => Op::Commit,
-        15 => Op::Abandon,
+        15 => Op::Rollback,
         16 => {
             let keep = (0..200).map(|_| rng.below(3) > 0).collect();
             let added = rng.below(3);
@@ -37,7 +36,8 @@ fn random_op(rng: &mut Rng) -> Op {
 /// A journal beside two lists: what was acknowledged, and what was appended since.
 struct Twin {
     path: PathBuf,
-    options: Options,
+    options: JournalOptions,
+    faults: Option<JournalFaults>,
     journal: Option<Journal>,
     refs: Vec<RecordRef>,
     sure: Vec<Record>,
@@ -74,8 +74,8 @@ impl Twin {
                     self.drop_appended();
                 }
             },
-            Op::Abandon => {
-                journal.abandon();
+            Op::Rollback => {
+                journal.rollback();
                 self.drop_appended();
             }
             Op::Rewrite(keep, added) => {
@@ -98,7 +98,7 @@ impl Twin {
                     for (kind, payload) in &added {
                         refs.push(new.append(*kind, &[payload])?);
                     }
-                    Ok::<_, Error>(refs)
+                    Ok::<_, JournalError>(refs)
                 });
                 match rewritten {
                     Ok(refs) => {
@@ -129,7 +129,7 @@ impl Twin {
             Op::Recover => match journal.recover() {
                 Ok(records) => {
                     self.drop_appended();
-                    let opened = Opened {
+                    let opened = OpenedJournal {
                         journal,
                         records,
                         dropped_bytes: 0,
@@ -151,16 +151,16 @@ impl Twin {
         self.appended.clear();
     }
 
-    fn failed(&mut self, e: Error) {
-        let faults = self.options.faults.as_ref();
-        assert!(faults.is_some_and(Faults::struck), "{e}");
+    fn failed(&mut self, e: JournalError) {
+        let faults = self.faults.as_ref();
+        assert!(faults.is_some_and(JournalFaults::struck), "{e}");
         self.failures += 1;
     }
 
     /// After a failed commit or rewrite: a lost journal may hold either; any other only the old. True if lost.
     fn unsure(&mut self, journal: &mut Journal, other: Vec<Record>) -> bool {
-        if matches!(journal.append(0, &[]), Err(Error::Lost)) {
-            assert!(matches!(journal.commit(), Err(Error::Lost)));
+        if matches!(journal.append(0, &[]), Err(JournalError::Lost)) {
+            assert!(matches!(journal.commit(), Err(JournalError::Lost)));
             self.perhaps.get_or_insert(other);
             let mut bytes = Vec::new();
             for (record, (_, payload)) in self.refs.iter().zip(&self.sure) {
@@ -169,12 +169,12 @@ impl Twin {
             }
             return true;
         }
-        journal.abandon();
+        journal.rollback();
         self.drop_appended();
         false
     }
 
-    fn compare(&mut self, opened: &Opened) {
+    fn compare(&mut self, opened: &OpenedJournal) {
         let found = content(opened);
         if let Some(other) = self.perhaps.take()
             && found == other
@@ -196,16 +196,17 @@ impl Twin {
         self.failures
     }
 
-    fn begin(path: PathBuf, options: Options) -> Option<Twin> {
+    fn begin(path: PathBuf, faults: Option<JournalFaults>) -> Option<Twin> {
+        let options = faults.as_ref().map(with_faults).unwrap_or_default();
         let journal = Journal::create(&path, IDENTITY, options.clone());
         let Ok(journal) = journal else {
             // Nothing was acknowledged, and the name is free.
-            assert!(options.faults.unwrap().struck());
-            let retry = Journal::create(&path, IDENTITY, Options::default());
+            assert!(faults.unwrap().struck());
+            let retry = Journal::create(&path, IDENTITY, JournalOptions::default());
             match retry {
                 Ok(journal) => journal.remove().unwrap(),
                 // Neither the folder could be synced nor the new file removed.
-                Err(Error::Exists) => open(&path).journal.remove().unwrap(),
+                Err(JournalError::Exists) => open(&path).journal.remove().unwrap(),
                 Err(e) => panic!("{e}"),
             }
             return None;
@@ -213,6 +214,7 @@ impl Twin {
         Some(Twin {
             path,
             options,
+            faults,
             journal: Some(journal),
             refs: Vec::new(),
             sure: Vec::new(),
@@ -229,7 +231,7 @@ fn random_stories_equal_a_list() {
     let mut ops = 0;
     for seed in 0..3000 {
         let mut rng = Rng(seed);
-        let mut twin = Twin::begin(dir.path().join("a"), Options::default()).unwrap();
+        let mut twin = Twin::begin(dir.path().join("a"), None).unwrap();
         for _ in 0..rng.below(40) {
             twin.play(random_op(&mut rng));
             ops += 1;
@@ -245,16 +247,16 @@ fn random_stories_on_a_failing_disk_lose_nothing_acknowledged() {
     let dir = quick_dir();
     let (mut stories, mut failures) = (0, 0);
     for seed in 0..40 {
-        for blow in [Blow::Full, Blow::Broken] {
+        for fault in [DiskFault::Full, DiskFault::Broken] {
             for lasting in [false, true] {
                 for n in 1.. {
                     let faults = if lasting {
-                        Faults::from(n, blow)
+                        JournalFaults::from(n, fault)
                     } else {
-                        Faults::at(n, blow)
+                        JournalFaults::at(n, fault)
                     };
                     let mut rng = Rng(seed);
-                    let twin = Twin::begin(dir.path().join("a"), with_faults(&faults));
+                    let twin = Twin::begin(dir.path().join("a"), Some(faults.clone()));
                     if let Some(mut twin) = twin {
                         for _ in 0..25 {
                             twin.play(random_op(&mut rng));

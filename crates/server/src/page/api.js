@@ -1,14 +1,14 @@
-// How the page talks to the server: documents, and events as they come.
+// Requests to the server: JSON documents, and streams of events.
 
 let key = null;
-try { key = sessionStorage.getItem("haversack-key"); } catch { /* kept in this page alone */ }
+try { key = sessionStorage.getItem("haversack-key"); } catch { /* storage is off: for this page only */ }
 
 export function setKey(value) {
   key = value;
-  try { sessionStorage.setItem("haversack-key", value); } catch { /* as above */ }
+  try { sessionStorage.setItem("haversack-key", value); } catch { /* storage is off */ }
 }
 
-/** An answer that is none: its status, and why in a line. */
+/** An error response: its status and message. */
 export class Refusal extends Error {
   constructor(status, message) {
     super(message);
@@ -38,7 +38,7 @@ export async function send(method, path, body) {
   return (await ask(method, path, body)).json();
 }
 
-/** The events of a stream, until it ends or `signal` says so. */
+/** The events of a stream, until it ends or `signal` aborts it. */
 export async function* stream(path, body, signal) {
   const response = await ask("POST", path, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -57,7 +57,7 @@ export async function* stream(path, body, signal) {
   }
 }
 
-/** An element with text and children. Whatever is said becomes text, never markup. */
+/** An element with properties and children. Strings become text, never markup. */
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {

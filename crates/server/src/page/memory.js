@@ -1,4 +1,4 @@
-// The memory, as the server tells it: the budget as a bar, each sequence as strips of tokens.
+// The memory report: the budget as a bar, each sequence as strips of tokens.
 
 import { bytes, el } from "./api.js";
 import { all, questionOf } from "./talk.js";
@@ -6,17 +6,17 @@ import { all, questionOf } from "./talk.js";
 const $ = (id) => document.getElementById(id);
 
 const PARTS = {
-  ahead: "made ahead", tables: "tables", scratch: "scratch",
-  side: "lists and encoder", promised: "promised", free: "free",
+  ahead: "recoded ahead", tables: "tables", scratch: "scratch",
+  side: "encoder and lists", promised: "reserved", free: "free",
 };
 
-/** What is shown of tokens: class of the colour, and words for it. */
+/** Places of tokens: CSS class and label. */
 const PLACES = {
   f16: "f16", int8: "int8", int4: "int4", low: "int5, 3, 2", hidden: "hidden",
-  disk: "on disk", ids: "ids on disk", passed: "past the window", gone: "gone",
+  disk: "on disk", ids: "ids on disk", passed: "outside the window", gone: "forgotten",
 };
 
-const TURN_PLACES = { visible: "seen", hidden: "hidden", spilled: "on disk", ids: "ids on disk" };
+const TURN_PLACES = { visible: "visible", hidden: "hidden", spilled: "on disk", ids: "ids on disk" };
 
 function codecClass(codec) {
   if (codec.startsWith("f")) return "f16";
@@ -28,7 +28,7 @@ function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Children for a list of things, each kept by its key, in order. */
+/** Updates a list of children by key, in order. */
 function keep(parent, things, keyOf, make, update) {
   const before = new Map([...parent.children].map((node) => [node.dataset.key, node]));
   let at = parent.firstElementChild;
@@ -54,13 +54,13 @@ export function render(memory) {
     ...memory.sessions.map((one) => ({ ...one, key: `s-${one.id}`, name: one.id })),
     ...memory.requests.map((one) => ({ ...one, key: `r-${one.number}`, name: `request ${one.number}` })),
   ];
-  // Those on the page first, in its order; then by name.
+  // Conversations on the page first, in its order; then by name.
   const order = new Map(all().map((talk, i) => [talk.name, i]));
   const rank = (one) => order.get(one.id) ?? order.size;
   shown.sort((a, b) => rank(a) - rank(b) || (a.name < b.name ? -1 : 1));
   const places = new Set();
   keep($("sequences"), shown, (one) => one.key, makeSequence, (node, one) => showSequence(node, one, places));
-  if (!shown.length) $("sequences").append(el("p", { class: "quiet", textContent: "Nobody is in memory." }));
+  if (!shown.length) $("sequences").append(el("p", { class: "quiet", textContent: "No conversation is in memory. Send a message to see its tokens here." }));
   const legend = Object.keys(PLACES).filter((place) => places.has(place));
   keep($("key-of-strips"), legend, (place) => place,
     (place) => el("li", {}, el("span", { class: `swatch ${place}` }), PLACES[place]), () => {});
@@ -84,10 +84,10 @@ function budget(memory) {
   const ceiling = memory.budget_bytes;
   if (ceiling > taken) parts.push({ key: "free", css: "free", name: PARTS.free, bytes: ceiling - taken });
   setText($("held"), bytes(memory.held_bytes));
-  setText($("budget"), ceiling ? `of ${bytes(ceiling)} · peak ${bytes(memory.peak_bytes)}` : "without a ceiling");
-  const beside = [`Beside it, mapped from files: weights ${bytes(memory.weights_bytes)}`];
-  if (memory.file_bytes) beside.push(`openings that are shared ${bytes(memory.file_bytes)}`);
-  const idle = memory.idle_bytes ? ` Idle conversations would give up ${bytes(memory.idle_bytes)} for others.` : "";
+  setText($("budget"), ceiling ? `of ${bytes(ceiling)} · peak ${bytes(memory.peak_bytes)}` : "no limit");
+  const beside = [`Not in the budget, mapped from files: weights ${bytes(memory.weights_bytes)}`];
+  if (memory.file_bytes) beside.push(`shared openings ${bytes(memory.file_bytes)}`);
+  const idle = memory.idle_bytes ? ` Idle conversations can give up ${bytes(memory.idle_bytes)}.` : "";
   setText($("beside"), `${beside.join(", ")}.${idle}`);
   keep($("bar"), parts, (part) => part.key, (part) => el("span", { class: part.css }), (node, part) => {
     node.style.flexGrow = part.bytes;
@@ -106,10 +106,10 @@ function now(memory) {
     ["waiting", `${batch.waiting} of ${batch.queue}`],
     ["tokens/s", `${speed.sampled.toFixed(speed.sampled < 10 ? 1 : 0)}`],
     ["read/s", `${speed.read.toFixed(0)}`],
-    ["heat", device.thermal ?? "not told"],
-    ["rung", `${device.rung}`],
+    ["heat", device.thermal ?? "unknown"],
+    ["throttle", device.rung ? `level ${device.rung}` : "off"],
     ["threads", `${batch.threads}`],
-    ["chunk", `${batch.chunk}`],
+    ["prompt chunk", `${batch.chunk}`],
   ];
   keep($("facts"), facts, (fact) => fact[0],
     ([name]) => el("div", {}, el("dt", { textContent: name }), el("dd")),
@@ -158,13 +158,13 @@ function showSequence(node, one, places) {
   else details.ontoggle = () => showTurns(details.lastElementChild, one, turns);
 }
 
-/** A turn that nobody judged counts as seen. */
+/** A turn without a relevance counts as visible. */
 function strength(turn) {
   return turn.relevance == null ? 0.75 : 0.25 + 0.75 * Math.max(0, Math.min(1, turn.relevance));
 }
 
 function turnWords(turn) {
-  const relevance = turn.relevance == null ? "not judged" : `relevance ${turn.relevance.toFixed(2)}`;
+  const relevance = turn.relevance == null ? "relevance unknown" : `relevance ${turn.relevance.toFixed(2)}`;
   return `turn ${turn.number}: ${turn.tokens} tokens, ${TURN_PLACES[turn.place]}, ${relevance}`;
 }
 

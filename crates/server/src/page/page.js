@@ -1,4 +1,4 @@
-// The page: puts conversations and memory together, and looks at the server a few times a second.
+// The page: shows conversations and memory, and polls the server a few times a second.
 
 import { bytes, el, get, setKey } from "./api.js";
 import { render } from "./memory.js";
@@ -6,14 +6,14 @@ import * as talks from "./talk.js";
 
 const $ = (id) => document.getElementById(id);
 
-/** Between two looks at the memory: while somebody answers, and while nobody does. */
+/** Milliseconds between two polls: while an answer is computed, and while the server is idle. */
 const BUSY_MS = 250;
 const IDLE_MS = 1000;
 
 let view = null;
 let isLocked = false;
 
-// On a narrow screen one thing is seen at a time.
+// A narrow screen shows one view at a time.
 function showViews() {
   const open = talks.all();
   const names = [...open.map((talk) => talk.name), "Memory"];
@@ -62,7 +62,7 @@ async function showShelf() {
 
 function banner(text) {
   const node = $("banner");
-  // Only what is new is read out.
+  // Screen readers read a change only.
   if (node.textContent !== text) node.textContent = text;
   node.hidden = !text;
 }
@@ -76,7 +76,7 @@ async function look() {
       banner(memory.alerts.map((alert) => `${alert.name}: ${alert.words}`).join(" · "));
       if (memory.batch.active || talks.isBusy()) pause = BUSY_MS;
     } catch (error) {
-      if (error.status !== 401) banner("The server does not answer.");
+      if (error.status !== 401) banner("The server does not respond.");
     }
   }
   setTimeout(look, pause);
@@ -85,7 +85,7 @@ async function look() {
 async function start() {
   const memory = await get("/v1/memory");
   isLocked = false;
-  $("door").hidden = true;
+  $("auth").hidden = true;
   $("model").textContent = memory.model;
   talks.setKeeps(memory.keeps_sessions);
   $("shelf").hidden = !memory.keeps_sessions;
@@ -104,7 +104,7 @@ $("talks").addEventListener("focusin", (event) => {
   if (talk && talk.name !== view) choose(talk.name);
 });
 $("shelf").addEventListener("toggle", () => { if ($("shelf").open) showShelf(); });
-// A menu goes when somebody looks elsewhere.
+// A click elsewhere closes a menu.
 document.addEventListener("click", (event) => {
   for (const menu of document.querySelectorAll(".menu[open]")) {
     if (!menu.contains(event.target)) menu.open = false;
@@ -119,15 +119,15 @@ document.addEventListener("keydown", (event) => {
 });
 document.addEventListener("locked", () => {
   isLocked = true;
-  $("door").hidden = false;
+  $("auth").hidden = false;
   $("now-text").textContent = "locked";
   $("key").focus();
 });
-$("door").addEventListener("submit", async (event) => {
+$("auth").addEventListener("submit", async (event) => {
   event.preventDefault();
   setKey($("key").value);
   $("key").value = "";
   await start().catch((error) => banner(error.message));
 });
 
-start().catch((error) => { if (error.status !== 401) banner("The server does not answer."); }).then(look);
+start().catch((error) => { if (error.status !== 401) banner("The server does not respond."); }).then(look);

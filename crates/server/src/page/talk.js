@@ -1,4 +1,4 @@
-// Conversations: cards beside each other, each with its own answer under way.
+// Conversations: one card each, with its own answer under way.
 
 import { Refusal, bytes, el, get, send, stream } from "./api.js";
 
@@ -7,17 +7,17 @@ const $ = (id) => document.getElementById(id);
 let keeps = true;
 let changed = () => {};
 
-/** Calls back when conversations come, go, or begin and end an answer. */
+/** Calls back when a conversation opens, closes, or begins or ends an answer. */
 export function onChange(go) { changed = go; }
 
 export function all() { return [...talks.values()]; }
 
 export function isBusy() { return all().some((talk) => talk.abort); }
 
-/** Without sessions on the server the page remembers what was said. */
+/** Without sessions on the server the page keeps the messages itself. */
 export function setKeeps(value) { keeps = value; }
 
-/** What was asked in a turn, if this page knows it. */
+/** The question of a turn, if this page knows it. */
 export function questionOf(name, turn) { return talks.get(name)?.questions.get(turn); }
 
 function remember() {
@@ -45,14 +45,14 @@ async function freeName(stem) {
   }
 }
 
-/** A conversation that nothing was said in yet. */
+/** A new conversation. */
 export async function begin() {
   const talk = new Talk(await freeName("talk-"));
   talk.text.focus();
   return talk;
 }
 
-/** A kept conversation as the server has it. While others leave no room for it, it is asked for again. */
+/** A saved conversation. While other conversations take all memory, the request is repeated. */
 async function whenThereIsRoom(name) {
   for (let again = 0; ; again += 1) {
     try {
@@ -64,11 +64,11 @@ async function whenThereIsRoom(name) {
   }
 }
 
-/** A conversation that is kept, with its last turns. */
+/** Opens a saved conversation with its last turns. */
 export async function open(name) {
   if (talks.has(name)) return talks.get(name);
   const session = await whenThereIsRoom(name);
-  // Asked for twice meanwhile.
+  // Another click opened it meanwhile.
   if (talks.has(name)) return talks.get(name);
   const talk = new Talk(name);
   talk.show(session);
@@ -83,7 +83,7 @@ class Talk {
     this.abort = null;
     /** By turn. */
     this.questions = new Map();
-    /** What was said, for a server that keeps nothing. */
+    /** All messages, for a server without sessions. */
     this.messages = [];
     this.node = $("talk").content.cloneNode(true).firstElementChild;
     const part = (css) => this.node.querySelector(css);
@@ -97,9 +97,9 @@ class Talk {
     this.node.id = `talk-${name}`;
     this.node.setAttribute("aria-label", `Conversation ${name}`);
     part(".name").textContent = name;
-    this.said.setAttribute("aria-label", `What was said in ${name}`);
+    this.said.setAttribute("aria-label", `Messages of ${name}`);
     this.text.setAttribute("aria-label", `Message to ${name}`);
-    part(".holds").setAttribute("aria-label", `What always holds in ${name}`);
+    part(".holds").setAttribute("aria-label", `Facts of ${name}`);
     part(".close").setAttribute("aria-label", `Close ${name}`);
     this.forkButton.setAttribute("aria-label", `Fork ${name}`);
     this.forkButton.disabled = true;
@@ -119,7 +119,7 @@ class Talk {
     changed();
   }
 
-  /** The turns that a kept conversation tells. */
+  /** The turns of a saved conversation. */
   show(session) {
     this.isKept = true;
     this.opening.hidden = true;
@@ -184,7 +184,7 @@ class Talk {
     const asked = this.add("user", question);
     const answer = this.add("assistant", "");
     answer.node.classList.add("coming");
-    // The button that was used is about to go: whoever works without a mouse stays here.
+    // The send button is about to disappear; keyboard users keep their focus.
     this.text.focus();
     const request = this.request(question);
     const abort = new AbortController();
@@ -202,8 +202,8 @@ class Talk {
         answer.note("stopped");
       } else {
         answer.node.classList.add("failed");
-        answer.note(error instanceof Refusal ? error.message : "The server does not answer.");
-        // What was not heard can be sent again.
+        answer.note(error instanceof Refusal ? error.message : "The server does not respond.");
+        // The message can be sent again.
         if (!answer.text() && !this.text.value) { this.text.value = question; asked.node.remove(); }
       }
     }
@@ -223,7 +223,7 @@ class Talk {
     if (context.masked) words.push(`${context.masked} hidden`);
     if (context.spilled) words.push(`${context.spilled} on disk`);
     if (context.plan && context.plan !== "nothing changes") words.push(context.plan);
-    if (choice?.finish_reason === "length") words.push("cut at its length");
+    if (choice?.finish_reason === "length") words.push("stopped at the maximum length");
     if (context.unsaved) words.push(`not saved: ${context.unsaved}`);
     answer.note(words.join(" · "));
   }
@@ -240,7 +240,7 @@ class Talk {
       copy.set(null);
       return copy.text.focus();
     }
-    // A turn that was stopped just now is still being put away.
+    // A turn that was just stopped is still being saved.
     for (let tries = 0; ; tries++) {
       try {
         const path = `/v1/sessions/${encodeURIComponent(this.name)}/fork`;
@@ -270,7 +270,7 @@ class Talk {
     (next?.querySelector(".text") ?? $("new")).focus();
   }
 
-  /** What the memory says of it. */
+  /** Shows the state from the memory report. */
   tell(shown) {
     const words = shown ? `${shown.position} tokens · ${bytes(shown.bytes)}` : this.isKept ? "on disk" : "new";
     if (this.state.textContent !== words) this.state.textContent = words;

@@ -383,8 +383,11 @@ fn fields(body: &str) -> usize {
 /// Every name that a `use` brings in, trees taken apart.
 fn uses(code: &str) -> Vec<Use> {
     let mut found = Vec::new();
-    for line_start in starts_of_uses(code) {
-        let (is_public, at) = line_start;
+    let inline = inline_modules(code);
+    for (is_public, at) in starts_of_uses(code) {
+        if inline.iter().any(|range| range.contains(&at)) && code[at..].starts_with("super::") {
+            continue;
+        }
         let statement = &code[at..];
         let end = statement.find(';').unwrap_or(statement.len());
         let tree: String = statement[..end]
@@ -469,6 +472,7 @@ fn take_apart(tree: &str, before: &[String], is_public: bool, found: &mut Vec<Us
 /// Paths in code that begin with `crate`, `super` or `self`.
 fn paths(code: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
+    let inline = inline_modules(code);
     for start in ["crate::", "super::", "self::"] {
         for (at, _) in code.match_indices(start) {
             let before = &code[..at];
@@ -479,12 +483,36 @@ fn paths(code: &str) -> Vec<Vec<String>> {
                 .chars()
                 .take_while(|c| c.is_alphanumeric() || *c == '_' || *c == ':')
                 .collect();
-            let parts: Vec<String> = path
+            let mut parts: Vec<String> = path
                 .split("::")
                 .filter(|part| !part.is_empty())
                 .map(String::from)
                 .collect();
+            // Inside `mod name { … }` the first `super` is this file.
+            let depth = inline.iter().filter(|range| range.contains(&at)).count();
+            let supers = parts.iter().take_while(|part| *part == "super").count();
+            if supers > 0 && depth >= supers {
+                continue;
+            }
+            parts.drain(..depth.min(supers));
             found.push(parts);
+        }
+    }
+    found
+}
+
+/// Where `mod name { … }` blocks are.
+fn inline_modules(code: &str) -> Vec<std::ops::Range<usize>> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("mod ") {
+        let starts_a_word = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let rest = &code[at + "mod ".len()..];
+        let name = rest
+            .find(|c: char| !c.is_alphanumeric() && c != '_')
+            .unwrap_or(0);
+        if starts_a_word && name > 0 && rest[name..].trim_start().starts_with('{') {
+            let open = at + "mod ".len() + rest.find('{').unwrap_or(0);
+            found.push(open..open + closing(&code[open..]));
         }
     }
     found

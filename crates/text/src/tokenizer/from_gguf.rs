@@ -2,8 +2,8 @@
 //! a line in the log where the text still tokenizes soundly.
 
 use super::pieces::{Pieces, TOKENS_MAX, TokenKind, VocabError};
+use super::spm;
 use super::vocab::{TokenizerModel, Vocab};
-use super::{Tokenizer, spm};
 use haversack_gguf::{Array, Gguf, shown};
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -13,21 +13,7 @@ const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
 
-impl Tokenizer {
-    pub fn from_gguf(file: &Gguf) -> Result<Tokenizer, VocabError> {
-        read(file)
-            .and_then(Tokenizer::new)
-            .map_err(|error| match error {
-                VocabError::File(_) => error,
-                own => VocabError::In {
-                    file: file.path().display().to_string().escape_debug().collect(),
-                    what: own.into(),
-                },
-            })
-    }
-}
-
-fn read(file: &Gguf) -> Result<Vocab, VocabError> {
+pub(super) fn read(file: &Gguf) -> Result<Vocab, VocabError> {
     let name = file.str(MODEL)?.ok_or(VocabError::Missing { key: MODEL })?;
     let model = match name {
         "gpt2" => TokenizerModel::Bpe,

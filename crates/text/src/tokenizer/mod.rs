@@ -35,6 +35,7 @@ pub mod vocab;
 
 use std::borrow::Cow;
 
+use haversack_gguf::Gguf;
 use pieces::VocabError;
 pub use pieces::{TEXT_BYTES_MAX, TokenKind};
 use pre::Pre;
@@ -102,6 +103,18 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
+    pub fn from_gguf(file: &Gguf) -> Result<Tokenizer, VocabError> {
+        from_gguf::read(file)
+            .and_then(Tokenizer::new)
+            .map_err(|error| match error {
+                VocabError::File(_) => error,
+                own => VocabError::In {
+                    file: file.path().display().to_string().escape_debug().collect(),
+                    what: own.into(),
+                },
+            })
+    }
+
     pub fn new(mut vocab: Vocab) -> Result<Tokenizer, VocabError> {
         vocab.check()?;
         let ends = mark_ends(&mut vocab);

@@ -140,7 +140,7 @@ fn variant(name: &str, value: &toml::Value) -> Result<Variant, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use haversack::cache::policy::heavy::Score;
+    use haversack::cache::policy::heavy::HeavyScore;
     use haversack::cache::policy::rows::RowPolicy;
     use haversack::engine::Policy;
 
@@ -157,7 +157,7 @@ mod tests {
         let Some(RowPolicy::Heavy(params)) = of("old").params else {
             panic!("{found:?}");
         };
-        assert_eq!(params.score, Score::Sum);
+        assert_eq!(params.score, HeavyScore::Sum);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::model::config::Config;
 use crate::model::weights::Weights;
 use crate::step::sequence::Sequences;
 use choose::{VictimCounts, choose};
-use haversack_cache::{CacheError, Row, SequenceId, Store};
+use haversack_cache::{CacheError, KvRow, SequenceId, Store};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, BLOCK_SLOTS};
 use haversack_kernels::format::gguf::unpack_row;
@@ -131,7 +131,7 @@ pub(crate) struct GuardRequest<'a> {
     pub layer: usize,
     pub position: u64,
     /// In the policy's order; afterwards the victims come first.
-    pub rows: &'a mut [Row],
+    pub rows: &'a mut [KvRow],
     /// This many of the first rows leave whatever they cost.
     pub fixed: usize,
     /// How many leave, the fixed ones included.
@@ -329,7 +329,7 @@ pub(crate) struct GuardView<'a> {
 
 impl GuardView<'_> {
     /// What these rows cost together.
-    pub fn statistic(&mut self, guard: &mut Guard, rows: &[Row]) -> Result<f64, CacheError> {
+    pub fn statistic(&mut self, guard: &mut Guard, rows: &[KvRow]) -> Result<f64, CacheError> {
         let share = &mut guard.before;
         share.clear(&self.layer);
         for rows in rows.chunks(BATCH) {
@@ -343,10 +343,10 @@ impl GuardView<'_> {
     }
 
     /// What each of these rows would cost alone: `guard.own`.
-    pub fn own(&self, guard: &mut Guard, rows: &[Row]) -> Result<(), CacheError> {
+    pub fn own(&self, guard: &mut Guard, rows: &[KvRow]) -> Result<(), CacheError> {
         guard.own.clear();
         guard.own.resize(rows.len(), 0.0);
-        let block_bytes = self.layer.shape.settled_shape().block_bytes();
+        let block_bytes = self.layer.shape.final_shape().block_bytes();
         let gains = &guard.gains[self.index];
         for (rows, own) in rows.chunks(BATCH).zip(guard.own.chunks_mut(BATCH)) {
             let bytes = &mut guard.bytes;

@@ -162,7 +162,7 @@ impl AttentionShare {
         self.sums.clear();
         self.sums.resize(samples.max.len(), SoftmaxSum::default());
         let view = Gathered {
-            shape: layer.shape.settled_shape(),
+            shape: layer.shape.final_shape(),
             bytes,
             rows,
         };
@@ -311,7 +311,7 @@ impl RowCosts {
         block: &[u8],
         own: &mut [f32],
     ) {
-        let (c, shape, samples) = (layer.config, layer.shape.settled_shape(), &layer.samples);
+        let (c, shape, samples) = (layer.config, layer.shape.final_shape(), &layer.samples);
         let (dim, basis, backend) = (c.head_dim, layer.shape.basis(), exec.backend);
         let group = c.heads / c.kv_heads;
         let (k_bytes, v_bytes) = (shape.form.k.head_bytes(dim), shape.form.v.head_bytes(dim));

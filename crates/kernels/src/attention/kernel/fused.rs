@@ -84,10 +84,10 @@ unsafe fn score_tiles<S: LevelDot, N: Precision<S>, const R: usize, const C: usi
         let epilogue = ScoreEpilogue::<S, R>::new(s, q, 0, bias, first, group);
         for Piece { head, at, .. } in pieces {
             let plane = head.bytes.as_ptr().wrapping_add(4 * slot);
-            // With nothing ahead, what is being read anyway.
-            let ahead = match head.ahead.len() {
+            // With nothing upcoming, what is being read anyway.
+            let upcoming = match head.upcoming.len() {
                 0 => plane,
-                _ => head.ahead.as_ptr().wrapping_add(4 * slot),
+                _ => head.upcoming.as_ptr().wrapping_add(4 * slot),
             };
             // Low and high codes apart: chains of half the length.
             let mut low = [[N::zero(s); C]; R];
@@ -96,7 +96,7 @@ unsafe fn score_tiles<S: LevelDot, N: Precision<S>, const R: usize, const C: usi
                 // SAFETY: line `j` has these slots, and row `r` these dimensions.
                 unsafe {
                     for c in 0..C {
-                        s.prefetch(ahead.wrapping_add(j * LINE + 64 * c));
+                        s.prefetch(upcoming.wrapping_add(j * LINE + 64 * c));
                         let levels = s.look_up_nibbles(book, &*plane.add(j * LINE + 64 * c).cast());
                         for r in 0..R {
                             let row = rows.add(r * stride);
@@ -192,14 +192,14 @@ unsafe fn weigh_tile<S: LevelDot, const R: usize>(
     let rows = a.bytes.as_ptr();
     for Piece { head, at, slots } in pieces {
         let from = head.bytes.as_ptr().wrapping_add(4 * column);
-        // With nothing ahead, what is being read anyway.
-        let ahead = match head.ahead.len() {
+        // With nothing upcoming, what is being read anyway.
+        let upcoming = match head.upcoming.len() {
             0 => from,
             _ if !prefetch => from,
-            _ => head.ahead.as_ptr().wrapping_add(4 * column),
+            _ => head.upcoming.as_ptr().wrapping_add(4 * column),
         };
         for i in 0..slots.div_ceil(4) {
-            s.prefetch(ahead.wrapping_add(4 * i * half));
+            s.prefetch(upcoming.wrapping_add(4 * i * half));
             // SAFETY: the piece has the slots, the row their weights.
             unsafe {
                 let levels = s.look_up_nibbles(book, &*from.add(4 * i * half).cast());

@@ -29,7 +29,7 @@ pub(super) struct Panel<'a> {
     /// (quad, column, 4), and at least sixty readable bytes behind it
     pub levels: &'a [u8],
     /// Bytes of the same shape that will be read after these, or nothing.
-    pub ahead: &'a [u8],
+    pub upcoming: &'a [u8],
     pub at: usize,
     /// Fours.
     pub inner: usize,
@@ -38,7 +38,7 @@ pub(super) struct Panel<'a> {
 impl<'a> Panel<'a> {
     const NONE: Panel<'a> = Panel {
         levels: &[],
-        ahead: &[],
+        upcoming: &[],
         at: 0,
         inner: 0,
     };
@@ -135,8 +135,8 @@ fn score_pieces<S: LevelDot, N: Precision<S>>(
     }
     for piece in pieces {
         let Piece { head, at, .. } = piece;
-        let (levels, ahead) = if head.form.codec == Codec::Int8 {
-            (head.bytes, head.ahead)
+        let (levels, upcoming) = if head.form.codec == Codec::Int8 {
+            (head.bytes, head.upcoming)
         } else {
             unpack::keys(s, head, tile);
             (&*tile, &[][..])
@@ -148,7 +148,7 @@ fn score_pieces<S: LevelDot, N: Precision<S>>(
             let quads = dims.start / 4..dims.end.div_ceil(4);
             let panel = Panel {
                 levels: &levels[quads.start * quad..],
-                ahead: ahead.get(quads.start * quad..).unwrap_or(&[]),
+                upcoming: upcoming.get(quads.start * quad..).unwrap_or(&[]),
                 at: quads.start,
                 inner: quads.len(),
             };
@@ -199,15 +199,15 @@ pub(super) unsafe fn sums<S: LevelDot, N: Precision<S>, const R: usize, const C:
     let rows = a.bytes.as_ptr().wrapping_add(row * stride);
     for panel in panels {
         let from = panel.levels.as_ptr().wrapping_add(4 * column);
-        // With nothing ahead, what is being read anyway.
-        let ahead = match panel.ahead.len() {
+        // With nothing upcoming, what is being read anyway.
+        let upcoming = match panel.upcoming.len() {
             0 => from,
             _ if !prefetch => from,
-            _ => panel.ahead.as_ptr().wrapping_add(4 * column),
+            _ => panel.upcoming.as_ptr().wrapping_add(4 * column),
         };
         for i in 0..panel.inner {
             for c in 0..C {
-                s.prefetch(ahead.wrapping_add(4 * (i * width + 16 * c)));
+                s.prefetch(upcoming.wrapping_add(4 * (i * width + 16 * c)));
             }
             // SAFETY: quad `i` of the panel has the columns, or bytes behind it; row `r` the quad.
             unsafe {
@@ -294,7 +294,7 @@ fn simd_weigh<S: LevelDot>(
                 true => head.bytes,
                 false => &workspace.tile[i * BLOCK_SLOTS * dim..],
             },
-            ahead: if is_bytes { head.ahead } else { &[] },
+            upcoming: if is_bytes { head.upcoming } else { &[] },
             at: at / 4,
             inner: slots.div_ceil(4),
         };

@@ -73,7 +73,7 @@ pub(crate) fn score(
             for Piece { head, at, .. } in pieces {
                 let panel = [Panel {
                     lines: head.bytes,
-                    ahead: head.ahead,
+                    upcoming: head.upcoming,
                     at: 0,
                     inner: head.dim,
                 }];
@@ -132,7 +132,7 @@ pub(crate) fn weigh(
                 let sinks = piece.slots - piece.own_slots();
                 *panel = Panel {
                     lines: &piece.head.bytes[sinks * line..],
-                    ahead: piece.head.ahead,
+                    upcoming: piece.head.upcoming,
                     at: piece.at + sinks,
                     inner: piece.own_slots(),
                 };

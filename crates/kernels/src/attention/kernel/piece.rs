@@ -14,7 +14,7 @@ pub(crate) struct Head<'a> {
     /// All of the head and nothing else.
     pub bytes: &'a [u8],
     /// What will be read after this, or nothing. Only prefetched, never read.
-    pub ahead: &'a [u8],
+    pub upcoming: &'a [u8],
     /// f16, (slot, dim): the first slots, exact.
     pub sinks: &'a [u8],
 }
@@ -88,7 +88,7 @@ impl<'a> Piece<'a> {
             dim: 0,
             groups: 0,
             bytes: &[],
-            ahead: &[],
+            upcoming: &[],
             sinks: &[],
         },
         at: 0,

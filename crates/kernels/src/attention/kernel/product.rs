@@ -23,7 +23,7 @@ pub(crate) struct Panel<'a> {
     /// Lines of the same shape that will be read after these, or nothing. A head's part of a
     /// block is about one page, where the hardware's prefetcher stops, and the next is elsewhere:
     /// the kernel prefetches it while it multiplies this one.
-    pub ahead: &'a [u8],
+    pub upcoming: &'a [u8],
     pub at: usize,
     pub inner: usize,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Panel<'a> {
 impl<'a> Panel<'a> {
     pub(crate) const NONE: Panel<'a> = Panel {
         lines: &[],
-        ahead: &[],
+        upcoming: &[],
         at: 0,
         inner: 0,
     };
@@ -242,7 +242,7 @@ unsafe fn tiles<S: LevelDot, const KIND: u8, const RESUME: bool>(
 }
 
 /// `R` rows by `C` vectors of [`product`], accumulated in registers over all panels. `a` and `out`
-/// are a pointer and the distance of rows. The `first` tile of some columns asks for what is ahead.
+/// are a pointer and the distance of rows. The `first` tile of some columns prefetches.
 ///
 /// # Safety
 /// - `a` has `R` rows as long as the panels ask; panels have lines of `width` values, of which the
@@ -272,16 +272,16 @@ unsafe fn tile<S: LevelDot, const R: usize, const C: usize, const KIND: u8, cons
     }
     for panel in panels {
         let b = panel.lines.as_ptr().wrapping_add(size * column);
-        // With nothing ahead, what is being read anyway.
-        let ahead = if first && !panel.ahead.is_empty() {
-            panel.ahead.as_ptr().wrapping_add(size * column)
+        // With nothing upcoming, what is being read anyway.
+        let upcoming = if first && !panel.upcoming.is_empty() {
+            panel.upcoming.as_ptr().wrapping_add(size * column)
         } else {
             b
         };
         // SAFETY: the rows of `a` reach to the panel's end.
         let a = (unsafe { a.0.add(panel.at) }, a.1);
         for i in 0..panel.inner {
-            s.prefetch(ahead.wrapping_add(i * size * width));
+            s.prefetch(upcoming.wrapping_add(i * size * width));
             let mut line = [s.splat(0.0); C];
             for c in 0..C {
                 // SAFETY: line `i` of the panel has vector `c`.

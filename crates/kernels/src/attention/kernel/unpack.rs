@@ -122,6 +122,10 @@ fn look_up<S: LevelDot>(s: S, codec: Codec, tile: &mut [u8]) {
 #[inline(always)]
 fn prefetch_next<S: LevelDot>(s: S, head: &Head<'_>, at: usize) {
     for at in [at, at + 64] {
-        s.prefetch(head.ahead.as_ptr().wrapping_add(at.min(head.ahead.len())));
+        s.prefetch(
+            head.upcoming
+                .as_ptr()
+                .wrapping_add(at.min(head.upcoming.len())),
+        );
     }
 }

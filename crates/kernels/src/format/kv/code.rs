@@ -16,7 +16,7 @@ use super::{BLOCK_SLOTS, Form, GROUP_MAX, KvShape, Side, float};
 use crate::cpu::Backend;
 use crate::simd::Simd;
 
-pub use super::float::{read_sink_row, sink_bytes, write_sink_row};
+pub use super::float::{sink_bytes, write_sink_row};
 
 /// Bytes of one group's scales.
 pub(super) const SCALES: usize = BLOCK_SLOTS * 2;

@@ -8,7 +8,6 @@ use super::{BLOCK_SLOTS, KvShape, Side};
 use crate::cpu::Backend;
 use crate::ops::lanes::padded;
 use crate::simd::{Simd, simd_fn};
-use half::f16;
 
 /// Bytes of one f16.
 const HALF: usize = 2;
@@ -229,21 +228,6 @@ pub fn write_sink_row(
         .zip(row.chunks_exact(head_dim))
     {
         narrow(backend, x, &mut head[slot * line..][..line]);
-    }
-}
-
-/// Reads what [`write_sink_row`] wrote.
-pub fn read_sink_row(head_dim: usize, slots: usize, slot: usize, sinks: &[u8], row: &mut [f32]) {
-    assert!(slot < slots, "no such sink");
-    let line = head_dim * HALF;
-    for (head, x) in sinks
-        .chunks_exact(slots * line)
-        .zip(row.chunks_exact_mut(head_dim))
-    {
-        let (halves, _) = head[slot * line..][..line].as_chunks::<HALF>();
-        for (x, half) in x.iter_mut().zip(halves) {
-            *x = f16::from_le_bytes(*half).to_f32_const();
-        }
     }
 }
 

@@ -1,0 +1,113 @@
+//! A conversation: facts that always hold, turns that come and go, a file that outlives the engine.
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::prompt::Prompt;
+use haversack_conversations::session::{SessionStats, TurnView};
+use std::sync::Arc;
+
+/// A conversation before it is opened.
+#[must_use = "nothing happens before `open`"]
+pub struct ConversationBuilder {
+    client: Arc<Client>,
+    name: String,
+    system: String,
+}
+
+impl ConversationBuilder {
+    pub(crate) fn new(client: Arc<Client>, name: String) -> ConversationBuilder {
+        ConversationBuilder {
+            client,
+            name,
+            system: String::new(),
+        }
+    }
+
+    /// What the conversation begins with, if it is new.
+    pub fn system(mut self, text: impl Into<String>) -> ConversationBuilder {
+        self.system = text.into();
+        self
+    }
+
+    /// Goes on with the conversation of this name, or begins it.
+    pub fn open(self) -> Result<Conversation, Error> {
+        self.client.open(&self.name, self.system).wait()?;
+        Ok(Conversation {
+            client: self.client,
+            name: self.name,
+        })
+    }
+}
+
+/// A handle on one conversation. All methods block until the engine's thread has answered; [`crate::Client`] has the
+/// same as futures.
+#[derive(Clone)]
+pub struct Conversation {
+    client: Arc<Client>,
+    name: String,
+}
+
+impl Conversation {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A message; [`Prompt::send`] starts the answer.
+    pub fn say(&self, text: impl Into<String>) -> Prompt {
+        Prompt::message(self.client.clone(), self.name.clone(), text.into())
+    }
+
+    /// Facts that hold, with their numbers. Fact 0 is what the conversation began with.
+    pub fn facts(&self) -> Result<Vec<(u64, String)>, Error> {
+        Ok(self.client.view(&self.name).wait()?.facts)
+    }
+
+    /// Adds a fact that every answer sees; returns its number.
+    pub fn add_fact(&self, text: impl Into<String>) -> Result<u64, Error> {
+        self.client.add_fact(&self.name, text.into(), None).wait()
+    }
+
+    /// Replaces a fact that no longer holds; returns the new one's number.
+    pub fn replace_fact(&self, number: u64, text: impl Into<String>) -> Result<u64, Error> {
+        let reply = self.client.add_fact(&self.name, text.into(), Some(number));
+        reply.wait()
+    }
+
+    pub fn revoke_fact(&self, number: u64) -> Result<(), Error> {
+        self.client.revoke_fact(&self.name, number).wait()
+    }
+
+    /// The last turns, the oldest first.
+    pub fn turns(&self) -> Result<Vec<TurnView>, Error> {
+        Ok(self.client.view(&self.name).wait()?.turns)
+    }
+
+    pub fn stats(&self) -> Result<SessionStats, Error> {
+        Ok(self.client.view(&self.name).wait()?.stats)
+    }
+
+    /// The next answer sees this turn, wherever its rows are.
+    pub fn recall(&self, turn: u64) -> Result<(), Error> {
+        self.client.recall(&self.name, turn).wait()
+    }
+
+    /// Deletes the last turn; returns its number, `None` where there was none.
+    pub fn retract(&self) -> Result<Option<u64>, Error> {
+        self.client.retract(&self.name).wait()
+    }
+
+    /// A second conversation that goes on from here under another name.
+    pub fn fork(&self, name: impl Into<String>) -> Result<Conversation, Error> {
+        let name = name.into();
+        self.client.fork(&self.name, name.clone()).wait()?;
+        Ok(Conversation {
+            client: self.client.clone(),
+            name,
+        })
+    }
+
+    /// Deletes the conversation and its file.
+    pub fn delete(self) -> Result<(), Error> {
+        self.client.delete(&self.name).wait()
+    }
+}

@@ -1,0 +1,311 @@
+//! Drives a scheduler: submits, steps, tells listeners, counts. No thread, no clock and no device of its own: the
+//! caller passes the time and the readings, so a simulation runs the same code as the engine's thread.
+
+use crate::alerts::{AlertWatch, Watched};
+use crate::channel::{Sender, TrySendError, bounded, lock};
+use crate::error::Error;
+use crate::metrics::{Metrics, SharedMetrics};
+use crate::notices::{Notice, Notices};
+use crate::places::Permit;
+use crate::report::{AnswerEvent, ContextSeen, EventReceiver, Logprob, Report};
+use crate::speed::Speed;
+use haversack_conversations::scheduler::{
+    Request, RequestEvent, RequestId, RequestKind, Scheduler, SubmitError,
+};
+use haversack_engine::device::Thermal;
+use haversack_memory::Reading;
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// The receiver of one request's events.
+pub(crate) struct Listener {
+    /// Which of the requests that share a channel.
+    index: usize,
+    /// How many of the likeliest tokens are told with each; `None`: no log-probabilities.
+    logprobs: Option<usize>,
+    events: Sender<(usize, AnswerEvent)>,
+    /// Free when the last token is there, whether or not it was read.
+    _permit: Option<Permit>,
+    submitted: Instant,
+    first_token: Option<Duration>,
+}
+
+pub struct Driver {
+    scheduler: Scheduler,
+    listeners: HashMap<RequestId, Listener>,
+    shared: Arc<SharedMetrics>,
+    notices: Arc<Notices>,
+    queue: usize,
+    speed: Speed,
+    alerts: AlertWatch,
+}
+
+impl Driver {
+    /// `queue`: requests that may wait, for the alert about them.
+    pub fn new(scheduler: Scheduler, queue: usize) -> Driver {
+        let driver = Driver {
+            scheduler,
+            listeners: HashMap::new(),
+            shared: Arc::default(),
+            notices: Arc::default(),
+            queue,
+            speed: Speed::default(),
+            alerts: AlertWatch::default(),
+        };
+        driver.publish();
+        driver
+    }
+
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    pub fn scheduler_mut(&mut self) -> &mut Scheduler {
+        &mut self.scheduler
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
+    pub fn metrics(&self) -> Metrics {
+        self.shared.snapshot()
+    }
+
+    pub(crate) fn shared(&self) -> (Arc<SharedMetrics>, Arc<Notices>) {
+        (self.shared.clone(), self.notices.clone())
+    }
+
+    /// `max_behind`: events that may wait to be received; the request is cancelled beyond that.
+    pub fn submit(
+        &mut self,
+        request: Request,
+        max_behind: usize,
+    ) -> Result<(RequestId, EventReceiver), SubmitError> {
+        let (events, receiver) = bounded(max_behind);
+        let listener = Listener::new(0, None, events, None);
+        let id = self.submit_for(request, listener)?;
+        Ok((id, EventReceiver(receiver)))
+    }
+
+    pub(crate) fn submit_for(
+        &mut self,
+        request: Request,
+        listener: Listener,
+    ) -> Result<RequestId, SubmitError> {
+        let tokens = match &request.kind {
+            RequestKind::Completion { prompt, .. } => prompt.len(),
+            // Its tokens are counted when the turn is saved.
+            RequestKind::Turn { .. } => 0,
+        };
+        let id = self.scheduler.submit(request)?;
+        let mut metrics = lock(&self.shared.metrics);
+        metrics.prompt_tokens += tokens as u64;
+        metrics.cache.no_session += tokens as u64;
+        drop(metrics);
+        self.listeners.insert(id, listener);
+        Ok(id)
+    }
+
+    /// Does nothing for a request that has ended.
+    pub fn cancel(&mut self, id: RequestId) {
+        if self.listeners.remove(&id).is_some() {
+            lock(&self.shared.metrics).cancelled += 1;
+            if let Err(error) = self.scheduler.cancel(id) {
+                log::error!("request {} could not be cancelled: {error}", id.number());
+            }
+        }
+    }
+
+    /// Applies a reading of the device: throttling, room for sessions and requests, alerts.
+    pub fn observe(&mut self, now: Duration, thermal: Option<Thermal>, reading: &Reading) {
+        let changes = self.scheduler.observe(thermal, reading, now);
+        let (ledger, stats) = (self.scheduler.runtime().ledger(), self.scheduler.stats());
+        let mut metrics = lock(&self.shared.metrics);
+        self.speed
+            .add(now, metrics.sampled_tokens, stats.tokens_read);
+        metrics.speed = self.speed.per_second();
+        metrics.thermal = thermal;
+        metrics.throttle_level = self.scheduler.throttle_level();
+        metrics.stats = stats;
+        let watched = Watched {
+            budget_bytes: ledger.budget,
+            bound_bytes: stats.bound_bytes,
+            waiting: self.scheduler.waiting(),
+            queue: self.queue,
+            thermal,
+            is_short: stats.is_short,
+            unsaved: stats.unsaved,
+            refused_total: self.shared.refused.load(Ordering::Relaxed),
+            failed_total: metrics.failed,
+            forgotten_total: stats.tally.forgotten,
+        };
+        for change in self.alerts.observe(now, &watched) {
+            let alert = change.alert.name();
+            match change.is_raised {
+                true => log::warn!("alert {alert}: {}", change.words),
+                false => log::info!("alert {alert}: {}", change.words),
+            }
+            self.notices.publish(&Notice::Alert(now, change));
+        }
+        metrics.alerts = self.alerts.raised().to_vec();
+        metrics.alert_counts = self.alerts.counts();
+        for change in changes {
+            log::warn!("{change}");
+            self.notices.publish(&Notice::Device(now, change.clone()));
+            metrics.add_device_change(now, change);
+        }
+    }
+
+    /// One step of the scheduler. Metrics are counted before listeners are told.
+    pub fn step(&mut self, now: Duration) {
+        let Driver {
+            scheduler,
+            listeners,
+            shared,
+            ..
+        } = self;
+        let active = scheduler.active();
+        let tell = &mut |id: RequestId, event: RequestEvent<'_>| {
+            let Some(listener) = listeners.get_mut(&id) else {
+                return ControlFlow::Break(());
+            };
+            count(&mut lock(&shared.metrics), &event);
+            let (event, is_last) = match listener.event(event) {
+                Heard::Nothing if listener.events.is_closed() => return ControlFlow::Break(()),
+                Heard::Nothing => return ControlFlow::Continue(()),
+                Heard::More(event) => (event, false),
+                Heard::Last(event) => (event, true),
+            };
+            let flow = listener.send(event);
+            if is_last {
+                listeners.remove(&id);
+            }
+            flow
+        };
+        if let Err(error) = scheduler.step(now, tell) {
+            log::error!("a step failed: {error}");
+        }
+        let mut metrics = lock(&shared.metrics);
+        metrics.steps += 1;
+        metrics.step_sequences += active as u64;
+        drop(metrics);
+        self.publish();
+    }
+
+    /// Brings the gauges up to date.
+    pub fn publish(&self) {
+        let mut metrics = lock(&self.shared.metrics);
+        metrics.ledger = self.scheduler.runtime().ledger();
+        metrics.active = self.scheduler.active();
+        metrics.waiting = self.scheduler.waiting();
+        metrics.prefix_cache = self.scheduler.prefix_cache_stats();
+    }
+
+    /// Saves every session and ends all subscriptions.
+    pub fn close(&mut self) {
+        self.scheduler.suspend_all();
+        self.notices.close();
+    }
+}
+
+fn count(metrics: &mut Metrics, event: &RequestEvent<'_>) {
+    match event {
+        RequestEvent::Token { .. } => metrics.sampled_tokens += 1,
+        RequestEvent::Completed(completed, held) => {
+            metrics.count_end(completed.finish);
+            metrics.window_evictions += held.seen.saturating_sub(held.rows as u64);
+        }
+        RequestEvent::TurnSaved(answer) => {
+            metrics.count_end(answer.finish);
+            metrics.count_turn(&answer.context);
+        }
+        RequestEvent::Failed(_) => metrics.failed += 1,
+        RequestEvent::Admitted | RequestEvent::PromptRead { .. } => {}
+    }
+}
+
+/// What a listener is told of a scheduler's event.
+enum Heard {
+    Nothing,
+    More(AnswerEvent),
+    Last(AnswerEvent),
+}
+
+impl Listener {
+    pub fn new(
+        index: usize,
+        logprobs: Option<usize>,
+        events: Sender<(usize, AnswerEvent)>,
+        permit: Option<Permit>,
+    ) -> Listener {
+        Listener {
+            index,
+            logprobs,
+            events,
+            _permit: permit,
+            submitted: Instant::now(),
+            first_token: None,
+        }
+    }
+
+    fn event(&mut self, event: RequestEvent<'_>) -> Heard {
+        match event {
+            RequestEvent::Admitted | RequestEvent::PromptRead { .. } => Heard::Nothing,
+            RequestEvent::Token { sampled, logits } => {
+                self.first_token.get_or_insert(self.submitted.elapsed());
+                let logprob = self
+                    .logprobs
+                    .map(|top| Logprob::new(sampled.id, logits, top));
+                Heard::More(match logprob.transpose() {
+                    Ok(logprob) => AnswerEvent::Token {
+                        text: sampled.text.to_owned(),
+                        logprob,
+                    },
+                    Err(error) => AnswerEvent::Failed(Error::Sample(error)),
+                })
+            }
+            RequestEvent::Completed(completed, held) => Heard::Last(AnswerEvent::Finished {
+                report: self.report(completed.tokens.len(), ContextSeen::Completion(held)),
+                finish: completed.finish,
+                text: completed.text,
+            }),
+            RequestEvent::TurnSaved(answer) => {
+                let seen = ContextSeen::Turn {
+                    number: answer.turn,
+                    context: Box::new(answer.context),
+                };
+                Heard::Last(AnswerEvent::Finished {
+                    report: self.report(answer.tokens.len(), seen),
+                    finish: answer.finish,
+                    text: answer.text,
+                })
+            }
+            RequestEvent::Failed(error) => Heard::Last(AnswerEvent::Failed(error.into())),
+        }
+    }
+
+    fn report(&self, tokens: usize, context: ContextSeen) -> Report {
+        Report {
+            tokens,
+            first_token: self.first_token,
+            time: self.submitted.elapsed(),
+            context,
+        }
+    }
+
+    /// Never waits for a reader: one that is too far behind hears no more.
+    fn send(&self, event: AnswerEvent) -> ControlFlow<()> {
+        match self.events.try_send((self.index, event)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(TrySendError::Full) => {
+                log::warn!("a request is cancelled because its reader fell too far behind");
+                ControlFlow::Break(())
+            }
+            Err(TrySendError::Closed) => ControlFlow::Break(()),
+        }
+    }
+}

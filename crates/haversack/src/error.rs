@@ -1,0 +1,154 @@
+//! What can go wrong, as one enum. [`Error::kind`] is stable: an HTTP status or a binding's exception is chosen by it,
+//! never by the text.
+
+use haversack_conversations::scheduler::{RequestError, SubmitError};
+use haversack_conversations::session::SessionError;
+use haversack_engine::encoder::EncoderError;
+use haversack_engine::runtime::bounds::BoundsError;
+use haversack_engine::sample::SampleError;
+use haversack_engine::{LoadError, RuntimeError, StepError};
+use haversack_gguf::{GgufError, Problem};
+use haversack_text::tokenizer::TokenizeError;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An argument is wrong; the same call fails again.
+    InvalidInput,
+    /// No such conversation, fact, turn or file.
+    NotFound,
+    /// The conversation is busy with another answer, or its name is taken.
+    Conflict,
+    /// All places in the queue are taken; try again later.
+    Busy,
+    /// The prompt or the answer is longer than the context or the budget ever allows.
+    TooLarge,
+    /// The budget has no room now; try again when other requests have ended.
+    OutOfMemory,
+    /// This engine was started without what the call needs.
+    Unsupported,
+    /// The answer ended before it was complete.
+    Cancelled,
+    /// The engine has stopped.
+    Closed,
+    Io,
+    /// A defect of the model file or of the engine.
+    Internal,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("{name}: {what}")]
+    Argument { name: &'static str, what: String },
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Encoder(#[from] EncoderError),
+    #[error(transparent)]
+    Tokenize(#[from] TokenizeError),
+    #[cfg(feature = "grammar")]
+    #[error(transparent)]
+    Grammar(#[from] haversack_grammar::GrammarError),
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error("all places in the queue are taken")]
+    Busy,
+    #[error("the engine is stopping")]
+    Closed,
+    /// The reader was too far behind, or the engine ended.
+    #[error("the answer was cut off")]
+    CutOff,
+    /// The request failed while it was computed.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    #[error("the engine's thread panicked")]
+    Panicked,
+    #[error("the engine's thread could not be started: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+impl Error {
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Argument { .. } | Error::Tokenize(_) => ErrorKind::InvalidInput,
+            #[cfg(feature = "grammar")]
+            Error::Grammar(_) => ErrorKind::InvalidInput,
+            Error::Load(error) => of_load(error),
+            Error::Runtime(error) => of_runtime(error),
+            Error::Encoder(_) => ErrorKind::Unsupported,
+            Error::Submit(error) => of_submit(error),
+            Error::Session(error) => of_session(error),
+            Error::Busy => ErrorKind::Busy,
+            Error::Closed => ErrorKind::Closed,
+            Error::CutOff => ErrorKind::Cancelled,
+            Error::Request(_) | Error::Sample(_) | Error::Panicked => ErrorKind::Internal,
+            Error::Thread(_) => ErrorKind::Io,
+        }
+    }
+}
+
+fn of_load(error: &LoadError) -> ErrorKind {
+    match error {
+        LoadError::Gguf(GgufError {
+            problem: Problem::Open(source),
+            ..
+        }) => match source.kind() {
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            _ => ErrorKind::Io,
+        },
+        LoadError::Lock { .. } => ErrorKind::Io,
+        _ => ErrorKind::InvalidInput,
+    }
+}
+
+fn of_runtime(error: &RuntimeError) -> ErrorKind {
+    match error {
+        RuntimeError::Bounds(BoundsError::Budget { .. }) => ErrorKind::OutOfMemory,
+        RuntimeError::Bounds(_) | RuntimeError::Params(_) => ErrorKind::InvalidInput,
+        RuntimeError::Measurement(_) | RuntimeError::Cache(_) => ErrorKind::OutOfMemory,
+    }
+}
+
+fn of_step(error: &StepError) -> ErrorKind {
+    match error {
+        StepError::Window { .. }
+        | StepError::NarrowWindow { .. }
+        | StepError::PolicyPerSequence { .. }
+        | StepError::NotProbed
+        | StepError::TooManyTokens { .. } => ErrorKind::InvalidInput,
+        _ => ErrorKind::Internal,
+    }
+}
+
+fn of_submit(error: &SubmitError) -> ErrorKind {
+    match error {
+        SubmitError::QueueFull(_) => ErrorKind::Busy,
+        SubmitError::PromptTooLong { .. } | SubmitError::TooManyBytes { .. } => ErrorKind::TooLarge,
+        SubmitError::MemoryPromised { .. } => ErrorKind::OutOfMemory,
+        SubmitError::Session(error) => of_session(error),
+        SubmitError::Step(error) => of_step(error),
+        _ => ErrorKind::InvalidInput,
+    }
+}
+
+fn of_session(error: &SessionError) -> ErrorKind {
+    match error {
+        SessionError::NoSuchSession { .. }
+        | SessionError::NoSuchFact { .. }
+        | SessionError::NoSuchTurn { .. } => ErrorKind::NotFound,
+        SessionError::Answering { .. } | SessionError::Open { .. } => ErrorKind::Conflict,
+        SessionError::NoSessions => ErrorKind::Unsupported,
+        SessionError::Budget { .. } => ErrorKind::OutOfMemory,
+        _ if error.is_cannot_fit() => ErrorKind::OutOfMemory,
+        SessionError::Io { .. } => ErrorKind::Io,
+        SessionError::Step(_) | SessionError::Generate(_) => ErrorKind::Internal,
+        _ => ErrorKind::InvalidInput,
+    }
+}

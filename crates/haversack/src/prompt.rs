@@ -1,0 +1,238 @@
+//! A message or a text to complete, before it is sent: how long the answer may be, how it is sampled, what form it has.
+
+use crate::answer::{Answer, AnswerStream};
+use crate::client::{Client, EventOptions};
+use crate::error::Error;
+use haversack_conversations::scheduler::{Priority, Request, RequestKind};
+use haversack_engine::runtime::GenerateOptions;
+use haversack_engine::sample::{Constraint, SampleOptions};
+use haversack_memory::clock::now_ms;
+use haversack_text::tokenizer::EncodeOptions;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Tokens of an answer where the caller names no limit.
+const MAX_TOKENS: usize = 1024;
+
+enum Target {
+    Completion,
+    Conversation(String),
+}
+
+#[must_use = "nothing is computed before `send`, `run` or `.await`"]
+pub struct Prompt {
+    client: Arc<Client>,
+    target: Target,
+    text: String,
+    max_tokens: usize,
+    stop: Vec<String>,
+    sample: SampleOptions,
+    constraint: Option<Box<dyn Constraint>>,
+    #[cfg(feature = "grammar")]
+    shape: Option<Result<haversack_grammar::Shape, Error>>,
+    priority: Priority,
+    owner: u64,
+    timeout: Option<Duration>,
+}
+
+impl Prompt {
+    pub(crate) fn completion(client: Arc<Client>, text: String) -> Prompt {
+        Prompt::new(client, Target::Completion, text)
+    }
+
+    pub(crate) fn message(client: Arc<Client>, conversation: String, text: String) -> Prompt {
+        Prompt::new(client, Target::Conversation(conversation), text)
+    }
+
+    fn new(client: Arc<Client>, target: Target, text: String) -> Prompt {
+        Prompt {
+            client,
+            target,
+            text,
+            max_tokens: MAX_TOKENS,
+            stop: Vec::new(),
+            sample: SampleOptions::default(),
+            constraint: None,
+            #[cfg(feature = "grammar")]
+            shape: None,
+            priority: Priority::default(),
+            owner: 0,
+            timeout: None,
+        }
+    }
+
+    /// Tokens of the answer; 1024 unless said.
+    pub fn max_tokens(mut self, tokens: usize) -> Prompt {
+        self.max_tokens = tokens;
+        self
+    }
+
+    /// 0, the default, takes the likeliest token.
+    pub fn temperature(mut self, temperature: f32) -> Prompt {
+        self.sample.temperature = temperature;
+        self
+    }
+
+    pub fn top_k(mut self, tokens: usize) -> Prompt {
+        self.sample.top_k = tokens;
+        self
+    }
+
+    pub fn top_p(mut self, probability: f32) -> Prompt {
+        self.sample.top_p = probability;
+        self
+    }
+
+    pub fn min_p(mut self, probability: f32) -> Prompt {
+        self.sample.min_p = probability;
+        self
+    }
+
+    pub fn seed(mut self, seed: u64) -> Prompt {
+        self.sample.seed = seed;
+        self
+    }
+
+    /// Replaces all sampling options at once.
+    pub fn sample(mut self, options: SampleOptions) -> Prompt {
+        self.sample = options;
+        self
+    }
+
+    /// Ends the answer where this text comes, which is not part of it.
+    pub fn stop(mut self, text: impl Into<String>) -> Prompt {
+        self.stop.push(text.into());
+        self
+    }
+
+    pub fn priority(mut self, priority: Priority) -> Prompt {
+        self.priority = priority;
+        self
+    }
+
+    /// Whose request it is: the scheduler serves owners in turn.
+    pub fn owner(mut self, owner: u64) -> Prompt {
+        self.owner = owner;
+        self
+    }
+
+    /// Ends the answer after this time, waiting included.
+    pub fn timeout(mut self, timeout: Duration) -> Prompt {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Restricts which tokens may come next.
+    pub fn constraint(mut self, constraint: Box<dyn Constraint>) -> Prompt {
+        self.constraint = Some(constraint);
+        self
+    }
+
+    /// The answer is JSON that fits this schema.
+    #[cfg(feature = "grammar")]
+    pub fn json_schema(mut self, schema: &str) -> Prompt {
+        let parsed = serde_json::from_str(schema).map_err(|error| Error::Argument {
+            name: "json_schema",
+            what: error.to_string(),
+        });
+        self.shape = Some(parsed.map(haversack_grammar::Shape::Schema));
+        self
+    }
+
+    /// The answer is text that this regular expression matches as a whole.
+    #[cfg(feature = "grammar")]
+    pub fn regex(mut self, regex: impl Into<String>) -> Prompt {
+        self.shape = Some(Ok(haversack_grammar::Shape::Regex(regex.into())));
+        self
+    }
+
+    /// Blocks until the scheduler has accepted the request.
+    pub fn send(self) -> Result<Answer, Error> {
+        let client = self.client.clone();
+        let (request, options) = self.request()?;
+        let events = client.submit_blocking(vec![request], options)?;
+        Ok(Answer::new(client, events))
+    }
+
+    /// Blocks until the answer is complete.
+    pub fn run(self) -> Result<String, Error> {
+        self.send()?.text()
+    }
+
+    fn constrained(&mut self) -> Result<Option<Box<dyn Constraint>>, Error> {
+        #[cfg(feature = "grammar")]
+        if let Some(shape) = self.shape.take() {
+            return self.client.constraint(&shape?).map(Some);
+        }
+        Ok(self.constraint.take())
+    }
+
+    fn request(mut self) -> Result<(Request, EventOptions), Error> {
+        let constraint = self.constrained()?;
+        let model = self.client.model().clone();
+        let mut stop = std::mem::take(&mut self.stop);
+        if matches!(self.target, Target::Conversation(_)) && constraint.is_none() {
+            let usual = model.template().stop_strings().iter();
+            stop.extend(usual.map(|text| text.to_string()));
+        }
+        let events = EventOptions {
+            logprobs: None,
+            // Every token, and the end: an answer may be read whenever its owner likes.
+            max_behind: self.max_tokens.saturating_add(1),
+        };
+        let options = GenerateOptions {
+            tokens_max: Some(self.max_tokens),
+            stop,
+            ignore_end: false,
+        };
+        let deadline = self.timeout.map(|timeout| self.client.now() + timeout);
+        let kind = match self.target {
+            Target::Completion => {
+                let encode = EncodeOptions {
+                    add_special: true,
+                    parse_special: false,
+                };
+                RequestKind::Completion {
+                    prompt: model.tokenizer().encode(&self.text, encode)?,
+                    rows: None,
+                }
+            }
+            Target::Conversation(session) => {
+                let encoder = self.client.encoder();
+                RequestKind::Turn {
+                    session,
+                    // Without one every turn in memory stays visible.
+                    embedding: encoder.and_then(|encoder| encoder.embed(&self.text).ok()),
+                    text: self.text,
+                    now_ms: now_ms(),
+                }
+            }
+        };
+        let request = Request {
+            kind,
+            sample: self.sample,
+            constraint,
+            options,
+            priority: self.priority,
+            owner: self.owner,
+            deadline,
+        };
+        Ok((request, events))
+    }
+}
+
+/// Sends without blocking. Text becomes tokens, and a schema a grammar, where the future is first polled.
+impl IntoFuture for Prompt {
+    type Output = Result<AnswerStream, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<AnswerStream, Error>> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let client = self.client.clone();
+            let (request, options) = self.request()?;
+            let events = client.submit(vec![request], options).await?;
+            Ok(Answer::new(client, events).into_stream())
+        })
+    }
+}

@@ -1,0 +1,305 @@
+//! The public face: engines, conversations, answers, errors.
+
+mod common;
+
+use common::builder;
+use haversack::engine::Policy;
+use haversack::engine::runtime::Finish;
+use haversack::engine::sample::SampleOptions;
+use haversack::{Answer, ContextSeen, Conversation, Engine, Error, ErrorKind, Pressure};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Waits until something holds; machines that run tests may be slow.
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// An answer that does not end by itself.
+fn endless(engine: &Engine, tokens: usize) -> Answer {
+    let ends = engine.model().tokenizer().ends().iter();
+    let options = SampleOptions {
+        logit_bias: ends.map(|&id| (id, f32::NEG_INFINITY)).collect(),
+        ..SampleOptions::default()
+    };
+    let prompt = engine.complete("a").max_tokens(tokens).sample(options);
+    prompt.send().unwrap()
+}
+
+fn is_send_sync_clone<T: Send + Sync + Clone>() {}
+fn is_send<T: Send>() {}
+
+#[test]
+fn handles_go_to_any_thread() {
+    is_send_sync_clone::<Engine>();
+    is_send_sync_clone::<Conversation>();
+    is_send::<Answer>();
+    is_send::<Error>();
+}
+
+#[test]
+fn an_answer_is_streamed_and_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let anna = engine
+        .conversation("anna")
+        .system("Be brief.")
+        .open()
+        .unwrap();
+    let mut answer = anna
+        .say("My cat is called Miso.")
+        .max_tokens(12)
+        .send()
+        .unwrap();
+    let mut text = String::new();
+    for piece in answer.by_ref() {
+        let piece = piece.unwrap();
+        assert!(!piece.is_empty());
+        text += &piece;
+    }
+    assert!(answer.next().is_none());
+    assert_eq!(answer.finish(), Some(Finish::Length));
+    let report = answer.report();
+    assert_eq!(report.tokens, 12);
+    assert!(report.first_token.is_some_and(|first| first <= report.time));
+    let ContextSeen::Turn { number, context } = &report.context else {
+        panic!("{report}");
+    };
+    assert_eq!(*number, Some(0));
+    assert!(context.kept > 12, "{report}");
+    assert!(report.to_string().starts_with("12 tokens in"), "{report}");
+
+    let turns = anna.turns().unwrap();
+    assert_eq!(turns.len(), 1);
+    assert_eq!(turns[0].text, "My cat is called Miso.");
+    assert_eq!(turns[0].answer, text.trim());
+    assert_eq!(anna.facts().unwrap(), [(0, "Be brief.".to_owned())]);
+}
+
+#[test]
+fn a_completion_gives_the_same_text_whole_and_streamed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let prompt = || engine.complete("The capital of France is").max_tokens(24);
+    let whole = prompt().run().unwrap();
+    let pieces: Result<Vec<String>, Error> = prompt().send().unwrap().collect();
+    let pieces = pieces.unwrap();
+    assert!(pieces.len() > 1 && pieces.concat() == whole, "{pieces:?}");
+    let warm = |seed| prompt().temperature(1.0).seed(seed).run().unwrap();
+    assert_eq!(warm(1), warm(1));
+    assert_ne!(warm(1), warm(2));
+}
+
+#[test]
+fn dropping_an_answer_cancels_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).batch(1).queue(0).start().unwrap();
+    let mut answer = endless(&engine, 1500);
+    assert!(answer.next().unwrap().is_ok());
+    let refused = engine.complete("b").send().err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Busy);
+    drop(answer);
+    until("the place is free again", || {
+        engine.complete("b").max_tokens(1).run().is_ok()
+    });
+    let metrics = engine.metrics();
+    assert_eq!((metrics.cancelled, metrics.completed), (1, 1));
+    assert!(metrics.refused >= 1 && metrics.active == 0, "{metrics:?}");
+}
+
+#[test]
+fn an_answer_may_be_read_late() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let mut answer = endless(&engine, 700);
+    until("it is complete", || engine.metrics().completed == 1);
+    assert!(answer.text().is_ok());
+    assert_eq!(answer.report().tokens, 700);
+}
+
+#[test]
+fn two_conversations_at_once_say_what_each_says_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let say = |name: &str, text: &str| {
+        let talk = engine.conversation(name).open().unwrap();
+        talk.say(text).max_tokens(40).send().unwrap()
+    };
+    let alone = [
+        say("a", "Rivers.").text().unwrap(),
+        say("b", "Mountains.").text().unwrap(),
+    ];
+    let (mut rivers, mut mountains) = (say("c", "Rivers."), say("d", "Mountains."));
+    assert_eq!([rivers.text().unwrap(), mountains.text().unwrap()], alone);
+    let metrics = engine.metrics();
+    assert!(metrics.step_sequences > metrics.steps, "{metrics:?}");
+}
+
+#[test]
+fn a_conversation_goes_on_in_the_next_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = || {
+        builder(dir.path())
+            .sessions(dir.path().join("sessions"))
+            .start()
+    };
+    let engine = start().unwrap();
+    let anna = engine
+        .conversation("anna")
+        .system("Be brief.")
+        .open()
+        .unwrap();
+    anna.say("My cat is called Miso.")
+        .max_tokens(8)
+        .run()
+        .unwrap();
+    anna.add_fact("Anna lives in Lisbon.").unwrap();
+    drop((anna, engine));
+
+    let engine = start().unwrap();
+    assert_eq!(engine.conversations().unwrap()[0].name, "anna");
+    let anna = engine
+        .conversation("anna")
+        .system("Ignored.")
+        .open()
+        .unwrap();
+    let facts: Vec<String> = anna.facts().unwrap().into_iter().map(|f| f.1).collect();
+    assert_eq!(facts, ["Be brief.", "Anna lives in Lisbon."]);
+    let mut answer = anna
+        .say("What is my cat called?")
+        .max_tokens(8)
+        .send()
+        .unwrap();
+    answer.text().unwrap();
+    let ContextSeen::Turn { number, .. } = answer.report().context else {
+        panic!("{}", answer.report());
+    };
+    assert_eq!(number, Some(1));
+
+    let copy = anna.fork("copy").unwrap();
+    assert_eq!(copy.turns().unwrap().len(), 2);
+    assert_eq!(copy.retract().unwrap(), Some(1));
+    copy.recall(0).unwrap();
+    assert_eq!(
+        (copy.turns().unwrap().len(), anna.turns().unwrap().len()),
+        (1, 2)
+    );
+    copy.delete().unwrap();
+    assert_eq!(engine.conversations().unwrap().len(), 1);
+}
+
+#[test]
+fn every_error_has_its_kind() {
+    let dir = tempfile::tempdir().unwrap();
+    let kind = |error: Option<Error>| error.unwrap().kind();
+    let missing = Engine::open(dir.path().join("missing.gguf")).start();
+    assert_eq!(kind(missing.err()), ErrorKind::NotFound);
+    let bad = builder(dir.path()).memory("4GB").start();
+    assert_eq!(kind(bad.err()), ErrorKind::InvalidInput);
+    let small = builder(dir.path()).memory(1 << 10).start();
+    assert_eq!(kind(small.err()), ErrorKind::OutOfMemory);
+
+    let engine = builder(dir.path()).start().unwrap();
+    let anna = engine.conversation("anna").open().unwrap();
+    assert_eq!(kind(anna.revoke_fact(9).err()), ErrorKind::NotFound);
+    assert_eq!(kind(anna.recall(9).err()), ErrorKind::NotFound);
+    assert_eq!(kind(anna.fork("a/b").err()), ErrorKind::InvalidInput);
+    anna.clone().delete().unwrap();
+    assert_eq!(kind(anna.say("Hello.").send().err()), ErrorKind::NotFound);
+    let long = engine.complete("a ".repeat(5000)).send();
+    assert_eq!(kind(long.err()), ErrorKind::TooLarge);
+    let hot = engine.complete("a").temperature(-1.0).send();
+    assert_eq!(kind(hot.err()), ErrorKind::InvalidInput);
+    engine.close().unwrap();
+    assert_eq!(kind(engine.complete("a").send().err()), ErrorKind::Closed);
+    assert_eq!(kind(engine.memory().err()), ErrorKind::Closed);
+
+    let window = builder(dir.path()).policy(Policy::Window).start().unwrap();
+    let none = window.conversation("anna").open();
+    assert_eq!(kind(none.err()), ErrorKind::Unsupported);
+    assert!(window.complete("a").max_tokens(4).run().is_ok());
+}
+
+#[test]
+fn the_memory_report_adds_up_and_pressure_moves_conversations_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = builder(dir.path()).sessions(dir.path().join("sessions"));
+    let engine = start.start().unwrap();
+    let anna = engine.conversation("anna").open().unwrap();
+    anna.say("Hello.").max_tokens(8).run().unwrap();
+    let report = engine.memory().unwrap();
+    assert_eq!(report.sequences.len(), 1);
+    let zones: usize = report.zones.iter().map(|zone| zone.bytes).sum();
+    assert!(zones > 0 && zones <= report.ledger.kv_live, "{report:?}");
+    engine.pressure(Pressure::Critical);
+    until("the idle conversation moves to its file", || {
+        engine.memory().unwrap().sequences.is_empty()
+    });
+    engine.pressure(Pressure::Nominal);
+    assert!(anna.say("Still there?").max_tokens(8).run().is_ok());
+}
+
+/// An executor of one future: parks the thread until it is woken.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+#[test]
+fn the_same_calls_are_futures() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let blocking = engine.complete("Once").max_tokens(30).run().unwrap();
+    let streamed = block_on(async {
+        let mut answer = engine.complete("Once").max_tokens(30).await?;
+        let mut text = String::new();
+        while let Some(piece) = answer.next().await {
+            text += &piece?;
+        }
+        assert_eq!(answer.report().tokens, 30);
+        engine
+            .client()
+            .create("anna", String::new(), "Be brief.".into())
+            .await?;
+        assert_eq!(engine.client().view("anna").await?.facts.len(), 1);
+        assert_eq!(engine.client().memory().await?.sequences.len(), 1);
+        Ok::<String, Error>(text)
+    });
+    assert_eq!(streamed.unwrap(), blocking);
+}
+
+#[cfg(feature = "grammar")]
+#[test]
+fn structured_output_has_its_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let answer = engine.complete("a").regex("(yes|no){3}").run().unwrap();
+    assert!(
+        ["yes", "no"].iter().any(|word| answer.starts_with(word)),
+        "{answer}"
+    );
+    let wrong = engine.complete("a").json_schema("{").send();
+    assert_eq!(wrong.err().unwrap().kind(), ErrorKind::InvalidInput);
+    let wrong = engine.complete("a").regex("(").send();
+    assert_eq!(wrong.err().unwrap().kind(), ErrorKind::InvalidInput);
+}

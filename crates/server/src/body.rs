@@ -1,0 +1,149 @@
+//! Reading a request's body: limits on size, time and nesting, then JSON.
+
+use super::fail::Fail;
+use super::limits;
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
+use serde::de::DeserializeOwned;
+
+/// The body, parsed.
+pub async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Fail> {
+    let text = |name| headers.get(name).map(|v| v.to_str().unwrap_or("?"));
+    let kind = text(header::CONTENT_TYPE).unwrap_or("application/json");
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    if !kind.eq_ignore_ascii_case("application/json") {
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        return Err(Fail::status(status, "accepted: application/json"));
+    }
+    if text(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        return Err(Fail::status(
+            status,
+            "accepted: a body that is not compressed",
+        ));
+    }
+    let whole = tokio::time::timeout(limits::BODY_TIME, whole(body)).await;
+    parse(&whole.unwrap_or_else(|_| Err(slow()))?)
+}
+
+/// All of a body. One that announces too many bytes is refused before it is read.
+async fn whole(mut body: Body) -> Result<Vec<u8>, Fail> {
+    let long = || {
+        let max = limits::BODY_BYTES;
+        Fail::status(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the body is too long; accepted: at most {max} bytes"),
+        )
+    };
+    if body.size_hint().lower() > limits::BODY_BYTES as u64 {
+        return Err(long());
+    }
+    let mut bytes = Vec::new();
+    loop {
+        let frame = tokio::time::timeout(limits::BODY_PAUSE, body.frame()).await;
+        match frame.map_err(|_| slow())? {
+            None => return Ok(bytes),
+            Some(Err(_)) => return Err(Fail::bad("the body ended early")),
+            Some(Ok(frame)) => {
+                let data = frame.into_data().unwrap_or_default();
+                if bytes.len() + data.len() > limits::BODY_BYTES {
+                    return Err(long());
+                }
+                bytes.extend_from_slice(&data);
+            }
+        }
+    }
+}
+
+fn slow() -> Fail {
+    Fail::status(StatusCode::REQUEST_TIMEOUT, "the body took too long")
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fail> {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    if depth(bytes) > limits::JSON_DEPTH {
+        let max = limits::JSON_DEPTH;
+        return Err(Fail::bad(format!(
+            "the JSON is nested too deep; accepted: at most {max} levels"
+        )));
+    }
+    serde_json::from_slice(bytes).map_err(|error| {
+        // Where it is wrong, not what is there: that may be private text.
+        let (line, column) = (error.line(), error.column());
+        match error.classify() {
+            serde_json::error::Category::Data => Fail::bad(format!(
+                "the JSON has the wrong fields: {}",
+                without_values(&error.to_string())
+            )),
+            _ => Fail::bad(format!("the body is not JSON, line {line} column {column}")),
+        }
+    })
+}
+
+/// The message without what it quotes.
+fn without_values(message: &str) -> String {
+    let mut quoted = false;
+    let mut out = String::new();
+    for c in message.chars().take(300) {
+        if c == '"' {
+            quoted = !quoted;
+            out.push('"');
+        } else if !quoted {
+            out.push(c);
+        }
+    }
+    out
+}
+
+/// The deepest nesting of brackets outside of strings.
+fn depth(bytes: &[u8]) -> usize {
+    let (mut now, mut max, mut text, mut escaped) = (0usize, 0, false, false);
+    for &b in bytes {
+        match b {
+            _ if escaped => escaped = false,
+            b'\\' if text => escaped = true,
+            b'"' => text = !text,
+            b'[' | b'{' if !text => {
+                now += 1;
+                max = max.max(now);
+            }
+            b']' | b'}' if !text => now = now.saturating_sub(1),
+            _ => {}
+        }
+    }
+    max
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::ChatRequest;
+
+    #[test]
+    fn brackets_are_counted_outside_of_strings() {
+        assert_eq!(depth(b"{}"), 1);
+        assert_eq!(depth(br#"{"a":[{"b":"]]]{{{{\"[[[["}]}"#), 3);
+        assert_eq!(depth(&[b'['; 1000]), 1000);
+        assert_eq!(depth(b"]]]]["), 1);
+    }
+
+    #[test]
+    fn errors_quote_nothing() {
+        let of = |body: &str| {
+            let fail = parse::<ChatRequest>(body.as_bytes()).unwrap_err();
+            fail.json()["error"]["message"].as_str().unwrap().to_owned()
+        };
+        let told = of(r#"{"messages":[{"role":"user","content":"x"}],"temperature":"my secret"}"#);
+        assert!(!told.contains("secret"), "{told}");
+        assert!(told.contains("expected f32"), "{told}");
+        assert_eq!(
+            of(r#"{"messages":"#),
+            "the body is not JSON, line 1 column 12"
+        );
+        assert!(of("[1,2,3]").starts_with("the JSON has the wrong fields"));
+        let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
+        assert!(of(&deep).contains("64 levels"));
+    }
+}

@@ -1,0 +1,283 @@
+//! From a parsed body to requests of the scheduler: everything is checked before anything is computed.
+
+use super::fail::Fail;
+use super::limits;
+use super::tool_calls::Functions;
+use super::types::{CommonFields, OneOrMany, WhenLonger};
+use haversack::Client;
+use haversack::engine::runtime::GenerateOptions;
+use haversack::engine::sample::{Constraint, SampleOptions};
+use haversack::engine::{Model, Policy};
+use haversack::memory::clock::now_ms;
+use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::time::Duration;
+
+/// A client's request, checked, its prompt in tokens.
+pub struct CheckedRequest {
+    /// One for each choice.
+    pub requests: Vec<Request>,
+    pub prompt_tokens: usize,
+    /// How many of the likeliest tokens are told with each.
+    pub logprobs: Option<usize>,
+    pub stream: bool,
+    pub include_usage: bool,
+    /// As the client called it.
+    pub model: Option<String>,
+    /// Functions that the answer may call.
+    pub callable: Option<Functions>,
+}
+
+/// A message to a session.
+pub struct SessionMessage {
+    pub session: String,
+    pub text: String,
+}
+
+/// What each endpoint makes of its own fields.
+pub struct EndpointFields<'a> {
+    /// Empty in a session.
+    pub prompt: Vec<u32>,
+    /// Stop strings of this endpoint.
+    pub stops: &'a [&'a str],
+    /// How many of the likeliest tokens are told; `None`: no log-probabilities.
+    pub top: Option<u64>,
+    /// For structured output.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// Functions that the answer may call.
+    pub callable: Option<Functions>,
+}
+
+/// The common fields, checked.
+struct CheckedFields {
+    sample: SampleOptions,
+    options: GenerateOptions,
+    choices: u64,
+    owner: u64,
+    deadline: Duration,
+}
+
+fn check(
+    client: &Client,
+    fields: &EndpointFields<'_>,
+    common: &CommonFields,
+) -> Result<CheckedFields, Fail> {
+    let (top, model) = (fields.top, client.model());
+    if top.is_some_and(|top| top > limits::TOP_LOGPROBS) {
+        let max = limits::TOP_LOGPROBS;
+        return Err(Fail::param("top_logprobs", format!("accepted: 0 to {max}")));
+    }
+    let choices = common.n.unwrap_or(1);
+    if !(1..=limits::CHOICES).contains(&choices) {
+        let max = limits::CHOICES;
+        return Err(Fail::param("n", format!("accepted: 1 to {max}")));
+    }
+    let limit = common.max_completion_tokens.or(common.max_tokens);
+    if limit.is_some_and(|n| n == 0 || n > u64::from(u32::MAX)) {
+        let accepted = format!("accepted: 1 to {}", u32::MAX);
+        return Err(Fail::param("max_tokens", accepted));
+    }
+    // Structured output ends by itself, and a stop string in the middle would break it.
+    let is_structured = fields.constraint.is_some();
+    let stops = if is_structured { &[][..] } else { fields.stops };
+    if is_structured && common.stop.is_some() {
+        return Err(Fail::param(
+            "stop",
+            "structured output ends by itself; accepted: none",
+        ));
+    }
+    Ok(CheckedFields {
+        sample: sample(model, common)?,
+        options: GenerateOptions {
+            tokens_max: Some(limit.map_or(limits::TOKENS, |n| n as usize)),
+            stop: stop(common, stops)?,
+            ignore_end: false,
+        },
+        choices,
+        owner: common.user.as_deref().map_or(0, name_of),
+        deadline: client.now() + limits::REQUEST_TIME,
+    })
+}
+
+impl CheckedRequest {
+    fn new(
+        requests: Vec<Request>,
+        fields: &EndpointFields<'_>,
+        common: &CommonFields,
+    ) -> CheckedRequest {
+        let usage = common.stream_options.and_then(|o| o.include_usage);
+        CheckedRequest {
+            requests,
+            prompt_tokens: fields.prompt.len(),
+            logprobs: fields.top.map(|top| top as usize),
+            stream: common.stream.unwrap_or(false),
+            include_usage: usage.unwrap_or(false),
+            model: common.model.clone(),
+            callable: fields.callable.clone(),
+        }
+    }
+}
+
+/// One request for each choice.
+pub fn completion(
+    client: &Client,
+    fields: EndpointFields<'_>,
+    common: &CommonFields,
+) -> Result<CheckedRequest, Fail> {
+    let checked = check(client, &fields, common)?;
+    let rows = rows(client, common)?;
+    let mut options = checked.options;
+    if rows.when_longer == LongPrompt::Refuse {
+        let room = rows.max_rows.saturating_sub(fields.prompt.len()).max(1);
+        options.tokens_max = options.tokens_max.map(|max| max.min(room));
+    }
+    let request = |i: u64| {
+        let prompt = fields.prompt.clone();
+        let rows = Some(rows);
+        Request {
+            sample: SampleOptions {
+                seed: checked.sample.seed.wrapping_add(i),
+                ..checked.sample.clone()
+            },
+            constraint: fields.constraint.clone(),
+            options: options.clone(),
+            owner: checked.owner,
+            deadline: Some(checked.deadline),
+            ..Request::new(RequestKind::Completion { prompt, rows })
+        }
+    };
+    let requests = (0..checked.choices).map(request).collect();
+    Ok(CheckedRequest::new(requests, &fields, common))
+}
+
+/// A turn of a session.
+pub fn turn(
+    client: &Client,
+    message: SessionMessage,
+    fields: EndpointFields<'_>,
+    common: &CommonFields,
+) -> Result<CheckedRequest, Fail> {
+    let checked = check(client, &fields, common)?;
+    if checked.choices != 1 {
+        return Err(Fail::param("n", "accepted: 1 in a session"));
+    }
+    if common.context.is_some() {
+        let why = "a session manages its own context; accepted: none";
+        return Err(Fail::param("context", why));
+    }
+    let SessionMessage { session, text } = message;
+    let kind = RequestKind::Turn {
+        session,
+        // Without one every turn in memory stays visible.
+        embedding: client.encoder().and_then(|e| e.embed(&text).ok()),
+        text,
+        now_ms: now_ms(),
+    };
+    let turn = Request {
+        sample: checked.sample,
+        constraint: fields.constraint.clone(),
+        options: checked.options,
+        owner: checked.owner,
+        deadline: Some(checked.deadline),
+        ..Request::new(kind)
+    };
+    Ok(CheckedRequest::new(vec![turn], &fields, common))
+}
+
+fn rows(client: &Client, common: &CommonFields) -> Result<RowLimit, Fail> {
+    let context = client.model().config().context.min(client.rows_max());
+    let Some(given) = common.context else {
+        return Ok(RowLimit {
+            max_rows: context,
+            anchors: 0,
+            when_longer: LongPrompt::Refuse,
+        });
+    };
+    let count = |n: Option<u64>, usual: usize| {
+        n.map_or(usual, |n| usize::try_from(n).unwrap_or(usize::MAX))
+    };
+    let max_rows = count(given.limit, context);
+    if max_rows > context {
+        return Err(Fail::param(
+            "context",
+            format!("limit: accepted: at most {context}"),
+        ));
+    }
+    let rows = RowLimit {
+        max_rows,
+        anchors: count(given.anchors, 0).min(context),
+        when_longer: match given.when_longer {
+            WhenLonger::Refuse => LongPrompt::Refuse,
+            WhenLonger::Truncate => LongPrompt::Truncate,
+            WhenLonger::Window => LongPrompt::Window,
+            WhenLonger::Heavy => LongPrompt::Select(Policy::Heavy),
+            WhenLonger::Snap => LongPrompt::Select(Policy::Snap),
+            WhenLonger::Adaptive => LongPrompt::Select(Policy::Adaptive),
+            WhenLonger::Again => LongPrompt::Reread {
+                every: count(given.every, max_rows / 4),
+            },
+        },
+    };
+    rows.check()
+        .map_err(|error| Fail::param("context", error.to_string()))?;
+    Ok(rows)
+}
+
+fn stop(common: &CommonFields, usual: &[&str]) -> Result<Vec<String>, Fail> {
+    let stop = common.stop.as_ref().map_or(&[][..], OneOrMany::as_slice);
+    let (strings, bytes) = (limits::STOPS, limits::STOP_BYTES);
+    let fits = stop.iter().all(|s| (1..=bytes).contains(&s.len()));
+    if stop.len() > strings || !fits {
+        return Err(Fail::param(
+            "stop",
+            format!("accepted: at most {strings} strings of 1 to {bytes} bytes"),
+        ));
+    }
+    let usual = usual.iter().map(|&s| s.to_owned());
+    Ok(stop.iter().cloned().chain(usual).collect())
+}
+
+fn sample(model: &Model, common: &CommonFields) -> Result<SampleOptions, Fail> {
+    let usual = SampleOptions::default();
+    let mut logit_bias = Vec::new();
+    for (token, bias) in common.logit_bias.iter().flatten() {
+        let known = |id: &u32| (*id as usize) < model.config().vocab;
+        let Some(id) = token.parse().ok().filter(known) else {
+            return Err(Fail::param(
+                "logit_bias",
+                "accepted: token ids of this model as names",
+            ));
+        };
+        logit_bias.push((id, *bias));
+    }
+    let options = SampleOptions {
+        temperature: common.temperature.unwrap_or(1.0),
+        top_k: common
+            .top_k
+            .map_or(usual.top_k, |k| usize::try_from(k).unwrap_or(usize::MAX)),
+        top_p: common.top_p.unwrap_or(usual.top_p),
+        min_p: common.min_p.unwrap_or(usual.min_p),
+        presence_penalty: common.presence_penalty.unwrap_or(usual.presence_penalty),
+        frequency_penalty: common.frequency_penalty.unwrap_or(usual.frequency_penalty),
+        repetition_penalty: common
+            .repetition_penalty
+            .unwrap_or(usual.repetition_penalty),
+        logit_bias,
+        seed: common.seed.map_or_else(any_seed, |seed| seed as u64),
+        ..usual
+    };
+    haversack::engine::sample::Sampler::new(options.clone())
+        .map_err(|error| Fail::bad(error.to_string()))?;
+    Ok(options)
+}
+
+/// A new one each time.
+fn any_seed() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+/// The same for the same name while the server runs.
+fn name_of(user: &str) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(user)
+}

@@ -1,0 +1,58 @@
+//! What every handler shares: the engine, and what is kept besides it.
+
+use crate::auth::Auth;
+use crate::encoder::SharedEncoder;
+use crate::fail::Fail;
+use crate::limits;
+use haversack::memory::clock::since_1970;
+use haversack::{Client, Engine, MemoryReport};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::{Mutex, Semaphore};
+
+pub struct ServerState {
+    pub engine: Engine,
+    pub auth: Arc<Auth>,
+    pub(crate) encoder: SharedEncoder,
+    /// Told where a request names no model.
+    pub model_name: String,
+    pub has_sessions: bool,
+    /// When the server started, in seconds since 1970.
+    pub(crate) created: u64,
+    /// The last memory report. Requests that come while one is made wait for that one.
+    last_report: Mutex<Option<(Instant, Arc<MemoryReport>)>>,
+    /// Places for clients of `/v1/events`.
+    pub(crate) subscribers: Arc<Semaphore>,
+}
+
+impl ServerState {
+    pub fn new(engine: Engine, auth: Auth, model_name: String, has_sessions: bool) -> ServerState {
+        ServerState {
+            engine,
+            auth: Arc::new(auth),
+            encoder: SharedEncoder::default(),
+            model_name,
+            has_sessions,
+            created: since_1970().as_secs(),
+            last_report: Mutex::default(),
+            subscribers: Arc::new(Semaphore::new(limits::SUBSCRIBERS)),
+        }
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        self.engine.client()
+    }
+
+    /// A memory report that is at most [`limits::REPORT_AGE`] old.
+    pub(crate) async fn memory_report(&self) -> Result<Arc<MemoryReport>, Fail> {
+        let mut last = self.last_report.lock().await;
+        if let Some((when, report)) = &*last
+            && when.elapsed() < limits::REPORT_AGE
+        {
+            return Ok(report.clone());
+        }
+        let report = Arc::new(self.client().memory().await?);
+        *last = Some((Instant::now(), report.clone()));
+        Ok(report)
+    }
+}

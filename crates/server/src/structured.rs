@@ -1,0 +1,113 @@
+//! Structured output: `response_format`, `grammar`, and two names that other servers have for them.
+
+use super::fail::Fail;
+use super::types::CommonFields;
+use haversack::engine::sample::Constraint;
+use haversack::grammar::Shape;
+use haversack::{Client, Error};
+use serde_json::Value as Json;
+
+/// The shape that a request asks for, and the parameter that names it.
+pub fn requested(common: &CommonFields) -> Result<Option<(&'static str, Shape)>, Fail> {
+    let mut found = Vec::new();
+    if let Some(format) = &common.response_format {
+        let name = "response_format";
+        let shape = self::format(name, format, "/json_schema/schema")?;
+        found.extend(shape.map(|shape| (name, shape)));
+    }
+    if let Some(grammar) = &common.grammar {
+        let regex = grammar.get("regex").and_then(Json::as_str);
+        let accepted = || Fail::param("grammar", "accepted: { \"regex\": \"…\" }");
+        let shape = Shape::Regex(regex.ok_or_else(accepted)?.to_owned());
+        found.push(("grammar", shape));
+    }
+    if let Some(regex) = &common.guided_regex {
+        found.push(("guided_regex", Shape::Regex(regex.clone())));
+    }
+    if let Some(schema) = &common.guided_json {
+        found.push(("guided_json", Shape::Schema(schema.clone())));
+    }
+    match found.len() {
+        0 | 1 => Ok(found.pop()),
+        _ => Err(Fail::param(
+            found[1].0,
+            format!(
+                "accepted: one of these, and {} is there already",
+                found[0].0
+            ),
+        )),
+    }
+}
+
+/// A format object; `schema` points to its schema. `None`: the answer is free text.
+pub fn format(param: &'static str, format: &Json, schema: &str) -> Result<Option<Shape>, Fail> {
+    let fail = |what: &str| Err(Fail::param(param, what));
+    match format.get("type").and_then(Json::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Shape::Object)),
+        Some("json_schema") => match format.pointer(schema) {
+            Some(schema) => Ok(Some(Shape::Schema(schema.clone()))),
+            None => fail("the schema is missing"),
+        },
+        _ => fail("accepted types: text, json_object, json_schema"),
+    }
+}
+
+/// A constraint for this shape. Takes a while: not for the thread that serves other clients.
+pub fn constraint(
+    client: &Client,
+    param: &'static str,
+    shape: &Shape,
+) -> Result<Box<dyn Constraint>, Fail> {
+    client.constraint(shape).map_err(|error| match error {
+        Error::Grammar(error) => Fail::param(param, error.to_string()),
+        error => error.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn of(fields: Json) -> Result<Option<(&'static str, Shape)>, Fail> {
+        requested(&serde_json::from_value(fields).unwrap())
+    }
+
+    #[test]
+    fn one_shape_at_most() {
+        assert!(of(json!({})).unwrap().is_none());
+        assert!(
+            of(json!({ "response_format": { "type": "text" } }))
+                .unwrap()
+                .is_none()
+        );
+        let object = json!({ "type": "json_object" });
+        let found = of(json!({ "response_format": object })).unwrap();
+        assert_eq!(found, Some(("response_format", Shape::Object)));
+        let found =
+            of(json!({ "response_format": { "type": "text" }, "grammar": { "regex": "a" } }));
+        assert_eq!(found.unwrap(), Some(("grammar", Shape::Regex("a".into()))));
+        let two = of(json!({ "response_format": object, "guided_regex": "a" })).unwrap_err();
+        assert_eq!(two.json()["error"]["param"], "guided_regex");
+    }
+
+    #[test]
+    fn a_wrong_shape_names_its_parameter() {
+        for (name, value) in [
+            ("response_format", json!({})),
+            ("response_format", json!(5)),
+            ("response_format", json!({ "type": "xml" })),
+            ("response_format", json!({ "type": "json_schema" })),
+            (
+                "response_format",
+                json!({ "type": "json_schema", "json_schema": [] }),
+            ),
+            ("grammar", json!({ "lark": "start: 1" })),
+            ("grammar", json!("a*")),
+        ] {
+            let error = of(json!({ name: value })).unwrap_err();
+            assert_eq!(error.json()["error"]["param"], name);
+        }
+    }
+}
