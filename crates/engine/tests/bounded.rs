@@ -133,7 +133,11 @@ fn the_ledger_is_within_the_plan() {
 #[test]
 fn a_charge_beside_sequences_is_counted_once() {
     let (_dir, model, _) = tiny();
-    let mut rt = Runtime::new(model, &options(64, 128)).unwrap();
+    let options = RuntimeOptions {
+        kv: KvOptions::default(),
+        ..options(64, 128)
+    };
+    let mut rt = Runtime::new(model, &options).unwrap();
     let before = rt.ledger().side;
     assert!(before > 0, "mean keys");
     for _ in 0..3 {

@@ -54,7 +54,7 @@ fn pieces_are_those_of_the_reference() {
         let text = row["text"].as_str().unwrap().repeat(repeat);
         assert_eq!(encoder.tokens(&text), ids(&row["ids"]), "{}", row["name"]);
     }
-    let texts = fixture("tokenizer/texts.json");
+    let texts = fixture("../../../text/tests/fixtures/tokenizer/texts.json");
     let nasty = fixture("encoder/nasty.json");
     let (texts, nasty) = (texts.as_array().unwrap(), nasty.as_array().unwrap());
     assert_eq!(texts.len(), nasty.len());

@@ -5,7 +5,7 @@
 //! Shapes are compared with the tensors later, by [`super::weights`].
 
 use super::error::LoadError;
-use super::keys::{Keys, missing};
+use super::keys::{MetadataKeys, missing};
 use super::rope;
 use haversack_gguf::Gguf;
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};
@@ -121,7 +121,7 @@ impl Config {
                     format!("{:?} is not supported; supported: {known}", clip(arch_name)),
                 )
             })?;
-        let keys = Keys::new(g, arch.name());
+        let keys = MetadataKeys::new(g, arch.name());
 
         let layers = keys.count("block_count", 1, LAYERS_MAX)?;
         let dim = keys.count("embedding_length", 1, DIM_MAX)?;

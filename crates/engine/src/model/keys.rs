@@ -5,14 +5,14 @@ use super::error::LoadError;
 use haversack_gguf::Gguf;
 
 /// Metadata keys of one architecture, with their ranges.
-pub(super) struct Keys<'a> {
+pub(super) struct MetadataKeys<'a> {
     g: &'a Gguf,
     prefix: &'static str,
 }
 
-impl<'a> Keys<'a> {
-    pub fn new(g: &'a Gguf, prefix: &'static str) -> Keys<'a> {
-        Keys { g, prefix }
+impl<'a> MetadataKeys<'a> {
+    pub fn new(g: &'a Gguf, prefix: &'static str) -> MetadataKeys<'a> {
+        MetadataKeys { g, prefix }
     }
 
     pub fn full(&self, key: &str) -> String {

@@ -5,7 +5,7 @@
 //! depends on which one it was.
 
 use super::error::LoadError;
-use super::keys::Keys;
+use super::keys::MetadataKeys;
 use haversack_gguf::Gguf;
 use haversack_kernels::format::{WeightType, gguf::unpack_row};
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};
@@ -20,7 +20,7 @@ const YARN_SLOW: f64 = 1.0;
 /// where there is none.
 pub(super) fn read(
     g: &Gguf,
-    keys: &Keys<'_>,
+    keys: &MetadataKeys<'_>,
     pairing: Pairing,
     dims: usize,
     trained: usize,
