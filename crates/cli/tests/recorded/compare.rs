@@ -15,7 +15,7 @@ pub struct Intended {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
-    /// A case; without it the change is one of a group of words, in all cases.
+    /// A case; without it the change is in all cases.
     case: Option<String>,
     /// A field of the case's record, such as `/json/kv/codec`, with everything below it.
     field: Option<String>,
@@ -111,10 +111,9 @@ impl Intended {
         let intended: Intended = toml::from_str(text).unwrap();
         for change in &intended.change {
             assert!(!change.reason.is_empty(), "an intended change has a reason");
-            let names_a_field = change.case.is_some() && change.field.is_some();
             assert!(
-                names_a_field || change.group.is_some(),
-                "a case and a field, or a group"
+                change.field.is_some() || change.group.is_some(),
+                "a field or a group"
             );
         }
         intended
@@ -135,7 +134,8 @@ impl Intended {
                     .any(|difference| change.covers(difference))
         });
         let stale = stale.map(|change| {
-            let name = change.case.as_ref().or(change.group.as_ref()).unwrap();
+            let name = [&change.case, &change.group, &change.field];
+            let name = name.into_iter().flatten().next().unwrap();
             format!(
                 "intended.toml: nothing differs any more by {name}: {}",
                 change.reason
