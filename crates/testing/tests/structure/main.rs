@@ -201,6 +201,8 @@ fn json_http_and_anyhow_have_an_address() {
             // Schemas are JSON.
             "grammar" => &["serde_json"],
             "server" => &["serde_json", "tokio", "axum"],
+            // Behind the feature `grammar`.
+            "haversack" => &["serde_json"],
             "hub" => &["ureq"],
             _ => &[],
         };
