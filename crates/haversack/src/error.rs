@@ -42,7 +42,7 @@ pub enum Error {
     #[error("{name}: {what}")]
     Argument { name: &'static str, what: String },
     #[error(transparent)]
-    Load(#[from] LoadError),
+    Load(Box<LoadError>),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
@@ -53,9 +53,9 @@ pub enum Error {
     #[error(transparent)]
     Grammar(#[from] haversack_grammar::GrammarError),
     #[error(transparent)]
-    Submit(#[from] SubmitError),
+    Submit(Box<SubmitError>),
     #[error(transparent)]
-    Session(#[from] SessionError),
+    Session(Box<SessionError>),
     #[error("all places in the queue are taken")]
     Busy,
     #[error("the engine is stopping")]
@@ -65,7 +65,7 @@ pub enum Error {
     CutOff,
     /// The request failed while it was computed.
     #[error(transparent)]
-    Request(#[from] RequestError),
+    Request(Box<RequestError>),
     #[error(transparent)]
     Sample(#[from] SampleError),
     #[error("the engine's thread panicked")]
@@ -73,6 +73,19 @@ pub enum Error {
     #[error("the engine's thread could not be started: {0}")]
     Thread(#[source] std::io::Error),
 }
+
+// Boxed: an error travels through every `Result` of the library.
+macro_rules! boxed {
+    ($($from:ident => $variant:ident),*) => {
+        $(impl From<$from> for Error {
+            fn from(error: $from) -> Error {
+                Error::$variant(Box::new(error))
+            }
+        })*
+    };
+}
+
+boxed!(LoadError => Load, SessionError => Session, SubmitError => Submit, RequestError => Request);
 
 impl Error {
     pub fn kind(&self) -> ErrorKind {

@@ -115,17 +115,22 @@ fn status(kind: ErrorKind) -> StatusCode {
 impl From<Error> for Fail {
     fn from(error: Error) -> Fail {
         let kind = error.kind();
-        match &error {
+        let refused = match &error {
+            Error::Submit(refused) => Some(&**refused),
+            _ => None,
+        };
+        match refused {
             _ if kind == ErrorKind::Busy => Fail::busy(),
             _ if kind == ErrorKind::Closed => Fail::stopping(),
-            Error::Session(_) | Error::Submit(SubmitError::Session(_)) => {
+            _ if matches!(error, Error::Session(_)) => {
                 Fail::status(status(kind), error.to_string())
             }
-            Error::Submit(SubmitError::PromptTooLong { .. }) => Fail {
+            Some(SubmitError::Session(_)) => Fail::status(status(kind), error.to_string()),
+            Some(SubmitError::PromptTooLong { .. }) => Fail {
                 code: Some("context_length_exceeded"),
                 ..Fail::param("messages", error.to_string())
             },
-            Error::Submit(SubmitError::Step(_)) if kind == ErrorKind::InvalidInput => {
+            Some(SubmitError::Step(_)) if kind == ErrorKind::InvalidInput => {
                 Fail::param("context", error.to_string())
             }
             _ if status(kind).is_client_error() => Fail::status(status(kind), error.to_string()),
