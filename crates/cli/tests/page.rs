@@ -95,7 +95,7 @@ fn people_use_the_page() {
         return;
     };
     open(&browser, &server);
-    set(&browser, "0", "80");
+    set(&browser, "0", "240");
     let focus = "return document.activeElement.closest('.talk')?.id ?? null";
     assert_eq!(browser.run(focus, json!([])), json!("talk-talk-1"));
     browser.press("Tell me a story about a cat called Miso.");
@@ -140,7 +140,7 @@ fn people_use_the_page() {
     // What is said there is what is said anywhere.
     let question = json!([{ "role": "user", "content": "What is the capital of France?" }]);
     let asked =
-        json!({ "session_id": "truth", "messages": question, "temperature": 0, "max_tokens": 80 });
+        json!({ "session_id": "truth", "messages": question, "temperature": 0, "max_tokens": 240 });
     let (status, truth) = server.post("/v1/chat/completions", &asked);
     assert_eq!(status, 200, "{truth}");
     assert_eq!(said(&browser, "talk-2")[1], content(&truth));
