@@ -85,6 +85,7 @@ fn request(dice: &mut Dice, ids: &[u32], alike: bool) -> Request {
         priority: [Priority::Interactive, Priority::Background][dice.roll(2)],
         owner: dice.roll(if alike { 2 } else { 3 }) as u64,
         deadline: None,
+        continues: false,
     }
 }
 
@@ -688,7 +689,7 @@ fn rows_selected_for_one_request() {
         assert_eq!(*tokens, selected_alone(&model, &probe, request), "{long:?}");
         if let LongPrompt::Select(Policy::Heavy | Policy::Snap) = long {
             assert!(
-                held.seen == 669 && held.rows <= max_rows,
+                held.usage.tokens_seen == 669 && held.usage.rows <= max_rows,
                 "{long:?}: {held:?}"
             );
         }
@@ -835,8 +836,8 @@ fn a_window_that_follows_the_device() {
         }
         done.sort_by_key(|done| done.0);
         for ((_, tokens, held), prompt) in done.iter().zip(prompts) {
-            changed += held.changes.len();
-            let replay = held.changes.iter().map(|c| (c.position, c.window));
+            changed += held.usage.changes.len();
+            let replay = held.usage.changes.iter().map(|c| (c.position, c.window));
             let mut runtime = make(replay.collect());
             let id = runtime.open().unwrap();
             let mut sampler = Sampler::new(SampleOptions::default()).unwrap();

@@ -311,7 +311,7 @@ fn print(
             let own = units.iter().skip(part).step_by(THIRDS);
             format!("{:.0}", share(&own.collect::<Vec<_>>()))
         };
-        let rows = answers.iter().map(|a| a.held.rows).max().unwrap_or(0);
+        let rows = answers.iter().map(|a| a.held.usage.rows).max().unwrap_or(0);
         println!(
             "| {name} | {rows} | {whole:.1} % | {interval} | {} | {} | {} |",
             third(0),

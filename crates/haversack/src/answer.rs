@@ -45,22 +45,24 @@ impl Progress {
                 self.returned += text.len();
                 Some(Ok(text)).filter(|piece| piece.as_ref().is_ok_and(|text| !text.is_empty()))
             }
-            Some((_, event)) => {
+            Some((_, AnswerEvent::PromptRead { .. })) => None,
+            Some((
+                _,
+                AnswerEvent::Finished {
+                    text,
+                    finish,
+                    report,
+                },
+            )) => {
                 self.events = None;
-                match event {
-                    AnswerEvent::Failed(error) => Some(Err(error)),
-                    AnswerEvent::Token { .. } => None,
-                    AnswerEvent::Finished {
-                        text,
-                        finish,
-                        report,
-                    } => {
-                        self.finish = Some(finish);
-                        self.report = report;
-                        let rest = text.get(self.returned..).unwrap_or_default();
-                        (!rest.is_empty()).then(|| Ok(rest.to_owned()))
-                    }
-                }
+                self.finish = Some(finish);
+                self.report = report;
+                let rest = text.get(self.returned..).unwrap_or_default();
+                (!rest.is_empty()).then(|| Ok(rest.to_owned()))
+            }
+            Some((_, AnswerEvent::Failed(error))) => {
+                self.events = None;
+                Some(Err(error))
             }
             None => {
                 self.events = None;

@@ -1,4 +1,4 @@
-//! Bounded channel: many senders that never wait, one receiver that a thread or a future can wait on.
+//! Bounded channel: many senders, one receiver that a thread or a future can wait on.
 //!
 //! Std only, so the library is bound to no async runtime. A sender is told when the queue is full or the receiver is
 //! gone; the receiver drains what is queued after the last sender is gone.
@@ -80,6 +80,17 @@ impl<T> Sender<T> {
         Ok(())
     }
 
+    /// Waits while the queue is full. Never [`TrySendError::Full`].
+    pub fn send(&self, value: T) -> Result<(), TrySendError> {
+        let mut state = lock(&self.0.state);
+        while state.has_receiver && state.queue.len() >= state.capacity {
+            let waited = self.0.ready.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        self.try_send(value)
+    }
+
     /// Pushes the oldest value out where the queue is full.
     pub fn send_latest(&self, value: T) {
         let mut state = lock(&self.0.state);
@@ -120,6 +131,7 @@ impl<T> Receiver<T> {
         let mut state = lock(&self.0.state);
         loop {
             if let Some(value) = state.queue.pop_front() {
+                self.0.ready.notify_one();
                 return Some(value);
             }
             if state.senders == 0 {
@@ -133,7 +145,10 @@ impl<T> Receiver<T> {
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
         let mut state = lock(&self.0.state);
         match state.queue.pop_front() {
-            Some(value) => Poll::Ready(Some(value)),
+            Some(value) => {
+                self.0.ready.notify_one();
+                Poll::Ready(Some(value))
+            }
             None if state.senders == 0 => Poll::Ready(None),
             None => {
                 state.waker = Some(cx.waker().clone());
@@ -158,6 +173,7 @@ impl<T> Drop for Receiver<T> {
         let mut state = lock(&self.0.state);
         state.has_receiver = false;
         let queue = std::mem::take(&mut state.queue);
+        self.0.ready.notify_one();
         drop(state);
         // What is queued may hold senders of this channel.
         drop(queue);

@@ -1,22 +1,23 @@
-//! Every operation of an engine as a typed command to its thread, for callers that work with names and futures, as the
+//! Every operation of an engine as a command to its thread, for callers that work with names and futures, as the
 //! server does. [`crate::Engine`] and [`crate::Conversation`] are built on it.
 
-use crate::channel::{Reply, ReplyTo, bounded, reply};
-use crate::command::{Command, ConversationCommand, ConversationView, History, Pressure, Submit};
-use crate::driver::Driver;
+use crate::channel::{Reply, bounded, reply};
+use crate::driver::{Driver, Listener};
 use crate::error::Error;
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::notices::{NoticeReceiver, Notices};
 use crate::places::Places;
 use crate::report::EventReceiver;
-use crate::thread;
+use crate::sessions::{self, ConversationView, History};
+use crate::thread::{self, Command, EngineThread, Pressure};
 use haversack_conversations::scheduler::{
     MemoryReport, Request, RequestId, Scheduler, SchedulerOptions,
 };
-use haversack_conversations::session::{Embed, ListedSession, Sessions};
+use haversack_conversations::session::{Embed, ListedSession, SessionError, SessionId, Sessions};
 use haversack_engine::Model;
 use haversack_engine::device::Thermal;
-use haversack_engine::runtime::Runtime;
+use haversack_engine::runtime::{KvLayout, Runtime};
+use haversack_memory::clock::now_ms;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -32,6 +33,8 @@ pub struct EngineOptions {
     pub queue: usize,
     /// Finished requests whose keys and values are kept for prompts that begin alike.
     pub prefix_cache: usize,
+    /// Log alerts and changes of the device. Not for an engine with one caller, who sees both in the answers.
+    pub logs: bool,
 }
 
 impl Default for EngineOptions {
@@ -40,17 +43,23 @@ impl Default for EngineOptions {
             batch: 8,
             queue: 64,
             prefix_cache: 16,
+            logs: true,
         }
     }
 }
 
 /// How the events of requests are told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct EventOptions {
     /// How many of the likeliest tokens are told with each; `None`: no log-probabilities.
     pub logprobs: Option<usize>,
-    /// Events that may wait to be received; a request whose reader is further behind is cancelled.
+    /// Events that may wait to be received.
     pub max_behind: usize,
+    /// The engine waits for a reader that is further behind, and computes nothing meanwhile: for an engine with one
+    /// caller. Otherwise its request is cancelled.
+    pub waits: bool,
+    /// [`AnswerEvent::PromptRead`](crate::AnswerEvent::PromptRead) is told.
+    pub progress: bool,
 }
 
 pub struct Client {
@@ -62,7 +71,7 @@ pub struct Client {
     started: Instant,
     options: EngineOptions,
     model: Arc<Model>,
-    rows_max: usize,
+    layout: KvLayout,
     encoder: Option<Arc<dyn Embed>>,
     #[cfg(feature = "grammar")]
     vocabulary: crate::structured::LazyVocabulary,
@@ -77,7 +86,7 @@ impl Client {
         options: EngineOptions,
     ) -> Result<Client, Error> {
         let model = runtime.model().clone();
-        let rows_max = runtime.bounds().rows_max;
+        let layout = KvLayout::new(&runtime);
         let encoder = sessions.as_ref().and_then(Sessions::encoder);
         let places = options.batch + options.queue;
         let scheduler = SchedulerOptions {
@@ -91,7 +100,7 @@ impl Client {
         if let Some(sessions) = sessions {
             scheduler = scheduler.with_sessions(sessions);
         }
-        let driver = Driver::new(scheduler, options.queue);
+        let driver = Driver::new(scheduler, &options);
         let (metrics, notices) = driver.shared();
         let started = Instant::now();
         let (commands, thread) = thread::spawn(driver, started).map_err(Error::Thread)?;
@@ -104,7 +113,7 @@ impl Client {
             started,
             options,
             model,
-            rows_max,
+            layout,
             encoder,
             #[cfg(feature = "grammar")]
             vocabulary: Default::default(),
@@ -120,9 +129,9 @@ impl Client {
         self.options
     }
 
-    /// Rows that a sequence may have.
-    pub fn rows_max(&self) -> usize {
-        self.rows_max
+    /// How keys and values are stored, and how many rows a sequence may have.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
     }
 
     /// What judges which turns are relevant; `None` where nothing does, or there are no sessions.
@@ -156,7 +165,7 @@ impl Client {
     /// Stops, and waits until accepted requests have ended and all sessions are saved.
     pub fn close(&self) -> Result<(), Error> {
         self.stop();
-        let _ = self.commands.send(Command::Stop);
+        self.tell(|thread| thread.is_stopping = true);
         let thread = crate::channel::lock(&self.thread).take();
         match thread {
             // The last handle may be dropped by a waker that the engine's thread calls.
@@ -182,13 +191,20 @@ impl Client {
             Error::Busy
         })?;
         let (events, receiver) = bounded(options.max_behind);
-        let submit = Submit {
-            requests,
-            permits,
-            logprobs: options.logprobs,
-            events,
-        };
-        let ids = self.ask(|reply| Command::Submit(submit, reply));
+        let ids = self.ask(move |thread| {
+            let mut ids = Vec::new();
+            for (index, (request, permit)) in requests.into_iter().zip(permits).enumerate() {
+                let listener = Listener::new(index, options, events.clone(), Some(permit));
+                match thread.driver.submit_for(request, listener) {
+                    Ok(id) => ids.push(id),
+                    Err(error) => {
+                        ids.into_iter().for_each(|id| thread.driver.cancel(id));
+                        return Err(error);
+                    }
+                }
+            }
+            Ok(ids)
+        });
         let events = AnswerEvents {
             receiver: EventReceiver(receiver),
             commands: self.commands.clone(),
@@ -218,101 +234,149 @@ impl Client {
         Ok(events)
     }
 
-    fn ask<T>(&self, command: impl FnOnce(ReplyTo<T>) -> Command) -> Reply<T> {
+    fn ask<T: Send + 'static, E: Into<Error>>(
+        &self,
+        command: impl FnOnce(&mut EngineThread) -> Result<T, E> + Send + 'static,
+    ) -> Reply<T> {
         let (to, reply) = reply();
-        // A thread that has ended drops the command, and the reply says so.
-        let _ = self.commands.send(command(to));
+        self.tell(move |thread| to.send(command(thread)));
         reply
     }
 
-    fn tell<T>(
+    /// A thread that has ended drops the command, and with it the reply, which says so.
+    fn tell(&self, command: impl FnOnce(&mut EngineThread) + Send + 'static) {
+        let _ = self.commands.send(Box::new(command));
+    }
+
+    fn ask_scheduler<T: Send + 'static>(
         &self,
         name: &str,
-        command: impl FnOnce(ReplyTo<T>) -> ConversationCommand,
+        command: impl FnOnce(&mut Scheduler, &str) -> Result<T, SessionError> + Send + 'static,
     ) -> Reply<T> {
-        self.ask(|reply| Command::Conversation(name.to_owned(), command(reply)))
+        let name = name.to_owned();
+        self.ask(move |thread| command(thread.driver.scheduler_mut(), &name))
+    }
+
+    /// Of the conversation of this name, which is opened first.
+    fn ask_session<T: Send + 'static>(
+        &self,
+        name: &str,
+        command: impl FnOnce(&mut Runtime, &mut Sessions, SessionId) -> Result<T, SessionError>
+        + Send
+        + 'static,
+    ) -> Reply<T> {
+        self.ask_scheduler(name, |scheduler, name| {
+            scheduler.with_session(name, command)
+        })
     }
 
     /// Conversations in the sessions folder.
     pub fn list(&self) -> Reply<Vec<ListedSession>> {
-        self.ask(Command::List)
+        self.ask(|thread| sessions::list(thread.driver.scheduler()))
     }
 
     /// Goes on with a conversation, or begins it with a system text.
     pub fn open(&self, name: &str, system: String) -> Reply<()> {
-        self.tell(name, |reply| ConversationCommand::Open(system, reply))
+        self.ask_scheduler(name, move |all, name| sessions::open(all, name, &system))
     }
 
     /// Begins a conversation; `verbatim` is the part of its opening that is never condensed.
     pub fn create(&self, name: &str, verbatim: String, more: String) -> Reply<ConversationView> {
-        self.tell(name, |reply| {
-            ConversationCommand::Create(verbatim, more, reply)
+        self.ask_scheduler(name, move |all, name| {
+            all.create_session(name, &verbatim, &more, now_ms())?;
+            sessions::view(all, name, sessions::VIEW_TURNS_MAX)
         })
     }
 
-    pub fn view(&self, name: &str) -> Reply<ConversationView> {
-        self.tell(name, ConversationCommand::View)
+    /// With its last turns, at most this many.
+    pub fn view(&self, name: &str, turns: usize) -> Reply<ConversationView> {
+        self.ask_scheduler(name, move |all, name| sessions::view(all, name, turns))
     }
 
     /// Copies a conversation under a new name.
     pub fn fork(&self, name: &str, to: String) -> Reply<ConversationView> {
-        self.tell(name, |reply| ConversationCommand::Fork(to, reply))
+        self.ask_scheduler(name, move |all, name| {
+            all.fork_session(name, &to)?;
+            sessions::view(all, &to, sessions::VIEW_TURNS_MAX)
+        })
     }
 
     pub fn delete(&self, name: &str) -> Reply<()> {
-        self.tell(name, ConversationCommand::Delete)
+        self.ask_scheduler(name, sessions::delete)
+    }
+
+    /// Saves a conversation and frees its memory; its next turn opens it again.
+    pub fn suspend(&self, name: &str) -> Reply<()> {
+        self.ask_session(name, |runtime, all, id| all.suspend(runtime, id))
     }
 
     /// Makes `history` what was said last, beginning the conversation if there is none. `false`: the conversation went
     /// another way.
     pub fn rewind(&self, name: &str, system: String, history: History) -> Reply<bool> {
-        self.tell(name, |reply| {
-            ConversationCommand::Rewind(system, history, reply)
+        self.ask_scheduler(name, move |all, name| {
+            sessions::rewind(all, name, &system, &history)
         })
     }
 
     /// Adds a fact, in place of the one it supersedes; replies its number.
     pub fn add_fact(&self, name: &str, text: String, supersedes: Option<u64>) -> Reply<u64> {
-        self.tell(name, |reply| {
-            ConversationCommand::AddFact(text, supersedes, reply)
+        self.ask_session(name, move |runtime, all, id| match supersedes {
+            Some(fact) => all.supersede(runtime, id, fact, &text, now_ms()),
+            None => all.add_fact(runtime, id, &text, now_ms()),
         })
     }
 
     pub fn revoke_fact(&self, name: &str, number: u64) -> Reply<()> {
-        self.tell(name, |reply| ConversationCommand::RevokeFact(number, reply))
+        self.ask_session(name, move |runtime, all, id| {
+            all.revoke(runtime, id, number)
+        })
+    }
+
+    /// Adds a state: a turn that holds until it is replaced, as `replaces` is by this one.
+    pub fn set_state(&self, name: &str, text: String, replaces: Option<u64>) -> Reply<()> {
+        self.ask_session(name, move |runtime, all, id| {
+            let told = all.tell_state(runtime, id, &text, now_ms(), replaces);
+            told.map(drop)
+        })
+    }
+
+    pub fn delete_state(&self, name: &str, number: u64) -> Reply<()> {
+        self.ask_session(name, move |runtime, all, id| {
+            all.drop_state(runtime, id, number)
+        })
     }
 
     /// The next answer sees this turn, wherever its rows are.
     pub fn recall(&self, name: &str, turn: u64) -> Reply<()> {
-        self.tell(name, |reply| ConversationCommand::Recall(turn, reply))
+        self.ask_session(name, move |_, all, id| all.recall(id, turn))
     }
 
     /// Deletes the last turn; replies its number, `None` where there was none.
     pub fn retract(&self, name: &str) -> Reply<Option<u64>> {
-        self.tell(name, ConversationCommand::Retract)
+        self.ask_session(name, |runtime, all, id| all.retract(runtime, id))
     }
 
     pub fn memory(&self) -> Reply<MemoryReport> {
-        self.ask(Command::Memory)
+        self.ask(|thread| Ok::<_, Error>(thread.driver.scheduler().memory_report()))
     }
 
     /// Counts bytes that the caller is about to allocate against the budget.
     pub fn reserve(&self, bytes: usize) -> Reply<()> {
-        self.ask(|reply| Command::Reserve(bytes, reply))
+        self.ask(move |thread| thread.driver.scheduler_mut().reserve_bytes(bytes))
     }
 
     /// Gives reserved bytes back.
     pub fn release(&self, bytes: usize) {
-        let _ = self.commands.send(Command::Release(bytes));
+        self.tell(move |thread| thread.driver.scheduler_mut().release_bytes(bytes));
     }
 
     /// Overrides how hot the device is; `None`: what the device says.
     pub fn set_thermal(&self, thermal: Option<Thermal>) {
-        let _ = self.commands.send(Command::Thermal(thermal));
+        self.tell(move |thread| thread.device.set(|device| device.thermal = thermal));
     }
 
     pub fn set_pressure(&self, pressure: Pressure) {
-        let _ = self.commands.send(Command::Pressure(pressure));
+        self.tell(move |thread| thread.device.set(|device| device.pressure = pressure));
     }
 
     /// Compiles a constraint for structured output. Takes up to seconds and blocks, the first time longest: the
@@ -358,10 +422,21 @@ impl DerefMut for AnswerEvents {
     }
 }
 
+impl AnswerEvents {
+    /// Ends the answers where they are. Their last events still come: a turn is saved as far as it came.
+    pub fn stop(&self) {
+        let ids = self.ids.clone();
+        let stop = move |thread: &mut EngineThread| thread.driver.stop(&ids);
+        let _ = self.commands.send(Box::new(stop));
+    }
+}
+
 impl Drop for AnswerEvents {
     fn drop(&mut self) {
-        let _ = self
-            .commands
-            .send(Command::Cancel(std::mem::take(&mut self.ids)));
+        let ids = std::mem::take(&mut self.ids);
+        let cancel = |thread: &mut EngineThread| {
+            ids.into_iter().for_each(|id| thread.driver.cancel(id));
+        };
+        let _ = self.commands.send(Box::new(cancel));
     }
 }

@@ -3,6 +3,7 @@
 use crate::client::Client;
 use crate::error::Error;
 use crate::prompt::Prompt;
+use crate::sessions::{ConversationView, VIEW_TURNS_MAX};
 use haversack_conversations::session::{SessionStats, TurnView};
 use std::sync::Arc;
 
@@ -37,6 +38,16 @@ impl ConversationBuilder {
             name: self.name,
         })
     }
+
+    /// Begins the conversation. There must be none of this name.
+    pub fn begin(self) -> Result<Conversation, Error> {
+        let begun = self.client.create(&self.name, String::new(), self.system);
+        begun.wait()?;
+        Ok(Conversation {
+            client: self.client,
+            name: self.name,
+        })
+    }
 }
 
 /// A handle on one conversation. All methods block until the engine's thread has answered; [`crate::Client`] has the
@@ -59,7 +70,7 @@ impl Conversation {
 
     /// Facts that hold, with their numbers. Fact 0 is what the conversation began with.
     pub fn facts(&self) -> Result<Vec<(u64, String)>, Error> {
-        Ok(self.client.view(&self.name).wait()?.facts)
+        Ok(self.view(0)?.facts)
     }
 
     /// Adds a fact that every answer sees; returns its number.
@@ -79,11 +90,26 @@ impl Conversation {
 
     /// The last turns, the oldest first.
     pub fn turns(&self) -> Result<Vec<TurnView>, Error> {
-        Ok(self.client.view(&self.name).wait()?.turns)
+        Ok(self.view(VIEW_TURNS_MAX)?.turns)
     }
 
     pub fn stats(&self) -> Result<SessionStats, Error> {
-        Ok(self.client.view(&self.name).wait()?.stats)
+        Ok(self.view(0)?.stats)
+    }
+
+    /// Everything about the conversation, with its last turns, at most this many.
+    pub fn view(&self, turns: usize) -> Result<ConversationView, Error> {
+        self.client.view(&self.name, turns).wait()
+    }
+
+    /// Adds a state: a turn that holds until another replaces it.
+    pub fn set_state(&self, text: impl Into<String>, replaces: Option<u64>) -> Result<(), Error> {
+        let reply = self.client.set_state(&self.name, text.into(), replaces);
+        reply.wait()
+    }
+
+    pub fn delete_state(&self, number: u64) -> Result<(), Error> {
+        self.client.delete_state(&self.name, number).wait()
     }
 
     /// The next answer sees this turn, wherever its rows are.
@@ -104,6 +130,11 @@ impl Conversation {
             client: self.client.clone(),
             name,
         })
+    }
+
+    /// Saves the conversation and frees its memory; its next message opens it again.
+    pub fn suspend(&self) -> Result<(), Error> {
+        self.client.suspend(&self.name).wait()
     }
 
     /// Deletes the conversation and its file.

@@ -3,6 +3,7 @@
 
 use crate::alerts::{AlertWatch, Watched};
 use crate::channel::{Sender, TrySendError, bounded, lock};
+use crate::client::{EngineOptions, EventOptions};
 use crate::error::Error;
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::notices::{Notice, Notices};
@@ -24,13 +25,13 @@ use std::time::{Duration, Instant};
 pub(crate) struct Listener {
     /// Which of the requests that share a channel.
     index: usize,
-    /// How many of the likeliest tokens are told with each; `None`: no log-probabilities.
-    logprobs: Option<usize>,
+    options: EventOptions,
     events: Sender<(usize, AnswerEvent)>,
     /// Free when the last token is there, whether or not it was read.
     _permit: Option<Permit>,
     submitted: Instant,
     first_token: Option<Duration>,
+    is_stopped: bool,
 }
 
 pub struct Driver {
@@ -38,20 +39,19 @@ pub struct Driver {
     listeners: HashMap<RequestId, Listener>,
     shared: Arc<SharedMetrics>,
     notices: Arc<Notices>,
-    queue: usize,
+    options: EngineOptions,
     speed: Speed,
     alerts: AlertWatch,
 }
 
 impl Driver {
-    /// `queue`: requests that may wait, for the alert about them.
-    pub fn new(scheduler: Scheduler, queue: usize) -> Driver {
+    pub fn new(scheduler: Scheduler, options: &EngineOptions) -> Driver {
         let driver = Driver {
             scheduler,
             listeners: HashMap::new(),
             shared: Arc::default(),
             notices: Arc::default(),
-            queue,
+            options: *options,
             speed: Speed::default(),
             alerts: AlertWatch::default(),
         };
@@ -86,7 +86,11 @@ impl Driver {
         max_behind: usize,
     ) -> Result<(RequestId, EventReceiver), SubmitError> {
         let (events, receiver) = bounded(max_behind);
-        let listener = Listener::new(0, None, events, None);
+        let options = EventOptions {
+            max_behind,
+            ..EventOptions::default()
+        };
+        let listener = Listener::new(0, options, events, None);
         let id = self.submit_for(request, listener)?;
         Ok((id, EventReceiver(receiver)))
     }
@@ -120,6 +124,15 @@ impl Driver {
         }
     }
 
+    /// Ends answers where they are; their last events come with the next step.
+    pub fn stop(&mut self, ids: &[RequestId]) {
+        for id in ids {
+            if let Some(listener) = self.listeners.get_mut(id) {
+                listener.is_stopped = true;
+            }
+        }
+    }
+
     /// Applies a reading of the device: throttling, room for sessions and requests, alerts.
     pub fn observe(&mut self, now: Duration, thermal: Option<Thermal>, reading: &Reading) {
         let changes = self.scheduler.observe(thermal, reading, now);
@@ -135,7 +148,7 @@ impl Driver {
             budget_bytes: ledger.budget,
             bound_bytes: stats.bound_bytes,
             waiting: self.scheduler.waiting(),
-            queue: self.queue,
+            queue: self.options.queue,
             thermal,
             is_short: stats.is_short,
             unsaved: stats.unsaved,
@@ -144,17 +157,19 @@ impl Driver {
             forgotten_total: stats.tally.forgotten,
         };
         for change in self.alerts.observe(now, &watched) {
-            let alert = change.alert.name();
-            match change.is_raised {
-                true => log::warn!("alert {alert}: {}", change.words),
-                false => log::info!("alert {alert}: {}", change.words),
-            }
+            let level = match change.is_raised && self.options.logs {
+                true => log::Level::Warn,
+                false => log::Level::Info,
+            };
+            log::log!(level, "alert {}: {}", change.alert.name(), change.words);
             self.notices.publish(&Notice::Alert(now, change));
         }
         metrics.alerts = self.alerts.raised().to_vec();
         metrics.alert_counts = self.alerts.counts();
         for change in changes {
-            log::warn!("{change}");
+            if self.options.logs {
+                log::warn!("{change}");
+            }
             self.notices.publish(&Notice::Device(now, change.clone()));
             metrics.add_device_change(now, change);
         }
@@ -174,15 +189,21 @@ impl Driver {
                 return ControlFlow::Break(());
             };
             count(&mut lock(&shared.metrics), &event);
+            let is_admitted = matches!(event, RequestEvent::Admitted);
             let (event, is_last) = match listener.event(event) {
                 Heard::Nothing if listener.events.is_closed() => return ControlFlow::Break(()),
+                Heard::Nothing if listener.is_stopped && !is_admitted => {
+                    return ControlFlow::Break(());
+                }
                 Heard::Nothing => return ControlFlow::Continue(()),
                 Heard::More(event) => (event, false),
                 Heard::Last(event) => (event, true),
             };
             let flow = listener.send(event);
-            if is_last {
-                listeners.remove(&id);
+            match listener.is_stopped {
+                _ if is_last => drop(listeners.remove(&id)),
+                true => return ControlFlow::Break(()),
+                false => {}
             }
             flow
         };
@@ -217,7 +238,7 @@ fn count(metrics: &mut Metrics, event: &RequestEvent<'_>) {
         RequestEvent::Token { .. } => metrics.sampled_tokens += 1,
         RequestEvent::Completed(completed, held) => {
             metrics.count_end(completed.finish);
-            metrics.window_evictions += held.seen.saturating_sub(held.rows as u64);
+            metrics.window_evictions += held.usage.evicted();
         }
         RequestEvent::TurnSaved(answer) => {
             metrics.count_end(answer.finish);
@@ -238,30 +259,34 @@ enum Heard {
 impl Listener {
     pub fn new(
         index: usize,
-        logprobs: Option<usize>,
+        options: EventOptions,
         events: Sender<(usize, AnswerEvent)>,
         permit: Option<Permit>,
     ) -> Listener {
         Listener {
             index,
-            logprobs,
+            options,
             events,
             _permit: permit,
             submitted: Instant::now(),
             first_token: None,
+            is_stopped: false,
         }
     }
 
     fn event(&mut self, event: RequestEvent<'_>) -> Heard {
         match event {
+            RequestEvent::PromptRead { done, total } if self.options.progress => {
+                Heard::More(AnswerEvent::PromptRead { done, total })
+            }
             RequestEvent::Admitted | RequestEvent::PromptRead { .. } => Heard::Nothing,
             RequestEvent::Token { sampled, logits } => {
                 self.first_token.get_or_insert(self.submitted.elapsed());
-                let logprob = self
-                    .logprobs
-                    .map(|top| Logprob::new(sampled.id, logits, top));
+                let top = self.options.logprobs;
+                let logprob = top.map(|top| Logprob::new(sampled.id, logits, top));
                 Heard::More(match logprob.transpose() {
                     Ok(logprob) => AnswerEvent::Token {
+                        id: sampled.id,
                         text: sampled.text.to_owned(),
                         logprob,
                     },
@@ -297,9 +322,14 @@ impl Listener {
         }
     }
 
-    /// Never waits for a reader: one that is too far behind hears no more.
+    /// A reader that is too far behind hears no more, unless the engine waits for it.
     fn send(&self, event: AnswerEvent) -> ControlFlow<()> {
-        match self.events.try_send((self.index, event)) {
+        let event = (self.index, event);
+        let sent = match self.options.waits {
+            true => self.events.send(event),
+            false => self.events.try_send(event),
+        };
+        match sent {
             Ok(()) => ControlFlow::Continue(()),
             Err(TrySendError::Full) => {
                 log::warn!("a request is cancelled because its reader fell too far behind");

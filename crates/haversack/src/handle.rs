@@ -1,11 +1,11 @@
 //! The engine: one model, one budget, one thread that computes for every handle.
 
 use crate::client::{Client, EngineOptions};
-use crate::command::Pressure;
 use crate::conversation::ConversationBuilder;
 use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::prompt::Prompt;
+use crate::thread::Pressure;
 use haversack_conversations::scheduler::MemoryReport;
 use haversack_conversations::session::{ListedSession, SessionOptions, Sessions};
 use haversack_engine::device::Thermal;
@@ -66,6 +66,11 @@ impl Engine {
     /// A text to go on with, outside of any conversation.
     pub fn complete(&self, text: impl Into<String>) -> Prompt {
         Prompt::completion(self.0.clone(), text.into())
+    }
+
+    /// The same with a text that is tokens already.
+    pub fn complete_tokens(&self, tokens: Vec<u32>) -> Prompt {
+        Prompt::tokens(self.0.clone(), tokens)
     }
 
     /// Where every byte of the budget is: the ledger, by conversation, zone and codec.

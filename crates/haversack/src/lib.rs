@@ -22,7 +22,7 @@
 //! ```
 //!
 //! Dropping an answer cancels it. `anna.say("…").await` gives the same answer as futures, on any async runtime. One
-//! thread owns the model, the cache and the conversations; handles send it typed commands:
+//! thread owns the model, the cache and the conversations; handles send it commands:
 //!
 //! ```text
 //! Engine, Conversation, Prompt ─► Client ─► commands ─► thread ─► Driver::step ─► Scheduler
@@ -46,7 +46,6 @@ pub mod alerts;
 mod answer;
 mod channel;
 mod client;
-mod command;
 mod conversation;
 mod driver;
 mod error;
@@ -65,7 +64,6 @@ mod thread;
 pub use answer::{Answer, AnswerStream};
 pub use channel::Reply;
 pub use client::{AnswerEvents, Client, EngineOptions, EventOptions};
-pub use command::{ConversationView, History, Pressure, VIEW_TURNS_MAX};
 pub use conversation::{Conversation, ConversationBuilder};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind};
@@ -75,3 +73,5 @@ pub use metrics::{CacheCounters, Metrics};
 pub use notices::{Notice, NoticeReceiver};
 pub use prompt::Prompt;
 pub use report::{AnswerEvent, ContextSeen, EventReceiver, Logprob, Report};
+pub use sessions::{ConversationView, History, VIEW_TURNS_MAX};
+pub use thread::Pressure;

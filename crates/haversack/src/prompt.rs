@@ -1,7 +1,7 @@
 //! A message or a text to complete, before it is sent: how long the answer may be, how it is sampled, what form it has.
 
 use crate::answer::{Answer, AnswerStream};
-use crate::client::{Client, EventOptions};
+use crate::client::{AnswerEvents, Client, EventOptions};
 use crate::error::Error;
 use haversack_conversations::scheduler::{Priority, Request, RequestKind};
 use haversack_engine::runtime::GenerateOptions;
@@ -17,15 +17,21 @@ const MAX_TOKENS: usize = 1024;
 
 enum Target {
     Completion,
+    /// The same of a text that is tokens already.
+    Tokens(Vec<u32>),
     Conversation(String),
 }
+
+/// Events that an answer without a limit may be behind.
+const BEHIND_MAX: usize = 1 << 16;
 
 #[must_use = "nothing is computed before `send`, `run` or `.await`"]
 pub struct Prompt {
     client: Arc<Client>,
     target: Target,
     text: String,
-    max_tokens: usize,
+    max_tokens: Option<usize>,
+    ignores_end: bool,
     stop: Vec<String>,
     sample: SampleOptions,
     constraint: Option<Box<dyn Constraint>>,
@@ -34,6 +40,7 @@ pub struct Prompt {
     priority: Priority,
     owner: u64,
     timeout: Option<Duration>,
+    continues: bool,
 }
 
 impl Prompt {
@@ -45,12 +52,17 @@ impl Prompt {
         Prompt::new(client, Target::Conversation(conversation), text)
     }
 
+    pub(crate) fn tokens(client: Arc<Client>, tokens: Vec<u32>) -> Prompt {
+        Prompt::new(client, Target::Tokens(tokens), String::new())
+    }
+
     fn new(client: Arc<Client>, target: Target, text: String) -> Prompt {
         Prompt {
             client,
             target,
             text,
-            max_tokens: MAX_TOKENS,
+            max_tokens: Some(MAX_TOKENS),
+            ignores_end: false,
             stop: Vec::new(),
             sample: SampleOptions::default(),
             constraint: None,
@@ -59,12 +71,19 @@ impl Prompt {
             priority: Priority::default(),
             owner: 0,
             timeout: None,
+            continues: false,
         }
     }
 
-    /// Tokens of the answer; 1024 unless said.
-    pub fn max_tokens(mut self, tokens: usize) -> Prompt {
-        self.max_tokens = tokens;
+    /// Tokens of the answer; 1024 unless said. `None`: until the model ends it or the context is full.
+    pub fn max_tokens(mut self, tokens: impl Into<Option<usize>>) -> Prompt {
+        self.max_tokens = tokens.into();
+        self
+    }
+
+    /// Goes on where the model would end the answer.
+    pub fn ignore_end(mut self, ignores: bool) -> Prompt {
+        self.ignores_end = ignores;
         self
     }
 
@@ -106,6 +125,12 @@ impl Prompt {
         self
     }
 
+    /// The same for several texts.
+    pub fn stops(mut self, texts: impl IntoIterator<Item = String>) -> Prompt {
+        self.stop.extend(texts);
+        self
+    }
+
     pub fn priority(mut self, priority: Priority) -> Prompt {
         self.priority = priority;
         self
@@ -120,6 +145,13 @@ impl Prompt {
     /// Ends the answer after this time, waiting included.
     pub fn timeout(mut self, timeout: Duration) -> Prompt {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// Goes on from where the owner's last completion of this kind ended, as far as the texts begin alike. Unlike the
+    /// prefix cache it does so under every policy; rows that were evicted then stay evicted.
+    pub fn continues(mut self) -> Prompt {
+        self.continues = true;
         self
     }
 
@@ -149,15 +181,29 @@ impl Prompt {
 
     /// Blocks until the scheduler has accepted the request.
     pub fn send(self) -> Result<Answer, Error> {
-        let client = self.client.clone();
-        let (request, options) = self.request()?;
-        let events = client.submit_blocking(vec![request], options)?;
+        let (client, options) = (self.client.clone(), self.event_options());
+        let events = self.events(options)?;
         Ok(Answer::new(client, events))
+    }
+
+    /// The same as events: tokens, log-probabilities, progress.
+    pub fn events(self, options: EventOptions) -> Result<AnswerEvents, Error> {
+        let client = self.client.clone();
+        client.submit_blocking(vec![self.request()?], options)
     }
 
     /// Blocks until the answer is complete.
     pub fn run(self) -> Result<String, Error> {
         self.send()?.text()
+    }
+
+    /// Every token, and the end: an answer may be read whenever its owner likes.
+    fn event_options(&self) -> EventOptions {
+        let max = self.max_tokens.unwrap_or(BEHIND_MAX);
+        EventOptions {
+            max_behind: max.saturating_add(1),
+            ..EventOptions::default()
+        }
     }
 
     fn constrained(&mut self) -> Result<Option<Box<dyn Constraint>>, Error> {
@@ -168,7 +214,7 @@ impl Prompt {
         Ok(self.constraint.take())
     }
 
-    fn request(mut self) -> Result<(Request, EventOptions), Error> {
+    fn request(mut self) -> Result<Request, Error> {
         let constraint = self.constrained()?;
         let model = self.client.model().clone();
         let mut stop = std::mem::take(&mut self.stop);
@@ -176,18 +222,14 @@ impl Prompt {
             let usual = model.template().stop_strings().iter();
             stop.extend(usual.map(|text| text.to_string()));
         }
-        let events = EventOptions {
-            logprobs: None,
-            // Every token, and the end: an answer may be read whenever its owner likes.
-            max_behind: self.max_tokens.saturating_add(1),
-        };
         let options = GenerateOptions {
-            tokens_max: Some(self.max_tokens),
+            tokens_max: self.max_tokens,
             stop,
-            ignore_end: false,
+            ignore_end: self.ignores_end,
         };
         let deadline = self.timeout.map(|timeout| self.client.now() + timeout);
         let kind = match self.target {
+            Target::Tokens(prompt) => RequestKind::Completion { prompt, rows: None },
             Target::Completion => {
                 let encode = EncodeOptions {
                     add_special: true,
@@ -209,7 +251,7 @@ impl Prompt {
                 }
             }
         };
-        let request = Request {
+        Ok(Request {
             kind,
             sample: self.sample,
             constraint,
@@ -217,8 +259,8 @@ impl Prompt {
             priority: self.priority,
             owner: self.owner,
             deadline,
-        };
-        Ok((request, events))
+            continues: self.continues,
+        })
     }
 }
 
@@ -229,9 +271,8 @@ impl IntoFuture for Prompt {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let client = self.client.clone();
-            let (request, options) = self.request()?;
-            let events = client.submit(vec![request], options).await?;
+            let (client, options) = (self.client.clone(), self.event_options());
+            let events = client.submit(vec![self.request()?], options).await?;
             Ok(Answer::new(client, events).into_stream())
         })
     }

@@ -31,7 +31,12 @@ impl EventReceiver {
 
 #[derive(Debug)]
 pub enum AnswerEvent {
+    PromptRead {
+        done: usize,
+        total: usize,
+    },
     Token {
+        id: u32,
         /// What may be shown now: a part of a character or of a stop string is held back.
         text: String,
         logprob: Option<Logprob>,
@@ -87,8 +92,7 @@ impl fmt::Display for Report {
         }
         match &self.context {
             ContextSeen::Completion(held) => {
-                let left = held.seen.saturating_sub(held.rows as u64);
-                let (rows, reused) = (held.rows, held.reused);
+                let (rows, left, reused) = (held.usage.rows, held.usage.evicted(), held.reused);
                 write!(
                     f,
                     "; {rows} tokens in the cache, {left} left it, {reused} reused"

@@ -1,54 +1,41 @@
 //! What conversations are asked between two steps of the scheduler.
 
-use crate::command::{ConversationCommand, ConversationView, History, VIEW_TURNS_MAX};
 use haversack_conversations::scheduler::Scheduler;
 use haversack_conversations::session::{
-    ListedSession, SessionError, SessionId, Sessions, TurnView,
+    ListedSession, SessionError, SessionId, SessionStats, Sessions, TurnView,
 };
 use haversack_engine::Runtime;
+use haversack_engine::runtime::SequenceUsage;
 use haversack_memory::clock::now_ms;
 
-pub(crate) fn execute(scheduler: &mut Scheduler, name: &str, command: ConversationCommand) {
-    use ConversationCommand as C;
-    match command {
-        C::Open(system, reply) => reply.send(open(scheduler, name, &system)),
-        C::Create(verbatim, persistent, reply) => {
-            let created = scheduler.create_session(name, &verbatim, &persistent, now_ms());
-            reply.send(created.and_then(|_| view(scheduler, name)));
-        }
-        C::View(reply) => reply.send(view(scheduler, name)),
-        C::Fork(to, reply) => {
-            let forked = scheduler.fork_session(name, &to);
-            reply.send(forked.and_then(|_| view(scheduler, &to)));
-        }
-        C::Delete(reply) => reply.send(delete(scheduler, name)),
-        C::Rewind(system, history, reply) => {
-            reply.send(rewind(scheduler, name, &system, &history));
-        }
-        C::AddFact(text, supersedes, reply) => {
-            let added = scheduler.with_session(name, |runtime, sessions, id| match supersedes {
-                Some(fact) => sessions.supersede(runtime, id, fact, &text, now_ms()),
-                None => sessions.add_fact(runtime, id, &text, now_ms()),
-            });
-            reply.send(added);
-        }
-        C::RevokeFact(number, reply) => reply
-            .send(scheduler.with_session(name, |runtime, all, id| all.revoke(runtime, id, number))),
-        C::Recall(turn, reply) => {
-            reply.send(scheduler.with_session(name, |_, all, id| all.recall(id, turn)));
-        }
-        C::Retract(reply) => {
-            reply.send(scheduler.with_session(name, |runtime, all, id| all.retract(runtime, id)));
-        }
-    }
+/// Everything there is to know about one conversation.
+#[derive(Clone, Debug)]
+pub struct ConversationView {
+    pub stats: SessionStats,
+    /// Rows and bytes of its sequence.
+    pub usage: SequenceUsage,
+    /// Facts that hold, with their numbers.
+    pub facts: Vec<(u64, String)>,
+    /// The last turns, the oldest first.
+    pub turns: Vec<TurnView>,
 }
+
+/// Turns of a [`ConversationView`] unless the caller says how many.
+pub const VIEW_TURNS_MAX: usize = 256;
+
+/// Messages and their answers, the oldest first.
+pub type History = Vec<(String, String)>;
 
 pub(crate) fn list(scheduler: &Scheduler) -> Result<Vec<ListedSession>, SessionError> {
     scheduler.sessions().ok_or(SessionError::NoSessions)?.list()
 }
 
 /// Creates the conversation if there is none of this name.
-fn open(scheduler: &mut Scheduler, name: &str, system: &str) -> Result<(), SessionError> {
+pub(crate) fn open(
+    scheduler: &mut Scheduler,
+    name: &str,
+    system: &str,
+) -> Result<(), SessionError> {
     if !exists(scheduler, name) {
         scheduler.create_session(name, "", system, now_ms())?;
         return Ok(());
@@ -60,18 +47,23 @@ fn open(scheduler: &mut Scheduler, name: &str, system: &str) -> Result<(), Sessi
     }
 }
 
-fn view(scheduler: &mut Scheduler, name: &str) -> Result<ConversationView, SessionError> {
+pub(crate) fn view(
+    scheduler: &mut Scheduler,
+    name: &str,
+    max_turns: usize,
+) -> Result<ConversationView, SessionError> {
     scheduler.with_session(name, |runtime, sessions, id| {
         let facts = sessions.facts(id)?.into_iter();
         let facts = facts.map(|(number, text)| (number, text.to_owned()));
         let numbers: Vec<u64> = sessions.turns(id)?.iter().map(|turn| turn.number).collect();
-        let last = &numbers[numbers.len().saturating_sub(VIEW_TURNS_MAX)..];
+        let last = &numbers[numbers.len().saturating_sub(max_turns)..];
         let turns: Result<Vec<TurnView>, SessionError> = last
             .iter()
             .map(|&number| sessions.turn(id, number))
             .collect();
         Ok(ConversationView {
             stats: sessions.stats(runtime, id)?,
+            usage: SequenceUsage::new(runtime, sessions.sequence(id)?)?,
             facts: facts.collect(),
             turns: turns?,
         })
@@ -80,7 +72,7 @@ fn view(scheduler: &mut Scheduler, name: &str) -> Result<ConversationView, Sessi
 
 /// Makes `history` what was said last: a new conversation is told it, an existing one retracts the turns after it.
 /// `false`: the conversation went another way, and is as it was.
-fn rewind(
+pub(crate) fn rewind(
     scheduler: &mut Scheduler,
     name: &str,
     system: &str,
@@ -139,7 +131,7 @@ fn retract_after(
 }
 
 /// A conversation without a file is deleted once it is closed.
-fn delete(scheduler: &mut Scheduler, name: &str) -> Result<(), SessionError> {
+pub(crate) fn delete(scheduler: &mut Scheduler, name: &str) -> Result<(), SessionError> {
     let sessions = scheduler.sessions();
     let is_in_memory_only = sessions.is_some_and(|s| s.options().dir.is_none() && s.exists(name));
     match scheduler.delete_session(name) {

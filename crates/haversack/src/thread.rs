@@ -1,10 +1,6 @@
 //! The thread that owns a driver: takes commands, reads the device and the clock, steps.
 
-use crate::command::{Command, Pressure, Submit};
-use crate::driver::{Driver, Listener};
-use crate::error::Error;
-use crate::sessions;
-use haversack_conversations::scheduler::RequestId;
+use crate::driver::Driver;
 use haversack_engine::device::{Thermal, governor};
 use haversack_memory::{Reading, Readings, ThermalZones};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
@@ -14,13 +10,25 @@ use std::time::{Duration, Instant};
 /// How often the device is read while there is nothing to do.
 const IDLE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How short of memory the system says it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pressure {
+    /// The engine goes by its own readings of the device.
+    #[default]
+    Nominal,
+    /// Idle conversations move to their files, and no further request starts beside the running ones.
+    Warning,
+    /// Windows shrink too.
+    Critical,
+}
+
 /// The device: what its files say, and what callers said of it.
-struct Device {
+pub(crate) struct Device {
     readings: Readings,
     zones: ThermalZones,
     /// Instead of the zones.
-    thermal: Option<Thermal>,
-    pressure: Pressure,
+    pub thermal: Option<Thermal>,
+    pub pressure: Pressure,
     /// When it is read next.
     due: Duration,
 }
@@ -34,6 +42,12 @@ impl Device {
             pressure: Pressure::Nominal,
             due: Duration::ZERO,
         }
+    }
+
+    /// Takes over what a caller says, and has the device read before the next step.
+    pub fn set(&mut self, change: impl FnOnce(&mut Device)) {
+        change(self);
+        self.due = Duration::ZERO;
     }
 
     fn thermal(&self) -> Option<Thermal> {
@@ -55,12 +69,15 @@ impl Device {
     }
 }
 
-struct EngineThread {
-    driver: Driver,
-    device: Device,
+/// What a handle asks of the thread; executed between two steps.
+pub(crate) type Command = Box<dyn FnOnce(&mut EngineThread) + Send>;
+
+pub(crate) struct EngineThread {
+    pub driver: Driver,
+    pub device: Device,
     commands: Receiver<Command>,
     started: Instant,
-    is_stopping: bool,
+    pub is_stopping: bool,
 }
 
 pub(crate) fn spawn(
@@ -111,7 +128,7 @@ impl EngineThread {
             };
             match command {
                 Ok(command) => {
-                    self.execute(command);
+                    command(self);
                     // A stream of commands must not keep the device from being read.
                     if self.driver.is_idle() {
                         self.observe();
@@ -135,47 +152,5 @@ impl EngineThread {
             let (thermal, reading) = (self.device.thermal(), self.device.reading());
             self.driver.observe(now, thermal, &reading);
         }
-    }
-
-    fn execute(&mut self, command: Command) {
-        let scheduler = self.driver.scheduler_mut();
-        match command {
-            Command::Submit(submit, reply) => reply.send(self.submit(submit)),
-            Command::Cancel(ids) => ids.into_iter().for_each(|id| self.driver.cancel(id)),
-            Command::List(reply) => reply.send(sessions::list(scheduler)),
-            Command::Conversation(name, command) => {
-                sessions::execute(scheduler, &name, command);
-            }
-            Command::Memory(reply) => reply.send(Ok::<_, Error>(scheduler.memory_report())),
-            Command::Reserve(bytes, reply) => reply.send(scheduler.reserve_bytes(bytes)),
-            Command::Release(bytes) => scheduler.release_bytes(bytes),
-            Command::Thermal(thermal) => {
-                self.device.thermal = thermal;
-                self.device.due = Duration::ZERO;
-            }
-            Command::Pressure(pressure) => {
-                self.device.pressure = pressure;
-                self.device.due = Duration::ZERO;
-            }
-            Command::Stop => self.is_stopping = true,
-        }
-    }
-
-    /// All of the requests or none.
-    fn submit(&mut self, submit: Submit) -> Result<Vec<RequestId>, Error> {
-        let mut ids = Vec::new();
-        let pairs = submit.requests.into_iter().zip(submit.permits);
-        for (index, (request, permit)) in pairs.enumerate() {
-            let events = submit.events.clone();
-            let listener = Listener::new(index, submit.logprobs, events, Some(permit));
-            match self.driver.submit_for(request, listener) {
-                Ok(id) => ids.push(id),
-                Err(error) => {
-                    ids.into_iter().for_each(|id| self.driver.cancel(id));
-                    return Err(error.into());
-                }
-            }
-        }
-        Ok(ids)
     }
 }

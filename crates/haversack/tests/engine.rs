@@ -281,7 +281,7 @@ fn the_same_calls_are_futures() {
             .client()
             .create("anna", String::new(), "Be brief.".into())
             .await?;
-        assert_eq!(engine.client().view("anna").await?.facts.len(), 1);
+        assert_eq!(engine.client().view("anna", 0).await?.facts.len(), 1);
         assert_eq!(engine.client().memory().await?.sequences.len(), 1);
         Ok::<String, Error>(text)
     });

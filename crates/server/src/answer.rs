@@ -22,6 +22,8 @@ use std::sync::Arc;
 pub const EVENTS: EventOptions = EventOptions {
     logprobs: None,
     max_behind: limits::BEHIND,
+    waits: false,
+    progress: false,
 };
 
 /// The two APIs differ in names and in where the text is.
@@ -111,6 +113,7 @@ async fn whole(head: Head, mut events: AnswerEvents, choices: usize) -> Result<R
                 report,
             } => all[i].ended = Some((text, finish, report)),
             AnswerEvent::Failed(error) => return Err(error.into()),
+            AnswerEvent::PromptRead { .. } => {}
         }
     }
     drop(events);
@@ -207,7 +210,7 @@ impl Events {
 
     fn receive(&mut self, i: usize, event: AnswerEvent) {
         match event {
-            AnswerEvent::Token { text, logprob } => {
+            AnswerEvent::Token { text, logprob, .. } => {
                 let parsed = self.choices[i].push(&text);
                 let logprob = logprob.map(|l| {
                     let offset = &mut self.choices[i].offset;
@@ -241,6 +244,7 @@ impl Events {
                 }
             }
             AnswerEvent::Failed(error) => self.fail(error),
+            AnswerEvent::PromptRead { .. } => {}
         }
     }
 
@@ -440,8 +444,8 @@ fn token_json(model: &Model, id: u32, logprob: f64) -> Json {
 fn context_json(seen: &ContextSeen) -> Json {
     match seen {
         ContextSeen::Completion(held) => json!({
-            "kept": held.rows,
-            "evicted": held.seen.saturating_sub(held.rows as u64),
+            "kept": held.usage.rows,
+            "evicted": held.usage.evicted(),
             "spilled": 0,
             "cached": held.reused,
             "recomputed": 0,

@@ -186,7 +186,11 @@ pub fn turn(
 }
 
 fn rows(client: &Client, common: &CommonFields) -> Result<RowLimit, Fail> {
-    let context = client.model().config().context.min(client.rows_max());
+    let context = client
+        .model()
+        .config()
+        .context
+        .min(client.layout().bounds.rows_max);
     let Some(given) = common.context else {
         return Ok(RowLimit {
             max_rows: context,

@@ -250,7 +250,7 @@ fn part(text: &str) -> Json {
 async fn whole(head: Head, mut events: AnswerEvents) -> Result<Response, Fail> {
     loop {
         match events.next().await {
-            Some((_, AnswerEvent::Token { .. })) => {}
+            Some((_, AnswerEvent::Token { .. } | AnswerEvent::PromptRead { .. })) => {}
             Some((
                 _,
                 AnswerEvent::Finished {
@@ -368,6 +368,7 @@ impl Events {
                 self.events = None;
             }
             AnswerEvent::Failed(error) => self.fail(&error),
+            AnswerEvent::PromptRead { .. } => {}
         }
     }
 

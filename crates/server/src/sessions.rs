@@ -17,7 +17,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use haversack::session::TurnView;
-use haversack::{Client, ConversationView, Error, History};
+use haversack::{Client, ConversationView, Error, History, VIEW_TURNS_MAX};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -151,7 +151,7 @@ pub async fn create(
 }
 
 pub async fn show(State(server): Server, Path(id): Path<String>) -> Result<Response, Fail> {
-    let view = running(&server)?.view(&id).await?;
+    let view = running(&server)?.view(&id, VIEW_TURNS_MAX).await?;
     Ok(Json(view_json(&view)).into_response())
 }
 

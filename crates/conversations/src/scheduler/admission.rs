@@ -7,13 +7,13 @@
 //! A request is admitted when all it may come to hold can be promised, so no running request ever fails because of
 //! another. [`decide`] is pure; [`Admission::make_room`] applies it until the request fits or cannot.
 
-use super::prefix_cache::PrefixMatch;
+use super::prefix_cache::{CachedPrefix, PrefixMatch};
 use super::queue::{Admit, QueuedRequest};
 use super::request::{RequestError, RequestId, SubmitError};
 use super::resources::{Resources, promisable};
 use super::running::{CompletionWork, PreparedRequest, PreparedTurn, PreparedWork, Started};
-use crate::session::{ResumeMode, SessionError, SessionId, Sessions};
-use haversack_engine::runtime::{Runtime, SequenceId};
+use crate::session::{ResumeMode, SessionError, SessionId, SessionResult, Sessions};
+use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 /// Memory as a request finds it.
@@ -137,7 +137,7 @@ impl Admission<'_> {
     fn start_completion(&mut self, work: &CompletionWork, id: RequestId, bytes: usize) -> Outcome {
         let prompt = work.completion.history();
         let key = work.prefix_key(id);
-        let is_cacheable = work.is_cacheable(&self.resources.runtime);
+        let is_cacheable = work.continues || work.is_cacheable(&self.resources.runtime);
         let mut found = PrefixMatch::default();
         if is_cacheable {
             found = self.resources.prefix_cache.find(key, prompt);
@@ -154,22 +154,33 @@ impl Admission<'_> {
         if is_cacheable {
             self.resources.prefix_cache.count(found);
         }
-        let reused = if cached.is_some() { found.tokens } else { 0 };
-        let opened = match cached {
-            Some(cached) => {
-                let runtime = &mut self.resources.runtime;
-                Ok(self.resources.prefix_cache.continue_from(runtime, cached))
-            }
-            None => self.resources.open_sequence(work.keep),
-        };
-        match opened {
-            Ok(sequence) => Outcome::Started(Started::Completion {
+        match self.open_from(cached, found.tokens, work.keep) {
+            Ok((sequence, reused)) => Outcome::Started(Started::Completion {
                 sequence,
                 reused,
                 fork_at: found.fork_at,
             }),
             Err(error) => Outcome::Failed(error.into()),
         }
+    }
+
+    /// A sequence for a completion, and how many tokens of its prompt it has read.
+    fn open_from(
+        &mut self,
+        cached: Option<CachedPrefix>,
+        tokens: usize,
+        keep: SequenceRetention,
+    ) -> Result<(SequenceId, usize), StepError> {
+        if let Some(cached) = cached {
+            let (runtime, cache) = (
+                &mut self.resources.runtime,
+                &mut self.resources.prefix_cache,
+            );
+            if let Some(sequence) = cache.continue_from(runtime, cached, tokens)? {
+                return Ok((sequence, tokens));
+            }
+        }
+        Ok((self.resources.open_sequence(keep)?, 0))
     }
 
     fn start_turn(&mut self, turn: &PreparedTurn) -> Outcome {
@@ -191,7 +202,7 @@ impl Admission<'_> {
         outcome
     }
 
-    fn begin_turn(&mut self, turn: &PreparedTurn) -> Result<Outcome, SessionError> {
+    fn begin_turn(&mut self, turn: &PreparedTurn) -> SessionResult<Outcome> {
         let is_batch_empty = self.is_batch_empty();
         let id = self.open_session(&turn.session)?;
         let sessions = self.resources.sessions()?;
@@ -234,7 +245,7 @@ impl Admission<'_> {
     }
 
     /// Whether a turn fits beside what other requests were promised.
-    fn turn_fits(&mut self, id: SessionId, max_tokens: u64) -> Result<bool, SessionError> {
+    fn turn_fits(&mut self, id: SessionId, max_tokens: u64) -> SessionResult<bool> {
         match self.with_sessions(|runtime, sessions| sessions.turn_fits(runtime, id, max_tokens)) {
             Err(error) if error.is_cannot_fit() => Ok(false),
             fits => fits,
@@ -243,7 +254,7 @@ impl Admission<'_> {
 
     /// The session of this name. Opens it whole if it is not in memory: rows that stay in the file would be missing in its
     /// answers. Only with no request running and every other session suspended, turns that do not fit stay in the file.
-    pub fn open_session(&mut self, name: &str) -> Result<SessionId, SessionError> {
+    pub fn open_session(&mut self, name: &str) -> SessionResult<SessionId> {
         let sessions = self.resources.sessions()?;
         if let Some(id) = sessions.opened(name) {
             return Ok(id);
@@ -272,8 +283,8 @@ impl Admission<'_> {
     pub fn add_session(
         &mut self,
         source: Option<SessionId>,
-        open: impl FnOnce(&mut Runtime, &mut Sessions) -> Result<SessionId, SessionError>,
-    ) -> Result<SessionId, SessionError> {
+        open: impl FnOnce(&mut Runtime, &mut Sessions) -> SessionResult<SessionId>,
+    ) -> SessionResult<SessionId> {
         let (bytes, rows) = self.resources.new_session_needs()?;
         self.make_room(bytes, rows, false, source);
         let id = self.with_sessions(open)?;
@@ -284,8 +295,8 @@ impl Admission<'_> {
     /// Runs `go` with everything set aside that was promised to running requests.
     pub fn with_sessions<T>(
         &mut self,
-        go: impl FnOnce(&mut Runtime, &mut Sessions) -> Result<T, SessionError>,
-    ) -> Result<T, SessionError> {
+        go: impl FnOnce(&mut Runtime, &mut Sessions) -> SessionResult<T>,
+    ) -> SessionResult<T> {
         self.evict_prefixes_for_a_turn()?;
         let (runtime, promises) = (&mut self.resources.runtime, &self.promises);
         let scratch = promises.scratch_bytes(runtime);
@@ -304,7 +315,7 @@ impl Admission<'_> {
         go(&mut runtime, sessions)
     }
 
-    fn evict_prefixes_for_a_turn(&mut self) -> Result<(), SessionError> {
+    fn evict_prefixes_for_a_turn(&mut self) -> SessionResult {
         if self.resources.prefix_cache.is_empty() || self.resources.sessions.is_none() {
             return Ok(());
         }

@@ -13,7 +13,9 @@ use super::resources::Resources;
 use super::running::{RunningRequest, RunningWork};
 use crate::session::{Embed, TurnInProgress};
 use haversack_engine::encoder::Embedding;
-use haversack_engine::runtime::{Finish, GenerateEvent, GenerateTimes, SequenceId, StepError};
+use haversack_engine::runtime::{
+    Finish, GenerateEvent, GenerateTimes, SequenceId, SequenceUsage, StepError,
+};
 use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_memory::background;
 use std::ops::ControlFlow;
@@ -357,18 +359,17 @@ impl Batch {
                 continue;
             };
             let (runtime, cache) = (&mut resources.runtime, &mut resources.prefix_cache);
-            let stats = runtime.stats(sequence)?;
             let report = RequestReport {
-                seen: stats.position,
-                rows: stats.rows,
+                usage: SequenceUsage::new(runtime, sequence)?,
                 reused: work.reused,
-                changes: runtime.window_changes(sequence).to_vec(),
+                plans: runtime.plans(),
             };
-            if work.completion.finish() == Some(Finish::Cancelled) {
+            let is_cancelled = work.completion.finish() == Some(Finish::Cancelled);
+            if is_cancelled && !work.continues {
                 runtime.close(sequence)?;
                 cache.forget(runtime, request.id)?;
-            } else if work.is_cacheable(runtime) {
-                let seen = usize::try_from(stats.position).unwrap_or(usize::MAX);
+            } else if work.continues || work.is_cacheable(runtime) {
+                let seen = usize::try_from(report.usage.tokens_seen).unwrap_or(usize::MAX);
                 let tokens = work.completion.history();
                 let cached = CachedPrefix {
                     key: work.prefix_key(request.id),

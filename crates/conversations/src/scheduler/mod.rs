@@ -31,7 +31,7 @@ pub use resources::SuspendCounts;
 pub use row_limit::{LongPrompt, RowLimit};
 pub use throttle::{StepLimits, Throttle, ThrottleChange};
 
-use crate::session::{SessionError, SessionId, Sessions};
+use crate::session::{SessionId, SessionResult, Sessions};
 use admission::{Admission, Outcome};
 use batch::Batch;
 use haversack_engine::device::Thermal;
@@ -114,7 +114,10 @@ impl Scheduler {
     /// Queues a request, or says at once why it could never be served. A turn waits for earlier turns of its session.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
         let Request { owner, options, .. } = request;
-        let (work, bytes) = submit::prepare(&self.resources, request.kind, options, owner)?;
+        let (mut work, bytes) = submit::prepare(&self.resources, request.kind, options, owner)?;
+        if let PreparedWork::Completion(work) = &mut work {
+            work.continues = request.continues;
+        }
         let id = RequestId(self.next_id);
         let sampler = Sampler::new(request.sample)?.constrained(request.constraint);
         let prepared = PreparedRequest { id, sampler, work };
@@ -306,8 +309,8 @@ impl Scheduler {
     pub fn with_session<T>(
         &mut self,
         name: &str,
-        go: impl FnOnce(&mut Runtime, &mut Sessions, SessionId) -> Result<T, SessionError>,
-    ) -> Result<T, SessionError> {
+        go: impl FnOnce(&mut Runtime, &mut Sessions, SessionId) -> SessionResult<T>,
+    ) -> SessionResult<T> {
         let mut admission = self.admission();
         let id = admission.open_session(name)?;
         admission.with_sessions(|runtime, sessions| go(runtime, sessions, id))
@@ -320,14 +323,14 @@ impl Scheduler {
         marked: &str,
         persistent: &str,
         now_ms: u64,
-    ) -> Result<SessionId, SessionError> {
+    ) -> SessionResult<SessionId> {
         self.admission().add_session(None, |runtime, sessions| {
             sessions.create_marked(runtime, name, marked, persistent, now_ms)
         })
     }
 
     /// See [`Sessions::fork`].
-    pub fn fork_session(&mut self, from: &str, name: &str) -> Result<SessionId, SessionError> {
+    pub fn fork_session(&mut self, from: &str, name: &str) -> SessionResult<SessionId> {
         let mut admission = self.admission();
         let id = admission.open_session(from)?;
         admission.add_session(Some(id), |runtime, sessions| {
@@ -336,7 +339,7 @@ impl Scheduler {
     }
 
     /// Deletes a session and its file, open or not, unless it is answering.
-    pub fn delete_session(&mut self, name: &str) -> Result<(), SessionError> {
+    pub fn delete_session(&mut self, name: &str) -> SessionResult {
         self.resources.delete_session(name)
     }
 

@@ -3,6 +3,9 @@
 //! It caches a sequence where a prompt ended, where an answer ended, and where a prompt departed from an earlier one: the
 //! third prompt with that beginning goes on from there. Tokens are compared one by one, without hashes, and an owner never
 //! gets what another owner's requests have read. No bytes are promised to cached sequences.
+//!
+//! Of requests that continue each other ([`RequestKind::Completion`](super::RequestKind::Completion)) it caches the last
+//! of each owner, cut back to what the next prompt has in common with it.
 
 use super::request::RequestId;
 use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention, StepError};
@@ -32,6 +35,7 @@ pub(super) struct PrefixKey {
     pub request: RequestId,
     pub owner: u64,
     pub keep: SequenceRetention,
+    pub continues: bool,
 }
 
 /// Prompts by what the cache had for them.
@@ -77,6 +81,13 @@ impl PrefixCache {
 
     pub fn find(&self, key: PrefixKey, prompt: &[u32]) -> PrefixMatch {
         let cached = self.cached.iter().filter(|cached| cached.serves(key));
+        if key.continues {
+            let common = cached.map(|cached| common_tokens(&cached.tokens, prompt));
+            return PrefixMatch {
+                tokens: common.max().unwrap_or(0),
+                fork_at: None,
+            };
+        }
         longest_match(cached.map(|cached| &cached.tokens[..]), prompt)
     }
 
@@ -89,24 +100,39 @@ impl PrefixCache {
         found: PrefixMatch,
     ) -> Option<CachedPrefix> {
         let prefix = &prompt[..found.tokens];
-        let is_it = |cached: &CachedPrefix| cached.serves(key) && cached.tokens == prefix;
+        let is_it = |cached: &CachedPrefix| {
+            cached.serves(key) && (key.continues || cached.tokens == prefix)
+        };
         let i = self.cached.iter().position(is_it)?;
         Some(self.cached.remove(i))
     }
 
-    /// A sequence that goes on from a cached one.
-    pub fn continue_from(&mut self, runtime: &mut Runtime, cached: CachedPrefix) -> SequenceId {
-        if !cached.is_fork {
-            return cached.sequence;
+    /// A sequence that goes on from a cached one. `None`, where that is closed: its state of `tokens` tokens is gone.
+    pub fn continue_from(
+        &mut self,
+        runtime: &mut Runtime,
+        cached: CachedPrefix,
+        tokens: usize,
+    ) -> Result<Option<SequenceId>, StepError> {
+        let sequence = cached.sequence;
+        if cached.key.continues {
+            return match runtime.truncate(sequence, tokens as u64) {
+                Ok(()) => Ok(Some(sequence)),
+                Err(StepError::Cache(_)) => runtime.close(sequence).map(|()| None),
+                Err(error) => Err(error),
+            };
         }
-        match runtime.fork(cached.sequence) {
+        if !cached.is_fork {
+            return Ok(Some(sequence));
+        }
+        Ok(Some(match runtime.fork(sequence) {
             Ok(fork) => {
                 self.cached.push(cached);
                 fork
             }
             // No memory for a second one: the request takes the cached one itself.
-            Err(_) => cached.sequence,
-        }
+            Err(_) => sequence,
+        }))
     }
 
     pub fn put_back(&mut self, cached: CachedPrefix) {
@@ -132,11 +158,14 @@ impl PrefixCache {
         let is_whole = stats.rows as u64 == stats.position;
         let is_all = stats.position == new.tokens.len() as u64;
         let is_same = |cached: &CachedPrefix| cached.serves(new.key) && cached.tokens == new.tokens;
-        if !is_whole
-            || !is_all
-            || !self.accepts(new.tokens.len())
-            || self.cached.iter().any(is_same)
-        {
+        let is_useful = match new.key.continues {
+            true => self.max_sequences > 0,
+            false => {
+                let is_known = self.cached.iter().any(is_same);
+                is_whole && self.accepts(new.tokens.len()) && !is_known
+            }
+        };
+        if !is_all || !is_useful {
             return runtime.close(new.sequence);
         }
         while self.cached.len() >= self.max_sequences {
@@ -180,17 +209,23 @@ impl PrefixCache {
 
 impl CachedPrefix {
     fn serves(&self, key: PrefixKey) -> bool {
-        self.key.owner == key.owner && self.key.keep == key.keep
+        self.key.owner == key.owner
+            && self.key.keep == key.keep
+            && self.key.continues == key.continues
     }
 }
 
-/// Never matches the last token of the prompt: it must be read for its logits.
-fn longest_match<'a>(cached: impl Iterator<Item = &'a [u32]>, prompt: &[u32]) -> PrefixMatch {
+/// How far a prompt is the same, without its last token: that must be read for its logits.
+fn common_tokens(tokens: &[u32], prompt: &[u32]) -> usize {
     let beginning = &prompt[..prompt.len().saturating_sub(1)];
+    let same = |(a, b): &(&u32, &u32)| a == b;
+    tokens.iter().zip(beginning).take_while(same).count()
+}
+
+fn longest_match<'a>(cached: impl Iterator<Item = &'a [u32]>, prompt: &[u32]) -> PrefixMatch {
     let (mut matched, mut longest_common) = (0, 0);
     for tokens in cached {
-        let same = |(a, b): &(&u32, &u32)| a == b;
-        let common = tokens.iter().zip(beginning).take_while(same).count();
+        let common = common_tokens(tokens, prompt);
         longest_common = longest_common.max(common);
         if common == tokens.len() {
             matched = matched.max(common);

@@ -9,10 +9,9 @@ use super::plan::Priority;
 use super::queue::QueueFull;
 use super::row_limit::{RowLimit, RowLimitError};
 use crate::session::{SessionError, TurnAnswer};
-use haversack_engine::device::WindowChange;
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::{Completed, Sampled};
-use haversack_engine::runtime::{GenerateOptions, StepError};
+use haversack_engine::runtime::{GenerateOptions, SequenceUsage, StepError};
 use haversack_engine::sample::{Constraint, SampleError, SampleOptions};
 use haversack_text::stop::StopError;
 use std::ops::ControlFlow;
@@ -30,6 +29,9 @@ pub struct Request {
     pub owner: u64,
     /// On the clock of [`Scheduler::step`](super::Scheduler::step).
     pub deadline: Option<Duration>,
+    /// A completion goes on from where this owner's last such request ended, as far as the prompt begins alike and the
+    /// state of then is still there: rows that were evicted do not come back.
+    pub continues: bool,
 }
 
 // The embedding is an array of 1.5 kB. A request moves a few times in its life; a box would burden every caller.
@@ -77,6 +79,7 @@ impl Request {
             priority: Priority::default(),
             owner: 0,
             deadline: None,
+            continues: false,
         }
     }
 }
@@ -154,14 +157,11 @@ pub enum RequestError {
 pub(super) type Deliver<'a> = &'a mut dyn FnMut(RequestId, RequestEvent<'_>) -> ControlFlow<()>;
 
 /// What the sequence of a completion held when it ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestReport {
-    /// Tokens read or sampled.
-    pub seen: u64,
-    /// Rows kept of them.
-    pub rows: usize,
+    pub usage: SequenceUsage,
     /// Prompt tokens that came from the prefix cache.
     pub reused: usize,
-    /// How its window followed the device. [`Retention::replay`](haversack_engine::Retention::replay) with these gives the same tokens.
-    pub changes: Vec<WindowChange>,
+    /// What the policy chose, in words, where [`Retention::explain`](haversack_engine::Retention::explain) asks for it.
+    pub plans: Vec<String>,
 }

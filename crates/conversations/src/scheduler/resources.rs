@@ -5,7 +5,7 @@
 
 use super::prefix_cache::PrefixCache;
 use super::request::SubmitError;
-use crate::session::{SessionError, SessionId, Sessions};
+use crate::session::{SessionError, SessionId, SessionResult, Sessions};
 use haversack_engine::device::governor;
 use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -49,12 +49,12 @@ impl Resources {
         }
     }
 
-    pub fn sessions(&self) -> Result<&Sessions, SessionError> {
+    pub fn sessions(&self) -> SessionResult<&Sessions> {
         self.sessions.as_ref().ok_or(SessionError::NoSessions)
     }
 
     /// Bytes and rows that a session may need for its first turn.
-    pub fn new_session_needs(&self) -> Result<(usize, usize), SessionError> {
+    pub fn new_session_needs(&self) -> SessionResult<(usize, usize)> {
         self.sessions()?.turn_needs(&self.runtime, None, 0)
     }
 
@@ -140,7 +140,7 @@ impl Resources {
     }
 
     /// Deletes a session and its file, open or not.
-    pub fn delete_session(&mut self, name: &str) -> Result<(), SessionError> {
+    pub fn delete_session(&mut self, name: &str) -> SessionResult {
         let sessions = self.sessions.as_mut().ok_or(SessionError::NoSessions)?;
         if let Some(id) = sessions.opened(name) {
             sessions.close(&mut self.runtime, id)?;

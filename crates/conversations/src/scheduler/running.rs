@@ -35,6 +35,7 @@ pub(super) struct CompletionWork {
     pub reread: Option<RowLimit>,
     pub max_rows: usize,
     pub owner: u64,
+    pub continues: bool,
     /// Prompt tokens that came from the prefix cache.
     pub reused: usize,
     /// Where its prompt departs from a cached one; the sequence is cached there too.
@@ -49,6 +50,7 @@ impl CompletionWork {
             request,
             owner: self.owner,
             keep: self.keep,
+            continues: self.continues,
         }
     }
 
@@ -56,6 +58,7 @@ impl CompletionWork {
     pub fn is_cacheable(&self, runtime: &Runtime) -> bool {
         let policy = &runtime.retention().policy;
         matches!(policy, Policy::Full | Policy::Streams)
+            && !self.continues
             && self.reread.is_none()
             && matches!(
                 self.keep,

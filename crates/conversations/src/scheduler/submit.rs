@@ -105,6 +105,7 @@ fn completion(
         reread,
         max_rows,
         owner,
+        continues: false,
         reused: 0,
         fork_at: None,
         counts_attention,

@@ -8,6 +8,8 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub type SessionResult<T = ()> = Result<T, SessionError>;
+
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     #[error(transparent)]

@@ -1,6 +1,6 @@
 //! The identity of a file: model, KV format, tokenizer, tenant and session name.
 
-use super::error::SessionError;
+use super::error::{SessionError, SessionResult};
 use haversack_engine::runtime::Runtime;
 
 /// The first line of an identity.
@@ -53,7 +53,7 @@ impl Identity {
     }
 
     /// Compares the identity of a file with this one.
-    pub(super) fn check(&self, session: &str, bytes: &[u8]) -> Result<(), SessionError> {
+    pub(super) fn check(&self, session: &str, bytes: &[u8]) -> SessionResult {
         let text = String::from_utf8_lossy(bytes);
         let mut lines = text.lines();
         let error = |what, saved: &str, here: &str| SessionError::Identity {

@@ -9,7 +9,7 @@
 //! changes of one thing the last counts. While saves fail, a turn that leaves memory goes as far as the file can restore
 //! it: to its rows, to its ids, or away.
 
-use super::error::{SessionError, SharedError};
+use super::error::{SessionError, SessionResult, SharedError};
 use super::options::{SessionOptions, journal_options};
 use super::paged_vec::PagedVec;
 use super::record::{
@@ -39,7 +39,7 @@ pub(super) struct LogHome {
 
 impl LogHome {
     /// Creates the file. A process that died before its first save leaves a file without records: it is reused.
-    pub fn create(&self, name: &str, options: &SessionOptions) -> Result<Journal, SessionError> {
+    pub fn create(&self, name: &str, options: &SessionOptions) -> SessionResult<Journal> {
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder).map_err(|source| SessionError::Io {
                 doing: "making",
@@ -299,7 +299,7 @@ impl SessionLog {
     }
 
     /// A turn with its tokens, from the file or from what waits to be saved.
-    pub fn turn_record(&self, stored: &StoredTurn) -> Result<TurnRecord, SessionError> {
+    pub fn turn_record(&self, stored: &StoredTurn) -> SessionResult<TurnRecord> {
         let read = |bytes: &[u8]| TurnRecord::read(bytes).map_err(|e| self.record_error(e));
         match &stored.record {
             StoredRecord::Unsaved(bytes) => read(bytes),
@@ -311,7 +311,7 @@ impl SessionLog {
     }
 
     /// The bytes of a record in the file.
-    pub fn read(&self, record: RecordRef) -> Result<Vec<u8>, SessionError> {
+    pub fn read(&self, record: RecordRef) -> SessionResult<Vec<u8>> {
         let mut bytes = Vec::new();
         if let Some(journal) = &self.journal {
             let read = journal.read(record, &mut bytes);
@@ -320,7 +320,7 @@ impl SessionLog {
         Ok(bytes)
     }
 
-    pub fn map(&self) -> Result<Option<JournalMap>, SessionError> {
+    pub fn map(&self) -> SessionResult<Option<JournalMap>> {
         let map = self.journal.as_ref().map(Journal::map).transpose();
         map.map_err(|e| self.file_error(e))
     }
@@ -349,7 +349,7 @@ impl SessionLog {
         transcript: &mut Transcript,
         residency: &mut Residency,
         options: &SessionOptions,
-    ) -> Result<bool, SessionError> {
+    ) -> SessionResult<bool> {
         let Some(home) = &self.home else {
             self.records.pending.clear();
             return Ok(false);
@@ -368,7 +368,7 @@ impl SessionLog {
         runtime: &'a Runtime,
         transcript: &Transcript,
         residency: &Residency,
-    ) -> Result<Draft<'a>, SessionError> {
+    ) -> SessionResult<Draft<'a>> {
         let store = runtime.store();
         let sequence = residency.sequence;
         let settled = store
@@ -418,7 +418,7 @@ impl SessionLog {
         transcript: &mut Transcript,
         residency: &mut Residency,
         quota_bytes: u64,
-    ) -> Result<(), SessionError> {
+    ) -> SessionResult {
         let wanted = self.records.needed_bytes + draft.bytes();
         let Some(journal) = &mut self.journal else {
             return Ok(());
@@ -461,7 +461,7 @@ impl SessionLog {
         from: &SessionLog,
         transcript: &mut Transcript,
         residency: &mut Residency,
-    ) -> Result<(), SessionError> {
+    ) -> SessionResult {
         self.records.pending = from.records.pending.clone();
         let (Some(to), Some(old)) = (&mut self.journal, &from.journal) else {
             return Ok(());
@@ -618,11 +618,7 @@ impl SessionLog {
 
     /// After a commit that failed midway the file has either the state before it or after it. Finds out which, and notes
     /// the changes that the file lacks.
-    fn recover(
-        &mut self,
-        transcript: &mut Transcript,
-        residency: &mut Residency,
-    ) -> Result<(), SessionError> {
+    fn recover(&mut self, transcript: &mut Transcript, residency: &mut Residency) -> SessionResult {
         let Some(journal) = &mut self.journal else {
             return Ok(());
         };

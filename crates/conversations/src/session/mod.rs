@@ -81,7 +81,7 @@ mod undo;
 
 pub use condensing::{CondenseOutcome, RebuildError, RebuildProgress, STEP_TOKENS_MAX};
 pub use embed::Embed;
-pub use error::{SessionError, SharedError};
+pub use error::{SessionError, SessionResult, SharedError};
 pub use identity::Identity;
 pub(crate) use open_session::ResumeMode;
 pub use options::SessionOptions;

@@ -1,7 +1,7 @@
 //! One session in memory: its transcript, its rows, its file and its condensing, kept in step.
 
 use super::condensing::Condensing;
-use super::error::SessionError;
+use super::error::{SessionError, SessionResult};
 use super::identity::Identity;
 use super::log::{LogHome, SessionLog};
 use super::options::{SessionOptions, journal_options};
@@ -82,7 +82,7 @@ impl OpenSession {
         identity: &Identity,
         options: &Arc<SessionOptions>,
         mode: ResumeMode,
-    ) -> Result<OpenSession, SessionError> {
+    ) -> SessionResult<OpenSession> {
         let error = |source| SessionError::File {
             name: name.to_owned(),
             source,
@@ -155,7 +155,7 @@ impl OpenSession {
         runtime: &mut Runtime,
         name: &str,
         home: Option<LogHome>,
-    ) -> Result<OpenSession, SessionError> {
+    ) -> SessionResult<OpenSession> {
         let options = &self.options;
         let journal = home.as_ref().map(|home| home.create(name, options));
         let log = SessionLog::new(name, home, journal.transpose()?);
@@ -194,7 +194,7 @@ impl OpenSession {
         self.log.name()
     }
 
-    pub fn check_saved(&self) -> Result<(), SessionError> {
+    pub fn check_saved(&self) -> SessionResult {
         match self.log.unsaved() {
             None => Ok(()),
             Some(why) => Err(SessionError::Unsaved {
@@ -224,7 +224,7 @@ impl OpenSession {
         }
     }
 
-    pub fn try_save(&mut self, runtime: &Runtime) -> Result<(), SessionError> {
+    pub fn try_save(&mut self, runtime: &Runtime) -> SessionResult {
         let quota = self.options.quota_bytes;
         let mut draft = self.log.draft(runtime, &self.transcript, &self.residency)?;
         let waiting = self.log.waiting();
@@ -261,26 +261,23 @@ impl OpenSession {
     }
 
     /// Reads tokens that no answer follows; returns their first position. On an error the sequence is as it was.
-    fn append(&mut self, runtime: &mut Runtime, tokens: &[u32]) -> Result<u64, SessionError> {
+    fn append(&mut self, runtime: &mut Runtime, tokens: &[u32]) -> SessionResult<u64> {
         self.make_room(runtime, tokens.len() as u64)?;
         self.residency.append(runtime, tokens)
     }
 
-    pub fn mask(&self, runtime: &mut Runtime) -> Result<(), SessionError> {
+    pub fn mask(&self, runtime: &mut Runtime) -> SessionResult {
         self.residency.mask(runtime, &self.transcript)
     }
 
-    fn mask_and_save(&mut self, runtime: &mut Runtime) -> Result<(), SessionError> {
+    fn mask_and_save(&mut self, runtime: &mut Runtime) -> SessionResult {
         self.mask(runtime)?;
         self.save(runtime);
         Ok(())
     }
 
     /// (turn): its similarity to the question.
-    pub fn similarities(
-        &self,
-        question: Option<&Embedding>,
-    ) -> Result<Vec<Option<f32>>, SessionError> {
+    pub fn similarities(&self, question: Option<&Embedding>) -> SessionResult<Vec<Option<f32>>> {
         let turns = &self.transcript.turns;
         let Some(question) = question.map(Embedding::store) else {
             return Ok(vec![None; turns.len()]);
@@ -302,11 +299,7 @@ impl OpenSession {
 
     /// Carries a plan out; returns the turns that have to be recomputed. Memory is freed before it is taken, and a turn
     /// that does not fit stays where it is.
-    pub fn carry_out(
-        &mut self,
-        runtime: &mut Runtime,
-        plan: &TurnPlan,
-    ) -> Result<Vec<u64>, SessionError> {
+    pub fn carry_out(&mut self, runtime: &mut Runtime, plan: &TurnPlan) -> SessionResult<Vec<u64>> {
         for &number in &plan.spill {
             self.spill(number, SpillCause::Stream);
         }
@@ -439,7 +432,7 @@ impl OpenSession {
     }
 
     /// Mounts the blocks of a spilled turn. `false` where the file does not have them all.
-    fn mount(&mut self, runtime: &mut Runtime, i: usize) -> Result<bool, SessionError> {
+    fn mount(&mut self, runtime: &mut Runtime, i: usize) -> SessionResult<bool> {
         let span = self.transcript.turns[i].turn.span.clone();
         let Some(missing) = self.residency.missing(runtime, &span)? else {
             return Ok(false);
@@ -464,7 +457,7 @@ impl OpenSession {
 
     /// Spills turns until `coming` more tokens fit the budget, hidden ones first, then the oldest. Where nothing more may
     /// leave it returns all the same: the step reports by how much it is short.
-    pub fn make_room(&mut self, runtime: &mut Runtime, coming: u64) -> Result<(), SessionError> {
+    pub fn make_room(&mut self, runtime: &mut Runtime, coming: u64) -> SessionResult {
         while !fits(runtime, Some(self.residency.sequence), coming)? && self.spill_one() {
             self.mask(runtime)?;
         }
@@ -487,7 +480,7 @@ impl OpenSession {
         text: &str,
         now_ms: u64,
         supersedes: Option<u64>,
-    ) -> Result<u64, SessionError> {
+    ) -> SessionResult<u64> {
         let old = supersedes.map_or(Ok(0), |fact| self.transcript.check_fact(fact))?;
         let persistent = self.transcript.persistent_tokens() - old + tokens.len();
         let max = self.options.persistent_max;
@@ -527,7 +520,7 @@ impl OpenSession {
         number
     }
 
-    pub fn revoke(&mut self, runtime: &mut Runtime, fact: u64) -> Result<(), SessionError> {
+    pub fn revoke(&mut self, runtime: &mut Runtime, fact: u64) -> SessionResult {
         self.transcript.check_fact(fact)?;
         self.drop_fact(fact);
         self.mask_and_save(runtime)
@@ -550,7 +543,7 @@ impl OpenSession {
     }
 
     /// Takes the last turn back.
-    pub fn retract(&mut self, runtime: &mut Runtime) -> Result<Option<u64>, SessionError> {
+    pub fn retract(&mut self, runtime: &mut Runtime) -> SessionResult<Option<u64>> {
         let Some(i) = self.transcript.turns().rposition(|turn| !turn.is_state) else {
             return Ok(None);
         };
@@ -559,12 +552,7 @@ impl OpenSession {
         Ok(Some(turn))
     }
 
-    pub fn pin(
-        &mut self,
-        runtime: &mut Runtime,
-        number: u64,
-        is_pinned: bool,
-    ) -> Result<(), SessionError> {
+    pub fn pin(&mut self, runtime: &mut Runtime, number: u64, is_pinned: bool) -> SessionResult {
         let i = self.transcript.index_of(number);
         let i = i.ok_or(SessionError::NoSuchTurn { number })?;
         let turn = &mut self.transcript.turns[i].turn;
@@ -584,7 +572,7 @@ impl OpenSession {
         state: (Vec<u32>, Option<Embedding>),
         now_ms: u64,
         instead: Option<u64>,
-    ) -> Result<u64, SessionError> {
+    ) -> SessionResult<u64> {
         let (tokens, embedding) = state;
         if let Some(number) = instead {
             self.transcript.check_state(number)?;
@@ -615,7 +603,7 @@ impl OpenSession {
         Ok(number)
     }
 
-    pub fn drop_state(&mut self, runtime: &mut Runtime, number: u64) -> Result<(), SessionError> {
+    pub fn drop_state(&mut self, runtime: &mut Runtime, number: u64) -> SessionResult {
         self.transcript.check_state(number)?;
         if let Some(i) = self.transcript.index_of(number) {
             self.take_out(i);
@@ -659,7 +647,7 @@ impl OpenSession {
         context
     }
 
-    pub fn stats(&self, runtime: &Runtime) -> Result<SessionStats, SessionError> {
+    pub fn stats(&self, runtime: &Runtime) -> SessionResult<SessionStats> {
         let mut stats = SessionStats {
             name: self.name().to_owned(),
             position: runtime.position(self.residency.sequence)?,
@@ -683,7 +671,7 @@ impl OpenSession {
         Ok(stats)
     }
 
-    pub fn report(&self, runtime: &Runtime) -> Result<SessionReport, SessionError> {
+    pub fn report(&self, runtime: &Runtime) -> SessionResult<SessionReport> {
         let all = || self.transcript.turns();
         let live = |turn: &&Turn| turn.place == TurnPlace::Live;
         let newest = all().rev().filter(live);
@@ -720,7 +708,7 @@ pub(super) fn stored_bytes(embedding: Option<Embedding>) -> Vec<u8> {
     embedding.map_or(Vec::new(), |e| e.store().to_bytes().to_vec())
 }
 
-pub(super) fn check_persistent(tokens: usize, max: usize) -> Result<(), SessionError> {
+pub(super) fn check_persistent(tokens: usize, max: usize) -> SessionResult {
     match tokens > max {
         true => Err(SessionError::PersistentFull { tokens, max }),
         false => Ok(()),

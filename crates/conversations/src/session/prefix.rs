@@ -22,7 +22,7 @@
 //! right tokens under a valid checksum. The seal of [`SessionOptions::key`] prevents that; the tenant in the hash
 //! prevents one tenant from timing what another opens with.
 
-use super::error::{SessionError, SharedError};
+use super::error::{SessionResult, SharedError};
 use super::identity::Identity;
 use super::options::{SessionOptions, journal_options};
 use super::residency::feed;
@@ -151,7 +151,7 @@ impl Prefixes {
         runtime: &mut Runtime,
         options: &SessionOptions,
         tokens: &[u32],
-    ) -> Result<SequenceId, SessionError> {
+    ) -> SessionResult<SequenceId> {
         let Some(dir) = options.prefix_dir.as_deref().filter(|_| !tokens.is_empty()) else {
             return compute(runtime, tokens);
         };
@@ -339,7 +339,7 @@ impl VerifiedFile {
 }
 
 /// Reads tokens into a new sequence.
-fn compute(runtime: &mut Runtime, tokens: &[u32]) -> Result<SequenceId, SessionError> {
+fn compute(runtime: &mut Runtime, tokens: &[u32]) -> SessionResult<SequenceId> {
     let sequence = runtime.open()?;
     if tokens.is_empty() {
         return Ok(sequence);

@@ -20,7 +20,7 @@ use super::condense::{Condense, CondenseError, CondensePiece, CondenseRequest, C
 use super::condensing::{
     CondenseOutcome, Rebuild, RebuildError, RebuildProgress, RebuildReading, RebuiltFact, close,
 };
-use super::error::SessionError;
+use super::error::SessionResult;
 use super::layout::ChatLayout;
 use super::open_session::{OpenSession, check_persistent};
 use super::options::SessionOptions;
@@ -42,7 +42,7 @@ pub(super) fn condense_opening(
     now_ms: u64,
     piece: CondensePiece,
     options: &SessionOptions,
-) -> Result<(CondensePiece, Option<CondenseOutcome>), SessionError> {
+) -> SessionResult<(CondensePiece, Option<CondenseOutcome>)> {
     let tokens = layout.opening(&piece.text, now_ms)?.len();
     if tokens <= options.persistent_max {
         return Ok((piece, None));
@@ -140,7 +140,7 @@ impl OpenSession {
         runtime: &mut Runtime,
         number: u64,
         is_verbatim: bool,
-    ) -> Result<(), SessionError> {
+    ) -> SessionResult {
         self.transcript.check_fact(number)?;
         self.condensing.stop(runtime);
         self.condensing.gave_up = false;
@@ -277,7 +277,7 @@ impl OpenSession {
         runtime: &mut Runtime,
         reading: RebuildReading,
         sequence: SequenceId,
-    ) -> Result<(), SessionError> {
+    ) -> SessionResult {
         let records = self.log.records();
         let transcript = self.transcript.clone();
         let blocks = self.residency.blocks.clone();

@@ -3,7 +3,7 @@
 //! Nothing is ever cut out of the sequence. Rows that attention must not see are hidden; rows that are hidden and saved
 //! may be dropped; dropped rows are mounted at their old positions.
 
-use super::error::SessionError;
+use super::error::SessionResult;
 use super::transcript::Transcript;
 use super::turns::{SLOTS, blocks_of, hidden};
 use haversack_cache::size::{KeptTokens, fork_bytes, kv_bytes, reserve_bytes};
@@ -32,7 +32,7 @@ impl Residency {
     }
 
     /// Reads tokens into the sequence; returns their first position. On an error the sequence is as it was.
-    pub fn append(&mut self, runtime: &mut Runtime, tokens: &[u32]) -> Result<u64, SessionError> {
+    pub fn append(&mut self, runtime: &mut Runtime, tokens: &[u32]) -> SessionResult<u64> {
         let start = runtime.position(self.sequence)?;
         let backup = runtime.fork(self.sequence)?;
         if let Err(error) = feed(runtime, self.sequence, tokens) {
@@ -44,7 +44,7 @@ impl Residency {
     }
 
     /// Hides all rows that are not visible, and drops the blocks of turns that have left memory.
-    pub fn mask(&self, runtime: &mut Runtime, transcript: &Transcript) -> Result<(), SessionError> {
+    pub fn mask(&self, runtime: &mut Runtime, transcript: &Transcript) -> SessionResult {
         let position = runtime.position(self.sequence)?;
         let invisible = hidden(transcript.live_spans(false), position);
         runtime.hide(self.sequence, &invisible)?;
@@ -67,7 +67,7 @@ impl Residency {
         &self,
         runtime: &Runtime,
         span: &Range<u64>,
-    ) -> Result<Option<Vec<(u64, RecordRef)>>, SessionError> {
+    ) -> SessionResult<Option<Vec<(u64, RecordRef)>>> {
         let there = self.blocks_in_memory(runtime)?;
         let missing = blocks_of(span).filter(|block| there.binary_search(block).is_err());
         let column = |block| Some((block, *self.columns.get(&block)?));
@@ -97,11 +97,7 @@ impl Residency {
 }
 
 /// Reads tokens to the end.
-pub(super) fn feed(
-    runtime: &mut Runtime,
-    id: SequenceId,
-    tokens: &[u32],
-) -> Result<(), SessionError> {
+pub(super) fn feed(runtime: &mut Runtime, id: SequenceId, tokens: &[u32]) -> SessionResult {
     runtime.feed(id, tokens, &mut |_| ControlFlow::Continue(()))?;
     Ok(())
 }

@@ -4,7 +4,7 @@
 use super::condense::{Condense, CondensePiece, Extractive};
 use super::condensing::{RebuildProgress, STEP_TOKENS_MAX};
 use super::embed::Embed;
-use super::error::SessionError;
+use super::error::{SessionError, SessionResult};
 use super::identity::Identity;
 use super::layout::ChatLayout;
 use super::log::{LogHome, SessionLog};
@@ -54,7 +54,7 @@ pub struct Sessions {
 
 impl Sessions {
     /// Sessions over a runtime made with [`haversack_engine::Retention::managed`].
-    pub fn new(runtime: &Runtime, options: SessionOptions) -> Result<Sessions, SessionError> {
+    pub fn new(runtime: &Runtime, options: SessionOptions) -> SessionResult<Sessions> {
         let mut options = options;
         let room = runtime.bounds().rows_max;
         let others = options.persistent_max + slack(runtime);
@@ -124,7 +124,7 @@ impl Sessions {
         name: &str,
         persistent: &str,
         now_ms: u64,
-    ) -> Result<SessionId, SessionError> {
+    ) -> SessionResult<SessionId> {
         self.create_marked(runtime, name, "", persistent, now_ms)
     }
 
@@ -137,7 +137,7 @@ impl Sessions {
         marked: &str,
         persistent: &str,
         now_ms: u64,
-    ) -> Result<SessionId, SessionError> {
+    ) -> SessionResult<SessionId> {
         self.check_new(runtime, name)?;
         let separator = match marked.is_empty() || persistent.is_empty() {
             true => "",
@@ -186,7 +186,7 @@ impl Sessions {
     }
 
     /// Opens a session from its file, at the end of the last acknowledged turn. Turns that do not fit stay in the file.
-    pub fn resume(&mut self, runtime: &mut Runtime, name: &str) -> Result<SessionId, SessionError> {
+    pub fn resume(&mut self, runtime: &mut Runtime, name: &str) -> SessionResult<SessionId> {
         self.resume_as(runtime, name, ResumeMode::AsFits)
     }
 
@@ -195,7 +195,7 @@ impl Sessions {
         runtime: &mut Runtime,
         name: &str,
         mode: ResumeMode,
-    ) -> Result<SessionId, SessionError> {
+    ) -> SessionResult<SessionId> {
         self.check_new(runtime, name)?;
         let Some(home) = self.home(name) else {
             return Err(SessionError::NowhereToLook { name: name.into() });
@@ -210,7 +210,7 @@ impl Sessions {
 
     /// Saves a session if need be and closes it. If it cannot be saved it stays open: [`Sessions::close`] gives up what
     /// is not saved.
-    pub fn suspend(&mut self, runtime: &mut Runtime, id: SessionId) -> Result<(), SessionError> {
+    pub fn suspend(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult {
         let session = self.session_mut(runtime, id)?;
         if session.log.unsaved().is_some() {
             session.save(runtime);
@@ -220,7 +220,7 @@ impl Sessions {
     }
 
     /// Closes a session as it is. What was not saved is lost.
-    pub fn close(&mut self, runtime: &mut Runtime, id: SessionId) -> Result<(), SessionError> {
+    pub fn close(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult {
         self.session_mut(runtime, id)?;
         if let Some(mut session) = self.slots.remove(id) {
             session.condensing.stop(runtime);
@@ -243,7 +243,7 @@ impl Sessions {
         runtime: &mut Runtime,
         id: SessionId,
         name: &str,
-    ) -> Result<SessionId, SessionError> {
+    ) -> SessionResult<SessionId> {
         self.check_new(runtime, name)?;
         let home = self.home(name);
         let session = self.session_mut(runtime, id)?;
@@ -252,7 +252,7 @@ impl Sessions {
     }
 
     /// Deletes a session that is not open, with its file.
-    pub fn delete(&mut self, name: &str) -> Result<(), SessionError> {
+    pub fn delete(&mut self, name: &str) -> SessionResult {
         names::check(name)?;
         self.check_not_open(name)?;
         let Some(home) = self.home(name) else {
@@ -269,7 +269,7 @@ impl Sessions {
     }
 
     /// The sessions of the folder, by name.
-    pub fn list(&self) -> Result<Vec<ListedSession>, SessionError> {
+    pub fn list(&self) -> SessionResult<Vec<ListedSession>> {
         let Some(dir) = &self.options.dir else {
             return Ok(Vec::new());
         };
@@ -325,15 +325,15 @@ impl Sessions {
     }
 
     /// Whether a turn of it is in progress.
-    pub fn is_answering(&self, id: SessionId) -> Result<bool, SessionError> {
+    pub fn is_answering(&self, id: SessionId) -> SessionResult<bool> {
         Ok(self.session(id)?.is_answering)
     }
 
-    pub fn stats(&self, runtime: &Runtime, id: SessionId) -> Result<SessionStats, SessionError> {
+    pub fn stats(&self, runtime: &Runtime, id: SessionId) -> SessionResult<SessionStats> {
         self.session(id)?.stats(runtime)
     }
 
-    pub fn report(&self, runtime: &Runtime, id: SessionId) -> Result<SessionReport, SessionError> {
+    pub fn report(&self, runtime: &Runtime, id: SessionId) -> SessionResult<SessionReport> {
         self.session(id)?.report(runtime)
     }
 
@@ -353,18 +353,18 @@ impl Sessions {
     }
 
     /// The facts that hold, with their numbers; the opening is 0.
-    pub fn facts(&self, id: SessionId) -> Result<Vec<(u64, &str)>, SessionError> {
+    pub fn facts(&self, id: SessionId) -> SessionResult<Vec<(u64, &str)>> {
         let facts = self.session(id)?.transcript.facts.iter();
         Ok(facts.map(|fact| (fact.number, &fact.text[..])).collect())
     }
 
     /// The turns that are in memory or in the file, oldest first.
-    pub fn turns(&self, id: SessionId) -> Result<Vec<&Turn>, SessionError> {
+    pub fn turns(&self, id: SessionId) -> SessionResult<Vec<&Turn>> {
         Ok(self.session(id)?.transcript.turns().collect())
     }
 
     /// One turn with its tokens.
-    pub fn turn(&self, id: SessionId, number: u64) -> Result<TurnView, SessionError> {
+    pub fn turn(&self, id: SessionId, number: u64) -> SessionResult<TurnView> {
         let session = self.session(id)?;
         let stored = session.transcript.stored(number)?;
         let record = session.log.turn_record(stored)?;
@@ -383,12 +383,12 @@ impl Sessions {
     }
 
     /// Number of tokens that end an answer.
-    pub fn ending_tokens(&self) -> Result<usize, SessionError> {
+    pub fn ending_tokens(&self) -> SessionResult<usize> {
         Ok(self.layout.ending()?.len())
     }
 
     /// The sequence of a session, for callers that step it in a batch.
-    pub fn sequence(&self, id: SessionId) -> Result<SequenceId, SessionError> {
+    pub fn sequence(&self, id: SessionId) -> SessionResult<SequenceId> {
         Ok(self.session(id)?.residency.sequence)
     }
 
@@ -399,7 +399,7 @@ impl Sessions {
         id: SessionId,
         text: &str,
         now_ms: u64,
-    ) -> Result<u64, SessionError> {
+    ) -> SessionResult<u64> {
         self.tell_fact(runtime, id, text, now_ms, None)
     }
 
@@ -411,7 +411,7 @@ impl Sessions {
         fact: u64,
         text: &str,
         now_ms: u64,
-    ) -> Result<u64, SessionError> {
+    ) -> SessionResult<u64> {
         self.tell_fact(runtime, id, text, now_ms, Some(fact))
     }
 
@@ -422,19 +422,14 @@ impl Sessions {
         text: &str,
         now_ms: u64,
         supersedes: Option<u64>,
-    ) -> Result<u64, SessionError> {
+    ) -> SessionResult<u64> {
         let tokens = self.layout.fact(text)?;
         self.session_mut(runtime, id)?
             .tell_fact(runtime, &tokens, text, now_ms, supersedes)
     }
 
     /// Removes a fact from the persistent stream. The opening cannot be revoked.
-    pub fn revoke(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-        fact: u64,
-    ) -> Result<(), SessionError> {
+    pub fn revoke(&mut self, runtime: &mut Runtime, id: SessionId, fact: u64) -> SessionResult {
         self.session_mut(runtime, id)?.revoke(runtime, fact)
     }
 
@@ -446,7 +441,7 @@ impl Sessions {
         id: SessionId,
         number: u64,
         is_verbatim: bool,
-    ) -> Result<(), SessionError> {
+    ) -> SessionResult {
         self.session_mut(runtime, id)?
             .mark_fact(runtime, number, is_verbatim)
     }
@@ -465,7 +460,7 @@ impl Sessions {
         text: &str,
         now_ms: u64,
         instead: Option<u64>,
-    ) -> Result<u64, SessionError> {
+    ) -> SessionResult<u64> {
         let tokens = self.layout.fact(text)?;
         self.session(id)?;
         let embedding = self.encoder.as_deref();
@@ -479,16 +474,12 @@ impl Sessions {
         runtime: &mut Runtime,
         id: SessionId,
         number: u64,
-    ) -> Result<(), SessionError> {
+    ) -> SessionResult {
         self.session_mut(runtime, id)?.drop_state(runtime, number)
     }
 
     /// Deletes the last turn, as if it had not been said.
-    pub fn retract(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-    ) -> Result<Option<u64>, SessionError> {
+    pub fn retract(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult<Option<u64>> {
         self.session_mut(runtime, id)?.retract(runtime)
     }
 
@@ -499,13 +490,13 @@ impl Sessions {
         id: SessionId,
         number: u64,
         is_pinned: bool,
-    ) -> Result<(), SessionError> {
+    ) -> SessionResult {
         self.session_mut(runtime, id)?
             .pin(runtime, number, is_pinned)
     }
 
     /// Makes a turn visible to the next answer, wherever it is.
-    pub fn recall(&mut self, id: SessionId, number: u64) -> Result<(), SessionError> {
+    pub fn recall(&mut self, id: SessionId, number: u64) -> SessionResult {
         self.restore_dropped();
         self.check_idle(id)?;
         let transcript = &mut self.any_session_mut(id)?.transcript;
@@ -521,7 +512,7 @@ impl Sessions {
         runtime: &mut Runtime,
         id: SessionId,
         tokens_max: usize,
-    ) -> Result<RebuildProgress, SessionError> {
+    ) -> SessionResult<RebuildProgress> {
         let condenser = self.condenser();
         let session = self.session_mut(runtime, id)?;
         Ok(session.work(runtime, condenser, tokens_max))
@@ -532,7 +523,7 @@ impl Sessions {
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
-    ) -> Result<RebuildProgress, SessionError> {
+    ) -> SessionResult<RebuildProgress> {
         loop {
             match self.work(runtime, id, STEP_TOKENS_MAX)? {
                 RebuildProgress::Judging => {
@@ -545,11 +536,7 @@ impl Sessions {
     }
 
     /// Stops condensing. The old stream stays until the next fact.
-    pub fn stop_condensing(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-    ) -> Result<(), SessionError> {
+    pub fn stop_condensing(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult {
         self.session_mut(runtime, id)?.stop_condensing(runtime);
         Ok(())
     }
@@ -561,7 +548,7 @@ impl Sessions {
         runtime: &Runtime,
         id: Option<SessionId>,
         coming: u64,
-    ) -> Result<(usize, usize), SessionError> {
+    ) -> SessionResult<(usize, usize)> {
         let options = &self.options;
         let persistent = options.persistent_max + options.persistent_max / 2;
         let rows_max = persistent + options.capacity + slack(runtime);
@@ -581,14 +568,14 @@ impl Sessions {
         runtime: &mut Runtime,
         id: SessionId,
         coming: u64,
-    ) -> Result<bool, SessionError> {
+    ) -> SessionResult<bool> {
         self.undo_dropped(runtime)?;
         self.hold(runtime)?;
         Ok(fits(runtime, Some(self.sequence(id)?), coming)?)
     }
 
     /// Tokens of a turn at most: the question, the longest answer, its ending, and turns that are recomputed.
-    pub(crate) fn turn_tokens(&self, text: &str) -> Result<u64, SessionError> {
+    pub(crate) fn turn_tokens(&self, text: &str) -> SessionResult<u64> {
         let options = &self.options;
         let question = self.layout.question(text)?.len();
         let ending = self.ending_tokens()? + 1;
@@ -613,7 +600,7 @@ impl Sessions {
     }
 
     /// Enters the bytes of all sessions into the ledger, with room for one turn more each.
-    fn hold(&self, runtime: &mut Runtime) -> Result<(), SessionError> {
+    fn hold(&self, runtime: &mut Runtime) -> SessionResult {
         let open = self.slots.iter();
         let sessions: usize = open.map(|(_, s)| s.heap_bytes() + TURN_BYTES).sum();
         let encoder = self.encoder.as_ref().map_or(0, |encoder| encoder.bytes());
@@ -621,11 +608,7 @@ impl Sessions {
     }
 
     /// Like `hold`, and spills turns of one session until it fits.
-    pub(super) fn hold_for(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-    ) -> Result<(), SessionError> {
+    pub(super) fn hold_for(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult {
         self.session_mut(runtime, id)?;
         loop {
             let held = self.hold(runtime);
@@ -646,7 +629,7 @@ impl Sessions {
         runtime: &mut Runtime,
         session: OpenSession,
         resumed: Option<ResumeMode>,
-    ) -> Result<SessionId, SessionError> {
+    ) -> SessionResult<SessionId> {
         let id = self.slots.insert(session);
         let held = match resumed {
             Some(ResumeMode::Whole) => self.hold(runtime),
@@ -665,7 +648,7 @@ impl Sessions {
     }
 
     /// Undoes turns that were dropped since the last call. Every call that changes a session begins with it.
-    pub(super) fn undo_dropped(&mut self, runtime: &mut Runtime) -> Result<(), SessionError> {
+    pub(super) fn undo_dropped(&mut self, runtime: &mut Runtime) -> SessionResult {
         self.restore_dropped();
         while let Some(sequence) = self.to_close.pop() {
             runtime.close(sequence)?;
@@ -685,20 +668,20 @@ impl Sessions {
     }
 
     /// The name is valid and not open.
-    fn check_new(&mut self, runtime: &mut Runtime, name: &str) -> Result<(), SessionError> {
+    fn check_new(&mut self, runtime: &mut Runtime, name: &str) -> SessionResult {
         self.undo_dropped(runtime)?;
         names::check(name)?;
         self.check_not_open(name)
     }
 
-    fn check_not_open(&self, name: &str) -> Result<(), SessionError> {
+    fn check_not_open(&self, name: &str) -> SessionResult {
         match self.opened(name) {
             Some(_) => Err(SessionError::Open { name: name.into() }),
             None => Ok(()),
         }
     }
 
-    fn check_idle(&self, id: SessionId) -> Result<(), SessionError> {
+    fn check_idle(&self, id: SessionId) -> SessionResult {
         let session = self.session(id)?;
         match session.is_answering {
             true => Err(SessionError::Answering {
@@ -708,7 +691,7 @@ impl Sessions {
         }
     }
 
-    fn session(&self, id: SessionId) -> Result<&OpenSession, SessionError> {
+    fn session(&self, id: SessionId) -> SessionResult<&OpenSession> {
         let session = self.slots.get(id);
         session.ok_or(SessionError::Closed { index: id.index() })
     }
@@ -718,17 +701,14 @@ impl Sessions {
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
-    ) -> Result<&mut OpenSession, SessionError> {
+    ) -> SessionResult<&mut OpenSession> {
         self.undo_dropped(runtime)?;
         self.check_idle(id)?;
         self.any_session_mut(id)
     }
 
     /// A session that may have a turn in progress.
-    pub(super) fn any_session_mut(
-        &mut self,
-        id: SessionId,
-    ) -> Result<&mut OpenSession, SessionError> {
+    pub(super) fn any_session_mut(&mut self, id: SessionId) -> SessionResult<&mut OpenSession> {
         let session = self.slots.get_mut(id);
         session.ok_or(SessionError::Closed { index: id.index() })
     }

@@ -1,7 +1,7 @@
 //! What was said in a session: facts, turns, and what the next answer has to take up. Plain data and decisions; no
 //! runtime and no file. A record is named by its [`RecordRef`] and read elsewhere.
 
-use super::error::SessionError;
+use super::error::{SessionError, SessionResult};
 use super::paged_vec::PagedVec;
 use super::plan::TurnPlan;
 use super::record::{FactRecord, LogChange, TurnRecord};
@@ -112,7 +112,7 @@ impl Transcript {
         self.turns().position(|turn| turn.number == number)
     }
 
-    pub fn stored(&self, number: u64) -> Result<&StoredTurn, SessionError> {
+    pub fn stored(&self, number: u64) -> SessionResult<&StoredTurn> {
         let i = self.index_of(number);
         let i = i.ok_or(SessionError::NoSuchTurn { number })?;
         Ok(&self.turns[i])
@@ -130,13 +130,13 @@ impl Transcript {
     }
 
     /// Tokens of a fact that holds and may be revoked.
-    pub fn check_fact(&self, number: u64) -> Result<usize, SessionError> {
+    pub fn check_fact(&self, number: u64) -> SessionResult<usize> {
         let fact = self.facts.iter().find(|f| f.number == number && number > 0);
         let fact = fact.ok_or(SessionError::NoSuchFact { number })?;
         Ok(fact.tokens() as usize)
     }
 
-    pub fn check_state(&self, number: u64) -> Result<(), SessionError> {
+    pub fn check_state(&self, number: u64) -> SessionResult {
         let is_it = |turn: &Turn| turn.is_state && turn.number == number;
         match self.turns().any(is_it) {
             true => Ok(()),

@@ -10,7 +10,7 @@
 
 use super::condensing::STEP_TOKENS_MAX;
 use super::embed::Embed;
-use super::error::SessionError;
+use super::error::{SessionError, SessionResult};
 use super::open_session::{OpenSession, stored_bytes};
 use super::plan::{TurnRoom, plan};
 use super::record::TurnRecord;
@@ -156,7 +156,7 @@ impl PreparedTurn {
         question: Question,
         has_encoder: bool,
         dropped: &DroppedTurns,
-    ) -> Result<PreparedTurn, SessionError> {
+    ) -> SessionResult<PreparedTurn> {
         let Question {
             tokens: question,
             embedding,
@@ -258,7 +258,7 @@ impl PreparedTurn {
         ending: Vec<u32>,
         embedding: Option<Embedding>,
         now_ms: u64,
-    ) -> Result<TurnAnswer, SessionError> {
+    ) -> SessionResult<TurnAnswer> {
         let end = runtime.position(self.sequence)?;
         let mut tokens = self.question().to_vec();
         tokens.extend_from_slice(&generation.tokens);
@@ -317,7 +317,7 @@ impl Sessions {
         sampler: &mut Sampler,
         options: &GenerateOptions,
         tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
-    ) -> Result<TurnAnswer, SessionError> {
+    ) -> SessionResult<TurnAnswer> {
         let mut turn = self.begin(runtime, id, text, None, now_ms, options)?;
         let per_token = self.options().condense_per_token;
         let TurnInProgress {
@@ -355,7 +355,7 @@ impl Sessions {
         embedding: Option<Embedding>,
         now_ms: u64,
         options: &GenerateOptions,
-    ) -> Result<TurnInProgress, SessionError> {
+    ) -> SessionResult<TurnInProgress> {
         self.work(runtime, id, STEP_TOKENS_MAX)?;
         let mut prepared = self.prepare(runtime, id, text, embedding)?;
         let max = self.options().answer_max;
@@ -391,7 +391,7 @@ impl Sessions {
         turn: TurnInProgress,
         took: GenerateTimes,
         tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
-    ) -> Result<TurnInProgress, SessionError> {
+    ) -> SessionResult<TurnInProgress> {
         let completion = match turn.stage {
             Stage::Answering(completion) => completion,
             stage => return Ok(TurnInProgress { stage, ..turn }),
@@ -426,7 +426,7 @@ impl Sessions {
         runtime: &mut Runtime,
         turn: TurnInProgress,
         embedding: Option<Embedding>,
-    ) -> Result<TurnAnswer, SessionError> {
+    ) -> SessionResult<TurnAnswer> {
         let said = turn.said();
         let TurnInProgress {
             stage,
@@ -453,11 +453,7 @@ impl Sessions {
     }
 
     /// Undoes a turn now; dropping it would do so at the next call.
-    pub fn abandon(
-        &mut self,
-        runtime: &mut Runtime,
-        turn: TurnInProgress,
-    ) -> Result<(), SessionError> {
+    pub fn abandon(&mut self, runtime: &mut Runtime, turn: TurnInProgress) -> SessionResult {
         drop(turn);
         self.undo_dropped(runtime)
     }
@@ -470,7 +466,7 @@ impl Sessions {
         text: &str,
         answer: &str,
         now_ms: u64,
-    ) -> Result<u64, SessionError> {
+    ) -> SessionResult<u64> {
         let plain = EncodeOptions {
             add_special: false,
             parse_special: false,
@@ -507,7 +503,7 @@ impl Sessions {
         id: SessionId,
         text: &str,
         look: &mut dyn FnMut(&mut Runtime, SequenceId) -> Result<T, StepError>,
-    ) -> Result<(T, ContextReport), SessionError> {
+    ) -> SessionResult<(T, ContextReport)> {
         let prepared = self.prepare(runtime, id, text, None)?;
         let context = prepared.context.clone();
         let sequence = prepared.sequence;
@@ -523,7 +519,7 @@ impl Sessions {
         &self,
         runtime: &Runtime,
         turn: &TurnInProgress,
-    ) -> Result<(usize, bool), SessionError> {
+    ) -> SessionResult<(usize, bool)> {
         let (sequence, ending) = (turn.sequence(), self.ending_tokens()? + 1);
         let coming = (turn.pending().len() + self.options().answer_max + ending) as u64;
         let bytes = promised_bytes(runtime, sequence, coming)?;
@@ -536,7 +532,7 @@ impl Sessions {
         id: SessionId,
         text: &str,
         embedding: Option<Embedding>,
-    ) -> Result<PreparedTurn, SessionError> {
+    ) -> SessionResult<PreparedTurn> {
         self.hold_for(runtime, id)?;
         let (layout, encoder) = (self.layout(), self.encoder());
         // Without an encoder turns are not judged, even if the caller has an embedding.
@@ -565,7 +561,7 @@ impl Sessions {
         generation: Generation,
         embedding: Option<Embedding>,
         now_ms: u64,
-    ) -> Result<TurnAnswer, SessionError> {
+    ) -> SessionResult<TurnAnswer> {
         let read = match rest {
             [] => Ok(()),
             rest => feed(runtime, prepared.sequence, rest),
@@ -585,11 +581,7 @@ impl Sessions {
 
     /// Tokens to read behind an answer so that it ends as the template ends it: the last sampled token, which the
     /// sequence does not have yet, and the markers.
-    fn ending_of(
-        &self,
-        runtime: &Runtime,
-        generation: &Generation,
-    ) -> Result<Vec<u32>, SessionError> {
+    fn ending_of(&self, runtime: &Runtime, generation: &Generation) -> SessionResult<Vec<u32>> {
         let ending = self.layout().ending()?;
         let Some(&last) = generation.tokens.last() else {
             return Ok(ending.to_vec());

@@ -188,7 +188,7 @@ fn check_completion_event(
         RequestEvent::Completed(completed, held) => {
             expect_end(&mut completion.state, "is done")?;
             completion.done = Some(completed);
-            completion.changes = held.changes;
+            completion.changes = held.usage.changes;
             return Ok(ControlFlow::Continue(()));
         }
         RequestEvent::Failed(why) => {

@@ -73,7 +73,7 @@ impl Default for SampleOptions {
 }
 
 impl SampleOptions {
-    fn check(&self) -> Result<(), SampleError> {
+    pub fn check(&self) -> Result<(), SampleError> {
         let within = |option, value: f64, good: bool, range| match good {
             true => Ok(()),
             false => Err(SampleError::Option {
