@@ -12,16 +12,18 @@ use haversack::engine::kv_quality::probe::{self, Depth, Probe};
 use haversack::engine::runtime::adaptive::{self, AdaptiveOptions};
 use haversack::engine::runtime::bounds::BoundsError;
 use haversack::engine::runtime::{Runtime, RuntimeError, RuntimeOptions};
-use haversack::engine::sample::{SampleOptions, Sampler};
+use haversack::engine::sample::SampleOptions;
 use haversack::engine::{
     Activations, Codec, Guarding, KvOptions, LoadOptions, Model, Policy, Positions, Repack,
     Residence, Retention,
 };
 use haversack::memory::bytes::human;
 use haversack::memory::{PeakMeter, ProcessUsage};
+use haversack::session::Sessions;
 use haversack::text::chat::encode_chat;
 use haversack::text::template::{Message, RenderOptions};
 use haversack::text::tokenizer::EncodeOptions;
+use haversack::{Engine, EngineOptions};
 use haversack_hub::home::Home;
 use haversack_hub::tidy::Endings;
 use serde_json::{Value as Json, json};
@@ -358,8 +360,12 @@ fn temporary_ending() -> String {
     format!(".{}.tmp", std::process::id())
 }
 
-/// A sampler from the flags; `temperature` is the default of the command.
-pub fn sampler(flags: &SamplingArgs, temperature: f32, vocabulary: usize) -> Result<Sampler> {
+/// Sampling options from the flags; `temperature` is the default of the command.
+pub fn sample_options(
+    flags: &SamplingArgs,
+    temperature: f32,
+    vocabulary: usize,
+) -> Result<SampleOptions> {
     if let Some((id, _)) = flags
         .logit_bias
         .iter()
@@ -385,7 +391,8 @@ pub fn sampler(flags: &SamplingArgs, temperature: f32, vocabulary: usize) -> Res
         seed: flags.seed.unwrap_or(default.seed),
         ..default
     };
-    Sampler::new(options).map_err(|error| usage(error.to_string()))
+    options.check().map_err(|error| usage(error.to_string()))?;
+    Ok(options)
 }
 
 /// What the process takes: after loading, and at most since then.
@@ -410,9 +417,9 @@ impl Memory {
         let _ = self.meter.poll();
     }
 
-    /// For the path of a token: reads now and then.
-    pub fn poll_token(&mut self, number: usize) {
-        if number.is_multiple_of(POLL_TOKENS) {
+    /// For the path of an answer: of its tokens only now and then.
+    pub fn poll_event(&mut self, tokens: usize, is_token: bool) {
+        if !is_token || tokens.is_multiple_of(POLL_TOKENS) {
             self.poll();
         }
     }
@@ -428,34 +435,55 @@ impl Memory {
     }
 }
 
-impl LoadedModel {
-    /// The ids of a conversation, up to the opening of the assistant's turn. Nothing a message says
-    /// can become a special token, unless the messages are `trusted` to mean it.
-    pub fn chat_ids(&self, messages: &[Message], trusted: bool) -> Result<Vec<u32>> {
-        let options = RenderOptions::to_answer(haversack::memory::clock::since_1970());
-        let (template, tokenizer) = (self.model.template(), self.model.tokenizer());
-        let name = || format!("{}: tokenizer.chat_template", self.name());
-        if !trusted {
-            return encode_chat(template, tokenizer, messages, &options).with_context(name);
-        }
-        let text = template.render(messages, &options).with_context(name)?;
-        let special = EncodeOptions {
-            add_special: true,
-            parse_special: true,
-        };
-        let mut ids = tokenizer.encode(&text, special)?;
-        // Templates that write the beginning token themselves would give two.
-        if let (Some(bos), [first, second, ..]) = (tokenizer.bos(), ids.as_slice())
-            && (*first, *second) == (bos, bos)
-        {
-            ids.remove(0);
-        }
-        Ok(ids)
+/// The ids of a conversation, up to the opening of the assistant's turn. Nothing a message says
+/// can become a special token, unless the messages are `trusted` to mean it. `file` is named in errors.
+pub fn chat_ids(
+    model: &Model,
+    file: &str,
+    messages: &[Message],
+    trusted: bool,
+) -> Result<Vec<u32>> {
+    let options = RenderOptions::to_answer(haversack::memory::clock::since_1970());
+    let (template, tokenizer) = (model.template(), model.tokenizer());
+    let name = || format!("{file}: tokenizer.chat_template");
+    if !trusted {
+        return encode_chat(template, tokenizer, messages, &options).with_context(name);
     }
+    let text = template.render(messages, &options).with_context(name)?;
+    let special = EncodeOptions {
+        add_special: true,
+        parse_special: true,
+    };
+    let mut ids = tokenizer.encode(&text, special)?;
+    // Templates that write the beginning token themselves would give two.
+    if let (Some(bos), [first, second, ..]) = (tokenizer.bos(), ids.as_slice())
+        && (*first, *second) == (bos, bos)
+    {
+        ids.remove(0);
+    }
+    Ok(ids)
+}
 
+impl LoadedModel {
     /// For errors of computing: whose numbers they were.
     pub fn name(&self) -> String {
         self.path.display().to_string()
+    }
+
+    /// An engine for one caller, and the meter of its memory. `prefix_cache`: see [`EngineOptions`].
+    pub fn start(
+        self,
+        sessions: Option<Sessions>,
+        prefix_cache: usize,
+    ) -> Result<(Engine, Memory)> {
+        let options = EngineOptions {
+            batch: 1,
+            queue: 1,
+            prefix_cache,
+            logs: false,
+        };
+        let engine = Engine::with_runtime(self.runtime, sessions, options)?;
+        Ok((engine, self.memory))
     }
 
     /// What each layer stores and how many rows it keeps, where a plan says so.

@@ -1,79 +1,25 @@
 //! What a sequence holds: as the `kv` and `context` objects of the contract, in words, and as a bar.
-//!
-//! Everything is read from the runtime's own books. Nothing is estimated here.
 
-use anyhow::Result;
-use haversack::engine::runtime::{Runtime, SequenceId};
+use haversack::engine::runtime::{KvLayout, SequenceUsage};
 use haversack::memory::bytes::human;
 use serde_json::{Value as Json, json};
 use std::io::{self, IsTerminal};
 
-/// Rows and bytes of one sequence.
-pub struct Holding {
-    sequence: SequenceId,
-    pub tokens_seen: u64,
-    pub rows_live: usize,
-    pub rows_peak: usize,
-    /// Of blocks, sinks and tables, over the values of the rows kept.
-    pub bits_effective: Option<f64>,
-    sinks_bytes: usize,
-    near_bytes: usize,
-    /// With what was made ahead.
-    far_bytes: usize,
-}
-
-impl Holding {
-    pub fn of(runtime: &Runtime, sequence: SequenceId) -> Result<Holding> {
-        let stats = runtime.stats(sequence)?;
-        let store = runtime.store();
-        let (mut near_bytes, mut far_bytes, mut table_bytes, mut ahead) = (0, 0, 0, 0);
-        // Layers may keep different rows.
-        let mut values = 0usize;
-        for (layer, shape) in store.layers().iter().enumerate() {
-            let view = store.view(sequence, layer)?;
-            let entries = view.entries();
-            table_bytes += size_of_val(entries) + entries.len() * size_of::<u32>();
-            for entry in entries {
-                values += 2 * shape.width() * entry.rows as usize;
-                let far = entry.far.map_or(0, |_| shape.far_shape().block_bytes());
-                near_bytes += entry.near.map_or(0, |_| shape.near_shape().block_bytes());
-                far_bytes += far;
-                ahead += if entry.is_near() { far } else { 0 };
-            }
-        }
-        let held = (stats.bytes + table_bytes) as f64;
-        Ok(Holding {
-            sequence,
-            tokens_seen: stats.position,
-            rows_live: stats.rows,
-            rows_peak: stats.rows_peak,
-            bits_effective: (values > 0).then(|| held * 8.0 / values as f64),
-            sinks_bytes: (stats.bytes + ahead).saturating_sub(near_bytes + far_bytes),
-            near_bytes,
-            far_bytes,
-        })
-    }
-
-    pub fn evicted(&self) -> u64 {
-        self.tokens_seen.saturating_sub(self.rows_live as u64)
-    }
-}
-
 /// The `kv` object of the contract.
-pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
-    let ledger = runtime.ledger();
+pub fn kv_json(layout: &KvLayout, usage: &SequenceUsage) -> Json {
+    let ledger = &usage.ledger;
     json!({
-        "codec": runtime.kv().name(),
-        "policy": runtime.bounds().policy_name(),
+        "codec": layout.kv.name(),
+        "policy": layout.bounds.policy_name(),
         "bytes_live": ledger.kv_live,
         "bytes_peak": ledger.peak,
         "bytes_budget": ledger.budget,
-        "bits_effective": holding.bits_effective,
-        "tokens_seen": holding.tokens_seen,
-        "rows_live": holding.rows_live,
-        "rows_peak": holding.rows_peak,
-        "rows_evicted": holding.evicted(),
-        "quality_debt": runtime.quality_debt(holding.sequence),
+        "bits_effective": usage.bits_effective,
+        "tokens_seen": usage.tokens_seen,
+        "rows_live": usage.rows,
+        "rows_peak": usage.rows_peak,
+        "rows_evicted": usage.evicted(),
+        "quality_debt": usage.quality_debt,
         "ledger": {
             "blocks_bytes": ledger.kv_live,
             "ahead_bytes": ledger.kv_ahead,
@@ -85,10 +31,10 @@ pub fn kv_json(runtime: &Runtime, holding: &Holding) -> Json {
 }
 
 /// The `context` object of the contract. `cached` tokens were not read again.
-pub fn context_json(runtime: &Runtime, holding: &Holding, cached: usize) -> Json {
-    let bounds = runtime.bounds();
-    let changes: Vec<Json> = runtime
-        .window_changes(holding.sequence)
+pub fn context_json(layout: &KvLayout, usage: &SequenceUsage, cached: usize) -> Json {
+    let bounds = &layout.bounds;
+    let changes: Vec<Json> = usage
+        .changes
         .iter()
         .map(|change| {
             json!({
@@ -99,51 +45,51 @@ pub fn context_json(runtime: &Runtime, holding: &Holding, cached: usize) -> Json
         })
         .collect();
     json!({
-        "kept": holding.rows_live,
-        "evicted": holding.evicted(),
+        "kept": usage.rows,
+        "evicted": usage.evicted(),
         "spilled": 0,
         "cached": cached,
         "recomputed": 0,
         "limit": bounds.rows_max,
-        "window": runtime.window(holding.sequence),
+        "window": usage.window,
         "anchors": bounds.anchors,
         "changes": changes,
     })
 }
 
 /// The same in words; `computed` tokens were read for the last answer.
-pub fn explain(runtime: &Runtime, holding: &Holding, cached: usize, computed: usize) -> String {
-    let bounds = runtime.bounds();
+pub fn explain(layout: &KvLayout, usage: &SequenceUsage, cached: usize, computed: usize) -> String {
+    let bounds = &layout.bounds;
     let mut text = format!(
         "context: kept {}, evicted {}, spilled 0, cached {cached}, recomputed 0, computed {computed}; {} tokens seen",
-        holding.rows_live,
-        holding.evicted(),
-        holding.tokens_seen,
+        usage.rows,
+        usage.evicted(),
+        usage.tokens_seen,
     );
-    match runtime.window(holding.sequence) {
+    match usage.window {
         Some(_) if bounds.policy.chooses() => text.push_str(&format!(
             "; the first {} tokens stay and of the rest what {} chooses, at most {} rows in a layer, in {}",
             bounds.anchors,
             bounds.policy_name(),
             bounds.rows_max,
-            runtime.kv().name()
+            layout.kv.name()
         )),
         Some(window) => text.push_str(&format!(
             "; the first {} tokens and the last {window} stay, at most {} rows in {}",
             bounds.anchors,
             bounds.rows_max,
-            runtime.kv().name()
+            layout.kv.name()
         )),
         None => text.push_str(&format!(
             "; everything stays, at most {} rows in {}",
             bounds.rows_max,
-            runtime.kv().name()
+            layout.kv.name()
         )),
     }
-    if let Some(debt) = runtime.quality_debt(holding.sequence) {
+    if let Some(debt) = usage.quality_debt {
         text.push_str(&format!("; quality debt {debt:.4} nats"));
     }
-    for change in runtime.window_changes(holding.sequence) {
+    for change in &usage.changes {
         text.push_str(&format!(
             "\nwindow {} from position {}: {}",
             change.window, change.position, change.reason
@@ -153,20 +99,20 @@ pub fn explain(runtime: &Runtime, holding: &Holding, cached: usize, computed: us
 }
 
 /// The ledger for people: one line with a bar, one with what the bar is made of.
-pub fn bar(runtime: &Runtime, holding: &Holding) -> String {
-    let ledger = runtime.ledger();
-    let kv = runtime.kv();
+pub fn bar(layout: &KvLayout, usage: &SequenceUsage) -> String {
+    let ledger = &usage.ledger;
+    let kv = &layout.kv;
     let name = kv.name();
     let rest = ledger.tables + ledger.side;
     // Blocks of other sequences, if there are any.
-    let own = holding.sinks_bytes + holding.near_bytes + holding.far_bytes;
+    let own = usage.sinks_bytes + usage.near_bytes + usage.far_bytes;
     let parts = [
-        ("sinks f16".to_owned(), holding.sinks_bytes),
-        match runtime.store().layers().iter().any(|layer| layer.zoned()) {
-            true => (format!("recent {}", kv.near), holding.near_bytes),
-            false => (name.clone(), holding.near_bytes),
+        ("sinks f16".to_owned(), usage.sinks_bytes),
+        match layout.is_zoned {
+            true => (format!("recent {}", kv.near), usage.near_bytes),
+            false => (name.clone(), usage.near_bytes),
         },
-        (name.clone(), holding.far_bytes),
+        (name.clone(), usage.far_bytes),
         (
             "others".to_owned(),
             (ledger.kv_live + ledger.kv_ahead).saturating_sub(own),

@@ -5,6 +5,7 @@
 //! tokens, models or memory, which is the library's. The command line is a contract (exit codes,
 //! JSON fields, one-line errors); `tests/` holds it.
 
+mod answer;
 mod args;
 mod commands;
 mod config;

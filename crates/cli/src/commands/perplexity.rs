@@ -10,11 +10,11 @@ use crate::engine::{self, Habits, LoadedModel};
 use crate::error::usage;
 use crate::input::Text;
 use crate::interrupt::Cooperative;
-use crate::ledger::{self, Holding};
+use crate::ledger;
 use crate::{out, progress};
 use anyhow::{Context, Result, anyhow};
 use haversack::engine::runtime::perplexity::{self, KlTally};
-use haversack::engine::runtime::{Runtime, RuntimeOptions};
+use haversack::engine::runtime::{KvLayout, Runtime, RuntimeOptions, SequenceUsage};
 use haversack::engine::{Activations, KvForm, KvOptions, Retention};
 use haversack::text::tokenizer::EncodeOptions;
 use serde_json::{Value as Json, json};
@@ -209,10 +209,10 @@ impl Job<'_> {
         runtime.feed(id, &window[..window.len() - 1], &mut |_| {
             ControlFlow::Continue(())
         })?;
-        let holding = Holding::of(runtime, id)?;
+        let (layout, held) = (KvLayout::new(runtime), SequenceUsage::new(runtime, id)?);
         let books = (
-            ledger::kv_json(runtime, &holding),
-            ledger::context_json(runtime, &holding, 0),
+            ledger::kv_json(&layout, &held),
+            ledger::context_json(&layout, &held, 0),
         );
         runtime.close(id)?;
         Ok(books)
@@ -254,9 +254,10 @@ impl Job<'_> {
         .with_context(|| name)?
         .ok_or_else(|| anyhow!("interrupted"))?;
         drop(bar);
-        let holding = Holding::of(&self.engine.runtime, id)?;
-        let kv = ledger::kv_json(&self.engine.runtime, &holding);
-        let context = ledger::context_json(&self.engine.runtime, &holding, 0);
+        let runtime = &self.engine.runtime;
+        let (layout, held) = (KvLayout::new(runtime), SequenceUsage::new(runtime, id)?);
+        let kv = ledger::kv_json(&layout, &held);
+        let context = ledger::context_json(&layout, &held, 0);
 
         let truth = match again {
             Some(kept) => {

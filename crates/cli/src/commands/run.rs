@@ -1,19 +1,16 @@
 //! `run`: one completion, streamed.
 
+use crate::answer::{self, Showing};
 use crate::args;
 use crate::engine::{self, Habits, LoadedModel, milliseconds, per_second};
 use crate::error::usage;
 use crate::input::Text;
-use crate::interrupt::Cooperative;
-use crate::ledger::{self, Holding};
-use crate::{out, progress};
+use crate::{ledger, out};
 use anyhow::{Context, Result};
 use haversack::cache::policy::profile::Profile;
-use haversack::engine::runtime::{GenerateEvent, GenerateOptions, generate};
 use haversack::text::template::Message;
 use haversack::text::tokenizer::EncodeOptions;
 use serde_json::json;
-use std::ops::ControlFlow;
 
 pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
     let prompt = Text::given(
@@ -22,120 +19,77 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
     )?;
     let (prompt, compute) = profiled(prompt, &args.compute)?;
     let habits = Habits::TALK.explaining(args.explain);
-    let mut engine = engine::load(args.model.as_deref(), &compute, habits)?;
-    let ids = prompt_ids(args, prompt, &engine)?;
-    engine.check_fits(ids.len())?;
+    let loaded = engine::load(args.model.as_deref(), &compute, habits)?;
+    let ids = prompt_ids(args, prompt, &loaded)?;
+    loaded.check_fits(ids.len())?;
 
-    let vocabulary = engine.model.config().vocab;
-    let mut sampler = engine::sampler(&args.sampling, 0.0, vocabulary)?;
+    let sample = engine::sample_options(&args.sampling, 0.0, loaded.model.config().vocab)?;
+    let max_tokens = loaded.tokens_max_alone(args.max_tokens);
     let mut stop = args.stop.clone();
     if !is_plain_text(args) {
-        stop.extend(
-            engine
-                .model
-                .template()
-                .stop_strings()
-                .iter()
-                .map(|text| text.to_string()),
-        );
+        let usual = loaded.model.template().stop_strings().iter();
+        stop.extend(usual.map(|text| text.to_string()));
     }
-    let options = GenerateOptions {
-        tokens_max: engine.tokens_max_alone(args.max_tokens),
-        stop,
-        ignore_end: args.ignore_eos,
+    let (name, load, plan) = (loaded.name(), loaded.load, loaded.plan_in_words());
+    let (engine, mut memory) = loaded.start(None, 0)?;
+    let layout = engine.client().layout().clone();
+    let prompt_tokens = ids.len();
+    let prompt = engine
+        .complete_tokens(ids)
+        .max_tokens(max_tokens)
+        .ignore_end(args.ignore_eos)
+        .sample(sample)
+        .stops(stop);
+    let showing = Showing {
+        patience: 1,
+        is_quiet: as_json,
+        memory: Some(&mut memory),
     };
+    let answer = answer::show(prompt, showing).with_context(|| name)?;
+    drop(engine);
 
-    let sequence = engine.runtime.open()?;
-    let interrupt = Cooperative::begin(1);
-    let mut writing: Result<()> = Ok(());
-    let mut count = 0;
-    let mut bar = progress::Count::of_prompt(ids.len());
-    let name = engine.name();
-    let (runtime, memory) = (&mut engine.runtime, &mut engine.memory);
-    let generation = generate(
-        runtime,
-        sequence,
-        &ids,
-        &mut sampler,
-        &options,
-        &mut |event| {
-            match event {
-                GenerateEvent::Prompt { done, .. } => {
-                    memory.poll();
-                    if let Some(bar) = &mut bar {
-                        bar.set(done);
-                    }
-                }
-                GenerateEvent::Token { text, .. } => {
-                    bar = None;
-                    memory.poll_token(count);
-                    count += 1;
-                    if !as_json && !text.is_empty() {
-                        writing = out::text(text);
-                    }
-                }
-            }
-            if writing.is_err() || interrupt.raised() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        },
-    )
-    .with_context(|| name)?;
-    drop(interrupt);
-    writing?;
-    engine.memory.poll();
-
-    let holding = Holding::of(&engine.runtime, sequence)?;
-    let completion = generation.tokens.len();
+    let (prefill, decode, completion) = (answer.prefill(), answer.decode(), answer.tokens.len());
+    let prefill_speed = per_second(prompt_tokens, prefill);
+    // The first token comes with the prompt.
+    let decode_speed = per_second(completion.saturating_sub(1), decode);
+    let held = answer.held();
     if !as_json {
         out::text("\n")?;
     }
     if args.stats {
         out::note(&format!(
-            "{completion} tokens at {:.1}/s; prompt {} tokens at {:.1}/s",
-            per_second(completion.saturating_sub(1), generation.decode),
-            ids.len(),
-            per_second(ids.len(), generation.prefill)
+            "{completion} tokens at {decode_speed:.1}/s; prompt {prompt_tokens} tokens at {prefill_speed:.1}/s"
         ));
-        out::note(&ledger::bar(&engine.runtime, &holding));
+        out::note(&ledger::bar(&layout, &held.usage));
     }
     if args.explain {
-        engine
-            .plan_in_words()
-            .iter()
+        plan.iter()
+            .chain(&held.plans)
             .for_each(|line| out::note(line));
-        engine
-            .runtime
-            .plans()
-            .iter()
-            .for_each(|plan| out::note(plan));
-        out::note(&ledger::explain(&engine.runtime, &holding, 0, ids.len()));
+        out::note(&ledger::explain(&layout, &held.usage, 0, prompt_tokens));
     }
     if !as_json {
         return Ok(());
     }
     out::json(&json!({
-        "text": generation.text,
-        "token_ids": generation.tokens,
-        "finish_reason": generation.finish.name(),
+        "text": answer.text,
+        "token_ids": answer.tokens,
+        "finish_reason": answer.finish.name(),
         "usage": {
-            "prompt_tokens": ids.len(),
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": completion,
             "cached_tokens": 0,
         },
         "timing": {
-            "load_ms": milliseconds(engine.load),
-            "prefill_ms": milliseconds(generation.prefill),
-            "decode_ms": milliseconds(generation.decode),
-            "prefill_tokens_per_second": per_second(ids.len(), generation.prefill),
-            // The first token comes with the prompt.
-            "decode_tokens_per_second": per_second(completion.saturating_sub(1), generation.decode),
+            "load_ms": milliseconds(load),
+            "prefill_ms": milliseconds(prefill),
+            "decode_ms": milliseconds(decode),
+            "prefill_tokens_per_second": prefill_speed,
+            "decode_tokens_per_second": decode_speed,
         },
-        "kv": ledger::kv_json(&engine.runtime, &holding),
-        "memory": engine.memory.json(),
-        "context": ledger::context_json(&engine.runtime, &holding, 0),
+        "kv": ledger::kv_json(&layout, &held.usage),
+        "memory": memory.json(),
+        "context": ledger::context_json(&layout, &held.usage, 0),
     }))
 }
 
@@ -144,8 +98,8 @@ fn is_plain_text(args: &args::RunArgs) -> bool {
     args.raw || args.prompt.ids.is_some()
 }
 
-fn prompt_ids(args: &args::RunArgs, prompt: Text, engine: &LoadedModel) -> Result<Vec<u32>> {
-    let tokenizer = engine.model.tokenizer();
+fn prompt_ids(args: &args::RunArgs, prompt: Text, loaded: &LoadedModel) -> Result<Vec<u32>> {
+    let tokenizer = loaded.model.tokenizer();
     if let Some(ids) = &args.prompt.ids {
         super::tokenize::check_ids(tokenizer, &ids.0)?;
         return Ok(ids.0.clone());
@@ -168,7 +122,12 @@ fn prompt_ids(args: &args::RunArgs, prompt: Text, engine: &LoadedModel) -> Resul
         messages.push(Message::new("system", system));
     }
     messages.push(Message::new("user", text));
-    let ids = engine.chat_ids(&messages, args.encoding.special)?;
+    let ids = engine::chat_ids(
+        &loaded.model,
+        &loaded.name(),
+        &messages,
+        args.encoding.special,
+    )?;
     Ok(match (args.encoding.no_bos, ids.split_first()) {
         (true, Some((first, rest))) if tokenizer.bos() == Some(*first) && tokenizer.add_bos() => {
             rest.to_vec()

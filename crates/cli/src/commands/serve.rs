@@ -45,6 +45,7 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
         batch: args.batch.unwrap_or(usual.batch),
         queue: args.queue.unwrap_or(usual.queue),
         prefix_cache: args.reuse.unwrap_or(usual.prefix_cache),
+        ..usual
     };
     let engine = Engine::with_runtime(loaded.runtime, sessions, options)?;
     let auth = Auth {

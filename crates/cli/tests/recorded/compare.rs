@@ -21,6 +21,8 @@ struct Change {
     field: Option<String>,
     /// A group of words, such as `error-wording`.
     group: Option<String>,
+    /// A number that differs by no more than this.
+    within: Option<f64>,
     reason: String,
 }
 
@@ -38,6 +40,15 @@ impl Difference {
         let mut all = Vec::new();
         walk(case, "", Some(recorded), Some(found), &mut all);
         all
+    }
+
+    /// Between two numbers; of anything else there is no end to it.
+    fn size(&self) -> f64 {
+        let number = |value: &Option<Value>| value.as_ref().and_then(Value::as_f64);
+        match (number(&self.recorded), number(&self.found)) {
+            (Some(before), Some(after)) => (before - after).abs(),
+            _ => f64::INFINITY,
+        }
     }
 
     pub fn line(&self) -> String {
@@ -103,6 +114,7 @@ impl Change {
             .is_none_or(|case| *case == difference.case)
             && self.field.as_deref().is_none_or(is_below)
             && group.as_deref().is_none_or(is_below)
+            && self.within.is_none_or(|max| difference.size() <= max)
     }
 }
 

@@ -1,61 +1,55 @@
 //! A conversation saved to disk under a name, and the commands that only such sessions have.
 
-use super::partner::{Last, Partner, Showing, Slash, TEMPERATURE};
+use super::partner::{self, Partner, Slash, TEMPERATURE, next_sample};
+use crate::answer::Shown;
 use crate::args;
-use crate::engine::{self, LoadedModel, per_second};
+use crate::engine::{self, LoadedModel};
 use crate::error::{one_line, usage};
-use crate::ledger::{self, Holding};
-use crate::out;
+use crate::{ledger, out};
 use anyhow::{Context as _, Result};
-use haversack::engine::runtime::{Finish, GenerateOptions};
-use haversack::engine::sample::Sampler;
+use haversack::engine::sample::SampleOptions;
 use haversack::memory::bytes::human;
-use haversack::memory::clock::now_ms;
 use haversack::session::turns::TurnPlace;
-use haversack::session::{SessionId, SessionOptions, Sessions, TurnAnswer};
+use haversack::session::{ContextReport, SessionOptions, Sessions};
+use haversack::{ContextSeen, Conversation, Engine, Error};
 use haversack_hub::home::Home;
 use std::sync::Arc;
 
 pub struct Lasting {
-    engine: LoadedModel,
-    sessions: Sessions,
-    id: SessionId,
-    name: String,
+    engine: Engine,
+    conversation: Conversation,
+    /// Of the model, for errors.
+    model: String,
+    /// Of its streams together, in tokens.
+    in_memory: usize,
     system: String,
-    sampler: Sampler,
-    options: GenerateOptions,
-    last: Option<Last>,
-    context: Option<haversack::session::ContextReport>,
-    question: Option<String>,
+    sample: SampleOptions,
+    answer_max: usize,
+    /// The last question and its answer, and the tokens that were read for it.
+    last: Option<(String, Shown, usize)>,
     show_stats: bool,
     explain: bool,
 }
 
 impl Lasting {
-    /// `Err(engine)` where the budget or the context has no room for two streams.
-    pub fn new(
-        engine: LoadedModel,
-        args: &args::ChatArgs,
-        home: &Home,
-    ) -> Result<Result<Lasting, LoadedModel>> {
-        let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
-        let stop = engine.model.template().stop_strings();
+    /// `None` where the budget or the context has no room for two streams.
+    pub fn new(loaded: LoadedModel, args: &args::ChatArgs, home: &Home) -> Result<Option<Lasting>> {
+        let vocabulary = loaded.model.config().vocab;
+        let sample = engine::sample_options(&args.sampling, TEMPERATURE, vocabulary)?;
+        let usual = SessionOptions::default();
+        let answer_max = args.max_tokens.unwrap_or(usual.answer_max);
         let options = SessionOptions {
             dir: Some(home.sessions()),
             prefix_dir: Some(home.sessions().join("prefixes")),
             relevance: args.relevance.unwrap_or_default(),
-            ..SessionOptions::default()
-        };
-        let answer_max = args.max_tokens.unwrap_or(options.answer_max);
-        let options = SessionOptions {
             answer_max,
-            ..options
+            ..usual
         };
-        let mut sessions = match Sessions::new(&engine.runtime, options) {
+        let mut sessions = match Sessions::new(&loaded.runtime, options) {
             Ok(sessions) => sessions,
             // A named session must not be replaced by an unsaved chat.
-            Err(error) if args.session.is_some() => return Err(named(error)),
-            Err(_) => return Ok(Err(engine)),
+            Err(error) if args.session.is_some() => return Err(named(error.into())),
+            Err(_) => return Ok(None),
         };
         match engine::encoder(home)? {
             Some(encoder) => sessions = sessions.with_encoder(Arc::new(encoder)),
@@ -63,111 +57,73 @@ impl Lasting {
                 "no sentence encoder: answers see every turn in memory (get one with: haversack pull minilm)",
             ),
         }
-        let mut engine = engine;
-        let system = args.system.clone().unwrap_or_default();
+        let (model, options) = (loaded.name(), sessions.options());
+        let in_memory = options.persistent_max + options.capacity;
+        let (engine, _) = loaded.start(Some(sessions), 0)?;
         let name = match &args.session {
             Some(name) => name.clone(),
-            None => fresh_name(&sessions)?,
+            None => fresh_name(&engine)?,
         };
-        let exists = sessions.list()?.iter().any(|listed| listed.name == name);
-        let id = match exists {
-            true => sessions.resume(&mut engine.runtime, &name),
-            false => sessions.create(&mut engine.runtime, &name, &system, now_ms()),
-        };
-        let id = id.map_err(named)?;
+        let system = args.system.clone().unwrap_or_default();
+        let exists = is_listed(&engine, &name)?;
+        let conversation = engine.conversation(name).system(&system).open();
+        let conversation = conversation.map_err(named)?;
         if exists && args.system.is_some() {
             out::note("this session already has a system message; /fact adds to it");
         }
-        Ok(Ok(Lasting {
-            sessions,
-            id,
-            name,
+        Ok(Some(Lasting {
+            engine,
+            conversation,
+            model,
+            in_memory,
             system,
-            sampler,
-            options: GenerateOptions {
-                tokens_max: Some(answer_max),
-                stop: stop.iter().map(|text| text.to_string()).collect(),
-                ignore_end: false,
-            },
+            sample,
+            answer_max,
             last: None,
-            context: None,
-            question: None,
             show_stats: args.stats,
             explain: args.explain,
-            engine,
         }))
     }
 
     pub fn greeting(&self) -> Result<String> {
-        let options = self.sessions.options();
-        let turns = self.sessions.turns(self.id)?;
-        let said = match turns.iter().filter(|turn| !turn.is_state).count() {
+        let turns = self.conversation.view(usize::MAX)?.turns;
+        let said = match turns.iter().filter(|view| !view.turn.is_state).count() {
             0 => "new".to_owned(),
             1 => "1 turn so far".to_owned(),
             turns => format!("{turns} turns so far"),
         };
         Ok(format!(
             "session {}, {said}; {} tokens in memory at a time, no end, {} keys and values. /help for help.",
-            self.name,
-            options.persistent_max + options.capacity,
-            self.engine.runtime.kv().name()
+            self.conversation.name(),
+            self.in_memory,
+            self.engine.client().layout().kv.name()
         ))
     }
 
     /// Puts the session away and says how to go on with it. One that got its name here and in which nothing was said
     /// leaves no file.
-    pub fn end(mut self) -> Result<()> {
+    pub fn end(self) -> Result<()> {
+        let view = self.conversation.view(1)?;
         // Fact 0 is the text it was made with.
-        let told = self
-            .sessions
-            .facts(self.id)?
-            .iter()
-            .any(|&(number, _)| number > 0);
-        let silent = !told && self.sessions.turns(self.id)?.is_empty();
-        self.sessions
-            .suspend(&mut self.engine.runtime, self.id)
-            .map_err(named)?;
-        match silent && number(&self.name).is_some() {
-            true => self.sessions.delete(&self.name).map_err(named)?,
-            false => out::note(&format!(
-                "saved; continue with: haversack chat --session {}",
-                self.name
-            )),
-        }
-        Ok(())
-    }
-
-    fn tell(&mut self, answer: TurnAnswer, before: u64) -> Result<()> {
-        match answer.finish {
-            Finish::Cancelled => out::note("(stopped)"),
-            Finish::Length => {
-                out::note("(stopped at the token limit of an answer; set it with -n)")
+        let told = view.facts.iter().any(|&(number, _)| number > 0);
+        let silent = !told && view.turns.is_empty();
+        self.conversation.suspend().map_err(named)?;
+        let name = self.conversation.name();
+        match silent && number(name).is_some() {
+            true => self.conversation.delete().map_err(named),
+            false => {
+                out::note(&format!(
+                    "saved; continue with: haversack chat --session {name}"
+                ));
+                Ok(())
             }
-            Finish::Stop => {}
         }
-        if let Some(reason) = &answer.context.unsaved {
-            out::note(&format!("(not saved: {})", one_line(&reason.to_string())));
-        }
-        let position = self.sessions.stats(&self.engine.runtime, self.id)?.position;
-        self.last = Some(Last {
-            prompt: (position - before) as usize
-                - answer.tokens.len().min((position - before) as usize),
-            reused: 0,
-            generation: answer.generation,
-        });
-        self.context = Some(answer.context);
-        if self.show_stats {
-            out::note(&self.stats()?);
-        }
-        if self.explain {
-            out::note(&self.explained()?);
-        }
-        Ok(())
     }
 
     fn list(&self) -> Result<()> {
-        for listed in self.sessions.list()? {
-            let mark = if listed.name == self.name { '*' } else { ' ' };
+        for listed in self.engine.conversations()? {
+            let is_this = listed.name == self.conversation.name();
+            let mark = if is_this { '*' } else { ' ' };
             out::line(&format!(
                 "{mark} {:<24} {}",
                 listed.name,
@@ -179,59 +135,52 @@ impl Lasting {
 
     fn open(&mut self, name: Option<&str>) -> Result<()> {
         let name = name.ok_or_else(|| usage("/open needs a session name; /sessions lists them"))?;
-        if name == self.name {
+        if name == self.conversation.name() {
             return Ok(());
         }
-        if !self.sessions.list()?.iter().any(|l| l.name == name) {
+        if !is_listed(&self.engine, name)? {
             return Err(usage(format!(
                 "there is no session {}; /sessions lists them",
                 one_line(name)
             )));
         }
-        let runtime = &mut self.engine.runtime;
-        let id = self.sessions.resume(runtime, name).map_err(named)?;
-        self.switch(id, name)
+        let opened = self.engine.conversation(name).open().map_err(named)?;
+        self.switch(opened)
     }
 
     fn begin(&mut self, name: Option<&str>) -> Result<()> {
-        let name = match name {
-            Some(name) => name.to_owned(),
-            None => fresh_name(&self.sessions)?,
-        };
-        let runtime = &mut self.engine.runtime;
-        let id = self.sessions.create(runtime, &name, &self.system, now_ms());
-        self.switch(id.map_err(named)?, &name)
+        let name = self.name_or_fresh(name)?;
+        let begun = self.engine.conversation(name).system(&self.system).begin();
+        self.switch(begun.map_err(named)?)
     }
 
     fn fork(&mut self, name: Option<&str>) -> Result<()> {
-        let name = match name {
-            Some(name) => name.to_owned(),
-            None => fresh_name(&self.sessions)?,
-        };
-        let runtime = &mut self.engine.runtime;
-        let id = self.sessions.fork(runtime, self.id, &name).map_err(named)?;
-        self.switch(id, &name)
+        let name = self.name_or_fresh(name)?;
+        let fork = self.conversation.fork(name).map_err(named)?;
+        self.switch(fork)
     }
 
-    fn switch(&mut self, id: SessionId, name: &str) -> Result<()> {
-        let runtime = &mut self.engine.runtime;
-        if let Err(error) = self.sessions.suspend(runtime, self.id) {
-            // What is not saved is not left behind.
-            self.sessions.close(runtime, id)?;
-            return Err(named(error));
+    fn name_or_fresh(&self, name: Option<&str>) -> Result<String> {
+        match name {
+            Some(name) => Ok(name.to_owned()),
+            None => fresh_name(&self.engine),
         }
-        self.id = id;
-        self.name = name.to_owned();
-        (self.last, self.context, self.question) = (None, None, None);
+    }
+
+    /// Stays where it is if what was said here cannot be saved.
+    fn switch(&mut self, to: Conversation) -> Result<()> {
+        self.conversation.suspend().map_err(named)?;
+        self.conversation = to;
+        self.last = None;
         out::note(&self.greeting()?);
         Ok(())
     }
 
     fn fact(&mut self, text: Option<&str>) -> Result<()> {
         let Some(text) = text else {
-            let facts = self.sessions.facts(self.id)?;
+            let facts = self.conversation.facts()?;
             for (number, text) in facts.into_iter().filter(|(_, text)| !text.is_empty()) {
-                out::line(&format!("{number:>4}  {}", one_line(text)))?;
+                out::line(&format!("{number:>4}  {}", one_line(&text)))?;
             }
             return Ok(());
         };
@@ -243,22 +192,21 @@ impl Lasting {
             Some((Ok(number), rest)) => (Some(number), rest.trim()),
             _ => (None, text),
         };
-        let (sessions, runtime) = (&mut self.sessions, &mut self.engine.runtime);
         let number = match number {
-            Some(old) => sessions.supersede(runtime, self.id, old, rest, now_ms()),
-            None => sessions.add_fact(runtime, self.id, text, now_ms()),
+            Some(old) => self.conversation.replace_fact(old, rest),
+            None => self.conversation.add_fact(text),
         };
         out::note(&format!("fact {}", number.map_err(named)?));
         Ok(())
     }
 
     fn state(&mut self, text: Option<&str>) -> Result<()> {
-        let turns = self.sessions.turns(self.id)?;
-        let mut states = Vec::new();
-        for turn in turns.iter().filter(|turn| turn.is_state) {
-            let view = self.sessions.turn(self.id, turn.number).map_err(named)?;
-            states.push((turn.number, view.text));
-        }
+        let turns = self.conversation.view(usize::MAX)?.turns;
+        let states: Vec<(u64, String)> = turns
+            .into_iter()
+            .filter(|view| view.turn.is_state)
+            .map(|view| (view.turn.number, view.text))
+            .collect();
         let Some(text) = text else {
             for (_, text) in states {
                 out::line(&one_line(&text))?;
@@ -273,30 +221,26 @@ impl Lasting {
             (known.trim() == name.trim()).then_some(*number)
         });
         let (old, name) = (known.next(), name.trim());
-        let (sessions, runtime) = (&mut self.sessions, &mut self.engine.runtime);
-        match (value.trim(), old) {
+        let done = match (value.trim(), old) {
             ("", None) => return Err(usage(format!("there is no state {name}"))),
-            ("", Some(old)) => sessions.drop_state(runtime, self.id, old).map_err(named)?,
-            (value, old) => {
-                let text = format!("{name}: {value}");
-                let told = sessions.tell_state(runtime, self.id, &text, now_ms(), old);
-                told.map(drop).map_err(named)?;
-            }
-        }
+            ("", Some(old)) => self.conversation.delete_state(old),
+            (value, old) => (self.conversation).set_state(format!("{name}: {value}"), old),
+        };
+        done.map_err(named)?;
         out::note(&format!("state {name}"));
         Ok(())
     }
 
     fn forget(&mut self, number: Option<&str>) -> Result<()> {
         let number = number_of("/forget", number)?;
-        let (sessions, runtime) = (&mut self.sessions, &mut self.engine.runtime);
-        sessions.revoke(runtime, self.id, number).map_err(named)?;
+        self.conversation.revoke_fact(number).map_err(named)?;
         out::note(&format!("fact {number} deleted"));
         Ok(())
     }
 
     fn turns(&self) -> Result<()> {
-        for turn in self.sessions.turns(self.id)? {
+        for view in self.conversation.view(usize::MAX)?.turns {
+            let turn = &view.turn;
             let place = match (turn.place, turn.is_visible) {
                 (TurnPlace::Live, true) if turn.is_state => "state",
                 (TurnPlace::Live, true) => "visible",
@@ -304,7 +248,6 @@ impl Lasting {
                 (TurnPlace::Spilled, _) => "on disk",
                 (TurnPlace::Ids, _) => "ids",
             };
-            let view = self.sessions.turn(self.id, turn.number).map_err(named)?;
             let text: String = one_line(&view.text).chars().take(60).collect();
             out::line(&format!(
                 "{:>5}  {place:<8} {:>5} tokens  {text}",
@@ -317,12 +260,12 @@ impl Lasting {
 
     /// The last turn is taken back and asked again, or another in its place.
     fn regenerate(&mut self, text: Option<&str>) -> Result<()> {
-        let text = match (text, &self.question) {
+        let text = match (text, &self.last) {
             (Some(text), _) => text.to_owned(),
-            (None, Some(text)) => text.clone(),
+            (None, Some((question, ..))) => question.clone(),
             (None, None) => return Err(usage("there is no question to regenerate")),
         };
-        self.sessions.retract(&mut self.engine.runtime, self.id)?;
+        self.conversation.retract()?;
         self.answer(&text)
     }
 
@@ -337,24 +280,15 @@ impl Lasting {
     }
 
     fn stats(&self) -> Result<String> {
-        let sequence = self.sessions.sequence(self.id)?;
-        let holding = Holding::of(&self.engine.runtime, sequence)?;
-        let stats = self.sessions.stats(&self.engine.runtime, self.id)?;
-        let mut text = match &self.last {
-            Some(last) => format!(
-                "{} tokens at {:.1}/s; prompt {} tokens at {:.1}/s; ",
-                last.generation.tokens.len(),
-                per_second(
-                    last.generation.tokens.len().saturating_sub(1),
-                    last.generation.decode
-                ),
-                last.prompt,
-                per_second(last.prompt, last.generation.prefill),
-            ),
-            None => String::new(),
-        };
-        text.push_str(&format!(
-            "{} turns: {} tokens visible, {} hidden, {} on disk, {} as ids, {} forgotten; {} persistent; file {}\n{}",
+        let view = self.conversation.view(0)?;
+        let stats = view.stats;
+        let speed = self.last.as_ref().map(|(_, shown, prompt)| {
+            let words = format!("{prompt} tokens");
+            partner::speed(shown, &words, *prompt)
+        });
+        Ok(format!(
+            "{}{} turns: {} tokens visible, {} hidden, {} on disk, {} as ids, {} forgotten; {} persistent; file {}\n{}",
+            speed.unwrap_or_default(),
             stats.turns,
             stats.visible,
             stats.hidden,
@@ -363,14 +297,20 @@ impl Lasting {
             stats.forgotten,
             stats.persistent,
             human(stats.file_bytes),
-            ledger::bar(&self.engine.runtime, &holding)
-        ));
-        Ok(text)
+            ledger::bar(self.engine.client().layout(), &view.usage)
+        ))
     }
 
-    fn explained(&self) -> Result<String> {
-        let Some(context) = &self.context else {
-            return Ok("there is no answer yet".to_owned());
+    fn context(&self) -> Option<&ContextReport> {
+        match &self.last.as_ref()?.1.report.context {
+            ContextSeen::Turn { context, .. } => Some(context),
+            ContextSeen::Completion(_) => None,
+        }
+    }
+
+    fn explained(&self) -> String {
+        let Some(context) = self.context() else {
+            return "there is no answer yet".to_owned();
         };
         let recalled: Vec<String> = context.recalled.iter().map(u64::to_string).collect();
         let recalled = match recalled.is_empty() {
@@ -390,28 +330,34 @@ impl Lasting {
         if context.unjudged {
             text.push_str("; no sentence encoder, so every turn in memory is visible");
         }
-        Ok(text)
+        text
     }
 }
 
 impl Partner for Lasting {
     fn answer(&mut self, text: &str) -> Result<()> {
-        let mut showing = Showing::new(None);
-        let before = self.sessions.stats(&self.engine.runtime, self.id)?.position;
-        let result = self.sessions.say(
-            &mut self.engine.runtime,
-            self.id,
-            text,
-            now_ms(),
-            &mut self.sampler,
-            &self.options,
-            &mut |event| showing.show(event),
-        );
-        showing.end()?;
-        let answer = result.with_context(|| self.engine.name())?;
+        let before = self.conversation.stats()?.position;
+        let prompt = self
+            .conversation
+            .say(text)
+            .max_tokens(self.answer_max)
+            .sample(next_sample(&mut self.sample));
+        let shown = partner::show(prompt).with_context(|| self.model.clone())?;
         out::text("\n")?;
-        self.question = Some(text.to_owned());
-        self.tell(answer, before)
+        partner::note_end(shown.finish, None);
+        let read = self.conversation.stats()?.position.saturating_sub(before) as usize;
+        let prompt_tokens = read.saturating_sub(shown.tokens.len());
+        self.last = Some((text.to_owned(), shown, prompt_tokens));
+        if let Some(reason) = self.context().and_then(|context| context.unsaved.as_ref()) {
+            out::note(&format!("(not saved: {})", one_line(&reason.to_string())));
+        }
+        if self.show_stats {
+            out::note(&self.stats()?);
+        }
+        if self.explain {
+            out::note(&self.explained());
+        }
+        Ok(())
     }
 
     fn command(&mut self, slash: &Slash<'_>) -> Result<bool> {
@@ -426,10 +372,10 @@ impl Partner for Lasting {
             Slash::Turns => self.turns()?,
             Slash::Recall(number) => {
                 let number = number_of("/recall", number)?;
-                self.sessions.recall(self.id, number).map_err(named)?;
+                self.conversation.recall(number).map_err(named)?;
                 out::note(&format!("the next answer sees turn {number}"));
             }
-            Slash::Context => out::line(&self.explained()?)?,
+            Slash::Context => out::line(&self.explained())?,
             Slash::Regenerate => self.regenerate(None)?,
             Slash::Edit(text) => {
                 let text = text.ok_or_else(|| {
@@ -438,12 +384,8 @@ impl Partner for Lasting {
                 self.regenerate(Some(text))?;
             }
             Slash::Clear => {
-                while self
-                    .sessions
-                    .retract(&mut self.engine.runtime, self.id)?
-                    .is_some()
-                {}
-                (self.last, self.context, self.question) = (None, None, None);
+                while self.conversation.retract()?.is_some() {}
+                self.last = None;
             }
             Slash::System(text) => self.set_system(text)?,
             Slash::Stats => out::line(&self.stats()?)?,
@@ -459,10 +401,14 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// A name of which there is no session: `chat-1`, `chat-2`, …
-fn fresh_name(sessions: &Sessions) -> Result<String> {
-    let listed = sessions.list()?;
+fn fresh_name(engine: &Engine) -> Result<String> {
+    let listed = engine.conversations()?;
     let last = listed.iter().filter_map(|l| number(&l.name)).max();
     Ok(format!("chat-{}", last.unwrap_or(0).saturating_add(1)))
+}
+
+fn is_listed(engine: &Engine, name: &str) -> Result<bool> {
+    Ok(engine.conversations()?.iter().any(|l| l.name == name))
 }
 
 fn number_of(command: &str, argument: Option<&str>) -> Result<u64> {
@@ -471,13 +417,15 @@ fn number_of(command: &str, argument: Option<&str>) -> Result<u64> {
 }
 
 /// What the user named and cannot be had is a usage error.
-fn named(error: haversack::session::SessionError) -> anyhow::Error {
+fn named(error: Error) -> anyhow::Error {
     use haversack::session::SessionError as E;
-    match error {
-        E::Name(_) | E::PersistentFull { .. } | E::NoSuchFact { .. } | E::NoSuchTurn { .. } => {
-            usage(error.to_string())
-        }
+    let is_named = matches!(&error, Error::Session(error) if matches!(
+        **error,
+        E::Name(_) | E::PersistentFull { .. } | E::NoSuchFact { .. } | E::NoSuchTurn { .. }
+    ));
+    match is_named {
+        true => usage(error.to_string()),
         // It says what is below it already.
-        _ => anyhow::anyhow!("{error}"),
+        false => anyhow::anyhow!("{error}"),
     }
 }

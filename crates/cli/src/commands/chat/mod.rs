@@ -1,31 +1,31 @@
 //! `chat`: a conversation in the terminal, or over pipes.
 //!
-//! The whole conversation is rendered by the model's template at every turn, and only what differs
-//! from what the model has already read is fed: the next question costs its own tokens, and
-//! `/system` or `/clear` just make more of it differ. What has been read can be cut back only while
-//! its exact state is there; where it is not any more, the whole conversation is read again, so that
-//! an answer never depends on what was said and taken back. Ctrl-C stops an answer, which is then kept
-//! as far as it came.
+//! A person's chat is saved as a session ([`lasting`]). Otherwise the whole conversation is rendered by the model's
+//! template at every turn, and the engine reads what differs from what it has read: the next question costs its own
+//! tokens, and `/system` or `/clear` just make more of it differ. What has been read can be cut back only while its exact
+//! state is there; where it is not any more, the whole conversation is read again, so that an answer never depends on what
+//! was said and taken back. Ctrl-C stops an answer, which is then kept as far as it came.
 
 mod lasting;
 mod lines;
 mod partner;
 
+use crate::answer::Shown;
 use crate::args;
-use crate::engine::{self, Habits, LoadedModel, per_second};
+use crate::engine::{self, Habits, LoadedModel};
 use crate::error::{Closed, one_line, usage};
-use crate::ledger::{self, Holding};
-use crate::out;
+use crate::{ledger, out};
 use anyhow::{Context, Result, bail};
-use haversack::engine::StepError;
-use haversack::engine::runtime::{Finish, GenerateOptions, Generation, generate};
-use haversack::engine::sample::Sampler;
+use haversack::Engine;
+use haversack::engine::runtime::{KvLayout, SequenceUsage};
+use haversack::engine::sample::SampleOptions;
+use haversack::scheduler::RequestReport;
 use haversack::session::names;
 use haversack::text::template::Message;
 use haversack_hub::home::Home;
 use lasting::Lasting;
 use lines::{Input, Lines};
-use partner::{Last, Partner, Showing, Slash, TEMPERATURE};
+use partner::{Partner, Slash, TEMPERATURE, next_sample};
 use std::fmt;
 
 const HELP: &str = "\
@@ -59,21 +59,20 @@ pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
     };
     let mut lines = Lines::new(history)?;
     if let Some(home) = keeps(args, &lines)? {
-        let engine = load(args, Habits::SESSION)?;
-        match Lasting::new(engine, args, &home)? {
-            Ok(mut lasting) => {
+        match Lasting::new(load(args, Habits::SESSION)?, args, &home)? {
+            Some(mut lasting) => {
                 out::note(&lasting.greeting()?);
                 converse(&mut lines, &mut lasting)?;
                 return lasting.end();
             }
-            Err(_) => out::note(
+            None => out::note(
                 "--memory is too small for a session; this conversation will not be saved",
             ),
         }
     }
-    let engine = load(args, Habits::TALK)?;
-    engine.check_fits(1)?;
-    let mut conversation = Conversation::new(engine, args)?;
+    let loaded = load(args, Habits::TALK)?;
+    loaded.check_fits(1)?;
+    let mut conversation = Unsaved::new(loaded, args)?;
     if lines.is_terminal() {
         out::note(&conversation.greeting());
     }
@@ -198,231 +197,147 @@ fn command(text: &str) -> Option<Slash<'_>> {
     })
 }
 
-struct Conversation {
-    engine: LoadedModel,
-    sequence: haversack::engine::runtime::SequenceId,
-    sampler: Sampler,
-    options: GenerateOptions,
+/// A conversation in memory. The engine goes on from what it has read of it.
+struct Unsaved {
+    engine: Engine,
+    name: String,
+    sample: SampleOptions,
+    max_tokens: usize,
     system: Option<String>,
     turns: Vec<Message>,
-    /// What the model has read, token by token.
-    read: Vec<u32>,
-    last: Option<Last>,
+    /// The last answer, and the tokens of its prompt.
+    last: Option<(Shown, usize)>,
     show_stats: bool,
     explain: bool,
 }
 
-impl Conversation {
-    fn new(mut engine: LoadedModel, args: &args::ChatArgs) -> Result<Conversation> {
-        let sampler = engine::sampler(&args.sampling, TEMPERATURE, engine.model.config().vocab)?;
-        let stop = engine.model.template().stop_strings();
-        let options = GenerateOptions {
-            tokens_max: Some(engine.tokens_max(args.max_tokens)),
-            stop: stop.iter().map(|text| text.to_string()).collect(),
-            ignore_end: false,
-        };
-        Ok(Conversation {
-            sequence: engine.runtime.open()?,
-            engine,
-            sampler,
-            options,
+impl Unsaved {
+    fn new(loaded: LoadedModel, args: &args::ChatArgs) -> Result<Unsaved> {
+        let vocabulary = loaded.model.config().vocab;
+        Ok(Unsaved {
+            sample: engine::sample_options(&args.sampling, TEMPERATURE, vocabulary)?,
+            name: loaded.name(),
+            max_tokens: loaded.tokens_max(args.max_tokens),
+            engine: loaded.start(None, 1)?.0,
             system: args.system.clone(),
             turns: Vec::new(),
-            read: Vec::new(),
             last: None,
             show_stats: args.stats,
             explain: args.explain,
         })
     }
 
+    fn layout(&self) -> &KvLayout {
+        self.engine.client().layout()
+    }
+
     fn greeting(&self) -> String {
-        let config = self.engine.model.config();
-        let kv = self.engine.runtime.kv().name();
+        let config = self.engine.model().config();
         let name = if config.name.is_empty() {
             config.arch.name()
         } else {
             &config.name
         };
-        let length = match self.engine.room() {
+        let bounds = &self.layout().bounds;
+        let length = match bounds.end() {
             Some(room) => format!("{room} tokens"),
-            None => format!(
-                "{} tokens at a time, no end",
-                self.engine.runtime.bounds().rows_max
-            ),
+            None => format!("{} tokens at a time, no end", bounds.rows_max),
         };
         format!(
-            "{}, {length}, {kv} keys and values. /help for help.",
-            one_line(name)
+            "{}, {length}, {} keys and values. /help for help.",
+            one_line(name),
+            self.layout().kv.name()
         )
     }
 
-    fn clear(&mut self) {
-        // What was read stays until the next turn shows what of it still holds.
-        self.turns.clear();
-        self.last = None;
-    }
-
-    fn generate(&mut self) -> Result<Generation> {
-        let ids = self.prompt()?;
-        let tokens = ids.len();
-        if let Some(room) = self.engine.room().filter(|&room| tokens >= room) {
-            return Err(Full { tokens, room }.into());
-        }
-        let reused = self.rewind(&ids)?;
-        let new = &ids[reused..];
-
-        let mut showing = Showing::new(Some(new.len()));
-        let result = generate(
-            &mut self.engine.runtime,
-            self.sequence,
-            new,
-            &mut self.sampler,
-            &self.options,
-            &mut |event| showing.show(event),
-        );
-        let writing = showing.end();
-
-        // Whatever happened, what has been read is a prefix of this.
-        self.read.truncate(reused);
-        self.read.extend_from_slice(new);
-        if let Ok(generation) = &result {
-            self.read.extend_from_slice(&generation.tokens);
-        }
-        let position = self.engine.runtime.stats(self.sequence)?.position;
-        self.read.truncate(usize::try_from(position)?);
-        writing?;
-        let generation = result.with_context(|| self.engine.name())?;
-        self.last = Some(Last {
-            prompt: ids.len(),
-            reused,
-            generation: generation.clone(),
-        });
-        Ok(generation)
-    }
-
-    fn prompt(&self) -> Result<Vec<u32>> {
+    /// Asks for an answer to the turns so far.
+    fn ask(&mut self) -> Result<(Shown, usize)> {
         let system = self.system.iter().map(|text| Message::new("system", text));
         let messages: Vec<Message> = system.chain(self.turns.iter().cloned()).collect();
-        self.engine.chat_ids(&messages, false)
-    }
-
-    /// Forgets what the prompt does not begin with; returns how much of it has been read already.
-    /// At least one token is left to feed, because the next one comes from its logits.
-    fn rewind(&mut self, ids: &[u32]) -> Result<usize> {
-        let same = self
-            .read
-            .iter()
-            .zip(ids)
-            .take_while(|(read, id)| read == id)
-            .count();
-        let reused = same.min(ids.len().saturating_sub(1));
-        match self.engine.runtime.truncate(self.sequence, reused as u64) {
-            Ok(()) => {}
-            // The state of then is gone: what is left of it would answer differently.
-            Err(StepError::Cache(_)) => {
-                self.read.clear();
-                self.engine.runtime.close(self.sequence)?;
-                self.sequence = self.engine.runtime.open()?;
-                return Ok(0);
-            }
-            Err(error) => return Err(error.into()),
+        let ids = engine::chat_ids(self.engine.model(), &self.name, &messages, false)?;
+        let tokens = ids.len();
+        if let Some(room) = self.layout().bounds.end().filter(|&room| tokens >= room) {
+            return Err(Full { tokens, room }.into());
         }
-        self.read.truncate(reused);
-        Ok(reused)
+        let stop = self.engine.model().template().stop_strings().iter();
+        let prompt = self
+            .engine
+            .complete_tokens(ids)
+            .continues()
+            .max_tokens(self.max_tokens)
+            .sample(next_sample(&mut self.sample))
+            .stops(stop.map(|text| text.to_string()));
+        let shown = partner::show(prompt).with_context(|| self.name.clone())?;
+        Ok((shown, tokens))
     }
 
-    /// The room, if it is used up.
-    fn full_at(&self) -> Option<usize> {
-        let room = self.engine.room()?;
-        let stats = self.engine.runtime.stats(self.sequence).ok()?;
-        (stats.position >= room as u64).then_some(room)
+    fn held(&self) -> RequestReport {
+        let held = self.last.as_ref().map(|(shown, _)| shown.held());
+        held.unwrap_or_else(|| RequestReport {
+            usage: SequenceUsage {
+                window: self.layout().bounds.window,
+                ledger: self.engine.metrics().ledger,
+                ..SequenceUsage::default()
+            },
+            ..RequestReport::default()
+        })
     }
 
-    fn stats(&self) -> Result<String> {
-        let holding = self.holding()?;
-        let mut text = match &self.last {
-            Some(last) => format!(
-                "{} tokens at {:.1}/s; prompt {} tokens ({} reused) at {:.1}/s; ",
-                last.generation.tokens.len(),
-                per_second(
-                    last.generation.tokens.len().saturating_sub(1),
-                    last.generation.decode
-                ),
-                last.prompt,
-                last.reused,
-                per_second(last.prompt - last.reused, last.generation.prefill),
-            ),
-            None => String::new(),
-        };
-        text.push_str(&format!(
-            "{} of {} tokens seen are kept\n{}",
-            holding.rows_live,
-            holding.tokens_seen,
-            ledger::bar(&self.engine.runtime, &holding)
-        ));
-        Ok(text)
-    }
-
-    fn context(&self) -> Result<String> {
-        let (reused, computed) = self
-            .last
-            .as_ref()
-            .map_or((0, 0), |last| (last.reused, last.prompt - last.reused));
-        let holding = self.holding()?;
-        Ok(ledger::explain(
-            &self.engine.runtime,
-            &holding,
-            reused,
-            computed,
-        ))
-    }
-
-    fn holding(&self) -> Result<Holding> {
-        Holding::of(&self.engine.runtime, self.sequence)
+    fn stats(&self) -> String {
+        let held = self.held();
+        let speed = self.last.as_ref().map(|(shown, prompt)| {
+            let words = format!("{prompt} tokens ({} reused)", held.reused);
+            partner::speed(shown, &words, prompt - held.reused)
+        });
+        format!(
+            "{}{} of {} tokens seen are kept\n{}",
+            speed.unwrap_or_default(),
+            held.usage.rows,
+            held.usage.tokens_seen,
+            ledger::bar(self.layout(), &held.usage)
+        )
     }
 }
 
-impl Partner for Conversation {
+impl Partner for Unsaved {
     fn answer(&mut self, text: &str) -> Result<()> {
         self.turns.push(Message::new("user", text));
-        let result = self.generate();
-        let keep = matches!(&result, Ok(generation) if !generation.text.is_empty());
-        if !keep {
-            self.turns.pop();
+        let result = self.ask();
+        match &result {
+            Ok((shown, _)) if !shown.text.is_empty() => {
+                let text = shown.text.trim_end();
+                self.turns.push(Message::new("assistant", text));
+            }
+            _ => drop(self.turns.pop()),
         }
-        let generation = result?;
-        let finish = generation.finish;
-        if keep {
-            self.turns
-                .push(Message::new("assistant", generation.text.trim_end()));
-        }
+        let (shown, prompt) = self.last.insert(result?);
         out::text("\n")?;
-        match finish {
-            Finish::Cancelled => out::note("(stopped)"),
-            Finish::Length => match self.full_at() {
-                Some(room) => out::note(&format!(
-                    "(the context of {room} tokens is full; /clear starts over)"
-                )),
-                None => out::note("(stopped at the token limit of an answer; set it with -n)"),
-            },
-            Finish::Stop => {}
-        }
+        let (held, finish, prompt) = (shown.held(), shown.finish, *prompt);
+        let room = self.layout().bounds.end();
+        partner::note_end(
+            finish,
+            room.filter(|&room| held.usage.tokens_seen >= room as u64),
+        );
         if self.show_stats {
-            out::note(&self.stats()?);
+            out::note(&self.stats());
         }
         if self.explain {
-            let plans = self.engine.runtime.plans();
-            plans.iter().for_each(|plan| out::note(plan));
-            out::note(&self.context()?);
+            held.plans.iter().for_each(|plan| out::note(plan));
+            let (usage, reused) = (&held.usage, held.reused);
+            let text = ledger::explain(self.layout(), usage, reused, prompt - reused);
+            out::note(&text);
         }
         Ok(())
     }
 
     fn command(&mut self, slash: &Slash<'_>) -> Result<bool> {
         match *slash {
-            Slash::Clear => self.clear(),
+            Slash::Clear => {
+                self.turns.clear();
+                self.last = None;
+            }
             Slash::System(text) => self.system = text.map(str::to_owned),
-            Slash::Stats => out::line(&self.stats()?)?,
+            Slash::Stats => out::line(&self.stats())?,
             _ => return Ok(false),
         }
         Ok(true)

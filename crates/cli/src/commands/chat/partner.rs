@@ -1,10 +1,12 @@
 //! What a chat needs whether it is saved or not: the partner that answers, its commands, and an answer on the terminal.
 
-use crate::interrupt::Cooperative;
-use crate::{out, progress};
+use crate::answer::{self, Showing, Shown};
+use crate::engine::per_second;
+use crate::out;
 use anyhow::Result;
-use haversack::engine::runtime::{GenerateEvent, Generation};
-use std::ops::ControlFlow;
+use haversack::Prompt;
+use haversack::engine::runtime::Finish;
+use haversack::engine::sample::SampleOptions;
 
 /// Warm enough to talk, cool enough for a small model.
 pub const TEMPERATURE: f32 = 0.7;
@@ -42,55 +44,41 @@ pub enum Slash<'a> {
     Unknown(&'a str),
 }
 
-/// An answer on its way to the terminal: a bar while the prompt is read, then the text; Ctrl-C stops it.
-pub struct Showing {
-    interrupt: Cooperative,
-    /// The bar of the prompt, once its length is known.
-    bar: Option<Option<progress::Count>>,
-    writing: Result<()>,
+/// The answer to a prompt, shown as it comes.
+pub fn show(prompt: Prompt) -> Result<Shown> {
+    let showing = Showing {
+        patience: PATIENCE,
+        is_quiet: false,
+        memory: None,
+    };
+    answer::show(prompt, showing)
 }
 
-impl Showing {
-    /// `prompt` is how many tokens will be read, where that is known beforehand.
-    pub fn new(prompt: Option<usize>) -> Showing {
-        Showing {
-            interrupt: Cooperative::begin(PATIENCE),
-            bar: prompt.map(progress::Count::of_prompt),
-            writing: Ok(()),
-        }
-    }
-
-    pub fn show(&mut self, event: GenerateEvent<'_>) -> ControlFlow<()> {
-        match event {
-            GenerateEvent::Prompt { done, total } => {
-                let bar = &mut self.bar;
-                if let Some(bar) = bar.get_or_insert_with(|| progress::Count::of_prompt(total)) {
-                    bar.set(done);
-                }
-            }
-            GenerateEvent::Token { text, .. } => {
-                self.bar = Some(None);
-                if !text.is_empty() && self.writing.is_ok() {
-                    self.writing = out::text(text);
-                }
-            }
-        }
-        if self.writing.is_err() || self.interrupt.raised() {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
-    }
-
-    /// Whether all of it could be written. Ctrl-C means what it meant before.
-    pub fn end(self) -> Result<()> {
-        self.writing
-    }
+/// How the tokens of one answer were sampled: each from a seed of its own, so that asking again gives another answer.
+pub fn next_sample(sample: &mut SampleOptions) -> SampleOptions {
+    let this = sample.clone();
+    sample.seed = sample.seed.wrapping_add(1);
+    this
 }
 
-/// Numbers of the last answer.
-pub struct Last {
-    pub prompt: usize,
-    pub reused: usize,
-    pub generation: Generation,
+/// The speed of an answer, and of the prompt it read.
+pub fn speed(answer: &Shown, prompt: &str, read: usize) -> String {
+    let tokens = answer.tokens.len();
+    let decode = per_second(tokens.saturating_sub(1), answer.decode());
+    let prefill = per_second(read, answer.prefill());
+    format!("{tokens} tokens at {decode:.1}/s; prompt {prompt} at {prefill:.1}/s; ")
+}
+
+/// Why an answer ended, where that is worth a line. `full_at`: tokens of a context that is full.
+pub fn note_end(finish: Finish, full_at: Option<usize>) {
+    match (finish, full_at) {
+        (Finish::Stop, _) => {}
+        (Finish::Cancelled, _) => out::note("(stopped)"),
+        (Finish::Length, Some(room)) => out::note(&format!(
+            "(the context of {room} tokens is full; /clear starts over)"
+        )),
+        (Finish::Length, None) => {
+            out::note("(stopped at the token limit of an answer; set it with -n)")
+        }
+    }
 }
