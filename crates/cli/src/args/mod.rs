@@ -253,7 +253,7 @@ pub struct ChatArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
-    /// Maximum number of tokens per answer [default: the model's context]
+    /// Maximum number of tokens per answer [default: 256 in a saved session, otherwise the model's context]
     #[arg(short = 'n', long, value_name = "N", value_parser = count(1, TOKENS_MAX), allow_hyphen_values = true)]
     pub max_tokens: Option<usize>,
 

@@ -480,4 +480,74 @@ mod tests {
             StateRecord::read(b).is_ok()
         });
     }
+
+    /// The numbers that the tables of the documentation name, in their order, and where the first list begins.
+    fn documented(section: &str, bytes: &[u8]) -> (Vec<u64>, Option<usize>) {
+        let document = include_str!("../../../../docs/reference/session-files.md");
+        let lines = document
+            .lines()
+            .skip_while(|line| !line.starts_with(section));
+        let text: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
+        let text = text.join(" ").replacen(section, "", 1);
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let (mut numbers, mut list) = (Vec::new(), None);
+        for pair in words.windows(2) {
+            let Ok(at) = pair[0].parse::<usize>() else {
+                continue;
+            };
+            match pair[1] {
+                "u32" => {
+                    numbers.push(u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()).into())
+                }
+                "u64" => numbers.push(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())),
+                kind if kind.starts_with('[') => list = list.or(Some(at)),
+                _ => {}
+            }
+        }
+        (numbers, list)
+    }
+
+    #[test]
+    fn the_documented_byte_tables_are_true() {
+        let of_turn = documented("turn, kind 1", &turn().to_bytes());
+        assert_eq!(of_turn, (vec![7, 1234, 99, 2, 1], Some(32)));
+        assert_eq!(turn().to_bytes()[32..40], 388u64.to_le_bytes());
+        let fact = FactRecord {
+            number: 4,
+            start: 5,
+            time_ms: 8,
+            supersedes: Some(2),
+            tokens: vec![1, 2],
+            text: "A fact.".into(),
+        };
+        let of_fact = documented("fact, kind 2", &fact.to_bytes());
+        assert_eq!(of_fact, (vec![4, 5, 8, 3], Some(32)));
+        assert_eq!(fact.to_bytes()[32..40], 7u64.to_le_bytes());
+        let moved = LogChange::Moved {
+            turn: 4,
+            place: TurnPlace::Ids,
+            start: 9,
+        };
+        let verbatim = LogChange::Verbatim { fact: 4, bytes: 12 };
+        let of_change = |change: LogChange| documented("change, kind 3", &change.to_bytes()).0;
+        assert_eq!(of_change(moved), [0, 2, 4, 9]);
+        assert_eq!(of_change(verbatim), [5, 0, 4, 12]);
+        let state = StateRecord {
+            position: 77,
+            turns_made: 3,
+            facts_made: 2,
+            forgotten: 10,
+            time_ms: 5,
+            visible: vec![1, 9],
+            blocks: vec![0],
+            outline: vec![1],
+            tail: vec![],
+        };
+        let bytes = state.into_pieces().concat();
+        assert_eq!(
+            documented("state, kind 5", &bytes),
+            (vec![77, 3, 2, 10, 5], Some(40))
+        );
+        assert_eq!(bytes[40..48], 2u64.to_le_bytes());
+    }
 }
