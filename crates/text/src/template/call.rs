@@ -2,21 +2,21 @@
 
 use super::ast::Name;
 use super::limits::{Outcome, fail};
-use super::value::TemplateValue;
+use super::value::Value;
 
 #[derive(Default)]
-pub struct TemplateCall {
-    pub positional: Vec<TemplateValue>,
-    pub named: Vec<(Name, TemplateValue)>,
+pub(super) struct Call {
+    pub positional: Vec<Value>,
+    pub named: Vec<(Name, Value)>,
 }
 
-impl TemplateCall {
+impl Call {
     /// The arguments in the order of `params`; absent ones are `None`, surplus ones an error.
     pub fn bind<const N: usize>(
         self,
         what: &str,
         params: [&str; N],
-    ) -> Outcome<[Option<TemplateValue>; N]> {
+    ) -> Outcome<[Option<Value>; N]> {
         let mut bound = [const { None }; N];
         if self.positional.len() > N {
             return fail(format!(
@@ -42,7 +42,7 @@ impl TemplateCall {
     }
 
     /// The first positional argument, leaving the others.
-    pub fn shift(&mut self) -> Option<TemplateValue> {
+    pub fn shift(&mut self) -> Option<Value> {
         if self.positional.is_empty() {
             None
         } else {
@@ -52,7 +52,7 @@ impl TemplateCall {
 }
 
 /// An argument that must be there.
-pub fn required(value: Option<TemplateValue>, what: &str) -> Outcome<TemplateValue> {
+pub fn required(value: Option<Value>, what: &str) -> Outcome<Value> {
     match value {
         Some(value) => Ok(value),
         None => fail(format!("{what} misses an argument")),

@@ -4,19 +4,16 @@
 //! expression costs a step and a level of depth; every byte emitted is counted, also those of captured text.
 
 use super::ast::{Args, CompareOp, Expr, Filter, For, Macro, Name, Stmt, StmtKind, Target};
-use super::call::{TemplateCall, required};
+use super::call::{Call, required};
 use super::error::TemplateError;
 use super::filters;
 use super::limits::{
-    Buffer, CALL_DEPTH_MAX, OUTPUT_BYTES_MAX, Outcome, RANGE_MAX, SLOT_BYTES, TemplateMeter, fail,
-    limit,
+    Buffer, CALL_DEPTH_MAX, Meter, OUTPUT_BYTES_MAX, Outcome, RANGE_MAX, SLOT_BYTES, fail, limit,
 };
 use super::methods;
 use super::ops;
 use super::time::strftime;
-use super::value::{
-    Function, Loop, Namespace, TemplateValue, contains, equal, find_key, order, print,
-};
+use super::value::{Function, Loop, Namespace, Value, contains, equal, find_key, order, print};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,10 +26,10 @@ enum Flow {
     Continue,
 }
 
-type Scope = Vec<(Name, TemplateValue)>;
+type Scope = Vec<(Name, Value)>;
 
 pub struct Interpreter<'m> {
-    meter: &'m TemplateMeter,
+    meter: &'m Meter,
     unix_seconds: i64,
     scopes: Vec<Scope>,
     /// The output, and on top of it the captures under way.
@@ -54,11 +51,7 @@ impl Drop for Interpreter<'_> {
 }
 
 impl<'m> Interpreter<'m> {
-    pub fn new(
-        meter: &'m TemplateMeter,
-        unix_seconds: i64,
-        variables: Vec<(Name, TemplateValue)>,
-    ) -> Self {
+    pub fn new(meter: &'m Meter, unix_seconds: i64, variables: Vec<(Name, Value)>) -> Self {
         let mut globals: Scope = [
             ("range", Function::Range),
             ("namespace", Function::Namespace),
@@ -67,7 +60,7 @@ impl<'m> Interpreter<'m> {
             ("strftime_now", Function::StrftimeNow),
         ]
         .into_iter()
-        .map(|(name, function)| (name.into(), TemplateValue::Function(function)))
+        .map(|(name, function)| (name.into(), Value::Function(function)))
         .collect();
         globals.extend(variables);
         Interpreter {
@@ -117,14 +110,14 @@ impl<'m> Interpreter<'m> {
     }
 
     /// Runs `body` in a new scope, its output into a value.
-    fn capture(&mut self, scope: Scope, body: &[Stmt]) -> Outcome<TemplateValue> {
+    fn capture(&mut self, scope: Scope, body: &[Stmt]) -> Outcome<Value> {
         self.outputs.push(String::new());
         self.scopes.push(scope);
         let result = self.body(body);
         self.scopes.pop();
         let text = self.outputs.pop().unwrap_or_default();
         result?;
-        TemplateValue::text(self.meter, text)
+        Value::text(self.meter, text)
     }
 
     // --- statements
@@ -148,7 +141,7 @@ impl<'m> Interpreter<'m> {
         match stmt {
             StmtKind::Text(text) => self.emit(text)?,
             StmtKind::Print(expr) => match self.eval(expr)? {
-                TemplateValue::Str(s) => self.emit(s.as_str())?,
+                Value::Str(s) => self.emit(s.as_str())?,
                 value => {
                     let mut out = Buffer::new(self.meter);
                     print(self.meter, &value, &mut out)?;
@@ -198,7 +191,7 @@ impl<'m> Interpreter<'m> {
                 return flow;
             }
             StmtKind::Macro(definition) => {
-                let value = TemplateValue::Macro(Arc::clone(definition), self.scopes.len());
+                let value = Value::Macro(Arc::clone(definition), self.scopes.len());
                 self.assign(&Target::Name(Arc::clone(&definition.name)), value)?;
             }
             StmtKind::Call(block, expr) => {
@@ -206,11 +199,11 @@ impl<'m> Interpreter<'m> {
                     return fail("a call block with parameters is not supported");
                 }
                 // The text is made before the call: it sees the scope it was written in.
-                let TemplateValue::Str(text) = self.capture(Vec::new(), &block.body)? else {
+                let Value::Str(text) = self.capture(Vec::new(), &block.body)? else {
                     return fail("call");
                 };
                 self.scopes
-                    .push(vec![("caller".into(), TemplateValue::Caller(text))]);
+                    .push(vec![("caller".into(), Value::Caller(text))]);
                 let result = self.eval(expr);
                 self.scopes.pop();
                 let mut out = Buffer::new(self.meter);
@@ -240,7 +233,7 @@ impl<'m> Interpreter<'m> {
                     kept.push(item.clone());
                 }
             }
-            items = TemplateValue::list(self.meter, kept)?.iterate(self.meter)?;
+            items = Value::list(self.meter, kept)?.iterate(self.meter)?;
         }
         if items.items.is_empty() {
             return match self.body(&stmt.otherwise)? {
@@ -261,7 +254,7 @@ impl<'m> Interpreter<'m> {
             state.index.set(index);
             self.scopes.push(vec![(
                 Arc::clone(&loop_name),
-                TemplateValue::Loop(Rc::clone(&state)),
+                Value::Loop(Rc::clone(&state)),
             )]);
             self.assign(&stmt.target, item.clone())?;
             let flow = self.body(&stmt.body);
@@ -274,7 +267,7 @@ impl<'m> Interpreter<'m> {
         Ok(())
     }
 
-    fn assign(&mut self, target: &Target, value: TemplateValue) -> Outcome<()> {
+    fn assign(&mut self, target: &Target, value: Value) -> Outcome<()> {
         self.meter.step(1)?;
         match target {
             Target::Name(name) => {
@@ -289,7 +282,7 @@ impl<'m> Interpreter<'m> {
                 Ok(())
             }
             Target::Field(name, field) => match self.lookup(name)? {
-                TemplateValue::Namespace(namespace) => self.set_field(&namespace, field, value),
+                Value::Namespace(namespace) => self.set_field(&namespace, field, value),
                 other => fail(format!("cannot set a field of a {}", other.type_name())),
             },
             Target::Tuple(targets) => {
@@ -309,7 +302,7 @@ impl<'m> Interpreter<'m> {
         }
     }
 
-    fn set_field(&self, namespace: &Namespace, field: &Name, value: TemplateValue) -> Outcome<()> {
+    fn set_field(&self, namespace: &Namespace, field: &Name, value: Value) -> Outcome<()> {
         let mut fields = namespace.fields.borrow_mut();
         self.meter.step(fields.len() / 8)?;
         match fields.iter_mut().find(|(have, ..)| have == field) {
@@ -327,7 +320,7 @@ impl<'m> Interpreter<'m> {
         Ok(())
     }
 
-    fn lookup(&self, name: &Name) -> Outcome<TemplateValue> {
+    fn lookup(&self, name: &Name) -> Outcome<Value> {
         let mut seen = 0;
         for scope in self.scopes.iter().rev() {
             seen += 1 + scope.len();
@@ -337,46 +330,44 @@ impl<'m> Interpreter<'m> {
             }
         }
         self.meter.step(seen / 8)?;
-        Ok(TemplateValue::Undefined(Arc::clone(name)))
+        Ok(Value::Undefined(Arc::clone(name)))
     }
 
     // --- expressions
 
-    fn eval(&mut self, expr: &Expr) -> Outcome<TemplateValue> {
+    fn eval(&mut self, expr: &Expr) -> Outcome<Value> {
         self.enter()?;
         let value = self.expression(expr)?;
         self.depth -= 1;
         Ok(value)
     }
 
-    fn eval_all(&mut self, exprs: &[Expr]) -> Outcome<Vec<TemplateValue>> {
+    fn eval_all(&mut self, exprs: &[Expr]) -> Outcome<Vec<Value>> {
         exprs.iter().map(|e| self.eval(e)).collect()
     }
 
-    fn expression(&mut self, expr: &Expr) -> Outcome<TemplateValue> {
+    fn expression(&mut self, expr: &Expr) -> Outcome<Value> {
         match expr {
-            Expr::None => Ok(TemplateValue::None),
-            Expr::Bool(b) => Ok(TemplateValue::Bool(*b)),
-            Expr::Int(i) => Ok(TemplateValue::Int(*i)),
-            Expr::Float(f) => Ok(TemplateValue::Float(*f)),
-            Expr::Str(text) => Ok(TemplateValue::Str(super::value::Str::Given(Arc::clone(
-                text,
-            )))),
+            Expr::None => Ok(Value::None),
+            Expr::Bool(b) => Ok(Value::Bool(*b)),
+            Expr::Int(i) => Ok(Value::Int(*i)),
+            Expr::Float(f) => Ok(Value::Float(*f)),
+            Expr::Str(text) => Ok(Value::Str(super::value::Str::Given(Arc::clone(text)))),
             Expr::Name(name) => self.lookup(name),
             Expr::List(items) => {
                 let items = self.eval_all(items)?;
-                TemplateValue::list(self.meter, items)
+                Value::list(self.meter, items)
             }
             Expr::Tuple(items) => {
                 let items = self.eval_all(items)?;
-                TemplateValue::tuple(self.meter, items)
+                Value::tuple(self.meter, items)
             }
             Expr::Dict(entries) => {
                 let mut values = Vec::new();
                 for (key, value) in entries {
                     values.push((self.eval(key)?, self.eval(value)?));
                 }
-                TemplateValue::dict(self.meter, values)
+                Value::dict(self.meter, values)
             }
             Expr::Attr(object, name) => {
                 let object = self.eval(object)?;
@@ -393,7 +384,7 @@ impl<'m> Interpreter<'m> {
                 for (bound, part) in bounds.iter_mut().zip(parts.iter()) {
                     if let Some(part) = part {
                         *bound = match self.eval(part)? {
-                            TemplateValue::None => None,
+                            Value::None => None,
                             value => Some(value.int_arg("a slice")?),
                         };
                     }
@@ -409,9 +400,9 @@ impl<'m> Interpreter<'m> {
                 let name = &*test.name;
                 let value = self.eval(value)?;
                 let args = self.args(&test.args)?;
-                filters::test(self.meter, name, &value, args.positional).map(TemplateValue::Bool)
+                filters::test(self.meter, name, &value, args.positional).map(Value::Bool)
             }
-            Expr::Not(value) => Ok(TemplateValue::Bool(!self.eval(value)?.truth())),
+            Expr::Not(value) => Ok(Value::Bool(!self.eval(value)?.truth())),
             Expr::Neg(value) => ops::negate(self.eval(value)?),
             Expr::Pos(value) => self.eval(value)?.defined(),
             Expr::Binary(op, sides) => {
@@ -440,11 +431,11 @@ impl<'m> Interpreter<'m> {
                 for (op, right) in rest {
                     let right = self.eval(right)?;
                     if !self.compare(*op, &left, &right)? {
-                        return Ok(TemplateValue::Bool(false));
+                        return Ok(Value::Bool(false));
                     }
                     left = right;
                 }
-                Ok(TemplateValue::Bool(true))
+                Ok(Value::Bool(true))
             }
             Expr::Cond(sides, otherwise) => {
                 if self.eval(&sides.1)?.truth() {
@@ -452,15 +443,13 @@ impl<'m> Interpreter<'m> {
                 } else if let Some(otherwise) = otherwise {
                     self.eval(otherwise)
                 } else {
-                    Ok(TemplateValue::undefined(
-                        "the value of an 'if' without 'else'",
-                    ))
+                    Ok(Value::undefined("the value of an 'if' without 'else'"))
                 }
             }
         }
     }
 
-    fn compare(&self, op: CompareOp, a: &TemplateValue, b: &TemplateValue) -> Outcome<bool> {
+    fn compare(&self, op: CompareOp, a: &Value, b: &Value) -> Outcome<bool> {
         Ok(match op {
             CompareOp::Eq => equal(self.meter, a, b)?,
             CompareOp::Ne => !equal(self.meter, a, b)?,
@@ -473,27 +462,27 @@ impl<'m> Interpreter<'m> {
         })
     }
 
-    fn attribute(&self, object: &TemplateValue, name: &Name) -> Outcome<TemplateValue> {
+    fn attribute(&self, object: &Value, name: &Name) -> Outcome<Value> {
         match object {
-            TemplateValue::Undefined(missing) => fail(format!("'{missing}' is undefined")),
-            TemplateValue::Loop(state) => Ok(loop_field(state, name)),
-            TemplateValue::Namespace(_) => filters::lookup(self.meter, object, name),
+            Value::Undefined(missing) => fail(format!("'{missing}' is undefined")),
+            Value::Loop(state) => Ok(loop_field(state, name)),
+            Value::Namespace(_) => filters::lookup(self.meter, object, name),
             _ => match (methods::find(object, name), object) {
                 // As in Python, a method hides an entry of the same name.
-                (Some(method), _) => TemplateValue::method(object, method),
-                (None, TemplateValue::Dict(dict)) => {
-                    let key = TemplateValue::Str(super::value::Str::Given(Arc::clone(name)));
+                (Some(method), _) => Value::method(object, method),
+                (None, Value::Dict(dict)) => {
+                    let key = Value::Str(super::value::Str::Given(Arc::clone(name)));
                     Ok(match find_key(self.meter, &dict.entries, &key)? {
                         Some(at) => dict.entries[at].1.clone(),
-                        None => TemplateValue::Undefined(Arc::clone(name)),
+                        None => Value::Undefined(Arc::clone(name)),
                     })
                 }
-                _ => Ok(TemplateValue::Undefined(Arc::clone(name))),
+                _ => Ok(Value::Undefined(Arc::clone(name))),
             },
         }
     }
 
-    fn item(&self, object: &TemplateValue, index: &TemplateValue) -> Outcome<TemplateValue> {
+    fn item(&self, object: &Value, index: &Value) -> Outcome<Value> {
         let at = |len: usize| {
             let index = index.as_int()?;
             let from_start = if index < 0 {
@@ -504,72 +493,66 @@ impl<'m> Interpreter<'m> {
             usize::try_from(from_start).ok().filter(|i| *i < len)
         };
         match object {
-            TemplateValue::Undefined(missing) => fail(format!("'{missing}' is undefined")),
-            TemplateValue::Dict(dict) => {
+            Value::Undefined(missing) => fail(format!("'{missing}' is undefined")),
+            Value::Dict(dict) => {
                 if let Some(at) = find_key(self.meter, &dict.entries, index)? {
                     return Ok(dict.entries[at].1.clone());
                 }
-                Ok(TemplateValue::undefined(
-                    index.as_str().unwrap_or("an item"),
-                ))
+                Ok(Value::undefined(index.as_str().unwrap_or("an item")))
             }
-            TemplateValue::List(list) if index.as_int().is_some() => {
+            Value::List(list) if index.as_int().is_some() => {
                 let item = at(list.items.len())
                     .and_then(|i| list.items.get(i))
                     .cloned();
-                Ok(item.unwrap_or_else(|| TemplateValue::undefined("an item")))
+                Ok(item.unwrap_or_else(|| Value::undefined("an item")))
             }
-            TemplateValue::Str(s) if index.as_int().is_some() => {
+            Value::Str(s) if index.as_int().is_some() => {
                 self.meter.work(s.as_str().len())?;
                 let text = s.as_str();
                 match at(text.chars().count()).and_then(|i| text.chars().nth(i)) {
-                    Some(c) => TemplateValue::text(self.meter, c.to_string()),
-                    None => Ok(TemplateValue::undefined("a character")),
+                    Some(c) => Value::text(self.meter, c.to_string()),
+                    None => Ok(Value::undefined("a character")),
                 }
             }
             _ => match index.as_str() {
                 Some(name) if name.len() <= 64 => self.attribute(object, &name.into()),
-                _ => Ok(TemplateValue::undefined("an item")),
+                _ => Ok(Value::undefined("an item")),
             },
         }
     }
 
-    fn args(&mut self, args: &Args) -> Outcome<TemplateCall> {
+    fn args(&mut self, args: &Args) -> Outcome<Call> {
         let positional = self.eval_all(&args.positional)?;
         let mut named = Vec::new();
         for (name, value) in &args.named {
             named.push((Arc::clone(name), self.eval(value)?));
         }
-        Ok(TemplateCall { positional, named })
+        Ok(Call { positional, named })
     }
 
-    fn filter(&mut self, filter: &Filter, value: TemplateValue) -> Outcome<TemplateValue> {
+    fn filter(&mut self, filter: &Filter, value: Value) -> Outcome<Value> {
         let args = self.args(&filter.args)?;
         filters::apply(self.meter, &filter.name, value, args, 0)
     }
 
-    fn filter_all(
-        &mut self,
-        filters: &[Filter],
-        mut value: TemplateValue,
-    ) -> Outcome<TemplateValue> {
+    fn filter_all(&mut self, filters: &[Filter], mut value: Value) -> Outcome<Value> {
         for filter in filters {
             value = self.filter(filter, value)?;
         }
         Ok(value)
     }
 
-    fn call(&mut self, callee: &Expr, args: &Args) -> Outcome<TemplateValue> {
+    fn call(&mut self, callee: &Expr, args: &Args) -> Outcome<Value> {
         if let Expr::Attr(object, name) = callee {
             let object = self.eval(object)?;
-            if let (TemplateValue::Loop(state), "cycle") = (&object, &**name) {
+            if let (Value::Loop(state), "cycle") = (&object, &**name) {
                 let call = self.args(args)?;
                 let count = call.positional.len().max(1);
                 let item = call.positional.get(state.index.get() % count).cloned();
                 return required(item, "cycle");
             }
             let function = self.attribute(&object, name)?;
-            if matches!(function, TemplateValue::Undefined(_)) {
+            if matches!(function, Value::Undefined(_)) {
                 return fail(format!("a {} has no method '{name}'", object.type_name()));
             }
             let call = self.args(args)?;
@@ -580,31 +563,22 @@ impl<'m> Interpreter<'m> {
         self.invoke(function, call)
     }
 
-    fn invoke(&mut self, function: TemplateValue, call: TemplateCall) -> Outcome<TemplateValue> {
+    fn invoke(&mut self, function: Value, call: Call) -> Outcome<Value> {
         match function {
-            TemplateValue::Method(method) => {
-                methods::call(self.meter, &method.receiver, method.name, call)
-            }
-            TemplateValue::Macro(definition, scopes) => {
-                self.invoke_macro(&definition, scopes, call)
-            }
-            TemplateValue::Caller(text) => {
+            Value::Method(method) => methods::call(self.meter, &method.receiver, method.name, call),
+            Value::Macro(definition, scopes) => self.invoke_macro(&definition, scopes, call),
+            Value::Caller(text) => {
                 call.none("caller")?;
-                Ok(TemplateValue::Str(text))
+                Ok(Value::Str(text))
             }
-            TemplateValue::Function(function) => self.builtin(function, call),
-            TemplateValue::Undefined(name) => fail(format!("'{name}' is undefined")),
+            Value::Function(function) => self.builtin(function, call),
+            Value::Undefined(name) => fail(format!("'{name}' is undefined")),
             other => fail(format!("a {} cannot be called", other.type_name())),
         }
     }
 
     /// A macro sees the scopes it was defined in, then its arguments.
-    fn invoke_macro(
-        &mut self,
-        definition: &Macro,
-        visible: usize,
-        call: TemplateCall,
-    ) -> Outcome<TemplateValue> {
+    fn invoke_macro(&mut self, definition: &Macro, visible: usize, call: Call) -> Outcome<Value> {
         if call.positional.len() > definition.params.len() {
             return fail(format!(
                 "macro '{}' takes {} arguments",
@@ -615,7 +589,7 @@ impl<'m> Interpreter<'m> {
         let caller = self.lookup(&"caller".into())?;
         let hidden = self.scopes.split_off(visible.min(self.scopes.len()));
         let mut scope: Scope = Vec::new();
-        if let TemplateValue::Caller(_) = caller {
+        if let Value::Caller(_) = caller {
             scope.push(("caller".into(), caller));
         }
         let mut positional = call.positional.into_iter();
@@ -635,7 +609,7 @@ impl<'m> Interpreter<'m> {
                     scope = self.scopes.pop().unwrap_or_default();
                     value?
                 }
-                (None, None) => TemplateValue::Undefined(Arc::clone(name)),
+                (None, None) => Value::Undefined(Arc::clone(name)),
             };
             scope.push((Arc::clone(name), value));
         }
@@ -652,16 +626,12 @@ impl<'m> Interpreter<'m> {
         Ok(text)
     }
 
-    fn builtin(&mut self, function: Function, call: TemplateCall) -> Outcome<TemplateValue> {
+    fn builtin(&mut self, function: Function, call: Call) -> Outcome<Value> {
         match function {
             Function::RaiseException => {
                 let [message] = call.bind("raise_exception", ["message"])?;
                 let mut out = Buffer::new(self.meter);
-                print(
-                    self.meter,
-                    &message.unwrap_or(TemplateValue::None),
-                    &mut out,
-                )?;
+                print(self.meter, &message.unwrap_or(Value::None), &mut out)?;
                 Err(TemplateError::Raised(out.into_string()))
             }
             Function::StrftimeNow => {
@@ -671,7 +641,7 @@ impl<'m> Interpreter<'m> {
                 self.meter.work(format.len().saturating_mul(8))?;
                 let mut out = Buffer::new(self.meter);
                 strftime(self.unix_seconds, format, &mut out)?;
-                TemplateValue::text(self.meter, out.into_string())
+                Value::text(self.meter, out.into_string())
             }
             Function::Range => {
                 let [first, second, step] = call.bind("range", ["start", "stop", "step"])?;
@@ -690,9 +660,9 @@ impl<'m> Interpreter<'m> {
                 let entries = call
                     .named
                     .into_iter()
-                    .map(|(k, v)| (TemplateValue::Str(super::value::Str::Given(k)), v))
+                    .map(|(k, v)| (Value::Str(super::value::Str::Given(k)), v))
                     .collect();
-                TemplateValue::dict(self.meter, entries)
+                Value::dict(self.meter, entries)
             }
             Function::Namespace => {
                 let namespace = Rc::new(Namespace::default());
@@ -701,9 +671,9 @@ impl<'m> Interpreter<'m> {
                 namespace
                     .fields
                     .borrow_mut()
-                    .push(("".into(), TemplateValue::None, charge));
+                    .push(("".into(), Value::None, charge));
                 self.namespaces.push(Rc::clone(&namespace));
-                if let [TemplateValue::Dict(dict)] = call.positional.as_slice() {
+                if let [Value::Dict(dict)] = call.positional.as_slice() {
                     for (key, value) in &dict.entries {
                         let key = key.str_arg("namespace")?;
                         self.meter.charge(key.len()).map(drop)?;
@@ -715,13 +685,13 @@ impl<'m> Interpreter<'m> {
                 for (name, value) in &call.named {
                     self.set_field(&namespace, name, value.clone())?;
                 }
-                Ok(TemplateValue::Namespace(namespace))
+                Ok(Value::Namespace(namespace))
             }
         }
     }
 }
 
-fn range(meter: &TemplateMeter, start: i64, stop: i64, step: i64) -> Outcome<TemplateValue> {
+fn range(meter: &Meter, start: i64, stop: i64, step: i64) -> Outcome<Value> {
     if step == 0 {
         return fail("range needs a step other than zero");
     }
@@ -737,33 +707,33 @@ fn range(meter: &TemplateMeter, start: i64, stop: i64, step: i64) -> Outcome<Tem
     }
     meter.step(count as usize / 4)?;
     meter.fits(count as usize * SLOT_BYTES)?;
-    TemplateValue::list(
+    Value::list(
         meter,
         (0..count)
-            .map(|i| TemplateValue::Int((start + i * step) as i64))
+            .map(|i| Value::Int((start + i * step) as i64))
             .collect(),
     )
 }
 
-fn loop_field(state: &Loop, name: &Name) -> TemplateValue {
+fn loop_field(state: &Loop, name: &Name) -> Value {
     let (index, len) = (state.index.get(), state.items.items.len());
-    let number = |n: usize| TemplateValue::Int(n as i64);
+    let number = |n: usize| Value::Int(n as i64);
     let neighbour = |at: Option<usize>| {
         let item = at.and_then(|at| state.items.items.get(at)).cloned();
-        item.unwrap_or_else(|| TemplateValue::Undefined(Arc::clone(name)))
+        item.unwrap_or_else(|| Value::Undefined(Arc::clone(name)))
     };
     match &**name {
         "index" => number(index + 1),
         "index0" => number(index),
         "revindex" => number(len - index),
         "revindex0" => number(len - index - 1),
-        "first" => TemplateValue::Bool(index == 0),
-        "last" => TemplateValue::Bool(index + 1 == len),
+        "first" => Value::Bool(index == 0),
+        "last" => Value::Bool(index + 1 == len),
         "length" => number(len),
         "depth" => number(state.nesting + 1),
         "depth0" => number(state.nesting),
         "previtem" => neighbour(index.checked_sub(1)),
         "nextitem" => neighbour(index.checked_add(1)),
-        _ => TemplateValue::Undefined(Arc::clone(name)),
+        _ => Value::Undefined(Arc::clone(name)),
     }
 }

@@ -1,64 +1,60 @@
 //! Jinja's filters and tests, those that chat templates could want. Unknown names are errors when reached.
 
-use super::call::{TemplateCall, required};
-use super::limits::{Buffer, Outcome, TemplateMeter, fail, limit};
+use super::call::{Call, required};
+use super::limits::{Buffer, Meter, Outcome, fail, limit};
 use super::methods;
 use super::ops;
-use super::value::{Json, TemplateValue, contains, equal, find_key, json, order, print};
+use super::value::{Json, Value, contains, equal, find_key, json, order, print};
 use std::cmp::Ordering;
 
 /// Deepest `map('map', 'map', …)`: each level recurses.
 const FILTER_DEPTH_MAX: usize = 8;
 
 /// Item or attribute by name, as `map(attribute=…)` and `|attr` look it up; a dot goes deeper.
-pub fn lookup(meter: &TemplateMeter, value: &TemplateValue, path: &str) -> Outcome<TemplateValue> {
+pub fn lookup(meter: &Meter, value: &Value, path: &str) -> Outcome<Value> {
     let mut value = value.clone();
     for part in path.split('.') {
         meter.work(part.len())?;
         value = match &value {
-            TemplateValue::Dict(dict) => {
-                match find_key(meter, &dict.entries, &TemplateValue::given(part))? {
-                    Some(at) => dict.entries[at].1.clone(),
-                    None => TemplateValue::undefined(part),
-                }
-            }
-            TemplateValue::List(list) => {
-                match part.parse::<usize>().ok().and_then(|i| list.items.get(i)) {
-                    Some(item) => item.clone(),
-                    None => TemplateValue::undefined(part),
-                }
-            }
-            TemplateValue::Namespace(ns) => {
+            Value::Dict(dict) => match find_key(meter, &dict.entries, &Value::given(part))? {
+                Some(at) => dict.entries[at].1.clone(),
+                None => Value::undefined(part),
+            },
+            Value::List(list) => match part.parse::<usize>().ok().and_then(|i| list.items.get(i)) {
+                Some(item) => item.clone(),
+                None => Value::undefined(part),
+            },
+            Value::Namespace(ns) => {
                 let fields = ns.fields.borrow();
                 let found = fields
                     .iter()
                     .find(|(name, ..)| **name == *part)
                     .map(|(_, v, _)| v.clone());
-                found.unwrap_or_else(|| TemplateValue::undefined(part))
+                found.unwrap_or_else(|| Value::undefined(part))
             }
-            TemplateValue::Undefined(name) => return fail(format!("'{name}' is undefined")),
-            _ => TemplateValue::undefined(part),
+            Value::Undefined(name) => return fail(format!("'{name}' is undefined")),
+            _ => Value::undefined(part),
         };
     }
     Ok(value)
 }
 
-fn text_of(meter: &TemplateMeter, value: &TemplateValue) -> Outcome<TemplateValue> {
-    if let TemplateValue::Str(_) = value {
+fn text_of(meter: &Meter, value: &Value) -> Outcome<Value> {
+    if let Value::Str(_) = value {
         return Ok(value.clone());
     }
     let mut out = Buffer::new(meter);
     print(meter, value, &mut out)?;
-    TemplateValue::text(meter, out.into_string())
+    Value::text(meter, out.into_string())
 }
 
 pub fn apply(
-    meter: &TemplateMeter,
+    meter: &Meter,
     name: &str,
-    value: TemplateValue,
-    mut args: TemplateCall,
+    value: Value,
+    mut args: Call,
     depth: usize,
-) -> Outcome<TemplateValue> {
+) -> Outcome<Value> {
     meter.step(1)?;
     if depth > FILTER_DEPTH_MAX {
         return Err(limit("filters are nested too deep"));
@@ -67,17 +63,16 @@ pub fn apply(
         "default" | "d" => {
             let [default, boolean] = args.bind(name, ["default_value", "boolean"])?;
             let by_truth = boolean.is_some_and(|b| b.truth());
-            let missing =
-                matches!(value, TemplateValue::Undefined(_)) || (by_truth && !value.truth());
+            let missing = matches!(value, Value::Undefined(_)) || (by_truth && !value.truth());
             Ok(if missing {
-                default.unwrap_or_else(|| TemplateValue::given(""))
+                default.unwrap_or_else(|| Value::given(""))
             } else {
                 value
             })
         }
         "length" | "count" => {
             args.none(name)?;
-            Ok(TemplateValue::Int(value.length(meter)? as i64))
+            Ok(Value::Int(value.length(meter)? as i64))
         }
         "string" | "safe" | "forceescape" => {
             args.none(name)?;
@@ -115,7 +110,7 @@ pub fn apply(
             let [old, new, count] = args.bind(name, ["old", "new", "count"])?;
             let (old, new) = (required(old, name)?, required(new, name)?);
             let count = match count {
-                Some(TemplateValue::None) | None => usize::MAX,
+                Some(Value::None) | None => usize::MAX,
                 Some(count) => usize::try_from(count.int_arg(name)?).unwrap_or(usize::MAX),
             };
             let text = text_of(meter, &value)?;
@@ -141,7 +136,7 @@ pub fn apply(
                     c => out.push_char(c)?,
                 }
             }
-            TemplateValue::text(meter, out.into_string())
+            Value::text(meter, out.into_string())
         }
         "format" => {
             let text = text_of(meter, &value)?;
@@ -153,16 +148,16 @@ pub fn apply(
             args.none(name)?;
             match (value.as_int(), value.as_float()) {
                 (Some(i), _) if i < 0 => ops::negate(value),
-                (Some(i), _) => Ok(TemplateValue::Int(i)),
-                (_, Some(f)) => Ok(TemplateValue::Float(f.abs())),
+                (Some(i), _) => Ok(Value::Int(i)),
+                (_, Some(f)) => Ok(Value::Float(f.abs())),
                 _ => fail(format!("abs needs a number, not a {}", value.type_name())),
             }
         }
         "int" => {
             let [default, _base] = args.bind(name, ["default", "base"])?;
             let parsed = match &value {
-                TemplateValue::Float(f) if f.is_finite() && f.abs() < 9e18 => Some(*f as i64),
-                TemplateValue::Str(s) => {
+                Value::Float(f) if f.is_finite() && f.abs() < 9e18 => Some(*f as i64),
+                Value::Str(s) => {
                     let text = s.as_str().trim();
                     let whole = text.parse::<i64>().ok();
                     whole.or_else(|| {
@@ -174,18 +169,15 @@ pub fn apply(
                 }
                 _ => value.as_int(),
             };
-            Ok(parsed.map_or(default.unwrap_or(TemplateValue::Int(0)), TemplateValue::Int))
+            Ok(parsed.map_or(default.unwrap_or(Value::Int(0)), Value::Int))
         }
         "float" => {
             let [default] = args.bind(name, ["default"])?;
             let parsed = match &value {
-                TemplateValue::Str(s) => s.as_str().trim().parse::<f64>().ok(),
+                Value::Str(s) => s.as_str().trim().parse::<f64>().ok(),
                 _ => value.as_float(),
             };
-            Ok(parsed.map_or(
-                default.unwrap_or(TemplateValue::Float(0.0)),
-                TemplateValue::Float,
-            ))
+            Ok(parsed.map_or(default.unwrap_or(Value::Float(0.0)), Value::Float))
         }
         "round" => {
             let [precision, method] = args.bind(name, ["precision", "method"])?;
@@ -197,26 +189,26 @@ pub fn apply(
                 .clamp(-300, 300) as i32;
             let scale = 10f64.powi(digits);
             let scaled = f * scale;
-            let rounded = match method.as_ref().and_then(TemplateValue::as_str) {
+            let rounded = match method.as_ref().and_then(Value::as_str) {
                 Some("ceil") => scaled.ceil(),
                 Some("floor") => scaled.floor(),
                 _ => scaled.round_ties_even(),
             };
-            Ok(TemplateValue::Float(rounded / scale))
+            Ok(Value::Float(rounded / scale))
         }
         "attr" => {
             let [attr] = args.bind(name, ["name"])?;
             let attr = required(attr, name)?;
             // Python's attr never looks at items; on a mapping only its methods are left.
             match (&value, methods::find(&value, attr.str_arg(name)?)) {
-                (_, Some(method)) => TemplateValue::method(&value, method),
-                (TemplateValue::Namespace(_), None) => lookup(meter, &value, attr.str_arg(name)?),
-                _ => Ok(TemplateValue::undefined(attr.str_arg(name)?)),
+                (_, Some(method)) => Value::method(&value, method),
+                (Value::Namespace(_), None) => lookup(meter, &value, attr.str_arg(name)?),
+                _ => Ok(Value::undefined(attr.str_arg(name)?)),
             }
         }
         "items" => match &value {
-            TemplateValue::Dict(dict) => methods::items(meter, dict),
-            TemplateValue::Undefined(_) => TemplateValue::list(meter, Vec::new()),
+            Value::Dict(dict) => methods::items(meter, dict),
+            Value::Undefined(_) => Value::list(meter, Vec::new()),
             _ => fail("items needs a mapping"),
         },
         _ => over_items(meter, name, value, &mut args, depth),
@@ -225,12 +217,12 @@ pub fn apply(
 
 /// The filters that walk a sequence.
 fn over_items(
-    meter: &TemplateMeter,
+    meter: &Meter,
     name: &str,
-    value: TemplateValue,
-    args: &mut TemplateCall,
+    value: Value,
+    args: &mut Call,
     depth: usize,
-) -> Outcome<TemplateValue> {
+) -> Outcome<Value> {
     const KNOWN: [&str; 17] = [
         "first",
         "last",
@@ -256,17 +248,17 @@ fn over_items(
     let args = std::mem::take(args);
     if name == "dictsort" {
         let [case, by, reverse] = args.bind(name, ["case_sensitive", "by", "reverse"])?;
-        let TemplateValue::Dict(dict) = &value else {
+        let Value::Dict(dict) = &value else {
             return fail("dictsort needs a mapping");
         };
-        let by_value = by.as_ref().and_then(TemplateValue::as_str) == Some("value");
+        let by_value = by.as_ref().and_then(Value::as_str) == Some("value");
         let fold = !case.is_some_and(|c| c.truth());
         let mut keyed = Vec::new();
         for (k, v) in &dict.entries {
-            let pair = TemplateValue::tuple(meter, vec![k.clone(), v.clone()])?;
+            let pair = Value::tuple(meter, vec![k.clone(), v.clone()])?;
             keyed.push((sort_key(meter, if by_value { v } else { k }, fold)?, pair));
         }
-        return TemplateValue::list(
+        return Value::list(
             meter,
             sorted(meter, keyed, reverse.is_some_and(|r| r.truth()))?,
         );
@@ -274,7 +266,7 @@ fn over_items(
     let lenient = ["map", "select", "reject", "selectattr", "rejectattr"];
     if lenient.contains(&name) && !value.truth() {
         // These ask for truth before they iterate; templates select from `tools` when it is none.
-        return TemplateValue::list(meter, Vec::new());
+        return Value::list(meter, Vec::new());
     }
     let list = value.iterate(meter)?;
     let items = &list.items;
@@ -289,27 +281,27 @@ fn over_items(
             };
             Ok(item
                 .cloned()
-                .unwrap_or_else(|| TemplateValue::Undefined(format!("the {name} item").into())))
+                .unwrap_or_else(|| Value::Undefined(format!("the {name} item").into())))
         }
         "list" => {
             args.none(name)?;
             if list.tuple {
-                TemplateValue::list(meter, items.clone())
+                Value::list(meter, items.clone())
             } else {
-                Ok(TemplateValue::List(list))
+                Ok(Value::List(list))
             }
         }
         "reverse" => {
             args.none(name)?;
-            if let TemplateValue::Str(s) = &value {
-                return TemplateValue::text(meter, s.as_str().chars().rev().collect());
+            if let Value::Str(s) = &value {
+                return Value::text(meter, s.as_str().chars().rev().collect());
             }
             meter.fits(items.len().saturating_mul(super::limits::SLOT_BYTES))?;
-            TemplateValue::list(meter, items.iter().rev().cloned().collect())
+            Value::list(meter, items.iter().rev().cloned().collect())
         }
         "join" => {
             let [separator, attribute] = args.bind(name, ["d", "attribute"])?;
-            let separator = separator.unwrap_or_else(|| TemplateValue::given(""));
+            let separator = separator.unwrap_or_else(|| Value::given(""));
             let mut out = Buffer::new(meter);
             for (i, item) in items.iter().enumerate() {
                 meter.step(1)?;
@@ -323,7 +315,7 @@ fn over_items(
                     None => print(meter, item, &mut out)?,
                 }
             }
-            TemplateValue::text(meter, out.into_string())
+            Value::text(meter, out.into_string())
         }
         "map" => map(meter, items, args, depth),
         "select" | "reject" | "selectattr" | "rejectattr" => select(meter, name, items, args),
@@ -339,14 +331,14 @@ fn over_items(
                 };
                 keyed.push((sort_key(meter, &key, fold)?, item.clone()));
             }
-            TemplateValue::list(
+            Value::list(
                 meter,
                 sorted(meter, keyed, reverse.is_some_and(|r| r.truth()))?,
             )
         }
         "unique" => {
             let [_case, attribute] = args.bind(name, ["case_sensitive", "attribute"])?;
-            let mut seen: Vec<TemplateValue> = Vec::new();
+            let mut seen: Vec<Value> = Vec::new();
             let mut kept = Vec::new();
             'items: for item in items {
                 let key = match &attribute {
@@ -362,11 +354,11 @@ fn over_items(
                 seen.push(key);
                 kept.push(item.clone());
             }
-            TemplateValue::list(meter, kept)
+            Value::list(meter, kept)
         }
         "sum" => {
             let [attribute, start] = args.bind(name, ["attribute", "start"])?;
-            let mut total = start.unwrap_or(TemplateValue::Int(0));
+            let mut total = start.unwrap_or(Value::Int(0));
             for item in items {
                 let item = match &attribute {
                     Some(path) => lookup(meter, item, path.str_arg(name)?)?,
@@ -377,7 +369,7 @@ fn over_items(
             Ok(total)
         }
         "min" | "max" => {
-            let mut best: Option<&TemplateValue> = None;
+            let mut best: Option<&Value> = None;
             let wanted = if name == "min" {
                 Ordering::Less
             } else {
@@ -390,7 +382,7 @@ fn over_items(
             }
             Ok(best
                 .cloned()
-                .unwrap_or_else(|| TemplateValue::Undefined("the largest item".into())))
+                .unwrap_or_else(|| Value::Undefined("the largest item".into())))
         }
         _ => {
             let [size, fill] = args.bind(name, ["linecount", "fill_with"])?;
@@ -404,15 +396,15 @@ fn over_items(
                     meter.fits((size - row.len()).saturating_mul(super::limits::SLOT_BYTES))?;
                     row.resize(size, fill.clone());
                 }
-                rows.push(TemplateValue::list(meter, row)?);
+                rows.push(Value::list(meter, row)?);
             }
-            TemplateValue::list(meter, rows)
+            Value::list(meter, rows)
         }
     }
 }
 
 /// Strings are sorted and compared without case unless asked otherwise.
-fn sort_key(meter: &TemplateMeter, value: &TemplateValue, fold: bool) -> Outcome<TemplateValue> {
+fn sort_key(meter: &Meter, value: &Value, fold: bool) -> Outcome<Value> {
     match value.as_str() {
         Some(s) if fold => methods::plain(meter, s, "lower"),
         _ => Ok(value.clone()),
@@ -420,11 +412,7 @@ fn sort_key(meter: &TemplateMeter, value: &TemplateValue, fold: bool) -> Outcome
 }
 
 /// A stable merge sort whose comparison may fail; the library's sort may not stop half-way.
-fn sorted(
-    meter: &TemplateMeter,
-    mut keyed: Vec<(TemplateValue, TemplateValue)>,
-    reverse: bool,
-) -> Outcome<Vec<TemplateValue>> {
+fn sorted(meter: &Meter, mut keyed: Vec<(Value, Value)>, reverse: bool) -> Outcome<Vec<Value>> {
     let mut width = 1;
     while width < keyed.len() {
         let mut merged = Vec::with_capacity(keyed.len());
@@ -453,12 +441,7 @@ fn sorted(
     Ok(keyed.into_iter().map(|(_, value)| value).collect())
 }
 
-fn map(
-    meter: &TemplateMeter,
-    items: &[TemplateValue],
-    mut args: TemplateCall,
-    depth: usize,
-) -> Outcome<TemplateValue> {
+fn map(meter: &Meter, items: &[Value], mut args: Call, depth: usize) -> Outcome<Value> {
     let mut mapped = Vec::new();
     if let Some(at) = args
         .named
@@ -470,15 +453,15 @@ fn map(
         for item in items {
             let found = lookup(meter, item, path.str_arg("map")?)?;
             mapped.push(match (&found, &default) {
-                (TemplateValue::Undefined(_), Some(default)) => default.clone(),
+                (Value::Undefined(_), Some(default)) => default.clone(),
                 _ => found,
             });
         }
-        return TemplateValue::list(meter, mapped);
+        return Value::list(meter, mapped);
     }
     let filter = required(args.shift(), "map")?;
     for item in items {
-        let args = TemplateCall {
+        let args = Call {
             positional: args.positional.clone(),
             named: args.named.clone(),
         };
@@ -491,15 +474,10 @@ fn map(
             depth + 1,
         )?);
     }
-    TemplateValue::list(meter, mapped)
+    Value::list(meter, mapped)
 }
 
-fn select(
-    meter: &TemplateMeter,
-    name: &str,
-    items: &[TemplateValue],
-    mut args: TemplateCall,
-) -> Outcome<TemplateValue> {
+fn select(meter: &Meter, name: &str, items: &[Value], mut args: Call) -> Outcome<Value> {
     let by_attribute = name.ends_with("attr");
     let wanted = name.starts_with("select");
     let path = if by_attribute {
@@ -530,23 +508,19 @@ fn select(
             kept.push(item.clone());
         }
     }
-    TemplateValue::list(meter, kept)
+    Value::list(meter, kept)
 }
 
-fn indent(
-    meter: &TemplateMeter,
-    value: &TemplateValue,
-    args: TemplateCall,
-) -> Outcome<TemplateValue> {
+fn indent(meter: &Meter, value: &Value, args: Call) -> Outcome<Value> {
     let [width, first, blank] = args.bind("indent", ["width", "first", "blank"])?;
     let prefix = match &width {
-        Some(TemplateValue::Str(s)) => s.clone(),
+        Some(Value::Str(s)) => s.clone(),
         other => {
             let count = other.as_ref().map_or(Ok(4), |w| w.int_arg("indent"))?;
             let mut out = Buffer::new(meter);
             out.pad(' ', usize::try_from(count).unwrap_or(0))?;
-            match TemplateValue::text(meter, out.into_string())? {
-                TemplateValue::Str(s) => s,
+            match Value::text(meter, out.into_string())? {
+                Value::Str(s) => s,
                 _ => return fail("indent"),
             }
         }
@@ -571,24 +545,20 @@ fn indent(
         }
         out.push(line)?;
     }
-    TemplateValue::text(meter, out.into_string())
+    Value::text(meter, out.into_string())
 }
 
-fn to_json(
-    meter: &TemplateMeter,
-    value: &TemplateValue,
-    args: TemplateCall,
-) -> Outcome<TemplateValue> {
+fn to_json(meter: &Meter, value: &Value, args: Call) -> Outcome<Value> {
     let [ascii, indent, separators, sort] = args.bind(
         "tojson",
         ["ensure_ascii", "indent", "separators", "sort_keys"],
     )?;
     let indent = match indent {
-        None | Some(TemplateValue::None) => None,
+        None | Some(Value::None) => None,
         Some(indent) => Some(usize::try_from(indent.int_arg("tojson")?).unwrap_or(0)),
     };
     let (item_separator, key_separator) = match separators {
-        Some(TemplateValue::List(list)) => match list.items.as_slice() {
+        Some(Value::List(list)) => match list.items.as_slice() {
             [item, key] => (
                 item.str_arg("tojson")?.to_owned(),
                 key.str_arg("tojson")?.to_owned(),
@@ -609,16 +579,11 @@ fn to_json(
     };
     let mut out = Buffer::new(meter);
     json(meter, value, &style, 0, &mut out)?;
-    TemplateValue::text(meter, out.into_string())
+    Value::text(meter, out.into_string())
 }
 
 /// `value is name(args)`
-pub fn test(
-    meter: &TemplateMeter,
-    name: &str,
-    value: &TemplateValue,
-    args: Vec<TemplateValue>,
-) -> Outcome<bool> {
+pub fn test(meter: &Meter, name: &str, value: &Value, args: Vec<Value>) -> Outcome<bool> {
     meter.step(1)?;
     let arg = || match args.as_slice() {
         [one] => Ok(one),
@@ -626,30 +591,24 @@ pub fn test(
     };
     let ordered = |wanted: fn(Ordering) -> bool| Ok(wanted(order(meter, value, arg()?)?));
     Ok(match name {
-        "defined" => !matches!(value, TemplateValue::Undefined(_)),
-        "undefined" => matches!(value, TemplateValue::Undefined(_)),
-        "none" => matches!(value, TemplateValue::None),
-        "boolean" => matches!(value, TemplateValue::Bool(_)),
-        "true" => matches!(value, TemplateValue::Bool(true)),
-        "false" => matches!(value, TemplateValue::Bool(false)),
-        "string" => matches!(value, TemplateValue::Str(_)),
-        "integer" => matches!(value, TemplateValue::Int(_)),
-        "float" => matches!(value, TemplateValue::Float(_)),
+        "defined" => !matches!(value, Value::Undefined(_)),
+        "undefined" => matches!(value, Value::Undefined(_)),
+        "none" => matches!(value, Value::None),
+        "boolean" => matches!(value, Value::Bool(_)),
+        "true" => matches!(value, Value::Bool(true)),
+        "false" => matches!(value, Value::Bool(false)),
+        "string" => matches!(value, Value::Str(_)),
+        "integer" => matches!(value, Value::Int(_)),
+        "float" => matches!(value, Value::Float(_)),
         "number" => value.as_float().is_some(),
-        "mapping" => matches!(value, TemplateValue::Dict(_)),
+        "mapping" => matches!(value, Value::Dict(_)),
         "iterable" | "sequence" => matches!(
             value,
-            TemplateValue::Str(_)
-                | TemplateValue::List(_)
-                | TemplateValue::Dict(_)
-                | TemplateValue::Undefined(_)
+            Value::Str(_) | Value::List(_) | Value::Dict(_) | Value::Undefined(_)
         ),
         "callable" => matches!(
             value,
-            TemplateValue::Function(_)
-                | TemplateValue::Macro(..)
-                | TemplateValue::Method(_)
-                | TemplateValue::Caller(_)
+            Value::Function(_) | Value::Macro(..) | Value::Method(_) | Value::Caller(_)
         ),
         "even" => value.int_arg("even")?.rem_euclid(2) == 0,
         "odd" => value.int_arg("odd")?.rem_euclid(2) == 1,

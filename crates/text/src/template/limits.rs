@@ -72,12 +72,12 @@ impl Drop for Charge {
 
 /// The two meters of one render.
 #[derive(Default)]
-pub struct TemplateMeter {
+pub(super) struct Meter {
     live: Rc<Live>,
     steps: Cell<u64>,
 }
 
-impl TemplateMeter {
+impl Meter {
     pub fn step(&self, count: usize) -> Outcome<()> {
         let steps = self.steps.get().saturating_add(count as u64);
         self.steps.set(steps);
@@ -116,12 +116,12 @@ impl TemplateMeter {
 
 /// A string under construction that never outgrows the live bytes.
 pub struct Buffer<'m> {
-    meter: &'m TemplateMeter,
+    meter: &'m Meter,
     text: String,
 }
 
 impl<'m> Buffer<'m> {
-    pub fn new(meter: &'m TemplateMeter) -> Self {
+    pub fn new(meter: &'m Meter) -> Self {
         Buffer {
             meter,
             text: String::new(),

@@ -1,9 +1,9 @@
 //! Python methods of strings, mappings and lists, as templates call them. Those that would change their
 //! receiver do not exist: the sandbox that templates are written for refuses them too.
 
-use super::call::{TemplateCall, required};
-use super::limits::{Buffer, Outcome, SLOT_BYTES, TemplateMeter, fail};
-use super::value::{Dict, List, TemplateValue, equal, find_key, print};
+use super::call::{Call, required};
+use super::limits::{Buffer, Meter, Outcome, SLOT_BYTES, fail};
+use super::value::{Dict, List, Value, equal, find_key, print};
 
 const STRING: [&str; 36] = [
     "strip",
@@ -47,75 +47,59 @@ const MAPPING: [&str; 5] = ["get", "items", "keys", "values", "copy"];
 const SEQUENCE: [&str; 3] = ["index", "count", "copy"];
 
 /// The method of that name, if this value has one.
-pub fn find(value: &TemplateValue, name: &str) -> Option<&'static str> {
+pub fn find(value: &Value, name: &str) -> Option<&'static str> {
     let names: &[&'static str] = match value {
-        TemplateValue::Str(_) => &STRING,
-        TemplateValue::Dict(_) => &MAPPING,
-        TemplateValue::List(_) => &SEQUENCE,
+        Value::Str(_) => &STRING,
+        Value::Dict(_) => &MAPPING,
+        Value::List(_) => &SEQUENCE,
         _ => &[],
     };
     names.iter().find(|n| **n == name).copied()
 }
 
-pub fn call(
-    meter: &TemplateMeter,
-    receiver: &TemplateValue,
-    name: &str,
-    args: TemplateCall,
-) -> Outcome<TemplateValue> {
+pub fn call(meter: &Meter, receiver: &Value, name: &str, args: Call) -> Outcome<Value> {
     match receiver {
-        TemplateValue::Str(s) => string(meter, receiver, s.as_str(), name, args),
-        TemplateValue::Dict(dict) => mapping(meter, receiver, dict, name, args),
-        TemplateValue::List(list) => sequence(meter, receiver, list, name, args),
+        Value::Str(s) => string(meter, receiver, s.as_str(), name, args),
+        Value::Dict(dict) => mapping(meter, receiver, dict, name, args),
+        Value::List(list) => sequence(meter, receiver, list, name, args),
         _ => fail(format!("a {} has no method '{name}'", receiver.type_name())),
     }
 }
 
-fn mapping(
-    meter: &TemplateMeter,
-    receiver: &TemplateValue,
-    dict: &Dict,
-    name: &str,
-    args: TemplateCall,
-) -> Outcome<TemplateValue> {
+fn mapping(meter: &Meter, receiver: &Value, dict: &Dict, name: &str, args: Call) -> Outcome<Value> {
     if name == "get" {
         let [key, default] = args.bind("get", ["key", "default"])?;
         let found = find_key(meter, &dict.entries, &required(key, "get")?)?;
         return Ok(match found {
             Some(at) => dict.entries[at].1.clone(),
-            None => default.unwrap_or(TemplateValue::None),
+            None => default.unwrap_or(Value::None),
         });
     }
     args.none(name)?;
     match name {
         "copy" => Ok(receiver.clone()),
         "items" => items(meter, dict),
-        "keys" => TemplateValue::list(meter, dict.entries.iter().map(|(k, _)| k.clone()).collect()),
-        "values" => {
-            TemplateValue::list(meter, dict.entries.iter().map(|(_, v)| v.clone()).collect())
-        }
+        "keys" => Value::list(meter, dict.entries.iter().map(|(k, _)| k.clone()).collect()),
+        "values" => Value::list(meter, dict.entries.iter().map(|(_, v)| v.clone()).collect()),
         _ => fail(format!("a mapping has no method '{name}'")),
     }
 }
 
-pub fn items(meter: &TemplateMeter, dict: &Dict) -> Outcome<TemplateValue> {
+pub fn items(meter: &Meter, dict: &Dict) -> Outcome<Value> {
     let mut pairs = Vec::new();
     for (key, value) in &dict.entries {
-        pairs.push(TemplateValue::tuple(
-            meter,
-            vec![key.clone(), value.clone()],
-        )?);
+        pairs.push(Value::tuple(meter, vec![key.clone(), value.clone()])?);
     }
-    TemplateValue::list(meter, pairs)
+    Value::list(meter, pairs)
 }
 
 fn sequence(
-    meter: &TemplateMeter,
-    receiver: &TemplateValue,
+    meter: &Meter,
+    receiver: &Value,
     list: &List,
     name: &str,
-    args: TemplateCall,
-) -> Outcome<TemplateValue> {
+    args: Call,
+) -> Outcome<Value> {
     if name == "copy" {
         args.none(name)?;
         return Ok(receiver.clone());
@@ -126,7 +110,7 @@ fn sequence(
     for (at, item) in list.items.iter().enumerate() {
         if equal(meter, item, &wanted)? {
             if name == "index" {
-                return Ok(TemplateValue::Int(at as i64));
+                return Ok(Value::Int(at as i64));
             }
             count += 1;
         }
@@ -134,19 +118,13 @@ fn sequence(
     if name == "index" {
         fail("the value is not in the list")
     } else {
-        Ok(TemplateValue::Int(count))
+        Ok(Value::Int(count))
     }
 }
 
-fn string(
-    meter: &TemplateMeter,
-    receiver: &TemplateValue,
-    s: &str,
-    name: &str,
-    args: TemplateCall,
-) -> Outcome<TemplateValue> {
+fn string(meter: &Meter, receiver: &Value, s: &str, name: &str, args: Call) -> Outcome<Value> {
     meter.work(s.len())?;
-    let text = |text: String| TemplateValue::text(meter, text);
+    let text = |text: String| Value::text(meter, text);
     match name {
         "strip" | "lstrip" | "rstrip" => {
             let [chars] = args.bind(name, ["chars"])?;
@@ -185,10 +163,10 @@ fn string(
                 } else {
                     line
                 };
-                lines.push(TemplateValue::copied(meter, kept)?);
+                lines.push(Value::copied(meter, kept)?);
                 rest = tail.get(ending..).unwrap_or("");
             }
-            TemplateValue::list(meter, lines)
+            Value::list(meter, lines)
         }
         "partition" | "rpartition" => {
             let [sep] = args.bind(name, ["sep"])?;
@@ -209,14 +187,14 @@ fn string(
             };
             let parts = parts
                 .into_iter()
-                .map(|p| TemplateValue::copied(meter, p))
+                .map(|p| Value::copied(meter, p))
                 .collect::<Outcome<Vec<_>>>()?;
-            TemplateValue::tuple(meter, parts)
+            Value::tuple(meter, parts)
         }
         "startswith" | "endswith" => {
             let [affix] = args.bind(name, ["prefix"])?;
             let affix = required(affix, name)?;
-            let test = |affix: &TemplateValue| -> Outcome<bool> {
+            let test = |affix: &Value| -> Outcome<bool> {
                 meter.step(1)?;
                 let affix = affix.str_arg(name)?;
                 Ok(if name == "startswith" {
@@ -225,15 +203,15 @@ fn string(
                     s.ends_with(affix)
                 })
             };
-            if let TemplateValue::List(list) = &affix {
+            if let Value::List(list) = &affix {
                 for one in &list.items {
                     if test(one)? {
-                        return Ok(TemplateValue::Bool(true));
+                        return Ok(Value::Bool(true));
                     }
                 }
-                return Ok(TemplateValue::Bool(false));
+                return Ok(Value::Bool(false));
             }
-            test(&affix).map(TemplateValue::Bool)
+            test(&affix).map(Value::Bool)
         }
         "removeprefix" | "removesuffix" => {
             let [affix] = args.bind(name, ["affix"])?;
@@ -244,7 +222,7 @@ fn string(
             } else {
                 s.strip_suffix(affix)
             };
-            TemplateValue::copied(meter, cut.unwrap_or(s))
+            Value::copied(meter, cut.unwrap_or(s))
         }
         "replace" => {
             let [old, new, count] = args.bind(name, ["old", "new", "count"])?;
@@ -260,7 +238,7 @@ fn string(
             let sub = required(sub, name)?;
             let sub = sub.str_arg(name)?;
             if name == "count" {
-                return Ok(TemplateValue::Int(s.matches(sub).count() as i64));
+                return Ok(Value::Int(s.matches(sub).count() as i64));
             }
             let at = if name.starts_with('r') {
                 s.rfind(sub)
@@ -268,11 +246,9 @@ fn string(
                 s.find(sub)
             };
             match at {
-                Some(at) => Ok(TemplateValue::Int(
-                    s.get(..at).unwrap_or("").chars().count() as i64,
-                )),
+                Some(at) => Ok(Value::Int(s.get(..at).unwrap_or("").chars().count() as i64)),
                 None if name.ends_with("index") => fail("the substring was not found"),
-                None => Ok(TemplateValue::Int(-1)),
+                None => Ok(Value::Int(-1)),
             }
         }
         "join" => {
@@ -305,11 +281,10 @@ fn string(
 }
 
 /// The methods without arguments.
-pub fn plain(meter: &TemplateMeter, s: &str, name: &str) -> Outcome<TemplateValue> {
+pub fn plain(meter: &Meter, s: &str, name: &str) -> Outcome<Value> {
     // A case mapping makes a string at most three times as long.
     meter.fits(s.len().saturating_mul(3))?;
-    let all =
-        |test: fn(char) -> bool| Ok(TemplateValue::Bool(!s.is_empty() && s.chars().all(test)));
+    let all = |test: fn(char) -> bool| Ok(Value::Bool(!s.is_empty() && s.chars().all(test)));
     let mapped = match name {
         "upper" => s.to_uppercase(),
         "lower" | "casefold" => s.to_lowercase(),
@@ -365,25 +340,23 @@ pub fn plain(meter: &TemplateMeter, s: &str, name: &str) -> Outcome<TemplateValu
                     c.is_uppercase()
                 }
             };
-            return Ok(TemplateValue::Bool(
-                s.chars().any(right) && !s.chars().any(wrong),
-            ));
+            return Ok(Value::Bool(s.chars().any(right) && !s.chars().any(wrong)));
         }
         _ => return fail(format!("a string has no method '{name}'")),
     };
-    TemplateValue::text(meter, mapped)
+    Value::text(meter, mapped)
 }
 
 pub fn strip(
-    meter: &TemplateMeter,
-    receiver: &TemplateValue,
+    meter: &Meter,
+    receiver: &Value,
     s: &str,
-    chars: Option<&TemplateValue>,
+    chars: Option<&Value>,
     left: bool,
     right: bool,
-) -> Outcome<TemplateValue> {
+) -> Outcome<Value> {
     let set = match chars {
-        None | Some(TemplateValue::None) => None,
+        None | Some(Value::None) => None,
         Some(chars) => {
             let set = chars.str_arg("strip")?;
             meter.step(s.len().saturating_mul(set.len()) / 16)?;
@@ -402,25 +375,25 @@ pub fn strip(
     if kept.len() == s.len() {
         Ok(receiver.clone())
     } else {
-        TemplateValue::copied(meter, kept)
+        Value::copied(meter, kept)
     }
 }
 
 fn split(
-    meter: &TemplateMeter,
+    meter: &Meter,
     s: &str,
-    sep: Option<TemplateValue>,
+    sep: Option<Value>,
     max: usize,
     from_right: bool,
-) -> Outcome<TemplateValue> {
+) -> Outcome<Value> {
     let sep = match sep {
-        None | Some(TemplateValue::None) => None,
+        None | Some(Value::None) => None,
         Some(sep) => Some(sep),
     };
-    let mut parts: Vec<TemplateValue> = Vec::new();
+    let mut parts: Vec<Value> = Vec::new();
     let mut push = |part: &str| -> Outcome<()> {
         meter.fits(parts.len().saturating_mul(SLOT_BYTES))?;
-        parts.push(TemplateValue::copied(meter, part)?);
+        parts.push(Value::copied(meter, part)?);
         Ok(())
     };
     let limit = max.saturating_add(1);
@@ -471,16 +444,10 @@ fn split(
     if from_right {
         parts.reverse();
     }
-    TemplateValue::list(meter, parts)
+    Value::list(meter, parts)
 }
 
-pub fn replace(
-    meter: &TemplateMeter,
-    s: &str,
-    old: &str,
-    new: &str,
-    count: usize,
-) -> Outcome<TemplateValue> {
+pub fn replace(meter: &Meter, s: &str, old: &str, new: &str, count: usize) -> Outcome<Value> {
     meter.work(s.len())?;
     let mut out = Buffer::new(meter);
     let mut from = 0;
@@ -491,16 +458,10 @@ pub fn replace(
         from = at + found.len();
     }
     out.push(s.get(from..).unwrap_or(""))?;
-    TemplateValue::text(meter, out.into_string())
+    Value::text(meter, out.into_string())
 }
 
-pub fn pad(
-    meter: &TemplateMeter,
-    s: &str,
-    how: &str,
-    width: i64,
-    fill: char,
-) -> Outcome<TemplateValue> {
+pub fn pad(meter: &Meter, s: &str, how: &str, width: i64, fill: char) -> Outcome<Value> {
     let missing = usize::try_from(width)
         .unwrap_or(0)
         .saturating_sub(s.chars().count());
@@ -528,11 +489,11 @@ pub fn pad(
             out.pad(fill, missing - left)?;
         }
     }
-    TemplateValue::text(meter, out.into_string())
+    Value::text(meter, out.into_string())
 }
 
 /// `'{} {0} {name}'.format(…)`, without format specifications.
-fn format(meter: &TemplateMeter, s: &str, args: &TemplateCall) -> Outcome<TemplateValue> {
+fn format(meter: &Meter, s: &str, args: &Call) -> Outcome<Value> {
     let mut out = Buffer::new(meter);
     let mut next = 0;
     let mut rest = s;
@@ -566,5 +527,5 @@ fn format(meter: &TemplateMeter, s: &str, args: &TemplateCall) -> Outcome<Templa
         rest = after;
     }
     out.push(rest)?;
-    TemplateValue::text(meter, out.into_string())
+    Value::text(meter, out.into_string())
 }

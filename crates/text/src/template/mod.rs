@@ -40,9 +40,9 @@ mod value;
 pub use error::TemplateError;
 pub use limits::{INPUT_BYTES_MAX, LIVE_BYTES_MAX, OUTPUT_BYTES_MAX, SOURCE_BYTES_MAX, STEPS_MAX};
 
-use limits::{MESSAGE_BYTES, Outcome, PART_BYTES, STACK_BYTES, TemplateMeter};
+use limits::{MESSAGE_BYTES, Meter, Outcome, PART_BYTES, STACK_BYTES};
 use std::sync::Arc;
-use value::TemplateValue;
+use value::Value;
 
 /// One message of a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,22 +125,22 @@ impl Variable {
         inner.saturating_add(PART_BYTES)
     }
 
-    fn value(&self, meter: &TemplateMeter) -> Outcome<TemplateValue> {
+    fn value(&self, meter: &Meter) -> Outcome<Value> {
         Ok(match self {
-            Variable::None => TemplateValue::None,
-            Variable::Bool(b) => TemplateValue::Bool(*b),
-            Variable::Int(i) => TemplateValue::Int(*i),
-            Variable::Float(f) => TemplateValue::Float(*f),
-            Variable::Text(text) => TemplateValue::given(text),
+            Variable::None => Value::None,
+            Variable::Bool(b) => Value::Bool(*b),
+            Variable::Int(i) => Value::Int(*i),
+            Variable::Float(f) => Value::Float(*f),
+            Variable::Text(text) => Value::given(text),
             Variable::List(items) => {
                 let items = items.iter().map(|item| item.value(meter));
-                TemplateValue::list(meter, items.collect::<Outcome<Vec<TemplateValue>>>()?)?
+                Value::list(meter, items.collect::<Outcome<Vec<Value>>>()?)?
             }
             Variable::Map(entries) => {
                 let entries = entries
                     .iter()
-                    .map(|(name, value)| Ok((TemplateValue::given(name), value.value(meter)?)));
-                TemplateValue::dict(meter, entries.collect::<Outcome<Vec<_>>>()?)?
+                    .map(|(name, value)| Ok((Value::given(name), value.value(meter)?)));
+                Value::dict(meter, entries.collect::<Outcome<Vec<_>>>()?)?
             }
         })
     }
@@ -275,38 +275,35 @@ impl ChatTemplate {
         options: &RenderOptions,
     ) -> Outcome<String> {
         // The messages are the caller's, already bounded: metered apart.
-        let given = TemplateMeter::default();
-        let (role, content) = (
-            TemplateValue::given("role"),
-            TemplateValue::given("content"),
-        );
+        let given = Meter::default();
+        let (role, content) = (Value::given("role"), Value::given("content"));
         let mut list = Vec::with_capacity(messages.len());
         for message in messages {
             let mut entries = vec![
-                (role.clone(), TemplateValue::given(&message.role)),
-                (content.clone(), TemplateValue::given(&message.content)),
+                (role.clone(), Value::given(&message.role)),
+                (content.clone(), Value::given(&message.content)),
             ];
             for (name, value) in &message.fields {
-                entries.push((TemplateValue::given(name), value.value(&given)?));
+                entries.push((Value::given(name), value.value(&given)?));
             }
-            list.push(TemplateValue::dict(&given, entries)?);
+            list.push(Value::dict(&given, entries)?);
         }
-        let mut variables: Vec<(ast::Name, TemplateValue)> = vec![
-            ("messages".into(), TemplateValue::list(&given, list)?),
-            ("bos_token".into(), TemplateValue::given(&self.bos)),
-            ("eos_token".into(), TemplateValue::given(&self.eos)),
+        let mut variables: Vec<(ast::Name, Value)> = vec![
+            ("messages".into(), Value::list(&given, list)?),
+            ("bos_token".into(), Value::given(&self.bos)),
+            ("eos_token".into(), Value::given(&self.eos)),
             (
                 "add_generation_prompt".into(),
-                TemplateValue::Bool(options.add_generation_prompt),
+                Value::Bool(options.add_generation_prompt),
             ),
-            ("tools".into(), TemplateValue::None),
-            ("documents".into(), TemplateValue::None),
+            ("tools".into(), Value::None),
+            ("documents".into(), Value::None),
         ];
         for (name, value) in &options.variables {
             variables.retain(|(have, _)| **have != **name);
             variables.push((name.as_str().into(), value.value(&given)?));
         }
-        let meter = TemplateMeter::default();
+        let meter = Meter::default();
         eval::Interpreter::new(&meter, options.now_unix_seconds, variables).run(body)
     }
 }

@@ -1,29 +1,24 @@
 //! Arithmetic, slices and `%` formatting, all checked: sizes before anything is built, integers at i64.
 
 use super::ast::Binary;
-use super::limits::{Buffer, Outcome, SLOT_BYTES, TemplateMeter, WIDTH_MAX, fail, limit};
-use super::value::{List, TemplateValue, float_text, print, repr};
+use super::limits::{Buffer, Meter, Outcome, SLOT_BYTES, WIDTH_MAX, fail, limit};
+use super::value::{List, Value, float_text, print, repr};
 
-pub fn binary(
-    meter: &TemplateMeter,
-    op: Binary,
-    a: TemplateValue,
-    b: TemplateValue,
-) -> Outcome<TemplateValue> {
+pub fn binary(meter: &Meter, op: Binary, a: Value, b: Value) -> Outcome<Value> {
     if op == Binary::Concat {
         let mut out = Buffer::new(meter);
         print(meter, &a, &mut out)?;
         print(meter, &b, &mut out)?;
-        return TemplateValue::text(meter, out.into_string());
+        return Value::text(meter, out.into_string());
     }
     let (a, b) = (a.defined()?, b.defined()?);
     match (op, &a, &b) {
-        (Binary::Add, TemplateValue::Str(x), TemplateValue::Str(y)) => {
+        (Binary::Add, Value::Str(x), Value::Str(y)) => {
             let (x, y) = (x.as_str(), y.as_str());
             meter.fits(x.len().saturating_add(y.len()))?;
-            return TemplateValue::text(meter, [x, y].concat());
+            return Value::text(meter, [x, y].concat());
         }
-        (Binary::Add, TemplateValue::List(x), TemplateValue::List(y)) if x.tuple == y.tuple => {
+        (Binary::Add, Value::List(x), Value::List(y)) if x.tuple == y.tuple => {
             meter.fits(
                 x.items
                     .len()
@@ -32,19 +27,15 @@ pub fn binary(
             )?;
             return same_kind(meter, x, x.items.iter().chain(&y.items).cloned().collect());
         }
-        (Binary::Mul, TemplateValue::Str(_) | TemplateValue::List(_), _)
-            if b.as_int().is_some() =>
-        {
+        (Binary::Mul, Value::Str(_) | Value::List(_), _) if b.as_int().is_some() => {
             return repeat(meter, &a, &b);
         }
-        (Binary::Mul, _, TemplateValue::Str(_) | TemplateValue::List(_))
-            if a.as_int().is_some() =>
-        {
+        (Binary::Mul, _, Value::Str(_) | Value::List(_)) if a.as_int().is_some() => {
             return repeat(meter, &b, &a);
         }
-        (Binary::Rem, TemplateValue::Str(format), _) => {
+        (Binary::Rem, Value::Str(format), _) => {
             let args = match &b {
-                TemplateValue::List(list) if list.tuple => list.items.clone(),
+                Value::List(list) if list.tuple => list.items.clone(),
                 _ => vec![b.clone()],
             };
             return percent(meter, format.as_str(), &args);
@@ -77,7 +68,7 @@ pub fn binary(
     if y == 0.0 && matches!(op, Binary::Div | Binary::FloorDiv | Binary::Rem) {
         return fail("division by zero");
     }
-    Ok(TemplateValue::Float(match op {
+    Ok(Value::Float(match op {
         Binary::Add => x + y,
         Binary::Sub => x - y,
         Binary::Mul => x * y,
@@ -89,7 +80,7 @@ pub fn binary(
     }))
 }
 
-fn integers(op: Binary, x: i64, y: i64) -> Outcome<TemplateValue> {
+fn integers(op: Binary, x: i64, y: i64) -> Outcome<Value> {
     if y == 0 && matches!(op, Binary::FloorDiv | Binary::Rem) {
         return fail("division by zero");
     }
@@ -112,39 +103,31 @@ fn integers(op: Binary, x: i64, y: i64) -> Outcome<TemplateValue> {
                 r
             }
         }),
-        Binary::Pow if y < 0 => return Ok(TemplateValue::Float((x as f64).powf(y as f64))),
+        Binary::Pow if y < 0 => return Ok(Value::Float((x as f64).powf(y as f64))),
         Binary::Pow => u32::try_from(y).ok().and_then(|y| x.checked_pow(y)),
         Binary::Div | Binary::Concat => None,
     };
     match result {
-        Some(value) => Ok(TemplateValue::Int(value)),
+        Some(value) => Ok(Value::Int(value)),
         None => fail("an integer does not fit in 64 bits"),
     }
 }
 
-fn same_kind(
-    meter: &TemplateMeter,
-    like: &List,
-    items: Vec<TemplateValue>,
-) -> Outcome<TemplateValue> {
+fn same_kind(meter: &Meter, like: &List, items: Vec<Value>) -> Outcome<Value> {
     if like.tuple {
-        TemplateValue::tuple(meter, items)
+        Value::tuple(meter, items)
     } else {
-        TemplateValue::list(meter, items)
+        Value::list(meter, items)
     }
 }
 
-fn repeat(
-    meter: &TemplateMeter,
-    value: &TemplateValue,
-    count: &TemplateValue,
-) -> Outcome<TemplateValue> {
+fn repeat(meter: &Meter, value: &Value, count: &Value) -> Outcome<Value> {
     let count = usize::try_from(count.int_arg("repetition")?).unwrap_or(0);
     match value {
-        TemplateValue::Str(s) => {
+        Value::Str(s) => {
             meter.fits(s.as_str().len().saturating_mul(count))?;
             // An empty string repeats for nothing, whatever the count.
-            TemplateValue::text(
+            Value::text(
                 meter,
                 if s.as_str().is_empty() {
                     String::new()
@@ -153,7 +136,7 @@ fn repeat(
                 },
             )
         }
-        TemplateValue::List(list) => {
+        Value::List(list) => {
             let len = list.items.len().saturating_mul(count);
             meter.fits(len.saturating_mul(SLOT_BYTES))?;
             same_kind(
@@ -166,24 +149,20 @@ fn repeat(
     }
 }
 
-pub fn negate(value: TemplateValue) -> Outcome<TemplateValue> {
+pub fn negate(value: Value) -> Outcome<Value> {
     let value = value.defined()?;
     match (&value, value.as_int()) {
         (_, Some(i)) => match i.checked_neg() {
-            Some(i) => Ok(TemplateValue::Int(i)),
+            Some(i) => Ok(Value::Int(i)),
             None => fail("an integer does not fit in 64 bits"),
         },
-        (TemplateValue::Float(f), _) => Ok(TemplateValue::Float(-f)),
+        (Value::Float(f), _) => Ok(Value::Float(-f)),
         _ => fail(format!("cannot negate a {}", value.type_name())),
     }
 }
 
 /// Python's slice: absent parts by the sign of the step, everything clamped, nothing overflows.
-pub fn slice(
-    meter: &TemplateMeter,
-    value: &TemplateValue,
-    parts: [Option<i64>; 3],
-) -> Outcome<TemplateValue> {
+pub fn slice(meter: &Meter, value: &Value, parts: [Option<i64>; 3]) -> Outcome<Value> {
     let len = value.length(meter)?;
     let step = i128::from(parts[2].unwrap_or(1));
     if step == 0 {
@@ -207,19 +186,16 @@ pub fn slice(
     let indices = (0..count).map(|k| (start + k as i128 * step) as usize);
     meter.step(1 + count / 4)?;
     match value {
-        TemplateValue::Str(s) => {
+        Value::Str(s) => {
             meter.fits(s.as_str().len().saturating_mul(4))?;
             if step == 1 {
                 let first = start.max(0) as usize;
-                return TemplateValue::text(
-                    meter,
-                    s.as_str().chars().skip(first).take(count).collect(),
-                );
+                return Value::text(meter, s.as_str().chars().skip(first).take(count).collect());
             }
             let chars: Vec<char> = s.as_str().chars().collect();
-            TemplateValue::text(meter, indices.filter_map(|i| chars.get(i)).collect())
+            Value::text(meter, indices.filter_map(|i| chars.get(i)).collect())
         }
-        TemplateValue::List(list) => {
+        Value::List(list) => {
             meter.fits(count.saturating_mul(SLOT_BYTES))?;
             same_kind(
                 meter,
@@ -227,17 +203,13 @@ pub fn slice(
                 indices.filter_map(|i| list.items.get(i).cloned()).collect(),
             )
         }
-        TemplateValue::Undefined(name) => fail(format!("'{name}' is undefined")),
+        Value::Undefined(name) => fail(format!("'{name}' is undefined")),
         _ => fail(format!("a {} cannot be sliced", value.type_name())),
     }
 }
 
 /// `'…' % args`
-pub fn percent(
-    meter: &TemplateMeter,
-    format: &str,
-    args: &[TemplateValue],
-) -> Outcome<TemplateValue> {
+pub fn percent(meter: &Meter, format: &str, args: &[Value]) -> Outcome<Value> {
     meter.work(format.len())?;
     let mut out = Buffer::new(meter);
     let mut args = args.iter();
@@ -300,7 +272,7 @@ pub fn percent(
         };
         let whole = || match (arg.as_int(), arg) {
             (Some(i), _) => Ok(i),
-            (None, TemplateValue::Float(f)) => Ok(*f as i64),
+            (None, Value::Float(f)) => Ok(*f as i64),
             _ => fail(format!(
                 "%{conversion} needs a number, not a {}",
                 arg.type_name()
@@ -349,5 +321,5 @@ pub fn percent(
     if args.next().is_some() {
         return fail("too many arguments for a format");
     }
-    TemplateValue::text(meter, out.into_string())
+    Value::text(meter, out.into_string())
 }

@@ -6,9 +6,7 @@
 //! chain of namespaces can leak or be dropped recursively.
 
 use super::ast::{Macro, Name};
-use super::limits::{
-    Buffer, Charge, Outcome, SLOT_BYTES, TemplateMeter, VALUE_DEPTH_MAX, fail, limit,
-};
+use super::limits::{Buffer, Charge, Meter, Outcome, SLOT_BYTES, VALUE_DEPTH_MAX, fail, limit};
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -31,21 +29,21 @@ impl Str {
 }
 
 pub struct List {
-    pub items: Vec<TemplateValue>,
+    pub items: Vec<Value>,
     pub tuple: bool,
     depth: usize,
     _charge: Charge,
 }
 
 pub struct Dict {
-    pub entries: Vec<(TemplateValue, TemplateValue)>,
+    pub entries: Vec<(Value, Value)>,
     depth: usize,
     _charge: Charge,
 }
 
 #[derive(Default)]
 pub struct Namespace {
-    pub fields: RefCell<Vec<(Name, TemplateValue, Charge)>>,
+    pub fields: RefCell<Vec<(Name, Value, Charge)>>,
 }
 
 pub struct Loop {
@@ -56,7 +54,7 @@ pub struct Loop {
 }
 
 pub struct Method {
-    pub receiver: TemplateValue,
+    pub receiver: Value,
     pub name: &'static str,
 }
 
@@ -70,7 +68,7 @@ pub enum Function {
 }
 
 #[derive(Clone)]
-pub enum TemplateValue {
+pub(super) enum Value {
     /// What was missing, for the message.
     Undefined(Name),
     None,
@@ -90,35 +88,31 @@ pub enum TemplateValue {
     Function(Function),
 }
 
-impl TemplateValue {
-    pub fn given(text: &str) -> TemplateValue {
-        TemplateValue::Str(Str::Given(text.into()))
+impl Value {
+    pub fn given(text: &str) -> Value {
+        Value::Str(Str::Given(text.into()))
     }
 
     /// The name is for a message only, and is not charged: it is cut.
-    pub fn undefined(name: &str) -> TemplateValue {
+    pub fn undefined(name: &str) -> Value {
         let end = name.char_indices().nth(40).map_or(name.len(), |(at, _)| at);
-        TemplateValue::Undefined(name.get(..end).unwrap_or("").into())
+        Value::Undefined(name.get(..end).unwrap_or("").into())
     }
 
-    pub fn text(meter: &TemplateMeter, text: String) -> Outcome<TemplateValue> {
+    pub fn text(meter: &Meter, text: String) -> Outcome<Value> {
         let charge = meter.charge(text.len() + SLOT_BYTES)?;
-        Ok(TemplateValue::Str(Str::Made(Rc::new((
+        Ok(Value::Str(Str::Made(Rc::new((
             text.into_boxed_str(),
             charge,
         )))))
     }
 
-    pub fn copied(meter: &TemplateMeter, text: &str) -> Outcome<TemplateValue> {
+    pub fn copied(meter: &Meter, text: &str) -> Outcome<Value> {
         meter.fits(text.len())?;
-        TemplateValue::text(meter, text.to_owned())
+        Value::text(meter, text.to_owned())
     }
 
-    fn sequence(
-        meter: &TemplateMeter,
-        items: Vec<TemplateValue>,
-        tuple: bool,
-    ) -> Outcome<Rc<List>> {
+    fn sequence(meter: &Meter, items: Vec<Value>, tuple: bool) -> Outcome<Rc<List>> {
         let charge = meter.charge(items.len().saturating_mul(SLOT_BYTES) + SLOT_BYTES)?;
         let depth = deeper(items.iter())?;
         Ok(Rc::new(List {
@@ -129,34 +123,23 @@ impl TemplateValue {
         }))
     }
 
-    pub fn list(meter: &TemplateMeter, items: Vec<TemplateValue>) -> Outcome<TemplateValue> {
-        Ok(TemplateValue::List(TemplateValue::sequence(
-            meter, items, false,
-        )?))
+    pub fn list(meter: &Meter, items: Vec<Value>) -> Outcome<Value> {
+        Ok(Value::List(Value::sequence(meter, items, false)?))
     }
 
-    pub fn tuple(meter: &TemplateMeter, items: Vec<TemplateValue>) -> Outcome<TemplateValue> {
-        Ok(TemplateValue::List(TemplateValue::sequence(
-            meter, items, true,
-        )?))
+    pub fn tuple(meter: &Meter, items: Vec<Value>) -> Outcome<Value> {
+        Ok(Value::List(Value::sequence(meter, items, true)?))
     }
 
     /// A mapping; a later entry replaces an earlier one of the same key.
-    pub fn dict(
-        meter: &TemplateMeter,
-        entries: Vec<(TemplateValue, TemplateValue)>,
-    ) -> Outcome<TemplateValue> {
+    pub fn dict(meter: &Meter, entries: Vec<(Value, Value)>) -> Outcome<Value> {
         let charge = meter.charge(entries.len().saturating_mul(2 * SLOT_BYTES) + SLOT_BYTES)?;
         let depth = deeper(entries.iter().flat_map(|(k, v)| [k, v]))?;
-        let mut unique: Vec<(TemplateValue, TemplateValue)> = Vec::new();
+        let mut unique: Vec<(Value, Value)> = Vec::new();
         for (key, value) in entries {
             if !matches!(
                 key,
-                TemplateValue::Str(_)
-                    | TemplateValue::Int(_)
-                    | TemplateValue::Float(_)
-                    | TemplateValue::Bool(_)
-                    | TemplateValue::None
+                Value::Str(_) | Value::Int(_) | Value::Float(_) | Value::Bool(_) | Value::None
             ) {
                 return fail(format!("a {} cannot be a key", key.type_name()));
             }
@@ -165,16 +148,16 @@ impl TemplateValue {
                 None => unique.push((key, value)),
             }
         }
-        Ok(TemplateValue::Dict(Rc::new(Dict {
+        Ok(Value::Dict(Rc::new(Dict {
             entries: unique,
             depth,
             _charge: charge,
         })))
     }
 
-    pub fn method(receiver: &TemplateValue, name: &'static str) -> Outcome<TemplateValue> {
+    pub fn method(receiver: &Value, name: &'static str) -> Outcome<Value> {
         deeper(std::iter::once(receiver))?;
-        Ok(TemplateValue::Method(Rc::new(Method {
+        Ok(Value::Method(Rc::new(Method {
             receiver: receiver.clone(),
             name,
         })))
@@ -182,58 +165,57 @@ impl TemplateValue {
 
     fn depth(&self) -> usize {
         match self {
-            TemplateValue::List(list) => list.depth,
-            TemplateValue::Dict(dict) => dict.depth,
-            TemplateValue::Loop(l) => l.items.depth + 1,
-            TemplateValue::Method(m) => m.receiver.depth() + 1,
+            Value::List(list) => list.depth,
+            Value::Dict(dict) => dict.depth,
+            Value::Loop(l) => l.items.depth + 1,
+            Value::Method(m) => m.receiver.depth() + 1,
             _ => 0,
         }
     }
 
     pub fn type_name(&self) -> &'static str {
         match self {
-            TemplateValue::Undefined(_) => "undefined value",
-            TemplateValue::None => "none",
-            TemplateValue::Bool(_) => "boolean",
-            TemplateValue::Int(_) => "integer",
-            TemplateValue::Float(_) => "float",
-            TemplateValue::Str(_) => "string",
-            TemplateValue::List(list) if list.tuple => "tuple",
-            TemplateValue::List(_) => "list",
-            TemplateValue::Dict(_) => "mapping",
-            TemplateValue::Namespace(_) => "namespace",
-            TemplateValue::Loop(_) => "loop",
-            TemplateValue::Method(_)
-            | TemplateValue::Macro(..)
-            | TemplateValue::Caller(_)
-            | TemplateValue::Function(_) => "function",
+            Value::Undefined(_) => "undefined value",
+            Value::None => "none",
+            Value::Bool(_) => "boolean",
+            Value::Int(_) => "integer",
+            Value::Float(_) => "float",
+            Value::Str(_) => "string",
+            Value::List(list) if list.tuple => "tuple",
+            Value::List(_) => "list",
+            Value::Dict(_) => "mapping",
+            Value::Namespace(_) => "namespace",
+            Value::Loop(_) => "loop",
+            Value::Method(_) | Value::Macro(..) | Value::Caller(_) | Value::Function(_) => {
+                "function"
+            }
         }
     }
 
     /// An undefined value may be tested and printed, not computed with.
-    pub fn defined(self) -> Outcome<TemplateValue> {
+    pub fn defined(self) -> Outcome<Value> {
         match &self {
-            TemplateValue::Undefined(name) => fail(format!("'{name}' is undefined")),
+            Value::Undefined(name) => fail(format!("'{name}' is undefined")),
             _ => Ok(self),
         }
     }
 
     pub fn truth(&self) -> bool {
         match self {
-            TemplateValue::Undefined(_) | TemplateValue::None => false,
-            TemplateValue::Bool(b) => *b,
-            TemplateValue::Int(i) => *i != 0,
-            TemplateValue::Float(f) => *f != 0.0,
-            TemplateValue::Str(s) => !s.as_str().is_empty(),
-            TemplateValue::List(list) => !list.items.is_empty(),
-            TemplateValue::Dict(dict) => !dict.entries.is_empty(),
+            Value::Undefined(_) | Value::None => false,
+            Value::Bool(b) => *b,
+            Value::Int(i) => *i != 0,
+            Value::Float(f) => *f != 0.0,
+            Value::Str(s) => !s.as_str().is_empty(),
+            Value::List(list) => !list.items.is_empty(),
+            Value::Dict(dict) => !dict.entries.is_empty(),
             _ => true,
         }
     }
 
     pub fn as_str(&self) -> Option<&str> {
         match self {
-            TemplateValue::Str(s) => Some(s.as_str()),
+            Value::Str(s) => Some(s.as_str()),
             _ => None,
         }
     }
@@ -241,15 +223,15 @@ impl TemplateValue {
     /// Integers, and booleans as Python counts them.
     pub fn as_int(&self) -> Option<i64> {
         match self {
-            TemplateValue::Int(i) => Some(*i),
-            TemplateValue::Bool(b) => Some(i64::from(*b)),
+            Value::Int(i) => Some(*i),
+            Value::Bool(b) => Some(i64::from(*b)),
             _ => None,
         }
     }
 
     pub fn as_float(&self) -> Option<f64> {
         match self {
-            TemplateValue::Float(f) => Some(*f),
+            Value::Float(f) => Some(*f),
             _ => self.as_int().map(|i| i as f64),
         }
     }
@@ -272,44 +254,44 @@ impl TemplateValue {
     }
 
     /// What a loop over this value visits.
-    pub fn iterate(&self, meter: &TemplateMeter) -> Outcome<Rc<List>> {
+    pub fn iterate(&self, meter: &Meter) -> Outcome<Rc<List>> {
         match self {
-            TemplateValue::List(list) => Ok(Rc::clone(list)),
-            TemplateValue::Dict(dict) => {
+            Value::List(list) => Ok(Rc::clone(list)),
+            Value::Dict(dict) => {
                 let keys = dict.entries.iter().map(|(k, _)| k.clone()).collect();
-                TemplateValue::sequence(meter, keys, false)
+                Value::sequence(meter, keys, false)
             }
-            TemplateValue::Str(s) => {
+            Value::Str(s) => {
                 let count = s.as_str().chars().count();
                 meter.fits(count.saturating_mul(2 * SLOT_BYTES + 8))?;
                 meter.step(count)?;
                 let mut chars = Vec::with_capacity(count);
                 for c in s.as_str().chars() {
-                    chars.push(TemplateValue::text(meter, c.to_string())?);
+                    chars.push(Value::text(meter, c.to_string())?);
                 }
-                TemplateValue::sequence(meter, chars, false)
+                Value::sequence(meter, chars, false)
             }
-            TemplateValue::Undefined(_) => TemplateValue::sequence(meter, Vec::new(), false),
+            Value::Undefined(_) => Value::sequence(meter, Vec::new(), false),
             _ => fail(format!("a {} cannot be iterated", self.type_name())),
         }
     }
 
-    pub fn length(&self, meter: &TemplateMeter) -> Outcome<usize> {
+    pub fn length(&self, meter: &Meter) -> Outcome<usize> {
         match self {
-            TemplateValue::Str(s) => {
+            Value::Str(s) => {
                 meter.work(s.as_str().len())?;
                 Ok(s.as_str().chars().count())
             }
-            TemplateValue::List(list) => Ok(list.items.len()),
-            TemplateValue::Dict(dict) => Ok(dict.entries.len()),
-            TemplateValue::Undefined(_) => Ok(0),
+            Value::List(list) => Ok(list.items.len()),
+            Value::Dict(dict) => Ok(dict.entries.len()),
+            Value::Undefined(_) => Ok(0),
             _ => fail(format!("a {} has no length", self.type_name())),
         }
     }
 }
 
-fn deeper<'v>(values: impl Iterator<Item = &'v TemplateValue>) -> Outcome<usize> {
-    let depth = 1 + values.map(TemplateValue::depth).max().unwrap_or(0);
+fn deeper<'v>(values: impl Iterator<Item = &'v Value>) -> Outcome<usize> {
+    let depth = 1 + values.map(Value::depth).max().unwrap_or(0);
     if depth > VALUE_DEPTH_MAX {
         Err(limit("a value is nested too deep"))
     } else {
@@ -317,11 +299,7 @@ fn deeper<'v>(values: impl Iterator<Item = &'v TemplateValue>) -> Outcome<usize>
     }
 }
 
-pub fn find_key(
-    meter: &TemplateMeter,
-    entries: &[(TemplateValue, TemplateValue)],
-    key: &TemplateValue,
-) -> Outcome<Option<usize>> {
+pub fn find_key(meter: &Meter, entries: &[(Value, Value)], key: &Value) -> Outcome<Option<usize>> {
     for (at, (have, _)) in entries.iter().enumerate() {
         if equal(meter, have, key)? {
             return Ok(Some(at));
@@ -330,19 +308,18 @@ pub fn find_key(
     Ok(None)
 }
 
-pub fn equal(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Outcome<bool> {
+pub fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
     meter.step(1)?;
     Ok(match (a, b) {
-        (TemplateValue::Undefined(_), TemplateValue::Undefined(_))
-        | (TemplateValue::None, TemplateValue::None) => true,
-        (TemplateValue::Str(a), TemplateValue::Str(b)) => {
+        (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
+        (Value::Str(a), Value::Str(b)) => {
             let (a, b) = (a.as_str(), b.as_str());
             if a.len() == b.len() {
                 meter.work(a.len())?;
             }
             a == b
         }
-        (TemplateValue::List(a), TemplateValue::List(b)) => {
+        (Value::List(a), Value::List(b)) => {
             if a.items.len() != b.items.len() || a.tuple != b.tuple {
                 return Ok(false);
             }
@@ -353,7 +330,7 @@ pub fn equal(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Out
             }
             true
         }
-        (TemplateValue::Dict(a), TemplateValue::Dict(b)) => {
+        (Value::Dict(a), Value::Dict(b)) => {
             if a.entries.len() != b.entries.len() {
                 return Ok(false);
             }
@@ -365,8 +342,8 @@ pub fn equal(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Out
             }
             true
         }
-        (TemplateValue::Namespace(a), TemplateValue::Namespace(b)) => Rc::ptr_eq(a, b),
-        (TemplateValue::Function(a), TemplateValue::Function(b)) => a == b,
+        (Value::Namespace(a), Value::Namespace(b)) => Rc::ptr_eq(a, b),
+        (Value::Function(a), Value::Function(b)) => a == b,
         _ => match (a.as_int(), b.as_int()) {
             (Some(a), Some(b)) => a == b,
             _ => matches!((a.as_float(), b.as_float()), (Some(a), Some(b)) if a == b),
@@ -374,7 +351,7 @@ pub fn equal(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Out
     })
 }
 
-pub fn order(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Outcome<Ordering> {
+pub fn order(meter: &Meter, a: &Value, b: &Value) -> Outcome<Ordering> {
     meter.step(1)?;
     if let (Some(a), Some(b)) = (a.as_int(), b.as_int()) {
         return Ok(a.cmp(&b));
@@ -384,11 +361,11 @@ pub fn order(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Out
         return Ok(a.partial_cmp(&b).unwrap_or_else(|| a.total_cmp(&b)));
     }
     match (a, b) {
-        (TemplateValue::Str(a), TemplateValue::Str(b)) => {
+        (Value::Str(a), Value::Str(b)) => {
             meter.work(a.as_str().len().min(b.as_str().len()))?;
             Ok(a.as_str().cmp(b.as_str()))
         }
-        (TemplateValue::List(a), TemplateValue::List(b)) => {
+        (Value::List(a), Value::List(b)) => {
             for (a, b) in a.items.iter().zip(&b.items) {
                 let order = order(meter, a, b)?;
                 if order.is_ne() {
@@ -406,13 +383,9 @@ pub fn order(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Out
 }
 
 /// `needle in haystack`
-pub fn contains(
-    meter: &TemplateMeter,
-    haystack: &TemplateValue,
-    needle: &TemplateValue,
-) -> Outcome<bool> {
+pub fn contains(meter: &Meter, haystack: &Value, needle: &Value) -> Outcome<bool> {
     match haystack {
-        TemplateValue::Str(s) => {
+        Value::Str(s) => {
             let Some(needle) = needle.as_str() else {
                 return fail(format!(
                     "'in' a string needs a string, not a {}",
@@ -422,8 +395,8 @@ pub fn contains(
             meter.work(s.as_str().len())?;
             Ok(s.as_str().contains(needle))
         }
-        TemplateValue::Dict(dict) => Ok(find_key(meter, &dict.entries, needle)?.is_some()),
-        TemplateValue::List(list) => {
+        Value::Dict(dict) => Ok(find_key(meter, &dict.entries, needle)?.is_some()),
+        Value::List(list) => {
             for item in &list.items {
                 if equal(meter, item, needle)? {
                     return Ok(true);
@@ -431,32 +404,32 @@ pub fn contains(
             }
             Ok(false)
         }
-        TemplateValue::Undefined(_) => Ok(false),
+        Value::Undefined(_) => Ok(false),
         _ => fail(format!("'in' does not work on a {}", haystack.type_name())),
     }
 }
 
 /// Python's `str()`.
-pub fn print(meter: &TemplateMeter, value: &TemplateValue, out: &mut Buffer) -> Outcome<()> {
+pub fn print(meter: &Meter, value: &Value, out: &mut Buffer) -> Outcome<()> {
     match value {
-        TemplateValue::Str(s) => out.push(s.as_str()),
-        TemplateValue::Undefined(_) => Ok(()),
+        Value::Str(s) => out.push(s.as_str()),
+        Value::Undefined(_) => Ok(()),
         _ => repr(meter, value, out),
     }
 }
 
 /// Python's `repr()`.
-pub fn repr(meter: &TemplateMeter, value: &TemplateValue, out: &mut Buffer) -> Outcome<()> {
+pub fn repr(meter: &Meter, value: &Value, out: &mut Buffer) -> Outcome<()> {
     meter.step(1)?;
     match value {
-        TemplateValue::Undefined(_) => out.push("Undefined"),
-        TemplateValue::None => out.push("None"),
-        TemplateValue::Bool(true) => out.push("True"),
-        TemplateValue::Bool(false) => out.push("False"),
-        TemplateValue::Int(i) => out.push(&i.to_string()),
-        TemplateValue::Float(f) => out.push(&float_text(*f)),
-        TemplateValue::Str(s) => repr_str(meter, s.as_str(), out),
-        TemplateValue::List(list) => {
+        Value::Undefined(_) => out.push("Undefined"),
+        Value::None => out.push("None"),
+        Value::Bool(true) => out.push("True"),
+        Value::Bool(false) => out.push("False"),
+        Value::Int(i) => out.push(&i.to_string()),
+        Value::Float(f) => out.push(&float_text(*f)),
+        Value::Str(s) => repr_str(meter, s.as_str(), out),
+        Value::List(list) => {
             out.push(if list.tuple { "(" } else { "[" })?;
             for (i, item) in list.items.iter().enumerate() {
                 if i > 0 {
@@ -469,7 +442,7 @@ pub fn repr(meter: &TemplateMeter, value: &TemplateValue, out: &mut Buffer) -> O
             }
             out.push(if list.tuple { ")" } else { "]" })
         }
-        TemplateValue::Dict(dict) => {
+        Value::Dict(dict) => {
             out.push("{")?;
             for (i, (key, value)) in dict.entries.iter().enumerate() {
                 if i > 0 {
@@ -490,7 +463,7 @@ pub fn repr(meter: &TemplateMeter, value: &TemplateValue, out: &mut Buffer) -> O
     }
 }
 
-fn repr_str(meter: &TemplateMeter, text: &str, out: &mut Buffer) -> Outcome<()> {
+fn repr_str(meter: &Meter, text: &str, out: &mut Buffer) -> Outcome<()> {
     meter.work(text.len())?;
     let quote = if text.contains('\'') && !text.contains('"') {
         '"'
@@ -546,8 +519,8 @@ pub struct Json {
 }
 
 pub fn json(
-    meter: &TemplateMeter,
-    value: &TemplateValue,
+    meter: &Meter,
+    value: &Value,
     style: &Json,
     level: usize,
     out: &mut Buffer,
@@ -561,17 +534,17 @@ pub fn json(
         None => Ok(()),
     };
     match value {
-        TemplateValue::None => out.push("null"),
-        TemplateValue::Bool(b) => out.push(if *b { "true" } else { "false" }),
-        TemplateValue::Int(i) => out.push(&i.to_string()),
-        TemplateValue::Float(f) if f.is_nan() => out.push("NaN"),
-        TemplateValue::Float(f) if f.is_infinite() => {
+        Value::None => out.push("null"),
+        Value::Bool(b) => out.push(if *b { "true" } else { "false" }),
+        Value::Int(i) => out.push(&i.to_string()),
+        Value::Float(f) if f.is_nan() => out.push("NaN"),
+        Value::Float(f) if f.is_infinite() => {
             out.push(if *f > 0.0 { "Infinity" } else { "-Infinity" })
         }
-        TemplateValue::Float(f) => out.push(&float_text(*f)),
-        TemplateValue::Str(s) => json_str(meter, s.as_str(), style.ascii, out),
-        TemplateValue::List(list) if list.items.is_empty() => out.push("[]"),
-        TemplateValue::List(list) => {
+        Value::Float(f) => out.push(&float_text(*f)),
+        Value::Str(s) => json_str(meter, s.as_str(), style.ascii, out),
+        Value::List(list) if list.items.is_empty() => out.push("[]"),
+        Value::List(list) => {
             out.push("[")?;
             for (i, item) in list.items.iter().enumerate() {
                 if i > 0 {
@@ -583,9 +556,9 @@ pub fn json(
             newline(out, level)?;
             out.push("]")
         }
-        TemplateValue::Dict(dict) if dict.entries.is_empty() => out.push("{}"),
-        TemplateValue::Dict(dict) => {
-            let mut entries: Vec<&(TemplateValue, TemplateValue)> = dict.entries.iter().collect();
+        Value::Dict(dict) if dict.entries.is_empty() => out.push("{}"),
+        Value::Dict(dict) => {
+            let mut entries: Vec<&(Value, Value)> = dict.entries.iter().collect();
             if style.sort_keys {
                 meter.step(entries.len().saturating_mul(16))?;
                 entries.sort_by(|a, b| a.0.as_str().cmp(&b.0.as_str()));
@@ -597,7 +570,7 @@ pub fn json(
                 }
                 newline(out, level + 1)?;
                 match key {
-                    TemplateValue::Str(s) => json_str(meter, s.as_str(), style.ascii, out)?,
+                    Value::Str(s) => json_str(meter, s.as_str(), style.ascii, out)?,
                     other => {
                         out.push("\"")?;
                         json(meter, other, style, level + 1, out)?;
@@ -614,7 +587,7 @@ pub fn json(
     }
 }
 
-fn json_str(meter: &TemplateMeter, text: &str, ascii: bool, out: &mut Buffer) -> Outcome<()> {
+fn json_str(meter: &Meter, text: &str, ascii: bool, out: &mut Buffer) -> Outcome<()> {
     meter.work(text.len())?;
     out.push("\"")?;
     for c in text.chars() {
