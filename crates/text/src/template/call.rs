@@ -4,7 +4,7 @@ use super::ast::Name;
 use super::limits::{Outcome, fail};
 use super::value::Value;
 
-#[derive(Default)]
+#[derive(Clone)]
 pub(super) struct Call {
     pub positional: Vec<Value>,
     pub named: Vec<(Name, Value)>,
@@ -18,11 +18,9 @@ impl Call {
         params: [&str; N],
     ) -> Outcome<[Option<Value>; N]> {
         let mut bound = [const { None }; N];
-        if self.positional.len() > N {
-            return fail(format!(
-                "{what} takes at most {N} arguments, not {}",
-                self.positional.len()
-            ));
+        let count = self.positional.len();
+        if count > N {
+            return fail(format!("{what} takes at most {N} arguments, not {count}"));
         }
         for (slot, value) in bound.iter_mut().zip(self.positional) {
             *slot = Some(value);
@@ -37,17 +35,19 @@ impl Call {
         Ok(bound)
     }
 
+    /// The only argument, which must be there.
+    pub fn one(self, what: &str, param: &str) -> Outcome<Value> {
+        let [value] = self.bind(what, [param])?;
+        required(value, what)
+    }
+
     pub fn none(self, what: &str) -> Outcome<()> {
         self.bind(what, []).map(|[]| ())
     }
 
     /// The first positional argument, leaving the others.
     pub fn shift(&mut self) -> Option<Value> {
-        if self.positional.is_empty() {
-            None
-        } else {
-            Some(self.positional.remove(0))
-        }
+        (!self.positional.is_empty()).then(|| self.positional.remove(0))
     }
 }
 
@@ -57,4 +57,17 @@ pub fn required(value: Option<Value>, what: &str) -> Outcome<Value> {
         Some(value) => Ok(value),
         None => fail(format!("{what} misses an argument")),
     }
+}
+
+/// How often, or `usize::MAX` where nothing is said.
+pub fn count(value: Option<Value>, what: &str) -> Outcome<usize> {
+    let Some(value) = value else {
+        return Ok(usize::MAX);
+    };
+    Ok(usize::try_from(value.int_arg(what)?).unwrap_or(usize::MAX))
+}
+
+/// Whether a flag was given and holds.
+pub fn flag(value: Option<Value>) -> bool {
+    value.is_some_and(|value| value.truth())
 }

@@ -9,6 +9,7 @@ use super::ast::{Macro, Name};
 use super::limits::{Buffer, Charge, Meter, Outcome, SLOT_BYTES, VALUE_DEPTH_MAX, fail, limit};
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -20,7 +21,16 @@ pub enum Str {
 }
 
 impl Str {
-    pub fn as_str(&self) -> &str {
+    pub fn made(meter: &Meter, text: String) -> Outcome<Str> {
+        let charge = meter.charge(text.len() + SLOT_BYTES)?;
+        Ok(Str::Made(Rc::new((text.into_boxed_str(), charge))))
+    }
+}
+
+impl Deref for Str {
+    type Target = str;
+
+    fn deref(&self) -> &str {
         match self {
             Str::Given(text) => text,
             Str::Made(made) => &made.0,
@@ -41,6 +51,17 @@ pub struct Dict {
     _charge: Charge,
 }
 
+impl Dict {
+    pub fn get(&self, meter: &Meter, key: &Value) -> Outcome<Option<&Value>> {
+        let at = find_key(meter, &self.entries, key)?;
+        Ok(at.map(|at| &self.entries[at].1))
+    }
+
+    pub fn keys(&self) -> Vec<Value> {
+        self.entries.iter().map(|(key, _)| key.clone()).collect()
+    }
+}
+
 #[derive(Default)]
 pub struct Namespace {
     pub fields: RefCell<Vec<(Name, Value, Charge)>>,
@@ -56,15 +77,6 @@ pub struct Loop {
 pub struct Method {
     pub receiver: Value,
     pub name: &'static str,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Function {
-    Range,
-    Namespace,
-    Dict,
-    RaiseException,
-    StrftimeNow,
 }
 
 #[derive(Clone)]
@@ -85,7 +97,8 @@ pub(super) enum Value {
     Macro(Arc<Macro>, usize),
     /// The text of a `call` block.
     Caller(Str),
-    Function(Function),
+    /// A function that every template has, by its name.
+    Function(&'static str),
 }
 
 impl Value {
@@ -100,11 +113,11 @@ impl Value {
     }
 
     pub fn text(meter: &Meter, text: String) -> Outcome<Value> {
-        let charge = meter.charge(text.len() + SLOT_BYTES)?;
-        Ok(Value::Str(Str::Made(Rc::new((
-            text.into_boxed_str(),
-            charge,
-        )))))
+        Str::made(meter, text).map(Value::Str)
+    }
+
+    pub fn written(out: Buffer) -> Outcome<Value> {
+        Value::text(out.meter, out.into_string())
     }
 
     pub fn copied(meter: &Meter, text: &str) -> Outcome<Value> {
@@ -113,13 +126,13 @@ impl Value {
     }
 
     fn sequence(meter: &Meter, items: Vec<Value>, tuple: bool) -> Outcome<Rc<List>> {
-        let charge = meter.charge(items.len().saturating_mul(SLOT_BYTES) + SLOT_BYTES)?;
+        let _charge = meter.charge(items.len().saturating_mul(SLOT_BYTES) + SLOT_BYTES)?;
         let depth = deeper(items.iter())?;
         Ok(Rc::new(List {
             items,
             tuple,
             depth,
-            _charge: charge,
+            _charge,
         }))
     }
 
@@ -131,16 +144,18 @@ impl Value {
         Ok(Value::List(Value::sequence(meter, items, true)?))
     }
 
+    pub fn int(n: usize) -> Value {
+        Value::Int(n as i64)
+    }
+
     /// A mapping; a later entry replaces an earlier one of the same key.
     pub fn dict(meter: &Meter, entries: Vec<(Value, Value)>) -> Outcome<Value> {
-        let charge = meter.charge(entries.len().saturating_mul(2 * SLOT_BYTES) + SLOT_BYTES)?;
+        let _charge = meter.charge(entries.len().saturating_mul(2 * SLOT_BYTES) + SLOT_BYTES)?;
         let depth = deeper(entries.iter().flat_map(|(k, v)| [k, v]))?;
         let mut unique: Vec<(Value, Value)> = Vec::new();
         for (key, value) in entries {
-            if !matches!(
-                key,
-                Value::Str(_) | Value::Int(_) | Value::Float(_) | Value::Bool(_) | Value::None
-            ) {
+            let is_scalar = key.as_str().is_some() || key.as_float().is_some();
+            if !is_scalar && !key.is_none() {
                 return fail(format!("a {} cannot be a key", key.type_name()));
             }
             match find_key(meter, &unique, &key)? {
@@ -148,19 +163,18 @@ impl Value {
                 None => unique.push((key, value)),
             }
         }
+        let entries = unique;
         Ok(Value::Dict(Rc::new(Dict {
-            entries: unique,
+            entries,
             depth,
-            _charge: charge,
+            _charge,
         })))
     }
 
     pub fn method(receiver: &Value, name: &'static str) -> Outcome<Value> {
         deeper(std::iter::once(receiver))?;
-        Ok(Value::Method(Rc::new(Method {
-            receiver: receiver.clone(),
-            name,
-        })))
+        let receiver = receiver.clone();
+        Ok(Value::Method(Rc::new(Method { receiver, name })))
     }
 
     fn depth(&self) -> usize {
@@ -186,9 +200,7 @@ impl Value {
             Value::Dict(_) => "mapping",
             Value::Namespace(_) => "namespace",
             Value::Loop(_) => "loop",
-            Value::Method(_) | Value::Macro(..) | Value::Caller(_) | Value::Function(_) => {
-                "function"
-            }
+            _ => "function",
         }
     }
 
@@ -206,16 +218,20 @@ impl Value {
             Value::Bool(b) => *b,
             Value::Int(i) => *i != 0,
             Value::Float(f) => *f != 0.0,
-            Value::Str(s) => !s.as_str().is_empty(),
+            Value::Str(s) => !s.is_empty(),
             Value::List(list) => !list.items.is_empty(),
             Value::Dict(dict) => !dict.entries.is_empty(),
             _ => true,
         }
     }
 
+    pub fn is_none(&self) -> bool {
+        matches!(self, Value::None)
+    }
+
     pub fn as_str(&self) -> Option<&str> {
         match self {
-            Value::Str(s) => Some(s.as_str()),
+            Value::Str(s) => Some(s),
             _ => None,
         }
     }
@@ -244,12 +260,10 @@ impl Value {
     }
 
     pub fn int_arg(&self, what: &str) -> Outcome<i64> {
+        let found = self.type_name();
         match self.as_int() {
             Some(i) => Ok(i),
-            None => fail(format!(
-                "{what} needs an integer, not a {}",
-                self.type_name()
-            )),
+            None => fail(format!("{what} needs an integer, not a {found}")),
         }
     }
 
@@ -257,19 +271,13 @@ impl Value {
     pub fn iterate(&self, meter: &Meter) -> Outcome<Rc<List>> {
         match self {
             Value::List(list) => Ok(Rc::clone(list)),
-            Value::Dict(dict) => {
-                let keys = dict.entries.iter().map(|(k, _)| k.clone()).collect();
-                Value::sequence(meter, keys, false)
-            }
+            Value::Dict(dict) => Value::sequence(meter, dict.keys(), false),
             Value::Str(s) => {
-                let count = s.as_str().chars().count();
+                let count = s.chars().count();
                 meter.fits(count.saturating_mul(2 * SLOT_BYTES + 8))?;
                 meter.step(count)?;
-                let mut chars = Vec::with_capacity(count);
-                for c in s.as_str().chars() {
-                    chars.push(Value::text(meter, c.to_string())?);
-                }
-                Value::sequence(meter, chars, false)
+                let chars = s.chars().map(|c| Value::text(meter, c.to_string()));
+                Value::sequence(meter, chars.collect::<Outcome<_>>()?, false)
             }
             Value::Undefined(_) => Value::sequence(meter, Vec::new(), false),
             _ => fail(format!("a {} cannot be iterated", self.type_name())),
@@ -279,8 +287,8 @@ impl Value {
     pub fn length(&self, meter: &Meter) -> Outcome<usize> {
         match self {
             Value::Str(s) => {
-                meter.work(s.as_str().len())?;
-                Ok(s.as_str().chars().count())
+                meter.work(s.len())?;
+                Ok(s.chars().count())
             }
             Value::List(list) => Ok(list.items.len()),
             Value::Dict(dict) => Ok(dict.entries.len()),
@@ -292,14 +300,11 @@ impl Value {
 
 fn deeper<'v>(values: impl Iterator<Item = &'v Value>) -> Outcome<usize> {
     let depth = 1 + values.map(Value::depth).max().unwrap_or(0);
-    if depth > VALUE_DEPTH_MAX {
-        Err(limit("a value is nested too deep"))
-    } else {
-        Ok(depth)
-    }
+    limit(depth > VALUE_DEPTH_MAX, "a value is nested too deep")?;
+    Ok(depth)
 }
 
-pub fn find_key(meter: &Meter, entries: &[(Value, Value)], key: &Value) -> Outcome<Option<usize>> {
+fn find_key(meter: &Meter, entries: &[(Value, Value)], key: &Value) -> Outcome<Option<usize>> {
     for (at, (have, _)) in entries.iter().enumerate() {
         if equal(meter, have, key)? {
             return Ok(Some(at));
@@ -313,11 +318,10 @@ pub fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
     Ok(match (a, b) {
         (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
         (Value::Str(a), Value::Str(b)) => {
-            let (a, b) = (a.as_str(), b.as_str());
             if a.len() == b.len() {
                 meter.work(a.len())?;
             }
-            a == b
+            **a == **b
         }
         (Value::List(a), Value::List(b)) => {
             if a.items.len() != b.items.len() || a.tuple != b.tuple {
@@ -335,8 +339,8 @@ pub fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
                 return Ok(false);
             }
             for (key, value) in &a.entries {
-                match find_key(meter, &b.entries, key)? {
-                    Some(at) if equal(meter, value, &b.entries[at].1)? => {}
+                match b.get(meter, key)? {
+                    Some(other) if equal(meter, value, other)? => {}
                     _ => return Ok(false),
                 }
             }
@@ -362,8 +366,8 @@ pub fn order(meter: &Meter, a: &Value, b: &Value) -> Outcome<Ordering> {
     }
     match (a, b) {
         (Value::Str(a), Value::Str(b)) => {
-            meter.work(a.as_str().len().min(b.as_str().len()))?;
-            Ok(a.as_str().cmp(b.as_str()))
+            meter.work(a.len().min(b.len()))?;
+            Ok(a.cmp(b))
         }
         (Value::List(a), Value::List(b)) => {
             for (a, b) in a.items.iter().zip(&b.items) {
@@ -374,28 +378,36 @@ pub fn order(meter: &Meter, a: &Value, b: &Value) -> Outcome<Ordering> {
             }
             Ok(a.items.len().cmp(&b.items.len()))
         }
-        _ => fail(format!(
-            "cannot compare a {} with a {}",
-            a.type_name(),
-            b.type_name()
-        )),
+        _ => {
+            let (a, b) = (a.type_name(), b.type_name());
+            fail(format!("cannot compare a {a} with a {b}"))
+        }
     }
 }
 
+/// `a op b`, the operator as it is written or as a test names it.
+pub fn compare(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome<bool> {
+    Ok(match op {
+        "==" | "eq" | "equalto" => equal(meter, a, b)?,
+        "!=" | "ne" => !equal(meter, a, b)?,
+        "<" | "lt" | "lessthan" => order(meter, a, b)?.is_lt(),
+        "<=" | "le" => order(meter, a, b)?.is_le(),
+        ">" | "gt" | "greaterthan" => order(meter, a, b)?.is_gt(),
+        ">=" | "ge" => order(meter, a, b)?.is_ge(),
+        "in" => contains(meter, b, a)?,
+        _ => !contains(meter, b, a)?,
+    })
+}
+
 /// `needle in haystack`
-pub fn contains(meter: &Meter, haystack: &Value, needle: &Value) -> Outcome<bool> {
+fn contains(meter: &Meter, haystack: &Value, needle: &Value) -> Outcome<bool> {
     match haystack {
         Value::Str(s) => {
-            let Some(needle) = needle.as_str() else {
-                return fail(format!(
-                    "'in' a string needs a string, not a {}",
-                    needle.type_name()
-                ));
-            };
-            meter.work(s.as_str().len())?;
-            Ok(s.as_str().contains(needle))
+            let needle = needle.str_arg("'in' a string")?;
+            meter.work(s.len())?;
+            Ok(s.contains(needle))
         }
-        Value::Dict(dict) => Ok(find_key(meter, &dict.entries, needle)?.is_some()),
+        Value::Dict(dict) => Ok(dict.get(meter, needle)?.is_some()),
         Value::List(list) => {
             for item in &list.items {
                 if equal(meter, item, needle)? {
@@ -410,17 +422,23 @@ pub fn contains(meter: &Meter, haystack: &Value, needle: &Value) -> Outcome<bool
 }
 
 /// Python's `str()`.
-pub fn print(meter: &Meter, value: &Value, out: &mut Buffer) -> Outcome<()> {
+pub fn print(value: &Value, out: &mut Buffer) -> Outcome<()> {
     match value {
-        Value::Str(s) => out.push(s.as_str()),
+        Value::Str(s) => out.push(s),
         Value::Undefined(_) => Ok(()),
-        _ => repr(meter, value, out),
+        _ => repr(value, out),
     }
 }
 
+pub fn printed(meter: &Meter, value: &Value) -> Outcome<String> {
+    let mut out = Buffer::new(meter);
+    print(value, &mut out)?;
+    Ok(out.into_string())
+}
+
 /// Python's `repr()`.
-pub fn repr(meter: &Meter, value: &Value, out: &mut Buffer) -> Outcome<()> {
-    meter.step(1)?;
+pub fn repr(value: &Value, out: &mut Buffer) -> Outcome<()> {
+    out.meter.step(1)?;
     match value {
         Value::Undefined(_) => out.push("Undefined"),
         Value::None => out.push("None"),
@@ -428,15 +446,10 @@ pub fn repr(meter: &Meter, value: &Value, out: &mut Buffer) -> Outcome<()> {
         Value::Bool(false) => out.push("False"),
         Value::Int(i) => out.push(&i.to_string()),
         Value::Float(f) => out.push(&float_text(*f)),
-        Value::Str(s) => repr_str(meter, s.as_str(), out),
+        Value::Str(s) => repr_str(s, out),
         Value::List(list) => {
             out.push(if list.tuple { "(" } else { "[" })?;
-            for (i, item) in list.items.iter().enumerate() {
-                if i > 0 {
-                    out.push(", ")?;
-                }
-                repr(meter, item, out)?;
-            }
+            out.join(&list.items, ", ", |out, item| repr(item, out))?;
             if list.tuple && list.items.len() == 1 {
                 out.push(",")?;
             }
@@ -444,32 +457,22 @@ pub fn repr(meter: &Meter, value: &Value, out: &mut Buffer) -> Outcome<()> {
         }
         Value::Dict(dict) => {
             out.push("{")?;
-            for (i, (key, value)) in dict.entries.iter().enumerate() {
-                if i > 0 {
-                    out.push(", ")?;
-                }
-                repr(meter, key, out)?;
+            out.join(&dict.entries, ", ", |out, (key, value)| {
+                repr(key, out)?;
                 out.push(": ")?;
-                repr(meter, value, out)?;
-            }
+                repr(value, out)
+            })?;
             out.push("}")
         }
         // Namespaces may hold themselves: not looked into.
-        _ => {
-            out.push("<")?;
-            out.push(value.type_name())?;
-            out.push(">")
-        }
+        _ => out.push(&format!("<{}>", value.type_name())),
     }
 }
 
-fn repr_str(meter: &Meter, text: &str, out: &mut Buffer) -> Outcome<()> {
-    meter.work(text.len())?;
-    let quote = if text.contains('\'') && !text.contains('"') {
-        '"'
-    } else {
-        '\''
-    };
+fn repr_str(text: &str, out: &mut Buffer) -> Outcome<()> {
+    out.meter.work(text.len())?;
+    let double = text.contains('\'') && !text.contains('"');
+    let quote = if double { '"' } else { '\'' };
     out.push_char(quote)?;
     for c in text.chars() {
         match c {
@@ -477,10 +480,7 @@ fn repr_str(meter: &Meter, text: &str, out: &mut Buffer) -> Outcome<()> {
             '\r' => out.push("\\r")?,
             '\t' => out.push("\\t")?,
             '\\' => out.push("\\\\")?,
-            c if c == quote => {
-                out.push("\\")?;
-                out.push_char(c)?;
-            }
+            c if c == quote => out.push(&format!("\\{c}"))?,
             c if (c as u32) < 0x20 || (0x7f..0xa0).contains(&(c as u32)) => {
                 out.push(&format!("\\x{:02x}", c as u32))?
             }
@@ -510,22 +510,16 @@ pub fn float_text(f: f64) -> String {
 }
 
 /// Options of [`json`], as the `tojson` of chat templates has them.
-pub struct Json {
+pub struct Json<'a> {
     pub indent: Option<usize>,
-    pub item_separator: String,
-    pub key_separator: String,
+    /// Behind an item, and behind a key.
+    pub separators: [&'a str; 2],
     pub sort_keys: bool,
     pub ascii: bool,
 }
 
-pub fn json(
-    meter: &Meter,
-    value: &Value,
-    style: &Json,
-    level: usize,
-    out: &mut Buffer,
-) -> Outcome<()> {
-    meter.step(1)?;
+pub fn json(value: &Value, style: &Json, level: usize, out: &mut Buffer) -> Outcome<()> {
+    out.meter.step(1)?;
     let newline = |out: &mut Buffer, level: usize| match style.indent {
         Some(width) => {
             out.push("\n")?;
@@ -542,17 +536,14 @@ pub fn json(
             out.push(if *f > 0.0 { "Infinity" } else { "-Infinity" })
         }
         Value::Float(f) => out.push(&float_text(*f)),
-        Value::Str(s) => json_str(meter, s.as_str(), style.ascii, out),
+        Value::Str(s) => json_str(s, style.ascii, out),
         Value::List(list) if list.items.is_empty() => out.push("[]"),
         Value::List(list) => {
             out.push("[")?;
-            for (i, item) in list.items.iter().enumerate() {
-                if i > 0 {
-                    out.push(&style.item_separator)?;
-                }
+            out.join(&list.items, style.separators[0], |out, item| {
                 newline(out, level + 1)?;
-                json(meter, item, style, level + 1, out)?;
-            }
+                json(item, style, level + 1, out)
+            })?;
             newline(out, level)?;
             out.push("]")
         }
@@ -560,26 +551,22 @@ pub fn json(
         Value::Dict(dict) => {
             let mut entries: Vec<&(Value, Value)> = dict.entries.iter().collect();
             if style.sort_keys {
-                meter.step(entries.len().saturating_mul(16))?;
+                out.meter.step(entries.len().saturating_mul(16))?;
                 entries.sort_by(|a, b| a.0.as_str().cmp(&b.0.as_str()));
             }
             out.push("{")?;
-            for (i, (key, value)) in entries.into_iter().enumerate() {
-                if i > 0 {
-                    out.push(&style.item_separator)?;
-                }
+            out.join(entries, style.separators[0], |out, (key, value)| {
                 newline(out, level + 1)?;
-                match key {
-                    Value::Str(s) => json_str(meter, s.as_str(), style.ascii, out)?,
-                    other => {
-                        out.push("\"")?;
-                        json(meter, other, style, level + 1, out)?;
-                        out.push("\"")?;
-                    }
+                if let Value::Str(s) = key {
+                    json_str(s, style.ascii, out)?;
+                } else {
+                    out.push("\"")?;
+                    json(key, style, level + 1, out)?;
+                    out.push("\"")?;
                 }
-                out.push(&style.key_separator)?;
-                json(meter, value, style, level + 1, out)?;
-            }
+                out.push(style.separators[1])?;
+                json(value, style, level + 1, out)
+            })?;
             newline(out, level)?;
             out.push("}")
         }
@@ -587,8 +574,8 @@ pub fn json(
     }
 }
 
-fn json_str(meter: &Meter, text: &str, ascii: bool, out: &mut Buffer) -> Outcome<()> {
-    meter.work(text.len())?;
+fn json_str(text: &str, ascii: bool, out: &mut Buffer) -> Outcome<()> {
+    out.meter.work(text.len())?;
     out.push("\"")?;
     for c in text.chars() {
         match c {
