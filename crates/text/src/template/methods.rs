@@ -20,7 +20,7 @@ pub fn find(value: &Value, name: &str) -> Option<&'static str> {
         Value::List(_) => SEQUENCE,
         _ => "",
     };
-    names.split_whitespace().find(|have| *have == name)
+    names.split(' ').find(|have| *have == name)
 }
 
 pub fn call(meter: &Meter, receiver: &Value, name: &str, args: Call) -> Outcome<Value> {

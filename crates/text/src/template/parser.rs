@@ -11,6 +11,9 @@ type Parsed<T> = Result<T, TemplateError>;
 /// An expression and its height.
 type Node = (Expr, usize);
 
+/// Names that are operators, and so no variables.
+const RESERVED: [&str; 7] = ["in", "is", "and", "or", "not", "if", "else"];
+
 /// Binary operators, loosest first.
 const LEVELS: [&[&str]; 4] = [&["+", "-"], &["~"], &["*", "/", "//", "%"], &["**"]];
 
@@ -563,11 +566,7 @@ impl<'s> Parser<'s> {
             Token::Name("true" | "True") => Expr::Bool(true),
             Token::Name("false" | "False") => Expr::Bool(false),
             Token::Name("none" | "None") => Expr::None,
-            Token::Name("in" | "is" | "and" | "or" | "not" | "if" | "else") => {
-                self.at -= 1;
-                return self.unexpected("an expression");
-            }
-            Token::Name(name) => Expr::Name(name.into()),
+            Token::Name(name) if !RESERVED.contains(&name) => Expr::Name(name.into()),
             Token::Int(value) => Expr::Int(value),
             Token::Float(value) => Expr::Float(value),
             Token::Str(mut text) => {
@@ -712,9 +711,7 @@ impl<'s> Parser<'s> {
         let negated = self.eat_name("not");
         let name: Name = self.name()?.into();
         let has_bare = match self.peek() {
-            Some(Token::Name(name)) => {
-                !matches!(*name, "else" | "or" | "and" | "is" | "if" | "in" | "not")
-            }
+            Some(Token::Name(name)) => !RESERVED.contains(name),
             Some(Token::Str(_) | Token::Int(_) | Token::Float(_) | Token::Op("[" | "{")) => true,
             _ => false,
         };

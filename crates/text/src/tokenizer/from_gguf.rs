@@ -76,14 +76,8 @@ pub(super) fn read(file: &Gguf) -> Result<Vocab, VocabError> {
         }
     }
 
-    for (key, slot) in [
-        ("tokenizer.ggml.bos_token_id", &mut vocab.bos),
-        ("tokenizer.ggml.eos_token_id", &mut vocab.eos),
-        ("tokenizer.ggml.eot_token_id", &mut vocab.eot),
-        ("tokenizer.ggml.eom_token_id", &mut vocab.eom),
-        ("tokenizer.ggml.unknown_token_id", &mut vocab.unk),
-    ] {
-        if let Some(id) = file.u32(key)? {
+    for (name, slot) in vocab.special_ids() {
+        if let Some(id) = file.u32(&format!("tokenizer.ggml.{name}_token_id"))? {
             *slot = Some(id);
         }
     }

@@ -78,19 +78,11 @@ impl Pre {
 }
 
 /// Names that split as Llama 3 does and, with it, add BOS and take whole words before merging.
+const LLAMA3: &str =
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano";
+
 pub(super) fn asks_llama3(name: &str) -> bool {
-    matches!(
-        name,
-        "llama3"
-            | "llama-v3"
-            | "llama-bpe"
-            | "falcon3"
-            | "falcon-h1"
-            | "pixtral"
-            | "midm-2.0"
-            | "lfm2"
-            | "jina-v5-nano"
-    )
+    LLAMA3.split(' ').any(|known| known == name)
 }
 
 /// Cuts words off the front; `length` says how many bytes the first has, at least one character.

@@ -80,6 +80,17 @@ impl Vocab {
         self.add_bos = asks_llama3(name);
     }
 
+    /// The special tokens that a file names, by the word of their keys.
+    pub(super) fn special_ids(&mut self) -> [(&'static str, &mut Option<u32>); 5] {
+        [
+            ("bos", &mut self.bos),
+            ("eos", &mut self.eos),
+            ("eot", &mut self.eot),
+            ("eom", &mut self.eom),
+            ("unknown", &mut self.unk),
+        ]
+    }
+
     /// What encoding relies on. A special id outside the vocabulary becomes "none".
     pub(super) fn check(&mut self) -> Result<(), VocabError> {
         let len = self.pieces.len();
@@ -94,13 +105,7 @@ impl Vocab {
                 return Err(VocabError::bad(SCORES, why));
             }
         }
-        for (name, slot) in [
-            ("bos", &mut self.bos),
-            ("eos", &mut self.eos),
-            ("eot", &mut self.eot),
-            ("eom", &mut self.eom),
-            ("unknown", &mut self.unk),
-        ] {
+        for (name, slot) in self.special_ids() {
             if let Some(id) = *slot
                 && id as usize >= len
             {
