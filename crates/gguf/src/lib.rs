@@ -163,10 +163,6 @@ impl Gguf {
         self.maps().map(|m| m.len() as u64).sum()
     }
 
-    pub fn alignment(&self) -> u64 {
-        self.parts[0].table.align
-    }
-
     /// All metadata in file order.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> {
         let part = &self.parts[0];
@@ -185,10 +181,6 @@ impl Gguf {
     /// Any integer type whose value fits.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.parts[0].integer(key, "u32", "0 to 4294967295")
-    }
-
-    pub fn i32(&self, key: &str) -> Result<Option<i32>, GgufError> {
-        self.parts[0].integer(key, "i32", "-2147483648 to 2147483647")
     }
 
     pub fn u64(&self, key: &str) -> Result<Option<u64>, GgufError> {

@@ -258,10 +258,6 @@ impl Tokenizer {
         self.vocab.model == TokenizerModel::Spm && self.vocab.add_space_prefix
     }
 
-    pub fn model(&self) -> TokenizerModel {
-        self.vocab.model
-    }
-
     /// Refuses an id outside the vocabulary.
     pub fn check_id(&self, id: u32) -> Result<(), TokenizeError> {
         let last = (self.len() - 1) as u32;
