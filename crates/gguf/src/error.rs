@@ -86,14 +86,14 @@ impl Problem {
     }
 
     pub(super) fn value(
-        field: impl Into<String>,
+        field: impl ToString,
         found: impl ToString,
-        accepted: impl Into<String>,
+        accepted: impl ToString,
     ) -> Problem {
         Problem::Value {
-            field: field.into(),
+            field: field.to_string(),
             found: found.to_string(),
-            accepted: accepted.into(),
+            accepted: accepted.to_string(),
         }
     }
 }
@@ -113,25 +113,18 @@ fn shown_up_to(bytes: &[u8], chars_max: usize) -> String {
     let mut out = String::new();
     let mut chars = 0;
     for chunk in bytes.utf8_chunks() {
-        for c in chunk.valid().chars() {
+        let valid = chunk.valid().chars().map(|c| match c {
+            '"' | '\'' | '\\' => c.to_string(),
+            c => c.escape_debug().to_string(),
+        });
+        let invalid = chunk.invalid().iter().map(|b| format!("\\x{b:02x}"));
+        for piece in valid.chain(invalid) {
             if chars == chars_max {
                 out.push('…');
                 return out;
             }
             chars += 1;
-            if c == '"' || c == '\'' || c == '\\' {
-                out.push(c);
-            } else {
-                out.extend(c.escape_debug());
-            }
-        }
-        for b in chunk.invalid() {
-            if chars == chars_max {
-                out.push('…');
-                return out;
-            }
-            chars += 1;
-            out.push_str(&format!("\\x{b:02x}"));
+            out.push_str(&piece);
         }
     }
     out

@@ -7,7 +7,7 @@
 
 /// `start .. start + len`, where the sum does not overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Extent {
+pub(super) struct Extent {
     start: u64,
     len: u64,
 }
@@ -32,10 +32,6 @@ impl Extent {
 
     pub fn len(self) -> u64 {
         self.len
-    }
-
-    pub fn is_empty(self) -> bool {
-        self.len == 0
     }
 
     pub fn end(self) -> u64 {
@@ -101,7 +97,7 @@ mod tests {
         assert!(whole.within(99, 2).is_none());
         assert!(whole.within(u64::MAX, 2).is_none());
         assert!(whole.within(2, u64::MAX).is_none());
-        assert!(whole.tail(1000).is_empty());
+        assert_eq!(whole.tail(1000).len(), 0);
         assert_eq!(round_up(u64::MAX - 3, 32), None);
         assert_eq!(round_up(33, 32), Some(64));
         assert_eq!(round_up(5, 0), None);

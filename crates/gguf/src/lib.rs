@@ -26,7 +26,6 @@ pub mod value;
 pub mod write;
 
 pub use error::{GgufError, Problem, shown};
-pub use extent::Extent;
 pub use parse::Tensor;
 pub use value::{Array, Value, ValueType};
 pub use write::{GgufWriter, Meta};
@@ -83,10 +82,8 @@ impl Part {
         let Some(n) = value.integer() else {
             return Err(self.wrong_kind(key, value, kind));
         };
-        match T::try_from(n) {
-            Ok(n) => Ok(Some(n)),
-            Err(_) => Err(self.error(Problem::value(shown(key.as_bytes()), n, range))),
-        }
+        let misfit = |_| self.error(Problem::value(shown(key.as_bytes()), n, range));
+        T::try_from(n).map(Some).map_err(misfit)
     }
 
     fn wrong_kind(&self, key: &str, found: Value<'_>, accepted: &'static str) -> GgufError {
@@ -105,13 +102,9 @@ impl Gguf {
         let mut tensors = Vec::new();
         for (i, part) in parts.iter().enumerate() {
             let of_part = &part.table.tensors;
-            let all = tensors.len() + of_part.len();
-            tensors.try_reserve(of_part.len()).map_err(|_| {
-                part.error(Problem::Memory {
-                    field: "tensor_count",
-                    count: all as u64,
-                })
-            })?;
+            let (field, count) = ("tensor_count", (tensors.len() + of_part.len()) as u64);
+            let reserved = tensors.try_reserve(of_part.len());
+            reserved.map_err(|_| part.error(Problem::Memory { field, count }))?;
             tensors.extend(of_part.iter().map(|t| Tensor {
                 part: i as u32,
                 ..t.clone()
@@ -160,23 +153,14 @@ impl Gguf {
     pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().map(|p| {
             let bytes = p.map.as_slice();
-            let data = p
-                .table
-                .tensors
-                .iter()
-                .map(|t| t.extent.start() as usize)
-                .min();
-            &bytes[..data.unwrap_or(bytes.len()).min(bytes.len())]
+            let starts = p.table.tensors.iter().map(|t| t.extent.start() as usize);
+            &bytes[..starts.min().unwrap_or(bytes.len()).min(bytes.len())]
         })
     }
 
     /// Of all parts together.
     pub fn file_bytes(&self) -> u64 {
         self.maps().map(|m| m.len() as u64).sum()
-    }
-
-    pub fn alignment(&self) -> u64 {
-        self.parts[0].table.align
     }
 
     /// All metadata in file order.
@@ -197,10 +181,6 @@ impl Gguf {
     /// Any integer type whose value fits.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.parts[0].integer(key, "u32", "0 to 4294967295")
-    }
-
-    pub fn i32(&self, key: &str) -> Result<Option<i32>, GgufError> {
-        self.parts[0].integer(key, "i32", "-2147483648 to 2147483647")
     }
 
     pub fn u64(&self, key: &str) -> Result<Option<u64>, GgufError> {
@@ -228,14 +208,10 @@ impl Gguf {
     pub fn str(&self, key: &str) -> Result<Option<&str>, GgufError> {
         match self.value(key) {
             None => Ok(None),
-            Some(Value::Str(bytes)) => match std::str::from_utf8(bytes) {
-                Ok(text) => Ok(Some(text)),
-                Err(_) => Err(self.problem(Problem::value(
-                    shown(key.as_bytes()),
-                    format!("\"{}\"", shown(bytes)),
-                    "valid UTF-8",
-                ))),
-            },
+            Some(Value::Str(bytes)) => std::str::from_utf8(bytes).map(Some).map_err(|_| {
+                let found = format!("\"{}\"", shown(bytes));
+                self.problem(Problem::value(shown(key.as_bytes()), found, "valid UTF-8"))
+            }),
             Some(other) => Err(self.parts[0].wrong_kind(key, other, "string")),
         }
     }
@@ -251,16 +227,6 @@ impl Gguf {
     /// An error about this file, for layers above that find its content wanting.
     pub fn problem(&self, problem: Problem) -> GgufError {
         self.parts[0].error(problem)
-    }
-
-    /// The common case of it: `field` is `found`, which is not among `accepted`.
-    pub fn bad_value(
-        &self,
-        field: impl Into<String>,
-        found: impl ToString,
-        accepted: impl Into<String>,
-    ) -> GgufError {
-        self.problem(Problem::value(field, found, accepted))
     }
 
     /// In file order.

@@ -46,7 +46,6 @@ const ALIGN_MAX: u64 = 1 << 16;
 /// What the table of one file says.
 pub struct Parsed {
     pub version: u32,
-    pub align: u64,
     /// In file order.
     pub entries: Vec<MetadataEntry>,
     /// Indices of `entries`, by key.
@@ -122,14 +121,17 @@ impl Parsed {
             entries.push(entry(&mut at, bytes, i)?);
         }
         let by_key = sorted_keys(bytes, &entries)?;
-        let align = alignment(bytes, &entries, &by_key)?;
+        let mut parsed = Parsed {
+            version,
+            entries,
+            by_key,
+            tensors: Vec::new(),
+        };
+        let align = parsed.alignment(bytes)?;
 
         // Name length, one byte of name, n_dims, one dimension, type, offset.
-        at.room_for(
-            format_args!("tensor_count"),
-            tensor_count,
-            8 + 1 + 4 + 8 + 4 + 8,
-        )?;
+        let tensor_bytes = 8 + 1 + 4 + 8 + 4 + 8;
+        at.room_for(format_args!("tensor_count"), tensor_count, tensor_bytes)?;
         let mut tensors: Vec<Tensor> = reserve("tensor_count", tensor_count)?;
         let mut offsets: Vec<u64> = reserve("tensor_count", tensor_count)?;
         for i in 0..tensor_count {
@@ -140,10 +142,7 @@ impl Parsed {
         sorted_names(&tensors)?;
 
         let whole = Extent::of(bytes);
-        let data = match extent::round_up(at.at, align) {
-            Some(start) => whole.tail(start),
-            None => whole.tail(whole.len()),
-        };
+        let data = whole.tail(extent::round_up(at.at, align).unwrap_or(whole.len()));
         for (tensor, &offset) in tensors.iter_mut().zip(&offsets) {
             let len = tensor.extent.len();
             tensor.extent = data.within(offset, len).ok_or_else(|| Problem::Outside {
@@ -154,22 +153,36 @@ impl Parsed {
             })?;
         }
         refuse_overlaps(&tensors)?;
-        Ok(Parsed {
-            version,
-            align,
-            entries,
-            by_key,
-            tensors,
-        })
+        parsed.tensors = tensors;
+        Ok(parsed)
     }
 
     /// The entry with this key.
     pub fn find(&self, bytes: &[u8], key: &[u8]) -> Option<&MetadataEntry> {
-        let i = self
-            .by_key
-            .binary_search_by(|&i| key_of(bytes, &self.entries, i).cmp(key))
-            .ok()?;
+        let key_of = |&i: &u32| self.entries[i as usize].key(bytes);
+        let i = self.by_key.binary_search_by(|i| key_of(i).cmp(key)).ok()?;
         self.entries.get(*self.by_key.get(i)? as usize)
+    }
+
+    /// Of the tensor data, as the metadata says.
+    fn alignment(&self, bytes: &[u8]) -> Result<u64, Problem> {
+        const KEY: &str = "general.alignment";
+        let Some(entry) = self.find(bytes, KEY.as_bytes()) else {
+            return Ok(ALIGN_DEFAULT);
+        };
+        let value = entry.value(Path::new(""), bytes);
+        let Some(found) = value.integer() else {
+            return Err(Problem::Kind {
+                key: KEY.into(),
+                found: value.kind_name(),
+                accepted: "u32",
+            });
+        };
+        let is_good = |a: &u64| a.is_power_of_two() && (ALIGN_MIN..=ALIGN_MAX).contains(a);
+        u64::try_from(found).ok().filter(is_good).ok_or_else(|| {
+            let accepted = format!("a power of two from {ALIGN_MIN} to {ALIGN_MAX}");
+            Problem::value(KEY, found, accepted)
+        })
     }
 }
 
@@ -215,20 +228,16 @@ impl<'a> Cursor<'a> {
 
     /// The next `len` bytes, if the file has them.
     fn take(&mut self, len: u64, field: fmt::Arguments<'_>) -> Result<Extent, Problem> {
-        let extent = self
-            .whole
-            .within(self.at, len)
-            .ok_or_else(|| Problem::CutShort {
-                field: field.to_string(),
-                needs: len,
-                left: self.left(),
-            })?;
+        let extent = self.whole.within(self.at, len);
+        let extent = extent.ok_or_else(|| Problem::CutShort {
+            field: field.to_string(),
+            needs: len,
+            left: self.left(),
+        })?;
         if extent.end() > TABLE_BYTES_MAX {
-            return Err(Problem::value(
-                format!("the end of {field}"),
-                extent.end(),
-                format!("the first {TABLE_BYTES_MAX} bytes of the file"),
-            ));
+            let field = format!("the end of {field}");
+            let accepted = format!("the first {TABLE_BYTES_MAX} bytes of the file");
+            return Err(Problem::value(field, extent.end(), accepted));
         }
         self.at = extent.end();
         Ok(extent)
@@ -236,14 +245,12 @@ impl<'a> Cursor<'a> {
 
     fn array<const N: usize>(&mut self, field: fmt::Arguments<'_>) -> Result<[u8; N], Problem> {
         let extent = self.take(N as u64, field)?;
-        extent
-            .slice(self.bytes)
-            .and_then(|b| b.try_into().ok())
-            .ok_or_else(|| Problem::CutShort {
-                field: field.to_string(),
-                needs: N as u64,
-                left: 0,
-            })
+        let bytes = extent.slice(self.bytes).and_then(|b| b.try_into().ok());
+        bytes.ok_or_else(|| Problem::CutShort {
+            field: field.to_string(),
+            needs: N as u64,
+            left: 0,
+        })
     }
 
     fn u32(&mut self, field: fmt::Arguments<'_>) -> Result<u32, Problem> {
@@ -264,20 +271,18 @@ impl<'a> Cursor<'a> {
     fn name(&mut self, bytes_max: u64, field: fmt::Arguments<'_>) -> Result<Extent, Problem> {
         let len = self.u64(format_args!("the length of {field}"))?;
         if len == 0 || len > bytes_max {
+            let accepted = format!("1 to {bytes_max} bytes");
             return Err(Problem::value(
                 format!("the length of {field}"),
                 len,
-                format!("1 to {bytes_max} bytes"),
+                accepted,
             ));
         }
         let extent = self.take(len, field)?;
         let bytes = extent.slice(self.bytes).unwrap_or_default();
         if std::str::from_utf8(bytes).is_err() {
-            return Err(Problem::value(
-                field.to_string(),
-                format!("\"{}\"", shown(bytes)),
-                "valid UTF-8",
-            ));
+            let found = format!("\"{}\"", shown(bytes));
+            return Err(Problem::value(field, found, "valid UTF-8"));
         }
         Ok(extent)
     }
@@ -292,29 +297,21 @@ impl<'a> Cursor<'a> {
         if extent::bytes_of(count, least_bytes).is_some_and(|n| n <= self.left()) {
             return Ok(());
         }
-        Err(Problem::value(
-            field.to_string(),
-            count,
-            format!(
-                "at most {}, for which {} bytes are left",
-                self.left() / least_bytes,
-                self.left()
-            ),
-        ))
+        let left = self.left();
+        let count_max = left / least_bytes;
+        let accepted = format!("at most {count_max}, for which {left} bytes are left");
+        Err(Problem::value(field, count, accepted))
     }
 }
 
 fn reserve<T>(field: &'static str, count: u64) -> Result<Vec<T>, Problem> {
     if count > ENTRIES_MAX {
-        return Err(Problem::value(
-            field,
-            count,
-            format!("at most {ENTRIES_MAX}"),
-        ));
+        let accepted = format!("at most {ENTRIES_MAX}");
+        return Err(Problem::value(field, count, accepted));
     }
     let mut v = Vec::new();
-    v.try_reserve_exact(count as usize)
-        .map_err(|_| Problem::Memory { field, count })?;
+    let reserved = v.try_reserve_exact(count as usize);
+    reserved.map_err(|_| Problem::Memory { field, count })?;
     Ok(v)
 }
 
@@ -324,21 +321,13 @@ fn header(at: &mut Cursor<'_>, bytes: &[u8]) -> Result<u32, Problem> {
     }
     at.u32(format_args!("the magic"))?;
     let version = at.u32(format_args!("the version"))?;
-    match version {
-        2 | 3 => Ok(version),
-        1 => Err(Problem::Version {
-            found: version,
-            hint: " (obsolete, 32-bit counts)",
-        }),
-        v if v != 0 && v & 0xffff == 0 => Err(Problem::Version {
-            found: v.swap_bytes(),
-            hint: " in big-endian byte order",
-        }),
-        _ => Err(Problem::Version {
-            found: version,
-            hint: "",
-        }),
-    }
+    let (found, hint) = match version {
+        2 | 3 => return Ok(version),
+        1 => (version, " (obsolete, 32-bit counts)"),
+        v if v != 0 && v & 0xffff == 0 => (v.swap_bytes(), " in big-endian byte order"),
+        _ => (version, ""),
+    };
+    Err(Problem::Version { found, hint })
 }
 
 /// What people point us at instead.
@@ -350,23 +339,14 @@ fn what_else(bytes: &[u8]) -> String {
         .map(u8::to_ascii_lowercase)
         .skip_while(u8::is_ascii_whitespace)
         .collect();
+    let older = [
+        "ggml", "GGML", "lmgg", "ggjt", "tjgg", "ggmf", "fmgg", "ggla",
+    ];
     let what = if bytes.is_empty() {
         "it is empty"
     } else if starts(b"FUGG") {
         "its magic is byte-swapped"
-    } else if [
-        &b"ggml"[..],
-        b"GGML",
-        b"lmgg",
-        b"ggjt",
-        b"tjgg",
-        b"ggmf",
-        b"fmgg",
-        b"ggla",
-    ]
-    .iter()
-    .any(|m| starts(m))
-    {
+    } else if older.iter().any(|magic| starts(magic.as_bytes())) {
         "it is in an older GGML format; convert it to GGUF"
     } else if starts(b"version https://git-lfs") {
         "it is a git-lfs pointer; fetch the real file with git lfs pull"
@@ -399,12 +379,10 @@ fn entry(at: &mut Cursor<'_>, bytes: &[u8], i: u64) -> Result<MetadataEntry, Pro
         ValueType::Str => Slot::Str(at.string(format_args!("{name}"))?),
         ValueType::Array => array(at, bytes, name)?,
         scalar => {
-            let width = scalar.least_bytes();
-            let extent = at.take(width, format_args!("{name}"))?;
-            let value = extent
-                .slice(bytes)
-                .and_then(|b| Value::scalar(scalar, b))
-                .ok_or_else(|| bad_bool(format_args!("{name}"), extent.slice(bytes)))?;
+            let extent = at.take(scalar.least_bytes(), format_args!("{name}"))?;
+            let found = extent.slice(bytes);
+            let value = found.and_then(|b| Value::scalar(scalar, b));
+            let value = value.ok_or_else(|| bad_bool(format_args!("{name}"), found))?;
             Slot::Scalar(value)
         }
     };
@@ -412,12 +390,12 @@ fn entry(at: &mut Cursor<'_>, bytes: &[u8], i: u64) -> Result<MetadataEntry, Pro
 }
 
 fn value_type(id: u32, field: fmt::Arguments<'_>) -> Result<ValueType, Problem> {
-    ValueType::from_id(id).ok_or_else(|| Problem::value(field.to_string(), id, "0 to 12"))
+    ValueType::from_id(id).ok_or_else(|| Problem::value(field, id, "0 to 12"))
 }
 
 fn bad_bool(field: fmt::Arguments<'_>, found: Option<&[u8]>) -> Problem {
     let found = found.and_then(|b| b.first()).copied().unwrap_or_default();
-    Problem::value(field.to_string(), found, "a bool of 0 or 1")
+    Problem::value(field, found, "a bool of 0 or 1")
 }
 
 /// Walks one array to its end, arrays inside it included, and keeps its range.
@@ -443,11 +421,8 @@ fn array(at: &mut Cursor<'_>, bytes: &[u8], name: Shown<'_>) -> Result<Slot, Pro
             ValueType::Array => {
                 open[depth - 1].1 -= 1;
                 if depth == DEPTH_MAX {
-                    return Err(Problem::value(
-                        name.to_string(),
-                        "an array nested deeper",
-                        format!("at most {DEPTH_MAX} levels"),
-                    ));
+                    let accepted = format!("at most {DEPTH_MAX} levels");
+                    return Err(Problem::value(name, "an array nested deeper", accepted));
                 }
                 open[depth] = array_head(at, name)?;
                 depth += 1;
@@ -465,7 +440,7 @@ fn array(at: &mut Cursor<'_>, bytes: &[u8], name: Shown<'_>) -> Result<Slot, Pro
             }
         }
     }
-    let overflow = || Problem::value(name.to_string(), count, "as many items as fit the memory");
+    let overflow = || Problem::value(name, count, "as many items as fit the memory");
     Ok(Slot::Array {
         elem,
         len: usize::try_from(count).map_err(|_| overflow())?,
@@ -477,62 +452,42 @@ fn array_head(at: &mut Cursor<'_>, name: Shown<'_>) -> Result<(ValueType, u64), 
     let id = at.u32(format_args!("the item type of {name}"))?;
     let elem = value_type(id, format_args!("the item type of {name}"))?;
     let count = at.u64(format_args!("the item count of {name}"))?;
-    at.room_for(
-        format_args!("the item count of {name}"),
-        count,
-        elem.least_bytes(),
-    )?;
+    let field = format_args!("the item count of {name}");
+    at.room_for(field, count, elem.least_bytes())?;
     Ok((elem, count))
 }
 
-fn key_of<'a>(bytes: &'a [u8], entries: &[MetadataEntry], i: u32) -> &'a [u8] {
-    entries
-        .get(i as usize)
-        .map_or(&[][..], |entry| entry.key(bytes))
-}
-
-fn sorted_keys(bytes: &[u8], entries: &[MetadataEntry]) -> Result<Vec<u32>, Problem> {
-    let mut order: Vec<u32> = reserve("kv_count", entries.len() as u64)?;
-    order.extend(0..entries.len() as u32);
-    order.sort_unstable_by_key(|&i| key_of(bytes, entries, i));
+/// Indices of `items` by `key`. Two that stand next to each other are refused if they `clash`.
+fn sorted<'a, T, K: Ord>(
+    field: &'static str,
+    items: &'a [T],
+    key: impl Fn(&'a T) -> K,
+    clash: impl Fn(&T, &T) -> Option<Problem>,
+) -> Result<Vec<u32>, Problem> {
+    let mut order: Vec<u32> = reserve(field, items.len() as u64)?;
+    order.extend(0..items.len() as u32);
+    order.sort_unstable_by_key(|&i| key(&items[i as usize]));
     for pair in order.windows(2) {
-        let [a, b] = [pair[0], pair[1]].map(|i| key_of(bytes, entries, i));
-        if a == b {
-            return Err(Problem::Duplicate {
-                what: "key",
-                name: shown(a),
-            });
+        if let Some(problem) = clash(&items[pair[0] as usize], &items[pair[1] as usize]) {
+            return Err(problem);
         }
     }
     Ok(order)
 }
 
-fn alignment(bytes: &[u8], entries: &[MetadataEntry], by_key: &[u32]) -> Result<u64, Problem> {
-    const KEY: &str = "general.alignment";
-    let Ok(i) = by_key.binary_search_by(|&i| key_of(bytes, entries, i).cmp(KEY.as_bytes())) else {
-        return Ok(ALIGN_DEFAULT);
-    };
-    let entry = by_key.get(i).and_then(|&i| entries.get(i as usize));
-    let Some(value) = entry.map(|e| e.value(Path::new(""), bytes)) else {
-        return Ok(ALIGN_DEFAULT);
-    };
-    let Some(found) = value.integer() else {
-        return Err(Problem::Kind {
-            key: KEY.into(),
-            found: value.kind_name(),
-            accepted: "u32",
-        });
-    };
-    u64::try_from(found)
-        .ok()
-        .filter(|a| a.is_power_of_two() && (ALIGN_MIN..=ALIGN_MAX).contains(a))
-        .ok_or_else(|| {
-            Problem::value(
-                KEY,
-                found,
-                format!("a power of two from {ALIGN_MIN} to {ALIGN_MAX}"),
-            )
-        })
+/// The problem of two that are called alike.
+fn duplicate(what: &'static str, a: &[u8], b: &[u8]) -> Option<Problem> {
+    (a == b).then(|| Problem::Duplicate {
+        what,
+        name: shown(a),
+    })
+}
+
+fn sorted_keys(bytes: &[u8], entries: &[MetadataEntry]) -> Result<Vec<u32>, Problem> {
+    let key = |entry: &MetadataEntry| entry.key(bytes);
+    sorted("kv_count", entries, key, |a, b| {
+        duplicate("key", key(a), key(b))
+    })
 }
 
 /// One tensor and its offset; its extent has the right length and no place yet.
@@ -547,21 +502,15 @@ fn tensor_info(
     let name = Shown(raw);
     let n_dims = at.u32(format_args!("n_dims of tensor {name}"))?;
     if n_dims == 0 || n_dims as usize > DIMS_MAX {
-        return Err(Problem::value(
-            format!("n_dims of tensor {name}"),
-            n_dims,
-            format!("1 to {DIMS_MAX}"),
-        ));
+        let field = format!("n_dims of tensor {name}");
+        return Err(Problem::value(field, n_dims, format!("1 to {DIMS_MAX}")));
     }
     let mut dims = [1u64; DIMS_MAX];
     for (d, dim) in dims.iter_mut().take(n_dims as usize).enumerate() {
         *dim = at.u64(format_args!("dimension {d} of tensor {name}"))?;
         if *dim == 0 || *dim > i64::MAX as u64 {
-            return Err(Problem::value(
-                format!("dimension {d} of tensor {name}"),
-                *dim,
-                format!("1 to {}", i64::MAX),
-            ));
+            let field = format!("dimension {d} of tensor {name}");
+            return Err(Problem::value(field, *dim, format!("1 to {}", i64::MAX)));
         }
     }
     let id = at.u32(format_args!("the type of tensor {name}"))?;
@@ -574,26 +523,20 @@ fn tensor_info(
     };
     let offset = at.u64(format_args!("the offset of tensor {name}"))?;
     if !offset.is_multiple_of(align) {
-        return Err(Problem::value(
-            format!("the offset of tensor {name}"),
-            offset,
-            format!("a multiple of the alignment {align}"),
-        ));
+        let field = format!("the offset of tensor {name}");
+        let accepted = format!("a multiple of the alignment {align}");
+        return Err(Problem::value(field, offset, accepted));
     }
     let block_len = ty.block_len() as u64;
     if !dims[0].is_multiple_of(block_len) {
-        return Err(Problem::value(
-            format!("the row length of tensor {name}"),
-            dims[0],
-            format!("a multiple of {block_len} for {ty}"),
-        ));
+        let field = format!("the row length of tensor {name}");
+        let accepted = format!("a multiple of {block_len} for {ty}");
+        return Err(Problem::value(field, dims[0], accepted));
     }
     let too_big = || {
-        Problem::value(
-            format!("the shape of tensor {name}"),
-            format!("{:?}", &dims[..n_dims as usize]),
-            format!("a product of at most {}", i64::MAX),
-        )
+        let found = format!("{:?}", &dims[..n_dims as usize]);
+        let accepted = format!("a product of at most {}", i64::MAX);
+        Problem::value(format!("the shape of tensor {name}"), found, accepted)
     };
     let values = extent::product(&dims).ok_or_else(too_big)?;
     let len = extent::bytes_of(values / block_len, ty.block_bytes() as u64).ok_or_else(too_big)?;
@@ -610,36 +553,23 @@ fn tensor_info(
 
 /// Indices by name; two tensors of one name are refused.
 pub fn sorted_names(tensors: &[Tensor]) -> Result<Vec<u32>, Problem> {
-    let mut order: Vec<u32> = reserve("tensor_count", tensors.len() as u64)?;
-    order.extend(0..tensors.len() as u32);
-    order.sort_unstable_by_key(|&i| &tensors[i as usize].name);
-    for pair in order.windows(2) {
-        let [a, b] = [pair[0], pair[1]].map(|i| &tensors[i as usize].name);
-        if a == b {
-            return Err(Problem::Duplicate {
-                what: "tensor",
-                name: shown(a.as_bytes()),
-            });
-        }
-    }
-    Ok(order)
+    sorted(
+        "tensor_count",
+        tensors,
+        |t| &t.name,
+        |a, b| duplicate("tensor", a.name.as_bytes(), b.name.as_bytes()),
+    )
 }
 
 /// Sharing bytes saves nothing a model needs; in a damaged file it passes for weights.
 fn refuse_overlaps(tensors: &[Tensor]) -> Result<(), Problem> {
-    let mut order: Vec<u32> = reserve("tensor_count", tensors.len() as u64)?;
-    order.extend(0..tensors.len() as u32);
-    order.sort_unstable_by_key(|&i| tensors[i as usize].extent.start());
-    for pair in order.windows(2) {
-        let [a, b] = [pair[0], pair[1]].map(|i| &tensors[i as usize]);
-        if a.extent.overlaps(b.extent) {
-            return Err(Problem::Overlap {
-                first: shown(a.name.as_bytes()),
-                second: shown(b.name.as_bytes()),
-            });
-        }
-    }
-    Ok(())
+    let clash = |a: &Tensor, b: &Tensor| {
+        a.extent.overlaps(b.extent).then(|| Problem::Overlap {
+            first: shown(a.name.as_bytes()),
+            second: shown(b.name.as_bytes()),
+        })
+    };
+    sorted("tensor_count", tensors, |t| t.extent.start(), clash).map(drop)
 }
 
 /// Bytes that are escaped when, and only when, they are printed.

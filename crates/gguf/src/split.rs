@@ -18,19 +18,13 @@ pub(super) fn complete(opened: Part) -> Result<Vec<Part>, GgufError> {
         return Ok(vec![opened]);
     }
     if count > PARTS_MAX {
-        return Err(opened.error(Problem::value(
-            "split.count",
-            count,
-            format!("at most {PARTS_MAX}"),
-        )));
+        let accepted = format!("at most {PARTS_MAX}");
+        return Err(opened.error(Problem::value("split.count", count, accepted)));
     }
     let number = header(&opened, "split.no")?.unwrap_or(0);
     if number >= count {
-        return Err(opened.error(Problem::value(
-            "split.no",
-            number,
-            format!("0 to {}", count - 1),
-        )));
+        let accepted = format!("0 to {}", count - 1);
+        return Err(opened.error(Problem::value("split.no", number, accepted)));
     }
     let Some(stem) = stem(&opened.path, number, count) else {
         let want = format!("NAME{}", suffix(number, count));
@@ -75,18 +69,13 @@ fn agree(parts: &[Part], count: u32) -> Result<(), GgufError> {
     if let Some(promised) = promised
         && u64::from(promised) != found
     {
-        return Err(parts[0].error(Problem::value(
-            "split.tensors.count",
-            promised,
-            format!("{found}, as many as the parts hold"),
-        )));
+        let accepted = format!("{found}, as many as the parts hold");
+        return Err(parts[0].error(Problem::value("split.tensors.count", promised, accepted)));
     }
     if found > ENTRIES_MAX {
-        return Err(parts[0].error(Problem::value(
-            "the number of tensors of all parts",
-            found,
-            format!("at most {ENTRIES_MAX}"),
-        )));
+        let field = "the number of tensors of all parts";
+        let accepted = format!("at most {ENTRIES_MAX}");
+        return Err(parts[0].error(Problem::value(field, found, accepted)));
     }
     Ok(())
 }
@@ -103,13 +92,10 @@ fn suffix(number: u32, count: u32) -> String {
 fn stem(path: &Path, number: u32, count: u32) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(&suffix(number, count))?;
-    if stem.is_empty() {
-        return None;
-    }
-    Some(path.with_file_name(stem))
+    (!stem.is_empty()).then(|| path.with_file_name(stem))
 }
 
-fn sibling(stem: &Path, number: u32, count: u32) -> PathBuf {
+pub(super) fn sibling(stem: &Path, number: u32, count: u32) -> PathBuf {
     let mut name = stem.as_os_str().to_os_string();
     name.push(suffix(number, count));
     PathBuf::from(name)

@@ -24,24 +24,26 @@ pub enum ValueType {
 }
 
 impl ValueType {
-    pub const ALL: [ValueType; 13] = [
-        ValueType::U8,
-        ValueType::I8,
-        ValueType::U16,
-        ValueType::I16,
-        ValueType::U32,
-        ValueType::I32,
-        ValueType::F32,
-        ValueType::Bool,
-        ValueType::Str,
-        ValueType::Array,
-        ValueType::U64,
-        ValueType::I64,
-        ValueType::F64,
+    /// By number: each type, its name, and the bytes of a value whose size does not depend on its content.
+    const TABLE: [(ValueType, &str, Option<u64>); 13] = [
+        (ValueType::U8, "u8", Some(1)),
+        (ValueType::I8, "i8", Some(1)),
+        (ValueType::U16, "u16", Some(2)),
+        (ValueType::I16, "i16", Some(2)),
+        (ValueType::U32, "u32", Some(4)),
+        (ValueType::I32, "i32", Some(4)),
+        (ValueType::F32, "f32", Some(4)),
+        (ValueType::Bool, "bool", Some(1)),
+        (ValueType::Str, "string", None),
+        (ValueType::Array, "array", None),
+        (ValueType::U64, "u64", Some(8)),
+        (ValueType::I64, "i64", Some(8)),
+        (ValueType::F64, "f64", Some(8)),
     ];
 
     pub fn from_id(id: u32) -> Option<ValueType> {
-        ValueType::ALL.get(usize::try_from(id).ok()?).copied()
+        let row = ValueType::TABLE.get(usize::try_from(id).ok()?);
+        row.map(|(kind, ..)| *kind)
     }
 
     pub const fn id(self) -> u32 {
@@ -49,32 +51,12 @@ impl ValueType {
     }
 
     pub const fn name(self) -> &'static str {
-        match self {
-            ValueType::U8 => "u8",
-            ValueType::I8 => "i8",
-            ValueType::U16 => "u16",
-            ValueType::I16 => "i16",
-            ValueType::U32 => "u32",
-            ValueType::I32 => "i32",
-            ValueType::F32 => "f32",
-            ValueType::Bool => "bool",
-            ValueType::Str => "string",
-            ValueType::Array => "array",
-            ValueType::U64 => "u64",
-            ValueType::I64 => "i64",
-            ValueType::F64 => "f64",
-        }
+        ValueType::TABLE[self as usize].1
     }
 
     /// Bytes of a value whose size does not depend on its content.
     pub const fn fixed_bytes(self) -> Option<u64> {
-        match self {
-            ValueType::U8 | ValueType::I8 | ValueType::Bool => Some(1),
-            ValueType::U16 | ValueType::I16 => Some(2),
-            ValueType::U32 | ValueType::I32 | ValueType::F32 => Some(4),
-            ValueType::U64 | ValueType::I64 | ValueType::F64 => Some(8),
-            ValueType::Str | ValueType::Array => None,
-        }
+        ValueType::TABLE[self as usize].2
     }
 
     /// The fewest bytes one value takes: a count in the file is compared with it.
@@ -188,10 +170,7 @@ impl fmt::Display for Value<'_> {
             Value::Bool(v) => write!(f, "{v}"),
             Value::Str(v) => write!(f, "\"{}\"", shown(v)),
             Value::Array(a) => write!(f, "{} {}", a.len, a.elem),
-            other => match other.integer() {
-                Some(v) => write!(f, "{v}"),
-                None => Ok(()),
-            },
+            other => other.integer().map_or(Ok(()), |v| write!(f, "{v}")),
         }
     }
 }
@@ -273,20 +252,14 @@ impl<'a> Array<'a> {
         if !is_integer {
             return Err(self.wrong_elem(wanted));
         }
-        let misfit = self
-            .scalars()
-            .enumerate()
-            .find(|(_, v)| v.integer().is_none_or(|n| T::try_from(n).is_err()));
+        let fit = |v: &Value<'_>| v.integer().and_then(|n| T::try_from(n).ok());
+        let misfit = self.scalars().enumerate().find(|(_, v)| fit(v).is_none());
         if let Some((i, v)) = misfit {
             let field = format!("item {i} of {}", shown(self.key));
             return Err(Problem::value(field, v, range).of(self.file));
         }
         // The pass above makes the default unreachable.
-        Ok(self.scalars().map(|v| {
-            v.integer()
-                .and_then(|n| T::try_from(n).ok())
-                .unwrap_or_default()
-        }))
+        Ok(self.scalars().map(move |v| fit(&v).unwrap_or_default()))
     }
 
     /// Items of fixed size. Empty for strings and arrays, whose callers have checked.

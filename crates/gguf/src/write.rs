@@ -5,6 +5,7 @@
 //! its bytes by tests.
 
 use super::extent::{bytes_of, product, round_up};
+use super::split::sibling;
 use super::value::ValueType;
 use haversack_kernels::format::WeightType;
 use std::fs::File;
@@ -211,14 +212,43 @@ impl GgufWriter {
     }
 
     pub fn write(&self, out: &mut dyn Write, fill: &mut Fill<'_>) -> io::Result<()> {
-        write_part(
-            self.version,
-            self.align,
-            &self.meta,
-            &self.tensors,
-            out,
-            fill,
-        )
+        let align = self.align;
+        if !align.is_power_of_two() {
+            return Err(misuse(format!("an alignment of {align}")));
+        }
+        let mut head = b"GGUF".to_vec();
+        head.extend(self.version.to_le_bytes());
+        head.extend((self.tensors.len() as u64).to_le_bytes());
+        head.extend((self.meta.len() as u64).to_le_bytes());
+        for (key, value) in &self.meta {
+            put_str(&mut head, key.as_bytes());
+            head.extend(value.kind().id().to_le_bytes());
+            value.put(&mut head)?;
+        }
+        let mut offset = 0u64;
+        for t in &self.tensors {
+            put_str(&mut head, t.name.as_bytes());
+            head.extend((t.dims.len() as u32).to_le_bytes());
+            t.dims.iter().for_each(|d| head.extend(d.to_le_bytes()));
+            head.extend(t.ty.id().to_le_bytes());
+            head.extend(offset.to_le_bytes());
+            let end = offset.checked_add(t.bytes);
+            let end = end.and_then(|end| round_up(end, align));
+            offset = end.ok_or_else(|| misuse("more than 64 bits of tensors"))?;
+        }
+        out.write_all(&head)?;
+        pad(out, head.len() as u64, align)?;
+        for t in &self.tensors {
+            let mut counted = Counted { out, bytes: 0 };
+            fill(t, &mut counted)?;
+            let (found, planned) = (counted.bytes, t.bytes);
+            if found != planned {
+                let what = format!("{}: {found} bytes written, {planned} planned", t.name);
+                return Err(misuse(what));
+            }
+            pad(out, planned, align)?;
+        }
+        Ok(())
     }
 
     /// `NAME-00001-of-0000N.gguf` beside `stem` (`…/NAME`): metadata in the first part, tensors
@@ -233,81 +263,28 @@ impl GgufWriter {
         let per_part = self.tensors.len().div_ceil(parts).max(1);
         let mut paths = Vec::new();
         for i in 0..parts {
-            let mut meta = if i == 0 {
-                self.meta.clone()
-            } else {
-                Vec::new()
-            };
-            let total = self.tensors.len() as i32;
-            meta.push(("split.no".into(), Meta::U16(i as u16)));
-            meta.push(("split.count".into(), Meta::U16(parts as u16)));
-            meta.push(("split.tensors.count".into(), Meta::I32(total)));
-            if i > 0 && self.align != 32 {
-                meta.push(("general.alignment".into(), Meta::U32(self.align as u32)));
-            }
             let from = (i * per_part).min(self.tensors.len());
             let to = (from + per_part).min(self.tensors.len());
-            let mut name = stem.as_os_str().to_os_string();
-            name.push(format!("-{:05}-of-{parts:05}.gguf", i + 1));
-            let path = PathBuf::from(name);
-            let mut out = BufWriter::with_capacity(1 << 20, File::create(&path)?);
-            let tensors = &self.tensors[from..to];
-            write_part(self.version, self.align, &meta, tensors, &mut out, fill)?;
-            out.flush()?;
+            let mut part = GgufWriter {
+                meta: Vec::new(),
+                tensors: self.tensors[from..to].to_vec(),
+                ..*self
+            };
+            if i == 0 {
+                part.meta = self.meta.clone();
+            }
+            part.set("split.no", i as u16);
+            part.set("split.count", parts as u16);
+            part.set("split.tensors.count", self.tensors.len() as i32);
+            if i > 0 && self.align != 32 {
+                part.set("general.alignment", self.align as u32);
+            }
+            let path = sibling(stem, i as u32, parts as u32);
+            part.write_file(&path, fill)?;
             paths.push(path);
         }
         Ok(paths)
     }
-}
-
-fn write_part(
-    version: u32,
-    align: u64,
-    meta: &[(String, Meta)],
-    tensors: &[Planned],
-    out: &mut dyn Write,
-    fill: &mut Fill<'_>,
-) -> io::Result<()> {
-    if !align.is_power_of_two() {
-        return Err(misuse(format!("an alignment of {align}")));
-    }
-    let mut head = b"GGUF".to_vec();
-    head.extend(version.to_le_bytes());
-    head.extend((tensors.len() as u64).to_le_bytes());
-    head.extend((meta.len() as u64).to_le_bytes());
-    for (key, value) in meta {
-        put_str(&mut head, key.as_bytes());
-        head.extend(value.kind().id().to_le_bytes());
-        value.put(&mut head)?;
-    }
-    let too_big = || misuse("more than 64 bits of tensors");
-    let mut offset = 0u64;
-    for t in tensors {
-        put_str(&mut head, t.name.as_bytes());
-        head.extend((t.dims.len() as u32).to_le_bytes());
-        t.dims.iter().for_each(|d| head.extend(d.to_le_bytes()));
-        head.extend(t.ty.id().to_le_bytes());
-        head.extend(offset.to_le_bytes());
-        offset = offset
-            .checked_add(t.bytes)
-            .and_then(|end| round_up(end, align))
-            .ok_or_else(too_big)?;
-    }
-    out.write_all(&head)?;
-    pad(out, head.len() as u64, align)?;
-    for t in tensors {
-        let mut counted = Counted { out, bytes: 0 };
-        fill(t, &mut counted)?;
-        if counted.bytes != t.bytes {
-            let found = counted.bytes;
-            return Err(misuse(format!(
-                "{}: {found} bytes written, {} planned",
-                t.name, t.bytes
-            )));
-        }
-        pad(out, t.bytes, align)?;
-    }
-    Ok(())
 }
 
 fn put_str(out: &mut Vec<u8>, bytes: &[u8]) {

@@ -70,16 +70,17 @@ fn every_type_comes_back() {
         write(&w, &path);
         let g = Gguf::open(&path).unwrap();
         assert_eq!(g.version(), version);
-        assert_eq!(g.alignment(), u64::from(align));
+        let stated = (align != 32).then_some(align);
+        assert_eq!(g.u32("general.alignment").unwrap(), stated);
         assert_eq!(g.parts(), 1);
         assert_eq!(g.file_bytes(), fs::metadata(&path).unwrap().len());
 
         assert_eq!(g.u32("u8").unwrap(), Some(200));
-        assert_eq!(g.i32("i8").unwrap(), Some(-5));
+        assert!(matches!(g.value("i8"), Some(Value::I8(-5))));
         assert_eq!(g.u32("u16").unwrap(), Some(60_000));
-        assert_eq!(g.i32("i16").unwrap(), Some(-30_000));
+        assert!(matches!(g.value("i16"), Some(Value::I16(-30_000))));
         assert_eq!(g.u32("u32").unwrap(), Some(4_000_000_000));
-        assert_eq!(g.i32("i32").unwrap(), Some(-2_000_000_000));
+        assert!(matches!(g.value("i32"), Some(Value::I32(-2_000_000_000))));
         assert_eq!(g.u64("u64").unwrap(), Some(u64::MAX));
         assert!(matches!(g.value("i64"), Some(Value::I64(i64::MIN))));
         assert_eq!(g.f32("f32").unwrap(), Some(1.5));
@@ -145,10 +146,6 @@ fn a_wrong_type_names_the_key_and_both_types() {
         (
             said(g.u32("u64")),
             "u64 is 18446744073709551615; accepted: 0 to",
-        ),
-        (
-            said(g.i32("u32")),
-            "u32 is 4000000000; accepted: -2147483648",
         ),
         (said(g.f32("u8")), "u8 is of type u8; accepted: f32"),
         (said(g.bool("u8")), "u8 is of type u8; accepted: bool"),

@@ -58,20 +58,8 @@ struct Count<'a> {
 }
 
 /// Without a type such a keyword is written out for each of six.
-const NEEDS_A_TYPE: [&str; 12] = [
-    "additionalProperties",
-    "format",
-    "items",
-    "maxItems",
-    "maxLength",
-    "maximum",
-    "minItems",
-    "minLength",
-    "minimum",
-    "pattern",
-    "properties",
-    "required",
-];
+const NEEDS_A_TYPE: &str = "additionalProperties format items maxItems maxLength maximum minItems minLength \
+    minimum pattern properties required";
 
 impl<'a> Count<'a> {
     fn sum(&mut self, schema: &'a Json) -> usize {
@@ -94,18 +82,15 @@ impl<'a> Count<'a> {
             return 1;
         };
         let mut all = 1usize;
-        if !map.contains_key("type") && NEEDS_A_TYPE.iter().any(|key| map.contains_key(*key)) {
+        if !map.contains_key("type") && NEEDS_A_TYPE.split(' ').any(|key| map.contains_key(key)) {
             all = 6;
         }
         for (key, value) in map {
             let list = value.as_array().map_or(&[][..], Vec::as_slice);
+            let each = list.iter().map(|one| self.of(one));
             let some = match (key.as_str(), value) {
-                ("anyOf" | "oneOf", _) => list
-                    .iter()
-                    .fold(0, |sum: usize, one| sum.saturating_add(self.of(one))),
-                ("allOf", _) => list
-                    .iter()
-                    .fold(1, |all: usize, one| all.saturating_mul(self.of(one))),
+                ("anyOf" | "oneOf", _) => each.fold(0, usize::saturating_add),
+                ("allOf", _) => each.fold(1, usize::saturating_mul),
                 ("enum" | "type", _) => list.len(),
                 ("$ref", Json::String(reference)) => self.at(reference),
                 _ => 1,

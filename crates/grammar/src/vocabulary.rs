@@ -48,8 +48,7 @@ impl Vocabulary {
             .map(|id| tokenizer.piece_bytes(id).len().min(limits::PIECE_BYTES) + 1)
             .sum();
         let of = |(token, byte): (usize, usize)| {
-            let bytes = tokenizer.len() * token + pieces * byte;
-            bytes + limits::VOCABULARY_BYTES
+            tokenizer.len() * token + pieces * byte + limits::VOCABULARY_BYTES
         };
         GrammarNeeds {
             making: of(limits::MAKING_BYTES),
@@ -109,10 +108,8 @@ fn on_a_stack<T: Send, E: Send + From<std::io::Error>>(
             .name("grammar".to_owned())
             .stack_size(limits::STACK_BYTES);
         let handle = thread.spawn_scoped(scope, work)?;
-        match handle.join() {
-            Ok(done) => done,
-            Err(_) => Err(std::io::Error::other("it cannot be compiled").into()),
-        }
+        let panicked = |_| Err(std::io::Error::other("it cannot be compiled").into());
+        handle.join().unwrap_or_else(panicked)
     })
 }
 

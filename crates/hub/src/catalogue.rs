@@ -96,21 +96,15 @@ impl Catalogue {
 
     /// For messages: `a, b, c`.
     pub fn names(&self) -> String {
-        let names: Vec<_> = self
-            .models
-            .iter()
-            .map(|model| model.name.as_str())
-            .collect();
-        names.join(", ")
+        let names = self.models.iter().map(|model| model.name.as_str());
+        names.collect::<Vec<_>>().join(", ")
     }
 
     /// The entry whose file is called like `path`, if there is one.
     pub fn file_named(&self, path: &Path) -> Option<&CatalogueFile> {
         let name = path.file_name()?;
-        self.models
-            .iter()
-            .flat_map(|model| &model.files)
-            .find(|file| Path::new(&file.name).file_name() == Some(name))
+        let mut files = self.models.iter().flat_map(|model| &model.files);
+        files.find(|file| Path::new(&file.name).file_name() == Some(name))
     }
 }
 

@@ -61,10 +61,15 @@ impl<T> Doing<T> for io::Result<T> {
 }
 
 /// Why a source did not give the file.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum FetchFailure {
+    /// It stopped half-way: worth trying again from there.
+    #[error("{0}")]
+    Cut(String),
     /// This source does not work now; the next may.
+    #[error("{0}")]
     Source(String),
     /// This machine is in the way.
-    Local(HubError),
+    #[error(transparent)]
+    Local(#[from] HubError),
 }

@@ -12,20 +12,13 @@
 
 use crate::error::{Doing, HubError};
 use std::env;
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 /// Neither `$HAVERSACK_HOME` nor the user's home is set.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("no data directory: HAVERSACK_HOME is not set, and neither is the user's home")]
 pub struct NoHome;
-
-impl std::fmt::Display for NoHome {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("no data directory: HAVERSACK_HOME is not set, and neither is the user's home")
-    }
-}
-
-impl std::error::Error for NoHome {}
 
 #[derive(Clone, Debug)]
 pub struct Home(PathBuf);
@@ -33,10 +26,8 @@ pub struct Home(PathBuf);
 impl Home {
     /// `$HAVERSACK_HOME`, else the platform's data directory. Creates nothing.
     pub fn find() -> Result<Home, NoHome> {
-        if let Some(path) = set("HAVERSACK_HOME") {
-            return Ok(Home(path));
-        }
-        platform().map(Home).ok_or(NoHome)
+        let path = set("HAVERSACK_HOME").or_else(platform);
+        path.map(Home).ok_or(NoHome)
     }
 
     /// A data directory at `path`, whatever the environment says.
@@ -87,10 +78,17 @@ pub fn create(directory: &Path) -> Result<(), HubError> {
         .doing(|| format!("cannot create directory {}", directory.display()))
 }
 
+/// Opens a file for reading and writing as it is, or creates it, naming it when that fails.
+pub(crate) fn open_or_create(path: &Path) -> Result<File, HubError> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let file = options.open(path);
+    file.doing(|| format!("cannot write {}", path.display()))
+}
+
 fn set(name: &str) -> Option<PathBuf> {
-    env::var_os(name)
-        .filter(|value| !value.is_empty())
-        .map(PathBuf::from)
+    let value = env::var_os(name).filter(|value| !value.is_empty());
+    value.map(PathBuf::from)
 }
 
 #[cfg(target_os = "macos")]

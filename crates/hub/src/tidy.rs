@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 static NEXT: AtomicU64 = AtomicU64::new(0);
 static REGISTERED: Mutex<Vec<(u64, Tidy)>> = Mutex::new(Vec::new());
 
+#[derive(Clone)]
 enum Tidy {
     Child(Arc<Mutex<Child>>),
     Folder(PathBuf),
@@ -23,20 +24,28 @@ enum Tidy {
     Ending(PathBuf, String),
 }
 
+impl Tidy {
+    fn tidy(&self) {
+        match self {
+            Tidy::Child(child) => end(&mut lock(child)),
+            Tidy::Folder(path) => remove_folder(path),
+            Tidy::File(path) => drop(fs::remove_file(path)),
+            Tidy::Empty(path) => {
+                if fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0) {
+                    let _ = fs::remove_file(path);
+                }
+            }
+            Tidy::Ending(folder, ending) => remove_ending(folder, ending),
+        }
+    }
+}
+
 /// Ends and removes everything registered. The registry stays locked: nothing is registered while the process ends.
 pub fn tidy_all() {
     let mut registered = lock(&REGISTERED);
     // Children first: a child must not go on writing into a folder that is being removed.
     registered.sort_by_key(|(_, tidy)| !matches!(tidy, Tidy::Child(_)));
-    for (_, tidy) in registered.drain(..) {
-        match tidy {
-            Tidy::Child(child) => end(&mut lock(&child)),
-            Tidy::Folder(path) => remove_folder(&path),
-            Tidy::File(path) => drop(fs::remove_file(path)),
-            Tidy::Empty(path) => remove_empty(&path),
-            Tidy::Ending(folder, ending) => remove_ending(&folder, &ending),
-        }
-    }
+    registered.drain(..).for_each(|(_, tidy)| tidy.tidy());
     std::mem::forget(registered);
 }
 
@@ -47,11 +56,10 @@ fn end(child: &mut Child) {
         return;
     }
     #[cfg(unix)]
-    if let Some(group) = i32::try_from(child.id())
-        .ok()
-        .and_then(rustix::process::Pid::from_raw)
     {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        use rustix::process::{Pid, Signal, kill_process_group};
+        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let _ = group.map(|group| kill_process_group(group, Signal::KILL));
     }
     let _ = child.kill();
     let _ = child.wait();
@@ -73,12 +81,6 @@ fn remove_ending(folder: &Path, ending: &str) {
     }
 }
 
-fn remove_empty(path: &Path) {
-    if fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0) {
-        let _ = fs::remove_file(path);
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -93,46 +95,35 @@ fn forget(id: u64) {
     lock(&REGISTERED).retain(|(other, _)| *other != id);
 }
 
-/// A folder that is removed when this is dropped or the program is interrupted.
-pub struct Folder {
-    path: PathBuf,
+/// What is tidied when this is dropped or the program is interrupted.
+pub(crate) struct Temporary {
     id: u64,
+    tidy: Tidy,
 }
 
-impl Folder {
-    pub fn new(path: PathBuf) -> Folder {
-        let id = register(Tidy::Folder(path.clone()));
-        Folder { path, id }
+impl Temporary {
+    fn new(tidy: Tidy) -> Temporary {
+        let id = register(tidy.clone());
+        Temporary { id, tidy }
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn folder(path: &Path) -> Temporary {
+        Temporary::new(Tidy::Folder(path.to_path_buf()))
+    }
+
+    pub fn file(path: &Path) -> Temporary {
+        Temporary::new(Tidy::File(path.to_path_buf()))
+    }
+
+    /// A file worth keeping as soon as it has a byte: only an empty one is removed.
+    pub fn growing(path: &Path) -> Temporary {
+        Temporary::new(Tidy::Empty(path.to_path_buf()))
     }
 }
 
-impl Drop for Folder {
+impl Drop for Temporary {
     fn drop(&mut self) {
-        remove_folder(&self.path);
-        forget(self.id);
-    }
-}
-
-/// A file that is removed when this is dropped or the program is interrupted.
-pub struct TemporaryFile {
-    path: PathBuf,
-    id: u64,
-}
-
-impl TemporaryFile {
-    pub fn new(path: PathBuf) -> TemporaryFile {
-        let id = register(Tidy::File(path.clone()));
-        TemporaryFile { path, id }
-    }
-}
-
-impl Drop for TemporaryFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        self.tidy.tidy();
         forget(self.id);
     }
 }
@@ -152,31 +143,11 @@ impl Drop for Endings {
     }
 }
 
-/// A file worth keeping as soon as it has a byte: only an empty one is removed.
-pub struct Growing {
-    path: PathBuf,
-    id: u64,
-}
-
-impl Growing {
-    pub fn new(path: PathBuf) -> Growing {
-        let id = register(Tidy::Empty(path.clone()));
-        Growing { path, id }
-    }
-}
-
-impl Drop for Growing {
-    fn drop(&mut self) {
-        remove_empty(&self.path);
-        forget(self.id);
-    }
-}
-
 /// A child process, the leader of its own group, that is ended with the group when this is dropped
 /// or the program is interrupted.
-pub struct Process {
+pub(crate) struct Process {
     child: Arc<Mutex<Child>>,
-    id: u64,
+    _ends: Temporary,
     /// Reads what it says on stderr, if that is a pipe.
     listener: Mutex<Option<JoinHandle<String>>>,
 }
@@ -189,15 +160,12 @@ impl Process {
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(command, 0);
         let mut child = command.spawn()?;
-        let listener = child
-            .stderr
-            .take()
-            .map(|stderr| std::thread::spawn(|| listen(stderr)));
+        let stderr = child.stderr.take();
+        let listener = stderr.map(|stderr| std::thread::spawn(|| listen(stderr)));
         let child = Arc::new(Mutex::new(child));
-        let id = register(Tidy::Child(child.clone()));
         Ok(Process {
+            _ends: Temporary::new(Tidy::Child(child.clone())),
             child,
-            id,
             listener: Mutex::new(listener),
         })
     }
@@ -206,15 +174,12 @@ impl Process {
     pub fn poll(&self) -> io::Result<Option<ExitStatus>> {
         lock(&self.child).try_wait()
     }
-}
 
-impl Process {
     /// The end of what it said on stderr; waits until it has said all.
     pub fn complaint(&self) -> String {
         let listener = lock(&self.listener).take();
-        listener
-            .and_then(|listener| listener.join().ok())
-            .unwrap_or_default()
+        let said = listener.and_then(|listener| listener.join().ok());
+        said.unwrap_or_default()
     }
 }
 
@@ -228,11 +193,4 @@ fn listen(mut pipe: impl Read) -> String {
         kept.drain(..excess);
     }
     String::from_utf8_lossy(&kept).into_owned()
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        end(&mut lock(&self.child));
-        forget(self.id);
-    }
 }

@@ -24,29 +24,26 @@ pub fn encode_chat(
     let mut texts = Vec::new();
     for message in messages {
         texts.extend([message.role.as_str(), message.content.as_str()]);
-        message
-            .fields
-            .iter()
-            .for_each(|(_, value)| value.texts(&mut texts));
+        for (_, value) in &message.fields {
+            value.texts(&mut texts);
+        }
     }
-    let variables = options.variables.iter();
-    variables.for_each(|(_, value)| value.texts(&mut texts));
+    for (_, value) in &options.variables {
+        value.texts(&mut texts);
+    }
     let guard = guard::choose(texts.iter().copied()).ok_or(ChatError::NoGuard)?;
     let change = |text: &str| tokenizer.guard(text, guard);
     let guard_all = |given: &[(String, Variable)]| {
-        let given = given.iter();
-        given
-            .map(|(name, value)| (name.clone(), value.map_texts(&change)))
-            .collect()
+        let change_one =
+            |(name, value): &(String, Variable)| (name.clone(), value.map_texts(&change));
+        given.iter().map(change_one).collect()
     };
-    let guarded: Vec<Message> = messages
-        .iter()
-        .map(|m| Message {
-            role: change(&m.role),
-            content: change(&m.content),
-            fields: guard_all(&m.fields),
-        })
-        .collect();
+    let guard_message = |m: &Message| Message {
+        role: change(&m.role),
+        content: change(&m.content),
+        fields: guard_all(&m.fields),
+    };
+    let guarded: Vec<Message> = messages.iter().map(guard_message).collect();
     let options = RenderOptions {
         variables: guard_all(&options.variables),
         ..options.clone()

@@ -7,7 +7,6 @@
 //!
 //! The detokenizer does not hold the tokenizer; sessions keep the one and share the other.
 
-use super::tokenizer::pieces::TokenKind;
 use super::tokenizer::{TokenizeError, Tokenizer};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,21 +38,16 @@ impl Detokenizer {
 
     /// Appends what the token makes certain. Ids outside the vocabulary are nothing.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
-        let kind = tokenizer.kind(id);
+        let piece = tokenizer.piece_bytes(id);
         // Encoding puts its space in front of a text, and of each text after a special token.
-        let special = matches!(
-            kind,
-            TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined | TokenKind::HiddenTag
-        );
         let drop_space = self.drop_space && tokenizer.add_space_prefix();
-        if special {
+        if tokenizer.kind(id).is_special() {
             self.drop_space = true;
             if self.control || !tokenizer.is_control(id) {
-                self.push_bytes(&tokenizer.piece_bytes(id), out);
+                self.push_bytes(&piece, out);
             }
             return;
         }
-        let piece = tokenizer.piece_bytes(id);
         let bytes = match piece.strip_prefix(b" ") {
             Some(rest) if drop_space => rest,
             _ => &piece,
@@ -111,17 +105,11 @@ impl Tokenizer {
             self.check_id(id)?;
         }
         let mut ids = ids;
-        if let Some((&first, rest)) = ids.split_first()
-            && self.add_bos()
-            && self.bos() == Some(first)
-        {
-            ids = rest;
+        if self.add_bos() && ids.first() == self.bos().as_ref() {
+            ids = &ids[1..];
         }
-        if let Some((&last, rest)) = ids.split_last()
-            && self.add_eos()
-            && self.eos() == Some(last)
-        {
-            ids = rest;
+        if self.add_eos() && ids.last() == self.eos().as_ref() {
+            ids = &ids[..ids.len() - 1];
         }
         let mut detokenizer = Detokenizer::new(DetokenizeOptions {
             control: true,

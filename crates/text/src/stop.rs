@@ -44,18 +44,15 @@ impl Stops {
         }
         for (at, &byte) in text.as_bytes().iter().enumerate() {
             let mut longest: Option<usize> = None;
-            for (which, followed) in self.followed.iter_mut().enumerate() {
+            for followed in &mut self.followed {
                 followed.step(byte);
                 if followed.is_complete() {
-                    self.stopped = Some(which);
                     longest = longest.max(Some(followed.text.len()));
                 }
             }
             if let Some(bytes) = longest {
-                self.stopped = self
-                    .followed
-                    .iter()
-                    .position(|f| f.is_complete() && f.text.len() == bytes);
+                let ends = |f: &Followed| f.is_complete() && f.text.len() == bytes;
+                self.stopped = self.followed.iter().position(ends);
                 self.held.push_str(text.get(..=at).unwrap_or_default());
                 self.release(bytes, out);
                 self.held.clear();

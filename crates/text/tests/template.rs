@@ -75,7 +75,7 @@ fn every_case_renders_as_jinja_does() {
 #[test]
 fn a_model_without_a_template_gets_the_plain_format() {
     let plain = ChatTemplate::new(None, "<s>", "</s>");
-    assert!(plain.is_plain() && plain.source_error().is_none());
+    assert!(!plain.stop_strings().is_empty() && plain.source_error().is_none());
     let messages = [
         Message::new("system", " Be terse.\n"),
         Message::new("user", "2+2?"),
@@ -102,7 +102,7 @@ fn a_broken_template_says_so_when_asked() {
         ChatTemplate::unusable("tokenizer.chat_template is not UTF-8"),
     ] {
         let error = broken.source_error().cloned().expect("an error");
-        assert!(!broken.is_plain());
+        assert!(broken.stop_strings().is_empty());
         assert_eq!(broken.render(&[], &RenderOptions::default()), Err(error));
     }
 }

@@ -58,8 +58,6 @@ fn smollm2() {
     assert_eq!(tokenizer.len(), 49152);
     // <|endoftext|> is no eos here, and ends a text all the same.
     assert_eq!(tokenizer.ends(), [0, 2]);
-    println!("{} bytes", tokenizer.heap_bytes());
-    assert!(tokenizer.heap_bytes() <= 8 << 20);
 }
 
 #[test]
@@ -71,8 +69,6 @@ fn gemma3() {
     nasty(&tokenizer, "gemma3");
     assert_eq!(tokenizer.len(), 262144);
     assert_eq!(tokenizer.ends(), [1, 106]);
-    println!("{} bytes", tokenizer.heap_bytes());
-    assert!(tokenizer.heap_bytes() <= 25 << 20);
     // HTML's tag, which other models end with.
     let tag = tokenizer.id_of("</s>").unwrap();
     assert!(!tokenizer.is_end(tag) && !tokenizer.is_control(tag));
@@ -87,11 +83,7 @@ fn measure() {
         let gguf = Gguf::open(path).unwrap();
         let start = std::time::Instant::now();
         let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
-        println!(
-            "{file}: built in {:?}, {} bytes",
-            start.elapsed(),
-            tokenizer.heap_bytes()
-        );
+        println!("{file}: built in {:?}", start.elapsed());
         let alice = fixture("golden_smollm2.json")
             .as_array()
             .unwrap()

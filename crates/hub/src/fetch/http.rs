@@ -5,7 +5,7 @@
 //! decides, and a wrong one starts again from nothing.
 
 use super::FetchOptions;
-use super::part::{Copying, PartialFile, copy};
+use super::part::{PartialFile, copy};
 use crate::error::FetchFailure;
 use crate::progress::DownloadMeter;
 use std::io;
@@ -30,8 +30,7 @@ pub fn fetch(
     while part.len() < part.total() {
         match attempt(&agent, url, part, &mut progress) {
             Ok(()) => {}
-            Err(Attempt::Failed(failure)) => return Err(failure),
-            Err(Attempt::Cut(reason)) => {
+            Err(FetchFailure::Cut(reason)) => {
                 idle = if part.len() > farthest { 0 } else { idle + 1 };
                 farthest = farthest.max(part.len());
                 if idle >= options.attempts {
@@ -39,21 +38,14 @@ pub fn fetch(
                 }
                 sleep(options.pause);
             }
+            Err(failure) => return Err(failure),
         }
     }
     Ok(())
 }
 
-enum Attempt {
-    /// Worth trying again from where it stopped.
-    Cut(String),
-    Failed(FetchFailure),
-}
-
-impl Attempt {
-    fn failed(reason: impl Into<String>) -> Attempt {
-        Attempt::Failed(FetchFailure::Source(reason.into()))
-    }
+fn failed(reason: impl Into<String>) -> FetchFailure {
+    FetchFailure::Source(reason.into())
 }
 
 fn agent(options: &FetchOptions) -> Agent {
@@ -75,79 +67,71 @@ fn attempt(
     url: &str,
     part: &mut PartialFile,
     progress: &mut DownloadMeter<'_>,
-) -> Result<(), Attempt> {
+) -> Result<(), FetchFailure> {
     let mut request = agent.get(url).header(header::ACCEPT_ENCODING, "identity");
     if part.len() > 0 {
         request = request.header(header::RANGE, format!("bytes={}-", part.len()));
     }
     let response = request.call().map_err(|error| reason(&error))?;
     let begins = begins_at(&response, part)?;
-    part.truncate(begins)
-        .map_err(|error| Attempt::Failed(FetchFailure::Local(error)))?;
+    part.truncate(begins)?;
     progress.set(part.len());
 
     let mut body = response.into_body().into_reader();
-    match copy(&mut body, part, |done| progress.set(done)) {
-        Ok(()) if part.len() == part.total() => Ok(()),
-        Ok(()) => Err(Attempt::Cut(format!(
-            "the connection ended at byte {} of {}",
-            part.len(),
-            part.total()
-        ))),
-        Err(Copying::Cut(error)) => Err(Attempt::Cut(format!(
-            "the connection broke at byte {} of {}: {error}",
-            part.len(),
-            part.total()
-        ))),
-        Err(Copying::Failed(failure)) => Err(Attempt::Failed(failure)),
+    let copied = copy(&mut body, part, |done| progress.set(done));
+    let (len, total) = (part.len(), part.total());
+    match copied {
+        Ok(()) if len == total => Ok(()),
+        Ok(()) => {
+            let reason = format!("the connection ended at byte {len} of {total}");
+            Err(FetchFailure::Cut(reason))
+        }
+        Err(FetchFailure::Cut(error)) => {
+            let reason = format!("the connection broke at byte {len} of {total}: {error}");
+            Err(FetchFailure::Cut(reason))
+        }
+        Err(failure) => Err(failure),
     }
 }
 
 /// The offset of the body's first byte, if the response is one we can use.
-fn begins_at<B>(response: &Response<B>, part: &mut PartialFile) -> Result<u64, Attempt> {
+fn begins_at<B>(response: &Response<B>, part: &mut PartialFile) -> Result<u64, FetchFailure> {
     let status = response.status();
+    let total = part.total();
     let text = |name| {
-        response
-            .headers()
-            .get(name)
-            .and_then(|value| value.to_str().ok())
+        let value = response.headers().get(name);
+        value.and_then(|value| value.to_str().ok())
     };
     match status {
         StatusCode::OK => {
-            let length: Option<u64> =
-                text(header::CONTENT_LENGTH).and_then(|text| text.parse().ok());
+            let length = text(header::CONTENT_LENGTH).and_then(|text| text.parse::<u64>().ok());
             match length {
-                Some(length) if length != part.total() => Err(Attempt::failed(format!(
-                    "it serves {length} bytes instead of {}",
-                    part.total()
+                Some(length) if length != total => Err(failed(format!(
+                    "it serves {length} bytes instead of {total}"
                 ))),
                 _ => Ok(0),
             }
         }
         StatusCode::PARTIAL_CONTENT => {
-            let range = text(header::CONTENT_RANGE).and_then(parse_content_range);
-            match range {
-                Some((start, Some(total))) if total != part.total() => {
-                    Err(Attempt::failed(format!(
-                        "it serves {total} bytes instead of {}, from {start}",
-                        part.total()
-                    )))
+            match text(header::CONTENT_RANGE).and_then(parse_content_range) {
+                Some((start, Some(served))) if served != total => {
+                    let reason =
+                        format!("it serves {served} bytes instead of {total}, from {start}");
+                    Err(failed(reason))
                 }
                 Some((start, _)) if start == part.len() => Ok(start),
-                _ => Err(Attempt::failed(
-                    "it answered with a range that was not asked for",
-                )),
+                _ => Err(failed("it answered with a range that was not asked for")),
             }
         }
         // Nothing there to continue; ask for all of it.
         StatusCode::RANGE_NOT_SATISFIABLE if part.len() > 0 => {
-            part.restart()
-                .map_err(|error| Attempt::Failed(FetchFailure::Local(error)))?;
-            Err(Attempt::Cut("it has nothing to continue with".into()))
+            part.restart()?;
+            Err(FetchFailure::Cut("it has nothing to continue with".into()))
         }
-        StatusCode::TOO_MANY_REQUESTS => Err(Attempt::Cut(format!("it answered {status}"))),
-        _ if status.is_server_error() => Err(Attempt::Cut(format!("it answered {status}"))),
-        _ => Err(Attempt::failed(format!("it answered {status}"))),
+        _ if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
+            Err(FetchFailure::Cut(format!("it answered {status}")))
+        }
+        _ => Err(failed(format!("it answered {status}"))),
     }
 }
 
@@ -155,37 +139,34 @@ fn begins_at<B>(response: &Response<B>, part: &mut PartialFile) -> Result<u64, A
 fn parse_content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let (start, _) = range.split_once('-')?;
-    let total = if total == "*" {
-        None
-    } else {
-        Some(total.parse().ok()?)
+    let total = match total {
+        "*" => None,
+        total => Some(total.parse().ok()?),
     };
     Some((start.parse().ok()?, total))
 }
 
-fn unresolved() -> Attempt {
-    Attempt::failed("its name cannot be resolved (no network?)")
+fn unresolved() -> FetchFailure {
+    failed("its name cannot be resolved (no network?)")
 }
 
 /// Not reaching the hub at all is final: there is another source, and waiting does not help.
-fn reason(error: &ureq::Error) -> Attempt {
+fn reason(error: &ureq::Error) -> FetchFailure {
     match error {
         ureq::Error::HostNotFound => unresolved(),
-        ureq::Error::Timeout(timeout) => match timeout {
-            ureq::Timeout::Resolve | ureq::Timeout::Connect => {
-                Attempt::failed(format!("timed out ({timeout})"))
-            }
-            _ => Attempt::Cut(format!("timed out ({timeout})")),
-        },
+        ureq::Error::Timeout(timeout @ (ureq::Timeout::Resolve | ureq::Timeout::Connect)) => {
+            failed(format!("timed out ({timeout})"))
+        }
+        ureq::Error::Timeout(timeout) => FetchFailure::Cut(format!("timed out ({timeout})")),
         ureq::Error::Io(error) => match error.kind() {
             io::ErrorKind::ConnectionReset
             | io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::ConnectionAborted => Attempt::Cut(error.to_string()),
+            | io::ErrorKind::ConnectionAborted => FetchFailure::Cut(error.to_string()),
             // The resolver's error has no kind of its own.
             _ if error.to_string().contains("lookup address") => unresolved(),
-            _ => Attempt::failed(error.to_string()),
+            _ => failed(error.to_string()),
         },
-        other => Attempt::failed(other.to_string()),
+        other => failed(other.to_string()),
     }
 }
 

@@ -4,9 +4,10 @@
 //! it with the name again, and starts over: so nothing is left behind and two holders cannot exist.
 
 use crate::error::{Doing, HubError};
+use crate::home::open_or_create;
 use crate::progress::FetchProgress;
-use crate::tidy::TemporaryFile;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use crate::tidy::Temporary;
+use std::fs::{self, File, TryLockError};
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,7 +16,7 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// Fields are dropped in order: the name goes while the lock is still held.
 pub struct Lock {
-    _name: TemporaryFile,
+    _name: Temporary,
     _file: File,
 }
 
@@ -28,27 +29,19 @@ impl Lock {
     ) -> Result<Lock, HubError> {
         let mut said = false;
         loop {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(path)
-                .doing(|| format!("cannot write {}", path.display()))?;
+            let file = open_or_create(path)?;
             match file.try_lock() {
                 Ok(()) if still_named(&file, path) => {
                     return Ok(Lock {
-                        _name: TemporaryFile::new(path.to_path_buf()),
+                        _name: Temporary::file(path),
                         _file: file,
                     });
                 }
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    if !said {
-                        progress.note(&format!(
-                            "another process is fetching {what}; waiting for it"
-                        ));
-                        said = true;
+                    if !std::mem::replace(&mut said, true) {
+                        let line = format!("another process is fetching {what}; waiting for it");
+                        progress.note(&line);
                     }
                     sleep(POLL);
                 }

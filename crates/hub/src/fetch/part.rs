@@ -5,10 +5,11 @@
 //! has compared the hash.
 
 use crate::error::{Doing, FetchFailure, HubError};
-use crate::tidy::Growing;
+use crate::home::open_or_create;
+use crate::tidy::Temporary;
 use haversack_memory::file::open_sequential;
 use sha2::{Digest, Sha256};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -24,19 +25,13 @@ pub struct PartialFile {
     total: u64,
     /// Whether bytes of an earlier fetch are in it.
     resumed: bool,
-    _tidy: Growing,
+    _tidy: Temporary,
 }
 
 impl PartialFile {
     /// Opens or creates the file and hashes what is in it.
     pub fn open(path: &Path, total: u64) -> Result<PartialFile, HubError> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .doing(|| format!("cannot write {}", path.display()))?;
+        let file = open_or_create(path)?;
         let mut part = PartialFile {
             path: path.to_path_buf(),
             file,
@@ -44,7 +39,7 @@ impl PartialFile {
             len: 0,
             total,
             resumed: false,
-            _tidy: Growing::new(path.to_path_buf()),
+            _tidy: Temporary::growing(path),
         };
         let found = part.file.metadata().doing(|| part.name())?.len();
         if found > total {
@@ -76,14 +71,11 @@ impl PartialFile {
     /// Appends. More bytes than the whole file has mean that the source serves something else.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), FetchFailure> {
         if bytes.len() as u64 > self.total - self.len {
-            return Err(FetchFailure::Source(format!(
-                "it serves more than {} bytes",
-                self.total
-            )));
+            let reason = format!("it serves more than {} bytes", self.total);
+            return Err(FetchFailure::Source(reason));
         }
-        if let Err(error) = self.file.write_all(bytes) {
-            return Err(FetchFailure::Local(self.writing(error)));
-        }
+        let written = self.file.write_all(bytes);
+        written.map_err(|error| self.writing(error))?;
         self.hash.update(bytes);
         self.len += bytes.len() as u64;
         Ok(())
@@ -119,11 +111,8 @@ impl PartialFile {
             return Err(error);
         }
         fs::rename(&self.path, target).doing(|| {
-            format!(
-                "cannot rename {} to {}",
-                self.path.display(),
-                target.display()
-            )
+            let (from, to) = (self.path.display(), target.display());
+            format!("cannot rename {from} to {to}")
         })?;
         // The rename itself must survive a power cut; where a directory cannot be synced, the
         // worst that follows is another download.
@@ -174,51 +163,52 @@ pub fn sha256_file(path: &Path) -> Result<String, HubError> {
 
 fn hash_reader(reader: &mut impl Read) -> io::Result<(Sha256, u64)> {
     let mut hash = Sha256::new();
-    let mut buffer = vec![0; CHUNK];
     let mut len = 0;
+    pieces(reader, |bytes| {
+        hash.update(bytes);
+        len += bytes.len() as u64;
+        io::Result::Ok(())
+    })?;
+    Ok((hash, len))
+}
+
+/// Hands on all that `reader` gives, piece by piece.
+fn pieces<E: From<io::Error>>(
+    reader: &mut impl Read,
+    mut take: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut buffer = vec![0; CHUNK];
     loop {
         match reader.read(&mut buffer) {
-            Ok(0) => return Ok((hash, len)),
-            Ok(count) => {
-                hash.update(&buffer[..count]);
-                len += count as u64;
-            }
+            Ok(0) => return Ok(()),
+            Ok(count) => take(&buffer[..count])?,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
     }
 }
 
 fn hex(hash: Sha256) -> String {
-    hash.finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    let bytes = hash.finalize();
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Copies a whole source into the part, telling how far it is.
+/// Copies a whole source into the part, telling how far it is. Bytes before the source broke count.
 pub fn copy(
     reader: &mut impl Read,
     part: &mut PartialFile,
     mut tell: impl FnMut(u64),
-) -> Result<(), Copying> {
-    let mut buffer = vec![0; CHUNK];
-    loop {
-        match reader.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(count) => {
-                part.write(&buffer[..count]).map_err(Copying::Failed)?;
-                tell(part.len());
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(Copying::Cut(error)),
-        }
-    }
+) -> Result<(), FetchFailure> {
+    pieces(reader, |bytes| {
+        part.write(bytes)?;
+        tell(part.len());
+        Ok(())
+    })
 }
 
-/// How a copy ended early.
-pub enum Copying {
-    /// The source stopped giving bytes; those before it count.
-    Cut(io::Error),
-    Failed(FetchFailure),
+impl From<io::Error> for FetchFailure {
+    /// Of reading from a source.
+    fn from(error: io::Error) -> FetchFailure {
+        FetchFailure::Cut(error.to_string())
+    }
 }

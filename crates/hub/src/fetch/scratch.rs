@@ -1,14 +1,14 @@
 //! Temporary folders under `$HAVERSACK_HOME/tmp`, removed however the fetch ends.
 //!
-//! A dropped or interrupted fetch removes its own ([`Folder`]). After a kill the folder stays; the
+//! A dropped or interrupted fetch removes its own ([`Temporary`]). After a kill the folder stays; the
 //! next fetch sweeps every folder whose lock is free.
 
 use crate::error::{Doing, HubError};
 use crate::home::create;
-use crate::tidy::Folder;
+use crate::tidy::Temporary;
 use haversack_memory::clock::since_1970;
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const LOCK: &str = "lock";
@@ -17,7 +17,8 @@ const LOCK: &str = "lock";
 const YOUNG: Duration = Duration::from_secs(60);
 
 pub struct ScratchFolder {
-    folder: Folder,
+    path: PathBuf,
+    _folder: Temporary,
     _lock: File,
 }
 
@@ -26,32 +27,27 @@ impl ScratchFolder {
         let name = format!("fetch-{}-{}", std::process::id(), since_1970().as_nanos());
         let path = parent.join(name);
         create(&path)?;
-        let folder = Folder::new(path);
-        let lock = File::create(folder.path().join(LOCK))
-            .and_then(|file| file.lock().map(|()| file))
-            .doing(|| format!("cannot use {}", folder.path().display()))?;
+        let _folder = Temporary::folder(&path);
+        let lock = File::create(path.join(LOCK)).and_then(|file| file.lock().map(|()| file));
+        let _lock = lock.doing(|| format!("cannot use {}", path.display()))?;
         Ok(ScratchFolder {
-            folder,
-            _lock: lock,
+            path,
+            _folder,
+            _lock,
         })
     }
 
     pub fn path(&self) -> &Path {
-        self.folder.path()
+        &self.path
     }
 }
 
 /// Removes what killed fetches left.
 pub fn sweep(parent: &Path) {
-    let Ok(entries) = fs::read_dir(parent) else {
-        return;
-    };
-    for entry in entries.flatten() {
+    for entry in entries(parent) {
         let path = entry.path();
-        let young = entry
-            .metadata()
-            .and_then(|metadata| metadata.modified())
-            .is_ok_and(|time| time.elapsed().unwrap_or_default() < YOUNG);
+        let changed = entry.metadata().and_then(|metadata| metadata.modified());
+        let young = changed.is_ok_and(|time| time.elapsed().unwrap_or_default() < YOUNG);
         let ours = entry.file_name().to_string_lossy().starts_with("fetch-");
         if !ours || young {
             continue;
@@ -65,15 +61,16 @@ pub fn sweep(parent: &Path) {
 
 /// The bytes of all files below `path`: how far a download has come that reports nothing itself.
 pub fn size(path: &Path) -> u64 {
-    let Ok(entries) = fs::read_dir(path) else {
-        return 0;
-    };
-    entries
-        .flatten()
+    entries(path)
         .map(|entry| match entry.metadata() {
             Ok(metadata) if metadata.is_dir() => size(&entry.path()),
             Ok(metadata) => metadata.len(),
             Err(_) => 0,
         })
         .sum()
+}
+
+/// What is in a folder; nothing where that cannot be told.
+pub fn entries(path: &Path) -> impl Iterator<Item = fs::DirEntry> {
+    fs::read_dir(path).into_iter().flatten().flatten()
 }

@@ -5,7 +5,7 @@
 //! nothing we could rely on; but it writes into `TMPDIR`, which we choose, so the size of that
 //! folder is the progress.
 
-use super::part::{Copying, PartialFile, copy};
+use super::part::{PartialFile, copy};
 use super::scratch::{self, ScratchFolder};
 use super::{FetchOptions, free_bytes};
 use crate::catalogue::Wheel;
@@ -23,6 +23,10 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 use zip::ZipArchive;
+
+/// What Python is called with, before what to download.
+const PIP: &str = "-m pip download --no-deps --only-binary :all: --ignore-requires-python --no-cache-dir \
+    --no-input --disable-pip-version-check --progress-bar off --retries 2";
 
 const POLL: Duration = Duration::from_millis(100);
 
@@ -77,7 +81,7 @@ impl WheelStore {
         let mut progress = DownloadMeter::new(&*reports, to_come.map(|wheel| wheel.bytes).sum());
         let mut done = 0;
         for (start, wheel) in missing {
-            part.truncate(start).map_err(FetchFailure::Local)?;
+            part.truncate(start)?;
             let is_here = self.wheels.contains_key(&wheel.package);
             let path = self.download(wheel, &mut progress, done)?;
             done += if is_here { 0 } else { wheel.bytes };
@@ -104,20 +108,17 @@ impl WheelStore {
         }
         let scratch = match &mut self.scratch {
             Some(scratch) => scratch,
-            none => none.insert(ScratchFolder::new(&self.parent).map_err(FetchFailure::Local)?),
+            none => none.insert(ScratchFolder::new(&self.parent)?),
         };
         if let Some(free) = free_bytes(scratch.path())
             && free < wheel.bytes
         {
-            return Err(FetchFailure::Local(HubError::Io {
-                doing: format!(
-                    "disk full: package {} needs {} and {} is free",
-                    wheel.package,
-                    human(wheel.bytes),
-                    human(free)
-                ),
-                error: io::ErrorKind::StorageFull.into(),
-            }));
+            let (needed, free) = (human(wheel.bytes), human(free));
+            let doing = format!(
+                "disk full: package {} needs {needed} and {free} is free",
+                wheel.package
+            );
+            return Err(disk_full(doing));
         }
         let path = pip_download(scratch.path(), wheel, &self.environment, |bytes| {
             progress.set(done + bytes.min(wheel.bytes));
@@ -135,14 +136,12 @@ fn pip_download(
 ) -> Result<PathBuf, FetchFailure> {
     let folder = scratch.join(&wheel.package);
     let (temporary, destination) = (folder.join("tmp"), folder.join("wheel"));
-    create(&temporary)
-        .and_then(|()| create(&destination))
-        .map_err(FetchFailure::Local)?;
+    create(&temporary)?;
+    create(&destination)?;
 
     let child = spawn(wheel, environment, &temporary, &destination)?;
     let status = loop {
-        let poll = child.poll().doing(|| "cannot wait for pip".into());
-        if let Some(status) = poll.map_err(FetchFailure::Local)? {
+        if let Some(status) = child.poll().doing(|| "cannot wait for pip".into())? {
             break status;
         }
         tell(scratch::size(&temporary) + scratch::size(&destination));
@@ -151,12 +150,8 @@ fn pip_download(
     if !status.success() {
         return Err(why(status, &child.complaint()));
     }
-    let found = fs::read_dir(&destination)
-        .ok()
-        .into_iter()
-        .flat_map(|entries| entries.flatten())
-        .map(|entry| entry.path())
-        .find(|path| path.extension().is_some_and(|extension| extension == "whl"));
+    let mut paths = scratch::entries(&destination).map(|entry| entry.path());
+    let found = paths.find(|path| path.extension().is_some_and(|extension| extension == "whl"));
     found.ok_or_else(|| FetchFailure::Source("pip downloaded no wheel".into()))
 }
 
@@ -169,19 +164,7 @@ fn spawn(
     for python in PYTHONS {
         let mut command = Command::new(python);
         command
-            .args(["-m", "pip", "download"])
-            .args([
-                "--no-deps",
-                "--only-binary",
-                ":all:",
-                "--ignore-requires-python",
-            ])
-            .args([
-                "--no-cache-dir",
-                "--no-input",
-                "--disable-pip-version-check",
-            ])
-            .args(["--progress-bar", "off", "--retries", "2"])
+            .args(PIP.split_whitespace())
             .arg("--dest")
             .arg(destination)
             .arg(format!("{}=={}", wheel.package, wheel.version))
@@ -194,24 +177,27 @@ fn spawn(
             Ok(child) => return Ok(child),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                return Err(FetchFailure::Source(format!(
-                    "cannot start {python}: {error}"
-                )));
+                let reason = format!("cannot start {python}: {error}");
+                return Err(FetchFailure::Source(reason));
             }
         }
     }
-    Err(FetchFailure::Source(format!(
+    let reason = format!(
         "it needs Python with pip, and there is no {}",
         PYTHONS.join(" or ")
-    )))
+    );
+    Err(FetchFailure::Source(reason))
+}
+
+fn disk_full(doing: String) -> FetchFailure {
+    let error = io::ErrorKind::StorageFull.into();
+    FetchFailure::Local(HubError::Io { doing, error })
 }
 
 /// pip's own words, shortened to the one that helps.
 fn why(status: ExitStatus, log: &str) -> FetchFailure {
     if log.contains("No space left on device") {
-        let full = io::Error::from(io::ErrorKind::StorageFull);
-        let doing = "disk full while pip was downloading".into();
-        return FetchFailure::Local(HubError::Io { doing, error: full });
+        return disk_full("disk full while pip was downloading".into());
     }
     if log.contains("No module named pip") {
         return FetchFailure::Source("it needs pip, which this Python does not have".into());
@@ -231,40 +217,30 @@ fn why(status: ExitStatus, log: &str) -> FetchFailure {
         .rev()
         .find(|line| line.starts_with("ERROR:"))
         .or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
-    match line {
-        Some(line) => FetchFailure::Source(format!(
-            "pip: {}",
-            line.trim_start_matches("ERROR:")
-                .split_whitespace()
-                .collect::<Vec<_>>()
-                .join(" ")
-        )),
-        None => FetchFailure::Source(format!("pip ended with {status}")),
-    }
+    FetchFailure::Source(match line {
+        Some(line) => {
+            let words = line.trim_start_matches("ERROR:").split_whitespace();
+            format!("pip: {}", words.collect::<Vec<_>>().join(" "))
+        }
+        None => format!("pip ended with {status}"),
+    })
 }
 
 fn unpack(path: &Path, wheel: &Wheel, part: &mut PartialFile) -> Result<(), FetchFailure> {
     let bad = |reason: String| FetchFailure::Source(format!("package {}: {reason}", wheel.package));
-    let file = File::open(path)
-        .doing(|| format!("cannot read {}", path.display()))
-        .map_err(FetchFailure::Local)?;
+    let file = File::open(path).doing(|| format!("cannot read {}", path.display()))?;
     let mut archive = ZipArchive::new(file).map_err(|error| bad(error.to_string()))?;
-    let mut member = archive
-        .by_name(&wheel.member)
-        .map_err(|error| bad(format!("{}: {error}", wheel.member)))?;
-    if member.size() != wheel.member_bytes {
-        return Err(bad(format!(
-            "{} has {} bytes instead of {}",
-            wheel.member,
-            member.size(),
-            wheel.member_bytes
-        )));
+    let name = &wheel.member;
+    let member = archive.by_name(name);
+    let mut member = member.map_err(|error| bad(format!("{name}: {error}")))?;
+    let (found, wanted) = (member.size(), wheel.member_bytes);
+    if found != wanted {
+        return Err(bad(format!("{name} has {found} bytes instead of {wanted}")));
     }
-    match copy(&mut member, part, |_| {}) {
-        Ok(()) => Ok(()),
-        Err(Copying::Cut(error)) => Err(bad(format!("{}: {error}", wheel.member))),
-        Err(Copying::Failed(failure)) => Err(failure),
-    }
+    copy(&mut member, part, |_| {}).map_err(|failure| match failure {
+        FetchFailure::Cut(error) => bad(format!("{name}: {error}")),
+        failure => failure,
+    })
 }
 
 #[cfg(test)]
@@ -279,8 +255,8 @@ mod tests {
             return;
         };
         let text = |log: &str| match why(status, log) {
-            FetchFailure::Source(reason) => reason,
             FetchFailure::Local(error) => format!("local: {error:#}"),
+            failure => failure.to_string(),
         };
         assert_eq!(text("WARNING: a\nERROR: b  c\nhint\n"), "pip: b c");
         assert_eq!(text("x\nboom\n\n"), "pip: boom");

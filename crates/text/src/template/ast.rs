@@ -24,7 +24,8 @@ pub enum StmtKind {
     FilterBlock(Vec<Filter>, Vec<Stmt>),
     With(Vec<(Target, Expr)>, Vec<Stmt>),
     Macro(Arc<Macro>),
-    Call(Arc<Macro>, Expr),
+    /// Whether the block has parameters, its body, and the call it is handed to.
+    Call(bool, Vec<Stmt>, Expr),
     /// `{% generation %}`: marks what the model said, prints its body.
     Inline(Vec<Stmt>),
     Break,
@@ -89,34 +90,12 @@ pub enum Expr {
     Not(Box<Expr>),
     Neg(Box<Expr>),
     Pos(Box<Expr>),
-    Binary(Binary, Box<(Expr, Expr)>),
+    /// The operator as it is written, and its sides.
+    Binary(&'static str, Box<(Expr, Expr)>),
     And(Box<(Expr, Expr)>),
     Or(Box<(Expr, Expr)>),
-    Compare(Box<Expr>, Vec<(CompareOp, Expr)>),
+    /// `a < b <= c`: the first, then each operator (also `in`, `not in`) and what stands behind it.
+    Compare(Box<Expr>, Vec<(&'static str, Expr)>),
     /// value, condition, otherwise
     Cond(Box<(Expr, Expr)>, Option<Box<Expr>>),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Binary {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    FloorDiv,
-    Rem,
-    Pow,
-    Concat,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CompareOp {
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-    In,
-    NotIn,
 }

@@ -2,27 +2,25 @@
 
 use super::ast::Name;
 use super::limits::{Outcome, fail};
-use super::value::TemplateValue;
+use super::value::Value;
 
-#[derive(Default)]
-pub struct TemplateCall {
-    pub positional: Vec<TemplateValue>,
-    pub named: Vec<(Name, TemplateValue)>,
+#[derive(Clone)]
+pub(super) struct Call {
+    pub positional: Vec<Value>,
+    pub named: Vec<(Name, Value)>,
 }
 
-impl TemplateCall {
+impl Call {
     /// The arguments in the order of `params`; absent ones are `None`, surplus ones an error.
     pub fn bind<const N: usize>(
         self,
         what: &str,
         params: [&str; N],
-    ) -> Outcome<[Option<TemplateValue>; N]> {
+    ) -> Outcome<[Option<Value>; N]> {
         let mut bound = [const { None }; N];
-        if self.positional.len() > N {
-            return fail(format!(
-                "{what} takes at most {N} arguments, not {}",
-                self.positional.len()
-            ));
+        let count = self.positional.len();
+        if count > N {
+            return fail(format!("{what} takes at most {N} arguments, not {count}"));
         }
         for (slot, value) in bound.iter_mut().zip(self.positional) {
             *slot = Some(value);
@@ -37,24 +35,39 @@ impl TemplateCall {
         Ok(bound)
     }
 
+    /// The only argument, which must be there.
+    pub fn one(self, what: &str, param: &str) -> Outcome<Value> {
+        let [value] = self.bind(what, [param])?;
+        required(value, what)
+    }
+
     pub fn none(self, what: &str) -> Outcome<()> {
         self.bind(what, []).map(|[]| ())
     }
 
     /// The first positional argument, leaving the others.
-    pub fn shift(&mut self) -> Option<TemplateValue> {
-        if self.positional.is_empty() {
-            None
-        } else {
-            Some(self.positional.remove(0))
-        }
+    pub fn shift(&mut self) -> Option<Value> {
+        (!self.positional.is_empty()).then(|| self.positional.remove(0))
     }
 }
 
 /// An argument that must be there.
-pub fn required(value: Option<TemplateValue>, what: &str) -> Outcome<TemplateValue> {
+pub fn required(value: Option<Value>, what: &str) -> Outcome<Value> {
     match value {
         Some(value) => Ok(value),
         None => fail(format!("{what} misses an argument")),
     }
+}
+
+/// How often, or `usize::MAX` where nothing is said.
+pub fn count(value: Option<Value>, what: &str) -> Outcome<usize> {
+    let Some(value) = value else {
+        return Ok(usize::MAX);
+    };
+    Ok(usize::try_from(value.int_arg(what)?).unwrap_or(usize::MAX))
+}
+
+/// Whether a flag was given and holds.
+pub fn flag(value: Option<Value>) -> bool {
+    value.is_some_and(|value| value.truth())
 }

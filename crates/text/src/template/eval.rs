@@ -3,20 +3,17 @@
 //! It reads nothing but the tree, the variables it was given and the clock it was handed. Every statement and
 //! expression costs a step and a level of depth; every byte emitted is counted, also those of captured text.
 
-use super::ast::{Args, CompareOp, Expr, Filter, For, Macro, Name, Stmt, StmtKind, Target};
-use super::call::{TemplateCall, required};
+use super::ast::{Args, Expr, Filter, For, Macro, Name, Stmt, StmtKind, Target};
+use super::call::{Call, required};
 use super::error::TemplateError;
 use super::filters;
 use super::limits::{
-    Buffer, CALL_DEPTH_MAX, OUTPUT_BYTES_MAX, Outcome, RANGE_MAX, SLOT_BYTES, TemplateMeter, fail,
-    limit,
+    Buffer, CALL_DEPTH_MAX, Meter, OUTPUT_BYTES_MAX, Outcome, RANGE_MAX, SLOT_BYTES, fail, limit,
 };
 use super::methods;
 use super::ops;
 use super::time::strftime;
-use super::value::{
-    Function, Loop, Namespace, TemplateValue, contains, equal, find_key, order, print,
-};
+use super::value::{Loop, Namespace, Str, Value, compare, printed};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,10 +26,10 @@ enum Flow {
     Continue,
 }
 
-type Scope = Vec<(Name, TemplateValue)>;
+type Scope = Vec<(Name, Value)>;
 
 pub struct Interpreter<'m> {
-    meter: &'m TemplateMeter,
+    meter: &'m Meter,
     unix_seconds: i64,
     scopes: Vec<Scope>,
     /// The output, and on top of it the captures under way.
@@ -54,21 +51,15 @@ impl Drop for Interpreter<'_> {
 }
 
 impl<'m> Interpreter<'m> {
-    pub fn new(
-        meter: &'m TemplateMeter,
-        unix_seconds: i64,
-        variables: Vec<(Name, TemplateValue)>,
-    ) -> Self {
-        let mut globals: Scope = [
-            ("range", Function::Range),
-            ("namespace", Function::Namespace),
-            ("dict", Function::Dict),
-            ("raise_exception", Function::RaiseException),
-            ("strftime_now", Function::StrftimeNow),
-        ]
-        .into_iter()
-        .map(|(name, function)| (name.into(), TemplateValue::Function(function)))
-        .collect();
+    pub fn new(meter: &'m Meter, unix_seconds: i64, variables: Vec<(Name, Value)>) -> Self {
+        let functions = [
+            "range",
+            "namespace",
+            "dict",
+            "raise_exception",
+            "strftime_now",
+        ];
+        let mut globals = Scope::from(functions.map(|name| (name.into(), Value::Function(name))));
         globals.extend(variables);
         Interpreter {
             meter,
@@ -86,10 +77,10 @@ impl<'m> Interpreter<'m> {
     pub fn run(mut self, body: &[Stmt]) -> Outcome<String> {
         match self.body(body) {
             Ok(_) => Ok(self.outputs.pop().unwrap_or_default()),
-            Err(TemplateError::Render(message)) => Err(TemplateError::Render(format!(
-                "line {}: {message}",
-                self.line
-            ))),
+            Err(TemplateError::Render(message)) => {
+                let message = format!("line {}: {message}", self.line);
+                Err(TemplateError::Render(message))
+            }
             Err(other) => Err(other),
         }
     }
@@ -97,18 +88,12 @@ impl<'m> Interpreter<'m> {
     fn enter(&mut self) -> Outcome<()> {
         self.meter.step(1)?;
         self.depth += 1;
-        if self.depth > CALL_DEPTH_MAX {
-            Err(limit("calls are nested too deep"))
-        } else {
-            Ok(())
-        }
+        limit(self.depth > CALL_DEPTH_MAX, "calls are nested too deep")
     }
 
     fn emit(&mut self, text: &str) -> Outcome<()> {
         self.emitted = self.emitted.saturating_add(text.len());
-        if self.emitted > OUTPUT_BYTES_MAX {
-            return Err(limit("too much output"));
-        }
+        limit(self.emitted > OUTPUT_BYTES_MAX, "too much output")?;
         self.meter.work(text.len())?;
         if let Some(out) = self.outputs.last_mut() {
             out.push_str(text);
@@ -117,43 +102,39 @@ impl<'m> Interpreter<'m> {
     }
 
     /// Runs `body` in a new scope, its output into a value.
-    fn capture(&mut self, scope: Scope, body: &[Stmt]) -> Outcome<TemplateValue> {
+    fn capture(&mut self, scope: Scope, body: &[Stmt]) -> Outcome<Str> {
         self.outputs.push(String::new());
         self.scopes.push(scope);
         let result = self.body(body);
         self.scopes.pop();
         let text = self.outputs.pop().unwrap_or_default();
         result?;
-        TemplateValue::text(self.meter, text)
+        Str::made(self.meter, text)
     }
 
     // --- statements
 
     fn body(&mut self, body: &[Stmt]) -> Outcome<Flow> {
         self.enter()?;
+        let mut flow = Flow::Next;
         for stmt in body {
             self.line = stmt.line;
             self.meter.step(1)?;
-            let flow = self.statement(&stmt.kind)?;
+            flow = self.statement(&stmt.kind)?;
             if flow != Flow::Next {
-                self.depth -= 1;
-                return Ok(flow);
+                break;
             }
         }
         self.depth -= 1;
-        Ok(Flow::Next)
+        Ok(flow)
     }
 
     fn statement(&mut self, stmt: &StmtKind) -> Outcome<Flow> {
         match stmt {
             StmtKind::Text(text) => self.emit(text)?,
             StmtKind::Print(expr) => match self.eval(expr)? {
-                TemplateValue::Str(s) => self.emit(s.as_str())?,
-                value => {
-                    let mut out = Buffer::new(self.meter);
-                    print(self.meter, &value, &mut out)?;
-                    self.emit(&out.into_string())?;
-                }
+                Value::Str(s) => self.emit(&s)?,
+                value => self.emit(&printed(self.meter, &value)?)?,
             },
             StmtKind::Do(expr) => drop(self.eval(expr)?),
             StmtKind::If(branches) => {
@@ -173,16 +154,12 @@ impl<'m> Interpreter<'m> {
                 self.assign(target, value)?;
             }
             StmtKind::SetBlock(name, filters, body) => {
-                let text = self.capture(Vec::new(), body)?;
-                let value = self.filter_all(filters, text)?;
+                let value = self.filtered(filters, body)?;
                 self.assign(&Target::Name(Arc::clone(name)), value)?;
             }
             StmtKind::FilterBlock(filters, body) => {
-                let text = self.capture(Vec::new(), body)?;
-                let value = self.filter_all(filters, text)?;
-                let mut out = Buffer::new(self.meter);
-                print(self.meter, &value, &mut out)?;
-                self.emit(&out.into_string())?;
+                let value = self.filtered(filters, body)?;
+                self.emit(&printed(self.meter, &value)?)?;
             }
             StmtKind::With(pairs, body) => {
                 let mut values = Vec::new();
@@ -198,24 +175,20 @@ impl<'m> Interpreter<'m> {
                 return flow;
             }
             StmtKind::Macro(definition) => {
-                let value = TemplateValue::Macro(Arc::clone(definition), self.scopes.len());
+                let value = Value::Macro(Arc::clone(definition), self.scopes.len());
                 self.assign(&Target::Name(Arc::clone(&definition.name)), value)?;
             }
-            StmtKind::Call(block, expr) => {
-                if !block.params.is_empty() {
+            StmtKind::Call(has_params, body, expr) => {
+                if *has_params {
                     return fail("a call block with parameters is not supported");
                 }
                 // The text is made before the call: it sees the scope it was written in.
-                let TemplateValue::Str(text) = self.capture(Vec::new(), &block.body)? else {
-                    return fail("call");
-                };
-                self.scopes
-                    .push(vec![("caller".into(), TemplateValue::Caller(text))]);
+                let text = self.capture(Vec::new(), body)?;
+                let scope = vec![("caller".into(), Value::Caller(text))];
+                self.scopes.push(scope);
                 let result = self.eval(expr);
                 self.scopes.pop();
-                let mut out = Buffer::new(self.meter);
-                print(self.meter, &result?, &mut out)?;
-                self.emit(&out.into_string())?;
+                self.emit(&printed(self.meter, &result?)?)?;
             }
             StmtKind::Inline(body) => return self.body(body),
             StmtKind::Break => return Ok(Flow::Break),
@@ -240,7 +213,7 @@ impl<'m> Interpreter<'m> {
                     kept.push(item.clone());
                 }
             }
-            items = TemplateValue::list(self.meter, kept)?.iterate(self.meter)?;
+            items = Value::list(self.meter, kept)?.iterate(self.meter)?;
         }
         if items.items.is_empty() {
             return match self.body(&stmt.otherwise)? {
@@ -259,10 +232,8 @@ impl<'m> Interpreter<'m> {
             // A turn of the loop makes a scope: dearer than an expression.
             self.meter.step(4)?;
             state.index.set(index);
-            self.scopes.push(vec![(
-                Arc::clone(&loop_name),
-                TemplateValue::Loop(Rc::clone(&state)),
-            )]);
+            let state = Value::Loop(Rc::clone(&state));
+            self.scopes.push(vec![(Arc::clone(&loop_name), state)]);
             self.assign(&stmt.target, item.clone())?;
             let flow = self.body(&stmt.body);
             self.scopes.pop();
@@ -274,7 +245,7 @@ impl<'m> Interpreter<'m> {
         Ok(())
     }
 
-    fn assign(&mut self, target: &Target, value: TemplateValue) -> Outcome<()> {
+    fn assign(&mut self, target: &Target, value: Value) -> Outcome<()> {
         self.meter.step(1)?;
         match target {
             Target::Name(name) => {
@@ -289,17 +260,14 @@ impl<'m> Interpreter<'m> {
                 Ok(())
             }
             Target::Field(name, field) => match self.lookup(name)? {
-                TemplateValue::Namespace(namespace) => self.set_field(&namespace, field, value),
+                Value::Namespace(namespace) => self.set_field(&namespace, field, value),
                 other => fail(format!("cannot set a field of a {}", other.type_name())),
             },
             Target::Tuple(targets) => {
                 let items = value.defined()?.iterate(self.meter)?;
-                if items.items.len() != targets.len() {
-                    return fail(format!(
-                        "cannot unpack {} values into {}",
-                        items.items.len(),
-                        targets.len()
-                    ));
+                let (found, wanted) = (items.items.len(), targets.len());
+                if found != wanted {
+                    return fail(format!("cannot unpack {found} values into {wanted}"));
                 }
                 for (target, item) in targets.iter().zip(&items.items) {
                     self.assign(target, item.clone())?;
@@ -309,7 +277,7 @@ impl<'m> Interpreter<'m> {
         }
     }
 
-    fn set_field(&self, namespace: &Namespace, field: &Name, value: TemplateValue) -> Outcome<()> {
+    fn set_field(&self, namespace: &Namespace, field: &Name, value: Value) -> Outcome<()> {
         let mut fields = namespace.fields.borrow_mut();
         self.meter.step(fields.len() / 8)?;
         match fields.iter_mut().find(|(have, ..)| have == field) {
@@ -327,7 +295,7 @@ impl<'m> Interpreter<'m> {
         Ok(())
     }
 
-    fn lookup(&self, name: &Name) -> Outcome<TemplateValue> {
+    fn lookup(&self, name: &Name) -> Outcome<Value> {
         let mut seen = 0;
         for scope in self.scopes.iter().rev() {
             seen += 1 + scope.len();
@@ -337,46 +305,38 @@ impl<'m> Interpreter<'m> {
             }
         }
         self.meter.step(seen / 8)?;
-        Ok(TemplateValue::Undefined(Arc::clone(name)))
+        Ok(Value::Undefined(Arc::clone(name)))
     }
 
     // --- expressions
 
-    fn eval(&mut self, expr: &Expr) -> Outcome<TemplateValue> {
+    fn eval(&mut self, expr: &Expr) -> Outcome<Value> {
         self.enter()?;
         let value = self.expression(expr)?;
         self.depth -= 1;
         Ok(value)
     }
 
-    fn eval_all(&mut self, exprs: &[Expr]) -> Outcome<Vec<TemplateValue>> {
+    fn eval_all(&mut self, exprs: &[Expr]) -> Outcome<Vec<Value>> {
         exprs.iter().map(|e| self.eval(e)).collect()
     }
 
-    fn expression(&mut self, expr: &Expr) -> Outcome<TemplateValue> {
+    fn expression(&mut self, expr: &Expr) -> Outcome<Value> {
         match expr {
-            Expr::None => Ok(TemplateValue::None),
-            Expr::Bool(b) => Ok(TemplateValue::Bool(*b)),
-            Expr::Int(i) => Ok(TemplateValue::Int(*i)),
-            Expr::Float(f) => Ok(TemplateValue::Float(*f)),
-            Expr::Str(text) => Ok(TemplateValue::Str(super::value::Str::Given(Arc::clone(
-                text,
-            )))),
+            Expr::None => Ok(Value::None),
+            Expr::Bool(b) => Ok(Value::Bool(*b)),
+            Expr::Int(i) => Ok(Value::Int(*i)),
+            Expr::Float(f) => Ok(Value::Float(*f)),
+            Expr::Str(text) => Ok(Value::Str(Str::Given(Arc::clone(text)))),
             Expr::Name(name) => self.lookup(name),
-            Expr::List(items) => {
-                let items = self.eval_all(items)?;
-                TemplateValue::list(self.meter, items)
-            }
-            Expr::Tuple(items) => {
-                let items = self.eval_all(items)?;
-                TemplateValue::tuple(self.meter, items)
-            }
+            Expr::List(items) => Value::list(self.meter, self.eval_all(items)?),
+            Expr::Tuple(items) => Value::tuple(self.meter, self.eval_all(items)?),
             Expr::Dict(entries) => {
                 let mut values = Vec::new();
                 for (key, value) in entries {
                     values.push((self.eval(key)?, self.eval(value)?));
                 }
-                TemplateValue::dict(self.meter, values)
+                Value::dict(self.meter, values)
             }
             Expr::Attr(object, name) => {
                 let object = self.eval(object)?;
@@ -391,12 +351,9 @@ impl<'m> Interpreter<'m> {
                 let object = self.eval(object)?;
                 let mut bounds = [None; 3];
                 for (bound, part) in bounds.iter_mut().zip(parts.iter()) {
-                    if let Some(part) = part {
-                        *bound = match self.eval(part)? {
-                            TemplateValue::None => None,
-                            value => Some(value.int_arg("a slice")?),
-                        };
-                    }
+                    let part = part.as_ref().map(|part| self.eval(part)).transpose()?;
+                    let part = part.filter(|part| !part.is_none());
+                    *bound = part.map(|part| part.int_arg("a slice")).transpose()?;
                 }
                 ops::slice(self.meter, &object, bounds)
             }
@@ -409,42 +366,31 @@ impl<'m> Interpreter<'m> {
                 let name = &*test.name;
                 let value = self.eval(value)?;
                 let args = self.args(&test.args)?;
-                filters::test(self.meter, name, &value, args.positional).map(TemplateValue::Bool)
+                filters::test(self.meter, name, &value, &args.positional).map(Value::Bool)
             }
-            Expr::Not(value) => Ok(TemplateValue::Bool(!self.eval(value)?.truth())),
+            Expr::Not(value) => Ok(Value::Bool(!self.eval(value)?.truth())),
             Expr::Neg(value) => ops::negate(self.eval(value)?),
             Expr::Pos(value) => self.eval(value)?.defined(),
             Expr::Binary(op, sides) => {
-                let left = self.eval(&sides.0)?;
-                let right = self.eval(&sides.1)?;
-                ops::binary(self.meter, *op, left, right)
+                ops::binary(self.meter, op, self.eval(&sides.0)?, self.eval(&sides.1)?)
             }
-            Expr::And(sides) => {
+            Expr::And(sides) | Expr::Or(sides) => {
                 let left = self.eval(&sides.0)?;
-                if left.truth() {
-                    self.eval(&sides.1)
-                } else {
-                    Ok(left)
+                if left.truth() == matches!(expr, Expr::Or(_)) {
+                    return Ok(left);
                 }
-            }
-            Expr::Or(sides) => {
-                let left = self.eval(&sides.0)?;
-                if left.truth() {
-                    Ok(left)
-                } else {
-                    self.eval(&sides.1)
-                }
+                self.eval(&sides.1)
             }
             Expr::Compare(first, rest) => {
                 let mut left = self.eval(first)?;
                 for (op, right) in rest {
                     let right = self.eval(right)?;
-                    if !self.compare(*op, &left, &right)? {
-                        return Ok(TemplateValue::Bool(false));
+                    if !compare(self.meter, op, &left, &right)? {
+                        return Ok(Value::Bool(false));
                     }
                     left = right;
                 }
-                Ok(TemplateValue::Bool(true))
+                Ok(Value::Bool(true))
             }
             Expr::Cond(sides, otherwise) => {
                 if self.eval(&sides.1)?.truth() {
@@ -452,124 +398,95 @@ impl<'m> Interpreter<'m> {
                 } else if let Some(otherwise) = otherwise {
                     self.eval(otherwise)
                 } else {
-                    Ok(TemplateValue::undefined(
-                        "the value of an 'if' without 'else'",
-                    ))
+                    Ok(Value::undefined("the value of an 'if' without 'else'"))
                 }
             }
         }
     }
 
-    fn compare(&self, op: CompareOp, a: &TemplateValue, b: &TemplateValue) -> Outcome<bool> {
-        Ok(match op {
-            CompareOp::Eq => equal(self.meter, a, b)?,
-            CompareOp::Ne => !equal(self.meter, a, b)?,
-            CompareOp::Lt => order(self.meter, a, b)?.is_lt(),
-            CompareOp::Le => order(self.meter, a, b)?.is_le(),
-            CompareOp::Gt => order(self.meter, a, b)?.is_gt(),
-            CompareOp::Ge => order(self.meter, a, b)?.is_ge(),
-            CompareOp::In => contains(self.meter, b, a)?,
-            CompareOp::NotIn => !contains(self.meter, b, a)?,
-        })
-    }
-
-    fn attribute(&self, object: &TemplateValue, name: &Name) -> Outcome<TemplateValue> {
+    fn attribute(&self, object: &Value, name: &Name) -> Outcome<Value> {
         match object {
-            TemplateValue::Undefined(missing) => fail(format!("'{missing}' is undefined")),
-            TemplateValue::Loop(state) => Ok(loop_field(state, name)),
-            TemplateValue::Namespace(_) => filters::lookup(self.meter, object, name),
+            Value::Undefined(missing) => fail(format!("'{missing}' is undefined")),
+            Value::Loop(state) => Ok(loop_field(state, name)),
+            Value::Namespace(_) => filters::lookup(self.meter, object, name),
             _ => match (methods::find(object, name), object) {
                 // As in Python, a method hides an entry of the same name.
-                (Some(method), _) => TemplateValue::method(object, method),
-                (None, TemplateValue::Dict(dict)) => {
-                    let key = TemplateValue::Str(super::value::Str::Given(Arc::clone(name)));
-                    Ok(match find_key(self.meter, &dict.entries, &key)? {
-                        Some(at) => dict.entries[at].1.clone(),
-                        None => TemplateValue::Undefined(Arc::clone(name)),
-                    })
+                (Some(method), _) => Value::method(object, method),
+                (None, Value::Dict(dict)) => {
+                    let key = Value::Str(Str::Given(Arc::clone(name)));
+                    let found = dict.get(self.meter, &key)?.cloned();
+                    Ok(found.unwrap_or_else(|| Value::Undefined(Arc::clone(name))))
                 }
-                _ => Ok(TemplateValue::Undefined(Arc::clone(name))),
+                _ => Ok(Value::Undefined(Arc::clone(name))),
             },
         }
     }
 
-    fn item(&self, object: &TemplateValue, index: &TemplateValue) -> Outcome<TemplateValue> {
-        let at = |len: usize| {
-            let index = index.as_int()?;
-            let from_start = if index < 0 {
-                index.checked_add(len as i64)?
-            } else {
-                index
-            };
-            usize::try_from(from_start).ok().filter(|i| *i < len)
+    fn item(&self, object: &Value, index: &Value) -> Outcome<Value> {
+        // Python's: from the end where it is negative.
+        let at = |index: i64, len: usize| {
+            let from_end = if index < 0 { len as i64 } else { 0 };
+            usize::try_from(index.checked_add(from_end)?).ok()
         };
-        match object {
-            TemplateValue::Undefined(missing) => fail(format!("'{missing}' is undefined")),
-            TemplateValue::Dict(dict) => {
-                if let Some(at) = find_key(self.meter, &dict.entries, index)? {
-                    return Ok(dict.entries[at].1.clone());
-                }
-                Ok(TemplateValue::undefined(
-                    index.as_str().unwrap_or("an item"),
-                ))
+        match (object, index.as_int()) {
+            (Value::Undefined(missing), _) => fail(format!("'{missing}' is undefined")),
+            (Value::Dict(dict), _) => {
+                let missing = || Value::undefined(index.as_str().unwrap_or("an item"));
+                let found = dict.get(self.meter, index)?.cloned();
+                Ok(found.unwrap_or_else(missing))
             }
-            TemplateValue::List(list) if index.as_int().is_some() => {
-                let item = at(list.items.len())
-                    .and_then(|i| list.items.get(i))
-                    .cloned();
-                Ok(item.unwrap_or_else(|| TemplateValue::undefined("an item")))
+            (Value::List(list), Some(index)) => {
+                let item = at(index, list.items.len()).and_then(|i| list.items.get(i));
+                Ok(item.cloned().unwrap_or_else(|| Value::undefined("an item")))
             }
-            TemplateValue::Str(s) if index.as_int().is_some() => {
-                self.meter.work(s.as_str().len())?;
-                let text = s.as_str();
-                match at(text.chars().count()).and_then(|i| text.chars().nth(i)) {
-                    Some(c) => TemplateValue::text(self.meter, c.to_string()),
-                    None => Ok(TemplateValue::undefined("a character")),
+            (Value::Str(s), Some(index)) => {
+                self.meter.work(s.len())?;
+                match at(index, s.chars().count()).and_then(|i| s.chars().nth(i)) {
+                    Some(c) => Value::text(self.meter, c.to_string()),
+                    None => Ok(Value::undefined("a character")),
                 }
             }
             _ => match index.as_str() {
                 Some(name) if name.len() <= 64 => self.attribute(object, &name.into()),
-                _ => Ok(TemplateValue::undefined("an item")),
+                _ => Ok(Value::undefined("an item")),
             },
         }
     }
 
-    fn args(&mut self, args: &Args) -> Outcome<TemplateCall> {
+    fn args(&mut self, args: &Args) -> Outcome<Call> {
         let positional = self.eval_all(&args.positional)?;
         let mut named = Vec::new();
         for (name, value) in &args.named {
             named.push((Arc::clone(name), self.eval(value)?));
         }
-        Ok(TemplateCall { positional, named })
+        Ok(Call { positional, named })
     }
 
-    fn filter(&mut self, filter: &Filter, value: TemplateValue) -> Outcome<TemplateValue> {
+    fn filter(&mut self, filter: &Filter, value: Value) -> Outcome<Value> {
         let args = self.args(&filter.args)?;
         filters::apply(self.meter, &filter.name, value, args, 0)
     }
 
-    fn filter_all(
-        &mut self,
-        filters: &[Filter],
-        mut value: TemplateValue,
-    ) -> Outcome<TemplateValue> {
+    /// What `body` writes, through all of `filters`.
+    fn filtered(&mut self, filters: &[Filter], body: &[Stmt]) -> Outcome<Value> {
+        let mut value = Value::Str(self.capture(Vec::new(), body)?);
         for filter in filters {
             value = self.filter(filter, value)?;
         }
         Ok(value)
     }
 
-    fn call(&mut self, callee: &Expr, args: &Args) -> Outcome<TemplateValue> {
+    fn call(&mut self, callee: &Expr, args: &Args) -> Outcome<Value> {
         if let Expr::Attr(object, name) = callee {
             let object = self.eval(object)?;
-            if let (TemplateValue::Loop(state), "cycle") = (&object, &**name) {
+            if let (Value::Loop(state), "cycle") = (&object, &**name) {
                 let call = self.args(args)?;
                 let count = call.positional.len().max(1);
                 let item = call.positional.get(state.index.get() % count).cloned();
                 return required(item, "cycle");
             }
             let function = self.attribute(&object, name)?;
-            if matches!(function, TemplateValue::Undefined(_)) {
+            if matches!(function, Value::Undefined(_)) {
                 return fail(format!("a {} has no method '{name}'", object.type_name()));
             }
             let call = self.args(args)?;
@@ -580,52 +497,38 @@ impl<'m> Interpreter<'m> {
         self.invoke(function, call)
     }
 
-    fn invoke(&mut self, function: TemplateValue, call: TemplateCall) -> Outcome<TemplateValue> {
+    fn invoke(&mut self, function: Value, call: Call) -> Outcome<Value> {
         match function {
-            TemplateValue::Method(method) => {
-                methods::call(self.meter, &method.receiver, method.name, call)
-            }
-            TemplateValue::Macro(definition, scopes) => {
-                self.invoke_macro(&definition, scopes, call)
-            }
-            TemplateValue::Caller(text) => {
+            Value::Method(method) => methods::call(self.meter, &method.receiver, method.name, call),
+            Value::Macro(definition, scopes) => self.invoke_macro(&definition, scopes, call),
+            Value::Caller(text) => {
                 call.none("caller")?;
-                Ok(TemplateValue::Str(text))
+                Ok(Value::Str(text))
             }
-            TemplateValue::Function(function) => self.builtin(function, call),
-            TemplateValue::Undefined(name) => fail(format!("'{name}' is undefined")),
+            Value::Function(function) => self.builtin(function, call),
+            Value::Undefined(name) => fail(format!("'{name}' is undefined")),
             other => fail(format!("a {} cannot be called", other.type_name())),
         }
     }
 
     /// A macro sees the scopes it was defined in, then its arguments.
-    fn invoke_macro(
-        &mut self,
-        definition: &Macro,
-        visible: usize,
-        call: TemplateCall,
-    ) -> Outcome<TemplateValue> {
-        if call.positional.len() > definition.params.len() {
-            return fail(format!(
-                "macro '{}' takes {} arguments",
-                definition.name,
-                definition.params.len()
-            ));
+    fn invoke_macro(&mut self, definition: &Macro, visible: usize, call: Call) -> Outcome<Value> {
+        let (macro_name, count) = (&definition.name, definition.params.len());
+        if call.positional.len() > count {
+            return fail(format!("macro '{macro_name}' takes {count} arguments"));
         }
         let caller = self.lookup(&"caller".into())?;
         let hidden = self.scopes.split_off(visible.min(self.scopes.len()));
         let mut scope: Scope = Vec::new();
-        if let TemplateValue::Caller(_) = caller {
+        if let Value::Caller(_) = caller {
             scope.push(("caller".into(), caller));
         }
         let mut positional = call.positional.into_iter();
         let mut named = call.named;
         for (name, default) in &definition.params {
             let given = positional.next();
-            let by_name = named
-                .iter()
-                .position(|(have, _)| have == name)
-                .map(|at| named.swap_remove(at).1);
+            let by_name = named.iter().position(|(have, _)| have == name);
+            let by_name = by_name.map(|at| named.swap_remove(at).1);
             let value = match (given.or(by_name), default) {
                 (Some(value), _) => value,
                 (None, Some(default)) => {
@@ -635,75 +538,61 @@ impl<'m> Interpreter<'m> {
                     scope = self.scopes.pop().unwrap_or_default();
                     value?
                 }
-                (None, None) => TemplateValue::Undefined(Arc::clone(name)),
+                (None, None) => Value::Undefined(Arc::clone(name)),
             };
             scope.push((Arc::clone(name), value));
         }
         if let Some((name, _)) = named.first() {
-            return fail(format!(
-                "macro '{}' has no argument '{name}'",
-                definition.name
-            ));
+            return fail(format!("macro '{macro_name}' has no argument '{name}'"));
         }
         let loops = std::mem::take(&mut self.loops);
         let text = self.capture(scope, &definition.body)?;
         self.loops = loops;
         self.scopes.extend(hidden);
-        Ok(text)
+        Ok(Value::Str(text))
     }
 
-    fn builtin(&mut self, function: Function, call: TemplateCall) -> Outcome<TemplateValue> {
-        match function {
-            Function::RaiseException => {
-                let [message] = call.bind("raise_exception", ["message"])?;
-                let mut out = Buffer::new(self.meter);
-                print(
-                    self.meter,
-                    &message.unwrap_or(TemplateValue::None),
-                    &mut out,
-                )?;
-                Err(TemplateError::Raised(out.into_string()))
+    fn builtin(&mut self, name: &str, call: Call) -> Outcome<Value> {
+        match name {
+            "raise_exception" => {
+                let [message] = call.bind(name, ["message"])?;
+                let message = printed(self.meter, &message.unwrap_or(Value::None))?;
+                Err(TemplateError::Raised(message))
             }
-            Function::StrftimeNow => {
-                let [format] = call.bind("strftime_now", ["format"])?;
-                let format = required(format, "strftime_now")?;
-                let format = format.str_arg("strftime_now")?;
+            "strftime_now" => {
+                let format = call.one(name, "format")?;
+                let format = format.str_arg(name)?;
                 self.meter.work(format.len().saturating_mul(8))?;
                 let mut out = Buffer::new(self.meter);
                 strftime(self.unix_seconds, format, &mut out)?;
-                TemplateValue::text(self.meter, out.into_string())
+                Value::written(out)
             }
-            Function::Range => {
-                let [first, second, step] = call.bind("range", ["start", "stop", "step"])?;
-                let first = required(first, "range")?.int_arg("range")?;
+            "range" => {
+                let [first, second, step] = call.bind(name, ["start", "stop", "step"])?;
+                let first = required(first, name)?.int_arg(name)?;
                 let (start, stop) = match second {
-                    Some(stop) => (first, stop.int_arg("range")?),
+                    Some(stop) => (first, stop.int_arg(name)?),
                     None => (0, first),
                 };
-                let step = step.map_or(Ok(1), |s| s.int_arg("range"))?;
+                let step = step.map_or(Ok(1), |s| s.int_arg(name))?;
                 range(self.meter, start, stop, step)
             }
-            Function::Dict => {
+            "dict" => {
                 if !call.positional.is_empty() {
                     return fail("dict takes named arguments");
                 }
-                let entries = call
-                    .named
-                    .into_iter()
-                    .map(|(k, v)| (TemplateValue::Str(super::value::Str::Given(k)), v))
-                    .collect();
-                TemplateValue::dict(self.meter, entries)
+                let named = call.named.into_iter();
+                let entries = named.map(|(k, v)| (Value::Str(Str::Given(k)), v));
+                Value::dict(self.meter, entries.collect())
             }
-            Function::Namespace => {
+            _ => {
                 let namespace = Rc::new(Namespace::default());
                 // A little for the namespace itself, which lives until the end.
                 let charge = self.meter.charge(4 * SLOT_BYTES)?;
-                namespace
-                    .fields
-                    .borrow_mut()
-                    .push(("".into(), TemplateValue::None, charge));
+                let own = ("".into(), Value::None, charge);
+                namespace.fields.borrow_mut().push(own);
                 self.namespaces.push(Rc::clone(&namespace));
-                if let [TemplateValue::Dict(dict)] = call.positional.as_slice() {
+                if let [Value::Dict(dict)] = call.positional.as_slice() {
                     for (key, value) in &dict.entries {
                         let key = key.str_arg("namespace")?;
                         self.meter.charge(key.len()).map(drop)?;
@@ -715,55 +604,43 @@ impl<'m> Interpreter<'m> {
                 for (name, value) in &call.named {
                     self.set_field(&namespace, name, value.clone())?;
                 }
-                Ok(TemplateValue::Namespace(namespace))
+                Ok(Value::Namespace(namespace))
             }
         }
     }
 }
 
-fn range(meter: &TemplateMeter, start: i64, stop: i64, step: i64) -> Outcome<TemplateValue> {
+fn range(meter: &Meter, start: i64, stop: i64, step: i64) -> Outcome<Value> {
     if step == 0 {
         return fail("range needs a step other than zero");
     }
     let (start, stop, step) = (i128::from(start), i128::from(stop), i128::from(step));
-    let distance = if step > 0 { stop - start } else { start - stop };
-    let count = if distance <= 0 {
-        0
-    } else {
-        (distance - 1) / step.abs() + 1
-    };
-    if count > i128::from(RANGE_MAX) {
-        return Err(limit("a range is too long"));
-    }
+    let count = ops::count(start, stop, step);
+    limit(count > i128::from(RANGE_MAX), "a range is too long")?;
     meter.step(count as usize / 4)?;
     meter.fits(count as usize * SLOT_BYTES)?;
-    TemplateValue::list(
-        meter,
-        (0..count)
-            .map(|i| TemplateValue::Int((start + i * step) as i64))
-            .collect(),
-    )
+    let values = (0..count).map(|i| Value::Int((start + i * step) as i64));
+    Value::list(meter, values.collect())
 }
 
-fn loop_field(state: &Loop, name: &Name) -> TemplateValue {
+fn loop_field(state: &Loop, name: &Name) -> Value {
     let (index, len) = (state.index.get(), state.items.items.len());
-    let number = |n: usize| TemplateValue::Int(n as i64);
     let neighbour = |at: Option<usize>| {
         let item = at.and_then(|at| state.items.items.get(at)).cloned();
-        item.unwrap_or_else(|| TemplateValue::Undefined(Arc::clone(name)))
+        item.unwrap_or_else(|| Value::Undefined(Arc::clone(name)))
     };
     match &**name {
-        "index" => number(index + 1),
-        "index0" => number(index),
-        "revindex" => number(len - index),
-        "revindex0" => number(len - index - 1),
-        "first" => TemplateValue::Bool(index == 0),
-        "last" => TemplateValue::Bool(index + 1 == len),
-        "length" => number(len),
-        "depth" => number(state.nesting + 1),
-        "depth0" => number(state.nesting),
+        "index" => Value::int(index + 1),
+        "index0" => Value::int(index),
+        "revindex" => Value::int(len - index),
+        "revindex0" => Value::int(len - index - 1),
+        "first" => Value::Bool(index == 0),
+        "last" => Value::Bool(index + 1 == len),
+        "length" => Value::int(len),
+        "depth" => Value::int(state.nesting + 1),
+        "depth0" => Value::int(state.nesting),
         "previtem" => neighbour(index.checked_sub(1)),
         "nextitem" => neighbour(index.checked_add(1)),
-        _ => TemplateValue::Undefined(Arc::clone(name)),
+        _ => Value::Undefined(Arc::clone(name)),
     }
 }

@@ -61,10 +61,8 @@ impl<'s> Lexer<'s> {
     }
 
     fn error<T>(&self, message: &str) -> Result<T, TemplateError> {
-        Err(TemplateError::Source(format!(
-            "line {}: {message}",
-            self.line
-        )))
+        let line = self.line;
+        Err(TemplateError::Source(format!("line {line}: {message}")))
     }
 
     fn advance(&mut self, bytes: usize) -> &'s str {
@@ -88,34 +86,39 @@ impl<'s> Lexer<'s> {
                 return Ok(());
             };
             let text = rest.get(..begin).unwrap_or("");
-            let sign = rest.as_bytes().get(begin + 2).copied();
-            let kept = match sign {
-                Some(b'-') => text.trim_end(),
-                Some(b'+') => text,
-                _ if kind == b'{' => text,
-                _ => self.without_indent(text),
-            };
-            if !kept.is_empty() {
-                self.push(Token::Text(kept));
-            }
-            let signed = matches!(sign, Some(b'-' | b'+'));
+            let sign = rest.as_bytes().get(begin + 2).copied().unwrap_or(0);
+            self.text_before(text, sign, kind != b'{');
+            let signed = matches!(sign, b'-' | b'+');
             self.advance(begin + 2 + usize::from(signed));
             self.line_start = false;
             match kind {
                 b'#' => self.comment()?,
                 b'%' => {
-                    if let Some(bytes) = raw_begin(self.rest()) {
-                        self.raw(bytes)?;
+                    if let Some((bytes, sign)) = word_tag(self.rest(), "raw") {
+                        self.raw(bytes, sign)?;
                     } else {
                         self.push(Token::BlockBegin);
-                        self.inside(true)?;
+                        self.inside("%}", Token::BlockEnd)?;
                     }
                 }
                 _ => {
                     self.push(Token::PrintBegin);
-                    self.inside(false)?;
+                    self.inside("}}", Token::PrintEnd)?;
                 }
             }
+        }
+    }
+
+    /// Text in front of a tag: without what its sign, or `lstrip_blocks`, eats.
+    fn text_before(&mut self, text: &'s str, sign: u8, block: bool) {
+        let kept = match sign {
+            b'-' => text.trim_end(),
+            b'+' => text,
+            _ if !block => text,
+            _ => self.without_indent(text),
+        };
+        if !kept.is_empty() {
+            self.push(Token::Text(kept));
         }
     }
 
@@ -154,9 +157,9 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    fn raw(&mut self, open_bytes: usize) -> Result<(), TemplateError> {
-        let open = self.advance(open_bytes);
-        if open.ends_with("-%}") {
+    fn raw(&mut self, open_bytes: usize, open_sign: u8) -> Result<(), TemplateError> {
+        self.advance(open_bytes);
+        if open_sign == b'-' {
             self.after_tag(b'-', true);
         }
         let body = self.rest();
@@ -167,15 +170,7 @@ impl<'s> Lexer<'s> {
             let sign = tag.bytes().next().unwrap_or(0);
             let signed = usize::from(matches!(sign, b'-' | b'+'));
             if let Some((bytes, end_sign)) = word_tag(tag.get(signed..).unwrap_or(""), "endraw") {
-                let text = body.get(..begin).unwrap_or("");
-                let kept = match sign {
-                    b'-' => text.trim_end(),
-                    b'+' => text,
-                    _ => self.without_indent(text),
-                };
-                if !kept.is_empty() {
-                    self.push(Token::Text(kept));
-                }
+                self.text_before(body.get(..begin).unwrap_or(""), sign, true);
                 self.advance(begin + 2 + signed + bytes);
                 self.after_tag(end_sign, true);
                 return Ok(());
@@ -186,8 +181,8 @@ impl<'s> Lexer<'s> {
     }
 
     /// Tokens up to the end of the tag. Inside brackets an end of tag is just operators.
-    fn inside(&mut self, block: bool) -> Result<(), TemplateError> {
-        let end = if block { "%}" } else { "}}" };
+    fn inside(&mut self, end: &str, end_token: Token<'s>) -> Result<(), TemplateError> {
+        let block = end == "%}";
         let mut brackets: Vec<&'static str> = Vec::new();
         loop {
             let rest = self.rest();
@@ -201,21 +196,15 @@ impl<'s> Lexer<'s> {
                 let signed = rest.starts_with('-') || (block && rest.starts_with('+'));
                 let tail = rest.get(usize::from(signed)..).unwrap_or("");
                 if tail.starts_with(end) {
-                    self.push(if block {
-                        Token::BlockEnd
-                    } else {
-                        Token::PrintEnd
-                    });
+                    self.push(end_token);
                     self.advance(usize::from(signed) + 2);
                     self.after_tag(if signed { first as u8 } else { 0 }, block);
                     return Ok(());
                 }
             }
             if first.is_alphabetic() || first == '_' {
-                let bytes = rest
-                    .find(|c: char| !(c.is_alphanumeric() || c == '_'))
-                    .unwrap_or(rest.len());
-                let name = self.advance(bytes);
+                let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_'));
+                let name = self.advance(end.unwrap_or(rest.len()));
                 self.push(Token::Name(name));
             } else if first.is_ascii_digit() {
                 self.number(rest)?;
@@ -241,12 +230,11 @@ impl<'s> Lexer<'s> {
 
     fn number(&mut self, rest: &'s str) -> Result<(), TemplateError> {
         let bytes = rest.as_bytes();
-        let digits = |from: usize| {
-            let tail = bytes.get(from..).unwrap_or(&[]);
-            tail.iter()
-                .take_while(|b| b.is_ascii_digit() || **b == b'_')
-                .count()
+        let run = |from: usize, keep: fn(&u8) -> bool| {
+            let tail = bytes.get(from..).unwrap_or(&[]).iter();
+            tail.take_while(|b| keep(b) || **b == b'_').count()
         };
+        let digits = |from: usize| run(from, u8::is_ascii_digit);
         let radix = match bytes.get(1) {
             Some(b'x' | b'X') => 16,
             Some(b'o' | b'O') => 8,
@@ -254,11 +242,7 @@ impl<'s> Lexer<'s> {
             _ => 10,
         };
         if bytes.first() == Some(&b'0') && radix != 10 {
-            let tail = bytes.get(2..).unwrap_or(&[]);
-            let len = 2 + tail
-                .iter()
-                .take_while(|b| b.is_ascii_alphanumeric() || **b == b'_')
-                .count();
+            let len = 2 + run(2, u8::is_ascii_alphanumeric);
             let text = self.advance(len).get(2..).unwrap_or("").replace('_', "");
             let Ok(value) = i64::from_str_radix(&text, radix) else {
                 return self.error("a malformed number");
@@ -309,53 +293,43 @@ impl<'s> Lexer<'s> {
             let Some((at, escape)) = chars.next() else {
                 break;
             };
-            let plain = match escape {
-                'n' => Some('\n'),
-                't' => Some('\t'),
-                'r' => Some('\r'),
-                'a' => Some('\u{7}'),
-                'b' => Some('\u{8}'),
-                'f' => Some('\u{c}'),
-                'v' => Some('\u{b}'),
-                '\\' | '\'' | '"' => Some(escape),
-                _ => None,
-            };
-            let digits_max = match escape {
-                'x' => 2,
-                'u' => 4,
-                'U' => 8,
-                _ => 0,
-            };
-            if let Some(plain) = plain {
-                value.push(plain);
-            } else if escape == '\n' {
-                // a line continued
-            } else if digits_max > 0 {
-                let hex = rest.get(at + 1..at + 1 + digits_max).unwrap_or("");
-                let code = if hex.bytes().all(|b| b.is_ascii_hexdigit()) {
-                    u32::from_str_radix(hex, 16).ok()
-                } else {
-                    None
-                };
-                let Some(c) = code.and_then(char::from_u32) else {
-                    return self.error("a malformed escape in a string");
-                };
-                value.push(c);
-                for _ in 0..digits_max {
-                    chars.next();
-                }
-            } else if let Some(mut code) = escape.to_digit(8) {
-                for _ in 0..2 {
-                    let Some(digit) = chars.peek().and_then(|(_, c)| c.to_digit(8)) else {
-                        break;
+            match escape {
+                'n' => value.push('\n'),
+                't' => value.push('\t'),
+                'r' => value.push('\r'),
+                'a' => value.push('\u{7}'),
+                'b' => value.push('\u{8}'),
+                'f' => value.push('\u{c}'),
+                'v' => value.push('\u{b}'),
+                '\\' | '\'' | '"' => value.push(escape),
+                // A line continued.
+                '\n' => {}
+                'x' | 'u' | 'U' => {
+                    let digits = match escape {
+                        'x' => 2,
+                        'u' => 4,
+                        _ => 8,
                     };
-                    code = code * 8 + digit;
-                    chars.next();
+                    let hex = rest.get(at + 1..at + 1 + digits).unwrap_or("");
+                    let is_hex = hex.bytes().all(|b| b.is_ascii_hexdigit());
+                    let code = u32::from_str_radix(hex, 16).ok().filter(|_| is_hex);
+                    let Some(c) = code.and_then(char::from_u32) else {
+                        return self.error("a malformed escape in a string");
+                    };
+                    value.push(c);
+                    chars.nth(digits - 1);
                 }
-                value.push(char::from_u32(code).unwrap_or('\u{fffd}'));
-            } else {
-                value.push('\\');
-                value.push(escape);
+                '0'..='7' => {
+                    let mut code = escape as u32 - '0' as u32;
+                    for _ in 0..2 {
+                        let Some((_, digit)) = chars.next_if(|(_, c)| c.is_digit(8)) else {
+                            break;
+                        };
+                        code = code * 8 + (digit as u32 - '0' as u32);
+                    }
+                    value.push(char::from_u32(code).unwrap_or('\u{fffd}'));
+                }
+                _ => value.extend(['\\', escape]),
             }
         }
         self.error("a string is not closed")
@@ -373,15 +347,8 @@ fn find_tag(text: &str) -> Option<(usize, u8)> {
 /// `text`, which follows `{%`, is `word %}`: its length and the sign before its end.
 fn word_tag(text: &str, word: &str) -> Option<(usize, u8)> {
     let tail = text.trim_start().strip_prefix(word)?.trim_start();
-    let sign = tail
-        .bytes()
-        .next()
-        .filter(|b| matches!(b, b'-' | b'+'))
-        .unwrap_or(0);
+    let sign = tail.bytes().next().filter(|b| matches!(b, b'-' | b'+'));
+    let sign = sign.unwrap_or(0);
     let tail = tail.get(usize::from(sign != 0)..)?.strip_prefix("%}")?;
     Some((text.len() - tail.len(), sign))
-}
-
-fn raw_begin(text: &str) -> Option<usize> {
-    word_tag(text, "raw").map(|(bytes, _)| bytes)
 }

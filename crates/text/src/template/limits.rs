@@ -44,48 +44,43 @@ pub const STACK_BYTES: usize = 16 << 20;
 pub const SLOT_BYTES: usize = 32;
 pub type Outcome<T> = Result<T, TemplateError>;
 
-pub fn limit(what: &'static str) -> TemplateError {
-    TemplateError::Limit(what)
+/// Refuses what goes over a limit.
+pub fn limit(is_over: bool, what: &'static str) -> Outcome<()> {
+    if is_over {
+        return Err(TemplateError::Limit(what));
+    }
+    Ok(())
 }
 
 pub fn fail<T>(message: impl Into<String>) -> Outcome<T> {
     Err(TemplateError::Render(message.into()))
 }
 
-/// Live bytes, shared with every value so that dropping one credits it.
-#[derive(Default)]
-pub struct Live(Cell<usize>);
-
 /// A charge on the live bytes; dropping it gives them back.
 pub struct Charge {
-    live: Rc<Live>,
+    live: Rc<Cell<usize>>,
     bytes: usize,
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.live
-            .0
-            .set(self.live.0.get().saturating_sub(self.bytes));
+        self.live.set(self.live.get().saturating_sub(self.bytes));
     }
 }
 
 /// The two meters of one render.
 #[derive(Default)]
-pub struct TemplateMeter {
-    live: Rc<Live>,
+pub(super) struct Meter {
+    /// Shared with every value so that dropping one credits it.
+    live: Rc<Cell<usize>>,
     steps: Cell<u64>,
 }
 
-impl TemplateMeter {
+impl Meter {
     pub fn step(&self, count: usize) -> Outcome<()> {
         let steps = self.steps.get().saturating_add(count as u64);
         self.steps.set(steps);
-        if steps > STEPS_MAX {
-            Err(limit("too many steps"))
-        } else {
-            Ok(())
-        }
+        limit(steps > STEPS_MAX, "too many steps")
     }
 
     /// Counts work proportional to `bytes`.
@@ -95,10 +90,8 @@ impl TemplateMeter {
 
     /// Would a value of `bytes` still fit? Asked before it is built.
     pub fn fits(&self, bytes: usize) -> Outcome<()> {
-        match self.live.0.get().checked_add(bytes) {
-            Some(sum) if sum <= LIVE_BYTES_MAX => Ok(()),
-            _ => Err(limit("values take too much memory")),
-        }
+        let sum = self.live.get().saturating_add(bytes);
+        limit(sum > LIVE_BYTES_MAX, "values take too much memory")
     }
 
     pub fn charge(&self, bytes: usize) -> Outcome<Charge> {
@@ -106,7 +99,7 @@ impl TemplateMeter {
         // An allocation takes about as long as three nodes.
         self.step(2)?;
         self.work(bytes)?;
-        self.live.0.set(self.live.0.get() + bytes);
+        self.live.set(self.live.get() + bytes);
         Ok(Charge {
             live: Rc::clone(&self.live),
             bytes,
@@ -116,12 +109,12 @@ impl TemplateMeter {
 
 /// A string under construction that never outgrows the live bytes.
 pub struct Buffer<'m> {
-    meter: &'m TemplateMeter,
+    pub meter: &'m Meter,
     text: String,
 }
 
 impl<'m> Buffer<'m> {
-    pub fn new(meter: &'m TemplateMeter) -> Self {
+    pub fn new(meter: &'m Meter) -> Self {
         Buffer {
             meter,
             text: String::new(),
@@ -129,9 +122,7 @@ impl<'m> Buffer<'m> {
     }
 
     pub fn push(&mut self, piece: &str) -> Outcome<()> {
-        // `fits` before growing; the work is counted when the string becomes a value.
-        self.meter
-            .fits(self.text.len().saturating_add(piece.len()))?;
+        self.grow(piece.len())?;
         self.text.push_str(piece);
         Ok(())
     }
@@ -141,13 +132,30 @@ impl<'m> Buffer<'m> {
     }
 
     pub fn pad(&mut self, c: char, count: usize) -> Outcome<()> {
-        self.meter.fits(
-            self.text
-                .len()
-                .saturating_add(count.saturating_mul(c.len_utf8())),
-        )?;
+        self.grow(count.saturating_mul(c.len_utf8()))?;
         self.text.extend(std::iter::repeat_n(c, count));
         Ok(())
+    }
+
+    /// Writes each of `items`, with `separator` between two.
+    pub fn join<T>(
+        &mut self,
+        items: impl IntoIterator<Item = T>,
+        separator: &str,
+        mut write: impl FnMut(&mut Self, T) -> Outcome<()>,
+    ) -> Outcome<()> {
+        for (i, item) in items.into_iter().enumerate() {
+            if i > 0 {
+                self.push(separator)?;
+            }
+            write(self, item)?;
+        }
+        Ok(())
+    }
+
+    /// Asked before growing; the work is counted when the string becomes a value.
+    fn grow(&self, bytes: usize) -> Outcome<()> {
+        self.meter.fits(self.text.len().saturating_add(bytes))
     }
 
     pub fn into_string(self) -> String {

@@ -1,292 +1,144 @@
 //! Python methods of strings, mappings and lists, as templates call them. Those that would change their
 //! receiver do not exist: the sandbox that templates are written for refuses them too.
 
-use super::call::{TemplateCall, required};
-use super::limits::{Buffer, Outcome, SLOT_BYTES, TemplateMeter, fail};
-use super::value::{Dict, List, TemplateValue, equal, find_key, print};
+use super::call::{Call, count, flag, required};
+use super::limits::{Buffer, Meter, Outcome, SLOT_BYTES, fail};
+use super::value::{Dict, List, Str, Value, equal, print};
 
-const STRING: [&str; 36] = [
-    "strip",
-    "lstrip",
-    "rstrip",
-    "split",
-    "rsplit",
-    "splitlines",
-    "startswith",
-    "endswith",
-    "upper",
-    "lower",
-    "title",
-    "capitalize",
-    "replace",
-    "find",
-    "rfind",
-    "index",
-    "rindex",
-    "count",
-    "join",
-    "format",
-    "isdigit",
-    "isalpha",
-    "isalnum",
-    "isspace",
-    "islower",
-    "isupper",
-    "removeprefix",
-    "removesuffix",
-    "zfill",
-    "ljust",
-    "rjust",
-    "center",
-    "swapcase",
-    "casefold",
-    "partition",
-    "rpartition",
-];
-const MAPPING: [&str; 5] = ["get", "items", "keys", "values", "copy"];
-const SEQUENCE: [&str; 3] = ["index", "count", "copy"];
+/// The methods of each kind of value, by name.
+const STRING: &str = "strip lstrip rstrip split rsplit splitlines startswith endswith upper lower title \
+    capitalize replace find rfind index rindex count join format isdigit isalpha isalnum isspace islower \
+    isupper removeprefix removesuffix zfill ljust rjust center swapcase casefold partition rpartition";
+const MAPPING: &str = "get items keys values copy";
+const SEQUENCE: &str = "index count copy";
 
 /// The method of that name, if this value has one.
-pub fn find(value: &TemplateValue, name: &str) -> Option<&'static str> {
-    let names: &[&'static str] = match value {
-        TemplateValue::Str(_) => &STRING,
-        TemplateValue::Dict(_) => &MAPPING,
-        TemplateValue::List(_) => &SEQUENCE,
-        _ => &[],
+pub fn find(value: &Value, name: &str) -> Option<&'static str> {
+    let names = match value {
+        Value::Str(_) => STRING,
+        Value::Dict(_) => MAPPING,
+        Value::List(_) => SEQUENCE,
+        _ => "",
     };
-    names.iter().find(|n| **n == name).copied()
+    names.split(' ').find(|have| *have == name)
 }
 
-pub fn call(
-    meter: &TemplateMeter,
-    receiver: &TemplateValue,
-    name: &str,
-    args: TemplateCall,
-) -> Outcome<TemplateValue> {
-    match receiver {
-        TemplateValue::Str(s) => string(meter, receiver, s.as_str(), name, args),
-        TemplateValue::Dict(dict) => mapping(meter, receiver, dict, name, args),
-        TemplateValue::List(list) => sequence(meter, receiver, list, name, args),
-        _ => fail(format!("a {} has no method '{name}'", receiver.type_name())),
-    }
-}
-
-fn mapping(
-    meter: &TemplateMeter,
-    receiver: &TemplateValue,
-    dict: &Dict,
-    name: &str,
-    args: TemplateCall,
-) -> Outcome<TemplateValue> {
-    if name == "get" {
-        let [key, default] = args.bind("get", ["key", "default"])?;
-        let found = find_key(meter, &dict.entries, &required(key, "get")?)?;
-        return Ok(match found {
-            Some(at) => dict.entries[at].1.clone(),
-            None => default.unwrap_or(TemplateValue::None),
-        });
-    }
-    args.none(name)?;
-    match name {
-        "copy" => Ok(receiver.clone()),
-        "items" => items(meter, dict),
-        "keys" => TemplateValue::list(meter, dict.entries.iter().map(|(k, _)| k.clone()).collect()),
-        "values" => {
-            TemplateValue::list(meter, dict.entries.iter().map(|(_, v)| v.clone()).collect())
-        }
-        _ => fail(format!("a mapping has no method '{name}'")),
-    }
-}
-
-pub fn items(meter: &TemplateMeter, dict: &Dict) -> Outcome<TemplateValue> {
-    let mut pairs = Vec::new();
-    for (key, value) in &dict.entries {
-        pairs.push(TemplateValue::tuple(
-            meter,
-            vec![key.clone(), value.clone()],
-        )?);
-    }
-    TemplateValue::list(meter, pairs)
-}
-
-fn sequence(
-    meter: &TemplateMeter,
-    receiver: &TemplateValue,
-    list: &List,
-    name: &str,
-    args: TemplateCall,
-) -> Outcome<TemplateValue> {
+pub fn call(meter: &Meter, receiver: &Value, name: &str, args: Call) -> Outcome<Value> {
     if name == "copy" {
         args.none(name)?;
         return Ok(receiver.clone());
     }
-    let [wanted] = args.bind(name, ["value"])?;
-    let wanted = required(wanted, name)?;
+    match receiver {
+        Value::Str(s) => string(meter, s, name, args),
+        Value::Dict(dict) => mapping(meter, dict, name, args),
+        Value::List(list) => sequence(meter, list, name, args),
+        _ => fail(format!("a {} has no method '{name}'", receiver.type_name())),
+    }
+}
+
+fn mapping(meter: &Meter, dict: &Dict, name: &str, args: Call) -> Outcome<Value> {
+    if name == "get" {
+        let [key, default] = args.bind("get", ["key", "default"])?;
+        let found = dict.get(meter, &required(key, "get")?)?.cloned();
+        return Ok(found.or(default).unwrap_or(Value::None));
+    }
+    args.none(name)?;
+    match name {
+        "items" => items(meter, dict),
+        "keys" => Value::list(meter, dict.keys()),
+        "values" => Value::list(meter, dict.entries.iter().map(|(_, v)| v.clone()).collect()),
+        _ => fail(format!("a mapping has no method '{name}'")),
+    }
+}
+
+pub fn items(meter: &Meter, dict: &Dict) -> Outcome<Value> {
+    let pair = |(k, v): &(Value, Value)| Value::tuple(meter, vec![k.clone(), v.clone()]);
+    let pairs = dict.entries.iter().map(pair);
+    Value::list(meter, pairs.collect::<Outcome<_>>()?)
+}
+
+fn sequence(meter: &Meter, list: &List, name: &str, args: Call) -> Outcome<Value> {
+    let wanted = args.one(name, "value")?;
     let mut count = 0;
     for (at, item) in list.items.iter().enumerate() {
         if equal(meter, item, &wanted)? {
             if name == "index" {
-                return Ok(TemplateValue::Int(at as i64));
+                return Ok(Value::int(at));
             }
             count += 1;
         }
     }
     if name == "index" {
-        fail("the value is not in the list")
-    } else {
-        Ok(TemplateValue::Int(count))
+        return fail("the value is not in the list");
     }
+    Ok(Value::Int(count))
 }
 
-fn string(
-    meter: &TemplateMeter,
-    receiver: &TemplateValue,
-    s: &str,
-    name: &str,
-    args: TemplateCall,
-) -> Outcome<TemplateValue> {
+fn string(meter: &Meter, s: &Str, name: &str, args: Call) -> Outcome<Value> {
     meter.work(s.len())?;
-    let text = |text: String| TemplateValue::text(meter, text);
     match name {
         "strip" | "lstrip" | "rstrip" => {
             let [chars] = args.bind(name, ["chars"])?;
-            strip(
-                meter,
-                receiver,
-                s,
-                chars.as_ref(),
-                name != "rstrip",
-                name != "lstrip",
-            )
+            strip(meter, s, chars, name != "rstrip", name != "lstrip")
         }
         "split" | "rsplit" => {
             let [sep, max] = args.bind(name, ["sep", "maxsplit"])?;
-            let max = match max {
-                Some(max) => usize::try_from(max.int_arg(name)?).unwrap_or(usize::MAX),
-                None => usize::MAX,
-            };
-            split(meter, s, sep, max, name == "rsplit")
+            let sep = sep.filter(|sep| !sep.is_none());
+            split(meter, s, sep, count(max, name)?, name == "rsplit")
         }
         "splitlines" => {
             let [keep] = args.bind(name, ["keepends"])?;
-            let keep = keep.is_some_and(|k| k.truth());
+            let keep = flag(keep);
             let mut lines = Vec::new();
-            let mut rest = s;
+            let mut rest = &**s;
             while !rest.is_empty() {
                 let end = rest.find(['\n', '\r']).unwrap_or(rest.len());
                 let (line, tail) = rest.split_at(end);
-                let ending = if tail.starts_with("\r\n") {
-                    2
-                } else {
-                    usize::from(!tail.is_empty())
-                };
-                let kept = if keep {
-                    rest.get(..end + ending).unwrap_or(rest)
-                } else {
-                    line
-                };
-                lines.push(TemplateValue::copied(meter, kept)?);
+                let ending = tail.len().min(1 + usize::from(tail.starts_with("\r\n")));
+                let whole = rest.get(..end + ending).unwrap_or(rest);
+                lines.push(Value::copied(meter, if keep { whole } else { line })?);
                 rest = tail.get(ending..).unwrap_or("");
             }
-            TemplateValue::list(meter, lines)
-        }
-        "partition" | "rpartition" => {
-            let [sep] = args.bind(name, ["sep"])?;
-            let sep = required(sep, name)?;
-            let sep_text = sep.str_arg(name)?;
-            if sep_text.is_empty() {
-                return fail("an empty separator");
-            }
-            let cut = if name == "partition" {
-                s.split_once(sep_text)
-            } else {
-                s.rsplit_once(sep_text)
-            };
-            let parts = match cut {
-                Some((a, b)) => [a, sep_text, b],
-                None if name == "partition" => [s, "", ""],
-                None => ["", "", s],
-            };
-            let parts = parts
-                .into_iter()
-                .map(|p| TemplateValue::copied(meter, p))
-                .collect::<Outcome<Vec<_>>>()?;
-            TemplateValue::tuple(meter, parts)
+            Value::list(meter, lines)
         }
         "startswith" | "endswith" => {
-            let [affix] = args.bind(name, ["prefix"])?;
-            let affix = required(affix, name)?;
-            let test = |affix: &TemplateValue| -> Outcome<bool> {
+            let affix = args.one(name, "prefix")?;
+            let affixes = match &affix {
+                Value::List(list) => &list.items,
+                one => std::slice::from_ref(one),
+            };
+            for affix in affixes {
                 meter.step(1)?;
                 let affix = affix.str_arg(name)?;
-                Ok(if name == "startswith" {
-                    s.starts_with(affix)
-                } else {
-                    s.ends_with(affix)
-                })
-            };
-            if let TemplateValue::List(list) = &affix {
-                for one in &list.items {
-                    if test(one)? {
-                        return Ok(TemplateValue::Bool(true));
-                    }
+                let found = match name {
+                    "startswith" => s.starts_with(affix),
+                    _ => s.ends_with(affix),
+                };
+                if found {
+                    return Ok(Value::Bool(true));
                 }
-                return Ok(TemplateValue::Bool(false));
             }
-            test(&affix).map(TemplateValue::Bool)
+            Ok(Value::Bool(false))
         }
-        "removeprefix" | "removesuffix" => {
-            let [affix] = args.bind(name, ["affix"])?;
-            let affix = required(affix, name)?;
-            let affix = affix.str_arg(name)?;
-            let cut = if name == "removeprefix" {
-                s.strip_prefix(affix)
-            } else {
-                s.strip_suffix(affix)
-            };
-            TemplateValue::copied(meter, cut.unwrap_or(s))
+        "partition" | "rpartition" => search(meter, s, name, &args.one(name, "sep")?),
+        "removeprefix" | "removesuffix" => search(meter, s, name, &args.one(name, "affix")?),
+        "find" | "rfind" | "index" | "rindex" | "count" => {
+            search(meter, s, name, &args.one(name, "sub")?)
         }
         "replace" => {
-            let [old, new, count] = args.bind(name, ["old", "new", "count"])?;
+            let [old, new, max] = args.bind(name, ["old", "new", "count"])?;
             let (old, new) = (required(old, name)?, required(new, name)?);
-            let count = match count {
-                Some(count) => usize::try_from(count.int_arg(name)?).unwrap_or(usize::MAX),
-                None => usize::MAX,
-            };
-            replace(meter, s, old.str_arg(name)?, new.str_arg(name)?, count)
-        }
-        "find" | "rfind" | "index" | "rindex" | "count" => {
-            let [sub] = args.bind(name, ["sub"])?;
-            let sub = required(sub, name)?;
-            let sub = sub.str_arg(name)?;
-            if name == "count" {
-                return Ok(TemplateValue::Int(s.matches(sub).count() as i64));
-            }
-            let at = if name.starts_with('r') {
-                s.rfind(sub)
-            } else {
-                s.find(sub)
-            };
-            match at {
-                Some(at) => Ok(TemplateValue::Int(
-                    s.get(..at).unwrap_or("").chars().count() as i64,
-                )),
-                None if name.ends_with("index") => fail("the substring was not found"),
-                None => Ok(TemplateValue::Int(-1)),
-            }
+            let max = count(max, name)?;
+            replace(meter, s, old.str_arg(name)?, new.str_arg(name)?, max)
         }
         "join" => {
-            let [items] = args.bind(name, ["iterable"])?;
-            let items = required(items, name)?.iterate(meter)?;
+            let items = args.one(name, "iterable")?.iterate(meter)?;
             let mut out = Buffer::new(meter);
-            for (i, item) in items.items.iter().enumerate() {
-                if i > 0 {
-                    out.push(s)?;
-                }
+            out.join(&items.items, s, |out, item| {
                 meter.step(1)?;
-                out.push(item.str_arg(name)?)?;
-            }
-            text(out.into_string())
+                out.push(item.str_arg(name)?)
+            })?;
+            Value::written(out)
         }
         "format" => format(meter, s, &args),
         "zfill" | "ljust" | "rjust" | "center" => {
@@ -295,7 +147,8 @@ fn string(
                 Some(fill) => fill.str_arg(name)?.chars().next().unwrap_or(' '),
                 None => ' ',
             };
-            pad(meter, s, name, required(width, name)?.int_arg(name)?, fill)
+            let width = required(width, name)?.int_arg(name)?;
+            padded(meter, s, name, width, fill)
         }
         _ => {
             args.none(name)?;
@@ -304,94 +157,98 @@ fn string(
     }
 }
 
+/// The methods that look for one string in another.
+fn search(meter: &Meter, s: &str, name: &str, wanted: &Value) -> Outcome<Value> {
+    let wanted = wanted.str_arg(name)?;
+    let place = |at: Option<usize>| match at {
+        Some(at) => Ok(Value::int(s.get(..at).unwrap_or("").chars().count())),
+        None if name.ends_with("index") => fail("the substring was not found"),
+        None => Ok(Value::Int(-1)),
+    };
+    let cut = match name {
+        "count" => return Ok(Value::int(s.matches(wanted).count())),
+        "find" | "index" => return place(s.find(wanted)),
+        "rfind" | "rindex" => return place(s.rfind(wanted)),
+        "removeprefix" => return Value::copied(meter, s.strip_prefix(wanted).unwrap_or(s)),
+        "removesuffix" => return Value::copied(meter, s.strip_suffix(wanted).unwrap_or(s)),
+        _ if wanted.is_empty() => return fail("an empty separator"),
+        "partition" => s.split_once(wanted),
+        _ => s.rsplit_once(wanted),
+    };
+    let parts = match cut {
+        Some((a, b)) => [a, wanted, b],
+        None if name == "partition" => [s, "", ""],
+        None => ["", "", s],
+    };
+    let parts = parts.into_iter().map(|part| Value::copied(meter, part));
+    Value::tuple(meter, parts.collect::<Outcome<_>>()?)
+}
+
 /// The methods without arguments.
-pub fn plain(meter: &TemplateMeter, s: &str, name: &str) -> Outcome<TemplateValue> {
+pub fn plain(meter: &Meter, s: &str, name: &str) -> Outcome<Value> {
     // A case mapping makes a string at most three times as long.
     meter.fits(s.len().saturating_mul(3))?;
-    let all =
-        |test: fn(char) -> bool| Ok(TemplateValue::Bool(!s.is_empty() && s.chars().all(test)));
+    let any = |test: fn(char) -> bool| s.chars().any(test);
+    let all = |test: fn(char) -> bool| !s.is_empty() && s.chars().all(test);
     let mapped = match name {
         "upper" => s.to_uppercase(),
         "lower" | "casefold" => s.to_lowercase(),
         "capitalize" => {
             let mut chars = s.chars();
-            let first: String = chars
-                .next()
-                .into_iter()
-                .flat_map(char::to_uppercase)
-                .collect();
-            first + &chars.as_str().to_lowercase()
+            let first = chars.next().into_iter().flat_map(char::to_uppercase);
+            first.collect::<String>() + &chars.as_str().to_lowercase()
         }
         "title" => {
-            let mut out = String::with_capacity(s.len());
             let mut inside = false;
-            for c in s.chars() {
-                if inside {
-                    out.extend(c.to_lowercase())
-                } else {
-                    out.extend(c.to_uppercase())
-                }
-                inside = c.is_alphabetic();
-            }
-            out
+            cased(s, |c| !std::mem::replace(&mut inside, c.is_alphabetic()))
         }
-        "swapcase" => {
-            let mut out = String::with_capacity(s.len());
-            for c in s.chars() {
-                if c.is_uppercase() {
-                    out.extend(c.to_lowercase())
-                } else {
-                    out.extend(c.to_uppercase())
-                }
-            }
-            out
+        "swapcase" => cased(s, |c| !c.is_uppercase()),
+        _ => {
+            return Ok(Value::Bool(match name {
+                "isdigit" => all(|c| c.is_ascii_digit()),
+                "isalpha" => all(char::is_alphabetic),
+                "isalnum" => all(char::is_alphanumeric),
+                "isspace" => all(char::is_whitespace),
+                "islower" => any(char::is_lowercase) && !any(char::is_uppercase),
+                "isupper" => any(char::is_uppercase) && !any(char::is_lowercase),
+                _ => return fail(format!("a string has no method '{name}'")),
+            }));
         }
-        "isdigit" => return all(|c| c.is_ascii_digit()),
-        "isalpha" => return all(char::is_alphabetic),
-        "isalnum" => return all(char::is_alphanumeric),
-        "isspace" => return all(char::is_whitespace),
-        "islower" | "isupper" => {
-            let wrong = |c: char| {
-                if name == "islower" {
-                    c.is_uppercase()
-                } else {
-                    c.is_lowercase()
-                }
-            };
-            let right = |c: char| {
-                if name == "islower" {
-                    c.is_lowercase()
-                } else {
-                    c.is_uppercase()
-                }
-            };
-            return Ok(TemplateValue::Bool(
-                s.chars().any(right) && !s.chars().any(wrong),
-            ));
-        }
-        _ => return fail(format!("a string has no method '{name}'")),
     };
-    TemplateValue::text(meter, mapped)
+    Value::text(meter, mapped)
 }
 
+/// Each character in upper case where `upper` says so, else in lower case.
+fn cased(s: &str, mut upper: impl FnMut(char) -> bool) -> String {
+    let mut out = String::with_capacity(s.len());
+    for c in s.chars() {
+        if upper(c) {
+            out.extend(c.to_uppercase())
+        } else {
+            out.extend(c.to_lowercase())
+        }
+    }
+    out
+}
+
+/// `s` without the characters of `chars`, or without blanks, at its ends.
 pub fn strip(
-    meter: &TemplateMeter,
-    receiver: &TemplateValue,
-    s: &str,
-    chars: Option<&TemplateValue>,
+    meter: &Meter,
+    s: &Str,
+    chars: Option<Value>,
     left: bool,
     right: bool,
-) -> Outcome<TemplateValue> {
-    let set = match chars {
-        None | Some(TemplateValue::None) => None,
-        Some(chars) => {
-            let set = chars.str_arg("strip")?;
-            meter.step(s.len().saturating_mul(set.len()) / 16)?;
-            Some(set)
-        }
-    };
+) -> Outcome<Value> {
+    let chars = chars.filter(|chars| !chars.is_none());
+    let set = chars
+        .as_ref()
+        .map(|chars| chars.str_arg("strip"))
+        .transpose()?;
+    if let Some(set) = set {
+        meter.step(s.len().saturating_mul(set.len()) / 16)?;
+    }
     let gone = |c: char| set.map_or(c.is_whitespace(), |set| set.contains(c));
-    let mut kept = s;
+    let mut kept = &**s;
     if left {
         kept = kept.trim_start_matches(gone);
     }
@@ -400,87 +257,63 @@ pub fn strip(
     }
     // Nothing to strip is the common case: share the string.
     if kept.len() == s.len() {
-        Ok(receiver.clone())
-    } else {
-        TemplateValue::copied(meter, kept)
+        return Ok(Value::Str(s.clone()));
     }
+    Value::copied(meter, kept)
 }
 
-fn split(
-    meter: &TemplateMeter,
-    s: &str,
-    sep: Option<TemplateValue>,
-    max: usize,
-    from_right: bool,
-) -> Outcome<TemplateValue> {
-    let sep = match sep {
-        None | Some(TemplateValue::None) => None,
-        Some(sep) => Some(sep),
-    };
-    let mut parts: Vec<TemplateValue> = Vec::new();
+/// The parts of `s` between separators, or between blanks, after at most `max` cuts.
+fn split(meter: &Meter, s: &str, sep: Option<Value>, max: usize, right: bool) -> Outcome<Value> {
+    let mut parts: Vec<Value> = Vec::new();
     let mut push = |part: &str| -> Outcome<()> {
         meter.fits(parts.len().saturating_mul(SLOT_BYTES))?;
-        parts.push(TemplateValue::copied(meter, part)?);
+        parts.push(Value::copied(meter, part)?);
         Ok(())
     };
-    let limit = max.saturating_add(1);
-    match sep {
-        None => {
-            let mut rest = if from_right {
-                s.trim_end()
-            } else {
-                s.trim_start()
-            };
-            let mut cuts = 0;
-            while !rest.is_empty() {
-                let cut = if cuts == max {
-                    None
-                } else if from_right {
-                    rest.rfind(char::is_whitespace)
-                } else {
-                    rest.find(char::is_whitespace)
-                };
-                let Some(at) = cut else {
-                    // Out of cuts: the rest as it is, blanks at its far end included.
-                    push(rest)?;
-                    break;
-                };
-                let (head, tail) = rest.split_at(at);
-                if from_right {
-                    push(tail.trim_start())?;
-                    rest = head.trim_end();
-                } else {
-                    push(head)?;
-                    rest = tail.trim_start();
-                }
-                cuts += 1;
-            }
+    if let Some(sep) = sep {
+        let sep = sep.str_arg("split")?;
+        let count = max.saturating_add(1);
+        if sep.is_empty() {
+            return fail("an empty separator");
         }
-        Some(sep) => {
-            let sep = sep.str_arg("split")?;
-            if sep.is_empty() {
-                return fail("an empty separator");
-            }
-            if from_right {
-                s.rsplitn(limit, sep).try_for_each(&mut push)?;
+        if right {
+            s.rsplitn(count, sep).try_for_each(&mut push)?;
+        } else {
+            s.splitn(count, sep).try_for_each(&mut push)?;
+        }
+    } else {
+        let blank = char::is_whitespace;
+        let mut rest = if right { s.trim_end() } else { s.trim_start() };
+        let mut cuts = 0;
+        while !rest.is_empty() {
+            let at = if right {
+                rest.rfind(blank)
             } else {
-                s.splitn(limit, sep).try_for_each(&mut push)?;
+                rest.find(blank)
+            };
+            let Some(at) = at.filter(|_| cuts < max) else {
+                // Out of cuts: the rest as it is, blanks at its far end included.
+                push(rest)?;
+                break;
+            };
+            let (head, tail) = rest.split_at(at);
+            if right {
+                push(tail.trim_start())?;
+                rest = head.trim_end();
+            } else {
+                push(head)?;
+                rest = tail.trim_start();
             }
+            cuts += 1;
         }
     }
-    if from_right {
+    if right {
         parts.reverse();
     }
-    TemplateValue::list(meter, parts)
+    Value::list(meter, parts)
 }
 
-pub fn replace(
-    meter: &TemplateMeter,
-    s: &str,
-    old: &str,
-    new: &str,
-    count: usize,
-) -> Outcome<TemplateValue> {
+pub fn replace(meter: &Meter, s: &str, old: &str, new: &str, count: usize) -> Outcome<Value> {
     meter.work(s.len())?;
     let mut out = Buffer::new(meter);
     let mut from = 0;
@@ -491,48 +324,34 @@ pub fn replace(
         from = at + found.len();
     }
     out.push(s.get(from..).unwrap_or(""))?;
-    TemplateValue::text(meter, out.into_string())
+    Value::written(out)
 }
 
-pub fn pad(
-    meter: &TemplateMeter,
-    s: &str,
-    how: &str,
-    width: i64,
-    fill: char,
-) -> Outcome<TemplateValue> {
-    let missing = usize::try_from(width)
-        .unwrap_or(0)
-        .saturating_sub(s.chars().count());
+pub fn padded(meter: &Meter, s: &str, how: &str, width: i64, fill: char) -> Outcome<Value> {
     let mut out = Buffer::new(meter);
-    match how {
-        "zfill" => {
-            let (sign, digits) = s.split_at(usize::from(s.starts_with(['-', '+'])));
-            out.push(sign)?;
-            out.pad('0', missing)?;
-            out.push(digits)?;
-        }
-        "rjust" => {
-            out.pad(fill, missing)?;
-            out.push(s)?;
-        }
-        "ljust" => {
-            out.push(s)?;
-            out.pad(fill, missing)?;
-        }
-        _ => {
-            // Python puts the odd one left when the width is odd.
-            let left = missing / 2 + (missing & usize::try_from(width).unwrap_or(0) & 1);
-            out.pad(fill, left)?;
-            out.push(s)?;
-            out.pad(fill, missing - left)?;
-        }
-    }
-    TemplateValue::text(meter, out.into_string())
+    pad(&mut out, s, how, usize::try_from(width).unwrap_or(0), fill)?;
+    Value::written(out)
+}
+
+/// Writes `s`, at least `width` characters wide, filled up where `how` says.
+pub fn pad(out: &mut Buffer, s: &str, how: &str, width: usize, fill: char) -> Outcome<()> {
+    let missing = width.saturating_sub(s.chars().count());
+    let (sign, s) = s.split_at(usize::from(how == "zfill" && s.starts_with(['-', '+'])));
+    let (fill, left) = match how {
+        "zfill" => ('0', missing),
+        "rjust" => (fill, missing),
+        "ljust" => (fill, 0),
+        // Python puts the odd one left when the width is odd.
+        _ => (fill, missing / 2 + (missing & width & 1)),
+    };
+    out.push(sign)?;
+    out.pad(fill, left)?;
+    out.push(s)?;
+    out.pad(fill, missing - left)
 }
 
 /// `'{} {0} {name}'.format(…)`, without format specifications.
-fn format(meter: &TemplateMeter, s: &str, args: &TemplateCall) -> Outcome<TemplateValue> {
+fn format(meter: &Meter, s: &str, args: &Call) -> Outcome<Value> {
     let mut out = Buffer::new(meter);
     let mut next = 0;
     let mut rest = s;
@@ -554,17 +373,17 @@ fn format(meter: &TemplateMeter, s: &str, args: &TemplateCall) -> Outcome<Templa
         } else if let Ok(index) = field.parse::<usize>() {
             args.positional.get(index)
         } else {
-            args.named
-                .iter()
+            let mut named = args.named.iter();
+            named
                 .find(|(name, _)| **name == *field)
                 .map(|(_, value)| value)
         };
         match value {
-            Some(value) => print(meter, value, &mut out)?,
+            Some(value) => print(value, &mut out)?,
             None => return fail("format: a field has no argument"),
         }
         rest = after;
     }
     out.push(rest)?;
-    TemplateValue::text(meter, out.into_string())
+    Value::written(out)
 }

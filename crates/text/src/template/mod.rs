@@ -40,9 +40,9 @@ mod value;
 pub use error::TemplateError;
 pub use limits::{INPUT_BYTES_MAX, LIVE_BYTES_MAX, OUTPUT_BYTES_MAX, SOURCE_BYTES_MAX, STEPS_MAX};
 
-use limits::{MESSAGE_BYTES, Outcome, PART_BYTES, STACK_BYTES, TemplateMeter};
+use limits::{MESSAGE_BYTES, Meter, Outcome, PART_BYTES, STACK_BYTES, limit};
 use std::sync::Arc;
-use value::TemplateValue;
+use value::Value;
 
 /// One message of a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,14 +84,14 @@ impl Variable {
         match self {
             Variable::Text(text) => Variable::Text(change(text)),
             Variable::List(items) => {
-                Variable::List(items.iter().map(|item| item.map_texts(change)).collect())
+                let items = items.iter().map(|item| item.map_texts(change));
+                Variable::List(items.collect())
             }
-            Variable::Map(entries) => Variable::Map(
-                entries
-                    .iter()
-                    .map(|(name, value)| (change(name), value.map_texts(change)))
-                    .collect(),
-            ),
+            Variable::Map(entries) => {
+                let entries = entries.iter();
+                let entries = entries.map(|(name, value)| (change(name), value.map_texts(change)));
+                Variable::Map(entries.collect())
+            }
             other => other.clone(),
         }
     }
@@ -116,34 +116,37 @@ impl Variable {
         let inner = match self {
             Variable::Text(text) => text.len(),
             Variable::List(items) => items.iter().map(Variable::bytes).sum(),
-            Variable::Map(entries) => {
-                let entry = |(name, value): &(String, Variable)| name.len() + value.bytes();
-                entries.iter().map(entry).sum()
-            }
+            Variable::Map(entries) => entries.iter().map(entry_bytes).sum(),
             _ => 0,
         };
         inner.saturating_add(PART_BYTES)
     }
 
-    fn value(&self, meter: &TemplateMeter) -> Outcome<TemplateValue> {
+    fn value(&self, meter: &Meter) -> Outcome<Value> {
         Ok(match self {
-            Variable::None => TemplateValue::None,
-            Variable::Bool(b) => TemplateValue::Bool(*b),
-            Variable::Int(i) => TemplateValue::Int(*i),
-            Variable::Float(f) => TemplateValue::Float(*f),
-            Variable::Text(text) => TemplateValue::given(text),
+            Variable::None => Value::None,
+            Variable::Bool(b) => Value::Bool(*b),
+            Variable::Int(i) => Value::Int(*i),
+            Variable::Float(f) => Value::Float(*f),
+            Variable::Text(text) => Value::given(text),
             Variable::List(items) => {
                 let items = items.iter().map(|item| item.value(meter));
-                TemplateValue::list(meter, items.collect::<Outcome<Vec<TemplateValue>>>()?)?
+                Value::list(meter, items.collect::<Outcome<_>>()?)?
             }
             Variable::Map(entries) => {
-                let entries = entries
-                    .iter()
-                    .map(|(name, value)| Ok((TemplateValue::given(name), value.value(meter)?)));
-                TemplateValue::dict(meter, entries.collect::<Outcome<Vec<_>>>()?)?
+                let entries = entries.iter().map(|entry| entry_value(entry, meter));
+                Value::dict(meter, entries.collect::<Outcome<_>>()?)?
             }
         })
     }
+}
+
+fn entry_bytes((name, value): &(String, Variable)) -> usize {
+    name.len() + value.bytes()
+}
+
+fn entry_value((name, value): &(String, Variable), meter: &Meter) -> Outcome<(Value, Value)> {
+    Ok((Value::given(name), value.value(meter)?))
 }
 
 /// What a render depends on besides the messages.
@@ -204,23 +207,15 @@ impl ChatTemplate {
 
     /// A model whose template is there but is not text: it loads, and rendering says why it cannot.
     pub fn unusable(why: &str) -> ChatTemplate {
-        let form = Form::Broken(TemplateError::Source(why.to_owned()));
         ChatTemplate {
-            form,
-            bos: String::new(),
-            eos: String::new(),
-            knows_tools: false,
+            form: Form::Broken(TemplateError::Source(why.to_owned())),
+            ..ChatTemplate::new(None, "", "")
         }
     }
 
     /// Whether the template looks at `tools`. One that does not would leave them out.
     pub fn knows_tools(&self) -> bool {
         self.knows_tools
-    }
-
-    /// The model has no template: messages are written in the plain format.
-    pub fn is_plain(&self) -> bool {
-        matches!(self.form, Form::Plain)
     }
 
     /// Why the source cannot be used, if so; rendering answers the same.
@@ -231,36 +226,26 @@ impl ChatTemplate {
         }
     }
 
-    /// Strings that end an answer, beyond the model's own end tokens.
+    /// Strings that end an answer, beyond the model's own end tokens: those of the plain format.
     pub fn stop_strings(&self) -> &'static [&'static str] {
-        if self.is_plain() {
-            &plain::STOP_STRINGS
-        } else {
-            &[]
+        match self.form {
+            Form::Plain => &plain::STOP_STRINGS,
+            _ => &[],
         }
     }
 
     /// The prompt for these messages.
-    pub fn render(
-        &self,
-        messages: &[Message],
-        options: &RenderOptions,
-    ) -> Result<String, TemplateError> {
-        let input: usize = messages
-            .iter()
-            .map(|m| {
-                let fields = m
-                    .fields
-                    .iter()
-                    .map(|(name, value)| name.len() + value.bytes());
-                m.role.len() + m.content.len() + fields.sum::<usize>()
-            })
-            .chain(options.variables.iter().map(|(_, value)| value.bytes()))
-            .sum();
+    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Outcome<String> {
+        let message_bytes = |m: &Message| {
+            let fields: usize = m.fields.iter().map(entry_bytes).sum();
+            m.role.len() + m.content.len() + fields
+        };
+        let input: usize = messages.iter().map(message_bytes).sum();
+        let variables = options.variables.iter().map(|(_, value)| value.bytes());
+        let input = input + variables.sum::<usize>();
         // A message costs the template a mapping even when it is empty.
-        if input.saturating_add(messages.len().saturating_mul(MESSAGE_BYTES)) > INPUT_BYTES_MAX {
-            return Err(TemplateError::Limit("the messages are too long"));
-        }
+        let input = input.saturating_add(messages.len().saturating_mul(MESSAGE_BYTES));
+        limit(input > INPUT_BYTES_MAX, "the messages are too long")?;
         match &self.form {
             Form::Plain => plain::render(messages, options.add_generation_prompt),
             Form::Broken(error) => Err(error.clone()),
@@ -275,38 +260,33 @@ impl ChatTemplate {
         options: &RenderOptions,
     ) -> Outcome<String> {
         // The messages are the caller's, already bounded: metered apart.
-        let given = TemplateMeter::default();
-        let (role, content) = (
-            TemplateValue::given("role"),
-            TemplateValue::given("content"),
-        );
+        let given = Meter::default();
+        let (role, content) = (Value::given("role"), Value::given("content"));
         let mut list = Vec::with_capacity(messages.len());
         for message in messages {
             let mut entries = vec![
-                (role.clone(), TemplateValue::given(&message.role)),
-                (content.clone(), TemplateValue::given(&message.content)),
+                (role.clone(), Value::given(&message.role)),
+                (content.clone(), Value::given(&message.content)),
             ];
-            for (name, value) in &message.fields {
-                entries.push((TemplateValue::given(name), value.value(&given)?));
+            for field in &message.fields {
+                entries.push(entry_value(field, &given)?);
             }
-            list.push(TemplateValue::dict(&given, entries)?);
+            list.push(Value::dict(&given, entries)?);
         }
-        let mut variables: Vec<(ast::Name, TemplateValue)> = vec![
-            ("messages".into(), TemplateValue::list(&given, list)?),
-            ("bos_token".into(), TemplateValue::given(&self.bos)),
-            ("eos_token".into(), TemplateValue::given(&self.eos)),
-            (
-                "add_generation_prompt".into(),
-                TemplateValue::Bool(options.add_generation_prompt),
-            ),
-            ("tools".into(), TemplateValue::None),
-            ("documents".into(), TemplateValue::None),
+        let add_prompt = Value::Bool(options.add_generation_prompt);
+        let mut variables: Vec<(ast::Name, Value)> = vec![
+            ("messages".into(), Value::list(&given, list)?),
+            ("bos_token".into(), Value::given(&self.bos)),
+            ("eos_token".into(), Value::given(&self.eos)),
+            ("add_generation_prompt".into(), add_prompt),
+            ("tools".into(), Value::None),
+            ("documents".into(), Value::None),
         ];
         for (name, value) in &options.variables {
             variables.retain(|(have, _)| **have != **name);
             variables.push((name.as_str().into(), value.value(&given)?));
         }
-        let meter = TemplateMeter::default();
+        let meter = Meter::default();
         eval::Interpreter::new(&meter, options.now_unix_seconds, variables).run(body)
     }
 }

@@ -1,189 +1,146 @@
 //! Arithmetic, slices and `%` formatting, all checked: sizes before anything is built, integers at i64.
 
-use super::ast::Binary;
-use super::limits::{Buffer, Outcome, SLOT_BYTES, TemplateMeter, WIDTH_MAX, fail, limit};
-use super::value::{List, TemplateValue, float_text, print, repr};
+use super::limits::{Buffer, Meter, Outcome, SLOT_BYTES, WIDTH_MAX, fail, limit};
+use super::methods;
+use super::value::{List, Value, float_text, print, repr};
+use std::iter::Peekable;
+use std::str::Chars;
 
-pub fn binary(
-    meter: &TemplateMeter,
-    op: Binary,
-    a: TemplateValue,
-    b: TemplateValue,
-) -> Outcome<TemplateValue> {
-    if op == Binary::Concat {
+/// `a op b`, the operator as it is written.
+pub fn binary(meter: &Meter, op: &str, a: Value, b: Value) -> Outcome<Value> {
+    if op == "~" {
         let mut out = Buffer::new(meter);
-        print(meter, &a, &mut out)?;
-        print(meter, &b, &mut out)?;
-        return TemplateValue::text(meter, out.into_string());
+        print(&a, &mut out)?;
+        print(&b, &mut out)?;
+        return Value::written(out);
     }
     let (a, b) = (a.defined()?, b.defined()?);
     match (op, &a, &b) {
-        (Binary::Add, TemplateValue::Str(x), TemplateValue::Str(y)) => {
-            let (x, y) = (x.as_str(), y.as_str());
+        ("+", Value::Str(x), Value::Str(y)) => {
             meter.fits(x.len().saturating_add(y.len()))?;
-            return TemplateValue::text(meter, [x, y].concat());
+            return Value::text(meter, [&**x, y].concat());
         }
-        (Binary::Add, TemplateValue::List(x), TemplateValue::List(y)) if x.tuple == y.tuple => {
-            meter.fits(
-                x.items
-                    .len()
-                    .saturating_add(y.items.len())
-                    .saturating_mul(SLOT_BYTES),
-            )?;
+        ("+", Value::List(x), Value::List(y)) if x.tuple == y.tuple => {
+            let len = x.items.len().saturating_add(y.items.len());
+            meter.fits(len.saturating_mul(SLOT_BYTES))?;
             return same_kind(meter, x, x.items.iter().chain(&y.items).cloned().collect());
         }
-        (Binary::Mul, TemplateValue::Str(_) | TemplateValue::List(_), _)
-            if b.as_int().is_some() =>
-        {
+        ("*", Value::Str(_) | Value::List(_), _) if b.as_int().is_some() => {
             return repeat(meter, &a, &b);
         }
-        (Binary::Mul, _, TemplateValue::Str(_) | TemplateValue::List(_))
-            if a.as_int().is_some() =>
-        {
+        ("*", _, Value::Str(_) | Value::List(_)) if a.as_int().is_some() => {
             return repeat(meter, &b, &a);
         }
-        (Binary::Rem, TemplateValue::Str(format), _) => {
-            let args = match &b {
-                TemplateValue::List(list) if list.tuple => list.items.clone(),
-                _ => vec![b.clone()],
-            };
-            return percent(meter, format.as_str(), &args);
+        ("%", Value::Str(format), Value::List(list)) if list.tuple => {
+            return percent(meter, format, &list.items);
+        }
+        ("%", Value::Str(format), one) => {
+            return percent(meter, format, std::slice::from_ref(one));
         }
         _ => {}
     }
     let unsupported = || {
-        let name = match op {
-            Binary::Add => "+",
-            Binary::Sub => "-",
-            Binary::Mul => "*",
-            Binary::Div => "/",
-            Binary::FloorDiv => "//",
-            Binary::Rem => "%",
-            Binary::Pow => "**",
-            Binary::Concat => "~",
-        };
-        fail(format!(
-            "cannot compute {} {name} {}",
-            a.type_name(),
-            b.type_name()
-        ))
+        let (a, b) = (a.type_name(), b.type_name());
+        fail(format!("cannot compute {a} {op} {b}"))
     };
-    if let (Some(x), Some(y), true) = (a.as_int(), b.as_int(), op != Binary::Div) {
+    if let (Some(x), Some(y), true) = (a.as_int(), b.as_int(), op != "/") {
         return integers(op, x, y);
     }
     let (Some(x), Some(y)) = (a.as_float(), b.as_float()) else {
         return unsupported();
     };
-    if y == 0.0 && matches!(op, Binary::Div | Binary::FloorDiv | Binary::Rem) {
+    if y == 0.0 && matches!(op, "/" | "//" | "%") {
         return fail("division by zero");
     }
-    Ok(TemplateValue::Float(match op {
-        Binary::Add => x + y,
-        Binary::Sub => x - y,
-        Binary::Mul => x * y,
-        Binary::Div => x / y,
-        Binary::FloorDiv => (x / y).floor(),
-        Binary::Rem => x - y * (x / y).floor(),
-        Binary::Pow => x.powf(y),
-        Binary::Concat => return unsupported(),
+    Ok(Value::Float(match op {
+        "+" => x + y,
+        "-" => x - y,
+        "*" => x * y,
+        "/" => x / y,
+        "//" => (x / y).floor(),
+        "%" => x - y * (x / y).floor(),
+        "**" => x.powf(y),
+        _ => return unsupported(),
     }))
 }
 
-fn integers(op: Binary, x: i64, y: i64) -> Outcome<TemplateValue> {
-    if y == 0 && matches!(op, Binary::FloorDiv | Binary::Rem) {
+fn integers(op: &str, x: i64, y: i64) -> Outcome<Value> {
+    if y == 0 && matches!(op, "//" | "%") {
         return fail("division by zero");
     }
     let result = match op {
-        Binary::Add => x.checked_add(y),
-        Binary::Sub => x.checked_sub(y),
-        Binary::Mul => x.checked_mul(y),
+        "+" => x.checked_add(y),
+        "-" => x.checked_sub(y),
+        "*" => x.checked_mul(y),
         // Towards minus infinity, as Python divides.
-        Binary::FloorDiv => x.checked_div(y).map(|q| {
-            if x % y != 0 && (x < 0) != (y < 0) {
-                q - 1
-            } else {
-                q
-            }
-        }),
-        Binary::Rem => x.checked_rem(y).map(|r| {
+        "//" => x
+            .checked_div(y)
+            .map(|q| q - i64::from(x % y != 0 && (x < 0) != (y < 0))),
+        "%" => x.checked_rem(y).map(|r| {
             if r != 0 && (r < 0) != (y < 0) {
                 r + y
             } else {
                 r
             }
         }),
-        Binary::Pow if y < 0 => return Ok(TemplateValue::Float((x as f64).powf(y as f64))),
-        Binary::Pow => u32::try_from(y).ok().and_then(|y| x.checked_pow(y)),
-        Binary::Div | Binary::Concat => None,
+        "**" if y < 0 => return Ok(Value::Float((x as f64).powf(y as f64))),
+        "**" => u32::try_from(y).ok().and_then(|y| x.checked_pow(y)),
+        _ => None,
     };
+    whole(result)
+}
+
+fn whole(result: Option<i64>) -> Outcome<Value> {
     match result {
-        Some(value) => Ok(TemplateValue::Int(value)),
+        Some(value) => Ok(Value::Int(value)),
         None => fail("an integer does not fit in 64 bits"),
     }
 }
 
-fn same_kind(
-    meter: &TemplateMeter,
-    like: &List,
-    items: Vec<TemplateValue>,
-) -> Outcome<TemplateValue> {
+fn same_kind(meter: &Meter, like: &List, items: Vec<Value>) -> Outcome<Value> {
     if like.tuple {
-        TemplateValue::tuple(meter, items)
+        Value::tuple(meter, items)
     } else {
-        TemplateValue::list(meter, items)
+        Value::list(meter, items)
     }
 }
 
-fn repeat(
-    meter: &TemplateMeter,
-    value: &TemplateValue,
-    count: &TemplateValue,
-) -> Outcome<TemplateValue> {
+fn repeat(meter: &Meter, value: &Value, count: &Value) -> Outcome<Value> {
     let count = usize::try_from(count.int_arg("repetition")?).unwrap_or(0);
     match value {
-        TemplateValue::Str(s) => {
-            meter.fits(s.as_str().len().saturating_mul(count))?;
+        Value::Str(s) => {
+            meter.fits(s.len().saturating_mul(count))?;
             // An empty string repeats for nothing, whatever the count.
-            TemplateValue::text(
-                meter,
-                if s.as_str().is_empty() {
-                    String::new()
-                } else {
-                    s.as_str().repeat(count)
-                },
-            )
+            let count = if s.is_empty() { 0 } else { count };
+            Value::text(meter, s.repeat(count))
         }
-        TemplateValue::List(list) => {
+        Value::List(list) => {
             let len = list.items.len().saturating_mul(count);
             meter.fits(len.saturating_mul(SLOT_BYTES))?;
-            same_kind(
-                meter,
-                list,
-                list.items.iter().cycle().take(len).cloned().collect(),
-            )
+            let items = list.items.iter().cycle().take(len);
+            same_kind(meter, list, items.cloned().collect())
         }
         _ => fail(format!("a {} cannot be repeated", value.type_name())),
     }
 }
 
-pub fn negate(value: TemplateValue) -> Outcome<TemplateValue> {
+pub fn negate(value: Value) -> Outcome<Value> {
     let value = value.defined()?;
     match (&value, value.as_int()) {
-        (_, Some(i)) => match i.checked_neg() {
-            Some(i) => Ok(TemplateValue::Int(i)),
-            None => fail("an integer does not fit in 64 bits"),
-        },
-        (TemplateValue::Float(f), _) => Ok(TemplateValue::Float(-f)),
+        (_, Some(i)) => whole(i.checked_neg()),
+        (Value::Float(f), _) => Ok(Value::Float(-f)),
         _ => fail(format!("cannot negate a {}", value.type_name())),
     }
 }
 
+/// How many of `start`, `start + step`, … stand before `stop`.
+pub fn count(start: i128, stop: i128, step: i128) -> i128 {
+    let distance = if step > 0 { stop - start } else { start - stop };
+    (distance + step.abs() - 1).max(0) / step.abs()
+}
+
 /// Python's slice: absent parts by the sign of the step, everything clamped, nothing overflows.
-pub fn slice(
-    meter: &TemplateMeter,
-    value: &TemplateValue,
-    parts: [Option<i64>; 3],
-) -> Outcome<TemplateValue> {
+pub fn slice(meter: &Meter, value: &Value, parts: [Option<i64>; 3]) -> Outcome<Value> {
     let len = value.length(meter)?;
     let step = i128::from(parts[2].unwrap_or(1));
     if step == 0 {
@@ -198,46 +155,31 @@ pub fn slice(
     };
     let start = bound(parts[0], if step > 0 { low } else { high });
     let stop = bound(parts[1], if step > 0 { high } else { low });
-    let distance = if step > 0 { stop - start } else { start - stop };
-    let count = if distance > 0 {
-        ((distance - 1) / step.abs() + 1) as usize
-    } else {
-        0
-    };
+    let count = count(start, stop, step) as usize;
     let indices = (0..count).map(|k| (start + k as i128 * step) as usize);
     meter.step(1 + count / 4)?;
     match value {
-        TemplateValue::Str(s) => {
-            meter.fits(s.as_str().len().saturating_mul(4))?;
+        Value::Str(s) => {
+            meter.fits(s.len().saturating_mul(4))?;
             if step == 1 {
                 let first = start.max(0) as usize;
-                return TemplateValue::text(
-                    meter,
-                    s.as_str().chars().skip(first).take(count).collect(),
-                );
+                return Value::text(meter, s.chars().skip(first).take(count).collect());
             }
-            let chars: Vec<char> = s.as_str().chars().collect();
-            TemplateValue::text(meter, indices.filter_map(|i| chars.get(i)).collect())
+            let chars: Vec<char> = s.chars().collect();
+            Value::text(meter, indices.filter_map(|i| chars.get(i)).collect())
         }
-        TemplateValue::List(list) => {
+        Value::List(list) => {
             meter.fits(count.saturating_mul(SLOT_BYTES))?;
-            same_kind(
-                meter,
-                list,
-                indices.filter_map(|i| list.items.get(i).cloned()).collect(),
-            )
+            let items = indices.filter_map(|i| list.items.get(i).cloned());
+            same_kind(meter, list, items.collect())
         }
-        TemplateValue::Undefined(name) => fail(format!("'{name}' is undefined")),
+        Value::Undefined(name) => fail(format!("'{name}' is undefined")),
         _ => fail(format!("a {} cannot be sliced", value.type_name())),
     }
 }
 
 /// `'…' % args`
-pub fn percent(
-    meter: &TemplateMeter,
-    format: &str,
-    args: &[TemplateValue],
-) -> Outcome<TemplateValue> {
+pub fn percent(meter: &Meter, format: &str, args: &[Value]) -> Outcome<Value> {
     meter.work(format.len())?;
     let mut out = Buffer::new(meter);
     let mut args = args.iter();
@@ -253,40 +195,10 @@ pub fn percent(
             zero |= flag == '0';
             plus |= flag == '+';
         }
-        let mut number = || -> Outcome<Option<usize>> {
-            let mut value: Option<usize> = None;
-            while let Some(digit) = chars
-                .next_if(char::is_ascii_digit)
-                .and_then(|c| c.to_digit(10))
-            {
-                value = Some(
-                    value
-                        .unwrap_or(0)
-                        .saturating_mul(10)
-                        .saturating_add(digit as usize),
-                );
-            }
-            if value.is_some_and(|v| v > WIDTH_MAX) {
-                Err(limit("a formatted field is too wide"))
-            } else {
-                Ok(value)
-            }
-        };
-        let width = number()?.unwrap_or(0);
-        let precision = if chars.next_if_eq(&'.').is_some() {
-            let mut value: usize = 0;
-            while let Some(digit) = chars
-                .next_if(char::is_ascii_digit)
-                .and_then(|c| c.to_digit(10))
-            {
-                value = value.saturating_mul(10).saturating_add(digit as usize);
-            }
-            if value > WIDTH_MAX {
-                return Err(limit("a formatted field is too wide"));
-            }
-            Some(value)
-        } else {
-            None
+        let width = number(&mut chars)?;
+        let precision = match chars.next_if_eq(&'.') {
+            Some(_) => Some(number(&mut chars)?),
+            None => None,
         };
         let Some(conversion) = chars.next() else {
             return fail("a format ends inside a field");
@@ -298,18 +210,16 @@ pub fn percent(
         let Some(arg) = args.next() else {
             return fail("too few arguments for a format");
         };
+        let found = arg.type_name();
         let whole = || match (arg.as_int(), arg) {
             (Some(i), _) => Ok(i),
-            (None, TemplateValue::Float(f)) => Ok(*f as i64),
-            _ => fail(format!(
-                "%{conversion} needs a number, not a {}",
-                arg.type_name()
-            )),
+            (None, Value::Float(f)) => Ok(*f as i64),
+            _ => fail(format!("%{conversion} needs a number, not a {found}")),
         };
         let mut field = Buffer::new(meter);
         match conversion {
-            's' => print(meter, arg, &mut field)?,
-            'r' => repr(meter, arg, &mut field)?,
+            's' => print(arg, &mut field)?,
+            'r' => repr(arg, &mut field)?,
             'd' | 'i' | 'u' => {
                 let value = whole()?;
                 if plus && value >= 0 {
@@ -321,7 +231,7 @@ pub fn percent(
             'X' => field.push(&format!("{:X}", whole()?))?,
             'f' | 'F' => {
                 let Some(value) = arg.as_float() else {
-                    return fail(format!("%f needs a number, not a {}", arg.type_name()));
+                    return fail(format!("%f needs a number, not a {found}"));
                 };
                 field.push(&format!("{value:.*}", precision.unwrap_or(6)))?;
             }
@@ -329,25 +239,27 @@ pub fn percent(
             _ => return fail(format!("a format does not know %{conversion}")),
         }
         let mut field = field.into_string();
-        if let (Some(keep), 's' | 'r') = (precision, conversion) {
+        let is_text = matches!(conversion, 's' | 'r');
+        if let (Some(keep), true) = (precision, is_text) {
             field = field.chars().take(keep).collect();
         }
-        let pad = width.saturating_sub(field.chars().count());
-        if left {
-            out.push(&field)?;
-            out.pad(' ', pad)?;
-        } else if zero && !matches!(conversion, 's' | 'r') {
-            let (sign, digits) = field.split_at(usize::from(field.starts_with(['-', '+'])));
-            out.push(sign)?;
-            out.pad('0', pad)?;
-            out.push(digits)?;
-        } else {
-            out.pad(' ', pad)?;
-            out.push(&field)?;
-        }
+        let filled = if zero && !is_text { "zfill" } else { "rjust" };
+        let how = if left { "ljust" } else { filled };
+        methods::pad(&mut out, &field, how, width, ' ')?;
     }
     if args.next().is_some() {
         return fail("too many arguments for a format");
     }
-    TemplateValue::text(meter, out.into_string())
+    Value::written(out)
+}
+
+fn number(chars: &mut Peekable<Chars<'_>>) -> Outcome<usize> {
+    let mut value: usize = 0;
+    while let Some(digit) = chars.next_if(char::is_ascii_digit) {
+        value = value
+            .saturating_mul(10)
+            .saturating_add(digit as usize - '0' as usize);
+    }
+    limit(value > WIDTH_MAX, "a formatted field is too wide")?;
+    Ok(value)
 }

@@ -1,7 +1,7 @@
 //! From tokens to a tree. Recursion is guarded, and every node knows its height, because a chain such as
 //! `a.b.b.b…` grows a tree without any recursion here and would be walked recursively later.
 
-use super::ast::{Args, Binary, CompareOp, Expr, Filter, For, Macro, Name, Stmt, StmtKind, Target};
+use super::ast::{Args, Expr, Filter, For, Macro, Name, Stmt, StmtKind, Target};
 use super::error::TemplateError;
 use super::lexer::{Lexed, Token, lex};
 use super::limits::{SOURCE_BYTES_MAX, SOURCE_DEPTH_MAX};
@@ -10,6 +10,12 @@ use std::sync::Arc;
 type Parsed<T> = Result<T, TemplateError>;
 /// An expression and its height.
 type Node = (Expr, usize);
+
+/// Names that are operators, and so no variables.
+const RESERVED: [&str; 7] = ["in", "is", "and", "or", "not", "if", "else"];
+
+/// Binary operators, loosest first.
+const LEVELS: [&[&str]; 4] = [&["+", "-"], &["~"], &["*", "/", "//", "%"], &["**"]];
 
 pub fn parse(source: &str) -> Parsed<Vec<Stmt>> {
     if source.len() > SOURCE_BYTES_MAX {
@@ -54,10 +60,8 @@ impl<'s> Parser<'s> {
     }
 
     fn error<T>(&self, message: impl std::fmt::Display) -> Parsed<T> {
-        Err(TemplateError::Source(format!(
-            "line {}: {message}",
-            self.line()
-        )))
+        let line = self.line();
+        Err(TemplateError::Source(format!("line {line}: {message}")))
     }
 
     fn unexpected<T>(&self, wanted: &str) -> Parsed<T> {
@@ -108,12 +112,16 @@ impl<'s> Parser<'s> {
         self.unexpected("a name")
     }
 
-    fn end_block(&mut self) -> Parsed<()> {
-        if self.peek() == Some(&Token::BlockEnd) {
-            self.at += 1;
-            return Ok(());
+    fn end(&mut self, end: Token<'_>) -> Parsed<()> {
+        if self.peek() != Some(&end) {
+            return self.unexpected("the end of the tag");
         }
-        self.unexpected("the end of the tag")
+        self.at += 1;
+        Ok(())
+    }
+
+    fn end_block(&mut self) -> Parsed<()> {
+        self.end(Token::BlockEnd)
     }
 
     fn guard<T>(&mut self, inner: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
@@ -128,9 +136,8 @@ impl<'s> Parser<'s> {
 
     fn node(&self, expr: Expr, below: usize) -> Parsed<Node> {
         if below >= SOURCE_DEPTH_MAX {
-            return self.error(format!(
-                "an expression is more than {SOURCE_DEPTH_MAX} deep"
-            ));
+            let message = format!("an expression is more than {SOURCE_DEPTH_MAX} deep");
+            return self.error(message);
         }
         Ok((expr, below + 1))
     }
@@ -153,10 +160,7 @@ impl<'s> Parser<'s> {
                 Token::Text(text) => StmtKind::Text(text.into()),
                 Token::PrintBegin => {
                     let (expr, _) = self.tuple()?;
-                    if self.peek() != Some(&Token::PrintEnd) {
-                        return self.unexpected("the end of the tag");
-                    }
-                    self.at += 1;
+                    self.end(Token::PrintEnd)?;
                     StmtKind::Print(expr)
                 }
                 _ => {
@@ -182,6 +186,14 @@ impl<'s> Parser<'s> {
         Ok(body)
     }
 
+    /// A block that sees no loop around it.
+    fn own_block(&mut self, end: &str) -> Parsed<Vec<Stmt>> {
+        let loops = std::mem::take(&mut self.loops);
+        let body = self.block(end)?;
+        self.loops = loops;
+        Ok(body)
+    }
+
     fn statement(&mut self, tag: &str) -> Parsed<StmtKind> {
         Ok(match tag {
             "if" => self.if_chain()?,
@@ -195,32 +207,16 @@ impl<'s> Parser<'s> {
             "macro" => {
                 let name: Name = self.name()?.into();
                 let params = self.params()?;
-                let loops = std::mem::take(&mut self.loops);
-                let body = self.block("endmacro")?;
-                self.loops = loops;
+                let body = self.own_block("endmacro")?;
                 StmtKind::Macro(Arc::new(Macro { name, params, body }))
             }
             "call" => {
-                let params = if self.is_op("(") {
-                    self.params()?
-                } else {
-                    Vec::new()
-                };
+                let has_params = self.is_op("(") && !self.params()?.is_empty();
                 let (expr, _) = self.expr()?;
                 if !matches!(expr, Expr::Call(..)) {
                     return self.error("a call block needs a call");
                 }
-                let loops = std::mem::take(&mut self.loops);
-                let body = self.block("endcall")?;
-                self.loops = loops;
-                StmtKind::Call(
-                    Arc::new(Macro {
-                        name: "caller".into(),
-                        params,
-                        body,
-                    }),
-                    expr,
-                )
+                StmtKind::Call(has_params, self.own_block("endcall")?, expr)
             }
             "filter" => {
                 let filters = self.filters(true)?;
@@ -404,15 +400,33 @@ impl<'s> Parser<'s> {
 
     fn filter(&mut self) -> Parsed<(Filter, usize)> {
         let name = self.name()?.into();
-        let (args, height) = if self.is_op("(") {
-            self.args()?
-        } else {
-            (Args::default(), 0)
-        };
+        let (args, height) = self.args()?;
         Ok((Filter { name, args }, height))
     }
 
     // --- expressions, loosest first
+
+    /// A part of an expression that is higher than all its parts.
+    fn inner(&mut self, height: &mut usize) -> Parsed<Expr> {
+        let (expr, h) = self.expr()?;
+        *height = h.max(*height);
+        Ok(expr)
+    }
+
+    /// `item, item, …` up to `close`; a comma may come last.
+    fn commas(&mut self, close: &str, mut item: impl FnMut(&mut Self) -> Parsed<()>) -> Parsed<()> {
+        let mut first = true;
+        while !self.eat_op(close) {
+            if !std::mem::take(&mut first) {
+                self.expect_op(",")?;
+                if self.eat_op(close) {
+                    break;
+                }
+            }
+            item(self)?;
+        }
+        Ok(())
+    }
 
     /// One expression, or several with commas: a tuple.
     fn tuple(&mut self) -> Parsed<Node> {
@@ -428,9 +442,7 @@ impl<'s> Parser<'s> {
             ) {
                 break;
             }
-            let (item, h) = self.expr()?;
-            height = height.max(h);
-            items.push(item);
+            items.push(self.inner(&mut height)?);
         }
         self.node(Expr::Tuple(items), height)
     }
@@ -439,17 +451,14 @@ impl<'s> Parser<'s> {
         self.guard(|p| {
             let (mut value, mut height) = p.or()?;
             while p.eat_name("if") {
-                let (condition, h1) = p.or()?;
-                let (otherwise, h2) = if p.eat_name("else") {
-                    let (e, h) = p.expr()?;
-                    (Some(Box::new(e)), h)
-                } else {
-                    (None, 0)
-                };
-                (value, height) = p.node(
-                    Expr::Cond(Box::new((value, condition)), otherwise),
-                    height.max(h1).max(h2),
-                )?;
+                let (condition, h) = p.or()?;
+                height = height.max(h);
+                let mut otherwise = None;
+                if p.eat_name("else") {
+                    otherwise = Some(Box::new(p.inner(&mut height)?));
+                }
+                let sides = Box::new((value, condition));
+                (value, height) = p.node(Expr::Cond(sides, otherwise), height)?;
             }
             Ok((value, height))
         })
@@ -489,18 +498,13 @@ impl<'s> Parser<'s> {
         let mut rest = Vec::new();
         loop {
             let op = match self.peek() {
-                Some(Token::Op("==")) => CompareOp::Eq,
-                Some(Token::Op("!=")) => CompareOp::Ne,
-                Some(Token::Op("<")) => CompareOp::Lt,
-                Some(Token::Op("<=")) => CompareOp::Le,
-                Some(Token::Op(">")) => CompareOp::Gt,
-                Some(Token::Op(">=")) => CompareOp::Ge,
-                Some(Token::Name("in")) => CompareOp::In,
+                Some(&Token::Op(op @ ("==" | "!=" | "<" | "<=" | ">" | ">="))) => op,
+                Some(Token::Name("in")) => "in",
                 Some(Token::Name("not"))
                     if matches!(self.tokens.get(self.at + 1), Some((Token::Name("in"), _))) =>
                 {
                     self.at += 1;
-                    CompareOp::NotIn
+                    "not in"
                 }
                 _ => break,
             };
@@ -517,20 +521,13 @@ impl<'s> Parser<'s> {
 
     /// `+ -`, then `~`, then `* / // %`, then `**`; all from the left, as Jinja has it.
     fn binary(&mut self, level: usize) -> Parsed<Node> {
-        if level == 4 {
+        let Some(operators) = LEVELS.get(level) else {
             return self.unary(true);
-        }
+        };
         let (mut left, mut height) = self.binary(level + 1)?;
         loop {
-            let op = match (level, self.peek()) {
-                (0, Some(Token::Op("+"))) => Binary::Add,
-                (0, Some(Token::Op("-"))) => Binary::Sub,
-                (1, Some(Token::Op("~"))) => Binary::Concat,
-                (2, Some(Token::Op("*"))) => Binary::Mul,
-                (2, Some(Token::Op("/"))) => Binary::Div,
-                (2, Some(Token::Op("//"))) => Binary::FloorDiv,
-                (2, Some(Token::Op("%"))) => Binary::Rem,
-                (3, Some(Token::Op("**"))) => Binary::Pow,
+            let op = match self.peek() {
+                Some(&Token::Op(op)) if operators.contains(&op) => op,
                 _ => return Ok((left, height)),
             };
             self.at += 1;
@@ -541,18 +538,14 @@ impl<'s> Parser<'s> {
 
     fn unary(&mut self, with_filters: bool) -> Parsed<Node> {
         let node = if self.is_op("-") || self.is_op("+") {
-            let negative = self.is_op("-");
+            let make = if self.is_op("-") {
+                Expr::Neg
+            } else {
+                Expr::Pos
+            };
             self.at += 1;
             let (inner, height) = self.guard(|p| p.unary(false))?;
-            let inner = Box::new(inner);
-            self.node(
-                if negative {
-                    Expr::Neg(inner)
-                } else {
-                    Expr::Pos(inner)
-                },
-                height,
-            )?
+            self.node(make(Box::new(inner)), height)?
         } else {
             self.primary()?
         };
@@ -573,11 +566,7 @@ impl<'s> Parser<'s> {
             Token::Name("true" | "True") => Expr::Bool(true),
             Token::Name("false" | "False") => Expr::Bool(false),
             Token::Name("none" | "None") => Expr::None,
-            Token::Name("in" | "is" | "and" | "or" | "not" | "if" | "else") => {
-                self.at -= 1;
-                return self.unexpected("an expression");
-            }
-            Token::Name(name) => Expr::Name(name.into()),
+            Token::Name(name) if !RESERVED.contains(&name) => Expr::Name(name.into()),
             Token::Int(value) => Expr::Int(value),
             Token::Float(value) => Expr::Float(value),
             Token::Str(mut text) => {
@@ -596,7 +585,11 @@ impl<'s> Parser<'s> {
                 return Ok(node);
             }
             Token::Op("[") => {
-                let (items, height) = self.items("]")?;
+                let (mut items, mut height) = (Vec::new(), 0);
+                self.commas("]", |p| {
+                    items.push(p.inner(&mut height)?);
+                    Ok(())
+                })?;
                 return self.node(Expr::List(items), height);
             }
             Token::Op("{") => return self.dict(),
@@ -608,61 +601,34 @@ impl<'s> Parser<'s> {
         self.node(expr, 0)
     }
 
-    fn items(&mut self, close: &str) -> Parsed<(Vec<Expr>, usize)> {
-        let mut items = Vec::new();
-        let mut height = 0;
-        while !self.eat_op(close) {
-            if !items.is_empty() {
-                self.expect_op(",")?;
-                if self.eat_op(close) {
-                    break;
-                }
-            }
-            let (item, h) = self.expr()?;
-            height = height.max(h);
-            items.push(item);
-        }
-        Ok((items, height))
-    }
-
     fn dict(&mut self) -> Parsed<Node> {
-        let mut entries = Vec::new();
-        let mut height = 0;
-        while !self.eat_op("}") {
-            if !entries.is_empty() {
-                self.expect_op(",")?;
-                if self.eat_op("}") {
-                    break;
-                }
-            }
-            let (key, h1) = self.expr()?;
-            self.expect_op(":")?;
-            let (value, h2) = self.expr()?;
-            height = height.max(h1).max(h2);
-            entries.push((key, value));
-        }
+        let (mut entries, mut height) = (Vec::new(), 0);
+        self.commas("}", |p| {
+            let key = p.inner(&mut height)?;
+            p.expect_op(":")?;
+            entries.push((key, p.inner(&mut height)?));
+            Ok(())
+        })?;
         self.node(Expr::Dict(entries), height)
     }
 
     fn postfix(&mut self, (mut expr, mut height): Node) -> Parsed<Node> {
         loop {
             if self.eat_op(".") {
-                if let Some(&Token::Int(index)) = self.peek() {
+                let object = Box::new(expr);
+                let part = if let Some(&Token::Int(index)) = self.peek() {
                     self.at += 1;
-                    (expr, height) = self.node(
-                        Expr::Item(Box::new(expr), Box::new(Expr::Int(index))),
-                        height,
-                    )?;
+                    Expr::Item(object, Box::new(Expr::Int(index)))
                 } else {
-                    let name = self.name()?.into();
-                    (expr, height) = self.node(Expr::Attr(Box::new(expr), name), height)?;
-                }
+                    Expr::Attr(object, self.name()?.into())
+                };
+                (expr, height) = self.node(part, height)?;
             } else if self.eat_op("[") {
                 (expr, height) = self.subscript(expr, height)?;
             } else if self.is_op("(") {
                 let (args, h) = self.args()?;
-                (expr, height) =
-                    self.node(Expr::Call(Box::new(expr), Box::new(args)), height.max(h))?;
+                let call = Expr::Call(Box::new(expr), Box::new(args));
+                (expr, height) = self.node(call, height.max(h))?;
             } else {
                 return Ok((expr, height));
             }
@@ -672,10 +638,7 @@ impl<'s> Parser<'s> {
     fn subscript(&mut self, expr: Expr, mut height: usize) -> Parsed<Node> {
         let mut parts: [Option<Expr>; 3] = [None, None, None];
         let mut colons = 0;
-        loop {
-            if self.eat_op("]") {
-                break;
-            }
+        while !self.eat_op("]") {
             if self.eat_op(":") {
                 colons += 1;
                 if colons > 2 {
@@ -683,8 +646,7 @@ impl<'s> Parser<'s> {
                 }
                 continue;
             }
-            let (part, h) = self.expr()?;
-            height = height.max(h);
+            let part = self.inner(&mut height)?;
             match parts.get_mut(colons) {
                 Some(slot @ None) => *slot = Some(part),
                 _ => return self.unexpected("']'"),
@@ -703,40 +665,26 @@ impl<'s> Parser<'s> {
         self.node(Expr::Item(target, Box::new(index)), height)
     }
 
+    /// Arguments in parentheses; without those there are none.
     fn args(&mut self) -> Parsed<(Args, usize)> {
-        self.expect_op("(")?;
-        let mut args = Args::default();
-        let mut height = 0;
-        let mut first = true;
-        while !self.eat_op(")") {
-            if !std::mem::take(&mut first) {
-                self.expect_op(",")?;
-                if self.eat_op(")") {
-                    break;
-                }
-            }
-            if self.is_op("*") || self.is_op("**") {
-                return self.error("argument unpacking is not supported");
-            }
-            let named = matches!(
-                (self.peek(), self.tokens.get(self.at + 1)),
-                (Some(Token::Name(_)), Some((Token::Op("="), _)))
-            );
-            if named {
-                let name = self.name()?.into();
-                self.at += 1;
-                let (value, h) = self.expr()?;
-                height = height.max(h);
-                args.named.push((name, value));
-            } else {
-                if !args.named.is_empty() {
-                    return self.error("a positional argument after a named one");
-                }
-                let (value, h) = self.expr()?;
-                height = height.max(h);
-                args.positional.push(value);
-            }
+        let (mut args, mut height) = (Args::default(), 0);
+        if !self.eat_op("(") {
+            return Ok((args, height));
         }
+        self.commas(")", |p| {
+            if p.is_op("*") || p.is_op("**") {
+                return p.error("argument unpacking is not supported");
+            }
+            if let [(Token::Name(name), _), (Token::Op("="), _), ..] = p.tokens[p.at..] {
+                p.at += 2;
+                args.named.push((name.into(), p.inner(&mut height)?));
+            } else if args.named.is_empty() {
+                args.positional.push(p.inner(&mut height)?);
+            } else {
+                return p.error("a positional argument after a named one");
+            }
+            Ok(())
+        })?;
         Ok((args, height))
     }
 
@@ -745,16 +693,14 @@ impl<'s> Parser<'s> {
         loop {
             if self.eat_op("|") {
                 let (filter, h) = self.filter()?;
-                (expr, height) = self.node(
-                    Expr::Filter(Box::new(expr), Box::new(filter)),
-                    height.max(h),
-                )?;
+                let filter = Expr::Filter(Box::new(expr), Box::new(filter));
+                (expr, height) = self.node(filter, height.max(h))?;
             } else if self.eat_name("is") {
                 (expr, height) = self.test(expr, height)?;
             } else if self.is_op("(") {
                 let (args, h) = self.args()?;
-                (expr, height) =
-                    self.node(Expr::Call(Box::new(expr), Box::new(args)), height.max(h))?;
+                let call = Expr::Call(Box::new(expr), Box::new(args));
+                (expr, height) = self.node(call, height.max(h))?;
             } else {
                 return Ok((expr, height));
             }
@@ -764,34 +710,20 @@ impl<'s> Parser<'s> {
     fn test(&mut self, expr: Expr, height: usize) -> Parsed<Node> {
         let negated = self.eat_name("not");
         let name: Name = self.name()?.into();
-        let (args, h) = match self.peek() {
-            Some(Token::Op("(")) => self.args()?,
-            Some(Token::Name("else" | "or" | "and" | "is" | "if" | "in" | "not")) => {
-                (Args::default(), 0)
-            }
-            Some(
-                Token::Name(_)
-                | Token::Str(_)
-                | Token::Int(_)
-                | Token::Float(_)
-                | Token::Op("[" | "{"),
-            ) => {
-                let node = self.primary()?;
-                let (arg, h) = self.guard(|p| p.postfix(node))?;
-                (
-                    Args {
-                        positional: vec![arg],
-                        named: Vec::new(),
-                    },
-                    h,
-                )
-            }
-            _ => (Args::default(), 0),
+        let has_bare = match self.peek() {
+            Some(Token::Name(name)) => !RESERVED.contains(name),
+            Some(Token::Str(_) | Token::Int(_) | Token::Float(_) | Token::Op("[" | "{")) => true,
+            _ => false,
         };
-        let node = self.node(
-            Expr::Test(Box::new(expr), Box::new(Filter { name, args })),
-            height.max(h),
-        )?;
+        let (mut args, mut h) = self.args()?;
+        if has_bare {
+            let node = self.primary()?;
+            let (arg, below) = self.guard(|p| p.postfix(node))?;
+            args.positional.push(arg);
+            h = below;
+        }
+        let test = Expr::Test(Box::new(expr), Box::new(Filter { name, args }));
+        let node = self.node(test, height.max(h))?;
         if negated {
             self.node(Expr::Not(Box::new(node.0)), node.1)
         } else {

@@ -27,9 +27,8 @@ pub fn render(messages: &[Message], add_generation_prompt: bool) -> Outcome<Stri
             "user" => "User",
             other => other,
         };
-        if out.len().saturating_add(message.content.len()) > 2 * INPUT_BYTES_MAX {
-            return Err(limit("too much output"));
-        }
+        let bytes = out.len().saturating_add(message.content.len());
+        limit(bytes > 2 * INPUT_BYTES_MAX, "too much output")?;
         let text = message.content.trim();
         out.push_str(name);
         out.push_str(if text.is_empty() { ":" } else { ": " });

@@ -3,29 +3,14 @@
 
 use super::limits::{Buffer, Outcome, fail};
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+const MONTHS: &str =
+    "January February March April May June July August September October November December";
+const DAYS: &str = "Sunday Monday Tuesday Wednesday Thursday Friday Saturday";
+
+/// The word of that place in a list of words.
+fn word(list: &'static str, at: usize) -> &'static str {
+    list.split(' ').nth(at).unwrap_or_default()
+}
 
 /// Year, month and day of a count of days since 1 January 1970. The year here begins in March, which puts the
 /// leap day last; 400 years have 146097 days.
@@ -38,16 +23,9 @@ fn civil(days: i64) -> (i64, usize, i64) {
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let march_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 {
-        march_month + 3
-    } else {
-        march_month - 9
-    };
-    (
-        year_of_era + era * 400 + i64::from(month <= 2),
-        month as usize,
-        day,
-    )
+    let month = (march_month + 2) % 12 + 1;
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    (year, month as usize, day)
 }
 
 pub fn strftime(unix_seconds: i64, format: &str, out: &mut Buffer) -> Outcome<()> {
@@ -56,18 +34,15 @@ pub fn strftime(unix_seconds: i64, format: &str, out: &mut Buffer) -> Outcome<()
     let days = seconds.div_euclid(86_400);
     let second_of_day = seconds.rem_euclid(86_400);
     let (year, month, day) = civil(days);
-    let (hour, minute, second) = (
-        second_of_day / 3600,
-        second_of_day / 60 % 60,
-        second_of_day % 60,
-    );
+    let (hour, minute) = (second_of_day / 3600, second_of_day / 60 % 60);
+    let second = second_of_day % 60;
     let weekday = (days + 4).rem_euclid(7);
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let before = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
     let month_index = (month - 1).min(11);
     let day_of_year = before[month_index] + day + i64::from(leap && month > 2);
-    let month_name = MONTHS[month_index];
-    let day_name = DAYS[weekday as usize % 7];
+    let month_name = word(MONTHS, month_index);
+    let day_name = word(DAYS, weekday as usize);
     let hour12 = (hour + 11) % 12 + 1;
     let short = |name: &'static str| name.get(..3).unwrap_or(name);
     let mut chars = format.chars();
@@ -111,11 +86,10 @@ pub fn strftime(unix_seconds: i64, format: &str, out: &mut Buffer) -> Outcome<()
             Some('T' | 'X') => format!("{hour:02}:{minute:02}:{second:02}"),
             Some('R') => format!("{hour:02}:{minute:02}"),
             Some('D' | 'x') => format!("{month:02}/{day:02}/{:02}", year.rem_euclid(100)),
-            Some('c') => format!(
-                "{} {} {day:2} {hour:02}:{minute:02}:{second:02} {year}",
-                short(day_name),
-                short(month_name)
-            ),
+            Some('c') => {
+                let (day_name, month_name) = (short(day_name), short(month_name));
+                format!("{day_name} {month_name} {day:2} {hour:02}:{minute:02}:{second:02} {year}")
+            }
             Some('Z' | 'z') => String::new(),
             Some('n') => "\n".to_owned(),
             Some('t') => "\t".to_owned(),

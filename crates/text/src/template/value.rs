@@ -6,11 +6,10 @@
 //! chain of namespaces can leak or be dropped recursively.
 
 use super::ast::{Macro, Name};
-use super::limits::{
-    Buffer, Charge, Outcome, SLOT_BYTES, TemplateMeter, VALUE_DEPTH_MAX, fail, limit,
-};
+use super::limits::{Buffer, Charge, Meter, Outcome, SLOT_BYTES, VALUE_DEPTH_MAX, fail, limit};
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -22,7 +21,16 @@ pub enum Str {
 }
 
 impl Str {
-    pub fn as_str(&self) -> &str {
+    pub fn made(meter: &Meter, text: String) -> Outcome<Str> {
+        let charge = meter.charge(text.len() + SLOT_BYTES)?;
+        Ok(Str::Made(Rc::new((text.into_boxed_str(), charge))))
+    }
+}
+
+impl Deref for Str {
+    type Target = str;
+
+    fn deref(&self) -> &str {
         match self {
             Str::Given(text) => text,
             Str::Made(made) => &made.0,
@@ -31,21 +39,32 @@ impl Str {
 }
 
 pub struct List {
-    pub items: Vec<TemplateValue>,
+    pub items: Vec<Value>,
     pub tuple: bool,
     depth: usize,
     _charge: Charge,
 }
 
 pub struct Dict {
-    pub entries: Vec<(TemplateValue, TemplateValue)>,
+    pub entries: Vec<(Value, Value)>,
     depth: usize,
     _charge: Charge,
 }
 
+impl Dict {
+    pub fn get(&self, meter: &Meter, key: &Value) -> Outcome<Option<&Value>> {
+        let at = find_key(meter, &self.entries, key)?;
+        Ok(at.map(|at| &self.entries[at].1))
+    }
+
+    pub fn keys(&self) -> Vec<Value> {
+        self.entries.iter().map(|(key, _)| key.clone()).collect()
+    }
+}
+
 #[derive(Default)]
 pub struct Namespace {
-    pub fields: RefCell<Vec<(Name, TemplateValue, Charge)>>,
+    pub fields: RefCell<Vec<(Name, Value, Charge)>>,
 }
 
 pub struct Loop {
@@ -56,21 +75,12 @@ pub struct Loop {
 }
 
 pub struct Method {
-    pub receiver: TemplateValue,
+    pub receiver: Value,
     pub name: &'static str,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Function {
-    Range,
-    Namespace,
-    Dict,
-    RaiseException,
-    StrftimeNow,
-}
-
 #[derive(Clone)]
-pub enum TemplateValue {
+pub(super) enum Value {
     /// What was missing, for the message.
     Undefined(Name),
     None,
@@ -87,77 +97,65 @@ pub enum TemplateValue {
     Macro(Arc<Macro>, usize),
     /// The text of a `call` block.
     Caller(Str),
-    Function(Function),
+    /// A function that every template has, by its name.
+    Function(&'static str),
 }
 
-impl TemplateValue {
-    pub fn given(text: &str) -> TemplateValue {
-        TemplateValue::Str(Str::Given(text.into()))
+impl Value {
+    pub fn given(text: &str) -> Value {
+        Value::Str(Str::Given(text.into()))
     }
 
     /// The name is for a message only, and is not charged: it is cut.
-    pub fn undefined(name: &str) -> TemplateValue {
+    pub fn undefined(name: &str) -> Value {
         let end = name.char_indices().nth(40).map_or(name.len(), |(at, _)| at);
-        TemplateValue::Undefined(name.get(..end).unwrap_or("").into())
+        Value::Undefined(name.get(..end).unwrap_or("").into())
     }
 
-    pub fn text(meter: &TemplateMeter, text: String) -> Outcome<TemplateValue> {
-        let charge = meter.charge(text.len() + SLOT_BYTES)?;
-        Ok(TemplateValue::Str(Str::Made(Rc::new((
-            text.into_boxed_str(),
-            charge,
-        )))))
+    pub fn text(meter: &Meter, text: String) -> Outcome<Value> {
+        Str::made(meter, text).map(Value::Str)
     }
 
-    pub fn copied(meter: &TemplateMeter, text: &str) -> Outcome<TemplateValue> {
+    pub fn written(out: Buffer) -> Outcome<Value> {
+        Value::text(out.meter, out.into_string())
+    }
+
+    pub fn copied(meter: &Meter, text: &str) -> Outcome<Value> {
         meter.fits(text.len())?;
-        TemplateValue::text(meter, text.to_owned())
+        Value::text(meter, text.to_owned())
     }
 
-    fn sequence(
-        meter: &TemplateMeter,
-        items: Vec<TemplateValue>,
-        tuple: bool,
-    ) -> Outcome<Rc<List>> {
-        let charge = meter.charge(items.len().saturating_mul(SLOT_BYTES) + SLOT_BYTES)?;
+    fn sequence(meter: &Meter, items: Vec<Value>, tuple: bool) -> Outcome<Rc<List>> {
+        let _charge = meter.charge(items.len().saturating_mul(SLOT_BYTES) + SLOT_BYTES)?;
         let depth = deeper(items.iter())?;
         Ok(Rc::new(List {
             items,
             tuple,
             depth,
-            _charge: charge,
+            _charge,
         }))
     }
 
-    pub fn list(meter: &TemplateMeter, items: Vec<TemplateValue>) -> Outcome<TemplateValue> {
-        Ok(TemplateValue::List(TemplateValue::sequence(
-            meter, items, false,
-        )?))
+    pub fn list(meter: &Meter, items: Vec<Value>) -> Outcome<Value> {
+        Ok(Value::List(Value::sequence(meter, items, false)?))
     }
 
-    pub fn tuple(meter: &TemplateMeter, items: Vec<TemplateValue>) -> Outcome<TemplateValue> {
-        Ok(TemplateValue::List(TemplateValue::sequence(
-            meter, items, true,
-        )?))
+    pub fn tuple(meter: &Meter, items: Vec<Value>) -> Outcome<Value> {
+        Ok(Value::List(Value::sequence(meter, items, true)?))
+    }
+
+    pub fn int(n: usize) -> Value {
+        Value::Int(n as i64)
     }
 
     /// A mapping; a later entry replaces an earlier one of the same key.
-    pub fn dict(
-        meter: &TemplateMeter,
-        entries: Vec<(TemplateValue, TemplateValue)>,
-    ) -> Outcome<TemplateValue> {
-        let charge = meter.charge(entries.len().saturating_mul(2 * SLOT_BYTES) + SLOT_BYTES)?;
+    pub fn dict(meter: &Meter, entries: Vec<(Value, Value)>) -> Outcome<Value> {
+        let _charge = meter.charge(entries.len().saturating_mul(2 * SLOT_BYTES) + SLOT_BYTES)?;
         let depth = deeper(entries.iter().flat_map(|(k, v)| [k, v]))?;
-        let mut unique: Vec<(TemplateValue, TemplateValue)> = Vec::new();
+        let mut unique: Vec<(Value, Value)> = Vec::new();
         for (key, value) in entries {
-            if !matches!(
-                key,
-                TemplateValue::Str(_)
-                    | TemplateValue::Int(_)
-                    | TemplateValue::Float(_)
-                    | TemplateValue::Bool(_)
-                    | TemplateValue::None
-            ) {
+            let is_scalar = key.as_str().is_some() || key.as_float().is_some();
+            if !is_scalar && !key.is_none() {
                 return fail(format!("a {} cannot be a key", key.type_name()));
             }
             match find_key(meter, &unique, &key)? {
@@ -165,75 +163,75 @@ impl TemplateValue {
                 None => unique.push((key, value)),
             }
         }
-        Ok(TemplateValue::Dict(Rc::new(Dict {
-            entries: unique,
+        let entries = unique;
+        Ok(Value::Dict(Rc::new(Dict {
+            entries,
             depth,
-            _charge: charge,
+            _charge,
         })))
     }
 
-    pub fn method(receiver: &TemplateValue, name: &'static str) -> Outcome<TemplateValue> {
+    pub fn method(receiver: &Value, name: &'static str) -> Outcome<Value> {
         deeper(std::iter::once(receiver))?;
-        Ok(TemplateValue::Method(Rc::new(Method {
-            receiver: receiver.clone(),
-            name,
-        })))
+        let receiver = receiver.clone();
+        Ok(Value::Method(Rc::new(Method { receiver, name })))
     }
 
     fn depth(&self) -> usize {
         match self {
-            TemplateValue::List(list) => list.depth,
-            TemplateValue::Dict(dict) => dict.depth,
-            TemplateValue::Loop(l) => l.items.depth + 1,
-            TemplateValue::Method(m) => m.receiver.depth() + 1,
+            Value::List(list) => list.depth,
+            Value::Dict(dict) => dict.depth,
+            Value::Loop(l) => l.items.depth + 1,
+            Value::Method(m) => m.receiver.depth() + 1,
             _ => 0,
         }
     }
 
     pub fn type_name(&self) -> &'static str {
         match self {
-            TemplateValue::Undefined(_) => "undefined value",
-            TemplateValue::None => "none",
-            TemplateValue::Bool(_) => "boolean",
-            TemplateValue::Int(_) => "integer",
-            TemplateValue::Float(_) => "float",
-            TemplateValue::Str(_) => "string",
-            TemplateValue::List(list) if list.tuple => "tuple",
-            TemplateValue::List(_) => "list",
-            TemplateValue::Dict(_) => "mapping",
-            TemplateValue::Namespace(_) => "namespace",
-            TemplateValue::Loop(_) => "loop",
-            TemplateValue::Method(_)
-            | TemplateValue::Macro(..)
-            | TemplateValue::Caller(_)
-            | TemplateValue::Function(_) => "function",
+            Value::Undefined(_) => "undefined value",
+            Value::None => "none",
+            Value::Bool(_) => "boolean",
+            Value::Int(_) => "integer",
+            Value::Float(_) => "float",
+            Value::Str(_) => "string",
+            Value::List(list) if list.tuple => "tuple",
+            Value::List(_) => "list",
+            Value::Dict(_) => "mapping",
+            Value::Namespace(_) => "namespace",
+            Value::Loop(_) => "loop",
+            _ => "function",
         }
     }
 
     /// An undefined value may be tested and printed, not computed with.
-    pub fn defined(self) -> Outcome<TemplateValue> {
+    pub fn defined(self) -> Outcome<Value> {
         match &self {
-            TemplateValue::Undefined(name) => fail(format!("'{name}' is undefined")),
+            Value::Undefined(name) => fail(format!("'{name}' is undefined")),
             _ => Ok(self),
         }
     }
 
     pub fn truth(&self) -> bool {
         match self {
-            TemplateValue::Undefined(_) | TemplateValue::None => false,
-            TemplateValue::Bool(b) => *b,
-            TemplateValue::Int(i) => *i != 0,
-            TemplateValue::Float(f) => *f != 0.0,
-            TemplateValue::Str(s) => !s.as_str().is_empty(),
-            TemplateValue::List(list) => !list.items.is_empty(),
-            TemplateValue::Dict(dict) => !dict.entries.is_empty(),
+            Value::Undefined(_) | Value::None => false,
+            Value::Bool(b) => *b,
+            Value::Int(i) => *i != 0,
+            Value::Float(f) => *f != 0.0,
+            Value::Str(s) => !s.is_empty(),
+            Value::List(list) => !list.items.is_empty(),
+            Value::Dict(dict) => !dict.entries.is_empty(),
             _ => true,
         }
     }
 
+    pub fn is_none(&self) -> bool {
+        matches!(self, Value::None)
+    }
+
     pub fn as_str(&self) -> Option<&str> {
         match self {
-            TemplateValue::Str(s) => Some(s.as_str()),
+            Value::Str(s) => Some(s),
             _ => None,
         }
     }
@@ -241,15 +239,15 @@ impl TemplateValue {
     /// Integers, and booleans as Python counts them.
     pub fn as_int(&self) -> Option<i64> {
         match self {
-            TemplateValue::Int(i) => Some(*i),
-            TemplateValue::Bool(b) => Some(i64::from(*b)),
+            Value::Int(i) => Some(*i),
+            Value::Bool(b) => Some(i64::from(*b)),
             _ => None,
         }
     }
 
     pub fn as_float(&self) -> Option<f64> {
         match self {
-            TemplateValue::Float(f) => Some(*f),
+            Value::Float(f) => Some(*f),
             _ => self.as_int().map(|i| i as f64),
         }
     }
@@ -262,66 +260,51 @@ impl TemplateValue {
     }
 
     pub fn int_arg(&self, what: &str) -> Outcome<i64> {
+        let found = self.type_name();
         match self.as_int() {
             Some(i) => Ok(i),
-            None => fail(format!(
-                "{what} needs an integer, not a {}",
-                self.type_name()
-            )),
+            None => fail(format!("{what} needs an integer, not a {found}")),
         }
     }
 
     /// What a loop over this value visits.
-    pub fn iterate(&self, meter: &TemplateMeter) -> Outcome<Rc<List>> {
+    pub fn iterate(&self, meter: &Meter) -> Outcome<Rc<List>> {
         match self {
-            TemplateValue::List(list) => Ok(Rc::clone(list)),
-            TemplateValue::Dict(dict) => {
-                let keys = dict.entries.iter().map(|(k, _)| k.clone()).collect();
-                TemplateValue::sequence(meter, keys, false)
-            }
-            TemplateValue::Str(s) => {
-                let count = s.as_str().chars().count();
+            Value::List(list) => Ok(Rc::clone(list)),
+            Value::Dict(dict) => Value::sequence(meter, dict.keys(), false),
+            Value::Str(s) => {
+                let count = s.chars().count();
                 meter.fits(count.saturating_mul(2 * SLOT_BYTES + 8))?;
                 meter.step(count)?;
-                let mut chars = Vec::with_capacity(count);
-                for c in s.as_str().chars() {
-                    chars.push(TemplateValue::text(meter, c.to_string())?);
-                }
-                TemplateValue::sequence(meter, chars, false)
+                let chars = s.chars().map(|c| Value::text(meter, c.to_string()));
+                Value::sequence(meter, chars.collect::<Outcome<_>>()?, false)
             }
-            TemplateValue::Undefined(_) => TemplateValue::sequence(meter, Vec::new(), false),
+            Value::Undefined(_) => Value::sequence(meter, Vec::new(), false),
             _ => fail(format!("a {} cannot be iterated", self.type_name())),
         }
     }
 
-    pub fn length(&self, meter: &TemplateMeter) -> Outcome<usize> {
+    pub fn length(&self, meter: &Meter) -> Outcome<usize> {
         match self {
-            TemplateValue::Str(s) => {
-                meter.work(s.as_str().len())?;
-                Ok(s.as_str().chars().count())
+            Value::Str(s) => {
+                meter.work(s.len())?;
+                Ok(s.chars().count())
             }
-            TemplateValue::List(list) => Ok(list.items.len()),
-            TemplateValue::Dict(dict) => Ok(dict.entries.len()),
-            TemplateValue::Undefined(_) => Ok(0),
+            Value::List(list) => Ok(list.items.len()),
+            Value::Dict(dict) => Ok(dict.entries.len()),
+            Value::Undefined(_) => Ok(0),
             _ => fail(format!("a {} has no length", self.type_name())),
         }
     }
 }
 
-fn deeper<'v>(values: impl Iterator<Item = &'v TemplateValue>) -> Outcome<usize> {
-    let depth = 1 + values.map(TemplateValue::depth).max().unwrap_or(0);
-    if depth > VALUE_DEPTH_MAX {
-        Err(limit("a value is nested too deep"))
-    } else {
-        Ok(depth)
-    }
+fn deeper<'v>(values: impl Iterator<Item = &'v Value>) -> Outcome<usize> {
+    let depth = 1 + values.map(Value::depth).max().unwrap_or(0);
+    limit(depth > VALUE_DEPTH_MAX, "a value is nested too deep")?;
+    Ok(depth)
 }
 
-pub fn find_key(
-    meter: &TemplateMeter,
-    entries: &[(TemplateValue, TemplateValue)],
-    key: &TemplateValue,
-) -> Outcome<Option<usize>> {
+fn find_key(meter: &Meter, entries: &[(Value, Value)], key: &Value) -> Outcome<Option<usize>> {
     for (at, (have, _)) in entries.iter().enumerate() {
         if equal(meter, have, key)? {
             return Ok(Some(at));
@@ -330,19 +313,17 @@ pub fn find_key(
     Ok(None)
 }
 
-pub fn equal(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Outcome<bool> {
+pub fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
     meter.step(1)?;
     Ok(match (a, b) {
-        (TemplateValue::Undefined(_), TemplateValue::Undefined(_))
-        | (TemplateValue::None, TemplateValue::None) => true,
-        (TemplateValue::Str(a), TemplateValue::Str(b)) => {
-            let (a, b) = (a.as_str(), b.as_str());
+        (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
+        (Value::Str(a), Value::Str(b)) => {
             if a.len() == b.len() {
                 meter.work(a.len())?;
             }
-            a == b
+            **a == **b
         }
-        (TemplateValue::List(a), TemplateValue::List(b)) => {
+        (Value::List(a), Value::List(b)) => {
             if a.items.len() != b.items.len() || a.tuple != b.tuple {
                 return Ok(false);
             }
@@ -353,20 +334,20 @@ pub fn equal(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Out
             }
             true
         }
-        (TemplateValue::Dict(a), TemplateValue::Dict(b)) => {
+        (Value::Dict(a), Value::Dict(b)) => {
             if a.entries.len() != b.entries.len() {
                 return Ok(false);
             }
             for (key, value) in &a.entries {
-                match find_key(meter, &b.entries, key)? {
-                    Some(at) if equal(meter, value, &b.entries[at].1)? => {}
+                match b.get(meter, key)? {
+                    Some(other) if equal(meter, value, other)? => {}
                     _ => return Ok(false),
                 }
             }
             true
         }
-        (TemplateValue::Namespace(a), TemplateValue::Namespace(b)) => Rc::ptr_eq(a, b),
-        (TemplateValue::Function(a), TemplateValue::Function(b)) => a == b,
+        (Value::Namespace(a), Value::Namespace(b)) => Rc::ptr_eq(a, b),
+        (Value::Function(a), Value::Function(b)) => a == b,
         _ => match (a.as_int(), b.as_int()) {
             (Some(a), Some(b)) => a == b,
             _ => matches!((a.as_float(), b.as_float()), (Some(a), Some(b)) if a == b),
@@ -374,7 +355,7 @@ pub fn equal(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Out
     })
 }
 
-pub fn order(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Outcome<Ordering> {
+pub fn order(meter: &Meter, a: &Value, b: &Value) -> Outcome<Ordering> {
     meter.step(1)?;
     if let (Some(a), Some(b)) = (a.as_int(), b.as_int()) {
         return Ok(a.cmp(&b));
@@ -384,11 +365,11 @@ pub fn order(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Out
         return Ok(a.partial_cmp(&b).unwrap_or_else(|| a.total_cmp(&b)));
     }
     match (a, b) {
-        (TemplateValue::Str(a), TemplateValue::Str(b)) => {
-            meter.work(a.as_str().len().min(b.as_str().len()))?;
-            Ok(a.as_str().cmp(b.as_str()))
+        (Value::Str(a), Value::Str(b)) => {
+            meter.work(a.len().min(b.len()))?;
+            Ok(a.cmp(b))
         }
-        (TemplateValue::List(a), TemplateValue::List(b)) => {
+        (Value::List(a), Value::List(b)) => {
             for (a, b) in a.items.iter().zip(&b.items) {
                 let order = order(meter, a, b)?;
                 if order.is_ne() {
@@ -397,33 +378,37 @@ pub fn order(meter: &TemplateMeter, a: &TemplateValue, b: &TemplateValue) -> Out
             }
             Ok(a.items.len().cmp(&b.items.len()))
         }
-        _ => fail(format!(
-            "cannot compare a {} with a {}",
-            a.type_name(),
-            b.type_name()
-        )),
+        _ => {
+            let (a, b) = (a.type_name(), b.type_name());
+            fail(format!("cannot compare a {a} with a {b}"))
+        }
     }
 }
 
+/// `a op b`, the operator as it is written or as a test names it.
+pub fn compare(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome<bool> {
+    Ok(match op {
+        "==" | "eq" | "equalto" => equal(meter, a, b)?,
+        "!=" | "ne" => !equal(meter, a, b)?,
+        "<" | "lt" | "lessthan" => order(meter, a, b)?.is_lt(),
+        "<=" | "le" => order(meter, a, b)?.is_le(),
+        ">" | "gt" | "greaterthan" => order(meter, a, b)?.is_gt(),
+        ">=" | "ge" => order(meter, a, b)?.is_ge(),
+        "in" => contains(meter, b, a)?,
+        _ => !contains(meter, b, a)?,
+    })
+}
+
 /// `needle in haystack`
-pub fn contains(
-    meter: &TemplateMeter,
-    haystack: &TemplateValue,
-    needle: &TemplateValue,
-) -> Outcome<bool> {
+fn contains(meter: &Meter, haystack: &Value, needle: &Value) -> Outcome<bool> {
     match haystack {
-        TemplateValue::Str(s) => {
-            let Some(needle) = needle.as_str() else {
-                return fail(format!(
-                    "'in' a string needs a string, not a {}",
-                    needle.type_name()
-                ));
-            };
-            meter.work(s.as_str().len())?;
-            Ok(s.as_str().contains(needle))
+        Value::Str(s) => {
+            let needle = needle.str_arg("'in' a string")?;
+            meter.work(s.len())?;
+            Ok(s.contains(needle))
         }
-        TemplateValue::Dict(dict) => Ok(find_key(meter, &dict.entries, needle)?.is_some()),
-        TemplateValue::List(list) => {
+        Value::Dict(dict) => Ok(dict.get(meter, needle)?.is_some()),
+        Value::List(list) => {
             for item in &list.items {
                 if equal(meter, item, needle)? {
                     return Ok(true);
@@ -431,72 +416,63 @@ pub fn contains(
             }
             Ok(false)
         }
-        TemplateValue::Undefined(_) => Ok(false),
+        Value::Undefined(_) => Ok(false),
         _ => fail(format!("'in' does not work on a {}", haystack.type_name())),
     }
 }
 
 /// Python's `str()`.
-pub fn print(meter: &TemplateMeter, value: &TemplateValue, out: &mut Buffer) -> Outcome<()> {
+pub fn print(value: &Value, out: &mut Buffer) -> Outcome<()> {
     match value {
-        TemplateValue::Str(s) => out.push(s.as_str()),
-        TemplateValue::Undefined(_) => Ok(()),
-        _ => repr(meter, value, out),
+        Value::Str(s) => out.push(s),
+        Value::Undefined(_) => Ok(()),
+        _ => repr(value, out),
     }
 }
 
+pub fn printed(meter: &Meter, value: &Value) -> Outcome<String> {
+    let mut out = Buffer::new(meter);
+    print(value, &mut out)?;
+    Ok(out.into_string())
+}
+
 /// Python's `repr()`.
-pub fn repr(meter: &TemplateMeter, value: &TemplateValue, out: &mut Buffer) -> Outcome<()> {
-    meter.step(1)?;
+pub fn repr(value: &Value, out: &mut Buffer) -> Outcome<()> {
+    out.meter.step(1)?;
     match value {
-        TemplateValue::Undefined(_) => out.push("Undefined"),
-        TemplateValue::None => out.push("None"),
-        TemplateValue::Bool(true) => out.push("True"),
-        TemplateValue::Bool(false) => out.push("False"),
-        TemplateValue::Int(i) => out.push(&i.to_string()),
-        TemplateValue::Float(f) => out.push(&float_text(*f)),
-        TemplateValue::Str(s) => repr_str(meter, s.as_str(), out),
-        TemplateValue::List(list) => {
+        Value::Undefined(_) => out.push("Undefined"),
+        Value::None => out.push("None"),
+        Value::Bool(true) => out.push("True"),
+        Value::Bool(false) => out.push("False"),
+        Value::Int(i) => out.push(&i.to_string()),
+        Value::Float(f) => out.push(&float_text(*f)),
+        Value::Str(s) => repr_str(s, out),
+        Value::List(list) => {
             out.push(if list.tuple { "(" } else { "[" })?;
-            for (i, item) in list.items.iter().enumerate() {
-                if i > 0 {
-                    out.push(", ")?;
-                }
-                repr(meter, item, out)?;
-            }
+            out.join(&list.items, ", ", |out, item| repr(item, out))?;
             if list.tuple && list.items.len() == 1 {
                 out.push(",")?;
             }
             out.push(if list.tuple { ")" } else { "]" })
         }
-        TemplateValue::Dict(dict) => {
+        Value::Dict(dict) => {
             out.push("{")?;
-            for (i, (key, value)) in dict.entries.iter().enumerate() {
-                if i > 0 {
-                    out.push(", ")?;
-                }
-                repr(meter, key, out)?;
+            out.join(&dict.entries, ", ", |out, (key, value)| {
+                repr(key, out)?;
                 out.push(": ")?;
-                repr(meter, value, out)?;
-            }
+                repr(value, out)
+            })?;
             out.push("}")
         }
         // Namespaces may hold themselves: not looked into.
-        _ => {
-            out.push("<")?;
-            out.push(value.type_name())?;
-            out.push(">")
-        }
+        _ => out.push(&format!("<{}>", value.type_name())),
     }
 }
 
-fn repr_str(meter: &TemplateMeter, text: &str, out: &mut Buffer) -> Outcome<()> {
-    meter.work(text.len())?;
-    let quote = if text.contains('\'') && !text.contains('"') {
-        '"'
-    } else {
-        '\''
-    };
+fn repr_str(text: &str, out: &mut Buffer) -> Outcome<()> {
+    out.meter.work(text.len())?;
+    let double = text.contains('\'') && !text.contains('"');
+    let quote = if double { '"' } else { '\'' };
     out.push_char(quote)?;
     for c in text.chars() {
         match c {
@@ -504,10 +480,7 @@ fn repr_str(meter: &TemplateMeter, text: &str, out: &mut Buffer) -> Outcome<()> 
             '\r' => out.push("\\r")?,
             '\t' => out.push("\\t")?,
             '\\' => out.push("\\\\")?,
-            c if c == quote => {
-                out.push("\\")?;
-                out.push_char(c)?;
-            }
+            c if c == quote => out.push(&format!("\\{c}"))?,
             c if (c as u32) < 0x20 || (0x7f..0xa0).contains(&(c as u32)) => {
                 out.push(&format!("\\x{:02x}", c as u32))?
             }
@@ -537,22 +510,16 @@ pub fn float_text(f: f64) -> String {
 }
 
 /// Options of [`json`], as the `tojson` of chat templates has them.
-pub struct Json {
+pub struct Json<'a> {
     pub indent: Option<usize>,
-    pub item_separator: String,
-    pub key_separator: String,
+    /// Behind an item, and behind a key.
+    pub separators: [&'a str; 2],
     pub sort_keys: bool,
     pub ascii: bool,
 }
 
-pub fn json(
-    meter: &TemplateMeter,
-    value: &TemplateValue,
-    style: &Json,
-    level: usize,
-    out: &mut Buffer,
-) -> Outcome<()> {
-    meter.step(1)?;
+pub fn json(value: &Value, style: &Json, level: usize, out: &mut Buffer) -> Outcome<()> {
+    out.meter.step(1)?;
     let newline = |out: &mut Buffer, level: usize| match style.indent {
         Some(width) => {
             out.push("\n")?;
@@ -561,52 +528,45 @@ pub fn json(
         None => Ok(()),
     };
     match value {
-        TemplateValue::None => out.push("null"),
-        TemplateValue::Bool(b) => out.push(if *b { "true" } else { "false" }),
-        TemplateValue::Int(i) => out.push(&i.to_string()),
-        TemplateValue::Float(f) if f.is_nan() => out.push("NaN"),
-        TemplateValue::Float(f) if f.is_infinite() => {
+        Value::None => out.push("null"),
+        Value::Bool(b) => out.push(if *b { "true" } else { "false" }),
+        Value::Int(i) => out.push(&i.to_string()),
+        Value::Float(f) if f.is_nan() => out.push("NaN"),
+        Value::Float(f) if f.is_infinite() => {
             out.push(if *f > 0.0 { "Infinity" } else { "-Infinity" })
         }
-        TemplateValue::Float(f) => out.push(&float_text(*f)),
-        TemplateValue::Str(s) => json_str(meter, s.as_str(), style.ascii, out),
-        TemplateValue::List(list) if list.items.is_empty() => out.push("[]"),
-        TemplateValue::List(list) => {
+        Value::Float(f) => out.push(&float_text(*f)),
+        Value::Str(s) => json_str(s, style.ascii, out),
+        Value::List(list) if list.items.is_empty() => out.push("[]"),
+        Value::List(list) => {
             out.push("[")?;
-            for (i, item) in list.items.iter().enumerate() {
-                if i > 0 {
-                    out.push(&style.item_separator)?;
-                }
+            out.join(&list.items, style.separators[0], |out, item| {
                 newline(out, level + 1)?;
-                json(meter, item, style, level + 1, out)?;
-            }
+                json(item, style, level + 1, out)
+            })?;
             newline(out, level)?;
             out.push("]")
         }
-        TemplateValue::Dict(dict) if dict.entries.is_empty() => out.push("{}"),
-        TemplateValue::Dict(dict) => {
-            let mut entries: Vec<&(TemplateValue, TemplateValue)> = dict.entries.iter().collect();
+        Value::Dict(dict) if dict.entries.is_empty() => out.push("{}"),
+        Value::Dict(dict) => {
+            let mut entries: Vec<&(Value, Value)> = dict.entries.iter().collect();
             if style.sort_keys {
-                meter.step(entries.len().saturating_mul(16))?;
+                out.meter.step(entries.len().saturating_mul(16))?;
                 entries.sort_by(|a, b| a.0.as_str().cmp(&b.0.as_str()));
             }
             out.push("{")?;
-            for (i, (key, value)) in entries.into_iter().enumerate() {
-                if i > 0 {
-                    out.push(&style.item_separator)?;
-                }
+            out.join(entries, style.separators[0], |out, (key, value)| {
                 newline(out, level + 1)?;
-                match key {
-                    TemplateValue::Str(s) => json_str(meter, s.as_str(), style.ascii, out)?,
-                    other => {
-                        out.push("\"")?;
-                        json(meter, other, style, level + 1, out)?;
-                        out.push("\"")?;
-                    }
+                if let Value::Str(s) = key {
+                    json_str(s, style.ascii, out)?;
+                } else {
+                    out.push("\"")?;
+                    json(key, style, level + 1, out)?;
+                    out.push("\"")?;
                 }
-                out.push(&style.key_separator)?;
-                json(meter, value, style, level + 1, out)?;
-            }
+                out.push(style.separators[1])?;
+                json(value, style, level + 1, out)
+            })?;
             newline(out, level)?;
             out.push("}")
         }
@@ -614,8 +574,8 @@ pub fn json(
     }
 }
 
-fn json_str(meter: &TemplateMeter, text: &str, ascii: bool, out: &mut Buffer) -> Outcome<()> {
-    meter.work(text.len())?;
+fn json_str(text: &str, ascii: bool, out: &mut Buffer) -> Outcome<()> {
+    out.meter.work(text.len())?;
     out.push("\"")?;
     for c in text.chars() {
         match c {

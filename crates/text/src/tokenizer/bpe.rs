@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::merges::{Merges, NO_RANK};
-use super::pieces::{NO_ID, Pieces, TEXT_BYTES_MAX, TokenKind, find_text};
+use super::pieces::{NO_ID, TEXT_BYTES_MAX, find_text};
 use super::vocab::Vocab;
 
 /// The character that spells a byte: itself where it is printable Latin-1, else the next one
@@ -56,14 +56,10 @@ pub(super) fn unmap(piece: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// The token of each byte. SmolLM2 lacks 21 of them.
-pub(super) fn byte_ids(pieces: &Pieces, kinds: &[TokenKind]) -> Box<[u32; 256]> {
+pub(super) fn byte_ids(vocab: &Vocab) -> Box<[u32; 256]> {
     Box::new(std::array::from_fn(|byte| {
-        let mut buffer = [0; 4];
-        find_text(
-            pieces,
-            kinds,
-            spelled(byte as u8).encode_utf8(&mut buffer).as_bytes(),
-        )
+        let piece = spelled(byte as u8).to_string();
+        find_text(&vocab.pieces, &vocab.kinds, piece.as_bytes())
     }))
 }
 

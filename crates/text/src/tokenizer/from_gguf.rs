@@ -3,15 +3,13 @@
 
 use super::pieces::{Pieces, TOKENS_MAX, TokenKind, VocabError};
 use super::spm;
-use super::vocab::{TokenizerModel, Vocab};
+use super::vocab::{SCORES, TOKENS, TYPES, TokenizerModel, Vocab, same_length};
 use haversack_gguf::{Array, Gguf, shown};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
-const TOKENS: &str = "tokenizer.ggml.tokens";
-const TYPES: &str = "tokenizer.ggml.token_type";
-const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
+const SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
 pub(super) fn read(file: &Gguf) -> Result<Vocab, VocabError> {
     let name = file.str(MODEL)?.ok_or(VocabError::Missing { key: MODEL })?;
@@ -40,7 +38,7 @@ pub(super) fn read(file: &Gguf) -> Result<Vocab, VocabError> {
 
     match file.array(TYPES)? {
         Some(types) => {
-            same_length(TYPES, &types, len)?;
+            same_length(TYPES, types.len(), len)?;
             vocab.kinds = types.i32s()?.map(TokenKind::from_file).collect();
         }
         None => log::warn!("{TYPES} is missing: special tokens are not known"),
@@ -55,25 +53,20 @@ pub(super) fn read(file: &Gguf) -> Result<Vocab, VocabError> {
         }
         TokenizerModel::Spm => {
             let scores = required(file, SCORES)?;
-            same_length(SCORES, &scores, len)?;
+            same_length(SCORES, scores.len(), len)?;
             vocab.scores = scores.f32s()?.collect();
             vocab.add_bos = true;
             vocab.add_space_prefix = name == "llama";
             // SentencePiece's own defaults, where the file is silent and they look the part.
+            let kinds = &vocab.kinds;
             let default = |id: u32, wanted: TokenKind| {
-                (vocab.kinds.get(id as usize) == Some(&wanted)).then_some(id)
+                (kinds.get(id as usize) == Some(&wanted)).then_some(id)
             };
-            (vocab.unk, vocab.bos, vocab.eos) = (
-                default(0, TokenKind::Unknown),
-                default(1, TokenKind::Control),
-                default(2, TokenKind::Control),
-            );
-            for (id, _) in vocab
-                .kinds
-                .iter()
-                .enumerate()
-                .filter(|k| *k.1 == TokenKind::Byte)
-            {
+            vocab.unk = default(0, TokenKind::Unknown);
+            vocab.bos = default(1, TokenKind::Control);
+            vocab.eos = default(2, TokenKind::Control);
+            let is_byte = |id: &usize| vocab.kinds.get(*id) == Some(&TokenKind::Byte);
+            for id in (0..len).filter(is_byte) {
                 let piece = vocab.pieces.get(id as u32).unwrap_or_default();
                 if spm::byte_of(piece).is_none() {
                     let why = format!("byte token {id} is called \"{}\"", shown(piece));
@@ -83,24 +76,15 @@ pub(super) fn read(file: &Gguf) -> Result<Vocab, VocabError> {
         }
     }
 
-    for (key, slot) in [
-        ("tokenizer.ggml.bos_token_id", &mut vocab.bos),
-        ("tokenizer.ggml.eos_token_id", &mut vocab.eos),
-        ("tokenizer.ggml.eot_token_id", &mut vocab.eot),
-        ("tokenizer.ggml.eom_token_id", &mut vocab.eom),
-        ("tokenizer.ggml.unknown_token_id", &mut vocab.unk),
-    ] {
-        if let Some(id) = file.u32(key)? {
+    for (name, slot) in vocab.special_ids() {
+        if let Some(id) = file.u32(&format!("tokenizer.ggml.{name}_token_id"))? {
             *slot = Some(id);
         }
     }
     for (key, flag) in [
         ("tokenizer.ggml.add_bos_token", &mut vocab.add_bos),
         ("tokenizer.ggml.add_eos_token", &mut vocab.add_eos),
-        (
-            "tokenizer.ggml.add_space_prefix",
-            &mut vocab.add_space_prefix,
-        ),
+        (SPACE_PREFIX, &mut vocab.add_space_prefix),
     ] {
         if let Some(value) = file.bool(key)? {
             *flag = value;
@@ -113,22 +97,11 @@ fn required<'a>(file: &'a Gguf, key: &'static str) -> Result<Array<'a>, VocabErr
     file.array(key)?.ok_or(VocabError::Missing { key })
 }
 
-fn same_length(key: &'static str, array: &Array<'_>, len: usize) -> Result<(), VocabError> {
-    if array.len() == len {
-        return Ok(());
-    }
-    let why = format!("{} items for {len} tokens", array.len());
-    Err(VocabError::bad(key, why))
-}
-
 /// An id is a row of the embedding. A file without that tensor is the model loader's concern.
 fn same_as_embedding(file: &Gguf, len: usize) -> Result<(), VocabError> {
-    match file.tensor("token_embd.weight") {
-        Some(table) if table.rows() != len => {
-            let why = format!(
-                "{len} tokens for {} rows of token_embd.weight",
-                table.rows()
-            );
+    match file.tensor("token_embd.weight").map(|table| table.rows()) {
+        Some(rows) if rows != len => {
+            let why = format!("{len} tokens for {rows} rows of token_embd.weight");
             Err(VocabError::bad(TOKENS, why))
         }
         _ => Ok(()),

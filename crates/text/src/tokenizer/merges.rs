@@ -66,13 +66,8 @@ impl Merges {
             return NO_RANK;
         };
         let is_it = |rank: u32| self.list[rank as usize][..2] == [left, right];
-        slots
-            .find(slots.hash((left, right)), is_it)
-            .unwrap_or(NO_RANK)
-    }
-
-    pub(super) fn heap_bytes(&self) -> usize {
-        self.list.capacity() * 12 + self.slots.as_ref().map_or(0, Slots::heap_bytes)
+        let found = slots.find(slots.hash((left, right)), is_it);
+        found.unwrap_or(NO_RANK)
     }
 }
 

@@ -83,8 +83,6 @@ pub struct EncodeOptions {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TokenizeError {
-    #[error("the text is not UTF-8 (byte {at})")]
-    NotUtf8 { at: usize },
     #[error("the text has {bytes} bytes, at most {TEXT_BYTES_MAX} are taken at once")]
     TooLong { bytes: usize },
     #[error("token id {id} is outside the vocabulary (0..={last})")]
@@ -118,13 +116,9 @@ impl Tokenizer {
     pub fn new(mut vocab: Vocab) -> Result<Tokenizer, VocabError> {
         vocab.check()?;
         let ends = mark_ends(&mut vocab);
-        let pre = match vocab.model {
-            TokenizerModel::Bpe => Pre::from_name(&vocab.pre),
-            TokenizerModel::Spm => Pre::Gpt2,
-        };
-        let byte_ids = match vocab.model {
-            TokenizerModel::Bpe => bpe::byte_ids(&vocab.pieces, &vocab.kinds),
-            TokenizerModel::Spm => spm::byte_ids(&vocab),
+        let (pre, byte_ids) = match vocab.model {
+            TokenizerModel::Bpe => (Pre::from_name(&vocab.pre), bpe::byte_ids(&vocab)),
+            TokenizerModel::Spm => (Pre::Gpt2, spm::byte_ids(&vocab)),
         };
         let specials = Specials::new(&vocab.pieces, &vocab.kinds);
         Ok(Tokenizer {
@@ -149,7 +143,6 @@ impl Tokenizer {
         options: EncodeOptions,
         guard: Option<char>,
     ) -> Result<Vec<u32>, TokenizeError> {
-        let unguarded = |text| guard::strip(text, guard);
         if text.len() > TEXT_BYTES_MAX {
             return Err(TokenizeError::TooLong { bytes: text.len() });
         }
@@ -160,64 +153,33 @@ impl Tokenizer {
         let spans = self
             .specials
             .split(&self.vocab.pieces, text, options.parse_special);
-        match self.vocab.model {
-            TokenizerModel::Bpe => {
-                let mut words = bpe::Scratch::default();
-                for span in spans {
-                    match span {
-                        Span::Token(id) => ids.push(id),
-                        Span::Text(text) => self.pre.split(&unguarded(text), |word| {
-                            bpe::encode_word(
-                                &self.vocab,
-                                &self.byte_ids,
-                                word,
-                                &mut words,
-                                &mut ids,
-                            );
-                        }),
-                    }
+        let (mut words, mut scratch) = (bpe::Scratch::default(), spm::Scratch::default());
+        let (vocab, byte_ids) = (&self.vocab, &self.byte_ids);
+        let mut after_token = true;
+        for span in spans {
+            let text = match span {
+                Span::Token(id) => {
+                    ids.push(id);
+                    after_token = true;
+                    continue;
+                }
+                Span::Text(text) => guard::strip(text, guard),
+            };
+            match vocab.model {
+                TokenizerModel::Bpe => self.pre.split(&text, |word| {
+                    bpe::encode_word(vocab, byte_ids, word, &mut words, &mut ids);
+                }),
+                TokenizerModel::Spm => {
+                    let space = after_token && vocab.add_space_prefix;
+                    spm::encode(vocab, byte_ids, space, &text, &mut scratch, &mut ids);
                 }
             }
-            TokenizerModel::Spm => {
-                let mut scratch = spm::Scratch::default();
-                let mut after_token = true;
-                for span in spans {
-                    match span {
-                        Span::Token(id) => ids.push(id),
-                        Span::Text(text) => {
-                            let space = after_token && self.vocab.add_space_prefix;
-                            spm::encode(
-                                &self.vocab,
-                                &self.byte_ids,
-                                space,
-                                &unguarded(text),
-                                &mut scratch,
-                                &mut ids,
-                            );
-                        }
-                    }
-                    after_token = matches!(span, Span::Token(_));
-                }
-            }
+            after_token = false;
         }
         if options.add_special && self.vocab.add_eos {
             ids.extend(self.vocab.eos);
         }
         Ok(ids)
-    }
-
-    /// Ids of bytes that ought to be UTF-8.
-    pub fn encode_bytes(
-        &self,
-        text: &[u8],
-        options: EncodeOptions,
-    ) -> Result<Vec<u32>, TokenizeError> {
-        match std::str::from_utf8(text) {
-            Ok(text) => self.encode(text, options),
-            Err(e) => Err(TokenizeError::NotUtf8 {
-                at: e.valid_up_to(),
-            }),
-        }
     }
 
     /// The bytes a token stands for, possibly part of a character. Control tokens give their own
@@ -228,13 +190,7 @@ impl Tokenizer {
             return Cow::Borrowed(&[]);
         };
         match (self.kind(id), self.vocab.model) {
-            (
-                TokenKind::Control
-                | TokenKind::Unknown
-                | TokenKind::UserDefined
-                | TokenKind::HiddenTag,
-                _,
-            ) => Cow::Borrowed(piece),
+            (kind, _) if kind.is_special() => Cow::Borrowed(piece),
             (TokenKind::Byte, _) => match spm::byte_of(piece) {
                 Some(byte) => Cow::Owned(vec![byte]),
                 None => Cow::Borrowed(piece),
@@ -271,11 +227,8 @@ impl Tokenizer {
 
     /// TokenKind of a token; ids outside the vocabulary are unused.
     pub fn kind(&self, id: u32) -> TokenKind {
-        self.vocab
-            .kinds
-            .get(id as usize)
-            .copied()
-            .unwrap_or(TokenKind::Unused)
+        let kind = self.vocab.kinds.get(id as usize);
+        kind.copied().unwrap_or(TokenKind::Unused)
     }
 
     /// Number of tokens; at least one.
@@ -292,10 +245,6 @@ impl Tokenizer {
         self.vocab.eos
     }
 
-    pub fn unk(&self) -> Option<u32> {
-        self.vocab.unk
-    }
-
     pub fn add_bos(&self) -> bool {
         self.vocab.add_bos && self.vocab.bos.is_some()
     }
@@ -309,38 +258,21 @@ impl Tokenizer {
         self.vocab.model == TokenizerModel::Spm && self.vocab.add_space_prefix
     }
 
-    pub fn model(&self) -> TokenizerModel {
-        self.vocab.model
-    }
-
-    /// Heap bytes held, for the memory report.
-    pub fn heap_bytes(&self) -> usize {
-        self.vocab.heap_bytes()
-            + self.specials.heap_bytes()
-            + self.ends.capacity() * 4
-            + size_of::<[u32; 256]>()
-    }
-
     /// Refuses an id outside the vocabulary.
     pub fn check_id(&self, id: u32) -> Result<(), TokenizeError> {
-        if (id as usize) < self.len() {
-            Ok(())
-        } else {
-            Err(TokenizeError::UnknownId {
-                id,
-                last: (self.len() - 1) as u32,
-            })
+        let last = (self.len() - 1) as u32;
+        if id > last {
+            return Err(TokenizeError::UnknownId { id, last });
         }
+        Ok(())
     }
 }
 
 /// Finds the ids that end a generation, and makes control tokens of end markers that a file lists
 /// as text: converters lose the flag, and `<|im_end|>` written by a user must stay text.
 fn mark_ends(vocab: &mut Vocab) -> Vec<u32> {
-    let mut ends: Vec<u32> = [vocab.eos, vocab.eot, vocab.eom]
-        .into_iter()
-        .flatten()
-        .collect();
+    let named = [vocab.eos, vocab.eot, vocab.eom];
+    let mut ends: Vec<u32> = named.into_iter().flatten().collect();
     for marker in END_MARKERS {
         let Some(id) = vocab.pieces.find(marker.as_bytes()) else {
             continue;

@@ -49,12 +49,16 @@ impl TokenKind {
         }
     }
 
+    /// Found in a text before it is tokenized, and shown as it is spelled.
+    pub(crate) fn is_special(self) -> bool {
+        use TokenKind::{Control, HiddenTag, Unknown, UserDefined};
+        matches!(self, Control | Unknown | UserDefined | HiddenTag)
+    }
+
     /// May merging end in such a token?
     pub(super) fn is_text(self) -> bool {
-        matches!(
-            self,
-            TokenKind::Normal | TokenKind::UserDefined | TokenKind::Unused
-        )
+        use TokenKind::{Normal, Unused, UserDefined};
+        matches!(self, Normal | UserDefined | Unused)
     }
 }
 
@@ -98,18 +102,14 @@ impl Pieces {
         let mut bytes_max = 0;
         for piece in pieces {
             if offsets.len() > TOKENS_MAX {
-                return Err(VocabError::bad(
-                    KEY,
-                    format!("more than {TOKENS_MAX} tokens"),
-                ));
+                let why = format!("more than {TOKENS_MAX} tokens");
+                return Err(VocabError::bad(KEY, why));
             }
             arena.extend_from_slice(piece);
             bytes_max = bytes_max.max(piece.len());
             let Ok(end) = u32::try_from(arena.len()) else {
-                return Err(VocabError::bad(
-                    KEY,
-                    "the tokens have more than 4 GiB of text",
-                ));
+                let why = "the tokens have more than 4 GiB of text";
+                return Err(VocabError::bad(KEY, why));
             };
             offsets.push(end);
         }
@@ -148,20 +148,17 @@ impl Pieces {
 
     pub fn get(&self, id: u32) -> Option<&[u8]> {
         let at = id as usize;
-        let (start, end) = (
-            *self.offsets.get(at)?,
-            *self.offsets.get(at.checked_add(1)?)?,
-        );
-        self.arena.get(start as usize..end as usize)
+        let (start, end) = (self.offsets.get(at)?, self.offsets.get(at + 1)?);
+        self.arena.get(*start as usize..*end as usize)
     }
 
     pub fn find(&self, piece: &[u8]) -> Option<u32> {
         if piece.is_empty() || piece.len() > self.bytes_max {
             return None;
         }
-        self.slots
-            .find(self.slots.hash(piece), |id| self.get(id) == Some(piece))
-            .ok()
+        let hash = self.slots.hash(piece);
+        let found = self.slots.find(hash, |id| self.get(id) == Some(piece));
+        found.ok()
     }
 
     /// Length of the longest piece in bytes.

@@ -63,10 +63,8 @@ impl Pre {
             Pre::Qwen35 => scan(text, |rest| clauses(rest, 1, true), &mut word),
             Pre::Smollm => {
                 let mut rest = text;
-                while let Some((at, numeral)) = rest
-                    .char_indices()
-                    .find(|&(_, c)| class(c) == Class::Number)
-                {
+                let is_number = |&(_, c): &(usize, char)| class(c) == Class::Number;
+                while let Some((at, numeral)) = rest.char_indices().find(is_number) {
                     let (before, from) = rest.split_at(at);
                     let (number, after) = from.split_at(numeral.len_utf8());
                     scan(before, words, &mut word);
@@ -80,19 +78,11 @@ impl Pre {
 }
 
 /// Names that split as Llama 3 does and, with it, add BOS and take whole words before merging.
+const LLAMA3: &str =
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano";
+
 pub(super) fn asks_llama3(name: &str) -> bool {
-    matches!(
-        name,
-        "llama3"
-            | "llama-v3"
-            | "llama-bpe"
-            | "falcon3"
-            | "falcon-h1"
-            | "pixtral"
-            | "midm-2.0"
-            | "lfm2"
-            | "jina-v5-nano"
-    )
+    LLAMA3.split(' ').any(|known| known == name)
 }
 
 /// Cuts words off the front; `length` says how many bytes the first has, at least one character.
@@ -156,17 +146,8 @@ fn is_newer(c: char) -> bool {
 
 /// Bytes of the leading characters for which `keep` holds, at most `most` of them.
 fn run(text: &str, most: usize, keep: impl Fn(char) -> bool) -> usize {
-    text.char_indices()
-        .take(most)
-        .find(|&(_, c)| !keep(c))
-        .map_or_else(
-            || {
-                text.char_indices()
-                    .nth(most)
-                    .map_or(text.len(), |(at, _)| at)
-            },
-            |(at, _)| at,
-        )
+    let kept = text.chars().take(most).take_while(|&c| keep(c));
+    kept.map(char::len_utf8).sum()
 }
 
 const ALL: usize = usize::MAX;
@@ -174,23 +155,15 @@ const ALL: usize = usize::MAX;
 /// Length of an English contraction's tail, apostrophe included.
 fn contraction(text: &str, any_case: bool) -> Option<usize> {
     let tail = text.strip_prefix('\'')?.as_bytes();
-    let same = |at: usize, letter: u8| {
-        tail.get(at)
-            .is_some_and(|&b| b == letter || any_case && b.to_ascii_lowercase() == letter)
+    let is_tail = |letters: &&str| match tail.get(..letters.len()) {
+        Some(found) if any_case => found.eq_ignore_ascii_case(letters.as_bytes()),
+        found => found == Some(letters.as_bytes()),
     };
-    if [b's', b't', b'm', b'd']
-        .into_iter()
-        .any(|letter| same(0, letter))
-    {
-        Some(2)
-    } else if [b"re", b"ve", b"ll"]
-        .into_iter()
-        .any(|two| same(0, two[0]) && same(1, two[1]))
-    {
-        Some(3)
-    } else {
-        None
-    }
+    let tails = ["s", "t", "m", "d", "re", "ve", "ll"];
+    tails
+        .iter()
+        .find(|letters| is_tail(letters))
+        .map(|letters| 1 + letters.len())
 }
 
 /// `\s+(?!\S)|\s+`: white space, except its last character when a word follows that may want it.
@@ -214,10 +187,8 @@ fn words(text: &str) -> usize {
             space + run(body, ALL, |c| class(c) == kind)
         }
         Some(Class::Mark | Class::Other) => {
-            space
-                + run(body, ALL, |c| {
-                    matches!(class(c), Class::Mark | Class::Other)
-                })
+            let sign = |c| matches!(class(c), Class::Mark | Class::Other);
+            space + run(body, ALL, sign)
         }
         _ => spaces(text),
     }

@@ -39,27 +39,18 @@ struct Sorted {
 impl Specials {
     pub(super) fn new(pieces: &Pieces, kinds: &[TokenKind]) -> Specials {
         let collect = |wanted: fn(TokenKind) -> bool| {
+            // A token that is not text would be cut out of the middle of characters.
+            let is_text = |p: &[u8]| {
+                (1..=SPECIAL_BYTES_MAX).contains(&p.len()) && std::str::from_utf8(p).is_ok()
+            };
             let ids = (0..pieces.len() as u32).filter(|&id| {
                 kinds.get(id as usize).is_some_and(|&kind| wanted(kind))
-                    && pieces.get(id).is_some_and(|p| {
-                        // A token that is not text would be cut out of the middle of characters.
-                        !p.is_empty()
-                            && p.len() <= SPECIAL_BYTES_MAX
-                            && std::str::from_utf8(p).is_ok()
-                    })
+                    && pieces.get(id).is_some_and(is_text)
             });
             Sorted::new(pieces, ids.collect())
         };
         Specials {
-            all: collect(|kind| {
-                matches!(
-                    kind,
-                    TokenKind::Control
-                        | TokenKind::Unknown
-                        | TokenKind::UserDefined
-                        | TokenKind::HiddenTag
-                )
-            }),
+            all: collect(TokenKind::is_special),
             always: collect(|kind| kind == TokenKind::UserDefined),
         }
     }
@@ -90,13 +81,6 @@ impl Specials {
             spans.push(Span::Text(rest));
         }
         spans
-    }
-
-    pub(super) fn heap_bytes(&self) -> usize {
-        [&self.all, &self.always]
-            .iter()
-            .map(|s| s.ids.capacity() * 4 + s.first.capacity() * 8)
-            .sum()
     }
 }
 
@@ -133,10 +117,9 @@ impl Sorted {
         // All of `range` agree with the text in the first `depth` bytes; the one that has no
         // more than those, if any, sorts first.
         for depth in 1.. {
-            let whole = range
-                .first()
-                .filter(|&&id| pieces.get(id).map(<[u8]>::len) == Some(depth));
-            if let Some(&id) = whole {
+            if let Some(&id) = range.first()
+                && pieces.get(id).is_some_and(|piece| piece.len() == depth)
+            {
                 best = Some((id, depth));
             }
             if depth >= bytes_max {
@@ -181,23 +164,15 @@ impl Sorted {
                 if start < end_of_last {
                     continue;
                 }
-                match taken.room(start) {
-                    0 => {}
-                    room if room >= bytes => {
-                        now.push(Found {
-                            start,
-                            bytes: bytes as u32,
-                            id,
-                        });
-                        end_of_last = end;
-                    }
-                    room => {
-                        if let Some((id, shorter)) =
-                            self.longest(pieces, &text[start as usize..], room)
-                        {
-                            candidates[shorter].push((start, id));
-                        }
-                    }
+                let room = taken.room(start);
+                if room >= bytes {
+                    let bytes = bytes as u32;
+                    now.push(Found { start, bytes, id });
+                    end_of_last = end;
+                } else if room > 0
+                    && let Some((id, shorter)) = self.longest(pieces, &text[start as usize..], room)
+                {
+                    candidates[shorter].push((start, id));
                 }
             }
             taken.add(now);
@@ -219,9 +194,8 @@ impl Taken {
         if after > 0 && self.found[after - 1].start + self.found[after - 1].bytes > start {
             return 0;
         }
-        self.found
-            .get(after)
-            .map_or(usize::MAX, |f| (f.start - start) as usize)
+        let next = self.found.get(after);
+        next.map_or(usize::MAX, |f| (f.start - start) as usize)
     }
 
     /// One merge per length, so at most [`SPECIAL_BYTES_MAX`] passes over the matches.

@@ -42,17 +42,10 @@ pub(super) fn unescape(piece: &[u8]) -> Cow<'_, [u8]> {
     }
     let mut out = Vec::with_capacity(piece.len());
     let mut rest = piece;
-    while let Some(&first) = rest.first() {
-        match rest.strip_prefix(space) {
-            Some(after) => {
-                out.push(b' ');
-                rest = after;
-            }
-            None => {
-                out.push(first);
-                rest = &rest[1..];
-            }
-        }
+    while let [first, after @ ..] = rest {
+        let escaped = rest.strip_prefix(space);
+        out.push(if escaped.is_some() { b' ' } else { *first });
+        rest = escaped.unwrap_or(after);
     }
     Cow::Owned(out)
 }
@@ -82,10 +75,8 @@ impl Eq for Join {}
 impl Ord for Join {
     fn cmp(&self, other: &Join) -> Ordering {
         // -0.0 and 0.0 are one score; NaN was refused while loading.
-        let by_score = self
-            .score
-            .partial_cmp(&other.score)
-            .unwrap_or(Ordering::Equal);
+        let by_score = self.score.partial_cmp(&other.score);
+        let by_score = by_score.unwrap_or(Ordering::Equal);
         by_score.then(other.left.cmp(&self.left))
     }
 }
@@ -176,11 +167,8 @@ pub(super) fn encode(
             continue;
         }
         // A character without a piece; a space is given back its byte.
-        let bytes = if piece == SPACE.as_bytes() {
-            b" "
-        } else {
-            piece
-        };
+        let is_space = piece == SPACE.as_bytes();
+        let bytes = if is_space { b" " } else { piece };
         for &byte in bytes {
             match byte_ids[byte as usize] {
                 NO_ID => ids.extend(vocab.unk),
@@ -204,11 +192,8 @@ fn rate(vocab: &Vocab, text: &str, symbols: &[Symbol], queue: &mut BinaryHeap<Jo
         return;
     }
     let bytes = symbol.bytes + symbols[symbol.next as usize].bytes;
-    let id = find_text(
-        &vocab.pieces,
-        &vocab.kinds,
-        bytes_of(text, symbol.start, bytes),
-    );
+    let piece = bytes_of(text, symbol.start, bytes);
+    let id = find_text(&vocab.pieces, &vocab.kinds, piece);
     if let Some(&score) = vocab.scores.get(id as usize) {
         queue.push(Join { score, left, bytes });
     }

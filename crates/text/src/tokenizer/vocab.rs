@@ -5,6 +5,10 @@ use super::merges::Merges;
 use super::pieces::{Pieces, TokenKind, VocabError};
 use super::pre::asks_llama3;
 
+pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
+pub(super) const TYPES: &str = "tokenizer.ggml.token_type";
+pub(super) const SCORES: &str = "tokenizer.ggml.scores";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenizerModel {
     /// Byte-level BPE, `gpt2` in GGUF.
@@ -76,36 +80,32 @@ impl Vocab {
         self.add_bos = asks_llama3(name);
     }
 
-    /// What encoding relies on. A special id outside the vocabulary becomes "none".
-    pub(super) fn check(&mut self) -> Result<(), VocabError> {
-        let len = self.pieces.len();
-        if len == 0 {
-            return Err(VocabError::bad(
-                "tokenizer.ggml.tokens",
-                "there are no tokens",
-            ));
-        }
-        if self.kinds.len() != len {
-            let why = format!("{} items for {len} tokens", self.kinds.len());
-            return Err(VocabError::bad("tokenizer.ggml.token_type", why));
-        }
-        if self.model == TokenizerModel::Spm {
-            if self.scores.len() != len {
-                let why = format!("{} items for {len} tokens", self.scores.len());
-                return Err(VocabError::bad("tokenizer.ggml.scores", why));
-            }
-            if let Some(id) = self.scores.iter().position(|s| s.is_nan()) {
-                let why = format!("the score of token {id} is not a number");
-                return Err(VocabError::bad("tokenizer.ggml.scores", why));
-            }
-        }
-        for (name, slot) in [
+    /// The special tokens that a file names, by the word of their keys.
+    pub(super) fn special_ids(&mut self) -> [(&'static str, &mut Option<u32>); 5] {
+        [
             ("bos", &mut self.bos),
             ("eos", &mut self.eos),
             ("eot", &mut self.eot),
             ("eom", &mut self.eom),
             ("unknown", &mut self.unk),
-        ] {
+        ]
+    }
+
+    /// What encoding relies on. A special id outside the vocabulary becomes "none".
+    pub(super) fn check(&mut self) -> Result<(), VocabError> {
+        let len = self.pieces.len();
+        if len == 0 {
+            return Err(VocabError::bad(TOKENS, "there are no tokens"));
+        }
+        same_length(TYPES, self.kinds.len(), len)?;
+        if self.model == TokenizerModel::Spm {
+            same_length(SCORES, self.scores.len(), len)?;
+            if let Some(id) = self.scores.iter().position(|s| s.is_nan()) {
+                let why = format!("the score of token {id} is not a number");
+                return Err(VocabError::bad(SCORES, why));
+            }
+        }
+        for (name, slot) in self.special_ids() {
             if let Some(id) = *slot
                 && id as usize >= len
             {
@@ -115,12 +115,17 @@ impl Vocab {
         }
         Ok(())
     }
+}
 
-    pub(super) fn heap_bytes(&self) -> usize {
-        self.pieces.heap_bytes()
-            + self.merges.heap_bytes()
-            + self.kinds.capacity()
-            + self.scores.capacity() * 4
-            + self.pre.capacity()
+/// Refuses a list of other than one item for each token.
+pub(super) fn same_length(
+    key: &'static str,
+    items: usize,
+    tokens: usize,
+) -> Result<(), VocabError> {
+    if items == tokens {
+        return Ok(());
     }
+    let why = format!("{items} items for {tokens} tokens");
+    Err(VocabError::bad(key, why))
 }
