@@ -81,7 +81,7 @@ impl QueryLayout {
             q.copy_from_slice(&job.q[segment][unit.offset(job, r)..][..dim]);
             ops::rotation::rotate_head(backend, job.basis.k, q);
             ops::scale(backend, q, job.scale);
-            *bias = mean.map_or(0.0, |mean| kernel::dot(backend, q, mean));
+            *bias = mean.map_or(0.0, |mean| ops::dot(backend, q, mean));
         }
         let q = Rows {
             values: q,
