@@ -240,7 +240,7 @@ fn simd_weigh<S: LevelDot>(
     if p.count <= S::Wide::FUSED && fused::takes_v(first) {
         return fused::weigh(s, p, pieces, workspace, out);
     }
-    let mut panels = [Panel::NONE; SPAN_BLOCKS];
+    let mut panels = [Panel::default(); SPAN_BLOCKS];
     let is_bytes = first.form.codec == Codec::Int8;
     let width = if is_bytes {
         first.form.plane_bytes(0, dim)

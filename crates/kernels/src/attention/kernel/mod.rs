@@ -130,7 +130,7 @@ pub(crate) fn weigh(
         let (pieces, later) = rest.split_at(same_form(rest));
         if head.form.codec.is_float() {
             let line = dim * head.form.codec.planes()[0] / 8;
-            let mut panels = [Panel::NONE; SPAN_BLOCKS];
+            let mut panels = [Panel::default(); SPAN_BLOCKS];
             for (panel, piece) in panels.iter_mut().zip(pieces) {
                 let sinks = piece.slots - piece.own_slots();
                 *panel = Panel {

@@ -110,7 +110,7 @@ impl<'a> Piece<'a> {
 /// A piece of the right-hand matrix of a product: `inner` lines without gaps, which the values of the
 /// rows from `at` on are multiplied with. A line is a float of each column, or four levels of each: then
 /// `at` and `inner` count fours, and there are at least sixty readable bytes behind the last line.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Panel<'a> {
     pub lines: &'a [u8],
     /// Lines of the same shape that will be read after these, or nothing. A head's part of a
@@ -119,13 +119,4 @@ pub(crate) struct Panel<'a> {
     pub upcoming: &'a [u8],
     pub at: usize,
     pub inner: usize,
-}
-
-impl<'a> Panel<'a> {
-    pub(crate) const NONE: Panel<'a> = Panel {
-        lines: &[],
-        upcoming: &[],
-        at: 0,
-        inner: 0,
-    };
 }
