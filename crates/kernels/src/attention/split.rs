@@ -22,10 +22,6 @@ use crate::threads::Shareable;
 use crate::{Exec, ops};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-fn units(job: &AttentionJob<'_>) -> usize {
-    job.spans()
-}
-
 /// One unit of a region: a job and a span.
 struct SpanUnit<'a> {
     backend: Backend,
@@ -159,7 +155,7 @@ impl<'a> Head<'a> {
 
 pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [AttentionJob<'_>]) {
     let backend = exec.backend;
-    let (parts, count) = scratch.parts(exec.pool.threads(), jobs, units);
+    let (parts, count) = scratch.parts(exec.pool.threads(), jobs, |job| job.spans());
     let (outputs, area_len) = (parts.outputs, parts.area_len);
     let areas = Shareable(parts.areas.as_mut_ptr());
     let records = Shareable(parts.records.as_mut_ptr());

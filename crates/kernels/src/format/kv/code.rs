@@ -253,10 +253,7 @@ pub(super) fn read_slot<C: Coder>(
 ) {
     if form.codec.is_float() {
         let half = form.codec == F16;
-        return match side {
-            Side::K => float::get_k(c, half, head, slot, first, out),
-            Side::V => float::get_v(c, half, head_dim, head, slot, first, out),
-        };
+        return float::get(c, side, half, head_dim, head, slot, first, out);
     }
     let Parts { low, high, scales } = plane::parts(form, head_dim, head);
     let mut codes = [0; GROUP_MAX];

@@ -135,30 +135,11 @@ pub(super) fn put(
     }
 }
 
-/// Some dimensions of one slot's keys.
+/// Some dimensions of one slot of one head, read.
 #[inline(always)]
-pub(super) fn get_k<C: Coder>(
+pub(super) fn get<C: Coder>(
     c: C,
-    half: bool,
-    head: &[u8],
-    slot: usize,
-    first: usize,
-    out: &mut [f32],
-) {
-    let (words, _) = head.as_chunks::<WORD>();
-    for (dim, out) in (first..).zip(out) {
-        let at = dim * BLOCK_SLOTS + slot;
-        *out = match half {
-            true => c.half_at(head, at),
-            false => f32::from_le_bytes(words[at]),
-        };
-    }
-}
-
-/// Some dimensions of one slot's values.
-#[inline(always)]
-pub(super) fn get_v<C: Coder>(
-    c: C,
+    side: Side,
     half: bool,
     head_dim: usize,
     head: &[u8],
@@ -166,19 +147,23 @@ pub(super) fn get_v<C: Coder>(
     first: usize,
     out: &mut [f32],
 ) {
-    let at = at(Side::V, head_dim, slot, first);
-    if half {
-        let x = &head[at * HALF..][..out.len() * HALF];
+    if half && side == Side::V {
+        // They lie side by side.
+        let x = &head[at(side, head_dim, slot, first) * HALF..][..out.len() * HALF];
         for (out, x) in out.chunks_mut(32).zip(x.chunks(32 * HALF)) {
             let mut bytes = [0; 32 * HALF];
             bytes[..x.len()].copy_from_slice(x);
             out.copy_from_slice(&c.widen(&bytes)[..out.len()]);
         }
-    } else {
-        let (x, _) = head[at * WORD..].as_chunks::<WORD>();
-        for (out, x) in out.iter_mut().zip(x) {
-            *out = f32::from_le_bytes(*x);
-        }
+        return;
+    }
+    let (words, _) = head.as_chunks::<WORD>();
+    for (dim, out) in (first..).zip(out) {
+        let at = at(side, head_dim, slot, dim);
+        *out = match half {
+            true => c.half_at(head, at),
+            false => f32::from_le_bytes(words[at]),
+        };
     }
 }
 
