@@ -27,45 +27,33 @@ const TILE: usize = 8 * GROUP_MAX;
 /// Dimensions recoded at once where a head has no groups.
 const FLOAT_STEP: usize = 64;
 
-/// Writes the keys of consecutive slots from `first_slot` on; `rows` is (slot, kv_head, dim), `k` the
-/// keys of a whole block.
-pub fn write_k_rows(
-    backend: Backend,
-    shape: KvShape,
-    k: &mut [u8],
-    first_slot: usize,
-    rows: &[f32],
-) {
-    write_rows(backend, Side::K, shape.form.k, shape, k, first_slot, rows);
+/// Writes the keys of consecutive slots from `slot` on; `rows` is (slot, kv_head, dim), `k` the keys of a
+/// whole block.
+pub fn write_k_rows(backend: Backend, shape: KvShape, k: &mut [u8], slot: usize, rows: &[f32]) {
+    write_rows(backend, Side::K, shape, k, slot, rows);
 }
 
-/// Writes the values of consecutive slots from `first_slot` on; `rows` is (slot, kv_head, dim), `v` the
-/// values of a whole block.
-pub fn write_v_rows(
-    backend: Backend,
-    shape: KvShape,
-    v: &mut [u8],
-    first_slot: usize,
-    rows: &[f32],
-) {
-    write_rows(backend, Side::V, shape.form.v, shape, v, first_slot, rows);
+/// Writes the values of consecutive slots from `slot` on; `rows` is (slot, kv_head, dim), `v` the values of
+/// a whole block.
+pub fn write_v_rows(backend: Backend, shape: KvShape, v: &mut [u8], slot: usize, rows: &[f32]) {
+    write_rows(backend, Side::V, shape, v, slot, rows);
 }
 
 fn write_rows(
     backend: Backend,
     side: Side,
-    form: Form,
     shape: KvShape,
     block: &mut [u8],
-    first_slot: usize,
+    slot: usize,
     rows: &[f32],
 ) {
+    let form = shape.form.of(side);
     let block = &mut block[..shape.kv_heads * form.head_bytes(shape.head_dim)];
-    check(shape, form, first_slot, rows.len());
+    check(shape, form, slot, rows.len());
     match form.codec {
-        F16 => float::store(backend, side, shape, block, first_slot, rows),
-        F32 => float::store_each(side, false, shape, block, first_slot, rows),
-        _ => encode(backend, side, form, shape, block, first_slot, rows),
+        F16 => float::store(backend, side, shape, block, slot, rows),
+        F32 => float::store_each(side, false, shape, block, slot, rows),
+        _ => encode(backend, side, shape, block, slot, rows),
     }
 }
 
@@ -135,14 +123,8 @@ macro_rules! coder_fn {
 pub(super) use coder_fn;
 
 coder_fn! {
-    fn encode(
-        side: Side,
-        form: Form,
-        shape: KvShape,
-        block: &mut [u8],
-        first_slot: usize,
-        rows: &[f32],
-    ) = encode_rows, scalar_encode, simd_encode;
+    fn encode(side: Side, shape: KvShape, block: &mut [u8], first_slot: usize, rows: &[f32])
+        = encode_rows, scalar_encode, simd_encode;
     fn read(side: Side, head_dim: usize, form: Form, head: &[u8], out: &mut [f32])
         = read_head, scalar_read, simd_read;
     fn recode(side: Side, head_dim: usize, from: Form, src: &[u8], to: Form, dst: &mut [u8])
@@ -153,13 +135,12 @@ coder_fn! {
 fn encode_rows<C: Coder>(
     c: C,
     side: Side,
-    form: Form,
     shape: KvShape,
     block: &mut [u8],
     first_slot: usize,
     rows: &[f32],
 ) {
-    let dim = shape.head_dim;
+    let (form, dim) = (shape.form.of(side), shape.head_dim);
     let (mut group, mut codes) = (Group::EMPTY, NO_CODES);
     for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
         let heads = block.chunks_exact_mut(form.head_bytes(dim));
@@ -284,21 +265,14 @@ pub(super) fn read_slot<C: Coder>(
 }
 
 #[inline(always)]
-fn read_head<C: Coder>(
-    c: C,
-    side: Side,
-    head_dim: usize,
-    form: Form,
-    head: &[u8],
-    out: &mut [f32],
-) {
-    check_form(form, head_dim);
-    assert_eq!(out.len(), head_dim * BLOCK_SLOTS);
-    let head = &head[..form.head_bytes(head_dim)];
+fn read_head<C: Coder>(c: C, side: Side, dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
+    check_form(form, dim);
+    assert_eq!(out.len(), dim * BLOCK_SLOTS);
+    let head = &head[..form.head_bytes(dim)];
     if side == Side::V {
-        for (slot, row) in out.chunks_exact_mut(head_dim).enumerate() {
+        for (slot, row) in out.chunks_exact_mut(dim).enumerate() {
             for (i, x) in row.chunks_mut(GROUP_MAX).enumerate() {
-                read_slot(c, side, form, head_dim, head, slot, i * GROUP_MAX, x);
+                read_slot(c, side, form, dim, head, slot, i * GROUP_MAX, x);
             }
         }
         return;
@@ -308,7 +282,7 @@ fn read_head<C: Coder>(
     for (i, lines) in lines.chunks_mut(GROUP_MAX).enumerate() {
         let row = &mut row[..lines.len()];
         for slot in 0..BLOCK_SLOTS {
-            read_slot(c, side, form, head_dim, head, slot, i * GROUP_MAX, row);
+            read_slot(c, side, form, dim, head, slot, i * GROUP_MAX, row);
             for (line, x) in lines.iter_mut().zip(&*row) {
                 line[slot] = *x;
             }
