@@ -85,7 +85,7 @@ fn measure(backend: Backend, ty: WeightType, rows: usize, cols: usize, many: usi
     let mut best = [0f64; 5];
     for n in [1, many] {
         let x: Vec<f32> = (0..n * cols).map(|i| (i % 17) as f32 - 8.0).collect();
-        let mut int8 = Int8Rows::with_capacity(n, cols);
+        let mut int8 = Int8Rows::default();
         let pool = &pools[0];
         int8.quantise(Exec { backend, pool }, &x, n, cols);
         let mut out = vec![0.0; n * rows];

@@ -27,7 +27,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,9 @@ const GENERATION: u32 = 32;
 /// region have the same.
 type Body = dyn Fn(usize, usize) + Sync;
 
+/// What a body panicked with.
+type Panic = Box<dyn Any + Send>;
+
 /// A value on a cache line of its own (two: x86 prefetches lines in pairs).
 #[repr(align(128))]
 struct CachePadded<T>(T);
@@ -62,7 +65,7 @@ struct Shared {
     /// inside.
     body: UnsafeCell<Option<*const Body>>,
     quit: AtomicBool,
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    panic: Mutex<Option<Panic>>,
     parked: Box<[CachePadded<AtomicBool>]>,
     /// (thread): the next unit of its own run, in [`ThreadPool::run_in_order`].
     runs: Box<[CachePadded<AtomicUsize>]>,
@@ -171,7 +174,7 @@ impl ThreadPool {
         &self,
         units: usize,
         f: &(dyn Fn(usize, usize) + Sync),
-        region: impl FnOnce() -> Option<Box<dyn Any + Send>>,
+        region: impl FnOnce() -> Option<Panic>,
     ) {
         let alone = units <= 1 || self.workers.is_empty();
         if alone || self.busy.swap(true, Ordering::Acquire) {
@@ -188,11 +191,7 @@ impl ThreadPool {
     }
 
     /// One parallel region; the caller holds `busy`. Returns what `f` panicked with.
-    fn region(
-        &self,
-        units: usize,
-        f: &(dyn Fn(usize, usize) + Sync),
-    ) -> Option<Box<dyn Any + Send>> {
+    fn region(&self, units: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Option<Panic> {
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. The pointer is used by threads inside the region, and
         // this function does not return before all of them have left.
@@ -245,12 +244,8 @@ impl Drop for ThreadPool {
     }
 }
 
-fn lock(
-    panic: &Mutex<Option<Box<dyn Any + Send>>>,
-) -> std::sync::MutexGuard<'_, Option<Box<dyn Any + Send>>> {
-    panic
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+fn lock(panic: &Mutex<Option<Panic>>) -> MutexGuard<'_, Option<Panic>> {
+    panic.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Claims and runs units until there are none. Never unwinds: the first panic is kept for the

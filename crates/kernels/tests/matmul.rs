@@ -145,7 +145,7 @@ impl Case {
         n: usize,
     ) -> Vec<f32> {
         let x = &self.x[first * self.cols..(first + n) * self.cols];
-        let mut int8 = Int8Rows::with_capacity(n, self.cols);
+        let mut int8 = Int8Rows::default();
         if path == Path::Int8 {
             let pool = &ThreadPool::new(1);
             int8.quantise(Exec { backend, pool }, x, n, self.cols);
@@ -300,7 +300,7 @@ fn products_of_one_call_are_independent() {
         .collect();
     let x = &cases[0].x;
     for backend in Backend::available() {
-        let mut int8 = Int8Rows::with_capacity(3, cols);
+        let mut int8 = Int8Rows::default();
         int8.quantise(
             Exec {
                 backend,
@@ -410,12 +410,12 @@ fn int8_rounding_is_the_same_everywhere() {
     x.extend([f32::MAX; 32]);
     // Half steps: 127 is the largest, so the rest are codes themselves.
     x.extend((0..32).map(|i| if i == 0 { 127.0 } else { i as f32 - 16.5 }));
-    let mut scalar = Int8Rows::with_capacity(1, x.len());
+    let mut scalar = Int8Rows::default();
     let pool = &ThreadPool::new(2);
     let backend = Backend::SCALAR;
     scalar.quantise(Exec { backend, pool }, &x, 1, x.len());
     for backend in Backend::available() {
-        let mut other = Int8Rows::with_capacity(0, 0);
+        let mut other = Int8Rows::default();
         other.quantise(Exec { backend, pool }, &x, 1, x.len());
         assert_eq!(
             format!("{scalar:?}"),

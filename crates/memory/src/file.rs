@@ -16,8 +16,7 @@
 //! checked where it is used, but model files must not be edited while they are open. Replacing a
 //! file by `rename` is safe: the map keeps the old one.
 //!
-//! Where there is no `mmap` the file is read into memory instead; the interface is the same and
-//! [`FileMap::is_mapped`] tells the difference.
+//! Where there is no `mmap` the file is read into memory instead; the interface is the same.
 
 use std::fs::{self, File};
 use std::io;
@@ -70,13 +69,10 @@ impl FileMap {
                 ),
             )
         })?;
-        Ok(FileMap {
-            inner: imp::Mapping::new(&file, len)?,
-        })
+        FileMap::of(&file, len)
     }
 
     /// Maps the first `len` bytes of an open file, which is at least that long.
-    #[cfg(any(unix, windows))]
     pub(crate) fn of(file: &File, len: usize) -> io::Result<FileMap> {
         Ok(FileMap {
             inner: imp::Mapping::new(file, len)?,
@@ -84,7 +80,7 @@ impl FileMap {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        self.inner.as_slice()
+        self.range(0..self.len()).unwrap_or_default()
     }
 
     /// A part of it, without a reference to any other byte: those may be written meanwhile.
@@ -100,11 +96,6 @@ impl FileMap {
         self.len() == 0
     }
 
-    /// True where reading costs page cache, false where the file was copied to the heap.
-    pub fn is_mapped(&self) -> bool {
-        imp::MAPPED
-    }
-
     /// Tells the kernel what to expect of `range`, widened to whole pages and cut at the end of the
     /// file. Advice changes speed and residency, never what is read.
     pub fn advise(&self, range: Range<usize>, advice: MapAdvice) -> io::Result<()> {
@@ -115,7 +106,7 @@ impl FileMap {
         self.inner.advise(range.start, end, advice)
     }
 
-    /// Reads the whole file into memory and keeps it there until [`FileMap::unlock`]. Pages of the
+    /// Reads the whole file into memory and keeps it there while it is mapped. Pages of the
     /// page cache are locked where they are: this costs no private memory, but the system cannot take them
     /// back under pressure. The error names the limit of the process where that is the cause.
     pub fn lock(&self) -> io::Result<()> {
@@ -123,13 +114,6 @@ impl FileMap {
             return Ok(());
         }
         self.inner.lock()
-    }
-
-    pub fn unlock(&self) -> io::Result<()> {
-        if self.is_empty() {
-            return Ok(());
-        }
-        self.inner.unlock()
     }
 
     /// Bytes of the file that are in memory, in whole pages and at most its length, whichever process
@@ -220,8 +204,6 @@ mod imp {
     use std::os::unix::fs::OpenOptionsExt;
     use std::ptr::{self, NonNull};
 
-    pub const MAPPED: bool = true;
-
     pub fn open_without_waiting(path: &Path) -> io::Result<File> {
         // NONBLOCK means nothing to a regular file and keeps `open` of a FIFO from waiting.
         fs::OpenOptions::new()
@@ -268,21 +250,16 @@ mod imp {
             }
         }
 
-        pub fn as_slice(&self) -> &[u8] {
-            // SAFETY: `start` is either dangling with `len` 0 or the first of `len` mapped readable
-            // bytes that live until `drop`. Nothing in this process writes to them; writes by
-            // others are the documented limit of the module.
-            unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
-        }
-
         pub fn range(&self, range: Range<usize>) -> Option<&[u8]> {
             if range.start > range.end || range.end > self.len {
                 return None;
             }
-            // SAFETY: the range lies inside the map, as just checked; for the rest as above.
-            let start = unsafe { self.start.as_ptr().add(range.start) };
-            // SAFETY: as above.
-            Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
+            // SAFETY: `start` is either dangling with `len` 0 or the first of `len` mapped readable
+            // bytes that live until `drop`, and the range lies inside of them, as just checked. Nothing
+            // in this process writes to them; writes by others are the documented limit of the module.
+            Some(unsafe {
+                std::slice::from_raw_parts(self.start.as_ptr().add(range.start), range.len())
+            })
         }
 
         pub fn len(&self) -> usize {
@@ -314,11 +291,6 @@ mod imp {
                 .map_err(|e| lock_refused(e.into(), self.len as u64, memlock_limit()))
         }
 
-        pub fn unlock(&self) -> io::Result<()> {
-            // SAFETY: as above.
-            Ok(unsafe { mm::munlock(self.start.as_ptr().cast(), self.len) }?)
-        }
-
         pub fn resident_bytes(&self) -> Option<u64> {
             crate::resident::resident_bytes(self.start.as_ptr(), self.len)
         }
@@ -348,8 +320,6 @@ mod imp {
     use super::*;
     use std::io::{Read, Seek, SeekFrom};
 
-    pub const MAPPED: bool = false;
-
     pub fn open_without_waiting(path: &Path) -> io::Result<File> {
         File::open(path)
     }
@@ -370,10 +340,6 @@ mod imp {
             Ok(Mapping { bytes })
         }
 
-        pub fn as_slice(&self) -> &[u8] {
-            &self.bytes
-        }
-
         pub fn range(&self, range: Range<usize>) -> Option<&[u8]> {
             self.bytes.get(range)
         }
@@ -388,10 +354,6 @@ mod imp {
 
         pub fn lock(&self) -> io::Result<()> {
             Err(io::ErrorKind::Unsupported.into())
-        }
-
-        pub fn unlock(&self) -> io::Result<()> {
-            Ok(())
         }
 
         pub fn resident_bytes(&self) -> Option<u64> {
@@ -467,7 +429,6 @@ mod tests {
         assert!(map.is_empty());
         map.advise(0..10, MapAdvice::WillNeed).unwrap();
         map.lock().unwrap();
-        map.unlock().unwrap();
         assert_eq!(map.resident_bytes(), Some(0));
     }
 

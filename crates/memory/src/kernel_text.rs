@@ -9,23 +9,28 @@ pub(crate) const TEXT_BYTES_MAX: usize = 32 << 10;
 /// The text of one file, or `None`. What lies beyond [`TEXT_BYTES_MAX`] is cut at a line.
 pub(crate) fn read_capped(path: &Path) -> Option<String> {
     let mut buffer = vec![0; TEXT_BYTES_MAX];
-    let text = KernelFile::open(path)?.read(&mut buffer)?;
-    Some(text.to_string())
+    KernelFile::open(path).read(&mut buffer).map(str::to_string)
 }
 
-/// A small text file that the kernel writes anew for every read from its beginning.
-pub(crate) struct KernelFile(File);
+/// A small text file that the kernel writes anew for every read from its beginning, or none.
+#[derive(Default)]
+pub(crate) struct KernelFile(Option<File>);
 
 impl KernelFile {
-    pub(crate) fn open(path: &Path) -> Option<KernelFile> {
-        File::open(path).ok().map(KernelFile)
+    pub(crate) fn open(path: &Path) -> KernelFile {
+        KernelFile(File::open(path).ok())
+    }
+
+    pub(crate) fn is_there(&self) -> bool {
+        self.0.is_some()
     }
 
     /// The text, cut at a line where the buffer ends first.
     pub(crate) fn read<'a>(&self, buffer: &'a mut [u8]) -> Option<&'a str> {
+        let file = self.0.as_ref()?;
         let mut len = 0;
         while len < buffer.len() {
-            match self.read_at(&mut buffer[len..], len as u64).ok()? {
+            match read_at(file, &mut buffer[len..], len as u64).ok()? {
                 0 => break,
                 n => len += n,
             }
@@ -35,19 +40,18 @@ impl KernelFile {
         }
         std::str::from_utf8(&buffer[..len]).ok()
     }
+}
 
-    #[cfg(unix)]
-    fn read_at(&self, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
-        std::os::unix::fs::FileExt::read_at(&self.0, buffer, at)
-    }
+#[cfg(unix)]
+fn read_at(file: &File, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, buffer, at)
+}
 
-    #[cfg(not(unix))]
-    fn read_at(&self, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
-        use std::io::{Read, Seek, SeekFrom};
-        let mut file = &self.0;
-        file.seek(SeekFrom::Start(at))?;
-        file.read(buffer)
-    }
+#[cfg(not(unix))]
+fn read_at(mut file: &File, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
+    use std::io::{Read, Seek, SeekFrom};
+    file.seek(SeekFrom::Start(at))?;
+    file.read(buffer)
 }
 
 /// How many of `bytes` are whole lines: half a number is no number.

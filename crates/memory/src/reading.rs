@@ -61,13 +61,13 @@ impl Reading {
 /// Open files of the kernel.
 pub struct Readings {
     proc: PathBuf,
-    meminfo: Option<KernelFile>,
-    psi: Option<KernelFile>,
+    meminfo: KernelFile,
+    psi: KernelFile,
     /// /proc/self/cgroup, and what it said when the files below were opened.
-    own: Option<KernelFile>,
+    own: KernelFile,
     own_said: String,
     levels: Vec<Level>,
-    cgroup_psi: Option<KernelFile>,
+    cgroup_psi: KernelFile,
     /// Reused by every read.
     buffer: Vec<u8>,
 }
@@ -86,7 +86,7 @@ impl Readings {
             own: KernelFile::open(&proc.join("self/cgroup")),
             own_said: String::new(),
             levels: Vec::new(),
-            cgroup_psi: None,
+            cgroup_psi: KernelFile::default(),
             buffer: vec![0; TEXT_BYTES_MAX],
         };
         readings.find_groups();
@@ -95,31 +95,30 @@ impl Readings {
 
     fn find_groups(&mut self) {
         self.levels.clear();
-        self.cgroup_psi = None;
-        let said = self.own.as_ref().and_then(|f| f.read(&mut self.buffer));
+        self.cgroup_psi = KernelFile::default();
+        let said = self.own.read(&mut self.buffer);
         self.own_said = said.unwrap_or_default().to_string();
         let Some(dirs) = cgroup::find(&self.proc) else {
             return;
         };
         self.levels = open_levels(&dirs);
-        self.cgroup_psi = dirs
-            .v2
-            .first()
-            .and_then(|dir| KernelFile::open(&dir.join("memory.pressure")));
+        if let Some(dir) = dirs.v2.first() {
+            self.cgroup_psi = KernelFile::open(&dir.join("memory.pressure"));
+        }
     }
 
     pub fn now(&mut self) -> Reading {
-        let said = self.own.as_ref().and_then(|f| f.read(&mut self.buffer));
+        let said = self.own.read(&mut self.buffer);
         if said.unwrap_or_default() != self.own_said {
             self.find_groups();
         }
         let buffer = &mut self.buffer;
         let mut reading = Reading::default();
-        if let Some(text) = self.meminfo.as_ref().and_then(|f| f.read(buffer)) {
+        if let Some(text) = self.meminfo.read(buffer) {
             reading.mem_available_bytes = field_kib(text, "MemAvailable");
             reading.mem_total_bytes = field_kib(text, "MemTotal");
         }
-        let mut psi = |file: &Option<KernelFile>| pressure::parse(file.as_ref()?.read(buffer)?);
+        let mut psi = |file: &KernelFile| pressure::parse(file.read(buffer)?);
         reading.psi = psi(&self.psi);
         reading.cgroup_psi = psi(&self.cgroup_psi);
         reading.cgroup = tightest(&self.levels, buffer);
@@ -150,7 +149,7 @@ impl CgroupLimits {
     fn of(dirs: &cgroup::Dirs) -> Option<CgroupLimits> {
         let levels = open_levels(dirs);
         let buffer = &mut vec![0; TEXT_BYTES_MAX];
-        let mut read = |file: &Option<KernelFile>| parse_limit(file.as_ref()?.read(buffer)?);
+        let mut read = |file: &KernelFile| parse_limit(file.read(buffer)?);
         let own = levels.first()?;
         let mut limits = CgroupLimits {
             version: own.version,
@@ -199,9 +198,9 @@ fn tightest(levels: &[Level], buffer: &mut [u8]) -> Option<Cgroup> {
 /// The files of one group.
 struct Level {
     version: u8,
-    limits: [Option<KernelFile>; 2],
-    usage: Option<KernelFile>,
-    stat: Option<KernelFile>,
+    limits: [KernelFile; 2],
+    usage: KernelFile,
+    stat: KernelFile,
 }
 
 impl Level {
@@ -210,7 +209,7 @@ impl Level {
         let open = |name: &str| KernelFile::open(&dir.join(name));
         let (limits, usage) = match version {
             1 => (
-                [open("memory.limit_in_bytes"), None],
+                [open("memory.limit_in_bytes"), KernelFile::default()],
                 open("memory.usage_in_bytes"),
             ),
             _ => (
@@ -218,7 +217,7 @@ impl Level {
                 open("memory.current"),
             ),
         };
-        let there = limits.iter().any(Option::is_some) || usage.is_some();
+        let there = limits.iter().any(KernelFile::is_there) || usage.is_there();
         there.then(|| Level {
             version,
             limits,
@@ -228,40 +227,27 @@ impl Level {
     }
 
     fn limit(&self, buffer: &mut [u8]) -> Option<u64> {
-        let limits = self.limits.iter().flatten();
+        let limits = self.limits.iter();
         limits
             .filter_map(|file| parse_limit(file.read(buffer)?))
             .min()
     }
 
     fn read(&self, limit_bytes: Option<u64>, buffer: &mut [u8]) -> Cgroup {
-        let usage = self.usage.as_ref().and_then(|f| f.read(buffer));
+        let usage = self.usage.read(buffer);
         let usage_bytes = usage.and_then(|t| t.trim().parse().ok());
-        let stat = self.stat.as_ref().and_then(|f| f.read(buffer));
-        let stat = Stat::parse(self.version, stat.unwrap_or_default());
         Cgroup {
-            version: self.version,
             limit_bytes,
             usage_bytes,
-            anon_bytes: stat.anon,
-            file_bytes: stat.file,
-            reclaimable_bytes: stat.reclaimable,
+            ..Cgroup::parse(self.version, self.stat.read(buffer).unwrap_or_default())
         }
     }
 }
 
-/// What is used of `memory.stat`, groups below included.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Stat {
-    anon: Option<u64>,
-    file: Option<u64>,
-    reclaimable: Option<u64>,
-}
-
-impl Stat {
-    /// Lines of `key number`. Version 1 counts a group alone under `key`, with those below it under
-    /// `total_key`; its `rss` is anonymous memory only.
-    fn parse(version: u8, text: &str) -> Stat {
+impl Cgroup {
+    /// What is used of `memory.stat`, groups below included: lines of `key number`. Version 1 counts a
+    /// group alone under `key`, with those below it under `total_key`; its `rss` is anonymous memory only.
+    fn parse(version: u8, text: &str) -> Cgroup {
         let keys = match version {
             1 => [
                 "total_rss",
@@ -281,10 +267,12 @@ impl Stat {
             }
         }
         let [anon, file, inactive, active] = values;
-        Stat {
-            anon,
-            file,
-            reclaimable: inactive.and_then(|n| n.checked_add(active?)),
+        Cgroup {
+            version,
+            anon_bytes: anon,
+            file_bytes: file,
+            reclaimable_bytes: inactive.and_then(|n| n.checked_add(active?)),
+            ..Cgroup::default()
         }
     }
 }
@@ -480,8 +468,8 @@ mod tests {
         let path = dir.path().join("groups/memory.stat");
         let cut = crate::kernel_text::read_capped(&path).unwrap();
         assert_eq!(cut.len(), TEXT_BYTES_MAX - 8);
-        let sum = Stat::parse(2, "inactive_file 18446744073709551615\nactive_file 1\n");
-        assert_eq!(sum, Stat::default());
+        let sum = Cgroup::parse(2, "inactive_file 18446744073709551615\nactive_file 1\n");
+        assert_eq!(sum.reclaimable_bytes, None);
     }
 
     #[cfg(target_os = "linux")]

@@ -266,7 +266,7 @@ impl StepScratch {
         });
         StepScratch {
             size: StepSize::default(),
-            int8: int8.then(|| Int8Rows::with_capacity(0, 0)),
+            int8: int8.then(Int8Rows::default),
             attention: AttentionState {
                 kernel,
                 lists: JobLists::default(),

@@ -58,7 +58,6 @@ mod tile;
 pub use crate::format::kv::BLOCK_SLOTS;
 pub use block::{Block, Coded, KvView, Sinks};
 pub use job::{AttentionJob, Mass, MassStatistic, SPAN_BLOCKS, SPAN_SLOTS, SoftmaxSum};
-pub use kernel::dot;
 pub use scratch::{AttentionLimits, AttentionScratch};
 
 use crate::Exec;

@@ -9,32 +9,34 @@ use crate::ops;
 /// The rows of a unit: `queries` queries from `first` on, each with the heads of one group.
 /// Row `r` is query `r / group`, head `r % group` of the group.
 #[derive(Clone, Copy)]
-pub(super) struct Unit {
+pub(super) struct Unit<'a> {
+    pub backend: Backend,
+    pub job: &'a AttentionJob<'a>,
     pub kv_head: usize,
     pub first: usize,
     pub queries: usize,
     pub group: usize,
 }
 
-impl Unit {
+impl Unit<'_> {
     pub(super) fn rows(&self) -> usize {
         self.queries * self.group
     }
 
-    pub(super) fn position(&self, job: &AttentionJob<'_>, query: usize) -> u64 {
-        job.first_position
-            .saturating_add((self.first + query) as u64)
+    pub(super) fn position(&self, query: usize) -> u64 {
+        let first = self.job.first_position;
+        first.saturating_add((self.first + query) as u64)
     }
 
     /// Of the first and the last query.
-    pub(super) fn positions(&self, job: &AttentionJob<'_>) -> (u64, u64) {
-        (self.position(job, 0), self.position(job, self.queries - 1))
+    pub(super) fn positions(&self) -> (u64, u64) {
+        (self.position(0), self.position(self.queries - 1))
     }
 
     /// Where row `r` lies in (row, head, dim).
-    pub(super) fn offset(&self, job: &AttentionJob<'_>, r: usize) -> usize {
+    pub(super) fn offset(&self, r: usize) -> usize {
         let head = self.kv_head * self.group + r % self.group;
-        ((self.first + r / self.group) * job.heads + head) * job.head_dim
+        ((self.first + r / self.group) * self.job.heads + head) * self.job.head_dim
     }
 }
 
@@ -65,23 +67,17 @@ impl QueryLayout {
 
     /// Writes the queries of a unit for a segment: in the basis of the blocks, scaled, with what the mean
     /// adds to every score, and quantised.
-    pub(super) fn load(
-        self,
-        backend: Backend,
-        job: &AttentionJob<'_>,
-        unit: &Unit,
-        segment: usize,
-        floats: &mut [f32],
-    ) {
+    pub(super) fn load(self, unit: &Unit<'_>, segment: usize, floats: &mut [f32]) {
+        let Unit { backend, job, .. } = *unit;
         let (rows, dim) = (self.rows, self.dim);
         let (q, floats) = floats.split_at_mut(rows * dim);
         let (bias, floats) = floats.split_at_mut(rows);
         let mean = job.mean.map(|mean| &mean[unit.kv_head * dim..][..dim]);
         for (r, (q, bias)) in q.chunks_exact_mut(dim).zip(bias).enumerate() {
-            q.copy_from_slice(&job.q[segment][unit.offset(job, r)..][..dim]);
+            q.copy_from_slice(&job.q[segment][unit.offset(r)..][..dim]);
             ops::rotation::rotate_head(backend, job.basis.k, q);
             ops::scale(backend, q, job.scale);
-            *bias = mean.map_or(0.0, |mean| kernel::dot(backend, q, mean));
+            *bias = mean.map_or(0.0, |mean| ops::dot(backend, q, mean));
         }
         let q = Rows {
             values: q,
@@ -148,27 +144,21 @@ pub(super) enum QuerySource<'a> {
 }
 
 impl QuerySource<'_> {
-    pub(super) fn of_segment(
-        &mut self,
-        backend: Backend,
-        job: &AttentionJob<'_>,
-        unit: &Unit,
-        wanted: usize,
-    ) -> Query<'_> {
+    pub(super) fn of_segment(&mut self, unit: &Unit<'_>, wanted: usize) -> Query<'_> {
         let layout = QueryLayout {
             rows: unit.rows(),
-            dim: job.head_dim,
+            dim: unit.job.head_dim,
         };
         match self {
             QuerySource::PerSegment { floats, segment } => {
                 if *segment != Some(wanted) {
-                    layout.load(backend, job, unit, wanted, floats);
+                    layout.load(unit, wanted, floats);
                     *segment = Some(wanted);
                 }
                 layout.read(floats)
             }
             QuerySource::Loaded(floats) => {
-                let nth = wanted * job.kv_heads + unit.kv_head;
+                let nth = wanted * unit.job.kv_heads + unit.kv_head;
                 layout.read(&floats[nth * layout.floats()..])
             }
         }

@@ -69,14 +69,6 @@ impl AttentionLimits {
         let records = self.spans() * record_floats(self.group(), self.head_dim);
         jobs * self.kv_heads * (queries + records)
     }
-
-    /// Bytes [`AttentionScratch`] holds after reserving for this alone:
-    /// `threads * tile_rows * (slots rounded up to 256) * 4.25` and a little, and with more than
-    /// one thread up to `heads * slots * 4.25` for each split sequence.
-    pub fn bytes(self) -> usize {
-        let area = self.area().div_ceil(16) * self.threads.max(1);
-        64 * (area + self.records().div_ceil(16)) + self.jobs * size_of::<JobOutput>()
-    }
 }
 
 /// Queries of one tile: a power of two, so that tiles end where query blocks do.
@@ -91,11 +83,7 @@ fn area_floats(rows: usize, head_dim: usize, spans: usize) -> usize {
     tile_floats(head_dim)
         + rows * SPAN_SLOTS / 2
         + 4 * rows.next_multiple_of(16)
-        + QueryLayout {
-            rows,
-            dim: head_dim,
-        }
-        .floats()
+        + query_floats(rows, head_dim)
         + 2 * rows * head_dim
         + spans * rows * SCORE_STRIDE
 }
@@ -184,25 +172,19 @@ impl AttentionScratch {
 
     /// Makes room for `need`, keeping what was reserved before.
     pub fn reserve(&mut self, need: AttentionLimits) {
-        const ZERO: CacheLine = CacheLine([0.0; 16]);
         self.threads = self.threads.max(need.threads);
         self.jobs = self.jobs.max(need.jobs);
         self.area_lines = self.area_lines.max(need.area().div_ceil(16));
         let lines = self.area_lines * self.threads;
-        if lines > self.areas.len() {
-            self.areas.reserve_exact(lines - self.areas.len());
-            self.areas.resize(lines, ZERO);
-        }
-        let lines = need.records().div_ceil(16);
-        if lines > self.records.len() {
-            self.records.reserve_exact(lines - self.records.len());
-            self.records.resize(lines, ZERO);
-        }
+        grow(&mut self.areas, lines);
+        grow(&mut self.records, need.records().div_ceil(16));
         self.outputs.clear();
         self.outputs.reserve_exact(self.jobs);
     }
 
-    /// Bytes held after reserving for all of these and nothing else.
+    /// Bytes held after reserving for all of these and nothing else: of a layer
+    /// `threads * tile_rows * (slots rounded up to 256) * 4.25` and a little, and with more than
+    /// one thread up to `heads * slots * 4.25` for each split sequence.
     pub fn bytes_for(needs: impl Iterator<Item = AttentionLimits>) -> usize {
         let (mut area, mut records, mut threads, mut jobs) = (0, 0, 1, 1);
         for need in needs {
@@ -279,6 +261,13 @@ impl AttentionScratch {
     }
 }
 
+fn grow(list: &mut Vec<CacheLine>, lines: usize) {
+    if let Some(more) = lines.checked_sub(list.len()) {
+        list.reserve_exact(more);
+        list.resize(lines, CacheLine([0.0; 16]));
+    }
+}
+
 fn floats(lines: &mut [CacheLine]) -> &mut [f32] {
     // SAFETY: a `CacheLine` is sixteen floats and nothing else.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), 16 * lines.len()) }
@@ -324,11 +313,7 @@ impl<'a> Area<'a> {
         let (totals, floats) = floats.split_at_mut(padded);
         let (max, floats) = floats.split_at_mut(padded);
         let (inverse, floats) = floats.split_at_mut(padded);
-        let queries = QueryLayout {
-            rows,
-            dim: head_dim,
-        };
-        let (queries, floats) = floats.split_at_mut(queries.floats());
+        let (queries, floats) = floats.split_at_mut(query_floats(rows, head_dim));
         let (total, floats) = floats.split_at_mut(rows * head_dim);
         let (partial, scores) = floats.split_at_mut(rows * head_dim);
         Area {

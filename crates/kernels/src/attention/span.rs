@@ -7,7 +7,7 @@ use crate::format::kv::{BLOCK_SLOTS, Form, Side};
 use std::ops::Range;
 
 /// The positions of a block's slots.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Extent {
     pub rows: usize,
     pub first_position: u64,
@@ -31,7 +31,7 @@ impl Extent {
 }
 
 /// A block that some query sees.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct VisibleBlock {
     pub extent: Extent,
     /// In the span.
@@ -84,19 +84,9 @@ impl<'a> Span<'a> {
         side: Side,
         prefetch: Prefetch,
     ) -> Option<Span<'a>> {
-        const NONE: VisibleBlock = VisibleBlock {
-            extent: Extent {
-                rows: 0,
-                first_position: 0,
-            },
-            index: 0,
-            segment: 0,
-            hidden: 0,
-            is_clear: false,
-        };
         let range = job.view.span(span);
         let mut open = Span {
-            visible_blocks: [NONE; SPAN_BLOCKS],
+            visible_blocks: [VisibleBlock::default(); SPAN_BLOCKS],
             pieces: [Piece::NONE; SPAN_BLOCKS],
             sides: [(&[], &[]); SPAN_BLOCKS],
             seen: 0,

@@ -15,18 +15,16 @@ use super::scratch::{
 };
 use super::span::{Prefetch, Span};
 use super::step;
+use crate::cpu::Backend;
 use crate::format::kv::Side;
 use crate::ops::lanes::greater;
 use crate::threads::Shareable;
 use crate::{Exec, ops};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-fn units(job: &AttentionJob<'_>) -> usize {
-    job.spans()
-}
-
 /// One unit of a region: a job and a span.
 struct SpanUnit<'a> {
+    backend: Backend,
     job: &'a AttentionJob<'a>,
     output: &'a JobOutput,
     span: usize,
@@ -36,6 +34,7 @@ struct SpanUnit<'a> {
 
 impl<'a> SpanUnit<'a> {
     fn new(
+        backend: Backend,
         jobs: &'a [AttentionJob<'a>],
         outputs: &'a [JobOutput],
         records: *mut f32,
@@ -44,6 +43,7 @@ impl<'a> SpanUnit<'a> {
         let index = outputs.partition_point(|o| o.first_unit <= unit) - 1;
         let output = &outputs[index];
         SpanUnit {
+            backend,
             job: &jobs[index],
             output,
             span: unit - output.first_unit,
@@ -58,9 +58,9 @@ impl<'a> SpanUnit<'a> {
         let records = job.spans() * record_floats(job.group(), job.head_dim);
         // SAFETY: inside the records; `fits_split` saw that queries and records of all heads fit.
         let first = unsafe { self.floats.add(queries_floats(job)) };
+        let backend = self.backend;
         (0..job.kv_heads).map(move |kv_head| Head {
-            job,
-            unit: unit(job, kv_head),
+            unit: unit(backend, job, kv_head),
             // SAFETY: as above.
             records: unsafe { first.add(kv_head * records) },
         })
@@ -68,18 +68,20 @@ impl<'a> SpanUnit<'a> {
 
     /// The positions of the job's only query.
     fn positions(&self) -> (u64, u64) {
-        unit(self.job, 0).positions(self.job)
+        unit(self.backend, self.job, 0).positions()
     }
 
     /// Whether the query counts towards the mass.
     fn counts(&self) -> bool {
-        step::counts(self.job, &unit(self.job, 0))
+        step::counts(&unit(self.backend, self.job, 0))
     }
 }
 
 /// The only query of a job, one KV head.
-fn unit(job: &AttentionJob<'_>, kv_head: usize) -> Unit {
+fn unit<'a>(backend: Backend, job: &'a AttentionJob<'a>, kv_head: usize) -> Unit<'a> {
     Unit {
+        backend,
+        job,
         kv_head,
         first: 0,
         queries: 1,
@@ -89,8 +91,7 @@ fn unit(job: &AttentionJob<'_>, kv_head: usize) -> Unit {
 
 /// One KV head of a unit, with the records of all its spans.
 struct Head<'a> {
-    job: &'a AttentionJob<'a>,
-    unit: Unit,
+    unit: Unit<'a>,
     /// Record of span 0.
     records: *mut f32,
 }
@@ -98,7 +99,7 @@ struct Head<'a> {
 impl<'a> Head<'a> {
     /// A part of a span's record.
     fn part(&self, span: usize, offset: usize) -> *mut f32 {
-        let floats = record_floats(self.unit.group, self.job.head_dim);
+        let floats = record_floats(self.unit.group, self.unit.job.head_dim);
         // SAFETY: inside the records; callers pass offsets below `floats`.
         unsafe { self.records.add(span * floats + offset) }
     }
@@ -117,7 +118,7 @@ impl<'a> Head<'a> {
     /// # Safety
     /// - No other reference to this partial is alive.
     unsafe fn partial(&self, span: usize) -> &'a mut [f32] {
-        let (group, dim) = (self.unit.group, self.job.head_dim);
+        let (group, dim) = (self.unit.group, self.unit.job.head_dim);
         // SAFETY: in the record, and exclusive by the promise.
         unsafe { from_raw_parts_mut(self.part(span, group * SCORE_STRIDE), group * dim) }
     }
@@ -126,13 +127,16 @@ impl<'a> Head<'a> {
     /// region 2 reads it.
     fn max(&self, span: usize, r: usize) -> *mut f32 {
         let group = self.unit.group;
-        self.part(span, group * (SCORE_STRIDE + self.job.head_dim) + r)
+        self.part(span, group * (SCORE_STRIDE + self.unit.job.head_dim) + r)
     }
 
     /// The sum of row `r` in a span: written in region 2, read in region 3.
     fn sum(&self, span: usize, r: usize) -> *mut f32 {
         let group = self.unit.group;
-        self.part(span, group * (SCORE_STRIDE + self.job.head_dim + 1) + r)
+        self.part(
+            span,
+            group * (SCORE_STRIDE + self.unit.job.head_dim + 1) + r,
+        )
     }
 
     /// The sum of row `r` over all spans, in order.
@@ -141,7 +145,7 @@ impl<'a> Head<'a> {
     /// - Region 2 is over.
     unsafe fn whole_sum(&self, r: usize) -> f32 {
         let mut sum = 0.0;
-        for span in 0..self.job.spans() {
+        for span in 0..self.unit.job.spans() {
             // SAFETY: in the record; no thread writes sums after region 2.
             sum += unsafe { *self.sum(span, r) };
         }
@@ -151,7 +155,7 @@ impl<'a> Head<'a> {
 
 pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [AttentionJob<'_>]) {
     let backend = exec.backend;
-    let (parts, count) = scratch.parts(exec.pool.threads(), jobs, units);
+    let (parts, count) = scratch.parts(exec.pool.threads(), jobs, |job| job.spans());
     let (outputs, area_len) = (parts.outputs, parts.area_len);
     let areas = Shareable(parts.areas.as_mut_ptr());
     let records = Shareable(parts.records.as_mut_ptr());
@@ -174,12 +178,12 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
         };
         for (i, floats) in floats.chunks_exact_mut(layout.floats()).enumerate() {
             let (segment, kv_head) = (i / job.kv_heads, i % job.kv_heads);
-            layout.load(backend, job, &unit(job, kv_head), segment, floats);
+            layout.load(&unit(backend, job, kv_head), segment, floats);
         }
     }
 
     exec.pool.run_in_order(count, &|worker, unit| {
-        let work = SpanUnit::new(jobs, outputs, records.get(), unit);
+        let work = SpanUnit::new(backend, jobs, outputs, records.get(), unit);
         let (job, span) = (work.job, work.span);
         let prefetch = Prefetch::Heads(span + 1);
         let mut open = Span::open(job, work.positions(), span, Side::K, prefetch);
@@ -191,15 +195,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
             // SAFETY: in region 1 a record belongs to its unit.
             let scores = unsafe { head.scores(span) };
             if let Some(open) = &mut open {
-                step::score_span(
-                    backend,
-                    job,
-                    &head.unit,
-                    open,
-                    &mut queries,
-                    workspace,
-                    scores,
-                );
+                step::score_span(&head.unit, open, &mut queries, workspace, scores);
             }
             for (r, row) in scores.chunks_exact(SCORE_STRIDE).enumerate() {
                 let row = &row[..job.span_slots(span)];
@@ -215,7 +211,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
 
     // The greatest of all spans takes the work of the first one's.
     for first in outputs.iter().map(|output| output.first_unit) {
-        let work = SpanUnit::new(jobs, outputs, records.get(), first);
+        let work = SpanUnit::new(backend, jobs, outputs, records.get(), first);
         for head in work.heads() {
             for r in 0..head.unit.group {
                 // SAFETY: in the records, and no region runs.
@@ -229,7 +225,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
     }
 
     exec.pool.run_in_order(count, &|worker, unit| {
-        let work = SpanUnit::new(jobs, outputs, records.get(), unit);
+        let work = SpanUnit::new(backend, jobs, outputs, records.get(), unit);
         let (job, span) = (work.job, work.span);
         let prefetch = Prefetch::Heads(span + 1);
         let mut open = Span::open(job, work.positions(), span, Side::V, prefetch);
@@ -248,9 +244,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
                 unsafe { *head.sum(span, r) = sum };
             }
             match &mut open {
-                Some(open) => {
-                    step::weigh_span(backend, job, &head.unit, open, scores, workspace, partial)
-                }
+                Some(open) => step::weigh_span(&head.unit, open, scores, workspace, partial),
                 // Adding nothing.
                 None => partial.fill(0.0),
             }
@@ -259,7 +253,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
 
     // Without anything to count only the outputs are left, which the units of span 0 write.
     exec.pool.run_indexed(count, &|worker, unit| {
-        let work = SpanUnit::new(jobs, outputs, records.get(), unit);
+        let work = SpanUnit::new(backend, jobs, outputs, records.get(), unit);
         let (job, span) = (work.job, work.span);
         if span != 0 && !work.counts() {
             return;
@@ -274,7 +268,7 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
                 // SAFETY: region 2 is over.
                 let sum = unsafe { head.whole_sum(r) };
                 if span == 0 {
-                    let at = head.unit.offset(job, r) / job.head_dim;
+                    let at = head.unit.offset(r) / job.head_dim;
                     // SAFETY: sums of a job are written by its unit of span 0 alone; maxima stay as
                     // they are since region 2.
                     unsafe { work.output.put_sum(at, *head.max(0, r), sum) };
@@ -285,12 +279,12 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
                 // SAFETY: in region 3 scores belong to their unit, and so does the part of `mass`.
                 unsafe {
                     let p = head.scores(span);
-                    step::mass_span(backend, job, &head.unit, open, p, inverse, *mass, false);
+                    step::mass_span(&head.unit, open, p, inverse, *mass, false);
                 }
             }
             if let Some(mass) = work.output.mass.filter(|_| span == 0) {
                 // SAFETY: `mass` is this job's, and every unit uses it only so.
-                unsafe { step::report_bad(job, &head.unit, inverse, mass) };
+                unsafe { step::report_bad(&head.unit, inverse, mass) };
             }
             if span == 0 {
                 total.fill(0.0);
@@ -300,11 +294,11 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
                 }
                 let dim = job.head_dim;
                 for (r, total) in total.chunks_exact_mut(dim).enumerate() {
-                    step::finish_row(backend, job, total, inverse[r]);
+                    step::finish_row(&head.unit, total, inverse[r]);
                     // SAFETY: the rows of a job are written by its unit of span 0 alone, and
                     // `AttentionJob::check` saw that `out` has them all.
                     let out = unsafe {
-                        from_raw_parts_mut(work.output.out.add(head.unit.offset(job, r)), dim)
+                        from_raw_parts_mut(work.output.out.add(head.unit.offset(r)), dim)
                     };
                     out.copy_from_slice(total);
                 }

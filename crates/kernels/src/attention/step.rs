@@ -1,7 +1,7 @@
 //! The steps of both paths, for one span and the rows of one unit.
 
 use super::block::slots_of;
-use super::job::{AttentionJob, MassStatistic, SPAN_SLOTS};
+use super::job::{MassStatistic, SPAN_SLOTS};
 use super::kernel::{self, Rows, Workspace};
 use super::query::{QuerySource, Unit};
 use super::scratch::{MassOutput, SCORE_STRIDE};
@@ -13,21 +13,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A row's sum over all spans becomes its output: divided, and back in the model's basis.
-pub(super) fn finish_row(
-    backend: Backend,
-    job: &AttentionJob<'_>,
-    total: &mut [f32],
-    inverse: f32,
-) {
-    ops::scale(backend, total, inverse);
-    ops::rotation::unrotate_head(backend, job.basis.v, total);
+pub(super) fn finish_row(unit: &Unit<'_>, total: &mut [f32], inverse: f32) {
+    ops::scale(unit.backend, total, inverse);
+    ops::rotation::unrotate_head(unit.backend, unit.job.basis.v, total);
 }
 
 /// Scores of a span, minus infinity for slots that a query does not see; `scores` is (row, 256 + pad).
 pub(super) fn score_span(
-    backend: Backend,
-    job: &AttentionJob<'_>,
-    unit: &Unit,
+    unit: &Unit<'_>,
     span: &mut Span<'_>,
     queries: &mut QuerySource<'_>,
     workspace: &mut Workspace<'_>,
@@ -42,9 +35,9 @@ pub(super) fn score_span(
                 .iter()
                 .take_while(same_segment)
                 .count();
-        let query = queries.of_segment(backend, job, unit, segment);
+        let query = queries.of_segment(unit, segment);
         let pieces = &span.pieces(unit.kv_head)[from..end];
-        kernel::score(backend, query, pieces, workspace, scores, SCORE_STRIDE);
+        kernel::score(unit.backend, query, pieces, workspace, scores, SCORE_STRIDE);
         from = end;
     }
     let mut next = 0;
@@ -56,7 +49,7 @@ pub(super) fn score_span(
         }
         let scores = &mut scores[block.index * BLOCK_SLOTS..];
         for query in 0..unit.queries {
-            let seen = block.extent.visible(job, unit.position(job, query));
+            let seen = block.extent.visible(unit.job, unit.position(query));
             for r in query * unit.group..(query + 1) * unit.group {
                 let scores = &mut scores[r * SCORE_STRIDE..][..BLOCK_SLOTS];
                 scores[..seen.start].fill(f32::NEG_INFINITY);
@@ -92,9 +85,7 @@ pub(super) fn inverse(sum: f32) -> f32 {
 
 /// `partial (row, dim)` = the span's values weighted by `p` (row, 256 + pad).
 pub(super) fn weigh_span(
-    backend: Backend,
-    job: &AttentionJob<'_>,
-    unit: &Unit,
+    unit: &Unit<'_>,
     span: &mut Span<'_>,
     p: &[f32],
     workspace: &mut Workspace<'_>,
@@ -106,13 +97,20 @@ pub(super) fn weigh_span(
         count: unit.rows(),
     };
     let pieces = span.pieces(unit.kv_head);
-    kernel::weigh(backend, p, pieces, job.head_dim, workspace, partial);
+    kernel::weigh(
+        unit.backend,
+        p,
+        pieces,
+        unit.job.head_dim,
+        workspace,
+        partial,
+    );
 }
 
 /// Whether any query of the unit counts towards the mass.
-pub(super) fn counts(job: &AttentionJob<'_>, unit: &Unit) -> bool {
-    let every = job.mass.as_ref().map_or(0, |mass| mass.every);
-    let (first, last) = unit.positions(job);
+pub(super) fn counts(unit: &Unit<'_>) -> bool {
+    let every = unit.job.mass.as_ref().map_or(0, |mass| mass.every);
+    let (first, last) = unit.positions();
     every > 0 && first / every < last.saturating_add(1) / every
 }
 
@@ -123,23 +121,21 @@ pub(super) fn counts(job: &AttentionJob<'_>, unit: &Unit) -> bool {
 /// - `to` are the job's counters, used by other threads only through this function.
 /// - Unless `shared`, no other thread uses the counters of this KV head and span.
 pub(super) unsafe fn mass_span(
-    backend: Backend,
-    job: &AttentionJob<'_>,
-    unit: &Unit,
+    unit: &Unit<'_>,
     span: &Span<'_>,
     p: &[f32],
     inverse: &[f32],
     to: MassOutput,
     shared: bool,
 ) {
-    let Some(mass) = &job.mass else { return };
-    let blocks = job.view.blocks();
+    let Some(mass) = &unit.job.mass else { return };
+    let blocks = unit.job.view.blocks();
     let is_max = mass.count == MassStatistic::Max;
     for block in span.visible_blocks() {
         let i = block.index;
         let mut counts = [0u64; BLOCK_SLOTS];
         for query in 0..unit.queries {
-            let position = unit.position(job, query);
+            let position = unit.position(query);
             let own = position - position % BLOCK_SLOTS as u64;
             let others = own.saturating_sub(block.extent.first_position).min(32) as usize;
             let inverse = &inverse[query * unit.group..][..unit.group];
@@ -148,15 +144,8 @@ pub(super) unsafe fn mass_span(
                 continue;
             }
             let p = &p[query * unit.group * SCORE_STRIDE + i * BLOCK_SLOTS..];
-            add_mass(
-                backend,
-                p,
-                inverse,
-                mass.count,
-                position,
-                others,
-                &mut counts,
-            );
+            let counts = &mut counts[..others];
+            add_mass(unit.backend, p, inverse, mass.count, position, counts);
         }
         let first = (unit.kv_head * blocks + span.first + i) * BLOCK_SLOTS;
         // SAFETY: `AttentionJob::check` saw that the counters have (kv_head, slot) of all blocks; the
@@ -187,17 +176,12 @@ pub(super) unsafe fn mass_span(
 ///
 /// # Safety
 /// - `to` is the job's, used by other threads only atomically.
-pub(super) unsafe fn report_bad(
-    job: &AttentionJob<'_>,
-    unit: &Unit,
-    inverse: &[f32],
-    to: MassOutput,
-) {
+pub(super) unsafe fn report_bad(unit: &Unit<'_>, inverse: &[f32], to: MassOutput) {
     let mut queries = inverse.chunks_exact(unit.group).take(unit.queries);
     if let Some(query) = queries.position(is_bad) {
         // SAFETY: borrowed for the whole call, and the caller promises that other threads use it only atomically.
         let bad = unsafe { AtomicU64::from_ptr(to.bad) };
-        bad.fetch_min(unit.position(job, query), Ordering::Relaxed);
+        bad.fetch_min(unit.position(query), Ordering::Relaxed);
     }
 }
 
@@ -213,26 +197,25 @@ fn join(is_max: bool, a: u64, b: u64) -> u64 {
     }
 }
 
-/// One query's mass in one block, in its first `others` slots.
+/// One query's mass in the first slots of one block.
 fn add_mass(
     backend: Backend,
     p: &[f32],
     inverse: &[f32],
     count: MassStatistic,
     position: u64,
-    others: usize,
-    counts: &mut [u64; BLOCK_SLOTS],
+    counts: &mut [u64],
 ) {
     let (factor, is_squared) = (count.factor(position), count == MassStatistic::Squares);
-    for lane in (0..others).step_by(16) {
+    for (i, counts) in counts.chunks_mut(16).enumerate() {
         let p = Rows {
-            values: &p[lane..],
+            values: &p[16 * i..],
             stride: SCORE_STRIDE,
             count: inverse.len(),
         };
         let mut more = [0; 16];
         kernel::mass_lanes(backend, p, inverse, factor, is_squared, &mut more);
-        for (to, more) in counts[lane..others].iter_mut().zip(more) {
+        for (to, more) in counts.iter_mut().zip(more) {
             *to = join(count == MassStatistic::Max, *to, more);
         }
     }

@@ -34,23 +34,24 @@ pub(super) fn run(exec: Exec<'_>, scratch: &mut AttentionScratch, jobs: &mut [At
     exec.pool.run_in_order(count, &|worker, unit| {
         let index = outputs.partition_point(|o| o.first_unit <= unit) - 1;
         let (job, output) = (&jobs[index], &outputs[index]);
-        let unit = unit_at(job, unit - output.first_unit);
+        let unit = unit_at(exec.backend, job, unit - output.first_unit);
         // SAFETY: `worker` is below the thread count the areas were made for, and no other thread
         // of the region has the same.
         let area =
             unsafe { std::slice::from_raw_parts_mut(areas.get().add(worker * area_len), area_len) };
-        let area = Area::new(area, unit.rows(), job.head_dim);
-        attend_tile(exec.backend, job, output, &unit, area);
+        attend_tile(&unit, output, Area::new(area, unit.rows(), job.head_dim));
     });
 }
 
 /// Last tiles first: causal ones see most, and the longest units should not start last.
-fn unit_at(job: &AttentionJob<'_>, unit: usize) -> Unit {
+fn unit_at<'a>(backend: Backend, job: &'a AttentionJob<'a>, unit: usize) -> Unit<'a> {
     let queries = queries_per_tile(job.group());
     let tile = tiles(job) - 1 - unit / job.kv_heads;
     let first = (tile * queries).saturating_sub(lead(job));
     let end = ((tile + 1) * queries - lead(job)).min(job.rows());
     Unit {
+        backend,
+        job,
         kv_head: unit % job.kv_heads,
         first,
         queries: end - first,
@@ -58,17 +59,11 @@ fn unit_at(job: &AttentionJob<'_>, unit: usize) -> Unit {
     }
 }
 
-fn attend_tile(
-    backend: Backend,
-    job: &AttentionJob<'_>,
-    output: &JobOutput,
-    unit: &Unit,
-    mut area: Area<'_>,
-) {
+fn attend_tile(unit: &Unit<'_>, output: &JobOutput, mut area: Area<'_>) {
+    let Unit { backend, job, .. } = *unit;
     let dim = job.head_dim;
-    let rows = unit.rows();
-    let positions = unit.positions(job);
-    let per_span = rows * SCORE_STRIDE;
+    let positions = unit.positions();
+    let per_span = unit.rows() * SCORE_STRIDE;
 
     area.max.fill(f32::NEG_INFINITY);
     for span in 0..job.spans() {
@@ -77,15 +72,8 @@ fn attend_tile(
             continue;
         };
         let scores = &mut area.scores[span * per_span..][..per_span];
-        step::score_span(
-            backend,
-            job,
-            unit,
-            &mut open,
-            &mut area.queries,
-            &mut area.workspace,
-            scores,
-        );
+        let (queries, workspace) = (&mut area.queries, &mut area.workspace);
+        step::score_span(unit, &mut open, queries, workspace, scores);
         for (row, max) in scores.chunks_exact(SCORE_STRIDE).zip(&mut *area.max) {
             let row = &row[..job.span_slots(span)];
             *max = greater(*max, ops::max(backend, row));
@@ -104,37 +92,25 @@ fn attend_tile(
         for (r, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
             sum[r] += step::exp_row(backend, row, job.span_slots(span), area.max[r]);
         }
-        step::weigh_span(
-            backend,
-            job,
-            unit,
-            &mut open,
-            scores,
-            &mut area.workspace,
-            area.partial,
-        );
+        let workspace = &mut area.workspace;
+        step::weigh_span(unit, &mut open, scores, workspace, area.partial);
         ops::add_assign(backend, area.total, area.partial);
     }
 
     for (r, total) in area.total.chunks_exact_mut(dim).enumerate() {
         // SAFETY: the rows of a unit are its own.
-        unsafe { output.put_sum(unit.offset(job, r) / dim, area.max[r], sum[r]) };
+        unsafe { output.put_sum(unit.offset(r) / dim, area.max[r], sum[r]) };
         sum[r] = step::inverse(sum[r]);
-        step::finish_row(backend, job, total, sum[r]);
+        step::finish_row(unit, total, sum[r]);
         // SAFETY: the rows of a unit are its own, and `AttentionJob::check` saw that `out` has them all.
-        let out =
-            unsafe { std::slice::from_raw_parts_mut(output.out.add(unit.offset(job, r)), dim) };
+        let out = unsafe { std::slice::from_raw_parts_mut(output.out.add(unit.offset(r)), dim) };
         out.copy_from_slice(total);
     }
 
     if let Some(mass) = output.mass {
         // SAFETY: `mass` is this job's, and every unit uses it only so.
-        unsafe { step::report_bad(job, unit, sum, mass) };
-        let spans = if step::counts(job, unit) {
-            job.spans()
-        } else {
-            0
-        };
+        unsafe { step::report_bad(unit, sum, mass) };
+        let spans = if step::counts(unit) { job.spans() } else { 0 };
         for span in 0..spans {
             let Some(open) = Span::open(job, positions, span, Side::V, Prefetch::None) else {
                 continue;
@@ -142,7 +118,7 @@ fn attend_tile(
             let p = &area.scores[span * per_span..][..per_span];
             // SAFETY: `mass` is this job's, and every unit uses it only so. A single tile of a KV
             // head has its counters to itself.
-            unsafe { step::mass_span(backend, job, unit, &open, p, sum, mass, tiles(job) > 1) };
+            unsafe { step::mass_span(unit, &open, p, sum, mass, tiles(job) > 1) };
         }
     }
 }

@@ -250,30 +250,26 @@ pub fn unpack_row(ty: WeightType, bytes: &[u8], out: &mut [f32]) {
         "{ty} row of {} values",
         out.len()
     );
+    if ty.is_float() {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = float_at(ty, bytes, i);
+        }
+        return;
+    }
+    let blocks = bytes.chunks_exact(ty.block_bytes());
+    for (block, out) in blocks.zip(out.chunks_exact_mut(ty.block_len())) {
+        for (group, out) in out.chunks_exact_mut(GROUP).enumerate() {
+            unpack_group(ty, block, group, out);
+        }
+    }
+}
+
+/// Number `i` of a float type.
+pub(crate) fn float_at(ty: WeightType, bytes: &[u8], i: usize) -> f32 {
     match ty {
-        F32 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *o = f32::from_le_bytes(*b);
-            }
-        }
-        F16 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *o = f16::from_le_bytes(*b).to_f32();
-            }
-        }
-        BF16 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *o = bf16::from_le_bytes(*b).to_f32();
-            }
-        }
-        _ => {
-            let blocks = bytes.chunks_exact(ty.block_bytes());
-            for (block, out) in blocks.zip(out.chunks_exact_mut(ty.block_len())) {
-                for (group, out) in out.chunks_exact_mut(GROUP).enumerate() {
-                    unpack_group(ty, block, group, out);
-                }
-            }
-        }
+        F32 => f32::from_le_bytes(bytes.as_chunks().0[i]),
+        F16 => f16::from_le_bytes(bytes.as_chunks().0[i]).to_f32(),
+        _ => bf16::from_le_bytes(bytes.as_chunks().0[i]).to_f32(),
     }
 }
 

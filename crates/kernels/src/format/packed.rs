@@ -60,21 +60,11 @@ pub(crate) const VECTOR: usize = 4 * STRIP;
 /// Everything in a strip starts at a multiple of it.
 pub const ALIGN: usize = 64;
 
-/// How wide the codes of a type are, and so which planes they are spread over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bits {
-    Two,
-    Three,
-    Four,
-    Five,
-    Six,
-    Eight,
-}
-
 /// The record of a quantised type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    pub bits: Bits,
+    /// How wide a code is, and so which planes codes are spread over: a vector for each bit.
+    pub bits: usize,
     /// Groups in a record.
     pub groups: usize,
     /// Bytes of codes of one group.
@@ -87,37 +77,29 @@ pub(crate) struct Shape {
 impl Shape {
     pub(crate) const fn of(ty: WeightType) -> Shape {
         let bits = match ty {
-            Q4_0 | Q4_1 | Q4_K | IQ4_NL | IQ4_XS => Bits::Four,
-            Q5_0 | Q5_1 | Q5_K => Bits::Five,
-            Q6_K => Bits::Six,
-            Q8_0 => Bits::Eight,
-            Q2_K => Bits::Two,
-            Q3_K => Bits::Three,
-            F32 | F16 | BF16 => panic!("float types have no records"),
-        };
-        let vectors = match bits {
-            Bits::Two => 2,
-            Bits::Three => 3,
-            Bits::Four => 4,
-            Bits::Five => 5,
-            Bits::Six => 6,
-            Bits::Eight => 8,
+            Q4_0 | Q4_1 | Q4_K | IQ4_NL | IQ4_XS => 4,
+            Q5_0 | Q5_1 | Q5_K => 5,
+            Q6_K => 6,
+            Q8_0 => 8,
+            Q2_K => 2,
+            Q3_K => 3,
+            // Without records.
+            F32 | F16 | BF16 => 0,
         };
         // (groups, f16 scales per record, bytes of small scales per group), per row
         let (groups, halves, small) = match ty {
             Q4_1 | Q5_1 => (1, 2, 0),
-            Q4_K | Q5_K => (8, 2, 2),
+            Q4_K | Q5_K | Q2_K => (8, 2, 2),
             Q6_K | Q3_K => (8, 1, 2),
-            Q2_K => (8, 2, 2),
             IQ4_XS => (8, 1, 1),
             _ => (2, 2, 0),
         };
-        let scales_at = groups * vectors * VECTOR;
+        let scales_at = groups * bits * VECTOR;
         let scale_bytes = STRIP * (2 * halves + groups * small);
         Shape {
             bits,
             groups,
-            code_bytes: vectors * VECTOR,
+            code_bytes: bits * VECTOR,
             scales_at,
             record_bytes: (scales_at + scale_bytes).next_multiple_of(ALIGN),
         }
@@ -226,13 +208,13 @@ fn pack_row(ty: WeightType, row: &[u8], r: usize, out: &mut [u8]) {
 
 /// Spreads a row's 32 codes over the planes of a group.
 #[inline(always)]
-fn pack_codes(bits: Bits, quads: &[Quad; GROUP / 4], r: usize, out: &mut [u8]) {
+fn pack_codes(bits: usize, quads: &[Quad; GROUP / 4], r: usize, out: &mut [u8]) {
     let (vectors, _) = out.as_chunks_mut::<VECTOR>();
     let mut put = |vector: usize, quad: Quad| {
         vectors[vector][4 * r..4 * r + 4].copy_from_slice(&quad.to_le_bytes());
     };
     // Bit `from` of each code, a bit for each quad.
-    let bit = |from: u32| {
+    let bit = |from: usize| {
         let bits = quads.iter().enumerate();
         bits.fold(0, |v, (q, quad)| v | (quad >> from & 0x0101_0101) << q)
     };
@@ -244,34 +226,29 @@ fn pack_codes(bits: Bits, quads: &[Quad; GROUP / 4], r: usize, out: &mut [u8]) {
         })
     };
     match bits {
-        Bits::Eight => {
+        8 => {
             for (vector, quad) in quads.iter().enumerate() {
                 put(vector, *quad);
             }
         }
-        Bits::Four | Bits::Five | Bits::Six => {
-            for i in 0..4 {
-                put(
-                    i,
-                    quads[i] & 0x0F0F_0F0F | (quads[i + 4] & 0x0F0F_0F0F) << 4,
-                );
-            }
-            match bits {
-                Bits::Five => put(4, bit(4)),
-                Bits::Six => {
-                    put(4, pairs(4, 0));
-                    put(5, pairs(4, 1));
-                }
-                _ => {}
-            }
-        }
-        Bits::Two | Bits::Three => {
+        2 | 3 => {
             put(0, pairs(0, 0));
             put(1, pairs(0, 1));
-            if bits == Bits::Three {
-                put(2, bit(2));
+        }
+        _ => {
+            for i in 0..4 {
+                let low = quads[i] & 0x0F0F_0F0F;
+                put(i, low | (quads[i + 4] & 0x0F0F_0F0F) << 4);
             }
         }
+    }
+    match bits {
+        3 | 5 => put(bits - 1, bit(bits - 1)),
+        6 => {
+            put(4, pairs(4, 0));
+            put(5, pairs(4, 1));
+        }
+        _ => {}
     }
 }
 
@@ -325,12 +302,12 @@ pub(crate) fn read_group(
         let pair = |first: usize| byte(first + q / 4) >> (2 * (q % 4)) & 3;
         let bit = |vector: usize| byte(vector) >> q & 1;
         *code = match shape.bits {
-            Bits::Two => pair(0),
-            Bits::Three => pair(0) | bit(2) << 2,
-            Bits::Four => nibble(),
-            Bits::Five => nibble() | bit(4) << 4,
-            Bits::Six => nibble() | pair(4) << 4,
-            Bits::Eight => byte(q),
+            2 => pair(0),
+            3 => pair(0) | bit(2) << 2,
+            4 => nibble(),
+            5 => nibble() | bit(4) << 4,
+            6 => nibble() | pair(4) << 4,
+            _ => byte(q),
         };
     }
     (codes, read_scales(ty, record, g, r))

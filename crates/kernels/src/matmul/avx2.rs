@@ -7,11 +7,11 @@
 
 use std::arch::x86_64::*;
 
-use super::isa::{CodeDot, Float, Quant, for_type};
+use super::isa::{CodeDot, Weight, for_type};
 use super::kernel;
 use super::task::Task;
 use crate::simd::avx2::Avx2;
-use crate::simd::op;
+use crate::simd::ops;
 
 /// All strips of a task.
 ///
@@ -19,21 +19,14 @@ use crate::simd::op;
 /// The CPU has the features of [`crate::cpu::BackendKind::Avx2`].
 pub(super) unsafe fn strips(task: &Task<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { for_type!(task.ty, quant, float, (task)) }
+    unsafe { for_type!(task.ty, enabled, (task)) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn quant<T: Quant>(task: &Task<'_>) {
+fn enabled<T: Weight>(task: &Task<'_>) {
     // SAFETY: this function runs only where the features are enabled.
     let token = unsafe { Avx2::assume() };
-    kernel::quant_strips::<_, T>(token, task);
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn float<T: Float>(task: &Task<'_>) {
-    // SAFETY: this function runs only where the features are enabled.
-    let token = unsafe { Avx2::assume() };
-    kernel::float_strips::<_, T>(token, task);
+    kernel::strips::<_, T>(token, task);
 }
 
 impl CodeDot for Avx2 {
@@ -44,76 +37,48 @@ impl CodeDot for Avx2 {
 
     type B = __m256i;
 
-    #[inline(always)]
-    fn and_i32(self, a: __m256i, mask: i32) -> __m256i {
-        op!(_mm256_and_si256(a, _mm256_set1_epi32(mask)))
-    }
-    #[inline(always)]
-    fn shr4_i32(self, a: __m256i) -> __m256i {
-        op!(_mm256_srli_epi32::<4>(a))
-    }
+    ops! {
+        fn and_i32(self, a: __m256i, mask: i32) -> __m256i =
+            _mm256_and_si256(a, _mm256_set1_epi32(mask));
+        fn shr4_i32(self, a: __m256i) -> __m256i = _mm256_srli_epi32::<4>(a);
 
-    #[inline(always)]
-    fn splat_u8(self, x: u8) -> __m256i {
-        op!(_mm256_set1_epi8(x as i8))
-    }
-    #[inline(always)]
-    fn and(self, a: __m256i, b: __m256i) -> __m256i {
-        op!(_mm256_and_si256(a, b))
-    }
-    #[inline(always)]
-    fn or(self, a: __m256i, b: __m256i) -> __m256i {
-        op!(_mm256_or_si256(a, b))
-    }
-    #[inline(always)]
-    fn xor(self, a: __m256i, b: __m256i) -> __m256i {
-        op!(_mm256_xor_si256(a, b))
-    }
-    #[inline(always)]
-    fn shl(self, a: __m256i, n: usize) -> __m256i {
-        match n {
-            1 => op!(_mm256_slli_epi16::<1>(a)),
-            2 => op!(_mm256_slli_epi16::<2>(a)),
-            3 => op!(_mm256_slli_epi16::<3>(a)),
-            _ => op!(_mm256_slli_epi16::<4>(a)),
-        }
-    }
-    #[inline(always)]
-    fn shr(self, a: __m256i, n: usize) -> __m256i {
-        match n {
-            1 => op!(_mm256_srli_epi16::<1>(a)),
-            2 => op!(_mm256_srli_epi16::<2>(a)),
-            3 => op!(_mm256_srli_epi16::<3>(a)),
-            4 => op!(_mm256_srli_epi16::<4>(a)),
-            5 => op!(_mm256_srli_epi16::<5>(a)),
-            _ => op!(_mm256_srli_epi16::<6>(a)),
-        }
-    }
-    #[inline(always)]
-    fn lookup(self, table: &[i8; 16], a: __m256i) -> __m256i {
-        op!({
+        fn splat_u8(self, x: u8) -> __m256i = _mm256_set1_epi8(x as i8);
+        fn and(self, a: __m256i, b: __m256i) -> __m256i = _mm256_and_si256(a, b);
+        fn or(self, a: __m256i, b: __m256i) -> __m256i = _mm256_or_si256(a, b);
+        fn xor(self, a: __m256i, b: __m256i) -> __m256i = _mm256_xor_si256(a, b);
+        fn shl(self, a: __m256i, n: usize) -> __m256i = match n {
+            1 => _mm256_slli_epi16::<1>(a),
+            2 => _mm256_slli_epi16::<2>(a),
+            3 => _mm256_slli_epi16::<3>(a),
+            _ => _mm256_slli_epi16::<4>(a),
+        };
+        fn shr(self, a: __m256i, n: usize) -> __m256i = match n {
+            1 => _mm256_srli_epi16::<1>(a),
+            2 => _mm256_srli_epi16::<2>(a),
+            3 => _mm256_srli_epi16::<3>(a),
+            4 => _mm256_srli_epi16::<4>(a),
+            5 => _mm256_srli_epi16::<5>(a),
+            _ => _mm256_srli_epi16::<6>(a),
+        };
+        fn lookup(self, table: &[i8; 16], a: __m256i) -> __m256i = {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             _mm256_shuffle_epi8(table, a)
-        })
-    }
-    #[inline(always)]
-    fn byte(self, a: __m256i, j: usize, signed: bool) -> __m256 {
-        // To the top of the lane, then down with or without the sign.
-        let top = match j {
-            0 => op!(_mm256_slli_epi32::<24>(a)),
-            1 => op!(_mm256_slli_epi32::<16>(a)),
-            2 => op!(_mm256_slli_epi32::<8>(a)),
-            _ => a,
         };
-        op!(_mm256_cvtepi32_ps(if signed {
-            _mm256_srai_epi32::<24>(top)
-        } else {
-            _mm256_srli_epi32::<24>(top)
-        }))
-    }
-    #[inline(always)]
-    fn dot(self, acc: __m256i, codes: __m256i, quad: i32, signed: bool) -> __m256i {
-        op!({
+        fn byte(self, a: __m256i, j: usize, signed: bool) -> __m256 = {
+            // To the top of the lane, then down with or without the sign.
+            let top = match j {
+                0 => _mm256_slli_epi32::<24>(a),
+                1 => _mm256_slli_epi32::<16>(a),
+                2 => _mm256_slli_epi32::<8>(a),
+                _ => a,
+            };
+            _mm256_cvtepi32_ps(if signed {
+                _mm256_srai_epi32::<24>(top)
+            } else {
+                _mm256_srli_epi32::<24>(top)
+            })
+        };
+        fn dot(self, acc: __m256i, codes: __m256i, quad: i32, signed: bool) -> __m256i = {
             let quad = _mm256_set1_epi32(quad);
             let pairs = if signed {
                 _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(quad, codes))
@@ -121,26 +86,16 @@ impl CodeDot for Avx2 {
                 _mm256_maddubs_epi16(codes, quad)
             };
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        })
-    }
+        };
 
-    #[inline(always)]
-    unsafe fn load_bytes(self, p: *const u8) -> __m256i {
-        op!(_mm256_loadu_si256(p.cast()))
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(self, p: *const u8) -> __m256 {
-        op!({
+        unsafe fn load_bytes(self, p: *const u8) -> __m256i = _mm256_loadu_si256(p.cast());
+        unsafe fn load_bf16(self, p: *const u8) -> __m256 = {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-        })
-    }
-    #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> __m256i {
-        op!(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())))
-    }
-    #[inline(always)]
-    unsafe fn load_i8(self, p: *const u8) -> __m256i {
-        op!(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
+        };
+        unsafe fn load_u8(self, p: *const u8) -> __m256i =
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+        unsafe fn load_i8(self, p: *const u8) -> __m256i =
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
     }
 }

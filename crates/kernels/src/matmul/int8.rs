@@ -38,21 +38,13 @@ pub(crate) struct Line {
 #[derive(Clone, Debug, Default)]
 pub struct Int8Rows {
     lines: Vec<Line>, // (rows, cols / 32)
-    rows: usize,
-    cols: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
 }
 
 impl Int8Rows {
-    /// Room for `rows` rows of `cols` values, so that [`Int8Rows::quantise`] does not allocate.
-    pub fn with_capacity(rows: usize, cols: usize) -> Int8Rows {
-        Int8Rows {
-            lines: vec![Line::default(); rows * cols.div_ceil(GROUP)],
-            rows: 0,
-            cols: 0,
-        }
-    }
-
-    /// Makes room for `rows` rows of `cols` values, keeping what there is.
+    /// Makes room for `rows` rows of `cols` values, keeping what there is, so that
+    /// [`Int8Rows::quantise`] does not allocate.
     pub fn reserve(&mut self, rows: usize, cols: usize) {
         let count = rows * cols.div_ceil(GROUP);
         if let Some(more) = count.checked_sub(self.lines.len()) {
@@ -69,14 +61,6 @@ impl Int8Rows {
     /// Bytes held, for the ledger.
     pub fn bytes(&self) -> usize {
         self.lines.capacity() * size_of::<Line>()
-    }
-
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub fn cols(&self) -> usize {
-        self.cols
     }
 
     /// Rounds `x` (rows, cols) to int8. `cols` is a multiple of 32. Allocates only beyond the

@@ -9,54 +9,30 @@ use crate::format::WeightType;
 use crate::format::packed::Shape;
 use crate::simd::Isa;
 
-/// A quantised weight type as a type, so that the kernels are compiled once for each.
-pub(super) trait Quant {
+/// A weight type as a type, so that the kernels are compiled once for each.
+pub(super) trait Weight {
     const TY: WeightType;
+    /// Of a quantised type.
     const SHAPE: Shape = Shape::of(Self::TY);
 }
 
-/// A float weight type as a type.
-pub(super) trait Float {
-    const TY: WeightType;
-}
-
-macro_rules! types {
-    ($kind:ident: $($name:ident)*) => { $(
-        pub(in crate::matmul) struct $name;
-        impl super::$kind for $name {
-            const TY: crate::format::WeightType = crate::format::WeightType::$name;
-        }
-    )* };
-}
-
-/// The weight types as types.
-#[allow(non_camel_case_types)]
-pub(super) mod types {
-    types!(Quant: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS);
-    types!(Float: F32 F16 BF16);
-}
-
-/// Calls `$quant::<T>($args)` or `$float::<T>($args)` for the run-time type `$ty`.
+/// Calls `$f::<T>($args)` for the run-time type `$ty`.
 macro_rules! for_type {
-    ($ty:expr, $quant:ident, $float:ident, $args:tt) => {{
-        use crate::format::WeightType as W;
-        use crate::matmul::isa::types as t;
+    ($ty:expr, $f:ident, $args:tt) => {
+        for_type!(@ $ty, $f, $args,
+            F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS)
+    };
+    (@ $ty:expr, $f:ident, $args:tt, $($name:ident)*) => {{
+        use crate::format::WeightType;
+        $(
+            #[allow(non_camel_case_types)]
+            struct $name;
+            impl crate::matmul::isa::Weight for $name {
+                const TY: WeightType = WeightType::$name;
+            }
+        )*
         match $ty {
-            W::F32 => $float::<t::F32> $args,
-            W::F16 => $float::<t::F16> $args,
-            W::BF16 => $float::<t::BF16> $args,
-            W::Q4_0 => $quant::<t::Q4_0> $args,
-            W::Q4_1 => $quant::<t::Q4_1> $args,
-            W::Q5_0 => $quant::<t::Q5_0> $args,
-            W::Q5_1 => $quant::<t::Q5_1> $args,
-            W::Q8_0 => $quant::<t::Q8_0> $args,
-            W::Q2_K => $quant::<t::Q2_K> $args,
-            W::Q3_K => $quant::<t::Q3_K> $args,
-            W::Q4_K => $quant::<t::Q4_K> $args,
-            W::Q5_K => $quant::<t::Q5_K> $args,
-            W::Q6_K => $quant::<t::Q6_K> $args,
-            W::IQ4_NL => $quant::<t::IQ4_NL> $args,
-            W::IQ4_XS => $quant::<t::IQ4_XS> $args,
+            $( WeightType::$name => $f::<$name> $args, )*
         }
     }};
 }

@@ -22,11 +22,11 @@
 //! How many activation rows share an unpacked group (`R`) changes nothing in either.
 
 use super::int8::Line;
-use super::isa::{CodeDot, Float, Quant};
+use super::isa::{CodeDot, Weight};
 use super::task::Task;
 use crate::format::WeightType::{self, *};
 use crate::format::gguf::{GROUP, IQ4_VALUES, Integer};
-use crate::format::packed::{Bits, STRIP, VECTOR, strip_bytes};
+use crate::format::packed::{STRIP, VECTOR, strip_bytes};
 
 /// How far ahead kernels prefetch a strip: the hardware's own prefetching stops at each 4 KiB page.
 const PREFETCH_BYTES: usize = 4096;
@@ -65,12 +65,13 @@ macro_rules! each {
     };
 }
 
-/// All strips of a task, quantised weights. A block of activation rows stays in L1 while all
-/// strips pass.
+/// All strips of a task. A block of activation rows stays in L1 while all strips pass.
 #[inline(always)]
-pub(super) fn quant_strips<S: CodeDot, T: Quant>(s: S, task: &Task<'_>) {
-    if let Some(lines) = task.lines {
-        let mut row = 0;
+pub(super) fn strips<S: CodeDot, T: Weight>(s: S, task: &Task<'_>) {
+    let mut row = 0;
+    if const { !T::TY.is_float() }
+        && let Some(lines) = task.lines
+    {
         if const { S::INT8_ROWS_MAX >= 8 } {
             while row + 8 <= task.x_rows {
                 int8_strips::<S, T, 8, 1>(s, task, lines, row);
@@ -97,37 +98,18 @@ pub(super) fn quant_strips<S: CodeDot, T: Quant>(s: S, task: &Task<'_>) {
                 int8_strips::<S, T, 1, 2>(s, task, lines, row);
             }
         }
-    } else {
-        let mut row = 0;
-        while row + S::F32_ROWS <= task.x_rows {
-            if const { S::F32_ROWS == 4 } {
-                f32_strips::<S, T, 4>(s, task, row);
-            } else {
-                f32_strips::<S, T, 2>(s, task, row);
-            }
-            row += S::F32_ROWS;
-        }
-        while row < task.x_rows {
-            f32_strips::<S, T, 1>(s, task, row);
-            row += 1;
-        }
+        return;
     }
-}
-
-/// All strips of a task, float weights.
-#[inline(always)]
-pub(super) fn float_strips<S: CodeDot, T: Float>(s: S, task: &Task<'_>) {
-    let mut row = 0;
     while row + S::F32_ROWS <= task.x_rows {
         if const { S::F32_ROWS == 4 } {
-            float_rows::<S, T, 4>(s, task, row);
+            f32_strips::<S, T, 4>(s, task, row);
         } else {
-            float_rows::<S, T, 2>(s, task, row);
+            f32_strips::<S, T, 2>(s, task, row);
         }
         row += S::F32_ROWS;
     }
     while row < task.x_rows {
-        float_rows::<S, T, 1>(s, task, row);
+        f32_strips::<S, T, 1>(s, task, row);
         row += 1;
     }
 }
@@ -135,7 +117,7 @@ pub(super) fn float_strips<S: CodeDot, T: Float>(s: S, task: &Task<'_>) {
 /// `R` activation rows from `row` on through all strips, int8, `P` parts of a strip's 16 rows at a
 /// time.
 #[inline(always)]
-fn int8_strips<S: CodeDot, T: Quant, const R: usize, const P: usize>(
+fn int8_strips<S: CodeDot, T: Weight, const R: usize, const P: usize>(
     s: S,
     task: &Task<'_>,
     lines: &[Line],
@@ -190,7 +172,7 @@ impl<S: CodeDot> Group<S> {
     /// # Safety
     /// `record` is a whole record of `T`, `g` a group of it, `lane + LANES <= 16`.
     #[inline(always)]
-    unsafe fn load<T: Quant>(s: S, record: *const u8, g: usize, lane: usize) -> Group<S> {
+    unsafe fn load<T: Weight>(s: S, record: *const u8, g: usize, lane: usize) -> Group<S> {
         // SAFETY: the caller's promise.
         unsafe {
             Group {
@@ -203,7 +185,7 @@ impl<S: CodeDot> Group<S> {
 
     /// One activation row's group added to its sums.
     #[inline(always)]
-    fn int8_step<T: Quant, const R: usize>(&self, s: S, line: &Line, acc: S::F) -> S::F {
+    fn int8_step<T: Weight, const R: usize>(&self, s: S, line: &Line, acc: S::F) -> S::F {
         let scale = s.splat(line.scale);
         let mut acc = acc;
         each!(half < halves(T::TY), of 2, {
@@ -221,7 +203,7 @@ impl<S: CodeDot> Group<S> {
 
 /// The exact dot product of one half of a group, or of the whole where it has one scale.
 #[inline(always)]
-fn half_dot<S: CodeDot, T: Quant, const R: usize>(
+fn half_dot<S: CodeDot, T: Weight, const R: usize>(
     s: S,
     codes: &[S::B; QUADS],
     line: &Line,
@@ -256,42 +238,23 @@ fn half_dot<S: CodeDot, T: Quant, const R: usize>(
     s.add_i32(dot, second)
 }
 
-/// `R` activation rows from `row` on through all strips of quantised weights, f32.
+/// `R` activation rows from `row` on through all strips, f32.
 #[inline(always)]
-fn f32_strips<S: CodeDot, T: Quant, const R: usize>(s: S, task: &Task<'_>, row: usize) {
+fn f32_strips<S: CodeDot, T: Weight, const R: usize>(s: S, task: &Task<'_>, row: usize) {
     let cols = task.cols;
-    let x = task.x[row * cols..(row + R) * cols].as_ptr();
-    let signed = const { !S::BIASED && is_signed(T::TY) };
+    let x = &task.x[row * cols..(row + R) * cols];
     for (i, strip) in task.strips(strip_bytes(T::TY, cols)).enumerate() {
         let mut out = [[0.0; STRIP]; R];
         let mut lane = 0;
         while lane < STRIP {
             let mut acc = [[s.splat(0.0); 4]; R];
-            for group in 0..cols / GROUP {
-                // SAFETY: as in `int8_strips`.
-                let weights = unsafe {
-                    let record = record::<T>(strip, group);
-                    Group::load::<T>(s, record, group % T::SHAPE.groups, lane)
-                };
-                // A loop, so that the codes go through memory: that is cheap beside 32 R products.
-                for q in 0..QUADS {
-                    let half = q * const { halves(T::TY) } / QUADS;
-                    let k = group * GROUP + 4 * q;
-                    each!(j < 4, of 4, {
-                        let mut w = s.byte(weights.codes[q], j, signed);
-                        if let Some(n) = const { log2_zero::<S>(T::TY) } {
-                            w = s.add(w, s.splat(-((1 << n) as f32)));
-                        }
-                        w = s.mul(weights.scales[half], w);
-                        if const { T::TY.has_min() } {
-                            w = s.add(w, weights.mins[half]);
-                        }
-                        each!(r < R, of 4, {
-                            // SAFETY: the slice above has R * cols values.
-                            let x = unsafe { *x.add(r * cols + k + j) };
-                            acc[r][j] = s.fma(w, s.splat(x), acc[r][j]);
-                        });
-                    });
+            // SAFETY: a strip has the length of its shape, x has R * cols values, and `lane` is a
+            // multiple of LANES below 16.
+            unsafe {
+                if const { T::TY.is_float() } {
+                    float_sums::<S, T, R>(s, strip, x.as_ptr(), cols, lane, &mut acc);
+                } else {
+                    quant_sums::<S, T, R>(s, strip, x.as_ptr(), cols, lane, &mut acc);
                 }
             }
             store_sums(s, &acc, &mut out, lane);
@@ -301,41 +264,82 @@ fn f32_strips<S: CodeDot, T: Quant, const R: usize>(s: S, task: &Task<'_>, row: 
     }
 }
 
-/// `R` activation rows from `row` on through all strips of float weights.
+/// Sums of a strip of quantised weights, from row `lane` of it on.
+///
+/// # Safety
+/// `strip` is a whole strip of `T`, `x` has `R` rows of `cols`, `lane + LANES <= 16`.
 #[inline(always)]
-fn float_rows<S: CodeDot, T: Float, const R: usize>(s: S, task: &Task<'_>, row: usize) {
-    let cols = task.cols;
-    let x = task.x[row * cols..(row + R) * cols].as_ptr();
-    for (i, strip) in task.strips(strip_bytes(T::TY, cols)).enumerate() {
-        let mut out = [[0.0; STRIP]; R];
-        let mut lane = 0;
-        while lane < STRIP {
-            let mut acc = [[s.splat(0.0); 4]; R];
-            let whole = cols / 4 * 4;
-            for k in (0..whole).step_by(4) {
-                if R == 1 && lane == 0 {
-                    let at = k * STRIP * T::TY.block_bytes() + PREFETCH_BYTES;
-                    each!(line < T::TY.block_bytes(), of 4, {
-                        s.prefetch(strip.as_ptr().wrapping_add(at + line * VECTOR));
-                    });
+unsafe fn quant_sums<S: CodeDot, T: Weight, const R: usize>(
+    s: S,
+    strip: &[u8],
+    x: *const f32,
+    cols: usize,
+    lane: usize,
+    acc: &mut [[S::F; 4]; R],
+) {
+    let signed = const { !S::BIASED && is_signed(T::TY) };
+    for group in 0..cols / GROUP {
+        // SAFETY: the caller's promise; the strip covers every group.
+        let weights = unsafe {
+            let record = record::<T>(strip, group);
+            Group::load::<T>(s, record, group % T::SHAPE.groups, lane)
+        };
+        // A loop, so that the codes go through memory: that is cheap beside 32 R products.
+        for q in 0..QUADS {
+            let half = q * const { halves(T::TY) } / QUADS;
+            let k = group * GROUP + 4 * q;
+            each!(j < 4, of 4, {
+                let mut w = s.byte(weights.codes[q], j, signed);
+                if let Some(n) = const { log2_zero::<S>(T::TY) } {
+                    w = s.add(w, s.splat(-((1 << n) as f32)));
                 }
-                each!(j < 4, of 4, {
-                    // SAFETY: k + j < cols; a strip holds 16 weights for each, x has R * cols.
-                    unsafe { float_step::<S, T, R>(s, strip, x, cols, lane, k + j, j, &mut acc) };
+                w = s.mul(weights.scales[half], w);
+                if const { T::TY.has_min() } {
+                    w = s.add(w, weights.mins[half]);
+                }
+                each!(r < R, of 4, {
+                    // SAFETY: the caller's promise.
+                    let x = unsafe { *x.add(r * cols + k + j) };
+                    acc[r][j] = s.fma(w, s.splat(x), acc[r][j]);
                 });
-            }
-            each!(j < 3, of 4, {
-                let k = whole + j;
-                if k < cols {
-                    // SAFETY: as above.
-                    unsafe { float_step::<S, T, R>(s, strip, x, cols, lane, k, j, &mut acc) };
-                }
             });
-            store_sums(s, &acc, &mut out, lane);
-            lane += S::LANES;
         }
-        task.write(i, row, &out);
     }
+}
+
+/// Sums of a strip of float weights, from row `lane` of it on.
+///
+/// # Safety
+/// As [`quant_sums`].
+#[inline(always)]
+unsafe fn float_sums<S: CodeDot, T: Weight, const R: usize>(
+    s: S,
+    strip: &[u8],
+    x: *const f32,
+    cols: usize,
+    lane: usize,
+    acc: &mut [[S::F; 4]; R],
+) {
+    let whole = cols / 4 * 4;
+    for k in (0..whole).step_by(4) {
+        if R == 1 && lane == 0 {
+            let at = k * STRIP * T::TY.block_bytes() + PREFETCH_BYTES;
+            each!(line < T::TY.block_bytes(), of 4, {
+                s.prefetch(strip.as_ptr().wrapping_add(at + line * VECTOR));
+            });
+        }
+        each!(j < 4, of 4, {
+            // SAFETY: k + j < cols; a strip holds 16 weights for each, x has R * cols.
+            unsafe { float_step::<S, T, R>(s, strip, x, cols, lane, k + j, j, acc) };
+        });
+    }
+    each!(j < 3, of 4, {
+        let k = whole + j;
+        if k < cols {
+            // SAFETY: as above.
+            unsafe { float_step::<S, T, R>(s, strip, x, cols, lane, k, j, acc) };
+        }
+    });
 }
 
 /// Column `k` of a float strip into the sums number `j`.
@@ -343,7 +347,7 @@ fn float_rows<S: CodeDot, T: Float, const R: usize>(s: S, task: &Task<'_>, row: 
 /// # Safety
 /// `strip` holds more than `k` columns, `x` has `R` rows of `cols > k`, `lane + LANES <= 16`.
 #[inline(always)]
-unsafe fn float_step<S: CodeDot, T: Float, const R: usize>(
+unsafe fn float_step<S: CodeDot, T: Weight, const R: usize>(
     s: S,
     strip: &[u8],
     x: *const f32,
@@ -426,7 +430,7 @@ fn quad_of(line: &Line, quad: usize) -> i32 {
 /// # Safety
 /// `strip` is a whole strip of `T`, `group` a group of its rows.
 #[inline(always)]
-unsafe fn record<T: Quant>(strip: &[u8], group: usize) -> *const u8 {
+unsafe fn record<T: Weight>(strip: &[u8], group: usize) -> *const u8 {
     // SAFETY: the caller's promise.
     unsafe {
         strip
@@ -436,7 +440,7 @@ unsafe fn record<T: Quant>(strip: &[u8], group: usize) -> *const u8 {
 }
 
 #[inline(always)]
-fn prefetch_group<S: CodeDot, T: Quant>(s: S, record: *const u8, g: usize) {
+fn prefetch_group<S: CodeDot, T: Weight>(s: S, record: *const u8, g: usize) {
     let from = record.wrapping_add(g * T::SHAPE.code_bytes + PREFETCH_BYTES);
     let mut at = 0;
     while at < T::SHAPE.code_bytes {
@@ -457,7 +461,7 @@ fn prefetch_group<S: CodeDot, T: Quant>(s: S, record: *const u8, g: usize) {
 /// # Safety
 /// `record` is a whole record of `T`, `g` a group of it, `lane + LANES <= 16`.
 #[inline(always)]
-unsafe fn load_codes<S: CodeDot, T: Quant>(
+unsafe fn load_codes<S: CodeDot, T: Weight>(
     s: S,
     record: *const u8,
     g: usize,
@@ -467,7 +471,7 @@ unsafe fn load_codes<S: CodeDot, T: Quant>(
     let at = unsafe { record.add(g * T::SHAPE.code_bytes + 4 * lane) };
     let mut codes = [s.splat_u8(0); QUADS];
     match T::SHAPE.bits {
-        Bits::Eight => each!(i < QUADS, of 8, {
+        8 => each!(i < QUADS, of 8, {
             // SAFETY: eight vectors of codes.
             let v = unsafe { s.load_bytes(at.add(i * VECTOR)) };
             codes[i] = if S::BIASED {
@@ -476,12 +480,12 @@ unsafe fn load_codes<S: CodeDot, T: Quant>(
                 v
             };
         }),
-        Bits::Two | Bits::Three => each!(i < QUADS, of 8, {
+        2 | 3 => each!(i < QUADS, of 8, {
             // SAFETY: two vectors of pairs.
             let v = unsafe { s.load_bytes(at.add(i / 4 * VECTOR)) };
             codes[i] = s.and(shift(s, v, 2 * (i % 4), 0), s.splat_u8(3));
         }),
-        Bits::Four | Bits::Five | Bits::Six => each!(i < 4, of 4, {
+        _ => each!(i < 4, of 4, {
             // SAFETY: four vectors of nibbles.
             let v = unsafe { s.load_bytes(at.add(i * VECTOR)) };
             codes[i] = s.and(v, s.splat_u8(15));
@@ -489,20 +493,16 @@ unsafe fn load_codes<S: CodeDot, T: Quant>(
         }),
     }
     match T::SHAPE.bits {
-        Bits::Five | Bits::Three => {
-            let (plane, to) = if matches!(T::SHAPE.bits, Bits::Five) {
-                (4, 4)
-            } else {
-                (2, 2)
-            };
+        3 | 5 => {
+            let top = T::SHAPE.bits - 1;
             // SAFETY: the one-bit plane is the last vector.
-            let v = unsafe { s.load_bytes(at.add(plane * VECTOR)) };
+            let v = unsafe { s.load_bytes(at.add(top * VECTOR)) };
             each!(i < QUADS, of 8, {
-                let bit = s.and(shift(s, v, i, to), s.splat_u8(1 << to));
+                let bit = s.and(shift(s, v, i, top), s.splat_u8(1 << top));
                 codes[i] = s.or(codes[i], bit);
             });
         }
-        Bits::Six => each!(i < QUADS, of 8, {
+        6 => each!(i < QUADS, of 8, {
             // SAFETY: the two vectors of pairs after the nibbles.
             let v = unsafe { s.load_bytes(at.add((4 + i / 4) * VECTOR)) };
             let pair = s.and(shift(s, v, 2 * (i % 4), 4), s.splat_u8(0x30));
@@ -534,7 +534,7 @@ fn shift<S: CodeDot>(s: S, v: S::B, from: usize, to: usize) -> S::B {
 /// # Safety
 /// As [`load_codes`].
 #[inline(always)]
-unsafe fn load_scales<S: CodeDot, T: Quant>(
+unsafe fn load_scales<S: CodeDot, T: Weight>(
     s: S,
     record: *const u8,
     g: usize,
@@ -569,7 +569,7 @@ unsafe fn load_scales<S: CodeDot, T: Quant>(
 /// # Safety
 /// As [`load_codes`].
 #[inline(always)]
-unsafe fn load_mins<S: CodeDot, T: Quant>(
+unsafe fn load_mins<S: CodeDot, T: Weight>(
     s: S,
     record: *const u8,
     g: usize,

@@ -151,7 +151,7 @@ impl<'a> Job<'a> {
         assert_eq!(w.bytes.len(), bytes, "{} {} x {}", w.ty, w.rows, w.cols);
         match input.int8 {
             Some(int8) if !w.ty.is_float() => {
-                assert_eq!((int8.rows(), int8.cols()), (input.rows, input.cols));
+                assert_eq!((int8.rows, int8.cols), (input.rows, input.cols));
             }
             _ => assert_eq!(input.x.len(), input.rows * input.cols),
         }

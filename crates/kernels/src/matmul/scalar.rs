@@ -4,10 +4,8 @@
 use super::int8::Line;
 use super::kernel::halves;
 use super::task::Task;
-use crate::format::WeightType::*;
-use crate::format::gguf::GROUP;
+use crate::format::gguf::{GROUP, float_at};
 use crate::format::packed::{STRIP, read_group, strip_bytes};
-use half::{bf16, f16};
 
 pub(super) fn strips(task: &Task<'_>) {
     for (i, strip) in task.strips(strip_bytes(task.ty, task.cols)).enumerate() {
@@ -53,7 +51,7 @@ fn f32_dot(task: &Task<'_>, strip: &[u8], r: usize, x: &[f32]) -> f32 {
     let mut acc = [0.0f32; 4];
     if task.ty.is_float() {
         for (k, x) in x.iter().enumerate() {
-            acc[k % 4] = float_weight(task, strip, k * STRIP + r).mul_add(*x, acc[k % 4]);
+            acc[k % 4] = float_at(task.ty, strip, k * STRIP + r).mul_add(*x, acc[k % 4]);
         }
     } else {
         for (group, x) in x.chunks_exact(GROUP).enumerate() {
@@ -69,12 +67,4 @@ fn f32_dot(task: &Task<'_>, strip: &[u8], r: usize, x: &[f32]) -> f32 {
         }
     }
     (acc[0] + acc[1]) + (acc[2] + acc[3])
-}
-
-fn float_weight(task: &Task<'_>, strip: &[u8], i: usize) -> f32 {
-    match task.ty {
-        F32 => f32::from_le_bytes(strip.as_chunks().0[i]),
-        F16 => f16::from_le_bytes(strip.as_chunks().0[i]).to_f32(),
-        _ => bf16::from_le_bytes(strip.as_chunks().0[i]).to_f32(),
-    }
 }

@@ -25,17 +25,10 @@ pub use rotation::{rotate_head, unrotate_head};
 
 use crate::cpu::Backend;
 
-/// The max of a row, its exponentials and their sum: `x` becomes `exp(x - max)`, and the sum over
-/// sixteen lanes is returned. A row of minus infinities becomes zeros with the sum 0.
-///
-/// The caller divides: attention divides its output, a sampler may never divide.
-pub fn softmax_exp(backend: Backend, x: &mut [f32]) -> f32 {
-    let max = max(backend, x);
-    exp::exp_sub_sum(backend, x, if max == f32::NEG_INFINITY { 0.0 } else { max })
-}
-
-/// `x` becomes its softmax.
+/// `x` becomes its softmax; a row of minus infinities becomes zeros.
 pub fn softmax(backend: Backend, x: &mut [f32]) {
-    let total = softmax_exp(backend, x);
+    let max = max(backend, x);
+    let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
+    let total = exp::exp_sub_sum(backend, x, shift);
     scale(backend, x, if total == 0.0 { 0.0 } else { 1.0 / total });
 }

@@ -1,7 +1,7 @@
 //! One AVX-512 register: sixteen lanes.
 
 use super::avx2::{max_eight, sum_eight};
-use super::isa::{FIXED_ONE, Isa, Simd, op};
+use super::isa::{FIXED_ONE, Isa, Simd, ops};
 use std::arch::x86_64::*;
 
 /// Proof of AVX-512 F, BW, DQ, VL and VNNI with AVX2, FMA and F16C; and of VBMI.
@@ -23,120 +23,45 @@ impl<const VBMI: bool> Isa for Avx512<VBMI> {
     type F = __m512;
     type I = __m512i;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        op!(_mm512_set1_ps(x))
-    }
-    #[inline(always)]
-    fn neg(self, a: __m512) -> __m512 {
-        op!(_mm512_xor_ps(a, _mm512_set1_ps(-0.0)))
-    }
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        op!(_mm512_add_ps(a, b))
-    }
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        op!(_mm512_sub_ps(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        op!(_mm512_mul_ps(a, b))
-    }
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        op!(_mm512_div_ps(a, b))
-    }
-    #[inline(always)]
-    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        op!(_mm512_fmadd_ps(a, b, c))
-    }
-    #[inline(always)]
-    fn max(self, a: __m512, b: __m512) -> __m512 {
-        op!(_mm512_max_ps(a, b))
-    }
-    #[inline(always)]
-    fn if_less(self, a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
-        op!(_mm512_mask_blend_ps(
-            _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b),
-            no,
-            yes
-        ))
-    }
-    #[inline(always)]
-    fn power_of_two(self, t: __m512) -> __m512 {
-        op!(_mm512_castsi512_ps(_mm512_add_epi32(
+    ops! {
+        fn splat(self, x: f32) -> __m512 = _mm512_set1_ps(x);
+        fn neg(self, a: __m512) -> __m512 = _mm512_xor_ps(a, _mm512_set1_ps(-0.0));
+        fn add(self, a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        fn sub(self, a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        fn mul(self, a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        fn div(self, a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        fn max(self, a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        fn if_less(self, a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 =
+            _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes);
+        fn power_of_two(self, t: __m512) -> __m512 = _mm512_castsi512_ps(_mm512_add_epi32(
             _mm512_slli_epi32::<23>(_mm512_castps_si512(t)),
             _mm512_set1_epi32(127 << 23),
-        )))
-    }
-    #[inline(always)]
-    fn swap_lanes<const H: usize>(self, v: __m512) -> __m512 {
-        op!(match H {
+        ));
+        fn swap_lanes<const H: usize>(self, v: __m512) -> __m512 = match H {
             1 => _mm512_permute_ps::<0b10_11_00_01>(v),
             2 => _mm512_permute_ps::<0b01_00_11_10>(v),
             4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v),
             _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v),
-        })
-    }
-    #[inline(always)]
-    fn sum(self, v: __m512) -> f32 {
-        op!(sum_eight(_mm256_add_ps(
-            _mm512_castps512_ps256(v),
-            _mm512_extractf32x8_ps::<1>(v)
-        )))
-    }
-    #[inline(always)]
-    fn max_lane(self, v: __m512) -> f32 {
-        op!(max_eight(_mm256_max_ps(
-            _mm512_castps512_ps256(v),
-            _mm512_extractf32x8_ps::<1>(v)
-        )))
-    }
+        };
+        fn sum(self, v: __m512) -> f32 =
+            sum_eight(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
+        fn max_lane(self, v: __m512) -> f32 =
+            max_eight(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
 
-    #[inline(always)]
-    fn splat_i32(self, x: i32) -> __m512i {
-        op!(_mm512_set1_epi32(x))
-    }
-    #[inline(always)]
-    fn add_i32(self, a: __m512i, b: __m512i) -> __m512i {
-        op!(_mm512_add_epi32(a, b))
-    }
-    #[inline(always)]
-    fn to_i32(self, v: __m512) -> __m512i {
-        op!(_mm512_cvtps_epi32(v))
-    }
-    #[inline(always)]
-    fn to_f32(self, a: __m512i) -> __m512 {
-        op!(_mm512_cvtepi32_ps(a))
-    }
+        fn splat_i32(self, x: i32) -> __m512i = _mm512_set1_epi32(x);
+        fn add_i32(self, a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
+        fn to_i32(self, v: __m512) -> __m512i = _mm512_cvtps_epi32(v);
+        fn to_f32(self, a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
 
-    #[inline(always)]
-    unsafe fn load_f32(self, p: *const f32) -> __m512 {
-        op!(_mm512_loadu_ps(p))
-    }
-    #[inline(always)]
-    unsafe fn store_f32(self, v: __m512, p: *mut f32) {
-        op!(_mm512_storeu_ps(p, v))
-    }
-    #[inline(always)]
-    unsafe fn load_f16(self, p: *const u8) -> __m512 {
-        op!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())))
-    }
-    #[inline(always)]
-    unsafe fn store_f16(self, v: __m512, p: *mut u8) {
-        op!(_mm256_storeu_si256(
-            p.cast(),
-            _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)
-        ))
-    }
-    #[inline(always)]
-    unsafe fn store_i32(self, a: __m512i, p: *mut i32) {
-        op!(_mm512_storeu_si512(p.cast(), a))
-    }
-    #[inline(always)]
-    unsafe fn add_fixed(self, v: __m512, p: *mut u64) {
-        op!({
+        unsafe fn load_f32(self, p: *const f32) -> __m512 = _mm512_loadu_ps(p);
+        unsafe fn store_f32(self, v: __m512, p: *mut f32) = _mm512_storeu_ps(p, v);
+        unsafe fn load_f16(self, p: *const u8) -> __m512 =
+            _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()));
+        unsafe fn store_f16(self, v: __m512, p: *mut u8) =
+            _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));
+        unsafe fn store_i32(self, a: __m512i, p: *mut i32) = _mm512_storeu_si512(p.cast(), a);
+        unsafe fn add_fixed(self, v: __m512, p: *mut u64) = {
             let v = _mm512_mul_ps(v, _mm512_set1_ps(FIXED_ONE));
             let low = _mm512_cvtps_epu64(_mm512_castps512_ps256(v));
             let high = _mm512_cvtps_epu64(_mm512_extractf32x8_ps::<1>(v));
@@ -145,12 +70,9 @@ impl<const VBMI: bool> Isa for Avx512<VBMI> {
             let b = _mm512_add_epi64(_mm512_loadu_si512(p.add(1)), high);
             _mm512_storeu_si512(p, a);
             _mm512_storeu_si512(p.add(1), b);
-        })
-    }
+        };
 
-    #[inline(always)]
-    fn prefetch(self, p: *const u8) {
-        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+        fn prefetch(self, p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
 }
 

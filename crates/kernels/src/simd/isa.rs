@@ -20,6 +20,18 @@ macro_rules! op {
 }
 pub(crate) use op;
 
+/// The operations of an instruction set as a table: `fn name(self, …) -> type = intrinsics;`, each inlined
+/// and under the promise of [`op`].
+macro_rules! ops {
+    ($($($name:ident)+ $(<const $n:ident: usize>)? ($($args:tt)*) $(-> $out:ty)? = $e:expr;)*) => { $(
+        #[inline(always)]
+        $($name)+ $(<const $n: usize>)? ($($args)*) $(-> $out)? {
+            $crate::simd::op!($e)
+        }
+    )* };
+}
+pub(crate) use ops;
+
 /// `LANES` lanes of f32 and of i32. Every operation rounds once per lane as IEEE 754 says, so that
 /// lanes agree with the scalar references.
 pub(crate) trait Isa: Copy {

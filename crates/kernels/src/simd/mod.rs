@@ -28,5 +28,5 @@ mod isa;
 mod pair;
 
 pub(crate) use dispatch::simd_fn;
-pub(crate) use isa::{FIXED_MAGIC, FIXED_ONE, Isa, Simd, op};
+pub(crate) use isa::{FIXED_MAGIC, FIXED_ONE, Isa, Simd, op, ops};
 pub(crate) use pair::Pair;

@@ -1,6 +1,6 @@
 //! One NEON register: four lanes.
 
-use super::isa::{FIXED_MAGIC, FIXED_ONE, Isa, Simd, op};
+use super::isa::{FIXED_MAGIC, FIXED_ONE, Isa, Simd, ops};
 use super::pair::Pair;
 use std::arch::aarch64::*;
 
@@ -42,117 +42,50 @@ impl<const DOT: bool> Isa for Neon<DOT> {
     type F = float32x4_t;
     type I = int32x4_t;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> float32x4_t {
-        op!(vdupq_n_f32(x))
-    }
-    #[inline(always)]
-    fn neg(self, a: float32x4_t) -> float32x4_t {
-        op!(vnegq_f32(a))
-    }
-    #[inline(always)]
-    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        op!(vaddq_f32(a, b))
-    }
-    #[inline(always)]
-    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        op!(vsubq_f32(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        op!(vmulq_f32(a, b))
-    }
-    #[inline(always)]
-    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        op!(vdivq_f32(a, b))
-    }
-    #[inline(always)]
-    fn fma(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        op!(vfmaq_f32(c, a, b))
-    }
-    #[inline(always)]
-    fn max(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        op!(vmaxq_f32(a, b))
-    }
-    #[inline(always)]
-    fn if_less(
-        self,
-        a: float32x4_t,
-        b: float32x4_t,
-        yes: float32x4_t,
-        no: float32x4_t,
-    ) -> float32x4_t {
-        op!(vbslq_f32(vcltq_f32(a, b), yes, no))
-    }
-    #[inline(always)]
-    fn power_of_two(self, t: float32x4_t) -> float32x4_t {
-        op!(vreinterpretq_f32_s32(vaddq_s32(
+    ops! {
+        fn splat(self, x: f32) -> float32x4_t = vdupq_n_f32(x);
+        fn neg(self, a: float32x4_t) -> float32x4_t = vnegq_f32(a);
+        fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t = vaddq_f32(a, b);
+        fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t = vsubq_f32(a, b);
+        fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t = vmulq_f32(a, b);
+        fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t = vdivq_f32(a, b);
+        fn fma(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t =
+            vfmaq_f32(c, a, b);
+        fn max(self, a: float32x4_t, b: float32x4_t) -> float32x4_t = vmaxq_f32(a, b);
+        fn if_less(self, a: Self::F, b: Self::F, yes: Self::F, no: Self::F) -> Self::F =
+            vbslq_f32(vcltq_f32(a, b), yes, no);
+        fn power_of_two(self, t: float32x4_t) -> float32x4_t = vreinterpretq_f32_s32(vaddq_s32(
             vshlq_n_s32::<23>(vreinterpretq_s32_f32(t)),
             vdupq_n_s32(127 << 23)
-        )))
-    }
-    #[inline(always)]
-    fn swap_lanes<const H: usize>(self, v: float32x4_t) -> float32x4_t {
-        op!(match H {
+        ));
+        fn swap_lanes<const H: usize>(self, v: float32x4_t) -> float32x4_t = match H {
             1 => vrev64q_f32(v),
             _ => vextq_f32::<2>(v, v),
-        })
-    }
-    #[inline(always)]
-    fn sum(self, v: float32x4_t) -> f32 {
-        op!({
+        };
+        fn sum(self, v: float32x4_t) -> f32 = {
             let two = vadd_f32(vget_low_f32(v), vget_high_f32(v));
             vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
-        })
-    }
-    #[inline(always)]
-    fn max_lane(self, v: float32x4_t) -> f32 {
-        op!(vmaxvq_f32(v))
-    }
+        };
+        fn max_lane(self, v: float32x4_t) -> f32 = vmaxvq_f32(v);
 
-    #[inline(always)]
-    fn splat_i32(self, x: i32) -> int32x4_t {
-        op!(vdupq_n_s32(x))
-    }
-    #[inline(always)]
-    fn add_i32(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        op!(vaddq_s32(a, b))
-    }
-    #[inline(always)]
-    fn to_i32(self, v: float32x4_t) -> int32x4_t {
-        op!(vcvtnq_s32_f32(v))
-    }
-    #[inline(always)]
-    fn to_f32(self, a: int32x4_t) -> float32x4_t {
-        op!(vcvtq_f32_s32(a))
-    }
+        fn splat_i32(self, x: i32) -> int32x4_t = vdupq_n_s32(x);
+        fn add_i32(self, a: int32x4_t, b: int32x4_t) -> int32x4_t = vaddq_s32(a, b);
+        fn to_i32(self, v: float32x4_t) -> int32x4_t = vcvtnq_s32_f32(v);
+        fn to_f32(self, a: int32x4_t) -> float32x4_t = vcvtq_f32_s32(a);
 
-    #[inline(always)]
-    unsafe fn load_f32(self, p: *const f32) -> float32x4_t {
-        op!(vreinterpretq_f32_u8(vld1q_u8(p.cast())))
-    }
-    #[inline(always)]
-    unsafe fn store_f32(self, v: float32x4_t, p: *mut f32) {
-        op!(vst1q_u8(p.cast(), vreinterpretq_u8_f32(v)))
-    }
-    #[inline(always)]
-    unsafe fn load_f16(self, p: *const u8) -> float32x4_t {
-        op!(vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))))
-    }
-    #[inline(always)]
-    unsafe fn store_f16(self, v: float32x4_t, p: *mut u8) {
-        op!({
+        unsafe fn load_f32(self, p: *const f32) -> float32x4_t =
+            vreinterpretq_f32_u8(vld1q_u8(p.cast()));
+        unsafe fn store_f32(self, v: float32x4_t, p: *mut f32) =
+            vst1q_u8(p.cast(), vreinterpretq_u8_f32(v));
+        unsafe fn load_f16(self, p: *const u8) -> float32x4_t =
+            vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
+        unsafe fn store_f16(self, v: float32x4_t, p: *mut u8) = {
             let bits = vget_lane_u64::<0>(vreinterpret_u64_f16(vcvt_f16_f32(v)));
             p.cast::<u64>().write_unaligned(bits);
-        })
-    }
-    #[inline(always)]
-    unsafe fn store_i32(self, a: int32x4_t, p: *mut i32) {
-        op!(vst1q_u8(p.cast(), vreinterpretq_u8_s32(a)))
-    }
-    #[inline(always)]
-    unsafe fn add_fixed(self, v: float32x4_t, p: *mut u64) {
-        op!({
+        };
+        unsafe fn store_i32(self, a: int32x4_t, p: *mut i32) =
+            vst1q_u8(p.cast(), vreinterpretq_u8_s32(a));
+        unsafe fn add_fixed(self, v: float32x4_t, p: *mut u64) = {
             // Adding 2^52 rounds to an integer, found in the low bits.
             let v = vmulq_n_f32(v, FIXED_ONE);
             let magic = vdupq_n_f64(FIXED_MAGIC);
@@ -163,7 +96,7 @@ impl<const DOT: bool> Isa for Neon<DOT> {
             let high = veorq_u64(vreinterpretq_u64_f64(high), bits);
             vst1q_u64(p, vaddq_u64(vld1q_u64(p), low));
             vst1q_u64(p.add(2), vaddq_u64(vld1q_u64(p.add(2)), high));
-        })
+        };
     }
 
     #[inline(always)]

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 use std::path::Path;
 
-use crate::kernel_text::read_capped;
+use crate::kernel_text::{field_kib, read_capped};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 
@@ -99,13 +99,8 @@ fn bytes_in_maps(smaps: impl BufRead, field: &str, ranges: &[Range<u64>]) -> u64
                 .iter()
                 .map(|r| r.end.min(map.end).saturating_sub(r.start.max(map.start)))
                 .sum();
-        } else if overlap > 0
-            && let Some(rest) = line.strip_prefix(field)
-            && let Some(rest) = rest.strip_prefix(':')
-            && let Some(kib) = rest.trim().strip_suffix("kB")
-            && let Ok(kib) = kib.trim().parse::<u64>()
-        {
-            sum = sum.saturating_add(kib.saturating_mul(1024).min(overlap));
+        } else if let Some(bytes) = field_kib(&line, field) {
+            sum = sum.saturating_add(bytes.min(overlap));
         }
     }
     sum

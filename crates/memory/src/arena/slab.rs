@@ -16,10 +16,7 @@ pub const ALIGN: usize = 64;
 pub trait SlabIo: fmt::Debug + Send + Sync {
     /// Maps slab `index` of an arena, all zero: private memory, or the next part of `memfd`.
     fn map(&self, memfd: Option<&Arc<Memfd>>, index: usize, bytes: usize) -> Option<Slab> {
-        match memfd {
-            None => Slab::private(bytes),
-            Some(memfd) => Slab::of_file(memfd, index, bytes),
-        }
+        Slab::map(memfd, index, bytes)
     }
 
     /// Gives all pages of a slab back. After `true` it reads as zero; after `false` nothing has changed.
@@ -49,25 +46,15 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    fn private(len: usize) -> Option<Slab> {
+    fn map(memfd: Option<&Arc<Memfd>>, index: usize, len: usize) -> Option<Slab> {
         // A slice may not be longer than this.
         isize::try_from(len).ok()?;
-        let start = system::map(len)?;
-        Some(Slab {
-            start,
-            len,
-            file: None,
-        })
-    }
-
-    fn of_file(memfd: &Arc<Memfd>, index: usize, len: usize) -> Option<Slab> {
-        isize::try_from(len).ok()?;
-        let start = memfd.map(index, len)?;
-        Some(Slab {
-            start,
-            len,
-            file: Some((memfd.clone(), index)),
-        })
+        let start = match memfd {
+            None => system::map(len),
+            Some(memfd) => memfd.map(index, len),
+        }?;
+        let file = memfd.map(|memfd| (memfd.clone(), index));
+        Some(Slab { start, len, file })
     }
 
     pub fn as_slice(&self) -> &[u8] {

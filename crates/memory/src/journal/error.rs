@@ -58,44 +58,44 @@ impl JournalError {
 impl fmt::Display for JournalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            JournalError::Io { doing, source } => write!(f, "{doing}: {source}"),
-            JournalError::Exists => write!(f, "it exists already"),
-            JournalError::Busy => write!(f, "it is open elsewhere"),
-            JournalError::Name => write!(f, "the path does not end in a name a journal can have"),
-            JournalError::Irregular(what) => write!(f, "it is {what}, not a regular file"),
-            JournalError::Foreign { bytes: 0 } => write!(f, "it is empty, not a journal"),
-            JournalError::Foreign { bytes } => write!(f, "it is not a journal ({bytes} bytes)"),
-            JournalError::Version { found, known } => {
+            Self::Io { doing, source } => write!(f, "{doing}: {source}"),
+            Self::Exists => write!(f, "it exists already"),
+            Self::Busy => write!(f, "it is open elsewhere"),
+            Self::Name => write!(f, "the path does not end in a name a journal can have"),
+            Self::Irregular(what) => write!(f, "it is {what}, not a regular file"),
+            Self::Foreign { bytes: 0 } => write!(f, "it is empty, not a journal"),
+            Self::Foreign { bytes } => write!(f, "it is not a journal ({bytes} bytes)"),
+            Self::Version { found, known } => {
                 write!(f, "it has version {found}; this program reads {known}")
             }
-            JournalError::Truncated { bytes, committed } => write!(
+            Self::Truncated { bytes, committed } => write!(
                 f,
                 "it is truncated: {bytes} bytes of {committed} that were committed"
             ),
-            JournalError::Damaged { offset, what } => {
+            Self::Damaged { offset, what } => {
                 write!(f, "it is damaged: {what}, at byte {offset}")
             }
-            JournalError::KeyMissing => write!(f, "it is sealed with a key, and none was given"),
-            JournalError::NotSealed => write!(f, "a key was given, and it is not sealed"),
-            JournalError::KeyWrong => write!(f, "it is sealed with another key, or was altered"),
-            JournalError::Quota { needed, quota } => {
+            Self::KeyMissing => write!(f, "it is sealed with a key, and none was given"),
+            Self::NotSealed => write!(f, "a key was given, and it is not sealed"),
+            Self::KeyWrong => write!(f, "it is sealed with another key, or was altered"),
+            Self::Quota { needed, quota } => {
                 write!(f, "{needed} bytes would pass the quota of {quota}")
             }
-            JournalError::Identity { bytes, max } => {
+            Self::Identity { bytes, max } => {
                 write!(f, "an identity of {bytes} bytes; at most {max}")
             }
-            JournalError::Stale { offset } => {
+            Self::Stale { offset } => {
                 write!(
                     f,
                     "the record at byte {offset} is not the one referred to: the file is another one or was rewritten"
                 )
             }
-            JournalError::Lost => write!(
+            Self::Lost => write!(
                 f,
                 "a failed write left its state unknown: open it again to go on"
             ),
-            JournalError::Gone => write!(f, "it was removed or replaced while it was open"),
-            JournalError::Memory { bytes } => write!(f, "no memory for {bytes} bytes"),
+            Self::Gone => write!(f, "it was removed or replaced while it was open"),
+            Self::Memory { bytes } => write!(f, "no memory for {bytes} bytes"),
         }
     }
 }
@@ -103,7 +103,7 @@ impl fmt::Display for JournalError {
 impl std::error::Error for JournalError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            JournalError::Io { source, .. } => Some(source),
+            Self::Io { source, .. } => Some(source),
             _ => None,
         }
     }

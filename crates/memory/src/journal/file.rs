@@ -10,7 +10,6 @@
 
 use super::error::JournalError;
 use super::io::{JournalIo, os};
-use super::verify::ByteSource;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -146,6 +145,14 @@ impl JournalFile {
         &self.file
     }
 
+    pub fn bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        os::read_exact_at(&self.file, into, offset)
+    }
+
     pub fn write_record(&self, bytes: &[u8], offset: u64) -> Result<(), JournalError> {
         (self.io.write_all_at(&self.file, bytes, offset))
             .map_err(JournalError::io("writing a record"))
@@ -180,16 +187,6 @@ impl Drop for JournalFile {
     /// between `fork` and `exec`.
     fn drop(&mut self) {
         let _ = self.file.unlock();
-    }
-}
-
-impl ByteSource for JournalFile {
-    fn bytes(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.len())
-    }
-
-    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
-        os::read_exact_at(&self.file, into, offset)
     }
 }
 

@@ -153,6 +153,17 @@ impl RecordHeader {
             payload: hash_at(bytes, 32),
         })
     }
+
+    /// Whether the payload, at `offset`, is what the header promised.
+    pub fn check(&self, found: Hash, offset: u64) -> Result<(), JournalError> {
+        if found == self.payload {
+            return Ok(());
+        }
+        Err(JournalError::Damaged {
+            offset,
+            what: "a record's bytes do not match their checksum",
+        })
+    }
 }
 
 /// A record of one file: where its payload lies, and enough to notice that it is another one.
@@ -181,6 +192,12 @@ impl RecordRef {
             tag: [a, b, c, d],
             offset: HEADER.saturating_add(offset),
             bytes: header.bytes,
+        }
+    }
+
+    pub(super) fn stale(&self) -> JournalError {
+        JournalError::Stale {
+            offset: self.offset(),
         }
     }
 

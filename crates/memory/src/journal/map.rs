@@ -48,21 +48,17 @@ impl JournalMap {
 
     /// The payload, at an address that is a multiple of 64 where files are mapped.
     pub fn payload(&self, record: RecordRef) -> Result<&[u8], JournalError> {
-        let stale = JournalError::Stale {
-            offset: record.offset(),
-        };
         let range = self.find(record);
-        range.and_then(|r| self.bytes.range(r)).ok_or(stale)
+        range
+            .and_then(|r| self.bytes.range(r))
+            .ok_or(record.stale())
     }
 
     /// The payload as a part of the map that keeps the map alive.
     pub fn region(&self, record: RecordRef) -> Result<Region, JournalError> {
-        let stale = JournalError::Stale {
-            offset: record.offset(),
-        };
         let range = self.find(record);
         let region = range.and_then(|r| Region::new(self.bytes.clone(), r));
-        region.ok_or(stale)
+        region.ok_or(record.stale())
     }
 
     fn find(&self, record: RecordRef) -> Option<Range<usize>> {
@@ -77,16 +73,6 @@ impl JournalMap {
         }
         let end = record.offset().checked_add(record.bytes)?;
         Some(at(record.offset())?..at(end)?)
-    }
-
-    /// For residency and advice; committed bytes, head included.
-    pub fn bytes(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-
-    /// Bytes of the file that are in memory; see [`FileMap::resident_bytes`].
-    pub fn resident_bytes(&self) -> Option<u64> {
-        self.bytes.resident_bytes()
     }
 }
 

@@ -69,7 +69,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use verify::{ByteSource, Verified};
+use verify::Verified;
 use write::Tail;
 
 /// Limits and seal of a journal.
@@ -179,7 +179,7 @@ impl Journal {
             return Err(JournalError::Exists);
         }
         let draft = Draft::begin(&paths, &options, identity)?;
-        let (file, head, tail) = draft.place(0, options.key.as_ref(), false)?;
+        let (file, head, tail) = draft.place(0, false)?;
         if let Err(e) = paths.sync_folder() {
             // Not durable is not created.
             let _ = paths.remove();
@@ -209,13 +209,9 @@ impl Journal {
         fill: impl FnOnce(&mut JournalWriter) -> Result<(), E>,
     ) -> Result<(), E> {
         let paths = options.paths(path.as_ref())?;
-        let mut writer = JournalWriter {
-            draft: Draft::begin(&paths, &options, identity)?,
-            options,
-        };
+        let mut writer = JournalWriter(Draft::begin(&paths, &options, identity)?);
         fill(&mut writer)?;
-        let key = writer.options.key.as_ref();
-        writer.draft.place(1, key, true)?;
+        writer.0.place(1, true)?;
         Ok(())
     }
 
@@ -243,17 +239,13 @@ impl Journal {
         // between writing and fsync. What is told to the caller must be true after a power cut.
         file.sync()?;
         paths.sync_folder()?;
-        let tail = Tail {
-            end: head.length,
-            chain: head.chain,
-        };
         let journal = Journal {
+            tail: Tail::of(&head, options.quota_bytes),
             paths,
             file,
             options,
             identity,
             head,
-            tail,
             lost: false,
             successor: None,
         };
@@ -291,26 +283,14 @@ impl Journal {
         })
     }
 
-    /// The same over bytes in memory.
-    pub fn check_bytes(
-        bytes: &[u8],
-        options: &JournalOptions,
-    ) -> Result<JournalSummary, JournalError> {
-        summarise(bytes, options)
-    }
-
     /// Writes a record, the parts one after the other, behind what is there. It is not durable and
     /// not part of the journal until [`Journal::commit`]. After an error it was not appended, and
     /// everything else is as before.
     pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, JournalError> {
         self.usable()?;
-        let appended = self.tail.append(
-            &self.file,
-            self.options.quota_bytes,
-            RecordRole::Record,
-            kind,
-            parts,
-        );
+        let appended = self
+            .tail
+            .append(&self.file, RecordRole::Record, kind, parts);
         if appended.is_err() {
             self.cut();
         }
@@ -362,19 +342,12 @@ impl Journal {
     pub fn read(&self, record: RecordRef, into: &mut Vec<u8>) -> Result<(), JournalError> {
         into.clear();
         let header = self.find(record)?;
-        let no_memory = JournalError::Memory {
-            bytes: record.bytes,
-        };
-        let Ok(bytes) = usize::try_from(record.bytes) else {
-            return Err(no_memory);
-        };
-        into.try_reserve_exact(bytes).map_err(|_| no_memory)?;
-        into.resize(bytes, 0);
+        verify::resize_zeroed(into, record.bytes)?;
         let read = self
             .file
             .read_exact_at(into, record.offset())
             .map_err(JournalError::io("reading a record"))
-            .and_then(|()| write::matches(blake3::hash(into), &header, record.offset()));
+            .and_then(|()| header.check(blake3::hash(into), record.offset()));
         if read.is_err() {
             into.clear();
         }
@@ -405,8 +378,7 @@ impl Journal {
         };
         let value = fill(&mut rewrite)?;
         let commits = self.head.commits.saturating_add(1);
-        let key = self.options.key.as_ref();
-        let (file, head, tail) = rewrite.draft.place(commits, key, true)?;
+        let (file, head, tail) = rewrite.draft.place(commits, true)?;
         // The name means the new file from here on.
         if let Err(e) = self.paths.sync_folder() {
             self.lost = true;
@@ -438,11 +410,8 @@ impl Journal {
         if let Some(successor) = self.successor.take() {
             self.file = successor;
         }
-        self.tail = Tail {
-            end: found.head.length,
-            chain: found.head.chain,
-        };
         self.head = found.head;
+        self.tail = Tail::of(&self.head, self.options.quota_bytes);
         self.lost = false;
         Ok(records)
     }
@@ -451,10 +420,6 @@ impl Journal {
     pub fn remove(self) -> Result<(), JournalError> {
         self.paths.remove()?;
         self.paths.sync_folder()
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.paths.path
     }
 
     pub fn identity(&self) -> &[u8] {
@@ -468,14 +433,6 @@ impl Journal {
 
     pub fn committed_bytes(&self) -> u64 {
         self.head.length
-    }
-
-    pub fn commits(&self) -> u64 {
-        self.head.commits
-    }
-
-    pub fn quota_bytes(&self) -> Option<u64> {
-        self.options.quota_bytes
     }
 
     fn usable(&self) -> Result<(), JournalError> {
@@ -494,9 +451,7 @@ impl Journal {
         let inside = record.offset() > layout::FIRST
             && (record.offset().checked_add(record.bytes)).is_some_and(|end| end <= self.tail.end);
         if !inside {
-            return Err(JournalError::Stale {
-                offset: record.offset(),
-            });
+            return Err(record.stale());
         }
         write::find(&self.file, record)
     }
@@ -508,10 +463,7 @@ impl Journal {
     }
 
     fn drop_appended(&mut self) {
-        self.tail = Tail {
-            end: self.head.length,
-            chain: self.head.chain,
-        };
+        self.tail = Tail::of(&self.head, self.options.quota_bytes);
         self.cut();
     }
 
@@ -524,7 +476,7 @@ impl Journal {
 
 impl fmt::Debug for Journal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (path, head) = (self.path().display(), &self.head);
+        let (path, head) = (self.paths.path.display(), &self.head);
         write!(
             f,
             "Journal({path}, {} bytes, {} commits)",
@@ -544,20 +496,13 @@ impl JournalRewrite<'_> {
     pub fn keep(&mut self, record: RecordRef) -> Result<RecordRef, JournalError> {
         self.old.find(record)?;
         let Draft { tail, file, .. } = &mut self.draft;
-        let kept = tail.copy(file, self.old.options.quota_bytes, &self.old.file, record);
+        let kept = tail.copy(file, &self.old.file, record);
         self.tidy(kept)
     }
 
     /// Adds a new record.
     pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, JournalError> {
-        let Draft { tail, file, .. } = &mut self.draft;
-        let appended = tail.append(
-            file,
-            self.old.options.quota_bytes,
-            RecordRole::Record,
-            kind,
-            parts,
-        );
+        let appended = self.draft.append(kind, parts);
         self.tidy(appended)
     }
 
@@ -576,22 +521,12 @@ impl JournalRewrite<'_> {
 }
 
 /// The file that [`Journal::publish`] will give a name.
-pub struct JournalWriter {
-    draft: Draft,
-    options: JournalOptions,
-}
+pub struct JournalWriter(Draft);
 
 impl JournalWriter {
     /// Adds a record, the parts one after the other. After an error nothing is published.
     pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, JournalError> {
-        let Draft { tail, file, .. } = &mut self.draft;
-        tail.append(
-            file,
-            self.options.quota_bytes,
-            RecordRole::Record,
-            kind,
-            parts,
-        )
+        self.0.append(kind, parts)
     }
 }
 
@@ -601,6 +536,7 @@ struct Draft {
     file: JournalFile,
     identity: blake3::Hash,
     tail: Tail,
+    key: Option<[u8; 32]>,
 }
 
 impl Draft {
@@ -619,27 +555,26 @@ impl Draft {
             paths: paths.clone(),
             placed: false,
         };
-        let mut tail = Tail::start();
-        tail.append(
-            &file,
-            options.quota_bytes,
-            RecordRole::Identity,
-            0,
-            &[identity],
-        )?;
+        let mut tail = Tail::start(options.quota_bytes);
+        tail.append(&file, RecordRole::Identity, 0, &[identity])?;
         Ok(Draft {
             temporary,
             file,
             identity: blake3::hash(identity),
             tail,
+            key: options.key,
         })
+    }
+
+    fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, JournalError> {
+        self.tail
+            .append(&self.file, RecordRole::Record, kind, parts)
     }
 
     /// Head, fsync, rename. The folder is the caller's to sync.
     fn place(
         mut self,
         commits: u64,
-        key: Option<&[u8; 32]>,
         replace: bool,
     ) -> Result<(JournalFile, JournalHead, Tail), JournalError> {
         let head = JournalHead {
@@ -648,7 +583,7 @@ impl Draft {
             chain: self.tail.chain,
             identity: self.identity,
         };
-        self.file.write_head(&head.encode(key))?;
+        self.file.write_head(&head.encode(self.key.as_ref()))?;
         self.file.sync()?;
         self.temporary.paths.place(replace)?;
         self.temporary.placed = true;
@@ -707,13 +642,10 @@ fn head_of(file: &JournalFile) -> Option<[u8; layout::HEAD_BYTES]> {
     verify::read_head(file, file.bytes().ok()?).ok()
 }
 
-fn summarise<S: ByteSource + ?Sized>(
-    source: &S,
-    options: &JournalOptions,
-) -> Result<JournalSummary, JournalError> {
+fn summarise(file: &JournalFile, options: &JournalOptions) -> Result<JournalSummary, JournalError> {
     let mut kinds: BTreeMap<u32, RecordTotals> = BTreeMap::new();
     let mut others = RecordTotals::default();
-    let verified = verify::verify(source, options.key.as_ref(), |record| {
+    let verified = verify::verify(file, options.key.as_ref(), |record| {
         if kinds.len() < KINDS_LISTED_MAX || kinds.contains_key(&record.kind) {
             kinds.entry(record.kind).or_default().add(record);
         } else {

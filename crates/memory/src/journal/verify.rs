@@ -1,39 +1,17 @@
 //! Reading a journal from its first byte to its last committed one, checking every byte.
 //!
-//! One pass with one buffer of bounded size: opening, checking and tests over bytes in memory all
-//! come through here. Nothing is handed out as true until the pass has reached the end: the chain in
+//! One pass with one buffer of bounded size: opening, viewing and checking all come through here. Nothing is handed out as true until the pass has reached the end: the chain in
 //! the head covers all records, and only there is it known.
 
 use super::error::JournalError;
+use super::file::JournalFile;
 use super::layout::{
     self, ALIGN, FIRST, HEAD_BYTES, HEADER_BYTES, IDENTITY_BYTES_MAX, JournalHead, RecordHeader,
     RecordRef, RecordRole,
 };
-use std::io;
 
 /// Read at a time: large enough for the disk, small enough not to count.
 const WINDOW_BYTES: u64 = 256 << 10;
-
-/// Where bytes come from: a file, or memory.
-pub trait ByteSource {
-    fn bytes(&self) -> io::Result<u64>;
-    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()>;
-}
-
-impl ByteSource for [u8] {
-    fn bytes(&self) -> io::Result<u64> {
-        Ok(self.len() as u64)
-    }
-
-    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
-        let from = usize::try_from(offset)
-            .ok()
-            .and_then(|begin| self.get(begin..)?.get(..into.len()))
-            .ok_or(io::ErrorKind::UnexpectedEof)?;
-        into.copy_from_slice(from);
-        Ok(())
-    }
-}
 
 /// A journal whose every committed byte is what was written.
 pub struct Verified {
@@ -45,15 +23,15 @@ pub struct Verified {
 
 /// Checks everything up to the committed length. `each` gets the records as they pass, before the last
 /// of them is checked.
-pub fn verify<S: ByteSource + ?Sized>(
-    source: &S,
+pub fn verify(
+    file: &JournalFile,
     key: Option<&[u8; 32]>,
     mut each: impl FnMut(RecordRef) -> Result<(), JournalError>,
 ) -> Result<Verified, JournalError> {
-    let file_bytes = source
+    let file_bytes = file
         .bytes()
         .map_err(JournalError::io("asking for its length"))?;
-    let head = JournalHead::decode(&read_head(source, file_bytes)?, key)?;
+    let head = JournalHead::decode(&read_head(file, file_bytes)?, key)?;
     if head.length > file_bytes {
         return Err(JournalError::Truncated {
             bytes: file_bytes,
@@ -61,7 +39,7 @@ pub fn verify<S: ByteSource + ?Sized>(
         });
     }
 
-    let mut window = Window::new(source, FIRST, head.length)?;
+    let mut window = Window::new(file, FIRST, head.length)?;
     let mut chain = layout::chain_start();
     let mut identity = Vec::new();
     while window.at < window.end {
@@ -105,16 +83,12 @@ pub fn verify<S: ByteSource + ?Sized>(
 }
 
 /// The head as it stands; of its bytes only the magic is checked.
-pub fn read_head<S: ByteSource + ?Sized>(
-    source: &S,
-    file_bytes: u64,
-) -> Result<[u8; HEAD_BYTES], JournalError> {
+pub fn read_head(file: &JournalFile, file_bytes: u64) -> Result<[u8; HEAD_BYTES], JournalError> {
     if file_bytes < HEAD_BYTES as u64 {
         return Err(JournalError::Foreign { bytes: file_bytes });
     }
     let mut bytes = [0; HEAD_BYTES];
-    source
-        .read_exact_at(&mut bytes, 0)
+    file.read_exact_at(&mut bytes, 0)
         .map_err(JournalError::io("reading its head"))?;
     if &bytes[..8] != layout::MAGIC {
         return Err(JournalError::Foreign { bytes: file_bytes });
@@ -123,8 +97,8 @@ pub fn read_head<S: ByteSource + ?Sized>(
 }
 
 /// One payload with its padding, as the header promised them.
-fn payload<S: ByteSource + ?Sized>(
-    window: &mut Window<'_, S>,
+fn payload(
+    window: &mut Window<'_>,
     header: &RecordHeader,
     mut each: impl FnMut(&[u8]),
 ) -> Result<(), JournalError> {
@@ -147,13 +121,7 @@ fn payload<S: ByteSource + ?Sized>(
             });
         }
     }
-    if hasher.finalize() != header.payload {
-        return Err(JournalError::Damaged {
-            offset,
-            what: "a record's bytes do not match their checksum",
-        });
-    }
-    Ok(())
+    header.check(hasher.finalize(), offset)
 }
 
 fn usize_or_max(n: u64) -> usize {
@@ -162,8 +130,8 @@ fn usize_or_max(n: u64) -> usize {
 
 /// A range of the source, read in order through one buffer. Everything in it is a multiple of
 /// [`ALIGN`], so a header never lies across two fillings.
-struct Window<'a, S: ?Sized> {
-    source: &'a S,
+struct Window<'a> {
+    file: &'a JournalFile,
     buffer: Vec<u8>,
     /// Bytes of the buffer that hold the file from `at` on.
     ready: std::ops::Range<usize>,
@@ -171,13 +139,11 @@ struct Window<'a, S: ?Sized> {
     end: u64,
 }
 
-impl<'a, S: ByteSource + ?Sized> Window<'a, S> {
-    fn new(source: &'a S, at: u64, end: u64) -> Result<Window<'a, S>, JournalError> {
-        let bytes = WINDOW_BYTES.min(end - at);
-        let buffer = zeroed(bytes)?;
+impl<'a> Window<'a> {
+    fn new(file: &'a JournalFile, at: u64, end: u64) -> Result<Window<'a>, JournalError> {
         Ok(Window {
-            source,
-            buffer,
+            file,
+            buffer: zeroed(WINDOW_BYTES.min(end - at))?,
             ready: 0..0,
             at,
             end,
@@ -189,7 +155,7 @@ impl<'a, S: ByteSource + ?Sized> Window<'a, S> {
         debug_assert!(max.is_multiple_of(ALIGN) && max <= self.end - self.at);
         if self.ready.is_empty() {
             let n = (self.buffer.len() as u64).min(self.end - self.at) as usize;
-            self.source
+            self.file
                 .read_exact_at(&mut self.buffer[..n], self.at)
                 .map_err(JournalError::io("reading it"))?;
             self.ready = 0..n;
@@ -205,10 +171,17 @@ impl<'a, S: ByteSource + ?Sized> Window<'a, S> {
 /// A buffer of zeros, or [`JournalError::Memory`].
 pub fn zeroed(bytes: u64) -> Result<Vec<u8>, JournalError> {
     let mut buffer = Vec::new();
-    usize::try_from(bytes)
-        .ok()
-        .and_then(|n| buffer.try_reserve_exact(n).ok().map(|()| n))
-        .map(|n| buffer.resize(n, 0))
-        .ok_or(JournalError::Memory { bytes })?;
+    resize_zeroed(&mut buffer, bytes)?;
     Ok(buffer)
+}
+
+/// Makes an empty buffer this long, of zeros.
+pub fn resize_zeroed(buffer: &mut Vec<u8>, bytes: u64) -> Result<(), JournalError> {
+    let no_memory = JournalError::Memory { bytes };
+    let Ok(n) = usize::try_from(bytes) else {
+        return Err(no_memory);
+    };
+    buffer.try_reserve_exact(n).map_err(|_| no_memory)?;
+    buffer.resize(n, 0);
+    Ok(())
 }

@@ -3,8 +3,8 @@
 
 use super::error::JournalError;
 use super::file::JournalFile;
-use super::layout::{self, FIRST, HEADER_BYTES, RecordHeader, RecordRef, RecordRole};
-use super::verify::{ByteSource, zeroed};
+use super::layout::{self, FIRST, HEADER_BYTES, JournalHead, RecordHeader, RecordRef, RecordRole};
+use super::verify::zeroed;
 use blake3::Hash;
 
 /// Parts are joined up to this length before they are written; larger ones are written as they are.
@@ -15,14 +15,25 @@ const BUFFER_BYTES: usize = 64 << 10;
 pub struct Tail {
     pub end: u64,
     pub chain: Hash,
+    quota_bytes: Option<u64>,
 }
 
 impl Tail {
     /// Of a file without records.
-    pub fn start() -> Tail {
+    pub fn start(quota_bytes: Option<u64>) -> Tail {
         Tail {
             end: FIRST,
             chain: layout::chain_start(),
+            quota_bytes,
+        }
+    }
+
+    /// Behind what is committed.
+    pub fn of(head: &JournalHead, quota_bytes: Option<u64>) -> Tail {
+        Tail {
+            end: head.length,
+            chain: head.chain,
+            quota_bytes,
         }
     }
 
@@ -31,7 +42,6 @@ impl Tail {
     pub fn append(
         &mut self,
         file: &JournalFile,
-        quota_bytes: Option<u64>,
         role: RecordRole,
         kind: u32,
         parts: &[&[u8]],
@@ -48,7 +58,7 @@ impl Tail {
             bytes,
             payload: hasher.finalize(),
         };
-        self.write(file, quota_bytes, &header, |out| {
+        self.write(file, &header, |out| {
             parts.iter().try_for_each(|part| out.put(part))
         })
     }
@@ -58,12 +68,11 @@ impl Tail {
     pub fn copy(
         &mut self,
         file: &JournalFile,
-        quota_bytes: Option<u64>,
         source: &JournalFile,
         from: RecordRef,
     ) -> Result<RecordRef, JournalError> {
         let header = find(source, from)?;
-        self.write(file, quota_bytes, &header, |out| {
+        self.write(file, &header, |out| {
             let mut hasher = blake3::Hasher::new();
             let mut chunk = zeroed(header.bytes.min(BUFFER_BYTES as u64))?;
             let mut done = 0;
@@ -76,20 +85,19 @@ impl Tail {
                 out.put(&chunk[..n])?;
                 done += n as u64;
             }
-            matches(hasher.finalize(), &header, from.offset())
+            header.check(hasher.finalize(), from.offset())
         })
     }
 
     fn write(
         &mut self,
         file: &JournalFile,
-        quota_bytes: Option<u64>,
         header: &RecordHeader,
         fill: impl FnOnce(&mut RecordWriter<'_>) -> Result<(), JournalError>,
     ) -> Result<RecordRef, JournalError> {
         let end = layout::record_end(self.end, header.bytes);
         let end = end.unwrap_or(u64::MAX);
-        if let Some(quota) = quota_bytes.filter(|&quota| end > quota) {
+        if let Some(quota) = self.quota_bytes.filter(|&quota| end > quota) {
             return Err(JournalError::Quota { needed: end, quota });
         }
         let head = header.encode(self.end);
@@ -100,41 +108,22 @@ impl Tail {
         out.put(&[0; layout::ALIGN as usize][..padding as usize])?;
         out.flush()?;
         let record = RecordRef::of(self.end, header);
-        *self = Tail {
-            end,
-            chain: layout::chain_on(&self.chain, &head),
-        };
+        self.end = end;
+        self.chain = layout::chain_on(&self.chain, &head);
         Ok(record)
     }
 }
 
 /// The header of the record that `wanted` refers to, or [`JournalError::Stale`].
 pub fn find(source: &JournalFile, wanted: RecordRef) -> Result<RecordHeader, JournalError> {
-    let stale = JournalError::Stale {
-        offset: wanted.offset(),
+    let header = || {
+        let offset = wanted.offset().checked_sub(HEADER_BYTES)?;
+        let mut bytes = [0; HEADER_BYTES as usize];
+        source.read_exact_at(&mut bytes, offset).ok()?;
+        let header = RecordHeader::decode(&bytes, offset).ok()?;
+        (RecordRef::of(offset, &header) == wanted).then_some(header)
     };
-    let Some(offset) = wanted.offset().checked_sub(HEADER_BYTES) else {
-        return Err(stale);
-    };
-    let mut bytes = [0; HEADER_BYTES as usize];
-    if source.read_exact_at(&mut bytes, offset).is_err() {
-        return Err(stale);
-    }
-    match RecordHeader::decode(&bytes, offset) {
-        Ok(header) if RecordRef::of(offset, &header) == wanted => Ok(header),
-        _ => Err(stale),
-    }
-}
-
-/// Whether these are the bytes the header promised.
-pub fn matches(found: Hash, header: &RecordHeader, offset: u64) -> Result<(), JournalError> {
-    if found == header.payload {
-        return Ok(());
-    }
-    Err(JournalError::Damaged {
-        offset,
-        what: "a record's bytes do not match their checksum",
-    })
+    header().ok_or(wanted.stale())
 }
 
 /// A writer that joins small parts to one write.

@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 /// Every bit of a file, one at a time: the head with its zeros, the identity, headers, payloads,
-/// padding. In memory through the code that `open` and `check` use; and in the file itself, through
-/// both of them, for every bit of the head, the identity and the first records, and a part of the rest.
+/// padding. `check` finds each; `open`, which verifies by the same code, every bit of the head, the
+/// identity and the first records, and a part of the rest.
 #[test]
 fn every_flipped_bit_is_found() {
     for (key, size) in [(None, 20_000), (Some([9; 32]), 3000)] {
@@ -21,29 +21,18 @@ fn every_flipped_bit_is_found() {
         let good = fs::read(&path).unwrap();
         assert!(good.len() >= size);
         let start = Instant::now();
-        let mut bytes = good.clone();
-        for bit in 0..good.len() * 8 {
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            let found = Journal::check_bytes(&bytes, &options);
-            assert!(found.is_err(), "bit {bit} of {}", good.len() * 8);
-            bytes[bit / 8] ^= 1 << (bit % 8);
-        }
-        assert!(Journal::check_bytes(&bytes, &options).is_ok());
-        let in_memory = start.elapsed();
-
-        let start = Instant::now();
-        let mut flips = 0;
+        let mut opened = 0;
         let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-        for bit in (0..good.len() * 8).filter(|bit| *bit < 2048 * 8 || bit % 61 == 0) {
+        for bit in 0..good.len() * 8 {
             let (at, mask) = (bit / 8, 1 << (bit % 8));
             file.write_all_at(&[good[at] ^ mask], at as u64).unwrap();
             assert!(Journal::check(&path, &options).is_err(), "check: bit {bit}");
-            assert!(
-                Journal::open(&path, options.clone()).is_err(),
-                "open: bit {bit}"
-            );
+            if bit < 2048 * 8 || bit % 61 == 0 {
+                let found = Journal::open(&path, options.clone());
+                assert!(found.is_err(), "open: bit {bit}");
+                opened += 1;
+            }
             file.write_all_at(&[good[at]], at as u64).unwrap();
-            flips += 1;
         }
         // Nothing was cut off or written while it was damaged.
         assert_eq!(fs::read(&path).unwrap(), good);
@@ -52,7 +41,7 @@ fn every_flipped_bit_is_found() {
             records.len()
         );
         eprintln!(
-            "{} flips in memory in {in_memory:?}, {flips} in the file in {:?}",
+            "{} flips, {opened} of them opened, in {:?}",
             good.len() * 8,
             start.elapsed()
         );
@@ -67,7 +56,7 @@ fn every_truncation_is_refused() {
     let good = fs::read(&path).unwrap();
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     for len in (0..good.len()).rev() {
-        assert!(Journal::check_bytes(&good[..len], &JournalOptions::default()).is_err());
+        assert!(check_bytes(&good[..len], &JournalOptions::default()).is_err());
         if len % 7 == 0 || len <= 600 {
             file.set_len(len as u64).unwrap();
             let e = Journal::open(&path, JournalOptions::default()).unwrap_err();
@@ -110,7 +99,7 @@ fn what_changed_places_is_found() {
                 for i in 0..size {
                     bytes.swap(from + a * size + i, from + b * size + i);
                 }
-                let found = Journal::check_bytes(&bytes, &JournalOptions::default());
+                let found = check_bytes(&bytes, &JournalOptions::default());
                 assert_eq!(found.is_err(), bytes != good, "{size}: {a} and {b}");
                 if let (Err(e), 4096, 640) = (found, size, from) {
                     // Whole records: each header knows its place, before the chain is asked.
@@ -123,10 +112,10 @@ fn what_changed_places_is_found() {
     let record = 640..640 + 4096;
     let mut bytes = good.clone();
     bytes.drain(record.clone());
-    assert!(Journal::check_bytes(&bytes, &JournalOptions::default()).is_err());
+    assert!(check_bytes(&bytes, &JournalOptions::default()).is_err());
     let mut bytes = good.clone();
     bytes.splice(640..640, good[record].iter().copied());
-    assert!(Journal::check_bytes(&bytes, &JournalOptions::default()).is_err());
+    assert!(check_bytes(&bytes, &JournalOptions::default()).is_err());
 }
 
 /// A record in its place, with all its checksums right, but of another time: the chain knows.
@@ -148,7 +137,7 @@ fn a_record_of_another_file_is_found() {
         let range = 640 + record * 128..640 + (record + 1) * 128;
         let mut bytes = files[0].clone();
         bytes[range.clone()].copy_from_slice(&files[1][range]);
-        let e = Journal::check_bytes(&bytes, &JournalOptions::default()).unwrap_err();
+        let e = check_bytes(&bytes, &JournalOptions::default()).unwrap_err();
         assert!(
             e.to_string().contains("not those that were committed"),
             "{e}"
@@ -156,7 +145,7 @@ fn a_record_of_another_file_is_found() {
     }
     // All of them, behind the head of the first.
     let bytes = [&files[0][..512], &files[1][512..]].concat();
-    assert!(Journal::check_bytes(&bytes, &JournalOptions::default()).is_err());
+    assert!(check_bytes(&bytes, &JournalOptions::default()).is_err());
 }
 
 /// Opening a damaged file reports the damage and leaves the file as it is, for repair.
@@ -206,7 +195,7 @@ fn a_length_of_2_to_the_60_costs_nothing() {
         bytes[16..24].copy_from_slice(&length.to_le_bytes());
         forge(&mut bytes);
         assert!(
-            Journal::check_bytes(&bytes, &JournalOptions::default()).is_err(),
+            check_bytes(&bytes, &JournalOptions::default()).is_err(),
             "{length}"
         );
         // In the header of the identity, and of a record.
@@ -221,7 +210,7 @@ fn a_length_of_2_to_the_60_costs_nothing() {
             hasher.update(&bytes[at..at + 16]);
             hasher.update(&bytes[at + 32..at + 64]);
             bytes[at + 16..at + 32].copy_from_slice(&hasher.finalize().as_bytes()[..16]);
-            let e = Journal::check_bytes(&bytes, &JournalOptions::default()).unwrap_err();
+            let e = check_bytes(&bytes, &JournalOptions::default()).unwrap_err();
             assert!(matches!(e, JournalError::Damaged { .. }), "{length}: {e}");
         }
     }
@@ -229,7 +218,7 @@ fn a_length_of_2_to_the_60_costs_nothing() {
     let mut bytes = good.clone();
     bytes[8] = 2;
     forge(&mut bytes);
-    let e = Journal::check_bytes(&bytes, &JournalOptions::default()).unwrap_err();
+    let e = check_bytes(&bytes, &JournalOptions::default()).unwrap_err();
     assert!(
         e.to_string().contains("version 2; this program reads 1"),
         "{e}"
@@ -273,7 +262,7 @@ fn a_sealed_journal_opens_with_its_key_only() {
         bytes[at] ^= mask;
         let sum = blake3::hash(&bytes[..96]);
         bytes[96..128].copy_from_slice(sum.as_bytes());
-        assert!(Journal::check_bytes(&bytes, &with(key)).is_err());
+        assert!(check_bytes(&bytes, &with(key)).is_err());
     }
 }
 

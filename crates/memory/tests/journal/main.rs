@@ -8,7 +8,7 @@ mod story;
 
 use haversack_memory::Journal;
 use haversack_memory::journal::{
-    IDENTITY_BYTES_MAX, JournalError, JournalOptions, OpenedJournal, RecordRef,
+    IDENTITY_BYTES_MAX, JournalError, JournalOptions, JournalSummary, OpenedJournal, RecordRef,
 };
 use haversack_testing::{DiskFault, JournalFaults};
 use std::fs;
@@ -43,6 +43,14 @@ impl Rng {
 /// In memory where there is such a place: fsync of thousands of small files is not the question.
 fn quick_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
+}
+
+/// A file of these bytes, checked.
+fn check_bytes(bytes: &[u8], options: &JournalOptions) -> Result<JournalSummary, JournalError> {
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    fs::write(&path, bytes).unwrap();
+    Journal::check(&path, options)
 }
 
 fn with_faults(faults: &JournalFaults) -> JournalOptions {
@@ -92,7 +100,8 @@ fn what_is_committed_is_found_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a");
     let mut journal = Journal::create(&path, IDENTITY, JournalOptions::default()).unwrap();
-    assert_eq!(journal.commits(), 0);
+    let found = Journal::check(&path, &JournalOptions::default()).unwrap();
+    assert_eq!(found.commits, 0);
     // Parts are one payload.
     let first = journal.append(7, &[b"one ", b"", b"two"]).unwrap();
     let large = vec![5; 300_000];

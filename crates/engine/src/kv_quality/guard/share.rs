@@ -15,10 +15,10 @@ use crate::step::query_samples::{LayerSamples, SAMPLES};
 use haversack_cache::{CacheError, KvShape, LayerShape};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{
-    self, AttentionJob, BLOCK_SLOTS, Block, Coded, KvView, SPAN_SLOTS, SoftmaxSum, dot,
+    self, AttentionJob, BLOCK_SLOTS, Block, Coded, KvView, SPAN_SLOTS, SoftmaxSum,
 };
 use haversack_kernels::format::kv::code::{read_k_head, read_v_head};
-use haversack_kernels::ops::{self, exp::exp, rotation::rotate_head};
+use haversack_kernels::ops::{self, dot, exp::exp, rotation::rotate_head};
 use std::ops::Range;
 
 /// Rows that are gathered at a time.

@@ -1,8 +1,8 @@
 //! From integer sums to scores, and to what is added to the output.
 
-use super::level_dot::LevelDot;
-use super::piece::Head;
-use super::quantize::{Precision, QuantizedRows, Weights};
+use super::level_dot::{LevelDot, Precision, WideAcc};
+use super::piece::{Head, Piece};
+use super::quantize::{QuantizedRows, Weights};
 use crate::format::kv::BLOCK_SLOTS;
 use crate::ops::lanes::padded;
 
@@ -23,6 +23,16 @@ macro_rules! with_rows {
     };
 }
 pub(super) use with_rows;
+
+/// Rows of queries and blocks of one form.
+#[derive(Clone, Copy)]
+pub(super) struct Scoring<'a> {
+    pub q: QuantizedRows<'a>,
+    pub rows: usize,
+    /// (row)
+    pub bias: &'a [f32],
+    pub pieces: &'a [Piece<'a>],
+}
 
 /// Turns the sums of `R` rows into scores.
 pub(super) struct ScoreEpilogue<S: LevelDot, const R: usize> {
@@ -102,13 +112,13 @@ pub(super) fn add<S: LevelDot>(
     s: S,
     weights: &Weights<'_>,
     row: usize,
-    sum: S::Wide,
+    sum: WideAcc<S>,
     dim: usize,
     column: usize,
     lanes: usize,
     out: &mut [f32],
 ) {
-    let sum = s.wide_to_f32(sum, weights.totals[row]);
+    let sum = S::Wide::to_f32(s, sum, weights.totals[row]);
     let row_scale = s.splat(weights.row_scale[row]);
     let out = &mut out[row * dim + column..];
     match out.first_chunk_mut::<16>() {

@@ -9,11 +9,10 @@
 //! values  dimensions c .. c + 16 and half + c .. half + c + 16 of one quad of slots
 //! ```
 
-use super::finish::{ScoreEpilogue, add, with_rows};
-use super::level_dot::LevelDot;
+use super::finish::{ScoreEpilogue, Scoring, add, with_rows};
+use super::level_dot::{LevelDot, Precision, WideAcc};
 use super::piece::{Head, Piece, Rows};
-use super::quantize::Workspace;
-use super::quantize::{Precision, QuantizedRows, Wide, simd_quantize_weights};
+use super::quantize::{QuantizedRows, Workspace, simd_quantize_weights};
 use super::unpack::sixteen_levels;
 use crate::attention::job::SPAN_SLOTS;
 use crate::format::kv::{BLOCK_SLOTS, Codec};
@@ -35,28 +34,25 @@ pub(super) fn takes_v(v: &Head<'_>) -> bool {
 /// Scores of blocks of one form: `out` is (row, slot).
 ///
 /// # Safety
-/// - `takes_k` holds for the pieces, which have bytes for every dimension and are of one size; `q` and
+/// - `takes_k` holds for the pieces, which have bytes for every dimension and are of one size; queries and
 ///   `bias` have `rows` rows, at most [`Precision::FUSED`], with all dimensions; `out` has `rows` rows with
 ///   all slots of the pieces, `stride` apart.
 #[inline(always)]
 pub(super) unsafe fn score<S: LevelDot, N: Precision<S>>(
     s: S,
-    q: QuantizedRows<'_>,
-    rows: usize,
-    bias: &[f32],
-    pieces: &[Piece<'_>],
+    of: Scoring<'_>,
     out: &mut [f32],
     stride: usize,
 ) {
     let out = (out.as_mut_ptr(), stride);
     // SAFETY: the caller's promise.
     unsafe {
-        with_rows!(rows, N::FUSED, R => {
+        with_rows!(of.rows, N::FUSED, R => {
             if S::COLS == 2 {
-                score_tiles::<S, N, R, 2>(s, q, bias, pieces, 0, out);
+                score_tiles::<S, N, R, 2>(s, of, 0, out);
             } else {
-                score_tiles::<S, N, R, 1>(s, q, bias, pieces, 0, out);
-                score_tiles::<S, N, R, 1>(s, q, bias, pieces, 16, out);
+                score_tiles::<S, N, R, 1>(s, of, 0, out);
+                score_tiles::<S, N, R, 1>(s, of, 16, out);
             }
         });
     }
@@ -69,13 +65,14 @@ pub(super) unsafe fn score<S: LevelDot, N: Precision<S>>(
 #[inline(always)]
 unsafe fn score_tiles<S: LevelDot, N: Precision<S>, const R: usize, const C: usize>(
     s: S,
-    q: QuantizedRows<'_>,
-    bias: &[f32],
-    pieces: &[Piece<'_>],
+    of: Scoring<'_>,
     slot: usize,
     out: (*mut f32, usize),
 ) {
     const LINE: usize = 4 * BLOCK_SLOTS;
+    let Scoring {
+        q, bias, pieces, ..
+    } = of;
     let first = &pieces[0].head;
     let book = s.codebook(&sixteen_levels(first.form.codec));
     let (rows, stride) = (q.bytes.as_ptr(), 2 * q.len);
@@ -126,7 +123,7 @@ unsafe fn score_tiles<S: LevelDot, N: Precision<S>, const R: usize, const C: usi
 }
 
 /// As [`super::integer::weigh`], which saw to the sizes; `takes_v` holds, and there are at most
-/// [`LevelDot::FUSED_WIDE`] rows.
+/// [`Precision::FUSED`] rows.
 #[inline(always)]
 pub(super) fn weigh<S: LevelDot>(
     s: S,
@@ -157,7 +154,7 @@ pub(super) fn weigh<S: LevelDot>(
             // rounded for all rows.
             unsafe {
                 let a = workspace.weights.read();
-                with_rows!(p.count, S::FUSED_WIDE, R => {
+                with_rows!(p.count, S::Wide::FUSED, R => {
                     let sums = weigh_tile::<S, R>(s, book, a, pieces, half, column, nth == 0);
                     for r in 0..R {
                         if nth == 0 {
@@ -187,8 +184,8 @@ unsafe fn weigh_tile<S: LevelDot, const R: usize>(
     half: usize,
     column: usize,
     prefetch: bool,
-) -> [[S::Wide; 2]; R] {
-    let mut acc = [[s.wide_zero(); 2]; R];
+) -> [[WideAcc<S>; 2]; R] {
+    let mut acc = [[S::Wide::zero(s); 2]; R];
     let rows = a.bytes.as_ptr();
     for Piece { head, at, slots } in pieces {
         let from = head.bytes.as_ptr().wrapping_add(4 * column);
@@ -205,9 +202,9 @@ unsafe fn weigh_tile<S: LevelDot, const R: usize>(
                 let levels = s.look_up_nibbles(book, &*from.add(4 * i * half).cast());
                 for r in 0..R {
                     let row = rows.add(2 * SPAN_SLOTS * r);
-                    let by = Wide::quad(s, row, SPAN_SLOTS, at / 4 + i);
-                    acc[r][0] = s.wide_dot(acc[r][0], levels.0, by);
-                    acc[r][1] = s.wide_dot(acc[r][1], levels.1, by);
+                    let by = S::Wide::quad(s, row, SPAN_SLOTS, at / 4 + i);
+                    acc[r][0] = S::Wide::dot(s, acc[r][0], levels.0, by);
+                    acc[r][1] = S::Wide::dot(s, acc[r][1], levels.1, by);
                 }
             }
         }

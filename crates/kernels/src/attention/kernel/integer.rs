@@ -5,12 +5,11 @@
 //! narrower codes are unpacked to it ([`super::unpack`]); four-bit codes and few rows are looked up in
 //! registers instead ([`super::fused`]).
 
-use super::finish::{ScoreEpilogue, add, with_rows};
-use super::level_dot::LevelDot;
-use super::piece::{Piece, Rows};
+use super::finish::{ScoreEpilogue, Scoring, add, with_rows};
+use super::level_dot::{LevelDot, Precision};
+use super::piece::{Panel, Piece, Rows};
 use super::quantize::{
-    Narrow, Precision, QuantizedRows, Weights, Wide, Workspace, scalar_quantize_weights,
-    simd_quantize_weights,
+    QuantizedRows, Weights, Workspace, scalar_quantize_weights, simd_quantize_weights,
 };
 use super::{fused, unpack};
 use crate::attention::job::{SPAN_BLOCKS, SPAN_SLOTS};
@@ -23,50 +22,20 @@ pub(super) fn is_narrow(codec: Codec) -> bool {
     codec != Codec::Int8
 }
 
-/// Levels in quads, to be multiplied with the integers of a row from quad `at` on.
-#[derive(Clone, Copy)]
-pub(super) struct Panel<'a> {
-    /// (quad, column, 4), and at least sixty readable bytes behind it
-    pub levels: &'a [u8],
-    /// Bytes of the same shape that will be read after these, or nothing.
-    pub upcoming: &'a [u8],
-    pub at: usize,
-    /// Fours.
-    pub inner: usize,
-}
-
-impl<'a> Panel<'a> {
-    const NONE: Panel<'a> = Panel {
-        levels: &[],
-        upcoming: &[],
-        at: 0,
-        inner: 0,
-    };
-}
-
 simd_fn! {
-    /// Scores of blocks of one form: `out` is (row, slot) with `stride` between rows, 32 slots written
-    /// for each piece from its `at` on. Ignores sinks.
-    pub(super) fn score(
-        q: QuantizedRows<'_>,
-        rows: usize,
-        bias: &[f32],
-        pieces: &[Piece<'_>],
-        tile: &mut [u8],
-        out: &mut [f32],
-        stride: usize,
-    ) = scalar_score, simd_score;
+    /// Scores: `out` is (row, slot) with `stride` between rows, 32 slots written for each piece from its
+    /// `at` on. Ignores sinks.
+    pub(super) fn score(of: Scoring<'_>, tile: &mut [u8], out: &mut [f32], stride: usize)
+        = scalar_score, simd_score;
 }
 
-fn scalar_score(
-    q: QuantizedRows<'_>,
-    rows: usize,
-    bias: &[f32],
-    pieces: &[Piece<'_>],
-    _: &mut [u8],
-    out: &mut [f32],
-    stride: usize,
-) {
+fn scalar_score(of: Scoring<'_>, _: &mut [u8], out: &mut [f32], stride: usize) {
+    let Scoring {
+        q,
+        rows,
+        bias,
+        pieces,
+    } = of;
     let mut levels = [0; GROUP_MAX];
     for Piece { head, at, .. } in pieces {
         for (slot, group) in (0..BLOCK_SLOTS).flat_map(|s| (0..head.groups).map(move |g| (s, g))) {
@@ -92,34 +61,28 @@ fn scalar_score(
 }
 
 #[inline(always)]
-fn simd_score<S: LevelDot>(
-    s: S,
-    q: QuantizedRows<'_>,
-    rows: usize,
-    bias: &[f32],
-    pieces: &[Piece<'_>],
-    tile: &mut [u8],
-    out: &mut [f32],
-    stride: usize,
-) {
-    if is_narrow(pieces[0].head.form.codec) {
-        score_pieces::<S, Narrow>(s, q, rows, bias, pieces, tile, out, stride);
+fn simd_score<S: LevelDot>(s: S, of: Scoring<'_>, tile: &mut [u8], out: &mut [f32], stride: usize) {
+    if is_narrow(of.pieces[0].head.form.codec) {
+        score_pieces::<S, S::Narrow>(s, of, tile, out, stride);
     } else {
-        score_pieces::<S, Wide>(s, q, rows, bias, pieces, tile, out, stride);
+        score_pieces::<S, S::Wide>(s, of, tile, out, stride);
     }
 }
 
 #[inline(always)]
 fn score_pieces<S: LevelDot, N: Precision<S>>(
     s: S,
-    q: QuantizedRows<'_>,
-    rows: usize,
-    bias: &[f32],
-    pieces: &[Piece<'_>],
+    of: Scoring<'_>,
     tile: &mut [u8],
     out: &mut [f32],
     stride: usize,
 ) {
+    let Scoring {
+        q,
+        rows,
+        bias,
+        pieces,
+    } = of;
     assert!(rows > 0 && rows <= bias.len() && rows <= q.row_scale.len());
     assert!(2 * rows * q.len <= q.bytes.len());
     let first = &pieces[0].head;
@@ -130,7 +93,7 @@ fn score_pieces<S: LevelDot, N: Precision<S>>(
     }
     if rows <= N::FUSED && fused::takes_k(first) {
         // SAFETY: the sizes were asserted above.
-        unsafe { fused::score::<S, N>(s, q, rows, bias, pieces, out, stride) };
+        unsafe { fused::score::<S, N>(s, of, out, stride) };
         return;
     }
     for piece in pieces {
@@ -147,7 +110,7 @@ fn score_pieces<S: LevelDot, N: Precision<S>>(
             let dims = head.group(group);
             let quads = dims.start / 4..dims.end.div_ceil(4);
             let panel = Panel {
-                levels: &levels[quads.start * quad..],
+                lines: &levels[quads.start * quad..],
                 upcoming: upcoming.get(quads.start * quad..).unwrap_or(&[]),
                 at: quads.start,
                 inner: quads.len(),
@@ -198,7 +161,7 @@ pub(super) unsafe fn sums<S: LevelDot, N: Precision<S>, const R: usize, const C:
     let stride = 2 * a.len;
     let rows = a.bytes.as_ptr().wrapping_add(row * stride);
     for panel in panels {
-        let from = panel.levels.as_ptr().wrapping_add(4 * column);
+        let from = panel.lines.as_ptr().wrapping_add(4 * column);
         // With nothing upcoming, what is being read anyway.
         let upcoming = match panel.upcoming.len() {
             0 => from,
@@ -274,10 +237,10 @@ fn simd_weigh<S: LevelDot>(
         assert!(head.form == first.form && head.dim == dim);
         assert!(at + slots <= SPAN_SLOTS && *slots <= BLOCK_SLOTS);
     }
-    if p.count <= S::FUSED_WIDE && fused::takes_v(first) {
+    if p.count <= S::Wide::FUSED && fused::takes_v(first) {
         return fused::weigh(s, p, pieces, workspace, out);
     }
-    let mut panels = [Panel::NONE; SPAN_BLOCKS];
+    let mut panels = [Panel::default(); SPAN_BLOCKS];
     let is_bytes = first.form.codec == Codec::Int8;
     let width = if is_bytes {
         first.form.plane_bytes(0, dim)
@@ -290,7 +253,7 @@ fn simd_weigh<S: LevelDot>(
     };
     for (i, (panel, Piece { head, at, slots })) in panels.iter_mut().zip(pieces).enumerate() {
         *panel = Panel {
-            levels: match is_bytes {
+            lines: match is_bytes {
                 true => head.bytes,
                 false => &workspace.tile[i * BLOCK_SLOTS * dim..],
             },
@@ -299,7 +262,7 @@ fn simd_weigh<S: LevelDot>(
             inner: slots.div_ceil(4),
         };
         // The last vector of the last quad may begin anywhere in it.
-        assert!(panel.inner * 4 * width + 60 <= panel.levels.len());
+        assert!(panel.inner * 4 * width + 60 <= panel.lines.len());
     }
     for group in 0..first.groups {
         simd_quantize_weights(s, p, pieces, group, &mut workspace.weights);
@@ -343,18 +306,18 @@ unsafe fn weigh_group<S: LevelDot>(
         let two = S::COLS == 2 && column + 32 <= columns.end;
         let mut row = 0;
         while row < rows {
-            let count = (rows - row).min(S::WIDE_ROWS);
+            let count = (rows - row).min(S::Wide::ROWS);
             // SAFETY: the caller's promise; rows `row..row + count` exist.
             unsafe {
-                with_rows!(count, S::WIDE_ROWS, R => {
+                with_rows!(count, S::Wide::ROWS, R => {
                     if two {
-                        let sums = sums::<S, Wide, R, 2>(s, a, row, panels, width, column, row == 0);
+                        let sums = sums::<S, S::Wide, R, 2>(s, a, row, panels, width, column, row == 0);
                         for r in 0..R {
                             add(s, weights, row + r, sums[r][0], dim, column, 16, out);
                             add(s, weights, row + r, sums[r][1], dim, column + 16, 16, out);
                         }
                     } else {
-                        let sums = sums::<S, Wide, R, 1>(s, a, row, panels, width, column, row == 0);
+                        let sums = sums::<S, S::Wide, R, 1>(s, a, row, panels, width, column, row == 0);
                         let lanes = columns.end - column;
                         for r in 0..R {
                             add(s, weights, row + r, sums[r][0], dim, column, lanes, out);

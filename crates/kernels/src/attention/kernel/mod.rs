@@ -31,12 +31,13 @@ pub(crate) use piece::{Head, Piece, Rows};
 pub(crate) use quantize::{QuantizedRows, QuantizedRowsMut, Weights, Workspace, quantize_queries};
 
 use super::job::SPAN_BLOCKS;
-use crate::LANES;
 use crate::cpu::Backend;
 use crate::format::kv::BLOCK_SLOTS;
-use crate::ops::lanes::{fold, padded, to_fixed};
+use crate::ops::lanes::to_fixed;
 use crate::simd::{Simd, simd_fn};
-use product::{Epilogue, Panel, product};
+use finish::Scoring;
+use piece::Panel;
+use product::{Epilogue, Product, product};
 
 /// Queries in f32 and quantised in both precisions.
 #[derive(Clone, Copy)]
@@ -77,25 +78,27 @@ pub(crate) fn score(
                     at: 0,
                     inner: head.dim,
                 }];
-                let (codec, out, end) = (head.form.codec, &mut out[*at..], Epilogue::Bias(bias));
-                let (width, slots) = (BLOCK_SLOTS, 0..BLOCK_SLOTS);
-                product(backend, codec, q, &panel, width, slots, out, stride, end);
+                let p = Product {
+                    a: q,
+                    panels: &panel,
+                    codec: head.form.codec,
+                    width: BLOCK_SLOTS,
+                    end: Epilogue::Bias(bias),
+                };
+                product(backend, p, 0..BLOCK_SLOTS, &mut out[*at..], stride);
             }
         } else {
             let numbers = match integer::is_narrow(head.form.codec) {
                 true => query.narrow,
                 false => query.wide,
             };
-            integer::score(
-                backend,
-                numbers,
-                q.count,
+            let of = Scoring {
+                q: numbers,
+                rows: q.count,
                 bias,
                 pieces,
-                workspace.tile,
-                out,
-                stride,
-            );
+            };
+            integer::score(backend, of, workspace.tile, out, stride);
         }
         for Piece { head, at, .. } in pieces.iter().filter(|p| !p.head.sinks.is_empty()) {
             sink::score(backend, q, bias, head, &mut out[*at..], stride);
@@ -127,7 +130,7 @@ pub(crate) fn weigh(
         let (pieces, later) = rest.split_at(same_form(rest));
         if head.form.codec.is_float() {
             let line = dim * head.form.codec.planes()[0] / 8;
-            let mut panels = [Panel::NONE; SPAN_BLOCKS];
+            let mut panels = [Panel::default(); SPAN_BLOCKS];
             for (panel, piece) in panels.iter_mut().zip(pieces) {
                 let sinks = piece.slots - piece.own_slots();
                 *panel = Panel {
@@ -137,52 +140,19 @@ pub(crate) fn weigh(
                     inner: piece.own_slots(),
                 };
             }
-            let (codec, panels) = (head.form.codec, &panels[..pieces.len()]);
-            product(
-                backend,
-                codec,
-                p,
-                panels,
-                dim,
-                0..dim,
-                out,
-                dim,
-                Epilogue::Resume,
-            );
+            let p = Product {
+                a: p,
+                panels: &panels[..pieces.len()],
+                codec: head.form.codec,
+                width: dim,
+                end: Epilogue::Resume,
+            };
+            product(backend, p, 0..dim, out, dim);
         } else {
             integer::weigh(backend, p, pieces, workspace, out);
         }
         rest = later;
     }
-}
-
-simd_fn! {
-    /// The product of two rows: sixteen lanes of fused multiply-adds and their tree.
-    pub fn dot(a: &[f32], b: &[f32]) -> f32 = scalar_dot, simd_dot;
-}
-
-fn scalar_dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    for i in 0..a.len().next_multiple_of(LANES) {
-        let (a, b) = (a.get(i).unwrap_or(&0.0), b.get(i).unwrap_or(&0.0));
-        lanes[i % LANES] = a.mul_add(*b, lanes[i % LANES]);
-    }
-    fold(lanes)
-}
-
-#[inline(always)]
-fn simd_dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
-    let (a, a_tail) = a.as_chunks::<LANES>();
-    let (b, b_tail) = b.as_chunks::<LANES>();
-    let mut acc = s.splat(0.0);
-    for (a, b) in a.iter().zip(b) {
-        acc = s.fma(s.load(a), s.load(b), acc);
-    }
-    if !a_tail.is_empty() {
-        let (a, b) = (padded(a_tail, 0.0), padded(b_tail, 0.0));
-        acc = s.fma(s.load(&a), s.load(&b), acc);
-    }
-    s.sum(acc)
 }
 
 simd_fn! {

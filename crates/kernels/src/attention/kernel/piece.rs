@@ -106,3 +106,17 @@ impl<'a> Piece<'a> {
         self.slots.saturating_sub(self.head.sink_rows())
     }
 }
+
+/// A piece of the right-hand matrix of a product: `inner` lines without gaps, which the values of the
+/// rows from `at` on are multiplied with. A line is a float of each column, or four levels of each: then
+/// `at` and `inner` count fours, and there are at least sixty readable bytes behind the last line.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Panel<'a> {
+    pub lines: &'a [u8],
+    /// Lines of the same shape that will be read after these, or nothing. A head's part of a
+    /// block is about one page, where the hardware's prefetcher stops, and the next is elsewhere:
+    /// the kernel prefetches it while it multiplies this one.
+    pub upcoming: &'a [u8],
+    pub at: usize,
+    pub inner: usize,
+}

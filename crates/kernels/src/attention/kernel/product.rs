@@ -8,58 +8,26 @@
 //! what it starts from and where it ends. So a row's bits depend neither on other rows nor on how many
 //! were computed at once.
 
+use super::finish::with_rows;
 use super::level_dot::LevelDot;
-use super::piece::Rows;
+use super::piece::{Panel, Rows};
 use crate::format::kv::Codec;
 use crate::simd::simd_fn;
 use half::f16;
 use std::ops::Range;
 
-/// A piece of the right-hand matrix: `inner` lines of numbers without gaps, which the values of the
-/// rows from `at` on are multiplied with.
-#[derive(Clone, Copy)]
-pub(crate) struct Panel<'a> {
-    pub lines: &'a [u8],
-    /// Lines of the same shape that will be read after these, or nothing. A head's part of a
-    /// block is about one page, where the hardware's prefetcher stops, and the next is elsewhere:
-    /// the kernel prefetches it while it multiplies this one.
-    pub upcoming: &'a [u8],
-    pub at: usize,
-    pub inner: usize,
-}
-
-impl<'a> Panel<'a> {
-    pub(crate) const NONE: Panel<'a> = Panel {
-        lines: &[],
-        upcoming: &[],
-        at: 0,
-        inner: 0,
-    };
-
-    /// For the scalar reference.
-    fn value(&self, codec: Codec, index: usize) -> f32 {
-        let at = &self.lines[index * width_of(codec)..];
-        match codec {
-            Codec::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
-            _ => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
-        }
+/// One number of a panel, for the scalar reference.
+fn value(panel: &Panel<'_>, codec: Codec, index: usize) -> f32 {
+    let at = &panel.lines[index * width_of(codec)..];
+    match codec {
+        Codec::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+        _ => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
     }
 }
 
 /// Bytes of one number.
 const fn width_of(codec: Codec) -> usize {
     codec.planes()[0] / 8
-}
-
-/// The codecs of lines, as what a tile is compiled for.
-const WIDE: u8 = 0;
-const HALF: u8 = 1;
-
-const fn codec_of(kind: u8) -> Codec {
-    match kind {
-        WIDE => Codec::F32,
-        _ => Codec::F16,
-    }
 }
 
 /// What a chain starts from, and what is stored.
@@ -71,45 +39,40 @@ pub(crate) enum Epilogue<'a> {
     Bias(&'a [f32]),
 }
 
-simd_fn! {
-    /// The columns `columns` of `out (row, column)`, for panels of lines of `width` numbers: f32 or
-    /// f16.
-    pub(crate) fn product(
-        codec: Codec,
-        a: Rows<'_>,
-        panels: &[Panel<'_>],
-        width: usize,
-        columns: Range<usize>,
-        out: &mut [f32],
-        out_stride: usize,
-        end: Epilogue<'_>,
-    ) = scalar_product, simd_product;
+/// Rows times panels.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
+    pub a: Rows<'a>,
+    pub panels: &'a [Panel<'a>],
+    /// Of the lines: f32 or f16.
+    pub codec: Codec,
+    /// Numbers of a line.
+    pub width: usize,
+    pub end: Epilogue<'a>,
 }
 
-fn scalar_product(
-    codec: Codec,
-    a: Rows<'_>,
-    panels: &[Panel<'_>],
-    width: usize,
-    columns: Range<usize>,
-    out: &mut [f32],
-    out_stride: usize,
-    end: Epilogue<'_>,
-) {
-    for r in 0..a.count {
-        let a = &a.values[r * a.stride..];
+simd_fn! {
+    /// The columns `columns` of `out (row, column)`.
+    pub(crate) fn product(p: Product<'_>, columns: Range<usize>, out: &mut [f32], stride: usize)
+        = scalar_product, simd_product;
+}
+
+fn scalar_product(p: Product<'_>, columns: Range<usize>, out: &mut [f32], stride: usize) {
+    for r in 0..p.a.count {
+        let a = &p.a.values[r * p.a.stride..];
         for column in columns.clone() {
-            let out = &mut out[r * out_stride + column];
-            let mut sum = match end {
+            let out = &mut out[r * stride + column];
+            let mut sum = match p.end {
                 Epilogue::Resume => *out,
                 _ => 0.0f32,
             };
-            for panel in panels {
+            for panel in p.panels {
                 for i in 0..panel.inner {
-                    sum = a[panel.at + i].mul_add(panel.value(codec, i * width + column), sum);
+                    let value = value(panel, p.codec, i * p.width + column);
+                    sum = a[panel.at + i].mul_add(value, sum);
                 }
             }
-            *out = match end {
+            *out = match p.end {
                 Epilogue::Resume => sum,
                 Epilogue::Bias(bias) => sum + bias[r],
             };
@@ -120,45 +83,42 @@ fn scalar_product(
 #[inline(always)]
 fn simd_product<S: LevelDot>(
     s: S,
-    codec: Codec,
-    a: Rows<'_>,
-    panels: &[Panel<'_>],
-    width: usize,
+    p: Product<'_>,
     columns: Range<usize>,
     out: &mut [f32],
-    out_stride: usize,
-    end: Epilogue<'_>,
+    stride: usize,
 ) {
-    match codec {
-        Codec::F32 => columns_of::<S, WIDE>(s, a, panels, width, columns, out, out_stride, end),
-        Codec::F16 => columns_of::<S, HALF>(s, a, panels, width, columns, out, out_stride, end),
-        codec => unreachable!("lines of {codec}"),
+    match (p.codec, p.end) {
+        (Codec::F32, Epilogue::Resume) => tiles::<S, false, true>(s, p, columns, out, stride),
+        (Codec::F32, _) => tiles::<S, false, false>(s, p, columns, out, stride),
+        (Codec::F16, Epilogue::Resume) => tiles::<S, true, true>(s, p, columns, out, stride),
+        (Codec::F16, _) => tiles::<S, true, false>(s, p, columns, out, stride),
+        (codec, _) => unreachable!("lines of {codec}"),
     }
 }
 
-/// Panels of one kind.
+/// Panels of one codec: f16 if `HALF`. `RESUME` is whether the end is [`Epilogue::Resume`].
 #[inline(always)]
-fn columns_of<S: LevelDot, const KIND: u8>(
+fn tiles<S: LevelDot, const HALF: bool, const RESUME: bool>(
     s: S,
-    a: Rows<'_>,
-    panels: &[Panel<'_>],
-    width: usize,
+    p: Product<'_>,
     columns: Range<usize>,
     out: &mut [f32],
-    out_stride: usize,
-    end: Epilogue<'_>,
+    stride: usize,
 ) {
+    let Product {
+        a, panels, width, ..
+    } = p;
     if a.count == 0 || columns.is_empty() {
         return;
     }
-    let codec = codec_of(KIND);
     // Every address of a tile is within these: checked once here, not in the loop.
-    assert!(columns.end <= width && (a.count - 1) * out_stride + columns.end <= out.len());
+    assert!(columns.end <= width && (a.count - 1) * stride + columns.end <= out.len());
     for panel in panels {
         assert!((a.count - 1) * a.stride + panel.at + panel.inner <= a.values.len());
-        assert!(width_of(codec) * panel.inner * width <= panel.lines.len());
+        assert!(width_of(p.codec) * panel.inner * width <= panel.lines.len());
     }
-    if let Epilogue::Bias(bias) = end {
+    if let Epilogue::Bias(bias) = p.end {
         assert!(a.count <= bias.len());
     }
 
@@ -173,25 +133,17 @@ fn columns_of<S: LevelDot, const KIND: u8>(
         let mut row = 0;
         while row < a.count {
             let rows = (a.count - row).min(S::ROWS);
-            let end = match end {
-                Epilogue::Bias(bias) => Epilogue::Bias(&bias[row..]),
-                Epilogue::Resume => end,
-            };
             // SAFETY: rows `row..row + rows` are below `a.count`, columns `column..column + 16
             // * cols` below `columns.end`, and the sizes were asserted above.
             unsafe {
-                let a = (a.values.as_ptr().add(row * a.stride), a.stride);
-                let out = (out.as_mut_ptr().add(row * out_stride + column), out_stride);
-                let first = row == 0;
-                if let Epilogue::Resume = end {
-                    tiles::<S, KIND, true>(
-                        s, rows, cols, a, panels, width, column, first, out, end,
-                    );
-                } else {
-                    tiles::<S, KIND, false>(
-                        s, rows, cols, a, panels, width, column, first, out, end,
-                    );
-                }
+                let out = (out.as_mut_ptr().add(row * stride + column), stride);
+                with_rows!(rows, S::ROWS, R => {
+                    if S::COLS == 2 && cols == 2 {
+                        tile::<S, R, 2, HALF, RESUME>(s, p, row, column, out);
+                    } else {
+                        tile::<S, R, 1, HALF, RESUME>(s, p, row, column, out);
+                    }
+                });
             }
             row += rows;
         }
@@ -200,66 +152,32 @@ fn columns_of<S: LevelDot, const KIND: u8>(
     // Columns that are not whole vectors: the same chain, one at a time.
     let rest = whole..columns.end;
     if !rest.is_empty() {
-        scalar_product(codec, a, panels, width, rest, out, out_stride, end);
+        scalar_product(p, rest, out, stride);
     }
 }
 
-/// The register tile of the right size.
+/// `R` rows from `row` on by `C` vectors of [`product`], accumulated in registers over all panels.
+/// `out` is a pointer and the distance of rows. The first rows of some columns prefetch.
 ///
 /// # Safety
-/// - As for [`tile`], with `rows` and `cols` for `R` and `C`; `rows <= S::ROWS`, `cols <= S::COLS`.
-#[inline(always)]
-unsafe fn tiles<S: LevelDot, const KIND: u8, const RESUME: bool>(
-    s: S,
-    rows: usize,
-    cols: usize,
-    a: (*const f32, usize),
-    panels: &[Panel<'_>],
-    width: usize,
-    column: usize,
-    first: bool,
-    out: (*mut f32, usize),
-    end: Epilogue<'_>,
-) {
-    macro_rules! pick {
-        ($($r:literal)*) => {
-            match (rows, cols) {
-                $(
-                    // SAFETY: the caller's promise.
-                    ($r, 2) if S::COLS >= 2 && $r <= S::ROWS => unsafe {
-                        tile::<S, $r, 2, KIND, RESUME>(s, a, panels, width, column, first, out, end)
-                    },
-                    // SAFETY: the caller's promise.
-                    ($r, 1) if $r <= S::ROWS => unsafe {
-                        tile::<S, $r, 1, KIND, RESUME>(s, a, panels, width, column, first, out, end)
-                    },
-                )*
-                _ => unreachable!("no tile of {rows} rows and {cols} columns"),
-            }
-        };
-    }
-    pick!(1 2 3 4 5 6 7 8 9 10 11 12);
-}
-
-/// `R` rows by `C` vectors of [`product`], accumulated in registers over all panels. `a` and `out`
-/// are a pointer and the distance of rows. The `first` tile of some columns prefetches.
-///
-/// # Safety
-/// - `a` has `R` rows as long as the panels ask; panels have lines of `width` values, of which the
+/// - `a` has these rows, as long as the panels ask; panels have lines of `width` values, of which the
 ///   tile takes `16 * C` from `column` on; `out` has `R` rows of `16 * C` values that nothing else
-///   refers to; the bias of `end` has these rows; `RESUME` is whether `end` is [`Epilogue::Resume`].
+///   refers to; the bias of `end` has these rows; `HALF` and `RESUME` are as the product says.
 #[inline(always)]
-unsafe fn tile<S: LevelDot, const R: usize, const C: usize, const KIND: u8, const RESUME: bool>(
+unsafe fn tile<
+    S: LevelDot,
+    const R: usize,
+    const C: usize,
+    const HALF: bool,
+    const RESUME: bool,
+>(
     s: S,
-    a: (*const f32, usize),
-    panels: &[Panel<'_>],
-    width: usize,
+    p: Product<'_>,
+    row: usize,
     column: usize,
-    first: bool,
     out: (*mut f32, usize),
-    end: Epilogue<'_>,
 ) {
-    let size = width_of(codec_of(KIND));
+    let (size, width) = (if HALF { 2 } else { 4 }, p.width);
     let mut acc = [[s.splat(0.0); C]; R];
     // Known when compiled, or the accumulators would take a way through memory.
     if RESUME {
@@ -270,16 +188,17 @@ unsafe fn tile<S: LevelDot, const R: usize, const C: usize, const KIND: u8, cons
             }
         }
     }
-    for panel in panels {
+    for panel in p.panels {
         let b = panel.lines.as_ptr().wrapping_add(size * column);
         // With nothing upcoming, what is being read anyway.
-        let upcoming = if first && !panel.upcoming.is_empty() {
+        let upcoming = if row == 0 && !panel.upcoming.is_empty() {
             panel.upcoming.as_ptr().wrapping_add(size * column)
         } else {
             b
         };
+        let stride = p.a.stride;
         // SAFETY: the rows of `a` reach to the panel's end.
-        let a = (unsafe { a.0.add(panel.at) }, a.1);
+        let a = unsafe { p.a.values.as_ptr().add(row * stride + panel.at) };
         for i in 0..panel.inner {
             s.prefetch(upcoming.wrapping_add(i * size * width));
             let mut line = [s.splat(0.0); C];
@@ -287,15 +206,16 @@ unsafe fn tile<S: LevelDot, const R: usize, const C: usize, const KIND: u8, cons
                 // SAFETY: line `i` of the panel has vector `c`.
                 line[c] = unsafe {
                     let at = b.add(size * (i * width + 16 * c));
-                    match KIND {
-                        WIDE => s.load(&at.cast::<[f32; 16]>().read_unaligned()),
-                        _ => s.load_half(&*at.cast()),
+                    if HALF {
+                        s.load_half(&*at.cast())
+                    } else {
+                        s.load(&at.cast::<[f32; 16]>().read_unaligned())
                     }
                 };
             }
             for r in 0..R {
                 // SAFETY: row `r` of `a` has value `i`.
-                let x = s.splat(unsafe { *a.0.add(r * a.1 + i) });
+                let x = s.splat(unsafe { *a.add(r * stride + i) });
                 for c in 0..C {
                     acc[r][c] = s.fma(x, line[c], acc[r][c]);
                 }
@@ -303,22 +223,22 @@ unsafe fn tile<S: LevelDot, const R: usize, const C: usize, const KIND: u8, cons
         }
     }
     // Short loops each: the compiler unrolls them, and the accumulators stay in registers.
-    match end {
-        Epilogue::Resume => {
-            for r in 0..R {
-                for c in 0..C {
-                    // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
-                    s.store(acc[r][c], unsafe { vector(out, r, c) });
-                }
-            }
-        }
-        Epilogue::Bias(bias) => {
+    match p.end {
+        Epilogue::Bias(bias) if !RESUME => {
             for r in 0..R {
                 // SAFETY: the bias has the tile's rows.
-                let bias = s.splat(unsafe { *bias.get_unchecked(r) });
+                let bias = s.splat(unsafe { *bias.get_unchecked(row + r) });
                 for c in 0..C {
                     // SAFETY: row `r` of `out` has vector `c`, and nothing else refers to it.
                     s.store(s.add(acc[r][c], bias), unsafe { vector(out, r, c) });
+                }
+            }
+        }
+        _ => {
+            for r in 0..R {
+                for c in 0..C {
+                    // SAFETY: as above.
+                    s.store(acc[r][c], unsafe { vector(out, r, c) });
                 }
             }
         }

@@ -16,7 +16,7 @@
 //! key in four bits. Weights need more: many small ones count as much as one great one. Rows whose
 //! greatest magnitude is below [`TINY`] are zeros.
 
-use super::level_dot::LevelDot;
+use super::level_dot::{LevelDot, NARROW, Precision, WIDE};
 use super::piece::{Piece, Rows};
 use crate::attention::job::SPAN_SLOTS;
 use crate::format::kv::BLOCK_SLOTS;
@@ -25,107 +25,6 @@ use crate::simd::simd_fn;
 
 /// Magnitudes whose reciprocal times a limit would leave the range of f32.
 const TINY: f32 = 1.0 / (1u128 << 100) as f32;
-
-/// How exact the integers are, and the instructions for them.
-pub(super) trait Precision<S: LevelDot>: Copy {
-    type Acc: Copy;
-    type Quad: Copy;
-    const LIMIT: f32;
-    /// Rows of a register tile.
-    const ROWS: usize;
-    /// The same with look-ups in registers.
-    const FUSED: usize;
-
-    fn zero(s: S) -> Self::Acc;
-    fn dot(s: S, acc: Self::Acc, levels: S::Quads, by: Self::Quad) -> Self::Acc;
-    /// The sum of two sums.
-    fn add(s: S, a: Self::Acc, b: Self::Acc) -> Self::Acc;
-    fn to_f32(s: S, acc: Self::Acc, total: i32) -> S::F;
-    /// # Safety
-    /// - As for [`LevelDot::put_wide`].
-    unsafe fn put(s: S, x: S::I, row: *mut u8, len: usize, at: usize);
-    /// # Safety
-    /// - As for [`LevelDot::wide_quad`].
-    unsafe fn quad(s: S, row: *const u8, len: usize, at: usize) -> Self::Quad;
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Wide;
-#[derive(Clone, Copy)]
-pub(super) struct Narrow;
-
-/// The limits, for the scalar reference too.
-const WIDE_LIMIT: f32 = 16256.0;
-const NARROW_LIMIT: f32 = 127.0;
-
-macro_rules! precision {
-    ($name:ident, $limit:ident, $acc:ident, $quad:ident, $rows:ident, $fused:ident,
-        $zero:ident, $dot:ident, $add:ident, $to_f32:ident, $put:ident, $get:ident) => {
-        impl<S: LevelDot> Precision<S> for $name {
-            type Acc = S::$acc;
-            type Quad = S::$quad;
-            const LIMIT: f32 = $limit;
-            const ROWS: usize = S::$rows;
-            const FUSED: usize = S::$fused;
-
-            #[inline(always)]
-            fn zero(s: S) -> Self::Acc {
-                s.$zero()
-            }
-            #[inline(always)]
-            fn dot(s: S, acc: Self::Acc, levels: S::Quads, by: Self::Quad) -> Self::Acc {
-                s.$dot(acc, levels, by)
-            }
-            #[inline(always)]
-            fn add(s: S, a: Self::Acc, b: Self::Acc) -> Self::Acc {
-                s.$add(a, b)
-            }
-            #[inline(always)]
-            fn to_f32(s: S, acc: Self::Acc, total: i32) -> S::F {
-                s.$to_f32(acc, total)
-            }
-            #[inline(always)]
-            unsafe fn put(s: S, x: S::I, row: *mut u8, len: usize, at: usize) {
-                // SAFETY: the caller's promise.
-                unsafe { s.$put(x, row, len, at) }
-            }
-            #[inline(always)]
-            unsafe fn quad(s: S, row: *const u8, len: usize, at: usize) -> Self::Quad {
-                // SAFETY: the caller's promise.
-                unsafe { s.$get(row, len, at) }
-            }
-        }
-    };
-}
-
-precision!(
-    Wide,
-    WIDE_LIMIT,
-    Wide,
-    WideQuad,
-    WIDE_ROWS,
-    FUSED_WIDE,
-    wide_zero,
-    wide_dot,
-    wide_add,
-    wide_to_f32,
-    put_wide,
-    wide_quad
-);
-precision!(
-    Narrow,
-    NARROW_LIMIT,
-    Narrow,
-    NarrowQuad,
-    NARROW_ROWS,
-    FUSED_NARROW,
-    narrow_zero,
-    narrow_dot,
-    narrow_add,
-    narrow_to_f32,
-    put_narrow,
-    narrow_quad
-);
 
 /// Rows of integers, in the layout of the backend that wrote them; the scalar one has i16.
 #[derive(Clone, Copy)]
@@ -194,8 +93,8 @@ fn scalar_quantize_queries(
         let greatest = row.iter().fold(0.0, |m, x| greater(m, x.abs()));
         let finite = row.iter().all(|x| x.is_finite());
         let greatest = if finite { greatest } else { 0.0 };
-        scalar_quantize_row(row, r, greatest, NARROW_LIMIT, narrow);
-        scalar_quantize_row(row, r, greatest, WIDE_LIMIT, wide);
+        scalar_quantize_row(row, r, greatest, NARROW as f32, narrow);
+        scalar_quantize_row(row, r, greatest, WIDE as f32, wide);
         if !finite {
             (narrow.row_scale[r], wide.row_scale[r]) = (f32::NAN, f32::NAN);
         }
@@ -239,8 +138,8 @@ fn simd_quantize_queries<S: LevelDot>(
         // Zero times what is not finite is NaN.
         let finite = s.sum(wrong) == 0.0;
         let greatest = if finite { s.max_lane(greatest) } else { 0.0 };
-        quantize_row::<S, Narrow>(s, row, r, greatest, narrow);
-        quantize_row::<S, Wide>(s, row, r, greatest, wide);
+        quantize_row::<S, S::Narrow>(s, row, r, greatest, narrow);
+        quantize_row::<S, S::Wide>(s, row, r, greatest, wide);
         if !finite {
             (narrow.row_scale[r], wide.row_scale[r]) = (f32::NAN, f32::NAN);
         }
@@ -279,10 +178,10 @@ fn quantize_row<S: LevelDot, N: Precision<S>>(
     }
 }
 
-/// Zero where a lane is NaN; other lanes are within [`WIDE_LIMIT`].
+/// Zero where a lane is NaN; other lanes are within [`WIDE`].
 #[inline(always)]
 fn nan_to_zero<S: LevelDot>(s: S, x: S::F) -> S::F {
-    s.if_less(x, s.splat(2.0 * WIDE_LIMIT), x, s.splat(0.0))
+    s.if_less(x, s.splat(2.0 * WIDE as f32), x, s.splat(0.0))
 }
 
 /// Weights of values: of one group of dimensions, over the slots of a span.
@@ -340,7 +239,7 @@ pub(super) fn scalar_quantize_weights(
             })
         });
         let greatest = weights.clone().fold(0.0, |m, (_, w)| greater(m, w.abs()));
-        let (row_scale, by) = row_scale_of(greatest, WIDE_LIMIT);
+        let (row_scale, by) = row_scale_of(greatest, WIDE as f32);
         (to.row_scale[r], to.totals[r]) = (row_scale, 0);
         for (at, w) in weights {
             // NaN becomes zero.
@@ -398,7 +297,7 @@ pub(super) fn simd_quantize_weights<S: LevelDot>(
     }
     for r in 0..p.count {
         let p = &p.values[r * p.stride..][..SPAN_SLOTS];
-        let (row_scale, by) = row_scale_of(to.row_scale[r], WIDE_LIMIT);
+        let (row_scale, by) = row_scale_of(to.row_scale[r], WIDE as f32);
         let by = s.splat(by);
         let bytes = &mut to.bytes[2 * r * SPAN_SLOTS..][..2 * SPAN_SLOTS];
         let mut total = s.to_i32(zero);
@@ -409,7 +308,7 @@ pub(super) fn simd_quantize_weights<S: LevelDot>(
                 total = s.add_i32(total, w);
                 // SAFETY: the row is `2 * 256` bytes, and the piece's block is within the span.
                 unsafe {
-                    s.put_wide(w, bytes.as_mut_ptr(), SPAN_SLOTS, piece.at + 16 * half);
+                    S::Wide::put(s, w, bytes.as_mut_ptr(), SPAN_SLOTS, piece.at + 16 * half);
                 }
             }
         }

@@ -11,7 +11,7 @@
 use super::Codec::{self, *};
 use super::encode::{self, Coder, Codes, Group, NO_CODES, ScalarCoder, SimdCoder};
 use super::levels::{self, BOOK2, BOOK3, BOOK4, BOOK5};
-use super::plane::{self, Parts};
+use super::plane::{self, Parts, Place};
 use super::{BLOCK_SLOTS, Form, GROUP_MAX, KvShape, Side, float};
 use crate::cpu::Backend;
 use crate::simd::Simd;
@@ -27,39 +27,33 @@ const TILE: usize = 8 * GROUP_MAX;
 /// Dimensions recoded at once where a head has no groups.
 const FLOAT_STEP: usize = 64;
 
-/// Writes the keys of consecutive slots from `first_slot` on; `rows` is (slot, kv_head, dim), `k` the
-/// keys of a whole block.
-pub fn write_k_rows(
-    backend: Backend,
-    shape: KvShape,
-    k: &mut [u8],
-    first_slot: usize,
-    rows: &[f32],
-) {
-    let k = &mut k[..shape.k_bytes()];
-    check(shape, shape.form.k, first_slot, rows.len());
-    match shape.form.k.codec {
-        F16 => float::store_k(backend, shape, k, first_slot, rows),
-        F32 => float::store_k_exact(shape, k, first_slot, rows),
-        _ => encode(backend, Side::K, shape.form.k, shape, k, first_slot, rows),
-    }
+/// Writes the keys of consecutive slots from `slot` on; `rows` is (slot, kv_head, dim), `k` the keys of a
+/// whole block.
+pub fn write_k_rows(backend: Backend, shape: KvShape, k: &mut [u8], slot: usize, rows: &[f32]) {
+    write_rows(backend, Side::K, shape, k, slot, rows);
 }
 
-/// Writes the values of consecutive slots from `first_slot` on; `rows` is (slot, kv_head, dim), `v` the
-/// values of a whole block.
-pub fn write_v_rows(
+/// Writes the values of consecutive slots from `slot` on; `rows` is (slot, kv_head, dim), `v` the values of
+/// a whole block.
+pub fn write_v_rows(backend: Backend, shape: KvShape, v: &mut [u8], slot: usize, rows: &[f32]) {
+    write_rows(backend, Side::V, shape, v, slot, rows);
+}
+
+fn write_rows(
     backend: Backend,
+    side: Side,
     shape: KvShape,
-    v: &mut [u8],
-    first_slot: usize,
+    block: &mut [u8],
+    slot: usize,
     rows: &[f32],
 ) {
-    let v = &mut v[..shape.v_bytes()];
-    check(shape, shape.form.v, first_slot, rows.len());
-    match shape.form.v.codec {
-        F16 => float::store_v(backend, shape, v, first_slot, rows),
-        F32 => float::store_v_exact(shape, v, first_slot, rows),
-        _ => encode(backend, Side::V, shape.form.v, shape, v, first_slot, rows),
+    let form = shape.form.of(side);
+    let block = &mut block[..shape.kv_heads * form.head_bytes(shape.head_dim)];
+    check(shape, form, slot, rows.len());
+    match form.codec {
+        F16 => float::store(backend, side, shape, block, slot, rows),
+        F32 => float::store_each(side, false, shape, block, slot, rows),
+        _ => encode(backend, side, shape, block, slot, rows),
     }
 }
 
@@ -79,18 +73,12 @@ fn check_form(form: Form, head_dim: usize) {
 
 /// The keys of one head of a block as f32: `out` is (dim, slot).
 pub fn read_k_head(backend: Backend, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
-    check_form(form, head_dim);
-    assert_eq!(out.len(), head_dim * BLOCK_SLOTS);
-    let head = &head[..form.head_bytes(head_dim)];
-    read_k(backend, head_dim, form, head, out);
+    read(backend, Side::K, head_dim, form, head, out);
 }
 
 /// The values of one head of a block as f32: `out` is (slot, dim).
 pub fn read_v_head(backend: Backend, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
-    check_form(form, head_dim);
-    assert_eq!(out.len(), head_dim * BLOCK_SLOTS);
-    let head = &head[..form.head_bytes(head_dim)];
-    read_v(backend, head_dim, form, head, out);
+    read(backend, Side::V, head_dim, form, head, out);
 }
 
 /// The keys of one head of a full block in another form.
@@ -117,22 +105,6 @@ pub fn recode_v_head(
     recode(backend, Side::V, head_dim, from, src, to, dst);
 }
 
-fn recode(
-    backend: Backend,
-    side: Side,
-    head_dim: usize,
-    from: Form,
-    src: &[u8],
-    to: Form,
-    dst: &mut [u8],
-) {
-    check_form(from, head_dim);
-    check_form(to, head_dim);
-    let src = &src[..from.head_bytes(head_dim)];
-    let dst = &mut dst[..to.head_bytes(head_dim)];
-    recode_head(backend, side, head_dim, from, src, to, dst);
-}
-
 /// Declares the dispatch of a body that is generic over [`Coder`].
 macro_rules! coder_fn {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:path, $plain:ident, $lanes:ident;)*) => {$(
@@ -151,19 +123,11 @@ macro_rules! coder_fn {
 pub(super) use coder_fn;
 
 coder_fn! {
-    fn encode(
-        side: Side,
-        form: Form,
-        shape: KvShape,
-        block: &mut [u8],
-        first_slot: usize,
-        rows: &[f32],
-    ) = encode_rows, scalar_encode, simd_encode;
-    fn read_k(head_dim: usize, form: Form, head: &[u8], out: &mut [f32])
-        = read_k_body, scalar_read_k, simd_read_k;
-    fn read_v(head_dim: usize, form: Form, head: &[u8], out: &mut [f32])
-        = read_v_body, scalar_read_v, simd_read_v;
-    fn recode_head(side: Side, head_dim: usize, from: Form, src: &[u8], to: Form, dst: &mut [u8])
+    fn encode(side: Side, shape: KvShape, block: &mut [u8], first_slot: usize, rows: &[f32])
+        = encode_rows, scalar_encode, simd_encode;
+    fn read(side: Side, head_dim: usize, form: Form, head: &[u8], out: &mut [f32])
+        = read_head, scalar_read, simd_read;
+    fn recode(side: Side, head_dim: usize, from: Form, src: &[u8], to: Form, dst: &mut [u8])
         = recode_tiles, scalar_recode, simd_recode;
 }
 
@@ -171,13 +135,12 @@ coder_fn! {
 fn encode_rows<C: Coder>(
     c: C,
     side: Side,
-    form: Form,
     shape: KvShape,
     block: &mut [u8],
     first_slot: usize,
     rows: &[f32],
 ) {
-    let dim = shape.head_dim;
+    let (form, dim) = (shape.form.of(side), shape.head_dim);
     let (mut group, mut codes) = (Group::EMPTY, NO_CODES);
     for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
         let heads = block.chunks_exact_mut(form.head_bytes(dim));
@@ -229,23 +192,15 @@ pub(super) fn put_codes(
     codes: &[u8],
 ) {
     let Parts { low, high, .. } = parts;
-    match side {
-        Side::K => match form.codec.planes() {
-            [8] => plane::put_k::<8>(low, 0, slot, first, codes),
-            [4, ..] => plane::put_k::<4>(low, 0, slot, first, codes),
-            _ => plane::put_k::<2>(low, 0, slot, first, codes),
-        },
-        Side::V => match form.codec.planes() {
-            [8] => plane::put_v::<8>(low, 0, slot, first, codes),
-            [4, ..] => plane::put_v::<4>(low, 0, slot, first, codes),
-            _ => plane::put_v::<2>(low, 0, slot, first, codes),
-        },
+    let below = 0;
+    let place = Place { slot, first, below };
+    match form.codec.planes() {
+        [8] => plane::put::<8>(side, low, place, codes),
+        [4, ..] => plane::put::<4>(side, low, place, codes),
+        _ => plane::put::<2>(side, low, place, codes),
     }
-    if let [bits, 1] = *form.codec.planes() {
-        match side {
-            Side::K => plane::put_k::<1>(high, bits, slot, first, codes),
-            Side::V => plane::put_v::<1>(high, bits, slot, first, codes),
-        }
+    if let [below, 1] = *form.codec.planes() {
+        plane::put::<1>(side, high, Place { below, ..place }, codes);
     }
 }
 
@@ -279,31 +234,20 @@ pub(super) fn read_slot<C: Coder>(
 ) {
     if form.codec.is_float() {
         let half = form.codec == F16;
-        return match side {
-            Side::K => float::get_k(c, half, head, slot, first, out),
-            Side::V => float::get_v(c, half, head_dim, head, slot, first, out),
-        };
+        return float::get(c, side, half, head_dim, head, slot, first, out);
     }
     let Parts { low, high, scales } = plane::parts(form, head_dim, head);
     let mut codes = [0; GROUP_MAX];
     let codes = &mut codes[..out.len()];
-    match side {
-        Side::K => match form.codec.planes() {
-            [8] => plane::get_k::<8>(low, 0, slot, first, codes),
-            [4, ..] => plane::get_k::<4>(low, 0, slot, first, codes),
-            _ => plane::get_k::<2>(low, 0, slot, first, codes),
-        },
-        Side::V => match form.codec.planes() {
-            [8] => plane::get_v::<8>(low, 0, slot, first, codes),
-            [4, ..] => plane::get_v::<4>(low, 0, slot, first, codes),
-            _ => plane::get_v::<2>(low, 0, slot, first, codes),
-        },
+    let below = 0;
+    let place = Place { slot, first, below };
+    match form.codec.planes() {
+        [8] => plane::get::<8>(side, low, place, codes),
+        [4, ..] => plane::get::<4>(side, low, place, codes),
+        _ => plane::get::<2>(side, low, place, codes),
     }
-    if let [bits, 1] = *form.codec.planes() {
-        match side {
-            Side::K => plane::get_k::<1>(high, bits, slot, first, codes),
-            Side::V => plane::get_v::<1>(high, bits, slot, first, codes),
-        }
+    if let [below, 1] = *form.codec.planes() {
+        plane::get::<1>(side, high, Place { below, ..place }, codes);
     }
     to_levels(form.codec, codes, out);
     let (mut at, mut out) = (first, out);
@@ -321,25 +265,27 @@ pub(super) fn read_slot<C: Coder>(
 }
 
 #[inline(always)]
-fn read_k_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
+fn read_head<C: Coder>(c: C, side: Side, dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
+    check_form(form, dim);
+    assert_eq!(out.len(), dim * BLOCK_SLOTS);
+    let head = &head[..form.head_bytes(dim)];
+    if side == Side::V {
+        for (slot, row) in out.chunks_exact_mut(dim).enumerate() {
+            for (i, x) in row.chunks_mut(GROUP_MAX).enumerate() {
+                read_slot(c, side, form, dim, head, slot, i * GROUP_MAX, x);
+            }
+        }
+        return;
+    }
     let (lines, _) = out.as_chunks_mut::<BLOCK_SLOTS>();
     let mut row = [0.0; GROUP_MAX];
     for (i, lines) in lines.chunks_mut(GROUP_MAX).enumerate() {
         let row = &mut row[..lines.len()];
         for slot in 0..BLOCK_SLOTS {
-            read_slot(c, Side::K, form, head_dim, head, slot, i * GROUP_MAX, row);
+            read_slot(c, side, form, dim, head, slot, i * GROUP_MAX, row);
             for (line, x) in lines.iter_mut().zip(&*row) {
                 line[slot] = *x;
             }
-        }
-    }
-}
-
-#[inline(always)]
-fn read_v_body<C: Coder>(c: C, head_dim: usize, form: Form, head: &[u8], out: &mut [f32]) {
-    for (slot, row) in out.chunks_exact_mut(head_dim).enumerate() {
-        for (i, x) in row.chunks_mut(GROUP_MAX).enumerate() {
-            read_slot(c, Side::V, form, head_dim, head, slot, i * GROUP_MAX, x);
         }
     }
 }
@@ -355,6 +301,10 @@ fn recode_tiles<C: Coder>(
     to: Form,
     dst: &mut [u8],
 ) {
+    check_form(from, head_dim);
+    check_form(to, head_dim);
+    let src = &src[..from.head_bytes(head_dim)];
+    let dst = &mut dst[..to.head_bytes(head_dim)];
     let step = match to.codec.is_float() {
         true => FLOAT_STEP.min(head_dim),
         false => to.group.min(head_dim),

@@ -42,9 +42,12 @@ const MAGIC: f32 = 12_582_912.0;
 /// Vectors of the greatest group.
 const VECTORS: usize = GROUP_MAX / LANES;
 
+type Lanes = [f32; LANES];
+type Bytes = [u8; LANES];
+
 /// A cleaned group: `len` values in whole vectors, zeros up to the end of the last.
 pub(super) struct Group {
-    x: [[f32; LANES]; VECTORS],
+    x: [Lanes; VECTORS],
     len: usize,
 }
 
@@ -60,13 +63,13 @@ impl Group {
     }
 
     #[inline(always)]
-    fn vectors(&self) -> &[[f32; LANES]] {
+    fn vectors(&self) -> &[Lanes] {
         &self.x[..self.len.div_ceil(LANES)]
     }
 }
 
 /// Codes of a group, one per byte; what lies behind the group is arbitrary.
-pub(super) type Codes = [[u8; LANES]; VECTORS];
+pub(super) type Codes = [Bytes; VECTORS];
 pub(super) const NO_CODES: Codes = [[0; LANES]; VECTORS];
 
 /// The operations of the encoder: a scalar implementation and one over lanes, with equal bits.
@@ -81,25 +84,14 @@ pub(super) trait Coder: Copy {
     /// The nearest f16 of a number in `0..=65504`, as a number and as bytes.
     fn half(self, x: f32) -> (f32, [u8; 2]);
     /// `x / by`, rounded and clamped; the low byte of the integer.
-    fn uniform(self, x: &[f32; LANES], by: f32, low: f32, high: f32) -> [u8; LANES];
+    fn uniform(self, x: &Lanes, by: f32, low: f32, high: f32) -> Bytes;
     /// Codes of the levels nearest to `sign * x / scale`, where `sign` is 1 or -1.
-    fn nearest<const N: usize>(
-        self,
-        x: &[f32; LANES],
-        book: &Codebook<N>,
-        sign: f32,
-        scale: f32,
-    ) -> [u8; LANES];
+    fn nearest<const N: usize>(self, x: &Lanes, book: &Codebook<N>, sign: f32, scale: f32)
+    -> Bytes;
     /// Lanes are slots, each with its scale. The codes of the nearest levels, and how far off those are.
-    fn round<const N: usize>(
-        self,
-        x: &[f32; LANES],
-        book: &Codebook<N>,
-        scale: &[f32; LANES],
-        codes: &mut [u8; LANES],
-    ) -> [f32; LANES];
+    fn round<const N: usize>(self, x: &Lanes, book: &Codebook<N>, scale: &Lanes) -> (Bytes, Lanes);
     /// Subtracts shares of an error, in units, from the dimensions after it.
-    fn feed_back(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]);
+    fn feed_back(self, error: &Lanes, unit: f32, parts: &[i8], after: &mut [Lanes]);
     /// Thirty-two f16.
     fn widen(self, x: &[u8; 64]) -> [f32; 32];
     /// Number `i` of some f16.
@@ -269,31 +261,26 @@ impl Coder for ScalarCoder {
         (half.to_f32_const(), half.to_le_bytes())
     }
 
-    fn uniform(self, x: &[f32; LANES], by: f32, low: f32, high: f32) -> [u8; LANES] {
+    fn uniform(self, x: &Lanes, by: f32, low: f32, high: f32) -> Bytes {
         x.map(|x| (x / by).round_ties_even().clamp(low, high) as i8 as u8)
     }
 
     fn nearest<const N: usize>(
         self,
-        x: &[f32; LANES],
+        x: &Lanes,
         book: &Codebook<N>,
         sign: f32,
         scale: f32,
-    ) -> [u8; LANES] {
+    ) -> Bytes {
         x.map(|x| {
             let bounds = book.bounds.iter().skip(1);
             bounds.filter(|bound| sign * x >= **bound * scale).count() as u8
         })
     }
 
-    fn round<const N: usize>(
-        self,
-        x: &[f32; LANES],
-        book: &Codebook<N>,
-        scale: &[f32; LANES],
-        codes: &mut [u8; LANES],
-    ) -> [f32; LANES] {
-        std::array::from_fn(|i| {
+    fn round<const N: usize>(self, x: &Lanes, book: &Codebook<N>, scale: &Lanes) -> (Bytes, Lanes) {
+        let (mut codes, mut error) = ([0; LANES], [0.0; LANES]);
+        for i in 0..LANES {
             let by = if scale[i] == 0.0 {
                 f32::INFINITY
             } else {
@@ -303,11 +290,12 @@ impl Coder for ScalarCoder {
             let bounds = book.bounds.iter().skip(1);
             let code = bounds.filter(|bound| near >= **bound).count();
             codes[i] = code as u8;
-            x[i] - book.levels[code] * scale[i]
-        })
+            error[i] = x[i] - book.levels[code] * scale[i];
+        }
+        (codes, error)
     }
 
-    fn feed_back(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]) {
+    fn feed_back(self, error: &Lanes, unit: f32, parts: &[i8], after: &mut [Lanes]) {
         for (part, after) in parts.iter().zip(after) {
             for (x, error) in after.iter_mut().zip(error) {
                 *x = (error * -unit).mul_add(f32::from(*part), *x);
@@ -331,7 +319,7 @@ pub(super) struct SimdCoder<S: Simd>(pub S);
 
 impl<S: Simd> SimdCoder<S> {
     #[inline(always)]
-    fn clean_lanes(self, x: &[f32; LANES]) -> S::F {
+    fn clean_lanes(self, x: &Lanes) -> S::F {
         let s = self.0;
         let (zero, top, bottom) = (s.splat(0.0), s.splat(VALUE_MAX), s.splat(-VALUE_MAX));
         // Adding zero makes a signaling not-a-number a quiet one: compilers read the next lines as
@@ -368,7 +356,7 @@ impl<S: Simd> SimdCoder<S> {
 
     /// The low bytes of small integers in f32.
     #[inline(always)]
-    fn low_bytes(self, x: S::F) -> [u8; LANES] {
+    fn low_bytes(self, x: S::F) -> Bytes {
         let s = self.0;
         let mut wide = [0.0; LANES];
         s.store(s.add(x, s.splat(MAGIC)), &mut wide);
@@ -454,7 +442,7 @@ impl<S: Simd> Coder for SimdCoder<S> {
     }
 
     #[inline(always)]
-    fn uniform(self, x: &[f32; LANES], by: f32, low: f32, high: f32) -> [u8; LANES] {
+    fn uniform(self, x: &Lanes, by: f32, low: f32, high: f32) -> Bytes {
         let s = self.0;
         let (low, high) = (s.splat(low), s.splat(high));
         let x = s.div(s.load(x), s.splat(by));
@@ -465,11 +453,11 @@ impl<S: Simd> Coder for SimdCoder<S> {
     #[inline(always)]
     fn nearest<const N: usize>(
         self,
-        x: &[f32; LANES],
+        x: &Lanes,
         book: &Codebook<N>,
         sign: f32,
         scale: f32,
-    ) -> [u8; LANES] {
+    ) -> Bytes {
         let s = self.0;
         let (x, scale) = (s.mul(s.load(x), s.splat(sign)), s.splat(scale));
         let mut code = s.splat(0.0);
@@ -481,13 +469,7 @@ impl<S: Simd> Coder for SimdCoder<S> {
     }
 
     #[inline(always)]
-    fn round<const N: usize>(
-        self,
-        x: &[f32; LANES],
-        book: &Codebook<N>,
-        scale: &[f32; LANES],
-        codes: &mut [u8; LANES],
-    ) -> [f32; LANES] {
+    fn round<const N: usize>(self, x: &Lanes, book: &Codebook<N>, scale: &Lanes) -> (Bytes, Lanes) {
         let s = self.0;
         let (x, scale) = (s.load(x), s.load(scale));
         let (zero, inf) = (s.splat(0.0), s.splat(f32::INFINITY));
@@ -500,14 +482,13 @@ impl<S: Simd> Coder for SimdCoder<S> {
             code = s.if_less(near, bound, code, s.splat(i as f32));
             level = s.if_less(near, bound, level, s.splat(book.levels[i]));
         }
-        *codes = self.low_bytes(code);
         let mut error = [0.0; LANES];
         s.store(s.sub(x, s.mul(level, scale)), &mut error);
-        error
+        (self.low_bytes(code), error)
     }
 
     #[inline(always)]
-    fn feed_back(self, error: &[f32; LANES], unit: f32, parts: &[i8], after: &mut [[f32; LANES]]) {
+    fn feed_back(self, error: &Lanes, unit: f32, parts: &[i8], after: &mut [Lanes]) {
         let s = self.0;
         let error = s.mul(s.load(error), s.splat(-unit));
         for (part, after) in parts.iter().zip(after) {

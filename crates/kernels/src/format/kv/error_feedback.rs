@@ -318,7 +318,8 @@ fn slots_of<C: Coder, const N: usize>(
         let (now, after) = x[i..head_dim].split_at_mut(1);
         let (share, others) = rest.split_at(after.len());
         rest = others;
-        let error = c.round(&now[0], book, &scales[i / form.group], &mut codes[i]);
+        let (rounded, error) = c.round(&now[0], book, &scales[i / form.group]);
+        codes[i] = rounded;
         c.feed_back(&error, feedback.units[i], share, after);
     }
     let mut of_slot = [0; GROUP_MAX];

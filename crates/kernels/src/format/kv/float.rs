@@ -14,43 +14,46 @@ const HALF: usize = 2;
 /// Bytes of one f32.
 const WORD: usize = 4;
 
-/// Needs no backend: there is nothing to round.
-pub(super) fn store_k_exact(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
-    let (lines, _) = k.as_chunks_mut::<{ BLOCK_SLOTS * 4 }>();
-    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        let at = (first_slot + i) * 4;
-        for (line, x) in lines.iter_mut().zip(row) {
-            line[at..at + 4].copy_from_slice(&x.to_le_bytes());
-        }
-    }
-}
-
-pub(super) fn store_v_exact(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
-    let line = shape.head_dim * 4;
-    let bytes = BLOCK_SLOTS * line;
-    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        for (head, x) in row.chunks_exact(shape.head_dim).enumerate() {
-            let at = head * bytes + (first_slot + i) * line;
-            let (to, _) = v[at..at + line].as_chunks_mut::<4>();
-            to.iter_mut()
-                .zip(x)
-                .for_each(|(to, x)| *to = x.to_le_bytes());
+/// Rows of f16 or f32, number by number. Needs no backend.
+pub(super) fn store_each(
+    side: Side,
+    half: bool,
+    shape: KvShape,
+    block: &mut [u8],
+    first_slot: usize,
+    rows: &[f32],
+) {
+    let (dim, width) = (shape.head_dim, if half { HALF } else { WORD });
+    for (slot, row) in (first_slot..).zip(rows.chunks_exact(shape.row())) {
+        let heads = block.chunks_exact_mut(BLOCK_SLOTS * dim * width);
+        for (head, x) in heads.zip(row.chunks_exact(dim)) {
+            put(side, half, dim, head, slot, 0, x);
         }
     }
 }
 
 simd_fn! {
-    pub(super) fn store_k(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32])
-        = scalar_store_k, simd_store_k;
+    /// Rows of f16.
+    pub(super) fn store(side: Side, shape: KvShape, block: &mut [u8], first_slot: usize, rows: &[f32])
+        = scalar_store, simd_store;
 }
 
-fn scalar_store_k(shape: KvShape, k: &mut [u8], first_slot: usize, rows: &[f32]) {
-    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        // (kv_head, dim) is the order of both, so the row's index is the line's.
-        for (line, x) in k.chunks_exact_mut(BLOCK_SLOTS * HALF).zip(row) {
-            let at = (first_slot + i) * HALF;
-            line[at..at + HALF].copy_from_slice(&to_half(*x));
-        }
+fn scalar_store(side: Side, shape: KvShape, block: &mut [u8], first_slot: usize, rows: &[f32]) {
+    store_each(side, true, shape, block, first_slot, rows);
+}
+
+#[inline(always)]
+fn simd_store<S: Simd>(
+    s: S,
+    side: Side,
+    shape: KvShape,
+    block: &mut [u8],
+    first_slot: usize,
+    rows: &[f32],
+) {
+    match side {
+        Side::K => simd_store_k(s, shape, block, first_slot, rows),
+        Side::V => simd_store_v(s, shape, block, first_slot, rows),
     }
 }
 
@@ -90,24 +93,6 @@ fn simd_store_k<S: Simd>(s: S, shape: KvShape, k: &mut [u8], first_slot: usize, 
     }
 }
 
-simd_fn! {
-    pub(super) fn store_v(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32])
-        = scalar_store_v, simd_store_v;
-}
-
-fn scalar_store_v(shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
-    let line = shape.head_dim * HALF;
-    let bytes = BLOCK_SLOTS * line;
-    for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
-        for (head, x) in row.chunks_exact(shape.head_dim).enumerate() {
-            let at = head * bytes + (first_slot + i) * line;
-            for (to, x) in v[at..at + line].chunks_exact_mut(HALF).zip(x) {
-                to.copy_from_slice(&to_half(*x));
-            }
-        }
-    }
-}
-
 #[inline(always)]
 fn simd_store_v<S: Simd>(s: S, shape: KvShape, v: &mut [u8], first_slot: usize, rows: &[f32]) {
     let line = shape.head_dim * HALF;
@@ -115,13 +100,7 @@ fn simd_store_v<S: Simd>(s: S, shape: KvShape, v: &mut [u8], first_slot: usize, 
     for (i, row) in rows.chunks_exact(shape.row()).enumerate() {
         for (head, x) in row.chunks_exact(shape.head_dim).enumerate() {
             let at = head * bytes + (first_slot + i) * line;
-            let (to, to_tail) = v[at..at + line].as_chunks_mut::<32>();
-            let (x, x_tail) = x.as_chunks::<16>();
-            for (to, x) in to.iter_mut().zip(x) {
-                *to = half_lanes(s, x);
-            }
-            let last = half_lanes(s, &padded(x_tail, 0.0));
-            to_tail.copy_from_slice(&last[..to_tail.len()]);
+            simd_narrow(s, x, &mut v[at..at + line]);
         }
     }
 }
@@ -156,30 +135,11 @@ pub(super) fn put(
     }
 }
 
-/// Some dimensions of one slot's keys.
+/// Some dimensions of one slot of one head, read.
 #[inline(always)]
-pub(super) fn get_k<C: Coder>(
+pub(super) fn get<C: Coder>(
     c: C,
-    half: bool,
-    head: &[u8],
-    slot: usize,
-    first: usize,
-    out: &mut [f32],
-) {
-    let (words, _) = head.as_chunks::<WORD>();
-    for (dim, out) in (first..).zip(out) {
-        let at = dim * BLOCK_SLOTS + slot;
-        *out = match half {
-            true => c.half_at(head, at),
-            false => f32::from_le_bytes(words[at]),
-        };
-    }
-}
-
-/// Some dimensions of one slot's values.
-#[inline(always)]
-pub(super) fn get_v<C: Coder>(
-    c: C,
+    side: Side,
     half: bool,
     head_dim: usize,
     head: &[u8],
@@ -187,19 +147,23 @@ pub(super) fn get_v<C: Coder>(
     first: usize,
     out: &mut [f32],
 ) {
-    let at = at(Side::V, head_dim, slot, first);
-    if half {
-        let x = &head[at * HALF..][..out.len() * HALF];
+    if half && side == Side::V {
+        // They lie side by side.
+        let x = &head[at(side, head_dim, slot, first) * HALF..][..out.len() * HALF];
         for (out, x) in out.chunks_mut(32).zip(x.chunks(32 * HALF)) {
             let mut bytes = [0; 32 * HALF];
             bytes[..x.len()].copy_from_slice(x);
             out.copy_from_slice(&c.widen(&bytes)[..out.len()]);
         }
-    } else {
-        let (x, _) = head[at * WORD..].as_chunks::<WORD>();
-        for (out, x) in out.iter_mut().zip(x) {
-            *out = f32::from_le_bytes(*x);
-        }
+        return;
+    }
+    let (words, _) = head.as_chunks::<WORD>();
+    for (dim, out) in (first..).zip(out) {
+        let at = at(side, head_dim, slot, dim);
+        *out = match half {
+            true => c.half_at(head, at),
+            false => f32::from_le_bytes(words[at]),
+        };
     }
 }
 

@@ -213,6 +213,13 @@ impl KvForm {
     pub const fn both(form: Form) -> KvForm {
         KvForm { k: form, v: form }
     }
+
+    pub(crate) fn of(self, side: Side) -> Form {
+        match side {
+            Side::K => self.k,
+            Side::V => self.v,
+        }
+    }
 }
 
 /// What a block of one layer holds.

@@ -4,7 +4,7 @@
 //! Writing goes along a head in ascending dimensions, from multiples of eight on, and leaves every
 //! byte of the slot defined: bits without a dimension are zero.
 
-use super::{BLOCK_SLOTS, Form};
+use super::{BLOCK_SLOTS, Form, Side};
 
 /// One head of a block of integers, cut into its parts.
 pub(super) struct Parts<B> {
@@ -45,52 +45,66 @@ const fn mask(bits: usize) -> u8 {
     (0xff_u16 >> (8 - bits)) as u8
 }
 
-/// Writes codes, shifted right by `drop` first, as the keys of a slot from dimension `first` on, a
-/// multiple of eight.
+/// Where some codes of a slot lie in a plane.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub slot: usize,
+    /// Their first dimension.
+    pub first: usize,
+    /// Bits of a code that lie in the plane before.
+    pub below: usize,
+}
+
+/// Writes the bits of codes that this plane holds. Their first dimension is a multiple of eight.
 #[inline(always)]
-pub(super) fn put_k<const BITS: usize>(
-    plane: &mut [u8],
-    drop: usize,
-    slot: usize,
-    first: usize,
-    codes: &[u8],
-) {
+pub(super) fn put<const BITS: usize>(side: Side, plane: &mut [u8], at: Place, codes: &[u8]) {
+    match side {
+        Side::K => put_k::<BITS>(plane, at, codes),
+        Side::V => put_v::<BITS>(plane, at, codes),
+    }
+}
+
+/// Adds to `codes` the bits that this plane holds. Their first dimension is a multiple of four.
+#[inline(always)]
+pub(super) fn get<const BITS: usize>(side: Side, plane: &[u8], at: Place, codes: &mut [u8]) {
+    match side {
+        Side::K => get_k::<BITS>(plane, at, codes),
+        Side::V => get_v::<BITS>(plane, at, codes),
+    }
+}
+
+#[inline(always)]
+fn put_k<const BITS: usize>(plane: &mut [u8], place: Place, codes: &[u8]) {
     let per = const { 8 / BITS };
     let (quads, _) = plane.as_chunks_mut::<4>();
-    let mut at = first / 4;
+    let mut at = place.first / 4;
     let whole = codes.chunks_exact(4);
     let rest = whole.remainder();
     for codes in whole {
-        let quad = &mut quads[at / per * BLOCK_SLOTS + slot];
-        put_quad::<BITS>(quad, drop, at % per, codes);
+        let quad = &mut quads[at / per * BLOCK_SLOTS + place.slot];
+        put_quad::<BITS>(quad, place.below, at % per, codes);
         at += 1;
     }
     if !rest.is_empty() {
         let mut codes = [0; 4];
         codes[..rest.len()].copy_from_slice(rest);
-        let quad = &mut quads[at / per * BLOCK_SLOTS + slot];
-        put_quad::<BITS>(quad, drop, at % per, &codes);
+        let quad = &mut quads[at / per * BLOCK_SLOTS + place.slot];
+        put_quad::<BITS>(quad, place.below, at % per, &codes);
     }
 }
 
 /// The first field of a byte clears the others.
 #[inline(always)]
-fn put_quad<const BITS: usize>(quad: &mut [u8; 4], drop: usize, field: usize, codes: &[u8]) {
+fn put_quad<const BITS: usize>(quad: &mut [u8; 4], below: usize, field: usize, codes: &[u8]) {
     for (byte, code) in quad.iter_mut().zip(codes) {
         let kept = if field == 0 { 0 } else { *byte };
-        *byte = kept | ((code >> drop) & mask(BITS)) << (BITS * field);
+        *byte = kept | ((code >> below) & mask(BITS)) << (BITS * field);
     }
 }
 
-/// Writes codes, shifted right by `drop` first, as the values of a slot from dimension `first` on.
 #[inline(always)]
-pub(super) fn put_v<const BITS: usize>(
-    plane: &mut [u8],
-    drop: usize,
-    slot: usize,
-    first: usize,
-    codes: &[u8],
-) {
+fn put_v<const BITS: usize>(plane: &mut [u8], place: Place, codes: &[u8]) {
+    let Place { slot, first, below } = place;
     let n = plane.len() / BLOCK_SLOTS;
     let (quads, _) = plane.as_chunks_mut::<4>();
     let (line, i) = (&mut quads[slot / 4 * n..][..n], slot % 4);
@@ -107,11 +121,11 @@ pub(super) fn put_v<const BITS: usize>(
         let line = &mut line[j..j + run.len()];
         if field == 0 {
             for (quad, code) in line.iter_mut().zip(run) {
-                quad[i] = (code >> drop) & mask(BITS);
+                quad[i] = (code >> below) & mask(BITS);
             }
         } else {
             for (quad, code) in line.iter_mut().zip(run) {
-                quad[i] |= ((code >> drop) & mask(BITS)) << (BITS * field);
+                quad[i] |= ((code >> below) & mask(BITS)) << (BITS * field);
             }
         }
         at += run.len();
@@ -119,36 +133,21 @@ pub(super) fn put_v<const BITS: usize>(
     }
 }
 
-/// Adds to `codes` the bits that a plane of keys holds of one slot from dimension `first` on, a
-/// multiple of four, shifted left by `lift`.
 #[inline(always)]
-pub(super) fn get_k<const BITS: usize>(
-    plane: &[u8],
-    lift: usize,
-    slot: usize,
-    first: usize,
-    codes: &mut [u8],
-) {
+fn get_k<const BITS: usize>(plane: &[u8], place: Place, codes: &mut [u8]) {
     let per = const { 8 / BITS };
     let (quads, _) = plane.as_chunks::<4>();
-    for (at, codes) in (first / 4..).zip(codes.chunks_mut(4)) {
-        let quad = &quads[at / per * BLOCK_SLOTS + slot];
+    for (at, codes) in (place.first / 4..).zip(codes.chunks_mut(4)) {
+        let quad = &quads[at / per * BLOCK_SLOTS + place.slot];
         for (code, byte) in codes.iter_mut().zip(quad) {
-            *code |= ((byte >> (BITS * (at % per))) & mask(BITS)) << lift;
+            *code |= ((byte >> (BITS * (at % per))) & mask(BITS)) << place.below;
         }
     }
 }
 
-/// Adds to `codes` the bits that a plane of values holds of one slot from dimension `first` on,
-/// shifted left by `lift`.
 #[inline(always)]
-pub(super) fn get_v<const BITS: usize>(
-    plane: &[u8],
-    lift: usize,
-    slot: usize,
-    first: usize,
-    codes: &mut [u8],
-) {
+fn get_v<const BITS: usize>(plane: &[u8], place: Place, codes: &mut [u8]) {
+    let Place { slot, first, below } = place;
     let n = plane.len() / BLOCK_SLOTS;
     let (quads, _) = plane.as_chunks::<4>();
     let (line, i) = (&quads[slot / 4 * n..][..n], slot % 4);
@@ -158,7 +157,7 @@ pub(super) fn get_v<const BITS: usize>(
         let run = codes.len().min(n - j);
         let (to, rest) = codes.split_at_mut(run);
         for (code, quad) in to.iter_mut().zip(&line[j..j + run]) {
-            *code |= ((quad[i] >> (BITS * field)) & mask(BITS)) << lift;
+            *code |= ((quad[i] >> (BITS * field)) & mask(BITS)) << below;
         }
         at += run;
         codes = rest;

@@ -1,9 +1,9 @@
 //! `vpdpbusd` wants one side unsigned: levels are biased by 128. A row is its high parts and then its
 //! low parts, a byte each.
 
-use super::{LevelDot, PART_BITS};
+use super::{LevelDot, Limit, NARROW, PART_BITS, Precision, WIDE};
 use crate::simd::avx512::Avx512;
-use crate::simd::op;
+use crate::simd::{op, ops};
 use std::arch::x86_64::*;
 
 /// Levels are biased by two to this power.
@@ -13,35 +13,19 @@ impl<const VBMI: bool> LevelDot for Avx512<VBMI> {
     // 12 x 2 accumulators, 2 loaded vectors and a broadcast, of 32 registers.
     const ROWS: usize = 12;
     const COLS: usize = 2;
+    const CHAINS: usize = 4;
 
     type Codebook = __m512i;
     type Quads = __m512i;
-    type WideQuad = (__m512i, __m512i);
-    type NarrowQuad = __m512i;
-    type Wide = (__m512i, __m512i);
-    type Narrow = __m512i;
+    type Wide = Limit<WIDE>;
+    type Narrow = Limit<NARROW>;
 
-    // 6 x 2 x 2 and 12 x 2 accumulators, 2 vectors of levels and broadcasts, of 32 registers.
-    const WIDE_ROWS: usize = 6;
-    const NARROW_ROWS: usize = 12;
-    // 5 x 2 x 2 and 8 x 2 accumulators, 2 or 4 vectors of levels, and what makes them.
-    const FUSED_WIDE: usize = 5;
-    const FUSED_NARROW: usize = 8;
-    const CHAINS: usize = 4;
-
-    #[inline(always)]
-    fn codebook(self, levels: &[i8; 16]) -> __m512i {
-        biased(op!(_mm512_broadcast_i32x4(_mm_loadu_si128(
-            levels.as_ptr().cast()
-        ))))
-    }
-    #[inline(always)]
-    fn load_quads(self, x: &[u8; 64]) -> __m512i {
-        biased(op!(_mm512_loadu_si512(x.as_ptr().cast())))
-    }
-    #[inline(always)]
-    fn look_up_nibbles(self, codebook: __m512i, x: &[u8; 64]) -> (__m512i, __m512i) {
-        op!({
+    ops! {
+        fn codebook(self, levels: &[i8; 16]) -> __m512i =
+            biased(_mm512_broadcast_i32x4(_mm_loadu_si128(levels.as_ptr().cast())));
+        fn load_quads(self, x: &[u8; 64]) -> __m512i =
+            biased(_mm512_loadu_si512(x.as_ptr().cast()));
+        fn look_up_nibbles(self, codebook: __m512i, x: &[u8; 64]) -> (__m512i, __m512i) = {
             let low = _mm512_loadu_si512(x.as_ptr().cast());
             let high = _mm512_srli_epi16::<4>(low);
             if VBMI {
@@ -54,11 +38,8 @@ impl<const VBMI: bool> LevelDot for Avx512<VBMI> {
                 let found = |codes| _mm512_shuffle_epi8(codebook, _mm512_and_si512(codes, code));
                 (found(low), found(high))
             }
-        })
-    }
-    #[inline(always)]
-    fn look_up(self, levels: &[i8; 32], codes: &mut [u8; 64]) {
-        op!({
+        };
+        fn look_up(self, levels: &[i8; 32], codes: &mut [u8; 64]) = {
             let table = _mm256_loadu_si256(levels.as_ptr().cast());
             let p: *mut __m512i = codes.as_mut_ptr().cast();
             let codes = _mm512_loadu_si512(p);
@@ -75,12 +56,21 @@ impl<const VBMI: bool> LevelDot for Avx512<VBMI> {
                 )
             };
             _mm512_storeu_si512(p, found);
-        })
+        };
     }
+}
 
-    #[inline(always)]
-    unsafe fn put_wide(self, x: __m512i, row: *mut u8, len: usize, at: usize) {
-        op!({
+impl<const VBMI: bool> Precision<Avx512<VBMI>> for Limit<WIDE> {
+    const LIMIT: f32 = WIDE as f32;
+    // 6 x 2 x 2 accumulators, 2 vectors of levels and broadcasts, of 32 registers.
+    const ROWS: usize = 6;
+    // 5 x 2 x 2 accumulators, 2 vectors of levels, and what makes them.
+    const FUSED: usize = 5;
+    type Quad = (__m512i, __m512i);
+    type Acc = (__m512i, __m512i);
+
+    ops! {
+        unsafe fn put(_: Avx512<VBMI>, x: __m512i, row: *mut u8, len: usize, at: usize) = {
             // The high part is the second byte of twice the number. Both parts are looked up at once.
             let twice = _mm512_slli_epi32::<{ 8 - PART_BITS }>(x);
             let parts = _mm512_mask_blend_epi8(0x1111_1111_1111_1111, twice, x);
@@ -88,74 +78,49 @@ impl<const VBMI: bool> LevelDot for Avx512<VBMI> {
             let low = _mm_and_si128(_mm256_extracti128_si256::<1>(both), _mm_set1_epi8(127));
             _mm_storeu_si128(row.add(at).cast(), _mm256_castsi256_si128(both));
             _mm_storeu_si128(row.add(len + at).cast(), low);
-        })
-    }
-    #[inline(always)]
-    unsafe fn put_narrow(self, x: __m512i, row: *mut u8, _: usize, at: usize) {
-        op!({
-            let low = _mm256_castsi256_si128(nth_bytes::<VBMI, 0, 0>(x));
-            _mm_storeu_si128(row.add(at).cast(), low)
-        })
-    }
-    #[inline(always)]
-    unsafe fn wide_quad(self, row: *const u8, len: usize, at: usize) -> (__m512i, __m512i) {
-        op!((
+        };
+        unsafe fn quad(_: Avx512<VBMI>, row: *const u8, len: usize, at: usize) -> Self::Quad = (
             _mm512_set1_epi32(row.add(4 * at).cast::<i32>().read_unaligned()),
             _mm512_set1_epi32(row.add(len + 4 * at).cast::<i32>().read_unaligned()),
-        ))
-    }
-    #[inline(always)]
-    unsafe fn narrow_quad(self, row: *const u8, _: usize, at: usize) -> __m512i {
-        op!(_mm512_set1_epi32(
-            row.add(4 * at).cast::<i32>().read_unaligned()
-        ))
-    }
-
-    #[inline(always)]
-    fn wide_zero(self) -> (__m512i, __m512i) {
-        op!((_mm512_setzero_si512(), _mm512_setzero_si512()))
-    }
-    #[inline(always)]
-    fn narrow_zero(self) -> __m512i {
-        op!(_mm512_setzero_si512())
-    }
-    #[inline(always)]
-    fn wide_dot(
-        self,
-        acc: (__m512i, __m512i),
-        levels: __m512i,
-        by: (__m512i, __m512i),
-    ) -> (__m512i, __m512i) {
-        op!((
+        );
+        fn zero(_: Avx512<VBMI>) -> Self::Acc = (_mm512_setzero_si512(), _mm512_setzero_si512());
+        fn dot(_: Avx512<VBMI>, acc: Self::Acc, levels: __m512i, by: Self::Quad) -> Self::Acc = (
             _mm512_dpbusd_epi32(acc.0, levels, by.0),
             _mm512_dpbusd_epi32(acc.1, levels, by.1),
-        ))
-    }
-    #[inline(always)]
-    fn narrow_dot(self, acc: __m512i, levels: __m512i, by: __m512i) -> __m512i {
-        op!(_mm512_dpbusd_epi32(acc, levels, by))
-    }
-    #[inline(always)]
-    fn wide_add(self, a: (__m512i, __m512i), b: (__m512i, __m512i)) -> (__m512i, __m512i) {
-        op!((_mm512_add_epi32(a.0, b.0), _mm512_add_epi32(a.1, b.1)))
-    }
-    #[inline(always)]
-    fn narrow_add(self, a: __m512i, b: __m512i) -> __m512i {
-        op!(_mm512_add_epi32(a, b))
-    }
-    #[inline(always)]
-    fn wide_to_f32(self, acc: (__m512i, __m512i), total: i32) -> __m512 {
-        op!({
+        );
+        fn add(_: Avx512<VBMI>, a: Self::Acc, b: Self::Acc) -> Self::Acc =
+            (_mm512_add_epi32(a.0, b.0), _mm512_add_epi32(a.1, b.1));
+        fn to_f32(s: Avx512<VBMI>, acc: Self::Acc, total: i32) -> __m512 = {
             let sum = _mm512_add_epi32(_mm512_slli_epi32::<PART_BITS>(acc.0), acc.1);
-            self.narrow_to_f32(sum, total)
-        })
+            Limit::<NARROW>::to_f32(s, sum, total)
+        };
     }
-    #[inline(always)]
-    fn narrow_to_f32(self, acc: __m512i, total: i32) -> __m512 {
-        op!({
+}
+
+impl<const VBMI: bool> Precision<Avx512<VBMI>> for Limit<NARROW> {
+    const LIMIT: f32 = NARROW as f32;
+    // 12 x 2 accumulators, 2 vectors of levels and a broadcast, of 32 registers.
+    const ROWS: usize = 12;
+    // 8 x 2 accumulators, 4 vectors of levels, and what makes them.
+    const FUSED: usize = 8;
+    type Quad = __m512i;
+    type Acc = __m512i;
+
+    ops! {
+        unsafe fn put(_: Avx512<VBMI>, x: __m512i, row: *mut u8, _: usize, at: usize) = {
+            let low = _mm256_castsi256_si128(nth_bytes::<VBMI, 0, 0>(x));
+            _mm_storeu_si128(row.add(at).cast(), low)
+        };
+        unsafe fn quad(_: Avx512<VBMI>, row: *const u8, _: usize, at: usize) -> __m512i =
+            _mm512_set1_epi32(row.add(4 * at).cast::<i32>().read_unaligned());
+        fn zero(_: Avx512<VBMI>) -> __m512i = _mm512_setzero_si512();
+        fn dot(_: Avx512<VBMI>, acc: __m512i, levels: __m512i, by: __m512i) -> __m512i =
+            _mm512_dpbusd_epi32(acc, levels, by);
+        fn add(_: Avx512<VBMI>, a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
+        fn to_f32(_: Avx512<VBMI>, acc: __m512i, total: i32) -> __m512 = {
             let bias = _mm512_set1_epi32(total << BIAS_BITS);
             _mm512_cvtepi32_ps(_mm512_sub_epi32(acc, bias))
-        })
+        };
     }
 }
 

@@ -21,26 +21,15 @@ pub(super) trait LevelDot: Simd {
     const ROWS: usize;
     /// Vectors side by side in a register tile.
     const COLS: usize;
+    /// Rows up to which low and high codes are summed apart: there are registers for it.
+    const CHAINS: usize;
 
     /// Sixteen levels, where look-ups find them.
     type Codebook: Copy;
     /// Four levels for each lane.
     type Quads: Copy;
-    /// Four integers of a row, in every lane.
-    type WideQuad: Copy;
-    type NarrowQuad: Copy;
-    /// Sums.
-    type Wide: Copy;
-    type Narrow: Copy;
-
-    /// Rows of a register tile that reads bytes, of wide and of narrow integers.
-    const WIDE_ROWS: usize;
-    const NARROW_ROWS: usize;
-    /// The same where four-bit codes are looked up in registers.
-    const FUSED_WIDE: usize;
-    const FUSED_NARROW: usize;
-    /// Rows up to which low and high codes are summed apart: there are registers for it.
-    const CHAINS: usize;
+    type Wide: Precision<Self>;
+    type Narrow: Precision<Self>;
 
     fn codebook(self, levels: &[i8; 16]) -> Self::Codebook;
     /// Signed bytes.
@@ -49,36 +38,45 @@ pub(super) trait LevelDot: Simd {
     fn look_up_nibbles(self, codebook: Self::Codebook, x: &[u8; 64]) -> (Self::Quads, Self::Quads);
     /// Codes below 32 become their levels.
     fn look_up(self, levels: &[i8; 32], codes: &mut [u8; 64]);
+}
+
+/// How exact the integers of a row are, and the instructions for them.
+pub(super) trait Precision<S: LevelDot>: Copy {
+    /// The greatest integer.
+    const LIMIT: f32;
+    /// Rows of a register tile that reads bytes.
+    const ROWS: usize;
+    /// The same where four-bit codes are looked up in registers.
+    const FUSED: usize;
+    /// Four integers of a row, in every lane.
+    type Quad: Copy;
+    /// Sums.
+    type Acc: Copy;
 
     /// Integers `at..at + 16` of a row of `len`.
     ///
     /// # Safety
     /// - `row` is `2 * len` bytes that nothing else refers to, and `at + 16 <= len`.
-    unsafe fn put_wide(self, x: Self::I, row: *mut u8, len: usize, at: usize);
-    /// # Safety
-    /// - As for [`LevelDot::put_wide`].
-    unsafe fn put_narrow(self, x: Self::I, row: *mut u8, len: usize, at: usize);
+    unsafe fn put(s: S, x: S::I, row: *mut u8, len: usize, at: usize);
     /// Integers `4 * at..4 * at + 4` of a row of `len`.
     ///
     /// # Safety
-    /// - `row` is `2 * len` bytes of [`LevelDot::put_wide`], and `4 * at + 4 <= len`.
-    unsafe fn wide_quad(self, row: *const u8, len: usize, at: usize) -> Self::WideQuad;
-    /// # Safety
-    /// - As for [`LevelDot::wide_quad`], with [`LevelDot::put_narrow`].
-    unsafe fn narrow_quad(self, row: *const u8, len: usize, at: usize) -> Self::NarrowQuad;
-
-    fn wide_zero(self) -> Self::Wide;
-    fn narrow_zero(self) -> Self::Narrow;
-    fn wide_dot(self, acc: Self::Wide, levels: Self::Quads, by: Self::WideQuad) -> Self::Wide;
-    fn narrow_dot(
-        self,
-        acc: Self::Narrow,
-        levels: Self::Quads,
-        by: Self::NarrowQuad,
-    ) -> Self::Narrow;
-    fn wide_add(self, a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    fn narrow_add(self, a: Self::Narrow, b: Self::Narrow) -> Self::Narrow;
+    /// - `row` is `2 * len` bytes of [`Precision::put`], and `4 * at + 4 <= len`.
+    unsafe fn quad(s: S, row: *const u8, len: usize, at: usize) -> Self::Quad;
+    fn zero(s: S) -> Self::Acc;
+    fn dot(s: S, acc: Self::Acc, levels: S::Quads, by: Self::Quad) -> Self::Acc;
+    /// The sum of two sums.
+    fn add(s: S, a: Self::Acc, b: Self::Acc) -> Self::Acc;
     /// The sums, rounded to f32; `total` is the sum of the integers they were multiplied with.
-    fn wide_to_f32(self, acc: Self::Wide, total: i32) -> Self::F;
-    fn narrow_to_f32(self, acc: Self::Narrow, total: i32) -> Self::F;
+    fn to_f32(s: S, acc: Self::Acc, total: i32) -> S::F;
 }
+
+/// Integers within ±`N`.
+#[derive(Clone, Copy)]
+pub(super) struct Limit<const N: i32>;
+
+pub(super) const WIDE: i32 = 16256;
+pub(super) const NARROW: i32 = 127;
+
+/// Sums of wide integers.
+pub(super) type WideAcc<S> = <<S as LevelDot>::Wide as Precision<S>>::Acc;
