@@ -3,7 +3,7 @@
 //! Ordered and disjoint; ranges that touch stay separate. A new annotation takes its positions from those it overlaps.
 //! Their number is bounded, so that a caller cannot fill the memory with them.
 
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, copied, reserve_exact};
 use std::ops::Range;
 
 /// An annotated range of positions.
@@ -47,9 +47,7 @@ impl Annotations {
     }
 
     pub fn copy(&self) -> Result<Annotations, CacheError> {
-        let mut list = Vec::new();
-        reserve_exact(&mut list, self.list.len())?;
-        list.extend_from_slice(&self.list);
+        let list = copied(&self.list)?;
         Ok(Annotations { list })
     }
 

@@ -8,7 +8,7 @@
 //! index   1 | region (15 bits) | block (16 bits)      bit 31 distinguishes them from blocks in slabs
 //! ```
 
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, filled, reserve_exact};
 use haversack_memory::Region;
 use std::num::NonZeroU32;
 
@@ -104,16 +104,13 @@ impl MappedBlocks {
                 max: REGIONS_MAX,
             });
         }
-        let mut counts = Vec::new();
-        reserve_exact(&mut counts, blocks)?;
         let count = RefCount {
             references: 0,
             generation: NonZeroU32::MIN,
         };
-        counts.resize(blocks, count);
         let made = RegionBlocks {
             region: region.clone(),
-            counts,
+            counts: filled(blocks, count)?,
             live: 0,
         };
         if at == self.regions.len() {

@@ -10,7 +10,7 @@
 //! A pool may also have blocks in mapped files ([`crate::mapped_blocks`]). They are read and counted like all others,
 //! always count as shared, and are in none of the lists of free, full or sparse slabs.
 
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, reserve_exact, with_room};
 use crate::mapped_blocks::{MAPPED, MappedBlocks, RegionIndex};
 use haversack_memory::arena::ALIGN;
 use haversack_memory::{Arena, ArenaError, Backing, Refusal, Region, SlabIndex, SlabIo};
@@ -231,9 +231,7 @@ impl BlockPool {
         reservation.blocks -= 1;
         self.promised -= 1;
         // `reserve` added slabs until every reserved block was free, and only `acquire` takes one.
-        let index = self
-            .lowest_free()
-            .unwrap_or_else(|| unreachable!("reserved blocks are free"));
+        let index = self.lowest_free().expect("reserved blocks are free");
         self.occupy(index, 1);
         self.id(index)
     }
@@ -320,7 +318,7 @@ impl BlockPool {
     }
 
     /// References to the block; `None` if it was freed since.
-    pub(crate) fn holders(&self, id: BlockId) -> Option<usize> {
+    pub fn holders(&self, id: BlockId) -> Option<usize> {
         if id.is_mapped() {
             return Some(self.mapped.holders(id.index, id.generation) as usize).filter(|&n| n > 0);
         }
@@ -343,7 +341,8 @@ impl BlockPool {
     pub fn bytes_mut(&mut self, id: BlockId) -> &mut [u8] {
         self.check(id);
         assert!(!id.is_mapped(), "a block of a file is not written");
-        self.raw_mut(id.index as usize)
+        let (slab, at) = self.place(id.index as usize);
+        &mut self.arena.slab_mut(slab)[at..at + self.block_bytes]
     }
 
     /// One block to read and another to write.
@@ -434,14 +433,9 @@ impl BlockPool {
         let sparse = |live: u32, blocks: usize| {
             live > 0 && (live as usize).saturating_mul(100) < percent.saturating_mul(blocks)
         };
-        let count: usize = self
-            .slab_live
-            .iter()
-            .filter(|&&live| sparse(live, self.blocks_per_slab))
-            .map(|&live| live as usize)
-            .sum();
-        let mut moves = Vec::new();
-        reserve_exact(&mut moves, count)?;
+        let slabs = self.slab_live.iter();
+        let moving = slabs.filter(|&&live| sparse(live, self.blocks_per_slab));
+        let mut moves = with_room(moving.map(|&live| live as usize).sum())?;
         for slab in (0..self.slab_live.len()).rev() {
             if !sparse(self.slab_live[slab], self.blocks_per_slab) {
                 continue;
@@ -462,7 +456,8 @@ impl BlockPool {
 
     fn shift(&mut self, from: usize, to: usize) -> (BlockId, BlockId) {
         let old = self.id(from);
-        self.copy_raw(from, to);
+        let (bytes, copy) = self.pair_raw_mut(from, to);
+        copy.copy_from_slice(bytes);
         let references = std::mem::take(&mut self.references[from]);
         self.vacate(from);
         self.occupy(to, references);
@@ -501,16 +496,6 @@ impl BlockPool {
         self.first_free = self.first_free.min(index / 64);
         self.slab_live[index / self.blocks_per_slab] -= 1;
         self.live -= 1;
-    }
-
-    fn raw_mut(&mut self, index: usize) -> &mut [u8] {
-        let (slab, at) = self.place(index);
-        &mut self.arena.slab_mut(slab)[at..at + self.block_bytes]
-    }
-
-    fn copy_raw(&mut self, from: usize, to: usize) {
-        let (from, to) = self.pair_raw_mut(from, to);
-        to.copy_from_slice(from);
     }
 
     fn place(&self, index: usize) -> (SlabIndex, usize) {

@@ -4,7 +4,7 @@
 //! split into steps. Counters saturate: a row that gets there stays anyway.
 
 use crate::counting::{AttentionCounting, Heads};
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, copied, reserve_exact};
 use crate::size::SLOTS;
 use haversack_kernels::attention::MassStatistic;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
@@ -155,15 +155,11 @@ impl RowStats {
     }
 
     pub fn copy(&self) -> Result<RowStats, CacheError> {
-        let mut copy = RowStats {
-            positions: Vec::new(),
-            words: Vec::new(),
+        Ok(RowStats {
+            positions: copied(&self.positions)?,
+            words: copied(&self.words)?,
             ..*self
-        };
-        copy.hold(self.positions.len())?;
-        copy.positions.extend_from_slice(&self.positions);
-        copy.words.extend_from_slice(&self.words);
-        Ok(copy)
+        })
     }
 
     pub fn shrink_to_fit(&mut self) {
@@ -253,18 +249,15 @@ impl RowStats {
     /// of the heads' norms, weighted with their attention.
     pub fn attention_and_norm(&self, block: usize, slot: usize) -> (u32, f32) {
         let words = &self.words[block * self.heads..][..self.heads];
-        if let [word] = words {
-            return (
-                self.word.attention(word[slot]),
-                self.word.norm_sq(word[slot]),
-            );
-        }
-        let heads = words.iter().map(|word| {
+        let of = |word: &Slots| {
             let attention = self.word.attention(word[slot]);
             (attention, self.word.norm_sq(word[slot]))
-        });
+        };
+        if let [word] = words {
+            return of(word);
+        }
         let (mut sum, mut weighed) = (0u32, 0.0);
-        for (attention, norm_sq) in heads {
+        for (attention, norm_sq) in words.iter().map(of) {
             sum = sum.saturating_add(attention);
             weighed += attention as f32 * norm_sq;
         }

@@ -10,7 +10,7 @@
 //! visible entry to its last, so that attention never touches what lies outside; entries keep their numbers, visible or
 //! not.
 
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, copied, reserve_exact};
 use crate::pool::{BlockId, BlockPool};
 use crate::row_stats::RowStats;
 use crate::size::SLOTS;
@@ -137,17 +137,12 @@ impl BlockTable {
 
     /// A second table of the same blocks; the caller takes the references.
     pub(crate) fn copy(&self) -> Result<BlockTable, CacheError> {
-        let mut copy = BlockTable {
-            entries: Vec::new(),
-            spans: Vec::new(),
+        Ok(BlockTable {
+            entries: copied(&self.entries)?,
+            spans: copied(&self.spans)?,
             row_stats: self.row_stats.as_ref().map(RowStats::copy).transpose()?,
             ..*self
-        };
-        reserve_exact(&mut copy.entries, self.entries.len())?;
-        reserve_exact(&mut copy.spans, self.spans.len())?;
-        copy.entries.extend_from_slice(&self.entries);
-        copy.spans.extend_from_slice(&self.spans);
-        Ok(copy)
+        })
     }
 
     pub(crate) fn shrink_to_fit(&mut self) {
@@ -156,6 +151,11 @@ impl BlockTable {
         if let Some(stats) = &mut self.row_stats {
             stats.shrink_to_fit();
         }
+    }
+
+    /// Number of entries that start before a position.
+    pub(crate) fn entries_before(&self, at: u64) -> usize {
+        self.entries.partition_point(|e| e.first_position < at)
     }
 
     /// The index of the entry of a block.

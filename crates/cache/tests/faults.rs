@@ -128,7 +128,7 @@ fn sweep(layers: Vec<LayerShape>, zones: Zones) {
             zones,
             slab_io: Some(faults.io()),
             // A page or more each, so that releasing has something to give.
-            slab_bytes: 4 << 10,
+            slab_bytes: Some(4 << 10),
             ..StoreOptions::default()
         });
         life.live();

@@ -30,7 +30,7 @@ fn options() -> StoreOptions {
             recent: 40,
             sinks: 3,
         },
-        slab_bytes: 4096,
+        slab_bytes: Some(4096),
         ..StoreOptions::default()
     }
 }

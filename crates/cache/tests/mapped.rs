@@ -28,7 +28,7 @@ fn options() -> StoreOptions {
             sinks: 4,
             recent: 40,
         },
-        slab_bytes: 8 << 10,
+        slab_bytes: Some(8 << 10),
         ..StoreOptions::default()
     }
 }

@@ -126,7 +126,7 @@ fn options(rng: &mut Rng) -> StoreOptions {
         },
         means,
         error_feedback: carries,
-        slab_bytes: block * (1 + rng.below(8)),
+        slab_bytes: Some(block * (1 + rng.below(8))),
         ..StoreOptions::default()
     }
 }

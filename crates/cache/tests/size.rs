@@ -186,7 +186,7 @@ fn a_7b_as_everyone_counts_it() {
         let ledger = store.ledger();
         assert_eq!(ledger.kv_promised as u64, mib * MIB);
         assert!(ledger.mapped as u64 >= mib * MIB);
-        assert_eq!(store.resident_bytes(), Some(0), "no page was touched");
+        assert_eq!(resident_bytes(&store), Some(0), "no page was touched");
         store.rollback(step);
     }
     let layers = vec![LayerShape::plain(32, 128, with(Codec::Int4Plain, 32)); 32];

@@ -30,7 +30,7 @@
 
 use super::sequence::Sequence;
 use super::storage::{Layer, Storage};
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, filled, reserve_exact, with_room};
 use crate::ledger::Ledger;
 use crate::policy::PositionMode;
 use crate::pool::{BlockId, BlockPool, Reservation};
@@ -62,9 +62,8 @@ pub(super) fn first_mutable_block(storage: &Storage, position: u64) -> u64 {
 
 /// The blocks that any layer has, in order.
 pub(super) fn blocks(sequence: &Sequence) -> Result<Vec<u64>, CacheError> {
-    let max: usize = sequence.tables.iter().map(|t| t.entries.len()).sum();
-    let mut blocks = Vec::new();
-    reserve_exact(&mut blocks, max)?;
+    let max = sequence.tables.iter().map(|t| t.entries.len()).sum();
+    let mut blocks = with_room(max)?;
     let entries = sequence.tables.iter().flat_map(|t| &t.entries);
     blocks.extend(entries.map(BlockEntry::block));
     blocks.sort_unstable();
@@ -131,13 +130,9 @@ pub(super) fn write_outline(
 ) -> Result<(), CacheError> {
     let segments = &sequence.segments;
     let tables = || storage.layers.iter().zip(&sequence.tables);
-    let sinks: usize = tables()
-        .map(|(layer, table)| storage.sink_bytes(layer, table))
-        .sum();
-    reserve_exact(
-        out,
-        64 + 16 * segments.gaps.len() + 16 * sequence.tables.len() + sinks,
-    )?;
+    let sinks = tables().map(|(layer, table)| storage.sink_bytes(layer, table));
+    let numbers = 8 + 2 * (segments.gaps.len() + sequence.tables.len());
+    reserve_exact(out, 8 * numbers + sinks.sum::<usize>())?;
     let mut number = |n: u64| out.extend_from_slice(&n.to_le_bytes());
     number(sequence.position);
     number(sequence.rows_peak as u64);
@@ -223,8 +218,7 @@ impl<'a> Outline<'a> {
         if count > bytes.len() as u64 / 16 {
             return Err(bad("more gaps than bytes"));
         }
-        let mut gaps: Vec<Range<u64>> = Vec::new();
-        reserve_exact(&mut gaps, count as usize)?;
+        let mut gaps: Vec<Range<u64>> = with_room(count as usize)?;
         for _ in 0..count {
             let gap = rest.number()?..rest.number()?;
             let is_apart = gaps.last().is_none_or(|last| gap.start > last.end);
@@ -233,15 +227,10 @@ impl<'a> Outline<'a> {
             }
             gaps.push(gap);
         }
-        let mut layers = Vec::new();
-        reserve_exact(&mut layers, storage.layers.len())?;
+        let mut layers = with_room(storage.layers.len())?;
         for layer in &storage.layers {
             let (window_passed, sinks) = (rest.number()?, rest.number()?);
-            let fits = match sinks {
-                0 => true,
-                1 => layer.sink_pool.is_some(),
-                _ => false,
-            };
+            let fits = sinks == 0 || sinks == 1 && layer.sink_pool.is_some();
             let has_window = layer.shape.window.is_some() || window_passed == 0;
             if !fits || !has_window || window_passed > position {
                 return Err(bad("an outline of other layers"));
@@ -304,8 +293,7 @@ impl<'a> Column<'a> {
             .filter(|&first| first < position)
             .ok_or(bad("a column past the position"))?;
         let heads = rest.take(2 * storage.layers.len())?;
-        let mut parts = Vec::new();
-        reserve_exact(&mut parts, storage.layers.len())?;
+        let mut parts = with_room(storage.layers.len())?;
         for (layer, head) in storage.layers.iter().zip(heads.chunks_exact(2)) {
             let (form, rows) = (head[0], u64::from(head[1]));
             let pool = match form {
@@ -349,8 +337,7 @@ pub(super) fn read_columns<'a>(
     outline: &Outline<'_>,
     columns: &[&'a [u8]],
 ) -> Result<Vec<Column<'a>>, CacheError> {
-    let mut read = Vec::new();
-    reserve_exact(&mut read, columns.len())?;
+    let mut read = with_room(columns.len())?;
     for bytes in columns {
         let mut column = Column::read(storage, bytes, outline.position)?;
         column.drop_passed(outline.window_passed());
@@ -391,10 +378,8 @@ pub(super) fn check(
 }
 
 fn check_order(columns: &[Column<'_>]) -> Result<(), CacheError> {
-    match columns.is_sorted_by(|a, b| a.block < b.block) {
-        true => Ok(()),
-        false => Err(bad("columns out of order")),
-    }
+    let is_sorted = columns.is_sorted_by(|a, b| a.block < b.block);
+    is_sorted.then_some(()).ok_or(bad("columns out of order"))
 }
 
 /// Fills a new sequence. `regions` is (pool), or empty if no column is mapped.
@@ -436,8 +421,7 @@ pub(super) fn mount(
     columns: &[&[u8]],
 ) -> Result<(), CacheError> {
     let first_mutable = first_mutable_block(storage, sequence.position);
-    let mut read = Vec::new();
-    reserve_exact(&mut read, columns.len())?;
+    let mut read = with_room(columns.len())?;
     for bytes in columns {
         let mut column = Column::read(storage, bytes, sequence.position)?;
         column.drop_passed(sequence.tables.iter().map(|t| t.window_passed));
@@ -473,9 +457,7 @@ fn insert(
 ) -> Result<(), CacheError> {
     let sinks = |l: usize| outlines.get(l).and_then(|outline| outline.sinks);
     let parts = |l: usize| columns.iter().filter_map(move |c| c.part(l));
-    let mut needed = Vec::new();
-    reserve_exact(&mut needed, storage.pools.len())?;
-    needed.resize(storage.pools.len(), 0usize);
+    let mut needed = filled(storage.pools.len(), 0usize)?;
     let mut bytes = 0usize;
     for (l, layer) in storage.layers.iter().enumerate() {
         for (_, part) in parts(l) {
@@ -576,10 +558,9 @@ impl<'a> Reader<'a> {
     }
 
     fn number(&mut self) -> Result<u64, CacheError> {
-        let bytes = self.take(size_of::<u64>())?;
-        let mut number = [0; 8];
-        number.copy_from_slice(bytes);
-        Ok(u64::from_le_bytes(number))
+        let (number, rest) = self.0.split_first_chunk().ok_or(bad("bytes missing"))?;
+        self.0 = rest;
+        Ok(u64::from_le_bytes(*number))
     }
 
     fn end(self) -> Result<(), CacheError> {

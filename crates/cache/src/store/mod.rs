@@ -2,19 +2,16 @@
 //!
 //! [`Storage`] is the layers and their pools, [`Sequences`] the tables that point into them. The files beside this one
 //! each hold one operation: [`step`] and [`write`] grow sequences (`begin` → `write` → `settle` → `commit`, or
-//! `rollback`), [`recode_ahead`] makes far forms before they are due, [`evict`], [`evict_rows`] and [`hide`] shorten
-//! them, [`image`] and [`mapped`] save and restore them, [`compact`] gives memory back. This file checks ids and the
-//! budget and calls them.
+//! `rollback`), [`recode_ahead`] makes far forms before they are due, [`evict`] and [`rows`] shorten them,
+//! [`image`] and [`mapped`] save and restore them, [`compact`] gives memory back. This file checks ids and the budget and
+//! calls them; what shortens a sequence has its methods beside it.
 //!
 //! Invariants between steps: an entry has one form, except for a far form recoded ahead of the block that leaves the
 //! recent zone next; entries are near exactly within the recent zone of the last position; a layer with a window holds no
 //! block that its next query cannot see; the sum of all accounts is within the budget.
 
-mod audit;
 mod compact;
 mod evict;
-mod evict_rows;
-mod hide;
 mod image;
 mod mapped;
 mod recode_ahead;
@@ -31,16 +28,13 @@ pub use mapped::{ImageLayout, MappedImage};
 pub use report::{TokenRun, TokenState, Zone, ZoneBytes};
 pub use sequence::SequenceId;
 pub use step::{SequenceGrowth, Step};
-pub use storage::StoreOptions;
+pub use storage::{SLAB_BYTES, StoreOptions};
 
-use crate::annotations::{ANNOTATIONS_MAX, Annotation};
-use crate::counting::AttentionCounting;
 use crate::error::{CacheError, CannotFit};
 use crate::ledger::{Account, Ledger};
-use crate::policy::rows::LayerView;
-use crate::policy::{EvictionPlan, PositionMode, Snapshot};
+use crate::policy::{PositionMode, Snapshot};
 use crate::pool::{BlockPool, PoolStats};
-use crate::row_stats::{KvRow, StatsFormat};
+use crate::row_stats::StatsFormat;
 use crate::segments::Segments;
 use crate::size::{LayerShape, SLOTS, Zones};
 use crate::table::{BlockTable, TableView};
@@ -49,7 +43,6 @@ use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
 use haversack_memory::Region;
 use image::{Column, Outline};
 use sequence::{GAPS, Sequence, Sequences};
-use std::ops::Range;
 use storage::Storage;
 use write::NewRows;
 
@@ -148,12 +141,6 @@ impl Store {
         self.storage.pools.iter().map(BlockPool::stats).collect()
     }
 
-    /// Resident bytes of slabs according to the system; `None` if it does not say.
-    pub fn resident_bytes(&self) -> Option<u64> {
-        let mut pools = self.storage.pools.iter();
-        pools.try_fold(0, |sum, p| Some(sum + p.arena().resident_bytes()?))
-    }
-
     /// The pools, for readings of their arenas.
     pub fn pools(&self) -> &[BlockPool] {
         &self.storage.pools
@@ -239,22 +226,9 @@ impl Store {
         self.kv_peak = self.kv_peak.max(self.storage.live_bytes());
     }
 
-    /// Sequences that are open.
-    pub fn open_sequences(&self) -> usize {
-        self.sequences.open().count()
-    }
-
-    /// Checks the store between steps, for tests: reference counts against tables, reservations, positions of entries,
-    /// the budget.
-    pub fn audit(&self) -> Result<(), String> {
-        audit::audit(&self.storage, &self.sequences, self.steps_under_way > 0)?;
-        let ledger = self.ledger();
-        match ledger.budget {
-            Some(budget) if ledger.peak > budget || ledger.total() > budget => {
-                Err(format!("more than the budget: {ledger:?}"))
-            }
-            _ => Ok(()),
-        }
+    /// The sequences that are open.
+    pub fn sequences(&self) -> impl Iterator<Item = SequenceId> {
+        self.sequences.open().map(|(id, _)| id)
     }
 
     /// Bytes of blocks by zone and form: together [`Ledger::kv_live`] and [`Ledger::kv_file`].
@@ -506,218 +480,6 @@ impl Store {
             }
         }
         Ok(())
-    }
-}
-
-/// Eviction.
-impl Store {
-    /// Removes every token from `position` on. Afterwards the sequence is exactly what it was at that position, or the
-    /// call is refused: evicted rows and recoded blocks cannot be restored. Hidden rows stay hidden.
-    pub fn truncate(&mut self, id: SequenceId, position: u64) -> Result<(), CacheError> {
-        let sequence = self.sequences.idle_mut(id)?;
-        evict::truncate(&mut self.storage, sequence, position)
-    }
-
-    /// The smallest position from which on [`Store::truncate`] accepts every one.
-    pub fn oldest_restorable(&self, id: SequenceId) -> Result<u64, CacheError> {
-        let sequence = self.sequences.get(id)?;
-        Ok(evict::oldest_restorable(&self.storage, sequence))
-    }
-
-    /// Evicts what a plan says, from every layer. A plan made at another position, or one that would leave a hole inside a
-    /// block, is refused.
-    pub fn apply(
-        &mut self,
-        id: SequenceId,
-        plan: &EvictionPlan,
-    ) -> Result<EvictionOutcome, CacheError> {
-        let ledger = self.ledger();
-        let sequence = self.sequences.idle_mut(id)?;
-        evict::apply(&mut self.storage, sequence, ledger, plan)
-    }
-
-    /// Hides these positions of a sequence and shows all others that it has. They must be ordered, disjoint and below the
-    /// sequence's position. On error nothing has changed.
-    pub fn hide(&mut self, id: SequenceId, hidden: &[Range<u64>]) -> Result<(), CacheError> {
-        let index = self.sequences.idle_index(id)?;
-        let ledger = self.ledger();
-        hide::hide(&mut self.sequences.slots[index], &ledger, index, hidden)?;
-        self.update_peak();
-        Ok(())
-    }
-
-    /// The hidden ranges, in order.
-    pub fn hidden(&self, id: SequenceId) -> &[Range<u64>] {
-        let sequence = self.sequences.get(id);
-        sequence.map_or(&[], |sequence| &sequence.segments.hidden)
-    }
-
-    /// Drops the blocks within `range` of which every row is hidden, from all layers. Blocks of the recent zone and the
-    /// last block stay; blocks at the borders of what is hidden stay with their rows hidden. The sequence can still be
-    /// truncated to any position after what was dropped.
-    pub fn drop_hidden(
-        &mut self,
-        id: SequenceId,
-        range: Range<u64>,
-    ) -> Result<EvictionOutcome, CacheError> {
-        let ledger = self.ledger();
-        let sequence = self.sequences.idle_mut(id)?;
-        let outcome = hide::drop_hidden(&mut self.storage, sequence, ledger, range)?;
-        if outcome.is_some() {
-            self.update_peak();
-        }
-        Ok(outcome.unwrap_or_default())
-    }
-
-    /// Adds the attention of queries at these positions to the row statistics of a layer: `mass` is (kv_head, slot) of
-    /// all its blocks, counted as `counting` says. `counting` must be the same for all calls.
-    pub fn record_attention(
-        &mut self,
-        id: SequenceId,
-        layer: usize,
-        counting: &AttentionCounting,
-        queries: Range<u64>,
-        mass: &[u64],
-    ) -> Result<(), CacheError> {
-        let sequence = self.sequences.get_mut(id)?;
-        let kv_heads = self.storage.layer(layer)?.shape.kv_heads as u64;
-        let table = &mut sequence.tables[layer];
-        evict_rows::record_attention(table, kv_heads, counting, queries, mass)
-    }
-
-    /// One layer as a row policy sees it, without a cap and with nothing too old.
-    pub fn layer_view(
-        &self,
-        id: SequenceId,
-        layer: usize,
-        anchors: u64,
-    ) -> Result<LayerView<'_>, CacheError> {
-        self.table(id, layer)?;
-        let sequence = self.sequences.get(id)?;
-        Ok(evict_rows::layer_view(
-            &self.storage,
-            sequence,
-            layer,
-            anchors,
-        ))
-    }
-
-    /// Annotates a range of a sequence, as a turn or as something that must stay. It takes its positions from earlier
-    /// annotations.
-    pub fn annotate(
-        &mut self,
-        id: SequenceId,
-        range: Range<u64>,
-        protected: bool,
-    ) -> Result<(), CacheError> {
-        let index = self.sequences.idle_index(id)?;
-        if range.is_empty() {
-            let (start, end) = (range.start, range.end);
-            return Err(CacheError::BadSpan { start, end });
-        }
-        let annotations = &self.sequences.slots[index].annotations;
-        let count = annotations.list().len();
-        if count + 2 > ANNOTATIONS_MAX {
-            return Err(CacheError::TooMany {
-                what: "the number of annotations",
-                found: count + 1,
-                max: ANNOTATIONS_MAX - 2,
-            });
-        }
-        let more = annotations.room_wanted();
-        self.ledger().fit(more * size_of::<Annotation>())?;
-        let annotations = &mut self.sequences.slots[index].annotations;
-        annotations.make_room(more)?;
-        annotations.insert(range, protected);
-        self.update_peak();
-        Ok(())
-    }
-
-    /// The annotations, in order.
-    pub fn annotations(&self, id: SequenceId) -> Result<&[Annotation], CacheError> {
-        Ok(self.sequences.get(id)?.annotations.list())
-    }
-
-    /// The rows of a layer that can be evicted: in full blocks, older than the recent zone and after the first `anchors`
-    /// tokens. `rows` is emptied first.
-    pub fn evictable_rows(
-        &self,
-        id: SequenceId,
-        layer: usize,
-        anchors: u64,
-        rows: &mut Vec<KvRow>,
-    ) -> Result<(), CacheError> {
-        self.table(id, layer)?;
-        let sequence = self.sequences.get(id)?;
-        evict_rows::evictable_rows(self.storage.zones, sequence, layer, anchors, rows);
-        Ok(())
-    }
-
-    /// Evicts rows of one layer. Rows are named as [`Store::evictable_rows`] returned them; if one is protected or was not
-    /// returned, the call is refused and nothing has changed.
-    pub fn evict_rows(
-        &mut self,
-        id: SequenceId,
-        layer: usize,
-        anchors: u64,
-        leave: &[KvRow],
-    ) -> Result<usize, CacheError> {
-        let ledger = self.ledger();
-        let sequence = self.sequences.idle_mut(id)?;
-        self.storage.layer(layer)?;
-        evict_rows::evict_rows(&mut self.storage, sequence, &ledger, layer, anchors, leave)
-    }
-
-    /// Declares that no layer has a row of these positions any more: with compact positions the gap closes.
-    pub fn close_gap(&mut self, id: SequenceId, gap: Range<u64>) -> Result<(), CacheError> {
-        let mut ledger = self.ledger();
-        let sequence = self.sequences.idle_mut(id)?;
-        sequence.reserve_gaps(&mut ledger, 1)?;
-        if gap.start < gap.end && gap.end <= sequence.position {
-            sequence.segments.evict(gap);
-            sequence.segments.evicted_at = sequence.position;
-            sequence.segments.rebuild();
-        }
-        Ok(())
-    }
-
-    /// Every row of a layer in a full block that is no longer recent. `rows` is emptied first.
-    pub fn final_rows(
-        &self,
-        id: SequenceId,
-        layer: usize,
-        rows: &mut Vec<KvRow>,
-    ) -> Result<(), CacheError> {
-        self.evictable_rows(id, layer, 0, rows)
-    }
-
-    /// Copies rows into `to`, whole blocks of [`LayerShape::final_shape`]. Unused slots of the last block keep what they
-    /// hold.
-    pub fn copy_rows(
-        &self,
-        id: SequenceId,
-        layer: usize,
-        rows: &[KvRow],
-        to: &mut [u8],
-    ) -> Result<(), CacheError> {
-        let table = self.table(id, layer)?;
-        rows::copy_rows(&self.storage, table, layer, rows, to)
-    }
-
-    /// Writes rows back as [`Store::copy_rows`] copied them, or changed. Shared blocks are copied first. On error nothing
-    /// has changed.
-    pub fn replace_rows(
-        &mut self,
-        id: SequenceId,
-        layer: usize,
-        rows: &[KvRow],
-        from: &[u8],
-    ) -> Result<(), CacheError> {
-        let ledger = self.ledger();
-        let sequence = self.sequences.idle_mut(id)?;
-        self.storage.layer(layer)?;
-        let table = &mut sequence.tables[layer];
-        rows::replace_rows(&mut self.storage, table, &ledger, layer, rows, from)
     }
 }
 

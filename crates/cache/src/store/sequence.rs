@@ -2,7 +2,7 @@
 
 use super::storage::Storage;
 use crate::annotations::Annotations;
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, reserve_exact, with_room};
 use crate::ledger::Ledger;
 use crate::policy::{BlockSummary, Snapshot};
 use crate::row_stats::{RowStats, StatsFormat};
@@ -105,6 +105,14 @@ impl Sequence {
         storage.release_empty_slabs();
     }
 
+    /// Its id in this slot.
+    fn id(&self, slot: usize) -> SequenceId {
+        SequenceId {
+            index: slot as u32,
+            generation: self.generation,
+        }
+    }
+
     /// Rows of the fullest layer.
     pub fn rows(&self) -> usize {
         self.tables.iter().map(BlockTable::rows).max().unwrap_or(0)
@@ -144,9 +152,8 @@ impl Sequence {
     }
 
     pub fn snapshot(&self, storage: &Storage) -> Result<Snapshot, CacheError> {
-        let mut blocks: Vec<BlockSummary> = Vec::new();
         let entries = self.tables.iter().map(|t| t.entries.len());
-        reserve_exact(&mut blocks, entries.max().unwrap_or(0))?;
+        let mut blocks: Vec<BlockSummary> = with_room(entries.max().unwrap_or(0))?;
         for (layer, table) in storage.layers.iter().zip(&self.tables) {
             for entry in &table.entries {
                 let mut bytes = storage.entry_bytes(layer, entry) as u64;
@@ -184,8 +191,9 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    pub fn open(&self) -> impl Iterator<Item = (usize, &Sequence)> {
-        self.slots.iter().enumerate().filter(|(_, s)| s.open)
+    pub fn open(&self) -> impl Iterator<Item = (SequenceId, &Sequence)> {
+        let open = self.slots.iter().enumerate().filter(|(_, s)| s.open);
+        open.map(|(index, s)| (s.id(index), s))
     }
 
     pub fn index(&self, id: SequenceId) -> Result<usize, CacheError> {
@@ -239,16 +247,12 @@ impl Sequences {
     }
 
     pub fn put(&mut self, slot: usize, sequence: Sequence) -> SequenceId {
-        let generation = self.slots[slot].generation;
         self.slots[slot] = Sequence {
-            generation,
+            generation: self.slots[slot].generation,
             open: true,
             ..sequence
         };
-        SequenceId {
-            index: slot as u32,
-            generation,
-        }
+        self.slots[slot].id(slot)
     }
 
     pub fn bytes(&self) -> usize {

@@ -394,7 +394,7 @@ fn demand(
 
 /// Drops blocks before `first` from a layer whose window has passed them.
 fn drop_passed(pools: &mut [BlockPool], layer: &Layer, table: &mut BlockTable, first: u64) {
-    let passed = table.entries.partition_point(|e| e.first_position < first);
+    let passed = table.entries_before(first);
     if passed == 0 {
         return;
     }

@@ -22,8 +22,8 @@ use crate::step::runner::{ModelRunner, StepMode};
 use crate::step::sequence::{RetentionState, SequenceState, Sequences};
 use crate::step::{LogitRows, StepSpan};
 use haversack_cache::{
-    CacheError, EvictionOutcome, Image, KvRow, LayerShape, Ledger, MappedImage, SequenceId,
-    SequenceStats, Store, StoreOptions,
+    CacheError, EvictionOutcome, Image, KvRow, LayerShape, Ledger, MappedImage, PositionMode,
+    SequenceId, SequenceStats, Store, StoreOptions, with_room,
 };
 use haversack_kernels::format::kv::Rotation;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
@@ -86,11 +86,10 @@ impl Runtime {
         }
 
         let layers = options.kv.shapes(config);
-        let usual = StoreOptions::default();
         let arenas = StoreOptions {
-            slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
+            slab_bytes: options.slabs.bytes,
             slab_io: options.slabs.io.clone(),
-            ..usual
+            ..StoreOptions::default()
         };
         let (means, carries) = key_stats(&model, options, &layers, &arenas)?;
         let store = Store::new(StoreOptions {
@@ -324,11 +323,7 @@ impl Runtime {
     }
 
     /// Whether gaps of a sequence close from now on.
-    pub fn set_positions(
-        &mut self,
-        id: SequenceId,
-        to: haversack_cache::PositionMode,
-    ) -> Result<(), StepError> {
+    pub fn set_positions(&mut self, id: SequenceId, to: PositionMode) -> Result<(), StepError> {
         Ok(self.runner.store.set_positions(id, to)?)
     }
 
@@ -535,11 +530,7 @@ impl Runtime {
     /// Feeds tokens and returns the logits after each, (token, vocab).
     pub fn all_logits(&mut self, id: SequenceId, tokens: &[u32]) -> Result<Vec<f32>, StepError> {
         let values = tokens.len().saturating_mul(self.model().config().vocab);
-        let mut all = Vec::new();
-        all.try_reserve_exact(values)
-            .map_err(|_| CacheError::OutOfMemory {
-                bytes: values.saturating_mul(size_of::<f32>()),
-            })?;
+        let mut all = with_room(values)?;
         self.walk(id, tokens, true, &mut |_, logits| {
             all.extend_from_slice(logits);
             ControlFlow::Continue(())

@@ -9,7 +9,7 @@ use crate::step::runner::ModelRunner;
 use haversack_cache::policy::explain::RowPlan;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::policy::window::{self, WindowParams};
-use haversack_cache::{CacheError, KvRow, SequenceId};
+use haversack_cache::{CacheError, KvRow, SequenceId, reserve_exact};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
@@ -53,10 +53,7 @@ impl Evictor {
     /// Makes room for lists of `rows` candidates.
     pub fn reserve(&mut self, rows: usize) -> Result<(), CacheError> {
         self.candidates.clear();
-        self.candidates.try_reserve_exact(rows).map_err(|_| {
-            let bytes = rows.saturating_mul(size_of::<KvRow>());
-            CacheError::OutOfMemory { bytes }
-        })
+        reserve_exact(&mut self.candidates, rows)
     }
 
     /// Evicts what the policy chooses before the tokens of this span come.
