@@ -86,18 +86,10 @@ impl Encoder {
         let weights = EncoderWeights::read(file.as_slice())
             .map_err(|error| EncoderError::Refused { path, error })?;
         let (path, vocab) = map(dir, VOCAB_FILE)?;
-        let pieces = WordPiece::from_vocab(vocab.as_slice()).and_then(|pieces| {
-            let (count, vectors) = (pieces.len(), weights.vocab);
-            if count == vectors {
-                return Ok(pieces);
-            }
-            Err(EncoderFileError::PieceCount {
-                pieces: count,
-                vectors,
-            })
-        });
+        let pieces = WordPiece::from_vocab(vocab.as_slice(), weights.vocab)
+            .map_err(|error| EncoderError::Refused { path, error })?;
         Ok(Encoder {
-            pieces: pieces.map_err(|error| EncoderError::Refused { path, error })?,
+            pieces,
             file,
             weights,
             backend: options.backend,
