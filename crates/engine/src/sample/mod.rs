@@ -27,6 +27,7 @@ pub use score::{kl_divergence, logprob_of, logprobs_top};
 use exp::exp_nonpositive;
 use rng::Rng;
 use std::cmp::Ordering;
+use std::ops::RangeInclusive;
 
 /// Tokens of the penalties' window at most.
 pub const PENALTY_LAST_N_MAX: usize = 1 << 20;
@@ -82,47 +83,23 @@ impl SampleOptions {
                 range,
             }),
         };
+        // NaN is in no range.
+        let check = |option, value: f32, accepted: RangeInclusive<f32>, range| {
+            within(option, f64::from(value), accepted.contains(&value), range)
+        };
+        // The smallest number above 0.
+        let above_0 = f32::from_bits(1);
         let signed = -100.0..=100.0;
-        // Written so that NaN fails every check.
-        for (option, value, good, range) in [
-            (
-                "temperature",
-                self.temperature,
-                (0.0..=100.0).contains(&self.temperature),
-                "0 to 100",
-            ),
-            (
-                "top_p",
-                self.top_p,
-                self.top_p > 0.0 && self.top_p <= 1.0,
-                "above 0, up to 1",
-            ),
-            (
-                "min_p",
-                self.min_p,
-                (0.0..=1.0).contains(&self.min_p),
-                "0 to 1",
-            ),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                self.repetition_penalty > 0.0 && self.repetition_penalty <= 100.0,
-                "above 0, up to 100",
-            ),
-            (
-                "presence_penalty",
-                self.presence_penalty,
-                signed.contains(&self.presence_penalty),
-                "-100 to 100",
-            ),
-            (
-                "frequency_penalty",
-                self.frequency_penalty,
-                signed.contains(&self.frequency_penalty),
-                "-100 to 100",
-            ),
+        check("temperature", self.temperature, 0.0..=100.0, "0 to 100")?;
+        check("top_p", self.top_p, above_0..=1.0, "above 0, up to 1")?;
+        check("min_p", self.min_p, 0.0..=1.0, "0 to 1")?;
+        let (penalty, range) = (self.repetition_penalty, "above 0, up to 100");
+        check("repetition_penalty", penalty, above_0..=100.0, range)?;
+        for (option, value) in [
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
         ] {
-            within(option, f64::from(value), good, range)?;
+            check(option, value, signed.clone(), "-100 to 100")?;
         }
         let last_n = self.penalty_last_n;
         let good = last_n <= PENALTY_LAST_N_MAX;
