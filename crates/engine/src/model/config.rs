@@ -115,11 +115,9 @@ impl Config {
             .into_iter()
             .find(|a| a.name() == arch_name)
             .ok_or_else(|| {
-                let known = Arch::ALL.map(Arch::name).join(", ");
-                LoadError::field(
-                    "general.architecture",
-                    format!("{:?} is not supported; supported: {known}", clip(arch_name)),
-                )
+                let (name, known) = (clip(arch_name), Arch::ALL.map(Arch::name).join(", "));
+                let what = format!("{name:?} is not supported; supported: {known}");
+                LoadError::field("general.architecture", what)
             })?;
         let keys = MetadataKeys::new(g, arch.name());
 
@@ -130,16 +128,10 @@ impl Config {
         let norm_eps = keys
             .float("attention.layer_norm_rms_epsilon", 0.0, 1.0)?
             .unwrap_or(1e-5);
-        if keys
-            .optional("expert_count", 0, u32::MAX as u64)?
-            .unwrap_or(0)
-            > 0
-        {
-            return Err(keys.wrong(
-                "expert_count",
-                "mixtures of experts are not supported; accepted: 0",
-            ));
-        }
+        let experts = keys.optional("expert_count", 0, u32::MAX as u64)?;
+        keys.check("expert_count", experts.unwrap_or(0) == 0, || {
+            "mixtures of experts are not supported; accepted: 0".to_owned()
+        })?;
         let vocab = vocab_rows(g)?;
 
         let heads = keys
@@ -154,43 +146,30 @@ impl Config {
         let head_dim = match keys.optional("attention.key_length", 1, HEAD_DIM_MAX as u64)? {
             Some(n) => n,
             None => {
-                if !dim.is_multiple_of(heads[0]) {
-                    return Err(keys.wrong(
-                        "attention.head_count",
-                        &format!("{} does not divide embedding_length {dim}", heads[0]),
-                    ));
-                }
-                dim / heads[0]
+                let first = heads[0];
+                keys.check("attention.head_count", dim.is_multiple_of(first), || {
+                    format!("{first} does not divide embedding_length {dim}")
+                })?;
+                dim / first
             }
         };
-        if !(1..=HEAD_DIM_MAX).contains(&head_dim) || !head_dim.is_multiple_of(2) {
-            return Err(keys.wrong(
-                "attention.key_length",
-                &format!(
-                    "head size {head_dim} is not accepted: even numbers from 2 to {HEAD_DIM_MAX}"
-                ),
-            ));
-        }
-        if let Some(n) = keys.optional("attention.value_length", 1, HEAD_DIM_MAX as u64)?
-            && n != head_dim
-        {
-            return Err(keys.wrong(
-                "attention.value_length",
-                &format!("{n} differs from the key length {head_dim}, which is not supported"),
-            ));
-        }
+        let is_good = (1..=HEAD_DIM_MAX).contains(&head_dim) && head_dim.is_multiple_of(2);
+        keys.check("attention.key_length", is_good, || {
+            format!("head size {head_dim} is not accepted: even numbers from 2 to {HEAD_DIM_MAX}")
+        })?;
+        let values = keys.optional("attention.value_length", 1, HEAD_DIM_MAX as u64)?;
+        let values = values.unwrap_or(head_dim);
+        keys.check("attention.value_length", values == head_dim, || {
+            format!("{values} differs from the key length {head_dim}, which is not supported")
+        })?;
 
         let rope_dims = keys
             .optional("rope.dimension_count", 2, HEAD_DIM_MAX as u64)?
             .unwrap_or(head_dim);
-        if rope_dims > head_dim || !rope_dims.is_multiple_of(2) {
-            return Err(keys.wrong(
-                "rope.dimension_count",
-                &format!(
-                    "{rope_dims} is not accepted: even numbers from 2 to the head size {head_dim}"
-                ),
-            ));
-        }
+        let is_good = rope_dims <= head_dim && rope_dims.is_multiple_of(2);
+        keys.check("rope.dimension_count", is_good, || {
+            format!("{rope_dims} is not accepted: even numbers from 2 to the head size {head_dim}")
+        })?;
         // Gemma 3's windowed layers turn with the base of the earlier models.
         let local_base = match arch {
             Arch::Gemma3 => Some(
@@ -222,12 +201,10 @@ impl Config {
         let mut layer_configs = Vec::new();
         for layer in 0..layers {
             let (heads, kv_heads) = (heads[layer], kv_heads[layer]);
-            if !heads.is_multiple_of(kv_heads) {
-                return Err(keys.wrong(
-                    "attention.head_count_kv",
-                    &format!("{kv_heads} does not divide head_count {heads} in layer {layer}"),
-                ));
-            }
+            let is_good = heads.is_multiple_of(kv_heads);
+            keys.check("attention.head_count_kv", is_good, || {
+                format!("{kv_heads} does not divide head_count {heads} in layer {layer}")
+            })?;
             let local = window.is_some() && !(layer + 1).is_multiple_of(pattern);
             let score_dim = match arch {
                 Arch::Gemma3 if layers == GEMMA3_27B_LAYERS => dim as f32 / heads as f32,
@@ -244,6 +221,10 @@ impl Config {
             });
         }
 
+        let (embed_scale, activation) = match arch {
+            Arch::Gemma3 => ((dim as f32).sqrt(), Activation::Gelu),
+            _ => (1.0, Activation::Silu),
+        };
         Ok(Config {
             arch,
             name: g
@@ -254,16 +235,8 @@ impl Config {
             context_trained: trained,
             context,
             norm_eps,
-            embed_scale: if arch == Arch::Gemma3 {
-                (dim as f32).sqrt()
-            } else {
-                1.0
-            },
-            activation: if arch == Arch::Gemma3 {
-                Activation::Gelu
-            } else {
-                Activation::Silu
-            },
+            embed_scale,
+            activation,
             logit_cap: keys
                 .float("final_logit_softcapping", 0.0, f32::MAX)?
                 .filter(|&c| c > 0.0),

@@ -23,8 +23,17 @@ impl<'a> MetadataKeys<'a> {
         missing(&self.full(key))
     }
 
-    pub fn wrong(&self, key: &str, what: &str) -> LoadError {
-        LoadError::field(self.full(key), what)
+    /// Refuses the value of a key for what `why` says, unless it is good.
+    pub fn check(
+        &self,
+        key: &str,
+        is_good: bool,
+        why: impl FnOnce() -> String,
+    ) -> Result<(), LoadError> {
+        match is_good {
+            true => Ok(()),
+            false => Err(LoadError::field(self.full(key), why())),
+        }
     }
 
     pub fn str(&self, key: &str) -> Result<Option<&str>, LoadError> {
@@ -48,12 +57,9 @@ impl<'a> MetadataKeys<'a> {
             return Ok(None);
         };
         // NaN is in no range.
-        if !(min..=max).contains(&x) {
-            return Err(self.wrong(
-                key,
-                &format!("{x:?} is out of range; accepted: {min:?} to {max:?}"),
-            ));
-        }
+        self.check(key, (min..=max).contains(&x), || {
+            format!("{x:?} is out of range; accepted: {min:?} to {max:?}")
+        })?;
         Ok(Some(x))
     }
 
@@ -68,28 +74,19 @@ impl<'a> MetadataKeys<'a> {
         let Some(array) = self.g.array(&full).ok().flatten() else {
             return Ok(self.optional(key, 1, max)?.map(|n| vec![n; layers]));
         };
-        if array.len() != layers {
-            return Err(self.wrong(
-                key,
-                &format!("has {} entries for {layers} layers", array.len()),
-            ));
-        }
-        let numbers: Result<Vec<usize>, LoadError> = array
-            .u32s()?
-            .map(|n| self.in_range(key, n as u64, 1, max))
-            .collect();
-        numbers.map(Some)
+        self.check(key, array.len() == layers, || {
+            format!("has {} entries for {layers} layers", array.len())
+        })?;
+        let numbers = array.u32s()?;
+        let numbers = numbers.map(|n| self.in_range(key, n as u64, 1, max));
+        Ok(Some(numbers.collect::<Result<_, _>>()?))
     }
 
     fn in_range(&self, key: &str, n: u64, min: u64, max: u64) -> Result<usize, LoadError> {
-        if (min..=max).contains(&n) {
-            Ok(n as usize)
-        } else {
-            Err(self.wrong(
-                key,
-                &format!("{n} is out of range; accepted: {min} to {max}"),
-            ))
-        }
+        self.check(key, (min..=max).contains(&n), || {
+            format!("{n} is out of range; accepted: {min} to {max}")
+        })?;
+        Ok(n as usize)
     }
 }
 

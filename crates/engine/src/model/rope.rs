@@ -66,13 +66,10 @@ pub(super) fn read(
             magnitude *= (1.0 + 0.1 * factor.max(1.0).ln()) as f32;
         }
         Some(other) => {
-            return Err(keys.wrong(
-                "rope.scaling.type",
-                &format!(
-                    "{:?} is not supported; supported: none, linear, yarn, longrope",
-                    other.chars().take(32).collect::<String>()
-                ),
-            ));
+            let name: String = other.chars().take(32).collect();
+            let what =
+                format!("{name:?} is not supported; supported: none, linear, yarn, longrope");
+            return Err(LoadError::field(keys.full("rope.scaling.type"), what));
         }
     }
 
@@ -121,18 +118,14 @@ fn factors(g: &Gguf, name: &str, pairs: usize) -> Result<Option<Vec<f32>>, LoadE
         return Ok(None);
     };
     if t.ty != WeightType::F32 || t.cols() != pairs || t.rows() != 1 {
-        return Err(LoadError::field(
-            name,
-            format!("must be {pairs} values of F32"),
-        ));
+        let what = format!("must be {pairs} values of F32");
+        return Err(LoadError::field(name, what));
     }
     let mut values = vec![0.0; pairs];
     unpack_row(t.ty, g.bytes(t), &mut values);
     if let Some(bad) = values.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
-        return Err(LoadError::field(
-            name,
-            format!("holds {bad}; accepted: positive numbers"),
-        ));
+        let what = format!("holds {bad}; accepted: positive numbers");
+        return Err(LoadError::field(name, what));
     }
     Ok(Some(values))
 }

@@ -50,6 +50,14 @@ pub struct LayerWeights {
     pub post_ffn_norm: Option<Vec<f32>>,
 }
 
+impl LayerWeights {
+    fn matrices(&self) -> [&Weight; 7] {
+        [
+            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
+        ]
+    }
+}
+
 pub struct Weights {
     gguf: Gguf,
     packed: Option<FileMap>,
@@ -124,7 +132,7 @@ impl Weights {
             return;
         }
         let next = self.layers.get(layer + 1);
-        let of_layer = next.map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
+        let of_layer = next.map(LayerWeights::matrices);
         let output = next.is_none().then_some(&self.output);
         for w in of_layer.into_iter().flatten().chain(output) {
             match &self.packed {
@@ -155,10 +163,7 @@ impl Weights {
 
     /// Every matrix that is multiplied with, in the order of the packed copy.
     pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
-        let layers = self
-            .layers
-            .iter()
-            .flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
+        let layers = self.layers.iter().flat_map(LayerWeights::matrices);
         std::iter::once(&self.output).chain(layers)
     }
 
@@ -204,15 +209,10 @@ struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     fn new(g: &'a Gguf) -> Finder<'a> {
-        let index = g
-            .tensors()
-            .iter()
-            .enumerate()
-            .map(|(i, t)| (t.name.as_str(), i))
-            .collect();
+        let tensors = g.tensors().iter().enumerate();
         Finder {
             g,
-            index,
+            index: tensors.map(|(i, t)| (t.name.as_str(), i)).collect(),
             used: vec![false; g.tensors().len()],
             packed_end: PACKED_START,
         }
@@ -280,24 +280,20 @@ impl<'a> Finder<'a> {
         let (index, t) = self.find(name)?;
         let total: usize = rows.iter().sum();
         if t.cols() != cols || t.rows() != total {
-            return Err(LoadError::field(
-                name,
-                format!("is {} × {}, expected {cols} × {total}", t.cols(), t.rows()),
-            ));
+            let what = format!("is {} × {}, expected {cols} × {total}", t.cols(), t.rows());
+            return Err(LoadError::field(name, what));
         }
         let Some(row_bytes) = t.ty.row_bytes(cols) else {
-            return Err(LoadError::field(
-                name,
-                format!("rows of {cols} values are not whole blocks of {}", t.ty),
-            ));
+            let what = format!("rows of {cols} values are not whole blocks of {}", t.ty);
+            return Err(LoadError::field(name, what));
         };
         let ty = t.ty;
         let mut start = 0;
         Ok(rows.map(|rows| {
             let bytes = start..start + rows * row_bytes;
             start = bytes.end;
-            let packed =
-                self.packed_end..self.packed_end + rows.div_ceil(STRIP) * strip_bytes(ty, cols);
+            let at = self.packed_end;
+            let packed = at..at + rows.div_ceil(STRIP) * strip_bytes(ty, cols);
             self.packed_end = packed.end.next_multiple_of(ALIGN);
             Weight {
                 ty,
@@ -313,16 +309,12 @@ impl<'a> Finder<'a> {
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let (_, t) = self.find(name)?;
         if t.cols() != len || t.rows() != 1 {
-            return Err(LoadError::field(
-                name,
-                format!("is {} × {}, expected {len} values", t.cols(), t.rows()),
-            ));
+            let what = format!("is {} × {}, expected {len} values", t.cols(), t.rows());
+            return Err(LoadError::field(name, what));
         }
         if t.ty.row_bytes(len).is_none() {
-            return Err(LoadError::field(
-                name,
-                format!("{len} values are not whole blocks of {}", t.ty),
-            ));
+            let what = format!("{len} values are not whole blocks of {}", t.ty);
+            return Err(LoadError::field(name, what));
         }
         let mut out = vec![0.0; len];
         unpack_row(t.ty, self.g.bytes(t), &mut out);
@@ -351,18 +343,16 @@ impl<'a> Finder<'a> {
 
     /// A tensor of a layer that nothing reads means that the model computes something we do not.
     fn warn_unused(&self, config: &Config) {
-        for (t, _) in self
+        let arch = config.arch.name();
+        let unused = self
             .g
             .tensors()
             .iter()
             .zip(&self.used)
-            .filter(|(t, used)| !**used && t.name.starts_with("blk."))
-        {
-            log::warn!(
-                "tensor {} is unknown in architecture {} and is ignored",
-                t.name.escape_debug(),
-                config.arch.name()
-            );
+            .filter(|(_, used)| !**used);
+        for (t, _) in unused.filter(|(t, _)| t.name.starts_with("blk.")) {
+            let name = t.name.escape_debug();
+            log::warn!("tensor {name} is unknown in architecture {arch} and is ignored");
         }
     }
 }
