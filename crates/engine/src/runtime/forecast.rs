@@ -6,8 +6,8 @@ use super::options::noting_by;
 use super::plan::{self, ComputeSetting};
 use super::retention::SequenceRetention;
 use crate::model::kv::KvOptions;
-use crate::step::runner::{CHUNK_MIN, COUNTED_BEYOND};
-use crate::step::scratch::{StepScratch, StepSize};
+use crate::step::runner::CHUNK_MIN;
+use crate::step::scratch::StepSize;
 use haversack_cache::{KvRow, SequenceId};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
@@ -78,10 +78,7 @@ impl Runtime {
     /// Bytes of scratch after steps of `sequences` sequences with the default retention, which read `tokens` tokens
     /// together and have at most `rows` rows each.
     pub fn scratch_bytes(&self, sequences: usize, tokens: usize, rows: usize) -> usize {
-        let counting = match self.setting.noting {
-            Some(_) => sequences,
-            None => 0,
-        };
+        let counting = self.setting.noting.map_or(0, |_| sequences);
         self.scratch_bytes_counting(sequences, counting, tokens, rows)
     }
 
@@ -93,24 +90,8 @@ impl Runtime {
         tokens: usize,
         rows: usize,
     ) -> usize {
-        let rows = rows.next_multiple_of(BLOCK_SLOTS);
-        let ComputeSetting {
-            threads,
-            int8,
-            guarded,
-            ..
-        } = self.setting;
-        let size = StepSize {
-            rows: tokens,
-            wanted: sequences,
-            jobs: sequences,
-            slots: rows,
-            moved: 1,
-            segments: 2 * sequences,
-            counted: counting * (rows + COUNTED_BEYOND),
-            sampled: if guarded { tokens } else { 0 },
-        };
-        StepScratch::bytes_for(self.model().config(), threads, int8, size)
+        let (config, rows) = (self.model().config(), rows.next_multiple_of(BLOCK_SLOTS));
+        plan::batch_scratch_bytes(config, self.setting, (sequences, counting), tokens, rows)
     }
 
     /// Bytes by which the scratch may still grow while a sequence (or a new one) reads `tokens` tokens in the smallest

@@ -86,17 +86,11 @@ impl Sequences {
         if let (Some(to), Some(from)) = (&mut samples, from.and_then(|f| f.samples.as_ref())) {
             to.copy_from(from);
         }
-        Ok(match from {
-            Some(from) => SequenceState {
-                retention: from.retention.clone(),
-                counting: from.counting,
-                samples,
-                quality_debt: from.quality_debt,
-            },
-            None => SequenceState {
-                samples,
-                ..SequenceState::default()
-            },
+        Ok(SequenceState {
+            retention: from.map_or_else(Default::default, |from| from.retention.clone()),
+            counting: from.and_then(|from| from.counting),
+            samples,
+            quality_debt: from.map_or(0.0, |from| from.quality_debt),
         })
     }
 
@@ -158,9 +152,8 @@ impl Sequences {
 
     /// Whether the attention of any of these sequences is counted.
     pub(super) fn counts_any(&self, spans: &[StepSpan<'_>]) -> bool {
-        spans
-            .iter()
-            .any(|span| self.counting(span.sequence).is_some())
+        let mut ids = spans.iter().map(|span| span.sequence);
+        ids.any(|id| self.counting(id).is_some())
     }
 
     pub(super) fn counting(&self, id: SequenceId) -> Option<&AttentionCounting> {

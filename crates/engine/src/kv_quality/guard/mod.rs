@@ -24,7 +24,7 @@ use crate::model::config::Config;
 use crate::model::weights::Weights;
 use crate::step::sequence::Sequences;
 use choose::{VictimCounts, choose};
-use haversack_cache::{CacheError, KvRow, SequenceId, Store};
+use haversack_cache::{CacheError, KvRow, SequenceId, Store, with_room};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, BLOCK_SLOTS};
 use haversack_kernels::format::gguf::unpack_row;
@@ -149,6 +149,35 @@ pub(crate) struct GuardTools<'a> {
     pub attention: &'a mut attention::AttentionScratch,
 }
 
+impl GuardTools<'_> {
+    /// The rows of a layer, if it has query samples. `newest` is the last position that is asked about.
+    pub fn view(
+        &mut self,
+        id: SequenceId,
+        index: usize,
+        (position, newest): (u64, u64),
+    ) -> Option<GuardView<'_>> {
+        let samples = self.sequences.samples(id, index, position)?;
+        let present = std::array::from_fn(|i| {
+            samples.positions[i].is_some_and(|p| p > newest) && samples.scale[i] > 0.0
+        });
+        Some(GuardView {
+            exec: self.exec,
+            store: self.store,
+            attention: self.attention,
+            layer: SampledLayer {
+                present,
+                config: self.config.layers.get(index)?,
+                shape: *self.store.layers().get(index)?,
+                mean: self.store.mean(index),
+                samples,
+            },
+            id,
+            index,
+        })
+    }
+}
+
 pub struct Guard {
     pub(crate) params: GuardParams,
     /// (layer)(head)
@@ -185,17 +214,13 @@ impl Guard {
         rows_max: usize,
         params: GuardParams,
     ) -> Result<Guard, CacheError> {
-        let mut own = Vec::new();
-        let bytes = rows_max.saturating_mul(size_of::<f32>());
-        own.try_reserve_exact(rows_max)
-            .map_err(|_| CacheError::OutOfMemory { bytes })?;
         Ok(Guard {
             params,
             gains: gains(config, weights),
             bytes: vec![0; BATCH / BLOCK_SLOTS * block_bytes],
             before: AttentionShare::new(config)?,
             row_costs: RowCosts::new(config)?,
-            own,
+            own: with_room(rows_max)?,
             rows_max,
             spent: 0.0,
         })
@@ -227,40 +252,27 @@ impl Guard {
     /// at this position the policy's choice stands.
     pub(crate) fn judge(
         &mut self,
-        tools: GuardTools<'_>,
+        mut tools: GuardTools<'_>,
         request: GuardRequest<'_>,
     ) -> Result<usize, CacheError> {
-        let GuardTools {
-            config,
-            exec,
-            store,
-            sequences,
-            attention,
-        } = tools;
         let GuardRequest {
             id, layer, rows, ..
         } = request;
         let may = request.counts.may.min(rows.len());
         let must = request.counts.must.min(may);
-        let debt = sequences.get(id).map_or(0.0, |state| state.quality_debt);
+        let state = tools.sequences.get(id);
+        let debt = state.map_or(0.0, |state| state.quality_debt);
         let may = if debt >= self.params.total { must } else { may };
         let fixed = request.fixed.min(must);
         let newest = rows.iter().map(|row| row.position).max().unwrap_or(0);
-        let at = (request.position, newest);
-        let Some(sampled_layer) = sampled_layer(config, store, sequences, id, layer, at) else {
+        let layout = tools.sequences.layout.as_ref();
+        let has_samples = |l: &usize| layout.is_some_and(|layout| layout.has(*l));
+        let left = (layer..tools.config.layers.len())
+            .filter(has_samples)
+            .count();
+        let Some(mut view) = tools.view(id, layer, (request.position, newest)) else {
             return Ok(may);
         };
-        let mut view = GuardView {
-            exec,
-            store,
-            attention,
-            layer: sampled_layer,
-            id,
-            index: layer,
-        };
-        let left = (layer..config.layers.len())
-            .filter(|&l| sequences.layout.as_ref().is_some_and(|s| s.has(l)))
-            .count();
         let allowed = (self.params.allowed() - self.spent).max(0.0) / left.max(1) as f64;
         let mut leave = may;
         let mut cost = view.statistic(self, &rows[..leave])?;
@@ -308,6 +320,7 @@ impl Guard {
         if leave > 0 {
             // The statistic was computed last for the rows that leave.
             let (difference, left) = self.before.parts();
+            let sequences = tools.sequences;
             sequences.evict_from_samples(id, layer, &present, left, difference);
         }
         Ok(leave)
@@ -358,28 +371,6 @@ impl GuardView<'_> {
         }
         Ok(())
     }
-}
-
-/// A layer with its query samples, if there are any. `newest` is the last position that is asked about.
-pub(crate) fn sampled_layer<'a>(
-    config: &'a Config,
-    store: &'a Store,
-    sequences: &'a Sequences,
-    id: SequenceId,
-    layer: usize,
-    (position, newest): (u64, u64),
-) -> Option<SampledLayer<'a>> {
-    let samples = sequences.samples(id, layer, position)?;
-    let present = std::array::from_fn(|i| {
-        samples.positions[i].is_some_and(|p| p > newest) && samples.scale[i] > 0.0
-    });
-    Some(SampledLayer {
-        present,
-        config: config.layers.get(layer)?,
-        shape: *store.layers().get(layer)?,
-        mean: store.mean(layer),
-        samples,
-    })
 }
 
 /// Rows of the output matrix that are read: enough for one number a head.

@@ -12,7 +12,7 @@
 
 use crate::model::config::{Config, LayerConfig};
 use crate::step::query_samples::{LayerSamples, SAMPLES};
-use haversack_cache::{CacheError, KvShape, LayerShape};
+use haversack_cache::{CacheError, KvShape, LayerShape, with_room};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{
     self, AttentionJob, BLOCK_SLOTS, Block, Coded, KvView, SPAN_SLOTS, SoftmaxSum, dot,
@@ -129,10 +129,10 @@ impl AttentionShare {
     pub fn new(config: &Config) -> Result<AttentionShare, CacheError> {
         let (heads, width) = AttentionShare::widths(config);
         Ok(AttentionShare {
-            weight: room(SAMPLES * heads)?,
-            values: room(SAMPLES * width)?,
-            out: room(SAMPLES * width)?,
-            sums: room(SAMPLES * heads)?,
+            weight: with_room(SAMPLES * heads)?,
+            values: with_room(SAMPLES * width)?,
+            out: with_room(SAMPLES * width)?,
+            sums: with_room(SAMPLES * heads)?,
         })
     }
 
@@ -294,11 +294,11 @@ impl RowCosts {
     pub fn new(config: &Config) -> Result<RowCosts, CacheError> {
         let dim = RowCosts::head_dim(config);
         Ok(RowCosts {
-            across: room(BLOCK_SLOTS * dim)?,
-            k: room(BLOCK_SLOTS * dim)?,
-            v: room(BLOCK_SLOTS * dim)?,
-            q: room(dim)?,
-            o: room(dim)?,
+            across: with_room(BLOCK_SLOTS * dim)?,
+            k: with_room(BLOCK_SLOTS * dim)?,
+            v: with_room(BLOCK_SLOTS * dim)?,
+            q: with_room(dim)?,
+            o: with_room(dim)?,
         })
     }
 
@@ -355,13 +355,4 @@ impl RowCosts {
             }
         }
     }
-}
-
-/// A list with room for `len` elements and no more.
-fn room<T>(len: usize) -> Result<Vec<T>, CacheError> {
-    let mut list = Vec::new();
-    let bytes = len.saturating_mul(size_of::<T>());
-    list.try_reserve_exact(len)
-        .map_err(|_| CacheError::OutOfMemory { bytes })?;
-    Ok(list)
 }
