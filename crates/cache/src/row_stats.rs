@@ -87,11 +87,6 @@ impl StatsFormat {
         }
     }
 
-    /// Largest attention of a word.
-    pub const fn max(self) -> u32 {
-        self.word.max()
-    }
-
     /// Words per row.
     fn words(self, kv_heads: usize) -> usize {
         match self.heads {
@@ -160,11 +155,6 @@ impl RowStats {
             words: copied(&self.words)?,
             ..*self
         })
-    }
-
-    pub fn shrink_to_fit(&mut self) {
-        self.positions.shrink_to_fit();
-        self.words.shrink_to_fit();
     }
 
     /// Appends a block whose slots hold consecutive positions. Its room was reserved.

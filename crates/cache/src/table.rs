@@ -118,10 +118,6 @@ impl BlockTable {
         self.rows
     }
 
-    pub fn entries(&self) -> &[BlockEntry] {
-        &self.entries
-    }
-
     pub(crate) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<BlockEntry>()
             + self.spans.capacity() * size_of::<Range<u32>>()
@@ -143,14 +139,6 @@ impl BlockTable {
             row_stats: self.row_stats.as_ref().map(RowStats::copy).transpose()?,
             ..*self
         })
-    }
-
-    pub(crate) fn shrink_to_fit(&mut self) {
-        self.entries.shrink_to_fit();
-        self.spans.shrink_to_fit();
-        if let Some(stats) = &mut self.row_stats {
-            stats.shrink_to_fit();
-        }
     }
 
     /// Number of entries that start before a position.

@@ -98,7 +98,6 @@ impl Life {
         self.check();
         self.insist(|store| store.compact_below(100));
         self.check();
-        self.store.trim();
         let back = self.store.oldest_restorable(id).unwrap();
         self.insist(|store| store.truncate(id, back));
         self.twins[0].1.truncate(back as usize);

@@ -207,7 +207,6 @@ fn mapped_blocks_are_forked_truncated_evicted_and_hidden() {
     // Slabs are compacted around them.
     let before = adopted(&store);
     store.compact_below(100).unwrap();
-    store.trim();
     assert_eq!(adopted(&store), before);
     check_with(&store, &mut coder, fork, &forked);
 

@@ -175,17 +175,6 @@ impl Store {
         Ok(())
     }
 
-    /// Releases unused memory: pages of empty slabs and spare capacity of tables. Returns the number of slabs.
-    pub fn trim(&mut self) -> usize {
-        for sequence in self.sequences.slots.iter_mut().filter(|s| !s.in_step) {
-            sequence
-                .tables
-                .iter_mut()
-                .for_each(BlockTable::shrink_to_fit);
-        }
-        self.storage.release_empty_slabs()
-    }
-
     /// Moves blocks out of slabs of which less than `percent` is in use and releases those slabs; 100 moves every block as
     /// far down as there is room. Returns the number of blocks moved; 0 during a step.
     pub fn compact_below(&mut self, percent: usize) -> Result<usize, CacheError> {

@@ -19,8 +19,6 @@ pub enum Zone {
 }
 
 impl Zone {
-    pub const ALL: [Zone; 3] = [Zone::Sinks, Zone::Recent, Zone::Rest];
-
     pub const fn name(self) -> &'static str {
         match self {
             Zone::Sinks => "sinks",

@@ -67,10 +67,6 @@ impl Governor {
         }
     }
 
-    pub fn window(&self) -> usize {
-        self.window
-    }
-
     /// Bytes that are left, and which limit says so.
     pub fn headroom(&self, reading: &Reading) -> Option<(i64, &'static str)> {
         headroom(reading, self.weights_bytes)
@@ -243,7 +239,7 @@ mod tests {
         for second in 1..100 {
             let limit = if second % 3 == 0 { 1 << 30 } else { 1 << 20 };
             governor.decide(&reading(limit, 64 << 20), at(second));
-            assert!((64..=512).contains(&governor.window()));
+            assert!((64..=512).contains(&governor.window));
         }
     }
 

@@ -32,7 +32,7 @@ mod weights;
 pub mod wordpiece;
 
 pub use embedding::{
-    DIMENSIONS, Embedding, STORED_BYTES, STORED_ERROR_MAX, StoredEmbedding, StoredError, similarity,
+    DIMENSIONS, Embedding, STORED_BYTES, StoredEmbedding, StoredError, similarity,
 };
 pub use error::{EncoderError, EncoderFileError};
 pub use forward::TOKENS_MAX;
@@ -138,11 +138,6 @@ impl Encoder {
     /// Bytes that an open encoder keeps on the heap.
     pub fn heap_bytes(&self) -> usize {
         self.weights.heap_bytes() + self.pieces.heap_bytes()
-    }
-
-    /// Bytes of the mapped weights: clean pages of the file, not private memory.
-    pub fn mapped_bytes(&self) -> usize {
-        self.file.len()
     }
 }
 

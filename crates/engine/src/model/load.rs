@@ -37,7 +37,6 @@ pub struct Model {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     fingerprint: blake3::Hash,
-    residence: Residence,
 }
 
 impl Model {
@@ -96,7 +95,6 @@ impl Model {
             error,
         })?;
         Ok(Model {
-            residence,
             config,
             weights,
             tokenizer,
@@ -119,11 +117,6 @@ impl Model {
 
     pub fn template(&self) -> &ChatTemplate {
         &self.template
-    }
-
-    /// Where the weights are while the model runs.
-    pub fn residence(&self) -> Residence {
-        self.residence
     }
 
     pub fn fingerprint(&self) -> blake3::Hash {

@@ -18,15 +18,6 @@ pub enum Residence {
 }
 
 impl Residence {
-    pub fn name(self) -> &'static str {
-        match self {
-            Residence::Auto => "auto",
-            Residence::Mapped => "mapped",
-            Residence::Prefetch => "prefetch",
-            Residence::Locked => "locked",
-        }
-    }
-
     /// What `auto` means for weights of that size on this device.
     pub fn choose(self, weights_bytes: u64, reading: &Reading) -> Residence {
         if self != Residence::Auto {

@@ -147,10 +147,6 @@ impl Weights {
         }
     }
 
-    pub fn is_packed(&self) -> bool {
-        self.packed.is_some()
-    }
-
     /// Bytes of the packed copy.
     pub fn packed_bytes(&self) -> usize {
         self.packed_bytes

@@ -75,14 +75,8 @@ impl Runtime {
             .fold(needs.kv_bytes, usize::saturating_add)
     }
 
-    /// Bytes of scratch after steps of `sequences` sequences with the default retention, which read `tokens` tokens
-    /// together and have at most `rows` rows each.
-    pub fn scratch_bytes(&self, sequences: usize, tokens: usize, rows: usize) -> usize {
-        let counting = self.setting.noting.map_or(0, |_| sequences);
-        self.scratch_bytes_counting(sequences, counting, tokens, rows)
-    }
-
-    /// The same where attention is counted for `counting` of the sequences.
+    /// Bytes of scratch after steps of `sequences` sequences, which read `tokens` tokens together and have at most `rows`
+    /// rows each; attention is counted for `counting` of them.
     pub fn scratch_bytes_counting(
         &self,
         sequences: usize,

@@ -185,10 +185,6 @@ impl Sampler {
         Sampler { constraint, ..self }
     }
 
-    pub fn options(&self) -> &SampleOptions {
-        &self.options
-    }
-
     /// The next token, given the logits of the vocabulary and the tokens before it, oldest first.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
         if logits.is_empty() {
