@@ -166,15 +166,10 @@ fn describe(f: &mut fmt::Formatter<'_>, group: &[LayerPlan]) -> fmt::Result {
     };
     let left = Bounds::of(group.iter().map(|layer| layer.leave.len() as u64));
     let rows = Bounds::of(group.iter().map(|layer| layer.rows_before as u64));
-    match last.layer - first.layer + 1 == group.len() {
-        true => write!(f, "layers {} to {}", first.layer, last.layer)?,
-        false => write!(
-            f,
-            "{} layers from {} to {}",
-            group.len(),
-            first.layer,
-            last.layer
-        )?,
+    let (from, to, count) = (first.layer, last.layer, group.len());
+    match to - from + 1 == count {
+        true => write!(f, "layers {from} to {to}")?,
+        false => write!(f, "{count} layers from {from} to {to}")?,
     }
     write!(f, " let {left} of {rows} rows go each, ")?;
     if group.iter().all(|layer| layer.leave == first.leave) {

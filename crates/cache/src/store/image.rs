@@ -392,14 +392,8 @@ pub(super) fn fill(
     regions: &[Region],
 ) -> Result<(), CacheError> {
     sequence.reserve_gaps(&mut ledger, outline.gaps.len())?;
-    insert(
-        storage,
-        sequence,
-        &ledger,
-        columns,
-        &outline.layers,
-        regions,
-    )?;
+    let layers = &outline.layers;
+    insert(storage, sequence, &ledger, columns, layers, regions)?;
     sequence.position = outline.position;
     sequence.rows_peak = outline.rows_peak;
     let segments = &mut sequence.segments;
@@ -407,7 +401,7 @@ pub(super) fn fill(
     segments.evicted_at = outline.evicted_at;
     segments.gaps.extend(outline.gaps.iter().cloned());
     segments.rebuild();
-    for (table, layer) in sequence.tables.iter_mut().zip(&outline.layers) {
+    for (table, layer) in sequence.tables.iter_mut().zip(layers) {
         table.window_passed = layer.window_passed;
     }
     Ok(())

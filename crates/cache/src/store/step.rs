@@ -374,22 +374,15 @@ fn demand(
 ) -> BlockDemand {
     let near = &storage.pools[layer.near_pool];
     let shared = |pool: &BlockPool, id: Option<BlockId>| id.is_some_and(|id| pool.is_shared(id));
+    let leaving = table.without_far(storage.near_from(layer, member.end()));
+    let must_make = |pool| table.sinks.is_none() || shared(&storage.pools[pool], table.sinks);
     let state = TableState {
-        leaving: table
-            .without_far(storage.near_from(layer, member.end()))
-            .len() as u64,
+        leaving: leaving.len() as u64,
         copy_tail: shared(near, table.tail(member.position).and_then(|e| e.near)),
-        make_sinks: layer
-            .sink_pool
-            .is_some_and(|pool| table.sinks.is_none() || shared(&storage.pools[pool], table.sinks)),
+        make_sinks: layer.sink_pool.is_some_and(must_make),
     };
-    BlockDemand::of(
-        layer.shape,
-        storage.zones,
-        member.position,
-        member.tokens,
-        state,
-    )
+    let (shape, zones) = (layer.shape, storage.zones);
+    BlockDemand::of(shape, zones, member.position, member.tokens, state)
 }
 
 /// Drops blocks before `first` from a layer whose window has passed them.

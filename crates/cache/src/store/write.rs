@@ -252,11 +252,8 @@ impl NearRows<'_> {
         let exact = self.sinks.saturating_sub(self.position.min(SLOTS) as usize);
         let exact = (exact * shape.width()).min(rows.len());
         if let (Some((pool, id)), 1..) = (self.layer.sinks(self.sink_block), exact) {
-            let (k, v) = pools[pool].bytes_mut(id).split_at_mut(sink_bytes(
-                shape.kv_heads,
-                shape.head_dim,
-                self.sinks,
-            ));
+            let keys = sink_bytes(shape.kv_heads, shape.head_dim, self.sinks);
+            let (k, v) = pools[pool].bytes_mut(id).split_at_mut(keys);
             let to = if side.keys { k } else { v };
             write_sinks(backend, shape, self.sinks, to, slot, &rows[..exact]);
         }

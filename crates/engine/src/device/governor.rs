@@ -78,9 +78,8 @@ impl Governor {
         let limit = reading.cgroup.as_ref().and_then(|group| group.limit_bytes);
         let moved = self.last_limit.is_some() && self.last_limit != limit;
         self.last_limit = limit;
-        let calm = self
-            .last_change
-            .is_none_or(|then| now.saturating_sub(then) >= CALM);
+        let last = self.last_change;
+        let calm = last.is_none_or(|then| now.saturating_sub(then) >= CALM);
         let stalled = is_stalled(reading);
 
         let target = if headroom < LOW_BYTES as i64 || stalled {
@@ -94,11 +93,8 @@ impl Governor {
         if target == self.window || !(calm || moved) {
             return None;
         }
-        let verb = if target < self.window {
-            "shrunk"
-        } else {
-            "grown"
-        };
+        let shrinks = target < self.window;
+        let verb = if shrinks { "shrunk" } else { "grown" };
         let reason = if stalled && headroom >= LOW_BYTES as i64 {
             format!("{verb}: tasks stand still for memory")
         } else {
@@ -141,9 +137,8 @@ pub fn is_stalled(reading: &Reading) -> bool {
 /// Bytes that a device has left beside the weights, and which limit says so.
 pub fn headroom(reading: &Reading, weights_bytes: u64) -> Option<(i64, &'static str)> {
     let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-    let system = reading
-        .mem_available_bytes
-        .map(|bytes| (signed(bytes) - signed(FLOOR_BYTES), "available memory"));
+    let system = reading.mem_available_bytes;
+    let system = system.map(|bytes| (signed(bytes) - signed(FLOOR_BYTES), "available memory"));
     let group = reading.cgroup.as_ref().and_then(|group| {
         let limit = group.limit_bytes?;
         // Weights that cannot stay are read again for every token: a smaller window would not change that.

@@ -195,16 +195,8 @@ fn attend(
         data: turned,
         stride: keys,
     };
-    ops::product(
-        backend,
-        of_head(&q[at..]),
-        turned,
-        queries,
-        HEAD,
-        keys,
-        &mut scores,
-        keys,
-    );
+    let (q, v, out) = (of_head(&q[at..]), of_head(&v[at..]), &mut out[at..]);
+    ops::product(backend, q, turned, queries, HEAD, keys, &mut scores, keys);
     for row in scores.chunks_exact_mut(keys).take(queries) {
         ops::softmax(backend, &mut row[..n]);
     }
@@ -212,16 +204,7 @@ fn attend(
         data: &scores,
         stride: keys,
     };
-    ops::product(
-        backend,
-        scores,
-        of_head(&v[at..]),
-        queries,
-        n,
-        HEAD,
-        &mut out[at..],
-        DIMENSIONS,
-    );
+    ops::product(backend, scores, v, queries, n, HEAD, out, DIMENSIONS);
 }
 
 fn norm(backend: Backend, row: &mut [f32], norm: &Norm) {

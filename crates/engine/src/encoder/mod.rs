@@ -113,13 +113,8 @@ impl Encoder {
             backend: self.backend,
             pool: &self.pool,
         };
-        let mean = forward::forward(
-            exec,
-            &self.weights,
-            self.file.as_slice(),
-            &ids,
-            &mut scratch,
-        );
+        let file = self.file.as_slice();
+        let mean = forward::forward(exec, &self.weights, file, &ids, &mut scratch);
         Embedding::of(mean).ok_or(EncoderError::NoDirection)
     }
 

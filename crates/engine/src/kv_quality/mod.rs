@@ -27,12 +27,6 @@ fn exact_runner(
         zones: kv.zones(),
         ..arenas.clone()
     })?;
-    let (model, threads) = (model.clone(), threads.max(1));
-    Ok(ModelRunner::new(
-        model,
-        store,
-        threads,
-        Backend::best(),
-        int8,
-    ))
+    let (model, threads, backend) = (model.clone(), threads.max(1), Backend::best());
+    Ok(ModelRunner::new(model, store, threads, backend, int8))
 }

@@ -156,10 +156,8 @@ const HEADING: &[u8] = b"haversack probe 2\n";
 const EACH: usize = 2 * CODECS.len() + SHARES.len();
 
 fn write_file(path: &Path, probe: &Probe) -> std::io::Result<()> {
-    let values = probe
-        .curves
-        .iter()
-        .flat_map(|c| c.k.into_iter().chain(c.v).chain(c.rows));
+    let curves = probe.curves.iter();
+    let values = curves.flat_map(|c| c.k.into_iter().chain(c.v).chain(c.rows));
     let values = values.chain([probe.slope, probe.offset]);
     measurement_file::write(path, HEADING, values)
 }
@@ -457,10 +455,8 @@ impl<'a> LayerBench<'a> {
 
     fn store(&self, variants: &[Variant]) -> Result<Store, CacheError> {
         let (config, c) = (self.model.config(), self.config());
-        let shapes: Vec<LayerShape> = variants
-            .iter()
-            .map(|v| KvOptions::new(v.form()).layer(self.layer, c))
-            .collect();
+        let shape = |v: &Variant| KvOptions::new(v.form()).layer(self.layer, c);
+        let shapes: Vec<LayerShape> = variants.iter().map(shape).collect();
         let of_layer = |shape: &LayerShape| match self.stats {
             Some(stats) => stats.for_layer(config, self.layer, shape),
             None => (None, None),

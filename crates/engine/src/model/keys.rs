@@ -63,6 +63,10 @@ impl<'a> MetadataKeys<'a> {
         Ok(Some(x))
     }
 
+    pub fn float_or(&self, key: &str, min: f32, max: f32, other: f32) -> Result<f32, LoadError> {
+        Ok(self.float(key, min, max)?.unwrap_or(other))
+    }
+
     /// One number for all layers, or an array with one per layer.
     pub fn per_layer(
         &self,

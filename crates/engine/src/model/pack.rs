@@ -59,10 +59,7 @@ fn open(weights: &Weights, key: &blake3::Hash, path: &Path) -> io::Result<FileMa
     if bytes.len() != weights.packed_bytes()
         || bytes.get(..PACKED_START) != Some(&header(weights, key)[..])
     {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "not the packed copy of this model",
-        ));
+        return Err(io::Error::other("not the packed copy of this model"));
     }
     Ok(map)
 }
@@ -92,13 +89,8 @@ fn write(
             chunks_mut(pool, &mut batch, strip, &|i, out: &mut [u8]| {
                 let row = (first + i) * STRIP;
                 let rows = STRIP.min(w.rows - row);
-                pack_strip(
-                    w.ty,
-                    w.cols,
-                    &source[row * row_bytes..(row + rows) * row_bytes],
-                    rows,
-                    out,
-                );
+                let from = &source[row * row_bytes..(row + rows) * row_bytes];
+                pack_strip(w.ty, w.cols, from, rows, out);
             });
             file.write_all(&batch)?;
             done += batch.len();

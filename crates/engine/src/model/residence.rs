@@ -24,11 +24,8 @@ impl Residence {
             return self;
         }
         let group = reading.cgroup.as_ref().and_then(|group| group.room_bytes());
-        let room = [reading.mem_available_bytes, group]
-            .into_iter()
-            .flatten()
-            .min();
-        match room {
+        let rooms = [reading.mem_available_bytes, group];
+        match rooms.into_iter().flatten().min() {
             Some(room) if weights_bytes > room / 10 * 9 => Residence::Prefetch,
             _ => Residence::Mapped,
         }

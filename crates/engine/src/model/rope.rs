@@ -23,42 +23,32 @@ pub(super) fn read(
     keys: &MetadataKeys<'_>,
     pairing: Pairing,
     dims: usize,
-    trained: usize,
-    context: usize,
+    (trained, context): (usize, usize),
     local_base: Option<f64>,
 ) -> Result<Vec<RopeSpec>, LoadError> {
-    let base = f64::from(
-        keys.float("rope.freq_base", f32::MIN_POSITIVE, f32::MAX)?
-            .unwrap_or(10_000.0),
-    );
-    let original = keys
-        .optional("rope.scaling.original_context_length", 1, u32::MAX as u64)?
-        .unwrap_or(trained);
+    let base = keys.float_or("rope.freq_base", f32::MIN_POSITIVE, f32::MAX, 10_000.0)?;
+    let base = f64::from(base);
+    let original = keys.optional("rope.scaling.original_context_length", 1, u32::MAX as u64)?;
+    let original = original.unwrap_or(trained);
     // `rope.scale_linear` is the older spelling.
     let factor = match keys.float("rope.scaling.factor", 0.0, 1e6)? {
         Some(factor) => factor,
-        None => keys.float("rope.scale_linear", 0.0, 1e6)?.unwrap_or(1.0),
+        None => keys.float_or("rope.scale_linear", 0.0, 1e6, 1.0)?,
     };
     let factor = f64::from(factor);
     // Some converters write 0 for "no scaling".
     let factor = if factor == 0.0 { 1.0 } else { factor };
-    let attn_factor = keys
-        .float("rope.scaling.attn_factor", 0.0, 1e6)?
-        .filter(|&f| f > 0.0)
-        .unwrap_or(1.0);
+    let attn_factor = keys.float("rope.scaling.attn_factor", 0.0, 1e6)?;
 
     let mut freqs = frequencies(base, dims);
-    let mut magnitude = attn_factor;
+    let mut magnitude = attn_factor.filter(|&f| f > 0.0).unwrap_or(1.0);
     match keys.str("rope.scaling.type")? {
         Some("none") => {}
         None | Some("linear" | "longrope") => freqs.iter_mut().for_each(|f| *f /= factor),
         Some("yarn") => {
-            let (low, high) = (
-                correction(dims, original, YARN_FAST, base).floor().max(0.0),
-                correction(dims, original, YARN_SLOW, base)
-                    .ceil()
-                    .min(dims as f64 - 1.0),
-            );
+            let low = correction(dims, original, YARN_FAST, base).floor().max(0.0);
+            let high = correction(dims, original, YARN_SLOW, base).ceil();
+            let high = high.min(dims as f64 - 1.0);
             for (pair, f) in freqs.iter_mut().enumerate() {
                 let keep = 1.0 - ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                 *f *= keep + (1.0 - keep) / factor;
@@ -102,7 +92,8 @@ pub(super) fn read(
 }
 
 fn frequencies(base: f64, dims: usize) -> Vec<f64> {
-    (0..dims / 2)
+    let pairs = 0..dims / 2;
+    pairs
         .map(|pair| base.powf(-2.0 * pair as f64 / dims as f64))
         .collect()
 }

@@ -140,9 +140,10 @@ impl Weights {
                     // A hint: without it the layer is slow, not wrong.
                     let _ = map.advise(w.packed.clone(), MapAdvice::WillNeed);
                 }
-                None => self
-                    .gguf
-                    .prefetch(&self.gguf.tensors()[w.tensor], w.bytes.clone()),
+                None => {
+                    let tensor = &self.gguf.tensors()[w.tensor];
+                    self.gguf.prefetch(tensor, w.bytes.clone());
+                }
             }
         }
     }
@@ -340,12 +341,8 @@ impl<'a> Finder<'a> {
     /// A tensor of a layer that nothing reads means that the model computes something we do not.
     fn warn_unused(&self, config: &Config) {
         let arch = config.arch.name();
-        let unused = self
-            .g
-            .tensors()
-            .iter()
-            .zip(&self.used)
-            .filter(|(_, used)| !**used);
+        let tensors = self.g.tensors().iter().zip(&self.used);
+        let unused = tensors.filter(|(_, used)| !**used);
         for (t, _) in unused.filter(|(t, _)| t.name.starts_with("blk.")) {
             let name = t.name.escape_debug();
             log::warn!("tensor {name} is unknown in architecture {arch} and is ignored");

@@ -110,20 +110,15 @@ impl Runtime {
             true => Guard::bytes_for(config, settled_bytes, rows_max),
             false => 0,
         };
+        let side_bytes = candidate_bytes + guard_bytes;
         runner
-            .set_side_bytes(candidate_bytes + guard_bytes)
-            .map_err(CacheError::CannotFit)?;
+            .set_side_bytes(side_bytes)
+            .map_err(CacheError::from)?;
         let mut guard = None;
         if setting.guarded {
-            let (weights, params) = (model.weights(), options.guard);
             runner.sequences = Sequences::new(Some(SampleLayout::new(config)));
-            guard = Some(Guard::new(
-                config,
-                weights,
-                settled_bytes,
-                rows_max,
-                params,
-            )?);
+            let made = Guard::new(&model, settled_bytes, rows_max, options.guard)?;
+            guard = Some(made);
         }
         let mut evictor = Evictor::new(guard, retention.explain);
         evictor.reserve(candidate_bytes / size_of::<KvRow>())?;
@@ -358,10 +353,8 @@ impl Runtime {
 
     /// The evictions since the last call, in words, where the options ask for them; the latest ones, if there were many.
     pub fn plans(&mut self) -> Vec<String> {
-        self.evictor
-            .plans
-            .as_mut()
-            .map_or_else(Vec::new, std::mem::take)
+        let plans = self.evictor.plans.as_mut();
+        plans.map(std::mem::take).unwrap_or_default()
     }
 
     fn retention_of(&self, id: SequenceId) -> Option<&RetentionState> {
@@ -599,18 +592,12 @@ impl Runtime {
             return;
         }
         let config = self.model().config();
+        let (layers, dim) = (config.layers.len(), config.dim);
         for span in spans {
-            if let Ok(stats) = self.stats(span.sequence) {
+            if let Ok(SequenceStats { position, rows, .. }) = self.stats(span.sequence) {
+                let (tokens, from, want) = (span.tokens.len(), span.position, span.want);
                 log::trace!(
-                    "step: tokens {} from position {} -> position {}, rows {} in each of {} layers, hidden [{} × {}], logits {:?}",
-                    span.tokens.len(),
-                    span.position,
-                    stats.position,
-                    stats.rows,
-                    config.layers.len(),
-                    span.tokens.len(),
-                    config.dim,
-                    span.want
+                    "step: tokens {tokens} from position {from} -> position {position}, rows {rows} in each of {layers} layers, hidden [{tokens} × {dim}], logits {want:?}"
                 );
             }
         }

@@ -124,10 +124,8 @@ impl Evictor {
             if rows <= rows_max && past == 0 && !policy.has_threshold() {
                 continue;
             }
-            let candidates = &mut self.candidates;
-            runner
-                .store
-                .evictable_rows(id, layer, anchors, candidates)?;
+            let (store, candidates) = (&runner.store, &mut self.candidates);
+            store.evictable_rows(id, layer, anchors, candidates)?;
             let limits = EvictionLimits {
                 layer,
                 anchors,
@@ -137,9 +135,8 @@ impl Evictor {
             };
             let leave = self.choose(runner, id, policy, &limits, words.as_mut())?;
             log::debug!("position {position}: {leave} of {rows} rows leave layer {layer}");
-            runner
-                .store
-                .evict_rows(id, layer, anchors, &self.candidates[..leave])?;
+            let (store, leave) = (&mut runner.store, &self.candidates[..leave]);
+            store.evict_rows(id, layer, anchors, leave)?;
         }
         if let Some(guard) = &mut self.guard {
             let kl = guard.settle();

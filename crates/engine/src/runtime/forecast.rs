@@ -58,9 +58,8 @@ impl Runtime {
             ..self.setting
         };
         // All sequences share one list of candidates for eviction.
-        let list = state
-            .policy
-            .map_or(0, |_| rows.saturating_mul(size_of::<KvRow>()));
+        let row = state.policy.map_or(0, |_| size_of::<KvRow>());
+        let list = rows.saturating_mul(row);
         let list = list.saturating_sub(self.evictor.candidate_bytes());
         Ok(self.bytes_in(&kv, setting, rows).saturating_add(list))
     }

@@ -117,9 +117,8 @@ impl<'a> TextReader<'a> {
         for (i, (logits, &next)) in logits.chunks_exact(vocab).zip(next).enumerate() {
             let truth = truth.map(|t| &t[i * vocab..(i + 1) * vocab]);
             let position = (done + i) as u64;
-            self.tally
-                .count(logits, truth, next)
-                .ok_or(StepError::NotFinite { position })?;
+            let counted = self.tally.count(logits, truth, next);
+            counted.ok_or(StepError::NotFinite { position })?;
         }
         Ok(())
     }

@@ -27,14 +27,12 @@ pub fn score(
     let vocab = runtime.model().config().vocab;
     let chunk = (LOGITS_BYTES / (vocab * size_of::<f32>())).clamp(1, runtime.chunk());
     let sequence = runtime.open()?;
-    let mut scored: Vec<ScoredToken> = tokens
-        .iter()
-        .map(|&id| ScoredToken {
-            id,
-            logprob: None,
-            top: Vec::new(),
-        })
-        .collect();
+    let token = |&id: &u32| ScoredToken {
+        id,
+        logprob: None,
+        top: Vec::new(),
+    };
+    let mut scored: Vec<ScoredToken> = tokens.iter().map(token).collect();
     let mut run = || -> Result<(), StepError> {
         let mut position = 0;
         // The last token is not fed: nothing follows it.
@@ -42,12 +40,10 @@ pub fn score(
             let logits = runtime.all_logits(sequence, part)?;
             for (i, row) in logits.chunks_exact(vocab).enumerate() {
                 let next = &mut scored[position + i + 1];
-                let not_finite = StepError::NotFinite {
-                    position: (position + i) as u64,
-                };
-                next.logprob =
-                    Some(sample::logprob_of(row, next.id).map_err(|_| not_finite.clone())?);
-                next.top = sample::logprobs_top(row, top).map_err(|_| not_finite)?;
+                let position = (position + i) as u64;
+                let not_finite = |_| StepError::NotFinite { position };
+                next.logprob = Some(sample::logprob_of(row, next.id).map_err(not_finite)?);
+                next.top = sample::logprobs_top(row, top).map_err(not_finite)?;
             }
             position += part.len();
             if progress(position).is_break() {

@@ -109,11 +109,11 @@ impl TrialChange {
                 int8: None,
             };
             matmul(exec, input, &mut [product]);
+            let square = |x: &[f32]| f64::from(ops::dot_self(backend, x));
             let errors = out.chunks_exact(w.rows).zip(layer.samples.scale);
+            let errors = errors.zip(layer.present).filter(|(_, present)| *present);
             let sum: f64 = errors
-                .zip(layer.present)
-                .filter(|(_, present)| *present)
-                .map(|((x, scale), _)| f64::from(ops::dot_self(backend, x)) / f64::from(*scale))
+                .map(|((x, scale), _)| square(x) / f64::from(*scale))
                 .sum();
             found.exact += sum / layer.count();
         }

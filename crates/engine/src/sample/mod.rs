@@ -138,10 +138,8 @@ struct Candidate {
 
 /// Likeliest first, ties by id. Logits are never NaN here.
 fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit
-        .partial_cmp(&a.logit)
-        .unwrap_or(Ordering::Equal)
-        .then(a.id.cmp(&b.id))
+    let by_logit = b.logit.partial_cmp(&a.logit);
+    by_logit.unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
 }
 
 #[derive(Debug, Clone)]
@@ -292,11 +290,8 @@ impl Sampler {
         if top_p == 1.0 && min_p == 0.0 {
             return self.draw_by_blocks(total);
         }
-        let enough = if top_p < 1.0 {
-            top_p * total
-        } else {
-            f64::INFINITY
-        };
+        let all = top_p == 1.0;
+        let enough = if all { f64::INFINITY } else { top_p * total };
         self.gather_nucleus(logits, enough, min_p.max(f32::MIN_POSITIVE));
         self.draw_candidate()
     }
@@ -327,10 +322,9 @@ impl Sampler {
             let class = class_of(weight);
             if weight >= weight_min && class >= edge_class {
                 let id = id as u32;
-                let side = if class > edge_class {
-                    &mut self.candidates
-                } else {
-                    &mut self.edge
+                let side = match class > edge_class {
+                    true => &mut self.candidates,
+                    false => &mut self.edge,
                 };
                 side.push(Candidate { id, logit, weight });
             }
@@ -473,10 +467,8 @@ fn greedy(logits: &[f32]) -> Result<usize, SampleError> {
             }
         }
         nans[0] |= u32::from(rest.iter().any(|l| l.is_nan()));
-        let here = lanes
-            .iter()
-            .chain(rest)
-            .fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+        let here = lanes.iter().chain(rest);
+        let here = here.fold(f32::NEG_INFINITY, |a, &b| a.max(b));
         if here > top {
             (top, start) = (here, n * BLOCK);
         }

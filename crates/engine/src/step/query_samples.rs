@@ -246,13 +246,12 @@ impl SampleLayout {
 fn sampled(first_position: u64, rows: Range<usize>) -> impl Iterator<Item = (usize, usize, u64)> {
     let end = first_position + rows.len() as u64;
     let from = end.saturating_sub(REACH).max(first_position);
-    (from..end)
-        .filter(|position| (position + 1).is_multiple_of(EVERY))
-        .map(move |position| {
-            let row = rows.start + (position - first_position) as usize;
-            let sample = (position / EVERY % SAMPLES as u64) as usize;
-            (row, sample, position)
-        })
+    let kept = (from..end).filter(|position| (position + 1).is_multiple_of(EVERY));
+    kept.map(move |position| {
+        let row = rows.start + (position - first_position) as usize;
+        let sample = (position / EVERY % SAMPLES as u64) as usize;
+        (row, sample, position)
+    })
 }
 
 #[cfg(test)]

@@ -206,11 +206,9 @@ impl ModelRunner {
     /// Reserves scratch and blocks for a step, or nothing.
     fn begin(&mut self, size: StepSize) -> Result<Step, CacheError> {
         let wanted = self.scratch_bytes_with(size);
-        let begun = self
-            .store
-            .charge(Account::Scratch, wanted)
-            .map_err(CacheError::CannotFit)
-            .and_then(|()| self.store.begin(&self.growth));
+        let charged = self.store.charge(Account::Scratch, wanted);
+        let begun = charged.map_err(CacheError::from);
+        let begun = begun.and_then(|()| self.store.begin(&self.growth));
         match begun {
             Ok(step) => {
                 let (config, threads) = (self.model.config(), self.pool.threads());
@@ -231,20 +229,19 @@ impl ModelRunner {
             ..StepSize::default()
         };
         for span in spans {
-            size.rows += span.tokens.len();
+            let (id, tokens) = (span.sequence, span.tokens.len());
+            size.rows += tokens;
             size.wanted += span.wanted().len();
-            let rows = self.store.rows(span.sequence)? + span.tokens.len();
-            let spans = self
-                .store
-                .max_spans_after(span.sequence, span.tokens.len())?;
+            let rows = self.store.rows(id)? + tokens;
+            let spans = self.store.max_spans_after(id, tokens)?;
             size.slots = size.slots.max(StepSize::slots_for(rows, spans));
-            let shifts = self.store.shifts(span.sequence);
+            let shifts = self.store.shifts(id);
             size.segments += shifts.len();
-            if self.store.has_row_stats(span.sequence)? {
+            if self.store.has_row_stats(id)? {
                 size.counted += rows + COUNTED_BEYOND;
             }
             if self.sequences.layout.is_some() {
-                size.sampled += span.tokens.len();
+                size.sampled += tokens;
             }
             let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
             size.moved = size.moved.max(moved);

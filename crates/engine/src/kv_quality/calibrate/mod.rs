@@ -160,16 +160,13 @@ impl KeyStats {
     fn read(path: &Path, config: &Config) -> Option<KeyStats> {
         let layers = config.layers.iter();
         let widths: Vec<usize> = layers.clone().map(|c| c.kv_heads * c.head_dim).collect();
-        let products: Vec<usize> = layers
-            .map(|c| c.kv_heads * half_square(c.head_dim))
-            .collect();
+        let products = layers.map(|c| c.kv_heads * half_square(c.head_dim));
+        let products: Vec<usize> = products.collect();
         let count = widths.iter().chain(&products).sum();
         let mut numbers = measurement_file::read(path, MAGIC, count)?.into_iter();
         let mut lists = |sizes: &[usize]| -> Vec<Vec<f32>> {
-            let sizes = sizes.iter();
-            sizes
-                .map(|&size| numbers.by_ref().take(size).collect())
-                .collect()
+            let lists = sizes.iter().map(|&n| numbers.by_ref().take(n).collect());
+            lists.collect()
         };
         let (means, moments) = (lists(&widths), lists(&products));
         Some(KeyStats { means, moments })
@@ -180,11 +177,8 @@ impl KeyStats {
     pub fn mean(&self, config: &Config, layer: usize, positions: u64) -> Vec<f32> {
         let c = &config.layers[layer];
         let spec = &config.ropes[c.rope];
-        let turns: Vec<(f64, f64)> = spec
-            .freqs
-            .iter()
-            .map(|&freq| mean_turn(freq, positions))
-            .collect();
+        let turns = spec.freqs.iter().map(|&freq| mean_turn(freq, positions));
+        let turns: Vec<(f64, f64)> = turns.collect();
         let mut mean = self.means[layer].clone();
         for head in mean.chunks_exact_mut(c.head_dim) {
             turn_by(head, spec, &turns);

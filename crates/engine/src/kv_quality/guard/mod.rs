@@ -20,6 +20,7 @@
 pub mod choose;
 pub(crate) mod share;
 
+use crate::model::Model;
 use crate::model::config::Config;
 use crate::model::weights::Weights;
 use crate::step::sequence::Sequences;
@@ -72,9 +73,8 @@ impl GuardParams {
 
     /// The statistic whose prediction reaches the bound.
     pub fn allowed(&self) -> f64 {
-        ((self.bound / self.factor).ln() - self.offset)
-            .exp()
-            .powf(1.0 / self.slope)
+        let log = (self.bound / self.factor).ln() - self.offset;
+        log.exp().powf(1.0 / self.slope)
     }
 }
 
@@ -91,22 +91,15 @@ const KL_MAX: f64 = 20.0;
 /// statistics are the same. `bound` is passed on.
 pub fn fit(pairs: &[(f64, f64)], bound: f64) -> Option<GuardParams> {
     let positive = |&&(s, kl): &&(f64, f64)| s > 0.0 && kl > 0.0 && s.is_finite() && kl.is_finite();
-    let logs: Vec<(f64, f64)> = pairs
-        .iter()
-        .filter(positive)
-        .map(|(s, kl)| (s.ln(), kl.ln()))
-        .collect();
+    let logs = pairs.iter().filter(positive);
+    let logs: Vec<(f64, f64)> = logs.map(|(s, kl)| (s.ln(), kl.ln())).collect();
     if logs.len() < 3 {
         return None;
     }
     let n = logs.len() as f64;
     let mean = |f: &dyn Fn(&(f64, f64)) -> f64| logs.iter().map(f).sum::<f64>() / n;
     let (x, y) = (mean(&|p| p.0), mean(&|p| p.1));
-    let (xx, xy) = (
-        mean(&|p| (p.0 - x) * (p.0 - x)),
-        mean(&|p| (p.0 - x) * (p.1 - y)),
-    );
-    let slope = xy / xx;
+    let slope = mean(&|p| (p.0 - x) * (p.1 - y)) / mean(&|p| (p.0 - x) * (p.0 - x));
     // Damage that does not grow with the statistic is no prediction.
     if !(slope.is_finite() && slope > 0.0) {
         return None;
@@ -120,8 +113,7 @@ pub fn fit(pairs: &[(f64, f64)], bound: f64) -> Option<GuardParams> {
         offset,
         factor: above[at].exp().max(1.0),
         bound,
-        total: TOTAL,
-        turns: TURNS,
+        ..GuardParams::default()
     })
 }
 
@@ -208,15 +200,15 @@ impl Guard {
     }
 
     pub(crate) fn new(
-        config: &Config,
-        weights: &Weights,
+        model: &Model,
         block_bytes: usize,
         rows_max: usize,
         params: GuardParams,
     ) -> Result<Guard, CacheError> {
+        let config = model.config();
         Ok(Guard {
             params,
-            gains: gains(config, weights),
+            gains: gains(config, model.weights()),
             bytes: vec![0; BATCH / BLOCK_SLOTS * block_bytes],
             before: AttentionShare::new(config)?,
             row_costs: RowCosts::new(config)?,
@@ -280,14 +272,11 @@ impl Guard {
             view.own(self, &rows[fixed..])?;
             for _ in 0..ROUNDS {
                 // Together rows cost more or less than the sum of their own costs.
-                let alone: f64 = self.own[..leave - fixed]
-                    .iter()
-                    .map(|&x| f64::from(x))
-                    .sum();
-                let together = if alone > 0.0 {
-                    (cost / alone).max(1.0)
-                } else {
-                    1.0
+                let own = self.own[..leave - fixed].iter();
+                let alone: f64 = own.map(|&x| f64::from(x)).sum();
+                let together = match alone > 0.0 {
+                    true => (cost / alone).max(1.0),
+                    false => 1.0,
                 };
                 let counts = VictimCounts {
                     must: must - fixed,

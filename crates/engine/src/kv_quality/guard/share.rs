@@ -48,11 +48,8 @@ pub struct SampledLayer<'a> {
 impl SampledLayer<'_> {
     /// How many samples count.
     pub fn count(&self) -> f64 {
-        self.present
-            .iter()
-            .filter(|present| **present)
-            .count()
-            .max(1) as f64
+        let present = self.present.iter().filter(|present| **present);
+        present.count().max(1) as f64
     }
 }
 
@@ -259,11 +256,9 @@ pub fn statistic(
         if !layer.present[sample] {
             continue;
         }
-        let error: f64 = difference
-            .chunks_exact(dim)
-            .zip(gains)
-            .map(|(x, gain)| f64::from(ops::dot_self(exec.backend, x)) * f64::from(*gain))
-            .sum();
+        let square = |x: &[f32]| f64::from(ops::dot_self(exec.backend, x));
+        let heads = difference.chunks_exact(dim).zip(gains);
+        let error: f64 = heads.map(|(x, gain)| square(x) * f64::from(*gain)).sum();
         sum += error / f64::from(layer.samples.scale[sample]);
     }
     sum / layer.count()
