@@ -82,14 +82,10 @@ impl Annotations {
         let first = self.list.partition_point(|span| span.end <= range.start);
         let inside = |span: &&Annotation| span.start < range.end;
         let count = self.list[first..].iter().take_while(inside).count();
-        let Some(overlapped) = self
-            .list
-            .get(first..first + count)
-            .filter(|o| !o.is_empty())
-        else {
+        let overlapped = &self.list[first..first + count];
+        let (Some(&head), Some(&tail)) = (overlapped.first(), overlapped.last()) else {
             return;
         };
-        let (head, tail) = (overlapped[0], overlapped[count - 1]);
         let before = (head.start < range.start).then_some(Annotation {
             end: range.start,
             ..head

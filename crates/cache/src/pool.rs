@@ -166,19 +166,16 @@ impl BlockPool {
 
     /// Counts every block, for tests and reports.
     pub fn stats(&self) -> PoolStats {
+        let (references, pages) = (self.references.iter(), self.slab_pages.iter());
         PoolStats {
             block_bytes: self.block_bytes,
             total: self.total(),
             free: self.free.iter().map(|w| w.count_ones() as usize).sum(),
             live: self.references.iter().filter(|&&r| r > 0).count(),
             promised: self.promised,
-            references: (self.references.iter())
-                .map(|&r| (r & !AHEAD) as usize)
-                .sum(),
+            references: references.map(|&r| (r & !AHEAD) as usize).sum(),
             slabs: self.slab_live.len(),
-            slabs_touched: (self.slab_pages.iter())
-                .filter(|&&pages| pages != Pages::Untouched)
-                .count(),
+            slabs_touched: pages.filter(|&&pages| pages != Pages::Untouched).count(),
             mapped: self.mapped.live(),
             mapped_references: self.mapped.references(),
             regions: self.mapped.regions(),
@@ -201,6 +198,12 @@ impl BlockPool {
         let slabs = self.slab_live.len().saturating_add(slabs);
         let now = self.list_bytes() - self.mapped.list_bytes();
         list_bytes_of(slabs, self.blocks_per_slab).saturating_sub(now)
+    }
+
+    /// Bytes of `blocks` more blocks, and of longer lists.
+    pub fn bytes_to_reserve(&self, blocks: usize) -> usize {
+        let bytes = blocks.saturating_mul(self.block_bytes);
+        bytes.saturating_add(self.list_bytes_to_reserve(blocks))
     }
 
     /// Bytes of the lists of a pool with `blocks` blocks.

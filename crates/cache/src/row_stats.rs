@@ -189,10 +189,8 @@ impl RowStats {
     /// Starts the statistics of a new row; `values` is (kv_head, dim).
     pub fn write(&mut self, block: usize, slot: usize, values: &[f32]) {
         let words = &mut self.words[block * self.heads..][..self.heads];
-        for (word, values) in words
-            .iter_mut()
-            .zip(values.chunks_exact(values.len() / self.heads))
-        {
+        let values = values.chunks_exact(values.len() / self.heads);
+        for (word, values) in words.iter_mut().zip(values) {
             word[slot] = self.word.fresh(values);
         }
     }
@@ -257,10 +255,8 @@ impl RowStats {
     /// Attention of the first rows of the first block.
     pub fn attention_of_first(&self, rows: usize) -> u64 {
         let words = self.words.iter().take(self.heads);
-        let first = words.flat_map(|words| &words[..rows]);
-        first
-            .map(|word| u64::from(self.word.attention(*word)))
-            .sum()
+        let attention = |word: &u32| u64::from(self.word.attention(*word));
+        words.flat_map(|words| &words[..rows]).map(attention).sum()
     }
 }
 

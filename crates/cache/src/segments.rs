@@ -104,11 +104,8 @@ impl Segments {
 
     /// Removes positions from the gap they are in. There is room for one more gap.
     pub fn mount(&mut self, back: Range<u64>) {
-        let Some(at) = self
-            .gaps
-            .iter()
-            .position(|g| g.start < back.end && back.start < g.end)
-        else {
+        let overlaps = |g: &Range<u64>| g.start < back.end && back.start < g.end;
+        let Some(at) = self.gaps.iter().position(overlaps) else {
             return;
         };
         let gap = self.gaps[at].clone();

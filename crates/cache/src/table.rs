@@ -148,9 +148,8 @@ impl BlockTable {
 
     /// The index of the entry of a block.
     pub(crate) fn find(&self, block: u64) -> Option<usize> {
-        self.entries
-            .binary_search_by_key(&block, BlockEntry::block)
-            .ok()
+        let found = self.entries.binary_search_by_key(&block, BlockEntry::block);
+        found.ok()
     }
 
     /// The position of a row. Rows move between slots only where there are row statistics.
@@ -163,25 +162,17 @@ impl BlockTable {
 
     /// Capacities for `more` entries, grown in steps so that decoding seldom reallocates.
     fn room(&self, more: usize) -> (usize, usize) {
-        let grown = |capacity: usize, wanted: usize| {
-            if wanted <= capacity {
-                capacity
-            } else {
-                wanted.max(capacity + (capacity / 2).max(GROWTH_MIN))
-            }
+        let grown = |capacity: usize, wanted: usize| match wanted <= capacity {
+            true => capacity,
+            false => wanted.max(capacity + (capacity / 2).max(GROWTH_MIN)),
         };
         let entries = self.entries.len() + more;
         // A span has eight blocks or more unless some are missing. An entry starts one span at most, and so do new rows in
         // a hidden entry.
         let starts = self.entries.last().is_some_and(|e| !e.is_shown());
-        let spans = self.spans.len() + more + usize::from(starts);
-        (
-            grown(self.entries.capacity(), entries),
-            grown(
-                self.spans.capacity(),
-                spans.min(self.spans.len() + more / 8 + 2),
-            ),
-        )
+        let spans = (more + usize::from(starts)).min(more / 8 + 2);
+        let spans = grown(self.spans.capacity(), self.spans.len() + spans);
+        (grown(self.entries.capacity(), entries), spans)
     }
 
     /// How many bytes the lists grow when `more` entries are reserved.
@@ -274,10 +265,8 @@ impl BlockTable {
     pub(crate) fn spans_hiding(&self, hidden: &[Range<u64>]) -> usize {
         let is_shown = |e: &&BlockEntry| e.hidden_by(hidden) != low_bits(e.rows);
         let mut last = None;
-        let shown = self.entries.iter().filter(is_shown);
-        shown
-            .filter(|e| last.replace(e.span()) != Some(e.span()))
-            .count()
+        let starts = |e: &&BlockEntry| last.replace(e.span()) != Some(e.span());
+        self.entries.iter().filter(is_shown).filter(starts).count()
     }
 
     /// Hides these positions and shows all others. There is room for the spans.

@@ -201,10 +201,9 @@ impl Store {
         // Layers with a window have lost their first blocks; the layer with most gaps has all that others have.
         let gaps = |table: &BlockTable| {
             let mut end = None;
+            let starts = |e: &&BlockEntry| end.replace(e.block() + 1) != Some(e.block());
             let leaving = table.entries.iter().filter(|e| leaves(e));
-            leaving
-                .filter(|e| end.replace(e.block() + 1) != Some(e.block()))
-                .count()
+            leaving.filter(starts).count()
         };
         let gaps = sequence.tables.iter().map(gaps).max().unwrap_or(0);
         if gaps == 0 {
@@ -228,12 +227,9 @@ impl Store {
 }
 
 fn can_restore(storage: &Storage, sequence: &Sequence, position: u64) -> bool {
-    let Segments {
-        gaps, evicted_at, ..
-    } = &sequence.segments;
-    let whole = gaps
-        .first()
-        .is_none_or(|gap| position >= *evicted_at || position <= gap.start)
+    let first = sequence.segments.gaps.first();
+    let evicted_at = sequence.segments.evicted_at;
+    let whole = first.is_none_or(|gap| position >= evicted_at || position <= gap.start)
         && position >= sequence.rows_evicted_at;
     let mut tables = storage.layers.iter().zip(&sequence.tables);
     position == 0

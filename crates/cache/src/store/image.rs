@@ -288,10 +288,8 @@ impl<'a> Column<'a> {
         source: &mut dyn FnMut(usize, &mut Reader<'a>) -> Result<BlockSource<'a>, CacheError>,
     ) -> Result<Column<'a>, CacheError> {
         let block = rest.number()?;
-        let first = block
-            .checked_mul(SLOTS)
-            .filter(|&first| first < position)
-            .ok_or(bad("a column past the position"))?;
+        let first = block.checked_mul(SLOTS).filter(|first| *first < position);
+        let first = first.ok_or(bad("a column past the position"))?;
         let heads = rest.take(2 * storage.layers.len())?;
         let mut parts = with_room(storage.layers.len())?;
         for (layer, head) in storage.layers.iter().zip(heads.chunks_exact(2)) {
@@ -464,9 +462,7 @@ fn insert(
         bytes += sequence.tables[l].bytes_to_mount(parts(l).count());
     }
     for (pool, &n) in storage.pools.iter().zip(&needed) {
-        bytes = bytes
-            .saturating_add(n.saturating_mul(pool.block_bytes()))
-            .saturating_add(pool.list_bytes_to_reserve(n));
+        bytes = bytes.saturating_add(pool.bytes_to_reserve(n));
     }
     for (pool, region) in storage.pools.iter().zip(regions) {
         bytes = bytes.saturating_add(pool.list_bytes_to_map(region));

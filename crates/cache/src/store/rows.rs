@@ -197,11 +197,9 @@ impl Store {
         let filled = rows.div_ceil(SLOTS as u32) as usize;
         let copies = entries.clone().zip(&live).take(filled);
         let is_shared = |i: usize| pool.is_shared(table.entries[i].final_block());
-        let copies = copies
-            .filter(|&(i, &bits)| bits != u32::MAX && is_shared(i))
-            .count();
-        let bytes = copies * pool.block_bytes();
-        ledger.fit(bytes + pool.list_bytes_to_reserve(copies))?;
+        let copies = copies.filter(|&(i, &bits)| bits != u32::MAX && is_shared(i));
+        let copies = copies.count();
+        ledger.fit(pool.bytes_to_reserve(copies))?;
         let mut reservation = pool.reserve(copies)?;
 
         let (mut low, mut high) = (0, live.len());
@@ -313,12 +311,9 @@ impl Store {
         let far_pool = of.far_pool;
         let pool = &mut storage.pools[far_pool];
         let is_shared = |i: &usize| pool.is_shared(table.entries[*i].final_block());
-        let shared: Vec<usize> = (0..touched.len())
-            .filter(|&i| touched[i])
-            .filter(is_shared)
-            .collect();
-        let bytes = shared.len() * pool.block_bytes();
-        ledger.fit(bytes + pool.list_bytes_to_reserve(shared.len()))?;
+        let touched = (0..touched.len()).filter(|&i| touched[i]);
+        let shared: Vec<usize> = touched.filter(is_shared).collect();
+        ledger.fit(pool.bytes_to_reserve(shared.len()))?;
         let mut reservation = pool.reserve(shared.len())?;
         for i in shared {
             let entry = &mut table.entries[i];

@@ -250,9 +250,7 @@ impl Step {
         let needed = needed.iter_mut().zip(transient);
         for (pool, (needed, transient)) in storage.pools.iter().zip(needed) {
             *needed += *transient;
-            bytes = bytes
-                .saturating_add(needed.saturating_mul(pool.block_bytes()))
-                .saturating_add(pool.list_bytes_to_reserve(*needed));
+            bytes = bytes.saturating_add(pool.bytes_to_reserve(*needed));
         }
         bytes
     }
