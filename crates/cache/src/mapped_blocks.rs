@@ -31,7 +31,8 @@ pub(crate) struct MappedBlocks {
     /// Last generation given out. A block gets a new one when its first reference is taken, so that stale ids are
     /// recognised.
     generation: u32,
-    live: usize,
+    /// Blocks with references; a shared block counts once.
+    pub live: usize,
 }
 
 struct RegionBlocks {
@@ -49,11 +50,6 @@ struct RefCount {
 }
 
 impl MappedBlocks {
-    /// Blocks with references; a shared block counts once.
-    pub fn live(&self) -> usize {
-        self.live
-    }
-
     pub fn regions(&self) -> usize {
         self.regions.iter().flatten().count()
     }

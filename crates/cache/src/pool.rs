@@ -148,7 +148,7 @@ impl BlockPool {
 
     /// Live blocks in mapped files.
     pub fn mapped(&self) -> usize {
-        self.mapped.live()
+        self.mapped.live
     }
 
     pub fn promised(&self) -> usize {
@@ -176,7 +176,7 @@ impl BlockPool {
             references: references.map(|&r| (r & !AHEAD) as usize).sum(),
             slabs: self.slab_live.len(),
             slabs_touched: pages.filter(|&&pages| pages != Pages::Untouched).count(),
-            mapped: self.mapped.live(),
+            mapped: self.mapped.live,
             mapped_references: self.mapped.references(),
             regions: self.mapped.regions(),
         }

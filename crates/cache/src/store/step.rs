@@ -223,12 +223,7 @@ impl Step {
 
     /// Counts the blocks that the step can need at once. Returns their bytes and those of longer tables.
     pub(super) fn worst_case(&mut self, storage: &Storage, sequences: &Sequences) -> usize {
-        let Step {
-            members,
-            needed,
-            transient,
-            ..
-        } = self;
+        let (members, needed, transient) = (&self.members, &mut self.needed, &mut self.transient);
         needed.resize(storage.pools.len(), 0);
         transient.resize(storage.pools.len(), 0);
         let mut bytes = 0usize;

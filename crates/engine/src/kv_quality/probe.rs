@@ -99,7 +99,7 @@ pub fn file(model: &Model, dir: &Path, depth: Depth) -> PathBuf {
         Depth::Scaled => "probe",
         Depth::Local => "local",
     };
-    dir.join(format!("{}.{ending}", model.fingerprint().to_hex()))
+    measurement_file::path(model, dir, ending)
 }
 
 /// A probe of this depth, if one was saved.
@@ -121,11 +121,10 @@ pub fn load_or_measure(
     dir: Option<&Path>,
     tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Option<Probe>, CacheError> {
-    let layers = model.config().layers.len();
-    let path = dir.map(|dir| file(model, dir, depth));
-    if let Some(probe) = path.as_ref().and_then(|path| read(path, layers)) {
+    if let Some(probe) = dir.and_then(|dir| saved(model, dir, depth)) {
         return Ok(Some(probe));
     }
+    let layers = model.config().layers.len();
     let weights_bytes = model.weights().bytes_per_token() as u64;
     let Some(tokens) = calibrate::tokens_affordable(weights_bytes) else {
         return Ok(Some(Probe::of(vec![TYPICAL; layers])));
@@ -135,11 +134,11 @@ pub fn load_or_measure(
     let Some(probe) = measure(model, Some(&stats), threads, &ids, depth, tell)? else {
         return Ok(None);
     };
-    if let Some(path) = &path
-        && let Err(e) = write_file(path, &probe)
-    {
-        log::warn!("{}: probe not saved: {e}", path.display());
-    }
+    let path = dir.map(|dir| file(model, dir, depth));
+    let curves = probe.curves.iter();
+    let values = curves.flat_map(|c| c.k.into_iter().chain(c.v).chain(c.rows));
+    let values = values.chain([probe.slope, probe.offset]);
+    measurement_file::save(path.as_deref(), "probe", HEADING, values);
     Ok(Some(probe))
 }
 
@@ -154,13 +153,6 @@ const HEADING: &[u8] = b"haversack probe 2\n";
 
 /// Numbers of one layer.
 const EACH: usize = 2 * CODECS.len() + SHARES.len();
-
-fn write_file(path: &Path, probe: &Probe) -> std::io::Result<()> {
-    let curves = probe.curves.iter();
-    let values = curves.flat_map(|c| c.k.into_iter().chain(c.v).chain(c.rows));
-    let values = values.chain([probe.slope, probe.offset]);
-    measurement_file::write(path, HEADING, values)
-}
 
 fn read(path: &Path, layers: usize) -> Option<Probe> {
     let values = measurement_file::read(path, HEADING, layers * EACH + 2)?;
@@ -184,16 +176,6 @@ fn read(path: &Path, layers: usize) -> Option<Probe> {
     })
 }
 
-/// The last tokens of the text, for which damage is followed to the logits.
-const LAST: usize = 4 * BLOCK_SLOTS;
-
-/// The same where one trial a layer must do.
-const LAST_SHORT: usize = 2 * BLOCK_SLOTS;
-
-/// Of the blocks before, one in this many evaluates codecs; all of them evaluate rows.
-const EVALUATE_EVERY: usize = 4;
-const EVALUATE_EVERY_SHORT: usize = 8;
-
 /// How much of the damage is followed to the logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Depth {
@@ -207,17 +189,19 @@ pub enum Depth {
 }
 
 impl Depth {
-    fn last(self) -> usize {
+    /// The last tokens of the text, for which damage is followed to the logits; fewer where one trial a layer must do.
+    const fn last(self) -> usize {
         match self {
-            Depth::Full => LAST,
-            _ => LAST_SHORT,
+            Depth::Full => 4 * BLOCK_SLOTS,
+            _ => 2 * BLOCK_SLOTS,
         }
     }
 
+    /// Of the blocks before, one in this many evaluates codecs; all of them evaluate rows.
     fn evaluate_every(self) -> usize {
         match self {
-            Depth::Full => EVALUATE_EVERY,
-            _ => EVALUATE_EVERY_SHORT,
+            Depth::Full => 4,
+            _ => 8,
         }
     }
 }
@@ -332,7 +316,7 @@ fn append(
 }
 
 /// With fewer tokens nothing can be measured.
-const TOKENS_MIN: usize = 2 * LAST;
+const TOKENS_MIN: usize = 2 * Depth::Full.last();
 
 /// One layer with its rows and its queries, ready to be evaluated.
 struct LayerBench<'a> {

@@ -76,11 +76,11 @@ impl Model {
         let fingerprint = fingerprint::fingerprint(&gguf);
         let mut weights = Weights::find(gguf, &config)?;
         if let Repack::Into(dir) = &options.repack
-            && weights.packed_bytes() >= pack::WORTH_BYTES
+            && weights.packed_bytes >= pack::WORTH_BYTES
         {
             let pool = ThreadPool::new(options.threads.max(1));
             match pack::open_or_write(&weights, &fingerprint, dir, &pool, progress) {
-                Ok(map) => weights.use_packed(map),
+                Ok(map) => weights.packed = Some(map),
                 Err(e) => log::warn!(
                     "no packed copy of the weights in {}: {e}; decoding will be slower",
                     dir.display()

@@ -27,7 +27,7 @@ pub struct Weight {
     tensor: usize,
     bytes: Range<usize>,
     /// Where it lies in the packed copy.
-    packed: Range<usize>,
+    pub(super) packed: Range<usize>,
 }
 
 pub struct LayerWeights {
@@ -59,13 +59,14 @@ impl LayerWeights {
 }
 
 pub struct Weights {
-    gguf: Gguf,
-    packed: Option<FileMap>,
+    pub(super) gguf: Gguf,
+    pub(super) packed: Option<FileMap>,
     embedding: Weight,
     pub layers: Vec<LayerWeights>,
     pub output_norm: Vec<f32>,
     pub output: Weight,
-    packed_bytes: usize,
+    /// Bytes of the packed copy.
+    pub(super) packed_bytes: usize,
     /// Prefetch the next layer while one is computed.
     prefetch: bool,
 }
@@ -106,14 +107,6 @@ impl Weights {
         })
     }
 
-    pub fn gguf(&self) -> &Gguf {
-        &self.gguf
-    }
-
-    pub fn use_packed(&mut self, map: FileMap) {
-        self.packed = Some(map);
-    }
-
     /// Locks the file that products read, or prefetches layers from now on.
     pub fn reside(&mut self, residence: Residence) -> std::io::Result<()> {
         self.prefetch = residence == Residence::Prefetch;
@@ -146,11 +139,6 @@ impl Weights {
                 }
             }
         }
-    }
-
-    /// Bytes of the packed copy.
-    pub fn packed_bytes(&self) -> usize {
-        self.packed_bytes
     }
 
     /// Bytes a single token reads: every matrix once.
@@ -188,12 +176,6 @@ impl Weights {
         let w = &self.embedding;
         let row = w.bytes.len() / w.rows;
         unpack_row(w.ty, &self.source(w)[token * row..(token + 1) * row], out);
-    }
-}
-
-impl Weight {
-    pub fn packed(&self) -> Range<usize> {
-        self.packed.clone()
     }
 }
 

@@ -73,7 +73,7 @@ pub fn tokens_affordable(weights_bytes: u64) -> Option<usize> {
 
 /// The file of a model's statistics.
 pub fn file(model: &Model, dir: &Path) -> PathBuf {
-    dir.join(format!("{}.keys", model.fingerprint().to_hex()))
+    measurement_file::path(model, dir, "keys")
 }
 
 impl KeyStats {
@@ -144,17 +144,9 @@ impl KeyStats {
             return Ok(stats);
         }
         let stats = KeyStats::measure(model, threads, tokens, arenas)?;
-        if let Some(path) = &path
-            && let Err(e) = stats.write(path)
-        {
-            log::warn!("{}: key statistics not saved: {e}", path.display());
-        }
+        let values = stats.means.iter().chain(&stats.moments).flatten();
+        measurement_file::save(path.as_deref(), "key statistics", MAGIC, values.copied());
         Ok(stats)
-    }
-
-    fn write(&self, path: &Path) -> std::io::Result<()> {
-        let values = self.means.iter().chain(&self.moments).flatten();
-        measurement_file::write(path, MAGIC, values.copied())
     }
 
     fn read(path: &Path, config: &Config) -> Option<KeyStats> {
