@@ -3,7 +3,7 @@
 //! Ordered and disjoint; ranges that touch stay separate. A new annotation takes its positions from those it overlaps.
 //! Their number is bounded, so that a caller cannot fill the memory with them.
 
-use crate::error::{CacheError, copied, reserve_exact};
+use crate::error::{CacheResult, copied, reserve_exact};
 use std::ops::Range;
 
 /// An annotated range of positions.
@@ -46,7 +46,7 @@ impl Annotations {
         size_of_val(&self.list[..])
     }
 
-    pub fn copy(&self) -> Result<Annotations, CacheError> {
+    pub fn copy(&self) -> CacheResult<Annotations> {
         let list = copied(&self.list)?;
         Ok(Annotations { list })
     }
@@ -59,7 +59,7 @@ impl Annotations {
         }
     }
 
-    pub fn make_room(&mut self, more: usize) -> Result<(), CacheError> {
+    pub fn make_room(&mut self, more: usize) -> CacheResult {
         let len = self.list.capacity() - self.list.len() + more;
         reserve_exact(&mut self.list, if more > 0 { len } else { 0 })
     }

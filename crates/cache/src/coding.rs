@@ -2,7 +2,7 @@
 //!
 //! An encoded row depends on that row alone, and a far block on its near bytes alone.
 
-use crate::error::{CacheError, copied, filled};
+use crate::error::{CacheResult, copied, filled};
 use crate::size::LayerShape;
 use haversack_kernels::Exec;
 use haversack_kernels::cpu::Backend as Kernels;
@@ -24,7 +24,7 @@ pub(crate) struct Mean {
 }
 
 impl Mean {
-    pub fn new(shape: LayerShape, model: Vec<f32>) -> Result<Mean, CacheError> {
+    pub fn new(shape: LayerShape, model: Vec<f32>) -> CacheResult<Mean> {
         let mut rotated = copied(&model)?;
         let (to, dim) = (shape.basis().k, shape.head_dim);
         rotate_rows(Kernels::best(), to, dim, &mut rotated);
@@ -49,7 +49,7 @@ const STAGED_BYTES: usize = 128 << 10;
 
 impl Staging {
     /// (layer): its shape, and whether its keys are centred.
-    pub fn new(layers: impl Iterator<Item = (LayerShape, bool)>) -> Result<Staging, CacheError> {
+    pub fn new(layers: impl Iterator<Item = (LayerShape, bool)>) -> CacheResult<Staging> {
         let (rows, coded) = staged(layers);
         Ok(Staging {
             rows: filled(rows, 0.0)?,

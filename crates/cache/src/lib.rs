@@ -22,7 +22,7 @@ pub use haversack_memory::{Backing, Region, SlabIo};
 pub use annotations::Annotation;
 pub use coding::staging_bytes;
 pub use counting::{AttentionCounting, Heads};
-pub use error::{CacheError, CannotFit, filled, reserve_exact, with_room};
+pub use error::{CacheError, CacheResult, CannotFit, filled, reserve_exact, with_room};
 pub use ledger::{Account, Ledger};
 pub use policy::PositionMode;
 pub use pool::{BlockId, BlockPool, PoolStats, Reservation};

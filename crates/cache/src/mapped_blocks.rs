@@ -8,7 +8,7 @@
 //! index   1 | region (15 bits) | block (16 bits)      bit 31 distinguishes them from blocks in slabs
 //! ```
 
-use crate::error::{CacheError, filled, reserve_exact};
+use crate::error::{CacheError, CacheResult, filled, reserve_exact};
 use haversack_memory::Region;
 use std::num::NonZeroU32;
 
@@ -80,7 +80,7 @@ impl MappedBlocks {
     }
 
     /// Adds a region of `blocks` blocks without references, or finds it if it was added before.
-    pub fn add(&mut self, region: &Region, blocks: usize) -> Result<RegionIndex, CacheError> {
+    pub fn add(&mut self, region: &Region, blocks: usize) -> CacheResult<RegionIndex> {
         if let Some(at) = self.find(region) {
             return Ok(RegionIndex(at as u32));
         }

@@ -10,7 +10,7 @@
 //! A pool may also have blocks in mapped files ([`crate::mapped_blocks`]). They are read and counted like all others,
 //! always count as shared, and are in none of the lists of free, full or sparse slabs.
 
-use crate::error::{CacheError, reserve_exact, with_room};
+use crate::error::{CacheError, CacheResult, reserve_exact, with_room};
 use crate::mapped_blocks::{MAPPED, MappedBlocks, RegionIndex};
 use haversack_memory::arena::ALIGN;
 use haversack_memory::{Arena, ArenaError, Backing, Refusal, Region, SlabIndex, SlabIo};
@@ -106,7 +106,7 @@ impl BlockPool {
         slab_bytes: usize,
         backing: Backing,
         io: Option<Arc<dyn SlabIo>>,
-    ) -> Result<BlockPool, CacheError> {
+    ) -> CacheResult<BlockPool> {
         let block_bytes = block_bytes.max(1);
         let blocks_per_slab = blocks_per_slab(block_bytes, slab_bytes);
         let bytes = blocks_per_slab.saturating_mul(block_bytes);
@@ -214,7 +214,7 @@ impl BlockPool {
 
     /// Reserves `blocks` blocks and adds slabs if too few are free. On failure nothing is reserved; slabs that were added
     /// stay for the next call.
-    pub fn reserve(&mut self, blocks: usize) -> Result<Reservation, CacheError> {
+    pub fn reserve(&mut self, blocks: usize) -> CacheResult<Reservation> {
         for _ in 0..self.slabs_to_reserve(blocks) {
             self.add_slab()?;
         }
@@ -253,7 +253,7 @@ impl BlockPool {
     }
 
     /// Adds a region of whole blocks. A caller that takes none of them calls [`BlockPool::drop_unused_regions`].
-    pub(crate) fn map_region(&mut self, region: &Region) -> Result<RegionIndex, CacheError> {
+    pub(crate) fn map_region(&mut self, region: &Region) -> CacheResult<RegionIndex> {
         let whole = region.len().is_multiple_of(self.block_bytes);
         if !whole || !region.as_slice().as_ptr().addr().is_multiple_of(ALIGN) {
             let what = "a region that is not of whole blocks";
@@ -432,7 +432,7 @@ impl BlockPool {
     /// Returns old and new id of each; the caller updates its tables.
     ///
     /// Must not run during a step: a step keeps ids of its own.
-    pub fn compact(&mut self, percent: usize) -> Result<Vec<(BlockId, BlockId)>, CacheError> {
+    pub fn compact(&mut self, percent: usize) -> CacheResult<Vec<(BlockId, BlockId)>> {
         let sparse = |live: u32, blocks: usize| {
             live > 0 && (live as usize).saturating_mul(100) < percent.saturating_mul(blocks)
         };
@@ -524,7 +524,7 @@ impl BlockPool {
         wanted.saturating_sub(free).div_ceil(self.blocks_per_slab)
     }
 
-    fn add_slab(&mut self) -> Result<(), CacheError> {
+    fn add_slab(&mut self) -> CacheResult {
         let first = self.total();
         let end = first + self.blocks_per_slab;
         if end > MAPPED as usize {

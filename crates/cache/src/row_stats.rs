@@ -4,7 +4,7 @@
 //! split into steps. Counters saturate: a row that gets there stays anyway.
 
 use crate::counting::{AttentionCounting, Heads};
-use crate::error::{CacheError, copied, reserve_exact};
+use crate::error::{CacheResult, copied, reserve_exact};
 use crate::size::SLOTS;
 use haversack_kernels::attention::MassStatistic;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
@@ -138,7 +138,7 @@ impl RowStats {
     }
 
     /// Makes room for `blocks` blocks.
-    pub fn hold(&mut self, blocks: usize) -> Result<(), CacheError> {
+    pub fn hold(&mut self, blocks: usize) -> CacheResult {
         let (positions, words) = (self.positions.len(), self.words.len());
         reserve_exact(&mut self.positions, blocks.saturating_sub(positions))?;
         reserve_exact(&mut self.words, (blocks * self.heads).saturating_sub(words))
@@ -149,7 +149,7 @@ impl RowStats {
         size_of_val(&self.positions[..]) + size_of_val(&self.words[..])
     }
 
-    pub fn copy(&self) -> Result<RowStats, CacheError> {
+    pub fn copy(&self) -> CacheResult<RowStats> {
         Ok(RowStats {
             positions: copied(&self.positions)?,
             words: copied(&self.words)?,

@@ -10,7 +10,7 @@
 //! visible entry to its last, so that attention never touches what lies outside; entries keep their numbers, visible or
 //! not.
 
-use crate::error::{CacheError, copied, reserve_exact};
+use crate::error::{CacheResult, copied, reserve_exact};
 use crate::pool::{BlockId, BlockPool};
 use crate::row_stats::RowStats;
 use crate::size::SLOTS;
@@ -132,7 +132,7 @@ impl BlockTable {
     }
 
     /// A second table of the same blocks; the caller takes the references.
-    pub(crate) fn copy(&self) -> Result<BlockTable, CacheError> {
+    pub(crate) fn copy(&self) -> CacheResult<BlockTable> {
         Ok(BlockTable {
             entries: copied(&self.entries)?,
             spans: copied(&self.spans)?,
@@ -184,7 +184,7 @@ impl BlockTable {
             + stats.map_or(0, |stats| stats.bytes_to_hold(entries))
     }
 
-    pub(crate) fn reserve(&mut self, more: usize) -> Result<(), CacheError> {
+    pub(crate) fn reserve(&mut self, more: usize) -> CacheResult {
         let (entries, spans) = self.room(more);
         let (have, had) = (self.entries.len(), self.spans.len());
         reserve_exact(&mut self.entries, entries - have)?;
@@ -201,7 +201,7 @@ impl BlockTable {
         entries * size_of::<BlockEntry>() + spans * size_of::<Range<u32>>()
     }
 
-    pub(crate) fn reserve_mount(&mut self, more: usize) -> Result<(), CacheError> {
+    pub(crate) fn reserve_mount(&mut self, more: usize) -> CacheResult {
         reserve_exact(&mut self.entries, more)?;
         reserve_exact(&mut self.spans, more)
     }

@@ -10,7 +10,7 @@
 use super::Store;
 use super::sequence::{Sequence, SequenceId};
 use super::storage::Storage;
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, CacheResult, reserve_exact};
 use crate::policy::EvictionPlan;
 use crate::segments::Segments;
 use crate::size::SLOTS;
@@ -31,7 +31,7 @@ pub struct EvictionOutcome {
 impl Store {
     /// Removes every token from `position` on. Afterwards the sequence is exactly what it was at that position, or the
     /// call is refused: evicted rows and recoded blocks cannot be restored. Hidden rows stay hidden.
-    pub fn truncate(&mut self, id: SequenceId, position: u64) -> Result<(), CacheError> {
+    pub fn truncate(&mut self, id: SequenceId, position: u64) -> CacheResult {
         let (storage, sequence) = (&mut self.storage, self.sequences.idle_mut(id)?);
         if position > sequence.position {
             return Err(CacheError::Truncate {
@@ -81,17 +81,13 @@ impl Store {
     }
 
     /// The smallest position from which on [`Store::truncate`] accepts every one.
-    pub fn oldest_restorable(&self, id: SequenceId) -> Result<u64, CacheError> {
+    pub fn oldest_restorable(&self, id: SequenceId) -> CacheResult<u64> {
         Ok(oldest_restorable(&self.storage, self.sequences.get(id)?))
     }
 
     /// Evicts what a plan says, from every layer. A plan made at another position, or one that would leave a hole inside a
     /// block, is refused.
-    pub fn apply(
-        &mut self,
-        id: SequenceId,
-        plan: &EvictionPlan,
-    ) -> Result<EvictionOutcome, CacheError> {
+    pub fn apply(&mut self, id: SequenceId, plan: &EvictionPlan) -> CacheResult<EvictionOutcome> {
         let mut ledger = self.ledger();
         let (storage, sequence) = (&mut self.storage, self.sequences.idle_mut(id)?);
         if plan.position != sequence.position {
@@ -130,7 +126,7 @@ impl Store {
 
     /// Hides these positions of a sequence and shows all others that it has. They must be ordered, disjoint and below the
     /// sequence's position. On error nothing has changed.
-    pub fn hide(&mut self, id: SequenceId, hidden: &[Range<u64>]) -> Result<(), CacheError> {
+    pub fn hide(&mut self, id: SequenceId, hidden: &[Range<u64>]) -> CacheResult {
         let index = self.sequences.idle_index(id)?;
         let ledger = self.ledger();
         let sequence = &mut self.sequences.slots[index];
@@ -186,7 +182,7 @@ impl Store {
         &mut self,
         id: SequenceId,
         range: Range<u64>,
-    ) -> Result<EvictionOutcome, CacheError> {
+    ) -> CacheResult<EvictionOutcome> {
         let mut ledger = self.ledger();
         let (storage, sequence) = (&mut self.storage, self.sequences.idle_mut(id)?);
         let last = sequence.position.saturating_sub(1) / SLOTS;

@@ -30,7 +30,7 @@
 
 use super::sequence::Sequence;
 use super::storage::{Layer, Storage};
-use crate::error::{CacheError, filled, reserve_exact, with_room};
+use crate::error::{CacheError, CacheResult, filled, reserve_exact, with_room};
 use crate::ledger::Ledger;
 use crate::policy::PositionMode;
 use crate::pool::{BlockId, BlockPool, Reservation};
@@ -61,7 +61,7 @@ pub(super) fn first_mutable_block(storage: &Storage, position: u64) -> u64 {
 }
 
 /// The blocks that any layer has, in order.
-pub(super) fn blocks(sequence: &Sequence) -> Result<Vec<u64>, CacheError> {
+pub(super) fn blocks(sequence: &Sequence) -> CacheResult<Vec<u64>> {
     let max = sequence.tables.iter().map(|t| t.entries.len()).sum();
     let mut blocks = with_room(max)?;
     let entries = sequence.tables.iter().flat_map(|t| &t.entries);
@@ -88,7 +88,7 @@ pub(super) fn write_column(
     sequence: &Sequence,
     block: u64,
     out: &mut Vec<u8>,
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let forms = || column_forms(storage, sequence, block);
     let bytes = forms().map(|(pool, _)| storage.pools[pool].block_bytes());
     reserve_exact(out, head_bytes(storage) + bytes.sum::<usize>())?;
@@ -127,7 +127,7 @@ pub(super) fn write_outline(
     storage: &Storage,
     sequence: &Sequence,
     out: &mut Vec<u8>,
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let segments = &sequence.segments;
     let tables = || storage.layers.iter().zip(&sequence.tables);
     let sinks = tables().map(|(layer, table)| storage.sink_bytes(layer, table));
@@ -200,7 +200,7 @@ struct LayerOutline<'a> {
 }
 
 impl<'a> Outline<'a> {
-    pub fn read(storage: &Storage, bytes: &'a [u8]) -> Result<Outline<'a>, CacheError> {
+    pub fn read(storage: &Storage, bytes: &'a [u8]) -> CacheResult<Outline<'a>> {
         let mut rest = Reader(bytes);
         let position = rest.number()?;
         let rows_peak = rest.number()?;
@@ -265,11 +265,7 @@ impl<'a> Outline<'a> {
 
 impl<'a> Column<'a> {
     /// A column with the bytes of its blocks.
-    pub fn read(
-        storage: &Storage,
-        bytes: &'a [u8],
-        position: u64,
-    ) -> Result<Column<'a>, CacheError> {
+    pub fn read(storage: &Storage, bytes: &'a [u8], position: u64) -> CacheResult<Column<'a>> {
         let mut rest = Reader(bytes);
         let mut inline = |pool: usize, rest: &mut Reader<'a>| {
             let bytes = rest.take(storage.pools[pool].block_bytes())?;
@@ -285,8 +281,8 @@ impl<'a> Column<'a> {
         storage: &Storage,
         rest: &mut Reader<'a>,
         position: u64,
-        source: &mut dyn FnMut(usize, &mut Reader<'a>) -> Result<BlockSource<'a>, CacheError>,
-    ) -> Result<Column<'a>, CacheError> {
+        source: &mut dyn FnMut(usize, &mut Reader<'a>) -> CacheResult<BlockSource<'a>>,
+    ) -> CacheResult<Column<'a>> {
         let block = rest.number()?;
         let first = block.checked_mul(SLOTS).filter(|first| *first < position);
         let first = first.ok_or(bad("a column past the position"))?;
@@ -334,7 +330,7 @@ pub(super) fn read_columns<'a>(
     storage: &Storage,
     outline: &Outline<'_>,
     columns: &[&'a [u8]],
-) -> Result<Vec<Column<'a>>, CacheError> {
+) -> CacheResult<Vec<Column<'a>>> {
     let mut read = with_room(columns.len())?;
     for bytes in columns {
         let mut column = Column::read(storage, bytes, outline.position)?;
@@ -350,7 +346,7 @@ pub(super) fn check(
     storage: &Storage,
     outline: &Outline<'_>,
     columns: &[Column<'_>],
-) -> Result<(), CacheError> {
+) -> CacheResult {
     check_order(columns)?;
     let position = outline.position;
     for (l, layer) in storage.layers.iter().enumerate() {
@@ -375,7 +371,7 @@ pub(super) fn check(
     Ok(())
 }
 
-fn check_order(columns: &[Column<'_>]) -> Result<(), CacheError> {
+fn check_order(columns: &[Column<'_>]) -> CacheResult {
     let is_sorted = columns.is_sorted_by(|a, b| a.block < b.block);
     is_sorted.then_some(()).ok_or(bad("columns out of order"))
 }
@@ -388,7 +384,7 @@ pub(super) fn fill(
     outline: &Outline<'_>,
     columns: &[Column<'_>],
     regions: &[Region],
-) -> Result<(), CacheError> {
+) -> CacheResult {
     sequence.reserve_gaps(&mut ledger, outline.gaps.len())?;
     let layers = &outline.layers;
     insert(storage, sequence, &ledger, columns, layers, regions)?;
@@ -411,7 +407,7 @@ pub(super) fn mount(
     sequence: &mut Sequence,
     mut ledger: Ledger,
     columns: &[&[u8]],
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let first_mutable = first_mutable_block(storage, sequence.position);
     let mut read = with_room(columns.len())?;
     for bytes in columns {
@@ -446,7 +442,7 @@ fn insert(
     columns: &[Column<'_>],
     outlines: &[LayerOutline<'_>],
     regions: &[Region],
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let sinks = |l: usize| outlines.get(l).and_then(|outline| outline.sinks);
     let parts = |l: usize| columns.iter().filter_map(move |c| c.part(l));
     let mut needed = filled(storage.pools.len(), 0usize)?;
@@ -471,7 +467,7 @@ fn insert(
 
     let mut reservations: Vec<Reservation> = Vec::new();
     let mut mapped = Vec::new();
-    let mut reserve = || -> Result<(), CacheError> {
+    let mut reserve = || -> CacheResult {
         reserve_exact(&mut reservations, storage.pools.len())?;
         for (pool, &blocks) in storage.pools.iter_mut().zip(&needed) {
             reservations.push(pool.reserve(blocks)?);
@@ -541,19 +537,19 @@ pub(super) const fn bad(what: &'static str) -> CacheError {
 pub(super) struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, bytes: usize) -> Result<&'a [u8], CacheError> {
+    fn take(&mut self, bytes: usize) -> CacheResult<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(bytes).ok_or(bad("bytes missing"))?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn number(&mut self) -> Result<u64, CacheError> {
+    fn number(&mut self) -> CacheResult<u64> {
         let (number, rest) = self.0.split_first_chunk().ok_or(bad("bytes missing"))?;
         self.0 = rest;
         Ok(u64::from_le_bytes(*number))
     }
 
-    fn end(self) -> Result<(), CacheError> {
+    fn end(self) -> CacheResult {
         match self.0 {
             [] => Ok(()),
             _ => Err(bad("bytes left over")),

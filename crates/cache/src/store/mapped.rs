@@ -19,7 +19,7 @@ use super::image::{BlockSource, Column, Outline, Reader, bad};
 use super::image::{blocks, column_forms, head_bytes, write_column, write_head};
 use super::sequence::Sequence;
 use super::storage::Storage;
-use crate::error::{CacheError, filled, reserve_exact, with_room};
+use crate::error::{CacheResult, filled, reserve_exact, with_room};
 use crate::size::SLOTS;
 use haversack_memory::Region;
 
@@ -46,7 +46,7 @@ pub struct MappedImage<'a> {
 pub(super) fn layout<'a>(
     storage: &'a Storage,
     sequence: &Sequence,
-) -> Result<ImageLayout<'a>, CacheError> {
+) -> CacheResult<ImageLayout<'a>> {
     let full = sequence.position / SLOTS;
     let mut layout = ImageLayout {
         index: Vec::new(),
@@ -76,7 +76,7 @@ pub(super) fn read_columns<'a>(
     storage: &Storage,
     outline: &Outline<'_>,
     image: MappedImage<'a>,
-) -> Result<Vec<Column<'a>>, CacheError> {
+) -> CacheResult<Vec<Column<'a>>> {
     if image.regions.len() != storage.pools.len() {
         return Err(bad("regions of other pools"));
     }

@@ -30,7 +30,7 @@ pub use sequence::SequenceId;
 pub use step::{SequenceGrowth, Step};
 pub use storage::{SLAB_BYTES, StoreOptions};
 
-use crate::error::{CacheError, CannotFit};
+use crate::error::{CacheError, CacheResult, CannotFit};
 use crate::ledger::{Account, Ledger};
 use crate::policy::{PositionMode, Snapshot};
 use crate::pool::{BlockPool, PoolStats};
@@ -80,7 +80,7 @@ pub struct Store {
 /// Options, accounts and budget.
 impl Store {
     /// A store without sequences. It allocates staging buffers and no blocks.
-    pub fn new(options: StoreOptions) -> Result<Store, CacheError> {
+    pub fn new(options: StoreOptions) -> CacheResult<Store> {
         let store = Store {
             sequences: Sequences::default(),
             spare: Step::default(),
@@ -177,7 +177,7 @@ impl Store {
 
     /// Moves blocks out of slabs of which less than `percent` is in use and releases those slabs; 100 moves every block as
     /// far down as there is room. Returns the number of blocks moved; 0 during a step.
-    pub fn compact_below(&mut self, percent: usize) -> Result<usize, CacheError> {
+    pub fn compact_below(&mut self, percent: usize) -> CacheResult<usize> {
         if self.steps_under_way > 0 {
             return Ok(0);
         }
@@ -228,35 +228,32 @@ impl Store {
 
 /// Sequences: open, fork, close, read.
 impl Store {
-    pub fn open(&mut self) -> Result<SequenceId, CacheError> {
+    pub fn open(&mut self) -> CacheResult<SequenceId> {
         self.open_with_stats(self.row_stats)
     }
 
     /// Opens a sequence with its own choice of row statistics.
-    pub fn open_with_stats(
-        &mut self,
-        format: Option<StatsFormat>,
-    ) -> Result<SequenceId, CacheError> {
+    pub fn open_with_stats(&mut self, format: Option<StatsFormat>) -> CacheResult<SequenceId> {
         let slot = self.free_slot(Segments::bytes_for(GAPS, 0))?;
         let sequence = Sequence::new(&self.storage, format)?;
         Ok(self.sequences.put(slot, sequence))
     }
 
     /// A second sequence that shares every block with the first. A partly filled block is copied when either writes to it.
-    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, CacheError> {
+    pub fn fork(&mut self, id: SequenceId) -> CacheResult<SequenceId> {
         let from = self.sequences.idle_index(id)?;
         let slot = self.free_slot(self.sequences.slots[from].fork_bytes())?;
         let sequence = self.sequences.slots[from].fork(&mut self.storage)?;
         Ok(self.sequences.put(slot, sequence))
     }
 
-    pub fn close(&mut self, id: SequenceId) -> Result<(), CacheError> {
+    pub fn close(&mut self, id: SequenceId) -> CacheResult {
         self.sequences.idle_mut(id)?.close(&mut self.storage);
         Ok(())
     }
 
     /// A slot for a sequence with `more` bytes of lists, if the budget has room for it.
-    fn free_slot(&mut self, more: usize) -> Result<usize, CacheError> {
+    fn free_slot(&mut self, more: usize) -> CacheResult<usize> {
         let tables = self.storage.layers.len() * size_of::<BlockTable>();
         let free = self.sequences.free_slot();
         let slots = self.sequences.slots.len();
@@ -272,22 +269,22 @@ impl Store {
     }
 
     /// Tokens fed. Cheap, unlike [`Store::stats`], which adds up every block.
-    pub fn position(&self, id: SequenceId) -> Result<u64, CacheError> {
+    pub fn position(&self, id: SequenceId) -> CacheResult<u64> {
         Ok(self.sequences.get(id)?.position)
     }
 
     /// Rows stored, in the fullest layer. Cheap.
-    pub fn rows(&self, id: SequenceId) -> Result<usize, CacheError> {
+    pub fn rows(&self, id: SequenceId) -> CacheResult<usize> {
         Ok(self.sequences.get(id)?.rows())
     }
 
     /// Rows stored in one layer.
-    pub fn layer_rows(&self, id: SequenceId, layer: usize) -> Result<usize, CacheError> {
+    pub fn layer_rows(&self, id: SequenceId, layer: usize) -> CacheResult<usize> {
         Ok(self.table(id, layer)?.rows())
     }
 
     /// Whether a sequence has row statistics, so that single rows can be evicted.
-    pub fn has_row_stats(&self, id: SequenceId) -> Result<bool, CacheError> {
+    pub fn has_row_stats(&self, id: SequenceId) -> CacheResult<bool> {
         Ok(self.sequences.get(id)?.has_row_stats)
     }
 
@@ -295,7 +292,7 @@ impl Store {
     /// number of rows does not bound it.
     ///
     /// [`KvView::spans`]: haversack_kernels::attention::KvView::spans
-    pub fn max_spans_after(&self, id: SequenceId, tokens: usize) -> Result<usize, CacheError> {
+    pub fn max_spans_after(&self, id: SequenceId, tokens: usize) -> CacheResult<usize> {
         let sequence = self.sequences.get(id)?;
         let first = sequence.position;
         let end = first.saturating_add(tokens as u64);
@@ -303,7 +300,7 @@ impl Store {
         Ok(spans.max().unwrap_or(0))
     }
 
-    pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, CacheError> {
+    pub fn stats(&self, id: SequenceId) -> CacheResult<SequenceStats> {
         let sequence = self.sequences.get(id)?;
         Ok(SequenceStats {
             position: sequence.position,
@@ -314,12 +311,12 @@ impl Store {
     }
 
     /// The blocks of a sequence, for a policy.
-    pub fn snapshot(&self, id: SequenceId) -> Result<Snapshot, CacheError> {
+    pub fn snapshot(&self, id: SequenceId) -> CacheResult<Snapshot> {
         self.sequences.get(id)?.snapshot(&self.storage)
     }
 
     /// One layer as attention reads it, including rows of the step in progress.
-    pub fn view(&self, id: SequenceId, layer: usize) -> Result<TableView<'_>, CacheError> {
+    pub fn view(&self, id: SequenceId, layer: usize) -> CacheResult<TableView<'_>> {
         let sequence = self.sequences.get(id)?;
         let of = self.storage.layer(layer)?;
         let table = &sequence.tables[layer];
@@ -331,7 +328,7 @@ impl Store {
         &self,
         id: SequenceId,
         layer: usize,
-    ) -> Result<impl Iterator<Item = u64> + '_, CacheError> {
+    ) -> CacheResult<impl Iterator<Item = u64> + '_> {
         let table = self.table(id, layer)?;
         let entries = table.entries.iter().enumerate();
         let rows = move |(i, entry): (usize, &crate::BlockEntry)| {
@@ -348,7 +345,7 @@ impl Store {
     }
 
     /// Whether gaps close from now on.
-    pub fn set_positions(&mut self, id: SequenceId, to: PositionMode) -> Result<(), CacheError> {
+    pub fn set_positions(&mut self, id: SequenceId, to: PositionMode) -> CacheResult {
         let segments = &mut self.sequences.idle_mut(id)?.segments;
         segments.positions = to;
         segments.rebuild();
@@ -356,19 +353,19 @@ impl Store {
     }
 
     /// [`Store::zone_bytes`] of one sequence: blocks that its queries read, shared or not.
-    pub fn sequence_zone_bytes(&self, id: SequenceId) -> Result<Vec<ZoneBytes>, CacheError> {
+    pub fn sequence_zone_bytes(&self, id: SequenceId) -> CacheResult<Vec<ZoneBytes>> {
         let sequence = self.sequences.get(id)?;
         Ok(report::sequence_zone_bytes(&self.storage, sequence))
     }
 
     /// The tokens of one layer, from the first to the last that was fed.
-    pub fn token_runs(&self, id: SequenceId, layer: usize) -> Result<Vec<TokenRun>, CacheError> {
+    pub fn token_runs(&self, id: SequenceId, layer: usize) -> CacheResult<Vec<TokenRun>> {
         self.table(id, layer)?;
         let sequence = self.sequences.get(id)?;
         Ok(report::token_runs(&self.storage, sequence, layer))
     }
 
-    fn table(&self, id: SequenceId, layer: usize) -> Result<&BlockTable, CacheError> {
+    fn table(&self, id: SequenceId, layer: usize) -> CacheResult<&BlockTable> {
         let sequence = self.sequences.get(id)?;
         self.storage.layer(layer)?;
         Ok(&sequence.tables[layer])
@@ -380,7 +377,7 @@ impl Store {
     /// Starts a step in which each sequence grows by some tokens from the position where the caller believes it to be.
     /// Reserves the worst case; this is the only call of a step that can answer [`CannotFit`], and then nothing has
     /// changed.
-    pub fn begin(&mut self, growth: &[SequenceGrowth]) -> Result<Step, CacheError> {
+    pub fn begin(&mut self, growth: &[SequenceGrowth]) -> CacheResult<Step> {
         let mut step = std::mem::take(&mut self.spare);
         step.add_members(&self.storage, &self.sequences, growth)?;
         let worst = step.worst_case(&self.storage, &self.sequences);
@@ -407,7 +404,7 @@ impl Store {
         layer: usize,
         k: &[f32],
         v: &[f32],
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         let (storage, sequences) = (&mut self.storage, &mut self.sequences);
         let rows = NewRows { k, v };
         if write::write(storage, sequences, exec, step, (id, layer), rows)? {
@@ -423,7 +420,7 @@ impl Store {
 
     /// Ends a step. If a layer of a sequence has not grown by exactly the tokens fed, the step is rolled back and the
     /// error names the layer.
-    pub fn commit(&mut self, step: Step) -> Result<(), CacheError> {
+    pub fn commit(&mut self, step: Step) -> CacheResult {
         if let Err(error) = step.check_written(self.storage.layers.len()) {
             self.rollback(step);
             return Err(error);
@@ -453,12 +450,7 @@ impl Store {
     }
 
     /// After a step of `tokens` tokens of a sequence: recodes its share of the block that leaves the recent zone next.
-    pub fn recode_ahead(
-        &mut self,
-        exec: Exec<'_>,
-        id: SequenceId,
-        tokens: usize,
-    ) -> Result<(), CacheError> {
+    pub fn recode_ahead(&mut self, exec: Exec<'_>, id: SequenceId, tokens: usize) -> CacheResult {
         let index = self.sequences.idle_index(id)?;
         let share = recode_ahead::share(&self.storage, &self.sequences.slots[index], tokens);
         if share > 0 {
@@ -475,13 +467,13 @@ impl Store {
 /// Images.
 impl Store {
     /// The first block that may still change. All full blocks before it have their final form.
-    pub fn first_mutable_block(&self, id: SequenceId) -> Result<u64, CacheError> {
+    pub fn first_mutable_block(&self, id: SequenceId) -> CacheResult<u64> {
         let position = self.sequences.get(id)?.position;
         Ok(image::first_mutable_block(&self.storage, position))
     }
 
     /// The blocks that any layer has, in order.
-    pub fn blocks(&self, id: SequenceId) -> Result<Vec<u64>, CacheError> {
+    pub fn blocks(&self, id: SequenceId) -> CacheResult<Vec<u64>> {
         image::blocks(self.sequences.get(id)?)
     }
 
@@ -491,38 +483,38 @@ impl Store {
     }
 
     /// Appends one block of every layer to `out`.
-    pub fn column(&self, id: SequenceId, block: u64, out: &mut Vec<u8>) -> Result<(), CacheError> {
+    pub fn column(&self, id: SequenceId, block: u64, out: &mut Vec<u8>) -> CacheResult {
         let sequence = self.sequences.with_image(id)?;
         image::write_column(&self.storage, sequence, block, out)
     }
 
     /// Appends all but the columns to `out`.
-    pub fn outline(&self, id: SequenceId, out: &mut Vec<u8>) -> Result<(), CacheError> {
+    pub fn outline(&self, id: SequenceId, out: &mut Vec<u8>) -> CacheResult {
         let sequence = self.sequences.with_image(id)?;
         image::write_outline(&self.storage, sequence, out)
     }
 
     /// Opens the sequence of an image. Everything is checked first; then all of it fits or nothing has happened.
-    pub fn restore(&mut self, image: Image<'_>) -> Result<SequenceId, CacheError> {
+    pub fn restore(&mut self, image: Image<'_>) -> CacheResult<SequenceId> {
         let outline = self.read_outline(image.outline)?;
         let columns = image::read_columns(&self.storage, &outline, image.columns)?;
         self.restore_from(&outline, &columns, &[])
     }
 
     /// The parts of a mapped image of a sequence, except its outline.
-    pub fn mapped_layout(&self, id: SequenceId) -> Result<ImageLayout<'_>, CacheError> {
+    pub fn mapped_layout(&self, id: SequenceId) -> CacheResult<ImageLayout<'_>> {
         mapped::layout(&self.storage, self.sequences.with_image(id)?)
     }
 
     /// Opens the sequence of a mapped image; its full blocks stay in the file. Everything is checked first, as in
     /// [`Store::restore`], except the bytes of the blocks, for which the caller vouches.
-    pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> Result<SequenceId, CacheError> {
+    pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> CacheResult<SequenceId> {
         let outline = self.read_outline(image.outline)?;
         let columns = mapped::read_columns(&self.storage, &outline, image)?;
         self.restore_from(&outline, &columns, image.regions)
     }
 
-    fn read_outline<'a>(&self, bytes: &'a [u8]) -> Result<Outline<'a>, CacheError> {
+    fn read_outline<'a>(&self, bytes: &'a [u8]) -> CacheResult<Outline<'a>> {
         if self.row_stats.is_some() {
             return Err(CacheError::NoImage);
         }
@@ -534,7 +526,7 @@ impl Store {
         outline: &Outline<'_>,
         columns: &[Column<'_>],
         regions: &[Region],
-    ) -> Result<SequenceId, CacheError> {
+    ) -> CacheResult<SequenceId> {
         image::check(&self.storage, outline, columns)?;
         let id = self.open()?;
         let ledger = self.ledger();
@@ -550,7 +542,7 @@ impl Store {
     }
 
     /// Puts evicted blocks back where they were. They must be final, and not stored now.
-    pub fn mount(&mut self, id: SequenceId, columns: &[&[u8]]) -> Result<(), CacheError> {
+    pub fn mount(&mut self, id: SequenceId, columns: &[&[u8]]) -> CacheResult {
         self.sequences.with_image(id)?;
         let ledger = self.ledger();
         let sequence = self.sequences.idle_mut(id)?;

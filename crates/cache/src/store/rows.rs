@@ -17,7 +17,7 @@ use super::Store;
 use super::sequence::SequenceId;
 use crate::annotations::{self, ANNOTATIONS_MAX, Annotation};
 use crate::counting::AttentionCounting;
-use crate::error::{CacheError, with_room};
+use crate::error::{CacheError, CacheResult, with_room};
 use crate::policy::rows::{LayerView, SINK_COLUMNS};
 use crate::row_stats::KvRow;
 use crate::size::{LayerShape, SLOTS, Zones};
@@ -36,7 +36,7 @@ impl Store {
         counting: &AttentionCounting,
         queries: Range<u64>,
         mass: &[u64],
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         let sequence = self.sequences.get_mut(id)?;
         let kv_heads = self.storage.layer(layer)?.shape.kv_heads as u64;
         let table = &mut sequence.tables[layer];
@@ -76,7 +76,7 @@ impl Store {
         id: SequenceId,
         layer: usize,
         anchors: u64,
-    ) -> Result<LayerView<'_>, CacheError> {
+    ) -> CacheResult<LayerView<'_>> {
         let table = self.table(id, layer)?;
         let (sequence, zones) = (self.sequences.get(id)?, self.storage.zones);
         // The first block keeps its rows, or lost all of them.
@@ -102,12 +102,7 @@ impl Store {
 
     /// Annotates a range of a sequence, as a turn or as something that must stay. It takes its positions from earlier
     /// annotations.
-    pub fn annotate(
-        &mut self,
-        id: SequenceId,
-        range: Range<u64>,
-        protected: bool,
-    ) -> Result<(), CacheError> {
+    pub fn annotate(&mut self, id: SequenceId, range: Range<u64>, protected: bool) -> CacheResult {
         let index = self.sequences.idle_index(id)?;
         if range.is_empty() {
             let (start, end) = (range.start, range.end);
@@ -132,7 +127,7 @@ impl Store {
     }
 
     /// The annotations, in order.
-    pub fn annotations(&self, id: SequenceId) -> Result<&[Annotation], CacheError> {
+    pub fn annotations(&self, id: SequenceId) -> CacheResult<&[Annotation]> {
         Ok(self.sequences.get(id)?.annotations.list())
     }
 
@@ -144,7 +139,7 @@ impl Store {
         layer: usize,
         anchors: u64,
         rows: &mut Vec<KvRow>,
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         let table = self.table(id, layer)?;
         let sequence = self.sequences.get(id)?;
         rows.clear();
@@ -177,7 +172,7 @@ impl Store {
         layer: usize,
         anchors: u64,
         leave: &[KvRow],
-    ) -> Result<usize, CacheError> {
+    ) -> CacheResult<usize> {
         let ledger = self.ledger();
         let sequence = self.sequences.idle_mut(id)?;
         let storage = &mut self.storage;
@@ -252,7 +247,7 @@ impl Store {
     }
 
     /// Declares that no layer has a row of these positions any more: with compact positions the gap closes.
-    pub fn close_gap(&mut self, id: SequenceId, gap: Range<u64>) -> Result<(), CacheError> {
+    pub fn close_gap(&mut self, id: SequenceId, gap: Range<u64>) -> CacheResult {
         let mut ledger = self.ledger();
         let sequence = self.sequences.idle_mut(id)?;
         sequence.reserve_gaps(&mut ledger, 1)?;
@@ -272,7 +267,7 @@ impl Store {
         layer: usize,
         rows: &[KvRow],
         to: &mut [u8],
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         let (table, storage) = (self.table(id, layer)?, &self.storage);
         let of = storage.layer(layer)?;
         let (pool, shape) = (&storage.pools[of.far_pool], of.shape.final_shape());
@@ -296,7 +291,7 @@ impl Store {
         layer: usize,
         rows: &[KvRow],
         from: &[u8],
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         let ledger = self.ledger();
         let sequence = self.sequences.idle_mut(id)?;
         let storage = &mut self.storage;
@@ -362,7 +357,7 @@ fn rows_left(
     annotations: &[Annotation],
     layer: usize,
     leave: &[KvRow],
-) -> Result<Vec<u32>, CacheError> {
+) -> CacheResult<Vec<u32>> {
     let mut live: Vec<u32> = with_room(entries.len())?;
     let rows = table.entries[entries.clone()].iter();
     live.extend(rows.map(|e| low_bits(e.rows)));
@@ -384,7 +379,7 @@ fn is_protected(list: &[Annotation], position: u64) -> bool {
     annotations::at(list, position).is_some_and(|annotation| annotation.protected)
 }
 
-fn check_room(layer: usize, shape: KvShape, rows: usize, found: usize) -> Result<(), CacheError> {
+fn check_room(layer: usize, shape: KvShape, rows: usize, found: usize) -> CacheResult {
     let expected = rows.div_ceil(BLOCK_SLOTS) * shape.block_bytes();
     if found < expected {
         return Err(CacheError::Shape {
@@ -403,7 +398,7 @@ fn final_entry(
     shape: LayerShape,
     layer: usize,
     row: &KvRow,
-) -> Result<usize, CacheError> {
+) -> CacheResult<usize> {
     let index = row.entry as usize;
     let is_final = |e: &&BlockEntry| u32::from(row.slot) < e.rows && e.is_near() != shape.zoned();
     match table.entries.get(index).filter(is_final) {

@@ -18,7 +18,7 @@
 
 use super::sequence::{SequenceId, Sequences};
 use super::storage::{Layer, Storage};
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, CacheResult, reserve_exact};
 use crate::pool::{BlockId, BlockPool, Reservation};
 use crate::size::{BlockDemand, SLOTS, TableState, first_seen_block};
 use crate::table::BlockTable;
@@ -171,7 +171,7 @@ impl Step {
         storage: &Storage,
         sequences: &Sequences,
         growth: &[SequenceGrowth],
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         let (layers, pools) = (storage.layers.len(), storage.pools.len());
         // Room for all sequences there are: a larger batch is refused below.
         let members = sequences.slots.len();
@@ -193,7 +193,7 @@ impl Step {
         &self,
         sequences: &Sequences,
         growth: &SequenceGrowth,
-    ) -> Result<StepMember, CacheError> {
+    ) -> CacheResult<StepMember> {
         let index = sequences.idle_index(growth.id)?;
         if self.member(growth.id).is_some() {
             return Err(CacheError::Busy { index });
@@ -255,7 +255,7 @@ impl Step {
         &mut self,
         storage: &mut Storage,
         sequences: &mut Sequences,
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         for (pool, &blocks) in storage.pools.iter_mut().zip(&self.needed) {
             self.reservations.push(pool.reserve(blocks)?);
         }
@@ -296,7 +296,7 @@ impl Step {
     }
 
     /// Checks that every layer of every sequence has grown by exactly its tokens.
-    pub(super) fn check_written(&self, layers: usize) -> Result<(), CacheError> {
+    pub(super) fn check_written(&self, layers: usize) -> CacheResult {
         for (m, member) in self.members.iter().enumerate() {
             let undo = &self.undo[m * layers..(m + 1) * layers];
             let missing = undo.iter().position(|undo| !undo.written);

@@ -1,7 +1,7 @@
 //! The layers of a model and the pools that hold their blocks: everything a sequence's tables point into.
 
 use crate::coding::{Mean, Staging, batch_blocks, recode_head};
-use crate::error::CacheError;
+use crate::error::{CacheError, CacheResult};
 use crate::pool::{BlockId, BlockPool, Reservation};
 use crate::row_stats::StatsFormat;
 use crate::size::{LayerShape, Zones, near_from};
@@ -111,7 +111,7 @@ pub(super) struct Storage {
 
 impl Storage {
     /// Pools without blocks.
-    pub fn new(options: StoreOptions) -> Result<Storage, CacheError> {
+    pub fn new(options: StoreOptions) -> CacheResult<Storage> {
         let StoreOptions { layers, zones, .. } = options;
         if zones.sinks > BLOCK_SLOTS {
             return Err(CacheError::TooMany {
@@ -181,7 +181,7 @@ impl Storage {
         })
     }
 
-    pub fn layer(&self, layer: usize) -> Result<&Layer, CacheError> {
+    pub fn layer(&self, layer: usize) -> CacheResult<&Layer> {
         self.layers.get(layer).ok_or(CacheError::NoSuchLayer {
             layer,
             layers: self.layers.len(),

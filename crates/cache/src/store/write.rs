@@ -7,7 +7,7 @@ use super::sequence::{SequenceId, Sequences};
 use super::step::{Step, StepMember, TableUndo};
 use super::storage::{Layer, Storage};
 use crate::coding::{KvSide, Staging, batch_row_blocks, write_sinks};
-use crate::error::CacheError;
+use crate::error::{CacheError, CacheResult};
 use crate::pool::{BlockId, BlockPool, Reservation};
 use crate::size::SLOTS;
 use crate::table::{BlockEntry, BlockTable};
@@ -32,7 +32,7 @@ pub(super) fn write(
     step: &mut Step,
     (id, l): (SequenceId, usize),
     rows: NewRows<'_>,
-) -> Result<bool, CacheError> {
+) -> CacheResult<bool> {
     let index = sequences.index(id)?;
     let m = step.member(id).ok_or(CacheError::NotInStep { index })?;
     let member = step.members[m];

@@ -67,14 +67,9 @@ impl Governor {
         }
     }
 
-    /// Bytes that are left, and which limit says so.
-    pub fn headroom(&self, reading: &Reading) -> Option<(i64, &'static str)> {
-        headroom(reading, self.weights_bytes)
-    }
-
     /// The new window and why, if a reading at time `now` changes it.
     pub fn decide(&mut self, reading: &Reading, now: Duration) -> Option<(usize, String)> {
-        let (headroom, bound) = self.headroom(reading)?;
+        let (headroom, bound) = headroom(reading, self.weights_bytes)?;
         let limit = reading.cgroup.as_ref().and_then(|group| group.limit_bytes);
         let moved = self.last_limit.is_some() && self.last_limit != limit;
         self.last_limit = limit;
@@ -164,11 +159,9 @@ mod tests {
             }),
             ..Reading::default()
         };
-        let governor = Governor::new(1024, 1 << 10, 100 << 20);
         let room = |limit, anon| {
-            governor
-                .headroom(&reading(limit, anon))
-                .map(|(room, _)| room >> 20)
+            let room = headroom(&reading(limit, anon), 100 << 20);
+            room.map(|(room, _)| room >> 20)
         };
         assert_eq!(room(50, 20), Some(30));
         assert_eq!(room(150, 20), Some(30));

@@ -24,7 +24,8 @@ use haversack_cache::policy::adaptive::{CODECS, DamageCurves, SHARES};
 use haversack_cache::policy::heavy::HeavyScore;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::{
-    CacheError, KvRow, LayerShape, SequenceGrowth, SequenceId, StatsFormat, Store, StoreOptions,
+    CacheError, CacheResult, KvRow, LayerShape, SequenceGrowth, SequenceId, StatsFormat, Store,
+    StoreOptions,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{
@@ -120,7 +121,7 @@ pub fn load_or_measure(
     depth: Depth,
     dir: Option<&Path>,
     tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Probe>, CacheError> {
+) -> CacheResult<Option<Probe>> {
     if let Some(probe) = dir.and_then(|dir| saved(model, dir, depth)) {
         return Ok(Some(probe));
     }
@@ -214,7 +215,7 @@ pub fn measure(
     ids: &[u32],
     depth: Depth,
     tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Probe>, CacheError> {
+) -> CacheResult<Option<Probe>> {
     let ids = &ids[..ids.len() / BLOCK_SLOTS * BLOCK_SLOTS];
     if ids.len() < TOKENS_MIN {
         return Ok(Some(Probe::of(vec![TYPICAL; model.config().layers.len()])));
@@ -231,7 +232,7 @@ pub fn measure(
     let (send, receive) = std::sync::mpsc::sync_channel(0);
     let mut damages: Vec<LayerDamage> = Vec::new();
     let mut stopped = false;
-    let evaluate = || -> Result<(), CacheError> {
+    let evaluate = || -> CacheResult {
         for captured in receive {
             let bench = LayerBench::new(model, stats, damages.len(), captured);
             damages.push(bench.evaluate(exec, ids.len(), depth)?);
@@ -301,7 +302,7 @@ fn append(
     sequence: SequenceId,
     tokens: &[u32],
     want: LogitRows,
-) -> Result<Vec<f32>, CacheError> {
+) -> CacheResult<Vec<f32>> {
     let mut logits = Vec::new();
     for tokens in tokens.chunks(runner.chunk_for(None)) {
         let span = StepSpan {
@@ -437,7 +438,7 @@ impl<'a> LayerBench<'a> {
         &self.model.config().layers[self.layer]
     }
 
-    fn store(&self, variants: &[Variant]) -> Result<Store, CacheError> {
+    fn store(&self, variants: &[Variant]) -> CacheResult<Store> {
         let (config, c) = (self.model.config(), self.config());
         let shape = |v: &Variant| KvOptions::new(v.form()).layer(self.layer, c);
         let shapes: Vec<LayerShape> = variants.iter().map(shape).collect();
@@ -457,12 +458,7 @@ impl<'a> LayerBench<'a> {
     }
 
     /// Reads the text again, a block at a time, in every variant of this one layer.
-    fn evaluate(
-        &self,
-        exec: Exec<'_>,
-        tokens: usize,
-        depth: Depth,
-    ) -> Result<LayerDamage, CacheError> {
+    fn evaluate(&self, exec: Exec<'_>, tokens: usize, depth: Depth) -> CacheResult<LayerDamage> {
         let c = self.config();
         let variants = Variant::all(c.window.is_some());
         let mut store = self.store(&variants)?;
@@ -620,7 +616,7 @@ impl<'a> LayerBench<'a> {
         variants: &[Variant],
         tokens: usize,
         (loose, is_whole): (&mut Vec<KvRow>, &mut [bool]),
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         let anchors = BLOCK_SLOTS as u64;
         for (i, variant) in variants.iter().enumerate() {
             let Variant::Rows(share) = *variant else {
@@ -711,19 +707,14 @@ struct TextTail<'a> {
 }
 
 impl TextTail<'_> {
-    fn read(&mut self) -> Result<(), CacheError> {
+    fn read(&mut self) -> CacheResult {
         let fork = self.runner.fork(self.id)?;
         self.truth = append(&mut self.runner, fork, self.tokens, LogitRows::All)?;
         self.runner.close(fork)
     }
 
     /// Mean KL divergence of the logits when the attention of one layer gives `output`.
-    fn divergence(
-        &mut self,
-        layer: usize,
-        stream: &[f32],
-        output: &[f32],
-    ) -> Result<f32, CacheError> {
+    fn divergence(&mut self, layer: usize, stream: &[f32], output: &[f32]) -> CacheResult<f32> {
         let span = StepSpan {
             sequence: self.id,
             position: self.runner.store.position(self.id)?,
@@ -754,11 +745,7 @@ const SCALE_CODEC: usize = 1;
 
 impl LayerDamage {
     /// Scales the damage to the stream to the damage to the logits.
-    fn follow(
-        &mut self,
-        tail: &mut TextTail<'_>,
-        pairs: &mut Vec<(f64, f64)>,
-    ) -> Result<(), CacheError> {
+    fn follow(&mut self, tail: &mut TextTail<'_>, pairs: &mut Vec<(f64, f64)>) -> CacheResult {
         let mut factors = Vec::new();
         for (sides, damage, output) in &self.outputs {
             let distance = tail.divergence(self.layer, &self.stream, output)?;

@@ -4,7 +4,7 @@
 //! All numbers come from a file, so each is checked against its range and named when it is wrong.
 //! Shapes are compared with the tensors later, by [`super::weights`].
 
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::keys::{MetadataKeys, missing};
 use super::rope;
 use haversack_gguf::Gguf;
@@ -107,7 +107,7 @@ const GEMMA3_27B_LAYERS: usize = 62;
 impl Config {
     /// `context` is what the caller means to use at most; some models rotate differently beyond
     /// the length they were first trained for.
-    pub fn read(g: &Gguf, context: Option<usize>) -> Result<Config, LoadError> {
+    pub fn read(g: &Gguf, context: Option<usize>) -> LoadResult<Config> {
         let arch_name = g.str("general.architecture")?;
         let arch_name = arch_name.ok_or_else(|| missing("general.architecture"))?;
         let Some(arch) = Arch::ALL.into_iter().find(|a| a.name() == arch_name) else {
@@ -226,7 +226,7 @@ impl Config {
 }
 
 /// Rows of the embedding: what the vocabulary really is, whatever the metadata says.
-fn vocab_rows(g: &Gguf) -> Result<usize, LoadError> {
+fn vocab_rows(g: &Gguf) -> LoadResult<usize> {
     let t = g.tensor("token_embd.weight");
     let rows = t.ok_or_else(|| missing("token_embd.weight"))?.rows();
     if (1..=VOCAB_MAX).contains(&rows) {

@@ -1,7 +1,7 @@
 //! Metadata keys of one architecture, each read with its range: a number from a file that is out of
 //! range is an error that names the key and what is accepted.
 
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use haversack_gguf::Gguf;
 
 /// Metadata keys of one architecture, with their ranges.
@@ -24,35 +24,30 @@ impl<'a> MetadataKeys<'a> {
     }
 
     /// Refuses the value of a key for what `why` says, unless it is good.
-    pub fn check(
-        &self,
-        key: &str,
-        is_good: bool,
-        why: impl FnOnce() -> String,
-    ) -> Result<(), LoadError> {
+    pub fn check(&self, key: &str, is_good: bool, why: impl FnOnce() -> String) -> LoadResult {
         match is_good {
             true => Ok(()),
             false => Err(LoadError::field(self.full(key), why())),
         }
     }
 
-    pub fn str(&self, key: &str) -> Result<Option<&str>, LoadError> {
+    pub fn str(&self, key: &str) -> LoadResult<Option<&str>> {
         Ok(self.g.str(&self.full(key))?)
     }
 
-    pub fn count(&self, key: &str, min: u64, max: u64) -> Result<usize, LoadError> {
+    pub fn count(&self, key: &str, min: u64, max: u64) -> LoadResult<usize> {
         self.optional(key, min, max)?
             .ok_or_else(|| self.missing(key))
     }
 
-    pub fn optional(&self, key: &str, min: u64, max: u64) -> Result<Option<usize>, LoadError> {
+    pub fn optional(&self, key: &str, min: u64, max: u64) -> LoadResult<Option<usize>> {
         let Some(n) = self.g.u64(&self.full(key))? else {
             return Ok(None);
         };
         self.in_range(key, n, min, max).map(Some)
     }
 
-    pub fn float(&self, key: &str, min: f32, max: f32) -> Result<Option<f32>, LoadError> {
+    pub fn float(&self, key: &str, min: f32, max: f32) -> LoadResult<Option<f32>> {
         let Some(x) = self.g.f32(&self.full(key))? else {
             return Ok(None);
         };
@@ -63,17 +58,12 @@ impl<'a> MetadataKeys<'a> {
         Ok(Some(x))
     }
 
-    pub fn float_or(&self, key: &str, min: f32, max: f32, other: f32) -> Result<f32, LoadError> {
+    pub fn float_or(&self, key: &str, min: f32, max: f32, other: f32) -> LoadResult<f32> {
         Ok(self.float(key, min, max)?.unwrap_or(other))
     }
 
     /// One number for all layers, or an array with one per layer.
-    pub fn per_layer(
-        &self,
-        key: &str,
-        layers: usize,
-        max: u64,
-    ) -> Result<Option<Vec<usize>>, LoadError> {
+    pub fn per_layer(&self, key: &str, layers: usize, max: u64) -> LoadResult<Option<Vec<usize>>> {
         let full = self.full(key);
         let Some(array) = self.g.array(&full).ok().flatten() else {
             return Ok(self.optional(key, 1, max)?.map(|n| vec![n; layers]));
@@ -86,7 +76,7 @@ impl<'a> MetadataKeys<'a> {
         Ok(Some(numbers.collect::<Result<_, _>>()?))
     }
 
-    fn in_range(&self, key: &str, n: u64, min: u64, max: u64) -> Result<usize, LoadError> {
+    fn in_range(&self, key: &str, n: u64, min: u64, max: u64) -> LoadResult<usize> {
         self.check(key, (min..=max).contains(&n), || {
             format!("{n} is out of range; accepted: {min} to {max}")
         })?;

@@ -1,7 +1,7 @@
 //! A loaded model: its configuration, weights, tokenizer and chat template.
 
 use super::config::Config;
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::residence::Residence;
 use super::weights::Weights;
 use super::{fingerprint, pack};
@@ -46,7 +46,7 @@ impl Model {
         path: &Path,
         options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Arc<Model>, LoadError> {
+    ) -> LoadResult<Arc<Model>> {
         Model::read(path, options, progress)
             .map(Arc::new)
             .map_err(|e| e.at(path))
@@ -56,7 +56,7 @@ impl Model {
         path: &Path,
         options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Model, LoadError> {
+    ) -> LoadResult<Model> {
         let gguf = Gguf::open(path)?;
         let config = Config::read(&gguf, options.context)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;

@@ -4,7 +4,7 @@
 //! number that depends on the pair only. So all of them end here, as `freqs`, and nothing later
 //! depends on which one it was.
 
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::keys::MetadataKeys;
 use haversack_gguf::Gguf;
 use haversack_kernels::format::{WeightType, gguf::unpack_row};
@@ -25,7 +25,7 @@ pub(super) fn read(
     dims: usize,
     (trained, context): (usize, usize),
     local_base: Option<f64>,
-) -> Result<Vec<RopeSpec>, LoadError> {
+) -> LoadResult<Vec<RopeSpec>> {
     let base = keys.float_or("rope.freq_base", f32::MIN_POSITIVE, f32::MAX, 10_000.0)?;
     let base = f64::from(base);
     let original = keys.optional("rope.scaling.original_context_length", 1, u32::MAX as u64)?;
@@ -104,7 +104,7 @@ fn correction(dims: usize, context: usize, rotations: f64, base: f64) -> f64 {
 }
 
 /// A vector of per-pair divisors.
-fn factors(g: &Gguf, name: &str, pairs: usize) -> Result<Option<Vec<f32>>, LoadError> {
+fn factors(g: &Gguf, name: &str, pairs: usize) -> LoadResult<Option<Vec<f32>>> {
     let Some(t) = g.tensor(name) else {
         return Ok(None);
     };

@@ -5,7 +5,7 @@
 //! gate/up) are seen as the row ranges they are made of, so that `forward` knows one shape only.
 
 use super::config::{Arch, Config};
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::keys::missing;
 use super::residence::Residence;
 use haversack_gguf::{Gguf, Tensor};
@@ -77,7 +77,7 @@ pub const PACKED_START: usize = 4096;
 const ALIGN: usize = 64;
 
 impl Weights {
-    pub fn find(gguf: Gguf, config: &Config) -> Result<Weights, LoadError> {
+    pub fn find(gguf: Gguf, config: &Config) -> LoadResult<Weights> {
         let mut finder = Finder::new(&gguf);
         let embedding = finder.matrix("token_embd.weight", config.vocab, config.dim)?;
         let output_norm = finder.vector("output_norm.weight", config.dim)?;
@@ -197,7 +197,7 @@ impl<'a> Finder<'a> {
         }
     }
 
-    fn layer(&mut self, config: &Config, layer: usize) -> Result<LayerWeights, LoadError> {
+    fn layer(&mut self, config: &Config, layer: usize) -> LoadResult<LayerWeights> {
         let c = &config.layers[layer];
         let dim = config.dim;
         let (q_rows, kv_rows) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
@@ -244,7 +244,7 @@ impl<'a> Finder<'a> {
         })
     }
 
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, LoadError> {
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> LoadResult<Weight> {
         let [w] = self.split(name, [rows], cols)?;
         Ok(w)
     }
@@ -255,7 +255,7 @@ impl<'a> Finder<'a> {
         name: &str,
         rows: [usize; N],
         cols: usize,
-    ) -> Result<[Weight; N], LoadError> {
+    ) -> LoadResult<[Weight; N]> {
         let (index, t) = self.find(name)?;
         let total: usize = rows.iter().sum();
         if t.cols() != cols || t.rows() != total {
@@ -285,7 +285,7 @@ impl<'a> Finder<'a> {
         }))
     }
 
-    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+    fn vector(&mut self, name: &str, len: usize) -> LoadResult<Vec<f32>> {
         let (_, t) = self.find(name)?;
         if t.cols() != len || t.rows() != 1 {
             let what = format!("is {} × {}, expected {len} values", t.cols(), t.rows());
@@ -300,21 +300,16 @@ impl<'a> Finder<'a> {
         Ok(out)
     }
 
-    fn optional(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, LoadError> {
+    fn optional(&mut self, name: &str, len: usize) -> LoadResult<Option<Vec<f32>>> {
         let present = self.g.tensor(name).is_some();
         self.when(present, name, len)
     }
 
-    fn when(
-        &mut self,
-        needed: bool,
-        name: &str,
-        len: usize,
-    ) -> Result<Option<Vec<f32>>, LoadError> {
+    fn when(&mut self, needed: bool, name: &str, len: usize) -> LoadResult<Option<Vec<f32>>> {
         needed.then(|| self.vector(name, len)).transpose()
     }
 
-    fn find(&mut self, name: &str) -> Result<(usize, &'a Tensor), LoadError> {
+    fn find(&mut self, name: &str) -> LoadResult<(usize, &'a Tensor)> {
         let index = *self.index.get(name).ok_or_else(|| missing(name))?;
         self.used[index] = true;
         Ok((index, &self.g.tensors()[index]))

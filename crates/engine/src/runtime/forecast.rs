@@ -1,7 +1,7 @@
 //! What sequences and steps may come to hold, before they do: admission asks here.
 
 use super::core::Runtime;
-use super::error::StepError;
+use super::error::StepResult;
 use super::options::noting_by;
 use super::plan::{self, ComputeSetting};
 use super::retention::SequenceRetention;
@@ -13,22 +13,18 @@ use haversack_kernels::attention::BLOCK_SLOTS;
 
 impl Runtime {
     /// Tokens after which a sequence with this retention ends, if this runtime has room for it.
-    pub fn end_with(&self, retention: SequenceRetention) -> Result<Option<usize>, StepError> {
+    pub fn end_with(&self, retention: SequenceRetention) -> StepResult<Option<usize>> {
         Ok(self.rules.state(retention)?.end)
     }
 
     /// Rows that a sequence with this retention has at most until it has seen `tokens` tokens.
-    pub fn rows_with(
-        &self,
-        retention: SequenceRetention,
-        tokens: usize,
-    ) -> Result<usize, StepError> {
+    pub fn rows_with(&self, retention: SequenceRetention, tokens: usize) -> StepResult<usize> {
         let state = self.rules.state(retention)?;
         Ok(tokens.min(self.rules.rows_of(&state)))
     }
 
     /// Whether rows of such a sequence are evicted one by one, so that its attention is counted.
-    pub fn counts_attention(&self, retention: SequenceRetention) -> Result<bool, StepError> {
+    pub fn counts_attention(&self, retention: SequenceRetention) -> StepResult<bool> {
         Ok(self.rules.state(retention)?.policy.is_some())
     }
 
@@ -42,7 +38,7 @@ impl Runtime {
         &self,
         retention: SequenceRetention,
         rows: usize,
-    ) -> Result<usize, StepError> {
+    ) -> StepResult<usize> {
         if retention == SequenceRetention::Default {
             return Ok(self.sequence_bytes(rows));
         }
@@ -89,11 +85,7 @@ impl Runtime {
 
     /// Bytes by which the scratch may still grow while a sequence (or a new one) reads `tokens` tokens in the smallest
     /// steps.
-    pub fn scratch_growth(
-        &self,
-        id: Option<SequenceId>,
-        tokens: usize,
-    ) -> Result<usize, StepError> {
+    pub fn scratch_growth(&self, id: Option<SequenceId>, tokens: usize) -> StepResult<usize> {
         let store = self.store();
         let (rows, spans) = match id {
             Some(id) => (store.rows(id)?, store.max_spans_after(id, tokens)?),

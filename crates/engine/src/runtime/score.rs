@@ -1,7 +1,7 @@
 //! Teacher-forced log-probabilities of the tokens of a given text.
 
 use super::core::Runtime;
-use super::error::StepError;
+use super::error::{StepError, StepResult};
 use crate::sample;
 use std::ops::ControlFlow;
 
@@ -23,7 +23,7 @@ pub fn score(
     tokens: &[u32],
     top: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Vec<ScoredToken>, StepError> {
+) -> StepResult<Vec<ScoredToken>> {
     let vocab = runtime.model().config().vocab;
     let chunk = (LOGITS_BYTES / (vocab * size_of::<f32>())).clamp(1, runtime.chunk());
     let sequence = runtime.open()?;
@@ -33,7 +33,7 @@ pub fn score(
         top: Vec::new(),
     };
     let mut scored: Vec<ScoredToken> = tokens.iter().map(token).collect();
-    let mut run = || -> Result<(), StepError> {
+    let mut run = || -> StepResult {
         let mut position = 0;
         // The last token is not fed: nothing follows it.
         for part in tokens[..tokens.len().saturating_sub(1)].chunks(chunk) {

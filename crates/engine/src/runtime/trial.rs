@@ -2,7 +2,7 @@
 //! path of a token.
 
 use super::core::Runtime;
-use super::error::StepError;
+use super::error::StepResult;
 use crate::kv_quality::guard::GuardTools;
 use crate::kv_quality::guard::share::{AttentionShare, BATCH, statistic};
 use crate::step::query_samples::SAMPLES;
@@ -35,11 +35,7 @@ pub struct TrialPrediction {
 }
 
 /// Rows of a layer that a change may name.
-pub fn final_rows(
-    runtime: &Runtime,
-    id: SequenceId,
-    layer: usize,
-) -> Result<Vec<KvRow>, StepError> {
+pub fn final_rows(runtime: &Runtime, id: SequenceId, layer: usize) -> StepResult<Vec<KvRow>> {
     let mut rows = Vec::new();
     runtime.store().evictable_rows(id, layer, 0, &mut rows)?;
     Ok(rows)
@@ -51,7 +47,7 @@ impl TrialChange {
         &self,
         runtime: &mut Runtime,
         id: SequenceId,
-    ) -> Result<Option<TrialPrediction>, StepError> {
+    ) -> StepResult<Option<TrialPrediction>> {
         let position = runtime.position(id)?;
         let runner = &mut runtime.runner;
         let Some(guard) = &mut runtime.evictor.guard else {
@@ -121,7 +117,7 @@ impl TrialChange {
     }
 
     /// Makes the change. Where rows of a layer are evicted, its other rows must be named anew.
-    pub fn apply(&self, runtime: &mut Runtime, id: SequenceId) -> Result<(), StepError> {
+    pub fn apply(&self, runtime: &mut Runtime, id: SequenceId) -> StepResult {
         let (backend, store) = (runtime.runner.backend, &mut runtime.runner.store);
         for (layer, rows) in &self.rows {
             let Some(form) = self.round else {

@@ -9,7 +9,7 @@ use super::sequence::Sequences;
 use super::span::StepSpan;
 use crate::model::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use crate::model::weights::{Weight, Weights};
-use haversack_cache::{CacheError, Step, Store};
+use haversack_cache::{CacheResult, Step, Store};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, AttentionJob, BLOCK_SLOTS, KvView, SoftmaxSum};
 use haversack_kernels::matmul::{Int8Rows, MatmulInput, MatrixProduct, matmul};
@@ -66,7 +66,7 @@ pub(super) fn forward(
     cache: &mut StepCache<'_>,
     s: &mut StepScratch,
     mode: &mut StepMode<'_>,
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let (config, weights, exec, spans) = (cx.config, cx.weights, cx.exec, cx.spans);
     let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
     s.begin(config, rows);
@@ -135,7 +135,7 @@ fn attention(
     s: &mut StepScratch,
     layer: usize,
     mode: &mut StepMode<'_>,
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let (config, weights, exec, spans) = (cx.config, cx.weights, cx.exec, cx.spans);
     let (c, w) = (&config.layers[layer], &weights.layers[layer]);
     norm(exec, &s.x, &w.attn_norm, config, &mut s.normed);
@@ -230,7 +230,7 @@ fn attend(
     s: &mut StepScratch,
     layer: usize,
     is_counted: bool,
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let StepContext { exec, spans, .. } = cx;
     let (store, sequences) = (&*cache.store, &*cache.sequences);
     let c = &cx.config.layers[layer];

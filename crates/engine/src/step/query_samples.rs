@@ -18,7 +18,7 @@
 
 use super::span::StepSpan;
 use crate::model::config::{Config, LayerConfig};
-use haversack_cache::{CacheError, filled};
+use haversack_cache::{CacheResult, filled};
 use haversack_kernels::attention::{BLOCK_SLOTS, SoftmaxSum};
 use haversack_kernels::cpu::Backend;
 use haversack_kernels::ops;
@@ -135,7 +135,7 @@ impl SampleLayout {
     }
 
     /// Room for a sequence that has computed nothing yet.
-    pub fn ring(&self) -> Result<SampleRing, CacheError> {
+    pub fn ring(&self) -> CacheResult<SampleRing> {
         let values = filled(self.floats, 0.0)?;
         let positions = [u64::MAX; SAMPLES];
         Ok(SampleRing { values, positions })

@@ -5,7 +5,7 @@ use super::span::StepSpan;
 use crate::device::WindowChange;
 use haversack_cache::policy::count::AttentionCounting;
 use haversack_cache::policy::rows::RowPolicy;
-use haversack_cache::{CacheError, SequenceId};
+use haversack_cache::{CacheResult, SequenceId};
 use haversack_kernels::cpu::Backend;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Sequences {
     }
 
     /// A copy of the state of `from` for its fork.
-    pub fn copy_of(&self, from: SequenceId) -> Result<SequenceState, CacheError> {
+    pub fn copy_of(&self, from: SequenceId) -> CacheResult<SequenceState> {
         let from = self.states.get(&from);
         let mut samples = self.new_ring()?;
         if let (Some(to), Some(from)) = (&mut samples, from.and_then(|f| f.samples.as_ref())) {
@@ -95,7 +95,7 @@ impl Sequences {
     }
 
     /// An empty ring, where samples are taken.
-    pub fn new_ring(&self) -> Result<Option<SampleRing>, CacheError> {
+    pub fn new_ring(&self) -> CacheResult<Option<SampleRing>> {
         self.layout.as_ref().map(SampleLayout::ring).transpose()
     }
 

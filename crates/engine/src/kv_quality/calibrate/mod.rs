@@ -18,7 +18,7 @@ use crate::model::{Config, LayerConfig};
 use crate::step::runner::{LayerCapture, StepMode};
 use crate::step::sequence::SequenceState;
 use crate::step::{LogitRows, StepSpan};
-use haversack_cache::{CacheError, LayerShape, StoreOptions};
+use haversack_cache::{CacheResult, LayerShape, StoreOptions};
 use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::Rotation;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
@@ -83,7 +83,7 @@ impl KeyStats {
         threads: usize,
         tokens: usize,
         arenas: &StoreOptions,
-    ) -> Result<KeyStats, CacheError> {
+    ) -> CacheResult<KeyStats> {
         let mut runner = exact_runner(model, threads, true, arenas)?;
         let ids = tokens_of(model, TEXT, tokens);
         let config = model.config();
@@ -136,7 +136,7 @@ impl KeyStats {
         tokens: usize,
         dir: Option<&Path>,
         arenas: &StoreOptions,
-    ) -> Result<KeyStats, CacheError> {
+    ) -> CacheResult<KeyStats> {
         let path = dir.map(|dir| file(model, dir));
         if let Some(path) = &path
             && let Some(stats) = KeyStats::read(path, model.config())

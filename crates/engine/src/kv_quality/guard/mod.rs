@@ -25,7 +25,7 @@ use crate::model::config::Config;
 use crate::model::weights::Weights;
 use crate::step::sequence::Sequences;
 use choose::{VictimCounts, choose};
-use haversack_cache::{CacheError, KvRow, SequenceId, Store, with_room};
+use haversack_cache::{CacheResult, KvRow, SequenceId, Store, with_room};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, BLOCK_SLOTS};
 use haversack_kernels::format::gguf::unpack_row;
@@ -204,7 +204,7 @@ impl Guard {
         block_bytes: usize,
         rows_max: usize,
         params: GuardParams,
-    ) -> Result<Guard, CacheError> {
+    ) -> CacheResult<Guard> {
         let config = model.config();
         Ok(Guard {
             params,
@@ -246,7 +246,7 @@ impl Guard {
         &mut self,
         mut tools: GuardTools<'_>,
         request: GuardRequest<'_>,
-    ) -> Result<usize, CacheError> {
+    ) -> CacheResult<usize> {
         let GuardRequest {
             id, layer, rows, ..
         } = request;
@@ -331,7 +331,7 @@ pub(crate) struct GuardView<'a> {
 
 impl GuardView<'_> {
     /// What these rows cost together.
-    pub fn statistic(&mut self, guard: &mut Guard, rows: &[KvRow]) -> Result<f64, CacheError> {
+    pub fn statistic(&mut self, guard: &mut Guard, rows: &[KvRow]) -> CacheResult<f64> {
         let share = &mut guard.before;
         share.clear(&self.layer);
         for rows in rows.chunks(BATCH) {
@@ -345,7 +345,7 @@ impl GuardView<'_> {
     }
 
     /// What each of these rows would cost alone: `guard.own`.
-    pub fn own(&self, guard: &mut Guard, rows: &[KvRow]) -> Result<(), CacheError> {
+    pub fn own(&self, guard: &mut Guard, rows: &[KvRow]) -> CacheResult {
         guard.own.clear();
         guard.own.resize(rows.len(), 0.0);
         let block_bytes = self.layer.shape.final_shape().block_bytes();

@@ -12,7 +12,7 @@
 
 use crate::model::config::{Config, LayerConfig};
 use crate::step::query_samples::{LayerSamples, SAMPLES};
-use haversack_cache::{CacheError, KvShape, LayerShape, with_room};
+use haversack_cache::{CacheResult, KvShape, LayerShape, with_room};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{
     self, AttentionJob, BLOCK_SLOTS, Block, Coded, KvView, SPAN_SLOTS, SoftmaxSum, dot,
@@ -123,7 +123,7 @@ impl AttentionShare {
         SAMPLES.saturating_mul(sample)
     }
 
-    pub fn new(config: &Config) -> Result<AttentionShare, CacheError> {
+    pub fn new(config: &Config) -> CacheResult<AttentionShare> {
         let (heads, width) = AttentionShare::widths(config);
         Ok(AttentionShare {
             weight: with_room(SAMPLES * heads)?,
@@ -286,7 +286,7 @@ impl RowCosts {
         (3 * BLOCK_SLOTS + 2) * RowCosts::head_dim(config) * size_of::<f32>()
     }
 
-    pub fn new(config: &Config) -> Result<RowCosts, CacheError> {
+    pub fn new(config: &Config) -> CacheResult<RowCosts> {
         let dim = RowCosts::head_dim(config);
         Ok(RowCosts {
             across: with_room(BLOCK_SLOTS * dim)?,
