@@ -3,7 +3,7 @@
 //! Ordered and disjoint; ranges that touch stay separate. A new annotation takes its positions from those it overlaps.
 //! Their number is bounded, so that a caller cannot fill the memory with them.
 
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheResult, copied, reserve_exact};
 use std::ops::Range;
 
 /// An annotated range of positions.
@@ -46,10 +46,8 @@ impl Annotations {
         size_of_val(&self.list[..])
     }
 
-    pub fn copy(&self) -> Result<Annotations, CacheError> {
-        let mut list = Vec::new();
-        reserve_exact(&mut list, self.list.len())?;
-        list.extend_from_slice(&self.list);
+    pub fn copy(&self) -> CacheResult<Annotations> {
+        let list = copied(&self.list)?;
         Ok(Annotations { list })
     }
 
@@ -61,7 +59,7 @@ impl Annotations {
         }
     }
 
-    pub fn make_room(&mut self, more: usize) -> Result<(), CacheError> {
+    pub fn make_room(&mut self, more: usize) -> CacheResult {
         let len = self.list.capacity() - self.list.len() + more;
         reserve_exact(&mut self.list, if more > 0 { len } else { 0 })
     }
@@ -84,14 +82,10 @@ impl Annotations {
         let first = self.list.partition_point(|span| span.end <= range.start);
         let inside = |span: &&Annotation| span.start < range.end;
         let count = self.list[first..].iter().take_while(inside).count();
-        let Some(overlapped) = self
-            .list
-            .get(first..first + count)
-            .filter(|o| !o.is_empty())
-        else {
+        let overlapped = &self.list[first..first + count];
+        let (Some(&head), Some(&tail)) = (overlapped.first(), overlapped.last()) else {
             return;
         };
-        let (head, tail) = (overlapped[0], overlapped[count - 1]);
         let before = (head.start < range.start).then_some(Annotation {
             end: range.start,
             ..head

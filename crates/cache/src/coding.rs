@@ -2,7 +2,7 @@
 //!
 //! An encoded row depends on that row alone, and a far block on its near bytes alone.
 
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheResult, copied, filled};
 use crate::size::LayerShape;
 use haversack_kernels::Exec;
 use haversack_kernels::cpu::Backend as Kernels;
@@ -24,16 +24,10 @@ pub(crate) struct Mean {
 }
 
 impl Mean {
-    pub fn new(shape: LayerShape, model: Vec<f32>) -> Result<Mean, CacheError> {
-        let mut rotated = Vec::new();
-        reserve_exact(&mut rotated, model.len())?;
-        rotated.extend_from_slice(&model);
-        rotate_rows(
-            Kernels::best(),
-            shape.basis().k,
-            shape.head_dim,
-            &mut rotated,
-        );
+    pub fn new(shape: LayerShape, model: Vec<f32>) -> CacheResult<Mean> {
+        let mut rotated = copied(&model)?;
+        let (to, dim) = (shape.basis().k, shape.head_dim);
+        rotate_rows(Kernels::best(), to, dim, &mut rotated);
         Ok(Mean { model, rotated })
     }
 
@@ -43,7 +37,6 @@ impl Mean {
 }
 
 /// Staging buffers for rows to be encoded and blocks to be recoded. Allocated once, so that a step allocates nothing.
-#[derive(Default)]
 pub(crate) struct Staging {
     /// Keys or values, (block, slot, kv_head, dim).
     pub rows: Vec<f32>,
@@ -56,14 +49,12 @@ const STAGED_BYTES: usize = 128 << 10;
 
 impl Staging {
     /// (layer): its shape, and whether its keys are centred.
-    pub fn new(layers: impl Iterator<Item = (LayerShape, bool)>) -> Result<Staging, CacheError> {
-        let mut staging = Staging::default();
+    pub fn new(layers: impl Iterator<Item = (LayerShape, bool)>) -> CacheResult<Staging> {
         let (rows, coded) = staged(layers);
-        reserve_exact(&mut staging.rows, rows)?;
-        staging.rows.resize(rows, 0.0);
-        reserve_exact(&mut staging.coded, coded)?;
-        staging.coded.resize(coded, 0);
-        Ok(staging)
+        Ok(Staging {
+            rows: filled(rows, 0.0)?,
+            coded: filled(coded, 0)?,
+        })
     }
 
     pub fn bytes(&self) -> usize {
@@ -206,14 +197,7 @@ pub(crate) fn recode_head(
         }
         None => recode_k_head(backend, dim, from, from_k, to, to_k),
     }
-    recode_v_head(
-        backend,
-        near.head_dim,
-        near.form.v,
-        from_v,
-        far.form.v,
-        to_v,
-    );
+    recode_v_head(backend, dim, near.form.v, from_v, far.form.v, to_v);
 }
 
 /// Writes exact rows of the first tokens: one side of the sinks, (kv_head, slot, dim) with `sinks` slots.

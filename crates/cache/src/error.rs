@@ -98,10 +98,31 @@ pub enum CacheError {
     BadPlan { start: u64, end: u64 },
 }
 
+pub type CacheResult<T = ()> = Result<T, CacheError>;
+
 /// Reserves room for exactly `more` elements, or says that there is no memory.
-pub(crate) fn reserve_exact<T>(list: &mut Vec<T>, more: usize) -> Result<(), CacheError> {
-    list.try_reserve_exact(more)
-        .map_err(|_| CacheError::OutOfMemory {
-            bytes: more.saturating_mul(size_of::<T>()),
-        })
+pub fn reserve_exact<T>(list: &mut Vec<T>, more: usize) -> CacheResult {
+    let bytes = more.saturating_mul(size_of::<T>());
+    let reserved = list.try_reserve_exact(more);
+    reserved.map_err(|_| CacheError::OutOfMemory { bytes })
+}
+
+/// An empty list with room for exactly `len` elements.
+pub fn with_room<T>(len: usize) -> CacheResult<Vec<T>> {
+    let mut list = Vec::new();
+    reserve_exact(&mut list, len)?;
+    Ok(list)
+}
+
+/// `len` times the same value.
+pub fn filled<T: Clone>(len: usize, value: T) -> CacheResult<Vec<T>> {
+    let mut list = with_room(len)?;
+    list.resize(len, value);
+    Ok(list)
+}
+
+pub(crate) fn copied<T: Clone>(from: &[T]) -> CacheResult<Vec<T>> {
+    let mut list = with_room(from.len())?;
+    list.extend_from_slice(from);
+    Ok(list)
 }

@@ -22,14 +22,14 @@ pub use haversack_memory::{Backing, Region, SlabIo};
 pub use annotations::Annotation;
 pub use coding::staging_bytes;
 pub use counting::{AttentionCounting, Heads};
-pub use error::{CacheError, CannotFit};
+pub use error::{CacheError, CacheResult, CannotFit, filled, reserve_exact, with_room};
 pub use ledger::{Account, Ledger};
 pub use policy::PositionMode;
 pub use pool::{BlockId, BlockPool, PoolStats, Reservation};
 pub use row_stats::{KvRow, StatsFormat};
 pub use size::{LayerShape, Zones, bytes_per_token, kv_bytes, reserve_bytes};
 pub use store::{
-    EvictionOutcome, Image, ImageLayout, MappedImage, SequenceGrowth, SequenceId, SequenceStats,
-    Step, Store, StoreOptions, TokenRun, TokenState, Zone, ZoneBytes,
+    EvictionOutcome, Image, ImageLayout, MappedImage, SLAB_BYTES, SequenceGrowth, SequenceId,
+    SequenceStats, Step, Store, StoreOptions, TokenRun, TokenState, Zone, ZoneBytes,
 };
 pub use table::{BlockEntry, BlockTable, TableView};

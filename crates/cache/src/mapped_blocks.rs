@@ -8,7 +8,7 @@
 //! index   1 | region (15 bits) | block (16 bits)      bit 31 distinguishes them from blocks in slabs
 //! ```
 
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, CacheResult, filled, reserve_exact};
 use haversack_memory::Region;
 use std::num::NonZeroU32;
 
@@ -31,7 +31,8 @@ pub(crate) struct MappedBlocks {
     /// Last generation given out. A block gets a new one when its first reference is taken, so that stale ids are
     /// recognised.
     generation: u32,
-    live: usize,
+    /// Blocks with references; a shared block counts once.
+    pub live: usize,
 }
 
 struct RegionBlocks {
@@ -49,11 +50,6 @@ struct RefCount {
 }
 
 impl MappedBlocks {
-    /// Blocks with references; a shared block counts once.
-    pub fn live(&self) -> usize {
-        self.live
-    }
-
     pub fn regions(&self) -> usize {
         self.regions.iter().flatten().count()
     }
@@ -84,7 +80,7 @@ impl MappedBlocks {
     }
 
     /// Adds a region of `blocks` blocks without references, or finds it if it was added before.
-    pub fn add(&mut self, region: &Region, blocks: usize) -> Result<RegionIndex, CacheError> {
+    pub fn add(&mut self, region: &Region, blocks: usize) -> CacheResult<RegionIndex> {
         if let Some(at) = self.find(region) {
             return Ok(RegionIndex(at as u32));
         }
@@ -104,16 +100,13 @@ impl MappedBlocks {
                 max: REGIONS_MAX,
             });
         }
-        let mut counts = Vec::new();
-        reserve_exact(&mut counts, blocks)?;
         let count = RefCount {
             references: 0,
             generation: NonZeroU32::MIN,
         };
-        counts.resize(blocks, count);
         let made = RegionBlocks {
             region: region.clone(),
-            counts,
+            counts: filled(blocks, count)?,
             live: 0,
         };
         if at == self.regions.len() {

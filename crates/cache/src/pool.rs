@@ -10,7 +10,7 @@
 //! A pool may also have blocks in mapped files ([`crate::mapped_blocks`]). They are read and counted like all others,
 //! always count as shared, and are in none of the lists of free, full or sparse slabs.
 
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, CacheResult, reserve_exact, with_room};
 use crate::mapped_blocks::{MAPPED, MappedBlocks, RegionIndex};
 use haversack_memory::arena::ALIGN;
 use haversack_memory::{Arena, ArenaError, Backing, Refusal, Region, SlabIndex, SlabIo};
@@ -106,7 +106,7 @@ impl BlockPool {
         slab_bytes: usize,
         backing: Backing,
         io: Option<Arc<dyn SlabIo>>,
-    ) -> Result<BlockPool, CacheError> {
+    ) -> CacheResult<BlockPool> {
         let block_bytes = block_bytes.max(1);
         let blocks_per_slab = blocks_per_slab(block_bytes, slab_bytes);
         let bytes = blocks_per_slab.saturating_mul(block_bytes);
@@ -148,7 +148,7 @@ impl BlockPool {
 
     /// Live blocks in mapped files.
     pub fn mapped(&self) -> usize {
-        self.mapped.live()
+        self.mapped.live
     }
 
     pub fn promised(&self) -> usize {
@@ -166,20 +166,17 @@ impl BlockPool {
 
     /// Counts every block, for tests and reports.
     pub fn stats(&self) -> PoolStats {
+        let (references, pages) = (self.references.iter(), self.slab_pages.iter());
         PoolStats {
             block_bytes: self.block_bytes,
             total: self.total(),
             free: self.free.iter().map(|w| w.count_ones() as usize).sum(),
             live: self.references.iter().filter(|&&r| r > 0).count(),
             promised: self.promised,
-            references: (self.references.iter())
-                .map(|&r| (r & !AHEAD) as usize)
-                .sum(),
+            references: references.map(|&r| (r & !AHEAD) as usize).sum(),
             slabs: self.slab_live.len(),
-            slabs_touched: (self.slab_pages.iter())
-                .filter(|&&pages| pages != Pages::Untouched)
-                .count(),
-            mapped: self.mapped.live(),
+            slabs_touched: pages.filter(|&&pages| pages != Pages::Untouched).count(),
+            mapped: self.mapped.live,
             mapped_references: self.mapped.references(),
             regions: self.mapped.regions(),
         }
@@ -203,6 +200,12 @@ impl BlockPool {
         list_bytes_of(slabs, self.blocks_per_slab).saturating_sub(now)
     }
 
+    /// Bytes of `blocks` more blocks, and of longer lists.
+    pub fn bytes_to_reserve(&self, blocks: usize) -> usize {
+        let bytes = blocks.saturating_mul(self.block_bytes);
+        bytes.saturating_add(self.list_bytes_to_reserve(blocks))
+    }
+
     /// Bytes of the lists of a pool with `blocks` blocks.
     pub fn list_bytes_for(block_bytes: usize, slab_bytes: usize, blocks: usize) -> usize {
         let per_slab = blocks_per_slab(block_bytes.max(1), slab_bytes);
@@ -211,7 +214,7 @@ impl BlockPool {
 
     /// Reserves `blocks` blocks and adds slabs if too few are free. On failure nothing is reserved; slabs that were added
     /// stay for the next call.
-    pub fn reserve(&mut self, blocks: usize) -> Result<Reservation, CacheError> {
+    pub fn reserve(&mut self, blocks: usize) -> CacheResult<Reservation> {
         for _ in 0..self.slabs_to_reserve(blocks) {
             self.add_slab()?;
         }
@@ -231,9 +234,7 @@ impl BlockPool {
         reservation.blocks -= 1;
         self.promised -= 1;
         // `reserve` added slabs until every reserved block was free, and only `acquire` takes one.
-        let index = self
-            .lowest_free()
-            .unwrap_or_else(|| unreachable!("reserved blocks are free"));
+        let index = self.lowest_free().expect("reserved blocks are free");
         self.occupy(index, 1);
         self.id(index)
     }
@@ -252,7 +253,7 @@ impl BlockPool {
     }
 
     /// Adds a region of whole blocks. A caller that takes none of them calls [`BlockPool::drop_unused_regions`].
-    pub(crate) fn map_region(&mut self, region: &Region) -> Result<RegionIndex, CacheError> {
+    pub(crate) fn map_region(&mut self, region: &Region) -> CacheResult<RegionIndex> {
         let whole = region.len().is_multiple_of(self.block_bytes);
         if !whole || !region.as_slice().as_ptr().addr().is_multiple_of(ALIGN) {
             let what = "a region that is not of whole blocks";
@@ -320,7 +321,7 @@ impl BlockPool {
     }
 
     /// References to the block; `None` if it was freed since.
-    pub(crate) fn holders(&self, id: BlockId) -> Option<usize> {
+    pub fn holders(&self, id: BlockId) -> Option<usize> {
         if id.is_mapped() {
             return Some(self.mapped.holders(id.index, id.generation) as usize).filter(|&n| n > 0);
         }
@@ -343,7 +344,8 @@ impl BlockPool {
     pub fn bytes_mut(&mut self, id: BlockId) -> &mut [u8] {
         self.check(id);
         assert!(!id.is_mapped(), "a block of a file is not written");
-        self.raw_mut(id.index as usize)
+        let (slab, at) = self.place(id.index as usize);
+        &mut self.arena.slab_mut(slab)[at..at + self.block_bytes]
     }
 
     /// One block to read and another to write.
@@ -430,18 +432,13 @@ impl BlockPool {
     /// Returns old and new id of each; the caller updates its tables.
     ///
     /// Must not run during a step: a step keeps ids of its own.
-    pub fn compact(&mut self, percent: usize) -> Result<Vec<(BlockId, BlockId)>, CacheError> {
+    pub fn compact(&mut self, percent: usize) -> CacheResult<Vec<(BlockId, BlockId)>> {
         let sparse = |live: u32, blocks: usize| {
             live > 0 && (live as usize).saturating_mul(100) < percent.saturating_mul(blocks)
         };
-        let count: usize = self
-            .slab_live
-            .iter()
-            .filter(|&&live| sparse(live, self.blocks_per_slab))
-            .map(|&live| live as usize)
-            .sum();
-        let mut moves = Vec::new();
-        reserve_exact(&mut moves, count)?;
+        let slabs = self.slab_live.iter();
+        let moving = slabs.filter(|&&live| sparse(live, self.blocks_per_slab));
+        let mut moves = with_room(moving.map(|&live| live as usize).sum())?;
         for slab in (0..self.slab_live.len()).rev() {
             if !sparse(self.slab_live[slab], self.blocks_per_slab) {
                 continue;
@@ -462,7 +459,8 @@ impl BlockPool {
 
     fn shift(&mut self, from: usize, to: usize) -> (BlockId, BlockId) {
         let old = self.id(from);
-        self.copy_raw(from, to);
+        let (bytes, copy) = self.pair_raw_mut(from, to);
+        copy.copy_from_slice(bytes);
         let references = std::mem::take(&mut self.references[from]);
         self.vacate(from);
         self.occupy(to, references);
@@ -503,16 +501,6 @@ impl BlockPool {
         self.live -= 1;
     }
 
-    fn raw_mut(&mut self, index: usize) -> &mut [u8] {
-        let (slab, at) = self.place(index);
-        &mut self.arena.slab_mut(slab)[at..at + self.block_bytes]
-    }
-
-    fn copy_raw(&mut self, from: usize, to: usize) {
-        let (from, to) = self.pair_raw_mut(from, to);
-        to.copy_from_slice(from);
-    }
-
     fn place(&self, index: usize) -> (SlabIndex, usize) {
         (
             SlabIndex(index / self.blocks_per_slab),
@@ -536,7 +524,7 @@ impl BlockPool {
         wanted.saturating_sub(free).div_ceil(self.blocks_per_slab)
     }
 
-    fn add_slab(&mut self) -> Result<(), CacheError> {
+    fn add_slab(&mut self) -> CacheResult {
         let first = self.total();
         let end = first + self.blocks_per_slab;
         if end > MAPPED as usize {

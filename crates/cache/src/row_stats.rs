@@ -4,7 +4,7 @@
 //! split into steps. Counters saturate: a row that gets there stays anyway.
 
 use crate::counting::{AttentionCounting, Heads};
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheResult, copied, reserve_exact};
 use crate::size::SLOTS;
 use haversack_kernels::attention::MassStatistic;
 use haversack_kernels::format::kv::BLOCK_SLOTS;
@@ -87,11 +87,6 @@ impl StatsFormat {
         }
     }
 
-    /// Largest attention of a word.
-    pub const fn max(self) -> u32 {
-        self.word.max()
-    }
-
     /// Words per row.
     fn words(self, kv_heads: usize) -> usize {
         match self.heads {
@@ -143,7 +138,7 @@ impl RowStats {
     }
 
     /// Makes room for `blocks` blocks.
-    pub fn hold(&mut self, blocks: usize) -> Result<(), CacheError> {
+    pub fn hold(&mut self, blocks: usize) -> CacheResult {
         let (positions, words) = (self.positions.len(), self.words.len());
         reserve_exact(&mut self.positions, blocks.saturating_sub(positions))?;
         reserve_exact(&mut self.words, (blocks * self.heads).saturating_sub(words))
@@ -154,21 +149,12 @@ impl RowStats {
         size_of_val(&self.positions[..]) + size_of_val(&self.words[..])
     }
 
-    pub fn copy(&self) -> Result<RowStats, CacheError> {
-        let mut copy = RowStats {
-            positions: Vec::new(),
-            words: Vec::new(),
+    pub fn copy(&self) -> CacheResult<RowStats> {
+        Ok(RowStats {
+            positions: copied(&self.positions)?,
+            words: copied(&self.words)?,
             ..*self
-        };
-        copy.hold(self.positions.len())?;
-        copy.positions.extend_from_slice(&self.positions);
-        copy.words.extend_from_slice(&self.words);
-        Ok(copy)
-    }
-
-    pub fn shrink_to_fit(&mut self) {
-        self.positions.shrink_to_fit();
-        self.words.shrink_to_fit();
+        })
     }
 
     /// Appends a block whose slots hold consecutive positions. Its room was reserved.
@@ -203,10 +189,8 @@ impl RowStats {
     /// Starts the statistics of a new row; `values` is (kv_head, dim).
     pub fn write(&mut self, block: usize, slot: usize, values: &[f32]) {
         let words = &mut self.words[block * self.heads..][..self.heads];
-        for (word, values) in words
-            .iter_mut()
-            .zip(values.chunks_exact(values.len() / self.heads))
-        {
+        let values = values.chunks_exact(values.len() / self.heads);
+        for (word, values) in words.iter_mut().zip(values) {
             word[slot] = self.word.fresh(values);
         }
     }
@@ -253,18 +237,15 @@ impl RowStats {
     /// of the heads' norms, weighted with their attention.
     pub fn attention_and_norm(&self, block: usize, slot: usize) -> (u32, f32) {
         let words = &self.words[block * self.heads..][..self.heads];
-        if let [word] = words {
-            return (
-                self.word.attention(word[slot]),
-                self.word.norm_sq(word[slot]),
-            );
-        }
-        let heads = words.iter().map(|word| {
+        let of = |word: &Slots| {
             let attention = self.word.attention(word[slot]);
             (attention, self.word.norm_sq(word[slot]))
-        });
+        };
+        if let [word] = words {
+            return of(word);
+        }
         let (mut sum, mut weighed) = (0u32, 0.0);
-        for (attention, norm_sq) in heads {
+        for (attention, norm_sq) in words.iter().map(of) {
             sum = sum.saturating_add(attention);
             weighed += attention as f32 * norm_sq;
         }
@@ -274,10 +255,8 @@ impl RowStats {
     /// Attention of the first rows of the first block.
     pub fn attention_of_first(&self, rows: usize) -> u64 {
         let words = self.words.iter().take(self.heads);
-        let first = words.flat_map(|words| &words[..rows]);
-        first
-            .map(|word| u64::from(self.word.attention(*word)))
-            .sum()
+        let attention = |word: &u32| u64::from(self.word.attention(*word));
+        words.flat_map(|words| &words[..rows]).map(attention).sum()
     }
 }
 

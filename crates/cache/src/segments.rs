@@ -18,7 +18,7 @@
 //!
 //! A block comes after every gap that starts at or before its first position.
 
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheResult, reserve_exact};
 use crate::policy::PositionMode;
 use crate::size::SLOTS;
 use std::ops::Range;
@@ -45,14 +45,14 @@ impl Segments {
         ranges * size_of::<Range<u64>>() + (2 * ranges + 1) * size_of::<u64>()
     }
 
-    pub fn with_capacity(gaps: usize, hidden: usize) -> Result<Segments, CacheError> {
+    pub fn with_capacity(gaps: usize, hidden: usize) -> CacheResult<Segments> {
         let mut segments = Segments::default();
         segments.reserve(gaps, hidden)?;
         segments.rebuild();
         Ok(segments)
     }
 
-    pub fn copy(&self) -> Result<Segments, CacheError> {
+    pub fn copy(&self) -> CacheResult<Segments> {
         let (gaps, hidden) = self.capacity();
         let mut copy = Segments::with_capacity(gaps, hidden)?;
         copy.positions = self.positions;
@@ -69,8 +69,8 @@ impl Segments {
     }
 
     /// Raises the capacity to these numbers, if it is smaller.
-    pub fn reserve(&mut self, gaps: usize, hidden: usize) -> Result<(), CacheError> {
-        fn grow<T>(list: &mut Vec<T>, to: usize) -> Result<(), CacheError> {
+    pub fn reserve(&mut self, gaps: usize, hidden: usize) -> CacheResult {
+        fn grow<T>(list: &mut Vec<T>, to: usize) -> CacheResult {
             let more = to.saturating_sub(list.len());
             reserve_exact(list, more)
         }
@@ -104,11 +104,8 @@ impl Segments {
 
     /// Removes positions from the gap they are in. There is room for one more gap.
     pub fn mount(&mut self, back: Range<u64>) {
-        let Some(at) = self
-            .gaps
-            .iter()
-            .position(|g| g.start < back.end && back.start < g.end)
-        else {
+        let overlaps = |g: &Range<u64>| g.start < back.end && back.start < g.end;
+        let Some(at) = self.gaps.iter().position(overlaps) else {
             return;
         };
         let gap = self.gaps[at].clone();

@@ -4,7 +4,7 @@
 //! not included ([`crate::Ledger::tables`]).
 
 use haversack_kernels::format::kv::code::sink_bytes;
-use haversack_kernels::format::kv::{BLOCK_SLOTS, Basis, KvForm, KvShape};
+use haversack_kernels::format::kv::{BLOCK_SLOTS, Basis, Form, KvForm, KvShape};
 use std::ops::Range;
 
 /// [`BLOCK_SLOTS`], in the type of positions.
@@ -67,14 +67,15 @@ impl LayerShape {
 
     /// Whether heads of this size can be stored in these forms. Check numbers from a file here first: everything else
     /// in this module multiplies them.
-    pub const fn fits(self) -> bool {
-        let dim = self.head_dim;
-        let width = self.kv_heads.saturating_mul(dim);
-        let forms = self.near.k.fits(dim)
-            && self.near.v.fits(dim)
-            && self.far.k.fits(dim)
-            && self.far.v.fits(dim);
+    pub fn fits(self) -> bool {
+        let width = self.kv_heads.saturating_mul(self.head_dim);
+        let forms = self.forms().iter().all(|form| form.fits(self.head_dim));
         forms && width > 0 && width <= WIDTH_MAX
+    }
+
+    /// Of keys and values, near and far.
+    fn forms(self) -> [Form; 4] {
+        [self.near.k, self.near.v, self.far.k, self.far.v]
     }
 
     /// The form of blocks that are no longer recent.
@@ -89,15 +90,10 @@ impl LayerShape {
     }
 
     /// Bytes of the exact copy of the first tokens (the sinks); 0 where blocks hold floats anyway.
-    pub const fn sink_bytes(self, zones: Zones) -> usize {
-        let floats = self.near.k.codec.is_float()
-            && self.near.v.codec.is_float()
-            && self.far.k.codec.is_float()
-            && self.far.v.codec.is_float();
-        if floats {
-            0
-        } else {
-            2 * sink_bytes(self.kv_heads, self.head_dim, zones.sinks)
+    pub fn sink_bytes(self, zones: Zones) -> usize {
+        match self.forms().iter().all(|form| form.codec.is_float()) {
+            true => 0,
+            false => 2 * sink_bytes(self.kv_heads, self.head_dim, zones.sinks),
         }
     }
 }
@@ -155,9 +151,8 @@ pub fn bytes_per_token(layers: &[LayerShape]) -> usize {
 pub fn kv_bytes(layers: &[LayerShape], zones: Zones, kept: KeptTokens, position: u64) -> u64 {
     let (head, tail) = kept.blocks(position);
     let sum = layers.iter().map(|layer| {
-        let seen = layer
-            .window
-            .map_or(0, |window| first_seen_block(window, position));
+        let window = layer.window;
+        let seen = window.map_or(0, |window| first_seen_block(window, position));
         let near_from = near_from(*layer, zones, position);
         let mut bytes = 0u64;
         for blocks in [head.clone(), tail.clone()] {
@@ -186,14 +181,17 @@ pub fn reserve_bytes(layers: &[LayerShape], zones: Zones, position: u64, tokens:
     for layer in layers {
         let state = TableState::alone(*layer, zones, position, tokens);
         let need = BlockDemand::of(*layer, zones, position, tokens, state);
-        let near = layer.near_shape().block_bytes();
-        bytes = bytes
-            .saturating_add(need.near.saturating_mul(near as u64))
-            .saturating_add(
-                need.far
-                    .saturating_mul(layer.far_shape().block_bytes() as u64),
-            )
-            .saturating_add(need.sinks.saturating_mul(layer.sink_bytes(zones) as u64));
+        let (near, far) = (
+            layer.near_shape().block_bytes(),
+            layer.far_shape().block_bytes(),
+        );
+        for (blocks, size) in [
+            (need.near, near),
+            (need.far, far),
+            (need.sinks, layer.sink_bytes(zones)),
+        ] {
+            bytes = bytes.saturating_add(blocks.saturating_mul(size as u64));
+        }
         match transient.iter_mut().find(|(size, _)| *size == near) {
             Some((_, max)) => *max = need.transient.max(*max),
             None => transient.push((near, need.transient)),
@@ -219,16 +217,13 @@ impl KeptTokens {
     /// Blocks before and after the gap.
     fn blocks(self, position: u64) -> (Range<u64>, Range<u64>) {
         let end = position.div_ceil(SLOTS);
-        match self {
-            KeptTokens::All => (0..0, 0..end),
-            KeptTokens::Window(params) => {
-                let gap = params.gap(position);
-                if gap.is_empty() {
-                    (0..0, 0..end)
-                } else {
-                    (0..gap.start.div_ceil(SLOTS), gap.end / SLOTS..end)
-                }
-            }
+        let gap = match self {
+            KeptTokens::All => 0..0,
+            KeptTokens::Window(params) => params.gap(position),
+        };
+        match gap.is_empty() {
+            true => (0..0, 0..end),
+            false => (0..gap.start.div_ceil(SLOTS), gap.end / SLOTS..end),
         }
     }
 }

@@ -10,7 +10,7 @@
 //! visible entry to its last, so that attention never touches what lies outside; entries keep their numbers, visible or
 //! not.
 
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheResult, copied, reserve_exact};
 use crate::pool::{BlockId, BlockPool};
 use crate::row_stats::RowStats;
 use crate::size::SLOTS;
@@ -118,10 +118,6 @@ impl BlockTable {
         self.rows
     }
 
-    pub fn entries(&self) -> &[BlockEntry] {
-        &self.entries
-    }
-
     pub(crate) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<BlockEntry>()
             + self.spans.capacity() * size_of::<Range<u32>>()
@@ -136,33 +132,24 @@ impl BlockTable {
     }
 
     /// A second table of the same blocks; the caller takes the references.
-    pub(crate) fn copy(&self) -> Result<BlockTable, CacheError> {
-        let mut copy = BlockTable {
-            entries: Vec::new(),
-            spans: Vec::new(),
+    pub(crate) fn copy(&self) -> CacheResult<BlockTable> {
+        Ok(BlockTable {
+            entries: copied(&self.entries)?,
+            spans: copied(&self.spans)?,
             row_stats: self.row_stats.as_ref().map(RowStats::copy).transpose()?,
             ..*self
-        };
-        reserve_exact(&mut copy.entries, self.entries.len())?;
-        reserve_exact(&mut copy.spans, self.spans.len())?;
-        copy.entries.extend_from_slice(&self.entries);
-        copy.spans.extend_from_slice(&self.spans);
-        Ok(copy)
+        })
     }
 
-    pub(crate) fn shrink_to_fit(&mut self) {
-        self.entries.shrink_to_fit();
-        self.spans.shrink_to_fit();
-        if let Some(stats) = &mut self.row_stats {
-            stats.shrink_to_fit();
-        }
+    /// Number of entries that start before a position.
+    pub(crate) fn entries_before(&self, at: u64) -> usize {
+        self.entries.partition_point(|e| e.first_position < at)
     }
 
     /// The index of the entry of a block.
     pub(crate) fn find(&self, block: u64) -> Option<usize> {
-        self.entries
-            .binary_search_by_key(&block, BlockEntry::block)
-            .ok()
+        let found = self.entries.binary_search_by_key(&block, BlockEntry::block);
+        found.ok()
     }
 
     /// The position of a row. Rows move between slots only where there are row statistics.
@@ -175,25 +162,17 @@ impl BlockTable {
 
     /// Capacities for `more` entries, grown in steps so that decoding seldom reallocates.
     fn room(&self, more: usize) -> (usize, usize) {
-        let grown = |capacity: usize, wanted: usize| {
-            if wanted <= capacity {
-                capacity
-            } else {
-                wanted.max(capacity + (capacity / 2).max(GROWTH_MIN))
-            }
+        let grown = |capacity: usize, wanted: usize| match wanted <= capacity {
+            true => capacity,
+            false => wanted.max(capacity + (capacity / 2).max(GROWTH_MIN)),
         };
         let entries = self.entries.len() + more;
         // A span has eight blocks or more unless some are missing. An entry starts one span at most, and so do new rows in
         // a hidden entry.
         let starts = self.entries.last().is_some_and(|e| !e.is_shown());
-        let spans = self.spans.len() + more + usize::from(starts);
-        (
-            grown(self.entries.capacity(), entries),
-            grown(
-                self.spans.capacity(),
-                spans.min(self.spans.len() + more / 8 + 2),
-            ),
-        )
+        let spans = (more + usize::from(starts)).min(more / 8 + 2);
+        let spans = grown(self.spans.capacity(), self.spans.len() + spans);
+        (grown(self.entries.capacity(), entries), spans)
     }
 
     /// How many bytes the lists grow when `more` entries are reserved.
@@ -205,7 +184,7 @@ impl BlockTable {
             + stats.map_or(0, |stats| stats.bytes_to_hold(entries))
     }
 
-    pub(crate) fn reserve(&mut self, more: usize) -> Result<(), CacheError> {
+    pub(crate) fn reserve(&mut self, more: usize) -> CacheResult {
         let (entries, spans) = self.room(more);
         let (have, had) = (self.entries.len(), self.spans.len());
         reserve_exact(&mut self.entries, entries - have)?;
@@ -222,7 +201,7 @@ impl BlockTable {
         entries * size_of::<BlockEntry>() + spans * size_of::<Range<u32>>()
     }
 
-    pub(crate) fn reserve_mount(&mut self, more: usize) -> Result<(), CacheError> {
+    pub(crate) fn reserve_mount(&mut self, more: usize) -> CacheResult {
         reserve_exact(&mut self.entries, more)?;
         reserve_exact(&mut self.spans, more)
     }
@@ -286,10 +265,8 @@ impl BlockTable {
     pub(crate) fn spans_hiding(&self, hidden: &[Range<u64>]) -> usize {
         let is_shown = |e: &&BlockEntry| e.hidden_by(hidden) != low_bits(e.rows);
         let mut last = None;
-        let shown = self.entries.iter().filter(is_shown);
-        shown
-            .filter(|e| last.replace(e.span()) != Some(e.span()))
-            .count()
+        let starts = |e: &&BlockEntry| last.replace(e.span()) != Some(e.span());
+        self.entries.iter().filter(is_shown).filter(starts).count()
     }
 
     /// Hides these positions and shows all others. There is room for the spans.

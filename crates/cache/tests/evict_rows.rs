@@ -223,8 +223,8 @@ fn mass_and_norms_follow_their_rows() {
         .record_attention(id, 0, &squares, 320..324, &most)
         .unwrap();
     store.evictable_rows(id, 0, ANCHORS, &mut rows).unwrap();
-    let most = StatsFormat::of(&squares).max();
-    assert!(rows.iter().all(|row| row.mass == most));
+    // 24 bits beside the norm.
+    assert!(rows.iter().all(|row| row.mass == (1 << 24) - 1));
 }
 
 /// A made-up attention of the query at `position` to a row, in whole units of the counters, and how it

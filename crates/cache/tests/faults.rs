@@ -98,7 +98,6 @@ impl Life {
         self.check();
         self.insist(|store| store.compact_below(100));
         self.check();
-        self.store.trim();
         let back = self.store.oldest_restorable(id).unwrap();
         self.insist(|store| store.truncate(id, back));
         self.twins[0].1.truncate(back as usize);
@@ -128,7 +127,7 @@ fn sweep(layers: Vec<LayerShape>, zones: Zones) {
             zones,
             slab_io: Some(faults.io()),
             // A page or more each, so that releasing has something to give.
-            slab_bytes: 4 << 10,
+            slab_bytes: Some(4 << 10),
             ..StoreOptions::default()
         });
         life.live();

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::audit::audit;
 use common::{Coder, Model, check_with, codec_layer, feed};
 use haversack_cache::policy::window::{WindowParams, plan};
 use haversack_cache::{
@@ -25,7 +26,7 @@ fn options() -> StoreOptions {
             sinks: 4,
             recent: 40,
         },
-        slab_bytes: 8 << 10,
+        slab_bytes: Some(8 << 10),
         ..StoreOptions::default()
     }
 }
@@ -307,7 +308,7 @@ fn columns_that_a_window_has_passed_since() {
             .restore(image)
             .unwrap_or_else(|e| panic!("{end}: {e}"));
         check_with(&other, &mut coder, again, &model);
-        other.audit().unwrap();
+        audit(&other).unwrap();
     }
     let hidden = 0..96;
     store.hide(id, std::slice::from_ref(&hidden)).unwrap();
@@ -319,5 +320,5 @@ fn columns_that_a_window_has_passed_since() {
     // Of the sinks nothing is said here: the first block had left.
     assert_eq!((held(0), held(1)), (Some(0), Some(0)));
     assert!(held(2) > Some(95), "{:?}", held(2));
-    store.audit().unwrap();
+    audit(&store).unwrap();
 }

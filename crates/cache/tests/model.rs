@@ -126,7 +126,7 @@ fn options(rng: &mut Rng) -> StoreOptions {
         },
         means,
         error_feedback: carries,
-        slab_bytes: block * (1 + rng.below(8)),
+        slab_bytes: Some(block * (1 + rng.below(8))),
         ..StoreOptions::default()
     }
 }
@@ -429,8 +429,7 @@ impl World {
     fn tidy(&mut self) {
         let before = self.store.ledger();
         match self.rng.below(4) {
-            0 => _ = self.store.trim(),
-            1 => _ = self.store.compact_below(100).unwrap(),
+            0 | 1 => _ = self.store.compact_below(100).unwrap(),
             _ => _ = self.store.compact_below(25).unwrap(),
         }
         assert_eq!(self.store.ledger().kv_live, before.kv_live);

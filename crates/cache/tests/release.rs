@@ -47,7 +47,7 @@ fn evicting_gives_pages_back() {
         for chunk in tokens.chunks(512) {
             feed(&mut store, id, chunk).unwrap();
         }
-        let Some(before) = store.resident_bytes() else {
+        let Some(before) = resident_bytes(&store) else {
             println!("skipped: this system does not say what is resident");
             return;
         };
@@ -64,7 +64,7 @@ fn evicting_gives_pages_back() {
         };
         let plan = plan(&store.snapshot(id).unwrap(), &params);
         let applied = store.apply(id, &plan).unwrap();
-        let after = store.resident_bytes().unwrap();
+        let after = resident_bytes(&store).unwrap();
         let freed = applied.slabs_released as u64 * SLAB;
         assert!(applied.slabs_released > 0, "{plan}");
         assert!(
@@ -76,14 +76,14 @@ fn evicting_gives_pages_back() {
         // What is left is scattered over slabs; packed, it takes no more than one slab of each pool
         // beyond its own bytes.
         store.compact_below(100).unwrap();
-        let packed = store.resident_bytes().unwrap();
+        let packed = resident_bytes(&store).unwrap();
         let pools = store.pool_stats().len() as u64;
         assert!(packed <= after);
         let live = store.ledger().kv_live as u64;
         assert!(packed <= live + pools * 2 * SLAB, "{packed} for {live}");
 
         store.close(id).unwrap();
-        assert_eq!(store.resident_bytes(), Some(0), "nothing is left");
+        assert_eq!(resident_bytes(&store), Some(0), "nothing is left");
     }
 }
 
@@ -108,7 +108,7 @@ fn huge_pages_need_room_in_the_budget() {
             _ => 0,
         };
         let huge: u64 = store.pools().iter().map(huge).sum();
-        (huge, store.ledger().peak, store.resident_bytes())
+        (huge, store.ledger().peak, resident_bytes(&store))
     };
     // Two slabs of int4 become full; when the second does, nearly all is in use.
     let (huge, peak, resident) = run(None);
@@ -163,7 +163,7 @@ fn a_long_run_stays_flat() {
         store.apply(id, &plan).unwrap();
         let ledger = store.ledger();
         tables.push(ledger.tables);
-        resident.extend(store.resident_bytes());
+        resident.extend(resident_bytes(&store));
     }
     assert_eq!(tables[40], tables[399], "tables do not grow");
     if resident.len() == 400 {

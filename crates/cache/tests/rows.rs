@@ -320,7 +320,7 @@ fn properties(subject: Subject, seeds: Range<u64>) {
             annotations: &spans,
             ..view
         };
-        let what = format!("seed {seed}, {}", policy.name());
+        let what = format!("seed {seed}, {policy:?}");
         check(&policy, &view, &rows, &mut dice, &what);
         let leave = chosen(&policy, &view, &rows).0.len();
         left += u64::from(leave > 0);

@@ -408,7 +408,7 @@ fn two_long_requests_run_one_after_the_other() {
     let ids = spec.ids(400);
     let budget = {
         let runtime = runtime(&model, None);
-        let scratch = runtime.scratch_bytes(2, 64, 400);
+        let scratch = runtime.scratch_bytes_counting(2, 0, 64, 400);
         runtime.ledger().side + scratch + runtime.sequence_bytes(400) * 7 / 4
     };
     let runtime = runtime(&model, Some(budget));

@@ -108,7 +108,7 @@ fn alone(model: &Arc<Model>, dir: &Path, rounds: usize) -> Vec<Vec<TurnAnswer>> 
 /// Worst-case bytes of a session, and bytes held beside all sessions.
 fn sizes(model: &Arc<Model>, dir: &Path) -> (usize, usize) {
     let runtime = runtime(model, dir, None);
-    let scratch = runtime.scratch_bytes(2, 64, 800);
+    let scratch = runtime.scratch_bytes_counting(2, 0, 64, 800);
     let kept = scratch + runtime.ledger().side + (16 << 10);
     (runtime.sequence_bytes(96 + CAPACITY + 448), kept)
 }
@@ -401,7 +401,7 @@ fn facts_take_no_promised_bytes() {
     let ids = spec.ids(400);
     let (one, scratch) = {
         let runtime = runtime(&model, dir.path(), None);
-        let scratch = runtime.scratch_bytes(2, 64, 400);
+        let scratch = runtime.scratch_bytes_counting(2, 0, 64, 400);
         (runtime.sequence_bytes(400), scratch)
     };
     let budget = one + scratch + (700 << 10);

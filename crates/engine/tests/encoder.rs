@@ -8,8 +8,7 @@ mod common;
 
 use common::real_model;
 use haversack_engine::encoder::{
-    Encoder, EncoderOptions, STORED_ERROR_MAX, StoredEmbedding, TOKENS_MAX, WEIGHTS_FILE,
-    similarity,
+    Encoder, EncoderOptions, StoredEmbedding, TOKENS_MAX, WEIGHTS_FILE, similarity,
 };
 use haversack_kernels::cpu::Backend;
 use serde_json::Value;
@@ -97,10 +96,10 @@ fn embeddings_are_near_the_reference() {
             "{row}: {exact}"
         );
         let stored = StoredEmbedding::from_bytes(&a.store().to_bytes()).unwrap();
-        for got in [similarity(&stored.load(), b), stored.similarity(&b.store())] {
-            worst_stored = worst_stored.max((got - exact).abs());
-            assert!((got - exact).abs() <= STORED_ERROR_MAX, "{row}: {got}");
-        }
+        let got = stored.similarity(&b.store());
+        worst_stored = worst_stored.max((got - exact).abs());
+        // The bound for any two is half a step times the square root of 384; texts stay far below it.
+        assert!((got - exact).abs() <= 0.003, "{row}: {got}");
     }
     println!("similarities of stored embeddings: worst {worst_stored:e}");
 }
@@ -188,7 +187,6 @@ fn what_it_takes_is_stated() {
         TOKENS_MAX * 2304 * 4 + 16 * 1536 * 4
     );
     assert!(encoder.heap_bytes() < 200 << 10);
-    assert!(encoder.mapped_bytes() > 40 << 20);
 }
 
 /// What this thread has run for, where the system says so: other programs do not count.
@@ -214,11 +212,10 @@ fn measure() {
         let start = std::time::Instant::now();
         let encoder = open(&dir, &options);
         println!(
-            "{threads} threads: opened in {:?}; {} bytes on the heap, {} of scratch, {} mapped",
+            "{threads} threads: opened in {:?}; {} bytes on the heap, {} of scratch",
             start.elapsed(),
             encoder.heap_bytes(),
-            encoder.scratch_bytes(),
-            encoder.mapped_bytes()
+            encoder.scratch_bytes()
         );
         println!(
             "  private: {} bytes more after opening",

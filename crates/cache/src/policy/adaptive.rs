@@ -122,8 +122,10 @@ pub fn allot(
     shape: &dyn Fn(usize, KvForm) -> LayerShape,
     ask: &AllotmentTarget,
 ) -> Result<AllotmentPlan, CannotFit> {
-    let forms = |layer: usize| forms(&curves[layer], &|form| shape(layer, form));
-    let hulls = (0..curves.len()).map(|layer| hull(choices(&curves[layer], forms(layer), ask)));
+    let hulls = curves.iter().enumerate().map(|(layer, curves)| {
+        let forms = forms(curves, &|form| shape(layer, form));
+        hull(choices(curves, &forms, ask))
+    });
     share_out(&hulls.collect::<Vec<_>>(), ask.bytes)
 }
 
@@ -133,14 +135,8 @@ pub fn allot_rows(
     shapes: &[LayerShape],
     ask: &AllotmentTarget,
 ) -> Result<AllotmentPlan, CannotFit> {
-    let hulls = curves.iter().zip(shapes).map(|(curves, &shape)| {
-        let only = StoredForm {
-            form: shape.far,
-            shape,
-            damage: 0.0,
-        };
-        hull(choices(curves, vec![only], ask))
-    });
+    let layers = curves.iter().zip(shapes);
+    let hulls = layers.map(|(curves, &shape)| hull(choices(curves, &[(shape, 0.0)], ask)));
     share_out(&hulls.collect::<Vec<_>>(), ask.bytes)
 }
 
@@ -195,57 +191,37 @@ fn share_out(hulls: &[Vec<Choice>], bytes: u64) -> Result<AllotmentPlan, CannotF
     })
 }
 
-/// A form to store a layer in, and its damage.
-struct StoredForm {
-    form: KvForm,
-    shape: LayerShape,
-    damage: f64,
-}
-
-/// All combinations of codecs.
-fn forms(curves: &DamageCurves, shape: &dyn Fn(KvForm) -> LayerShape) -> Vec<StoredForm> {
+/// All combinations of codecs, and the damage of each.
+fn forms(curves: &DamageCurves, shape: &dyn Fn(KvForm) -> LayerShape) -> Vec<(LayerShape, f64)> {
     let mut forms = Vec::new();
-    for (i, k) in CODECS.iter().enumerate() {
-        for (j, v) in CODECS.iter().enumerate() {
-            let form = KvForm {
-                k: k.form(),
-                v: v.form(),
-            };
-            forms.push(StoredForm {
-                form,
-                shape: shape(form),
-                damage: f64::from(curves.k[i]) + f64::from(curves.v[j]),
-            });
+    for (k, k_damage) in CODECS.iter().zip(curves.k) {
+        for (v, v_damage) in CODECS.iter().zip(curves.v) {
+            let (k, v) = (k.form(), v.form());
+            let damage = f64::from(k_damage) + f64::from(v_damage);
+            forms.push((shape(KvForm { k, v }), damage));
         }
     }
     forms
 }
 
-fn choices(curves: &DamageCurves, forms: Vec<StoredForm>, ask: &AllotmentTarget) -> Vec<Choice> {
+/// `forms` are the shapes to choose from, and the damage of each.
+fn choices(
+    curves: &DamageCurves,
+    forms: &[(LayerShape, f64)],
+    ask: &AllotmentTarget,
+) -> Vec<Choice> {
     let all = ask.tokens.next_multiple_of(SLOTS).max(SLOTS);
     let floor = rows_floor(ask.zones, ask.anchors).min(all);
-    let step = ((all - floor) / ROW_STEPS)
-        .next_multiple_of(SLOTS)
-        .max(SLOTS);
+    let step = ((all - floor) / ROW_STEPS).next_multiple_of(SLOTS);
+    let step = step.max(SLOTS) as usize;
     let mut choices = Vec::new();
-    for StoredForm {
-        form,
-        shape,
-        damage,
-    } in forms
-    {
+    for &(shape, damage) in forms {
         // A layer with a window of its own drops rows by itself.
-        let rows = match shape.window {
-            Some(_) => vec![all],
-            None => {
-                let mut rows: Vec<u64> = (floor..all).step_by(step as usize).collect();
-                rows.push(all);
-                rows
-            }
-        };
-        for rows in rows {
+        let fewer = floor..shape.window.map_or(all, |_| floor);
+        for rows in fewer.step_by(step).chain([all]) {
             let share = (rows as f32 / ask.tokens.max(1) as f32).min(1.0);
             let lost = f64::from(curves.rows_at(share)) * f64::from(ask.row_weight);
+            let form = shape.far;
             choices.push(Choice {
                 allotment: Allotment { form, rows },
                 bytes: max_bytes(shape, ask.zones, rows),

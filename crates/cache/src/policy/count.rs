@@ -47,11 +47,10 @@ impl AttentionMemory {
         match self {
             AttentionMemory::Alpha(alpha) if alpha > 0.0 && alpha <= 1.0 => Ok(()),
             AttentionMemory::Alpha(alpha) => {
-                ParamsError::range("alpha", alpha, f32::MIN_POSITIVE, 1.0)
+                ParamsError::range("alpha", alpha, (f32::MIN_POSITIVE, 1.0))
             }
             AttentionMemory::HalfLife(queries) => {
-                let (min, max) = AttentionMemory::HALF_LIVES;
-                ParamsError::range("the half-life", queries, min, max)
+                ParamsError::range("the half-life", queries, AttentionMemory::HALF_LIVES)
             }
         }
     }

@@ -23,7 +23,7 @@ pub struct RowPlan {
 pub struct LayerPlan {
     pub layer: usize,
     pub rows_before: usize,
-    /// PositionMode, in order.
+    /// Positions, in order.
     pub leave: Vec<u64>,
     /// Reasons in order of precedence, each for one row or more.
     pub why: Vec<EvictionReason>,
@@ -38,18 +38,10 @@ pub enum EvictionReason {
     NotRecent(u64),
     /// Importance below this multiple of the uniform share.
     Below(f32),
-    /// The lowest of the evictable rows, for the cap.
-    Lowest(EvictionScore),
+    /// The lowest of the evictable rows, for the cap: in words, by which score.
+    Lowest(&'static str),
     /// A whole turn.
     Turn,
-}
-
-/// The score that was lowest.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum EvictionScore {
-    Heavy(HeavyScore),
-    Importance,
-    Observed,
 }
 
 impl RowPlan {
@@ -88,13 +80,20 @@ impl RowPlan {
     }
 }
 
+const LEAST_IMPORTANT: &str = "the least important for the cap";
+
 fn reason(policy: &RowPolicy, view: &LayerView<'_>, row: &KvRow, leave: usize) -> EvictionReason {
     if row.position < view.min_position {
         return EvictionReason::Age;
     }
     match policy {
-        RowPolicy::Heavy(params) => EvictionReason::Lowest(EvictionScore::Heavy(params.score)),
-        RowPolicy::Snap(_) => EvictionReason::Lowest(EvictionScore::Observed),
+        RowPolicy::Heavy(params) => EvictionReason::Lowest(match params.score {
+            HeavyScore::Sum => "the least attention so far",
+            HeavyScore::Peak => "the least squared attention and value",
+            HeavyScore::Max => "the least attention of any one query",
+            HeavyScore::Average(_) => "the least attention of late",
+        }),
+        RowPolicy::Snap(_) => EvictionReason::Lowest("the least seen by the last 32 queries"),
         RowPolicy::Turns(_) => EvictionReason::Turn,
         RowPolicy::Tiers(params) => match params.theta(view.layer, view.layers) {
             None => EvictionReason::NotRecent(policy.recent(view)),
@@ -102,7 +101,7 @@ fn reason(policy: &RowPolicy, view: &LayerView<'_>, row: &KvRow, leave: usize) -
                 let left = view.non_sink_rows.saturating_sub(leave);
                 match view.relative(row.mass, left) < theta {
                     true => EvictionReason::Below(theta),
-                    false => EvictionReason::Lowest(EvictionScore::Importance),
+                    false => EvictionReason::Lowest(LEAST_IMPORTANT),
                 }
             }
         },
@@ -129,14 +128,7 @@ impl fmt::Display for EvictionReason {
                 write!(f, "importance below {theta} of the uniform share")
             }
             EvictionReason::Turn => f.write_str("whole turns, the oldest first"),
-            EvictionReason::Lowest(measure) => f.write_str(match measure {
-                EvictionScore::Heavy(HeavyScore::Sum) => "the least attention so far",
-                EvictionScore::Heavy(HeavyScore::Peak) => "the least squared attention and value",
-                EvictionScore::Heavy(HeavyScore::Max) => "the least attention of any one query",
-                EvictionScore::Heavy(HeavyScore::Average(_)) => "the least attention of late",
-                EvictionScore::Importance => "the least important for the cap",
-                EvictionScore::Observed => "the least seen by the last 32 queries",
-            }),
+            EvictionReason::Lowest(score) => f.write_str(score),
         }
     }
 }
@@ -174,15 +166,10 @@ fn describe(f: &mut fmt::Formatter<'_>, group: &[LayerPlan]) -> fmt::Result {
     };
     let left = Bounds::of(group.iter().map(|layer| layer.leave.len() as u64));
     let rows = Bounds::of(group.iter().map(|layer| layer.rows_before as u64));
-    match last.layer - first.layer + 1 == group.len() {
-        true => write!(f, "layers {} to {}", first.layer, last.layer)?,
-        false => write!(
-            f,
-            "{} layers from {} to {}",
-            group.len(),
-            first.layer,
-            last.layer
-        )?,
+    let (from, to, count) = (first.layer, last.layer, group.len());
+    match to - from + 1 == count {
+        true => write!(f, "layers {from} to {to}")?,
+        false => write!(f, "{count} layers from {from} to {to}")?,
     }
     write!(f, " let {left} of {rows} rows go each, ")?;
     if group.iter().all(|layer| layer.leave == first.leave) {
@@ -211,11 +198,8 @@ fn positions(f: &mut fmt::Formatter<'_>, list: &[u64]) -> fmt::Result {
     if is_run {
         return write!(f, "positions {bounds}");
     }
-    let named = if list.len() <= NAMED + 1 {
-        list.len()
-    } else {
-        NAMED
-    };
+    let all = list.len() <= NAMED + 1;
+    let named = if all { list.len() } else { NAMED };
     f.write_str("positions ")?;
     for (i, position) in list[..named].iter().enumerate() {
         write!(f, "{}{position}", if i > 0 { ", " } else { "" })?;
@@ -284,7 +268,7 @@ mod tests {
             .push(layer(17, 700, sorted, &[EvictionReason::Below(0.15)]));
         let both = [
             EvictionReason::Below(0.25),
-            EvictionReason::Lowest(EvictionScore::Importance),
+            EvictionReason::Lowest(LEAST_IMPORTANT),
         ];
         plan.layers
             .push(layer(20, 640, vec![80, 90, 100, 110], &both));

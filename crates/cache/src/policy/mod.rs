@@ -115,22 +115,15 @@ impl EvictionPlan {
 impl fmt::Display for EvictionPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "at position {}: ", self.position)?;
+        let (rows, before, after) = (self.rows_after, self.bytes_before, self.bytes_after);
         if self.drop.is_empty() {
-            return write!(
-                f,
-                "nothing leaves; {} rows in {} bytes stay",
-                self.rows_after, self.bytes_after
-            );
+            return write!(f, "nothing leaves; {rows} rows in {after} bytes stay");
         }
         f.write_str("positions ")?;
         for (i, gap) in self.drop.iter().enumerate() {
             let comma = if i > 0 { ", " } else { "" };
             write!(f, "{comma}{} to {}", gap.start, gap.end - 1)?;
         }
-        write!(
-            f,
-            " leave; {} rows stay, {} bytes become {}",
-            self.rows_after, self.bytes_before, self.bytes_after
-        )
+        write!(f, " leave; {rows} rows stay, {before} bytes become {after}")
     }
 }

@@ -72,8 +72,12 @@ impl Profile {
     /// A guess from the prompt.
     pub fn of(prompt: &str) -> Profile {
         let ends = ends(prompt).map(str::to_lowercase);
-        let says = |words: &[&str]| words.iter().any(|w| ends.iter().any(|end| end.contains(w)));
-        if says(&SUMMARIZE) {
+        let says = |words: &str| {
+            words
+                .split('|')
+                .any(|w| ends.iter().any(|end| end.contains(w)))
+        };
+        if says(SUMMARIZE) {
             return Profile::Summarize;
         }
         let lines = ends.iter().flat_map(|end| end.lines());
@@ -81,9 +85,9 @@ impl Profile {
         let (all, code) = lines.fold((0, 0), |(all, code), line| {
             (all + 1, code + usize::from(is_code(line)))
         });
-        if says(&["```"]) || code * CODE_LINES_OF > all && code > 1 {
+        if says("```") || code * CODE_LINES_OF > all && code > 1 {
             Profile::Code
-        } else if says(&LONG_FORM) {
+        } else if says(LONG_FORM) {
             Profile::LongForm
         } else {
             Profile::Chat
@@ -96,21 +100,9 @@ const END_BYTES: usize = 2000;
 /// One code-like line in this many makes it code.
 const CODE_LINES_OF: usize = 3;
 
-const SUMMARIZE: [&str; 5] = [
-    "summarize",
-    "summarise",
-    "summary of",
-    "tl;dr",
-    "key points",
-];
-const LONG_FORM: [&str; 6] = [
-    "write a story",
-    "write an essay",
-    "write a chapter",
-    "write an article",
-    "continue the story",
-    "write a long",
-];
+const SUMMARIZE: &str = "summarize|summarise|summary of|tl;dr|key points";
+const LONG_FORM: &str = "write a story|write an essay|write a chapter|write an article|\
+                         continue the story|write a long";
 
 fn ends(prompt: &str) -> [&str; 2] {
     if prompt.len() <= 2 * END_BYTES {

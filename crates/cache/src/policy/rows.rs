@@ -37,15 +37,6 @@ impl Default for RowPolicy {
 }
 
 impl RowPolicy {
-    pub fn name(&self) -> &'static str {
-        match self {
-            RowPolicy::Heavy(_) => "heavy",
-            RowPolicy::Tiers(_) => "tiers",
-            RowPolicy::Snap(_) => "snap",
-            RowPolicy::Turns(_) => "turns",
-        }
-    }
-
     /// Moves the rows to evict to the front of `rows` and returns their number.
     pub fn choose(&self, view: &LayerView<'_>, rows: &mut [KvRow]) -> usize {
         match self {

@@ -87,9 +87,8 @@ pub(super) fn lowest_first(rows: &mut [KvRow], count: usize) {
 }
 
 pub(super) fn order(a: &KvRow, b: &KvRow) -> std::cmp::Ordering {
-    a.worth
-        .total_cmp(&b.worth)
-        .then(a.position.cmp(&b.position))
+    let by_worth = a.worth.total_cmp(&b.worth);
+    by_worth.then(a.position.cmp(&b.position))
 }
 
 /// The usual end of a policy: chooses rows that are too old, and of those that are not recent the ones of lowest worth

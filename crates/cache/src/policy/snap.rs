@@ -35,7 +35,7 @@ impl Default for SnapParams {
 
 impl SnapParams {
     pub(super) fn check(&self) -> Result<(), ParamsError> {
-        ParamsError::number("the number of neighbours", self.neighbours, 0..=64)
+        ParamsError::range("the number of neighbours", self.neighbours, (0, 64))
     }
 }
 

@@ -85,49 +85,38 @@ impl TiersParams {
         },
     };
 
-    /// In multiples of the uniform share.
-    const THETA_MAX: f32 = 1000.0;
-
     pub fn check(&self, layers: usize) -> Result<(), ParamsError> {
         self.memory.check()?;
-        ParamsError::range("the trigger", self.trigger, 0.0, 1.0)?;
-        let thetas = [
-            ("theta of shallow layers", self.shallow.theta.unwrap_or(0.0)),
-            ("theta of middle layers", self.middle.theta),
-            ("theta of deep layers", self.deep.theta),
-        ];
-        for (name, theta) in thetas {
-            ParamsError::range(name, theta, 0.0, TiersParams::THETA_MAX)?;
-        }
+        let check = |name, found, max| ParamsError::range(name, found, (0.0, max));
+        let refused = |why: String| Err(ParamsError(why));
+        let (shallow, deep) = (self.shallow.theta.unwrap_or(0.0), self.deep);
+        // In multiples of the uniform share.
+        let theta_max = 1000.0;
+        check("the trigger", self.trigger, 1.0)?;
+        check("theta of shallow layers", shallow, theta_max)?;
+        check("theta of middle layers", self.middle.theta, theta_max)?;
+        check("theta of deep layers", deep.theta, theta_max)?;
         let [from, to] = self.middle.part;
-        ParamsError::range("the beginning of the middle part", from, 0.0, 1.0)?;
-        ParamsError::range("the end of the middle part", to, 0.0, 1.0)?;
+        check("the beginning of the middle part", from, 1.0)?;
+        check("the end of the middle part", to, 1.0)?;
         if from >= to {
-            let name = "the middle part";
-            return Err(ParamsError::Reversed { name, from, to });
+            return refused(format!(
+                "the middle part goes from {from} to {to}; accepted: a beginning before the end"
+            ));
         }
-        ParamsError::number("the batch", self.middle.batch as u64, 1..=4096)?;
-        ParamsError::range(
-            "the greatest share of deep layers",
-            self.deep.share_max,
-            0.0,
-            1.0,
-        )?;
-        let Some([first, second]) = self.borders else {
-            return Ok(());
-        };
-        for border in [first, second] {
-            if border > layers {
-                return Err(ParamsError::Border { border, layers });
-            }
+        ParamsError::range("the batch", self.middle.batch, (1, 4096))?;
+        check("the greatest share of deep layers", deep.share_max, 1.0)?;
+        let [first, second] = self.borders.unwrap_or([0, 0]);
+        if let Some(border) = [first, second].into_iter().find(|border| *border > layers) {
+            return refused(format!(
+                "layer border {border} is beyond the model; accepted: 0 to {layers}"
+            ));
         }
         if first > second {
-            return Err(ParamsError::Order {
-                first: "shallow layers",
-                end: first,
-                second: "deep layers",
-                start: second,
-            });
+            return refused(format!(
+                "the shallow layers end at layer {first} and the deep layers begin at layer {second}; accepted: \
+                 borders that grow"
+            ));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::sequence::Sequence;
 use super::storage::{Layer, Storage};
-use crate::error::CacheError;
+use crate::error::CacheResult;
 use crate::pool::BlockId;
 
 /// Empties slabs below `percent` and updates all tables. Returns the blocks moved.
@@ -10,7 +10,7 @@ pub(super) fn compact(
     storage: &mut Storage,
     sequences: &mut [Sequence],
     percent: usize,
-) -> Result<usize, CacheError> {
+) -> CacheResult<usize> {
     let mut moved = 0;
     for pool in 0..storage.pools.len() {
         let mut moves = storage.pools[pool].compact(percent)?;

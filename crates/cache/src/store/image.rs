@@ -30,7 +30,7 @@
 
 use super::sequence::Sequence;
 use super::storage::{Layer, Storage};
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, CacheResult, filled, reserve_exact, with_room};
 use crate::ledger::Ledger;
 use crate::policy::PositionMode;
 use crate::pool::{BlockId, BlockPool, Reservation};
@@ -61,10 +61,9 @@ pub(super) fn first_mutable_block(storage: &Storage, position: u64) -> u64 {
 }
 
 /// The blocks that any layer has, in order.
-pub(super) fn blocks(sequence: &Sequence) -> Result<Vec<u64>, CacheError> {
-    let max: usize = sequence.tables.iter().map(|t| t.entries.len()).sum();
-    let mut blocks = Vec::new();
-    reserve_exact(&mut blocks, max)?;
+pub(super) fn blocks(sequence: &Sequence) -> CacheResult<Vec<u64>> {
+    let max = sequence.tables.iter().map(|t| t.entries.len()).sum();
+    let mut blocks = with_room(max)?;
     let entries = sequence.tables.iter().flat_map(|t| &t.entries);
     blocks.extend(entries.map(BlockEntry::block));
     blocks.sort_unstable();
@@ -89,7 +88,7 @@ pub(super) fn write_column(
     sequence: &Sequence,
     block: u64,
     out: &mut Vec<u8>,
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let forms = || column_forms(storage, sequence, block);
     let bytes = forms().map(|(pool, _)| storage.pools[pool].block_bytes());
     reserve_exact(out, head_bytes(storage) + bytes.sum::<usize>())?;
@@ -128,16 +127,12 @@ pub(super) fn write_outline(
     storage: &Storage,
     sequence: &Sequence,
     out: &mut Vec<u8>,
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let segments = &sequence.segments;
     let tables = || storage.layers.iter().zip(&sequence.tables);
-    let sinks: usize = tables()
-        .map(|(layer, table)| storage.sink_bytes(layer, table))
-        .sum();
-    reserve_exact(
-        out,
-        64 + 16 * segments.gaps.len() + 16 * sequence.tables.len() + sinks,
-    )?;
+    let sinks = tables().map(|(layer, table)| storage.sink_bytes(layer, table));
+    let numbers = 8 + 2 * (segments.gaps.len() + sequence.tables.len());
+    reserve_exact(out, 8 * numbers + sinks.sum::<usize>())?;
     let mut number = |n: u64| out.extend_from_slice(&n.to_le_bytes());
     number(sequence.position);
     number(sequence.rows_peak as u64);
@@ -205,7 +200,7 @@ struct LayerOutline<'a> {
 }
 
 impl<'a> Outline<'a> {
-    pub fn read(storage: &Storage, bytes: &'a [u8]) -> Result<Outline<'a>, CacheError> {
+    pub fn read(storage: &Storage, bytes: &'a [u8]) -> CacheResult<Outline<'a>> {
         let mut rest = Reader(bytes);
         let position = rest.number()?;
         let rows_peak = rest.number()?;
@@ -223,8 +218,7 @@ impl<'a> Outline<'a> {
         if count > bytes.len() as u64 / 16 {
             return Err(bad("more gaps than bytes"));
         }
-        let mut gaps: Vec<Range<u64>> = Vec::new();
-        reserve_exact(&mut gaps, count as usize)?;
+        let mut gaps: Vec<Range<u64>> = with_room(count as usize)?;
         for _ in 0..count {
             let gap = rest.number()?..rest.number()?;
             let is_apart = gaps.last().is_none_or(|last| gap.start > last.end);
@@ -233,15 +227,10 @@ impl<'a> Outline<'a> {
             }
             gaps.push(gap);
         }
-        let mut layers = Vec::new();
-        reserve_exact(&mut layers, storage.layers.len())?;
+        let mut layers = with_room(storage.layers.len())?;
         for layer in &storage.layers {
             let (window_passed, sinks) = (rest.number()?, rest.number()?);
-            let fits = match sinks {
-                0 => true,
-                1 => layer.sink_pool.is_some(),
-                _ => false,
-            };
+            let fits = sinks == 0 || sinks == 1 && layer.sink_pool.is_some();
             let has_window = layer.shape.window.is_some() || window_passed == 0;
             if !fits || !has_window || window_passed > position {
                 return Err(bad("an outline of other layers"));
@@ -276,11 +265,7 @@ impl<'a> Outline<'a> {
 
 impl<'a> Column<'a> {
     /// A column with the bytes of its blocks.
-    pub fn read(
-        storage: &Storage,
-        bytes: &'a [u8],
-        position: u64,
-    ) -> Result<Column<'a>, CacheError> {
+    pub fn read(storage: &Storage, bytes: &'a [u8], position: u64) -> CacheResult<Column<'a>> {
         let mut rest = Reader(bytes);
         let mut inline = |pool: usize, rest: &mut Reader<'a>| {
             let bytes = rest.take(storage.pools[pool].block_bytes())?;
@@ -296,16 +281,13 @@ impl<'a> Column<'a> {
         storage: &Storage,
         rest: &mut Reader<'a>,
         position: u64,
-        source: &mut dyn FnMut(usize, &mut Reader<'a>) -> Result<BlockSource<'a>, CacheError>,
-    ) -> Result<Column<'a>, CacheError> {
+        source: &mut dyn FnMut(usize, &mut Reader<'a>) -> CacheResult<BlockSource<'a>>,
+    ) -> CacheResult<Column<'a>> {
         let block = rest.number()?;
-        let first = block
-            .checked_mul(SLOTS)
-            .filter(|&first| first < position)
-            .ok_or(bad("a column past the position"))?;
+        let first = block.checked_mul(SLOTS).filter(|first| *first < position);
+        let first = first.ok_or(bad("a column past the position"))?;
         let heads = rest.take(2 * storage.layers.len())?;
-        let mut parts = Vec::new();
-        reserve_exact(&mut parts, storage.layers.len())?;
+        let mut parts = with_room(storage.layers.len())?;
         for (layer, head) in storage.layers.iter().zip(heads.chunks_exact(2)) {
             let (form, rows) = (head[0], u64::from(head[1]));
             let pool = match form {
@@ -348,9 +330,8 @@ pub(super) fn read_columns<'a>(
     storage: &Storage,
     outline: &Outline<'_>,
     columns: &[&'a [u8]],
-) -> Result<Vec<Column<'a>>, CacheError> {
-    let mut read = Vec::new();
-    reserve_exact(&mut read, columns.len())?;
+) -> CacheResult<Vec<Column<'a>>> {
+    let mut read = with_room(columns.len())?;
     for bytes in columns {
         let mut column = Column::read(storage, bytes, outline.position)?;
         column.drop_passed(outline.window_passed());
@@ -365,7 +346,7 @@ pub(super) fn check(
     storage: &Storage,
     outline: &Outline<'_>,
     columns: &[Column<'_>],
-) -> Result<(), CacheError> {
+) -> CacheResult {
     check_order(columns)?;
     let position = outline.position;
     for (l, layer) in storage.layers.iter().enumerate() {
@@ -390,11 +371,9 @@ pub(super) fn check(
     Ok(())
 }
 
-fn check_order(columns: &[Column<'_>]) -> Result<(), CacheError> {
-    match columns.is_sorted_by(|a, b| a.block < b.block) {
-        true => Ok(()),
-        false => Err(bad("columns out of order")),
-    }
+fn check_order(columns: &[Column<'_>]) -> CacheResult {
+    let is_sorted = columns.is_sorted_by(|a, b| a.block < b.block);
+    is_sorted.then_some(()).ok_or(bad("columns out of order"))
 }
 
 /// Fills a new sequence. `regions` is (pool), or empty if no column is mapped.
@@ -405,16 +384,10 @@ pub(super) fn fill(
     outline: &Outline<'_>,
     columns: &[Column<'_>],
     regions: &[Region],
-) -> Result<(), CacheError> {
+) -> CacheResult {
     sequence.reserve_gaps(&mut ledger, outline.gaps.len())?;
-    insert(
-        storage,
-        sequence,
-        &ledger,
-        columns,
-        &outline.layers,
-        regions,
-    )?;
+    let layers = &outline.layers;
+    insert(storage, sequence, &ledger, columns, layers, regions)?;
     sequence.position = outline.position;
     sequence.rows_peak = outline.rows_peak;
     let segments = &mut sequence.segments;
@@ -422,7 +395,7 @@ pub(super) fn fill(
     segments.evicted_at = outline.evicted_at;
     segments.gaps.extend(outline.gaps.iter().cloned());
     segments.rebuild();
-    for (table, layer) in sequence.tables.iter_mut().zip(&outline.layers) {
+    for (table, layer) in sequence.tables.iter_mut().zip(layers) {
         table.window_passed = layer.window_passed;
     }
     Ok(())
@@ -434,10 +407,9 @@ pub(super) fn mount(
     sequence: &mut Sequence,
     mut ledger: Ledger,
     columns: &[&[u8]],
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let first_mutable = first_mutable_block(storage, sequence.position);
-    let mut read = Vec::new();
-    reserve_exact(&mut read, columns.len())?;
+    let mut read = with_room(columns.len())?;
     for bytes in columns {
         let mut column = Column::read(storage, bytes, sequence.position)?;
         column.drop_passed(sequence.tables.iter().map(|t| t.window_passed));
@@ -470,12 +442,10 @@ fn insert(
     columns: &[Column<'_>],
     outlines: &[LayerOutline<'_>],
     regions: &[Region],
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let sinks = |l: usize| outlines.get(l).and_then(|outline| outline.sinks);
     let parts = |l: usize| columns.iter().filter_map(move |c| c.part(l));
-    let mut needed = Vec::new();
-    reserve_exact(&mut needed, storage.pools.len())?;
-    needed.resize(storage.pools.len(), 0usize);
+    let mut needed = filled(storage.pools.len(), 0usize)?;
     let mut bytes = 0usize;
     for (l, layer) in storage.layers.iter().enumerate() {
         for (_, part) in parts(l) {
@@ -488,9 +458,7 @@ fn insert(
         bytes += sequence.tables[l].bytes_to_mount(parts(l).count());
     }
     for (pool, &n) in storage.pools.iter().zip(&needed) {
-        bytes = bytes
-            .saturating_add(n.saturating_mul(pool.block_bytes()))
-            .saturating_add(pool.list_bytes_to_reserve(n));
+        bytes = bytes.saturating_add(pool.bytes_to_reserve(n));
     }
     for (pool, region) in storage.pools.iter().zip(regions) {
         bytes = bytes.saturating_add(pool.list_bytes_to_map(region));
@@ -499,7 +467,7 @@ fn insert(
 
     let mut reservations: Vec<Reservation> = Vec::new();
     let mut mapped = Vec::new();
-    let mut reserve = || -> Result<(), CacheError> {
+    let mut reserve = || -> CacheResult {
         reserve_exact(&mut reservations, storage.pools.len())?;
         for (pool, &blocks) in storage.pools.iter_mut().zip(&needed) {
             reservations.push(pool.reserve(blocks)?);
@@ -569,20 +537,19 @@ pub(super) const fn bad(what: &'static str) -> CacheError {
 pub(super) struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, bytes: usize) -> Result<&'a [u8], CacheError> {
+    fn take(&mut self, bytes: usize) -> CacheResult<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(bytes).ok_or(bad("bytes missing"))?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn number(&mut self) -> Result<u64, CacheError> {
-        let bytes = self.take(size_of::<u64>())?;
-        let mut number = [0; 8];
-        number.copy_from_slice(bytes);
-        Ok(u64::from_le_bytes(number))
+    fn number(&mut self) -> CacheResult<u64> {
+        let (number, rest) = self.0.split_first_chunk().ok_or(bad("bytes missing"))?;
+        self.0 = rest;
+        Ok(u64::from_le_bytes(*number))
     }
 
-    fn end(self) -> Result<(), CacheError> {
+    fn end(self) -> CacheResult {
         match self.0 {
             [] => Ok(()),
             _ => Err(bad("bytes left over")),

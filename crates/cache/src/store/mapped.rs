@@ -19,7 +19,7 @@ use super::image::{BlockSource, Column, Outline, Reader, bad};
 use super::image::{blocks, column_forms, head_bytes, write_column, write_head};
 use super::sequence::Sequence;
 use super::storage::Storage;
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheResult, filled, reserve_exact, with_room};
 use crate::size::SLOTS;
 use haversack_memory::Region;
 
@@ -46,15 +46,13 @@ pub struct MappedImage<'a> {
 pub(super) fn layout<'a>(
     storage: &'a Storage,
     sequence: &Sequence,
-) -> Result<ImageLayout<'a>, CacheError> {
+) -> CacheResult<ImageLayout<'a>> {
     let full = sequence.position / SLOTS;
     let mut layout = ImageLayout {
         index: Vec::new(),
-        regions: Vec::new(),
+        regions: filled(storage.pools.len(), Vec::new())?,
         tail: Vec::new(),
     };
-    reserve_exact(&mut layout.regions, storage.pools.len())?;
-    layout.regions.resize_with(storage.pools.len(), Vec::new);
     for block in blocks(sequence)? {
         if block >= full {
             let mut column = Vec::new();
@@ -78,30 +76,22 @@ pub(super) fn read_columns<'a>(
     storage: &Storage,
     outline: &Outline<'_>,
     image: MappedImage<'a>,
-) -> Result<Vec<Column<'a>>, CacheError> {
+) -> CacheResult<Vec<Column<'a>>> {
     if image.regions.len() != storage.pools.len() {
         return Err(bad("regions of other pools"));
     }
-    let mut taken = Vec::new();
-    reserve_exact(&mut taken, storage.pools.len())?;
-    taken.resize(storage.pools.len(), 0usize);
+    let mut taken = filled(storage.pools.len(), 0usize)?;
     let mut mapped = |pool: usize, _: &mut Reader<'a>| {
         let block = taken[pool];
         taken[pool] += 1;
         Ok(BlockSource::Mapped(block))
     };
-    let mut columns = Vec::new();
     let heads = image.index.len() / head_bytes(storage);
-    reserve_exact(&mut columns, heads + image.tail.len())?;
+    let mut columns = with_room(heads + image.tail.len())?;
     let mut rest = Reader(image.index);
     while !rest.0.is_empty() {
-        let position = outline.position;
-        columns.push(Column::read_parts(
-            storage,
-            &mut rest,
-            position,
-            &mut mapped,
-        )?);
+        let column = Column::read_parts(storage, &mut rest, outline.position, &mut mapped)?;
+        columns.push(column);
     }
     for ((pool, region), &blocks) in storage.pools.iter().zip(image.regions).zip(&taken) {
         if blocks.checked_mul(pool.block_bytes()) != Some(region.len()) {

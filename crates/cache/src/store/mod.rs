@@ -2,19 +2,16 @@
 //!
 //! [`Storage`] is the layers and their pools, [`Sequences`] the tables that point into them. The files beside this one
 //! each hold one operation: [`step`] and [`write`] grow sequences (`begin` → `write` → `settle` → `commit`, or
-//! `rollback`), [`recode_ahead`] makes far forms before they are due, [`evict`], [`evict_rows`] and [`hide`] shorten
-//! them, [`image`] and [`mapped`] save and restore them, [`compact`] gives memory back. This file checks ids and the
-//! budget and calls them.
+//! `rollback`), [`recode_ahead`] makes far forms before they are due, [`evict`] and [`rows`] shorten them,
+//! [`image`] and [`mapped`] save and restore them, [`compact`] gives memory back. This file checks ids and the budget and
+//! calls them; what shortens a sequence has its methods beside it.
 //!
 //! Invariants between steps: an entry has one form, except for a far form recoded ahead of the block that leaves the
 //! recent zone next; entries are near exactly within the recent zone of the last position; a layer with a window holds no
 //! block that its next query cannot see; the sum of all accounts is within the budget.
 
-mod audit;
 mod compact;
 mod evict;
-mod evict_rows;
-mod hide;
 mod image;
 mod mapped;
 mod recode_ahead;
@@ -31,16 +28,13 @@ pub use mapped::{ImageLayout, MappedImage};
 pub use report::{TokenRun, TokenState, Zone, ZoneBytes};
 pub use sequence::SequenceId;
 pub use step::{SequenceGrowth, Step};
-pub use storage::StoreOptions;
+pub use storage::{SLAB_BYTES, StoreOptions};
 
-use crate::annotations::{ANNOTATIONS_MAX, Annotation};
-use crate::counting::AttentionCounting;
-use crate::error::{CacheError, CannotFit};
+use crate::error::{CacheError, CacheResult, CannotFit};
 use crate::ledger::{Account, Ledger};
-use crate::policy::rows::LayerView;
-use crate::policy::{EvictionPlan, PositionMode, Snapshot};
+use crate::policy::{PositionMode, Snapshot};
 use crate::pool::{BlockPool, PoolStats};
-use crate::row_stats::{KvRow, StatsFormat};
+use crate::row_stats::StatsFormat;
 use crate::segments::Segments;
 use crate::size::{LayerShape, SLOTS, Zones};
 use crate::table::{BlockTable, TableView};
@@ -49,7 +43,6 @@ use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
 use haversack_memory::Region;
 use image::{Column, Outline};
 use sequence::{GAPS, Sequence, Sequences};
-use std::ops::Range;
 use storage::Storage;
 use write::NewRows;
 
@@ -87,7 +80,7 @@ pub struct Store {
 /// Options, accounts and budget.
 impl Store {
     /// A store without sequences. It allocates staging buffers and no blocks.
-    pub fn new(options: StoreOptions) -> Result<Store, CacheError> {
+    pub fn new(options: StoreOptions) -> CacheResult<Store> {
         let store = Store {
             sequences: Sequences::default(),
             spare: Step::default(),
@@ -148,12 +141,6 @@ impl Store {
         self.storage.pools.iter().map(BlockPool::stats).collect()
     }
 
-    /// Resident bytes of slabs according to the system; `None` if it does not say.
-    pub fn resident_bytes(&self) -> Option<u64> {
-        let mut pools = self.storage.pools.iter();
-        pools.try_fold(0, |sum, p| Some(sum + p.arena().resident_bytes()?))
-    }
-
     /// The pools, for readings of their arenas.
     pub fn pools(&self) -> &[BlockPool] {
         &self.storage.pools
@@ -188,20 +175,9 @@ impl Store {
         Ok(())
     }
 
-    /// Releases unused memory: pages of empty slabs and spare capacity of tables. Returns the number of slabs.
-    pub fn trim(&mut self) -> usize {
-        for sequence in self.sequences.slots.iter_mut().filter(|s| !s.in_step) {
-            sequence
-                .tables
-                .iter_mut()
-                .for_each(BlockTable::shrink_to_fit);
-        }
-        self.storage.release_empty_slabs()
-    }
-
     /// Moves blocks out of slabs of which less than `percent` is in use and releases those slabs; 100 moves every block as
     /// far down as there is room. Returns the number of blocks moved; 0 during a step.
-    pub fn compact_below(&mut self, percent: usize) -> Result<usize, CacheError> {
+    pub fn compact_below(&mut self, percent: usize) -> CacheResult<usize> {
         if self.steps_under_way > 0 {
             return Ok(0);
         }
@@ -239,22 +215,9 @@ impl Store {
         self.kv_peak = self.kv_peak.max(self.storage.live_bytes());
     }
 
-    /// Sequences that are open.
-    pub fn open_sequences(&self) -> usize {
-        self.sequences.open().count()
-    }
-
-    /// Checks the store between steps, for tests: reference counts against tables, reservations, positions of entries,
-    /// the budget.
-    pub fn audit(&self) -> Result<(), String> {
-        audit::audit(&self.storage, &self.sequences, self.steps_under_way > 0)?;
-        let ledger = self.ledger();
-        match ledger.budget {
-            Some(budget) if ledger.peak > budget || ledger.total() > budget => {
-                Err(format!("more than the budget: {ledger:?}"))
-            }
-            _ => Ok(()),
-        }
+    /// The sequences that are open.
+    pub fn sequences(&self) -> impl Iterator<Item = SequenceId> {
+        self.sequences.open().map(|(id, _)| id)
     }
 
     /// Bytes of blocks by zone and form: together [`Ledger::kv_live`] and [`Ledger::kv_file`].
@@ -265,35 +228,32 @@ impl Store {
 
 /// Sequences: open, fork, close, read.
 impl Store {
-    pub fn open(&mut self) -> Result<SequenceId, CacheError> {
+    pub fn open(&mut self) -> CacheResult<SequenceId> {
         self.open_with_stats(self.row_stats)
     }
 
     /// Opens a sequence with its own choice of row statistics.
-    pub fn open_with_stats(
-        &mut self,
-        format: Option<StatsFormat>,
-    ) -> Result<SequenceId, CacheError> {
+    pub fn open_with_stats(&mut self, format: Option<StatsFormat>) -> CacheResult<SequenceId> {
         let slot = self.free_slot(Segments::bytes_for(GAPS, 0))?;
         let sequence = Sequence::new(&self.storage, format)?;
         Ok(self.sequences.put(slot, sequence))
     }
 
     /// A second sequence that shares every block with the first. A partly filled block is copied when either writes to it.
-    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, CacheError> {
+    pub fn fork(&mut self, id: SequenceId) -> CacheResult<SequenceId> {
         let from = self.sequences.idle_index(id)?;
         let slot = self.free_slot(self.sequences.slots[from].fork_bytes())?;
         let sequence = self.sequences.slots[from].fork(&mut self.storage)?;
         Ok(self.sequences.put(slot, sequence))
     }
 
-    pub fn close(&mut self, id: SequenceId) -> Result<(), CacheError> {
+    pub fn close(&mut self, id: SequenceId) -> CacheResult {
         self.sequences.idle_mut(id)?.close(&mut self.storage);
         Ok(())
     }
 
     /// A slot for a sequence with `more` bytes of lists, if the budget has room for it.
-    fn free_slot(&mut self, more: usize) -> Result<usize, CacheError> {
+    fn free_slot(&mut self, more: usize) -> CacheResult<usize> {
         let tables = self.storage.layers.len() * size_of::<BlockTable>();
         let free = self.sequences.free_slot();
         let slots = self.sequences.slots.len();
@@ -309,22 +269,22 @@ impl Store {
     }
 
     /// Tokens fed. Cheap, unlike [`Store::stats`], which adds up every block.
-    pub fn position(&self, id: SequenceId) -> Result<u64, CacheError> {
+    pub fn position(&self, id: SequenceId) -> CacheResult<u64> {
         Ok(self.sequences.get(id)?.position)
     }
 
     /// Rows stored, in the fullest layer. Cheap.
-    pub fn rows(&self, id: SequenceId) -> Result<usize, CacheError> {
+    pub fn rows(&self, id: SequenceId) -> CacheResult<usize> {
         Ok(self.sequences.get(id)?.rows())
     }
 
     /// Rows stored in one layer.
-    pub fn layer_rows(&self, id: SequenceId, layer: usize) -> Result<usize, CacheError> {
+    pub fn layer_rows(&self, id: SequenceId, layer: usize) -> CacheResult<usize> {
         Ok(self.table(id, layer)?.rows())
     }
 
     /// Whether a sequence has row statistics, so that single rows can be evicted.
-    pub fn has_row_stats(&self, id: SequenceId) -> Result<bool, CacheError> {
+    pub fn has_row_stats(&self, id: SequenceId) -> CacheResult<bool> {
         Ok(self.sequences.get(id)?.has_row_stats)
     }
 
@@ -332,7 +292,7 @@ impl Store {
     /// number of rows does not bound it.
     ///
     /// [`KvView::spans`]: haversack_kernels::attention::KvView::spans
-    pub fn max_spans_after(&self, id: SequenceId, tokens: usize) -> Result<usize, CacheError> {
+    pub fn max_spans_after(&self, id: SequenceId, tokens: usize) -> CacheResult<usize> {
         let sequence = self.sequences.get(id)?;
         let first = sequence.position;
         let end = first.saturating_add(tokens as u64);
@@ -340,7 +300,7 @@ impl Store {
         Ok(spans.max().unwrap_or(0))
     }
 
-    pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, CacheError> {
+    pub fn stats(&self, id: SequenceId) -> CacheResult<SequenceStats> {
         let sequence = self.sequences.get(id)?;
         Ok(SequenceStats {
             position: sequence.position,
@@ -351,12 +311,12 @@ impl Store {
     }
 
     /// The blocks of a sequence, for a policy.
-    pub fn snapshot(&self, id: SequenceId) -> Result<Snapshot, CacheError> {
+    pub fn snapshot(&self, id: SequenceId) -> CacheResult<Snapshot> {
         self.sequences.get(id)?.snapshot(&self.storage)
     }
 
     /// One layer as attention reads it, including rows of the step in progress.
-    pub fn view(&self, id: SequenceId, layer: usize) -> Result<TableView<'_>, CacheError> {
+    pub fn view(&self, id: SequenceId, layer: usize) -> CacheResult<TableView<'_>> {
         let sequence = self.sequences.get(id)?;
         let of = self.storage.layer(layer)?;
         let table = &sequence.tables[layer];
@@ -368,7 +328,7 @@ impl Store {
         &self,
         id: SequenceId,
         layer: usize,
-    ) -> Result<impl Iterator<Item = u64> + '_, CacheError> {
+    ) -> CacheResult<impl Iterator<Item = u64> + '_> {
         let table = self.table(id, layer)?;
         let entries = table.entries.iter().enumerate();
         let rows = move |(i, entry): (usize, &crate::BlockEntry)| {
@@ -385,7 +345,7 @@ impl Store {
     }
 
     /// Whether gaps close from now on.
-    pub fn set_positions(&mut self, id: SequenceId, to: PositionMode) -> Result<(), CacheError> {
+    pub fn set_positions(&mut self, id: SequenceId, to: PositionMode) -> CacheResult {
         let segments = &mut self.sequences.idle_mut(id)?.segments;
         segments.positions = to;
         segments.rebuild();
@@ -393,19 +353,19 @@ impl Store {
     }
 
     /// [`Store::zone_bytes`] of one sequence: blocks that its queries read, shared or not.
-    pub fn sequence_zone_bytes(&self, id: SequenceId) -> Result<Vec<ZoneBytes>, CacheError> {
+    pub fn sequence_zone_bytes(&self, id: SequenceId) -> CacheResult<Vec<ZoneBytes>> {
         let sequence = self.sequences.get(id)?;
         Ok(report::sequence_zone_bytes(&self.storage, sequence))
     }
 
     /// The tokens of one layer, from the first to the last that was fed.
-    pub fn token_runs(&self, id: SequenceId, layer: usize) -> Result<Vec<TokenRun>, CacheError> {
+    pub fn token_runs(&self, id: SequenceId, layer: usize) -> CacheResult<Vec<TokenRun>> {
         self.table(id, layer)?;
         let sequence = self.sequences.get(id)?;
         Ok(report::token_runs(&self.storage, sequence, layer))
     }
 
-    fn table(&self, id: SequenceId, layer: usize) -> Result<&BlockTable, CacheError> {
+    fn table(&self, id: SequenceId, layer: usize) -> CacheResult<&BlockTable> {
         let sequence = self.sequences.get(id)?;
         self.storage.layer(layer)?;
         Ok(&sequence.tables[layer])
@@ -417,7 +377,7 @@ impl Store {
     /// Starts a step in which each sequence grows by some tokens from the position where the caller believes it to be.
     /// Reserves the worst case; this is the only call of a step that can answer [`CannotFit`], and then nothing has
     /// changed.
-    pub fn begin(&mut self, growth: &[SequenceGrowth]) -> Result<Step, CacheError> {
+    pub fn begin(&mut self, growth: &[SequenceGrowth]) -> CacheResult<Step> {
         let mut step = std::mem::take(&mut self.spare);
         step.add_members(&self.storage, &self.sequences, growth)?;
         let worst = step.worst_case(&self.storage, &self.sequences);
@@ -444,7 +404,7 @@ impl Store {
         layer: usize,
         k: &[f32],
         v: &[f32],
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         let (storage, sequences) = (&mut self.storage, &mut self.sequences);
         let rows = NewRows { k, v };
         if write::write(storage, sequences, exec, step, (id, layer), rows)? {
@@ -460,7 +420,7 @@ impl Store {
 
     /// Ends a step. If a layer of a sequence has not grown by exactly the tokens fed, the step is rolled back and the
     /// error names the layer.
-    pub fn commit(&mut self, step: Step) -> Result<(), CacheError> {
+    pub fn commit(&mut self, step: Step) -> CacheResult {
         if let Err(error) = step.check_written(self.storage.layers.len()) {
             self.rollback(step);
             return Err(error);
@@ -490,12 +450,7 @@ impl Store {
     }
 
     /// After a step of `tokens` tokens of a sequence: recodes its share of the block that leaves the recent zone next.
-    pub fn recode_ahead(
-        &mut self,
-        exec: Exec<'_>,
-        id: SequenceId,
-        tokens: usize,
-    ) -> Result<(), CacheError> {
+    pub fn recode_ahead(&mut self, exec: Exec<'_>, id: SequenceId, tokens: usize) -> CacheResult {
         let index = self.sequences.idle_index(id)?;
         let share = recode_ahead::share(&self.storage, &self.sequences.slots[index], tokens);
         if share > 0 {
@@ -509,228 +464,16 @@ impl Store {
     }
 }
 
-/// Eviction.
-impl Store {
-    /// Removes every token from `position` on. Afterwards the sequence is exactly what it was at that position, or the
-    /// call is refused: evicted rows and recoded blocks cannot be restored. Hidden rows stay hidden.
-    pub fn truncate(&mut self, id: SequenceId, position: u64) -> Result<(), CacheError> {
-        let sequence = self.sequences.idle_mut(id)?;
-        evict::truncate(&mut self.storage, sequence, position)
-    }
-
-    /// The smallest position from which on [`Store::truncate`] accepts every one.
-    pub fn oldest_restorable(&self, id: SequenceId) -> Result<u64, CacheError> {
-        let sequence = self.sequences.get(id)?;
-        Ok(evict::oldest_restorable(&self.storage, sequence))
-    }
-
-    /// Evicts what a plan says, from every layer. A plan made at another position, or one that would leave a hole inside a
-    /// block, is refused.
-    pub fn apply(
-        &mut self,
-        id: SequenceId,
-        plan: &EvictionPlan,
-    ) -> Result<EvictionOutcome, CacheError> {
-        let ledger = self.ledger();
-        let sequence = self.sequences.idle_mut(id)?;
-        evict::apply(&mut self.storage, sequence, ledger, plan)
-    }
-
-    /// Hides these positions of a sequence and shows all others that it has. They must be ordered, disjoint and below the
-    /// sequence's position. On error nothing has changed.
-    pub fn hide(&mut self, id: SequenceId, hidden: &[Range<u64>]) -> Result<(), CacheError> {
-        let index = self.sequences.idle_index(id)?;
-        let ledger = self.ledger();
-        hide::hide(&mut self.sequences.slots[index], &ledger, index, hidden)?;
-        self.update_peak();
-        Ok(())
-    }
-
-    /// The hidden ranges, in order.
-    pub fn hidden(&self, id: SequenceId) -> &[Range<u64>] {
-        let sequence = self.sequences.get(id);
-        sequence.map_or(&[], |sequence| &sequence.segments.hidden)
-    }
-
-    /// Drops the blocks within `range` of which every row is hidden, from all layers. Blocks of the recent zone and the
-    /// last block stay; blocks at the borders of what is hidden stay with their rows hidden. The sequence can still be
-    /// truncated to any position after what was dropped.
-    pub fn drop_hidden(
-        &mut self,
-        id: SequenceId,
-        range: Range<u64>,
-    ) -> Result<EvictionOutcome, CacheError> {
-        let ledger = self.ledger();
-        let sequence = self.sequences.idle_mut(id)?;
-        let outcome = hide::drop_hidden(&mut self.storage, sequence, ledger, range)?;
-        if outcome.is_some() {
-            self.update_peak();
-        }
-        Ok(outcome.unwrap_or_default())
-    }
-
-    /// Adds the attention of queries at these positions to the row statistics of a layer: `mass` is (kv_head, slot) of
-    /// all its blocks, counted as `counting` says. `counting` must be the same for all calls.
-    pub fn record_attention(
-        &mut self,
-        id: SequenceId,
-        layer: usize,
-        counting: &AttentionCounting,
-        queries: Range<u64>,
-        mass: &[u64],
-    ) -> Result<(), CacheError> {
-        let sequence = self.sequences.get_mut(id)?;
-        let kv_heads = self.storage.layer(layer)?.shape.kv_heads as u64;
-        let table = &mut sequence.tables[layer];
-        evict_rows::record_attention(table, kv_heads, counting, queries, mass)
-    }
-
-    /// One layer as a row policy sees it, without a cap and with nothing too old.
-    pub fn layer_view(
-        &self,
-        id: SequenceId,
-        layer: usize,
-        anchors: u64,
-    ) -> Result<LayerView<'_>, CacheError> {
-        self.table(id, layer)?;
-        let sequence = self.sequences.get(id)?;
-        Ok(evict_rows::layer_view(
-            &self.storage,
-            sequence,
-            layer,
-            anchors,
-        ))
-    }
-
-    /// Annotates a range of a sequence, as a turn or as something that must stay. It takes its positions from earlier
-    /// annotations.
-    pub fn annotate(
-        &mut self,
-        id: SequenceId,
-        range: Range<u64>,
-        protected: bool,
-    ) -> Result<(), CacheError> {
-        let index = self.sequences.idle_index(id)?;
-        if range.is_empty() {
-            let (start, end) = (range.start, range.end);
-            return Err(CacheError::BadSpan { start, end });
-        }
-        let annotations = &self.sequences.slots[index].annotations;
-        let count = annotations.list().len();
-        if count + 2 > ANNOTATIONS_MAX {
-            return Err(CacheError::TooMany {
-                what: "the number of annotations",
-                found: count + 1,
-                max: ANNOTATIONS_MAX - 2,
-            });
-        }
-        let more = annotations.room_wanted();
-        self.ledger().fit(more * size_of::<Annotation>())?;
-        let annotations = &mut self.sequences.slots[index].annotations;
-        annotations.make_room(more)?;
-        annotations.insert(range, protected);
-        self.update_peak();
-        Ok(())
-    }
-
-    /// The annotations, in order.
-    pub fn annotations(&self, id: SequenceId) -> Result<&[Annotation], CacheError> {
-        Ok(self.sequences.get(id)?.annotations.list())
-    }
-
-    /// The rows of a layer that can be evicted: in full blocks, older than the recent zone and after the first `anchors`
-    /// tokens. `rows` is emptied first.
-    pub fn evictable_rows(
-        &self,
-        id: SequenceId,
-        layer: usize,
-        anchors: u64,
-        rows: &mut Vec<KvRow>,
-    ) -> Result<(), CacheError> {
-        self.table(id, layer)?;
-        let sequence = self.sequences.get(id)?;
-        evict_rows::evictable_rows(self.storage.zones, sequence, layer, anchors, rows);
-        Ok(())
-    }
-
-    /// Evicts rows of one layer. Rows are named as [`Store::evictable_rows`] returned them; if one is protected or was not
-    /// returned, the call is refused and nothing has changed.
-    pub fn evict_rows(
-        &mut self,
-        id: SequenceId,
-        layer: usize,
-        anchors: u64,
-        leave: &[KvRow],
-    ) -> Result<usize, CacheError> {
-        let ledger = self.ledger();
-        let sequence = self.sequences.idle_mut(id)?;
-        self.storage.layer(layer)?;
-        evict_rows::evict_rows(&mut self.storage, sequence, &ledger, layer, anchors, leave)
-    }
-
-    /// Declares that no layer has a row of these positions any more: with compact positions the gap closes.
-    pub fn close_gap(&mut self, id: SequenceId, gap: Range<u64>) -> Result<(), CacheError> {
-        let mut ledger = self.ledger();
-        let sequence = self.sequences.idle_mut(id)?;
-        sequence.reserve_gaps(&mut ledger, 1)?;
-        if gap.start < gap.end && gap.end <= sequence.position {
-            sequence.segments.evict(gap);
-            sequence.segments.evicted_at = sequence.position;
-            sequence.segments.rebuild();
-        }
-        Ok(())
-    }
-
-    /// Every row of a layer in a full block that is no longer recent. `rows` is emptied first.
-    pub fn final_rows(
-        &self,
-        id: SequenceId,
-        layer: usize,
-        rows: &mut Vec<KvRow>,
-    ) -> Result<(), CacheError> {
-        self.evictable_rows(id, layer, 0, rows)
-    }
-
-    /// Copies rows into `to`, whole blocks of [`LayerShape::final_shape`]. Unused slots of the last block keep what they
-    /// hold.
-    pub fn copy_rows(
-        &self,
-        id: SequenceId,
-        layer: usize,
-        rows: &[KvRow],
-        to: &mut [u8],
-    ) -> Result<(), CacheError> {
-        let table = self.table(id, layer)?;
-        rows::copy_rows(&self.storage, table, layer, rows, to)
-    }
-
-    /// Writes rows back as [`Store::copy_rows`] copied them, or changed. Shared blocks are copied first. On error nothing
-    /// has changed.
-    pub fn replace_rows(
-        &mut self,
-        id: SequenceId,
-        layer: usize,
-        rows: &[KvRow],
-        from: &[u8],
-    ) -> Result<(), CacheError> {
-        let ledger = self.ledger();
-        let sequence = self.sequences.idle_mut(id)?;
-        self.storage.layer(layer)?;
-        let table = &mut sequence.tables[layer];
-        rows::replace_rows(&mut self.storage, table, &ledger, layer, rows, from)
-    }
-}
-
 /// Images.
 impl Store {
     /// The first block that may still change. All full blocks before it have their final form.
-    pub fn first_mutable_block(&self, id: SequenceId) -> Result<u64, CacheError> {
+    pub fn first_mutable_block(&self, id: SequenceId) -> CacheResult<u64> {
         let position = self.sequences.get(id)?.position;
         Ok(image::first_mutable_block(&self.storage, position))
     }
 
     /// The blocks that any layer has, in order.
-    pub fn blocks(&self, id: SequenceId) -> Result<Vec<u64>, CacheError> {
+    pub fn blocks(&self, id: SequenceId) -> CacheResult<Vec<u64>> {
         image::blocks(self.sequences.get(id)?)
     }
 
@@ -740,38 +483,38 @@ impl Store {
     }
 
     /// Appends one block of every layer to `out`.
-    pub fn column(&self, id: SequenceId, block: u64, out: &mut Vec<u8>) -> Result<(), CacheError> {
+    pub fn column(&self, id: SequenceId, block: u64, out: &mut Vec<u8>) -> CacheResult {
         let sequence = self.sequences.with_image(id)?;
         image::write_column(&self.storage, sequence, block, out)
     }
 
     /// Appends all but the columns to `out`.
-    pub fn outline(&self, id: SequenceId, out: &mut Vec<u8>) -> Result<(), CacheError> {
+    pub fn outline(&self, id: SequenceId, out: &mut Vec<u8>) -> CacheResult {
         let sequence = self.sequences.with_image(id)?;
         image::write_outline(&self.storage, sequence, out)
     }
 
     /// Opens the sequence of an image. Everything is checked first; then all of it fits or nothing has happened.
-    pub fn restore(&mut self, image: Image<'_>) -> Result<SequenceId, CacheError> {
+    pub fn restore(&mut self, image: Image<'_>) -> CacheResult<SequenceId> {
         let outline = self.read_outline(image.outline)?;
         let columns = image::read_columns(&self.storage, &outline, image.columns)?;
         self.restore_from(&outline, &columns, &[])
     }
 
     /// The parts of a mapped image of a sequence, except its outline.
-    pub fn mapped_layout(&self, id: SequenceId) -> Result<ImageLayout<'_>, CacheError> {
+    pub fn mapped_layout(&self, id: SequenceId) -> CacheResult<ImageLayout<'_>> {
         mapped::layout(&self.storage, self.sequences.with_image(id)?)
     }
 
     /// Opens the sequence of a mapped image; its full blocks stay in the file. Everything is checked first, as in
     /// [`Store::restore`], except the bytes of the blocks, for which the caller vouches.
-    pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> Result<SequenceId, CacheError> {
+    pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> CacheResult<SequenceId> {
         let outline = self.read_outline(image.outline)?;
         let columns = mapped::read_columns(&self.storage, &outline, image)?;
         self.restore_from(&outline, &columns, image.regions)
     }
 
-    fn read_outline<'a>(&self, bytes: &'a [u8]) -> Result<Outline<'a>, CacheError> {
+    fn read_outline<'a>(&self, bytes: &'a [u8]) -> CacheResult<Outline<'a>> {
         if self.row_stats.is_some() {
             return Err(CacheError::NoImage);
         }
@@ -783,7 +526,7 @@ impl Store {
         outline: &Outline<'_>,
         columns: &[Column<'_>],
         regions: &[Region],
-    ) -> Result<SequenceId, CacheError> {
+    ) -> CacheResult<SequenceId> {
         image::check(&self.storage, outline, columns)?;
         let id = self.open()?;
         let ledger = self.ledger();
@@ -799,7 +542,7 @@ impl Store {
     }
 
     /// Puts evicted blocks back where they were. They must be final, and not stored now.
-    pub fn mount(&mut self, id: SequenceId, columns: &[&[u8]]) -> Result<(), CacheError> {
+    pub fn mount(&mut self, id: SequenceId, columns: &[&[u8]]) -> CacheResult {
         self.sequences.with_image(id)?;
         let ledger = self.ledger();
         let sequence = self.sequences.idle_mut(id)?;

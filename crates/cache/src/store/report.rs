@@ -19,8 +19,6 @@ pub enum Zone {
 }
 
 impl Zone {
-    pub const ALL: [Zone; 3] = [Zone::Sinks, Zone::Recent, Zone::Rest];
-
     pub const fn name(self) -> &'static str {
         match self {
             Zone::Sinks => "sinks",
@@ -207,11 +205,8 @@ fn stretches(table: &BlockTable, i: usize, entry: &BlockEntry) -> Vec<(Range<u64
 fn missing(runs: &mut Vec<TokenRun>, positions: Range<u64>, window_passed: u64) {
     let border = window_passed.clamp(positions.start, positions.end.max(positions.start));
     push(runs, border - positions.start, TokenState::Passed);
-    push(
-        runs,
-        positions.end.saturating_sub(border),
-        TokenState::Missing,
-    );
+    let after = positions.end.saturating_sub(border);
+    push(runs, after, TokenState::Missing);
 }
 
 fn push(runs: &mut Vec<TokenRun>, tokens: u64, state: TokenState) {

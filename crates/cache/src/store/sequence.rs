@@ -2,7 +2,7 @@
 
 use super::storage::Storage;
 use crate::annotations::Annotations;
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, CacheResult, reserve_exact, with_room};
 use crate::ledger::Ledger;
 use crate::policy::{BlockSummary, Snapshot};
 use crate::row_stats::{RowStats, StatsFormat};
@@ -37,7 +37,7 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(storage: &Storage, format: Option<StatsFormat>) -> Result<Sequence, CacheError> {
+    pub fn new(storage: &Storage, format: Option<StatsFormat>) -> CacheResult<Sequence> {
         let mut sequence = Sequence {
             segments: Segments::with_capacity(GAPS, 0)?,
             has_row_stats: format.is_some(),
@@ -64,7 +64,7 @@ impl Sequence {
     }
 
     /// A second sequence that shares every block.
-    pub fn fork(&self, storage: &mut Storage) -> Result<Sequence, CacheError> {
+    pub fn fork(&self, storage: &mut Storage) -> CacheResult<Sequence> {
         let mut copy = Sequence {
             position: self.position,
             segments: self.segments.copy()?,
@@ -105,6 +105,14 @@ impl Sequence {
         storage.release_empty_slabs();
     }
 
+    /// Its id in this slot.
+    fn id(&self, slot: usize) -> SequenceId {
+        SequenceId {
+            index: slot as u32,
+            generation: self.generation,
+        }
+    }
+
     /// Rows of the fullest layer.
     pub fn rows(&self) -> usize {
         self.tables.iter().map(BlockTable::rows).max().unwrap_or(0)
@@ -119,7 +127,7 @@ impl Sequence {
 
     /// Makes room for `gaps` more gaps, within the budget, and adds its bytes to `ledger`. Gaps that touch become one, so a
     /// plan that continues the last one needs none.
-    pub fn reserve_gaps(&mut self, ledger: &mut Ledger, gaps: usize) -> Result<(), CacheError> {
+    pub fn reserve_gaps(&mut self, ledger: &mut Ledger, gaps: usize) -> CacheResult {
         let (capacity, hidden) = self.segments.capacity();
         let wanted = self.segments.gaps.len() + gaps;
         if wanted <= capacity {
@@ -143,10 +151,9 @@ impl Sequence {
         bytes.sum()
     }
 
-    pub fn snapshot(&self, storage: &Storage) -> Result<Snapshot, CacheError> {
-        let mut blocks: Vec<BlockSummary> = Vec::new();
+    pub fn snapshot(&self, storage: &Storage) -> CacheResult<Snapshot> {
         let entries = self.tables.iter().map(|t| t.entries.len());
-        reserve_exact(&mut blocks, entries.max().unwrap_or(0))?;
+        let mut blocks: Vec<BlockSummary> = with_room(entries.max().unwrap_or(0))?;
         for (layer, table) in storage.layers.iter().zip(&self.tables) {
             for entry in &table.entries {
                 let mut bytes = storage.entry_bytes(layer, entry) as u64;
@@ -184,11 +191,12 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    pub fn open(&self) -> impl Iterator<Item = (usize, &Sequence)> {
-        self.slots.iter().enumerate().filter(|(_, s)| s.open)
+    pub fn open(&self) -> impl Iterator<Item = (SequenceId, &Sequence)> {
+        let open = self.slots.iter().enumerate().filter(|(_, s)| s.open);
+        open.map(|(index, s)| (s.id(index), s))
     }
 
-    pub fn index(&self, id: SequenceId) -> Result<usize, CacheError> {
+    pub fn index(&self, id: SequenceId) -> CacheResult<usize> {
         let index = id.index as usize;
         match self.slots.get(index) {
             Some(s) if s.open && s.generation == id.generation => Ok(index),
@@ -196,17 +204,17 @@ impl Sequences {
         }
     }
 
-    pub fn get(&self, id: SequenceId) -> Result<&Sequence, CacheError> {
+    pub fn get(&self, id: SequenceId) -> CacheResult<&Sequence> {
         Ok(&self.slots[self.index(id)?])
     }
 
-    pub fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, CacheError> {
+    pub fn get_mut(&mut self, id: SequenceId) -> CacheResult<&mut Sequence> {
         let index = self.index(id)?;
         Ok(&mut self.slots[index])
     }
 
     /// The slot of a sequence that is not in a step.
-    pub fn idle_index(&self, id: SequenceId) -> Result<usize, CacheError> {
+    pub fn idle_index(&self, id: SequenceId) -> CacheResult<usize> {
         let index = self.index(id)?;
         if self.slots[index].in_step {
             return Err(CacheError::Busy { index });
@@ -214,13 +222,13 @@ impl Sequences {
         Ok(index)
     }
 
-    pub fn idle_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, CacheError> {
+    pub fn idle_mut(&mut self, id: SequenceId) -> CacheResult<&mut Sequence> {
         let index = self.idle_index(id)?;
         Ok(&mut self.slots[index])
     }
 
     /// The sequence, if its rows have not moved between blocks.
-    pub fn with_image(&self, id: SequenceId) -> Result<&Sequence, CacheError> {
+    pub fn with_image(&self, id: SequenceId) -> CacheResult<&Sequence> {
         let sequence = self.get(id)?;
         if sequence.has_row_stats {
             return Err(CacheError::NoImage);
@@ -232,23 +240,19 @@ impl Sequences {
         self.slots.iter().position(|s| !s.open)
     }
 
-    pub fn add_slot(&mut self) -> Result<usize, CacheError> {
+    pub fn add_slot(&mut self) -> CacheResult<usize> {
         reserve_exact(&mut self.slots, 1)?;
         self.slots.push(Sequence::default());
         Ok(self.slots.len() - 1)
     }
 
     pub fn put(&mut self, slot: usize, sequence: Sequence) -> SequenceId {
-        let generation = self.slots[slot].generation;
         self.slots[slot] = Sequence {
-            generation,
+            generation: self.slots[slot].generation,
             open: true,
             ..sequence
         };
-        SequenceId {
-            index: slot as u32,
-            generation,
-        }
+        self.slots[slot].id(slot)
     }
 
     pub fn bytes(&self) -> usize {

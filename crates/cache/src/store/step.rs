@@ -18,7 +18,7 @@
 
 use super::sequence::{SequenceId, Sequences};
 use super::storage::{Layer, Storage};
-use crate::error::{CacheError, reserve_exact};
+use crate::error::{CacheError, CacheResult, reserve_exact};
 use crate::pool::{BlockId, BlockPool, Reservation};
 use crate::size::{BlockDemand, SLOTS, TableState, first_seen_block};
 use crate::table::BlockTable;
@@ -171,7 +171,7 @@ impl Step {
         storage: &Storage,
         sequences: &Sequences,
         growth: &[SequenceGrowth],
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         let (layers, pools) = (storage.layers.len(), storage.pools.len());
         // Room for all sequences there are: a larger batch is refused below.
         let members = sequences.slots.len();
@@ -193,7 +193,7 @@ impl Step {
         &self,
         sequences: &Sequences,
         growth: &SequenceGrowth,
-    ) -> Result<StepMember, CacheError> {
+    ) -> CacheResult<StepMember> {
         let index = sequences.idle_index(growth.id)?;
         if self.member(growth.id).is_some() {
             return Err(CacheError::Busy { index });
@@ -223,12 +223,7 @@ impl Step {
 
     /// Counts the blocks that the step can need at once. Returns their bytes and those of longer tables.
     pub(super) fn worst_case(&mut self, storage: &Storage, sequences: &Sequences) -> usize {
-        let Step {
-            members,
-            needed,
-            transient,
-            ..
-        } = self;
+        let (members, needed, transient) = (&self.members, &mut self.needed, &mut self.transient);
         needed.resize(storage.pools.len(), 0);
         transient.resize(storage.pools.len(), 0);
         let mut bytes = 0usize;
@@ -250,9 +245,7 @@ impl Step {
         let needed = needed.iter_mut().zip(transient);
         for (pool, (needed, transient)) in storage.pools.iter().zip(needed) {
             *needed += *transient;
-            bytes = bytes
-                .saturating_add(needed.saturating_mul(pool.block_bytes()))
-                .saturating_add(pool.list_bytes_to_reserve(*needed));
+            bytes = bytes.saturating_add(pool.bytes_to_reserve(*needed));
         }
         bytes
     }
@@ -262,7 +255,7 @@ impl Step {
         &mut self,
         storage: &mut Storage,
         sequences: &mut Sequences,
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         for (pool, &blocks) in storage.pools.iter_mut().zip(&self.needed) {
             self.reservations.push(pool.reserve(blocks)?);
         }
@@ -303,7 +296,7 @@ impl Step {
     }
 
     /// Checks that every layer of every sequence has grown by exactly its tokens.
-    pub(super) fn check_written(&self, layers: usize) -> Result<(), CacheError> {
+    pub(super) fn check_written(&self, layers: usize) -> CacheResult {
         for (m, member) in self.members.iter().enumerate() {
             let undo = &self.undo[m * layers..(m + 1) * layers];
             let missing = undo.iter().position(|undo| !undo.written);
@@ -374,27 +367,20 @@ fn demand(
 ) -> BlockDemand {
     let near = &storage.pools[layer.near_pool];
     let shared = |pool: &BlockPool, id: Option<BlockId>| id.is_some_and(|id| pool.is_shared(id));
+    let leaving = table.without_far(storage.near_from(layer, member.end()));
+    let must_make = |pool| table.sinks.is_none() || shared(&storage.pools[pool], table.sinks);
     let state = TableState {
-        leaving: table
-            .without_far(storage.near_from(layer, member.end()))
-            .len() as u64,
+        leaving: leaving.len() as u64,
         copy_tail: shared(near, table.tail(member.position).and_then(|e| e.near)),
-        make_sinks: layer
-            .sink_pool
-            .is_some_and(|pool| table.sinks.is_none() || shared(&storage.pools[pool], table.sinks)),
+        make_sinks: layer.sink_pool.is_some_and(must_make),
     };
-    BlockDemand::of(
-        layer.shape,
-        storage.zones,
-        member.position,
-        member.tokens,
-        state,
-    )
+    let (shape, zones) = (layer.shape, storage.zones);
+    BlockDemand::of(shape, zones, member.position, member.tokens, state)
 }
 
 /// Drops blocks before `first` from a layer whose window has passed them.
 fn drop_passed(pools: &mut [BlockPool], layer: &Layer, table: &mut BlockTable, first: u64) {
-    let passed = table.entries.partition_point(|e| e.first_position < first);
+    let passed = table.entries_before(first);
     if passed == 0 {
         return;
     }

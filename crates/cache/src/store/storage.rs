@@ -1,7 +1,7 @@
 //! The layers of a model and the pools that hold their blocks: everything a sequence's tables point into.
 
 use crate::coding::{Mean, Staging, batch_blocks, recode_head};
-use crate::error::CacheError;
+use crate::error::{CacheError, CacheResult};
 use crate::pool::{BlockId, BlockPool, Reservation};
 use crate::row_stats::StatsFormat;
 use crate::size::{LayerShape, Zones, near_from};
@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 /// Bytes of a slab: a huge page, rounded up to whole blocks. A short chat stays small all the same, because only written
 /// pages of a slab that is not full are resident.
-const SLAB_BYTES: usize = 2 << 20;
+pub const SLAB_BYTES: usize = 2 << 20;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StoreOptions {
     pub layers: Vec<LayerShape>,
     pub zones: Zones,
@@ -34,24 +34,8 @@ pub struct StoreOptions {
     pub backing: Backing,
     /// The arenas' calls to the system; `None` = the real ones.
     pub slab_io: Option<Arc<dyn SlabIo>>,
-    /// Rounded up to whole blocks.
-    pub slab_bytes: usize,
-}
-
-impl Default for StoreOptions {
-    fn default() -> StoreOptions {
-        StoreOptions {
-            layers: Vec::new(),
-            zones: Zones::default(),
-            means: Vec::new(),
-            error_feedback: Vec::new(),
-            budget_bytes: None,
-            row_stats: None,
-            backing: Backing::default(),
-            slab_io: None,
-            slab_bytes: SLAB_BYTES,
-        }
-    }
+    /// Rounded up to whole blocks; `None` = [`SLAB_BYTES`].
+    pub slab_bytes: Option<usize>,
 }
 
 /// A layer: its shape, what its keys are encoded with, and the pools of its blocks.
@@ -127,7 +111,7 @@ pub(super) struct Storage {
 
 impl Storage {
     /// Pools without blocks.
-    pub fn new(options: StoreOptions) -> Result<Storage, CacheError> {
+    pub fn new(options: StoreOptions) -> CacheResult<Storage> {
         let StoreOptions { layers, zones, .. } = options;
         if zones.sinks > BLOCK_SLOTS {
             return Err(CacheError::TooMany {
@@ -140,6 +124,7 @@ impl Storage {
         means.resize_with(layers.len(), || None);
         let mut error_feedback = options.error_feedback;
         error_feedback.resize_with(layers.len(), || None);
+        let slab_bytes = options.slab_bytes.unwrap_or(SLAB_BYTES);
         let mut pools: Vec<BlockPool> = Vec::new();
         let mut pool_of = |block_bytes: usize| {
             let known = pools.iter().position(|p| p.block_bytes() == block_bytes);
@@ -147,7 +132,7 @@ impl Storage {
                 return Ok(pool);
             }
             let io = options.slab_io.clone();
-            let pool = BlockPool::new(block_bytes, options.slab_bytes, options.backing, io)?;
+            let pool = BlockPool::new(block_bytes, slab_bytes, options.backing, io)?;
             pools.push(pool);
             Ok::<usize, CacheError>(pools.len() - 1)
         };
@@ -158,19 +143,33 @@ impl Storage {
                 let head_dim = shape.head_dim;
                 return Err(CacheError::Form { layer: i, head_dim });
             }
-            let sink_bytes = shape.sink_bytes(zones);
+            let near_pool = pool_of(shape.near_shape().block_bytes())?;
+            let far_pool = pool_of(shape.far_shape().block_bytes())?;
+            let sink_pool = match shape.sink_bytes(zones) {
+                0 => None,
+                bytes => Some(pool_of(bytes)?),
+            };
+            let expected = shape.width();
+            let found = mean.as_ref().map_or(expected, Vec::len);
+            if found != expected {
+                return Err(CacheError::Mean {
+                    layer: i,
+                    expected,
+                    found,
+                });
+            }
+            let heads = |f: &ErrorFeedback| (f.kv_heads(), f.head_dim());
+            let own = (shape.kv_heads, shape.head_dim);
+            if error_feedback.as_ref().map_or(own, heads) != own {
+                return Err(CacheError::ErrorFeedback { layer: i });
+            }
             made.push(Layer {
                 shape,
-                near_pool: pool_of(shape.near_shape().block_bytes())?,
-                far_pool: pool_of(shape.far_shape().block_bytes())?,
-                sink_pool: match sink_bytes {
-                    0 => None,
-                    bytes => Some(pool_of(bytes)?),
-                },
-                mean: mean.map(|mean| checked_mean(i, shape, mean)).transpose()?,
-                error_feedback: error_feedback
-                    .map(|feedback| checked_feedback(i, shape, feedback))
-                    .transpose()?,
+                near_pool,
+                far_pool,
+                sink_pool,
+                mean: mean.map(|mean| Mean::new(shape, mean)).transpose()?,
+                error_feedback,
             });
         }
         Ok(Storage {
@@ -182,7 +181,7 @@ impl Storage {
         })
     }
 
-    pub fn layer(&self, layer: usize) -> Result<&Layer, CacheError> {
+    pub fn layer(&self, layer: usize) -> CacheResult<&Layer> {
         self.layers.get(layer).ok_or(CacheError::NoSuchLayer {
             layer,
             layers: self.layers.len(),
@@ -280,26 +279,4 @@ impl Storage {
             first = entries.end;
         }
     }
-}
-
-fn checked_mean(layer: usize, shape: LayerShape, mean: Vec<f32>) -> Result<Mean, CacheError> {
-    if mean.len() != shape.width() {
-        return Err(CacheError::Mean {
-            layer,
-            expected: shape.width(),
-            found: mean.len(),
-        });
-    }
-    Mean::new(shape, mean)
-}
-
-fn checked_feedback(
-    layer: usize,
-    shape: LayerShape,
-    feedback: ErrorFeedback,
-) -> Result<ErrorFeedback, CacheError> {
-    if feedback.kv_heads() != shape.kv_heads || feedback.head_dim() != shape.head_dim {
-        return Err(CacheError::ErrorFeedback { layer });
-    }
-    Ok(feedback)
 }

@@ -7,7 +7,7 @@ use super::sequence::{SequenceId, Sequences};
 use super::step::{Step, StepMember, TableUndo};
 use super::storage::{Layer, Storage};
 use crate::coding::{KvSide, Staging, batch_row_blocks, write_sinks};
-use crate::error::CacheError;
+use crate::error::{CacheError, CacheResult};
 use crate::pool::{BlockId, BlockPool, Reservation};
 use crate::size::SLOTS;
 use crate::table::{BlockEntry, BlockTable};
@@ -32,7 +32,7 @@ pub(super) fn write(
     step: &mut Step,
     (id, l): (SequenceId, usize),
     rows: NewRows<'_>,
-) -> Result<bool, CacheError> {
+) -> CacheResult<bool> {
     let index = sequences.index(id)?;
     let m = step.member(id).ok_or(CacheError::NotInStep { index })?;
     let member = step.members[m];
@@ -71,10 +71,8 @@ pub(super) fn write(
     let leaving = table.without_far(near_from);
     let far_pool = storage.layers[l].far_pool;
     storage.recode(exec, l, table, leaving, &mut reservations[far_pool]);
-    if table.entries[undo.first_made()..]
-        .iter()
-        .any(|e| e.is_near() && e.block() < near_from)
-    {
+    let mut made = table.entries[undo.first_made()..].iter();
+    if made.any(|e| e.is_near() && e.block() < near_from) {
         step.unsettled = Some(l);
     }
     Ok(true)
@@ -100,25 +98,18 @@ fn copy_shared(
             last.near = Some(private);
         }
     }
-    let Some(sink_pool) = layer.sink_pool else {
+    let writes_sinks = member.position < storage.zones.sinks as u64;
+    let Some(sink_pool) = layer.sink_pool.filter(|_| writes_sinks) else {
         return;
     };
-    if member.position >= storage.zones.sinks as u64 {
+    let pool = &mut storage.pools[sink_pool];
+    if table.sinks.is_some_and(|sinks| !pool.is_shared(sinks)) {
         return;
     }
-    let pool = &mut storage.pools[sink_pool];
-    match table.sinks {
-        Some(shared) if pool.is_shared(shared) => {
-            let private = pool.acquire(&mut reservations[sink_pool]);
-            pool.copy(shared, private);
-            table.sinks = Some(private);
-        }
-        Some(_) => {}
-        None => {
-            let made = pool.acquire(&mut reservations[sink_pool]);
-            pool.bytes_mut(made).fill(0);
-            table.sinks = Some(made);
-        }
+    let private = pool.acquire(&mut reservations[sink_pool]);
+    match table.sinks.replace(private) {
+        Some(shared) => pool.copy(shared, private),
+        None => pool.bytes_mut(private).fill(0),
     }
 }
 
@@ -150,10 +141,9 @@ fn append(
     };
     // Batches of blocks pay where there is work for several threads.
     let one_by_one = exec.pool.threads() < 2 || (k.is_raw() && v.is_raw());
-    let batch = if one_by_one {
-        1
-    } else {
-        batch_row_blocks(layer.shape)
+    let batch = match one_by_one {
+        true => 1,
+        false => batch_row_blocks(layer.shape),
     };
     let mut done = 0;
     while done < member.tokens {
@@ -252,11 +242,8 @@ impl NearRows<'_> {
         let exact = self.sinks.saturating_sub(self.position.min(SLOTS) as usize);
         let exact = (exact * shape.width()).min(rows.len());
         if let (Some((pool, id)), 1..) = (self.layer.sinks(self.sink_block), exact) {
-            let (k, v) = pools[pool].bytes_mut(id).split_at_mut(sink_bytes(
-                shape.kv_heads,
-                shape.head_dim,
-                self.sinks,
-            ));
+            let keys = sink_bytes(shape.kv_heads, shape.head_dim, self.sinks);
+            let (k, v) = pools[pool].bytes_mut(id).split_at_mut(keys);
             let to = if side.keys { k } else { v };
             write_sinks(backend, shape, self.sinks, to, slot, &rows[..exact]);
         }

@@ -3,6 +3,8 @@
 
 #![allow(dead_code)]
 
+pub mod audit;
+
 use haversack_cache::policy::window::WindowParams;
 use haversack_cache::{
     BlockEntry, CacheError, Codec, Form, KvForm, KvShape, LayerShape, PositionMode, SequenceGrowth,
@@ -20,6 +22,12 @@ use haversack_kernels::ops::rotation::rotate_head;
 use haversack_kernels::threads::ThreadPool;
 use std::collections::HashMap;
 use std::sync::OnceLock;
+
+/// Resident bytes of slabs according to the system; `None` if it does not say.
+pub fn resident_bytes(store: &Store) -> Option<u64> {
+    let mut pools = store.pools().iter();
+    pools.try_fold(0, |sum, p| Some(sum + p.arena().resident_bytes()?))
+}
 
 /// One thread: most tests are about bytes, and cores are few.
 pub fn exec() -> Exec<'static> {

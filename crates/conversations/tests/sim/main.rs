@@ -6,6 +6,8 @@
 //! and `SIM_SEED=…` for the one that a failure names, with a trace.
 #![cfg(target_os = "linux")]
 
+#[path = "../../../cache/tests/common/audit.rs"]
+mod audit;
 #[path = "../common/mod.rs"]
 mod common;
 mod event_checker;

@@ -112,7 +112,7 @@ impl SeedSettings {
         };
         let one = free.sequence_bytes(rows);
         let ledger = free.ledger();
-        let kept = ledger.side + ledger.tables + free.scratch_bytes(2, 64, rows);
+        let kept = ledger.side + ledger.tables + free.scratch_bytes_counting(2, 0, 64, rows);
         // A session that the budget alone forces to evict would differ from its reference without a budget.
         let first = match self.kind {
             Scenario::Sessions => 6,

@@ -1,5 +1,6 @@
 //! The world of one seed: what happens in each step, and what must hold after it.
 
+use crate::audit::audit;
 use crate::common::Dice;
 use crate::event_checker::{EventChecker, ReferenceTurn, TurnSpec};
 use crate::expected_turns::{self, ExpectedSession, SessionOp, turn_tokens};
@@ -185,7 +186,7 @@ impl World<'_> {
                 return Err(format!("a request failed: {why}"));
             }
         }
-        self.scheduler.runtime().store().audit()?;
+        audit(self.scheduler.runtime().store())?;
         let ledger = self.scheduler.runtime().ledger();
         if ledger.budget != self.settings.budget {
             return Err(format!("the budget is {:?}", ledger.budget));
@@ -443,7 +444,7 @@ impl World<'_> {
         let faults_hit = self.faults_hit();
         self.check_records()?;
         self.scheduler.suspend_all();
-        self.scheduler.runtime().store().audit()?;
+        audit(self.scheduler.runtime().store())?;
         let names: Vec<String> = self.alive().map(|t| t.name.clone()).collect();
         for name in names {
             if let Err(error) = self.scheduler.delete_session(&name)
@@ -452,7 +453,7 @@ impl World<'_> {
                 return Err(format!("deleting {name}: {error}"));
             }
         }
-        let left = self.scheduler.runtime().store().open_sequences();
+        let left = self.scheduler.runtime().store().sequences().count();
         if left > 0 {
             return Err(format!("{left} sequences are left"));
         }
@@ -833,8 +834,8 @@ impl World<'_> {
                 return Err(format!("{name}: {error}"));
             }
             scheduler.suspend_all();
-            scheduler.runtime().store().audit()?;
-            let left = scheduler.runtime().store().open_sequences();
+            audit(scheduler.runtime().store())?;
+            let left = scheduler.runtime().store().sequences().count();
             if left > 0 {
                 return Err(format!("{left} sequences are left of {name}"));
             }

@@ -67,24 +67,14 @@ impl Governor {
         }
     }
 
-    pub fn window(&self) -> usize {
-        self.window
-    }
-
-    /// Bytes that are left, and which limit says so.
-    pub fn headroom(&self, reading: &Reading) -> Option<(i64, &'static str)> {
-        headroom(reading, self.weights_bytes)
-    }
-
     /// The new window and why, if a reading at time `now` changes it.
     pub fn decide(&mut self, reading: &Reading, now: Duration) -> Option<(usize, String)> {
-        let (headroom, bound) = self.headroom(reading)?;
+        let (headroom, bound) = headroom(reading, self.weights_bytes)?;
         let limit = reading.cgroup.as_ref().and_then(|group| group.limit_bytes);
         let moved = self.last_limit.is_some() && self.last_limit != limit;
         self.last_limit = limit;
-        let calm = self
-            .last_change
-            .is_none_or(|then| now.saturating_sub(then) >= CALM);
+        let last = self.last_change;
+        let calm = last.is_none_or(|then| now.saturating_sub(then) >= CALM);
         let stalled = is_stalled(reading);
 
         let target = if headroom < LOW_BYTES as i64 || stalled {
@@ -98,11 +88,8 @@ impl Governor {
         if target == self.window || !(calm || moved) {
             return None;
         }
-        let verb = if target < self.window {
-            "shrunk"
-        } else {
-            "grown"
-        };
+        let shrinks = target < self.window;
+        let verb = if shrinks { "shrunk" } else { "grown" };
         let reason = if stalled && headroom >= LOW_BYTES as i64 {
             format!("{verb}: tasks stand still for memory")
         } else {
@@ -145,9 +132,8 @@ pub fn is_stalled(reading: &Reading) -> bool {
 /// Bytes that a device has left beside the weights, and which limit says so.
 pub fn headroom(reading: &Reading, weights_bytes: u64) -> Option<(i64, &'static str)> {
     let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-    let system = reading
-        .mem_available_bytes
-        .map(|bytes| (signed(bytes) - signed(FLOOR_BYTES), "available memory"));
+    let system = reading.mem_available_bytes;
+    let system = system.map(|bytes| (signed(bytes) - signed(FLOOR_BYTES), "available memory"));
     let group = reading.cgroup.as_ref().and_then(|group| {
         let limit = group.limit_bytes?;
         // Weights that cannot stay are read again for every token: a smaller window would not change that.
@@ -173,11 +159,9 @@ mod tests {
             }),
             ..Reading::default()
         };
-        let governor = Governor::new(1024, 1 << 10, 100 << 20);
         let room = |limit, anon| {
-            governor
-                .headroom(&reading(limit, anon))
-                .map(|(room, _)| room >> 20)
+            let room = headroom(&reading(limit, anon), 100 << 20);
+            room.map(|(room, _)| room >> 20)
         };
         assert_eq!(room(50, 20), Some(30));
         assert_eq!(room(150, 20), Some(30));
@@ -243,7 +227,7 @@ mod tests {
         for second in 1..100 {
             let limit = if second % 3 == 0 { 1 << 30 } else { 1 << 20 };
             governor.decide(&reading(limit, 64 << 20), at(second));
-            assert!((64..=512).contains(&governor.window()));
+            assert!((64..=512).contains(&governor.window));
         }
     }
 

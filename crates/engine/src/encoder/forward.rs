@@ -37,6 +37,7 @@ pub(super) fn forward(
     scratch: &mut [f32],
 ) -> [f32; DIMENSIONS] {
     let n = ids.len();
+    let pass = Pass { exec, file, n };
     let (x, rest) = scratch.split_at_mut(n * DIMENSIONS); // (token, dim)
     let (side, wide) = rest.split_at_mut(n * DIMENSIONS); // (token, dim)
     for (position, (row, &id)) in x.chunks_exact_mut(DIMENSIONS).zip(ids).enumerate() {
@@ -44,8 +45,8 @@ pub(super) fn forward(
         norm(exec.backend, row, &weights.norm);
     }
     for layer in &weights.layers[..LAYERS] {
-        attention(exec, layer, file, n, x, side, wide);
-        feed_forward(exec, layer, file, n, x, side, wide);
+        pass.attention(layer, x, side, wide);
+        pass.feed_forward(layer, x, side, wide);
     }
     let mut mean = [0.0; DIMENSIONS];
     for row in x.chunks_exact(DIMENSIONS) {
@@ -55,75 +56,108 @@ pub(super) fn forward(
     mean
 }
 
-/// `x = norm(x + out(attend(x)))`.
-fn attention(
-    exec: Exec<'_>,
-    layer: &Layer,
-    file: &[u8],
+/// One text on its way through the layers.
+struct Pass<'a> {
+    exec: Exec<'a>,
+    file: &'a [u8],
+    /// Tokens.
     n: usize,
-    x: &mut [f32],
-    side: &mut [f32],
-    wide: &mut [f32],
-) {
-    let len = n * DIMENSIONS;
-    let keys = n.next_multiple_of(LANES);
-    let (q, rest) = wide.split_at_mut(len);
-    let (k, rest) = rest.split_at_mut(len);
-    let (v, rest) = rest.split_at_mut(len);
-    let turned = &mut rest[..keys * DIMENSIONS]; // (head, dim, token)
-    let input = MatmulInput {
-        rows: n,
-        cols: DIMENSIONS,
-        x,
-        int8: None,
-    };
-    let mut products = [
-        (&layer.q, &mut *q),
-        (&layer.k, &mut *k),
-        (&layer.v, &mut *v),
-    ]
-    .map(|(linear, out)| MatrixProduct {
-        w: linear.matrix(file),
-        out,
-    });
-    matmul(exec, input, &mut products);
-    let scale = 1.0 / (HEAD as f32).sqrt();
-    rows(exec, q, DIMENSIONS, &|_, row| {
-        ops::add_assign(exec.backend, row, &layer.q.bias);
-        ops::scale(exec.backend, row, scale);
-    });
-    rows(exec, v, DIMENSIONS, &|_, row| {
-        ops::add_assign(exec.backend, row, &layer.v.bias);
-    });
-    chunks_mut(exec.pool, turned, keys * HEAD, &|head, turned| {
-        turn(k, &layer.k.bias, head, keys, turned);
-    });
-    let (q, v, turned) = (&*q, &*v, &*turned);
-    chunks_mut(exec.pool, side, QUERIES * DIMENSIONS, &|unit, out| {
-        let q = &q[unit * QUERIES * DIMENSIONS..][..out.len()];
-        for head in 0..HEADS {
-            attend(
-                exec.backend,
-                q,
-                &turned[head * keys * HEAD..],
-                v,
-                n,
-                head,
-                out,
-            );
-        }
-    });
-    // The queries are done with: their place takes the product.
-    add_and_norm(
-        exec,
-        &layer.out,
-        &layer.out_norm,
-        file,
-        n,
-        side,
-        x,
-        &mut wide[..len],
-    );
+}
+
+impl Pass<'_> {
+    /// `x = norm(x + out(attend(x)))`.
+    fn attention(&self, layer: &Layer, x: &mut [f32], side: &mut [f32], wide: &mut [f32]) {
+        let (Exec { backend, pool }, n) = (self.exec, self.n);
+        let len = n * DIMENSIONS;
+        let keys = n.next_multiple_of(LANES);
+        let (q, rest) = wide.split_at_mut(len);
+        let (k, rest) = rest.split_at_mut(len);
+        let (v, rest) = rest.split_at_mut(len);
+        let turned = &mut rest[..keys * DIMENSIONS]; // (head, dim, token)
+        self.linears(
+            [
+                (&layer.q, &mut *q),
+                (&layer.k, &mut *k),
+                (&layer.v, &mut *v),
+            ],
+            x,
+        );
+        let scale = 1.0 / (HEAD as f32).sqrt();
+        self.rows(q, DIMENSIONS, &|_, row| {
+            ops::add_assign(backend, row, &layer.q.bias);
+            ops::scale(backend, row, scale);
+        });
+        self.rows(v, DIMENSIONS, &|_, row| {
+            ops::add_assign(backend, row, &layer.v.bias)
+        });
+        chunks_mut(pool, turned, keys * HEAD, &|head, turned| {
+            turn(k, &layer.k.bias, head, keys, turned);
+        });
+        let (q, v, turned) = (&*q, &*v, &*turned);
+        chunks_mut(pool, side, QUERIES * DIMENSIONS, &|unit, out| {
+            let q = &q[unit * QUERIES * DIMENSIONS..][..out.len()];
+            for head in 0..HEADS {
+                let turned = &turned[head * keys * HEAD..];
+                attend(backend, q, turned, v, n, head, out);
+            }
+        });
+        // The queries are done with: their place takes the product.
+        self.add_and_norm((&layer.out, &layer.out_norm), side, x, &mut wide[..len]);
+    }
+
+    /// `x = norm(x + down(gelu(up(x))))`.
+    fn feed_forward(&self, layer: &Layer, x: &mut [f32], side: &mut [f32], wide: &mut [f32]) {
+        let backend = self.exec.backend;
+        let inner = &mut wide[..self.n * INNER];
+        self.linears([(&layer.up, &mut *inner)], x);
+        self.rows(inner, INNER, &|_, row| {
+            ops::add_assign(backend, row, &layer.up.bias);
+            ops::gelu_exact(backend, row);
+        });
+        self.add_and_norm((&layer.down, &layer.down_norm), inner, x, side);
+    }
+
+    /// `x = norm(x + linear(from))`; `product` is where the product goes.
+    fn add_and_norm(
+        &self,
+        (by, after): (&Linear, &Norm),
+        from: &[f32],
+        x: &mut [f32],
+        product: &mut [f32],
+    ) {
+        let backend = self.exec.backend;
+        self.linears([(by, &mut *product)], from);
+        let product = &*product;
+        self.rows(x, DIMENSIONS, &|i, row| {
+            ops::add_assign(backend, row, &product[i * DIMENSIONS..][..DIMENSIONS]);
+            ops::add_assign(backend, row, &by.bias);
+            norm(backend, row, after);
+        });
+    }
+
+    /// The products without their biases.
+    fn linears<const N: usize>(&self, by: [(&Linear, &mut [f32]); N], x: &[f32]) {
+        let input = MatmulInput {
+            rows: self.n,
+            cols: x.len() / self.n,
+            x,
+            int8: None,
+        };
+        let mut products = by.map(|(linear, out)| {
+            let w = linear.matrix(self.file);
+            MatrixProduct { w, out }
+        });
+        matmul(self.exec, input, &mut products);
+    }
+
+    /// `f(index, row)` for each row, a few at a time on each thread.
+    fn rows(&self, x: &mut [f32], len: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+        chunks_mut(self.exec.pool, x, ROWS * len, &|unit, part| {
+            for (i, row) in part.chunks_exact_mut(len).enumerate() {
+                f(unit * ROWS + i, row);
+            }
+        });
+    }
 }
 
 /// One head's keys, with their bias, turned so that a key is a lane: (dim, token), zero where there
@@ -161,16 +195,8 @@ fn attend(
         data: turned,
         stride: keys,
     };
-    ops::product(
-        backend,
-        of_head(&q[at..]),
-        turned,
-        queries,
-        HEAD,
-        keys,
-        &mut scores,
-        keys,
-    );
+    let (q, v, out) = (of_head(&q[at..]), of_head(&v[at..]), &mut out[at..]);
+    ops::product(backend, q, turned, queries, HEAD, keys, &mut scores, keys);
     for row in scores.chunks_exact_mut(keys).take(queries) {
         ops::softmax(backend, &mut row[..n]);
     }
@@ -178,76 +204,7 @@ fn attend(
         data: &scores,
         stride: keys,
     };
-    ops::product(
-        backend,
-        scores,
-        of_head(&v[at..]),
-        queries,
-        n,
-        HEAD,
-        &mut out[at..],
-        DIMENSIONS,
-    );
-}
-
-/// `x = norm(x + down(gelu(up(x))))`.
-fn feed_forward(
-    exec: Exec<'_>,
-    layer: &Layer,
-    file: &[u8],
-    n: usize,
-    x: &mut [f32],
-    side: &mut [f32],
-    wide: &mut [f32],
-) {
-    let inner = &mut wide[..n * INNER];
-    linear(exec, &layer.up, file, n, x, inner);
-    rows(exec, inner, INNER, &|_, row| {
-        ops::add_assign(exec.backend, row, &layer.up.bias);
-        ops::gelu_exact(exec.backend, row);
-    });
-    add_and_norm(exec, &layer.down, &layer.down_norm, file, n, inner, x, side);
-}
-
-/// `x = norm(x + linear(from))`; `product` is where the product goes.
-fn add_and_norm(
-    exec: Exec<'_>,
-    by: &Linear,
-    after: &Norm,
-    file: &[u8],
-    n: usize,
-    from: &[f32],
-    x: &mut [f32],
-    product: &mut [f32],
-) {
-    linear(exec, by, file, n, from, product);
-    let product = &*product;
-    rows(exec, x, DIMENSIONS, &|i, row| {
-        ops::add_assign(exec.backend, row, &product[i * DIMENSIONS..][..DIMENSIONS]);
-        ops::add_assign(exec.backend, row, &by.bias);
-        norm(exec.backend, row, after);
-    });
-}
-
-/// The product without the bias.
-fn linear(exec: Exec<'_>, by: &Linear, file: &[u8], n: usize, x: &[f32], out: &mut [f32]) {
-    let input = MatmulInput {
-        rows: n,
-        cols: x.len() / n,
-        x,
-        int8: None,
-    };
-    let w = by.matrix(file);
-    matmul(exec, input, &mut [MatrixProduct { w, out }]);
-}
-
-/// `f(index, row)` for each row, a few at a time on each thread.
-fn rows(exec: Exec<'_>, x: &mut [f32], len: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
-    chunks_mut(exec.pool, x, ROWS * len, &|unit, part| {
-        for (i, row) in part.chunks_exact_mut(len).enumerate() {
-            f(unit * ROWS + i, row);
-        }
-    });
+    ops::product(backend, scores, v, queries, n, HEAD, out, DIMENSIONS);
 }
 
 fn norm(backend: Backend, row: &mut [f32], norm: &Norm) {

@@ -32,7 +32,7 @@ mod weights;
 pub mod wordpiece;
 
 pub use embedding::{
-    DIMENSIONS, Embedding, STORED_BYTES, STORED_ERROR_MAX, StoredEmbedding, StoredError, similarity,
+    DIMENSIONS, Embedding, STORED_BYTES, StoredEmbedding, StoredError, similarity,
 };
 pub use error::{EncoderError, EncoderFileError};
 pub use forward::TOKENS_MAX;
@@ -86,18 +86,10 @@ impl Encoder {
         let weights = EncoderWeights::read(file.as_slice())
             .map_err(|error| EncoderError::Refused { path, error })?;
         let (path, vocab) = map(dir, VOCAB_FILE)?;
-        let pieces = WordPiece::from_vocab(vocab.as_slice()).and_then(|pieces| {
-            let (count, vectors) = (pieces.len(), weights.vocab);
-            if count == vectors {
-                return Ok(pieces);
-            }
-            Err(EncoderFileError::PieceCount {
-                pieces: count,
-                vectors,
-            })
-        });
+        let pieces = WordPiece::from_vocab(vocab.as_slice(), weights.vocab)
+            .map_err(|error| EncoderError::Refused { path, error })?;
         Ok(Encoder {
-            pieces: pieces.map_err(|error| EncoderError::Refused { path, error })?,
+            pieces,
             file,
             weights,
             backend: options.backend,
@@ -121,13 +113,8 @@ impl Encoder {
             backend: self.backend,
             pool: &self.pool,
         };
-        let mean = forward::forward(
-            exec,
-            &self.weights,
-            self.file.as_slice(),
-            &ids,
-            &mut scratch,
-        );
+        let file = self.file.as_slice();
+        let mean = forward::forward(exec, &self.weights, file, &ids, &mut scratch);
         Embedding::of(mean).ok_or(EncoderError::NoDirection)
     }
 
@@ -146,11 +133,6 @@ impl Encoder {
     /// Bytes that an open encoder keeps on the heap.
     pub fn heap_bytes(&self) -> usize {
         self.weights.heap_bytes() + self.pieces.heap_bytes()
-    }
-
-    /// Bytes of the mapped weights: clean pages of the file, not private memory.
-    pub fn mapped_bytes(&self) -> usize {
-        self.file.len()
     }
 }
 

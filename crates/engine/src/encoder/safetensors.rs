@@ -13,81 +13,13 @@
 //! Invariants of what [`SafeTensorsHeader::parse`] accepts: each tensor has as many bytes as its type and shape
 //! say, no two share a byte or a name, and together they are all the data there is.
 
+use super::error::EncoderFileError;
+
 /// The encoder's header has 11 KB.
 const HEADER_BYTES_MAX: u64 = 1 << 20;
 /// The encoder's file has 104.
 const TENSORS_MAX: usize = 4096;
 const RANK_MAX: usize = 4;
-
-/// Why a file is not a safetensors file.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SafeTensorsError {
-    #[error("{0} bytes are too few for a safetensors file")]
-    TooShort(usize),
-    #[error("the header claims {0} bytes; accepted: at most {HEADER_BYTES_MAX}")]
-    HeaderLength(u64),
-    #[error("the header claims {length} bytes, the file has {left} after its first 8")]
-    HeaderPastEnd { length: u64, left: usize },
-    #[error("the header is not UTF-8")]
-    NotUtf8,
-    #[error("the header should have {wanted} at byte {at}")]
-    Unexpected { wanted: String, at: usize },
-    #[error("the header ends inside a string")]
-    OpenString,
-    #[error("{0:.24} is too large a number")]
-    Number(String),
-    #[error("a list of more than {0} numbers")]
-    ListLength(usize),
-    #[error("more than {TENSORS_MAX} tensors")]
-    TooManyTensors,
-    #[error("{0} bytes at the end belong to no tensor")]
-    BytesAtEnd(usize),
-    #[error("{bytes} bytes before tensor {name:.80} belong to none")]
-    Gap { bytes: usize, name: String },
-    #[error("tensor {name:.80}{problem}")]
-    Tensor {
-        name: String,
-        problem: TensorProblem,
-    },
-}
-
-/// What is wrong with one tensor of a header.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TensorProblem {
-    #[error(" is there twice")]
-    Twice,
-    #[error(" overlaps the one before it")]
-    Overlaps,
-    #[error(": unknown field {0:.80}")]
-    UnknownField(String),
-    #[error(": {0} is there twice")]
-    FieldTwice(String),
-    #[error(": dtype, shape and two data_offsets are needed")]
-    MissingField,
-    #[error(": dtype {0:.80} is not known")]
-    UnknownType(String),
-    #[error(": bytes {begin} to {end} are not within the {data} of the file")]
-    Outside {
-        begin: usize,
-        end: usize,
-        data: usize,
-    },
-    #[error(": {dtype} of {shape:?} does not fill {bytes} bytes")]
-    Size {
-        dtype: String,
-        shape: Vec<usize>,
-        bytes: usize,
-    },
-}
-
-impl TensorProblem {
-    fn of(self, name: &str) -> SafeTensorsError {
-        SafeTensorsError::Tensor {
-            name: name.to_owned(),
-            problem: self,
-        }
-    }
-}
 
 /// One tensor: its place in the file, type and shape.
 #[derive(Clone, Copy, Debug)]
@@ -115,20 +47,29 @@ pub struct SafeTensorsHeader<'a> {
 
 impl<'a> SafeTensorsHeader<'a> {
     /// Reads the header of a whole file.
-    pub fn parse(file: &'a [u8]) -> Result<SafeTensorsHeader<'a>, SafeTensorsError> {
+    pub fn parse(file: &'a [u8]) -> Result<SafeTensorsHeader<'a>, EncoderFileError> {
         let Some((length, rest)) = file.split_first_chunk::<8>() else {
-            return Err(SafeTensorsError::TooShort(file.len()));
+            return refused(format!(
+                "{} bytes are too few for a safetensors file",
+                file.len()
+            ));
         };
         let length = u64::from_le_bytes(*length);
         if length > HEADER_BYTES_MAX {
-            return Err(SafeTensorsError::HeaderLength(length));
+            return refused(format!(
+                "the header claims {length} bytes; accepted: at most {HEADER_BYTES_MAX}"
+            ));
         }
         // Below the bound, so it fits.
         let Some((header, data)) = rest.split_at_checked(length as usize) else {
             let left = rest.len();
-            return Err(SafeTensorsError::HeaderPastEnd { length, left });
+            return refused(format!(
+                "the header claims {length} bytes, the file has {left} after its first 8"
+            ));
         };
-        let text = std::str::from_utf8(header).map_err(|_| SafeTensorsError::NotUtf8)?;
+        let Ok(text) = std::str::from_utf8(header) else {
+            return refused("the header is not UTF-8");
+        };
         let mut reader = HeaderReader {
             text,
             at: 0,
@@ -139,7 +80,7 @@ impl<'a> SafeTensorsHeader<'a> {
         check_cover(&mut tensors, file.len() - data.len(), file.len())?;
         tensors.sort_by_key(|t| t.name);
         if let Some(pair) = tensors.windows(2).find(|p| p[0].name == p[1].name) {
-            return Err(TensorProblem::Twice.of(pair[0].name));
+            return refused(format!("tensor {:.80} is there twice", pair[0].name));
         }
         Ok(SafeTensorsHeader { tensors })
     }
@@ -155,23 +96,30 @@ fn check_cover(
     tensors: &mut [SafeTensor<'_>],
     first: usize,
     end: usize,
-) -> Result<(), SafeTensorsError> {
+) -> Result<(), EncoderFileError> {
     tensors.sort_by_key(|t| (t.start, t.end));
     let mut at = first;
     for t in tensors {
+        let name = t.name;
         if t.start < at {
-            return Err(TensorProblem::Overlaps.of(t.name));
+            return refused(format!("tensor {name:.80} overlaps the one before it"));
         }
         if t.start > at {
-            let (bytes, name) = (t.start - at, t.name.to_owned());
-            return Err(SafeTensorsError::Gap { bytes, name });
+            let bytes = t.start - at;
+            return refused(format!(
+                "{bytes} bytes before tensor {name:.80} belong to none"
+            ));
         }
         at = t.end;
     }
     match end - at {
         0 => Ok(()),
-        left => Err(SafeTensorsError::BytesAtEnd(left)),
+        left => refused(format!("{left} bytes at the end belong to no tensor")),
     }
+}
+
+fn refused<T>(why: impl Into<String>) -> Result<T, EncoderFileError> {
+    Err(EncoderFileError(why.into()))
 }
 
 /// Bytes of one value.
@@ -193,7 +141,7 @@ struct HeaderReader<'a> {
 }
 
 impl<'a> HeaderReader<'a> {
-    fn tensors(&mut self) -> Result<Vec<SafeTensor<'a>>, SafeTensorsError> {
+    fn tensors(&mut self) -> Result<Vec<SafeTensor<'a>>, EncoderFileError> {
         let mut tensors = Vec::new();
         self.expect(b'{')?;
         let mut more = !self.taken(b'}');
@@ -204,7 +152,7 @@ impl<'a> HeaderReader<'a> {
                 self.metadata()?;
             } else {
                 if tensors.len() == TENSORS_MAX {
-                    return Err(SafeTensorsError::TooManyTensors);
+                    return refused(format!("more than {TENSORS_MAX} tensors"));
                 }
                 tensors.push(self.tensor(name)?);
             }
@@ -212,13 +160,13 @@ impl<'a> HeaderReader<'a> {
         }
         self.skip_space();
         if self.at < self.text.len() {
-            return Err(self.unexpected("the end of the header"));
+            return self.unexpected("the end of the header");
         }
         Ok(tensors)
     }
 
     /// Strings by strings, which are not used here.
-    fn metadata(&mut self) -> Result<(), SafeTensorsError> {
+    fn metadata(&mut self) -> Result<(), EncoderFileError> {
         self.expect(b'{')?;
         let mut more = !self.taken(b'}');
         while more {
@@ -230,7 +178,7 @@ impl<'a> HeaderReader<'a> {
         Ok(())
     }
 
-    fn tensor(&mut self, name: &'a str) -> Result<SafeTensor<'a>, SafeTensorsError> {
+    fn tensor(&mut self, name: &'a str) -> Result<SafeTensor<'a>, EncoderFileError> {
         let (mut dtype, mut shape, mut offsets) = (None, None, None);
         self.expect(b'{')?;
         let mut more = !self.taken(b'}');
@@ -241,34 +189,35 @@ impl<'a> HeaderReader<'a> {
                 "dtype" => dtype.replace(self.string()?).is_some(),
                 "shape" => shape.replace(self.numbers::<RANK_MAX>()?).is_some(),
                 "data_offsets" => offsets.replace(self.numbers::<2>()?).is_some(),
-                _ => return Err(TensorProblem::UnknownField(field.to_owned()).of(name)),
+                _ => return refused(format!("tensor {name:.80}: unknown field {field:.80}")),
             };
             if twice {
-                return Err(TensorProblem::FieldTwice(field.to_owned()).of(name));
+                return refused(format!("tensor {name:.80}: {field} is there twice"));
             }
             more = self.goes_on(b'}')?;
         }
         let (Some(dtype), Some((dims, rank)), Some(([begin, end], 2))) = (dtype, shape, offsets)
         else {
-            return Err(TensorProblem::MissingField.of(name));
+            let needed = "dtype, shape and two data_offsets are needed";
+            return refused(format!("tensor {name:.80}: {needed}"));
         };
         let Some(width) = width(dtype) else {
-            return Err(TensorProblem::UnknownType(dtype.to_owned()).of(name));
+            return refused(format!("tensor {name:.80}: dtype {dtype:.80} is not known"));
         };
         if begin > end || end > self.data_len {
             let data = self.data_len;
-            return Err(TensorProblem::Outside { begin, end, data }.of(name));
+            return refused(format!(
+                "tensor {name:.80}: bytes {begin} to {end} are not within the {data} of the file"
+            ));
         }
         let bytes = dims[..rank]
             .iter()
             .try_fold(width, |n, dim| n.checked_mul(*dim));
         if bytes != Some(end - begin) {
-            let problem = TensorProblem::Size {
-                dtype: dtype.to_owned(),
-                shape: dims[..rank].to_vec(),
-                bytes: end - begin,
-            };
-            return Err(problem.of(name));
+            let (shape, bytes) = (&dims[..rank], end - begin);
+            return refused(format!(
+                "tensor {name:.80}: {dtype} of {shape:?} does not fill {bytes} bytes"
+            ));
         }
         Ok(SafeTensor {
             name,
@@ -282,7 +231,7 @@ impl<'a> HeaderReader<'a> {
     }
 
     /// `[1, 2, …]`, at most `N`; how many there were.
-    fn numbers<const N: usize>(&mut self) -> Result<([usize; N], usize), SafeTensorsError> {
+    fn numbers<const N: usize>(&mut self) -> Result<([usize; N], usize), EncoderFileError> {
         let mut numbers = [0; N];
         let mut n = 0;
         self.expect(b'[')?;
@@ -291,7 +240,7 @@ impl<'a> HeaderReader<'a> {
             let number = self.number()?;
             match numbers.get_mut(n) {
                 Some(place) => *place = number,
-                None => return Err(SafeTensorsError::ListLength(N)),
+                None => return refused(format!("a list of more than {N} numbers")),
             }
             n += 1;
             more = self.goes_on(b']')?;
@@ -299,21 +248,19 @@ impl<'a> HeaderReader<'a> {
         Ok((numbers, n))
     }
 
-    fn number(&mut self) -> Result<usize, SafeTensorsError> {
+    fn number(&mut self) -> Result<usize, EncoderFileError> {
         self.skip_space();
         let rest = &self.text[self.at..];
         let digits = &rest[..rest.bytes().take_while(u8::is_ascii_digit).count()];
         if digits.is_empty() {
-            return Err(self.unexpected("a whole number"));
+            return self.unexpected("a whole number");
         }
         self.at += digits.len();
-        digits
-            .parse()
-            .map_err(|_| SafeTensorsError::Number(digits.to_owned()))
+        (digits.parse()).or_else(|_| refused(format!("{digits:.24} is too large a number")))
     }
 
     /// What stands between the quotes, as it is written.
-    fn string(&mut self) -> Result<&'a str, SafeTensorsError> {
+    fn string(&mut self) -> Result<&'a str, EncoderFileError> {
         self.expect(b'"')?;
         let start = self.at;
         let bytes = self.text.as_bytes();
@@ -324,15 +271,15 @@ impl<'a> HeaderReader<'a> {
                     return Ok(&self.text[start..self.at - 1]);
                 }
                 b'\\' => self.at += 2,
-                0..0x20 => return Err(self.unexpected("no control character")),
+                0..0x20 => return self.unexpected("no control character"),
                 _ => self.at += 1,
             }
         }
-        Err(SafeTensorsError::OpenString)
+        refused("the header ends inside a string")
     }
 
     /// After an item: true for a comma, false for the end.
-    fn goes_on(&mut self, end: u8) -> Result<bool, SafeTensorsError> {
+    fn goes_on(&mut self, end: u8) -> Result<bool, EncoderFileError> {
         if self.taken(b',') {
             return Ok(true);
         }
@@ -340,11 +287,11 @@ impl<'a> HeaderReader<'a> {
         Ok(false)
     }
 
-    fn expect(&mut self, byte: u8) -> Result<(), SafeTensorsError> {
-        if self.taken(byte) {
-            return Ok(());
+    fn expect(&mut self, byte: u8) -> Result<(), EncoderFileError> {
+        match self.taken(byte) {
+            true => Ok(()),
+            false => self.unexpected(&char::from(byte).to_string()),
         }
-        Err(self.unexpected(&char::from(byte).to_string()))
     }
 
     fn taken(&mut self, byte: u8) -> bool {
@@ -361,10 +308,8 @@ impl<'a> HeaderReader<'a> {
             .count();
     }
 
-    fn unexpected(&self, wanted: &str) -> SafeTensorsError {
-        SafeTensorsError::Unexpected {
-            wanted: wanted.to_owned(),
-            at: self.at,
-        }
+    fn unexpected<T>(&self, wanted: &str) -> Result<T, EncoderFileError> {
+        let at = self.at;
+        refused(format!("the header should have {wanted} at byte {at}"))
     }
 }

@@ -131,16 +131,13 @@ struct Source<'a> {
 
 impl<'a> Source<'a> {
     fn f32(&self, name: &str) -> Result<&SafeTensor<'a>, EncoderFileError> {
-        let Some(tensor) = self.header.get(name) else {
-            return Err(EncoderFileError::MissingTensor(name.to_owned()));
-        };
-        if tensor.dtype != "F32" {
-            return Err(EncoderFileError::TensorType {
-                name: name.to_owned(),
-                dtype: tensor.dtype.to_owned(),
-            });
+        match self.header.get(name) {
+            Some(tensor) if tensor.dtype == "F32" => Ok(tensor),
+            Some(SafeTensor { dtype, .. }) => Err(EncoderFileError(format!(
+                "tensor {name} is {dtype:.80}, F32 is needed"
+            ))),
+            None => Err(EncoderFileError(format!("tensor {name} is missing"))),
         }
-        Ok(tensor)
     }
 
     fn bytes(&self, name: &str, shape: &[usize]) -> Result<Range<usize>, EncoderFileError> {
@@ -174,9 +171,8 @@ impl<'a> Source<'a> {
 }
 
 fn wrong_shape(tensor: &SafeTensor<'_>, wanted: String) -> EncoderFileError {
-    EncoderFileError::TensorShape {
-        name: tensor.name.to_owned(),
-        shape: tensor.shape().to_vec(),
-        wanted,
-    }
+    let (name, shape) = (tensor.name, tensor.shape());
+    EncoderFileError(format!(
+        "tensor {name:.80} has the shape {shape:?}, {wanted} is needed"
+    ))
 }

@@ -19,10 +19,12 @@
 //! syllables of Hangul are decomposed by their arithmetic. Marks are not put into canonical order:
 //! those that would move are nonspacing, and gone.
 
-use super::error::{EncoderFileError, VOCAB_BYTES_MAX};
+use super::error::EncoderFileError;
 use haversack_text::tokenizer::pieces::Pieces;
 use unicode_general_category::{GeneralCategory as G, get_general_category};
 
+/// Ten times the largest vocabulary known; that of the encoder has 226 KiB.
+const VOCAB_BYTES_MAX: usize = 16 << 20;
 /// Longer words are unknown as a whole.
 const WORD_CHARS_MAX: usize = 100;
 /// Prefix of pieces that continue a word.
@@ -39,35 +41,37 @@ pub struct WordPiece {
 }
 
 impl WordPiece {
-    /// From the bytes of a `vocab.txt`.
-    pub fn from_vocab(bytes: &[u8]) -> Result<WordPiece, EncoderFileError> {
-        if bytes.len() > VOCAB_BYTES_MAX {
-            return Err(EncoderFileError::VocabularyBytes(bytes.len()));
+    /// From the bytes of a `vocab.txt`; the weights have vectors for `vectors` pieces.
+    pub fn from_vocab(bytes: &[u8], vectors: usize) -> Result<WordPiece, EncoderFileError> {
+        let refused = |why: String| Err(EncoderFileError(why));
+        let len = bytes.len();
+        if len > VOCAB_BYTES_MAX {
+            return refused(format!(
+                "{len} bytes of vocabulary; accepted: at most {VOCAB_BYTES_MAX}"
+            ));
         }
         let lines = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         let lines = lines
             .split(|b| *b == b'\n')
             .map(|line| line.strip_suffix(b"\r").unwrap_or(line));
-        let pieces = Pieces::new(lines)?;
-        let special = |piece: &'static str| {
+        let pieces = Pieces::new(lines).map_err(|error| EncoderFileError(error.to_string()))?;
+        let special = |piece: &str| {
             let found = pieces.find(piece.as_bytes());
-            found.ok_or(EncoderFileError::MissingPiece(piece))
+            found.ok_or_else(|| EncoderFileError(format!("there is no piece {piece}")))
         };
+        let (unknown, first, last) = (special("[UNK]")?, special("[CLS]")?, special("[SEP]")?);
+        let count = pieces.len();
+        if count != vectors {
+            return refused(format!(
+                "{count} pieces, but the weights have vectors for {vectors}"
+            ));
+        }
         Ok(WordPiece {
-            unknown: special("[UNK]")?,
-            first: special("[CLS]")?,
-            last: special("[SEP]")?,
             pieces,
+            unknown,
+            first,
+            last,
         })
-    }
-
-    /// Pieces in the vocabulary.
-    pub fn len(&self) -> usize {
-        self.pieces.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
     }
 
     pub fn heap_bytes(&self) -> usize {
@@ -341,8 +345,8 @@ mod tests {
     }
 
     fn small() -> WordPiece {
-        WordPiece::from_vocab(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nun\n##aff\n##able\n##a\na\n,\n")
-            .unwrap()
+        let vocab = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nun\n##aff\n##able\n##a\na\n,\n";
+        WordPiece::from_vocab(vocab, 10).unwrap()
     }
 
     #[test]
@@ -379,10 +383,10 @@ mod tests {
             (b"[UNK]\n[SEP]", "[CLS]"),
             (b"[UNK]\r\n[CLS]\r\n", "[SEP]"),
         ] {
-            let e = WordPiece::from_vocab(bytes).err().unwrap();
+            let e = WordPiece::from_vocab(bytes, 3).err().unwrap();
             assert_eq!(e.to_string(), format!("there is no piece {what}"));
         }
-        let e = WordPiece::from_vocab(&vec![b'\n'; VOCAB_BYTES_MAX + 1])
+        let e = WordPiece::from_vocab(&vec![b'\n'; VOCAB_BYTES_MAX + 1], 3)
             .err()
             .unwrap();
         assert!(e.to_string().contains("16777217"), "{e}");

@@ -2,14 +2,26 @@
 //!
 //! A file whose length or hash is wrong is treated as missing.
 
-use std::path::Path;
+use crate::model::Model;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The file of a model's measurement.
+pub fn path(model: &Model, dir: &Path, ending: &str) -> PathBuf {
+    dir.join(format!("{}.{ending}", model.fingerprint().to_hex()))
+}
+
+/// Writes the file if there is a place for it. A failure is logged: the next run measures again.
+pub fn save(path: Option<&Path>, what: &str, heading: &[u8], values: impl Iterator<Item = f32>) {
+    if let Some(path) = path
+        && let Err(e) = write(path, heading, values)
+    {
+        log::warn!("{}: {what} not saved: {e}", path.display());
+    }
+}
 
 /// Writes the whole file or nothing.
-pub fn write(
-    path: &Path,
-    heading: &[u8],
-    values: impl Iterator<Item = f32>,
-) -> std::io::Result<()> {
+fn write(path: &Path, heading: &[u8], values: impl Iterator<Item = f32>) -> io::Result<()> {
     let mut bytes = heading.to_vec();
     bytes.extend(values.flat_map(f32::to_le_bytes));
     let hash = blake3::hash(&bytes);

@@ -9,7 +9,7 @@ pub mod probe;
 use crate::model::Model;
 use crate::model::kv::KvOptions;
 use crate::step::runner::ModelRunner;
-use haversack_cache::{CacheError, Store, StoreOptions};
+use haversack_cache::{CacheResult, Store, StoreOptions};
 use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::KvForm;
 use std::sync::Arc;
@@ -20,19 +20,13 @@ fn exact_runner(
     threads: usize,
     int8: bool,
     arenas: &StoreOptions,
-) -> Result<ModelRunner, CacheError> {
+) -> CacheResult<ModelRunner> {
     let kv = KvOptions::plain(KvForm::F16);
     let store = Store::new(StoreOptions {
         layers: kv.shapes(model.config()),
         zones: kv.zones(),
         ..arenas.clone()
     })?;
-    let (model, threads) = (model.clone(), threads.max(1));
-    Ok(ModelRunner::new(
-        model,
-        store,
-        threads,
-        Backend::best(),
-        int8,
-    ))
+    let (model, threads, backend) = (model.clone(), threads.max(1), Backend::best());
+    Ok(ModelRunner::new(model, store, threads, backend, int8))
 }

@@ -24,7 +24,8 @@ use haversack_cache::policy::adaptive::{CODECS, DamageCurves, SHARES};
 use haversack_cache::policy::heavy::HeavyScore;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::{
-    CacheError, KvRow, LayerShape, SequenceGrowth, SequenceId, StatsFormat, Store, StoreOptions,
+    CacheError, CacheResult, KvRow, LayerShape, SequenceGrowth, SequenceId, StatsFormat, Store,
+    StoreOptions,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{
@@ -99,7 +100,7 @@ pub fn file(model: &Model, dir: &Path, depth: Depth) -> PathBuf {
         Depth::Scaled => "probe",
         Depth::Local => "local",
     };
-    dir.join(format!("{}.{ending}", model.fingerprint().to_hex()))
+    measurement_file::path(model, dir, ending)
 }
 
 /// A probe of this depth, if one was saved.
@@ -120,12 +121,11 @@ pub fn load_or_measure(
     depth: Depth,
     dir: Option<&Path>,
     tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Probe>, CacheError> {
-    let layers = model.config().layers.len();
-    let path = dir.map(|dir| file(model, dir, depth));
-    if let Some(probe) = path.as_ref().and_then(|path| read(path, layers)) {
+) -> CacheResult<Option<Probe>> {
+    if let Some(probe) = dir.and_then(|dir| saved(model, dir, depth)) {
         return Ok(Some(probe));
     }
+    let layers = model.config().layers.len();
     let weights_bytes = model.weights().bytes_per_token() as u64;
     let Some(tokens) = calibrate::tokens_affordable(weights_bytes) else {
         return Ok(Some(Probe::of(vec![TYPICAL; layers])));
@@ -135,11 +135,11 @@ pub fn load_or_measure(
     let Some(probe) = measure(model, Some(&stats), threads, &ids, depth, tell)? else {
         return Ok(None);
     };
-    if let Some(path) = &path
-        && let Err(e) = write_file(path, &probe)
-    {
-        log::warn!("{}: probe not saved: {e}", path.display());
-    }
+    let path = dir.map(|dir| file(model, dir, depth));
+    let curves = probe.curves.iter();
+    let values = curves.flat_map(|c| c.k.into_iter().chain(c.v).chain(c.rows));
+    let values = values.chain([probe.slope, probe.offset]);
+    measurement_file::save(path.as_deref(), "probe", HEADING, values);
     Ok(Some(probe))
 }
 
@@ -154,15 +154,6 @@ const HEADING: &[u8] = b"haversack probe 2\n";
 
 /// Numbers of one layer.
 const EACH: usize = 2 * CODECS.len() + SHARES.len();
-
-fn write_file(path: &Path, probe: &Probe) -> std::io::Result<()> {
-    let values = probe
-        .curves
-        .iter()
-        .flat_map(|c| c.k.into_iter().chain(c.v).chain(c.rows));
-    let values = values.chain([probe.slope, probe.offset]);
-    measurement_file::write(path, HEADING, values)
-}
 
 fn read(path: &Path, layers: usize) -> Option<Probe> {
     let values = measurement_file::read(path, HEADING, layers * EACH + 2)?;
@@ -186,16 +177,6 @@ fn read(path: &Path, layers: usize) -> Option<Probe> {
     })
 }
 
-/// The last tokens of the text, for which damage is followed to the logits.
-const LAST: usize = 4 * BLOCK_SLOTS;
-
-/// The same where one trial a layer must do.
-const LAST_SHORT: usize = 2 * BLOCK_SLOTS;
-
-/// Of the blocks before, one in this many evaluates codecs; all of them evaluate rows.
-const EVALUATE_EVERY: usize = 4;
-const EVALUATE_EVERY_SHORT: usize = 8;
-
 /// How much of the damage is followed to the logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Depth {
@@ -209,17 +190,19 @@ pub enum Depth {
 }
 
 impl Depth {
-    fn last(self) -> usize {
+    /// The last tokens of the text, for which damage is followed to the logits; fewer where one trial a layer must do.
+    const fn last(self) -> usize {
         match self {
-            Depth::Full => LAST,
-            _ => LAST_SHORT,
+            Depth::Full => 4 * BLOCK_SLOTS,
+            _ => 2 * BLOCK_SLOTS,
         }
     }
 
+    /// Of the blocks before, one in this many evaluates codecs; all of them evaluate rows.
     fn evaluate_every(self) -> usize {
         match self {
-            Depth::Full => EVALUATE_EVERY,
-            _ => EVALUATE_EVERY_SHORT,
+            Depth::Full => 4,
+            _ => 8,
         }
     }
 }
@@ -232,7 +215,7 @@ pub fn measure(
     ids: &[u32],
     depth: Depth,
     tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Probe>, CacheError> {
+) -> CacheResult<Option<Probe>> {
     let ids = &ids[..ids.len() / BLOCK_SLOTS * BLOCK_SLOTS];
     if ids.len() < TOKENS_MIN {
         return Ok(Some(Probe::of(vec![TYPICAL; model.config().layers.len()])));
@@ -249,7 +232,7 @@ pub fn measure(
     let (send, receive) = std::sync::mpsc::sync_channel(0);
     let mut damages: Vec<LayerDamage> = Vec::new();
     let mut stopped = false;
-    let evaluate = || -> Result<(), CacheError> {
+    let evaluate = || -> CacheResult {
         for captured in receive {
             let bench = LayerBench::new(model, stats, damages.len(), captured);
             damages.push(bench.evaluate(exec, ids.len(), depth)?);
@@ -319,7 +302,7 @@ fn append(
     sequence: SequenceId,
     tokens: &[u32],
     want: LogitRows,
-) -> Result<Vec<f32>, CacheError> {
+) -> CacheResult<Vec<f32>> {
     let mut logits = Vec::new();
     for tokens in tokens.chunks(runner.chunk_for(None)) {
         let span = StepSpan {
@@ -334,7 +317,7 @@ fn append(
 }
 
 /// With fewer tokens nothing can be measured.
-const TOKENS_MIN: usize = 2 * LAST;
+const TOKENS_MIN: usize = 2 * Depth::Full.last();
 
 /// One layer with its rows and its queries, ready to be evaluated.
 struct LayerBench<'a> {
@@ -455,12 +438,10 @@ impl<'a> LayerBench<'a> {
         &self.model.config().layers[self.layer]
     }
 
-    fn store(&self, variants: &[Variant]) -> Result<Store, CacheError> {
+    fn store(&self, variants: &[Variant]) -> CacheResult<Store> {
         let (config, c) = (self.model.config(), self.config());
-        let shapes: Vec<LayerShape> = variants
-            .iter()
-            .map(|v| KvOptions::new(v.form()).layer(self.layer, c))
-            .collect();
+        let shape = |v: &Variant| KvOptions::new(v.form()).layer(self.layer, c);
+        let shapes: Vec<LayerShape> = variants.iter().map(shape).collect();
         let of_layer = |shape: &LayerShape| match self.stats {
             Some(stats) => stats.for_layer(config, self.layer, shape),
             None => (None, None),
@@ -477,12 +458,7 @@ impl<'a> LayerBench<'a> {
     }
 
     /// Reads the text again, a block at a time, in every variant of this one layer.
-    fn evaluate(
-        &self,
-        exec: Exec<'_>,
-        tokens: usize,
-        depth: Depth,
-    ) -> Result<LayerDamage, CacheError> {
+    fn evaluate(&self, exec: Exec<'_>, tokens: usize, depth: Depth) -> CacheResult<LayerDamage> {
         let c = self.config();
         let variants = Variant::all(c.window.is_some());
         let mut store = self.store(&variants)?;
@@ -640,7 +616,7 @@ impl<'a> LayerBench<'a> {
         variants: &[Variant],
         tokens: usize,
         (loose, is_whole): (&mut Vec<KvRow>, &mut [bool]),
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         let anchors = BLOCK_SLOTS as u64;
         for (i, variant) in variants.iter().enumerate() {
             let Variant::Rows(share) = *variant else {
@@ -731,19 +707,14 @@ struct TextTail<'a> {
 }
 
 impl TextTail<'_> {
-    fn read(&mut self) -> Result<(), CacheError> {
+    fn read(&mut self) -> CacheResult {
         let fork = self.runner.fork(self.id)?;
         self.truth = append(&mut self.runner, fork, self.tokens, LogitRows::All)?;
         self.runner.close(fork)
     }
 
     /// Mean KL divergence of the logits when the attention of one layer gives `output`.
-    fn divergence(
-        &mut self,
-        layer: usize,
-        stream: &[f32],
-        output: &[f32],
-    ) -> Result<f32, CacheError> {
+    fn divergence(&mut self, layer: usize, stream: &[f32], output: &[f32]) -> CacheResult<f32> {
         let span = StepSpan {
             sequence: self.id,
             position: self.runner.store.position(self.id)?,
@@ -774,11 +745,7 @@ const SCALE_CODEC: usize = 1;
 
 impl LayerDamage {
     /// Scales the damage to the stream to the damage to the logits.
-    fn follow(
-        &mut self,
-        tail: &mut TextTail<'_>,
-        pairs: &mut Vec<(f64, f64)>,
-    ) -> Result<(), CacheError> {
+    fn follow(&mut self, tail: &mut TextTail<'_>, pairs: &mut Vec<(f64, f64)>) -> CacheResult {
         let mut factors = Vec::new();
         for (sides, damage, output) in &self.outputs {
             let distance = tail.divergence(self.layer, &self.stream, output)?;

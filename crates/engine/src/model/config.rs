@@ -4,7 +4,7 @@
 //! All numbers come from a file, so each is checked against its range and named when it is wrong.
 //! Shapes are compared with the tensors later, by [`super::weights`].
 
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::keys::{MetadataKeys, missing};
 use super::rope;
 use haversack_gguf::Gguf;
@@ -99,7 +99,7 @@ const VOCAB_MAX: usize = 1 << 22;
 
 /// Gemma 3: every sixth layer sees everything, the others a window; the windowed ones rotate with
 /// the base of the earlier models. Files that do not say otherwise mean these.
-const GEMMA3_PATTERN: u64 = 6;
+const GEMMA3_PATTERN: usize = 6;
 const GEMMA3_LOCAL_BASE: f64 = 10_000.0;
 /// Gemma 3 27B is the one size whose scores are scaled by the embedding's share of a head.
 const GEMMA3_27B_LAYERS: usize = 62;
@@ -107,127 +107,85 @@ const GEMMA3_27B_LAYERS: usize = 62;
 impl Config {
     /// `context` is what the caller means to use at most; some models rotate differently beyond
     /// the length they were first trained for.
-    pub fn read(g: &Gguf, context: Option<usize>) -> Result<Config, LoadError> {
-        let arch_name = g
-            .str("general.architecture")?
-            .ok_or_else(|| missing("general.architecture"))?;
-        let arch = Arch::ALL
-            .into_iter()
-            .find(|a| a.name() == arch_name)
-            .ok_or_else(|| {
-                let known = Arch::ALL.map(Arch::name).join(", ");
-                LoadError::field(
-                    "general.architecture",
-                    format!("{:?} is not supported; supported: {known}", clip(arch_name)),
-                )
-            })?;
+    pub fn read(g: &Gguf, context: Option<usize>) -> LoadResult<Config> {
+        let arch_name = g.str("general.architecture")?;
+        let arch_name = arch_name.ok_or_else(|| missing("general.architecture"))?;
+        let Some(arch) = Arch::ALL.into_iter().find(|a| a.name() == arch_name) else {
+            let (name, known) = (clip(arch_name), Arch::ALL.map(Arch::name).join(", "));
+            let what = format!("{name:?} is not supported; supported: {known}");
+            return Err(LoadError::field("general.architecture", what));
+        };
         let keys = MetadataKeys::new(g, arch.name());
 
         let layers = keys.count("block_count", 1, LAYERS_MAX)?;
         let dim = keys.count("embedding_length", 1, DIM_MAX)?;
         let trained = keys.count("context_length", 1, u32::MAX as u64)?;
         let context = context.unwrap_or(trained).min(trained);
-        let norm_eps = keys
-            .float("attention.layer_norm_rms_epsilon", 0.0, 1.0)?
-            .unwrap_or(1e-5);
-        if keys
-            .optional("expert_count", 0, u32::MAX as u64)?
-            .unwrap_or(0)
-            > 0
-        {
-            return Err(keys.wrong(
-                "expert_count",
-                "mixtures of experts are not supported; accepted: 0",
-            ));
-        }
+        let norm_eps = keys.float_or("attention.layer_norm_rms_epsilon", 0.0, 1.0, 1e-5)?;
+        let experts = keys.optional("expert_count", 0, u32::MAX as u64)?;
+        keys.check("expert_count", experts.unwrap_or(0) == 0, || {
+            "mixtures of experts are not supported; accepted: 0".to_owned()
+        })?;
         let vocab = vocab_rows(g)?;
 
-        let heads = keys
-            .per_layer("attention.head_count", layers, HEADS_MAX)?
-            .ok_or_else(|| keys.missing("attention.head_count"))?;
-        let kv_heads = keys
-            .per_layer("attention.head_count_kv", layers, HEADS_MAX)?
-            .unwrap_or_else(|| heads.clone());
-        let ffn = keys
-            .per_layer("feed_forward_length", layers, FFN_MAX)?
-            .ok_or_else(|| keys.missing("feed_forward_length"))?;
+        let heads = keys.per_layer("attention.head_count", layers, HEADS_MAX)?;
+        let heads = heads.ok_or_else(|| keys.missing("attention.head_count"))?;
+        let kv_heads = keys.per_layer("attention.head_count_kv", layers, HEADS_MAX)?;
+        let kv_heads = kv_heads.unwrap_or_else(|| heads.clone());
+        let ffn = keys.per_layer("feed_forward_length", layers, FFN_MAX)?;
+        let ffn = ffn.ok_or_else(|| keys.missing("feed_forward_length"))?;
         let head_dim = match keys.optional("attention.key_length", 1, HEAD_DIM_MAX as u64)? {
             Some(n) => n,
             None => {
-                if !dim.is_multiple_of(heads[0]) {
-                    return Err(keys.wrong(
-                        "attention.head_count",
-                        &format!("{} does not divide embedding_length {dim}", heads[0]),
-                    ));
-                }
-                dim / heads[0]
+                let first = heads[0];
+                keys.check("attention.head_count", dim.is_multiple_of(first), || {
+                    format!("{first} does not divide embedding_length {dim}")
+                })?;
+                dim / first
             }
         };
-        if !(1..=HEAD_DIM_MAX).contains(&head_dim) || !head_dim.is_multiple_of(2) {
-            return Err(keys.wrong(
-                "attention.key_length",
-                &format!(
-                    "head size {head_dim} is not accepted: even numbers from 2 to {HEAD_DIM_MAX}"
-                ),
-            ));
-        }
-        if let Some(n) = keys.optional("attention.value_length", 1, HEAD_DIM_MAX as u64)?
-            && n != head_dim
-        {
-            return Err(keys.wrong(
-                "attention.value_length",
-                &format!("{n} differs from the key length {head_dim}, which is not supported"),
-            ));
-        }
+        let is_good = (1..=HEAD_DIM_MAX).contains(&head_dim) && head_dim.is_multiple_of(2);
+        keys.check("attention.key_length", is_good, || {
+            format!("head size {head_dim} is not accepted: even numbers from 2 to {HEAD_DIM_MAX}")
+        })?;
+        let values = keys.optional("attention.value_length", 1, HEAD_DIM_MAX as u64)?;
+        let values = values.unwrap_or(head_dim);
+        keys.check("attention.value_length", values == head_dim, || {
+            format!("{values} differs from the key length {head_dim}, which is not supported")
+        })?;
 
-        let rope_dims = keys
-            .optional("rope.dimension_count", 2, HEAD_DIM_MAX as u64)?
-            .unwrap_or(head_dim);
-        if rope_dims > head_dim || !rope_dims.is_multiple_of(2) {
-            return Err(keys.wrong(
-                "rope.dimension_count",
-                &format!(
-                    "{rope_dims} is not accepted: even numbers from 2 to the head size {head_dim}"
-                ),
-            ));
-        }
+        let rope_dims = keys.optional("rope.dimension_count", 2, HEAD_DIM_MAX as u64)?;
+        let rope_dims = rope_dims.unwrap_or(head_dim);
+        let is_good = rope_dims <= head_dim && rope_dims.is_multiple_of(2);
+        keys.check("rope.dimension_count", is_good, || {
+            format!("{rope_dims} is not accepted: even numbers from 2 to the head size {head_dim}")
+        })?;
         // Gemma 3's windowed layers turn with the base of the earlier models.
         let local_base = match arch {
-            Arch::Gemma3 => Some(
-                keys.float("rope.freq_base_swa", f32::MIN_POSITIVE, f32::MAX)?
-                    .map_or(GEMMA3_LOCAL_BASE, f64::from),
-            ),
+            Arch::Gemma3 => {
+                let base = keys.float("rope.freq_base_swa", f32::MIN_POSITIVE, f32::MAX)?;
+                Some(base.map_or(GEMMA3_LOCAL_BASE, f64::from))
+            }
             _ => None,
         };
-        let ropes = rope::read(
-            g,
-            &keys,
-            arch.pairing(),
-            rope_dims,
-            trained,
-            context,
-            local_base,
-        )?;
+        let (pairing, contexts) = (arch.pairing(), (trained, context));
+        let ropes = rope::read(g, &keys, pairing, rope_dims, contexts, local_base)?;
 
         let window = match arch {
-            Arch::Gemma3 => keys
-                .optional("attention.sliding_window", 1, u32::MAX as u64)?
-                .map(|n| n as u64),
+            Arch::Gemma3 => keys.optional("attention.sliding_window", 1, u32::MAX as u64)?,
             _ => None,
         };
-        let pattern = keys
-            .optional("attention.sliding_window_pattern", 1, LAYERS_MAX)?
-            .unwrap_or(GEMMA3_PATTERN as usize);
+        let window = window.map(|n| n as u64);
+        let pattern = keys.optional("attention.sliding_window_pattern", 1, LAYERS_MAX)?;
+        let pattern = pattern.unwrap_or(GEMMA3_PATTERN);
 
         let mut layer_configs = Vec::new();
         for layer in 0..layers {
             let (heads, kv_heads) = (heads[layer], kv_heads[layer]);
-            if !heads.is_multiple_of(kv_heads) {
-                return Err(keys.wrong(
-                    "attention.head_count_kv",
-                    &format!("{kv_heads} does not divide head_count {heads} in layer {layer}"),
-                ));
-            }
+            let is_good = heads.is_multiple_of(kv_heads);
+            keys.check("attention.head_count_kv", is_good, || {
+                format!("{kv_heads} does not divide head_count {heads} in layer {layer}")
+            })?;
             let local = window.is_some() && !(layer + 1).is_multiple_of(pattern);
             let score_dim = match arch {
                 Arch::Gemma3 if layers == GEMMA3_27B_LAYERS => dim as f32 / heads as f32,
@@ -244,26 +202,20 @@ impl Config {
             });
         }
 
+        let (embed_scale, activation) = match arch {
+            Arch::Gemma3 => ((dim as f32).sqrt(), Activation::Gelu),
+            _ => (1.0, Activation::Silu),
+        };
         Ok(Config {
             arch,
-            name: g
-                .str("general.name")?
-                .map_or_else(|| arch.name().to_owned(), clip),
+            name: clip(g.str("general.name")?.unwrap_or(arch.name())),
             dim,
             vocab,
             context_trained: trained,
             context,
             norm_eps,
-            embed_scale: if arch == Arch::Gemma3 {
-                (dim as f32).sqrt()
-            } else {
-                1.0
-            },
-            activation: if arch == Arch::Gemma3 {
-                Activation::Gelu
-            } else {
-                Activation::Silu
-            },
+            embed_scale,
+            activation,
             logit_cap: keys
                 .float("final_logit_softcapping", 0.0, f32::MAX)?
                 .filter(|&c| c > 0.0),
@@ -274,17 +226,14 @@ impl Config {
 }
 
 /// Rows of the embedding: what the vocabulary really is, whatever the metadata says.
-fn vocab_rows(g: &Gguf) -> Result<usize, LoadError> {
-    let t = g
-        .tensor("token_embd.weight")
-        .ok_or_else(|| missing("token_embd.weight"))?;
-    match t.rows() {
-        rows @ 1..=VOCAB_MAX => Ok(rows),
-        rows => Err(LoadError::field(
-            "token_embd.weight",
-            format!("has {rows} rows; accepted: 1 to {VOCAB_MAX}"),
-        )),
+fn vocab_rows(g: &Gguf) -> LoadResult<usize> {
+    let t = g.tensor("token_embd.weight");
+    let rows = t.ok_or_else(|| missing("token_embd.weight"))?.rows();
+    if (1..=VOCAB_MAX).contains(&rows) {
+        return Ok(rows);
     }
+    let what = format!("has {rows} rows; accepted: 1 to {VOCAB_MAX}");
+    Err(LoadError::field("token_embd.weight", what))
 }
 
 /// Text from a file, short enough for a message.

@@ -23,6 +23,8 @@ pub enum LoadError {
     Vocab(#[from] VocabError),
 }
 
+pub(crate) type LoadResult<T = ()> = Result<T, LoadError>;
+
 impl LoadError {
     pub(crate) fn field(field: impl Into<String>, what: impl Into<String>) -> LoadError {
         LoadError::Field {

@@ -1,7 +1,7 @@
 //! Metadata keys of one architecture, each read with its range: a number from a file that is out of
 //! range is an error that names the key and what is accepted.
 
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use haversack_gguf::Gguf;
 
 /// Metadata keys of one architecture, with their ranges.
@@ -23,73 +23,64 @@ impl<'a> MetadataKeys<'a> {
         missing(&self.full(key))
     }
 
-    pub fn wrong(&self, key: &str, what: &str) -> LoadError {
-        LoadError::field(self.full(key), what)
+    /// Refuses the value of a key for what `why` says, unless it is good.
+    pub fn check(&self, key: &str, is_good: bool, why: impl FnOnce() -> String) -> LoadResult {
+        match is_good {
+            true => Ok(()),
+            false => Err(LoadError::field(self.full(key), why())),
+        }
     }
 
-    pub fn str(&self, key: &str) -> Result<Option<&str>, LoadError> {
+    pub fn str(&self, key: &str) -> LoadResult<Option<&str>> {
         Ok(self.g.str(&self.full(key))?)
     }
 
-    pub fn count(&self, key: &str, min: u64, max: u64) -> Result<usize, LoadError> {
+    pub fn count(&self, key: &str, min: u64, max: u64) -> LoadResult<usize> {
         self.optional(key, min, max)?
             .ok_or_else(|| self.missing(key))
     }
 
-    pub fn optional(&self, key: &str, min: u64, max: u64) -> Result<Option<usize>, LoadError> {
+    pub fn optional(&self, key: &str, min: u64, max: u64) -> LoadResult<Option<usize>> {
         let Some(n) = self.g.u64(&self.full(key))? else {
             return Ok(None);
         };
         self.in_range(key, n, min, max).map(Some)
     }
 
-    pub fn float(&self, key: &str, min: f32, max: f32) -> Result<Option<f32>, LoadError> {
+    pub fn float(&self, key: &str, min: f32, max: f32) -> LoadResult<Option<f32>> {
         let Some(x) = self.g.f32(&self.full(key))? else {
             return Ok(None);
         };
         // NaN is in no range.
-        if !(min..=max).contains(&x) {
-            return Err(self.wrong(
-                key,
-                &format!("{x:?} is out of range; accepted: {min:?} to {max:?}"),
-            ));
-        }
+        self.check(key, (min..=max).contains(&x), || {
+            format!("{x:?} is out of range; accepted: {min:?} to {max:?}")
+        })?;
         Ok(Some(x))
     }
 
+    pub fn float_or(&self, key: &str, min: f32, max: f32, other: f32) -> LoadResult<f32> {
+        Ok(self.float(key, min, max)?.unwrap_or(other))
+    }
+
     /// One number for all layers, or an array with one per layer.
-    pub fn per_layer(
-        &self,
-        key: &str,
-        layers: usize,
-        max: u64,
-    ) -> Result<Option<Vec<usize>>, LoadError> {
+    pub fn per_layer(&self, key: &str, layers: usize, max: u64) -> LoadResult<Option<Vec<usize>>> {
         let full = self.full(key);
         let Some(array) = self.g.array(&full).ok().flatten() else {
             return Ok(self.optional(key, 1, max)?.map(|n| vec![n; layers]));
         };
-        if array.len() != layers {
-            return Err(self.wrong(
-                key,
-                &format!("has {} entries for {layers} layers", array.len()),
-            ));
-        }
-        let numbers: Result<Vec<usize>, LoadError> = array
-            .u32s()?
-            .map(|n| self.in_range(key, n as u64, 1, max))
-            .collect();
-        numbers.map(Some)
+        self.check(key, array.len() == layers, || {
+            format!("has {} entries for {layers} layers", array.len())
+        })?;
+        let numbers = array.u32s()?;
+        let numbers = numbers.map(|n| self.in_range(key, n as u64, 1, max));
+        Ok(Some(numbers.collect::<Result<_, _>>()?))
     }
 
-    fn in_range(&self, key: &str, n: u64, min: u64, max: u64) -> Result<usize, LoadError> {
-        if (min..=max).contains(&n) {
-            Ok(n as usize)
-        } else {
-            Err(self.wrong(
-                key,
-                &format!("{n} is out of range; accepted: {min} to {max}"),
-            ))
-        }
+    fn in_range(&self, key: &str, n: u64, min: u64, max: u64) -> LoadResult<usize> {
+        self.check(key, (min..=max).contains(&n), || {
+            format!("{n} is out of range; accepted: {min} to {max}")
+        })?;
+        Ok(n as usize)
     }
 }
 

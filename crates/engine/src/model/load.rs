@@ -1,7 +1,7 @@
 //! A loaded model: its configuration, weights, tokenizer and chat template.
 
 use super::config::Config;
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::residence::Residence;
 use super::weights::Weights;
 use super::{fingerprint, pack};
@@ -37,7 +37,6 @@ pub struct Model {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     fingerprint: blake3::Hash,
-    residence: Residence,
 }
 
 impl Model {
@@ -47,7 +46,7 @@ impl Model {
         path: &Path,
         options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Arc<Model>, LoadError> {
+    ) -> LoadResult<Arc<Model>> {
         Model::read(path, options, progress)
             .map(Arc::new)
             .map_err(|e| e.at(path))
@@ -57,7 +56,7 @@ impl Model {
         path: &Path,
         options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Model, LoadError> {
+    ) -> LoadResult<Model> {
         let gguf = Gguf::open(path)?;
         let config = Config::read(&gguf, options.context)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
@@ -77,11 +76,11 @@ impl Model {
         let fingerprint = fingerprint::fingerprint(&gguf);
         let mut weights = Weights::find(gguf, &config)?;
         if let Repack::Into(dir) = &options.repack
-            && weights.packed_bytes() >= pack::WORTH_BYTES
+            && weights.packed_bytes >= pack::WORTH_BYTES
         {
             let pool = ThreadPool::new(options.threads.max(1));
             match pack::open_or_write(&weights, &fingerprint, dir, &pool, progress) {
-                Ok(map) => weights.use_packed(map),
+                Ok(map) => weights.packed = Some(map),
                 Err(e) => log::warn!(
                     "no packed copy of the weights in {}: {e}; decoding will be slower",
                     dir.display()
@@ -96,7 +95,6 @@ impl Model {
             error,
         })?;
         Ok(Model {
-            residence,
             config,
             weights,
             tokenizer,
@@ -119,11 +117,6 @@ impl Model {
 
     pub fn template(&self) -> &ChatTemplate {
         &self.template
-    }
-
-    /// Where the weights are while the model runs.
-    pub fn residence(&self) -> Residence {
-        self.residence
     }
 
     pub fn fingerprint(&self) -> blake3::Hash {

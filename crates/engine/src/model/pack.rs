@@ -43,10 +43,10 @@ pub fn open_or_write(
         Ok(map) => Ok(map),
         Err(_) => {
             fs::create_dir_all(dir)?;
-            weights.gguf().advise(MapAdvice::Sequential);
+            weights.gguf.advise(MapAdvice::Sequential);
             let written = write(weights, key, &path, pool, progress);
             // The model goes on reading embeddings, or everything, from the same maps.
-            weights.gguf().advise(MapAdvice::Normal);
+            weights.gguf.advise(MapAdvice::Normal);
             written?;
             open(weights, key, &path)
         }
@@ -56,13 +56,10 @@ pub fn open_or_write(
 fn open(weights: &Weights, key: &blake3::Hash, path: &Path) -> io::Result<FileMap> {
     let map = FileMap::open(path)?;
     let bytes = map.as_slice();
-    if bytes.len() != weights.packed_bytes()
+    if bytes.len() != weights.packed_bytes
         || bytes.get(..PACKED_START) != Some(&header(weights, key)[..])
     {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "not the packed copy of this model",
-        ));
+        return Err(io::Error::other("not the packed copy of this model"));
     }
     Ok(map)
 }
@@ -75,7 +72,7 @@ fn write(
     progress: &mut dyn FnMut(u64, u64),
 ) -> io::Result<()> {
     let temporary = Temporary(path.with_extension(format!("{}.tmp", std::process::id())));
-    let total = weights.packed_bytes();
+    let total = weights.packed_bytes;
     let mut file = File::create(&temporary.0)?;
     file.write_all(&header(weights, key))?;
     let mut done = PACKED_START;
@@ -86,19 +83,14 @@ fn write(
         let row_bytes = source.len() / w.rows;
         let strips = w.rows.div_ceil(STRIP);
         let at_once = (BATCH_BYTES / strip).max(1);
-        file.seek(SeekFrom::Start(w.packed().start as u64))?;
+        file.seek(SeekFrom::Start(w.packed.start as u64))?;
         for first in (0..strips).step_by(at_once) {
             batch.resize(at_once.min(strips - first) * strip, 0);
             chunks_mut(pool, &mut batch, strip, &|i, out: &mut [u8]| {
                 let row = (first + i) * STRIP;
                 let rows = STRIP.min(w.rows - row);
-                pack_strip(
-                    w.ty,
-                    w.cols,
-                    &source[row * row_bytes..(row + rows) * row_bytes],
-                    rows,
-                    out,
-                );
+                let from = &source[row * row_bytes..(row + rows) * row_bytes];
+                pack_strip(w.ty, w.cols, from, rows, out);
             });
             file.write_all(&batch)?;
             done += batch.len();
@@ -115,7 +107,7 @@ fn header(weights: &Weights, key: &blake3::Hash) -> Vec<u8> {
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&0u32.to_le_bytes());
-    bytes.extend_from_slice(&(weights.packed_bytes() as u64).to_le_bytes());
+    bytes.extend_from_slice(&(weights.packed_bytes as u64).to_le_bytes());
     bytes.extend_from_slice(key.as_bytes());
     bytes.resize(PACKED_START, 0);
     bytes

@@ -18,26 +18,14 @@ pub enum Residence {
 }
 
 impl Residence {
-    pub fn name(self) -> &'static str {
-        match self {
-            Residence::Auto => "auto",
-            Residence::Mapped => "mapped",
-            Residence::Prefetch => "prefetch",
-            Residence::Locked => "locked",
-        }
-    }
-
     /// What `auto` means for weights of that size on this device.
     pub fn choose(self, weights_bytes: u64, reading: &Reading) -> Residence {
         if self != Residence::Auto {
             return self;
         }
         let group = reading.cgroup.as_ref().and_then(|group| group.room_bytes());
-        let room = [reading.mem_available_bytes, group]
-            .into_iter()
-            .flatten()
-            .min();
-        match room {
+        let rooms = [reading.mem_available_bytes, group];
+        match rooms.into_iter().flatten().min() {
             Some(room) if weights_bytes > room / 10 * 9 => Residence::Prefetch,
             _ => Residence::Mapped,
         }

@@ -4,7 +4,7 @@
 //! number that depends on the pair only. So all of them end here, as `freqs`, and nothing later
 //! depends on which one it was.
 
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::keys::MetadataKeys;
 use haversack_gguf::Gguf;
 use haversack_kernels::format::{WeightType, gguf::unpack_row};
@@ -23,42 +23,32 @@ pub(super) fn read(
     keys: &MetadataKeys<'_>,
     pairing: Pairing,
     dims: usize,
-    trained: usize,
-    context: usize,
+    (trained, context): (usize, usize),
     local_base: Option<f64>,
-) -> Result<Vec<RopeSpec>, LoadError> {
-    let base = f64::from(
-        keys.float("rope.freq_base", f32::MIN_POSITIVE, f32::MAX)?
-            .unwrap_or(10_000.0),
-    );
-    let original = keys
-        .optional("rope.scaling.original_context_length", 1, u32::MAX as u64)?
-        .unwrap_or(trained);
+) -> LoadResult<Vec<RopeSpec>> {
+    let base = keys.float_or("rope.freq_base", f32::MIN_POSITIVE, f32::MAX, 10_000.0)?;
+    let base = f64::from(base);
+    let original = keys.optional("rope.scaling.original_context_length", 1, u32::MAX as u64)?;
+    let original = original.unwrap_or(trained);
     // `rope.scale_linear` is the older spelling.
     let factor = match keys.float("rope.scaling.factor", 0.0, 1e6)? {
         Some(factor) => factor,
-        None => keys.float("rope.scale_linear", 0.0, 1e6)?.unwrap_or(1.0),
+        None => keys.float_or("rope.scale_linear", 0.0, 1e6, 1.0)?,
     };
     let factor = f64::from(factor);
     // Some converters write 0 for "no scaling".
     let factor = if factor == 0.0 { 1.0 } else { factor };
-    let attn_factor = keys
-        .float("rope.scaling.attn_factor", 0.0, 1e6)?
-        .filter(|&f| f > 0.0)
-        .unwrap_or(1.0);
+    let attn_factor = keys.float("rope.scaling.attn_factor", 0.0, 1e6)?;
 
     let mut freqs = frequencies(base, dims);
-    let mut magnitude = attn_factor;
+    let mut magnitude = attn_factor.filter(|&f| f > 0.0).unwrap_or(1.0);
     match keys.str("rope.scaling.type")? {
         Some("none") => {}
         None | Some("linear" | "longrope") => freqs.iter_mut().for_each(|f| *f /= factor),
         Some("yarn") => {
-            let (low, high) = (
-                correction(dims, original, YARN_FAST, base).floor().max(0.0),
-                correction(dims, original, YARN_SLOW, base)
-                    .ceil()
-                    .min(dims as f64 - 1.0),
-            );
+            let low = correction(dims, original, YARN_FAST, base).floor().max(0.0);
+            let high = correction(dims, original, YARN_SLOW, base).ceil();
+            let high = high.min(dims as f64 - 1.0);
             for (pair, f) in freqs.iter_mut().enumerate() {
                 let keep = 1.0 - ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                 *f *= keep + (1.0 - keep) / factor;
@@ -66,13 +56,10 @@ pub(super) fn read(
             magnitude *= (1.0 + 0.1 * factor.max(1.0).ln()) as f32;
         }
         Some(other) => {
-            return Err(keys.wrong(
-                "rope.scaling.type",
-                &format!(
-                    "{:?} is not supported; supported: none, linear, yarn, longrope",
-                    other.chars().take(32).collect::<String>()
-                ),
-            ));
+            let name: String = other.chars().take(32).collect();
+            let what =
+                format!("{name:?} is not supported; supported: none, linear, yarn, longrope");
+            return Err(LoadError::field(keys.full("rope.scaling.type"), what));
         }
     }
 
@@ -105,7 +92,8 @@ pub(super) fn read(
 }
 
 fn frequencies(base: f64, dims: usize) -> Vec<f64> {
-    (0..dims / 2)
+    let pairs = 0..dims / 2;
+    pairs
         .map(|pair| base.powf(-2.0 * pair as f64 / dims as f64))
         .collect()
 }
@@ -116,23 +104,19 @@ fn correction(dims: usize, context: usize, rotations: f64, base: f64) -> f64 {
 }
 
 /// A vector of per-pair divisors.
-fn factors(g: &Gguf, name: &str, pairs: usize) -> Result<Option<Vec<f32>>, LoadError> {
+fn factors(g: &Gguf, name: &str, pairs: usize) -> LoadResult<Option<Vec<f32>>> {
     let Some(t) = g.tensor(name) else {
         return Ok(None);
     };
     if t.ty != WeightType::F32 || t.cols() != pairs || t.rows() != 1 {
-        return Err(LoadError::field(
-            name,
-            format!("must be {pairs} values of F32"),
-        ));
+        let what = format!("must be {pairs} values of F32");
+        return Err(LoadError::field(name, what));
     }
     let mut values = vec![0.0; pairs];
     unpack_row(t.ty, g.bytes(t), &mut values);
     if let Some(bad) = values.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
-        return Err(LoadError::field(
-            name,
-            format!("holds {bad}; accepted: positive numbers"),
-        ));
+        let what = format!("holds {bad}; accepted: positive numbers");
+        return Err(LoadError::field(name, what));
     }
     Ok(Some(values))
 }

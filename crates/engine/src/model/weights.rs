@@ -5,7 +5,7 @@
 //! gate/up) are seen as the row ranges they are made of, so that `forward` knows one shape only.
 
 use super::config::{Arch, Config};
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::keys::missing;
 use super::residence::Residence;
 use haversack_gguf::{Gguf, Tensor};
@@ -27,7 +27,7 @@ pub struct Weight {
     tensor: usize,
     bytes: Range<usize>,
     /// Where it lies in the packed copy.
-    packed: Range<usize>,
+    pub(super) packed: Range<usize>,
 }
 
 pub struct LayerWeights {
@@ -50,14 +50,23 @@ pub struct LayerWeights {
     pub post_ffn_norm: Option<Vec<f32>>,
 }
 
+impl LayerWeights {
+    fn matrices(&self) -> [&Weight; 7] {
+        [
+            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
+        ]
+    }
+}
+
 pub struct Weights {
-    gguf: Gguf,
-    packed: Option<FileMap>,
+    pub(super) gguf: Gguf,
+    pub(super) packed: Option<FileMap>,
     embedding: Weight,
     pub layers: Vec<LayerWeights>,
     pub output_norm: Vec<f32>,
     pub output: Weight,
-    packed_bytes: usize,
+    /// Bytes of the packed copy.
+    pub(super) packed_bytes: usize,
     /// Prefetch the next layer while one is computed.
     prefetch: bool,
 }
@@ -68,7 +77,7 @@ pub const PACKED_START: usize = 4096;
 const ALIGN: usize = 64;
 
 impl Weights {
-    pub fn find(gguf: Gguf, config: &Config) -> Result<Weights, LoadError> {
+    pub fn find(gguf: Gguf, config: &Config) -> LoadResult<Weights> {
         let mut finder = Finder::new(&gguf);
         let embedding = finder.matrix("token_embd.weight", config.vocab, config.dim)?;
         let output_norm = finder.vector("output_norm.weight", config.dim)?;
@@ -98,14 +107,6 @@ impl Weights {
         })
     }
 
-    pub fn gguf(&self) -> &Gguf {
-        &self.gguf
-    }
-
-    pub fn use_packed(&mut self, map: FileMap) {
-        self.packed = Some(map);
-    }
-
     /// Locks the file that products read, or prefetches layers from now on.
     pub fn reside(&mut self, residence: Residence) -> std::io::Result<()> {
         self.prefetch = residence == Residence::Prefetch;
@@ -124,7 +125,7 @@ impl Weights {
             return;
         }
         let next = self.layers.get(layer + 1);
-        let of_layer = next.map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
+        let of_layer = next.map(LayerWeights::matrices);
         let output = next.is_none().then_some(&self.output);
         for w in of_layer.into_iter().flatten().chain(output) {
             match &self.packed {
@@ -132,20 +133,12 @@ impl Weights {
                     // A hint: without it the layer is slow, not wrong.
                     let _ = map.advise(w.packed.clone(), MapAdvice::WillNeed);
                 }
-                None => self
-                    .gguf
-                    .prefetch(&self.gguf.tensors()[w.tensor], w.bytes.clone()),
+                None => {
+                    let tensor = &self.gguf.tensors()[w.tensor];
+                    self.gguf.prefetch(tensor, w.bytes.clone());
+                }
             }
         }
-    }
-
-    pub fn is_packed(&self) -> bool {
-        self.packed.is_some()
-    }
-
-    /// Bytes of the packed copy.
-    pub fn packed_bytes(&self) -> usize {
-        self.packed_bytes
     }
 
     /// Bytes a single token reads: every matrix once.
@@ -155,10 +148,7 @@ impl Weights {
 
     /// Every matrix that is multiplied with, in the order of the packed copy.
     pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
-        let layers = self
-            .layers
-            .iter()
-            .flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
+        let layers = self.layers.iter().flat_map(LayerWeights::matrices);
         std::iter::once(&self.output).chain(layers)
     }
 
@@ -189,12 +179,6 @@ impl Weights {
     }
 }
 
-impl Weight {
-    pub fn packed(&self) -> Range<usize> {
-        self.packed.clone()
-    }
-}
-
 struct Finder<'a> {
     g: &'a Gguf,
     index: HashMap<&'a str, usize>,
@@ -204,21 +188,16 @@ struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     fn new(g: &'a Gguf) -> Finder<'a> {
-        let index = g
-            .tensors()
-            .iter()
-            .enumerate()
-            .map(|(i, t)| (t.name.as_str(), i))
-            .collect();
+        let tensors = g.tensors().iter().enumerate();
         Finder {
             g,
-            index,
+            index: tensors.map(|(i, t)| (t.name.as_str(), i)).collect(),
             used: vec![false; g.tensors().len()],
             packed_end: PACKED_START,
         }
     }
 
-    fn layer(&mut self, config: &Config, layer: usize) -> Result<LayerWeights, LoadError> {
+    fn layer(&mut self, config: &Config, layer: usize) -> LoadResult<LayerWeights> {
         let c = &config.layers[layer];
         let dim = config.dim;
         let (q_rows, kv_rows) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
@@ -265,7 +244,7 @@ impl<'a> Finder<'a> {
         })
     }
 
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, LoadError> {
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> LoadResult<Weight> {
         let [w] = self.split(name, [rows], cols)?;
         Ok(w)
     }
@@ -276,28 +255,24 @@ impl<'a> Finder<'a> {
         name: &str,
         rows: [usize; N],
         cols: usize,
-    ) -> Result<[Weight; N], LoadError> {
+    ) -> LoadResult<[Weight; N]> {
         let (index, t) = self.find(name)?;
         let total: usize = rows.iter().sum();
         if t.cols() != cols || t.rows() != total {
-            return Err(LoadError::field(
-                name,
-                format!("is {} × {}, expected {cols} × {total}", t.cols(), t.rows()),
-            ));
+            let what = format!("is {} × {}, expected {cols} × {total}", t.cols(), t.rows());
+            return Err(LoadError::field(name, what));
         }
         let Some(row_bytes) = t.ty.row_bytes(cols) else {
-            return Err(LoadError::field(
-                name,
-                format!("rows of {cols} values are not whole blocks of {}", t.ty),
-            ));
+            let what = format!("rows of {cols} values are not whole blocks of {}", t.ty);
+            return Err(LoadError::field(name, what));
         };
         let ty = t.ty;
         let mut start = 0;
         Ok(rows.map(|rows| {
             let bytes = start..start + rows * row_bytes;
             start = bytes.end;
-            let packed =
-                self.packed_end..self.packed_end + rows.div_ceil(STRIP) * strip_bytes(ty, cols);
+            let at = self.packed_end;
+            let packed = at..at + rows.div_ceil(STRIP) * strip_bytes(ty, cols);
             self.packed_end = packed.end.next_multiple_of(ALIGN);
             Weight {
                 ty,
@@ -310,40 +285,31 @@ impl<'a> Finder<'a> {
         }))
     }
 
-    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+    fn vector(&mut self, name: &str, len: usize) -> LoadResult<Vec<f32>> {
         let (_, t) = self.find(name)?;
         if t.cols() != len || t.rows() != 1 {
-            return Err(LoadError::field(
-                name,
-                format!("is {} × {}, expected {len} values", t.cols(), t.rows()),
-            ));
+            let what = format!("is {} × {}, expected {len} values", t.cols(), t.rows());
+            return Err(LoadError::field(name, what));
         }
         if t.ty.row_bytes(len).is_none() {
-            return Err(LoadError::field(
-                name,
-                format!("{len} values are not whole blocks of {}", t.ty),
-            ));
+            let what = format!("{len} values are not whole blocks of {}", t.ty);
+            return Err(LoadError::field(name, what));
         }
         let mut out = vec![0.0; len];
         unpack_row(t.ty, self.g.bytes(t), &mut out);
         Ok(out)
     }
 
-    fn optional(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, LoadError> {
+    fn optional(&mut self, name: &str, len: usize) -> LoadResult<Option<Vec<f32>>> {
         let present = self.g.tensor(name).is_some();
         self.when(present, name, len)
     }
 
-    fn when(
-        &mut self,
-        needed: bool,
-        name: &str,
-        len: usize,
-    ) -> Result<Option<Vec<f32>>, LoadError> {
+    fn when(&mut self, needed: bool, name: &str, len: usize) -> LoadResult<Option<Vec<f32>>> {
         needed.then(|| self.vector(name, len)).transpose()
     }
 
-    fn find(&mut self, name: &str) -> Result<(usize, &'a Tensor), LoadError> {
+    fn find(&mut self, name: &str) -> LoadResult<(usize, &'a Tensor)> {
         let index = *self.index.get(name).ok_or_else(|| missing(name))?;
         self.used[index] = true;
         Ok((index, &self.g.tensors()[index]))
@@ -351,18 +317,12 @@ impl<'a> Finder<'a> {
 
     /// A tensor of a layer that nothing reads means that the model computes something we do not.
     fn warn_unused(&self, config: &Config) {
-        for (t, _) in self
-            .g
-            .tensors()
-            .iter()
-            .zip(&self.used)
-            .filter(|(t, used)| !**used && t.name.starts_with("blk."))
-        {
-            log::warn!(
-                "tensor {} is unknown in architecture {} and is ignored",
-                t.name.escape_debug(),
-                config.arch.name()
-            );
+        let arch = config.arch.name();
+        let tensors = self.g.tensors().iter().zip(&self.used);
+        let unused = tensors.filter(|(_, used)| !**used);
+        for (t, _) in unused.filter(|(t, _)| t.name.starts_with("blk.")) {
+            let name = t.name.escape_debug();
+            log::warn!("tensor {name} is unknown in architecture {arch} and is ignored");
         }
     }
 }

@@ -98,15 +98,12 @@ fn within(
     options: &RuntimeOptions,
     bytes: u64,
 ) -> Result<KvOptions, BoundsError> {
-    let wanted = options.retention.adaptive;
+    let (wanted, anchors) = (options.retention.adaptive, options.retention.anchors);
     let ask = AllotmentTarget {
         bytes,
         tokens: config.context as u64,
         zones: options.kv.zones(),
-        anchors: options
-            .retention
-            .anchors
-            .unwrap_or(Retention::ADAPTIVE_ANCHORS) as u64,
+        anchors: anchors.unwrap_or(Retention::ADAPTIVE_ANCHORS) as u64,
         row_weight: wanted.row_weight(config.context),
     };
     plan(config, curves, &options.kv, &ask).map_err(|error| BoundsError::Budget {
@@ -234,14 +231,10 @@ pub(crate) fn rows_of(
 ) -> Result<Vec<Option<usize>>, CannotFit> {
     // A layer with a window of its own drops rows by itself.
     let is_open = |layer: &LayerShape| layer.window.is_none();
-    let open = || {
-        layers
-            .iter()
-            .zip(curves)
-            .filter(|(layer, _)| is_open(layer))
-    };
+    let open = layers.iter().zip(curves);
+    let open = open.filter(|(layer, _)| is_open(layer));
     let (shapes, curves): (Vec<LayerShape>, Vec<DamageCurves>) =
-        open().map(|(s, c)| (*s, *c)).unzip();
+        open.map(|(s, c)| (*s, *c)).unzip();
     let step = BLOCK_SLOTS as u64;
     let ask = AllotmentTarget {
         bytes: rows_bytes(&shapes, zones, rows as u64 + step),

@@ -130,13 +130,14 @@ fn of_retention(
     let capacity = || capacity(context, &fits);
 
     let (policy, window) = (retention.policy, retention.window);
+    let keeping = |rows_max, anchors, window| Bounds {
+        policy,
+        rows_max,
+        anchors,
+        window,
+    };
     if matches!(policy, Policy::Full | Policy::Streams) {
-        return Ok(Bounds {
-            policy,
-            rows_max: capacity(),
-            anchors: 0,
-            window: None,
-        });
+        return Ok(keeping(capacity(), 0, None));
     }
     if let Some(window) = window {
         let anchors = retention.anchors.unwrap_or(Retention::ANCHORS);
@@ -163,12 +164,7 @@ fn of_retention(
                 min_bytes: need(slots),
             });
         }
-        return Ok(Bounds {
-            policy,
-            rows_max: rows,
-            anchors,
-            window: Some(window),
-        });
+        return Ok(keeping(rows, anchors, Some(window)));
     }
 
     let rows_max = capacity();
@@ -180,19 +176,11 @@ fn of_retention(
     let usual = usual.min(room / 4 / BLOCK_SLOTS * BLOCK_SLOTS);
     let anchors = retention.anchors.unwrap_or(usual);
     match room.checked_sub(anchors) {
-        Some(window) if window > 0 => Ok(Bounds {
-            policy,
-            rows_max,
-            anchors,
-            window: Some(window),
-        }),
+        Some(window) if window > 0 => Ok(keeping(rows_max, anchors, Some(window))),
         // A context of hardly a block: there is no room for a window behind anchors.
-        _ if policy == Policy::Auto && retention.anchors.is_none() => Ok(Bounds {
-            policy,
-            rows_max,
-            anchors: 0,
-            window: None,
-        }),
+        _ if policy == Policy::Auto && retention.anchors.is_none() => {
+            Ok(keeping(rows_max, 0, None))
+        }
         _ => Err(BoundsError::Anchors {
             anchors,
             max: room.saturating_sub(1),

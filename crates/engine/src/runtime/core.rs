@@ -6,7 +6,7 @@
 
 use super::adaptive;
 use super::bounds::{Bounds, BoundsError, bounds};
-use super::error::{RuntimeError, StepError};
+use super::error::{RuntimeError, StepError, StepResult};
 use super::eviction::Evictor;
 use super::options::{Activations, Retention, RuntimeOptions, noting_by};
 use super::plan::{self, ComputeSetting};
@@ -22,8 +22,8 @@ use crate::step::runner::{ModelRunner, StepMode};
 use crate::step::sequence::{RetentionState, SequenceState, Sequences};
 use crate::step::{LogitRows, StepSpan};
 use haversack_cache::{
-    CacheError, EvictionOutcome, Image, KvRow, LayerShape, Ledger, MappedImage, SequenceId,
-    SequenceStats, Store, StoreOptions,
+    CacheError, EvictionOutcome, Image, KvRow, LayerShape, Ledger, MappedImage, PositionMode,
+    SequenceId, SequenceStats, Store, StoreOptions, with_room,
 };
 use haversack_kernels::format::kv::Rotation;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
@@ -86,11 +86,10 @@ impl Runtime {
         }
 
         let layers = options.kv.shapes(config);
-        let usual = StoreOptions::default();
         let arenas = StoreOptions {
-            slab_bytes: options.slabs.bytes.unwrap_or(usual.slab_bytes),
+            slab_bytes: options.slabs.bytes,
             slab_io: options.slabs.io.clone(),
-            ..usual
+            ..StoreOptions::default()
         };
         let (means, carries) = key_stats(&model, options, &layers, &arenas)?;
         let store = Store::new(StoreOptions {
@@ -111,20 +110,15 @@ impl Runtime {
             true => Guard::bytes_for(config, settled_bytes, rows_max),
             false => 0,
         };
+        let side_bytes = candidate_bytes + guard_bytes;
         runner
-            .set_side_bytes(candidate_bytes + guard_bytes)
-            .map_err(CacheError::CannotFit)?;
+            .set_side_bytes(side_bytes)
+            .map_err(CacheError::from)?;
         let mut guard = None;
         if setting.guarded {
-            let (weights, params) = (model.weights(), options.guard);
             runner.sequences = Sequences::new(Some(SampleLayout::new(config)));
-            guard = Some(Guard::new(
-                config,
-                weights,
-                settled_bytes,
-                rows_max,
-                params,
-            )?);
+            let made = Guard::new(&model, settled_bytes, rows_max, options.guard)?;
+            guard = Some(made);
         }
         let mut evictor = Evictor::new(guard, retention.explain);
         evictor.reserve(candidate_bytes / size_of::<KvRow>())?;
@@ -213,12 +207,12 @@ impl Runtime {
         self.chunk
     }
 
-    pub fn open(&mut self) -> Result<SequenceId, StepError> {
+    pub fn open(&mut self) -> StepResult<SequenceId> {
         self.open_with(SequenceRetention::Default)
     }
 
     /// Opens a sequence with a retention of its own, within what the runtime has room for.
-    pub fn open_with(&mut self, retention: SequenceRetention) -> Result<SequenceId, StepError> {
+    pub fn open_with(&mut self, retention: SequenceRetention) -> StepResult<SequenceId> {
         let retention = self.rules.state(retention)?;
         let policy = retention.policy;
         if policy.is_some() {
@@ -236,7 +230,7 @@ impl Runtime {
     }
 
     /// Makes room for the list of `rows` candidates for eviction, and charges it.
-    fn reserve_candidates(&mut self, rows: usize) -> Result<(), StepError> {
+    fn reserve_candidates(&mut self, rows: usize) -> StepResult {
         let bytes = rows.saturating_mul(size_of::<KvRow>());
         let more = bytes.saturating_sub(self.evictor.candidate_bytes());
         if more > 0 {
@@ -253,16 +247,16 @@ impl Runtime {
         }
     }
 
-    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, StepError> {
+    pub fn fork(&mut self, id: SequenceId) -> StepResult<SequenceId> {
         Ok(self.runner.fork(id)?)
     }
 
-    pub fn close(&mut self, id: SequenceId) -> Result<(), StepError> {
+    pub fn close(&mut self, id: SequenceId) -> StepResult {
         Ok(self.runner.close(id)?)
     }
 
     /// Sets what sessions keep beside sequences: a level, which the budget covers like everything else.
-    pub fn set_session_bytes(&mut self, bytes: usize) -> Result<(), StepError> {
+    pub fn set_session_bytes(&mut self, bytes: usize) -> StepResult {
         let own = self.runner.side_bytes() - self.session_bytes;
         self.runner.set_side_bytes(own + bytes)?;
         self.session_bytes = bytes;
@@ -270,7 +264,7 @@ impl Runtime {
     }
 
     /// Charges bytes that others keep beside sequences: a change, not a level.
-    pub fn charge_side(&mut self, bytes: usize) -> Result<(), StepError> {
+    pub fn charge_side(&mut self, bytes: usize) -> StepResult {
         let side = self.runner.side_bytes().saturating_add(bytes);
         Ok(self.runner.set_side_bytes(side)?)
     }
@@ -286,7 +280,7 @@ impl Runtime {
     }
 
     /// Lowers the budget by `bytes` until the returned guard is dropped.
-    pub fn reserve(&mut self, bytes: usize) -> Result<ReservedBudget<'_>, StepError> {
+    pub fn reserve(&mut self, bytes: usize) -> StepResult<ReservedBudget<'_>> {
         let budget = self.ledger().budget;
         let left = budget.map(|budget| budget.saturating_sub(bytes));
         self.runner.store.set_budget(left)?;
@@ -297,14 +291,14 @@ impl Runtime {
     }
 
     /// A sequence from its image. It goes on where it stood.
-    pub fn restore(&mut self, image: Image<'_>) -> Result<SequenceId, StepError> {
+    pub fn restore(&mut self, image: Image<'_>) -> StepResult<SequenceId> {
         let id = self.runner.store.restore(image)?;
         self.insert_restored(id);
         Ok(id)
     }
 
     /// The same from a mapped file: full blocks stay there, and cost no private memory.
-    pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> Result<SequenceId, StepError> {
+    pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> StepResult<SequenceId> {
         let id = self.runner.store.restore_mapped(image)?;
         self.insert_restored(id);
         Ok(id)
@@ -319,27 +313,23 @@ impl Runtime {
     }
 
     /// Puts blocks that left a sequence back to where they were.
-    pub fn mount(&mut self, id: SequenceId, columns: &[&[u8]]) -> Result<(), StepError> {
+    pub fn mount(&mut self, id: SequenceId, columns: &[&[u8]]) -> StepResult {
         Ok(self.runner.store.mount(id, columns)?)
     }
 
     /// Whether gaps of a sequence close from now on.
-    pub fn set_positions(
-        &mut self,
-        id: SequenceId,
-        to: haversack_cache::PositionMode,
-    ) -> Result<(), StepError> {
+    pub fn set_positions(&mut self, id: SequenceId, to: PositionMode) -> StepResult {
         Ok(self.runner.store.set_positions(id, to)?)
     }
 
     /// Drops every token from `position` on. Refused where the state of then is gone: a fork taken in time keeps it.
-    pub fn truncate(&mut self, id: SequenceId, position: u64) -> Result<(), StepError> {
+    pub fn truncate(&mut self, id: SequenceId, position: u64) -> StepResult {
         Ok(self.runner.store.truncate(id, position)?)
     }
 
     /// Hides these positions from every query from now on, and shows all others: see [`Store::hide`]. Refused
     /// where rows are evicted one by one.
-    pub fn hide(&mut self, id: SequenceId, hidden: &[Range<u64>]) -> Result<(), StepError> {
+    pub fn hide(&mut self, id: SequenceId, hidden: &[Range<u64>]) -> StepResult {
         Ok(self.runner.store.hide(id, hidden)?)
     }
 
@@ -348,25 +338,23 @@ impl Runtime {
         &mut self,
         id: SequenceId,
         range: Range<u64>,
-    ) -> Result<EvictionOutcome, StepError> {
+    ) -> StepResult<EvictionOutcome> {
         Ok(self.runner.store.drop_hidden(id, range)?)
     }
 
     /// Tokens a sequence has seen.
-    pub fn position(&self, id: SequenceId) -> Result<u64, StepError> {
+    pub fn position(&self, id: SequenceId) -> StepResult<u64> {
         Ok(self.runner.store.position(id)?)
     }
 
-    pub fn stats(&self, id: SequenceId) -> Result<SequenceStats, StepError> {
+    pub fn stats(&self, id: SequenceId) -> StepResult<SequenceStats> {
         Ok(self.runner.store.stats(id)?)
     }
 
     /// The evictions since the last call, in words, where the options ask for them; the latest ones, if there were many.
     pub fn plans(&mut self) -> Vec<String> {
-        self.evictor
-            .plans
-            .as_mut()
-            .map_or_else(Vec::new, std::mem::take)
+        let plans = self.evictor.plans.as_mut();
+        plans.map(std::mem::take).unwrap_or_default()
     }
 
     fn retention_of(&self, id: SequenceId) -> Option<&RetentionState> {
@@ -446,7 +434,7 @@ impl Runtime {
 
     /// Feeds every span its tokens in one pass and returns the logits that were wanted,
     /// (wanted row, vocab), span after span.
-    pub fn step(&mut self, spans: &[StepSpan<'_>]) -> Result<&[f32], StepError> {
+    pub fn step(&mut self, spans: &[StepSpan<'_>]) -> StepResult<&[f32]> {
         for span in spans {
             self.update_window(span.sequence, span.position);
         }
@@ -468,7 +456,7 @@ impl Runtime {
         tokens: &[u32],
         all: bool,
         tell: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
-    ) -> Result<bool, StepError> {
+    ) -> StepResult<bool> {
         if tokens.is_empty() {
             return Err(StepError::Empty);
         }
@@ -527,19 +515,15 @@ impl Runtime {
         id: SequenceId,
         tokens: &[u32],
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-    ) -> Result<Option<&[f32]>, StepError> {
+    ) -> StepResult<Option<&[f32]>> {
         let whole = self.walk(id, tokens, false, &mut |done, _| progress(done))?;
         Ok(whole.then(|| self.logits()))
     }
 
     /// Feeds tokens and returns the logits after each, (token, vocab).
-    pub fn all_logits(&mut self, id: SequenceId, tokens: &[u32]) -> Result<Vec<f32>, StepError> {
+    pub fn all_logits(&mut self, id: SequenceId, tokens: &[u32]) -> StepResult<Vec<f32>> {
         let values = tokens.len().saturating_mul(self.model().config().vocab);
-        let mut all = Vec::new();
-        all.try_reserve_exact(values)
-            .map_err(|_| CacheError::OutOfMemory {
-                bytes: values.saturating_mul(size_of::<f32>()),
-            })?;
+        let mut all = with_room(values)?;
         self.walk(id, tokens, true, &mut |_, logits| {
             all.extend_from_slice(logits);
             ControlFlow::Continue(())
@@ -553,7 +537,7 @@ impl Runtime {
     }
 
     /// One new token of one sequence.
-    pub fn decode(&mut self, id: SequenceId, token: u32) -> Result<&[f32], StepError> {
+    pub fn decode(&mut self, id: SequenceId, token: u32) -> StepResult<&[f32]> {
         let position = self.position(id)?;
         self.step(&[StepSpan {
             sequence: id,
@@ -563,7 +547,7 @@ impl Runtime {
         }])
     }
 
-    fn check(&self, spans: &[StepSpan<'_>]) -> Result<(), StepError> {
+    fn check(&self, spans: &[StepSpan<'_>]) -> StepResult {
         if spans.is_empty() {
             return Err(StepError::Empty);
         }
@@ -596,7 +580,7 @@ impl Runtime {
     }
 
     /// Without a bounded policy a sequence ends where the context does.
-    fn check_context(&self, id: SequenceId, end: u64) -> Result<(), StepError> {
+    fn check_context(&self, id: SequenceId, end: u64) -> StepResult {
         match self.end(id) {
             Some(context) if end > context as u64 => Err(StepError::Context { end, context }),
             _ => Ok(()),
@@ -608,18 +592,12 @@ impl Runtime {
             return;
         }
         let config = self.model().config();
+        let (layers, dim) = (config.layers.len(), config.dim);
         for span in spans {
-            if let Ok(stats) = self.stats(span.sequence) {
+            if let Ok(SequenceStats { position, rows, .. }) = self.stats(span.sequence) {
+                let (tokens, from, want) = (span.tokens.len(), span.position, span.want);
                 log::trace!(
-                    "step: tokens {} from position {} -> position {}, rows {} in each of {} layers, hidden [{} × {}], logits {:?}",
-                    span.tokens.len(),
-                    span.position,
-                    stats.position,
-                    stats.rows,
-                    config.layers.len(),
-                    span.tokens.len(),
-                    config.dim,
-                    span.want
+                    "step: tokens {tokens} from position {from} -> position {position}, rows {rows} in each of {layers} layers, hidden [{tokens} × {dim}], logits {want:?}"
                 );
             }
         }

@@ -43,6 +43,8 @@ pub enum StepError {
     CrossesEviction { from: u64, to: u64 },
 }
 
+pub type StepResult<T = ()> = Result<T, StepError>;
+
 impl StepError {
     /// Whether the budget is too small.
     pub fn is_cannot_fit(&self) -> bool {

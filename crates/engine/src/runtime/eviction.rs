@@ -1,6 +1,6 @@
 //! Evicts rows of a sequence before the tokens of a step come, as its policy and the guard decide.
 
-use super::error::StepError;
+use super::error::StepResult;
 use super::retention::{RetentionRules, may_evict};
 use crate::kv_quality::guard::choose::VictimCounts;
 use crate::kv_quality::guard::{Guard, GuardRequest, GuardTools};
@@ -9,7 +9,7 @@ use crate::step::runner::ModelRunner;
 use haversack_cache::policy::explain::RowPlan;
 use haversack_cache::policy::rows::{LayerView, RowPolicy};
 use haversack_cache::policy::window::{self, WindowParams};
-use haversack_cache::{CacheError, KvRow, SequenceId};
+use haversack_cache::{CacheResult, KvRow, SequenceId, reserve_exact};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
 
@@ -51,12 +51,9 @@ impl Evictor {
     }
 
     /// Makes room for lists of `rows` candidates.
-    pub fn reserve(&mut self, rows: usize) -> Result<(), CacheError> {
+    pub fn reserve(&mut self, rows: usize) -> CacheResult {
         self.candidates.clear();
-        self.candidates.try_reserve_exact(rows).map_err(|_| {
-            let bytes = rows.saturating_mul(size_of::<KvRow>());
-            CacheError::OutOfMemory { bytes }
-        })
+        reserve_exact(&mut self.candidates, rows)
     }
 
     /// Evicts what the policy chooses before the tokens of this span come.
@@ -65,7 +62,7 @@ impl Evictor {
         runner: &mut ModelRunner,
         rules: &RetentionRules,
         span: &StepSpan<'_>,
-    ) -> Result<(), StepError> {
+    ) -> StepResult {
         let (id, position) = (span.sequence, span.position);
         let state = runner.sequences.get(id).map(|state| &state.retention);
         let Some((state, window)) = state.and_then(|state| Some((state, state.window?))) else {
@@ -112,7 +109,7 @@ impl Evictor {
         policy: &RowPolicy,
         anchors: u64,
         rows_max: &dyn Fn(usize) -> usize,
-    ) -> Result<(), StepError> {
+    ) -> StepResult {
         let position = runner.store.position(id)?;
         // Past the trained context the oldest leave whatever they are worth, and the anchors close up.
         let past = (position + BLOCK_SLOTS as u64).saturating_sub(rules.context as u64);
@@ -127,10 +124,8 @@ impl Evictor {
             if rows <= rows_max && past == 0 && !policy.has_threshold() {
                 continue;
             }
-            let candidates = &mut self.candidates;
-            runner
-                .store
-                .evictable_rows(id, layer, anchors, candidates)?;
+            let (store, candidates) = (&runner.store, &mut self.candidates);
+            store.evictable_rows(id, layer, anchors, candidates)?;
             let limits = EvictionLimits {
                 layer,
                 anchors,
@@ -140,9 +135,8 @@ impl Evictor {
             };
             let leave = self.choose(runner, id, policy, &limits, words.as_mut())?;
             log::debug!("position {position}: {leave} of {rows} rows leave layer {layer}");
-            runner
-                .store
-                .evict_rows(id, layer, anchors, &self.candidates[..leave])?;
+            let (store, leave) = (&mut runner.store, &self.candidates[..leave]);
+            store.evict_rows(id, layer, anchors, leave)?;
         }
         if let Some(guard) = &mut self.guard {
             let kl = guard.settle();
@@ -178,7 +172,7 @@ impl Evictor {
         policy: &RowPolicy,
         limits: &EvictionLimits,
         words: Option<&mut RowPlan>,
-    ) -> Result<usize, StepError> {
+    ) -> StepResult<usize> {
         let &EvictionLimits { layer, oldest, .. } = limits;
         let view = LayerView {
             max_rows: limits.rows_max,

@@ -1,34 +1,30 @@
 //! What sequences and steps may come to hold, before they do: admission asks here.
 
 use super::core::Runtime;
-use super::error::StepError;
+use super::error::StepResult;
 use super::options::noting_by;
 use super::plan::{self, ComputeSetting};
 use super::retention::SequenceRetention;
 use crate::model::kv::KvOptions;
-use crate::step::runner::{CHUNK_MIN, COUNTED_BEYOND};
-use crate::step::scratch::{StepScratch, StepSize};
+use crate::step::runner::CHUNK_MIN;
+use crate::step::scratch::StepSize;
 use haversack_cache::{KvRow, SequenceId};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
 impl Runtime {
     /// Tokens after which a sequence with this retention ends, if this runtime has room for it.
-    pub fn end_with(&self, retention: SequenceRetention) -> Result<Option<usize>, StepError> {
+    pub fn end_with(&self, retention: SequenceRetention) -> StepResult<Option<usize>> {
         Ok(self.rules.state(retention)?.end)
     }
 
     /// Rows that a sequence with this retention has at most until it has seen `tokens` tokens.
-    pub fn rows_with(
-        &self,
-        retention: SequenceRetention,
-        tokens: usize,
-    ) -> Result<usize, StepError> {
+    pub fn rows_with(&self, retention: SequenceRetention, tokens: usize) -> StepResult<usize> {
         let state = self.rules.state(retention)?;
         Ok(tokens.min(self.rules.rows_of(&state)))
     }
 
     /// Whether rows of such a sequence are evicted one by one, so that its attention is counted.
-    pub fn counts_attention(&self, retention: SequenceRetention) -> Result<bool, StepError> {
+    pub fn counts_attention(&self, retention: SequenceRetention) -> StepResult<bool> {
         Ok(self.rules.state(retention)?.policy.is_some())
     }
 
@@ -42,7 +38,7 @@ impl Runtime {
         &self,
         retention: SequenceRetention,
         rows: usize,
-    ) -> Result<usize, StepError> {
+    ) -> StepResult<usize> {
         if retention == SequenceRetention::Default {
             return Ok(self.sequence_bytes(rows));
         }
@@ -58,9 +54,8 @@ impl Runtime {
             ..self.setting
         };
         // All sequences share one list of candidates for eviction.
-        let list = state
-            .policy
-            .map_or(0, |_| rows.saturating_mul(size_of::<KvRow>()));
+        let row = state.policy.map_or(0, |_| size_of::<KvRow>());
+        let list = rows.saturating_mul(row);
         let list = list.saturating_sub(self.evictor.candidate_bytes());
         Ok(self.bytes_in(&kv, setting, rows).saturating_add(list))
     }
@@ -75,17 +70,8 @@ impl Runtime {
             .fold(needs.kv_bytes, usize::saturating_add)
     }
 
-    /// Bytes of scratch after steps of `sequences` sequences with the default retention, which read `tokens` tokens
-    /// together and have at most `rows` rows each.
-    pub fn scratch_bytes(&self, sequences: usize, tokens: usize, rows: usize) -> usize {
-        let counting = match self.setting.noting {
-            Some(_) => sequences,
-            None => 0,
-        };
-        self.scratch_bytes_counting(sequences, counting, tokens, rows)
-    }
-
-    /// The same where attention is counted for `counting` of the sequences.
+    /// Bytes of scratch after steps of `sequences` sequences, which read `tokens` tokens together and have at most `rows`
+    /// rows each; attention is counted for `counting` of them.
     pub fn scratch_bytes_counting(
         &self,
         sequences: usize,
@@ -93,33 +79,13 @@ impl Runtime {
         tokens: usize,
         rows: usize,
     ) -> usize {
-        let rows = rows.next_multiple_of(BLOCK_SLOTS);
-        let ComputeSetting {
-            threads,
-            int8,
-            guarded,
-            ..
-        } = self.setting;
-        let size = StepSize {
-            rows: tokens,
-            wanted: sequences,
-            jobs: sequences,
-            slots: rows,
-            moved: 1,
-            segments: 2 * sequences,
-            counted: counting * (rows + COUNTED_BEYOND),
-            sampled: if guarded { tokens } else { 0 },
-        };
-        StepScratch::bytes_for(self.model().config(), threads, int8, size)
+        let (config, rows) = (self.model().config(), rows.next_multiple_of(BLOCK_SLOTS));
+        plan::batch_scratch_bytes(config, self.setting, (sequences, counting), tokens, rows)
     }
 
     /// Bytes by which the scratch may still grow while a sequence (or a new one) reads `tokens` tokens in the smallest
     /// steps.
-    pub fn scratch_growth(
-        &self,
-        id: Option<SequenceId>,
-        tokens: usize,
-    ) -> Result<usize, StepError> {
+    pub fn scratch_growth(&self, id: Option<SequenceId>, tokens: usize) -> StepResult<usize> {
         let store = self.store();
         let (rows, spans) = match id {
             Some(id) => (store.rows(id)?, store.max_spans_after(id, tokens)?),

@@ -4,7 +4,7 @@ pub use super::completion::{Finish, GenerateError, GenerateOptions};
 
 use super::completion::{Completed, Completion, Sampled};
 use super::core::Runtime;
-use super::error::StepError;
+use super::error::StepResult;
 use crate::sample::Sampler;
 use haversack_cache::SequenceId;
 use std::ops::ControlFlow;
@@ -46,7 +46,7 @@ pub fn generate(
 }
 
 /// Computes one token of a sequence; afterwards its logits are the runtime's last ones.
-pub type Decode<'a> = &'a mut dyn FnMut(&mut Runtime, SequenceId, u32) -> Result<(), StepError>;
+pub type Decode<'a> = &'a mut dyn FnMut(&mut Runtime, SequenceId, u32) -> StepResult;
 
 /// How long reading the prompt and decoding took.
 #[derive(Clone, Copy, Debug, Default)]

@@ -5,9 +5,7 @@ use super::options::{Policy, Retention, RuntimeOptions};
 use super::trial::{TrialChange, final_rows};
 use crate::kv_quality::guard::choose::VictimCounts;
 use crate::kv_quality::guard::share::{AttentionShare, BATCH, statistic};
-use crate::kv_quality::guard::{
-    Guard, GuardParams, GuardRequest, GuardTools, GuardView, sampled_layer,
-};
+use crate::kv_quality::guard::{Guard, GuardParams, GuardRequest, GuardTools, GuardView};
 use crate::model::Model;
 use crate::model::kv::KvOptions;
 use crate::step::query_samples::{SAMPLES, SampleLayout};
@@ -87,23 +85,8 @@ fn guarded(rt: &mut Runtime) -> (&mut Guard, GuardTools<'_>) {
 }
 
 /// A layer of a sequence that stands at [`TOKENS`], with its query samples.
-fn view<'a>(tools: GuardTools<'a>, id: SequenceId, index: usize) -> GuardView<'a> {
-    let GuardTools {
-        config,
-        exec,
-        store,
-        sequences,
-        attention,
-    } = tools;
-    let at = (TOKENS as u64, 0);
-    GuardView {
-        exec,
-        store,
-        attention,
-        layer: sampled_layer(config, store, sequences, id, index, at).unwrap(),
-        id,
-        index,
-    }
+fn view<'a>(tools: &'a mut GuardTools<'_>, id: SequenceId, index: usize) -> GuardView<'a> {
+    tools.view(id, index, (TOKENS as u64, 0)).unwrap()
 }
 
 /// What attention over the rows of `id` gives a query sample.
@@ -115,8 +98,8 @@ fn answer(rt: &mut Runtime, id: SequenceId, layer: usize, sample: usize) -> Vec<
     };
     let model = rt.model().clone();
     rt.runner.scratch.reserve(model.config(), 1, size);
-    let (_, tools) = guarded(rt);
-    let view = view(tools, id, layer);
+    let (_, mut tools) = guarded(rt);
+    let view = view(&mut tools, id, layer);
     let c = view.layer.config;
     let width = c.heads * c.head_dim;
     let table = view.store.view(id, layer).unwrap();
@@ -142,8 +125,8 @@ fn answer(rt: &mut Runtime, id: SequenceId, layer: usize, sample: usize) -> Vec<
 
 /// (sample, head, dim): outputs after rows left, less those before, by the formula; and the statistic.
 fn predicted(rt: &mut Runtime, id: SequenceId, layer: usize, rows: &[KvRow]) -> (Vec<f32>, f64) {
-    let (guard, tools) = guarded(rt);
-    let mut view = view(tools, id, layer);
+    let (guard, mut tools) = guarded(rt);
+    let mut view = view(&mut tools, id, layer);
     let cost = view.statistic(guard, rows).unwrap();
     let difference = guard.before.values().to_vec();
     let same = statistic(view.exec, &view.layer, &guard.gains[layer], &difference);
@@ -207,7 +190,8 @@ fn the_prediction_is_what_attention_does_without_the_rows() {
 
 /// The output that a query sample holds, all heads.
 fn held(rt: &mut Runtime, id: SequenceId, layer: usize, sample: usize, width: usize) -> Vec<f32> {
-    let view = view(guarded(rt).1, id, layer);
+    let (_, mut tools) = guarded(rt);
+    let view = view(&mut tools, id, layer);
     view.layer.samples.o[sample * width..][..width].to_vec()
 }
 
@@ -257,8 +241,8 @@ fn a_row_alone_costs_what_a_set_of_one_costs() {
         let mut rt = runtime(&model, kv.clone(), None);
         let id = fed(&mut rt, &tokens[..TOKENS]);
         let rows = some(&final_rows(&rt, id, 1).unwrap(), 3);
-        let (guard, tools) = guarded(&mut rt);
-        view(tools, id, 1).own(guard, &rows).unwrap();
+        let (guard, mut tools) = guarded(&mut rt);
+        view(&mut tools, id, 1).own(guard, &rows).unwrap();
         let own = guard.own.clone();
         assert_eq!(own.len(), rows.len());
         for (row, own) in rows.iter().zip(own) {
@@ -415,8 +399,8 @@ fn a_share_of_everything_is_one() {
     let id = fed(&mut rt, &tokens[..TOKENS]);
     let rows = final_rows(&rt, id, 0).unwrap();
     let mut share = AttentionShare::new(model.config()).unwrap();
-    let (guard, tools) = guarded(&mut rt);
-    let view = view(tools, id, 0);
+    let (guard, mut tools) = guarded(&mut rt);
+    let view = view(&mut tools, id, 0);
     share.clear(&view.layer);
     for rows in rows.chunks(BATCH) {
         let bytes = &mut guard.bytes;

@@ -7,7 +7,7 @@ pub use haversack_cache::policy::rows::RowPolicy;
 use crate::kv_quality::guard::GuardParams;
 use crate::kv_quality::probe::Depth;
 use crate::model::kv::KvOptions;
-use haversack_cache::StatsFormat;
+use haversack_cache::{PositionMode, StatsFormat};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::cpu::Backend;
 use haversack_memory::SlabIo;
@@ -161,10 +161,10 @@ pub enum Positions {
 }
 
 impl Positions {
-    pub fn in_store(self) -> haversack_cache::PositionMode {
+    pub fn in_store(self) -> PositionMode {
         match self {
-            Positions::Auto | Positions::Compact => haversack_cache::PositionMode::Compact,
-            Positions::Original => haversack_cache::PositionMode::Original,
+            Positions::Auto | Positions::Compact => PositionMode::Compact,
+            Positions::Original => PositionMode::Original,
         }
     }
 }
@@ -226,10 +226,7 @@ impl Retention {
 
     /// For sessions, which decide themselves what to evict.
     pub fn managed() -> Retention {
-        Retention {
-            policy: Policy::Streams,
-            ..Retention::default()
-        }
+        Retention::by(Policy::Streams)
     }
 
     /// The defaults of a policy.
@@ -241,19 +238,14 @@ impl Retention {
     }
 
     pub fn full() -> Retention {
-        Retention {
-            policy: Policy::Full,
-            ..Retention::default()
-        }
+        Retention::by(Policy::Full)
     }
 }
 
 /// What a policy needs to know of each row.
 pub(crate) fn noting_by(policy: &RowPolicy) -> StatsFormat {
     let counting = policy.count();
-    counting.map_or(StatsFormat::ATTENTION, |counting| {
-        StatsFormat::of(&counting)
-    })
+    counting.map_or(StatsFormat::ATTENTION, |by| StatsFormat::of(&by))
 }
 
 /// What [`Policy::Adaptive`] aims at.

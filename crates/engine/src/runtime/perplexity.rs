@@ -5,7 +5,7 @@
 //! a fraction on. *Stream*: the text in one endless sequence under the runtime's own policy.
 
 use super::core::Runtime;
-use super::error::StepError;
+use super::error::{StepError, StepResult};
 use crate::sample;
 use haversack_cache::SequenceId;
 use std::ops::ControlFlow;
@@ -97,7 +97,7 @@ impl<'a> TextReader<'a> {
     }
 
     /// Logits after each of these tokens.
-    fn read(&mut self, part: &[u32], is_timed: bool) -> Result<Vec<f32>, StepError> {
+    fn read(&mut self, part: &[u32], is_timed: bool) -> StepResult<Vec<f32>> {
         let started = Instant::now();
         let logits = self.runtime.all_logits(self.id, part)?;
         if is_timed {
@@ -112,14 +112,13 @@ impl<'a> TextReader<'a> {
         truth: Option<&[f32]>,
         next: &[u32],
         done: usize,
-    ) -> Result<(), StepError> {
+    ) -> StepResult {
         let vocab = self.runtime.model().config().vocab;
         for (i, (logits, &next)) in logits.chunks_exact(vocab).zip(next).enumerate() {
             let truth = truth.map(|t| &t[i * vocab..(i + 1) * vocab]);
             let position = (done + i) as u64;
-            self.tally
-                .count(logits, truth, next)
-                .ok_or(StepError::NotFinite { position })?;
+            let counted = self.tally.count(logits, truth, next);
+            counted.ok_or(StepError::NotFinite { position })?;
         }
         Ok(())
     }
@@ -136,7 +135,7 @@ pub fn side_by_side<'a>(
     from: usize,
     singles: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<bool, StepError> {
+) -> StepResult<bool> {
     // The last token is not fed: nothing follows it.
     let fed = &tokens[..tokens.len().saturating_sub(1)];
     // The position before `from` predicts the token at `from`.
@@ -188,7 +187,7 @@ pub fn window(
     tokens: &[u32],
     from: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<KlTally>, StepError> {
+) -> StepResult<Option<KlTally>> {
     let id = runtime.open()?;
     let truth_id = reference.as_mut().map(|r| r.open()).transpose()?;
     let mut reader = TextReader::new(runtime, id);
@@ -213,7 +212,7 @@ pub fn stream(
     tokens: &[u32],
     segment: usize,
     progress: &mut dyn FnMut(usize, &Runtime) -> ControlFlow<()>,
-) -> Result<Option<Vec<KlTally>>, StepError> {
+) -> StepResult<Option<Vec<KlTally>>> {
     let mut tallies: Vec<KlTally> = Vec::new();
     let rows = rows_at_once(runtime);
     let vocab = runtime.model().config().vocab;
@@ -239,7 +238,7 @@ fn count_in_segment(
     logits: &[f32],
     tokens: &[u32],
     position: usize,
-) -> Result<(), StepError> {
+) -> StepResult {
     let next = position + 1;
     if tallies.len() <= next / segment {
         tallies.push(KlTally::default());
@@ -260,7 +259,7 @@ pub fn recompute(
     segment: usize,
     stride: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Option<Vec<KlTally>>, StepError> {
+) -> StepResult<Option<Vec<KlTally>>> {
     let mut tallies: Vec<KlTally> = Vec::new();
     let vocab = runtime.model().config().vocab;
     let mut at = 0;
@@ -272,7 +271,7 @@ pub fn recompute(
             tokens[..at].to_vec()
         };
         let id = runtime.open()?;
-        let mut run = || -> Result<(), StepError> {
+        let mut run = || -> StepResult {
             if !context.is_empty() {
                 runtime.feed(id, &context, &mut |_| ControlFlow::Continue(()))?;
             }

@@ -15,7 +15,7 @@ use haversack_cache::policy::window::WindowParams;
 use haversack_cache::row_stats::{KvRow, StatsFormat};
 use haversack_cache::size::{KeptTokens, largest_that_fits};
 use haversack_cache::{
-    BlockEntry, BlockPool, LayerShape, StoreOptions, kv_bytes, reserve_bytes, staging_bytes,
+    BlockEntry, BlockPool, LayerShape, SLAB_BYTES, kv_bytes, reserve_bytes, staging_bytes,
 };
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
@@ -101,27 +101,34 @@ pub fn side_bytes(config: &Config, kv: &KvOptions) -> usize {
         };
         mean.saturating_add(feedback)
     };
-    kv.shapes(config)
-        .iter()
-        .map(of)
-        .fold(0, usize::saturating_add)
+    let layers = kv.shapes(config);
+    layers.iter().map(of).fold(0, usize::saturating_add)
 }
 
 /// Scratch of a step of `setting.chunk` tokens at the end of `slots` slots.
 pub fn scratch_bytes(config: &Config, setting: ComputeSetting, slots: usize) -> usize {
+    let counting = usize::from(setting.noting.is_some());
+    batch_scratch_bytes(config, setting, (1, counting), setting.chunk, slots)
+}
+
+/// Scratch of a step that reads `tokens` tokens of `sequences` sequences with at most `slots` slots each, of which
+/// `counting` count attention.
+pub(super) fn batch_scratch_bytes(
+    config: &Config,
+    setting: ComputeSetting,
+    (sequences, counting): (usize, usize),
+    tokens: usize,
+    slots: usize,
+) -> usize {
     let size = StepSize {
-        rows: setting.chunk,
-        wanted: 1,
-        jobs: 1,
+        rows: tokens,
+        wanted: sequences,
+        jobs: sequences,
         slots,
         moved: 1,
-        segments: 2,
-        counted: if setting.noting.is_some() {
-            slots + COUNTED_BEYOND
-        } else {
-            0
-        },
-        sampled: if setting.guarded { setting.chunk } else { 0 },
+        segments: 2 * sequences,
+        counted: counting * (slots + COUNTED_BEYOND),
+        sampled: if setting.guarded { tokens } else { 0 },
     };
     StepScratch::bytes_for(config, setting.threads, setting.int8, size)
 }
@@ -139,12 +146,8 @@ pub fn needs(
     let live = |(i, layer): (usize, &LayerShape)| {
         let rows = kv.rows_max(i).min(usize::MAX / 2);
         let max = rows.next_multiple_of(BLOCK_SLOTS) as u64;
-        kv_bytes(
-            std::slice::from_ref(layer),
-            zones,
-            KeptTokens::All,
-            before.min(max),
-        )
+        let layer = std::slice::from_ref(layer);
+        kv_bytes(layer, zones, KeptTokens::All, before.min(max))
     };
     let live = layers.iter().enumerate().map(live);
     let live = live.fold(0, u64::saturating_add);
@@ -167,11 +170,8 @@ pub fn needs(
 
 /// The list of candidates for eviction.
 pub(crate) fn candidate_bytes(setting: ComputeSetting, rows: usize) -> usize {
-    if setting.noting.is_some() {
-        rows.saturating_mul(size_of::<KvRow>())
-    } else {
-        0
-    }
+    let row = setting.noting.map_or(0, |_| size_of::<KvRow>());
+    rows.saturating_mul(row)
 }
 
 /// The query samples of one sequence, and the memory of a guard.
@@ -191,7 +191,6 @@ pub(crate) fn settled_bytes(layers: &[LayerShape]) -> usize {
 
 /// What a store keeps beside blocks and tables: staging memory, and an entry for every block of its slabs.
 fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
-    let slab_bytes = StoreOptions::default().slab_bytes;
     // (block bytes, blocks) of each pool.
     let mut pools: BTreeMap<usize, usize> = BTreeMap::new();
     let blocks = slots.div_ceil(BLOCK_SLOTS) + 1;
@@ -206,9 +205,8 @@ fn store_bytes(layers: &[LayerShape], kv: &KvOptions, slots: usize) -> usize {
             }
         }
     }
-    let lists = pools
-        .into_iter()
-        .map(|(size, blocks)| BlockPool::list_bytes_for(size, slab_bytes, blocks));
+    let lists = pools.into_iter();
+    let lists = lists.map(|(size, blocks)| BlockPool::list_bytes_for(size, SLAB_BYTES, blocks));
     lists.fold(staging_bytes(layers), usize::saturating_add)
 }
 

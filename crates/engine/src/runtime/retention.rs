@@ -4,7 +4,7 @@
 
 use super::adaptive;
 use super::bounds::Bounds;
-use super::error::StepError;
+use super::error::{StepError, StepResult};
 use super::options::{Policy, Retention};
 use crate::device::WindowChange;
 use crate::model::kv::KvOptions;
@@ -48,7 +48,7 @@ pub(super) struct RetentionRules {
 
 impl RetentionRules {
     /// The state of a new sequence, or why this runtime cannot keep it.
-    pub fn state(&self, retention: SequenceRetention) -> Result<RetentionState, StepError> {
+    pub fn state(&self, retention: SequenceRetention) -> StepResult<RetentionState> {
         match retention {
             SequenceRetention::Default => Ok(self.default_state()),
             SequenceRetention::All { tokens } => {
@@ -92,7 +92,7 @@ impl RetentionRules {
         self.bounds.rows_max.min(self.context)
     }
 
-    fn windowed(&self, anchors: usize, window: usize) -> Result<RetentionState, StepError> {
+    fn windowed(&self, anchors: usize, window: usize) -> StepResult<RetentionState> {
         let rows = anchors.saturating_add(window).saturating_add(BLOCK_SLOTS);
         let max = self.rows_max();
         if window == 0 || rows > max {
@@ -118,7 +118,7 @@ impl RetentionRules {
         anchors: usize,
         window: usize,
         tokens: usize,
-    ) -> Result<RetentionState, StepError> {
+    ) -> StepResult<RetentionState> {
         // Whole blocks are evicted and kept.
         let window = window / BLOCK_SLOTS * BLOCK_SLOTS;
         let state = self.windowed(anchors, window.max(1))?;
@@ -165,7 +165,7 @@ impl RetentionRules {
         anchors: usize,
         window: usize,
         tokens: usize,
-    ) -> Result<Arc<[usize]>, StepError> {
+    ) -> StepResult<Arc<[usize]>> {
         let curves = self.curves.as_ref().ok_or(StepError::NotProbed)?;
         let tokens = tokens.min(self.context);
         let max = self.bounds.rows_max.saturating_sub(BLOCK_SLOTS);

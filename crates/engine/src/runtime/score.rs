@@ -1,7 +1,7 @@
 //! Teacher-forced log-probabilities of the tokens of a given text.
 
 use super::core::Runtime;
-use super::error::StepError;
+use super::error::{StepError, StepResult};
 use crate::sample;
 use std::ops::ControlFlow;
 
@@ -23,31 +23,27 @@ pub fn score(
     tokens: &[u32],
     top: usize,
     progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Vec<ScoredToken>, StepError> {
+) -> StepResult<Vec<ScoredToken>> {
     let vocab = runtime.model().config().vocab;
     let chunk = (LOGITS_BYTES / (vocab * size_of::<f32>())).clamp(1, runtime.chunk());
     let sequence = runtime.open()?;
-    let mut scored: Vec<ScoredToken> = tokens
-        .iter()
-        .map(|&id| ScoredToken {
-            id,
-            logprob: None,
-            top: Vec::new(),
-        })
-        .collect();
-    let mut run = || -> Result<(), StepError> {
+    let token = |&id: &u32| ScoredToken {
+        id,
+        logprob: None,
+        top: Vec::new(),
+    };
+    let mut scored: Vec<ScoredToken> = tokens.iter().map(token).collect();
+    let mut run = || -> StepResult {
         let mut position = 0;
         // The last token is not fed: nothing follows it.
         for part in tokens[..tokens.len().saturating_sub(1)].chunks(chunk) {
             let logits = runtime.all_logits(sequence, part)?;
             for (i, row) in logits.chunks_exact(vocab).enumerate() {
                 let next = &mut scored[position + i + 1];
-                let not_finite = StepError::NotFinite {
-                    position: (position + i) as u64,
-                };
-                next.logprob =
-                    Some(sample::logprob_of(row, next.id).map_err(|_| not_finite.clone())?);
-                next.top = sample::logprobs_top(row, top).map_err(|_| not_finite)?;
+                let position = (position + i) as u64;
+                let not_finite = |_| StepError::NotFinite { position };
+                next.logprob = Some(sample::logprob_of(row, next.id).map_err(not_finite)?);
+                next.top = sample::logprobs_top(row, top).map_err(not_finite)?;
             }
             position += part.len();
             if progress(position).is_break() {

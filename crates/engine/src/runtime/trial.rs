@@ -2,9 +2,9 @@
 //! path of a token.
 
 use super::core::Runtime;
-use super::error::StepError;
+use super::error::StepResult;
+use crate::kv_quality::guard::GuardTools;
 use crate::kv_quality::guard::share::{AttentionShare, BATCH, statistic};
-use crate::kv_quality::guard::{GuardView, sampled_layer};
 use crate::step::query_samples::SAMPLES;
 use haversack_cache::{CacheError, KvRow, KvShape, SequenceId};
 use haversack_kernels::Exec;
@@ -35,13 +35,9 @@ pub struct TrialPrediction {
 }
 
 /// Rows of a layer that a change may name.
-pub fn final_rows(
-    runtime: &Runtime,
-    id: SequenceId,
-    layer: usize,
-) -> Result<Vec<KvRow>, StepError> {
+pub fn final_rows(runtime: &Runtime, id: SequenceId, layer: usize) -> StepResult<Vec<KvRow>> {
     let mut rows = Vec::new();
-    runtime.store().final_rows(id, layer, &mut rows)?;
+    runtime.store().evictable_rows(id, layer, 0, &mut rows)?;
     Ok(rows)
 }
 
@@ -51,44 +47,41 @@ impl TrialChange {
         &self,
         runtime: &mut Runtime,
         id: SequenceId,
-    ) -> Result<Option<TrialPrediction>, StepError> {
+    ) -> StepResult<Option<TrialPrediction>> {
         let position = runtime.position(id)?;
         let runner = &mut runtime.runner;
         let Some(guard) = &mut runtime.evictor.guard else {
             return Ok(None);
         };
         let (config, weights) = (runner.model.config(), runner.model.weights());
-        let (backend, store) = (runner.backend, &runner.store);
+        let (backend, threads) = (runner.backend, runner.pool.threads());
         let exec = Exec {
             backend,
             pool: &runner.pool,
         };
-        let threads = runner.pool.threads();
-        let attention = runner.scratch.small_attention(config, threads);
+        let mut tools = GuardTools {
+            config,
+            exec,
+            store: &runner.store,
+            sequences: &mut runner.sequences,
+            attention: runner.scratch.small_attention(config, threads),
+        };
         let mut found = TrialPrediction::default();
         let mut after = AttentionShare::new(config)?;
         for (index, rows) in &self.rows {
             let index = *index;
             let newest = rows.iter().map(|row| row.position).max().unwrap_or(0);
-            let at = (position, newest);
-            let Some(layer) = sampled_layer(config, store, &runner.sequences, id, index, at) else {
+            let Some(mut view) = tools.view(id, index, (position, newest)) else {
                 return Ok(None);
             };
-            let mut view = GuardView {
-                exec,
-                store,
-                attention,
-                layer,
-                id,
-                index,
-            };
+            let layer = view.layer;
             view.statistic(guard, rows)?;
             if let Some(form) = self.round {
                 // Once more: the last result are differences.
                 guard.before.clear(&layer);
                 after.clear(&layer);
                 for rows in rows.chunks(BATCH) {
-                    store.copy_rows(id, index, rows, &mut guard.bytes)?;
+                    (view.store).copy_rows(id, index, rows, &mut guard.bytes)?;
                     let (bytes, count) = (&guard.bytes, rows.len());
                     guard.before.add(exec, view.attention, &layer, bytes, count);
                     let rounded = rounded(backend, layer.shape.final_shape(), form, bytes);
@@ -112,11 +105,11 @@ impl TrialChange {
                 int8: None,
             };
             matmul(exec, input, &mut [product]);
+            let square = |x: &[f32]| f64::from(ops::dot_self(backend, x));
             let errors = out.chunks_exact(w.rows).zip(layer.samples.scale);
+            let errors = errors.zip(layer.present).filter(|(_, present)| *present);
             let sum: f64 = errors
-                .zip(layer.present)
-                .filter(|(_, present)| *present)
-                .map(|((x, scale), _)| f64::from(ops::dot_self(backend, x)) / f64::from(*scale))
+                .map(|((x, scale), _)| square(x) / f64::from(*scale))
                 .sum();
             found.exact += sum / layer.count();
         }
@@ -124,24 +117,21 @@ impl TrialChange {
     }
 
     /// Makes the change. Where rows of a layer are evicted, its other rows must be named anew.
-    pub fn apply(&self, runtime: &mut Runtime, id: SequenceId) -> Result<(), StepError> {
+    pub fn apply(&self, runtime: &mut Runtime, id: SequenceId) -> StepResult {
         let (backend, store) = (runtime.runner.backend, &mut runtime.runner.store);
         for (layer, rows) in &self.rows {
             let Some(form) = self.round else {
                 store.evict_rows(id, *layer, 0, rows)?;
                 continue;
             };
-            let shape = match store.layers().get(*layer) {
-                Some(shape) => shape.final_shape(),
-                None => {
-                    let (layer, layers) = (*layer, store.layers().len());
-                    return Err(CacheError::NoSuchLayer { layer, layers }.into());
-                }
-            };
+            let (layer, layers) = (*layer, store.layers().len());
+            let shape = store.layers().get(layer);
+            let shape = shape.ok_or(CacheError::NoSuchLayer { layer, layers })?;
+            let shape = shape.final_shape();
             let mut bytes = vec![0; rows.len().div_ceil(BLOCK_SLOTS) * shape.block_bytes()];
-            store.copy_rows(id, *layer, rows, &mut bytes)?;
+            store.copy_rows(id, layer, rows, &mut bytes)?;
             let bytes = rounded(backend, shape, form, &bytes);
-            store.replace_rows(id, *layer, rows, &bytes)?;
+            store.replace_rows(id, layer, rows, &bytes)?;
         }
         Ok(())
     }
@@ -190,23 +180,12 @@ fn rows_of(backend: Backend, shape: KvShape, block: &[u8]) -> (Vec<f32>, Vec<f32
     let mut v = k.clone();
     let (from_k, from_v) = block.split_at(shape.k_bytes());
     for h in 0..heads {
-        read_k_head(
-            backend,
-            dim,
-            shape.form.k,
-            &from_k[h * k_bytes..],
-            &mut head,
-        );
+        let (from_k, from_v) = (&from_k[h * k_bytes..], &from_v[h * v_bytes..]);
+        read_k_head(backend, dim, shape.form.k, from_k, &mut head);
         for (i, x) in head.iter().enumerate() {
             k[(i % BLOCK_SLOTS * heads + h) * dim + i / BLOCK_SLOTS] = *x;
         }
-        read_v_head(
-            backend,
-            dim,
-            shape.form.v,
-            &from_v[h * v_bytes..],
-            &mut head,
-        );
+        read_v_head(backend, dim, shape.form.v, from_v, &mut head);
         for (slot, x) in head.chunks_exact(dim).enumerate() {
             v[(slot * heads + h) * dim..][..dim].copy_from_slice(x);
         }

@@ -27,6 +27,7 @@ pub use score::{kl_divergence, logprob_of, logprobs_top};
 use exp::exp_nonpositive;
 use rng::Rng;
 use std::cmp::Ordering;
+use std::ops::RangeInclusive;
 
 /// Tokens of the penalties' window at most.
 pub const PENALTY_LAST_N_MAX: usize = 1 << 20;
@@ -82,47 +83,23 @@ impl SampleOptions {
                 range,
             }),
         };
+        // NaN is in no range.
+        let check = |option, value: f32, accepted: RangeInclusive<f32>, range| {
+            within(option, f64::from(value), accepted.contains(&value), range)
+        };
+        // The smallest number above 0.
+        let above_0 = f32::from_bits(1);
         let signed = -100.0..=100.0;
-        // Written so that NaN fails every check.
-        for (option, value, good, range) in [
-            (
-                "temperature",
-                self.temperature,
-                (0.0..=100.0).contains(&self.temperature),
-                "0 to 100",
-            ),
-            (
-                "top_p",
-                self.top_p,
-                self.top_p > 0.0 && self.top_p <= 1.0,
-                "above 0, up to 1",
-            ),
-            (
-                "min_p",
-                self.min_p,
-                (0.0..=1.0).contains(&self.min_p),
-                "0 to 1",
-            ),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                self.repetition_penalty > 0.0 && self.repetition_penalty <= 100.0,
-                "above 0, up to 100",
-            ),
-            (
-                "presence_penalty",
-                self.presence_penalty,
-                signed.contains(&self.presence_penalty),
-                "-100 to 100",
-            ),
-            (
-                "frequency_penalty",
-                self.frequency_penalty,
-                signed.contains(&self.frequency_penalty),
-                "-100 to 100",
-            ),
+        check("temperature", self.temperature, 0.0..=100.0, "0 to 100")?;
+        check("top_p", self.top_p, above_0..=1.0, "above 0, up to 1")?;
+        check("min_p", self.min_p, 0.0..=1.0, "0 to 1")?;
+        let (penalty, range) = (self.repetition_penalty, "above 0, up to 100");
+        check("repetition_penalty", penalty, above_0..=100.0, range)?;
+        for (option, value) in [
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
         ] {
-            within(option, f64::from(value), good, range)?;
+            check(option, value, signed.clone(), "-100 to 100")?;
         }
         let last_n = self.penalty_last_n;
         let good = last_n <= PENALTY_LAST_N_MAX;
@@ -161,10 +138,8 @@ struct Candidate {
 
 /// Likeliest first, ties by id. Logits are never NaN here.
 fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit
-        .partial_cmp(&a.logit)
-        .unwrap_or(Ordering::Equal)
-        .then(a.id.cmp(&b.id))
+    let by_logit = b.logit.partial_cmp(&a.logit);
+    by_logit.unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
 }
 
 #[derive(Debug, Clone)]
@@ -206,10 +181,6 @@ impl Sampler {
     /// The same for a constrained answer.
     pub fn constrained(self, constraint: Option<Box<dyn Constraint>>) -> Sampler {
         Sampler { constraint, ..self }
-    }
-
-    pub fn options(&self) -> &SampleOptions {
-        &self.options
     }
 
     /// The next token, given the logits of the vocabulary and the tokens before it, oldest first.
@@ -319,11 +290,8 @@ impl Sampler {
         if top_p == 1.0 && min_p == 0.0 {
             return self.draw_by_blocks(total);
         }
-        let enough = if top_p < 1.0 {
-            top_p * total
-        } else {
-            f64::INFINITY
-        };
+        let all = top_p == 1.0;
+        let enough = if all { f64::INFINITY } else { top_p * total };
         self.gather_nucleus(logits, enough, min_p.max(f32::MIN_POSITIVE));
         self.draw_candidate()
     }
@@ -354,10 +322,9 @@ impl Sampler {
             let class = class_of(weight);
             if weight >= weight_min && class >= edge_class {
                 let id = id as u32;
-                let side = if class > edge_class {
-                    &mut self.candidates
-                } else {
-                    &mut self.edge
+                let side = match class > edge_class {
+                    true => &mut self.candidates,
+                    false => &mut self.edge,
                 };
                 side.push(Candidate { id, logit, weight });
             }
@@ -500,10 +467,8 @@ fn greedy(logits: &[f32]) -> Result<usize, SampleError> {
             }
         }
         nans[0] |= u32::from(rest.iter().any(|l| l.is_nan()));
-        let here = lanes
-            .iter()
-            .chain(rest)
-            .fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+        let here = lanes.iter().chain(rest);
+        let here = here.fold(f32::NEG_INFINITY, |a, &b| a.max(b));
         if here > top {
             (top, start) = (here, n * BLOCK);
         }

@@ -1,6 +1,7 @@
 //! Log-probabilities of tokens and the distance of two distributions, for scoring. Sums in f64: a vocabulary of small terms loses digits in f32.
 
 use super::error::SampleError;
+use std::cmp::Ordering;
 
 /// Largest logit and the logarithm of the sum of exp(logit - largest).
 fn normaliser(logits: &[f32]) -> Result<(f64, f64), SampleError> {
@@ -52,28 +53,19 @@ pub fn logprob_of(logits: &[f32], id: u32) -> Result<f64, SampleError> {
 pub fn logprobs_top(logits: &[f32], k: usize) -> Result<Vec<(u32, f64)>, SampleError> {
     let normaliser = normaliser(logits)?;
     let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    let at = |id: u32| {
-        logits
-            .get(id as usize)
-            .copied()
-            .unwrap_or(f32::NEG_INFINITY)
-    };
+    let at = |id: u32| logits[id as usize];
     // total_cmp would part -0.0 from 0.0; there is no NaN left.
     let order = |a: &u32, b: &u32| {
-        at(*b)
-            .partial_cmp(&at(*a))
-            .unwrap_or(std::cmp::Ordering::Equal)
-            .then(a.cmp(b))
+        let by_logit = at(*b).partial_cmp(&at(*a));
+        by_logit.unwrap_or(Ordering::Equal).then(a.cmp(b))
     };
     if k < ids.len() {
         ids.select_nth_unstable_by(k, order);
         ids.truncate(k);
     }
     ids.sort_unstable_by(order);
-    Ok(ids
-        .into_iter()
-        .map(|id| (id, logprob(at(id), normaliser)))
-        .collect())
+    let scored = ids.into_iter().map(|id| (id, logprob(at(id), normaliser)));
+    Ok(scored.collect())
 }
 
 /// Kullback-Leibler divergence of `found` from `truth` in nats, and whether both have the same

@@ -3,7 +3,7 @@
 use super::sequence::Sequences;
 use super::span::StepSpan;
 use crate::model::LayerConfig;
-use haversack_cache::{CacheError, Store};
+use haversack_cache::{CacheError, CacheResult, Store};
 use haversack_kernels::attention::{BLOCK_SLOTS, KvView, Mass};
 
 /// Attention mass, (span)(kv_head, slot), of the spans whose sequences are counted.
@@ -73,7 +73,7 @@ impl AttentionCounts {
         store: &mut Store,
         layer: usize,
         spans: &[StepSpan<'_>],
-    ) -> Result<(), CacheError> {
+    ) -> CacheResult {
         if let Some(&position) = self.bad.iter().find(|bad| **bad < u64::MAX) {
             return Err(CacheError::NotANumber { layer, position });
         }

@@ -9,7 +9,7 @@ use super::sequence::Sequences;
 use super::span::StepSpan;
 use crate::model::config::{Activation, Config, HEAD_DIM_MAX, LayerConfig};
 use crate::model::weights::{Weight, Weights};
-use haversack_cache::{CacheError, Step, Store};
+use haversack_cache::{CacheResult, Step, Store};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, AttentionJob, BLOCK_SLOTS, KvView, SoftmaxSum};
 use haversack_kernels::matmul::{Int8Rows, MatmulInput, MatrixProduct, matmul};
@@ -66,13 +66,8 @@ pub(super) fn forward(
     cache: &mut StepCache<'_>,
     s: &mut StepScratch,
     mode: &mut StepMode<'_>,
-) -> Result<(), CacheError> {
-    let StepContext {
-        config,
-        weights,
-        exec,
-        spans,
-    } = cx;
+) -> CacheResult {
+    let (config, weights, exec, spans) = (cx.config, cx.weights, cx.exec, cx.spans);
     let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
     s.begin(config, rows);
     embed(config, weights, exec, spans, &mut s.x);
@@ -127,9 +122,8 @@ pub(super) fn forward(
     let logits = [(&weights.output, &mut s.logits)];
     multiply(exec, weights, &mut s.int8, &s.normed, logits);
     if let Some(cap) = config.logit_cap {
-        s.logits
-            .iter_mut()
-            .for_each(|l| *l = cap * (*l / cap).tanh());
+        let logits = s.logits.iter_mut();
+        logits.for_each(|l| *l = cap * (*l / cap).tanh());
     }
     Ok(())
 }
@@ -141,13 +135,8 @@ fn attention(
     s: &mut StepScratch,
     layer: usize,
     mode: &mut StepMode<'_>,
-) -> Result<(), CacheError> {
-    let StepContext {
-        config,
-        weights,
-        exec,
-        spans,
-    } = cx;
+) -> CacheResult {
+    let (config, weights, exec, spans) = (cx.config, cx.weights, cx.exec, cx.spans);
     let (c, w) = (&config.layers[layer], &weights.layers[layer]);
     norm(exec, &s.x, &w.attn_norm, config, &mut s.normed);
     let qkv = [(&w.q, &mut s.q), (&w.k, &mut s.k), (&w.v, &mut s.v)];
@@ -203,13 +192,8 @@ fn embed(
 fn norm(exec: Exec<'_>, x: &[f32], weight: &[f32], config: &Config, out: &mut [f32]) {
     let dim = config.dim;
     chunks_mut(exec.pool, out, dim, &|row, out: &mut [f32]| {
-        ops::rms_norm(
-            exec.backend,
-            &x[row * dim..(row + 1) * dim],
-            weight,
-            config.norm_eps,
-            out,
-        );
+        let x = &x[row * dim..(row + 1) * dim];
+        ops::rms_norm(exec.backend, x, weight, config.norm_eps, out);
     });
 }
 
@@ -246,7 +230,7 @@ fn attend(
     s: &mut StepScratch,
     layer: usize,
     is_counted: bool,
-) -> Result<(), CacheError> {
+) -> CacheResult {
     let StepContext { exec, spans, .. } = cx;
     let (store, sequences) = (&*cache.store, &*cache.sequences);
     let c = &cx.config.layers[layer];
@@ -331,15 +315,10 @@ fn residual(exec: Exec<'_>, config: &Config, s: &mut StepScratch, post_norm: &Op
         }
         None => &s.y,
     };
-    let dim = config.dim;
-    chunks_mut(
-        exec.pool,
-        &mut s.x,
-        RESIDUAL_ROWS * dim,
-        &|i, x: &mut [f32]| {
-            ops::add_assign(exec.backend, x, &y[i * RESIDUAL_ROWS * dim..][..x.len()]);
-        },
-    );
+    let part = RESIDUAL_ROWS * config.dim;
+    chunks_mut(exec.pool, &mut s.x, part, &|i, x: &mut [f32]| {
+        ops::add_assign(exec.backend, x, &y[i * part..][..x.len()]);
+    });
 }
 
 fn activate(exec: Exec<'_>, config: &Config, c: &LayerConfig, gate: &mut [f32], up: &[f32]) {

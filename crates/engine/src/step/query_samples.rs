@@ -18,7 +18,7 @@
 
 use super::span::StepSpan;
 use crate::model::config::{Config, LayerConfig};
-use haversack_cache::CacheError;
+use haversack_cache::{CacheResult, filled};
 use haversack_kernels::attention::{BLOCK_SLOTS, SoftmaxSum};
 use haversack_kernels::cpu::Backend;
 use haversack_kernels::ops;
@@ -59,25 +59,12 @@ impl SampleShape {
         SAMPLES * (2 * self.width + 2 * self.heads + 1)
     }
 
-    /// Where the parts of a layer begin.
-    fn parts(self, start: usize) -> Parts {
+    /// Where the parts of a layer begin: q, o, max, sum, scale.
+    fn parts(self, start: usize) -> [usize; 5] {
         let SampleShape { heads, width } = self;
-        Parts {
-            q: start,
-            o: start + SAMPLES * width,
-            max: start + 2 * SAMPLES * width,
-            sum: start + SAMPLES * (2 * width + heads),
-            scale: start + SAMPLES * (2 * width + 2 * heads),
-        }
+        let parts = [0, width, 2 * width, 2 * width + heads, 2 * (width + heads)];
+        parts.map(|floats| start + SAMPLES * floats)
     }
-}
-
-struct Parts {
-    q: usize,
-    o: usize,
-    max: usize,
-    sum: usize,
-    scale: usize,
 }
 
 /// The samples of one sequence, all layers.
@@ -148,13 +135,8 @@ impl SampleLayout {
     }
 
     /// Room for a sequence that has computed nothing yet.
-    pub fn ring(&self) -> Result<SampleRing, CacheError> {
-        let mut values = Vec::new();
-        let bytes = self.floats * size_of::<f32>();
-        values
-            .try_reserve_exact(self.floats)
-            .map_err(|_| CacheError::OutOfMemory { bytes })?;
-        values.resize(self.floats, 0.0);
+    pub fn ring(&self) -> CacheResult<SampleRing> {
+        let values = filled(self.floats, 0.0)?;
         let positions = [u64::MAX; SAMPLES];
         Ok(SampleRing { values, positions })
     }
@@ -178,20 +160,17 @@ impl SampleLayout {
         };
         let shape = self.shapes[layer];
         let SampleShape { heads, width } = shape;
-        let parts = shape.parts(start);
+        let [q_at, o_at, max_at, sum_at, scale_at] = shape.parts(start);
         let dim = computed.x.len() / (computed.sums.len() / heads).max(1);
         let rows = first..first + span.tokens.len();
         for (row, sample, position) in sampled(span.position, rows) {
             let values = &mut ring.values;
-            let (q, sums) = (
-                row * width..(row + 1) * width,
-                &computed.sums[row * heads..],
-            );
-            values[parts.q..][sample * width..][..width].copy_from_slice(&computed.q[q.clone()]);
-            values[parts.o..][sample * width..][..width].copy_from_slice(&computed.o[q]);
-            for (head, sum) in sums[..heads].iter().enumerate() {
-                values[parts.max + sample * heads + head] = sum.max;
-                values[parts.sum + sample * heads + head] = sum.sum;
+            let q = row * width..(row + 1) * width;
+            values[q_at..][sample * width..][..width].copy_from_slice(&computed.q[q.clone()]);
+            values[o_at..][sample * width..][..width].copy_from_slice(&computed.o[q]);
+            for (head, sum) in computed.sums[row * heads..][..heads].iter().enumerate() {
+                values[max_at + sample * heads + head] = sum.max;
+                values[sum_at + sample * heads + head] = sum.sum;
             }
             let of = |x: &[f32]| ops::dot_self(backend, &x[row * dim..(row + 1) * dim]);
             let mut scale = of(computed.x);
@@ -199,7 +178,7 @@ impl SampleLayout {
                 // The norm makes every output as long as its weights say.
                 scale *= of(computed.y) / ops::dot_self(backend, norm);
             }
-            values[parts.scale + sample] = scale;
+            values[scale_at + sample] = scale;
             ring.positions[sample] = position;
         }
     }
@@ -217,14 +196,14 @@ impl SampleLayout {
         if !position.is_multiple_of(BLOCK_SLOTS as u64) || positions.iter().all(Option::is_none) {
             return None;
         }
-        let parts = self.shapes[layer].parts(start);
+        let [q, o, max, sum, scale] = self.shapes[layer].parts(start);
         let values = &ring.values;
         Some(LayerSamples {
-            q: &values[parts.q..parts.o],
-            o: &values[parts.o..parts.max],
-            max: &values[parts.max..parts.sum],
-            sum: &values[parts.sum..parts.scale],
-            scale: &values[parts.scale..][..SAMPLES],
+            q: &values[q..o],
+            o: &values[o..max],
+            max: &values[max..sum],
+            sum: &values[sum..scale],
+            scale: &values[scale..][..SAMPLES],
             positions,
         })
     }
@@ -245,17 +224,17 @@ impl SampleLayout {
         };
         let shape = self.shapes[layer];
         let SampleShape { heads, width } = shape;
-        let parts = shape.parts(start);
+        let [_, o_at, _, sum_at, scale_at] = shape.parts(start);
         for (sample, present) in present.iter().enumerate() {
             if !present {
-                ring.values[parts.scale + sample] = 0.0;
+                ring.values[scale_at + sample] = 0.0;
                 continue;
             }
-            let sums = &mut ring.values[parts.sum + sample * heads..][..heads];
+            let sums = &mut ring.values[sum_at + sample * heads..][..heads];
             for (sum, left) in sums.iter_mut().zip(&left[sample * heads..]) {
                 *sum *= left;
             }
-            let o = &mut ring.values[parts.o + sample * width..][..width];
+            let o = &mut ring.values[o_at + sample * width..][..width];
             for (o, difference) in o.iter_mut().zip(&difference[sample * width..]) {
                 *o += difference;
             }
@@ -267,13 +246,12 @@ impl SampleLayout {
 fn sampled(first_position: u64, rows: Range<usize>) -> impl Iterator<Item = (usize, usize, u64)> {
     let end = first_position + rows.len() as u64;
     let from = end.saturating_sub(REACH).max(first_position);
-    (from..end)
-        .filter(|position| (position + 1).is_multiple_of(EVERY))
-        .map(move |position| {
-            let row = rows.start + (position - first_position) as usize;
-            let sample = (position / EVERY % SAMPLES as u64) as usize;
-            (row, sample, position)
-        })
+    let kept = (from..end).filter(|position| (position + 1).is_multiple_of(EVERY));
+    kept.map(move |position| {
+        let row = rows.start + (position - first_position) as usize;
+        let sample = (position / EVERY % SAMPLES as u64) as usize;
+        (row, sample, position)
+    })
 }
 
 #[cfg(test)]

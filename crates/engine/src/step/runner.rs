@@ -12,7 +12,8 @@ use super::sequence::{SequenceState, Sequences};
 use super::span::StepSpan;
 use crate::model::Model;
 use haversack_cache::{
-    Account, CacheError, CannotFit, SequenceGrowth, SequenceId, StatsFormat, Step, Store,
+    Account, CacheError, CacheResult, CannotFit, SequenceGrowth, SequenceId, StatsFormat, Step,
+    Store,
 };
 use haversack_kernels::Exec;
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -107,7 +108,7 @@ impl ModelRunner {
         &mut self,
         noting: Option<StatsFormat>,
         state: SequenceState,
-    ) -> Result<SequenceId, CacheError> {
+    ) -> CacheResult<SequenceId> {
         self.opened(
             |runner| {
                 let samples = runner.sequences.new_ring()?;
@@ -118,7 +119,7 @@ impl ModelRunner {
     }
 
     /// A sequence that goes on from another.
-    pub fn fork(&mut self, from: SequenceId) -> Result<SequenceId, CacheError> {
+    pub fn fork(&mut self, from: SequenceId) -> CacheResult<SequenceId> {
         self.opened(
             |runner| runner.sequences.copy_of(from),
             |store| store.fork(from),
@@ -128,9 +129,9 @@ impl ModelRunner {
     /// The samples of a sequence are charged before they are allocated.
     fn opened(
         &mut self,
-        state: impl FnOnce(&ModelRunner) -> Result<SequenceState, CacheError>,
-        make: impl FnOnce(&mut Store) -> Result<SequenceId, CacheError>,
-    ) -> Result<SequenceId, CacheError> {
+        state: impl FnOnce(&ModelRunner) -> CacheResult<SequenceState>,
+        make: impl FnOnce(&mut Store) -> CacheResult<SequenceId>,
+    ) -> CacheResult<SequenceId> {
         let side = self.side_bytes;
         self.charge_side(side, 1)?;
         let made = make(&mut self.store).and_then(|id| match state(self) {
@@ -147,18 +148,14 @@ impl ModelRunner {
         made
     }
 
-    pub fn close(&mut self, id: SequenceId) -> Result<(), CacheError> {
+    pub fn close(&mut self, id: SequenceId) -> CacheResult {
         self.store.close(id)?;
         self.sequences.remove(id);
         Ok(self.charge_side(self.side_bytes, 0)?)
     }
 
     /// Computes all spans in one pass and returns the logits that were wanted, (wanted row, vocab), span after span.
-    pub fn step(
-        &mut self,
-        spans: &[StepSpan<'_>],
-        mut mode: StepMode<'_>,
-    ) -> Result<&[f32], CacheError> {
+    pub fn step(&mut self, spans: &[StepSpan<'_>], mut mode: StepMode<'_>) -> CacheResult<&[f32]> {
         self.growth.clear();
         self.growth.extend(spans.iter().map(|s| SequenceGrowth {
             id: s.sequence,
@@ -204,13 +201,11 @@ impl ModelRunner {
     }
 
     /// Reserves scratch and blocks for a step, or nothing.
-    fn begin(&mut self, size: StepSize) -> Result<Step, CacheError> {
+    fn begin(&mut self, size: StepSize) -> CacheResult<Step> {
         let wanted = self.scratch_bytes_with(size);
-        let begun = self
-            .store
-            .charge(Account::Scratch, wanted)
-            .map_err(CacheError::CannotFit)
-            .and_then(|()| self.store.begin(&self.growth));
+        let charged = self.store.charge(Account::Scratch, wanted);
+        let begun = charged.map_err(CacheError::from);
+        let begun = begun.and_then(|()| self.store.begin(&self.growth));
         match begun {
             Ok(step) => {
                 let (config, threads) = (self.model.config(), self.pool.threads());
@@ -225,26 +220,25 @@ impl ModelRunner {
         }
     }
 
-    fn step_size(&self, spans: &[StepSpan<'_>]) -> Result<StepSize, CacheError> {
+    fn step_size(&self, spans: &[StepSpan<'_>]) -> CacheResult<StepSize> {
         let mut size = StepSize {
             jobs: spans.len(),
             ..StepSize::default()
         };
         for span in spans {
-            size.rows += span.tokens.len();
+            let (id, tokens) = (span.sequence, span.tokens.len());
+            size.rows += tokens;
             size.wanted += span.wanted().len();
-            let rows = self.store.rows(span.sequence)? + span.tokens.len();
-            let spans = self
-                .store
-                .max_spans_after(span.sequence, span.tokens.len())?;
+            let rows = self.store.rows(id)? + tokens;
+            let spans = self.store.max_spans_after(id, tokens)?;
             size.slots = size.slots.max(StepSize::slots_for(rows, spans));
-            let shifts = self.store.shifts(span.sequence);
+            let shifts = self.store.shifts(id);
             size.segments += shifts.len();
-            if self.store.has_row_stats(span.sequence)? {
+            if self.store.has_row_stats(id)? {
                 size.counted += rows + COUNTED_BEYOND;
             }
             if self.sequences.layout.is_some() {
-                size.sampled += span.tokens.len();
+                size.sampled += tokens;
             }
             let moved = shifts.iter().rposition(|&s| s != 0).map_or(0, |i| i + 1);
             size.moved = size.moved.max(moved);

@@ -5,7 +5,7 @@ use super::span::StepSpan;
 use crate::device::WindowChange;
 use haversack_cache::policy::count::AttentionCounting;
 use haversack_cache::policy::rows::RowPolicy;
-use haversack_cache::{CacheError, SequenceId};
+use haversack_cache::{CacheResult, SequenceId};
 use haversack_kernels::cpu::Backend;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -80,28 +80,22 @@ impl Sequences {
     }
 
     /// A copy of the state of `from` for its fork.
-    pub fn copy_of(&self, from: SequenceId) -> Result<SequenceState, CacheError> {
+    pub fn copy_of(&self, from: SequenceId) -> CacheResult<SequenceState> {
         let from = self.states.get(&from);
         let mut samples = self.new_ring()?;
         if let (Some(to), Some(from)) = (&mut samples, from.and_then(|f| f.samples.as_ref())) {
             to.copy_from(from);
         }
-        Ok(match from {
-            Some(from) => SequenceState {
-                retention: from.retention.clone(),
-                counting: from.counting,
-                samples,
-                quality_debt: from.quality_debt,
-            },
-            None => SequenceState {
-                samples,
-                ..SequenceState::default()
-            },
+        Ok(SequenceState {
+            retention: from.map_or_else(Default::default, |from| from.retention.clone()),
+            counting: from.and_then(|from| from.counting),
+            samples,
+            quality_debt: from.map_or(0.0, |from| from.quality_debt),
         })
     }
 
     /// An empty ring, where samples are taken.
-    pub fn new_ring(&self) -> Result<Option<SampleRing>, CacheError> {
+    pub fn new_ring(&self) -> CacheResult<Option<SampleRing>> {
         self.layout.as_ref().map(SampleLayout::ring).transpose()
     }
 
@@ -158,9 +152,8 @@ impl Sequences {
 
     /// Whether the attention of any of these sequences is counted.
     pub(super) fn counts_any(&self, spans: &[StepSpan<'_>]) -> bool {
-        spans
-            .iter()
-            .any(|span| self.counting(span.sequence).is_some())
+        let mut ids = spans.iter().map(|span| span.sequence);
+        ids.any(|id| self.counting(id).is_some())
     }
 
     pub(super) fn counting(&self, id: SequenceId) -> Option<&AttentionCounting> {

@@ -18,7 +18,7 @@ use crate::model::{Config, LayerConfig};
 use crate::step::runner::{LayerCapture, StepMode};
 use crate::step::sequence::SequenceState;
 use crate::step::{LogitRows, StepSpan};
-use haversack_cache::{CacheError, LayerShape, StoreOptions};
+use haversack_cache::{CacheResult, LayerShape, StoreOptions};
 use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::Rotation;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
@@ -73,7 +73,7 @@ pub fn tokens_affordable(weights_bytes: u64) -> Option<usize> {
 
 /// The file of a model's statistics.
 pub fn file(model: &Model, dir: &Path) -> PathBuf {
-    dir.join(format!("{}.keys", model.fingerprint().to_hex()))
+    measurement_file::path(model, dir, "keys")
 }
 
 impl KeyStats {
@@ -83,7 +83,7 @@ impl KeyStats {
         threads: usize,
         tokens: usize,
         arenas: &StoreOptions,
-    ) -> Result<KeyStats, CacheError> {
+    ) -> CacheResult<KeyStats> {
         let mut runner = exact_runner(model, threads, true, arenas)?;
         let ids = tokens_of(model, TEXT, tokens);
         let config = model.config();
@@ -136,7 +136,7 @@ impl KeyStats {
         tokens: usize,
         dir: Option<&Path>,
         arenas: &StoreOptions,
-    ) -> Result<KeyStats, CacheError> {
+    ) -> CacheResult<KeyStats> {
         let path = dir.map(|dir| file(model, dir));
         if let Some(path) = &path
             && let Some(stats) = KeyStats::read(path, model.config())
@@ -144,32 +144,21 @@ impl KeyStats {
             return Ok(stats);
         }
         let stats = KeyStats::measure(model, threads, tokens, arenas)?;
-        if let Some(path) = &path
-            && let Err(e) = stats.write(path)
-        {
-            log::warn!("{}: key statistics not saved: {e}", path.display());
-        }
+        let values = stats.means.iter().chain(&stats.moments).flatten();
+        measurement_file::save(path.as_deref(), "key statistics", MAGIC, values.copied());
         Ok(stats)
-    }
-
-    fn write(&self, path: &Path) -> std::io::Result<()> {
-        let values = self.means.iter().chain(&self.moments).flatten();
-        measurement_file::write(path, MAGIC, values.copied())
     }
 
     fn read(path: &Path, config: &Config) -> Option<KeyStats> {
         let layers = config.layers.iter();
         let widths: Vec<usize> = layers.clone().map(|c| c.kv_heads * c.head_dim).collect();
-        let products: Vec<usize> = layers
-            .map(|c| c.kv_heads * half_square(c.head_dim))
-            .collect();
+        let products = layers.map(|c| c.kv_heads * half_square(c.head_dim));
+        let products: Vec<usize> = products.collect();
         let count = widths.iter().chain(&products).sum();
         let mut numbers = measurement_file::read(path, MAGIC, count)?.into_iter();
         let mut lists = |sizes: &[usize]| -> Vec<Vec<f32>> {
-            let sizes = sizes.iter();
-            sizes
-                .map(|&size| numbers.by_ref().take(size).collect())
-                .collect()
+            let lists = sizes.iter().map(|&n| numbers.by_ref().take(n).collect());
+            lists.collect()
         };
         let (means, moments) = (lists(&widths), lists(&products));
         Some(KeyStats { means, moments })
@@ -180,11 +169,8 @@ impl KeyStats {
     pub fn mean(&self, config: &Config, layer: usize, positions: u64) -> Vec<f32> {
         let c = &config.layers[layer];
         let spec = &config.ropes[c.rope];
-        let turns: Vec<(f64, f64)> = spec
-            .freqs
-            .iter()
-            .map(|&freq| mean_turn(freq, positions))
-            .collect();
+        let turns = spec.freqs.iter().map(|&freq| mean_turn(freq, positions));
+        let turns: Vec<(f64, f64)> = turns.collect();
         let mut mean = self.means[layer].clone();
         for head in mean.chunks_exact_mut(c.head_dim) {
             turn_by(head, spec, &turns);

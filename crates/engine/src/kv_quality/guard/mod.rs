@@ -20,11 +20,12 @@
 pub mod choose;
 pub(crate) mod share;
 
+use crate::model::Model;
 use crate::model::config::Config;
 use crate::model::weights::Weights;
 use crate::step::sequence::Sequences;
 use choose::{VictimCounts, choose};
-use haversack_cache::{CacheError, KvRow, SequenceId, Store};
+use haversack_cache::{CacheResult, KvRow, SequenceId, Store, with_room};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, BLOCK_SLOTS};
 use haversack_kernels::format::gguf::unpack_row;
@@ -72,9 +73,8 @@ impl GuardParams {
 
     /// The statistic whose prediction reaches the bound.
     pub fn allowed(&self) -> f64 {
-        ((self.bound / self.factor).ln() - self.offset)
-            .exp()
-            .powf(1.0 / self.slope)
+        let log = (self.bound / self.factor).ln() - self.offset;
+        log.exp().powf(1.0 / self.slope)
     }
 }
 
@@ -91,22 +91,15 @@ const KL_MAX: f64 = 20.0;
 /// statistics are the same. `bound` is passed on.
 pub fn fit(pairs: &[(f64, f64)], bound: f64) -> Option<GuardParams> {
     let positive = |&&(s, kl): &&(f64, f64)| s > 0.0 && kl > 0.0 && s.is_finite() && kl.is_finite();
-    let logs: Vec<(f64, f64)> = pairs
-        .iter()
-        .filter(positive)
-        .map(|(s, kl)| (s.ln(), kl.ln()))
-        .collect();
+    let logs = pairs.iter().filter(positive);
+    let logs: Vec<(f64, f64)> = logs.map(|(s, kl)| (s.ln(), kl.ln())).collect();
     if logs.len() < 3 {
         return None;
     }
     let n = logs.len() as f64;
     let mean = |f: &dyn Fn(&(f64, f64)) -> f64| logs.iter().map(f).sum::<f64>() / n;
     let (x, y) = (mean(&|p| p.0), mean(&|p| p.1));
-    let (xx, xy) = (
-        mean(&|p| (p.0 - x) * (p.0 - x)),
-        mean(&|p| (p.0 - x) * (p.1 - y)),
-    );
-    let slope = xy / xx;
+    let slope = mean(&|p| (p.0 - x) * (p.1 - y)) / mean(&|p| (p.0 - x) * (p.0 - x));
     // Damage that does not grow with the statistic is no prediction.
     if !(slope.is_finite() && slope > 0.0) {
         return None;
@@ -120,8 +113,7 @@ pub fn fit(pairs: &[(f64, f64)], bound: f64) -> Option<GuardParams> {
         offset,
         factor: above[at].exp().max(1.0),
         bound,
-        total: TOTAL,
-        turns: TURNS,
+        ..GuardParams::default()
     })
 }
 
@@ -147,6 +139,35 @@ pub(crate) struct GuardTools<'a> {
     pub store: &'a Store,
     pub sequences: &'a mut Sequences,
     pub attention: &'a mut attention::AttentionScratch,
+}
+
+impl GuardTools<'_> {
+    /// The rows of a layer, if it has query samples. `newest` is the last position that is asked about.
+    pub fn view(
+        &mut self,
+        id: SequenceId,
+        index: usize,
+        (position, newest): (u64, u64),
+    ) -> Option<GuardView<'_>> {
+        let samples = self.sequences.samples(id, index, position)?;
+        let present = std::array::from_fn(|i| {
+            samples.positions[i].is_some_and(|p| p > newest) && samples.scale[i] > 0.0
+        });
+        Some(GuardView {
+            exec: self.exec,
+            store: self.store,
+            attention: self.attention,
+            layer: SampledLayer {
+                present,
+                config: self.config.layers.get(index)?,
+                shape: *self.store.layers().get(index)?,
+                mean: self.store.mean(index),
+                samples,
+            },
+            id,
+            index,
+        })
+    }
 }
 
 pub struct Guard {
@@ -179,23 +200,19 @@ impl Guard {
     }
 
     pub(crate) fn new(
-        config: &Config,
-        weights: &Weights,
+        model: &Model,
         block_bytes: usize,
         rows_max: usize,
         params: GuardParams,
-    ) -> Result<Guard, CacheError> {
-        let mut own = Vec::new();
-        let bytes = rows_max.saturating_mul(size_of::<f32>());
-        own.try_reserve_exact(rows_max)
-            .map_err(|_| CacheError::OutOfMemory { bytes })?;
+    ) -> CacheResult<Guard> {
+        let config = model.config();
         Ok(Guard {
             params,
-            gains: gains(config, weights),
+            gains: gains(config, model.weights()),
             bytes: vec![0; BATCH / BLOCK_SLOTS * block_bytes],
             before: AttentionShare::new(config)?,
             row_costs: RowCosts::new(config)?,
-            own,
+            own: with_room(rows_max)?,
             rows_max,
             spent: 0.0,
         })
@@ -227,40 +244,27 @@ impl Guard {
     /// at this position the policy's choice stands.
     pub(crate) fn judge(
         &mut self,
-        tools: GuardTools<'_>,
+        mut tools: GuardTools<'_>,
         request: GuardRequest<'_>,
-    ) -> Result<usize, CacheError> {
-        let GuardTools {
-            config,
-            exec,
-            store,
-            sequences,
-            attention,
-        } = tools;
+    ) -> CacheResult<usize> {
         let GuardRequest {
             id, layer, rows, ..
         } = request;
         let may = request.counts.may.min(rows.len());
         let must = request.counts.must.min(may);
-        let debt = sequences.get(id).map_or(0.0, |state| state.quality_debt);
+        let state = tools.sequences.get(id);
+        let debt = state.map_or(0.0, |state| state.quality_debt);
         let may = if debt >= self.params.total { must } else { may };
         let fixed = request.fixed.min(must);
         let newest = rows.iter().map(|row| row.position).max().unwrap_or(0);
-        let at = (request.position, newest);
-        let Some(sampled_layer) = sampled_layer(config, store, sequences, id, layer, at) else {
+        let layout = tools.sequences.layout.as_ref();
+        let has_samples = |l: &usize| layout.is_some_and(|layout| layout.has(*l));
+        let left = (layer..tools.config.layers.len())
+            .filter(has_samples)
+            .count();
+        let Some(mut view) = tools.view(id, layer, (request.position, newest)) else {
             return Ok(may);
         };
-        let mut view = GuardView {
-            exec,
-            store,
-            attention,
-            layer: sampled_layer,
-            id,
-            index: layer,
-        };
-        let left = (layer..config.layers.len())
-            .filter(|&l| sequences.layout.as_ref().is_some_and(|s| s.has(l)))
-            .count();
         let allowed = (self.params.allowed() - self.spent).max(0.0) / left.max(1) as f64;
         let mut leave = may;
         let mut cost = view.statistic(self, &rows[..leave])?;
@@ -268,14 +272,11 @@ impl Guard {
             view.own(self, &rows[fixed..])?;
             for _ in 0..ROUNDS {
                 // Together rows cost more or less than the sum of their own costs.
-                let alone: f64 = self.own[..leave - fixed]
-                    .iter()
-                    .map(|&x| f64::from(x))
-                    .sum();
-                let together = if alone > 0.0 {
-                    (cost / alone).max(1.0)
-                } else {
-                    1.0
+                let own = self.own[..leave - fixed].iter();
+                let alone: f64 = own.map(|&x| f64::from(x)).sum();
+                let together = match alone > 0.0 {
+                    true => (cost / alone).max(1.0),
+                    false => 1.0,
                 };
                 let counts = VictimCounts {
                     must: must - fixed,
@@ -308,6 +309,7 @@ impl Guard {
         if leave > 0 {
             // The statistic was computed last for the rows that leave.
             let (difference, left) = self.before.parts();
+            let sequences = tools.sequences;
             sequences.evict_from_samples(id, layer, &present, left, difference);
         }
         Ok(leave)
@@ -329,7 +331,7 @@ pub(crate) struct GuardView<'a> {
 
 impl GuardView<'_> {
     /// What these rows cost together.
-    pub fn statistic(&mut self, guard: &mut Guard, rows: &[KvRow]) -> Result<f64, CacheError> {
+    pub fn statistic(&mut self, guard: &mut Guard, rows: &[KvRow]) -> CacheResult<f64> {
         let share = &mut guard.before;
         share.clear(&self.layer);
         for rows in rows.chunks(BATCH) {
@@ -343,7 +345,7 @@ impl GuardView<'_> {
     }
 
     /// What each of these rows would cost alone: `guard.own`.
-    pub fn own(&self, guard: &mut Guard, rows: &[KvRow]) -> Result<(), CacheError> {
+    pub fn own(&self, guard: &mut Guard, rows: &[KvRow]) -> CacheResult {
         guard.own.clear();
         guard.own.resize(rows.len(), 0.0);
         let block_bytes = self.layer.shape.final_shape().block_bytes();
@@ -358,28 +360,6 @@ impl GuardView<'_> {
         }
         Ok(())
     }
-}
-
-/// A layer with its query samples, if there are any. `newest` is the last position that is asked about.
-pub(crate) fn sampled_layer<'a>(
-    config: &'a Config,
-    store: &'a Store,
-    sequences: &'a Sequences,
-    id: SequenceId,
-    layer: usize,
-    (position, newest): (u64, u64),
-) -> Option<SampledLayer<'a>> {
-    let samples = sequences.samples(id, layer, position)?;
-    let present = std::array::from_fn(|i| {
-        samples.positions[i].is_some_and(|p| p > newest) && samples.scale[i] > 0.0
-    });
-    Some(SampledLayer {
-        present,
-        config: config.layers.get(layer)?,
-        shape: *store.layers().get(layer)?,
-        mean: store.mean(layer),
-        samples,
-    })
 }
 
 /// Rows of the output matrix that are read: enough for one number a head.

@@ -12,7 +12,7 @@
 
 use crate::model::config::{Config, LayerConfig};
 use crate::step::query_samples::{LayerSamples, SAMPLES};
-use haversack_cache::{CacheError, KvShape, LayerShape};
+use haversack_cache::{CacheResult, KvShape, LayerShape, with_room};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{
     self, AttentionJob, BLOCK_SLOTS, Block, Coded, KvView, SPAN_SLOTS, SoftmaxSum,
@@ -48,11 +48,8 @@ pub struct SampledLayer<'a> {
 impl SampledLayer<'_> {
     /// How many samples count.
     pub fn count(&self) -> f64 {
-        self.present
-            .iter()
-            .filter(|present| **present)
-            .count()
-            .max(1) as f64
+        let present = self.present.iter().filter(|present| **present);
+        present.count().max(1) as f64
     }
 }
 
@@ -126,13 +123,13 @@ impl AttentionShare {
         SAMPLES.saturating_mul(sample)
     }
 
-    pub fn new(config: &Config) -> Result<AttentionShare, CacheError> {
+    pub fn new(config: &Config) -> CacheResult<AttentionShare> {
         let (heads, width) = AttentionShare::widths(config);
         Ok(AttentionShare {
-            weight: room(SAMPLES * heads)?,
-            values: room(SAMPLES * width)?,
-            out: room(SAMPLES * width)?,
-            sums: room(SAMPLES * heads)?,
+            weight: with_room(SAMPLES * heads)?,
+            values: with_room(SAMPLES * width)?,
+            out: with_room(SAMPLES * width)?,
+            sums: with_room(SAMPLES * heads)?,
         })
     }
 
@@ -259,11 +256,9 @@ pub fn statistic(
         if !layer.present[sample] {
             continue;
         }
-        let error: f64 = difference
-            .chunks_exact(dim)
-            .zip(gains)
-            .map(|(x, gain)| f64::from(ops::dot_self(exec.backend, x)) * f64::from(*gain))
-            .sum();
+        let square = |x: &[f32]| f64::from(ops::dot_self(exec.backend, x));
+        let heads = difference.chunks_exact(dim).zip(gains);
+        let error: f64 = heads.map(|(x, gain)| square(x) * f64::from(*gain)).sum();
         sum += error / f64::from(layer.samples.scale[sample]);
     }
     sum / layer.count()
@@ -291,14 +286,14 @@ impl RowCosts {
         (3 * BLOCK_SLOTS + 2) * RowCosts::head_dim(config) * size_of::<f32>()
     }
 
-    pub fn new(config: &Config) -> Result<RowCosts, CacheError> {
+    pub fn new(config: &Config) -> CacheResult<RowCosts> {
         let dim = RowCosts::head_dim(config);
         Ok(RowCosts {
-            across: room(BLOCK_SLOTS * dim)?,
-            k: room(BLOCK_SLOTS * dim)?,
-            v: room(BLOCK_SLOTS * dim)?,
-            q: room(dim)?,
-            o: room(dim)?,
+            across: with_room(BLOCK_SLOTS * dim)?,
+            k: with_room(BLOCK_SLOTS * dim)?,
+            v: with_room(BLOCK_SLOTS * dim)?,
+            q: with_room(dim)?,
+            o: with_room(dim)?,
         })
     }
 
@@ -355,13 +350,4 @@ impl RowCosts {
             }
         }
     }
-}
-
-/// A list with room for `len` elements and no more.
-fn room<T>(len: usize) -> Result<Vec<T>, CacheError> {
-    let mut list = Vec::new();
-    let bytes = len.saturating_mul(size_of::<T>());
-    list.try_reserve_exact(len)
-        .map_err(|_| CacheError::OutOfMemory { bytes })?;
-    Ok(list)
 }
