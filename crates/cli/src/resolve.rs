@@ -50,8 +50,6 @@ pub fn named(argument: Option<&str>) -> Result<&'static CatalogueModel> {
     if Path::new(name).components().count() > 1 || name.to_ascii_lowercase().ends_with(".gguf") {
         bail!("no such file: {name}");
     }
-    bail!(
-        "no file and no catalogue model is called '{name}'; the catalogue has: {}",
-        catalogue().names()
-    );
+    let names = catalogue().names();
+    bail!("no file and no catalogue model is called '{name}'; the catalogue has: {names}");
 }

@@ -347,10 +347,8 @@ fn figures(tally: &KlTally) -> String {
     if let (Some(mean), Some(p99), Some(top1)) =
         (tally.kl_mean(), tally.kl_p99(), tally.top1_agreement())
     {
-        text.push_str(&format!(
-            "  kl {mean:.6} (p99 {p99:.4})  top-1 {:.2} %",
-            100.0 * top1
-        ));
+        let top1 = 100.0 * top1;
+        text += &format!("  kl {mean:.6} (p99 {p99:.4})  top-1 {top1:.2} %");
     }
     text
 }

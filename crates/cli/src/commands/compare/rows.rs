@@ -125,13 +125,10 @@ impl Source<'_> {
             false => None,
         };
         // Where nothing was measured, the plan is what would have been.
-        let (bytes, full) = match &windows {
-            Some(windows) => (windows.bytes, windows.full_bytes),
-            None => (
-                entrant.setup.bytes(self.config, context),
-                plan::full_bytes(self.config, context),
-            ),
-        };
+        let planned = || entrant.setup.bytes(self.config, context);
+        let bytes = windows.as_ref().map_or_else(planned, |w| w.bytes);
+        let planned = || plan::full_bytes(self.config, context);
+        let full = windows.as_ref().map_or_else(planned, |w| w.full_bytes);
         row.put("bytes", json!(bytes));
         row.put("bytes_fraction", json!(bytes as f64 / full.max(1) as f64));
         self.measured(row, windows.as_ref());

@@ -161,10 +161,9 @@ pub fn plot(title: &str, y_label: &str, series: &[Series], y_scale: Scale) -> St
         let mut points = line.points.clone();
         points.sort_by(|a, b| a.x.total_cmp(&b.x));
         let place = |point: &Point| format!("{:.1},{:.1}", at_x(point.x), at_y(point.y));
-        let path: Vec<String> = points.iter().map(place).collect();
+        let path = points.iter().map(place).collect::<Vec<_>>().join(" ");
         draw(format!(
-            "<polyline class=\"line {class}{dashed}\" points=\"{}\"/>",
-            path.join(" ")
+            "<polyline class=\"line {class}{dashed}\" points=\"{path}\"/>"
         ));
         for point in &points {
             let (cx, cy) = (at_x(point.x), at_y(point.y));
