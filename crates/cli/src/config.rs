@@ -11,7 +11,7 @@
 //!
 //! A key that is no flag, or a value the flag would refuse, is a usage error naming file and key.
 
-use crate::args::{Cli, Command, KvPair};
+use crate::args::{Cli, KvPair};
 use crate::error::usage;
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
@@ -20,39 +20,10 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// Flags that a file may set: those whose value says how to run, not what to run.
-const KEYS: [&str; 31] = [
-    "memory",
-    "threads",
-    "context",
-    "kv",
-    "group",
-    "policy",
-    "policy-file",
-    "profile",
-    "probe",
-    "recall",
-    "anchors",
-    "window",
-    "sinks",
-    "recent",
-    "recent-kv",
-    "positions",
-    "guard",
-    "no-centre",
-    "weights",
-    "activations",
-    "repack",
-    "temperature",
-    "top-k",
-    "top-p",
-    "min-p",
-    "repetition-penalty",
-    "presence-penalty",
-    "frequency-penalty",
-    "seed",
-    "log",
-    "system",
-];
+const KEYS: &str = "memory, threads, context, kv, group, policy, policy-file, profile, probe, \
+    recall, anchors, window, sinks, recent, recent-kv, positions, guard, no-centre, weights, \
+    activations, repack, temperature, top-k, top-p, min-p, repetition-penalty, presence-penalty, \
+    frequency-penalty, seed, log, system";
 
 /// Of those, flags without a value.
 const SWITCHES: [&str; 2] = ["no-centre", "recall"];
@@ -66,21 +37,16 @@ pub fn apply(cli: Cli, words: &[OsString]) -> Result<Cli> {
     let Some(path) = cli.global.config.clone() else {
         return Ok(cli);
     };
-    let File { extra, kv_layers } = read(&path, command_name(&cli.command), words)?;
+    let File { extra, kv_layers } = read(&path, words)?;
     let mut all = words.to_vec();
     // After the subcommand's words: flags may stand anywhere, unless `--` ended them.
-    let end = all
-        .iter()
-        .position(|word| word == "--")
-        .unwrap_or(all.len());
+    let end = all.iter().position(|word| word == "--");
+    let end = end.unwrap_or(all.len());
     all.splice(end..end, extra.into_iter().map(OsString::from));
     let mut cli = Cli::try_parse_from(all).map_err(|error| {
         let text = crate::args::one_line(&error);
-        usage(format!(
-            "{}: {}",
-            path.display(),
-            text.trim_start_matches("error: ")
-        ))
+        let text = text.trim_start_matches("error: ");
+        usage(format!("{}: {text}", path.display()))
     })?;
     if let Some(cache) = cli.command.cache_mut() {
         cache.kv_layers = kv_layers;
@@ -95,36 +61,33 @@ struct File {
     kv_layers: BTreeMap<usize, KvPair>,
 }
 
-fn read(path: &Path, command: &str, words: &[OsString]) -> Result<File> {
+fn read(path: &Path, words: &[OsString]) -> Result<File> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| usage(format!("cannot read --config {}: {error}", path.display())))?;
-    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        usage(format!("{}: {}", path.display(), error.message()))
-    })?;
+    let wrong = |what: String| usage(format!("{}: {what}", path.display()));
+    let table: toml::Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| wrong(error.message().to_owned()))?;
     let definition = Cli::command();
+    let parsed = definition.clone().try_get_matches_from(words)?;
+    let command = parsed.subcommand_name().unwrap_or_default();
     let has = |name: &str| {
-        let own = definition
-            .find_subcommand(command)
-            .into_iter()
-            .flat_map(|sub| sub.get_arguments());
-        own.chain(definition.get_arguments())
-            .any(|arg| arg.get_long() == Some(name))
+        let own = definition.find_subcommand(command).into_iter();
+        let own = own.flat_map(|sub| sub.get_arguments());
+        let mut all = own.chain(definition.get_arguments());
+        all.any(|arg| arg.get_long() == Some(name))
     };
     let mut extra = Vec::new();
     let mut kv_layers = BTreeMap::new();
     for (key, value) in &table {
         let name = key.replace('_', "-");
         if name == KV_LAYERS {
-            kv_layers = layers(value)
-                .map_err(|what| usage(format!("{}: {key}: {what}", path.display())))?;
+            kv_layers = layers(value).map_err(|what| wrong(format!("{key}: {what}")))?;
             continue;
         }
-        if !KEYS.contains(&name.as_str()) {
-            return Err(usage(format!(
-                "{}: unknown key '{key}'; accepted: {}, {KV_LAYERS}",
-                path.display(),
-                KEYS.join(", ")
-            )));
+        if !KEYS.split(", ").any(|known| known == name) {
+            let accepted = format!("accepted: {KEYS}, {KV_LAYERS}");
+            return Err(wrong(format!("unknown key '{key}'; {accepted}")));
         }
         let flag = format!("--{name}");
         let given = words.iter().any(|word| {
@@ -134,30 +97,22 @@ fn read(path: &Path, command: &str, words: &[OsString]) -> Result<File> {
         if given || !has(&name) {
             continue;
         }
-        let value = match value {
-            toml::Value::Boolean(on) if SWITCHES.contains(&name.as_str()) => {
-                extra.extend(on.then_some(flag));
-                continue;
-            }
-            _ if SWITCHES.contains(&name.as_str()) => {
-                return Err(usage(format!(
-                    "{}: '{key}' is a {}; accepted: true or false",
-                    path.display(),
-                    value.type_str()
-                )));
-            }
-            toml::Value::String(text) => text.clone(),
-            toml::Value::Integer(number) => number.to_string(),
-            toml::Value::Float(number) => number.to_string(),
+        let is_switch = SWITCHES.contains(&name.as_str());
+        extra.push(match value {
+            toml::Value::Boolean(true) if is_switch => flag,
+            toml::Value::Boolean(false) if is_switch => continue,
+            toml::Value::String(text) if !is_switch => format!("{flag}={text}"),
+            toml::Value::Integer(number) if !is_switch => format!("{flag}={number}"),
+            toml::Value::Float(number) if !is_switch => format!("{flag}={number}"),
             other => {
-                return Err(usage(format!(
-                    "{}: '{key}' is a {}; accepted: a number or a string",
-                    path.display(),
-                    other.type_str()
-                )));
+                let kind = other.type_str();
+                let accepted = match is_switch {
+                    true => "true or false",
+                    false => "a number or a string",
+                };
+                return Err(wrong(format!("'{key}' is a {kind}; accepted: {accepted}")));
             }
-        };
-        extra.push(format!("{flag}={value}"));
+        });
     }
     Ok(File { extra, kv_layers })
 }
@@ -172,35 +127,13 @@ fn layers(value: &toml::Value) -> Result<BTreeMap<usize, KvPair>, String> {
         let layer: usize = name
             .parse()
             .map_err(|_| format!("'{name}' is no layer; accepted: numbers from 0 on"))?;
-        let codec = codec.as_str().ok_or_else(|| {
-            format!(
-                "layer {layer} is a {}; accepted: a string",
-                codec.type_str()
-            )
-        })?;
+        let kind = codec.type_str();
+        let wrong = || format!("layer {layer} is a {kind}; accepted: a string");
+        let codec = codec.as_str().ok_or_else(wrong)?;
         let pair = codec
             .parse()
             .map_err(|what| format!("layer {layer} is '{codec}'; {what}"))?;
         layers.insert(layer, pair);
     }
     Ok(layers)
-}
-
-fn command_name(command: &Command) -> &'static str {
-    match command {
-        Command::Pull(_) => "pull",
-        Command::Run(_) => "run",
-        Command::Chat(_) => "chat",
-        Command::Score(_) => "score",
-        Command::Tokenize(_) => "tokenize",
-        Command::Detokenize(_) => "detokenize",
-        Command::Inspect(_) => "inspect",
-        Command::Verify(_) => "verify",
-        Command::Doctor => "doctor",
-        Command::Bench(_) => "bench",
-        Command::Perplexity(_) => "perplexity",
-        Command::Compare(_) => "compare",
-        Command::Plan(_) => "plan",
-        Command::Serve(_) => "serve",
-    }
 }

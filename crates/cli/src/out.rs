@@ -5,6 +5,7 @@
 
 use crate::error::Closed;
 use anyhow::Result;
+use serde_json::Value as Json;
 use std::io::{self, Write};
 
 /// Writes `text` as it stands and flushes, so that a stream of tokens is seen as it comes.
@@ -31,6 +32,11 @@ pub fn line(text: &str) -> Result<()> {
 /// Writes the one JSON document of a command.
 pub fn json(value: &impl serde::Serialize) -> Result<()> {
     line(&serde_json::to_string_pretty(value)?)
+}
+
+/// What `json` makes of each.
+pub fn list<T>(of: impl IntoIterator<Item = T>, json: impl FnMut(T) -> Json) -> Json {
+    of.into_iter().map(json).collect()
 }
 
 /// A note for the user on stderr; a closed stderr is no reason to stop.

@@ -45,21 +45,15 @@ fn parse(text: &str) -> Result<PolicyFile, String> {
     let table: toml::Table = text
         .parse()
         .map_err(|error: toml::de::Error| error.message().to_owned())?;
-    let mut keys = Keys {
-        path: String::new(),
-        table,
-    };
+    let path = String::new();
+    let mut keys = Keys { path, table };
     let chosen = Policy::ALL.into_iter().filter(|policy| policy.chooses());
     let names: Vec<&str> = chosen.map(Policy::name).collect();
     let accepted = || format!("accepted: {}", names.join(", "));
-    let policy = keys
-        .text("policy")?
-        .ok_or_else(|| format!("policy is missing; {}", accepted()))?;
-    let policy: Policy = policy
-        .parse()
-        .ok()
-        .filter(|policy: &Policy| policy.chooses())
-        .ok_or_else(|| format!("policy is '{policy}'; {}", accepted()))?;
+    let name = keys.text("policy")?;
+    let name = name.ok_or_else(|| format!("policy is missing; {}", accepted()))?;
+    let policy = name.parse().ok().filter(|policy: &Policy| policy.chooses());
+    let policy = policy.ok_or_else(|| format!("policy is '{name}'; {}", accepted()))?;
     let params = params(policy, &mut keys)?;
     keys.end()?;
     Ok(PolicyFile { policy, params })
@@ -96,14 +90,12 @@ fn heavy(keys: &mut Keys) -> Result<HeavyParams, String> {
         (Some("max"), None) => HeavyScore::Max,
         (None | Some("average"), memory) => HeavyScore::Average(memory.unwrap_or_default()),
         (Some(score @ ("sum" | "peak" | "max")), Some(_)) => {
-            return Err(format!(
-                "score {score} forgets nothing; alpha and half_life need average"
-            ));
+            let what = "forgets nothing; alpha and half_life need average";
+            return Err(format!("score {score} {what}"));
         }
         (Some(score), _) => {
-            return Err(format!(
-                "score is '{score}'; accepted: sum, peak, max, average"
-            ));
+            let accepted = "sum, peak, max, average";
+            return Err(format!("score is '{score}'; accepted: {accepted}"));
         }
     };
     let heads = match keys.text("heads")?.as_deref() {
@@ -131,15 +123,14 @@ fn memory(keys: &mut Keys) -> Result<Option<AttentionMemory>, String> {
 }
 
 fn tiers(keys: &mut Keys) -> Result<TiersParams, String> {
-    let mut params = match keys.text("profile")? {
-        None => TiersParams::PUBLISHED,
-        Some(name) => Profile::from_name(&name)
-            .ok_or_else(|| {
-                let names = Profile::ALL.map(Profile::name).join(", ");
-                format!("profile is '{name}'; accepted: {names}")
-            })?
-            .params(),
-    };
+    let mut params = TiersParams::PUBLISHED;
+    if let Some(name) = keys.text("profile")? {
+        let profile = Profile::from_name(&name).ok_or_else(|| {
+            let names = Profile::ALL.map(Profile::name).join(", ");
+            format!("profile is '{name}'; accepted: {names}")
+        })?;
+        params = profile.params();
+    }
     params.memory = memory(keys)?.unwrap_or(params.memory);
     set(&mut params.trigger, keys.number("trigger")?);
     if let Some([first, second]) = keys.pair("borders")? {
@@ -160,10 +151,8 @@ fn tiers(keys: &mut Keys) -> Result<TiersParams, String> {
         set(&mut params.middle.part, keys.pair("part")?);
         set(&mut params.middle.theta, keys.number("theta")?);
         let batch = keys.whole("batch")?;
-        set(
-            &mut params.middle.batch,
-            batch.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
-        );
+        let batch = batch.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        set(&mut params.middle.batch, batch);
         keys.end()?;
     }
     if let Some(mut keys) = keys.table("deep")? {
@@ -173,6 +162,11 @@ fn tiers(keys: &mut Keys) -> Result<TiersParams, String> {
         keys.end()?;
     }
     Ok(params)
+}
+
+fn number(value: &toml::Value) -> Option<f32> {
+    let whole = value.as_integer().map(|number| number as f32);
+    whole.or(value.as_float().map(|number| number as f32))
 }
 
 fn set<T>(to: &mut T, value: Option<T>) {
@@ -189,73 +183,51 @@ pub struct Keys {
 }
 
 impl Keys {
-    pub fn text(&mut self, key: &str) -> Result<Option<String>, String> {
-        match self.table.remove(key) {
-            None => Ok(None),
-            Some(toml::Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(self.wrong(key, &other, "a string")),
-        }
-    }
-
-    fn number(&mut self, key: &str) -> Result<Option<f32>, String> {
-        match self.table.remove(key) {
-            None => Ok(None),
-            Some(toml::Value::Integer(number)) => Ok(Some(number as f32)),
-            Some(toml::Value::Float(number)) => Ok(Some(number as f32)),
-            Some(other) => Err(self.wrong(key, &other, "a number")),
-        }
-    }
-
-    pub fn whole(&mut self, key: &str) -> Result<Option<u64>, String> {
-        match self.table.remove(key) {
-            None => Ok(None),
-            Some(toml::Value::Integer(number)) => match u64::try_from(number) {
-                Ok(number) => Ok(Some(number)),
-                Err(_) => Err(format!(
-                    "{}{key} is {number}; accepted: 0 or more",
-                    self.path
-                )),
-            },
-            Some(other) => Err(self.wrong(key, &other, "a whole number")),
-        }
-    }
-
-    fn pair(&mut self, key: &str) -> Result<Option<[f32; 2]>, String> {
+    /// What `read` makes of the value, where there is one.
+    fn take<T>(
+        &mut self,
+        key: &str,
+        accepted: &str,
+        read: impl FnOnce(&toml::Value) -> Option<T>,
+    ) -> Result<Option<T>, String> {
         let Some(value) = self.table.remove(key) else {
             return Ok(None);
         };
-        let number = |value: &toml::Value| match value {
-            toml::Value::Integer(number) => Some(*number as f32),
-            toml::Value::Float(number) => Some(*number as f32),
-            _ => None,
+        let (path, kind) = (&self.path, value.type_str());
+        let wrong = || format!("{path}{key} is a {kind}; accepted: {accepted}");
+        read(&value).map(Some).ok_or_else(wrong)
+    }
+
+    pub fn text(&mut self, key: &str) -> Result<Option<String>, String> {
+        self.take(key, "a string", |value| value.as_str().map(str::to_owned))
+    }
+
+    fn number(&mut self, key: &str) -> Result<Option<f32>, String> {
+        self.take(key, "a number", number)
+    }
+
+    pub fn whole(&mut self, key: &str) -> Result<Option<u64>, String> {
+        let found = self.take(key, "a whole number", toml::Value::as_integer)?;
+        let path = &self.path;
+        let whole = |number: i64| {
+            let wrong = |_| format!("{path}{key} is {number}; accepted: 0 or more");
+            u64::try_from(number).map_err(wrong)
         };
-        let pair = match value.as_array().map(Vec::as_slice) {
-            Some([a, b]) => number(a).zip(number(b)),
+        found.map(whole).transpose()
+    }
+
+    fn pair(&mut self, key: &str) -> Result<Option<[f32; 2]>, String> {
+        let accepted = "two numbers in brackets";
+        self.take(key, accepted, |value| match &value.as_array()?[..] {
+            [a, b] => Some([number(a)?, number(b)?]),
             _ => None,
-        };
-        match pair {
-            Some((a, b)) => Ok(Some([a, b])),
-            None => Err(self.wrong(key, &value, "two numbers in brackets")),
-        }
+        })
     }
 
     fn table(&mut self, key: &str) -> Result<Option<Keys>, String> {
-        match self.table.remove(key) {
-            None => Ok(None),
-            Some(toml::Value::Table(table)) => Ok(Some(Keys {
-                path: format!("{}{key}.", self.path),
-                table,
-            })),
-            Some(other) => Err(self.wrong(key, &other, "a table")),
-        }
-    }
-
-    fn wrong(&self, key: &str, found: &toml::Value, accepted: &str) -> String {
-        format!(
-            "{}{key} is a {}; accepted: {accepted}",
-            self.path,
-            found.type_str()
-        )
+        let table = self.take(key, "a table", |value| value.as_table().cloned())?;
+        let path = format!("{}{key}.", self.path);
+        Ok(table.map(|table| Keys { path, table }))
     }
 
     /// Whatever is left is unknown.

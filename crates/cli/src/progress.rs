@@ -15,26 +15,45 @@ use std::time::{Duration, Instant};
 const LOG_STEPS: u64 = 10;
 const LOG_EVERY: Duration = Duration::from_secs(2);
 
+/// A bar on a terminal; it goes away with this value.
+struct Bar(Option<ProgressBar>);
+
+impl Bar {
+    fn new(total: u64, template: &str) -> Bar {
+        Bar(io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style);
+            }
+            bar
+        }))
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 /// Progress through a known number of bytes.
 pub struct Bytes {
     total: u64,
     done: u64,
-    bar: Option<ProgressBar>,
+    bar: Bar,
     step_logged: u64,
     logged_at: Instant,
 }
 
 impl Bytes {
     pub fn new(total: u64) -> Bytes {
-        let bar = io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-            let style = "  {bar:20} {binary_bytes:>11} of {binary_total_bytes} {binary_bytes_per_sec:>12} {eta:>4} {wide_msg}";
-            if let Ok(style) = ProgressStyle::with_template(style) {
-                bar.set_style(style);
-            }
+        let template = "  {bar:20} {binary_bytes:>11} of {binary_total_bytes} {binary_bytes_per_sec:>12} {eta:>4} {wide_msg}";
+        let bar = Bar::new(total, template);
+        if let Some(bar) = &bar.0 {
             bar.enable_steady_tick(Duration::from_millis(200));
-            bar
-        });
+        }
         Bytes {
             total,
             done: 0,
@@ -46,7 +65,7 @@ impl Bytes {
 
     /// What is happening now, shown beside the bar.
     pub fn say(&mut self, message: &'static str) {
-        if let Some(bar) = &self.bar {
+        if let Some(bar) = &self.bar.0 {
             bar.set_message(message);
         }
     }
@@ -54,48 +73,32 @@ impl Bytes {
     /// So much is done, absolutely: a download that starts again moves the bar back.
     pub fn set(&mut self, done: u64) {
         self.done = done.min(self.total);
-        if let Some(bar) = &self.bar {
+        if let Some(bar) = &self.bar.0 {
             bar.set_position(self.done);
             return;
         }
-        let step = (self.done.saturating_mul(LOG_STEPS))
-            .checked_div(self.total)
-            .unwrap_or(0);
+        let step = self.done.saturating_mul(LOG_STEPS);
+        let step = step.checked_div(self.total).unwrap_or(0);
         let due = self.logged_at.elapsed() >= LOG_EVERY || step == LOG_STEPS;
         if step > self.step_logged && due {
             self.step_logged = step;
             self.logged_at = Instant::now();
-            note(&format!(
-                "  {:3} % of {}",
-                step * (100 / LOG_STEPS),
-                human(self.total)
-            ));
-        }
-    }
-}
-
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+            let (percent, total) = (step * (100 / LOG_STEPS), human(self.total));
+            note(&format!("  {percent:3} % of {total}"));
         }
     }
 }
 
 /// Progress through a number of things, on a terminal only: in a log it would say nothing new.
-pub struct Count(Option<ProgressBar>);
+pub struct Count(Bar);
 
 impl Count {
     pub fn new(total: usize, what: &'static str) -> Count {
-        Count(io::stderr().is_terminal().then(|| {
-            let bar =
-                ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
-            if let Ok(style) = ProgressStyle::with_template("  {bar:20} {pos} of {len} {msg}") {
-                bar.set_style(style);
-            }
+        let bar = Bar::new(total as u64, "  {bar:20} {pos} of {len} {msg}");
+        if let Some(bar) = &bar.0 {
             bar.set_message(what);
-            bar
-        }))
+        }
+        Count(bar)
     }
 
     /// For a prompt, if it is one that takes a while.
@@ -104,7 +107,7 @@ impl Count {
     }
 
     pub fn set(&mut self, done: usize) {
-        if let Some(bar) = &self.0 {
+        if let Some(bar) = &self.0.0 {
             bar.set_position(done as u64);
         }
     }
@@ -112,14 +115,6 @@ impl Count {
 
 /// Shorter prompts are read in about a second even by a large model.
 const PROMPT_TOKENS: usize = 256;
-
-impl Drop for Count {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.0 {
-            bar.finish_and_clear();
-        }
-    }
-}
 
 /// What takes longer than this is explained.
 const LATE: Duration = Duration::from_millis(300);

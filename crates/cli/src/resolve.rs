@@ -14,16 +14,12 @@ pub fn model(argument: Option<&str>) -> Result<PathBuf> {
     }
     let model = named(argument)?;
     let home = Home::find()?;
-    let main = model
-        .files
-        .first()
-        .with_context(|| format!("{} has no files", model.name))?;
+    let main = model.files.first();
+    let main = main.with_context(|| format!("{} has no files", model.name))?;
     let path = home.models().join(&main.name);
     // The hash was checked when the file got its name; here its size is enough.
-    let whole = path
-        .metadata()
-        .is_ok_and(|found| found.is_file() && found.len() == main.bytes);
-    if !whole {
+    let found = path.metadata();
+    if !found.is_ok_and(|found| found.is_file() && found.len() == main.bytes) {
         fetch::model(&home, model, &progress::fetch_options())?;
     }
     Ok(path)
@@ -45,9 +41,8 @@ fn existing(argument: Option<&str>) -> Result<Option<PathBuf>> {
 /// The catalogue model of that name, or the default one.
 pub fn named(argument: Option<&str>) -> Result<&'static CatalogueModel> {
     let Some(name) = argument else {
-        return catalogue()
-            .default()
-            .context("the catalogue has no default model");
+        let model = catalogue().default();
+        return model.context("the catalogue has no default model");
     };
     if let Some(model) = catalogue().find(name) {
         return Ok(model);
@@ -55,8 +50,6 @@ pub fn named(argument: Option<&str>) -> Result<&'static CatalogueModel> {
     if Path::new(name).components().count() > 1 || name.to_ascii_lowercase().ends_with(".gguf") {
         bail!("no such file: {name}");
     }
-    bail!(
-        "no file and no catalogue model is called '{name}'; the catalogue has: {}",
-        catalogue().names()
-    );
+    let names = catalogue().names();
+    bail!("no file and no catalogue model is called '{name}'; the catalogue has: {names}");
 }

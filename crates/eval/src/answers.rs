@@ -10,13 +10,12 @@
 //! little about quality; what the full cache thinks of the other's answer says more.
 
 use haversack_engine::model::Model;
-use haversack_engine::runtime::generate::GenerateError;
+use haversack_engine::runtime::generate::{GenerateError, Generation};
 use haversack_engine::runtime::{GenerateOptions, SequenceId, generate};
 use haversack_engine::runtime::{Runtime, StepError};
 use haversack_engine::sample::{self, SampleOptions, Sampler};
 use haversack_text::chat::{ChatError, encode_chat};
 use haversack_text::template::{Message, RenderOptions};
-use std::fmt;
 use std::ops::ControlFlow;
 
 /// Tokens of an answer at most.
@@ -33,38 +32,18 @@ pub struct Script {
 }
 
 /// Why there is no script.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
-    Chat(ChatError),
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    #[error(
+        "instruction {number} takes {tokens} tokens with its answer; accepted: at most {most}, what the context has"
+    )]
     TooLong {
         number: usize,
         tokens: usize,
         most: usize,
     },
-}
-
-impl fmt::Display for ScriptError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ScriptError::Chat(error) => error.fmt(f),
-            ScriptError::TooLong {
-                number,
-                tokens,
-                most,
-            } => write!(
-                f,
-                "instruction {number} takes {tokens} tokens with its answer; accepted: at most {most}, what the context has"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ScriptError {}
-
-impl From<ChatError> for ScriptError {
-    fn from(error: ChatError) -> ScriptError {
-        ScriptError::Chat(error)
-    }
 }
 
 /// Everything fits `context` tokens, with as much of `text` before as there is room for.
@@ -119,11 +98,8 @@ pub fn script(
             turns = longer.to_vec();
         }
     }
-    let prompts: Result<Vec<Vec<u32>>, ChatError> = instructions
-        .iter()
-        .map(|instruction| encode(&turns, instruction))
-        .collect();
-    let prompts = prompts?;
+    let prompts = instructions.iter().map(|told| encode(&turns, told));
+    let prompts = prompts.collect::<Result<Vec<Vec<u32>>, ChatError>>()?;
     // What all begin with; each keeps a token at least, for its logits.
     let mut shared = prompts.first().map_or(0, |p| p.len().saturating_sub(1));
     for prompt in &prompts {
@@ -155,13 +131,6 @@ fn passages(text: &str) -> Vec<String> {
     passages
 }
 
-/// An answer, and what it took.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FreeAnswer {
-    pub tokens: Vec<u32>,
-    pub text: String,
-}
-
 /// A sequence that has read the shared part.
 pub fn begin(runtime: &mut Runtime, script: &Script) -> Result<SequenceId, StepError> {
     let id = runtime.open()?;
@@ -176,7 +145,7 @@ pub fn answer(
     runtime: &mut Runtime,
     base: SequenceId,
     rest: &[u32],
-) -> Result<FreeAnswer, GenerateError> {
+) -> Result<Generation, GenerateError> {
     let mut sampler = Sampler::new(SampleOptions {
         temperature: 0.0,
         ..SampleOptions::default()
@@ -190,10 +159,7 @@ pub fn answer(
         ControlFlow::Continue(())
     });
     runtime.close(fork)?;
-    made.map(|made| FreeAnswer {
-        tokens: made.tokens,
-        text: made.text,
-    })
+    made
 }
 
 /// Minus the log-probability of an answer, summed over its tokens.
@@ -212,9 +178,8 @@ pub fn nll(
     let vocab = runtime.model().config().vocab;
     let position = runtime.position(base)?;
     let logits = logits?;
-    let rows = logits
-        .chunks_exact(vocab)
-        .skip(rest.len().saturating_sub(1));
+    let rows = logits.chunks_exact(vocab);
+    let rows = rows.skip(rest.len().saturating_sub(1));
     let mut sum = 0.0;
     for (logits, &next) in rows.zip(answer) {
         sum -= sample::logprob_of(logits, next).map_err(|_| StepError::NotFinite { position })?;

@@ -24,12 +24,11 @@ fn sum(dice: &mut Dice) -> (usize, usize) {
 /// The case of this number in a context of `tokens` tokens, question and answer included.
 pub fn case(tokenizer: &Tokenizer, text: &[u32], tokens: usize, seed: u64, number: usize) -> Case {
     let mut dice = Dice::new(seed, &[59, number as u64]);
-    let shots: Vec<Vec<u32>> = (0..SHOTS)
-        .map(|_| {
-            let (a, b) = sum(&mut dice);
-            encode(tokenizer, &format!("\n{a} + {b} = {}\n", a + b))
-        })
-        .collect();
+    let shots = (0..SHOTS).map(|_| {
+        let (a, b) = sum(&mut dice);
+        encode(tokenizer, &format!("\n{a} + {b} = {}\n", a + b))
+    });
+    let shots: Vec<Vec<u32>> = shots.collect();
     let mut prompt = opening(tokenizer);
     let taken = prompt.len() + QUESTION_TOKENS + shots.iter().map(Vec::len).sum::<usize>();
     let text = filler(text, tokens.saturating_sub(taken), number);
@@ -46,11 +45,10 @@ pub fn case(tokenizer: &Tokenizer, text: &[u32], tokens: usize, seed: u64, numbe
         let right = (a + b) as i64;
         let wrong = near.iter().map(|by| right + by).filter(|n| *n > 0);
         let offered = std::iter::once(right).chain(wrong.take(WRONG));
+        let answer = |n: i64| encode(tokenizer, &format!(" {n}"));
         Question {
             ask: encode(tokenizer, &format!("\n{a} + {b} =")),
-            answers: offered
-                .map(|n| encode(tokenizer, &format!(" {n}")))
-                .collect(),
+            answers: offered.map(answer).collect(),
         }
     });
     let questions = questions.collect();

@@ -1,7 +1,7 @@
 //! BLEU-4 as published (Papineni and others, 2002): clipped n-gram precisions up to four, their geometric
 //! mean over all texts together, and a penalty for being short. Without smoothing.
 //!
-//! BleuCounts of one text are kept apart, so that texts can be drawn again for an interval.
+//! Counts of one text are kept apart, so that texts can be drawn again for an interval.
 
 use std::collections::HashMap;
 
@@ -58,10 +58,8 @@ impl BleuCounts {
             return 0.0;
         }
         let logs = self.matched.iter().zip(&self.all);
-        let mean: f64 = logs
-            .map(|(&matched, &all)| (matched as f64 / all as f64).ln())
-            .sum::<f64>()
-            / ORDER as f64;
+        let logs = logs.map(|(&matched, &all)| (matched as f64 / all as f64).ln());
+        let mean = logs.sum::<f64>() / ORDER as f64;
         let short = 1.0 - self.reference_words as f64 / self.words as f64;
         (mean + short.min(0.0)).exp()
     }
@@ -70,21 +68,11 @@ impl BleuCounts {
 /// Runs of letters and digits; every other sign that is no space stands alone.
 fn words(text: &str) -> Vec<String> {
     let mut words = Vec::new();
-    let mut word = String::new();
-    for c in text.chars() {
-        if c.is_alphanumeric() {
-            word.push(c);
-            continue;
-        }
-        if !word.is_empty() {
-            words.push(std::mem::take(&mut word));
-        }
-        if !c.is_whitespace() {
-            words.push(c.to_string());
-        }
-    }
-    if !word.is_empty() {
-        words.push(word);
+    for run in text.split_inclusive(|c: char| !c.is_alphanumeric()) {
+        let word = run.trim_end_matches(|c: char| !c.is_alphanumeric());
+        let sign = run[word.len()..].trim();
+        let parts = [word, sign].into_iter().filter(|part| !part.is_empty());
+        words.extend(parts.map(str::to_owned));
     }
     words
 }

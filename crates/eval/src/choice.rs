@@ -3,8 +3,7 @@
 //! The figure is the log-probability of the right answer among all that are offered. It moves long
 //! before the likeliest answer changes, so that a small model gives a signal too.
 
-use haversack_engine::runtime::SequenceId;
-use haversack_engine::runtime::{Runtime, StepError};
+use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_engine::sample;
 use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_text::tokenizer::{EncodeOptions, Tokenizer};
@@ -40,31 +39,21 @@ pub const QUESTION_TOKENS: usize = 48;
 
 /// Text as it stands inside a prompt.
 pub(crate) fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
-    let plain = EncodeOptions {
-        add_special: false,
-        parse_special: false,
-    };
+    let plain = EncodeOptions::default();
     tokenizer.encode(text, plain).unwrap_or_default()
 }
 
 /// What a prompt begins with: the token that the model wants there, if any.
 pub fn opening(tokenizer: &Tokenizer) -> Vec<u32> {
-    tokenizer
-        .bos()
-        .filter(|_| tokenizer.add_bos())
-        .into_iter()
-        .collect()
+    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+    bos.into_iter().collect()
 }
 
 /// `tokens` tokens of a filler text for the case of this number; from its start again where it ends.
 pub(crate) fn filler(text: &[u32], tokens: usize, number: usize) -> Vec<u32> {
     let from = number.wrapping_mul(tokens) % text.len().max(1);
-    text.iter()
-        .copied()
-        .cycle()
-        .skip(from)
-        .take(tokens)
-        .collect()
+    let text = text.iter().copied().cycle();
+    text.skip(from).take(tokens).collect()
 }
 
 /// Reads the case once and tries every answer on a fork.
@@ -149,9 +138,8 @@ fn on_forks(
         false => runtime.step(&spans).map(<[f32]>::to_vec),
     };
     if let Err(StepError::CrossesEviction { .. }) = logits {
-        let each = spans
-            .iter()
-            .map(|s| runtime.all_logits(s.sequence, s.tokens));
+        let each = spans.iter();
+        let each = each.map(|s| runtime.all_logits(s.sequence, s.tokens));
         logits = each.collect::<Result<Vec<_>, _>>().map(|all| all.concat());
     }
     for span in &spans {

@@ -116,6 +116,27 @@ impl Variant {
         self.policy != Policy::Full && self.shape == RetentionShape::Usual
     }
 
+    /// Its sinks and recent tokens, the rest as in `usual`.
+    fn kv(&self, usual: KvOptions) -> KvOptions {
+        KvOptions {
+            sinks: self.sinks,
+            recent: self.recent,
+            ..usual
+        }
+    }
+
+    fn retention(&self, window: Option<usize>) -> Retention {
+        Retention {
+            policy: self.policy,
+            anchors: Some(self.anchors),
+            window,
+            positions: self.positions,
+            params: self.params,
+            guard: self.guard,
+            ..Retention::default()
+        }
+    }
+
     /// Rows that its window has at least, where `recent` are kept nearly exact.
     fn window_least(&self, recent: usize) -> usize {
         match self.policy {
@@ -146,8 +167,13 @@ pub struct Setup {
 impl Setup {
     /// Everything in f16: what the others are held against.
     pub fn reference() -> Setup {
+        Setup::full(KvOptions::plain(KvForm::F16))
+    }
+
+    /// Every row stays.
+    fn full(kv: KvOptions) -> Setup {
         Setup {
-            kv: KvOptions::plain(KvForm::F16),
+            kv,
             retention: Retention::full(),
             guard: GuardParams::default(),
         }
@@ -155,36 +181,26 @@ impl Setup {
 
     /// Block bytes that it takes at the end of `context` tokens, as planned.
     pub fn bytes(&self, config: &Config, context: usize) -> u64 {
-        let Retention {
-            policy,
-            anchors,
-            window,
-            ..
-        } = self.retention;
-        match (anchors, window) {
+        let (kept, kv) = (&self.retention, &self.kv);
+        match (kept.anchors, kept.window) {
             (Some(anchors), Some(window)) => {
-                plan::window_bytes(config, &self.kv, policy, anchors, window, context)
+                plan::window_bytes(config, kv, kept.policy, anchors, window, context)
             }
-            _ => plan::blocks_bytes(config, &self.kv, context),
+            _ => plan::blocks_bytes(config, kv, context),
         }
     }
 
     /// Deep layers in f16, the others in four bits but for the last 128 tokens.
     fn demoted(config: &Config, variant: &Variant) -> Setup {
         let layers = config.layers.len();
-        let mut kv = KvOptions {
+        let deep = layers - layers / 3..layers;
+        Setup::full(KvOptions {
             sinks: variant.sinks,
             recent: 128,
             near: Codec::F16,
+            layers: deep.map(|layer| (layer, KvForm::F16)).collect(),
             ..KvOptions::new(KvForm::both(Codec::Int4.form()))
-        };
-        let deep = layers - layers / 3;
-        kv.layers = (deep..layers).map(|layer| (layer, KvForm::F16)).collect();
-        Setup {
-            kv,
-            retention: Retention::full(),
-            guard: GuardParams::default(),
-        }
+        })
     }
 
     /// Bits and rows of every layer as the probe says.
@@ -196,11 +212,7 @@ impl Setup {
         context: usize,
     ) -> Result<Setup, ShareTooSmall> {
         let full = plan::full_bytes(config, context) as f64;
-        let usual = KvOptions {
-            sinks: variant.sinks,
-            recent: variant.recent,
-            ..KvOptions::default()
-        };
+        let usual = variant.kv(KvOptions::default());
         let ask = AllotmentTarget {
             bytes: (full * share) as u64,
             tokens: context as u64,
@@ -216,13 +228,8 @@ impl Setup {
         Ok(Setup {
             kv,
             retention: Retention {
-                policy: Policy::Adaptive,
-                anchors: Some(variant.anchors),
-                positions: variant.positions,
-                params: variant.params,
-                guard: variant.guard,
                 adaptive: variant.wishes,
-                ..Retention::default()
+                ..variant.retention(None)
             },
             guard: probe.guard(GuardParams::default()),
         })
@@ -248,52 +255,26 @@ impl Setup {
         let is_float = |form: KvForm| form.k.codec.is_float() && form.v.codec.is_float();
         let kv = match is_float(coding.form) {
             true => KvOptions::plain(coding.form),
-            false => KvOptions {
-                sinks: variant.sinks,
-                recent: variant.recent,
-                ..KvOptions::new(coding.form)
-            },
+            false => variant.kv(KvOptions::new(coding.form)),
         };
-        let everything = Setup {
-            kv,
-            retention: Retention::full(),
-            guard: GuardParams::default(),
-        };
+        let mut setup = Setup::full(kv);
+        let anchors = variant.anchors;
         if variant.shape == RetentionShape::Unbounded {
-            let anchors = variant.anchors;
             let window = context.saturating_sub(anchors + BLOCK) / BLOCK * BLOCK;
-            let retention = Retention {
-                policy: variant.policy,
-                anchors: Some(anchors),
-                window: Some(window),
-                params: variant.params,
-                guard: variant.guard,
-                ..Retention::default()
+            setup.retention = Retention {
+                positions: Positions::Auto,
+                ..variant.retention(Some(window))
             };
-            return Ok(Setup {
-                retention,
-                ..everything
-            });
+            return Ok(setup);
         }
         let (Some(share), true) = (share, variant.has_shares()) else {
-            return Ok(everything);
+            return Ok(setup);
         };
-        let (kv, anchors) = (&everything.kv, variant.anchors);
-        let least = variant.window_least(kv.recent);
-        match plan::within_share(config, kv, variant.policy, anchors, least, context, share)? {
-            ShareFit::Everything => Ok(everything),
-            ShareFit::Window(window) => Ok(Setup {
-                retention: Retention {
-                    policy: variant.policy,
-                    anchors: Some(anchors),
-                    window: Some(window),
-                    positions: variant.positions,
-                    params: variant.params,
-                    guard: variant.guard,
-                    ..Retention::default()
-                },
-                ..everything
-            }),
+        let (policy, least) = (variant.policy, variant.window_least(setup.kv.recent));
+        match plan::within_share(config, &setup.kv, policy, anchors, least, context, share)? {
+            ShareFit::Everything => {}
+            ShareFit::Window(window) => setup.retention = variant.retention(Some(window)),
         }
+        Ok(setup)
     }
 }

@@ -30,6 +30,31 @@ impl Dice {
         list[self.below(list.len())]
     }
 
+    /// One of the words that `list` has with commas between them.
+    pub fn word<'a>(&mut self, list: &'a str) -> &'a str {
+        self.pick(&list.split(", ").collect::<Vec<&str>>())
+    }
+
+    /// So many different numbers of four digits.
+    pub fn codes(&mut self, count: usize) -> Vec<String> {
+        let mut codes: Vec<String> = Vec::new();
+        while codes.len() < count {
+            let code = format!("{}", 1000 + self.below(9000));
+            if !codes.contains(&code) {
+                codes.push(code);
+            }
+        }
+        codes
+    }
+
+    /// The first `count` become any of the list.
+    pub fn draw<T>(&mut self, list: &mut [T], count: usize) {
+        for i in 0..count {
+            let other = i + self.below(list.len() - i);
+            list.swap(i, other);
+        }
+    }
+
     pub fn shuffle<T>(&mut self, list: &mut [T]) {
         for i in (1..list.len()).rev() {
             list.swap(i, self.below(i + 1));

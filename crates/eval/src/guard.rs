@@ -7,7 +7,7 @@
 use crate::dice::Dice;
 use haversack_cache::KvRow;
 use haversack_engine::runtime::trial::{TrialChange, TrialPrediction, final_rows};
-use haversack_engine::runtime::{Runtime, StepError};
+use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_engine::sample::kl_divergence;
 use haversack_engine::{Codec, KvForm};
 use std::ops::ControlFlow;
@@ -74,7 +74,7 @@ pub fn measure(
 
 fn on_fork(
     runtime: &mut Runtime,
-    id: haversack_engine::runtime::SequenceId,
+    id: SequenceId,
     change: Option<&TrialChange>,
     behind: &[u32],
 ) -> Result<Vec<f32>, StepError> {
@@ -89,16 +89,13 @@ fn on_fork(
 /// Any change.
 fn candidate(
     runtime: &Runtime,
-    id: haversack_engine::runtime::SequenceId,
+    id: SequenceId,
     dice: &mut Dice,
 ) -> Result<(&'static str, TrialChange), StepError> {
     let layers = runtime.model().config().layers.len();
     let touched = [1, 1, 3, 8, layers][dice.below(5)].min(layers);
     let mut all: Vec<usize> = (0..layers).collect();
-    for i in 0..touched {
-        let other = i + dice.below(layers - i);
-        all.swap(i, other);
-    }
+    dice.draw(&mut all, touched);
     let is_eviction = dice.below(2) == 0;
     let (kind, share) = (dice.below(3), dice.below(6));
     let mut rows = Vec::new();
@@ -129,12 +126,7 @@ fn victims(mut rows: Vec<KvRow>, kind: usize, share: usize, dice: &mut Dice) -> 
     let parts = [0.03, 0.06, 0.125, 0.25, 0.5, 0.75];
     let count = (rows.len() as f64 * parts[share]).ceil() as usize;
     match kind {
-        0 => {
-            for i in 0..count {
-                let other = i + dice.below(rows.len() - i);
-                rows.swap(i, other);
-            }
-        }
+        0 => dice.draw(&mut rows, count),
         1 => {}
         _ => {
             let worth = |row: &KvRow| f64::from(row.norm_sq) * f64::from(row.mass);
@@ -173,11 +165,11 @@ pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
     };
     let (a, b) = (ranks(&|p| p.0), ranks(&|p| p.1));
     let mean = (pairs.len() as f64 - 1.0) / 2.0;
-    let sum = |f: &dyn Fn(usize) -> f64| (0..pairs.len()).map(f).sum::<f64>();
-    let ab = sum(&|i| (a[i] - mean) * (b[i] - mean));
-    let aa = sum(&|i| (a[i] - mean) * (a[i] - mean));
-    let bb = sum(&|i| (b[i] - mean) * (b[i] - mean));
-    ab / (aa * bb).sqrt()
+    let sum = |a: &[f64], b: &[f64]| {
+        let products = a.iter().zip(b).map(|(a, b)| (a - mean) * (b - mean));
+        products.sum::<f64>()
+    };
+    sum(&a, &b) / (sum(&a, &a) * sum(&b, &b)).sqrt()
 }
 
 #[cfg(test)]

@@ -4,37 +4,14 @@ use crate::dice::Dice;
 use crate::words::{ADJECTIVES, ANIMALS, COLOURS, THINGS, TOPICS};
 use std::collections::HashSet;
 
-const AUDIENCES: [&str; 10] = [
-    "a child of six",
-    "a teenager",
-    "a busy manager",
-    "a retired teacher",
-    "a new neighbour",
-    "a tourist",
-    "a beginner",
-    "an engineer",
-    "a poet",
-    "a farmer",
-];
+/// With commas between them, like those below.
+const AUDIENCES: &str = "a child of six, a teenager, a busy manager, a retired teacher, a new \
+    neighbour, a tourist, a beginner, an engineer, a poet, a farmer";
 
-const LENGTHS: [&str; 5] = [
-    "one sentence",
-    "two sentences",
-    "three sentences",
-    "a short paragraph",
-    "about fifty words",
-];
+const LENGTHS: &str = "one sentence, two sentences, three sentences, a short paragraph, about \
+    fifty words";
 
-const MOODS: [&str; 8] = [
-    "formal",
-    "friendly",
-    "cheerful",
-    "very polite",
-    "plain",
-    "dramatic",
-    "humorous",
-    "calm",
-];
+const MOODS: &str = "formal, friendly, cheerful, very polite, plain, dramatic, humorous, calm";
 
 const SENTENCES: [&str; 8] = [
     "The train was late again and nobody told us why.",
@@ -65,11 +42,11 @@ pub fn instructions(seed: u64, count: usize) -> Vec<String> {
 }
 
 fn one(dice: &mut Dice) -> String {
-    let topic = dice.pick(&TOPICS);
-    let other = dice.pick(&TOPICS);
-    let audience = dice.pick(&AUDIENCES);
-    let length = dice.pick(&LENGTHS);
-    let mood = dice.pick(&MOODS);
+    let topic = dice.word(TOPICS);
+    let other = dice.word(TOPICS);
+    let audience = dice.word(AUDIENCES);
+    let length = dice.word(LENGTHS);
+    let mood = dice.word(MOODS);
     let thing = format!("{} {}", dice.pick(&ADJECTIVES), dice.pick(&THINGS));
     let animal = format!("{} {}", dice.pick(&COLOURS), dice.pick(&ANIMALS));
     let sentence = dice.pick(&SENTENCES);

@@ -22,21 +22,14 @@ const STRANGERS: usize = 6;
 /// The case of this number in a context of `tokens` tokens, question and answer included.
 pub fn case(tokenizer: &Tokenizer, text: &[u32], tokens: usize, seed: u64, number: usize) -> Case {
     let mut dice = Dice::new(seed, &[17, number as u64]);
-    let mut codes: Vec<String> = Vec::new();
-    while codes.len() < FACTS + STRANGERS {
-        let code = format!("{}", 1000 + dice.below(9000));
-        if !codes.contains(&code) {
-            codes.push(code);
-        }
-    }
+    let codes = dice.codes(FACTS + STRANGERS);
     let first_name = dice.below(NAMES.len());
     let name = |fact: usize| NAMES[(first_name + fact) % NAMES.len()];
-    let facts: Vec<Vec<u32>> = (0..FACTS)
-        .map(|fact| {
-            let fact = format!(" The secret code of {} is {}.", name(fact), codes[fact]);
-            encode(tokenizer, &fact)
-        })
-        .collect();
+    let fact = |fact: usize| {
+        let fact = format!(" The secret code of {} is {}.", name(fact), codes[fact]);
+        encode(tokenizer, &fact)
+    };
+    let facts: Vec<Vec<u32>> = (0..FACTS).map(fact).collect();
     let mut prompt = opening(tokenizer);
     let taken = prompt.len() + QUESTION_TOKENS + facts.iter().map(Vec::len).sum::<usize>();
     let text = filler(text, tokens.saturating_sub(taken), number);
@@ -55,16 +48,12 @@ pub fn case(tokenizer: &Tokenizer, text: &[u32], tokens: usize, seed: u64, numbe
         let mut codes = codes.clone();
         codes.swap(0, asked);
         let answer = |code: &String| encode(tokenizer, &format!(" {code}"));
+        let ask = format!(" The secret code of {} is", name(asked));
         Question {
-            ask: encode(
-                tokenizer,
-                &format!(" The secret code of {} is", name(asked)),
-            ),
+            ask: encode(tokenizer, &ask),
             answers: codes.iter().map(answer).collect(),
         }
     });
-    Case {
-        prompt,
-        questions: questions.collect(),
-    }
+    let questions = questions.collect();
+    Case { prompt, questions }
 }

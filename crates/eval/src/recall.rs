@@ -14,91 +14,51 @@ use crate::choice::{Case, QUESTION_TOKENS, Question, encode, filler, opening};
 use crate::dice::Dice;
 use haversack_text::tokenizer::Tokenizer;
 
-/// (what is said, what is asked, how the answer begins, what it may be)
-type Kind = (&'static str, &'static str, &'static str, [&'static str; 10]);
+/// What is said, what is asked, how the answer begins, and what it may be.
+type Kind = [&'static str; 4];
 
 const KINDS: [Kind; 6] = [
-    (
+    [
         "my dog is called",
         "what my dog is called",
         "your dog is called",
-        [
-            "Biscuit", "Rocket", "Pepper", "Shadow", "Ginger", "Captain", "Maple", "Ziggy",
-            "Cookie", "Thunder",
-        ],
-    ),
-    (
+        "Biscuit Rocket Pepper Shadow Ginger Captain Maple Ziggy Cookie Thunder",
+    ],
+    [
         "I live in",
         "where I live",
         "you live in",
-        [
-            "Lisbon", "Oslo", "Chicago", "Nairobi", "Toronto", "Vienna", "Mumbai", "Dublin",
-            "Prague", "Seoul",
-        ],
-    ),
-    (
+        "Lisbon Oslo Chicago Nairobi Toronto Vienna Mumbai Dublin Prague Seoul",
+    ],
+    [
         "my favourite fruit is the",
         "what my favourite fruit is",
         "your favourite fruit is the",
-        [
-            "mango",
-            "apple",
-            "cherry",
-            "banana",
-            "lemon",
-            "peach",
-            "grape",
-            "melon",
-            "plum",
-            "strawberry",
-        ],
-    ),
-    (
+        "mango apple cherry banana lemon peach grape melon plum strawberry",
+    ],
+    [
         "I work as a",
         "what I work as",
         "you work as a",
-        [
-            "teacher",
-            "carpenter",
-            "nurse",
-            "lawyer",
-            "baker",
-            "pilot",
-            "farmer",
-            "writer",
-            "dentist",
-            "plumber",
-        ],
-    ),
-    (
+        "teacher carpenter nurse lawyer baker pilot farmer writer dentist plumber",
+    ],
+    [
         "my sister is called",
         "what my sister is called",
         "your sister is called",
-        [
-            "Clara", "Emily", "Sofia", "Hannah", "Laura", "Maria", "Julia", "Alice", "Grace",
-            "Rachel",
-        ],
-    ),
-    (
+        "Clara Emily Sofia Hannah Laura Maria Julia Alice Grace Rachel",
+    ],
+    [
         "I play the",
         "which instrument I play",
         "you play the",
-        [
-            "piano",
-            "violin",
-            "guitar",
-            "flute",
-            "drums",
-            "trumpet",
-            "cello",
-            "harp",
-            "clarinet",
-            "saxophone",
-        ],
-    ),
+        "piano violin guitar flute drums trumpet cello harp clarinet saxophone",
+    ],
 ];
 
 const FACTS: usize = 4;
+/// What an answer may be, of each kind.
+const VALUES: usize = 10;
 /// Tokens of an answer about something else.
 const TURN_TOKENS: usize = 80;
 
@@ -117,7 +77,7 @@ pub fn case(tokenizer: &Tokenizer, text: &[u32], tokens: usize, seed: u64, numbe
     let mut kinds: Vec<&Kind> = KINDS.iter().collect();
     dice.shuffle(&mut kinds);
     kinds.truncate(FACTS);
-    let told: Vec<usize> = kinds.iter().map(|kind| dice.below(kind.3.len())).collect();
+    let told: Vec<usize> = kinds.iter().map(|_| dice.below(VALUES)).collect();
 
     let room = tokens.saturating_sub(QUESTION_TOKENS);
     let mut passages = filler(text, room, number).into_iter();
@@ -132,8 +92,8 @@ pub fn case(tokenizer: &Tokenizer, text: &[u32], tokens: usize, seed: u64, numbe
             true => facts.next(),
             false => None,
         };
-        if let Some(((said, _, _, values), value)) = fact {
-            let (said, value) = (said, values[*value]);
+        if let Some(([said, _, _, values], told)) = fact {
+            let value = values.split(' ').nth(*told).unwrap_or_default();
             let turn = format!(
                 "User: By the way, {said} {value}.\nAssistant: Thank you, I will remember that.\n"
             );
@@ -151,19 +111,17 @@ pub fn case(tokenizer: &Tokenizer, text: &[u32], tokens: usize, seed: u64, numbe
             break;
         }
     }
-    let questions = kinds
-        .iter()
-        .zip(&told)
-        .map(|((_, asked, begin, values), told)| {
-            let mut values = *values;
-            values.swap(0, *told);
-            let answer = |value: &&str| encode(tokenizer, &format!(" {value}"));
-            let ask = format!("\nUser: Do you remember {asked}?\nAssistant: Yes, {begin}");
-            Question {
-                ask: encode(tokenizer, &ask),
-                answers: values.iter().map(answer).collect(),
-            }
-        });
+    let facts = kinds.iter().zip(&told);
+    let questions = facts.map(|([_, asked, begin, values], told)| {
+        let mut values: Vec<&str> = values.split(' ').collect();
+        values.swap(0, *told);
+        let answer = |value: &&str| encode(tokenizer, &format!(" {value}"));
+        let ask = format!("\nUser: Do you remember {asked}?\nAssistant: Yes, {begin}");
+        Question {
+            ask: encode(tokenizer, &ask),
+            answers: values.iter().map(answer).collect(),
+        }
+    });
     let questions = questions.collect();
     Case { prompt, questions }
 }

@@ -89,13 +89,7 @@ pub fn record(tokenizer: &Tokenizer, tokens: usize, seed: u64, number: usize) ->
     let mut dice = Dice::new(seed, &[41, number as u64]);
     let mut facts = FACTS;
     dice.shuffle(&mut facts);
-    let mut codes: Vec<String> = Vec::new();
-    while codes.len() < THIRDS * FACTS_EACH {
-        let code = format!("{}", 1000 + dice.below(9000));
-        if !codes.contains(&code) {
-            codes.push(code);
-        }
-    }
+    let codes = dice.codes(THIRDS * FACTS_EACH);
     let mut prompt = opening(tokenizer);
     let head = format!("Notes of the ward, day {}.\n", 1 + dice.below(28));
     prompt.extend(encode(tokenizer, &head));

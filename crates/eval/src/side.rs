@@ -1,8 +1,7 @@
 //! Predictions side by side: one piece of text through a full f16 cache and any number of contenders.
 
-use haversack_engine::runtime::SequenceId;
 use haversack_engine::runtime::perplexity::{KlTally, TextReader, side_by_side};
-use haversack_engine::runtime::{Runtime, StepError};
+use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use std::ops::ControlFlow;
 
 /// What one cache made of a piece of text.
@@ -75,14 +74,8 @@ pub fn judge(
         let id = runtime.open()?;
         readers.push(TextReader::new(runtime, id));
     }
-    let whole = side_by_side(
-        &mut readers,
-        Some(&mut truth),
-        tokens,
-        from,
-        SINGLES,
-        progress,
-    );
+    let reference = Some(&mut truth);
+    let whole = side_by_side(&mut readers, reference, tokens, from, SINGLES, progress);
     let mut result = whole.and_then(|whole| {
         let all: Result<Vec<CacheVerdict>, StepError> = readers.iter().map(judged).collect();
         Ok((judged(&truth)?, all?, whole))
@@ -99,10 +92,8 @@ pub fn judge(
 }
 
 fn judged(reader: &TextReader<'_>) -> Result<CacheVerdict, StepError> {
-    let times = reader
-        .step_times
-        .iter()
-        .map(|time| time.as_secs_f64() * 1e3);
+    let times = reader.step_times.iter();
+    let times = times.map(|time| time.as_secs_f64() * 1e3);
     Ok(CacheVerdict {
         tally: reader.tally.clone(),
         token_ms: crate::stats::median(&times.collect::<Vec<f64>>()),

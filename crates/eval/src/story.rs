@@ -7,18 +7,9 @@ use crate::words::{ADJECTIVES, ANIMALS, COLOURS, THINGS, TOPICS};
 const NAMES: [&str; 10] = [
     "Anna", "Ben", "Clara", "David", "Ella", "Frank", "Grace", "Henry", "Ida", "Jack",
 ];
-const PLACES: [&str; 10] = [
-    "the harbour",
-    "the old mill",
-    "the market",
-    "the school",
-    "the station",
-    "the river",
-    "the garden",
-    "the library",
-    "the bakery",
-    "the hill",
-];
+/// With commas between them.
+const PLACES: &str = "the harbour, the old mill, the market, the school, the station, the river, \
+    the garden, the library, the bakery, the hill";
 
 /// At least `letters` letters of it.
 pub fn text(seed: u64, letters: usize) -> String {
@@ -35,7 +26,7 @@ pub fn text(seed: u64, letters: usize) -> String {
 
 fn sentence(dice: &mut Dice) -> String {
     let (name, other) = (dice.pick(&NAMES), dice.pick(&NAMES));
-    let (place, topic) = (dice.pick(&PLACES), dice.pick(&TOPICS));
+    let (place, topic) = (dice.word(PLACES), dice.word(TOPICS));
     let thing = format!("{} {}", dice.pick(&ADJECTIVES), dice.pick(&THINGS));
     let animal = format!("{} {}", dice.pick(&COLOURS), dice.pick(&ANIMALS));
     match dice.below(9) {

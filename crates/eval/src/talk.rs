@@ -24,7 +24,7 @@ use std::ops::{ControlFlow, Range};
 /// A question, and the answer that was given.
 pub type Exchange = (String, String);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dialogue {
     pub turns: Vec<Exchange>,
     pub asked: Vec<DialogueQuestion>,
@@ -47,7 +47,8 @@ struct Kind {
     told: &'static str,
     question: &'static str,
     begins: &'static str,
-    answers: [&'static str; 10],
+    /// With blanks between them.
+    answers: &'static str,
 }
 
 const KINDS: [Kind; 14] = [
@@ -55,165 +56,101 @@ const KINDS: [Kind; 14] = [
         told: "My dog is called",
         question: "What is my dog called?",
         begins: "Your dog is called",
-        answers: [
-            "Rex", "Bella", "Max", "Luna", "Rocky", "Daisy", "Buddy", "Milo", "Toby", "Coco",
-        ],
+        answers: "Rex Bella Max Luna Rocky Daisy Buddy Milo Toby Coco",
     },
     Kind {
         told: "The city I was born in is",
         question: "Which city was I born in?",
         begins: "The city you were born in is",
-        answers: [
-            "Boston", "Denver", "Chicago", "Paris", "London", "Berlin", "Madrid", "Rome", "Dublin",
-            "Vienna",
-        ],
+        answers: "Boston Denver Chicago Paris London Berlin Madrid Rome Dublin Vienna",
     },
     Kind {
         told: "The name of my sister is",
         question: "What is the name of my sister?",
         begins: "The name of your sister is",
-        answers: [
-            "Emma", "Sarah", "Laura", "Anna", "Julia", "Karen", "Susan", "Alice", "Helen", "Rachel",
-        ],
+        answers: "Emma Sarah Laura Anna Julia Karen Susan Alice Helen Rachel",
     },
     Kind {
         told: "The instrument I play is the",
         question: "Which instrument do I play?",
         begins: "The instrument you play is the",
-        answers: [
-            "piano", "violin", "guitar", "flute", "cello", "trumpet", "harp", "clarinet", "organ",
-            "banjo",
-        ],
+        answers: "piano violin guitar flute cello trumpet harp clarinet organ banjo",
     },
     Kind {
         told: "The colour of my car is",
         question: "What is the colour of my car?",
         begins: "The colour of your car is",
-        answers: [
-            "red", "blue", "black", "yellow", "purple", "orange", "silver", "brown", "pink", "gray",
-        ],
+        answers: "red blue black yellow purple orange silver brown pink gray",
     },
     Kind {
         told: "The dish I like best is",
         question: "Which dish do I like best?",
         begins: "The dish you like best is",
-        answers: [
-            "pizza", "soup", "sushi", "pasta", "salad", "curry", "steak", "rice", "lasagna", "stew",
-        ],
+        answers: "pizza soup sushi pasta salad curry steak rice lasagna stew",
     },
     Kind {
         told: "By profession I am a",
         question: "What am I by profession?",
         begins: "By profession you are a",
-        answers: [
-            "nurse", "teacher", "lawyer", "pilot", "farmer", "dentist", "plumber", "painter",
-            "baker", "judge",
-        ],
+        answers: "nurse teacher lawyer pilot farmer dentist plumber painter baker judge",
     },
     Kind {
         told: "The month of my birthday is",
         question: "In which month is my birthday?",
         begins: "The month of your birthday is",
-        answers: [
-            "January",
-            "February",
-            "March",
-            "April",
-            "June",
-            "July",
-            "August",
-            "September",
-            "October",
-            "November",
-        ],
+        answers: "January February March April June July August September October November",
     },
     Kind {
         told: "The sport I do every week is",
         question: "Which sport do I do every week?",
         begins: "The sport you do every week is",
-        answers: [
-            "tennis", "football", "swimming", "golf", "boxing", "hockey", "rowing", "judo",
-            "cycling", "archery",
-        ],
+        answers: "tennis football swimming golf boxing hockey rowing judo cycling archery",
     },
     Kind {
         told: "The language I am learning is",
         question: "Which language am I learning?",
         begins: "The language you are learning is",
-        answers: [
-            "Spanish", "French", "German", "Russian", "Japanese", "Arabic", "Polish", "Greek",
-            "Turkish", "Swedish",
-        ],
+        answers: "Spanish French German Russian Japanese Arabic Polish Greek Turkish Swedish",
     },
     Kind {
         told: "The country my grandmother came from is",
         question: "Which country did my grandmother come from?",
         begins: "The country your grandmother came from is",
-        answers: [
-            "Italy", "Ireland", "Norway", "Mexico", "India", "China", "Brazil", "Egypt", "Cuba",
-            "Iran",
-        ],
+        answers: "Italy Ireland Norway Mexico India China Brazil Egypt Cuba Iran",
     },
     Kind {
         told: "The name of my boss is",
         question: "What is the name of my boss?",
         begins: "The name of your boss is",
-        answers: [
-            "Peter", "Henry", "Oscar", "Frank", "George", "Louis", "Simon", "Victor", "Walter",
-            "Arthur",
-        ],
+        answers: "Peter Henry Oscar Frank George Louis Simon Victor Walter Arthur",
     },
     Kind {
         told: "The code of my safe is",
         question: "What is the code of my safe?",
         begins: "The code of your safe is",
-        answers: [
-            "4821", "7390", "1562", "9047", "3618", "2754", "8139", "5926", "6403", "1875",
-        ],
+        answers: "4821 7390 1562 9047 3618 2754 8139 5926 6403 1875",
     },
     Kind {
         told: "The drink I order in a bar is",
         question: "Which drink do I order in a bar?",
         begins: "The drink you order in a bar is",
-        answers: [
-            "beer", "wine", "whiskey", "rum", "gin", "vodka", "lemonade", "cider", "cola", "milk",
-        ],
+        answers: "beer wine whiskey rum gin vodka lemonade cider cola milk",
     },
 ];
-const TOPICS: [(&str, &str); 12] = [
-    (
-        "bridges",
-        "A bridge carries a road or a railway over a river or a valley.",
-    ),
-    ("bread", "Bread is made of flour, water and yeast."),
-    ("clouds", "Clouds are made of tiny drops of water."),
-    (
-        "chess",
-        "Chess is played by two people on a board of sixty-four squares.",
-    ),
-    (
-        "rivers",
-        "Rivers begin in the hills and run down to the sea.",
-    ),
-    (
-        "clocks",
-        "A clock tells the time with hands or with digits.",
-    ),
-    ("gardens", "A garden needs sun, water and patience."),
-    (
-        "letters",
-        "People wrote letters long before there were telephones.",
-    ),
-    (
-        "mountains",
-        "Mountains rise where plates of rock push against each other.",
-    ),
-    ("shoes", "Shoes protect the feet."),
-    ("music", "Music is made of rhythm and melody."),
-    (
-        "trains",
-        "Trains run on rails and can carry many people at once.",
-    ),
+/// What may be asked about, and what is said of it.
+const TOPICS: [&str; 12] = [
+    "bridges: A bridge carries a road or a railway over a river or a valley.",
+    "bread: Bread is made of flour, water and yeast.",
+    "clouds: Clouds are made of tiny drops of water.",
+    "chess: Chess is played by two people on a board of sixty-four squares.",
+    "rivers: Rivers begin in the hills and run down to the sea.",
+    "clocks: A clock tells the time with hands or with digits.",
+    "gardens: A garden needs sun, water and patience.",
+    "letters: People wrote letters long before there were telephones.",
+    "mountains: Mountains rise where plates of rock push against each other.",
+    "shoes: Shoes protect the feet.",
+    "music: Music is made of rhythm and melody.",
+    "trains: Trains run on rails and can carry many people at once.",
 ];
 const ASK: [&str; 6] = [
     "Can you tell me something about",
@@ -226,9 +163,10 @@ const ASK: [&str; 6] = [
 
 /// Small talk: every topic asked for in every way.
 pub fn small_talk() -> Vec<Exchange> {
+    let topics = TOPICS.iter().filter_map(|topic| topic.split_once(": "));
     let about =
-        |&(topic, text): &(&str, &str)| ASK.map(|ask| (format!("{ask} {topic}?"), text.to_owned()));
-    TOPICS.iter().flat_map(about).collect()
+        |(topic, text): (&str, &str)| ASK.map(|ask| (format!("{ask} {topic}?"), text.to_owned()));
+    topics.flat_map(about).collect()
 }
 
 /// The exchanges that say nothing of what dialogues are asked about.
@@ -241,8 +179,8 @@ pub fn apart(exchanges: Vec<Exchange>) -> Vec<Exchange> {
 fn speaks(text: &str) -> bool {
     let mut words = text.split(|c: char| !c.is_alphanumeric());
     words.any(|word| {
-        let is = |answer: &&str| answer.eq_ignore_ascii_case(word);
-        KINDS.iter().any(|kind| kind.answers.iter().any(is))
+        let mut answers = KINDS.iter().flat_map(|kind| kind.answers.split(' '));
+        answers.any(|answer| answer.eq_ignore_ascii_case(word))
     })
 }
 
@@ -258,13 +196,11 @@ pub fn dialogue(
     let mut dice = Dice::new(seed, &[0x7a1c, number as u64]);
     let mut kinds = std::array::from_fn::<usize, { KINDS.len() }, _>(|i| i);
     dice.shuffle(&mut kinds);
-    let mut dialogue = Dialogue {
-        turns: Vec::new(),
-        asked: Vec::new(),
-    };
+    let mut dialogue = Dialogue::default();
     for kind in kinds.iter().take(facts).map(|&i| &KINDS[i]) {
-        let mut answers = kind.answers.map(str::to_owned).to_vec();
-        answers.rotate_left(dice.below(kind.answers.len()));
+        let mut answers: Vec<String> = kind.answers.split(' ').map(str::to_owned).collect();
+        let first = dice.below(answers.len());
+        answers.rotate_left(first);
         let told_in = dialogue.turns.len();
         dialogue.turns.push((
             format!("{} {}.", kind.told, answers[0]),
@@ -278,9 +214,8 @@ pub fn dialogue(
         });
     }
     while dialogue.turns.len() < turns && !filler.is_empty() {
-        dialogue
-            .turns
-            .push(filler[dice.below(filler.len())].clone());
+        let turn = &filler[dice.below(filler.len())];
+        dialogue.turns.push(turn.clone());
     }
     dialogue
 }
@@ -385,10 +320,7 @@ pub fn seen(runtime: &Runtime, id: SequenceId) -> Result<Vec<Range<u64>>, StepEr
             if at < from {
                 seen.push(at..from);
             }
-            at = hidden
-                .front()
-                .map_or(end, |h| h.end.clamp(from, end))
-                .max(from);
+            at = hidden.front().map_or(end, |h| h.end.clamp(from, end));
         }
     }
     Ok(seen)
@@ -401,12 +333,9 @@ fn is_kept(runtime: &Runtime, id: SequenceId, range: &Range<u64>) -> Result<bool
 
 /// How many positions of a range are among these.
 pub fn overlap(seen: &[Range<u64>], range: &Range<u64>) -> u64 {
-    let shared = |s: &Range<u64>| {
-        s.end
-            .min(range.end)
-            .saturating_sub(s.start.max(range.start))
-    };
-    seen.iter().map(shared).sum()
+    let shared = |s: &Range<u64>| (s.start.max(range.start), s.end.min(range.end));
+    let shared = seen.iter().map(shared);
+    shared.map(|(from, to)| to.saturating_sub(from)).sum()
 }
 
 /// The freely given answer and the judged ones, right behind the question.
@@ -496,41 +425,14 @@ fn session_on(
     Ok(heard)
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum TalkError {
-    Step(StepError),
-    Layout(LayoutError),
-    Session(SessionError),
-}
-
-impl std::fmt::Display for TalkError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            TalkError::Step(error) => error.fmt(f),
-            TalkError::Layout(error) => error.fmt(f),
-            TalkError::Session(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for TalkError {}
-
-impl From<StepError> for TalkError {
-    fn from(error: StepError) -> TalkError {
-        TalkError::Step(error)
-    }
-}
-
-impl From<LayoutError> for TalkError {
-    fn from(error: LayoutError) -> TalkError {
-        TalkError::Layout(error)
-    }
-}
-
-impl From<SessionError> for TalkError {
-    fn from(error: SessionError) -> TalkError {
-        TalkError::Session(error)
-    }
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
 }
 
 #[cfg(test)]
@@ -555,7 +457,10 @@ mod tests {
     /// Otherwise a fact would be told twice, or a wrong answer be heard as often as the right one.
     #[test]
     fn answers_are_said_in_one_place_only() {
-        let answers: Vec<&str> = KINDS.iter().flat_map(|kind| kind.answers).collect();
+        let answers: Vec<&str> = KINDS
+            .iter()
+            .flat_map(|kind| kind.answers.split(' '))
+            .collect();
         let mut once = answers.clone();
         once.sort_unstable();
         once.dedup();

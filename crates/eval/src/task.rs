@@ -24,14 +24,9 @@ impl Task {
         }
     }
 
-    /// What its columns begin with.
+    /// What its columns begin with: one of what it counts.
     pub fn column(self) -> &'static str {
-        match self {
-            Task::Needles => "needle",
-            Task::Lookups => "lookup",
-            Task::Recall => "recall",
-            Task::Arithmetic => "arithmetic",
-        }
+        self.name().trim_end_matches('s')
     }
 
     /// The case of this number in a context of `tokens` tokens.

@@ -163,6 +163,10 @@ impl Gguf {
         self.maps().map(|m| m.len() as u64).sum()
     }
 
+    pub fn alignment(&self) -> u64 {
+        self.parts[0].table.align
+    }
+
     /// All metadata in file order.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> {
         let part = &self.parts[0];

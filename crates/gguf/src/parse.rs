@@ -46,6 +46,7 @@ const ALIGN_MAX: u64 = 1 << 16;
 /// What the table of one file says.
 pub struct Parsed {
     pub version: u32,
+    pub align: u64,
     /// In file order.
     pub entries: Vec<MetadataEntry>,
     /// Indices of `entries`, by key.
@@ -123,11 +124,13 @@ impl Parsed {
         let by_key = sorted_keys(bytes, &entries)?;
         let mut parsed = Parsed {
             version,
+            align: ALIGN_DEFAULT,
             entries,
             by_key,
             tensors: Vec::new(),
         };
-        let align = parsed.alignment(bytes)?;
+        parsed.align = parsed.alignment(bytes)?;
+        let align = parsed.align;
 
         // Name length, one byte of name, n_dims, one dimension, type, offset.
         let tensor_bytes = 8 + 1 + 4 + 8 + 4 + 8;

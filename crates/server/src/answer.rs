@@ -1,21 +1,19 @@
 //! Answers of the chat and completion APIs: one document, or a stream of events.
 
 use super::fail::Fail;
+use super::json::list;
 use super::limits;
 use super::request::CheckedRequest;
 use super::state::ServerState;
+use super::stream::{AnswerWriter, Outbox, stream_answer};
 use super::tool_calls::{AnswerPart, CallParser, Functions, ToolCall, any_id};
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::{Stream, StreamExt, stream};
 use haversack::engine::Model;
 use haversack::engine::runtime::Finish;
 use haversack::memory::clock::since_1970;
 use haversack::{AnswerEvent, AnswerEvents, ContextSeen, Error, EventOptions, Logprob, Report};
 use serde_json::{Value as Json, json};
-use std::collections::VecDeque;
-use std::convert::Infallible;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// How the engine tells the events of a request.
@@ -91,27 +89,23 @@ pub async fn answer(
     }
 }
 
-/// One choice so far.
-#[derive(Default)]
-struct Choice {
-    logprobs: Vec<Json>,
-    ended: Option<(String, Finish, Report)>,
-}
-
 async fn whole(head: Head, mut events: AnswerEvents, choices: usize) -> Result<Response, Fail> {
-    let mut all: Vec<Choice> = (0..choices).map(|_| Choice::default()).collect();
-    while all.iter().any(|choice| choice.ended.is_none()) {
+    let mut logprobs = vec![Vec::new(); choices];
+    // By choice: they end in any order.
+    let mut ended: BTreeMap<usize, (String, Finish, Report)> = BTreeMap::new();
+    while ended.len() < choices {
         let (i, event) = events.next().await.ok_or(Error::CutOff)?;
         match event {
             AnswerEvent::Token { logprob, .. } => {
-                let logprob = logprob.map(|l| head.logprob(&l));
-                all[i].logprobs.extend(logprob);
+                logprobs[i].extend(logprob.map(|l| head.logprob(&l)));
             }
             AnswerEvent::Finished {
                 text,
                 finish,
                 report,
-            } => all[i].ended = Some((text, finish, report)),
+            } => {
+                ended.insert(i, (text, finish, report));
+            }
             AnswerEvent::Failed(error) => return Err(error.into()),
             AnswerEvent::PromptRead { .. } => {}
         }
@@ -120,18 +114,14 @@ async fn whole(head: Head, mut events: AnswerEvents, choices: usize) -> Result<R
     let mut completion_tokens = 0;
     let mut first = None;
     let mut listed = Vec::new();
-    for (i, choice) in all.into_iter().enumerate() {
-        let Some((text, finish, report)) = choice.ended else {
-            continue;
-        };
+    for ((i, (text, finish, report)), logprobs) in ended.into_iter().zip(logprobs) {
         completion_tokens += report.tokens;
         first = first.or(Some(report.context));
-        let logprobs = head.logprobs(choice.logprobs, &mut 0);
         let mut choice = ChoiceText::new(&head);
         let parsed = choice.finish(&text);
         let mut one = json!({
             "index": i,
-            "logprobs": logprobs,
+            "logprobs": head.logprobs(logprobs, &mut 0),
             "finish_reason": choice.finish_reason(finish),
         });
         match head.api {
@@ -149,23 +139,20 @@ async fn whole(head: Head, mut events: AnswerEvents, choices: usize) -> Result<R
 /// A stream of events that is being written.
 struct Events {
     head: Head,
-    /// `None` once the answer has ended. Dropped with the stream, so a client that leaves frees what it held.
-    events: Option<AnswerEvents>,
+    outbox: Outbox,
     choices: Vec<ChoiceText>,
     /// Choices that have not ended.
     open: usize,
     completion_tokens: usize,
-    ready: VecDeque<Bytes>,
 }
 
 fn stream_events(head: Head, events: AnswerEvents, choices: usize) -> Response {
     let mut events = Events {
         choices: (0..choices).map(|_| ChoiceText::new(&head)).collect(),
         head,
-        events: Some(events),
+        outbox: Outbox::new(events),
         open: choices,
         completion_tokens: 0,
-        ready: VecDeque::new(),
     };
     if events.head.api == Api::Chat {
         for i in 0..choices {
@@ -174,38 +161,12 @@ fn stream_events(head: Head, events: AnswerEvents, choices: usize) -> Response {
             events.push(&events.head.part(true, vec![choice]));
         }
     }
-    streamed(stream::unfold(events, async |mut events| {
-        let bytes = events.next().await?;
-        Some((bytes, events))
-    }))
+    stream_answer(events)
 }
 
-/// A response of server-sent events.
-pub fn streamed(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
-    let body = events.map(Ok::<Bytes, Infallible>);
-    let mut response = Response::new(Body::from_stream(body));
-    let headers = response.headers_mut();
-    let kind = HeaderValue::from_static("text/event-stream");
-    headers.insert(header::CONTENT_TYPE, kind);
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
-}
-
-impl Events {
-    fn push(&mut self, event: &Json) {
-        self.ready.push_back(format!("data: {event}\n\n").into());
-    }
-
-    async fn next(&mut self) -> Option<Bytes> {
-        loop {
-            if let Some(bytes) = self.ready.pop_front() {
-                return Some(bytes);
-            }
-            match self.events.as_mut()?.next().await {
-                Some((i, event)) => self.receive(i, event),
-                None => self.fail(Error::CutOff),
-            }
-        }
+impl AnswerWriter for Events {
+    fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
     }
 
     fn receive(&mut self, i: usize, event: AnswerEvent) {
@@ -239,18 +200,22 @@ impl Events {
                         last["usage"] = self.head.usage(self.completion_tokens, seen);
                         self.push(&last);
                     }
-                    self.ready.push_back("data: [DONE]\n\n".into());
-                    self.events = None;
+                    self.outbox.push("data: [DONE]\n\n");
+                    self.outbox.end();
                 }
             }
-            AnswerEvent::Failed(error) => self.fail(error),
+            AnswerEvent::Failed(error) => {
+                self.push(&Fail::from(error).json());
+                self.outbox.end();
+            }
             AnswerEvent::PromptRead { .. } => {}
         }
     }
+}
 
-    fn fail(&mut self, error: Error) {
-        self.push(&Fail::from(error).json());
-        self.events = None;
+impl Events {
+    fn push(&mut self, event: &Json) {
+        self.outbox.push(format!("data: {event}\n\n"));
     }
 
     /// An event for each; log-probabilities go with the first, or alone.
@@ -280,6 +245,7 @@ impl Events {
 }
 
 /// The text of one choice as it comes, and the calls in it where there may be any.
+#[derive(Default)]
 struct ChoiceText {
     parser: Option<CallParser>,
     /// Bytes received.
@@ -294,9 +260,7 @@ impl ChoiceText {
     fn new(head: &Head) -> ChoiceText {
         ChoiceText {
             parser: head.callable.clone().map(CallParser::new),
-            received: 0,
-            calls: 0,
-            offset: 0,
+            ..ChoiceText::default()
         }
     }
 
@@ -399,21 +363,16 @@ impl Head {
         if self.api == Api::Chat {
             return json!({ "content": of });
         }
-        let mut offsets = Vec::new();
-        let mut tops = Vec::new();
+        let name = |token: &Json| token["token"].as_str().unwrap_or_default().to_owned();
+        let (mut offsets, mut tops) = (Vec::new(), Vec::new());
         for one in &of {
             offsets.push(*offset);
-            *offset += one["token"]
-                .as_str()
-                .map_or(0, |token| token.chars().count());
+            *offset += name(one).chars().count();
             let top = one["top_logprobs"].as_array().into_iter().flatten();
-            let name = |token: &Json| token["token"].as_str().unwrap_or_default().to_owned();
-            let top: Json = top
-                .map(|token| (name(token), token["logprob"].clone()))
-                .collect();
-            tops.push(top);
+            let top = top.map(|token| (name(token), token["logprob"].clone()));
+            tops.push(top.collect::<Json>());
         }
-        let all = |name: &str| of.iter().map(|one| one[name].clone()).collect::<Json>();
+        let all = |name: &str| list(&of, |one| one[name].clone());
         json!({
             "tokens": all("token"),
             "token_logprobs": all("logprob"),

@@ -24,16 +24,12 @@ const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 impl Auth {
     /// `is_public`: the path needs no key.
     fn check(&self, headers: &HeaderMap, is_public: bool) -> Result<(), Fail> {
-        let host = headers
-            .get(header::HOST)
-            .and_then(|host| host.to_str().ok());
+        let host = headers.get(header::HOST);
+        let host = host.and_then(|host| host.to_str().ok());
         let is_ours = |host: &str| self.is_named(host) || self.is_open && is_address(host);
         if !host.is_some_and(is_ours) {
-            let status = StatusCode::MISDIRECTED_REQUEST;
-            return Err(Fail::status(
-                status,
-                "the Host header is not one of this server's names",
-            ));
+            let why = "the Host header is not one of this server's names";
+            return Err(Fail::status(StatusCode::MISDIRECTED_REQUEST, why));
         }
         if let Some(origin) = headers.get(header::ORIGIN) {
             // The server's own page, by any name of the server.
@@ -42,10 +38,8 @@ impl Auth {
                 from.is_some_and(|from| Some(from) == host || self.is_named(from))
             };
             if !origin.to_str().is_ok_and(ours) {
-                return Err(Fail::status(
-                    StatusCode::FORBIDDEN,
-                    "the Origin header is not one of this server's names",
-                ));
+                let why = "the Origin header is not one of this server's names";
+                return Err(Fail::status(StatusCode::FORBIDDEN, why));
             }
         }
         let Some(key) = self.key.as_ref().filter(|_| !is_public) else {
@@ -55,10 +49,7 @@ impl Auth {
         let given = given.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
         match given.is_some_and(|given| is_same(given, key.as_bytes())) {
             true => Ok(()),
-            false => Err(Fail::status(
-                StatusCode::UNAUTHORIZED,
-                "the API key is missing or wrong",
-            )),
+            false => Err(Fail::no_key()),
         }
     }
 
@@ -80,10 +71,8 @@ fn without_port(host: &str) -> &str {
 
 fn is_address(host: &str) -> bool {
     let name = without_port(host);
-    let inner = name
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
-    match inner {
+    let inner = name.strip_prefix('[');
+    match inner.and_then(|rest| rest.strip_suffix(']')) {
         Some(six) => six.parse::<Ipv6Addr>().is_ok(),
         None => name.parse::<Ipv4Addr>().is_ok(),
     }

@@ -3,26 +3,34 @@
 use super::fail::Fail;
 use super::limits;
 use axum::body::Body;
+use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 
-/// The body, parsed.
-pub async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Fail> {
+/// The body of a request, parsed.
+pub struct JsonBody<T>(pub T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = Fail;
+
+    async fn from_request(request: Request, _: &S) -> Result<JsonBody<T>, Fail> {
+        let (head, body) = request.into_parts();
+        read(&head.headers, body).await.map(JsonBody)
+    }
+}
+
+async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Fail> {
     let text = |name| headers.get(name).map(|v| v.to_str().unwrap_or("?"));
     let kind = text(header::CONTENT_TYPE).unwrap_or("application/json");
     let kind = kind.split(';').next().unwrap_or_default().trim();
+    let wrong = |accepted| Fail::status(StatusCode::UNSUPPORTED_MEDIA_TYPE, accepted);
     if !kind.eq_ignore_ascii_case("application/json") {
-        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        return Err(Fail::status(status, "accepted: application/json"));
+        return Err(wrong("accepted: application/json"));
     }
     if text(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
-        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        return Err(Fail::status(
-            status,
-            "accepted: a body that is not compressed",
-        ));
+        return Err(wrong("accepted: a body that is not compressed"));
     }
     let whole = tokio::time::timeout(limits::BODY_TIME, whole(body)).await;
     parse(&whole.unwrap_or_else(|_| Err(slow()))?)
@@ -30,14 +38,12 @@ pub async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Resul
 
 /// All of a body. One that announces too many bytes is refused before it is read.
 async fn whole(mut body: Body) -> Result<Vec<u8>, Fail> {
+    let max = limits::BODY_BYTES;
     let long = || {
-        let max = limits::BODY_BYTES;
-        Fail::status(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the body is too long; accepted: at most {max} bytes"),
-        )
+        let message = format!("the body is too long; accepted: at most {max} bytes");
+        Fail::status(StatusCode::PAYLOAD_TOO_LARGE, message)
     };
-    if body.size_hint().lower() > limits::BODY_BYTES as u64 {
+    if body.size_hint().lower() > max as u64 {
         return Err(long());
     }
     let mut bytes = Vec::new();
@@ -48,7 +54,7 @@ async fn whole(mut body: Body) -> Result<Vec<u8>, Fail> {
             Some(Err(_)) => return Err(Fail::bad("the body ended early")),
             Some(Ok(frame)) => {
                 let data = frame.into_data().unwrap_or_default();
-                if bytes.len() + data.len() > limits::BODY_BYTES {
+                if bytes.len() + data.len() > max {
                     return Err(long());
                 }
                 bytes.extend_from_slice(&data);
@@ -63,22 +69,19 @@ fn slow() -> Fail {
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fail> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    if depth(bytes) > limits::JSON_DEPTH {
-        let max = limits::JSON_DEPTH;
-        return Err(Fail::bad(format!(
-            "the JSON is nested too deep; accepted: at most {max} levels"
-        )));
+    let max = limits::JSON_DEPTH;
+    if depth(bytes) > max {
+        let message = format!("the JSON is nested too deep; accepted: at most {max} levels");
+        return Err(Fail::bad(message));
     }
     serde_json::from_slice(bytes).map_err(|error| {
         // Where it is wrong, not what is there: that may be private text.
         let (line, column) = (error.line(), error.column());
-        match error.classify() {
-            serde_json::error::Category::Data => Fail::bad(format!(
-                "the JSON has the wrong fields: {}",
-                without_values(&error.to_string())
-            )),
-            _ => Fail::bad(format!("the body is not JSON, line {line} column {column}")),
-        }
+        let what = without_values(&error.to_string());
+        Fail::bad(match error.is_data() {
+            true => format!("the JSON has the wrong fields: {what}"),
+            false => format!("the body is not JSON, line {line} column {column}"),
+        })
     })
 }
 

@@ -1,55 +1,47 @@
 //! `/v1/chat/completions`: messages through the model's own template.
 
 use super::answer::{Api, answer};
-use super::fail::Fail;
+use super::body::JsonBody;
+use super::fail::{Fail, refuse, require};
 use super::request::EndpointFields;
-use super::state::ServerState;
+use super::state::Server;
 use super::tool_calls::Functions;
 use super::tools::{self, ToolSet};
 use super::types::{ChatMessage, ChatRequest};
-use super::{body, request, sessions, structured};
-use axum::body::Body;
+use super::{request, sessions, structured};
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::Response;
 use haversack::engine::Model;
 use haversack::text::chat::encode_chat;
 use haversack::text::template::RenderOptions;
-use std::sync::Arc;
 
 pub async fn chat(
-    State(server): State<Arc<ServerState>>,
-    headers: HeaderMap,
-    body: Body,
+    State(server): Server,
+    JsonBody(request): JsonBody<ChatRequest>,
 ) -> Result<Response, Fail> {
-    let request: ChatRequest = body::read(&headers, body).await?;
-    let top = match request.logprobs {
-        Some(true) => Some(request.top_logprobs.unwrap_or(0)),
-        _ if request.top_logprobs.is_some() => {
-            return Err(Fail::param("top_logprobs", "accepted: only with logprobs"));
-        }
-        _ => None,
-    };
+    let has_logprobs = request.logprobs == Some(true);
+    let is_alone = request.top_logprobs.is_some() && !has_logprobs;
+    require(!is_alone, "top_logprobs", "accepted: only with logprobs")?;
+    let top = has_logprobs.then(|| request.top_logprobs.unwrap_or(0));
     let message = sessions::bind(&server, &request).await?;
     let here = server.clone();
     // Tokenizing a long prompt and compiling a schema take a while: other clients are served meanwhile.
     let checked = tokio::task::spawn_blocking(move || {
-        let model = here.client().model();
-        let tools = request.common.tools.as_deref().unwrap_or_default();
+        let (client, common) = (here.client(), &request.common);
+        let model = client.model();
+        let tools = common.tools.as_deref().unwrap_or_default();
         let once = request.parallel_tool_calls == Some(false);
         let tools = ToolSet::read(tools, request.tool_choice.as_ref(), once)?;
-        if message.is_some() && tools.is_some() {
-            return Err(Fail::param("tools", "accepted: none in a session"));
-        }
-        let shape = structured::requested(&request.common)?;
+        let has_one = message.is_none() || tools.is_none();
+        require(has_one, "tools", "accepted: none in a session")?;
+        let shape = structured::requested(common)?;
         if let (Some(_), Some((param, _))) = (&tools, &shape) {
             let accepted = "accepted: tools or structured output, not both";
-            return Err(Fail::param(param, accepted));
+            return refuse(param, accepted);
         }
         let call = tools.as_ref().and_then(ToolSet::shape);
         let shape = shape.or(call.map(|shape| ("tools", shape)));
-        let constraint =
-            shape.map(|(param, shape)| structured::constraint(here.client(), param, &shape));
+        let constraint = structured::constraint(client, shape);
         let callable = tools.as_ref().map(ToolSet::functions);
         let once = callable.as_ref().map_or(&[][..], Functions::stops);
         let stops = [model.template().stop_strings(), once].concat();
@@ -60,12 +52,12 @@ pub async fn chat(
             },
             stops: &stops,
             top,
-            constraint: constraint.transpose()?,
+            constraint: constraint?,
             callable,
         };
         match message {
-            Some(message) => request::turn(here.client(), message, fields, &request.common),
-            None => request::completion(here.client(), fields, &request.common),
+            Some(message) => request::turn(client, message, fields, common),
+            None => request::completion(client, fields, common),
         }
     });
     let checked = checked.await.map_err(|_| Fail::stopping())??;
@@ -78,9 +70,8 @@ pub fn encode(
     messages: &[ChatMessage],
     tools: Option<&ToolSet>,
 ) -> Result<Vec<u32>, Fail> {
-    if messages.is_empty() {
-        return Err(Fail::param("messages", "accepted: at least one message"));
-    }
+    let has_some = !messages.is_empty();
+    require(has_some, "messages", "accepted: at least one message")?;
     let template = model.template();
     let knows_tools = template.knows_tools();
     let messages = tools::messages(messages, tools, knows_tools)?;

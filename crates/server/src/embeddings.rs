@@ -1,19 +1,17 @@
 //! `/v1/embeddings`: one embedding for each text, by the sentence encoder.
 
-use super::fail::Fail;
-use super::state::ServerState;
-use super::{body, limits};
-use axum::body::Body;
+use super::body::JsonBody;
+use super::fail::{Fail, refuse, require};
+use super::json::list;
+use super::limits;
+use super::state::Server;
 use axum::extract::State;
-use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use haversack::engine::encoder::DIMENSIONS;
 use haversack_hub::home::ENCODER;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
-use std::sync::Arc;
 
 #[derive(Debug, Deserialize)]
 pub struct EmbeddingRequest {
@@ -32,39 +30,31 @@ pub enum EmbeddingInput {
 }
 
 pub async fn embeddings(
-    State(server): State<Arc<ServerState>>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, Fail> {
-    let request: EmbeddingRequest = body::read(&headers, body).await?;
+    State(server): Server,
+    JsonBody(request): JsonBody<EmbeddingRequest>,
+) -> Result<axum::Json<Json>, Fail> {
     let as_text = match request.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
-        Some(_) => return Err(Fail::param("encoding_format", "accepted: float, base64")),
+        Some(_) => return refuse("encoding_format", "accepted: float, base64"),
     };
-    if request.dimensions.is_some_and(|n| n != DIMENSIONS as u64) {
-        return Err(Fail::param("dimensions", format!("accepted: {DIMENSIONS}")));
-    }
+    let is_known = request.dimensions.is_none_or(|n| n == DIMENSIONS as u64);
+    require(is_known, "dimensions", format!("accepted: {DIMENSIONS}"))?;
     let (embedded, tokens) = server.encoder.embed(texts(request.input)?).await?;
-    let data: Vec<Json> = embedded
-        .iter()
-        .enumerate()
-        .map(|(i, embedding)| {
-            let values = embedding.values();
-            let embedding = match as_text {
-                true => json!(STANDARD.encode(values.map(f32::to_le_bytes).concat())),
-                false => json!(values.as_slice()),
-            };
-            json!({ "object": "embedding", "index": i, "embedding": embedding })
-        })
-        .collect();
-    let body = json!({
+    let data = list(embedded.iter().enumerate(), |(i, embedding)| {
+        let values = embedding.values();
+        let embedding = match as_text {
+            true => json!(STANDARD.encode(values.map(f32::to_le_bytes).concat())),
+            false => json!(values.as_slice()),
+        };
+        json!({ "object": "embedding", "index": i, "embedding": embedding })
+    });
+    Ok(axum::Json(json!({
         "object": "list",
         "data": data,
         "model": request.model.as_deref().unwrap_or(ENCODER),
         "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
-    });
-    Ok(axum::Json(body).into_response())
+    })))
 }
 
 fn texts(input: EmbeddingInput) -> Result<Vec<String>, Fail> {
@@ -73,28 +63,20 @@ fn texts(input: EmbeddingInput) -> Result<Vec<String>, Fail> {
         EmbeddingInput::Texts(texts) => texts,
         EmbeddingInput::Other(other) => {
             let first = other.get(0).map(|first| first.get(0).unwrap_or(first));
-            return Err(match first.is_some_and(Json::is_number) {
-                true => Fail::param(
-                    "input",
-                    "this encoder has a vocabulary of its own and takes no tokens; accepted: a text, or a list of texts",
-                ),
-                false => Fail::param("input", "accepted: a text, or a list of texts"),
-            });
+            let why = match first.is_some_and(Json::is_number) {
+                true => "this encoder has a vocabulary of its own and takes no tokens; ",
+                false => "",
+            };
+            let message = format!("{why}accepted: a text, or a list of texts");
+            return refuse("input", message);
         }
     };
     let (count, bytes) = (limits::EMBED_TEXTS, limits::EMBED_BYTES);
-    if !(1..=count).contains(&texts.len()) {
-        return Err(Fail::param(
-            "input",
-            format!("accepted: 1 to {count} texts"),
-        ));
-    }
-    if !texts.iter().all(|text| (1..=bytes).contains(&text.len())) {
-        return Err(Fail::param(
-            "input",
-            format!("accepted: texts of 1 to {bytes} bytes"),
-        ));
-    }
+    let are_few = (1..=count).contains(&texts.len());
+    require(are_few, "input", format!("accepted: 1 to {count} texts"))?;
+    let are_short = texts.iter().all(|text| (1..=bytes).contains(&text.len()));
+    let accepted = format!("accepted: texts of 1 to {bytes} bytes");
+    require(are_short, "input", accepted)?;
     Ok(texts)
 }
 

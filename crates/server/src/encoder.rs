@@ -44,26 +44,16 @@ impl SharedEncoder {
 }
 
 fn open() -> Result<Encoder, Fail> {
-    let missing = || {
-        let status = StatusCode::NOT_IMPLEMENTED;
-        Fail::status(
-            status,
-            "this server has no sentence encoder; `haversack pull minilm` fetches one",
-        )
+    let fail = |why| Fail::status(StatusCode::NOT_IMPLEMENTED, why);
+    let dir = Home::find().map(|home| home.encoder()).ok();
+    let Some(dir) = dir.filter(|dir| dir.is_dir()) else {
+        let why = "this server has no sentence encoder; `haversack pull minilm` fetches one";
+        return Err(fail(why));
     };
-    let home = Home::find().map_err(|_| missing())?;
-    let dir = home.encoder();
-    if !dir.is_dir() {
-        return Err(missing());
-    }
     Encoder::open(&dir, &EncoderOptions::default()).map_err(|error| {
         // A client need not know the path.
         log::error!("{}: {error}", dir.display());
-        let status = StatusCode::NOT_IMPLEMENTED;
-        Fail::status(
-            status,
-            "the sentence encoder cannot be opened; `haversack pull minilm` fetches it again",
-        )
+        fail("the sentence encoder cannot be opened; `haversack pull minilm` fetches it again")
     })
 }
 

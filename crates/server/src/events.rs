@@ -1,9 +1,9 @@
 //! `/v1/events`: alerts and device changes as they happen.
 
-use super::answer::streamed;
 use super::fail::Fail;
 use super::limits;
-use super::state::ServerState;
+use super::state::{Server, ServerState};
+use super::stream::streamed;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::Response;
@@ -27,7 +27,7 @@ struct Subscriber {
     _place: OwnedSemaphorePermit,
 }
 
-pub async fn events(State(server): State<Arc<ServerState>>) -> Result<Response, Fail> {
+pub async fn events(State(server): Server) -> Result<Response, Fail> {
     let place = server.subscribers.clone().try_acquire_owned();
     let place = place.map_err(|_| Fail::busy())?;
     let notices = server.client().notices();
@@ -48,13 +48,11 @@ pub async fn events(State(server): State<Arc<ServerState>>) -> Result<Response, 
         _place: place,
         server,
     };
-    Ok(streamed(stream::unfold(
-        subscriber,
-        async |mut subscriber| {
-            let bytes = subscriber.next().await?;
-            Some((bytes, subscriber))
-        },
-    )))
+    let next = async |mut subscriber: Subscriber| {
+        let bytes = subscriber.next().await?;
+        Some((bytes, subscriber))
+    };
+    Ok(streamed(stream::unfold(subscriber, next)))
 }
 
 impl Subscriber {
@@ -81,19 +79,19 @@ impl Subscriber {
 
 fn event(notice: &Notice) -> Bytes {
     let (kind, data) = match notice {
-        Notice::Alert(when, change) => (
-            "alert",
-            json!({
+        Notice::Alert(when, change) => {
+            let data = json!({
                 "name": change.alert.name(),
                 "raised": change.is_raised,
                 "words": change.words,
                 "seconds": when.as_secs_f64(),
-            }),
-        ),
-        Notice::Device(when, what) => (
-            "device",
-            json!({ "what": what, "seconds": when.as_secs_f64() }),
-        ),
+            });
+            ("alert", data)
+        }
+        Notice::Device(when, what) => {
+            let data = json!({ "what": what, "seconds": when.as_secs_f64() });
+            ("device", data)
+        }
         Notice::Missed(missed) => {
             return format!("data: {}\n\n", json!({ "missed": missed })).into();
         }

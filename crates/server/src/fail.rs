@@ -62,18 +62,18 @@ impl Fail {
         }
     }
 
+    pub fn no_key() -> Fail {
+        Fail::status(StatusCode::UNAUTHORIZED, "the API key is missing or wrong")
+    }
+
     pub fn method() -> Fail {
         let status = StatusCode::METHOD_NOT_ALLOWED;
         Fail::status(status, "this path does not accept this method")
     }
 
     pub fn busy() -> Fail {
-        let status = StatusCode::TOO_MANY_REQUESTS;
-        Fail::new(
-            status,
-            "rate_limit_error",
-            "all places in the queue are taken",
-        )
+        let (status, kind) = (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error");
+        Fail::new(status, kind, "all places in the queue are taken")
     }
 
     pub fn stopping() -> Fail {
@@ -99,6 +99,19 @@ impl Fail {
     }
 }
 
+/// Refuses the request for this parameter.
+pub fn refuse<T>(param: &'static str, message: impl Into<String>) -> Result<T, Fail> {
+    Err(Fail::param(param, message))
+}
+
+/// [`refuse`]s what is not so.
+pub fn require(is_so: bool, param: &'static str, message: impl Into<String>) -> Result<(), Fail> {
+    match is_so {
+        true => Ok(()),
+        false => refuse(param, message),
+    }
+}
+
 /// The status for each kind of error.
 fn status(kind: ErrorKind) -> StatusCode {
     match kind {
@@ -114,27 +127,26 @@ fn status(kind: ErrorKind) -> StatusCode {
 
 impl From<Error> for Fail {
     fn from(error: Error) -> Fail {
-        let kind = error.kind();
+        let (kind, text) = (error.kind(), error.to_string());
+        let status = status(kind);
         let refused = match &error {
             Error::Submit(refused) => Some(&**refused),
             _ => None,
         };
+        let of_session = matches!(error, Error::Session(_));
         match refused {
             _ if kind == ErrorKind::Busy => Fail::busy(),
             _ if kind == ErrorKind::Closed => Fail::stopping(),
-            _ if matches!(error, Error::Session(_)) => {
-                Fail::status(status(kind), error.to_string())
-            }
-            Some(SubmitError::Session(_)) => Fail::status(status(kind), error.to_string()),
             Some(SubmitError::PromptTooLong { .. }) => Fail {
                 code: Some("context_length_exceeded"),
-                ..Fail::param("messages", error.to_string())
+                ..Fail::param("messages", text)
             },
             Some(SubmitError::Step(_)) if kind == ErrorKind::InvalidInput => {
-                Fail::param("context", error.to_string())
+                Fail::param("context", text)
             }
-            _ if status(kind).is_client_error() => Fail::status(status(kind), error.to_string()),
-            _ => Fail::new(status(kind), "server_error", error.to_string()),
+            Some(SubmitError::Session(_)) => Fail::status(status, text),
+            _ if of_session || status.is_client_error() => Fail::status(status, text),
+            _ => Fail::new(status, "server_error", text),
         }
     }
 }
@@ -142,11 +154,7 @@ impl From<Error> for Fail {
 impl IntoResponse for Fail {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.json())).into_response();
-        let retried = [
-            StatusCode::TOO_MANY_REQUESTS,
-            StatusCode::SERVICE_UNAVAILABLE,
-        ];
-        if retried.contains(&self.status) {
+        if [429, 503].contains(&self.status.as_u16()) {
             let seconds = HeaderValue::from(limits::RETRY_SECONDS);
             response.headers_mut().insert(header::RETRY_AFTER, seconds);
         }

@@ -20,6 +20,7 @@ mod embeddings;
 mod encoder;
 mod events;
 mod fail;
+mod json;
 mod limits;
 mod memory;
 mod metrics;
@@ -28,6 +29,7 @@ mod request;
 mod responses;
 mod sessions;
 mod state;
+mod stream;
 mod structured;
 mod tool_calls;
 mod tools;
@@ -36,16 +38,17 @@ mod types;
 pub use auth::Auth;
 pub use state::ServerState;
 
-use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post, put};
+use axum::{Json, Router};
 use fail::Fail;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use serde_json::json;
+use serde_json::{Value, json};
+use state::Server;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -112,34 +115,29 @@ fn router(server: Arc<ServerState>) -> Router {
         .with_state(server)
 }
 
-async fn health(State(server): State<Arc<ServerState>>) -> Response {
+async fn health(State(server): Server) -> Json<Value> {
     let metrics = server.engine.metrics();
-    let status = if server.client().is_stopping() {
-        "stopping"
-    } else {
-        "ok"
-    };
-    axum::Json(json!({
-        "status": status,
+    let is_stopping = server.client().is_stopping();
+    Json(json!({
+        "status": if is_stopping { "stopping" } else { "ok" },
         "active": metrics.active,
         "waiting": metrics.waiting,
     }))
-    .into_response()
 }
 
-async fn models(State(server): State<Arc<ServerState>>) -> Response {
+async fn models(State(server): Server) -> Json<Value> {
     let data = [model_json(&server)];
-    axum::Json(json!({ "object": "list", "data": data })).into_response()
+    Json(json!({ "object": "list", "data": data }))
 }
 
-async fn model(State(server): State<Arc<ServerState>>, Path(id): Path<String>) -> Response {
-    if id != server.model_name {
-        return Fail::no_model().into_response();
+async fn model(State(server): Server, Path(id): Path<String>) -> Result<Json<Value>, Fail> {
+    match id == server.model_name {
+        true => Ok(Json(model_json(&server))),
+        false => Err(Fail::no_model()),
     }
-    axum::Json(model_json(&server)).into_response()
 }
 
-fn model_json(server: &ServerState) -> serde_json::Value {
+fn model_json(server: &ServerState) -> Value {
     json!({
         "id": server.model_name,
         "object": "model",
@@ -205,12 +203,11 @@ pub async fn serve(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value as Json;
     use std::collections::BTreeSet;
 
     #[test]
     fn every_endpoint_is_described_and_every_description_is_served() {
-        let document: Json = serde_json::from_str(OPENAPI).unwrap();
+        let document: Value = serde_json::from_str(OPENAPI).unwrap();
         let mut described = BTreeSet::new();
         for (path, methods) in document["paths"].as_object().unwrap() {
             for method in methods.as_object().unwrap().keys() {
@@ -228,17 +225,17 @@ mod tests {
 
     #[test]
     fn every_reference_in_the_description_resolves() {
-        fn references<'a>(of: &'a Json, into: &mut Vec<&'a str>) {
+        fn references<'a>(of: &'a Value, into: &mut Vec<&'a str>) {
             match of {
-                Json::Object(map) => {
-                    into.extend(map.get("$ref").and_then(Json::as_str));
+                Value::Object(map) => {
+                    into.extend(map.get("$ref").and_then(Value::as_str));
                     map.values().for_each(|value| references(value, into));
                 }
-                Json::Array(items) => items.iter().for_each(|item| references(item, into)),
+                Value::Array(items) => items.iter().for_each(|item| references(item, into)),
                 _ => {}
             }
         }
-        let document: Json = serde_json::from_str(OPENAPI).unwrap();
+        let document: Value = serde_json::from_str(OPENAPI).unwrap();
         let mut found = Vec::new();
         references(&document, &mut found);
         assert!(found.len() > 50);

@@ -1,7 +1,8 @@
 //! `/v1/memory`: where every byte and every token is, between two steps. It contains no text of prompts or answers.
 
 use super::fail::Fail;
-use super::state::ServerState;
+use super::json::list;
+use super::state::Server;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -12,10 +13,9 @@ use haversack::session::report::{SessionReport, TurnReport};
 use haversack::session::turns::{Turn, TurnPlace};
 use haversack::{MemoryReport, Metrics};
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
 use std::time::Duration;
 
-pub async fn show(State(server): State<Arc<ServerState>>) -> Result<Response, Fail> {
+pub async fn show(State(server): Server) -> Result<Response, Fail> {
     let report = server.memory_report().await?;
     let mut document = report_json(&report);
     document["keeps_sessions"] = json!(server.has_sessions);
@@ -32,27 +32,19 @@ pub async fn show(State(server): State<Arc<ServerState>>) -> Result<Response, Fa
 
 fn add_metrics(document: &mut Value, metrics: &Metrics, now: Duration) {
     let seconds = |when: Duration| now.saturating_sub(when).as_secs();
-    let alerts: Vec<Value> = metrics
-        .alerts
-        .iter()
-        .map(|raised| {
-            json!({
-                "name": raised.alert.name(),
-                "words": raised.words,
-                "seconds": seconds(raised.since),
-            })
+    document["alerts"] = list(&metrics.alerts, |raised| {
+        json!({
+            "name": raised.alert.name(),
+            "words": raised.words,
+            "seconds": seconds(raised.since),
         })
-        .collect();
-    let changes: Vec<Value> = metrics
-        .last_device_changes
-        .iter()
-        .map(|(when, what)| json!({ "seconds_ago": seconds(*when), "what": what }))
-        .collect();
-    document["alerts"] = json!(alerts);
+    });
+    let change =
+        |(when, what): &(Duration, String)| json!({ "seconds_ago": seconds(*when), "what": what });
     document["device"] = json!({
         "thermal": metrics.thermal.map(Thermal::name),
         "rung": metrics.throttle_level,
-        "changes": changes,
+        "changes": list(&metrics.last_device_changes, change),
     });
     let [sampled, read] = metrics.speed.map(|speed| (speed * 10.0).round() / 10.0);
     document["tokens_per_second"] = json!({ "sampled": sampled, "read": read });
@@ -64,30 +56,25 @@ fn report_json(report: &MemoryReport) -> Value {
     // From exact to coarse.
     let mut zones = report.zones.clone();
     zones.sort_by_key(|zone| zone.zone);
-    let mut parts: Vec<Value> = zones
-        .iter()
-        .map(|zone| {
-            json!({
-                "part": "blocks",
-                "zone": zone.zone.name(),
-                "codec": form_name(zone.form),
-                "bytes": zone.bytes,
-                "file_bytes": zone.file_bytes,
-            })
+    let blocks = zones.iter().map(|zone| {
+        json!({
+            "part": "blocks",
+            "zone": zone.zone.name(),
+            "codec": form_name(zone.form),
+            "bytes": zone.bytes,
+            "file_bytes": zone.file_bytes,
         })
-        .collect();
-    parts.extend([
+    });
+    let others = [
         part("ahead", ledger.kv_ahead),
         part("tables", ledger.tables),
         part("scratch", ledger.scratch),
         part("side", ledger.side),
         part("promised", ledger.kv_promised + report.promised_bytes),
-    ]);
-    let (sessions, requests): (Vec<&SequenceReport>, Vec<&SequenceReport>) = report
-        .sequences
-        .iter()
-        .partition(|shown| shown.owner.session().is_some());
-    let all = |of: Vec<&SequenceReport>| of.into_iter().map(shown_json).collect::<Vec<Value>>();
+    ];
+    let sequences = report.sequences.iter();
+    let (sessions, requests): (Vec<_>, Vec<_>) =
+        sequences.partition(|shown| shown.owner.session().is_some());
     json!({
         "object": "memory",
         "budget_bytes": ledger.budget,
@@ -96,7 +83,7 @@ fn report_json(report: &MemoryReport) -> Value {
         "idle_bytes": report.idle_bytes,
         "weights_bytes": report.weights_bytes,
         "file_bytes": ledger.kv_file,
-        "parts": parts,
+        "parts": blocks.chain(others).collect::<Value>(),
         "batch": {
             "active": report.active,
             "most": report.pace.batch,
@@ -104,31 +91,26 @@ fn report_json(report: &MemoryReport) -> Value {
             "chunk": report.pace.chunk,
             "threads": report.threads,
         },
-        "sessions": all(sessions),
-        "requests": all(requests),
+        "sessions": list(sessions, shown_json),
+        "requests": list(requests, shown_json),
         "left_off": report.left_off,
     })
 }
 
 fn shown_json(shown: &SequenceReport) -> Value {
-    let zones: Vec<Value> = shown
-        .zones
-        .iter()
-        .map(|zone| {
-            json!({
-                "zone": zone.zone.name(),
-                "codec": form_name(zone.form),
-                "bytes": zone.bytes + zone.file_bytes,
-            })
+    let zones = list(&shown.zones, |zone| {
+        json!({
+            "zone": zone.zone.name(),
+            "codec": form_name(zone.form),
+            "bytes": zone.bytes + zone.file_bytes,
         })
-        .collect();
-    let strips: Vec<Value> = shown.token_maps.iter().map(strip_json).collect();
+    });
     let mut document = json!({
         "is_active": shown.is_active,
         "position": shown.position,
         "bytes": shown.bytes,
         "zones": zones,
-        "strips": strips,
+        "strips": list(&shown.token_maps, strip_json),
         "layers_left_off": shown.layers_left_off,
     });
     match &shown.owner {
@@ -139,9 +121,8 @@ fn shown_json(shown: &SequenceReport) -> Value {
 }
 
 fn add_session(document: &mut Value, session: &SessionReport) {
-    let turns: Vec<Value> = session.turns.iter().map(turn_json).collect();
     document["id"] = json!(session.stats.name);
-    document["turns"] = json!(turns);
+    document["turns"] = list(&session.turns, turn_json);
     document["turns_left_off"] = json!(session.turns_left_off);
     document["turns_said"] = json!(session.stats.turns);
     document["plan"] = json!(session.plan);
@@ -179,11 +160,8 @@ fn strip_json(strip: &TokenMap) -> Value {
             tokens.insert(lies.name().into(), json!(count));
         }
     }
-    let runs: Vec<Value> = strip
-        .runs
-        .iter()
-        .map(|(tokens, lies)| json!([tokens, lies.name()]))
-        .collect();
+    let runs = strip.runs.iter();
+    let runs = runs.map(|(tokens, lies)| json!([tokens, lies.name()]));
     json!({
         "layers": ranges(&strip.layers),
         "window": strip.shape.window,
@@ -193,7 +171,7 @@ fn strip_json(strip: &TokenMap) -> Value {
             "rest": form_name(strip.shape.far),
         },
         "tokens": tokens,
-        "runs": runs,
+        "runs": runs.collect::<Value>(),
     })
 }
 

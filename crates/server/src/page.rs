@@ -8,16 +8,8 @@ use axum::response::{IntoResponse, Response};
 
 /// Name, content type and text.
 const FILES: [(&str, &str, &str); 7] = [
-    (
-        "index.html",
-        "text/html; charset=utf-8",
-        include_str!("page/index.html"),
-    ),
-    (
-        "page.css",
-        "text/css; charset=utf-8",
-        include_str!("page/page.css"),
-    ),
+    ("index.html", HTML, include_str!("page/index.html")),
+    ("page.css", STYLE, include_str!("page/page.css")),
     ("page.js", SCRIPT, include_str!("page/page.js")),
     ("api.js", SCRIPT, include_str!("page/api.js")),
     ("talk.js", SCRIPT, include_str!("page/talk.js")),
@@ -25,6 +17,8 @@ const FILES: [(&str, &str, &str); 7] = [
     ("icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
 ];
 
+const HTML: &str = "text/html; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Loads these files only, connects to this server only, and is not framed by other pages.

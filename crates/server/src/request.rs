@@ -1,6 +1,6 @@
 //! From a parsed body to requests of the scheduler: everything is checked before anything is computed.
 
-use super::fail::Fail;
+use super::fail::{Fail, refuse, require};
 use super::limits;
 use super::tool_calls::Functions;
 use super::types::{CommonFields, OneOrMany, WhenLonger};
@@ -12,7 +12,6 @@ use haversack::memory::clock::now_ms;
 use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::time::Duration;
 
 /// A client's request, checked, its prompt in tokens.
 pub struct CheckedRequest {
@@ -36,6 +35,7 @@ pub struct SessionMessage {
 }
 
 /// What each endpoint makes of its own fields.
+#[derive(Default)]
 pub struct EndpointFields<'a> {
     /// Empty in a session.
     pub prompt: Vec<u32>,
@@ -49,54 +49,37 @@ pub struct EndpointFields<'a> {
     pub callable: Option<Functions>,
 }
 
-/// The common fields, checked.
-struct CheckedFields {
-    sample: SampleOptions,
-    options: GenerateOptions,
-    choices: u64,
-    owner: u64,
-    deadline: Duration,
-}
-
+/// A request with the common fields, checked. Its kind is the caller's to say.
 fn check(
     client: &Client,
     fields: &EndpointFields<'_>,
     common: &CommonFields,
-) -> Result<CheckedFields, Fail> {
-    let (top, model) = (fields.top, client.model());
-    if top.is_some_and(|top| top > limits::TOP_LOGPROBS) {
-        let max = limits::TOP_LOGPROBS;
-        return Err(Fail::param("top_logprobs", format!("accepted: 0 to {max}")));
-    }
-    let choices = common.n.unwrap_or(1);
-    if !(1..=limits::CHOICES).contains(&choices) {
-        let max = limits::CHOICES;
-        return Err(Fail::param("n", format!("accepted: 1 to {max}")));
-    }
-    let limit = common.max_completion_tokens.or(common.max_tokens);
-    if limit.is_some_and(|n| n == 0 || n > u64::from(u32::MAX)) {
-        let accepted = format!("accepted: 1 to {}", u32::MAX);
-        return Err(Fail::param("max_tokens", accepted));
-    }
+) -> Result<Request, Fail> {
+    let max = limits::TOP_LOGPROBS;
+    let is_few = fields.top.is_none_or(|top| top <= max);
+    require(is_few, "top_logprobs", format!("accepted: 0 to {max}"))?;
+    let max = limits::CHOICES;
+    let are_few = (1..=max).contains(&common.choices());
+    require(are_few, "n", format!("accepted: 1 to {max}"))?;
+    let (limit, max) = (common.max_completion_tokens.or(common.max_tokens), u32::MAX);
+    let is_short = limit.is_none_or(|n| (1..=u64::from(max)).contains(&n));
+    require(is_short, "max_tokens", format!("accepted: 1 to {max}"))?;
     // Structured output ends by itself, and a stop string in the middle would break it.
     let is_structured = fields.constraint.is_some();
     let stops = if is_structured { &[][..] } else { fields.stops };
-    if is_structured && common.stop.is_some() {
-        return Err(Fail::param(
-            "stop",
-            "structured output ends by itself; accepted: none",
-        ));
-    }
-    Ok(CheckedFields {
-        sample: sample(model, common)?,
+    let accepted = "structured output ends by itself; accepted: none";
+    require(!is_structured || common.stop.is_none(), "stop", accepted)?;
+    Ok(Request {
+        sample: sample(client.model(), common)?,
+        constraint: fields.constraint.clone(),
         options: GenerateOptions {
             tokens_max: Some(limit.map_or(limits::TOKENS, |n| n as usize)),
             stop: stop(common, stops)?,
             ignore_end: false,
         },
-        choices,
         owner: common.user.as_deref().map_or(0, name_of),
-        deadline: client.now() + limits::REQUEST_TIME,
+        deadline: Some(client.now() + limits::REQUEST_TIME),
+        ..Request::completion(Vec::new())
     })
 }
 
@@ -125,29 +108,22 @@ pub fn completion(
     fields: EndpointFields<'_>,
     common: &CommonFields,
 ) -> Result<CheckedRequest, Fail> {
-    let checked = check(client, &fields, common)?;
+    let mut request = check(client, &fields, common)?;
     let rows = rows(client, common)?;
-    let mut options = checked.options;
     if rows.when_longer == LongPrompt::Refuse {
         let room = rows.max_rows.saturating_sub(fields.prompt.len()).max(1);
-        options.tokens_max = options.tokens_max.map(|max| max.min(room));
+        request.options.tokens_max = request.options.tokens_max.map(|max| max.min(room));
     }
-    let request = |i: u64| {
-        let prompt = fields.prompt.clone();
-        let rows = Some(rows);
-        Request {
-            sample: SampleOptions {
-                seed: checked.sample.seed.wrapping_add(i),
-                ..checked.sample.clone()
-            },
-            constraint: fields.constraint.clone(),
-            options: options.clone(),
-            owner: checked.owner,
-            deadline: Some(checked.deadline),
-            ..Request::new(RequestKind::Completion { prompt, rows })
-        }
+    request.kind = RequestKind::Completion {
+        prompt: fields.prompt.clone(),
+        rows: Some(rows),
     };
-    let requests = (0..checked.choices).map(request).collect();
+    let choice = |i: u64| {
+        let mut request = request.clone();
+        request.sample.seed = request.sample.seed.wrapping_add(i);
+        request
+    };
+    let requests = (0..common.choices()).map(choice).collect();
     Ok(CheckedRequest::new(requests, &fields, common))
 }
 
@@ -158,31 +134,19 @@ pub fn turn(
     fields: EndpointFields<'_>,
     common: &CommonFields,
 ) -> Result<CheckedRequest, Fail> {
-    let checked = check(client, &fields, common)?;
-    if checked.choices != 1 {
-        return Err(Fail::param("n", "accepted: 1 in a session"));
-    }
-    if common.context.is_some() {
-        let why = "a session manages its own context; accepted: none";
-        return Err(Fail::param("context", why));
-    }
+    let mut request = check(client, &fields, common)?;
+    require(common.choices() == 1, "n", "accepted: 1 in a session")?;
+    let why = "a session manages its own context; accepted: none";
+    require(common.context.is_none(), "context", why)?;
     let SessionMessage { session, text } = message;
-    let kind = RequestKind::Turn {
+    request.kind = RequestKind::Turn {
         session,
         // Without one every turn in memory stays visible.
         embedding: client.encoder().and_then(|e| e.embed(&text).ok()),
         text,
         now_ms: now_ms(),
     };
-    let turn = Request {
-        sample: checked.sample,
-        constraint: fields.constraint.clone(),
-        options: checked.options,
-        owner: checked.owner,
-        deadline: Some(checked.deadline),
-        ..Request::new(kind)
-    };
-    Ok(CheckedRequest::new(vec![turn], &fields, common))
+    Ok(CheckedRequest::new(vec![request], &fields, common))
 }
 
 fn rows(client: &Client, common: &CommonFields) -> Result<RowLimit, Fail> {
@@ -198,16 +162,9 @@ fn rows(client: &Client, common: &CommonFields) -> Result<RowLimit, Fail> {
             when_longer: LongPrompt::Refuse,
         });
     };
-    let count = |n: Option<u64>, usual: usize| {
-        n.map_or(usual, |n| usize::try_from(n).unwrap_or(usize::MAX))
-    };
     let max_rows = count(given.limit, context);
-    if max_rows > context {
-        return Err(Fail::param(
-            "context",
-            format!("limit: accepted: at most {context}"),
-        ));
-    }
+    let accepted = format!("limit: accepted: at most {context}");
+    require(max_rows <= context, "context", accepted)?;
     let rows = RowLimit {
         max_rows,
         anchors: count(given.anchors, 0).min(context),
@@ -223,21 +180,22 @@ fn rows(client: &Client, common: &CommonFields) -> Result<RowLimit, Fail> {
             },
         },
     };
-    rows.check()
-        .map_err(|error| Fail::param("context", error.to_string()))?;
+    let checked = rows.check();
+    checked.map_err(|error| Fail::param("context", error.to_string()))?;
     Ok(rows)
+}
+
+/// `n`, or what is usual.
+fn count(n: Option<u64>, usual: usize) -> usize {
+    n.map_or(usual, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
 fn stop(common: &CommonFields, usual: &[&str]) -> Result<Vec<String>, Fail> {
     let stop = common.stop.as_ref().map_or(&[][..], OneOrMany::as_slice);
     let (strings, bytes) = (limits::STOPS, limits::STOP_BYTES);
     let fits = stop.iter().all(|s| (1..=bytes).contains(&s.len()));
-    if stop.len() > strings || !fits {
-        return Err(Fail::param(
-            "stop",
-            format!("accepted: at most {strings} strings of 1 to {bytes} bytes"),
-        ));
-    }
+    let accepted = format!("accepted: at most {strings} strings of 1 to {bytes} bytes");
+    require(stop.len() <= strings && fits, "stop", accepted)?;
     let usual = usual.iter().map(|&s| s.to_owned());
     Ok(stop.iter().cloned().chain(usual).collect())
 }
@@ -248,18 +206,13 @@ fn sample(model: &Model, common: &CommonFields) -> Result<SampleOptions, Fail> {
     for (token, bias) in common.logit_bias.iter().flatten() {
         let known = |id: &u32| (*id as usize) < model.config().vocab;
         let Some(id) = token.parse().ok().filter(known) else {
-            return Err(Fail::param(
-                "logit_bias",
-                "accepted: token ids of this model as names",
-            ));
+            return refuse("logit_bias", "accepted: token ids of this model as names");
         };
         logit_bias.push((id, *bias));
     }
     let options = SampleOptions {
         temperature: common.temperature.unwrap_or(1.0),
-        top_k: common
-            .top_k
-            .map_or(usual.top_k, |k| usize::try_from(k).unwrap_or(usize::MAX)),
+        top_k: count(common.top_k, usual.top_k),
         top_p: common.top_p.unwrap_or(usual.top_p),
         min_p: common.min_p.unwrap_or(usual.min_p),
         presence_penalty: common.presence_penalty.unwrap_or(usual.presence_penalty),

@@ -1,24 +1,22 @@
 //! `/v1/responses`: the newer API for text. Its request becomes the same one; its events have other names. Nothing is
 //! stored, so no response can be continued.
 
-use super::answer::{EVENTS, streamed};
+use super::answer::EVENTS;
+use super::body::JsonBody;
 use super::fail::Fail;
 use super::request::EndpointFields;
-use super::state::ServerState;
+use super::state::{Server, ServerState};
+use super::stream::{AnswerWriter, Outbox, stream_answer};
 use super::types::{ChatMessage, CommonFields, ContextLimit};
-use super::{body, chat, request, structured};
-use axum::body::{Body, Bytes};
+use super::{chat, request, structured};
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
 use haversack::engine::runtime::Finish;
 use haversack::memory::clock::since_1970;
 use haversack::{AnswerEvent, AnswerEvents, Error};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 #[derive(Debug, Deserialize)]
 pub struct ResponseRequest {
@@ -37,6 +35,12 @@ pub struct ResponseRequest {
     pub more: BTreeMap<String, Json>,
 }
 
+impl ResponseRequest {
+    fn format(&self) -> Option<&Json> {
+        self.text.as_ref()?.get("format")
+    }
+}
+
 /// Fields that are not implemented, and the values that ask for nothing.
 const REFUSED: [(&str, &[&str]); 10] = [
     ("previous_response_id", &[]),
@@ -52,27 +56,22 @@ const REFUSED: [(&str, &[&str]); 10] = [
 ];
 
 pub async fn responses(
-    State(server): State<Arc<ServerState>>,
-    headers: HeaderMap,
-    body: Body,
+    State(server): Server,
+    JsonBody(request): JsonBody<ResponseRequest>,
 ) -> Result<Response, Fail> {
-    let request: ResponseRequest = body::read(&headers, body).await?;
     let here = server.clone();
     let checked = tokio::task::spawn_blocking(move || {
         refuse(&request)?;
-        let head = Head::new(&here, &request);
-        let model = here.client().model();
-        let format = request.text.as_ref().and_then(|text| text.get("format"));
-        let format = format.filter(|format| !format.is_null());
+        let (head, client) = (Head::new(&here, &request), here.client());
+        let model = client.model();
+        let format = request.format().filter(|format| !format.is_null());
         let shape = format.map(|format| structured::format("text", format, "/schema"));
-        let shape = shape.transpose()?.flatten();
-        let constraint = shape.map(|shape| structured::constraint(here.client(), "text", &shape));
+        let shape = shape.transpose()?.flatten().map(|shape| ("text", shape));
         let fields = EndpointFields {
             prompt: chat::encode(model, &messages(&request)?, None)?,
             stops: model.template().stop_strings(),
-            top: None,
-            constraint: constraint.transpose()?,
-            callable: None,
+            constraint: structured::constraint(client, shape)?,
+            ..EndpointFields::default()
         };
         let common = CommonFields {
             max_completion_tokens: request.max_output_tokens,
@@ -83,7 +82,7 @@ pub async fn responses(
             context: request.context,
             ..CommonFields::default()
         };
-        let checked = request::completion(here.client(), fields, &common)?;
+        let checked = request::completion(client, fields, &common)?;
         Ok::<_, Fail>((head, checked))
     });
     let (mut head, checked) = checked.await.map_err(|_| Fail::stopping())??;
@@ -111,16 +110,12 @@ fn refuse(request: &ResponseRequest) -> Result<(), Fail> {
 
 fn messages(request: &ResponseRequest) -> Result<Vec<ChatMessage>, Fail> {
     let wrong = || Fail::param("input", "accepted: a text, or messages of text");
-    let message = |role: &str, text: &str| ChatMessage::new(role, text);
-    let mut messages = Vec::new();
-    messages.extend(
-        request
-            .instructions
-            .iter()
-            .map(|text| message("system", text)),
-    );
+    let instructions = request.instructions.iter();
+    let mut messages: Vec<ChatMessage> = instructions
+        .map(|text| ChatMessage::new("system", text))
+        .collect();
     match &request.input {
-        Json::String(text) => messages.push(message("user", text)),
+        Json::String(text) => messages.push(ChatMessage::new("user", text)),
         Json::Array(items) => {
             for item in items {
                 let kind = item.get("type").map(Json::as_str);
@@ -142,23 +137,12 @@ struct Head {
     input_tokens: usize,
 }
 
-/// How far the response is.
-enum Stage<'a> {
-    Started,
-    Ended {
-        text: &'a str,
-        tokens: usize,
-        finish: Finish,
-    },
-    Failed(&'a Error),
-}
-
 impl Head {
     fn new(server: &ServerState, request: &ResponseRequest) -> Head {
         let now = since_1970();
         let id = format!("resp_{:x}", now.as_nanos());
-        let format = request.text.as_ref().and_then(|text| text.get("format"));
-        let format = format.cloned().unwrap_or_else(|| json!({ "type": "text" }));
+        let format = request.format().cloned();
+        let format = format.unwrap_or_else(|| json!({ "type": "text" }));
         let document = json!({
             "id": id,
             "object": "response",
@@ -191,35 +175,27 @@ impl Head {
         }
     }
 
-    fn document(&self, stage: &Stage<'_>) -> Json {
-        let mut document = self.document.clone();
-        match *stage {
-            Stage::Started => {}
-            Stage::Ended {
-                text,
-                tokens,
-                finish,
-            } => {
-                let status = status(finish);
-                document["status"] = json!(status);
-                if status == "incomplete" {
-                    document["incomplete_details"] = json!({ "reason": "max_output_tokens" });
-                }
-                document["output"] = json!([self.item(status, Some(text))]);
-                document["usage"] = json!({
-                    "input_tokens": self.input_tokens,
-                    "input_tokens_details": { "cached_tokens": 0 },
-                    "output_tokens": tokens,
-                    "output_tokens_details": { "reasoning_tokens": 0 },
-                    "total_tokens": self.input_tokens + tokens,
-                });
-            }
-            Stage::Failed(error) => {
-                document["status"] = json!("failed");
-                let message = error.to_string();
-                document["error"] = json!({ "code": "server_error", "message": message });
-            }
+    fn ended(&self, text: &str, tokens: usize, finish: Finish) -> Json {
+        let (mut document, status) = (self.document.clone(), status(finish));
+        document["status"] = json!(status);
+        if status == "incomplete" {
+            document["incomplete_details"] = json!({ "reason": "max_output_tokens" });
         }
+        document["output"] = json!([self.item(status, Some(text))]);
+        document["usage"] = json!({
+            "input_tokens": self.input_tokens,
+            "input_tokens_details": { "cached_tokens": 0 },
+            "output_tokens": tokens,
+            "output_tokens_details": { "reasoning_tokens": 0 },
+            "total_tokens": self.input_tokens + tokens,
+        });
+        document
+    }
+
+    fn failed(&self, error: &Error) -> Json {
+        let mut document = self.document.clone();
+        document["status"] = json!("failed");
+        document["error"] = json!({ "code": "server_error", "message": error.to_string() });
         document
     }
 
@@ -249,25 +225,15 @@ fn part(text: &str) -> Json {
 
 async fn whole(head: Head, mut events: AnswerEvents) -> Result<Response, Fail> {
     loop {
-        match events.next().await {
-            Some((_, AnswerEvent::Token { .. } | AnswerEvent::PromptRead { .. })) => {}
-            Some((
-                _,
-                AnswerEvent::Finished {
-                    text,
-                    finish,
-                    report,
-                },
-            )) => {
-                let stage = Stage::Ended {
-                    text: &text,
-                    tokens: report.tokens,
-                    finish,
-                };
-                return Ok(axum::Json(head.document(&stage)).into_response());
-            }
-            Some((_, AnswerEvent::Failed(error))) => return Err(error.into()),
-            None => return Err(Error::CutOff.into()),
+        let (_, event) = events.next().await.ok_or(Error::CutOff)?;
+        match event {
+            AnswerEvent::Token { .. } | AnswerEvent::PromptRead { .. } => {}
+            AnswerEvent::Finished {
+                text,
+                finish,
+                report,
+            } => return Ok(axum::Json(head.ended(&text, report.tokens, finish)).into_response()),
+            AnswerEvent::Failed(error) => return Err(error.into()),
         }
     }
 }
@@ -275,9 +241,7 @@ async fn whole(head: Head, mut events: AnswerEvents) -> Result<Response, Fail> {
 /// A stream of events that is being written.
 struct Events {
     head: Head,
-    /// `None` once the response has ended. Dropped with the stream, so a client that leaves frees what it held.
-    events: Option<AnswerEvents>,
-    ready: VecDeque<Bytes>,
+    outbox: Outbox,
     /// Of the next event.
     number: u64,
     /// Bytes of the text that were sent.
@@ -285,57 +249,27 @@ struct Events {
 }
 
 fn stream_events(head: Head, events: AnswerEvents) -> Response {
+    let started = json!({ "response": head.document });
+    let item = head.item("in_progress", None);
     let mut events = Events {
         head,
-        events: Some(events),
-        ready: VecDeque::new(),
+        outbox: Outbox::new(events),
         number: 0,
         sent: 0,
     };
-    let started = events.head.document(&Stage::Started);
-    events.push("response.created", json!({ "response": started }));
-    events.push("response.in_progress", json!({ "response": started }));
-    let item = events.head.item("in_progress", None);
-    events.push(
-        "response.output_item.added",
-        json!({ "output_index": 0, "item": item }),
-    );
+    events.push("response.created", started.clone());
+    events.push("response.in_progress", started);
+    events.push_item("response.output_item.added", item);
     events.push_part("response.content_part.added", json!({ "part": part("") }));
-    streamed(stream::unfold(events, async |mut events| {
-        let bytes = events.next().await?;
-        Some((bytes, events))
-    }))
+    stream_answer(events)
 }
 
-impl Events {
-    fn push(&mut self, name: &str, mut event: Json) {
-        event["type"] = json!(name);
-        event["sequence_number"] = json!(self.number);
-        self.number += 1;
-        let bytes = format!("event: {name}\ndata: {event}\n\n");
-        self.ready.push_back(bytes.into());
+impl AnswerWriter for Events {
+    fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
     }
 
-    fn push_part(&mut self, name: &str, mut event: Json) {
-        event["item_id"] = json!(self.head.item);
-        event["output_index"] = json!(0);
-        event["content_index"] = json!(0);
-        self.push(name, event);
-    }
-
-    async fn next(&mut self) -> Option<Bytes> {
-        loop {
-            if let Some(bytes) = self.ready.pop_front() {
-                return Some(bytes);
-            }
-            match self.events.as_mut()?.next().await {
-                Some((_, event)) => self.receive(event),
-                None => self.fail(&Error::CutOff),
-            }
-        }
-    }
-
-    fn receive(&mut self, event: AnswerEvent) {
+    fn receive(&mut self, _: usize, event: AnswerEvent) {
         match event {
             AnswerEvent::Token { text, .. } => self.delta(&text),
             AnswerEvent::Finished {
@@ -345,47 +279,55 @@ impl Events {
             } => {
                 // Some text may have been held back until here.
                 self.delta(text.get(self.sent..).unwrap_or_default());
-                self.push_part(
-                    "response.output_text.done",
-                    json!({ "text": text, "logprobs": [] }),
-                );
+                let done = json!({ "text": text, "logprobs": [] });
+                self.push_part("response.output_text.done", done);
                 self.push_part("response.content_part.done", json!({ "part": part(&text) }));
                 let item = self.head.item(status(finish), Some(&text));
-                self.push(
-                    "response.output_item.done",
-                    json!({ "output_index": 0, "item": item }),
-                );
-                let document = self.head.document(&Stage::Ended {
-                    text: &text,
-                    tokens: report.tokens,
-                    finish,
-                });
+                self.push_item("response.output_item.done", item);
                 let name = match finish {
                     Finish::Stop => "response.completed",
                     Finish::Length | Finish::Cancelled => "response.incomplete",
                 };
+                let document = self.head.ended(&text, report.tokens, finish);
                 self.push(name, json!({ "response": document }));
-                self.events = None;
+                self.outbox.end();
             }
-            AnswerEvent::Failed(error) => self.fail(&error),
+            AnswerEvent::Failed(error) => {
+                let document = self.head.failed(&error);
+                self.push("response.failed", json!({ "response": document }));
+                self.outbox.end();
+            }
             AnswerEvent::PromptRead { .. } => {}
         }
+    }
+}
+
+impl Events {
+    fn push(&mut self, name: &str, mut event: Json) {
+        event["type"] = json!(name);
+        event["sequence_number"] = json!(self.number);
+        self.number += 1;
+        let bytes = format!("event: {name}\ndata: {event}\n\n");
+        self.outbox.push(bytes);
+    }
+
+    fn push_item(&mut self, name: &str, item: Json) {
+        self.push(name, json!({ "output_index": 0, "item": item }));
+    }
+
+    fn push_part(&mut self, name: &str, mut event: Json) {
+        event["item_id"] = json!(self.head.item);
+        event["output_index"] = json!(0);
+        event["content_index"] = json!(0);
+        self.push(name, event);
     }
 
     fn delta(&mut self, text: &str) {
         if !text.is_empty() {
             self.sent += text.len();
-            self.push_part(
-                "response.output_text.delta",
-                json!({ "delta": text, "logprobs": [] }),
-            );
+            let event = json!({ "delta": text, "logprobs": [] });
+            self.push_part("response.output_text.delta", event);
         }
-    }
-
-    fn fail(&mut self, error: &Error) {
-        let document = self.head.document(&Stage::Failed(error));
-        self.push("response.failed", json!({ "response": document }));
-        self.events = None;
     }
 }
 

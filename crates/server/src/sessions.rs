@@ -5,23 +5,21 @@
 //! messages. A client that went back (regenerated an answer, edited a question) has the later turns retracted. Messages
 //! of another conversation are refused, because no answer to them would be right.
 
-use super::body;
+use super::body::JsonBody;
 use super::fail::Fail;
+use super::json::list as json_list;
 use super::memory::place_name;
 use super::request::SessionMessage;
-use super::state::ServerState;
+use super::state::{Server, ServerState};
 use super::types::{ChatMessage, ChatRequest};
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::http::StatusCode;
 use haversack::session::TurnView;
 use haversack::{Client, ConversationView, Error, History, VIEW_TURNS_MAX};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use std::sync::Arc;
 
 /// The session that a request continues, ready for its last message; `None` where it names none.
 pub async fn bind(
@@ -45,22 +43,18 @@ pub async fn bind(
         Ok(true) => Ok(Some(SessionMessage { session, text })),
         Err(Error::Closed) => Err(Fail::stopping()),
         Ok(false) | Err(_) if is_hint => Ok(None),
-        Ok(false) => Err(Fail::status(
-            StatusCode::CONFLICT,
-            "session_id: the messages differ from the turns of this session; accepted: its last turns, or the last message alone",
-        )),
+        Ok(false) => {
+            let message = "session_id: the messages differ from the turns of this session; accepted: its last turns, or the last message alone";
+            Err(Fail::status(StatusCode::CONFLICT, message))
+        }
         Err(error) => Err(error.into()),
     }
 }
 
 /// The system text, the turns before, and the last message.
 fn parts(messages: &[ChatMessage]) -> Result<(String, History, String), Fail> {
-    let wrong = || {
-        Fail::param(
-            "messages",
-            "accepted in a session: a system message, then user and assistant in turn, ending with the user",
-        )
-    };
+    const ACCEPTED: &str = "accepted in a session: a system message, then user and assistant in turn, ending with the user";
+    let wrong = || Fail::param("messages", ACCEPTED);
     let mut opening = String::new();
     let mut rest = messages;
     while let [first, others @ ..] = rest
@@ -75,20 +69,14 @@ fn parts(messages: &[ChatMessage]) -> Result<(String, History, String), Fail> {
     let Some((last, before)) = rest.split_last().filter(|(last, _)| last.role == "user") else {
         return Err(wrong());
     };
-    let mut history = Vec::new();
-    let pairs = before.chunks_exact(2);
-    if !pairs.remainder().is_empty() {
-        return Err(wrong());
-    }
-    for pair in pairs {
-        match pair {
-            [user, assistant] if user.role == "user" && assistant.role == "assistant" => {
-                history.push((user.text(), assistant.text()));
-            }
-            _ => return Err(wrong()),
+    let turn = |pair: &[ChatMessage]| match pair {
+        [user, assistant] if user.role == "user" && assistant.role == "assistant" => {
+            Ok((user.text(), assistant.text()))
         }
-    }
-    Ok((opening, history, last.text()))
+        _ => Err(wrong()),
+    };
+    let history: Result<History, Fail> = before.chunks(2).map(turn).collect();
+    Ok((opening, history?, last.text()))
 }
 
 /// A valid session name for any key.
@@ -121,86 +109,71 @@ pub struct FactRequest {
     pub supersedes: Option<u64>,
 }
 
-type Server = State<Arc<ServerState>>;
+type Answer = Result<Json<Value>, Fail>;
+type Created = Result<(StatusCode, Json<Value>), Fail>;
 
-pub async fn list(State(server): Server) -> Result<Response, Fail> {
+pub async fn list(State(server): Server) -> Answer {
     let listed = running(&server)?.list().await?;
-    let data: Vec<Value> = listed
-        .iter()
-        .map(|one| {
-            json!({
-                "id": one.name,
-                "object": "session",
-                "file_bytes": one.bytes,
-                "is_open": one.is_open,
-            })
+    let data = json_list(&listed, |one| {
+        json!({
+            "id": one.name,
+            "object": "session",
+            "file_bytes": one.bytes,
+            "is_open": one.is_open,
         })
-        .collect();
-    Ok(Json(json!({ "object": "list", "data": data })).into_response())
+    });
+    Ok(Json(json!({ "object": "list", "data": data })))
 }
 
-pub async fn create(
-    State(server): Server,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, Fail> {
-    let given: CreateRequest = body::read(&headers, body).await?;
+pub async fn create(State(server): Server, JsonBody(given): JsonBody<CreateRequest>) -> Created {
     let view = running(&server)?.create(&given.id, given.verbatim, given.persistent);
-    let view = view_json(&view.await?);
-    Ok((StatusCode::CREATED, Json(view)).into_response())
+    Ok((StatusCode::CREATED, Json(view_json(&view.await?))))
 }
 
-pub async fn show(State(server): Server, Path(id): Path<String>) -> Result<Response, Fail> {
+pub async fn show(State(server): Server, Path(id): Path<String>) -> Answer {
     let view = running(&server)?.view(&id, VIEW_TURNS_MAX).await?;
-    Ok(Json(view_json(&view)).into_response())
+    Ok(Json(view_json(&view)))
 }
 
-pub async fn delete(State(server): Server, Path(id): Path<String>) -> Result<Response, Fail> {
+pub async fn delete(State(server): Server, Path(id): Path<String>) -> Answer {
     running(&server)?.delete(&id).await?;
-    Ok(Json(json!({ "id": id, "object": "session", "deleted": true })).into_response())
+    let deleted = json!({ "id": id, "object": "session", "deleted": true });
+    Ok(Json(deleted))
 }
 
 pub async fn fork(
     State(server): Server,
     Path(from): Path<String>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, Fail> {
-    let ForkRequest { id } = body::read(&headers, body).await?;
+    JsonBody(ForkRequest { id }): JsonBody<ForkRequest>,
+) -> Created {
     let view = running(&server)?.fork(&from, id).await?;
-    Ok((StatusCode::CREATED, Json(view_json(&view))).into_response())
+    Ok((StatusCode::CREATED, Json(view_json(&view))))
 }
 
 pub async fn add_fact(
     State(server): Server,
     Path(id): Path<String>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, Fail> {
-    let FactRequest { text, supersedes } = body::read(&headers, body).await?;
+    JsonBody(FactRequest { text, supersedes }): JsonBody<FactRequest>,
+) -> Created {
     let number = running(&server)?.add_fact(&id, text, supersedes).await?;
-    Ok((StatusCode::CREATED, Json(json!({ "number": number }))).into_response())
+    Ok((StatusCode::CREATED, Json(json!({ "number": number }))))
 }
 
-pub async fn revoke_fact(
-    State(server): Server,
-    Path((id, number)): Path<(String, u64)>,
-) -> Result<Response, Fail> {
+pub async fn revoke_fact(State(server): Server, path: Path<(String, u64)>) -> Answer {
+    let Path((id, number)) = path;
     running(&server)?.revoke_fact(&id, number).await?;
-    Ok(Json(json!({ "number": number, "revoked": true })).into_response())
+    Ok(Json(json!({ "number": number, "revoked": true })))
 }
 
-pub async fn recall(
-    State(server): Server,
-    Path((id, number)): Path<(String, u64)>,
-) -> Result<Response, Fail> {
+pub async fn recall(State(server): Server, path: Path<(String, u64)>) -> Answer {
+    let Path((id, number)) = path;
     running(&server)?.recall(&id, number).await?;
-    Ok(Json(json!({ "turn": number, "wanted": true })).into_response())
+    Ok(Json(json!({ "turn": number, "wanted": true })))
 }
 
-pub async fn retract(State(server): Server, Path(id): Path<String>) -> Result<Response, Fail> {
+pub async fn retract(State(server): Server, Path(id): Path<String>) -> Answer {
     let turn = running(&server)?.retract(&id).await?;
-    Ok(Json(json!({ "retracted": turn })).into_response())
+    Ok(Json(json!({ "retracted": turn })))
 }
 
 /// The client, unless the server is stopping.
@@ -214,9 +187,7 @@ fn running(server: &ServerState) -> Result<&Client, Fail> {
 
 fn view_json(view: &ConversationView) -> Value {
     let stats = &view.stats;
-    let facts = view.facts.iter();
-    let facts = facts.map(|(number, text)| json!({ "number": number, "text": text }));
-    let turns = view.turns.iter().map(turn_json);
+    let fact = |(number, text): &(u64, String)| json!({ "number": number, "text": text });
     json!({
         "id": stats.name,
         "object": "session",
@@ -233,8 +204,8 @@ fn view_json(view: &ConversationView) -> Value {
         "file_bytes": stats.file_bytes,
         "unsaved": stats.unsaved.as_ref().map(ToString::to_string),
         "condensed": stats.condensed.as_ref().map(ToString::to_string),
-        "facts": facts.collect::<Vec<Value>>(),
-        "turns": turns.collect::<Vec<Value>>(),
+        "facts": json_list(&view.facts, fact),
+        "turns": json_list(&view.turns, turn_json),
     })
 }
 

@@ -10,6 +10,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{Mutex, Semaphore};
 
+/// What a handler gets.
+pub type Server = axum::extract::State<Arc<ServerState>>;
+
 pub struct ServerState {
     pub engine: Engine,
     pub auth: Arc<Auth>,

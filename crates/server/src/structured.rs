@@ -1,14 +1,17 @@
 //! Structured output: `response_format`, `grammar`, and two names that other servers have for them.
 
-use super::fail::Fail;
+use super::fail::{Fail, refuse};
 use super::types::CommonFields;
 use haversack::engine::sample::Constraint;
 use haversack::grammar::Shape;
 use haversack::{Client, Error};
 use serde_json::Value as Json;
 
-/// The shape that a request asks for, and the parameter that names it.
-pub fn requested(common: &CommonFields) -> Result<Option<(&'static str, Shape)>, Fail> {
+/// The parameter that asks for a shape, and the shape.
+pub type NamedShape = (&'static str, Shape);
+
+/// The shape that a request asks for.
+pub fn requested(common: &CommonFields) -> Result<Option<NamedShape>, Fail> {
     let mut found = Vec::new();
     if let Some(format) = &common.response_format {
         let name = "response_format";
@@ -21,48 +24,42 @@ pub fn requested(common: &CommonFields) -> Result<Option<(&'static str, Shape)>,
         let shape = Shape::Regex(regex.ok_or_else(accepted)?.to_owned());
         found.push(("grammar", shape));
     }
-    if let Some(regex) = &common.guided_regex {
-        found.push(("guided_regex", Shape::Regex(regex.clone())));
+    let regex = common.guided_regex.clone().map(Shape::Regex);
+    found.extend(regex.map(|shape| ("guided_regex", shape)));
+    let schema = common.guided_json.clone().map(Shape::Schema);
+    found.extend(schema.map(|shape| ("guided_json", shape)));
+    if let [(first, _), (second, _), ..] = found[..] {
+        let message = format!("accepted: one of these, and {first} is there already");
+        return refuse(second, message);
     }
-    if let Some(schema) = &common.guided_json {
-        found.push(("guided_json", Shape::Schema(schema.clone())));
-    }
-    match found.len() {
-        0 | 1 => Ok(found.pop()),
-        _ => Err(Fail::param(
-            found[1].0,
-            format!(
-                "accepted: one of these, and {} is there already",
-                found[0].0
-            ),
-        )),
-    }
+    Ok(found.pop())
 }
 
 /// A format object; `schema` points to its schema. `None`: the answer is free text.
 pub fn format(param: &'static str, format: &Json, schema: &str) -> Result<Option<Shape>, Fail> {
-    let fail = |what: &str| Err(Fail::param(param, what));
     match format.get("type").and_then(Json::as_str) {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(Shape::Object)),
         Some("json_schema") => match format.pointer(schema) {
             Some(schema) => Ok(Some(Shape::Schema(schema.clone()))),
-            None => fail("the schema is missing"),
+            None => refuse(param, "the schema is missing"),
         },
-        _ => fail("accepted types: text, json_object, json_schema"),
+        _ => refuse(param, "accepted types: text, json_object, json_schema"),
     }
 }
 
 /// A constraint for this shape. Takes a while: not for the thread that serves other clients.
 pub fn constraint(
     client: &Client,
-    param: &'static str,
-    shape: &Shape,
-) -> Result<Box<dyn Constraint>, Fail> {
-    client.constraint(shape).map_err(|error| match error {
-        Error::Grammar(error) => Fail::param(param, error.to_string()),
-        error => error.into(),
-    })
+    shape: Option<NamedShape>,
+) -> Result<Option<Box<dyn Constraint>>, Fail> {
+    let made = shape.map(|(param, shape)| {
+        client.constraint(&shape).map_err(|error| match error {
+            Error::Grammar(error) => Fail::param(param, error.to_string()),
+            error => error.into(),
+        })
+    });
+    made.transpose()
 }
 
 #[cfg(test)]
@@ -70,7 +67,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn of(fields: Json) -> Result<Option<(&'static str, Shape)>, Fail> {
+    fn of(fields: Json) -> Result<Option<NamedShape>, Fail> {
         requested(&serde_json::from_value(fields).unwrap())
     }
 

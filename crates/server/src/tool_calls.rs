@@ -20,7 +20,7 @@ const CLOSE: &str = "</tool_call>";
 const LIST: &str = "[TOOL_CALLS]";
 
 /// Functions that may be called. Any other name is not a call: the client could not answer it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Functions {
     pub names: Arc<[String]>,
     /// At most one call: text after it is dropped.
@@ -51,7 +51,7 @@ pub enum AnswerPart {
 }
 
 /// Separates calls from text, piece by piece. Text is held back while it may be part of a call.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct CallParser {
     functions: Functions,
     mode: Mode,
@@ -63,15 +63,16 @@ pub struct CallParser {
     calls: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
     /// Nothing but blanks so far, or since a call.
+    #[default]
     Blank,
     Text,
     /// After [`OPEN`].
     Tagged,
     /// After [`LIST`].
-    ListedSession,
+    Listed,
     /// JSON from the beginning: all of it is calls, or none.
     Whole,
 }
@@ -80,11 +81,7 @@ impl CallParser {
     pub fn new(functions: Functions) -> CallParser {
         CallParser {
             functions,
-            mode: Mode::Blank,
-            held: String::new(),
-            lead: String::new(),
-            has_text: false,
-            calls: 0,
+            ..CallParser::default()
         }
     }
 
@@ -117,7 +114,7 @@ impl CallParser {
             Mode::Blank if self.calls > 0 && held.trim().is_empty() => {}
             Mode::Blank | Mode::Text => push_text(&mut parsed, &held),
             Mode::Tagged => self.judge(one(&held), &held, &mut parsed),
-            Mode::ListedSession => self.judge(many(&held), &held, &mut parsed),
+            Mode::Listed => self.judge(many(&held), &held, &mut parsed),
             Mode::Whole => self.judge(whole(&held), &held, &mut parsed),
         }
         self.mode = Mode::Blank;
@@ -137,7 +134,7 @@ impl CallParser {
                 true
             }
             Mode::Text => {
-                let found = [(OPEN, Mode::Tagged), (LIST, Mode::ListedSession)]
+                let found = [(OPEN, Mode::Tagged), (LIST, Mode::Listed)]
                     .into_iter()
                     .filter_map(|(tag, mode)| Some((self.held.find(tag)?, tag, mode)))
                     .min_by_key(|(at, ..)| *at);
@@ -168,7 +165,7 @@ impl CallParser {
                 self.judge(one(&held[..at]), &held, parsed);
                 true
             }
-            Mode::ListedSession | Mode::Whole => false,
+            Mode::Listed | Mode::Whole => false,
         }
     }
 
@@ -205,11 +202,8 @@ fn push_text(parsed: &mut Vec<AnswerPart>, text: &str) {
 /// Bytes at the end that may begin a tag.
 fn beginning_of_a_tag(text: &str) -> usize {
     let longest = |tag: &str| (1..tag.len()).rev().find(|&n| text.ends_with(&tag[..n]));
-    [OPEN, LIST]
-        .into_iter()
-        .filter_map(longest)
-        .max()
-        .unwrap_or(0)
+    let longest = [OPEN, LIST].into_iter().filter_map(longest);
+    longest.max().unwrap_or(0)
 }
 
 #[derive(Deserialize)]
@@ -231,10 +225,7 @@ impl Written<'_> {
             Some(raw) => {
                 let text: String = serde_json::from_str(raw.get()).ok()?;
                 let inner: &RawValue = serde_json::from_str(&text).ok()?;
-                inner
-                    .get()
-                    .starts_with('{')
-                    .then(|| inner.get().to_owned())?
+                Some(inner.get().to_owned()).filter(|text| text.starts_with('{'))?
             }
         };
         Some(ToolCall {

@@ -3,7 +3,7 @@
 //! A template that knows tools gets them as they came. For any other template the tools are described in the system
 //! message, calls are written as text, and results come from the user: such a model has seen nothing but text.
 
-use super::fail::Fail;
+use super::fail::{Fail, refuse, require};
 use super::limits;
 use super::tool_calls::Functions;
 use super::types::ChatMessage;
@@ -41,15 +41,12 @@ impl ToolSet {
         choice: Option<&Json>,
         once: bool,
     ) -> Result<Option<ToolSet>, Fail> {
-        if tools.len() > limits::TOOLS {
-            let max = limits::TOOLS;
-            return Err(Fail::param("tools", format!("accepted: at most {max}")));
-        }
-        let tools = tools
-            .iter()
-            .map(tool)
-            .collect::<Result<Vec<Tool>, Fail>>()?;
-        let wrong = |what: &str| Err(Fail::param("tool_choice", what));
+        let max = limits::TOOLS;
+        let accepted = format!("accepted: at most {max}");
+        require(tools.len() <= max, "tools", accepted)?;
+        let tools: Result<Vec<Tool>, Fail> = tools.iter().map(tool).collect();
+        let tools = tools?;
+        let wrong = |what: &str| refuse("tool_choice", what);
         let named = |choice: &Json| {
             let name = choice.pointer("/function/name").and_then(Json::as_str);
             name.map(|name| tools.iter().position(|tool| tool.name == name))
@@ -91,45 +88,38 @@ impl ToolSet {
         let Choice::Must(only) = self.choice else {
             return None;
         };
-        let may = |at: &usize| only.is_none_or(|only| only == *at);
-        let callables: Vec<Callable<'_>> = (0..self.tools.len())
-            .filter(may)
-            .map(|at| Callable {
-                name: &self.tools[at].name,
-                parameters: self.tools[at].parameters.as_ref(),
-            })
-            .collect();
+        let tools = match only {
+            Some(at) => &self.tools[at..=at],
+            None => &self.tools,
+        };
+        let callables = tools.iter().map(|tool| Callable {
+            name: &tool.name,
+            parameters: tool.parameters.as_ref(),
+        });
+        let callables: Vec<Callable<'_>> = callables.collect();
         Some(Shape::Schema(calls(&callables)))
     }
 
     /// For a template that knows tools.
     pub fn variable(&self) -> Variable {
-        Variable::List(
-            self.tools
-                .iter()
-                .map(|tool| variable(&tool.whole))
-                .collect(),
-        )
+        let tools = self.tools.iter().map(|tool| variable(&tool.whole));
+        Variable::List(tools.collect())
     }
 
     /// For one that does not.
     fn description(&self) -> String {
-        let tools: Vec<String> = self
-            .tools
-            .iter()
-            .map(|tool| tool.whole.to_string())
-            .collect();
+        let tools = self.tools.iter().map(|tool| tool.whole.to_string());
         format!(
             "You may call functions to answer the user. These are the functions, one in each line:\n{}\n\n\
              To call one, write a JSON object with its name and its arguments between tags, and nothing else:\n\
              <tool_call>\n{{\"name\": \"the name\", \"arguments\": {{}}}}\n</tool_call>",
-            tools.join("\n")
+            tools.collect::<Vec<String>>().join("\n")
         )
     }
 }
 
 fn tool(tool: &Json) -> Result<Tool, Fail> {
-    let wrong = |what: &str| Err(Fail::param("tools", what));
+    let wrong = |what: &str| refuse("tools", what);
     if tool.get("type").and_then(Json::as_str) != Some("function") {
         return wrong("accepted types: function");
     }
@@ -163,10 +153,8 @@ pub fn messages(
     let mut is_results = false;
     for message in given {
         let calls = message.tool_calls.as_deref().unwrap_or_default();
-        let calls = calls
-            .iter()
-            .map(past_call)
-            .collect::<Result<Vec<PastCall>, Fail>>()?;
+        let calls: Result<Vec<PastCall>, Fail> = calls.iter().map(past_call).collect();
+        let calls = calls?;
         let role = match message.role.as_str() {
             "developer" => "system",
             role => role,
@@ -177,16 +165,13 @@ pub fn messages(
             let mut one = Message::new(role, text);
             if !calls.is_empty() {
                 let calls = calls.iter().map(PastCall::variable).collect();
-                one.fields
-                    .push(("tool_calls".into(), Variable::List(calls)));
+                let calls = Variable::List(calls);
+                one.fields.push(("tool_calls".into(), calls));
             }
-            for (name, value) in [
-                ("tool_call_id", &message.tool_call_id),
-                ("name", &message.name),
-            ] {
-                let value = value.clone().map(Variable::Text);
-                one.fields.extend(value.map(|value| (name.into(), value)));
-            }
+            let text = |text: &Option<String>| text.clone().map(Variable::Text);
+            let id = text(&message.tool_call_id).map(|id| ("tool_call_id".into(), id));
+            let name = text(&message.name).map(|name| ("name".into(), name));
+            one.fields.extend(id.into_iter().chain(name));
             messages.push(one);
         } else if role == "tool" {
             let result = format!("<tool_response>\n{text}\n</tool_response>");
@@ -225,19 +210,15 @@ fn past_call(call: &Json) -> Result<PastCall, Fail> {
     let text = |at: &str| call.pointer(at).and_then(Json::as_str);
     let (Some(name), Some(arguments)) = (text("/function/name"), text("/function/arguments"))
     else {
-        return Err(Fail::param(
-            "messages",
-            "tool_calls: accepted: functions with a name and arguments",
-        ));
+        let accepted = "tool_calls: accepted: functions with a name and arguments";
+        return refuse("messages", accepted);
     };
+    // Templates write the object out themselves; anything else stays text.
+    let object = serde_json::from_str(arguments).ok().filter(Json::is_object);
     Ok(PastCall {
         id: text("/id").unwrap_or_default().to_owned(),
         name: name.to_owned(),
-        // Templates write the object out themselves; anything else stays text.
-        arguments: serde_json::from_str(arguments)
-            .ok()
-            .filter(Json::is_object)
-            .unwrap_or_else(|| Json::String(arguments.to_owned())),
+        arguments: object.unwrap_or_else(|| Json::from(arguments)),
     })
 }
 
@@ -272,12 +253,8 @@ fn variable(json: &Json) -> Variable {
         Json::String(text) => Variable::Text(text.clone()),
         Json::Array(items) => Variable::List(items.iter().map(variable).collect()),
         Json::Object(map) => {
-            let entries = map.iter();
-            Variable::Map(
-                entries
-                    .map(|(name, value)| (name.clone(), variable(value)))
-                    .collect(),
-            )
+            let entries = map.iter().map(|(name, of)| (name.clone(), variable(of)));
+            Variable::Map(entries.collect())
         }
     }
 }

@@ -33,6 +33,13 @@ pub struct CommonFields {
     pub tools: Option<Vec<Json>>,
 }
 
+impl CommonFields {
+    /// Answers to the request.
+    pub fn choices(&self) -> u64 {
+        self.n.unwrap_or(1)
+    }
+}
+
 #[derive(Debug, Deserialize)]
 pub struct ChatRequest {
     pub messages: Vec<ChatMessage>,
@@ -86,7 +93,10 @@ impl ChatMessage {
         match &self.content {
             None => String::new(),
             Some(MessageContent::Text(text)) => text.clone(),
-            Some(MessageContent::Parts(parts)) => parts.iter().map(ContentPart::text).collect(),
+            Some(MessageContent::Parts(parts)) => {
+                let texts = parts.iter().map(|ContentPart::Text { text }| text.as_str());
+                texts.collect()
+            }
         }
     }
 }
@@ -101,19 +111,8 @@ pub enum MessageContent {
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ContentPart {
+    #[serde(alias = "input_text", alias = "output_text")]
     Text { text: String },
-    InputText { text: String },
-    OutputText { text: String },
-}
-
-impl ContentPart {
-    fn text(&self) -> &str {
-        match self {
-            ContentPart::Text { text }
-            | ContentPart::InputText { text }
-            | ContentPart::OutputText { text } => text,
-        }
-    }
 }
 
 #[derive(Debug, Deserialize)]

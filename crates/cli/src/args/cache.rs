@@ -113,10 +113,8 @@ impl KvPair {
             codec,
             group: group.unwrap_or(codec.default_group()),
         };
-        KvForm {
-            k: form(self.k),
-            v: form(self.v),
-        }
+        let (k, v) = (form(self.k), form(self.v));
+        KvForm { k, v }
     }
 }
 
@@ -166,13 +164,11 @@ impl FromStr for Kv {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Kv, String> {
-        match text {
-            "auto" => Ok(Kv::Auto),
-            text => match text.parse() {
-                Ok(pair) => Ok(Kv::Named(pair)),
-                Err(what) => Err(format!("{what}, or auto")),
-            },
+        if text == "auto" {
+            return Ok(Kv::Auto);
         }
+        let pair = text.parse().map(Kv::Named);
+        pair.map_err(|what| format!("{what}, or auto"))
     }
 }
 
@@ -195,12 +191,11 @@ fn profile(name: &str) -> Result<ProfileName, String> {
     if name == "auto" {
         return Ok(ProfileName::Auto);
     }
-    Profile::from_name(name)
-        .map(ProfileName::Named)
-        .ok_or_else(|| {
-            let names = Profile::ALL.map(Profile::name).join(", ");
-            format!("accepted: auto, {names}")
-        })
+    let profile = Profile::from_name(name).map(ProfileName::Named);
+    profile.ok_or_else(|| {
+        let names = Profile::ALL.map(Profile::name).join(", ");
+        format!("accepted: auto, {names}")
+    })
 }
 
 /// How thoroughly a model is probed for `--policy adaptive`.
@@ -262,16 +257,15 @@ impl FromStr for WindowPlan {
         let window = count(1, CONTEXT_MAX);
         let mut changes: Vec<(u64, usize)> = Vec::new();
         for part in text.split(',') {
-            let pair = part
-                .split_once(':')
-                .and_then(|(at, size)| Some((at.parse::<u64>().ok()?, window(size).ok()?)));
-            let Some(pair) = pair else {
+            let pair = part.split_once(':');
+            let pair = pair.map(|(at, size)| (at.parse::<u64>(), window(size)));
+            let Some((Ok(at), Ok(size))) = pair else {
                 return Err(format!("'{part}' is no change of the window; {ACCEPTED}"));
             };
-            if changes.last().is_some_and(|(last, _)| *last >= pair.0) {
-                return Err(format!("position {} is out of order; {ACCEPTED}", pair.0));
+            if changes.last().is_some_and(|(last, _)| *last >= at) {
+                return Err(format!("position {at} is out of order; {ACCEPTED}"));
             }
-            changes.push(pair);
+            changes.push((at, size));
         }
         Ok(WindowPlan(changes))
     }

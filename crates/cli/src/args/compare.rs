@@ -4,7 +4,7 @@
 
 use super::ActivationsArg;
 use super::cache::KvPair;
-use super::values::{CONTEXT_MAX, THREADS_MAX, TOKENS_MAX, count, fraction};
+use super::values::{CONTEXT_MAX, THREADS_MAX, TOKENS_MAX, count, fraction, value};
 use clap::Args;
 use haversack_eval::task::Task;
 use std::path::PathBuf;
@@ -106,17 +106,13 @@ const CASES_MAX: u64 = 10_000;
 const ANSWERS_MAX: u64 = 500;
 
 fn name(text: &str) -> Result<String, String> {
-    match text {
-        "" => Err("accepted: names of policies, such as full,window,heavy".into()),
-        name => Ok(name.to_owned()),
-    }
+    let accepted = "names of policies, such as full,window,heavy";
+    value(text, |name: &String| !name.is_empty(), accepted)
 }
 
 fn share(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value <= 1.0 => Ok(value),
-        _ => Err("accepted: numbers above 0, up to 1, such as 0.5,0.25".into()),
-    }
+    let accepted = "numbers above 0, up to 1, such as 0.5,0.25";
+    value(text, |n| *n > 0.0 && *n <= 1.0, accepted)
 }
 
 /// Codecs as they were named.
@@ -139,11 +135,8 @@ impl FromStr for Codecs {
             }
         }
         let pair = |name: String| name.parse().map(|pair| (name, pair));
-        names
-            .into_iter()
-            .map(pair)
-            .collect::<Result<_, _>>()
-            .map(Codecs)
+        let pairs: Result<Vec<_>, _> = names.into_iter().map(pair).collect();
+        pairs.map(Codecs)
     }
 }
 

@@ -16,6 +16,7 @@ pub use compare::{CompareArgs, CompareTask};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use haversack::memory::bytes;
 use haversack::session::relevance::Relevance;
+use haversack::text::tokenizer::EncodeOptions;
 use std::path::PathBuf;
 use std::str::FromStr;
 pub use values::Ids;
@@ -552,6 +553,24 @@ pub enum RepackArg {
     Off,
 }
 
+impl ActivationsArg {
+    pub fn name(self) -> &'static str {
+        match self {
+            ActivationsArg::Int8 => "int8",
+            ActivationsArg::F32 => "f32",
+        }
+    }
+}
+
+impl EncodingArgs {
+    pub fn options(self) -> EncodeOptions {
+        EncodeOptions {
+            add_special: !self.no_bos,
+            parse_special: self.special,
+        }
+    }
+}
+
 impl Command {
     /// The cache flags of the commands that have them.
     pub fn cache_mut(&mut self) -> Option<&mut CacheArgs> {
@@ -571,21 +590,16 @@ impl Command {
 /// clap's message on one line, without its usage text.
 pub fn one_line(error: &clap::Error) -> String {
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let names: Vec<_> = Cli::command()
-            .get_subcommands()
-            .map(|c| c.get_name().to_string())
-            .collect();
-        return format!(
-            "error: no command given; accepted: {} (see --help)",
-            names.join(", ")
-        );
+        let command = Cli::command();
+        let names: Vec<&str> = command.get_subcommands().map(|c| c.get_name()).collect();
+        let names = names.join(", ");
+        return format!("error: no command given; accepted: {names} (see --help)");
     }
     let text = error.render().to_string();
     let text = text.replace("  tip:", "; tip:").replace("\n\n;", ";");
-    let head: Vec<&str> = text
-        .lines()
-        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .collect();
+    let is_usage =
+        |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information");
+    let head: Vec<&str> = text.lines().take_while(|line| !is_usage(line)).collect();
     crate::error::one_line(&head.join(" "))
 }
 

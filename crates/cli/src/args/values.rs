@@ -12,10 +12,9 @@ pub const TOKENS_MAX: u64 = (1 << 31) - 1;
 /// A whole number in a range.
 pub fn count(min: u64, max: u64) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync {
     move |text| {
-        let number = text.parse::<u64>().ok().filter(|n| (min..=max).contains(n));
-        number
-            .and_then(|n| usize::try_from(n).ok())
-            .ok_or_else(|| format!("accepted: a whole number in {min}..={max}"))
+        let accepted = format!("a whole number in {min}..={max}");
+        let is_in = |n: &usize| (min..=max).contains(&(*n as u64));
+        value(text, is_in, &accepted)
     }
 }
 
@@ -24,52 +23,46 @@ pub fn relevance(text: &str) -> Result<Relevance, String> {
     let found = match text.split_once('=') {
         None if text == "all" => Some(Relevance::All),
         None if text == "top-k" => Some(Relevance::default()),
-        Some(("threshold", n)) => {
-            let n = n.parse::<f32>().ok().filter(|n| (-1.0..=1.0).contains(n));
-            n.map(Relevance::Threshold)
-        }
-        Some(("top-k", n)) => {
-            let n = n.parse::<usize>().ok().filter(|n| (1..=1024).contains(n));
-            n.map(|turns| Relevance::Top {
-                turns,
-                hysteresis: 0.05,
-                least: -1.0,
-            })
-        }
+        Some(("threshold", n)) => between::<-1, 1>(n).ok().map(Relevance::Threshold),
+        Some(("top-k", n)) => count(1, 1024)(n).ok().map(|turns| Relevance::Top {
+            turns,
+            hysteresis: 0.05,
+            least: -1.0,
+        }),
         _ => None,
     };
-    found.ok_or_else(|| {
-        "accepted: all, threshold=F with F from -1 to 1, top-k=N with N from 1 to 1024".to_owned()
-    })
+    let accepted = "accepted: all, threshold=F with F from -1 to 1, top-k=N with N from 1 to 1024";
+    found.ok_or_else(|| accepted.to_owned())
+}
+
+/// What `is_right`.
+pub fn value<T: FromStr>(
+    text: &str,
+    is_right: impl FnOnce(&T) -> bool,
+    accepted: &str,
+) -> Result<T, String> {
+    let value = text.parse().ok().filter(is_right);
+    value.ok_or_else(|| format!("accepted: {accepted}"))
 }
 
 pub fn between<const MIN: i32, const MAX: i32>(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(value) if value >= MIN as f32 && value <= MAX as f32 => Ok(value),
-        _ => Err(format!("accepted: a number from {MIN} to {MAX}")),
-    }
+    let accepted = format!("a number from {MIN} to {MAX}");
+    value(text, |n| (MIN as f32..=MAX as f32).contains(n), &accepted)
 }
 
 pub fn above_zero(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(value) if (0.01..=100.0).contains(&value) => Ok(value),
-        _ => Err("accepted: a number from 0.01 to 100".into()),
-    }
+    let accepted = "a number from 0.01 to 100";
+    value(text, |n| (0.01..=100.0).contains(n), accepted)
 }
 
 pub fn share(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(value) if value > 0.0 && value <= 1.0 => Ok(value),
-        _ => Err("accepted: a number above 0, up to 1".into()),
-    }
+    value(text, |n| *n > 0.0 && *n <= 1.0, "a number above 0, up to 1")
 }
 
 /// A place within a window: its beginning, but not its end.
 pub fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if (0.0..1.0).contains(&value) => Ok(value),
-        _ => Err("accepted: a number from 0 up to, but not including, 1".into()),
-    }
+    let accepted = "a number from 0 up to, but not including, 1";
+    value(text, |n| (0.0..1.0).contains(n), accepted)
 }
 
 pub fn bias(text: &str) -> Result<(u32, f32), String> {
@@ -84,11 +77,8 @@ pub fn peer_kv(text: &str) -> Result<String, String> {
     const TYPES: [&str; 9] = [
         "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl",
     ];
-    if TYPES.contains(&text) {
-        Ok(text.into())
-    } else {
-        Err(format!("accepted: {}", TYPES.join(", ")))
-    }
+    let is_known = |text: &String| TYPES.contains(&text.as_str());
+    value(text, is_known, &TYPES.join(", "))
 }
 
 pub fn group(text: &str) -> Result<usize, String> {
@@ -107,17 +97,16 @@ impl FromStr for Ids {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Ids, String> {
-        let ids: Result<Vec<u32>, String> = text
-            .split([',', ' ', '\n', '\t'])
-            .filter(|word| !word.is_empty())
-            .map(|word| {
-                word.parse()
-                    .map_err(|_| format!("'{word}' is not a token id; accepted: whole numbers from 0 on, such as \"1,2,3\""))
-            })
-            .collect();
-        match ids?.as_slice() {
-            [] => Err("no token ids; accepted: whole numbers from 0 on, such as \"1,2,3\"".into()),
-            ids => Ok(Ids(ids.to_vec())),
+        const ACCEPTED: &str = "accepted: whole numbers from 0 on, such as \"1,2,3\"";
+        let words = text.split([',', ' ', '\n', '\t']);
+        let id = |word: &str| {
+            let id = word.parse();
+            id.map_err(|_| format!("'{word}' is not a token id; {ACCEPTED}"))
+        };
+        let ids = words.filter(|word| !word.is_empty()).map(id);
+        match ids.collect::<Result<Vec<u32>, String>>()? {
+            ids if ids.is_empty() => Err(format!("no token ids; {ACCEPTED}")),
+            ids => Ok(Ids(ids)),
         }
     }
 }

@@ -19,41 +19,33 @@ pub fn doctor(as_json: bool) -> Result<()> {
         return out::json(&report);
     }
     let mut page = String::new();
-    let null = Json::Null;
     for (section, values) in report.as_object().into_iter().flatten() {
         page.push_str(&format!("{section}\n"));
         for (name, value) in values.as_object().into_iter().flatten() {
             let value = match value {
-                value if *value == null => "-".into(),
+                Json::Null => "-".into(),
                 Json::Number(number) if name.ends_with("_bytes") => {
                     human(number.as_u64().unwrap_or(0))
                 }
-                Json::String(text) => text.clone(),
                 Json::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(", "),
-                other => other.to_string(),
+                other => plain(other),
             };
-            page.push_str(&format!(
-                "  {:20} {value}\n",
-                name.trim_end_matches("_bytes").replace('_', " ")
-            ));
+            let name = name.trim_end_matches("_bytes").replace('_', " ");
+            page.push_str(&format!("  {name:20} {value}\n"));
         }
     }
     out::text(&page)
 }
 
 fn plain(value: &Json) -> String {
-    value
-        .as_str()
-        .map_or_else(|| value.to_string(), str::to_owned)
+    let text = value.as_str();
+    text.map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn report() -> Json {
     let available: Vec<&str> = Backend::available().map(Backend::name).collect();
-    let other: Vec<&str> = BackendKind::ALL
-        .iter()
-        .map(|kind| kind.name())
-        .filter(|name| !available.contains(name))
-        .collect();
+    let all = BackendKind::ALL.iter().map(|kind| kind.name());
+    let other: Vec<&str> = all.filter(|name| !available.contains(name)).collect();
     let cgroup = CgroupLimits::now();
     let reading = Reading::now();
     json!({
@@ -102,39 +94,29 @@ fn storage() -> Json {
     };
     // The folder may not be there yet; the one above it is as good.
     let existing = home.path().ancestors().find(|path| path.exists());
-    let models: Vec<&str> = catalogue()
-        .models
-        .iter()
-        .filter(|model| {
-            model
-                .files
-                .iter()
-                .all(|file| home.models().join(&file.name).exists())
-        })
-        .map(|model| model.name.as_str())
-        .collect();
+    let models = catalogue().models.iter().filter(|model| {
+        let mut files = model.files.iter();
+        files.all(|file| home.models().join(&file.name).exists())
+    });
     json!({
         "home": home.path(),
         "free_bytes": existing.and_then(free_bytes),
         "packed_bytes": folder_bytes(&home.packed()),
-        "models": models,
+        "models": out::list(models, |model| json!(model.name)),
     })
 }
 
 fn folder_bytes(path: &Path) -> u64 {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.metadata().ok())
-        .map(|metadata| metadata.len())
-        .sum()
+    let found = entries.flat_map(|entry| entry.metadata());
+    found.map(|metadata| metadata.len()).sum()
 }
 
 /// The CPU as its maker calls it.
 pub fn cpu_model() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = text
-        .lines()
-        .find(|line| line.starts_with("model name") || line.starts_with("Model"))?;
+    let is_model = |line: &&str| line.starts_with("model name") || line.starts_with("Model");
+    let line = text.lines().find(is_model)?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
@@ -163,19 +145,10 @@ fn locked_limit() -> Option<u64> {
 }
 
 fn version(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .ok()?;
+    let mut command = Command::new(program);
+    let output = command.args(arguments).stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
     // pip goes on with the folder it lives in.
-    let line = text
-        .lines()
-        .next()?
-        .split(" from ")
-        .next()?
-        .trim()
-        .to_owned();
-    (output.status.success() && !line.is_empty()).then_some(line)
+    let line = text.lines().next()?.split(" from ").next()?.trim();
+    (output.status.success() && !line.is_empty()).then(|| line.to_owned())
 }

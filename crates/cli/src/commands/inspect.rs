@@ -49,9 +49,8 @@ impl Summary {
         // A value of the wrong kind is shown with the metadata; it is no reason to show nothing.
         let text = |key| gguf.str(key).ok().flatten().map(str::to_owned);
         let architecture = text("general.architecture");
-        let context = architecture
-            .as_ref()
-            .and_then(|name| gguf.u64(&format!("{name}.context_length")).ok().flatten());
+        let length = |name: &String| gguf.u64(&format!("{name}.context_length")).ok();
+        let context = architecture.as_ref().and_then(length).flatten();
         let mut total = Total::default();
         let mut by_type: BTreeMap<&'static str, Total> = BTreeMap::new();
         for tensor in gguf.tensors() {
@@ -72,34 +71,25 @@ impl Summary {
     }
 
     fn json(&self, gguf: &Gguf) -> Json {
-        let metadata: serde_json::Map<String, Json> = gguf
+        let metadata = gguf
             .metadata()
-            .map(|(key, value)| (key.to_owned(), value_json(&value)))
-            .collect();
-        let types: Vec<Json> = self
-            .by_type
-            .iter()
-            .map(|(name, sum)| {
-                json!({
-                    "type": name,
-                    "tensors": sum.tensors,
-                    "parameters": sum.parameters,
-                    "bytes": sum.bytes,
-                })
+            .map(|(key, value)| (key, value_json(&value)));
+        let types = out::list(&self.by_type, |(name, sum)| {
+            json!({
+                "type": name,
+                "tensors": sum.tensors,
+                "parameters": sum.parameters,
+                "bytes": sum.bytes,
             })
-            .collect();
-        let tensors: Vec<Json> = gguf
-            .tensors()
-            .iter()
-            .map(|tensor| {
-                json!({
-                    "name": tensor.name,
-                    "type": tensor.ty.name(),
-                    "shape": tensor.shape(),
-                    "bytes": tensor.byte_len(),
-                })
+        });
+        let tensors = out::list(gguf.tensors(), |tensor| {
+            json!({
+                "name": tensor.name,
+                "type": tensor.ty.name(),
+                "shape": tensor.shape(),
+                "bytes": tensor.byte_len(),
             })
-            .collect();
+        });
         json!({
             "path": gguf.path(),
             "parts": gguf.part_paths().collect::<Vec<_>>(),
@@ -113,7 +103,7 @@ impl Summary {
             "file_bytes": gguf.file_bytes(),
             "weights_bytes": self.total.bytes,
             "types": types,
-            "metadata": metadata,
+            "metadata": metadata.collect::<Json>(),
             "tensors": tensors,
         })
     }
@@ -125,41 +115,21 @@ impl Summary {
             page.push_str(&format!("{name:16} {value}\n"));
         };
         row("file", gguf.path().display().to_string());
-        row(
-            "format",
-            format!(
-                "GGUF {}, {} file(s), {}",
-                gguf.version(),
-                gguf.parts(),
-                human(gguf.file_bytes())
-            ),
-        );
+        let (version, files) = (gguf.version(), gguf.parts());
+        let size = human(gguf.file_bytes());
+        row("format", format!("GGUF {version}, {files} file(s), {size}"));
         row("architecture", shown(&self.architecture));
         row("name", shown(&self.name));
-        row(
-            "context",
-            self.context
-                .map_or("-".into(), |context| context.to_string()),
-        );
+        let context = self.context.map(|context| context.to_string());
+        row("context", context.unwrap_or_else(|| "-".into()));
         row("parameters", millions(self.total.parameters));
-        row(
-            "weights",
-            format!(
-                "{} in {} tensors",
-                human(self.total.bytes),
-                self.total.tensors
-            ),
-        );
+        let (size, tensors) = (human(self.total.bytes), self.total.tensors);
+        row("weights", format!("{size} in {tensors} tensors"));
         for (name, sum) in &self.by_type {
-            row(
-                "",
-                format!(
-                    "{name:8} {:>5} tensors {:>10} {:>12}",
-                    sum.tensors,
-                    millions(sum.parameters),
-                    human(sum.bytes)
-                ),
-            );
+            let (tensors, size) = (sum.tensors, human(sum.bytes));
+            let parameters = millions(sum.parameters);
+            let line = format!("{name:8} {tensors:>5} tensors {parameters:>10} {size:>12}");
+            row("", line);
         }
         page.push('\n');
         for (key, value) in gguf.metadata() {
@@ -169,13 +139,9 @@ impl Summary {
             page.push('\n');
             for tensor in gguf.tensors() {
                 let shape: Vec<String> = tensor.shape().iter().map(u64::to_string).collect();
-                page.push_str(&format!(
-                    "{:40} {:8} {:>20} {:>12}\n",
-                    short(&tensor.name),
-                    tensor.ty.name(),
-                    shape.join(" x "),
-                    human(tensor.byte_len())
-                ));
+                let (name, kind) = (short(&tensor.name), tensor.ty.name());
+                let (shape, size) = (shape.join(" x "), human(tensor.byte_len()));
+                page.push_str(&format!("{name:40} {kind:8} {shape:>20} {size:>12}\n"));
             }
         }
         out::text(&page)
@@ -203,21 +169,10 @@ fn value_text(value: &Value<'_>) -> String {
     match value {
         Value::Str(bytes) => format!("\"{}\"", short(&String::from_utf8_lossy(bytes))),
         Value::Array(array) => {
-            let items: Vec<String> = first_items(array)
-                .iter()
-                .map(|item| short(&item.to_string()))
-                .collect();
-            let more = if array.len() > items.len() {
-                ", …"
-            } else {
-                ""
-            };
-            format!(
-                "{} × {} [{}{more}]",
-                array.len(),
-                array.elem(),
-                items.join(", ")
-            )
+            let (length, items) = (array.len(), first_items(array));
+            let more = if length > items.len() { ", …" } else { "" };
+            let items: Vec<String> = items.iter().map(|item| short(&item.to_string())).collect();
+            format!("{length} × {} [{}{more}]", array.elem(), items.join(", "))
         }
         other => one_line(&value_json(other).to_string()),
     }
@@ -247,19 +202,11 @@ fn value_json(value: &Value<'_>) -> Json {
 
 fn first_items(array: &Array<'_>) -> Vec<Json> {
     fn take<T: serde::Serialize, E>(items: Result<impl Iterator<Item = T>, E>) -> Vec<Json> {
-        items
-            .into_iter()
-            .flatten()
-            .take(ITEMS_SHOWN)
-            .map(|item| json!(item))
-            .collect()
+        let items = items.into_iter().flatten().take(ITEMS_SHOWN);
+        items.map(|item| json!(item)).collect()
     }
     match array.elem() {
-        ValueType::Str => take(
-            array
-                .strs()
-                .map(|items| items.map(|bytes| String::from_utf8_lossy(bytes).into_owned())),
-        ),
+        ValueType::Str => take(array.strs().map(|items| items.map(String::from_utf8_lossy))),
         ValueType::Bool => take(array.bools()),
         ValueType::F32 => take(array.f32s()),
         ValueType::I32 => take(array.i32s()),

@@ -14,9 +14,8 @@ use crate::ledger;
 use crate::{out, progress};
 use anyhow::{Context, Result, anyhow};
 use haversack::engine::runtime::perplexity::{self, KlTally};
-use haversack::engine::runtime::{KvLayout, Runtime, RuntimeOptions, SequenceUsage};
+use haversack::engine::runtime::{KvLayout, Runtime, RuntimeOptions, SequenceId, SequenceUsage};
 use haversack::engine::{Activations, KvForm, KvOptions, Retention};
-use haversack::text::tokenizer::EncodeOptions;
 use serde_json::{Value as Json, json};
 use std::ops::ControlFlow;
 
@@ -28,11 +27,8 @@ pub fn perplexity(args: &args::PerplexityArgs, as_json: bool) -> Result<()> {
         Mode::Stream => Habits::STREAM,
     };
     let engine = engine::load(args.model.as_deref(), &args.compute, habits)?;
-    let encode = EncodeOptions {
-        add_special: !args.encoding.no_bos,
-        parse_special: args.encoding.special,
-    };
-    let ids = engine.model.tokenizer().encode(&text.read()?, encode)?;
+    let options = args.encoding.options();
+    let ids = engine.model.tokenizer().encode(&text.read()?, options)?;
     let from = args.offset.min(ids.len());
     let most = args.tokens.unwrap_or(usize::MAX);
     let ids = &ids[from..ids.len().min(from.saturating_add(most))];
@@ -50,18 +46,18 @@ pub fn perplexity(args: &args::PerplexityArgs, as_json: bool) -> Result<()> {
 
 /// What can be refused before anything is loaded.
 fn check(args: &args::PerplexityArgs) -> Result<()> {
-    match (args.mode, args.reference) {
-        (Mode::Stream, Some(Reference::Full)) => Err(usage(
-            "--reference full compares windows; --mode stream accepts recompute",
-        )),
-        (Mode::Chunk, Some(Reference::Recompute)) => Err(usage(
-            "--reference recompute compares a stream; --mode chunk accepts full",
-        )),
-        (Mode::Stream, _) if args.chunks.is_some() => Err(usage(
-            "--chunks counts windows; --mode stream accepts --tokens",
-        )),
-        _ => Ok(()),
-    }
+    Err(usage(match (args.mode, args.reference) {
+        (Mode::Stream, Some(Reference::Full)) => {
+            "--reference full compares windows; --mode stream accepts recompute"
+        }
+        (Mode::Chunk, Some(Reference::Recompute)) => {
+            "--reference recompute compares a stream; --mode chunk accepts full"
+        }
+        (Mode::Stream, _) if args.chunks.is_some() => {
+            "--chunks counts windows; --mode stream accepts --tokens"
+        }
+        _ => return Ok(()),
+    }))
 }
 
 /// Options of a runtime that keeps everything in f16, at the same activations.
@@ -94,9 +90,8 @@ impl Job<'_> {
     fn windows(mut self, ids: &[u32]) -> Result<()> {
         let length = self.engine.model.config().context;
         if length < 2 {
-            return Err(usage(
-                "--context 1 leaves nothing to predict; accepted: at least 2",
-            ));
+            let what = "--context 1 leaves nothing to predict; accepted: at least 2";
+            return Err(usage(what));
         }
         if ids.len() < length {
             return Err(usage(format!(
@@ -108,10 +103,9 @@ impl Job<'_> {
         let count = (ids.len() / length).min(self.args.chunks.unwrap_or(usize::MAX));
         let from = (length as f64 * self.args.score_from) as usize;
         let model = self.engine.model.clone();
-        let mut reference = match self.args.reference {
-            Some(_) => Some(engine::runtime(&model, &self.exact)?),
-            None => None,
-        };
+        let reference = self.args.reference;
+        let reference = reference.map(|_| engine::runtime(&model, &self.exact));
+        let mut reference = reference.transpose()?;
         let is_exact = self.exact.activations == Activations::F32;
         let mut rounded = match &reference {
             Some(_) if is_exact && !self.args.no_floor => {
@@ -141,26 +135,17 @@ impl Job<'_> {
                 None => None,
             };
             let place = self.args.offset + i * length;
-            self.say(&format!(
-                "window {}/{count}  tokens {place} to {}{}",
-                i + 1,
-                place + length - 1,
-                figures(&tally)
-            ))?;
+            let (number, last, figures) = (i + 1, place + length - 1, figures(&tally));
+            let line = format!("window {number}/{count}  tokens {place} to {last}{figures}");
+            self.say(&line)?;
             windows.push(Window { tally, floor });
             self.engine.memory.poll();
         }
         drop(bar);
         drop((reference, rounded));
 
-        let mut total = KlTally::default();
-        let mut floor = KlTally::default();
-        for window in &windows {
-            total.add(&window.tally);
-            if let Some(tally) = &window.floor {
-                floor.add(tally);
-            }
-        }
+        let total = sum(windows.iter().map(|window| &window.tally));
+        let floor = sum(windows.iter().filter_map(|window| window.floor.as_ref()));
         let (kv, context) = self.kv_of_a_window(&ids[..length])?;
         if !self.as_json {
             let mut line = format!("{count} windows of {length} tokens{}", figures(&total));
@@ -169,19 +154,15 @@ impl Job<'_> {
             }
             return out::line(&format!("{line}\n{}", summary(&kv)));
         }
-        let chunks: Vec<Json> = windows
-            .iter()
-            .enumerate()
-            .map(|(i, window)| {
-                json!({
-                    "from": self.args.offset + i * length,
-                    "tokens_scored": window.tally.tokens,
-                    "perplexity": window.tally.perplexity(),
-                    "kl_mean": window.tally.kl_mean(),
-                    "top1_agreement": window.tally.top1_agreement(),
-                })
+        let chunks = out::list(windows.iter().enumerate(), |(i, window)| {
+            json!({
+                "from": self.args.offset + i * length,
+                "tokens_scored": window.tally.tokens,
+                "perplexity": window.tally.perplexity(),
+                "kl_mean": window.tally.kl_mean(),
+                "top1_agreement": window.tally.top1_agreement(),
             })
-            .collect();
+        });
         out::json(&json!({
             "mode": "chunk",
             "context_tokens": length,
@@ -206,42 +187,32 @@ impl Job<'_> {
     fn kv_of_a_window(&mut self, window: &[u32]) -> Result<(Json, Json)> {
         let runtime = &mut self.engine.runtime;
         let id = runtime.open()?;
-        runtime.feed(id, &window[..window.len() - 1], &mut |_| {
-            ControlFlow::Continue(())
-        })?;
-        let (layout, held) = (KvLayout::new(runtime), SequenceUsage::new(runtime, id)?);
-        let books = (
-            ledger::kv_json(&layout, &held),
-            ledger::context_json(&layout, &held, 0),
-        );
+        let mut on = |_| ControlFlow::Continue(());
+        runtime.feed(id, &window[..window.len() - 1], &mut on)?;
+        let books = books(runtime, id)?;
         runtime.close(id)?;
         Ok(books)
     }
 
     fn stream(mut self, ids: &[u32]) -> Result<()> {
         if ids.len() < 2 {
-            return Err(usage(
-                "the text has less than two tokens from --offset on; accepted: at least 2",
-            ));
+            let what = "the text has less than two tokens from --offset on; accepted: at least 2";
+            return Err(usage(what));
         }
         self.engine.check_fits(ids.len() - 1)?;
         let bounds = *self.engine.runtime.bounds();
         let again = match (self.args.reference, bounds.window) {
             (Some(_), Some(window)) => Some((bounds.anchors, window)),
             (Some(_), None) => {
-                return Err(usage(
-                    "--reference recompute needs a window; accepted: --policy window or auto",
-                ));
+                let accepted = "accepted: --policy window or auto";
+                let what = format!("--reference recompute needs a window; {accepted}");
+                return Err(usage(what));
             }
             (None, _) => None,
         };
         let segment = self.args.segment;
         let id = self.engine.runtime.open()?;
         let interrupt = Cooperative::begin(1);
-        let flow = |interrupt: &Cooperative| match interrupt.raised() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        };
         let name = self.engine.name();
         let mut bar = progress::Count::new(ids.len(), "tokens");
         let memory = &mut self.engine.memory;
@@ -254,10 +225,7 @@ impl Job<'_> {
         .with_context(|| name)?
         .ok_or_else(|| anyhow!("interrupted"))?;
         drop(bar);
-        let runtime = &self.engine.runtime;
-        let (layout, held) = (KvLayout::new(runtime), SequenceUsage::new(runtime, id)?);
-        let kv = ledger::kv_json(&layout, &held);
-        let context = ledger::context_json(&layout, &held, 0);
+        let (kv, context) = books(&self.engine.runtime, id)?;
 
         let truth = match again {
             Some(kept) => {
@@ -282,11 +250,8 @@ impl Job<'_> {
         };
         drop(interrupt);
 
-        let mut total = KlTally::default();
-        found.iter().for_each(|tally| total.add(tally));
-        let mut all_again = KlTally::default();
-        truth.iter().for_each(|tally| all_again.add(tally));
-        let reference = (!truth.is_empty()).then(|| all_again.perplexity());
+        let total = sum(&found);
+        let reference = (!truth.is_empty()).then(|| sum(&truth).perplexity());
         let mut segments: Vec<Json> = Vec::new();
         for (i, tally) in found.iter().enumerate() {
             let (from, to) = (i * segment, ((i + 1) * segment).min(ids.len()));
@@ -296,11 +261,8 @@ impl Job<'_> {
                 format!("  read again {again:.4} ({more:+.2} %)")
             });
             if !self.as_json {
-                self.say(&format!(
-                    "tokens {from} to {}{}{beside}",
-                    to - 1,
-                    figures(tally)
-                ))?;
+                let (last, figures) = (to - 1, figures(tally));
+                out::line(&format!("tokens {from} to {last}{figures}{beside}"))?;
             }
             segments.push(json!({
                 "from": from,
@@ -342,6 +304,27 @@ impl Job<'_> {
     }
 }
 
+/// What the cache holds, and what became of the context.
+fn books(runtime: &Runtime, id: SequenceId) -> Result<(Json, Json)> {
+    let (layout, held) = (KvLayout::new(runtime), SequenceUsage::new(runtime, id)?);
+    let kv = ledger::kv_json(&layout, &held);
+    Ok((kv, ledger::context_json(&layout, &held, 0)))
+}
+
+fn sum<'a>(tallies: impl IntoIterator<Item = &'a KlTally>) -> KlTally {
+    let mut sum = KlTally::default();
+    tallies.into_iter().for_each(|tally| sum.add(tally));
+    sum
+}
+
+/// Goes on until Ctrl-C.
+fn flow(interrupt: &Cooperative) -> ControlFlow<()> {
+    match interrupt.raised() {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    }
+}
+
 /// One window; Ctrl-C ends it.
 fn judge(
     runtime: &mut Runtime,
@@ -353,10 +336,7 @@ fn judge(
     let interrupt = Cooperative::begin(1);
     let tally = perplexity::window(runtime, reference, window, from, &mut |done| {
         progress(done);
-        match interrupt.raised() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
+        flow(&interrupt)
     })?;
     tally.ok_or_else(|| anyhow!("interrupted"))
 }
@@ -367,10 +347,8 @@ fn figures(tally: &KlTally) -> String {
     if let (Some(mean), Some(p99), Some(top1)) =
         (tally.kl_mean(), tally.kl_p99(), tally.top1_agreement())
     {
-        text.push_str(&format!(
-            "  kl {mean:.6} (p99 {p99:.4})  top-1 {:.2} %",
-            100.0 * top1
-        ));
+        let top1 = 100.0 * top1;
+        text += &format!("  kl {mean:.6} (p99 {p99:.4})  top-1 {top1:.2} %");
     }
     text
 }

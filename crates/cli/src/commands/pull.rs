@@ -18,19 +18,17 @@ pub fn pull(args: &args::PullArgs, as_json: bool) -> Result<()> {
     if let Some(name) = &args.name
         && catalogue().find(name).is_none()
     {
-        return Err(usage(format!(
-            "'{name}' is not in the catalogue; it has: {}",
-            catalogue().names()
-        )));
+        let names = catalogue().names();
+        let what = format!("'{name}' is not in the catalogue; it has: {names}");
+        return Err(usage(what));
     }
     let model = resolve::named(args.name.as_deref())?;
     let fetched = fetch::model(&Home::find()?, model, &progress::fetch_options())?;
-    let main = fetched
-        .first()
-        .with_context(|| format!("{} has no files", model.name))?;
+    let main = fetched.first();
+    let main = main.with_context(|| format!("{} has no files", model.name))?;
     if !as_json {
         for file in &fetched {
-            out::line(&format!("{}", file.path.display()))?;
+            out::line(&file.path.display().to_string())?;
         }
         return Ok(());
     }
@@ -49,37 +47,31 @@ pub fn pull(args: &args::PullArgs, as_json: bool) -> Result<()> {
         "sha256": main.sha256,
         "bytes": main.bytes,
         "source": main.source,
-        "files": fetched.iter().map(file).collect::<Vec<_>>(),
+        "files": out::list(&fetched, file),
     }))
 }
 
 fn list(as_json: bool) -> Result<()> {
     let models = &catalogue().models;
     if as_json {
-        let rows: Vec<_> = models
-            .iter()
-            .map(|model| {
-                json!({
-                    "name": model.name,
-                    "aliases": model.aliases,
-                    "default": model.default,
-                    "title": model.title,
-                    "licence": model.licence,
-                    "bytes": model.bytes(),
-                })
+        let rows = out::list(models, |model| {
+            json!({
+                "name": model.name,
+                "aliases": model.aliases,
+                "default": model.default,
+                "title": model.title,
+                "licence": model.licence,
+                "bytes": model.bytes(),
             })
-            .collect();
+        });
         return out::json(&json!({ "models": rows }));
     }
     for model in models {
         let default = if model.default { " (default)" } else { "" };
-        out::line(&format!(
-            "{:24} {:>10}  {}, {}{default}",
-            model.name,
-            human(model.bytes()),
-            model.title,
-            model.licence
-        ))?;
+        let (name, size) = (&model.name, human(model.bytes()));
+        let (title, licence) = (&model.title, &model.licence);
+        let line = format!("{name:24} {size:>10}  {title}, {licence}{default}");
+        out::line(&line)?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::progress;
 use crate::{error, out};
 use anyhow::{Context, Result, anyhow};
 use haversack::engine::runtime::{ScoredToken, score as score_tokens};
-use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
+use haversack::text::tokenizer::Tokenizer;
 use serde_json::{Value as Json, json};
 use std::ops::ControlFlow;
 
@@ -27,15 +27,11 @@ pub fn score(args: &args::ScoreArgs, as_json: bool) -> Result<()> {
             ids.0.clone()
         }
         None => {
-            let options = EncodeOptions {
-                add_special: !args.encoding.no_bos,
-                parse_special: args.encoding.special,
-            };
             let text = text.read()?;
             if text.is_empty() {
                 return Err(usage("the text is empty; accepted: at least one character"));
             }
-            tokenizer.encode(&text, options)?
+            tokenizer.encode(&text, args.encoding.options())?
         }
     };
     engine.check_fits(ids.len())?;
@@ -45,10 +41,9 @@ pub fn score(args: &args::ScoreArgs, as_json: bool) -> Result<()> {
     let mut bar = progress::Count::new(ids.len(), "tokens");
     let scored = score_tokens(&mut engine.runtime, &ids, TOP, &mut |done| {
         bar.set(done);
-        if interrupt.raised() {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
+        match interrupt.raised() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
     })
     .with_context(|| name)?;
@@ -60,30 +55,20 @@ pub fn score(args: &args::ScoreArgs, as_json: bool) -> Result<()> {
     let known: Vec<f64> = scored.iter().filter_map(|token| token.logprob).collect();
     let nll_mean = (!known.is_empty()).then(|| -known.iter().sum::<f64>() / known.len() as f64);
     if as_json {
-        let tokens: Vec<Json> = scored
-            .iter()
-            .map(|token| token_json(tokenizer, token))
-            .collect();
+        let tokens = out::list(&scored, |token| token_json(tokenizer, token));
         return out::json(&json!({ "tokens": tokens, "nll_mean": nll_mean }));
     }
     let mut page = String::new();
     for token in &scored {
         let piece = super::tokenize::piece(tokenizer, token.id);
-        let logprob = token
-            .logprob
-            .map_or("-".into(), |logprob| format!("{logprob:.4}"));
-        page.push_str(&format!(
-            "{:>8} {logprob:>10}  {}\n",
-            token.id,
-            error::one_line(&format!("{piece:?}"))
-        ));
+        let piece = error::one_line(&format!("{piece:?}"));
+        let logprob = token.logprob.map(|logprob| format!("{logprob:.4}"));
+        let logprob = logprob.unwrap_or_else(|| "-".into());
+        page.push_str(&format!("{:>8} {logprob:>10}  {piece}\n", token.id));
     }
     if let Some(nll) = nll_mean {
-        page.push_str(&format!(
-            "nll_mean {nll:.6}, perplexity {:.4}, {} tokens\n",
-            nll.exp(),
-            known.len()
-        ));
+        let (perplexity, tokens) = (nll.exp(), known.len());
+        page += &format!("nll_mean {nll:.6}, perplexity {perplexity:.4}, {tokens} tokens\n");
     }
     out::text(&page)
 }
@@ -93,10 +78,8 @@ fn token_json(tokenizer: &Tokenizer, token: &ScoredToken) -> Json {
     let Some(logprob) = token.logprob else {
         return json!({ "id": token.id, "piece": piece });
     };
-    let top: Vec<Json> = token
-        .top
-        .iter()
-        .map(|(id, logprob)| json!({ "id": id, "logprob": logprob }))
-        .collect();
+    let top = token.top.iter();
+    let top = top.map(|(id, logprob)| json!({ "id": id, "logprob": logprob }));
+    let top: Json = top.collect();
     json!({ "id": token.id, "piece": piece, "logprob": logprob, "top": top })
 }

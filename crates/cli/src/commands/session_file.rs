@@ -32,20 +32,15 @@ fn looked(path: &Path) -> Result<SessionInspection> {
 pub fn verify(path: &Path) -> Result<(String, Json)> {
     let found = looked(path)?;
     let kinds: Vec<String> = (found.kinds.iter())
-        .map(|kind| format!("{} {}", kind.records, plural(kind.kind, kind.records)))
+        .map(|kind| counted(kind.kind, kind.records))
         .collect();
     let records = match kinds.is_empty() {
         true => "no records".to_owned(),
         false => kinds.join(", "),
     };
-    let line = format!(
-        "{}: good, {records}, {} in {} {}, {}",
-        path.display(),
-        human(found.bytes),
-        found.commits,
-        plural("commit", found.commits),
-        identity(&found),
-    );
+    let (size, commits) = (human(found.bytes), counted("commit", found.commits));
+    let (name, identity) = (path.display(), identity(&found));
+    let line = format!("{name}: good, {records}, {size} in {commits}, {identity}");
     let mut row = document(path, &found);
     row["ok"] = json!(true);
     Ok((line, row))
@@ -66,23 +61,15 @@ pub fn inspect(path: &Path, as_json: bool) -> Result<()> {
         0 => String::new(),
         bytes => format!(", {} not committed", human(bytes)),
     };
-    row(
-        "format",
-        format!(
-            "session, {}, {} {}{sealed}{tail}",
-            human(found.bytes),
-            found.commits,
-            plural("commit", found.commits)
-        ),
-    );
+    let (size, commits) = (human(found.bytes), counted("commit", found.commits));
+    let format = format!("session, {size}, {commits}{sealed}{tail}");
+    row("format", format);
     for (name, value) in &found.identity {
         row(&one_line(name), one_line(value));
     }
     row("positions", found.position.to_string());
-    row(
-        "facts",
-        format!("{}, {} tokens", found.facts, found.persistent),
-    );
+    let (facts, tokens) = (found.facts, found.persistent);
+    row("facts", format!("{facts}, {tokens} tokens"));
     row("turns", format!("{} told", found.turns_made));
     let counts = [
         ("in memory", found.in_memory),
@@ -93,39 +80,33 @@ pub fn inspect(path: &Path, as_json: bool) -> Result<()> {
     for (place, TurnCount { turns, tokens }) in counts {
         row("", format!("{place:12} {turns:>7} {tokens:>9} tokens"));
     }
-    row(
-        "",
-        format!("{:12} {:>7} {:>9} tokens", "forgotten", "", found.forgotten),
-    );
+    let forgotten = found.forgotten;
+    row("", format!("{:20} {forgotten:>9} tokens", "forgotten"));
     let total = found.kinds.iter().map(|kind| kind.records).sum::<u64>();
     row("records", total.to_string());
     for kind in &found.kinds {
-        let bytes = human(kind.bytes);
-        row(
-            "",
-            format!("{:12} {:>7} {bytes:>16}", kind.kind, kind.records),
-        );
+        let (name, records, size) = (kind.kind, kind.records, human(kind.bytes));
+        row("", format!("{name:12} {records:>7} {size:>16}"));
     }
     out::text(&page)
 }
 
 fn document(path: &Path, found: &SessionInspection) -> Json {
-    let identity: serde_json::Map<String, Json> = (found.identity.iter())
-        .map(|(name, value)| (name.clone(), json!(value)))
-        .collect();
-    let records: Vec<Json> = (found.kinds.iter())
-        .map(|kind| json!({ "kind": kind.kind, "records": kind.records, "bytes": kind.bytes }))
-        .collect();
+    let identity = found.identity.iter().cloned();
+    let records = found
+        .kinds
+        .iter()
+        .map(|kind| json!({ "kind": kind.kind, "records": kind.records, "bytes": kind.bytes }));
     let count = |count: TurnCount| json!({ "turns": count.turns, "tokens": count.tokens });
     json!({
         "path": path,
         "format": "session",
-        "identity": identity,
+        "identity": identity.collect::<Json>(),
         "sealed": found.is_sealed,
         "commits": found.commits,
         "bytes": found.bytes,
         "tail_bytes": found.tail_bytes,
-        "records": records,
+        "records": records.collect::<Json>(),
         "position": found.position,
         "time_ms": found.time_ms,
         "facts": found.facts,
@@ -150,9 +131,7 @@ fn identity(found: &SessionInspection) -> String {
     pairs.join(", ")
 }
 
-fn plural(noun: &str, count: u64) -> String {
-    match count {
-        1 => noun.to_owned(),
-        _ => format!("{noun}s"),
-    }
+fn counted(noun: &str, count: u64) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{ending}")
 }

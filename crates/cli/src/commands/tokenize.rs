@@ -6,21 +6,17 @@ use crate::input::Text;
 use crate::{out, resolve};
 use anyhow::{Context, Result};
 use haversack::gguf::Gguf;
-use haversack::text::tokenizer::{EncodeOptions, Tokenizer};
-use serde_json::{Value as Json, json};
+use haversack::text::tokenizer::Tokenizer;
+use serde_json::json;
 use std::path::Path;
 
 pub fn tokenize(args: &args::TokenizeArgs, as_json: bool) -> Result<()> {
     let text = Text::given(args.text.text.as_deref(), args.text.text_file.as_deref())?;
     let tokenizer = open(&resolve::model(args.model.as_deref())?)?;
     let text = text.read()?;
-    let options = EncodeOptions {
-        add_special: !args.encoding.no_bos,
-        parse_special: args.encoding.special,
-    };
-    let ids = tokenizer.encode(&text, options)?;
+    let ids = tokenizer.encode(&text, args.encoding.options())?;
     if as_json {
-        let pieces: Vec<Json> = ids.iter().map(|&id| json!(piece(&tokenizer, id))).collect();
+        let pieces = out::list(&ids, |&id| json!(piece(&tokenizer, id)));
         return out::json(&json!({ "ids": ids, "pieces": pieces, "count": ids.len() }));
     }
     let ids: Vec<String> = ids.iter().map(u32::to_string).collect();

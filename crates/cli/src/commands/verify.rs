@@ -51,17 +51,10 @@ pub fn verify(args: &args::VerifyArgs, as_json: bool) -> Result<()> {
         (None, _) => Ok(()),
         (Some(error), 0) => Err(error),
         (Some(last), _) => {
-            let all: Vec<String> = failures
-                .iter()
-                .chain([&last])
-                .map(|error| format!("{error:#}"))
-                .collect();
-            Err(anyhow!(
-                "{} of {} files: {}",
-                all.len(),
-                args.files.len(),
-                all.join("; ")
-            ))
+            let all = failures.iter().chain([&last]);
+            let all: Vec<String> = all.map(|error| format!("{error:#}")).collect();
+            let (bad, files) = (all.len(), args.files.len());
+            Err(anyhow!("{bad} of {files} files: {}", all.join("; ")))
         }
     }
 }
@@ -83,11 +76,8 @@ fn one(path: &Path) -> Result<Good> {
         if let Some(file) = catalogue().file_named(part) {
             known = true;
             if file.sha256 != found {
-                bail!(
-                    "{}: sha256 is {found}, the catalogue has {}",
-                    part.display(),
-                    file.sha256
-                );
+                let (part, sha256) = (part.display(), &file.sha256);
+                bail!("{part}: sha256 is {found}, the catalogue has {sha256}");
             }
         }
         parts.push((part.to_path_buf(), found));
@@ -105,29 +95,20 @@ fn one(path: &Path) -> Result<Good> {
 }
 
 fn check_finite(gguf: &Gguf, tensor: &Tensor) -> Result<()> {
-    let Some(row_bytes) = tensor
-        .ty
-        .row_bytes(tensor.cols())
-        .filter(|bytes| *bytes > 0)
-    else {
+    let row_bytes = tensor.ty.row_bytes(tensor.cols());
+    let Some(row_bytes) = row_bytes.filter(|bytes| *bytes > 0) else {
         return Ok(());
     };
+    let (path, name) = (gguf.path().display(), shown(tensor.name.as_bytes()));
     let mut row = Vec::new();
-    row.try_reserve_exact(tensor.cols()).with_context(|| {
-        format!(
-            "{}: tensor {}",
-            gguf.path().display(),
-            shown(tensor.name.as_bytes())
-        )
-    })?;
+    let reserved = row.try_reserve_exact(tensor.cols());
+    reserved.with_context(|| format!("{path}: tensor {name}"))?;
     row.resize(tensor.cols(), 0.0);
     for (index, bytes) in gguf.bytes(tensor).chunks_exact(row_bytes).enumerate() {
         unpack_row(tensor.ty, bytes, &mut row);
         if let Some(column) = row.iter().position(|weight| !weight.is_finite()) {
             bail!(
-                "{}: tensor {}: the weight in row {index}, column {column} is not a finite number",
-                gguf.path().display(),
-                shown(tensor.name.as_bytes())
+                "{path}: tensor {name}: the weight in row {index}, column {column} is not a finite number"
             );
         }
     }
@@ -136,32 +117,23 @@ fn check_finite(gguf: &Gguf, tensor: &Tensor) -> Result<()> {
 
 impl Good {
     fn line(&self, path: &Path) -> String {
-        let claim = if self.catalogue {
-            ", sha256 as in the catalogue"
-        } else {
-            ""
+        let claim = match self.catalogue {
+            true => ", sha256 as in the catalogue",
+            false => "",
         };
-        format!(
-            "{}: good, {} tensors, {}{claim}",
-            path.display(),
-            self.tensors,
-            human(self.bytes)
-        )
+        let (path, tensors, size) = (path.display(), self.tensors, human(self.bytes));
+        format!("{path}: good, {tensors} tensors, {size}{claim}")
     }
 
     fn json(&self, path: &Path) -> Json {
-        let parts: Vec<Json> = self
-            .parts
-            .iter()
-            .map(|(path, sha256)| json!({ "path": path, "sha256": sha256 }))
-            .collect();
+        let part = |(path, sha256): &(PathBuf, String)| json!({ "path": path, "sha256": sha256 });
         json!({
             "path": path,
             "ok": true,
             "tensors": self.tensors,
             "bytes": self.bytes,
             "sha256": self.parts.first().map(|(_, sha256)| sha256),
-            "parts": parts,
+            "parts": out::list(&self.parts, part),
             "catalogue": self.catalogue,
         })
     }

@@ -17,7 +17,7 @@ use anyhow::Result;
 use haversack::engine::runtime::SequenceId;
 use haversack::engine::step::{LogitRows, StepSpan};
 use peer::Peer;
-use serde_json::{Value as Json, json};
+use serde_json::json;
 use std::ops::ControlFlow;
 use std::time::Instant;
 use work::{BATCH_PROMPT, BATCH_TOKENS, DECODE_TOKENS, Work, median};
@@ -48,9 +48,8 @@ pub struct BenchRow {
 
 impl BenchRow {
     pub fn ratio(&self) -> Option<f64> {
-        self.against
-            .filter(|against| *against > 0.0)
-            .map(|against| self.value / against)
+        let against = self.against.filter(|against| *against > 0.0);
+        against.map(|against| self.value / against)
     }
 }
 
@@ -58,27 +57,23 @@ pub fn bench(args: &args::BenchArgs, as_json: bool) -> Result<()> {
     let chosen = chosen(&args.only)?;
     let path = resolve::model(args.model.as_deref())?;
     let threads = engine::threads(&args.compute);
-    let peer = match &args.against {
-        Some(program) => Some(Peer::new(program, &path, threads, &args.against_kv)?),
-        None => None,
-    };
+    let peer = args.against.as_ref();
+    let peer = peer.map(|program| Peer::new(program, &path, threads, &args.against_kv));
+    let peer = peer.transpose()?;
     let mut engine = engine::load(path.to_str(), &args.compute, Habits::MEASURE)?;
-    out::note(&format!(
-        "{} keys and values, {threads} threads",
-        engine.runtime.kv().name()
-    ));
+    let kv = engine.runtime.kv().name();
+    out::note(&format!("{kv} keys and values, {threads} threads"));
     if cfg!(debug_assertions) {
         out::note("this build is not optimised; measure with --release");
     }
     let mut rows = Vec::new();
     let mut skipped = Vec::new();
     for (name, work) in chosen {
-        if let Some(room) = engine.room().filter(|&room| work.context() > room) {
-            out::note(&format!(
-                "{name}: skipped, it needs {} tokens and {} allows {room}",
-                work.context(),
-                engine.limit_name()
-            ));
+        let needs = work.context();
+        if let Some(room) = engine.room().filter(|&room| needs > room) {
+            let limit = engine.limit_name();
+            let what = format!("it needs {needs} tokens and {limit} allows {room}");
+            out::note(&format!("{name}: skipped, {what}"));
             skipped.push(name);
             continue;
         }
@@ -89,15 +84,10 @@ pub fn bench(args: &args::BenchArgs, as_json: bool) -> Result<()> {
         rows.push(row);
     }
     let weight_bytes = engine.model.weights().bytes_per_token() as u64;
-    let kv = engine.runtime.kv().name();
     drop(engine);
     let decode = rows.iter().find(|row| row.name == "decode_d0");
-    let roofline = roofline::measure(
-        threads,
-        weight_bytes,
-        decode.map(|row| row.value),
-        decode.and_then(|row| row.against),
-    );
+    let (ours, theirs) = (decode.map(|d| d.value), decode.and_then(|d| d.against));
+    let roofline = roofline::measure(threads, weight_bytes, ours, theirs);
     if !as_json {
         out::line(&roofline.line())?;
     }
@@ -108,18 +98,15 @@ pub fn bench(args: &args::BenchArgs, as_json: bool) -> Result<()> {
     if !as_json {
         return Ok(());
     }
-    let rows: Vec<Json> = rows
-        .iter()
-        .map(|row| {
-            json!({
-                "name": row.name,
-                "value": row.value,
-                "unit": "tokens/s",
-                "against": row.against,
-                "ratio": row.ratio(),
-            })
+    let rows = out::list(&rows, |row| {
+        json!({
+            "name": row.name,
+            "value": row.value,
+            "unit": "tokens/s",
+            "against": row.against,
+            "ratio": row.ratio(),
         })
-        .collect();
+    });
     out::json(&json!({
         "rows": rows,
         "skipped": skipped,
@@ -131,11 +118,9 @@ pub fn bench(args: &args::BenchArgs, as_json: bool) -> Result<()> {
 fn chosen(only: &[String]) -> Result<Vec<(&'static str, Work)>> {
     for name in only {
         if !ROWS.iter().any(|(known, _)| known == name) {
-            let names: Vec<&str> = ROWS.iter().map(|(name, _)| *name).collect();
-            return Err(usage(format!(
-                "--only has no row '{name}'; accepted: {}",
-                names.join(", ")
-            )));
+            let names = ROWS.map(|(name, _)| name).join(", ");
+            let what = format!("--only has no row '{name}'; accepted: {names}");
+            return Err(usage(what));
         }
     }
     let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
@@ -143,14 +128,10 @@ fn chosen(only: &[String]) -> Result<Vec<(&'static str, Work)>> {
 }
 
 fn line(row: &BenchRow) -> String {
+    let ours = format!("{:14} {:>9.1} tokens/s", row.name, row.value);
     match (row.against, row.ratio()) {
-        (Some(against), Some(ratio)) => {
-            format!(
-                "{:14} {:>9.1} tokens/s {:>9.1} theirs {ratio:>6.2} x",
-                row.name, row.value, against
-            )
-        }
-        _ => format!("{:14} {:>9.1} tokens/s", row.name, row.value),
+        (Some(against), Some(ratio)) => format!("{ours} {against:>9.1} theirs {ratio:>6.2} x"),
+        _ => ours,
     }
 }
 
@@ -171,13 +152,10 @@ fn measure(
         if let Some(peer) = peer {
             theirs.add(&peer.run(work)?);
         }
-        let against = theirs
-            .best()
-            .map_or(String::new(), |against| format!(", theirs {against:.1}"));
-        out::note(&format!(
-            "  {name} {round}/{repeat}: {:.1} tokens/s{against}",
-            median(&ours)
-        ));
+        let theirs = theirs.best().map(|speed| format!(", theirs {speed:.1}"));
+        let (speed, theirs) = (median(&ours), theirs.unwrap_or_default());
+        let note = format!("  {name} {round}/{repeat}: {speed:.1} tokens/s{theirs}");
+        out::note(&note);
     }
     bed.close(engine)?;
     Ok(BenchRow {
@@ -203,15 +181,12 @@ impl Bed {
             Work::Decode { depth } => (1, depth.max(1)),
             Work::Batch(count) => (count, BATCH_PROMPT),
         };
-        let sequences: Result<Vec<SequenceId>, _> =
-            (0..count).map(|_| engine.runtime.open()).collect();
-        let sequences = sequences?;
+        let opened = (0..count).map(|_| engine.runtime.open());
+        let sequences = opened.collect::<Result<Vec<SequenceId>, _>>()?;
         for (index, &sequence) in sequences.iter().enumerate() {
             if depth > 0 {
                 let prompt = ids(engine, index as u64, depth);
-                engine
-                    .runtime
-                    .feed(sequence, &prompt, &mut |_| ControlFlow::Continue(()))?;
+                feed(engine, sequence, &prompt)?;
             }
         }
         Ok(Bed {
@@ -228,34 +203,26 @@ impl Bed {
             Work::Decode { .. } => DECODE_TOKENS,
             Work::Batch(_) => BATCH_TOKENS,
         };
-        let tokens: Vec<Vec<u32>> = (0..self.sequences.len())
-            .map(|index| ids(engine, 1000 + index as u64, per_sequence))
-            .collect();
+        let seeds = 1000..1000 + self.sequences.len() as u64;
+        let tokens = seeds.map(|seed| ids(engine, seed, per_sequence));
+        let tokens: Vec<Vec<u32>> = tokens.collect();
         // Cutting back is not always possible; a fork that is closed leaves the base as it was.
-        let forks: Result<Vec<SequenceId>, _> = self
-            .sequences
-            .iter()
-            .map(|&sequence| engine.runtime.fork(sequence))
-            .collect();
-        let forks = forks?;
+        let sequences = self.sequences.iter();
+        let forks = sequences.map(|&sequence| engine.runtime.fork(sequence));
+        let forks = forks.collect::<Result<Vec<SequenceId>, _>>()?;
         let started = Instant::now();
         if let Work::Prefill(_) = self.work {
-            engine
-                .runtime
-                .feed(forks[0], &tokens[0], &mut |_| ControlFlow::Continue(()))?;
+            feed(engine, forks[0], &tokens[0])?;
         } else {
             for step in 0..per_sequence {
-                let spans: Vec<StepSpan<'_>> = forks
-                    .iter()
-                    .zip(&tokens)
-                    .map(|(&sequence, tokens)| StepSpan {
-                        sequence,
-                        position: (self.depth + step) as u64,
-                        tokens: &tokens[step..=step],
-                        want: LogitRows::Last,
-                    })
-                    .collect();
-                engine.runtime.step(&spans)?;
+                let spans = forks.iter().zip(&tokens);
+                let spans = spans.map(|(&sequence, tokens)| StepSpan {
+                    sequence,
+                    position: (self.depth + step) as u64,
+                    tokens: &tokens[step..=step],
+                    want: LogitRows::Last,
+                });
+                engine.runtime.step(&spans.collect::<Vec<_>>())?;
             }
         }
         let seconds = started.elapsed().as_secs_f64();
@@ -273,18 +240,22 @@ impl Bed {
     }
 }
 
+fn feed(engine: &mut LoadedModel, sequence: SequenceId, tokens: &[u32]) -> Result<()> {
+    let mut on = |_| ControlFlow::Continue(());
+    engine.runtime.feed(sequence, tokens, &mut on)?;
+    Ok(())
+}
+
 /// Token ids without meaning, the same every time.
 fn ids(engine: &LoadedModel, seed: u64, count: usize) -> Vec<u32> {
     let vocabulary = engine.model.config().vocab as u64;
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..count)
-        .map(|_| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            ((state >> 33) % vocabulary) as u32
-        })
-        .collect()
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005);
+        state = state.wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % vocabulary) as u32
+    };
+    (0..count).map(next).collect()
 }
 
 #[cfg(test)]

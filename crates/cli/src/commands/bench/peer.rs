@@ -33,10 +33,8 @@ impl Samples {
 
     /// The median of the better path.
     pub fn best(&self) -> Option<f64> {
-        self.0
-            .values()
-            .map(|samples| median(samples))
-            .max_by(f64::total_cmp)
+        let medians = self.0.values().map(|samples| median(samples));
+        medians.max_by(f64::total_cmp)
     }
 }
 
@@ -67,39 +65,29 @@ impl Peer {
 
     /// Quantised values need the flash path.
     fn paths(&self) -> &'static [&'static str] {
-        if ["f32", "f16", "bf16"].contains(&self.kv.as_str()) {
-            &["off", "on"]
-        } else {
-            &["on"]
+        match self.kv.as_str() {
+            "f32" | "f16" | "bf16" => &["off", "on"],
+            _ => &["on"],
         }
     }
 
     fn bench(&self, prompt: usize, generate: usize, depth: usize) -> Result<Speeds> {
-        let mut command = self.command(&self.program);
-        command
-            .args(["-p", &prompt.to_string(), "-n", &generate.to_string()])
-            .args(["-d", &depth.to_string(), "-r", "1", "-o", "json"])
-            .args(["-fa", &self.paths().join(",")]);
-        let text = output(&mut command)?;
-        parse_bench(&text)
-            .with_context(|| format!("{} answered something else", self.program.display()))
+        let program = &self.program;
+        let numbers = [("-p", prompt), ("-n", generate), ("-d", depth)];
+        let paths = self.paths().join(",");
+        let words = ["-r", "1", "-o", "json", "-fa", &paths];
+        let text = self.output(program, &numbers, &words)?;
+        parse_bench(&text).with_context(|| format!("{} answered something else", program.display()))
     }
 
     fn batched(&self, program: &Path, count: usize) -> Result<Speeds> {
         let mut speeds = Speeds::new();
         for path in self.paths() {
             let context = count * (BATCH_PROMPT + BATCH_TOKENS) + 64;
-            let mut command = self.command(program);
-            command
-                .args([
-                    "-npp",
-                    &BATCH_PROMPT.to_string(),
-                    "-ntg",
-                    &BATCH_TOKENS.to_string(),
-                ])
-                .args(["-npl", &count.to_string(), "-c", &context.to_string()])
-                .args(["-fa", path, "--output-format", "jsonl"]);
-            let text = output(&mut command)?;
+            let sizes = [("-npp", BATCH_PROMPT), ("-ntg", BATCH_TOKENS)];
+            let numbers = [sizes, [("-npl", count), ("-c", context)]].concat();
+            let words = ["-fa", path, "--output-format", "jsonl"];
+            let text = self.output(program, &numbers, &words)?;
             let speed = parse_batched(&text)
                 .with_context(|| format!("{} answered something else", program.display()))?;
             speeds.insert(*path == "on", speed);
@@ -107,33 +95,26 @@ impl Peer {
         Ok(speeds)
     }
 
-    fn command(&self, program: &Path) -> Command {
+    /// What the program says with these flags behind the usual ones.
+    fn output(&self, program: &Path, numbers: &[(&str, usize)], words: &[&str]) -> Result<String> {
+        let name = program.to_string_lossy();
         let mut command = Command::new(program);
-        command
-            .arg("-m")
-            .arg(&self.model)
-            .args(["-t", &self.threads.to_string()])
-            .args(["-ctk", &self.kv, "-ctv", &self.kv]);
-        command
+        command.arg("-m").arg(&self.model);
+        command.args(["-t", &self.threads.to_string()]);
+        command.args(["-ctk", &self.kv, "-ctv", &self.kv]);
+        for (flag, number) in numbers {
+            command.args([flag, &number.to_string()[..]]);
+        }
+        let output = command.args(words).stdin(Stdio::null()).output();
+        let output = output.with_context(|| format!("cannot run {name}"))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let last = said.lines().rfind(|line| !line.trim().is_empty());
+            let last = one_line(last.unwrap_or_default());
+            bail!("{name} failed ({}): {last}", output.status);
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
-}
-
-fn output(command: &mut Command) -> Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot run {name}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let last = said
-            .lines()
-            .rev()
-            .find(|line| !line.trim().is_empty())
-            .unwrap_or_default();
-        bail!("{name} failed ({}): {}", output.status, one_line(last));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// A list with one object per attention path.
@@ -144,11 +125,8 @@ fn parse_bench(text: &str) -> Result<Speeds> {
         let speed = row["avg_ts"].as_f64().ok_or_else(|| anyhow!("no avg_ts"))?;
         speeds.insert(is_on(&row["flash_attn"]), speed);
     }
-    if speeds.is_empty() {
-        bail!("no rows")
-    } else {
-        Ok(speeds)
-    }
+    anyhow::ensure!(!speeds.is_empty(), "no rows");
+    Ok(speeds)
 }
 
 /// One object per line; other lines are chatter.

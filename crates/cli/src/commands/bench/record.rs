@@ -26,21 +26,13 @@ pub struct Setting {
 
 impl Setting {
     pub fn now(model: &Path, threads: usize, kv: &str, args: &args::BenchArgs) -> Setting {
-        let words: Vec<String> = std::env::args()
-            .skip(1)
-            .map(|word| without_folder(&word))
-            .collect();
+        let words = std::env::args().skip(1);
+        let words: Vec<String> = words.map(|word| without_folder(&word)).collect();
+        let model = model.file_name().unwrap_or_default();
         Setting {
-            model: model
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
+            model: model.to_string_lossy().into_owned(),
             threads,
-            activations: match args.compute.activations.unwrap_or_default() {
-                args::ActivationsArg::Int8 => "int8",
-                args::ActivationsArg::F32 => "f32",
-            },
+            activations: args.compute.activations.unwrap_or_default().name(),
             kv: kv.to_owned(),
             cpu: cpu_model().unwrap_or_else(|| "unknown".into()),
             commit: commit().unwrap_or_else(|| "unknown".into()),
@@ -75,11 +67,8 @@ fn without_folder(word: &str) -> String {
 /// The commit of the working folder, `+` if files differ from it.
 fn commit() -> Option<String> {
     let git = |arguments: &[&str]| {
-        let output = Command::new("git")
-            .args(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .ok()?;
+        let mut git = Command::new("git");
+        let output = git.args(arguments).stdin(Stdio::null()).output().ok()?;
         let text = String::from_utf8(output.stdout).ok()?;
         output.status.success().then(|| text.trim().to_owned())
     };
@@ -97,19 +86,15 @@ pub fn append(
     roofline: &Roofline,
 ) -> Result<()> {
     let name = || format!("cannot write {}", path.display());
-    let mut file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(path)
-        .with_context(name)?;
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    let mut file = file.with_context(name)?;
     let mut text = String::new();
     if file.metadata().with_context(name)?.len() == 0 {
         text.push_str(HEADER);
     }
     for row in rows {
         let decode = row.name == "decode_d0";
-        let number =
-            |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.3}"));
+        let number = |value: Option<f64>| value.map(|v| format!("{v:.3}")).unwrap_or_default();
         let cells = [
             row.name.to_owned(),
             format!("{:.2}", row.value),
@@ -131,18 +116,16 @@ pub fn append(
             // Last: files that were begun without it keep their columns.
             setting.kv.clone(),
         ];
-        let cells: Vec<String> = cells.iter().map(|cell| quoted(cell)).collect();
-        text.push_str(&cells.join(","));
-        text.push('\n');
+        let cells = cells.map(|cell| quoted(&cell)).join(",");
+        text.push_str(&format!("{cells}\n"));
     }
     file.write_all(text.as_bytes()).with_context(name)
 }
 
 fn quoted(cell: &str) -> String {
-    if cell.contains([',', '"', '\n']) {
-        format!("\"{}\"", cell.replace('"', "\"\""))
-    } else {
-        cell.to_owned()
+    match cell.contains([',', '"', '\n']) {
+        true => format!("\"{}\"", cell.replace('"', "\"\"")),
+        false => cell.to_owned(),
     }
 }
 

@@ -56,10 +56,8 @@ fn read_bandwidth(threads: usize, bytes: usize) -> f64 {
     };
     let threads_passes: Vec<Vec<(Instant, Instant)>> = thread::scope(|scope| {
         let handles: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
-        handles
-            .into_iter()
-            .filter_map(|handle| handle.join().ok())
-            .collect()
+        let joined = handles.into_iter().map(|handle| handle.join());
+        joined.flatten().collect()
     });
     let speed = |pass: usize| {
         let times = || threads_passes.iter().filter_map(|passes| passes.get(pass));

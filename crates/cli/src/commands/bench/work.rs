@@ -29,12 +29,5 @@ impl Work {
 }
 
 pub fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => 0.0,
-        count if count % 2 == 1 => values[middle],
-        _ => (values[middle - 1] + values[middle]) / 2.0,
-    }
+    haversack_eval::stats::median(values).unwrap_or(0.0)
 }

@@ -55,15 +55,9 @@ impl LeftOut {
     }
 
     pub fn line(&self) -> String {
-        let LeftOut {
-            policy,
-            codec,
-            share,
-            context,
-            least,
-        } = self;
         format!(
-            "{policy} {codec} cannot keep {context} tokens in a share of {share}; it needs {least:.4}"
+            "{} {} cannot keep {} tokens in a share of {}; it needs {:.4}",
+            self.policy, self.codec, self.context, self.share, self.least
         )
     }
 }
@@ -89,10 +83,9 @@ pub fn contests(
         form: KvForm::F16,
     }];
     for variant in variants {
-        let codings = if variant.has_own_codecs() {
-            &own[..]
-        } else {
-            codings
+        let codings = match variant.has_own_codecs() {
+            true => &own[..],
+            false => codings,
         };
         let probe = probes.iter().find(|(d, _)| *d == variant.wishes.depth);
         let probe = probe.map(|(_, probe)| probe);

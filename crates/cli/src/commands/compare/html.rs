@@ -52,18 +52,13 @@ pub fn page(
     page.push_str("</dl>\n<p>Distances are from a full f16 cache of the same model on the same text. Vertical lines are 95 % intervals. Lower is better for KL, higher for the others.</p>\n");
     for contest in contests {
         for (number, text) in exam.texts.iter().enumerate() {
-            let own: Vec<&CompareRow> = rows
-                .iter()
-                .filter(|row| {
-                    row.number("context") == Some(contest.context as f64)
-                        && row.get("text").as_str() == Some(&text.name)
-                })
-                .collect();
-            page.push_str(&format!(
-                "<h2>{} tokens of {}</h2>\n",
-                contest.context,
-                escape(&text.name)
-            ));
+            let is_own = |row: &&CompareRow| {
+                row.number("context") == Some(contest.context as f64)
+                    && row.get("text").as_str() == Some(&text.name)
+            };
+            let own: Vec<&CompareRow> = rows.iter().filter(is_own).collect();
+            let (context, name) = (contest.context, escape(&text.name));
+            page.push_str(&format!("<h2>{context} tokens of {name}</h2>\n"));
             page.push_str(&plots(exam, &own));
             if exam.has_kl && number == 0 {
                 page.push_str(&maps(contest, state));
@@ -78,21 +73,17 @@ pub fn page(
 
 fn plots(exam: &Exam, rows: &[&CompareRow]) -> String {
     let mut text = String::from("<div class=\"plots\">\n");
+    let mut draw = |title: &str, label: &str, column: &str| {
+        let scale = match column {
+            DISTANCE => Scale::Log,
+            _ => Scale::Linear,
+        };
+        text.push_str(&plot(title, label, &series(rows, column), scale));
+    };
     if exam.has_kl {
-        let lines = series(rows, "kl_mean");
-        text.push_str(&plot(
-            "KL from the full cache",
-            "mean KL, nats",
-            &lines,
-            Scale::Log,
-        ));
-        let lines = series(rows, "top1_agreement");
-        text.push_str(&plot(
-            "The same likeliest token",
-            "share of tokens",
-            &lines,
-            Scale::Linear,
-        ));
+        draw("KL from the full cache", "mean KL, nats", DISTANCE);
+        let title = "The same likeliest token";
+        draw(title, "share of tokens", "top1_agreement");
     }
     for task in &exam.tasks {
         let title = match task {
@@ -101,28 +92,21 @@ fn plots(exam: &Exam, rows: &[&CompareRow]) -> String {
             Task::Recall => "Recall: what was told early",
             Task::Arithmetic => "Arithmetic: the right sum among ten",
         };
-        let lines = series(rows, &format!("{}_logprob", task.column()));
-        text.push_str(&plot(title, "mean log-probability", &lines, Scale::Linear));
+        let column = format!("{}_logprob", task.column());
+        draw(title, "mean log-probability", &column);
     }
     if !exam.instructions.is_empty() {
-        let lines = series(rows, "answers_bleu");
-        text.push_str(&plot(
-            "Free answers: BLEU-4 with the full cache's",
-            "BLEU",
-            &lines,
-            Scale::Linear,
-        ));
-        let lines = series(rows, "answers_nll_ratio");
-        text.push_str(&plot(
-            "Free answers as the full cache judges them",
-            "NLL, of its own answers'",
-            &lines,
-            Scale::Linear,
-        ));
+        let title = "Free answers: BLEU-4 with the full cache's";
+        draw(title, "BLEU", "answers_bleu");
+        let title = "Free answers as the full cache judges them";
+        draw(title, "NLL, of its own answers'", "answers_nll_ratio");
     }
     text.push_str("</div>\n");
     text
 }
+
+/// The column on a logarithmic scale.
+const DISTANCE: &str = "kl_mean";
 
 /// One line for each policy and codec.
 fn series(rows: &[&CompareRow], column: &str) -> Vec<Series> {
@@ -139,13 +123,10 @@ fn series(rows: &[&CompareRow], column: &str) -> Vec<Series> {
             continue;
         };
         let end = |which: &str| row.number(&format!("{column}_{which}"));
-        let point = Point {
-            x,
-            y,
-            interval: end("low").zip(end("high")),
-        };
+        let interval = end("low").zip(end("high"));
+        let point = Point { x, y, interval };
         // A distance of nothing has no place on a logarithm, and needs none.
-        if column == "kl_mean" && y <= 0.0 {
+        if column == DISTANCE && y <= 0.0 {
             continue;
         }
         match lines.iter_mut().find(|line| line.name == name) {
@@ -175,13 +156,10 @@ fn maps(contest: &Contest, state: &State) -> String {
             layers.map(as_bytes).collect::<Option<Vec<Vec<u8>>>>()
         });
         if let Some(kept) = kept {
-            let share = contender.share.map_or(String::new(), |share| {
-                format!(" in {} %", short(100.0 * share))
-            });
+            let share = contender.share.map(|share| short(100.0 * share));
+            let share = share.map_or(String::new(), |share| format!(" in {share} %"));
             let title = format!("{} {}{share}", contender.policy, contender.codec);
-            text.push_str("<div>");
-            text.push_str(&heat(&title, &kept));
-            text.push_str("</div>\n");
+            text.push_str(&format!("<div>{}</div>\n", heat(&title, &kept)));
         }
     }
     text.push_str("</div>\n");
@@ -190,13 +168,9 @@ fn maps(contest: &Contest, state: &State) -> String {
 
 fn table(rows: &[CompareRow]) -> String {
     // Columns that hold a value in at least one row.
-    let names: Vec<&str> = rows
-        .first()
-        .map_or(Vec::new(), |row| row.columns().collect());
-    let said: Vec<&str> = names
-        .into_iter()
-        .filter(|name| rows.iter().any(|row| !row.get(name).is_null()))
-        .collect();
+    let names = rows.first().into_iter().flat_map(CompareRow::columns);
+    let is_said = |name: &&str| rows.iter().any(|row| !row.get(name).is_null());
+    let said: Vec<&str> = names.filter(is_said).collect();
     let mut text = String::from("<div class=\"table\"><table><thead><tr>");
     for name in &said {
         text.push_str(&format!("<th>{}</th>", escape(name)));
@@ -208,12 +182,10 @@ fn table(rows: &[CompareRow]) -> String {
             let cell = match row.get(name) {
                 Json::Null => "–".to_owned(),
                 Json::String(text) => escape(text),
-                value => value
-                    .as_f64()
-                    .map_or(value.to_string(), |number| match value.is_f64() {
-                        true => short(number),
-                        false => value.to_string(),
-                    }),
+                value => match value.as_f64().filter(|_| value.is_f64()) {
+                    Some(number) => short(number),
+                    None => value.to_string(),
+                },
             };
             text.push_str(&format!("<td>{cell}</td>"));
         }

@@ -12,7 +12,7 @@ mod run;
 mod state;
 mod svg;
 
-use crate::args::{self, ActivationsArg, CompareTask, ComputeArgs};
+use crate::args::{self, CompareTask, ComputeArgs};
 use crate::engine::{self, Habits, LoadedModel};
 use crate::error::usage;
 use crate::input::Text;
@@ -27,6 +27,8 @@ use haversack_eval::task::Task;
 use haversack_eval::{choice, instructions, story};
 use serde_json::{Value as Json, json};
 use state::{State, digest};
+use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -88,21 +90,12 @@ pub fn compare(args: &args::CompareArgs, as_json: bool) -> Result<()> {
             probes.push((depth, engine::probe(&engine.model, &options, depth)?));
         }
     }
-    let mut found = Vec::new();
-    for &context in &contexts {
-        let config = engine.model.config();
-        found.push(contests(
-            config,
-            &variants,
-            &codings,
-            &probes,
-            &args.shares,
-            context,
-        )?);
-    }
+    let (config, shares) = (engine.model.config(), &args.shares);
+    let contest = |&c: &usize| contests(config, &variants, &codings, &probes, shares, c);
+    let found: Vec<Contest> = contexts.iter().map(contest).collect::<Result<_>>()?;
     let mut state = match &args.out {
         Some(folder) => State::open(&folder.join("state.jsonl"), &header(args, &engine, &exam))?,
-        None => State::in_memory(),
+        None => State::default(),
     };
     run::run(&mut engine, &options, &exam, &found, &mut state).with_context(|| engine.name())?;
 
@@ -116,17 +109,16 @@ pub fn compare(args: &args::CompareArgs, as_json: bool) -> Result<()> {
     };
     let left_out: Vec<&LeftOut> = found.iter().flat_map(|c| &c.left_out).collect();
     if as_json {
-        let left_out: Vec<Json> = left_out.iter().map(|left| left.json()).collect();
         return out::json(&json!({
             "model": engine.name(),
             "fingerprint": engine.model.fingerprint().to_hex().to_string(),
-            "activations": activations(args.activations),
+            "activations": args.activations.name(),
             "seed": args.seed,
             "chunks": args.chunks,
             "offset": args.offset,
             "score_from": args.score_from,
-            "rows": rows.iter().map(rows::CompareRow::json).collect::<Vec<Json>>(),
-            "left_out": left_out,
+            "rows": out::list(&rows, rows::CompareRow::json),
+            "left_out": out::list(left_out, LeftOut::json),
             "files": files,
         }));
     }
@@ -140,22 +132,12 @@ pub fn compare(args: &args::CompareArgs, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-fn activations(kind: ActivationsArg) -> &'static str {
-    match kind {
-        ActivationsArg::F32 => "f32",
-        ActivationsArg::Int8 => "int8",
-    }
-}
-
 fn codings(args: &args::CompareArgs) -> Vec<Coding> {
     let mut codings: Vec<Coding> = Vec::new();
     for (name, pair) in &args.codecs.0 {
-        let coding = Coding {
-            name: name.clone(),
-            form: pair.form(None),
-        };
-        if !codings.iter().any(|known| known.form == coding.form) {
-            codings.push(coding);
+        let (name, form) = (name.clone(), pair.form(None));
+        if !codings.iter().any(|known| known.form == form) {
+            codings.push(Coding { name, form });
         }
     }
     codings
@@ -166,32 +148,26 @@ fn texts(args: &args::CompareArgs) -> Result<Vec<(String, String)>> {
     let files = &args.text_file;
     let is_stdin = |path: &&PathBuf| path.as_path() == Path::new("-");
     if files.iter().filter(is_stdin).count() > 1 {
-        return Err(usage(
-            "--text-file - can be given once; accepted: files beside it",
-        ));
+        let what = "--text-file - can be given once; accepted: files beside it";
+        return Err(usage(what));
     }
-    let given: Result<Vec<Text>> = files
-        .iter()
-        .map(|path| Text::given(None, Some(path)))
-        .collect();
-    let short = |path: &PathBuf| {
-        path.file_name()
-            .map(|name| name.to_string_lossy().into_owned())
-    };
+    let given = files.iter().map(|path| Text::given(None, Some(path)));
+    let given = given.collect::<Result<Vec<Text>>>()?;
     let mut texts: Vec<(String, String)> = Vec::new();
-    for (path, text) in files.iter().zip(given?) {
-        let is_alone = files
-            .iter()
-            .filter(|other| short(other) == short(path))
-            .count()
-            == 1;
-        let name = match short(path) {
-            Some(name) if is_alone => name,
+    for (path, text) in files.iter().zip(given) {
+        let alike = files.iter().filter(|f| file_name(f) == file_name(path));
+        let is_alone = alike.count() == 1;
+        let name = match file_name(path) {
+            Some(name) if is_alone => name.into_owned(),
             _ => path.display().to_string(),
         };
         texts.push((name, text.read()?));
     }
     Ok(texts)
+}
+
+fn file_name(path: &Path) -> Option<Cow<'_, str>> {
+    path.file_name().map(OsStr::to_string_lossy)
 }
 
 /// The instructions to answer.
@@ -202,24 +178,19 @@ fn told(args: &args::CompareArgs) -> Result<Vec<String>> {
     let text = Text::given(None, Some(path))?.read()?;
     let name = path.display();
     let mut found = Vec::new();
-    for (i, line) in text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-    {
-        let told = instruction(line).ok_or_else(|| {
-            usage(format!(
-                "{name}: line {} has no instruction; accepted: text, or JSON with instruction, prompt, question or turns",
-                i + 1
-            ))
-        })?;
-        found.push(told);
+    let lines = (1..).zip(text.lines());
+    for (number, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
+        let wrong = || {
+            let accepted = "text, or JSON with instruction, prompt, question or turns";
+            let what = format!("line {number} has no instruction; accepted: {accepted}");
+            usage(format!("{name}: {what}"))
+        };
+        found.push(instruction(line).ok_or_else(wrong)?);
     }
-    if found.len() < args.answers {
-        return Err(usage(format!(
-            "{name} has {} instructions; accepted: --answers of at most that",
-            found.len()
-        )));
+    let count = found.len();
+    if count < args.answers {
+        let what = format!("{name} has {count} instructions; accepted: --answers of at most that");
+        return Err(usage(what));
     }
     found.truncate(args.answers);
     Ok(found)
@@ -269,10 +240,8 @@ fn exam(
     const LETTERS: usize = 8;
     let tokenizer = engine.model.tokenizer();
     let longest = contexts.iter().copied().max().unwrap_or(0);
-    let tokens = args
-        .chunks
-        .saturating_mul(longest)
-        .saturating_add(args.offset);
+    let tokens = args.chunks.saturating_mul(longest);
+    let tokens = tokens.saturating_add(args.offset);
     let given = match given.is_empty() {
         true => {
             let letters = tokens.saturating_mul(LETTERS).min(LETTERS << 20);
@@ -283,11 +252,7 @@ fn exam(
     let opening = choice::opening(tokenizer);
     let mut texts = Vec::new();
     for (name, text) in given {
-        let plain = EncodeOptions {
-            add_special: false,
-            parse_special: false,
-        };
-        let ids = tokenizer.encode(&text, plain)?;
+        let ids = tokenizer.encode(&text, EncodeOptions::default())?;
         let ids = ids.get(args.offset..).unwrap_or(&[]).to_vec();
         let body = longest.saturating_sub(opening.len()).max(1);
         let windows = ids.len() / body;
@@ -326,16 +291,14 @@ fn exam(
 
 /// What results of one file have in common.
 fn header(args: &args::CompareArgs, engine: &LoadedModel, exam: &Exam) -> Json {
-    let texts: Vec<String> = exam
-        .texts
-        .iter()
-        .map(|text| digest(&format!("{} {:?}", text.name, text.ids)))
-        .collect();
+    let texts = exam.texts.iter();
+    let texts = texts.map(|text| digest(&format!("{} {:?}", text.name, text.ids)));
+    let texts: Vec<String> = texts.collect();
     // How many windows and cases there are is not part of it: more of them can be added.
     let settings = format!(
         "{} {} {texts:?} {} {} {:?}",
         env!("CARGO_PKG_VERSION"),
-        activations(args.activations),
+        args.activations.name(),
         args.offset,
         args.score_from,
         exam.instructions,
@@ -355,22 +318,18 @@ fn about(
     exam: &Exam,
 ) -> Vec<(&'static str, String)> {
     let texts: Vec<&str> = exam.texts.iter().map(|text| text.name.as_str()).collect();
-    let model = engine.path.file_name().map(|name| name.to_string_lossy());
+    let model = file_name(&engine.path);
+    let fingerprint = engine.model.fingerprint().to_hex();
+    let windows = format!(
+        "{} of each text from token {} on, scored from {} of each on",
+        exam.chunks, args.offset, exam.score_from
+    );
     let mut about = vec![
         ("model", model.unwrap_or_default().into_owned()),
-        (
-            "fingerprint",
-            engine.model.fingerprint().to_hex()[..16].to_owned(),
-        ),
+        ("fingerprint", fingerprint[..16].to_owned()),
         ("texts", texts.join(", ")),
-        (
-            "windows",
-            format!(
-                "{} of each text from token {} on, scored from {} of each on",
-                exam.chunks, args.offset, exam.score_from
-            ),
-        ),
-        ("activations", activations(args.activations).to_owned()),
+        ("windows", windows),
+        ("activations", args.activations.name().to_owned()),
         ("seed", args.seed.to_string()),
     ];
     if !exam.tasks.is_empty() {

@@ -66,10 +66,8 @@ fn parse(text: &str) -> Result<Vec<Variant>, String> {
     let table: toml::Table = text
         .parse()
         .map_err(|error: toml::de::Error| error.message().to_owned())?;
-    table
-        .iter()
-        .map(|(name, value)| variant(name, value))
-        .collect()
+    let tables = table.iter();
+    tables.map(|(name, value)| variant(name, value)).collect()
 }
 
 fn variant(name: &str, value: &toml::Value) -> Result<Variant, String> {
@@ -79,10 +77,8 @@ fn variant(name: &str, value: &toml::Value) -> Result<Variant, String> {
     if name.contains(',') {
         return Err(format!("'{name}' has a comma; accepted: names without one"));
     }
-    let mut keys = Keys {
-        path: format!("{name}."),
-        table: table.clone(),
-    };
+    let (path, table) = (format!("{name}."), table.clone());
+    let mut keys = Keys { path, table };
     let base = match keys.text("policy")? {
         Some(policy) => Variant::named(&policy),
         None => Variant::named(name),
@@ -90,51 +86,53 @@ fn variant(name: &str, value: &toml::Value) -> Result<Variant, String> {
     let accepted = || Variant::names().join(", ");
     let mut made = base.ok_or_else(|| format!("[{name}] policy: accepted: {}", accepted()))?;
     made.name = name.to_owned();
-    let within = |key: &str, found: Option<u64>, most: u64, to: &mut usize| match found {
-        None => Ok(()),
-        Some(number) if number <= most => {
-            *to = number as usize;
-            Ok(())
-        }
-        Some(number) => Err(format!("{name}.{key} is {number}; accepted: 0 to {most}")),
-    };
-    within(
-        "anchors",
-        keys.whole("anchors")?,
-        ANCHORS_MAX,
-        &mut made.anchors,
-    )?;
-    within("sinks", keys.whole("sinks")?, SINKS_MAX, &mut made.sinks)?;
-    within("near", keys.whole("near")?, RECENT_MAX, &mut made.recent)?;
-    made.positions = match keys.text("positions")?.as_deref() {
-        None => made.positions,
-        Some("auto") => Positions::Auto,
-        Some("compact") => Positions::Compact,
-        Some("original") => Positions::Original,
-        Some(_) => {
-            return Err(format!(
-                "{name}.positions: accepted: auto, compact, original"
-            ));
-        }
-    };
-    made.wishes.depth = match keys.text("probe")?.as_deref() {
-        None => made.wishes.depth,
-        Some("short") => Depth::Scaled,
-        Some("deep") => Depth::Full,
-        Some(_) => return Err(format!("{name}.probe: accepted: short, deep")),
-    };
-    made.guard = match keys.text("guard")?.as_deref() {
-        None => made.guard,
-        Some("on") => Guarding::On,
-        Some("off") => Guarding::Off,
-        Some(_) => return Err(format!("{name}.guard: accepted: on, off")),
-    };
+    within(&mut keys, "anchors", ANCHORS_MAX, &mut made.anchors)?;
+    within(&mut keys, "sinks", SINKS_MAX, &mut made.sinks)?;
+    within(&mut keys, "near", RECENT_MAX, &mut made.recent)?;
+    let positions = [
+        ("auto", Positions::Auto),
+        ("compact", Positions::Compact),
+        ("original", Positions::Original),
+    ];
+    choice(&mut keys, "positions", &positions, &mut made.positions)?;
+    let depths = [("short", Depth::Scaled), ("deep", Depth::Full)];
+    choice(&mut keys, "probe", &depths, &mut made.wishes.depth)?;
+    let guards = [("on", Guarding::On), ("off", Guarding::Off)];
+    choice(&mut keys, "guard", &guards, &mut made.guard)?;
     if made.policy.chooses() && !keys.table.is_empty() {
         made.params = Some(policy_file::params(made.policy, &mut keys)?);
     }
     let unknown = keys.end();
     unknown.map_err(|what| format!("{what}; accepted: policy, anchors, sinks, near, positions, probe, guard and what the policy knows"))?;
     Ok(made)
+}
+
+fn within(keys: &mut Keys, key: &str, most: u64, to: &mut usize) -> Result<(), String> {
+    let path = keys.path.clone();
+    match keys.whole(key)? {
+        Some(number) if number > most => {
+            Err(format!("{path}{key} is {number}; accepted: 0 to {most}"))
+        }
+        number => {
+            *to = number.map_or(*to, |number| number as usize);
+            Ok(())
+        }
+    }
+}
+
+fn choice<T: Copy>(
+    keys: &mut Keys,
+    key: &str,
+    known: &[(&str, T)],
+    to: &mut T,
+) -> Result<(), String> {
+    if let Some(name) = keys.text(key)? {
+        let found = known.iter().find(|(known, _)| *known == name);
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        let wrong = || format!("{}{key}: accepted: {}", keys.path, names.join(", "));
+        *to = found.ok_or_else(wrong)?.1;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

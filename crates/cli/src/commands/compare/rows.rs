@@ -78,12 +78,11 @@ pub fn rows(
                     state,
                     text: number,
                 };
-                source.fill(&mut row, contender).ok_or_else(|| {
+                let filled = source.fill(&mut row, contender);
+                let (series, context) = (row.series(), contest.context);
+                filled.ok_or_else(|| {
                     anyhow!(
-                        "the state of the comparison is incomplete at {} {}, context {}",
-                        contender.policy,
-                        contender.codec,
-                        contest.context
+                        "the state of the comparison is incomplete at {series}, context {context}"
                     )
                 })?;
                 rows.push(row);
@@ -121,44 +120,43 @@ impl Source<'_> {
     fn fill(&self, row: &mut CompareRow, contender: &Contender) -> Option<()> {
         let entrant = self.contest.setups.get(contender.setup)?;
         let context = self.contest.context;
-        if self.exam.has_kl {
-            self.windows(row, &entrant.key)?;
-        } else {
-            // Nothing was measured; the plan is what would have been.
-            let full = plan::full_bytes(self.config, context);
-            let bytes = entrant.setup.bytes(self.config, context);
-            row.put("bytes", json!(bytes));
-            row.put("bytes_fraction", json!(bytes as f64 / full.max(1) as f64));
-            for column in KL_COLUMNS {
-                row.put(column, Json::Null);
-            }
-        }
+        let windows = match self.exam.has_kl {
+            true => Some(self.collect(&entrant.key)?),
+            false => None,
+        };
+        // Where nothing was measured, the plan is what would have been.
+        let planned = || entrant.setup.bytes(self.config, context);
+        let bytes = windows.as_ref().map_or_else(planned, |w| w.bytes);
+        let planned = || plan::full_bytes(self.config, context);
+        let full = windows.as_ref().map_or_else(planned, |w| w.full_bytes);
+        row.put("bytes", json!(bytes));
+        row.put("bytes_fraction", json!(bytes as f64 / full.max(1) as f64));
+        self.measured(row, windows.as_ref());
         for task in Task::ALL {
             self.questions(row, task, &entrant.key)?;
         }
         self.answers(row, &entrant.key)
     }
 
-    fn windows(&self, row: &mut CompareRow, key: &str) -> Option<()> {
-        let windows = self.collect(key)?;
-        let floor = self.collect(FLOOR).and_then(|floor| floor.tally.kl_mean());
-        let Windows { tally, pieces, .. } = &windows;
-        let fraction = windows.bytes as f64 / windows.full_bytes.max(1) as f64;
-        row.put("bytes", json!(windows.bytes));
-        row.put("bytes_fraction", json!(fraction));
-        let bits = windows.held_bytes as f64 * 8.0 / windows.held_values.max(1) as f64;
-        row.put("bits_effective", json!(bits));
-        row.put("rows_kept", json!(windows.rows));
-        row.put("tokens_scored", json!(tally.tokens));
-        let interval = stats::interval(pieces, self.exam.seed, stats::ratio);
-        row.put_interval("kl_mean", tally.kl_mean(), interval);
-        row.put("kl_p99", json!(tally.kl_p99()));
-        row.put("top1_agreement", json!(tally.top1_agreement()));
-        row.put("perplexity", json!(tally.perplexity()));
+    fn measured(&self, row: &mut CompareRow, windows: Option<&Windows>) {
+        let tally = windows.map(|windows| &windows.tally);
+        let bits = |w: &Windows| w.held_bytes as f64 * 8.0 / w.held_values.max(1) as f64;
+        row.put("bits_effective", json!(windows.map(bits)));
+        row.put("rows_kept", json!(windows.map(|w| w.rows)));
+        row.put("tokens_scored", json!(tally.map(|tally| tally.tokens)));
+        let interval = |w: &Windows| stats::interval(&w.pieces, self.exam.seed, stats::ratio);
+        let mean = tally.and_then(KlTally::kl_mean);
+        row.put_interval("kl_mean", mean, windows.and_then(interval));
+        row.put("kl_p99", json!(tally.and_then(KlTally::kl_p99)));
+        let top1 = tally.and_then(KlTally::top1_agreement);
+        row.put("top1_agreement", json!(top1));
+        row.put("perplexity", json!(tally.map(KlTally::perplexity)));
+        let floor = windows.and_then(|_| self.collect(FLOOR)?.tally.kl_mean());
         row.put("kl_floor_int8", json!(floor));
-        row.put("ms_per_token", json!(stats::median(&windows.ms)));
-        row.put("overhead", json!(stats::median(&windows.overhead)));
-        Some(())
+        let ms = windows.and_then(|w| stats::median(&w.ms));
+        row.put("ms_per_token", json!(ms));
+        let overhead = windows.and_then(|w| stats::median(&w.overhead));
+        row.put("overhead", json!(overhead));
     }
 
     fn collect(&self, key: &str) -> Option<Windows> {
@@ -184,9 +182,8 @@ impl Source<'_> {
             windows.rows = windows.rows.max(result["rows"].as_u64()?);
             let (ms, full_ms) = (as_number(&result["ms"]), as_number(&result["full_ms"]));
             windows.ms.extend(ms);
-            windows
-                .overhead
-                .extend(ms.zip(full_ms).map(|(ms, full)| ms / full));
+            let overhead = ms.zip(full_ms).map(|(ms, full)| ms / full);
+            windows.overhead.extend(overhead);
         }
         Some(windows)
     }
@@ -239,33 +236,12 @@ impl Source<'_> {
             same as f64 / all.len() as f64
         };
         row.put("answers_same", json!(figure(same)));
-        row.put(
-            "answers_nll",
-            json!(figure(|all| nll(all, |a| (a.nll, a.tokens)))),
-        );
-        row.put(
-            "answers_nll_full",
-            json!(figure(|all| nll(all, |a| (a.own_nll, a.own_tokens)))),
-        );
+        row.put("answers_nll", json!(figure(made_nll)));
+        row.put("answers_nll_full", json!(figure(full_nll)));
         row.put_interval("answers_nll_ratio", figure(nll_ratio), interval(nll_ratio));
         Some(())
     }
 }
-
-const KL_COLUMNS: [&str; 12] = [
-    "bits_effective",
-    "rows_kept",
-    "tokens_scored",
-    "kl_mean",
-    "kl_mean_low",
-    "kl_mean_high",
-    "kl_p99",
-    "top1_agreement",
-    "perplexity",
-    "kl_floor_int8",
-    "ms_per_token",
-    "overhead",
-];
 
 /// An answer beside the one of the full cache.
 struct Answer {
@@ -288,11 +264,10 @@ impl Answer {
             // The reference beside itself.
             None => BleuCounts::of(own["text"].as_str()?, own["text"].as_str()?),
         };
-        let same = tokens == own_tokens;
         Some(Answer {
             counts,
             alike: made["alike"].as_u64().unwrap_or(own_tokens.len() as u64),
-            is_same: same,
+            is_same: tokens == own_tokens,
             nll: as_number(&made["nll"])?,
             tokens: tokens.len(),
             own_nll: as_number(&own["nll"])?,
@@ -325,9 +300,17 @@ fn nll(answers: &[&Answer], of: fn(&Answer) -> (f64, usize)) -> f64 {
     stats::ratio(&units.iter().collect::<Vec<_>>())
 }
 
+fn made_nll(answers: &[&Answer]) -> f64 {
+    nll(answers, |a| (a.nll, a.tokens))
+}
+
+fn full_nll(answers: &[&Answer]) -> f64 {
+    nll(answers, |a| (a.own_nll, a.own_tokens))
+}
+
 /// How much worse the full cache finds the answers than its own: 1 is as good.
 fn nll_ratio(answers: &[&Answer]) -> f64 {
-    nll(answers, |a| (a.nll, a.tokens)) / nll(answers, |a| (a.own_nll, a.own_tokens))
+    made_nll(answers) / full_nll(answers)
 }
 
 /// One line for each row, after a line of names.

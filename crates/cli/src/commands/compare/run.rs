@@ -3,9 +3,9 @@
 //! All contenders of a context read a window side by side, so that the logits of the reference are computed
 //! once for many. Where their caches together would take too much they come in groups.
 
+use super::Exam;
 use super::contest::Contest;
 use super::state::{self, State};
-use super::{Exam, Reading};
 use crate::engine::{self, LoadedModel};
 use crate::{out, progress};
 use anyhow::{Result, anyhow};
@@ -48,6 +48,14 @@ struct Runner<'a> {
     runtime: Runtime,
 }
 
+/// Those that read at the same time in one context.
+struct Group<'a> {
+    context: usize,
+    /// Its key.
+    reference: &'a str,
+    runners: Vec<Runner<'a>>,
+}
+
 struct Work<'a> {
     engine: &'a mut LoadedModel,
     exam: &'a Exam,
@@ -64,12 +72,11 @@ pub fn run(
 ) -> Result<()> {
     let total = contests.iter().flat_map(|c| wanted(exam, c, options));
     let missing = total.filter(|at| !state.has(at)).count();
-    let bar = Bar::new(missing);
     let mut work = Work {
+        bar: Bar::new(missing),
         engine,
         exam,
         state,
-        bar,
     };
     for contest in contests {
         work.contest(options, contest)?;
@@ -96,10 +103,8 @@ fn wanted(exam: &Exam, contest: &Contest, options: &RuntimeOptions) -> Vec<Strin
         }
         for &task in &exam.tasks {
             for case in 0..exam.cases {
-                all.extend(
-                    keys.iter()
-                        .map(|key| at_case(task, context, text, case, key)),
-                );
+                let at = |key: &&str| at_case(task, context, text, case, key);
+                all.extend(keys.iter().map(at));
             }
         }
     }
@@ -112,16 +117,12 @@ fn wanted(exam: &Exam, contest: &Contest, options: &RuntimeOptions) -> Vec<Strin
 impl Work<'_> {
     fn contest(&mut self, options: &RuntimeOptions, contest: &Contest) -> Result<()> {
         let is_open = |state: &State, key: &str| {
-            let wanted = wanted(self.exam, contest, options);
-            let ending = format!("/{key}");
-            wanted
-                .iter()
-                .any(|at| at.ends_with(&ending) && !state.has(at))
+            let (wanted, ending) = (wanted(self.exam, contest, options), format!("/{key}"));
+            let mut own = wanted.iter().filter(|at| at.ends_with(&ending));
+            own.any(|at| !state.has(at))
         };
-        let (reference, others) = contest
-            .setups
-            .split_first()
-            .ok_or_else(|| anyhow!("no policy to compare"))?;
+        let setups = contest.setups.split_first();
+        let (reference, others) = setups.ok_or_else(|| anyhow!("no policy to compare"))?;
         let mut entrants: Vec<(&str, RuntimeOptions)> = Vec::new();
         for entrant in others.iter().filter(|e| is_open(self.state, &e.key)) {
             let options = RuntimeOptions {
@@ -145,14 +146,18 @@ impl Work<'_> {
         let is_alone = entrants.is_empty() && is_open(self.state, &reference.key);
         let mut left = &entrants[..];
         while !left.is_empty() || is_alone {
-            let (group, rest) = left.split_at(self.group(left, contest.context));
+            let (next, rest) = left.split_at(self.fitting(left, contest.context));
             left = rest;
-            let mut runners = Vec::new();
-            for (key, options) in group {
+            let mut group = Group {
+                context: contest.context,
+                reference: &reference.key,
+                runners: Vec::new(),
+            };
+            for (key, options) in next {
                 let runtime = engine::runtime(&self.engine.model, options)?;
-                runners.push(Runner { key, runtime });
+                group.runners.push(Runner { key, runtime });
             }
-            self.group_in(contest, &reference.key, &mut runners)?;
+            self.group(&mut group)?;
             if is_alone {
                 break;
             }
@@ -161,7 +166,7 @@ impl Work<'_> {
     }
 
     /// How many of the next ones may be held at once.
-    fn group(&self, left: &[(&str, RuntimeOptions)], context: usize) -> usize {
+    fn fitting(&self, left: &[(&str, RuntimeOptions)], context: usize) -> usize {
         let config = self.engine.model.config();
         let mut sum = 0u64;
         let fits = left.iter().take_while(|(_, options)| {
@@ -175,45 +180,35 @@ impl Work<'_> {
         fits.count().clamp(1, GROUP_MOST).min(left.len())
     }
 
-    /// Everything that is missing for the reference and these runners.
-    fn group_in(
-        &mut self,
-        contest: &Contest,
-        reference: &str,
-        runners: &mut [Runner<'_>],
-    ) -> Result<()> {
-        let (context, exam) = (contest.context, self.exam);
-        for (i, text) in exam.texts.iter().enumerate() {
+    /// Everything that is missing for the reference and the runners.
+    fn group(&mut self, group: &mut Group<'_>) -> Result<()> {
+        let exam = self.exam;
+        for text in 0..exam.texts.len() {
             if exam.has_kl {
                 for chunk in 0..exam.chunks {
-                    self.window(context, (i, text), chunk, reference, runners)?;
+                    self.window(group, text, chunk)?;
                 }
             }
             for &task in &exam.tasks {
                 for case in 0..exam.cases {
-                    self.case(task, context, (i, text), case, reference, runners)?;
+                    self.case(group, task, text, case)?;
                 }
             }
         }
         if !exam.instructions.is_empty() {
-            self.answers(context, reference, runners)?;
+            self.answers(group)?;
         }
         Ok(())
     }
 
-    fn window(
-        &mut self,
-        context: usize,
-        (number, text): (usize, &Reading),
-        chunk: usize,
-        reference: &str,
-        runners: &mut [Runner<'_>],
-    ) -> Result<()> {
+    fn window(&mut self, group: &mut Group<'_>, number: usize, chunk: usize) -> Result<()> {
+        let (context, reference) = (group.context, group.reference);
         let at = |key: &str| at_kl(context, number, chunk, key);
         let has = |key: &str| self.state.has(&at(key));
         let mut keys = Vec::new();
         let mut runtimes = Vec::new();
-        for runner in runners.iter_mut().filter(|runner| !has(runner.key)) {
+        let runners = group.runners.iter_mut();
+        for runner in runners.filter(|runner| !has(runner.key)) {
             keys.push(runner.key);
             runtimes.push(&mut runner.runtime);
         }
@@ -221,7 +216,7 @@ impl Work<'_> {
             return Ok(());
         }
         let opening = choice::opening(self.engine.model.tokenizer());
-        let tokens = text.window(&opening, context, chunk);
+        let tokens = self.exam.texts[number].window(&opening, context, chunk);
         let from = (context as f64 * self.exam.score_from) as usize;
         let truth = &mut self.engine.runtime;
         let mut on = |_: usize| ControlFlow::Continue(());
@@ -238,22 +233,22 @@ impl Work<'_> {
 
     fn case(
         &mut self,
+        group: &mut Group<'_>,
         task: Task,
-        context: usize,
-        (number, text): (usize, &Reading),
+        number: usize,
         case: usize,
-        reference: &str,
-        runners: &mut [Runner<'_>],
     ) -> Result<()> {
+        let (context, reference) = (group.context, group.reference);
         let at = |key: &str| at_case(task, context, number, case, key);
-        let seed = self.exam.seed;
+        let (ids, seed) = (&self.exam.texts[number].ids, self.exam.seed);
         let tokenizer = self.engine.model.tokenizer();
-        let asked = task.case(tokenizer, &text.ids, context, seed, case);
+        let asked = task.case(tokenizer, ids, context, seed, case);
         if !self.state.has(&at(reference)) {
             let verdicts = choice::judge(&mut self.engine.runtime, &asked)?;
             self.put(at(reference), of_case(&verdicts))?;
         }
-        for runner in runners.iter_mut().filter(|runner| runner.key != FLOOR) {
+        let runners = group.runners.iter_mut();
+        for runner in runners.filter(|runner| runner.key != FLOOR) {
             if !self.state.has(&at(runner.key)) {
                 let verdicts = choice::judge(&mut runner.runtime, &asked)?;
                 self.put(at(runner.key), of_case(&verdicts))?;
@@ -262,16 +257,12 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn answers(
-        &mut self,
-        context: usize,
-        reference: &str,
-        runners: &mut [Runner<'_>],
-    ) -> Result<()> {
+    fn answers(&mut self, group: &mut Group<'_>) -> Result<()> {
+        let (context, reference) = (group.context, group.reference);
         let at = |number: usize, key: &str| at_answer(context, number, key);
         let count = self.exam.instructions.len();
         let is_done = |state: &State, key: &str| (0..count).all(|i| state.has(&at(i, key)));
-        let mut keys = runners.iter().map(|runner| runner.key);
+        let mut keys = group.runners.iter().map(|runner| runner.key);
         if is_done(self.state, reference) && keys.all(|k| k == FLOOR || is_done(self.state, k)) {
             return Ok(());
         }
@@ -293,7 +284,8 @@ impl Work<'_> {
             });
             self.put(at(i, reference), result)?;
         }
-        for runner in runners.iter_mut().filter(|runner| runner.key != FLOOR) {
+        let runners = group.runners.iter_mut();
+        for runner in runners.filter(|runner| runner.key != FLOOR) {
             if !is_done(self.state, runner.key) {
                 self.answers_of(context, reference, runner, &script, base)?;
             }
@@ -320,10 +312,8 @@ impl Work<'_> {
             let own = own.and_then(|own| {
                 let tokens = own["tokens"].as_array()?.iter();
                 let tokens = tokens.map(|id| u32::try_from(id.as_u64()?).ok());
-                Some((
-                    tokens.collect::<Option<Vec<u32>>>()?,
-                    own["text"].as_str()?.to_owned(),
-                ))
+                let tokens = tokens.collect::<Option<Vec<u32>>>()?;
+                Some((tokens, own["text"].as_str()?.to_owned()))
             });
             let (own_tokens, own_text) = own.ok_or_else(|| anyhow!("the state has no answers"))?;
             let made = answers::answer(&mut runner.runtime, base, rest)?;
@@ -356,12 +346,6 @@ impl Work<'_> {
 
 fn of_window(judged: &CacheVerdict, full_ms: Option<f64>) -> Json {
     let ms = |ms: Option<f64>| ms.map_or(Json::Null, state::number);
-    let kept: Vec<Json> = judged
-        .held
-        .kept
-        .iter()
-        .map(|layer| state::bytes(layer))
-        .collect();
     json!({
         "tokens": judged.tally.tokens,
         "nll": state::number(judged.tally.nll),
@@ -372,12 +356,12 @@ fn of_window(judged: &CacheVerdict, full_ms: Option<f64>) -> Json {
         "bytes": judged.held.bytes,
         "values": judged.held.values,
         "rows": judged.held.rows,
-        "kept": kept,
+        "kept": out::list(&judged.held.kept, |layer| state::bytes(layer)),
     })
 }
 
 fn of_case(verdicts: &[choice::Verdict]) -> Json {
-    let logprobs: Vec<Json> = verdicts.iter().map(|v| state::number(v.logprob)).collect();
+    let logprobs = out::list(verdicts, |v| state::number(v.logprob));
     let right: Vec<bool> = verdicts.iter().map(|v| v.right).collect();
     json!({ "logprobs": logprobs, "right": right })
 }

@@ -20,20 +20,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
+#[derive(Default)]
 pub struct State {
     results: BTreeMap<String, Json>,
+    /// `None`: kept nowhere.
     file: Option<File>,
 }
 
 impl State {
-    /// Kept nowhere.
-    pub fn in_memory() -> State {
-        State {
-            results: BTreeMap::new(),
-            file: None,
-        }
-    }
-
     /// From a file that may be there already, with the same header.
     pub fn open(path: &Path, header: &Json) -> Result<State> {
         let name = || format!("cannot use {}", path.display());
@@ -42,10 +36,8 @@ impl State {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(anyhow::Error::new(error).context(name())),
         };
-        let whole = text
-            .iter()
-            .rposition(|&b| b == b'\n')
-            .map_or(0, |at| at + 1);
+        let end = text.iter().rposition(|&b| b == b'\n');
+        let whole = end.map_or(0, |at| at + 1);
         let text = String::from_utf8_lossy(&text[..whole]).into_owned();
         let mut lines = text.lines();
         if let Some(first) = lines.next() {
@@ -123,10 +115,8 @@ fn difference(found: Option<&Json>, wanted: &Json) -> &'static str {
 /// A short name of anything that can be written down.
 pub fn digest(text: &str) -> String {
     let hash = Sha256::digest(text.as_bytes());
-    hash.iter()
-        .take(10)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    let digits = hash.iter().take(10).map(|byte| format!("{byte:02x}"));
+    digits.collect()
 }
 
 pub fn number(value: f64) -> Json {
@@ -145,13 +135,9 @@ pub fn numbers(values: &[f32]) -> Json {
 
 pub fn as_numbers(value: &Json) -> Option<Vec<f32>> {
     let digits = value.as_str()?.as_bytes().chunks(8);
-    digits
-        .map(|eight| {
-            let eight = std::str::from_utf8(eight).ok()?;
-            let bits = u32::from_str_radix(eight, 16).ok()?;
-            Some(f32::from_bits(bits))
-        })
-        .collect()
+    let bits = |eight| u32::from_str_radix(std::str::from_utf8(eight).ok()?, 16).ok();
+    let numbers = digits.map(|eight| bits(eight).map(f32::from_bits));
+    numbers.collect()
 }
 
 pub fn bytes(values: &[u8]) -> Json {
@@ -160,9 +146,8 @@ pub fn bytes(values: &[u8]) -> Json {
 
 pub fn as_bytes(value: &Json) -> Option<Vec<u8>> {
     let digits = value.as_str()?.as_bytes().chunks(2);
-    digits
-        .map(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok())
-        .collect()
+    let byte = |two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok();
+    digits.map(byte).collect()
 }
 
 #[cfg(test)]

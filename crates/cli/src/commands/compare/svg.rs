@@ -82,12 +82,9 @@ impl Axis {
             Scale::Log => {
                 let decades = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
                 let few = decades.clone().count() > 4;
+                let parts = if few { &[1.0][..] } else { &[1.0, 2.0, 5.0] };
                 for decade in decades {
-                    for part in [1.0, 2.0, 5.0] {
-                        if part == 1.0 || !few {
-                            ticks.push(part * 10f64.powi(decade));
-                        }
-                    }
+                    ticks.extend(parts.iter().map(|part| part * 10f64.powi(decade)));
                 }
             }
             Scale::Linear => {
@@ -159,20 +156,14 @@ pub fn plot(title: &str, y_label: &str, series: &[Series], y_scale: Scale) -> St
     ));
     for (i, line) in series.iter().enumerate() {
         let class = format!("s{}", line.colour % COLOURS);
-        let dashed = if line.colour >= COLOURS {
-            " dashed"
-        } else {
-            ""
-        };
+        let is_dashed = line.colour >= COLOURS;
+        let dashed = if is_dashed { " dashed" } else { "" };
         let mut points = line.points.clone();
         points.sort_by(|a, b| a.x.total_cmp(&b.x));
-        let mut path = String::new();
-        for point in &points {
-            let _ = write!(path, "{:.1},{:.1} ", at_x(point.x), at_y(point.y));
-        }
+        let place = |point: &Point| format!("{:.1},{:.1}", at_x(point.x), at_y(point.y));
+        let path = points.iter().map(place).collect::<Vec<_>>().join(" ");
         draw(format!(
-            "<polyline class=\"line {class}{dashed}\" points=\"{}\"/>",
-            path.trim_end()
+            "<polyline class=\"line {class}{dashed}\" points=\"{path}\"/>"
         ));
         for point in &points {
             let (cx, cy) = (at_x(point.x), at_y(point.y));
@@ -262,18 +253,9 @@ pub fn short(value: f64) -> String {
 }
 
 pub fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            c if c.is_control() => escaped.push(' '),
-            c => escaped.push(c),
-        }
-    }
-    escaped
+    let text = text.replace(char::is_control, " ").replace('&', "&amp;");
+    let text = text.replace('<', "&lt;").replace('>', "&gt;");
+    text.replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -47,10 +47,9 @@ impl Device {
 
     /// As a number, and as two.
     pub fn share(self) -> (f64, (u64, u64)) {
-        let (of, all) = if self.is_phone() {
-            PHONE_SHARE
-        } else {
-            SERVER_SHARE
+        let (of, all) = match self.is_phone() {
+            true => PHONE_SHARE,
+            false => SERVER_SHARE,
         };
         (of as f64 / all as f64, (of, all))
     }
@@ -67,29 +66,20 @@ impl Device {
 
     /// What is left for everything `--memory` covers.
     pub fn room(self, weights_bytes: u64) -> u64 {
-        let short = self.app_bytes() / SHORT_SHARE;
-        let left = self
-            .app_bytes()
-            .saturating_sub(weights_bytes.saturating_add(PROCESS_BYTES));
-        if self.fits(weights_bytes) {
-            left
-        } else {
-            short
+        match self.fits(weights_bytes) {
+            true => self.app_bytes() - weights_bytes - PROCESS_BYTES,
+            false => self.app_bytes() / SHORT_SHARE,
         }
     }
 
     pub fn text(self) -> String {
         let (_, (of, all)) = self.share();
-        let who = if self.is_phone() {
-            "a phone leaves one app"
-        } else {
-            "a machine of its own leaves it"
+        let who = match self.is_phone() {
+            true => "a phone leaves one app",
+            false => "a machine of its own leaves it",
         };
-        format!(
-            "{} of RAM; assumed: {who} {of}/{all} of it, {}",
-            human(self.ram_bytes),
-            human(self.app_bytes())
-        )
+        let (ram, app) = (human(self.ram_bytes), human(self.app_bytes()));
+        format!("{ram} of RAM; assumed: {who} {of}/{all} of it, {app}")
     }
 }
 
@@ -177,24 +167,16 @@ impl Advice {
         };
         let device = Device::of(ram_bytes);
         let here = case(device);
-        let this = if ram_bytes <= PHONE_SMALL {
-            here.small()
-        } else {
-            here.roomy()
+        let this = match ram_bytes <= PHONE_SMALL {
+            true => here.small(),
+            false => here.roomy(),
         };
+        let phone = |gigabytes: u64| case(Device::of(gigabytes << 30));
         Advice {
             weights: weights(device, figures.weights_bytes),
             choices: vec![
-                (
-                    "phone_4gb",
-                    "a 4 GB phone",
-                    case(Device::of(4 << 30)).small(),
-                ),
-                (
-                    "phone_8gb",
-                    "an 8 GB phone",
-                    case(Device::of(8 << 30)).roomy(),
-                ),
+                ("phone_4gb", "a 4 GB phone", phone(4).small()),
+                ("phone_8gb", "an 8 GB phone", phone(8).roomy()),
                 ("quality", "quality first", here.quality()),
                 ("many_users", "many users", here.many(session)),
                 ("this_ram", "this much RAM", this),
@@ -220,21 +202,18 @@ impl Advice {
     pub fn text(&self) -> String {
         let mut text = String::from("recommended\n");
         for (_, title, choice) in &self.choices {
-            text.push_str(&format!(
-                "  {title:<14}{}\n  {:<14}{}\n",
-                choice.command, "", choice.why
-            ));
+            let Choice { command, why, .. } = choice;
+            text.push_str(&format!("  {title:<14}{command}\n  {:<14}{why}\n", ""));
         }
         text
     }
 }
 
 fn weights(device: Device, bytes: u64) -> (&'static str, String) {
-    let share = human(device.app_bytes());
+    let (share, size) = (human(device.app_bytes()), human(bytes));
     if !device.fits(bytes) {
         let why = format!(
-            "{} do not fit the {share} an app may take: pages are read again from storage for every token; each layer is asked for while the one before it is computed. A smaller or more quantised model would be faster",
-            human(bytes)
+            "{size} do not fit the {share} an app may take: pages are read again from storage for every token; each layer is asked for while the one before it is computed. A smaller or more quantised model would be faster"
         );
         return ("prefetch", why);
     }
@@ -243,10 +222,8 @@ fn weights(device: Device, bytes: u64) -> (&'static str, String) {
             "there is memory to spare, and page cache of other programs cannot evict the weights";
         return ("locked", why.into());
     }
-    (
-        "mapped",
-        format!("they fit the {share} an app may take; clean pages that the system can take back"),
-    )
+    let why = "an app may take; clean pages that the system can take back";
+    ("mapped", format!("they fit the {share} {why}"))
 }
 
 /// A device and a model to choose for.
@@ -263,10 +240,8 @@ impl Case<'_> {
 
     /// As small as it goes without being heard.
     fn small(&self) -> Choice {
-        self.choose(
-            Codec::Int4,
-            "the whole context in 4 bits, and a window once it is full",
-        )
+        let why = "the whole context in 4 bits, and a window once it is full";
+        self.choose(Codec::Int4, why)
     }
 
     /// int8 where the whole context takes no more than half of what is left, else as on a small one.
@@ -283,33 +258,19 @@ impl Case<'_> {
         let room = self.room();
         let fits = |codec: Codec| self.figures.whole(codec) <= room;
         if self.figures.whole(Codec::F16) <= room / 4 {
-            return self.choose(
-                Codec::F16,
-                "everything as computed; it takes less than a quarter of what is left",
-            );
+            let why = "everything as computed; it takes less than a quarter of what is left";
+            return self.choose(Codec::F16, why);
         }
-        for (codec, why) in [
-            (
-                Codec::Int8,
-                "int8 cannot be told from f16 and holds the whole context",
-            ),
-            (
-                Codec::Int5,
-                "the best codec that still holds the whole context",
-            ),
-            (
-                Codec::Int4,
-                "the best codec that still holds the whole context",
-            ),
-        ] {
-            if fits(codec) {
-                return self.choose(codec, why);
+        let codecs = [Codec::Int8, Codec::Int5, Codec::Int4];
+        let best = codecs.into_iter().find(|&codec| fits(codec));
+        let why = match best {
+            Some(Codec::Int8) => "int8 cannot be told from f16 and holds the whole context",
+            Some(_) => "the best codec that still holds the whole context",
+            None => {
+                "no codec worth having holds the whole context; more tokens in 4 bits are better than fewer in 8"
             }
-        }
-        self.choose(
-            Codec::Int4,
-            "no codec worth having holds the whole context; more tokens in 4 bits are better than fewer in 8",
-        )
+        };
+        self.choose(best.unwrap_or(Codec::Int4), why)
     }
 
     /// A window each, so that no conversation takes the memory of another.
@@ -344,17 +305,14 @@ impl Case<'_> {
         let memory_bytes = mebibytes(whole).min(room).max(least);
         let mut why = why.to_owned();
         if context < trained {
+            let (held, whole) = (human(memory_bytes), human(whole));
             why = format!(
-                "{} hold the last of {context} tokens; the trained context of {trained} would take {}",
-                human(memory_bytes),
-                human(whole)
+                "{held} hold the last of {context} tokens; the trained context of {trained} would take {whole}"
             );
         }
         if !self.device.fits(self.figures.weights_bytes) {
-            why.push_str(&format!(
-                "; the weights ({}) do not fit, expect it to be slow",
-                human(self.figures.weights_bytes)
-            ));
+            let weights = human(self.figures.weights_bytes);
+            why += &format!("; the weights ({weights}) do not fit, expect it to be slow");
         }
         Choice {
             kv,

@@ -11,7 +11,7 @@ use crate::{out, resolve};
 use advice::{Advice, Device, Figures};
 use anyhow::{Result, anyhow};
 use haversack::engine::model::Config;
-use haversack::engine::{Codec, Form, KvForm, KvOptions};
+use haversack::engine::{Codec, KvOptions};
 use haversack::gguf::Gguf;
 use haversack::memory::bytes::human;
 use serde_json::{Map, Value as Json, json};
@@ -39,20 +39,16 @@ pub fn plan(args: &args::PlanArgs, as_json: bool) -> Result<()> {
         let what = error.to_string();
         anyhow!("{}: {}", path.display(), what.trim_start_matches(": "))
     })?;
-    let weights_bytes = gguf
-        .tensors()
-        .iter()
-        .fold(0u64, |sum, tensor| sum.saturating_add(tensor.byte_len()));
+    let sizes = gguf.tensors().iter().map(|tensor| tensor.byte_len());
+    let weights_bytes = sizes.fold(0, u64::saturating_add);
     let figures = Figures {
         config: &config,
         weights_bytes,
         threads: args.threads,
         options: &|codec| options(args, codec),
     };
-    let session = args
-        .context
-        .unwrap_or(SESSION_TOKENS)
-        .min(config.context_trained);
+    let session = args.context.unwrap_or(SESSION_TOKENS);
+    let session = session.min(config.context_trained);
     let page = Page {
         advice: Advice::new(&figures, args.ram, session, args.model.as_deref()),
         path: &path,
@@ -69,11 +65,7 @@ pub fn plan(args: &args::PlanArgs, as_json: bool) -> Result<()> {
 
 /// What `--kv CODEC` means with the flags given.
 fn options(args: &args::PlanArgs, codec: Codec) -> KvOptions {
-    let form = Form {
-        codec,
-        group: args.group.unwrap_or(codec.default_group()),
-    };
-    let usual = KvOptions::new(KvForm::both(form));
+    let usual = KvOptions::new(args::KvPair::both(codec).form(args.group));
     KvOptions {
         sinks: args.sinks.unwrap_or(usual.sinks),
         recent: args.recent.unwrap_or(usual.recent),
@@ -97,8 +89,8 @@ impl Page<'_> {
     }
 
     fn context_max(&self, codec: Codec) -> u64 {
-        self.tokens_max(codec)
-            .min(self.figures.config.context_trained as u64)
+        let trained = self.figures.config.context_trained as u64;
+        self.tokens_max(codec).min(trained)
     }
 
     fn tokens_max(&self, codec: Codec) -> u64 {
