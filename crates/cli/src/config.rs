@@ -21,7 +21,7 @@ use std::path::Path;
 
 /// Flags that a file may set: those whose value says how to run, not what to run.
 const KEYS: &str = "memory, threads, context, kv, group, policy, policy-file, profile, probe, \
-    recall, anchors, window, sinks, recent, recent-kv, positions, guard, no-centre, weights, \
+    recall, anchors, window, sinks, recent, recent-kv, positions, guard, no-centre, weights, kv-memory, \
     activations, repack, temperature, top-k, top-p, min-p, repetition-penalty, presence-penalty, \
     frequency-penalty, seed, log, system";
 

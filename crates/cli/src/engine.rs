@@ -18,7 +18,7 @@ use haversack::engine::{
     Residence, Retention,
 };
 use haversack::memory::bytes::human;
-use haversack::memory::{PeakMeter, ProcessUsage};
+use haversack::memory::{Backing, PeakMeter, ProcessUsage};
 use haversack::session::Sessions;
 use haversack::text::chat::encode_chat;
 use haversack::text::template::{Message, RenderOptions};
@@ -236,6 +236,11 @@ pub fn runtime_options(compute: &ComputeArgs, habits: Habits) -> Result<RuntimeO
             .memory
             .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         kv: kv(&compute.cache, habits.kv),
+        kv_memory: match compute.kv_memory.unwrap_or_default() {
+            args::KvMemoryArg::Private => Backing::Private,
+            args::KvMemoryArg::Mergeable => Backing::Mergeable,
+            args::KvMemoryArg::Memfd => Backing::Memfd,
+        },
         retention: retention(&compute.cache, habits)?,
         follow_device: habits.follow_device,
         cache_dir: match (compute.repack.unwrap_or_default(), Home::find()) {

@@ -1,6 +1,7 @@
 //! What a sequence holds: as the `kv` and `context` objects of the contract, in words, and as a bar.
 
-use haversack::engine::runtime::{KvLayout, SequenceUsage};
+use haversack::engine::runtime::{KvLayout, KvMemory, SequenceUsage};
+use haversack::memory::Effect;
 use haversack::memory::bytes::human;
 use serde_json::{Value as Json, json};
 use std::io::{self, IsTerminal};
@@ -94,6 +95,31 @@ pub fn explain(layout: &KvLayout, usage: &SequenceUsage, cached: usize, computed
             "\nwindow {} from position {}: {}",
             change.window, change.position, change.reason
         ));
+    }
+    text
+}
+
+/// The `memory.kv_memory` object of the contract.
+pub fn pages_json(pages: &KvMemory) -> Json {
+    let words = |effect: &Option<Effect>| effect.as_ref().map(Effect::to_string);
+    json!({
+        "backing": pages.backing.name(),
+        "resident_bytes": pages.resident_bytes,
+        "huge_pages": words(&pages.huge_pages),
+        "merged": words(&pages.merged),
+        "paths": pages.paths,
+    })
+}
+
+/// The same in words.
+pub fn pages(pages: &KvMemory) -> String {
+    let resident = pages.resident_bytes.map_or("unknown".to_owned(), human);
+    let mut text = format!("kv memory {}, {resident} resident", pages.backing.name());
+    if let Some(merged) = &pages.merged {
+        text.push_str(&format!("; merged pages: {merged}"));
+    }
+    for path in &pages.paths {
+        text.push_str(&format!("; {}", path.display()));
     }
     text
 }

@@ -612,3 +612,42 @@ fn an_interrupted_run_is_cancelled() {
     drain.join().unwrap();
     assert_eq!(ended.json()["finish_reason"], "cancelled");
 }
+
+/// `--kv-memory` changes where the pages come from and nothing that is said; the report is the kernel's.
+#[cfg(target_os = "linux")]
+#[test]
+fn pages_of_keys_and_values_by_kind() {
+    let Some((sandbox, model)) = shared() else {
+        return;
+    };
+    let run = |kind: &str| {
+        let prompt = ["--raw", "--prompt", "Once upon a time", "-n", "24"];
+        let arguments = [
+            &["run", text(&model), "--json", "--kv-memory", kind],
+            &prompt[..],
+        ];
+        let ended = sandbox.run(&arguments.concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let mut found = ended.json();
+        let pages = found["memory"]["kv_memory"].take();
+        assert_eq!(pages["backing"], kind);
+        assert!(pages["resident_bytes"].as_u64().unwrap() > 0, "{pages}");
+        (found["token_ids"].take(), pages)
+    };
+    let (tokens, private) = run("private");
+    assert!(
+        private["merged"].is_null() && private["paths"].as_array().unwrap().is_empty(),
+        "{private}"
+    );
+    let (same, mergeable) = run("mergeable");
+    assert_eq!(tokens, same);
+    // The kernel says whether it merged anything, or why not.
+    let merged = mergeable["merged"].as_str().unwrap();
+    let words = ["active for", "no effect so far", "not possible"];
+    assert!(words.iter().any(|w| merged.starts_with(w)), "{merged}");
+    let (same, memfd) = run("memfd");
+    assert_eq!(tokens, same);
+    let paths = memfd["paths"].as_array().unwrap();
+    let is_fd = |path: &Value| path.as_str().is_some_and(|p| p.starts_with("/proc/"));
+    assert!(!paths.is_empty() && paths.iter().all(is_fd), "{memfd}");
+}

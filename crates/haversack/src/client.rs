@@ -16,7 +16,7 @@ use haversack_conversations::scheduler::{
 use haversack_conversations::session::{Embed, ListedSession, SessionError, SessionId, Sessions};
 use haversack_engine::Model;
 use haversack_engine::device::Thermal;
-use haversack_engine::runtime::{KvLayout, Runtime};
+use haversack_engine::runtime::{KvLayout, KvMemory, Runtime};
 use haversack_memory::clock::now_ms;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -358,6 +358,11 @@ impl Client {
 
     pub fn memory(&self) -> Reply<MemoryReport> {
         self.ask(|thread| Ok::<_, Error>(thread.driver.scheduler().memory_report()))
+    }
+
+    /// The pages of keys and values, as the kernel reports them.
+    pub fn kv_memory(&self) -> Reply<KvMemory> {
+        self.ask(|thread| Ok::<_, Error>(KvMemory::new(thread.driver.scheduler().runtime())))
     }
 
     /// Counts bytes that the caller is about to allocate against the budget.

@@ -11,12 +11,12 @@ use haversack_conversations::session::{ListedSession, SessionOptions, Sessions};
 use haversack_engine::device::Thermal;
 use haversack_engine::encoder::{Encoder, EncoderOptions};
 use haversack_engine::kv_quality::probe;
-use haversack_engine::runtime::Runtime;
 use haversack_engine::runtime::adaptive;
+use haversack_engine::runtime::{KvMemory, Runtime};
 use haversack_engine::{
     Codec, KvForm, KvOptions, LoadOptions, Model, Policy, Repack, Retention, RuntimeOptions,
 };
-use haversack_memory::bytes;
+use haversack_memory::{Backing, bytes};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -76,6 +76,11 @@ impl Engine {
     /// Where every byte of the budget is: the ledger, by conversation, zone and codec.
     pub fn memory(&self) -> Result<MemoryReport, Error> {
         self.0.memory().wait()
+    }
+
+    /// The pages of keys and values, as the kernel reports them.
+    pub fn kv_memory(&self) -> Result<KvMemory, Error> {
+        self.0.kv_memory().wait()
     }
 
     /// Says how short of memory the system is, for systems that tell their applications.
@@ -177,6 +182,12 @@ impl EngineBuilder {
     /// How keys and values are stored; int4 unless said.
     pub fn kv(mut self, codec: Codec) -> EngineBuilder {
         self.runtime.kv = KvOptions::new(KvForm::both(codec.form()));
+        self
+    }
+
+    /// Where the pages of keys and values come from; private memory unless said.
+    pub fn kv_memory(mut self, backing: Backing) -> EngineBuilder {
+        self.runtime.kv_memory = backing;
         self
     }
 

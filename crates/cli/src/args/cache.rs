@@ -244,6 +244,17 @@ pub enum WeightsArg {
     Locked,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum KvMemoryArg {
+    /// Memory of this process alone
+    #[default]
+    Private,
+    /// Pages that the kernel may merge with equal ones (KSM, where it runs)
+    Mergeable,
+    /// A file in memory that other programs of this user can map
+    Memfd,
+}
+
 /// Windows from positions on, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WindowPlan(pub Vec<(u64, usize)>);

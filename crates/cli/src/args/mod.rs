@@ -9,7 +9,8 @@ mod compare;
 mod values;
 
 pub use cache::{
-    CacheArgs, Kv, KvPair, PositionsArg, ProbeArg, ProfileName, RecentKv, Switch, WeightsArg,
+    CacheArgs, Kv, KvMemoryArg, KvPair, PositionsArg, ProbeArg, ProfileName, RecentKv, Switch,
+    WeightsArg,
 };
 pub use compare::{CompareArgs, CompareTask};
 
@@ -115,6 +116,10 @@ pub struct ComputeArgs {
     /// How weights are kept in memory [default: auto]
     #[arg(long, value_name = "MODE")]
     pub weights: Option<WeightsArg>,
+
+    /// Pages of keys and values [default: private]
+    #[arg(long, value_name = "KIND")]
+    pub kv_memory: Option<KvMemoryArg>,
 
     #[command(flatten)]
     pub cache: CacheArgs,

@@ -8,6 +8,7 @@ use crate::input::Text;
 use crate::{ledger, out};
 use anyhow::{Context, Result};
 use haversack::cache::policy::profile::Profile;
+use haversack::memory::Backing;
 use haversack::text::template::Message;
 use haversack::text::tokenizer::EncodeOptions;
 use serde_json::json;
@@ -31,11 +32,13 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
         stop.extend(usual.map(|text| text.to_string()));
     }
     let (name, load, plan) = (loaded.name(), loaded.load, loaded.plan_in_words());
-    let (engine, mut memory) = loaded.start(None, 0)?;
+    let (engine, mut memory) = loaded.start(None, 1)?;
     let layout = engine.client().layout().clone();
     let prompt_tokens = ids.len();
     let prompt = engine
         .complete_tokens(ids)
+        // Its rows stay until the engine ends, for the report about their pages.
+        .continues()
         .max_tokens(max_tokens)
         .ignore_end(args.ignore_eos)
         .sample(sample)
@@ -46,6 +49,7 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
         memory: Some(&mut memory),
     };
     let answer = answer::show(prompt, showing).with_context(|| name)?;
+    let pages = engine.kv_memory()?;
     drop(engine);
 
     let (prefill, decode, completion) = (answer.prefill(), answer.decode(), answer.tokens.len());
@@ -61,6 +65,9 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
             "{completion} tokens at {decode_speed:.1}/s; prompt {prompt_tokens} tokens at {prefill_speed:.1}/s"
         ));
         out::note(&ledger::bar(&layout, &held.usage));
+        if pages.backing != Backing::Private {
+            out::note(&ledger::pages(&pages));
+        }
     }
     if args.explain {
         plan.iter()
@@ -71,6 +78,8 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
     if !as_json {
         return Ok(());
     }
+    let mut memory = memory.json();
+    memory["kv_memory"] = ledger::pages_json(&pages);
     out::json(&json!({
         "text": answer.text,
         "token_ids": answer.tokens,
@@ -88,7 +97,7 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
             "decode_tokens_per_second": decode_speed,
         },
         "kv": ledger::kv_json(&layout, &held.usage),
-        "memory": memory.json(),
+        "memory": memory,
         "context": ledger::context_json(&layout, &held.usage, 0),
     }))
 }

@@ -99,6 +99,7 @@ impl Runtime {
             error_feedback: carries,
             budget_bytes: options.budget_bytes,
             row_stats: setting.noting,
+            backing: options.kv_memory,
             ..arenas
         })?;
         let (threads, int8) = (setting.threads, setting.int8);

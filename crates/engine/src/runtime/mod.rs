@@ -24,6 +24,6 @@ pub use error::{RuntimeError, StepError};
 pub use generate::{Finish, GenerateEvent, GenerateOptions, GenerateTimes, Generation, generate};
 pub use haversack_cache::SequenceId;
 pub use options::RuntimeOptions;
-pub use report::{KvLayout, SequenceUsage};
+pub use report::{KvLayout, KvMemory, SequenceUsage};
 pub use retention::SequenceRetention;
 pub use score::{ScoredToken, score};

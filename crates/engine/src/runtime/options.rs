@@ -10,7 +10,7 @@ use crate::model::kv::KvOptions;
 use haversack_cache::{PositionMode, StatsFormat};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::cpu::Backend;
-use haversack_memory::SlabIo;
+use haversack_memory::{Backing, SlabIo};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -39,6 +39,8 @@ pub struct RuntimeOptions {
     pub cache_dir: Option<PathBuf>,
     /// Ceiling for everything the runtime allocates: blocks, tables, scratch, side data.
     pub budget_bytes: Option<usize>,
+    /// Where the pages of keys and values come from.
+    pub kv_memory: Backing,
     pub backend: Backend,
     #[doc(hidden)]
     pub slabs: Slabs,
@@ -66,6 +68,7 @@ impl Default for RuntimeOptions {
             follow_device: false,
             cache_dir: None,
             budget_bytes: None,
+            kv_memory: Backing::default(),
             backend: Backend::best(),
             slabs: Slabs::default(),
         }

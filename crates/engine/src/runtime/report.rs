@@ -6,6 +6,8 @@ use super::error::StepError;
 use crate::device::WindowChange;
 use crate::model::kv::KvOptions;
 use haversack_cache::{Ledger, SequenceId};
+use haversack_memory::{Arena, Backing, Effect};
+use std::path::PathBuf;
 
 /// How a runtime stores keys and values, and how many rows it keeps.
 #[derive(Clone, Debug)]
@@ -22,6 +24,33 @@ impl KvLayout {
             kv: runtime.kv().clone(),
             bounds: *runtime.bounds(),
             is_zoned: runtime.store().layers().iter().any(|layer| layer.zoned()),
+        }
+    }
+}
+
+/// The pages of keys and values, as the kernel reports them. Takes milliseconds: not for the path of a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvMemory {
+    pub backing: Backing,
+    /// `None` where the system does not say.
+    pub resident_bytes: Option<u64>,
+    /// `None` while none were asked for.
+    pub huge_pages: Option<Effect>,
+    /// Pages merged with equal ones, of the whole process; `None` unless they are [`Backing::Mergeable`].
+    pub merged: Option<Effect>,
+    /// Where another process of this user finds the bytes of [`Backing::Memfd`].
+    pub paths: Vec<PathBuf>,
+}
+
+impl KvMemory {
+    pub fn new(runtime: &Runtime) -> KvMemory {
+        let arenas = || runtime.store().pools().iter().map(|pool| pool.arena());
+        KvMemory {
+            backing: arenas().next().map_or(Backing::default(), Arena::backing),
+            resident_bytes: arenas().map(Arena::resident_bytes).sum(),
+            huge_pages: arenas().filter_map(Arena::huge_pages).reduce(Effect::and),
+            merged: arenas().find_map(Arena::merged),
+            paths: arenas().filter_map(Arena::memfd_path).collect(),
         }
     }
 }

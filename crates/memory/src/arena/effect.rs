@@ -28,6 +28,19 @@ pub enum Effect {
     Unavailable { reason: String },
 }
 
+impl Effect {
+    /// Of two arenas: the bytes of both, or the first reason.
+    pub fn and(self, other: Effect) -> Effect {
+        match (self, other) {
+            (Effect::Active { bytes: a }, Effect::Active { bytes: b }) => {
+                Effect::Active { bytes: a + b }
+            }
+            (active @ Effect::Active { .. }, _) | (_, active @ Effect::Active { .. }) => active,
+            (first, _) => first,
+        }
+    }
+}
+
 impl fmt::Display for Effect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
