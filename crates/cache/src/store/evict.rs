@@ -34,19 +34,15 @@ impl Store {
     pub fn truncate(&mut self, id: SequenceId, position: u64) -> CacheResult {
         let (storage, sequence) = (&mut self.storage, self.sequences.idle_mut(id)?);
         if position > sequence.position {
-            return Err(CacheError::Truncate {
-                asked: position,
-                position: sequence.position,
-            });
+            let (asked, position) = (position, sequence.position);
+            return Err(CacheError::Truncate { asked, position });
         }
         if position == sequence.position {
             return Ok(());
         }
         if !can_restore(storage, sequence, position) {
-            return Err(CacheError::NotRestorable {
-                asked: position,
-                oldest: oldest_restorable(storage, sequence),
-            });
+            let (asked, oldest) = (position, oldest_restorable(storage, sequence));
+            return Err(CacheError::NotRestorable { asked, oldest });
         }
         let pools = &mut storage.pools;
         for (layer, table) in storage.layers.iter().zip(&mut sequence.tables) {
@@ -90,11 +86,9 @@ impl Store {
     pub fn apply(&mut self, id: SequenceId, plan: &EvictionPlan) -> CacheResult<EvictionOutcome> {
         let mut ledger = self.ledger();
         let (storage, sequence) = (&mut self.storage, self.sequences.idle_mut(id)?);
-        if plan.position != sequence.position {
-            return Err(CacheError::StalePlan {
-                planned: plan.position,
-                position: sequence.position,
-            });
+        let (planned, position) = (plan.position, sequence.position);
+        if planned != position {
+            return Err(CacheError::StalePlan { planned, position });
         }
         let mut end = 0;
         for gap in &plan.drop {

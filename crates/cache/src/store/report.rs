@@ -141,10 +141,7 @@ fn add(storage: &Storage, sums: &mut Vec<ZoneBytes>, held: &HeldBlock) {
 /// The tokens of one layer, from the first to the last that was fed.
 pub(super) fn token_runs(storage: &Storage, sequence: &Sequence, layer: usize) -> Vec<TokenRun> {
     let table = &sequence.tables[layer];
-    let sinks = match table.sinks {
-        Some(_) => storage.zones.sinks as u64,
-        None => 0,
-    };
+    let sinks = table.sinks.map_or(0, |_| storage.zones.sinks as u64);
     let mut states: Vec<(Range<u64>, TokenState)> = Vec::new();
     for (i, entry) in table.entries.iter().enumerate() {
         let zone = zone(&storage.layers[layer], entry);
@@ -178,11 +175,8 @@ pub(super) fn token_runs(storage: &Storage, sequence: &Sequence, layer: usize) -
 
 /// The zone of an entry's visible form. A layer with one form has no recent zone.
 fn zone(layer: &Layer, entry: &BlockEntry) -> Zone {
-    if layer.shape.zoned() && entry.is_near() {
-        Zone::Recent
-    } else {
-        Zone::Rest
-    }
+    let is_recent = layer.shape.zoned() && entry.is_near();
+    if is_recent { Zone::Recent } else { Zone::Rest }
 }
 
 /// Positions of an entry's rows, in stretches that are hidden or not.

@@ -156,20 +156,19 @@ impl Sequence {
         let mut blocks: Vec<BlockSummary> = with_room(entries.max().unwrap_or(0))?;
         for (layer, table) in storage.layers.iter().zip(&self.tables) {
             for entry in &table.entries {
+                let (first_position, rows) = (entry.first_position, entry.rows);
                 let mut bytes = storage.entry_bytes(layer, entry) as u64;
-                if entry.first_position == 0 {
+                if first_position == 0 {
                     bytes += storage.sink_bytes(layer, table) as u64;
                 }
-                let at = blocks.partition_point(|b| b.first_position < entry.first_position);
+                let at = blocks.partition_point(|b| b.first_position < first_position);
                 match blocks.get_mut(at) {
-                    Some(block) if block.first_position == entry.first_position => {
-                        block.bytes += bytes;
-                    }
+                    Some(block) if block.first_position == first_position => block.bytes += bytes,
                     _ => {
                         reserve_exact(&mut blocks, 1)?;
                         let block = BlockSummary {
-                            first_position: entry.first_position,
-                            rows: entry.rows,
+                            first_position,
+                            rows,
                             bytes,
                         };
                         blocks.insert(at, block);

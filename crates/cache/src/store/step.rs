@@ -199,11 +199,9 @@ impl Step {
             return Err(CacheError::Busy { index });
         }
         let position = sequences.slots[index].position;
-        if position != growth.position {
-            return Err(CacheError::Position {
-                expected: position,
-                found: growth.position,
-            });
+        let (expected, found) = (position, growth.position);
+        if expected != found {
+            return Err(CacheError::Position { expected, found });
         }
         let max = (u64::MAX / 2).saturating_sub(position);
         if growth.tokens as u64 > max.min(u64::from(u32::MAX)) {

@@ -182,10 +182,8 @@ impl Storage {
     }
 
     pub fn layer(&self, layer: usize) -> CacheResult<&Layer> {
-        self.layers.get(layer).ok_or(CacheError::NoSuchLayer {
-            layer,
-            layers: self.layers.len(),
-        })
+        let (found, layers) = (self.layers.get(layer), self.layers.len());
+        found.ok_or(CacheError::NoSuchLayer { layer, layers })
     }
 
     /// Bytes of mean keys and error feedback.

@@ -111,15 +111,17 @@ impl Governor {
     }
 
     fn down(&self, missing: u64) -> usize {
-        let tokens = usize::try_from(missing / self.bytes_per_token as u64).unwrap_or(usize::MAX);
-        let target = self.step(self.window.saturating_sub(tokens.max(1)));
-        target.min(self.window)
+        let target = self.window.saturating_sub(self.tokens(missing).max(1));
+        self.step(target).min(self.window)
     }
 
     fn up(&self, spare: u64) -> usize {
-        let tokens = usize::try_from(spare / self.bytes_per_token as u64).unwrap_or(usize::MAX);
-        self.step(self.window.saturating_add(tokens))
-            .max(self.window)
+        let target = self.window.saturating_add(self.tokens(spare));
+        self.step(target).max(self.window)
+    }
+
+    fn tokens(&self, bytes: u64) -> usize {
+        usize::try_from(bytes / self.bytes_per_token as u64).unwrap_or(usize::MAX)
     }
 }
 

@@ -96,7 +96,7 @@ impl StoredEmbedding {
             scale: f32::from_le_bytes([*a, *b, *c, *d]),
             codes: codes.map(|byte| i8::from_le_bytes([byte])),
         };
-        let length = stored.scale * (stored.dot(&stored) as f32).sqrt();
+        let length = stored.scale * stored.length();
         // Written so that NaN is refused.
         if (length - 1.0).abs() <= LENGTH_SLACK {
             return Ok(stored);
@@ -106,8 +106,7 @@ impl StoredEmbedding {
 
     /// [`similarity`] of two stored embeddings; exact but for their rounding.
     pub fn similarity(&self, other: &StoredEmbedding) -> f32 {
-        let lengths = self.length() * other.length();
-        self.dot(other) as f32 / lengths
+        self.dot(other) as f32 / (self.length() * other.length())
     }
 
     /// Of the codes.

@@ -210,11 +210,9 @@ impl<'a> HeaderReader<'a> {
                 "tensor {name:.80}: bytes {begin} to {end} are not within the {data} of the file"
             ));
         }
-        let bytes = dims[..rank]
-            .iter()
-            .try_fold(width, |n, dim| n.checked_mul(*dim));
-        if bytes != Some(end - begin) {
-            let (shape, bytes) = (&dims[..rank], end - begin);
+        let (shape, bytes) = (&dims[..rank], end - begin);
+        let wanted = shape.iter().try_fold(width, |n, dim| n.checked_mul(*dim));
+        if wanted != Some(bytes) {
             return refused(format!(
                 "tensor {name:.80}: {dtype} of {shape:?} does not fill {bytes} bytes"
             ));
@@ -302,10 +300,9 @@ impl<'a> HeaderReader<'a> {
     }
 
     fn skip_space(&mut self) {
+        let is_space = |b: &&u8| matches!(b, b' ' | b'\t' | b'\n' | b'\r');
         let bytes = self.text.as_bytes().iter().skip(self.at);
-        self.at += bytes
-            .take_while(|b| matches!(b, b' ' | b'\t' | b'\n' | b'\r'))
-            .count();
+        self.at += bytes.take_while(is_space).count();
     }
 
     fn unexpected<T>(&self, wanted: &str) -> Result<T, EncoderFileError> {

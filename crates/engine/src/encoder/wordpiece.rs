@@ -51,9 +51,8 @@ impl WordPiece {
             ));
         }
         let lines = bytes.strip_suffix(b"\n").unwrap_or(bytes);
-        let lines = lines
-            .split(|b| *b == b'\n')
-            .map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+        let lines = lines.split(|b| *b == b'\n');
+        let lines = lines.map(|line| line.strip_suffix(b"\r").unwrap_or(line));
         let pieces = Pieces::new(lines).map_err(|error| EncoderFileError(error.to_string()))?;
         let special = |piece: &str| {
             let found = pieces.find(piece.as_bytes());
@@ -263,19 +262,12 @@ fn decompose(c: char, out: &mut impl FnMut(char)) {
     const TRAILS: u32 = 28;
     if ('\u{ac00}'..='\u{d7a3}').contains(&c) {
         let syllable = u32::from(c) - SYLLABLES;
-        let (lead, vowel, trail) = (
-            syllable / (VOWELS * TRAILS),
-            syllable / TRAILS % VOWELS,
-            syllable % TRAILS,
-        );
+        let (lead, vowel) = (syllable / (VOWELS * TRAILS), syllable / TRAILS % VOWELS);
+        let trail = syllable % TRAILS;
         let letters = [0x1100 + lead, 0x1161 + vowel, 0x11a7 + trail];
         let letters = &letters[..if trail == 0 { 2 } else { 3 }];
-        letters
-            .iter()
-            .copied()
-            .filter_map(char::from_u32)
-            .for_each(out);
-        return;
+        let letters = letters.iter().copied();
+        return letters.filter_map(char::from_u32).for_each(out);
     }
     match base(c) {
         Some(rest) => rest.chars().for_each(out),
@@ -290,10 +282,8 @@ fn base(c: char) -> Option<&'static str> {
     while low < high {
         let middle = low + (high - low) / 2;
         let bytes = BASES.as_bytes();
-        let start = bytes[..middle]
-            .iter()
-            .rposition(|b| *b == b'\n')
-            .map_or(0, |at| at + 1);
+        let before = bytes[..middle].iter().rposition(|b| *b == b'\n');
+        let start = before.map_or(0, |at| at + 1);
         let end = start + bytes[start..].iter().position(|b| *b == b'\n')?;
         let line = &BASES[start..end];
         let first = line.chars().next()?;

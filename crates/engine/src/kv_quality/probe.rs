@@ -246,12 +246,7 @@ pub fn measure(
     std::thread::scope(|scope| {
         let runner = &mut runner;
         let reader = scope.spawn(move || {
-            let span = StepSpan {
-                sequence: id,
-                position: 0,
-                tokens: ids,
-                want: LogitRows::Nothing,
-            };
+            let span = StepSpan::new(id, 0, ids, LogitRows::Nothing);
             // Dropping the sender ends the other thread's loop; once that has stopped, nothing is sent.
             let mut capture = |captured| drop(send.send(captured));
             let read = runner.step(&[span], StepMode::Capture(&mut capture));
@@ -305,12 +300,8 @@ fn append(
 ) -> CacheResult<Vec<f32>> {
     let mut logits = Vec::new();
     for tokens in tokens.chunks(runner.chunk_for(None)) {
-        let span = StepSpan {
-            sequence,
-            position: runner.store.position(sequence)?,
-            tokens,
-            want,
-        };
+        let position = runner.store.position(sequence)?;
+        let span = StepSpan::new(sequence, position, tokens, want);
         logits.extend_from_slice(runner.step(&[span], StepMode::Append)?);
     }
     Ok(logits)
@@ -324,12 +315,8 @@ struct LayerBench<'a> {
     model: &'a Arc<Model>,
     stats: Option<&'a KeyStats>,
     layer: usize,
-    /// (row, kv_head, dim), roped.
-    keys: Vec<f32>,
-    values: Vec<f32>,
-    /// (row, head, dim), roped.
-    queries: Vec<f32>,
-    stream: Vec<f32>,
+    /// Keys and queries are roped.
+    rows: LayerCapture,
 }
 
 /// The damage to one layer.
@@ -403,19 +390,14 @@ impl<'a> LayerBench<'a> {
         model: &'a Arc<Model>,
         stats: Option<&'a KeyStats>,
         layer: usize,
-        captured: LayerCapture,
+        mut captured: LayerCapture,
     ) -> LayerBench<'a> {
         let config = model.config();
         let c = &config.layers[layer];
         let spec = &config.ropes[c.rope];
-        let LayerCapture {
-            mut keys,
-            values,
-            mut queries,
-            stream,
-        } = captured;
+        let LayerCapture { keys, queries, .. } = &mut captured;
         let mut angles = vec![0.0; spec.dims];
-        for (rows, heads) in [(&mut keys, c.kv_heads), (&mut queries, c.heads)] {
+        for (rows, heads) in [(keys, c.kv_heads), (queries, c.heads)] {
             for (position, row) in rows.chunks_exact_mut(heads * c.head_dim).enumerate() {
                 spec.angles(position as u64, &mut angles);
                 for head in row.chunks_exact_mut(c.head_dim) {
@@ -427,10 +409,7 @@ impl<'a> LayerBench<'a> {
             model,
             stats,
             layer,
-            keys,
-            values,
-            queries,
-            stream,
+            rows: captured,
         }
     }
 
@@ -494,8 +473,11 @@ impl<'a> LayerBench<'a> {
                 position: rows.start as u64,
                 tokens: BLOCK_SLOTS,
             }])?;
-            let (k, v) = (part(&self.keys, narrow), part(&self.values, narrow));
-            let q = part(&self.queries, wide);
+            let (k, v) = (
+                part(&self.rows.keys, narrow),
+                part(&self.rows.values, narrow),
+            );
+            let q = part(&self.rows.queries, wide);
             let mut exact: Vec<f32> = Vec::new();
             for (i, variant) in variants.iter().enumerate() {
                 store.write(exec, &mut step, id, i, &k, &v)?;
@@ -543,7 +525,7 @@ impl<'a> LayerBench<'a> {
                     if is_evaluated {
                         let added = self.added(exec, &out);
                         let dim = self.model.config().dim;
-                        let stream = &self.stream[rows.start * dim..rows.end * dim];
+                        let stream = &self.rows.stream[rows.start * dim..rows.end * dim];
                         if let Variant::Exact = variant {
                             exact = added;
                         } else {
@@ -594,7 +576,7 @@ impl<'a> LayerBench<'a> {
         Ok(LayerDamage {
             layer: self.layer,
             curves,
-            stream: self.stream[(tokens - depth.last()) * dim..tokens * dim].to_vec(),
+            stream: self.rows.stream[(tokens - depth.last()) * dim..tokens * dim].to_vec(),
             outputs,
         })
     }
@@ -715,13 +697,9 @@ impl TextTail<'_> {
 
     /// Mean KL divergence of the logits when the attention of one layer gives `output`.
     fn divergence(&mut self, layer: usize, stream: &[f32], output: &[f32]) -> CacheResult<f32> {
-        let span = StepSpan {
-            sequence: self.id,
-            position: self.runner.store.position(self.id)?,
-            tokens: self.tokens,
-            want: LogitRows::All,
-        };
-        let vocab = self.runner.model().config().vocab;
+        let position = self.runner.store.position(self.id)?;
+        let span = StepSpan::new(self.id, position, self.tokens, LogitRows::All);
+        let vocab = self.runner.model.config().vocab;
         let trial = StepMode::Trial {
             layer,
             stream,

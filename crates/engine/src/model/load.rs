@@ -47,9 +47,8 @@ impl Model {
         options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> LoadResult<Arc<Model>> {
-        Model::read(path, options, progress)
-            .map(Arc::new)
-            .map_err(|e| e.at(path))
+        let model = Model::read(path, options, progress);
+        model.map(Arc::new).map_err(|e| e.at(path))
     }
 
     fn read(
@@ -61,10 +60,8 @@ impl Model {
         let config = Config::read(&gguf, options.context)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let special = |id: Option<u32>| {
-            let piece = id
-                .and_then(|id| tokenizer.piece_raw(id))
-                .unwrap_or_default();
-            String::from_utf8_lossy(piece).into_owned()
+            let piece = id.and_then(|id| tokenizer.piece_raw(id));
+            String::from_utf8_lossy(piece.unwrap_or_default()).into_owned()
         };
         // Without its template a model can still complete text.
         let template = match gguf.str("tokenizer.chat_template") {

@@ -39,18 +39,16 @@ pub fn open_or_write(
     progress: &mut dyn FnMut(u64, u64),
 ) -> io::Result<FileMap> {
     let path = dir.join(format!("{}.packed", &key.to_hex()[..32]));
-    match open(weights, key, &path) {
-        Ok(map) => Ok(map),
-        Err(_) => {
-            fs::create_dir_all(dir)?;
-            weights.gguf.advise(MapAdvice::Sequential);
-            let written = write(weights, key, &path, pool, progress);
-            // The model goes on reading embeddings, or everything, from the same maps.
-            weights.gguf.advise(MapAdvice::Normal);
-            written?;
-            open(weights, key, &path)
-        }
+    if let Ok(map) = open(weights, key, &path) {
+        return Ok(map);
     }
+    fs::create_dir_all(dir)?;
+    weights.gguf.advise(MapAdvice::Sequential);
+    let written = write(weights, key, &path, pool, progress);
+    // The model goes on reading embeddings, or everything, from the same maps.
+    weights.gguf.advise(MapAdvice::Normal);
+    written?;
+    open(weights, key, &path)
 }
 
 fn open(weights: &Weights, key: &blake3::Hash, path: &Path) -> io::Result<FileMap> {

@@ -109,11 +109,8 @@ impl Completion {
         room: Option<u64>,
     ) -> Result<Completion, StopError> {
         // The last token sampled need not have a position.
-        let room = room.map(|room| {
-            usize::try_from(room)
-                .unwrap_or(usize::MAX)
-                .saturating_add(1)
-        });
+        let room = room.map(|room| usize::try_from(room).unwrap_or(usize::MAX));
+        let room = room.map(|room| room.saturating_add(1));
         let limit = match (options.tokens_max, room) {
             (Some(max), Some(room)) => Some(max.min(room)),
             (max, room) => max.or(room),

@@ -195,7 +195,7 @@ impl Runtime {
     }
 
     pub fn threads(&self) -> usize {
-        self.runner.threads()
+        self.runner.pool.threads()
     }
 
     /// Computes with this many threads from now on, at most as many as the options said. Tokens do not depend on it.
@@ -258,7 +258,7 @@ impl Runtime {
 
     /// Sets what sessions keep beside sequences: a level, which the budget covers like everything else.
     pub fn set_session_bytes(&mut self, bytes: usize) -> StepResult {
-        let own = self.runner.side_bytes() - self.session_bytes;
+        let own = self.runner.side_bytes - self.session_bytes;
         self.runner.set_side_bytes(own + bytes)?;
         self.session_bytes = bytes;
         Ok(())
@@ -266,13 +266,13 @@ impl Runtime {
 
     /// Charges bytes that others keep beside sequences: a change, not a level.
     pub fn charge_side(&mut self, bytes: usize) -> StepResult {
-        let side = self.runner.side_bytes().saturating_add(bytes);
+        let side = self.runner.side_bytes.saturating_add(bytes);
         Ok(self.runner.set_side_bytes(side)?)
     }
 
     /// Takes back what [`Runtime::charge_side`] charged, or a part of it.
     pub fn release_side(&mut self, bytes: usize) {
-        let side = self.runner.side_bytes();
+        let side = self.runner.side_bytes;
         let bytes = bytes.min(side - self.session_bytes);
         // Less than before always fits.
         if let Err(error) = self.runner.set_side_bytes(side - bytes) {
@@ -310,7 +310,7 @@ impl Runtime {
             retention: self.rules.default_state(),
             ..SequenceState::default()
         };
-        self.runner.sequences.insert(id, state);
+        self.runner.sequences.states.insert(id, state);
     }
 
     /// Puts blocks that left a sequence back to where they were.
@@ -359,7 +359,7 @@ impl Runtime {
     }
 
     fn retention_of(&self, id: SequenceId) -> Option<&RetentionState> {
-        Some(&self.runner.sequences.get(id)?.retention)
+        Some(&self.runner.sequences.states.get(&id)?.retention)
     }
 
     /// Every change of a sequence's window so far, in order. Passed to [`Retention::replay`], they give the
@@ -383,7 +383,7 @@ impl Runtime {
     /// Predicted KL of all evictions of a sequence so far, where a guard looks at them.
     pub fn quality_debt(&self, id: SequenceId) -> Option<f64> {
         self.evictor.guard.as_ref()?;
-        let state = self.runner.sequences.get(id);
+        let state = self.runner.sequences.states.get(&id);
         Some(state.map_or(0.0, |state| state.quality_debt))
     }
 
@@ -419,7 +419,7 @@ impl Runtime {
         }
         self.read_device();
         let target = self.device.as_ref().and_then(|d| d.target.as_ref());
-        let Some(state) = self.runner.sequences.get_mut(id) else {
+        let Some(state) = self.runner.sequences.states.get_mut(&id) else {
             return;
         };
         let state = &mut state.retention;
@@ -446,7 +446,7 @@ impl Runtime {
         }
         self.runner.step(spans, StepMode::Append)?;
         self.trace(spans);
-        Ok(self.runner.scratch.last_logits())
+        Ok(&self.runner.scratch.logits)
     }
 
     /// Feeds tokens step by step and hands over the logits of each step: all of them, or only those of
@@ -472,13 +472,8 @@ impl Runtime {
                 (false, true) => LogitRows::Last,
                 (false, false) => LogitRows::Nothing,
             };
-            let step = self.step(&[StepSpan {
-                sequence: id,
-                position,
-                tokens: &tokens[done..done + take],
-                want,
-            }]);
-            match step {
+            let part = &tokens[done..done + take];
+            match self.step(&[StepSpan::new(id, position, part, want)]) {
                 // A smaller step needs less memory; the bits are the same.
                 Err(error) if error.is_cannot_fit() && take > CHUNK_MIN => {
                     chunk = (take / 2 / CHUNK_MIN * CHUNK_MIN).max(CHUNK_MIN);
@@ -534,18 +529,13 @@ impl Runtime {
 
     /// Logits of the last step.
     pub fn logits(&self) -> &[f32] {
-        self.runner.scratch.last_logits()
+        &self.runner.scratch.logits
     }
 
     /// One new token of one sequence.
     pub fn decode(&mut self, id: SequenceId, token: u32) -> StepResult<&[f32]> {
         let position = self.position(id)?;
-        self.step(&[StepSpan {
-            sequence: id,
-            position,
-            tokens: &[token],
-            want: LogitRows::Last,
-        }])
+        self.step(&[StepSpan::new(id, position, &[token], LogitRows::Last)])
     }
 
     fn check(&self, spans: &[StepSpan<'_>]) -> StepResult {

@@ -64,7 +64,11 @@ impl Evictor {
         span: &StepSpan<'_>,
     ) -> StepResult {
         let (id, position) = (span.sequence, span.position);
-        let state = runner.sequences.get(id).map(|state| &state.retention);
+        let state = runner
+            .sequences
+            .states
+            .get(&id)
+            .map(|state| &state.retention);
         let Some((state, window)) = state.and_then(|state| Some((state, state.window?))) else {
             return Ok(());
         };
@@ -140,7 +144,7 @@ impl Evictor {
         }
         if let Some(guard) = &mut self.guard {
             let kl = guard.settle();
-            if let Some(state) = runner.sequences.get_mut(id) {
+            if let Some(state) = runner.sequences.states.get_mut(&id) {
                 state.quality_debt += kl;
             }
             log::debug!("position {position}: predicted KL {kl:.6}");

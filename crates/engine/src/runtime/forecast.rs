@@ -65,9 +65,8 @@ impl Runtime {
         let needs = plan::needs(self.model().config(), kv, setting, rows);
         let layout = self.runner.sequences.layout.as_ref();
         let samples = layout.map_or(0, |layout| layout.ring_bytes());
-        [needs.tables_bytes, samples]
-            .into_iter()
-            .fold(needs.kv_bytes, usize::saturating_add)
+        let bytes = needs.kv_bytes.saturating_add(needs.tables_bytes);
+        bytes.saturating_add(samples)
     }
 
     /// Bytes of scratch after steps of `sequences` sequences, which read `tokens` tokens together and have at most `rows`

@@ -191,10 +191,8 @@ pub fn window(
     let id = runtime.open()?;
     let truth_id = reference.as_mut().map(|r| r.open()).transpose()?;
     let mut reader = TextReader::new(runtime, id);
-    let mut truth = match (&mut reference, truth_id) {
-        (Some(reference), Some(id)) => Some(TextReader::new(reference, id)),
-        _ => None,
-    };
+    let truth = reference.as_deref_mut().zip(truth_id);
+    let mut truth = truth.map(|(reference, id)| TextReader::new(reference, id));
     let readers = std::slice::from_mut(&mut reader);
     let whole = side_by_side(readers, truth.as_mut(), tokens, from, 0, progress);
     let tally = reader.tally;
@@ -243,11 +241,10 @@ fn count_in_segment(
     if tallies.len() <= next / segment {
         tallies.push(KlTally::default());
     }
-    let not_finite = StepError::NotFinite {
-        position: position as u64,
-    };
-    let tally = tallies.last_mut().ok_or(not_finite.clone())?;
-    tally.count(logits, None, tokens[next]).ok_or(not_finite)
+    let position = position as u64;
+    let tally = tallies.last_mut();
+    let counted = tally.and_then(|tally| tally.count(logits, None, tokens[next]));
+    counted.ok_or(StepError::NotFinite { position })
 }
 
 /// The exact counterpart of [`stream`]: for each run of `stride` tokens the anchors and the window before it

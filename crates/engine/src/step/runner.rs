@@ -40,7 +40,7 @@ pub struct ModelRunner {
     /// What the step under way adds to each sequence; kept for its memory.
     growth: Vec<SequenceGrowth>,
     /// Charged beside blocks, whatever is open.
-    side_bytes: usize,
+    pub(crate) side_bytes: usize,
 }
 
 impl ModelRunner {
@@ -71,24 +71,12 @@ impl ModelRunner {
         rows.clamp(CHUNK_MIN, CHUNK_MAX) / CHUNK_MIN * CHUNK_MIN
     }
 
-    pub fn model(&self) -> &Arc<Model> {
-        &self.model
-    }
-
-    pub fn threads(&self) -> usize {
-        self.pool.threads()
-    }
-
     pub fn set_threads(&mut self, threads: usize) {
-        if threads != self.threads() {
+        if threads != self.pool.threads() {
             self.pool = ThreadPool::new(threads);
             // The scratch has room for each thread.
             self.scratch.release(self.model.config());
         }
-    }
-
-    pub fn side_bytes(&self) -> usize {
-        self.side_bytes
     }
 
     /// Charges what others keep beside blocks: a level. Query samples come on top.
@@ -136,7 +124,7 @@ impl ModelRunner {
         self.charge_side(side, 1)?;
         let made = make(&mut self.store).and_then(|id| match state(self) {
             Ok(state) => {
-                self.sequences.insert(id, state);
+                self.sequences.states.insert(id, state);
                 Ok(id)
             }
             Err(error) => {
@@ -150,7 +138,7 @@ impl ModelRunner {
 
     pub fn close(&mut self, id: SequenceId) -> CacheResult {
         self.store.close(id)?;
-        self.sequences.remove(id);
+        self.sequences.states.remove(&id);
         Ok(self.charge_side(self.side_bytes, 0)?)
     }
 
@@ -190,14 +178,14 @@ impl ModelRunner {
         let is_trial = matches!(mode, StepMode::Trial { .. });
         if done.is_err() || is_trial {
             self.store.rollback(step);
-            return done.map(|()| self.scratch.last_logits());
+            return done.map(|()| &self.scratch.logits[..]);
         }
         self.store.commit(step)?;
         for span in spans {
             self.store
                 .recode_ahead(exec, span.sequence, span.tokens.len())?;
         }
-        Ok(self.scratch.last_logits())
+        Ok(&self.scratch.logits[..])
     }
 
     /// Reserves scratch and blocks for a step, or nothing.

@@ -250,8 +250,8 @@ pub struct StepScratch {
     /// (row, ffn)
     pub(super) gate: Vec<f32>,
     pub(super) up: Vec<f32>,
-    /// (wanted row, vocab)
-    pub(super) logits: Vec<f32>,
+    /// Of the last step, (wanted row, vocab).
+    pub(crate) logits: Vec<f32>,
 }
 
 impl StepScratch {
@@ -302,18 +302,13 @@ impl StepScratch {
         &mut self.attention.kernel
     }
 
-    /// Logits of the last step, (wanted row, vocab).
-    pub fn last_logits(&self) -> &[f32] {
-        &self.logits
-    }
-
     /// What one more row costs, attention apart.
     pub fn bytes_per_row(config: &Config) -> usize {
-        let one = |rows| StepSize {
-            rows,
+        let one = StepSize {
+            rows: 1,
             ..StepSize::default()
         };
-        StepScratch::floats(config, one(1)) * size_of::<f32>() + StepScratch::int8_bytes(config, 1)
+        StepScratch::floats(config, one) * size_of::<f32>() + StepScratch::int8_bytes(config, 1)
     }
 
     fn floats(config: &Config, size: StepSize) -> usize {
@@ -363,13 +358,8 @@ impl StepScratch {
 
     /// Bytes of a scratch that was reserved for this size and nothing greater.
     pub fn bytes_for(config: &Config, threads: usize, int8: bool, size: StepSize) -> usize {
-        let int8 = if int8 {
-            StepScratch::int8_bytes(config, size.rows)
-        } else {
-            0
-        };
         StepScratch::floats(config, size) * size_of::<f32>()
-            + int8
+            + usize::from(int8) * StepScratch::int8_bytes(config, size.rows)
             + StepScratch::list_bytes(size)
             + StepScratch::counters(config, size) * size_of::<u64>()
             + StepScratch::softmaxes(config, size) * size_of::<SoftmaxSum>()

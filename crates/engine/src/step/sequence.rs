@@ -50,7 +50,7 @@ pub struct SequenceState {
 
 /// All open sequences.
 pub struct Sequences {
-    states: HashMap<SequenceId, SequenceState>,
+    pub states: HashMap<SequenceId, SequenceState>,
     /// Where the samples of each layer lie in a ring; `None`: no samples are taken.
     pub layout: Option<SampleLayout>,
 }
@@ -61,22 +61,6 @@ impl Sequences {
             states: HashMap::new(),
             layout,
         }
-    }
-
-    pub fn get(&self, id: SequenceId) -> Option<&SequenceState> {
-        self.states.get(&id)
-    }
-
-    pub fn get_mut(&mut self, id: SequenceId) -> Option<&mut SequenceState> {
-        self.states.get_mut(&id)
-    }
-
-    pub fn insert(&mut self, id: SequenceId, state: SequenceState) {
-        self.states.insert(id, state);
-    }
-
-    pub fn remove(&mut self, id: SequenceId) {
-        self.states.remove(&id);
     }
 
     /// A copy of the state of `from` for its fork.

@@ -21,7 +21,16 @@ pub struct StepSpan<'a> {
     pub want: LogitRows,
 }
 
-impl StepSpan<'_> {
+impl<'a> StepSpan<'a> {
+    pub fn new(sequence: SequenceId, position: u64, tokens: &'a [u32], want: LogitRows) -> Self {
+        StepSpan {
+            sequence,
+            position,
+            tokens,
+            want,
+        }
+    }
+
     /// The rows of this span that get logits.
     pub(crate) fn wanted(&self) -> Range<usize> {
         let n = self.tokens.len();

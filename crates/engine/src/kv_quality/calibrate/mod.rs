@@ -96,12 +96,7 @@ impl KeyStats {
         let sequence = runner.open(None, SequenceState::default())?;
         let mut position = 0;
         for tokens in ids.chunks(runner.chunk_for(None).min(PORTION)) {
-            let span = StepSpan {
-                sequence,
-                position: position as u64,
-                tokens,
-                want: LogitRows::Nothing,
-            };
+            let span = StepSpan::new(sequence, position as u64, tokens, LogitRows::Nothing);
             let skip = SKIP.saturating_sub(position);
             let mut layer = 0;
             let mut add = |captured: LayerCapture| {

@@ -223,11 +223,8 @@ impl Guard {
     pub(crate) fn stands_for(&self, layer: usize, position: u64, may_refuse: bool) -> Option<f64> {
         let turns = self.params.turns.max(1);
         let is_turn = (position / BLOCK_SLOTS as u64 + layer as u64).is_multiple_of(turns);
-        match (may_refuse, is_turn) {
-            (true, _) => Some(1.0),
-            (false, true) => Some(turns as f64),
-            (false, false) => None,
-        }
+        let in_turn = is_turn.then_some(turns as f64);
+        if may_refuse { Some(1.0) } else { in_turn }
     }
 
     /// How many candidates a policy should name where `leave` rows leave.
@@ -252,7 +249,7 @@ impl Guard {
         } = request;
         let may = request.counts.may.min(rows.len());
         let must = request.counts.must.min(may);
-        let state = tools.sequences.get(id);
+        let state = tools.sequences.states.get(&id);
         let debt = state.map_or(0.0, |state| state.quality_debt);
         let may = if debt >= self.params.total { must } else { may };
         let fixed = request.fixed.min(must);
