@@ -31,7 +31,7 @@ impl Shown {
     /// What the sequence of a completion held at its end.
     pub fn held(&self) -> RequestReport {
         match &self.report.context {
-            ContextSeen::Completion(held) => held.clone(),
+            ContextSeen::Completion(held) => (**held).clone(),
             ContextSeen::Turn { .. } => RequestReport::default(),
         }
     }

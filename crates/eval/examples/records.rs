@@ -124,7 +124,7 @@ fn main() -> Result<(), Failure> {
 struct Answer {
     right: bool,
     tokens: Vec<u32>,
-    held: RequestReport,
+    held: Box<RequestReport>,
 }
 
 /// A plan for so many tokens instead of the whole context.
@@ -219,7 +219,7 @@ fn ask(
     Ok(answers)
 }
 
-type Said = HashMap<RequestId, (String, Vec<u32>, RequestReport)>;
+type Said = HashMap<RequestId, (String, Vec<u32>, Box<RequestReport>)>;
 
 fn finish(desk: &mut Scheduler) -> Result<Said, Failure> {
     let (mut said, mut failed) = (HashMap::new(), None);

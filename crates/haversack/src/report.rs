@@ -68,7 +68,7 @@ pub struct Report {
 #[derive(Clone, Debug)]
 pub enum ContextSeen {
     /// Of a completion: it ended with the request.
-    Completion(RequestReport),
+    Completion(Box<RequestReport>),
     /// Of a conversation.
     Turn {
         /// `None` where the answer was cancelled before it began: the message is not part of the conversation then.
@@ -79,7 +79,7 @@ pub enum ContextSeen {
 
 impl Default for ContextSeen {
     fn default() -> ContextSeen {
-        ContextSeen::Completion(RequestReport::default())
+        ContextSeen::Completion(Box::default())
     }
 }
 

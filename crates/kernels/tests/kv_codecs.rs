@@ -746,7 +746,7 @@ const LLOYD4: [i8; 16] = [
 const LLOYD3: [i8; 8] = [-127, -79, -45, -14, 14, 45, 79, 127];
 const LLOYD2: [i8; 4] = [-127, -38, 38, 127];
 
-/// Prints what `docs/kv-blocks.md` says about scales: the error the encoder leaves, between the least
+/// Prints what `docs/how-it-works/kv-blocks.md` says about scales: the error the encoder leaves, between the least
 /// that a symmetric book would and the least that its own does, over very many scales.
 #[test]
 #[ignore = "prints figures; takes a while"]

@@ -382,7 +382,7 @@ impl Batch {
                 runtime.close(sequence)?;
             }
             resources.releases += 1;
-            let ended = RequestEvent::Completed(work.completion.end(), report);
+            let ended = RequestEvent::Completed(work.completion.end(), Box::new(report));
             let _ = deliver(request.id, ended);
         }
         Ok(())

@@ -188,7 +188,7 @@ impl Scheduler {
                     shown: 0,
                 },
             };
-            let event = RequestEvent::Completed(completed, RequestReport::default());
+            let event = RequestEvent::Completed(completed, Box::default());
             let _ = deliver(expired.request.id, event);
         }
         self.batch.expire(&mut self.resources, now, deliver)

@@ -136,7 +136,7 @@ pub enum RequestEvent<'a> {
         logits: &'a [f32],
     },
     /// A completion has ended, or a request of either kind passed its deadline in the queue.
-    Completed(Completed, RequestReport),
+    Completed(Completed, Box<RequestReport>),
     /// A turn has ended, is part of its session and was saved.
     TurnSaved(Box<TurnAnswer>),
     Failed(RequestError),

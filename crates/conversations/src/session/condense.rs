@@ -242,7 +242,7 @@ struct Sentence<'a> {
 
 /// Weights of a sentence's value: closeness to the mean of all, names and numbers, share of content words. The sum is
 /// divided by the square root of the length, because two short sentences say more than a long one.
-/// docs/conversations.md compares other weights.
+/// docs/how-it-works/conversations.md compares other weights.
 const CENTRAL: f32 = 0.5;
 const SPECIFIC: f32 = 0.5;
 const CONTENT: f32 = 1.0;

@@ -1,4 +1,4 @@
-//! The records of a session file and their bytes; `docs/snapshot-format.md` draws them.
+//! The records of a session file and their bytes; `docs/reference/session-files.md` draws them.
 //!
 //! Turns, facts and changes are a history: replayed in order they give the conversation. Of the columns of a block the
 //! last counts, of states the last. Numbers are little-endian; lists begin with their length. A length is compared with

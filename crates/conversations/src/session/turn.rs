@@ -201,7 +201,7 @@ impl PreparedTurn {
         let sequence = session.residency.sequence;
         let position = runtime.position(sequence)?;
         // A recalled turn counts as standing where it would if nothing had been said in between: small models do not
-        // look far (`docs/conversations.md`).
+        // look far (`docs/how-it-works/conversations.md`).
         runtime.set_positions(sequence, PositionMode::Compact)?;
 
         let mut prompt = Vec::new();

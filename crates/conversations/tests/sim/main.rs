@@ -1,6 +1,6 @@
 //! Simulation: the real scheduler, store and sessions over tiny models, with requests that come and are cancelled, a device
 //! that becomes hot and short of memory, disks and allocations that fail, and processes that are killed. Everything follows
-//! from a seed, and a failure is one line with the seed in it (`docs/simulation.md`).
+//! from a seed, and a failure is one line with the seed in it (`docs/how-it-works/simulation.md`).
 //!
 //! 5,000 seeds by default, and those that failed once. `SIM_SEEDS=100000` for a long run, `SIM_FROM=…` to begin elsewhere,
 //! and `SIM_SEED=…` for the one that a failure names, with a trace.

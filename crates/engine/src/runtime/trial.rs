@@ -141,7 +141,11 @@ impl TrialChange {
 /// `form` first; others are in theirs already.
 fn rounded(backend: Backend, shape: KvShape, form: KvForm, blocks: &[u8]) -> Vec<u8> {
     let is_float = shape.form.k.codec.is_float() && shape.form.v.codec.is_float();
-    let basis = is_float.then(|| Basis::of(form)).unwrap_or_default();
+    let basis = if is_float {
+        Basis::of(form)
+    } else {
+        Basis::default()
+    };
     let coarse = KvShape { form, ..shape };
     let mut to = vec![0; blocks.len()];
     let size = shape.block_bytes();

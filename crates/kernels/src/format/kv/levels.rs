@@ -90,7 +90,7 @@ const fn book<const N: usize>(
 
 // The curves are least squares, through `(bounds[i], i - 0.5)` and `(i, level)`; those of four levels
 // go through all. The first scales are what leaves the least error together, of many
-// (`docs/kv-blocks.md`). With many levels the greatest value of a group wants the greatest level; with
+// (`docs/how-it-works/kv-blocks.md`). With many levels the greatest value of a group wants the greatest level; with
 // four it is better cut off.
 pub(super) static BOOK5: Codebook<32> = book(
     &INT5,
