@@ -35,7 +35,7 @@ impl Dice {
         self.pick(&list.split(", ").collect::<Vec<&str>>())
     }
 
-    /// So many different numbers of four digits.
+    /// This many different numbers of four digits.
     pub fn codes(&mut self, count: usize) -> Vec<String> {
         let mut codes: Vec<String> = Vec::new();
         while codes.len() < count {

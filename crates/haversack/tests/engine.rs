@@ -3,10 +3,13 @@
 mod common;
 
 use common::builder;
-use haversack::engine::Policy;
 use haversack::engine::runtime::Finish;
 use haversack::engine::sample::SampleOptions;
-use haversack::{Answer, ContextSeen, Conversation, Engine, Error, ErrorKind, Pressure};
+use haversack::engine::{Policy, Retention};
+use haversack::{
+    Answer, AnswerEvent, ContextSeen, Conversation, Engine, Error, ErrorKind, EventOptions,
+    Pressure,
+};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -123,6 +126,91 @@ fn an_answer_may_be_read_late() {
     until("it is complete", || engine.metrics().completed == 1);
     assert!(answer.text().is_ok());
     assert_eq!(answer.report().tokens, 700);
+}
+
+/// Under a window, far beyond the context: what was read is not read again, unless the prompt departs from it where the
+/// state of then is gone.
+#[test]
+fn a_completion_continues_the_last_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let window = Retention {
+        anchors: Some(8),
+        window: Some(64),
+        ..Retention::by(Policy::Window)
+    };
+    let engine = builder(dir.path()).context(128).retention(window);
+    let engine = engine.prefix_cache(1).start().unwrap();
+    let ask = |prompt: &[u32]| {
+        let options = EventOptions {
+            max_behind: 64,
+            ..EventOptions::default()
+        };
+        let prompt = engine.complete_tokens(prompt.to_vec()).continues();
+        let mut events = prompt
+            .max_tokens(20)
+            .ignore_end(true)
+            .events(options)
+            .unwrap();
+        let mut tokens = Vec::new();
+        loop {
+            match events.recv().unwrap().1 {
+                AnswerEvent::Token { id, .. } => tokens.push(id),
+                AnswerEvent::Finished { report, .. } => match report.context {
+                    ContextSeen::Completion(held) => return (tokens, held),
+                    seen => panic!("{seen:?}"),
+                },
+                event => panic!("{event:?}"),
+            }
+        }
+    };
+    let mut said: Vec<u32> = (0..40).collect();
+    for round in 0..8 {
+        let (answer, held) = ask(&said);
+        assert_eq!(
+            held.usage.tokens_seen as usize,
+            said.len() + answer.len() - 1
+        );
+        let expected = if round == 0 { 0 } else { said.len() - 6 };
+        assert_eq!(held.reused, expected, "round {round}");
+        said.extend(answer);
+        said.extend([1, 2, 3, 4, 5]);
+    }
+    assert!(said.len() > 128);
+    // A departure at the beginning cannot be cut back to.
+    said[2] = 77;
+    assert_eq!(ask(&said[..100]).1.reused, 0);
+}
+
+/// A stopped answer still ends with its report.
+#[test]
+fn an_answer_can_be_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let prompt = engine.complete("a").max_tokens(1500).ignore_end(true);
+    let options = EventOptions {
+        max_behind: 8,
+        waits: true,
+        ..EventOptions::default()
+    };
+    let mut events = prompt.events(options).unwrap();
+    assert!(matches!(
+        events.recv(),
+        Some((0, AnswerEvent::Token { .. }))
+    ));
+    events.stop();
+    let mut tokens = 1;
+    let finish = loop {
+        match events.recv().unwrap().1 {
+            AnswerEvent::Token { .. } => tokens += 1,
+            AnswerEvent::Finished { finish, report, .. } => {
+                assert_eq!(report.tokens, tokens);
+                break finish;
+            }
+            event => panic!("{event:?}"),
+        }
+    };
+    assert_eq!(finish, Finish::Cancelled);
+    assert!(tokens < 100, "{tokens}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Byte counts as users write and read them.
 
 /// Parses `1500M`, `4G`, `4GiB`, `4gib`, `64k` or a plain number of bytes. K, M and G are binary;
-/// nothing else is accepted, so that nobody wonders what `4GB` meant.
+/// nothing else is accepted: `4GB` would have two meanings.
 pub fn parse(text: &str) -> Result<u64, String> {
     const ACCEPTED: &str =
         "accepted: a whole number above 0 with K, M or G (binary), such as 1500M, 4G or 4GiB";

@@ -223,6 +223,7 @@ pub enum Switch {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum PositionsArg {
+    /// The same as compact
     #[default]
     Auto,
     /// Close the gap: the remaining tokens become neighbours

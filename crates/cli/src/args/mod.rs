@@ -38,7 +38,7 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "General")]
     pub global: GlobalArgs,
 }
 
@@ -49,7 +49,7 @@ pub struct GlobalArgs {
     #[arg(long, global = true)]
     pub json: bool,
 
-    /// Log level on stderr: off, error, warn, info, debug or trace
+    /// Log level on stderr [default: warn]
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log: Option<LogLevel>,
 
@@ -121,7 +121,7 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "KIND")]
     pub kv_memory: Option<KvMemoryArg>,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Cache")]
     pub cache: CacheArgs,
 }
 
@@ -214,10 +214,10 @@ pub struct RunArgs {
     #[arg(long)]
     pub explain: bool,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Sampling")]
     pub sampling: SamplingArgs,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Compute")]
     pub compute: ComputeArgs,
 }
 
@@ -283,10 +283,10 @@ pub struct ChatArgs {
     #[arg(long)]
     pub no_save: bool,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Sampling")]
     pub sampling: SamplingArgs,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Compute")]
     pub compute: ComputeArgs,
 }
 
@@ -294,7 +294,7 @@ pub struct ChatArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct TextArgs {
-    /// Text
+    /// Text to read
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub text: Option<String>,
 
@@ -314,7 +314,7 @@ pub struct ScoreArgs {
     #[command(flatten)]
     pub encoding: EncodingArgs,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Compute")]
     pub compute: ComputeArgs,
 }
 
@@ -322,7 +322,7 @@ pub struct ScoreArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct TextOrIdsArgs {
-    /// Text
+    /// Text to read
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub text: Option<String>,
 
@@ -368,7 +368,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub no_sessions: bool,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Compute")]
     pub compute: ComputeArgs,
 }
 
@@ -436,7 +436,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Compute")]
     pub compute: ComputeArgs,
 }
 
@@ -487,7 +487,7 @@ pub struct PerplexityArgs {
     #[command(flatten)]
     pub encoding: EncodingArgs,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Compute")]
     pub compute: ComputeArgs,
 }
 

@@ -92,6 +92,19 @@ fn walk(
                 );
             }
         }
+        (Some(Value::Array(before)), Some(Value::Array(after))) if are_words(before, after) => {
+            let sides = [(before, after, true), (after, before, false)];
+            for (one, other, is_recorded) in sides {
+                for word in one.iter().filter(|word| !other.contains(word)) {
+                    let field = format!("{field}/{}", word.as_str().unwrap_or_default());
+                    let (recorded, found) = match is_recorded {
+                        true => (Some(word), None),
+                        false => (None, Some(word)),
+                    };
+                    walk(case, &field, recorded, found, all);
+                }
+            }
+        }
         (before, after) if before == after => {}
         (before, after) => all.push(Difference {
             case: case.to_owned(),
@@ -100,6 +113,11 @@ fn walk(
             found: after.cloned(),
         }),
     }
+}
+
+/// Lists of words, of which some came or went: each is a difference of its own.
+fn are_words(before: &[Value], after: &[Value]) -> bool {
+    before != after && before.iter().chain(after).all(Value::is_string)
 }
 
 impl Change {

@@ -175,8 +175,9 @@ impl PrefixCache {
         // Without a budget the limit is one whole context.
         if runtime.ledger().budget.is_none() {
             let context = runtime.model().config().context;
-            let total =
-                |cache: &PrefixCache| cache.cached.iter().map(|c| c.tokens.len()).sum::<usize>();
+            // One that is continued is the only one of its owner, and may have evicted rows.
+            let tokens = |c: &CachedPrefix| if c.key.continues { 0 } else { c.tokens.len() };
+            let total = |cache: &PrefixCache| cache.cached.iter().map(tokens).sum::<usize>();
             while total(self) > context && self.evict_one(runtime)? {}
         }
         Ok(())
