@@ -3,10 +3,10 @@
 
 use crate::alerts::{AlertWatch, Watched};
 use crate::channel::{Sender, TrySendError, bounded, lock};
-use crate::client::{EngineOptions, EventOptions};
 use crate::error::Error;
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::notices::{Notice, Notices};
+use crate::options::{EngineOptions, EventOptions};
 use crate::places::Permit;
 use crate::report::{AnswerEvent, ContextSeen, EventReceiver, Logprob, Report};
 use crate::speed::Speed;

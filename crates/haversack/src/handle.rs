@@ -1,9 +1,10 @@
 //! The engine: one model, one budget, one thread that computes for every handle.
 
-use crate::client::{Client, EngineOptions};
+use crate::client::Client;
 use crate::conversation::ConversationBuilder;
 use crate::error::Error;
 use crate::metrics::Metrics;
+use crate::options::EngineOptions;
 use crate::prompt::Prompt;
 use crate::thread::Pressure;
 use haversack_conversations::scheduler::MemoryReport;

@@ -1,8 +1,9 @@
 //! A message or a text to complete, before it is sent: how long the answer may be, how it is sampled, what form it has.
 
 use crate::answer::{Answer, AnswerStream};
-use crate::client::{AnswerEvents, Client, EventOptions};
+use crate::client::{AnswerEvents, Client};
 use crate::error::Error;
+use crate::options::EventOptions;
 use haversack_conversations::scheduler::{Priority, Request, RequestKind};
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::{Constraint, SampleOptions};

@@ -1,0 +1,38 @@
+//! Options of an engine, and of how the events of a request are told.
+
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Sequences in one step.
+    pub batch: usize,
+    /// Requests that may wait besides those.
+    pub queue: usize,
+    /// Finished requests whose keys and values are kept for prompts that begin alike.
+    pub prefix_cache: usize,
+    /// Log alerts and changes of the device. Not for an engine with one caller, who sees both in the answers.
+    pub logs: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
+            batch: 8,
+            queue: 64,
+            prefix_cache: 16,
+            logs: true,
+        }
+    }
+}
+
+/// How the events of requests are told.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EventOptions {
+    /// How many of the likeliest tokens are told with each; `None`: no log-probabilities.
+    pub logprobs: Option<usize>,
+    /// Events that may wait to be received.
+    pub max_behind: usize,
+    /// The engine waits for a reader that is further behind, and computes nothing meanwhile: for an engine with one
+    /// caller. Otherwise its request is cancelled.
+    pub waits: bool,
+    /// [`AnswerEvent::PromptRead`](crate::AnswerEvent::PromptRead) is told.
+    pub progress: bool,
+}
