@@ -66,6 +66,7 @@ impl Client {
         }
         let driver = Driver::new(scheduler, &options);
         let (metrics, notices) = driver.shared();
+        haversack_memory::heap::release_free_pages();
         let started = Instant::now();
         let (commands, thread) = thread::spawn(driver, started).map_err(Error::Thread)?;
         Ok(Client {

@@ -11,6 +11,7 @@ pub mod bytes;
 mod cgroup;
 pub mod clock;
 pub mod file;
+pub mod heap;
 #[cfg(any(unix, windows))]
 pub mod journal;
 mod kernel_text;
