@@ -181,6 +181,25 @@ fn a_completion_continues_the_last_one() {
     assert_eq!(ask(&said[..100]).1.reused, 0);
 }
 
+/// Two that continue at the same time: the next one goes on from one of them, never from a mixture.
+#[test]
+fn of_two_that_continue_at_once_the_last_is_continued() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let prompt = |text: &str| engine.complete(text).max_tokens(12).ignore_end(true);
+    let (a, b) = ("one two three four five six", "one two three four nine ten");
+    // The one that ended first is asked for last.
+    let alone = [b, a].map(|text| prompt(text).run().unwrap());
+    for _ in 0..3 {
+        let both = [a, b].map(|text| prompt(text).continues().send().unwrap());
+        for mut answer in both {
+            assert!(answer.text().is_ok());
+        }
+        let again = [b, a].map(|text| prompt(text).continues().run().unwrap());
+        assert_eq!(again, alone);
+    }
+}
+
 /// A stopped answer still ends with its report.
 #[test]
 fn an_answer_can_be_stopped() {

@@ -168,6 +168,12 @@ impl PrefixCache {
         if !is_all || !is_useful {
             return runtime.close(new.sequence);
         }
+        if new.key.continues {
+            // Two of an owner may have run at the same time; the next goes on from the last that ended.
+            for earlier in self.cached.extract_if(.., |cached| cached.serves(new.key)) {
+                runtime.close(earlier.sequence)?;
+            }
+        }
         while self.cached.len() >= self.max_sequences {
             self.evict_one(runtime)?;
         }
