@@ -5,7 +5,7 @@
 //! beside another sequence, on one thread and on two; under the window policy too, where blocks of 32 are the largest chunk.
 //! Attention over the store must give the same bits each time, close to attention over f32.
 
-mod common;
+use crate::common;
 
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};

@@ -1,6 +1,6 @@
 //! Evicting single rows, compared with a sequence of the same tokens that keeps everything.
 
-mod common;
+use crate::common;
 
 use common::*;
 use haversack_cache::policy::count::{AttentionCounting, AttentionMemory};

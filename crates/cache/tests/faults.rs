@@ -5,7 +5,7 @@
 //! same or ends in a typed error that has changed nothing, and asking again works. Afterwards the
 //! same store lives the same life once more without a fault.
 
-mod common;
+use crate::common;
 
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};

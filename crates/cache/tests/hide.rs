@@ -3,7 +3,7 @@
 
 #![expect(clippy::single_range_in_vec_init, reason = "lists of one range")]
 
-mod common;
+use crate::common;
 
 use common::{codec_layer, feed, write};
 use haversack_cache::policy::EvictionPlan;

@@ -1,6 +1,6 @@
 //! Sequence images: saved, restored, mounted, damaged.
 
-mod common;
+use crate::common;
 
 use common::audit::audit;
 use common::{Coder, Model, check_with, codec_layer, feed};

@@ -3,7 +3,7 @@
 //! The test interprets the tables: it reads an image field by field as they say, and compares the fields with what the
 //! store reports. A table with a wrong type, order or count fails.
 
-mod common;
+use crate::common;
 
 use common::{codec_layer, feed};
 use haversack_cache::policy::window::{WindowParams, plan};

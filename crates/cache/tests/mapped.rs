@@ -1,6 +1,6 @@
 //! Mapped images: full blocks stay in the file, equal computed ones, are in memory once and never written.
 
-mod common;
+use crate::common;
 
 use common::{Coder, Model, check_with, codec_layer, feed};
 use haversack_cache::policy::window::{WindowParams, plan};

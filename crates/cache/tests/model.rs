@@ -10,7 +10,7 @@
 //! A million operations by default. `HAVERSACK_MODEL_OPS=100000000` for a long run, and
 //! `HAVERSACK_MODEL_SEED=…` for the life that a failure names.
 
-mod common;
+use crate::common;
 
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};

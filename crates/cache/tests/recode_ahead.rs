@@ -1,6 +1,6 @@
 //! Recoding ahead: every token pays a little and none for all layers, and only the bytes show it.
 
-mod common;
+use crate::common;
 
 use common::*;
 use haversack_cache::size::KeptTokens;

@@ -1,6 +1,6 @@
 //! Memory goes back to the system: resident bytes follow the ledger's live bytes.
 
-mod common;
+use crate::common;
 
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};

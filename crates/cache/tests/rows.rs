@@ -3,7 +3,7 @@
 //! A new policy is one more line in `subjects` and a test that names it. Numbers are small, so that zones, caps and
 //! thresholds meet often; a failure prints the seed of its layer.
 
-mod common;
+use crate::common;
 
 use common::{codec_layer, feed};
 use haversack_cache::policy::count::{AttentionCounting, AttentionMemory};

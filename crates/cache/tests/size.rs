@@ -1,6 +1,6 @@
 //! The planner's figures, the ledger and the arena say the same number of bytes.
 
-mod common;
+use crate::common;
 
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};

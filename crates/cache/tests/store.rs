@@ -1,6 +1,6 @@
 //! The store in small stories: steps, forks, budgets, zones, windows and eviction.
 
-mod common;
+use crate::common;
 
 use common::*;
 use haversack_cache::policy::window::{WindowParams, plan};

@@ -1,6 +1,6 @@
 //! What clients ask for beyond text: answers that have a form, calls of tools, responses and directions.
 
-mod common;
+use crate::common;
 
 use common::server::{Server, content, events, hello};
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! What strangers, scripts and broken disks do to the command line: one line, the right exit code,
 //! nothing left behind.
 
-mod common;
+use crate::common;
 
 use common::{Sandbox, ended, smollm2, text};
 use std::fs;

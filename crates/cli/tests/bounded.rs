@@ -1,6 +1,6 @@
 //! A byte ceiling that holds, for ever: on a small random model, through the program.
 
-mod common;
+use crate::common;
 
 use common::{Sandbox, text};
 use haversack_testing::models::Spec;

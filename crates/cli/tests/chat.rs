@@ -1,6 +1,6 @@
 //! `chat` over pipes: what a script, or a person without a terminal, sees.
 
-mod common;
+use crate::common;
 
 use common::{Ended, Sandbox, ended, smollm2, text};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,7 +1,7 @@
 //! `compare` on a small random model: its rows, its files, going on after an interruption, and what it
 //! refuses. Figures of a random model say nothing; that they are there, and the same again, does.
 
-mod common;
+use crate::common;
 
 use common::{Sandbox, text};
 use haversack_testing::models::Spec;

@@ -2,7 +2,7 @@
 //!
 //! Each test names the fields the contract promises; more may be there.
 
-mod common;
+use crate::common;
 
 use common::{Sandbox, ended, smollm2, text};
 use serde_json::Value;

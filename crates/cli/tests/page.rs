@@ -1,6 +1,6 @@
 //! The page, used as people use it: by a browser, with two conversations at once, by keyboard, on a phone, in the dark.
 
-mod common;
+use crate::common;
 
 use common::browser::{Browser, ENTER, ESCAPE};
 use common::server::{Server, content};

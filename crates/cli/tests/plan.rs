@@ -1,6 +1,6 @@
 //! `plan`, from metadata alone: known figures of known shapes, and choices that hold together.
 
-mod common;
+use crate::common;
 
 use common::{Sandbox, ended, text};
 use haversack::kernels::format::WeightType;

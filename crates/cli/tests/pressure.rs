@@ -1,7 +1,7 @@
 //! A real memory group: a run stays inside it, the window follows its limit, and what was decided can
 //! be replayed.
 
-mod common;
+use crate::common;
 
 use common::{PATIENCE, Sandbox, smollm2, text};
 use serde_json::Value;

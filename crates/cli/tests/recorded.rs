@@ -12,7 +12,7 @@
 
 #![cfg(unix)]
 
-mod common;
+use crate::common;
 #[path = "recorded/compare.rs"]
 mod compare;
 #[path = "recorded/masks.rs"]

@@ -1,6 +1,6 @@
 //! docs/reference/command-line.md and the program name the same commands and flags.
 
-mod common;
+use crate::common;
 
 use common::Sandbox;
 use std::collections::BTreeSet;

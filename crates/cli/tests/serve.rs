@@ -1,6 +1,6 @@
 //! The server over real connections: what clients of the API expect, and what strangers get.
 
-mod common;
+use crate::common;
 
 use common::server::{Server, content, events, hello};
 use common::{Sandbox, text};

@@ -1,6 +1,6 @@
 //! Conversations over HTTP: they last, they meet, and heat changes none of them.
 
-mod common;
+use crate::common;
 
 use common::server::{Server, content, hello};
 use serde_json::{Value, json};

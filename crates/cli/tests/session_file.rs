@@ -1,6 +1,6 @@
 //! `verify` and `inspect` of session files: whole, damaged, none at all.
 
-mod common;
+use crate::common;
 
 use common::{Sandbox, text};
 use haversack::engine::runtime::GenerateOptions;

@@ -1,6 +1,6 @@
 //! What a server reports: metrics, memory, and alerts as they happen.
 
-mod common;
+use crate::common;
 
 use common::server::Server;
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! The condenser by itself: any text at all becomes short enough, and nothing that was marked is lost.
 
-mod common;
+use crate::common;
 
 use common::session::Words;
 use haversack_conversations::session::Embed;

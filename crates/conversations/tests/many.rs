@@ -1,7 +1,7 @@
 //! Many requests in one scheduler: each gets the tokens it gets alone, bytes are promised before they are taken, and every
 //! request is served.
 
-mod common;
+use crate::common;
 
 use common::{Dice, SMOLLM2, load, packed_dir, real_model};
 use haversack_conversations::scheduler::{

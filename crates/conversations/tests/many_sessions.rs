@@ -1,7 +1,7 @@
 //! Sessions in one scheduler: each gets the answers it gets alone; turns share steps; an idle session is suspended when a
 //! request needs its memory, and loses nothing.
 
-mod common;
+use crate::common;
 
 use common::session::{Words, say};
 use common::{Dice, load};

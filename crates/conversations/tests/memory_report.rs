@@ -1,6 +1,6 @@
 //! The memory report is true at every step: each token once, each byte of blocks in one zone.
 
-mod common;
+use crate::common;
 
 use common::load;
 use common::session::Words;

@@ -1,6 +1,6 @@
 //! What sessions open with, in a file: the same as computed, in memory once, never believed without a look.
 
-mod common;
+use crate::common;
 
 use common::{load, packed_dir};
 use haversack_conversations::session::{SessionId, SessionOptions, Sessions};
@@ -510,7 +510,7 @@ fn processes_share_the_pages() {
     let id = create(&mut runtime, &mut sessions, "parent");
     go_on(&mut runtime, &sessions, id);
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_second_process", "--nocapture"])
+        .args(["--exact", "prefix::a_second_process", "--nocapture"])
         .env(CHILD, dir.path())
         .output()
         .unwrap();

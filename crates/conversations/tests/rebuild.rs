@@ -1,6 +1,6 @@
 //! A stream over its cap is condensed while the conversation goes on, and whatever fails on the way leaves it as it was.
 
-mod common;
+use crate::common;
 
 use common::session::{Words, say, seen, try_say};
 use common::{load, packed_dir};

@@ -1,6 +1,6 @@
 //! Sessions over a tiny model: turns come and go, files survive, errors leave everything as it was.
 
-mod common;
+use crate::common;
 
 use common::load;
 use common::session::{Words, say, seen, try_say};

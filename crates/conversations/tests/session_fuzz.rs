@@ -7,7 +7,7 @@
 //!
 //! 8,000 conversations take under a minute on two cores; `HAVERSACK_FUZZ_CONVERSATIONS` sets another number (20,000 held).
 
-mod common;
+use crate::common;
 
 use common::session::seen;
 use common::{load, small};

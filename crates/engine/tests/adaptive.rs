@@ -1,6 +1,6 @@
 //! Plans made from a probe: they keep their promises, and the probe is made once.
 
-mod common;
+use crate::common;
 
 use common::load_with;
 use haversack_engine::kv_quality::probe::{self, Depth, Probe};

@@ -1,7 +1,7 @@
 //! Every architecture, rope scaling and weight type against llama.cpp, on small random models that
 //! are generated here (`fixtures/arch/README.md`).
 
-mod common;
+use crate::common;
 
 use common::{load_with, runtime};
 use haversack_engine::runtime::{GenerateOptions, generate, score};

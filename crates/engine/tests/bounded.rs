@@ -1,6 +1,6 @@
 //! A runtime that evicts rows: what it holds, and what it gives back.
 
-mod common;
+use crate::common;
 
 use common::load;
 use haversack_cache::policy::heavy::{Heads, HeavyParams};

@@ -14,7 +14,7 @@ use haversack_text::tokenizer::{EncodeOptions, Tokenizer, TokenizerModel as Voca
 use proptest::prelude::*;
 use std::sync::{Arc, LazyLock};
 
-mod common;
+use crate::common;
 
 /// A tokenizer and the template it is used with.
 enum Subject {

@@ -1,7 +1,7 @@
 //! Tokens do not depend on company: logits are equal bit for bit however a prompt is chunked, whatever
 //! shares the batch, on any number of threads, and whether rows were computed now or before.
 
-mod common;
+use crate::common;
 
 use common::{Dice, SMOLLM2, load, packed_dir, real_model};
 use haversack_engine::step::{LogitRows, StepSpan};

@@ -1,7 +1,7 @@
 //! Files that are not an encoder, or not quite: each is refused in one line that says why, and none
 //! costs more memory than its header.
 
-mod encoder_common;
+use crate::encoder_common;
 
 use encoder_common::{PIECES, Shape, VOCAB, write_sparse};
 use haversack_engine::encoder::safetensors::SafeTensorsHeader;

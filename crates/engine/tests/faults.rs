@@ -7,7 +7,7 @@
 //! and the ledger (but for what is made ahead) are those of a runtime that never saw a fault, and so is
 //! the whole next life.
 
-mod common;
+use crate::common;
 
 use common::load;
 use haversack_cache::{CacheError, PoolStats};

@@ -1,7 +1,7 @@
 //! Real models against llama.cpp in f32: the same ids, the same probabilities, the same greedy
 //! continuation. The figures in `fixtures/golden` were made with the weights dequantised to f32.
 
-mod common;
+use crate::common;
 
 use common::{GEMMA3, SMOLLM2, load, packed_dir, real_model, runtime};
 use haversack_engine::runtime::{GenerateOptions, generate, score};

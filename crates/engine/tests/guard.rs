@@ -1,6 +1,6 @@
 //! A runtime whose guard interferes: the same tokens however a prompt is chunked, memory within the plan, and a debt.
 
-mod common;
+use crate::common;
 
 use common::load;
 use haversack_cache::{SequenceId, StatsFormat};

@@ -1,6 +1,6 @@
 //! Hidden rows, seen from the logits: as good as gone, back as they were, whatever the portions and threads.
 
-mod common;
+use crate::common;
 
 use common::{load, packed_dir};
 use haversack_cache::SequenceId;

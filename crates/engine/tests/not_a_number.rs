@@ -1,6 +1,6 @@
 //! Attention that is not a number: a step says where, and what was there before is still there.
 
-mod common;
+use crate::common;
 
 use common::load;
 use haversack_cache::CacheError;

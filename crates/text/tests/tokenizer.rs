@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use std::sync::LazyLock;
 
-mod tokenizer_common;
+use crate::tokenizer_common;
 use tokenizer_common::{fixture, id_lists, ids, strings};
 
 const WITH_BOS: EncodeOptions = EncodeOptions {

@@ -4,7 +4,7 @@ use haversack_gguf::Gguf;
 use haversack_testing::heap::{CountingAllocator, held_bytes};
 use haversack_text::tokenizer::Tokenizer;
 
-mod tokenizer_common;
+use crate::tokenizer_common;
 use tokenizer_common::model;
 
 #[global_allocator]

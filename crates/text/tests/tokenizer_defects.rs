@@ -6,7 +6,7 @@ use haversack_text::tokenizer::{EncodeOptions, Tokenizer};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-mod tokenizer_common;
+use crate::tokenizer_common;
 
 /// A metadata value as it lies in the file: type id and bytes.
 #[derive(Clone)]

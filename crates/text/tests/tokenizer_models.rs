@@ -4,7 +4,7 @@
 use haversack_gguf::Gguf;
 use haversack_text::tokenizer::{EncodeOptions, Tokenizer};
 
-mod tokenizer_common;
+use crate::tokenizer_common;
 use tokenizer_common::{fixture, id_lists, ids, model, strings};
 
 const SMOLLM2: &str = "smollm2-135m-instruct-q4_1.gguf";

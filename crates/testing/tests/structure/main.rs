@@ -370,3 +370,31 @@ fn the_catalogue_holds_no_index_address() {
         );
     }
 }
+
+/// A crate that lists its test programs runs every test file: each is a program, or a module of `all.rs`.
+#[test]
+fn every_test_file_is_run() {
+    for (folder, ..) in CRATES {
+        let manifest = manifest(folder);
+        let package = manifest["package"].as_table().unwrap();
+        if package.get("autotests").and_then(|auto| auto.as_bool()) != Some(false) {
+            continue;
+        }
+        let tests = root().join("crates").join(folder).join("tests");
+        let all = fs::read_to_string(tests.join("all.rs")).unwrap();
+        let programs = manifest["test"].as_array().unwrap().iter();
+        let programs: Vec<&str> = programs.map(|p| p["path"].as_str().unwrap()).collect();
+        for entry in fs::read_dir(&tests).unwrap() {
+            let file = entry.unwrap().file_name().into_string().unwrap();
+            let Some(name) = file.strip_suffix(".rs") else {
+                continue;
+            };
+            let is_program = programs.contains(&format!("tests/{file}").as_str());
+            let is_module = all.contains(&format!("\nmod {name};\n"));
+            assert!(
+                is_program || is_module,
+                "crates/{folder}/tests/{file} is run by no test program; accepted: a line in all.rs"
+            );
+        }
+    }
+}

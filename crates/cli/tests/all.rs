@@ -1,0 +1,18 @@
+//! Tests of the command and its server, as users meet them: one program, because each costs a link.
+
+mod api;
+mod bad_input;
+mod bounded;
+mod chat;
+mod common;
+mod compare;
+mod contract;
+mod page;
+mod plan;
+mod pressure;
+mod recorded;
+mod reference;
+mod serve;
+mod serve_sessions;
+mod session_file;
+mod watch;

@@ -1,0 +1,9 @@
+//! Tests of tokenizers and templates: one program, because each costs a link.
+
+mod template;
+mod template_hostile;
+mod tokenizer;
+mod tokenizer_bytes;
+mod tokenizer_common;
+mod tokenizer_defects;
+mod tokenizer_models;
