@@ -7,7 +7,7 @@
 //! alone. All other sequences follow every sixteen operations. An operation that fails has changed
 //! nothing.
 //!
-//! A million operations by default. `HAVERSACK_MODEL_OPS=100000000` for a long run, and
+//! Half a million operations by default. `HAVERSACK_MODEL_OPS=100000000` for a long run, and
 //! `HAVERSACK_MODEL_SEED=…` for the life that a failure names.
 
 use crate::common;
@@ -20,7 +20,7 @@ use haversack_cache::{
 };
 use std::collections::{HashMap, HashSet};
 
-const OPS: u64 = 1_000_000;
+const OPS: u64 = 500_000;
 /// Test functions that share them, so that two cores are busy.
 const PARTS: u64 = 4;
 const OPS_PER_LIFE: u64 = 1000;

@@ -2,7 +2,7 @@
 //! that becomes hot and short of memory, disks and allocations that fail, and processes that are killed. Everything follows
 //! from a seed, and a failure is one line with the seed in it (`docs/how-it-works/simulation.md`).
 //!
-//! 2,000 seeds by default, and those that failed once. `SIM_SEEDS=100000` for a long run, `SIM_FROM=…` to begin elsewhere,
+//! 1,000 seeds by default, and those that failed once. `SIM_SEEDS=100000` for a long run, `SIM_FROM=…` to begin elsewhere,
 //! and `SIM_SEED=…` for the one that a failure names, with a trace.
 #![cfg(target_os = "linux")]
 
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Seeds of a run without `SIM_SEEDS`.
-const SEEDS: u64 = 2000;
+const SEEDS: u64 = 1000;
 
 /// Seeds beyond them that have failed once: sessions opened in part. Valid while seeds mean the same.
 const FAILED_ONCE: [u64; 2] = [19_121, 64_858];
