@@ -83,6 +83,7 @@ pub fn show(prompt: Prompt, showing: Showing<'_>) -> Result<Shown> {
                 tokens.push(id);
                 output.write(&text);
             }
+            AnswerEvent::SessionRead { .. } => {}
             AnswerEvent::Failed(error) => return Err(error.into()),
             AnswerEvent::Finished {
                 text,

@@ -4,6 +4,7 @@ use crate::common;
 
 use common::server::{Server, content, hello};
 use serde_json::{Value, json};
+use std::io::Write;
 
 trait Talk {
     fn say(&self, session: &str, messages: Value) -> (u16, Value);
@@ -197,4 +198,59 @@ fn heat_slows_and_changes_nothing() {
     assert_eq!(rungs.count(), 4, "{device}");
     let (_, slow) = server.post("/v1/chat/completions", &hello(8));
     assert!(content(&cool).starts_with(&content(&slow)));
+}
+
+/// Someone reads an answer while others import histories and tell long texts: tokens keep coming. Each of these was one
+/// command of the engine's thread once, and nobody heard a token until it was done.
+#[test]
+fn texts_of_one_client_hold_up_no_other() {
+    let Some(server) = Server::start(&["--memory", "200M"]) else {
+        return;
+    };
+    let stream = json!({
+        "messages": [user("Count from one to a thousand, one number on each line.")],
+        "max_tokens": 1024,
+        "temperature": 0,
+        "stream": true,
+        "logit_bias": { "2": -100 },
+    });
+    let name = |i: usize| format!("texts-{}-{i}", std::process::id());
+    let sampled = || server.metric("haversack_tokens_total");
+    let mut reader = server.connect();
+    let request = Server::request("POST", "/v1/chat/completions", "", &stream.to_string());
+    reader.write_all(&request).unwrap();
+    while sampled() < 4 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let before = sampled();
+    let mut messages = Vec::new();
+    for i in 0..60 {
+        let question = format!("What comes after {i}, and what comes after that?");
+        messages.push(user(&question));
+        messages.push(assistant(&format!("The number {} does, of course.", i + 1)));
+    }
+    messages.push(user("And then?"));
+    let body = json!({
+        "session_id": name(0),
+        "messages": messages,
+        "max_tokens": 1,
+        "temperature": 0,
+    });
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let during = sampled() - before;
+    assert!(during > 20, "{during} tokens while a history was read");
+    let windows = |i: usize| format!("The house of number {i} has {} windows. ", i % 7);
+    let text: String = (0..150).map(windows).collect();
+    let before = sampled();
+    for i in 1..3 {
+        let body = json!({ "id": name(i), "persistent": format!("House {i}. {text}") });
+        let (status, made) = server.post("/v1/sessions", &body);
+        assert_eq!(status, 201, "{made}");
+    }
+    let during = sampled() - before;
+    assert!(during > 10, "{during} tokens while texts were read");
+    for i in 0..3 {
+        assert_eq!(server.delete(&format!("/v1/sessions/{}", name(i))), 200);
+    }
 }

@@ -92,7 +92,7 @@ fn request(dice: &mut Dice, ids: &[u32], alike: bool) -> Request {
 fn prompt_and_rows(request: &Request) -> (&[u32], Option<RowLimit>) {
     match &request.kind {
         RequestKind::Completion { prompt, rows } => (prompt, *rows),
-        RequestKind::Turn { .. } => panic!("a completion"),
+        _ => panic!("a completion"),
     }
 }
 

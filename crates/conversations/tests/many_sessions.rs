@@ -10,7 +10,7 @@ use haversack_conversations::scheduler::{
 };
 use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{
-    SessionError, SessionId, SessionOptions, Sessions, TurnAnswer,
+    SessionError, SessionId, SessionOptions, SessionRead, SessionTexts, Sessions, TurnAnswer,
 };
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::{Finish, GenerateOptions};
@@ -49,9 +49,13 @@ fn runtime(model: &Arc<Model>, dir: &Path, budget_bytes: Option<usize>) -> Runti
 }
 
 fn sessions(runtime: &Runtime, dir: &Path) -> Sessions {
+    sessions_of(runtime, dir, CAPACITY)
+}
+
+fn sessions_of(runtime: &Runtime, dir: &Path, capacity: usize) -> Sessions {
     let options = SessionOptions {
         dir: Some(dir.to_owned()),
-        capacity: CAPACITY,
+        capacity,
         persistent_max: 64,
         answer_max: 12,
         ..SessionOptions::default()
@@ -84,6 +88,7 @@ fn turn_in(session: &str, text: String) -> Request {
         ..Request::new(RequestKind::Turn {
             session: session.to_owned(),
             text,
+            tokens: None,
             embedding: None,
             now_ms: 8,
         })
@@ -593,4 +598,238 @@ fn a_recalled_turn_is_not_forgotten() {
         finish(scheduler, None);
     });
     assert_eq!(undone, truth);
+}
+
+fn history(turns: usize) -> Vec<(String, String)> {
+    let turn = |i: usize| (format!("Question {i} of cats?"), format!("Answer {i}."));
+    (0..turns).map(turn).collect()
+}
+
+/// With room for more turns.
+fn roomy(model: &Arc<Model>, dir: &Path, name: &str) -> Scheduler {
+    let runtime = runtime(model, dir, None);
+    let sessions = sessions_of(&runtime, &dir.join(name), 1024);
+    Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions)
+}
+
+fn texts(scheduler: &Scheduler) -> SessionTexts {
+    scheduler.sessions().unwrap().texts()
+}
+
+fn create(scheduler: &Scheduler, turns: usize) -> SessionRead {
+    let texts = texts(scheduler);
+    let go_on = &mut || ControlFlow::Continue(());
+    SessionRead::Create {
+        opening: texts.opening("", OPENING, 0).unwrap(),
+        history: texts.history(&history(turns), go_on).unwrap(),
+    }
+}
+
+/// One step; returns the tokens it read.
+fn step(scheduler: &mut Scheduler, hear: &mut dyn FnMut(RequestId, RequestEvent<'_>)) -> u64 {
+    let before = scheduler.stats().tokens_read;
+    let tell = &mut |id, event: RequestEvent<'_>| {
+        hear(id, event);
+        ControlFlow::Continue(())
+    };
+    scheduler.step(Duration::ZERO, tell).unwrap();
+    scheduler.stats().tokens_read - before
+}
+
+/// A history of 150 turns is read while another request answers: no step reads more than its portion, and each step has a
+/// token of the answer. It was one command once, and nobody else heard a token for fifteen seconds.
+#[test]
+fn a_history_is_read_beside_an_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spec, model) = tiny(dir.path());
+    let mut scheduler = roomy(&model, dir.path(), "scheduler");
+    let read = create(&scheduler, 150);
+    let tokens = read.tokens() as u64;
+    let request = Request {
+        options: GenerateOptions {
+            tokens_max: Some(400),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        ..Request::completion(spec.ids(8))
+    };
+    let answering = scheduler.submit(request).unwrap();
+    let mut sampled = 0;
+    step(&mut scheduler, &mut |_, _| ());
+    let importing = scheduler.submit(Request::read("anna", read, 8)).unwrap();
+    let (mut steps, mut is_read) = (0, false);
+    while !is_read {
+        let before = sampled;
+        let read = step(&mut scheduler, &mut |id, event| match event {
+            RequestEvent::Token { .. } => sampled += usize::from(id == answering),
+            RequestEvent::SessionRead { .. } => is_read = id == importing,
+            RequestEvent::Failed(why) => panic!("{why}"),
+            _ => {}
+        });
+        assert!(read <= 64 + 1, "{read} tokens in a step");
+        assert_eq!(sampled, before + 1, "an answer was held up");
+        steps += 1;
+    }
+    // Full portions: borders of turns cost no step, and runs of half the capacity hardly any.
+    let full = tokens.div_ceil(64);
+    let runs = tokens.div_ceil(512);
+    assert!(steps <= full + runs, "{steps} steps, {full} portions");
+    let turns = scheduler.with_session("anna", |_, sessions, id| Ok(sessions.turns(id)?.len()));
+    assert_eq!(turns.unwrap(), 150);
+}
+
+/// Turns of an imported history are those of a conversation that took place here, bit for bit: the next answer is the
+/// same. Turns that do not fit leave memory, whole, and come back.
+#[test]
+fn an_imported_history_is_as_good_as_a_told_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = tiny(dir.path());
+    for turns in [3, 40] {
+        let mut runtime = runtime(&model, dir.path(), None);
+        let told_dir = dir.path().join(format!("told-{turns}"));
+        let mut told = sessions_of(&runtime, &told_dir, 1024);
+        let one = told.create(&mut runtime, "one", OPENING, 0).unwrap();
+        for (question, answer) in history(turns) {
+            told.tell(&mut runtime, one, &question, &answer, 8).unwrap();
+        }
+        let mut scheduler = roomy(&model, dir.path(), &format!("read-{turns}"));
+        let read = create(&scheduler, turns);
+        scheduler.submit(Request::read("one", read, 8)).unwrap();
+        assert!(finish(&mut scheduler, None).is_empty());
+        let views = scheduler.with_session("one", |_, sessions, id| {
+            let numbers: Vec<u64> = sessions.turns(id)?.iter().map(|t| t.number).collect();
+            let view = |&number| sessions.turn(id, number);
+            numbers.iter().map(view).collect::<Result<Vec<_>, _>>()
+        });
+        let views = views.unwrap();
+        assert_eq!(views.len(), turns);
+        for (view, (question, answer)) in views.iter().zip(history(turns)) {
+            assert_eq!((&view.text, &view.answer), (&question, &answer));
+            let other = told.turn(one, view.turn.number).unwrap();
+            assert_eq!(
+                (&view.tokens, &view.question),
+                (&other.tokens, &other.question)
+            );
+        }
+        let spilled = views
+            .iter()
+            .filter(|view| view.turn.place == TurnPlace::Spilled);
+        assert_eq!(spilled.count() > 0, turns > 10);
+        if turns > 10 {
+            // The oldest turn comes back.
+            scheduler
+                .with_session("one", |_, sessions, id| sessions.recall(id, 0))
+                .unwrap();
+        }
+        let id = scheduler
+            .submit(turn_in("one", "What now?".into()))
+            .unwrap();
+        let answer = &finish(&mut scheduler, None)[&id];
+        if turns > 10 {
+            assert!(answer.context.recalled.contains(&0), "{:?}", answer.context);
+        } else {
+            let expected = say(&mut told, &mut runtime, one, "What now?");
+            assert_eq!(answer.tokens, expected.tokens);
+        }
+    }
+}
+
+/// A read that is cancelled, or whose deadline passes, leaves nothing: no session, no file, no row.
+#[test]
+fn a_cancelled_history_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = tiny(dir.path());
+    let mut scheduler = scheduler(&model, dir.path(), "scheduler", None);
+    for is_late in [false, true] {
+        let request = Request {
+            deadline: is_late.then_some(Duration::from_secs(1)),
+            ..Request::read("anna", create(&scheduler, 100), 8)
+        };
+        let id = scheduler.submit(request).unwrap();
+        for _ in 0..3 {
+            step(&mut scheduler, &mut |_, _| ());
+        }
+        assert!(!scheduler.is_idle() && scheduler.runtime().ledger().kv_live > 0);
+        let mut failed = 0;
+        if is_late {
+            let hear = &mut |_, event: RequestEvent<'_>| {
+                failed += u32::from(matches!(event, RequestEvent::Failed(_)));
+                ControlFlow::Continue(())
+            };
+            scheduler.step(Duration::from_secs(1), hear).unwrap();
+        } else {
+            scheduler.cancel(id).unwrap();
+        }
+        assert_eq!(failed, u32::from(is_late));
+        assert!(scheduler.is_idle());
+        assert!(!scheduler.sessions().unwrap().exists("anna"));
+        assert_eq!(scheduler.sessions().unwrap().list().unwrap(), []);
+        assert_eq!(scheduler.runtime().ledger().kv_live, 0);
+    }
+}
+
+/// Requests of a session keep their order: a fact that is told while it answers is read behind the answer, and a second
+/// session of one name is refused.
+#[test]
+fn a_session_is_asked_one_thing_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = tiny(dir.path());
+    let mut scheduler = scheduler(&model, dir.path(), "scheduler", None);
+    let fact = texts(&scheduler).fact("It rains.").unwrap();
+    let fact = SessionRead::Fact {
+        fact,
+        supersedes: None,
+    };
+    let create = create(&scheduler, 2);
+    scheduler
+        .submit(Request::read("anna", create.clone(), 8))
+        .unwrap();
+    let refused = scheduler.submit(Request::read("ben", fact.clone(), 8));
+    assert!(matches!(
+        refused,
+        Err(SubmitError::Session(SessionError::NoSuchSession { .. }))
+    ));
+    step(&mut scheduler, &mut |_, _| ());
+    let turn = scheduler
+        .submit(turn_in("anna", "What now?".into()))
+        .unwrap();
+    let fact = scheduler.submit(Request::read("anna", fact, 8)).unwrap();
+    let again = scheduler.submit(Request::read("anna", create, 8)).unwrap();
+    let mut order = Vec::new();
+    while !scheduler.is_idle() {
+        step(&mut scheduler, &mut |id, event| match event {
+            RequestEvent::TurnSaved(answer) => order.push((id, answer.turn)),
+            RequestEvent::SessionRead { number } => order.push((id, Some(number))),
+            RequestEvent::Failed(why) => {
+                assert!(why.to_string().contains("anna"), "{why}");
+                order.push((id, None));
+            }
+            _ => {}
+        });
+    }
+    let expected = [(turn, Some(2)), (fact, Some(1)), (again, None)];
+    assert_eq!(order[1..], expected);
+}
+
+/// What no session takes is refused before it reaches the scheduler.
+#[test]
+fn texts_have_limits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = tiny(dir.path());
+    let scheduler = scheduler(&model, dir.path(), "scheduler", None);
+    let texts = texts(&scheduler);
+    let refused = |turns: &[(String, String)]| {
+        let go_on = &mut || ControlFlow::Continue(());
+        texts.history(turns, go_on).unwrap_err().to_string()
+    };
+    let many = vec![("a".to_owned(), "b".to_owned()); 4097];
+    assert!(refused(&many).contains("4097 turns; accepted: at most 4096"));
+    let long = [("a ".repeat(CAPACITY), "b".to_owned())];
+    assert!(refused(&long).contains("accepted: at most 160"));
+    assert!(texts.fact(&"a ".repeat(200)).is_err());
+    let stop = &mut || ControlFlow::Break(());
+    assert!(matches!(
+        texts.history(&history(2), stop),
+        Err(SessionError::Stopped)
+    ));
 }

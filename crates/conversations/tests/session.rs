@@ -6,7 +6,7 @@ use common::load;
 use common::session::{Words, say, seen, try_say};
 use haversack_conversations::session::relevance::Relevance;
 use haversack_conversations::session::turns::TurnPlace;
-use haversack_conversations::session::{SessionError, SessionOptions, Sessions};
+use haversack_conversations::session::{AskedQuestion, SessionError, SessionOptions, Sessions};
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeError, RuntimeOptions,
@@ -158,7 +158,12 @@ fn a_dropped_turn_is_undone() {
         if stage > 0 {
             let (now, options) = (8, GenerateOptions::default());
             let mut turn = sessions
-                .begin(&mut runtime, id, QUESTIONS[1], None, now, &options)
+                .begin(
+                    &mut runtime,
+                    id,
+                    AskedQuestion::new(QUESTIONS[1], now),
+                    &options,
+                )
                 .unwrap();
             assert!(sessions.is_answering(id).unwrap());
             if stage > 1 {

@@ -45,7 +45,7 @@ impl Progress {
                 self.returned += text.len();
                 Some(Ok(text)).filter(|piece| piece.as_ref().is_ok_and(|text| !text.is_empty()))
             }
-            Some((_, AnswerEvent::PromptRead { .. })) => None,
+            Some((_, AnswerEvent::PromptRead { .. } | AnswerEvent::SessionRead { .. })) => None,
             Some((
                 _,
                 AnswerEvent::Finished {

@@ -8,17 +8,18 @@ use crate::metrics::{Metrics, SharedMetrics};
 use crate::notices::{NoticeReceiver, Notices};
 use crate::options::{EngineOptions, EventOptions};
 use crate::places::Places;
-use crate::report::EventReceiver;
-use crate::sessions::{self, ConversationView, History};
+use crate::report::{AnswerEvent, EventReceiver};
+use crate::sessions::{self, ConversationView, History, Rewound};
 use crate::thread::{self, Command, EngineThread, Pressure};
 use haversack_conversations::scheduler::{
     MemoryReport, Request, RequestId, Scheduler, SchedulerOptions,
 };
-use haversack_conversations::session::{Embed, ListedSession, SessionError, SessionId, Sessions};
+use haversack_conversations::session::{
+    Embed, ListedSession, SessionError, SessionId, SessionTexts, Sessions,
+};
 use haversack_engine::Model;
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::{KvLayout, KvMemory, Runtime};
-use haversack_memory::clock::now_ms;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -37,6 +38,7 @@ pub struct Client {
     model: Arc<Model>,
     layout: KvLayout,
     encoder: Option<Arc<dyn Embed>>,
+    texts: Option<SessionTexts>,
     #[cfg(feature = "grammar")]
     vocabulary: crate::structured::LazyVocabulary,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -52,6 +54,7 @@ impl Client {
         let model = runtime.model().clone();
         let layout = KvLayout::new(&runtime);
         let encoder = sessions.as_ref().and_then(Sessions::encoder);
+        let texts = sessions.as_ref().map(Sessions::texts);
         let places = options.batch + options.queue;
         let scheduler = SchedulerOptions {
             batch: options.batch,
@@ -80,6 +83,7 @@ impl Client {
             model,
             layout,
             encoder,
+            texts,
             #[cfg(feature = "grammar")]
             vocabulary: Default::default(),
             thread: Mutex::new(Some(thread)),
@@ -104,6 +108,11 @@ impl Client {
         self.encoder.as_ref()
     }
 
+    /// Makes tokens of what conversations read, on the caller's thread.
+    pub fn texts(&self) -> Result<&SessionTexts, Error> {
+        self.texts.as_ref().ok_or(SessionError::NoSessions.into())
+    }
+
     /// On the clock of deadlines.
     pub fn now(&self) -> Duration {
         self.started.elapsed()
@@ -122,9 +131,10 @@ impl Client {
         self.is_stopping.load(Ordering::Relaxed)
     }
 
-    /// Refuses every further request; those that were accepted are finished.
+    /// Refuses every further request; answers that were accepted are finished.
     pub fn stop(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
+        self.tell(|thread| thread.driver.stop_reads());
     }
 
     /// Stops, and waits until accepted requests have ended and all sessions are saved.
@@ -199,6 +209,19 @@ impl Client {
         Ok(events)
     }
 
+    /// Has a conversation read something, beside other requests; returns the number of the new fact or state. Dropping the
+    /// future undoes it, and a conversation that was to be created does not come to be.
+    pub async fn read(&self, request: Request) -> Result<u64, Error> {
+        let mut events = self.submit(vec![request], READ_EVENTS).await?;
+        number_read(events.next().await)
+    }
+
+    /// [`Client::read`] for a thread that may block.
+    pub fn read_blocking(&self, request: Request) -> Result<u64, Error> {
+        let mut events = self.submit_blocking(vec![request], READ_EVENTS)?;
+        number_read(events.recv())
+    }
+
     fn ask<T: Send + 'static, E: Into<Error>>(
         &self,
         command: impl FnOnce(&mut EngineThread) -> Result<T, E> + Send + 'static,
@@ -240,17 +263,9 @@ impl Client {
         self.ask(|thread| sessions::list(thread.driver.scheduler()))
     }
 
-    /// Goes on with a conversation, or begins it with a system text.
-    pub fn open(&self, name: &str, system: String) -> Reply<()> {
-        self.ask_scheduler(name, move |all, name| sessions::open(all, name, &system))
-    }
-
-    /// Begins a conversation; `verbatim` is the part of its opening that is never condensed.
-    pub fn create(&self, name: &str, verbatim: String, more: String) -> Reply<ConversationView> {
-        self.ask_scheduler(name, move |all, name| {
-            all.create_session(name, &verbatim, &more, now_ms())?;
-            sessions::view(all, name, sessions::VIEW_TURNS_MAX)
-        })
+    /// Opens a conversation. `false`: there is none of this name.
+    pub fn open(&self, name: &str) -> Reply<bool> {
+        self.ask_scheduler(name, sessions::open)
     }
 
     /// With its last turns, at most this many.
@@ -275,33 +290,14 @@ impl Client {
         self.ask_session(name, |runtime, all, id| all.suspend(runtime, id))
     }
 
-    /// Makes `history` what was said last, beginning the conversation if there is none. `false`: the conversation went
-    /// another way.
-    pub fn rewind(&self, name: &str, system: String, history: History) -> Reply<bool> {
-        self.ask_scheduler(name, move |all, name| {
-            sessions::rewind(all, name, &system, &history)
-        })
-    }
-
-    /// Adds a fact, in place of the one it supersedes; replies its number.
-    pub fn add_fact(&self, name: &str, text: String, supersedes: Option<u64>) -> Reply<u64> {
-        self.ask_session(name, move |runtime, all, id| match supersedes {
-            Some(fact) => all.supersede(runtime, id, fact, &text, now_ms()),
-            None => all.add_fact(runtime, id, &text, now_ms()),
-        })
+    /// Makes `history` what was said last: retracts the turns after it.
+    pub fn rewind(&self, name: &str, history: History) -> Reply<Rewound> {
+        self.ask_scheduler(name, move |all, name| sessions::rewind(all, name, &history))
     }
 
     pub fn revoke_fact(&self, name: &str, number: u64) -> Reply<()> {
         self.ask_session(name, move |runtime, all, id| {
             all.revoke(runtime, id, number)
-        })
-    }
-
-    /// Adds a state: a turn that holds until it is replaced, as `replaces` is by this one.
-    pub fn set_state(&self, name: &str, text: String, replaces: Option<u64>) -> Reply<()> {
-        self.ask_session(name, move |runtime, all, id| {
-            let told = all.tell_state(runtime, id, &text, now_ms(), replaces);
-            told.map(drop)
         })
     }
 
@@ -368,6 +364,22 @@ impl Drop for Client {
         if let Err(error) = self.close() {
             log::error!("{error}");
         }
+    }
+}
+
+/// A read has one event.
+const READ_EVENTS: EventOptions = EventOptions {
+    max_behind: 1,
+    logprobs: None,
+    waits: false,
+    progress: false,
+};
+
+fn number_read(event: Option<(usize, AnswerEvent)>) -> Result<u64, Error> {
+    match event {
+        Some((_, AnswerEvent::SessionRead { number })) => Ok(number),
+        Some((_, AnswerEvent::Failed(error))) => Err(error),
+        _ => Err(Error::CutOff),
     }
 }
 

@@ -4,7 +4,9 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::prompt::Prompt;
 use crate::sessions::{ConversationView, VIEW_TURNS_MAX};
-use haversack_conversations::session::{SessionStats, TurnView};
+use haversack_conversations::scheduler::Request;
+use haversack_conversations::session::{SessionRead, SessionStats, TurnView};
+use haversack_memory::clock::now_ms;
 use std::sync::Arc;
 
 /// A conversation before it is opened.
@@ -32,21 +34,37 @@ impl ConversationBuilder {
 
     /// Goes on with the conversation of this name, or begins it.
     pub fn open(self) -> Result<Conversation, Error> {
-        self.client.open(&self.name, self.system).wait()?;
-        Ok(Conversation {
-            client: self.client,
-            name: self.name,
-        })
+        if !self.client.open(&self.name).wait()? {
+            match self.read() {
+                // Another handle began it just now.
+                Err(Error::Session(error)) if error.is_taken() => {
+                    self.client.open(&self.name).wait()?;
+                }
+                begun => begun?,
+            }
+        }
+        Ok(self.begun())
     }
 
     /// Begins the conversation. There must be none of this name.
     pub fn begin(self) -> Result<Conversation, Error> {
-        let begun = self.client.create(&self.name, String::new(), self.system);
-        begun.wait()?;
-        Ok(Conversation {
+        self.read()?;
+        Ok(self.begun())
+    }
+
+    fn read(&self) -> Result<(), Error> {
+        let now = now_ms();
+        let opening = self.client.texts()?.opening("", &self.system, now)?;
+        let read = SessionRead::create(opening);
+        let read = Request::read(&self.name, read, now);
+        self.client.read_blocking(read).map(drop)
+    }
+
+    fn begun(self) -> Conversation {
+        Conversation {
             client: self.client,
             name: self.name,
-        })
+        }
     }
 }
 
@@ -75,13 +93,22 @@ impl Conversation {
 
     /// Adds a fact that every answer sees; returns its number.
     pub fn add_fact(&self, text: impl Into<String>) -> Result<u64, Error> {
-        self.client.add_fact(&self.name, text.into(), None).wait()
+        self.tell_fact(&text.into(), None)
     }
 
     /// Replaces a fact that no longer holds; returns the new one's number.
     pub fn replace_fact(&self, number: u64, text: impl Into<String>) -> Result<u64, Error> {
-        let reply = self.client.add_fact(&self.name, text.into(), Some(number));
-        reply.wait()
+        self.tell_fact(&text.into(), Some(number))
+    }
+
+    fn tell_fact(&self, text: &str, supersedes: Option<u64>) -> Result<u64, Error> {
+        let fact = self.client.texts()?.fact(text)?;
+        self.read(SessionRead::Fact { fact, supersedes })
+    }
+
+    fn read(&self, read: SessionRead) -> Result<u64, Error> {
+        let read = Request::read(&self.name, read, now_ms());
+        self.client.read_blocking(read)
     }
 
     pub fn revoke_fact(&self, number: u64) -> Result<(), Error> {
@@ -104,8 +131,9 @@ impl Conversation {
 
     /// Adds a state: a turn that holds until another replaces it.
     pub fn set_state(&self, text: impl Into<String>, replaces: Option<u64>) -> Result<(), Error> {
-        let reply = self.client.set_state(&self.name, text.into(), replaces);
-        reply.wait()
+        let state = self.client.texts()?.state(&text.into())?;
+        let instead = replaces;
+        self.read(SessionRead::State { state, instead }).map(drop)
     }
 
     pub fn delete_state(&self, number: u64) -> Result<(), Error> {

@@ -32,6 +32,8 @@ pub(crate) struct Listener {
     submitted: Instant,
     first_token: Option<Duration>,
     is_stopped: bool,
+    /// Its request answers nothing, and counts as none.
+    is_read: bool,
 }
 
 pub struct Driver {
@@ -102,25 +104,47 @@ impl Driver {
     ) -> Result<RequestId, SubmitError> {
         let tokens = match &request.kind {
             RequestKind::Completion { prompt, .. } => prompt.len(),
-            // Its tokens are counted when the turn is saved.
-            RequestKind::Turn { .. } => 0,
+            // Tokens of a turn are counted when it is saved, those of a read with the turns that see them.
+            RequestKind::Turn { .. } | RequestKind::Read { .. } => 0,
         };
+        let is_read = matches!(request.kind, RequestKind::Read { .. });
         let id = self.scheduler.submit(request)?;
         let mut metrics = lock(&self.shared.metrics);
         metrics.prompt_tokens += tokens as u64;
         metrics.cache.no_session += tokens as u64;
         drop(metrics);
-        self.listeners.insert(id, listener);
+        self.listeners.insert(
+            id,
+            Listener {
+                is_read,
+                ..listener
+            },
+        );
         Ok(id)
     }
 
     /// Does nothing for a request that has ended.
     pub fn cancel(&mut self, id: RequestId) {
-        if self.listeners.remove(&id).is_some() {
-            lock(&self.shared.metrics).cancelled += 1;
+        if let Some(listener) = self.listeners.remove(&id) {
+            lock(&self.shared.metrics).cancelled += u64::from(!listener.is_read);
             if let Err(error) = self.scheduler.cancel(id) {
                 log::error!("request {} could not be cancelled: {error}", id.number());
             }
+        }
+    }
+
+    /// Ends what sessions read without answering: an engine that stops gives no answer after it.
+    pub(crate) fn stop_reads(&mut self) {
+        let reads = self
+            .listeners
+            .iter()
+            .filter(|(_, listener)| listener.is_read);
+        let reads: Vec<RequestId> = reads.map(|(id, _)| *id).collect();
+        for id in reads {
+            if let Some(listener) = self.listeners.get(&id) {
+                let _ = listener.send(AnswerEvent::Failed(Error::Closed));
+            }
+            self.cancel(id);
         }
     }
 
@@ -188,7 +212,9 @@ impl Driver {
             let Some(listener) = listeners.get_mut(&id) else {
                 return ControlFlow::Break(());
             };
-            count(&mut lock(&shared.metrics), &event);
+            if !listener.is_read {
+                count(&mut lock(&shared.metrics), &event);
+            }
             let is_admitted = matches!(event, RequestEvent::Admitted);
             let (event, is_last) = match listener.event(event) {
                 Heard::Nothing if listener.events.is_closed() => return ControlFlow::Break(()),
@@ -245,7 +271,9 @@ fn count(metrics: &mut Metrics, event: &RequestEvent<'_>) {
             metrics.count_turn(&answer.context);
         }
         RequestEvent::Failed(_) => metrics.failed += 1,
-        RequestEvent::Admitted | RequestEvent::PromptRead { .. } => {}
+        RequestEvent::Admitted
+        | RequestEvent::PromptRead { .. }
+        | RequestEvent::SessionRead { .. } => {}
     }
 }
 
@@ -271,6 +299,7 @@ impl Listener {
             submitted: Instant::now(),
             first_token: None,
             is_stopped: false,
+            is_read: false,
         }
     }
 
@@ -308,6 +337,9 @@ impl Listener {
                     finish: answer.finish,
                     text: answer.text,
                 })
+            }
+            RequestEvent::SessionRead { number } => {
+                Heard::Last(AnswerEvent::SessionRead { number })
             }
             RequestEvent::Failed(error) => Heard::Last(AnswerEvent::Failed(error.into())),
         }

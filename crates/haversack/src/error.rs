@@ -85,7 +85,16 @@ macro_rules! boxed {
     };
 }
 
-boxed!(LoadError => Load, SessionError => Session, SubmitError => Submit, RequestError => Request);
+boxed!(LoadError => Load, SessionError => Session, SubmitError => Submit);
+
+impl From<RequestError> for Error {
+    fn from(error: RequestError) -> Error {
+        match error {
+            RequestError::Session(error) => error.into(),
+            error => Error::Request(Box::new(error)),
+        }
+    }
+}
 
 impl Error {
     pub fn kind(&self) -> ErrorKind {
@@ -101,7 +110,11 @@ impl Error {
             Error::Busy => ErrorKind::Busy,
             Error::Closed => ErrorKind::Closed,
             Error::CutOff => ErrorKind::Cancelled,
-            Error::Request(_) | Error::Sample(_) | Error::Panicked => ErrorKind::Internal,
+            Error::Request(error) => match &**error {
+                RequestError::Step(error) if error.is_cannot_fit() => ErrorKind::OutOfMemory,
+                _ => ErrorKind::Internal,
+            },
+            Error::Sample(_) | Error::Panicked => ErrorKind::Internal,
             Error::Thread(_) => ErrorKind::Io,
         }
     }
@@ -158,6 +171,7 @@ fn of_session(error: &SessionError) -> ErrorKind {
         | SessionError::NoSuchTurn { .. } => ErrorKind::NotFound,
         SessionError::Answering { .. } | SessionError::Open { .. } => ErrorKind::Conflict,
         SessionError::NoSessions => ErrorKind::Unsupported,
+        SessionError::Stopped => ErrorKind::Cancelled,
         SessionError::Budget { .. } => ErrorKind::OutOfMemory,
         _ if error.is_cannot_fit() => ErrorKind::OutOfMemory,
         SessionError::Io { .. } => ErrorKind::Io,

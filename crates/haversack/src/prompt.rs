@@ -247,6 +247,7 @@ impl Prompt {
                     session,
                     // Without one every turn in memory stays visible.
                     embedding: encoder.and_then(|encoder| encoder.embed(&self.text).ok()),
+                    tokens: Some(self.client.texts()?.question(&self.text)?),
                     text: self.text,
                     now_ms: now_ms(),
                 }

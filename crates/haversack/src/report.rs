@@ -48,6 +48,10 @@ pub enum AnswerEvent {
         finish: Finish,
         report: Report,
     },
+    /// The only event of a request that answers nothing: the number of the new fact or state, 0 of a new conversation.
+    SessionRead {
+        number: u64,
+    },
     /// The last event of an answer that failed.
     Failed(Error),
 }

@@ -6,7 +6,6 @@ use haversack_conversations::session::{
 };
 use haversack_engine::Runtime;
 use haversack_engine::runtime::SequenceUsage;
-use haversack_memory::clock::now_ms;
 
 /// Everything there is to know about one conversation.
 #[derive(Clone, Debug)]
@@ -30,19 +29,14 @@ pub(crate) fn list(scheduler: &Scheduler) -> Result<Vec<ListedSession>, SessionE
     scheduler.sessions().ok_or(SessionError::NoSessions)?.list()
 }
 
-/// Creates the conversation if there is none of this name.
-pub(crate) fn open(
-    scheduler: &mut Scheduler,
-    name: &str,
-    system: &str,
-) -> Result<(), SessionError> {
+/// Opens the conversation of this name. `false`: there is none.
+pub(crate) fn open(scheduler: &mut Scheduler, name: &str) -> Result<bool, SessionError> {
     if !exists(scheduler, name) {
-        scheduler.create_session(name, "", system, now_ms())?;
-        return Ok(());
+        return Ok(false);
     }
-    match scheduler.with_session(name, |_, _, _| Ok(())) {
+    match scheduler.with_session(name, |_, _, _| Ok(true)) {
         // Its next turn opens it, once there is room.
-        Err(error) if error.is_cannot_fit() => Ok(()),
+        Err(error) if error.is_cannot_fit() => Ok(true),
         opened => opened,
     }
 }
@@ -70,32 +64,37 @@ pub(crate) fn view(
     })
 }
 
-/// Makes `history` what was said last: a new conversation is told it, an existing one retracts the turns after it.
-/// `false`: the conversation went another way, and is as it was.
+/// How a conversation stands to a history that a caller has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rewound {
+    /// The history is what was said last: later turns, if there were any, are retracted.
+    Same,
+    /// The conversation went another way, and is as it was.
+    Other,
+    /// There is no conversation of this name.
+    Absent,
+}
+
+/// Makes `history` what was said last: retracts the turns after it.
 pub(crate) fn rewind(
     scheduler: &mut Scheduler,
     name: &str,
-    system: &str,
     history: &History,
-) -> Result<bool, SessionError> {
-    if exists(scheduler, name) {
-        let rewound = scheduler.with_session(name, |runtime, sessions, id| {
-            retract_after(runtime, sessions, id, history)
-        });
-        return match rewound {
-            // Its next turn opens it, once there is room.
-            Err(error) if error.is_cannot_fit() && history.is_empty() => Ok(true),
-            rewound => rewound,
-        };
+) -> Result<Rewound, SessionError> {
+    if !exists(scheduler, name) {
+        return Ok(Rewound::Absent);
     }
-    let now = now_ms();
-    scheduler.create_session(name, "", system, now)?;
-    scheduler.with_session(name, |runtime, sessions, id| {
-        for (question, answer) in history {
-            sessions.tell(runtime, id, question, answer, now)?;
-        }
-        Ok(true)
-    })
+    let rewound = scheduler.with_session(name, |runtime, sessions, id| {
+        retract_after(runtime, sessions, id, history)
+    });
+    match rewound {
+        // Its next turn opens it, once there is room.
+        Err(error) if error.is_cannot_fit() && history.is_empty() => Ok(Rewound::Same),
+        rewound => Ok(match rewound? {
+            true => Rewound::Same,
+            false => Rewound::Other,
+        }),
+    }
 }
 
 fn retract_after(
@@ -104,24 +103,32 @@ fn retract_after(
     id: SessionId,
     history: &History,
 ) -> Result<bool, SessionError> {
-    if history.is_empty() {
-        return Ok(true);
-    }
     let turns = sessions.turns(id)?.into_iter().filter(|t| !t.is_state);
     let numbers: Vec<u64> = turns.map(|turn| turn.number).collect();
-    for later in 0..numbers.len() {
-        let end = numbers.len() - later;
-        let Some(start) = end.checked_sub(history.len()) else {
-            return Ok(false);
-        };
-        let mut pairs = numbers[start..end].iter().zip(history);
-        let is_equal = pairs.try_fold(true, |so_far, (&number, (question, answer))| {
-            let turn = sessions.turn(id, number)?;
-            let said = turn.text == question.trim() && turn.answer.starts_with(answer.trim());
-            Ok::<bool, SessionError>(so_far && said)
-        })?;
-        if is_equal {
-            for _ in 0..later {
+    let Some(surplus) = numbers.len().checked_sub(history.len()) else {
+        return Ok(false);
+    };
+    // Each turn is read from the file once at most, and the last ones first: there they differ, if they do.
+    let mut said: Vec<Option<(String, String)>> = vec![None; numbers.len()];
+    for later in 0..=surplus {
+        let start = surplus - later;
+        let mut is_same = true;
+        for (i, (question, answer)) in history.iter().enumerate().rev() {
+            let (text, answered) = match &mut said[start + i] {
+                Some(turn) => turn,
+                absent => {
+                    let turn = sessions.turn(id, numbers[start + i])?;
+                    absent.insert((turn.text, turn.answer))
+                }
+            };
+            is_same = text == question.trim() && answered.starts_with(answer.trim());
+            if !is_same {
+                break;
+            }
+        }
+        if is_same {
+            // Without a history nothing is compared, and nothing is retracted.
+            for _ in 0..if history.is_empty() { 0 } else { later } {
                 sessions.retract(runtime, id)?;
             }
             return Ok(true);

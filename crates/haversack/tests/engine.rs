@@ -6,6 +6,8 @@ use common::builder;
 use haversack::engine::runtime::Finish;
 use haversack::engine::sample::SampleOptions;
 use haversack::engine::{Policy, Retention};
+use haversack::scheduler::Request;
+use haversack::session::SessionRead;
 use haversack::{
     Answer, AnswerEvent, ContextSeen, Conversation, Engine, Error, ErrorKind, EventOptions,
     Pressure,
@@ -384,15 +386,56 @@ fn the_same_calls_are_futures() {
             text += &piece?;
         }
         assert_eq!(answer.report().tokens, 30);
-        engine
-            .client()
-            .create("anna", String::new(), "Be brief.".into())
-            .await?;
+        let client = engine.client();
+        let opening = client.texts()?.opening("", "Be brief.", 0)?;
+        let read = Request::read("anna", SessionRead::create(opening), 0);
+        assert_eq!(client.read(read).await?, 0);
         assert_eq!(engine.client().view("anna", 0).await?.facts.len(), 1);
         assert_eq!(engine.client().memory().await?.sequences.len(), 1);
         Ok::<String, Error>(text)
     });
     assert_eq!(streamed.unwrap(), blocking);
+}
+
+/// A history is imported while an answer is given: the answer goes on, a client that leaves takes its import along, and
+/// an engine that stops ends it.
+#[test]
+fn a_history_is_imported_beside_an_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = dir.path().join("sessions");
+    let engine = builder(dir.path()).sessions(files).start().unwrap();
+    let client = engine.client();
+    let turn = |i| (format!("What is {i}?"), format!("It is {i}."));
+    let turns: Vec<_> = (0..200).map(turn).collect();
+    let read = || {
+        let texts = client.texts().unwrap();
+        let go_on = &mut || std::ops::ControlFlow::Continue(());
+        SessionRead::Create {
+            opening: texts.opening("", "Be brief.", 0).unwrap(),
+            history: texts.history(&turns, go_on).unwrap(),
+        }
+    };
+    let answer = endless(&engine, 1500);
+    let sampled = || engine.metrics().sampled_tokens;
+    until("the answer begins", || sampled() > 2);
+    let before = sampled();
+    let imported = client.read_blocking(Request::read("anna", read(), 0));
+    assert_eq!(imported.unwrap(), 0);
+    assert!(sampled() > before + 20, "{} tokens", sampled() - before);
+    assert_eq!(client.view("anna", 300).wait().unwrap().turns.len(), 200);
+    let import = vec![Request::read("ben", read(), 0)];
+    let left = client.submit_blocking(import, EventOptions::default());
+    drop(left.unwrap());
+    assert!(!client.open("ben").wait().unwrap());
+    let stopped = std::thread::scope(|scope| {
+        let import = scope.spawn(|| client.read_blocking(Request::read("cleo", read(), 0)));
+        until("the import begins", || engine.metrics().active == 2);
+        client.stop();
+        import.join().unwrap()
+    });
+    assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Closed);
+    drop(answer);
+    engine.close().unwrap();
 }
 
 #[cfg(feature = "grammar")]

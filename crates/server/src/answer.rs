@@ -107,7 +107,7 @@ async fn whole(head: Head, mut events: AnswerEvents, choices: usize) -> Result<R
                 ended.insert(i, (text, finish, report));
             }
             AnswerEvent::Failed(error) => return Err(error.into()),
-            AnswerEvent::PromptRead { .. } => {}
+            AnswerEvent::PromptRead { .. } | AnswerEvent::SessionRead { .. } => {}
         }
     }
     drop(events);
@@ -208,7 +208,7 @@ impl AnswerWriter for Events {
                 self.push(&Fail::from(error).json());
                 self.outbox.end();
             }
-            AnswerEvent::PromptRead { .. } => {}
+            AnswerEvent::PromptRead { .. } | AnswerEvent::SessionRead { .. } => {}
         }
     }
 }

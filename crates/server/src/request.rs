@@ -4,12 +4,12 @@ use super::fail::{Fail, refuse, require};
 use super::limits;
 use super::tool_calls::Functions;
 use super::types::{CommonFields, OneOrMany, WhenLonger};
-use haversack::Client;
 use haversack::engine::runtime::GenerateOptions;
 use haversack::engine::sample::{Constraint, SampleOptions};
 use haversack::engine::{Model, Policy};
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
+use haversack::{Client, Error};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
@@ -143,6 +143,7 @@ pub fn turn(
         session,
         // Without one every turn in memory stays visible.
         embedding: client.encoder().and_then(|e| e.embed(&text).ok()),
+        tokens: Some(client.texts()?.question(&text).map_err(Error::from)?),
         text,
         now_ms: now_ms(),
     };

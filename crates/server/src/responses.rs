@@ -227,7 +227,9 @@ async fn whole(head: Head, mut events: AnswerEvents) -> Result<Response, Fail> {
     loop {
         let (_, event) = events.next().await.ok_or(Error::CutOff)?;
         match event {
-            AnswerEvent::Token { .. } | AnswerEvent::PromptRead { .. } => {}
+            AnswerEvent::Token { .. }
+            | AnswerEvent::PromptRead { .. }
+            | AnswerEvent::SessionRead { .. } => {}
             AnswerEvent::Finished {
                 text,
                 finish,
@@ -297,7 +299,7 @@ impl AnswerWriter for Events {
                 self.push("response.failed", json!({ "response": document }));
                 self.outbox.end();
             }
-            AnswerEvent::PromptRead { .. } => {}
+            AnswerEvent::PromptRead { .. } | AnswerEvent::SessionRead { .. } => {}
         }
     }
 }

@@ -8,6 +8,7 @@
 use super::body::JsonBody;
 use super::fail::Fail;
 use super::json::list as json_list;
+use super::limits;
 use super::memory::place_name;
 use super::request::SessionMessage;
 use super::state::{Server, ServerState};
@@ -15,11 +16,15 @@ use super::types::{ChatMessage, ChatRequest};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use haversack::session::TurnView;
-use haversack::{Client, ConversationView, Error, History, VIEW_TURNS_MAX};
+use haversack::memory::clock::now_ms;
+use haversack::scheduler::Request;
+use haversack::session::{SessionError, SessionRead, SessionTexts, TurnView};
+use haversack::{Client, ConversationView, Error, History, Rewound, VIEW_TURNS_MAX};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use std::ops::ControlFlow;
+use std::sync::Arc;
 
 /// The session that a request continues, ready for its last message; `None` where it names none.
 pub async fn bind(
@@ -39,7 +44,7 @@ pub async fn bind(
         Err(_) if is_hint => return Ok(None),
         Err(fail) => return Err(fail),
     };
-    match server.client().rewind(&session, opening, history).await {
+    match continue_with(server, &session, opening, history).await {
         Ok(true) => Ok(Some(SessionMessage { session, text })),
         Err(Error::Closed) => Err(Fail::stopping()),
         Ok(false) | Err(_) if is_hint => Ok(None),
@@ -48,6 +53,63 @@ pub async fn bind(
             Err(Fail::status(StatusCode::CONFLICT, message))
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes `history` what was said last in a session, which is created if there is none. `false`: it went another way.
+async fn continue_with(
+    server: &ServerState,
+    session: &str,
+    opening: String,
+    history: History,
+) -> Result<bool, Error> {
+    let client = server.client();
+    let rewind = || client.rewind(session, history.clone());
+    let rewound = rewind().await?;
+    if rewound != Rewound::Absent {
+        return Ok(rewound == Rewound::Same);
+    }
+    let (now, turns) = (now_ms(), history.clone());
+    let read = told(server, move |texts, go_on| {
+        Ok(SessionRead::Create {
+            opening: texts.opening("", &opening, now)?,
+            history: texts.history(&turns, go_on)?,
+        })
+    });
+    let request = read_request(server, session, read.await?, now);
+    match client.read(request).await {
+        // Another request created it meanwhile.
+        Err(Error::Session(error)) if error.is_taken() => Ok(rewind().await? == Rewound::Same),
+        created => created.map(|_| true),
+    }
+}
+
+/// Makes tokens of texts on a thread that may block. It stops where the client leaves.
+async fn told<T: Send + 'static>(
+    server: &ServerState,
+    make: impl FnOnce(&SessionTexts, &mut dyn FnMut() -> ControlFlow<()>) -> Result<T, SessionError>
+    + Send
+    + 'static,
+) -> Result<T, Error> {
+    let here = Arc::new(());
+    let gone = Arc::downgrade(&here);
+    let texts = server.client().texts()?.clone();
+    let made = tokio::task::spawn_blocking(move || {
+        let go_on = &mut || match gone.strong_count() {
+            0 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        };
+        make(&texts, go_on)
+    });
+    let made = made.await.map_err(|_| Error::Closed)?;
+    drop(here);
+    Ok(made?)
+}
+
+fn read_request(server: &ServerState, session: &str, read: SessionRead, now_ms: u64) -> Request {
+    Request {
+        deadline: Some(server.client().now() + limits::REQUEST_TIME),
+        ..Request::read(session, read, now_ms)
     }
 }
 
@@ -126,8 +188,20 @@ pub async fn list(State(server): Server) -> Answer {
 }
 
 pub async fn create(State(server): Server, JsonBody(given): JsonBody<CreateRequest>) -> Created {
-    let view = running(&server)?.create(&given.id, given.verbatim, given.persistent);
-    Ok((StatusCode::CREATED, Json(view_json(&view.await?))))
+    let (client, now) = (running(&server)?, now_ms());
+    let CreateRequest {
+        id,
+        persistent,
+        verbatim,
+    } = given;
+    let opening = told(&server, move |texts, _| {
+        texts.opening(&verbatim, &persistent, now)
+    })
+    .await?;
+    let read = SessionRead::create(opening);
+    client.read(read_request(&server, &id, read, now)).await?;
+    let view = client.view(&id, VIEW_TURNS_MAX).await?;
+    Ok((StatusCode::CREATED, Json(view_json(&view))))
 }
 
 pub async fn show(State(server): Server, Path(id): Path<String>) -> Answer {
@@ -155,7 +229,12 @@ pub async fn add_fact(
     Path(id): Path<String>,
     JsonBody(FactRequest { text, supersedes }): JsonBody<FactRequest>,
 ) -> Created {
-    let number = running(&server)?.add_fact(&id, text, supersedes).await?;
+    let client = running(&server)?;
+    let fact = told(&server, move |texts, _| texts.fact(&text)).await?;
+    let read = SessionRead::Fact { fact, supersedes };
+    let number = client
+        .read(read_request(&server, &id, read, now_ms()))
+        .await?;
     Ok((StatusCode::CREATED, Json(json!({ "number": number }))))
 }
 

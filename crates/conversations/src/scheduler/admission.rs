@@ -11,10 +11,15 @@ use super::prefix_cache::{CachedPrefix, PrefixMatch};
 use super::queue::{Admit, QueuedRequest};
 use super::request::{RequestError, RequestId, SubmitError};
 use super::resources::{Resources, promisable};
-use super::running::{CompletionWork, PreparedRequest, PreparedTurn, PreparedWork, Started};
-use crate::session::{ResumeMode, SessionError, SessionId, SessionResult, Sessions};
+use super::running::{
+    CompletionWork, PreparedRead, PreparedRequest, PreparedTurn, PreparedWork, Started,
+};
+use crate::session::{
+    AskedQuestion, ResumeMode, SessionError, SessionId, SessionRead, SessionResult, Sessions,
+};
 use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
+use std::cell::Cell;
 
 /// Memory as a request finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +134,12 @@ impl Admission<'_> {
                 let bytes = queued.worst_case_bytes as usize;
                 self.start_completion(work, queued.request.id, bytes)
             }
-            PreparedWork::Turn(turn) => self.start_turn(turn),
+            PreparedWork::Turn(turn) => {
+                self.start_in_session(&turn.no_memory_at, |admission| admission.begin_turn(turn))
+            }
+            PreparedWork::Read(read) => {
+                self.start_in_session(&read.no_memory_at, |admission| admission.begin_read(read))
+            }
         }
     }
 
@@ -183,13 +193,17 @@ impl Admission<'_> {
         Ok((self.resources.open_sequence(keep)?, 0))
     }
 
-    fn start_turn(&mut self, turn: &PreparedTurn) -> Outcome {
+    fn start_in_session(
+        &mut self,
+        no_memory_at: &Cell<Option<u64>>,
+        begin: impl FnOnce(&mut Self) -> SessionResult<Outcome>,
+    ) -> Outcome {
         // There is no more memory than at the last attempt until some is released.
         let releases = self.resources.releases;
-        if turn.no_memory_at.get() == Some(releases) {
+        if no_memory_at.get() == Some(releases) {
             return Outcome::Waits(Admit::NoMemory);
         }
-        let outcome = match self.begin_turn(turn) {
+        let outcome = match begin(self) {
             Ok(outcome) => outcome,
             Err(error) if error.is_cannot_fit() && !self.is_batch_empty() => {
                 Outcome::Waits(Admit::NoMemory)
@@ -197,9 +211,43 @@ impl Admission<'_> {
             Err(error) => Outcome::Failed(error.into()),
         };
         if outcome.admit() == Admit::NoMemory {
-            turn.no_memory_at.set(Some(self.resources.releases));
+            no_memory_at.set(Some(self.resources.releases));
         }
         outcome
+    }
+
+    fn begin_read(&mut self, prepared: &PreparedRead) -> SessionResult<Outcome> {
+        let PreparedRead { session, read, .. } = prepared;
+        let is_new = matches!(read, SessionRead::Create { .. });
+        let id = match is_new {
+            true => None,
+            false => Some(self.open_session(session)?),
+        };
+        let sessions = self.resources.sessions()?;
+        let open = id.or_else(|| sessions.opened(session));
+        if open.is_some_and(|id| sessions.is_answering(id).unwrap_or(false)) {
+            return Ok(Outcome::Waits(Admit::Blocked));
+        }
+        let runtime = &self.resources.runtime;
+        let coming = read.tokens() as u64;
+        let (mut bytes, mut max_rows) = sessions.turn_needs(runtime, id, coming)?;
+        if is_new {
+            // A short opening takes less than a session may come to need.
+            max_rows = max_rows.min(read.tokens() + 2 * BLOCK_SLOTS);
+            bytes = bytes.min(runtime.sequence_bytes(max_rows));
+        }
+        let held = id.map_or(0, |id| self.resources.session_bytes(id));
+        if self.make_room(bytes.saturating_sub(held), max_rows, false, id) != Admit::Now {
+            return Ok(Outcome::Waits(Admit::NoMemory));
+        }
+        let now_ms = prepared.now_ms;
+        let begun =
+            self.with_sessions(|runtime, sessions| read.begin(runtime, sessions, session, now_ms))?;
+        Ok(Outcome::Started(Started::Read {
+            begun,
+            promised_bytes: bytes,
+            max_rows,
+        }))
     }
 
     fn begin_turn(&mut self, turn: &PreparedTurn) -> SessionResult<Outcome> {
@@ -226,8 +274,13 @@ impl Admission<'_> {
             }
         }
         self.with_sessions(|runtime, sessions| {
-            let (text, options) = (&turn.text, &turn.options);
-            let begun = sessions.begin(runtime, id, text, turn.embedding, turn.now_ms, options)?;
+            let asked = AskedQuestion {
+                text: &turn.text,
+                tokens: Some(&turn.question),
+                embedding: turn.embedding,
+                now_ms: turn.now_ms,
+            };
+            let begun = sessions.begin(runtime, id, asked, &turn.options)?;
             match sessions.promise(runtime, &begun) {
                 Ok((promised_bytes, fits)) if fits || is_batch_empty => {
                     Ok(Outcome::Started(Started::Turn {

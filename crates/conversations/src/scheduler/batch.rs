@@ -11,7 +11,7 @@ use super::prefix_cache::CachedPrefix;
 use super::request::{Deliver, RequestError, RequestEvent, RequestId, RequestReport};
 use super::resources::Resources;
 use super::running::{RunningRequest, RunningWork};
-use crate::session::{Embed, TurnInProgress};
+use crate::session::{Embed, SessionError, TurnInProgress};
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{
     Finish, GenerateEvent, GenerateTimes, SequenceId, SequenceUsage, StepError,
@@ -120,7 +120,7 @@ impl Batch {
         }
     }
 
-    /// A completion leaves at once. A turn ends at its next step with what it has said so far.
+    /// A completion or a read leaves at once. A turn ends at its next step with what it has said so far.
     pub fn cancel(&mut self, resources: &mut Resources, id: RequestId) -> StepResult {
         let Some(i) = self.running.iter().position(|request| request.id == id) else {
             return Ok(());
@@ -137,6 +137,10 @@ impl Batch {
                 self.running[i].cancel();
                 Ok(())
             }
+            RunningWork::Read(_) => {
+                let request = self.running.remove(i);
+                abandon(resources, request)
+            }
         }
     }
 
@@ -147,10 +151,17 @@ impl Batch {
         now: Duration,
         deliver: Deliver<'_>,
     ) -> StepResult {
-        for request in &mut self.running {
-            if request.deadline.is_some_and(|deadline| deadline <= now) {
-                request.cancel();
-            }
+        let is_late = |request: &RunningRequest| request.deadline.is_some_and(|at| at <= now);
+        self.running
+            .iter_mut()
+            .filter(|request| is_late(request))
+            .for_each(RunningRequest::cancel);
+        let is_read = |r: &mut RunningRequest| is_late(r) && matches!(r.work, RunningWork::Read(_));
+        let reads: Vec<RunningRequest> = self.running.extract_if(.., is_read).collect();
+        for request in reads {
+            let id = request.id;
+            abandon(resources, request)?;
+            let _ = deliver(id, RequestEvent::Failed(SessionError::Stopped.into()));
         }
         self.finish_completions(resources, deliver)
     }
@@ -351,7 +362,7 @@ impl Batch {
     ) -> StepResult {
         let is_over = |request: &mut RunningRequest| match &request.work {
             RunningWork::Completion { work, .. } => work.completion.is_over(),
-            RunningWork::Turn(_) => false,
+            RunningWork::Turn(_) | RunningWork::Read(_) => false,
         };
         let over: Vec<RunningRequest> = self.running.extract_if(.., is_over).collect();
         for request in over {
@@ -395,7 +406,7 @@ impl Batch {
             return;
         };
         let is_over = |request: &mut RunningRequest| match &mut request.work {
-            RunningWork::Completion { .. } => false,
+            RunningWork::Completion { .. } | RunningWork::Read(_) => false,
             RunningWork::Turn(turn) => match turn.completion() {
                 Some(completion) => completion.is_over(),
                 None => turn.pending().is_empty(),
@@ -435,6 +446,39 @@ impl Batch {
         self.running.append(&mut reading);
     }
 
+    /// Reads that have all tokens of a run go on to the next; those that have read everything leave the batch.
+    pub fn advance_reads(&mut self, resources: &mut Resources, deliver: Deliver<'_>) -> StepResult {
+        let mut i = 0;
+        while i < self.running.len() {
+            let Resources {
+                runtime, sessions, ..
+            } = resources;
+            let request = &mut self.running[i];
+            let (RunningWork::Read(read), Some(sessions)) = (&mut request.work, sessions) else {
+                i += 1;
+                continue;
+            };
+            if !read.pending().is_empty() {
+                i += 1;
+                continue;
+            }
+            let event = match read.advance(runtime, sessions) {
+                Ok(None) => continue,
+                Ok(Some(number)) => {
+                    let session = read.session();
+                    resources.mark_used(session);
+                    RequestEvent::SessionRead { number }
+                }
+                Err(error) => RequestEvent::Failed(error.into()),
+            };
+            let request = self.running.remove(i);
+            let id = request.id;
+            abandon(resources, request)?;
+            let _ = deliver(id, event);
+        }
+        Ok(())
+    }
+
     /// Saves turns that have their embedding. With nothing else to compute, it waits for them.
     pub fn save_turns(&mut self, resources: &mut Resources, deliver: Deliver<'_>) {
         let runtime = &mut resources.runtime;
@@ -455,7 +499,7 @@ impl Batch {
     }
 }
 
-/// Frees what a request holds. A session is as before the turn.
+/// Frees what a request holds. A session is as before the turn or the read, if it was not over.
 fn abandon(resources: &mut Resources, request: RunningRequest) -> StepResult {
     resources.releases += 1;
     match (request.work, &mut resources.sessions) {
@@ -466,6 +510,13 @@ fn abandon(resources: &mut Resources, request: RunningRequest) -> StepResult {
             }
             Ok(())
         }
-        (RunningWork::Turn(_), None) => Ok(()),
+        (RunningWork::Read(read), Some(sessions)) => {
+            drop(read);
+            if let Err(error) = sessions.undo_dropped(&mut resources.runtime) {
+                log::error!("{error}");
+            }
+            Ok(())
+        }
+        (RunningWork::Turn(_) | RunningWork::Read(_), None) => Ok(()),
     }
 }

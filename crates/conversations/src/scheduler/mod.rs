@@ -1,7 +1,7 @@
 //! Scheduler: requests wait until their worst-case bytes are available, then share every pass over the weights.
 //!
 //! ```text
-//! submit ─► queue ─► admission (bytes promised) ─► batch ─► step ─► … ─► Completed | TurnSaved | Failed
+//! submit ─► queue ─► admission (bytes promised) ─► batch ─► step ─► … ─► Completed | TurnSaved | SessionRead | Failed
 //! ```
 //!
 //! [`queue`], [`plan`], [`row_limit`], [`throttle`] and the decision of [`admission`] are pure. The tokens of a request do
@@ -31,7 +31,7 @@ pub use resources::SuspendCounts;
 pub use row_limit::{LongPrompt, RowLimit};
 pub use throttle::{StepLimits, Throttle, ThrottleChange};
 
-use crate::session::{SessionId, SessionResult, Sessions};
+use crate::session::{SessionError, SessionId, SessionResult, Sessions};
 use admission::{Admission, Outcome};
 use batch::Batch;
 use haversack_engine::device::Thermal;
@@ -111,7 +111,7 @@ impl Scheduler {
         self
     }
 
-    /// Queues a request, or says at once why it could never be served. A turn waits for earlier turns of its session.
+    /// Queues a request, or says at once why it could never be served. Requests of a session keep their order.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
         let Request { owner, options, .. } = request;
         let (mut work, bytes) = submit::prepare(&self.resources, request.kind, options, owner)?;
@@ -127,7 +127,7 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Ends a request. A completion is gone at once, without an event. A running turn ends with what it has said so far,
+    /// Ends a request. A completion or a read is gone at once, without an event. A running turn ends with what it has said so far,
     /// which becomes part of its session. Requests that have ended are ignored.
     pub fn cancel(&mut self, id: RequestId) -> Result<(), StepError> {
         self.queue.remove(|queued| queued.request.id == id);
@@ -143,6 +143,7 @@ impl Scheduler {
         self.admit(deliver)?;
         let (batch, resources) = (&mut self.batch, &mut self.resources);
         batch.reread_full(resources)?;
+        batch.advance_reads(resources, deliver)?;
         batch.conclude_turns(resources, deliver);
         batch.save_turns(resources, deliver);
         if batch.is_empty() {
@@ -155,6 +156,7 @@ impl Scheduler {
         if batch.compute(resources, &demands, &mut takes, chunk, deliver)? {
             batch.cache_prefixes(resources, &takes)?;
             batch.deliver(resources, &takes, deliver)?;
+            batch.advance_reads(resources, deliver)?;
             batch.conclude_turns(resources, deliver);
         }
         Ok(true)
@@ -181,6 +183,11 @@ impl Scheduler {
         for expired in self.queue.remove_expired(now) {
             let completed = match expired.request.work {
                 PreparedWork::Completion(work) => work.completion.end(),
+                PreparedWork::Read(_) => {
+                    let event = RequestEvent::Failed(SessionError::Stopped.into());
+                    let _ = deliver(expired.request.id, event);
+                    continue;
+                }
                 PreparedWork::Turn(_) => Completed {
                     text: String::new(),
                     tokens: Vec::new(),
@@ -197,13 +204,13 @@ impl Scheduler {
     /// Moves requests from the queue to the batch while their bytes can be promised.
     fn admit(&mut self, deliver: Deliver<'_>) -> Result<(), StepError> {
         while self.batch.len() < self.options.batch && !self.queue.is_empty() {
-            let first_turns = first_turns(&self.queue);
+            let first = first_of_sessions(&self.queue);
             let mut admission = Admission::new(&mut self.resources, self.batch.promises());
             let mut outcome = Outcome::Waits(Admit::Blocked);
             let admitted = self.queue.pop_admissible(|queued| {
                 let PreparedRequest { id, work, .. } = &queued.request;
                 outcome = match work {
-                    PreparedWork::Turn(_) if !first_turns.contains(id) => {
+                    PreparedWork::Turn(_) | PreparedWork::Read(_) if !first.contains(id) => {
                         Outcome::Waits(Admit::Blocked)
                     }
                     _ => admission.start(queued),
@@ -365,15 +372,15 @@ impl Scheduler {
     }
 }
 
-/// The first queued turn of each session: turns of a session keep their order, whichever owners they have.
-fn first_turns(queue: &Queue<PreparedRequest>) -> Vec<RequestId> {
+/// The first queued request of each session: they keep their order, whichever owners they have.
+fn first_of_sessions(queue: &Queue<PreparedRequest>) -> Vec<RequestId> {
     let mut sessions: Vec<&str> = Vec::new();
     let mut first = Vec::new();
     for queued in queue.iter() {
-        if let PreparedWork::Turn(turn) = &queued.request.work
-            && !sessions.contains(&turn.session.as_str())
+        if let Some(session) = queued.request.work.session()
+            && !sessions.contains(&session)
         {
-            sessions.push(&turn.session);
+            sessions.push(session);
             first.push(queued.request.id);
         }
     }

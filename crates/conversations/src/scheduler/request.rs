@@ -8,7 +8,7 @@
 use super::plan::Priority;
 use super::queue::QueueFull;
 use super::row_limit::{RowLimit, RowLimitError};
-use crate::session::{SessionError, TurnAnswer};
+use crate::session::{SessionError, SessionRead, TurnAnswer};
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::{Completed, Sampled};
 use haversack_engine::runtime::{GenerateOptions, SequenceUsage, StepError};
@@ -48,8 +48,17 @@ pub enum RequestKind {
     Turn {
         session: String,
         text: String,
+        /// From [`SessionTexts::question`](crate::session::SessionTexts::question). `None`: the scheduler makes them, while other
+        /// requests wait for it.
+        tokens: Option<Vec<u32>>,
         /// Of the text. `None`: computed when the turn begins, while other requests wait for it.
         embedding: Option<Embedding>,
+        now_ms: u64,
+    },
+    /// Something that a session reads without answering. Turns of it wait until it is over.
+    Read {
+        session: String,
+        read: SessionRead,
         now_ms: u64,
     },
 }
@@ -65,8 +74,18 @@ impl Request {
         Request::new(RequestKind::Turn {
             session: session.into(),
             text: text.into(),
+            tokens: None,
             embedding: None,
             now_ms: 0,
+        })
+    }
+
+    /// A read with default options.
+    pub fn read(session: impl Into<String>, read: SessionRead, now_ms: u64) -> Request {
+        Request::new(RequestKind::Read {
+            session: session.into(),
+            read,
+            now_ms,
         })
     }
 
@@ -122,7 +141,7 @@ pub enum SubmitError {
     Stop(#[from] StopError),
 }
 
-/// What happens to a request. `Completed`, `TurnSaved` and `Failed` are the last event of theirs.
+/// What happens to a request. `Completed`, `TurnSaved`, `SessionRead` and `Failed` are the last event of theirs.
 #[derive(Debug)]
 pub enum RequestEvent<'a> {
     /// Its bytes are promised, and it is in the batch.
@@ -139,6 +158,10 @@ pub enum RequestEvent<'a> {
     Completed(Completed, Box<RequestReport>),
     /// A turn has ended, is part of its session and was saved.
     TurnSaved(Box<TurnAnswer>),
+    /// A session has read everything: the number of its new fact or state, 0 of a new session.
+    SessionRead {
+        number: u64,
+    },
     Failed(RequestError),
 }
 

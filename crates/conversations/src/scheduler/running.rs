@@ -5,7 +5,7 @@ use super::prefix_cache::PrefixKey;
 use super::queue::QueuedRequest;
 use super::request::RequestId;
 use super::row_limit::RowLimit;
-use crate::session::TurnInProgress;
+use crate::session::{BegunRead, ReadInProgress, SessionRead, TurnInProgress};
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::options::Policy;
@@ -26,6 +26,18 @@ pub(super) struct PreparedRequest {
 pub(super) enum PreparedWork {
     Completion(Box<CompletionWork>),
     Turn(Box<PreparedTurn>),
+    Read(Box<PreparedRead>),
+}
+
+impl PreparedWork {
+    /// The session that it is for. Requests of a session keep their order.
+    pub fn session(&self) -> Option<&str> {
+        match self {
+            PreparedWork::Completion(_) => None,
+            PreparedWork::Turn(turn) => Some(&turn.session),
+            PreparedWork::Read(read) => Some(&read.session),
+        }
+    }
 }
 
 pub(super) struct CompletionWork {
@@ -71,12 +83,23 @@ impl CompletionWork {
 pub(super) struct PreparedTurn {
     pub session: String,
     pub text: String,
+    /// The text in tokens.
+    pub question: Vec<u32>,
     pub embedding: Option<Embedding>,
     pub now_ms: u64,
     pub options: GenerateOptions,
     /// Upper bound of the tokens it reads.
     pub max_tokens: u64,
     /// [`Resources::releases`](super::resources::Resources::releases) when it found no memory.
+    pub no_memory_at: Cell<Option<u64>>,
+}
+
+/// A read that has not begun.
+pub(super) struct PreparedRead {
+    pub session: String,
+    pub read: SessionRead,
+    pub now_ms: u64,
+    /// As of a turn.
     pub no_memory_at: Cell<Option<u64>>,
 }
 
@@ -101,6 +124,7 @@ pub(super) enum RunningWork {
         sequence: SequenceId,
     },
     Turn(Box<TurnInProgress>),
+    Read(Box<ReadInProgress>),
 }
 
 /// What admission gives a request to start with.
@@ -112,6 +136,11 @@ pub(super) enum Started {
     },
     Turn {
         turn: Box<TurnInProgress>,
+        promised_bytes: usize,
+        max_rows: usize,
+    },
+    Read {
+        begun: BegunRead,
         promised_bytes: usize,
         max_rows: usize,
     },
@@ -144,8 +173,20 @@ impl RunningRequest {
                 },
                 _,
             ) => (RunningWork::Turn(turn), promised_bytes, max_rows, false),
-            (Started::Completion { .. }, PreparedWork::Turn(_)) => {
-                unreachable!("admission starts a turn as a turn")
+            (
+                Started::Read {
+                    begun,
+                    promised_bytes,
+                    max_rows,
+                },
+                PreparedWork::Read(read),
+            ) => {
+                let PreparedRead { read, now_ms, .. } = *read;
+                let read = Box::new(ReadInProgress::new(begun, read, now_ms));
+                (RunningWork::Read(read), promised_bytes, max_rows, false)
+            }
+            (Started::Completion { .. } | Started::Read { .. }, _) => {
+                unreachable!("admission starts a request as what it is")
             }
         };
         RunningRequest {
@@ -165,6 +206,7 @@ impl RunningRequest {
         match &self.work {
             RunningWork::Completion { sequence, .. } => *sequence,
             RunningWork::Turn(turn) => turn.sequence(),
+            RunningWork::Read(read) => read.sequence(),
         }
     }
 
@@ -172,6 +214,7 @@ impl RunningRequest {
         match &self.work {
             RunningWork::Completion { work, .. } => work.completion.pending(),
             RunningWork::Turn(turn) => turn.pending(),
+            RunningWork::Read(read) => read.pending(),
         }
     }
 
@@ -179,6 +222,7 @@ impl RunningRequest {
         match &self.work {
             RunningWork::Completion { work, .. } => work.completion.samples_after(tokens),
             RunningWork::Turn(turn) => turn.samples_after(tokens),
+            RunningWork::Read(_) => false,
         }
     }
 
@@ -186,6 +230,7 @@ impl RunningRequest {
         match &mut self.work {
             RunningWork::Completion { work, .. } => work.completion.read(tokens),
             RunningWork::Turn(turn) => turn.read(tokens),
+            RunningWork::Read(read) => read.read(tokens),
         }
     }
 
@@ -227,7 +272,8 @@ impl RunningRequest {
         Ok(held >= rows.max_rows)
     }
 
-    /// Gives a completion an empty sequence and has it read its rows again. `false`: it is a turn, and nothing changed.
+    /// Gives a completion an empty sequence and has it read its rows again. `false`: it is no completion, and nothing
+    /// changed.
     pub fn restart(&mut self, runtime: &mut Runtime) -> Result<bool, StepError> {
         let RunningWork::Completion { work, sequence } = &mut self.work else {
             return Ok(false);
@@ -252,6 +298,7 @@ impl RunningWork {
         match self {
             RunningWork::Completion { work, .. } => Some(&mut work.completion),
             RunningWork::Turn(turn) => turn.completion(),
+            RunningWork::Read(_) => None,
         }
     }
 }

@@ -3,14 +3,15 @@
 use super::request::{RequestKind, SubmitError};
 use super::resources::{Resources, promisable};
 use super::row_limit::RowLimit;
-use super::running::{CompletionWork, PreparedTurn, PreparedWork};
-use crate::session::SessionError;
+use super::running::{CompletionWork, PreparedRead, PreparedTurn, PreparedWork};
+use crate::session::{SessionError, SessionRead};
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::options::Policy;
 use haversack_engine::runtime::{GenerateOptions, Runtime, SequenceRetention};
 use std::cell::Cell;
 
-/// The work of a request and its worst-case bytes. Those of a turn depend on its session, so admission asks for them later: 0.
+/// The work of a request and its worst-case bytes. Those of a session's request depend on
+/// the session, so admission asks for them later: 0.
 pub(super) fn prepare(
     resources: &Resources,
     kind: RequestKind,
@@ -25,6 +26,7 @@ pub(super) fn prepare(
         RequestKind::Turn {
             session,
             text,
+            tokens,
             embedding,
             now_ms,
         } => {
@@ -32,12 +34,17 @@ pub(super) fn prepare(
             if !sessions.exists(&session) {
                 return Err(SessionError::NoSuchSession { name: session }.into());
             }
-            let max_tokens = sessions.turn_tokens(&text)?;
+            let question = match tokens {
+                Some(tokens) => tokens,
+                None => sessions.texts().question(&text)?,
+            };
+            let max_tokens = sessions.turn_tokens(question.len())?;
             // Finds bad stop strings now, not when the turn begins.
             Completion::within(&[], &options, None)?;
             let turn = PreparedTurn {
                 session,
                 text,
+                question,
                 embedding,
                 now_ms,
                 options,
@@ -45,6 +52,23 @@ pub(super) fn prepare(
                 no_memory_at: Cell::new(None),
             };
             Ok((PreparedWork::Turn(Box::new(turn)), 0))
+        }
+        RequestKind::Read {
+            session,
+            read,
+            now_ms,
+        } => {
+            let is_new = matches!(read, SessionRead::Create { .. });
+            if !is_new && !resources.sessions()?.exists(&session) {
+                return Err(SessionError::NoSuchSession { name: session }.into());
+            }
+            let read = PreparedRead {
+                session,
+                read,
+                now_ms,
+                no_memory_at: Cell::new(None),
+            };
+            Ok((PreparedWork::Read(Box::new(read)), 0))
         }
     }
 }

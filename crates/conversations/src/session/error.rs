@@ -54,6 +54,12 @@ pub enum SessionError {
     PersistentFull { tokens: usize, max: usize },
     #[error("an answer of {tokens} tokens; accepted: 1 to {max}")]
     AnswerLength { tokens: usize, max: usize },
+    #[error("a history of {turns} turns; accepted: at most {max}")]
+    HistoryTurns { turns: usize, max: usize },
+    #[error("the history has too many tokens; accepted: at most {max}")]
+    HistoryTokens { max: usize },
+    #[error("it was stopped before it was read")]
+    Stopped,
     #[error(transparent)]
     Condense(#[from] super::condense::CondenseError),
     #[error("there is no fact {number} that holds")]
@@ -90,6 +96,15 @@ impl SessionError {
     /// Whether the memory budget is the cause.
     pub fn is_cannot_fit(&self) -> bool {
         matches!(self, SessionError::Step(error) if error.is_cannot_fit())
+    }
+
+    /// Whether there is a session of this name already.
+    pub fn is_taken(&self) -> bool {
+        match self {
+            SessionError::Open { .. } => true,
+            SessionError::File { source, .. } => matches!(source, journal::JournalError::Exists),
+            _ => false,
+        }
     }
 
     /// Whether the disk is the cause, so that trying again may help.

@@ -43,6 +43,10 @@ impl ChatLayout {
         }
     }
 
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
     /// The beginning of a conversation: the persistent text, or what the template writes without one. The time is for
     /// templates that write the date.
     pub fn opening(&self, persistent: &str, now_ms: u64) -> Result<Vec<u32>, LayoutError> {

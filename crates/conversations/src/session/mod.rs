@@ -66,6 +66,7 @@ mod options;
 pub mod paged_vec;
 pub mod plan;
 mod prefix;
+mod reading;
 mod rebuild;
 pub mod record;
 pub mod relevance;
@@ -74,6 +75,7 @@ pub mod report;
 mod residency;
 mod sessions;
 mod slots;
+mod texts;
 mod transcript;
 mod turn;
 pub mod turns;
@@ -86,10 +88,12 @@ pub use identity::Identity;
 pub(crate) use open_session::ResumeMode;
 pub use options::SessionOptions;
 pub use prefix::{PrefixError, PrefixProblem, PrefixStats};
+pub use reading::{BegunRead, ReadInProgress, SessionRead};
 pub use report::{
     ContextReport, ListedSession, SessionCounters, SessionReport, SessionStats, TurnAnswer,
     TurnReport, TurnView,
 };
 pub use sessions::Sessions;
 pub use slots::SessionId;
-pub use turn::TurnInProgress;
+pub use texts::{HISTORY_TOKENS_MAX, HISTORY_TURNS_MAX, Opening, SessionTexts, ToldText, ToldTurn};
+pub use turn::{AskedQuestion, TurnInProgress};

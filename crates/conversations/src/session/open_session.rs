@@ -13,6 +13,7 @@ use super::report::{
     TurnReport,
 };
 use super::residency::{Residency, fits};
+use super::slots::SessionId;
 use super::transcript::{Deferred, Fact, StoredRecord, StoredTurn, Transcript};
 use super::turns::{Turn, TurnPlace, is_in_block};
 use super::undo::TurnUndo;
@@ -260,12 +261,6 @@ impl OpenSession {
         }
     }
 
-    /// Reads tokens that no answer follows; returns their first position. On an error the sequence is as it was.
-    fn append(&mut self, runtime: &mut Runtime, tokens: &[u32]) -> SessionResult<u64> {
-        self.make_room(runtime, tokens.len() as u64)?;
-        self.residency.append(runtime, tokens)
-    }
-
     pub fn mask(&self, runtime: &mut Runtime) -> SessionResult {
         self.residency.mask(runtime, &self.transcript)
     }
@@ -472,20 +467,55 @@ impl OpenSession {
             .is_some()
     }
 
-    /// Adds a fact to the persistent stream; returns its number.
-    pub fn tell_fact(
+    /// Spills turns, the oldest first, until at most `tokens` of turns are in memory.
+    pub fn spill_oldest(&mut self, tokens: u64) {
+        while self.live_tokens() > tokens {
+            let live = |turn: &&Turn| turn.place == TurnPlace::Live && !turn.is_pinned;
+            let Some(number) = self.transcript.turns().find(live).map(|turn| turn.number) else {
+                return;
+            };
+            self.spill(number, SpillCause::Stream);
+        }
+    }
+
+    /// Tokens of turns in memory.
+    pub fn live_tokens(&self) -> u64 {
+        let live = |turn: &&Turn| turn.place == TurnPlace::Live;
+        self.transcript.turns().filter(live).map(Turn::tokens).sum()
+    }
+
+    /// What undoes whatever is read into the sequence from now on.
+    pub fn undo_to_here(&self, runtime: &mut Runtime, id: SessionId) -> SessionResult<TurnUndo> {
+        Ok(TurnUndo {
+            session: id,
+            backup: runtime.fork(self.residency.sequence)?,
+            deferred: self.transcript.deferred.clone(),
+            rebuild: None,
+        })
+    }
+
+    /// Takes a session that did not come to be away, with its file; returns the sequence to be closed.
+    pub fn discard(self) -> SequenceId {
+        self.log.remove();
+        self.residency.sequence
+    }
+
+    /// Whether the persistent stream has room for a fact of `tokens`.
+    pub fn check_fact(&self, tokens: usize, supersedes: Option<u64>) -> SessionResult {
+        let old = supersedes.map_or(Ok(0), |fact| self.transcript.check_fact(fact))?;
+        let persistent = self.transcript.persistent_tokens() - old + tokens;
+        check_persistent(persistent, self.options.persistent_room())
+    }
+
+    /// Adds a fact that was just read, from `start` on; returns its number.
+    pub fn add_fact(
         &mut self,
         runtime: &mut Runtime,
-        tokens: &[u32],
-        text: &str,
+        (tokens, text): (&[u32], &str),
+        start: u64,
         now_ms: u64,
         supersedes: Option<u64>,
     ) -> SessionResult<u64> {
-        let old = supersedes.map_or(Ok(0), |fact| self.transcript.check_fact(fact))?;
-        let persistent = self.transcript.persistent_tokens() - old + tokens.len();
-        let max = self.options.persistent_max;
-        check_persistent(persistent, max.saturating_add(max / 2))?;
-        let start = self.append(runtime, tokens)?;
         let time_ms = self.transcript.at(now_ms);
         self.condensing.gave_up = false;
         let number = self.note_fact(tokens, start, time_ms, text, supersedes);
@@ -565,26 +595,30 @@ impl OpenSession {
         self.mask_and_save(runtime)
     }
 
-    /// Tells a state, in place of `instead` if given; returns its turn number.
-    pub fn tell_state(
-        &mut self,
-        runtime: &mut Runtime,
-        state: (Vec<u32>, Option<Embedding>),
-        now_ms: u64,
-        instead: Option<u64>,
-    ) -> SessionResult<u64> {
-        let (tokens, embedding) = state;
+    /// Whether pinned turns have room for a state of `tokens`, in place of `instead` if given.
+    pub fn check_state(&self, tokens: usize, instead: Option<u64>) -> SessionResult {
         if let Some(number) = instead {
             self.transcript.check_state(number)?;
         }
         let pinned = self.transcript.turns().filter(|turn| turn.is_pinned);
         let others = pinned.filter(|turn| Some(turn.number) != instead);
-        let asked = others.map(Turn::tokens).sum::<u64>() as usize + tokens.len();
+        let tokens = others.map(Turn::tokens).sum::<u64>() as usize + tokens;
         let max = self.options.capacity / STATE_SHARE;
-        if asked > max {
-            return Err(SessionError::TooMuchState { tokens: asked, max });
+        match tokens > max {
+            true => Err(SessionError::TooMuchState { tokens, max }),
+            false => Ok(()),
         }
-        let start = self.append(runtime, &tokens)?;
+    }
+
+    /// Adds a state that was just read, from `start` on, with its embedding as records have it; returns its turn number.
+    pub fn add_state(
+        &mut self,
+        runtime: &mut Runtime,
+        (tokens, embedding): (Vec<u32>, Vec<u8>),
+        start: u64,
+        now_ms: u64,
+        instead: Option<u64>,
+    ) -> SessionResult<u64> {
         if let Some(i) = instead.and_then(|number| self.transcript.index_of(number)) {
             self.take_out(i);
         }
@@ -595,7 +629,7 @@ impl OpenSession {
             time_ms: self.transcript.at(now_ms),
             question: tokens.len() as u32,
             is_pinned: true,
-            embedding: stored_bytes(embedding),
+            embedding,
             tokens,
         };
         self.add_turn(&record);

@@ -63,6 +63,13 @@ impl Default for SessionOptions {
     }
 }
 
+impl SessionOptions {
+    /// Most tokens of the persistent stream while it is not condensed yet.
+    pub(super) fn persistent_room(&self) -> usize {
+        self.persistent_max.saturating_add(self.persistent_max / 2)
+    }
+}
+
 /// How files are opened: session files and prefix files differ in their quota only.
 pub(super) fn journal_options(
     options: &SessionOptions,

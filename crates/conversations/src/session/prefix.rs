@@ -25,7 +25,6 @@
 use super::error::{SessionResult, SharedError};
 use super::identity::Identity;
 use super::options::{SessionOptions, journal_options};
-use super::residency::feed;
 use haversack_cache::MappedImage;
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, JournalMap, RecordRef, WeakJournalMap};
@@ -145,30 +144,30 @@ impl Prefixes {
         &self.stats
     }
 
-    /// A sequence that has read `tokens` and nothing else.
-    pub fn begin(
+    /// A sequence that has read `tokens` and nothing else, if they were computed before.
+    pub fn find(
         &mut self,
         runtime: &mut Runtime,
         options: &SessionOptions,
         tokens: &[u32],
+    ) -> Option<SequenceId> {
+        let file = self.file(options, tokens)?;
+        self.open_file(runtime, &file)
+    }
+
+    /// Shares what `computed` has read, which is `tokens` and nothing else; returns the sequence to go on with.
+    pub fn share(
+        &mut self,
+        runtime: &mut Runtime,
+        options: &SessionOptions,
+        tokens: &[u32],
+        computed: SequenceId,
     ) -> SessionResult<SequenceId> {
-        let Some(dir) = options.prefix_dir.as_deref().filter(|_| !tokens.is_empty()) else {
-            return compute(runtime, tokens);
+        let Some(file) = self.file(options, tokens) else {
+            return Ok(computed);
         };
-        let identity = self.identity.clone();
-        let hash = hash(&identity, options.key.as_ref(), tokens);
-        let file = PrefixFile {
-            path: dir.join(format!("{}.{ENDING}", hash.to_hex())),
-            hash,
-            identity,
-            options: journal_options(options, options.prefix_quota_bytes),
-            tokens,
-        };
-        if let Some(sequence) = self.find(runtime, &file) {
-            return Ok(sequence);
-        }
-        let computed = compute(runtime, tokens)?;
         self.stats.computed += 1;
+        let dir = file.path.parent().unwrap_or(&file.path);
         match file.write(runtime, computed, dir) {
             Ok(()) => {
                 self.stats.written += 1;
@@ -196,8 +195,25 @@ impl Prefixes {
         }
     }
 
+    /// The file of an opening; `None` where nothing is shared.
+    fn file<'a>(&self, options: &SessionOptions, tokens: &'a [u32]) -> Option<PrefixFile<'a>> {
+        let dir = options
+            .prefix_dir
+            .as_deref()
+            .filter(|_| !tokens.is_empty())?;
+        let identity = self.identity.clone();
+        let hash = hash(&identity, options.key.as_ref(), tokens);
+        Some(PrefixFile {
+            path: dir.join(format!("{}.{ENDING}", hash.to_hex())),
+            hash,
+            identity,
+            options: journal_options(options, options.prefix_quota_bytes),
+            tokens,
+        })
+    }
+
     /// A sequence over the file, if it exists and is valid.
-    fn find(&mut self, runtime: &mut Runtime, file: &PrefixFile<'_>) -> Option<SequenceId> {
+    fn open_file(&mut self, runtime: &mut Runtime, file: &PrefixFile<'_>) -> Option<SequenceId> {
         self.known.retain(|known| known.map.upgrade().is_some());
         let known = self.known.iter().find(|known| known.hash == file.hash);
         let known = known.and_then(|known| {
@@ -335,21 +351,6 @@ impl VerifiedFile {
             return Err(PrefixError::Position);
         }
         Ok(sequence)
-    }
-}
-
-/// Reads tokens into a new sequence.
-fn compute(runtime: &mut Runtime, tokens: &[u32]) -> SessionResult<SequenceId> {
-    let sequence = runtime.open()?;
-    if tokens.is_empty() {
-        return Ok(sequence);
-    }
-    match feed(runtime, sequence, tokens) {
-        Ok(()) => Ok(sequence),
-        Err(error) => {
-            runtime.close(sequence)?;
-            Err(error)
-        }
     }
 }
 

@@ -31,18 +31,6 @@ impl Residency {
         }
     }
 
-    /// Reads tokens into the sequence; returns their first position. On an error the sequence is as it was.
-    pub fn append(&mut self, runtime: &mut Runtime, tokens: &[u32]) -> SessionResult<u64> {
-        let start = runtime.position(self.sequence)?;
-        let backup = runtime.fork(self.sequence)?;
-        if let Err(error) = feed(runtime, self.sequence, tokens) {
-            runtime.close(std::mem::replace(&mut self.sequence, backup))?;
-            return Err(error);
-        }
-        runtime.close(backup)?;
-        Ok(start)
-    }
-
     /// Hides all rows that are not visible, and drops the blocks of turns that have left memory.
     pub fn mask(&self, runtime: &mut Runtime, transcript: &Transcript) -> SessionResult {
         let position = runtime.position(self.sequence)?;

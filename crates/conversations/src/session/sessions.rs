@@ -1,7 +1,7 @@
 //! The sessions of one model, one store and one folder: opens, lists and closes them, and holds their memory in the
 //! ledger. What happens inside a session is [`OpenSession`]'s; turns are in `turn.rs`.
 
-use super::condense::{Condense, CondensePiece, Extractive};
+use super::condense::{Condense, Extractive};
 use super::condensing::{RebuildProgress, STEP_TOKENS_MAX};
 use super::embed::Embed;
 use super::error::{SessionError, SessionResult};
@@ -9,16 +9,16 @@ use super::identity::Identity;
 use super::layout::ChatLayout;
 use super::log::{LogHome, SessionLog};
 use super::names;
-use super::open_session::{OpenSession, ResumeMode, check_persistent};
+use super::open_session::{OpenSession, ResumeMode};
 use super::options::{SessionOptions, journal_options};
 use super::prefix::{PrefixStats, Prefixes};
-use super::rebuild::condense_opening;
 use super::report::{ListedSession, SessionCounters, SessionReport, SessionStats, TurnView};
 use super::residency::{Residency, fits, promised_bytes, slack};
 use super::slots::{SessionId, Slots};
+use super::texts::SessionTexts;
 use super::transcript::{Deferred, Transcript};
 use super::turns::Turn;
-use super::undo::DroppedTurns;
+use super::undo::{DroppedTurns, Undo};
 use haversack_engine::runtime::{Runtime, SequenceId};
 use haversack_memory::journal::Journal;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ const CAPACITY_MIN: usize = 128;
 pub struct Sessions {
     options: Arc<SessionOptions>,
     identity: Identity,
-    layout: ChatLayout,
+    layout: Arc<ChatLayout>,
     encoder: Option<Arc<dyn Embed>>,
     condenser: Option<Arc<dyn Condense>>,
     slots: Slots<OpenSession>,
@@ -71,7 +71,7 @@ impl Sessions {
         Ok(Sessions {
             prefixes: Prefixes::new(runtime, &identity, &options),
             identity,
-            layout: ChatLayout::new(runtime.model().clone()),
+            layout: Arc::new(ChatLayout::new(runtime.model().clone())),
             options: Arc::new(options),
             encoder: None,
             condenser: None,
@@ -116,68 +116,66 @@ impl Sessions {
         self.dropped.clone()
     }
 
-    /// Creates a session that begins with a persistent text. A text over the limit is condensed first. If the disk takes
-    /// no file, the session goes on without one and reports it; a name that is taken is an error.
-    pub fn create(
-        &mut self,
-        runtime: &mut Runtime,
-        name: &str,
-        persistent: &str,
-        now_ms: u64,
-    ) -> SessionResult<SessionId> {
-        self.create_marked(runtime, name, "", persistent, now_ms)
+    /// Makes tokens of texts, on any thread.
+    pub fn texts(&self) -> SessionTexts {
+        SessionTexts {
+            layout: self.layout.clone(),
+            options: self.options.clone(),
+            encoder: self.encoder.clone(),
+            condenser: self.condenser(),
+        }
     }
 
-    /// Creates a session whose persistent text begins with a part that condensing never changes: instructions, for
-    /// example.
-    pub fn create_marked(
+    /// Creates a session that has read nothing, or its whole opening, which is shared: `true`. It is busy until the rest
+    /// of its opening is read.
+    pub(super) fn begin_new(
         &mut self,
         runtime: &mut Runtime,
         name: &str,
-        marked: &str,
-        persistent: &str,
+        opening: &[u32],
         now_ms: u64,
-    ) -> SessionResult<SessionId> {
+    ) -> SessionResult<(SessionId, bool)> {
         self.check_new(runtime, name)?;
-        let separator = match marked.is_empty() || persistent.is_empty() {
-            true => "",
-            false => "\n",
-        };
-        let piece = CondensePiece {
-            text: format!("{marked}{separator}{persistent}"),
-            verbatim: marked.len(),
-        };
-        let (condenser, layout, options) = (self.condenser(), &self.layout, &self.options);
-        let (piece, outcome) = condense_opening(&*condenser, layout, now_ms, piece, options)?;
-        let opening = layout.opening(&piece.text, now_ms)?;
-        check_persistent(opening.len(), options.persistent_max)?;
         let home = self.home(name);
-        let journal = match home.as_ref().map(|home| home.create(name, options)) {
+        let journal = match home.as_ref().map(|home| home.create(name, &self.options)) {
             Some(Err(error)) if !error.is_disk() => return Err(error),
             Some(created) => created.ok(),
             None => None,
         };
         let log = SessionLog::new(name, home, journal);
-        let sequence = match self.prefixes.begin(runtime, &self.options, &opening) {
+        let found = self.prefixes.find(runtime, &self.options, opening);
+        let is_shared = found.is_some();
+        let sequence = match found.map_or_else(|| runtime.open(), Ok) {
             Ok(sequence) => sequence,
             Err(error) => {
                 log.remove();
-                return Err(error);
+                return Err(error.into());
             }
         };
         let transcript = Transcript {
             last_time_ms: now_ms,
             ..Transcript::default()
         };
-        let mut session =
-            OpenSession::new(&self.options, transcript, Residency::new(sequence), log);
-        session.note_fact(&opening, 0, now_ms, &piece.text, None);
-        if piece.verbatim > 0 {
-            session.mark(0, piece.verbatim);
-        }
-        session.condensing.outcome = outcome;
-        session.save(runtime);
-        self.admit(runtime, session, None)
+        let residency = Residency::new(sequence);
+        let session = OpenSession::new(&self.options, transcript, residency, log);
+        let id = self.admit(runtime, session, None)?;
+        self.any_session_mut(id)?.is_answering = true;
+        Ok((id, is_shared))
+    }
+
+    /// A session has read its opening and nothing else: other sessions share the rows from now on.
+    pub(super) fn share_opening(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        opening: &[u32],
+    ) -> SessionResult {
+        let computed = self.sequence(id)?;
+        let shared = self
+            .prefixes
+            .share(runtime, &self.options, opening, computed)?;
+        self.any_session_mut(id)?.residency.sequence = shared;
+        Ok(())
     }
 
     /// How openings were obtained so far.
@@ -392,42 +390,6 @@ impl Sessions {
         Ok(self.session(id)?.residency.sequence)
     }
 
-    /// Adds to the persistent stream; returns the fact's number.
-    pub fn add_fact(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-        text: &str,
-        now_ms: u64,
-    ) -> SessionResult<u64> {
-        self.tell_fact(runtime, id, text, now_ms, None)
-    }
-
-    /// Replaces a fact: the old one is not visible any more. Answers given while it held may still reflect it.
-    pub fn supersede(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-        fact: u64,
-        text: &str,
-        now_ms: u64,
-    ) -> SessionResult<u64> {
-        self.tell_fact(runtime, id, text, now_ms, Some(fact))
-    }
-
-    fn tell_fact(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-        text: &str,
-        now_ms: u64,
-        supersedes: Option<u64>,
-    ) -> SessionResult<u64> {
-        let tokens = self.layout.fact(text)?;
-        self.session_mut(runtime, id)?
-            .tell_fact(runtime, &tokens, text, now_ms, supersedes)
-    }
-
     /// Removes a fact from the persistent stream. The opening cannot be revoked.
     pub fn revoke(&mut self, runtime: &mut Runtime, id: SessionId, fact: u64) -> SessionResult {
         self.session_mut(runtime, id)?.revoke(runtime, fact)
@@ -444,29 +406,6 @@ impl Sessions {
     ) -> SessionResult {
         self.session_mut(runtime, id)?
             .mark_fact(runtime, number, is_verbatim)
-    }
-
-    /// Tells a state: what holds now and will change soon, such as the level of a game or the page that is open. It
-    /// replaces `instead` if given; returns its number, which is a turn's.
-    ///
-    /// Every answer sees a state, and it does not leave memory. When it changes, the old one is deleted at once, in memory
-    /// and in the file, so a state that changes with every turn takes no more room than one that never does. States and
-    /// other pinned turns have a quarter of the capacity. [`Sessions::pin`] turns a state into a turn like others,
-    /// [`Sessions::drop_state`] deletes it.
-    pub fn tell_state(
-        &mut self,
-        runtime: &mut Runtime,
-        id: SessionId,
-        text: &str,
-        now_ms: u64,
-        instead: Option<u64>,
-    ) -> SessionResult<u64> {
-        let tokens = self.layout.fact(text)?;
-        self.session(id)?;
-        let embedding = self.encoder.as_deref();
-        let embedding = embedding.and_then(|encoder| encoder.embed(text).ok());
-        self.session_mut(runtime, id)?
-            .tell_state(runtime, (tokens, embedding), now_ms, instead)
     }
 
     pub fn drop_state(
@@ -550,8 +489,7 @@ impl Sessions {
         coming: u64,
     ) -> SessionResult<(usize, usize)> {
         let options = &self.options;
-        let persistent = options.persistent_max + options.persistent_max / 2;
-        let rows_max = persistent + options.capacity + slack(runtime);
+        let rows_max = options.persistent_room() + options.capacity + slack(runtime);
         let Some(id) = id else {
             return Ok((runtime.sequence_bytes(rows_max), rows_max));
         };
@@ -575,9 +513,8 @@ impl Sessions {
     }
 
     /// Tokens of a turn at most: the question, the longest answer, its ending, and turns that are recomputed.
-    pub(crate) fn turn_tokens(&self, text: &str) -> SessionResult<u64> {
+    pub(crate) fn turn_tokens(&self, question: usize) -> SessionResult<u64> {
         let options = &self.options;
-        let question = self.layout.question(text)?.len();
         let ending = self.ending_tokens()? + 1;
         Ok((question + options.answer_max + ending + options.reread_max) as u64)
     }
@@ -610,6 +547,10 @@ impl Sessions {
     /// Like `hold`, and spills turns of one session until it fits.
     pub(super) fn hold_for(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult {
         self.session_mut(runtime, id)?;
+        self.hold_and_spill(runtime, id)
+    }
+
+    pub(super) fn hold_and_spill(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult {
         loop {
             let held = self.hold(runtime);
             let is_short = held.as_ref().is_err_and(SessionError::is_cannot_fit);
@@ -648,7 +589,7 @@ impl Sessions {
     }
 
     /// Undoes turns that were dropped since the last call. Every call that changes a session begins with it.
-    pub(super) fn undo_dropped(&mut self, runtime: &mut Runtime) -> SessionResult {
+    pub(crate) fn undo_dropped(&mut self, runtime: &mut Runtime) -> SessionResult {
         self.restore_dropped();
         while let Some(sequence) = self.to_close.pop() {
             runtime.close(sequence)?;
@@ -659,16 +600,22 @@ impl Sessions {
     /// The part of undoing that needs no runtime.
     fn restore_dropped(&mut self) {
         for undo in self.dropped.take() {
-            let failed = match self.slots.get_mut(undo.session) {
-                Some(session) => session.undo(undo),
-                None => undo.backup,
+            let failed = match undo {
+                Undo::Turn(undo) => match self.slots.get_mut(undo.session) {
+                    Some(session) => session.undo(*undo),
+                    None => undo.backup,
+                },
+                Undo::NewSession(id) => match self.slots.remove(id) {
+                    Some(session) => session.discard(),
+                    None => continue,
+                },
             };
             self.to_close.push(failed);
         }
     }
 
     /// The name is valid and not open.
-    fn check_new(&mut self, runtime: &mut Runtime, name: &str) -> SessionResult {
+    pub(super) fn check_new(&mut self, runtime: &mut Runtime, name: &str) -> SessionResult {
         self.undo_dropped(runtime)?;
         names::check(name)?;
         self.check_not_open(name)

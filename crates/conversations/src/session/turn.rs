@@ -19,7 +19,7 @@ use super::report::{ContextReport, TurnAnswer};
 use super::residency::{feed, fits, promised_bytes};
 use super::sessions::Sessions;
 use super::slots::SessionId;
-use super::undo::{DroppedTurns, TurnUndo, UndoOnDrop};
+use super::undo::{DroppedTurns, TurnUndo, Undo, UndoOnDrop};
 use haversack_cache::PositionMode;
 use haversack_engine::encoder::{Embedding, EncoderError};
 use haversack_engine::runtime::completion::Completion;
@@ -52,6 +52,28 @@ struct Question {
     embedding: Option<Embedding>,
     /// Tokens of the question, the longest answer and its ending.
     coming: u64,
+}
+
+/// A question as its caller has it.
+#[derive(Clone, Copy, Debug)]
+pub struct AskedQuestion<'a> {
+    pub text: &'a str,
+    /// From [`SessionTexts::question`](super::SessionTexts::question). `None`: made when the turn begins.
+    pub tokens: Option<&'a [u32]>,
+    /// `None`: made when the turn begins.
+    pub embedding: Option<Embedding>,
+    pub now_ms: u64,
+}
+
+impl AskedQuestion<'_> {
+    pub fn new(text: &str, now_ms: u64) -> AskedQuestion<'_> {
+        AskedQuestion {
+            text,
+            tokens: None,
+            embedding: None,
+            now_ms,
+        }
+    }
 }
 
 /// A turn in progress. Its session does nothing else until it is handed back to [`Sessions::end`]. Dropping it undoes it:
@@ -236,12 +258,12 @@ impl PreparedTurn {
             question_start,
             reread,
             context,
-            undo: dropped.guard(TurnUndo {
+            undo: dropped.guard(Undo::Turn(Box::new(TurnUndo {
                 session: id,
                 backup,
                 deferred,
                 rebuild: None,
-            }),
+            }))),
         })
     }
 
@@ -251,7 +273,7 @@ impl PreparedTurn {
 
     /// Adds the turn to its session and saves it.
     fn commit(
-        self,
+        mut self,
         runtime: &mut Runtime,
         session: &mut OpenSession,
         generation: Generation,
@@ -318,7 +340,8 @@ impl Sessions {
         options: &GenerateOptions,
         tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
     ) -> SessionResult<TurnAnswer> {
-        let mut turn = self.begin(runtime, id, text, None, now_ms, options)?;
+        let asked = AskedQuestion::new(text, now_ms);
+        let mut turn = self.begin(runtime, id, asked, options)?;
         let per_token = self.options().condense_per_token;
         let TurnInProgress {
             stage, prepared, ..
@@ -351,13 +374,11 @@ impl Sessions {
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
-        text: &str,
-        embedding: Option<Embedding>,
-        now_ms: u64,
+        asked: AskedQuestion<'_>,
         options: &GenerateOptions,
     ) -> SessionResult<TurnInProgress> {
         self.work(runtime, id, STEP_TOKENS_MAX)?;
-        let mut prepared = self.prepare(runtime, id, text, embedding)?;
+        let mut prepared = self.prepare(runtime, id, asked)?;
         let max = self.options().answer_max;
         let options = GenerateOptions {
             tokens_max: Some(options.tokens_max.map_or(max, |asked| asked.min(max))),
@@ -371,8 +392,8 @@ impl Sessions {
                 session.is_answering = true;
                 Ok(TurnInProgress {
                     stage: Stage::Answering(completion),
-                    text: text.to_owned(),
-                    now_ms,
+                    text: asked.text.to_owned(),
+                    now_ms: asked.now_ms,
                     prepared,
                 })
             }
@@ -477,7 +498,7 @@ impl Sessions {
             let tokens = tokens.len();
             return Err(SessionError::AnswerLength { tokens, max });
         }
-        let prepared = self.prepare(runtime, id, text, None)?;
+        let prepared = self.prepare(runtime, id, AskedQuestion::new(text, now_ms))?;
         let generation = Generation {
             text: answer.to_owned(),
             tokens,
@@ -504,7 +525,7 @@ impl Sessions {
         text: &str,
         look: &mut dyn FnMut(&mut Runtime, SequenceId) -> Result<T, StepError>,
     ) -> SessionResult<(T, ContextReport)> {
-        let prepared = self.prepare(runtime, id, text, None)?;
+        let prepared = self.prepare(runtime, id, AskedQuestion::new(text, 0))?;
         let context = prepared.context.clone();
         let sequence = prepared.sequence;
         let found = feed(runtime, sequence, &prepared.prompt)
@@ -530,15 +551,18 @@ impl Sessions {
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
-        text: &str,
-        embedding: Option<Embedding>,
+        asked: AskedQuestion<'_>,
     ) -> SessionResult<PreparedTurn> {
         self.hold_for(runtime, id)?;
         let (layout, encoder) = (self.layout(), self.encoder());
+        let tokens = || match asked.tokens {
+            Some(tokens) => Ok(tokens.to_vec()),
+            None => layout.question(asked.text),
+        };
         // Without an encoder turns are not judged, even if the caller has an embedding.
-        let (tokens, embedding) = match (embedding, &encoder) {
-            (Some(embedding), Some(_)) => (layout.question(text), Ok(Some(embedding))),
-            (_, encoder) => embed_while(encoder.as_deref(), text, || layout.question(text)),
+        let (tokens, embedding) = match (asked.embedding, &encoder) {
+            (Some(embedding), Some(_)) => (tokens(), Ok(Some(embedding))),
+            (_, encoder) => embed_while(encoder.as_deref(), asked.text, tokens),
         };
         let (tokens, embedding) = (tokens?, embedding?);
         let ending = self.ending_tokens()? + 1;

@@ -18,16 +18,23 @@ pub(super) struct TurnUndo {
     pub rebuild: Option<RebuildReading>,
 }
 
-/// Undos of turns that were dropped.
+/// What undoes something that a session reads.
+pub(super) enum Undo {
+    Turn(Box<TurnUndo>),
+    /// The session did not come to be.
+    NewSession(SessionId),
+}
+
+/// Undos of turns and reads that were dropped.
 #[derive(Clone, Default)]
-pub(super) struct DroppedTurns(Arc<Mutex<Vec<TurnUndo>>>);
+pub(super) struct DroppedTurns(Arc<Mutex<Vec<Undo>>>);
 
 impl DroppedTurns {
-    pub fn take(&self) -> Vec<TurnUndo> {
+    pub fn take(&self) -> Vec<Undo> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub fn guard(&self, undo: TurnUndo) -> UndoOnDrop {
+    pub fn guard(&self, undo: Undo) -> UndoOnDrop {
         UndoOnDrop {
             undo: Some(undo),
             dropped: self.clone(),
@@ -35,26 +42,32 @@ impl DroppedTurns {
     }
 }
 
-/// Undoes a turn unless it is committed.
+/// Undoes a turn or a read unless it is committed.
 pub(super) struct UndoOnDrop {
-    undo: Option<TurnUndo>,
+    undo: Option<Undo>,
     dropped: DroppedTurns,
 }
 
 impl UndoOnDrop {
     pub fn set_rebuild(&mut self, rebuild: Option<RebuildReading>) {
-        if let Some(undo) = &mut self.undo {
+        if let Some(Undo::Turn(undo)) = &mut self.undo {
             undo.rebuild = rebuild;
         }
     }
 
     pub fn rebuild(&mut self) -> Option<&mut RebuildReading> {
-        self.undo.as_mut()?.rebuild.as_mut()
+        match self.undo.as_mut()? {
+            Undo::Turn(undo) => undo.rebuild.as_mut(),
+            Undo::NewSession(_) => None,
+        }
     }
 
-    /// The turn has become part of the conversation.
-    pub fn commit(mut self) -> Option<TurnUndo> {
-        self.undo.take()
+    /// The turn has become part of the conversation, or the session has come to be.
+    pub fn commit(&mut self) -> Option<TurnUndo> {
+        match self.undo.take()? {
+            Undo::Turn(undo) => Some(*undo),
+            Undo::NewSession(_) => None,
+        }
     }
 }
 

@@ -34,6 +34,7 @@ impl TurnSpec {
             ..Request::new(RequestKind::Turn {
                 session: spec.session,
                 text: spec.text,
+                tokens: None,
                 embedding: None,
                 now_ms: spec.now_ms,
             })
@@ -195,7 +196,9 @@ fn check_completion_event(
             expect_end(&mut completion.state, "failed")?;
             failed.push(why.to_string());
         }
-        RequestEvent::TurnSaved(_) => return Err("a completion is saved as a turn".to_owned()),
+        RequestEvent::TurnSaved(_) | RequestEvent::SessionRead { .. } => {
+            return Err("a completion is saved as a turn".to_owned());
+        }
     }
     Ok(completion.flow())
 }
@@ -220,6 +223,7 @@ fn check_turn_event(
                 return Err("a turn ends like a completion".to_owned());
             }
         }
+        RequestEvent::SessionRead { .. } => return Err("a turn is read".to_owned()),
         RequestEvent::TurnSaved(answer) => {
             expect_end(&mut turn.state, "was said")?;
             add_saved_turn(turn, &answer, expected_sessions)?;

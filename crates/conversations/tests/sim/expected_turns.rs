@@ -9,7 +9,7 @@ use crate::models::{Models, fingerprint};
 use crate::reference_request::TokenHash;
 use crate::seed_settings::SeedSettings;
 use haversack_conversations::session::layout::ChatLayout;
-use haversack_conversations::session::{SessionId, Sessions, TurnAnswer};
+use haversack_conversations::session::{AskedQuestion, SessionId, Sessions, TurnAnswer};
 use haversack_engine::runtime::{Finish, GenerateEvent, GenerateOptions, GenerateTimes, Runtime};
 use haversack_engine::sample::{SampleOptions, Sampler};
 use std::ops::ControlFlow;
@@ -267,7 +267,12 @@ fn say_alone(
     let ignore = &mut |_: GenerateEvent<'_>| ControlFlow::Continue(());
     let model = runtime.model().clone();
     let mut sampler = Sampler::new(turn.sample.clone()).map_err(|e| e.to_string())?;
-    let begun = sessions.begin(runtime, id, &turn.text, None, 8, &turn.options);
+    let begun = sessions.begin(
+        runtime,
+        id,
+        AskedQuestion::new(&turn.text, 8),
+        &turn.options,
+    );
     let mut turn_in_progress = begun.map_err(wrong)?;
     let mut heard = Vec::new();
     loop {

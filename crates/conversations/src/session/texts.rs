@@ -1,0 +1,164 @@
+//! Texts of sessions in tokens: limits are checked, and tokens and embeddings made, on the caller's thread.
+
+use super::condense::{Condense, CondensePiece};
+use super::condensing::CondenseOutcome;
+use super::embed::Embed;
+use super::error::{SessionError, SessionResult};
+use super::layout::ChatLayout;
+use super::open_session::{check_persistent, stored_bytes};
+use super::options::SessionOptions;
+use super::plan::TooLong;
+use super::rebuild::condense_opening;
+use haversack_text::tokenizer::EncodeOptions;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Most turns of a history.
+pub const HISTORY_TURNS_MAX: usize = 4096;
+
+/// Most tokens of a history.
+pub const HISTORY_TOKENS_MAX: usize = 1 << 18;
+
+/// Makes tokens of texts, and refuses those that no session takes. For any thread: it needs no runtime.
+#[derive(Clone)]
+pub struct SessionTexts {
+    pub(super) layout: Arc<ChatLayout>,
+    pub(super) options: Arc<SessionOptions>,
+    pub(super) encoder: Option<Arc<dyn Embed>>,
+    pub(super) condenser: Arc<dyn Condense>,
+}
+
+/// What a new session begins with.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    pub(super) piece: CondensePiece,
+    pub(super) tokens: Vec<u32>,
+    pub(super) outcome: Option<CondenseOutcome>,
+}
+
+/// A turn that took place elsewhere.
+#[derive(Clone, Debug)]
+pub struct ToldTurn {
+    /// Of the question, the answer and its ending.
+    pub(super) tokens: Vec<u32>,
+    /// How many of them are the question's.
+    pub(super) question: usize,
+    /// As records have it.
+    pub(super) embedding: Vec<u8>,
+}
+
+/// A text in tokens, with its embedding as records have it.
+#[derive(Clone, Debug)]
+pub struct ToldText {
+    pub(super) text: String,
+    pub(super) tokens: Vec<u32>,
+    pub(super) embedding: Vec<u8>,
+}
+
+impl SessionTexts {
+    /// What a session begins with. A text over the limit is condensed; its first part `verbatim` never is.
+    pub fn opening(&self, verbatim: &str, persistent: &str, now_ms: u64) -> SessionResult<Opening> {
+        let separator = match verbatim.is_empty() || persistent.is_empty() {
+            true => "",
+            false => "\n",
+        };
+        let piece = CondensePiece {
+            text: format!("{verbatim}{separator}{persistent}"),
+            verbatim: verbatim.len(),
+        };
+        let (layout, options) = (&self.layout, &self.options);
+        let (piece, outcome) = condense_opening(&*self.condenser, layout, now_ms, piece, options)?;
+        let tokens = layout.opening(&piece.text, now_ms)?;
+        check_persistent(tokens.len(), options.persistent_max)?;
+        Ok(Opening {
+            piece,
+            tokens,
+            outcome,
+        })
+    }
+
+    /// A question and the marker that begins the answer.
+    pub fn question(&self, text: &str) -> SessionResult<Vec<u32>> {
+        Ok(self.layout.question(text)?)
+    }
+
+    pub fn fact(&self, text: &str) -> SessionResult<ToldText> {
+        let tokens = self.layout.fact(text)?;
+        check_persistent(tokens.len(), self.options.persistent_room())?;
+        Ok(ToldText {
+            text: text.to_owned(),
+            tokens,
+            embedding: Vec::new(),
+        })
+    }
+
+    pub fn state(&self, text: &str) -> SessionResult<ToldText> {
+        Ok(ToldText {
+            text: text.to_owned(),
+            tokens: self.layout.fact(text)?,
+            embedding: self.embedding(text),
+        })
+    }
+
+    /// Turns that took place elsewhere, the oldest first. `go_on` is asked before each: embedding many takes a while.
+    pub fn history(
+        &self,
+        turns: &[(String, String)],
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> SessionResult<VecDeque<ToldTurn>> {
+        let max = HISTORY_TURNS_MAX;
+        if turns.len() > max {
+            let turns = turns.len();
+            return Err(SessionError::HistoryTurns { turns, max });
+        }
+        let mut told = VecDeque::with_capacity(turns.len());
+        let (mut tokens, max) = (0, HISTORY_TOKENS_MAX);
+        for (question, answer) in turns {
+            if go_on().is_break() {
+                return Err(SessionError::Stopped);
+            }
+            let turn = self.turn(question, answer)?;
+            tokens += turn.tokens.len();
+            if tokens > max {
+                return Err(SessionError::HistoryTokens { max });
+            }
+            told.push_back(turn);
+        }
+        Ok(told)
+    }
+
+    fn turn(&self, question: &str, answer: &str) -> SessionResult<ToldTurn> {
+        let plain = EncodeOptions {
+            add_special: false,
+            parse_special: false,
+        };
+        let tokenizer = self.layout.model().tokenizer();
+        let answered = tokenizer.encode(answer, plain)?;
+        let max = self.options.answer_max;
+        if answered.is_empty() || answered.len() > max {
+            let tokens = answered.len();
+            return Err(SessionError::AnswerLength { tokens, max });
+        }
+        let mut tokens = self.layout.question(question)?;
+        let asked = tokens.len();
+        tokens.extend(answered);
+        tokens.extend_from_slice(self.layout.ending()?);
+        let max = self.options.capacity as u64;
+        if tokens.len() as u64 > max {
+            let tokens = tokens.len() as u64;
+            return Err(TooLong { tokens, max }.into());
+        }
+        Ok(ToldTurn {
+            question: asked,
+            tokens,
+            embedding: self.embedding(&format!("{question}\n{answer}")),
+        })
+    }
+
+    /// Empty without an encoder: the turn is then not judged.
+    fn embedding(&self, text: &str) -> Vec<u8> {
+        let encoder = self.encoder.as_deref();
+        stored_bytes(encoder.and_then(|encoder| encoder.embed(text).ok()))
+    }
+}
