@@ -68,6 +68,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Compare(args) => commands::compare::compare(args, json),
         Command::Plan(args) => commands::plan::plan(args, json),
         Command::Serve(args) => commands::serve::serve(args, json),
+        Command::Session(args) => commands::session::session(args, json),
         Command::Doctor => commands::doctor::doctor(json),
     }
 }

@@ -55,7 +55,11 @@ fn the_reference_names_every_command_and_flag() {
             REFERENCE.contains(&format!("| [`{command}`](#")),
             "{command} is not in the table of commands"
         );
-        in_program.extend(defined(&help(&[command, "--help"])));
+        let page = help(&[command, "--help"]);
+        in_program.extend(defined(&page));
+        for nested in self::commands(&page) {
+            in_program.extend(defined(&help(&[command, &nested, "--help"])));
+        }
     }
     let in_reference = documented();
     let missing: Vec<_> = in_program.difference(&in_reference).collect();

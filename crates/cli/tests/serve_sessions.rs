@@ -2,9 +2,14 @@
 
 use crate::common;
 
+use common::Sandbox;
 use common::server::{Server, content, hello};
+use haversack_testing::models::Spec;
 use serde_json::{Value, json};
+use std::fs::{self, File};
 use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 trait Talk {
     fn say(&self, session: &str, messages: Value) -> (u16, Value);
@@ -253,4 +258,141 @@ fn texts_of_one_client_hold_up_no_other() {
     for i in 0..3 {
         assert_eq!(server.delete(&format!("/v1/sessions/{}", name(i))), 200);
     }
+}
+
+/// A server of a tiny model whose data directory is the test's own, and the files of the sessions in it.
+struct Tiny {
+    sandbox: Sandbox,
+    model: PathBuf,
+}
+
+impl Tiny {
+    fn new() -> Tiny {
+        let sandbox = Sandbox::new();
+        let model = sandbox.path("tiny.gguf");
+        let spec = Spec {
+            context: 4096,
+            ..Spec::named("llama").unwrap()
+        };
+        spec.write_file(&model).unwrap();
+        Tiny { sandbox, model }
+    }
+
+    fn start(&self, flags: &[&str]) -> Server {
+        // The same home again and again: the sandbox of the server is another one.
+        let home = self.sandbox.home();
+        Server::start_with(Sandbox::at(&home), &self.model, flags)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        let file = format!("{name}.session");
+        self.sandbox.home().join("sessions").join(file)
+    }
+}
+
+/// A damaged file is the server's matter (500) and says what is wrong; the session can be deleted and replaced. An
+/// earlier build answered 400 and refused to delete it. One that another process has open is 409.
+#[test]
+fn a_damaged_session_is_replaced_or_deleted() {
+    let tiny = Tiny::new();
+    let server = tiny.start(&[]);
+    for name in ["anna", "ben", "cleo"] {
+        let (status, made) = server.post("/v1/sessions", &json!({ "id": name }));
+        assert_eq!(status, 201, "{made}");
+        assert_eq!(server.say(name, json!([user("one")])).0, 200);
+    }
+    server.stop();
+    for name in ["anna", "ben"] {
+        let mut bytes = fs::read(tiny.file(name)).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(tiny.file(name), bytes).unwrap();
+    }
+    let held = File::open(tiny.file("cleo")).unwrap();
+    held.lock().unwrap();
+
+    let server = tiny.start(&[]);
+    let (status, body) = server.get("/v1/sessions/anna");
+    assert_eq!(status, 500, "{body}");
+    assert!(body.contains("session anna: it is damaged"), "{body}");
+    assert!(
+        body.contains("server_error") && body.contains("replace"),
+        "{body}"
+    );
+    let (status, refused) = server.say("anna", json!([user("two")]));
+    assert_eq!(status, 500, "{refused}");
+    let (status, refused) = server.post("/v1/sessions", &json!({ "id": "anna" }));
+    assert_eq!(status, 409, "{refused}");
+    let (status, made) = server.post("/v1/sessions", &json!({ "id": "anna", "replace": true }));
+    assert_eq!(status, 201, "{made}");
+    assert_eq!(server.session("anna")["turns_said"], 0);
+    assert_eq!(server.say("anna", json!([user("two")])).0, 200);
+    assert_eq!(server.delete("/v1/sessions/ben"), 200);
+    assert!(!tiny.file("ben").exists());
+
+    assert_eq!(server.get("/v1/sessions/cleo").0, 409);
+    assert_eq!(server.delete("/v1/sessions/cleo"), 409);
+    let (status, refused) = server.post("/v1/sessions", &json!({ "id": "cleo", "replace": true }));
+    assert_eq!(status, 409, "{refused}");
+    drop(held);
+    assert_eq!(server.session("cleo")["turns_said"], 1);
+}
+
+/// Sessions that expired, then the oldest until the rest are within the quota: each removal is in the list, a metric and
+/// an alert, and the prefix file goes with the last session that opens with it.
+#[test]
+fn limits_of_all_sessions_remove_the_oldest_and_say_so() {
+    let tiny = Tiny::new();
+    let server = tiny.start(&[]);
+    let names = ["a", "b", "c", "d"];
+    for name in names {
+        let opening = format!(
+            "You keep the log of {}.",
+            if name == "a" { "a ship" } else { "the harbour" }
+        );
+        let new = json!({ "id": name, "persistent": opening });
+        assert_eq!(server.post("/v1/sessions", &new).0, 201);
+        assert_eq!(server.say(name, json!([user("one")])).0, 200);
+    }
+    server.stop();
+    let prefixes = tiny.sandbox.home().join("sessions").join("prefixes");
+    let count = || fs::read_dir(&prefixes).map_or(0, |files| files.count());
+    assert_eq!(count(), 2);
+    for (days, name) in [40, 3, 2, 1].into_iter().zip(names) {
+        let file = File::options().write(true).open(tiny.file(name)).unwrap();
+        let saved = SystemTime::now() - Duration::from_secs(days * 86_400);
+        file.set_modified(saved).unwrap();
+    }
+    let bytes = fs::metadata(tiny.file("d")).unwrap().len();
+    let quota = (2 * bytes + bytes / 2).to_string();
+    let server = tiny.start(&["--session-expiry", "30d", "--session-quota", &quota]);
+    let (_, body) = server.get("/v1/sessions");
+    let list: Value = serde_json::from_str(&body).unwrap();
+    let ids = |of: &Value| -> Vec<String> {
+        let of = of.as_array().unwrap().iter();
+        of.map(|one| one["id"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(ids(&list["data"]), ["c", "d"]);
+    assert_eq!(ids(&list["removed"]), ["a", "b"]);
+    assert_eq!(list["removed"][0]["reason"], "expired");
+    assert_eq!(list["removed"][1]["reason"], "quota");
+    assert_eq!(count(), 1, "the harbour is still told of");
+    assert_eq!(
+        server.metric("haversack_sessions_removed_total{reason=\"quota\"}"),
+        1
+    );
+    assert_eq!(
+        server.metric("haversack_sessions_removed_total{reason=\"expired\"}"),
+        1
+    );
+    server.wait_until("haversack_alerts_total{name=\"removed\"}", 1);
+    for name in ["c", "d"] {
+        assert_eq!(server.delete(&format!("/v1/sessions/{name}")), 200);
+    }
+    assert_eq!(count(), 0);
+    server.stop();
+    // The list outlives the server.
+    let listed = tiny.sandbox.run(&["session", "list", "--json"]).json();
+    assert_eq!(listed["removed"].as_array().unwrap().len(), 2);
 }

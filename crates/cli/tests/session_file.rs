@@ -1,4 +1,4 @@
-//! `verify` and `inspect` of session files: whole, damaged, none at all.
+//! `verify`, `inspect`, `session export` and `session delete` of session files: whole, damaged, none at all.
 
 use crate::common;
 
@@ -135,4 +135,121 @@ fn damaged_files() {
     assert!(ended.error(1).contains("a directory"));
     let ended = sandbox.run(&["inspect", text(&sandbox.path("nowhere.session"))]);
     ended.error(1);
+}
+
+/// The session under its name in the data directory, with one byte changed at a share of its length.
+fn damaged_at(sandbox: &Sandbox, whole: &[u8], percent: usize) -> PathBuf {
+    let path = sandbox.home().join("sessions").join("anna.session");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let mut bytes = whole.to_vec();
+    let at = (bytes.len() * percent / 100).min(bytes.len() - 1);
+    bytes[at] ^= 16;
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Whatever is damaged, everything said before it can be saved in words, and the file can be deleted. An earlier build
+/// could neither read nor delete it.
+#[test]
+fn a_damaged_session_is_exported_and_deleted() {
+    let sandbox = Sandbox::new();
+    let path = session(&sandbox);
+    let whole = fs::read(&path).unwrap();
+    let model = sandbox.path("tiny.gguf");
+    let export = |flags: &[&str]| {
+        let words = [&["session", "export", "anna", text(&model)], flags].concat();
+        sandbox.run(&words)
+    };
+    let ended = sandbox.run(&["session", "export", text(&path), text(&model)]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended
+            .stdout
+            .starts_with("# Session anna\n\n## Fact 0\n\nYou know.\n")
+    );
+    for part in [
+        "\n\n**User**\n\none\n\n**Assistant**\n\n",
+        "## Turn 2\n",
+        "It is ten.",
+    ] {
+        assert!(ended.stdout.contains(part), "{part}: {}", ended.stdout);
+    }
+    assert!(!ended.stdout.contains("nine") && !ended.stderr.contains("damage"));
+
+    let mut turns_before = 0;
+    for percent in [0, 30, 60, 99] {
+        damaged_at(&sandbox, &whole, percent);
+        let document = export(&["--json"]).json();
+        let damage = document["damage"].as_str().unwrap_or_default();
+        let expected = if percent == 0 {
+            "not a journal"
+        } else {
+            "damaged"
+        };
+        assert!(damage.contains(expected), "{percent} %: {document:#}");
+        let turns = document["turns"].as_array().unwrap();
+        if percent == 0 {
+            // The head alone: everything else is whole.
+            assert_eq!(turns.len(), 3);
+        } else {
+            assert!(turns.len() >= turns_before, "{percent} %");
+            turns_before = turns.len();
+        }
+        for (turn, said) in turns.iter().zip(["one", "two", "three"]) {
+            assert_eq!(turn["question"], said);
+        }
+        let page = export(&[]);
+        assert_eq!(page.code, Some(0), "{}", page.stderr);
+        assert!(page.stderr.contains("damage") && page.stdout.contains("damage"));
+    }
+    assert!(turns_before > 0);
+    // Without the model the ids are left.
+    let other = sandbox.path("other.gguf");
+    let spec = Spec::named("qwen2").unwrap();
+    Spec { seed: 77, ..spec }.write_file(&other).unwrap();
+    let output = sandbox.path("saved.json");
+    let flags = [
+        "session",
+        "export",
+        "anna",
+        text(&other),
+        "--json",
+        "-o",
+        text(&output),
+    ];
+    let ended = sandbox.run(&flags);
+    if ended.code == Some(0) && ended.stderr.contains("token ids only") {
+        let saved: Value = serde_json::from_slice(&fs::read(&output).unwrap()).unwrap();
+        assert_eq!(saved["turns"][0]["question"], Value::Null);
+        assert!(
+            saved["turns"][0]["question_tokens"]
+                .as_array()
+                .unwrap()
+                .len()
+                > 1
+        );
+    }
+    // What is there is not written over.
+    fs::write(&output, "mine").unwrap();
+    assert!(
+        export(&["-o", text(&output)])
+            .error(1)
+            .contains("saved.json")
+    );
+
+    let path = damaged_at(&sandbox, &whole, 50);
+    let held = fs::File::open(&path).unwrap();
+    held.lock().unwrap();
+    let refused = sandbox.run(&["session", "delete", "anna"]);
+    assert!(refused.error(1).contains("it is open elsewhere"));
+    drop(held);
+    let listed = sandbox.run(&["session", "list", "--json"]).json();
+    assert_eq!(listed["sessions"][0]["name"], "anna");
+    let ended = sandbox.run(&["session", "delete", "anna"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(!path.exists());
+    let ended = sandbox.run(&["session", "delete", "anna"]);
+    assert!(ended.error(1).contains("there is no session anna"));
+    sandbox.run(&["session", "delete", "../x"]).error(2);
+    sandbox.run(&["session", "export", "anna"]).error(1);
 }

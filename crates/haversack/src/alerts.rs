@@ -19,10 +19,12 @@ pub enum Alert {
     Unsaved,
     /// Turns left memory and are not on disk either.
     Forgotten,
+    /// Sessions were removed: they expired, or all together passed their quota.
+    Removed,
 }
 
 impl Alert {
-    pub const ALL: [Alert; 8] = [
+    pub const ALL: [Alert; 9] = [
         Alert::Memory,
         Alert::Queue,
         Alert::Refused,
@@ -31,6 +33,7 @@ impl Alert {
         Alert::Device,
         Alert::Unsaved,
         Alert::Forgotten,
+        Alert::Removed,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -43,6 +46,7 @@ impl Alert {
             Alert::Device => "device",
             Alert::Unsaved => "unsaved",
             Alert::Forgotten => "forgotten",
+            Alert::Removed => "removed",
         }
     }
 }
@@ -69,6 +73,7 @@ pub struct Watched {
     pub refused_total: u64,
     pub failed_total: u64,
     pub forgotten_total: u64,
+    pub removed_total: u64,
 }
 
 /// An alert that was raised or cleared.
@@ -203,6 +208,11 @@ fn level(alert: Alert, now: &Watched, last: &Watched) -> Level {
             last.forgotten_total,
             "tokens of turns lost because a session file is full or cannot be written",
         ),
+        Alert::Removed => more(
+            now.removed_total,
+            last.removed_total,
+            "sessions removed because they expired or all together passed their quota",
+        ),
     }
 }
 
@@ -295,6 +305,10 @@ mod tests {
             Watched { unsaved: 2, ..calm },
             Watched {
                 forgotten_total: 40,
+                ..calm
+            },
+            Watched {
+                removed_total: 1,
                 ..calm
             },
         ];

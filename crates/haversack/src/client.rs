@@ -9,14 +9,12 @@ use crate::notices::{NoticeReceiver, Notices};
 use crate::options::{EngineOptions, EventOptions};
 use crate::places::Places;
 use crate::report::{AnswerEvent, EventReceiver};
-use crate::sessions::{self, ConversationView, History, Rewound};
+use crate::sessions::{self, ConversationList, ConversationView, History, Rewound};
 use crate::thread::{self, Command, EngineThread, Pressure};
 use haversack_conversations::scheduler::{
     MemoryReport, Request, RequestId, Scheduler, SchedulerOptions,
 };
-use haversack_conversations::session::{
-    Embed, ListedSession, SessionError, SessionId, SessionTexts, Sessions,
-};
+use haversack_conversations::session::{Embed, SessionError, SessionId, SessionTexts, Sessions};
 use haversack_engine::Model;
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::{KvLayout, KvMemory, Runtime};
@@ -258,14 +256,19 @@ impl Client {
         })
     }
 
-    /// Conversations in the sessions folder.
-    pub fn list(&self) -> Reply<Vec<ListedSession>> {
-        self.ask(|thread| sessions::list(thread.driver.scheduler()))
+    /// Conversations in the sessions folder. Those that a limit of the folder asks for are removed first.
+    pub fn list(&self) -> Reply<ConversationList> {
+        self.ask(|thread| sessions::list(thread.driver.scheduler_mut()))
     }
 
     /// Opens a conversation. `false`: there is none of this name.
     pub fn open(&self, name: &str) -> Reply<bool> {
         self.ask_scheduler(name, sessions::open)
+    }
+
+    /// Deletes the conversation of this name if there is one, a damaged one too, so that another can begin.
+    pub fn make_way(&self, name: &str) -> Reply<()> {
+        self.ask_scheduler(name, sessions::make_way)
     }
 
     /// With its last turns, at most this many.

@@ -52,6 +52,12 @@ impl ConversationBuilder {
         Ok(self.begun())
     }
 
+    /// Begins the conversation instead of the one that has its name, whose file may be damaged.
+    pub fn replace(self) -> Result<Conversation, Error> {
+        self.client.make_way(&self.name).wait()?;
+        self.begin()
+    }
+
     fn read(&self) -> Result<(), Error> {
         let now = now_ms();
         let opening = self.client.texts()?.opening("", &self.system, now)?;

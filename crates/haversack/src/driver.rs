@@ -179,6 +179,7 @@ impl Driver {
             refused_total: self.shared.refused.load(Ordering::Relaxed),
             failed_total: metrics.failed,
             forgotten_total: stats.tally.forgotten,
+            removed_total: stats.removed.iter().sum(),
         };
         for change in self.alerts.observe(now, &watched) {
             let level = match change.is_raised && self.options.logs {

@@ -8,6 +8,7 @@ use haversack_engine::runtime::bounds::BoundsError;
 use haversack_engine::sample::SampleError;
 use haversack_engine::{LoadError, RuntimeError, StepError};
 use haversack_gguf::{GgufError, Problem};
+use haversack_memory::journal::JournalError;
 use haversack_text::tokenizer::TokenizeError;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -169,13 +170,27 @@ fn of_session(error: &SessionError) -> ErrorKind {
         SessionError::NoSuchSession { .. }
         | SessionError::NoSuchFact { .. }
         | SessionError::NoSuchTurn { .. } => ErrorKind::NotFound,
+        SessionError::NowhereToLook { .. } => ErrorKind::NotFound,
         SessionError::Answering { .. } | SessionError::Open { .. } => ErrorKind::Conflict,
+        SessionError::File { source, .. } => of_file(source),
+        SessionError::Unsaved { why, .. } => of_session(why),
         SessionError::NoSessions => ErrorKind::Unsupported,
         SessionError::Stopped => ErrorKind::Cancelled,
         SessionError::Budget { .. } => ErrorKind::OutOfMemory,
         _ if error.is_cannot_fit() => ErrorKind::OutOfMemory,
-        SessionError::Io { .. } => ErrorKind::Io,
+        SessionError::Io { .. } | SessionError::Record { .. } => ErrorKind::Io,
         SessionError::Step(_) | SessionError::Generate(_) => ErrorKind::Internal,
         _ => ErrorKind::InvalidInput,
+    }
+}
+
+/// A file that is damaged or cannot be written is nobody's request: trying another one does not help.
+fn of_file(error: &JournalError) -> ErrorKind {
+    match error {
+        JournalError::Busy | JournalError::Exists => ErrorKind::Conflict,
+        JournalError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            ErrorKind::NotFound
+        }
+        _ => ErrorKind::Io,
     }
 }

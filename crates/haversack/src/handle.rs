@@ -61,7 +61,7 @@ impl Engine {
 
     /// Conversations in the sessions folder.
     pub fn conversations(&self) -> Result<Vec<ListedSession>, Error> {
-        self.0.list().wait()
+        Ok(self.0.list().wait()?.sessions)
     }
 
     /// A text to go on with, outside of any conversation.

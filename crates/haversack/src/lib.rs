@@ -75,5 +75,5 @@ pub use notices::{Notice, NoticeReceiver};
 pub use options::{EngineOptions, EventOptions};
 pub use prompt::Prompt;
 pub use report::{AnswerEvent, ContextSeen, EventReceiver, Logprob, Report};
-pub use sessions::{ConversationView, History, Rewound, VIEW_TURNS_MAX};
+pub use sessions::{ConversationList, ConversationView, History, Rewound, VIEW_TURNS_MAX};
 pub use thread::Pressure;

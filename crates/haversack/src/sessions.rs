@@ -2,10 +2,11 @@
 
 use haversack_conversations::scheduler::Scheduler;
 use haversack_conversations::session::{
-    ListedSession, SessionError, SessionId, SessionStats, Sessions, TurnView,
+    ListedSession, RemovedSession, SessionError, SessionId, SessionStats, Sessions, TurnView,
 };
 use haversack_engine::Runtime;
 use haversack_engine::runtime::SequenceUsage;
+use haversack_memory::clock::now_ms;
 
 /// Everything there is to know about one conversation.
 #[derive(Clone, Debug)]
@@ -25,8 +26,29 @@ pub const VIEW_TURNS_MAX: usize = 256;
 /// Messages and their answers, the oldest first.
 pub type History = Vec<(String, String)>;
 
-pub(crate) fn list(scheduler: &Scheduler) -> Result<Vec<ListedSession>, SessionError> {
-    scheduler.sessions().ok_or(SessionError::NoSessions)?.list()
+/// The conversations of the folder, and those that its limits removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConversationList {
+    pub sessions: Vec<ListedSession>,
+    /// The latest last.
+    pub removed: Vec<RemovedSession>,
+}
+
+pub(crate) fn list(scheduler: &mut Scheduler) -> Result<ConversationList, SessionError> {
+    scheduler.keep_session_limits(now_ms())?;
+    let sessions = scheduler.sessions().ok_or(SessionError::NoSessions)?;
+    Ok(ConversationList {
+        sessions: sessions.list()?,
+        removed: sessions.removed(),
+    })
+}
+
+/// Deletes the conversation of this name if there is one, whatever its file holds.
+pub(crate) fn make_way(scheduler: &mut Scheduler, name: &str) -> Result<(), SessionError> {
+    match exists(scheduler, name) {
+        true => delete(scheduler, name),
+        false => Ok(()),
+    }
 }
 
 /// Opens the conversation of this name. `false`: there is none.

@@ -134,9 +134,15 @@ impl From<Error> for Fail {
             _ => None,
         };
         let of_session = matches!(error, Error::Session(_));
+        let is_damaged = matches!(&error, Error::Session(error) if error.is_damage());
         match refused {
             _ if kind == ErrorKind::Busy => Fail::busy(),
             _ if kind == ErrorKind::Closed => Fail::stopping(),
+            _ if status == StatusCode::INTERNAL_SERVER_ERROR => {
+                let hint = "; it can be deleted, or created again with \"replace\": true";
+                let hint = if is_damaged { hint } else { "" };
+                Fail::internal(format!("{text}{hint}"))
+            }
             Some(SubmitError::PromptTooLong { .. }) => Fail {
                 code: Some("context_length_exceeded"),
                 ..Fail::param("messages", text)

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use haversack::alerts::Alert;
 use haversack::engine::device::Thermal;
 use haversack::scheduler::memory_report::form_name;
+use haversack::session::RemovalCause;
 use haversack::{MemoryReport, Metrics};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -143,6 +144,11 @@ impl Lines {
         let away = [("others", away.for_others), ("device", away.for_device)];
         let help = "Idle sessions moved out of memory, by reason.";
         self.by("sessions_put_away_total", help, "reason", &away);
+        let causes = RemovalCause::ALL.map(RemovalCause::name).into_iter();
+        let removed: Vec<(&str, u64)> = causes.zip(stats.removed).collect();
+        let help =
+            "Sessions removed with their files because of a limit of all sessions, by reason.";
+        self.by("sessions_removed_total", help, "reason", &removed);
     }
 
     fn device(&mut self, metrics: &Metrics) {

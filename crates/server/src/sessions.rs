@@ -157,6 +157,9 @@ pub struct CreateRequest {
     /// The part of it that is never condensed.
     #[serde(default)]
     pub verbatim: String,
+    /// Delete the session that has this name first.
+    #[serde(default)]
+    pub replace: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -176,15 +179,26 @@ type Created = Result<(StatusCode, Json<Value>), Fail>;
 
 pub async fn list(State(server): Server) -> Answer {
     let listed = running(&server)?.list().await?;
-    let data = json_list(&listed, |one| {
+    let data = json_list(&listed.sessions, |one| {
         json!({
             "id": one.name,
             "object": "session",
             "file_bytes": one.bytes,
             "is_open": one.is_open,
+            "saved_ms": one.saved_ms,
         })
     });
-    Ok(Json(json!({ "object": "list", "data": data })))
+    let removed = json_list(&listed.removed, |gone| {
+        json!({
+            "id": gone.name,
+            "file_bytes": gone.bytes,
+            "reason": gone.cause.name(),
+            "time_ms": gone.time_ms,
+        })
+    });
+    Ok(Json(
+        json!({ "object": "list", "data": data, "removed": removed }),
+    ))
 }
 
 pub async fn create(State(server): Server, JsonBody(given): JsonBody<CreateRequest>) -> Created {
@@ -193,11 +207,15 @@ pub async fn create(State(server): Server, JsonBody(given): JsonBody<CreateReque
         id,
         persistent,
         verbatim,
+        replace,
     } = given;
     let opening = told(&server, move |texts, _| {
         texts.opening(&verbatim, &persistent, now)
     })
     .await?;
+    if replace {
+        client.make_way(&id).await?;
+    }
     let read = SessionRead::create(opening);
     client.read(read_request(&server, &id, read, now)).await?;
     let view = client.view(&id, VIEW_TURNS_MAX).await?;

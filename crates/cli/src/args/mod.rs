@@ -16,13 +16,14 @@ pub use compare::{CompareArgs, CompareTask};
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use haversack::memory::bytes;
+use haversack::session::FolderLimits;
 use haversack::session::relevance::Relevance;
 use haversack::text::tokenizer::EncodeOptions;
 use std::path::PathBuf;
 use std::str::FromStr;
 pub use values::Ids;
 use values::{
-    CONTEXT_MAX, THREADS_MAX, TOKENS_MAX, above_zero, between, bias, count, fraction, group,
+    CONTEXT_MAX, THREADS_MAX, TOKENS_MAX, above_zero, age, between, bias, count, fraction, group,
     peer_kv, relevance, share,
 };
 
@@ -88,6 +89,8 @@ pub enum Command {
     Plan(PlanArgs),
     /// Serve the model over HTTP with an OpenAI-compatible API
     Serve(Box<ServeArgs>),
+    /// List, export or delete saved sessions
+    Session(SessionArgs),
 }
 
 /// Flags of the commands that compute.
@@ -283,6 +286,9 @@ pub struct ChatArgs {
     #[arg(long)]
     pub no_save: bool,
 
+    #[command(flatten)]
+    pub limits: SessionLimitArgs,
+
     #[command(flatten, next_help_heading = "Sampling")]
     pub sampling: SamplingArgs,
 
@@ -368,8 +374,66 @@ pub struct ServeArgs {
     #[arg(long)]
     pub no_sessions: bool,
 
+    #[command(flatten)]
+    pub limits: SessionLimitArgs,
+
     #[command(flatten, next_help_heading = "Compute")]
     pub compute: ComputeArgs,
+}
+
+/// Limits of all saved sessions together.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct SessionLimitArgs {
+    /// Bytes of all session files together; the session saved longest ago is removed first [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse, allow_hyphen_values = true)]
+    pub session_quota: Option<u64>,
+
+    /// Remove sessions that were not saved for this long, such as 12h or 90d [default: never]
+    #[arg(long, value_name = "TIME", value_parser = age, allow_hyphen_values = true)]
+    pub session_expiry: Option<u64>,
+}
+
+impl SessionLimitArgs {
+    pub fn folder(self) -> FolderLimits {
+        FolderLimits {
+            bytes_max: self.session_quota,
+            age_max_ms: self.session_expiry,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct SessionArgs {
+    #[command(subcommand)]
+    pub command: SessionCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SessionCommand {
+    /// List the saved sessions, and those that a limit removed
+    List,
+    /// Print the facts and turns of a session, of a damaged one those before the damage
+    Export(SessionExportArgs),
+    /// Delete sessions, damaged ones too
+    Delete {
+        /// Names of sessions
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct SessionExportArgs {
+    /// Name of a session, or path of a session file
+    #[arg(value_name = "NAME")]
+    pub session: String,
+
+    /// Path of the GGUF file it was made with, or a catalogue name
+    pub model: Option<String>,
+
+    /// Write to a new file instead of stdout
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

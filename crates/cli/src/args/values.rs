@@ -81,6 +81,22 @@ pub fn peer_kv(text: &str) -> Result<String, String> {
     value(text, is_known, &TYPES.join(", "))
 }
 
+/// A time in milliseconds, from a whole number with a unit.
+pub fn age(text: &str) -> Result<u64, String> {
+    const ACCEPTED: &str =
+        "accepted: a whole number from 1 on with s, m, h or d, such as 12h or 90d";
+    let seconds = match text.char_indices().next_back() {
+        Some((_, 's')) => 1,
+        Some((_, 'm')) => 60,
+        Some((_, 'h')) => 3600,
+        Some((_, 'd')) => 86_400,
+        _ => return Err(ACCEPTED.into()),
+    };
+    let number: Option<u64> = text[..text.len() - 1].parse().ok().filter(|n| *n > 0);
+    let time_ms = number.and_then(|n| n.checked_mul(seconds * 1000));
+    time_ms.ok_or_else(|| ACCEPTED.into())
+}
+
 pub fn group(text: &str) -> Result<usize, String> {
     match text {
         "32" => Ok(32),

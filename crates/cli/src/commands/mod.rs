@@ -12,6 +12,7 @@ pub mod pull;
 pub mod run;
 pub mod score;
 pub mod serve;
+pub mod session;
 pub mod session_file;
 pub mod tokenize;
 pub mod verify;

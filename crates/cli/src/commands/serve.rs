@@ -7,7 +7,8 @@ use crate::interrupt::Cooperative;
 use crate::out;
 use anyhow::{Context, Result};
 use haversack::engine::runtime::Runtime;
-use haversack::session::{SessionOptions, Sessions};
+use haversack::memory::clock::now_ms;
+use haversack::session::{FolderLimits, SessionOptions, Sessions};
 use haversack::{Engine, EngineOptions};
 use haversack_hub::home::Home;
 use haversack_server::{self as server, Auth, ServerState};
@@ -36,7 +37,7 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
     let habits = if keeps { Habits::SESSION } else { Habits::TALK };
     let loaded = engine::load(args.model.as_deref(), &args.compute, habits)?;
     let sessions = match keeps {
-        true => sessions(&loaded.runtime)?,
+        true => sessions(&loaded.runtime, args.limits.folder())?,
         false => None,
     };
     let has_sessions = sessions.is_some();
@@ -84,20 +85,22 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
 }
 
 /// Sessions in the data directory; `None`, with a note, where the budget has no room for them.
-fn sessions(runtime: &Runtime) -> Result<Option<Sessions>> {
+fn sessions(runtime: &Runtime, limits: FolderLimits) -> Result<Option<Sessions>> {
     let home = Home::find()?;
     let options = SessionOptions {
         dir: Some(home.sessions()),
         prefix_dir: Some(home.sessions().join("prefixes")),
+        limits,
         ..SessionOptions::default()
     };
-    let sessions = match Sessions::new(runtime, options) {
+    let mut sessions = match Sessions::new(runtime, options) {
         Ok(sessions) => sessions,
         Err(error) => {
             out::note(&format!("no sessions: {}", one_line(&error.to_string())));
             return Ok(None);
         }
     };
+    sessions.keep_limits(now_ms())?;
     Ok(Some(match engine::encoder(&home)? {
         Some(encoder) => sessions.with_encoder(Arc::new(encoder)),
         None => {

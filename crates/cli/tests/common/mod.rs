@@ -43,6 +43,14 @@ impl Sandbox {
         Sandbox { program, ..self }
     }
 
+    /// With this data directory.
+    pub fn at(home: &Path) -> Sandbox {
+        Sandbox {
+            home: home.to_owned(),
+            ..Sandbox::new()
+        }
+    }
+
     /// With a data directory that tests share: weights are packed once for all of them.
     pub fn shared() -> Sandbox {
         let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("home");

@@ -6,7 +6,7 @@ use super::plan::Pace;
 use super::request::RequestId;
 use super::resources::{Resources, SuspendCounts};
 use super::token_map::{TokenMap, token_maps};
-use crate::session::{SessionCounters, SessionId, SessionReport, Sessions};
+use crate::session::{RemovalCause, SessionCounters, SessionId, SessionReport, Sessions};
 use haversack_cache::{KvForm, Ledger, ZoneBytes};
 use haversack_engine::runtime::SequenceId;
 
@@ -86,6 +86,8 @@ pub struct SchedulerStats {
     pub tokens_read: u64,
     /// Session openings: computed, found in memory, found on disk.
     pub openings: [u64; 3],
+    /// Sessions that limits removed, as in [`RemovalCause::ALL`].
+    pub removed: [u64; RemovalCause::ALL.len()],
 }
 
 impl MemoryReport {
@@ -133,6 +135,7 @@ impl SchedulerStats {
             tally: sessions.map_or_else(SessionCounters::default, Sessions::counters),
             tokens_read: batch.tokens_read(),
             openings: openings.map_or([0; 3], |p| [p.computed, p.shared, p.mapped]),
+            removed: sessions.map_or([0; 2], Sessions::removed_counts),
         }
     }
 }

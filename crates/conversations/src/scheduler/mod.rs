@@ -31,7 +31,7 @@ pub use resources::SuspendCounts;
 pub use row_limit::{LongPrompt, RowLimit};
 pub use throttle::{StepLimits, Throttle, ThrottleChange};
 
-use crate::session::{SessionError, SessionId, SessionResult, Sessions};
+use crate::session::{RemovedSession, SessionError, SessionId, SessionResult, Sessions};
 use admission::{Admission, Outcome};
 use batch::Batch;
 use haversack_engine::device::Thermal;
@@ -310,6 +310,14 @@ impl Scheduler {
 
     pub fn sessions(&self) -> Option<&Sessions> {
         self.resources.sessions.as_ref()
+    }
+
+    /// See [`Sessions::keep_limits`].
+    pub fn keep_session_limits(&mut self, now_ms: u64) -> SessionResult<Vec<RemovedSession>> {
+        let sessions = self.resources.sessions.as_mut();
+        sessions
+            .ok_or(SessionError::NoSessions)?
+            .keep_limits(now_ms)
     }
 
     /// Runs `go` with a session, opened if it was not. It cannot take memory that was promised to requests.

@@ -107,6 +107,19 @@ impl SessionError {
         }
     }
 
+    /// Whether the session's file is not what was written: it can be exported up to the damage, deleted and replaced.
+    pub fn is_damage(&self) -> bool {
+        use journal::JournalError::{Damaged, Foreign, Truncated, Version};
+        match self {
+            SessionError::Record { .. } => true,
+            SessionError::File { source, .. } => matches!(
+                source,
+                Damaged { .. } | Foreign { .. } | Truncated { .. } | Version { .. }
+            ),
+            _ => false,
+        }
+    }
+
     /// Whether the disk is the cause, so that trying again may help.
     pub(super) fn is_disk(&self) -> bool {
         use journal::JournalError::{Io, Quota};

@@ -1,6 +1,7 @@
 //! The identity of a file: model, KV format, tokenizer, tenant and session name.
 
 use super::error::{SessionError, SessionResult};
+use haversack_engine::Model;
 use haversack_engine::runtime::Runtime;
 
 /// The first line of an identity.
@@ -18,17 +19,10 @@ pub struct Identity {
 impl Identity {
     pub(super) fn of(runtime: &Runtime, tenant: &str) -> Identity {
         let model = runtime.model();
-        let mut pieces = blake3::Hasher::new_derive_key("haversack tokenizer v1");
-        let tokenizer = model.tokenizer();
-        for id in 0..tokenizer.len() as u32 {
-            let piece = tokenizer.piece_raw(id).unwrap_or_default();
-            pieces.update(&(piece.len() as u32).to_le_bytes());
-            pieces.update(piece);
-        }
         Identity {
             model: model.fingerprint().to_hex()[..32].to_owned(),
             kv: kv_format(runtime),
-            tokenizer: pieces.finalize().to_hex()[..16].to_owned(),
+            tokenizer: tokenizer_hash(model),
             tenant: tenant.to_owned(),
         }
     }
@@ -76,6 +70,26 @@ impl Identity {
         }
         Ok(())
     }
+}
+
+/// A hash of all pieces.
+pub(super) fn tokenizer_hash(model: &Model) -> String {
+    let mut pieces = blake3::Hasher::new_derive_key("haversack tokenizer v1");
+    let tokenizer = model.tokenizer();
+    for id in 0..tokenizer.len() as u32 {
+        let piece = tokenizer.piece_raw(id).unwrap_or_default();
+        pieces.update(&(piece.len() as u32).to_le_bytes());
+        pieces.update(piece);
+    }
+    pieces.finalize().to_hex()[..16].to_owned()
+}
+
+/// The lines that the identity of a session and of its prefix file have in common: those of [`Identity::fields`], behind
+/// the version.
+pub(super) fn shared_lines(identity: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(identity).ok()?;
+    let lines: Vec<&str> = text.lines().skip(1).take(4).collect();
+    (lines.len() == 4).then(|| lines.join("\n"))
 }
 
 /// The format of keys and values: equal where the bytes mean the same.

@@ -20,6 +20,8 @@ pub enum InspectError {
     Record(#[from] BadRecord),
     #[error("it holds {found:?}, not a session of version 1")]
     Format { found: String },
+    #[error("it has the tokens of another model (tokenizer {saved}; this one is {here})")]
+    Tokenizer { saved: String, here: String },
 }
 
 /// Records of one kind.
@@ -82,7 +84,7 @@ impl SessionInspection {
         };
         let summary = Journal::check(path, &options)?;
         let mut inspection = SessionInspection {
-            identity: identity(&summary.identity)?,
+            identity: identity_fields(&summary.identity)?,
             is_sealed: summary.sealed,
             commits: summary.commits,
             bytes: summary.bytes,
@@ -135,7 +137,7 @@ impl SessionInspection {
 }
 
 /// The lines after the first, each a name and a value.
-fn identity(bytes: &[u8]) -> Result<Vec<(String, String)>, InspectError> {
+pub(super) fn identity_fields(bytes: &[u8]) -> Result<Vec<(String, String)>, InspectError> {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines();
     let version = lines.next().unwrap_or_default();

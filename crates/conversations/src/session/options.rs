@@ -33,12 +33,23 @@ pub struct SessionOptions {
     pub reread_max: usize,
     /// Largest size of one session file.
     pub quota_bytes: u64,
+    /// Of all session files together.
+    pub limits: FolderLimits,
     /// Owner of these sessions: files of another tenant are refused.
     pub tenant: String,
     /// Seals files: a file that was changed without the key is refused.
     pub key: Option<[u8; 32]>,
     #[doc(hidden)]
     pub journal_io: Option<std::sync::Arc<dyn journal::JournalIo>>,
+}
+
+/// Limits of all sessions of a folder together. Where there is none, no session is ever removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FolderLimits {
+    /// Of all files together: the session that was saved longest ago is removed first.
+    pub bytes_max: Option<u64>,
+    /// A session that was not saved for longer is removed.
+    pub age_max_ms: Option<u64>,
 }
 
 impl Default for SessionOptions {
@@ -56,6 +67,7 @@ impl Default for SessionOptions {
             last: 2,
             reread_max: 128,
             quota_bytes: 256 << 20,
+            limits: FolderLimits::default(),
             tenant: String::new(),
             key: None,
             journal_io: None,

@@ -23,12 +23,13 @@
 //! prevents one tenant from timing what another opens with.
 
 use super::error::{SessionResult, SharedError};
-use super::identity::Identity;
+use super::identity::{Identity, shared_lines};
 use super::options::{SessionOptions, journal_options};
 use haversack_cache::MappedImage;
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, JournalMap, RecordRef, WeakJournalMap};
 use std::fmt;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -397,6 +398,33 @@ fn hash(identity: &str, key: Option<&[u8; 32]>, tokens: &[u32]) -> blake3::Hash 
 
 fn bytes_of(tokens: &[u32]) -> Vec<u8> {
     tokens.iter().flat_map(|t| t.to_le_bytes()).collect()
+}
+
+/// The prefix files of a folder, each with what the sessions that begin with it open with: lines of their identities, and
+/// tokens. Files that cannot be read are not listed.
+pub(super) fn files(dir: &Path, key: Option<[u8; 32]>) -> Vec<(PathBuf, (String, Vec<u32>))> {
+    let options = journal::JournalOptions {
+        key,
+        ..journal::JournalOptions::default()
+    };
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_none_or(|ending| ending != ENDING) {
+            continue;
+        }
+        let mut tokens = Vec::new();
+        let salvaged = Journal::salvage(&path, &options, |kind, bytes| {
+            if kind == TOKENS {
+                let ids = bytes.as_chunks::<4>().0.iter();
+                tokens = ids.map(|id| u32::from_le_bytes(*id)).collect();
+            }
+            ControlFlow::Break(())
+        });
+        let shared = salvaged.ok().and_then(|s| shared_lines(&s.identity));
+        found.extend(shared.map(|shared| (path, (shared, tokens))));
+    }
+    found
 }
 
 /// Removes the oldest files other than `kept` until all are within the quota. Sequences that have mapped a removed file

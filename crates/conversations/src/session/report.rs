@@ -77,6 +77,8 @@ pub struct ListedSession {
     pub name: String,
     pub bytes: u64,
     pub is_open: bool,
+    /// When it was saved last; milliseconds since 1970.
+    pub saved_ms: u64,
 }
 
 /// One turn with its text.

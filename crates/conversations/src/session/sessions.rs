@@ -5,12 +5,13 @@ use super::condense::{Condense, Extractive};
 use super::condensing::{RebuildProgress, STEP_TOKENS_MAX};
 use super::embed::Embed;
 use super::error::{SessionError, SessionResult};
+use super::folder::{RemovalCause, RemovedSession, SessionFolder};
 use super::identity::Identity;
 use super::layout::ChatLayout;
 use super::log::{LogHome, SessionLog};
 use super::names;
 use super::open_session::{OpenSession, ResumeMode};
-use super::options::{SessionOptions, journal_options};
+use super::options::{FolderLimits, SessionOptions};
 use super::prefix::{PrefixStats, Prefixes};
 use super::report::{ListedSession, SessionCounters, SessionReport, SessionStats, TurnView};
 use super::residency::{Residency, fits, promised_bytes, slack};
@@ -20,19 +21,17 @@ use super::transcript::{Deferred, Transcript};
 use super::turns::Turn;
 use super::undo::{DroppedTurns, Undo};
 use haversack_engine::runtime::{Runtime, SequenceId};
-use haversack_memory::journal::Journal;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Extension of a session file.
-const ENDING: &str = "session";
 
 /// Bytes that a turn adds to a session's lists, its tokens until they are saved included.
 const TURN_BYTES: usize = 16 << 10;
 
 /// Fewest tokens of turns in memory that make a conversation.
 const CAPACITY_MIN: usize = 128;
+
+/// Time between two looks at the limits of the folder while turns are saved.
+const LIMITS_INTERVAL_MS: u64 = 60_000;
 
 /// Sessions of one model, one store and one folder.
 pub struct Sessions {
@@ -50,6 +49,18 @@ pub struct Sessions {
     dropped: DroppedTurns,
     /// Sequences of undone turns that wait for a runtime to close them.
     to_close: Vec<SequenceId>,
+    /// `None` where sessions are not saved.
+    folder: Option<SessionFolder>,
+    removals: Removals,
+}
+
+/// Sessions that the limits of the folder removed.
+#[derive(Default)]
+struct Removals {
+    /// As in [`RemovalCause::ALL`].
+    counts: [u64; RemovalCause::ALL.len()],
+    /// When the limits were last looked at.
+    looked_ms: u64,
 }
 
 impl Sessions {
@@ -68,6 +79,7 @@ impl Sessions {
         options.capacity = capacity;
         options.answer_max = options.answer_max.min(capacity / 2);
         let identity = Identity::of(runtime, &options.tenant);
+        let folder = SessionFolder::of(&options);
         Ok(Sessions {
             prefixes: Prefixes::new(runtime, &identity, &options),
             identity,
@@ -80,6 +92,8 @@ impl Sessions {
             closed: SessionCounters::default(),
             dropped: DroppedTurns::default(),
             to_close: Vec::new(),
+            folder,
+            removals: Removals::default(),
         })
     }
 
@@ -160,6 +174,7 @@ impl Sessions {
         let session = OpenSession::new(&self.options, transcript, residency, log);
         let id = self.admit(runtime, session, None)?;
         self.any_session_mut(id)?.is_answering = true;
+        self.keep_limits_now_and_then(now_ms);
         Ok((id, is_shared))
     }
 
@@ -249,59 +264,67 @@ impl Sessions {
         self.admit(runtime, fork, None)
     }
 
-    /// Deletes a session that is not open, with its file.
+    /// Deletes a session that is not open, whatever its file holds: a damaged one too. The shared prefix file goes with
+    /// the last session that opens with it.
     pub fn delete(&mut self, name: &str) -> SessionResult {
         names::check(name)?;
         self.check_not_open(name)?;
-        let Some(home) = self.home(name) else {
+        let Some(folder) = &self.folder else {
             return Err(SessionError::NowhereToLook { name: name.into() });
         };
         self.deferred.remove(name);
-        let options = journal_options(&self.options, self.options.quota_bytes);
-        let opened = Journal::open(&home.path, options);
-        let removed = opened.and_then(|opened| opened.journal.remove());
-        removed.map_err(|source| SessionError::File {
-            name: name.into(),
-            source,
-        })
+        folder.delete(name)
     }
 
     /// The sessions of the folder, by name.
     pub fn list(&self) -> SessionResult<Vec<ListedSession>> {
-        let Some(dir) = &self.options.dir else {
+        let Some(folder) = &self.folder else {
             return Ok(Vec::new());
         };
-        let error = |source| SessionError::Io {
-            doing: "reading",
-            path: dir.clone(),
-            source,
-        };
-        let entries = match std::fs::read_dir(dir) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(error(e)),
-        };
-        let mut listed = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(error)?;
-            let file = entry.file_name();
-            let name = file
-                .to_str()
-                .and_then(|n| n.strip_suffix(ENDING)?.strip_suffix('.'));
-            let Some(name) = name.filter(|name| names::check(name).is_ok()) else {
-                continue;
-            };
-            let metadata = entry.metadata().map_err(error)?;
-            if metadata.is_file() {
-                listed.push(ListedSession {
-                    name: name.to_owned(),
-                    bytes: metadata.len(),
-                    is_open: self.opened(name).is_some(),
-                });
-            }
+        let mut listed = folder.list()?;
+        for session in &mut listed {
+            session.is_open = self.opened(&session.name).is_some();
         }
-        listed.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(listed)
+    }
+
+    /// Removes what [`SessionOptions::limits`] ask for, and returns it.
+    pub fn keep_limits(&mut self, now_ms: u64) -> SessionResult<Vec<RemovedSession>> {
+        self.removals.looked_ms = now_ms;
+        let Some(folder) = &self.folder else {
+            return Ok(Vec::new());
+        };
+        let limits = self.options.limits;
+        let removed = folder.keep(limits, now_ms, |name| self.opened(name).is_some())?;
+        for gone in &removed {
+            let of_cause = RemovalCause::ALL.iter().zip(&mut self.removals.counts);
+            let of_cause = of_cause.filter(|(cause, _)| **cause == gone.cause);
+            of_cause.for_each(|(_, count)| *count += 1);
+            self.deferred.remove(&gone.name);
+        }
+        Ok(removed)
+    }
+
+    /// The same between turns.
+    pub(super) fn keep_limits_now_and_then(&mut self, now_ms: u64) {
+        let since = now_ms.saturating_sub(self.removals.looked_ms);
+        if self.options.limits != FolderLimits::default()
+            && since >= LIMITS_INTERVAL_MS
+            && let Err(error) = self.keep_limits(now_ms)
+        {
+            log::warn!("{error}");
+        }
+    }
+
+    /// What limits removed from the folder, the latest last; by this process or an earlier one.
+    pub fn removed(&self) -> Vec<RemovedSession> {
+        let folder = self.folder.as_ref();
+        folder.map_or(Vec::new(), SessionFolder::removed)
+    }
+
+    /// Number of sessions that limits removed since the start, as in [`RemovalCause::ALL`].
+    pub fn removed_counts(&self) -> [u64; RemovalCause::ALL.len()] {
+        self.removals.counts
     }
 
     /// The session of this name, if it is open.
@@ -318,8 +341,8 @@ impl Sessions {
 
     /// Whether there is a session of this name, open or in a file.
     pub fn exists(&self, name: &str) -> bool {
-        let is_saved = |dir: &Path| names::check(name).is_ok() && path_of(dir, name).is_file();
-        self.opened(name).is_some() || self.options.dir.as_deref().is_some_and(is_saved)
+        let path = self.folder.as_ref().and_then(|dir| dir.path(name).ok());
+        self.opened(name).is_some() || path.is_some_and(|path| path.is_file())
     }
 
     /// Whether a turn of it is in progress.
@@ -529,9 +552,9 @@ impl Sessions {
     }
 
     fn home(&self, name: &str) -> Option<LogHome> {
-        let dir = self.options.dir.as_deref()?;
+        let folder = self.folder.as_ref()?;
         Some(LogHome {
-            path: path_of(dir, name),
+            path: folder.path(name).ok()?,
             identity: self.identity.to_bytes(name),
         })
     }
@@ -659,8 +682,4 @@ impl Sessions {
         let session = self.slots.get_mut(id);
         session.ok_or(SessionError::Closed { index: id.index() })
     }
-}
-
-fn path_of(dir: &Path, name: &str) -> PathBuf {
-    dir.join(format!("{name}.{ENDING}"))
 }

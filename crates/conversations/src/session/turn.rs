@@ -600,7 +600,9 @@ impl Sessions {
             }
         };
         let session = self.any_session_mut(prepared.session)?;
-        prepared.commit(runtime, session, generation, ending, embedding, now_ms)
+        let answer = prepared.commit(runtime, session, generation, ending, embedding, now_ms);
+        self.keep_limits_now_and_then(now_ms);
+        answer
     }
 
     /// Tokens to read behind an answer so that it ends as the template ends it: the last sampled token, which the

@@ -67,6 +67,7 @@ use layout::{JournalHead, RecordHeader, RecordRole};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use verify::Verified;
@@ -115,6 +116,16 @@ pub struct JournalView {
     /// In the order they were written.
     pub records: Vec<RecordRef>,
     pub map: JournalMap,
+}
+
+/// What [`Journal::salvage`] found.
+#[derive(Debug, Default)]
+pub struct SalvagedJournal {
+    pub identity: Vec<u8>,
+    /// Records that are intact, the identity not counted.
+    pub records: u64,
+    /// Why there are no more of them; `None`: the file is whole.
+    pub damage: Option<JournalError>,
 }
 
 /// Records of one kind.
@@ -281,6 +292,40 @@ impl Journal {
                 map: JournalMap::new(file.file(), found.head.length)?,
             })
         })
+    }
+
+    /// Hands out what is intact of a journal that may be damaged: kinds and payloads in order, up to the first record
+    /// that is not what was written, or until `each` breaks off. It takes no lock and changes nothing.
+    pub fn salvage(
+        path: impl AsRef<Path>,
+        options: &JournalOptions,
+        mut each: impl FnMut(u32, &[u8]) -> ControlFlow<()>,
+    ) -> Result<SalvagedJournal, JournalError> {
+        let file = options.paths(path.as_ref())?.inspect()?;
+        let mut salvaged = SalvagedJournal::default();
+        let key = options.key.as_ref();
+        salvaged.damage = verify::salvage(&file, key, |role, kind, payload| match role {
+            RecordRole::Identity => {
+                salvaged.identity = payload.to_vec();
+                ControlFlow::Continue(())
+            }
+            RecordRole::Record => {
+                salvaged.records += 1;
+                each(kind, payload)
+            }
+        })?;
+        Ok(salvaged)
+    }
+
+    /// Removes a journal whatever it holds: a damaged one too. One that is open elsewhere stays.
+    pub fn delete(path: impl AsRef<Path>, options: &JournalOptions) -> Result<(), JournalError> {
+        let paths = options.paths(path.as_ref())?;
+        let locked = paths.open()?;
+        paths.remove()?;
+        // Locked, so that nobody opens it between the two.
+        let _ = paths.clear();
+        drop(locked);
+        paths.sync_folder()
     }
 
     /// Writes a record, the parts one after the other, behind what is there. It is not durable and

@@ -9,6 +9,7 @@ use super::layout::{
     self, ALIGN, FIRST, HEAD_BYTES, HEADER_BYTES, IDENTITY_BYTES_MAX, JournalHead, RecordHeader,
     RecordRef, RecordRole,
 };
+use std::ops::ControlFlow;
 
 /// Read at a time: large enough for the disk, small enough not to count.
 const WINDOW_BYTES: u64 = 256 << 10;
@@ -80,6 +81,97 @@ pub fn verify(
         identity,
         file_bytes,
     })
+}
+
+/// Hands out the records that are what was written, in order, the identity first, and stops before the first that is not.
+/// Returns what is wrong with the rest. The head is not needed for that: a header's own checksum covers its place, and
+/// its payload. Without a head that can be read, records that were not committed count too.
+pub fn salvage(
+    file: &JournalFile,
+    key: Option<&[u8; 32]>,
+    mut each: impl FnMut(RecordRole, u32, &[u8]) -> ControlFlow<()>,
+) -> Result<Option<JournalError>, JournalError> {
+    let file_bytes = file
+        .bytes()
+        .map_err(JournalError::io("asking for its length"))?;
+    let head = read_head(file, file_bytes).and_then(|bytes| JournalHead::decode(&bytes, key));
+    let (end, chain, mut damage) = match head {
+        Ok(head) if head.length <= file_bytes => (head.length, Some(head.chain), None),
+        Ok(head) => {
+            let (bytes, committed) = (file_bytes, head.length);
+            let truncated = JournalError::Truncated { bytes, committed };
+            (file_bytes, None, Some(truncated))
+        }
+        // Damage, unless the caller has a key: what no seal vouches for is not a sealed file's.
+        Err(
+            damage @ (JournalError::Foreign { .. }
+            | JournalError::Version { .. }
+            | JournalError::Damaged { .. }),
+        ) if key.is_none() => (file_bytes, None, Some(damage)),
+        Err(error) => return Err(error),
+    };
+    let (mut at, mut found) = (FIRST, layout::chain_start());
+    let mut payload = Vec::new();
+    while at < end {
+        match record_at(file, at, end, &mut payload) {
+            Ok((header, bytes, next)) => {
+                found = layout::chain_on(&found, &bytes);
+                at = next;
+                if each(header.role, header.kind, &payload).is_break() {
+                    return Ok(damage);
+                }
+            }
+            Err(_) if at == FIRST && damage.is_some() => break,
+            Err(error @ JournalError::Memory { .. }) => return Err(error),
+            Err(error) => {
+                damage.get_or_insert(error);
+                return Ok(damage);
+            }
+        }
+    }
+    match damage {
+        // Not one record: it is no journal, or nothing of it is left.
+        Some(damage) if at == FIRST => Err(damage),
+        None if chain.is_some_and(|chain| chain != found) => Ok(Some(JournalError::Damaged {
+            offset: 32,
+            what: "the records are not those that were committed",
+        })),
+        damage => Ok(damage),
+    }
+}
+
+/// One record, verified, with the bytes of its header and the offset behind it.
+fn record_at(
+    file: &JournalFile,
+    offset: u64,
+    end: u64,
+    payload: &mut Vec<u8>,
+) -> Result<(RecordHeader, [u8; HEADER_BYTES as usize], u64), JournalError> {
+    let damaged = |what| JournalError::Damaged { offset, what };
+    let read = |into: &mut [u8], at| {
+        let read = file.read_exact_at(into, at);
+        read.map_err(JournalError::io("reading it"))
+    };
+    if end - offset < HEADER_BYTES {
+        return Err(damaged("a record passes the committed end"));
+    }
+    let mut bytes = [0; HEADER_BYTES as usize];
+    read(&mut bytes, offset)?;
+    let header = RecordHeader::decode(&bytes, offset)?;
+    let next = layout::record_end(offset, header.bytes).filter(|&next| next <= end);
+    let next = next.ok_or(damaged("a record passes the committed end"))?;
+    if (header.role == RecordRole::Identity) != (offset == FIRST) {
+        return Err(damaged("the identity is not the first record, and alone"));
+    }
+    payload.clear();
+    resize_zeroed(payload, next - offset - HEADER_BYTES)?;
+    read(payload, offset + HEADER_BYTES)?;
+    let padding = payload.split_off(usize_or_max(header.bytes).min(payload.len()));
+    if padding.iter().any(|&b| b != 0) {
+        return Err(damaged("the padding of a record is not zero"));
+    }
+    header.check(blake3::hash(payload), offset)?;
+    Ok((header, bytes, next))
 }
 
 /// The head as it stands; of its bytes only the magic is checked.

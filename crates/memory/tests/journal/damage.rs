@@ -329,3 +329,70 @@ fn a_power_cut_leaves_one_commit_or_the_other() {
     }
     assert!(reopened(&new).unwrap() == after);
 }
+
+/// Whatever byte is changed and wherever the file ends, what is salvaged is the beginning of what was written, the damage
+/// is named, and the file can be deleted, though not while another process has it open.
+#[test]
+fn what_comes_before_the_damage_is_salvaged() {
+    let dir = quick_dir();
+    let path = dir.path().join("a");
+    let options = JournalOptions::default();
+    let records = sample(&path, options.clone(), 8000);
+    let good = fs::read(&path).unwrap();
+    let salvage = || {
+        let mut found = Vec::new();
+        let salvaged = Journal::salvage(&path, &options, |kind, bytes| {
+            found.push((kind, bytes.to_vec()));
+            std::ops::ControlFlow::Continue(())
+        });
+        salvaged.map(|salvaged| (salvaged, found))
+    };
+    let (whole, found) = salvage().unwrap();
+    assert!(whole.damage.is_none() && found == records);
+    assert_eq!(
+        (&whole.identity[..], whole.records),
+        (IDENTITY, records.len() as u64)
+    );
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for at in 0..good.len() {
+        file.write_all_at(&[good[at] ^ 32], at as u64).unwrap();
+        let (salvaged, found) = salvage().unwrap_or_else(|e| panic!("byte {at}: {e}"));
+        assert!(salvaged.damage.is_some(), "byte {at}");
+        assert!(records.starts_with(&found), "byte {at}");
+        // Before the damage: a head costs nothing, a record itself and what follows.
+        assert!(at >= 512 || found == records, "byte {at}");
+        let before =
+            records
+                .iter()
+                .scan(512 + 64 + IDENTITY.len().next_multiple_of(64), |end, r| {
+                    *end += 64 + r.1.len().next_multiple_of(64);
+                    Some(*end)
+                });
+        let expected = before.filter(|end| *end <= at).count();
+        assert!(
+            at < 512 || found.len() == expected,
+            "byte {at}: {}",
+            found.len()
+        );
+        file.write_all_at(&[good[at]], at as u64).unwrap();
+    }
+    for len in (0..good.len()).step_by(97) {
+        fs::write(&path, &good[..len]).unwrap();
+        match salvage() {
+            Ok((salvaged, found)) => {
+                assert!(
+                    salvaged.damage.is_some() && records.starts_with(&found),
+                    "{len}"
+                );
+            }
+            Err(error) => assert!(len < 1024, "{len}: {error}"),
+        }
+        let open = fs::File::open(&path).unwrap();
+        open.lock().unwrap();
+        let busy = Journal::delete(&path, &options);
+        assert!(matches!(busy, Err(JournalError::Busy)), "{len}: {busy:?}");
+        drop(open);
+        Journal::delete(&path, &options).unwrap();
+        assert!(!path.exists());
+    }
+}

@@ -9,6 +9,7 @@ use crate::{ledger, out};
 use anyhow::{Context as _, Result};
 use haversack::engine::sample::SampleOptions;
 use haversack::memory::bytes::human;
+use haversack::memory::clock::now_ms;
 use haversack::session::turns::TurnPlace;
 use haversack::session::{ContextReport, SessionOptions, Sessions};
 use haversack::{ContextSeen, Conversation, Engine, Error};
@@ -43,6 +44,7 @@ impl Lasting {
             prefix_dir: Some(home.sessions().join("prefixes")),
             relevance: args.relevance.unwrap_or_default(),
             answer_max,
+            limits: args.limits.folder(),
             ..usual
         };
         let mut sessions = match Sessions::new(&loaded.runtime, options) {
@@ -51,6 +53,9 @@ impl Lasting {
             Err(error) if args.session.is_some() => return Err(named(error.into())),
             Err(_) => return Ok(None),
         };
+        for gone in sessions.keep_limits(now_ms())? {
+            out::note(&gone.to_string());
+        }
         match engine::encoder(home)? {
             Some(encoder) => sessions = sessions.with_encoder(Arc::new(encoder)),
             None => out::note(
@@ -65,7 +70,15 @@ impl Lasting {
             None => fresh_name(&engine)?,
         };
         let system = args.system.clone().unwrap_or_default();
-        let exists = is_listed(&engine, &name)?;
+        let list = engine.client().list().wait()?;
+        let exists = list.sessions.iter().any(|listed| listed.name == name);
+        if let Some(gone) = list
+            .removed
+            .iter()
+            .rfind(|gone| gone.name == name && !exists)
+        {
+            out::note(&format!("{gone}; this one is new"));
+        }
         let conversation = engine.conversation(name).system(&system).open();
         let conversation = conversation.map_err(named)?;
         if exists && args.system.is_some() {
@@ -121,7 +134,8 @@ impl Lasting {
     }
 
     fn list(&self) -> Result<()> {
-        for listed in self.engine.conversations()? {
+        let list = self.engine.client().list().wait()?;
+        for listed in &list.sessions {
             let is_this = listed.name == self.conversation.name();
             let mark = if is_this { '*' } else { ' ' };
             out::line(&format!(
@@ -129,6 +143,9 @@ impl Lasting {
                 listed.name,
                 human(listed.bytes)
             ))?;
+        }
+        for gone in &list.removed {
+            out::line(&format!("  {gone}"))?;
         }
         Ok(())
     }
@@ -423,8 +440,12 @@ fn named(error: Error) -> anyhow::Error {
         **error,
         E::Name(_) | E::PersistentFull { .. } | E::NoSuchFact { .. } | E::NoSuchTurn { .. }
     ));
+    let is_damaged = matches!(&error, Error::Session(error) if error.is_damage());
     match is_named {
         true => usage(error.to_string()),
+        false if is_damaged => anyhow::anyhow!(
+            "{error}; haversack session export saves what comes before the damage, session delete removes it"
+        ),
         // It says what is below it already.
         false => anyhow::anyhow!("{error}"),
     }

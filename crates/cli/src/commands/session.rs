@@ -1,0 +1,218 @@
+//! `session`: lists saved sessions, exports what they hold, deletes them. A damaged file is exported up to the damage.
+
+use super::session_file;
+use crate::args::{SessionArgs, SessionCommand, SessionExportArgs};
+use crate::error::{one_line, usage};
+use crate::{out, resolve};
+use anyhow::{Context, Result, anyhow};
+use haversack::engine::{LoadOptions, Model};
+use haversack::memory::bytes::human;
+use haversack::session::export::{SessionExport, TurnText};
+use haversack::session::layout::ChatLayout;
+use haversack::session::record::TurnRecord;
+use haversack::session::{SessionError, SessionFolder};
+use haversack_hub::home::Home;
+use serde_json::{Value as Json, json};
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+pub fn session(args: &SessionArgs, as_json: bool) -> Result<()> {
+    match &args.command {
+        SessionCommand::List => list(as_json),
+        SessionCommand::Export(args) => export(args, as_json),
+        SessionCommand::Delete { names } => delete(names, as_json),
+    }
+}
+
+fn home_folder() -> Result<SessionFolder> {
+    let sessions = Home::find()?.sessions();
+    let prefixes = sessions.join("prefixes");
+    Ok(SessionFolder::new(sessions, Some(prefixes)))
+}
+
+fn list(as_json: bool) -> Result<()> {
+    let folder = home_folder()?;
+    let (sessions, removed) = (folder.list()?, folder.removed());
+    if as_json {
+        let sessions = out::list(
+            &sessions,
+            |one| json!({ "name": one.name, "bytes": one.bytes, "saved_ms": one.saved_ms }),
+        );
+        let removed = out::list(&removed, |gone| {
+            json!({
+                "name": gone.name,
+                "bytes": gone.bytes,
+                "reason": gone.cause.name(),
+                "time_ms": gone.time_ms,
+            })
+        });
+        return out::json(&json!({ "sessions": sessions, "removed": removed }));
+    }
+    for session in sessions {
+        out::line(&format!("{:<24} {}", session.name, human(session.bytes)))?;
+    }
+    for gone in removed {
+        out::line(&format!("{gone}"))?;
+    }
+    Ok(())
+}
+
+fn delete(names: &[String], as_json: bool) -> Result<()> {
+    let folder = home_folder()?;
+    for name in names {
+        folder.delete(name).map_err(named)?;
+        if !as_json {
+            out::note(&format!("session {name} deleted"));
+        }
+    }
+    if as_json {
+        out::json(&json!({ "deleted": names }))?;
+    }
+    Ok(())
+}
+
+fn named(error: SessionError) -> anyhow::Error {
+    match error {
+        SessionError::Name(_) => usage(error.to_string()),
+        error => anyhow!("{error}"),
+    }
+}
+
+/// A path of a session's file, or the name of a session.
+fn path_of(session: &str) -> Result<PathBuf> {
+    if let Some(path) = session_file::meant(session) {
+        return Ok(path.to_owned());
+    }
+    let path = home_folder()?.path(session).map_err(named)?;
+    match path.exists() {
+        true => Ok(path),
+        false => Err(anyhow!("there is no session {session}")),
+    }
+}
+
+fn export(args: &SessionExportArgs, as_json: bool) -> Result<()> {
+    let path = path_of(&args.session)?;
+    let found = SessionExport::of(&path, None).with_context(|| path.display().to_string())?;
+    let layout = layout(args, &found).with_context(|| path.display().to_string());
+    let layout = match layout {
+        Ok(layout) => Some(layout),
+        // Ids without words are better than nothing.
+        Err(error) if as_json => {
+            out::note(&format!(
+                "no text, token ids only: {}",
+                one_line(&format!("{error:#}"))
+            ));
+            None
+        }
+        Err(error) => return Err(error),
+    };
+    let turns: Result<Vec<ExportedTurn>> = (found.turns.iter())
+        .map(|turn| {
+            let text = layout
+                .as_ref()
+                .map(|layout| SessionExport::text(layout, turn));
+            let text = text.transpose()?;
+            Ok(ExportedTurn { turn, text })
+        })
+        .collect();
+    let turns = turns.with_context(|| path.display().to_string())?;
+    let document = match as_json {
+        true => serde_json::to_string_pretty(&document(&path, &found, &turns))? + "\n",
+        false => markdown(&path, &found, &turns),
+    };
+    match &args.output {
+        None => out::text(&document)?,
+        Some(output) => {
+            let name = || output.display().to_string();
+            let file = OpenOptions::new().write(true).create_new(true).open(output);
+            let mut file = file.with_context(name)?;
+            file.write_all(document.as_bytes()).with_context(name)?;
+            file.sync_all().with_context(name)?;
+        }
+    }
+    if let Some(damage) = &found.damage {
+        out::note(&format!("{}: {}", path.display(), one_line(damage)));
+    }
+    let (facts, said) = (found.facts.len(), turns.len());
+    let part = if found.damage.is_some() {
+        " before the damage"
+    } else {
+        ""
+    };
+    out::note(&format!("exported: {facts} facts, {said} turns{part}"));
+    Ok(())
+}
+
+struct ExportedTurn<'a> {
+    turn: &'a TurnRecord,
+    /// `None` without the model.
+    text: Option<TurnText>,
+}
+
+/// How the model's tokens become words.
+fn layout(args: &SessionExportArgs, found: &SessionExport) -> Result<ChatLayout> {
+    let model = resolve::model(args.model.as_deref())?;
+    let model = Model::load(&model, &LoadOptions::default(), &mut |_, _| ())?;
+    found.check_model(&model)?;
+    Ok(ChatLayout::new(model))
+}
+
+fn markdown(path: &Path, found: &SessionExport, turns: &[ExportedTurn<'_>]) -> String {
+    let name = found.identity.iter().find(|(name, _)| name == "session");
+    let name = name.map_or("", |(_, name)| name);
+    let mut page = format!("# Session {}\n\n", one_line(name));
+    if let Some(damage) = &found.damage {
+        let (path, damage) = (path.display(), one_line(damage));
+        page +=
+            &format!("> The file {path} is damaged: {damage}. This is what comes before it.\n\n");
+    }
+    let facts = found.facts.iter().filter(|fact| !fact.text.is_empty());
+    for fact in facts {
+        page += &format!("## Fact {}\n\n{}\n\n", fact.number, fact.text.trim_end());
+    }
+    for ExportedTurn { turn, text } in turns {
+        let Some(TurnText { question, answer }) = text else {
+            continue;
+        };
+        page += &match answer {
+            None => format!("## State {}\n\n{question}\n\n", turn.number),
+            Some(answer) => format!(
+                "## Turn {}\n\n**User**\n\n{question}\n\n**Assistant**\n\n{answer}\n\n",
+                turn.number
+            ),
+        };
+    }
+    page
+}
+
+fn document(path: &Path, found: &SessionExport, turns: &[ExportedTurn<'_>]) -> Json {
+    let facts = out::list(&found.facts, |fact| {
+        json!({
+            "number": fact.number,
+            "time_ms": fact.time_ms,
+            "text": fact.text,
+            "tokens": fact.tokens,
+        })
+    });
+    let turns = out::list(turns, |ExportedTurn { turn, text }| {
+        let (asked, answered) = turn.tokens.split_at(turn.question as usize);
+        json!({
+            "number": turn.number,
+            "time_ms": turn.time_ms,
+            "is_state": answered.is_empty(),
+            "question": text.as_ref().map(|text| &text.question),
+            "answer": text.as_ref().and_then(|text| text.answer.as_ref()),
+            "question_tokens": asked,
+            "answer_tokens": answered,
+        })
+    });
+    json!({
+        "path": path,
+        "identity": found.identity.iter().cloned().collect::<Json>(),
+        "records": found.records,
+        "damage": found.damage,
+        "facts": facts,
+        "turns": turns,
+    })
+}
