@@ -32,6 +32,9 @@ pub struct Ledger {
     pub scratch: usize,
     /// Mean keys and error feedback, plus [`Account::Side`].
     pub side: usize,
+    /// What the process has on its heap beside all of these and its baseline, bytes reserved by other threads included.
+    /// It grows outside the store: admission asks for it, and no step that has begun fails for it.
+    pub heap: usize,
     /// Highest [`Ledger::total`] so far, reservations included.
     pub peak: usize,
     /// Address space of the slabs; how much of it is resident, only the system knows.
@@ -41,15 +44,25 @@ pub struct Ledger {
 impl Ledger {
     /// Bytes counted against the budget.
     pub fn total(&self) -> usize {
-        self.kv_live + self.kv_ahead + self.kv_promised + self.tables + self.scratch + self.side
+        self.own() + self.heap
     }
 
-    /// Checks that `more` bytes fit the budget.
+    /// The same without the heap.
+    fn own(&self) -> usize {
+        self.kv_live + self.kv_ahead + self.kv_promised + self.heap_accounts()
+    }
+
+    /// Accounts of the store that lie on the heap.
+    pub fn heap_accounts(&self) -> usize {
+        self.tables + self.scratch + self.side
+    }
+
+    /// Checks that `more` bytes of the store fit the budget.
     pub(crate) fn fit(&self, more: usize) -> Result<(), CannotFit> {
         let Some(budget_bytes) = self.budget else {
             return Ok(());
         };
-        match self.total().saturating_add(more).checked_sub(budget_bytes) {
+        match self.own().saturating_add(more).checked_sub(budget_bytes) {
             None | Some(0) => Ok(()),
             Some(short_by) => Err(CannotFit {
                 short_by,
@@ -73,9 +86,11 @@ mod tests {
             tables: 3,
             scratch: 1,
             side: 3,
+            heap: 7,
             kv_file: 1 << 40,
             ..Ledger::default()
         };
+        assert_eq!((ledger.total(), ledger.heap_accounts()), (17, 7));
         assert_eq!(ledger.fit(5), Ok(()));
         let short = ledger.fit(6).unwrap_err();
         assert_eq!((short.short_by, short.minimum_bytes()), (1, 16));

@@ -18,7 +18,7 @@ use haversack::engine::{
     Residence, Retention,
 };
 use haversack::memory::bytes::human;
-use haversack::memory::{Backing, PeakMeter, ProcessUsage};
+use haversack::memory::{Backing, HeapBudget, PeakMeter, ProcessUsage, heap};
 use haversack::session::Sessions;
 use haversack::text::chat::encode_chat;
 use haversack::text::template::{Message, RenderOptions};
@@ -27,6 +27,7 @@ use haversack::{Engine, EngineOptions};
 use haversack_hub::home::Home;
 use haversack_hub::tidy::Endings;
 use serde_json::{Value as Json, json};
+use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -131,8 +132,10 @@ fn open(
     Ok((model, runtime))
 }
 
-/// A runtime of a loaded model.
+/// A runtime of a loaded model. Without a budget it gets what the device has room for; a command that judges a model is
+/// refused where that would change what it keeps.
 pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> {
+    let options = &options.clone().with_device_budget(model);
     let _tidy = options
         .cache_dir
         .as_ref()
@@ -146,7 +149,32 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
     let note = must_measure(model, options).then(|| progress::Late::new(line));
     let runtime = Runtime::new(model.clone(), options);
     drop(note);
-    runtime.map_err(named)
+    let runtime = runtime.map_err(|error| match error {
+        RuntimeError::Bounds(BoundsError::Budget { .. } | BoundsError::Window { .. })
+            if options.budget_follows_device =>
+        {
+            anyhow::Error::new(error).context("this device has too little memory left")
+        }
+        error => named(error),
+    })?;
+    if options.budget_follows_device && !options.follow_device {
+        check_keeps_all(&runtime, options)?;
+    }
+    Ok(runtime)
+}
+
+/// Refuses a budget of the device that would shorten a window nobody has named.
+fn check_keeps_all(runtime: &Runtime, options: &RuntimeOptions) -> Result<()> {
+    let (bounds, context) = (runtime.bounds(), runtime.model().config().context);
+    // Where everything is kept, the length of the text decides.
+    if bounds.window.is_none() || options.retention.window.is_some() || bounds.rows_max >= context {
+        return Ok(());
+    }
+    Err(anyhow::anyhow!(
+        "all {context} tokens of the context need {}, and this device has {} left; accepted: a smaller --context, a --window, or a --memory that says what may be kept",
+        human(runtime.needs_bytes(context) as u64),
+        human(runtime.ledger().budget.unwrap_or(usize::MAX) as u64),
+    ))
 }
 
 /// Options that wait for a plan, with it. A probe of the model comes first, once.
@@ -411,11 +439,20 @@ const POLL_TOKENS: usize = 64;
 
 impl Memory {
     fn after_load() -> Memory {
+        // What loading has left behind on the heap is no part of the baseline.
+        heap::release_free_pages();
         let mut meter = PeakMeter::new();
         Memory {
             baseline: meter.poll(),
             meter,
         }
+    }
+
+    /// Anonymous pages of a process that has loaded its model and answers nothing: the program, the tokenizer, the stacks, and
+    /// what the heap of a request may take before it counts against the budget.
+    pub fn baseline_bytes(&self) -> Option<u64> {
+        let working = HeapBudget::WORKING_BYTES as u64;
+        self.baseline.map(|now| now.anonymous_bytes + working)
     }
 
     pub fn poll(&mut self) {
@@ -434,7 +471,7 @@ impl Memory {
         let peak = self.meter.peak();
         json!({
             "private_bytes": peak.map(|peak| peak.private_bytes),
-            "baseline_bytes": self.baseline.map(|baseline| baseline.private_bytes),
+            "baseline_bytes": self.baseline_bytes(),
             "pss_bytes": peak.map(|peak| peak.pss_bytes),
         })
     }
@@ -475,6 +512,28 @@ impl LoadedModel {
         self.path.display().to_string()
     }
 
+    /// [`LoadedModel::note_budget`] of a short command, whose notes are for whoever reads along.
+    pub fn note_budget_on_terminal(&self) {
+        if io::stderr().is_terminal() {
+            self.note_budget();
+        }
+    }
+
+    /// Says how much memory the process may take.
+    pub fn note_budget(&self) {
+        let budget = self.runtime.ledger().budget.unwrap_or(usize::MAX);
+        let source = match self.runtime.budget_follows_device() {
+            true => "what this device has left",
+            false => "--memory",
+        };
+        let baseline = self.memory.baseline_bytes();
+        let baseline = baseline.map_or("unknown".to_owned(), human);
+        out::note(&format!(
+            "memory budget {} ({source}), beside it a baseline of {baseline} and the weights",
+            human(budget as u64),
+        ));
+    }
+
     /// An engine for one caller, and the meter of its memory. `prefix_cache`: see [`EngineOptions`].
     pub fn start(
         self,
@@ -508,11 +567,26 @@ impl LoadedModel {
         }
         match self.room() {
             Some(room) if tokens > room => Err(anyhow::anyhow!(
-                "the text has {tokens} tokens, more than {} allows; accepted: at most {room}, or any length with --policy window",
-                self.limit_name()
+                "the text has {tokens} tokens, more than {} allows{}; accepted: at most {room}, or any length with --policy window",
+                self.limit_name(),
+                self.missing(tokens),
             )),
             _ => Ok(()),
         }
+    }
+
+    /// What so many tokens need and what there is, where memory is what ends first.
+    fn missing(&self, tokens: usize) -> String {
+        if self.runtime.bounds().rows_max >= self.model.config().context {
+            return String::new();
+        }
+        let needed = self.runtime.needs_bytes(tokens) as u64;
+        let budget = self.runtime.ledger().budget.unwrap_or(usize::MAX);
+        format!(
+            " ({} needed, {} there)",
+            human(needed),
+            human(budget as u64)
+        )
     }
 
     /// Tokens that a sequence can hold; `None`: it has no end.
@@ -540,10 +614,12 @@ impl LoadedModel {
 
     /// What ends first where everything is kept.
     pub fn limit_name(&self) -> &'static str {
-        if self.runtime.bounds().rows_max < self.model.config().context {
-            "--memory"
-        } else {
+        if self.runtime.bounds().rows_max >= self.model.config().context {
             "the context"
+        } else if self.runtime.budget_follows_device() {
+            "the memory of this device"
+        } else {
+            "--memory"
         }
     }
 }

@@ -27,6 +27,7 @@ pub fn kv_json(layout: &KvLayout, usage: &SequenceUsage) -> Json {
             "tables_bytes": ledger.tables,
             "scratch_bytes": ledger.scratch,
             "side_bytes": ledger.side,
+            "heap_bytes": ledger.heap,
         },
     })
 }
@@ -145,6 +146,7 @@ pub fn bar(layout: &KvLayout, usage: &SequenceUsage) -> String {
         ),
         ("tables".to_owned(), rest),
         ("scratch".to_owned(), ledger.scratch),
+        ("heap".to_owned(), ledger.heap),
     ];
     let marks = if plain() { &ASCII } else { &BLOCKS };
     let total = ledger.total();
@@ -174,7 +176,7 @@ struct Marks {
     free: char,
     between: char,
     /// One for each part, in order.
-    parts: [char; 6],
+    parts: [char; 7],
 }
 
 const BLOCKS: Marks = Marks {
@@ -182,7 +184,7 @@ const BLOCKS: Marks = Marks {
     close: '▏',
     free: ' ',
     between: '·',
-    parts: ['◆', '█', '▓', '▞', '▒', '░'],
+    parts: ['◆', '█', '▓', '▞', '▒', '░', '▪'],
 };
 
 const ASCII: Marks = Marks {
@@ -190,7 +192,7 @@ const ASCII: Marks = Marks {
     close: ']',
     free: ' ',
     between: '|',
-    parts: ['*', '#', '=', '%', '+', '-'],
+    parts: ['*', '#', '=', '%', '+', '-', '~'],
 };
 
 const BAR_CELLS: usize = 24;

@@ -23,12 +23,18 @@ mod resolve;
 use anyhow::Result;
 use args::{Cli, Command};
 use clap::Parser;
+use haversack::memory::heap::{self, CountedHeap};
 use std::ffi::OsString;
 use std::panic::{self, AssertUnwindSafe};
 use std::process::exit;
 use std::sync::Mutex;
 
+/// The ceiling of `--memory` covers the heap, so it is counted.
+#[global_allocator]
+static HEAP: CountedHeap = CountedHeap;
+
 fn main() {
+    heap::configure();
     catch_panics();
     interrupt::install();
     let words: Vec<OsString> = std::env::args_os().collect();

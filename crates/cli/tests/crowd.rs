@@ -6,8 +6,9 @@
 
 mod common;
 
-use common::PATIENCE;
+use common::group::{Group, RssWatch, wait_until_below};
 use common::server::{Server, events};
+use common::{PATIENCE, Sandbox, smollm2, text};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -203,8 +204,10 @@ fn everybody_hears_their_own_answer() {
     let Some(server) = Server::start(&flags) else {
         return;
     };
+    let watch = RssWatch::new(server.pid());
     let mut tally = crowd(&server, seconds(6));
     server.wait_until_idle();
+    check_ceiling(&server, watch);
     let most = tally.busy.iter().max().copied().unwrap_or_default();
     println!(
         "{} answered, {} left, {} found no place (told after {:.1} ms in the median, {:.1} at the 99th percentile, {:.1} at most)",
@@ -245,6 +248,157 @@ fn everybody_hears_their_own_answer() {
         };
         assert_eq!(alone, *said, "{key}");
     }
+}
+
+const MIB: u64 = 1 << 20;
+/// Beyond baseline and budget: what the allocator has not given back yet, and the stacks of threads.
+const SLACK: u64 = 24 * MIB;
+
+/// What the kernel saw of the process, not what the process says of itself, is within its budget and its baseline.
+fn check_ceiling(server: &Server, watch: RssWatch) {
+    let (max, samples) = watch.end();
+    let (budget, baseline) = server.memory_told();
+    println!(
+        "RssAnon at most {:.1} MiB in {samples} samples; baseline {:.1}, budget {:.1}",
+        max as f64 / MIB as f64,
+        baseline as f64 / MIB as f64,
+        budget as f64 / MIB as f64,
+    );
+    assert!(samples > 10 && baseline <= 24 * MIB, "{samples} {baseline}");
+    assert!(max <= baseline + budget + SLACK, "{max} bytes");
+}
+
+/// What a hostile client does the `n`th time. Bodies are as large as the server reads them.
+fn attack(server: &Server, client: usize, n: usize) {
+    let large = 4 * MIB as usize - 1000;
+    let post = |path: &str, body: &str| Server::request("POST", path, "", body);
+    let mut stream = server.connect();
+    match (client + n) % 7 {
+        // One long text, and many short ones: the second takes far more memory than its bytes.
+        0 => {
+            let text = "word ".repeat(large / 5);
+            let body = json!({ "prompt": text, "max_tokens": 4 }).to_string();
+            answered(stream, &post("/v1/completions", &body));
+        }
+        1 => {
+            let one = r#"{"role":"user","content":"a"},"#;
+            let messages = one.repeat(large / one.len());
+            let messages = messages.trim_end_matches(',');
+            let body = format!(r#"{{"max_tokens":4,"messages":[{messages}]}}"#);
+            answered(stream, &post("/v1/chat/completions", &body));
+        }
+        // Numbers: as JSON values they are many times as large.
+        2 => {
+            let ids = "7,".repeat(large / 2);
+            let body = format!(
+                r#"{{"max_tokens":4,"prompt":[{}]}}"#,
+                ids.trim_end_matches(',')
+            );
+            answered(stream, &post("/v1/completions", &body));
+        }
+        // A schema that is long to compile.
+        3 => {
+            let all: Vec<Value> = (0..10)
+                .map(|i| json!({ "type": "string", "pattern": format!(".*x.{{{i}}}") }))
+                .collect();
+            let schema = json!({ "name": "s", "schema": { "allOf": all } });
+            let format = json!({ "type": "json_schema", "json_schema": schema });
+            let message = json!({ "role": "user", "content": "go on" });
+            let body = json!({ "messages": [message], "max_tokens": 8, "response_format": format });
+            answered(stream, &post("/v1/chat/completions", &body.to_string()));
+        }
+        // Does not read its answer for a while.
+        4 => {
+            let body = json!({ "prompt": "Once", "max_tokens": 200, "stream": true }).to_string();
+            let _ = stream.write_all(&post("/v1/completions", &body));
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        // Leaves in the middle of its body.
+        5 => {
+            let body = json!({ "prompt": "x".repeat(large) }).to_string();
+            let request = post("/v1/completions", &body);
+            let _ = stream.write_all(&request[..request.len() / 2]);
+        }
+        // A turn of a session.
+        _ => {
+            let message = json!({ "role": "user", "content": format!("I am {client}.") });
+            let id = format!("hostile-{client}");
+            let body = json!({ "messages": [message], "max_tokens": 8, "session_id": id });
+            answered(stream, &post("/v1/chat/completions", &body.to_string()));
+        }
+    }
+}
+
+/// Whatever the answer is, the server is not at a loss. It may close the connection before all was sent.
+fn answered(mut stream: TcpStream, request: &[u8]) {
+    let _ = stream.write_all(request);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let head = String::from_utf8_lossy(&answer[..answer.len().min(20)]).into_owned();
+    let status = head.split(' ').nth(1).and_then(|word| word.parse().ok());
+    let status: u16 = status.unwrap_or(429);
+    assert!(status < 500 || status == 503, "{head}");
+}
+
+/// 64 clients send what costs most, and a well-behaved one asks a question: the process stays inside its baseline and its
+/// budget by the kernel's count, inside a memory group, and answers as before.
+#[test]
+#[ignore = "310 MiB of 232: bodies are read before their bytes are reserved"]
+fn a_hostile_crowd_stays_under_the_ceiling() {
+    let _alone = alone();
+    let Some(model) = smollm2() else {
+        return;
+    };
+    let sandbox = Sandbox::alone();
+    let flags = ["--addr", "127.0.0.1:0", "--json", "--memory", "200M"];
+    let command = sandbox.command(&[&["serve", text(&model)], &flags[..]].concat());
+    let group = Group::new("crowd");
+    let command = match &group {
+        Some(group) => group.inside(&command),
+        None => command,
+    };
+    let server = Server::spawn(sandbox, command);
+    let (_, memory) = server.get("/v1/memory");
+    let memory: Value = serde_json::from_str(&memory).unwrap();
+    let (budget, baseline) = server.memory_told();
+    let limit = baseline + memory["weights_bytes"].as_u64().unwrap() + budget + 64 * MIB;
+    if let Some(group) = &group {
+        assert!(group.set_limit(limit), "a limit of {limit}");
+    } else {
+        println!("SKIPPED: no memory group can be made here");
+    }
+    let polite = question(1, 1);
+    let Heard::Answer(expected) = ask(&server, &polite, false) else {
+        panic!("no place in an empty house");
+    };
+    let watch = RssWatch::new(server.pid());
+    let until = Instant::now() + seconds(8);
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let server = &server;
+            scope.spawn(move || {
+                let mut n = client;
+                while Instant::now() < until {
+                    attack(server, client, n);
+                    n += 1;
+                }
+            });
+        }
+        while Instant::now() < until {
+            match ask(&server, &polite, false) {
+                Heard::Answer(said) => assert_eq!(said, expected),
+                _ => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    });
+    server.wait_until_idle();
+    check_ceiling(&server, watch);
+    // What the crowd has left behind goes back to the system: only sessions and prefixes stay.
+    let (_, memory) = server.get("/v1/memory");
+    let memory: Value = serde_json::from_str(&memory).unwrap();
+    let held = memory["held_bytes"].as_u64().unwrap();
+    wait_until_below(server.pid(), baseline + held + 8 * MIB);
+    server.stop();
 }
 
 /// A request that goes on for long, and its first line.
@@ -297,7 +451,7 @@ fn whoever_leaves_frees_what_it_held() {
     }
 }
 
-/// Unread answers beside four clients that read: how long those take, compared with everyone reading.
+/// Unread answers beside four clients that read: how many steps those take, compared with everyone reading.
 #[test]
 fn readers_who_do_not_read_cost_nobody_anything() {
     let _alone = alone();
@@ -334,7 +488,7 @@ fn readers_who_do_not_read_cost_nobody_anything() {
             while reading.load(Ordering::Relaxed) < others {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let began = Instant::now();
+            let (began, steps) = (Instant::now(), server.metric("haversack_steps_total"));
             let four: Vec<_> = (0..4)
                 .map(|i| {
                     let server = &server;
@@ -349,23 +503,20 @@ fn readers_who_do_not_read_cost_nobody_anything() {
                 .collect();
             four.into_iter().for_each(|reader| reader.join().unwrap());
             let took = began.elapsed();
+            let steps = server.metric("haversack_steps_total") - steps;
             stop.store(true, Ordering::Relaxed);
-            took
+            (took.as_secs_f64(), steps as f64)
         })
     };
     let rounds = if is_long() { 9 } else { 1 };
-    let mut ratios: Vec<f64> = (0..rounds)
-        .map(|_| {
-            let (read, unread) = (round(true), round(false));
-            unread.as_secs_f64() / read.as_secs_f64()
-        })
-        .collect();
-    ratios.sort_by(f64::total_cmp);
-    println!(
-        "four readers beside {others} who do not read take {:.3} times as long as beside as many who do (median of {rounds}, {:.3} to {:.3})",
-        ratios[rounds / 2],
-        ratios[0],
-        ratios[rounds - 1],
-    );
+    for _ in 0..rounds {
+        let ((read_time, read), (unread_time, unread)) = (round(true), round(false));
+        println!(
+            "four readers beside {others} who do not read take {:.3} times as many steps as beside as many who do, and {:.3} times as long",
+            unread / read,
+            unread_time / read_time,
+        );
+        assert!(unread <= 1.5 * read, "{unread} steps instead of {read}");
+    }
     server.wait_until_idle();
 }

@@ -3,12 +3,11 @@
 
 use crate::common;
 
+use common::group::{Group, RssWatch};
 use common::{PATIENCE, Sandbox, smollm2, text};
 use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread::sleep;
@@ -24,57 +23,9 @@ const REPLAYED_PAST: usize = 256;
 /// The least time between two changes of the window.
 const APART: Duration = Duration::from_millis(9500);
 
-/// A group of our own, version 1; gone with the value.
-struct Group(PathBuf);
-
-impl Group {
-    fn new(name: &str) -> Option<Group> {
-        let name = format!("haversack-{name}-{}", std::process::id());
-        let path = Path::new("/sys/fs/cgroup/memory").join(name);
-        fs::create_dir(&path).ok()?;
-        let group = Group(path);
-        group.set_limit(1 << 40).then_some(group)
-    }
-
-    fn set_limit(&self, bytes: u64) -> bool {
-        fs::write(self.0.join("memory.limit_in_bytes"), bytes.to_string()).is_ok()
-    }
-
-    fn anonymous_bytes(&self) -> u64 {
-        let stat = fs::read_to_string(self.0.join("memory.stat")).unwrap();
-        let line = stat
-            .lines()
-            .find_map(|line| line.strip_prefix("total_rss "));
-        line.unwrap().parse().unwrap()
-    }
-}
-
 /// The program in a group.
 fn inside(group: &Group, sandbox: &Sandbox) -> Command {
-    let program = sandbox.command(&[]);
-    let mut command = Command::new("sh");
-    command
-        .arg("-c")
-        .arg("echo $$ > \"$0/cgroup.procs\" && exec \"$@\"")
-        .arg(&group.0)
-        .arg(program.get_program())
-        .env("HAVERSACK_HOME", sandbox.home())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // A process that has just ended may hold it for a moment.
-        for _ in 0..50 {
-            if fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            sleep(Duration::from_millis(100));
-        }
-    }
+    group.inside(&sandbox.command(&[]))
 }
 
 const RUN: [&str; 12] = [
@@ -209,9 +160,10 @@ fn a_run_stays_in_its_group_and_the_window_follows_the_limit() {
     assert_eq!(&tokens[..count], &replayed[..count], "changes {plan}");
 }
 
-/// Where everything in f16 ends at two thousand tokens, a plan keeps half as many again, all of them rows.
+/// Without `--memory` the budget is what the group has left: where everything in f16 ends at two thousand tokens, more are
+/// refused before they are read, and nobody is killed. A plan keeps half as many again, all of them rows.
 #[test]
-fn a_plan_lives_where_everything_in_f16_dies() {
+fn a_plan_lives_where_everything_in_f16_is_refused() {
     let Some(model) = smollm2() else {
         return;
     };
@@ -254,20 +206,67 @@ fn a_plan_lives_where_everything_in_f16_dies() {
         let out = command.args(["--prompt-file", text(&file)]).args(more);
         let out = out.output().unwrap();
         let json: Option<Value> = serde_json::from_slice(&out.stdout).ok();
-        (out.status, json)
+        (out.status, json, String::from_utf8(out.stderr).unwrap())
     };
     let exact = ["--policy", "full", "--kv", "f16"];
     let tokens = |json: &Option<Value>| json.as_ref().unwrap()["kv"]["tokens_seen"].clone();
-    let (status, json) = run(70, &exact);
+    let (status, json, _) = run(70, &exact);
     assert!(
         status.success() && tokens(&json).as_u64() > Some(1024),
         "{json:?}"
     );
-    let (status, _) = run(150, &exact);
-    assert_eq!(status.signal(), Some(9), "everything in f16 must not fit");
-    let (status, json) = run(210, &adaptive);
-    assert!(status.success(), "{status}");
+    let (status, _, error) = run(150, &exact);
+    assert_eq!(
+        status.code(),
+        Some(1),
+        "everything in f16 must not fit: {error}"
+    );
+    let words = ["the memory of this device", " needed, ", " there"];
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    let (status, json, error) = run(210, &adaptive);
+    assert!(status.success(), "{status} {error}");
     let kv = &json.unwrap()["kv"];
     println!("{kv}");
     assert!(kv["rows_live"].as_u64() >= Some(3072), "{kv}");
+}
+
+/// First use: the weights are packed and the keys measured, inside the budget like everything else, by the kernel's count.
+#[test]
+fn a_first_chat_stays_under_the_ceiling() {
+    let Some(model) = smollm2() else {
+        return;
+    };
+    let sandbox = Sandbox::new();
+    let words = ["chat", text(&model), "--memory", "12M", "-n", "8"];
+    let command = sandbox.command(&[&words[..], &["--session", "a"]].concat());
+    let group = Group::new("first");
+    let mut command = match &group {
+        Some(group) => {
+            // The largest baseline there may be, the weights, the budget and 64 MiB for pages of files.
+            assert!(group.set_limit((24 + WEIGHTS_MIB + 12 + 64) * MIB));
+            group.inside(&command)
+        }
+        None => command,
+    };
+    let command = command.stdin(Stdio::piped());
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let watch = RssWatch::new(child.id());
+    let stdin = child.stdin.take().unwrap();
+    { stdin }
+        .write_all(b"Name a color.\nAnd another.\n")
+        .unwrap();
+    let ended = common::ended(child.wait_with_output().unwrap());
+    let (max, samples) = watch.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(sandbox.home().join("packed").exists());
+    let baseline = ended.stderr.split("a baseline of ").nth(1).unwrap();
+    let baseline: f64 = baseline.split(" MiB").next().unwrap().parse().unwrap();
+    let max = max as f64 / MIB as f64;
+    println!("RssAnon at most {max:.1} MiB in {samples} samples; baseline {baseline}");
+    assert!(samples > 10 && baseline <= 24.0, "{samples} {baseline}");
+    assert!(max <= baseline + 12.0 + 24.0, "{max} MiB");
 }

@@ -237,6 +237,75 @@ fn other_requests_change_no_token() {
     assert!(found > 3, "{found} prefix cache hits");
 }
 
+/// The heap of the process grows beside the budget's blocks: the prefix cache leaves for it, and for what another thread
+/// would allocate; a running request goes on; further requests wait until the heap shrinks; the only one gets what there is.
+#[test]
+fn a_heap_that_grows_empties_the_prefix_cache_and_holds_up_admission() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(400);
+    let budget = 8 << 20;
+    let options = SchedulerOptions {
+        reuse: 8,
+        ..SchedulerOptions::default()
+    };
+    let mut scheduler = Scheduler::new(runtime(&model, Some(budget)), options);
+    let ask = |scheduler: &mut Scheduler, from: usize| {
+        let prompt = ids[from..from + 100].to_vec();
+        let request = Request {
+            kind: RequestKind::Completion { prompt, rows: None },
+            sample: SampleOptions::default(),
+            constraint: None,
+            options: GenerateOptions {
+                tokens_max: Some(20),
+                ignore_end: true,
+                ..GenerateOptions::default()
+            },
+            priority: Priority::Interactive,
+            owner: 0,
+            deadline: None,
+            continues: false,
+        };
+        scheduler.submit(request).unwrap()
+    };
+    let cached = |scheduler: &Scheduler| scheduler.runtime().ledger().kv_live > 0;
+    for wanted in [false, true] {
+        ask(&mut scheduler, 0);
+        finish(&mut scheduler);
+        assert!(cached(&scheduler));
+        // What fits beside the prefix cache leaves it alone.
+        assert!(!scheduler.set_heap_bytes(1000, 1000));
+        assert!(cached(&scheduler));
+        let (grown, refused) = if wanted { (1000, budget) } else { (budget, 0) };
+        assert!(scheduler.set_heap_bytes(grown, refused));
+        assert!(!cached(&scheduler));
+        scheduler.set_heap_bytes(0, 0);
+    }
+
+    let ignore = &mut |_: RequestId, _: RequestEvent<'_>| ControlFlow::Continue(());
+    let first = ask(&mut scheduler, 0);
+    scheduler.step(Duration::ZERO, ignore).unwrap();
+    assert_eq!(scheduler.active(), 1);
+    scheduler.set_heap_bytes(budget, 0);
+    let ledger = scheduler.runtime().ledger();
+    assert!(ledger.total() > budget && ledger.peak > budget);
+    let second = ask(&mut scheduler, 200);
+    for _ in 0..5 {
+        scheduler.step(Duration::ZERO, ignore).unwrap();
+        assert_eq!((scheduler.active(), scheduler.waiting()), (1, 1));
+    }
+    scheduler.set_heap_bytes(0, 0);
+    scheduler.step(Duration::ZERO, ignore).unwrap();
+    assert_eq!((scheduler.active(), scheduler.waiting()), (2, 0));
+    scheduler.set_heap_bytes(budget, 0);
+    let done = finish(&mut scheduler);
+    for id in [first, second] {
+        assert_eq!(done[&id].tokens.len(), 20);
+    }
+    // Alone, it is admitted and ends.
+    let third = ask(&mut scheduler, 100);
+    assert_eq!(finish(&mut scheduler)[&third].tokens.len(), 20);
+}
+
 /// Conversations that are sent whole each time: a cached beginning is not read again, prompts with the same beginning go on
 /// from where they fork, and no owner gets what another owner's requests have read.
 #[test]

@@ -18,6 +18,7 @@ use haversack_conversations::session::{Embed, SessionError, SessionId, SessionTe
 use haversack_engine::Model;
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::{KvLayout, KvMemory, Runtime};
+use haversack_memory::HeapBudget;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -30,6 +31,7 @@ pub struct Client {
     places: Places,
     metrics: Arc<SharedMetrics>,
     notices: Arc<Notices>,
+    heap: Arc<HeapBudget>,
     is_stopping: AtomicBool,
     started: Instant,
     options: EngineOptions,
@@ -66,7 +68,7 @@ impl Client {
             scheduler = scheduler.with_sessions(sessions);
         }
         let driver = Driver::new(scheduler, &options);
-        let (metrics, notices) = driver.shared();
+        let (metrics, notices, heap) = driver.shared();
         haversack_memory::heap::release_free_pages();
         let started = Instant::now();
         let (commands, thread) = thread::spawn(driver, started).map_err(Error::Thread)?;
@@ -75,6 +77,7 @@ impl Client {
             places: Places::new(places),
             metrics,
             notices,
+            heap,
             is_stopping: AtomicBool::new(false),
             started,
             options,
@@ -118,6 +121,12 @@ impl Client {
 
     pub fn metrics(&self) -> Metrics {
         self.metrics.snapshot()
+    }
+
+    /// The budget as every thread sees it: who is about to allocate by the size of a request reserves here, without the
+    /// engine's thread.
+    pub fn heap(&self) -> &Arc<HeapBudget> {
+        &self.heap
     }
 
     /// Alerts and device changes from now on.

@@ -15,6 +15,7 @@ use haversack_conversations::scheduler::{
 };
 use haversack_engine::device::Thermal;
 use haversack_memory::Reading;
+use haversack_memory::heap::{HeapBudget, HeapTrimmer, LedgerLevel};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -44,11 +45,15 @@ pub struct Driver {
     options: EngineOptions,
     speed: Speed,
     alerts: AlertWatch,
+    heap: Arc<HeapBudget>,
+    trimmer: HeapTrimmer,
 }
 
 impl Driver {
     pub fn new(scheduler: Scheduler, options: &EngineOptions) -> Driver {
         let driver = Driver {
+            heap: Arc::new(HeapBudget::new(ledger_level(&scheduler))),
+            trimmer: HeapTrimmer::default(),
             scheduler,
             listeners: HashMap::new(),
             shared: Arc::default(),
@@ -77,8 +82,8 @@ impl Driver {
         self.shared.snapshot()
     }
 
-    pub(crate) fn shared(&self) -> (Arc<SharedMetrics>, Arc<Notices>) {
-        (self.shared.clone(), self.notices.clone())
+    pub(crate) fn shared(&self) -> (Arc<SharedMetrics>, Arc<Notices>, Arc<HeapBudget>) {
+        (self.shared.clone(), self.notices.clone(), self.heap.clone())
     }
 
     /// `max_behind`: events that may wait to be received; the request is cancelled beyond that.
@@ -160,6 +165,8 @@ impl Driver {
     /// Applies a reading of the device: throttling, room for sessions and requests, alerts.
     pub fn observe(&mut self, now: Duration, thermal: Option<Thermal>, reading: &Reading) {
         let changes = self.scheduler.observe(thermal, reading, now);
+        self.update_heap();
+        self.trimmer.poll();
         let (ledger, stats) = (self.scheduler.runtime().ledger(), self.scheduler.stats());
         let mut metrics = lock(&self.shared.metrics);
         self.speed
@@ -200,8 +207,18 @@ impl Driver {
         }
     }
 
+    /// Tells the scheduler what the process has on its heap, and other threads what the ledger leaves of the budget.
+    fn update_heap(&mut self) {
+        self.heap.set_ledger(ledger_level(&self.scheduler));
+        let (bytes, wanted) = (self.heap.growth_bytes(), self.heap.take_refused());
+        if self.scheduler.set_heap_bytes(bytes, wanted) {
+            self.heap.set_ledger(ledger_level(&self.scheduler));
+        }
+    }
+
     /// One step of the scheduler. Metrics are counted before listeners are told.
     pub fn step(&mut self, now: Duration) {
+        self.update_heap();
         let Driver {
             scheduler,
             listeners,
@@ -257,6 +274,16 @@ impl Driver {
     pub fn close(&mut self) {
         self.scheduler.suspend_all();
         self.notices.close();
+    }
+}
+
+fn ledger_level(scheduler: &Scheduler) -> LedgerLevel {
+    let ledger = scheduler.runtime().ledger();
+    let blocks = ledger.kv_live + ledger.kv_ahead + ledger.kv_promised;
+    LedgerLevel {
+        budget_bytes: ledger.budget,
+        block_bytes: blocks.saturating_add(scheduler.promised_bytes()),
+        account_bytes: ledger.heap_accounts(),
     }
 }
 

@@ -233,6 +233,7 @@ impl EngineBuilder {
         let budget = self.memory?;
         self.runtime.budget_bytes = budget.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
         let model = Model::load(&self.path, &self.load, &mut |_, _| ())?;
+        self.runtime = self.runtime.with_device_budget(&model);
         if adaptive::needs_plan(&self.runtime) {
             let (threads, depth) = (self.runtime.threads, self.runtime.retention.adaptive.depth);
             let dir = self.runtime.cache_dir.as_deref();

@@ -3,9 +3,11 @@
 mod common;
 
 use common::builder;
+use haversack::engine::device::Thermal;
 use haversack::engine::runtime::Finish;
 use haversack::engine::sample::SampleOptions;
 use haversack::engine::{Policy, Retention};
+use haversack::memory::CountedHeap;
 use haversack::scheduler::Request;
 use haversack::session::SessionRead;
 use haversack::{
@@ -18,6 +20,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
+
+/// As the command has it: the budget covers the heap.
+#[global_allocator]
+static HEAP: CountedHeap = CountedHeap;
 
 /// Waits until something holds; machines that run tests may be slow.
 fn until(what: &str, holds: impl Fn() -> bool) {
@@ -452,4 +458,45 @@ fn structured_output_has_its_shape() {
     assert_eq!(wrong.err().unwrap().kind(), ErrorKind::InvalidInput);
     let wrong = engine.complete("a").regex("(").send();
     assert_eq!(wrong.err().unwrap().kind(), ErrorKind::InvalidInput);
+}
+
+/// What the process allocates counts against the budget from any thread, and before it is allocated.
+#[test]
+fn the_heap_is_an_account_of_the_budget() {
+    const MIB: usize = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).memory("32M").start().unwrap();
+    let held = || engine.memory().unwrap().ledger.heap;
+    let before = held();
+    // Other tests of this program allocate too, and have budgets of 64 MiB: this is more than theirs and fits beside it.
+    let taken = vec![1u8; 12 * MIB];
+    until("the heap shows", || held() > before + 6 * MIB);
+    let heap = engine.client().heap();
+    assert!(heap.reserve(30 * MIB).is_err());
+    let reserved = heap.reserve(8 * MIB).unwrap();
+    until("a reservation shows", || held() > before + 14 * MIB);
+    // A request goes on whatever the heap holds.
+    let more = vec![1u8; 24 * MIB];
+    until("beyond the budget", || held() > 32 * MIB);
+    assert!(heap.reserve(MIB).is_err());
+    let mut answer = endless(&engine, 8);
+    assert!(answer.by_ref().all(|piece| piece.is_ok()));
+    assert_eq!(answer.report().tokens, 8);
+    drop((taken, more, reserved));
+    until("it goes back", || held() < before + 8 * MIB);
+    assert!(heap.reserve(8 * MIB).is_ok());
+}
+
+/// Heat slows an engine with one caller too, which is what `run` and `chat` use; its tokens stay the same.
+#[test]
+fn heat_throttles_an_engine_of_one_caller() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).batch(1).queue(1).start().unwrap();
+    let text = |answer: Answer| answer.map(Result::unwrap).collect::<String>();
+    let cool = text(endless(&engine, 24));
+    assert_eq!(engine.metrics().throttle_level, 0);
+    engine.thermal(Thermal::Critical);
+    let answer = endless(&engine, 24);
+    until("it is slowed", || engine.metrics().throttle_level > 0);
+    assert_eq!(text(answer), cool);
 }

@@ -25,6 +25,7 @@ pub mod usage;
 
 pub use arena::{Arena, ArenaError, Backing, Effect, Refusal, Slab, SlabIndex, SlabIo};
 pub use file::{FileMap, MapAdvice, Region};
+pub use heap::{CountedHeap, HeapBudget, HeapFull, HeapReservation};
 #[cfg(any(unix, windows))]
 pub use journal::{Journal, JournalIo};
 pub use pressure::Psi;

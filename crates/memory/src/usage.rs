@@ -24,6 +24,8 @@ use crate::kernel_text::field_kib;
 pub struct ProcessUsage {
     /// Anonymous and dirty private pages, swapped ones included.
     pub private_bytes: u64,
+    /// Anonymous pages alone: without dirty pages of files that were just written, such as the program itself.
+    pub anonymous_bytes: u64,
     /// Every page divided by the number of processes that map it.
     pub pss_bytes: u64,
     /// Every resident page, clean file pages included.
@@ -47,6 +49,7 @@ impl ProcessUsage {
     pub fn max(self, other: ProcessUsage) -> ProcessUsage {
         ProcessUsage {
             private_bytes: self.private_bytes.max(other.private_bytes),
+            anonymous_bytes: self.anonymous_bytes.max(other.anonymous_bytes),
             pss_bytes: self.pss_bytes.max(other.pss_bytes),
             rss_bytes: self.rss_bytes.max(other.rss_bytes),
         }
@@ -92,6 +95,7 @@ fn parse_rollup(text: &str) -> Option<ProcessUsage> {
     let dirty = field_kib(text, "Private_Dirty")?;
     Some(ProcessUsage {
         private_bytes: anonymous.max(dirty).saturating_add(swap),
+        anonymous_bytes: anonymous.saturating_add(swap),
         pss_bytes: field_kib(text, "Pss")?,
         rss_bytes: field_kib(text, "Rss")?,
     })
@@ -121,6 +125,7 @@ SwapPss:              24 kB
         assert_eq!(usage.rss_bytes, 90_000 << 10);
         assert_eq!(usage.pss_bytes, 70_000 << 10);
         assert_eq!(usage.private_bytes, (4100 + 24) << 10);
+        assert_eq!(usage.anonymous_bytes, (4000 + 24) << 10);
         assert_eq!(parse_rollup(""), None);
         assert_eq!(parse_rollup("Rss: 1 kB\nPss: 1 kB\n"), None);
     }
@@ -131,11 +136,13 @@ SwapPss:              24 kB
         assert_eq!(meter.peak(), None);
         meter.note(ProcessUsage {
             private_bytes: 5,
+            anonymous_bytes: 4,
             pss_bytes: 1,
             rss_bytes: 9,
         });
         meter.note(ProcessUsage {
             private_bytes: 3,
+            anonymous_bytes: 3,
             pss_bytes: 4,
             rss_bytes: 2,
         });

@@ -70,6 +70,7 @@ fn report_json(report: &MemoryReport) -> Value {
         part("tables", ledger.tables),
         part("scratch", ledger.scratch),
         part("side", ledger.side),
+        part("heap", ledger.heap),
         part("promised", ledger.kv_promised + report.promised_bytes),
     ];
     let sequences = report.sequences.iter();

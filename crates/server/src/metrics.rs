@@ -63,6 +63,7 @@ impl Lines {
             ("tables", ledger.tables as u64),
             ("scratch", ledger.scratch as u64),
             ("side", ledger.side as u64),
+            ("heap", ledger.heap as u64),
         ];
         let help = "Bytes counted against the budget, by account.";
         self.by("memory_bytes", help, "account", &accounts);

@@ -72,6 +72,7 @@ pub struct Store {
     budget_bytes: Option<usize>,
     scratch: usize,
     side: usize,
+    heap: usize,
     kv_peak: usize,
     peak: usize,
     steps_under_way: usize,
@@ -88,6 +89,7 @@ impl Store {
             budget_bytes: options.budget_bytes,
             scratch: 0,
             side: 0,
+            heap: 0,
             kv_peak: 0,
             peak: 0,
             steps_under_way: 0,
@@ -132,6 +134,7 @@ impl Store {
                 + sum(&|p| p.list_bytes()),
             scratch: self.scratch,
             side: self.side + self.storage.key_bytes(),
+            heap: self.heap,
             mapped: sum(&|p| p.arena().mapped_bytes()),
         }
     }
@@ -164,6 +167,12 @@ impl Store {
             Account::Scratch => &mut self.scratch,
             Account::Side => &mut self.side,
         }
+    }
+
+    /// Takes over what the process has on its heap beside the store: see [`Ledger::heap`].
+    pub fn set_heap(&mut self, bytes: usize) {
+        self.heap = bytes;
+        self.update_peak();
     }
 
     /// Changes the budget. A budget below what is held is refused: evict first.

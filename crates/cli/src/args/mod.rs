@@ -96,7 +96,7 @@ pub enum Command {
 /// Flags of the commands that compute.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ComputeArgs {
-    /// Memory limit for the KV cache and scratch memory, such as 1500M or 4GiB [default: from the device]
+    /// Memory limit of the process beside its baseline and the weights, such as 1500M or 4GiB [default: from the device]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse, allow_hyphen_values = true)]
     pub memory: Option<u64>,
 

@@ -27,6 +27,7 @@ pub fn perplexity(args: &args::PerplexityArgs, as_json: bool) -> Result<()> {
         Mode::Stream => Habits::STREAM,
     };
     let engine = engine::load(args.model.as_deref(), &args.compute, habits)?;
+    engine.note_budget_on_terminal();
     let options = args.encoding.options();
     let ids = engine.model.tokenizer().encode(&text.read()?, options)?;
     let from = args.offset.min(ids.len());

@@ -23,6 +23,7 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
     let loaded = engine::load(args.model.as_deref(), &compute, habits)?;
     let ids = prompt_ids(args, prompt, &loaded)?;
     loaded.check_fits(ids.len())?;
+    loaded.note_budget_on_terminal();
 
     let sample = engine::sample_options(&args.sampling, 0.0, loaded.model.config().vocab)?;
     let max_tokens = loaded.tokens_max_alone(args.max_tokens);

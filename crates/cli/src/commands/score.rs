@@ -35,6 +35,7 @@ pub fn score(args: &args::ScoreArgs, as_json: bool) -> Result<()> {
         }
     };
     engine.check_fits(ids.len())?;
+    engine.note_budget_on_terminal();
 
     let name = engine.name();
     let interrupt = Cooperative::begin(1);

@@ -48,6 +48,11 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
         prefix_cache: args.reuse.unwrap_or(usual.prefix_cache),
         ..usual
     };
+    loaded.note_budget();
+    let memory = json!({
+        "budget_bytes": loaded.runtime.ledger().budget,
+        "baseline_bytes": loaded.memory.baseline_bytes(),
+    });
     let engine = Engine::with_runtime(loaded.runtime, sessions, options)?;
     let auth = Auth {
         is_open: key.is_some(),
@@ -71,7 +76,8 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let model = &state.model_name;
         if as_json {
-            out::json(&json!({ "address": address.to_string(), "model": model }))?;
+            let address = address.to_string();
+            out::json(&json!({ "address": address, "model": model, "memory": memory }))?;
         } else {
             out::note(&format!("{model} is served at http://{address}"));
         }

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod browser;
+pub mod group;
 pub mod server;
 
 use serde_json::Value;
@@ -133,11 +134,15 @@ impl Ended {
             .unwrap_or_else(|error| panic!("{error}: {}", self.stdout))
     }
 
-    /// The error line, the only one, with this exit code; nothing on stdout.
+    /// The error line, the only one but for the budget of a chat, with this exit code; nothing on stdout.
     pub fn error(&self, code: i32) -> &str {
         assert_eq!(self.code, Some(code), "{}", self.stderr);
         assert_eq!(self.stdout, "", "nothing belongs on stdout");
         let line = self.stderr.trim_end_matches('\n');
+        let line = match line.split_once('\n') {
+            Some((first, rest)) if first.starts_with("memory budget ") => rest,
+            _ => line,
+        };
         assert!(line.starts_with("error: "), "{line}");
         assert!(!line.contains('\n'), "more than one line: {line}");
         line

@@ -5,13 +5,15 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A server on a port of its own, for as long as this lives.
 pub struct Server {
     child: Child,
     pub address: SocketAddr,
+    /// What it said at its start.
+    pub told: Value,
     _sandbox: Sandbox,
 }
 
@@ -28,13 +30,20 @@ impl Server {
     pub fn start_with(sandbox: Sandbox, model: &Path, flags: &[&str]) -> Server {
         let mut words = vec!["serve", text(model), "--addr", "127.0.0.1:0", "--json"];
         words.extend(flags);
-        let mut command = sandbox.command(&words);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let command = sandbox.command(&words);
+        Server::spawn(sandbox, command)
+    }
+
+    /// The server that a command starts.
+    pub fn spawn(sandbox: Sandbox, mut command: Command) -> Server {
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = command.spawn().unwrap();
         let stdout = child.stdout.take().unwrap();
         // Whatever happens from here on, it ends with this.
         let mut server = Server {
             child,
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            told: Value::Null,
             _sandbox: sandbox,
         };
         let mut document = String::new();
@@ -45,7 +54,18 @@ impl Server {
         }
         let told: Value = serde_json::from_str(&document).unwrap();
         server.address = told["address"].as_str().unwrap().parse().unwrap();
+        server.told = told;
         server
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it said of its memory at its start: the budget and the baseline.
+    pub fn memory_told(&self) -> (u64, u64) {
+        let told = |name: &str| self.told["memory"][name].as_u64().unwrap();
+        (told("budget_bytes"), told("baseline_bytes"))
     }
 
     pub fn connect(&self) -> TcpStream {

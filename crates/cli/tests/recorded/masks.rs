@@ -48,12 +48,13 @@ const WORDS: &[(&str, &str)] = &[
     ("summary", "openapi-descriptions"),
 ];
 
-/// Lines of stderr that come once for each model and home, so that they depend on what ran before.
+/// Lines of stderr that come once for each model and home, so that they depend on what ran before, or on this machine.
 pub const ONCE: &[&str] = &[
     "packing the weights",
     "measuring the mean keys",
     "  100 % of",
     "probing",
+    "memory budget ",
 ];
 
 /// Headers of an answer that are part of the contract; the others are hyper's.

@@ -1,7 +1,7 @@
 //! Admission: which bytes a request may be promised, and what leaves memory for it.
 //!
 //! ```text
-//! budget = fixed + scratch of the largest step + held + promised and not held yet + free
+//! budget = fixed + heap + scratch of the largest step + held + promised and not held yet + free
 //! ```
 //!
 //! A request is admitted when all it may come to hold can be promised, so no running request ever fails because of
@@ -89,7 +89,7 @@ impl Promises {
     }
 
     /// Of a step in which each request reads a block.
-    fn scratch_bytes(&self, runtime: &Runtime) -> usize {
+    pub fn scratch_bytes(&self, runtime: &Runtime) -> usize {
         let tokens = self.requests * BLOCK_SLOTS;
         runtime.scratch_bytes_counting(self.requests, self.counting, tokens, self.max_rows)
     }
@@ -358,9 +358,14 @@ impl Admission<'_> {
             runtime.release_scratch();
         }
         let scratch = scratch.saturating_sub(runtime.ledger().scratch);
-        let promised = promises
+        let mut promised = promises
             .outstanding_bytes(self.resources)
             .saturating_add(scratch);
+        // Alone, a turn gets what there is: it never fails for what others have on the heap.
+        if !self.is_batch_empty() {
+            let heap = self.resources.runtime.ledger().heap;
+            promised = promised.saturating_add(heap);
+        }
         let runtime = &mut self.resources.runtime;
         let sessions = self.resources.sessions.as_mut();
         let sessions = sessions.ok_or(SessionError::NoSessions)?;

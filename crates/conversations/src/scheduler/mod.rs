@@ -283,8 +283,29 @@ impl Scheduler {
             lines.push(change.to_string());
         }
         lines.extend(self.resources.observe(reading));
-        self.resources.runtime.observe(reading, now);
+        let promised = self.promised_bytes();
+        let runtime = &mut self.resources.runtime;
+        runtime.follow_budget(reading, promised);
+        runtime.observe(reading, now);
         lines
+    }
+
+    /// Takes over what the process has on its heap beside the runtime. `wanted`: what another thread would allocate if it
+    /// fitted. What may leave memory leaves for both; whether something did.
+    pub fn set_heap_bytes(&mut self, bytes: usize, wanted: usize) -> bool {
+        if bytes == 0 && wanted == 0 && self.resources.runtime.ledger().heap == 0 {
+            return false;
+        }
+        let promised = self.promised_bytes();
+        self.resources.set_heap_bytes(bytes, promised, wanted)
+    }
+
+    /// Promised to running requests and not held yet, the scratch of their largest step included.
+    pub fn promised_bytes(&self) -> usize {
+        let (promises, runtime) = (self.batch.promises(), &self.resources.runtime);
+        let scratch = promises.scratch_bytes(runtime);
+        let scratch = scratch.saturating_sub(runtime.ledger().scratch);
+        promises.outstanding_bytes(&self.resources) + scratch
     }
 
     pub fn memory_report(&self) -> MemoryReport {

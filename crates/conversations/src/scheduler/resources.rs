@@ -69,7 +69,7 @@ impl Resources {
         let room = promisable(&self.runtime, sequences, counting, rows).map(|room| {
             let ledger = self.runtime.ledger();
             let tables = ledger.tables.saturating_sub(self.empty_table_bytes);
-            room.saturating_sub(ledger.kv_live + ledger.kv_ahead + tables)
+            room.saturating_sub(ledger.kv_live + ledger.kv_ahead + tables + ledger.heap)
         });
         room.into_iter().chain(self.device_room).min()
     }
@@ -176,6 +176,30 @@ impl Resources {
             self.runtime.charge_side(bytes)
         });
         reserved.map_err(|_| SubmitError::MemoryPromised { bytes })
+    }
+
+    /// Takes over what the process has on its heap. Where that, `promised` bytes of running requests and `wanted` bytes
+    /// that another thread asks for do not fit beside the rest, the prefix cache is emptied and idle sessions leave
+    /// memory; running requests go on, and admission waits until the heap shrinks. Whether something left.
+    pub fn set_heap_bytes(&mut self, bytes: usize, promised: usize, wanted: usize) -> bool {
+        self.releases += u64::from(bytes < self.runtime.ledger().heap);
+        self.runtime.set_heap_bytes(bytes);
+        let is_over = |runtime: &Runtime| {
+            let ledger = runtime.ledger();
+            let total = ledger.total().saturating_add(promised + wanted);
+            ledger.budget.is_some_and(|budget| total > budget)
+        };
+        let mut has_left = false;
+        while is_over(&self.runtime) {
+            if !self.evict_prefix() {
+                if !self.suspend_one(None) {
+                    break;
+                }
+                self.suspensions.for_others += 1;
+            }
+            has_left = true;
+        }
+        has_left
     }
 
     /// Acts on a memory reading of the device. While it is short of memory, the prefix cache is emptied, then each reading

@@ -131,18 +131,80 @@ pub fn is_stalled(reading: &Reading) -> bool {
     psi.any(|psi| psi.full_avg10 >= STALL_PERCENT)
 }
 
+/// A budget that nobody named: what the device has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceBudget {
+    pub bytes: usize,
+    /// Which limit says so.
+    pub bound: &'static str,
+}
+
+/// Where the device says nothing about itself.
+const UNKNOWN_BYTES: u64 = 1 << 30;
+/// Budgets are whole multiples of it where they are larger, so that small movements of a reading change nothing.
+const BUDGET_STEP: u64 = 16 << 20;
+
+/// What a process that holds `held_bytes` of its budget may have in all: these, and what the device has left beside the
+/// weights, all of which stay in memory where they can. Half of that while tasks stall for memory.
+pub fn budget(reading: &Reading, weights_bytes: u64, held_bytes: u64) -> DeviceBudget {
+    let unknown = (UNKNOWN_BYTES as i64, "no reading of this device");
+    let (mut room, bound) = [
+        // Pages of the weights count as available, and are needed.
+        system_room(reading).map(|(room, bound)| {
+            let total = reading.mem_total_bytes.unwrap_or(u64::MAX);
+            (room - signed(staying(weights_bytes, total)), bound)
+        }),
+        group_room(reading, weights_bytes),
+    ]
+    .into_iter()
+    .flatten()
+    .min()
+    .unwrap_or(unknown);
+    room -= (room / 4).clamp(0, LOW_BYTES as i64);
+    if is_stalled(reading) {
+        room /= 2;
+    }
+    let bytes = (signed(held_bytes).saturating_add(room)).max(0) as u64;
+    let bytes = match bytes / BUDGET_STEP {
+        0..4 => bytes,
+        steps => steps * BUDGET_STEP,
+    };
+    DeviceBudget {
+        bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+        bound,
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// Weights that cannot stay are read again for every token: a smaller cache would not change that.
+fn staying(weights_bytes: u64, limit: u64) -> u64 {
+    if weights_bytes < limit {
+        weights_bytes
+    } else {
+        0
+    }
+}
+
+fn system_room(reading: &Reading) -> Option<(i64, &'static str)> {
+    let available = signed(reading.mem_available_bytes?);
+    Some((available - signed(FLOOR_BYTES), "available memory"))
+}
+
+fn group_room(reading: &Reading, weights_bytes: u64) -> Option<(i64, &'static str)> {
+    let group = reading.cgroup.as_ref()?;
+    let limit = group.limit_bytes?;
+    let weights = signed(staying(weights_bytes, limit));
+    let used = signed(group.anon_bytes?).saturating_add(weights);
+    Some((signed(limit) - used, "the memory group"))
+}
+
 /// Bytes that a device has left beside the weights, and which limit says so.
 pub fn headroom(reading: &Reading, weights_bytes: u64) -> Option<(i64, &'static str)> {
-    let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-    let system = reading.mem_available_bytes;
-    let system = system.map(|bytes| (signed(bytes) - signed(FLOOR_BYTES), "available memory"));
-    let group = reading.cgroup.as_ref().and_then(|group| {
-        let limit = group.limit_bytes?;
-        // Weights that cannot stay are read again for every token: a smaller window would not change that.
-        let weights = Some(weights_bytes).filter(|weights| *weights < limit);
-        let used = signed(group.anon_bytes?).saturating_add(signed(weights.unwrap_or(0)));
-        Some((signed(limit) - used, "the memory group"))
-    });
+    let system = system_room(reading);
+    let group = group_room(reading, weights_bytes);
     system.into_iter().chain(group).min()
 }
 
@@ -189,6 +251,48 @@ mod tests {
 
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_budget_is_what_the_device_leaves_beside_the_weights() {
+        let mib = |n: u64| n << 20;
+        let of = |reading: &Reading, weights, held| budget(reading, mib(weights), mib(held));
+        // 1000 - 100 of weights - 64 for others - 16 that stay free, in steps of 16.
+        let mut device = Reading {
+            mem_available_bytes: Some(mib(1000)),
+            mem_total_bytes: Some(mib(4000)),
+            ..Reading::default()
+        };
+        let found = of(&device, 100, 0);
+        assert_eq!(found.bytes as u64, mib(816));
+        assert_eq!(found.bound, "available memory");
+        // What is held is no longer available.
+        device.mem_available_bytes = Some(mib(700));
+        assert_eq!(of(&device, 100, 300).bytes as u64, mib(816));
+        // The group is tighter, of either version; weights that cannot stay do not count.
+        for version in [1, 2] {
+            device.cgroup = Some(Cgroup {
+                version,
+                limit_bytes: Some(mib(200)),
+                anon_bytes: Some(mib(20)),
+                ..Cgroup::default()
+            });
+            let found = of(&device, 100, 0);
+            assert_eq!(
+                (found.bytes as u64, found.bound),
+                (mib(64), "the memory group")
+            );
+            assert_eq!(of(&device, 300, 0).bytes as u64, mib(160));
+            // A full group leaves what is held.
+            assert_eq!(of(&device, 190, 10).bytes as u64, 0);
+        }
+        device.cgroup = None;
+        device.psi = Some(Psi {
+            full_avg10: 40.0,
+            ..Psi::default()
+        });
+        assert_eq!(of(&device, 100, 0).bytes as u64, mib(256));
+        assert_eq!(of(&Reading::default(), 100, 0).bytes as u64, mib(1008));
     }
 
     #[test]

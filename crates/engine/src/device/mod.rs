@@ -3,5 +3,5 @@
 
 pub mod governor;
 
-pub use governor::{Governor, WindowChange};
+pub use governor::{DeviceBudget, Governor, WindowChange};
 pub use haversack_memory::Thermal;

@@ -12,18 +12,20 @@ use crate::step::runner::ModelRunner;
 use haversack_cache::{CacheResult, Store, StoreOptions};
 use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::KvForm;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// A runner that keeps everything in f16, to measure with. `arenas` says how blocks are allocated.
+/// A runner that keeps everything of these layers in f16, to measure with. `arenas` says how blocks are allocated.
 fn exact_runner(
     model: &Arc<Model>,
+    layers: Range<usize>,
     threads: usize,
     int8: bool,
     arenas: &StoreOptions,
 ) -> CacheResult<ModelRunner> {
     let kv = KvOptions::plain(KvForm::F16);
     let store = Store::new(StoreOptions {
-        layers: kv.shapes(model.config()),
+        layers: kv.shapes(model.config())[layers].to_vec(),
         zones: kv.zones(),
         ..arenas.clone()
     })?;

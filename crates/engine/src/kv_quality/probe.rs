@@ -220,7 +220,8 @@ pub fn measure(
     if ids.len() < TOKENS_MIN {
         return Ok(Some(Probe::of(vec![TYPICAL; model.config().layers.len()])));
     }
-    let mut runner = exact_runner(model, threads, false, &StoreOptions::default())?;
+    let layers = 0..model.config().layers.len();
+    let mut runner = exact_runner(model, layers, threads, false, &StoreOptions::default())?;
     let id = runner.open(None, SequenceState::default())?;
 
     // One thread computes the model layer by layer, this one evaluates each layer meanwhile.

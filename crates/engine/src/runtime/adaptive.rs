@@ -76,7 +76,10 @@ pub fn with_probe(
     probe: &Probe,
 ) -> Result<RuntimeOptions, BoundsError> {
     let curves = &probe.curves[..];
-    let kv = match (options.retention.adaptive.kv_bytes, options.budget_bytes) {
+    // What the device happens to have left changes no plan.
+    let named = options.budget_bytes;
+    let named = named.filter(|_| !options.budget_follows_device);
+    let kv = match (options.retention.adaptive.kv_bytes, named) {
         (Some(bytes), _) => within(config, curves, options, bytes)?,
         (None, None) => {
             let full = plan::full_bytes(config, config.context);

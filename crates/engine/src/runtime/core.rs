@@ -43,6 +43,8 @@ pub struct Runtime {
     /// What sessions keep, a part of the runner's side bytes.
     session_bytes: usize,
     device: Option<DeviceWindow>,
+    /// What a sequence of all rows needs, where the budget follows the device: it does not fall below.
+    budget_min: Option<usize>,
 }
 
 /// Lets windows follow what the device has left.
@@ -85,6 +87,7 @@ impl Runtime {
             bounds = bounds.chosen(options.kv.recent)?;
         }
 
+        let budget_min = need(bounds.rows_max);
         let layers = options.kv.shapes(config);
         let arenas = StoreOptions {
             slab_bytes: options.slabs.bytes,
@@ -150,6 +153,7 @@ impl Runtime {
                 context: config.context,
                 layers,
                 zones: options.kv.zones(),
+                budget_follows_device: options.budget_follows_device,
                 curves: probe.map(|probe| probe.curves),
             },
             runner,
@@ -158,6 +162,7 @@ impl Runtime {
             chunk: chunk.max(1),
             session_bytes: 0,
             device,
+            budget_min: options.budget_follows_device.then_some(budget_min),
         })
     }
 
@@ -280,6 +285,11 @@ impl Runtime {
         }
     }
 
+    /// Takes over what the process has on its heap beside this runtime: a level. Admission asks for it; no step fails for it.
+    pub fn set_heap_bytes(&mut self, bytes: usize) {
+        self.runner.store.set_heap(bytes);
+    }
+
     /// Lowers the budget by `bytes` until the returned guard is dropped.
     pub fn reserve(&mut self, bytes: usize) -> StepResult<ReservedBudget<'_>> {
         let budget = self.ledger().budget;
@@ -394,6 +404,31 @@ impl Runtime {
             && let Some(change) = device.governor.decide(reading, now)
         {
             device.target = Some(change);
+        }
+    }
+
+    /// Whether the budget is the device's rather than one that was named.
+    pub fn budget_follows_device(&self) -> bool {
+        self.budget_min.is_some()
+    }
+
+    /// Moves a budget that was the device's to what the device has room for now: not below what is held, what was
+    /// `promised` on top of it, and what one sequence of all rows needs.
+    pub fn follow_budget(&mut self, reading: &Reading, promised: usize) {
+        let Some(min) = self.budget_min else {
+            return;
+        };
+        let ledger = self.ledger();
+        let held = ledger.total();
+        let weights_bytes = self.model().weights().bytes_per_token() as u64;
+        let found = governor::budget(reading, weights_bytes, held as u64);
+        let bytes = found.bytes.max(min).max(held.saturating_add(promised));
+        if ledger.budget == Some(bytes) {
+            return;
+        }
+        // It covers what is held.
+        if let Err(error) = self.runner.store.set_budget(Some(bytes)) {
+            log::error!("the budget did not follow the device: {error}");
         }
     }
 

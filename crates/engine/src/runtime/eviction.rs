@@ -120,7 +120,7 @@ impl Evictor {
         let past = past.next_multiple_of(BLOCK_SLOTS as u64);
         let first = anchors.next_multiple_of(BLOCK_SLOTS as u64);
         let oldest = if past > 0 { first + past } else { 0 };
-        let used = budget_used(runner);
+        let used = budget_used(runner, rules);
         let mut words = self.plans.is_some().then(|| RowPlan::new(position));
         for layer in 0..rules.layers.len() {
             let rows_max = rows_max(layer);
@@ -236,9 +236,11 @@ impl Evictor {
     }
 }
 
-/// The share of the budget in use; everything where there is none.
-fn budget_used(runner: &ModelRunner) -> f32 {
+/// The share of the budget that the store uses; everything where no budget was named. What else is on the heap and what
+/// the device has left do not count: tokens would depend on them.
+fn budget_used(runner: &ModelRunner, rules: &RetentionRules) -> f32 {
     let ledger = runner.store.ledger();
-    let share = |budget: usize| ledger.total() as f32 / budget.max(1) as f32;
-    ledger.budget.map_or(1.0, share)
+    let share = |budget: usize| (ledger.total() - ledger.heap) as f32 / budget.max(1) as f32;
+    let named = ledger.budget.filter(|_| !rules.budget_follows_device);
+    named.map_or(1.0, share)
 }

@@ -33,6 +33,12 @@ impl Runtime {
         self.bytes_in(&self.rules.kv, self.setting, rows)
     }
 
+    /// Bytes that one sequence of `rows` rows needs in all, scratch and what is kept beside sequences included.
+    pub fn needs_bytes(&self, rows: usize) -> usize {
+        let rows = rows.max(1).next_multiple_of(BLOCK_SLOTS);
+        plan::needs(self.model().config(), &self.rules.kv, self.setting, rows).total()
+    }
+
     /// The same for a sequence with this retention.
     pub fn sequence_bytes_with(
         &self,

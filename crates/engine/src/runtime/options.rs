@@ -1,16 +1,18 @@
 //! Options of a runtime: threads, arithmetic, how keys and values are stored, and for how long.
 //!
-//! Plain data. Nothing here looks at a device or a model; [`super::bounds`] computes limits from it.
+//! Plain data; [`super::bounds`] computes limits from it. Only a budget that nobody named is read from the device.
 
 pub use haversack_cache::policy::rows::RowPolicy;
 
+use crate::device::governor;
 use crate::kv_quality::guard::GuardParams;
 use crate::kv_quality::probe::Depth;
+use crate::model::Model;
 use crate::model::kv::KvOptions;
 use haversack_cache::{PositionMode, StatsFormat};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_kernels::cpu::Backend;
-use haversack_memory::{Backing, SlabIo};
+use haversack_memory::{Backing, Reading, SlabIo};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -39,6 +41,8 @@ pub struct RuntimeOptions {
     pub cache_dir: Option<PathBuf>,
     /// Ceiling for everything the runtime allocates: blocks, tables, scratch, side data.
     pub budget_bytes: Option<usize>,
+    /// The budget is what the device had room for, and follows it: see [`RuntimeOptions::with_device_budget`].
+    pub budget_follows_device: bool,
     /// Where the pages of keys and values come from.
     pub kv_memory: Backing,
     pub backend: Backend,
@@ -68,9 +72,27 @@ impl Default for RuntimeOptions {
             follow_device: false,
             cache_dir: None,
             budget_bytes: None,
+            budget_follows_device: false,
             kv_memory: Backing::default(),
             backend: Backend::best(),
             slabs: Slabs::default(),
+        }
+    }
+}
+
+impl RuntimeOptions {
+    /// The same with a budget: where none was named, what the device has room for beside the weights of `model`.
+    pub fn with_device_budget(self, model: &Model) -> RuntimeOptions {
+        if self.budget_bytes.is_some() {
+            return self;
+        }
+        let weights_bytes = model.weights().bytes_per_token() as u64;
+        let budget = governor::budget(&Reading::now(), weights_bytes, 0);
+        log::info!("a budget of {} bytes: {}", budget.bytes, budget.bound);
+        RuntimeOptions {
+            budget_bytes: Some(budget.bytes),
+            budget_follows_device: true,
+            ..self
         }
     }
 }

@@ -38,6 +38,13 @@ pub enum StepMode<'a> {
     Append,
     /// The same, and each layer's keys, values and queries are handed over.
     Capture(&'a mut dyn FnMut(LayerCapture)),
+    /// One layer alone, over a store of that layer: the stream that comes into it, (row, dim), becomes the stream that
+    /// leaves it; into the first layer come the tokens. The other layers and the logits are not computed.
+    Layer {
+        layer: usize,
+        stream: &'a mut [f32],
+        take: &'a mut dyn FnMut(LayerCapture),
+    },
     /// The step starts in the middle of a layer, with the stream that came into it and the output of its attention, and
     /// nothing is appended: the logits of a cache in which that layer would have found something else.
     Trial {
@@ -73,12 +80,18 @@ pub(super) fn forward(
     embed(config, weights, exec, spans, &mut s.x);
     s.rotations.begin(config, cache.store, spans);
 
-    let first = match mode {
-        StepMode::Trial { layer, .. } => *layer,
-        _ => 0,
+    let (first, count) = match mode {
+        StepMode::Trial { layer, .. } => (*layer, usize::MAX),
+        StepMode::Layer { layer, stream, .. } => {
+            if *layer > 0 {
+                s.x.copy_from_slice(stream);
+            }
+            (*layer, 1)
+        }
+        _ => (0, usize::MAX),
     };
     let layers = config.layers.iter().zip(&weights.layers).enumerate();
-    for (layer, (c, w)) in layers.skip(first) {
+    for (layer, (c, w)) in layers.skip(first).take(count) {
         weights.prefetch_after(layer);
         // Attention.
         match mode {
@@ -116,6 +129,10 @@ pub(super) fn forward(
         residual(exec, config, s, &w.post_ffn_norm);
     }
 
+    if let StepMode::Layer { stream, .. } = mode {
+        stream.copy_from_slice(&s.x);
+        return Ok(());
+    }
     // Logits of the rows that were asked for.
     s.gather(config, spans);
     norm(exec, &s.y, &weights.output_norm, config, &mut s.normed);
@@ -138,6 +155,10 @@ fn attention(
 ) -> CacheResult {
     let (config, weights, exec, spans) = (cx.config, cx.weights, cx.exec, cx.spans);
     let (c, w) = (&config.layers[layer], &weights.layers[layer]);
+    let stored = match mode {
+        StepMode::Layer { .. } => 0,
+        _ => layer,
+    };
     norm(exec, &s.x, &w.attn_norm, config, &mut s.normed);
     let qkv = [(&w.q, &mut s.q), (&w.k, &mut s.k), (&w.v, &mut s.v)];
     multiply(exec, weights, &mut s.int8, &s.normed, qkv);
@@ -146,7 +167,7 @@ fn attention(
     bias(&mut s.v, &w.v_bias);
     head_norm(exec, config, c, &mut s.q, &w.q_norm);
     head_norm(exec, config, c, &mut s.k, &w.k_norm);
-    if let StepMode::Capture(take) = mode {
+    if let StepMode::Capture(take) | StepMode::Layer { take, .. } = mode {
         take(LayerCapture {
             keys: s.k.clone(),
             values: s.v.clone(),
@@ -160,16 +181,16 @@ fn attention(
     for span in spans {
         let range = row * kv..(row + span.tokens.len()) * kv;
         let (k, v) = (&s.k[range.clone()], &s.v[range]);
-        (cache.store).write(exec, cache.step, span.sequence, layer, k, v)?;
+        (cache.store).write(exec, cache.step, span.sequence, stored, k, v)?;
         row += span.tokens.len();
     }
     let is_counted = c.window.is_none() && cache.sequences.counts_any(spans);
-    attend(cx, cache, s, layer, is_counted)?;
+    attend(cx, cache, s, (layer, stored), is_counted)?;
     if is_counted {
         let counts = &s.attention.counts;
-        counts.save(cache.sequences, c, cache.store, layer, spans)?;
+        counts.save(cache.sequences, c, cache.store, stored, spans)?;
     }
-    cache.store.settle(cache.step, layer);
+    cache.store.settle(cache.step, stored);
     Ok(())
 }
 
@@ -224,11 +245,12 @@ fn head_norm(
     });
 }
 
+/// `stored`: the layer's number in the store.
 fn attend(
     cx: StepContext<'_>,
     cache: &StepCache<'_>,
     s: &mut StepScratch,
-    layer: usize,
+    (layer, stored): (usize, usize),
     is_counted: bool,
 ) -> CacheResult {
     let StepContext { exec, spans, .. } = cx;
@@ -240,7 +262,7 @@ fn attend(
     let (mut views, mut queries, mut jobs) =
         (reuse(lists.views), reuse(lists.queries), reuse(lists.jobs));
     for span in spans {
-        views.push(store.view(span.sequence, layer)?);
+        views.push(store.view(span.sequence, stored)?);
     }
     state.out.resize(q.len(), 0.0);
     let mut row = 0;
@@ -254,7 +276,7 @@ fn attend(
         }
         row += span.tokens.len();
     }
-    let shape = store.layers()[layer];
+    let shape = store.layers()[stored];
     let (mut out, mut left) = (&mut state.out[..], &queries[..]);
     let counts = &mut state.counts;
     let mut counters = is_counted.then(|| counts.begin(sequences, c.kv_heads, spans, &views));
@@ -279,7 +301,7 @@ fn attend(
             head_dim: c.head_dim,
             heads: c.heads,
             basis: shape.basis(),
-            mean: store.mean(layer),
+            mean: store.mean(stored),
             scale: c.score_scale,
             window: c.window,
             q,

@@ -7,7 +7,7 @@ const $ = (id) => document.getElementById(id);
 
 const PARTS = {
   ahead: "recoded ahead", tables: "tables", scratch: "scratch",
-  side: "encoder and lists", promised: "reserved", free: "free",
+  side: "encoder and lists", heap: "requests and buffers", promised: "reserved", free: "free",
 };
 
 /** Places of tokens: CSS class and label. */

@@ -61,6 +61,7 @@ pub fn bench(args: &args::BenchArgs, as_json: bool) -> Result<()> {
     let peer = peer.map(|program| Peer::new(program, &path, threads, &args.against_kv));
     let peer = peer.transpose()?;
     let mut engine = engine::load(path.to_str(), &args.compute, Habits::MEASURE)?;
+    engine.note_budget();
     let kv = engine.runtime.kv().name();
     out::note(&format!("{kv} keys and values, {threads} threads"));
     if cfg!(debug_assertions) {

@@ -64,6 +64,7 @@ impl Lasting {
         }
         let (model, options) = (loaded.name(), sessions.options());
         let in_memory = options.persistent_max + options.capacity;
+        loaded.note_budget();
         let (engine, _) = loaded.start(Some(sessions), 0)?;
         let name = match &args.session {
             Some(name) => name.clone(),

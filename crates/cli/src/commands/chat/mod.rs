@@ -214,6 +214,7 @@ struct Unsaved {
 impl Unsaved {
     fn new(loaded: LoadedModel, args: &args::ChatArgs) -> Result<Unsaved> {
         let vocabulary = loaded.model.config().vocab;
+        loaded.note_budget();
         Ok(Unsaved {
             sample: engine::sample_options(&args.sampling, TEMPERATURE, vocabulary)?,
             name: loaded.name(),

@@ -80,6 +80,7 @@ pub fn compare(args: &args::CompareArgs, as_json: bool) -> Result<()> {
         ..ComputeArgs::default()
     };
     let mut engine = engine::load(args.model.as_deref(), &compute, Habits::JUDGE)?;
+    engine.note_budget_on_terminal();
     let contexts = contexts(args, &engine)?;
     let exam = exam(args, &engine, texts, instructions, &contexts)?;
     let options = engine::runtime_options(&compute, Habits::JUDGE)?;
