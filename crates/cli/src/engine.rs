@@ -5,6 +5,7 @@ use crate::error::usage;
 use crate::interrupt::Cooperative;
 use crate::{out, policy_file, progress, resolve};
 use anyhow::{Context, Result};
+use haversack::cache::policy::profile::Profile;
 use haversack::cache::policy::rows::RowPolicy;
 use haversack::engine::encoder::{Encoder, EncoderOptions};
 use haversack::engine::kv_quality::calibrate;
@@ -298,6 +299,20 @@ pub fn kv(flags: &args::CacheArgs, usual: Codec) -> KvOptions {
         centre: !flags.no_centre,
         ..KvOptions::new(pair.form(group))
     }
+}
+
+/// Whether the kind of text decides what `tiers` keeps.
+pub fn wants_profile(compute: &args::ComputeArgs) -> bool {
+    compute.cache.profile == Some(args::ProfileName::Auto)
+}
+
+/// With the profile of this text instead of `--profile auto`.
+pub fn with_profile_of(compute: &args::ComputeArgs, text: &str) -> args::ComputeArgs {
+    let profile = Profile::of(text);
+    log::info!("profile {}", profile.name());
+    let mut compute = compute.clone();
+    compute.cache.profile = Some(args::ProfileName::Named(profile));
+    compute
 }
 
 fn retention(flags: &args::CacheArgs, habits: Habits) -> Result<Retention> {

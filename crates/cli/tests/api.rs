@@ -309,6 +309,47 @@ fn tools_are_called_when_they_must_be() {
     server.wait_until_empty();
 }
 
+/// In a session tools are told once, a call is a turn, and its result is the next message: alone, or behind all that was
+/// said.
+#[test]
+fn tools_work_in_a_session() {
+    let Some(server) = Server::start(&["--memory", "200M"]) else {
+        return;
+    };
+    let name = format!("tools-{}", std::process::id());
+    let mut asked = hello(150);
+    asked["session_id"] = json!(name);
+    asked["messages"][0]["content"] = json!("What is the weather in Paris?");
+    asked["tools"] = json!([weather()]);
+    asked["tool_choice"] = json!("required");
+    asked["parallel_tool_calls"] = json!(false);
+    let (status, answer) = server.post(CHAT, &asked);
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+    let call = choice["message"]["tool_calls"][0].clone();
+    check_call(&call);
+    let result = json!({ "role": "tool", "tool_call_id": call["id"], "content": "18 degrees" });
+    let made = json!({ "role": "assistant", "content": null, "tool_calls": [call] });
+    let whole = json!([asked["messages"][0], made, result]);
+    asked["tool_choice"] = json!("auto");
+    asked["max_tokens"] = json!(12);
+    for messages in [json!([result]), whole] {
+        asked["messages"] = messages;
+        let (status, answer) = server.post(CHAT, &asked);
+        assert_eq!(status, 200, "{answer}");
+        let (_, view) = server.get(&format!("/v1/sessions/{name}"));
+        let view: Value = serde_json::from_str(&view).unwrap();
+        let turns = view["turns"].as_array().unwrap();
+        let states = turns.iter().filter(|turn| turn["is_state"] == true);
+        assert_eq!((states.count(), turns.len()), (1, 3), "{view}");
+        let said = turns[2]["question"].as_str().unwrap();
+        assert!(said.contains("18 degrees"), "{view}");
+    }
+    let path = format!("/v1/sessions/{name}");
+    assert_eq!(server.raw(&Server::request("DELETE", &path, "", "")).0, 200);
+}
+
 #[test]
 fn tools_that_are_none_are_refused_by_name() {
     let Some(server) = Server::start(&["--memory", "64M"]) else {

@@ -111,6 +111,27 @@ fn chosen_rows_leave_a_debt() {
     assert!(side(&unguarded) < side(&document));
 }
 
+/// `tiers` evicts nothing before 70 % of the budget is in use, or what its policy file says instead.
+#[test]
+fn tiers_wait_for_their_trigger() {
+    let bench = Bench::new("llama");
+    let run = format!("run --ids {} -n 2 --explain", bench.ids(400));
+    let evicts = |arguments: &str| {
+        let ended = bench.run(&format!("{run} {arguments}"));
+        let line = |line: &&str| line.starts_with("at position") && line.contains(" rows go");
+        ended.stderr.lines().filter(line).count()
+    };
+    let full = bench.json(&format!("{run} --policy full --memory 64M"));
+    let peak = number(&full["kv"]["bytes_peak"]);
+    assert_eq!(evicts(&format!("--policy tiers --memory {}", 2 * peak)), 0);
+    let tight = |budget: u64| evicts(&format!("--policy tiers --memory {budget}")) > 0;
+    assert!((4..20).any(|i| tight(peak * i / 16)));
+    let early = "policy = 'tiers'\ntrigger = 0.05\n";
+    let early = bench.sandbox.write("early.toml", early);
+    let early = format!("--policy-file {} --memory {}", text(&early), 2 * peak);
+    assert!(evicts(&early) > 0);
+}
+
 /// Changes of the window are told, and told again they give the same tokens.
 #[test]
 fn a_plan_of_the_window_is_replayed() {

@@ -151,6 +151,29 @@ fn a_cleared_conversation_answers_like_a_new_one() {
     assert!(after.ends_with(&fresh), "{after:?} {fresh:?}");
 }
 
+/// `--profile auto` looks at the first message: code is kept as `--profile code` keeps it.
+#[test]
+fn the_first_message_chooses_the_profile() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/tiny.gguf");
+    let sandbox = Sandbox::new();
+    let code = "fn main() { let x = 1; return x; } ".repeat(12);
+    let evicted = |profile: &str| {
+        let mut flags = vec!["-n", "4", "--explain", "--memory", "1500K"];
+        flags.extend(["--policy", "tiers", "--profile", profile]);
+        let ended = talk(&sandbox, &model, &flags, &format!("/stats\n{code}\n"));
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let lines = ended
+            .stderr
+            .lines()
+            .filter(|line| line.contains(" rows go"));
+        lines.map(str::to_owned).collect::<Vec<String>>()
+    };
+    let expected = evicted("code");
+    assert!(!expected.is_empty());
+    assert_eq!(evicted("auto"), expected);
+    assert_ne!(evicted("conservative"), expected);
+}
+
 #[test]
 fn input_that_is_not_text() {
     let Some(model) = smollm2() else { return };

@@ -422,7 +422,7 @@ fn facts_take_no_promised_bytes() {
     };
     scheduler.submit(request).unwrap();
     let (mut told, mut refused, mut length) = (0, 0, 0);
-    while !scheduler.is_idle() {
+    while scheduler.has_requests() {
         scheduler
             .step(Duration::ZERO, &mut |_, event| {
                 match event {
@@ -832,4 +832,115 @@ fn texts_have_limits() {
         texts.history(&history(2), stop),
         Err(SessionError::Stopped)
     ));
+}
+
+/// Facts are told faster than a stream is condensed, turns follow each other without a pause, and somebody else is answered
+/// meanwhile: the stream is condensed again and again, no fact is refused, and no step that decodes reads more than two
+/// tokens of it. Condensing went on by 32 tokens a turn once, until facts were refused.
+#[test]
+fn a_served_session_is_condensed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spec, model) = tiny(dir.path());
+    let runtime = runtime(&model, dir.path(), None);
+    let options = SessionOptions {
+        dir: Some(dir.path().join("condensed")),
+        capacity: 320,
+        persistent_max: 256,
+        condensed_max: 120,
+        answer_max: 8,
+        ..SessionOptions::default()
+    };
+    let sessions = Sessions::new(&runtime, options).unwrap();
+    let sessions = sessions.with_encoder(Arc::new(Words));
+    let mut scheduler =
+        Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions);
+    scheduler.create_session("anna", "", OPENING, 0).unwrap();
+    let (rounds, facts) = (20, 5);
+    let (mut told, mut said) = (0, 0);
+    for round in 0..rounds {
+        for i in 0..facts {
+            let fact = format!("Number {} is {}.", round * facts + i, i * 7);
+            let fact = texts(&scheduler).fact(&fact).unwrap();
+            let read = SessionRead::Fact {
+                fact,
+                supersedes: None,
+            };
+            scheduler.submit(Request::read("anna", read, 8)).unwrap();
+        }
+        for i in 0..2 {
+            let text = format!("What of {round} and {i}?");
+            scheduler.submit(turn_in("anna", text)).unwrap();
+        }
+        let request = Request {
+            options: GenerateOptions {
+                tokens_max: Some(12),
+                ignore_end: true,
+                ..GenerateOptions::default()
+            },
+            ..Request::completion(spec.ids(4))
+        };
+        scheduler.submit(request).unwrap();
+        let mut is_over = false;
+        while !is_over {
+            step(&mut scheduler, &mut |_, event| match event {
+                RequestEvent::SessionRead { .. } => told += 1,
+                RequestEvent::TurnSaved(_) => said += 1,
+                RequestEvent::Failed(why) => panic!("round {round}: {why}"),
+                _ => {}
+            });
+            is_over = !scheduler.has_requests();
+        }
+    }
+    assert_eq!((told, said), (rounds * facts, rounds * 2));
+    let condensed = scheduler.sessions().unwrap().counters().condensed;
+    assert!(condensed >= 10, "condensed {condensed} times");
+    assert!(finish(&mut scheduler, None).is_empty());
+    let stats = scheduler.with_session("anna", |runtime, sessions, id| sessions.stats(runtime, id));
+    assert!(stats.unwrap().persistent <= 256);
+}
+
+/// While one session's answer is decoded, condensing of another has its share of each step, and no more.
+#[test]
+fn condensing_has_a_share_of_each_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spec, model) = tiny(dir.path());
+    let mut scheduler = roomy(&model, dir.path(), "scheduler");
+    scheduler.create_session("anna", "", OPENING, 0).unwrap();
+    for i in 0..3 {
+        let fact = texts(&scheduler)
+            .fact(&format!("Fact {i} is told."))
+            .unwrap();
+        let read = SessionRead::Fact {
+            fact,
+            supersedes: None,
+        };
+        scheduler.submit(Request::read("anna", read, 8)).unwrap();
+    }
+    let request = Request {
+        options: GenerateOptions {
+            tokens_max: Some(300),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        ..Request::completion(spec.ids(8))
+    };
+    scheduler.submit(request).unwrap();
+    let (mut shared, mut alone) = (0, 0);
+    while scheduler.active() + scheduler.waiting() > 0 {
+        let decodes = scheduler.active() == 1 && scheduler.waiting() == 0;
+        let mut sampled = 0;
+        let read = step(&mut scheduler, &mut |_, event| {
+            sampled += u64::from(matches!(event, RequestEvent::Token { .. }));
+        });
+        if decodes && sampled == 1 && read < 8 {
+            assert!(read <= 1 + 2, "{read} tokens in a step");
+            shared += u64::from(read == 3);
+            alone += u64::from(read == 1);
+        }
+    }
+    let condensed = scheduler.sessions().unwrap().counters().condensed;
+    assert!(
+        condensed > 0 && shared > 10 && alone > 10,
+        "{condensed} {shared} {alone}"
+    );
 }

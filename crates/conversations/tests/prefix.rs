@@ -457,6 +457,42 @@ fn sessions_over_a_file_are_saved_and_resumed() {
     );
 }
 
+/// Ten sessions with one opening, resumed: the rows of the opening are in its file, once, as when they were created. Each
+/// had a copy of its own once.
+#[test]
+fn resumed_sessions_share_their_opening_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut world = World::new(dir.path(), "llama", int4());
+    world.options.dir = Some(dir.path().join("sessions"));
+    let names: Vec<String> = (0..10).map(|i| format!("s{i}")).collect();
+    let (mut runtime, mut sessions) = world.start();
+    for name in &names {
+        let id = create(&mut runtime, &mut sessions, name);
+        sessions.tell(&mut runtime, id, "And?", "Yes.", 0).unwrap();
+    }
+    let (before, live) = (adopted(&runtime), runtime.ledger().kv_live);
+    let expected = sessions.opened(&names[0]).unwrap();
+    let expected = go_on(&mut runtime, &sessions, expected);
+    let ids: Vec<SessionId> = sessions.open_ids().collect();
+    ids.into_iter()
+        .for_each(|id| sessions.close(&mut runtime, id).unwrap());
+    assert_eq!(adopted(&runtime), [0; 3]);
+    for (mut runtime, mut sessions) in [(runtime, sessions), world.start()] {
+        let resumed: Vec<SessionId> = names
+            .iter()
+            .map(|name| sessions.resume(&mut runtime, name).unwrap())
+            .collect();
+        let [_, blocks, references] = adopted(&runtime);
+        assert!(
+            blocks > 0 && references == 10 * blocks,
+            "{references} to {blocks}"
+        );
+        assert_eq!(references, before[2]);
+        assert!(runtime.ledger().kv_live <= live);
+        assert_eq!(go_on(&mut runtime, &sessions, resumed[0]), expected);
+    }
+}
+
 const CHILD: &str = "HAVERSACK_TEST_PREFIX_CHILD";
 
 /// Rss, Pss and private dirty bytes of the files in `smaps`; `None` where there is no such table.
@@ -489,10 +525,17 @@ fn a_second_process() {
     let Some(dir) = std::env::var_os(CHILD).map(PathBuf::from) else {
         return;
     };
-    let world = World::open(&dir, dir.join("llama.gguf"), KvOptions::plain(KvForm::F16));
+    let mut world = World::open(&dir, dir.join("llama.gguf"), KvOptions::plain(KvForm::F16));
+    world.options.dir = Some(dir.join("sessions"));
     let (mut runtime, mut sessions) = world.start();
-    let id = create(&mut runtime, &mut sessions, "child");
-    assert_eq!(counts(&sessions), [0, 0, 1, 0]);
+    let id = match sessions.exists("child") {
+        true => sessions.resume(&mut runtime, "child").unwrap(),
+        false => {
+            let id = create(&mut runtime, &mut sessions, "child");
+            assert_eq!(counts(&sessions), [0, 0, 1, 0]);
+            id
+        }
+    };
     go_on(&mut runtime, &sessions, id);
     println!("shares {:?}", shares().unwrap_or_default());
 }
@@ -509,9 +552,16 @@ fn processes_share_the_pages() {
     let (mut runtime, mut sessions) = world.start();
     let id = create(&mut runtime, &mut sessions, "parent");
     go_on(&mut runtime, &sessions, id);
+    // The second process creates a session, the third resumes it.
+    for _ in 0..2 {
+        share_with_another(dir.path());
+    }
+}
+
+fn share_with_another(dir: &Path) {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "prefix::a_second_process", "--nocapture"])
-        .env(CHILD, dir.path())
+        .env(CHILD, dir)
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);

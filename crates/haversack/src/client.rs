@@ -313,6 +313,11 @@ impl Client {
         })
     }
 
+    /// States that hold, with their numbers.
+    pub fn states(&self, name: &str) -> Reply<Vec<(u64, String)>> {
+        self.ask_scheduler(name, sessions::states)
+    }
+
     pub fn delete_state(&self, name: &str, number: u64) -> Reply<()> {
         self.ask_session(name, move |runtime, all, id| {
             all.drop_state(runtime, id, number)

@@ -74,6 +74,10 @@ impl Driver {
         &mut self.scheduler
     }
 
+    pub fn has_requests(&self) -> bool {
+        self.scheduler.has_requests()
+    }
+
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
     }

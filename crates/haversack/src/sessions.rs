@@ -86,6 +86,19 @@ pub(crate) fn view(
     })
 }
 
+/// States that hold, with their numbers.
+pub(crate) fn states(
+    scheduler: &mut Scheduler,
+    name: &str,
+) -> Result<Vec<(u64, String)>, SessionError> {
+    scheduler.with_session(name, |_, sessions, id| {
+        let states = sessions.turns(id)?.into_iter().filter(|turn| turn.is_state);
+        let numbers: Vec<u64> = states.map(|turn| turn.number).collect();
+        let text = |number| Ok((number, sessions.turn(id, number)?.text));
+        numbers.into_iter().map(text).collect()
+    })
+}
+
 /// How a conversation stands to a history that a caller has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rewound {

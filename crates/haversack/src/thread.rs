@@ -113,7 +113,8 @@ impl EngineThread {
             if is_idle {
                 self.driver.publish();
             }
-            if is_idle && self.is_stopping {
+            // What is condensed in the background need not be done: the session's file has everything.
+            if self.is_stopping && !self.driver.has_requests() {
                 return false;
             }
             let command = if is_idle {

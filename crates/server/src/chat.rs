@@ -23,17 +23,18 @@ pub async fn chat(
     let is_alone = request.top_logprobs.is_some() && !has_logprobs;
     require(!is_alone, "top_logprobs", "accepted: only with logprobs")?;
     let top = has_logprobs.then(|| request.top_logprobs.unwrap_or(0));
+    let tools = request.common.tools.as_deref().unwrap_or_default();
+    let once = request.parallel_tool_calls == Some(false);
+    let tools = ToolSet::read(tools, request.tool_choice.as_ref(), once)?;
     let message = sessions::bind(&server, &request).await?;
+    if let (Some(message), Some(tools)) = (&message, &tools) {
+        sessions::tell_tools(&server, &message.session, tools).await?;
+    }
     let here = server.clone();
     // Tokenizing a long prompt and compiling a schema take a while: other clients are served meanwhile.
     let checked = tokio::task::spawn_blocking(move || {
         let (client, common) = (here.client(), &request.common);
         let model = client.model();
-        let tools = common.tools.as_deref().unwrap_or_default();
-        let once = request.parallel_tool_calls == Some(false);
-        let tools = ToolSet::read(tools, request.tool_choice.as_ref(), once)?;
-        let has_one = message.is_none() || tools.is_none();
-        require(has_one, "tools", "accepted: none in a session")?;
         let shape = structured::requested(common)?;
         if let (Some(_), Some((param, _))) = (&tools, &shape) {
             let accepted = "accepted: tools or structured output, not both";

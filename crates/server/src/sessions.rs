@@ -12,6 +12,7 @@ use super::limits;
 use super::memory::place_name;
 use super::request::SessionMessage;
 use super::state::{Server, ServerState};
+use super::tools::{self, CALL_BEGIN, TOOLS_BEGIN, ToolSet};
 use super::types::{ChatMessage, ChatRequest};
 use axum::Json;
 use axum::extract::{Path, State};
@@ -19,6 +20,7 @@ use axum::http::StatusCode;
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::Request;
 use haversack::session::{SessionError, SessionRead, SessionTexts, TurnView};
+use haversack::text::template::Message;
 use haversack::{Client, ConversationView, Error, History, Rewound, VIEW_TURNS_MAX};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -64,7 +66,12 @@ async fn continue_with(
     history: History,
 ) -> Result<bool, Error> {
     let client = server.client();
-    let rewind = || client.rewind(session, history.clone());
+    // Clients write a call in their own way: what was said before it is compared.
+    let said = |(question, answer): &(String, String)| {
+        let said = answer.split(CALL_BEGIN).next().unwrap_or_default();
+        (question.clone(), said.to_owned())
+    };
+    let rewind = || client.rewind(session, history.iter().map(said).collect());
     let rewound = rewind().await?;
     if rewound != Rewound::Absent {
         return Ok(rewound == Rewound::Same);
@@ -113,32 +120,52 @@ fn read_request(server: &ServerState, session: &str, read: SessionRead, now_ms: 
     }
 }
 
-/// The system text, the turns before, and the last message.
+/// Makes the tools of a request what every answer of its session sees, in place of those of an earlier request.
+pub async fn tell_tools(server: &ServerState, session: &str, tools: &ToolSet) -> Result<(), Fail> {
+    let (client, text) = (server.client(), tools.description());
+    let states = client.states(session).await?;
+    let known = states
+        .iter()
+        .find(|(_, text)| text.starts_with(TOOLS_BEGIN));
+    if known.is_some_and(|(_, known)| known == text.trim()) {
+        return Ok(());
+    }
+    let instead = known.map(|(number, _)| *number);
+    let state = told(server, move |texts, _| texts.state(&text)).await?;
+    let read = SessionRead::State { state, instead };
+    client
+        .read(read_request(server, session, read, now_ms()))
+        .await?;
+    Ok(())
+}
+
+/// The system text, the turns before, and the last message. Calls and their results are text.
 fn parts(messages: &[ChatMessage]) -> Result<(String, History, String), Fail> {
     const ACCEPTED: &str = "accepted in a session: a system message, then user and assistant in turn, ending with the user";
     let wrong = || Fail::param("messages", ACCEPTED);
     let mut opening = String::new();
-    let mut rest = messages;
+    let messages = tools::messages(messages, None, false)?;
+    let mut rest = &messages[..];
     while let [first, others @ ..] = rest
-        && matches!(first.role.as_str(), "system" | "developer")
+        && first.role == "system"
     {
         if !opening.is_empty() {
             opening.push('\n');
         }
-        opening.push_str(&first.text());
+        opening.push_str(&first.content);
         rest = others;
     }
     let Some((last, before)) = rest.split_last().filter(|(last, _)| last.role == "user") else {
         return Err(wrong());
     };
-    let turn = |pair: &[ChatMessage]| match pair {
+    let turn = |pair: &[Message]| match pair {
         [user, assistant] if user.role == "user" && assistant.role == "assistant" => {
-            Ok((user.text(), assistant.text()))
+            Ok((user.content.clone(), assistant.content.clone()))
         }
         _ => Err(wrong()),
     };
     let history: Result<History, Fail> = before.chunks(2).map(turn).collect();
-    Ok((opening, history?, last.text()))
+    Ok((opening, history?, last.content.clone()))
 }
 
 /// A valid session name for any key.

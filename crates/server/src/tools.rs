@@ -26,6 +26,12 @@ enum Choice {
     Must(Option<usize>),
 }
 
+/// A description of tools begins with it.
+pub const TOOLS_BEGIN: &str = "You may call functions to answer the user.";
+
+/// A call that is written as text begins with it.
+pub const CALL_BEGIN: &str = "<tool_call>";
+
 /// Functions that the answer may call.
 #[derive(Debug, PartialEq)]
 pub struct ToolSet {
@@ -106,11 +112,11 @@ impl ToolSet {
         Variable::List(tools.collect())
     }
 
-    /// For one that does not.
-    fn description(&self) -> String {
+    /// For one that does not, and for a session.
+    pub fn description(&self) -> String {
         let tools = self.tools.iter().map(|tool| tool.whole.to_string());
         format!(
-            "You may call functions to answer the user. These are the functions, one in each line:\n{}\n\n\
+            "{TOOLS_BEGIN} These are the functions, one in each line:\n{}\n\n\
              To call one, write a JSON object with its name and its arguments between tags, and nothing else:\n\
              <tool_call>\n{{\"name\": \"the name\", \"arguments\": {{}}}}\n</tool_call>",
             tools.collect::<Vec<String>>().join("\n")

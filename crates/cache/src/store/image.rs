@@ -312,6 +312,30 @@ impl<'a> Column<'a> {
         Ok(Column { block, parts })
     }
 
+    /// Blocks that a column of `regions` has too, in the same form and byte for byte, stay there.
+    pub fn share(&mut self, storage: &Storage, mapped: &[Column<'_>], regions: &[Region]) {
+        let Some(mapped) = mapped.iter().find(|other| other.block == self.block) else {
+            return;
+        };
+        for ((part, other), layer) in
+            (self.parts.iter_mut().zip(&mapped.parts)).zip(&storage.layers)
+        {
+            let (Some(part), Some(other)) = (part, other) else {
+                continue;
+            };
+            let (BlockSource::Inline(own), BlockSource::Mapped(at)) = (part.source, other.source)
+            else {
+                continue;
+            };
+            let (pool, bytes) = (part.pool(layer), own.len());
+            let theirs = regions.get(pool).map(Region::as_slice);
+            let theirs = theirs.and_then(|all| all.get(at * bytes..(at + 1) * bytes));
+            if (part.form, part.rows) == (other.form, other.rows) && theirs == Some(own) {
+                part.source = BlockSource::Mapped(at);
+            }
+        }
+    }
+
     fn part(&self, layer: usize) -> Option<(u64, LayerBlock<'a>)> {
         Some((self.block, self.parts[layer]?))
     }

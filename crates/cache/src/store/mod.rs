@@ -510,6 +510,23 @@ impl Store {
         self.restore_from(&outline, &columns, &[])
     }
 
+    /// Opens the sequence of an image, as [`Store::restore`] does; blocks that `shared` has too, byte for byte, stay in its
+    /// file.
+    pub fn restore_shared(
+        &mut self,
+        image: Image<'_>,
+        shared: MappedImage<'_>,
+    ) -> CacheResult<SequenceId> {
+        let outline = self.read_outline(image.outline)?;
+        let mut columns = image::read_columns(&self.storage, &outline, image.columns)?;
+        let other = self.read_outline(shared.outline)?;
+        let mapped = mapped::read_columns(&self.storage, &other, shared)?;
+        for column in &mut columns {
+            column.share(&self.storage, &mapped, shared.regions);
+        }
+        self.restore_from(&outline, &columns, shared.regions)
+    }
+
     /// The parts of a mapped image of a sequence, except its outline.
     pub fn mapped_layout(&self, id: SequenceId) -> CacheResult<ImageLayout<'_>> {
         mapped::layout(&self.storage, self.sequences.with_image(id)?)

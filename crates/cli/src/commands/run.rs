@@ -7,7 +7,6 @@ use crate::error::usage;
 use crate::input::Text;
 use crate::{ledger, out};
 use anyhow::{Context, Result};
-use haversack::cache::policy::profile::Profile;
 use haversack::memory::Backing;
 use haversack::text::template::Message;
 use haversack::text::tokenizer::EncodeOptions;
@@ -148,13 +147,10 @@ fn prompt_ids(args: &args::RunArgs, prompt: Text, loaded: &LoadedModel) -> Resul
 
 /// `--profile auto` looks at the prompt.
 fn profiled(prompt: Text, compute: &args::ComputeArgs) -> Result<(Text, args::ComputeArgs)> {
-    let mut compute = compute.clone();
-    if compute.cache.profile != Some(args::ProfileName::Auto) {
-        return Ok((prompt, compute));
+    if !engine::wants_profile(compute) {
+        return Ok((prompt, compute.clone()));
     }
     let text = prompt.read()?;
-    let profile = Profile::of(&text);
-    log::info!("profile {}", profile.name());
-    compute.cache.profile = Some(args::ProfileName::Named(profile));
+    let compute = engine::with_profile_of(compute, &text);
     Ok((Text::Here(text), compute))
 }

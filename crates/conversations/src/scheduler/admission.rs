@@ -228,6 +228,15 @@ impl Admission<'_> {
         if open.is_some_and(|id| sessions.is_answering(id).unwrap_or(false)) {
             return Ok(Outcome::Waits(Admit::Blocked));
         }
+        if let (Some(id), SessionRead::Fact { supersedes, .. }) = (id, read) {
+            let is_new = !prepared.has_waited.replace(true);
+            let (tokens, sessions) = (read.tokens(), self.resources.sessions_mut()?);
+            if sessions.waits_for_condensing(id, tokens, *supersedes, is_new)? {
+                self.resources.awaited = Some(id);
+                return Ok(Outcome::Waits(Admit::Blocked));
+            }
+        }
+        let sessions = self.resources.sessions()?;
         let runtime = &self.resources.runtime;
         let coming = read.tokens() as u64;
         let (mut bytes, mut max_rows) = sessions.turn_needs(runtime, id, coming)?;
@@ -257,6 +266,12 @@ impl Admission<'_> {
         if sessions.is_answering(id)? {
             return Ok(Outcome::Waits(Admit::Blocked));
         }
+        // The stream is replaced between two turns, and turns may follow each other without a pause.
+        if self.resources.sessions_mut()?.is_about_to_swap(id) {
+            self.resources.awaited = Some(id);
+            return Ok(Outcome::Waits(Admit::Blocked));
+        }
+        let sessions = self.resources.sessions()?;
         let runtime = &self.resources.runtime;
         let (bytes, max_rows) = sessions.turn_needs(runtime, Some(id), turn.max_tokens)?;
         let more = bytes.saturating_sub(self.resources.session_bytes(id));
@@ -295,6 +310,18 @@ impl Admission<'_> {
                 Err(error) => sessions.abandon(runtime, begun).and(Err(error)),
             }
         })
+    }
+
+    /// What condensing has to do other than to read: it begins, or replaces a stream that was read.
+    pub fn work_on_sessions(&mut self) -> SessionResult {
+        let due = match &self.resources.sessions {
+            Some(sessions) => sessions.due_for_work(),
+            None => Vec::new(),
+        };
+        for id in due {
+            self.with_sessions(|runtime, sessions| sessions.work(runtime, id, 0))?;
+        }
+        Ok(())
     }
 
     /// Whether a turn fits beside what other requests were promised.

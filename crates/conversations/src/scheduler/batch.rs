@@ -11,7 +11,7 @@ use super::prefix_cache::CachedPrefix;
 use super::request::{Deliver, RequestError, RequestEvent, RequestId, RequestReport};
 use super::resources::Resources;
 use super::running::{RunningRequest, RunningWork};
-use crate::session::{Embed, SessionError, TurnInProgress};
+use crate::session::{Embed, RebuildShare, STEP_TOKENS_MAX, SessionError, TurnInProgress};
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{
     Finish, GenerateEvent, GenerateTimes, SequenceId, SequenceUsage, StepError,
@@ -176,18 +176,68 @@ impl Batch {
         Ok(())
     }
 
-    /// One pass over the weights, with `takes[i]` tokens of the `i`th request. Takes become smaller where memory or a
+    /// The next tokens of a stream that is being condensed: a few beside requests that decode, more beside others, or where
+    /// a request waits for it.
+    pub fn condense_share(&mut self, resources: &mut Resources) -> Option<RebuildShare> {
+        let awaited = resources.awaited;
+        let sessions = resources.sessions.as_mut()?;
+        let is_decoding = self
+            .running
+            .iter()
+            .any(|request| request.pending().len() == 1);
+        let tokens_max = match is_decoding && awaited.is_none() {
+            true => sessions.options().condense_per_token,
+            false => STEP_TOKENS_MAX,
+        };
+        let lent = self.running.iter_mut().find_map(|request| {
+            let RunningWork::Turn(turn) = &mut request.work else {
+                return None;
+            };
+            let session = turn.session();
+            turn.rebuild()?.share(session, tokens_max)
+        });
+        lent.or_else(|| sessions.rebuild_share(awaited, tokens_max))
+    }
+
+    fn note_share(
+        &mut self,
+        resources: &mut Resources,
+        share: RebuildShare,
+        read: Result<(), StepError>,
+    ) {
+        let lent = self.running.iter_mut().find_map(|r| match &mut r.work {
+            RunningWork::Turn(turn) if turn.session() == share.session => turn.rebuild(),
+            _ => None,
+        });
+        let sessions = resources.sessions.as_mut();
+        if let Some(rebuild) = lent.or_else(|| sessions?.rebuild(share.session)) {
+            self.tokens_read += share.tokens.len() as u64 * u64::from(read.is_ok());
+            rebuild.note(share.tokens.len(), read);
+        }
+    }
+
+    /// One pass over the weights, with `takes[i]` tokens of the `i`th request, and a share of condensing, which is left out
+    /// first where the step is not possible. Takes become smaller where memory or a
     /// policy demands it, first to `chunk` tokens. `false`: the step is impossible, and all requests have failed.
     pub fn compute(
         &mut self,
         resources: &mut Resources,
         demands: &[Demand],
         takes: &mut [usize],
+        share: Option<RebuildShare>,
         chunk: usize,
         deliver: Deliver<'_>,
     ) -> StepResult<bool> {
+        if let Some(share) = share {
+            let read = self.try_compute(resources, takes, Some(&share));
+            let is_read = read.is_ok();
+            self.note_share(resources, share, read);
+            if is_read {
+                return Ok(true);
+            }
+        }
         loop {
-            let error = match self.try_compute(resources, takes) {
+            let error = match self.try_compute(resources, takes, None) {
                 Ok(()) => return Ok(true),
                 Err(error) => error,
             };
@@ -203,7 +253,12 @@ impl Batch {
         }
     }
 
-    fn try_compute(&self, resources: &mut Resources, takes: &mut [usize]) -> StepResult {
+    fn try_compute(
+        &self,
+        resources: &mut Resources,
+        takes: &mut [usize],
+        share: Option<&RebuildShare>,
+    ) -> StepResult {
         let runtime = &mut resources.runtime;
         let mut spans = Vec::with_capacity(takes.len());
         for (request, take) in self.running.iter().zip(takes) {
@@ -226,6 +281,12 @@ impl Batch {
                 want,
             });
         }
+        spans.extend(share.map(|share| StepSpan {
+            sequence: share.sequence,
+            position: share.position,
+            tokens: &share.tokens,
+            want: LogitRows::Nothing,
+        }));
         if spans.is_empty() {
             return Ok(());
         }

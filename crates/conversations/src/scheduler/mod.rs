@@ -71,6 +71,9 @@ impl Default for SchedulerOptions {
     }
 }
 
+/// Between two looks at the thread that judges sentences, while there is nothing to compute.
+const JUDGING_PAUSE: Duration = Duration::from_millis(1);
+
 pub struct Scheduler {
     options: SchedulerOptions,
     queue: Queue<PreparedRequest>,
@@ -140,20 +143,29 @@ impl Scheduler {
         self.shared_portion.begin(now);
         self.lone_portion.begin(now);
         self.expire(now, deliver)?;
+        if let Err(error) = self.admission().work_on_sessions() {
+            log::debug!("condensing waits: {error}");
+        }
+        self.resources.awaited = None;
         self.admit(deliver)?;
         let (batch, resources) = (&mut self.batch, &mut self.resources);
         batch.reread_full(resources)?;
         batch.advance_reads(resources, deliver)?;
         batch.conclude_turns(resources, deliver);
         batch.save_turns(resources, deliver);
-        if batch.is_empty() {
-            return Ok(batch.is_saving());
+        let share = batch.condense_share(resources);
+        if batch.is_empty() && share.is_none() {
+            if !self.is_idle() && !self.batch.is_saving() {
+                // Sentences are judged on another thread.
+                std::thread::sleep(JUDGING_PAUSE);
+            }
+            return Ok(self.batch.is_saving());
         }
         let demands = batch.demands();
         let mut takes = self.plan_step(&demands, now);
         let chunk = self.pace().chunk.max(BLOCK_SLOTS);
         let (batch, resources) = (&mut self.batch, &mut self.resources);
-        if batch.compute(resources, &demands, &mut takes, chunk, deliver)? {
+        if batch.compute(resources, &demands, &mut takes, share, chunk, deliver)? {
             batch.cache_prefixes(resources, &takes)?;
             batch.deliver(resources, &takes, deliver)?;
             batch.advance_reads(resources, deliver)?;
@@ -244,8 +256,14 @@ impl Scheduler {
         self.batch.len()
     }
 
+    /// Whether a request waits, runs or is being saved.
+    pub fn has_requests(&self) -> bool {
+        !self.queue.is_empty() || !self.batch.is_empty() || self.batch.is_saving()
+    }
+
+    /// Whether there is nothing to do: no request, and no stream to condense.
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.batch.is_empty() && !self.batch.is_saving()
+        !self.has_requests() && !self.sessions().is_some_and(Sessions::is_condensing)
     }
 
     /// Limits later steps. Running requests stay, and their tokens do not change.

@@ -24,6 +24,8 @@ pub(super) struct Resources {
     /// Counts the times that memory became free.
     pub releases: u64,
     pub suspensions: SuspendCounts,
+    /// A request waits until this session's stream is condensed.
+    pub awaited: Option<SessionId>,
 }
 
 /// Sessions suspended, by reason.
@@ -46,7 +48,12 @@ impl Resources {
             device_room: None,
             releases: 0,
             suspensions: SuspendCounts::default(),
+            awaited: None,
         }
+    }
+
+    pub fn sessions_mut(&mut self) -> SessionResult<&mut Sessions> {
+        self.sessions.as_mut().ok_or(SessionError::NoSessions)
     }
 
     pub fn sessions(&self) -> SessionResult<&Sessions> {

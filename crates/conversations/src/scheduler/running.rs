@@ -101,6 +101,8 @@ pub(super) struct PreparedRead {
     pub now_ms: u64,
     /// As of a turn.
     pub no_memory_at: Cell<Option<u64>>,
+    /// It was refused before because the stream is not condensed yet.
+    pub has_waited: Cell<bool>,
 }
 
 /// A request in the batch.

@@ -67,6 +67,7 @@ pub(super) fn prepare(
                 read,
                 now_ms,
                 no_memory_at: Cell::new(None),
+                has_waited: Cell::new(false),
             };
             Ok((PreparedWork::Read(Box::new(read)), 0))
         }

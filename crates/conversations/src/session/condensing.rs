@@ -6,6 +6,7 @@
 use super::condense::{CondenseError, CondenseSummary, Condensed};
 use super::error::{SessionError, SharedError};
 use super::layout::ChatLayout;
+use super::slots::SessionId;
 use super::transcript::{StoredTurn, Transcript};
 use haversack_cache::CacheError;
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
@@ -17,6 +18,15 @@ use std::thread::JoinHandle;
 
 /// Most tokens of a rebuild that one step reads.
 pub const STEP_TOKENS_MAX: usize = 32;
+
+/// Tokens of a rebuild that one step reads beside other requests.
+#[derive(Clone, Debug)]
+pub(crate) struct RebuildShare {
+    pub session: SessionId,
+    pub sequence: SequenceId,
+    pub position: u64,
+    pub tokens: Vec<u32>,
+}
 
 /// Progress of condensing a session's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +105,7 @@ pub(super) enum Rebuild {
 }
 
 /// The sequence that will replace a session's own.
-pub(super) struct RebuildReading {
+pub(crate) struct RebuildReading {
     /// `None` once an answer needed its memory.
     pub sequence: Option<SequenceId>,
     /// Tokens to read, of which `done` have been.
@@ -111,7 +121,7 @@ pub(super) struct RebuildReading {
     pub failed: Option<RebuildError>,
 }
 
-pub(super) struct RebuiltFact {
+pub(crate) struct RebuiltFact {
     pub number: u64,
     pub span: Range<u64>,
     pub text: String,
@@ -126,6 +136,23 @@ impl Condensing {
         self.gave_up = true;
         self.outcome = Some(CondenseOutcome::GivenUp(why.clone()));
         RebuildProgress::GivenUp(why)
+    }
+
+    /// Whether there is something to do other than to read: the judges are done, or everything is read, or it failed.
+    pub fn is_due(&self) -> bool {
+        match &self.rebuild {
+            None => false,
+            Some(Rebuild::Judging { thread, .. }) => thread.is_finished(),
+            Some(Rebuild::Reading(reading)) => reading.failed.is_some() || reading.left() == 0,
+        }
+    }
+
+    /// The rebuild, while it reads.
+    pub fn reading(&mut self) -> Option<&mut RebuildReading> {
+        match &mut self.rebuild {
+            Some(Rebuild::Reading(reading)) => Some(reading),
+            _ => None,
+        }
     }
 
     /// Ends a rebuild; `false` where there is none.
@@ -224,7 +251,7 @@ impl RebuildReading {
     }
 
     /// Visible turns that it does not have yet.
-    pub fn missing<'a>(
+    pub(super) fn missing<'a>(
         &'a self,
         transcript: &'a Transcript,
     ) -> impl Iterator<Item = &'a StoredTurn> {
@@ -236,6 +263,38 @@ impl RebuildReading {
     fn next(&self, tokens_max: usize) -> &[u32] {
         let left = &self.tokens[self.done..];
         &left[..left.len().min(tokens_max).min(STEP_TOKENS_MAX)]
+    }
+
+    /// Tokens that are queued and not read.
+    pub fn left(&self) -> usize {
+        self.tokens.len() - self.done
+    }
+
+    /// The next tokens, at most `tokens_max`; `None` where there are none, or it failed.
+    pub fn share(&self, session: SessionId, tokens_max: usize) -> Option<RebuildShare> {
+        let tokens = self.next(tokens_max);
+        let sequence = self.sequence.filter(|_| self.failed.is_none())?;
+        (!tokens.is_empty()).then(|| RebuildShare {
+            session,
+            sequence,
+            position: self.done as u64,
+            tokens: tokens.to_vec(),
+        })
+    }
+
+    /// Notes what became of a share: it was read, or why it was not.
+    pub fn note(&mut self, tokens: usize, read: Result<(), StepError>) {
+        match read {
+            Ok(()) => self.done += tokens,
+            Err(error) => self.failed = Some(error.into()),
+        }
+    }
+
+    /// The turn in progress goes on with these tokens.
+    pub fn mirror(&mut self, tokens: &[u32]) {
+        if self.mirror.is_some() {
+            self.tokens.extend_from_slice(tokens);
+        }
     }
 
     fn span(&self, sequence: SequenceId, tokens_max: usize) -> StepSpan<'_> {
@@ -268,9 +327,7 @@ impl RebuildReading {
         tokens_max: usize,
     ) -> Result<(), StepError> {
         let count = self.next(tokens_max).len();
-        if self.mirror.is_some() {
-            self.tokens.push(token);
-        }
+        self.mirror(&[token]);
         if let (1.., None, Some(sequence)) = (count, &self.failed, self.sequence) {
             let answer = StepSpan {
                 sequence: id,

@@ -83,6 +83,7 @@ mod turn;
 pub mod turns;
 mod undo;
 
+pub(crate) use condensing::RebuildShare;
 pub use condensing::{CondenseOutcome, RebuildError, RebuildProgress, STEP_TOKENS_MAX};
 pub use embed::Embed;
 pub use error::{SessionError, SessionResult, SharedError};

@@ -6,6 +6,7 @@ use super::identity::Identity;
 use super::log::{LogHome, SessionLog};
 use super::options::{SessionOptions, journal_options};
 use super::plan::TurnPlan;
+use super::prefix::Prefixes;
 use super::record::{BadRecord, FactRecord, LogChange, STATE, TurnRecord};
 use super::replay::Replay;
 use super::report::{
@@ -82,6 +83,7 @@ impl OpenSession {
         home: LogHome,
         identity: &Identity,
         options: &Arc<SessionOptions>,
+        prefixes: &mut Prefixes,
         mode: ResumeMode,
     ) -> SessionResult<OpenSession> {
         let error = |source| SessionError::File {
@@ -113,11 +115,21 @@ impl OpenSession {
         let tail = || state.tail.iter().map(Vec::as_slice);
         let mut blocks = state.blocks.clone();
         let mut left = Vec::new();
+        // Rows of the opening are shared with other sessions again.
+        let first = transcript.facts.first().filter(|fact| fact.number == 0);
+        let opening = first.and_then(|fact| map.payload(fact.record?).ok());
+        let opening = opening.and_then(|bytes| FactRecord::read(bytes).ok());
+        let opening = opening.map_or(Vec::new(), |fact| fact.tokens);
+        let shared = prefixes.verified(options, &opening);
         let mut restore = |columns: &[&[u8]]| {
-            runtime.restore(Image {
+            let image = Image {
                 outline: &state.outline,
                 columns,
-            })
+            };
+            match &shared {
+                Some(shared) => shared.restore_session(runtime, &opening, image),
+                None => runtime.restore(image),
+            }
         };
         let mut restored = restore(&found.iter().copied().chain(tail()).collect::<Vec<_>>());
         if mode == ResumeMode::AsFits && restored.as_ref().is_err_and(StepError::is_cannot_fit) {

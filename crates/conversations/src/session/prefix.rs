@@ -25,7 +25,7 @@
 use super::error::{SessionResult, SharedError};
 use super::identity::{Identity, shared_lines};
 use super::options::{SessionOptions, journal_options};
-use haversack_cache::MappedImage;
+use haversack_cache::{Image, MappedImage};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, JournalMap, RecordRef, WeakJournalMap};
 use std::fmt;
@@ -92,7 +92,7 @@ struct MappedFile {
 }
 
 /// A file that is verified and mapped.
-struct VerifiedFile {
+pub(super) struct VerifiedFile {
     map: JournalMap,
     records: Vec<RecordRef>,
 }
@@ -215,13 +215,7 @@ impl Prefixes {
 
     /// A sequence over the file, if it exists and is valid.
     fn open_file(&mut self, runtime: &mut Runtime, file: &PrefixFile<'_>) -> Option<SequenceId> {
-        self.known.retain(|known| known.map.upgrade().is_some());
-        let known = self.known.iter().find(|known| known.hash == file.hash);
-        let known = known.and_then(|known| {
-            let records = known.records.clone();
-            let map = known.map.upgrade()?;
-            Some(VerifiedFile { map, records })
-        });
+        let known = self.known(file);
         let is_known = known.is_some();
         let mounted = match known.map_or_else(|| file.open(), Ok) {
             Ok(found) => self.mount(runtime, file, &found),
@@ -245,6 +239,42 @@ impl Prefixes {
         }
     }
 
+    /// The file of an opening that a session was saved with, if it is there and valid.
+    pub fn verified(&mut self, options: &SessionOptions, tokens: &[u32]) -> Option<VerifiedFile> {
+        let file = self.file(options, tokens)?;
+        match self.known(&file).map_or_else(|| file.open(), Ok) {
+            Ok(found) => {
+                self.remember(&file, &found);
+                Some(found)
+            }
+            Err(error) => {
+                if !error.is_absence() {
+                    self.note(&file.path, true, error);
+                }
+                None
+            }
+        }
+    }
+
+    /// A file that some sequence reads.
+    fn known(&mut self, file: &PrefixFile<'_>) -> Option<VerifiedFile> {
+        self.known.retain(|known| known.map.upgrade().is_some());
+        let known = self.known.iter().find(|known| known.hash == file.hash)?;
+        let records = known.records.clone();
+        let map = known.map.upgrade()?;
+        Some(VerifiedFile { map, records })
+    }
+
+    fn remember(&mut self, file: &PrefixFile<'_>, found: &VerifiedFile) {
+        if !self.known.iter().any(|known| known.hash == file.hash) {
+            self.known.push(MappedFile {
+                hash: file.hash,
+                map: found.map.downgrade(),
+                records: found.records.clone(),
+            });
+        }
+    }
+
     /// Opens a sequence over a file and remembers the file for the next session.
     fn mount(
         &mut self,
@@ -253,13 +283,7 @@ impl Prefixes {
         found: &VerifiedFile,
     ) -> Result<SequenceId, PrefixError> {
         let sequence = found.restore(runtime, file.tokens)?;
-        if !self.known.iter().any(|known| known.hash == file.hash) {
-            self.known.push(MappedFile {
-                hash: file.hash,
-                map: found.map.downgrade(),
-                records: found.records.clone(),
-            });
-        }
+        self.remember(file, found);
         Ok(sequence)
     }
 
@@ -325,6 +349,36 @@ impl PrefixFile<'_> {
 impl VerifiedFile {
     /// A sequence over the file, if it has these tokens.
     fn restore(&self, runtime: &mut Runtime, tokens: &[u32]) -> Result<SequenceId, PrefixError> {
+        let sequence = self.with_image(tokens, |image| runtime.restore_mapped(image))??;
+        if runtime.position(sequence)? != tokens.len() as u64 {
+            runtime.close(sequence)?;
+            return Err(PrefixError::Position);
+        }
+        Ok(sequence)
+    }
+
+    /// A saved sequence that begins with these tokens: its blocks of the opening stay in the file.
+    pub fn restore_session(
+        &self,
+        runtime: &mut Runtime,
+        tokens: &[u32],
+        image: Image<'_>,
+    ) -> Result<SequenceId, StepError> {
+        match self.with_image(tokens, |shared| runtime.restore_shared(image, shared)) {
+            Ok(restored) => restored,
+            Err(error) => {
+                log::warn!("a session keeps its own copy of its opening: {error}");
+                runtime.restore(image)
+            }
+        }
+    }
+
+    /// The image that the file holds, if it is of these tokens.
+    fn with_image<T>(
+        &self,
+        tokens: &[u32],
+        go: impl FnOnce(MappedImage<'_>) -> T,
+    ) -> Result<T, PrefixError> {
         let [told, outline, index, rest @ ..] = &self.records[..] else {
             return Err(PrefixError::Records);
         };
@@ -341,17 +395,12 @@ impl VerifiedFile {
         let regions = regions.collect::<Result<Vec<_>, _>>()?;
         let tail = tail.iter().map(|r| self.map.payload(*r));
         let tail = tail.collect::<Result<Vec<_>, _>>()?;
-        let sequence = runtime.restore_mapped(MappedImage {
+        Ok(go(MappedImage {
             outline: self.map.payload(*outline)?,
             index: self.map.payload(*index)?,
             regions: &regions,
             tail: &tail,
-        })?;
-        if runtime.position(sequence)? != tokens.len() as u64 {
-            runtime.close(sequence)?;
-            return Err(PrefixError::Position);
-        }
-        Ok(sequence)
+        }))
     }
 }
 

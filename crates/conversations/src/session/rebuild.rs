@@ -10,8 +10,8 @@
 //! the swap the file has their ids alone, and they are recomputed if they become relevant.
 //!
 //! What this is not: it does not choose sentences ([`super::condense`] does), and it starts nothing but the judging
-//! thread: the owner of the runtime calls [`super::Sessions::work`], and [`super::Sessions::say`] reads a few tokens
-//! along with each token of an answer.
+//! thread: the scheduler gives it a share of each step, or the owner of the runtime calls [`super::Sessions::work`], and
+//! [`super::Sessions::say`] reads a few tokens along with each token of an answer.
 //!
 //! Invariants: the swap happens between turns, in memory and in the file at once, or not at all; until then, and whatever
 //! fails, the old sequence is as it was; the rebuild's bytes count in the budget, and an answer that needs them ends it.
@@ -97,8 +97,7 @@ impl OpenSession {
     ) -> RebuildProgress {
         let (judged, thread) = match self.condensing.rebuild.take() {
             None => {
-                let is_long = self.transcript.persistent_tokens() > self.options.persistent_max;
-                if !is_long || self.condensing.gave_up {
+                if !self.is_too_long() {
                     return RebuildProgress::Idle;
                 }
                 let judging = self.judge(runtime.model(), condenser);
@@ -126,6 +125,12 @@ impl OpenSession {
             }
             Err(why) => self.give_up(why),
         }
+    }
+
+    /// Whether the stream is over its limit, and it is not known that it cannot be condensed.
+    pub fn is_too_long(&self) -> bool {
+        !self.condensing.gave_up
+            && self.transcript.persistent_tokens() > self.options.persistent_max
     }
 
     pub fn stop_condensing(&mut self, runtime: &mut Runtime) {
@@ -261,6 +266,7 @@ impl OpenSession {
         match self.swap(runtime, reading, sequence) {
             Ok(()) => {
                 log::info!("session {}: {outcome}", self.name());
+                self.counters.condensed += 1;
                 self.condensing.outcome = Some(outcome.clone());
                 RebuildProgress::Swapped(outcome)
             }

@@ -110,6 +110,8 @@ pub struct SessionCounters {
     pub mounted: u64,
     /// Recomputed: the file had the ids alone.
     pub read_again: u64,
+    /// Number of times that a persistent stream was condensed.
+    pub condensed: u64,
 }
 
 impl SessionCounters {
@@ -120,6 +122,7 @@ impl SessionCounters {
         self.hidden += other.hidden;
         self.mounted += other.mounted;
         self.read_again += other.read_again;
+        self.condensed += other.condensed;
     }
 }
 

@@ -2,7 +2,7 @@
 //! ledger. What happens inside a session is [`OpenSession`]'s; turns are in `turn.rs`.
 
 use super::condense::{Condense, Extractive};
-use super::condensing::{RebuildProgress, STEP_TOKENS_MAX};
+use super::condensing::{RebuildProgress, RebuildReading, RebuildShare, STEP_TOKENS_MAX};
 use super::embed::Embed;
 use super::error::{SessionError, SessionResult};
 use super::folder::{RemovalCause, RemovedSession, SessionFolder};
@@ -213,8 +213,9 @@ impl Sessions {
         let Some(home) = self.home(name) else {
             return Err(SessionError::NowhereToLook { name: name.into() });
         };
-        let (identity, options) = (&self.identity, &self.options);
-        let mut session = OpenSession::open(runtime, name, home, identity, options, mode)?;
+        let (identity, options, prefixes) = (&self.identity, &self.options, &mut self.prefixes);
+        let mut session =
+            OpenSession::open(runtime, name, home, identity, options, prefixes, mode)?;
         session.transcript.deferred = self.deferred.get(name).cloned().unwrap_or_default();
         let id = self.admit(runtime, session, Some(mode))?;
         self.deferred.remove(name);
@@ -478,6 +479,64 @@ impl Sessions {
         let condenser = self.condenser();
         let session = self.session_mut(runtime, id)?;
         Ok(session.work(runtime, condenser, tokens_max))
+    }
+
+    /// Sessions whose condensing has something to do other than to read.
+    pub(crate) fn due_for_work(&self) -> Vec<SessionId> {
+        let is_due = |session: &OpenSession| {
+            let condensing = &session.condensing;
+            let begins = condensing.rebuild.is_none() && session.is_too_long();
+            !session.is_answering && (begins || condensing.is_due())
+        };
+        let open = self.slots.iter().filter(|(_, session)| is_due(session));
+        open.map(|(id, _)| id).collect()
+    }
+
+    /// Whether any session condenses, or is about to.
+    pub(crate) fn is_condensing(&self) -> bool {
+        let mut open = self.slots.iter();
+        open.any(|(_, s)| s.condensing.rebuild.is_some() || s.is_too_long())
+    }
+
+    /// Tokens that the rebuild of a session reads next, at most `tokens_max`: of `first`, if it has any, or of another.
+    pub(crate) fn rebuild_share(
+        &mut self,
+        first: Option<SessionId>,
+        tokens_max: usize,
+    ) -> Option<RebuildShare> {
+        let open: Vec<SessionId> = self.open_ids().collect();
+        let ids = first.into_iter().chain(open);
+        ids.into_iter()
+            .find_map(|id| self.rebuild(id)?.share(id, tokens_max))
+    }
+
+    /// The rebuild of a session while it reads, unless a turn has it.
+    pub(crate) fn rebuild(&mut self, id: SessionId) -> Option<&mut RebuildReading> {
+        self.slots.get_mut(id)?.condensing.reading()
+    }
+
+    /// Whether one more step will end the condensing of a session.
+    pub(crate) fn is_about_to_swap(&mut self, id: SessionId) -> bool {
+        let rebuild = self.rebuild(id);
+        rebuild.is_some_and(|r| r.failed.is_none() && r.left() <= STEP_TOKENS_MAX)
+    }
+
+    /// Whether a fact of `tokens` has no room before the stream is condensed, which is under way. A caller that begins to
+    /// wait has it tried once more where it was given up.
+    pub(crate) fn waits_for_condensing(
+        &mut self,
+        id: SessionId,
+        tokens: usize,
+        supersedes: Option<u64>,
+        is_new: bool,
+    ) -> SessionResult<bool> {
+        let session = self.any_session_mut(id)?;
+        match session.check_fact(tokens, supersedes) {
+            Err(SessionError::PersistentFull { .. }) => {}
+            checked => return checked.map(|()| false),
+        }
+        session.condensing.gave_up &= !is_new;
+        Ok(session.condensing.rebuild.is_some() || session.is_too_long())
     }
 
     /// Calls [`Sessions::work`] until nothing is left to do. Waits for the judging thread.

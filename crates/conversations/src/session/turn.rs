@@ -8,7 +8,7 @@
 //! A plan loses nothing, so it stays carried out when an answer fails. Tokens are read behind a fork of the sequence,
 //! which takes its place again if the turn is dropped.
 
-use super::condensing::STEP_TOKENS_MAX;
+use super::condensing::{RebuildReading, STEP_TOKENS_MAX};
 use super::embed::Embed;
 use super::error::{SessionError, SessionResult};
 use super::open_session::{OpenSession, stored_bytes};
@@ -153,9 +153,21 @@ impl TurnInProgress {
     /// Notes that the first `count` of them are in the sequence.
     pub fn read(&mut self, count: usize) {
         match &mut self.stage {
-            Stage::Answering(completion) => completion.read(count),
+            Stage::Answering(completion) => {
+                let is_answer = !completion.sampled().is_empty();
+                if let Some(rebuild) = self.prepared.undo.rebuild().filter(|_| is_answer) {
+                    let fed = completion.pending();
+                    rebuild.mirror(&fed[..count.min(fed.len())]);
+                }
+                completion.read(count);
+            }
             Stage::Closing { tokens, read, .. } => *read = (*read + count).min(tokens.len()),
         }
+    }
+
+    /// The rebuild of its session while it reads.
+    pub(crate) fn rebuild(&mut self) -> Option<&mut RebuildReading> {
+        self.prepared.undo.rebuild()
     }
 
     /// Question and answer, once the answer is complete: the text to embed.
@@ -340,6 +352,7 @@ impl Sessions {
         options: &GenerateOptions,
         tell: &mut dyn FnMut(GenerateEvent<'_>) -> ControlFlow<()>,
     ) -> SessionResult<TurnAnswer> {
+        self.work(runtime, id, STEP_TOKENS_MAX)?;
         let asked = AskedQuestion::new(text, now_ms);
         let mut turn = self.begin(runtime, id, asked, options)?;
         let per_token = self.options().condense_per_token;
@@ -377,7 +390,6 @@ impl Sessions {
         asked: AskedQuestion<'_>,
         options: &GenerateOptions,
     ) -> SessionResult<TurnInProgress> {
-        self.work(runtime, id, STEP_TOKENS_MAX)?;
         let mut prepared = self.prepare(runtime, id, asked)?;
         let max = self.options().answer_max;
         let options = GenerateOptions {

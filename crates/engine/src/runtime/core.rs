@@ -308,6 +308,17 @@ impl Runtime {
         Ok(id)
     }
 
+    /// The same; blocks that a mapped file has too stay there, and cost no private memory.
+    pub fn restore_shared(
+        &mut self,
+        image: Image<'_>,
+        shared: MappedImage<'_>,
+    ) -> StepResult<SequenceId> {
+        let id = self.runner.store.restore_shared(image, shared)?;
+        self.insert_restored(id);
+        Ok(id)
+    }
+
     /// The same from a mapped file: full blocks stay there, and cost no private memory.
     pub fn restore_mapped(&mut self, image: MappedImage<'_>) -> StepResult<SequenceId> {
         let id = self.runner.store.restore_mapped(image)?;

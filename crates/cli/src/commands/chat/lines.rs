@@ -4,6 +4,7 @@ use crate::out;
 use anyhow::{Context, Result, bail};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
+use std::collections::VecDeque;
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::PathBuf;
 
@@ -20,7 +21,11 @@ pub enum Input {
     End,
 }
 
-pub struct Lines(Source);
+pub struct Lines {
+    source: Source,
+    /// Read already, and not taken.
+    ahead: VecDeque<Input>,
+}
 
 enum Source {
     Terminal {
@@ -34,22 +39,52 @@ impl Lines {
     /// A line editor on a terminal, plain lines otherwise.
     pub fn new(history: Option<PathBuf>) -> Result<Lines> {
         if !io::stdin().is_terminal() {
-            return Ok(Lines(Source::Pipe));
+            return Ok(Lines::over(Source::Pipe));
         }
         let mut editor = Box::new(DefaultEditor::new().context("cannot use the terminal")?);
         if let Some(path) = &history {
             // None yet, or not ours to read: the chat works without.
             let _ = editor.load_history(path);
         }
-        Ok(Lines(Source::Terminal { editor, history }))
+        Ok(Lines::over(Source::Terminal { editor, history }))
+    }
+
+    fn over(source: Source) -> Lines {
+        Lines {
+            source,
+            ahead: VecDeque::new(),
+        }
     }
 
     pub fn is_terminal(&self) -> bool {
-        matches!(self.0, Source::Terminal { .. })
+        matches!(self.source, Source::Terminal { .. })
+    }
+
+    /// The first text that `is_it` accepts, or none before the end. `next` returns it, and what came before it, again.
+    pub fn look_ahead(&mut self, is_it: impl Fn(&str) -> bool) -> Result<String> {
+        loop {
+            let input = self.read()?;
+            let found = match &input {
+                Input::Text(text) if is_it(text) => Some(text.clone()),
+                Input::End => Some(String::new()),
+                _ => None,
+            };
+            self.ahead.push_back(input);
+            if let Some(text) = found {
+                return Ok(text);
+            }
+        }
     }
 
     /// The next text, with its continuation lines.
     pub fn next(&mut self) -> Result<Input> {
+        match self.ahead.pop_front() {
+            Some(input) => Ok(input),
+            None => self.read(),
+        }
+    }
+
+    fn read(&mut self) -> Result<Input> {
         let mut text = String::new();
         let mut open = Open::No;
         loop {
@@ -77,7 +112,7 @@ impl Lines {
     }
 
     fn line(&mut self, prompt: &str) -> Result<Line> {
-        match &mut self.0 {
+        match &mut self.source {
             Source::Terminal { editor, .. } => match editor.readline(prompt) {
                 Ok(line) => Ok(Line::Text(line)),
                 Err(ReadlineError::Interrupted) => {
@@ -108,7 +143,7 @@ impl Lines {
     }
 
     fn remember(&mut self, text: &str) {
-        if let Source::Terminal { editor, history } = &mut self.0 {
+        if let Source::Terminal { editor, history } = &mut self.source {
             let _ = editor.add_history_entry(text);
             if let Some(path) = history {
                 if let Some(parent) = path.parent() {

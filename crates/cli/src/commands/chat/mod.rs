@@ -59,7 +59,7 @@ pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
     };
     let mut lines = Lines::new(history)?;
     if let Some(home) = keeps(args, &lines)? {
-        match Lasting::new(load(args, Habits::SESSION)?, args, &home)? {
+        match Lasting::new(load(args, &args.compute, Habits::SESSION)?, args, &home)? {
             Some(mut lasting) => {
                 out::note(&lasting.greeting()?);
                 converse(&mut lines, &mut lasting)?;
@@ -70,7 +70,8 @@ pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
             ),
         }
     }
-    let loaded = load(args, Habits::TALK)?;
+    let compute = profiled(args, &mut lines)?;
+    let loaded = load(args, &compute, Habits::TALK)?;
     loaded.check_fits(1)?;
     let mut conversation = Unsaved::new(loaded, args)?;
     if lines.is_terminal() {
@@ -114,10 +115,21 @@ fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
     }
 }
 
-fn load(args: &args::ChatArgs, habits: Habits) -> Result<LoadedModel> {
+/// `--profile auto` looks at the system message and the first message, which is read before the model is loaded.
+fn profiled(args: &args::ChatArgs, lines: &mut Lines) -> Result<args::ComputeArgs> {
+    if !engine::wants_profile(&args.compute) {
+        return Ok(args.compute.clone());
+    }
+    let first = lines.look_ahead(|text| command(text).is_none())?;
+    let system = args.system.as_deref().unwrap_or_default();
+    let text = format!("{system}\n{first}");
+    Ok(engine::with_profile_of(&args.compute, &text))
+}
+
+fn load(args: &args::ChatArgs, compute: &args::ComputeArgs, habits: Habits) -> Result<LoadedModel> {
     let engine = engine::load(
         args.model.as_deref(),
-        &args.compute,
+        compute,
         habits.explaining(args.explain),
     )?;
     if args.explain {
