@@ -21,7 +21,7 @@ use haversack::engine::{
 use haversack::memory::bytes::human;
 use haversack::memory::{Backing, HeapBudget, PeakMeter, ProcessUsage, heap};
 use haversack::session::Sessions;
-use haversack::text::chat::encode_chat;
+use haversack::text::chat::{EncodedChat, encode_chat_with_borders};
 use haversack::text::template::{Message, RenderOptions};
 use haversack::text::tokenizer::EncodeOptions;
 use haversack::{Engine, EngineOptions};
@@ -499,12 +499,13 @@ pub fn chat_ids(
     file: &str,
     messages: &[Message],
     trusted: bool,
-) -> Result<Vec<u32>> {
+) -> Result<EncodedChat> {
     let options = RenderOptions::to_answer(haversack::memory::clock::since_1970());
     let (template, tokenizer) = (model.template(), model.tokenizer());
     let name = || format!("{file}: tokenizer.chat_template");
     if !trusted {
-        return encode_chat(template, tokenizer, messages, &options).with_context(name);
+        return encode_chat_with_borders(template, tokenizer, messages, &options)
+            .with_context(name);
     }
     let text = template.render(messages, &options).with_context(name)?;
     let special = EncodeOptions {
@@ -518,7 +519,10 @@ pub fn chat_ids(
     {
         ids.remove(0);
     }
-    Ok(ids)
+    Ok(EncodedChat {
+        ids,
+        borders: Vec::new(),
+    })
 }
 
 impl LoadedModel {

@@ -236,3 +236,72 @@ fn flags_that_are_not_safe_are_refused() {
     let address = taken.local_addr().unwrap().to_string();
     assert!(error(&["--addr", &address]).contains(&address));
 }
+
+/// A client that sends the whole conversation each time: another last message, an edited one, another answer and several
+/// answers go on from where the last message begins, and say what a server says that has read everything.
+#[test]
+fn a_conversation_is_read_once() {
+    let Some(server) = Server::start(&["--memory", "200M"]) else {
+        return;
+    };
+    let fresh = Server::start(&["--memory", "200M", "--reuse", "0"]).unwrap();
+    let line = |i: u32| format!("Note {i}: the {i}th box holds {} apples.", i * 7 % 50);
+    let notes: Vec<String> = (0..60).map(line).collect();
+    let mut history = vec![
+        json!({ "role": "system", "content": "You keep an inventory." }),
+        json!({ "role": "user", "content": notes.join("\n") }),
+        json!({ "role": "assistant", "content": "Noted." }),
+    ];
+    let body = |history: &[Value], question: &str| {
+        let mut messages = history.to_vec();
+        messages.push(json!({ "role": "user", "content": question }));
+        json!({ "messages": messages, "max_tokens": 12, "temperature": 0 })
+    };
+    let chat = "/v1/chat/completions";
+    let ask = |server: &Server, body: &Value| {
+        let (status, answer) = server.post(chat, body);
+        assert_eq!(status, 200, "{answer}");
+        let usage = &answer["usage"];
+        let cached = &usage["prompt_tokens_details"]["cached_tokens"];
+        let tokens = usage["prompt_tokens"].as_u64().unwrap();
+        (content(&answer), tokens - cached.as_u64().unwrap(), tokens)
+    };
+    let questions = [
+        "How many apples are in box 3?",
+        "Which box is the fullest, and why do you think that it is?",
+        "Which box is empty?",
+        // The same again.
+        "Which box is empty?",
+    ];
+    let mut said = String::new();
+    for (i, question) in questions.iter().enumerate() {
+        let body = body(&history, question);
+        let (text, read, tokens) = ask(&server, &body);
+        assert!(tokens > 1000, "{tokens}");
+        match i {
+            0 => assert_eq!(read, tokens),
+            1 | 2 => assert!(read < 40, "{question}: {read} of {tokens} read"),
+            _ => assert_eq!(read, 1, "another answer"),
+        }
+        if i > 1 {
+            assert_eq!(text, ask(&fresh, &body).0, "{question}");
+        }
+        said = text;
+    }
+    // The conversation goes on, then its new question is edited.
+    history.extend([
+        json!({ "role": "user", "content": questions[3] }),
+        json!({ "role": "assistant", "content": said }),
+    ]);
+    for (question, most) in [("Thanks. And box 5?", 60), ("Box 6?", 60)] {
+        let (_, read, tokens) = ask(&server, &body(&history, question));
+        assert!(read < most, "{question}: {read} of {tokens} read");
+    }
+    // Three answers: one of them reads the question.
+    let hits = || server.metric("haversack_cache_hit_tokens_total");
+    let (mut three, before) = (body(&history, "Say a number."), hits());
+    three["n"] = json!(3);
+    let (_, _, tokens) = ask(&server, &three);
+    let read = 3 * tokens - (hits() - before);
+    assert!(read < 60, "{read}");
+}

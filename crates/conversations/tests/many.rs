@@ -13,7 +13,10 @@ use haversack_engine::runtime::completion::Completed;
 use haversack_engine::runtime::options::Guarding;
 use haversack_engine::runtime::{Finish, GenerateOptions, SequenceRetention, generate};
 use haversack_engine::sample::{SampleOptions, Sampler};
-use haversack_engine::{Model, Policy, Repack, Retention, Runtime, RuntimeOptions, StepError};
+use haversack_engine::{
+    Codec, KvForm, KvOptions, Model, Policy, Positions, Repack, Retention, Runtime, RuntimeOptions,
+    StepError,
+};
 use haversack_memory::Reading;
 use haversack_testing::models::Spec;
 use std::collections::HashMap;
@@ -86,6 +89,8 @@ fn request(dice: &mut Dice, ids: &[u32], alike: bool) -> Request {
         owner: dice.roll(if alike { 2 } else { 3 }) as u64,
         deadline: None,
         continues: false,
+        // Wherever they are, no token depends on them.
+        borders: vec![dice.roll(160), 33 + dice.roll(60)],
     }
 }
 
@@ -264,6 +269,7 @@ fn a_heap_that_grows_empties_the_prefix_cache_and_holds_up_admission() {
             owner: 0,
             deadline: None,
             continues: false,
+            borders: Vec::new(),
         };
         scheduler.submit(request).unwrap()
     };
@@ -357,19 +363,264 @@ fn the_prefix_cache_serves_its_owner() {
     // Another answer to the same prompt: only the end of the prompt is of use.
     longer.extend([&answer[..3], &ids[300..310]].concat());
     assert_eq!(ask(1, &longer).1, 70 + 20 + 30);
-    // Others with the same opening: the second one shows where they fork.
-    let with = |more: std::ops::Range<usize>| [&ids[..64], &ids[more]].concat();
-    assert_eq!(ask(1, &with(400..440)).1, 0);
-    assert_eq!(ask(1, &with(450..490)).1, 64);
-    assert_eq!(ask(1, &with(500..540)).1, 64);
-    // Twice the same prompt.
-    assert_eq!(ask(1, &with(500..540)).1, 64);
-    assert_eq!(ask(1, &with(500..540)).1, 103);
+    // Others with a longer beginning in common: the second one shows where they fork.
+    let with = |more: std::ops::Range<usize>| [&ids[..160], &ids[more]].concat();
+    assert_eq!(ask(1, &with(400..440)).1, 70);
+    assert_eq!(ask(1, &with(450..490)).1, 70);
+    assert_eq!(ask(1, &with(500..540)).1, 160);
+    // Twice the same prompt: all but the last token.
+    assert_eq!(ask(1, &with(500..540)).1, 199);
     // Another owner.
     assert_eq!(ask(2, &with(500..540)).1, 0);
     let stats = scheduler.prefix_cache_stats();
     assert_eq!((stats.hits, stats.misses), (6, 2), "{stats:?}");
-    assert_eq!(stats.forks, 1);
+}
+
+/// Asks one request after the other, each computed alone too, and says how much of each prompt was cached.
+struct Asking {
+    model: Arc<Model>,
+    options: RuntimeOptions,
+    scheduler: Scheduler,
+}
+
+impl Asking {
+    fn new(model: &Arc<Model>, options: RuntimeOptions) -> Asking {
+        let scheduling = SchedulerOptions {
+            reuse: 16,
+            ..SchedulerOptions::default()
+        };
+        let runtime = Runtime::new(model.clone(), &options).unwrap();
+        Asking {
+            model: model.clone(),
+            scheduler: Scheduler::new(runtime, scheduling),
+            options,
+        }
+    }
+
+    fn request(prompt: &[u32], borders: &[usize]) -> Request {
+        Request {
+            options: GenerateOptions {
+                tokens_max: Some(8),
+                ignore_end: true,
+                ..GenerateOptions::default()
+            },
+            borders: borders.to_vec(),
+            ..Request::completion(prompt.to_vec())
+        }
+    }
+
+    fn fresh(&self, prompt: &[u32]) -> Vec<u32> {
+        let mut runtime = Runtime::new(self.model.clone(), &self.options).unwrap();
+        let id = runtime.open().unwrap();
+        let mut sampler = Sampler::new(SampleOptions::default()).unwrap();
+        let options = &Asking::request(prompt, &[]).options;
+        let go_on =
+            &mut |_: haversack_engine::runtime::GenerateEvent<'_>| ControlFlow::Continue(());
+        let said = generate(&mut runtime, id, prompt, &mut sampler, options, go_on);
+        said.unwrap().tokens
+    }
+
+    /// The answers, and how many tokens of each prompt came from the cache.
+    fn all(&mut self, requests: Vec<Request>) -> Vec<(Vec<u32>, usize)> {
+        let ids = requests.into_iter().map(|r| self.scheduler.submit(r));
+        let ids: Vec<RequestId> = ids.map(Result::unwrap).collect();
+        let mut ended = HashMap::new();
+        while !self.scheduler.is_idle() {
+            let deliver = &mut |id, event: RequestEvent<'_>| {
+                match event {
+                    RequestEvent::Completed(completed, held) => {
+                        ended.insert(id, (completed.tokens, held.reused));
+                    }
+                    RequestEvent::Failed(why) => panic!("{why}"),
+                    _ => {}
+                }
+                ControlFlow::Continue(())
+            };
+            self.scheduler.step(Duration::ZERO, deliver).unwrap();
+        }
+        ids.iter().map(|id| ended.remove(id).unwrap()).collect()
+    }
+
+    fn one(&mut self, prompt: &[u32], borders: &[usize]) -> (Vec<u32>, usize) {
+        let request = Asking::request(prompt, borders);
+        self.all(vec![request]).swap_remove(0)
+    }
+}
+
+fn of_kind(kv: KvOptions, positions: Positions, budget_bytes: Option<usize>) -> RuntimeOptions {
+    RuntimeOptions {
+        threads: 2,
+        kv,
+        retention: Retention {
+            positions,
+            ..Retention::full()
+        },
+        budget_bytes,
+        cache_dir: Some(packed_dir()),
+        ..RuntimeOptions::default()
+    }
+}
+
+/// Another question, an edited one, another answer to the same one, and the next: each goes on from where the message
+/// begins, or from further, and answers as if it had read everything. In every form of keys and values.
+#[test]
+fn a_second_question_goes_on_from_its_border() {
+    for name in ["llama", "gemma3-linear"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tiny.gguf");
+        let spec = Spec {
+            context: 1024,
+            ..Spec::named(name).unwrap()
+        };
+        spec.write_file(&path).unwrap();
+        let model = load(&path, Repack::Off);
+        let ids = spec.ids(900);
+        let (history, border) = (&ids[..400], 400);
+        let coded = |codec: Codec| KvOptions::new(KvForm::both(codec.form()));
+        let mut kinds: Vec<KvOptions> = Codec::ALL.into_iter().map(coded).collect();
+        kinds.push(KvOptions {
+            near: Codec::F16,
+            recent: 100,
+            sinks: 1,
+            ..coded(Codec::Int3)
+        });
+        for (i, kv) in kinds.into_iter().enumerate() {
+            let positions = [Positions::Auto, Positions::Compact, Positions::Original][i % 3];
+            let what = format!("{name}, {:?}, {positions:?}", kv.form);
+            let mut asking = Asking::new(&model, of_kind(kv, positions, None));
+            let question = |from: usize, tokens| [history, &ids[from..from + tokens]].concat();
+            let first = question(500, 90);
+            let (answer, cached) = asking.one(&first, &[border]);
+            assert_eq!(cached, 0, "{what}");
+            for (prompt, least) in [
+                // Another last message, one that is longer, one that begins like the first.
+                (question(600, 20), border),
+                (question(650, 150), border),
+                (question(510, 1), border),
+                // The first again: all but its last token.
+                (first.clone(), first.len() - 1),
+                // The conversation goes on.
+                ([&first, &answer, &ids[800..820]].concat(), first.len() + 7),
+            ] {
+                let (tokens, cached) = asking.one(&prompt, &[border]);
+                assert_eq!(cached, least, "{what}");
+                assert_eq!(tokens, asking.fresh(&prompt), "{what}");
+            }
+        }
+    }
+}
+
+/// A long conversation, sent whole with twenty different last messages: from the second on at least 99 % is cached.
+#[test]
+fn twenty_last_messages_of_a_long_conversation() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.gguf");
+    let spec = Spec {
+        context: 16384,
+        ..Spec::named("llama").unwrap()
+    };
+    spec.write_file(&path).unwrap();
+    let model = load(&path, Repack::Off);
+    let ids = spec.ids(11_000);
+    let options = of_kind(KvOptions::default(), Positions::Auto, Some(64 << 20));
+    let mut asking = Asking::new(&model, options);
+    for i in 0..20 {
+        let last = &ids[10_000 + 40 * i..][..20 + 3 * i];
+        let prompt = [&ids[..10_000], last].concat();
+        let (tokens, cached) = asking.one(&prompt, &[10_000]);
+        let least = if i == 0 { 0 } else { prompt.len() * 99 / 100 };
+        assert!(cached >= least, "{i}: {cached} of {}", prompt.len());
+        if i == 19 {
+            assert_eq!(tokens, asking.fresh(&prompt), "{i}");
+        }
+    }
+    let ledger = asking.scheduler.runtime().ledger();
+    assert!(ledger.peak <= 64 << 20);
+}
+
+/// A client that left, or waited no longer, asks again: what was read stays, wherever it was cancelled.
+#[test]
+fn what_a_cancelled_request_has_read_stays() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(600);
+    for is_late in [false, true] {
+        let options = of_kind(KvOptions::default(), Positions::Auto, None);
+        let mut asking = Asking::new(&model, options);
+        asking.scheduler.set_pace(Pace {
+            batch: 8,
+            chunk: 32,
+        });
+        let request = Request {
+            deadline: is_late.then_some(Duration::from_secs(1)),
+            ..Asking::request(&ids[..500], &[])
+        };
+        let id = asking.scheduler.submit(request).unwrap();
+        let ignore = &mut |_, _: RequestEvent<'_>| ControlFlow::Continue(());
+        for _ in 0..3 {
+            asking.scheduler.step(Duration::ZERO, ignore).unwrap();
+        }
+        match is_late {
+            true => drop(asking.scheduler.step(Duration::from_secs(2), ignore)),
+            false => asking.scheduler.cancel(id).unwrap(),
+        }
+        let read = asking.scheduler.stats().tokens_read as usize;
+        assert!((64..500).contains(&read), "{read}");
+        let (tokens, cached) = asking.one(&ids[..500], &[]);
+        assert_eq!(cached, read);
+        assert_eq!(tokens, asking.fresh(&ids[..500]));
+    }
+}
+
+/// Several answers to one prompt, asked for at once: one reads it, the others its last token.
+#[test]
+fn choices_share_their_prompt() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(600);
+    // The last token is alone in its block, or not; or the prompt is too short to wait for.
+    for (tokens, cached) in [(300, 299), (289, 288), (20, 0)] {
+        let options = of_kind(KvOptions::default(), Positions::Auto, None);
+        let mut asking = Asking::new(&model, options);
+        let choices = vec![Asking::request(&ids[..tokens], &[]); 4];
+        let answers = asking.all(choices);
+        let fresh = asking.fresh(&ids[..tokens]);
+        let reused: Vec<usize> = answers.iter().map(|(_, reused)| *reused).collect();
+        assert_eq!(reused, [0, cached, cached, cached]);
+        assert!(answers.iter().all(|(answer, _)| *answer == fresh));
+        let stats = asking.scheduler.stats();
+        let read = tokens + 3 * (tokens - cached) + 4 * 7;
+        assert_eq!(stats.tokens_read as usize, read);
+    }
+}
+
+/// A checkpoint has blocks of its own only for what is recent, leaves before a request waits, and is counted while it is there.
+#[test]
+fn a_checkpoint_is_small_and_leaves_first() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(1600);
+    let options = of_kind(KvOptions::default(), Positions::Auto, None);
+    let one = Runtime::new(model.clone(), &options).unwrap();
+    let one = one.sequence_bytes(1400);
+    let live = |borders: &[usize]| {
+        let mut asking = Asking::new(&model, options.clone());
+        asking.one(&ids[..1300], borders);
+        asking.scheduler.runtime().ledger().kv_live
+    };
+    let own = live(&[640]) - live(&[]);
+    assert!(own > 0 && own * 10 < one, "{own} of {one}");
+    // Room for one conversation: what is cached makes room for the other.
+    let options = RuntimeOptions {
+        budget_bytes: Some(one + one / 2 + (1 << 20)),
+        ..options
+    };
+    let mut asking = Asking::new(&model, options);
+    for from in [0, 200, 0] {
+        let prompt = &ids[from..from + 1300];
+        let (tokens, _) = asking.one(prompt, &[640, 1200]);
+        assert_eq!(tokens, asking.fresh(prompt));
+    }
+    let ledger = asking.scheduler.runtime().ledger();
+    assert!(ledger.peak <= ledger.budget.unwrap());
+    assert!(asking.scheduler.prefix_cache_stats().evicted > 0);
 }
 
 /// Steps until the scheduler is idle. Returns the prompt tokens that each step has read, and the answers.

@@ -7,7 +7,7 @@
 
 use haversack_engine::{Model, Repack};
 use haversack_testing::models::Spec;
-use haversack_text::chat::{ChatError, encode_chat};
+use haversack_text::chat::{ChatError, encode_chat, encode_chat_with_borders};
 use haversack_text::template::{ChatTemplate, Message, RenderOptions, Variable};
 use haversack_text::tokenizer::pieces::{Pieces, TokenKind as Kind};
 use haversack_text::tokenizer::{EncodeOptions, Tokenizer, TokenizerModel as VocabModel, Vocab};
@@ -290,6 +290,52 @@ const BENIGN: [&str; 10] = [
     "the ing of them, at the end in a tent",
     "{{ messages }}{% for %} %s %d {0}",
 ];
+
+/// Two conversations that differ in a message have the same tokens up to its border, which is where its marker ends; one
+/// that has nothing in common before it has no border.
+#[test]
+fn borders_are_where_messages_begin() {
+    for subject in SUBJECTS.iter() {
+        let (template, tokenizer) = (subject.template(), subject.tokenizer());
+        let chat = |system: &str, first: &str, last: &str| {
+            let answer = Message::new("assistant", "yes");
+            let chat = [
+                Message::new("system", system),
+                Message::new("user", first),
+                answer,
+                Message::new("user", last),
+            ];
+            encode_chat_with_borders(template, tokenizer, &chat, &options()).expect("ids")
+        };
+        let one = chat("be brief", "aaa", "what is the b");
+        let messages = [
+            ("system", "be brief"),
+            ("user", "aaa"),
+            ("assistant", "yes"),
+            ("user", "what is the b"),
+        ];
+        let messages = messages.map(|(role, text)| Message::new(role, text));
+        assert_eq!(one.ids, subject.encode(&messages), "{}", subject.name());
+        if subject.name() == "llama-tied-spm" {
+            // Its markers are plain text: only what is before the first is certain.
+            assert_eq!(one.borders, [1]);
+            continue;
+        }
+        let [opening, last] = one.borders[..] else {
+            panic!("{}: {:?}", subject.name(), one.borders);
+        };
+        for (other, border) in [
+            (chat("be brief", "aaa", "\n\n[ab] no"), last),
+            (chat("be brief", "[ab]", "\n"), opening),
+        ] {
+            let same = one.ids.iter().zip(&other.ids);
+            let same = same.take_while(|(a, b)| a == b).count();
+            assert_eq!(one.ids[..border], other.ids[..border], "{}", subject.name());
+            assert!(same - border < 8, "{}: {border} of {same}", subject.name());
+            assert!(other.borders.contains(&border));
+        }
+    }
+}
 
 #[test]
 fn harmless_chats_are_read_as_a_whole() {

@@ -6,7 +6,7 @@ pub struct EngineOptions {
     pub batch: usize,
     /// Requests that may wait besides those.
     pub queue: usize,
-    /// Finished requests whose keys and values are kept for prompts that begin alike.
+    /// Requests whose keys and values are kept for prompts that begin alike.
     pub prefix_cache: usize,
     /// Log alerts and changes of the device. Not for an engine with one caller, who sees both in the answers.
     pub logs: bool,

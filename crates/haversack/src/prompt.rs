@@ -42,6 +42,7 @@ pub struct Prompt {
     owner: u64,
     timeout: Option<Duration>,
     continues: bool,
+    borders: Vec<usize>,
 }
 
 impl Prompt {
@@ -73,6 +74,7 @@ impl Prompt {
             owner: 0,
             timeout: None,
             continues: false,
+            borders: Vec::new(),
         }
     }
 
@@ -153,6 +155,14 @@ impl Prompt {
     /// prefix cache it does so under every policy; rows that were evicted then stay evicted.
     pub fn continues(mut self) -> Prompt {
         self.continues = true;
+        self
+    }
+
+    /// After how many tokens other prompts are likely to depart from this one, such as where a message begins
+    /// ([`EncodedChat::borders`](haversack_text::chat::EncodedChat::borders)): the prefix cache has its state of there. No
+    /// token depends on it.
+    pub fn borders(mut self, borders: Vec<usize>) -> Prompt {
+        self.borders = borders;
         self
     }
 
@@ -262,6 +272,7 @@ impl Prompt {
             owner: self.owner,
             deadline,
             continues: self.continues,
+            borders: self.borders,
         })
     }
 }

@@ -189,6 +189,40 @@ fn a_completion_continues_the_last_one() {
     assert_eq!(ask(&said[..100]).1.reused, 0);
 }
 
+/// An answer that is said otherwise in the next prompt, and a question that is replaced, as in a chat that is not saved:
+/// what was read up to the border stays.
+#[test]
+fn a_continued_completion_goes_back_to_a_border() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).prefix_cache(4).start().unwrap();
+    let ask = |prompt: &[u32], borders: &[usize]| {
+        let prompt = engine.complete_tokens(prompt.to_vec()).continues();
+        let prompt = prompt.max_tokens(50).ignore_end(true);
+        let mut answer = prompt.borders(borders.to_vec()).send().unwrap();
+        let text = answer.text().unwrap();
+        match &answer.report().context {
+            ContextSeen::Completion(held) => (text, held.reused),
+            seen => panic!("{seen:?}"),
+        }
+    };
+    let fresh = |prompt: &[u32]| {
+        let prompt = engine.complete_tokens(prompt.to_vec()).owner(7);
+        prompt.max_tokens(50).ignore_end(true).run().unwrap()
+    };
+    let said: Vec<u32> = (0..200).map(|i| 5 + i * 7 % 90).collect();
+    assert_eq!(ask(&said, &[150]).1, 0);
+    // The answer in other tokens: all of the prompt is there.
+    let longer = [&said[..], &[9; 60], &said[..30]].concat();
+    assert_eq!(ask(&longer, &[260]), (fresh(&longer), 200));
+    // The question was taken back.
+    let other = [&longer[..260], &[8; 40]].concat();
+    assert_eq!(ask(&other, &[260]), (fresh(&other), 260));
+    // A conversation of its own: nothing is left of the other.
+    let new: Vec<u32> = said.iter().rev().copied().collect();
+    assert_eq!(ask(&new, &[]).1, 0);
+    assert_eq!(ask(&said, &[150]).1, 0);
+}
+
 /// Two that continue at the same time: the next one goes on from one of them, never from a mixture.
 #[test]
 fn of_two_that_continue_at_once_the_last_is_continued() {

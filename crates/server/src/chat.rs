@@ -12,7 +12,7 @@ use super::{request, sessions, structured};
 use axum::extract::State;
 use axum::response::Response;
 use haversack::engine::Model;
-use haversack::text::chat::encode_chat;
+use haversack::text::chat::{EncodedChat, encode_chat_with_borders};
 use haversack::text::template::RenderOptions;
 
 pub async fn chat(
@@ -48,7 +48,7 @@ pub async fn chat(
         let stops = [model.template().stop_strings(), once].concat();
         let fields = EndpointFields {
             prompt: match message {
-                Some(_) => Vec::new(),
+                Some(_) => EncodedChat::default(),
                 None => encode(model, &request.messages, tools.as_ref())?,
             },
             stops: &stops,
@@ -70,7 +70,7 @@ pub fn encode(
     model: &Model,
     messages: &[ChatMessage],
     tools: Option<&ToolSet>,
-) -> Result<Vec<u32>, Fail> {
+) -> Result<EncodedChat, Fail> {
     let has_some = !messages.is_empty();
     require(has_some, "messages", "accepted: at least one message")?;
     let template = model.template();
@@ -80,6 +80,6 @@ pub fn encode(
     if let Some(tools) = tools.filter(|_| knows_tools) {
         options.variables.push(("tools".into(), tools.variable()));
     }
-    encode_chat(template, model.tokenizer(), &messages, &options)
+    encode_chat_with_borders(template, model.tokenizer(), &messages, &options)
         .map_err(|error| Fail::param("messages", error.to_string()))
 }

@@ -10,6 +10,7 @@ use super::{request, structured};
 use axum::extract::State;
 use axum::response::Response;
 use haversack::engine::Model;
+use haversack::text::chat::EncodedChat;
 use haversack::text::tokenizer::EncodeOptions;
 
 pub async fn completions(
@@ -28,7 +29,10 @@ pub async fn completions(
         require(!has_tools, "tools", accepted)?;
         let shape = structured::requested(common)?;
         let fields = EndpointFields {
-            prompt: encode(client.model(), request.prompt)?,
+            prompt: EncodedChat {
+                ids: encode(client.model(), request.prompt)?,
+                borders: Vec::new(),
+            },
             top: request.logprobs,
             constraint: structured::constraint(client, shape)?,
             ..EndpointFields::default()

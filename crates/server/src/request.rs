@@ -9,6 +9,7 @@ use haversack::engine::sample::{Constraint, SampleOptions};
 use haversack::engine::{Model, Policy};
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
+use haversack::text::chat::EncodedChat;
 use haversack::{Client, Error};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -38,7 +39,7 @@ pub struct SessionMessage {
 #[derive(Default)]
 pub struct EndpointFields<'a> {
     /// Empty in a session.
-    pub prompt: Vec<u32>,
+    pub prompt: EncodedChat,
     /// Stop strings of this endpoint.
     pub stops: &'a [&'a str],
     /// How many of the likeliest tokens are told; `None`: no log-probabilities.
@@ -92,7 +93,7 @@ impl CheckedRequest {
         let usage = common.stream_options.and_then(|o| o.include_usage);
         CheckedRequest {
             requests,
-            prompt_tokens: fields.prompt.len(),
+            prompt_tokens: fields.prompt.ids.len(),
             logprobs: fields.top.map(|top| top as usize),
             stream: common.stream.unwrap_or(false),
             include_usage: usage.unwrap_or(false),
@@ -111,13 +112,14 @@ pub fn completion(
     let mut request = check(client, &fields, common)?;
     let rows = rows(client, common)?;
     if rows.when_longer == LongPrompt::Refuse {
-        let room = rows.max_rows.saturating_sub(fields.prompt.len()).max(1);
+        let room = rows.max_rows.saturating_sub(fields.prompt.ids.len()).max(1);
         request.options.tokens_max = request.options.tokens_max.map(|max| max.min(room));
     }
     request.kind = RequestKind::Completion {
-        prompt: fields.prompt.clone(),
+        prompt: fields.prompt.ids.clone(),
         rows: Some(rows),
     };
+    request.borders = fields.prompt.borders.clone();
     let choice = |i: u64| {
         let mut request = request.clone();
         request.sample.seed = request.sample.seed.wrapping_add(i);

@@ -319,6 +319,12 @@ impl Store {
         })
     }
 
+    /// [`SequenceStats::bytes`] with each block divided among its holders, so that the shares of all sequences are the sum of
+    /// live blocks.
+    pub fn share_bytes(&self, id: SequenceId) -> CacheResult<usize> {
+        Ok(self.sequences.get(id)?.share_bytes(&self.storage))
+    }
+
     /// The blocks of a sequence, for a policy.
     pub fn snapshot(&self, id: SequenceId) -> CacheResult<Snapshot> {
         self.sequences.get(id)?.snapshot(&self.storage)

@@ -5,6 +5,7 @@ use crate::annotations::Annotations;
 use crate::error::{CacheError, CacheResult, reserve_exact, with_room};
 use crate::ledger::Ledger;
 use crate::policy::{BlockSummary, Snapshot};
+use crate::pool::BlockId;
 use crate::row_stats::{RowStats, StatsFormat};
 use crate::segments::Segments;
 use crate::table::BlockTable;
@@ -149,6 +150,20 @@ impl Sequence {
             entries.sum::<usize>() + storage.sink_bytes(layer, table)
         });
         bytes.sum()
+    }
+
+    /// The same with each block divided among its holders.
+    pub fn share_bytes(&self, storage: &Storage) -> usize {
+        let tables = storage.layers.iter().zip(&self.tables);
+        let forms = tables.flat_map(|(layer, table)| {
+            let entries = table.entries.iter().filter_map(|entry| layer.form(entry));
+            entries.chain(layer.sinks(table.sinks))
+        });
+        let share = |(pool, id): (usize, BlockId)| {
+            let pool = &storage.pools[pool];
+            pool.block_bytes() / pool.holders(id).unwrap_or(1).max(1)
+        };
+        forms.map(share).sum()
     }
 
     pub fn snapshot(&self, storage: &Storage) -> CacheResult<Snapshot> {

@@ -136,7 +136,8 @@ fn prompt_ids(args: &args::RunArgs, prompt: Text, loaded: &LoadedModel) -> Resul
         &loaded.name(),
         &messages,
         args.encoding.special,
-    )?;
+    )?
+    .ids;
     Ok(match (args.encoding.no_bos, ids.split_first()) {
         (true, Some((first, rest))) if tokenizer.bos() == Some(*first) && tokenizer.add_bos() => {
             rest.to_vec()

@@ -7,7 +7,8 @@
 //! A request is admitted when all it may come to hold can be promised, so no running request ever fails because of
 //! another. [`decide`] is pure; [`Admission::make_room`] applies it until the request fits or cannot.
 
-use super::prefix_cache::{CachedPrefix, PrefixMatch};
+use super::plan::Priority;
+use super::prefix_cache::{CachedPrefix, PrefixMatch, PromptBeingRead};
 use super::queue::{Admit, QueuedRequest};
 use super::request::{RequestError, RequestId, SubmitError};
 use super::resources::{Resources, promisable};
@@ -69,7 +70,7 @@ fn when_nothing_leaves(is_batch_empty: bool) -> Admit {
 
 /// What running requests were promised.
 #[derive(Debug, Default)]
-pub(super) struct Promises {
+pub(super) struct Promises<'a> {
     /// (sequence, its worst-case bytes), of the batch and of turns that are being saved.
     pub sequences: Vec<(SequenceId, usize)>,
     /// Requests in the batch.
@@ -78,9 +79,11 @@ pub(super) struct Promises {
     pub counting: usize,
     /// Of the longest of them.
     pub max_rows: usize,
+    /// Prompts that they read.
+    pub reading: Vec<PromptBeingRead<'a>>,
 }
 
-impl Promises {
+impl Promises<'_> {
     /// Bytes that were promised and are not held yet.
     pub fn outstanding_bytes(&self, resources: &Resources) -> usize {
         let outstanding =
@@ -116,11 +119,11 @@ impl Outcome {
 /// Takes memory from resources within what was promised to running requests.
 pub(super) struct Admission<'a> {
     resources: &'a mut Resources,
-    promises: Promises,
+    promises: Promises<'a>,
 }
 
-impl Admission<'_> {
-    pub fn new(resources: &mut Resources, promises: Promises) -> Admission<'_> {
+impl<'a> Admission<'a> {
+    pub fn new(resources: &'a mut Resources, promises: Promises<'a>) -> Admission<'a> {
         Admission {
             resources,
             promises,
@@ -132,7 +135,7 @@ impl Admission<'_> {
         match &queued.request.work {
             PreparedWork::Completion(work) => {
                 let bytes = queued.worst_case_bytes as usize;
-                self.start_completion(work, queued.request.id, bytes)
+                self.start_completion(work, queued.request.id, queued.priority, bytes)
             }
             PreparedWork::Turn(turn) => {
                 self.start_in_session(&turn.no_memory_at, |admission| admission.begin_turn(turn))
@@ -143,17 +146,36 @@ impl Admission<'_> {
         }
     }
 
-    /// From a cached prefix if there is one.
-    fn start_completion(&mut self, work: &CompletionWork, id: RequestId, bytes: usize) -> Outcome {
+    /// From a cached prefix if there is one. Where a running request reads the same prompt, it waits for that.
+    fn start_completion(
+        &mut self,
+        work: &CompletionWork,
+        id: RequestId,
+        priority: Priority,
+        bytes: usize,
+    ) -> Outcome {
         let prompt = work.completion.history();
         let key = work.prefix_key(id);
         let is_cacheable = work.continues || work.is_cacheable(&self.resources.runtime);
         let mut found = PrefixMatch::default();
         if is_cacheable {
             found = self.resources.prefix_cache.find(key, prompt);
+            let mut reading = self.promises.reading.iter();
+            if reading.any(|reader| reader.will_serve(key, priority, prompt, found)) {
+                return Outcome::Waits(Admit::Blocked);
+            }
         }
         let cached = self.resources.prefix_cache.take(key, prompt, found);
-        let held = (cached.as_ref()).map_or(0, |cached| self.resources.held_bytes(cached.sequence));
+        if cached.is_none()
+            && let Err(error) = self.resources.close_continued(key)
+        {
+            return Outcome::Failed(error.into());
+        }
+        let held = cached.as_ref().map_or(0, |cached| {
+            let bytes = self.resources.held_bytes(cached.sequence());
+            // Of the part that is used.
+            (bytes as u128 * found.tokens as u128 / cached.tokens().max(1) as u128) as usize
+        });
         let bytes = bytes.saturating_sub(held);
         if self.make_room(bytes, work.max_rows, work.counts_attention, None) != Admit::Now {
             if let Some(cached) = cached {
@@ -168,7 +190,10 @@ impl Admission<'_> {
             Ok((sequence, reused)) => Outcome::Started(Started::Completion {
                 sequence,
                 reused,
-                fork_at: found.fork_at,
+                checkpoints: match self.resources.prefix_cache.is_off() {
+                    true => Vec::new(),
+                    false => work.checkpoints(&self.resources.runtime, found),
+                },
             }),
             Err(error) => Outcome::Failed(error.into()),
         }
@@ -186,9 +211,7 @@ impl Admission<'_> {
                 &mut self.resources.runtime,
                 &mut self.resources.prefix_cache,
             );
-            if let Some(sequence) = cache.continue_from(runtime, cached, tokens)? {
-                return Ok((sequence, tokens));
-            }
+            return Ok((cache.continue_from(runtime, cached, tokens)?, tokens));
         }
         Ok((self.resources.open_sequence(keep)?, 0))
     }

@@ -7,14 +7,13 @@
 
 use super::admission::Promises;
 use super::plan::{Demand, limit_takes, shrink};
-use super::prefix_cache::CachedPrefix;
 use super::request::{Deliver, RequestError, RequestEvent, RequestId, RequestReport};
 use super::resources::Resources;
-use super::running::{RunningRequest, RunningWork};
+use super::running::{CompletionWork, RunningRequest, RunningWork};
 use crate::session::{Embed, RebuildShare, STEP_TOKENS_MAX, SessionError, TurnInProgress};
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{
-    Finish, GenerateEvent, GenerateTimes, SequenceId, SequenceUsage, StepError,
+    GenerateEvent, GenerateTimes, SequenceId, SequenceUsage, StepError,
 };
 use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_memory::background;
@@ -107,7 +106,7 @@ impl Batch {
         completions.map(|request| (request.id, request.sequence()))
     }
 
-    pub fn promises(&self) -> Promises {
+    pub fn promises(&self) -> Promises<'_> {
         let running = self.running.iter();
         let running = running.map(|request| (request.sequence(), request.promised_bytes));
         let saving = self.saving.iter();
@@ -117,6 +116,11 @@ impl Batch {
             requests: self.running.len(),
             counting: self.running.iter().filter(|r| r.counts_attention).count(),
             max_rows: self.running.iter().map(|r| r.max_rows).max().unwrap_or(0),
+            reading: self
+                .running
+                .iter()
+                .filter_map(RunningRequest::reading)
+                .collect(),
         }
     }
 
@@ -125,22 +129,16 @@ impl Batch {
         let Some(i) = self.running.iter().position(|request| request.id == id) else {
             return Ok(());
         };
-        match self.running[i].work {
-            RunningWork::Completion { sequence, .. } => {
-                self.running.remove(i);
-                resources.releases += 1;
-                let runtime = &mut resources.runtime;
-                resources.prefix_cache.forget(runtime, id)?;
-                runtime.close(sequence)
+        if matches!(self.running[i].work, RunningWork::Turn(_)) {
+            self.running[i].cancel();
+            return Ok(());
+        }
+        let request = self.running.remove(i);
+        match request.work {
+            RunningWork::Completion { work, sequence } => {
+                cache_or_close(resources, id, &work, sequence)
             }
-            RunningWork::Turn(_) => {
-                self.running[i].cancel();
-                Ok(())
-            }
-            RunningWork::Read(_) => {
-                let request = self.running.remove(i);
-                abandon(resources, request)
-            }
+            _ => abandon(resources, request),
         }
     }
 
@@ -268,7 +266,7 @@ impl Batch {
             let sequence = request.sequence();
             let position = runtime.position(sequence)?;
             *take = runtime.next_chunk(sequence, position, *take);
-            *take = request.up_to_fork(position, *take);
+            *take = request.up_to_checkpoint(position, *take);
             let want = if request.samples_after(*take) {
                 LogitRows::Last
             } else {
@@ -326,35 +324,19 @@ impl Batch {
         Ok(())
     }
 
-    /// Caches what was read up to the end of a prompt, or to where it departs from a cached one.
+    /// Caches prompts whose reading has come to a checkpoint.
     pub fn cache_prefixes(&self, resources: &mut Resources, takes: &[usize]) -> StepResult {
         let (runtime, cache) = (&mut resources.runtime, &mut resources.prefix_cache);
         for (request, &take) in self.running.iter().zip(takes) {
             let RunningWork::Completion { work, sequence } = &request.work else {
                 continue;
             };
-            let position = runtime.position(*sequence)?;
-            let prompt = work.completion.prompt();
-            let is_fork = work.fork_at.is_some_and(|at| at as u64 == position);
-            let is_place = is_fork || prompt.len() as u64 == position;
-            if take == 0
-                || !is_place
-                || !cache.accepts(position as usize)
-                || !work.is_cacheable(runtime)
-            {
-                continue;
+            let position = runtime.position(*sequence)? as usize;
+            if take > 0 && work.checkpoints.contains(&position) {
+                let key = work.prefix_key(request.id);
+                let tokens = &work.completion.prompt()[..position];
+                cache.insert_fork(runtime, key, tokens, *sequence)?;
             }
-            // Caching takes no promised memory; where there is no other, the prefix is not cached.
-            let Ok(sequence) = runtime.fork(*sequence) else {
-                continue;
-            };
-            let cached = CachedPrefix {
-                key: work.prefix_key(request.id),
-                tokens: prompt[..position as usize].to_vec(),
-                sequence,
-                is_fork,
-            };
-            cache.insert(runtime, cached)?;
         }
         Ok(())
     }
@@ -430,30 +412,13 @@ impl Batch {
             let RunningWork::Completion { work, sequence } = request.work else {
                 continue;
             };
-            let (runtime, cache) = (&mut resources.runtime, &mut resources.prefix_cache);
+            let runtime = &mut resources.runtime;
             let report = RequestReport {
                 usage: SequenceUsage::new(runtime, sequence)?,
                 reused: work.reused,
                 plans: runtime.plans(),
             };
-            let is_cancelled = work.completion.finish() == Some(Finish::Cancelled);
-            if is_cancelled && !work.continues {
-                runtime.close(sequence)?;
-                cache.forget(runtime, request.id)?;
-            } else if work.continues || work.is_cacheable(runtime) {
-                let seen = usize::try_from(report.usage.tokens_seen).unwrap_or(usize::MAX);
-                let tokens = work.completion.history();
-                let cached = CachedPrefix {
-                    key: work.prefix_key(request.id),
-                    tokens: tokens[..seen.min(tokens.len())].to_vec(),
-                    sequence,
-                    is_fork: false,
-                };
-                cache.insert(runtime, cached)?;
-            } else {
-                runtime.close(sequence)?;
-            }
-            resources.releases += 1;
+            cache_or_close(resources, request.id, &work, sequence)?;
             let ended = RequestEvent::Completed(work.completion.end(), Box::new(report));
             let _ = deliver(request.id, ended);
         }
@@ -558,6 +523,29 @@ impl Batch {
             let _ = deliver(saving.id, event);
         }
     }
+}
+
+/// Caches what a completion has read, whether it has ended or was cancelled: who asks again goes on from there.
+fn cache_or_close(
+    resources: &mut Resources,
+    id: RequestId,
+    work: &CompletionWork,
+    sequence: SequenceId,
+) -> StepResult {
+    resources.releases += 1;
+    let (runtime, cache) = (&mut resources.runtime, &mut resources.prefix_cache);
+    let continues = work.continues && work.reread.is_none();
+    if !continues && !work.is_cacheable(runtime) {
+        return runtime.close(sequence);
+    }
+    let history = work.completion.history();
+    let seen = (runtime.position(sequence)? as usize).min(history.len());
+    cache.insert(
+        runtime,
+        work.prefix_key(id),
+        history[..seen].to_vec(),
+        sequence,
+    )
 }
 
 /// Frees what a request holds. A session is as before the turn or the read, if it was not over.

@@ -53,7 +53,7 @@ pub struct SchedulerOptions {
     pub batch: usize,
     /// Maximum requests that wait.
     pub queue: usize,
-    /// Maximum sequences of finished requests in the prefix cache; 0 = no cache.
+    /// Maximum requests of which the prefix cache has sequences; 0 = no cache.
     pub reuse: usize,
     /// Maximum prompt tokens of a step while several requests run or wait, see [`Portion`].
     pub chunk: usize,
@@ -120,6 +120,7 @@ impl Scheduler {
         let (mut work, bytes) = submit::prepare(&self.resources, request.kind, options, owner)?;
         if let PreparedWork::Completion(work) = &mut work {
             work.continues = request.continues;
+            work.checkpoints = request.borders;
         }
         let id = RequestId(self.next_id);
         let sampler = Sampler::new(request.sample)?.constrained(request.constraint);

@@ -1,12 +1,18 @@
-//! Prefix cache: KV of finished requests, evicted first.
+//! Prefix cache: KV of prompts and answers that were read, evicted first.
 //!
-//! It caches a sequence where a prompt ended, where an answer ended, and where a prompt departed from an earlier one: the
-//! third prompt with that beginning goes on from there. Tokens are compared one by one, without hashes, and an owner never
-//! gets what another owner's requests have read. No bytes are promised to cached sequences.
+//! A sequence can be cut back exactly only inside its last block: rows that were recent are recoded when they no longer
+//! are. So a request leaves *checkpoints* while its prompt is read: forks of its sequence at message borders, where the
+//! prompt departs from a cached one, and at its end; and at last the sequence itself, where the answer ended. A fork
+//! shares all blocks; its own are the recent ones, which the sequence gives up when it goes on. The next prompt goes on from
+//! the furthest of them, cut back to what both have in common.
 //!
-//! Of requests that continue each other ([`RequestKind::Completion`](super::RequestKind::Completion)) it caches the last
-//! of each owner, cut back to what the next prompt has in common with it.
+//! Tokens are compared one by one, without hashes, and an owner never gets what another owner's requests have read. No
+//! bytes are promised to cached sequences.
+//!
+//! Of requests that continue each other ([`Request::continues`](super::Request::continues)) it caches the last of each
+//! owner, under every policy, with checkpoints only where the caller named borders.
 
+use super::plan::Priority;
 use super::request::RequestId;
 use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -15,18 +21,19 @@ use haversack_kernels::attention::BLOCK_SLOTS;
 pub(super) struct PrefixCache {
     /// Least recently used first.
     cached: Vec<CachedPrefix>,
-    max_sequences: usize,
+    /// Of how many requests sequences are cached.
+    max_requests: usize,
     stats: PrefixCacheStats,
 }
 
 /// A sequence that holds the rows of all its tokens.
 #[derive(Debug)]
 pub(super) struct CachedPrefix {
-    pub key: PrefixKey,
-    pub tokens: Vec<u32>,
-    pub sequence: SequenceId,
-    /// Prompts depart here, so it stays cached when a request goes on from it.
-    pub is_fork: bool,
+    key: PrefixKey,
+    tokens: Vec<u32>,
+    sequence: SequenceId,
+    /// It can be cut back to any number of tokens from this one on.
+    oldest: usize,
 }
 
 /// Which request read it, and which requests may use it: those of the same owner that keep the same rows.
@@ -36,6 +43,43 @@ pub(super) struct PrefixKey {
     pub owner: u64,
     pub keep: SequenceRetention,
     pub continues: bool,
+}
+
+impl PrefixKey {
+    fn serves(&self, other: PrefixKey) -> bool {
+        self.owner == other.owner && self.keep == other.keep && self.continues == other.continues
+    }
+}
+
+/// A prompt that a running request reads, and where it will be cached.
+#[derive(Debug)]
+pub(super) struct PromptBeingRead<'a> {
+    pub key: PrefixKey,
+    pub priority: Priority,
+    pub prompt: &'a [u32],
+    /// Those that it has not reached.
+    pub checkpoints: &'a [usize],
+}
+
+impl PromptBeingRead<'_> {
+    /// Whether the cache will soon have at least a block more of another prompt than it has now.
+    pub fn will_serve(
+        &self,
+        key: PrefixKey,
+        priority: Priority,
+        prompt: &[u32],
+        found: PrefixMatch,
+    ) -> bool {
+        let is_for_it = self.key.serves(key) && !key.continues && self.priority <= priority;
+        if !is_for_it || self.checkpoints.is_empty() {
+            return false;
+        }
+        let common = common_tokens(self.prompt, prompt);
+        let block = |tokens: usize| tokens.div_ceil(BLOCK_SLOTS);
+        let serves = |&&at: &&usize| at <= common || block(at) == block(common);
+        let furthest = self.checkpoints.iter().rev().find(serves);
+        furthest.is_some_and(|&at| at.min(common) >= found.tokens + BLOCK_SLOTS)
+    }
 }
 
 /// Prompts by what the cache had for them.
@@ -60,9 +104,9 @@ pub(super) struct PrefixMatch {
 }
 
 impl PrefixCache {
-    pub fn new(max_sequences: usize) -> PrefixCache {
+    pub fn new(max_requests: usize) -> PrefixCache {
         PrefixCache {
-            max_sequences,
+            max_requests,
             ..PrefixCache::default()
         }
     }
@@ -79,16 +123,17 @@ impl PrefixCache {
         self.cached.is_empty()
     }
 
+    /// It caches nothing.
+    pub fn is_off(&self) -> bool {
+        self.max_requests == 0
+    }
+
     pub fn find(&self, key: PrefixKey, prompt: &[u32]) -> PrefixMatch {
-        let cached = self.cached.iter().filter(|cached| cached.serves(key));
-        if key.continues {
-            let common = cached.map(|cached| common_tokens(&cached.tokens, prompt));
-            return PrefixMatch {
-                tokens: common.max().unwrap_or(0),
-                fork_at: None,
-            };
-        }
-        longest_match(cached.map(|cached| &cached.tokens[..]), prompt)
+        let cached = self.cached.iter().filter(|cached| cached.key.serves(key));
+        // Less than a block is read sooner than shared.
+        let least = if key.continues { 1 } else { BLOCK_SLOTS };
+        let cached = cached.map(|c| (&c.tokens[..], c.oldest.max(least)));
+        longest_match(cached, prompt)
     }
 
     /// Takes out the sequence that [`PrefixCache::find`] has found, if it has. The caller hands it to
@@ -100,39 +145,39 @@ impl PrefixCache {
         found: PrefixMatch,
     ) -> Option<CachedPrefix> {
         let prefix = &prompt[..found.tokens];
-        let is_it = |cached: &CachedPrefix| {
-            cached.serves(key) && (key.continues || cached.tokens == prefix)
+        let is_it = |c: &CachedPrefix| {
+            c.key.serves(key) && c.oldest <= prefix.len() && c.tokens.starts_with(prefix)
         };
-        let i = self.cached.iter().position(is_it)?;
+        let i = self
+            .cached
+            .iter()
+            .position(is_it)
+            .filter(|_| found.tokens > 0)?;
         Some(self.cached.remove(i))
     }
 
-    /// A sequence that goes on from a cached one. `None`, where that is closed: its state of `tokens` tokens is gone.
+    /// A sequence that goes on from a cached one after `tokens` tokens. The cached one stays, unless there is no memory for
+    /// a second, or it was the last state of requests that continue each other.
     pub fn continue_from(
         &mut self,
         runtime: &mut Runtime,
         cached: CachedPrefix,
         tokens: usize,
-    ) -> Result<Option<SequenceId>, StepError> {
-        let sequence = cached.sequence;
-        if cached.key.continues {
-            return match runtime.truncate(sequence, tokens as u64) {
-                Ok(()) => Ok(Some(sequence)),
-                Err(StepError::Cache(_)) => runtime.close(sequence).map(|()| None),
-                Err(error) => Err(error),
-            };
+    ) -> Result<SequenceId, StepError> {
+        let is_last = cached.key.continues && tokens == cached.tokens.len();
+        let fork = if is_last {
+            None
+        } else {
+            runtime.fork(cached.sequence).ok()
+        };
+        let sequence = fork.unwrap_or(cached.sequence);
+        if fork.is_some() {
+            self.cached.push(cached);
         }
-        if !cached.is_fork {
-            return Ok(Some(sequence));
+        match runtime.truncate(sequence, tokens as u64) {
+            Ok(()) => Ok(sequence),
+            Err(error) => runtime.close(sequence).and(Err(error)),
         }
-        Ok(Some(match runtime.fork(sequence) {
-            Ok(fork) => {
-                self.cached.push(cached);
-                fork
-            }
-            // No memory for a second one: the request takes the cached one itself.
-            Err(_) => sequence,
-        }))
     }
 
     pub fn put_back(&mut self, cached: CachedPrefix) {
@@ -152,55 +197,110 @@ impl PrefixCache {
         }
     }
 
+    /// Caches a fork of a sequence that has read these tokens of a prompt. Caching takes no promised memory; where there
+    /// is no other, it is not cached.
+    pub fn insert_fork(
+        &mut self,
+        runtime: &mut Runtime,
+        key: PrefixKey,
+        tokens: &[u32],
+        sequence: SequenceId,
+    ) -> Result<(), StepError> {
+        let is_known = |c: &CachedPrefix| c.key.serves(key) && c.tokens == tokens;
+        if tokens.len() < BLOCK_SLOTS || self.cached.iter().any(is_known) {
+            return Ok(());
+        }
+        match runtime.fork(sequence) {
+            Ok(fork) => self.insert(runtime, key, tokens.to_vec(), fork),
+            Err(_) => Ok(()),
+        }
+    }
+
     /// Caches a sequence, or closes it where it is too short, incomplete or cached already.
-    pub fn insert(&mut self, runtime: &mut Runtime, new: CachedPrefix) -> Result<(), StepError> {
-        let stats = runtime.stats(new.sequence)?;
+    pub fn insert(
+        &mut self,
+        runtime: &mut Runtime,
+        key: PrefixKey,
+        tokens: Vec<u32>,
+        sequence: SequenceId,
+    ) -> Result<(), StepError> {
+        let stats = runtime.stats(sequence)?;
         let is_whole = stats.rows as u64 == stats.position;
-        let is_all = stats.position == new.tokens.len() as u64;
-        let is_same = |cached: &CachedPrefix| cached.serves(new.key) && cached.tokens == new.tokens;
-        let is_useful = match new.key.continues {
-            true => self.max_sequences > 0,
-            false => {
-                let is_known = self.cached.iter().any(is_same);
-                is_whole && self.accepts(new.tokens.len()) && !is_known
-            }
-        };
-        if !is_all || !is_useful {
-            return runtime.close(new.sequence);
+        let is_all = stats.position == tokens.len() as u64;
+        let is_same = |c: &CachedPrefix| c.key.serves(key) && c.tokens == tokens;
+        let is_useful = key.continues
+            || is_whole && tokens.len() >= BLOCK_SLOTS && !self.cached.iter().any(is_same);
+        if self.is_off() || !is_all || !is_useful {
+            return runtime.close(sequence);
         }
-        if new.key.continues {
+        if key.continues {
             // Two of an owner may have run at the same time; the next goes on from the last that ended.
-            for earlier in self.cached.extract_if(.., |cached| cached.serves(new.key)) {
-                runtime.close(earlier.sequence)?;
-            }
+            self.close_if(runtime, |c| c.serves(key) && c.request != key.request)?;
         }
-        while self.cached.len() >= self.max_sequences {
+        let oldest = runtime.store().oldest_restorable(sequence);
+        let oldest = oldest.map_or(tokens.len(), |oldest| oldest as usize);
+        self.cached.push(CachedPrefix {
+            key,
+            tokens,
+            sequence,
+            oldest,
+        });
+        while self.requests() > self.max_requests {
             self.evict_one(runtime)?;
         }
-        self.cached.push(new);
         // Without a budget the limit is one whole context.
         if runtime.ledger().budget.is_none() {
             let context = runtime.model().config().context;
-            // One that is continued is the only one of its owner, and may have evicted rows.
-            let tokens = |c: &CachedPrefix| if c.key.continues { 0 } else { c.tokens.len() };
-            let total = |cache: &PrefixCache| cache.cached.iter().map(tokens).sum::<usize>();
-            while total(self) > context && self.evict_one(runtime)? {}
+            while self.distinct_tokens() > context && self.evict_one(runtime)? {}
         }
         Ok(())
     }
 
-    /// Whether it caches sequences of this length.
-    pub fn accepts(&self, tokens: usize) -> bool {
-        self.max_sequences > 0 && tokens >= BLOCK_SLOTS
+    /// Closes what this request's predecessors have cached, of those that continue each other.
+    pub fn close_continued(
+        &mut self,
+        runtime: &mut Runtime,
+        key: PrefixKey,
+    ) -> Result<(), StepError> {
+        self.close_if(runtime, |c| key.continues && c.serves(key))
     }
 
-    /// Closes what a cancelled request has cached.
-    pub fn forget(&mut self, runtime: &mut Runtime, request: RequestId) -> Result<(), StepError> {
-        let is_its = |cached: &mut CachedPrefix| cached.key.request == request;
-        for cached in self.cached.extract_if(.., is_its) {
+    fn close_if(
+        &mut self,
+        runtime: &mut Runtime,
+        leaves: impl Fn(&PrefixKey) -> bool,
+    ) -> Result<(), StepError> {
+        for cached in self.cached.extract_if(.., |cached| leaves(&cached.key)) {
             runtime.close(cached.sequence)?;
         }
         Ok(())
+    }
+
+    /// How many requests have sequences here.
+    fn requests(&self) -> usize {
+        let mut requests: Vec<RequestId> = self.cached.iter().map(|c| c.key.request).collect();
+        requests.sort_unstable();
+        requests.dedup();
+        requests.len()
+    }
+
+    /// Tokens of all sequences together; what some have in common counts once. Of those that are continued there is one
+    /// for each owner, which may have evicted rows: they do not count.
+    fn distinct_tokens(&self) -> usize {
+        let cached = self.cached.iter().filter(|c| !c.key.continues);
+        let mut all: Vec<(u64, &[u32])> = cached.map(|c| (c.key.owner, &c.tokens[..])).collect();
+        all.sort_unstable();
+        let mut before: (u64, &[u32]) = (0, &[]);
+        let mut total = 0;
+        for (owner, tokens) in all {
+            let common = match before.0 == owner {
+                true => same_tokens(before.1, tokens),
+                false => 0,
+            };
+            total += tokens.len() - common;
+            before = (owner, tokens);
+        }
+        total
     }
 
     /// Closes the least recently used sequence. `false`: the cache is empty.
@@ -215,26 +315,56 @@ impl PrefixCache {
 }
 
 impl CachedPrefix {
-    fn serves(&self, key: PrefixKey) -> bool {
-        self.key.owner == key.owner
-            && self.key.keep == key.keep
-            && self.key.continues == key.continues
+    pub fn sequence(&self) -> SequenceId {
+        self.sequence
     }
+
+    pub fn tokens(&self) -> usize {
+        self.tokens.len()
+    }
+}
+
+/// Where a prompt is cached while it is read: at `borders`, where it departs from a cached one, and as near to its end as a
+/// prompt of the same tokens can go on from. A step ends at each, so they are at least a block apart.
+pub(super) fn checkpoints(prompt: usize, borders: &[usize], found: PrefixMatch) -> Vec<usize> {
+    let last = prompt.saturating_sub(1);
+    // The last token of a prompt must be read for its logits. Inside a block the end can be cut back by one.
+    let end = if last.is_multiple_of(BLOCK_SLOTS) {
+        last
+    } else {
+        prompt
+    };
+    let mut places: Vec<usize> = borders.iter().copied().chain(found.fork_at).collect();
+    places.sort_unstable();
+    let mut before = found.tokens;
+    places.retain(|&at| {
+        let is_apart = at >= before.saturating_add(BLOCK_SLOTS) && at < end;
+        before = if is_apart { at } else { before };
+        is_apart
+    });
+    places.push(end);
+    places
+}
+
+fn same_tokens(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// How far a prompt is the same, without its last token: that must be read for its logits.
 fn common_tokens(tokens: &[u32], prompt: &[u32]) -> usize {
-    let beginning = &prompt[..prompt.len().saturating_sub(1)];
-    let same = |(a, b): &(&u32, &u32)| a == b;
-    tokens.iter().zip(beginning).take_while(same).count()
+    same_tokens(tokens, &prompt[..prompt.len().saturating_sub(1)])
 }
 
-fn longest_match<'a>(cached: impl Iterator<Item = &'a [u32]>, prompt: &[u32]) -> PrefixMatch {
+/// `cached`: the tokens of a sequence, and how far it can be cut back.
+fn longest_match<'a>(
+    cached: impl Iterator<Item = (&'a [u32], usize)>,
+    prompt: &[u32],
+) -> PrefixMatch {
     let (mut matched, mut longest_common) = (0, 0);
-    for tokens in cached {
+    for (tokens, oldest) in cached {
         let common = common_tokens(tokens, prompt);
         longest_common = longest_common.max(common);
-        if common == tokens.len() {
+        if common >= oldest {
             matched = matched.max(common);
         }
     }
@@ -251,15 +381,18 @@ mod tests {
     #[test]
     fn matches_and_forks() {
         let all: Vec<u32> = (0..300).collect();
-        let cached = [&all[..40], &all[..100]];
+        let cached = [(&all[..40], 33), (&all[..100], 97)];
         let of = |prompt: &[u32]| {
             let found = longest_match(cached.into_iter(), prompt);
             (found.tokens, found.fork_at)
         };
         assert_eq!(of(&all), (100, None));
         // The last token is never matched.
-        assert_eq!(of(&all[..100]), (40, Some(99)));
+        assert_eq!(of(&all[..100]), (99, None));
         assert_eq!(of(&all[..101]), (100, None));
+        // Further than its last block a sequence cannot be cut back.
+        assert_eq!(of(&all[..98]), (97, None));
+        assert_eq!(of(&all[..97]), (40, Some(96)));
         // A fork must be at least a block beyond the match.
         assert_eq!(of(&all[..72]), (40, None));
         assert_eq!(of(&all[..73]), (40, Some(72)));
@@ -268,5 +401,53 @@ mod tests {
         assert_eq!(of(&other), (40, Some(80)));
         assert_eq!(of(&all[1..]), (0, None));
         assert_eq!(of(&[]), (0, None));
+    }
+    #[test]
+    fn checkpoints_are_a_block_apart() {
+        let of = |prompt, borders: &[usize], tokens, fork_at| {
+            checkpoints(prompt, borders, PrefixMatch { tokens, fork_at })
+        };
+        assert_eq!(of(300, &[], 0, None), [300]);
+        assert_eq!(of(300, &[280, 40], 0, Some(100)), [40, 100, 280, 300]);
+        // Another prompt of the same tokens goes on before the last one, which is alone in its block here.
+        assert_eq!(of(289, &[], 0, None), [288]);
+        // Too near to what is cached, to another, or not in the prompt.
+        assert_eq!(of(300, &[31, 270, 280, 300, 900], 0, None), [270, 300]);
+        assert_eq!(of(300, &[270, 280], 240, None), [280, 300]);
+        assert_eq!(of(0, &[0], 0, None), [0]);
+    }
+
+    #[test]
+    fn a_prompt_waits_for_one_that_reads_the_same() {
+        let all: Vec<u32> = (0..300).collect();
+        let key = |owner| PrefixKey {
+            request: RequestId(1),
+            owner,
+            keep: SequenceRetention::Default,
+            continues: false,
+        };
+        let reader = PromptBeingRead {
+            key: key(1),
+            priority: Priority::Interactive,
+            prompt: &all,
+            checkpoints: &[200, 300],
+        };
+        let found = |tokens| PrefixMatch {
+            tokens,
+            fork_at: None,
+        };
+        let waits = |owner, prompt: &[u32], tokens| {
+            reader.will_serve(key(owner), Priority::Interactive, prompt, found(tokens))
+        };
+        assert!(waits(1, &all, 0) && waits(1, &all, 267) && !waits(1, &all, 268));
+        assert!(!waits(2, &all, 0), "another owner");
+        // A departure behind a checkpoint, and before the first.
+        assert!(waits(1, &all[..220], 0) && !waits(1, &all[..220], 180));
+        assert!(!waits(1, &all[..190], 0));
+        let background = PromptBeingRead {
+            priority: Priority::Background,
+            ..reader
+        };
+        assert!(!background.will_serve(key(1), Priority::Interactive, &all, found(0)));
     }
 }

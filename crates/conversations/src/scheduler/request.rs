@@ -32,6 +32,9 @@ pub struct Request {
     /// A completion goes on from where this owner's last such request ended, as far as the prompt begins alike and the
     /// state of then is still there: rows that were evicted do not come back.
     pub continues: bool,
+    /// After how many tokens of its prompt other prompts are likely to depart from it, such as where a message begins. The
+    /// prefix cache has its state of there; no token depends on it.
+    pub borders: Vec<usize>,
 }
 
 // The embedding is an array of 1.5 kB. A request moves a few times in its life; a box would burden every caller.
@@ -99,6 +102,7 @@ impl Request {
             owner: 0,
             deadline: None,
             continues: false,
+            borders: Vec::new(),
         }
     }
 }

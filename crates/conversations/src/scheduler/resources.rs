@@ -3,7 +3,7 @@
 //! A session between two turns was promised nothing: its file has all it holds. It is suspended (leaves memory) when other
 //! requests need the bytes, the least recently used first, after everything in the prefix cache.
 
-use super::prefix_cache::PrefixCache;
+use super::prefix_cache::{PrefixCache, PrefixKey};
 use super::request::SubmitError;
 use crate::session::{SessionError, SessionId, SessionResult, Sessions};
 use haversack_engine::device::governor;
@@ -90,12 +90,12 @@ impl Resources {
         sequence.map_or(0, |sequence| self.held_bytes(sequence))
     }
 
-    /// Bytes of idle sessions and of the prefix cache.
+    /// Bytes of idle sessions and of the prefix cache. A block with several holders counts for each in part.
     pub fn idle_bytes(&self) -> usize {
         let sessions = self.idle_sessions(None).into_iter();
         let cached = self.prefix_cache.sequences();
-        sessions.map(|id| self.session_bytes(id)).sum::<usize>()
-            + cached.map(|id| self.held_bytes(id)).sum::<usize>()
+        let share = |id| self.runtime.store().share_bytes(id).unwrap_or(0);
+        sessions.map(|id| self.session_bytes(id)).sum::<usize>() + cached.map(share).sum::<usize>()
     }
 
     /// Sessions that can be suspended, least recently used first, without `spare`.
@@ -139,6 +139,11 @@ impl Resources {
             log::error!("{error}");
             false
         })
+    }
+
+    /// Closes what an owner's last requests of those that continue each other have left.
+    pub fn close_continued(&mut self, key: PrefixKey) -> Result<(), StepError> {
+        self.prefix_cache.close_continued(&mut self.runtime, key)
     }
 
     pub fn suspend_all(&mut self) {

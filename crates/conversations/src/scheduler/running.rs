@@ -1,7 +1,7 @@
 //! A request between submission and its last event: prepared while it waits in the queue, running in the batch.
 
 use super::plan::{Demand, Priority};
-use super::prefix_cache::PrefixKey;
+use super::prefix_cache::{PrefixKey, PrefixMatch, PromptBeingRead, checkpoints};
 use super::queue::QueuedRequest;
 use super::request::RequestId;
 use super::row_limit::RowLimit;
@@ -50,8 +50,9 @@ pub(super) struct CompletionWork {
     pub continues: bool,
     /// Prompt tokens that came from the prefix cache.
     pub reused: usize,
-    /// Where its prompt departs from a cached one; the sequence is cached there too.
-    pub fork_at: Option<usize>,
+    /// After how many tokens of its prompt the prefix cache gets a fork of its sequence, ascending. Borders that the caller
+    /// named until it is admitted.
+    pub checkpoints: Vec<usize>,
     /// A policy selects its rows one by one, so attention is counted.
     pub counts_attention: bool,
 }
@@ -68,14 +69,29 @@ impl CompletionWork {
 
     /// Whether other requests may go on from what it reads: it keeps every row.
     pub fn is_cacheable(&self, runtime: &Runtime) -> bool {
-        let policy = &runtime.retention().policy;
-        matches!(policy, Policy::Full | Policy::Streams)
-            && !self.continues
-            && self.reread.is_none()
-            && matches!(
-                self.keep,
-                SequenceRetention::Default | SequenceRetention::All { .. }
-            )
+        let keeps_all = match self.keep {
+            SequenceRetention::All { .. } => true,
+            SequenceRetention::Default => {
+                matches!(runtime.retention().policy, Policy::Full | Policy::Streams)
+            }
+            _ => false,
+        };
+        keeps_all && !self.continues && self.reread.is_none()
+    }
+
+    /// Where its sequence is cached while it reads its prompt.
+    pub fn checkpoints(&self, runtime: &Runtime, found: PrefixMatch) -> Vec<usize> {
+        let prompt = self.completion.prompt().len();
+        if self.is_cacheable(runtime) {
+            return checkpoints(prompt, &self.checkpoints, found);
+        }
+        // Rows that are evicted one by one move inside blocks, and those of a fork would be copied first.
+        let chooses = runtime.retention().policy.chooses();
+        let is_named = self.continues && !self.checkpoints.is_empty();
+        match is_named && !chooses && self.reread.is_none() {
+            true => checkpoints(prompt, &self.checkpoints, found),
+            false => Vec::new(),
+        }
     }
 }
 
@@ -134,7 +150,7 @@ pub(super) enum Started {
     Completion {
         sequence: SequenceId,
         reused: usize,
-        fork_at: Option<usize>,
+        checkpoints: Vec<usize>,
     },
     Turn {
         turn: Box<TurnInProgress>,
@@ -156,12 +172,12 @@ impl RunningRequest {
                 Started::Completion {
                     sequence,
                     reused,
-                    fork_at,
+                    checkpoints,
                 },
                 PreparedWork::Completion(mut work),
             ) => {
                 work.completion.read(reused);
-                (work.reused, work.fork_at) = (reused, fork_at);
+                (work.reused, work.checkpoints) = (reused, checkpoints);
                 let (max_rows, counts) = (work.max_rows, work.counts_attention);
                 let bytes = queued.worst_case_bytes as usize;
                 let work = RunningWork::Completion { work, sequence };
@@ -236,16 +252,29 @@ impl RunningRequest {
         }
     }
 
-    /// Shortens a portion of `take` tokens from `position` on, so that the step ends where the prompt forks.
-    pub fn up_to_fork(&self, position: u64, take: usize) -> usize {
+    /// Shortens a portion of `take` tokens from `position` on, so that the step ends at the next checkpoint.
+    pub fn up_to_checkpoint(&self, position: u64, take: usize) -> usize {
         let RunningWork::Completion { work, .. } = &self.work else {
             return take;
         };
-        let left = work.fork_at.map(|at| (at as u64).saturating_sub(position));
-        match left {
-            Some(left) if left > 0 => take.min(usize::try_from(left).unwrap_or(take)),
-            _ => take,
-        }
+        let mut left = work.checkpoints.iter().map(|&at| at as u64);
+        let next = left.find(|&at| at > position);
+        next.map_or(take, |at| take.min((at - position) as usize))
+    }
+
+    /// The prompt that it reads, if the prefix cache will have more of it.
+    pub fn reading(&self) -> Option<PromptBeingRead<'_>> {
+        let RunningWork::Completion { work, .. } = &self.work else {
+            return None;
+        };
+        let (done, _) = work.completion.progress()?;
+        let passed = work.checkpoints.partition_point(|&at| at <= done);
+        Some(PromptBeingRead {
+            key: work.prefix_key(self.id),
+            priority: self.priority,
+            prompt: work.completion.prompt(),
+            checkpoints: &work.checkpoints[passed..],
+        })
     }
 
     pub fn cancel(&mut self) {

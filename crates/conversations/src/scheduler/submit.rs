@@ -132,7 +132,7 @@ fn completion(
         owner,
         continues: false,
         reused: 0,
-        fork_at: None,
+        checkpoints: Vec::new(),
         counts_attention,
     };
     Ok((work, bytes))

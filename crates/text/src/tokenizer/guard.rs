@@ -64,17 +64,19 @@ impl Tokenizer {
         }
     }
 
-    /// Ids of a rendered chat: special tokens are read, guarded text stays text.
+    /// Ids of a rendered chat: special tokens are read, guarded text stays text. `begins` is told the first byte of each
+    /// special token and of the text behind it, and the number of ids before it.
     pub fn encode_rendered(
         &self,
         text: &str,
         add_special: bool,
         guard: char,
+        begins: &mut dyn FnMut(usize, usize),
     ) -> Result<Vec<u32>, TokenizeError> {
         let options = EncodeOptions {
             add_special,
             parse_special: true,
         };
-        self.encode_guarded(text, options, Some(guard))
+        self.encode_guarded(text, options, Some(guard), begins)
     }
 }

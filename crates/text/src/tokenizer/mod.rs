@@ -132,16 +132,18 @@ impl Tokenizer {
 
     /// Ids of a text.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, TokenizeError> {
-        self.encode_guarded(text, options, None)
+        self.encode_guarded(text, options, None, &mut |_, _| ())
     }
 
     /// The same, without the guard characters that kept some text from being read as special
-    /// tokens ([`guard`]).
+    /// tokens ([`guard`]). `begins` is told where each special token and the text behind it begins: its first byte, and
+    /// the ids before it. What follows such a place does not change them.
     fn encode_guarded(
         &self,
         text: &str,
         options: EncodeOptions,
         guard: Option<char>,
+        begins: &mut dyn FnMut(usize, usize),
     ) -> Result<Vec<u32>, TokenizeError> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(TokenizeError::TooLong { bytes: text.len() });
@@ -155,15 +157,26 @@ impl Tokenizer {
             .split(&self.vocab.pieces, text, options.parse_special);
         let (mut words, mut scratch) = (bpe::Scratch::default(), spm::Scratch::default());
         let (vocab, byte_ids) = (&self.vocab, &self.byte_ids);
-        let mut after_token = true;
+        let (mut after_token, mut after_marker, mut byte) = (true, true, 0);
         for span in spans {
+            // User-defined tokens are plain text, which depends on what follows it.
+            let is_marker =
+                matches!(span, Span::Token(id) if self.kind(id) != TokenKind::UserDefined);
+            if is_marker || after_marker {
+                begins(byte, ids.len());
+            }
+            after_marker = is_marker;
             let text = match span {
                 Span::Token(id) => {
+                    byte += self.piece_raw(id).map_or(0, <[u8]>::len);
                     ids.push(id);
                     after_token = true;
                     continue;
                 }
-                Span::Text(text) => guard::strip(text, guard),
+                Span::Text(text) => {
+                    byte += text.len();
+                    guard::strip(text, guard)
+                }
             };
             match vocab.model {
                 TokenizerModel::Bpe => self.pre.split(&text, |word| {

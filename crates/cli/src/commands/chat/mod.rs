@@ -267,16 +267,17 @@ impl Unsaved {
     fn ask(&mut self) -> Result<(Shown, usize)> {
         let system = self.system.iter().map(|text| Message::new("system", text));
         let messages: Vec<Message> = system.chain(self.turns.iter().cloned()).collect();
-        let ids = engine::chat_ids(self.engine.model(), &self.name, &messages, false)?;
-        let tokens = ids.len();
+        let chat = engine::chat_ids(self.engine.model(), &self.name, &messages, false)?;
+        let tokens = chat.ids.len();
         if let Some(room) = self.layout().bounds.end().filter(|&room| tokens >= room) {
             return Err(Full { tokens, room }.into());
         }
         let stop = self.engine.model().template().stop_strings().iter();
         let prompt = self
             .engine
-            .complete_tokens(ids)
+            .complete_tokens(chat.ids)
             .continues()
+            .borders(chat.borders)
             .max_tokens(self.max_tokens)
             .sample(next_sample(&mut self.sample))
             .stops(stop.map(|text| text.to_string()));
