@@ -6,6 +6,7 @@
 
 mod rules;
 mod source;
+mod supply;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
