@@ -343,7 +343,6 @@ fn answered(mut stream: TcpStream, request: &[u8]) {
 /// 64 clients send what costs most, and a well-behaved one asks a question: the process stays inside its baseline and its
 /// budget by the kernel's count, inside a memory group, and answers as before.
 #[test]
-#[ignore = "310 MiB of 232: bodies are read before their bytes are reserved"]
 fn a_hostile_crowd_stays_under_the_ceiling() {
     let _alone = alone();
     let Some(model) = smollm2() else {

@@ -1,27 +1,38 @@
-//! Reading a request's body: limits on size, time and nesting, then JSON.
+//! Reading a request's body: limits on size, time and nesting, then JSON. Its bytes, and what they may become, are reserved
+//! in the memory budget before they are read.
 
 use super::fail::Fail;
 use super::limits;
+use super::state::ServerState;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
+use haversack::memory::{HeapBudget, HeapReservation};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
+use std::sync::Arc;
 
-/// The body of a request, parsed.
-pub struct JsonBody<T>(pub T);
+/// The body of a request, parsed, and the memory that its text may take until it is tokens.
+pub struct JsonBody<T>(pub T, pub HeapReservation);
 
-impl<T: DeserializeOwned, S: Sync> FromRequest<S> for JsonBody<T> {
+impl<T: DeserializeOwned> FromRequest<Arc<ServerState>> for JsonBody<T> {
     type Rejection = Fail;
 
-    async fn from_request(request: Request, _: &S) -> Result<JsonBody<T>, Fail> {
+    async fn from_request(
+        request: Request,
+        server: &Arc<ServerState>,
+    ) -> Result<JsonBody<T>, Fail> {
         let (head, body) = request.into_parts();
-        read(&head.headers, body).await.map(JsonBody)
+        read(&head.headers, body, server.client().heap()).await
     }
 }
 
-async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Fail> {
+async fn read<T: DeserializeOwned>(
+    headers: &HeaderMap,
+    body: Body,
+    heap: &Arc<HeapBudget>,
+) -> Result<JsonBody<T>, Fail> {
     let text = |name| headers.get(name).map(|v| v.to_str().unwrap_or("?"));
     let kind = text(header::CONTENT_TYPE).unwrap_or("application/json");
     let kind = kind.split(';').next().unwrap_or_default().trim();
@@ -32,12 +43,43 @@ async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T,
     if text(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
         return Err(wrong("accepted: a body that is not compressed"));
     }
-    let whole = tokio::time::timeout(limits::BODY_TIME, whole(body)).await;
-    parse(&whole.unwrap_or_else(|_| Err(slow()))?)
+    let whole = tokio::time::timeout(limits::BODY_TIME, whole(body, heap)).await;
+    let bytes = whole.unwrap_or_else(|_| Err(slow()))?;
+    let mut reserved = reserve(heap, parsed_bytes(&bytes) + prepared_bytes(&bytes))?;
+    let parsed = parse(&bytes)?;
+    // Counted as a part of the heap from here on.
+    reserved.shrink_to(prepared_bytes(&bytes));
+    Ok(JsonBody(parsed, reserved))
 }
 
-/// All of a body. One that announces too many bytes is refused before it is read.
-async fn whole(mut body: Body) -> Result<Vec<u8>, Fail> {
+/// Refuses a body that the budget has no room for now; the client is told to try again.
+fn reserve(heap: &Arc<HeapBudget>, bytes: usize) -> Result<HeapReservation, Fail> {
+    let no_room = |_| {
+        let message = "there is no memory for the body now";
+        Fail::status(StatusCode::SERVICE_UNAVAILABLE, message)
+    };
+    heap.reserve(bytes).map_err(no_room)
+}
+
+/// What values of JSON take at most: a node of a map, or a place in a list that grows by doubling.
+const OBJECT_BYTES: usize = 704;
+const VALUE_BYTES: usize = 72;
+
+/// What parsing takes at most beside the body: its strings, and its values.
+fn parsed_bytes(bytes: &[u8]) -> usize {
+    let scan = Scan::of(bytes);
+    bytes.len() + scan.objects * OBJECT_BYTES + scan.values * VALUE_BYTES
+}
+
+/// What the text of a body may take until it is tokens: as the template renders it, in pieces, and as ids.
+fn prepared_bytes(bytes: &[u8]) -> usize {
+    PREPARED * bytes.len()
+}
+
+const PREPARED: usize = 8;
+
+/// All of a body. One that announces too many bytes is refused before it is read, as is one that there is no memory for.
+async fn whole(mut body: Body, heap: &Arc<HeapBudget>) -> Result<Vec<u8>, Fail> {
     let max = limits::BODY_BYTES;
     let long = || {
         let message = format!("the body is too long; accepted: at most {max} bytes");
@@ -46,7 +88,11 @@ async fn whole(mut body: Body) -> Result<Vec<u8>, Fail> {
     if body.size_hint().lower() > max as u64 {
         return Err(long());
     }
-    let mut bytes = Vec::new();
+    let announced = body.size_hint().upper();
+    let announced = announced.map_or(max, |n| n.min(max as u64) as usize);
+    let reserved = reserve(heap, announced)?;
+    let mut bytes = Vec::with_capacity(announced);
+    drop(reserved);
     loop {
         let frame = tokio::time::timeout(limits::BODY_PAUSE, body.frame()).await;
         match frame.map_err(|_| slow())? {
@@ -70,7 +116,7 @@ fn slow() -> Fail {
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fail> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let max = limits::JSON_DEPTH;
-    if depth(bytes) > max {
+    if Scan::of(bytes).depth > max {
         let message = format!("the JSON is nested too deep; accepted: at most {max} levels");
         return Err(Fail::bad(message));
     }
@@ -100,23 +146,41 @@ fn without_values(message: &str) -> String {
     out
 }
 
-/// The deepest nesting of brackets outside of strings.
-fn depth(bytes: &[u8]) -> usize {
-    let (mut now, mut max, mut text, mut escaped) = (0usize, 0, false, false);
-    for &b in bytes {
-        match b {
-            _ if escaped => escaped = false,
-            b'\\' if text => escaped = true,
-            b'"' => text = !text,
-            b'[' | b'{' if !text => {
-                now += 1;
-                max = max.max(now);
+/// What a text of JSON consists of, strings apart.
+struct Scan {
+    /// The deepest nesting of brackets.
+    depth: usize,
+    objects: usize,
+    /// At most.
+    values: usize,
+}
+
+impl Scan {
+    fn of(bytes: &[u8]) -> Scan {
+        let mut scan = Scan {
+            depth: 0,
+            objects: 0,
+            values: 1,
+        };
+        let (mut now, mut text, mut escaped) = (0usize, false, false);
+        for &b in bytes {
+            match b {
+                _ if escaped => escaped = false,
+                b'\\' if text => escaped = true,
+                b'"' => text = !text,
+                b'[' | b'{' if !text => {
+                    now += 1;
+                    scan.depth = scan.depth.max(now);
+                    scan.objects += usize::from(b == b'{');
+                    scan.values += 1;
+                }
+                b']' | b'}' if !text => now = now.saturating_sub(1),
+                b',' | b':' if !text => scan.values += 1,
+                _ => {}
             }
-            b']' | b'}' if !text => now = now.saturating_sub(1),
-            _ => {}
         }
+        scan
     }
-    max
 }
 
 #[cfg(test)]
@@ -126,6 +190,7 @@ mod tests {
 
     #[test]
     fn brackets_are_counted_outside_of_strings() {
+        let depth = |bytes: &[u8]| Scan::of(bytes).depth;
         assert_eq!(depth(b"{}"), 1);
         assert_eq!(depth(br#"{"a":[{"b":"]]]{{{{\"[[[["}]}"#), 3);
         assert_eq!(depth(&[b'['; 1000]), 1000);

@@ -17,7 +17,7 @@ use haversack::text::template::RenderOptions;
 
 pub async fn chat(
     State(server): Server,
-    JsonBody(request): JsonBody<ChatRequest>,
+    JsonBody(request, reserved): JsonBody<ChatRequest>,
 ) -> Result<Response, Fail> {
     let has_logprobs = request.logprobs == Some(true);
     let is_alone = request.top_logprobs.is_some() && !has_logprobs;
@@ -33,6 +33,7 @@ pub async fn chat(
     let here = server.clone();
     // Tokenizing a long prompt and compiling a schema take a while: other clients are served meanwhile.
     let checked = tokio::task::spawn_blocking(move || {
+        let _reserved = reserved;
         let (client, common) = (here.client(), &request.common);
         let model = client.model();
         let shape = structured::requested(common)?;

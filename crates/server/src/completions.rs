@@ -15,10 +15,11 @@ use haversack::text::tokenizer::EncodeOptions;
 
 pub async fn completions(
     State(server): Server,
-    JsonBody(request): JsonBody<CompletionRequest>,
+    JsonBody(request, reserved): JsonBody<CompletionRequest>,
 ) -> Result<Response, Fail> {
     let here = server.clone();
     let checked = tokio::task::spawn_blocking(move || {
+        let _reserved = reserved;
         let (client, common) = (here.client(), &request.common);
         require(request.echo != Some(true), "echo", "accepted: false")?;
         require(request.suffix.is_none(), "suffix", "accepted: none")?;

@@ -32,7 +32,7 @@ pub async fn show(State(server): Server) -> Json<Value> {
 
 pub async fn tell(
     State(server): Server,
-    JsonBody(ThermalRequest { thermal }): JsonBody<ThermalRequest>,
+    JsonBody(ThermalRequest { thermal }, _): JsonBody<ThermalRequest>,
 ) -> Result<Json<Value>, Fail> {
     let known = |name: String| {
         let mut states = Thermal::ALL.into_iter();

@@ -31,7 +31,7 @@ pub enum EmbeddingInput {
 
 pub async fn embeddings(
     State(server): Server,
-    JsonBody(request): JsonBody<EmbeddingRequest>,
+    JsonBody(request, _): JsonBody<EmbeddingRequest>,
 ) -> Result<axum::Json<Json>, Fail> {
     let as_text = match request.encoding_format.as_deref() {
         None | Some("float") => false,

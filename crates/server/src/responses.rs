@@ -57,10 +57,11 @@ const REFUSED: [(&str, &[&str]); 10] = [
 
 pub async fn responses(
     State(server): Server,
-    JsonBody(request): JsonBody<ResponseRequest>,
+    JsonBody(request, reserved): JsonBody<ResponseRequest>,
 ) -> Result<Response, Fail> {
     let here = server.clone();
     let checked = tokio::task::spawn_blocking(move || {
+        let _reserved = reserved;
         refuse(&request)?;
         let (head, client) = (Head::new(&here, &request), here.client());
         let model = client.model();

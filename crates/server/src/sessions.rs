@@ -228,7 +228,7 @@ pub async fn list(State(server): Server) -> Answer {
     ))
 }
 
-pub async fn create(State(server): Server, JsonBody(given): JsonBody<CreateRequest>) -> Created {
+pub async fn create(State(server): Server, JsonBody(given, _): JsonBody<CreateRequest>) -> Created {
     let (client, now) = (running(&server)?, now_ms());
     let CreateRequest {
         id,
@@ -263,7 +263,7 @@ pub async fn delete(State(server): Server, Path(id): Path<String>) -> Answer {
 pub async fn fork(
     State(server): Server,
     Path(from): Path<String>,
-    JsonBody(ForkRequest { id }): JsonBody<ForkRequest>,
+    JsonBody(ForkRequest { id }, _): JsonBody<ForkRequest>,
 ) -> Created {
     let view = running(&server)?.fork(&from, id).await?;
     Ok((StatusCode::CREATED, Json(view_json(&view))))
@@ -272,7 +272,7 @@ pub async fn fork(
 pub async fn add_fact(
     State(server): Server,
     Path(id): Path<String>,
-    JsonBody(FactRequest { text, supersedes }): JsonBody<FactRequest>,
+    JsonBody(FactRequest { text, supersedes }, _): JsonBody<FactRequest>,
 ) -> Created {
     let client = running(&server)?;
     let fact = told(&server, move |texts, _| texts.fact(&text)).await?;
