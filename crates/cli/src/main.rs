@@ -37,6 +37,7 @@ fn main() {
     heap::configure();
     catch_panics();
     interrupt::install();
+    haversack::memory::lost_map::report();
     let words: Vec<OsString> = std::env::args_os().collect();
     let result = panic::catch_unwind(AssertUnwindSafe(|| parse(&words).and_then(|cli| run(&cli))));
     let code = match result {

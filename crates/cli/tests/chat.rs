@@ -223,6 +223,42 @@ fn an_interrupt_stops_the_answer_only() {
     assert!(!answers.join().unwrap().unwrap().is_empty());
 }
 
+/// Another program cuts the model short between two answers: one line names the file, where the system used to end the
+/// process without a word.
+#[cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+#[test]
+fn a_model_that_is_made_shorter_is_named() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.path("tiny.gguf");
+    let spec = haversack_testing::models::Spec::named("llama").unwrap();
+    spec.write_file(&model).unwrap();
+    let mut child = start(
+        &sandbox,
+        &model,
+        &["-n", "4", "--repack", "off", "--no-save"],
+    );
+    let mut stdin = child.stdin.take().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdin.write_all(b"one\n").unwrap();
+    stdout.read_exact(&mut [0]).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&model);
+    file.unwrap().set_len(4096).unwrap();
+    // It may end before it reads this.
+    let _ = stdin.write_all(b"two\nthree\n");
+    drop(stdin);
+    drop(stdout);
+    let ended = ended(child.wait_with_output().unwrap());
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let last = ended.stderr.lines().last().unwrap_or_default();
+    assert!(
+        last.starts_with("error: ") && last.contains("tiny.gguf: it was made shorter"),
+        "{last}"
+    );
+}
+
 #[test]
 fn a_session_goes_on_in_another_process() {
     let Some(model) = smollm2() else { return };

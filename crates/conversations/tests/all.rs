@@ -2,6 +2,7 @@
 
 mod common;
 mod condense;
+mod damage;
 mod many;
 mod many_sessions;
 mod memory_report;

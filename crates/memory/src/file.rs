@@ -11,8 +11,8 @@
 //! - an empty file is an empty slice, without a map.
 //!
 //! **A limit we document and do not remove.** If another process *truncates* a mapped file, reading
-//! a page beyond its new end raises SIGBUS and ends the process; if it *rewrites* the file, the
-//! bytes change under us. Checked offsets stay inside the map either way, and what is read is
+//! a page beyond its new end raises SIGBUS and ends the process, with a line that names the file where
+//! the program asked for that ([`crate::lost_map`]); if it *rewrites* the file, the bytes change under us. Checked offsets stay inside the map either way, and what is read is
 //! checked where it is used, but model files must not be edited while they are open. Replacing a
 //! file by `rename` is safe: the map keeps the old one.
 //!
@@ -21,7 +21,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What the kernel should expect, for [`FileMap::advise`].
@@ -43,6 +43,71 @@ pub fn open_sequential(path: impl AsRef<Path>) -> io::Result<File> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
     Ok(file)
+}
+
+/// A file on its way: it has a temporary name, locked by this process, until [`UnfinishedFile::place`] gives it its
+/// own. Dropped before that it is removed; left by a process that was killed, [`remove_unfinished`] finds it.
+pub struct UnfinishedFile {
+    file: File,
+    path: PathBuf,
+    is_placed: bool,
+}
+
+/// What temporary names end in.
+const UNFINISHED: &str = ".tmp";
+
+impl UnfinishedFile {
+    /// An empty file next to `target`.
+    pub fn create(target: &Path) -> io::Result<UnfinishedFile> {
+        let path = target.with_extension(format!("{}{UNFINISHED}", std::process::id()));
+        let file = File::create(&path)?;
+        file.try_lock()?;
+        Ok(UnfinishedFile {
+            file,
+            path,
+            is_placed: false,
+        })
+    }
+
+    pub fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Makes it durable under its own name; a file of that name is replaced.
+    pub fn place(mut self, target: &Path) -> io::Result<()> {
+        self.file.sync_all()?;
+        fs::rename(&self.path, target)?;
+        self.is_placed = true;
+        // Where a folder cannot be synced, a power cut costs the file, not its truth.
+        if let Some(folder) = target.parent().and_then(|folder| File::open(folder).ok()) {
+            let _ = folder.sync_all();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for UnfinishedFile {
+    fn drop(&mut self) {
+        if !self.is_placed {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes what killed processes left of their [`UnfinishedFile`]s. Those that are being written stay.
+pub fn remove_unfinished(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        let name = entry.file_name();
+        if !is_file || !name.as_encoded_bytes().ends_with(UNFINISHED.as_bytes()) {
+            continue;
+        }
+        let left = fs::OpenOptions::new().write(true).open(&path);
+        if left.is_ok_and(|left| left.try_lock().is_ok()) {
+            let _ = fs::remove_file(&path);
+        }
+    }
 }
 
 /// A file's bytes, read-only.
@@ -199,6 +264,7 @@ fn lock_refused(cause: io::Error, bytes: u64, limit: Option<u64>) -> io::Error {
 #[cfg(unix)]
 mod imp {
     use super::*;
+    use crate::lost_map::Watched;
     use rustix::fs::OFlags;
     use rustix::mm::{self, MapFlags, ProtFlags};
     use std::os::unix::fs::OpenOptionsExt;
@@ -216,6 +282,7 @@ mod imp {
         /// Dangling when `len` is 0.
         start: NonNull<u8>,
         len: usize,
+        _watched: Option<Watched>,
     }
 
     // SAFETY: the map is read-only for its whole life and freed only by `drop`; nothing about it
@@ -230,6 +297,7 @@ mod imp {
                 return Ok(Mapping {
                     start: NonNull::dangling(),
                     len: 0,
+                    _watched: None,
                 });
             }
             // SAFETY: a fresh private read-only map at an address the kernel chooses; no existing
@@ -245,7 +313,11 @@ mod imp {
                 )
             }?;
             match NonNull::new(start.cast::<u8>()) {
-                Some(start) => Ok(Mapping { start, len }),
+                Some(start) => Ok(Mapping {
+                    _watched: Some(Watched::new(file, start.as_ptr() as usize, len)),
+                    start,
+                    len,
+                }),
                 None => Err(io::Error::other("the kernel mapped the file at address 0")),
             }
         }

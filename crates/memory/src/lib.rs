@@ -15,6 +15,7 @@ pub mod heap;
 #[cfg(any(unix, windows))]
 pub mod journal;
 mod kernel_text;
+pub mod lost_map;
 pub mod pressure;
 pub mod reading;
 #[cfg(unix)]

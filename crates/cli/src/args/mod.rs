@@ -473,6 +473,10 @@ pub struct VerifyArgs {
     /// Paths, or catalogue names
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<String>,
+
+    /// Take models that were changed since they were first used as they are
+    #[arg(long)]
+    pub accept: bool,
 }
 
 #[derive(Debug, Args)]

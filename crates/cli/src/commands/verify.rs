@@ -4,6 +4,8 @@
 //! give back, and every weight is unpacked, which finds numbers that are none. A file named like one
 //! of the catalogue must also have its sha256. Last it is loaded, as `run` would.
 //!
+//! Of a model that was used before, every byte is compared with what it was then, and its packed copy is verified.
+//!
 //! A session's file is verified as resuming it would; see [`super::session_file`].
 
 use crate::args;
@@ -17,6 +19,7 @@ use haversack::memory::MapAdvice;
 use haversack::memory::bytes::human;
 use haversack_hub::catalogue::catalogue;
 use haversack_hub::fetch::sha256_file;
+use haversack_hub::home::Home;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
@@ -27,7 +30,7 @@ pub fn verify(args: &args::VerifyArgs, as_json: bool) -> Result<()> {
         let result = match session_file::meant(name) {
             Some(path) => session_file::verify(path),
             None => resolve::model(Some(name)).and_then(|path| {
-                let good = one(&path)?;
+                let good = one(&path, args.accept)?;
                 Ok((good.line(&path), good.json(&path)))
             }),
         };
@@ -64,9 +67,10 @@ struct Good {
     tensors: usize,
     bytes: u64,
     catalogue: bool,
+    packed: Option<PathBuf>,
 }
 
-fn one(path: &Path) -> Result<Good> {
+fn one(path: &Path, accept: bool) -> Result<Good> {
     let gguf = Gguf::open(path)?;
     gguf.advise(MapAdvice::Sequential);
     let mut parts = Vec::new();
@@ -86,11 +90,17 @@ fn one(path: &Path) -> Result<Good> {
         check_finite(&gguf, tensor)?;
     }
     Model::load(path, &LoadOptions::default(), &mut |_, _| ())?;
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let packed = match Home::find() {
+        Ok(home) => Model::verify_content(path, &home.packed(), threads, accept)?,
+        Err(_) => None,
+    };
     Ok(Good {
         parts,
         tensors: gguf.tensors().len(),
         bytes: gguf.file_bytes(),
         catalogue: known,
+        packed,
     })
 }
 
@@ -122,7 +132,11 @@ impl Good {
             false => "",
         };
         let (path, tensors, size) = (path.display(), self.tensors, human(self.bytes));
-        format!("{path}: good, {tensors} tensors, {size}{claim}")
+        let packed = match &self.packed {
+            Some(_) => ", packed copy good",
+            None => "",
+        };
+        format!("{path}: good, {tensors} tensors, {size}{claim}{packed}")
     }
 
     fn json(&self, path: &Path) -> Json {
@@ -135,6 +149,7 @@ impl Good {
             "sha256": self.parts.first().map(|(_, sha256)| sha256),
             "parts": out::list(&self.parts, part),
             "catalogue": self.catalogue,
+            "packed": self.packed,
         })
     }
 }

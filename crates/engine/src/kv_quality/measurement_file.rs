@@ -1,9 +1,10 @@
 //! The file of a measurement: a heading, numbers (f32, little-endian), and the BLAKE3 hash of both.
 //!
-//! A file whose length or hash is wrong is treated as missing.
+//! A file whose length or hash is wrong is damaged, which is logged: it is measured and written again.
 
 use crate::model::Model;
-use std::io;
+use haversack_memory::file::{UnfinishedFile, remove_unfinished};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// The file of a model's measurement.
@@ -28,16 +29,27 @@ fn write(path: &Path, heading: &[u8], values: impl Iterator<Item = f32>) -> io::
     bytes.extend_from_slice(hash.as_bytes());
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
+        remove_unfinished(dir);
     }
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    std::fs::write(&temporary, bytes)?;
-    std::fs::rename(&temporary, path)
+    let mut file = UnfinishedFile::create(path)?;
+    file.file().write_all(&bytes)?;
+    file.place(path)
 }
 
-/// The `count` finite numbers under this heading.
+/// The `count` finite numbers under this heading; `None` where there is no such file, or a damaged one.
 pub fn read(path: &Path, heading: &[u8], count: usize) -> Option<Vec<f32>> {
+    let bytes = std::fs::metadata(path).ok()?.len();
+    let values = read_whole(path, bytes, heading, count);
+    if values.is_none() {
+        let path = path.display();
+        log::warn!("{path} is damaged or of another version; it is measured again");
+    }
+    values
+}
+
+fn read_whole(path: &Path, bytes: u64, heading: &[u8], count: usize) -> Option<Vec<f32>> {
     let expected = heading.len() + 4 * count + blake3::OUT_LEN;
-    if std::fs::metadata(path).ok()?.len() != expected as u64 {
+    if bytes != expected as u64 {
         return None;
     }
     let bytes = std::fs::read(path).ok()?;

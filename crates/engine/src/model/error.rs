@@ -19,6 +19,16 @@ pub enum LoadError {
         path: PathBuf,
         error: std::io::Error,
     },
+    #[error(
+        "{}: it was changed since it was first used (content {found}, then {known}): it is damaged, unless this was meant; haversack verify --accept takes it as it is", path.display()
+    )]
+    Content {
+        path: PathBuf,
+        found: String,
+        known: String,
+    },
+    #[error("{}: {what}", packed.display())]
+    Packed { packed: PathBuf, what: String },
     #[error(transparent)]
     Vocab(#[from] VocabError),
 }
@@ -36,7 +46,10 @@ impl LoadError {
 
     /// Names the file, for errors found by code that does not know it.
     pub(crate) fn at(mut self, file: &Path) -> LoadError {
-        if let LoadError::Field { path, .. } | LoadError::Lock { path, .. } = &mut self {
+        if let LoadError::Field { path, .. }
+        | LoadError::Lock { path, .. }
+        | LoadError::Content { path, .. } = &mut self
+        {
             *path = file.to_owned();
         }
         self

@@ -9,6 +9,32 @@ use haversack_gguf::Gguf;
 /// Bytes hashed at the beginning, the middle and the end of each tensor: one page.
 const SAMPLE_BYTES: usize = 4096;
 
+/// The samples of a tensor.
+fn samples(bytes: &[u8]) -> [&[u8]; 3] {
+    let last = bytes.len().saturating_sub(SAMPLE_BYTES);
+    [0, last / 2, last].map(|start| &bytes[start..bytes.len().min(start + SAMPLE_BYTES)])
+}
+
+/// Of the samples of each matrix 16 bits, as hex digits.
+pub(super) fn sample_tags(g: &Gguf) -> String {
+    let matrices = g.tensors().iter().filter(|tensor| tensor.rows() > 1);
+    matrices
+        .map(|tensor| {
+            let mut hasher = blake3::Hasher::new();
+            for sample in samples(g.bytes(tensor)) {
+                hasher.update(sample);
+            }
+            hasher.finalize().to_hex()[..4].to_owned()
+        })
+        .collect()
+}
+
+pub(super) fn is_zero_where_sampled(bytes: &[u8]) -> bool {
+    samples(bytes)
+        .iter()
+        .all(|sample| sample.iter().all(|&byte| byte == 0))
+}
+
 pub fn fingerprint(g: &Gguf) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new_derive_key("haversack model fingerprint v1");
     let mut add = |bytes: &[u8]| {
@@ -21,9 +47,8 @@ pub fn fingerprint(g: &Gguf) -> blake3::Hash {
     for t in g.tensors() {
         add(t.name.as_bytes());
         let bytes = g.bytes(t);
-        let last = bytes.len().saturating_sub(SAMPLE_BYTES);
-        for start in [0, last / 2, last] {
-            add(&bytes[start..bytes.len().min(start + SAMPLE_BYTES)]);
+        for sample in samples(bytes) {
+            add(sample);
         }
     }
     hasher.finalize()

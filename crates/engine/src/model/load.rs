@@ -1,14 +1,19 @@
 //! A loaded model: its configuration, weights, tokenizer and chat template.
 
 use super::config::Config;
+use super::content::{self, ContentRecord};
 use super::error::{LoadError, LoadResult};
+use super::pack::{PackError, PackSource};
 use super::residence::Residence;
 use super::weights::Weights;
 use super::{fingerprint, pack};
 use haversack_gguf::Gguf;
 use haversack_kernels::threads::ThreadPool;
+use haversack_memory::FileMap;
+use haversack_memory::file::remove_unfinished;
 use haversack_text::template::ChatTemplate;
 use haversack_text::tokenizer::Tokenizer;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -71,18 +76,10 @@ impl Model {
             Err(e) => ChatTemplate::unusable(&e.to_string()),
         };
         let fingerprint = fingerprint::fingerprint(&gguf);
+        content::refuse_zeros(&gguf)?;
         let mut weights = Weights::find(gguf, &config)?;
-        if let Repack::Into(dir) = &options.repack
-            && weights.packed_bytes >= pack::WORTH_BYTES
-        {
-            let pool = ThreadPool::new(options.threads.max(1));
-            match pack::open_or_write(&weights, &fingerprint, dir, &pool, progress) {
-                Ok(map) => weights.packed = Some(map),
-                Err(e) => log::warn!(
-                    "no packed copy of the weights in {}: {e}; decoding will be slower",
-                    dir.display()
-                ),
-            }
+        if let Repack::Into(dir) = &options.repack {
+            weights.packed = packed(&weights, &fingerprint, dir, options.threads, progress)?;
         }
         let reading = haversack_memory::Reading::now();
         let bytes = weights.bytes_per_token() as u64;
@@ -98,6 +95,57 @@ impl Model {
             template,
             fingerprint,
         })
+    }
+
+    /// Reads every byte of a model that was used before, and of its packed copy, and compares them with what is known
+    /// of both in `dir`. Returns the path of the packed copy, if there is one. With `accept` the model's content is taken
+    /// as it is from now on; a damaged packed copy is removed, so that the next use packs again.
+    pub fn verify_content(
+        path: &Path,
+        dir: &Path,
+        threads: usize,
+        accept: bool,
+    ) -> LoadResult<Option<PathBuf>> {
+        let check = || {
+            let gguf = Gguf::open(path)?;
+            let config = Config::read(&gguf, None)?;
+            let fingerprint = fingerprint::fingerprint(&gguf);
+            let pool = ThreadPool::new(threads.max(1));
+            let mut record = match accept {
+                true => ContentRecord::default(),
+                false => ContentRecord::read(&gguf, dir),
+            };
+            let content = record.check_all(&gguf, &pool)?;
+            let written = || fs::create_dir_all(dir).and_then(|()| record.write(&gguf, dir));
+            if accept && let Err(error) = written() {
+                return Err(LoadError::field("content", error.to_string()));
+            }
+            let weights = Weights::find(gguf, &config)?;
+            let source = PackSource {
+                weights: &weights,
+                key: &fingerprint,
+                content: &content,
+                pool: &pool,
+            };
+            let packed = pack::path(dir, &fingerprint);
+            match source.check(dir) {
+                Ok(found) => Ok(found),
+                // Of the model as it was.
+                Err(PackError::Content { .. }) if accept && fs::remove_file(&packed).is_ok() => {
+                    Ok(None)
+                }
+                Err(error) => {
+                    let is_damaged = matches!(error, PackError::Damaged(_));
+                    // Where it cannot be removed, the next use finds the damage itself.
+                    let what = match is_damaged && fs::remove_file(&packed).is_ok() {
+                        true => format!("{error}; removed, the next use packs it again"),
+                        false => error.to_string(),
+                    };
+                    Err(LoadError::Packed { packed, what })
+                }
+            }
+        };
+        check().map_err(|error| error.at(path))
     }
 
     pub fn config(&self) -> &Config {
@@ -119,4 +167,50 @@ impl Model {
     pub fn fingerprint(&self) -> blake3::Hash {
         self.fingerprint
     }
+}
+
+/// The packed copy, for a model whose content is what it was. Without a folder that can be written to, decoding is slower
+/// and nothing is known of the content.
+fn packed(
+    weights: &Weights,
+    fingerprint: &blake3::Hash,
+    dir: &Path,
+    threads: usize,
+    progress: &mut dyn FnMut(u64, u64),
+) -> LoadResult<Option<FileMap>> {
+    let pool = ThreadPool::new(threads.max(1));
+    let slower = |error: &dyn std::fmt::Display| {
+        let dir = dir.display();
+        log::warn!("no packed copy of the weights in {dir}: {error}; decoding will be slower");
+    };
+    if let Err(error) = fs::create_dir_all(dir) {
+        slower(&error);
+        return Ok(None);
+    }
+    remove_unfinished(dir);
+    let before = ContentRecord::read(&weights.gguf, dir);
+    let mut record = before.clone();
+    let content = record.check(&weights.gguf, &pool)?;
+    let mut map = None;
+    if weights.packed_bytes >= pack::WORTH_BYTES {
+        let source = PackSource {
+            weights,
+            key: fingerprint,
+            content: &content,
+            pool: &pool,
+        };
+        match source.open_or_write(dir, &mut record.packed, progress) {
+            Ok(found) => map = Some(found),
+            Err(error @ PackError::Content { .. }) => {
+                return Err(LoadError::field("content", error.to_string()));
+            }
+            Err(error) => slower(&error),
+        }
+    }
+    if record != before
+        && let Err(error) = record.write(&weights.gguf, dir)
+    {
+        log::debug!("{}: {error}", dir.display());
+    }
+    Ok(map)
 }

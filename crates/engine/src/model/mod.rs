@@ -2,6 +2,7 @@
 //! [`pack`]), and how each layer's keys and values are stored ([`kv`]).
 
 pub mod config;
+pub mod content;
 mod error;
 pub mod fingerprint;
 mod keys;

@@ -241,6 +241,38 @@ fn a_part_with_wrong_bytes_is_dropped_and_fetched_again() {
     assert_eq!(*server.ranges.lock().unwrap(), [Some(100_000), None]);
 }
 
+/// Any damage to what an earlier fetch left, or to a fetched file: the file that appears has the right bytes.
+/// `HAVERSACK_DAMAGES=500` is the long form.
+#[test]
+fn random_damage_to_a_part_or_a_file_is_fetched_again() {
+    let count = std::env::var("HAVERSACK_DAMAGES").map_or(6, |count| count.parse().unwrap());
+    let server = serve(|request, stream| proper(request, stream, &content(), LEN));
+    let mut state = 5u32;
+    let mut below = |n: usize| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as usize % n
+    };
+    for i in 0..count {
+        let case = case(&server.hub);
+        let mut bytes = content();
+        bytes.truncate(1 + below(LEN));
+        let at = below(bytes.len());
+        match below(3) {
+            0 => bytes[at] ^= 1 << below(8),
+            1 => bytes[at..].fill(0),
+            _ => bytes.extend(vec![7; 1 + below(LEN)]),
+        }
+        if i % 2 == 0 {
+            case.leave_part(&bytes);
+        } else {
+            case.leave_part(&[]);
+            fs::rename(case.part(), case.target()).unwrap();
+            fs::write(case.target(), &bytes).unwrap();
+        }
+        case.succeeds();
+    }
+}
+
 #[test]
 fn a_part_that_is_too_long_is_dropped() {
     let server = serve(|request, stream| proper(request, stream, &content(), LEN));
